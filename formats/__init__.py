@@ -1,0 +1,1 @@
+"""Format classes: arrays with a sparsity pattern."""

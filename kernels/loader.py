@@ -1,0 +1,140 @@
+"""Compile the CUDA sources of this package and hand out their kernels.
+
+CuPy's disk cache keys on the source text and the options, not on included files,
+so quoted headers are inlined here once: an edited header is an edited source.
+Nothing here needs a GPU until `function` is called; `compile_cubin` compiles for
+any architecture with NVRTC alone, which is how the kernels are checked without one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import threading
+from importlib import resources
+from typing import Any
+
+from sparse24._arrays import cupy_module
+from sparse24._errors import CompileError
+
+Defines = tuple[tuple[str, Any], ...]
+
+BASE_OPTIONS = ("--std=c++17", "-default-device")
+_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"\s*$', re.MULTILINE)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_BLANK = re.compile(r"\s+")
+_lock = threading.Lock()
+
+
+def _cuda_file(name: str):
+    return resources.files("sparse24.kernels").joinpath("cuda", name)
+
+
+@functools.cache
+def source(stem: str) -> str:
+    """Text of ``cuda/<stem>.cu`` with its quoted headers inlined, each once."""
+    seen: set[str] = set()
+
+    def expand(text: str) -> str:
+        def replace(match):
+            name = match.group(1)
+            if name in seen:
+                return ""
+            seen.add(name)
+            return expand(_cuda_file(f"include/{name}").read_text())
+
+        return _INCLUDE.sub(replace, text).replace("#pragma once\n", "")
+
+    return expand(_cuda_file(f"{stem}.cu").read_text())
+
+
+@functools.cache
+def digest(stem: str) -> str:
+    """Digest of all that decides what a kernel does: CUDA source, headers and launcher.
+
+    Comments and white space of the CUDA text do not count.
+    """
+    code = _BLANK.sub(" ", _COMMENT.sub("", source(stem)))
+    launcher = resources.files("sparse24.kernels").joinpath(f"{stem}.py").read_text()
+    return hashlib.sha256((code + launcher).encode()).hexdigest()[:16]
+
+
+def architecture(compute_capability: int | str) -> str:
+    """``sm_90a`` for 90, and so on: the suffix that unlocks the chip's own instructions."""
+    number = int(compute_capability)
+    return f"sm_{number}a" if number in (90, 100, 103) else f"sm_{number}"
+
+
+def options(defines: Defines, arch: str) -> tuple[str, ...]:
+    """NVRTC options of a kernel; the same with and without a GPU."""
+    return (f"-arch={arch}", *BASE_OPTIONS, *(f"-D{key}={value}" for key, value in defines))
+
+
+_modules: dict[tuple, Any] = {}
+
+
+def function(stem: str, name: str, defines: Defines = (), *, shared_memory: int = 0):
+    """Return kernel `name` of ``cuda/<stem>.cu``, compiled for the current device.
+
+    Parameters
+    ----------
+    stem, name : str
+        File and ``extern "C"`` kernel.
+    defines : tuple of (macro, value)
+        The configuration; every value must be hashable.
+    shared_memory : int
+        Dynamic shared memory in bytes that launches will ask for.
+
+    Raises
+    ------
+    CompileError
+        With NVRTC's log and the options.
+    """
+    cupy = cupy_module()
+    device = cupy.cuda.Device()
+    key = (device.id, stem, name, defines)
+    kernel = _modules.get(key)
+    if kernel is None:
+        with _lock:
+            kernel = _modules.get(key) or _build(cupy, device, stem, name, defines)
+            _modules[key] = kernel
+    if shared_memory > 48 * 1024 and kernel.max_dynamic_shared_size_bytes < shared_memory:
+        kernel.max_dynamic_shared_size_bytes = shared_memory
+    return kernel
+
+
+def _build(cupy, device, stem: str, name: str, defines: Defines):
+    opts = options(defines, architecture(device.compute_capability))
+    module = cupy.RawModule(code=source(stem), options=opts)
+    try:
+        return module.get_function(name)
+    except cupy.cuda.compiler.CompileException as error:
+        raise CompileError(f"{stem}.cu did not compile with {' '.join(opts)}:\n{error}") from error
+
+
+def compile_cubin(stem: str, defines: Defines, arch: str) -> bytes:
+    """Compile for `arch` (such as ``"sm_90a"``) without a GPU or a driver."""
+    nvrtc = cupy_module().cuda.nvrtc
+    opts = (*options(defines, arch), "-ftz=true", "--device-as-default-execution-space")
+    opts += tuple(f"-I{path}" for path in _include_directories())
+    program = nvrtc.createProgram(source(stem), f"{stem}.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, opts)
+        # CuPy's binding drops the last byte of a cubin; it is a NUL.
+        return nvrtc.getCUBIN(program) + b"\0"
+    except nvrtc.NVRTCError as error:
+        log = nvrtc.getProgramLog(program)
+        raise CompileError(f"{stem}.cu did not compile with {' '.join(opts)}:\n{log}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+@functools.cache
+def _include_directories() -> tuple[str, ...]:
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found = find_nvidia_header_directory("cudart")
+    if found is None:
+        raise CompileError("the CUDA headers were not found; install the extra cuda12 or cuda13")
+    return (found,)

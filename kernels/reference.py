@@ -1,0 +1,219 @@
+"""What every kernel means, in NumPy: short, slow and right.
+
+The CPU and CUDA kernels are tested against these functions, bit for bit where
+bits are moved and against float64 where numbers are summed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sparse24 import _spec
+from sparse24._dtypes import DType, numpy_dtype
+from sparse24._records import Epilogue
+
+
+def magnitude_rank(x: np.ndarray) -> np.ndarray:
+    """Scores whose order is the order of magnitude, NaN above all; -0.0 equals 0.0.
+
+    Integers stay exact: int8 -128 ranks above 127.
+    """
+    if x.dtype == np.float64:
+        scores = np.abs(x)
+    elif x.dtype.kind in "iu":
+        scores = np.abs(x.astype(np.float64))
+    else:
+        scores = np.abs(x.astype(np.float32))
+    nan = np.isnan(scores)
+    if not nan.any():
+        return scores
+    # A NaN outranks inf: shift every finite score below a new top.
+    return np.where(nan, np.inf, np.minimum(scores, np.finfo(scores.dtype).max))
+
+
+def top_mask(scores: np.ndarray, keep: int, group: int) -> np.ndarray:
+    """Boolean mask of the `keep` largest of every `group` along the last axis.
+
+    Ties keep the lower index.  A last, shorter group is filled up with elements
+    that rank below all others.
+    """
+    k = scores.shape[-1]
+    pad = -k % group
+    padded = np.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(0, pad)], constant_values=-np.inf)
+    grouped = padded.reshape(*scores.shape[:-1], -1, group)
+    order = np.argsort(-grouped, axis=-1, kind="stable")
+    mask = np.zeros(grouped.shape, bool)
+    np.put_along_axis(mask, order[..., :keep], True, axis=-1)
+    return mask.reshape(padded.shape)[..., :k]
+
+
+def _is_nonzero(x: np.ndarray) -> np.ndarray:
+    return x != 0  # false for -0.0, true for NaN
+
+
+def grouped(x: np.ndarray, fill=0) -> np.ndarray:
+    """(..., k) -> (..., ceil(k/4), 4), the last group filled up."""
+    pad = -x.shape[-1] % _spec.GROUP
+    x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)], constant_values=fill)
+    return x.reshape(*x.shape[:-1], -1, _spec.GROUP)
+
+
+def excess_groups(x: np.ndarray) -> np.ndarray:
+    """Boolean (..., ceil(k/4)): the groups with more than two non-zeros."""
+    return _is_nonzero(grouped(x)).sum(-1) > _spec.KEPT
+
+
+def compress(x: np.ndarray, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Canonical values and metadata of a matrix, of the elements that `mask` keeps.
+
+    Parameters
+    ----------
+    x : ndarray, shape (..., m, k)
+    mask : ndarray of bool, same shape, optional
+        At most two true elements in a group.  Zeros under a true mask keep
+        their slot; without a mask the non-zeros are kept.
+
+    Returns
+    -------
+    values : ndarray, shape (..., m, values_per_row(k))
+    metadata : ndarray of uint8, shape (..., m, metadata_bytes_per_row(k))
+    """
+    groups = grouped(x)
+    kept = _is_nonzero(groups) if mask is None else grouped(mask, fill=False)
+    count = kept.sum(-1)
+    first = np.argmax(kept, axis=-1)
+    last = _spec.GROUP - 1 - np.argmax(kept[..., ::-1], axis=-1)
+    single_at_3 = (count == 1) & (first == 3)
+    i0 = np.where((count == 0) | single_at_3, 0, first)
+    i1 = np.where(count == 0, 1, np.where(count == 1, 3, last))
+    pair = np.stack([i0, i1], axis=-1)
+    values = np.take_along_axis(groups, pair, axis=-1)
+    values[~np.take_along_axis(kept, pair, axis=-1)] = 0
+    values[values == 0] = 0  # -0.0 reads back as +0.0
+    codes = (i0 | i1 << 2).astype(np.uint8)
+    return values.reshape(*x.shape[:-1], -1), codes_to_metadata(codes)
+
+
+def prune(x: np.ndarray, scores: np.ndarray | None = None) -> np.ndarray:
+    """Zero all but the two best of every group of four."""
+    keep = top_mask(magnitude_rank(x) if scores is None else scores, _spec.KEPT, _spec.GROUP)
+    return np.where(keep, x, np.zeros((), x.dtype))
+
+
+def codes_to_metadata(codes: np.ndarray) -> np.ndarray:
+    """(..., groups) codes -> (..., ceil(groups/2)) bytes, low K in the low nibble."""
+    if codes.shape[-1] % 2:
+        codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, 1)], constant_values=_spec.EMPTY_CODE)
+    return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def metadata_to_codes(metadata: np.ndarray, k: int) -> np.ndarray:
+    """The inverse of `codes_to_metadata` for rows of `k` elements."""
+    codes = np.stack([metadata & 15, metadata >> 4], axis=-1)
+    return codes.reshape(*metadata.shape[:-1], -1)[..., : _spec.groups(k)]
+
+
+def decompress(values: np.ndarray, metadata: np.ndarray, k: int) -> np.ndarray:
+    """The dense matrix (..., m, k) of canonical values and metadata."""
+    codes = metadata_to_codes(metadata, k)
+    slots = values.reshape(*values.shape[:-1], -1, _spec.KEPT)
+    out = np.zeros((*codes.shape, _spec.GROUP), values.dtype)
+    pair = np.stack([codes & 3, codes >> 2], axis=-1).astype(np.intp)
+    np.put_along_axis(out, pair, slots, axis=-1)
+    return out.reshape(*codes.shape[:-1], -1)[..., :k]
+
+
+def pack_codes(codes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Arrange codes (..., m, groups) in atoms of 64 rows by 32 codes.
+
+    `places` is the table of `_spec.atom_nibbles`.  Returns uint8 (..., K atoms, M atoms, 1024).
+    """
+    m, count = codes.shape[-2:]
+    rows, columns = places.shape
+    pad = [(0, 0)] * (codes.ndim - 2) + [(0, -m % rows), (0, -count % columns)]
+    codes = np.pad(codes, pad, constant_values=_spec.EMPTY_CODE)
+    blocks = codes.reshape(*codes.shape[:-2], codes.shape[-2] // rows, rows, -1, columns)
+    blocks = np.moveaxis(blocks, -2, -4)  # (..., K atoms, M atoms, rows, columns)
+    nibbles = np.empty((*blocks.shape[:-2], 2 * _spec.ATOM_BYTES), np.uint8)
+    nibbles[..., places.ravel()] = blocks.reshape(*blocks.shape[:-2], -1)
+    return nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+
+
+def unpack_codes(packed: np.ndarray, places: np.ndarray, m: int, count: int) -> np.ndarray:
+    """The inverse of `pack_codes`: codes (..., m, count)."""
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1)
+    nibbles = nibbles.reshape(*packed.shape[:-1], -1)
+    rows, columns = places.shape
+    blocks = nibbles[..., places.ravel()].reshape(*packed.shape[:-1], rows, columns)
+    blocks = np.moveaxis(blocks, -4, -2)  # (..., M atoms, rows, K atoms, columns)
+    codes = blocks.reshape(*packed.shape[:-3], packed.shape[-2] * rows, -1)
+    return np.ascontiguousarray(codes[..., :m, :count])
+
+
+def pack_metadata(metadata: np.ndarray, k: int, itemsize: int) -> np.ndarray:
+    """Canonical metadata (..., m, bytes) -> packed metadata (..., K atoms, M atoms, 1024)."""
+    return pack_codes(metadata_to_codes(metadata, k), _spec.atom_nibbles(itemsize))
+
+
+def unpack_metadata(packed: np.ndarray, m: int, k: int, itemsize: int) -> np.ndarray:
+    """Packed metadata -> canonical metadata, bit for bit."""
+    codes = unpack_codes(packed, _spec.atom_nibbles(itemsize), m, _spec.groups(k))
+    return codes_to_metadata(codes)
+
+
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The exact product of decompressed `a` and `b`, in float64 (int64 for integers)."""
+    if a.dtype.kind in "iu":
+        return np.matmul(a.astype(np.int64), b.astype(np.int64))
+    return np.matmul(a.astype(np.float64), b.astype(np.float64))
+
+
+def activate(x: np.ndarray, name: str, lower: float = 0.0, upper: float = math.inf) -> np.ndarray:
+    """The activation functions of the epilogue, in the precision of `x`."""
+    if name == "relu":
+        return np.where(x > lower, np.minimum(x, upper), np.where(np.isnan(x), x, 0))
+    if name == "relu2":
+        return np.where(x > 0, x * x, np.where(np.isnan(x), x, 0))
+    if name == "gelu":
+        erf = np.vectorize(math.erf, otypes=[float])
+        return 0.5 * x * (1 + erf(x / math.sqrt(2)))
+    if name == "gelu_tanh":
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if name == "silu":
+        return x / (1 + np.exp(-x))
+    return x
+
+
+def apply_epilogue(acc: np.ndarray, e: Epilogue, out: DType | str) -> tuple[np.ndarray, np.ndarray]:
+    """Result and pre-activation, both in the dtype of the result, for accumulators (..., m, n)."""
+    dtype = numpy_dtype(out if isinstance(out, str) else out.name)
+    if e.is_plain:
+        stored = to_dtype(acc, dtype)
+        return stored, stored
+    x = e.alpha * acc.astype(np.float64)
+    for vector, shape in ((e.row_scale, (-1, 1)), (e.column_scale, (1, -1))):
+        if vector is not None:
+            x = x * np.asarray(vector, np.float64).reshape(shape)
+    if e.c is not None and e.beta != 0.0:
+        x = x + e.beta * np.asarray(e.c).astype(np.float64)
+    for vector, shape in ((e.row_bias, (-1, 1)), (e.column_bias, (1, -1))):
+        if vector is not None:
+            x = x + np.asarray(vector, np.float64).reshape(shape)
+    result = e.out_scale * activate(x, e.activation, e.lower, e.upper)
+    return to_dtype(result, dtype), to_dtype(x, dtype)
+
+
+def to_dtype(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Convert as the kernels do: integers round half to even and saturate, fp8 saturates."""
+    if dtype.kind == "i":
+        info = np.iinfo(dtype)
+        whole = x if x.dtype.kind in "iu" else np.rint(x)
+        return np.clip(whole, info.min, info.max).astype(dtype)
+    if dtype.name.startswith("float8"):
+        import ml_dtypes
+
+        limit = float(ml_dtypes.finfo(dtype).max)
+        return np.clip(x.astype(np.float64), -limit, limit).astype(np.float32).astype(dtype)
+    return x.astype(dtype)

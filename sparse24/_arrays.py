@@ -1,0 +1,134 @@
+"""Which library an array belongs to, and how to move between them.
+
+No framework is imported here unless its array is already in hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _dtypes
+from sparse24._errors import DeviceError, DTypeError
+
+
+def is_cupy(x: Any) -> bool:
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(x, cupy.ndarray)
+
+
+def is_torch(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def is_jax(x: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def is_scipy_sparse(x: Any) -> bool:
+    return "scipy.sparse" in sys.modules and type(x).__module__.startswith("scipy.sparse")
+
+
+def is_cupyx_sparse(x: Any) -> bool:
+    return type(x).__module__.startswith("cupyx.scipy.sparse")
+
+
+def namespace(x: Any):
+    """NumPy or CuPy, by the array's type."""
+    if is_cupy(x):
+        import cupy
+
+        return cupy
+    return np
+
+
+def cupy_module():
+    """CuPy, or a `DeviceError` that says how to get it."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(
+            "this needs CuPy, which is not installed; install the extra that matches the "
+            "driver: pip install 'sparse24[cuda13]' or 'sparse24[cuda12]'"
+        ) from error
+    return cupy
+
+
+def cuda_available() -> bool:
+    """True if CuPy is installed and sees a device."""
+    try:
+        import cupy
+
+        return cupy.cuda.runtime.getDeviceCount() > 0
+    except (ImportError, RuntimeError):  # CuPy absent, or no driver
+        return False
+
+
+def device_of(x: Any) -> str:
+    """``"cpu"`` or ``"cuda:<index>"``."""
+    return f"cuda:{x.device.id}" if is_cupy(x) else "cpu"
+
+
+def logical_dtype(x: Any, dtype=None, *, argument: str = "x") -> _dtypes.DType:
+    """The table's row for an array; `dtype` names the logical type of ``uint8`` fp8 bits."""
+    if dtype is not None:
+        row = _dtypes.lookup(dtype, argument=f"{argument}_dtype")
+        if np.dtype(x.dtype) not in (row.logical, row.storage):
+            raise DTypeError(
+                f"{argument} has dtype {x.dtype}, which cannot carry {row.name}; "
+                f"pass an array of {row.logical} or of its bits, {row.storage}"
+            )
+        return row
+    return _dtypes.lookup(x.dtype, argument=f"{argument}.dtype")
+
+
+def as_storage(x: Any, row: _dtypes.DType) -> Any:
+    """The array as its kernels take it: fp8 on the GPU as ``uint8``, all else unchanged."""
+    if is_cupy(x) and row.is_float8:
+        return x.view(np.uint8)
+    return x if x.dtype == row.logical else x.view(row.logical)
+
+
+def row_pitch(columns: int, itemsize: int) -> int:
+    """Smallest number of elements >= `columns` whose rows start on 16-byte boundaries."""
+    step = 16 // itemsize
+    return -(-columns // step) * step
+
+
+def empty_rows(xp, shape: tuple[int, ...], dtype) -> Any:
+    """An uninitialised array whose rows are 16-byte aligned on the GPU, plain on the CPU.
+
+    The bulk-copy engine of the GPU can only address rows that start on 16-byte
+    boundaries, so storage there may be wider than the view that is returned.
+    """
+    dtype = np.dtype(dtype)
+    if xp is np or not shape[-1]:
+        return xp.empty(shape, dtype)
+    pitch = row_pitch(shape[-1], dtype.itemsize)
+    return xp.empty((*shape[:-1], pitch), dtype)[..., : shape[-1]]
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """A NumPy copy or view of a NumPy, CuPy, torch or other DLPack array."""
+    if isinstance(x, np.ndarray):
+        return x
+    if is_cupy(x):
+        return x.get()
+    if is_torch(x):
+        return _torch_to_numpy(x)
+    return np.asarray(x)
+
+
+def _torch_to_numpy(x) -> np.ndarray:
+    import torch
+
+    x = x.detach().cpu()
+    bits = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+    if x.dtype not in bits:
+        return x.numpy()
+    name = str(x.dtype).removeprefix("torch.")
+    return x.view(bits[x.dtype]).numpy().view(_dtypes.TABLE[name].logical)

@@ -1,0 +1,60 @@
+"""Argument checks with one style of message: argument, rule, value, way out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24._errors import ArgumentError, PatternError, ShapeError
+
+
+def pattern(value, *, argument: str = "pattern") -> tuple[int, int]:
+    """Return (n, m) of an n:m pattern: n kept elements in every m."""
+    try:
+        n, m = (int(x) for x in value)
+    except (TypeError, ValueError):
+        raise PatternError(f"{argument} must be a pair (n, m) such as (2, 4), got {value!r}") from None
+    if not 0 < n < m <= 32:
+        raise PatternError(f"{argument} must have 0 < n < m <= 32, got {value!r}")
+    return n, m
+
+
+def axis(value, ndim: int, *, argument: str = "axis") -> int:
+    """Return the axis as a non-negative number."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{argument} must be an integer, got {value!r}") from None
+    if not -ndim <= number < ndim:
+        raise ArgumentError(f"{argument} must be in [{-ndim}, {ndim}), got {value!r}")
+    return number % ndim
+
+
+def at_least_1d(shape, *, argument: str) -> None:
+    if len(shape) < 1:
+        raise ShapeError(f"{argument} must have at least one axis, got a scalar; wrap it in a list")
+
+
+def at_least_2d(shape, *, argument: str) -> None:
+    if len(shape) < 2:
+        raise ShapeError(
+            f"{argument} must have at least two axes (..., m, k), got shape {tuple(shape)}; "
+            "add one, for example x[None, :]"
+        )
+
+
+def same_shape(got, want, *, argument: str, other: str) -> None:
+    if tuple(got) != tuple(want):
+        raise ShapeError(f"{argument} must have the shape of {other}, {tuple(want)}, got {tuple(got)}")
+
+
+def one_of(value, choices, *, argument: str):
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ArgumentError(f"{argument} must be one of {listed}, got {value!r}")
+    return value
+
+
+def writable(array, *, argument: str) -> None:
+    flags = getattr(array, "flags", None)
+    if isinstance(array, np.ndarray) and not flags.writeable:
+        raise ArgumentError(f"{argument} is read-only; pass a writable array, for example a copy")

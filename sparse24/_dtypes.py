@@ -1,0 +1,91 @@
+"""The element types of sparse24, in one table.
+
+CuPy has no 8-bit floating type, so fp8 travels as ``uint8`` on the GPU and the
+logical type rides beside it.  The table says for each type how it is carried,
+what its products accumulate in and what they return by default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from sparse24._errors import DTypeError
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element type.
+
+    Attributes
+    ----------
+    name : str
+        The name used in files, messages and CUDA macros.
+    logical : numpy.dtype
+        What ``array.dtype`` says to the user.
+    storage : numpy.dtype
+        The same-sized type that carries it where the logical type is unknown.
+    accumulator : numpy.dtype
+        The type in which a product sums.
+    result : str
+        Name of the type of a product, unless ``dtype=`` asks for another.
+    """
+
+    name: str
+    logical: np.dtype
+    storage: np.dtype
+    accumulator: np.dtype
+    result: str
+
+    @property
+    def itemsize(self) -> int:
+        return self.logical.itemsize
+
+    @property
+    def is_float8(self) -> bool:
+        return self.name.startswith("float8")
+
+
+def _row(name, logical, storage, accumulator, result=None):
+    return DType(name, np.dtype(logical), np.dtype(storage), np.dtype(accumulator), result or name)
+
+
+_ROWS = (
+    _row("float16", np.float16, np.uint16, np.float32),
+    _row("bfloat16", ml_dtypes.bfloat16, np.uint16, np.float32),
+    _row("float32", np.float32, np.uint32, np.float32),
+    _row("float64", np.float64, np.uint64, np.float64),
+    _row("int8", np.int8, np.uint8, np.int32, "int32"),
+    _row("float8_e4m3fn", ml_dtypes.float8_e4m3fn, np.uint8, np.float32, "bfloat16"),
+    _row("float8_e5m2", ml_dtypes.float8_e5m2, np.uint8, np.float32, "bfloat16"),
+)
+TABLE: dict[str, DType] = {row.name: row for row in _ROWS}
+NAMES: tuple[str, ...] = tuple(TABLE)
+OUTPUT_NAMES: tuple[str, ...] = (*NAMES, "int32")
+_BY_LOGICAL = {row.logical: row for row in _ROWS}
+
+
+def lookup(dtype, *, argument: str = "dtype") -> DType:
+    """Return the table's row for a dtype, a name, or raise `DTypeError`."""
+    if isinstance(dtype, DType):
+        return dtype
+    if isinstance(dtype, str) and dtype in TABLE:
+        return TABLE[dtype]
+    try:
+        key = np.dtype(dtype)
+    except TypeError:
+        key = None
+    row = _BY_LOGICAL.get(key) if key is not None else None
+    if row is None:
+        raise DTypeError(
+            f"{argument} must be one of {', '.join(NAMES)}, got {dtype!r}; convert it first, "
+            "for example with .astype('float32')"
+        )
+    return row
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Return the logical NumPy dtype of an operand's or a result's type name."""
+    return np.dtype(np.int32) if name == "int32" else TABLE[name].logical

@@ -1,0 +1,131 @@
+"""Plain records of arrays that kernels and the planner exchange.
+
+The kernels know nothing of `Sparse24Array`; they take these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparse24._dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed24:
+    """A 2:4 matrix, or a batch of them, as arrays.
+
+    Attributes
+    ----------
+    values : array, shape (..., m, values_per_row(k))
+        Stored elements, last axis contiguous.  On the GPU the rows start on
+        16-byte boundaries, so this may be a view of wider storage.  fp8 is
+        carried as ``uint8`` on the GPU.
+    metadata : array of uint8, shape (..., m, metadata_bytes_per_row(k)), or None
+        Canonical codes, two a byte, low K in the low nibble.
+    packed : array of uint8, shape (..., K atoms, M atoms, 1024), or None
+        The same codes in the order of the tensor cores.  At least one of
+        `metadata` and `packed` is there.
+    shape : tuple of int
+        Logical shape (..., m, k).
+    dtype : DType
+        Logical element type.
+    """
+
+    values: Any
+    metadata: Any
+    packed: Any
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def m(self) -> int:
+        return self.shape[-2]
+
+    @property
+    def k(self) -> int:
+        return self.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.shape[:-2]
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What happens to an accumulator before it is stored, as plain arrays and numbers.
+
+    In this order, for element (i, j) of the (m, n) result::
+
+        x   = alpha * row_scale[i] * column_scale[j] * acc + beta * c[i, j]
+        x  += row_bias[i] + column_bias[j]
+        aux = x
+        out = out_scale * activation(x)
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    c: Any = None  # (..., m, n), dtype of the result, any strides
+    row_scale: Any = None  # (m,) float32 (float64 for float64 results)
+    column_scale: Any = None  # (n,)
+    row_bias: Any = None  # (m,)
+    column_bias: Any = None  # (n,)
+    activation: str = "identity"
+    lower: float = 0.0  # relu: values at or below it become 0
+    upper: float = float("inf")  # relu: values above it become it
+    out_scale: float = 1.0
+    aux: Any = None  # (..., m, n), dtype of the result, any strides
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the accumulator is stored as it is."""
+        return (
+            self.alpha == 1.0
+            and (self.beta == 0.0 or self.c is None)
+            and self.row_scale is None
+            and self.column_scale is None
+            and self.row_bias is None
+            and self.column_bias is None
+            and self.activation == "identity"
+            and self.out_scale == 1.0
+            and self.aux is None
+        )
+
+    def transposed(self) -> Epilogue:
+        """The epilogue of the transposed product, out.T."""
+        turn = lambda x: None if x is None else x.swapaxes(-1, -2)  # noqa: E731
+        return Epilogue(
+            self.alpha, self.beta, turn(self.c), self.column_scale, self.row_scale,
+            self.column_bias, self.row_bias, self.activation, self.lower, self.upper,
+            self.out_scale, turn(self.aux),
+        )
+
+
+PLAIN = Epilogue()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a product kernel must know before it sees data: out (m, n) = A (m, k) @ b (k, n).
+
+    A is the 2:4 operand.  Orders are ``"row"`` (last axis contiguous), ``"column"``
+    (first axis contiguous) or ``"strided"``.  A matrix with one row or one column
+    counts as either; the planner then says what suits.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int  # number of products; 1 without batch axes
+    dtype: str
+    b_dtype: str
+    out_dtype: str
+    b_order: str = "row"
+    out_order: str = "row"
+    a_batched: bool = False  # False: one A serves the whole batch
+    b_batched: bool = False
+    aligned: bool = True  # b and out start on, and advance by, multiples of 16 bytes
+    plain: bool = True  # no epilogue
+    activation: str = "identity"
+    fast_accumulation: bool = True  # fp8 only: False promotes partial sums to float32
+    compute_capability: int = field(default=90)

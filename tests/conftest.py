@@ -1,0 +1,73 @@
+"""Fixtures, GPU gating and the recording of GPU runs."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparse24 import _arrays, _evidence
+
+REQUIRE_GPU = os.environ.get("SPARSE24_REQUIRE_GPU") == "1"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--record-gpu",
+        metavar="FILE",
+        help="merge the outcome of the gpu tests, by kernel stem, into FILE",
+    )
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not _arrays.cuda_available():
+        if REQUIRE_GPU:
+            pytest.fail("SPARSE24_REQUIRE_GPU=1, but no CUDA device is available")
+        pytest.skip("no CUDA device")
+
+
+@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request):
+    """NumPy, and CuPy where a GPU is there."""
+    if request.param == "numpy":
+        return np
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20261121)
+
+
+class _Recorder:
+    """Counts outcomes of gpu tests by the stems that their ``stem`` markers name."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.counts: dict[str, Counter] = defaultdict(Counter)
+        self.stems: dict[str, tuple[str, ...]] = {}
+
+    def pytest_collection_modifyitems(self, items):
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                markers = item.iter_markers("stem")
+                self.stems[item.nodeid] = tuple(name for mark in markers for name in mark.args)
+
+    def pytest_runtest_logreport(self, report):
+        decided = report.when == "call" or (report.when == "setup" and report.outcome != "passed")
+        if decided:
+            for stem in self.stems.get(report.nodeid, ()):
+                self.counts[stem][report.outcome] += 1
+
+    def pytest_sessionfinish(self):
+        if self.counts and _arrays.cuda_available():
+            _evidence.merge_gpu_tests(self.path, {s: dict(c) for s, c in self.counts.items()})
+
+
+def pytest_configure(config):
+    path = config.getoption("--record-gpu", default=None)
+    if path:
+        config.pluginmanager.register(_Recorder(Path(path)), "sparse24-gpu-recorder")
