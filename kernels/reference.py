@@ -16,32 +16,28 @@ from sparse24._records import Epilogue
 
 
 def magnitude_rank(x: np.ndarray) -> np.ndarray:
-    """Scores whose order is the order of magnitude, NaN above all; -0.0 equals 0.0.
+    """Integer scores (int64) whose order is the order of magnitude; exact for every type.
 
-    Integers stay exact: int8 -128 ranks above 127.
+    NaN ranks above infinity, all NaNs alike; -0.0 equals 0.0; int8 -128 ranks above 127.
     """
-    if x.dtype == np.float64:
-        scores = np.abs(x)
-    elif x.dtype.kind in "iu":
-        scores = np.abs(x.astype(np.float64))
-    else:
-        scores = np.abs(x.astype(np.float32))
-    nan = np.isnan(scores)
-    if not nan.any():
-        return scores
-    # A NaN outranks inf: shift every finite score below a new top.
-    return np.where(nan, np.inf, np.minimum(scores, np.finfo(scores.dtype).max))
+    if x.dtype.kind in "iu":
+        return np.abs(x.astype(np.int64))
+    signed = np.dtype(f"i{x.dtype.itemsize}")
+    top = np.iinfo(signed).max  # the bits without the sign grow with the magnitude
+    bits = (np.ascontiguousarray(x).view(signed) & signed.type(top)).astype(np.int64)
+    return np.where(np.isnan(x), top, bits)
 
 
 def top_mask(scores: np.ndarray, keep: int, group: int) -> np.ndarray:
     """Boolean mask of the `keep` largest of every `group` along the last axis.
 
     Ties keep the lower index.  A last, shorter group is filled up with elements
-    that rank below all others.
+    that rank below all others.  Scores are floating or signed integers.
     """
     k = scores.shape[-1]
     pad = -k % group
-    padded = np.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(0, pad)], constant_values=-np.inf)
+    lowest = -np.inf if scores.dtype.kind == "f" else np.iinfo(scores.dtype).min + 1
+    padded = np.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(0, pad)], constant_values=lowest)
     grouped = padded.reshape(*scores.shape[:-1], -1, group)
     order = np.argsort(-grouped, axis=-1, kind="stable")
     mask = np.zeros(grouped.shape, bool)
@@ -102,10 +98,70 @@ def prune(x: np.ndarray, scores: np.ndarray | None = None) -> np.ndarray:
     return np.where(keep, x, np.zeros((), x.dtype))
 
 
+def transposable_mask(x: np.ndarray) -> np.ndarray:
+    """Boolean mask, 2:4 along both of the last two axes, of the largest sum of magnitudes.
+
+    Each 4x4 tile takes the best of the 90 legal masks.  The sum is defined to
+    the bit: magnitudes as float32, NaN as a sixteenth of the largest float32;
+    the kept pair of each row first, then rows 0 + 1 and rows 2 + 3, then both.
+    Ties go to the smallest mask, read as bits 4 * row + column.  Edges are
+    filled up with zeros.
+    """
+    m, k = x.shape[-2:]
+    g = _spec.GROUP
+    with np.errstate(over="ignore"):
+        size = np.abs(x.astype(np.float32))
+    size = np.where(np.isnan(size), np.finfo(np.float32).max / np.float32(16), size)
+    pad = [(0, 0)] * (x.ndim - 2) + [(0, -m % g), (0, -k % g)]
+    size = np.pad(size, pad)
+    rows, columns = size.shape[-2] // g, size.shape[-1] // g
+    tiles = size.reshape(*x.shape[:-2], rows, g, columns, g).swapaxes(-3, -2)
+    legal = (_spec.TILE_MASKS[:, None] >> np.arange(g * g) & 1).astype(bool).reshape(-1, g, g)
+    kept = np.nonzero(legal)[2].reshape(-1, g, _spec.KEPT)  # columns of (mask, row, slot)
+    row = np.arange(g)[None, :]
+    with np.errstate(over="ignore"):
+        pairs = tiles[..., row, kept[..., 0]] + tiles[..., row, kept[..., 1]]
+        sums = (pairs[..., 0] + pairs[..., 1]) + (pairs[..., 2] + pairs[..., 3])
+    best = legal[np.argmax(sums, axis=-1)]  # (..., rows, columns, 4, 4); the first, smallest, wins
+    return best.swapaxes(-3, -2).reshape(size.shape)[..., :m, :k]
+
+
+def prune_n_m(x: np.ndarray, n: int, m: int, scores: np.ndarray | None = None) -> np.ndarray:
+    """Zero all but the `n` best of every group of `m` along the last axis."""
+    keep = top_mask(magnitude_rank(x) if scores is None else scores, n, m)
+    return np.where(keep, x, np.zeros((), x.dtype))
+
+
+def compress_n_m(x: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values (..., rows, n * groups) and places (uint8, same shape) of an n:m matrix.
+
+    Every group stores exactly `n` distinct ascending places: its non-zeros, then,
+    where there are fewer, its first zeros, with value 0.
+    """
+    pad = -x.shape[-1] % m
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)])
+    groups = padded.reshape(*x.shape[:-1], -1, m)
+    order = np.argsort(~_is_nonzero(groups), axis=-1, kind="stable")[..., :n]
+    places = np.sort(order, axis=-1)
+    values = np.take_along_axis(groups, places, axis=-1)
+    values[values == 0] = 0  # -0.0 reads back as +0.0
+    shape = (*x.shape[:-1], groups.shape[-2] * n)
+    return values.reshape(shape), places.astype(np.uint8).reshape(shape)
+
+
+def decompress_n_m(values: np.ndarray, places: np.ndarray, n: int, m: int, k: int) -> np.ndarray:
+    """The dense matrix (..., rows, k) of values and places."""
+    slots = values.reshape(*values.shape[:-1], -1, n)
+    out = np.zeros((*slots.shape[:-1], m), values.dtype)
+    np.put_along_axis(out, places.reshape(slots.shape).astype(np.intp), slots, axis=-1)
+    return out.reshape(*values.shape[:-1], -1)[..., :k]
+
+
 def codes_to_metadata(codes: np.ndarray) -> np.ndarray:
     """(..., groups) codes -> (..., ceil(groups/2)) bytes, low K in the low nibble."""
     if codes.shape[-1] % 2:
-        codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, 1)], constant_values=_spec.EMPTY_CODE)
+        pad = [(0, 0)] * (codes.ndim - 1) + [(0, 1)]
+        codes = np.pad(codes, pad, constant_values=_spec.EMPTY_CODE)
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 

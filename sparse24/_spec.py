@@ -105,3 +105,20 @@ def atom_nibbles(itemsize: int) -> np.ndarray:
     8-bit elements have their own order; all wider ones share the 16-bit order.
     """
     return ATOM_NIBBLES_8BIT if itemsize == 1 else ATOM_NIBBLES_16BIT
+
+
+def _tile_masks() -> np.ndarray:
+    """The 90 masks of a 4x4 tile with two places in every row and column, ascending.
+
+    Bit 4 * row + column of a mask is that place.
+    """
+    rows = [1 << i | 1 << j for i, j in PAIRS]
+    full = [
+        r0 | r1 << 4 | r2 << 8 | r3 << 12
+        for r0 in rows for r1 in rows for r2 in rows for r3 in rows
+        if all(sum(r >> column & 1 for r in (r0, r1, r2, r3)) == KEPT for column in range(GROUP))
+    ]
+    return np.array(sorted(full), np.uint16)
+
+
+TILE_MASKS = _tile_masks()
