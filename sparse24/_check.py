@@ -12,7 +12,9 @@ def pattern(value, *, argument: str = "pattern") -> tuple[int, int]:
     try:
         n, m = (int(x) for x in value)
     except (TypeError, ValueError):
-        raise PatternError(f"{argument} must be a pair (n, m) such as (2, 4), got {value!r}") from None
+        raise PatternError(
+            f"{argument} must be a pair (n, m) such as (2, 4), got {value!r}"
+        ) from None
     if not 0 < n < m <= 32:
         raise PatternError(f"{argument} must have 0 < n < m <= 32, got {value!r}")
     return n, m
@@ -44,7 +46,9 @@ def at_least_2d(shape, *, argument: str) -> None:
 
 def same_shape(got, want, *, argument: str, other: str) -> None:
     if tuple(got) != tuple(want):
-        raise ShapeError(f"{argument} must have the shape of {other}, {tuple(want)}, got {tuple(got)}")
+        raise ShapeError(
+            f"{argument} must have the shape of {other}, {tuple(want)}, got {tuple(got)}"
+        )
 
 
 def one_of(value, choices, *, argument: str):
@@ -55,6 +59,5 @@ def one_of(value, choices, *, argument: str):
 
 
 def writable(array, *, argument: str) -> None:
-    flags = getattr(array, "flags", None)
-    if isinstance(array, np.ndarray) and not flags.writeable:
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ArgumentError(f"{argument} is read-only; pass a writable array, for example a copy")

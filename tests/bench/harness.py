@@ -95,7 +95,9 @@ def race(contenders: dict[str, Contender], *, rounds: int = 7, budget_ms: float 
             contender.run(repeats[name])
 
 
-def case(name: str, *, ours: Contender, kernel: str, rivals: dict[str, Contender], **fields) -> dict:
+def case(
+    name: str, *, ours: Contender, kernel: str, rivals: dict[str, Contender], **fields
+) -> dict:
     """One row of a suite's record; `fields` are m, k, n, dtype, error, bytes and the like."""
     return {
         "name": name,

@@ -1,0 +1,67 @@
+"""Sphinx configuration.  Nothing here reaches the network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "_extensions"))
+
+import sparse24  # noqa: E402
+
+project = "sparse24"
+author = "the sparse24 authors"
+copyright = "2026, the sparse24 authors"
+version = release = sparse24.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "numpydoc",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "spec_tables",
+]
+exclude_patterns = ["_build", "tutorials", "benchmarks/data", "README.md"]
+templates_path = ["_templates"]
+default_role = "autolink"
+nitpicky = False
+
+autosummary_generate = True
+autodoc_typehints = "none"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+
+sphinx_gallery_conf = {
+    "examples_dirs": ["tutorials"],
+    "gallery_dirs": ["gallery"],
+    "filename_pattern": r"[\\/]\d\d_",  # every numbered tutorial runs
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "only_warn_on_example_error": False,
+    "download_all_examples": False,
+    "show_memory": False,
+    "write_computation_times": False,
+    "show_signature": False,
+    "remove_config_comments": True,
+    "image_scrapers": ("matplotlib",),
+    "reset_modules": ("matplotlib",),
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "sparse24"
+html_static_path = ["_static"]
+html_css_files = ["sparse24.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "navigation_with_keys": False,
+    "show_toc_level": 2,
+    "show_prev_next": True,
+    "secondary_sidebar_items": ["page-toc"],
+    "navbar_align": "left",
+    "footer_start": ["copyright"],
+    "footer_end": ["sphinx-version", "theme-version"],
+}

@@ -1,0 +1,229 @@
+"""Figures: patterns, groups, speed-ups and rooflines.
+
+Matplotlib is imported when a figure is drawn.  Every function takes ``ax=None``
+and returns the `Axes` it drew on, so figures can be combined and changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparse24 import _arrays, _spec
+from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["group_histogram", "roofline", "speedup", "spy"]
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise UnsupportedError(
+            "figures need matplotlib; install it with: pip install 'sparse24[plot]'"
+        ) from error
+    return plt.subplots()[1]
+
+
+def _dense_matrix(a: Any) -> np.ndarray:
+    """A NumPy matrix of a NumPy, CuPy, SciPy or sparse24 array."""
+    dense = a.toarray() if hasattr(a, "toarray") else a
+    dense = _arrays.to_numpy(dense)
+    if dense.ndim != 2:
+        raise ShapeError(
+            f"a must be a matrix with two axes, got shape {dense.shape}; pick one, such as a[0]"
+        )
+    return dense
+
+
+def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = None) -> Axes:
+    """Show which elements of a matrix are not zero.
+
+    Parameters
+    ----------
+    a : array or sparse24 array, shape (m, k)
+        Copied to the host, so this waits for the device.
+    values : bool, default False
+        Colour by value instead of black and white.
+    groups : bool, default True
+        Draw a line between neighbouring groups of four, if there are at most 64.
+    ax : matplotlib.axes.Axes, optional
+        Drawn on; by default a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ShapeError
+        If `a` is not a matrix.
+    UnsupportedError
+        If matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> ax = spy(np.eye(8))
+    >>> ax.get_xlabel()
+    'k'
+    """
+    dense = _dense_matrix(a)
+    ax = _axes(ax)
+    if values:
+        shown = dense.astype(np.float32)
+        limit = float(np.nanmax(np.abs(shown), initial=0)) or 1.0
+        image = ax.imshow(shown, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="none")
+        ax.figure.colorbar(image, ax=ax, shrink=0.8)
+    else:
+        ax.imshow(dense != 0, cmap="Greys", vmin=0, vmax=1, interpolation="none")
+    k = dense.shape[1]
+    if groups and _spec.groups(k) <= 64:
+        for edge in range(_spec.GROUP, k, _spec.GROUP):
+            ax.axvline(edge - 0.5, color="tab:orange", linewidth=0.6)
+    ax.set(xlabel="k", ylabel="m")
+    return ax
+
+
+def group_histogram(a: Any, *, ax: Axes | None = None) -> Axes:
+    """Count the groups of four along the rows that hold 0, 1, 2, 3 and 4 non-zeros.
+
+    Parameters
+    ----------
+    a : array or sparse24 array, shape (m, k)
+        Copied to the host, so this waits for the device.
+    ax : matplotlib.axes.Axes, optional
+        Drawn on; by default a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ShapeError
+        If `a` is not a matrix.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> ax = group_histogram(np.eye(8))
+    >>> [int(bar.get_height()) for bar in ax.patches]
+    [8, 8, 0, 0, 0]
+    """
+    dense = _dense_matrix(a)
+    rows, k = dense.shape
+    padded = np.zeros((rows, _spec.GROUP * _spec.groups(k)), bool)
+    padded[:, :k] = dense != 0
+    counts = padded.reshape(-1, _spec.GROUP).sum(1)
+    heights = np.bincount(counts, minlength=_spec.GROUP + 1)
+    ax = _axes(ax)
+    colours = ["tab:blue"] * (_spec.KEPT + 1) + ["tab:red"] * (_spec.GROUP - _spec.KEPT)
+    ax.bar(range(_spec.GROUP + 1), heights, color=colours)
+    ax.set(xlabel="non-zeros in a group of four", ylabel="groups")
+    return ax
+
+
+def speedup(
+    cases: Sequence[Mapping[str, Any]], *, rival: str, x: str = "name", ax: Axes | None = None
+) -> Axes:
+    """Show how many times faster than a rival each benchmark case is.
+
+    Parameters
+    ----------
+    cases : sequence of mappings
+        Rows of a file in ``docs/benchmarks/data``: ``ours_us`` and ``rivals`` are used.
+    rival : str
+        A key of ``rivals``; cases without it are left out.
+    x : str, default "name"
+        The field along the horizontal axis, such as ``"n"``.
+    ax : matplotlib.axes.Axes, optional
+        Drawn on; by default a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ArgumentError
+        If no case has that rival.
+
+    Examples
+    --------
+    >>> cases = [{"name": "a", "ours_us": 10.0, "rivals": {"cublas": 15.0}}]
+    >>> ax = speedup(cases, rival="cublas")
+    >>> float(ax.patches[0].get_height())
+    1.5
+    """
+    rows = [case for case in cases if case.get("rivals", {}).get(rival)]
+    if not rows:
+        raise ArgumentError(f"rival must be a key of some case's rivals, got {rival!r}")
+    ax = _axes(ax)
+    ratios = [row["rivals"][rival] / row["ours_us"] for row in rows]
+    colours = ["tab:blue" if ratio >= 1 else "tab:gray" for ratio in ratios]
+    ax.bar(range(len(rows)), ratios, color=colours)
+    ax.axhline(1.0, color="black", linewidth=0.8)
+    ax.set_xticks(range(len(rows)), [str(row[x]) for row in rows], rotation=60, ha="right")
+    ax.set(xlabel=x if x != "name" else "", ylabel=f"times faster than {rival}")
+    return ax
+
+
+def roofline(
+    points: Mapping[str, tuple[float, float]] | None = None,
+    *,
+    bandwidth: float = 4.8e12,
+    dense_peak: float = 989e12,
+    sparse_peak: float = 1979e12,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the roofs of a chip, and measured points below them.
+
+    Parameters
+    ----------
+    points : mapping of str to (intensity, rate), optional
+        Operations a byte and operations a second, both counted as if dense.
+    bandwidth : float
+        Of the memory, bytes a second.  The defaults are the data sheet of the H200, 16-bit types.
+    dense_peak, sparse_peak : float
+        Operations a second of the dense and the sparse Tensor Cores.
+    ax : matplotlib.axes.Axes, optional
+        Drawn on; by default a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ArgumentError
+        If a rate is not positive.
+
+    Examples
+    --------
+    >>> ax = roofline({"4096^3": (1365.0, 9.0e14)})
+    >>> ax.get_xscale()
+    'log'
+    """
+    if min(bandwidth, dense_peak, sparse_peak) <= 0:
+        raise ArgumentError(
+            "bandwidth, dense_peak and sparse_peak must be positive, got "
+            f"{bandwidth!r}, {dense_peak!r} and {sparse_peak!r}"
+        )
+    ax = _axes(ax)
+    intensity = np.geomspace(1, 1e4, 200)
+    for name, peak in (("dense", dense_peak), ("2:4", sparse_peak)):
+        ax.plot(intensity, np.minimum(peak, bandwidth * intensity) / 1e12, label=f"{name} roof")
+    for name, (at, rate) in (points or {}).items():
+        ax.plot([at], [rate / 1e12], "o", label=name)
+    ax.set(xscale="log", yscale="log")
+    ax.set(xlabel="operations a byte", ylabel="10¹² operations a second")
+    ax.legend(frameon=False)
+    return ax
