@@ -1,4 +1,15 @@
-"""2:4 sparse kernels for CuPy and NumPy arrays, with a NumPy-like API."""
+"""2:4 sparse kernels for CuPy and NumPy arrays, with a NumPy-like API.
+
+>>> import numpy as np, sparse24 as s24
+>>> w = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
+>>> A = s24.compress(w, on_excess="prune")
+>>> (A @ np.ones(128, np.float32)).shape
+(64,)
+"""
+
+from __future__ import annotations
+
+import importlib
 
 from sparse24._errors import (
     ArgumentError,
@@ -11,14 +22,43 @@ from sparse24._errors import (
     Sparse24Error,
     UnsupportedError,
 )
-from sparse24._methods import Calibration
-from sparse24._obeys import check_24, is_24
-from sparse24._prune import mask, prune
 from sparse24._version import __version__
+
+# Public names and the modules that hold them; imported at first use, so that
+# `import sparse24` is quick and needs neither SciPy nor Numba nor CuPy.
+_HOMES = {
+    "Sparse24Array": "sparse24.formats.two_four",
+    "NMArray": "sparse24.formats.n_m",
+    "HybridArray": "sparse24.formats.hybrid",
+    "compress": "sparse24._compress",
+    "asarray": "sparse24._compress",
+    "from_scipy": "sparse24._compress",
+    "random": "sparse24._compress",
+    "prune": "sparse24._prune",
+    "mask": "sparse24._prune",
+    "Calibration": "sparse24._methods",
+    "is_24": "sparse24._obeys",
+    "check_24": "sparse24._obeys",
+    "backend": "sparse24._backend",
+    "matmul": "sparse24._matmul",
+    "linear": "sparse24._matmul",
+    "Epilogue": "sparse24._matmul",
+    "plan": "sparse24._plan",
+    "MatmulPlan": "sparse24._plan",
+    "explain": "sparse24._plan",
+    "autotune": "sparse24._plan",
+    "advise": "sparse24._advise",
+    "hybrid": "sparse24._hybrid",
+    "save_npz": "sparse24.formats.files",
+    "load_npz": "sparse24.formats.files",
+    "save_safetensors": "sparse24.formats.files",
+    "load_safetensors": "sparse24.formats.files",
+    "show_config": "sparse24._config",
+}
+_MODULES = ("convert", "jax", "plot", "schedule", "testing", "torch", "tuning")
 
 __all__ = [
     "ArgumentError",
-    "Calibration",
     "CompileError",
     "DTypeError",
     "DeviceError",
@@ -28,8 +68,21 @@ __all__ = [
     "Sparse24Error",
     "UnsupportedError",
     "__version__",
-    "check_24",
-    "is_24",
-    "mask",
-    "prune",
+    *_HOMES,
+    *_MODULES,
 ]
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"sparse24.{name}")
+    else:
+        raise AttributeError(f"module 'sparse24' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -113,6 +113,28 @@ def empty_rows(xp, shape: tuple[int, ...], dtype) -> Any:
     return xp.empty((*shape[:-1], pitch), dtype)[..., : shape[-1]]
 
 
+def shares_memory(x: Any, y: Any) -> bool:
+    """True if two arrays may overlap; exact bounds, as `numpy.may_share_memory`."""
+    if is_cupy(x) != is_cupy(y):
+        return False
+    xp = namespace(x)
+    if xp is np:
+        return np.may_share_memory(x, y)
+    low_x, high_x = xp.lib.array_utils.byte_bounds(x) if x.size else (0, 0)
+    low_y, high_y = xp.lib.array_utils.byte_bounds(y) if y.size else (0, 0)
+    return low_x < high_y and low_y < high_x
+
+
+def unflatten_rows(x: Any, shape: tuple[int, ...]) -> Any:
+    """View (rows, columns) with a row pitch as (..., columns); nothing is copied."""
+    xp = namespace(x)
+    strides = [x.strides[-1], x.strides[0]]
+    for size in reversed(shape[1:-1]):
+        strides.append(strides[-1] * size)
+    strides_ = tuple(reversed(strides))
+    return xp.lib.stride_tricks.as_strided(x, shape, strides_)
+
+
 def to_numpy(x: Any) -> np.ndarray:
     """A NumPy copy or view of a NumPy, CuPy, torch or other DLPack array."""
     if isinstance(x, np.ndarray):

@@ -52,6 +52,43 @@ class Compressed24:
 
 
 @dataclass(frozen=True, slots=True)
+class Operand24:
+    """A 2:4 matrix as a product sees it: what is stored for either contraction.
+
+    Attributes
+    ----------
+    rows : Compressed24 or None
+        The matrix itself, pattern along its last axis: serves ``A @ b``.
+    columns : Compressed24 or None
+        The transposed matrix, pattern along *its* last axis: serves ``x @ A``.
+    dense : array or None
+        The same matrix dense, kept so that a dense product is a candidate.
+    shape : tuple of int
+        Logical shape (..., m, k).
+    dtype : DType
+    """
+
+    rows: Compressed24 | None
+    columns: Compressed24 | None
+    dense: Any
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def transposed(self) -> Operand24:
+        """The operand of the transposed matrix; nothing is copied."""
+        dense = None if self.dense is None else self.dense.swapaxes(-1, -2)
+        shape = (*self.shape[:-2], self.shape[-1], self.shape[-2])
+        return Operand24(self.columns, self.rows, dense, shape, self.dtype)
+
+    @property
+    def stored(self) -> Compressed24:
+        """The record that there is; `rows` if there are both."""
+        record = self.rows if self.rows is not None else self.columns
+        assert record is not None
+        return record
+
+
+@dataclass(frozen=True, slots=True)
 class Epilogue:
     """What happens to an accumulator before it is stored, as plain arrays and numbers.
 

@@ -1,0 +1,135 @@
+"""What every format of sparse24 has in common with a NumPy or SciPy array."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from sparse24._dtypes import DType
+from sparse24._errors import UnsupportedError
+
+
+class SparseArray(ABC):
+    """Shape, sizes, conversions and products that all formats share.
+
+    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `toarray`,
+    `_multiply` and `_multiply_from_left`.
+    """
+
+    # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
+    __array_ufunc__ = None
+    __array_priority__ = 1000.0
+
+    _dtype: DType
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape, as of the dense array."""
+
+    @property
+    @abstractmethod
+    def nnz(self) -> int:
+        """Number of non-zero elements (waits for the device)."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of all stored arrays."""
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """``"cpu"`` or ``"cuda:<index>"``."""
+
+    @abstractmethod
+    def toarray(self, out=None):
+        """The dense array, on the same device."""
+
+    @abstractmethod
+    def _multiply(self, other):
+        """``self @ other``."""
+
+    @abstractmethod
+    def _multiply_from_left(self, other):
+        """``other @ self``."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Logical element type."""
+        return self._dtype.logical
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements, zeros included."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def density(self) -> float:
+        """Share of elements that are not zero (waits for the device)."""
+        return self.nnz / self.size if self.size else 0.0
+
+    def todense(self):
+        """The dense array; the name that SciPy uses beside `toarray`."""
+        return self.toarray()
+
+    def tocsr(self, dtype=None):
+        """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
+
+        SciPy stores no 16-bit or 8-bit floats: these become float32 unless `dtype` says otherwise.
+        """
+        from sparse24.formats import convert
+
+        return convert.to_csr(self.toarray(), dtype)
+
+    def tocoo(self, dtype=None):
+        """The matrix as `scipy.sparse.coo_array`; see `tocsr`."""
+        return self.tocsr(dtype).tocoo()
+
+    def __matmul__(self, other):
+        return self._multiply(other)
+
+    def __rmatmul__(self, other):
+        return self._multiply_from_left(other)
+
+    def dot(self, other):
+        """``self @ other``."""
+        return self._multiply(other)
+
+    def matvec(self, x):
+        """``A @ x`` for a vector, as `scipy.sparse.linalg` asks for it."""
+        return self._multiply(x)
+
+    matmat = matvec
+
+    def rmatvec(self, x):
+        """``A.conj().T @ x``; the elements are real."""
+        return self._transposed()._multiply(x)
+
+    rmatmat = rmatvec
+
+    def _transposed(self) -> Any:
+        transposed = getattr(self, "T", None)
+        if transposed is None:
+            raise UnsupportedError(f"{type(self).__name__} has no transposed view; use .toarray().T")
+        return transposed
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError(
+            f"a {type(self).__name__} does not turn into a dense array by itself; "
+            "call .toarray() (a NumPy array on the CPU, a CuPy array on the GPU)"
+        )
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the truth value of a {type(self).__name__} is ambiguous; use .nnz or .toarray()"
+        )

@@ -1,0 +1,43 @@
+"""From and to the sparse formats of SciPy and cupyx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays
+from sparse24._errors import ArgumentError
+
+# SciPy's sparse arrays take these; narrower floats go through float32.
+_SCIPY_KINDS = "biufc"
+
+
+def densify(m: Any):
+    """Dense NumPy (scipy.sparse) or CuPy (cupyx) array of any sparse matrix."""
+    if _arrays.is_scipy_sparse(m) or _arrays.is_cupyx_sparse(m):
+        return m.toarray()
+    raise ArgumentError(
+        f"m must be a scipy.sparse or cupyx.scipy.sparse matrix, got {type(m).__name__}; "
+        "dense arrays go to sparse24.compress"
+    )
+
+
+def to_csr(dense, dtype=None):
+    """CSR matrix of a dense 2-D array, on the array's device."""
+    if dense.ndim != 2:
+        raise ArgumentError(f"only a matrix converts to CSR, got {dense.ndim} axes; slice a batch first")
+    if dtype is None and not _fits_scipy(dense.dtype):
+        dtype = np.float32
+    dense = dense if dtype is None else dense.astype(dtype)
+    if _arrays.is_cupy(dense):
+        from cupyx.scipy import sparse as cupyx_sparse
+
+        return cupyx_sparse.csr_matrix(dense)
+    from scipy import sparse
+
+    return sparse.csr_array(dense)
+
+
+def _fits_scipy(dtype: np.dtype) -> bool:
+    return dtype.kind in _SCIPY_KINDS and not (dtype.kind == "f" and dtype.itemsize < 4)

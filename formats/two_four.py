@@ -1,0 +1,280 @@
+"""`Sparse24Array`: a matrix, or a batch, with at most two non-zeros in every group of four."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _dtypes, _product, _storage
+from sparse24._errors import ArgumentError, DeviceError
+from sparse24._records import Compressed24, Operand24
+from sparse24.formats.base import SparseArray
+
+
+class Sparse24Array(SparseArray):
+    """A 2:4 sparse array on the CPU or a GPU.  Immutable.
+
+    Made by `sparse24.compress`, `sparse24.asarray`, `sparse24.from_scipy` or
+    `sparse24.random`; not by its constructor.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Logical shape (..., m, k).
+    dtype : numpy.dtype
+        Logical element type; fp8 types too, though a GPU carries them as ``uint8``.
+    pattern : tuple of int
+        ``(2, 4)``.
+    axis : int
+        The axis that the groups run along: -1, or -2 for the transpose of such an array.
+    transposable : bool
+        True if groups obey the pattern along both axes and both are stored.
+
+    Notes
+    -----
+    ``A @ b`` is sparse where the groups run along the contracted axis: ``A @ b`` for
+    ``axis=-1``, ``x @ A`` for ``axis=-2`` (so ``x @ A.T`` for a weight compressed along
+    its rows), both for a transposable array.  Otherwise the array is decompressed and the
+    product is dense.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A = s24.compress(np.array([[0, 1, 0, 2, 3, 0, 0, 0]], np.float32))
+    >>> A
+    <Sparse24Array: shape (1, 8), dtype float32, axis -1, on cpu, 19 bytes (dense: 32)>
+    >>> A.values, A.metadata
+    (array([[1., 2., 3., 0.]], dtype=float32), array([[205]], dtype=uint8))
+    >>> A @ np.ones(8, np.float32)
+    array([6.], dtype=float32)
+    """
+
+    __slots__ = ("_cache", "_operand", "_plans", "_status", "_turned")
+
+    def __init__(self, operand: Operand24, *, status: Any = None):
+        object.__setattr__(self, "_operand", operand)
+        object.__setattr__(self, "_status", status)
+        object.__setattr__(self, "_cache", {})  # metadata in the other order, made at first use
+        object.__setattr__(self, "_plans", {})  # prepared launches, by signature of b
+        object.__setattr__(self, "_turned", None)  # the transposed view, made at first use
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"a Sparse24Array is immutable; cannot set {name}")
+
+    # --- what it is ---------------------------------------------------------------------
+
+    @property
+    def _dtype(self) -> _dtypes.DType:  # type: ignore[override]
+        return self._operand.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._operand.shape
+
+    @property
+    def pattern(self) -> tuple[int, int]:
+        return (2, 4)
+
+    @property
+    def axis(self) -> int:
+        return -1 if self._operand.rows is not None else -2
+
+    @property
+    def transposable(self) -> bool:
+        return self._operand.rows is not None and self._operand.columns is not None
+
+    @property
+    def device(self) -> str:
+        return _arrays.device_of(self._operand.stored.values)
+
+    @property
+    def nnz(self) -> int:
+        """Number of non-zero elements (waits for the device)."""
+        values = self._operand.stored.values
+        bits = values
+        if self._dtype.is_float8 and _arrays.is_cupy(values):
+            bits = values & 0x7F
+        return int((bits != 0).sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays that are held: both orientations, kept dense and converted ones."""
+        records = (self._operand.rows, self._operand.columns)
+        arrays = [x for r in records if r is not None for x in (r.values, r.metadata, r.packed)]
+        arrays += [self._operand.dense, *self._cache.values()]
+        return sum(x.nbytes for x in arrays if x is not None)
+
+    @property
+    def values(self):
+        """Stored elements (..., m, 2 * ceil(k / 4)); fp8 as ``uint8`` on the GPU.
+
+        Of the transposed matrix if `axis` is -2.
+        """
+        return self._operand.stored.values
+
+    @property
+    def metadata(self):
+        """Canonical codes, uint8 (..., m, ceil(k / 8)), low K in the low nibble; see :ref:`layout`."""
+        return self._converted("metadata", _storage.canonical)
+
+    @property
+    def packed(self):
+        """The codes in the order of the tensor cores, uint8 (..., K atoms, M atoms, 1024)."""
+        return self._converted("packed", _storage.packed)
+
+    def _converted(self, name: str, convert):
+        record = self._operand.stored
+        there = getattr(record, name)
+        if there is not None:
+            return there
+        if name not in self._cache:
+            self._cache[name] = convert(record)
+        return self._cache[name]
+
+    def __repr__(self) -> str:
+        dense = self.size * self._dtype.itemsize
+        return (
+            f"<Sparse24Array: shape {self.shape}, dtype {self._dtype.name}, axis {self.axis}, "
+            f"on {self.device}, {self.nbytes} bytes (dense: {dense})>"
+        )
+
+    # --- conversions --------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise the `PatternError` that ``compress(check="deferred")`` put off; waits for the device."""
+        _storage.raise_excess(self._status, self._operand.stored.shape, axis=self.axis)
+
+    def toarray(self, out=None):
+        """Return the dense array (..., m, k), on the same device.
+
+        Parameters
+        ----------
+        out : array, optional
+            Where to write it; shape and dtype of the result.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            If `out` does not fit or is read-only.
+        """
+        record = self._operand.stored
+        swap = self.axis == -2
+        if out is not None:
+            _storage.check_out(out, self.shape, self._dtype, like=record.values)
+        target = out.swapaxes(-1, -2) if out is not None and swap else out
+        dense = _storage.decompress(record, target)
+        if out is not None:
+            return out
+        return dense.swapaxes(-1, -2) if swap else dense
+
+    def mask(self):
+        """Boolean array (..., m, k): the places of the stored elements that are not zero."""
+        dense = self.toarray()
+        if self._dtype.is_float8 and _arrays.is_cupy(dense):
+            dense = dense & 0x7F
+        return dense != 0
+
+    @property
+    def T(self) -> Sparse24Array:
+        """The transposed matrix; nothing is copied."""
+        if self.ndim > 2:
+            raise ArgumentError(f"T is for matrices, got {self.ndim} axes; use .mT")
+        return self.mT
+
+    @property
+    def mT(self) -> Sparse24Array:
+        """The array with its last two axes exchanged; nothing is copied."""
+        if self._turned is None:
+            turned = Sparse24Array(self._operand.transposed(), status=self._status)
+            object.__setattr__(turned, "_turned", self)
+            object.__setattr__(self, "_turned", turned)
+        return self._turned
+
+    def astype(self, dtype) -> Sparse24Array:
+        """Convert the stored elements; the codes stay."""
+        row = _dtypes.lookup(dtype)
+        if row is self._dtype:
+            return self
+        return self._map(lambda record: _storage.cast(record, row), row)
+
+    def copy(self) -> Sparse24Array:
+        """A deep copy."""
+        return self._map(_storage.copy, self._dtype, dense=lambda d: d.copy())
+
+    def to_device(self, device, /, *, stream=None) -> Sparse24Array:
+        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
+        if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
+            return self
+        mover = _storage.mover(device, stream)
+        return self._map(lambda record: _storage.move(record, mover), self._dtype, dense=mover)
+
+    def _map(self, record_function, row, *, dense=None) -> Sparse24Array:
+        old = self._operand
+        apply = lambda record: None if record is None else record_function(record)  # noqa: E731
+        kept = dense(old.dense) if dense is not None and old.dense is not None else None
+        rows, columns = apply(old.rows), apply(old.columns)
+        return Sparse24Array(Operand24(rows, columns, kept, old.shape, row), status=self._status)
+
+    def __getitem__(self, key) -> Sparse24Array:
+        """Rows ``A[i:j]`` of a matrix, or products ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
+        if isinstance(key, tuple) and len(key) == 1:
+            key = key[0]
+        is_slice = isinstance(key, slice) and key.step in (None, 1)
+        if not is_slice and not (isinstance(key, int | np.integer) and self.ndim > 2):
+            raise ArgumentError(
+                f"A[{key!r}] is not supported: index rows by a slice of step 1, or use .toarray()"
+            )
+        if self.ndim > 2:
+            return self._map_batch(key)
+        if self.axis == -2:
+            raise ArgumentError("rows of a transposed array are not contiguous; slice before .T")
+        start, stop, _ = key.indices(self.shape[0])
+        rows = _storage.row_slice(self._operand.rows, start, max(start, stop))
+        return Sparse24Array(Operand24(rows, None, None, rows.shape, self._dtype))
+
+    def _map_batch(self, key) -> Sparse24Array:
+        def take(record: Compressed24) -> Compressed24:
+            parts = (record.values, record.metadata, record.packed)
+            parts = tuple(None if x is None else x[key] for x in parts)
+            return Compressed24(*parts, (*parts[0].shape[:-2], *record.shape[-2:]), record.dtype)
+
+        try:
+            picked = self._map(take, self._dtype)
+        except IndexError as error:
+            raise ArgumentError(f"A[{key}] is out of range for {self.shape[0]} products") from error
+        old = picked._operand
+        shape = (*old.stored.shape[:-2], *self.shape[-2:])
+        return Sparse24Array(Operand24(old.rows, old.columns, None, shape, self._dtype))
+
+    # --- products -----------------------------------------------------------------------
+
+    def _multiply(self, other):
+        return _product.multiply(self._operand, _dense_operand(other, self), plans=self._plans)
+
+    def _multiply_from_left(self, other):
+        return _product.multiply_from_left(
+            _dense_operand(other, self), self._operand, plans=self._plans
+        )
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        from sparse24 import _foreign
+
+        return _foreign.torch_function(function, args, kwargs or {})
+
+
+def _dense_operand(other, sparse: Sparse24Array):
+    """The other operand as a dense array; sparse ones are made dense."""
+    if isinstance(other, SparseArray):
+        other = other.toarray()
+    elif _arrays.is_scipy_sparse(other) or _arrays.is_cupyx_sparse(other):
+        other = other.toarray()
+    if np.isscalar(other):
+        raise ArgumentError("@ needs an array on either side, got a scalar; scale .values instead")
+    if sparse.device != "cpu" and isinstance(other, np.ndarray):
+        raise DeviceError(
+            f"the array is on {sparse.device}, the other operand on the cpu; "
+            "move one: A.to_device('cpu') or cupy.asarray(x)"
+        )
+    return other

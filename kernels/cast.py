@@ -1,0 +1,38 @@
+"""Launcher of `cuda/cast.cu`: conversion between element types, fp8 included."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24 import _arrays
+from sparse24._dtypes import NAMES, DType
+from sparse24.kernels import loader
+
+NAME = "cast"
+THREADS = 256
+MAX_BLOCKS = 4096
+
+COMPILE_CHECKS = [
+    ((("ELEMENT", "float32"), ("OUTPUT", out)), arch, None)
+    for out in NAMES
+    for arch in ("sm_80", "sm_90a", "sm_120")
+]
+
+
+def launch(x, source: DType, target: DType):
+    """Return `x` (..., columns), last axis contiguous, as `target`; rows 16-byte aligned.
+
+    Carried types: fp8 comes and goes as ``uint8``.
+    """
+    import cupy as cp
+
+    flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    carried = np.dtype(np.uint8) if target.is_float8 else target.logical
+    out = _arrays.empty_rows(cp, flat.shape, carried)
+    if flat.size:
+        kernel = loader.function(NAME, NAME, (("ELEMENT", source.name), ("OUTPUT", target.name)))
+        blocks = min(-(-flat.size // THREADS), MAX_BLOCKS)
+        pitches = flat.strides[0] // flat.dtype.itemsize, out.strides[0] // out.dtype.itemsize
+        rows, columns = flat.shape
+        kernel((blocks,), (THREADS,), (flat, pitches[0], out, pitches[1], rows, columns))
+    return out if x.ndim == 2 else _arrays.unflatten_rows(out, x.shape)

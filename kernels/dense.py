@@ -1,0 +1,181 @@
+"""Dense products by cuBLAS: the rival that the planner may choose, and the fallback.
+
+16-bit floats accumulate in float32.  fp8 operands are widened to float16, which holds
+every value of both fp8 types exactly; int8 sums in int32.  Neither is fast: a dense
+8-bit product is only taken where no sparse kernel can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _dtypes
+from sparse24._records import Epilogue, Problem
+from sparse24.kernels import epilogue as _epilogue
+from sparse24.kernels import loader
+
+NAME = "dense"
+EPILOGUE_STEM = "apply_epilogue"
+THREADS = 256
+MAX_BLOCKS = 8192
+
+# cudaDataType_t and cublasComputeType_t (library_types.h, cublas_api.h)
+CUDA_TYPE = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
+COMPUTE_32F, COMPUTE_64F = 68, 70
+GEMM_DEFAULT = -1
+
+# Dense rate over bandwidth of an H200, used to predict: 650 TFLOP/s in 16 bits.
+FLOPS_PER_CLOCK = {"float16": 2700, "bfloat16": 2700, "float32": 200, "float64": 200}
+# The exact but slow ways of fp8 and int8.
+SLOW_FLOPS_PER_CLOCK = {"float8_e4m3fn": 800, "float8_e5m2": 800, "int8": 20}
+LAUNCH = 4e-6  # seconds
+BANDWIDTH_SHARE = 0.9  # of copy speed, for weights read once
+
+COMPILE_CHECKS = [
+    (
+        (("ACCUMULATOR", acc), ("OUTPUT", out), ("EPILOGUE", 511), ("ACTIVATION", 3)),
+        arch,
+        None,
+    )
+    for acc, out in (("float32", "bfloat16"), ("int32", "int8"), ("float64", "float64"))
+    for arch in ("sm_80", "sm_90a", "sm_120")
+]
+
+
+@dataclass(frozen=True)
+class Config:
+    """cuBLAS chooses for itself."""
+
+    name: str = "cublas"
+
+
+def refuses(problem: Problem) -> str | None:
+    return None
+
+
+def configs(problem: Problem) -> list[Config]:
+    return [Config()]
+
+
+def predict(problem: Problem, config: Config, chip: dict) -> float:
+    """Seconds: the larger of arithmetic and bytes, each at a measured share of its peak."""
+    flops = 2.0 * problem.m * problem.n * problem.k * problem.batch
+    rate = (FLOPS_PER_CLOCK | SLOW_FLOPS_PER_CLOCK)[problem.dtype] * chip["sms"] * chip["clock_hz"]
+    size = _dtypes.TABLE[problem.dtype].itemsize
+    moved = problem.m * problem.k * (problem.batch if problem.a_batched else 1)
+    moved += problem.k * problem.n * (problem.batch if problem.b_batched else 1)
+    moved += problem.m * problem.n * problem.batch
+    return LAUNCH + max(flops / rate, moved * size / (BANDWIDTH_SHARE * chip["bandwidth"]))
+
+
+def prepare(
+    problem: Problem, config: Config, epilogue: Epilogue
+) -> Callable[[Any, Any, Any, Epilogue], None]:
+    """The callable multiplies a dense (m, k) or (batch, m, k) array by b."""
+    direct = problem.plain and problem.out_dtype == problem.dtype and problem.dtype in CUDA_TYPE
+
+    def launch(a, b, out, epilogue: Epilogue) -> None:
+        if direct and _leading(out) is not None:
+            _gemm(a, b, out, problem)
+            return
+        acc = _accumulators(a, b, problem)
+        _apply_epilogue(acc, out, problem, epilogue)
+
+    return launch
+
+
+def _accumulators(a, b, problem: Problem):
+    """The product in the accumulator's type, row-major (batch, m, n)."""
+    import cupy as cp
+
+    if problem.dtype == "int8":
+        return cp.matmul(a.astype(np.int32), b.astype(np.int32))
+    if problem.dtype not in CUDA_TYPE:
+        a, b = _widen(a, problem.dtype), _widen(b, problem.b_dtype)
+    shape = (problem.batch, problem.m, problem.n)
+    acc = cp.empty(shape, _dtypes.TABLE[problem.dtype].accumulator)
+    _gemm(a, b, acc, problem)
+    return acc
+
+
+def _widen(x, name: str):
+    """fp8 bits to float16, exactly, rows contiguous."""
+    import cupy as cp
+
+    from sparse24.kernels import cast
+
+    return cast.launch(
+        cp.ascontiguousarray(x), _dtypes.TABLE[name], _dtypes.TABLE["float16"]
+    )
+
+
+def _leading(x) -> tuple[bool, int] | None:
+    """(stored by columns, leading dimension) as BLAS sees a matrix, or None if neither axis is contiguous."""
+    row, column = (stride // x.dtype.itemsize for stride in x.strides[-2:])
+    rows, columns = x.shape[-2:]
+    if (column == 1 or columns == 1) and (row >= columns or rows == 1):
+        return False, max(row if rows > 1 else columns, 1)
+    if (row == 1 or rows == 1) and (column >= rows or columns == 1):
+        return True, max(column if columns > 1 else rows, 1)
+    return None
+
+
+def _gemm(a, b, out, problem: Problem) -> None:
+    """``out = a @ b`` through cublasGemmStridedBatchedEx, on CuPy's current stream."""
+    import cupy as cp
+    from cupy.cuda import device as cupy_device
+    from cupy_backends.cuda.libs import cublas
+
+    if out.size == 0:
+        return
+    if problem.k == 0:
+        out[...] = 0
+        return
+    a = a if _leading(a) is not None else cp.ascontiguousarray(a)
+    b = b if _leading(b) is not None else cp.ascontiguousarray(b)
+    by_columns, ld_out = _leading(out)  # type: ignore[misc]
+    # BLAS writes by columns; a result stored by rows is the transposed product.
+    left, right = (a, b) if by_columns else (b, a)
+    m, n = out.shape[-2:] if by_columns else out.shape[-2:][::-1]
+    factors = []
+    for factor in (left, right):
+        stored_by_columns, ld = _leading(factor)  # type: ignore[misc]
+        transpose = int(stored_by_columns != by_columns)
+        stride = factor.strides[0] // factor.dtype.itemsize if factor.ndim == 3 else 0
+        stride = 0 if factor.ndim == 3 and factor.shape[0] == 1 else stride
+        factors.append((transpose, factor.data.ptr, CUDA_TYPE[_name(factor)], ld, stride))
+    double = _name(out) == "float64"
+    scalars = np.array([1, 0], np.float64 if double else np.float32)
+    alpha, beta = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
+    (ta, pa, type_a, lda, sa), (tb, pb, type_b, ldb, sb) = factors
+    out_stride = out.strides[0] // out.dtype.itemsize if out.ndim == 3 else 0
+    cublas.gemmStridedBatchedEx(
+        cupy_device.get_cublas_handle(), ta, tb, m, n, problem.k, alpha, pa, type_a, lda, sa,
+        pb, type_b, ldb, sb, beta, out.data.ptr, CUDA_TYPE[_name(out)], ld_out, out_stride,
+        problem.batch, COMPUTE_64F if double else COMPUTE_32F, GEMM_DEFAULT,
+    )  # fmt: skip
+
+
+def _name(x) -> str:
+    return x.dtype.name
+
+
+def _apply_epilogue(acc, out, problem: Problem, epilogue: Epilogue) -> None:
+    if out.size == 0:
+        return
+    defines = (
+        ("ACCUMULATOR", acc.dtype.name),
+        ("OUTPUT", problem.out_dtype),
+        *_epilogue.defines(epilogue),
+    )
+    kernel = loader.function(EPILOGUE_STEM, EPILOGUE_STEM, defines)
+    blocks = min(-(-acc.size // THREADS), MAX_BLOCKS)
+    row, column = (stride // out.dtype.itemsize for stride in out.strides[-2:])
+    batch = out.strides[0] // out.dtype.itemsize if out.ndim == 3 else 0
+    sizes = (problem.m, problem.n, problem.batch)
+    arguments = (acc, out, row, column, batch, *sizes, _epilogue.params(epilogue))
+    kernel((blocks,), (THREADS,), arguments)

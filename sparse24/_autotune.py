@@ -1,0 +1,95 @@
+"""Measure the candidates of a product on the spot, and remember the winner."""
+
+from __future__ import annotations
+
+import contextvars
+import statistics
+
+import numpy as np
+
+from sparse24 import _arrays, _planner, _storage, _tuning_cache
+from sparse24._records import Epilogue, Operand24, Problem
+
+active: contextvars.ContextVar[bool] = contextvars.ContextVar("sparse24_autotune", default=False)
+
+ROUNDS = 5
+CALLS = 3  # timed calls a round
+MEASURE_WITHIN = 4.0  # candidates predicted slower than this times the best are not measured
+# Relative Frobenius distance to the reference kernel that a candidate may have: a few
+# roundings of the result's type.  Integers must agree exactly.
+TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+LOOSE = 0.15  # fp8 results
+
+
+def visit(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: int) -> None:
+    """Inside `sparse24.autotune`, measure this problem unless it is known.  Synchronises."""
+    dense = a.dense is not None
+    if not active.get() or _tuning_cache.measured(device, problem, dense=dense):
+        return
+    seconds = measure(a, b, out, epilogue, problem, device)
+    if seconds:
+        _tuning_cache.record_winner(device, problem, dense=dense, seconds=seconds)
+
+
+def measure(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: int) -> dict:
+    """Seconds of every correct candidate within reach of the best prediction, by name."""
+    dense = a.dense is not None
+    ranked = _planner.candidates(problem, device, dense=dense)
+    ranked = [c for c in ranked if c.refusal is None]
+    limit = MEASURE_WITHIN * ranked[0].seconds
+    wanted = _reference(a, b, out, epilogue, problem, device)
+    record = _storage.with_packed(a.rows)
+    runs = {}
+    for candidate in ranked:
+        if candidate.seconds > limit:
+            break
+        operand = a.dense if candidate.kernel == _planner.DENSE_KERNEL else record
+        run = _planner.prepare(candidate, epilogue)
+        got = _arrays.namespace(out).empty_like(out)
+        got.fill(1)  # a stale result must not pass for a computed one
+        run(operand, b, got, epilogue)
+        if agrees(got, wanted, problem.out_dtype):
+            runs[candidate.name] = lambda run=run, operand=operand, got=got: run(
+                operand, b, got, epilogue
+            )
+    return time_all(runs)
+
+
+def _reference(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: int):
+    candidate = _planner.choose(problem, device, dense=False, algorithm="sparse_fma")
+    wanted = _arrays.namespace(out).empty_like(out)
+    run = _planner.prepare(candidate, epilogue)
+    run(_storage.with_packed(a.rows), b, wanted, epilogue)
+    return wanted
+
+
+def agrees(got, wanted, out_dtype: str) -> bool:
+    """True if a candidate's result is the reference's, up to rounding."""
+    if out_dtype.startswith("float8"):
+        from sparse24 import _dtypes
+
+        got, wanted = (
+            _arrays.to_numpy(x).view(_dtypes.TABLE[out_dtype].logical) for x in (got, wanted)
+        )
+    if wanted.dtype.kind in "iu":
+        return bool((got == wanted).all())
+    got, wanted = got.astype(np.float64), wanted.astype(np.float64)
+    distance = float(((got - wanted) ** 2).sum()) ** 0.5
+    return distance <= TOLERANCE.get(out_dtype, LOOSE) * float((wanted**2).sum()) ** 0.5
+
+
+def time_all(runs: dict) -> dict[str, float]:
+    """Median seconds of one call of each, in interleaved rounds on the current stream."""
+    import cupy
+
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            start.record()
+            for _ in range(CALLS):
+                run()
+            stop.record()
+            stop.synchronize()
+            samples[name].append(1e-3 * cupy.cuda.get_elapsed_time(start, stop) / CALLS)
+    return {name: statistics.median(times) for name, times in samples.items()}

@@ -1,0 +1,319 @@
+"""Make 2:4 arrays: `compress`, `asarray`, `from_scipy`, `random`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _storage
+from sparse24._errors import ArgumentError, DTypeError, PatternError
+from sparse24._records import Compressed24, Operand24
+from sparse24.formats import convert
+from sparse24.formats.two_four import Sparse24Array
+
+
+def compress(
+    x,
+    *,
+    pattern=(2, 4),
+    mask=None,
+    like=None,
+    axis=-1,
+    on_excess="raise",
+    check=True,
+    transposable=False,
+    keep_dense=False,
+    dtype=None,
+):
+    """Compress an array that obeys 2:4, or prune it on the way.
+
+    Parameters
+    ----------
+    x : array, shape (..., m, k)
+        NumPy, CuPy, torch or any DLPack array of a supported dtype, any strides.
+    pattern : (int, int), default (2, 4)
+        Kept elements in a group.  Others than (2, 4) give an `NMArray`.
+    mask : array of bool, shape of `x`, optional
+        The elements to keep, at most two in a group; all others are dropped.
+    like : Sparse24Array, optional
+        Take the places of the non-zeros from this array: its codes are reused and only
+        values are gathered.
+    axis : {-1, -2}
+        The axis that the groups of four run along.
+    on_excess : {"raise", "prune"}
+        What to do with a group of more than two non-zeros: raise, or keep the two of
+        largest magnitude (ties keep the lower index, NaN counts as largest).
+    check : {True, "deferred", False}
+        Whether ``on_excess="raise"`` looks.  ``True`` waits for the device;
+        ``"deferred"`` does not, and ``A.check()`` raises later; with ``False`` a group
+        of more than two non-zeros silently loses some.
+    transposable : bool
+        Prune by the best 4x4 mask that has two elements in every row and column, and
+        store both orientations, so that products with ``A`` and ``A.T`` are sparse.
+    keep_dense : bool
+        Keep the dense matrix beside the compressed one: a dense product is then a
+        candidate, and no product is slower than dense.
+    dtype : dtype, optional
+        Convert first; nothing is narrowed unless asked for here.  It also names the
+        logical type of fp8 bits carried as ``uint8``.
+
+    Returns
+    -------
+    Sparse24Array or NMArray
+        On the device of `x`.
+
+    Raises
+    ------
+    PatternError
+        If a group has too many non-zeros, or the mask keeps more than two in one.
+    ShapeError, DTypeError, ArgumentError
+        If an argument does not fit; the message says how to mend it.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> w = np.array([[1, -3, 2, 0, 0, 0, 0, 4]], np.float32)
+    >>> s24.compress(w)
+    Traceback (most recent call last):
+        ...
+    sparse24._errors.PatternError: x[0, 0:4] has more than 2 non-zeros, the first of 1 such \
+groups; prune it first (sparse24.prune), or pass on_excess='prune'
+    >>> s24.compress(w, on_excess="prune").toarray()
+    array([[ 0., -3.,  2.,  0.,  0.,  0.,  0.,  4.]], dtype=float32)
+    """
+    if _arrays.is_scipy_sparse(x) or _arrays.is_cupyx_sparse(x):
+        x = convert.densify(x)
+    if _check.pattern(pattern) != (2, 4):
+        from sparse24.formats.n_m import NMArray
+
+        return NMArray.from_dense(x, pattern=pattern, axis=axis, on_excess=on_excess, dtype=dtype)
+    _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
+    if check not in (True, False, "deferred"):
+        raise ArgumentError(f"check must be True, False or 'deferred', got {check!r}")
+    with _foreign.stream_of(x):
+        x, row = _prepared(x, dtype)
+        dense = x.copy() if keep_dense else None
+        if transposable:
+            _no_other_rule(mask=mask, like=like)
+            return _transposable(x, row, keep_dense)
+        swap = _check_axis(axis, x.ndim) == -2
+        rule, scores_or_mask = _rule(on_excess, check, mask, like, x)
+        if swap:
+            x = x.swapaxes(-1, -2)
+            scores_or_mask = None if scores_or_mask is None else scores_or_mask.swapaxes(-1, -2)
+        record, status = compress_rows(x, row, rule, scores_or_mask)
+        if rule != "check" and mask is None:
+            status = None
+        if keep_dense and rule != "check":
+            dense = _storage.decompress(record)
+            dense = dense.swapaxes(-1, -2) if swap else dense
+        array = Sparse24Array(_operand(record, dense, swap), status=status if check else None)
+        if check is True:
+            array.check()
+        return array
+
+
+def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
+    operand = Operand24(record, None, None, record.shape, record.dtype)
+    operand = operand.transposed() if swap else operand
+    return Operand24(operand.rows, operand.columns, dense, operand.shape, operand.dtype)
+
+
+def _prepared(x, dtype):
+    """The array where it is to be computed, in the wanted type, and its table row."""
+    x, _ = _foreign.take(x)
+    x = _backend.place(x)
+    carries_bits = dtype is not None and x.dtype == np.uint8 and _dtypes.lookup(dtype).is_float8
+    row = _arrays.logical_dtype(x, dtype if carries_bits else None)
+    x = _arrays.as_storage(x, row)
+    _check.at_least_2d(x.shape, argument="x")
+    if dtype is not None and not carries_bits:
+        wanted = _dtypes.lookup(dtype)
+        if wanted is not row:
+            x, row = _converted(x, row, wanted), wanted
+    return x, row
+
+
+def _converted(x, row, wanted):
+    if _arrays.is_cupy(x):
+        from sparse24.kernels import cast
+
+        xp = _arrays.namespace(x)
+        return cast.launch(xp.ascontiguousarray(x), row, wanted)
+    from sparse24.kernels import reference
+
+    return reference.to_dtype(x, wanted.logical)
+
+
+def _check_axis(axis, ndim: int) -> int:
+    place = _check.axis(axis, ndim) - ndim
+    if place not in (-1, -2):
+        raise ArgumentError(
+            f"axis must be one of the last two, got {axis}; move it there with numpy.moveaxis"
+        )
+    return place
+
+
+def _no_other_rule(**given) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError(f"transposable=True chooses the mask itself; drop {name}=")
+
+
+def _rule(on_excess, check, mask, like, x):
+    """Which elements stay: the name of the kernels' rule, and its mask."""
+    if mask is not None and like is not None:
+        raise ArgumentError("give mask= or like=, not both")
+    if like is not None:
+        if not isinstance(like, Sparse24Array):
+            raise ArgumentError(f"like must be a Sparse24Array, got {type(like).__name__}")
+        _check.same_shape(x.shape, like.shape, argument="x", other="like")
+        return "mask", like.mask()
+    if mask is not None:
+        mask, _ = _foreign.take(mask, argument="mask")
+        _check.same_shape(mask.shape, x.shape, argument="mask", other="x")
+        if mask.dtype != bool:
+            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+        return "mask", mask
+    return ("magnitude", None) if on_excess == "prune" else ("check", None)
+
+
+def compress_rows(x, row, rule: str, mask=None) -> tuple[Compressed24, Any]:
+    """Record and check status of (..., m, k), groups along the last axis, on x's device."""
+    if _arrays.is_cupy(x):
+        from sparse24.kernels import compress as kernel
+
+        return kernel.launch(x, row, rule=rule, mask=mask)
+    from sparse24.kernels import cpu
+
+    values, metadata, status = cpu.compress(x, rule, mask=mask)
+    return Compressed24(values, metadata, None, x.shape, row), status
+
+
+def _transposable(x, row, keep_dense: bool) -> Sparse24Array:
+    if _arrays.is_cupy(x):
+        from sparse24.kernels import transposable
+
+        rows, columns = transposable.launch(x, row)
+    else:
+        from sparse24.kernels import cpu
+
+        keep = cpu.transposable_mask(x)
+        rows, _ = compress_rows(x, row, "mask", keep)
+        columns, _ = compress_rows(x.swapaxes(-1, -2), row, "mask", keep.swapaxes(-1, -2))
+    dense = _storage.decompress(rows) if keep_dense else None
+    return Sparse24Array(Operand24(rows, columns, dense, tuple(x.shape), row))
+
+
+def asarray(x, *, dtype=None):
+    """Return `x` as a `Sparse24Array`; arrays that already are one pass unchanged.
+
+    Parameters
+    ----------
+    x : Sparse24Array, array or scipy.sparse matrix
+        Anything else than a `Sparse24Array` must obey 2:4; it is checked, which waits
+        for the device.
+    dtype : dtype, optional
+        Convert to this type.
+
+    Returns
+    -------
+    Sparse24Array
+
+    Raises
+    ------
+    PatternError
+        If `x` does not obey 2:4.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A = s24.asarray(np.eye(4, dtype=np.float32))
+    >>> s24.asarray(A) is A
+    True
+    """
+    if isinstance(x, Sparse24Array):
+        return x if dtype is None else x.astype(dtype)
+    return compress(x, dtype=dtype)
+
+
+def from_scipy(m, *, dtype=None, on_excess="raise"):
+    """Compress a scipy.sparse (or cupyx.scipy.sparse) matrix of any format.
+
+    Parameters
+    ----------
+    m : sparse matrix or array, shape (m, k)
+    dtype : dtype, optional
+        Element type of the result; by default that of `m`.
+    on_excess : {"raise", "prune"}
+        What to do with a group of more than two non-zeros; see `compress`.
+
+    Returns
+    -------
+    Sparse24Array
+        On the CPU for SciPy, on the GPU for cupyx matrices.
+
+    Raises
+    ------
+    PatternError
+        If the matrix does not obey 2:4; `sparse24.hybrid` takes it then, exactly.
+    ArgumentError
+        If `m` is no sparse matrix.
+
+    Examples
+    --------
+    >>> import scipy.sparse, sparse24 as s24
+    >>> A = s24.from_scipy(scipy.sparse.eye_array(8, format="csr"), dtype="float16")
+    >>> A.nnz, A.dtype.name
+    (8, 'float16')
+    """
+    try:
+        return compress(convert.densify(m), on_excess=on_excess, dtype=dtype)
+    except PatternError as error:
+        raise PatternError(
+            f"{error}; a matrix that does not obey 2:4 keeps all its elements in sparse24.hybrid(m)"
+        ) from None
+
+
+def random(shape, *, dtype="float32", rng=None, device="cpu"):
+    """A random 2:4 array: two normal values at random places of every group.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape (..., m, k).
+    dtype : dtype, default float32
+        int8 draws integers from -100 to 100.
+    rng : numpy.random.Generator or int, optional
+        Source of randomness or a seed.
+    device : str, default "cpu"
+        Where the array goes: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
+
+    Returns
+    -------
+    Sparse24Array
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> s24.random((3, 10), rng=0).density
+    0.6
+    """
+    row = _dtypes.lookup(dtype)
+    _check.at_least_2d(shape, argument="shape")
+    rng = np.random.default_rng(rng)
+    keep = _random_places(tuple(shape), rng)
+    if row.name == "int8":
+        x = rng.integers(-100, 101, shape).astype(np.int8)
+        x[x == 0] = 1
+    else:
+        x = rng.standard_normal(shape).astype(np.float32).astype(row.logical)
+    array = compress(np.where(keep, x, np.zeros((), x.dtype)))
+    return array if device == "cpu" else array.to_device(device)
+
+
+def _random_places(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    from sparse24.kernels import reference
+
+    return reference.top_mask(rng.random(shape), 2, 4)

@@ -1,0 +1,235 @@
+"""From a shaped product to a kernel: batches, types, and the planner's choice."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _autotune, _dtypes, _planner, _storage
+from sparse24._dtypes import DType
+from sparse24._errors import ArgumentError
+from sparse24._records import Compressed24, Epilogue, Operand24, Problem
+
+
+def fill(a: Operand24, b, out, options, types):
+    """Write ``a @ b`` into `out` (..., m, n), through the epilogue.
+
+    Returns a launcher ``launch(b, out, epilogue)`` for more products like this one, or
+    None where there is nothing to keep.
+    """
+    _refuse_overlap(out, a, b)
+    batch = out.shape[:-2]
+    a = _cast_operand(a, types.row_a)
+    b = _convert(b, types.row_b, options.b_dtype)
+    if math.prod(batch) == 0 or 0 in out.shape:
+        return None
+    a, b, flat_out, epilogue = _flatten(a, b, out, options.epilogue, batch)
+    if not types.on_gpu:
+        _on_cpu(a, b, flat_out, epilogue, options.algorithm)
+        launch = None
+    else:
+        launch = prepare(a, b, flat_out, epilogue, options, types)
+        launch(b, flat_out, epilogue)
+    if not _arrays.shares_memory(flat_out, out):
+        out[...] = flat_out.reshape(out.shape)
+        launch = None
+    return launch if len(batch) == 0 else None
+
+
+def prepare(a: Operand24, b, out, epilogue: Epilogue, options, types):
+    """Choose and compile a kernel; the launcher takes (b, out, epilogue)."""
+    problem = problem_of(a, b, out, epilogue, types, options.fast_accumulation)
+    device = b.device.id
+    if a.rows is None:
+        candidate = _planner.choose(problem, device, dense=True, algorithm=_planner.DENSE_KERNEL)
+        dense = a.dense if a.dense is not None else _dense_of(a)
+        return functools.partial(_planner.prepare(candidate, epilogue), dense)
+    if options.algorithm == "auto":
+        _autotune.visit(a, b, out, epilogue, problem, device)
+    has_dense = a.dense is not None
+    choice = _planner.choose(problem, device, dense=has_dense, algorithm=options.algorithm)
+    if choice.kernel == _planner.DENSE_KERNEL:
+        dense = a.dense if has_dense else _dense_of(a)
+        return functools.partial(_planner.prepare(choice, epilogue), dense)
+    return functools.partial(_planner.prepare(choice, epilogue), _storage.with_packed(a.rows))
+
+
+def problem_of(a: Operand24, b, out, epilogue: Epilogue, types, fast: bool = True) -> Problem:
+    """What the planner must know of this product."""
+    batched_a = len(a.shape) == 3 and a.shape[0] > 1
+    batched_b = b.ndim == 3 and b.shape[0] > 1
+    return Problem(
+        m=a.shape[-2], n=b.shape[-1], k=a.shape[-1],
+        batch=out.shape[0] if out.ndim == 3 else 1,
+        dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
+        b_order=order(b), out_order=order(out), a_batched=batched_a, b_batched=batched_b,
+        aligned=aligned(b) and aligned(out), plain=epilogue.is_plain,
+        activation=epilogue.activation, fast_accumulation=fast,
+        compute_capability=int(b.device.compute_capability),
+    )  # fmt: skip
+
+
+def order(x) -> str:
+    """``"row"``, ``"column"`` or ``"strided"``; a single row or column counts as what it is."""
+    rows, columns = x.shape[-2:]
+    row, column = x.strides[-2:]
+    size = x.dtype.itemsize
+    if columns == 1 and row == size and rows > 1:
+        return "column"
+    if (column == size or columns == 1) and rows == 1:
+        return "row"
+    if column == size:
+        return "row"
+    return "column" if row == size else "strided"
+
+
+def aligned(x) -> bool:
+    """True if the matrix starts on, and its contiguous lines advance by, multiples of 16 bytes."""
+    if x.data.ptr % 16 or (x.ndim == 3 and x.shape[0] > 1 and x.strides[0] % 16):
+        return False
+    rows, columns = x.shape[-2:]
+    if order(x) == "column":
+        return columns == 1 or x.strides[-1] % 16 == 0
+    return rows == 1 or x.strides[-2] % 16 == 0
+
+
+def _refuse_overlap(out, a: Operand24, b) -> None:
+    if _arrays.shares_memory(out, b) or _arrays.shares_memory(out, a.stored.values):
+        raise ArgumentError("out shares memory with an operand; pass another array")
+
+
+def _cast_operand(a: Operand24, row: DType) -> Operand24:
+    if a.dtype is row:
+        return a
+    turn = lambda record: None if record is None else _storage.cast(record, row)  # noqa: E731
+    return Operand24(turn(a.rows), turn(a.columns), None, a.shape, row)
+
+
+def _convert(b, row: DType, b_dtype):
+    own = _arrays.logical_dtype(b, b_dtype, argument="b")
+    if own is row:
+        return _arrays.as_storage(b, row)
+    if _arrays.is_cupy(b):
+        from sparse24.kernels import cast
+
+        xp = _arrays.namespace(b)
+        return cast.launch(xp.ascontiguousarray(_arrays.as_storage(b, own)), own, row)
+    return _arrays.as_storage(b, own).astype(row.logical)
+
+
+def _flatten(a: Operand24, b, out, epilogue: Epilogue, batch: tuple[int, ...]):
+    """At most one batch axis: an operand without one serves the whole batch."""
+    if not batch:
+        if len(a.shape) > 2:
+            a = _batch_of(a, (1,))
+        return a, b.reshape(b.shape[-2:]) if b.ndim > 2 else b, out, epilogue
+    if math.prod(a.shape[:-2]) > 1 or len(a.shape) > 2:
+        a = _batch_of(a, batch)
+    b = _flat_batch(b, batch)
+    out = out.reshape(-1, *out.shape[-2:])
+    c, aux = (_flat_batch(x, batch) for x in (epilogue.c, epilogue.aux))
+    if aux is not None and not _arrays.shares_memory(aux, epilogue.aux):
+        raise ArgumentError("aux of a batched product must be C-contiguous")
+    return a, b, out, _with_matrices(epilogue, c, aux)
+
+
+def _with_matrices(epilogue: Epilogue, c, aux) -> Epilogue:
+    if c is epilogue.c and aux is epilogue.aux:
+        return epilogue
+    return Epilogue(
+        epilogue.alpha, epilogue.beta, c, epilogue.row_scale, epilogue.column_scale,
+        epilogue.row_bias, epilogue.column_bias, epilogue.activation, epilogue.lower,
+        epilogue.upper, epilogue.out_scale, aux,
+    )  # fmt: skip
+
+
+def _flat_batch(x: Any, batch: tuple[int, ...]):
+    """(..., r, c) as (r, c) if it serves the whole batch, else as (prod(batch), r, c)."""
+    if x is None or x.ndim == 2:
+        return x
+    if math.prod(x.shape[:-2]) == 1:
+        return x.reshape(x.shape[-2:])
+    xp = _arrays.namespace(x)
+    full = x if x.shape[:-2] == batch else xp.broadcast_to(x, (*batch, *x.shape[-2:]))
+    return full.reshape(-1, *x.shape[-2:])
+
+
+def _batch_of(a: Operand24, batch: tuple[int, ...]) -> Operand24:
+    """The operand with one batch axis, or none if one matrix serves all."""
+    single = math.prod(a.shape[:-2]) == 1
+
+    def record(old: Compressed24 | None) -> Compressed24 | None:
+        if old is None:
+            return None
+        parts = (old.values, old.metadata, old.packed)
+        core = (2, 2, 3)
+        new = []
+        for x, keep in zip(parts, core, strict=True):
+            if x is None:
+                new.append(None)
+            elif single:
+                new.append(x.reshape(x.shape[-keep:]))
+            else:
+                new.append(_spread(x, batch, keep))
+        lead = () if single else (math.prod(batch),)
+        return Compressed24(*new, (*lead, *old.shape[-2:]), old.dtype)
+
+    rows, columns = record(a.rows), record(a.columns)
+    dense = None
+    if a.dense is not None:
+        dense = _flat_batch(a.dense, batch)
+    kept = rows if rows is not None else columns
+    lead = kept.shape[:-2]  # type: ignore[union-attr]
+    return Operand24(rows, columns, dense, (*lead, *a.shape[-2:]), a.dtype)
+
+
+def _spread(x, batch: tuple[int, ...], keep: int):
+    """(..., core) as (prod(batch), core); a broadcast copies, with rows 16-byte aligned."""
+    lead = math.prod(batch)
+    if x.shape[:-keep] == batch:
+        return x.reshape(lead, *x.shape[-keep:])
+    xp = _arrays.namespace(x)
+    copy = _arrays.empty_rows(xp, (*batch, *x.shape[-keep:]), x.dtype)
+    copy[...] = x
+    return copy.reshape(lead, *x.shape[-keep:])
+
+
+def _dense_of(a: Operand24):
+    """The dense matrix, decompressed now."""
+    if a.rows is not None:
+        return _storage.decompress(a.rows)
+    return _storage.decompress(a.stored).swapaxes(-1, -2)
+
+
+def _on_cpu(a: Operand24, b, out, epilogue: Epilogue, algorithm: str) -> None:
+    from sparse24.kernels import cpu
+
+    known = ("auto", "cpu_sparse", "cpu_dense")
+    if algorithm not in known:
+        raise ArgumentError(f"algorithm on the CPU must be one of {known}, got {algorithm!r}")
+    if a.rows is None:
+        _dense_on_cpu(_dense_of(a), b, out, epilogue)
+        return
+    record = a.rows
+    choice = {"cpu_sparse": "sparse", "cpu_dense": "dense"}.get(algorithm)
+    choice = choice or cpu.choose(a.shape[-2], a.shape[-1], b.shape[-1], a.dtype.name)
+    product = cpu.matmul if choice == "sparse" else cpu.decompress_matmul
+    product(record.values, _storage.canonical(record), record.k, b, out, epilogue)
+
+
+def _dense_on_cpu(dense, b, out, epilogue: Epilogue) -> None:
+    from sparse24.kernels import reference
+
+    accumulator = _dtypes.lookup(dense.dtype).accumulator
+    acc = np.matmul(dense.astype(accumulator), b.astype(accumulator))
+    result, before = reference.apply_epilogue(acc, epilogue, _dtypes_name(out))
+    out[...] = result
+    if epilogue.aux is not None:
+        epilogue.aux[...] = before
+
+
+def _dtypes_name(out) -> str:
+    return "int32" if out.dtype == np.int32 else _dtypes.lookup(out.dtype).name

@@ -1,0 +1,273 @@
+"""`plan`, `explain` and `autotune`: what will run, why, and what ran fastest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _autotune, _dispatch, _dtypes, _planner, _product, _tuning_cache
+from sparse24 import _matmul as public
+from sparse24._errors import ArgumentError, DeviceError
+from sparse24._planner import Candidate
+from sparse24.formats.two_four import Sparse24Array
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which kernel multiplies, what else could, and why; ``str()`` gives a table.
+
+    Attributes
+    ----------
+    chosen : str
+        Name of the candidate that runs.
+    candidates : tuple of Candidate
+        Fastest prediction first, refused ones last; empty on the CPU.
+    measured : dict
+        Seconds by candidate name where this problem was tuned.
+    reason : str
+        One sentence.
+    """
+
+    chosen: str
+    candidates: tuple[Candidate, ...]
+    measured: dict[str, float]
+    reason: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.chosen}: {self.reason}"]
+        for candidate in self.candidates:
+            staging = " (copies first)" if candidate.stage_b or candidate.stage_out else ""
+            if candidate.refusal is not None:
+                lines.append(f"  {candidate.kernel:24} cannot: {candidate.refusal}{staging}")
+                continue
+            seconds = self.measured.get(candidate.name)
+            measured = "" if seconds is None else f", measured {1e6 * seconds:.1f} µs"
+            predicted = f"predicted {1e6 * candidate.seconds:.1f} µs"
+            lines.append(f"  {candidate.name:32} {predicted}{measured}{staging}")
+        return "\n".join(lines)
+
+
+def explain(a, b, *, dtype=None, epilogue=None, algorithm="auto") -> Explanation:
+    """Say which kernel ``matmul(a, b)`` runs, and why.
+
+    Parameters
+    ----------
+    a, b : Sparse24Array or array
+        As for `matmul`; one is a `Sparse24Array`.  Nothing is multiplied.
+    dtype, epilogue, algorithm
+        As for `matmul`.
+
+    Returns
+    -------
+    Explanation
+        Printed, it lists the candidates with predicted and, if tuned, measured times.
+
+    Raises
+    ------
+    ArgumentError
+        If neither operand is a `Sparse24Array`.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A = s24.random((256, 256), rng=0)
+    >>> print(s24.explain(A, np.ones((256, 1), np.float32)).chosen)
+    cpu_sparse
+    """
+    operand, other = _as_left(a, b)
+    if operand.rows is None:
+        reason = (
+            "the groups do not run along the contracted axis, so the array is decompressed; "
+            "compress with transposable=True to multiply from both sides"
+        )
+        return Explanation("dense", (), {}, reason)
+    if not _arrays.is_cupy(other):
+        return _explain_cpu(operand, other, algorithm)
+    problem = _problem(operand, other, dtype, epilogue)
+    device = other.device.id
+    dense = operand.dense is not None
+    ranked = tuple(_planner.candidates(problem, device, dense=True))
+    chosen = _planner.choose(problem, device, dense=dense, algorithm=algorithm)
+    measured = _tuning_cache.measured(device, problem, dense=dense)
+    reason = _reason(chosen, ranked, measured, dense, algorithm)
+    return Explanation(chosen.name, ranked, measured, reason)
+
+
+def _as_left(a, b):
+    """The product as sparse operand times dense operand."""
+    from sparse24 import _foreign
+
+    if isinstance(a, Sparse24Array):
+        other = b.toarray() if isinstance(b, Sparse24Array) else _foreign.take(b)[0]
+        return a._operand, other if other.ndim > 1 else other[:, None]
+    if isinstance(b, Sparse24Array):
+        other = _foreign.take(a)[0]
+        other = other if other.ndim > 1 else other[None]
+        if other.ndim > 2 and b.ndim == 2:
+            other = other.reshape(-1, other.shape[-1])
+        return b._operand.transposed(), other.swapaxes(-1, -2)
+    raise ArgumentError("one operand must be a Sparse24Array; plain arrays are checked at each call")
+
+
+def _problem(operand, other, dtype, epilogue):
+    options = _product.Options(out_dtype=dtype)
+    shape = (*other.shape[:-2], operand.shape[-2], other.shape[-1])
+    types = _product._Result.plan(operand, other, options, shape)
+    out = types.allocate(...)
+    fused = public._fuse(operand_view(operand), other, None, 1.0, 0.0, epilogue, None)
+    return _dispatch.problem_of(operand, other, out, fused, types)
+
+
+def operand_view(operand) -> Sparse24Array:
+    """The operand as an array again, for functions that take one."""
+    return Sparse24Array(operand)
+
+
+def _explain_cpu(operand, other, algorithm: str) -> Explanation:
+    from sparse24.kernels import cpu
+
+    choice = cpu.choose(*operand.shape[-2:], other.shape[-1], operand.dtype.name)
+    chosen = f"cpu_{choice}" if algorithm == "auto" else algorithm
+    reason = {
+        "cpu_sparse": "the Numba kernel skips the zeros and wins at this size",
+        "cpu_dense": "decompressing and multiplying by BLAS wins at this size",
+    }.get(chosen, "it was asked for")
+    return Explanation(chosen, (), {}, reason)
+
+
+def _reason(chosen, ranked, measured, dense: bool, algorithm: str) -> str:
+    if algorithm != "auto":
+        return "it was asked for"
+    dense_row = next(c for c in ranked if c.kernel == _planner.DENSE_KERNEL)
+    if chosen.name in measured:
+        return f"it measured fastest of {len(measured)} candidates on this GPU"
+    if chosen.kernel == _planner.DENSE_KERNEL:
+        return "no sparse kernel is predicted to beat the dense product at this size"
+    ratio = dense_row.seconds / chosen.seconds
+    if ratio >= 1:
+        return f"it is predicted fastest, {ratio:.2f} times as fast as the dense product"
+    way_out = "the dense matrix is not kept; keep_dense=True would let the dense product run"
+    return f"it is predicted at {ratio:.2f} times the speed of the dense product; {way_out}"
+
+
+class MatmulPlan:
+    """A product prepared for one signature: chosen, compiled, ready to run.
+
+    Made by `plan`.
+
+    Attributes
+    ----------
+    candidates : tuple of Candidate
+        What could run, fastest prediction first.
+    chosen : str
+        What runs.
+    """
+
+    def __init__(self, a: Sparse24Array, explanation: Explanation, algorithm: str, options: dict):
+        self._a = a
+        self._algorithm = algorithm
+        self._options = options
+        self.explanation = explanation
+        self.candidates = explanation.candidates
+        self.chosen = explanation.chosen
+
+    def execute(self, b, out=None):
+        """Multiply; `b` has the shape, dtype and order that the plan was made for.
+
+        Enqueues on CuPy's current stream and does not wait.
+        """
+        return public.matmul(self._a, b, out, algorithm=self._algorithm, **self._options)
+
+    def __repr__(self) -> str:
+        return f"<MatmulPlan: {self.chosen}, {len(self.candidates)} candidates>"
+
+
+def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto") -> MatmulPlan:
+    """Choose and compile the kernel of ``matmul(a, b)`` before there is a `b`.
+
+    Parameters
+    ----------
+    a : Sparse24Array, shape (m, k)
+    b_spec : array or (shape, dtype)
+        An array like the coming ones, or its shape and dtype (row order).
+    dtype, epilogue, algorithm
+        As for `matmul`.
+
+    Returns
+    -------
+    MatmulPlan
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A = s24.random((64, 32), rng=0)
+    >>> p = s24.plan(A, ((32, 8), np.float32))
+    >>> p.execute(np.ones((32, 8), np.float32)).shape
+    (64, 8)
+    """
+    if not isinstance(a, Sparse24Array):
+        raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}; see compress")
+    b = b_spec
+    if isinstance(b_spec, tuple):
+        shape, b_dtype = b_spec
+        xp = np if a.device == "cpu" else _arrays.cupy_module()
+        row = _dtypes.lookup(b_dtype)
+        carried = np.uint8 if row.is_float8 and xp is not np else row.logical
+        b = xp.zeros(shape, carried)
+    explanation = explain(a, b, dtype=dtype, epilogue=epilogue, algorithm=algorithm)
+    options = {"dtype": dtype, "epilogue": epilogue}
+    public.matmul(a, b, algorithm=algorithm, **options)  # compiles, loads, fills caches
+    named = explanation.chosen if explanation.candidates else algorithm
+    return MatmulPlan(a, explanation, named, options)
+
+
+@contextlib.contextmanager
+def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
+    """Measure every new product inside the block, and remember the fastest kernel.
+
+    The first product of each signature runs all candidates within reach of the best
+    prediction, checks each against the reference kernel (one that errs cannot win), and
+    takes the median of interleaved rounds; it synchronises.  Winners serve all later
+    calls, inside the block and after it.
+
+    Parameters
+    ----------
+    enabled : bool, default True
+        ``False`` makes the block do nothing.
+    cache : path, optional
+        A tuning file: read at the start, written at the end.  A file of another GPU,
+        driver or version is ignored and left alone.
+
+    Raises
+    ------
+    DeviceError
+        If no GPU is there.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> with s24.autotune(enabled=False):
+    ...     pass
+    """
+    if not enabled:
+        yield
+        return
+    if not _arrays.cuda_available():
+        raise DeviceError("autotune measures on a GPU, but CuPy finds no CUDA device")
+    device = _arrays.cupy_module().cuda.Device().id
+    if cache is not None:
+        _tuning_cache.merge(Path(cache), device)
+    token = _autotune.active.set(True)
+    try:
+        yield
+    finally:
+        _autotune.active.reset(token)
+        if cache is not None:
+            _tuning_cache.write(Path(cache), device, replace=False)
+
+

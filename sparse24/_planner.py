@@ -1,0 +1,202 @@
+"""Which kernel multiplies: candidates, their predicted times, and the choice.
+
+A candidate is a kernel, one of its configurations, and what must be copied first
+(``staging``).  The fastest prediction wins unless the tuning cache knows a winner
+that was measured on this chip.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sparse24 import _dtypes, _tuning_cache
+from sparse24._errors import ArgumentError, UnsupportedError
+from sparse24._records import Compressed24, Epilogue, Problem
+
+SPARSE_KERNELS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
+DENSE_KERNEL = "dense"
+
+# A strided copy of an operand moves its bytes twice at about this share of copy speed
+# (an elementwise kernel with one side uncoalesced; measured on an H200).
+STAGING_EFFICIENCY = 0.25
+STAGING_LAUNCH = 4e-6  # seconds
+
+# Copy bandwidth where none was measured: bytes a second and multiprocessor of an H200.
+DEFAULT_BANDWIDTH_PER_SM = 4.2e12 / 132
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a product.
+
+    Attributes
+    ----------
+    kernel, config : str
+        Names, as `algorithm` takes them: ``"kernel"`` or ``"kernel/config"``.
+    problem : Problem
+        The problem that the kernel sees, after staging.
+    seconds : float
+        Predicted time, staging included; ``inf`` if the kernel refuses.
+    refusal : str or None
+        Why it cannot run.
+    stage_b, stage_out : bool
+        Whether b, or the result, goes through a copy.
+    """
+
+    kernel: str
+    config: str
+    problem: Problem
+    seconds: float
+    refusal: str | None = None
+    stage_b: bool = False
+    stage_out: bool = False
+    settings: Any = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel}/{self.config}" if self.config else self.kernel
+
+
+def kernel_module(name: str):
+    return importlib.import_module(f"sparse24.kernels.{name}")
+
+
+@functools.cache
+def chip(device: int) -> dict[str, float]:
+    """Multiprocessors, clock in Hz and copy bandwidth in bytes a second of a device."""
+    import cupy
+
+    attributes = cupy.cuda.Device(device).attributes
+    sms = attributes["MultiProcessorCount"]
+    measured = _tuning_cache.bandwidth(device)
+    return {
+        "sms": sms,
+        "clock_hz": 1e3 * attributes["ClockRate"],
+        "bandwidth": measured or DEFAULT_BANDWIDTH_PER_SM * sms,
+    }
+
+
+def _variants(problem: Problem) -> list[tuple[Problem, bool, bool, float]]:
+    """The problem as it is, and with operands copied: (problem, stage b, stage out, bytes)."""
+    size = _dtypes.TABLE[problem.b_dtype].itemsize
+    b_bytes = problem.k * problem.n * size * (problem.batch if problem.b_batched else 1)
+    out_size = _dtypes.numpy_dtype(problem.out_dtype).itemsize
+    out_bytes = problem.m * problem.n * problem.batch * out_size
+    found = [(problem, False, False, 0.0)]
+    needs_b = not problem.aligned or problem.b_order == "strided" or size == 1
+    if needs_b and problem.b_order != "column" or not problem.aligned:
+        staged = dataclasses.replace(problem, b_order="column", aligned=True)
+        stage_out = not problem.aligned or problem.out_order == "strided"
+        if stage_out:
+            order = problem.out_order if problem.out_order != "strided" else "row"
+            staged = dataclasses.replace(staged, out_order=order)
+        found.append((staged, True, stage_out, b_bytes + stage_out * out_bytes))
+    elif problem.out_order == "strided":
+        staged = dataclasses.replace(problem, out_order="row")
+        found.append((staged, False, True, out_bytes))
+    return found
+
+
+def candidates(problem: Problem, device: int, *, dense: bool) -> list[Candidate]:
+    """All candidates, fastest prediction first, refused ones last."""
+    facts = chip(device)
+    names = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
+    found = []
+    for variant, stage_b, stage_out, moved in _variants(problem):
+        staging = moved * 2 / (STAGING_EFFICIENCY * facts["bandwidth"])
+        staging += STAGING_LAUNCH * (stage_b + stage_out)
+        for name in names:
+            module = kernel_module(name)
+            refusal = module.refuses(variant)
+            if refusal:
+                row = Candidate(name, "", variant, float("inf"), refusal, stage_b, stage_out)
+                found.append(row)
+                continue
+            scale = _tuning_cache.scale(device, name)
+            for config in module.configs(variant):
+                seconds = staging + scale * module.predict(variant, config, facts)
+                found.append(
+                    Candidate(
+                        name, config.name, variant, seconds, None, stage_b, stage_out, config
+                    )
+                )
+    return sorted(found, key=lambda candidate: candidate.seconds)
+
+
+def choose(
+    problem: Problem, device: int, *, dense: bool, algorithm: str = "auto"
+) -> Candidate:
+    """The candidate to run.
+
+    Raises
+    ------
+    UnsupportedError
+        If the named kernel refuses; the message says why.
+    ArgumentError
+        If no kernel has that name.
+    """
+    ranked = candidates(problem, device, dense=dense or algorithm == DENSE_KERNEL)
+    if algorithm == "auto":
+        tuned = _tuning_cache.winner(device, problem, dense=dense)
+        for candidate in ranked:
+            if candidate.name == tuned and candidate.refusal is None:
+                return candidate
+        return ranked[0]
+    named = [c for c in ranked if algorithm in (c.kernel, c.name)]
+    if not named:
+        raise ArgumentError(
+            f"algorithm must be 'auto' or one of {', '.join((*SPARSE_KERNELS, DENSE_KERNEL))}, "
+            f"optionally with '/config', got {algorithm!r}"
+        )
+    if named[0].refusal is not None:
+        raise UnsupportedError(f"{algorithm} cannot multiply this: {named[0].refusal}")
+    return named[0]
+
+
+def prepare(candidate: Candidate, epilogue: Epilogue) -> Callable[..., None]:
+    """A callable ``run(a, b, out, epilogue)`` that stages and launches.
+
+    ``a`` is a `Compressed24` with packed metadata, or a dense array for the dense kernel.
+    """
+    module = kernel_module(candidate.kernel)
+    launch = module.prepare(candidate.problem, candidate.settings, epilogue)
+    if not (candidate.stage_b or candidate.stage_out):
+        return launch
+
+    def staged(a: Compressed24 | Any, b, out, epilogue: Epilogue) -> None:
+        inner_b = _aligned_column_order(b) if candidate.stage_b else b
+        inner_out = out
+        if candidate.stage_out:
+            inner_out = _aligned_like(out, candidate.problem.out_order)
+        launch(a, inner_b, inner_out, epilogue)
+        if candidate.stage_out:
+            out[...] = inner_out
+
+    return staged
+
+
+def _aligned_column_order(b):
+    """A copy of b (..., k, n) whose columns are contiguous and 16-byte aligned."""
+    from sparse24 import _arrays
+
+    xp = _arrays.namespace(b)
+    turned = b.swapaxes(-1, -2)
+    copy = _arrays.empty_rows(xp, turned.shape, b.dtype)
+    copy[...] = turned
+    return copy.swapaxes(-1, -2)
+
+
+def _aligned_like(out, order: str):
+    """Scratch of the shape of `out`, in the given order, rows 16-byte aligned."""
+    from sparse24 import _arrays
+
+    xp = _arrays.namespace(out)
+    if order == "column":
+        turned = _arrays.empty_rows(xp, out.swapaxes(-1, -2).shape, out.dtype)
+        return turned.swapaxes(-1, -2)
+    return _arrays.empty_rows(xp, out.shape, out.dtype)

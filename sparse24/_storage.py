@@ -1,0 +1,171 @@
+"""What can be done to a `Compressed24` record on either device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _check, _spec
+from sparse24._dtypes import DType
+from sparse24._errors import ArgumentError, DeviceError, DTypeError, PatternError, ShapeError
+from sparse24._records import Compressed24
+
+
+def canonical(record: Compressed24) -> Any:
+    """The canonical metadata of a record, converted if it holds packed metadata only."""
+    if record.metadata is not None:
+        return record.metadata
+    if _arrays.is_cupy(record.packed):
+        from sparse24.kernels import decompress
+
+        return decompress.unpack_metadata(record.packed, record.m, record.k, record.dtype.itemsize)
+    from sparse24.kernels import reference
+
+    return reference.unpack_metadata(record.packed, record.m, record.k, record.dtype.itemsize)
+
+
+def packed(record: Compressed24) -> Any:
+    """The packed metadata of a record, converted if it holds canonical metadata only."""
+    if record.packed is not None:
+        return record.packed
+    if _arrays.is_cupy(record.metadata):
+        from sparse24.kernels import decompress
+
+        return decompress.pack_metadata(record.metadata, record.k, record.dtype.itemsize)
+    from sparse24.kernels import reference
+
+    return reference.pack_metadata(record.metadata, record.k, record.dtype.itemsize)
+
+
+def with_packed(record: Compressed24) -> Compressed24:
+    """The record with packed metadata, as the CUDA products need it."""
+    if record.packed is not None:
+        return record
+    return Compressed24(
+        record.values, record.metadata, packed(record), record.shape, record.dtype
+    )
+
+
+def decompress(record: Compressed24, out=None):
+    """Dense array (..., m, k) of a record; written to `out` if given."""
+    if _arrays.is_cupy(record.values):
+        from sparse24.kernels import decompress as kernel
+
+        return kernel.launch(record, out=out)
+    from sparse24.kernels import cpu
+
+    dense = cpu.decompress(record.values, canonical(record), record.k)
+    if out is None:
+        return dense
+    out[...] = dense
+    return out
+
+
+def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> None:
+    """Refuse a result array that does not fit."""
+    if _arrays.is_cupy(out) != _arrays.is_cupy(like):
+        raise DeviceError(f"out is on {_arrays.device_of(out)}, the operands on {_arrays.device_of(like)}")
+    if tuple(out.shape) != tuple(shape):
+        raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(out.shape)}")
+    if out.dtype not in (row.logical, row.storage if row.is_float8 else row.logical):
+        raise DTypeError(f"out must have dtype {row.logical}, got {out.dtype}")
+    _check.writable(out, argument="out")
+
+
+def raise_excess(status, shape: tuple[int, ...], *, axis: int = -1, argument: str = "x") -> None:
+    """Raise `PatternError` if a check found a bad group; waits for the device.
+
+    `status` holds (first bad flat group or -1, number of bad groups); `shape` is that of
+    the array with the groups along its last axis.
+    """
+    if status is None:
+        return
+    first, count = (int(x) for x in status)
+    if count == 0:
+        return
+    groups = _spec.groups(shape[-1])
+    index = list(np.unravel_index(first, (*shape[:-1], groups)))
+    start = _spec.GROUP * int(index[-1])
+    places = [str(int(i)) for i in index[:-1]]
+    places.append(f"{start}:{min(start + _spec.GROUP, shape[-1])}")
+    if axis == -2:
+        places[-1], places[-2] = places[-2], places[-1]
+    raise PatternError(
+        f"{argument}[{', '.join(places)}] has more than 2 non-zeros, the first of {count} such "
+        "groups; prune it first (sparse24.prune), or pass on_excess='prune'"
+    )
+
+
+def cast(record: Compressed24, row: DType) -> Compressed24:
+    """The record with elements of another type; the codes stay."""
+    values = record.values
+    if _arrays.is_cupy(values):
+        from sparse24.kernels import cast as kernel
+
+        converted = kernel.launch(values, record.dtype, row)
+    else:
+        from sparse24.kernels import reference
+
+        converted = reference.to_dtype(values, row.logical)
+    keep_order = (row.itemsize == 1) == (record.dtype.itemsize == 1)
+    metadata = canonical(record) if not keep_order else record.metadata
+    return Compressed24(
+        converted, metadata, record.packed if keep_order else None, record.shape, row
+    )
+
+
+def copy(record: Compressed24) -> Compressed24:
+    """A deep copy; rows keep their alignment."""
+    return move(record, lambda x: x.copy())
+
+
+def mover(device, stream=None):
+    """A function that copies an array to `device`."""
+    if device == "cpu":
+        return lambda x: x.get(stream=stream) if _arrays.is_cupy(x) else x.copy()
+    name, _, index = str(device).partition(":")
+    if name != "cuda" or (index and not index.isdigit()):
+        raise ArgumentError(f"device must be 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
+    cupy = _arrays.cupy_module()
+    if not _arrays.cuda_available():
+        raise DeviceError(f"cannot move to {device}: no CUDA device is available")
+
+    def to_cuda(x):
+        with cupy.cuda.Device(int(index) if index else cupy.cuda.Device().id):
+            return cupy.asarray(x)
+
+    return to_cuda
+
+
+def move(record: Compressed24, mover) -> Compressed24:
+    """The record with every array copied by `mover`; rows 16-byte aligned on a GPU."""
+    source = record.values
+    if record.dtype.is_float8:
+        source = source.view(np.uint8)
+    values = mover(source)
+    if _arrays.is_cupy(values):
+        aligned = _arrays.empty_rows(_arrays.namespace(values), values.shape, values.dtype)
+        aligned[...] = values
+        values = aligned
+    elif record.dtype.is_float8:
+        values = np.ascontiguousarray(values).view(record.dtype.logical)
+    parts = tuple(None if x is None else mover(x) for x in (record.metadata, record.packed))
+    return Compressed24(values, *parts, record.shape, record.dtype)
+
+
+def row_slice(record: Compressed24, start: int, stop: int) -> Compressed24:
+    """Rows start:stop of a matrix; values and canonical metadata are views."""
+    values = record.values[start:stop]
+    if record.packed is not None and start % _spec.ATOM_M == 0:
+        atoms = slice(start // _spec.ATOM_M, -(-stop // _spec.ATOM_M))
+        xp = _arrays.namespace(record.packed)
+        packed_part = xp.ascontiguousarray(record.packed[:, atoms])
+    else:
+        packed_part = None
+    metadata = record.metadata
+    if metadata is None and packed_part is None:
+        metadata = canonical(record)
+    metadata_part = None if metadata is None else metadata[start:stop]
+    shape = (stop - start, record.k)
+    return Compressed24(values, metadata_part, packed_part, shape, record.dtype)

@@ -1,0 +1,167 @@
+"""Measured winners, kept in memory and in one JSON file a machine.
+
+The file is keyed by GPU, driver, library version and kernel digests.  A file that
+does not match is ignored and left alone until `save` is told to replace it; a
+write is atomic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import threading
+from pathlib import Path
+
+from sparse24 import _evidence
+from sparse24._records import Problem
+from sparse24._version import __version__
+
+FORMAT = 1
+_lock = threading.Lock()
+_state: dict[int, dict] = {}  # by device: {"winners": {...}, "scales": {...}, "bandwidth": float}
+
+
+def directory() -> Path:
+    """Where sparse24 keeps files of this user: ``$SPARSE24_CACHE_DIR`` or the platform's place."""
+    chosen = os.environ.get("SPARSE24_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("sparse24", appauthor=False))
+
+
+def path(device: int) -> Path:
+    """The tuning file of a device."""
+    return directory() / f"tuning-{_gpu_name(device).replace(' ', '-')}.json"
+
+
+@functools.cache
+def _gpu_name(device: int) -> str:
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+
+
+@functools.cache
+def key(device: int) -> dict:
+    """What a file must match to be used."""
+    import cupy
+
+    from sparse24._planner import SPARSE_KERNELS
+    from sparse24.kernels import loader
+
+    return {
+        "format": FORMAT,
+        "sparse24": __version__,
+        "gpu": _gpu_name(device),
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "kernels": {stem: loader.digest(stem) for stem in SPARSE_KERNELS},
+    }
+
+
+def _empty() -> dict:
+    return {"winners": {}, "scales": {}, "bandwidth": None}
+
+
+def read(file: Path, device: int) -> dict | None:
+    """The content of a tuning file, or None if it is absent, damaged or of another key."""
+    try:
+        record = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(record, dict) or record.get("key") != key(device):
+        return None
+    content = record.get("content")
+    fits = isinstance(content, dict) and _empty().keys() <= content.keys()
+    return content if fits and isinstance(content["winners"], dict) else None
+
+
+def state(device: int) -> dict:
+    """What is known of a device; read from its file at first use."""
+    with _lock:
+        if device not in _state:
+            _state[device] = read(path(device), device) or _empty()
+        return _state[device]
+
+
+def problem_key(problem: Problem, *, dense: bool) -> str:
+    """One line that names a problem; products of equal lines run alike."""
+    fields = dataclasses.asdict(problem) | {"dense": dense}
+    return " ".join(f"{name}={value}" for name, value in fields.items())
+
+
+def winner(device: int, problem: Problem, *, dense: bool) -> str | None:
+    """Name of the measured winner of a problem, if there is one."""
+    found = state(device)["winners"].get(problem_key(problem, dense=dense))
+    return found["name"] if found else None
+
+
+def measured(device: int, problem: Problem, *, dense: bool) -> dict[str, float]:
+    """Measured seconds by candidate name; empty if the problem was not tuned."""
+    found = state(device)["winners"].get(problem_key(problem, dense=dense))
+    return found["seconds"] if found else {}
+
+
+def record_winner(device: int, problem: Problem, *, dense: bool, seconds: dict[str, float]) -> None:
+    """Remember the measured times of a problem's candidates."""
+    best = min(seconds, key=seconds.__getitem__)
+    content = state(device)
+    with _lock:
+        content["winners"][problem_key(problem, dense=dense)] = {"name": best, "seconds": seconds}
+
+
+def scale(device: int, kernel: str) -> float:
+    """Measured over predicted time of a kernel on this device; 1.0 if not calibrated."""
+    return state(device)["scales"].get(kernel, 1.0)
+
+
+def bandwidth(device: int) -> float | None:
+    """Measured copy bandwidth in bytes a second, if calibrated."""
+    return state(device)["bandwidth"]
+
+
+def record_model(device: int, *, bandwidth: float, scales: dict[str, float]) -> None:
+    """Remember the fitted cost model of a device."""
+    content = state(device)
+    with _lock:
+        content["bandwidth"] = bandwidth
+        content["scales"].update(scales)
+
+
+def write(file: Path, device: int, *, replace: bool) -> bool:
+    """Merge what is known into a file; False if it holds another key and `replace` is not set."""
+    known = read(file, device)
+    if known is None and file.exists() and not replace:
+        return False
+    content = state(device)
+    with _lock:
+        merged = known or _empty()
+        merged = {
+            "winners": merged["winners"] | content["winners"],
+            "scales": merged["scales"] | content["scales"],
+            "bandwidth": content["bandwidth"] or merged["bandwidth"],
+        }
+    _evidence.write_json(file, {"key": key(device), "content": merged})
+    return True
+
+
+def merge(file: Path, device: int) -> bool:
+    """Take over a file's content; False if it does not match this machine."""
+    content = read(file, device)
+    if content is None:
+        return False
+    mine = state(device)
+    with _lock:
+        mine["winners"].update(content["winners"])
+        mine["scales"].update(content["scales"])
+        mine["bandwidth"] = content["bandwidth"] or mine["bandwidth"]
+    return True
+
+
+def forget(device: int) -> None:
+    """Drop what is known in memory."""
+    with _lock:
+        _state[device] = _empty()

@@ -1,0 +1,91 @@
+"""The tuning cache: winners measured on this GPU, and the fitted cost model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparse24 import _arrays, _calibrate, _planner, _tuning_cache
+from sparse24._errors import DeviceError, FormatError
+
+__all__ = ["calibrate", "clear", "load", "path", "save"]
+
+
+def _device() -> int:
+    if not _arrays.cuda_available():
+        raise DeviceError("the tuning cache belongs to a GPU, but CuPy finds no CUDA device")
+    return _arrays.cupy_module().cuda.Device().id
+
+
+def path() -> Path:
+    """The file that tuning results of the current GPU are kept in.
+
+    It lies in the user's cache folder, or in ``$SPARSE24_CACHE_DIR``.
+
+    Raises
+    ------
+    DeviceError
+        If no GPU is there.
+    """
+    return _tuning_cache.path(_device())
+
+
+def save(file=None, *, replace: bool = False) -> Path:
+    """Write what was tuned to a file; atomic, merged with what the file holds.
+
+    Parameters
+    ----------
+    file : path, optional
+        By default `path`.
+    replace : bool
+        Overwrite a file of another GPU, driver or version; without it that is an error.
+
+    Returns
+    -------
+    pathlib.Path
+
+    Raises
+    ------
+    FormatError
+        If the file belongs to another GPU, driver or version, or is no tuning file.
+    """
+    device = _device()
+    target = Path(file) if file is not None else _tuning_cache.path(device)
+    if not _tuning_cache.write(target, device, replace=replace):
+        raise FormatError(
+            f"{target} belongs to another GPU, driver or version; pass replace=True to overwrite it"
+        )
+    return target
+
+
+def load(file=None) -> bool:
+    """Take over the winners of a tuning file; False if it does not match this machine."""
+    device = _device()
+    target = Path(file) if file is not None else _tuning_cache.path(device)
+    found = _tuning_cache.merge(target, device)
+    _planner.chip.cache_clear()
+    return found
+
+
+def clear() -> None:
+    """Forget what was tuned, in memory; files stay."""
+    _tuning_cache.forget(_device())
+    _planner.chip.cache_clear()
+
+
+def calibrate() -> dict[str, float]:
+    """Fit the cost model to the current GPU: copy bandwidth, and a factor for each kernel.
+
+    Takes a few seconds and about 1 GB; synchronises.  `save` keeps the result.
+
+    Returns
+    -------
+    dict
+        Bandwidth in bytes a second under ``"bandwidth"``, and for each kernel the median
+        of measured over predicted time.
+    """
+    device = _device()
+    fitted = _calibrate.fit(device)
+    bandwidth = fitted.pop("bandwidth")
+    _tuning_cache.record_model(device, bandwidth=bandwidth, scales=fitted)
+    _planner.chip.cache_clear()
+    return {"bandwidth": bandwidth, **fitted}
