@@ -117,7 +117,9 @@ class SparseArray(ABC):
     def _transposed(self) -> Any:
         transposed = getattr(self, "T", None)
         if transposed is None:
-            raise UnsupportedError(f"{type(self).__name__} has no transposed view; use .toarray().T")
+            raise UnsupportedError(
+                f"{type(self).__name__} has no transposed view; use .toarray().T"
+            )
         return transposed
 
     def __array__(self, *args, **kwargs):

@@ -26,7 +26,9 @@ def densify(m: Any):
 def to_csr(dense, dtype=None):
     """CSR matrix of a dense 2-D array, on the array's device."""
     if dense.ndim != 2:
-        raise ArgumentError(f"only a matrix converts to CSR, got {dense.ndim} axes; slice a batch first")
+        raise ArgumentError(
+            f"only a matrix converts to CSR, got {dense.ndim} axes; slice a batch first"
+        )
     if dtype is None and not _fits_scipy(dense.dtype):
         dtype = np.float32
     dense = dense if dtype is None else dense.astype(dtype)

@@ -43,7 +43,7 @@ class Sparse24Array(SparseArray):
     >>> import numpy as np, sparse24 as s24
     >>> A = s24.compress(np.array([[0, 1, 0, 2, 3, 0, 0, 0]], np.float32))
     >>> A
-    <Sparse24Array: shape (1, 8), dtype float32, axis -1, on cpu, 19 bytes (dense: 32)>
+    <Sparse24Array: shape (1, 8), dtype float32, axis -1, on cpu, 17 bytes (dense: 32)>
     >>> A.values, A.metadata
     (array([[1., 2., 3., 0.]], dtype=float32), array([[205]], dtype=uint8))
     >>> A @ np.ones(8, np.float32)
@@ -115,7 +115,7 @@ class Sparse24Array(SparseArray):
 
     @property
     def metadata(self):
-        """Canonical codes, uint8 (..., m, ceil(k / 8)), low K in the low nibble; see :ref:`layout`."""
+        """Canonical codes, uint8 (..., m, ceil(k / 8)), low K in the low nibble: :ref:`layout`."""
         return self._converted("metadata", _storage.canonical)
 
     @property
@@ -142,7 +142,10 @@ class Sparse24Array(SparseArray):
     # --- conversions --------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise the `PatternError` that ``compress(check="deferred")`` put off; waits for the device."""
+        """Raise the `PatternError` that ``compress(check="deferred")`` put off.
+
+        Waits for the device.
+        """
         _storage.raise_excess(self._status, self._operand.stored.shape, axis=self.axis)
 
     def toarray(self, out=None):
@@ -266,9 +269,11 @@ class Sparse24Array(SparseArray):
 
 def _dense_operand(other, sparse: Sparse24Array):
     """The other operand as a dense array; sparse ones are made dense."""
-    if isinstance(other, SparseArray):
-        other = other.toarray()
-    elif _arrays.is_scipy_sparse(other) or _arrays.is_cupyx_sparse(other):
+    if (
+        isinstance(other, SparseArray)
+        or _arrays.is_scipy_sparse(other)
+        or _arrays.is_cupyx_sparse(other)
+    ):
         other = other.toarray()
     if np.isscalar(other):
         raise ArgumentError("@ needs an array on either side, got a scalar; scale .values instead")

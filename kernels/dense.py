@@ -108,13 +108,14 @@ def _widen(x, name: str):
 
     from sparse24.kernels import cast
 
-    return cast.launch(
-        cp.ascontiguousarray(x), _dtypes.TABLE[name], _dtypes.TABLE["float16"]
-    )
+    return cast.launch(cp.ascontiguousarray(x), _dtypes.TABLE[name], _dtypes.TABLE["float16"])
 
 
 def _leading(x) -> tuple[bool, int] | None:
-    """(stored by columns, leading dimension) as BLAS sees a matrix, or None if neither axis is contiguous."""
+    """(stored by columns, leading dimension) as BLAS sees a matrix.
+
+    None if neither axis is contiguous.
+    """
     row, column = (stride // x.dtype.itemsize for stride in x.strides[-2:])
     rows, columns = x.shape[-2:]
     if (column == 1 or columns == 1) and (row >= columns or rows == 1):

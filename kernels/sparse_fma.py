@@ -23,8 +23,10 @@ SUSTAINED_FMA_PER_CLOCK = {4: 32, 8: 16}
 
 COMPILE_CHECKS = [
     (
-        (("ELEMENT", t), ("B_ELEMENT", t), ("OUTPUT", out), ("B_ROW_MAJOR", 1))
-        + (("EPILOGUE", 0), ("ACTIVATION", 0)),
+        (
+            *(("ELEMENT", t), ("B_ELEMENT", t), ("OUTPUT", out)),
+            *(("B_ROW_MAJOR", 1), ("EPILOGUE", 0), ("ACTIVATION", 0)),
+        ),
         arch,
         instruction,
     )

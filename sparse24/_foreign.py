@@ -98,11 +98,17 @@ def torch_function(function: Callable, args: tuple, kwargs: dict) -> Any:
     """``torch.matmul``, ``torch.mm`` and ``torch.nn.functional.linear`` with a sparse operand."""
     import torch
 
-    if function in (torch.matmul, torch.mm, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__):
-        return args[0] @ args[1]
+    products = (torch.matmul, torch.mm, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
+    if function in products:
+        return _multiply(*args)
     if function is torch.nn.functional.linear:
         x, weight, *rest = args
         bias = rest[0] if rest else kwargs.get("bias")
-        y = x @ weight.mT
+        y = _multiply(x, weight.mT)
         return y if bias is None else y + bias
     return NotImplemented
+
+
+def _multiply(a: Any, b: Any) -> Any:
+    """``a @ b`` without asking torch again: the sparse operand multiplies."""
+    return b.__rmatmul__(a) if _arrays.is_torch(a) else a.__matmul__(b)

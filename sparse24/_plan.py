@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -111,7 +110,9 @@ def _as_left(a, b):
         if other.ndim > 2 and b.ndim == 2:
             other = other.reshape(-1, other.shape[-1])
         return b._operand.transposed(), other.swapaxes(-1, -2)
-    raise ArgumentError("one operand must be a Sparse24Array; plain arrays are checked at each call")
+    raise ArgumentError(
+        "one operand must be a Sparse24Array; plain arrays are checked at each call"
+    )
 
 
 def _problem(operand, other, dtype, epilogue):
@@ -269,5 +270,3 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
         _autotune.active.reset(token)
         if cache is not None:
             _tuning_cache.write(Path(cache), device, replace=False)
-
-

@@ -89,7 +89,7 @@ def _variants(problem: Problem) -> list[tuple[Problem, bool, bool, float]]:
     out_bytes = problem.m * problem.n * problem.batch * out_size
     found = [(problem, False, False, 0.0)]
     needs_b = not problem.aligned or problem.b_order == "strided" or size == 1
-    if needs_b and problem.b_order != "column" or not problem.aligned:
+    if (needs_b and problem.b_order != "column") or not problem.aligned:
         staged = dataclasses.replace(problem, b_order="column", aligned=True)
         stage_out = not problem.aligned or problem.out_order == "strided"
         if stage_out:
@@ -121,16 +121,12 @@ def candidates(problem: Problem, device: int, *, dense: bool) -> list[Candidate]
             for config in module.configs(variant):
                 seconds = staging + scale * module.predict(variant, config, facts)
                 found.append(
-                    Candidate(
-                        name, config.name, variant, seconds, None, stage_b, stage_out, config
-                    )
+                    Candidate(name, config.name, variant, seconds, None, stage_b, stage_out, config)
                 )
     return sorted(found, key=lambda candidate: candidate.seconds)
 
 
-def choose(
-    problem: Problem, device: int, *, dense: bool, algorithm: str = "auto"
-) -> Candidate:
+def choose(problem: Problem, device: int, *, dense: bool, algorithm: str = "auto") -> Candidate:
     """The candidate to run.
 
     Raises

@@ -50,7 +50,9 @@ def multiply(a: Operand24, b, options: Options = DEFAULT, plans: Plans | None = 
             raise ShapeError("b must have at least one axis, got a scalar")
         _check_inner(a.shape, b.shape, a.shape[-1], b.shape[-2] if b.ndim > 1 else b.shape[0])
         matrix = b[:, None] if b.ndim == 1 else b
-        result = _Result.plan(a, matrix, options, (*_batch(a, matrix), a.shape[-2], matrix.shape[-1]))
+        result = _Result.plan(
+            a, matrix, options, (*_batch(a, matrix), a.shape[-2], matrix.shape[-1])
+        )
         squeeze = (..., 0) if b.ndim == 1 else ...
         target = result.allocate(squeeze)
         launch = _dispatch.fill(a, matrix, target, options, result)
@@ -69,7 +71,9 @@ def multiply_from_left(x, a: Operand24, options: Options = DEFAULT, plans: Plans
             raise ShapeError("a must have at least one axis, got a scalar")
         _check_inner(x.shape, a.shape, x.shape[-1], a.shape[-2])
         matrix = x[None] if x.ndim == 1 else x
-        result = _Result.plan(a, matrix, options, (*_batch(a, matrix), matrix.shape[-2], a.shape[-1]))
+        result = _Result.plan(
+            a, matrix, options, (*_batch(a, matrix), matrix.shape[-2], a.shape[-1])
+        )
         squeeze = (..., 0, slice(None)) if x.ndim == 1 else ...
         target = result.allocate(squeeze)
         folded, folded_target = _fold(matrix, target, a, options)
@@ -100,7 +104,9 @@ class _Result:
                 f"the sparse operand is on {_arrays.device_of(values)}, the other on "
                 f"{_arrays.device_of(other)}; move one with .to_device(...) or cupy.asarray"
             )
-        row_a, row_b = _promote(a.dtype, _arrays.logical_dtype(other, options.b_dtype, argument="b"))
+        row_a, row_b = _promote(
+            a.dtype, _arrays.logical_dtype(other, options.b_dtype, argument="b")
+        )
         name = row_a.result if options.out_dtype is None else _result_name(options.out_dtype)
         return cls(shape, row_a, row_b, name, options.out, _arrays.is_cupy(values))
 

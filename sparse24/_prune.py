@@ -140,8 +140,18 @@ def prune(
     """
     array, restore = _arrays.borrow(x)
     rule = _rule(
-        array, pattern, axis, method, scores, transposable, dtype, rng, calibration, hessian,
-        activations, channels,
+        array,
+        pattern,
+        axis,
+        method,
+        scores,
+        transposable,
+        dtype,
+        rng,
+        calibration,
+        hessian,
+        activations,
+        channels,
     )
     target = None if out is None else _target(array, out)
     kept, weights = _decide(array, rule)
@@ -204,16 +214,36 @@ activations, channels
     """
     array, restore = _arrays.borrow(x)
     rule = _rule(
-        array, pattern, axis, method, scores, transposable, dtype, rng, calibration, hessian,
-        activations, channels,
+        array,
+        pattern,
+        axis,
+        method,
+        scores,
+        transposable,
+        dtype,
+        rng,
+        calibration,
+        hessian,
+        activations,
+        channels,
     )
     kept = np.moveaxis(_decide(array, rule)[0], -1, rule.axis)
     return restore(_arrays.namespace(array).ascontiguousarray(kept))
 
 
 def _rule(
-    x, pattern, axis, method, scores, transposable, dtype, rng, calibration, hessian,
-    activations, channels,
+    x,
+    pattern,
+    axis,
+    method,
+    scores,
+    transposable,
+    dtype,
+    rng,
+    calibration,
+    hessian,
+    activations,
+    channels,
 ) -> _Rule:
     n, m = _check.pattern(pattern)
     _check.at_least_1d(x.shape, argument="x")
@@ -237,8 +267,18 @@ def _rule(
         _check.at_least_2d(x.shape, argument="x")
     row = _arrays.logical_dtype(x, dtype)
     return _Rule(
-        n, m, number, method, scores, bool(transposable), row, rng, calibration, hessian,
-        activations, float(channels),
+        n,
+        m,
+        number,
+        method,
+        scores,
+        bool(transposable),
+        row,
+        rng,
+        calibration,
+        hessian,
+        activations,
+        float(channels),
     )
 
 

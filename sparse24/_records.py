@@ -132,9 +132,18 @@ class Epilogue:
         """The epilogue of the transposed product, out.T."""
         turn = lambda x: None if x is None else x.swapaxes(-1, -2)  # noqa: E731
         return Epilogue(
-            self.alpha, self.beta, turn(self.c), self.column_scale, self.row_scale,
-            self.column_bias, self.row_bias, self.activation, self.lower, self.upper,
-            self.out_scale, turn(self.aux),
+            self.alpha,
+            self.beta,
+            turn(self.c),
+            self.column_scale,
+            self.row_scale,
+            self.column_bias,
+            self.row_bias,
+            self.activation,
+            self.lower,
+            self.upper,
+            self.out_scale,
+            turn(self.aux),
         )
 
 

@@ -115,7 +115,10 @@ def _tile_masks() -> np.ndarray:
     rows = [1 << i | 1 << j for i, j in PAIRS]
     full = [
         r0 | r1 << 4 | r2 << 8 | r3 << 12
-        for r0 in rows for r1 in rows for r2 in rows for r3 in rows
+        for r0 in rows
+        for r1 in rows
+        for r2 in rows
+        for r3 in rows
         if all(sum(r >> column & 1 for r in (r0, r1, r2, r3)) == KEPT for column in range(GROUP))
     ]
     return np.array(sorted(full), np.uint16)

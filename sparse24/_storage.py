@@ -42,9 +42,7 @@ def with_packed(record: Compressed24) -> Compressed24:
     """The record with packed metadata, as the CUDA products need it."""
     if record.packed is not None:
         return record
-    return Compressed24(
-        record.values, record.metadata, packed(record), record.shape, record.dtype
-    )
+    return Compressed24(record.values, record.metadata, packed(record), record.shape, record.dtype)
 
 
 def decompress(record: Compressed24, out=None):
@@ -65,7 +63,9 @@ def decompress(record: Compressed24, out=None):
 def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> None:
     """Refuse a result array that does not fit."""
     if _arrays.is_cupy(out) != _arrays.is_cupy(like):
-        raise DeviceError(f"out is on {_arrays.device_of(out)}, the operands on {_arrays.device_of(like)}")
+        raise DeviceError(
+            f"out is on {_arrays.device_of(out)}, the operands on {_arrays.device_of(like)}"
+        )
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(out.shape)}")
     if out.dtype not in (row.logical, row.storage if row.is_float8 else row.logical):
