@@ -25,24 +25,37 @@ def magnitude_rank(x: np.ndarray) -> np.ndarray:
     signed = np.dtype(f"i{x.dtype.itemsize}")
     top = np.iinfo(signed).max  # the bits without the sign grow with the magnitude
     bits = (np.ascontiguousarray(x).view(signed) & signed.type(top)).astype(np.int64)
-    return np.where(np.isnan(x), top, bits)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return np.where(np.isnan(x), top, bits)
 
 
 def top_mask(scores: np.ndarray, keep: int, group: int) -> np.ndarray:
     """Boolean mask of the `keep` largest of every `group` along the last axis.
 
-    Ties keep the lower index.  A last, shorter group is filled up with elements
-    that rank below all others.  Scores are floating or signed integers.
+    Ties keep the lower index.  A NaN ranks above infinity.  A last, shorter group is
+    filled up with elements that rank below all others.
     """
     k = scores.shape[-1]
-    pad = -k % group
-    lowest = -np.inf if scores.dtype.kind == "f" else np.iinfo(scores.dtype).min + 1
-    padded = np.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(0, pad)], constant_values=lowest)
-    grouped = padded.reshape(*scores.shape[:-1], -1, group)
-    order = np.argsort(-grouped, axis=-1, kind="stable")
+    if scores.dtype.kind != "i":
+        scores = scores.astype(np.result_type(scores, np.float32), copy=False)
+    lowest = np.iinfo(scores.dtype).min + 1 if scores.dtype.kind == "i" else -np.inf
+    pad = [(0, 0)] * (scores.ndim - 1) + [(0, -k % group)]
+    grouped = _split(np.pad(scores, pad, constant_values=lowest), group)
+    nan = np.isnan(grouped)
+    order = np.lexsort((-np.where(nan, 0, grouped), ~nan), axis=-1)  # stable
     mask = np.zeros(grouped.shape, bool)
     np.put_along_axis(mask, order[..., :keep], True, axis=-1)
-    return mask.reshape(padded.shape)[..., :k]
+    return _joined(mask)[..., :k]
+
+
+def _split(x: np.ndarray, size: int) -> np.ndarray:
+    """(..., k) -> (..., k / size, size)."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
+
+
+def _joined(x: np.ndarray) -> np.ndarray:
+    """(..., a, b) -> (..., a * b)."""
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
 def _is_nonzero(x: np.ndarray) -> np.ndarray:
@@ -53,7 +66,7 @@ def grouped(x: np.ndarray, fill=0) -> np.ndarray:
     """(..., k) -> (..., ceil(k/4), 4), the last group filled up."""
     pad = -x.shape[-1] % _spec.GROUP
     x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)], constant_values=fill)
-    return x.reshape(*x.shape[:-1], -1, _spec.GROUP)
+    return _split(x, _spec.GROUP)
 
 
 def excess_groups(x: np.ndarray) -> np.ndarray:
@@ -89,7 +102,7 @@ def compress(x: np.ndarray, mask: np.ndarray | None = None) -> tuple[np.ndarray,
     values[~np.take_along_axis(kept, pair, axis=-1)] = 0
     values[values == 0] = 0  # -0.0 reads back as +0.0
     codes = (i0 | i1 << 2).astype(np.uint8)
-    return values.reshape(*x.shape[:-1], -1), codes_to_metadata(codes)
+    return _joined(values), codes_to_metadata(codes)
 
 
 def prune(x: np.ndarray, scores: np.ndarray | None = None) -> np.ndarray:
@@ -140,21 +153,20 @@ def compress_n_m(x: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.ndarray]
     """
     pad = -x.shape[-1] % m
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)])
-    groups = padded.reshape(*x.shape[:-1], -1, m)
+    groups = _split(padded, m)
     order = np.argsort(~_is_nonzero(groups), axis=-1, kind="stable")[..., :n]
     places = np.sort(order, axis=-1)
     values = np.take_along_axis(groups, places, axis=-1)
     values[values == 0] = 0  # -0.0 reads back as +0.0
-    shape = (*x.shape[:-1], groups.shape[-2] * n)
-    return values.reshape(shape), places.astype(np.uint8).reshape(shape)
+    return _joined(values), _joined(places.astype(np.uint8))
 
 
 def decompress_n_m(values: np.ndarray, places: np.ndarray, n: int, m: int, k: int) -> np.ndarray:
     """The dense matrix (..., rows, k) of values and places."""
-    slots = values.reshape(*values.shape[:-1], -1, n)
+    slots = _split(values, n)
     out = np.zeros((*slots.shape[:-1], m), values.dtype)
     np.put_along_axis(out, places.reshape(slots.shape).astype(np.intp), slots, axis=-1)
-    return out.reshape(*values.shape[:-1], -1)[..., :k]
+    return _joined(out)[..., :k]
 
 
 def codes_to_metadata(codes: np.ndarray) -> np.ndarray:
@@ -168,17 +180,17 @@ def codes_to_metadata(codes: np.ndarray) -> np.ndarray:
 def metadata_to_codes(metadata: np.ndarray, k: int) -> np.ndarray:
     """The inverse of `codes_to_metadata` for rows of `k` elements."""
     codes = np.stack([metadata & 15, metadata >> 4], axis=-1)
-    return codes.reshape(*metadata.shape[:-1], -1)[..., : _spec.groups(k)]
+    return _joined(codes)[..., : _spec.groups(k)]
 
 
 def decompress(values: np.ndarray, metadata: np.ndarray, k: int) -> np.ndarray:
     """The dense matrix (..., m, k) of canonical values and metadata."""
     codes = metadata_to_codes(metadata, k)
-    slots = values.reshape(*values.shape[:-1], -1, _spec.KEPT)
+    slots = _split(values, _spec.KEPT)
     out = np.zeros((*codes.shape, _spec.GROUP), values.dtype)
     pair = np.stack([codes & 3, codes >> 2], axis=-1).astype(np.intp)
     np.put_along_axis(out, pair, slots, axis=-1)
-    return out.reshape(*codes.shape[:-1], -1)[..., :k]
+    return _joined(out)[..., :k]
 
 
 def pack_codes(codes: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -190,21 +202,22 @@ def pack_codes(codes: np.ndarray, places: np.ndarray) -> np.ndarray:
     rows, columns = places.shape
     pad = [(0, 0)] * (codes.ndim - 2) + [(0, -m % rows), (0, -count % columns)]
     codes = np.pad(codes, pad, constant_values=_spec.EMPTY_CODE)
-    blocks = codes.reshape(*codes.shape[:-2], codes.shape[-2] // rows, rows, -1, columns)
+    shape = (codes.shape[-2] // rows, rows, codes.shape[-1] // columns, columns)
+    blocks = codes.reshape(*codes.shape[:-2], *shape)
     blocks = np.moveaxis(blocks, -2, -4)  # (..., K atoms, M atoms, rows, columns)
     nibbles = np.empty((*blocks.shape[:-2], 2 * _spec.ATOM_BYTES), np.uint8)
-    nibbles[..., places.ravel()] = blocks.reshape(*blocks.shape[:-2], -1)
+    nibbles[..., places.ravel()] = _joined(blocks)
     return nibbles[..., 0::2] | nibbles[..., 1::2] << 4
 
 
 def unpack_codes(packed: np.ndarray, places: np.ndarray, m: int, count: int) -> np.ndarray:
     """The inverse of `pack_codes`: codes (..., m, count)."""
-    nibbles = np.stack([packed & 15, packed >> 4], axis=-1)
-    nibbles = nibbles.reshape(*packed.shape[:-1], -1)
+    nibbles = _joined(np.stack([packed & 15, packed >> 4], axis=-1))
     rows, columns = places.shape
     blocks = nibbles[..., places.ravel()].reshape(*packed.shape[:-1], rows, columns)
     blocks = np.moveaxis(blocks, -4, -2)  # (..., M atoms, rows, K atoms, columns)
-    codes = blocks.reshape(*packed.shape[:-3], packed.shape[-2] * rows, -1)
+    shape = (packed.shape[-2] * rows, packed.shape[-3] * columns)
+    codes = blocks.reshape(*packed.shape[:-3], *shape)
     return np.ascontiguousarray(codes[..., :m, :count])
 
 

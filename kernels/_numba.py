@@ -1,0 +1,150 @@
+"""How the CPU kernels are compiled, where their machine code is kept, and how they share cores.
+
+Numba compiles a kernel at its first call and keeps the machine code in the user's cache
+folder, never inside the installed package: ``SPARSE24_CACHE_DIR``, or what platformdirs
+names.  Where that folder cannot be written, kernels are compiled anew in each process.
+
+Kernels release the GIL, and `parallel` runs them on ordinary threads.  That is safe from
+several Python threads at once and after a fork, which not all of Numba's threading layers
+are, and it compiles in half the time of ``parallel=True``.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+import numba
+from numba.core import caching
+
+from sparse24._version import __version__
+
+
+def cache_folder() -> Path:
+    """Where compiled CPU kernels are kept."""
+    root = os.environ.get("SPARSE24_CACHE_DIR")
+    if root is None:
+        import platformdirs
+
+        root = platformdirs.user_cache_dir("sparse24", appauthor=False)
+    return Path(root) / "numba"
+
+
+@functools.cache
+def _sources_digest() -> str:
+    """Digest of every Python file here: a kernel may inline helpers of another file."""
+    digest = hashlib.sha256(__version__.encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class _Locator(caching._CacheLocator):
+    """Files of one kernel in `cache_folder`, stale when any source here changes."""
+
+    def __init__(self, function):
+        self._place = f"{function.__module__}.{function.__qualname__}"
+
+    def get_cache_path(self):
+        return str(cache_folder())
+
+    def get_source_stamp(self):
+        return _sources_digest()
+
+    def get_disambiguator(self):
+        return hashlib.sha256(self._place.encode()).hexdigest()[:10]
+
+    @classmethod
+    def from_function(cls, py_func, py_file):
+        locator = cls(py_func)
+        try:
+            locator.ensure_cache_path()
+        except OSError:  # not writable: the caller compiles without a cache
+            return None
+        return locator
+
+
+class _Implementation(caching.CompileResultCacheImpl):
+    _locator_classes = (_Locator,)
+
+
+class _Cache(caching.FunctionCache):
+    _impl_class = _Implementation
+
+
+def njit(function: Callable) -> Callable:
+    """Compile `function` at its first call: no GIL, IEEE arithmetic, cached."""
+    kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    try:
+        kernel._cache = _Cache(function)
+    except RuntimeError:  # no writable folder
+        kernel._cache = caching.NullCache()
+    return kernel
+
+
+def threads() -> int:
+    """Threads that a kernel may use: ``NUMBA_NUM_THREADS``, or the cores of this process."""
+    return numba.config.NUMBA_NUM_THREADS
+
+
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def _workers() -> ThreadPoolExecutor:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(1, threads() - 1), "sparse24")
+        return _pool
+
+
+def _forget_workers() -> None:
+    """A forked child has none of its parent's threads."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)
+
+
+def parallel(task: Callable[[int], None], count: int) -> None:
+    """Call ``task(i)`` for every i below `count`, on several threads, each taking the next i.
+
+    `task` must spend its time in kernels or NumPy, which release the GIL, and
+    must not call `parallel`.
+    """
+    helpers = min(threads(), count) - 1
+    if helpers <= 0:
+        for i in range(count):
+            task(i)
+        return
+    numbers = itertools.count()
+
+    def drain():
+        while (i := next(numbers)) < count:
+            task(i)
+
+    futures = [_workers().submit(drain) for _ in range(helpers)]
+    try:
+        drain()
+    finally:
+        wait(futures)
+    for future in futures:
+        future.result()
+
+
+def slices(total: int, at_least: int, at_most: int | None = None) -> list[slice]:
+    """Cut ``range(total)`` into even pieces: enough for all threads, none needlessly small."""
+    wanted = min(4 * threads(), -(-total // at_least)) if threads() > 1 else 1
+    if at_most is not None:
+        wanted = max(wanted, -(-total // at_most))
+    step = -(-total // max(wanted, 1)) or 1
+    return [slice(start, min(start + step, total)) for start in range(0, total, step)]

@@ -1,0 +1,249 @@
+"""prune, compress, decompress and like on the CPU, bit for bit as `reference`.
+
+A matrix is cut into runs of whole rows, which the threads share.  A run is seen as a flat
+list of groups of four and passes two kernels of `cpu_groups` while it is in cache: the
+first sets the flags of every group by one of four rules, the second stores what is flagged.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24 import _arrays, _check, _spec
+from sparse24._errors import ArgumentError
+from sparse24.kernels import cpu_groups
+from sparse24.kernels._numba import parallel, slices
+
+RULES = ("magnitude", "scores", "mask", "check")
+NO_BAD_GROUP = -1
+_RUN_BYTES = 1 << 17  # of dense elements: a run and what is made of it stay in L2
+
+
+def _groups_of(x: np.ndarray, rows: slice, fill=0) -> np.ndarray:
+    """Rows of a matrix as one contiguous list of whole groups of four, filled up with `fill`."""
+    part = x[rows]
+    k = part.shape[1]
+    if k % _spec.GROUP == 0:
+        return np.require(part, requirements="CA").reshape(-1)
+    padded = np.full((part.shape[0], _spec.GROUP * _spec.groups(k)), fill, part.dtype)
+    padded[:, :k] = part
+    return padded.reshape(-1)
+
+
+def _matrix(x: np.ndarray, dtype=None) -> np.ndarray:
+    """(..., k) as (rows, k), seen as `dtype`."""
+    x = x if dtype is None else x.view(dtype)
+    return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
+
+
+def _runs(rows: int, k: int, itemsize: int) -> list[slice]:
+    rows_of_run = max(1, _RUN_BYTES // max(1, k * itemsize))
+    return slices(rows, max(1, rows_of_run // 4), rows_of_run)
+
+
+def _scores_of(scores, shape) -> np.ndarray:
+    scores = np.asarray(scores)
+    _check.same_shape(scores.shape, shape, argument="scores", other="x")
+    narrow = scores.dtype.kind == "b" or (scores.dtype.itemsize < 4 and scores.dtype.kind != "i")
+    kind = np.float32 if narrow or scores.dtype == np.float32 else np.float64
+    return _matrix(scores.astype(kind, copy=False))
+
+
+def _flags(x: np.ndarray, rows: slice, rule: str, bits: cpu_groups.Bits, guide) -> tuple:
+    """The groups of some rows and their flags."""
+    part = _groups_of(x, rows)
+    flags = np.empty(part.size // _spec.GROUP, np.uint8)
+    if rule == "magnitude":
+        cpu_groups.flag_largest(part, *bits, flags)
+    elif rule == "scores":
+        cpu_groups.flag_best_scores(_groups_of(guide, rows, -np.inf), flags)
+    elif rule == "mask":
+        cpu_groups.flag_mask(_groups_of(guide, rows), flags)
+    else:
+        flags.fill(0xF)
+    return part, flags
+
+
+def prune(x: np.ndarray, scores: np.ndarray | None = None) -> np.ndarray:
+    """Zero all but the two best of every group of four along the last axis.
+
+    Parameters
+    ----------
+    x : ndarray, shape (..., k)
+        Any element type of the library, any strides.
+    scores : ndarray, shape (..., k), optional
+        What ranks the elements; by default their magnitude.  NaN ranks first.
+
+    Returns
+    -------
+    ndarray, shape (..., k), dtype of `x`, C order
+    """
+    dtype = _arrays.logical_dtype(x)
+    bits = cpu_groups.bits_of(dtype)
+    guide = None if scores is None else _scores_of(scores, x.shape)
+    rule = "magnitude" if scores is None else "scores"
+    matrix = _matrix(x, dtype.storage)
+    rows, k = matrix.shape
+    out = np.empty((rows, k), dtype.storage)
+
+    def run(rows: slice):
+        part, flags = _flags(matrix, rows, rule, bits, guide)
+        if k % _spec.GROUP == 0:
+            cpu_groups.select(part, flags, out[rows].reshape(-1))
+        else:
+            whole = np.empty_like(part)
+            cpu_groups.select(part, flags, whole)
+            out[rows] = whole.reshape(len(out[rows]), -1)[:, :k]
+
+    _each(run, _runs(rows, k, dtype.itemsize), k)
+    return out.reshape(x.shape).view(dtype.logical)
+
+
+def _each(run, runs: list[slice], k: int) -> None:
+    if k:
+        parallel(lambda i: run(runs[i]), len(runs))
+
+
+def compress(
+    x: np.ndarray,
+    rule: str = "magnitude",
+    scores: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+    """Canonical values and metadata of the elements that a rule keeps.
+
+    Parameters
+    ----------
+    x : ndarray, shape (..., m, k)
+        Any element type of the library, any strides.
+    rule : {"magnitude", "scores", "mask", "check"}
+        Keep the two largest of each group, the two of the best `scores`, what
+        `mask` says (its zeros too), or every non-zero.
+    scores, mask : ndarray, shape (..., m, k), optional
+        What the rules of their names need.
+
+    Returns
+    -------
+    values : ndarray, shape (..., m, values_per_row(k)), dtype of `x`
+    metadata : ndarray of uint8, shape (..., m, metadata_bytes_per_row(k))
+    status : tuple of int
+        Flat index of the first group, in the order of (..., m, groups), of which
+        the rule keeps more than two elements, or -1; and how many there are.
+        Of such a group the first and the last are stored.
+    """
+    dtype = _arrays.logical_dtype(x)
+    _check.one_of(rule, RULES, argument="rule")
+    guide = _guide_of(rule, scores, mask, x.shape)
+    bits = cpu_groups.bits_of(dtype)
+    matrix = _matrix(x, dtype.storage)
+    rows, k = matrix.shape
+    groups = _spec.groups(k)
+    values = np.empty((rows, _spec.values_per_row(k)), dtype.storage)
+    metadata = np.empty((rows, _spec.metadata_bytes_per_row(k)), np.uint8)
+    runs = _runs(rows, k, dtype.itemsize)
+    found = [(NO_BAD_GROUP, 0)] * len(runs)
+
+    def run(number: int):
+        rows = runs[number]
+        part, flags = _flags(matrix, rows, rule, bits, guide)
+        codes = np.empty(flags.size, np.uint8)
+        out = values[rows].reshape(-1)
+        found[number] = cpu_groups.store(part, flags, rule != "mask", bits.size, out, codes)
+        cpu_groups.join_codes(codes.reshape(-1, groups), metadata[rows])
+
+    if k:
+        parallel(run, len(runs))
+    bad = [runs[i].start * groups + first for i, (first, count) in enumerate(found) if count]
+    status = (min(bad, default=NO_BAD_GROUP), sum(count for _, count in found))
+    return _shaped(values, x.shape, dtype), _shaped(metadata, x.shape), status
+
+
+def _shaped(matrix: np.ndarray, shape, dtype=None) -> np.ndarray:
+    """The rows of a matrix under the leading axes of `shape`."""
+    array = matrix.reshape(*shape[:-1], matrix.shape[-1])
+    return array if dtype is None else array.view(dtype.logical)
+
+
+def _guide_of(rule: str, scores, mask, shape) -> np.ndarray | None:
+    """The matrix that steers a rule, if it needs one."""
+    for name, guide in (("scores", scores), ("mask", mask)):
+        if (guide is None) == (rule == name):
+            problem = "needs" if guide is None else "does not take"
+            raise ArgumentError(f"rule={rule!r} {problem} {name}=; pass both or neither")
+    if rule == "scores":
+        return _scores_of(scores, shape)
+    if rule == "mask":
+        mask = np.asarray(mask)
+        _check.same_shape(mask.shape, shape, argument="mask", other="x")
+        return _matrix(mask.astype(bool, copy=False), np.uint8)
+    return None
+
+
+def decompress(
+    values: np.ndarray, metadata: np.ndarray, k: int, out: np.ndarray | None = None
+) -> np.ndarray:
+    """The dense matrix of canonical values and metadata.
+
+    Parameters
+    ----------
+    values : ndarray, shape (..., m, values_per_row(k))
+    metadata : ndarray of uint8, shape (..., m, metadata_bytes_per_row(k))
+        Legal codes only.
+    k : int
+        Columns of the dense matrix.
+    out : ndarray, shape (..., m, k), dtype of `values`, optional
+        Where to write, any strides.
+
+    Returns
+    -------
+    ndarray, shape (..., m, k), dtype of `values`
+    """
+    dtype = _arrays.logical_dtype(values, argument="values")
+    shape = (*values.shape[:-1], k)
+    if out is not None:
+        _check.same_shape(out.shape, shape, argument="out", other="the dense matrix")
+        _check.writable(out, argument="out")
+    stored, codes_of = _matrix(values, dtype.storage), _matrix(metadata)
+    groups = _spec.groups(k)
+    plain = out is None or (out.flags.c_contiguous and out.flags.aligned)
+    target = np.empty(shape, dtype.logical) if out is None or not plain else out
+    rows = _matrix(target, dtype.storage)
+
+    def run(part: slice):
+        codes = np.empty((len(rows[part]), groups), np.uint8)
+        cpu_groups.split_codes(np.require(codes_of[part], requirements="CA"), codes)
+        kept = np.require(stored[part], requirements="CA").reshape(-1)
+        if k % _spec.GROUP == 0:
+            cpu_groups.scatter(kept, codes.reshape(-1), rows[part].reshape(-1))
+        else:
+            whole = np.empty((len(codes), _spec.GROUP * groups), dtype.storage)
+            cpu_groups.scatter(kept, codes.reshape(-1), whole.reshape(-1))
+            rows[part] = whole[:, :k]
+
+    _each(run, _runs(*rows.shape, dtype.itemsize), k)
+    if out is None or plain:
+        return target
+    out[...] = target
+    return out
+
+
+def like(metadata: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Values of a new matrix at the places of an old one: shape (..., m, values_per_row(k)).
+
+    Every stored place is filled, also where the old matrix held a zero there.
+    """
+    dtype = _arrays.logical_dtype(x)
+    size = cpu_groups.bits_of(dtype).size
+    matrix, codes_of = _matrix(x, dtype.storage), _matrix(metadata)
+    rows, k = matrix.shape
+    groups = _spec.groups(k)
+    values = np.empty((rows, _spec.values_per_row(k)), dtype.storage)
+
+    def run(part: slice):
+        codes = np.empty((len(values[part]), groups), np.uint8)
+        cpu_groups.split_codes(np.require(codes_of[part], requirements="CA"), codes)
+        dense = _groups_of(matrix, part)
+        cpu_groups.gather(dense, codes.reshape(-1), size, values[part].reshape(-1))
+
+    _each(run, _runs(rows, k, dtype.itemsize), k)
+    return _shaped(values, x.shape, dtype)
