@@ -1,0 +1,202 @@
+"""Array helpers of the scheduler: ranking, exact counts, sums in a fixed order, random draws.
+
+Everything goes through the array API, and every operation is elementwise or moves
+elements, so NumPy, CuPy, torch, JAX and array-api-strict give the same bits.
+A library's own ``sum`` would not: each adds in its own order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from sparse24._errors import ArgumentError, PatternError, ShapeError
+
+Array = Any
+# Sums of scores stay finite if each score is at most finfo.max / HEADROOM.
+HEADROOM = 2.0**24
+
+
+def namespace(*arrays: Array):
+    """The array API namespace of the arrays."""
+    return array_api_compat.array_namespace(*arrays)
+
+
+def plain(x: Array) -> Array:
+    """The array without a gradient record (torch parameters), otherwise unchanged."""
+    return x.detach() if hasattr(x, "detach") else x
+
+
+def working(x: Array) -> Array:
+    """The array in float64 if it is float64, else in float32, which holds all narrower types."""
+    x = plain(x)
+    xp = namespace(x)
+    return x if x.dtype == xp.float64 else xp.astype(x, xp.float32, copy=False)
+
+
+def ranked(scores: Array) -> Array:
+    """Scores that compare safely: NaN above all, infinities finite, room for sums."""
+    scores = working(scores)
+    xp = namespace(scores)
+    top = float(xp.finfo(scores.dtype).max)
+    limit = top / HEADROOM
+    nan = xp.isnan(scores)
+    finite = xp.clip(xp.where(nan, xp.zeros_like(scores), scores), -limit, limit)
+    return xp.where(nan, xp.full_like(scores, 2 * limit), finite)
+
+
+def floor_count(share: float, total: int) -> int:
+    """``floor(share * total)``, safe against the rounding of e.g. 0.29 * 100."""
+    return min(total, max(0, math.floor(round(share * total, 6))))
+
+
+def check_share(value, argument: str) -> float:
+    """A number in [0, 1], or an error that names it."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{argument} must be a number in [0, 1], got {value!r}") from None
+    if not 0.0 <= number <= 1.0:
+        raise ArgumentError(f"{argument} must be in [0, 1], got {value!r}")
+    return number
+
+
+def _kth_largest(scores: Array, k: int) -> Array:
+    xp = namespace(scores)
+    place = scores.shape[0] - k
+    if hasattr(xp, "kthvalue"):  # torch
+        return xp.kthvalue(scores, place + 1)[0]
+    if hasattr(xp, "partition"):  # NumPy, CuPy, JAX
+        return xp.partition(scores, place)[place]
+    return xp.sort(scores)[place]
+
+
+def top(scores: Array, keep: int) -> Array:
+    """Boolean mask, of the same shape, of exactly `keep` largest; ties to the lower index."""
+    xp = namespace(scores)
+    shape, flat = scores.shape, xp.reshape(scores, (-1,))
+    size = flat.shape[0]
+    if keep <= 0:
+        return xp.zeros_like(scores, dtype=xp.bool)
+    if keep >= size:
+        return xp.ones_like(scores, dtype=xp.bool)
+    threshold = _kth_largest(flat, keep)
+    above, ties = flat > threshold, flat == threshold
+    room = keep - xp.sum(xp.astype(above, xp.int32))
+    earlier = xp.cumulative_sum(xp.astype(ties, xp.int32))
+    return xp.reshape(above | (ties & (earlier <= room)), shape)
+
+
+def ranks_in_groups(scores: Array, group: int) -> Array:
+    """Rank, 0 is best, of each element in its group along the last axis: (..., groups, group).
+
+    Every pair is compared once; no sort, so the result is the same everywhere.
+    A last, shorter group is filled up with elements that lose to all others.
+    """
+    xp = namespace(scores)
+    grouped = split_groups(scores, group, -math.inf)
+    column = [grouped[..., i] for i in range(group)]
+    rank = [xp.zeros_like(column[0], dtype=xp.int8) for _ in range(group)]
+    for i in range(group):
+        for j in range(i + 1, group):
+            first = column[i] >= column[j]  # a tie goes to the lower index
+            rank[j] = rank[j] + xp.astype(first, xp.int8)
+            rank[i] = rank[i] + xp.astype(~first, xp.int8)
+    return xp.stack(rank, axis=-1)
+
+
+def split_groups(x: Array, group: int, fill: float) -> Array:
+    """(..., k) -> (..., ceil(k / group), group), the last group filled up."""
+    xp = namespace(x)
+    short = -x.shape[-1] % group
+    if short:
+        tail = xp.full(
+            (*x.shape[:-1], short), fill, dtype=x.dtype, device=array_api_compat.device(x)
+        )
+        x = xp.concat([x, tail], axis=-1)
+    return xp.reshape(x, (*x.shape[:-1], -1, group))
+
+
+def join_groups(x: Array, k: int) -> Array:
+    """The inverse of `split_groups` for rows of `k` elements."""
+    return namespace(x).reshape(x, (*x.shape[:-2], -1))[..., :k]
+
+
+def tree_sum(x: Array) -> Array:
+    """Sum over the last axis by halving: the same order, hence the same bits, everywhere."""
+    xp = namespace(x)
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        paired = x[..., :half] + x[..., half : 2 * half]
+        x = xp.concat([paired, x[..., 2 * half :]], axis=-1) if x.shape[-1] % 2 else paired
+    return x[..., 0]
+
+
+def as_matrix(x: Array) -> Array:
+    """(..., m, k) -> (rows, k)."""
+    return namespace(x).reshape(x, (-1, x.shape[-1]))
+
+
+def split_tiles(x: Array, tile: tuple[int, int]) -> Array:
+    """(rows, k) -> (tile rows, tiles in a row, tile elements)."""
+    xp = namespace(x)
+    height, width = tile
+    x = xp.reshape(x, (x.shape[0] // height, height, x.shape[1] // width, width))
+    x = xp.permute_dims(x, (0, 2, 1, 3))
+    return xp.reshape(x, (*x.shape[:2], height * width))
+
+
+def spread_tiles(x: Array, tile: tuple[int, int]) -> Array:
+    """(tile rows, tiles in a row) -> (rows, k), each element repeated over its tile."""
+    xp = namespace(x)
+    rows, columns = x.shape
+    wide = xp.broadcast_to(x[:, None, :, None], (rows, tile[0], columns, tile[1]))
+    return xp.reshape(wide, (rows * tile[0], columns * tile[1]))
+
+
+def check_tiles(shape, tile: tuple[int, int], what: str) -> None:
+    """Matrices must be whole tiles, so that the counts are exact."""
+    if len(shape) < 2:
+        raise ShapeError(f"{what} needs a matrix, got shape {tuple(shape)}; keep this layer dense")
+    rows = math.prod(shape[:-1])
+    if rows % tile[0] or shape[-1] % tile[1]:
+        raise ShapeError(
+            f"{what} needs shapes that are multiples of {tile[0]} by {tile[1]}, got "
+            f"{tuple(shape)}; keep this layer dense or choose another pattern"
+        )
+
+
+def uniform(like: Array, *key) -> Array:
+    """Uniform float32 in [0, 1) of the shape of `like`, a pure function of the `key`.
+
+    Philox 4x64, keyed by a hash of the seed, the step and the layer's name, runs in NumPy
+    and the numbers are moved: all libraries, ranks and resumed runs draw the same.
+    24 random bits a number, so float32 holds each exactly.
+    """
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=16).digest()
+    bits = np.random.Philox(key=int.from_bytes(digest, "little"))
+    count = math.prod(like.shape)
+    words = bits.random_raw(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
+    numbers = ((words >> 8).astype(np.float32) * np.float32(2.0**-24)).reshape(like.shape)
+    return namespace(like).asarray(numbers, device=array_api_compat.device(like))
+
+
+def to_host(x: Array) -> np.ndarray:
+    """A NumPy copy of an array of any of the libraries; waits for the device."""
+    x = plain(x)
+    if hasattr(x, "get"):  # CuPy
+        return x.get()
+    return np.array(array_api_compat.to_device(x, "cpu") if hasattr(x, "cpu") else x, copy=True)
+
+
+def check_reachable(sparsity: float, highest: float, what: str) -> None:
+    """A pattern that always keeps something cannot go beyond its highest sparsity."""
+    if sparsity > highest + 1e-9:
+        raise PatternError(
+            f"sparsity {sparsity:g} is beyond {what}, which reaches {highest:g}; "
+            "lower the target or choose Unstructured() or TileHybrid()"
+        )

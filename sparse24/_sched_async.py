@@ -1,0 +1,204 @@
+"""Masks off the critical path: computed from a snapshot, in use a fixed number of steps later.
+
+The delay is the same whether the work runs beside the training or within it, so the two modes
+give the same masks.  NumPy work runs on a thread; on a GPU the thread enqueues on a stream of
+its own, ordered with the training stream by events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from sparse24 import _arrays, _sched_state
+from sparse24 import _sched_core as core
+from sparse24._errors import ArgumentError, FormatError
+from sparse24._sched_arrays import namespace, plain
+from sparse24._sched_dynamic import named
+from sparse24._sched_records import Rules, State, Update
+
+
+class AsyncScheduler:
+    """A scheduler whose masks come into use `delay` steps after the step that they are of.
+
+    Parameters
+    ----------
+    rules : Recipe, or mapping of str to Recipe or None
+    weights : mapping of str to array
+        The layers, by shape.
+    delay : int, default 1
+        The staleness, exact: the masks of step t are in use at step ``t + delay``.  Until
+        then those of the beginning, all true, are.
+    background : bool, default True
+        False does the work within `step`, with the same results.
+    seed : int, default 0
+
+    Notes
+    -----
+    Use it as a context manager, or call `close`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> weights = {"w": np.arange(8.0).reshape(1, 8)}
+    >>> recipe = schedule.Recipe(schedule.OneShot(0.5), pattern=schedule.NM())
+    >>> with schedule.AsyncScheduler(recipe, weights, delay=2) as scheduler:
+    ...     counts = [int(scheduler.step(None, weights)["w"].sum()) for _ in range(4)]
+    >>> counts
+    [8, 8, 4, 4]
+    """
+
+    def __init__(
+        self, rules: Rules, weights, *, delay: int = 1, background: bool = True, seed: int = 0
+    ):
+        if delay < 0:
+            raise ArgumentError(f"delay must be at least 0, got {delay}")
+        weights = named(weights)
+        self.delay = delay
+        self.events: tuple[Update, ...] = ()
+        self._state: State = core.init(rules, weights, seed=seed)  # owned by the worker
+        self._ahead = self._state  # the state's schedule, known without waiting
+        self._masks = dict(self._state.masks)
+        self._queue: deque[tuple[Future, Any]] = deque()  # results and the snapshots they read
+        # Memory pools reuse a freed block in the order of the stream that it came from, so
+        # what the other stream may still read is kept until its work is certainly over.
+        self._retired: deque = deque(maxlen=delay + 2)
+        self._pool = ThreadPoolExecutor(1, "sparse24-masks") if background else None
+        self._lane = _lane(next(iter(weights.values()), None)) if background else None
+
+    def __enter__(self) -> AsyncScheduler:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish what is under way and stop the thread."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    @property
+    def masks(self) -> dict[str, Any]:
+        """The masks in use."""
+        return dict(self._masks)
+
+    def step(self, gradients=None, weights=None) -> dict[str, Any]:
+        """Hand over a snapshot and return the masks to use at this step."""
+        gradients, weights = named(gradients), named(weights)
+        if self._ahead.needs_arrays():
+            weights, gradients = _snapshot(weights), _snapshot(gradients)
+        else:
+            weights = gradients = None
+        self._ahead = core.advance(self._ahead)
+        self._queue.append((self._submit(weights, gradients), (weights, gradients)))
+        self.events = ()
+        if len(self._queue) > self.delay:
+            future, snapshot = self._queue.popleft()
+            self._retired.append((self._masks, snapshot))
+            self._masks, self.events = self._take(future)
+        return self.masks
+
+    def _submit(self, weights, gradients) -> Future:
+        if self._pool is None:
+            done: Future = Future()
+            done.set_result(self._work(weights, gradients, contextlib.nullcontext(), None))
+            return done
+        begin = self._lane.mark() if self._lane else None
+        lane = self._lane.use() if self._lane else contextlib.nullcontext()
+        return self._pool.submit(self._work, weights, gradients, lane, begin)
+
+    def _work(self, weights, gradients, lane, begin):
+        with lane:
+            if begin is not None:
+                self._lane.wait(begin)
+            self._state, masks, events = core.step(self._state, weights, gradients)
+            return masks, events, self._lane.mark() if self._lane else None
+
+    def _take(self, future: Future):
+        masks, events, end = future.result()
+        if end is not None:
+            self._lane.wait(end)
+        return dict(masks), events
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, the masks that are not in use yet included; waits for the work."""
+        results = [future.result()[0] for future, _ in self._queue]
+        saved = _sched_state.to_dict(self._state)
+        pack = _sched_state.pack_mask
+        saved["in_use"] = {name: pack(mask) for name, mask in self._masks.items()}
+        saved["waiting"] = [{name: pack(m) for name, m in masks.items()} for masks in results]
+        return saved
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        if len(saved.get("waiting", ())) > self.delay or "in_use" not in saved:
+            raise FormatError("the saved state is not of an AsyncScheduler with this delay")
+        for future, _ in self._queue:
+            future.result()
+        self._state = _sched_state.from_dict(self._state, dict(saved))
+        self._ahead = self._state
+        self._masks = self._unpack(saved["in_use"])
+        self._queue.clear()
+        for packed in saved["waiting"]:
+            done: Future = Future()
+            done.set_result((self._unpack(packed), (), None))
+            self._queue.append((done, None))
+
+    def _unpack(self, packed) -> dict[str, Any]:
+        like = self._state.masks
+        return {name: _sched_state.unpack_mask(packed[name], like[name]) for name in like}
+
+
+def _snapshot(arrays: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if arrays is None:
+        return None
+    return {name: namespace(a).asarray(plain(a), copy=True) for name, a in arrays.items()}
+
+
+class _CupyLane:
+    """A side stream of CuPy and the events that order it with the caller's."""
+
+    def __init__(self):
+        self._cupy = _arrays.cupy_module()
+        self._stream = self._cupy.cuda.Stream(non_blocking=True)
+
+    def use(self):
+        return self._stream
+
+    def mark(self):
+        return self._cupy.cuda.get_current_stream().record()
+
+    def wait(self, event) -> None:
+        self._cupy.cuda.get_current_stream().wait_event(event)
+
+
+class _TorchLane:
+    """The same in torch."""
+
+    def __init__(self, device):
+        import torch
+
+        self._cuda = torch.cuda
+        self._stream = torch.cuda.Stream(device)
+
+    def use(self):
+        return self._cuda.stream(self._stream)
+
+    def mark(self):
+        return self._cuda.current_stream(self._stream.device).record_event()
+
+    def wait(self, event) -> None:
+        self._cuda.current_stream(self._stream.device).wait_event(event)
+
+
+def _lane(array: Any):
+    """The means to run beside the caller's stream; None where the thread itself is enough."""
+    if _arrays.is_cupy(array):
+        return _CupyLane()
+    if _arrays.is_torch(array) and array.is_cuda:
+        return _TorchLane(array.device)
+    return None

@@ -1,0 +1,269 @@
+"""The pure core: ``step(state, weights, grads) -> state, masks, events``.
+
+Nothing here is changed in place.  Arrays may be of any array API library; the layers of one
+state should share one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from sparse24._errors import ArgumentError, ShapeError
+from sparse24._sched_arrays import namespace, plain, ranked, working
+from sparse24._sched_criteria import Observation
+from sparse24._sched_growers import NoGrowth
+from sparse24._sched_patterns import Turnover
+from sparse24._sched_records import Array, Arrays, Recipe, Rules, State, Update
+from sparse24._sched_tiles import Channel
+
+
+def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
+    """The state before step 0: all layers dense.
+
+    Parameters
+    ----------
+    rules : Recipe, or mapping of str to Recipe or None
+        One recipe for every layer with two axes or more, or recipes by name pattern
+        (``"encoder.*"``); the first match counts, None keeps a layer dense.
+    weights : mapping of str to array
+    seed : int
+        Of the counter-based generator; the same on every rank.
+
+    Returns
+    -------
+    State
+    """
+    rules = {"*": rules} if isinstance(rules, Recipe) else rules
+    names: dict[int, list[str]] = {}
+    recipes = list(rules.items())
+    for name, weight in weights.items():
+        matches = (i for i, (pattern, _) in enumerate(recipes) if fnmatchcase(name, pattern))
+        number = next(matches, None)
+        if number is None or recipes[number][1] is None or weight.ndim < 2:
+            continue
+        recipes[number][1].pattern.check_shape(tuple(weight.shape))
+        names.setdefault(number, []).append(name)
+    groups = tuple((recipes[i][1], tuple(names[i])) for i in sorted(names))
+    masks = {n: _ones(weights[n]) for _, inside in groups for n in inside}
+    shapes = {n: tuple(weights[n].shape) for n in masks}
+    return State(groups, shapes, masks, int(seed), memory={n: {} for n in masks})
+
+
+def _ones(weight: Array) -> Array:
+    xp = namespace(weight)
+    return xp.ones_like(plain(weight), dtype=xp.bool)
+
+
+def observe(state: State, weights: Arrays | None = None, grads: Arrays | None = None) -> State:
+    """Show a micro-batch to the parts that accumulate, without ending the step."""
+    memory = dict(state.memory)
+    for recipe, names in state.groups:
+        for part in recipe.observers:
+            for name in names:
+                seen = _observation(state, name, weights, grads)
+                memory[name] = part.observe(memory[name], seen)
+    return replace(state, memory=memory)
+
+
+def step(
+    state: State,
+    weights: Arrays | None = None,
+    grads: Arrays | None = None,
+    *,
+    reduce: Callable[[Array], Array] | None = None,
+    measure: bool = True,
+) -> tuple[State, Arrays, tuple[Update, ...]]:
+    """One training step: observe, and where a schedule says so choose masks anew.
+
+    Parameters
+    ----------
+    state : State
+    weights, grads : mapping of str to array, optional
+        Only those that the recipes use must be given, for every layer of `state`.
+    reduce : callable, optional
+        Applied to the scores of a layer before the choice; an all-reduce makes the masks of
+        ranks agree that saw different data.
+    measure : bool, default True
+        Count flips and kept norm for the events; False saves a pass over the weights.
+
+    Returns
+    -------
+    state : State
+        With ``step`` one higher.
+    masks : mapping of str to boolean array
+    events : tuple of Update
+        One for each layer that was updated.
+    """
+    state = observe(state, weights, grads)
+    masks, memory, updated = dict(state.masks), dict(state.memory), dict(state.updated)
+    events: list[Update] = []
+    for recipe, names in state.groups:
+        if state.frozen or not recipe.schedule.updates(state.step):
+            continue
+        shapes = {name: state.shapes[name] for name in names}
+        sparsity = recipe.schedule.sparsity(state.step)
+        shares = recipe.distribution.shares(sparsity, shapes, memory)
+        for members in _decisions(recipe, names):
+            began = time.perf_counter()
+            share = shares[members[0][0]]
+            new = _decide(state, recipe, members, share, (weights, grads), reduce)
+            seconds = (time.perf_counter() - began) / len(members)
+            for member in members:
+                name = member[0]
+                events.append(_event(state, member, share, new[name], weights, seconds, measure))
+                masks[name], updated[name] = new[name], state.step
+                memory[name] = recipe.criterion.forget(memory[name])
+    after = replace(state, step=state.step + 1, masks=masks, memory=memory, updated=updated)
+    return after, masks, tuple(events)
+
+
+def advance(state: State) -> State:
+    """The state one step on, its masks and memory untouched: only to look at the schedule."""
+    return replace(state, step=state.step + 1)
+
+
+def freeze(state: State) -> State:
+    """Masks stay as they are until `thaw`; steps go on counting."""
+    return replace(state, frozen=True)
+
+
+def thaw(state: State) -> State:
+    """Masks follow the schedule again."""
+    return replace(state, frozen=False)
+
+
+def _observation(state: State, name: str, weights, grads) -> Observation:
+    weight, grad = _pick(weights, name, state, "weights"), _pick(grads, name, state, "grads")
+    return Observation(name, state.step, state.seed, weight, grad)
+
+
+def _pick(arrays: Arrays | None, name: str, state: State, what: str) -> Array | None:
+    if arrays is None:
+        return None
+    if name not in arrays:
+        raise ArgumentError(f"{what} has no layer {name!r}; pass all of {sorted(state.shapes)}")
+    array = arrays[name]
+    if array is not None and tuple(array.shape) != state.shapes[name]:
+        raise ShapeError(
+            f"{what}[{name!r}] must have the shape {state.shapes[name]}, got {tuple(array.shape)}"
+        )
+    return array
+
+
+def _decisions(recipe: Recipe, names: tuple[str, ...]):
+    """Groups of (layer, pattern) that are chosen together."""
+    together = [tuple((n, recipe.pattern) for n in group) for group in recipe.shared]
+    together += [tuple((n, Channel(axis)) for n, axis in group) for group in recipe.coupled]
+    taken = {name for group in together for name, _ in group}
+    missing = taken - set(names)
+    if missing:
+        raise ArgumentError(
+            f"shared and coupled layers must be in the recipe's group, {sorted(missing)} are not"
+        )
+    return [*together, *(((name, recipe.pattern),) for name in names if name not in taken)]
+
+
+def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) -> Array:
+    """Unit scores of a decision: the members' pooled scores, added in order."""
+    total = None
+    for name, pattern in members:
+        seen = _observation(state, name, *arrays)
+        scores = criterion.score(state.memory[name], seen)
+        scores = working(scores if reduce is None else reduce(scores))
+        if tuple(scores.shape) != state.shapes[name]:
+            raise ShapeError(
+                f"scores of {name!r} must have the shape {state.shapes[name]}, "
+                f"got {tuple(scores.shape)}"
+            )
+        units = pattern.pool(scores)
+        if total is not None and total.shape != units.shape:
+            raise ShapeError(
+                f"layers {[n for n, _ in members]} are tied, but their units differ in shape"
+            )
+        total = units if total is None else ranked(total + units)
+    return total
+
+
+def _decide(
+    state: State, recipe: Recipe, members, share: float, arrays, reduce
+) -> dict[str, Array]:
+    """New masks of the layers of one decision."""
+    leader, pattern = members[0]
+    pattern.check(share)
+    if share == 0:
+        return {
+            name: namespace(state.masks[name]).ones_like(state.masks[name]) for name, _ in members
+        }
+    first = leader not in state.updated
+    criterion = recipe.initial if first and recipe.initial is not None else recipe.criterion
+    units = _pooled(recipe, criterion, state, members, arrays, reduce)
+    turnover = None
+    if not first and not isinstance(recipe.grower, NoGrowth):
+        growth = _pooled(recipe, recipe.grower, state, members, arrays, reduce)
+        active = pattern.units_of(state.masks[leader])
+        turnover = Turnover(active, growth, recipe.grower.share(state.step))
+    chosen = pattern.choose(units, share, turnover)
+    return {name: own.expand(chosen, state.shapes[name]) for name, own in members}
+
+
+def _event(
+    state: State, member, share: float, mask, weights, seconds: float, measure: bool
+) -> Update:
+    name, pattern = member
+    flips = norm = math.nan
+    if measure:
+        xp = namespace(mask)
+        flips = xp.sum(xp.astype(mask != state.masks[name], xp.int32))
+        if weights is not None:
+            weight = working(weights[name])
+            norm = xp.sqrt(xp.sum(xp.where(mask, weight * weight, xp.zeros_like(weight))))
+    shape = state.shapes[name]
+    nnz, age = pattern.kept(shape, share), state.step - state.updated.get(name, 0)
+    return Update(name, state.step, share, math.prod(shape), nnz, flips, norm, age, seconds)
+
+
+def apply_masks(weights, masks):
+    """Weights with zeros where the masks are false; layers without a mask pass unchanged.
+
+    Parameters
+    ----------
+    weights : array, mapping of str to array, or sequence of arrays
+    masks : the same form
+
+    Returns
+    -------
+    The same form; new arrays of the weights' dtype.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24.schedule import apply_masks
+    >>> apply_masks({"w": np.array([1.0, 2.0])}, {"w": np.array([True, False])})
+    {'w': array([1., 0.])}
+    """
+    if isinstance(weights, Mapping):
+        return {n: _masked(w, masks[n]) if n in masks else w for n, w in weights.items()}
+    if isinstance(weights, list | tuple):
+        if isinstance(masks, Mapping):
+            masks = [masks.get(str(i)) for i in range(len(weights))]
+        if len(masks) != len(weights):
+            raise ArgumentError(
+                f"masks must be as many as weights, {len(weights)}, got {len(masks)}"
+            )
+        return type(weights)(
+            w if m is None else _masked(w, m) for w, m in zip(weights, masks, strict=True)
+        )
+    return _masked(weights, masks)
+
+
+def _masked(weight: Array, mask: Array) -> Array:
+    if tuple(weight.shape) != tuple(mask.shape):
+        raise ShapeError(
+            f"a mask must have its weight's shape, {tuple(weight.shape)}, got {tuple(mask.shape)}"
+        )
+    xp = namespace(weight)
+    return xp.where(mask, weight, xp.zeros_like(weight))

@@ -1,0 +1,284 @@
+"""How a model's budget of zeros is shared among its layers.
+
+A distribution turns one sparsity into one for each layer; where the layers differ, the shares
+are whole numbers of zeros over the layer's size and their total is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from sparse24._errors import ArgumentError
+from sparse24._sched_arrays import check_share, floor_count, namespace, tree_sum, working
+from sparse24._sched_criteria import Memory, Observation
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _sizes(shapes: Shapes) -> dict[str, int]:
+    return {name: math.prod(shape) for name, shape in shapes.items()}
+
+
+def _round_to_total(
+    wanted: Mapping[str, float], sizes: Mapping[str, int], total: int
+) -> dict[str, float]:
+    """Shares of whole zeros near `wanted` that sum to `total`: largest remainders round up."""
+    zeros = {name: min(sizes[name], math.floor(x + 1e-6)) for name, x in wanted.items()}
+    order = sorted(
+        wanted, key=lambda name: zeros[name] - wanted[name]
+    )  # stable: first name wins ties
+    missing = total - sum(zeros.values())
+    while missing > 0:
+        for name in order:
+            if missing and zeros[name] < sizes[name]:
+                zeros[name] += 1
+                missing -= 1
+    for name in reversed(order):
+        excess = min(zeros[name], max(0, -missing))
+        zeros[name] -= excess
+        missing += excess
+    return {name: zeros[name] / max(1, sizes[name]) for name in wanted}
+
+
+def _fill(weights: Mapping[str, float], sizes, total: float, low, high) -> dict[str, float]:
+    """Densities ``clip(c * weight, low, high)`` with the one c that keeps `total` elements."""
+
+    def densities(c):
+        return {n: min(high[n], max(low[n], c * weights[n])) for n in weights}
+
+    def kept(c):
+        return sum(sizes[n] * d for n, d in densities(c).items())
+
+    small, large = 0.0, 1.0
+    while kept(large) < total and large < 2.0**60:
+        large *= 2.0
+    for _ in range(100):
+        middle = (small + large) / 2
+        small, large = (middle, large) if kept(middle) < total else (small, middle)
+    return densities(large)
+
+
+class Distribution:
+    """Base of all distributions."""
+
+    needs: tuple[str, ...] = ()
+    remembers = False
+
+    def observe(self, memory: Memory, seen: Observation) -> Memory:
+        return memory
+
+    def shares(
+        self, sparsity: float, shapes: Shapes, memory: Mapping[str, Memory]
+    ) -> dict[str, float]:
+        """Sparsity of each layer."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Uniform(Distribution):
+    """The same sparsity in every layer."""
+
+    def shares(self, sparsity, shapes, memory):
+        return dict.fromkeys(shapes, sparsity)
+
+
+@dataclass(frozen=True)
+class ERK(Distribution):
+    """Density in proportion to ``sum(shape) / prod(shape)`` (Evci et al., 2020); at most 1."""
+
+    def shares(self, sparsity, shapes, memory):
+        sizes = _sizes(shapes)
+        weights = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
+        total = floor_count(sparsity, sum(sizes.values()))
+        bounds = dict.fromkeys(sizes, 0.0), dict.fromkeys(sizes, 1.0)
+        density = _fill(weights, sizes, sum(sizes.values()) - total, *bounds)
+        return _round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total)
+
+
+@dataclass(frozen=True)
+class Custom(Distribution):
+    """Your own rule.
+
+    Parameters
+    ----------
+    rule : callable or mapping
+        ``rule(sparsity, shapes) -> {name: sparsity}``, or a mapping from name patterns
+        such as ``"decoder.*"`` to a factor on the schedule's sparsity (1 elsewhere).
+    """
+
+    rule: Callable[[float, Shapes], Mapping[str, float]] | Mapping[str, float]
+
+    def shares(self, sparsity, shapes, memory):
+        if callable(self.rule):
+            wanted = self.rule(sparsity, shapes)
+        else:
+            wanted = {name: min(1.0, sparsity * self._factor(name)) for name in shapes}
+        if set(wanted) != set(shapes):
+            raise ArgumentError(
+                f"rule must name the layers {sorted(shapes)}, it names {sorted(wanted)}"
+            )
+        return {n: check_share(wanted[n], f"rule for {n!r}") for n in shapes}
+
+    def _factor(self, name: str) -> float:
+        matches = (f for pattern, f in self.rule.items() if fnmatchcase(name, pattern))
+        return next(matches, 1.0)
+
+
+@dataclass(frozen=True)
+class BySpeedup(Distribution):
+    """Zeros go first where a measurement says that they save the most time.
+
+    Parameters
+    ----------
+    seconds : mapping of str to mapping of float to float
+        For each layer its measured time at several sparsities, 0 among them.
+    """
+
+    seconds: Mapping[str, Mapping[float, float]]
+
+    def shares(self, sparsity, shapes, memory):
+        sizes = _sizes(shapes)
+        total = left = floor_count(sparsity, sum(sizes.values()))
+        pieces = [piece for name in shapes for piece in self._pieces(name, sizes[name])]
+        wanted = dict.fromkeys(shapes, 0.0)
+        for _, name, count in sorted(pieces, key=lambda piece: -piece[0]):
+            take = min(count, left)
+            wanted[name] += take
+            left -= take
+        return _round_to_total(wanted, sizes, total)
+
+    def _pieces(self, name: str, size: int):
+        """(seconds saved per zero, layer, zeros): the steps of the best convex envelope."""
+        if name not in self.seconds or 0.0 not in self.seconds[name]:
+            raise ArgumentError(
+                f"seconds must hold times of layer {name!r}, at sparsity 0 among others"
+            )
+        points = sorted(self.seconds[name].items())
+        points = points if points[-1][0] == 1.0 else [*points, (1.0, points[-1][1])]
+        here = 0
+        while here < len(points) - 1:
+            s0, t0 = points[here]
+            rate, there = max(
+                ((t0 - t) / (s - s0), i) for i, (s, t) in enumerate(points) if i > here
+            )
+            yield rate / size, name, (points[there][0] - s0) * size
+            here = there
+
+
+@dataclass(frozen=True)
+class Hierarchical(Distribution):
+    """The model's budget goes to blocks by `outer`, each block's to its layers by `inner`.
+
+    Parameters
+    ----------
+    outer, inner : Distribution
+    depth : int, default 1
+        Number of dot-separated parts of a layer's name that name its block.
+    """
+
+    outer: Distribution = field(default_factory=Uniform)
+    inner: Distribution = field(default_factory=ERK)
+    depth: int = 1
+
+    @property
+    def needs(self):
+        return tuple({*self.outer.needs, *self.inner.needs})
+
+    @property
+    def remembers(self):
+        return self.inner.remembers
+
+    def observe(self, memory, seen):
+        return self.inner.observe(memory, seen)
+
+    def shares(self, sparsity, shapes, memory):
+        blocks: dict[str, dict] = {}
+        for name, shape in shapes.items():
+            blocks.setdefault(".".join(name.split(".")[: self.depth]), {})[name] = shape
+        sizes = {block: sum(_sizes(inside).values()) for block, inside in blocks.items()}
+        budget = self.outer.shares(sparsity, {block: (size,) for block, size in sizes.items()}, {})
+        shares: dict[str, float] = {}
+        for block, inside in blocks.items():
+            shares |= self.inner.shares(budget[block], inside, memory)
+        return shares
+
+
+@dataclass(frozen=True)
+class LayerWiseAdapter:
+    """How one layer's threshold follows its own gradients.
+
+    The layer's density is ``(g / mean g) ** strength`` times the common one, where g is the
+    smoothed root mean square of its gradients: a layer that still learns keeps more weights.
+
+    Parameters
+    ----------
+    strength : float, default 0.5
+        0 follows the global schedule as it is.
+    beta : float, default 0.9
+        Smoothing of the statistics.
+    reach : float, default 0.2
+        The layer's sparsity stays within this distance of the global one.
+    """
+
+    strength: float = 0.5
+    beta: float = 0.9
+    reach: float = 0.2
+
+    def __post_init__(self):
+        check_share(self.beta, "beta")
+        check_share(self.reach, "reach")
+
+    def observe(self, memory: Memory, grad) -> Memory:
+        """Fold a gradient into the statistics, a 0-d array that stays on its device."""
+        xp = namespace(grad)
+        square = working(grad) * working(grad)
+        mean = tree_sum(xp.reshape(square, (-1,))) / max(1, math.prod(grad.shape))
+        past = memory.get("grad_square")
+        new = mean if past is None else self.beta * past + (1 - self.beta) * mean
+        return {**memory, "grad_square": new}
+
+
+@dataclass(frozen=True)
+class Adaptive(Distribution):
+    """One global sparsity, moved between layers by a `LayerWiseAdapter` each; the total is exact.
+
+    Parameters
+    ----------
+    adapter : LayerWiseAdapter
+    overrides : mapping of str to LayerWiseAdapter
+        Adapters of their own for layers whose names match.
+    """
+
+    adapter: LayerWiseAdapter = LayerWiseAdapter()
+    overrides: Mapping[str, LayerWiseAdapter] = field(default_factory=dict)
+    needs = ("grad",)
+    remembers = True
+
+    def of(self, name: str) -> LayerWiseAdapter:
+        """The adapter of a layer."""
+        found = (a for pattern, a in self.overrides.items() if fnmatchcase(name, pattern))
+        return next(found, self.adapter)
+
+    def observe(self, memory, seen):
+        return self.of(seen.name).observe(memory, seen.need("grad", "LayerWiseAdapter"))
+
+    def shares(self, sparsity, shapes, memory):
+        sizes = _sizes(shapes)
+        total = floor_count(sparsity, sum(sizes.values()))
+        roots = {n: self._root_mean_square(memory[n]) for n in shapes}
+        mean = sum(roots.values()) / max(1, len(roots))
+        weights = {n: self._weight(n, roots[n], mean) for n in shapes}
+        low = {n: max(0.0, 1 - sparsity - self.of(n).reach) for n in shapes}
+        high = {n: min(1.0, 1 - sparsity + self.of(n).reach) for n in shapes}
+        density = _fill(weights, sizes, sum(sizes.values()) - total, low, high)
+        return _round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total)
+
+    def _root_mean_square(self, memory: Memory) -> float:
+        square = float(memory["grad_square"])
+        return math.sqrt(square) if math.isfinite(square) else 0.0
+
+    def _weight(self, name: str, root: float, mean: float) -> float:
+        return max(root / mean, 1e-3) ** self.of(name).strength if mean > 0 else 1.0

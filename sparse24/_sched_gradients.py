@@ -1,0 +1,189 @@
+"""Gradients and weights of 2:4 training: decays, the continuous projection, unbiased sampling."""
+
+from __future__ import annotations
+
+from sparse24 import _spec
+from sparse24._sched_arrays import (
+    Array,
+    join_groups,
+    namespace,
+    ranked,
+    ranks_in_groups,
+    split_groups,
+    tree_sum,
+    uniform,
+    working,
+)
+
+
+def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 2e-4) -> Array:
+    """The straight-through gradient with sparse refinement: ``g + decay * (1 - mask) * w``.
+
+    Parameters
+    ----------
+    weight, gradient : array, shape (m, k)
+        The dense weight, and the gradient that reached the masked weight.
+    mask : array of bool, shape (m, k)
+    decay : float
+        The paper's lambda; 2e-4 there with SGD.
+
+    Returns
+    -------
+    array, shape (m, k)
+
+    References
+    ----------
+    .. [1] A. Zhou et al., *Learning N:M Fine-grained Structured Sparse Neural Networks From
+       Scratch*, 2021, equation 5.
+    """
+    xp = namespace(gradient)
+    return gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)
+
+
+masked_decay_gradient = sr_ste_gradient
+"""The same term as decay on the *gradients* of pruned weights (Hu et al., 2024): it goes
+through the optimizer, so Adam normalises it.  `DecayFactorSearch` finds its factor."""
+
+
+def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
+    """S-STE's continuous projection to 2:4: shrink each group by its second smallest magnitude.
+
+    Unlike a hard mask it has no jumps: where the order within a group changes, the element
+    that leaves is zero already.
+
+    Parameters
+    ----------
+    weight : array, shape (..., k)
+    scale : float or 0-d array
+        ``soft_threshold_scale`` of the first weight, kept fixed afterwards.
+
+    Returns
+    -------
+    array, shape (..., k)
+        At most two non-zeros in each group of four; the gradient passes straight through.
+
+    References
+    ----------
+    .. [1] Y. Hu, J. Zhu, J. Chen, *S-STE: Continuous Pruning Function for Efficient 2:4 Sparse
+       Pre-training*, 2024.
+    """
+    xp = namespace(weight)
+    groups = split_groups(weight, _spec.GROUP, 0.0)
+    size = xp.abs(groups)
+    threshold = xp.sort(size, axis=-1)[..., 1:2]
+    shrunk = xp.where(size > threshold, xp.sign(groups) * (size - threshold), groups * 0.0)
+    return join_groups(scale * shrunk, weight.shape[-1])
+
+
+def soft_threshold_scale(weight: Array) -> Array:
+    """The factor that brings the soft-thresholded weight nearest to the weight, 0-d."""
+    xp = namespace(weight)
+    soft = working(soft_threshold_24(weight))
+    dot = tree_sum(xp.reshape(working(weight) * soft, (-1,)))
+    norm = tree_sum(xp.reshape(soft * soft, (-1,)))
+    return xp.where(norm > 0, dot / xp.where(norm > 0, norm, norm + 1), norm + 1)
+
+
+def mvue_24(gradient: Array, *, step: int, seed: int = 0, name: str = "") -> Array:
+    """Sample a gradient to 2:4 along its last axis, without bias and with the least variance.
+
+    Each element of a group is kept with probability ``p = min(1, 2 |g| / sum |g|)`` (with the
+    share of a capped element given to the others) and divided by it; one uniform number a
+    group chooses exactly two.  A greedy mask would be biased, which harms training [1]_.
+
+    Parameters
+    ----------
+    gradient : array, shape (..., k)
+    step, seed, name
+        The draw is a pure function of these.
+
+    Returns
+    -------
+    array, shape (..., k)
+        At most two non-zeros in each group of four; its expectation is `gradient`.
+
+    References
+    ----------
+    .. [1] B. Chmiel et al., *Minimum Variance Unbiased N:M Sparsity for the Neural Gradients*,
+       2023.
+    """
+    xp = namespace(gradient)
+    groups = split_groups(working(gradient), _spec.GROUP, 0.0)
+    chance = _inclusion(xp, groups)
+    draw = uniform(groups[..., 0], seed, step, name, "mvue")
+    # Systematic sampling: the chances are laid end to end on [0, 2]; the elements under the
+    # two points draw and 1 + draw are kept.  The last end is 2 whatever the rounding.
+    end, kept = xp.zeros_like(draw), []
+    ends = []
+    for place in range(_spec.GROUP):
+        end = end + chance[..., place]
+        ends.append(end)
+    ends[-1] = xp.where(ends[-1] > 0, xp.full_like(end, 2.0), end)
+    begin = xp.zeros_like(draw)
+    for end in ends:
+        kept.append((begin <= draw) & (draw < end) | (begin <= draw + 1) & (draw + 1 < end))
+        begin = end
+    safe = xp.where(chance > 0, chance, xp.ones_like(chance))
+    sampled = xp.where(xp.stack(kept, axis=-1), groups / safe, xp.zeros_like(groups))
+    return xp.astype(join_groups(sampled, gradient.shape[-1]), gradient.dtype, copy=False)
+
+
+def _inclusion(xp, groups: Array) -> Array:
+    """Probability of each element to be among the two kept; 0 only for zeros."""
+    size = xp.abs(groups)
+    largest = ranks_in_groups(ranked(join_groups(size, size.shape[-2] * 4)), 4) == 0
+    total = xp.sum(size, axis=-1, keepdims=True)
+    most = xp.max(size, axis=-1, keepdims=True)
+    rest = total - most
+    one = xp.ones_like(size)
+    fair = 2 * size / xp.where(total > 0, total, xp.ones_like(total))
+    others = size / xp.where(rest > 0, rest, xp.ones_like(rest))
+    capped = xp.where(largest, one, others)
+    return xp.where(2 * most > total, capped, fair) * xp.astype(total > 0, size.dtype)
+
+
+def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") -> Array:
+    """The weight after a change of masks.
+
+    Parameters
+    ----------
+    weight, old, new : array
+        The weight and its masks before and after.
+    grown : {"keep", "zero"}
+        Whether weights that come back keep their latent value or start from zero, as in RigL.
+    """
+    xp = namespace(weight)
+    if grown == "zero":
+        weight = xp.where(new & ~old, xp.zeros_like(weight), weight)
+    return weight
+
+
+def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
+    """Optimizer state after a change of masks.
+
+    Parameters
+    ----------
+    slots : mapping of str to array
+        One weight's state, e.g. momentum and second moment; entries of another shape than the
+        mask (step counters) pass unchanged.
+    old, new : array of bool
+    policy : {"keep", "zero_dropped", "zero_grown", "zero_changed"}
+
+    Returns
+    -------
+    dict of str to array
+    """
+    clear = {
+        "keep": None,
+        "zero_dropped": old & ~new,
+        "zero_grown": new & ~old,
+        "zero_changed": old ^ new,
+    }[policy]
+    if clear is None:
+        return dict(slots)
+    return {
+        key: namespace(slot).where(clear, namespace(slot).zeros_like(slot), slot)
+        if tuple(getattr(slot, "shape", ())) == tuple(new.shape)
+        else slot
+        for key, slot in slots.items()
+    }

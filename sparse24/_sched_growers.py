@@ -1,0 +1,96 @@
+"""Which pruned weights come back, and how many.
+
+A grower turns over a share of the kept weights at every update: the share falls by a cosine
+from `fraction` at step 0 to nothing at `stop`, or stays if `stop` is None.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sparse24._errors import ArgumentError
+from sparse24._sched_arrays import check_share, namespace, uniform
+from sparse24._sched_criteria import Memory, Observation
+
+
+class Grower:
+    """Base of all growers."""
+
+    needs: tuple[str, ...] = ()
+    remembers = False
+
+    def share(self, step: int) -> float:
+        """Share of the kept weights that is replaced at `step`."""
+        raise NotImplementedError
+
+    def observe(self, memory: Memory, seen: Observation) -> Memory:
+        return memory
+
+    def score(self, memory: Memory, seen: Observation):
+        """Growth scores of the shape of the weight."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class NoGrowth(Grower):
+    """All weights compete at every update by the criterion alone."""
+
+    def share(self, step):
+        return 0.0
+
+
+@dataclass(frozen=True)
+class _Turnover(Grower):
+    fraction: float = 0.3
+    stop: int | None = None
+
+    def __post_init__(self):
+        check_share(self.fraction, "fraction")
+        if self.stop is not None and self.stop < 1:
+            raise ArgumentError(f"stop must be at least 1, got {self.stop}")
+
+    def share(self, step):
+        if self.stop is None:
+            return self.fraction
+        if step >= self.stop:
+            return 0.0
+        return self.fraction / 2 * (1 + math.cos(math.pi * step / self.stop))
+
+
+@dataclass(frozen=True)
+class GradientGrowth(_Turnover):
+    """Largest ``|g|`` of the dense gradient, as in RigL (Evci et al., 2020)."""
+
+    needs = ("grad",)
+
+    def score(self, memory, seen):
+        grad = seen.need("grad", "GradientGrowth")
+        return namespace(grad).abs(grad)
+
+
+@dataclass(frozen=True)
+class MomentumGrowth(_Turnover):
+    """Largest smoothed gradient, as in sparse momentum (Dettmers and Zettlemoyer, 2019)."""
+
+    beta: float = 0.9
+    needs = ("grad",)
+    remembers = True
+
+    def observe(self, memory, seen):
+        grad = seen.need("grad", "MomentumGrowth")
+        past = memory.get("momentum")
+        mean = (1 - self.beta) * grad if past is None else self.beta * past + (1 - self.beta) * grad
+        return {**memory, "momentum": mean}
+
+    def score(self, memory, seen):
+        mean = memory["momentum"]
+        return namespace(mean).abs(mean)
+
+
+@dataclass(frozen=True)
+class RandomGrowth(_Turnover):
+    """Anywhere, as in SET (Mocanu et al., 2018); the same on every rank."""
+
+    def score(self, memory, seen):
+        return uniform(seen.like, seen.seed, seen.step, seen.name, "grower")

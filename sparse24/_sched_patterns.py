@@ -1,0 +1,209 @@
+"""Which sets of weights may be kept together.
+
+A pattern pools scores into units, chooses units with an exact count, and expands the choice
+to a mask.  Counts of zeros round down, in units.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sparse24 import _check, _spec
+from sparse24._errors import PatternError
+from sparse24._sched_arrays import (
+    as_matrix,
+    check_tiles,
+    floor_count,
+    join_groups,
+    namespace,
+    ranked,
+    ranks_in_groups,
+    split_tiles,
+    top,
+)
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Turnover:
+    """What a grower adds to a choice: the units in use, growth scores, the share to replace."""
+
+    active: Array
+    growth: Array
+    share: float
+
+
+class Pattern:
+    """Base of all patterns."""
+
+    grows = True  # False: the pattern cannot follow a grower
+
+    def check(self, sparsity: float) -> None:
+        """Raise `PatternError` if the pattern cannot have this sparsity."""
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise `ShapeError` if matrices of this shape cannot have the pattern."""
+
+    def kept(self, shape: tuple[int, ...], sparsity: float) -> int:
+        """Exact number of elements that a mask keeps."""
+        raise NotImplementedError
+
+    def pool(self, scores: Array) -> Array:
+        """Scores of the units."""
+        return ranked(scores)
+
+    def units_of(self, mask: Array) -> Array:
+        """The units that a mask of this pattern keeps."""
+        return mask
+
+    def choose(self, units: Array, sparsity: float, turnover: Turnover | None = None) -> Array:
+        """Boolean choice among the units."""
+        raise NotImplementedError
+
+    def expand(self, chosen: Array, shape: tuple[int, ...]) -> Array:
+        """Mask of the elements."""
+        return chosen
+
+    def mask(self, scores: Array, sparsity: float) -> Array:
+        """The best mask of these scores, without a grower."""
+        self.check(sparsity)
+        self.check_shape(scores.shape)
+        if sparsity == 0:
+            return namespace(scores).ones_like(scores, dtype=namespace(scores).bool)
+        return self.expand(self.choose(self.pool(scores), sparsity), scores.shape)
+
+
+def _survivors(units: Array, keep: int, grown: int, active: Array) -> Array:
+    """The best `keep - grown` of the active units."""
+    xp = namespace(units)
+    return top(xp.where(active, units, xp.full_like(units, -math.inf)), keep - grown)
+
+
+def _choose_exactly(units: Array, keep: int, turnover: Turnover | None) -> Array:
+    if turnover is None:
+        return top(units, keep)
+    xp = namespace(units)
+    active = int(xp.sum(xp.astype(turnover.active, xp.int32)))
+    grown = max(keep - active, floor_count(turnover.share, min(keep, active)))
+    survivors = _survivors(units, keep, grown, turnover.active)
+    growth = xp.where(survivors, xp.full_like(units, -math.inf), turnover.growth)
+    return survivors | top(growth, grown)
+
+
+@dataclass(frozen=True)
+class Unstructured(Pattern):
+    """Any element by itself: every sparsity, to one element."""
+
+    def kept(self, shape, sparsity):
+        return math.prod(shape) - floor_count(sparsity, math.prod(shape))
+
+    def choose(self, units, sparsity, turnover=None):
+        return _choose_exactly(units, self.kept(units.shape, sparsity), turnover)
+
+
+@dataclass(frozen=True)
+class NM(Pattern):
+    """`n` kept of every `m` along the last axis, as the sparse Tensor Cores take at 2:4.
+
+    The sparsity is fixed at ``1 - n/m``; 0 means dense.
+    """
+
+    n: int = 2
+    m: int = 4
+
+    def __post_init__(self):
+        _check.pattern((self.n, self.m))
+
+    def check(self, sparsity):
+        fixed = 1 - self.n / self.m
+        if sparsity != 0 and abs(sparsity - fixed) > 1e-9:
+            raise PatternError(
+                f"a fixed {self.n}:{self.m} pattern has sparsity {fixed:g} (or 0, dense), the "
+                f"schedule asks for {sparsity:g}; use OneShot({fixed:g}), or a pattern that "
+                "meets any target: Elastic(), TileHybrid(), Unstructured()"
+            )
+
+    def kept(self, shape, sparsity):
+        if sparsity == 0:
+            return math.prod(shape)
+        whole, rest = divmod(shape[-1], self.m)
+        return math.prod(shape[:-1]) * (whole * self.n + min(self.n, rest))
+
+    def choose(self, units, sparsity, turnover=None):
+        if turnover is not None:
+            units = self._composite(units, turnover)
+        return join_groups(ranks_in_groups(units, self.m) < self.n, units.shape[-1])
+
+    def _composite(self, units: Array, turnover: Turnover) -> Array:
+        """Survivors beat everything in their group; the other slots go by growth."""
+        xp = namespace(units)
+        active = int(xp.sum(xp.astype(turnover.active, xp.int32)))
+        keep = min(active, self.kept(units.shape, 0.5))
+        grown = floor_count(turnover.share, keep)
+        survivors = _survivors(units, keep, grown, turnover.active)
+        return xp.where(survivors, xp.full_like(units, math.inf), turnover.growth)
+
+
+def _transposable_rows() -> tuple[tuple[int, ...], ...]:
+    """The 90 masks of a 4x4 tile with two in each row and column, as four indices into `PAIRS`."""
+    pairs = range(len(_spec.PAIRS))
+    return tuple(
+        rows
+        for rows in itertools.product(pairs, repeat=4)
+        if all(sum(column in _spec.PAIRS[r] for r in rows) == 2 for column in range(4))
+    )
+
+
+_TRANSPOSABLE = _transposable_rows()
+
+
+@dataclass(frozen=True)
+class Transposable24(Pattern):
+    """2:4 along both axes: the best of the 90 masks of every 4x4 tile."""
+
+    grows = False
+
+    def check(self, sparsity):
+        NM(2, 4).check(sparsity)
+
+    def check_shape(self, shape):
+        check_tiles(shape, (4, 4), "Transposable24()")
+
+    def kept(self, shape, sparsity):
+        return math.prod(shape) // (1 if sparsity == 0 else 2)
+
+    def choose(self, units, sparsity, turnover=None):
+        xp = namespace(units)
+        matrix = as_matrix(units)
+        tiles = split_tiles(matrix, (4, 4))
+        row_pairs = [
+            [tiles[..., 4 * r + i] + tiles[..., 4 * r + j] for i, j in _spec.PAIRS]
+            for r in range(4)
+        ]
+        best, winner = None, None
+        for number, (a, b, c, d) in enumerate(_TRANSPOSABLE):
+            total = (row_pairs[0][a] + row_pairs[1][b]) + (row_pairs[2][c] + row_pairs[3][d])
+            if best is None:
+                best, winner = total, xp.zeros_like(total, dtype=xp.int8)
+                continue
+            better = total > best  # a tie stays with the earlier mask
+            best = xp.where(better, total, best)
+            winner = xp.where(better, xp.full_like(winner, number), winner)
+        return xp.reshape(self._spread(xp, winner, matrix.shape), units.shape)
+
+    @staticmethod
+    def _spread(xp, winner: Array, shape) -> Array:
+        """The mask of each tile's winner, by comparison with the masks that hold (r, c)."""
+        columns = []
+        for r, c in itertools.product(range(4), repeat=2):
+            holds = xp.zeros_like(winner, dtype=xp.bool)
+            for number, rows in enumerate(_TRANSPOSABLE):
+                if c in _spec.PAIRS[rows[r]]:
+                    holds = holds | (winner == number)
+            columns.append(holds)
+        tiles = xp.reshape(xp.stack(columns, axis=-1), (*winner.shape, 4, 4))
+        return xp.reshape(xp.permute_dims(tiles, (0, 2, 1, 3)), shape)

@@ -1,0 +1,116 @@
+"""The records of the scheduler: what a recipe is, what a state holds, what an update tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparse24._errors import PatternError
+from sparse24._sched_criteria import Criterion, Magnitude, Memory
+from sparse24._sched_distributions import Distribution, Uniform
+from sparse24._sched_growers import Grower, NoGrowth
+from sparse24._sched_patterns import Pattern, Unstructured
+from sparse24._sched_schedules import ConstantScheduler, Schedule
+from sparse24._sched_tiles import Channel
+
+Array = Any
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a group of layers is made sparse: one part of each kind.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        How sparse at which step, and when masks change.
+    criterion : Criterion
+        What a weight is worth.
+    pattern : Pattern
+        Which weights may be kept together.
+    distribution : Distribution
+        How the layers share the zeros.
+    grower : Grower
+        Which pruned weights come back.
+    initial : Criterion, optional
+        The criterion at step 0, when it differs (RigL and SET begin at random).
+    shared : sequence of sequences of str
+        Layers of one shape that have one mask; their scores are added in this order.
+    coupled : sequence of sequences of (str, int)
+        Channels that live and die together, e.g. ``(("fc1", 0), ("fc2", 1))``: the output
+        channels of ``fc1`` are the input channels of ``fc2``.  Needs a `Channel` pattern.
+
+    Raises
+    ------
+    PatternError
+        If the pattern cannot have the schedule's sparsities or cannot follow the grower.
+    """
+
+    schedule: Schedule = field(default_factory=lambda: ConstantScheduler(0.5))
+    criterion: Criterion = field(default_factory=Magnitude)
+    pattern: Pattern = field(default_factory=Unstructured)
+    distribution: Distribution = field(default_factory=Uniform)
+    grower: Grower = field(default_factory=NoGrowth)
+    initial: Criterion | None = None
+    shared: tuple[tuple[str, ...], ...] = ()
+    coupled: tuple[tuple[tuple[str, int], ...], ...] = ()
+
+    def __post_init__(self):
+        for sparsity in self.schedule.values():
+            self.pattern.check(sparsity)
+        if not isinstance(self.grower, NoGrowth) and not self.pattern.grows:
+            raise PatternError(
+                f"{self.pattern!r} chooses all weights together and cannot follow a grower; "
+                "use NoGrowth(), or Unstructured(), NM(), Block() or Channel()"
+            )
+        if self.coupled and not isinstance(self.pattern, Channel):
+            raise PatternError(f"coupled layers need a Channel() pattern, got {self.pattern!r}")
+
+    @property
+    def observers(self) -> tuple[Any, ...]:
+        """The parts that must see every step."""
+        parts = (self.criterion, self.grower, self.distribution)
+        return tuple(part for part in parts if part.remembers)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What happened to one layer at one step.  Counts that need the device are 0-d arrays."""
+
+    name: str
+    step: int
+    sparsity: float
+    size: int
+    nnz: int
+    flips: Any
+    kept_norm: Any
+    age: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything a step depends on besides its arguments."""
+
+    groups: tuple[tuple[Recipe, tuple[str, ...]], ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    masks: Arrays
+    seed: int = 0
+    step: int = 0
+    frozen: bool = False
+    memory: Mapping[str, Memory] = field(default_factory=dict)
+    updated: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.shapes)
+
+    def needs_arrays(self) -> bool:
+        """True if the next `step` reads weights or gradients."""
+        busy = any(recipe.schedule.updates(self.step) for recipe, _ in self.groups)
+        return (busy and not self.frozen) or any(recipe.observers for recipe, _ in self.groups)
+
+
+Rules = Recipe | Mapping[str, Recipe | None]

@@ -1,0 +1,107 @@
+"""Saving and restoring the scheduler: a versioned dictionary of NumPy arrays and numbers.
+
+Masks are packed to bits.  The random state is the seed and the step: the generator is
+counter-based.  What criteria remember in mid-update is saved too, so resuming equals no
+interruption, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from sparse24._errors import FormatError
+from sparse24._sched_arrays import namespace, to_host
+from sparse24._sched_records import State
+
+VERSION = 1
+FORMAT = "sparse24.schedule"
+
+
+def pack_mask(mask: Any) -> dict[str, Any]:
+    """A mask as bits, eight a byte, low index in the low bit."""
+    host = to_host(mask)
+    return {"shape": tuple(host.shape), "bits": np.packbits(host.ravel(), bitorder="little")}
+
+
+def unpack_mask(packed: dict[str, Any], like: Any) -> Any:
+    """A boolean array of the library and device of `like`."""
+    shape = tuple(int(x) for x in packed["shape"])
+    bits, count = np.asarray(packed["bits"]), math.prod(shape)
+    if shape != tuple(like.shape) or bits.dtype != np.uint8 or bits.size != -(-count // 8):
+        raise FormatError(
+            f"a packed mask of shape {shape} with {bits.size} bytes does not fit a layer of shape "
+            f"{tuple(like.shape)}; load the state into a scheduler of the same layers"
+        )
+    host = np.unpackbits(bits, count=count, bitorder="little").astype(bool).reshape(shape)
+    return _move(host, like)
+
+
+def _move(host: np.ndarray, like: Any) -> Any:
+    return namespace(like).asarray(host, device=array_api_compat.device(like))
+
+
+def fingerprint(state: State) -> str:
+    """A digest of the recipes and layers, to refuse the state of another scheduler."""
+    text = repr([(_describe(recipe), names) for recipe, names in state.groups]) + repr(state.shapes)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _describe(recipe) -> str:
+    """The recipe in words; arrays and callables inside count by their kind alone."""
+    criterion = type(recipe.criterion).__name__
+    distribution = type(recipe.distribution).__name__
+    return f"{recipe.schedule!r} {criterion} {recipe.pattern!r} {distribution} {recipe.grower!r}"
+
+
+def to_dict(state: State) -> dict[str, Any]:
+    """The state as plain numbers, strings and NumPy arrays.  Waits for the device."""
+    memory = {
+        name: {key: to_host(value) for key, value in entries.items()}
+        for name, entries in state.memory.items()
+    }
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": fingerprint(state),
+        "seed": state.seed,
+        "step": state.step,
+        "frozen": state.frozen,
+        "updated": dict(state.updated),
+        "masks": {name: pack_mask(mask) for name, mask in state.masks.items()},
+        "memory": memory,
+    }
+
+
+def from_dict(state: State, saved: dict[str, Any]) -> State:
+    """`state`, made by `init` with the same recipes and layers, with the saved contents."""
+    if saved.get("format") != FORMAT:
+        raise FormatError(f"this is no {FORMAT} state: its format is {saved.get('format')!r}")
+    if saved.get("version") != VERSION:
+        raise FormatError(
+            f"the saved state has version {saved.get('version')!r}, this library reads {VERSION}"
+        )
+    if saved["fingerprint"] != fingerprint(state) or set(saved["masks"]) != set(state.masks):
+        raise FormatError(
+            "the saved state belongs to other recipes or layers; build the scheduler as it was "
+            "built when the state was saved"
+        )
+    masks = {name: unpack_mask(saved["masks"][name], mask) for name, mask in state.masks.items()}
+    memory = {
+        name: {key: _move(np.asarray(value), masks[name]) for key, value in entries.items()}
+        for name, entries in saved["memory"].items()
+    }
+    return replace(
+        state,
+        masks=masks,
+        memory=memory,
+        seed=int(saved["seed"]),
+        step=int(saved["step"]),
+        frozen=bool(saved["frozen"]),
+        updated={name: int(at) for name, at in saved["updated"].items()},
+    )

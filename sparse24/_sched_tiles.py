@@ -1,0 +1,169 @@
+"""Patterns of blocks, channels and tiles."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from sparse24 import _spec
+from sparse24._errors import ArgumentError
+from sparse24._sched_arrays import (
+    as_matrix,
+    check_reachable,
+    check_tiles,
+    floor_count,
+    join_groups,
+    namespace,
+    ranked,
+    ranks_in_groups,
+    split_groups,
+    split_tiles,
+    spread_tiles,
+    top,
+    tree_sum,
+)
+from sparse24._sched_patterns import Pattern, Unstructured
+
+
+@dataclass(frozen=True)
+class Block(Pattern):
+    """Whole blocks of `tile` elements, scored by their sums."""
+
+    tile: tuple[int, int] = (32, 32)
+
+    def __post_init__(self):
+        _check_tile(self.tile, 1)
+
+    def check_shape(self, shape):
+        check_tiles(shape, self.tile, f"Block({self.tile})")
+
+    def kept(self, shape, sparsity):
+        blocks = math.prod(shape) // math.prod(self.tile)
+        return (blocks - floor_count(sparsity, blocks)) * math.prod(self.tile)
+
+    def pool(self, scores):
+        return tree_sum(split_tiles(as_matrix(ranked(scores)), self.tile))
+
+    def units_of(self, mask):
+        return as_matrix(mask)[:: self.tile[0], :: self.tile[1]]
+
+    def choose(self, units, sparsity, turnover=None):
+        return Unstructured().choose(units, sparsity, turnover)
+
+    def expand(self, chosen, shape):
+        return namespace(chosen).reshape(spread_tiles(chosen, self.tile), shape)
+
+
+@dataclass(frozen=True)
+class Channel(Pattern):
+    """Whole slices along `axis`: output channels (0) or input channels (1 or -1) of a matrix."""
+
+    axis: int = 0
+
+    def kept(self, shape, sparsity):
+        count = shape[self.axis]
+        return (count - floor_count(sparsity, count)) * (math.prod(shape) // max(1, count))
+
+    def pool(self, scores):
+        xp = namespace(scores)
+        moved = xp.moveaxis(ranked(scores), self.axis, 0)
+        return tree_sum(xp.reshape(moved, (moved.shape[0], -1)))
+
+    def units_of(self, mask):
+        xp = namespace(mask)
+        moved = xp.moveaxis(mask, self.axis, 0)
+        return xp.reshape(moved, (moved.shape[0], -1))[:, 0]
+
+    def choose(self, units, sparsity, turnover=None):
+        return Unstructured().choose(units, sparsity, turnover)
+
+    def expand(self, chosen, shape):
+        xp = namespace(chosen)
+        lines = [1] * len(shape)
+        lines[self.axis] = shape[self.axis]
+        return xp.asarray(xp.broadcast_to(xp.reshape(chosen, tuple(lines)), shape), copy=True)
+
+
+def _check_tile(tile, width_multiple: int) -> None:
+    if len(tile) != 2 or min(tile) < 1 or tile[1] % width_multiple:
+        raise ArgumentError(
+            f"tile must be (rows, columns), columns a multiple of {width_multiple}, got {tile!r}"
+        )
+
+
+@dataclass(frozen=True)
+class _Levels(Pattern):
+    """Each tile keeps one of several numbers of every four; the tiles' levels meet the target.
+
+    Going one level up in a tile gains the scores that it adds.  These gains fall from level
+    to level, so taking the largest gains of the whole layer is optimal.
+    """
+
+    grows = False
+    levels = (1, 2, 3, 4)
+    tile: tuple[int, int] | None = (4, 64)
+
+    def __post_init__(self):
+        if self.tile is not None:
+            _check_tile(self.tile, _spec.GROUP)
+
+    def _tile(self, shape) -> tuple[int, int]:
+        return self.tile or (math.prod(shape[:-1]), shape[-1])
+
+    def check(self, sparsity):
+        check_reachable(sparsity, 1 - self.levels[0] / _spec.GROUP, repr(self))
+
+    def check_shape(self, shape):
+        check_tiles(shape, (self._tile(shape)[0], _spec.GROUP), repr(self))
+        check_tiles(shape, self._tile(shape), repr(self))
+
+    def _zero_steps(self, shape, sparsity: float) -> tuple[int, int]:
+        """Steps down from dense in all tiles together, and the elements of one step."""
+        tile = math.prod(self._tile(shape))
+        step = tile * (self.levels[1] - self.levels[0]) // _spec.GROUP
+        return floor_count(sparsity, math.prod(shape)) // step, step
+
+    def kept(self, shape, sparsity):
+        steps, step = self._zero_steps(shape, sparsity)
+        return math.prod(shape) - steps * step
+
+    def choose(self, units, sparsity, turnover=None):
+        xp = namespace(units)
+        matrix, tile = as_matrix(units), self._tile(units.shape)
+        ordered = xp.sort(split_groups(matrix, _spec.GROUP, 0.0), axis=-1)
+        gains = []
+        for low, high in itertools.pairwise(self.levels):
+            gain = ordered[..., _spec.GROUP - 1 - low]
+            for place in range(low + 1, high):
+                gain = gain + ordered[..., _spec.GROUP - 1 - place]
+            gains.append(tree_sum(split_tiles(gain, (tile[0], tile[1] // _spec.GROUP))))
+        gains = xp.stack(gains, axis=-1)  # (tile rows, tiles in a row, steps)
+        steps_down, _ = self._zero_steps(units.shape, sparsity)
+        up = top(gains, math.prod(gains.shape) - steps_down)
+        count = xp.zeros_like(up[..., 0], dtype=xp.int8)
+        for step in range(up.shape[-1]):
+            count = count + xp.astype(up[..., step], xp.int8)
+        level = self.levels[0] + count * (self.levels[1] - self.levels[0])
+        allowed = spread_tiles(level, (tile[0], tile[1] // _spec.GROUP))
+        kept = ranks_in_groups(matrix, _spec.GROUP) < allowed[..., None]
+        return xp.reshape(join_groups(kept, matrix.shape[-1]), units.shape)
+
+
+@dataclass(frozen=True)
+class Elastic(_Levels):
+    """1:4, 2:4, 3:4 or 4:4 in each tile, so that the layer meets any sparsity up to 0.75.
+
+    Parameters
+    ----------
+    tile : (int, int) or None, default (4, 64)
+        Rows and columns that share a pattern; None gives the whole layer one pattern.
+    """
+
+
+@dataclass(frozen=True)
+class TileHybrid(_Levels):
+    """Each tile empty, 2:4 or dense: any sparsity, in the shape that `sparse24.hybrid` takes."""
+
+    levels = (0, 2, 4)
+    tile: tuple[int, int] | None = (64, 64)

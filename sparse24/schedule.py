@@ -1,0 +1,151 @@
+"""Masks for sparse training, on NumPy, CuPy, torch and JAX arrays alike.
+
+A `Recipe` joins a schedule (how sparse, when), a criterion (what a weight is worth), a pattern
+(which weights may stay together), a distribution (how layers share the zeros) and a grower (which
+weights come back).  The core is pure, ``step(state, weights, grads) -> state, masks, events``;
+`MaskScheduler` and `DynamicScheduler` carry the state.
+"""
+
+from sparse24._sched_async import AsyncScheduler
+from sparse24._sched_core import (
+    apply_masks,
+    freeze,
+    init,
+    observe,
+    step,
+    thaw,
+)
+from sparse24._sched_criteria import (
+    Accumulated,
+    Criterion,
+    GivenScores,
+    GradientMagnitude,
+    Magnitude,
+    Movement,
+    RandomScores,
+    Taylor,
+)
+from sparse24._sched_distributions import (
+    ERK,
+    Adaptive,
+    BySpeedup,
+    Custom,
+    Distribution,
+    Hierarchical,
+    LayerWiseAdapter,
+    Uniform,
+)
+from sparse24._sched_dynamic import DynamicScheduler, MaskScheduler
+from sparse24._sched_gradients import (
+    mask_slots,
+    masked_decay_gradient,
+    mvue_24,
+    soft_threshold_24,
+    soft_threshold_scale,
+    sr_ste_gradient,
+    transition,
+)
+from sparse24._sched_growers import GradientGrowth, Grower, MomentumGrowth, NoGrowth, RandomGrowth
+from sparse24._sched_methods import (
+    DecayFactorSearch,
+    RewoundRate,
+    gradual_magnitude,
+    iterative_magnitude,
+    rigl,
+    sparse_evolutionary,
+    sr_ste,
+    targeted_dropout,
+)
+from sparse24._sched_patterns import (
+    NM,
+    Pattern,
+    Transposable24,
+    Unstructured,
+)
+from sparse24._sched_records import Recipe, State, Update
+from sparse24._sched_schedules import (
+    ConstantScheduler,
+    CosineScheduler,
+    CubicScheduler,
+    LinearScheduler,
+    OneShot,
+    Phases,
+    Schedule,
+    StepScheduler,
+    dense_sparse_dense,
+)
+from sparse24._sched_state import from_dict, to_dict
+from sparse24._sched_telemetry import MaskWarning, Telemetry
+from sparse24._sched_tiles import Block, Channel, Elastic, TileHybrid
+
+__all__ = [
+    "ERK",
+    "NM",
+    "Accumulated",
+    "Adaptive",
+    "AsyncScheduler",
+    "Block",
+    "BySpeedup",
+    "Channel",
+    "ConstantScheduler",
+    "CosineScheduler",
+    "Criterion",
+    "CubicScheduler",
+    "Custom",
+    "DecayFactorSearch",
+    "Distribution",
+    "DynamicScheduler",
+    "Elastic",
+    "GivenScores",
+    "GradientGrowth",
+    "GradientMagnitude",
+    "Grower",
+    "Hierarchical",
+    "LayerWiseAdapter",
+    "LinearScheduler",
+    "Magnitude",
+    "MaskScheduler",
+    "MaskWarning",
+    "MomentumGrowth",
+    "Movement",
+    "NoGrowth",
+    "OneShot",
+    "Pattern",
+    "Phases",
+    "RandomGrowth",
+    "RandomScores",
+    "Recipe",
+    "RewoundRate",
+    "Schedule",
+    "State",
+    "StepScheduler",
+    "Taylor",
+    "Telemetry",
+    "TileHybrid",
+    "Transposable24",
+    "Uniform",
+    "Unstructured",
+    "Update",
+    "apply_masks",
+    "dense_sparse_dense",
+    "freeze",
+    "from_dict",
+    "gradual_magnitude",
+    "init",
+    "iterative_magnitude",
+    "mask_slots",
+    "masked_decay_gradient",
+    "mvue_24",
+    "observe",
+    "rigl",
+    "soft_threshold_24",
+    "soft_threshold_scale",
+    "sparse_evolutionary",
+    "sr_ste",
+    "sr_ste_gradient",
+    "step",
+    "targeted_dropout",
+    "thaw",
+    "to_dict",
+    "transition",
+]
