@@ -149,13 +149,22 @@ class NM(Pattern):
 
 
 def _transposable_rows() -> tuple[tuple[int, ...], ...]:
-    """The 90 masks of a 4x4 tile with two in each row and column, as four indices into `PAIRS`."""
+    """The 90 masks of a 4x4 tile with two in each row and column, as four indices into `PAIRS`.
+
+    In the order of the masks read as bits ``4 * row + column``: ties go to the first.
+    """
     pairs = range(len(_spec.PAIRS))
-    return tuple(
+    masks = (
         rows
         for rows in itertools.product(pairs, repeat=4)
         if all(sum(column in _spec.PAIRS[r] for r in rows) == 2 for column in range(4))
     )
+
+    def bits(rows):
+        columns = [(row, column) for row, pair in enumerate(rows) for column in _spec.PAIRS[pair]]
+        return sum(1 << 4 * row + column for row, column in columns)
+
+    return tuple(sorted(masks, key=bits))
 
 
 _TRANSPOSABLE = _transposable_rows()

@@ -1,0 +1,163 @@
+"""Methods against the rules of their papers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from sparse24 import schedule as S
+from sparse24._errors import ArgumentError
+
+
+def test_gradual_magnitude_keeps_the_largest(rng):
+    weights = {"w": rng.normal(size=(20, 30))}
+    scheduler = S.MaskScheduler(S.gradual_magnitude(0.8, start=10, stop=50, every=10))
+    for t in range(60):
+        mask = scheduler.step(weights=weights)["w"]
+        if t < 10:
+            assert mask.all()
+    kept, dropped = np.abs(weights["w"][mask]), np.abs(weights["w"][~mask])
+    assert mask.sum() == 120
+    assert kept.min() > dropped.max()
+
+
+def test_rigl_drops_small_weights_and_grows_large_gradients(rng):
+    weights = {"w": rng.normal(size=(30, 40))}
+    recipe = S.rigl(0.8, total_steps=100, every=10)
+    scheduler = S.MaskScheduler(recipe)
+    old = scheduler.step({"w": np.ones((30, 40))}, weights)["w"]
+    for t in range(1, 101):
+        slopes = {"w": rng.normal(size=(30, 40))}
+        new = scheduler.step(slopes, weights)["w"]
+        assert new.sum() == 240
+        if t % 10 or t > 75:
+            np.testing.assert_array_equal(new, old)
+        else:
+            count = math.floor(round(0.15 * (1 + math.cos(math.pi * t / 75)) * 240, 6))
+            magnitude = np.where(old, np.abs(weights["w"]), -1)
+            survivors = S.Unstructured().mask(magnitude, 1 - (240 - count) / 1200)
+            growth = np.where(survivors, -1, np.abs(slopes["w"]))
+            grown = S.Unstructured().mask(growth, 1 - count / 1200) if count else survivors & False
+            np.testing.assert_array_equal(new, survivors | grown)
+        old = new
+
+
+def test_rigl_starts_at_random_with_erk(rng):
+    weights = {"a": rng.normal(size=(16, 16)), "b": rng.normal(size=(64, 64))}
+    grads = {n: np.ones_like(w) for n, w in weights.items()}
+    masks = [
+        S.MaskScheduler(S.rigl(0.9, total_steps=10), seed=seed).step(grads, weights)
+        for seed in (1, 1, 2)
+    ]
+    assert sum(int(m.sum()) for m in masks[0].values()) == 4352 - math.floor(0.9 * 4352)
+    np.testing.assert_array_equal(masks[0]["b"], masks[1]["b"])
+    assert (masks[0]["b"] != masks[2]["b"]).any()
+
+
+def test_set_turns_over_a_fixed_share(rng):
+    weights = {"w": rng.normal(size=(20, 50))}
+    scheduler = S.MaskScheduler(S.sparse_evolutionary(0.5, every=1, fraction=0.2))
+    old = scheduler.step(weights=weights)["w"]
+    for _ in range(5):
+        new = scheduler.step(weights=weights)["w"]
+        assert new.sum() == 500
+        survivors = old & (np.abs(weights["w"]) >= np.sort(np.abs(weights["w"][old]))[100])
+        assert (new & survivors).sum() == survivors.sum() == 400
+        old = new
+
+
+def test_sr_ste_gradient_is_equation_5(rng):
+    w, g = rng.normal(size=(4, 8)), rng.normal(size=(4, 8))
+    mask = S.MaskScheduler(S.sr_ste()).step(weights={"w": w})["w"]
+    assert (mask.reshape(4, 2, 4).sum(-1) == 2).all()
+    got = S.sr_ste_gradient(w, g, mask, decay=0.1)
+    np.testing.assert_allclose(got, g + 0.1 * (1 - mask) * w)
+
+
+def test_iterative_pruning_and_the_rewound_rate(rng):
+    recipe = S.iterative_magnitude(share=0.2, rounds=3, steps_per_round=5)
+    weights = {"w": rng.normal(size=(10, 100))}
+    counts = []
+    scheduler = S.MaskScheduler(recipe)
+    for _ in range(20):
+        counts.append(int(scheduler.step(weights=weights)["w"].sum()))
+    assert counts == [1000] * 5 + [800] * 5 + [640] * 5 + [512] * 5
+    rate = S.RewoundRate(lambda t: 10 - t, train_steps=10, rewind_steps=3)
+    assert [rate(t) for t in range(16)] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 1] + [3, 2, 1] * 2
+
+
+def test_targeted_dropout_only_drops_candidates(rng):
+    w = rng.normal(size=(50, 64))
+    candidates = np.abs(w) < np.sort(np.abs(w), axis=1)[:, 32:33]
+    masks = [S.targeted_dropout(w, share=0.5, rate=0.3, step=t) for t in range(20)]
+    assert all(m[~candidates].all() for m in masks)
+    assert 1 - np.mean([m[candidates].mean() for m in masks]) == pytest.approx(0.3, abs=0.01)
+    full = S.targeted_dropout(w, share=0.5, rate=1.0, step=0, pattern=S.NM())
+    np.testing.assert_array_equal(full, S.NM().mask(np.abs(w), 0.5))
+
+
+def test_decay_factor_search_picks_the_window():
+    search = S.DecayFactorSearch((1e-5, 1e-4, 1e-3), steps_each=3)
+    trials = []
+    while not search.done:
+        trials.append(search.trial)
+        search.feed({0.0: 0.2, 1e-5: 0.199, 1e-4: 0.15, 1e-3: 0.01}[search.trial])
+    assert trials == [0.0] * 3 + [1e-5] * 3 + [1e-4] * 3 + [1e-3] * 3
+    assert search.factor == search.trial == 1e-4
+    assert search.ratios[1e-4] == pytest.approx(0.75)
+    with pytest.raises(ArgumentError, match="flip_rate must be a number"):
+        search.feed(math.nan)
+
+
+def test_soft_threshold_is_continuous_and_two_four(rng):
+    w = rng.normal(size=(8, 32))
+    soft = S.soft_threshold_24(w)
+    assert ((soft.reshape(8, 8, 4) != 0).sum(-1) <= 2).all()
+    size = np.abs(w).reshape(8, 8, 4)
+    second = np.sort(size, axis=-1)[..., 1:2]
+    np.testing.assert_allclose(np.abs(soft).reshape(8, 8, 4), np.maximum(size - second, 0))
+    # Swapping two elements' order by an epsilon moves the result by an epsilon.
+    a, b = np.array([[1.0, 0.5, 0.5 + 1e-9, 0.1]]), np.array([[1.0, 0.5 + 1e-9, 0.5, 0.1]])
+    assert np.abs(S.soft_threshold_24(a) - S.soft_threshold_24(b)).max() < 1e-8
+    scale = float(S.soft_threshold_scale(w))
+    errors = [np.sum((w - s * soft) ** 2) for s in (scale - 1e-3, scale, scale + 1e-3)]
+    assert errors[1] == min(errors)
+    assert float(S.soft_threshold_scale(np.zeros((1, 4)))) == 1.0
+
+
+def test_mvue_is_unbiased_two_four_and_of_least_variance(rng):
+    g = rng.normal(size=(4, 16)).astype(np.float32)
+    g[0, :4] = [3, 0, 0, 0]
+    g[0, 4:8] = [10, 1, 1, 1]
+    g[1, :4] = 0
+    draws = np.stack([S.mvue_24(g, step=t) for t in range(4000)]).astype(np.float64)
+    assert ((draws.reshape(4000, 4, 4, 4) != 0).sum(-1) <= 2).all()
+    error = draws.std(0) / np.sqrt(len(draws))
+    assert (np.abs(draws.mean(0) - g) <= 5 * error + 1e-6).all()
+    np.testing.assert_array_equal(draws[:, 0, 0], 3)
+    np.testing.assert_array_equal(draws[:, 0, 4], 10)  # capped: always kept
+    # Without a cap the variance of the optimum is |g_i| (sum |g| / 2 - |g_i|).
+    groups = np.abs(g.astype(np.float64)).reshape(4, 4, 4)
+    free = 2 * groups.max(-1) < groups.sum(-1)
+    want = groups * (groups.sum(-1, keepdims=True) / 2 - groups)
+    got = draws.var(0).reshape(4, 4, 4)
+    np.testing.assert_allclose(got[free], want[free], rtol=0.15, atol=0.02)
+
+
+def test_transition_and_optimizer_slots():
+    old, new = np.array([True, True, False, False]), np.array([True, False, True, False])
+    weight = np.arange(1.0, 5.0)
+    assert S.transition(weight, old, new, grown="zero").tolist() == [1, 2, 0, 4]
+    assert S.transition(weight, old, new).tolist() == [1, 2, 3, 4]
+    slots = {"exp_avg": np.ones(4), "step": 7}
+    for policy, want in {
+        "keep": [1, 1, 1, 1],
+        "zero_dropped": [1, 0, 1, 1],
+        "zero_grown": [1, 1, 0, 1],
+        "zero_changed": [1, 0, 0, 1],
+    }.items():
+        after = S.mask_slots(slots, old, new, policy=policy)
+        assert after["exp_avg"].tolist() == want
+        assert after["step"] == 7

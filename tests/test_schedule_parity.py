@@ -1,0 +1,89 @@
+"""The same scores give the same masks in every array library, at every step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparse24 import _arrays
+from sparse24 import schedule as S
+
+RECIPES = {
+    "cosine": S.Recipe(S.CosineScheduler(0.6, 0.3, stop=3)),
+    "rigl": S.rigl(0.7, total_steps=5, every=1),
+    "set-2:4": S.Recipe(
+        S.ConstantScheduler(0.5, every=1), pattern=S.NM(), grower=S.RandomGrowth(0.3)
+    ),
+    "transposable": S.Recipe(S.OneShot(0.5), S.Taylor(), S.Transposable24()),
+    "elastic": S.Recipe(S.LinearScheduler(0.6, stop=3), pattern=S.Elastic((4, 16))),
+    "tile-hybrid": S.Recipe(S.LinearScheduler(0.6, stop=3), pattern=S.TileHybrid((8, 8))),
+    "block-momentum": S.Recipe(
+        S.LinearScheduler(0.6, stop=3), pattern=S.Block((8, 8)), grower=S.MomentumGrowth()
+    ),
+    "adaptive": S.Recipe(
+        S.LinearScheduler(0.6, stop=3), S.Accumulated(S.Taylor()), distribution=S.Adaptive()
+    ),
+    "movement": S.Recipe(
+        S.LinearScheduler(0.6, stop=3), S.Movement(), distribution=S.Hierarchical()
+    ),
+}
+
+
+def library(name):
+    if name == "strict":
+        return pytest.importorskip("array_api_strict").asarray
+    if name == "torch":
+        return pytest.importorskip("torch").as_tensor
+    if name == "jax":
+        return pytest.importorskip("jax").numpy.asarray
+    if name == "cupy":
+        return pytest.importorskip("cupy").asarray
+    return np.asarray
+
+
+def masks_of(convert, recipe, rng):
+    weights = {n: rng.normal(size=(32, 64)).astype(np.float32) for n in ("a", "b.c")}
+    weights["a"][0, :3] = np.nan
+    weights["a"][1, :] = 1.0
+    grads = {n: rng.normal(size=w.shape).astype(np.float32) for n, w in weights.items()}
+    state = S.init(recipe, {n: convert(w) for n, w in weights.items()}, seed=3)
+    for t in range(5):
+        now = {n: convert(w * np.float32(1 + t)) for n, w in weights.items()}
+        slopes = {n: convert(np.roll(g, t)) for n, g in grads.items()}
+        state, masks, _ = S.step(state, now, slopes)
+        yield {n: _arrays.to_numpy(m) for n, m in masks.items()}
+
+
+@pytest.mark.parametrize(
+    "name", ["strict", "torch", "jax", pytest.param("cupy", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_same_masks_as_numpy(name, recipe):
+    other = masks_of(library(name), recipe, np.random.default_rng(5))
+    ours = masks_of(np.asarray, recipe, np.random.default_rng(5))
+    for got, want in zip(other, ours, strict=True):
+        for layer in want:
+            np.testing.assert_array_equal(got[layer], want[layer])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8"])
+def test_other_dtypes(dtype, rng):
+    import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
+
+    weight = np.round(rng.normal(size=(8, 16)) * 20).astype(dtype)
+    mask = S.MaskScheduler(S.Recipe(S.OneShot(0.5), pattern=S.NM())).step(weights={"w": weight})
+    want = S.NM().mask(np.abs(weight.astype(np.float64)), 0.5)
+    np.testing.assert_array_equal(mask["w"], want)
+    applied = S.apply_masks({"w": weight}, mask)["w"]
+    assert applied.dtype == weight.dtype
+
+
+def test_torch_parameters_need_no_detach():
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(16, 8)
+    masks = S.MaskScheduler(S.Recipe(S.OneShot(0.5), pattern=S.NM())).step(
+        weights=dict(layer.named_parameters())
+    )
+    assert set(masks) == {"weight"}
+    assert not masks["weight"].requires_grad
+    assert masks["weight"].sum() == 64

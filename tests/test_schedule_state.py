@@ -1,0 +1,155 @@
+"""Saving, resuming, asynchronous updates and telemetry."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+from sparse24 import schedule as S
+from sparse24._errors import FormatError
+
+RECIPES = {
+    "rigl": S.rigl(0.6, total_steps=12, every=2),
+    "accumulated": S.Recipe(
+        S.CosineScheduler(0.6, 0.2, stop=10, every=3),
+        S.Accumulated(S.Taylor()),
+        distribution=S.Adaptive(),
+    ),
+    "set-2:4": S.Recipe(
+        S.ConstantScheduler(0.5, every=2), pattern=S.NM(), grower=S.RandomGrowth(0.2)
+    ),
+    "momentum": S.Recipe(
+        S.CubicScheduler(0.7, stop=9, every=2), S.Movement(), grower=S.MomentumGrowth(0.3, 9)
+    ),
+}
+SHAPES = {"a": (16, 32), "b": (8, 16)}
+
+
+def data(t):
+    rng = np.random.default_rng(t)
+    return (
+        {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()},
+        {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()},
+    )
+
+
+def same(a, b):
+    assert set(a) == set(b)
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_resume_equals_no_interruption(recipe, stop):
+    through = S.MaskScheduler(recipe, seed=5)
+    want = [through.step(*data(t)) for t in range(12)]
+    first = S.MaskScheduler(recipe, seed=5)
+    for t in range(stop):
+        first.step(*data(t))
+    first.observe(*data(100))
+    saved = pickle.loads(pickle.dumps(first.state_dict()))
+    second = S.MaskScheduler(recipe, seed=99)
+    second.load_state_dict(saved)
+    fresh = S.MaskScheduler(recipe, seed=5)
+    for t in range(stop):
+        fresh.step(*data(t))
+    fresh.observe(*data(100))
+    for t in range(stop, 12):
+        same(second.step(*data(t)), fresh.step(*data(t)))
+    assert len(want) == 12
+
+
+def test_state_is_small_and_versioned():
+    scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5)))
+    scheduler.step(weights=data(0)[1])
+    saved = scheduler.state_dict()
+    assert saved["version"] == 1
+    assert saved["masks"]["a"]["bits"].nbytes == 16 * 32 // 8
+    other = S.MaskScheduler(S.Recipe(S.OneShot(0.25)))
+    other.step(weights=data(0)[1])
+    with pytest.raises(FormatError, match="other recipes or layers"):
+        other.load_state_dict(saved)
+    with pytest.raises(FormatError, match="has version 2, this library reads 1"):
+        scheduler.load_state_dict({**saved, "version": 2})
+    with pytest.raises(FormatError, match="this is no sparse24"):
+        scheduler.load_state_dict({})
+    saved["masks"]["a"]["bits"] = saved["masks"]["a"]["bits"][:-1]
+    with pytest.raises(FormatError, match="does not fit a layer of shape"):
+        scheduler.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_background_equals_synchronous_with_the_same_delay(recipe, delay):
+    plain = S.MaskScheduler(recipe, seed=5)
+    at_once = [plain.step(*data(t)) for t in range(12)]
+    with S.AsyncScheduler(recipe, data(0)[1], delay=delay, seed=5) as beside:
+        slow = S.AsyncScheduler(recipe, data(0)[1], delay=delay, background=False, seed=5)
+        for t in range(12):
+            a, b = beside.step(*data(t)), slow.step(*data(t))
+            same(a, b)
+            if t >= delay:
+                same(a, at_once[t - delay])
+            else:
+                assert all(m.all() for m in a.values())
+
+
+def test_background_reads_a_snapshot():
+    grads, weights = data(0)
+    recipe = S.Recipe(S.OneShot(0.5))
+    with S.AsyncScheduler(recipe, weights, delay=1) as scheduler:
+        want = S.MaskScheduler(recipe).step(weights=weights)
+        scheduler.step(grads, weights)
+        weights["a"][:] = 0  # the training goes on in place
+        same(scheduler.step(grads, weights), want)
+
+
+def test_resume_with_masks_under_way():
+    recipe = RECIPES["rigl"]
+    with (
+        S.AsyncScheduler(recipe, data(0)[1], delay=2, seed=5) as through,
+        S.AsyncScheduler(recipe, data(0)[1], delay=2, seed=7) as resumed,
+    ):
+        for t in range(5):
+            through.step(*data(t))
+        resumed.load_state_dict(through.state_dict())
+        for t in range(5, 12):
+            same(through.step(*data(t)), resumed.step(*data(t)))
+
+
+def test_telemetry(tmp_path):
+    telemetry = S.Telemetry(flip_limit=0.01)
+    scheduler = S.MaskScheduler(RECIPES["rigl"], telemetry=telemetry)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for t in range(5):
+            scheduler.step(*data(t))
+    assert all(w.category is S.MaskWarning for w in caught)
+    assert "of the mask flipped at step 2, more than flip_limit=1.0%" in str(caught[0].message)
+    assert telemetry.column("step", "a") == [0, 2, 4]
+    assert telemetry.column("age", "a") == [0, 2, 2]
+    assert telemetry.rows[-1]["flip_rate"] > 0
+    weight = data(4)[1]["b"]
+    norm = np.sqrt((weight[scheduler.masks["b"]] ** 2).sum())
+    assert telemetry.rows[-1]["kept_norm"] == pytest.approx(norm, rel=1e-5)
+    telemetry.to_csv(tmp_path / "masks.csv")
+    with open(tmp_path / "masks.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(telemetry.rows) == 6
+    assert int(rows[0]["nnz"]) == telemetry.rows[0]["nnz"]
+
+
+def test_telemetry_plots():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    telemetry = S.Telemetry(live=True)
+    scheduler = S.MaskScheduler(RECIPES["rigl"], telemetry=telemetry)
+    for t in range(3):
+        scheduler.step(*data(t))
+    axes = telemetry.plot()
+    assert len(axes[0].lines) == 2
