@@ -1,0 +1,276 @@
+"""`HybridArray`: an unstructured sparse matrix in tiles, exact, for products with dense ones."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _hybrid_cost, _hybrid_dispatch
+from sparse24._errors import DTypeError, ShapeError
+from sparse24.formats import hybrid_build
+from sparse24.formats import hybrid_tiles as ht
+
+
+class HybridArray:
+    """A matrix cut into 64x64 tiles, each empty, dense, 2:4 with overflow, or a bitmap.
+
+    Made by `sparse24.hybrid` or `from_tiles`, and immutable.  ``H @ b`` equals
+    ``H.toarray() @ b`` up to the order of summation.
+
+    Parameters
+    ----------
+    tiles : Tiles
+        The arrays, all NumPy or all CuPy.
+    nnz : int
+        Number of non-zeros.
+    n_hint : int, optional
+        Columns of `b` for which the kinds were chosen.
+    """
+
+    __array_ufunc__ = None  # numpy_array @ H comes to __rmatmul__
+    __array_priority__ = 120
+    ndim = 2
+
+    def __init__(self, tiles: ht.Tiles, nnz: int, n_hint: int | None = None):
+        self._tiles = tiles
+        self.nnz = int(nnz)
+        self.n_hint = n_hint
+        self._lock = threading.Lock()
+        self._prepared: dict[str, Any] = {}
+
+    @classmethod
+    def build(cls, w, *, n_hint: int | None = None, dtype=None) -> HybridArray:
+        """Build from a dense, scipy or cupyx matrix; see `sparse24.hybrid`."""
+        source = hybrid_build.Source(w, dtype)
+        rates = _hybrid_cost.rates_for(source.dtype, source.xp is not np)
+        n = n_hint or _hybrid_cost.DEFAULT_N
+        tiles, nnz = hybrid_build.build(
+            source, lambda held, spill: _hybrid_cost.choose(held, spill, source.dtype, n, rates)
+        )
+        return cls(tiles, nnz, n_hint)
+
+    @classmethod
+    def from_tiles(cls, tiles: ht.Tiles, n_hint: int | None = None) -> HybridArray:
+        """Wrap NumPy arrays that may come from anywhere, after checking them.
+
+        Raises
+        ------
+        FormatError
+            If the arrays do not fit together.
+        """
+        ht.check(tiles)
+        mask = tiles.dtype.logical.type(0)
+        nnz = np.count_nonzero(tiles.values != mask) + tiles.overflow_values.size
+        return cls(tiles, nnz, n_hint)
+
+    # What it is
+
+    @property
+    def tiles(self) -> ht.Tiles:
+        """The arrays, for those who write kernels."""
+        return self._tiles
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._tiles.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._tiles.dtype.logical
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def density(self) -> float:
+        """Share of non-zeros."""
+        return self.nnz / self.size if self.size else 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tiles and of every layout that products have prepared so far."""
+        with self._lock:
+            return self._tiles.nbytes + sum(layout.nbytes for layout in self._prepared.values())
+
+    @property
+    def device(self) -> str:
+        return _arrays.device_of(self._tiles.kinds)
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """Kinds of the tiles, (down, across): 0 empty, 1 dense, 2 2:4, 3 bitmap."""
+        return _arrays.to_numpy(self._tiles.kinds).reshape(self._tiles.grid)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return (
+            f"<HybridArray {self.shape[0]}x{self.shape[1]} {self._tiles.dtype.name}, "
+            f"{1 - self.density:.1%} zeros, {self.device}>"
+        )
+
+    # Out of it
+
+    def toarray(self, out=None):
+        """The dense matrix on the same device, equal to the input bit for bit (-0.0 as 0.0)."""
+        dense = hybrid_build.decode(self._tiles)
+        if out is None:
+            return dense
+        if out.shape != self.shape or out.dtype != self.dtype:
+            raise ShapeError(
+                f"out must have shape {self.shape} and dtype {self.dtype}, got {out.shape} and "
+                f"{out.dtype}"
+            )
+        out[...] = dense
+        return out
+
+    todense = toarray
+
+    def tocsr(self):
+        """A scipy or cupyx CSR matrix; 16-bit types, which neither has, become float32."""
+        dense = self.toarray()
+        if self._tiles.dtype.itemsize == 2:
+            dense = dense.astype(np.float32)
+        if _arrays.is_cupy(dense):
+            from cupyx.scipy.sparse import csr_matrix
+
+            return csr_matrix(dense)
+        from scipy.sparse import csr_array
+
+        return csr_array(dense)
+
+    def copy(self) -> HybridArray:
+        return HybridArray(self._tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
+
+    def to_device(self, device: str) -> HybridArray:
+        """The matrix on ``"cpu"`` or ``"cuda"``; itself if it is there already."""
+        if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
+            return self
+        if device == "cpu":
+            return HybridArray(self._tiles.to_numpy(), self.nnz, self.n_hint)
+        cupy = _arrays.cupy_module()
+        with cupy.cuda.Device(int(device.partition(":")[2] or 0)):
+            return HybridArray(self._tiles.map(cupy.asarray), self.nnz, self.n_hint)
+
+    @property
+    def T(self) -> HybridArray:
+        """The transposed matrix, built anew at the first use and kept."""
+        with self._lock:
+            if "transposed" not in self._prepared:
+                built = HybridArray.build(self.toarray().T, n_hint=self.n_hint)
+                self._prepared["transposed"] = built
+            return self._prepared["transposed"]
+
+    # Products
+
+    def __matmul__(self, b):
+        return self.matmul(b)
+
+    def __rmatmul__(self, x):
+        if not hasattr(x, "ndim") or x.ndim < 1:
+            return NotImplemented
+        if x.ndim == 1:
+            return self.T.matmul(x)
+        return self.T.matmul(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+    def matmul(self, b, out=None, *, algorithm: str = "auto", balance: bool = True):
+        """Return ``self @ b``.
+
+        Parameters
+        ----------
+        b : array, shape (k,), (k, n) or (..., k, n)
+            Dense operand on the same device, with the dtype of the matrix.
+        out : array, optional
+            Written in place and returned; shape of the result, and its dtype.
+        algorithm : str, default "auto"
+            ``"auto"``, or the name of a path that `explain` lists.
+        balance : bool, default True
+            Cut the work into units of equal cost; ``False`` gives every unit the
+            same number of tiles.  The result is the same bits on every run either way.
+
+        Returns
+        -------
+        array, shape (m,), (m, n) or (..., m, n)
+            int32 for int8, else of the matrix's dtype.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError, ArgumentError
+            If `b` or `out` do not fit, or `algorithm` cannot run.
+
+        Notes
+        -----
+        Does not synchronise, except that the first product of a kind on the GPU
+        prepares its layout, which waits.
+        """
+        b = self._operand(b)
+        vector = b.ndim == 1
+        matrix = b[:, None] if vector else b
+        xp = _arrays.namespace(b)
+        shape = (*matrix.shape[:-2], self.shape[0], matrix.shape[-1])
+        result = _hybrid_dispatch.result_dtype(self._tiles.dtype)
+        public = shape[:-1] if vector else shape
+        if out is None:
+            out = xp.empty(public, result)
+        elif out.shape != public or out.dtype != result:
+            raise ShapeError(
+                f"out must have shape {public} and dtype {result}, got {out.shape} and {out.dtype}"
+            )
+        target = out[:, None] if vector else out
+        for index in np.ndindex(matrix.shape[:-2]):
+            _hybrid_dispatch.multiply(self, matrix[index], target[index], algorithm, balance)
+        return out
+
+    matmat = matmul
+
+    def matvec(self, x):
+        """``self @ x`` for a vector, as scipy's linear operators name it."""
+        return self.matmul(x)
+
+    def rmatvec(self, x):
+        """``self.T @ x`` for a vector."""
+        return self.T.matmul(x)
+
+    def rmatmat(self, x):
+        return self.T.matmul(x)
+
+    def _operand(self, b):
+        if not _arrays.is_cupy(b):
+            b = np.asarray(b)
+        if b.ndim < 1 or b.shape[0 if b.ndim == 1 else -2] != self.shape[1]:
+            raise ShapeError(
+                f"b must have shape (k,), (k, n) or (..., k, n) with k = {self.shape[1]}, "
+                f"got {b.shape}"
+            )
+        if b.dtype != self.dtype:
+            raise DTypeError(
+                f"b.dtype must be {self.dtype}, that of the matrix, got {b.dtype}; "
+                f"convert it, for example with b.astype(H.dtype)"
+            )
+        _hybrid_dispatch.same_device(self.device, b)
+        return b
+
+    def prepared(self, name: str, make):
+        """A layout or another derived thing, made by `make()` at the first use and kept."""
+        found = self._prepared.get(name)
+        if found is None:
+            with self._lock:
+                found = self._prepared.get(name)
+                if found is None:
+                    found = self._prepared[name] = make()
+        return found
+
+    # What it costs, and why
+
+    def explain(self, n: int | None = None) -> dict:
+        """The paths of a product with `n` columns, their predicted seconds, the choice and why."""
+        return _hybrid_dispatch.explain(self, n or self.n_hint or _hybrid_cost.DEFAULT_N)
+
+    def summary(self, n: int | None = None) -> str:
+        """A few lines: tiles by kind and band, memory against dense and CSR, and the choice."""
+        n = n or self.n_hint or _hybrid_cost.DEFAULT_N
+        return _hybrid_dispatch.summary(self, n)

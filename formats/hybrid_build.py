@@ -1,0 +1,158 @@
+"""Build the tiles of a block-hybrid matrix, on the CPU or on the GPU.
+
+Two passes over the source, a few bands of tiles at a time: the first counts the
+non-zeros of every tile, the cost model then chooses a kind for each, and the
+second pass writes.  A scipy or cupyx matrix is made dense a few bands at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from sparse24 import _arrays, _dtypes
+from sparse24._errors import DTypeError, ShapeError
+from sparse24.formats import hybrid_tiles as ht
+
+STEP_ELEMENTS = 1 << 25  # dense elements that are held at a time
+BAR_FROM = 1 << 28  # elements above which a progress bar is shown
+
+
+class Source:
+    """A matrix that hands out dense rows; wraps NumPy, CuPy, scipy and cupyx matrices."""
+
+    def __init__(self, w: Any, dtype=None):
+        self.sparse = _arrays.is_scipy_sparse(w) or _arrays.is_cupyx_sparse(w)
+        if not self.sparse and not _arrays.is_cupy(w):
+            w = np.asarray(w)
+        if w.ndim != 2:
+            raise ShapeError(
+                f"w must be a matrix with two axes (m, k), got shape {tuple(w.shape)}; "
+                "build one hybrid matrix for each matrix of a stack"
+            )
+        self.dtype = _dtypes.lookup(w.dtype if dtype is None else dtype, argument="w.dtype")
+        if self.dtype.name not in ht.DTYPES:
+            raise DTypeError(
+                f"w.dtype must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "
+                f"{self.dtype.name}; convert it first, for example with .astype('float16')"
+            )
+        self.matrix = w.tocsr() if self.sparse else w
+        self.shape = tuple(int(s) for s in w.shape)
+        on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)
+        self.xp = _arrays.cupy_module() if on_gpu else np
+
+    def bits(self, first: int, last: int):
+        """Rows [first, last) as unsigned integers, each row contiguous."""
+        rows = self.matrix[first:last]
+        if self.sparse:
+            rows = rows.toarray()
+        rows = self.xp.ascontiguousarray(rows.astype(self.dtype.logical, copy=False))
+        return rows.view(self.dtype.storage)
+
+    def steps(self, task: str):
+        """(first row, last row) of a few bands at a time, with a bar on long builds."""
+        m, k = self.shape
+        rows = max(1, STEP_ELEMENTS // max(1, k * ht.TILE)) * ht.TILE
+        pieces = [(at, min(m, at + rows)) for at in range(0, m, rows)] if k else []
+        return tqdm(pieces, desc=f"sparse24.hybrid: {task}", disable=m * k < BAR_FROM, unit="step")
+
+
+Chooser = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def build(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
+    """Return the tiles, on the source's device, and the number of non-zeros.
+
+    `choose` maps the tiles' counts of non-zeros and of 2:4 overflow to kinds.
+    On the GPU this waits once, for the counts.
+    """
+    nonzeros, overflow = _survey(source)
+    kinds = choose(nonzeros, overflow).astype(np.uint8)
+    tiles = _allocate(source, kinds, nonzeros, overflow)
+    across = tiles.grid[1]
+    for first, last in source.steps("fill"):
+        here = slice(first // ht.TILE * across, -(-last // ht.TILE) * across)
+        ends = slice(here.start, here.stop + 1)
+        part = ht.Tiles(
+            (last - first, source.shape[1]), source.dtype, tiles.kinds[here], tiles.starts[ends],
+            tiles.values, tiles.slots[here], tiles.codes, tiles.overflow_starts[ends],
+            tiles.overflow_values, tiles.overflow_places,
+        )  # fmt: skip
+        _fill(source, source.bits(first, last), part)
+    values = tiles.values.view(source.dtype.logical)
+    spill = tiles.overflow_values.view(source.dtype.logical)
+    return ht.replace(tiles, values=values, overflow_values=spill), int(nonzeros.sum())
+
+
+def _survey(source: Source) -> tuple[np.ndarray, np.ndarray]:
+    grid = ht.grid_of(source.shape)
+    nonzeros = source.xp.zeros(grid, np.int64)
+    overflow = source.xp.zeros(grid, np.int64)
+    for first, last in source.steps("survey"):
+        bands = slice(first // ht.TILE, -(-last // ht.TILE))
+        bits = source.bits(first, last)
+        if source.xp is np:
+            from sparse24.kernels import cpu_hybrid
+
+            mask = cpu_hybrid.magnitude_mask(source.dtype)
+            cpu_hybrid.survey(bits, mask, nonzeros[bands], overflow[bands])
+        else:
+            from sparse24.kernels import hybrid_tiles
+
+            hybrid_tiles.survey(bits, source.dtype, nonzeros[bands], overflow[bands])
+    return _arrays.to_numpy(nonzeros).ravel(), _arrays.to_numpy(overflow).ravel()
+
+
+def _allocate(source: Source, kinds, nonzeros, overflow) -> ht.Tiles:
+    xp, storage = source.xp, source.dtype.storage
+    starts = ht.starts_of(ht.values_of_kind(kinds, nonzeros))
+    spill_starts = ht.starts_of(np.where(kinds == ht.TWO_FOUR, overflow, 0))
+    coded = kinds >= ht.TWO_FOUR
+    slots = np.where(coded, np.cumsum(coded) - 1, -1).astype(np.int32)
+    return ht.Tiles(
+        source.shape, source.dtype, xp.asarray(kinds), xp.asarray(starts),
+        xp.zeros(int(starts[-1]), storage), xp.asarray(slots),
+        xp.zeros((int(coded.sum()), ht.TILE), np.uint64), xp.asarray(spill_starts),
+        xp.zeros(int(spill_starts[-1]), storage), xp.zeros(int(spill_starts[-1]), np.uint16),
+    )  # fmt: skip
+
+
+def _fill(source: Source, bits, part: ht.Tiles) -> None:
+    if source.xp is not np:
+        from sparse24.kernels import hybrid_tiles
+
+        hybrid_tiles.fill(bits, source.dtype, part)
+        return
+    from sparse24.kernels import cpu_hybrid
+
+    cpu_hybrid.fill(
+        bits, cpu_hybrid.magnitude_mask(source.dtype), part.kinds, part.starts, part.values,
+        part.slots, part.codes, part.overflow_starts, part.overflow_values, part.overflow_places,
+    )  # fmt: skip
+
+
+def decode(tiles: ht.Tiles):
+    """The dense matrix, on the device of the tiles."""
+    xp = _arrays.namespace(tiles.kinds)
+    out = xp.zeros(tiles.shape, tiles.dtype.storage)
+    if not out.size:
+        return out.view(tiles.dtype.logical)
+    bits = ht.replace(
+        tiles, values=tiles.values.view(tiles.dtype.storage),
+        overflow_values=tiles.overflow_values.view(tiles.dtype.storage),
+    )  # fmt: skip
+    if xp is np:
+        from sparse24.kernels import cpu_hybrid
+
+        cpu_hybrid.decode(
+            out, bits.kinds, bits.starts, bits.values, bits.slots, bits.codes,
+            bits.overflow_starts, bits.overflow_values, bits.overflow_places,
+        )  # fmt: skip
+    else:
+        from sparse24.kernels import hybrid_tiles
+
+        hybrid_tiles.decode(bits, out)
+    return out.view(tiles.dtype.logical)

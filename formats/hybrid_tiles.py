@@ -1,0 +1,160 @@
+"""The arrays of a block-hybrid matrix, their meaning, and their checks.
+
+The matrix is cut into tiles of 64 by 64, each kept in the cheapest of four ways:
+
+========  ==========================================  =========================
+kind      values                                      codes, 64 rows of 8 bytes
+========  ==========================================  =========================
+EMPTY     none                                        none
+DENSE     all 4096, row-major                         none
+TWO_FOUR  2048, two for each group of four, and an    a nibble a group, as in
+          overflow list of what does not fit          :mod:`sparse24._spec`
+BITMAP    the non-zeros, row-major                    a bit an element
+========  ==========================================  =========================
+
+Tiles at the right and lower edge are filled up with zeros.  Tile (i, j) has
+number ``i * grid[1] + j``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _dtypes, _spec
+from sparse24._errors import FormatError
+
+TILE = 64
+EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
+KIND_NAMES = ("empty", "dense", "2:4", "bitmap")
+ELEMENTS = TILE * TILE
+HALF = ELEMENTS // 2
+ARRAYS = (
+    "kinds", "starts", "values", "slots", "codes",
+    "overflow_starts", "overflow_values", "overflow_places",
+)  # fmt: skip
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8")
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A block-hybrid matrix as plain arrays, all NumPy or all CuPy.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (m, k).
+    dtype : DType
+        Element type.
+    kinds : array of uint8, shape (tiles,)
+        EMPTY, DENSE, TWO_FOUR or BITMAP.
+    starts : array of int64, shape (tiles + 1,)
+        Where a tile's values begin.
+    values : array, 1-D
+        Stored elements of all tiles, in tile order.
+    slots : array of int32, shape (tiles,)
+        Row of `codes` of a TWO_FOUR or BITMAP tile, else -1.
+    codes : array of uint64, shape (slots, 64)
+        One word a tile row: 64 bits of a bitmap, or 16 nibbles of 2:4 codes.
+    overflow_starts : array of int64, shape (tiles + 1,)
+        Where a TWO_FOUR tile's overflow begins.
+    overflow_values : array, 1-D
+        Elements beyond two in their group of four.
+    overflow_places : array of uint16, 1-D
+        Their places in the tile: ``64 * row + column``.
+    """
+
+    shape: tuple[int, int]
+    dtype: _dtypes.DType
+    kinds: Any
+    starts: Any
+    values: Any
+    slots: Any
+    codes: Any
+    overflow_starts: Any
+    overflow_values: Any
+    overflow_places: Any
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles down and across."""
+        return -(-self.shape[0] // TILE), -(-self.shape[1] // TILE)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in ARRAYS)
+
+    def map(self, function) -> Tiles:
+        """The record with `function` applied to every array."""
+        return replace(self, **{name: function(getattr(self, name)) for name in ARRAYS})
+
+    def to_numpy(self) -> Tiles:
+        return self.map(_arrays.to_numpy)
+
+
+def grid_of(shape) -> tuple[int, int]:
+    return -(-shape[0] // TILE), -(-shape[1] // TILE)
+
+
+def values_of_kind(kinds: np.ndarray, nonzeros: np.ndarray) -> np.ndarray:
+    """Stored values of each tile."""
+    stored = np.zeros(kinds.shape, np.int64)
+    stored[kinds == DENSE] = ELEMENTS
+    stored[kinds == TWO_FOUR] = HALF
+    bitmap = kinds == BITMAP
+    stored[bitmap] = nonzeros[bitmap]
+    return stored
+
+
+def starts_of(counts: np.ndarray) -> np.ndarray:
+    """Exclusive prefix sums with the total at the end."""
+    starts = np.zeros(counts.size + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def check(tiles: Tiles) -> None:
+    """Raise `FormatError` unless the NumPy arrays of `tiles` fit together.
+
+    Everything that a kernel indexes with is checked, so that a damaged file
+    cannot make one read out of bounds.
+    """
+    count = int(np.prod(tiles.grid, dtype=np.int64))
+    _require(tiles.kinds.shape == (count,), "kinds", f"have {count} entries")
+    _require(count == 0 or int(tiles.kinds.max()) <= BITMAP, "kinds", "be 0 to 3")
+    coded = tiles.kinds >= TWO_FOUR
+    _require(tiles.codes.shape == (int(coded.sum()), TILE), "codes", "have a row a coded tile")
+    slots = np.where(coded, np.cumsum(coded) - 1, -1)
+    _require(np.array_equal(tiles.slots, slots), "slots", "number the coded tiles")
+    bitmap = tiles.kinds[coded] == BITMAP
+    nonzeros = np.zeros(count, np.int64)
+    nonzeros[tiles.kinds == BITMAP] = np.bitwise_count(tiles.codes[bitmap]).sum(1)
+    starts = starts_of(values_of_kind(tiles.kinds, nonzeros))
+    _require(np.array_equal(tiles.starts, starts), "starts", "be the running sum of the tiles")
+    _require(tiles.values.shape == (starts[-1],), "values", f"have {starts[-1]} elements")
+    shifts = np.arange(0, 64, 4, dtype=np.uint64)
+    nibbles = tiles.codes[~bitmap][:, :, None] >> shifts & np.uint64(15)
+    _require(np.isin(nibbles, _spec.LEGAL_CODES).all(), "codes", "hold the six legal 2:4 codes")
+    _check_overflow(tiles, count)
+
+
+def _check_overflow(tiles: Tiles, count: int) -> None:
+    starts = tiles.overflow_starts
+    _require(starts.shape == (count + 1,) and starts[0] == 0, "overflow_starts", "start at 0")
+    held = np.diff(starts)
+    allowed = np.where(tiles.kinds == TWO_FOUR, HALF, 0)
+    _require(((held >= 0) & (held <= allowed)).all(), "overflow_starts", "belong to 2:4 tiles")
+    for name in ("overflow_values", "overflow_places"):
+        shape = getattr(tiles, name).shape
+        _require(shape == (starts[-1],), name, f"have {starts[-1]} elements")
+    _require((tiles.overflow_places < ELEMENTS).all(), "overflow_places", f"be below {ELEMENTS}")
+
+
+def _require(condition, name: str, rule: str) -> None:
+    if not condition:
+        raise FormatError(
+            f"{name} of the hybrid matrix must {rule}; the data are damaged, build them anew "
+            "with sparse24.hybrid"
+        )

@@ -1,0 +1,285 @@
+"""Block-hybrid matrices on the CPU: survey, fill, decode and multiply, in Numba.
+
+Building looks at bits only: an element is a non-zero if a bit of its magnitude is
+set, so -0.0 is a zero and every dtype of one width shares a kernel.
+The tile kinds and arrays are those of ``formats/hybrid_tiles.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+
+from sparse24._dtypes import DType
+
+TILE = 64
+EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
+COLUMN_BLOCK = 256  # columns of b that a pass keeps in cache
+
+_parallel = functools.partial(numba.njit, parallel=True, nogil=True)
+_plain = functools.partial(numba.njit, nogil=True)
+
+
+def magnitude_mask(dtype: DType):
+    """The bits that decide whether an element is a non-zero."""
+    bits = 8 * dtype.itemsize
+    return dtype.storage.type((1 << bits) - 1 if dtype.name == "int8" else (1 << (bits - 1)) - 1)
+
+
+@_parallel
+def survey(bits, mask, nonzeros, overflow):
+    """Count the non-zeros of every tile, and those that break 2:4."""
+    m, k = bits.shape
+    bands, across = nonzeros.shape
+    for band in numba.prange(bands):
+        for j in range(across):
+            count = 0
+            excess = 0
+            for row in range(band * TILE, min(m, band * TILE + TILE)):
+                for group in range(j * TILE, min(k, j * TILE + TILE), 4):
+                    held = 0
+                    for c in range(group, min(k, group + 4)):
+                        held += (bits[row, c] & mask) != 0
+                    count += held
+                    excess += max(0, held - 2)
+            nonzeros[band, j] = count
+            overflow[band, j] = excess
+
+
+@_plain
+def _pair_code(held, first, second):
+    if held == 0:
+        return 0x4
+    if held == 1:
+        return 0xC if first == 3 else first | 0xC
+    return first | second << 2
+
+
+@_plain
+def _fill_two_four(bits, mask, row0, column0, values, at, codes, spill, places, spill_at):
+    m, k = bits.shape
+    for r in range(TILE):
+        word = np.uint64(0)
+        for g in range(TILE // 4):
+            held = 0
+            first = 0
+            second = 0
+            for c in range(4):
+                row = row0 + r
+                column = column0 + 4 * g + c
+                if row < m and column < k and (bits[row, column] & mask) != 0:
+                    if held == 0:
+                        first = c
+                        values[at] = bits[row, column]
+                    elif held == 1:
+                        second = c
+                        values[at + 1] = bits[row, column]
+                    else:
+                        spill[spill_at] = bits[row, column]
+                        places[spill_at] = r * TILE + 4 * g + c
+                        spill_at += 1
+                    held += 1
+            if held == 1 and first == 3:  # a lone last element takes the second slot
+                values[at + 1] = values[at]
+                values[at] = 0
+            word |= np.uint64(_pair_code(held, first, second)) << np.uint64(4 * g)
+            at += 2
+        codes[r] = word
+
+
+@_plain
+def _fill_bitmap(bits, mask, row0, column0, values, at, codes):
+    m, k = bits.shape
+    for r in range(min(TILE, m - row0)):
+        word = np.uint64(0)
+        for c in range(min(TILE, k - column0)):
+            element = bits[row0 + r, column0 + c]
+            if element & mask:
+                values[at] = element
+                at += 1
+                word |= np.uint64(1) << np.uint64(c)
+        codes[r] = word
+
+
+@_plain
+def _fill_dense(bits, mask, row0, column0, values, at):
+    m, k = bits.shape
+    for r in range(min(TILE, m - row0)):
+        for c in range(min(TILE, k - column0)):
+            element = bits[row0 + r, column0 + c]
+            if element & mask:
+                values[at + r * TILE + c] = element
+
+
+@_parallel
+def fill(bits, mask, kinds, starts, values, slots, codes, spill_starts, spill, places):
+    """Write values, codes and overflow of the tiles of `bits`; the arrays start as zeros.
+
+    `bits` may be some bands of a matrix: the per-tile arrays then hold those tiles
+    alone, and their numbers point into the arrays of the whole.
+    """
+    bands = -(-bits.shape[0] // TILE)
+    across = kinds.shape[0] // max(1, bands)
+    for band in numba.prange(bands):
+        for j in range(across):
+            tile = band * across + j
+            row0 = band * TILE
+            column0 = j * TILE
+            if kinds[tile] == DENSE:
+                _fill_dense(bits, mask, row0, column0, values, starts[tile])
+            elif kinds[tile] == TWO_FOUR:
+                _fill_two_four(bits, mask, row0, column0, values, starts[tile], codes[slots[tile]],
+                               spill, places, spill_starts[tile])  # fmt: skip
+            elif kinds[tile] == BITMAP:
+                _fill_bitmap(bits, mask, row0, column0, values, starts[tile], codes[slots[tile]])
+
+
+@_plain
+def _tile_row(kind, start, word, r, columns, places):
+    """Columns of the stored elements of one tile row, and their places in `values`."""
+    held = 0
+    if kind == DENSE:
+        for c in range(TILE):
+            columns[c] = c
+            places[c] = start + r * TILE + c
+        return TILE
+    if kind == TWO_FOUR:
+        for g in range(TILE // 4):
+            code = (word >> np.uint64(4 * g)) & np.uint64(15)
+            columns[held] = 4 * g + np.int64(code & np.uint64(3))
+            columns[held + 1] = 4 * g + np.int64(code >> np.uint64(2))
+            places[held] = start + r * (TILE // 2) + held
+            places[held + 1] = places[held] + 1
+            held += 2
+        return held
+    while word:
+        low = word & (~word + np.uint64(1))
+        columns[held] = _bit_index(low)
+        places[held] = start + held
+        held += 1
+        word ^= low
+    return held
+
+
+@_plain
+def _bit_index(low):
+    """Number of the only bit that is set."""
+    index = 0
+    for step in (32, 16, 8, 4, 2, 1):
+        if low >> np.uint64(step):
+            low >>= np.uint64(step)
+            index += step
+    return index
+
+
+@_parallel
+def decode(out, kinds, starts, values, slots, codes, spill_starts, spill, places_of_spill):
+    """Write the dense matrix of bits; `out` starts as zeros."""
+    m, k = out.shape
+    bands = -(-m // TILE)
+    across = kinds.shape[0] // max(1, bands)
+    for band in numba.prange(bands):
+        columns = np.empty(TILE, np.int64)
+        places = np.empty(TILE, np.int64)
+        for tile in range(band * across, band * across + across):
+            if kinds[tile] == EMPTY:
+                continue
+            column0 = (tile - band * across) * TILE
+            start = starts[tile]
+            for r in range(min(TILE, m - band * TILE)):
+                word = codes[slots[tile], r] if slots[tile] >= 0 else np.uint64(0)
+                held = _tile_row(kinds[tile], start, word, r, columns, places)
+                if kinds[tile] == BITMAP:
+                    start += held
+                for e in range(held):
+                    if column0 + columns[e] < k and values[places[e]]:
+                        out[band * TILE + r, column0 + columns[e]] = values[places[e]]
+            for e in range(spill_starts[tile], spill_starts[tile + 1]):
+                place = np.int64(places_of_spill[e])
+                out[band * TILE + place // TILE, column0 + place % TILE] = spill[e]
+
+
+@_plain
+def _from_table(values, table, i):
+    return table[values[i]]
+
+
+@_plain
+def _as_is(values, table, i):
+    return values[i]
+
+
+def _make_product(load):
+    @_plain
+    def add_row(acc, b, row, value, lo, hi):
+        for c in range(lo, hi):
+            acc[c - lo] += value * b[row, c]
+
+    @_parallel
+    def product(
+        out, b, table, kinds, starts, values, slots, codes, spill_starts, spill, places_of_spill
+    ):  # fmt: skip
+        m, n = out.shape
+        k = b.shape[0]
+        bands = -(-m // TILE)
+        across = kinds.shape[0] // max(1, bands)
+        for band in numba.prange(bands):
+            columns = np.empty(TILE, np.int64)
+            places = np.empty(TILE, np.int64)
+            rows = min(TILE, m - band * TILE)
+            for lo in range(0, n, COLUMN_BLOCK):
+                hi = min(n, lo + COLUMN_BLOCK)
+                acc = np.zeros((TILE, hi - lo), out.dtype)
+                for tile in range(band * across, band * across + across):
+                    if kinds[tile] == EMPTY:
+                        continue
+                    column0 = (tile - band * across) * TILE
+                    start = starts[tile]
+                    for r in range(rows):
+                        word = codes[slots[tile], r] if slots[tile] >= 0 else np.uint64(0)
+                        held = _tile_row(kinds[tile], start, word, r, columns, places)
+                        if kinds[tile] == BITMAP:
+                            start += held
+                        for e in range(held):
+                            column = column0 + columns[e]
+                            if column < k:
+                                value = load(values, table, places[e])
+                                add_row(acc[r], b, column, value, lo, hi)
+                    for e in range(spill_starts[tile], spill_starts[tile + 1]):
+                        place = np.int64(places_of_spill[e])
+                        value = load(spill, table, e)
+                        add_row(acc[place // TILE], b, column0 + place % TILE, value, lo, hi)
+                for r in range(rows):
+                    out[band * TILE + r, lo:hi] = acc[r]
+
+    return product
+
+
+_product_table = _make_product(_from_table)
+_product_as_is = _make_product(_as_is)
+
+
+@functools.cache
+def _table(dtype: DType) -> np.ndarray:
+    """Accumulator value of every bit pattern of an 8- or 16-bit type."""
+    patterns = np.arange(1 << (8 * dtype.itemsize), dtype=dtype.storage)
+    with np.errstate(invalid="ignore"):  # signalling NaN patterns
+        return patterns.view(dtype.logical).astype(dtype.accumulator)
+
+
+def matmul(tiles, b: np.ndarray, out: np.ndarray) -> None:
+    """out = tiles @ b, with `b` (k, n) and `out` (m, n) in the accumulator's dtype.
+
+    Each output element is summed in one fixed order, whatever the number of threads.
+    """
+    small = tiles.dtype.itemsize <= 2
+    carry = tiles.dtype.storage if small else tiles.dtype.logical
+    kernel = _product_table if small else _product_as_is
+    table = _table(tiles.dtype) if small else np.empty(0, carry)
+    kernel(
+        out, b, table, tiles.kinds, tiles.starts, tiles.values.view(carry), tiles.slots,
+        tiles.codes, tiles.overflow_starts, tiles.overflow_values.view(carry),
+        tiles.overflow_places,
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""What a tile of a hybrid matrix costs, and which kind it should therefore have.
+
+A model of one GPU (or CPU) gives the seconds that one 64x64 tile takes in a product
+with `n` columns, for each kind, as the longer of moving its bytes and doing its
+arithmetic.  Tiles fall into three bands by their density:
+
+* **dense**: no coded kind comes within `MARGIN` of the dense one;
+* **sparse**: the dense kind costs at least `MARGIN` more than the best coded one;
+* **swing**: both are about equal, so the choice may follow the load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparse24._dtypes import DType
+
+ELEMENTS = 4096
+CODE_BYTES = 512
+EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
+MARGIN = 1.10
+DEFAULT_N = 16  # columns assumed where the caller says nothing
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Throughput of a device, all its units together.
+
+    Attributes
+    ----------
+    name : str
+        The device that the figures describe.
+    bandwidth : float
+        Bytes a second from memory.
+    dense, two_four, bitmap : float
+        Multiply-adds a second on tiles of that kind, counting the zeros.
+    scattered : float
+        Multiply-adds a second on single elements.
+    """
+
+    name: str
+    bandwidth: float
+    dense: float
+    two_four: float
+    bitmap: float
+    scattered: float
+
+
+# Sources: docs/benchmarks; 16-bit tensor-core rates of an H200 and its FP32 rate.
+H200_TENSOR = Rates("NVIDIA H200", 4.0e12, 330e12, 450e12, 200e12, 8e12)
+H200_PLAIN = Rates("NVIDIA H200, FP32", 4.0e12, 20e12, 20e12, 12e12, 8e12)
+CPU = Rates("CPU", 10e9, 8e9, 8e9, 1e12, 6e9)
+
+
+def rates_for(dtype: DType, on_gpu: bool) -> Rates:
+    """The shipped figures for a dtype on the GPU or the CPU."""
+    if not on_gpu:
+        return CPU
+    return H200_TENSOR if dtype.itemsize == 2 else H200_PLAIN
+
+
+def tile_seconds(nonzeros, overflow, itemsize: int, n: int, rates: Rates) -> np.ndarray:
+    """Seconds of each tile as DENSE, TWO_FOUR and BITMAP: shape (3, tiles)."""
+    nonzeros = np.asarray(nonzeros, np.float64)
+    overflow = np.asarray(overflow, np.float64)
+    multiply_adds = ELEMENTS * float(n)
+    move = 1 / rates.bandwidth
+    scattered = nonzeros * n / rates.scattered if rates is CPU else 0
+    dense = np.maximum(ELEMENTS * itemsize * move, multiply_adds / rates.dense)
+    two_four = np.maximum(
+        (ELEMENTS * itemsize / 2 + CODE_BYTES + overflow * (itemsize + 2)) * move,
+        multiply_adds / rates.two_four + overflow * n / rates.scattered,
+    )
+    bitmap = np.maximum(
+        (CODE_BYTES + nonzeros * itemsize) * move, multiply_adds / rates.bitmap + scattered
+    )
+    return np.stack([np.broadcast_to(dense, nonzeros.shape), two_four, bitmap])
+
+
+def choose(nonzeros, overflow, dtype: DType, n: int, rates: Rates) -> np.ndarray:
+    """The cheapest kind of every tile; a tile without non-zeros is EMPTY."""
+    seconds = tile_seconds(nonzeros, overflow, dtype.itemsize, n, rates)
+    return np.where(np.asarray(nonzeros) == 0, EMPTY, 1 + seconds.argmin(0))
+
+
+def expected_overflow(density: np.ndarray) -> np.ndarray:
+    """Elements of a tile beyond two in a group of four, if zeros fall by chance."""
+    d = np.asarray(density, np.float64)
+    return ELEMENTS / 4 * (4 * d**3 * (1 - d) + 2 * d**4)
+
+
+def bands(dtype: DType, n: int, rates: Rates) -> tuple[float, float]:
+    """Densities (low, high): sparse below `low`, dense above `high`, swing between them."""
+    density = np.linspace(0.0, 1.0, 1001)
+    seconds = tile_seconds(density * ELEMENTS, expected_overflow(density), dtype.itemsize, n, rates)
+    coded = seconds[1:].min(0)
+    sparse = seconds[0] >= MARGIN * coded
+    dense = coded >= MARGIN * seconds[0]
+    low = float(density[sparse].max()) if sparse.any() else 0.0
+    high = float(density[dense].min()) if dense.any() else 1.0
+    return low, max(low, high)

@@ -1,0 +1,220 @@
+"""Unstructured test matrices: generators of families, and readers of public formats.
+
+Each generator returns a dense NumPy matrix whose share of zeros is `zeros`, up to
+chance; `make` finds one by name.  The families are those on which the block-hybrid
+product is measured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from sparse24 import _check, _dtypes
+from sparse24._errors import ArgumentError, FormatError
+
+TILE = 64
+
+
+def _normal(rng, keep: np.ndarray, dtype) -> np.ndarray:
+    """Random normal values where `keep` is true, zeros elsewhere; int8 in [-8, 8], never zero."""
+    row = _dtypes.lookup(dtype)
+    if row.name == "int8":
+        values = rng.integers(1, 9, keep.shape) * rng.choice((-1, 1), keep.shape)
+    else:
+        values = rng.standard_normal(keep.shape, np.float32)
+        values[values == 0] = 1
+    return np.where(keep, values, 0).astype(row.logical)
+
+
+def _from_density(rng, density: np.ndarray, shape) -> np.ndarray:
+    """Keep each element with the probability that `density` broadcasts to it."""
+    return rng.random(shape, np.float32) < np.broadcast_to(density, shape)
+
+
+def _rescale(weights: np.ndarray, mean: float) -> np.ndarray:
+    """Weights scaled, and clipped to 1, so that their mean is `mean`."""
+    low, high = 0.0, 1.0
+    while np.minimum(weights * high, 1).mean() < mean and high < 1e12:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if np.minimum(weights * middle, 1).mean() < mean:
+            low = middle
+        else:
+            high = middle
+    return np.minimum(weights * high, 1)
+
+
+def iid(rng, shape, zeros):
+    """Every element is a zero with the same probability."""
+    return _from_density(rng, np.float32(1 - zeros), shape)
+
+
+def beta_tiles(rng, shape, zeros, *, nu=5.0):
+    """The density of each 64x64 tile is drawn from a Beta law; a small `nu` spreads it widely."""
+    grid = (-(-shape[0] // TILE), -(-shape[1] // TILE))
+    if zeros in (0, 1):
+        return iid(rng, shape, zeros)
+    density = rng.beta((1 - zeros) * nu, zeros * nu, grid)
+    wide = np.kron(density, np.ones((TILE, TILE), np.float32))[: shape[0], : shape[1]]
+    return _from_density(rng, wide, shape)
+
+
+def dead_columns(rng, shape, zeros):
+    """Half of the zeros sit in columns that are empty, as after channel pruning."""
+    dead = rng.permutation(shape[1]) < round(shape[1] * zeros / 2)
+    live = (1 - zeros) / max(1 - dead.mean(), 1e-9)
+    return _from_density(rng, np.where(dead, 0, live)[None, :], shape)
+
+
+def row_skewed(rng, shape, zeros):
+    """Row densities follow a log-normal law, as in recurrent layers pruned by magnitude."""
+    return _from_density(rng, _rescale(rng.lognormal(0, 1, (shape[0], 1)), 1 - zeros), shape)
+
+
+def banded(rng, shape, zeros):
+    """Non-zeros lie near the diagonal and are half full there."""
+    row = np.arange(shape[0])[:, None] / max(shape[0], 1)
+    column = np.arange(shape[1])[None, :] / max(shape[1], 1)
+    near = np.abs(row - column)
+    width = np.quantile(near, min(1.0, 2 * (1 - zeros)))
+    inside = near <= width
+    return _from_density(rng, inside * ((1 - zeros) / max(inside.mean(), 1e-9)), shape)
+
+
+def power_law(rng, shape, zeros):
+    """Row and column degrees follow power laws, as in graphs."""
+    rows = rng.permutation(np.arange(1, shape[0] + 1))[:, None] ** -0.5
+    columns = rng.permutation(np.arange(1, shape[1] + 1))[None, :] ** -0.5
+    return _from_density(rng, _rescale(rows * columns, 1 - zeros), shape)
+
+
+def block(rng, shape, zeros):
+    """32x32 blocks that are full or empty."""
+    grid = (-(-shape[0] // 32), -(-shape[1] // 32))
+    full = rng.random(grid) >= zeros
+    return np.kron(full, np.ones((32, 32), bool))[: shape[0], : shape[1]]
+
+
+FAMILIES = {
+    "iid": iid,
+    "beta20": lambda rng, shape, zeros: beta_tiles(rng, shape, zeros, nu=20.0),
+    "beta5": lambda rng, shape, zeros: beta_tiles(rng, shape, zeros, nu=5.0),
+    "beta2": lambda rng, shape, zeros: beta_tiles(rng, shape, zeros, nu=2.0),
+    "dead_columns": dead_columns,
+    "row_skewed": row_skewed,
+    "banded": banded,
+    "power_law": power_law,
+    "block": block,
+}
+
+
+def make(name: str, shape, *, zeros: float, dtype="float32", rng=None) -> np.ndarray:
+    """Return a random matrix of a family.
+
+    Parameters
+    ----------
+    name : str
+        A key of ``sparse24.families.FAMILIES``.
+    shape : tuple of int
+        (m, k).
+    zeros : float
+        Share of zeros, 0 to 1.
+    dtype : str or dtype, default "float32"
+        Element type of the result.
+    rng : numpy.random.Generator or int, optional
+        Source of randomness, or a seed.
+
+    Returns
+    -------
+    ndarray, shape (m, k)
+
+    Raises
+    ------
+    ArgumentError
+        If the name is unknown or `zeros` is out of range.
+
+    Examples
+    --------
+    >>> from sparse24 import families
+    >>> w = families.make("iid", (256, 256), zeros=0.7, rng=0)
+    >>> 0.68 < (w == 0).mean() < 0.72
+    True
+    """
+    _check.one_of(name, tuple(FAMILIES), argument="name")
+    if not 0 <= zeros <= 1:
+        raise ArgumentError(f"zeros must be between 0 and 1, got {zeros!r}")
+    rng = np.random.default_rng(rng)
+    return _normal(rng, FAMILIES[name](rng, tuple(shape), zeros), dtype)
+
+
+def read_smtx(path, *, dtype="float32", rng=None):
+    """Read a ``.smtx`` file of the Deep Learning Matrix Collection.
+
+    The files hold places only, so the values are random normal.
+
+    Parameters
+    ----------
+    path : str or Path
+        Three lines: ``rows, columns, nnz``, row offsets, column indices.
+    dtype : str or dtype, default "float32"
+        Element type of the values.
+    rng : numpy.random.Generator or int, optional
+        Source of the values, or a seed.
+
+    Returns
+    -------
+    scipy.sparse.csr_array, shape (rows, columns)
+
+    Raises
+    ------
+    FormatError
+        If the file is cut short or its numbers do not fit together.
+
+    References
+    ----------
+    .. [1] T. Gale et al., Sparse GPU Kernels for Deep Learning, SC 2020.
+    """
+    import scipy.sparse
+
+    lines = Path(path).read_text().splitlines()
+    if len(lines) < 2:
+        raise FormatError(f"{path} must have a header, row offsets and column indices")
+    try:
+        m, k, nnz = (int(x) for x in lines[0].replace(",", " ").split())
+        offsets = np.array(lines[1].split(), np.int64)
+        columns = np.array(lines[2].split() if len(lines) > 2 else [], np.int64)
+    except ValueError as error:
+        raise FormatError(f"{path} holds something other than whole numbers: {error}") from None
+    ordered = offsets.shape == (m + 1,) and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+    if not ordered or offsets[-1] != nnz or columns.shape != (nnz,):
+        raise FormatError(
+            f"{path}: the row offsets must run from 0 to nnz = {nnz} in {m + 1} steps"
+        )
+    if nnz and not (columns.min() >= 0 and columns.max() < k):
+        raise FormatError(f"{path}: column indices must be in [0, {k})")
+    values = _normal(np.random.default_rng(rng), np.ones(nnz, bool), dtype)
+    return scipy.sparse.csr_array((values, columns, offsets), shape=(m, k))
+
+
+def read_mtx(path, *, dtype=None):
+    """Read a Matrix Market file (``.mtx``, also compressed) as a CSR matrix.
+
+    Parameters
+    ----------
+    path : str or Path
+        File in coordinate or array form.
+    dtype : str or dtype, optional
+        Element type of the result; by default that of the file.
+
+    Returns
+    -------
+    scipy.sparse.csr_array
+    """
+    import scipy.io
+    import scipy.sparse
+
+    matrix = scipy.sparse.csr_array(scipy.io.mmread(path))
+    return matrix if dtype is None else matrix.astype(_dtypes.lookup(dtype).logical)

@@ -1,0 +1,239 @@
+"""The block-hybrid format: exactness, products, files, messages."""
+
+from __future__ import annotations
+
+import io
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse
+
+from sparse24 import _dtypes, families
+from sparse24._errors import ArgumentError, DTypeError, FormatError, ShapeError
+from sparse24._hybrid import hybrid
+from sparse24.formats import hybrid_build, hybrid_files
+from sparse24.formats import hybrid_tiles as ht
+from sparse24.formats.hybrid import HybridArray
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8")
+pytestmark = pytest.mark.stem("hybrid_tiles")
+
+
+def matrix(rng, shape, zeros=0.7, dtype="float32"):
+    return families.make("iid", shape, zeros=zeros, dtype=dtype, rng=rng)
+
+
+def with_kinds(w, kinds):
+    """A hybrid matrix whose tiles have the kinds that are given, in turn."""
+    source = hybrid_build.Source(w)
+    turn = np.resize(np.asarray(kinds), int(np.prod(ht.grid_of(w.shape))))
+    tiles, nnz = hybrid_build.build(source, lambda held, spill: np.where(held == 0, ht.EMPTY, turn))
+    return HybridArray(tiles, nnz)
+
+
+def same_bits(got, want):
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    word = _dtypes.lookup(want.dtype).storage
+    if want.dtype.kind != "i":
+        want = np.where(want == 0, np.zeros((), want.dtype), want)
+    np.testing.assert_array_equal(got.view(word), np.ascontiguousarray(want).view(word))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
+@pytest.mark.parametrize("shape", [(64, 64), (130, 77), (1, 1), (3, 300), (65, 5)])
+def test_toarray_returns_the_bits(rng, xp, shape, kind, dtype):
+    w = matrix(rng, shape, 0.5, dtype)
+    assert with_kinds(xp.asarray(w), [kind]).nnz == np.count_nonzero(w)
+    back = with_kinds(xp.asarray(w), [kind]).toarray()
+    same_bits(back if xp is np else back.get(), w)
+
+
+def test_special_values_survive(xp):
+    w = np.zeros((70, 70), np.float32)
+    w[0, :6] = [-0.0, np.nan, np.inf, -np.inf, 1e-45, -0.0]
+    w[69, 69] = -1
+    for kind in (ht.DENSE, ht.TWO_FOUR, ht.BITMAP):
+        h = with_kinds(xp.asarray(w), [kind])
+        back = h.toarray() if xp is np else h.toarray().get()
+        same_bits(back, w)
+        assert not np.signbit(back[0, 0])
+
+
+@pytest.mark.gpu
+def test_gpu_and_cpu_build_the_same_arrays(rng):
+    cupy = pytest.importorskip("cupy")
+    w = matrix(rng, (200, 331), 0.5, "float16")
+    kinds = [ht.DENSE, ht.TWO_FOUR, ht.BITMAP]
+    host, device = with_kinds(w, kinds).tiles, with_kinds(cupy.asarray(w), kinds).tiles
+    for name in ht.ARRAYS:
+        np.testing.assert_array_equal(getattr(host, name), getattr(device, name).get())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 7, 300])
+def test_product_matches_dense(rng, xp, n, dtype):
+    w, b = matrix(rng, (130, 201), 0.6, dtype), matrix(rng, (201, n), 0.0, dtype)
+    wide = np.int64 if dtype == "int8" else np.float64
+    want = w.astype(wide) @ b.astype(wide)
+    h = with_kinds(xp.asarray(w), [ht.DENSE, ht.TWO_FOUR, ht.BITMAP, ht.EMPTY + 1])
+    got = h @ xp.asarray(b)
+    got = (got if xp is np else got.get()).astype(wide)
+    scale = 1e-6 if dtype in ("float32", "float64") else 8e-3 if dtype == "bfloat16" else 1e-3
+    if dtype == "int8":
+        np.testing.assert_array_equal(got, want)
+    else:
+        assert np.abs(got - want).max() <= scale * np.abs(want).max()
+
+
+def test_product_takes_vectors_stacks_strides_and_out(rng, xp):
+    w = xp.asarray(matrix(rng, (96, 80)))
+    h = hybrid(w)
+    b = xp.asarray(rng.standard_normal((3, 80, 10)).astype(np.float32))
+    close = lambda x, y: xp.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)  # noqa: E731
+    close(h @ b, w @ b)
+    close(h @ b[0, :, 0], w @ b[0, :, 0])
+    close(h @ b[1, :, ::2], w @ b[1, :, ::2])
+    close(b[2].T @ h.T, b[2].T @ w.T)
+    close(h.rmatvec(w[:, 0]), w.T @ w[:, 0])
+    out = xp.full((96, 10), xp.nan, np.float32)
+    assert h.matmul(b[0], out=out) is out
+    close(out, w @ b[0])
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+def test_empty_sizes(shape):
+    h = hybrid(np.zeros(shape, np.float32))
+    assert h.toarray().shape == shape
+    assert (h @ np.ones((shape[1], 3), np.float32)).tolist() == [[0.0] * 3] * shape[0]
+
+
+def test_all_zeros_store_nothing():
+    h = hybrid(np.full((128, 128), -0.0, np.float16))
+    assert h.nnz == 0
+    assert set(h.kinds.ravel()) == {ht.EMPTY}
+    assert h.tiles.values.size == 0
+
+
+@pytest.mark.parametrize("name", sorted(families.FAMILIES))
+def test_families_round_trip(rng, name):
+    w = families.make(name, (256, 320), zeros=0.8, dtype="float16", rng=rng)
+    assert abs((w == 0).mean() - 0.8) < 0.12
+    same_bits(hybrid(w, n_hint=512).toarray(), w)
+
+
+def test_scipy_matrices(rng):
+    for form in ("csr", "csc", "coo", "lil", "bsr"):
+        w = scipy.sparse.random_array((100, 90), density=0.2, rng=rng, format=form)
+        same_bits(hybrid(w).toarray(), w.toarray())
+    twice = scipy.sparse.coo_array(([1.0, 2.0], ([0, 0], [0, 0])), shape=(2, 2))
+    assert hybrid(twice).toarray()[0, 0] == 3
+    assert hybrid(twice, dtype="float16").dtype == np.float16
+    dense = hybrid(w).tocsr()
+    assert (dense != w).nnz == 0
+
+
+def test_build_in_steps_with_a_bar(rng, monkeypatch, capsys):
+    w = matrix(rng, (300, 100))
+    monkeypatch.setattr(hybrid_build, "STEP_ELEMENTS", 6400)
+    monkeypatch.setattr(hybrid_build, "BAR_FROM", 0)
+    same_bits(hybrid(w).toarray(), w)
+    assert "sparse24.hybrid: fill" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_save_and_load(rng, tmp_path, dtype):
+    w = matrix(rng, (100, 130), dtype=dtype)
+    h = with_kinds(w, [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
+    hybrid_files.save(tmp_path / "h.npz", h)
+    again = hybrid_files.load(tmp_path / "h.npz")
+    same_bits(again.toarray(), w)
+    assert again.nnz == h.nnz
+
+
+def test_damaged_files_are_refused(rng, tmp_path):
+    h = with_kinds(matrix(rng, (100, 130)), [ht.TWO_FOUR, ht.BITMAP])
+    buffer = io.BytesIO()
+    hybrid_files.save(buffer, h)
+    buffer.seek(0)
+    parts = dict(np.load(buffer))
+
+    def broken(**change):
+        np.savez(tmp_path / "x.npz", **{**parts, **change})
+        return tmp_path / "x.npz"
+
+    codes = parts["codes"].copy()
+    codes[0, 0] = 0
+    for change, words in (
+        ({"kinds": parts["kinds"] + 9}, "kinds"),
+        ({"starts": parts["starts"] + 1}, "starts"),
+        ({"slots": parts["slots"][::-1]}, "slots"),
+        ({"codes": codes}, "legal"),
+        ({"values": parts["values"][:-1]}, "values"),
+        ({"overflow_places": parts["overflow_places"] + 4000}, "overflow_places"),
+        ({"overflow_starts": parts["overflow_starts"] - 1}, "overflow_starts"),
+        ({"values": parts["values"].astype(float)}, "must be uint32"),
+        ({"version": 99}, "newer"),
+        ({"layout": "other"}, "does not hold"),
+        ({"dtype": "complex64"}, "must be one of"),
+        ({"shape": np.array([1.0, 2.0])}, "whole numbers"),
+    ):
+        with pytest.raises(FormatError, match=words):
+            hybrid_files.load(broken(**change))
+    (tmp_path / "text.npz").write_text("no")
+    with pytest.raises(FormatError, match="readable"):
+        hybrid_files.load(tmp_path / "text.npz")
+
+
+def test_messages(rng):
+    h = hybrid(matrix(rng, (64, 64)))
+    with pytest.raises(ShapeError, match=r"k = 64.*got \(63, 2\)"):
+        h @ np.ones((63, 2), np.float32)
+    with pytest.raises(DTypeError, match=r"b\.dtype must be float32"):
+        h @ np.ones((64, 2))
+    with pytest.raises(ShapeError, match="out must have shape"):
+        h.matmul(np.ones((64, 2), np.float32), out=np.empty((2, 2), np.float32))
+    with pytest.raises(ArgumentError, match="algorithm must be one of 'auto', 'cpu'"):
+        h.matmul(np.ones((64, 2), np.float32), algorithm="magic")
+    with pytest.raises(ShapeError, match="two axes"):
+        hybrid(np.ones((2, 2, 2), np.float32))
+    with pytest.raises(DTypeError, match="hybrid matrix"):
+        hybrid(np.ones((2, 2), ml_dtypes.float8_e4m3fn))
+    with pytest.raises(ArgumentError, match="n_hint"):
+        hybrid(np.ones((2, 2), np.float32), n_hint=0)
+
+
+def test_summary_tells_bands_memory_and_choice(rng):
+    h = hybrid(families.make("beta2", (512, 512), zeros=0.7, rng=rng), n_hint=4096)
+    text = h.summary()
+    for word in ("bitmap", "swing", "dense", "CSR", "choice  cpu", "n = 4096"):
+        assert word in text
+    assert h.explain(4)["choice"] == "cpu"
+    assert repr(h).startswith("<HybridArray 512x512 float32, ")
+
+
+def test_smtx(tmp_path):
+    path = tmp_path / "a.smtx"
+    path.write_text("3, 4, 4\n0 2 2 4\n0 3 1 2\n")
+    w = families.read_smtx(path, rng=0)
+    assert (w.toarray() != 0).tolist() == [[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]]
+    for text, words in (
+        ("3, 4, 4", "header"),
+        ("3, 4, 4\n0 2 2 5\n0 3 1 2", "row offsets"),
+        ("3, 4, 4\n0 2 2 4\n0 3 1 4", "column indices"),
+        ("3, 4, x\n0 2 2 4\n0 3 1 4", "whole numbers"),
+    ):
+        path.write_text(text)
+        with pytest.raises(FormatError, match=words):
+            families.read_smtx(path)
+
+
+def test_matrix_market(tmp_path):
+    import scipy.io
+
+    w = scipy.sparse.random_array((10, 12), density=0.4, rng=1)
+    scipy.io.mmwrite(tmp_path / "a.mtx", w)
+    got = families.read_mtx(tmp_path / "a.mtx", dtype="float32")
+    np.testing.assert_allclose(got.toarray(), w.toarray(), rtol=1e-6)
