@@ -1,0 +1,145 @@
+"""The stored parts of a compressed array, and whether they can be what they claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _dtypes, _spec
+from sparse24._errors import FormatError
+
+_LEGAL_BYTE = np.zeros(256, bool)
+_LEGAL_BYTE[[low | high << 4 for low in _spec.LEGAL_CODES for high in _spec.LEGAL_CODES]] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a file holds of one compressed array, as NumPy arrays.
+
+    Attributes
+    ----------
+    values, metadata : ndarray
+        As in :ref:`layout`; for patterns other than 2:4 `metadata` holds the place of
+        each value in its group.
+    shape : tuple of int
+        Logical shape (..., m, k), groups along the last axis.
+    dtype : DType
+    pattern : tuple of int
+        ``(n, m)``.
+    axis : int
+        -2 if the array that was saved is the transpose of this one, else -1.
+    transposable : bool
+        True if the other orientation is to be made as well.
+    """
+
+    values: np.ndarray
+    metadata: np.ndarray
+    shape: tuple[int, ...]
+    dtype: _dtypes.DType
+    pattern: tuple[int, int] = (2, 4)
+    axis: int = -1
+    transposable: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """The entry of the header."""
+        return {
+            "pattern": list(self.pattern),
+            "shape": list(self.shape),
+            "dtype": self.dtype.name,
+            "axis": self.axis,
+            "transposable": self.transposable,
+        }
+
+    @classmethod
+    def from_entry(
+        cls, entry: Any, values: np.ndarray, metadata: np.ndarray, *, where: str
+    ) -> Parts:
+        """Parts of a header's entry and its arrays, checked; `where` begins each message."""
+        shape, pattern, axis, transposable = _fields(entry, where)
+        name = entry.get("dtype")
+        if name not in _dtypes.TABLE:
+            raise FormatError(f"{where}: the dtype must be one of sparse24's, got {name!r}")
+        parts = cls(values, metadata, shape, _dtypes.TABLE[name], pattern, axis, transposable)
+        parts.check(where)
+        return parts
+
+    def check(self, where: str) -> None:
+        """Raise `FormatError` unless shapes, types and codes are right."""
+        if self.values.dtype != self.dtype.logical or self.metadata.dtype != np.uint8:
+            raise FormatError(
+                f"{where}: values must be {self.dtype.name} and metadata uint8, got "
+                f"{self.values.dtype} and {self.metadata.dtype}"
+            )
+        (n, m), k = self.pattern, self.shape[-1]
+        stored = n * -(-k // m)
+        codes = _spec.metadata_bytes_per_row(k) if self.pattern == (2, 4) else stored
+        widths = (("values", self.values, stored), ("metadata", self.metadata, codes))
+        for name, array, width in widths:
+            wanted = (*self.shape[:-1], width)
+            if array.shape != wanted:
+                raise FormatError(
+                    f"{where}: {name} of a {n}:{m} array of shape {self.shape} must have shape "
+                    f"{wanted}, got {array.shape}"
+                )
+        places = self._places_24(where) if self.pattern == (2, 4) else self._places_n_m(where)
+        self._nothing_past_the_edge(places, where)
+
+    def _places_24(self, where: str) -> np.ndarray:
+        """Place in its group of each value of the last group, once all codes are legal."""
+        legal = _LEGAL_BYTE[self.metadata]
+        if not legal.all():
+            index = tuple(int(i) for i in np.argwhere(~legal)[0])
+            raise FormatError(
+                f"{where}: metadata{list(index)} is 0x{int(self.metadata[index]):02X}, which holds "
+                "an illegal code; the file is damaged"
+            )
+        groups = _spec.groups(self.shape[-1])
+        if groups % 2 and self.metadata.size:
+            spare = self.metadata[..., -1] >> 4
+            if (spare != _spec.EMPTY_CODE).any():
+                raise FormatError(f"{where}: the spare code of a row is not that of an empty group")
+        if not self.metadata.size:
+            return np.empty((*self.shape[:-1], 0), np.uint8)
+        last = self.metadata[..., -1]
+        code = last & 15 if groups % 2 else last >> 4
+        return np.stack([code & 3, code >> 2], axis=-1)
+
+    def _places_n_m(self, where: str) -> np.ndarray:
+        n, m = self.pattern
+        grouped = self.metadata.reshape(*self.metadata.shape[:-1], -1, n)
+        rising = (np.diff(grouped.astype(np.int16), axis=-1) > 0).all() and (grouped < m).all()
+        if not rising:
+            raise FormatError(
+                f"{where}: the places of a group must rise and stay below {m}; the file is damaged"
+            )
+        return grouped[..., -1, :] if grouped.size else grouped.reshape(*self.shape[:-1], -1)
+
+    def _nothing_past_the_edge(self, places: np.ndarray, where: str) -> None:
+        n, m = self.pattern
+        k = self.shape[-1]
+        if k % m and places.size:
+            last = self.values[..., -n:]
+            if (last[places >= k % m] != 0).any():
+                raise FormatError(f"{where}: a value lies beyond the last of {k} columns")
+
+
+def _fields(entry: Any, where: str) -> tuple[tuple[int, ...], tuple[int, int], int, bool]:
+    """Shape, pattern, axis and transposable of a header's entry."""
+    if not isinstance(entry, Mapping):
+        raise FormatError(f"{where}: its description must be a JSON object, got {entry!r}")
+    shape, pattern = entry.get("shape"), entry.get("pattern")
+    axis, transposable = entry.get("axis", -1), entry.get("transposable", False)
+    if not _is_sizes(shape) or len(shape) < 2:
+        raise FormatError(f"{where}: the shape must be two or more sizes, got {shape!r}")
+    if not _is_sizes(pattern) or len(pattern) != 2 or not 0 < pattern[0] < pattern[1] <= 32:
+        raise FormatError(f"{where}: the pattern must be a pair such as [2, 4], got {pattern!r}")
+    if axis not in (-1, -2) or not isinstance(transposable, bool):
+        raise FormatError(f"{where}: axis must be -1 or -2, and transposable true or false")
+    return tuple(shape), (pattern[0], pattern[1]), axis, transposable
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)

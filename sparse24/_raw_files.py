@@ -1,0 +1,295 @@
+"""Named NumPy arrays in safetensors, npz and npy files: every element type, no pickle.
+
+Reading is lazy and defensive: shapes, element types and sizes are checked against
+the file before any array is made.  Writing goes to a temporary file that takes the
+target's place only when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import secrets
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from sparse24 import _dtypes
+from sparse24._errors import ArgumentError, FormatError
+
+SUFFIXES = (".safetensors", ".npz", ".npy")
+HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in npz
+
+_SAFETENSORS_TYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
+    "BOOL": np.bool_, "C64": np.complex64,
+}  # fmt: skip
+_NPY_KINDS = "biufc"
+# What a damaged archive raises: a wrong offset is an OSError, an encrypted or odd member a
+# RuntimeError or NotImplementedError, an odd name a UnicodeDecodeError.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, OSError, EOFError,
+    RuntimeError, NotImplementedError, UnicodeDecodeError,
+)  # fmt: skip
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same arrays give the same bytes
+
+
+def damaged(path: Path, what: object) -> FormatError:
+    return FormatError(f"{path} cannot be read: {what}; fetch or save the file again")
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[Path]:
+    """Give a temporary path beside `path`; put it in place at the end, or remove it on an error."""
+    target = Path(os.path.realpath(path))
+    fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield fresh
+        with fresh.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(fresh, target)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def suffix_of(path: str | os.PathLike, *, argument: str = "path") -> str:
+    """The lower-case suffix of a path that sparse24 reads and writes."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ArgumentError(
+            f"{argument} must end in {', '.join(SUFFIXES)}, got {str(path)!r}; rename the file"
+        )
+    return suffix
+
+
+def write(
+    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
+) -> None:
+    """Write arrays and a JSON header to a safetensors or npz file, or one array to an npy file."""
+    suffix = suffix_of(path)
+    if suffix == ".safetensors":
+        write_safetensors(path, arrays, header)
+    elif suffix == ".npz":
+        write_npz(path, arrays, header)
+    else:
+        if len(arrays) != 1 or header:
+            raise ArgumentError(
+                f"an npy file holds one plain array, got {len(arrays)}; use .npz or .safetensors"
+            )
+        with replacing(path) as fresh, fresh.open("xb") as file:
+            np.save(file, next(iter(arrays.values())), allow_pickle=False)
+
+
+def write_safetensors(
+    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
+) -> None:
+    """Write arrays in their own types, readable for every safetensors reader."""
+    from safetensors.numpy import save_file
+
+    text = {HEADER: json.dumps(header)} if header else None
+    contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
+    with replacing(path) as fresh:
+        save_file(contiguous, fresh, metadata=text)
+
+
+def write_npz(
+    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
+) -> None:
+    """Write arrays; types that NumPy does not know go as raw bits, named in the header."""
+    names = {name: x.dtype.name for name, x in arrays.items() if x.dtype.isbuiltin == 2}
+    head = {**(header or {}), **({"bits": names} if names else {})}
+    with replacing(path) as fresh, zipfile.ZipFile(fresh, "x", zipfile.ZIP_STORED) as archive:
+        if head:
+            archive.writestr(zipfile.ZipInfo(f"{HEADER}.json", _EPOCH), json.dumps(head))
+        for name, x in arrays.items():
+            if name in names:
+                x = x.view(_dtypes.lookup(x.dtype, argument=f"{name}.dtype").storage)
+            member = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
+            with archive.open(member, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(x), allow_pickle=False)
+
+
+def open_arrays(path: str | os.PathLike) -> ArrayFile:
+    """Open a safetensors, npz or npy file by its suffix.
+
+    Raises
+    ------
+    ArgumentError
+        If the suffix is another.
+    FormatError
+        If the file is damaged, or holds what sparse24 cannot read.
+    """
+    kinds = {".safetensors": SafetensorsFile, ".npz": NpzFile, ".npy": NpyFile}
+    return kinds[suffix_of(path)](Path(path))
+
+
+class ArrayFile(Mapping[str, np.ndarray]):
+    """The arrays of a file by name; each is read when it is asked for.
+
+    Attributes
+    ----------
+    header : dict
+        The JSON header that sparse24 wrote, or empty.
+    specs : dict of str to (shape, dtype)
+        What the file holds, known without reading the arrays.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.header: dict[str, Any] = {}
+        self.specs: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        shape, dtype = self.specs[name]
+        return self._read(name, shape, dtype)
+
+    def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        raise NotImplementedError(type(self).__name__)
+
+    def _parse_header(self, text: str | bytes) -> None:
+        try:
+            header = json.loads(text)
+        except ValueError as error:
+            raise damaged(self.path, f"its header is not JSON ({error})") from error
+        if not isinstance(header, dict):
+            raise damaged(self.path, "its header is not a JSON object")
+        self.header = header
+
+
+class SafetensorsFile(ArrayFile):
+    """A safetensors file; arrays are read-only views of the mapped file.
+
+    The package's own NumPy loader knows no fp8, so it only checks the file and
+    says what is in it.  The format allows no holes: in offset order, every array
+    starts where the one before it ends.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        from safetensors import SafetensorError, safe_open
+
+        if path.stat().st_size == 0:
+            raise damaged(path, "it is empty")
+        try:
+            with safe_open(path, framework="np") as file:
+                text = (file.metadata() or {}).get(HEADER)
+                slices = [(name, file.get_slice(name)) for name in file.offset_keys()]
+                described = [(name, s.get_dtype(), tuple(s.get_shape())) for name, s in slices]
+        except SafetensorError as error:
+            raise damaged(path, error) from error
+        if text is not None:
+            self._parse_header(text)
+        self._offsets = self._locate(described)
+
+    def _locate(self, described) -> dict[str, int]:
+        sizes = {}
+        for name, type_name, shape in described:
+            if type_name not in _SAFETENSORS_TYPES:
+                known = ", ".join(_SAFETENSORS_TYPES)
+                raise damaged(self.path, f"array {name!r} has type {type_name}, not one of {known}")
+            dtype = np.dtype(_SAFETENSORS_TYPES[type_name])
+            self.specs[name] = (shape, dtype)
+            sizes[name] = dtype.itemsize * int(np.prod(shape, dtype=object))
+        offset = self.path.stat().st_size - sum(sizes.values())
+        offsets = {}
+        for name, size in sizes.items():
+            offsets[name] = offset
+            offset += size
+        return offsets
+
+    def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.memmap(self.path, dtype, "r", self._offsets[name], shape).view(np.ndarray)
+
+
+class NpzFile(ArrayFile):
+    """An npz file, of `numpy.savez` or of `write_npz`."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        with self._archive() as archive:
+            members = {info.filename: info for info in archive.infolist()}
+            if f"{HEADER}.json" in members:
+                self._parse_header(archive.read(f"{HEADER}.json"))
+            for filename, info in members.items():
+                if filename.endswith(".npy"):
+                    name = filename.removesuffix(".npy")
+                    with archive.open(info) as file:
+                        self.specs[name] = _npy_spec(file, info.file_size, path, name)
+        bits = self.header.pop("bits", {})
+        for name, type_name in bits.items() if isinstance(bits, dict) else ():
+            self._rename(name, type_name)
+
+    def _rename(self, name: str, type_name: str) -> None:
+        row = _dtypes.TABLE.get(type_name)
+        if row is None or name not in self.specs or self.specs[name][1] != row.storage:
+            raise damaged(self.path, f"array {name!r} does not hold the bits of {type_name!r}")
+        self.specs[name] = (self.specs[name][0], row.logical)
+
+    @contextlib.contextmanager
+    def _archive(self) -> Iterator[zipfile.ZipFile]:
+        with self.path.open("rb") as file:
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    yield archive
+            except _ZIP_ERRORS as error:
+                raise damaged(self.path, error) from error
+
+    def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        with self._archive() as archive, archive.open(f"{name}.npy") as file:
+            try:
+                x = np.lib.format.read_array(file, allow_pickle=False)
+                file.read()  # to the end, where the checksum is compared
+            except ValueError as error:
+                raise damaged(self.path, f"array {name!r}: {error}") from error
+        return x.view(dtype) if x.dtype != dtype else x
+
+
+class NpyFile(ArrayFile):
+    """An npy file: one array, named by the file's stem."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        with path.open("rb") as file:
+            self.specs[path.stem] = _npy_spec(file, path.stat().st_size, path, path.stem)
+
+    def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return np.load(self.path, allow_pickle=False)
+
+
+def _npy_spec(file: Any, size: int, path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of an npy stream of `size` bytes, checked against that size."""
+    head = io.BytesIO(file.read(min(size, 1 << 16)))
+    try:
+        version = np.lib.format.read_magic(head)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(head)
+        else:
+            shape, _, dtype = np.lib.format.read_array_header_2_0(head)
+    except (ValueError, EOFError) as error:
+        raise damaged(path, f"array {name!r}: {error}") from error
+    if dtype.kind not in _NPY_KINDS:
+        raise FormatError(
+            f"{path}: array {name!r} has element type {dtype}, which is not numeric; "
+            "save it as numbers (bfloat16 and fp8 go through sparse24.save_npz or safetensors)"
+        )
+    if dtype.itemsize * int(np.prod(shape, dtype=object)) != size - head.tell():
+        raise damaged(path, f"array {name!r} of shape {shape} and type {dtype} does not fill it")
+    return shape, dtype

@@ -1,0 +1,219 @@
+"""Saving and loading: every type, bit for bit, and damaged files."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _dtypes, _raw_files
+from sparse24.formats import files
+from sparse24.formats.parts import Parts
+
+FORMATS = {
+    "npz": (s24.save_npz, s24.load_npz),
+    "safetensors": (s24.save_safetensors, s24.load_safetensors),
+}
+SHAPES = [(4, 8), (3, 10), (2, 3, 7), (1, 1), (0, 8), (5, 0), (64, 128)]
+
+
+@pytest.fixture(params=FORMATS)
+def suffix(request):
+    return request.param
+
+
+def bits(x):
+    return np.ascontiguousarray(x).view(np.uint8)
+
+
+def assert_same(a, b):
+    assert (a.shape, a.dtype, a.axis, a.transposable) == (b.shape, b.dtype, b.axis, b.transposable)
+    np.testing.assert_array_equal(bits(a.values), bits(b.values))
+    np.testing.assert_array_equal(a.metadata, b.metadata)
+
+
+@pytest.mark.parametrize("dtype", _dtypes.NAMES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_round_trip_is_bit_exact(suffix, dtype, shape, tmp_path, rng):
+    save, load = FORMATS[suffix]
+    a = s24.random(shape, dtype=dtype, rng=rng)
+    save(tmp_path / f"a.{suffix}", a)
+    assert_same(load(tmp_path / f"a.{suffix}"), a)
+
+
+def test_dense_arrays_travel_along(suffix, tmp_path):
+    save, load = FORMATS[suffix]
+    bias = np.arange(4).astype(_dtypes.TABLE["bfloat16"].logical)
+    save(tmp_path / f"a.{suffix}", {"w": s24.random((4, 8), rng=0), "b": bias, "n": np.int64(3)})
+    loaded = load(tmp_path / f"a.{suffix}")
+    assert loaded["b"].dtype == bias.dtype
+    assert loaded["n"] == 3
+    np.testing.assert_array_equal(bits(loaded["b"]), bits(bias))
+
+
+def test_other_readers_see_the_parts(tmp_path):
+    from safetensors.numpy import load_file
+
+    a = s24.random((4, 8), dtype="float16", rng=0)
+    s24.save_npz(tmp_path / "a.npz", a)
+    s24.save_safetensors(tmp_path / "a.safetensors", a)
+    with np.load(tmp_path / "a.npz") as plain:
+        np.testing.assert_array_equal(plain["array.values"], a.values)
+    np.testing.assert_array_equal(
+        load_file(tmp_path / "a.safetensors")["array.metadata"], a.metadata
+    )
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 60, -200, -1])
+def test_truncated_files_are_refused(suffix, cut, tmp_path):
+    save, load = FORMATS[suffix]
+    path = tmp_path / f"a.{suffix}"
+    save(path, s24.random((16, 32), rng=0))
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(s24.FormatError, match="cannot be read"):
+        load(path)
+
+
+def test_every_flipped_byte_is_noticed(suffix, tmp_path):
+    save, load = FORMATS[suffix]
+    path = tmp_path / f"a.{suffix}"
+    a = s24.random((4, 16), rng=0)
+    save(path, a)
+    whole = path.read_bytes()
+    unnoticed = 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x21]) + whole[place + 1 :])
+        try:
+            loaded = load(path)
+        except s24.FormatError:
+            continue
+        if isinstance(loaded, dict):  # a flip in the header made it another mapping
+            continue
+        assert_same(loaded, a)  # a flip in padding, dates or the like
+        unnoticed += 1
+    assert unnoticed < len(whole) / 2
+
+
+def test_an_illegal_code_is_named():
+    values, metadata = np.zeros((1, 4), np.float32), np.array([[0x47]], np.uint8)
+    with pytest.raises(s24.FormatError, match=r"layer: metadata\[0, 0\] is 0x47.*illegal code"):
+        Parts(values, metadata, (1, 8), _dtypes.TABLE["float32"]).check("layer")
+
+
+def test_a_value_past_the_edge_is_refused():
+    values, metadata = np.ones((1, 2), np.float32), np.array([[0x4E]], np.uint8)
+    with pytest.raises(s24.FormatError, match="beyond the last of 3 columns"):
+        Parts(values, metadata, (1, 3), _dtypes.TABLE["float32"]).check("layer")
+
+
+def test_a_spare_code_must_be_empty():
+    values, metadata = np.zeros((1, 2), np.float32), np.array([[0xE4]], np.uint8)
+    with pytest.raises(s24.FormatError, match="spare code"):
+        Parts(values, metadata, (1, 4), _dtypes.TABLE["float32"]).check("layer")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": [4, 9]}, "must have shape"),
+        ({"shape": [4, -8]}, "two or more sizes"),
+        ({"shape": "4x8"}, "two or more sizes"),
+        ({"dtype": "float16"}, "values must be float16"),
+        ({"dtype": "object"}, "must be one of sparse24's"),
+        ({"pattern": [4, 2]}, "pattern must be a pair"),
+        ({"axis": 7}, "axis must be"),
+        ({"crc32": {"values": 1}}, "do not match the checksum"),
+    ],
+)
+def test_a_header_that_lies_is_refused(change, message, tmp_path):
+    raw, header = files.pack(s24.random((4, 8), rng=0))
+    header["arrays"]["array"].update(change)
+    _raw_files.write_safetensors(tmp_path / "a.safetensors", raw, header)
+    with pytest.raises(s24.FormatError, match=message):
+        s24.load_safetensors(tmp_path / "a.safetensors")
+
+
+def test_a_newer_version_and_a_foreign_file_are_refused(tmp_path):
+    raw, header = files.pack(s24.random((4, 8), rng=0))
+    _raw_files.write_npz(tmp_path / "new.npz", raw, {**header, "version": 99})
+    np.savez(tmp_path / "foreign.npz", x=np.ones(3))
+    with pytest.raises(s24.FormatError, match=r"version 99.*install a newer one"):
+        s24.load_npz(tmp_path / "new.npz")
+    with pytest.raises(s24.FormatError, match="not written by sparse24"):
+        s24.load_npz(tmp_path / "foreign.npz")
+
+
+def test_a_missing_part_is_named(tmp_path):
+    raw, header = files.pack(s24.random((4, 8), rng=0))
+    del raw["array.metadata"]
+    _raw_files.write_npz(tmp_path / "a.npz", raw, header)
+    with pytest.raises(s24.FormatError, match="its metadata are missing"):
+        s24.load_npz(tmp_path / "a.npz")
+
+
+def test_pickles_are_never_read(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(s24.FormatError, match="not numeric"):
+        _raw_files.open_arrays(tmp_path / "a.npy")
+
+
+def test_a_claim_larger_than_the_file_is_refused(tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros((2, 2)))
+    path.write_bytes(path.read_bytes().replace(b"(2, 2)", b"(9, 9)"))
+    with pytest.raises(s24.FormatError, match="does not fill it"):
+        _raw_files.open_arrays(path)
+
+
+def test_a_failed_write_leaves_the_old_file(suffix, tmp_path):
+    save, load = FORMATS[suffix]
+    path = tmp_path / f"a.{suffix}"
+    a = s24.random((4, 8), rng=0)
+    save(path, a)
+    with pytest.raises(s24.ArgumentError, match="must be an array of numbers"):
+        save(path, {"w": a, "x": np.array(["text", None])})
+    with pytest.raises(s24.ArgumentError, match=r"saved as 'w\.values'"):
+        save(path, {"w": a, "w.values": np.ones(1)})
+    assert_same(load(path), a)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path):
+    def interrupted():
+        with _raw_files.replacing(tmp_path / "a.npz") as fresh:
+            fresh.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_header_is_readable_text(tmp_path):
+    s24.save_npz(tmp_path / "a.npz", {"w": s24.random((4, 8), dtype="float8_e5m2", rng=0)})
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        header = json.loads(archive.read("sparse24.json"))
+    assert header["version"] == 1
+    assert header["bits"] == {"w.values": "float8_e5m2"}
+    assert header["arrays"]["w"]["shape"] == [4, 8]
+
+
+def test_a_missing_file_is_a_missing_file(suffix, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        FORMATS[suffix][1](tmp_path / f"none.{suffix}")
+
+
+@pytest.mark.gpu
+def test_arrays_come_from_and_go_to_the_gpu(suffix, tmp_path):
+    save, load = FORMATS[suffix]
+    for dtype in _dtypes.NAMES:
+        a = s24.random((40, 72), dtype=dtype, rng=0)
+        save(tmp_path / f"a.{suffix}", a.to_device("cuda"))
+        assert_same(load(tmp_path / f"a.{suffix}"), a)
+        on_gpu = load(tmp_path / f"a.{suffix}", device="cuda")
+        assert on_gpu.device.startswith("cuda")
+        assert_same(on_gpu.to_device("cpu"), a)
