@@ -60,6 +60,7 @@ __device__ void load_b(Tiles& tiles, const Right::type* b, long long row_stride,
 }
 
 __device__ void multiply(const Tiles& tiles, Accumulator (&acc)[kPerThread][kPerThread], int row, int column) {
+    #pragma unroll 2
     for (int s = 0; s < kStored; ++s)
         #pragma unroll
         for (int i = 0; i < kPerThread; ++i) {
@@ -70,7 +71,7 @@ __device__ void multiply(const Tiles& tiles, Accumulator (&acc)[kPerThread][kPer
         }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) sparse_fma(
+extern "C" __global__ void __launch_bounds__(kThreads, 2) sparse_fma(
     const Element::type* values, long long value_pitch, long long value_batch,
     const unsigned char* packed, long long packed_batch,
     const Right::type* b, long long b_row, long long b_column, long long b_batch,

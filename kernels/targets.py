@@ -1,0 +1,107 @@
+"""Which kernels are compiled for which chips, and what their machine code must hold.
+
+Each launcher lists its own rows, ``COMPILE_CHECKS = [(defines, arch, instruction)]``;
+this module gathers them, compiles without a GPU and reads the machine code back.
+
+================  ===========================================================
+instruction       means
+================  ===========================================================
+``HGMMA.SP``      sparse warpgroup product, 16-bit and TF32, sm_90a
+``QGMMA.SP``      the same for fp8
+``IGMMA.SP``      the same for int8
+``HMMA.SP``       sparse warp product, 16-bit, sm_80 and later
+``IMMA.SP``       the same for int8
+``QMMA.SP``       the same for fp8, sm_89 and sm_120
+================  ===========================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from sparse24._errors import CompileError
+from sparse24.kernels import loader
+
+# A .cu file whose launcher has another name.
+LAUNCHER_OF = {"apply_epilogue": "dense"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One compilation: a kernel, its macros, a chip, and what must be in the code."""
+
+    stem: str
+    defines: loader.Defines
+    arch: str
+    instruction: str | None
+
+
+def stems() -> list[str]:
+    """Names of all CUDA sources."""
+    folder = resources.files("sparse24.kernels").joinpath("cuda")
+    return sorted(f.name.removesuffix(".cu") for f in folder.iterdir() if f.name.endswith(".cu"))
+
+
+def targets() -> Iterator[Target]:
+    """All rows of all launchers."""
+    for stem in stems():
+        launcher = importlib.import_module(f"sparse24.kernels.{LAUNCHER_OF.get(stem, stem)}")
+        for defines, arch, instruction in launcher.COMPILE_CHECKS:
+            yield Target(stem, defines, arch, instruction)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel takes: registers a thread, and bytes of stack and spilled registers."""
+
+    registers: int
+    stack: int
+    local: int
+
+
+def inspect(target: Target) -> tuple[str, dict[str, Resources]]:
+    """Compile; return the machine code and the resources of each kernel.
+
+    Without an instruction to look for, the code is not disassembled.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / f"{target.stem}.cubin"
+        cubin.write_bytes(loader.compile_cubin(target.stem, target.defines, target.arch))
+        code = _run(_tool("nvdisasm"), "-c", str(cubin)) if target.instruction else ""
+        usage = _run(_tool("cuobjdump"), "--dump-resource-usage", str(cubin))
+    found = {}
+    pattern = r"Function (\S+?):\s+REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)"
+    for name, registers, stack, local in re.findall(pattern, usage, re.DOTALL):
+        found[name] = Resources(int(registers), int(stack), int(local))
+    return code, found
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompileError(f"{' '.join(command)} failed:\n{done.stderr}")
+    return done.stdout
+
+
+@functools.cache
+def _tool(name: str) -> str:
+    """A CUDA binary tool: on the PATH, or from its wheel."""
+    found = shutil.which(name)
+    if found:
+        return found
+    for key in ("purelib", "platlib"):
+        for path in Path(sysconfig.get_path(key)).glob(f"nvidia/*/bin/{name}"):
+            return str(path)
+    raise CompileError(
+        f"{name} was not found; pip install nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"
+    )

@@ -1,0 +1,51 @@
+"""Every kernel compiles for its chips, with the instructions it was written for, unspilled."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("cupy", reason="NVRTC is reached through CuPy")
+
+from sparse24._errors import CompileError
+from sparse24.kernels import loader, targets
+
+
+def _nvrtc_missing() -> str | None:
+    try:
+        loader.compile_cubin("cast", (("ELEMENT", "float32"), ("OUTPUT", "float16")), "sm_90a")
+        targets._tool("nvdisasm")
+        targets._tool("cuobjdump")
+    except (CompileError, OSError, RuntimeError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+pytestmark = pytest.mark.skipif(
+    _nvrtc_missing() is not None, reason=f"cannot compile here: {_nvrtc_missing()}"
+)
+
+
+def _name(target: targets.Target) -> str:
+    values = "-".join(str(value) for _, value in target.defines)
+    return f"{target.stem}-{target.arch}-{values}"
+
+
+@pytest.mark.parametrize("target", list(targets.targets()), ids=_name)
+def test_compiles_to_the_named_instruction_without_spills(target):
+    code, kernels = targets.inspect(target)
+    assert kernels, "the cubin holds no kernel"
+    if target.instruction is not None:
+        assert target.instruction in code
+    for name, used in kernels.items():
+        assert used.local == 0, f"{name} spills {used.local} bytes"
+        assert used.stack == 0, f"{name} keeps {used.stack} bytes on a stack"
+
+
+def test_every_source_has_a_target():
+    assert {target.stem for target in targets.targets()} == set(targets.stems())
+
+
+def test_a_compile_error_shows_log_and_options():
+    with pytest.raises(CompileError, match=r"(?s)-arch=sm_90a.*no member") as caught:
+        loader.compile_cubin("cast", (("ELEMENT", "nonsense"), ("OUTPUT", "float16")), "sm_90a")
+    assert "cast.cu did not compile" in str(caught.value)
