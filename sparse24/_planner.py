@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -103,8 +104,15 @@ def _variants(problem: Problem) -> list[tuple[Problem, bool, bool, float]]:
 
 
 def candidates(problem: Problem, device: int, *, dense: bool) -> list[Candidate]:
-    """All candidates, fastest prediction first, refused ones last."""
-    facts = chip(device)
+    """All candidates on a device, fastest prediction first, refused ones last."""
+    scale = functools.partial(_tuning_cache.scale, device)
+    return rank(problem, chip(device), dense=dense, scale=scale)
+
+
+def rank(
+    problem: Problem, facts: dict[str, float], *, dense: bool, scale: Callable[[str], float]
+) -> list[Candidate]:
+    """All candidates on a chip of these facts; `scale` corrects a kernel's prediction."""
     names = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
     found = []
     for variant, stage_b, stage_out, moved in _variants(problem):
@@ -114,14 +122,16 @@ def candidates(problem: Problem, device: int, *, dense: bool) -> list[Candidate]
             module = kernel_module(name)
             refusal = module.refuses(variant)
             if refusal:
-                row = Candidate(name, "", variant, float("inf"), refusal, stage_b, stage_out)
-                found.append(row)
-                continue
-            scale = _tuning_cache.scale(device, name)
-            for config in module.configs(variant):
-                seconds = staging + scale * module.predict(variant, config, facts)
                 found.append(
-                    Candidate(name, config.name, variant, seconds, None, stage_b, stage_out, config)
+                    Candidate(name, "", variant, math.inf, refusal, stage_b, stage_out)
+                )
+                continue
+            for config in module.configs(variant):
+                seconds = staging + scale(name) * module.predict(variant, config, facts)
+                found.append(
+                    Candidate(
+                        name, config.name, variant, seconds, None, stage_b, stage_out, config
+                    )
                 )
     return sorted(found, key=lambda candidate: candidate.seconds)
 

@@ -1,0 +1,200 @@
+"""compress, asarray, from_scipy, random, backend: rules, errors, other libraries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import sparse24 as s24
+from sparse24._arrays import to_numpy
+
+FORMATS = ("csr", "csc", "coo", "bsr", "lil", "dok", "dia")
+
+
+def test_a_bad_group_is_named():
+    x = np.zeros((3, 12), np.float32)
+    x[1, 4:8] = 1
+    x[2, 8:11] = 1
+    with pytest.raises(s24.PatternError, match=r"x\[1, 4:8\].*first of 2 such groups.*prune"):
+        s24.compress(x)
+    with pytest.raises(s24.PatternError, match=r"x\[4:8, 1\]"):
+        s24.compress(x.T, axis=-2)
+
+
+def test_a_deferred_check_raises_when_asked():
+    a = s24.compress(np.ones((2, 4), np.float32), check="deferred")
+    with pytest.raises(s24.PatternError, match="first of 2"):
+        a.check()
+    s24.compress(np.ones((2, 4), np.float32), check=False).check()
+
+
+def test_pruning_keeps_the_largest():
+    x = np.array([[1, -5, 5, 2, np.nan, 9, np.inf, 0]], np.float32)
+    kept = s24.compress(x, on_excess="prune").toarray()
+    np.testing.assert_array_equal(kept, [[0, -5, 5, 0, np.nan, 0, np.inf, 0]])
+
+
+def test_mask_and_like(rng):
+    x = rng.normal(size=(6, 16)).astype(np.float32)
+    mask = s24.random((6, 16), rng=1).mask()
+    a = s24.compress(x, mask=mask)
+    np.testing.assert_array_equal(a.toarray(), np.where(mask, x, 0))
+    np.testing.assert_array_equal(s24.compress(2 * x, like=a).toarray(), 2 * a.toarray())
+    with pytest.raises(s24.PatternError, match="more than 2"):
+        s24.compress(x, mask=np.ones_like(mask))
+    with pytest.raises(s24.ShapeError, match="mask must have the shape of x"):
+        s24.compress(x, mask=mask[:3])
+    with pytest.raises(s24.DTypeError, match="boolean"):
+        s24.compress(x, mask=mask.astype(np.int8))
+    with pytest.raises(s24.ArgumentError, match="not both"):
+        s24.compress(x, mask=mask, like=a)
+
+
+def test_transposable_serves_both_sides(rng):
+    x = rng.normal(size=(12, 20)).astype(np.float32)
+    a = s24.compress(x, transposable=True)
+    assert a.transposable
+    dense = a.toarray()
+    np.testing.assert_array_equal(a.T.toarray(), dense.T)
+    tiles = (dense != 0).reshape(3, 4, 5, 4)
+    assert (tiles.sum(1) == 2).all()
+    assert (tiles.sum(3) == 2).all()
+    g = rng.normal(size=(12, 3)).astype(np.float32)
+    np.testing.assert_allclose(a.T @ g, dense.T @ g, rtol=1e-5, atol=1e-6)
+    with pytest.raises(s24.ArgumentError, match="transposable=True chooses the mask"):
+        s24.compress(x, transposable=True, mask=dense != 0)
+
+
+def test_keep_dense_holds_what_was_compressed(rng):
+    x = rng.normal(size=(4, 8)).astype(np.float32)
+    a = s24.compress(x, on_excess="prune", keep_dense=True)
+    np.testing.assert_array_equal(a._operand.dense, a.toarray())
+    assert a.nbytes > s24.compress(x, on_excess="prune").nbytes
+
+
+def test_axis_minus_two(rng):
+    x = s24.random((5, 12), rng=0).toarray().T
+    a = s24.compress(x, axis=0)
+    assert a.axis == -2
+    np.testing.assert_array_equal(a.toarray(), x)
+    with pytest.raises(s24.ArgumentError, match="moveaxis"):
+        s24.compress(np.zeros((4, 4, 4), np.float32), axis=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[::2],
+        lambda x: x[:, 4:],
+        lambda x: np.asfortranarray(x),
+        lambda x: x[::-1],
+        lambda x: np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape),
+    ],
+    ids=["strided", "offset", "column-major", "reversed", "misaligned"],
+)
+def test_views_of_any_stride(change):
+    x = change(s24.random((8, 24), rng=0).toarray())
+    np.testing.assert_array_equal(s24.compress(x).toarray(), x)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (0, 0), (2, 0, 4)])
+def test_empty_arrays(shape):
+    a = s24.compress(np.zeros(shape, np.float32))
+    assert a.toarray().shape == shape
+    assert a.nnz == 0
+    assert a.density == 0.0
+
+
+def test_negative_zero_is_a_zero():
+    x = np.array([[-0.0, 1, -0.0, 2]], np.float32)
+    back = s24.compress(x).toarray()
+    assert not np.signbit(back).any()
+    np.testing.assert_array_equal(back, [[0, 1, 0, 2]])
+
+
+def test_dtype_narrows_on_request_only():
+    x = np.array([[1.0, 0, 0, 2]])
+    assert s24.compress(x).dtype == np.float64
+    assert s24.compress(x, dtype="float16").dtype == np.float16
+    with pytest.raises(s24.DTypeError, match="convert it first"):
+        s24.compress(x.astype(np.int64))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_scipy_format(kind):
+    dense = s24.random((8, 12), rng=0).toarray()
+    a = s24.from_scipy(scipy.sparse.coo_array(dense).asformat(kind))
+    np.testing.assert_array_equal(a.toarray(), dense)
+    np.testing.assert_array_equal(a.tocsr().toarray(), dense)
+    np.testing.assert_array_equal(a.tocoo().toarray(), dense)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("compress", "decompress")
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+def test_every_cupyx_format(kind):
+    from cupyx.scipy import sparse as cupyx_sparse
+
+    dense = s24.random((8, 12), rng=0).toarray()
+    m = cupyx_sparse.csr_matrix(scipy.sparse.csr_matrix(dense)).asformat(kind)
+    a = s24.from_scipy(m)
+    assert a.device.startswith("cuda")
+    np.testing.assert_array_equal(to_numpy(a.toarray()), dense)
+    np.testing.assert_array_equal(a.tocsr().get().toarray(), dense)
+
+
+def test_scipy_matrices_beyond_24_are_sent_to_hybrid():
+    with pytest.raises(s24.PatternError, match=r"sparse24\.hybrid"):
+        s24.from_scipy(scipy.sparse.csr_array(np.ones((2, 4))))
+    with pytest.raises(s24.ArgumentError, match=r"scipy\.sparse"):
+        s24.from_scipy(np.ones((2, 4)))
+
+
+def test_half_precision_goes_to_scipy_as_float32():
+    a = s24.random((4, 8), dtype="bfloat16", rng=0)
+    assert a.tocsr().dtype == np.float32
+    assert a.tocsr(dtype=np.float64).dtype == np.float64
+
+
+def test_random_is_reproducible_and_full():
+    a, b = s24.random((8, 16), rng=3), s24.random((8, 16), rng=3)
+    np.testing.assert_array_equal(a.values, b.values)
+    assert a.density == 0.5
+    assert s24.random((4, 8), dtype="int8", rng=0).density == 0.5
+
+
+def test_backends_are_named():
+    with pytest.raises(s24.ArgumentError, match="name must be one of"), s24.backend("tpu"):
+        pass
+    with s24.backend("cpu"):
+        assert s24.compress(np.eye(4, dtype=np.float32)).device == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("compress")
+def test_backend_cuda_takes_numpy_input():
+    with s24.backend("cuda"):
+        a = s24.compress(np.eye(4, dtype=np.float32))
+    assert a.device.startswith("cuda")
+    with s24.backend("cpu"), pytest.raises(s24.DeviceError, match="is on a GPU"):
+        s24.compress(a.toarray())
+
+
+def test_backend_cuda_does_not_fall_back(monkeypatch):
+    monkeypatch.setattr("sparse24._arrays.cuda_available", lambda: False)
+    with pytest.raises(s24.DeviceError, match="no CUDA device"), s24.backend("cuda"):
+        pass
+
+
+def test_asarray_passes_arrays_through():
+    a = s24.random((4, 8), rng=0)
+    assert s24.asarray(a) is a
+    assert s24.asarray(a, dtype="float16").dtype == np.float16
+    with pytest.raises(s24.PatternError, match="prune"):
+        s24.asarray(np.ones((2, 4)))
+
+
+def test_a_vector_is_refused_with_the_way_out():
+    with pytest.raises(s24.ShapeError, match="at least two axes"):
+        s24.compress(np.zeros(4, np.float32))

@@ -1,0 +1,58 @@
+"""The dense product behind ``algorithm="dense"`` and the epilogue of foreign accumulators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _dtypes
+from sparse24._arrays import to_numpy
+from sparse24._records import Epilogue
+from sparse24.kernels import dense, reference
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("apply_epilogue")
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_dense_products_are_exact_on_small_integers(name, order, rng):
+    import cupy
+
+    row = _dtypes.TABLE[name]
+    a = s24.compress(rng.integers(-3, 4, (40, 52)).astype(row.logical), on_excess="prune")
+    x = np.asarray(rng.integers(-3, 4, (52, 24)).astype(row.logical), order=order)
+    exact = reference.matmul(a.toarray(), x)
+    bits = x.view(np.uint8) if row.is_float8 else x
+    out_name = "float64" if name == "float64" else "float32"
+    out = cupy.full((40, 24), 99, out_name, order=order)
+    s24.matmul(
+        a.to_device("cuda"), cupy.asarray(bits, order=order), out, dtype=out_name,
+        b_dtype=name, algorithm="dense",
+    )  # fmt: skip
+    np.testing.assert_array_equal(to_numpy(out), exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("apply_epilogue")
+def test_epilogue_of_an_array_without_sparse_kernel(rng):
+    import cupy
+
+    a = s24.random((16, 32), rng=rng).to_device("cuda")
+    x = rng.standard_normal((16, 5)).astype(np.float32)
+    bias = rng.standard_normal((32, 1)).astype(np.float32)
+    e = s24.Epilogue(bias=cupy.asarray(bias), activation="silu")
+    got = s24.matmul(a.T, cupy.asarray(x), epilogue=e)
+    exact = reference.matmul(to_numpy(a.toarray()).T, x)
+    fused = Epilogue(row_bias=bias[:, 0], activation="silu")
+    want, _ = reference.apply_epilogue(exact, fused, "float32")
+    np.testing.assert_allclose(to_numpy(got), want, rtol=1e-5, atol=1e-5)
+
+
+def test_leading_dimensions_as_blas_sees_them():
+    x = np.zeros((4, 6), np.float32)
+    assert dense._leading(x) == (False, 6)
+    assert dense._leading(x.T) == (True, 6)
+    assert dense._leading(x[:, :3]) == (False, 6)
+    assert dense._leading(x[:, ::2]) is None
+    assert dense._leading(x[:1, :1]) is not None

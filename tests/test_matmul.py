@@ -1,0 +1,254 @@
+"""matmul on every backend: shapes, types, orders, epilogues, errors, other libraries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sparse24 as s24
+from sparse24 import _dtypes
+from sparse24._arrays import to_numpy
+from sparse24._records import Epilogue as Fused
+from sparse24.kernels import reference
+
+STEMS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma", "dense")
+# Unit roundoff of the result's type, and of the accumulation, per dtype of the operands.
+ROUNDOFF = {
+    "float16": 2**-11,
+    "bfloat16": 2**-8,
+    "float32": 2**-24,
+    "float64": 2**-53,
+    "float8_e4m3fn": 2**-8,
+    "float8_e5m2": 2**-8,
+}
+
+
+def sample(shape, name: str, rng) -> np.ndarray:
+    row = _dtypes.TABLE[name]
+    if name == "int8":
+        return rng.integers(-20, 21, shape).astype(np.int8)
+    return rng.standard_normal(shape).astype(np.float32).astype(row.logical)
+
+
+def put(x: np.ndarray, xp):
+    """The array in the library xp; fp8 as bits on the GPU."""
+    if xp is np:
+        return x
+    return xp.asarray(x.view(np.uint8) if x.dtype.name.startswith("float8") else x)
+
+
+def logical(x, name: str) -> np.ndarray:
+    x = to_numpy(x)
+    return x.view(_dtypes.numpy_dtype(name)) if x.dtype == np.uint8 else x
+
+
+def assert_close(got, want, name: str, k: int) -> None:
+    """Rounding of the result plus that of a sum of k products in float32."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape
+    if name == "int8":
+        np.testing.assert_array_equal(got, want)
+        return
+    accumulate = 2**-53 if name == "float64" else 2**-24
+    accumulate = 2**-13 if name.startswith("float8") else accumulate
+    scale = np.sqrt((want**2).mean()) if want.size else 0.0
+    bound = 2 * ROUNDOFF[name] * np.abs(want) + (k + 8) * accumulate * scale + 1e-30
+    assert (np.abs(got - want) <= bound).all(), np.max(np.abs(got - want) / bound)
+
+
+def operands(name: str, m: int, k: int, n: int, xp, rng):
+    a = s24.random((m, k), dtype=name, rng=rng)
+    x = sample((k, n), name, rng)
+    exact = reference.matmul(a.toarray(), x)
+    a = a if xp is np else a.to_device("cuda")
+    return a, put(x, xp), exact
+
+
+SIZES = [(1, 1, 1), (5, 7, 3), (64, 128, 8), (65, 130, 17), (128, 256, 64), (200, 100, 129)]
+
+
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_left_and_right(xp, name, size, rng):
+    m, k, n = size
+    a, x, exact = operands(name, m, k, n, xp, rng)
+    assert_close(logical(s24.matmul(a, x, b_dtype=name), name), exact, name, k)
+    turned = xp.ascontiguousarray(x.T)
+    assert_close(logical(s24.matmul(turned, a.T, a_dtype=name), name), exact.T, name, k)
+
+
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("b_order", ["row", "column", "strided", "misaligned"])
+@pytest.mark.parametrize("out_order", ["row", "column", "strided"])
+def test_every_order(xp, name, b_order, out_order, rng):
+    m, k, n = 96, 160, 40
+    a, x, exact = operands(name, m, k, n, xp, rng)
+    if b_order == "column":
+        x = xp.asfortranarray(x)
+    elif b_order == "strided":
+        wide = xp.zeros((2 * k, 3 * n), x.dtype)
+        wide[::2, ::3] = x
+        x = wide[::2, ::3]
+    elif b_order == "misaligned":
+        wide = xp.zeros((k, n + 1), x.dtype)
+        wide[:, 1:] = x
+        x = wide[:, 1:]
+    result = np.int32 if name == "int8" else x.dtype
+    out = xp.full((m, n), 77, result, order="F" if out_order == "column" else "C")
+    if out_order == "strided":
+        out = xp.full((2 * m, 2 * n), 77, result)[::2, 1::2]
+    assert s24.matmul(a, x, out) is out
+    assert_close(to_numpy(out), exact, name, k)
+
+
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("a_batch", [(), (3,), (2, 1)])
+@pytest.mark.parametrize("b_batch", [(), (3,), (2, 3)])
+def test_batches_broadcast(xp, a_batch, b_batch, rng):
+    a = s24.random((*a_batch, 33, 64), dtype="float16", rng=rng)
+    x = sample((*b_batch, 64, 20), "float16", rng)
+    exact = reference.matmul(a.toarray(), x)
+    a = a if xp is np else a.to_device("cuda")
+    assert_close(to_numpy(a @ put(x, xp)), exact, "float16", 64)
+    tokens = np.ascontiguousarray(x.swapaxes(-1, -2))
+    turned = to_numpy(put(tokens, xp) @ a.mT)
+    assert_close(turned, exact.swapaxes(-1, -2), "float16", 64)
+
+
+@pytest.mark.stem(*STEMS)
+def test_vectors(xp, rng):
+    a, x, exact = operands("float32", 30, 52, 1, xp, rng)
+    assert_close(to_numpy(a @ x[:, 0]), exact[:, 0], "float32", 52)
+    assert_close(to_numpy(x[:, 0] @ a.T), exact[:, 0], "float32", 52)
+    assert (a @ x[:, 0]).shape == (30,)
+
+
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("shape", [(0, 8, 3), (5, 8, 0), (5, 0, 3)], ids=str)
+def test_empty_sizes(xp, shape):
+    m, k, n = shape
+    a = s24.compress(xp.zeros((m, k), np.float32))
+    got = to_numpy(a @ xp.ones((k, n), np.float32))
+    np.testing.assert_array_equal(got, np.zeros((m, n)))
+
+
+@pytest.mark.stem(*STEMS, "apply_epilogue")
+@pytest.mark.parametrize("name", ["float16", "float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("algorithm", ["auto", "dense"])
+@pytest.mark.parametrize("activation", [None, "relu", "relu2", "gelu", "gelu_tanh", "silu"])
+def test_epilogues(xp, name, algorithm, activation, rng):
+    if algorithm == "dense" and xp is np:
+        algorithm = "cpu_dense"
+    m, k, n = 48, 64, 24
+    a, x, exact = operands(name, m, k, n, xp, rng)
+    out_name = "float32"
+    bias = rng.standard_normal((m, 1)).astype(np.float32)
+    columns = rng.random((1, n)).astype(np.float32)
+    c = rng.standard_normal((m, n)).astype(np.float32)
+    aux = xp.full((m, n), 77, np.float32)
+    e = s24.Epilogue(bias=put(bias, xp), activation=activation, out_scale=0.5, upper=3.0, aux=aux)
+    got = s24.matmul(
+        a, x, c=put(c, xp), alpha=0.1, beta=2.0, dtype=out_name, epilogue=e,
+        scales=(0.5, put(columns, xp)), algorithm=algorithm, b_dtype=name,
+    )  # fmt: skip
+    fused = Fused(0.05, 2.0, c, None, columns[0], bias[:, 0], None, activation or "identity",
+                  0.0, 3.0, 0.5)  # fmt: skip
+    want, before = reference.apply_epilogue(exact, fused, out_name)
+    tolerance = 2e-3 if name.startswith("float8") else 2e-4
+    np.testing.assert_allclose(to_numpy(got), want, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(to_numpy(aux), before, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.stem(*STEMS)
+def test_linear_of_a_layer(xp, rng):
+    a, x, exact = operands("float32", 20, 36, 6, xp, rng)
+    bias = rng.standard_normal(20).astype(np.float32)
+    tokens = xp.ascontiguousarray(x.T).reshape(2, 3, 36)
+    got = s24.linear(tokens, a, put(bias, xp), activation="relu")
+    want = np.maximum(exact.T + bias, 0).reshape(2, 3, 20)
+    np.testing.assert_allclose(to_numpy(got), want, rtol=1e-4, atol=1e-4)
+
+
+@given(m=st.integers(1, 80), k=st.integers(1, 150), n=st.integers(1, 40), seed=st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_any_size_on_the_cpu(m, k, n, seed):
+    a, x, exact = operands("float32", m, k, n, np, np.random.default_rng(seed))
+    assert_close(a @ x, exact, "float32", k)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8"])
+def test_any_size_on_the_gpu(name):
+    import cupy
+
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        m, k, n = (int(v) for v in rng.integers(1, 300, 3))
+        a, x, exact = operands(name, m, k, n, cupy, rng)
+        assert_close(to_numpy(a @ x), exact, name, k)
+
+
+def test_plain_arrays_are_exact(xp, rng):
+    sparse = s24.random((8, 16), rng=0).toarray()
+    x = rng.standard_normal((16, 5)).astype(np.float32)
+    got = s24.matmul(put(sparse, xp), put(x, xp))
+    np.testing.assert_allclose(to_numpy(got), sparse @ x, rtol=1e-5, atol=1e-5)
+    full = rng.standard_normal((8, 16)).astype(np.float32)
+    got = s24.matmul(put(full, xp), put(x, xp))
+    np.testing.assert_allclose(to_numpy(got), full @ x, rtol=1e-5, atol=1e-5)
+    got = s24.matmul(put(x.T.copy(), xp), put(sparse.T.copy(), xp))
+    np.testing.assert_allclose(to_numpy(got), (sparse @ x).T, rtol=1e-5, atol=1e-5)
+
+
+def test_types_meet_without_narrowing(rng):
+    a = s24.random((6, 8), dtype="float16", rng=0)
+    assert (a @ np.ones((8, 2), np.float32)).dtype == np.float32
+    assert (a @ np.ones((8, 2))).dtype == np.float64
+    assert s24.matmul(a, np.ones((8, 2), np.float16), dtype="float32").dtype == np.float32
+    assert (s24.random((4, 8), dtype="int8", rng=0) @ np.ones((8, 2), np.int8)).dtype == np.int32
+
+
+def test_infinities_reach_the_result_where_a_value_stands(xp):
+    a = s24.compress(xp.asarray(np.array([[1, 2, 0, 0]], np.float32)))
+    got = to_numpy(a @ xp.asarray(np.array([[np.inf], [1], [0], [0]], np.float32)))
+    assert np.isinf(got).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda a, x: a @ x[:5], s24.ShapeError, "inner dimensions 16 and 5 differ"),
+        (lambda a, x: x.T @ a, s24.ShapeError, "inner dimensions 16 and 8 differ"),
+        (lambda a, x: s24.matmul(a, x, np.empty((3, 3))), s24.ShapeError, "out must have shape"),
+        (lambda a, x: s24.matmul(a, x, np.empty((8, 4))), s24.DTypeError, "out must have dtype"),
+        (lambda a, x: a @ x.astype(complex), s24.DTypeError, "convert it first"),
+        (lambda a, x: a @ 3.0, s24.ArgumentError, "got a scalar"),
+        (lambda a, x: s24.matmul(a, x, algorithm="fast"), s24.ArgumentError, "algorithm"),
+        (lambda a, x: s24.matmul(a, x, epilogue=s24.Epilogue(activation="tanh")),
+         s24.ArgumentError, "activation must be one of"),
+        (lambda a, x: s24.matmul(a, x, epilogue=s24.Epilogue(bias=np.ones(3))),
+         s24.ShapeError, "bias must have shape"),
+        (lambda a, x: s24.matmul(x, x.T, scales=(1, 2)), s24.ArgumentError, "sparse operand"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_rule(call, error, words):
+    a, x = s24.random((8, 16), rng=0), np.ones((16, 4), np.float32)
+    with pytest.raises(error, match=words):
+        call(a, x)
+
+
+def test_out_must_be_writable_and_apart():
+    a = s24.random((8, 8), rng=0)
+    x = np.ones((8, 8), np.float32)
+    with pytest.raises(s24.ArgumentError, match="shares memory"):
+        s24.matmul(a, x, x)
+    out = np.zeros((8, 8), np.float32)
+    out.flags.writeable = False
+    with pytest.raises(s24.ArgumentError, match="read-only"):
+        s24.matmul(a, x, out)
+    np.testing.assert_array_equal(out, 0)

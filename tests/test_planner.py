@@ -1,0 +1,185 @@
+"""The planner, explain, plan, autotune and the tuning cache."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _autotune, _planner, _tuning_cache
+from sparse24._arrays import to_numpy
+from sparse24._records import Problem
+
+CHIP = {"sms": 132, "clock_hz": 1.7e9, "bandwidth": 4.2e12}
+KEY = {"format": 1, "gpu": "test"}
+
+
+@pytest.fixture
+def h200(monkeypatch, tmp_path):
+    """The planner as on an H200, without one."""
+    monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_planner, "chip", lambda device: CHIP)
+    monkeypatch.setattr(_tuning_cache, "key", lambda device: KEY)
+    monkeypatch.setattr(_tuning_cache, "_gpu_name", lambda device: "test gpu")
+    monkeypatch.setattr(_tuning_cache, "_state", {})
+    return tmp_path
+
+
+def problem(m=4096, n=4096, k=4096, dtype="bfloat16", **more):
+    out = {"int8": "int32", "float8_e4m3fn": "bfloat16"}.get(dtype, dtype)
+    return Problem(m, n, k, 1, dtype, dtype, out, **{"b_order": "column", **more})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float8_e4m3fn", "float32"])
+@pytest.mark.parametrize("n", [1, 8, 64, 512, 4096])
+def test_some_kernel_takes_every_problem(h200, dtype, n):
+    for order in ("row", "column", "strided"):
+        for aligned in (True, False):
+            case = problem(n=n, dtype=dtype, b_order=order, aligned=aligned)
+            ranked = _planner.candidates(case, 0, dense=True)
+            assert ranked[0].refusal is None
+            assert ranked[0].seconds < np.inf
+            assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(ranked))
+
+
+def test_large_products_run_on_the_tensor_cores(h200):
+    assert _planner.choose(problem(), 0, dense=False).kernel == "sparse_wgmma"
+    older = problem(compute_capability=80)
+    assert _planner.choose(older, 0, dense=False).kernel in ("sparse_mma", "sparse_skinny")
+    assert _planner.choose(problem(dtype="float64"), 0, dense=False).kernel == "sparse_fma"
+
+
+def test_named_kernels_run_or_say_why_not(h200):
+    named = _planner.choose(problem(), 0, dense=False, algorithm="sparse_fma")
+    assert named.kernel == "sparse_fma"
+    with pytest.raises(s24.UnsupportedError, match="sparse_wgmma cannot multiply this"):
+        _planner.choose(problem(dtype="float64"), 0, dense=False, algorithm="sparse_wgmma")
+    with pytest.raises(s24.ArgumentError, match="algorithm must be 'auto' or one of"):
+        _planner.choose(problem(), 0, dense=False, algorithm="cutlass")
+
+
+def test_a_measured_winner_beats_the_prediction(h200):
+    case = problem()
+    times = {"sparse_fma/64x64x32": 1e-6, "sparse_wgmma/other": 1e-3}
+    _tuning_cache.record_winner(0, case, dense=False, seconds=times)
+    assert _planner.choose(case, 0, dense=False).name == "sparse_fma/64x64x32"
+    assert _tuning_cache.measured(0, case, dense=False) == times
+    assert _planner.choose(problem(n=8), 0, dense=False).kernel != "sparse_fma"
+
+
+def test_tuning_files_round_trip_and_merge(h200):
+    file = h200 / "tuning.json"
+    _tuning_cache.record_winner(0, problem(), dense=False, seconds={"sparse_fma/64x64x32": 1.0})
+    assert _tuning_cache.write(file, 0, replace=False)
+    _tuning_cache.forget(0)
+    _tuning_cache.record_winner(0, problem(n=1), dense=False, seconds={"sparse_fma/64x64x32": 2.0})
+    assert _tuning_cache.write(file, 0, replace=False)
+    _tuning_cache.forget(0)
+    assert _tuning_cache.merge(file, 0)
+    assert len(_tuning_cache.state(0)["winners"]) == 2
+    assert not list(h200.glob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", json.dumps({"key": {"gpu": "other"}}), json.dumps({"key": KEY})]
+)
+def test_foreign_or_damaged_files_are_ignored_and_left_alone(h200, content):
+    file = h200 / "tuning.json"
+    file.write_text(content)
+    assert _tuning_cache.read(file, 0) is None
+    assert not _tuning_cache.merge(file, 0)
+    assert not _tuning_cache.write(file, 0, replace=False)
+    assert file.read_text() == content
+    assert _tuning_cache.write(file, 0, replace=True)
+    assert _tuning_cache.read(file, 0) is not None
+
+
+def test_wrong_results_do_not_agree():
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert _autotune.agrees(x, x, "float32")
+    wrong = x.copy()
+    wrong[1, 1] += 1
+    assert not _autotune.agrees(wrong, x, "float32")
+    assert not _autotune.agrees(np.full_like(x, np.nan), x, "float32")
+    assert not _autotune.agrees(x.astype(np.int32) + 1, x.astype(np.int32), "int32")
+
+
+def test_explain_on_the_cpu_gives_a_reason():
+    a = s24.random((64, 64), rng=0)
+    told = s24.explain(a, np.ones((64, 8), np.float32))
+    assert told.chosen in ("cpu_sparse", "cpu_dense")
+    assert "wins at this size" in str(told)
+    turned = s24.explain(a.T, np.ones((64, 8), np.float32))
+    assert turned.chosen == "dense"
+    assert "transposable=True" in turned.reason
+    with pytest.raises(s24.ArgumentError, match="must be a Sparse24Array"):
+        s24.explain(np.ones((4, 4)), np.ones((4, 4)))
+
+
+def test_plans_execute_on_the_cpu(rng):
+    a = s24.random((16, 32), rng=0)
+    p = s24.plan(a, ((32, 4), np.float32))
+    x = rng.standard_normal((32, 4)).astype(np.float32)
+    np.testing.assert_array_equal(p.execute(x), a @ x)
+    with pytest.raises(s24.ArgumentError, match="must be a Sparse24Array"):
+        s24.plan(np.ones((4, 4)), ((4, 4), np.float32))
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
+def test_autotune_measures_and_remembers(tmp_path, monkeypatch, rng):
+    import cupy
+
+    monkeypatch.setattr(_tuning_cache, "_state", {})
+    monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
+    a = s24.random((256, 512), dtype="float16", rng=0).to_device("cuda")
+    x = cupy.asarray(rng.standard_normal((512, 128)).astype(np.float16))
+    before = to_numpy(a @ x)
+    fresh = a.copy()
+    with s24.autotune(cache=tmp_path / "t.json"):
+        tuned = to_numpy(fresh @ x)
+    np.testing.assert_allclose(tuned, before, rtol=1e-2, atol=1e-2)
+    told = s24.explain(fresh, x)
+    assert told.measured
+    assert "measured fastest" in told.reason
+    assert (tmp_path / "t.json").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
+def test_explain_and_plan_on_the_gpu(rng):
+    import cupy
+
+    a = s24.random((512, 512), dtype="bfloat16", rng=0).to_device("cuda")
+    x = cupy.asarray(rng.standard_normal((512, 64)).astype(np.float32)).astype(a.dtype)
+    told = s24.explain(a, x)
+    assert {c.kernel for c in told.candidates} >= {"sparse_mma", "sparse_fma", "dense"}
+    assert "predicted" in str(told)
+    p = s24.plan(a, x)
+    cupy.testing.assert_array_equal(
+        p.execute(x).astype(np.float32), (a @ x).astype(np.float32)
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
+def test_graph_capture_and_streams(rng):
+    import cupy
+
+    a = s24.random((256, 256), dtype="float16", rng=0).to_device("cuda")
+    x = cupy.asarray(rng.standard_normal((256, 256)).astype(np.float16))
+    want = to_numpy(a @ x)
+    out = cupy.zeros((256, 256), np.float16)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        s24.matmul(a, x, out)
+        stream.begin_capture()
+        s24.matmul(a, x, out)
+        graph = stream.end_capture()
+        out.fill(0)
+        graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(to_numpy(out), want)

@@ -1,0 +1,160 @@
+"""Sparse24Array: members, conversions, slices, immutability."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sparse24 as s24
+from sparse24 import _dtypes, _spec
+from sparse24._arrays import to_numpy
+
+SHAPES = [(1, 1), (1, 4), (3, 5), (8, 16), (17, 37), (64, 128), (65, 130), (2, 3, 9, 12)]
+
+
+def pruned(shape, dtype, rng):
+    """A dense 2:4 array of the dtype, with groups of 0 to 2 non-zeros."""
+    x = rng.normal(size=shape).astype(np.float32)
+    if np.dtype(dtype) == np.int8:
+        x = rng.integers(-128, 128, shape)
+    x = x.astype(dtype)
+    keep = np.asarray(s24.random(shape, rng=rng).mask()) & (rng.random(shape) < 0.8)
+    x = np.where(keep, x, np.zeros((), x.dtype))
+    x[x == 0] = 0  # rounding to a narrow type leaves -0.0, which reads back as +0.0
+    return x
+
+
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_round_trip_is_exact(name, shape, rng):
+    row = _dtypes.TABLE[name]
+    x = pruned(shape, row.logical, rng)
+    a = s24.compress(x)
+    assert a.shape == shape
+    assert a.dtype == row.logical
+    np.testing.assert_array_equal(a.toarray().view(row.storage), x.view(row.storage))
+    assert a.nnz == np.count_nonzero(x.astype(np.float64))
+    np.testing.assert_array_equal(a.mask(), x.astype(np.float64) != 0)
+
+
+@given(m=st.integers(0, 40), k=st.integers(0, 70), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_any_size_round_trips(m, k, seed):
+    rng = np.random.default_rng(seed)
+    x = pruned((m, k), np.float32, rng)
+    a = s24.compress(x)
+    assert a.values.shape == (m, _spec.values_per_row(k))
+    assert a.metadata.shape == (m, _spec.metadata_bytes_per_row(k))
+    np.testing.assert_array_equal(a.toarray(), x)
+    assert a.packed.shape == _spec.packed_shape(m, k)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("compress", "decompress", "cast")
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_moves_to_the_gpu_and_back(name, shape, rng):
+    row = _dtypes.TABLE[name]
+    x = pruned(shape, row.logical, rng)
+    there = s24.compress(x).to_device("cuda")
+    assert there.device.startswith("cuda")
+    assert there.dtype == row.logical
+    dense = to_numpy(there.toarray()).view(row.storage)
+    np.testing.assert_array_equal(dense, x.view(row.storage))
+    back = there.to_device("cpu")
+    np.testing.assert_array_equal(back.metadata, s24.compress(x).metadata)
+    np.testing.assert_array_equal(to_numpy(there.metadata), back.metadata)
+    wide = there.astype("float32").toarray()
+    np.testing.assert_array_equal(to_numpy(wide), x.astype(np.float32))
+
+
+def test_transposed_views_share_storage():
+    a = s24.random((6, 12), rng=0)
+    assert a.T.shape == (12, 6)
+    assert a.T.axis == -2
+    assert a.T.T is a
+    assert a.T.values is a.values
+    np.testing.assert_array_equal(a.T.toarray(), a.toarray().T)
+    with pytest.raises(s24.ArgumentError, match=r"use \.mT"):
+        _ = s24.random((2, 4, 4), rng=0).T
+
+
+@pytest.mark.parametrize("rows", [(0, 0), (0, 64), (3, 9), (64, 100), (99, 130)])
+def test_row_slices(rows):
+    a = s24.random((130, 40), rng=0)
+    _ = a.packed
+    part = a[slice(*rows)]
+    np.testing.assert_array_equal(part.toarray(), a.toarray()[slice(*rows)])
+    assert part.packed.shape == _spec.packed_shape(part.shape[0], 40)
+    np.testing.assert_array_equal(part.packed, s24.compress(part.toarray()).packed)
+
+
+def test_batches_are_indexed():
+    a = s24.random((3, 5, 8), rng=0)
+    np.testing.assert_array_equal(a[1].toarray(), a.toarray()[1])
+    np.testing.assert_array_equal(a[1:].toarray(), a.toarray()[1:])
+    assert a[2].shape == (5, 8)
+    with pytest.raises(s24.ArgumentError, match="out of range"):
+        a[3]
+
+
+@pytest.mark.parametrize("key", [3, slice(0, 4, 2), (slice(None), 0), [0, 1]])
+def test_other_indices_name_the_way_out(key):
+    with pytest.raises(s24.ArgumentError, match="toarray"):
+        s24.random((8, 8), rng=0)[key]
+
+
+def test_is_immutable():
+    a = s24.random((4, 4), rng=0)
+    with pytest.raises(AttributeError, match="immutable"):
+        a.shape = (2, 8)
+
+
+def test_asarray_of_numpy_raises_and_names_toarray():
+    a = s24.random((4, 4), rng=0)
+    with pytest.raises(TypeError, match=r"\.toarray\(\)"):
+        np.asarray(a)
+    with pytest.raises(TypeError, match="ambiguous"):
+        bool(a)
+
+
+def test_toarray_into_an_array():
+    a = s24.random((5, 12), rng=0)
+    out = np.full((5, 12), 7, np.float32)
+    assert a.toarray(out) is out
+    np.testing.assert_array_equal(out, a.toarray())
+    turned = np.full((12, 5), 7, np.float32)
+    np.testing.assert_array_equal(a.T.toarray(out=turned), a.toarray().T)
+    with pytest.raises(s24.ShapeError, match=r"out must have shape \(5, 12\)"):
+        a.toarray(np.empty((12, 5), np.float32))
+    with pytest.raises(s24.DTypeError, match="out must have dtype float32"):
+        a.toarray(np.empty((5, 12)))
+    out.flags.writeable = False
+    with pytest.raises(s24.ArgumentError, match="read-only"):
+        a.toarray(out)
+
+
+def test_astype_converts_values_only():
+    a = s24.random((4, 16), rng=0)
+    half = a.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(half.toarray(), a.toarray().astype(ml_dtypes.bfloat16))
+    tiny = a.astype("float8_e4m3fn")
+    assert tiny.dtype.name == "float8_e4m3fn"
+    np.testing.assert_array_equal(tiny.packed, s24.compress(tiny.toarray()).packed)
+    assert a.astype(np.float32) is a
+
+
+def test_nbytes_of_sixteen_bits_is_nine_sixteenths():
+    a = s24.random((64, 128), dtype="float16", rng=0)
+    assert a.nbytes == 64 * 128 * 2 * 9 // 16
+    assert a.copy().nbytes == a.nbytes
+
+
+def test_device_names_are_checked():
+    a = s24.random((4, 4), rng=0)
+    assert a.to_device("cpu") is a
+    with pytest.raises(s24.ArgumentError, match="device must be"):
+        a.to_device("gpu")
