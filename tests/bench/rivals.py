@@ -33,61 +33,75 @@ def dense_int8(weights: Sequence[torch.Tensor], x: torch.Tensor) -> Contender:
     return Contender([lambda w=w: torch._int_mm(x, w.t()) for w in weights], library="torch")
 
 
-# Searches one range of algorithms and prints every timing at once, so that a crash
-# loses only the algorithm that caused it.
+# Searches the algorithms of one problem after another and prints every timing at once,
+# so that a crash loses only the algorithm that caused it.
 _SEARCH = """
 import sys, torch
-m, k, n, first = map(int, sys.argv[1:5])
-dtype = getattr(torch, sys.argv[5])
-out = None if sys.argv[6] == "none" else getattr(torch, sys.argv[6])
-keep = torch.tensor([1.0, 1, 0, 0], device="cuda").repeat(k // 4)
-w, x = torch.randn(m, k, device="cuda") * keep, torch.randn(n, k, device="cuda")
-scale = 30 if dtype == torch.int8 else 1
-w, x = (scale * w).to(dtype), (scale * x).to(dtype)
-packed = torch._cslt_compress(w)
+dtype = getattr(torch, sys.argv[1])
+out = None if sys.argv[2] == "none" else getattr(torch, sys.argv[2])
+skip = set(sys.argv[3].split(",")) if sys.argv[3] else set()
 most = torch.backends.cusparselt.get_max_alg_id() or 40
-for alg in range(first, most):
-    for split in (1, 2, 4):
-        mode = -1 if split == 1 else 1
-        print("TRY", alg, flush=True)
-        call = lambda: torch._cslt_sparse_mm(packed, x.t(), None, None, out, True, alg, split, mode)
-        try:
-            for _ in range(2):
-                call()
-            torch.cuda.synchronize()
-            start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
-            start.record()
-            for _ in range(5):
-                call()
-            stop.record()
-            torch.cuda.synchronize()
-        except RuntimeError:
-            break
-        print("TIME", start.elapsed_time(stop) / 5, alg, split, mode, flush=True)
+scale = 30 if dtype == torch.int8 else 1
+for problem in sys.argv[4:]:
+    m, k, n = map(int, problem.split("x"))
+    keep = torch.tensor([1.0, 1, 0, 0], device="cuda").repeat(k // 4)
+    w, x = torch.randn(m, k, device="cuda") * keep, torch.randn(n, k, device="cuda")
+    w, x = (scale * w).to(dtype), (scale * x).to(dtype)
+    packed = torch._cslt_compress(w)
+    for alg in range(most):
+        if f"{problem}/{alg}" in skip:
+            continue
+        print("TRY", problem, alg, flush=True)
+        for split in (1, 2, 4):
+            mode = -1 if split == 1 else 1
+            arguments = (packed, x.t(), None, None, out, True, alg, split, mode)
+            try:
+                for _ in range(2):
+                    torch._cslt_sparse_mm(*arguments)
+                torch.cuda.synchronize()
+                start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+                start.record()
+                for _ in range(4):
+                    torch._cslt_sparse_mm(*arguments)
+                stop.record()
+                torch.cuda.synchronize()
+            except RuntimeError:
+                break
+            print("TIME", problem, start.elapsed_time(stop) / 4, alg, split, mode, flush=True)
 print("END", flush=True)
 """
+MOST_CRASHES = 12
 
 
-def cusparselt_search(m: int, k: int, n: int, dtype: str, out_dtype: str = "none"):
-    """The fastest (algorithm, split, mode) of cuSPARSELt, or None if none survives.
+def cusparselt_search(
+    problems: Sequence[tuple[int, int, int]], dtype: str, out_dtype: str = "none"
+) -> dict[tuple[int, int, int], tuple[int, int, int]]:
+    """The fastest (algorithm, split, mode) of cuSPARSELt for every problem that has one.
 
-    Runs in child processes: an algorithm that kills its process is skipped.
+    Runs in child processes: an algorithm that kills its process is skipped and the
+    search goes on behind it.
     """
-    found: list[tuple[float, int, int, int]] = []
-    first = 0
-    for _ in range(8):  # at most that many crashes are survived
-        command = [sys.executable, "-c", _SEARCH, *map(str, (m, k, n, first)), dtype, out_dtype]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        lines = done.stdout.splitlines()
-        for line in lines:
-            if line.startswith("TIME"):
-                time, *rest = line.split()[1:]
-                found.append((float(time), *map(int, rest)))
-        tried = [int(line.split()[1]) for line in lines if line.startswith("TRY")]
-        if "END" in lines or not tried:
+    left = ["x".join(map(str, problem)) for problem in problems]
+    best: dict[str, tuple[float, int, int, int]] = {}
+    skip: set[str] = set()
+    for _ in range(MOST_CRASHES):
+        command = [sys.executable, "-c", _SEARCH, dtype, out_dtype, ",".join(sorted(skip)), *left]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+        tried = []
+        for line in done.stdout.splitlines():
+            kind, *rest = line.split()
+            if kind == "TRY":
+                tried.append((rest[0], rest[1]))
+            elif kind == "TIME":
+                timed = (float(rest[1]), *map(int, rest[2:]))
+                best[rest[0]] = min(best.get(rest[0], timed), timed)
+            elif kind == "END":
+                left = []
+        if not left or not tried:
             break
-        first = tried[-1] + 1
-    return min(found)[1:] if found else None
+        skip |= {f"{problem}/{algorithm}" for problem, algorithm in tried}
+        left = left[left.index(tried[-1][0]) :]
+    return {tuple(map(int, name.split("x"))): found[1:] for name, found in best.items()}  # type: ignore[misc]
 
 
 def cusparselt(
