@@ -8,6 +8,7 @@ any architecture with NVRTC alone, which is how the kernels are checked without 
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import re
@@ -23,6 +24,7 @@ Defines = tuple[tuple[str, Any], ...]
 BASE_OPTIONS = ("--std=c++17", "-default-device")
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"\s*$', re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_PYTHON_NOISE = re.compile(r'"""(?:.|\n)*?"""|#[^\n]*')
 _BLANK = re.compile(r"\s+")
 _lock = threading.Lock()
 
@@ -51,13 +53,40 @@ def source(stem: str) -> str:
 
 @functools.cache
 def digest(stem: str) -> str:
-    """Digest of all that decides what a kernel does: CUDA source, headers and launcher.
+    """Digest of all that decides what a kernel does: CUDA source, headers, launcher, tile tables.
 
-    Comments and white space of the CUDA text do not count.
+    Comments, docstrings and white space do not count.
     """
-    code = _BLANK.sub(" ", _COMMENT.sub("", source(stem)))
-    launcher = resources.files("sparse24.kernels").joinpath(f"{stem}.py").read_text()
-    return hashlib.sha256((code + launcher).encode()).hexdigest()[:16]
+    parts = [_COMMENT.sub("", source(stem))]
+    parts += [_PYTHON_NOISE.sub("", _launcher_text(name)) for name in _launchers(stem)]
+    return hashlib.sha256(_BLANK.sub(" ", " ".join(parts)).encode()).hexdigest()[:16]
+
+
+# A .cu file whose launcher has another name.
+LAUNCHER_OF = {"apply_epilogue": "dense"}
+
+
+def _launcher_text(name: str) -> str:
+    return resources.files("sparse24.kernels").joinpath(f"{name}.py").read_text()
+
+
+def _launchers(stem: str) -> list[str]:
+    """The launcher of a kernel and the kernel modules that it imports, such as tile tables."""
+    root = LAUNCHER_OF.get(stem, stem)
+    found: set[str] = set()
+    waiting = [root]
+    while waiting:
+        name = waiting.pop()
+        if name in found or (name in ("loader", "reference", "cast") and name != root):
+            continue
+        found.add(name)
+        for node in ast.walk(ast.parse(_launcher_text(name))):
+            if isinstance(node, ast.ImportFrom) and node.module == "sparse24.kernels":
+                waiting += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                package, _, module = node.module.rpartition(".")
+                waiting += [module] if package == "sparse24.kernels" else []
+    return sorted(found)
 
 
 def architecture(compute_capability: int | str) -> str:

@@ -32,9 +32,6 @@ from pathlib import Path
 from sparse24._errors import CompileError
 from sparse24.kernels import loader
 
-# A .cu file whose launcher has another name.
-LAUNCHER_OF = {"apply_epilogue": "dense"}
-
 
 @dataclass(frozen=True)
 class Target:
@@ -55,7 +52,7 @@ def stems() -> list[str]:
 def targets() -> Iterator[Target]:
     """All rows of all launchers."""
     for stem in stems():
-        launcher = importlib.import_module(f"sparse24.kernels.{LAUNCHER_OF.get(stem, stem)}")
+        launcher = importlib.import_module(f"sparse24.kernels.{loader.LAUNCHER_OF.get(stem, stem)}")
         for defines, arch, instruction in launcher.COMPILE_CHECKS:
             yield Target(stem, defines, arch, instruction)
 

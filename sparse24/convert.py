@@ -1,0 +1,140 @@
+"""Conversions to and from the arrays of other libraries and older sparse formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _dtypes, _foreign, _spec
+from sparse24._compress import compress, from_scipy
+from sparse24._errors import FormatError, ShapeError
+from sparse24._records import Compressed24, Operand24
+from sparse24.formats.parts import Parts
+from sparse24.formats.two_four import Sparse24Array
+
+__all__ = ["from_bitmask", "from_parts", "from_scipy", "to_bitmask", "to_cupyx", "to_torch"]
+
+
+def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
+    """Make an array of canonical values and codes, checked.
+
+    Parameters
+    ----------
+    values : ndarray, shape (..., m, 2 * ceil(k / 4))
+        Stored elements.
+    metadata : ndarray of uint8, shape (..., m, ceil(k / 8))
+        Codes, two a byte, low K in the low nibble; see :ref:`layout`.
+    shape : tuple of int
+        Logical shape (..., m, k).
+    dtype : dtype, optional
+        Logical type of values that carry fp8 or bfloat16 bits.
+
+    Returns
+    -------
+    Sparse24Array
+        On the CPU; shares the memory of the parts.
+
+    Raises
+    ------
+    FormatError
+        If shapes or types do not fit, or a code is not one of the six legal ones.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A = s24.random((4, 8), rng=0)
+    >>> B = s24.convert.from_parts(A.values, A.metadata, A.shape)
+    >>> bool((A.toarray() == B.toarray()).all())
+    True
+    """
+    values, metadata = np.asarray(values), np.asarray(metadata)
+    row = _arrays.logical_dtype(values, dtype, argument="values")
+    values = _arrays.as_storage(values, row)
+    parts = Parts(values, metadata, tuple(int(size) for size in shape), row)
+    parts.check("from_parts")
+    record = Compressed24(values, metadata, None, parts.shape, row)
+    return Sparse24Array(Operand24(record, None, None, parts.shape, row))
+
+
+def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
+    """Read the portable ``sparse-24-bitmask`` form of compressed-tensors checkpoints.
+
+    Parameters
+    ----------
+    values : array
+        The kept elements in row order: two of every four.
+    bitmask : array of uint8, shape (m, ceil(k / 8))
+        One bit an element, low K in the low bit.
+    shape : (int, int)
+        Logical shape (m, k).
+    dtype : dtype, optional
+        Logical type of values that carry fp8 or bfloat16 bits.
+
+    Returns
+    -------
+    Sparse24Array
+        On the CPU.
+
+    Raises
+    ------
+    FormatError
+        If the numbers of bits and values differ.
+    PatternError
+        If a group has more than two bits set.
+    """
+    m, k = (int(size) for size in shape)
+    values, bitmask = np.asarray(values), np.asarray(bitmask)
+    if bitmask.dtype != np.uint8 or bitmask.shape != (m, -(-k // 8)):
+        raise FormatError(
+            f"bitmask must be uint8 of shape {(m, -(-k // 8))}, got {bitmask.dtype} {bitmask.shape}"
+        )
+    row = _arrays.logical_dtype(values, dtype, argument="values")
+    mask = np.unpackbits(bitmask, axis=1, count=k, bitorder="little").astype(bool)
+    if int(mask.sum()) != values.size:
+        raise FormatError(f"bitmask has {int(mask.sum())} bits set for {values.size} values")
+    dense = np.zeros((m, k), row.logical)
+    dense[mask] = _arrays.as_storage(values, row).reshape(-1)
+    return compress(dense, mask=mask)
+
+
+def to_bitmask(a: Sparse24Array) -> tuple[np.ndarray, np.ndarray]:
+    """The values and bit mask that `from_bitmask` reads; two bits in every full group.
+
+    Returns
+    -------
+    values : ndarray, shape (m, 2 * k / 4)
+    bitmask : ndarray of uint8, shape (m, ceil(k / 8))
+
+    Raises
+    ------
+    ShapeError
+        If `a` is a batch, is transposed, or k is not a multiple of 4.
+    """
+    a = a.to_device("cpu")
+    if a.ndim != 2 or a.axis != -1 or a.shape[1] % _spec.GROUP:
+        raise ShapeError(
+            f"the bitmask form holds a matrix with k a multiple of 4 and axis -1, got {a!r}"
+        )
+    from sparse24.kernels import reference
+
+    codes = reference.metadata_to_codes(a.metadata, a.shape[1])
+    mask = np.zeros((*codes.shape, _spec.GROUP), bool)
+    for slot in (codes & 3, codes >> 2):
+        np.put_along_axis(mask, slot[..., None].astype(np.intp), True, axis=-1)
+    return a.values, np.packbits(mask.reshape(a.shape), axis=1, bitorder="little")
+
+
+def to_cupyx(a: Sparse24Array) -> Any:
+    """The matrix as `cupyx.scipy.sparse.csr_matrix`, on the current GPU."""
+    return a.to_device("cuda").tocsr()
+
+
+def to_torch(a: Sparse24Array) -> Any:
+    """The dense matrix as a torch tensor, on the array's device; no copy beyond `toarray`."""
+    dense = a.toarray()
+    if a._dtype.is_float8 and _arrays.is_cupy(dense):
+        import torch
+
+        return _foreign.to_torch(dense).view(getattr(torch, _dtypes.lookup(a.dtype).name))
+    return _foreign.to_torch(dense)

@@ -1,0 +1,48 @@
+"""Parts, bit masks and tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+
+
+def test_parts_round_trip_and_are_checked():
+    a = s24.random((6, 20), dtype="bfloat16", rng=0)
+    bits = a.values.view(np.uint16)
+    b = s24.convert.from_parts(bits, a.metadata, a.shape, dtype="bfloat16")
+    np.testing.assert_array_equal(a.toarray(), b.toarray())
+    bad = a.metadata.copy()
+    bad[2, 1] = 0x55
+    with pytest.raises(s24.FormatError, match="code"):
+        s24.convert.from_parts(a.values, bad, a.shape)
+    with pytest.raises(s24.FormatError, match="values"):
+        s24.convert.from_parts(a.values[:, 1:], a.metadata, a.shape)
+
+
+def test_bitmask_round_trip():
+    a = s24.random((6, 20), dtype="float16", rng=0)
+    values, bitmask = s24.convert.to_bitmask(a)
+    assert bitmask.shape == (6, 3)
+    np.testing.assert_array_equal(
+        s24.convert.from_bitmask(values, bitmask, a.shape).toarray(), a.toarray()
+    )
+    with pytest.raises(s24.FormatError, match="bits set"):
+        s24.convert.from_bitmask(values[:, 1:], bitmask, a.shape)
+    with pytest.raises(s24.FormatError, match="uint8 of shape"):
+        s24.convert.from_bitmask(values, bitmask[:, :1], a.shape)
+    with pytest.raises(s24.ShapeError, match="multiple of 4"):
+        s24.convert.to_bitmask(s24.random((4, 6), rng=0))
+
+
+def test_bitmask_of_known_bytes():
+    bitmask = np.array([[0b10010011]], np.uint8)  # columns 0, 1 and 4, 7
+    a = s24.convert.from_bitmask(np.array([1, 2, 3, 4], np.float32), bitmask, (1, 8))
+    np.testing.assert_array_equal(a.toarray(), [[1, 2, 0, 0, 3, 0, 0, 4]])
+
+
+def test_to_torch():
+    torch = pytest.importorskip("torch")
+    a = s24.random((4, 8), dtype="bfloat16", rng=0)
+    assert s24.convert.to_torch(a).dtype == torch.bfloat16
