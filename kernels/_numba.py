@@ -115,13 +115,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_workers)
 
 
+_thread = threading.local()
+
+
 def parallel(task: Callable[[int], None], count: int) -> None:
     """Call ``task(i)`` for every i below `count`, on several threads, each taking the next i.
 
-    `task` must spend its time in kernels or NumPy, which release the GIL, and
-    must not call `parallel`.
+    `task` must spend its time in kernels or NumPy, which release the GIL.  Where a
+    task calls `parallel` itself, the inner tasks run on its own thread.
     """
-    helpers = min(threads(), count) - 1
+    helpers = 0 if getattr(_thread, "busy", False) else min(threads(), count) - 1
     if helpers <= 0:
         for i in range(count):
             task(i)
@@ -129,8 +132,12 @@ def parallel(task: Callable[[int], None], count: int) -> None:
     numbers = itertools.count()
 
     def drain():
-        while (i := next(numbers)) < count:
-            task(i)
+        _thread.busy = True
+        try:
+            while (i := next(numbers)) < count:
+                task(i)
+        finally:
+            _thread.busy = False
 
     futures = [_workers().submit(drain) for _ in range(helpers)]
     try:

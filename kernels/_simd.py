@@ -1,0 +1,288 @@
+"""The two inner loops of the CPU products, as LLVM vector code.
+
+Numba gives no registers to hold a tile of sums in, so these two loops are written with
+LLVM's vector types; the code around them is ordinary Numba.  The vectors may be wider than
+the machine's: LLVM splits them.
+
+`tile` serves many columns.  It holds ROWS x WIDTH sums in registers.  Stored element t of a
+row is broadcast and multiplied by row ``indices[row, t]`` of a panel of b, which is WIDTH wide.
+
+`dots` serves few columns.  Lane l of a vector is stored element l of a row.  Its partner in a
+column of b is fetched by one permutation of two vectors: the group of lane l starts at
+4 * (l // 2), and the two bits 2 l of the metadata, read as one word, are its place there.
+Source of the metadata order: `_spec`.
+"""
+
+from __future__ import annotations
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import config, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+def _features() -> frozenset[str]:
+    """Instruction sets that Numba compiles for."""
+    if config.CPU_FEATURES is not None:
+        named = config.CPU_FEATURES.split(",")
+        return frozenset(name[1:] for name in named if name.startswith("+"))
+    if config.CPU_NAME is not None:
+        return frozenset()
+    host = llvmlite.binding.get_host_cpu_features()
+    return frozenset(name for name, present in host.items() if present)
+
+
+FEATURES = _features()
+VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx2" in FEATURES else 16
+# Rows of a tile by its width in machine vectors.  The sums fill at most 24 of 32 registers,
+# or 8 of 16, and are at least 8 chains of dependent additions, to hide their latency.
+ROWS_OF_TILE = {4: 6, 2: 6, 1: 8} if VECTOR_BYTES != 32 else {4: 2, 2: 4, 1: 8}
+ROWS_OF_DOTS = 4
+
+
+class _Emit:
+    """Short names for the few kinds of IR that the loops need."""
+
+    def __init__(self, context, builder, element: ir.Type, lanes: int):
+        self.context, self.builder = context, builder
+        self.element, self.lanes = element, lanes
+        self.vector = ir.VectorType(element, lanes)
+        self.bytes = context.get_abi_sizeof(element)
+
+    def data(self, kind, array):
+        return self.context.make_array(kind)(self.context, self.builder, array).data
+
+    def at(self, pointer, *terms):
+        for term in terms:
+            pointer = self.builder.gep(pointer, [term])
+        return pointer
+
+    def load(self, pointer):
+        pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
+        return self.builder.load(pointer, align=self.bytes)
+
+    def store(self, value, pointer):
+        pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
+        self.builder.store(value, pointer, align=self.bytes)
+
+    def splat(self, scalar, lanes: int | None = None):
+        kind = ir.VectorType(scalar.type, lanes or self.lanes)
+        blank = ir.Constant(kind, ir.Undefined)
+        one = self.builder.insert_element(blank, scalar, _I32(0))
+        order = ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count)
+        return self.builder.shuffle_vector(one, blank, order)
+
+    def intrinsic(self, name: str, result: ir.Type, *arguments):
+        kind = ir.FunctionType(result, [x.type for x in arguments])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(function, arguments)
+
+    def multiply_add(self, x, y, z):
+        if isinstance(self.element, ir.IntType):
+            return self.builder.add(self.builder.mul(x, y), z)
+        suffix = f"v{self.lanes}f{8 * self.bytes}"
+        return self.intrinsic(f"llvm.fma.{suffix}", self.vector, x, y, z)
+
+    def add(self, x, y):
+        is_integer = isinstance(self.element, ir.IntType)
+        return self.builder.add(x, y) if is_integer else self.builder.fadd(x, y)
+
+    def total(self, vector):
+        """Sum of the lanes, in a fixed order: halves onto halves."""
+        lanes = self.lanes
+        while lanes > 1:
+            lanes //= 2
+            order = [(i + lanes) % (2 * lanes) for i in range(self.lanes)]
+            order = ir.Constant(ir.VectorType(_I32, self.lanes), order)
+            vector = self.add(vector, self.builder.shuffle_vector(vector, vector, order))
+        return self.builder.extract_element(vector, _I32(0))
+
+    def sum_loop(self, count, sums: int, step):
+        """Run ``step(t, sums) -> sums`` for t in range(count), from vectors of zeros."""
+        builder = self.builder
+        before = builder.basic_block
+        head = builder.append_basic_block("sum.head")
+        body = builder.append_basic_block("sum.body")
+        after = builder.append_basic_block("sum.after")
+        builder.branch(head)
+        builder.position_at_end(head)
+        t = builder.phi(_I64)
+        held = [builder.phi(self.vector) for _ in range(sums)]
+        builder.cbranch(builder.icmp_signed("<", t, count), body, after)
+        builder.position_at_end(body)
+        new = step(t, held)
+        t.add_incoming(_I64(0), before)
+        t.add_incoming(builder.add(t, _I64(1)), builder.basic_block)
+        for old, value in zip(held, new, strict=True):
+            old.add_incoming(ir.Constant(self.vector, None), before)
+            old.add_incoming(value, builder.basic_block)
+        builder.branch(head)
+        builder.position_at_end(after)
+        return held
+
+
+@intrinsic
+def tile(typingctx, values, indices, row, last, start, count, panel, panel_start, sums, add, shape):
+    """Multiply some rows of A by a panel of b.
+
+    ``sums[i, :] (+)= values[row + i, start + t] * panel[panel_start + indices[..], :]`` over t
+    below `count`, for i below the rows of a tile; rows beyond `last` repeat it.
+
+    Parameters
+    ----------
+    values, indices : array (m, stored), array of int32 of the same shape, C order
+    row, last, start, count : int
+    panel : array, flat, C order; `panel_start` counts elements
+    sums : array (rows, width), C order
+    add : bool
+        Add to `sums`, or overwrite it.
+    shape : tuple (tuple of zeros, tuple of zeros)
+        Their lengths are the rows and the width of the tile.
+    """
+    signature = types.void(
+        values, indices, row, last, start, count, panel, panel_start, sums, add, shape
+    )
+    rows, width = len(shape[0]), len(shape[1])
+
+    def codegen(context, builder, signature, arguments):
+        values, indices, row, last, start, count, panel, panel_start, sums, add, _ = arguments
+        emit = _Emit(context, builder, context.get_value_type(signature.args[0].dtype), width)
+        pitch = builder.extract_value(
+            context.make_array(signature.args[0])(context, builder, values).shape, 1
+        )
+        v = emit.data(signature.args[0], values)
+        x = emit.data(signature.args[1], indices)
+        b = emit.at(emit.data(signature.args[6], panel), panel_start)
+        c = emit.data(signature.args[8], sums)
+        starts = []
+        for i in range(rows):
+            wanted = builder.add(row, _I64(i))
+            here = builder.select(builder.icmp_signed("<", wanted, last), wanted, last)
+            starts.append(builder.add(builder.mul(here, pitch), start))
+        v_rows = [emit.at(v, first) for first in starts]
+        x_rows = [emit.at(x, first) for first in starts]
+
+        def step(t, held):
+            new = []
+            for i in range(rows):
+                k = builder.zext(builder.load(emit.at(x_rows[i], t)), _I64)
+                partner = emit.load(emit.at(b, builder.mul(k, _I64(width))))
+                value = emit.splat(builder.load(emit.at(v_rows[i], t)))
+                new.append(emit.multiply_add(value, partner, held[i]))
+            return new
+
+        held = emit.sum_loop(count, rows, step)
+        targets = [emit.at(c, _I64(i * width)) for i in range(rows)]
+        with builder.if_else(builder.trunc(add, ir.IntType(1))) as (then, otherwise):
+            with then:
+                for value, target in zip(held, targets, strict=True):
+                    emit.store(emit.add(emit.load(target), value), target)
+            with otherwise:
+                for value, target in zip(held, targets, strict=True):
+                    emit.store(value, target)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def lanes_of_dots(itemsize: int) -> int:
+    """Stored elements that one step of `dots` takes from a row."""
+    return VECTOR_BYTES // itemsize if VECTOR_BYTES >= 32 else 32 // itemsize
+
+
+def _partners(emit: _Emit, b, places):
+    """The elements of ``b[: 2 * lanes]`` at `places`, one a lane."""
+    builder, lanes, bits = emit.builder, emit.lanes, 8 * emit.bytes
+    is_integer = isinstance(emit.element, ir.IntType)
+    if VECTOR_BYTES == 64:
+        low, high = emit.load(b), emit.load(emit.at(b, _I64(lanes)))
+        kind = "d" if is_integer else "ps" if bits == 32 else "pd"
+        name = f"llvm.x86.avx512.vpermi2var.{kind}.512"
+        return emit.intrinsic(name, emit.vector, low, places, high)
+    if VECTOR_BYTES == 32 and bits == 32:  # lanes 0-3 take from the low half, 4-7 from the high
+        kind = "d" if is_integer else "ps"
+        name = f"llvm.x86.avx2.perm{kind}"
+        halves = [
+            emit.intrinsic(name, emit.vector, emit.load(emit.at(b, _I64(start))), places)
+            for start in (0, lanes)
+        ]
+        order = ir.Constant(ir.VectorType(_I32, lanes), [0, 1, 2, 3, 12, 13, 14, 15])
+        return builder.shuffle_vector(*halves, order)
+    found = ir.Constant(emit.vector, ir.Undefined)
+    for lane in range(lanes):
+        place = builder.zext(builder.extract_element(places, _I32(lane)), _I64)
+        found = builder.insert_element(found, builder.load(emit.at(b, place)), _I32(lane))
+    return found
+
+
+@intrinsic
+def dots(typingctx, values, metadata, row, last, count, b, column, sums, columns):
+    """Multiply some rows of A by a few columns of b, over the first `count` vectors of each row.
+
+    ``sums[i, j]`` becomes the product of row ``row + i`` with row ``column + j`` of b, which
+    holds the columns; rows beyond `last` repeat it.
+
+    Parameters
+    ----------
+    values : array (m, stored), C order
+    metadata : array of uint8 (m, bytes), C order
+    row, last, count, column : int
+    b : array (n, k), C order
+    sums : array (ROWS_OF_DOTS, columns), C order
+    columns : tuple of zeros
+        Its length is the number of columns.
+    """
+    signature = types.void(values, metadata, row, last, count, b, column, sums, columns)
+    width = len(columns)
+
+    def codegen(context, builder, signature, arguments):
+        values, metadata, row, last, count, b, column, sums, _ = arguments
+        element = context.get_value_type(signature.args[0].dtype)
+        lanes = lanes_of_dots(context.get_abi_sizeof(element))
+        emit = _Emit(context, builder, element, lanes)
+
+        def line(kind, array, number):
+            view = context.make_array(kind)(context, builder, array)
+            return emit.at(view.data, builder.mul(number, builder.extract_value(view.shape, 1)))
+
+        rows = []
+        for i in range(ROWS_OF_DOTS):
+            wanted = builder.add(row, _I64(i))
+            rows.append(builder.select(builder.icmp_signed("<", wanted, last), wanted, last))
+        v_rows = [line(signature.args[0], values, here) for here in rows]
+        m_rows = [line(signature.args[1], metadata, here) for here in rows]
+        b_rows = [line(signature.args[5], b, builder.add(column, _I64(j))) for j in range(width)]
+        word = ir.IntType(2 * lanes)
+        index = ir.VectorType(ir.IntType(8 * emit.bytes), lanes)
+        shifts = ir.Constant(index, [2 * lane for lane in range(lanes)])
+        groups = ir.Constant(index, [4 * (lane // 2) for lane in range(lanes)])
+        threes = ir.Constant(index, [3] * lanes)
+
+        def step(t, held):
+            new = list(held)
+            b_here = [emit.at(b, builder.mul(t, _I64(2 * lanes))) for b in b_rows]
+            for i in range(ROWS_OF_DOTS):
+                at = emit.at(m_rows[i], builder.mul(t, _I64(lanes // 4)))
+                bits = builder.load(builder.bitcast(at, word.as_pointer()), align=1)
+                bits = bits if word.width == index.element.width else builder.zext(
+                    bits, index.element
+                )
+                places = builder.and_(builder.lshr(emit.splat(bits), shifts), threes)
+                places = builder.or_(places, groups)
+                value = emit.load(emit.at(v_rows[i], builder.mul(t, _I64(lanes))))
+                for j in range(width):
+                    slot = i * width + j
+                    partner = _partners(emit, b_here[j], places)
+                    new[slot] = emit.multiply_add(value, partner, held[slot])
+            return new
+
+        held = emit.sum_loop(count, ROWS_OF_DOTS * width, step)
+        c = emit.data(signature.args[7], sums)
+        for slot, vector in enumerate(held):
+            builder.store(emit.total(vector), emit.at(c, _I64(slot)))
+        return context.get_dummy_value()
+
+    return signature, codegen

@@ -1,0 +1,315 @@
+"""Products of a 2:4 matrix with a dense one, on the CPU.
+
+The sparse kernels multiply only what is stored.  `b` is first copied into the layout that
+they read: *panels*, a few machine vectors wide and k high, for the many-column kernel;
+whole columns for the few-column kernel.  Then the threads share blocks of rows; a block's
+sums stay in cache, pass the epilogue and go to `out`.  The inner loops are in `_simd`.
+
+`decompress_matmul` expands A and calls BLAS instead; `choose` says which is faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from sparse24 import _arrays, _check, _dtypes, _spec
+from sparse24._errors import DTypeError, ShapeError
+from sparse24._records import PLAIN, Epilogue
+from sparse24.kernels import _simd, cpu_compress
+from sparse24.kernels._numba import njit, parallel, slices, threads
+from sparse24.kernels._simd import ROWS_OF_DOTS, dots, lanes_of_dots, tile
+from sparse24.kernels.cpu_decode import decode_into, decoded
+from sparse24.kernels.cpu_epilogue import finish
+
+BLOCK_ROWS = 96  # a multiple of the rows of every tile
+_STEP = 128  # stored elements of a row added up before they join the sums: less rounding
+_PARTS_OF_COLUMNS = 512  # columns of a task where blocks of rows are too few for the threads
+FEW_COLUMNS = 8  # up to here `dots`
+_SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
+
+
+@njit
+def _indices(metadata, groups, indices):
+    """Row of b of every stored element, from canonical metadata."""
+    for row in range(metadata.shape[0]):
+        for g in range(groups):
+            code = np.int32(metadata[row, g >> 1]) >> (4 * (g & 1))
+            indices[row, 2 * g] = 4 * g + (code & 3)
+            indices[row, 2 * g + 1] = 4 * g + (code >> 2 & 3)
+
+
+@njit
+def multiply_panels(values, indices, panels, sums, step, shape):
+    """``sums[:, j w : (j + 1) w] = A @ panels[j]`` for every panel j; `shape` as for `tile`."""
+    rows, width = len(shape[0]), len(shape[1])
+    m, stored = values.shape
+    flat = panels.reshape(panels.size)
+    high = panels.shape[1] * width
+    held = np.empty((-(-m // rows) * rows, width), values.dtype)
+    for j in range(panels.shape[0]):
+        for start in range(0, stored, step):
+            count = min(step, stored - start)
+            for row in range(0, m, rows):
+                tile(
+                    values, indices, row, m - 1, start, count, flat, j * high,
+                    held[row:], start > 0, shape,
+                )  # fmt: skip
+        wide = min(width, sums.shape[1] - j * width)
+        for row in range(m):
+            for column in range(wide):
+                sums[row, j * width + column] = held[row, column]
+
+
+@njit
+def _multiply_columns(values, metadata, b, column, columns, lanes, sums):
+    """``sums = A @ b[column : column + len(columns)].T``; `b` holds columns."""
+    wide = len(columns)
+    m, stored = values.shape
+    whole = stored // lanes
+    held = np.empty((ROWS_OF_DOTS, wide), values.dtype)
+    for row in range(0, m, ROWS_OF_DOTS):
+        dots(values, metadata, row, m - 1, whole, b, column, held, columns)
+        for i in range(min(ROWS_OF_DOTS, m - row)):
+            for j in range(wide):
+                total = held[i, j]
+                for t in range(whole * lanes, stored):
+                    place = metadata[row + i, t >> 2] >> (2 * (t & 3)) & 3
+                    total += values[row + i, t] * b[column + j, 4 * (t >> 1) + place]
+                sums[row + i, column + j] = total
+
+
+def _aligned(shape: tuple[int, ...], dtype) -> np.ndarray:
+    """An uninitialised array on a cache-line boundary, so that no vector straddles two."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def widths(n: int, itemsize: int) -> list[tuple[int, int, int]]:
+    """Cut n columns into runs (first column, columns, machine vectors of a panel)."""
+    lanes = _simd.VECTOR_BYTES // itemsize
+    whole = n // (4 * lanes) * 4 * lanes
+    runs = [(0, whole, 4)] if whole else []
+    rest = n - whole
+    if rest:
+        runs.append((whole, rest, 1 if rest <= lanes else 2 if rest <= 2 * lanes else 4))
+    return runs
+
+
+def pack_panels(b: np.ndarray, high: int, width: int) -> np.ndarray:
+    """(k, n) as (panels, high, width), zeros below and to the right."""
+    k, n = b.shape
+    panels = _aligned((-(-n // width), high, width), b.dtype)
+
+    def pack(j: int):
+        part = b[:, j * width : (j + 1) * width]
+        panels[j, :k, : part.shape[1]] = part
+        panels[j, k:] = 0
+        panels[j, :, part.shape[1] :] = 0
+
+    parallel(pack, len(panels))
+    return panels
+
+
+def pack_columns(b: np.ndarray, high: int) -> np.ndarray:
+    """(k, n) as (n, at least high): columns, each from a cache line on, zeros behind."""
+    pitch = -(-high // 16) * 16
+    columns = _aligned((b.shape[1], pitch), b.dtype)
+    columns[:, : b.shape[0]] = b.T
+    columns[:, b.shape[0] :] = 0
+    return columns
+
+
+class _Operand:
+    """The 2:4 matrix of one product, read block by block in the accumulator's type."""
+
+    def __init__(self, values, metadata, dtype: _dtypes.DType):
+        self.values = np.require(values, requirements="CA")
+        self.metadata = np.require(metadata, requirements="CA")
+        self.dtype = dtype
+        self.groups = values.shape[1] // _spec.KEPT
+
+    def block(self, rows: slice) -> np.ndarray:
+        part = self.values[rows]
+        if self.dtype.logical == self.dtype.accumulator:
+            return part
+        out = np.empty(part.shape, self.dtype.accumulator)
+        decode_into(part, self.dtype, out)
+        return out
+
+    def indices(self, rows: slice) -> np.ndarray:
+        indices = np.empty(self.values[rows].shape, np.int32)
+        _indices(self.metadata[rows], self.groups, indices)
+        return indices
+
+
+def _multiply_many(a: _Operand, b, out, epilogue: Epilogue) -> None:
+    m, n = out.shape
+    high = _spec.GROUP * a.groups
+    parts = []
+    for first, columns, vectors in widths(n, b.dtype.itemsize):
+        width = vectors * _simd.VECTOR_BYTES // b.dtype.itemsize
+        shape = ((0,) * _simd.ROWS_OF_TILE[vectors], (0,) * width)
+        panels = pack_panels(b[:, first : first + columns], high, width)
+        some = len(panels) if m > 2 * threads() * BLOCK_ROWS else -(-_PARTS_OF_COLUMNS // width)
+        for j in range(0, len(panels), some):
+            left = first + j * width
+            right = min(first + columns, left + some * width)
+            parts.append((slice(left, right), panels[j : j + some], shape))
+    blocks = slices(m, BLOCK_ROWS // 4, BLOCK_ROWS)
+
+    def task(number: int):
+        rows = blocks[number // len(parts)]
+        columns, panels, shape = parts[number % len(parts)]
+        sums = np.empty((rows.stop - rows.start, columns.stop - columns.start), b.dtype)
+        multiply_panels(a.block(rows), a.indices(rows), panels, sums, _STEP, shape)
+        finish(sums, out, epilogue, rows, columns)
+
+    parallel(task, len(blocks) * len(parts))
+
+
+def _multiply_few(a: _Operand, b, out, epilogue: Epilogue) -> None:
+    m, n = out.shape
+    columns = pack_columns(b, _spec.GROUP * a.groups)
+    blocks = slices(m, 4 * ROWS_OF_DOTS, max(4 * ROWS_OF_DOTS, (1 << 18) // max(1, a.groups)))
+    lanes = lanes_of_dots(b.dtype.itemsize)
+
+    def task(number: int):
+        rows = blocks[number]
+        sums = np.empty((rows.stop - rows.start, n), b.dtype)
+        values, metadata = a.block(rows), a.metadata[rows]
+        for j in range(0, n, 4):
+            some = (0,) * min(4, n - j)
+            _multiply_columns(values, metadata, columns, j, some, lanes, sums)
+        finish(sums, out, epilogue, rows, slice(0, n))
+
+    parallel(task, len(blocks))
+
+
+def _multiply(values, metadata, dtype, b, out, epilogue: Epilogue) -> None:
+    """One product of matrices; `b` in the accumulator's type."""
+    m, n = out.shape
+    if not (m and n):
+        return
+    if not b.shape[0]:
+        finish(np.zeros(out.shape, b.dtype), out, epilogue, slice(0, m), slice(0, n))
+        return
+    a = _Operand(values, metadata, dtype)
+    multiply = _multiply_few if n <= FEW_COLUMNS else _multiply_many
+    multiply(a, b, out, epilogue)
+
+
+def _check_operands(values, metadata, k: int, b, out) -> tuple[_dtypes.DType, _dtypes.DType]:
+    dtype = _arrays.logical_dtype(values, argument="values")
+    b_dtype = _arrays.logical_dtype(b, argument="b")
+    if dtype.accumulator != b_dtype.accumulator:
+        raise DTypeError(
+            f"b must have a type that sums in {dtype.accumulator} like {dtype.name}, "
+            f"got {b_dtype.name}; convert one of the two"
+        )
+    for argument, array in (("b", b), ("out", out)):
+        _check.at_least_2d(array.shape, argument=argument)
+    m, n = out.shape[-2:]
+    lead = np.broadcast_shapes(values.shape[:-2], b.shape[:-2])
+    if b.shape[-2] != k or values.shape[-1] != _spec.values_per_row(k):
+        raise ShapeError(
+            f"b must have k = {k} rows, got shape {b.shape}; check the inner dimensions"
+        )
+    want = (*lead, values.shape[-2], b.shape[-1])
+    _check.same_shape((*out.shape[:-2], m, n), want, argument="out", other="the product")
+    _check.writable(out, argument="out")
+    return dtype, b_dtype
+
+
+def _over_batch(values, metadata, b, out, epilogue: Epilogue, one) -> None:
+    """Call ``one(values, metadata, b, out, epilogue)`` for every product of a batch.
+
+    Of many small products each runs on one thread; others share all threads.
+    """
+    lead = out.shape[:-2]
+    values, metadata, b = (
+        np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (values, metadata, b)
+    )
+    places = list(np.ndindex(*lead))
+
+    def task(number: int):
+        at = places[number]
+        one(values[at], metadata[at], b[at], out[at], _at(epilogue, at))
+
+    size = out.shape[-2] * out.shape[-1] * b.shape[-2]
+    if len(places) >= 2 * threads() and size < _SMALL:
+        parallel(task, len(places))
+    else:
+        for number in range(len(places)):
+            task(number)
+
+
+def _at(epilogue: Epilogue, place: tuple[int, ...]) -> Epilogue:
+    """The epilogue of one product of a batch."""
+    if not place or (epilogue.c is None and epilogue.aux is None):
+        return epilogue
+    pick = lambda x: None if x is None else x[place]  # noqa: E731
+    return replace(epilogue, c=pick(epilogue.c), aux=pick(epilogue.aux))
+
+
+def matmul(
+    values: np.ndarray,
+    metadata: np.ndarray,
+    k: int,
+    b: np.ndarray,
+    out: np.ndarray,
+    epilogue: Epilogue = PLAIN,
+) -> None:
+    """Write ``epilogue(A @ b)`` into `out` with the sparse kernels.
+
+    Parameters
+    ----------
+    values : ndarray, shape (..., m, values_per_row(k))
+    metadata : ndarray of uint8, shape (..., m, metadata_bytes_per_row(k))
+    k : int
+        Columns of A.
+    b : ndarray, shape (..., k, n), any strides
+        Of a type that sums in the same type as `values`.  Leading axes broadcast.
+    out : ndarray, shape (..., m, n), any strides and result type
+    epilogue : Epilogue
+        Its `c` and `aux` have the shape of `out`.
+
+    Raises
+    ------
+    DTypeError, ShapeError, ArgumentError
+        For operands that do not fit together, and a read-only `out`.
+    """
+    dtype, b_dtype = _check_operands(values, metadata, k, b, out)
+
+    def one(values, metadata, b, out, epilogue):
+        _multiply(values, metadata, dtype, decoded(b, b_dtype), out, epilogue)
+
+    _over_batch(values, metadata, b, out, epilogue, one)
+
+
+def decompress_matmul(
+    values: np.ndarray,
+    metadata: np.ndarray,
+    k: int,
+    b: np.ndarray,
+    out: np.ndarray,
+    epilogue: Epilogue = PLAIN,
+) -> None:
+    """The same product by expanding A and calling BLAS.  Parameters as for `matmul`."""
+    dtype, b_dtype = _check_operands(values, metadata, k, b, out)
+    # BLAS has no integers; float32 is exact up to 2**24 = 1024 products of -128 * -128.
+    exact = np.float32 if k <= 2048 else np.float64
+    work = exact if dtype.name == "int8" else dtype.accumulator
+
+    def one(values, metadata, b, out, epilogue):
+        dense = cpu_compress.decompress(values, metadata, k)
+        sums = decoded(dense, dtype).astype(work, copy=False) @ decoded(b, b_dtype).astype(
+            work, copy=False
+        )
+        sums = sums.astype(dtype.accumulator, copy=False)
+        finish(sums, out, epilogue, slice(0, out.shape[0]), slice(0, out.shape[1]))
+
+    _over_batch(values, metadata, b, out, epilogue, one)

@@ -1,0 +1,246 @@
+"""The CPU products against float64, and exactly for integers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparse24 import _dtypes
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._records import PLAIN, Epilogue
+from sparse24.kernels import _simd, cpu_compress, cpu_matmul, reference
+
+PRODUCTS = [cpu_matmul.matmul, cpu_matmul.decompress_matmul]
+# (m, k, n): sizes 0 and 1, edges of tiles, of panels and of the steps over K
+SHAPES = [
+    (0, 4, 4), (4, 0, 4), (4, 4, 0), (1, 1, 1), (5, 7, 3), (13, 30, 9), (7, 64, 16), (9, 33, 17),
+    (100, 131, 70), (33, 260, 1), (6, 2100, 8), (12, 2052, 33), (200, 40, 130),
+]  # fmt: skip
+EPSILON = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
+
+
+def operands(rng, m, k, n, name, lead_a=(), lead_b=()):
+    dtype = _dtypes.TABLE[name].logical
+    if name == "int8":
+        a = rng.integers(-128, 128, (*lead_a, m, k)).astype(dtype)
+        b = rng.integers(-128, 128, (*lead_b, k, n)).astype(dtype)
+    else:
+        a = rng.standard_normal((*lead_a, m, k)).astype(dtype)
+        b = rng.standard_normal((*lead_b, k, n)).astype(dtype)
+    a = reference.prune(a)
+    values, metadata, _ = cpu_compress.compress(a, "check")
+    return a, values, metadata, b
+
+
+def result_like(shape, name):
+    out = np.empty(shape, _dtypes.numpy_dtype(_dtypes.TABLE[name].result))
+    out.view(np.uint8 if out.dtype.itemsize == 1 else f"u{out.dtype.itemsize}")[...] = 77
+    return out
+
+
+def assert_close(got, a, b, scale=1.0):
+    """Within the rounding of the sums and of the result; exact for integers."""
+    want = reference.matmul(a, b) * scale
+    if got.dtype.kind == "i":
+        np.testing.assert_array_equal(got, want)
+        return
+    accumulator = 2**-53 if got.dtype == np.float64 else 2**-24
+    size = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64)) * abs(scale)
+    k = max(a.shape[-1], 1)
+    bound = size * accumulator * k + np.abs(want) * EPSILON.get(got.dtype.name, 2**-8)
+    assert (np.abs(got.astype(np.float64) - want) <= bound + 1e-12).all()
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_product(rng, name, shape, product):
+    m, k, n = shape
+    a, values, metadata, b = operands(rng, m, k, n, name)
+    out = result_like((m, n), name)
+    product(values, metadata, k, b, out)
+    assert_close(out, a, b)
+
+
+@pytest.mark.parametrize("n", [3, 40])
+def test_error_is_no_larger_than_that_of_the_dense_product(rng, n):
+    a, values, metadata, b = operands(rng, 64, 1024, n, "float32")
+    out = result_like((64, n), "float32")
+    cpu_matmul.matmul(values, metadata, 1024, b, out)
+    want = reference.matmul(a, b)
+    ours, dense = np.abs(out - want).max(), np.abs(a @ b - want).max()
+    assert ours <= 2 * dense
+
+
+@pytest.mark.parametrize("n", [2, 50])
+def test_int8_extremes_are_exact(n):
+    a = np.zeros((3, 4096), np.int8)
+    a[:, ::2] = -128
+    values, metadata, _ = cpu_compress.compress(a, "check")
+    b = np.full((4096, n), -128, np.int8)
+    for product in PRODUCTS:
+        out = result_like((3, n), "int8")
+        product(values, metadata, 4096, b, out)
+        np.testing.assert_array_equal(out, 2048 * 128 * 128)
+
+
+@pytest.mark.parametrize(
+    ("lead_a", "lead_b"),
+    [((), (3,)), ((2,), ()), ((2, 1), (3,)), ((9,), (9,)), ((0,), ())],
+    ids=str,
+)
+@pytest.mark.parametrize("n", [1, 20])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_batches_broadcast(rng, product, n, lead_a, lead_b):
+    a, values, metadata, b = operands(rng, 5, 18, n, "float32", lead_a, lead_b)
+    lead = np.broadcast_shapes(lead_a, lead_b)
+    out = result_like((*lead, 5, n), "float32")
+    product(values, metadata, 18, b, out)
+    assert_close(out, a, b)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("n", [4, 37])
+def test_strides_of_b_and_out(rng, n, name):
+    a, values, metadata, b = operands(rng, 11, 26, n, name)
+    wide = np.zeros((52, 3 * n), b.dtype)
+    wide[::2, ::3] = b
+    raw = np.zeros(b.nbytes + 1, np.uint8)[1:].view(b.dtype).reshape(b.shape)
+    raw[...] = b
+    raw.flags.writeable = False
+    for other in (np.asfortranarray(b), wide[::2, ::3], raw, b[::-1][::-1]):
+        tall = result_like((22, 2 * n), name)
+        misaligned = np.zeros(11 * n * tall.itemsize + 1, np.uint8)[1:].view(tall.dtype)
+        for out in (result_like((n, 11), name).T, tall[::2, ::2], misaligned.reshape(11, n)):
+            cpu_matmul.matmul(values, metadata, 26, other, out)
+            assert_close(np.ascontiguousarray(out), a, b)
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "float64", "int8"])
+@pytest.mark.parametrize("activation", ["identity", "relu", "relu2", "gelu", "gelu_tanh", "silu"])
+def test_epilogue(rng, name, activation):
+    m, k, n = 13, 24, 21
+    _, values, metadata, b = operands(rng, m, k, n, name)
+    result = "float32" if name == "int8" else name
+    kind = np.float64 if name == "float64" else np.float32
+    c = rng.standard_normal((m, n)).astype(result)
+    aux = result_like((m, n), result)
+    scale = 1e-4 if name == "int8" else 0.5
+    e = Epilogue(
+        scale, 0.25, c, *(rng.standard_normal(size).astype(kind) for size in (m, n, m, n)),
+        activation, 0.1, 2.0, 3.0, aux,
+    )  # fmt: skip
+    out = result_like((m, n), result)
+    cpu_matmul.matmul(values, metadata, k, b, out, e)
+    sums = np.empty((m, n), _dtypes.TABLE[name].accumulator)
+    cpu_matmul.matmul(values, metadata, k, b, sums)
+    want, want_aux = reference.apply_epilogue(sums, e, _dtypes.TABLE[result])
+    tolerance = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}[result]
+    for got, right in ((out, want), (aux, want_aux)):
+        np.testing.assert_allclose(got, right, rtol=tolerance, atol=3 * tolerance)
+
+
+@pytest.mark.parametrize("result", ["int8", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_narrow_results_saturate_and_round_to_even(rng, result):
+    _, values, metadata, b = operands(rng, 8, 64, 40, "float32")
+    dtype = _dtypes.TABLE[result].logical
+    out = np.zeros((8, 40), dtype)
+    e = Epilogue(alpha=100.0)
+    cpu_matmul.matmul(values, metadata, 64, b, out, e)
+    sums = np.empty((8, 40), np.float32)
+    cpu_matmul.matmul(values, metadata, 64, b, sums)
+    want = reference.to_dtype(sums * np.float32(100), dtype)
+    np.testing.assert_array_equal(out.astype(np.float32), want.astype(np.float32))
+
+
+def test_bfloat16_keeps_nan_and_infinity():
+    a = np.array([[np.nan, 0, 0, 1], [np.inf, 0, 0, 0], [1, 0, 0, 0]], np.float32)
+    values, metadata, _ = cpu_compress.compress(a, "check")
+    out = result_like((3, 9), "bfloat16")
+    cpu_matmul.matmul(values, metadata, 4, np.ones((4, 9), np.float32), out)
+    assert np.isnan(out[0].astype(np.float32)).all()
+    assert np.isposinf(out[1].astype(np.float32)).all()
+    assert (out[2] == 1).all()
+
+
+@pytest.mark.parametrize("n", [3, 30])
+def test_batched_c_and_aux(rng, n):
+    a, values, metadata, b = operands(rng, 6, 12, n, "float32", (), (2,))
+    c, out, aux = (rng.standard_normal((2, 6, n)).astype(np.float32) for _ in range(3))
+    cpu_matmul.matmul(values, metadata, 12, b, out, Epilogue(beta=2.0, c=c, aux=aux))
+    np.testing.assert_allclose(out, a @ b + 2 * c, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(aux, out)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 40), st.integers(1, 70), st.integers(1, 70),
+    st.sampled_from(["float32", "int8"]), st.integers(0, 2**32),
+)  # fmt: skip
+def test_the_kernels_agree_with_the_dense_product(m, k, n, name, seed):
+    a, values, metadata, b = operands(np.random.default_rng(seed), m, k, n, name)
+    out = result_like((m, n), name)
+    cpu_matmul.matmul(values, metadata, k, b, out, PLAIN)
+    assert_close(out, a, b)
+
+
+PORTABLE = """
+import numpy as np
+from sparse24.kernels import _simd, cpu_compress, cpu_matmul, reference
+assert _simd.VECTOR_BYTES == 16
+rng = np.random.default_rng(0)
+for kind in (np.float32, np.float64, np.int8):
+    for n in (3, 21):
+        a = reference.prune((5 * rng.standard_normal((9, 75))).astype(kind))
+        b = (5 * rng.standard_normal((75, n))).astype(kind)
+        out = np.empty((9, n), np.int32 if kind is np.int8 else kind)
+        values, metadata, _ = cpu_compress.compress(a, "check")
+        cpu_matmul.matmul(values, metadata, 75, b, out)
+        np.testing.assert_allclose(out, reference.matmul(a, b), rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_machines_without_wide_vectors(tmp_path):
+    """The same kernels compiled for the plainest CPU of this architecture."""
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "SPARSE24_CACHE_DIR": str(tmp_path),
+    }  # fmt: skip
+    subprocess.run([sys.executable, "-c", PORTABLE], env=environment, check=True)
+
+
+def test_sums_stay_in_registers():
+    """The loop over stored elements multiplies and adds in vectors, without touching the sums."""
+    if "fma" not in _simd.FEATURES:
+        pytest.skip("this CPU has no fused multiply-add")
+    values = np.ones((6, 32), np.float32)
+    indices = np.zeros((6, 32), np.int32)
+    width = 4 * _simd.VECTOR_BYTES // 4
+    shape = ((0,) * _simd.ROWS_OF_TILE[4], (0,) * width)
+    panels = np.ones((1, 64, width), np.float32)
+    sums = np.zeros((6, width), np.float32)
+    cpu_matmul.multiply_panels(values, indices, panels, sums, 32, shape)
+    assert (sums == 32).all()
+    listing = "".join(cpu_matmul.multiply_panels.inspect_asm().values())
+    register = {64: "%zmm", 32: "%ymm"}[_simd.VECTOR_BYTES]
+    fused = [line for line in listing.splitlines() if "vfmadd" in line and register in line]
+    assert len(fused) >= 4 * _simd.ROWS_OF_TILE[4]
+
+
+def test_messages(rng):
+    _, values, metadata, b = operands(rng, 4, 8, 5, "float32")
+    out = np.empty((4, 5), np.float32)
+    with pytest.raises(ShapeError, match=r"b must have k = 8 rows, got shape \(7, 5\)"):
+        cpu_matmul.matmul(values, metadata, 8, b[:7], out)
+    with pytest.raises(ShapeError, match=r"out must have the shape of the product, \(4, 5\)"):
+        cpu_matmul.matmul(values, metadata, 8, b, out.T)
+    with pytest.raises(DTypeError, match="b must have a type that sums in float32 like float32"):
+        cpu_matmul.matmul(values, metadata, 8, b.astype(np.float64), out)
+    out.flags.writeable = False
+    with pytest.raises(ArgumentError, match="out is read-only"):
+        cpu_matmul.matmul(values, metadata, 8, b, out)
