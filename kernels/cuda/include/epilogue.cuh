@@ -40,25 +40,42 @@ template <int kind, class Real> Real activate(Real x, Real lower, Real upper) {
     return x;
 }
 
+// The scale and the bias of one row or one column, loaded once for many elements.
+template <class Real> struct EpilogueTerms { Real scale = 1, bias = 0; };
+
+template <int bits, class Real> EpilogueTerms<Real> row_terms(const EpilogueParams& p, long long row) {
+    EpilogueTerms<Real> terms;
+    if constexpr (bits & kRowScale) terms.scale = static_cast<const Real*>(p.row_scale)[row];
+    if constexpr (bits & kRowBias) terms.bias = static_cast<const Real*>(p.row_bias)[row];
+    return terms;
+}
+template <int bits, class Real> EpilogueTerms<Real> column_terms(const EpilogueParams& p, long long column) {
+    EpilogueTerms<Real> terms;
+    if constexpr (bits & kColumnScale) terms.scale = static_cast<const Real*>(p.column_scale)[column];
+    if constexpr (bits & kColumnBias) terms.bias = static_cast<const Real*>(p.column_bias)[column];
+    return terms;
+}
+
 // Returns the value to store for accumulator `acc` of element (row, column) of product `batch`.
 template <Kind out, int bits, int activation, class Acc>
-typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column) {
+typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column,
+                                    EpilogueTerms<typename Scalar<out>::real> of_row,
+                                    EpilogueTerms<typename Scalar<out>::real> of_column) {
     using Out = Scalar<out>;
     if constexpr (bits == 0) {
         return Out::store(acc);
     } else {
         using Real = typename Out::real;
-        const auto vector = [](const void* base, long long i) { return static_cast<const Real*>(base)[i]; };
         Real x = Real(acc);
         if constexpr (bits & kAlpha) x *= Real(p.alpha);
-        if constexpr (bits & kRowScale) x *= vector(p.row_scale, row);
-        if constexpr (bits & kColumnScale) x *= vector(p.column_scale, column);
+        if constexpr (bits & kRowScale) x *= of_row.scale;
+        if constexpr (bits & kColumnScale) x *= of_column.scale;
         if constexpr (bits & kC) {
             const auto* c = static_cast<const typename Out::type*>(p.c);
             x += Real(p.beta) * Real(Out::load(c[batch * p.c_batch + row * p.c_row + column * p.c_column]));
         }
-        if constexpr (bits & kRowBias) x += vector(p.row_bias, row);
-        if constexpr (bits & kColumnBias) x += vector(p.column_bias, column);
+        if constexpr (bits & kRowBias) x += of_row.bias;
+        if constexpr (bits & kColumnBias) x += of_column.bias;
         if constexpr (bits & kAux) {
             auto* aux = static_cast<typename Out::type*>(p.aux);
             aux[batch * p.aux_batch + row * p.aux_row + column * p.aux_column] = Out::store(x);
@@ -67,4 +84,12 @@ typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long 
         if constexpr (bits & kOutScale) x *= Real(p.out_scale);
         return Out::store(x);
     }
+}
+
+// The same for an element on its own.
+template <Kind out, int bits, int activation, class Acc>
+typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column) {
+    using Real = typename Scalar<out>::real;
+    return epilogue<out, bits, activation>(acc, p, batch, row, column, row_terms<bits, Real>(p, row),
+                                           column_terms<bits, Real>(p, column));
 }

@@ -1,0 +1,55 @@
+// hopper_pipeline: a ring of shared-memory stages between one producer thread and the consumers.
+//
+// full[s]  one arrival by the producer, plus the bytes that the copy engine delivers
+// empty[s] one arrival by every consumer warp of every block of the cluster, because a multicast
+//          writes into all of them
+#pragma once
+#include "hopper_ptx.cuh"
+
+// A position in a ring of `size` stages; `phase` flips at every turn.
+template <int size> struct Cursor {
+    int stage = 0;
+    u32 phase = 0;
+    __device__ void advance() {
+        if (++stage == size) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+template <int stages, int consumer_warps, int cluster> class Pipeline {
+  public:
+    using Position = Cursor<stages>;
+    static constexpr int bytes = 2 * stages * 8;
+
+    __device__ explicit Pipeline(u32 storage) : full_(storage), empty_(storage + stages * 8) {}
+
+    __device__ void init() const {  // by one thread, before a block or cluster barrier
+        for (int s = 0; s < stages; s++) {
+            barrier_init(full_ + 8 * s, 1);
+            barrier_init(empty_ + 8 * s, consumer_warps * cluster);
+        }
+        barrier_init_fence();
+    }
+
+    // Producer: wait until the stage is free, then announce `count` bytes on the returned barrier.
+    __device__ u32 acquire(const Position& at, u32 count) const {
+        barrier_wait(empty_ + 8 * at.stage, at.phase ^ 1);
+        barrier_expect(full_ + 8 * at.stage, count);
+        return full_ + 8 * at.stage;
+    }
+    // Consumers: wait for the bytes; give the stage back, all lanes of every consumer warp.
+    __device__ void wait(const Position& at) const { barrier_wait(full_ + 8 * at.stage, at.phase); }
+    __device__ void release(int stage) const {
+        const u32 lane = threadIdx.x % 32;
+        if constexpr (cluster == 1) {
+            if (lane == 0) barrier_arrive(empty_ + 8 * stage);
+        } else {
+            if (lane < cluster) barrier_arrive_remote(empty_ + 8 * stage, lane);
+        }
+    }
+
+  private:
+    u32 full_, empty_;
+};

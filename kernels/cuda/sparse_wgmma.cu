@@ -1,0 +1,238 @@
+// sparse_wgmma: out (m, n) = epilogue(A (m, k; 2:4) @ b (k, n)) on the sparse tensor cores of Hopper.
+//
+//   values  [batch, m, k/2]           rows on 16-byte boundaries                       (read)
+//   packed  [batch, atoms_k, atoms_m, 1024]  metadata in 64x128 atoms (sparse24/_spec.py)  (read)
+//   b       [batch, k, n]             k or n contiguous; n only for 16-bit elements   (read)
+//   out     [batch, m, n]             any strides; fastest with m or n contiguous     (written)
+//
+// One persistent block an SM.  The last warpgroup is the producer: one of its threads keeps the copy
+// engine busy filling a ring of stages.  The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS
+// rows of the tile, multiply stage after stage with one group of instructions in flight, and
+// write their part of the result while the producer already fetches the next tile.
+// Ragged edges need no code: the copy engine reads zeros outside A and b and writes nothing
+// outside out.  Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
+//
+// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS CLUSTER IN_FLIGHT
+// B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION; kernels/sparse_wgmma_configs.py chooses.
+//
+// Reference: reference.matmul.  Launcher: kernels/sparse_wgmma.py.  How it works:
+// docs/explanation/hopper_kernel.rst.
+#include "hopper_metadata.cuh"
+#include "hopper_pipeline.cuh"
+#include "hopper_store.cuh"
+#include "tile_scheduler.cuh"
+
+struct Shape {
+    int m, n, atoms_m, atoms_k;
+    int a_batched, b_batched;  // 0: one operand for all products
+    long long packed_batch;    // bytes
+};
+
+constexpr int kElementBytes = sizeof(Scalar<Kind::ELEMENT>::type);
+constexpr int kSpans = BLOCK_K * kElementBytes / 128;    // 128-byte columns of B in a stage
+constexpr int kSteps = 2 * kSpans;                       // instructions along k in a stage
+constexpr int kParts = kAtomK / BLOCK_K;                 // stages of an atom
+constexpr int kRowBlocks = BLOCK_M / (64 * CONSUMERS);   // 64-row blocks of a warpgroup
+constexpr int kProducer = CONSUMERS * 128;               // first thread of the producer
+constexpr int kThreads = kProducer + 128;
+
+constexpr u32 kABytes = BLOCK_M * 64 * kSpans;
+constexpr u32 kBBytes = BLOCK_N * 128 * kSpans;
+constexpr u32 kStageBytes = kABytes + kBBytes;
+constexpr int kAtoms = BLOCK_M / kAtomM;                 // metadata atoms of a tile
+constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for kParts stages
+constexpr u32 kMetadataAt = STAGES * kStageBytes;
+constexpr u32 kStagingAt = kMetadataAt + kSlots * kAtoms * kAtomBytes;
+constexpr u32 kBarriersAt = kStagingAt + CONSUMERS * STAGING * kStagingBytes;
+
+constexpr u64 kADescriptor = descriptor(kSpans == 2 ? kSwizzle128 : kSwizzle64, 512 * kSpans);
+constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, B_ROW_MAJOR ? BLOCK_K * 128 : 16);
+
+using Ring = Pipeline<STAGES, CONSUMERS * 4, CLUSTER>;
+
+// Fetch this block's share of B: all of it, or its part of what the cluster multicasts.
+__device__ inline void fetch_b(const TensorMap& map, u32 to, int n0, int k0, int batch, u32 rank, u32 barrier) {
+    const auto fetch = [&](u32 at, int x, int y) {
+        if constexpr (CLUSTER == 1)
+            load_box(at, map, x, y, batch, barrier);
+        else
+            load_box_multicast(at, map, x, y, batch, barrier, (1 << CLUSTER) - 1);
+    };
+    if constexpr (B_ROW_MAJOR) {  // boxes of 64 columns by this block's share of the k rows
+        const u32 share = rank * (BLOCK_K / CLUSTER);
+#pragma unroll
+        for (int span = 0; span < BLOCK_N / 64; span++)
+            fetch(to + span * BLOCK_K * 128 + share * 128, n0 + span * 64, k0 + share);
+    } else {  // boxes of 128 bytes along k by this block's share of the columns
+        const u32 share = rank * (BLOCK_N / CLUSTER);
+#pragma unroll
+        for (int span = 0; span < kSpans; span++)
+            fetch(to + span * BLOCK_N * 128 + share * 128, k0 + span * (128 / kElementBytes), n0 + share);
+    }
+}
+
+__device__ inline void produce(const TensorMap& values, const TensorMap& b, const unsigned char* packed,
+                               const Shape& shape, TileScheduler tiles, const Ring& ring, u32 shared, u32 rank) {
+    typename Ring::Position at;
+    int slot = 0;
+    Tile tile;
+    while (tiles.advance(tile)) {
+        const int m0 = tile.m * BLOCK_M, n0 = tile.n * BLOCK_N, first_atom = tile.m * kAtoms;
+        const int a_batch = shape.a_batched * tile.batch, b_batch = shape.b_batched * tile.batch;
+        const u32 metadata_bytes = max(0, min(kAtoms, shape.atoms_m - first_atom)) * kAtomBytes;
+        const unsigned char* metadata = packed + a_batch * shape.packed_batch + (long long)first_atom * kAtomBytes;
+        for (int atom = 0; atom < shape.atoms_k; atom++) {
+            for (int part = 0; part < kParts; part++) {
+                const int k0 = atom * kAtomK + part * BLOCK_K;
+                const u32 stage = shared + at.stage * kStageBytes;
+                const u32 barrier = ring.acquire(at, kStageBytes + (part == 0 ? metadata_bytes : 0));
+                if (part == 0) {
+                    const u32 to = shared + kMetadataAt + slot * kAtoms * kAtomBytes;
+                    if (metadata_bytes) load_bytes(to, metadata, metadata_bytes, barrier);
+                    slot = slot + 1 == kSlots ? 0 : slot + 1;
+                    metadata += (long long)shape.atoms_m * kAtomBytes;
+                }
+                load_box(stage + kBBytes, values, k0 / 2, m0, a_batch, barrier);
+                fetch_b(b, stage, n0, k0, b_batch, rank, barrier);
+                at.advance();
+            }
+        }
+    }
+}
+
+// One consumer warpgroup: its accumulators and its place in the ring.
+class Consumer {
+  public:
+    Sum d[kRowBlocks][BLOCK_N / 2];
+
+    __device__ Consumer(const Ring& ring, u32 shared) : ring_(ring), shared_(shared) {}
+
+    // d = the products of one tile over all of k.  The ring goes on where the last tile left it.
+    __device__ void multiply(int atoms_k) {
+        Metadata<kRowBlocks> even, odd;
+        even.clear();
+        odd.clear();
+        for (int atom = 0; atom < atoms_k; atom++) {
+            if (IN_FLIGHT && atom % 2)
+                multiply_atom(odd, even, 1);
+            else
+                multiply_atom(even, odd, atom > 0);
+        }
+        drain();
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
+    }
+
+  private:
+    // One group of instructions a stage.  With IN_FLIGHT a group still runs when the next atom
+    // begins, and the metadata of `last` must stay; without it the atom ends with a wait.
+    __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last, u32 keep) {
+#pragma unroll
+        for (int part = 0; part < kParts; part++) {
+            ring_.wait(at_);
+            if (part == 0) fetch(metadata);
+            wgmma_fence();
+            multiply_stage(metadata, part, part ? 1 : keep);
+            group_commit();
+            group_wait<1>();
+            if (IN_FLIGHT && part == 0) last.hold(shared_);
+            if (previous_ >= 0) ring_.release(previous_);
+            previous_ = at_.stage;
+            at_.advance();
+        }
+        if (!IN_FLIGHT) drain();
+    }
+    __device__ void fetch(Metadata<kRowBlocks>& metadata) {
+        const u32 first = slot_ * kAtoms + threadIdx.x / 128 * kRowBlocks;
+        metadata.load(shared_ + kMetadataAt + first * kAtomBytes + metadata_offset());
+        slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
+    }
+    __device__ void multiply_stage(const Metadata<kRowBlocks>& metadata, int part, u32 keep) {
+        const u32 stage = shared_ + at_.stage * kStageBytes, rows = threadIdx.x / 128 * kRowBlocks * 4096 * kSpans;
+        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + rows);
+        const u64 b = kBDescriptor | descriptor_start(stage);
+#pragma unroll
+        for (int step = 0; step < kSteps; step++) {
+            const u32 b_offset = B_ROW_MAJOR ? step * 4096 : step / 2 * BLOCK_N * 128 + step % 2 * 64;
+            const int word = part * kSteps + step;
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++) {
+                const u64 a_step = a + (r * 4096 * kSpans + step * 32) / 16, b_step = b + b_offset / 16;
+                if (!kBytes && word >= 2)
+                    wgmma_sp<!kBytes>(d[r], a_step, b_step, metadata.words[r][word % 2], 1);
+                else
+                    wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][word % 2], step ? 1 : keep);
+            }
+        }
+    }
+    // Wait for all groups and give back the last stage.
+    __device__ void drain() {
+        group_wait<0>();
+        if (previous_ >= 0) ring_.release(previous_);
+        previous_ = -1;
+    }
+
+    const Ring& ring_;
+    u32 shared_;
+    typename Ring::Position at_;
+    int slot_ = 0, previous_ = -1;
+};
+
+__device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
+                               const Shape& shape, TileScheduler tiles, const Ring& ring, u32 shared) {
+    const int group = threadIdx.x / 128;
+    ResultStore result(out_map, out, params, shape.m, shape.n, shared + kStagingAt + group * STAGING * kStagingBytes);
+    Consumer consumer(ring, shared);
+    Tile tile;
+    while (tiles.advance(tile)) {
+        consumer.multiply(shape.atoms_k);
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++)
+            result.store(consumer.d[r], tile.m * BLOCK_M + (group * kRowBlocks + r) * 64, tile.n * BLOCK_N, tile.batch);
+    }
+    result.finish();
+}
+
+// Legal codes everywhere: atoms past the last row are never fetched.
+__device__ inline void clear_metadata(u32 shared) {
+    for (u32 i = threadIdx.x * 4; i < kSlots * kAtoms * kAtomBytes; i += kThreads * 4)
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + kMetadataAt + i), "r"(0x44444444u) : "memory");
+    async_proxy_fence();
+}
+
+extern "C" __global__ void
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+__launch_bounds__(kThreads, 1)
+sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b,
+             const __grid_constant__ TensorMap out_map, const unsigned char* packed,
+             const __grid_constant__ OutView out, const __grid_constant__ Shape shape,
+             const __grid_constant__ Tiling tiling, const __grid_constant__ EpilogueParams params) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const Ring ring(shared + kBarriersAt);
+    const TileScheduler tiles(tiling, rank);
+
+    if (threadIdx.x == kProducer) {
+        prefetch_map(values);
+        prefetch_map(b);
+        if (OUT_BULK) prefetch_map(out_map);
+        ring.init();
+    }
+    clear_metadata(shared);
+    if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
+
+    if (threadIdx.x >= kProducer) {
+        give_registers<CONSUMERS == 3 ? 32 : 40>();
+        if (threadIdx.x == kProducer) produce(values, b, packed, shape, tiles, ring, shared, rank);
+    } else {
+        take_registers<CONSUMERS == 3 ? 160 : 232>();
+        consume(out_map, out, params, shape, tiles, ring, shared);
+    }
+    if constexpr (CLUSTER > 1) {  // a block must not end while its neighbours still write to it
+        __syncwarp();
+        cluster_sync();
+    }
+}

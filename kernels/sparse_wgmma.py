@@ -1,0 +1,270 @@
+"""Launch ``cuda/sparse_wgmma.cu``: 2:4 products on the sparse tensor cores of Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _spec
+from sparse24._dtypes import numpy_dtype
+from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
+from sparse24.kernels import epilogue as _epilogue
+from sparse24.kernels import loader, tensor_map
+from sparse24.kernels.sparse_wgmma_configs import TABLE, Config, layout
+
+NAME = "sparse_wgmma"
+CACHED_LAUNCHES = 256  # argument tuples a prepared kernel remembers
+
+OUTPUTS = {
+    "float16": ("float16", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "float8_e4m3fn": ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"),
+    "float8_e5m2": ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"),
+    "int8": ("int32", "int8", "bfloat16", "float16", "float32"),
+}
+
+_TILING = np.dtype([("clusters_m", "i4"), ("tiles_n", "i4"), ("batch", "i4"), ("band", "i4")])
+_OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
+_SHAPE = np.dtype(
+    [
+        ("m", "i4"), ("n", "i4"), ("atoms_m", "i4"), ("atoms_k", "i4"),
+        ("a_batched", "i4"), ("b_batched", "i4"), ("packed_batch", "i8"),
+    ]
+)  # fmt: skip
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why this kernel cannot run `problem`, as a sentence; None if it can."""
+    p = problem
+    if p.compute_capability != 90:
+        return f"wgmma needs compute capability 9.0, the device has {p.compute_capability}"
+    if p.dtype not in OUTPUTS:
+        return f"the kernel multiplies {', '.join(OUTPUTS)}, not {p.dtype}"
+    if _family(p.dtype) != _family(p.b_dtype):
+        return f"{p.dtype} and {p.b_dtype} cannot be multiplied by one instruction; convert b"
+    if p.out_dtype not in OUTPUTS[p.dtype]:
+        return f"{p.dtype} results are stored as {', '.join(OUTPUTS[p.dtype])}, not {p.out_dtype}"
+    if 0 in (p.m, p.n, p.k, p.batch):
+        return "an empty product needs no kernel"
+    if p.b_order == "strided":
+        return "neither axis of b is contiguous; copy it"
+    if p.b_order == "row" and numpy_dtype(p.dtype).itemsize == 1:
+        return f"{p.dtype} needs b with k contiguous; transpose its storage first"
+    if not p.aligned:
+        return "b does not start on, or advance by, multiples of 16 bytes; copy it"
+    return None
+
+
+def _family(dtype: str) -> str:
+    return "float8" if dtype.startswith("float8") else dtype
+
+
+def configs(problem: Problem) -> list[Config]:
+    """Every config that suits, the one with the least predicted time first."""
+    chip = {"sms": 132, "clock_hz": 1.6e9, "bandwidth": 4.2e12}
+    return sorted(TABLE, key=lambda config: predict(problem, config, chip))
+
+
+def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
+    """Seconds: waves of tiles at the tile's measured rate, or the bytes if they take longer."""
+    p = problem
+    itemsize = numpy_dtype(p.dtype).itemsize
+    clusters = -(-p.m // (config.block_m * config.cluster)) * -(-p.n // config.block_n) * p.batch
+    waves = -(-clusters * config.cluster // chip["sms"])
+    atoms_k = -(-p.k // _spec.ATOM_K)
+    # A warpgroup instruction of 64 x n takes n / 2 clocks for 64 bytes of k.
+    instructions = config.block_m // 64 * atoms_k * _spec.ATOM_K * itemsize // 64
+    clocks = instructions * config.block_n / 2 / (0.7 * config.rate) + 2500
+    traffic = p.m * p.k * itemsize * 0.5625 + p.k * p.n * itemsize + p.m * p.n * 2
+    return 2e-6 + max(waves * clocks / chip["clock_hz"], p.batch * traffic / chip["bandwidth"])
+
+
+def prepare(
+    problem: Problem, config: Config, epilogue: Epilogue
+) -> Callable[[Compressed24, Any, Any, Epilogue], None]:
+    """Compile `config` for `problem` and return what launches it.
+
+    The callable enqueues ``out = epilogue(a @ b)`` on CuPy's current stream and does
+    not wait.  Its operands have the shapes and orders of `problem`; `epilogue` may
+    have other numbers and arrays than the one given here, but the same parts.
+    """
+    return _Launcher(problem, config, epilogue)
+
+
+def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool) -> loader.Defines:
+    """The macros of one specialisation; `bulk`: the copy engine writes the result."""
+    itemsize = numpy_dtype(problem.dtype).itemsize
+    stages = layout(config, itemsize, numpy_dtype(problem.out_dtype).itemsize).stages
+    return (
+        ("ELEMENT", problem.dtype), ("B_ELEMENT", problem.b_dtype), ("OUTPUT", problem.out_dtype),
+        ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
+        ("BLOCK_K", 128 * config.spans // itemsize), ("STAGES", stages),
+        ("CONSUMERS", config.consumers), ("CLUSTER", config.cluster),
+        ("IN_FLIGHT", int(config.in_flight)),
+        ("B_ROW_MAJOR", int(problem.b_order == "row")),
+        ("OUT_ROW_MAJOR", int(problem.out_order != "column")),
+        ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
+        *_epilogue.defines(epilogue),
+    )  # fmt: skip
+
+
+class _Launcher:
+    """A compiled specialisation and the arguments of its recent launches."""
+
+    def __init__(self, problem: Problem, config: Config, epilogue: Epilogue):
+        from sparse24._arrays import cupy_module
+
+        self.problem, self.config, self.epilogue = problem, config, epilogue
+        self.itemsize = numpy_dtype(problem.dtype).itemsize
+        self.out_itemsize = numpy_dtype(problem.out_dtype).itemsize
+        self.shared_memory = layout(config, self.itemsize, self.out_itemsize).shared_memory
+        self.block = ((config.consumers + 1) * 128,)
+        self.tiling = _tiling(problem, config)
+        tiles = int(self.tiling["clusters_m"][0] * self.tiling["tiles_n"][0] * problem.batch)
+        sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
+        self.grid = (min(tiles, sms // config.cluster) * config.cluster,)
+        self.launches: dict[tuple, tuple] = {}
+        self.params_of: tuple[Epilogue, np.ndarray] = (epilogue, _epilogue.params(epilogue))
+        self._kernel(bulk=True)
+
+    def __call__(self, a: Compressed24, b, out, epilogue: Epilogue) -> None:
+        key = (
+            a.values.data.ptr, a.packed.data.ptr, b.data.ptr, out.data.ptr,
+            a.values.strides, b.strides, out.strides,
+        )  # fmt: skip
+        found = self.launches.get(key)
+        if found is None:
+            found = self._remember(key, a, b, out)
+        kernel, arguments = found
+        known, params = self.params_of
+        if epilogue is not known:
+            params = _epilogue.params(epilogue)
+            self.params_of = (epilogue, params)
+        kernel(self.grid, self.block, (*arguments, params), shared_mem=self.shared_memory)
+
+    def _kernel(self, *, bulk: bool):
+        macros = defines(self.problem, self.config, self.epilogue, bulk=bulk)
+        return loader.function(NAME, NAME, macros, shared_memory=self.shared_memory)
+
+    def _remember(self, key, a, b, out) -> tuple:
+        bulk = self._out_addressable(out)
+        arguments = (
+            self._values_map(a), self._b_map(b), self._out_map(out) if bulk else tensor_map.empty(),
+            a.packed, _out_view(out), self._shape(a, b), self.tiling,
+        )  # fmt: skip
+        while len(self.launches) >= CACHED_LAUNCHES:
+            self.launches.pop(next(iter(self.launches)), None)
+        # The pointer, not the array: a cached launch must not keep memory alive.
+        arguments = tuple(np.uint64(x.data.ptr) if x is a.packed else x for x in arguments)
+        found = (self._kernel(bulk=bulk), arguments)
+        self.launches[key] = found
+        return found
+
+    def _shape(self, a: Compressed24, b) -> np.ndarray:
+        p = self.problem
+        atoms_k, atoms_m, _ = a.packed.shape[-3:]
+        a_batched = int(a.values.ndim > 2 and a.values.shape[0] > 1)
+        b_batched = int(b.ndim > 2 and b.shape[0] > 1)
+        stride = a.packed.strides[-4] if a_batched else 0
+        return np.array([(p.m, p.n, atoms_m, atoms_k, a_batched, b_batched, stride)], _SHAPE)
+
+    def _values_map(self, a: Compressed24) -> np.ndarray:
+        values, size = a.values, self.itemsize
+        columns = values.shape[-1]
+        pitch = values.strides[-2] if self.problem.m > 1 else _round16(columns * size)
+        batch = values.shape[0] if values.ndim > 2 else 1
+        batch_pitch = values.strides[0] if batch > 1 else pitch * self.problem.m
+        box = (64 * self.config.spans // size, self.config.block_m)
+        return tensor_map.tiled(
+            values.data.ptr, (columns, self.problem.m, batch), (pitch, batch_pitch), box, size
+        )
+
+    def _b_map(self, b) -> np.ndarray:
+        p, config, size = self.problem, self.config, self.itemsize
+        inner, outer = (-1, -2) if p.b_order == "row" else (-2, -1)
+        if p.b_order == "row":
+            box = (128 // size, 128 * config.spans // size // config.cluster)
+        else:
+            box = (128 // size, config.block_n // config.cluster)
+        return _matrix_map(b, inner, outer, box, size)
+
+    def _out_map(self, out) -> np.ndarray:
+        size = self.out_itemsize
+        chunk = 32 if size == 4 else 64
+        if self.problem.out_order == "column":
+            return _matrix_map(out, -2, -1, (min(128 // size, 64), chunk), size)
+        return _matrix_map(out, -1, -2, (chunk, 64), size)
+
+    def _out_addressable(self, out) -> bool:
+        inner, outer = (-2, -1) if self.problem.out_order == "column" else (-1, -2)
+        if out.shape[inner] > 1 and out.strides[inner] != self.out_itemsize:
+            return False
+        return tensor_map.addressable(out.data.ptr, _outer_strides(out, inner, outer))
+
+
+def _round16(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def _outer_strides(x, inner: int, outer: int) -> tuple[int, int]:
+    """Strides in bytes of the outer axis and of the batch; of an axis of one, any that is legal."""
+    pitch = x.strides[outer] if x.shape[outer] > 1 else _round16(x.shape[inner] * x.itemsize)
+    if x.ndim > 2 and x.shape[0] > 1:
+        return pitch, x.strides[0]
+    return pitch, _round16(pitch * x.shape[outer])
+
+
+def _matrix_map(x, inner: int, outer: int, box: tuple[int, int], size: int) -> np.ndarray:
+    batch = x.shape[0] if x.ndim > 2 else 1
+    extents = (x.shape[inner], x.shape[outer], batch)
+    return tensor_map.tiled(x.data.ptr, extents, _outer_strides(x, inner, outer), box, size)
+
+
+def _out_view(out) -> np.ndarray:
+    *batch, row, column = (stride // out.itemsize for stride in out.strides)
+    return np.array([(out.data.ptr, row, column, batch[0] if batch else 0)], _OUT_VIEW)
+
+
+def _tiling(problem: Problem, config: Config) -> np.ndarray:
+    clusters_m = -(-problem.m // (config.block_m * config.cluster))
+    tiles_n = -(-problem.n // config.block_n)
+    return np.array([(clusters_m, tiles_n, problem.batch, _band(config))], _TILING)
+
+
+def _band(config: Config) -> int:
+    """Clusters along m of a band, so that 132 concurrent tiles read the fewest bytes of A and b.
+
+    A costs 1.125 bytes and b 2 for an element of 16 bits, so rows h of tiles want
+    1.125 h block_m = 2 (132 / h) block_n.
+    """
+    rows = (132 * 2 * config.block_n / (1.125 * config.block_m)) ** 0.5
+    return max(1, round(rows / config.cluster))
+
+
+def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
+    """Every type with the first tile, and every tile with bfloat16."""
+
+    def check(config: Config, dtype: str, b_dtype: str, out_dtype: str, instruction: str):
+        orders = ("column", "row") if dtype == "float16" else ("row", "column")
+        if numpy_dtype(dtype).itemsize == 1:
+            orders = ("column", "column")
+        problem = Problem(256, 256, 256, 1, dtype, b_dtype, out_dtype, *orders)
+        return defines(problem, config, PLAIN, bulk=True), "sm_90a", instruction
+
+    first = TABLE[0]
+    return [
+        check(first, "float16", "float16", "float16", "HGMMA.SP.64x256x32.F32"),
+        check(
+            first, "float8_e4m3fn", "float8_e5m2", "bfloat16", "QGMMA.SP.64x256x64.F32.E4M3.E5M2"
+        ),
+        check(first, "int8", "int8", "int32", "IGMMA.SP.64x256x64.S8.S8"),
+        *(
+            check(tile, *("bfloat16",) * 3, f"HGMMA.SP.64x{tile.block_n}x32.F32.BF16")
+            for tile in TABLE
+        ),
+    ]
+
+
+COMPILE_CHECKS = _compile_checks()

@@ -1,0 +1,83 @@
+"""The tiles of the Hopper kernel, in one table, and the shared memory that they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparse24 import _spec
+
+SHARED_MEMORY = 232_448  # bytes a block may have on sm_90
+MOST_STAGES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One specialisation of the kernel.
+
+    Attributes
+    ----------
+    block_m, block_n : int
+        Tile of the result.
+    consumers : int
+        Warpgroups that multiply; each owns ``block_m / consumers`` rows.
+    spans : int
+        128-byte columns of b in a stage: 1 is 64 elements of 16 bits along k.
+    cluster : int
+        Blocks along m that share what they load of b.
+    staging : int
+        Output buffers of a warpgroup.
+    in_flight : bool
+        Keep a group of instructions running from one atom of k to the next.
+    rate : float
+        Fraction of the best main loop that this tile reached, measured.
+    """
+
+    block_m: int
+    block_n: int
+    consumers: int = 2
+    spans: int = 1
+    cluster: int = 1
+    staging: int = 2
+    in_flight: bool = True
+    rate: float = 1.0
+
+    @property
+    def name(self) -> str:
+        tail = f"c{self.cluster}" if self.cluster > 1 else ""
+        return f"{self.block_m}x{self.block_n}x{64 * self.spans}{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Stages and bytes of shared memory of a config for given element sizes."""
+
+    stages: int
+    shared_memory: int
+
+
+def layout(config: Config, itemsize: int, out_itemsize: int) -> Layout:
+    """As many stages as fit."""
+    stage = (64 * config.block_m + 128 * config.block_n) * config.spans
+    atom_k = _spec.ATOM_K_TF32 if itemsize == 4 else _spec.ATOM_K
+    parts = atom_k * itemsize // (128 * config.spans)
+    slot = config.block_m // _spec.ATOM_M * _spec.ATOM_BYTES
+    staging = config.consumers * config.staging * (4096 if out_itemsize == 1 else 8192)
+
+    def total(stages: int) -> int:
+        return stages * stage + -(-stages // parts) * slot + staging + 16 * stages
+
+    stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= SHARED_MEMORY)
+    return Layout(stages, total(stages))
+
+
+# Best guess first; `rate` from docs/benchmarks/log_gemm.rst.
+TABLE = (
+    Config(128, 256, rate=1.0),
+    Config(256, 192, in_flight=False, rate=1.0),
+    Config(256, 128, rate=0.93),
+    Config(128, 192, rate=0.94),
+    Config(192, 192, consumers=3, staging=1, rate=0.94),
+    Config(128, 128, rate=0.88),
+    Config(128, 64, rate=0.6),
+    Config(128, 256, staging=1, cluster=2, rate=0.97),
+)
