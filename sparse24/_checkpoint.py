@@ -1,0 +1,221 @@
+"""Checkpoints: which matrices of a file can be compressed, and the job that does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sparse24 as s24
+from sparse24 import _dtypes, _raw_files
+from sparse24._errors import ArgumentError
+from sparse24.formats import files
+
+# Tables that are looked up, and the small heads behind an encoder, are no products that
+# sparsity speeds up.
+DEFAULT_EXCLUDE = r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
+DEFAULT_MIN_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which arrays of a file are pruned.
+
+    A matrix is eligible if it has two axes, an element type of sparse24, both sides of at
+    least `min_size`, and a name that `include` matches and `exclude` does not.  An npy
+    file holds one array, which is meant: only axes and type count there.
+    """
+
+    include: str = ""
+    exclude: str = DEFAULT_EXCLUDE
+    min_size: int = DEFAULT_MIN_SIZE
+
+    def refuses(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> str | None:
+        """Why an array stays as it is, or None if it is eligible."""
+        if len(shape) != 2:
+            return f"{len(shape)} axes"
+        if dtype not in [row.logical for row in _dtypes.TABLE.values()]:
+            return f"type {dtype}"
+        if min(shape) < self.min_size:
+            return f"smaller than {self.min_size}"
+        if not _search("include", self.include, name):
+            return "not included"
+        if self.exclude and _search("exclude", self.exclude, name):
+            return "excluded by name"
+        return None
+
+    def eligible(self, file: _raw_files.ArrayFile) -> list[str]:
+        """Names of the eligible arrays of a file, in its order."""
+        rule = self
+        if isinstance(file, _raw_files.NpyFile):
+            rule = Selection(include="", exclude="", min_size=0)
+        return [name for name, spec in file.specs.items() if rule.refuses(name, *spec) is None]
+
+
+def _search(argument: str, pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error as error:
+        raise ArgumentError(
+            f"{argument} must be a regular expression, got {pattern!r} ({error})"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a matrix is pruned: the arguments of `sparse24.prune`."""
+
+    pattern: tuple[int, int] = (2, 4)
+    method: str = "magnitude"
+    calibration: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def apply(self, name: str, matrix: Any):
+        """The compressed array of a matrix."""
+        if self.method == "magnitude":
+            return s24.compress(matrix, pattern=self.pattern, on_excess="prune")
+        pruned = s24.prune(
+            matrix,
+            pattern=self.pattern,
+            method=self.method,
+            calibration=self.calibration.get(name),
+        )
+        return s24.compress(pruned, pattern=self.pattern)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One matrix of a checkpoint after its compression."""
+
+    name: str
+    dense: np.ndarray
+    array: Any
+    kept_energy: float
+
+    def row(self) -> dict[str, Any]:
+        """The layer's line of a report."""
+        return {
+            "name": self.name,
+            "shape": list(self.array.shape),
+            "dtype": self.array.dtype.name,
+            "kept_energy": round(self.kept_energy, 6),
+            "bytes_before": self.dense.nbytes,
+            "bytes_after": self.array.nbytes,
+        }
+
+
+def compress_layers(
+    file: _raw_files.ArrayFile, names: list[str], recipe: Recipe
+) -> Iterator[Layer]:
+    """Prune and compress the named matrices of a file, one at a time."""
+    for name in names:
+        dense = file[name]
+        array = recipe.apply(name, dense)
+        yield Layer(name, dense, array, kept_energy(array.values, dense))
+
+
+def kept_energy(values: np.ndarray, dense: np.ndarray) -> float:
+    """Share of the sum of squares that the stored values carry; 1 for a matrix of zeros."""
+    whole = _energy(dense)
+    return _energy(values) / whole if whole else 1.0
+
+
+def _energy(x: np.ndarray) -> float:
+    wide = x.astype(np.float64).ravel()
+    return float(wide @ wide)
+
+
+def convert(
+    source: str | os.PathLike,
+    target: str | os.PathLike,
+    *,
+    selection: Selection | None = None,
+    recipe: Recipe | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Prune and compress the eligible matrices of a file and write all arrays to another.
+
+    The target appears only when it is whole; the source is never changed.
+
+    Returns
+    -------
+    dict
+        The report: a row for each layer, the arrays left as they were, and totals.
+
+    Raises
+    ------
+    ArgumentError
+        If nothing is eligible, or source and target are the same file.
+    FormatError
+        If the source is damaged.
+    """
+    selection, recipe = selection or Selection(), recipe or Recipe()
+    suffix = _raw_files.suffix_of(target, argument="OUT")
+    if suffix == ".npy":
+        raise ArgumentError("OUT must end in .safetensors or .npz, as compressed arrays have parts")
+    if Path(target).exists() and os.path.samefile(source, target):
+        raise ArgumentError(f"OUT must not be IN, {str(source)!r}: pruning cannot be undone")
+    file = _raw_files.open_arrays(source)
+    names = selection.eligible(file)
+    if not names:
+        raise ArgumentError(
+            f"{source} has no eligible matrix among its {len(file)} arrays: {_why_none(file)}; "
+            "see --include, --exclude and --min-size"
+        )
+    layers = list(_with_progress(compress_layers(file, names, recipe), len(names), progress))
+    compressed = {layer.name: layer.array for layer in layers}
+    arrays = {name: compressed[name] if name in compressed else file[name] for name in file}
+    save = files.save_npz if suffix == ".npz" else files.save_safetensors
+    save(target, arrays)
+    return report(file, layers, recipe, Path(target))
+
+
+def _why_none(file: _raw_files.ArrayFile) -> str:
+    first, spec = next(iter(file.specs.items()), ("", None))
+    if spec is None:
+        return "the file is empty"
+    return f"for example {first!r} of shape {spec[0]}: {Selection().refuses(first, *spec)}"
+
+
+def _with_progress(layers: Iterator[Layer], total: int, progress: bool) -> Iterator[Layer]:
+    from tqdm import tqdm
+
+    # disable=None: a bar on a terminal, nothing in a log file.
+    disable = None if progress else True
+    with tqdm(layers, total=total, unit="matrix", disable=disable, leave=False) as bar:
+        for layer in bar:
+            bar.set_postfix_str(layer.name[-40:], refresh=False)
+            yield layer
+
+
+def report(
+    file: _raw_files.ArrayFile, layers: list[Layer], recipe: Recipe, target: Path
+) -> dict[str, Any]:
+    """What was done, as JSON takes it."""
+    done = {layer.name for layer in layers}
+    rows = [layer.row() for layer in layers]
+    return {
+        "source": str(file.path),
+        "target": str(target),
+        "pattern": list(recipe.pattern),
+        "method": recipe.method,
+        "layers": rows,
+        "unchanged": [name for name in file if name not in done],
+        "totals": {
+            "matrices": len(rows),
+            "bytes_before": sum(row["bytes_before"] for row in rows),
+            "bytes_after": sum(row["bytes_after"] for row in rows),
+            "file_before": file.path.stat().st_size,
+            "file_after": target.stat().st_size,
+        },
+    }
+
+
+def write_report(path: str | os.PathLike, record: dict[str, Any]) -> None:
+    with _raw_files.replacing(path) as fresh:
+        fresh.write_text(json.dumps(record, indent=1) + "\n")

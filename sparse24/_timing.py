@@ -1,0 +1,48 @@
+"""How long a call takes, for the demo and the command line.
+
+The recorded benchmarks use the harness in ``tests/bench``, which is stricter.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+ROUNDS = 5
+SECONDS_PER_ROUND = 0.02
+
+
+def median_seconds(calls: list[Callable[[], Any]], *, on_gpu: bool) -> list[float]:
+    """Median time of each call; the calls take turns, so that a slow spell hits all."""
+    clock = _gpu_round if on_gpu else _cpu_round
+    repeats = []
+    for call in calls:
+        call()  # compiles, loads, warms up
+        once = clock(call, 1)
+        repeats.append(max(1, min(1000, int(SECONDS_PER_ROUND / max(once, 1e-7)))))
+    samples: list[list[float]] = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for call, repeat, sample in zip(calls, repeats, samples, strict=True):
+            sample.append(clock(call, repeat))
+    return [statistics.median(sample) for sample in samples]
+
+
+def _cpu_round(call: Callable[[], Any], repeat: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    return (time.perf_counter() - start) / repeat
+
+
+def _gpu_round(call: Callable[[], Any], repeat: int) -> float:
+    import cupy
+
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for _ in range(repeat):
+        call()
+    stop.record()
+    stop.synchronize()
+    return 1e-3 * cupy.cuda.get_elapsed_time(start, stop) / repeat
