@@ -26,7 +26,7 @@ def header() -> dict:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    from sparse24 import __version__
+    from sparse24._version import __version__
 
     record = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -140,7 +140,7 @@ def make(name: str, shape, *, zeros: float, dtype="float32", rng=None) -> np.nda
     --------
     >>> from sparse24 import families
     >>> w = families.make("iid", (256, 256), zeros=0.7, rng=0)
-    >>> 0.68 < (w == 0).mean() < 0.72
+    >>> bool(0.68 < (w == 0).mean() < 0.72)
     True
     """
     _check.one_of(name, tuple(FAMILIES), argument="name")

@@ -24,10 +24,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def python(script: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=cwd, capture_output=True, text=True, check=False
-    )
+def python(script: str, cwd: Path, *flags: str) -> str:
+    command = [sys.executable, *flags, "-c", script]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]
 
@@ -43,10 +42,7 @@ def tree(tmp_path_factory):
 @pytest.fixture(scope="module")
 def built(tree):
     """Paths of the wheel, the sdist and the editable wheel."""
-    script = (
-        "from setuptools import build_meta as b; "
-        "print(b.build_{kind}({folder!r}))"
-    )  # fmt: skip
+    script = "from setuptools import build_meta as b; print(b.build_{kind}({folder!r}))"
     paths = {}
     for kind in ("wheel", "sdist", "editable"):
         folder = tree.parent / kind
@@ -56,7 +52,9 @@ def built(tree):
 
 
 def expected() -> set[str]:
-    found = {f"{PACKAGES[top]}/{path.name}" for top in PACKAGES for path in (ROOT / top).glob("*.py")}
+    found = {
+        f"{PACKAGES[top]}/{path.name}" for top in PACKAGES for path in (ROOT / top).glob("*.py")
+    }
     for pattern in ("cuda/*.cu", "cuda/include/*.cuh"):
         for path in (ROOT / "kernels").glob(pattern):
             found.add(f"sparse24/kernels/{path.relative_to(ROOT / 'kernels').as_posix()}")
@@ -79,8 +77,8 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     (source,) = tmp_path.iterdir()
     for name in ("tests/conftest.py", "docs/conf.py", "Makefile", "CHANGELOG.md"):
         assert (source / name).exists(), name
-    wheel = python(f"from setuptools import build_meta as b; print(b.build_wheel({str(tmp_path)!r}))",
-                   source)  # fmt: skip
+    script = f"from setuptools import build_meta as b; print(b.build_wheel({str(tmp_path)!r}))"
+    wheel = python(script, source)
     with zipfile.ZipFile(tmp_path / wheel) as ours, zipfile.ZipFile(built["wheel"]) as theirs:
         assert set(ours.namelist()) == set(theirs.namelist())
 
@@ -92,15 +90,14 @@ def test_an_install_finds_its_parts_from_anywhere(kind, built, tmp_path):
         archive.extractall(site)
     script = (
         f"import site; site.addsitedir({str(site)!r}); "
-        "import sys; sys.meta_path.insert(0, sys.meta_path.pop()); "
-        f"sys.path.insert(0, {str(site)!r}); "
         "import importlib.util as u; from importlib import resources as r; "
         "import sparse24, sparse24.kernels, sparse24.formats; "
         "cuda = r.files('sparse24.kernels').joinpath('cuda'); "
         "assert any(p.name.endswith('.cu') for p in cuda.iterdir()); "
         "print(sparse24.__file__, u.find_spec('kernels'), u.find_spec('formats'))"
     )
-    place, *others = python(script, tmp_path).split()
+    # -I -S: nothing but the standard library and what addsitedir adds.
+    place, *others = python(script, tmp_path, "-I", "-S").split()
     home = site if kind == "wheel" else built["wheel"].parents[1] / "tree"
     assert Path(place).is_relative_to(home)
     assert others == ["None", "None"]
