@@ -151,7 +151,14 @@ def move(record: Compressed24, mover) -> Compressed24:
     elif record.dtype.is_float8:
         values = np.ascontiguousarray(values).view(record.dtype.logical)
     parts = tuple(None if x is None else mover(x) for x in (record.metadata, record.packed))
-    return Compressed24(values, *parts, record.shape, record.dtype)
+    return _native(Compressed24(values, *parts, record.shape, record.dtype))
+
+
+def _native(record: Compressed24) -> Compressed24:
+    """The record with the one order of codes that its device multiplies with."""
+    on_gpu = _arrays.is_cupy(record.values)
+    codes = (None, packed(record)) if on_gpu else (canonical(record), None)
+    return Compressed24(record.values, *codes, record.shape, record.dtype)
 
 
 def row_slice(record: Compressed24, start: int, stop: int) -> Compressed24:
@@ -168,4 +175,5 @@ def row_slice(record: Compressed24, start: int, stop: int) -> Compressed24:
         metadata = canonical(record)
     metadata_part = None if metadata is None else metadata[start:stop]
     shape = (stop - start, record.k)
-    return Compressed24(values, metadata_part, packed_part, shape, record.dtype)
+    part = Compressed24(values, metadata_part, packed_part, shape, record.dtype)
+    return _native(part) if packed_part is None else part
