@@ -19,7 +19,7 @@ from sparse24 import _dtypes, _tuning_cache
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._records import Compressed24, Epilogue, Problem
 
-SPARSE_KERNELS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
+SPARSE_KERNELS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_fma")
 DENSE_KERNEL = "dense"
 
 # A strided copy of an operand moves its bytes twice at about this share of copy speed
