@@ -30,7 +30,7 @@ test: $(VENV)/.test
 	$(bin)/pytest $(PYTEST_ARGS)
 
 docs: $(VENV)/.docs
-	$(bin)/sphinx-build -W --keep-going -q -j auto -b html docs docs/_build/html
+	$(bin)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 clean:

@@ -24,6 +24,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "spec_tables",
+    "benchmark_pages",
 ]
 exclude_patterns = ["_build", "tutorials", "benchmarks/data", "README.md"]
 templates_path = ["_templates"]
@@ -31,6 +32,7 @@ default_role = "autolink"
 nitpicky = False
 
 autosummary_generate = True
+autosummary_ignore_module_all = False
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False

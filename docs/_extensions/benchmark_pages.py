@@ -1,0 +1,112 @@
+"""Writes the benchmark pages and their figures from the recorded runs, before a build reads."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import recorded
+
+GENERATED = Path(__file__).resolve().parents[1] / "benchmarks" / "generated"
+
+
+def _heading(text: str, line: str) -> list[str]:
+    return [text, line * len(text), ""]
+
+
+def _list_table(header: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    for row in (header, *rows):
+        lines += [f"   {'* -' if i == 0 else '  -'} {cell}" for i, cell in enumerate(row)]
+    return [*lines, ""]
+
+
+def _summary_page() -> str:
+    lines = []
+    suites = recorded.suites()
+    if not suites:
+        lines += ["No run has been recorded yet.", ""]
+    rows = []
+    for name, record in suites.items():
+        stale = sum(map(recorded.is_stale, record["cases"]))
+        for rival, count, least, mean, most in recorded.summary(record):
+            span = f"{recorded.number(least)} – {recorded.number(most)}"
+            note = f"{stale} stale" if stale else ""
+            rows.append([f":doc:`{name} <generated/suite_{name}>`", rival, str(count),
+                         f"**{recorded.number(mean)}**", span, note])  # fmt: skip
+    if rows:
+        lines += ["How many times faster than its rivals sparse24 ran, in the geometric mean:", ""]
+        lines += _list_table(["suite", "rival", "cases", "mean", "range", ""], rows)
+    listed = recorded.unverified_lines()
+    if listed:
+        lines += [".. warning::", "", "   Not yet verified on a GPU in their present form:", ""]
+        lines += [f"   {line.replace('`', '``')}" for line in listed]
+    return "\n".join(lines) + "\n"
+
+
+def _suite_page(name: str, record: dict[str, Any], figures: list[str]) -> str:
+    title = recorded.TITLES.get(name, name)
+    lines = _heading(f"{name}: {title}", "=")
+    lines += [f"Recorded on {recorded.machine(record['header'])}.  Times in microseconds.", ""]
+    for figure in figures:
+        lines += [f".. image:: {figure}", "   :width: 100%", f"   :alt: speed-up, suite {name}", ""]
+    names = recorded.rivals(record["cases"])
+    header = ["case", "dtype", "sparse24", "±", "kernel", *names, "error", ""]
+    rows = []
+    for case in record["cases"]:
+        theirs = [case.get("rivals", {}).get(rival) for rival in names]
+        error = case.get("error")
+        rows.append([
+            case["name"], case.get("dtype", ""), recorded.number(case["ours_us"]),
+            recorded.number(case.get("spread", 0)), case.get("ours_kernel", ""),
+            *(recorded.number(us) if us else "–" for us in theirs),
+            f"{error:.1e}" if isinstance(error, float) else str(error if error is not None else ""),
+            "stale" if recorded.is_stale(case) else "",
+        ])  # fmt: skip
+    lines += _list_table(header, rows)
+    if any(map(recorded.is_stale, record["cases"])):
+        lines += ["*Stale*: the kernel changed after this case was timed.", ""]
+    return "\n".join(lines)
+
+
+def _toctree() -> str:
+    pages = [f"   generated/suite_{name}" for name in recorded.suites()]
+    return "\n".join([".. toctree::", "   :maxdepth: 1", "", *pages, ""]) if pages else ""
+
+
+def _draw(name: str, record: dict[str, Any]) -> list[str]:
+    """One figure a rival; returns the file names."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from sparse24 import plot
+
+    drawn = []
+    for rival in recorded.rivals(record["cases"]):
+        if not recorded.ratios(record["cases"], rival):
+            continue
+        count = len(recorded.ratios(record["cases"], rival))
+        figure, ax = plt.subplots(figsize=(max(5, 0.28 * count), 4), layout="constrained")
+        plot.speedup(record["cases"], rival=rival, ax=ax)
+        drawn.append(f"{name}_{rival}.png")
+        figure.savefig(GENERATED / drawn[-1], dpi=110)
+        plt.close(figure)
+    return drawn
+
+
+def write_pages(app) -> None:
+    shutil.rmtree(GENERATED, ignore_errors=True)
+    GENERATED.mkdir(parents=True)
+    (GENERATED / "summary.txt").write_text(_summary_page())
+    (GENERATED / "toctree.txt").write_text(_toctree())
+    for name, record in recorded.suites().items():
+        page = _suite_page(name, record, _draw(name, record))
+        (GENERATED / f"suite_{name}.rst").write_text(page)
+
+
+def setup(app):
+    app.connect("builder-inited", write_pages)
+    return {"parallel_read_safe": True}

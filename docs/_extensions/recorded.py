@@ -1,0 +1,95 @@
+"""The recorded runs in ``docs/benchmarks/data``, and what the docs say of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from sparse24.kernels import loader
+
+DATA = Path(__file__).resolve().parents[1] / "benchmarks" / "data"
+UNVERIFIED = DATA / "UNVERIFIED.md"
+
+TITLES = {
+    "gemm": "2:4 products, large and middle sizes",
+    "few_tokens": "2:4 products with few columns",
+    "pack": "pruning, compressing and packing",
+    "hybrid": "unstructured matrices in the block-hybrid format",
+    "training": "a training step",
+    "masks": "masks",
+    "schedule": "mask updates",
+    "cpu": "the CPU kernels",
+}
+
+
+def suites() -> dict[str, dict[str, Any]]:
+    """Records by suite, in the order of `TITLES`, others after them."""
+    found = {}
+    for path in sorted(DATA.glob("*.json")):
+        record = json.loads(path.read_text())
+        if "cases" in record:
+            found[path.stem] = record
+    order = list(TITLES)
+    rank = lambda name: order.index(name) if name in order else len(order)  # noqa: E731
+    return dict(sorted(found.items(), key=lambda item: rank(item[0])))
+
+
+def is_stale(case: dict[str, Any]) -> bool:
+    """True if a kernel of the case changed after it was timed."""
+    return any(not _is_current(stem, then) for stem, then in case.get("digests", {}).items())
+
+
+def _is_current(stem: str, digest: str) -> bool:
+    try:
+        return loader.digest(stem) == digest
+    except FileNotFoundError:  # the kernel is gone
+        return False
+
+
+def ratios(cases: list[dict[str, Any]], rival: str) -> list[float]:
+    """How many times faster than a rival each case is that has it."""
+    times = [(case["rivals"].get(rival), case["ours_us"]) for case in cases]
+    return [theirs / ours for theirs, ours in times if theirs and ours]
+
+
+def rivals(cases: list[dict[str, Any]]) -> list[str]:
+    """Names of the rivals that some case timed, in the order of their first case."""
+    return list(dict.fromkeys(name for case in cases for name in case.get("rivals", {})))
+
+
+def machine(header: dict[str, Any]) -> str:
+    """One line: where and when a suite ran."""
+    where = header.get("gpu") or header.get("cpu", "an unnamed machine")
+    versions = [f"CuPy {v}" for k, v in header.get("packages", {}).items() if k.startswith("cupy")]
+    if header.get("driver"):
+        major, minor = divmod(header["driver"] // 10, 100)
+        versions.insert(0, f"driver for CUDA {major}.{minor}")
+    return ", ".join([where, *versions, header.get("date", "")[:10]])
+
+
+def summary(record: dict[str, Any]) -> list[tuple[str, int, float, float, float]]:
+    """(rival, cases, least, geometric mean, most) of the speed-ups of a suite."""
+    rows = []
+    for rival in rivals(record["cases"]):
+        found = ratios(record["cases"], rival)
+        if found:
+            mean = statistics.geometric_mean(found)
+            rows.append((rival, len(found), min(found), mean, max(found)))
+    return rows
+
+
+def number(x: float) -> str:
+    """Three significant digits."""
+    if not x or not math.isfinite(x):
+        return str(x)
+    return f"{x:.3g}" if abs(x) < 1000 else f"{x:,.0f}"
+
+
+def unverified_lines() -> list[str]:
+    """The entries of UNVERIFIED.md."""
+    if not UNVERIFIED.exists():
+        return []
+    return [line for line in UNVERIFIED.read_text().splitlines() if line.startswith("- ")]

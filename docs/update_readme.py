@@ -1,0 +1,59 @@
+"""Write the table of figures in README.md from the recorded runs: ``python docs/update_readme.py``.
+
+With ``--check`` nothing is written, and the exit code says whether the table is current.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
+
+import recorded  # noqa: E402
+
+BEGIN = "<!-- figures: made by docs/update_readme.py -->"
+END = "<!-- end of figures -->"
+
+
+def figures() -> str:
+    """The table, in Markdown."""
+    suites = recorded.suites()
+    if not suites:
+        return "No benchmark run has been recorded yet."
+    lines = ["| suite | rival | cases | speed-up, geometric mean | range | machine |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for name, record in suites.items():
+        where = recorded.machine(record["header"])
+        title = recorded.TITLES.get(name, name)
+        for rival, count, least, mean, most in recorded.summary(record):
+            span = f"{recorded.number(least)} – {recorded.number(most)}"
+            lines.append(
+                f"| {title} | {rival} | {count} | {recorded.number(mean)} | {span} | {where} |"
+            )
+    listed = recorded.unverified_lines()
+    if listed:
+        lines += ["", "Not yet verified on a GPU in their present form:", "", *listed]
+    return "\n".join(lines)
+
+
+def updated(text: str) -> str:
+    """The README with the table between its two marks renewed."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n{figures()}\n{END}{after}"
+
+
+def main(arguments: list[str]) -> int:
+    path = ROOT / "README.md"
+    text = path.read_text()
+    fresh = updated(text)
+    if "--check" in arguments:
+        return int(fresh != text)
+    path.write_text(fresh)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
