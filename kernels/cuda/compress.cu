@@ -1,0 +1,284 @@
+// compress: choose two of every four elements, store them and their places, in one pass.
+//
+//   x        [batch, m, k]  elements, any strides                                   (read)
+//   chosen   [batch, m, k]  RULE 1: scores, float or double; RULE 2: bool mask      (read)
+//   values   [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16    (written)
+//   metadata [batch, m, ceil(k/8)]    canonical codes, if METADATA                  (written)
+//   packed   [batch, ceil(k/128), ceil(m/64), 1024]  tensor core order, if PACKED   (written)
+//   status   [2]  number of groups with more than two elements to keep, and
+//                 max(INT64_MAX - flat index of the group); RULE 2 and 3            (updated)
+//
+// RULE 0 keeps the two largest magnitudes, 1 the two best scores, 2 what the mask says, 3 the
+// non-zeros.  VALUES 0 writes no values.  Memory-bound: bf16 moves 3.125 bytes an element.
+//
+// CHOSEN_ALIGNED says that four neighbours of `chosen` can be read at once.
+//
+//   compress_rows     ALIGNMENT of rows in bytes, or 0 for any strides; see piece.cuh.
+//   compress_columns  m is the contiguous axis, so a 32-bit word of x already has the same
+//                     column of neighbouring rows and lanes need no shuffling; only the
+//                     results are turned, in shared memory.
+//
+// Meaning: reference.compress.  Launcher: kernels/compress.py.  Method: docs, packing kernels.
+#include "piece.cuh"
+#include "tile.cuh"
+
+enum Rule { kMagnitude, kScores, kMask, kCheck };
+
+constexpr Kind kind = Kind::ELEMENT;
+constexpr int ITEM = bytes_of(kind);
+using Word = Lanes<ITEM>::word;
+constexpr Word TOP = Lanes<ITEM>::top;
+
+// Flag where an element is not zero; the sign does not count.
+Word nonzero_element(Word x) { return nonzero<kind>(kind == Kind::int8 ? x : x & ~TOP); }
+
+// Groups that had more than two elements to keep, of this thread.
+struct Excess {
+    int count = 0;
+    long long first = 0x7fffffffffffffffll;
+
+    void note(long long group) {
+        count++;
+        first = min(first, group);
+    }
+    // One pair of atomics a block, and only where there is something to say.
+    void report(unsigned long long* status) {
+        __shared__ unsigned long long total, least;
+        if (!__syncthreads_or(count)) return;
+        if (threadIdx.x == 0) total = 0, least = ~0ull;
+        __syncthreads();
+        if (count) atomicAdd(&total, (unsigned long long)count), atomicMin(&least, (unsigned long long)first);
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            atomicAdd(status, total);
+            atomicMax(status + 1, 0x7fffffffffffffffull - least);
+        }
+    }
+};
+
+// Keeps flags of at most two elements of each group; returns a flag where there were more.
+Word choose(Word (&x)[4], Word (&keep)[4]) {
+    if constexpr (RULE == kMagnitude) {
+        largest_two<kind>(x, keep);
+        return 0;
+    } else if constexpr (RULE == kScores) {
+        for (int i = 0; i < 4; i++) keep[i] &= nonzero_element(x[i]);
+        return 0;
+    } else if constexpr (RULE == kMask) {  // a kept zero keeps its slot, as +0.0
+        for (int i = 0; i < 4; i++) x[i] &= fill<ITEM>(nonzero_element(x[i]));
+        return drop_excess(keep) & TOP;
+    } else {
+        for (int i = 0; i < 4; i++) keep[i] = nonzero_element(x[i]);
+        return drop_excess(keep) & TOP;
+    }
+}
+
+// A score as an integer of the same order: -0.0 equals 0.0, and NaN ranks above infinity.
+long long score_key(double x) {
+    const long long bits = __double_as_longlong(x + 0.0);
+    return x == x ? bits ^ (bits >> 63 & 0x7fffffffffffffffll) : 0x7fffffffffffffffll;
+}
+int score_key(float x) {
+    const int bits = __float_as_int(x + 0.0f);
+    return x == x ? bits ^ (bits >> 31 & 0x7fffffff) : 0x7fffffff;
+}
+
+// Four bytes whose top bits flag what `chosen` keeps of the group at `at`.
+unsigned chosen_group(const char* at, long long stride, int valid) {
+    unsigned word = 0;
+    if constexpr (RULE == kMask) {
+        if (CHOSEN_ALIGNED && valid >= 4) return __ldg((const unsigned*)at) << 7;
+        for (int i = 0; i < 4; i++)
+            if (i < valid) word |= (unsigned)(__ldg((const unsigned char*)at + i * stride)) << (8 * i + 7);
+    } else if constexpr (RULE == kScores) {
+        unsigned score[sizeof(SCORE)];
+        load_elements<sizeof(SCORE), CHOSEN_ALIGNED ? 16 : 0>(at, stride, valid, score);
+        using Key = decltype(score_key(SCORE()));
+        Key key[4];
+        for (int i = 0; i < 4; i++)  // what does not exist ranks last
+            key[i] = i < valid ? score_key(reinterpret_cast<const SCORE*>(score)[i])
+                               : Key(1) << (8 * sizeof(Key) - 1);
+        unsigned keep[4];
+        best_two([&](int i, int j) { return key[i] >= key[j] ? 0x80u : 0u; }, keep);
+        for (int i = 0; i < 4; i++) word |= (keep[i] & 0x80u) << 8 * i;
+    }
+    return word;
+}
+
+struct Input {
+    const char *x, *chosen;
+    long long batch, row, column;                       // strides of x in bytes
+    long long chosen_batch, chosen_row, chosen_column;  // strides of chosen
+    const char* at(long long b, int i, int j) const { return x + b * batch + i * row + j * column; }
+    const char* chosen_at(long long b, int i, int j) const {
+        return chosen + b * chosen_batch + i * chosen_row + j * chosen_column;
+    }
+};
+
+#define PARAMETERS                                                                              \
+    const char *x, long long x_batch, long long x_row, long long x_column, const char *chosen,  \
+        long long c_batch, long long c_row, long long c_column, char *values, long long pitch,  \
+        unsigned char *metadata, unsigned *packed, unsigned long long *status, long long m_, long long k_
+
+#define INPUT {x, chosen, x_batch, x_row, x_column, c_batch, c_row, c_column}
+
+using P = Piece<ITEM>;
+
+// One row's share of a piece's metadata into the canonical order.
+void store_canonical(unsigned char* row, long long bytes, int column, unsigned codes) {
+    constexpr int width = P::columns / 8;
+    unsigned char* at = row + column / 8;
+    if (bytes % width == 0) {
+        if (column / 8 >= bytes) return;
+        if constexpr (width == 2) *(unsigned short*)at = (unsigned short)codes;
+        else *(unsigned*)at = codes;
+    } else {
+        for (int i = 0; i < width; i++)
+            if (column / 8 + i < bytes) at[i] = (unsigned char)(codes >> 8 * i);
+    }
+}
+
+void store_values(char* row, long long pitch, int column, const unsigned (&words)[P::words / 2]) {
+    const long long start = (long long)column / 2 * ITEM;
+    for (int i = 0; i < P::words / 8; i++)
+        if (start + 16 * i < pitch)
+            *(uint4*)(row + start + 16 * i) =
+                make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+}
+
+struct Compressed {
+    unsigned values[P::rows][P::words / 2];
+    unsigned codes;
+};
+
+Compressed compress_piece(const unsigned (&x)[P::rows][P::words],
+                          const unsigned (&chosen)[P::rows][P::groups],
+                          Excess& excess, long long group, long long group_row) {
+    Word first[P::steps], second[P::steps], bits[ITEM > 2 ? P::rows : 1];
+    for (int s = 0; s < P::steps; s++) {
+        Word in[4], keep[4];
+        P::spread(x, s, in);
+        if constexpr (RULE == kScores || RULE == kMask) P::spread_flags(chosen, s, keep);
+        const Word extra = choose(in, keep);
+        if (extra != 0)
+            for (int j = 0; j < Lanes<ITEM>::count; j++)
+                if (extra >> (8 * ITEM * (j + 1) - 1) & 1) {
+                    if constexpr (ITEM == 1) excess.note(group + 2 * j + s);
+                    else if constexpr (ITEM == 2) excess.note(group + j * group_row + s);
+                    else excess.note(group + s / P::groups * group_row + s % P::groups);
+                }
+        stored_pair<kind>(in, keep, first[s], second[s]);
+        Word& row_bits = bits[ITEM > 2 ? s / P::groups : 0];
+        row_bits = append_code<ITEM>(row_bits, keep);
+    }
+    Compressed out;
+    P::gather(first, second, out.values);
+    out.codes = P::code_word(bits);
+    return out;
+}
+
+extern "C" __global__ void __launch_bounds__(256) compress_rows(PARAMETERS) {
+    const Input input = INPUT;
+    const int m = (int)m_, k = (int)k_;
+    const Place<ITEM> place(m, k);
+    const long long groups = (k + 3) / 4, metadata_bytes = (k + 7) / 8;
+    Excess excess;
+    unsigned in[Place<ITEM>::pieces][P::rows][P::words];
+
+#pragma unroll
+    for (int p = 0; p < Place<ITEM>::pieces; p++)
+        for (int r = 0; r < P::rows; r++) {
+            const int row = place.row + 4 * p + 8 * r;
+            const int valid = row < m ? min(max(k - place.column, 0), P::columns) : 0;
+            load_elements<ITEM, ALIGNMENT>(input.at(place.batch, row, place.column), x_column, valid, in[p][r]);
+        }
+#pragma unroll
+    for (int p = 0; p < Place<ITEM>::pieces; p++) {
+        unsigned chosen_words[P::rows][P::groups];
+        if constexpr (RULE == kScores || RULE == kMask)
+            for (int r = 0; r < P::rows; r++)
+                for (int c = 0; c < P::groups; c++) {
+                    const int row = place.row + 4 * p + 8 * r, column = place.column + 4 * c;
+                    chosen_words[r][c] = chosen_group(input.chosen_at(place.batch, row, column),
+                                                      c_column, row < m ? k - column : 0);
+                }
+        const long long line = place.batch * m + place.row + 4 * p;
+        const Compressed out = compress_piece(in[p], chosen_words, excess,
+                                              line * groups + place.column / 4, 8 * groups);
+        if (PACKED && place.inside) packed[place.packed_word(p)] = out.codes;
+        for (int r = 0; r < P::rows; r++) {
+            if (place.row + 4 * p + 8 * r >= m) continue;
+            const long long row = line + 8 * r;
+            if (VALUES) store_values(values + row * pitch, pitch, place.column, out.values[r]);
+            if (METADATA)
+                store_canonical(metadata + row * metadata_bytes, metadata_bytes, place.column,
+                                out.codes >> 16 * r);
+        }
+    }
+    if (RULE == kMask || RULE == kCheck) excess.report(status);
+}
+
+using T = Tile<ITEM>;
+
+Word load_lanes(const Input& input, long long batch, int row, int column, int m, int k) {
+    if (column >= k) return 0;
+    const char* at = input.at(batch, row, column);
+    if constexpr (ITEM == 8) return row < m ? __ldg((const Word*)at) : 0;
+    else {
+        if (ALIGNMENT >= 4 && row + T::lanes <= m) return __ldg((const unsigned*)at);
+        unsigned word[1];
+        load_elements<ITEM, 0>(at, input.row, m - row, word);
+        return word[0];
+    }
+}
+
+// Flags of what `chosen` keeps of the group at `column`, in its rows.
+void chosen_lanes(const Input& input, long long batch, int row, int column, int m, int k, Word (&keep)[4]) {
+    for (int i = 0; i < 4; i++) keep[i] = 0;
+    for (int j = 0; j < T::lanes; j++) {
+        const char* at = input.chosen_at(batch, row + j, column);
+        const unsigned flags = chosen_group(at, input.chosen_column, row + j < m ? k - column : 0);
+        for (int i = 0; i < 4; i++) keep[i] |= (Word)(flags >> (8 * i + 7) & 1) << (8 * ITEM * (j + 1) - 1);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) compress_columns(PARAMETERS) {
+    __shared__ T tile;
+    const Input input = INPUT;
+    const int m = (int)m_, k = (int)k_;
+    const int m_atoms = (m + 63) / 64, k_atoms = (k + 127) / 128;  // blocks go along m first
+    const int m_atom = blockIdx.x % m_atoms, k_atom = blockIdx.x / m_atoms % k_atoms;
+    const long long batch = blockIdx.x / m_atoms / k_atoms;
+    const int row = m_atom * 64 + T::my_row(), column = k_atom * 128 + T::my_column();
+    Excess excess;
+    Word element[T::span], bits = 0;
+
+#pragma unroll
+    for (int i = 0; i < T::span; i++) element[i] = load_lanes(input, batch, row, column + i, m, k);
+#pragma unroll
+    for (int c = 0; c < T::span / 4; c++) {
+        Word in[4], keep[4], first, second;
+        for (int i = 0; i < 4; i++) in[i] = element[4 * c + i];
+        if constexpr (RULE == kScores || RULE == kMask)
+            chosen_lanes(input, batch, row, column + 4 * c, m, k, keep);
+        const Word extra = choose(in, keep);
+        if (extra != 0)
+            for (int j = 0; j < T::lanes; j++)
+                if (extra >> (8 * ITEM * (j + 1) - 1) & 1)
+                    excess.note((batch * m + row + j) * ((k + 3) / 4) + column / 4 + c);
+        stored_pair<kind>(in, keep, first, second);
+        bits = append_code<ITEM>(bits, keep);
+        if (VALUES) tile.put_pairs(c, first, second);
+    }
+    tile.put_codes(bits);
+    __syncthreads();
+
+    const int rows = min(64, m - m_atom * 64);
+    const long long first_row = batch * m + m_atom * 64, bytes = (k + 7) / 8;
+    if (VALUES) tile.store_values(values + first_row * pitch, pitch, rows, k_atom);
+    if (METADATA) tile.store_canonical(metadata + first_row * bytes, bytes, rows, k_atom);
+    if (PACKED)
+        packed[((batch * k_atoms + k_atom) * m_atoms + m_atom) * 256 + threadIdx.x] =
+            tile.packed_word(threadIdx.x);
+    if (RULE == kMask || RULE == kCheck) excess.report(status);
+}
