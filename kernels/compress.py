@@ -1,6 +1,6 @@
 """Prune, check and pack on the GPU in one pass: launcher of ``cuda/compress.cu``.
 
-Nothing here waits for the device but `excess`.
+Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from sparse24._records import Compressed24
 from sparse24.kernels import loader
 
 NAME = "compress"
-THREADS = 256
 RULES = ("magnitude", "scores", "mask", "check")
-INT64_MAX = 2**63 - 1
 NULL = 0
 NARROW = ("float16", "bfloat16", "int8", "uint8", "int16", "uint16", "bool")  # exact in float32
 
@@ -54,7 +52,8 @@ def launch(
     compressed : Compressed24
         Of a group with more than two elements to keep it has the first and the last.
     status : cupy.ndarray of int64, shape (2,), or None
-        For ``"mask"`` and ``"check"``: what `excess` reads.
+        For ``"mask"`` and ``"check"``: flat index, among the (..., m, ceil(k/4)) groups, of
+        the first with more than two elements to keep, or -1, and the number of such groups.
     """
     xp = _arrays.cupy_module()
     _check.one_of(rule, RULES, argument="rule")
@@ -71,21 +70,8 @@ def launch(
 
 
 def check(x, row: DType):
-    """Count the groups of (..., m, k) with more than two non-zeros; only reads `x`.
-
-    Returns the status that `excess` reads.
-    """
+    """Look for groups with more than two non-zeros; the status of `launch`, without output."""
     return _run(x, row, "check", None, None, None, None)
-
-
-def excess(status) -> tuple[int, int]:
-    """Number of groups with more than two elements to keep, and the first one's flat index.
-
-    The index counts the groups of an array (..., m, ceil(k/4)) in row-major order; it is -1
-    if there is none.  Waits for the device.
-    """
-    count, complement = _arrays.to_numpy(status).tolist()
-    return count, INT64_MAX - complement if count else -1
 
 
 def defines(
@@ -118,10 +104,14 @@ def runs_by_columns(x, itemsize: int) -> bool:
 
 
 def row_alignment(x, itemsize: int, most: int = 16) -> int:
-    """Bytes, up to `most`, on whose multiples all rows of (batch, m, k) start; 0 if strided."""
+    """Bytes that divide the start of every row of (batch, m, k); 0 if rows are strided.
+
+    One of `most`, 4 and the item's size, so that few kernels are compiled.
+    """
     if x.strides[2] != itemsize and x.shape[2] > 1:
         return 0
-    return math.gcd(x.data.ptr, most, *_outer_strides(x))
+    found = math.gcd(x.data.ptr, most, *_outer_strides(x))
+    return found if found == most else max(min(found, 4), itemsize)
 
 
 def _outer_strides(x) -> list[int]:
@@ -140,7 +130,7 @@ def _as_chosen(chosen, rule):
 
 def _run(x, row, rule, chosen, values, metadata, packed):
     xp = _arrays.cupy_module()
-    status = xp.zeros(2, np.int64) if rule in ("mask", "check") else None
+    status = _clean_status(xp) if rule in ("mask", "check") else None
     *_, m, k = x.shape
     if x.size == 0:
         if packed is not None:
@@ -164,11 +154,27 @@ def _run(x, row, rule, chosen, values, metadata, packed):
         chosen_arguments = (chosen, *chosen.strides)
     name = "compress_columns" if by_columns else "compress_rows"
     kernel = loader.function(NAME, name, defines(row, rule, **macros))
-    width = 128 if by_columns else 512 if row.itemsize == 1 else 256
-    blocks = x.shape[0] * -(-m // _spec.ATOM_M) * -(-k // width)
+    blocks = x.shape[0] * _blocks(m, k, row.itemsize, by_columns)
     pitch = 0 if values is None else values.strides[-2]
     outputs = (_or_null(values), pitch, _or_null(metadata), _or_null(packed), _or_null(status))
-    kernel((blocks,), (THREADS,), (x, *x.strides, *chosen_arguments, *outputs, m, k))
+    threads = 256 if by_columns else 128
+    kernel((blocks,), (threads,), (x, *x.strides, *chosen_arguments, *outputs, m, k))
+    return status
+
+
+def _blocks(m: int, k: int, itemsize: int, by_columns: bool) -> int:
+    """Blocks of one matrix: tiles of tile.cuh, or what the warps of piece.cuh cover."""
+    if by_columns:
+        rows, columns = (128, 256) if itemsize == 1 else (64, 128)
+    else:
+        rows, columns = 64, 256 if itemsize == 1 else 128
+    return -(-m // rows) * -(-k // columns)
+
+
+def _clean_status(xp):
+    """(-1, 0), by two fills of memory rather than kernels."""
+    status = xp.zeros(2, np.int64)
+    status.data.memset_async(0xFF, 8)
     return status
 
 

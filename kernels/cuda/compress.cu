@@ -5,8 +5,9 @@
 //   values   [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16    (written)
 //   metadata [batch, m, ceil(k/8)]    canonical codes, if METADATA                  (written)
 //   packed   [batch, ceil(k/128), ceil(m/64), 1024]  tensor core order, if PACKED   (written)
-//   status   [2]  number of groups with more than two elements to keep, and
-//                 max(INT64_MAX - flat index of the group); RULE 2 and 3            (updated)
+//   status   [2]  lowest flat index of a group with more than two elements to keep,
+//                 only lowered, as an unsigned number; number of such groups, only
+//                 raised; RULE 2 and 3                                            (updated)
 //
 // RULE 0 keeps the two largest magnitudes, 1 the two best scores, 2 what the mask says, 3 the
 // non-zeros.  VALUES 0 writes no values.  Memory-bound: bf16 moves 3.125 bytes an element.
@@ -32,26 +33,35 @@ constexpr Word TOP = Lanes<ITEM>::top;
 // Flag where an element is not zero; the sign does not count.
 Word nonzero_element(Word x) { return nonzero<kind>(kind == Kind::int8 ? x : x & ~TOP); }
 
-// Groups that had more than two elements to keep, of this thread.
+// Groups of this thread that had more than two elements to keep.
 struct Excess {
     int count = 0;
     long long first = 0x7fffffffffffffffll;
 
-    void note(long long group) {
-        count++;
-        first = min(first, group);
+    // `history` has one appended flag a step; index(lane, step) is the flat index of the group
+    // and grows with the lane, then with the step.
+    template <int STEPS, class Index> void note(Word history, Index index) {
+        if (!(RULE == kMask || RULE == kCheck) || history == 0) return;
+        for (int j = 0; j < Lanes<ITEM>::count; j++) {
+            const unsigned steps = (unsigned)(history >> (8 * ITEM * (j + 1) - STEPS)) & ((1u << STEPS) - 1);
+            if (steps) first = min(first, index(j, __ffs(steps) - 1));
+            count += __popc(steps);
+        }
     }
     // One pair of atomics a block, and only where there is something to say.
     void report(unsigned long long* status) {
-        __shared__ unsigned long long total, least;
+        __shared__ unsigned long long least, total;
         if (!__syncthreads_or(count)) return;
-        if (threadIdx.x == 0) total = 0, least = ~0ull;
+        if (threadIdx.x == 0) least = ~0ull, total = 0;
         __syncthreads();
-        if (count) atomicAdd(&total, (unsigned long long)count), atomicMin(&least, (unsigned long long)first);
+        if (count) {
+            atomicMin(&least, (unsigned long long)first);
+            atomicAdd(&total, (unsigned long long)count);
+        }
         __syncthreads();
         if (threadIdx.x == 0) {
-            atomicAdd(status, total);
-            atomicMax(status + 1, 0x7fffffffffffffffull - least);
+            atomicMin(status, least);
+            atomicAdd(status + 1, total);
         }
     }
 };
@@ -151,68 +161,72 @@ struct Compressed {
     unsigned codes;
 };
 
+// `group` is the flat index of the piece's first group, `row_groups` the distance of its rows.
 Compressed compress_piece(const unsigned (&x)[P::rows][P::words],
                           const unsigned (&chosen)[P::rows][P::groups],
-                          Excess& excess, long long group, long long group_row) {
-    Word first[P::steps], second[P::steps], bits[ITEM > 2 ? P::rows : 1];
+                          Excess& excess, long long group, long long row_groups) {
+    Word first[P::steps], second[P::steps], bits[ITEM > 2 ? P::rows : 1] = {}, history = 0;
     for (int s = 0; s < P::steps; s++) {
         Word in[4], keep[4];
         P::spread(x, s, in);
         if constexpr (RULE == kScores || RULE == kMask) P::spread_flags(chosen, s, keep);
-        const Word extra = choose(in, keep);
-        if (extra != 0)
-            for (int j = 0; j < Lanes<ITEM>::count; j++)
-                if (extra >> (8 * ITEM * (j + 1) - 1) & 1) {
-                    if constexpr (ITEM == 1) excess.note(group + 2 * j + s);
-                    else if constexpr (ITEM == 2) excess.note(group + j * group_row + s);
-                    else excess.note(group + s / P::groups * group_row + s % P::groups);
-                }
+        history = append<ITEM>(history, choose(in, keep));
         stored_pair<kind>(in, keep, first[s], second[s]);
         Word& row_bits = bits[ITEM > 2 ? s / P::groups : 0];
         row_bits = append_code<ITEM>(row_bits, keep);
     }
+    excess.note<P::steps>(history, [=](int lane, int step) {
+        if (ITEM == 1) return group + 2 * lane + step;
+        return group + (ITEM == 2 ? lane : step / P::groups) * row_groups + step % P::groups;
+    });
     Compressed out;
     P::gather(first, second, out.values);
     out.codes = P::code_word(bits);
     return out;
 }
 
-extern "C" __global__ void __launch_bounds__(256) compress_rows(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(128) compress_rows(PARAMETERS) {
     const Input input = INPUT;
     const int m = (int)m_, k = (int)k_;
     const Place<ITEM> place(m, k);
     const long long groups = (k + 3) / 4, metadata_bytes = (k + 7) / 8;
     Excess excess;
-    unsigned in[Place<ITEM>::pieces][P::rows][P::words];
+    // Pieces whose loads are in flight together: 128 bytes a thread, more would cost registers.
+    constexpr int ahead = ITEM <= 2 ? Place<ITEM>::pieces : 1;
 
+#pragma unroll 1
+    for (int done = 0; done < Place<ITEM>::pieces; done += ahead) {
+        unsigned in[ahead][P::rows][P::words];
 #pragma unroll
-    for (int p = 0; p < Place<ITEM>::pieces; p++)
-        for (int r = 0; r < P::rows; r++) {
-            const int row = place.row + 4 * p + 8 * r;
-            const int valid = row < m ? min(max(k - place.column, 0), P::columns) : 0;
-            load_elements<ITEM, ALIGNMENT>(input.at(place.batch, row, place.column), x_column, valid, in[p][r]);
-        }
+        for (int i = 0; i < ahead; i++)
+            for (int r = 0; r < P::rows; r++) {
+                const int row = place.row + 4 * (done + i) + 8 * r;
+                const int valid = row < m ? min(max(k - place.column, 0), P::columns) : 0;
+                load_elements<ITEM, ALIGNMENT>(input.at(place.batch, row, place.column), x_column, valid, in[i][r]);
+            }
 #pragma unroll
-    for (int p = 0; p < Place<ITEM>::pieces; p++) {
-        unsigned chosen_words[P::rows][P::groups];
-        if constexpr (RULE == kScores || RULE == kMask)
-            for (int r = 0; r < P::rows; r++)
-                for (int c = 0; c < P::groups; c++) {
-                    const int row = place.row + 4 * p + 8 * r, column = place.column + 4 * c;
-                    chosen_words[r][c] = chosen_group(input.chosen_at(place.batch, row, column),
-                                                      c_column, row < m ? k - column : 0);
-                }
-        const long long line = place.batch * m + place.row + 4 * p;
-        const Compressed out = compress_piece(in[p], chosen_words, excess,
-                                              line * groups + place.column / 4, 8 * groups);
-        if (PACKED && place.inside) packed[place.packed_word(p)] = out.codes;
-        for (int r = 0; r < P::rows; r++) {
-            if (place.row + 4 * p + 8 * r >= m) continue;
-            const long long row = line + 8 * r;
-            if (VALUES) store_values(values + row * pitch, pitch, place.column, out.values[r]);
-            if (METADATA)
-                store_canonical(metadata + row * metadata_bytes, metadata_bytes, place.column,
-                                out.codes >> 16 * r);
+        for (int i = 0; i < ahead; i++) {
+            const int p = done + i;
+            unsigned chosen_words[P::rows][P::groups];
+            if constexpr (RULE == kScores || RULE == kMask)
+                for (int r = 0; r < P::rows; r++)
+                    for (int c = 0; c < P::groups; c++) {
+                        const int row = place.row + 4 * p + 8 * r, column = place.column + 4 * c;
+                        chosen_words[r][c] = chosen_group(input.chosen_at(place.batch, row, column),
+                                                          c_column, row < m ? k - column : 0);
+                    }
+            const long long line = place.batch * m + place.row + 4 * p;
+            const Compressed out = compress_piece(in[i], chosen_words, excess,
+                                                  line * groups + place.column / 4, 8 * groups);
+            if (PACKED && place.inside) packed[place.packed_word(p)] = out.codes;
+            for (int r = 0; r < P::rows; r++) {
+                if (place.row + 4 * p + 8 * r >= m) continue;
+                const long long row = line + 8 * r;
+                if (VALUES) store_values(values + row * pitch, pitch, place.column, out.values[r]);
+                if (METADATA)
+                    store_canonical(metadata + row * metadata_bytes, metadata_bytes, place.column,
+                                    out.codes >> 16 * r);
+            }
         }
     }
     if (RULE == kMask || RULE == kCheck) excess.report(status);
@@ -220,14 +234,13 @@ extern "C" __global__ void __launch_bounds__(256) compress_rows(PARAMETERS) {
 
 using T = Tile<ITEM>;
 
-Word load_lanes(const Input& input, long long batch, int row, int column, int m, int k) {
-    if (column >= k) return 0;
-    const char* at = input.at(batch, row, column);
-    if constexpr (ITEM == 8) return row < m ? __ldg((const Word*)at) : 0;
+// Elements of all lanes in one column; those outside the matrix are zero.
+Word load_lanes(const char* at, long long row_stride, int valid) {
+    if constexpr (ITEM == 8) return valid > 0 ? __ldg((const Word*)at) : 0;
     else {
-        if (ALIGNMENT >= 4 && row + T::lanes <= m) return __ldg((const unsigned*)at);
+        if (ALIGNMENT >= 4 && valid >= T::lanes) return __ldg((const unsigned*)at);
         unsigned word[1];
-        load_elements<ITEM, 0>(at, input.row, m - row, word);
+        load_elements<ITEM, 0>(at, row_stride, valid, word);
         return word[0];
     }
 }
@@ -246,39 +259,54 @@ extern "C" __global__ void __launch_bounds__(256) compress_columns(PARAMETERS) {
     __shared__ T tile;
     const Input input = INPUT;
     const int m = (int)m_, k = (int)k_;
-    const int m_atoms = (m + 63) / 64, k_atoms = (k + 127) / 128;  // blocks go along m first
-    const int m_atom = blockIdx.x % m_atoms, k_atom = blockIdx.x / m_atoms % k_atoms;
-    const long long batch = blockIdx.x / m_atoms / k_atoms;
-    const int row = m_atom * 64 + T::my_row(), column = k_atom * 128 + T::my_column();
+    const int m_tiles = (m + T::rows - 1) / T::rows, k_tiles = (k + T::columns - 1) / T::columns;
+    const int tile_row = blockIdx.x % m_tiles * T::rows;  // blocks go along m first
+    const int tile_column = blockIdx.x / m_tiles % k_tiles * T::columns;
+    const long long batch = blockIdx.x / m_tiles / k_tiles;
+    const int row = tile_row + T::my_row(), column = tile_column + T::my_column();
+    const char* at = input.at(batch, row, column);
     Excess excess;
-    Word element[T::span], bits = 0;
+    Word element[T::span], first[T::span / 4], second[T::span / 4], history = 0;
+    Word bits[ITEM == 1 ? 4 : 1] = {};
 
+    if (ALIGNMENT >= 4 && row + T::lanes <= m && column + T::span <= k) {
 #pragma unroll
-    for (int i = 0; i < T::span; i++) element[i] = load_lanes(input, batch, row, column + i, m, k);
+        for (int i = 0; i < T::span; i++) element[i] = __ldg((const Word*)(at + i * x_column));
+    } else {
+#pragma unroll
+        for (int i = 0; i < T::span; i++)
+            element[i] = load_lanes(at + i * x_column, x_row, column + i < k ? m - row : 0);
+    }
 #pragma unroll
     for (int c = 0; c < T::span / 4; c++) {
-        Word in[4], keep[4], first, second;
+        Word in[4], keep[4];
         for (int i = 0; i < 4; i++) in[i] = element[4 * c + i];
         if constexpr (RULE == kScores || RULE == kMask)
             chosen_lanes(input, batch, row, column + 4 * c, m, k, keep);
-        const Word extra = choose(in, keep);
-        if (extra != 0)
-            for (int j = 0; j < T::lanes; j++)
-                if (extra >> (8 * ITEM * (j + 1) - 1) & 1)
-                    excess.note((batch * m + row + j) * ((k + 3) / 4) + column / 4 + c);
-        stored_pair<kind>(in, keep, first, second);
-        bits = append_code<ITEM>(bits, keep);
-        if (VALUES) tile.put_pairs(c, first, second);
+        history = append<ITEM>(history, choose(in, keep));
+        stored_pair<kind>(in, keep, first[c], second[c]);
+        Word& codes = bits[ITEM == 1 ? c / 2 : 0];
+        codes = append_code<ITEM>(codes, keep);
     }
+    const long long groups = (k + 3) / 4, group = (batch * m + row) * groups + column / 4;
+    excess.note<T::span / 4>(history, [=](int lane, int step) { return group + lane * groups + step; });
+    if (VALUES) tile.put_pairs(first, second);
     tile.put_codes(bits);
     __syncthreads();
 
-    const int rows = min(64, m - m_atom * 64);
-    const long long first_row = batch * m + m_atom * 64, bytes = (k + 7) / 8;
-    if (VALUES) tile.store_values(values + first_row * pitch, pitch, rows, k_atom);
-    if (METADATA) tile.store_canonical(metadata + first_row * bytes, bytes, rows, k_atom);
-    if (PACKED)
-        packed[((batch * k_atoms + k_atom) * m_atoms + m_atom) * 256 + threadIdx.x] =
-            tile.packed_word(threadIdx.x);
+    const int rows = min(T::rows, m - tile_row);
+    const long long first_row = batch * m + tile_row, bytes = (k + 7) / 8;
+    if (VALUES) tile.store_values(values + first_row * pitch, pitch, (long long)tile_column / 2 * ITEM, rows);
+    if (METADATA) tile.store_canonical(metadata + first_row * bytes, bytes, tile_column / 8, rows);
+    if (PACKED) {
+        const int m_atoms = (m + 63) / 64, k_atoms = (k + 127) / 128;
+        for (int i = threadIdx.x; i < T::words; i += 256) {
+            const int m_atom = i / 256 % (T::rows / 64), k_atom = i / 256 / (T::rows / 64);
+            const int atom_row = tile_row / 64 + m_atom, atom_column = tile_column / 128 + k_atom;
+            if (atom_row < m_atoms && atom_column < k_atoms)
+                packed[((batch * k_atoms + atom_column) * m_atoms + atom_row) * 256 + i % 256] =
+                    tile.packed_word(m_atom, k_atom, i % 256);
+        }
+    }
     if (RULE == kMask || RULE == kCheck) excess.report(status);
 }

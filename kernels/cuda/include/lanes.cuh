@@ -25,10 +25,17 @@ template <> struct Lanes<8> {
     static constexpr word top = 1ull << 63;
 };
 
+// Four bytes of a and b; unlike __byte_perm, selector bit 3 asks for copies of the byte's sign.
+inline unsigned permute(unsigned a, unsigned b, unsigned selector) {
+    unsigned out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
+    return out;
+}
+
 // Every bit of a lane from its flag.
 template <int BYTES, class Word> Word fill(Word flags) {
-    if constexpr (BYTES == 1) return __byte_perm(flags, 0, 0xba98);
-    if constexpr (BYTES == 2) return __byte_perm(flags, 0, 0xbb99);
+    if constexpr (BYTES == 1) return permute(flags, 0, 0xba98);
+    if constexpr (BYTES == 2) return permute(flags, 0, 0xbb99);
     if constexpr (BYTES == 4) return (Word)((int)flags >> 31);
     if constexpr (BYTES == 8) return (Word)((long long)flags >> 63);
 }
@@ -136,8 +143,8 @@ template <int BYTES, class Word> Word append_code(Word bits, const Word (&keep)[
 
 // Turns four words of four bytes: byte j of out[i] is byte i of in[j].
 inline void transpose_bytes(const unsigned (&in)[4], unsigned (&out)[4]) {
-    const unsigned a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[0], in[1], 0x7362);
-    const unsigned c = __byte_perm(in[2], in[3], 0x5140), d = __byte_perm(in[2], in[3], 0x7362);
-    out[0] = __byte_perm(a, c, 0x5410), out[1] = __byte_perm(a, c, 0x7632);
-    out[2] = __byte_perm(b, d, 0x5410), out[3] = __byte_perm(b, d, 0x7632);
+    const unsigned a = permute(in[0], in[1], 0x5140), b = permute(in[0], in[1], 0x7362);
+    const unsigned c = permute(in[2], in[3], 0x5140), d = permute(in[2], in[3], 0x7362);
+    out[0] = permute(a, c, 0x5410), out[1] = permute(a, c, 0x7632);
+    out[2] = permute(b, d, 0x5410), out[3] = permute(b, d, 0x7632);
 }

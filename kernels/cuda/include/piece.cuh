@@ -74,7 +74,7 @@ template <int ITEM> struct Piece {
             transpose_bytes(in, out);
         } else if constexpr (ITEM == 2) {
             for (int i = 0; i < 4; i++)
-                out[i] = __byte_perm(x[0][2 * step + i / 2], x[1][2 * step + i / 2],
+                out[i] = permute(x[0][2 * step + i / 2], x[1][2 * step + i / 2],
                                      i % 2 ? 0x7632 : 0x5410);
         } else {
             const int row = step / groups, at = step % groups * ITEM;
@@ -92,7 +92,7 @@ template <int ITEM> struct Piece {
         } else {
             for (int i = 0; i < 4; i++) {
                 if constexpr (ITEM == 2)
-                    out[i] = __byte_perm(x[0][step], x[1][step], 0x4400 + 0x1111 * i);
+                    out[i] = permute(x[0][step], x[1][step], 0x4400 + 0x1111 * i);
                 else
                     out[i] = (Word)x[step / groups][step % groups] << 8 * (ITEM - 1 - i);
             }
@@ -107,8 +107,8 @@ template <int ITEM> struct Piece {
             transpose_bytes(in, out[0]);
         } else if constexpr (ITEM == 2) {
             for (int c = 0; c < steps; c++) {
-                out[0][c] = __byte_perm(first[c], second[c], 0x5410);
-                out[1][c] = __byte_perm(first[c], second[c], 0x7632);
+                out[0][c] = permute(first[c], second[c], 0x5410);
+                out[1][c] = permute(first[c], second[c], 0x7632);
             }
         } else {
             for (int s = 0; s < steps; s++) {
@@ -129,29 +129,27 @@ template <int ITEM> struct Piece {
     }
 };
 
-// Which pieces a thread has.  A block of eight warps covers an atom's 64 rows and two warps'
-// columns; blocks go along k first, then along m, then through the batch.
+// Which pieces a thread has.  A block of four warps covers an atom's 64 rows; blocks go along k
+// first, then along m, then through the batch.
 template <int ITEM> struct Place {
     static constexpr int pieces = ITEM == 1 ? 4 : 2;
-    static constexpr int warp_columns = 8 * Piece<ITEM>::columns;
-    static constexpr int block_columns = 2 * warp_columns;
+    static constexpr int columns = 8 * Piece<ITEM>::columns;  // of a block
 
     long long batch;
-    int row, column;    // of piece 0; piece i is 4 i rows below
+    int row, column;  // of piece 0; piece i is 4 i rows below
     int atom, m_atoms;  // the piece's atom in its matrix
     int word;           // of piece 0 in the atom; piece i is 16 i further
     bool inside;        // columns belong to an atom that exists
 
     Place(int m, int k) {
-        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quarter = warp & 3;
+        const int lane = threadIdx.x & 31, quarter = threadIdx.x >> 5;
         const int segment = lane & 7, group = lane >> 3;
-        const int k_atoms = (k + 127) / 128, k_blocks = (k + block_columns - 1) / block_columns;
+        const int k_atoms = (k + 127) / 128, k_blocks = (k + columns - 1) / columns;
         m_atoms = (m + 63) / 64;
         const unsigned m_block = blockIdx.x / k_blocks;
         batch = m_block / m_atoms;
         const int m_atom = m_block % m_atoms;
-        column = (blockIdx.x % k_blocks) * block_columns + (warp >> 2) * warp_columns
-               + segment * Piece<ITEM>::columns;
+        column = (blockIdx.x % k_blocks) * columns + segment * Piece<ITEM>::columns;
         row = m_atom * 64 + quarter * 16 + group;
         const int k_atom = column / 128;
         inside = k_atom < k_atoms;
