@@ -6,13 +6,12 @@ No framework is imported here unless its array is already in hand.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sparse24 import _dtypes
-from sparse24._errors import ArgumentError, DeviceError, DTypeError
+from sparse24._errors import DeviceError, DTypeError
 
 
 def is_cupy(x: Any) -> bool:
@@ -156,80 +155,3 @@ def _torch_to_numpy(x) -> np.ndarray:
         return x.numpy()
     name = str(x.dtype).removeprefix("torch.")
     return x.view(bits[x.dtype]).numpy().view(_dtypes.TABLE[name].logical)
-
-
-def borrow(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
-    """The NumPy or CuPy array behind `x`, without a copy, and the way back to `x`'s library.
-
-    NumPy and CuPy arrays are themselves.  Tensors of torch and arrays of JAX and
-    other libraries are viewed through DLPack; the returned function turns a NumPy
-    or CuPy result into an array of that library.  Anything else goes through
-    `numpy.asarray`.  fp8 tensors on the GPU come as ``uint8``.
-    """
-    if isinstance(x, np.ndarray) or is_cupy(x):
-        return x, _same
-    if is_torch(x):
-        return _borrow_torch(x), _to_torch
-    if is_jax(x):
-        return _borrow_jax(x), _to_jax
-    if is_scipy_sparse(x) or is_cupyx_sparse(x):
-        raise ArgumentError(
-            f"{argument} is a sparse matrix; convert it first (sparse24.from_scipy)"
-        )
-    if hasattr(x, "__dlpack__"):
-        return np.from_dlpack(x), _same
-    return np.asarray(x), _same
-
-
-def _same(x):
-    return x
-
-
-def _borrow_torch(x):
-    if x.device.type == "cpu":
-        return _torch_to_numpy(x)
-    if x.device.type != "cuda":
-        raise DeviceError(f"tensors must be on the CPU or a CUDA device, got {x.device}")
-    import torch
-
-    cupy, name = cupy_module(), str(x.dtype).removeprefix("torch.")
-    x = x.detach()
-    if name == "bfloat16":
-        return cupy.from_dlpack(x.view(torch.int16)).view(_dtypes.TABLE[name].logical)
-    return cupy.from_dlpack(x.view(torch.uint8) if name.startswith("float8") else x)
-
-
-def _to_torch(x):
-    import torch
-
-    name = x.dtype.name
-    if name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        return torch.from_dlpack(x) if is_cupy(x) else torch.from_numpy(x)
-    bits = x.view(np.int16 if name == "bfloat16" else np.uint8)
-    return (torch.from_dlpack(bits) if is_cupy(x) else torch.from_numpy(bits)).view(
-        getattr(torch, name)
-    )
-
-
-def _borrow_jax(x):
-    if {device.platform for device in x.devices()} == {"cpu"}:
-        return np.asarray(x)
-    cupy = cupy_module()
-    if x.dtype.name in ("float16", "float32", "float64", "int8", "bool"):
-        return cupy.from_dlpack(x)
-    import jax
-
-    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-    bits = cupy.from_dlpack(bits)
-    return bits.view(x.dtype) if x.dtype.name == "bfloat16" else bits
-
-
-def _to_jax(x):
-    import jax
-
-    if not is_cupy(x):
-        return jax.numpy.asarray(x)
-    if x.dtype.name == "bfloat16":
-        bits = jax.numpy.from_dlpack(x.view(np.uint16))
-        return jax.lax.bitcast_convert_type(bits, jax.numpy.bfloat16)
-    return jax.numpy.from_dlpack(x)

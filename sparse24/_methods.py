@@ -9,21 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes
+from sparse24 import _arrays, _dtypes, _foreign
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 NAMES = ("magnitude", "wanda", "sparsegpt", "random")
 
 
 def magnitude(x, row: _dtypes.DType):
-    """Absolute values as float32 (float64 of float64); NaN is inf, and inf the largest number.
+    """Absolute values as float32 (float64 of float64), which rank NaN above inf.
 
-    So -0.0 equals 0.0, a NaN outranks all, and int8 -128 ranks above 127.
+    So -0.0 equals 0.0, and int8 -128 ranks above 127.
     """
-    xp = _arrays.namespace(x)
-    scores = xp.abs(_numbers(x, row))
-    nan = xp.isnan(scores)
-    return xp.where(nan, np.inf, xp.minimum(scores, np.finfo(scores.dtype).max))
+    return _arrays.namespace(x).abs(_numbers(x, row))
 
 
 def _numbers(x, row: _dtypes.DType):
@@ -87,7 +84,7 @@ class Calibration:
 
     def update(self, inputs) -> None:
         """Add a batch of inputs, shape (..., k)."""
-        x, _ = _arrays.borrow(inputs, argument="calibration")
+        x, _ = _foreign.take(inputs, argument="calibration")
         if x.ndim < 1 or x.dtype.kind not in "fiuV":
             raise DTypeError(f"calibration must be an array of numbers (..., k), got {x.dtype}")
         xp = _arrays.namespace(x)
@@ -120,7 +117,7 @@ class Calibration:
 def input_norms(k: int, calibration, hessian, activations):
     """The norm of each of the `k` input features, from whichever of the three is given."""
     if activations is not None:
-        norms, _ = _arrays.borrow(activations, argument="activations")
+        norms, _ = _foreign.take(activations, argument="activations")
         if norms.shape != (k,):
             raise ShapeError(
                 f"activations must be the norms of the {k} inputs, shape ({k},), got shape "
@@ -143,7 +140,7 @@ def input_hessian(k: int, calibration, hessian, *, method: str = "sparsegpt", mo
     if hessian is None:
         seen = calibration if isinstance(calibration, Calibration) else Calibration(calibration)
         hessian = seen.hessian
-    hessian, _ = _arrays.borrow(hessian, argument="hessian")
+    hessian, _ = _foreign.take(hessian, argument="hessian")
     if hessian.shape != (k, k):
         name = "hessian" if calibration is None else "the Hessian of calibration"
         raise ShapeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _select, _spec
+from sparse24 import _arrays, _check, _dtypes, _foreign, _select, _spec
 from sparse24._errors import PatternError
 
 
@@ -79,7 +79,7 @@ prune it to 2:4 first (sparse24.prune)
 
 def _excess(x, axis):
     """Boolean array of the bad groups, on the last axis, and (axis, its length)."""
-    array, _ = _arrays.borrow(x)
+    array, _ = _foreign.take(x)
     _check.at_least_1d(array.shape, argument="x")
     axis = _check.axis(axis, array.ndim)
     bits = np.moveaxis(_magnitude_bits(array), axis, -1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _methods, _select
+from sparse24 import _arrays, _check, _dtypes, _foreign, _methods, _select
 from sparse24._errors import ArgumentError, PatternError, UnsupportedError
 from sparse24._sparsegpt import sparsegpt
 
@@ -75,7 +75,8 @@ def prune(
         callable
             ``method(x)`` returns scores of x's shape, more is better.
     scores : array, shape of `x`, optional
-        Scores themselves, in place of a method.  NaN ranks lowest.
+        Scores themselves, in place of a method.  NaN ranks
+        highest.
     transposable : bool, default False
         Keep exactly 2 of 4 in rows and in columns, so that the transpose obeys 2:4
         too: of the 90 legal masks of each 4x4 tile over the last two axes, the
@@ -138,7 +139,7 @@ def prune(
     >>> s24.prune(x, method="wanda", activations=[9, 1, 9, 1, 1, 1, 1, 9])
     array([[1., 0., 2., 0., 5., 0., 0., 1.]])
     """
-    array, restore = _arrays.borrow(x)
+    array, restore = _foreign.take(x)
     rule = _rule(
         array,
         pattern,
@@ -212,7 +213,7 @@ activations, channels
            [0, 0, 1, 1],
            [0, 0, 1, 1]])
     """
-    array, restore = _arrays.borrow(x)
+    array, restore = _foreign.take(x)
     rule = _rule(
         array,
         pattern,
@@ -253,7 +254,7 @@ def _rule(
     if scores is not None:
         if method != "magnitude":
             raise ArgumentError(f"scores replace a method; drop scores= or method={method!r}")
-        scores, _ = _arrays.borrow(scores, argument="scores")
+        scores, _ = _foreign.take(scores, argument="scores")
         _check.same_shape(scores.shape, x.shape, argument="scores", other="x")
     if transposable:
         if (n, m) != (2, 4):
@@ -284,7 +285,7 @@ def _rule(
 
 def _target(x, out):
     """The array behind `out`, fit to take the result for `x`."""
-    target, _ = _arrays.borrow(out, argument="out")
+    target, _ = _foreign.take(out, argument="out")
     if _arrays.namespace(target) is not _arrays.namespace(x):
         raise ArgumentError(f"out must be an array like x, {type(x)}, got {type(out)}")
     _check.same_shape(target.shape, x.shape, argument="out", other="x")
@@ -292,6 +293,23 @@ def _target(x, out):
         raise ArgumentError(f"out must have the dtype of x, {x.dtype}, got {target.dtype}")
     _check.writable(target, argument="out")
     return target
+
+
+def _pruned(x, rule: _Rule):
+    """`x` pruned, its grouped axis moved to the end."""
+    if _is_plain(x, rule):
+        from sparse24.kernels import cpu
+
+        return cpu.prune(np.moveaxis(x, rule.axis, -1))
+    kept, weights = _decide(x, rule)
+    return _arrays.namespace(x).where(kept, weights, np.zeros((), weights.dtype))
+
+
+def _is_plain(x, rule: _Rule) -> bool:
+    """True where one kernel prunes without a mask in between."""
+    by_size = rule.method == "magnitude" and rule.scores is None
+    whole = by_size and not rule.transposable and not rule.channels
+    return whole and (rule.n, rule.m) == (2, 4) and not _arrays.is_cupy(x)
 
 
 def _decide(x, rule: _Rule):
@@ -313,7 +331,7 @@ def _scores(x, rule: _Rule):
     if rule.scores is not None:
         return rule.scores
     if callable(rule.method):
-        scores, _ = _arrays.borrow(rule.method(x), argument="method(x)")
+        scores, _ = _foreign.take(rule.method(x), argument="method(x)")
         _check.same_shape(scores.shape, x.shape, argument="method(x)", other="x")
         return scores
     if rule.method == "magnitude":

@@ -1,18 +1,15 @@
 """From scores to masks: the best of every group, the best of every tile, whole channels.
 
-Scores are arrays in which more is better; NaN ranks lowest.  Everything here
-works along the last axis of NumPy or CuPy arrays and waits for nothing.
+Scores are arrays in which more is better; a NaN ranks above infinity.  The meaning
+is that of `kernels.reference`, on NumPy and CuPy arrays alike; nothing here waits.
 """
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
+from sparse24 import _spec
 from sparse24._arrays import namespace
-
-TILE = 4  # a transposable mask keeps two of four in every row and column of a 4x4 tile
 
 
 def best_of_groups(scores, n: int, m: int):
@@ -21,14 +18,15 @@ def best_of_groups(scores, n: int, m: int):
     A last, shorter group is filled up with elements that rank below all others.
     """
     xp = namespace(scores)
-    k = scores.shape[-1]
-    if not scores.size:
-        return xp.zeros(scores.shape, bool)
-    worst = in_groups(-_ranked(xp, scores), m, np.inf)
-    order = xp.argsort(worst, axis=-1, kind="stable")
-    keep = xp.zeros(worst.shape, bool)
+    if xp is np and (n, m) == (_spec.KEPT, _spec.GROUP):
+        from sparse24.kernels import cpu
+
+        return cpu.prune(np.ones(scores.shape, np.int8), scores).view(bool)
+    order_of = in_groups(_order_keys(xp, scores), m, np.iinfo(np.int64).min)
+    order = xp.argsort(~order_of, axis=-1, kind="stable")  # ~ turns the order without overflow
+    keep = xp.zeros(order.shape, bool)
     xp.put_along_axis(keep, order[..., :n], True, axis=-1)
-    return keep.reshape(*scores.shape[:-1], -1)[..., :k]
+    return keep.reshape(*scores.shape[:-1], order.shape[-2] * m)[..., : scores.shape[-1]]
 
 
 def in_groups(x, m: int, fill=0):
@@ -38,63 +36,59 @@ def in_groups(x, m: int, fill=0):
 
 
 def best_of_tiles(scores):
-    """Mask with the largest sum among the 90 that keep 2 of 4 in each row and column of a tile.
+    """Mask of the largest sum among the 90 that keep 2 of 4 in each row and column of a tile.
 
-    Tiles are 4x4 over the last two axes; ragged edges count as zeros.  Equal sums
-    keep the mask that comes first when rows are read as bits, low column first.
+    Tiles are 4x4 over the last two axes; ragged edges are filled up with the tile's
+    lowest score.  The sum is taken as `reference.transposable_mask` defines it.
     """
-    xp = namespace(scores)
+    xp, g = namespace(scores), _spec.GROUP
     *batch, rows, columns = scores.shape
-    if not scores.size:
-        return xp.zeros(scores.shape, bool)
-    scores = _ranked(xp, scores)
-    # 16 of them must not overflow; a power of two keeps the order exact.
-    scores = xp.clip(scores, *(np.finfo(np.float64).max * side for side in (-1, 1))) / 32
-    padded = _padded(_padded(scores, -1, TILE, 0.0), -2, TILE, 0.0)
-    shape = (*batch, padded.shape[-2] // TILE, TILE, padded.shape[-1] // TILE, TILE)
+    largest = np.finfo(np.float32).max / 16
+    scores = xp.nan_to_num(scores.astype(np.float32), True, largest, np.inf, -largest)
+    padded = _padded(_padded(scores, -1, g, 0), -2, g, 0)
+    shape = (*batch, padded.shape[-2] // g, g, padded.shape[-1] // g, g)
     tiles = xp.moveaxis(padded.reshape(shape), -2, -3)
-    masks = xp.asarray(tile_masks())
-    sums = tiles.reshape(-1, TILE * TILE) @ masks.reshape(len(masks), -1).T.astype(np.float64)
-    best = masks[xp.argmax(sums, axis=-1)].reshape(tiles.shape)
+    # Every mask keeps eight, so a shift favours none; scores of one sign need none.
+    tiles = tiles - xp.minimum(tiles.min((-1, -2), keepdims=True), 0)
+    legal = tile_masks()
+    kept = np.nonzero(legal)[2].reshape(-1, g, _spec.KEPT)
+    row = np.arange(g)[None, :]
+    pairs = tiles[..., row, kept[..., 0]] + tiles[..., row, kept[..., 1]]
+    sums = (pairs[..., 0] + pairs[..., 1]) + (pairs[..., 2] + pairs[..., 3])
+    best = xp.asarray(legal)[xp.argmax(sums, axis=-1)]
     return xp.moveaxis(best, -2, -3).reshape(padded.shape)[..., :rows, :columns]
 
 
-@functools.cache
 def tile_masks() -> np.ndarray:
-    """The 90 transposable masks, bool (90, 4, 4), in ascending order of their 16 bits.
-
-    Bit ``4 * row + column``: the first is 0x33cc, the last 0xcc33.
-    """
-    bits = np.arange(1 << TILE * TILE)[:, None] >> np.arange(TILE * TILE) & 1
-    tiles = bits.reshape(-1, TILE, TILE)
-    legal = (tiles.sum(1) == 2).all(-1) & (tiles.sum(2) == 2).all(-1)
-    return tiles[legal].astype(bool)
+    """The 90 transposable masks, bool (90, 4, 4), in ascending order of their bits."""
+    bits = _spec.TILE_MASKS[:, None] >> np.arange(_spec.GROUP**2) & 1
+    return bits.astype(bool).reshape(-1, _spec.GROUP, _spec.GROUP)
 
 
 def without_channels(keep, scores, fraction: float):
-    """`keep` with whole rows cleared: those whose kept scores sum to least.
+    """`keep` (rows, k) with whole rows cleared: those whose kept scores sum to least.
 
-    Rows run along the second-last axis; the worst ``int(fraction * rows)`` go, of
-    equals the later one.
+    The worst ``int(fraction * rows)`` go, of equals the later one.
     """
     xp = namespace(keep)
-    rows = keep.shape[-2]
-    count = int(fraction * rows)
-    if not count:
-        return keep
-    totals = xp.where(keep, _ranked(xp, scores), 0).sum(-1)
-    order = xp.argsort(-totals, axis=-1, kind="stable")
-    alive = xp.ones(totals.shape, bool)
-    xp.put_along_axis(alive, order[..., rows - count :], False, axis=-1)
-    return keep & alive[..., None]
+    totals = xp.where(keep, scores, 0).sum(-1, dtype=np.float64)
+    order = xp.argsort(-totals, kind="stable")
+    alive = xp.ones(len(keep), bool)
+    alive[order[len(keep) - int(fraction * len(keep)) :]] = False
+    return keep & alive[:, None]
 
 
-def _ranked(xp, scores):
-    scores = scores.astype(np.float64) if scores.dtype.kind != "f" else scores
-    return xp.where(xp.isnan(scores), -np.inf, scores)
+def _order_keys(xp, scores):
+    """int64 keys in the order of the scores, NaN on top."""
+    if scores.dtype.kind in "iub":
+        return scores.astype(np.int64)
+    scores = scores.astype(np.float64) + 0.0  # -0.0 becomes 0.0
+    bits = scores.view(np.int64)
+    top = np.iinfo(np.int64).max
+    return xp.where(xp.isnan(scores), top, xp.where(bits < 0, bits ^ top, bits))
 
 
-def _padded(x, axis: int, multiple: int, fill: float):
+def _padded(x, axis: int, multiple: int, fill):
     missing = -x.shape[axis] % multiple
     if not missing:
         return x

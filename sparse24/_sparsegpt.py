@@ -19,8 +19,9 @@ import math
 
 import numpy as np
 
+from sparse24 import _spec
 from sparse24._arrays import namespace
-from sparse24._select import TILE, tile_masks
+from sparse24._select import tile_masks
 
 BLOCK = 128  # columns whose effect on the columns behind them is applied in one product
 EXHAUSTIVE = 128  # most ways to prune a group that are all priced; beyond, one by one
@@ -46,7 +47,7 @@ def sparsegpt(weights, hessian, n: int, m: int, *, transposable: bool = False, d
     xp = namespace(weights)
     rows, k = weights.shape
     factor = _inverse_factor(xp, xp.asarray(hessian), k + -k % m, damping)
-    w = xp.zeros((rows + (-rows % TILE if transposable else 0), len(factor)))
+    w = xp.zeros((rows + (-rows % _spec.GROUP if transposable else 0), len(factor)))
     w[:rows, :k] = weights
     kept = xp.zeros(w.shape, bool)
     settle = _settle_tiles if transposable else _settle_groups
@@ -71,7 +72,7 @@ def _inverse_factor(xp, hessian, size: int, damping: float):
     k = len(hessian)
     scale = float(hessian.diagonal().mean()) if k else 0.0
     h = xp.eye(size)
-    if scale > 0:
+    if scale > 0:  # without inputs all weights are worth their square
         h[:k, :k] = hessian / scale + damping * xp.eye(k)
     turned = xp.linalg.cholesky(h[::-1, ::-1])
     return xp.linalg.inv(turned[::-1, ::-1])
@@ -107,8 +108,8 @@ def _settle_tiles(xp, w, inverse, n: int, m: int):
     cost, ways, pulls = _prices(xp, w, inverse, n, m)
     place = {tuple(way): i for i, way in enumerate(ways.tolist())}
     table = np.array([[place[tuple(row)] for row in mask] for mask in tile_masks().tolist()])
-    cost = cost.reshape(-1, TILE, len(ways))
-    total = sum(cost[:, i][:, table[:, i]] for i in range(TILE))
+    cost = cost.reshape(-1, _spec.GROUP, len(ways))
+    total = sum(cost[:, i][:, table[:, i]] for i in range(_spec.GROUP))
     best = xp.asarray(table)[xp.argmin(total, axis=-1)].reshape(-1)
     return xp.asarray(ways)[best], _pull(xp, w, pulls, best)
 
@@ -135,3 +136,41 @@ def _settle_one_by_one(xp, w, inverse, count: int):
         kept[everyone, worst] = False
     # What was taken from w in all, seen through inv(G), lies on the pruned elements.
     return kept, xp.where(kept, 0.0, (w - left) @ xp.linalg.inv(inverse))
+
+
+def refit(start, keep, hessian, wanted, *, damping: float, steps: int = 60, tolerance=1e-5):
+    """Least-squares values under a mask: conjugate gradients on all rows at once.
+
+    Minimises the sum over rows of ``w H w - 2 w wanted``, H damped, over the kept
+    elements.
+
+    Parameters
+    ----------
+    start : array of float64, shape (rows, k)
+        First guess; its elements outside `keep` do not count.
+    keep : array of bool, shape (rows, k)
+    hessian : array, shape (k, k)
+    wanted : array, shape (rows, k)
+        Right-hand side: the dense weights times the same damped H, or the like.
+    """
+    xp = namespace(start)
+    h = damped(hessian, damping)
+    diagonal = h.diagonal()
+    w = xp.where(keep, start, 0.0)
+    residual = xp.where(keep, wanted - w @ h, 0.0)
+    direction, power = 0.0, 0.0
+    goal = tolerance**2 * (xp.where(keep, wanted, 0.0) ** 2 / diagonal).sum(-1)
+    for _ in range(steps):
+        scaled = residual / diagonal
+        new_power = (residual * scaled).sum(-1)
+        if bool((new_power <= goal).all()):
+            break
+        grown = new_power / xp.where(power, power, 1.0) if _ else 0.0 * new_power
+        direction = scaled + grown[:, None] * direction
+        image = xp.where(keep, direction @ h, 0.0)
+        curvature = (direction * image).sum(-1)
+        length = (new_power / xp.where(curvature > 0, curvature, 1.0))[:, None]
+        w += length * direction
+        residual -= length * image
+        power = new_power
+    return w

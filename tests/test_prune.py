@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _select
+from sparse24.kernels import reference
 
 FLOATS = [name for name in _dtypes.NAMES if name != "int8"]
 
@@ -158,6 +159,31 @@ def brute_force(tile):
         if all(sum(j in pair for pair in choice) == 2 for j in range(4)):
             sums.append(sum(tile[i, list(pair)].sum() for i, pair in enumerate(choice)))
     return max(sums)
+
+
+def test_transposable_equals_the_reference(xp, rng):
+    x = rng.standard_normal((40, 52)).astype(np.float16)
+    x[rng.random(x.shape) < 0.3] = 1  # ties
+    x[3, 5], x[17, 20], x[30, 30:34] = np.nan, np.inf, -0.0
+    got = s24.mask(xp.asarray(x), transposable=True)
+    np.testing.assert_array_equal(_arrays.to_numpy(got), reference.transposable_mask(x))
+
+
+def test_scores_rank(xp, rng):
+    scores = rng.standard_normal((5, 24)).astype(np.float32)
+    scores[0, 3], scores[1, :4], scores[2, 8] = np.nan, -np.inf, np.inf
+    x = np.ones_like(scores)
+    for n, m in ((2, 4), (3, 8)):
+        got = s24.mask(xp.asarray(x), scores=xp.asarray(scores), pattern=(n, m))
+        np.testing.assert_array_equal(_arrays.to_numpy(got), reference.top_mask(scores, n, m))
+
+
+def test_transposable_takes_negative_scores(xp, rng):
+    scores = -np.abs(rng.standard_normal((8, 8))).astype(np.float32)
+    x = xp.asarray(np.ones_like(scores))
+    got = s24.mask(x, scores=xp.asarray(scores), transposable=True)
+    for tile, mask in tiles_of(scores, _arrays.to_numpy(got)):
+        assert (tile * mask).sum() == pytest.approx(brute_force(tile + 9) - 72)
 
 
 def test_transposable_matches_a_flow_solver(rng):
