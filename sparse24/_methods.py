@@ -5,12 +5,11 @@ The weights come with the grouped axis last; scores have their shape.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sparse24 import _arrays, _dtypes, _foreign
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._calibration import Calibration
+from sparse24._errors import ArgumentError, ShapeError
 
 NAMES = ("magnitude", "wanda", "sparsegpt", "random")
 
@@ -40,78 +39,6 @@ def random(x, rng):
     """Uniform numbers from a generator, a seed or None; the same on every device."""
     numbers = np.random.default_rng(rng).random(x.shape, np.float32)
     return _arrays.namespace(x).asarray(numbers)
-
-
-class Calibration:
-    """What a layer's inputs say about its weights, gathered batch by batch.
-
-    Feed it the inputs of one layer; hand it to ``prune(..., calibration=...)`` with
-    ``method="wanda"`` or ``"sparsegpt"``.  It holds one (k, k) matrix, however many
-    inputs it saw.
-
-    Parameters
-    ----------
-    inputs : array, shape (..., k), optional
-        A first batch: every vector along the last axis is one input.
-
-    Attributes
-    ----------
-    count : int
-        Inputs seen.
-    hessian : ndarray, shape (k, k), float64 (float32 on the GPU)
-        Sum of the outer products of the inputs, ``X.T @ X``.
-    norms : ndarray, shape (k,)
-        Euclidean norm of each input feature over all inputs.
-
-    Examples
-    --------
-    >>> import numpy as np, sparse24 as s24
-    >>> inputs = np.array([[3.0, 0.0, 1.0, 0.0], [4.0, 1.0, 0.0, 0.0]])
-    >>> seen = s24.Calibration()
-    >>> for batch in np.split(inputs, 2):
-    ...     seen.update(batch)
-    >>> seen.count, seen.norms
-    (2, array([5., 1., 1., 0.]))
-    >>> s24.prune(np.array([[1.0, 2.0, 3.0, 9.0]]), method="wanda", calibration=seen)
-    array([[1., 0., 3., 0.]])
-    """
-
-    def __init__(self, inputs=None):
-        self.count = 0
-        self._hessian: Any = None
-        if inputs is not None:
-            self.update(inputs)
-
-    def update(self, inputs) -> None:
-        """Add a batch of inputs, shape (..., k)."""
-        x, _ = _foreign.take(inputs, argument="calibration")
-        if x.ndim < 1 or x.dtype.kind not in "fiuV":
-            raise DTypeError(f"calibration must be an array of numbers (..., k), got {x.dtype}")
-        xp = _arrays.namespace(x)
-        x = x.reshape(-1, x.shape[-1]).astype(np.float64 if xp is np else np.float32)
-        if self._hessian is None:
-            self._hessian = xp.zeros((x.shape[1],) * 2, x.dtype)
-        if x.shape[1] != len(self._hessian):
-            raise ShapeError(
-                f"calibration must have {len(self._hessian)} features on its last axis as the "
-                f"batches before, got {x.shape[1]}"
-            )
-        self._hessian += x.T @ x
-        self.count += len(x)
-
-    @property
-    def hessian(self):
-        if self._hessian is None:
-            raise ArgumentError("calibration has seen no inputs; call update(inputs) first")
-        return self._hessian
-
-    @property
-    def norms(self):
-        return _arrays.namespace(self.hessian).sqrt(self.hessian.diagonal())
-
-    def __repr__(self) -> str:
-        features = 0 if self._hessian is None else len(self._hessian)
-        return f"Calibration({self.count} inputs of {features} features)"
 
 
 def input_norms(k: int, calibration, hessian, activations):

@@ -104,7 +104,7 @@ class _Result:
                 f"the sparse operand is on {_arrays.device_of(values)}, the other on "
                 f"{_arrays.device_of(other)}; move one with .to_device(...) or cupy.asarray"
             )
-        row_a, row_b = _promote(
+        row_a, row_b = promote(
             a.dtype, _arrays.logical_dtype(other, options.b_dtype, argument="b")
         )
         name = row_a.result if options.out_dtype is None else _result_name(options.out_dtype)
@@ -144,7 +144,7 @@ def _result_name(dtype) -> str:
     return _dtypes.lookup(dtype).name
 
 
-def _promote(a: DType, b: DType) -> tuple[DType, DType]:
+def promote(a: DType, b: DType) -> tuple[DType, DType]:
     """Types in which the operands meet; nothing is narrowed."""
     if a is b or (a.is_float8 and b.is_float8):
         return a, b

@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _methods, _select
-from sparse24._errors import ArgumentError, PatternError, UnsupportedError
-from sparse24._sparsegpt import sparsegpt
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """The arguments of `prune` and `mask` after checking."""
-
-    n: int
-    m: int
-    axis: int
-    method: str | Callable[[Any], Any]
-    scores: Any
-    transposable: bool
-    dtype: _dtypes.DType
-    rng: Any
-    calibration: Any
-    hessian: Any
-    activations: Any
-    channels: float
+from sparse24 import _arrays, _check, _foreign, _rule
+from sparse24._errors import ArgumentError
 
 
 def prune(
@@ -45,6 +22,7 @@ def prune(
     calibration=None,
     hessian=None,
     activations=None,
+    damping=0.01,
     channels=0.0,
 ):
     """Zero all but the best n of every m elements along an axis.
@@ -93,6 +71,9 @@ def prune(
         ``X.T @ X`` of those inputs, in place of them.
     activations : array, shape (k,), optional
         Norms of the input features, in place of them, for ``"wanda"``.
+    damping : float, default 0.01
+        Part of the mean of the Hessian's diagonal that ``"sparsegpt"`` adds to it.  Few
+        inputs for many features, or targets, ask for more, such as 0.1.
     channels : float, default 0.0
         Fraction of the output channels (slices along the first other axis) to
         zero as a whole, on top of the pattern: those with the least kept scores.
@@ -139,29 +120,19 @@ def prune(
     >>> s24.prune(x, method="wanda", activations=[9, 1, 9, 1, 1, 1, 1, 9])
     array([[1., 0., 2., 0., 5., 0., 0., 1.]])
     """
-    array, restore = _foreign.take(x)
-    rule = _rule(
-        array,
-        pattern,
-        axis,
-        method,
-        scores,
-        transposable,
-        dtype,
-        rng,
-        calibration,
-        hessian,
-        activations,
-        channels,
-    )
-    target = None if out is None else _target(array, out)
-    kept, weights = _decide(array, rule)
-    zero = np.zeros((), weights.dtype)
-    result = np.moveaxis(_arrays.namespace(array).where(kept, weights, zero), -1, rule.axis)
-    if target is None:
-        return restore(_arrays.namespace(array).ascontiguousarray(result))
-    target[...] = result
-    return out
+    with _foreign.stream_of(x):
+        array, restore = _foreign.take(x)
+        rule = _rule.of(
+            array, pattern=pattern, axis=axis, method=method, scores=scores,
+            transposable=transposable, dtype=dtype, rng=rng, calibration=calibration,
+            hessian=hessian, activations=activations, damping=damping, channels=channels,
+        )  # fmt: skip
+        target = None if out is None else _target(array, out)
+        result = np.moveaxis(_rule.pruned(array, rule), -1, rule.axis)
+        if target is None:
+            return restore(_arrays.namespace(array).ascontiguousarray(result))
+        target[...] = result
+        return out
 
 
 def mask(
@@ -177,6 +148,7 @@ def mask(
     calibration=None,
     hessian=None,
     activations=None,
+    damping=0.01,
     channels=0.0,
 ):
     """Where `prune` with the same arguments keeps elements.
@@ -184,7 +156,7 @@ def mask(
     Parameters
     ----------
     x, pattern, axis, method, scores, transposable, dtype, rng, calibration, hessian, \
-activations, channels
+activations, damping, channels
         See `prune`.
 
     Returns
@@ -213,74 +185,15 @@ activations, channels
            [0, 0, 1, 1],
            [0, 0, 1, 1]])
     """
-    array, restore = _foreign.take(x)
-    rule = _rule(
-        array,
-        pattern,
-        axis,
-        method,
-        scores,
-        transposable,
-        dtype,
-        rng,
-        calibration,
-        hessian,
-        activations,
-        channels,
-    )
-    kept = np.moveaxis(_decide(array, rule)[0], -1, rule.axis)
-    return restore(_arrays.namespace(array).ascontiguousarray(kept))
-
-
-def _rule(
-    x,
-    pattern,
-    axis,
-    method,
-    scores,
-    transposable,
-    dtype,
-    rng,
-    calibration,
-    hessian,
-    activations,
-    channels,
-) -> _Rule:
-    n, m = _check.pattern(pattern)
-    _check.at_least_1d(x.shape, argument="x")
-    number = _check.axis(axis, x.ndim)
-    if not callable(method):
-        _check.one_of(method, _methods.NAMES, argument="method")
-    if scores is not None:
-        if method != "magnitude":
-            raise ArgumentError(f"scores replace a method; drop scores= or method={method!r}")
-        scores, _ = _foreign.take(scores, argument="scores")
-        _check.same_shape(scores.shape, x.shape, argument="scores", other="x")
-    if transposable:
-        if (n, m) != (2, 4):
-            raise PatternError(f"transposable needs pattern (2, 4), got ({n}, {m})")
-        _check.at_least_2d(x.shape, argument="x")
-        if number < x.ndim - 2:
-            raise ArgumentError(f"transposable works on the last two axes; axis={axis} is neither")
-    if not 0 <= channels < 1:
-        raise ArgumentError(f"channels must be a fraction in [0, 1), got {channels!r}")
-    if channels:
-        _check.at_least_2d(x.shape, argument="x")
-    row = _arrays.logical_dtype(x, dtype)
-    return _Rule(
-        n,
-        m,
-        number,
-        method,
-        scores,
-        bool(transposable),
-        row,
-        rng,
-        calibration,
-        hessian,
-        activations,
-        float(channels),
-    )
+    with _foreign.stream_of(x):
+        array, restore = _foreign.take(x)
+        rule = _rule.of(
+            array, pattern=pattern, axis=axis, method=method, scores=scores,
+            transposable=transposable, dtype=dtype, rng=rng, calibration=calibration,
+            hessian=hessian, activations=activations, damping=damping, channels=channels,
+        )  # fmt: skip
+        kept = np.moveaxis(_rule.decide(array, rule)[0], -1, rule.axis)
+        return restore(_arrays.namespace(array).ascontiguousarray(kept))
 
 
 def _target(x, out):
@@ -293,84 +206,3 @@ def _target(x, out):
         raise ArgumentError(f"out must have the dtype of x, {x.dtype}, got {target.dtype}")
     _check.writable(target, argument="out")
     return target
-
-
-def _pruned(x, rule: _Rule):
-    """`x` pruned, its grouped axis moved to the end."""
-    if _is_plain(x, rule):
-        from sparse24.kernels import cpu
-
-        return cpu.prune(np.moveaxis(x, rule.axis, -1))
-    kept, weights = _decide(x, rule)
-    return _arrays.namespace(x).where(kept, weights, np.zeros((), weights.dtype))
-
-
-def _is_plain(x, rule: _Rule) -> bool:
-    """True where one kernel prunes without a mask in between."""
-    by_size = rule.method == "magnitude" and rule.scores is None
-    whole = by_size and not rule.transposable and not rule.channels
-    return whole and (rule.n, rule.m) == (2, 4) and not _arrays.is_cupy(x)
-
-
-def _decide(x, rule: _Rule):
-    """Mask and weights with the grouped axis last; the weights are x's unless the method acts."""
-    scores = _scores(x, rule)
-    weights = np.moveaxis(x, rule.axis, -1)
-    if scores is None:
-        return _second_order(weights, rule)
-    scores = np.moveaxis(scores, rule.axis, -1)
-    if rule.transposable:
-        kept = _select.best_of_tiles(scores)
-    else:
-        kept = _select.best_of_groups(scores, rule.n, rule.m)
-    return _without_channels(kept, scores, rule.channels), weights
-
-
-def _scores(x, rule: _Rule):
-    """Scores in x's axes, or None for a method that chooses by itself."""
-    if rule.scores is not None:
-        return rule.scores
-    if callable(rule.method):
-        scores, _ = _foreign.take(rule.method(x), argument="method(x)")
-        _check.same_shape(scores.shape, x.shape, argument="method(x)", other="x")
-        return scores
-    if rule.method == "magnitude":
-        return _methods.magnitude(x, rule.dtype)
-    if rule.method == "random":
-        return _methods.random(x, rule.rng)
-    if rule.method == "wanda":
-        k = x.shape[rule.axis]
-        norms = _methods.input_norms(k, rule.calibration, rule.hessian, rule.activations)
-        scores = _methods.wanda(np.moveaxis(x, rule.axis, -1), rule.dtype, norms)
-        return np.moveaxis(scores, -1, rule.axis)
-    return None
-
-
-def _without_channels(kept, scores, fraction: float):
-    if not fraction:
-        return kept
-    flat = kept.reshape(len(kept), -1)
-    return _select.without_channels(flat, scores.reshape(flat.shape), fraction).reshape(kept.shape)
-
-
-def _second_order(weights, rule: _Rule):
-    """`sparsegpt` on weights (..., k): mask and updated weights."""
-    xp = _arrays.namespace(weights)
-    if rule.dtype.is_float8 and xp is not np:
-        raise UnsupportedError(
-            "method='sparsegpt' cannot update fp8 bits on the GPU; prune before the "
-            "conversion to fp8, or pass a NumPy array"
-        )
-    k = weights.shape[-1]
-    hessian = _methods.input_hessian(k, rule.calibration, rule.hessian)
-    rows = weights.reshape((-1, *weights.shape[-2:]) if rule.transposable else (1, -1, k))
-    parts = [
-        sparsegpt(part.astype(np.float64), hessian, rule.n, rule.m, transposable=rule.transposable)
-        for part in rows
-    ]
-    updated = xp.concatenate([part[0] for part in parts]).reshape(weights.shape)
-    kept = xp.concatenate([part[1] for part in parts]).reshape(weights.shape)
-    kept = _without_channels(kept, xp.abs(updated), rule.channels)
-    if rule.dtype.name == "int8":
-        updated = xp.clip(xp.rint(updated), -128, 127)
-    return kept, updated.astype(weights.dtype)

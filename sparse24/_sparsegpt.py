@@ -67,13 +67,23 @@ def sparsegpt(weights, hessian, n: int, m: int, *, transposable: bool = False, d
     return xp.where(kept, w[:rows, :k], 0.0), kept
 
 
+def damped(hessian, damping: float):
+    """The Hessian over its mean diagonal, plus `damping` on the diagonal; and that mean.
+
+    Without inputs, or where they are all zero, the identity: weights are worth their square.
+    """
+    xp = namespace(hessian)
+    identity = xp.eye(len(hessian))
+    scale = float(hessian.diagonal().mean()) if len(hessian) else 0.0
+    if not scale > 0:
+        return identity, 1.0
+    return hessian / scale + damping * identity, scale
+
+
 def _inverse_factor(xp, hessian, size: int, damping: float):
     """Upper U with U.T @ U = inv(H), H damped and padded with an identity to `size`."""
-    k = len(hessian)
-    scale = float(hessian.diagonal().mean()) if k else 0.0
     h = xp.eye(size)
-    if scale > 0:  # without inputs all weights are worth their square
-        h[:k, :k] = hessian / scale + damping * xp.eye(k)
+    h[: len(hessian), : len(hessian)] = damped(hessian, damping)[0]
     turned = xp.linalg.cholesky(h[::-1, ::-1])
     return xp.linalg.inv(turned[::-1, ::-1])
 
@@ -136,41 +146,3 @@ def _settle_one_by_one(xp, w, inverse, count: int):
         kept[everyone, worst] = False
     # What was taken from w in all, seen through inv(G), lies on the pruned elements.
     return kept, xp.where(kept, 0.0, (w - left) @ xp.linalg.inv(inverse))
-
-
-def refit(start, keep, hessian, wanted, *, damping: float, steps: int = 60, tolerance=1e-5):
-    """Least-squares values under a mask: conjugate gradients on all rows at once.
-
-    Minimises the sum over rows of ``w H w - 2 w wanted``, H damped, over the kept
-    elements.
-
-    Parameters
-    ----------
-    start : array of float64, shape (rows, k)
-        First guess; its elements outside `keep` do not count.
-    keep : array of bool, shape (rows, k)
-    hessian : array, shape (k, k)
-    wanted : array, shape (rows, k)
-        Right-hand side: the dense weights times the same damped H, or the like.
-    """
-    xp = namespace(start)
-    h = damped(hessian, damping)
-    diagonal = h.diagonal()
-    w = xp.where(keep, start, 0.0)
-    residual = xp.where(keep, wanted - w @ h, 0.0)
-    direction, power = 0.0, 0.0
-    goal = tolerance**2 * (xp.where(keep, wanted, 0.0) ** 2 / diagonal).sum(-1)
-    for _ in range(steps):
-        scaled = residual / diagonal
-        new_power = (residual * scaled).sum(-1)
-        if bool((new_power <= goal).all()):
-            break
-        grown = new_power / xp.where(power, power, 1.0) if _ else 0.0 * new_power
-        direction = scaled + grown[:, None] * direction
-        image = xp.where(keep, direction @ h, 0.0)
-        curvature = (direction * image).sum(-1)
-        length = (new_power / xp.where(curvature > 0, curvature, 1.0))[:, None]
-        w += length * direction
-        residual -= length * image
-        power = new_power
-    return w

@@ -59,9 +59,7 @@ def test_prune_follows_the_rule(xp, rng, name, shape):
     assert type(pruned) is type(given_x)
     assert pruned.dtype == given_x.dtype
     zero = np.zeros((), x.dtype)
-    np.testing.assert_array_equal(
-        _arrays.to_numpy(pruned).view(x.dtype), np.where(want, x, zero)
-    )
+    np.testing.assert_array_equal(_arrays.to_numpy(pruned).view(x.dtype), np.where(want, x, zero))
     assert s24.is_24(pruned)
 
 
@@ -102,8 +100,9 @@ def test_int8_minimum_is_the_largest_magnitude(xp):
 
 
 def matrices(elements):
-    return hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=13),
-                      elements=elements)
+    return hnp.arrays(
+        np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=13), elements=elements
+    )
 
 
 @settings(max_examples=60, deadline=None)

@@ -100,8 +100,10 @@ class Encoder:
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     def _embeddings(self, tokens: list[list[int]]) -> np.ndarray:
-        table = {kind: self.weights[f"embeddings.{kind}_embeddings.weight"]
-                 for kind in ("word", "position", "token_type")}
+        table = {
+            kind: self.weights[f"embeddings.{kind}_embeddings.weight"]
+            for kind in ("word", "position", "token_type")
+        }
         x = table["word"][np.concatenate(tokens)]
         x = x + np.concatenate([table["position"][: len(t)] for t in tokens])
         return self._normalise("embeddings.LayerNorm", x + table["token_type"][0])
@@ -115,9 +117,7 @@ class Encoder:
 
         q, k, v = (product(name, x) for name in MATRICES[:3])
         mixed = np.concatenate([self._attend(q[s], k[s], v[s]) for s in spans])
-        x = self._normalise(
-            f"{prefix}attention.output.LayerNorm", x + product(MATRICES[3], mixed)
-        )
+        x = self._normalise(f"{prefix}attention.output.LayerNorm", x + product(MATRICES[3], mixed))
         inner = product(MATRICES[4], x)
         inner = 0.5 * inner * (1 + erf(inner / np.sqrt(2, dtype=np.float32)))
         return self._normalise(f"{prefix}output.LayerNorm", x + product(MATRICES[5], inner))

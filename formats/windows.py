@@ -1,0 +1,140 @@
+"""`Windows24`: patterns such as 6:8 as an exact 2:4 matrix over a longer k.
+
+A group of m = 2N elements with at most 2N - 2 non-zeros is covered by N - 1 windows
+of four that start two apart.  Dealing the non-zeros to windows from left to right
+leaves at most two in each, so every window is a 2:4 group; the rows of b that it
+multiplies are repeated instead.  k grows by 4 (N - 1) / 2N: x1.33 for 4:6, x1.5 for 6:8
+(SlideSparse, 2026).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
+from sparse24._errors import PatternError, ShapeError
+from sparse24.formats.n_m import as_24
+from sparse24.formats.two_four import Sparse24Array
+
+
+class Windows24:
+    """An exact 2:4 stand-in for an n:m matrix with n <= m - 2 and m even.
+
+    Made by `NMArray.windows` or `from_dense`.  ``W @ b`` (``x @ W`` for ``axis=-2``)
+    gathers the rows of b and multiplies on the 2:4 kernels.
+
+    Attributes
+    ----------
+    array : Sparse24Array, shape (..., rows, longer k)
+        The 2:4 matrix; transposed if `axis` is -2.
+    index : array of int64, shape (longer k,)
+        Which row of b each of its columns multiplies.
+    shape : tuple of int
+        Logical shape, as of the dense array.
+    pattern : tuple of int
+    axis : int
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> x = np.array([[1, 2, 3, 4, 5, 0, 6, 0]], np.float32)
+    >>> W = s24.compress(x, pattern=(6, 8)).windows()
+    >>> W
+    <Windows24: pattern 6:8, shape (1, 8) as 2:4 of shape (1, 12), dtype float32, on cpu>
+    >>> W.array.toarray(), W.index
+    (array([[1., 2., 0., 0., 3., 4., 0., 0., 5., 0., 6., 0.]], dtype=float32), \
+array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
+    >>> W @ np.ones(8, np.float32)
+    array([21.], dtype=float32)
+    """
+
+    __array_ufunc__ = None  # numpy_array @ W comes to __rmatmul__
+    __array_priority__ = 1000.0
+
+    def __init__(self, array: Sparse24Array, index, shape, pattern):
+        self.array, self.index = array, index
+        self.shape, self.pattern = tuple(shape), tuple(pattern)
+
+    @classmethod
+    def from_dense(cls, dense, pattern, dtype: _dtypes.DType | None = None, *, axis: int = -1):
+        """Spread a dense array that obeys `pattern` along `axis` over windows."""
+        n, m = _check.pattern(pattern)
+        if m % 2 or n > m - 2:
+            raise PatternError(
+                f"windows need an even m and n <= m - 2, such as 6:8 or 4:6, got {n}:{m}; "
+                "use .toarray()"
+            )
+        row = dtype or _arrays.logical_dtype(dense)
+        rows = dense if axis == -1 else dense.swapaxes(-1, -2)
+        array = as_24(_spread(rows, m, row), row)
+        index = _arrays.namespace(dense).asarray(_gather_index(rows.shape[-1], m))
+        return cls(array if axis == -1 else array.mT, index, dense.shape, (n, m))
+
+    @property
+    def axis(self) -> int:
+        return self.array.axis
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes + self.index.nbytes
+
+    def __repr__(self) -> str:
+        n, m = self.pattern
+        return (
+            f"<Windows24: pattern {n}:{m}, shape {self.shape} as 2:4 of shape {self.array.shape}, "
+            f"dtype {self.dtype.name}, on {self.array.device}>"
+        )
+
+    def __matmul__(self, b: Any):
+        if self.axis == -2:
+            raise ShapeError("the windows run along axis -2 and serve x @ W, not W @ b")
+        return self._product(b, lambda b: self.array @ b, axis=-2)
+
+    def __rmatmul__(self, x: Any):
+        if self.axis == -1:
+            raise ShapeError("the windows run along axis -1 and serve W @ b, not x @ W")
+        return self._product(x, lambda x: x @ self.array, axis=-1)
+
+    def _product(self, other, multiply, *, axis: int):
+        with _foreign.stream_of(other):
+            other, restore = _foreign.take(other, argument="b")
+            axis = axis if other.ndim > 1 else -1
+            k = self.shape[-1 if self.axis == -1 else -2]
+            if not other.ndim or other.shape[axis] != k:
+                raise ShapeError(
+                    f"matmul: the contracted axis must have {k} elements, got shape "
+                    f"{tuple(other.shape)}"
+                )
+            return restore(multiply(_arrays.namespace(other).take(other, self.index, axis=axis)))
+
+
+def _spread(dense, m: int, row: _dtypes.DType):
+    """The dense matrix over windows: every element in the first window with a place for it."""
+    from sparse24 import _select
+
+    xp = _arrays.namespace(dense)
+    groups = _select.in_groups(dense.view(row.storage), m)
+    sign = 0 if row.name == "int8" else 1 << 8 * row.itemsize - 1
+    left = (groups & row.storage.type(~sign & (1 << 8 * row.itemsize) - 1)) != 0
+    count = m // 2 - 1
+    spread = xp.zeros((*groups.shape[:-1], count, _spec.GROUP), row.storage)
+    for j in range(count):
+        window = slice(2 * j, 2 * j + _spec.GROUP)
+        taken = left[..., window]
+        taken = taken & (xp.cumsum(taken, axis=-1) <= _spec.KEPT)
+        spread[..., j, :] = xp.where(taken, groups[..., window], row.storage.type(0))
+        left[..., window] &= ~taken
+    width = groups.shape[-2] * count * _spec.GROUP
+    return spread.reshape(*groups.shape[:-2], width).view(dense.dtype)
+
+
+def _gather_index(k: int, m: int) -> np.ndarray:
+    """The row of b behind each column of the windows; columns past the edge repeat the last."""
+    starts = m * np.arange(-(-k // m))[:, None, None] + 2 * np.arange(m // 2 - 1)[:, None]
+    return np.minimum((starts + np.arange(_spec.GROUP)).ravel(), max(k - 1, 0))

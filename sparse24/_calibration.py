@@ -1,0 +1,147 @@
+"""`Calibration`: what a layer's inputs say about its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _foreign
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
+
+
+class Calibration:
+    """What a layer's inputs say about its weights, gathered batch by batch.
+
+    Feed it the inputs of one layer; hand it to ``prune(..., calibration=...)`` with
+    ``method="wanda"`` or ``"sparsegpt"``, and to `refit`.  It holds one (k, k) matrix,
+    however many inputs it saw.
+
+    Parameters
+    ----------
+    inputs : array, shape (..., k), optional
+        A first batch: every vector along the last axis is one input.
+    targets : array, shape (..., rows), optional
+        What the layer should put out for them.  By default what the dense weights put
+        out; where the layers before are pruned already, the outputs of the dense model
+        let this layer make up for them.
+    bias : bool, default False
+        The layer adds a bias, which `new_bias` adapts: then only what varies between
+        inputs counts, and moments are taken about the mean.
+
+    Attributes
+    ----------
+    count : int
+        Inputs seen.
+    hessian : ndarray, shape (k, k), float64
+        Sum of the outer products of the inputs, ``X.T @ X``.
+    cross : ndarray, shape (k, rows), float64, or None
+        The same of inputs and targets, ``X.T @ Y``.
+    norms : ndarray, shape (k,)
+        Euclidean norm of each input feature over all inputs.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> inputs = np.array([[3.0, 0.0, 1.0, 0.0], [4.0, 1.0, 0.0, 0.0]])
+    >>> seen = s24.Calibration()
+    >>> for batch in np.split(inputs, 2):
+    ...     seen.update(batch)
+    >>> seen
+    Calibration(2 inputs of 4 features)
+    >>> seen.norms
+    array([5., 1., 1., 0.])
+    >>> s24.prune(np.array([[1.0, 2.0, 3.0, 9.0]]), method="wanda", calibration=seen)
+    array([[1., 0., 3., 0.]])
+    """
+
+    def __init__(self, inputs=None, targets=None, *, bias: bool = False):
+        self.bias = bool(bias)
+        self.count = 0
+        self._moment: Any = None
+        self._cross: Any = None
+        self._input_sum: Any = 0.0
+        self._target_sum: Any = 0.0
+        if inputs is not None:
+            self.update(inputs, targets)
+
+    def update(self, inputs, targets=None) -> None:
+        """Add a batch of inputs (..., k) and, if those before came with them, targets."""
+        x = self._rows(inputs, "inputs", None if self._moment is None else len(self._moment))
+        y = None
+        if targets is not None:
+            width = None if self._cross is None else self._cross.shape[1]
+            y = self._rows(targets, "targets", width)
+            if len(x) != len(y):
+                raise ShapeError(f"targets must be as many as inputs, {len(x)}, got {len(y)}")
+        if self.count and (y is None) != (self._cross is None):
+            raise ArgumentError("targets must come with every batch of inputs, or with none")
+        self._moment = x.T @ x + (0.0 if self._moment is None else self._moment)
+        self._input_sum = x.sum(0) + self._input_sum
+        self.count += len(x)
+        if y is not None:
+            self._cross = x.T @ y + (0.0 if self._cross is None else self._cross)
+            self._target_sum = y.sum(0) + self._target_sum
+
+    @staticmethod
+    def _rows(given, argument: str, width: int | None):
+        x, _ = _foreign.take(given, argument=argument)
+        if x.ndim < 1 or x.dtype.kind not in "fiuV":
+            raise DTypeError(f"{argument} must be an array of numbers (..., k), got {x.dtype}")
+        x = x.reshape(-1, x.shape[-1]).astype(np.float32 if x.dtype.kind == "V" else np.float64)
+        if width is not None and x.shape[1] != width:
+            raise ShapeError(
+                f"{argument} must have {width} features on the last axis as in the batches "
+                f"before, got {x.shape[1]}"
+            )
+        return x.astype(np.float64)
+
+    @property
+    def hessian(self):
+        if self._moment is None:
+            raise ArgumentError("calibration has seen no inputs; call update(inputs) first")
+        if not self.bias:
+            return self._moment
+        return self._moment - self._input_sum[:, None] * self._input_sum / max(self.count, 1)
+
+    @property
+    def cross(self):
+        if self._cross is None or not self.bias:
+            return self._cross
+        return self._cross - self._input_sum[:, None] * self._target_sum / max(self.count, 1)
+
+    @property
+    def norms(self):
+        xp = _arrays.namespace(self.hessian)
+        return xp.sqrt(xp.maximum(self.hessian.diagonal(), 0.0))
+
+    def new_bias(self, pruned, dense=None, bias=None):
+        """The bias that goes with pruned weights: the mean output stays what it should be.
+
+        Parameters
+        ----------
+        pruned : array, shape (rows, k)
+        dense : array, shape (rows, k), optional
+            The weights before; needed unless there were targets.
+        bias : array, shape (rows,), optional
+            The bias before; zero if not given.  Targets hold it already.
+
+        Returns
+        -------
+        array, shape (rows,), dtype of `bias` or else of `pruned`
+        """
+        new, _ = _foreign.take(pruned, argument="pruned")
+        mean = self._input_sum / max(self.count, 1)
+        if self._cross is not None:
+            value = self._target_sum / max(self.count, 1) - new.astype(np.float64) @ mean
+        elif dense is None:
+            raise ArgumentError("new_bias needs the dense weights, as there were no targets")
+        else:
+            old, _ = _foreign.take(dense, argument="dense")
+            value = (old.astype(np.float64) - new.astype(np.float64)) @ mean
+            value = value + (0.0 if bias is None else bias)
+        return value.astype(new.dtype if bias is None else bias.dtype)
+
+    def __repr__(self) -> str:
+        features = 0 if self._moment is None else len(self._moment)
+        return f"Calibration({self.count} inputs of {features} features)"

@@ -1,0 +1,160 @@
+"""What `prune` and `mask` were asked, checked, and how it is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _check, _dtypes, _foreign, _methods, _select
+from sparse24._calibration import Calibration
+from sparse24._errors import ArgumentError, PatternError, UnsupportedError
+from sparse24._refit import fitted
+from sparse24._sparsegpt import sparsegpt
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The arguments of `prune` and `mask` after checking."""
+
+    n: int
+    m: int
+    axis: int
+    method: str | Callable[[Any], Any]
+    scores: Any
+    transposable: bool
+    dtype: _dtypes.DType
+    rng: Any
+    calibration: Any
+    hessian: Any
+    activations: Any
+    damping: float
+    channels: float
+
+
+def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **rest) -> Rule:
+    """Check the arguments of `prune` against an array."""
+    n, m = _check.pattern(pattern)
+    _check.at_least_1d(x.shape, argument="x")
+    number = _check.axis(axis, x.ndim)
+    if transposable:
+        _check_transposable(x, n, m, number)
+    if not 0 <= channels < 1:
+        raise ArgumentError(f"channels must be a fraction in [0, 1), got {channels!r}")
+    if not damping > 0:
+        raise ArgumentError(f"damping must be above 0, got {damping!r}")
+    if channels:
+        _check.at_least_2d(x.shape, argument="x")
+    return Rule(
+        n, m, number, scores=_checked_scores(x, scores, rest["method"]),
+        transposable=bool(transposable), dtype=_arrays.logical_dtype(x, dtype),
+        damping=float(damping), channels=float(channels), **rest,
+    )  # fmt: skip
+
+
+def _check_transposable(x, n: int, m: int, axis: int) -> None:
+    if (n, m) != (2, 4):
+        raise PatternError(f"transposable needs pattern (2, 4), got ({n}, {m})")
+    _check.at_least_2d(x.shape, argument="x")
+    if axis < x.ndim - 2:
+        raise ArgumentError(f"transposable works on the last two axes; axis={axis} is neither")
+
+
+def _checked_scores(x, scores, method):
+    if not callable(method):
+        _check.one_of(method, _methods.NAMES, argument="method")
+    if scores is None:
+        return None
+    if method != "magnitude":
+        raise ArgumentError(f"scores replace a method; drop scores= or method={method!r}")
+    scores, _ = _foreign.take(scores, argument="scores")
+    _check.same_shape(scores.shape, x.shape, argument="scores", other="x")
+    return scores
+
+
+def pruned(x, rule: Rule):
+    """`x` pruned, its grouped axis moved to the end."""
+    if _is_plain(x, rule):
+        from sparse24.kernels import cpu
+
+        return cpu.prune(np.moveaxis(x, rule.axis, -1))
+    kept, weights = decide(x, rule)
+    return _arrays.namespace(x).where(kept, weights, np.zeros((), weights.dtype))
+
+
+def _is_plain(x, rule: Rule) -> bool:
+    """True where one kernel prunes without a mask in between."""
+    by_size = rule.method == "magnitude" and rule.scores is None
+    whole = by_size and not rule.transposable and not rule.channels
+    return whole and (rule.n, rule.m) == (2, 4) and not _arrays.is_cupy(x)
+
+
+def decide(x, rule: Rule):
+    """Mask and weights with the grouped axis last; the weights are x's unless the method acts."""
+    scores = _scores(x, rule)
+    weights = np.moveaxis(x, rule.axis, -1)
+    if scores is None:
+        return _second_order(weights, rule)
+    scores = np.moveaxis(scores, rule.axis, -1)
+    if rule.transposable:
+        kept = _select.best_of_tiles(scores)
+    else:
+        kept = _select.best_of_groups(scores, rule.n, rule.m)
+    return _without_channels(kept, scores, rule.channels), weights
+
+
+def _scores(x, rule: Rule):
+    """Scores in x's axes, or None for a method that chooses by itself."""
+    if rule.scores is not None:
+        return rule.scores
+    if callable(rule.method):
+        scores, _ = _foreign.take(rule.method(x), argument="method(x)")
+        _check.same_shape(scores.shape, x.shape, argument="method(x)", other="x")
+        return scores
+    if rule.method == "magnitude":
+        return _methods.magnitude(x, rule.dtype)
+    if rule.method == "random":
+        return _methods.random(x, rule.rng)
+    if rule.method == "wanda":
+        k = x.shape[rule.axis]
+        norms = _methods.input_norms(k, rule.calibration, rule.hessian, rule.activations)
+        scores = _methods.wanda(np.moveaxis(x, rule.axis, -1), rule.dtype, norms)
+        return np.moveaxis(scores, -1, rule.axis)
+    return None
+
+
+def _without_channels(kept, scores, fraction: float):
+    if not fraction:
+        return kept
+    flat = kept.reshape(len(kept), -1)
+    return _select.without_channels(flat, scores.reshape(flat.shape), fraction).reshape(kept.shape)
+
+
+def _second_order(weights, rule: Rule):
+    """`sparsegpt` on weights (..., k): mask and updated weights."""
+    xp = _arrays.namespace(weights)
+    if rule.dtype.is_float8 and xp is not np:
+        raise UnsupportedError(
+            "method='sparsegpt' cannot update fp8 bits on the GPU; prune before the "
+            "conversion to fp8, or pass a NumPy array"
+        )
+    k = weights.shape[-1]
+    hessian = _methods.input_hessian(k, rule.calibration, rule.hessian)
+    rows = weights.reshape((-1, *weights.shape[-2:]) if rule.transposable else (1, -1, k))
+    parts = []
+    for part in rows.astype(np.float64):
+        if isinstance(rule.calibration, Calibration):
+            part = fitted(part, rule.calibration, rule.damping)
+        parts.append(
+            sparsegpt(
+                part, hessian, rule.n, rule.m, transposable=rule.transposable, damping=rule.damping
+            )
+        )
+    updated = xp.concatenate([part[0] for part in parts]).reshape(weights.shape)
+    kept = xp.concatenate([part[1] for part in parts]).reshape(weights.shape)
+    kept = _without_channels(kept, xp.abs(updated), rule.channels)
+    if rule.dtype.name == "int8":
+        updated = xp.clip(xp.rint(updated), -128, 127)
+    return kept, updated.astype(weights.dtype)

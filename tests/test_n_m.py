@@ -1,0 +1,193 @@
+"""NMArray and Windows24: round trips, products, embeddings, refusals."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sparse24 as s24
+from sparse24 import _arrays, _dtypes
+from sparse24.formats.n_m import NMArray, embeds_in_24
+from sparse24.formats.windows import Windows24
+from sparse24.kernels import reference
+
+PATTERNS = [(1, 2), (1, 4), (2, 4), (2, 8), (4, 8), (6, 8), (4, 6), (8, 16), (3, 5), (31, 32)]
+pytestmark = pytest.mark.stem("compress", "decompress")
+
+
+def sample(rng, shape, name, pattern):
+    x = rng.integers(-9, 10, shape).astype(np.float32)
+    x = np.where(rng.random(shape) < 0.2, 0, x).astype(_dtypes.TABLE[name].logical)
+    return s24.prune(x, pattern=pattern)
+
+
+def on(xp, x):
+    """`x` on the device of `xp`, and dtype= for fp8 bits there."""
+    row = _dtypes.lookup(x.dtype)
+    if xp is np or not row.is_float8:
+        return xp.asarray(x), None
+    return xp.asarray(x.view(np.uint8)), row.name
+
+
+def logical(x, name):
+    return _arrays.to_numpy(x).view(_dtypes.TABLE[name].logical)
+
+
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("shape", [(5, 37), (2, 3, 32), (0, 8), (4, 0)])
+def test_round_trip(xp, rng, name, shape):
+    x = sample(rng, shape, name, (2, 8))
+    given_x, dtype = on(xp, x)
+    array = s24.compress(given_x, pattern=(2, 8), dtype=dtype)
+    assert isinstance(array, NMArray)
+    assert (array.shape, array.dtype, array.ndim) == (shape, x.dtype, len(shape))
+    dense = array.toarray()
+    assert type(dense) is type(given_x)
+    np.testing.assert_array_equal(logical(dense, name), x)
+    assert array.nnz == np.count_nonzero(x)
+    np.testing.assert_array_equal(_arrays.to_numpy(array.mask()), x != 0)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_arrays_are_those_of_the_reference(xp, rng, pattern):
+    x = sample(rng, (6, 50), "float16", pattern)
+    x[0, 0], x[1, 3] = -0.0, 0
+    array = NMArray.from_dense(xp.asarray(x), pattern=pattern)
+    values, places = reference.compress_n_m(x, *pattern)
+    np.testing.assert_array_equal(_arrays.to_numpy(array.values).view("u2"), values.view("u2"))
+    np.testing.assert_array_equal(_arrays.to_numpy(array.indices), places)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float8_e5m2", "float64"])
+def test_products(xp, rng, pattern, name):
+    x = sample(rng, (9, 44), name, pattern)
+    b = rng.integers(-4, 5, (44, 6)).astype(np.float32).astype(x.dtype)
+    given_x, dtype = on(xp, x)
+    array = s24.compress(given_x, pattern=pattern, dtype=dtype)
+    want = x.astype(np.float64) @ b.astype(np.float64)
+    if dtype is not None:  # plain fp8 bits have no type of their own on the GPU
+        return
+    for got, wanted in (
+        (array @ xp.asarray(b), want),
+        (array @ xp.asarray(b[:, 0].copy()), want[:, 0]),
+        (xp.asarray(b.T.copy()) @ array.T, want.T),
+        (xp.asarray(b[:9].T.copy()) @ array, b[:9].T.astype(np.float64) @ x.astype(np.float64)),
+    ):
+        result = _dtypes.TABLE[name].result
+        assert got.dtype == _dtypes.numpy_dtype(result)
+        rounded = reference.to_dtype(wanted, _dtypes.numpy_dtype(result))
+        np.testing.assert_array_equal(_arrays.to_numpy(got), rounded)
+
+
+def test_prunes_on_request_and_names_the_excess(xp, rng):
+    x = rng.standard_normal((4, 20)).astype(np.float32)
+    array = s24.compress(xp.asarray(x), pattern=(3, 8), on_excess="prune")
+    want = s24.prune(x, pattern=(3, 8))
+    np.testing.assert_array_equal(_arrays.to_numpy(array.toarray()), want)
+    want[2, 8:16] = 1
+    message = r"x\[2, 8:16\] has more than 3 non-zeros, the first of 1 such groups"
+    with pytest.raises(s24.PatternError, match=message):
+        s24.compress(xp.asarray(want), pattern=(3, 8))
+
+
+def test_axis_2(xp, rng):
+    x = sample(rng, (24, 7), "float32", (24, 32))
+    x = s24.prune(x, pattern=(2, 8), axis=0)
+    array = s24.compress(xp.asarray(x), pattern=(2, 8), axis=-2)
+    assert (array.axis, array.T.axis, array.shape, array.T.shape) == (-2, -1, (24, 7), (7, 24))
+    np.testing.assert_array_equal(_arrays.to_numpy(array.toarray()), x)
+    np.testing.assert_array_equal(_arrays.to_numpy(array.T.toarray()), x.T)
+    v = np.arange(24, dtype=np.float32)
+    np.testing.assert_array_equal(_arrays.to_numpy(xp.asarray(v) @ array), v @ x)
+
+
+def test_numpy_like_members(xp, rng):
+    x = sample(rng, (6, 16), "float32", (1, 4))
+    array = s24.compress(xp.asarray(x), pattern=(1, 4))
+    np.testing.assert_array_equal(_arrays.to_numpy(array[2:5].toarray()), x[2:5])
+    assert array.astype("float16").dtype == np.float16
+    assert array.copy().values is not array.values
+    assert array.to_device("cpu").device == "cpu"
+    np.testing.assert_array_equal(array.to_device("cpu").toarray(), x)
+    assert _arrays.to_numpy(array.tocsr().toarray()).tolist() == x.tolist()
+    assert array.density == np.count_nonzero(x) / x.size
+    assert array.nbytes == 6 * 4 * 5
+    out = xp.empty_like(array.toarray())
+    assert array.toarray(out) is out
+    with pytest.raises(AttributeError, match="immutable"):
+        array.pattern = (2, 4)
+
+
+def test_embedding_is_exact_and_refused_where_it_is_not(xp, rng):
+    for pattern in PATTERNS:
+        x = sample(rng, (8, 60), "float32", pattern)
+        array = NMArray.from_dense(xp.asarray(x), pattern=pattern)
+        if embeds_in_24(*pattern):
+            np.testing.assert_array_equal(_arrays.to_numpy(array.to_24().toarray()), x)
+        else:
+            with pytest.raises(s24.PatternError, match="does not embed into 2:4"):
+                array.to_24()
+
+
+def test_embedding_by_brute_force():
+    """Against every placement of full groups over one period."""
+    for m in range(2, 7):
+        for n in range(1, m):
+            fullest = 0
+            for places in itertools.product(itertools.combinations(range(m), n), repeat=2):
+                row = np.zeros(12 * m, int)
+                for group in range(12):
+                    row[[group * m + i for i in places[group % 2]]] = 1
+                fullest = max(fullest, row.reshape(-1, 4).sum(1).max())
+            assert embeds_in_24(n, m) == (fullest <= 2), (n, m)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 8), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_windows_hold_every_element_once(half, k, seed):
+    m = 2 * half
+    rng = np.random.default_rng(seed)
+    x = s24.prune(rng.integers(-9, 10, (5, k)).astype(np.float32), pattern=(m - 2, m))
+    windows = Windows24.from_dense(x, (m - 2, m))
+    assert s24.is_24(windows.array.toarray())
+    back = np.zeros_like(x)
+    for column, source in zip(windows.array.toarray().T, windows.index, strict=True):
+        back[:, source] += column
+    np.testing.assert_array_equal(back, x)
+
+
+@pytest.mark.parametrize("pattern", [(6, 8), (4, 6), (4, 8), (14, 16)])
+def test_products_over_windows(xp, rng, pattern):
+    x = sample(rng, (9, 44), "float32", pattern)
+    b = rng.integers(-4, 5, (2, 44, 6)).astype(np.float32)
+    array = s24.compress(xp.asarray(x), pattern=pattern)
+    windows = array.windows()
+    np.testing.assert_array_equal(_arrays.to_numpy(windows @ xp.asarray(b)), x @ b)
+    np.testing.assert_array_equal(
+        _arrays.to_numpy(windows @ xp.asarray(b[0, :, 0].copy())), x @ b[0, :, 0]
+    )
+    turned = array.T.windows()
+    got = xp.asarray(b[0].T.copy()) @ turned
+    np.testing.assert_array_equal(_arrays.to_numpy(got), b[0].T @ x.T)
+    with pytest.raises(s24.ShapeError, match="serve x @ W"):
+        turned @ xp.asarray(b[0])
+
+
+def test_refusals(rng):
+    x = np.zeros((4, 15), np.float32)
+    with pytest.raises(s24.PatternError, match="windows need an even m"):
+        s24.compress(x, pattern=(2, 5)).windows()
+    with pytest.raises(s24.PatternError, match="windows need an even m and n <= m - 2"):
+        s24.compress(x, pattern=(7, 8)).windows()
+    array = s24.compress(x, pattern=(4, 8))
+    with pytest.raises(s24.ShapeError, match="do not fit"):
+        array @ np.ones((4, 2), np.float32)
+    with pytest.raises(s24.ShapeError, match="at least two axes"):
+        s24.compress(np.zeros(8, np.float32), pattern=(4, 8))
+    with pytest.raises(s24.ArgumentError, match="slice rows"):
+        array[::2]
