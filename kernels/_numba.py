@@ -148,10 +148,13 @@ def parallel(task: Callable[[int], None], count: int) -> None:
         future.result()
 
 
-def slices(total: int, at_least: int, at_most: int | None = None) -> list[slice]:
-    """Cut ``range(total)`` into even pieces: enough for all threads, none needlessly small."""
+def slices(total: int, at_least: int, at_most: int | None = None, multiple=1) -> list[slice]:
+    """Cut ``range(total)`` into even pieces: enough for all threads, none needlessly small.
+
+    All but the last are multiples of `multiple`.
+    """
     wanted = min(4 * threads(), -(-total // at_least)) if threads() > 1 else 1
     if at_most is not None:
         wanted = max(wanted, -(-total // at_most))
-    step = -(-total // max(wanted, 1)) or 1
+    step = max(-(-total // (max(wanted, 1) * multiple)), 1) * multiple
     return [slice(start, min(start + step, total)) for start in range(0, total, step)]

@@ -40,7 +40,9 @@ VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx2" in FEATURES else 16
 # Rows of a tile by its width in machine vectors.  The sums fill at most 24 of 32 registers,
 # or 8 of 16, and are at least 8 chains of dependent additions, to hide their latency.
 ROWS_OF_TILE = {4: 6, 2: 6, 1: 8} if VECTOR_BYTES != 32 else {4: 2, 2: 4, 1: 8}
-ROWS_OF_DOTS = 4
+# Rows of `dots` by the columns: one column is a stream of A at memory speed, and four streams
+# at once were measured slower; with more columns the rows share what is read of b.
+ROWS_OF_DOTS = {1: 1, 2: 4, 3: 4, 4: 4}
 
 
 class _Emit:
@@ -79,6 +81,37 @@ class _Emit:
         kind = ir.FunctionType(result, [x.type for x in arguments])
         function = cgutils.get_or_insert_function(self.builder.module, kind, name)
         return self.builder.call(function, arguments)
+
+    def clamped(self, row, count: int, last):
+        """The numbers row, row + 1, ..., none above `last`."""
+        rows = [self.builder.add(row, _I64(i)) for i in range(count)]
+        below = [self.builder.icmp_signed("<", here, last) for here in rows]
+        return [
+            self.builder.select(fits, here, last) for fits, here in zip(below, rows, strict=True)
+        ]
+
+    def line(self, kind, array, row):
+        """Pointer to a row of a matrix in C order."""
+        view = self.context.make_array(kind)(self.context, self.builder, array)
+        pitch = self.builder.extract_value(view.shape, 1)
+        return self.at(view.data, self.builder.mul(row, pitch))
+
+    def places(self, metadata, t):
+        """Places, among 2 * lanes columns, of the t-th run of `lanes` stored elements of a row.
+
+        They are a vector of integers of the elements' width.
+        """
+        builder = self.builder
+        index = ir.VectorType(ir.IntType(8 * self.bytes), self.lanes)
+        word = ir.IntType(2 * self.lanes)
+        at = self.at(metadata, builder.mul(t, _I64(self.lanes // 4)))
+        bits = builder.load(builder.bitcast(at, word.as_pointer()), align=1)
+        if word.width != index.element.width:
+            bits = builder.zext(bits, index.element)
+        shifts = ir.Constant(index, [2 * lane for lane in range(self.lanes)])
+        groups = ir.Constant(index, [4 * (lane // 2) for lane in range(self.lanes)])
+        fields = builder.lshr(self.splat(bits), shifts)
+        return builder.or_(builder.and_(fields, ir.Constant(index, [3] * self.lanes)), groups)
 
     def multiply_add(self, x, y, z):
         if isinstance(self.element, ir.IntType):
@@ -134,6 +167,7 @@ def tile(typingctx, values, indices, row, last, start, count, panel, panel_start
     Parameters
     ----------
     values, indices : array (m, stored), array of int32 of the same shape, C order
+        Float values with int32 sums are exact as long as sums of `count` products are.
     row, last, start, count : int
     panel : array, flat, C order; `panel_start` counts elements
     sums : array (rows, width), C order
@@ -150,20 +184,11 @@ def tile(typingctx, values, indices, row, last, start, count, panel, panel_start
     def codegen(context, builder, signature, arguments):
         values, indices, row, last, start, count, panel, panel_start, sums, add, _ = arguments
         emit = _Emit(context, builder, context.get_value_type(signature.args[0].dtype), width)
-        pitch = builder.extract_value(
-            context.make_array(signature.args[0])(context, builder, values).shape, 1
-        )
-        v = emit.data(signature.args[0], values)
-        x = emit.data(signature.args[1], indices)
         b = emit.at(emit.data(signature.args[6], panel), panel_start)
         c = emit.data(signature.args[8], sums)
-        starts = []
-        for i in range(rows):
-            wanted = builder.add(row, _I64(i))
-            here = builder.select(builder.icmp_signed("<", wanted, last), wanted, last)
-            starts.append(builder.add(builder.mul(here, pitch), start))
-        v_rows = [emit.at(v, first) for first in starts]
-        x_rows = [emit.at(x, first) for first in starts]
+        here = emit.clamped(row, rows, last)
+        v_rows = [emit.at(emit.line(signature.args[0], values, i), start) for i in here]
+        x_rows = [emit.at(emit.line(signature.args[1], indices, i), start) for i in here]
 
         def step(t, held):
             new = []
@@ -175,6 +200,9 @@ def tile(typingctx, values, indices, row, last, start, count, panel, panel_start
             return new
 
         held = emit.sum_loop(count, rows, step)
+        if signature.args[8].dtype != signature.args[0].dtype:
+            emit = _Emit(context, builder, context.get_value_type(signature.args[8].dtype), width)
+            held = [builder.fptosi(value, emit.vector) for value in held]
         targets = [emit.at(c, _I64(i * width)) for i in range(rows)]
         with builder.if_else(builder.trunc(add, ir.IntType(1))) as (then, otherwise):
             with then:
@@ -219,7 +247,7 @@ def _partners(emit: _Emit, b, places):
 
 
 @intrinsic
-def dots(typingctx, values, metadata, row, last, count, b, column, sums, columns):
+def dots(typingctx, values, metadata, row, last, count, b, column, sums, shape):
     """Multiply some rows of A by a few columns of b, over the first `count` vectors of each row.
 
     ``sums[i, j]`` becomes the product of row ``row + i`` with row ``column + j`` of b, which
@@ -231,58 +259,64 @@ def dots(typingctx, values, metadata, row, last, count, b, column, sums, columns
     metadata : array of uint8 (m, bytes), C order
     row, last, count, column : int
     b : array (n, k), C order
-    sums : array (ROWS_OF_DOTS, columns), C order
-    columns : tuple of zeros
-        Its length is the number of columns.
+    sums : array (rows, columns), C order
+    shape : tuple (tuple of zeros, tuple of zeros)
+        Their lengths are the numbers of rows and of columns.
     """
-    signature = types.void(values, metadata, row, last, count, b, column, sums, columns)
-    width = len(columns)
+    signature = types.void(values, metadata, row, last, count, b, column, sums, shape)
+    rows, columns = len(shape[0]), len(shape[1])
 
     def codegen(context, builder, signature, arguments):
         values, metadata, row, last, count, b, column, sums, _ = arguments
         element = context.get_value_type(signature.args[0].dtype)
         lanes = lanes_of_dots(context.get_abi_sizeof(element))
         emit = _Emit(context, builder, element, lanes)
-
-        def line(kind, array, number):
-            view = context.make_array(kind)(context, builder, array)
-            return emit.at(view.data, builder.mul(number, builder.extract_value(view.shape, 1)))
-
-        rows = []
-        for i in range(ROWS_OF_DOTS):
-            wanted = builder.add(row, _I64(i))
-            rows.append(builder.select(builder.icmp_signed("<", wanted, last), wanted, last))
-        v_rows = [line(signature.args[0], values, here) for here in rows]
-        m_rows = [line(signature.args[1], metadata, here) for here in rows]
-        b_rows = [line(signature.args[5], b, builder.add(column, _I64(j))) for j in range(width)]
-        word = ir.IntType(2 * lanes)
-        index = ir.VectorType(ir.IntType(8 * emit.bytes), lanes)
-        shifts = ir.Constant(index, [2 * lane for lane in range(lanes)])
-        groups = ir.Constant(index, [4 * (lane // 2) for lane in range(lanes)])
-        threes = ir.Constant(index, [3] * lanes)
+        here = emit.clamped(row, rows, last)
+        v_rows = [emit.line(signature.args[0], values, i) for i in here]
+        m_rows = [emit.line(signature.args[1], metadata, i) for i in here]
+        b_rows = [
+            emit.line(signature.args[5], b, builder.add(column, _I64(j))) for j in range(columns)
+        ]
 
         def step(t, held):
-            new = list(held)
+            new = []
             b_here = [emit.at(b, builder.mul(t, _I64(2 * lanes))) for b in b_rows]
-            for i in range(ROWS_OF_DOTS):
-                at = emit.at(m_rows[i], builder.mul(t, _I64(lanes // 4)))
-                bits = builder.load(builder.bitcast(at, word.as_pointer()), align=1)
-                bits = bits if word.width == index.element.width else builder.zext(
-                    bits, index.element
-                )
-                places = builder.and_(builder.lshr(emit.splat(bits), shifts), threes)
-                places = builder.or_(places, groups)
+            for i in range(rows):
+                places = emit.places(m_rows[i], t)
                 value = emit.load(emit.at(v_rows[i], builder.mul(t, _I64(lanes))))
-                for j in range(width):
-                    slot = i * width + j
+                for j in range(columns):
                     partner = _partners(emit, b_here[j], places)
-                    new[slot] = emit.multiply_add(value, partner, held[slot])
+                    new.append(emit.multiply_add(value, partner, held[i * columns + j]))
             return new
 
-        held = emit.sum_loop(count, ROWS_OF_DOTS * width, step)
+        held = emit.sum_loop(count, rows * columns, step)
         c = emit.data(signature.args[7], sums)
         for slot, vector in enumerate(held):
             builder.store(emit.total(vector), emit.at(c, _I64(slot)))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+INDEX_LANES = 16
+
+
+@intrinsic
+def write_indices(typingctx, metadata, row, run, indices):
+    """Write the columns of 16 stored elements, the `run`-th such run of a row.
+
+    `metadata` is an array of uint8 (m, bytes), `indices` of int32 (m, stored), both in C order.
+    """
+    signature = types.void(metadata, row, run, indices)
+
+    def codegen(context, builder, signature, arguments):
+        metadata, row, run, indices = arguments
+        emit = _Emit(context, builder, _I32, INDEX_LANES)
+        places = emit.places(emit.line(signature.args[0], metadata, row), run)
+        first = builder.trunc(builder.mul(run, _I64(2 * INDEX_LANES)), _I32)
+        target = emit.line(signature.args[3], indices, row)
+        target = emit.at(target, builder.mul(run, _I64(INDEX_LANES)))
+        emit.store(builder.add(places, emit.splat(first)), target)
         return context.get_dummy_value()
 
     return signature, codegen

@@ -1,4 +1,4 @@
-"""From stored elements to the type that products sum in, fast, on the CPU.
+"""From stored elements to the type that products sum in and back, fast, on the CPU.
 
 NumPy converts half precision one element at a time; these loops do it with integer steps
 that LLVM vectorises.  8-bit floats go through a table.
@@ -48,7 +48,7 @@ def _table(name: str) -> np.ndarray:
 
 
 def decode_into(x: np.ndarray, dtype: _dtypes.DType, out: np.ndarray) -> None:
-    """Convert the C-contiguous `x` into the C-contiguous `out` of the accumulator's type."""
+    """Convert `x` into `out`, both in C order, of a type that holds all of `dtype`."""
     if dtype.name == "float16":
         _half_to_float(x.reshape(-1).view(np.uint16), out.reshape(-1))
     elif dtype.name == "bfloat16":
@@ -59,17 +59,41 @@ def decode_into(x: np.ndarray, dtype: _dtypes.DType, out: np.ndarray) -> None:
         np.copyto(out, x)
 
 
-def decoded(x: np.ndarray, dtype: _dtypes.DType) -> np.ndarray:
-    """The array in the accumulator's type, on all threads; itself if it has that type.
+def decoded(x: np.ndarray, dtype: _dtypes.DType, work=None) -> np.ndarray:
+    """The array in the type `work`, by default the accumulator's; itself if it has that type.
 
     A transposed array is decoded in its own order and returned as a view.
     """
-    if dtype.logical == dtype.accumulator:
+    work = np.dtype(dtype.accumulator if work is None else work)
+    if dtype.logical == work:
         return x
     if x.ndim == 2 and x.T.flags.c_contiguous and not x.flags.c_contiguous:
-        return decoded(x.T, dtype).T
+        return decoded(x.T, dtype, work).T
     flat = np.require(x, requirements="CA").reshape(-1)
-    out = np.empty(flat.size, dtype.accumulator)
+    out = np.empty(flat.size, work)
     parts = slices(flat.size, _CHUNK)
     parallel(lambda i: decode_into(flat[parts[i]], dtype, out[parts[i]]), len(parts))
     return out.reshape(x.shape)
+
+
+@njit
+def encode_half(x, words, out):
+    """float32, and its bits, to IEEE half: round to nearest even, overflow to infinity."""
+    for i in range(words.size):
+        sign = words[i] >> 16 & 0x8000
+        size = words[i] & 0x7FFFFFFF
+        # 0.5 has half's smallest step as its last bit, so the sum rounds tiny numbers
+        tiny = np.float32(np.float32(abs(x[i])) + np.float32(0.5)).view(np.uint32) - 0x3F000000
+        whole = (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13
+        large = 0x7E00 if size > 0x7F800000 else 0x7C00
+        bits = tiny if size < 0x38800000 else (large if size >= 0x47800000 else whole)
+        out[i] = sign | bits
+
+
+@njit
+def encode_bfloat(words, out):
+    """The bits of float32 to bfloat16: round to nearest even; NaNs become quiet."""
+    for i in range(words.size):
+        x = words[i]
+        rounded = (x + 0x7FFF + (x >> 16 & 1)) >> 16
+        out[i] = (x >> 16 | 0x40) if x & 0x7FFFFFFF > 0x7F800000 else rounded

@@ -7,26 +7,21 @@ import numpy as np
 
 from sparse24._records import Epilogue
 from sparse24.kernels import reference
-from sparse24.kernels._numba import njit
+from sparse24.kernels.cpu_decode import encode_bfloat, encode_half
 
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
-
-@njit
-def _float_to_bfloat(words, out):
-    """Round to nearest even on the bits; NaNs become quiet."""
-    for row in range(words.shape[0]):
-        for column in range(words.shape[1]):
-            x = words[row, column]
-            rounded = np.uint32(x + 0x7FFF + (x >> 16 & 1)) >> 16
-            quiet = x >> 16 | 0x40
-            out[row, column] = quiet if x & 0x7FFFFFFF > 0x7F800000 else rounded
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def _store(x: np.ndarray, out: np.ndarray) -> None:
     """Convert as the kernels do: integers round and saturate, fp8 saturates."""
-    if out.dtype == _BFLOAT16 and x.dtype == np.float32 and out.flags.aligned:
-        _float_to_bfloat(x.view(np.uint32), out.view(np.uint16))
+    if x.dtype == np.float32 and out.dtype in _HALVES:
+        flat = np.ascontiguousarray(x).reshape(-1)
+        bits = np.empty(flat.size, np.uint16)
+        if out.dtype == np.float16:
+            encode_half(flat, flat.view(np.uint32), bits)
+        else:
+            encode_bfloat(flat.view(np.uint32), bits)
+        out[...] = bits.view(out.dtype).reshape(out.shape)
     elif out.dtype.kind == "i" and x.dtype != out.dtype:
         out[...] = reference.to_dtype(x, out.dtype)
     elif out.dtype.name.startswith("float8"):
@@ -50,6 +45,8 @@ def finish(sums: np.ndarray, out: np.ndarray, e: Epilogue, rows: slice, columns:
     It works in float32, or in float64 where the sums are float64 or int32.
     """
     target = out[rows, columns]
+    if sums.base is out:  # added up in place
+        return
     with np.errstate(over="ignore", invalid="ignore"):
         if e.is_plain:
             _store(sums, target)

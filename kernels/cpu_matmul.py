@@ -19,22 +19,34 @@ from sparse24._errors import DTypeError, ShapeError
 from sparse24._records import PLAIN, Epilogue
 from sparse24.kernels import _simd, cpu_compress
 from sparse24.kernels._numba import njit, parallel, slices, threads
-from sparse24.kernels._simd import ROWS_OF_DOTS, dots, lanes_of_dots, tile
+from sparse24.kernels._simd import (
+    INDEX_LANES,
+    ROWS_OF_DOTS,
+    dots,
+    lanes_of_dots,
+    tile,
+    write_indices,
+)
 from sparse24.kernels.cpu_decode import decode_into, decoded
 from sparse24.kernels.cpu_epilogue import finish
 
-BLOCK_ROWS = 96  # a multiple of the rows of every tile
+_TILES_ROWS = 24  # a multiple of the rows of every tile
+BLOCK_ROWS = 96
 _STEP = 128  # stored elements of a row added up before they join the sums: less rounding
 _PARTS_OF_COLUMNS = 512  # columns of a task where blocks of rows are too few for the threads
-FEW_COLUMNS = 8  # up to here `dots`
+FEW_COLUMNS = 16  # up to here `dots`
+_BLOCK_STORED = 1 << 19  # stored elements of a task of `dots`
 _SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
 
 
 @njit
-def _indices(metadata, groups, indices):
+def _write_indices(metadata, groups, indices):
     """Row of b of every stored element, from canonical metadata."""
+    runs = groups // (INDEX_LANES // 2)
     for row in range(metadata.shape[0]):
-        for g in range(groups):
+        for run in range(runs):
+            write_indices(metadata, row, run, indices)
+        for g in range(runs * (INDEX_LANES // 2), groups):
             code = np.int32(metadata[row, g >> 1]) >> (4 * (g & 1))
             indices[row, 2 * g] = 4 * g + (code & 3)
             indices[row, 2 * g + 1] = 4 * g + (code >> 2 & 3)
@@ -47,7 +59,7 @@ def multiply_panels(values, indices, panels, sums, step, shape):
     m, stored = values.shape
     flat = panels.reshape(panels.size)
     high = panels.shape[1] * width
-    held = np.empty((-(-m // rows) * rows, width), values.dtype)
+    held = np.empty((-(-m // rows) * rows, width), sums.dtype)
     for j in range(panels.shape[0]):
         for start in range(0, stored, step):
             count = min(step, stored - start)
@@ -63,16 +75,16 @@ def multiply_panels(values, indices, panels, sums, step, shape):
 
 
 @njit
-def _multiply_columns(values, metadata, b, column, columns, lanes, sums):
-    """``sums = A @ b[column : column + len(columns)].T``; `b` holds columns."""
-    wide = len(columns)
+def multiply_columns(values, metadata, b, column, lanes, sums, shape):
+    """``sums = A @ b[column : column + columns].T``; `b` holds columns, `shape` as for `dots`."""
+    rows, columns = len(shape[0]), len(shape[1])
     m, stored = values.shape
     whole = stored // lanes
-    held = np.empty((ROWS_OF_DOTS, wide), values.dtype)
-    for row in range(0, m, ROWS_OF_DOTS):
-        dots(values, metadata, row, m - 1, whole, b, column, held, columns)
-        for i in range(min(ROWS_OF_DOTS, m - row)):
-            for j in range(wide):
+    held = np.empty((rows, columns), values.dtype)
+    for row in range(0, m, rows):
+        dots(values, metadata, row, m - 1, whole, b, column, held, shape)
+        for i in range(min(rows, m - row)):
+            for j in range(columns):
                 total = held[i, j]
                 for t in range(whole * lanes, stored):
                     place = metadata[row + i, t >> 2] >> (2 * (t & 3)) & 3
@@ -124,26 +136,34 @@ def pack_columns(b: np.ndarray, high: int) -> np.ndarray:
 
 
 class _Operand:
-    """The 2:4 matrix of one product, read block by block in the accumulator's type."""
+    """The 2:4 matrix of one product, read block by block in the type `work`."""
 
-    def __init__(self, values, metadata, dtype: _dtypes.DType):
+    def __init__(self, values, metadata, dtype: _dtypes.DType, work: np.dtype):
         self.values = np.require(values, requirements="CA")
         self.metadata = np.require(metadata, requirements="CA")
-        self.dtype = dtype
+        self.dtype, self.work = dtype, work
         self.groups = values.shape[1] // _spec.KEPT
 
     def block(self, rows: slice) -> np.ndarray:
         part = self.values[rows]
-        if self.dtype.logical == self.dtype.accumulator:
+        if self.dtype.logical == self.work:
             return part
-        out = np.empty(part.shape, self.dtype.accumulator)
+        out = np.empty(part.shape, self.work)
         decode_into(part, self.dtype, out)
         return out
 
     def indices(self, rows: slice) -> np.ndarray:
         indices = np.empty(self.values[rows].shape, np.int32)
-        _indices(self.metadata[rows], self.groups, indices)
+        _write_indices(self.metadata[rows], self.groups, indices)
         return indices
+
+
+def _sums(out, epilogue: Epilogue, rows: slice, columns: slice, dtype) -> np.ndarray:
+    """Where a block is added up: in `out` itself, if nothing happens to the sums and it fits."""
+    target = out[rows, columns]
+    if epilogue.is_plain and out.dtype == dtype and target.flags.carray:
+        return target
+    return np.empty(target.shape, dtype)
 
 
 def _multiply_many(a: _Operand, b, out, epilogue: Epilogue) -> None:
@@ -159,12 +179,12 @@ def _multiply_many(a: _Operand, b, out, epilogue: Epilogue) -> None:
             left = first + j * width
             right = min(first + columns, left + some * width)
             parts.append((slice(left, right), panels[j : j + some], shape))
-    blocks = slices(m, BLOCK_ROWS // 4, BLOCK_ROWS)
+    blocks = slices(m, _TILES_ROWS, BLOCK_ROWS, _TILES_ROWS)
 
     def task(number: int):
         rows = blocks[number // len(parts)]
         columns, panels, shape = parts[number % len(parts)]
-        sums = np.empty((rows.stop - rows.start, columns.stop - columns.start), b.dtype)
+        sums = _sums(out, epilogue, rows, columns, a.dtype.accumulator)
         multiply_panels(a.block(rows), a.indices(rows), panels, sums, _STEP, shape)
         finish(sums, out, epilogue, rows, columns)
 
@@ -174,32 +194,38 @@ def _multiply_many(a: _Operand, b, out, epilogue: Epilogue) -> None:
 def _multiply_few(a: _Operand, b, out, epilogue: Epilogue) -> None:
     m, n = out.shape
     columns = pack_columns(b, _spec.GROUP * a.groups)
-    blocks = slices(m, 4 * ROWS_OF_DOTS, max(4 * ROWS_OF_DOTS, (1 << 18) // max(1, a.groups)))
+    blocks = slices(m, 16, max(16, _BLOCK_STORED // max(1, a.values.shape[1])))
     lanes = lanes_of_dots(b.dtype.itemsize)
 
     def task(number: int):
         rows = blocks[number]
-        sums = np.empty((rows.stop - rows.start, n), b.dtype)
+        sums = _sums(out, epilogue, rows, slice(0, n), a.dtype.accumulator)
         values, metadata = a.block(rows), a.metadata[rows]
         for j in range(0, n, 4):
-            some = (0,) * min(4, n - j)
-            _multiply_columns(values, metadata, columns, j, some, lanes, sums)
+            some = min(4, n - j)
+            shape = ((0,) * ROWS_OF_DOTS[some], (0,) * some)
+            multiply_columns(values, metadata, columns, j, lanes, sums, shape)
         finish(sums, out, epilogue, rows, slice(0, n))
 
     parallel(task, len(blocks))
 
 
-def _multiply(values, metadata, dtype, b, out, epilogue: Epilogue) -> None:
-    """One product of matrices; `b` in the accumulator's type."""
+def _multiply(values, metadata, dtypes, b, out, epilogue: Epilogue) -> None:
+    """One product of matrices."""
     m, n = out.shape
+    dtype, b_dtype = dtypes
     if not (m and n):
         return
     if not b.shape[0]:
-        finish(np.zeros(out.shape, b.dtype), out, epilogue, slice(0, m), slice(0, n))
+        zeros = np.zeros(out.shape, dtype.accumulator)
+        finish(zeros, out, epilogue, slice(0, m), slice(0, n))
         return
-    a = _Operand(values, metadata, dtype)
-    multiply = _multiply_few if n <= FEW_COLUMNS else _multiply_many
-    multiply(a, b, out, epilogue)
+    few = n <= FEW_COLUMNS
+    # Sums of _STEP products of int8 are exact in float32, and its products are faster.
+    work = np.dtype(np.float32) if dtype.name == "int8" and not few else dtype.accumulator
+    a = _Operand(values, metadata, dtype, work)
+    multiply = _multiply_few if few else _multiply_many
+    multiply(a, decoded(b, b_dtype, work), out, epilogue)
 
 
 def _check_operands(values, metadata, k: int, b, out) -> tuple[_dtypes.DType, _dtypes.DType]:
@@ -282,10 +308,10 @@ def matmul(
     DTypeError, ShapeError, ArgumentError
         For operands that do not fit together, and a read-only `out`.
     """
-    dtype, b_dtype = _check_operands(values, metadata, k, b, out)
+    dtypes = _check_operands(values, metadata, k, b, out)
 
     def one(values, metadata, b, out, epilogue):
-        _multiply(values, metadata, dtype, decoded(b, b_dtype), out, epilogue)
+        _multiply(values, metadata, dtypes, b, out, epilogue)
 
     _over_batch(values, metadata, b, out, epilogue, one)
 
@@ -306,9 +332,7 @@ def decompress_matmul(
 
     def one(values, metadata, b, out, epilogue):
         dense = cpu_compress.decompress(values, metadata, k)
-        sums = decoded(dense, dtype).astype(work, copy=False) @ decoded(b, b_dtype).astype(
-            work, copy=False
-        )
+        sums = decoded(dense, dtype, work) @ decoded(b, b_dtype, work)
         sums = sums.astype(dtype.accumulator, copy=False)
         finish(sums, out, epilogue, slice(0, out.shape[0]), slice(0, out.shape[1]))
 

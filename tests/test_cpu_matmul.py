@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import PLAIN, Epilogue
-from sparse24.kernels import _simd, cpu_compress, cpu_matmul, reference
+from sparse24.kernels import _simd, cpu_compress, cpu_decode, cpu_matmul, reference
 
 PRODUCTS = [cpu_matmul.matmul, cpu_matmul.decompress_matmul]
 # (m, k, n): sizes 0 and 1, edges of tiles, of panels and of the steps over K
@@ -157,6 +157,34 @@ def test_narrow_results_saturate_and_round_to_even(rng, result):
     cpu_matmul.matmul(values, metadata, 64, b, sums)
     want = reference.to_dtype(sums * np.float32(100), dtype)
     np.testing.assert_array_equal(out.astype(np.float32), want.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_halves_round_as_numpy_does(rng, name):
+    words = rng.integers(0, 2**32, 1 << 16, dtype=np.uint32)
+    exact = np.arange(1 << 16, dtype=np.uint16).view(name if name == "float16" else "u2")
+    exact = exact.view(_dtypes.TABLE[name].logical).astype(np.float32).view(np.uint32)
+    steps = np.array([0, 1, 0xFFFFFFFF, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001], np.uint32)
+    words = np.concatenate([words, (exact[:, None] + steps).ravel()])
+    x, bits = words.view(np.float32), np.empty(words.size, np.uint16)
+    if name == "float16":
+        cpu_decode.encode_half(x, words, bits)
+    else:
+        cpu_decode.encode_bfloat(words, bits)
+    got = bits.view(_dtypes.TABLE[name].logical)
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = x.astype(got.dtype)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    real = ~np.isnan(want)
+    np.testing.assert_array_equal(bits[real], want.view(np.uint16)[real])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"])
+def test_every_number_of_a_narrow_type_is_decoded(name):
+    dtype = _dtypes.TABLE[name]
+    x = np.arange(1 << 8 * dtype.itemsize, dtype=dtype.storage).view(dtype.logical)
+    got, want = cpu_decode.decoded(x, dtype), x.astype(dtype.accumulator)
+    np.testing.assert_array_equal(got, want)
 
 
 def test_bfloat16_keeps_nan_and_infinity():
