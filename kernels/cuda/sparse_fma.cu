@@ -24,10 +24,12 @@ constexpr int kTileM = 64, kTileN = 64, kTileK = 32, kThreads = 256;
 constexpr int kStored = kTileK / 2;    // stored values of a row of the tile
 constexpr int kPerThread = 4;          // rows and columns of the result a thread makes
 
+template <class T> struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Quad { T x[kPerThread]; };  // one wide load
+
 struct Tiles {
-    Accumulator value[kStored][kTileM];
-    unsigned char row_of_b[kStored][kTileM];
-    alignas(16) Accumulator b[kTileK][kTileN + kPerThread];  // padded against bank conflicts
+    Quad<Accumulator> value[kStored][kTileM / kPerThread];
+    Quad<unsigned char> row_of_b[kStored][kTileM / kPerThread];
+    Quad<Accumulator> b[kTileK][kTileN / kPerThread + 1];  // padded against bank conflicts
 };
 
 // Four stored values, two groups, of one row: decode their columns inside the tile.
@@ -41,8 +43,9 @@ __device__ void load_values(Tiles& tiles, const Element::type* values, const uns
         const int code = inside ? packed_code<sizeof(Element::type)>(packed, row0 + row, column, (m + kAtomM - 1) / kAtomM) : 4;
         for (int slot = 0; slot < 2; ++slot) {
             const int s = first + 2 * group + slot;
-            tiles.value[s][row] = inside ? Accumulator(Element::load(values[(row0 + row) * pitch + k0 / 2 + s])) : Accumulator(0);
-            tiles.row_of_b[s][row] = column - k0 + ((code >> (2 * slot)) & 3);
+            tiles.value[s][row / kPerThread].x[row % kPerThread] =
+                inside ? Accumulator(Element::load(values[(row0 + row) * pitch + k0 / 2 + s])) : Accumulator(0);
+            tiles.row_of_b[s][row / kPerThread].x[row % kPerThread] = column - k0 + ((code >> (2 * slot)) & 3);
         }
     }
 }
@@ -54,21 +57,24 @@ __device__ void load_b(Tiles& tiles, const Right::type* b, long long row_stride,
         const int row = B_ROW_MAJOR ? i / kTileN : i % kTileK;
         const int column = B_ROW_MAJOR ? i % kTileN : i / kTileK;
         const bool inside = k0 + row < k && column0 + column < n;
-        tiles.b[row][column] = inside
+        tiles.b[row][column / kPerThread].x[column % kPerThread] = inside
             ? Accumulator(Right::load(b[(k0 + row) * row_stride + (column0 + column) * column_stride])) : Accumulator(0);
     }
 }
 
+// `row` and `column` count quads of rows and columns of the tile.
 __device__ void multiply(const Tiles& tiles, Accumulator (&acc)[kPerThread][kPerThread], int row, int column) {
     #pragma unroll 2
-    for (int s = 0; s < kStored; ++s)
+    for (int s = 0; s < kStored; ++s) {
+        const Quad<Accumulator> value = tiles.value[s][row];
+        const Quad<unsigned char> row_of_b = tiles.row_of_b[s][row];
         #pragma unroll
         for (int i = 0; i < kPerThread; ++i) {
-            const Accumulator value = tiles.value[s][row + i];
-            const Accumulator* b = &tiles.b[tiles.row_of_b[s][row + i]][column];
+            const Quad<Accumulator> b = tiles.b[row_of_b.x[i]][column];
             #pragma unroll
-            for (int j = 0; j < kPerThread; ++j) acc[i][j] += value * b[j];
+            for (int j = 0; j < kPerThread; ++j) acc[i][j] += value.x[i] * b.x[j];
         }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2) sparse_fma(
@@ -79,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) sparse_fma(
     int m, int n, int k, int batch, __grid_constant__ const EpilogueParams params) {
     __shared__ Tiles tiles;
     const int row0 = blockIdx.x * kTileM, column0 = blockIdx.y * kTileN;
-    const int row = threadIdx.x / 16 * kPerThread, column = threadIdx.x % 16 * kPerThread;
+    const int row = threadIdx.x / 16, column = threadIdx.x % 16;  // of this thread's quads
 
     for (int p = blockIdx.z; p < batch; p += gridDim.z) {
         Accumulator acc[kPerThread][kPerThread] = {};
@@ -92,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) sparse_fma(
         }
         for (int i = 0; i < kPerThread; ++i)
             for (int j = 0; j < kPerThread; ++j) {
-                const int r = row0 + row + i, c = column0 + column + j;
+                const int r = row0 + kPerThread * row + i, c = column0 + kPerThread * column + j;
                 if (r < m && c < n)
                     out[p * out_batch + r * out_row + c * out_column] =
                         epilogue<Kind::OUTPUT, EPILOGUE, ACTIVATION>(acc[i][j], params, p, r, c);
