@@ -12,18 +12,24 @@ from sparse24 import _arrays, _autotune, _dtypes, _planner, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError
 from sparse24._records import Compressed24, Epilogue, Operand24, Problem
+from sparse24.kernels import epilogue as _epilogue
+
+# Launchers that an array keeps; shapes that change all the time must not pile up.
+MOST_PLANS = 256
 
 
-def fill(a: Operand24, b, out, options, types):
+def fill(a: Operand24, b, out, options, types, plans: dict | None = None):
     """Write ``a @ b`` into `out` (..., m, n), through the epilogue.
 
     Returns a launcher ``launch(b, out, epilogue)`` for more products like this one, or
-    None where there is nothing to keep.
+    None where there is nothing to keep.  `plans` remembers what was prepared.
     """
     _refuse_overlap(out, a, b)
     batch = out.shape[:-2]
+    given, record = b, a.rows
     a = _cast_operand(a, types.row_a)
     b = _convert(b, types.row_b, options.b_dtype)
+    converted = b is not given
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
     a, b, flat_out, epilogue = _flatten(a, b, out, options.epilogue, batch)
@@ -31,17 +37,34 @@ def fill(a: Operand24, b, out, options, types):
         _on_cpu(a, b, flat_out, epilogue, options.algorithm)
         launch = None
     else:
-        launch = prepare(a, b, flat_out, epilogue, options, types)
+        plans = plans if a.rows is record else None  # a record made for this call only
+        launch = _prepared(a, b, flat_out, epilogue, options, types, plans)
         launch(b, flat_out, epilogue)
     if not _arrays.shares_memory(flat_out, out):
         out[...] = flat_out.reshape(out.shape)
         launch = None
-    return launch if len(batch) == 0 else None
+    reusable = not batch and record is not None and a.rows is record and not converted
+    return launch if reusable else None
 
 
-def prepare(a: Operand24, b, out, epilogue: Epilogue, options, types):
-    """Choose and compile a kernel; the launcher takes (b, out, epilogue)."""
+def _prepared(a: Operand24, b, out, epilogue: Epilogue, options, types, plans):
+    """The launcher for this product, from `plans` if one like it was prepared before."""
     problem = problem_of(a, b, out, epilogue, types, options.fast_accumulation)
+    made_dense = options.algorithm == _planner.DENSE_KERNEL and a.dense is None
+    if plans is None or a.rows is None or made_dense:
+        return prepare(a, b, out, epilogue, options, problem)
+    key = (id(a.rows), problem, options.algorithm, _epilogue.bits(epilogue), b.device.id)
+    launch = None if _autotune.active.get() else plans.get(key)
+    if launch is None:
+        launch = prepare(a, b, out, epilogue, options, problem)
+        if len(plans) >= MOST_PLANS:
+            plans.clear()
+        plans[key] = launch
+    return launch
+
+
+def prepare(a: Operand24, b, out, epilogue: Epilogue, options, problem: Problem):
+    """Choose and compile a kernel; the launcher takes (b, out, epilogue)."""
     device = b.device.id
     if a.rows is None:
         candidate = _planner.choose(problem, device, dense=True, algorithm=_planner.DENSE_KERNEL)

@@ -9,7 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from sparse24 import _arrays, _autotune, _dispatch, _dtypes, _planner, _product, _tuning_cache
+from sparse24 import (
+    _arrays,
+    _autotune,
+    _check,
+    _dispatch,
+    _dtypes,
+    _foreign,
+    _planner,
+    _product,
+    _tuning_cache,
+)
 from sparse24 import _matmul as public
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._planner import Candidate
@@ -99,8 +109,6 @@ def explain(a, b, *, dtype=None, epilogue=None, algorithm="auto") -> Explanation
 
 def _as_left(a, b):
     """The product as sparse operand times dense operand."""
-    from sparse24 import _foreign
-
     if isinstance(a, Sparse24Array):
         other = b.toarray() if isinstance(b, Sparse24Array) else _foreign.take(b)[0]
         return a._operand, other if other.ndim > 1 else other[:, None]
@@ -120,13 +128,8 @@ def _problem(operand, other, dtype, epilogue):
     shape = (*other.shape[:-2], operand.shape[-2], other.shape[-1])
     types = _product._Result.plan(operand, other, options, shape)
     out = types.allocate(...)
-    fused = public._fuse(operand_view(operand), other, None, 1.0, 0.0, epilogue, None)
+    fused = public._fuse(Sparse24Array(operand), other, None, 1.0, 0.0, epilogue, None)
     return _dispatch.problem_of(operand, other, out, fused, types)
-
-
-def operand_view(operand) -> Sparse24Array:
-    """The operand as an array again, for functions that take one."""
-    return Sparse24Array(operand)
 
 
 def _explain_cpu(operand, other, algorithm: str) -> Explanation:
@@ -169,26 +172,71 @@ class MatmulPlan:
         What runs.
     """
 
-    def __init__(self, a: Sparse24Array, explanation: Explanation, algorithm: str, options: dict):
+    def __init__(self, a: Sparse24Array, b, out_order: str, options: dict):
         self._a = a
-        self._algorithm = algorithm
         self._options = options
-        self.explanation = explanation
-        self.candidates = explanation.candidates
-        self.chosen = explanation.chosen
+        self._out_order = out_order
+        self.explanation = explain(a, b, **options)
+        self.candidates = self.explanation.candidates
+        self.chosen = self.explanation.chosen
+        self._shape = (*b.shape[:-2], a.shape[-2], b.shape[-1])
+        self._launch = None
+        if _arrays.is_cupy(b) and a._operand.rows is not None and b.ndim == a.ndim == 2:
+            self._prepare(b)
+        else:
+            self.execute(b)  # compiles, and fills caches
+
+    def _prepare(self, b) -> None:
+        """Compile for the signature of b; `execute` then only launches."""
+        operand = self._a._operand
+        options = _product.Options(
+            out_dtype=self._options["dtype"], algorithm=self._options["algorithm"]
+        )
+        types = _product._Result.plan(operand, b, options, self._shape)
+        self._dtype = types.dtype
+        self._fused = public._fuse(self._a, b, None, 1.0, 0.0, self._options["epilogue"], None)
+        out = self._empty()
+        if types.row_a is not operand.dtype or types.row_b.logical != b.dtype:
+            return
+        problem = _dispatch.problem_of(operand, b, out, self._fused, types)
+        self._launch = _dispatch.prepare(operand, b, out, self._fused, options, problem)
+        self._signature = _signature(b)
+        self._launch(b, out, self._fused)
+
+    def _empty(self):
+        order = "F" if self._out_order == "column" else "C"
+        return _arrays.cupy_module().empty(self._shape, self._dtype, order=order)
 
     def execute(self, b, out=None):
-        """Multiply; `b` has the shape, dtype and order that the plan was made for.
+        """Multiply; `b` has the shape, dtype, order and alignment that the plan was made for.
 
-        Enqueues on CuPy's current stream and does not wait.
+        Another `b` is multiplied too, through `matmul`.  Enqueues on CuPy's current stream
+        and does not wait.
+
+        Parameters
+        ----------
+        b : array, shape (k, n)
+        out : array, shape (m, n), optional
+
+        Returns
+        -------
+        array, shape (m, n)
         """
-        return public.matmul(self._a, b, out, algorithm=self._algorithm, **self._options)
+        if self._launch is None or out is not None or _signature(b) != self._signature:
+            return public.matmul(self._a, b, out, **self._options)
+        out = self._empty()
+        self._launch(b, out, self._fused)
+        return out
 
     def __repr__(self) -> str:
         return f"<MatmulPlan: {self.chosen}, {len(self.candidates)} candidates>"
 
 
-def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto") -> MatmulPlan:
+def _signature(b) -> tuple:
+    return b.shape, b.strides, b.dtype, b.data.ptr & 15 if _arrays.is_cupy(b) else None
+
+
+def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="row") -> MatmulPlan:
     """Choose and compile the kernel of ``matmul(a, b)`` before there is a `b`.
 
     Parameters
@@ -198,6 +246,8 @@ def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto") -> MatmulPla
         An array like the coming ones, or its shape and dtype (row order).
     dtype, epilogue, algorithm
         As for `matmul`.
+    out_order : {"row", "column"}
+        Memory order of the result; ``"column"`` for a layer, whose ``y`` is ``out.T``.
 
     Returns
     -------
@@ -213,18 +263,20 @@ def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto") -> MatmulPla
     """
     if not isinstance(a, Sparse24Array):
         raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}; see compress")
-    b = b_spec
-    if isinstance(b_spec, tuple):
-        shape, b_dtype = b_spec
-        xp = np if a.device == "cpu" else _arrays.cupy_module()
-        row = _dtypes.lookup(b_dtype)
-        carried = np.uint8 if row.is_float8 and xp is not np else row.logical
-        b = xp.zeros(shape, carried)
-    explanation = explain(a, b, dtype=dtype, epilogue=epilogue, algorithm=algorithm)
-    options = {"dtype": dtype, "epilogue": epilogue}
-    public.matmul(a, b, algorithm=algorithm, **options)  # compiles, loads, fills caches
-    named = explanation.chosen if explanation.candidates else algorithm
-    return MatmulPlan(a, explanation, named, options)
+    _check.one_of(out_order, ("row", "column"), argument="out_order")
+    options = {"dtype": dtype, "epilogue": epilogue, "algorithm": algorithm}
+    return MatmulPlan(a, _example(a, b_spec), out_order, options)
+
+
+def _example(a: Sparse24Array, b_spec):
+    """An array like those that a plan is for."""
+    if not isinstance(b_spec, tuple):
+        return _foreign.take(b_spec)[0]
+    shape, dtype = b_spec
+    row = _dtypes.lookup(dtype)
+    if a.device == "cpu":
+        return np.zeros(shape, row.logical)
+    return _arrays.cupy_module().zeros(shape, np.uint8 if row.is_float8 else row.logical)
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def multiply(a: Operand24, b, options: Options = DEFAULT, plans: Plans | None = 
         )
         squeeze = (..., 0) if b.ndim == 1 else ...
         target = result.allocate(squeeze)
-        launch = _dispatch.fill(a, matrix, target, options, result)
+        launch = _dispatch.fill(a, matrix, target, options, result, plans)
         _remember(plans, a.rows, b, options, from_left=False, launch=launch, result=result)
         return result.deliver(target[squeeze], restore)
 
@@ -79,7 +79,7 @@ def multiply_from_left(x, a: Operand24, options: Options = DEFAULT, plans: Plans
         folded, folded_target = _fold(matrix, target, a, options)
         launch = _dispatch.fill(
             a.transposed(), folded.swapaxes(-1, -2), folded_target.swapaxes(-1, -2),
-            _transposed(options), result,
+            _transposed(options), result, plans,
         )  # fmt: skip
         _remember(plans, a.columns, x, options, from_left=True, launch=launch, result=result)
         return result.deliver(target[squeeze], restore)
@@ -220,4 +220,6 @@ def _remember(plans, record, x, options, *, from_left: bool, launch, result: _Re
         launch(x.T, out.T, PLAIN)
         return out
 
+    if len(plans) >= _dispatch.MOST_PLANS:
+        plans.clear()
     plans[_signature(record, x, from_left)] = right_operand if from_left else left_operand
