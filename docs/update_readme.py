@@ -20,10 +20,11 @@ END = "<!-- end of figures -->"
 def figures() -> str:
     """The table, in Markdown."""
     suites = recorded.suites()
-    if not suites:
-        return "No benchmark run has been recorded yet."
-    lines = ["| suite | rival | cases | speed-up, geometric mean | range | machine |"]
-    lines += ["|---|---|---|---|---|---|"]
+    if suites:
+        lines = ["| suite | rival | cases | speed-up, geometric mean | range | machine |"]
+        lines += ["|---|---|---|---|---|---|"]
+    else:
+        lines = ["No benchmark run has been recorded yet."]
     for name, record in suites.items():
         where = recorded.machine(record["header"])
         title = recorded.TITLES.get(name, name)
