@@ -45,5 +45,5 @@ $(VENV)/.core $(VENV)/.test $(VENV)/.docs: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sparse24 needs Python 3.11 or later; try make PYTHON=python3.12")'
 	@echo "installing sparse24 into $(VENV) (extras: $(or $(extras),none))"
 	@test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
-	@$(bin)/python -m pip install --quiet -e '.[$(extras)]'
+	@$(bin)/python -m pip install --quiet -e '.$(if $(extras),[$(extras)])'
 	@touch $@
