@@ -6,7 +6,8 @@ header::
 
     {"version": 1, "single": false,
      "arrays": {NAME: {"pattern": [2, 4], "shape": [...], "dtype": "bfloat16", "axis": -1,
-                       "transposable": false, "crc32": {"values": ..., "metadata": ...}}}}
+                       "transposable": false, "layout": "codes",
+                       "crc32": {"values": ..., "metadata": ...}}}}
 
 In safetensors the header is the metadata entry ``sparse24``, and types are the
 format's own.  In npz it is the member ``sparse24.json``, and types that NumPy does
@@ -26,7 +27,10 @@ import numpy as np
 from sparse24 import _arrays, _raw_files, _spec, _storage
 from sparse24._errors import ArgumentError, FormatError
 from sparse24._records import Compressed24, Operand24
+from sparse24.formats import hybrid_files
 from sparse24.formats.base import SparseArray
+from sparse24.formats.hybrid import HybridArray
+from sparse24.formats.n_m import NMArray
 from sparse24.formats.parts import Parts
 from sparse24.formats.two_four import Sparse24Array
 
@@ -40,10 +44,10 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     ----------
     path : path
         Should end in ``.npz``.  An existing file is replaced when the new one is whole.
-    arrays : Sparse24Array, NMArray or mapping of str to arrays
+    arrays : Sparse24Array, NMArray, HybridArray or mapping of str to arrays
         Arrays on a GPU are copied to the host, which waits for it.  Values of a mapping
-        may be dense NumPy or CuPy arrays too.  A dense matrix kept by
-        ``compress(keep_dense=True)`` is not saved.
+        may be dense NumPy or CuPy arrays too; a `HybridArray` goes alone.  A dense matrix
+        kept by ``compress(keep_dense=True)`` is not saved.
 
     Raises
     ------
@@ -67,6 +71,10 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     >>> sorted(loaded), bool((loaded["weight"].toarray() == A.toarray()).all())
     (['bias', 'weight'], True)
     """
+    if isinstance(arrays, HybridArray):
+        with _raw_files.replacing(path) as fresh, fresh.open("xb") as file:
+            hybrid_files.save(file, arrays)
+        return
     raw, header = pack(arrays)
     _raw_files.write_npz(path, raw, header)
 
@@ -82,7 +90,7 @@ def load_npz(path: str | os.PathLike, *, device: str = "cpu") -> Any:
 
     Returns
     -------
-    Sparse24Array, NMArray or dict of str to arrays
+    Sparse24Array, NMArray, HybridArray or dict of str to arrays
         As it was saved.
 
     Raises
@@ -101,6 +109,9 @@ def load_npz(path: str | os.PathLike, *, device: str = "cpu") -> Any:
     ...     s24.load_npz(path).dtype.name
     'bfloat16'
     """
+    if _raw_files.npz_member(path, "layout.npy"):
+        hybrid = hybrid_files.load(path)
+        return hybrid if device == "cpu" else hybrid.to_device(device)
     return unpack(_raw_files.NpzFile(Path(path)), device)
 
 
@@ -243,9 +254,11 @@ def _entries(file: _raw_files.ArrayFile) -> dict[str, Any]:
 
 def parts_of(array: Any, *, argument: str = "array") -> Parts:
     """The parts of a compressed array, on the host."""
+    if isinstance(array, NMArray):
+        return _parts_n_m(array)
     if not isinstance(array, Sparse24Array):
         raise ArgumentError(
-            f"{argument} must be a Sparse24Array or dense, got {type(array).__name__}"
+            f"{argument} must be a Sparse24Array, an NMArray or dense, got {type(array).__name__}"
         )
     array.check()
     record = array._operand.stored
@@ -261,9 +274,29 @@ def parts_of(array: Any, *, argument: str = "array") -> Parts:
     )
 
 
+def _parts_n_m(array: NMArray) -> Parts:
+    record = array if array.axis == -1 else array.mT
+    values, indices = (_arrays.to_numpy(x) for x in (record.values, record.indices))
+    row = array._dtype
+    return Parts(
+        np.ascontiguousarray(values).view(row.logical),
+        np.ascontiguousarray(indices),
+        record.shape,
+        row,
+        array.pattern,
+        axis=array.axis,
+        layout="places",
+    )
+
+
 def array_of(parts: Parts, device: str = "cpu") -> Any:
     """The array of checked parts, on `device`."""
     values, metadata = (np.array(x) for x in (parts.values, parts.metadata))
+    if parts.layout == "places":
+        n_m = NMArray(
+            values, metadata, parts.shape, parts.pattern, parts.dtype, axis=parts.axis
+        )
+        return n_m if device == "cpu" else n_m.to_device(device)
     record = Compressed24(values, metadata, None, parts.shape, parts.dtype)
     columns = _turned(record) if parts.transposable else None
     operand = Operand24(record, columns, None, parts.shape, parts.dtype)
@@ -284,7 +317,10 @@ def _turned(record: Compressed24) -> Compressed24:
 def _dense(array: Any, name: str) -> np.ndarray:
     dense = _arrays.to_numpy(array)
     if dense.dtype.hasobject:
-        raise ArgumentError(f"{name} must be an array of numbers, got {type(array).__name__}")
+        raise ArgumentError(
+            f"{name} must be a Sparse24Array, an NMArray or an array of numbers, got "
+            f"{type(array).__name__}; a HybridArray is saved alone, by save_npz"
+        )
     return dense
 
 

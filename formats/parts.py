@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -22,8 +22,8 @@ class Parts:
     Attributes
     ----------
     values, metadata : ndarray
-        As in :ref:`layout`; for patterns other than 2:4 `metadata` holds the place of
-        each value in its group.
+        As in :ref:`layout`; with ``layout="places"`` `metadata` has the shape of `values`
+        and holds the place of each in its group.
     shape : tuple of int
         Logical shape (..., m, k), groups along the last axis.
     dtype : DType
@@ -33,6 +33,8 @@ class Parts:
         -2 if the array that was saved is the transpose of this one, else -1.
     transposable : bool
         True if the other orientation is to be made as well.
+    layout : {"codes", "places"}
+        Of a `Sparse24Array` or an `NMArray`.
     """
 
     values: np.ndarray
@@ -42,6 +44,7 @@ class Parts:
     pattern: tuple[int, int] = (2, 4)
     axis: int = -1
     transposable: bool = False
+    layout: str = "codes"
 
     def describe(self) -> dict[str, Any]:
         """The entry of the header."""
@@ -51,6 +54,7 @@ class Parts:
             "dtype": self.dtype.name,
             "axis": self.axis,
             "transposable": self.transposable,
+            "layout": self.layout,
         }
 
     @classmethod
@@ -58,11 +62,11 @@ class Parts:
         cls, entry: Any, values: np.ndarray, metadata: np.ndarray, *, where: str
     ) -> Parts:
         """Parts of a header's entry and its arrays, checked; `where` begins each message."""
-        shape, pattern, axis, transposable = _fields(entry, where)
+        fields = _fields(entry, where)
         name = entry.get("dtype")
         if name not in _dtypes.TABLE:
             raise FormatError(f"{where}: the dtype must be one of sparse24's, got {name!r}")
-        parts = cls(values, metadata, shape, _dtypes.TABLE[name], pattern, axis, transposable)
+        parts = cls(values, metadata, dtype=_dtypes.TABLE[name], **fields)
         parts.check(where)
         return parts
 
@@ -75,7 +79,7 @@ class Parts:
             )
         (n, m), k = self.pattern, self.shape[-1]
         stored = n * -(-k // m)
-        codes = _spec.metadata_bytes_per_row(k) if self.pattern == (2, 4) else stored
+        codes = _spec.metadata_bytes_per_row(k) if self.layout == "codes" else stored
         widths = (("values", self.values, stored), ("metadata", self.metadata, codes))
         for name, array, width in widths:
             wanted = (*self.shape[:-1], width)
@@ -84,7 +88,7 @@ class Parts:
                     f"{where}: {name} of a {n}:{m} array of shape {self.shape} must have shape "
                     f"{wanted}, got {array.shape}"
                 )
-        places = self._places_24(where) if self.pattern == (2, 4) else self._places_n_m(where)
+        places = self._places_24(where) if self.layout == "codes" else self._places_n_m(where)
         self._nothing_past_the_edge(places, where)
 
     def _places_24(self, where: str) -> np.ndarray:
@@ -126,20 +130,29 @@ class Parts:
                 raise FormatError(f"{where}: a value lies beyond the last of {k} columns")
 
 
-def _fields(entry: Any, where: str) -> tuple[tuple[int, ...], tuple[int, int], int, bool]:
-    """Shape, pattern, axis and transposable of a header's entry."""
+def _fields(entry: Any, where: str) -> dict[str, Any]:
+    """Shape, pattern, axis, transposable and layout of a header's entry."""
     if not isinstance(entry, Mapping):
         raise FormatError(f"{where}: its description must be a JSON object, got {entry!r}")
     shape, pattern = entry.get("shape"), entry.get("pattern")
     axis, transposable = entry.get("axis", -1), entry.get("transposable", False)
+    layout = entry.get("layout", "codes")
     if not _is_sizes(shape) or len(shape) < 2:
         raise FormatError(f"{where}: the shape must be two or more sizes, got {shape!r}")
     if not _is_sizes(pattern) or len(pattern) != 2 or not 0 < pattern[0] < pattern[1] <= 32:
         raise FormatError(f"{where}: the pattern must be a pair such as [2, 4], got {pattern!r}")
     if axis not in (-1, -2) or not isinstance(transposable, bool):
         raise FormatError(f"{where}: axis must be -1 or -2, and transposable true or false")
-    return tuple(shape), (pattern[0], pattern[1]), axis, transposable
+    if layout != "places" and (layout != "codes" or pattern != [2, 4]):
+        raise FormatError(f"{where}: no array of pattern {pattern} has the layout {layout!r}")
+    return {
+        "shape": tuple(shape),
+        "pattern": tuple(pattern),
+        "axis": axis,
+        "transposable": transposable,
+        "layout": layout,
+    }
 
 
-def _is_sizes(value: Any) -> bool:
+def _is_sizes(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)

@@ -262,6 +262,17 @@ class NpzFile(ArrayFile):
         return x.view(dtype) if x.dtype != dtype else x
 
 
+def npz_member(path: str | os.PathLike, member: str) -> bool:
+    """True if the file is an archive that has such a member."""
+    if not zipfile.is_zipfile(path):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return member in archive.namelist()
+    except _ZIP_ERRORS as error:
+        raise damaged(Path(path), error) from error
+
+
 class NpyFile(ArrayFile):
     """An npy file: one array, named by the file's stem."""
 

@@ -45,6 +45,39 @@ def test_round_trip_is_bit_exact(suffix, dtype, shape, tmp_path, rng):
     assert_same(load(tmp_path / f"a.{suffix}"), a)
 
 
+@pytest.mark.parametrize("pattern", [(1, 4), (4, 8), (2, 4), (3, 5)], ids=str)
+def test_other_patterns_round_trip(suffix, pattern, tmp_path, rng):
+    save, load = FORMATS[suffix]
+    x = rng.standard_normal((6, 13)).astype(np.float32).astype(_dtypes.TABLE["bfloat16"].logical)
+    make = s24.NMArray.from_dense
+    arrays = {
+        "a": make(x, pattern=pattern, on_excess="prune"),
+        "turned": make(x, pattern=pattern, on_excess="prune").T,
+    }
+    save(tmp_path / f"a.{suffix}", arrays)
+    for name, loaded in load(tmp_path / f"a.{suffix}").items():
+        array = arrays[name]
+        assert (loaded.pattern, loaded.axis, loaded.shape) == (pattern, array.axis, array.shape)
+        np.testing.assert_array_equal(bits(loaded.values), bits(array.values))
+        np.testing.assert_array_equal(loaded.indices, array.indices)
+
+
+def test_a_hybrid_array_goes_alone(tmp_path, rng):
+    dense = rng.standard_normal((100, 90)).astype(np.float32) * (rng.random((100, 90)) < 0.2)
+    hybrid = s24.hybrid(dense)
+    s24.save_npz(tmp_path / "h.npz", hybrid)
+    np.testing.assert_array_equal(s24.load_npz(tmp_path / "h.npz").toarray(), dense)
+    with pytest.raises(s24.ArgumentError, match="a HybridArray is saved alone"):
+        s24.save_npz(tmp_path / "h.npz", {"h": hybrid})
+
+
+def test_places_that_do_not_rise_are_refused():
+    values, places = np.zeros((1, 4), np.float32), np.array([[0, 0, 1, 2]], np.uint8)
+    row = _dtypes.TABLE["float32"]
+    with pytest.raises(s24.FormatError, match="must rise and stay below 4"):
+        Parts(values, places, (1, 8), row, layout="places").check("layer")
+
+
 def test_dense_arrays_travel_along(suffix, tmp_path):
     save, load = FORMATS[suffix]
     bias = np.arange(4).astype(_dtypes.TABLE["bfloat16"].logical)
@@ -126,6 +159,8 @@ def test_a_spare_code_must_be_empty():
         ({"dtype": "object"}, "must be one of sparse24's"),
         ({"pattern": [4, 2]}, "pattern must be a pair"),
         ({"axis": 7}, "axis must be"),
+        ({"layout": "rows"}, "has the layout 'rows'"),
+        ({"pattern": [1, 4]}, "has the layout 'codes'"),
         ({"crc32": {"values": 1}}, "do not match the checksum"),
     ],
 )
@@ -174,7 +209,7 @@ def test_a_failed_write_leaves_the_old_file(suffix, tmp_path):
     path = tmp_path / f"a.{suffix}"
     a = s24.random((4, 8), rng=0)
     save(path, a)
-    with pytest.raises(s24.ArgumentError, match="must be an array of numbers"):
+    with pytest.raises(s24.ArgumentError, match="an array of numbers, got ndarray"):
         save(path, {"w": a, "x": np.array(["text", None])})
     with pytest.raises(s24.ArgumentError, match=r"saved as 'w\.values'"):
         save(path, {"w": a, "w.values": np.ones(1)})
