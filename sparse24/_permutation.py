@@ -1,0 +1,204 @@
+"""Permute columns so that an n:m mask keeps more, and fold the permutation away.
+
+Which columns stand together in a group decides what a mask must drop.  The search
+repeatedly pairs all groups at random and, for every pair at once, deals its columns
+to the two groups in the best way; nothing ever gets worse (after Pool, Yu, *Channel
+Permutations for N:M Sparsity*, 2021).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from sparse24 import _arrays, _check, _foreign
+from sparse24._errors import ArgumentError, ShapeError
+
+EVERY_DEAL = 4  # up to this m all ways to deal two groups are tried, beyond it single swaps
+
+
+def find_permutation(
+    w, *, pattern=(2, 4), scores=None, rounds=200, seconds=None, rng=0
+) -> np.ndarray:
+    """Find an order of columns in which an n:m mask along rows keeps more magnitude.
+
+    Parameters
+    ----------
+    w : array, shape (m, k), or sequence of such
+        A weight; or several that share their input and so must share the permutation.
+    pattern : tuple (n, m), default (2, 4)
+    scores : array like `w`, optional
+        What to keep much of, instead of magnitudes; not negative.
+    rounds : int, default 200
+        How often all groups are paired.  The result depends on `rounds` and `rng` only.
+    seconds : float, optional
+        Stop after this time even if rounds are left; the result then depends on the
+        machine's speed.
+    rng : int or numpy.random.Generator, default 0
+        Source of the pairings.
+
+    Returns
+    -------
+    numpy.ndarray of int64, shape (k,)
+        ``w[:, permutation]`` keeps at least as much as `w` does.
+
+    Raises
+    ------
+    ShapeError
+        If the weights are no matrices of the same width.
+
+    See Also
+    --------
+    fold_permutation : Make the layers around absorb it, so that it costs nothing.
+
+    Notes
+    -----
+    Runs where `w` is; waits for the GPU once a round.  A last, shorter group keeps its
+    columns.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> w = np.array([[9.0, 8.0, 7.0, 6.0, 1.0, 1.0, 1.0, 1.0]])
+    >>> order = s24.find_permutation(w)
+    >>> float(s24.prune(w).sum()), float(s24.prune(w[:, order]).sum())
+    (19.0, 30.0)
+    """
+    n, m = _check.pattern(pattern)
+    if not int(rounds) >= 0:
+        raise ArgumentError(f"rounds must not be negative, got {rounds!r}")
+    columns = _columns(w, scores)
+    xp, k = _arrays.namespace(columns), len(columns)
+    rng = np.random.default_rng(rng)
+    groups = np.arange(k - k % m).reshape(-1, m)  # column numbers
+    deals = _deals(m)
+    stop = np.inf if seconds is None else time.monotonic() + seconds
+    for _ in range(int(rounds) if len(groups) > 1 else 0):
+        if time.monotonic() > stop:
+            break
+        order = rng.permutation(len(groups))[: len(groups) // 2 * 2].reshape(-1, 2)
+        pairs = groups[order].reshape(-1, 2 * m)
+        totals = _kept(xp, columns[xp.asarray(pairs)], deals, n, m)
+        best = _arrays.to_numpy(xp.argmax(totals, axis=0))  # the first deal changes nothing
+        groups[order] = np.take_along_axis(pairs, deals[best], axis=1).reshape(-1, 2, m)
+    return np.concatenate([groups.ravel(), np.arange(k - k % m, k)])
+
+
+def _columns(w, scores):
+    """Scores of all columns, float32 (k, rows), rows of several weights one after another."""
+    parts = []
+    sequence = isinstance(w, Sequence)
+    weights = w if sequence else [w]
+    scores = [None] * len(weights) if scores is None else scores if sequence else [scores]
+    if not len(weights) or len(scores) != len(weights):
+        raise ArgumentError(f"w must hold weights and scores one for each, got {len(weights)}")
+    for weight, score in zip(weights, scores, strict=True):
+        array, _ = _foreign.take(weight if score is None else score, argument="w")
+        if array.ndim != 2 or (parts and array.shape[1] != len(parts[0])):
+            raise ShapeError(
+                f"w must be matrices (m, k) of the same k, got shape {tuple(array.shape)}"
+            )
+        xp = _arrays.namespace(array)
+        parts.append(xp.ascontiguousarray(xp.abs(array.astype(np.float32)).T))
+    return _arrays.namespace(parts[0]).concatenate(parts, axis=1)
+
+
+def _deals(m: int) -> np.ndarray:
+    """Ways to deal 2m columns to two groups, (ways, 2m); the first leaves them as they are."""
+    everyone = range(2 * m)
+    if m <= EVERY_DEAL:
+        # The first column stays, as exchanging both groups changes nothing.
+        firsts = [(0, *rest) for rest in itertools.combinations(range(1, 2 * m), m - 1)]
+        return np.array([[*first, *(i for i in everyone if i not in first)] for first in firsts])
+    deals = [list(everyone)]
+    for i, j in itertools.product(range(m), range(m, 2 * m)):
+        swapped = list(everyone)
+        swapped[i], swapped[j] = j, i
+        deals.append(swapped)
+    return np.array(deals)
+
+
+def _kept(xp, pairs, deals: np.ndarray, n: int, m: int):
+    """What the mask keeps of each pair of groups (pairs, 2m, rows) under each deal."""
+    x = xp.ascontiguousarray(xp.moveaxis(pairs, 1, 0))  # (2m, pairs, rows)
+    known: dict[tuple[int, ...], object] = {}
+
+    def kept(group: tuple[int, ...]):
+        if group not in known:
+            known[group] = _top_sum(xp, x, group, n).sum(-1, dtype=np.float64)
+        return known[group]
+
+    halves = [(tuple(sorted(deal[:m])), tuple(sorted(deal[m:]))) for deal in deals.tolist()]
+    return xp.stack([kept(first) + kept(second) for first, second in halves])
+
+
+def _top_sum(xp, x, group: tuple[int, ...], n: int):
+    """Sum of the `n` largest of the columns of a group, (pairs, rows)."""
+    if (n, len(group)) == (2, 4):
+        a, b, c, d = (x[i] for i in group)
+        left, right = a + b, c + d
+        across = xp.maximum(a, b)
+        across += xp.maximum(c, d)
+        return xp.maximum(across, xp.maximum(left, right))
+    return xp.sort(x[list(group)], axis=0)[len(group) - n :].sum(0)
+
+
+def fold_permutation(permutation, producer, consumer, *, bias=None):
+    """Permute what a layer puts out, and the next layer's inputs, so that nothing changes.
+
+    For ``consumer @ f(producer @ x + bias)`` with any elementwise f.
+
+    Parameters
+    ----------
+    permutation : array of int, shape (k,)
+        From `find_permutation` of the consumer.
+    producer : array, shape (k, ...)
+        Weights whose rows make the features.
+    consumer : array, shape (m, k)
+        Weights that take them.
+    bias : array, shape (k,), optional
+        The producer's bias.
+
+    Returns
+    -------
+    producer, consumer : arrays
+        Rows, and columns, in the new order.
+    bias : array
+        Only if `bias` was given.
+
+    Raises
+    ------
+    ArgumentError
+        If `permutation` is none.
+    ShapeError
+        If the layers do not fit it.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> rng = np.random.default_rng(0)
+    >>> up, bias, down = rng.normal(size=(8, 3)), rng.normal(size=8), rng.normal(size=(2, 8))
+    >>> up2, down2, bias2 = s24.fold_permutation(s24.find_permutation(down), up, down, bias=bias)
+    >>> x = rng.normal(size=3)
+    >>> before, after = down @ np.tanh(up @ x + bias), down2 @ np.tanh(up2 @ x + bias2)
+    >>> np.allclose(before, after)
+    True
+    """
+    order = _arrays.to_numpy(permutation)
+    k = order.size
+    if order.ndim != 1 or order.dtype.kind not in "iu" or (np.sort(order) != np.arange(k)).any():
+        raise ArgumentError(f"permutation must hold each of 0 to k - 1 once, got {permutation!r}")
+    for name, given, axis in (("producer", producer, 0), ("consumer", consumer, -1)):
+        if given.shape[axis] != k:
+            raise ShapeError(
+                f"{name} must have {k} elements on axis {axis}, one for each of the permutation, "
+                f"got shape {tuple(given.shape)}"
+            )
+    if bias is None:
+        return producer[order], consumer[..., order]
+    if tuple(bias.shape) != (k,):
+        raise ShapeError(f"bias must have shape ({k},), got {tuple(bias.shape)}")
+    return producer[order], consumer[..., order], bias[order]

@@ -1,0 +1,137 @@
+"""Compress a matrix that is larger than the GPU's memory, or the host's, in blocks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _check, _dtypes, _spec, _storage
+from sparse24._compress import compress
+from sparse24._errors import ArgumentError, ShapeError
+from sparse24._records import Compressed24, Operand24
+from sparse24.formats.two_four import Sparse24Array
+
+HOST_BLOCK = 64 << 20  # bytes of a block on the CPU: a few times the last-level cache
+GPU_SHARE = 8  # a block takes at most this part of the free memory; its results as much again
+
+
+def compress_blocks(
+    x, *, rows=None, device="auto", on_excess="raise", dtype=None
+) -> Iterator[Sparse24Array]:
+    """Compress a large host matrix block of rows by block of rows.
+
+    Parameters
+    ----------
+    x : array, shape (m, k)
+        Anything with ``shape``, ``dtype`` and row slices that become NumPy arrays: an
+        ndarray, `numpy.memmap`, an HDF5 dataset.  Only one block is read at a time.
+    rows : int, optional
+        Rows of a block; by default what fits comfortably.
+    device : str, default "auto"
+        Where blocks are compressed: ``"cpu"``, ``"cuda"``, ``"cuda:<index>"``, or a GPU if
+        there is one.
+    on_excess, dtype
+        See `compress`.
+
+    Yields
+    ------
+    Sparse24Array
+        Rows ``0:rows``, ``rows:2 * rows``, and so on, on the host.  Waits for the GPU
+        at each.
+
+    Raises
+    ------
+    PatternError
+        If a group has more than two non-zeros; names the place in `x`.
+
+    See Also
+    --------
+    compress_stream : The same as one array.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> x = np.eye(10, 8, dtype=np.float32)
+    >>> [block.shape for block in s24.compress_blocks(x, rows=4)]
+    [(4, 8), (4, 8), (2, 8)]
+    """
+    if len(x.shape) != 2:
+        raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}")
+    _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
+    device = ("cuda" if _arrays.cuda_available() else "cpu") if device == "auto" else device
+    move = _storage.mover(device)
+    step = _block_rows(x, device) if rows is None else int(rows)
+    if step < 1:
+        raise ArgumentError(f"rows must be at least 1, got {rows!r}")
+    return _blocks(x, step, move, on_excess, dtype)
+
+
+def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array]:
+    groups = _spec.groups(x.shape[1])
+    for start in range(0, x.shape[0], step):
+        block, named = _movable(np.ascontiguousarray(x[start : start + step]), dtype)
+        check = "deferred" if on_excess == "raise" else True
+        piece = compress(move(block), on_excess=on_excess, check=check, dtype=named)
+        if piece._status is not None:
+            first, count = (int(i) for i in piece._status)
+            _storage.raise_excess((first + start * groups, count), x.shape)
+        yield piece.to_device("cpu")
+
+
+def _movable(block: np.ndarray, dtype) -> tuple[np.ndarray, Any]:
+    """The block as a GPU takes it, fp8 as bits, and the type to be named for it."""
+    row = _arrays.logical_dtype(block)
+    if row.is_float8 and (dtype is None or _dtypes.lookup(dtype) is row):
+        return block.view(np.uint8), row.name
+    return block, dtype
+
+
+def _block_rows(x, device: str) -> int:
+    limit = HOST_BLOCK
+    if device != "cpu":
+        limit = _arrays.cupy_module().cuda.runtime.memGetInfo()[0] // GPU_SHARE
+    rows = limit // max(1, x.shape[1] * np.dtype(x.dtype).itemsize)
+    return max(_spec.ATOM_M, rows - rows % _spec.ATOM_M)
+
+
+def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=None) -> Sparse24Array:
+    """Compress a large host matrix in blocks of rows to one host array.
+
+    Parameters
+    ----------
+    x, rows, device, on_excess, dtype
+        See `compress_blocks`.
+
+    Returns
+    -------
+    Sparse24Array, shape (m, k)
+        On the host, about 9/16 of the size of `x` in 16-bit types; the GPU never holds
+        more than a block.
+
+    Raises
+    ------
+    PatternError
+        If a group has more than two non-zeros; names the place in `x`.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> x = np.random.default_rng(0).standard_normal((100, 32)).astype(np.float32)
+    >>> A = s24.compress_stream(x, rows=30, on_excess="prune")
+    >>> bool((A.toarray() == s24.prune(x)).all())
+    True
+    """
+    blocks = compress_blocks(x, rows=rows, device=device, on_excess=on_excess, dtype=dtype)
+    row = _dtypes.lookup(x.dtype if dtype is None else dtype)
+    m, k = x.shape
+    values = np.empty((m, _spec.values_per_row(k)), row.logical)
+    metadata = np.empty((m, _spec.metadata_bytes_per_row(k)), np.uint8)
+    start = 0
+    for block in blocks:
+        stop = start + block.shape[0]
+        values[start:stop], metadata[start:stop] = block.values, block.metadata
+        start = stop
+    record = Compressed24(values, metadata, None, (m, k), row)
+    return Sparse24Array(Operand24(record, None, None, (m, k), row))

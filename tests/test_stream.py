@@ -1,0 +1,63 @@
+"""Compression in blocks of rows: the same array, read block by block, errors in place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _dtypes
+
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.stem("compress")])]
+
+
+class Reader:
+    """A matrix that can only be read in slices, and says how much at most at once."""
+
+    def __init__(self, x):
+        self.x, self.shape, self.dtype, self.most = x, x.shape, x.dtype, 0
+
+    def __getitem__(self, key):
+        part = self.x[key]
+        self.most = max(self.most, len(part))
+        return part
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_equals_compress(rng, device, name):
+    x = rng.integers(-9, 10, (150, 52)).astype(np.float32).astype(_dtypes.TABLE[name].logical)
+    source = Reader(x)
+    got = s24.compress_stream(source, rows=64, device=device, on_excess="prune")
+    want = s24.compress(x, on_excess="prune")
+    assert got.device == "cpu"
+    assert source.most == 64
+    np.testing.assert_array_equal(got.values, want.values)
+    np.testing.assert_array_equal(got.metadata, want.metadata)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_error_names_the_place_in_the_whole(device):
+    x = np.eye(200, 16, dtype=np.float16)
+    x[150, 4:8] = 1
+    with pytest.raises(s24.PatternError, match=r"x\[150, 4:8\] has more than 2"):
+        s24.compress_stream(x, rows=64, device=device)
+
+
+def test_memmap_and_dtype(tmp_path, rng):
+    x = np.memmap(tmp_path / "x.bin", np.float64, "w+", shape=(70, 16))
+    x[:] = s24.prune(rng.standard_normal((70, 16)))
+    got = s24.compress_stream(x, rows=32, device="cpu", dtype="float32")
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got.toarray(), np.asarray(x, np.float32))
+
+
+def test_edges():
+    assert s24.compress_stream(np.zeros((0, 8), np.float32), device="cpu").shape == (0, 8)
+    assert len(list(s24.compress_blocks(np.zeros((5, 8), np.float32), device="cpu"))) == 1
+    with pytest.raises(s24.ShapeError, match="must be a matrix"):
+        s24.compress_blocks(np.zeros(8, np.float32))
+    with pytest.raises(s24.ArgumentError, match="rows must be at least 1"):
+        s24.compress_blocks(np.zeros((5, 8), np.float32), rows=0)
+    with pytest.raises(s24.ArgumentError, match="device must be"):
+        s24.compress_blocks(np.zeros((5, 8), np.float32), device="tpu")
