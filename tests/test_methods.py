@@ -1,0 +1,239 @@
+"""Methods that choose masks: wanda, sparsegpt, random, callables; Calibration, refit, report."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _arrays
+from sparse24._sparsegpt import sparsegpt
+
+
+def layer(rng, rows=24, k=32, count=400):
+    """Weights, and inputs whose features are correlated and of unequal size."""
+    mix = rng.standard_normal((k, k)) * rng.uniform(0.1, 2, k)
+    inputs = rng.standard_normal((count, k)) @ mix
+    return rng.standard_normal((rows, k)), inputs
+
+
+def loss(weights, dense, inputs):
+    return float(((inputs @ (weights - dense).T) ** 2).sum())
+
+
+def test_wanda_is_magnitude_times_norm(xp, rng):
+    w, x = layer(rng)
+    norms = np.linalg.norm(x, axis=0)
+    want = s24.prune(w, scores=np.abs(w.astype(np.float32)) * norms.astype(np.float32))
+    ways = {"calibration": x}, {"hessian": x.T @ x}, {"activations": norms}
+    for known in ways:
+        known = {name: xp.asarray(value) for name, value in known.items()}
+        got = s24.prune(xp.asarray(w), method="wanda", **known)
+        np.testing.assert_array_equal(_arrays.to_numpy(got), want)
+
+
+def test_wanda_along_another_axis(rng):
+    w, x = layer(rng)
+    got = s24.prune(np.ascontiguousarray(w.T), axis=0, method="wanda", calibration=x)
+    np.testing.assert_array_equal(got.T, s24.prune(w, method="wanda", calibration=x))
+
+
+@pytest.mark.parametrize("pattern", [(2, 4), (1, 4), (4, 8), (3, 5), (8, 16)])
+def test_sparsegpt_obeys_and_beats_magnitude(xp, rng, pattern):
+    w, x = layer(rng, k=48)
+    got = s24.prune(xp.asarray(w), method="sparsegpt", calibration=xp.asarray(x), pattern=pattern)
+    got = _arrays.to_numpy(got)
+    assert s24.report(got, pattern=pattern).obeys
+    by_size = s24.prune(w, pattern=pattern)
+    by_wanda = s24.prune(w, method="wanda", calibration=x, pattern=pattern)
+    assert loss(got, w, x) < loss(by_wanda, w, x)
+    assert loss(got, w, x) < 0.5 * loss(by_size, w, x)
+
+
+@pytest.mark.parametrize("shape", [(24, 32), (6, 10)])
+def test_sparsegpt_transposable(xp, rng, shape):
+    w, x = layer(rng, *shape)
+    got = s24.prune(xp.asarray(w), method="sparsegpt", calibration=xp.asarray(x), transposable=True)
+    got = _arrays.to_numpy(got)
+    assert s24.is_24(got)
+    assert s24.is_24(got, axis=0)
+    assert loss(got, w, x) < loss(s24.prune(w, transposable=True), w, x)
+
+
+def test_sparsegpt_settles_one_group_optimally(rng):
+    """With a single group there is nothing to the right: the best mask, and its best values."""
+    w, x = layer(rng, rows=8, k=4)
+    hessian = x.T @ x
+    pruned, kept = sparsegpt(w, hessian, 2, 4, damping=1e-12)
+    for row, mask, dense in zip(pruned, kept, w, strict=True):
+        best = min(
+            loss(np.atleast_2d(least_squares(dense, hessian, pair)), dense, x)
+            for pair in itertools.combinations(range(4), 2)
+        )
+        assert mask.sum() == 2
+        assert loss(np.atleast_2d(row), dense, x) == pytest.approx(best, rel=1e-6)
+
+
+def least_squares(dense, hessian, places):
+    places = list(places)
+    row = np.zeros_like(dense)
+    row[places] = np.linalg.solve(hessian[np.ix_(places, places)], (hessian @ dense)[places])
+    return row
+
+
+def test_sparsegpt_of_a_large_group_is_close_to_the_exhaustive_choice(rng):
+    w, x = layer(rng, rows=16, k=8)
+    exact, _ = sparsegpt(w, x.T @ x, 4, 8)
+    from sparse24 import _sparsegpt
+
+    kept, pull = _sparsegpt._settle_one_by_one(
+        np, w, np.linalg.inv(_sparsegpt.damped(x.T @ x, 0.01)[0]), 4
+    )
+    greedy = np.where(kept, w - pull @ np.linalg.inv(_sparsegpt.damped(x.T @ x, 0.01)[0]), 0)
+    assert (kept.sum(1) == 4).all()
+    assert loss(exact, w, x) <= loss(greedy, w, x) < 2 * loss(exact, w, x)
+
+
+def test_sparsegpt_without_inputs_is_magnitude(rng):
+    w, _ = layer(rng)
+    got = s24.prune(w, method="sparsegpt", hessian=np.zeros((32, 32)))
+    np.testing.assert_allclose(got, s24.prune(w))
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "int8"])
+def test_sparsegpt_keeps_the_dtype(rng, name):
+    w, x = layer(rng)
+    w = (20 * w).astype(name)
+    got = s24.prune(w, method="sparsegpt", calibration=x)
+    assert got.dtype == w.dtype
+    assert loss(got.astype(float), w, x) < loss(s24.prune(w).astype(float), w, x)
+
+
+def test_mask_agrees_with_prune(rng):
+    w, x = layer(rng)
+    for method in ("wanda", "sparsegpt"):
+        kept = s24.mask(w, method=method, calibration=x)
+        np.testing.assert_array_equal(kept, s24.prune(w, method=method, calibration=x) != 0)
+
+
+def test_random_depends_on_the_seed_alone(xp, rng):
+    w = rng.standard_normal((8, 32))
+    first, again, other = (
+        _arrays.to_numpy(s24.mask(xp.asarray(w), method="random", rng=seed)) for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, s24.mask(w, method="random", rng=1))
+    assert (first != other).any()
+    assert 0.3 < first[:, ::4].mean() < 0.7
+
+
+def test_callable(rng):
+    w = rng.standard_normal((4, 8))
+    got = s24.prune(w, method=lambda x: -np.abs(x))
+    np.testing.assert_array_equal(got == 0, s24.prune(w) != 0)
+    with pytest.raises(s24.ShapeError, match=r"method\(x\) must have the shape of x"):
+        s24.prune(w, method=lambda x: x[0])
+
+
+def test_calibration_sums_batches(xp, rng):
+    w, x = layer(rng)
+    y = x @ w.T + 3
+    seen = s24.Calibration(bias=True)
+    for part in np.split(np.arange(400), 4):
+        seen.update(xp.asarray(x[part].reshape(10, 10, 32)), xp.asarray(y[part]))
+    assert seen.count == 400
+    centred = x - x.mean(0)
+    np.testing.assert_allclose(_arrays.to_numpy(seen.hessian), centred.T @ centred)
+    np.testing.assert_allclose(_arrays.to_numpy(seen.cross), centred.T @ (y - y.mean(0)), atol=1e-8)
+    bias = _arrays.to_numpy(seen.new_bias(xp.asarray(0.5 * w)))
+    np.testing.assert_allclose(bias, y.mean(0) - 0.5 * w @ x.mean(0))
+
+
+def test_new_bias_keeps_the_mean_output(rng):
+    w, x = layer(rng)
+    x, bias = x + 1, rng.standard_normal(24)
+    seen = s24.Calibration(x, bias=True)
+    pruned = s24.prune(w, method="sparsegpt", calibration=seen)
+    new = seen.new_bias(pruned, w, bias)
+    np.testing.assert_allclose((x @ pruned.T + new).mean(0), (x @ w.T + bias).mean(0))
+    with pytest.raises(s24.ArgumentError, match="needs the dense weights"):
+        seen.new_bias(pruned)
+
+
+def test_targets_make_up_for_damaged_inputs(rng):
+    w, x = layer(rng)
+    damaged = x + 0.3 * rng.standard_normal(x.shape) * x.std(0)
+    arguments = {"method": "sparsegpt", "damping": 1e-3}
+    plain = s24.prune(w, calibration=damaged, **arguments)
+    aimed = s24.prune(w, calibration=s24.Calibration(damaged, x @ w.T), **arguments)
+    error = lambda v: ((damaged @ v.T - x @ w.T) ** 2).sum()  # noqa: E731
+    assert error(aimed) < error(plain)
+
+
+def test_refit_is_the_least_squares_solution(xp, rng):
+    w, x = layer(rng)
+    pruned = s24.prune(w)
+    got = s24.refit(xp.asarray(pruned), xp.asarray(w), xp.asarray(x), damping=1e-6)
+    got = _arrays.to_numpy(got)
+    hessian = x.T @ x
+    hessian += 1e-6 * hessian.diagonal().mean() * np.eye(32)
+    for row, dense, kept in zip(got, w, pruned != 0, strict=True):
+        want = least_squares(dense, hessian, np.flatnonzero(kept))
+        np.testing.assert_allclose(row, want, rtol=1e-3, atol=1e-4)
+    assert loss(got, w, x) < loss(pruned, w, x)
+
+
+def test_refit_takes_a_mask_and_checks_shapes(rng):
+    w, x = layer(rng)
+    kept = s24.mask(w, method="wanda", calibration=x)
+    got = s24.refit(np.zeros_like(w), w, x, mask=kept)
+    assert not got[~kept].any()
+    assert got[kept].all()
+    with pytest.raises(s24.ShapeError, match=r"pruned must have shape \(rows, 32\)"):
+        s24.refit(w[:, :8], w[:, :8], x)
+    with pytest.raises(s24.ShapeError, match="dense must have the shape of pruned"):
+        s24.refit(w, w[:4], x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"calibration": np.ones((3, 9))}, s24.ShapeError, r"must have shape \(8, 8\)"),
+        ({"hessian": np.eye(9)}, s24.ShapeError, "hessian must have shape"),
+        ({"hessian": np.eye(8), "calibration": np.ones((3, 8))}, s24.ArgumentError, "one of them"),
+        ({"calibration": s24.Calibration()}, s24.ArgumentError, "has seen no inputs"),
+        ({"hessian": np.eye(8), "damping": 0}, s24.ArgumentError, "damping must be above 0"),
+    ],
+)
+def test_bad_calibration(arguments, error, words):
+    with pytest.raises(error, match=words):
+        s24.prune(np.ones((4, 8)), method="sparsegpt", **arguments)
+
+
+def test_calibration_refuses_uneven_batches():
+    seen = s24.Calibration(np.ones((3, 8)))
+    with pytest.raises(s24.ShapeError, match="inputs must have 8 features"):
+        seen.update(np.ones((3, 9)))
+    with pytest.raises(s24.ArgumentError, match="targets must come with every batch"):
+        seen.update(np.ones((3, 8)), np.ones((3, 2)))
+    with pytest.raises(s24.ShapeError, match="as many as inputs"):
+        s24.Calibration(np.ones((3, 8)), np.ones((2, 2)))
+    with pytest.raises(s24.ShapeError, match="activations must be the norms of the 8 inputs"):
+        s24.prune(np.ones((4, 8)), method="wanda", activations=np.ones(9))
+
+
+def test_report_counts_and_totals(rng):
+    dense = {"a": rng.standard_normal((4, 10)), "b": rng.standard_normal((2, 8))}
+    pruned = {"a": s24.compress(dense["a"], on_excess="prune"), "b": dense["b"]}
+    got = s24.report(pruned, dense)
+    assert got["a"].histogram == (0, 0, 12, 0, 0)
+    assert got["b"].histogram == (0, 0, 0, 0, 4)
+    assert got["a"].obeys
+    assert not got["b"].obeys
+    assert not got.obeys
+    kept = (s24.prune(dense["a"]) ** 2).sum() + (dense["b"] ** 2).sum()
+    assert got.kept_energy == pytest.approx(kept / sum((x**2).sum() for x in dense.values()))
+    assert "4x10" in str(got)
+    assert np.isnan(s24.report(dense["b"]).kept_energy)

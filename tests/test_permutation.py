@@ -1,0 +1,106 @@
+"""find_permutation never loses, finds the optimum of small cases, and folds away."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sparse24 as s24
+
+
+def kept(w, pattern=(2, 4)):
+    return float(np.abs(s24.prune(w, pattern=pattern)).sum())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 30), st.sampled_from([(2, 4), (1, 2), (2, 5), (4, 8)]),
+       st.integers(0, 2**32 - 1))  # fmt: skip
+def test_is_a_permutation_that_never_loses(rows, k, pattern, seed):
+    w = np.random.default_rng(seed).standard_t(2, (rows, k)).astype(np.float32)
+    order = s24.find_permutation(w, pattern=pattern, rounds=5, rng=seed)
+    assert sorted(order) == list(range(k))
+    assert kept(w[:, order], pattern) >= kept(w, pattern) * (1 - 1e-6)
+
+
+def test_two_groups_are_dealt_optimally(xp, rng):
+    w = rng.standard_normal((3, 8)).astype(np.float32)
+    order = s24.find_permutation(xp.asarray(w), rounds=1)
+    best = max(
+        kept(w[:, [*first, *(i for i in range(8) if i not in first)]])
+        for first in itertools.combinations(range(8), 4)
+    )
+    assert kept(w[:, order]) == pytest.approx(best)
+
+
+def test_three_groups_reach_the_optimum(rng):
+    """All 5775 ways to deal 12 columns to three groups."""
+    w = rng.standard_normal((2, 12)).astype(np.float32)
+    value = {group: kept(w[:, group]) for group in itertools.combinations(range(12), 4)}
+    best = 0.0
+    for first in itertools.combinations(range(12), 4):
+        if first[0]:
+            break
+        rest = [i for i in range(12) if i not in first]
+        for second in itertools.combinations(rest, 4):
+            third = tuple(i for i in rest if i not in second)
+            best = max(best, value[first] + value[second] + value[third])
+    found = max(kept(w[:, s24.find_permutation(w, rng=seed)]) for seed in range(4))
+    assert found >= 0.995 * best
+
+
+def test_raises_what_is_kept_and_is_deterministic(xp, rng):
+    w = xp.asarray(rng.standard_normal((48, 64)).astype(np.float32))
+    first = s24.find_permutation(w, rounds=30)
+    np.testing.assert_array_equal(first, s24.find_permutation(w, rounds=30))
+    few = s24.find_permutation(w, rounds=3)
+    w = w if xp is np else w.get()
+    assert kept(w) < kept(w[:, few]) < kept(w[:, first])
+
+
+def test_several_weights_share_one(rng):
+    weights = [rng.standard_normal((rows, 32)) for rows in (8, 16)]
+    order = s24.find_permutation(weights)
+    stacked = np.concatenate(weights)
+    np.testing.assert_array_equal(order, s24.find_permutation(stacked))
+
+
+def test_scores_and_time_limit(rng):
+    w = rng.standard_normal((8, 32)).astype(np.float32)
+    scores = np.abs(w) * np.linspace(0, 3, 32, dtype=np.float32)
+    order = s24.find_permutation(w, scores=scores)
+    np.testing.assert_array_equal(order, s24.find_permutation(scores))
+    np.testing.assert_array_equal(s24.find_permutation(w, seconds=0, rounds=10**9)[:0], [])
+
+
+def test_folds_into_its_neighbours_exactly(rng):
+    """Integers: the folded network gives the same bits."""
+    up, down = rng.integers(-5, 6, (16, 8)), rng.integers(-5, 6, (4, 16))
+    bias, x = rng.integers(-5, 6, 16), rng.integers(-5, 6, 8)
+    order = s24.find_permutation(down)
+    up2, down2, bias2 = s24.fold_permutation(order, up, down, bias=bias)
+    relu = lambda v: np.maximum(v, 0)  # noqa: E731
+    np.testing.assert_array_equal(down2 @ relu(up2 @ x + bias2), down @ relu(up @ x + bias))
+    undone = s24.fold_permutation(np.argsort(order), up2, down2, bias=bias2)
+    for got, want in zip(undone, (up, down, bias), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert len(s24.fold_permutation(order, up, down)) == 2
+
+
+def test_refusals(rng):
+    w = np.ones((4, 8))
+    with pytest.raises(s24.ShapeError, match=r"matrices \(m, k\) of the same k"):
+        s24.find_permutation([w, np.ones((4, 9))])
+    with pytest.raises(s24.ArgumentError, match="rounds must not be negative"):
+        s24.find_permutation(w, rounds=-1)
+    with pytest.raises(s24.ArgumentError, match="one for each"):
+        s24.find_permutation([w, w], scores=[w])
+    with pytest.raises(s24.ArgumentError, match="each of 0 to k - 1 once"):
+        s24.fold_permutation([0, 0, 1], w, w)
+    with pytest.raises(s24.ShapeError, match="producer must have 8 elements on axis 0"):
+        s24.fold_permutation(np.arange(8), w, w)
+    with pytest.raises(s24.ShapeError, match=r"bias must have shape \(8,\)"):
+        s24.fold_permutation(np.arange(8), w.T, w, bias=np.ones(4))
