@@ -76,7 +76,18 @@ def predictions(h, n: int) -> dict[str, float]:
     """Seconds that every possible path is expected to take."""
     if h.device == "cpu":
         return {"cpu": _tile_time(h, n)}
-    return {"tiles": _tile_time(h, n), "cublas": _dense_time(h, n)}
+    times = {"tiles": _tile_time(h, n), "cublas": _dense_time(h, n)}
+    from sparse24.kernels import hybrid_stream
+
+    if hybrid_stream.refuses(h.tiles.dtype, n) is None:
+        times["stream"] = _stream_time(h, n)
+    return times
+
+
+def _stream_time(h, n: int) -> float:
+    rates = _hybrid_cost.rates_for(h.tiles.dtype, True)
+    stored = h.size * 0.25 + h.nnz * h.dtype.itemsize * 1.15
+    return max(stored / rates.bandwidth, h.size * n / rates.two_four)
 
 
 def _tile_time(h, n: int) -> float:
@@ -114,7 +125,12 @@ def _multiply_cublas(h, b, out) -> None:
 
 
 def _multiply_stream(h, b, out, balance: bool) -> None:
-    raise ArgumentError("algorithm 'stream' cannot run here")
+    from sparse24.kernels import hybrid_stream
+
+    def make():
+        return hybrid_stream.prepare(h.toarray(), h.tiles.dtype, h.density)
+
+    hybrid_stream.product(h.prepared("stream", make), b, out, balance=balance)
 
 
 def summary(h, n: int) -> str:

@@ -1,0 +1,241 @@
+"""Launch ``cuda/hybrid_stream.cu``: unstructured 16-bit matrices times up to 64 columns."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparse24._dtypes import DType
+from sparse24.kernels import loader
+
+NAME = "hybrid_stream"
+STRIP = 16  # rows
+MOST_COLUMNS = 64
+MOST_SHARED = 227 * 1024
+LEFT = np.dtype(
+    [("blob", "u8"), ("offsets", "u8"), ("order", "u8"), ("cuts", "u8"),
+     ("chunks", "i4"), ("stage_bytes", "i4"), ("m", "i8")]
+)  # fmt: skip
+RIGHT = np.dtype([("b", "u8"), ("k", "i8"), ("n", "i8"), ("row", "i8"), ("column", "i8")])
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a product is cut up.
+
+    Attributes
+    ----------
+    warps, strips : int
+        Warps of a block, and strips of 16 rows of a warp.
+    tiles : int
+        Tiles of 8 columns of the result in a block.
+    splits : int
+        Parts of k, one block of a cluster each.
+    panel : int
+        Rows of b that are staged at a time.
+    stages : int
+        Chunks of a strip in shared memory.
+    """
+
+    warps: int
+    strips: int
+    tiles: int
+    splits: int
+    panel: int
+    stages: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"w{self.warps}r{self.strips}t{self.tiles}s{self.splits}p{self.panel}x{self.stages}"
+
+    def b_bytes(self) -> int:
+        return self.panel * (16 * self.tiles + (16 if self.tiles > 1 else 0))
+
+    def shared_memory(self, stage_bytes: int) -> int:
+        staging = 2 * self.b_bytes() + self.stages * self.warps * self.strips * stage_bytes
+        sums = self.warps * self.strips * STRIP * (8 * self.tiles + 1) * 4
+        return max(staging, sums)
+
+
+class StreamLayout:
+    """A matrix in the order in which the kernel reads it; see the kernel's header.
+
+    Attributes
+    ----------
+    blob : cupy.ndarray of uint8
+    offsets : cupy.ndarray of uint32, shape (strips * chunks + 1,)
+        Start of each chunk, in units of 16 bytes.
+    cost : numpy.ndarray of int64, shape (strips, chunks)
+        Size of each chunk in the same units.
+    """
+
+    def __init__(self, shape, dtype: DType, span: int, blob, offsets, units):
+        self.shape, self.dtype, self.span = shape, dtype, span
+        self.blob, self.offsets = blob, offsets
+        self.cost = units.reshape(self.strips, self.chunks)
+        self._schedules: dict[tuple, tuple] = {}
+
+    @property
+    def strips(self) -> int:
+        return -(-self.shape[0] // STRIP)
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.shape[1] // self.span)
+
+    @property
+    def nbytes(self) -> int:
+        return self.blob.nbytes + self.offsets.nbytes
+
+    @property
+    def stage_bytes(self) -> int:
+        return 16 * int(self.cost.max(initial=0))
+
+    def schedule(self, config: Config, balance: bool):
+        """Strip order and cuts of k on the device, for one way of cutting up."""
+        key = (config.warps * config.strips, config.splits, balance)
+        found = self._schedules.get(key)
+        if found is None:
+            import cupy
+
+            order, cuts = schedule(self.cost, *key)
+            found = self._schedules[key] = (cupy.asarray(order), cupy.asarray(cuts))
+        return found
+
+
+def schedule(cost: np.ndarray, height: int, splits: int, balance: bool):
+    """Deal strips to blocks of `height` strips and cut each block's chunks into parts.
+
+    Balanced, strips of like cost share a block, dear blocks start first, and the
+    parts of a block cost about the same; else strips stay in order and parts have
+    the same number of chunks.
+
+    Returns
+    -------
+    order : ndarray of int32, shape (blocks * height,)
+        Strip numbers; -1 where there is none.
+    cuts : ndarray of int32, shape (blocks, splits + 1)
+    """
+    strips, chunks = cost.shape
+    order = np.argsort(-cost.sum(1), kind="stable") if balance else np.arange(strips)
+    order = np.pad(order, (0, -strips % height), constant_values=-1).astype(np.int32)
+    blocks = order.size // height
+    if not balance:
+        even = np.arange(splits + 1) * chunks // splits
+        return order, np.tile(even, (blocks, 1)).astype(np.int32)
+    dealt = np.where(order[:, None] >= 0, cost[order], 0).reshape(blocks, height, chunks)
+    running = np.cumsum(dealt.sum(1), axis=1)
+    wanted = running[:, -1:] * np.arange(1, splits) / splits
+    inner = [np.searchsorted(run - run[0] / 2, want) for run, want in zip(running, wanted)]
+    inner = np.reshape(np.asarray(inner, np.int32), (blocks, splits - 1))
+    edges = np.zeros((blocks, 1), np.int32)
+    return order, np.concatenate([edges, inner, edges + chunks], axis=1).astype(np.int32)
+
+
+def span_for(density: float) -> int:
+    """Columns of a chunk: longer where non-zeros are few, so that padding stays small."""
+    return 256 if density > 0.22 else 512 if density > 0.08 else 1024
+
+
+def prepare(dense, dtype: DType, density: float) -> StreamLayout:
+    """Pack a dense (m, k) CuPy matrix with contiguous rows; waits for the counts."""
+    import cupy
+
+    m, k = dense.shape
+    span = span_for(density)
+    defines = (("SPAN", span),)
+    grid = (-(-k // span), -(-m // STRIP))
+    chunks = grid[0] * grid[1]
+    units = cupy.empty(chunks, np.uint32)
+    source = (dense, m, k, dense.strides[0] // dense.itemsize)
+    loader.function(NAME, "measure", defines)(grid, (32,), (*source, units))
+    costs = units.get().astype(np.int64)
+    offsets = cupy.asarray(np.concatenate([[0], np.cumsum(costs)]).astype(np.uint32))
+    blob = cupy.zeros(int(costs.sum()) * 16, np.uint8)
+    loader.function(NAME, "pack", defines)(grid, (32,), (*source, offsets, blob))
+    return StreamLayout((m, k), dtype, span, blob, offsets, costs)
+
+
+def configs(layout: StreamLayout, n: int, sms: int, cluster: bool = True) -> list[Config]:
+    """Ways to cut up the product with `n` columns, best guess first."""
+    tiles = 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else 8
+    panel = 512 if tiles <= 2 else 256
+    shapes = ((4, 1), (8, 1), (2, 1)) if tiles <= 2 else ((8, 2), (4, 2), (8, 1), (4, 1))
+    found = []
+    for warps, strips in shapes:
+        trial = Config(warps, strips, tiles, 1, panel)
+        shared = trial.shared_memory(layout.stage_bytes)
+        if shared > MOST_SHARED:
+            continue
+        blocks = -(-layout.strips // (warps * strips))
+        slots = sms * max(1, min(MOST_SHARED // (shared + 1024), 16 // warps))
+        most = min(8, layout.chunks) if cluster else 1
+        splits = min(range(1, most + 1), key=lambda s: _waves(blocks, s, slots))
+        found.append((_waves(blocks, splits, slots), Config(warps, strips, tiles, splits, panel)))
+    return [config for _, config in sorted(found, key=lambda pair: pair[0])]
+
+
+def _waves(blocks: int, splits: int, slots: int) -> float:
+    """Relative time of a launch: full waves of blocks, each 1/splits of a block's work long."""
+    return -(-blocks * splits // slots) * (1 / splits + 0.04) * slots
+
+
+def refuses(dtype: DType, n: int) -> str | None:
+    """None if the kernel can run, else why not."""
+    if dtype.name not in ("float16", "bfloat16"):
+        return f"the stream kernel takes float16 and bfloat16, not {dtype.name}"
+    if n > MOST_COLUMNS:
+        return f"the stream kernel takes up to {MOST_COLUMNS} columns, not {n}"
+    return None
+
+
+def defines(layout_span: int, dtype_name: str, config: Config, vector: bool) -> loader.Defines:
+    return (
+        ("SPAN", layout_span), ("ELEMENT", dtype_name), ("WARPS", config.warps),
+        ("STRIPS", config.strips), ("N_TILES", config.tiles), ("SPLITS", config.splits),
+        ("PANEL", config.panel), ("STAGES", config.stages), ("B_VECTOR", int(vector)),
+    )  # fmt: skip
+
+
+@functools.cache
+def _device(device: int) -> tuple[int, int]:
+    import cupy
+
+    handle = cupy.cuda.Device(device)
+    return handle.attributes["MultiProcessorCount"], int(handle.compute_capability) // 10
+
+
+def product(
+    layout: StreamLayout, b, out, *, balance: bool = True, config: Config | None = None
+) -> None:
+    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64."""
+    (m, k), n = layout.shape, b.shape[1]
+    if config is None:
+        sms, major = _device(layout.blob.device.id)
+        config = configs(layout, n, sms, cluster=major >= 9)[0]
+    order, cuts = layout.schedule(config, balance)
+    row, column = (s // 2 for s in b.strides)
+    vector = n % 8 == 0 and column == 1 and row % 8 == 0 and b.data.ptr % 16 == 0
+    shared = config.shared_memory(layout.stage_bytes)
+    macros = defines(layout.span, layout.dtype.name, config, vector)
+    kernel = loader.function(NAME, "product", macros, shared_memory=shared)
+    left = np.array(
+        [(layout.blob.data.ptr, layout.offsets.data.ptr, order.data.ptr, cuts.data.ptr,
+          layout.chunks, layout.stage_bytes, m)], LEFT,
+    )  # fmt: skip
+    right = np.array([(b.data.ptr, k, n, row, column)], RIGHT)
+    grid = (cuts.shape[0], config.splits, -(-n // (8 * config.tiles)))
+    out_row, out_column = (s // 2 for s in out.strides)
+    kernel(grid, (32 * config.warps,), (left, right, out, out_row, out_column), shared_mem=shared)
+
+
+COMPILE_CHECKS = [
+    (defines(256, "bfloat16", Config(8, 1, 1, 4, 512), True), "sm_90a", "HMMA.SP.16832"),
+    (defines(512, "float16", Config(8, 1, 2, 8, 512), False), "sm_90a", "HMMA.SP.16832"),
+    (defines(256, "bfloat16", Config(4, 2, 4, 4, 256), True), "sm_90a", "HMMA.SP.16832"),
+    (defines(1024, "bfloat16", Config(8, 2, 8, 3, 256), True), "sm_90a", "HMMA.SP.16832"),
+    (defines(256, "float16", Config(8, 1, 1, 1, 512), False), "sm_80", "HMMA.SP.16832"),
+    (defines(128, "bfloat16", Config(8, 1, 1, 1, 512, 3), True), "sm_120", "HMMA.SP.16832"),
+]

@@ -1,0 +1,116 @@
+"""The stream kernel: exact on whole numbers, close on random ones, the same bits every time."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparse24 import _arrays, families
+from sparse24._dtypes import lookup
+from sparse24._hybrid import hybrid
+from sparse24.kernels import hybrid_stream
+
+pytestmark = pytest.mark.stem("hybrid_stream")
+
+
+def test_schedule_deals_every_strip_and_chunk_once(rng):
+    cost = rng.integers(1, 100, (37, 9))
+    for balance in (True, False):
+        for splits in (1, 3, 8):
+            order, cuts = hybrid_stream.schedule(cost, 8, splits, balance)
+            assert order.size == 40
+            assert sorted(order[order >= 0]) == list(range(37))
+            assert (cuts[:, 0] == 0).all()
+            assert (cuts[:, -1] == 9).all()
+            assert (np.diff(cuts, axis=1) >= 0).all()
+
+
+def test_balance_evens_the_parts(rng):
+    cost = np.ones((64, 32), np.int64)
+    cost[:, :8] = 50  # the first quarter of k is dear
+    cost[::2] *= 4  # and so is every second strip
+
+    def worst(balance):
+        order, cuts = hybrid_stream.schedule(cost, 8, 4, balance)
+        parts = [
+            cost[order[8 * i : 8 * i + 8], cut:end].sum()
+            for i, row in enumerate(cuts)
+            for cut, end in itertools.pairwise(row)
+        ]
+        return max(parts)
+
+    assert worst(True) < 0.75 * worst(False)
+
+
+def test_refuses_in_words():
+    assert hybrid_stream.refuses(lookup("float16"), 64) is None
+    assert "float32" in hybrid_stream.refuses(lookup("float32"), 4)
+    assert "65" in hybrid_stream.refuses(lookup("bfloat16"), 65)
+
+
+def product(h, b, **options):
+    import cupy
+
+    got = h.matmul(cupy.asarray(b), algorithm="stream", **options)
+    return got.get()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.7, 0.85, 0.95, 1.0])
+@pytest.mark.parametrize("n", [1, 8, 9, 16, 24, 32, 50, 64])
+def test_exact_on_whole_numbers(rng, dtype, zeros, n):
+    cupy = pytest.importorskip("cupy")
+    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    w = rng.integers(-3, 4, (333, 1111)) * (rng.random((333, 1111)) >= zeros)
+    b = rng.integers(-1, 2, (1111, n)) * (rng.random((1111, n)) < 0.1)
+    h = hybrid(cupy.asarray(w.astype(kind)))
+    want = (w @ b).astype(kind)
+    for balance in (True, False):
+        np.testing.assert_array_equal(product(h, b.astype(kind), balance=balance), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["iid", "beta2", "row_skewed", "dead_columns", "banded", "block"])
+def test_error_is_that_of_a_dense_product(rng, name):
+    cupy = pytest.importorskip("cupy")
+    w = families.make(name, (1024, 2048), zeros=0.7, dtype="float16", rng=rng)
+    b = rng.standard_normal((2048, 16)).astype(np.float16)
+    want = w.astype(np.float64) @ b.astype(np.float64)
+    h = hybrid(cupy.asarray(w))
+    dense = cupy.matmul(cupy.asarray(w), cupy.asarray(b)).get()
+    error = np.abs(product(h, b).astype(np.float64) - want).max()
+    assert error <= 2 * np.abs(dense.astype(np.float64) - want).max()
+
+
+@pytest.mark.gpu
+def test_strides_special_values_and_repeats(rng):
+    cupy = pytest.importorskip("cupy")
+    w = families.make("iid", (200, 600), zeros=0.6, dtype="float16", rng=rng)
+    w[0, 0], w[1, 5], w[2, 3] = np.nan, np.inf, -0.0
+    h = hybrid(cupy.asarray(w))
+    wide = cupy.asarray(rng.standard_normal((40, 1200)).astype(np.float16))
+    for b in (wide[:, :600].T, wide[:, 1:1201:2][:, :600].T[:, :40], wide[:24, :600].T.copy()):
+        got = h.matmul(b, algorithm="stream")
+        assert cupy.isnan(got[0]).all()
+        assert not cupy.isfinite(got[1]).any()
+        dense = w[2:].astype(np.float32) @ b.get().astype(np.float32)
+        np.testing.assert_allclose(got[2:].get(), dense, rtol=2e-2, atol=6e-2)
+        again = h.matmul(b, algorithm="stream")
+        np.testing.assert_array_equal(got.get().view(np.uint16), again.get().view(np.uint16))
+    out = cupy.full((400, 40), np.nan, np.float16)[::2]
+    h.matmul(wide[:, :600].T, out=out, algorithm="stream")
+    assert cupy.isfinite(out[2:]).all()
+
+
+@pytest.mark.gpu
+def test_layout_is_smaller_than_dense(rng):
+    cupy = pytest.importorskip("cupy")
+    for zeros, most in ((0.6, 0.7), (0.7, 0.6), (0.8, 0.45), (0.9, 0.3), (0.95, 0.22)):
+        w = families.make("iid", (512, 4096), zeros=zeros, dtype="float16", rng=rng)
+        layout = hybrid_stream.prepare(cupy.asarray(w), lookup("float16"), 1 - zeros)
+        assert layout.nbytes < most * w.nbytes
+    assert _arrays.is_cupy(layout.blob)
