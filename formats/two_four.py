@@ -253,12 +253,17 @@ class Sparse24Array(SparseArray):
     # --- products -----------------------------------------------------------------------
 
     def _multiply(self, other):
+        ready = _product.replay(self._plans, self._operand.rows, other, from_left=False)
+        if ready is not None:
+            return ready
         return _product.multiply(self._operand, _dense_operand(other, self), plans=self._plans)
 
     def _multiply_from_left(self, other):
-        return _product.multiply_from_left(
-            _dense_operand(other, self), self._operand, plans=self._plans
-        )
+        ready = _product.replay(self._plans, self._operand.columns, other, from_left=True)
+        if ready is not None:
+            return ready
+        dense = _dense_operand(other, self)
+        return _product.multiply_from_left(dense, self._operand, plans=self._plans)
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

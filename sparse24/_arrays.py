@@ -116,12 +116,20 @@ def shares_memory(x: Any, y: Any) -> bool:
     """True if two arrays may overlap; exact bounds, as `numpy.may_share_memory`."""
     if is_cupy(x) != is_cupy(y):
         return False
-    xp = namespace(x)
-    if xp is np:
+    if isinstance(x, np.ndarray):
         return np.may_share_memory(x, y)
-    low_x, high_x = xp.lib.array_utils.byte_bounds(x) if x.size else (0, 0)
-    low_y, high_y = xp.lib.array_utils.byte_bounds(y) if y.size else (0, 0)
+    low_x, high_x = _byte_bounds(x)
+    low_y, high_y = _byte_bounds(y)
     return low_x < high_y and low_y < high_x
+
+
+def _byte_bounds(x: Any) -> tuple[int, int]:
+    """First byte of a CuPy array, and the one behind its last; an empty array has none."""
+    if not x.size:
+        return 0, 0
+    spans = [stride * (size - 1) for stride, size in zip(x.strides, x.shape, strict=True)]
+    low = x.data.ptr + sum(span for span in spans if span < 0)
+    return low, x.data.ptr + sum(span for span in spans if span > 0) + x.dtype.itemsize
 
 
 def unflatten_rows(x: Any, shape: tuple[int, ...]) -> Any:

@@ -89,9 +89,19 @@ def stream_of(x: Any):
     import torch
 
     cupy = _arrays.cupy_module()
-    stream = torch.cuda.current_stream(x.device).cuda_stream
-    with cupy.cuda.Device(x.device.index), cupy.cuda.ExternalStream(stream):
+    stream = _CudaStream(torch.cuda.current_stream(x.device).cuda_stream)
+    with cupy.cuda.Device(x.device.index), cupy.cuda.Stream.from_external(stream):
         yield
+
+
+class _CudaStream:
+    """A stream's handle behind the ``__cuda_stream__`` protocol."""
+
+    def __init__(self, handle: int):
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
 
 
 def torch_function(function: Callable, args: tuple, kwargs: dict) -> Any:

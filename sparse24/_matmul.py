@@ -123,6 +123,13 @@ def matmul(
     >>> np.allclose(s24.matmul(A, x), A.toarray() @ x)
     True
     """
+    given = (out, c, dtype, epilogue, scales, a_dtype, b_dtype)
+    plain = alpha == 1.0 and algorithm == "auto" and fast_accumulation
+    if plain and all(argument is None for argument in given):
+        if isinstance(a, Sparse24Array):
+            return a._multiply(b)
+        if isinstance(b, Sparse24Array):
+            return b._multiply_from_left(a)
     if not isinstance(a, SparseArray) and not isinstance(b, SparseArray):
         a, b = _one_sparse(a, b, a_dtype, b_dtype)
     if isinstance(a, SparseArray) and isinstance(b, SparseArray):
@@ -132,13 +139,11 @@ def matmul(
         return _dense(a, b, out, c, alpha, beta, dtype, epilogue, scales)
     if not isinstance(sparse, Sparse24Array):
         return _other_format(a, b, out, c, alpha, beta, dtype, epilogue, scales)
-    fused = _fuse(a, b, c, alpha, beta, epilogue, scales)
-    options = _product.DEFAULT
-    other_dtype = b_dtype if sparse is a else a_dtype
-    if out is not None or fused is not records.PLAIN or dtype is not None or algorithm != "auto" \
-            or other_dtype is not None or not fast_accumulation:  # fmt: skip
-        target = None if out is None else _foreign.take(out, argument="out")[0]
-        options = _product.Options(target, fused, dtype, other_dtype, algorithm, fast_accumulation)
+    target = None if out is None else _foreign.take(out, argument="out")[0]
+    options = _product.Options(
+        target, _fuse(a, b, c, alpha, beta, epilogue, scales), dtype,
+        b_dtype if sparse is a else a_dtype, algorithm, fast_accumulation,
+    )  # fmt: skip
     if sparse is a:
         result = _product.multiply(a._operand, other, options, a._plans)
     else:

@@ -41,9 +41,6 @@ Plans = dict[tuple, Callable[[Any], Any]]
 
 def multiply(a: Operand24, b, options: Options = DEFAULT, plans: Plans | None = None):
     """``a @ b`` with NumPy's rules for shapes."""
-    planned = _planned(plans, a.rows, b, options, from_left=False)
-    if planned is not None:
-        return planned(b)
     with _foreign.stream_of(b):
         b, restore = _foreign.take(b, argument="b")
         if b.ndim == 0:
@@ -62,9 +59,6 @@ def multiply(a: Operand24, b, options: Options = DEFAULT, plans: Plans | None = 
 
 def multiply_from_left(x, a: Operand24, options: Options = DEFAULT, plans: Plans | None = None):
     """``x @ a``: the transposed product of transposed operands."""
-    planned = _planned(plans, a.columns, x, options, from_left=True)
-    if planned is not None:
-        return planned(x)
     with _foreign.stream_of(x):
         x, restore = _foreign.take(x, argument="a")
         if x.ndim == 0:
@@ -198,10 +192,12 @@ def _signature(record, x, from_left: bool) -> tuple:
     return (id(record), from_left, x.shape, x.strides, x.dtype, x.data.ptr & 15)
 
 
-def _planned(plans: Plans | None, record, x, options: Options, *, from_left: bool):
-    if not plans or options is not DEFAULT or not _arrays.is_cupy(x):
+def replay(plans: Plans, record, x, *, from_left: bool):
+    """The product by a launch that is ready, or None if this signature is new."""
+    if not plans or not hasattr(x, "__cuda_array_interface__") or not _arrays.is_cupy(x):
         return None
-    return plans.get(_signature(record, x, from_left))
+    planned = plans.get(_signature(record, x, from_left))
+    return None if planned is None else planned(x)
 
 
 def _remember(plans, record, x, options, *, from_left: bool, launch, result: _Result) -> None:

@@ -12,7 +12,8 @@
 // core kernels refuse.
 //
 // Reference: reference.matmul.  Launcher: kernels/sparse_fma.py.
-// Sums run over ascending k in float, double (float64) or int (int8).
+// Sums run over ascending k in float, double (float64) or int (int8): first inside a tile of
+// 32 columns, then over the tiles, which keeps the rounding error near that of a blocked sum.
 #include "epilogue.cuh"
 #include "packed_layout.cuh"
 
@@ -63,7 +64,8 @@ __device__ void load_b(Tiles& tiles, const Right::type* b, long long row_stride,
 }
 
 // `row` and `column` count quads of rows and columns of the tile.
-__device__ void multiply(const Tiles& tiles, Accumulator (&acc)[kPerThread][kPerThread], int row, int column) {
+__device__ void multiply(const Tiles& tiles, Accumulator (&total)[kPerThread][kPerThread], int row, int column) {
+    Accumulator acc[kPerThread][kPerThread] = {};
     #pragma unroll 2
     for (int s = 0; s < kStored; ++s) {
         const Quad<Accumulator> value = tiles.value[s][row];
@@ -75,6 +77,10 @@ __device__ void multiply(const Tiles& tiles, Accumulator (&acc)[kPerThread][kPer
             for (int j = 0; j < kPerThread; ++j) acc[i][j] += value.x[i] * b.x[j];
         }
     }
+    #pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+        #pragma unroll
+        for (int j = 0; j < kPerThread; ++j) total[i][j] += acc[i][j];
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2) sparse_fma(
