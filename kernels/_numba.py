@@ -118,14 +118,16 @@ if hasattr(os, "register_at_fork"):
 _thread = threading.local()
 
 
-def parallel(task: Callable[[int], None], count: int) -> None:
+def parallel(task: Callable[[int], None], count: int, work: float = float("inf")) -> None:
     """Call ``task(i)`` for every i below `count`, on several threads, each taking the next i.
 
+    Waking the threads takes about as long as 2**20 multiplications or copied bytes:
+    where all tasks together are less `work` than that, this thread does them.
     `task` must spend its time in kernels or NumPy, which release the GIL.  Where a
     task calls `parallel` itself, the inner tasks run on its own thread.
     """
-    helpers = 0 if getattr(_thread, "busy", False) else min(threads(), count) - 1
-    if helpers <= 0:
+    helpers = min(threads(), count) - 1
+    if helpers <= 0 or work < 1 << 20 or getattr(_thread, "busy", False):
         for i in range(count):
             task(i)
         return

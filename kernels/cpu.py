@@ -2,15 +2,20 @@
 
 from sparse24.kernels.cpu_compress import compress, decompress, like, prune
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, matmul
+from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, matmul_n_m, prune_n_m
 from sparse24.kernels.cpu_transposable import transposable_mask
 
 __all__ = [
     "choose",
     "compress",
+    "compress_n_m",
     "decompress",
     "decompress_matmul",
+    "decompress_n_m",
     "like",
     "matmul",
+    "matmul_n_m",
     "prune",
+    "prune_n_m",
     "transposable_mask",
 ]

@@ -19,18 +19,18 @@ NO_BAD_GROUP = -1
 _RUN_BYTES = 1 << 17  # of dense elements: a run and what is made of it stay in L2
 
 
-def _groups_of(x: np.ndarray, rows: slice, fill=0) -> np.ndarray:
-    """Rows of a matrix as one contiguous list of whole groups of four, filled up with `fill`."""
+def groups_of(x: np.ndarray, rows: slice, size: int = _spec.GROUP, fill=0) -> np.ndarray:
+    """Rows of a matrix as one contiguous list of whole groups, filled up with `fill`."""
     part = x[rows]
     k = part.shape[1]
-    if k % _spec.GROUP == 0:
+    if k % size == 0:
         return np.require(part, requirements="CA").reshape(-1)
-    padded = np.full((part.shape[0], _spec.GROUP * _spec.groups(k)), fill, part.dtype)
+    padded = np.full((part.shape[0], -(-k // size) * size), fill, part.dtype)
     padded[:, :k] = part
     return padded.reshape(-1)
 
 
-def _matrix(x: np.ndarray, dtype=None) -> np.ndarray:
+def matrix_of(x: np.ndarray, dtype=None) -> np.ndarray:
     """(..., k) as (rows, k), seen as `dtype`."""
     x = x if dtype is None else x.view(dtype)
     return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
@@ -46,19 +46,19 @@ def _scores_of(scores, shape) -> np.ndarray:
     _check.same_shape(scores.shape, shape, argument="scores", other="x")
     narrow = scores.dtype.kind == "b" or (scores.dtype.itemsize < 4 and scores.dtype.kind != "i")
     kind = np.float32 if narrow or scores.dtype == np.float32 else np.float64
-    return _matrix(scores.astype(kind, copy=False))
+    return matrix_of(scores.astype(kind, copy=False))
 
 
 def _flags(x: np.ndarray, rows: slice, rule: str, bits: cpu_groups.Bits, guide) -> tuple:
     """The groups of some rows and their flags."""
-    part = _groups_of(x, rows)
+    part = groups_of(x, rows)
     flags = np.empty(part.size // _spec.GROUP, np.uint8)
     if rule == "magnitude":
         cpu_groups.flag_largest(part, *bits, flags)
     elif rule == "scores":
-        cpu_groups.flag_best_scores(_groups_of(guide, rows, -np.inf), flags)
+        cpu_groups.flag_best_scores(groups_of(guide, rows, fill=-np.inf), flags)
     elif rule == "mask":
-        cpu_groups.flag_mask(_groups_of(guide, rows), flags)
+        cpu_groups.flag_mask(groups_of(guide, rows), flags)
     else:
         flags.fill(0xF)
     return part, flags
@@ -82,7 +82,7 @@ def prune(x: np.ndarray, scores: np.ndarray | None = None) -> np.ndarray:
     bits = cpu_groups.bits_of(dtype)
     guide = None if scores is None else _scores_of(scores, x.shape)
     rule = "magnitude" if scores is None else "scores"
-    matrix = _matrix(x, dtype.storage)
+    matrix = matrix_of(x, dtype.storage)
     rows, k = matrix.shape
     out = np.empty((rows, k), dtype.storage)
 
@@ -95,13 +95,13 @@ def prune(x: np.ndarray, scores: np.ndarray | None = None) -> np.ndarray:
             cpu_groups.select(part, flags, whole)
             out[rows] = whole.reshape(len(out[rows]), -1)[:, :k]
 
-    _each(run, _runs(rows, k, dtype.itemsize), k)
+    _each(run, _runs(rows, k, dtype.itemsize), matrix.nbytes)
     return out.reshape(x.shape).view(dtype.logical)
 
 
-def _each(run, runs: list[slice], k: int) -> None:
-    if k:
-        parallel(lambda i: run(runs[i]), len(runs))
+def _each(run, runs: list[slice], size: int) -> None:
+    if size:
+        parallel(lambda i: run(runs[i]), len(runs), 4 * size)
 
 
 def compress(
@@ -135,7 +135,7 @@ def compress(
     _check.one_of(rule, RULES, argument="rule")
     guide = _guide_of(rule, scores, mask, x.shape)
     bits = cpu_groups.bits_of(dtype)
-    matrix = _matrix(x, dtype.storage)
+    matrix = matrix_of(x, dtype.storage)
     rows, k = matrix.shape
     groups = _spec.groups(k)
     values = np.empty((rows, _spec.values_per_row(k)), dtype.storage)
@@ -152,30 +152,40 @@ def compress(
         cpu_groups.join_codes(codes.reshape(-1, groups), metadata[rows])
 
     if k:
-        parallel(run, len(runs))
-    bad = [runs[i].start * groups + first for i, (first, count) in enumerate(found) if count]
-    status = (min(bad, default=NO_BAD_GROUP), sum(count for _, count in found))
-    return _shaped(values, x.shape, dtype), _shaped(metadata, x.shape), status
+        parallel(run, len(runs), 4 * matrix.nbytes)
+    status = status_of(found, runs, groups)
+    return shaped(values, x.shape, dtype), shaped(metadata, x.shape), status
 
 
-def _shaped(matrix: np.ndarray, shape, dtype=None) -> np.ndarray:
+def status_of(found, runs: list[slice], groups: int) -> tuple[int, int]:
+    """The status of a matrix from (first bad group, number of them) of its runs of rows."""
+    bad = [run.start * groups + first for run, (first, count) in zip(runs, found) if count]
+    return min(bad, default=NO_BAD_GROUP), sum(count for _, count in found)
+
+
+def shaped(matrix: np.ndarray, shape, dtype=None) -> np.ndarray:
     """The rows of a matrix under the leading axes of `shape`."""
     array = matrix.reshape(*shape[:-1], matrix.shape[-1])
     return array if dtype is None else array.view(dtype.logical)
 
 
+def check_guide(rule: str, name: str, guide) -> None:
+    """A rule and the argument of its name come together."""
+    if (guide is None) == (rule == name):
+        problem = "needs" if guide is None else "does not take"
+        raise ArgumentError(f"rule={rule!r} {problem} {name}=; pass both or neither")
+
+
 def _guide_of(rule: str, scores, mask, shape) -> np.ndarray | None:
     """The matrix that steers a rule, if it needs one."""
-    for name, guide in (("scores", scores), ("mask", mask)):
-        if (guide is None) == (rule == name):
-            problem = "needs" if guide is None else "does not take"
-            raise ArgumentError(f"rule={rule!r} {problem} {name}=; pass both or neither")
+    check_guide(rule, "scores", scores)
+    check_guide(rule, "mask", mask)
     if rule == "scores":
         return _scores_of(scores, shape)
     if rule == "mask":
         mask = np.asarray(mask)
         _check.same_shape(mask.shape, shape, argument="mask", other="x")
-        return _matrix(mask.astype(bool, copy=False), np.uint8)
+        return matrix_of(mask.astype(bool, copy=False), np.uint8)
     return None
 
 
@@ -203,11 +213,11 @@ def decompress(
     if out is not None:
         _check.same_shape(out.shape, shape, argument="out", other="the dense matrix")
         _check.writable(out, argument="out")
-    stored, codes_of = _matrix(values, dtype.storage), _matrix(metadata)
+    stored, codes_of = matrix_of(values, dtype.storage), matrix_of(metadata)
     groups = _spec.groups(k)
     plain = out is None or (out.flags.c_contiguous and out.flags.aligned)
     target = np.empty(shape, dtype.logical) if out is None or not plain else out
-    rows = _matrix(target, dtype.storage)
+    rows = matrix_of(target, dtype.storage)
 
     def run(part: slice):
         codes = np.empty((len(rows[part]), groups), np.uint8)
@@ -220,7 +230,7 @@ def decompress(
             cpu_groups.scatter(kept, codes.reshape(-1), whole.reshape(-1))
             rows[part] = whole[:, :k]
 
-    _each(run, _runs(*rows.shape, dtype.itemsize), k)
+    _each(run, _runs(*rows.shape, dtype.itemsize), rows.nbytes)
     if out is None or plain:
         return target
     out[...] = target
@@ -234,7 +244,7 @@ def like(metadata: np.ndarray, x: np.ndarray) -> np.ndarray:
     """
     dtype = _arrays.logical_dtype(x)
     size = cpu_groups.bits_of(dtype).size
-    matrix, codes_of = _matrix(x, dtype.storage), _matrix(metadata)
+    matrix, codes_of = matrix_of(x, dtype.storage), matrix_of(metadata)
     rows, k = matrix.shape
     groups = _spec.groups(k)
     values = np.empty((rows, _spec.values_per_row(k)), dtype.storage)
@@ -242,8 +252,8 @@ def like(metadata: np.ndarray, x: np.ndarray) -> np.ndarray:
     def run(part: slice):
         codes = np.empty((len(values[part]), groups), np.uint8)
         cpu_groups.split_codes(np.require(codes_of[part], requirements="CA"), codes)
-        dense = _groups_of(matrix, part)
+        dense = groups_of(matrix, part)
         cpu_groups.gather(dense, codes.reshape(-1), size, values[part].reshape(-1))
 
-    _each(run, _runs(rows, k, dtype.itemsize), k)
-    return _shaped(values, x.shape, dtype)
+    _each(run, _runs(rows, k, dtype.itemsize), matrix.nbytes)
+    return shaped(values, x.shape, dtype)

@@ -72,7 +72,7 @@ def decoded(x: np.ndarray, dtype: _dtypes.DType, work=None) -> np.ndarray:
     flat = np.require(x, requirements="CA").reshape(-1)
     out = np.empty(flat.size, work)
     parts = slices(flat.size, _CHUNK)
-    parallel(lambda i: decode_into(flat[parts[i]], dtype, out[parts[i]]), len(parts))
+    parallel(lambda i: decode_into(flat[parts[i]], dtype, out[parts[i]]), len(parts), out.nbytes)
     return out.reshape(x.shape)
 
 

@@ -119,12 +119,12 @@ def pack_panels(b: np.ndarray, high: int, width: int) -> np.ndarray:
     panels = _aligned((-(-n // width), high, width), b.dtype)
 
     def pack(j: int):
-        part = b[:, j * width : (j + 1) * width]
-        panels[j, :k, : part.shape[1]] = part
+        columns = min(width, n - j * width)
+        panels[j, :k, :columns] = b[:, j * width : j * width + columns]
         panels[j, k:] = 0
-        panels[j, :, part.shape[1] :] = 0
+        panels[j, :, columns:] = 0
 
-    parallel(pack, len(panels))
+    parallel(pack, len(panels), panels.nbytes)
     return panels
 
 
@@ -137,14 +137,14 @@ def pack_columns(b: np.ndarray, high: int) -> np.ndarray:
     return columns
 
 
-class _Operand:
-    """The 2:4 matrix of one product, read block by block in the type `work`."""
+class Operand:
+    """The sparse matrix of one product, read block by block in the type `work`."""
 
-    def __init__(self, values, metadata, dtype: _dtypes.DType, work: np.dtype):
+    def __init__(self, values, metadata, high: int, dtype: _dtypes.DType, work: np.dtype):
         self.values = np.require(values, requirements="CA")
         self.metadata = np.require(metadata, requirements="CA")
+        self.high = high  # columns, whole groups
         self.dtype, self.work = dtype, work
-        self.groups = values.shape[1] // _spec.KEPT
 
     def block(self, rows: slice) -> np.ndarray:
         part = self.values[rows]
@@ -156,7 +156,7 @@ class _Operand:
 
     def indices(self, rows: slice) -> np.ndarray:
         indices = np.empty(self.values[rows].shape, np.int32)
-        _write_indices(self.metadata[rows], self.groups, indices)
+        _write_indices(self.metadata[rows], self.high // _spec.GROUP, indices)
         return indices
 
 
@@ -168,14 +168,13 @@ def _sums(out, epilogue: Epilogue, rows: slice, columns: slice, dtype) -> np.nda
     return np.empty(target.shape, dtype)
 
 
-def _multiply_many(a: _Operand, b, out, epilogue: Epilogue) -> None:
+def multiply_many(a: Operand, b, out, epilogue: Epilogue) -> None:
     m, n = out.shape
-    high = _spec.GROUP * a.groups
     parts = []
     for first, columns, vectors in widths(n, b.dtype.itemsize):
         width = vectors * _simd.VECTOR_BYTES // b.dtype.itemsize
         shape = ((0,) * _simd.ROWS_OF_TILE[vectors], (0,) * width)
-        panels = pack_panels(b[:, first : first + columns], high, width)
+        panels = pack_panels(b[:, first : first + columns], a.high, width)
         some = len(panels) if m > 2 * threads() * BLOCK_ROWS else -(-_PARTS_OF_COLUMNS // width)
         for j in range(0, len(panels), some):
             left = first + j * width
@@ -190,12 +189,12 @@ def _multiply_many(a: _Operand, b, out, epilogue: Epilogue) -> None:
         multiply_panels(a.block(rows), a.indices(rows), panels, sums, _STEP, shape)
         finish(sums, out, epilogue, rows, columns)
 
-    parallel(task, len(blocks) * len(parts))
+    parallel(task, len(blocks) * len(parts), m * n * a.values.shape[1] / 4)
 
 
-def _multiply_few(a: _Operand, b, out, epilogue: Epilogue) -> None:
+def _multiply_few(a: Operand, b, out, epilogue: Epilogue) -> None:
     m, n = out.shape
-    columns = pack_columns(b, _spec.GROUP * a.groups)
+    columns = pack_columns(b, a.high)
     blocks = slices(m, 16, max(16, _BLOCK_STORED // max(1, a.values.shape[1])))
     lanes = lanes_of_dots(b.dtype.itemsize)
 
@@ -209,28 +208,38 @@ def _multiply_few(a: _Operand, b, out, epilogue: Epilogue) -> None:
             multiply_columns(values, metadata, columns, j, lanes, sums, shape)
         finish(sums, out, epilogue, rows, slice(0, n))
 
-    parallel(task, len(blocks))
+    parallel(task, len(blocks), m * n * a.values.shape[1])
 
 
 def _multiply(values, metadata, dtypes, b, out, epilogue: Epilogue) -> None:
     """One product of matrices."""
+    few = out.shape[1] <= FEW_COLUMNS
+    a = Operand(values, metadata, 2 * values.shape[1], dtypes[0], work_type(dtypes[0], few))
+    multiply(a, b, dtypes[1], out, epilogue, _multiply_few if few else multiply_many)
+
+
+def work_type(dtype: _dtypes.DType, few: bool) -> np.dtype:
+    """What the inner loop computes in.
+
+    Sums of _STEP products of int8 are exact in float32, whose products are faster.
+    """
+    return np.dtype(np.float32) if dtype.name == "int8" and not few else dtype.accumulator
+
+
+def multiply(a: Operand, b, b_dtype: _dtypes.DType, out, epilogue: Epilogue, kernel) -> None:
+    """``out = epilogue(a @ b)`` by one of the two kernels."""
     m, n = out.shape
-    dtype, b_dtype = dtypes
     if not (m and n):
         return
     if not b.shape[0]:
-        zeros = np.zeros(out.shape, dtype.accumulator)
+        zeros = np.zeros(out.shape, a.dtype.accumulator)
         finish(zeros, out, epilogue, slice(0, m), slice(0, n))
         return
-    few = n <= FEW_COLUMNS
-    # Sums of _STEP products of int8 are exact in float32, and its products are faster.
-    work = np.dtype(np.float32) if dtype.name == "int8" and not few else dtype.accumulator
-    a = _Operand(values, metadata, dtype, work)
-    multiply = _multiply_few if few else _multiply_many
-    multiply(a, decoded(b, b_dtype, work), out, epilogue)
+    kernel(a, decoded(b, b_dtype, a.work), out, epilogue)
 
 
-def _check_operands(values, metadata, k: int, b, out) -> tuple[_dtypes.DType, _dtypes.DType]:
+def checked(values, stored: int, k: int, b, out) -> tuple[_dtypes.DType, _dtypes.DType]:
+    """The types of both operands, if they fit together; A stores `stored` elements a row."""
     dtype = _arrays.logical_dtype(values, argument="values")
     b_dtype = _arrays.logical_dtype(b, argument="b")
     if dtype.accumulator != b_dtype.accumulator:
@@ -240,24 +249,26 @@ def _check_operands(values, metadata, k: int, b, out) -> tuple[_dtypes.DType, _d
         )
     for argument, array in (("b", b), ("out", out)):
         _check.at_least_2d(array.shape, argument=argument)
-    m, n = out.shape[-2:]
-    lead = np.broadcast_shapes(values.shape[:-2], b.shape[:-2])
-    if b.shape[-2] != k or values.shape[-1] != _spec.values_per_row(k):
+    if b.shape[-2] != k or values.shape[-1] != stored:
         raise ShapeError(
             f"b must have k = {k} rows, got shape {b.shape}; check the inner dimensions"
         )
+    lead = np.broadcast_shapes(values.shape[:-2], b.shape[:-2])
     want = (*lead, values.shape[-2], b.shape[-1])
-    _check.same_shape((*out.shape[:-2], m, n), want, argument="out", other="the product")
+    _check.same_shape(out.shape, want, argument="out", other="the product")
     _check.writable(out, argument="out")
     return dtype, b_dtype
 
 
-def _over_batch(values, metadata, b, out, epilogue: Epilogue, one) -> None:
+def over_batch(values, metadata, b, out, epilogue: Epilogue, one) -> None:
     """Call ``one(values, metadata, b, out, epilogue)`` for every product of a batch.
 
     Of many small products each runs on one thread; others share all threads.
     """
     lead = out.shape[:-2]
+    if not lead:
+        one(values, metadata, b, out, epilogue)
+        return
     values, metadata, b = (
         np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (values, metadata, b)
     )
@@ -310,12 +321,12 @@ def matmul(
     DTypeError, ShapeError, ArgumentError
         For operands that do not fit together, and a read-only `out`.
     """
-    dtypes = _check_operands(values, metadata, k, b, out)
+    dtypes = checked(values, _spec.values_per_row(k), k, b, out)
 
     def one(values, metadata, b, out, epilogue):
         _multiply(values, metadata, dtypes, b, out, epilogue)
 
-    _over_batch(values, metadata, b, out, epilogue, one)
+    over_batch(values, metadata, b, out, epilogue, one)
 
 
 def decompress_matmul(
@@ -327,13 +338,13 @@ def decompress_matmul(
     epilogue: Epilogue = PLAIN,
 ) -> None:
     """The same product by expanding A and calling BLAS.  Parameters as for `matmul`."""
-    dtype, b_dtype = _check_operands(values, metadata, k, b, out)
+    dtype, b_dtype = checked(values, _spec.values_per_row(k), k, b, out)
 
     def one(values, metadata, b, out, epilogue):
         dense = cpu_compress.decompress(values, metadata, k)
         _multiply_dense(dense, dtype, b, b_dtype, out, epilogue)
 
-    _over_batch(values, metadata, b, out, epilogue, one)
+    over_batch(values, metadata, b, out, epilogue, one)
 
 
 def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Epilogue) -> None:

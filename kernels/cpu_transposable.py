@@ -89,7 +89,7 @@ def _mask_of_matrix(x: np.ndarray, dtype: _dtypes.DType, out: np.ndarray) -> Non
             part = out[rows.start + top : rows.stop][:4]
             part[...] = whole[: len(part), :k]
 
-    parallel(task, len(bands))
+    parallel(task, len(bands), 32 * x.size)
 
 
 def transposable_mask(x: np.ndarray) -> np.ndarray:
