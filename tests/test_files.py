@@ -45,6 +45,20 @@ def test_round_trip_is_bit_exact(suffix, dtype, shape, tmp_path, rng):
     assert_same(load(tmp_path / f"a.{suffix}"), a)
 
 
+def test_transposed_and_transposable_arrays_come_back_as_such(suffix, tmp_path, rng):
+    save, load = FORMATS[suffix]
+    w = rng.standard_normal((12, 20)).astype(np.float32)
+    both = s24.compress(w, transposable=True)
+    arrays = {"turned": s24.random((4, 8), rng=rng).T, "both": both}
+    save(tmp_path / f"a.{suffix}", arrays)
+    loaded = load(tmp_path / f"a.{suffix}")
+    for name, array in arrays.items():
+        assert_same(loaded[name], array)
+        np.testing.assert_array_equal(loaded[name].toarray(), array.toarray())
+    x = rng.standard_normal((3, 12)).astype(np.float32)
+    np.testing.assert_allclose(x @ loaded["both"], x @ both.toarray(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("pattern", [(1, 4), (4, 8), (2, 4), (3, 5)], ids=str)
 def test_other_patterns_round_trip(suffix, pattern, tmp_path, rng):
     save, load = FORMATS[suffix]

