@@ -8,6 +8,7 @@ Permutations for N:M Sparsity*, 2021).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Sequence
@@ -143,6 +144,11 @@ def _top_sum(xp, x, group: tuple[int, ...], n: int):
         across = xp.maximum(a, b)
         across += xp.maximum(c, d)
         return xp.maximum(across, xp.maximum(left, right))
+    columns = [x[i] for i in group]
+    if n == 1:
+        return functools.reduce(xp.maximum, columns)
+    if n == len(group) - 1:
+        return sum(columns) - functools.reduce(xp.minimum, columns)
     return xp.sort(x[list(group)], axis=0)[len(group) - n :].sum(0)
 
 
