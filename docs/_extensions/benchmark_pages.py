@@ -70,6 +70,35 @@ def _suite_page(name: str, record: dict[str, Any], figures: list[str]) -> str:
     return "\n".join(lines)
 
 
+def _masks_page(record: dict[str, Any]) -> str:
+    """The accuracy of masks: no times of kernels, so a page of its own kind."""
+    cases, sentences = record["cases"], record["sentences"]
+    lines = [
+        "masks: how well they serve",
+        "==========================",
+        "",
+        f"Recorded on {recorded.machine(record['header'])}.  All 36 matrices of a sentence encoder "
+        f"(MiniLM, six layers) pruned to 2:4 in one shot; {sentences['calibration']} docstrings of "
+        f"the standard library calibrate, and {sentences['held_out']} others judge by the mean "
+        "cosine of their embeddings to the dense ones.  :doc:`/explanation/masks` explains the "
+        "ways.",
+        "",
+    ]
+    rows = [
+        [case["name"], f"**{case['cosine']:.3f}**", f"{case['kept_energy']:.1%}",
+         f"{case['ours_us'] / 1e6:.0f} s"]
+        for case in cases
+    ]  # fmt: skip
+    lines += _list_table(["method", "mean cosine", "kept energy", "time on the CPU"], rows)
+    lines += ["What a permutation of its columns adds to the kept magnitude of each matrix:", ""]
+    rows = [
+        [row["name"], "x".join(map(str, row["shape"])), f"{row['kept']:.2%}",
+         f"{row['kept_permuted']:.2%}"]
+        for row in record["permutation"]
+    ]  # fmt: skip
+    return "\n".join(lines + _list_table(["matrix", "shape", "as it is", "permuted"], rows))
+
+
 def _toctree() -> str:
     pages = [f"   generated/suite_{name}" for name in recorded.suites()]
     return "\n".join([".. toctree::", "   :maxdepth: 1", "", *pages, ""]) if pages else ""
@@ -103,7 +132,10 @@ def write_pages(app) -> None:
     (GENERATED / "summary.txt").write_text(_summary_page())
     (GENERATED / "toctree.txt").write_text(_toctree())
     for name, record in recorded.suites().items():
-        page = _suite_page(name, record, _draw(name, record))
+        is_accuracy = "permutation" in record
+        page = (
+            _masks_page(record) if is_accuracy else _suite_page(name, record, _draw(name, record))
+        )
         (GENERATED / f"suite_{name}.rst").write_text(page)
 
 
