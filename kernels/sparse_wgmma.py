@@ -11,10 +11,13 @@ from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
 from sparse24.kernels import epilogue as _epilogue
-from sparse24.kernels import loader, tensor_map
+from sparse24.kernels import loader, partial_sums, tensor_map
 from sparse24.kernels.sparse_wgmma_configs import TABLE, Config, layout
 
 NAME = "sparse_wgmma"
+MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
+LEAST_SHARE = 4  # atoms of k that a block must get when tiles are shared
+EXCHANGE = 9e-6  # seconds that sharing tiles costs, measured
 CACHED_LAUNCHES = 256  # argument tuples a prepared kernel remembers
 
 OUTPUTS = {
@@ -25,7 +28,17 @@ OUTPUTS = {
     "int8": ("int32", "int8", "bfloat16", "float16", "float32"),
 }
 
-_TILING = np.dtype([("clusters_m", "i4"), ("tiles_n", "i4"), ("batch", "i4"), ("band", "i4")])
+_TILING = np.dtype(
+    [
+        ("clusters_m", "i4"),
+        ("tiles_n", "i4"),
+        ("batch", "i4"),
+        ("band", "i4"),
+        ("split_tiles", "i4"),
+        ("range", "i4"),
+        ("longer", "i4"),
+    ]
+)
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _SHAPE = np.dtype(
     [
@@ -64,21 +77,36 @@ def _family(dtype: str) -> str:
 def configs(problem: Problem) -> list[Config]:
     """Every config that suits, the one with the least predicted time first."""
     chip = {"sms": 132, "clock_hz": 1.6e9, "bandwidth": 4.2e12}
-    return sorted(TABLE, key=lambda config: predict(problem, config, chip))
+    suits = [config for config in TABLE if _suits(problem, config)]
+    return sorted(suits, key=lambda config: predict(problem, config, chip))
+
+
+def _suits(problem: Problem, config: Config) -> bool:
+    if _promotes(problem) and config.block_m * config.block_n > MOST_PROMOTED * config.consumers:
+        return False
+    return not config.split or _shared_tiles(problem, config, 132) > 0
+
+
+def _promotes(problem: Problem) -> bool:
+    """True if fp8 sums are added up in float32, which doubles the accumulators."""
+    return problem.dtype.startswith("float8") and not problem.fast_accumulation
 
 
 def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
     """Seconds: waves of tiles at the tile's measured rate, or the bytes if they take longer."""
-    p = problem
-    itemsize = numpy_dtype(p.dtype).itemsize
-    clusters = -(-p.m // (config.block_m * config.cluster)) * -(-p.n // config.block_n) * p.batch
-    waves = -(-clusters * config.cluster // chip["sms"])
+    p, itemsize, sms = problem, numpy_dtype(problem.dtype).itemsize, int(chip["sms"])
+    tiles = _tiles(p, config)
+    shared = _shared_tiles(p, config, sms) if config.split else 0
+    waves = tiles / sms if shared else -(-tiles // sms)
     atoms_k = -(-p.k // _spec.ATOM_K)
     # A warpgroup instruction of 64 x n takes n / 2 clocks for 64 bytes of k.
     instructions = config.block_m // 64 * atoms_k * _spec.ATOM_K * itemsize // 64
-    clocks = instructions * config.block_n / 2 / (0.7 * config.rate) + 2500
+    clocks = instructions * config.block_n / 2 / (0.7 * config.rate)
+    clocks += 2500 if config.block_m * config.block_n < 40_000 else 4000  # the store
     traffic = p.m * p.k * itemsize * 0.5625 + p.k * p.n * itemsize + p.m * p.n * 2
-    return 2e-6 + max(waves * clocks / chip["clock_hz"], p.batch * traffic / chip["bandwidth"])
+    exchange = EXCHANGE if shared else 0.0
+    busy = waves * clocks / chip["clock_hz"]
+    return 2e-6 + exchange + max(busy, p.batch * traffic / chip["bandwidth"])
 
 
 def prepare(
@@ -102,7 +130,8 @@ def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool)
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
         ("BLOCK_K", 128 * config.spans // itemsize), ("STAGES", stages),
         ("CONSUMERS", config.consumers), ("CLUSTER", config.cluster),
-        ("IN_FLIGHT", int(config.in_flight)),
+        ("IN_FLIGHT", int(config.in_flight and not _promotes(problem))),
+        ("PROMOTE", int(_promotes(problem))), ("SPLIT", int(config.split)),
         ("B_ROW_MAJOR", int(problem.b_order == "row")),
         ("OUT_ROW_MAJOR", int(problem.out_order != "column")),
         ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
@@ -121,12 +150,14 @@ class _Launcher:
         self.out_itemsize = numpy_dtype(problem.out_dtype).itemsize
         self.shared_memory = layout(config, self.itemsize, self.out_itemsize).shared_memory
         self.block = ((config.consumers + 1) * 128,)
-        self.tiling = _tiling(problem, config)
-        tiles = int(self.tiling["clusters_m"][0] * self.tiling["tiles_n"][0] * problem.batch)
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
-        self.grid = (min(tiles, sms // config.cluster) * config.cluster,)
+        self.tiling = _tiling(problem, config, sms)
+        blocks = sms if self.tiling["split_tiles"][0] else min(_tiles(problem, config), sms)
+        self.grid = (blocks // config.cluster * config.cluster,)
         self.launches: dict[tuple, tuple] = {}
         self.params_of: tuple[Epilogue, np.ndarray] = (epilogue, _epilogue.params(epilogue))
+        if config.split:
+            partial_sums.reserve()
         self._kernel(bulk=True)
 
     def __call__(self, a: Compressed24, b, out, epilogue: Epilogue) -> None:
@@ -142,7 +173,9 @@ class _Launcher:
         if epilogue is not known:
             params = _epilogue.params(epilogue)
             self.params_of = (epilogue, params)
-        kernel(self.grid, self.block, (*arguments, params), shared_mem=self.shared_memory)
+        workspace = partial_sums.current() if self.config.split else partial_sums.NONE
+        arguments = (*arguments, workspace, params)
+        kernel(self.grid, self.block, arguments, shared_mem=self.shared_memory)
 
     def _kernel(self, *, bulk: bool):
         macros = defines(self.problem, self.config, self.epilogue, bulk=bulk)
@@ -227,10 +260,30 @@ def _out_view(out) -> np.ndarray:
     return np.array([(out.data.ptr, row, column, batch[0] if batch else 0)], _OUT_VIEW)
 
 
-def _tiling(problem: Problem, config: Config) -> np.ndarray:
-    clusters_m = -(-problem.m // (config.block_m * config.cluster))
+def _clusters_m(problem: Problem, config: Config) -> int:
+    return -(-problem.m // (config.block_m * config.cluster))
+
+
+def _tiles(problem: Problem, config: Config) -> int:
+    """Tiles of the result, those that only fill up a cluster included."""
     tiles_n = -(-problem.n // config.block_n)
-    return np.array([(clusters_m, tiles_n, problem.batch, _band(config))], _TILING)
+    return _clusters_m(problem, config) * config.cluster * tiles_n * problem.batch
+
+
+def _shared_tiles(problem: Problem, config: Config, sms: int) -> int:
+    """How many tiles blocks share along k: those beyond whole waves, and one wave with them."""
+    tiles = _tiles(problem, config)
+    shared = tiles if tiles < sms else tiles % sms + sms
+    atoms_k = -(-problem.k // _spec.ATOM_K)
+    return shared if tiles % sms and shared * atoms_k >= LEAST_SHARE * sms else 0
+
+
+def _tiling(problem: Problem, config: Config, sms: int) -> np.ndarray:
+    shared = _shared_tiles(problem, config, sms) if config.split else 0
+    share, longer = divmod(shared * -(-problem.k // _spec.ATOM_K), sms)
+    tiles_n = -(-problem.n // config.block_n)
+    grid = (_clusters_m(problem, config), tiles_n, problem.batch, _band(config))
+    return np.array([(*grid, shared, share, longer)], _TILING)
 
 
 def _band(config: Config) -> int:

@@ -26,6 +26,8 @@ class Config:
         Blocks along m that share what they load of b.
     staging : int
         Output buffers of a warpgroup.
+    split : bool
+        Share tiles between blocks along k where they do not fill whole waves.
     in_flight : bool
         Keep a group of instructions running from one atom of k to the next.
     rate : float
@@ -38,12 +40,13 @@ class Config:
     spans: int = 1
     cluster: int = 1
     staging: int = 2
+    split: bool = False
     in_flight: bool = True
     rate: float = 1.0
 
     @property
     def name(self) -> str:
-        tail = f"c{self.cluster}" if self.cluster > 1 else ""
+        tail = f"c{self.cluster}" if self.cluster > 1 else "s" if self.split else ""
         return f"{self.block_m}x{self.block_n}x{64 * self.spans}{tail}"
 
 
@@ -80,4 +83,5 @@ TABLE = (
     Config(128, 128, rate=0.88),
     Config(128, 64, rate=0.6),
     Config(128, 256, staging=1, cluster=2, rate=0.97),
+    Config(128, 256, split=True, rate=1.0),
 )

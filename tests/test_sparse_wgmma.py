@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from sparse24 import _arrays, _dtypes
+from sparse24._errors import UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
-from sparse24.kernels import reference, sparse_wgmma, sparse_wgmma_configs, tensor_map
+from sparse24.kernels import partial_sums, reference, sparse_wgmma, sparse_wgmma_configs, tensor_map
 
 CHIP = {"sms": 132, "clock_hz": 1.6e9, "bandwidth": 4.2e12}
 DEFAULT = sparse_wgmma_configs.TABLE[0]
@@ -64,6 +65,21 @@ def test_prediction_orders_sizes_and_picks_small_tiles_for_few_columns():
     assert 5 < times[1] / times[0] < 10
     assert sparse_wgmma.configs(large)[0].block_n >= 192
     assert sparse_wgmma.configs(make_problem(4096, 512, 4096))[0].name == "128x128x64"
+
+
+def test_a_capture_without_room_for_partial_sums_says_what_to_do():
+    with pytest.raises(UnsupportedError, match="run the product once on the stream before"):
+        partial_sums._assign(-1, capturing=True)
+
+
+def test_shared_tiles_fill_the_last_wave():
+    split = next(config for config in sparse_wgmma_configs.TABLE if config.split)
+    problem = make_problem(5120, 1024, 16384)  # 160 tiles of 128 x 256
+    tiling = sparse_wgmma._tiling(problem, split, 132)[0]
+    assert tiling["split_tiles"] == 160
+    assert tiling["range"] * 132 + tiling["longer"] == 160 * 128
+    assert sparse_wgmma.configs(problem)[0] == split
+    assert split not in sparse_wgmma.configs(make_problem(5120, 1024, 64))
 
 
 def test_tensor_map_room_is_aligned():
@@ -211,6 +227,37 @@ def test_other_types(rng, dtype, b_dtype, out_dtype, out_order):
             assert close.mean() > 0.999
         else:
             assert_as_good_as_dense(got, a, b, slack=slack)
+
+
+@gpu
+@on_gpu
+@pytest.mark.parametrize("shape", [(520, 776, 2056), (1000, 136, 4096), (3000, 2600, 1160)])
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_shared_tiles_are_exact_and_the_same_again(rng, shape, dtype):
+    m, n, k = shape
+    split = next(config for config in sparse_wgmma_configs.TABLE if config.split)
+    a = reference.prune(random_matrix(rng, (m, k), dtype, integers=True))
+    b = random_matrix(rng, (k, n), dtype, integers=True)
+    out_dtype = "float32" if dtype == "float16" else "int32"
+    problem = make_problem(m, n, k, dtype, out_dtype=out_dtype)
+    for _ in range(3):
+        np.testing.assert_array_equal(run(problem, split, a, b), reference.matmul(a, b))
+
+
+@gpu
+@on_gpu
+def test_promoted_sums_are_nearer(rng):
+    m, n, k, dtype = 200, 260, 8192, "float8_e4m3fn"
+    a = reference.prune(random_matrix(rng, (m, k), dtype))
+    b = random_matrix(rng, (k, n), dtype)
+    exact = reference.matmul(a, b)
+    errors = {}
+    for fast in (True, False):
+        problem = make_problem(m, n, k, dtype, out_dtype="float32", fast_accumulation=fast)
+        got = run(problem, sparse_wgmma.configs(problem)[0], a, b)
+        errors[fast] = np.linalg.norm(got - exact) / np.linalg.norm(exact)
+    assert errors[False] < 2e-4
+    assert errors[False] < errors[True]
 
 
 @gpu

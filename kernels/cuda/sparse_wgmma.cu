@@ -12,14 +12,18 @@
 // Ragged edges need no code: the copy engine reads zeros outside A and b and writes nothing
 // outside out.  Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
 //
+// Where tiles do not fill whole waves of blocks, some are shared between blocks along k and their
+// partial sums added in a fixed order: the same launch gives the same bits.
+//
 // Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS CLUSTER IN_FLIGHT
-// B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION; kernels/sparse_wgmma_configs.py chooses.
+// PROMOTE SPLIT B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION; kernels/sparse_wgmma_configs.py chooses.
 //
 // Reference: reference.matmul.  Launcher: kernels/sparse_wgmma.py.  How it works:
 // docs/explanation/hopper_kernel.rst.
 #include "hopper_metadata.cuh"
 #include "hopper_pipeline.cuh"
 #include "hopper_store.cuh"
+#include "partial_sums.cuh"
 #include "tile_scheduler.cuh"
 
 struct Shape {
@@ -36,6 +40,12 @@ constexpr int kRowBlocks = BLOCK_M / (64 * CONSUMERS);   // 64-row blocks of a w
 constexpr int kProducer = CONSUMERS * 128;               // first thread of the producer
 constexpr int kThreads = kProducer + 128;
 
+// A block has 168 registers a thread (128 with three consumers) to deal out, not one more.
+constexpr bool kMany = kRowBlocks * BLOCK_N / 2 > 128;
+constexpr int kConsumerRegisters = CONSUMERS == 3 ? 160 : kMany ? 232 : 224;
+constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : kMany ? 40 : 56;
+
+constexpr int kPromoted = 2;                             // atoms: 4 instructions, as cuBLAS does
 constexpr u32 kABytes = BLOCK_M * 64 * kSpans;
 constexpr u32 kBBytes = BLOCK_N * 128 * kSpans;
 constexpr u32 kStageBytes = kABytes + kBBytes;
@@ -75,13 +85,14 @@ __device__ inline void produce(const TensorMap& values, const TensorMap& b, cons
                                const Shape& shape, TileScheduler tiles, const Ring& ring, u32 shared, u32 rank) {
     typename Ring::Position at;
     int slot = 0;
-    Tile tile;
-    while (tiles.advance(tile)) {
-        const int m0 = tile.m * BLOCK_M, n0 = tile.n * BLOCK_N, first_atom = tile.m * kAtoms;
-        const int a_batch = shape.a_batched * tile.batch, b_batch = shape.b_batched * tile.batch;
-        const u32 metadata_bytes = max(0, min(kAtoms, shape.atoms_m - first_atom)) * kAtomBytes;
-        const unsigned char* metadata = packed + a_batch * shape.packed_batch + (long long)first_atom * kAtomBytes;
-        for (int atom = 0; atom < shape.atoms_k; atom++) {
+    Work work;
+    while (tiles.advance(work)) {
+        const int m0 = work.m * BLOCK_M, n0 = work.n * BLOCK_N, atom_m = work.m * kAtoms;
+        const int a_batch = shape.a_batched * work.batch, b_batch = shape.b_batched * work.batch;
+        const u32 metadata_bytes = max(0, min(kAtoms, shape.atoms_m - atom_m)) * kAtomBytes;
+        const unsigned char* metadata = packed + a_batch * shape.packed_batch;
+        metadata += ((long long)work.first_atom * shape.atoms_m + atom_m) * kAtomBytes;
+        for (int atom = work.first_atom; atom < work.first_atom + work.atoms; atom++) {
             for (int part = 0; part < kParts; part++) {
                 const int k0 = atom * kAtomK + part * BLOCK_K;
                 const u32 stage = shared + at.stage * kStageBytes;
@@ -107,12 +118,12 @@ class Consumer {
 
     __device__ Consumer(const Ring& ring, u32 shared) : ring_(ring), shared_(shared) {}
 
-    // d = the products of one tile over all of k.  The ring goes on where the last tile left it.
-    __device__ void multiply(int atoms_k) {
+    // d = the products of one tile over `atoms` of k.  The ring goes on where the last work left it.
+    __device__ void multiply(int atoms) {
         Metadata<kRowBlocks> even, odd;
         even.clear();
         odd.clear();
-        for (int atom = 0; atom < atoms_k; atom++) {
+        for (int atom = 0; atom < atoms; atom++) {
             if (IN_FLIGHT && atom % 2)
                 multiply_atom(odd, even, 1);
             else
@@ -121,6 +132,22 @@ class Consumer {
         drain();
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
+    }
+
+    // The same for fp8 with the sums of kPromoted atoms added up in float32 by this thread.
+    __device__ void multiply_promoted(int atoms) {
+        Sum total[kRowBlocks][BLOCK_N / 2] = {};
+        for (int atom = 0; atom < atoms; atom += kPromoted) {
+            multiply(min(kPromoted, atoms - atom));
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++)
+#pragma unroll
+                for (int i = 0; i < BLOCK_N / 2; i++) total[r][i] += d[r][i];
+        }
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++)
+#pragma unroll
+            for (int i = 0; i < BLOCK_N / 2; i++) d[r][i] = total[r][i];
     }
 
   private:
@@ -179,16 +206,31 @@ class Consumer {
 };
 
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
-                               const Shape& shape, TileScheduler tiles, const Ring& ring, u32 shared) {
+                               const Shape& shape, TileScheduler tiles, const Ring& ring,
+                               const Workspace& workspace, u32 shared) {
     const int group = threadIdx.x / 128;
     ResultStore result(out_map, out, params, shape.m, shape.n, shared + kStagingAt + group * STAGING * kStagingBytes);
+    const PartialSums<kRowBlocks, CONSUMERS> others(workspace);
     Consumer consumer(ring, shared);
-    Tile tile;
-    while (tiles.advance(tile)) {
-        consumer.multiply(shape.atoms_k);
+    Work work;
+    while (tiles.advance(work)) {
+        if constexpr (PROMOTE)
+            consumer.multiply_promoted(work.atoms);
+        else
+            consumer.multiply(work.atoms);
+        if (SPLIT) others.await(work.helpers);
 #pragma unroll
-        for (int r = 0; r < kRowBlocks; r++)
-            result.store(consumer.d[r], tile.m * BLOCK_M + (group * kRowBlocks + r) * 64, tile.n * BLOCK_N, tile.batch);
+        for (int r = 0; r < kRowBlocks; r++) {
+            const int row = work.m * BLOCK_M + (group * kRowBlocks + r) * 64;
+            result.store(consumer.d[r], row, work.n * BLOCK_N, work.batch, [&](auto& sums, int first) {
+                if (SPLIT && work.partial)
+                    others.give(sums, r, first);
+                else if (SPLIT)
+                    others.add(sums, work.helpers, r, first);
+                return !(SPLIT && work.partial);
+            });
+        }
+        if (SPLIT && work.partial) others.publish();
     }
     result.finish();
 }
@@ -208,12 +250,13 @@ __launch_bounds__(kThreads, 1)
 sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b,
              const __grid_constant__ TensorMap out_map, const unsigned char* packed,
              const __grid_constant__ OutView out, const __grid_constant__ Shape shape,
-             const __grid_constant__ Tiling tiling, const __grid_constant__ EpilogueParams params) {
+             const __grid_constant__ Tiling tiling, const __grid_constant__ Workspace workspace,
+             const __grid_constant__ EpilogueParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const Ring ring(shared + kBarriersAt);
-    const TileScheduler tiles(tiling, rank);
+    const TileScheduler tiles(tiling, shape.atoms_k, rank);
 
     if (threadIdx.x == kProducer) {
         prefetch_map(values);
@@ -225,11 +268,11 @@ sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
     if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
 
     if (threadIdx.x >= kProducer) {
-        give_registers<CONSUMERS == 3 ? 32 : 40>();
+        give_registers<kProducerRegisters>();
         if (threadIdx.x == kProducer) produce(values, b, packed, shape, tiles, ring, shared, rank);
     } else {
-        take_registers<CONSUMERS == 3 ? 160 : 232>();
-        consume(out_map, out, params, shape, tiles, ring, shared);
+        take_registers<kConsumerRegisters>();
+        consume(out_map, out, params, shape, tiles, ring, workspace, shared);
     }
     if constexpr (CLUSTER > 1) {  // a block must not end while its neighbours still write to it
         __syncwarp();

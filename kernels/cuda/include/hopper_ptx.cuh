@@ -104,3 +104,14 @@ __device__ inline u32 load_shared(u32 from) {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
     return x;
 }
+
+// --- flags in global memory -------------------------------------------------------------------
+__device__ inline void set_flag(u32* flag, u32 value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+__device__ inline void wait_flag(const u32* flag) {
+    asm volatile("{ .reg .pred set; .reg .u32 value;\n"
+                 "again: ld.acquire.gpu.global.u32 value, [%0];\n"
+                 "setp.ne.u32 set, value, 0;\n"
+                 "@!set bra again; }" ::"l"(flag) : "memory");
+}

@@ -34,8 +34,10 @@ class ResultStore {
     __device__ ResultStore(const TensorMap& map, const OutView& out, const EpilogueParams& params, int m, int n, u32 staging)
         : map_(map), out_(out), params_(params), m_(m), n_(n), staging_(staging) {}
 
-    // Store d, whose corner is (row, column) of product `batch`.
-    __device__ void store(Sum (&d)[BLOCK_N / 2], int row, int column, int batch) {
+    // Store d, whose corner is (row, column) of product `batch`.  `complete(sums, first)` adds to
+    // sums `first` and on what other blocks hold of them, or gives them away and returns false.
+    template <class Complete>
+    __device__ void store(Sum (&d)[BLOCK_N / 2], int row, int column, int batch, Complete complete) {
         using Real = Out::real;
         const int g = threadIdx.x % 32 / 4, warp = threadIdx.x / 32 % 4, top = row + 16 * warp + g;
         EpilogueTerms<Real> rows[2];
@@ -43,11 +45,15 @@ class ResultStore {
         if (!kPlain && top + 8 < m_) rows[1] = row_terms<EPILOGUE, Real>(params_, top + 8);
 #pragma unroll
         for (int chunk = 0; chunk < BLOCK_N / kChunk; chunk++) {
+            Sum sums[kChunk / 2];
+#pragma unroll
+            for (int i = 0; i < kChunk / 2; i++) sums[i] = d[chunk * kChunk / 2 + i];
+            if (!complete(sums, chunk * kChunk / 2)) continue;
             const u32 buffer = staging_ + turn_ * kStagingBytes;
             turn_ = turn_ + 1 == STAGING ? 0 : turn_ + 1;
             if (OUT_BULK && leader()) store_wait<STAGING - 1>();
             sync();
-            arrange(d, chunk, buffer, row, column, batch, rows);
+            arrange(sums, buffer, row, column + chunk * kChunk, batch, rows);
             if (OUT_BULK) async_proxy_fence();
             sync();
             write(buffer, row, column + chunk * kChunk, batch);
@@ -69,21 +75,21 @@ class ResultStore {
     }
 
     // The four elements of one 8-column block: rows g and g + 8, columns 2 t and 2 t + 1.
-    __device__ void arrange(Sum (&d)[BLOCK_N / 2], int chunk, u32 buffer, int row, int column, int batch,
+    __device__ void arrange(const Sum (&sums)[kChunk / 2], u32 buffer, int row, int column, int batch,
                             const EpilogueTerms<Out::real> (&rows)[2]) const {
         using Real = Out::real;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
         u32 packed[4];
 #pragma unroll
         for (int j = 0; j < kChunk / 8; j++) {
-            const int first = (chunk * kChunk / 8 + j) * 4, local = 8 * j + 2 * t, at = column + chunk * kChunk + local;
+            const int local = 8 * j + 2 * t, at = column + local;
             EpilogueTerms<Real> columns[2];
             if (!kPlain && at < n_) columns[0] = column_terms<EPILOGUE, Real>(params_, at);
             if (!kPlain && at + 1 < n_) columns[1] = column_terms<EPILOGUE, Real>(params_, at + 1);
             Out::type x[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                x[i] = element(d[first + i], row + 16 * warp + g + 8 * (i / 2), at + i % 2, batch, rows[i / 2], columns[i % 2]);
+                x[i] = element(sums[4 * j + i], row + 16 * warp + g + 8 * (i / 2), at + i % 2, batch, rows[i / 2], columns[i % 2]);
             if constexpr (kOutBytes == 2) {
                 packed[2 * (j % 2)] = pair(x[0], x[1]);
                 packed[2 * (j % 2) + 1] = pair(x[2], x[3]);

@@ -1,0 +1,74 @@
+// partial_sums: how blocks that share a tile add up, in a fixed order, through global memory.
+//
+// Every block has one slot of BLOCK_M * BLOCK_N sums and a flag for each consumer warpgroup.  A block
+// gives at most one part away in a launch.  The flags are 0 between launches: who takes, resets.
+// The order of blocks is the order in which the hardware starts them, and a block waits only for
+// earlier ones.
+#pragma once
+#include "wgmma_sp.cuh"
+
+struct Workspace {
+    Sum* sums;   // [blocks, CONSUMERS, row blocks, BLOCK_N / 8, 128 threads, 4]
+    u32* flags;  // [blocks, CONSUMERS]
+};
+
+template <int row_blocks, int consumers> class PartialSums {
+  public:
+    __device__ explicit PartialSums(const Workspace& workspace) : workspace_(workspace) {}
+
+    // Put `count` sums of this thread, from sum `first` of row block `r` on, into this block's slot.
+    template <int count> __device__ void give(const Sum (&sums)[count], int r, int first) const {
+        int4* slot = slot_of(blockIdx.x);
+#pragma unroll
+        for (int i = 0; i < count; i += 4)
+            slot[vector(r, first + i)] = {bits(sums[i]), bits(sums[i + 1]), bits(sums[i + 2]), bits(sums[i + 3])};
+    }
+    // After the last of them.
+    __device__ void publish() const {
+        __threadfence();
+        sync();
+        if (threadIdx.x % 128 == 0) set_flag(flag_of(blockIdx.x), 1);
+    }
+
+    // Wait for the sums of the `helpers` blocks before this one.
+    __device__ void await(int helpers) const {
+        for (int helper = 1; helper <= helpers; helper++) {
+            u32* flag = flag_of(blockIdx.x - helper);
+            wait_flag(flag);
+            sync();  // all have seen it
+            if (threadIdx.x % 128 == 0) set_flag(flag, 0);
+        }
+    }
+    // Add them to `count` sums of this thread, from sum `first` of row block `r` on.
+    template <int count> __device__ void add(Sum (&sums)[count], int helpers, int r, int first) const {
+        for (int helper = 1; helper <= helpers; helper++) {
+            const int4* slot = slot_of(blockIdx.x - helper);
+            sync();  // keeps the loads of the next sums, and their registers, from being drawn here
+#pragma unroll
+            for (int i = 0; i < count; i += 4) {
+                const int4 x = __ldcg(slot + vector(r, first + i));
+                sums[i] += sum(x.x), sums[i + 1] += sum(x.y), sums[i + 2] += sum(x.z), sums[i + 3] += sum(x.w);
+            }
+        }
+    }
+
+  private:
+#if FAMILY == 1
+    __device__ static int bits(Sum x) { return x; }
+    __device__ static Sum sum(int x) { return x; }
+#else
+    __device__ static int bits(Sum x) { return __float_as_int(x); }
+    __device__ static Sum sum(int x) { return __int_as_float(x); }
+#endif
+    // Where sums i to i + 3 of row block r lie in a thread's slot.
+    __device__ static int vector(int r, int i) { return (r * BLOCK_N / 8 + i / 4) * 128; }
+    __device__ static void sync() { group_sync(1 + threadIdx.x / 128, 128); }
+
+    __device__ int4* slot_of(int block) const {
+        const long long first = ((long long)block * consumers + threadIdx.x / 128) * (row_blocks * BLOCK_N / 8) * 128;
+        return reinterpret_cast<int4*>(workspace_.sums) + first + threadIdx.x % 128;
+    }
+    __device__ u32* flag_of(int block) const { return workspace_.flags + block * consumers + threadIdx.x / 128; }
+
+    const Workspace& workspace_;
+};
