@@ -19,16 +19,10 @@ from sparse24._errors import DTypeError, ShapeError
 from sparse24._records import PLAIN, Epilogue
 from sparse24.kernels import _simd, cpu_compress
 from sparse24.kernels._numba import njit, parallel, slices, threads
-from sparse24.kernels._simd import (
-    INDEX_LANES,
-    ROWS_OF_DOTS,
-    dots,
-    lanes_of_dots,
-    tile,
-    write_indices,
-)
-from sparse24.kernels.cpu_decode import decode_into, decoded
+from sparse24.kernels._simd import ROWS_OF_DOTS, dots, lanes_of_dots, tile
+from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
+from sparse24.kernels.cpu_operand import Operand, pack_columns, pack_panels, widths
 
 _TILES_ROWS = 24  # a multiple of the rows of every tile
 BLOCK_ROWS = 96
@@ -39,19 +33,6 @@ _FEW_ROWS = 8  # rows of A below which BLAS wins over `tile`
 _EXACT_IN_FLOAT32 = 1024  # products of two int8 whose sum float32 holds: 2**24 / 2**14
 _BLOCK_STORED = 1 << 19  # stored elements of a task of `dots`
 _SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
-
-
-@njit
-def _write_indices(metadata, groups, indices):
-    """Row of b of every stored element, from canonical metadata."""
-    runs = groups // (INDEX_LANES // 2)
-    for row in range(metadata.shape[0]):
-        for run in range(runs):
-            write_indices(metadata, row, run, indices)
-        for g in range(runs * (INDEX_LANES // 2), groups):
-            code = np.int32(metadata[row, g >> 1]) >> (4 * (g & 1))
-            indices[row, 2 * g] = 4 * g + (code & 3)
-            indices[row, 2 * g + 1] = 4 * g + (code >> 2 & 3)
 
 
 @njit
@@ -92,72 +73,6 @@ def multiply_columns(values, metadata, b, column, lanes, sums, shape):
                     place = metadata[row + i, t >> 2] >> (2 * (t & 3)) & 3
                     total += values[row + i, t] * b[column + j, 4 * (t >> 1) + place]
                 sums[row + i, column + j] = total
-
-
-def _aligned(shape: tuple[int, ...], dtype) -> np.ndarray:
-    """An uninitialised array on a cache-line boundary, so that no vector straddles two."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
-def widths(n: int, itemsize: int) -> list[tuple[int, int, int]]:
-    """Cut n columns into runs (first column, columns, machine vectors of a panel)."""
-    lanes = _simd.VECTOR_BYTES // itemsize
-    whole = n // (4 * lanes) * 4 * lanes
-    runs = [(0, whole, 4)] if whole else []
-    rest = n - whole
-    if rest:
-        runs.append((whole, rest, 1 if rest <= lanes else 2 if rest <= 2 * lanes else 4))
-    return runs
-
-
-def pack_panels(b: np.ndarray, high: int, width: int) -> np.ndarray:
-    """(k, n) as (panels, high, width), zeros below and to the right."""
-    k, n = b.shape
-    panels = _aligned((-(-n // width), high, width), b.dtype)
-
-    def pack(j: int):
-        columns = min(width, n - j * width)
-        panels[j, :k, :columns] = b[:, j * width : j * width + columns]
-        panels[j, k:] = 0
-        panels[j, :, columns:] = 0
-
-    parallel(pack, len(panels), panels.nbytes)
-    return panels
-
-
-def pack_columns(b: np.ndarray, high: int) -> np.ndarray:
-    """(k, n) as (n, at least high): columns, each from a cache line on, zeros behind."""
-    pitch = -(-high // 16) * 16
-    columns = _aligned((b.shape[1], pitch), b.dtype)
-    columns[:, : b.shape[0]] = b.T
-    columns[:, b.shape[0] :] = 0
-    return columns
-
-
-class Operand:
-    """The sparse matrix of one product, read block by block in the type `work`."""
-
-    def __init__(self, values, metadata, high: int, dtype: _dtypes.DType, work: np.dtype):
-        self.values = np.require(values, requirements="CA")
-        self.metadata = np.require(metadata, requirements="CA")
-        self.high = high  # columns, whole groups
-        self.dtype, self.work = dtype, work
-
-    def block(self, rows: slice) -> np.ndarray:
-        part = self.values[rows]
-        if self.dtype.logical == self.work:
-            return part
-        out = np.empty(part.shape, self.work)
-        decode_into(part, self.dtype, out)
-        return out
-
-    def indices(self, rows: slice) -> np.ndarray:
-        indices = np.empty(self.values[rows].shape, np.int32)
-        _write_indices(self.metadata[rows], self.high // _spec.GROUP, indices)
-        return indices
 
 
 def _sums(out, epilogue: Epilogue, rows: slice, columns: slice, dtype) -> np.ndarray:
@@ -345,6 +260,18 @@ def decompress_matmul(
         _multiply_dense(dense, dtype, b, b_dtype, out, epilogue)
 
     over_batch(values, metadata, b, out, epilogue, one)
+
+
+def dense_matmul(
+    a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Epilogue = PLAIN
+) -> None:
+    """Write ``epilogue(a @ b)`` of two dense arrays into `out`, by BLAS in the sums' type."""
+    dtype, b_dtype = checked(a, a.shape[-1], a.shape[-1], b, out)
+
+    def one(a, _, b, out, epilogue):
+        _multiply_dense(a, dtype, b, b_dtype, out, epilogue)
+
+    over_batch(a, a, b, out, epilogue, one)
 
 
 def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Epilogue) -> None:

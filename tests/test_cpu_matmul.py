@@ -68,6 +68,14 @@ def test_product(rng, name, shape, product):
     assert_close(out, a, b)
 
 
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_dense_product(rng, name):
+    a, _, _, b = operands(rng, 9, 30, 12, name, (3,), ())
+    out = result_like((3, 9, 12), name)
+    cpu_matmul.dense_matmul(a, b, out)
+    assert_close(out, a, b)
+
+
 @pytest.mark.parametrize("n", [3, 40])
 def test_error_is_no_larger_than_that_of_the_dense_product(rng, n):
     a, values, metadata, b = operands(rng, 64, 1024, n, "float32")
