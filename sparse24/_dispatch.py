@@ -6,9 +6,7 @@ import functools
 import math
 from typing import Any
 
-import numpy as np
-
-from sparse24 import _arrays, _autotune, _dtypes, _planner, _storage
+from sparse24 import _arrays, _autotune, _planner, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError
 from sparse24._records import Compressed24, Epilogue, Operand24, Problem
@@ -234,25 +232,10 @@ def _on_cpu(a: Operand24, b, out, epilogue: Epilogue, algorithm: str) -> None:
     if algorithm not in known:
         raise ArgumentError(f"algorithm on the CPU must be one of {known}, got {algorithm!r}")
     if a.rows is None:
-        _dense_on_cpu(_dense_of(a), b, out, epilogue)
+        cpu.dense_matmul(_dense_of(a), b, out, epilogue)
         return
     record = a.rows
     choice = {"cpu_sparse": "sparse", "cpu_dense": "dense"}.get(algorithm)
     choice = choice or cpu.choose(a.shape[-2], a.shape[-1], b.shape[-1], a.dtype.name)
     product = cpu.matmul if choice == "sparse" else cpu.decompress_matmul
     product(record.values, _storage.canonical(record), record.k, b, out, epilogue)
-
-
-def _dense_on_cpu(dense, b, out, epilogue: Epilogue) -> None:
-    from sparse24.kernels import reference
-
-    accumulator = _dtypes.lookup(dense.dtype).accumulator
-    acc = np.matmul(dense.astype(accumulator), b.astype(accumulator))
-    result, before = reference.apply_epilogue(acc, epilogue, _dtypes_name(out))
-    out[...] = result
-    if epilogue.aux is not None:
-        epilogue.aux[...] = before
-
-
-def _dtypes_name(out) -> str:
-    return "int32" if out.dtype == np.int32 else _dtypes.lookup(out.dtype).name
