@@ -154,15 +154,15 @@ def _run(x, row, rule, chosen, values, metadata, packed):
         chosen_arguments = (chosen, *chosen.strides)
     name = "compress_columns" if by_columns else "compress_rows"
     kernel = loader.function(NAME, name, defines(row, rule, **macros))
-    blocks = x.shape[0] * _blocks(m, k, row.itemsize, by_columns)
+    count = x.shape[0] * blocks(m, k, row.itemsize, by_columns)
     pitch = 0 if values is None else values.strides[-2]
     outputs = (_or_null(values), pitch, _or_null(metadata), _or_null(packed), _or_null(status))
     threads = 256 if by_columns else 128
-    kernel((blocks,), (threads,), (x, *x.strides, *chosen_arguments, *outputs, m, k))
+    kernel((count,), (threads,), (x, *x.strides, *chosen_arguments, *outputs, m, k))
     return status
 
 
-def _blocks(m: int, k: int, itemsize: int, by_columns: bool) -> int:
+def blocks(m: int, k: int, itemsize: int, by_columns: bool) -> int:
     """Blocks of one matrix: tiles of tile.cuh, or what the warps of piece.cuh cover."""
     if by_columns:
         rows, columns = (128, 256) if itemsize == 1 else (64, 128)

@@ -193,6 +193,35 @@ def decompress(values: np.ndarray, metadata: np.ndarray, k: int) -> np.ndarray:
     return _joined(out)[..., :k]
 
 
+def stored_mask(metadata: np.ndarray, k: int) -> np.ndarray:
+    """Boolean (..., m, k): the two places of every group that have a stored element."""
+    return decompress(np.ones((*metadata.shape[:-1], _spec.values_per_row(k)), bool), metadata, k)
+
+
+def like(metadata: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Canonical values of `x` at the places that old metadata names; -0.0 becomes +0.0."""
+    codes = metadata_to_codes(metadata, x.shape[-1])
+    pair = np.stack([codes & 3, codes >> 2], axis=-1).astype(np.intp)
+    values = _joined(np.take_along_axis(grouped(x), pair, axis=-1))
+    values[values == 0] = 0
+    return values
+
+
+def masked_gradient(
+    metadata: np.ndarray, gradient: np.ndarray, weight: np.ndarray | None = None, decay: float = 0.0
+) -> np.ndarray:
+    """The gradient in stored places; 0, or gradient + decay * weight, in the others.
+
+    The sum is taken in float32, in float64 for float64.
+    """
+    real = np.float64 if gradient.dtype == np.float64 else np.float32
+    other = np.zeros((), gradient.dtype)
+    if weight is not None:
+        total = gradient.astype(real) + real(decay) * weight.astype(real)
+        other = to_dtype(total, gradient.dtype)
+    return np.where(stored_mask(metadata, gradient.shape[-1]), gradient, other)
+
+
 def pack_codes(codes: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Arrange codes (..., m, groups) in atoms of 64 rows by 32 codes.
 

@@ -6,6 +6,8 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes
 from sparse24._dtypes import DType
+from sparse24._records import Compressed24
+from sparse24.kernels import reference
 
 SHAPES = ((64, 256), (70, 300), (3, 17), (2, 5, 37), (2, 3, 8, 64), (1, 1), (130, 16), (257, 520))
 FEW_SHAPES = ((64, 256), (2, 35, 112), (129, 528))  # one alignment, so few kernels to compile
@@ -81,3 +83,15 @@ def poison(*arrays) -> None:
 
     for size in arrays or (1 << 12, 1 << 16, 1 << 20):
         cp.full(size, 0xA5, np.uint8)
+
+
+def record_of(values, metadata, shape, row: DType, *, packed: bool):
+    """The GPU record of canonical NumPy parts, with one form of metadata."""
+    import cupy as cp
+
+    stored = values.view(np.uint8) if row.is_float8 else values
+    on_gpu = _arrays.empty_rows(cp, stored.shape, stored.dtype)
+    on_gpu[...] = cp.asarray(stored)
+    order = reference.pack_metadata(metadata, shape[-1], row.itemsize) if packed else metadata
+    codes = cp.asarray(order)
+    return Compressed24(on_gpu, None if packed else codes, codes if packed else None, shape, row)

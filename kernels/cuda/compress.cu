@@ -20,7 +20,7 @@
 //                     results are turned, in shared memory.
 //
 // Meaning: reference.compress.  Launcher: kernels/compress.py.  Method: docs, packing kernels.
-#include "piece.cuh"
+#include "codes.cuh"
 #include "tile.cuh"
 
 enum Rule { kMagnitude, kScores, kMask, kCheck };
@@ -134,28 +134,6 @@ struct Input {
 
 using P = Piece<ITEM>;
 
-// One row's share of a piece's metadata into the canonical order.
-void store_canonical(unsigned char* row, long long bytes, int column, unsigned codes) {
-    constexpr int width = P::columns / 8;
-    unsigned char* at = row + column / 8;
-    if (bytes % width == 0) {
-        if (column / 8 >= bytes) return;
-        if constexpr (width == 2) *(unsigned short*)at = (unsigned short)codes;
-        else *(unsigned*)at = codes;
-    } else {
-        for (int i = 0; i < width; i++)
-            if (column / 8 + i < bytes) at[i] = (unsigned char)(codes >> 8 * i);
-    }
-}
-
-void store_values(char* row, long long pitch, int column, const unsigned (&words)[P::words / 2]) {
-    const long long start = (long long)column / 2 * ITEM;
-    for (int i = 0; i < P::words / 8; i++)
-        if (start + 16 * i < pitch)
-            *(uint4*)(row + start + 16 * i) =
-                make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
-}
-
 struct Compressed {
     unsigned values[P::rows][P::words / 2];
     unsigned codes;
@@ -222,10 +200,10 @@ extern "C" __global__ void __launch_bounds__(128) compress_rows(PARAMETERS) {
             for (int r = 0; r < P::rows; r++) {
                 if (place.row + 4 * p + 8 * r >= m) continue;
                 const long long row = line + 8 * r;
-                if (VALUES) store_values(values + row * pitch, pitch, place.column, out.values[r]);
+                if (VALUES) store_values<ITEM>(values + row * pitch, pitch, place.column, out.values[r]);
                 if (METADATA)
-                    store_canonical(metadata + row * metadata_bytes, metadata_bytes, place.column,
-                                    out.codes >> 16 * r);
+                    store_canonical<ITEM>(metadata + row * metadata_bytes, metadata_bytes,
+                                          place.column, out.codes >> 16 * r);
             }
         }
     }
@@ -233,17 +211,6 @@ extern "C" __global__ void __launch_bounds__(128) compress_rows(PARAMETERS) {
 }
 
 using T = Tile<ITEM>;
-
-// Elements of all lanes in one column; those outside the matrix are zero.
-Word load_lanes(const char* at, long long row_stride, int valid) {
-    if constexpr (ITEM == 8) return valid > 0 ? __ldg((const Word*)at) : 0;
-    else {
-        if (ALIGNMENT >= 4 && valid >= T::lanes) return __ldg((const unsigned*)at);
-        unsigned word[1];
-        load_elements<ITEM, 0>(at, row_stride, valid, word);
-        return word[0];
-    }
-}
 
 // Flags of what `chosen` keeps of the group at `column`, in its rows.
 void chosen_lanes(const Input& input, long long batch, int row, int column, int m, int k, Word (&keep)[4]) {
@@ -259,54 +226,38 @@ extern "C" __global__ void __launch_bounds__(256) compress_columns(PARAMETERS) {
     __shared__ T tile;
     const Input input = INPUT;
     const int m = (int)m_, k = (int)k_;
-    const int m_tiles = (m + T::rows - 1) / T::rows, k_tiles = (k + T::columns - 1) / T::columns;
-    const int tile_row = blockIdx.x % m_tiles * T::rows;  // blocks go along m first
-    const int tile_column = blockIdx.x / m_tiles % k_tiles * T::columns;
-    const long long batch = blockIdx.x / m_tiles / k_tiles;
-    const int row = tile_row + T::my_row(), column = tile_column + T::my_column();
-    const char* at = input.at(batch, row, column);
+    const TilePlace<ITEM> place(m, k);
+    const int row = place.row + T::my_row(), column = place.column + T::my_column();
+    const char* at = input.at(place.batch, row, column);
     Excess excess;
     Word element[T::span], first[T::span / 4], second[T::span / 4], history = 0;
     Word bits[ITEM == 1 ? 4 : 1] = {};
 
-    if (ALIGNMENT >= 4 && row + T::lanes <= m && column + T::span <= k) {
 #pragma unroll
-        for (int i = 0; i < T::span; i++) element[i] = __ldg((const Word*)(at + i * x_column));
-    } else {
-#pragma unroll
-        for (int i = 0; i < T::span; i++)
-            element[i] = load_lanes(at + i * x_column, x_row, column + i < k ? m - row : 0);
-    }
+    for (int i = 0; i < T::span; i++)
+        element[i] = load_lanes<ITEM, ALIGNMENT>(at + i * x_column, x_row, column + i < k ? m - row : 0);
 #pragma unroll
     for (int c = 0; c < T::span / 4; c++) {
         Word in[4], keep[4];
         for (int i = 0; i < 4; i++) in[i] = element[4 * c + i];
         if constexpr (RULE == kScores || RULE == kMask)
-            chosen_lanes(input, batch, row, column + 4 * c, m, k, keep);
+            chosen_lanes(input, place.batch, row, column + 4 * c, m, k, keep);
         history = append<ITEM>(history, choose(in, keep));
         stored_pair<kind>(in, keep, first[c], second[c]);
         Word& codes = bits[ITEM == 1 ? c / 2 : 0];
         codes = append_code<ITEM>(codes, keep);
     }
-    const long long groups = (k + 3) / 4, group = (batch * m + row) * groups + column / 4;
+    const long long groups = (k + 3) / 4, group = (place.batch * m + row) * groups + column / 4;
     excess.note<T::span / 4>(history, [=](int lane, int step) { return group + lane * groups + step; });
     if (VALUES) tile.put_pairs(first, second);
     tile.put_codes(bits);
     __syncthreads();
 
-    const int rows = min(T::rows, m - tile_row);
-    const long long first_row = batch * m + tile_row, bytes = (k + 7) / 8;
-    if (VALUES) tile.store_values(values + first_row * pitch, pitch, (long long)tile_column / 2 * ITEM, rows);
-    if (METADATA) tile.store_canonical(metadata + first_row * bytes, bytes, tile_column / 8, rows);
-    if (PACKED) {
-        const int m_atoms = (m + 63) / 64, k_atoms = (k + 127) / 128;
-        for (int i = threadIdx.x; i < T::words; i += 256) {
-            const int m_atom = i / 256 % (T::rows / 64), k_atom = i / 256 / (T::rows / 64);
-            const int atom_row = tile_row / 64 + m_atom, atom_column = tile_column / 128 + k_atom;
-            if (atom_row < m_atoms && atom_column < k_atoms)
-                packed[((batch * k_atoms + atom_column) * m_atoms + atom_row) * 256 + i % 256] =
-                    tile.packed_word(m_atom, k_atom, i % 256);
-        }
-    }
+    const int rows = m - place.row;
+    const long long first_row = place.batch * m + place.row, bytes = (k + 7) / 8;
+    if (VALUES)
+        tile.store_values(values + first_row * pitch, pitch, (long long)place.column / 2 * ITEM, rows);
+    if (METADATA) tile.store_canonical(metadata + first_row * bytes, bytes, place.column / 8, rows);
+    if (PACKED) tile.store_packed(packed, place, m, k);
     if (RULE == kMask || RULE == kCheck) excess.report(status);
 }

@@ -59,6 +59,24 @@ void load_elements(const char* at, long long stride, int valid, unsigned (&words
     }
 }
 
+// Writes COUNT words of elements, of which the first `valid` exist.
+template <int ITEM, int ALIGN, int COUNT>
+void store_elements(char* at, long long stride, int valid, const unsigned (&words)[COUNT]) {
+    constexpr int elements = COUNT * 4 / ITEM;
+    if (ALIGN == 16 && valid >= elements) {
+        for (int i = 0; i < COUNT / 4; i++)
+            ((uint4*)at)[i] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+        return;
+    }
+    for (int e = 0; e < elements; e++) {
+        if (e >= valid) continue;
+        char* place = at + e * stride;
+        if constexpr (ITEM == 1) *place = (char)(words[e / 4] >> e % 4 * 8);
+        else if constexpr (ITEM == 2) *(unsigned short*)place = (unsigned short)(words[e / 2] >> e % 2 * 16);
+        else for (int w = 0; w < ITEM / 4; w++) ((unsigned*)place)[w] = words[e * ITEM / 4 + w];
+    }
+}
+
 template <int ITEM> struct Piece {
     using Word = typename Lanes<ITEM>::word;
     static constexpr int rows = ITEM == 1 ? 1 : 2;
@@ -160,3 +178,13 @@ template <int ITEM> struct Place {
     }
     long long packed_word(int piece) const { return (long long)atom * 256 + word + 16 * piece; }
 };
+
+// Writes a piece's stored elements into their row, whose storage is `pitch` bytes wide.
+template <int ITEM, int COUNT>
+void store_values(char* row, long long pitch, int column, const unsigned (&words)[COUNT]) {
+    const long long start = (long long)column / 2 * ITEM;
+    for (int i = 0; i < COUNT / 4; i++)
+        if (start + 16 * i < pitch)
+            *(uint4*)(row + start + 16 * i) =
+                make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+}

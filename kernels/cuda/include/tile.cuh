@@ -8,7 +8,53 @@
 // elements go through shared memory in chunks of 16 bytes, placed so that neither the threads of
 // neighbouring rows nor those of one row meet in a bank.
 #pragma once
-#include "lanes.cuh"
+#include "piece.cuh"
+
+// Elements of all lanes in one column, `valid` of which exist; the others are zero.
+template <int ITEM, int ALIGN> typename Lanes<ITEM>::word load_lanes(const char* at, long long row_stride, int valid) {
+    if constexpr (ITEM == 8) return valid > 0 ? __ldg((const unsigned long long*)at) : 0;
+    else {
+        if (ALIGN >= 4 && valid >= Lanes<ITEM>::count) return __ldg((const unsigned*)at);
+        unsigned word[1];
+        load_elements<ITEM, 0>(at, row_stride, valid, word);
+        return word[0];
+    }
+}
+
+// A group of every row as words of columns: lane j of out[i] is element i of row j.
+template <int BYTES, class W>
+void lanes_of_rows(const unsigned (&group)[Lanes<BYTES>::count][BYTES], W (&out)[4]) {
+    if constexpr (BYTES == 1) {
+        const unsigned in[4] = {group[0][0], group[1][0], group[2][0], group[3][0]};
+        transpose_bytes(in, out);
+    } else if constexpr (BYTES == 2) {
+        for (int i = 0; i < 4; i++)
+            out[i] = permute(group[0][i / 2], group[1][i / 2], i % 2 ? 0x7632 : 0x5410);
+    } else {
+        for (int i = 0; i < 4; i++) {
+            if constexpr (BYTES == 4) out[i] = group[0][i];
+            else out[i] = group[0][2 * i] | (W)group[0][2 * i + 1] << 32;
+        }
+    }
+}
+
+// The way back, for row j.
+template <int BYTES, class W> void row_of_lanes(const W* column, int j, unsigned* out) {
+    if constexpr (BYTES == 1) {
+        const unsigned low = permute(column[0], column[1], 0x0040 + 0x11 * j);
+        const unsigned high = permute(column[2], column[3], 0x0040 + 0x11 * j);
+        out[0] = permute(low, high, 0x5410);
+    } else if constexpr (BYTES == 2) {
+        for (int i = 0; i < 2; i++) out[i] = permute(column[2 * i], column[2 * i + 1], j ? 0x7632 : 0x5410);
+    } else {
+        for (int i = 0; i < 4; i++) {
+            out[i * BYTES / 4] = (unsigned)column[i];
+            if constexpr (BYTES == 8) out[2 * i + 1] = (unsigned)(column[i] >> 32);
+        }
+    }
+}
+
+template <int ITEM> struct TilePlace;
 
 template <int ITEM> struct Tile {
     using Word = typename Lanes<ITEM>::word;
@@ -92,5 +138,92 @@ template <int ITEM> struct Tile {
             const int row = i / bytes, at = i % bytes;
             if (row < count && start + at < pitch) out[row * pitch + start + at] = codes[row * code_pitch + at];
         }
+    }
+
+    // The way back: rows of `bytes` bytes of stored elements, of which the tile begins at `start`.
+    void load_values(const char* in, long long pitch, long long start, long long bytes, int count) {
+        for (int i = threadIdx.x; i < rows * chunks; i += 256) {
+            const int row = i / chunks, chunk = i % chunks;
+            const char* at = in + row * pitch + start + 16 * chunk;
+            const long long left = row < count ? bytes - start - 16 * chunk : 0;
+            unsigned word[4];
+            load_elements<ITEM, 16>(at, ITEM, left > 0 ? (int)(left / ITEM) : 0, word);
+            values[chunk_at(row, chunk)] = make_uint4(word[0], word[1], word[2], word[3]);
+        }
+    }
+    void load_canonical(const unsigned char* in, long long pitch, int start, int count) {
+        constexpr int bytes = columns / 8;
+        for (int i = threadIdx.x; i < rows * bytes; i += 256) {
+            const int row = i / bytes, at = i % bytes;
+            if (row < count && start + at < pitch) codes[row * code_pitch + at] = in[row * pitch + start + at];
+        }
+    }
+    // Calls visit(i, j, index, place in `packed`) for this thread's words of the tile's atoms.
+    template <class Visit>
+    static void each_packed(const TilePlace<ITEM>& place, int m, int k, Visit visit) {
+        const int m_atoms = (m + 63) / 64, k_atoms = (k + 127) / 128;
+        for (int n = threadIdx.x; n < words; n += 256) {
+            const int i = n / 256 % (rows / 64), j = n / 256 / (rows / 64);
+            const int m_atom = place.row / 64 + i, k_atom = place.column / 128 + j;
+            if (m_atom < m_atoms && k_atom < k_atoms)
+                visit(i, j, n % 256, ((place.batch * k_atoms + k_atom) * m_atoms + m_atom) * 256 + n % 256);
+        }
+    }
+    void store_packed(unsigned* out, const TilePlace<ITEM>& place, int m, int k) const {
+        each_packed(place, m, k, [&](int i, int j, int index, long long at) { out[at] = packed_word(i, j, index); });
+    }
+    // Reads canonical metadata or, if PACKED_ORDER, packed.
+    template <int PACKED_ORDER> void load_codes(const void* in, const TilePlace<ITEM>& place, int m, int k) {
+        const long long bytes = (k + 7) / 8;
+        if (PACKED_ORDER)
+            each_packed(place, m, k, [&](int i, int j, int index, long long at) {
+                put_packed_word(i, j, index, __ldg((const unsigned*)in + at));
+            });
+        else
+            load_canonical((const unsigned char*)in + (place.batch * m + place.row) * bytes, bytes,
+                           place.column / 8, m - place.row);
+    }
+    void put_packed_word(int i, int j, int index, unsigned word) {
+        unsigned char* atom = codes + 64 * i * code_pitch + 16 * j;
+        if constexpr (ITEM == 1) {
+            *(unsigned*)(atom + index / 4 * code_pitch + index % 4 * 4) = word;
+        } else {
+            const int row = index / 64 * 16 + index / 4 % 8, at = index % 4 * 4 + index / 32 % 2 * 2;
+            *(unsigned short*)(atom + row * code_pitch + at) = (unsigned short)word;
+            *(unsigned short*)(atom + (row + 8) * code_pitch + at) = (unsigned short)(word >> 16);
+        }
+    }
+
+    // This thread's stored elements, and codes, of its row j.
+    void get_row(int j, unsigned (&stored)[span * ITEM / 8]) const {
+        for (int c = 0; c < my_chunks; c++) {
+            const uint4 four = values[chunk_at(my_row() + j, my_column() * ITEM / 32 + c)];
+            stored[4 * c] = four.x, stored[4 * c + 1] = four.y;
+            stored[4 * c + 2] = four.z, stored[4 * c + 3] = four.w;
+        }
+    }
+    void put_row(int j, const unsigned (&stored)[span * ITEM / 8]) {
+        for (int c = 0; c < my_chunks; c++)
+            values[chunk_at(my_row() + j, my_column() * ITEM / 32 + c)] =
+                make_uint4(stored[4 * c], stored[4 * c + 1], stored[4 * c + 2], stored[4 * c + 3]);
+    }
+    unsigned get_codes(int j) const {
+        const unsigned char* at = codes + (my_row() + j) * code_pitch + my_column() / 8;
+        if constexpr (ITEM == 2) return *(const unsigned short*)at;
+        else return *(const unsigned*)at;
+    }
+};
+
+// Which tile a block has; blocks go along m first, then along k, then through the batch.
+template <int ITEM> struct TilePlace {
+    long long batch;
+    int row, column;
+
+    TilePlace(int m, int k) {
+        const int m_tiles = (m + Tile<ITEM>::rows - 1) / Tile<ITEM>::rows;
+        const int k_tiles = (k + Tile<ITEM>::columns - 1) / Tile<ITEM>::columns;
+        row = blockIdx.x % m_tiles * Tile<ITEM>::rows;
+        column = blockIdx.x / m_tiles % k_tiles * Tile<ITEM>::columns;
+        batch = blockIdx.x / m_tiles / k_tiles;
     }
 };

@@ -1,0 +1,137 @@
+// decompress: from stored elements and codes back to the dense matrix, or to its mask.
+//
+//   values [batch, m, 2 ceil(k/4)]  rows on 16-byte boundaries                       (read)
+//   codes  canonical metadata [batch, m, ceil(k/8)] (CODES 0) or packed (CODES 1)    (read)
+//   out    [batch, m, k]  elements, or bool where they are not zero (MASK 1)         (written)
+//
+//   decompress_rows     any strides of `out`; OUT_ALIGNMENT 16 says that rows are contiguous
+//                       and start on 16-byte boundaries, 0 says nothing.
+//   decompress_columns  m is the contiguous axis of `out`, 4-byte aligned; see tile.cuh.
+//   pack, unpack        canonical metadata to packed and back, bit for bit.
+//
+// Meaning: reference.decompress, pack_metadata, unpack_metadata.  Launcher: kernels/decompress.py.
+#include "codes.cuh"
+#include "tile.cuh"
+
+constexpr Kind kind = Kind::ELEMENT;
+constexpr int ITEM = bytes_of(kind);
+constexpr int OUT_ITEM = MASK ? 1 : ITEM;
+using P = Piece<ITEM>;
+using T = Tile<ITEM>;
+using Word = Lanes<ITEM>::word;
+
+// Four bytes, 1 where an element of the group is not zero.
+unsigned group_mask(const unsigned (&group)[ITEM]) {
+    Word flag[ITEM == 8 ? 4 : ITEM];
+    for (int i = 0; i < (ITEM == 8 ? 4 : ITEM); i++) {
+        Word x;
+        if constexpr (ITEM == 8) x = group[2 * i] | (Word)group[2 * i + 1] << 32;
+        else x = group[i];
+        flag[i] = nonzero<kind>(kind == Kind::int8 ? x : x & ~Lanes<ITEM>::top);
+    }
+    if constexpr (ITEM == 1) return flag[0] >> 7 & 0x01010101u;
+    else if constexpr (ITEM == 2) return permute(flag[0], flag[1], 0x7531) >> 7 & 0x01010101u;
+    else {
+        unsigned mask = 0;
+        for (int i = 0; i < 4; i++) mask |= (unsigned)(flag[i] >> (8 * ITEM - 1)) << 8 * i;
+        return mask;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) decompress_rows(
+    const char* values, long long v_batch, long long v_row, const void* codes,
+    char* out, long long o_batch, long long o_row, long long o_column, long long m_, long long k_) {
+    __shared__ Places<ITEM> places;
+    const int m = (int)m_, k = (int)k_, stored = (k + 3) / 4 * 2;
+    const Place<ITEM> place(m, k);
+    constexpr int pieces = Place<ITEM>::pieces, ahead = ITEM <= 2 ? pieces : 1;
+    places.fill();
+    __syncthreads();
+
+#pragma unroll 1
+    for (int done = 0; done < pieces; done += ahead) {
+        unsigned in[ahead][P::rows][P::words / 2], code_words[ahead];
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            code_words[i] = piece_codes<ITEM>(codes, place, done + i, m, k);
+            for (int r = 0; r < P::rows; r++) {
+                const int row = place.row + 4 * (done + i) + 8 * r, start = place.column / 2;
+                load_elements<ITEM, 16>(values + place.batch * v_batch + row * v_row + start * ITEM, ITEM,
+                                        row < m ? stored - start : 0, in[i][r]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < ahead; i++)
+            for (int r = 0; r < P::rows; r++) {
+                const int row = place.row + 4 * (done + i) + 8 * r;
+                unsigned dense[P::words * OUT_ITEM / ITEM];
+                for (int c = 0; c < P::groups; c++) {
+                    unsigned group[ITEM];
+                    places.expand(in[i][r], c, code_words[i] >> (16 * r + 4 * c) & 15, group);
+                    if constexpr (MASK) dense[c] = group_mask(group);
+                    else for (int w = 0; w < ITEM; w++) dense[c * ITEM + w] = group[w];
+                }
+                store_elements<OUT_ITEM, OUT_ALIGNMENT>(out + place.batch * o_batch + row * o_row + place.column * o_column, o_column,
+                               row < m ? k - place.column : 0, dense);
+            }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) decompress_columns(
+    const char* values, long long v_batch, long long v_row, const void* codes,
+    char* out, long long o_batch, long long o_row, long long o_column, long long m_, long long k_) {
+    __shared__ T tile;
+    __shared__ Places<ITEM> places;
+    const int m = (int)m_, k = (int)k_;
+    const TilePlace<ITEM> place(m, k);
+    places.fill();
+    tile.load_values(values + place.batch * v_batch + place.row * v_row, v_row,
+                     (long long)place.column / 2 * ITEM, (k + 3) / 4 * 2 * ITEM, m - place.row);
+    tile.load_codes<CODES>(codes, place, m, k);
+    __syncthreads();
+
+    const int row = place.row + T::my_row(), column = place.column + T::my_column();
+    char* at = out + place.batch * o_batch + row * o_row + column * o_column;
+    unsigned stored[T::lanes][T::span * ITEM / 8], code_bits[T::lanes];
+    for (int j = 0; j < T::lanes; j++) tile.get_row(j, stored[j]), code_bits[j] = tile.get_codes(j);
+#pragma unroll
+    for (int c = 0; c < T::span / 4; c++) {
+        unsigned group[T::lanes][ITEM];
+        for (int j = 0; j < T::lanes; j++) places.expand(stored[j], c, code_bits[j] >> 4 * c & 15, group[j]);
+        Word lanes[4];
+        lanes_of_rows<ITEM>(group, lanes);
+        for (int i = 0; i < 4; i++, at += o_column) {
+            if (column + 4 * c + i >= k) continue;
+            if (row + T::lanes <= m) *(Word*)at = lanes[i];
+            else
+                for (int j = 0; j < T::lanes && row + j < m; j++) {
+                    if constexpr (ITEM == 1) at[j] = (char)(lanes[i] >> 8 * j);
+                    else ((unsigned short*)at)[j] = (unsigned short)(lanes[i] >> 16 * j);
+                }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) pack(
+    const unsigned char* metadata, unsigned* packed, long long m, long long k) {
+    const Place<ITEM> place((int)m, (int)k);
+    for (int p = 0; p < Place<ITEM>::pieces; p++)
+        if (place.inside)
+            packed[place.packed_word(p)] = canonical_word<ITEM>(metadata, place, p, (int)m, (int)k);
+}
+
+extern "C" __global__ void __launch_bounds__(128) unpack(
+    const unsigned* packed, unsigned char* metadata, long long m, long long k) {
+    const Place<ITEM> place((int)m, (int)k);
+    const long long bytes = (k + 7) / 8;
+    if (!place.inside) return;
+    for (int p = 0; p < Place<ITEM>::pieces; p++) {
+        const unsigned codes = __ldg(packed + place.packed_word(p));
+        for (int r = 0; r < P::rows; r++) {
+            const int row = place.row + 4 * p + 8 * r;
+            if (row < m)
+                store_canonical<ITEM>(metadata + (place.batch * m + row) * bytes, bytes, place.column,
+                                      codes >> 16 * r);
+        }
+    }
+}

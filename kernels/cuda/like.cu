@@ -1,0 +1,182 @@
+// like: take the places of the non-zeros from codes that exist.
+//
+//   codes  canonical metadata [batch, m, ceil(k/8)] (CODES 0) or packed (CODES 1)      (read)
+//   x      [batch, m, k]  new elements; ALIGNMENT 16: contiguous rows on 16-byte
+//                         boundaries (by columns 4: words), 0: any strides             (read)
+//   values [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16       (written)
+//
+//   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.
+//   masked_gradient          out = x in stored places, and in the others 0 or, if DECAYED,
+//                            x + decay * weight (SR-STE, Zhou et al. 2021).
+//
+// Meaning: reference.like, reference.masked_gradient.  Launcher: kernels/like.py.
+#include "codes.cuh"
+#include "tile.cuh"
+
+constexpr Kind kind = Kind::ELEMENT;
+constexpr int ITEM = bytes_of(kind);
+using P = Piece<ITEM>;
+using T = Tile<ITEM>;
+using Word = Lanes<ITEM>::word;
+
+// Four-byte word of elements with -0.0 turned into +0.0.
+unsigned without_minus_zero(unsigned word) {
+    if constexpr (ITEM <= 4 && kind != Kind::int8)
+        return word & fill<ITEM>(nonzero<kind>(word & ~(unsigned)Lanes<ITEM>::top));
+    return word;
+}
+
+// For each code, the selector of `permute` that takes the stored pair out of a group.
+struct Gather {
+    unsigned selector[16];
+
+    void fill() {
+        if (threadIdx.x < 16) {
+            const int first = threadIdx.x & 3, second = threadIdx.x >> 2;
+            selector[threadIdx.x] = ITEM == 1 ? first | second << 4
+                                              : 0x1010 + first * 0x22 + second * 0x2200;
+        }
+    }
+    // The pairs of all groups of a row.
+    template <int GROUPS>
+    void row(const unsigned (&x)[GROUPS * ITEM], unsigned codes, unsigned (&stored)[GROUPS * ITEM / 2]) const {
+        for (int c = 0; c < GROUPS; c++) {
+            const unsigned code = codes >> 4 * c & 15;
+            if constexpr (ITEM == 1) {
+                const unsigned pair = permute(x[c], 0, selector[code]) & 0xffffu;
+                stored[c / 2] = c % 2 ? stored[c / 2] | pair << 16 : pair;
+            } else if constexpr (ITEM == 2) {
+                stored[c] = permute(x[2 * c], x[2 * c + 1], selector[code]);
+            } else {
+                constexpr int width = ITEM / 4;
+                for (int w = 0; w < width; w++) {
+                    const unsigned* at = x + 4 * c * width + w;
+                    stored[2 * c * width + w] = pick(at, width, code & 3);
+                    stored[(2 * c + 1) * width + w] = pick(at, width, code >> 2);
+                }
+            }
+        }
+        for (int i = 0; i < GROUPS * ITEM / 2; i++) stored[i] = without_minus_zero(stored[i]);
+        if constexpr (ITEM == 8)
+            for (int i = 0; i < GROUPS * 4; i += 2)
+                if ((stored[i] | stored[i + 1] << 1) == 0) stored[i + 1] = 0;
+    }
+    static unsigned pick(const unsigned* at, int width, unsigned place) {
+        return place == 0 ? at[0] : place == 1 ? at[width] : place == 2 ? at[2 * width] : at[3 * width];
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(128) like_rows(
+    const char* x, long long x_batch, long long x_row, long long x_column, const void* codes,
+    char* values, long long pitch, long long m_, long long k_) {
+    __shared__ Gather gather;
+    const int m = (int)m_, k = (int)k_;
+    const Place<ITEM> place(m, k);
+    constexpr int pieces = Place<ITEM>::pieces, ahead = ITEM <= 2 ? pieces : 1;
+    gather.fill();
+    __syncthreads();
+
+#pragma unroll 1
+    for (int done = 0; done < pieces; done += ahead) {
+        unsigned in[ahead][P::rows][P::words], code_words[ahead];
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            code_words[i] = piece_codes<ITEM>(codes, place, done + i, m, k);
+            for (int r = 0; r < P::rows; r++) {
+                const int row = place.row + 4 * (done + i) + 8 * r;
+                load_elements<ITEM, ALIGNMENT>(
+                    x + place.batch * x_batch + row * x_row + place.column * x_column, x_column,
+                    row < m ? min(max(k - place.column, 0), P::columns) : 0, in[i][r]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < ahead; i++)
+            for (int r = 0; r < P::rows; r++) {
+                const int row = place.row + 4 * (done + i) + 8 * r;
+                unsigned stored[P::words / 2];
+                gather.row<P::groups>(in[i][r], code_words[i] >> 16 * r, stored);
+                if (row < m)
+                    store_values<ITEM>(values + (place.batch * m + row) * pitch, pitch, place.column, stored);
+            }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) like_columns(
+    const char* x, long long x_batch, long long x_row, long long x_column, const void* codes,
+    char* values, long long pitch, long long m_, long long k_) {
+    __shared__ T tile;
+    __shared__ Gather gather;
+    const int m = (int)m_, k = (int)k_;
+    const TilePlace<ITEM> place(m, k);
+    const int row = place.row + T::my_row(), column = place.column + T::my_column();
+    const char* at = x + place.batch * x_batch + row * x_row + column * x_column;
+    Word element[T::span];
+#pragma unroll
+    for (int i = 0; i < T::span; i++)
+        element[i] = load_lanes<ITEM, ALIGNMENT>(at + i * x_column, x_row, column + i < k ? m - row : 0);
+    gather.fill();
+    tile.load_codes<CODES>(codes, place, m, k);
+    __syncthreads();
+    for (int j = 0; j < T::lanes; j++) {
+        unsigned groups[T::span * ITEM / 4], stored[T::span * ITEM / 8];
+        for (int c = 0; c < T::span / 4; c++) row_of_lanes<ITEM>(element + 4 * c, j, groups + c * ITEM);
+        gather.row<T::span / 4>(groups, tile.get_codes(j), stored);
+        tile.put_row(j, stored);
+    }
+    __syncthreads();
+    tile.store_values(values + (place.batch * m + place.row) * pitch, pitch,
+                      (long long)place.column / 2 * ITEM, m - place.row);
+}
+
+// x + decay * weight, element by element of a 4-byte word (8 bytes: of a pair of words).
+void decayed(const unsigned* x, const unsigned* weight, double decay, unsigned* out) {
+    using S = Scalar<kind>;
+    constexpr int count = ITEM == 8 ? 1 : 4 / ITEM;
+    const typename S::type *a = (const typename S::type*)x, *b = (const typename S::type*)weight;
+    for (int i = 0; i < count; i++) {
+        const typename S::real sum = typename S::real(S::load(a[i]))
+                                   + typename S::real(decay) * typename S::real(S::load(b[i]));
+        ((typename S::type*)out)[i] = S::store(sum);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) masked_gradient(
+    const char* x, long long x_batch, long long x_row, long long x_column,
+    const char* weight, long long w_batch, long long w_row, long long w_column, const void* codes,
+    char* out, long long o_batch, long long o_row, long long o_column, double decay, long long m_, long long k_) {
+    __shared__ Places<ITEM> places;
+    const int m = (int)m_, k = (int)k_;
+    const Place<ITEM> place(m, k);
+    places.fill();
+    __syncthreads();
+#pragma unroll 1
+    for (int p = 0; p < Place<ITEM>::pieces; p++) {
+        const unsigned code_word = piece_codes<ITEM>(codes, place, p, m, k);
+        for (int r = 0; r < P::rows; r++) {
+            const int row = place.row + 4 * p + 8 * r;
+            const int valid = row < m ? min(max(k - place.column, 0), P::columns) : 0;
+            unsigned in[P::words], decaying[P::words];
+            load_elements<ITEM, ALIGNMENT>(x + place.batch * x_batch + row * x_row + place.column * x_column,
+                                           x_column, valid, in);
+            if (DECAYED)
+                load_elements<ITEM, ALIGNMENT>(
+                    weight + place.batch * w_batch + row * w_row + place.column * w_column, w_column, valid, decaying);
+            for (int c = 0; c < P::groups; c++) {
+                unsigned kept[ITEM], ones[P::words / 2];
+                for (int i = 0; i < P::words / 2; i++) ones[i] = ~0u;
+                places.expand(ones, c, code_word >> (16 * r + 4 * c) & 15, kept);
+                constexpr int width = ITEM == 8 ? 2 : 1;
+                for (int w = 0; w < ITEM; w += width) {
+                    unsigned other[2] = {0, 0};
+                    if (DECAYED) decayed(in + c * ITEM + w, decaying + c * ITEM + w, decay, other);
+                    for (int v = 0; v < width; v++) {
+                        unsigned& word = in[c * ITEM + w + v];
+                        word = (word & kept[w + v]) | (other[v] & ~kept[w + v]);
+                    }
+                }
+            }
+            store_elements<ITEM, ALIGNMENT>(out + place.batch * o_batch + row * o_row + place.column * o_column,
+                                            o_column, valid, in);
+        }
+    }
+}

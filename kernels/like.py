@@ -1,0 +1,99 @@
+"""Reuse the places of a compressed matrix: new values, and gradients through its mask.
+
+Launcher of ``cuda/like.cu``.  Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from sparse24 import _arrays, _spec
+from sparse24._records import Compressed24
+from sparse24.kernels import loader
+from sparse24.kernels.compress import NULL, blocks, row_alignment, runs_by_columns
+from sparse24.kernels.decompress import codes_of
+
+NAME = "like"
+
+
+def launch(record: Compressed24, x) -> Compressed24:
+    """Compress `x`, (..., m, k) of any strides, at the places of `record`, whose codes it shares.
+
+    Every stored place is filled, also where `record` holds a zero.
+    """
+    xp = _arrays.cupy_module()
+    *batch, m, k = record.shape
+    values = _arrays.empty_rows(xp, (*batch, m, _spec.values_per_row(k)), x.dtype)
+    if x.size:
+        dense = x.reshape(-1, m, k)
+        by_columns = runs_by_columns(dense, x.itemsize)
+        parts = (dense.data.ptr, dense.strides[0], dense.strides[2])
+        if by_columns:
+            alignment = 4 if all(part % 4 == 0 for part in parts) else 0
+        else:
+            alignment = 16 if row_alignment(dense, x.itemsize) == 16 else 0
+        codes, packed = codes_of(record)
+        name = "like_columns" if by_columns else "like_rows"
+        macros = defines(record.dtype.name, packed=packed, alignment=alignment)
+        loader.function(NAME, name, macros)(
+            (dense.shape[0] * blocks(m, k, x.itemsize, by_columns),),
+            (256 if by_columns else 128,),
+            (dense, *dense.strides, codes, values, values.strides[-2], m, k),
+        )
+    return Compressed24(values, record.metadata, record.packed, record.shape, record.dtype)
+
+
+def masked_gradient(record: Compressed24, gradient, *, weight=None, decay: float = 0.0, out=None):
+    """The gradient as a 2:4 weight should see it, (..., m, k) in the dtype of the weight.
+
+    Parameters
+    ----------
+    record : Compressed24
+        The weight as it was multiplied.
+    gradient : cupy.ndarray, shape (..., m, k), storage dtype of `record`
+    weight : cupy.ndarray, like `gradient`, optional
+        The dense weight.  With it the pruned places get ``gradient + decay * weight``
+        (SR-STE); without, 0.
+    decay : float
+    out : cupy.ndarray, like `gradient`, optional
+        May be `gradient` itself.
+    """
+    xp = _arrays.cupy_module()
+    if out is None:
+        out = xp.empty(gradient.shape, gradient.dtype)
+    if not gradient.size:
+        return out
+    m, k = gradient.shape[-2:]
+    arrays = [x.reshape(-1, m, k) for x in (gradient, weight, out) if x is not None]
+    aligned = all(row_alignment(x, x.itemsize) == 16 for x in arrays)
+    codes, packed = codes_of(record)
+    macros = defines(
+        record.dtype.name, packed=packed, alignment=16 if aligned else 0, decayed=weight is not None
+    )
+    source, *middle, target = arrays
+    weight_arguments = (middle[0], *middle[0].strides) if middle else (NULL, 0, 0, 0)
+    loader.function(NAME, "masked_gradient", macros)(
+        (source.shape[0] * blocks(m, k, gradient.itemsize, False),),
+        (128,),
+        (source, *source.strides, *weight_arguments, codes, target, *target.strides, decay, m, k),
+    )
+    if target.data.ptr != out.data.ptr:
+        out[...] = target.reshape(out.shape)
+    return out
+
+
+def defines(
+    name: str, *, packed: bool = True, alignment: int = 16, decayed: bool = False
+) -> loader.Defines:
+    """The macros of ``like.cu``."""
+    return (
+        ("ELEMENT", name),
+        ("CODES", int(packed)),
+        ("ALIGNMENT", alignment),
+        ("DECAYED", int(decayed)),
+    )
+
+
+COMPILE_CHECKS = tuple(
+    (defines(name, decayed=True), arch, None)
+    for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
+    for name in ("bfloat16", "int8", "float32")
+)
