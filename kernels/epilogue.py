@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24._records import Epilogue
+from sparse24.kernels import loader
 
 ALPHA, C, ROW_SCALE, COLUMN_SCALE, ROW_BIAS, COLUMN_BIAS, ACTIVATION, OUT_SCALE, AUX = (
     1 << bit for bit in range(9)
@@ -22,7 +23,7 @@ PARAMS = np.dtype(
         ("row_scale", "u8"), ("column_scale", "u8"), ("row_bias", "u8"), ("column_bias", "u8"),
     ]
 )  # fmt: skip
-NO_PARAMS = np.zeros(1, PARAMS)
+NO_PARAMS = loader.by_value(np.zeros(1, PARAMS))
 
 
 def bits(epilogue: Epilogue) -> int:
@@ -69,4 +70,4 @@ def params(epilogue: Epilogue) -> np.ndarray:
             *batch, row, column = (stride // matrix.dtype.itemsize for stride in matrix.strides)
             block[f"{name}_row"], block[f"{name}_column"] = row, column
             block[f"{name}_batch"] = batch[0] if batch and matrix.shape[0] > 1 else 0
-    return block
+    return loader.by_value(block)

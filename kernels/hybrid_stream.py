@@ -225,7 +225,7 @@ def product(
         [(layout.blob.data.ptr, layout.offsets.data.ptr, order.data.ptr, cuts.data.ptr,
           layout.chunks, layout.stage_bytes, m)], LEFT,
     )  # fmt: skip
-    right = np.array([(b.data.ptr, k, n, row, column)], RIGHT)
+    right = loader.by_value(np.array([(b.data.ptr, k, n, row, column)], RIGHT))
     grid = (cuts.shape[0], config.splits, -(-n // (8 * config.tiles)))
     out_row, out_column = (s // 2 for s in out.strides)
     kernel(grid, (32 * config.warps,), (left, right, out, out_row, out_column), shared_mem=shared)

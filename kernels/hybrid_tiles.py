@@ -54,7 +54,8 @@ def fill(bits, dtype: DType, tiles) -> None:
 
 def matrix(tiles) -> np.ndarray:
     """The addresses of a record, passed by value."""
-    return np.array([tuple(getattr(tiles, name).data.ptr for name in MATRIX.names)], MATRIX)
+    pointers = tuple(getattr(tiles, name).data.ptr for name in MATRIX.names)
+    return loader.by_value(np.array([pointers], MATRIX))
 
 
 def decode(tiles, out) -> None:

@@ -12,9 +12,10 @@ import threading
 import numpy as np
 
 from sparse24._errors import UnsupportedError
+from sparse24.kernels import loader
 
 _VIEW = np.dtype([("sums", "u8"), ("flags", "u8")])
-NONE = np.zeros(1, _VIEW)  # the argument of a kernel that shares nothing
+NONE = loader.by_value(np.zeros(1, _VIEW))  # the argument of a kernel that shares nothing
 MOST_SUMS = 128 * 256  # of a tile that blocks share
 MOST_CONSUMERS = 3
 
@@ -30,7 +31,7 @@ def _allocate() -> tuple:
     sums = cupy.empty(sms * MOST_SUMS, np.float32)
     flags = cupy.zeros(sms * MOST_CONSUMERS, np.uint32)
     cupy.cuda.get_current_stream().synchronize()  # the flags are zero for every stream
-    return np.array([(sums.data.ptr, flags.data.ptr)], _VIEW), sums, flags
+    return loader.by_value(np.array([(sums.data.ptr, flags.data.ptr)], _VIEW)), sums, flags
 
 
 def reserve() -> None:

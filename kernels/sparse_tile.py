@@ -9,6 +9,7 @@ import numpy as np
 from sparse24._dtypes import TABLE
 from sparse24._records import Compressed24, Problem
 from sparse24.kernels import epilogue as epilogues
+from sparse24.kernels import loader
 
 SHAPE = np.dtype(
     [
@@ -132,7 +133,7 @@ def shape_block(a: Compressed24, b, out) -> np.ndarray:
     item = out.dtype.itemsize
     block["out_row"], block["out_column"] = out.strides[-2] // item, out.strides[-1] // item
     block["out_batch"] = _batch_stride(out, batch, 2) // item
-    return block
+    return loader.by_value(block)
 
 
 class Shapes:

@@ -201,7 +201,8 @@ class _Launcher:
         a_batched = int(a.values.ndim > 2 and a.values.shape[0] > 1)
         b_batched = int(b.ndim > 2 and b.shape[0] > 1)
         stride = a.packed.strides[-4] if a_batched else 0
-        return np.array([(p.m, p.n, atoms_m, atoms_k, a_batched, b_batched, stride)], _SHAPE)
+        extents = (p.m, p.n, atoms_m, atoms_k, a_batched, b_batched, stride)
+        return loader.by_value(np.array([extents], _SHAPE))
 
     def _values_map(self, a: Compressed24) -> np.ndarray:
         values, size = a.values, self.itemsize
@@ -257,7 +258,8 @@ def _matrix_map(x, inner: int, outer: int, box: tuple[int, int], size: int) -> n
 
 def _out_view(out) -> np.ndarray:
     *batch, row, column = (stride // out.itemsize for stride in out.strides)
-    return np.array([(out.data.ptr, row, column, batch[0] if batch else 0)], _OUT_VIEW)
+    view = (out.data.ptr, row, column, batch[0] if batch else 0)
+    return loader.by_value(np.array([view], _OUT_VIEW))
 
 
 def _clusters_m(problem: Problem, config: Config) -> int:
@@ -283,7 +285,7 @@ def _tiling(problem: Problem, config: Config, sms: int) -> np.ndarray:
     share, longer = divmod(shared * -(-problem.k // _spec.ATOM_K), sms)
     tiles_n = -(-problem.n // config.block_n)
     grid = (_clusters_m(problem, config), tiles_n, problem.batch, _band(config))
-    return np.array([(*grid, shared, share, longer)], _TILING)
+    return loader.by_value(np.array([(*grid, shared, share, longer)], _TILING))
 
 
 def _band(config: Config) -> int:

@@ -22,7 +22,8 @@ def fill(a: Operand24, b, out, options, types, plans: dict | None = None):
     Returns a launcher ``launch(b, out, epilogue)`` for more products like this one, or
     None where there is nothing to keep.  `plans` remembers what was prepared.
     """
-    _refuse_overlap(out, a, b)
+    if options.out is not None:
+        _refuse_overlap(out, a, b)
     batch = out.shape[:-2]
     given, record = b, a.rows
     a = _cast_operand(a, types.row_a)
