@@ -61,7 +61,7 @@ _HOMES = {
     "load_safetensors": "sparse24.formats.files",
     "show_config": "sparse24._config",
 }
-_MODULES = ("convert", "jax", "plot", "schedule", "testing", "torch", "tuning")
+_MODULES = ("convert", "functional", "jax", "plot", "schedule", "testing", "torch", "tuning")
 
 __all__ = [
     "ArgumentError",

@@ -100,9 +100,13 @@ class _Levels(Pattern):
     to level, so taking the largest gains of the whole layer is optimal.
     """
 
-    grows = False
-    levels = (1, 2, 3, 4)
     tile: tuple[int, int] | None = (4, 64)
+    grows = False
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Numbers of every four that a tile may keep, in equal steps."""
+        raise NotImplementedError
 
     def __post_init__(self):
         if self.tile is not None:
@@ -158,12 +162,37 @@ class Elastic(_Levels):
     ----------
     tile : (int, int) or None, default (4, 64)
         Rows and columns that share a pattern; None gives the whole layer one pattern.
+    least : {1, 2, 3}
+        Kept elements of four at the least.  2 makes a ramp from dense to 0.5 that ends as
+        2:4 everywhere.
     """
+
+    least: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.least not in (1, 2, 3):
+            raise ArgumentError(f"least must be 1, 2 or 3, got {self.least!r}")
+
+    @property
+    def levels(self):
+        return tuple(range(self.least, _spec.GROUP + 1))
 
 
 @dataclass(frozen=True)
 class TileHybrid(_Levels):
-    """Each tile empty, 2:4 or dense: any sparsity, in the shape that `sparse24.hybrid` takes."""
+    """Each tile empty, 2:4 or dense: any sparsity, in the shape that `sparse24.hybrid` takes.
 
-    levels = (0, 2, 4)
+    Parameters
+    ----------
+    tile : (int, int), default (64, 64)
+    empty : bool, default True
+        False leaves 2:4 and dense; a ramp to 0.5 then ends as 2:4 everywhere.
+    """
+
     tile: tuple[int, int] | None = (64, 64)
+    empty: bool = True
+
+    @property
+    def levels(self):
+        return (0, 2, 4) if self.empty else (2, 4)

@@ -156,6 +156,13 @@ def test_levels_are_optimal_among_tiles(rng):
     assert (scores * mask).sum() == pytest.approx(max(value.values()))
 
 
+@pytest.mark.parametrize("pattern", [S.Elastic((4, 8), least=2), S.TileHybrid((4, 8), empty=False)])
+def test_ramps_to_two_four_end_as_two_four(pattern, rng):
+    scores = np.abs(rng.normal(size=(8, 32)))
+    np.testing.assert_array_equal(pattern.mask(scores, 0.5), S.NM().mask(scores, 0.5))
+    assert pattern.mask(scores, 0.25).sum() == 192
+
+
 def test_fixed_pattern_with_another_target_says_so():
     with pytest.raises(PatternError, match=r"fixed 2:4 pattern has sparsity 0.5 .* asks for 0.6"):
         S.Recipe(S.OneShot(0.6), pattern=S.NM(2, 4))

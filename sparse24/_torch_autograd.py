@@ -1,0 +1,91 @@
+"""Autograd of 2:4 linear layers: what is saved, what is sparse in backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24 import _torch_ops as ops
+from sparse24._errors import ShapeError
+from sparse24._train_rule import Rule
+
+
+def check_linear(x: Tensor, weight: Tensor) -> None:
+    """The message that a plain product would not give."""
+    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            f"x must have shape (..., k) and weight (m, k), got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+
+
+class WeightLinear(torch.autograd.Function):
+    """``x @ prune(weight).T + bias`` for x (t, k); the packing is made once and used twice."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, mask, rule: Rule, clock):
+        m, k = weight.shape
+        parts = ops.pack(weight, mask, rule.transposable)
+        ctx.rule, ctx.has_bias = rule, bias is not None
+        ctx.save_for_backward(x, weight, mask, clock, *parts)
+        return ops.product(parts, m, k, x, bias, "x@At")
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, mask, clock, *parts = ctx.saved_tensors
+        m, k = weight.shape
+        dy = dy.contiguous()
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = ops.product(parts, m, k, dy, None, "x@A")
+        if ctx.needs_input_grad[1]:
+            dw = _weight_gradient(dy, x, weight, mask, ctx.rule, clock)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            db = dy.sum(0)
+        return dx, dw, db, None, None, None
+
+
+def _weight_gradient(dy, x, weight, mask, rule: Rule, clock) -> Tensor:
+    if rule.gradient == "24sparse":
+        clock = torch.zeros((), dtype=torch.int64) if clock is None else clock
+        sampled = ops.sample(dy.t(), rule.seed, clock)
+        parts = ops.pack(sampled, None, False)
+        dw = ops.product(parts, dy.shape[1], dy.shape[0], x, None, "A@b")
+    else:
+        dw = dy.t() @ x
+    if rule.gradient == "ste" and rule.decay == 0.0:
+        return dw
+    kept = ops.keep(weight, rule.transposable) if mask is None else mask
+    if rule.gradient != "ste":
+        dw = dw * kept
+    return dw if rule.decay == 0.0 else dw + rule.decay * (weight * ~kept)
+
+
+class ActivationLinear(torch.autograd.Function):
+    """``prune(x) @ weight.T + bias`` for x (t, k): the activations are sparse."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, rule: Rule):
+        t, k = x.shape
+        parts = ops.pack(x, None, rule.transposable)
+        ctx.rule, ctx.has_bias = rule, bias is not None
+        ctx.save_for_backward(x if rule.gradient != "ste" else x.new_empty(0), weight, *parts)
+        ctx.shape = (t, k)
+        y = ops.product(parts, t, k, weight.t(), None, "A@b")
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, *parts = ctx.saved_tensors
+        t, k = ctx.shape
+        dy = dy.contiguous()
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = dy @ weight
+            if ctx.rule.gradient != "ste":
+                dx = dx * ops.keep(x, ctx.rule.transposable)
+        if ctx.needs_input_grad[1]:
+            dw = ops.product(parts, t, k, dy, None, "At@b").t()
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            db = dy.sum(0)
+        return dx, dw, db, None

@@ -1,0 +1,114 @@
+"""Model surgery, and masks from a scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse24._errors import ArgumentError
+from sparse24._sched_gradients import mask_slots
+from sparse24._torch_layers import SparseLinear
+
+
+def sparsify(
+    model: torch.nn.Module, rules: Mapping[str, Mapping[str, Any] | None]
+) -> torch.nn.Module:
+    """Replace linear layers by `SparseLinear`, in place.
+
+    Parameters
+    ----------
+    model : Module
+    rules : mapping of str to mapping or None
+        Options of `SparseLinear` by name pattern of the layer (``"blocks.*.ffn.*"``); the
+        first match counts and None keeps a layer dense.
+
+    Returns
+    -------
+    Module
+        `model`, or the new layer if the model itself is a linear layer.
+
+    Raises
+    ------
+    ArgumentError
+        If a pattern matches no linear layer.
+    """
+    unused = set(rules)
+
+    def replaced(name: str, layer: torch.nn.Module) -> torch.nn.Module | None:
+        if type(layer) is not torch.nn.Linear:
+            return None
+        pattern = next((p for p in rules if fnmatchcase(name, p)), None)
+        unused.discard(pattern)
+        options = rules.get(pattern) if pattern is not None else None
+        return None if options is None else SparseLinear.from_dense(layer, **options)
+
+    model = _replace(model, replaced)
+    if unused:
+        raise ArgumentError(
+            f"no linear layer is named {sorted(unused)}; print the model for its layers' names"
+        )
+    return model
+
+
+def desparsify(model: torch.nn.Module) -> torch.nn.Module:
+    """Put dense layers back, in place, with the pruned weights set to zero."""
+    return _replace(
+        model, lambda _, layer: layer.to_dense() if isinstance(layer, SparseLinear) else None
+    )
+
+
+def _replace(model: torch.nn.Module, replaced) -> torch.nn.Module:
+    new = replaced("", model)
+    if new is not None:
+        return new
+    for name, layer in list(model.named_modules()):
+        new = replaced(name, layer) if name else None
+        if new is not None:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, new)
+    return model
+
+
+def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
+    """The sparse layers of a model, by name."""
+    return {n: layer for n, layer in model.named_modules() if isinstance(layer, SparseLinear)}
+
+
+def update_masks(
+    model: torch.nn.Module, scheduler, optimizer=None, *, policy: str = "zero_changed"
+) -> dict[str, Tensor]:
+    """Advance a scheduler by one step with the model's weights and gradients; set its masks.
+
+    Parameters
+    ----------
+    model : Module
+        Its `SparseLinear` layers are the scheduler's layers; use ``sparse="masked"`` for
+        patterns other than 2:4.
+    scheduler : MaskScheduler or DynamicScheduler
+    optimizer : torch.optim.Optimizer, optional
+        Its state for weights whose masks changed is treated by `policy`.
+    policy : str
+        See `sparse24.schedule.mask_slots`.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The masks.
+    """
+    layers = sparse_layers(model)
+    weights = {name: layer.weight for name, layer in layers.items()}
+    grads = {name: layer.weight.grad for name, layer in layers.items()}
+    known = all(grad is not None for grad in grads.values())
+    masks = scheduler.step(grads if known else None, weights)
+    for event in scheduler.events:
+        layer, mask = layers[event.name], masks[event.name]
+        slots = None if optimizer is None else optimizer.state.get(layer.weight)
+        if slots:
+            old = torch.ones_like(mask) if layer.mask is None else layer.mask
+            optimizer.state[layer.weight] = mask_slots(slots, old, mask, policy=policy)
+        layer.set_mask(mask)
+    return masks

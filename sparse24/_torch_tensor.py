@@ -1,0 +1,187 @@
+"""A tensor subclass for code written for xformers or torch's semi-structured tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24 import _check, _foreign, _obeys
+from sparse24 import _torch_ops as ops
+from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._train_rule import GRADIENTS
+
+_aten = torch.ops.aten
+
+
+class Sparse24Tensor(torch.Tensor):
+    """A 2:4 matrix that takes part in ``@``, ``torch.mm`` and ``torch.nn.functional.linear``.
+
+    Made by `sparsify24` and `to_sparse_semi_structured`.  Other operations raise; use
+    `to_dense` first.
+    """
+
+    @staticmethod
+    def __new__(cls, parts, shape, *, turned: bool = False, requires_grad: bool = False):
+        values = parts[0]
+        return torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=values.dtype, device=values.device, requires_grad=requires_grad
+        )
+
+    def __init__(self, parts, shape, *, turned: bool = False, requires_grad: bool = False):
+        self.parts = list(parts)
+        self.turned = turned  # True: the tensor is the transpose of what the parts hold
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """Shape of the packed matrix."""
+        m, k = self.shape
+        return (k, m) if self.turned else (m, k)
+
+    def to_dense(self) -> Tensor:  # type: ignore[override]
+        """The matrix with its zeros."""
+        whole = ops.dense(self.parts, *self.stored_shape)
+        return whole.t() if self.turned else whole
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return (
+            f"Sparse24Tensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
+            f"transposable={len(self.parts) == 4})"
+        )
+
+    def __tensor_flatten__(self):
+        names = [f"_part{i}" for i in range(len(self.parts))]
+        for name, part in zip(names, self.parts, strict=True):
+            setattr(self, name, part)
+        return names, (tuple(self.shape), self.turned)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+        shape, turned = context
+        return cls([inner[name] for name in sorted(inner)], shape, turned=turned)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        rule = _RULES.get(function)
+        if rule is None:
+            raise UnsupportedError(
+                f"{function} is not defined for a Sparse24Tensor; call .to_dense() first"
+            )
+        return rule(*args, **(kwargs or {}))
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def _detach(a: Sparse24Tensor) -> Sparse24Tensor:
+    return Sparse24Tensor(a.parts, a.shape, turned=a.turned)
+
+
+def _turn(a: Sparse24Tensor, *_) -> Sparse24Tensor:
+    return Sparse24Tensor(a.parts, a.shape[::-1], turned=not a.turned)
+
+
+def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    if isinstance(a, Sparse24Tensor) and isinstance(b, Sparse24Tensor):
+        raise UnsupportedError("the product of two Sparse24Tensors: call .to_dense() on one")
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    if isinstance(a, Sparse24Tensor):
+        y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
+        return y if bias is None else y + bias
+    form = "x@At" if b.turned else "x@A"
+    fused = bias if bias is not None and bias.ndim == 1 else None
+    y = ops.product(b.parts, *b.stored_shape, a, fused, form)
+    return y if bias is None or fused is not None else y + bias
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
+    if beta == alpha == 1:
+        return _mm(a, b, bias)
+    return beta * bias + alpha * _mm(a, b)
+
+
+def _clone(a: Sparse24Tensor, **_) -> Sparse24Tensor:
+    return Sparse24Tensor([part.clone() for part in a.parts], a.shape, turned=a.turned)
+
+
+_RULES = {
+    _aten.detach.default: _detach,
+    _aten.alias.default: _detach,
+    _aten.t.default: _turn,
+    _aten.transpose.int: _turn,
+    _aten.mm.default: _mm,
+    _aten.matmul.default: _mm,
+    _aten.addmm.default: _addmm,
+    _aten.clone.default: _clone,
+}
+
+
+class _Sparsify(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, gradient: str, transposable: bool):
+        ctx.gradient, ctx.transposable = gradient, transposable
+        if gradient != "ste":
+            ctx.save_for_backward(x)
+        return Sparse24Tensor(ops.pack(x, None, transposable), x.shape)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.gradient != "ste":
+            (x,) = ctx.saved_tensors
+            grad = grad * ops.keep(x, ctx.transposable)
+        return grad, None, None
+
+
+def sparsify24(
+    x: Tensor, algo: str = "", gradient: str = "24sparse", backend: str = "sparse24"
+) -> Sparse24Tensor:
+    """Prune a matrix to 2:4 by 4x4 tiles; stands in for ``xformers.ops.sp24.sparsify24``.
+
+    Parameters
+    ----------
+    x : Tensor, shape (m, k)
+    algo : str
+        Taken for compatibility: every name gives the exact optimum of the 90 tile masks.
+    gradient : {"24sparse", "24dense", "ste"}
+        Both 2:4 forms give `x` the gradient of its kept elements, as a dense tensor;
+        ``"ste"`` gives it all of it.
+    backend : str
+        Taken for compatibility.
+
+    Returns
+    -------
+    Sparse24Tensor, shape (m, k)
+        Differentiable; its products with either side are sparse.
+    """
+    _check.one_of(gradient, GRADIENTS, argument="gradient")
+    if x.ndim != 2:
+        raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
+    return _Sparsify.apply(x, gradient, True)
+
+
+def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False) -> Sparse24Tensor:
+    """Pack a matrix that is 2:4; stands in for ``torch.sparse.to_sparse_semi_structured``.
+
+    Parameters
+    ----------
+    original_tensor : Tensor, shape (m, k)
+    transposed : bool
+        Taken for compatibility; must be False, as in torch.
+
+    Returns
+    -------
+    Sparse24Tensor, shape (m, k)
+
+    Raises
+    ------
+    PatternError
+        If a group holds more than two non-zeros.  (torch drops the others silently.)
+        The check waits for the device.
+    """
+    if transposed:
+        raise UnsupportedError("transposed=True is not supported; transpose the result with .t()")
+    if original_tensor.ndim != 2:
+        shape = tuple(original_tensor.shape)
+        raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")
+    with _foreign.stream_of(original_tensor):
+        _obeys.check_24(original_tensor.detach())
+    return Sparse24Tensor(ops.pack(original_tensor, None, False), original_tensor.shape)

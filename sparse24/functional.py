@@ -1,0 +1,144 @@
+"""A 2:4 linear layer for NumPy and CuPy, forward and backward written out.
+
+>>> import numpy as np
+>>> from sparse24 import functional as F
+>>> rng = np.random.default_rng(0)
+>>> x, weight = rng.normal(size=(5, 16)), rng.normal(size=(8, 16))
+>>> y, saved = F.linear(x, weight, np.zeros(8))
+>>> dx, dweight, dbias = F.linear_backward(np.ones_like(y), saved)
+>>> dx.shape, dweight.shape, dbias.shape
+((5, 16), (8, 16), (8,))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays
+from sparse24._compress import compress
+from sparse24._errors import ShapeError
+from sparse24._matmul import linear as _sparse_linear
+from sparse24._matmul import matmul
+from sparse24._prune import mask as choose_mask
+from sparse24._sched_gradients import mvue_24, sr_ste_gradient
+from sparse24._train_rule import Rule
+from sparse24.formats.two_four import Sparse24Array
+
+__all__ = ["Saved", "linear", "linear_backward", "pack"]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `linear` keeps for `linear_backward`; the packed weight is used twice."""
+
+    x: Any
+    weight: Any
+    mask: Any
+    packed: tuple[Sparse24Array, ...]
+    has_bias: bool
+
+    @property
+    def transposable(self) -> bool:
+        return self.packed[0].transposable or len(self.packed) == 2
+
+
+def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Array, ...]:
+    """The pruned weight, compressed: one array, or two where a mask serves both orientations."""
+    if mask is None:
+        return (compress(weight, on_excess="prune", check=False, transposable=transposable),)
+    along_rows = compress(weight, mask=mask, check=False)
+    if not transposable:
+        return (along_rows,)
+    return along_rows, compress(weight, mask=mask, axis=-2, check=False)
+
+
+def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
+    """Forward pass ``x @ prune(weight).T + bias``.
+
+    Parameters
+    ----------
+    x : array, shape (..., k)
+        NumPy or CuPy, as all others.
+    weight : array, shape (m, k)
+        Dense; pruned to 2:4 on the way.
+    bias : array, shape (m,), optional
+    mask : array of bool, shape (m, k), optional
+        The elements to keep; without it the largest magnitudes.
+    transposable : bool
+        4x4 masks, so that the product in backward is sparse too.  A given `mask` must be 2:4
+        along both axes then.
+
+    Returns
+    -------
+    y : array, shape (..., m)
+    saved : Saved
+        For `linear_backward`.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    """
+    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
+        )
+    packed = pack(weight, mask=mask, transposable=transposable)
+    y = _sparse_linear(x, packed[0], bias)
+    return y, Saved(x, weight, mask, packed, bias is not None)
+
+
+def linear_backward(
+    dy, saved: Saved, *, gradient: str = "ste", decay: float = 0.0, seed: int = 0, step: int = 0
+):
+    """Backward pass: the gradients of x, of the weight and of the bias.
+
+    Parameters
+    ----------
+    dy : array, shape (..., m)
+        Gradient of the output of `linear`.
+    saved : Saved
+    gradient : {"ste", "24dense", "24sparse"}
+        What the weight receives: all of the pruned weight's gradient (straight-through), that
+        of kept elements, or that of kept elements from a `dy` that is sampled to 2:4 along the
+        tokens without bias, so that its product is sparse as well.
+    decay : float
+        SR-STE: this times the pruned weights is added to the weight's gradient.
+    seed, step : int
+        The samples are a pure function of both.
+
+    Returns
+    -------
+    dx : array, shape (..., k)
+    dweight : array, shape (m, k)
+    dbias : array, shape (m,), or None without a bias
+    """
+    Rule(gradient, saved.transposable, decay, seed)  # refuses what is out of range
+    m, k = saved.weight.shape
+    if tuple(dy.shape) != (*saved.x.shape[:-1], m):
+        raise ShapeError(f"dy must have shape {(*saved.x.shape[:-1], m)}, got {dy.shape}")
+    dx = matmul(dy, saved.packed[-1])
+    rows, outer = saved.x.reshape(-1, k), dy.reshape(-1, m)
+    if gradient == "24sparse":
+        sampled = compress(mvue_24(outer.T, step=step, seed=seed), on_excess="prune", check=False)
+        dweight = matmul(sampled, rows)
+    else:
+        dweight = _dense_product(outer.T, rows)
+    if gradient != "ste" or decay:
+        kept = saved.mask
+        if kept is None:
+            kept = choose_mask(saved.weight, transposable=saved.transposable)
+        dweight = dweight if gradient == "ste" else dweight * kept
+        dweight = sr_ste_gradient(saved.weight, dweight, kept, decay) if decay else dweight
+    return dx, dweight, outer.sum(0) if saved.has_bias else None
+
+
+def _dense_product(a, b):
+    """``a @ b`` in the operands' type; NumPy has no BLAS for 16-bit floats."""
+    xp = _arrays.namespace(a)
+    if xp is np and a.dtype.itemsize == 2:
+        return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype)
+    return xp.matmul(a, b)

@@ -1,0 +1,26 @@
+"""2:4 training and inference in torch: layers, model surgery, masks from a scheduler.
+
+>>> import torch, sparse24 as s24
+>>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
+>>> model = s24.torch.sparsify(model, {"0": {"transposable": True}, "2": {}})
+>>> model(torch.ones(4, 64)).shape
+torch.Size([4, 8])
+>>> type(s24.torch.desparsify(model)[0]).__name__
+'Linear'
+"""
+
+from sparse24._torch_layers import SparseLinear, linear
+from sparse24._torch_model import desparsify, sparse_layers, sparsify, update_masks
+from sparse24._torch_tensor import Sparse24Tensor, sparsify24, to_sparse_semi_structured
+
+__all__ = [
+    "Sparse24Tensor",
+    "SparseLinear",
+    "desparsify",
+    "linear",
+    "sparse_layers",
+    "sparsify",
+    "sparsify24",
+    "to_sparse_semi_structured",
+    "update_masks",
+]

@@ -1,0 +1,96 @@
+"""The JAX bridge and the plain layer against dense layers with masked weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import functional as F
+from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
+
+
+def data(rng, dtype=np.float64, tokens=(3, 4), m=8, k=16):
+    arrays = (rng.normal(size=s) for s in ((*tokens, k), (m, k), (m,), (*tokens, m)))
+    return tuple(a.astype(dtype) for a in arrays)
+
+
+def expected(x, weight, bias, dy, mask, gradient, decay):
+    kept = weight * mask
+    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+    dweight = dweight if gradient == "ste" else dweight * mask
+    dweight = dweight + decay * weight * ~mask
+    return x @ kept.T + bias, dy @ kept, dweight, dy.reshape(-1, dy.shape[-1]).sum(0)
+
+
+@pytest.mark.parametrize("transposable", [False, True])
+@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+@pytest.mark.parametrize("given", [False, True])
+def test_plain_layer(xp, rng, transposable, gradient, given):
+    x, weight, bias, dy = (xp.asarray(a) for a in data(rng))
+    mask = s24.mask(xp.asarray(rng.normal(size=weight.shape)), transposable=transposable)
+    mask = mask if given else None
+    y, saved = F.linear(x, weight, bias, mask=mask, transposable=transposable)
+    got = (y, *F.linear_backward(dy, saved, gradient=gradient, decay=0.1))
+    mask = mask if given else s24.mask(weight, transposable=transposable)
+    host = [a if xp is np else a.get() for a in (x, weight, bias, dy, mask)]
+    for a, b in zip(got, expected(*host, gradient, 0.1), strict=True):
+        np.testing.assert_allclose(a if xp is np else a.get(), b, rtol=1e-9, atol=1e-9)
+
+
+def test_plain_layer_with_sampled_gradients(rng):
+    x, weight, bias, dy = data(rng, tokens=(16,))
+    _, saved = F.linear(x, weight, bias)
+    want = F.linear_backward(dy, saved, gradient="24dense")[1]
+    draws = [F.linear_backward(dy, saved, gradient="24sparse", step=t)[1] for t in range(400)]
+    error = np.std(draws, axis=0) / 20
+    assert (np.abs(np.mean(draws, axis=0) - want) <= 5 * error + 1e-9).all()
+
+
+def test_plain_layer_refuses(rng):
+    x, weight, _, dy = data(rng)
+    with pytest.raises(ShapeError, match=r"x must have shape \(..., k\) and weight \(m, k\)"):
+        F.linear(x[..., :8], weight)
+    _, saved = F.linear(x, weight)
+    assert F.linear_backward(dy, saved)[2] is None
+    with pytest.raises(ShapeError, match=r"dy must have shape \(3, 4, 8\)"):
+        F.linear_backward(dy[0], saved)
+    with pytest.raises(ArgumentError, match="gradient must be one of"):
+        F.linear_backward(dy, saved, gradient="dense")
+
+
+@pytest.mark.parametrize("transposable", [False, True])
+@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+@pytest.mark.parametrize("given", [False, True])
+def test_jax(rng, transposable, gradient, given):
+    jax = pytest.importorskip("jax")
+    from sparse24 import jax as sj
+
+    host = data(rng, np.float32)
+    x, weight, bias, dy = (jax.numpy.asarray(a) for a in host)
+    chosen = sj.mask(jax.numpy.asarray(rng.normal(size=weight.shape)), transposable=transposable)
+    mask = chosen if given else None
+
+    def layer(x, weight, bias):
+        return sj.linear(
+            x, weight, bias, mask=mask, gradient=gradient, transposable=transposable, decay=0.1
+        )
+
+    y, pullback = jax.vjp(layer, x, weight, bias)
+    got = (y, *pullback(dy))
+    mask_host = np.asarray(chosen if given else sj.mask(weight, transposable=transposable))
+    for a, b in zip(got, expected(*host, mask_host, gradient, 0.1), strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-4)
+    loss = jax.grad(lambda w: (layer(x, w, bias) * dy).sum())
+    np.testing.assert_allclose(loss(weight), got[2], rtol=1e-5, atol=1e-5)
+
+
+def test_jax_bfloat16_and_jit(rng):
+    jax = pytest.importorskip("jax")
+    from sparse24 import jax as sj
+
+    x, weight, _, dy = (jax.numpy.asarray(a, "bfloat16") for a in data(rng))
+    y, pullback = jax.vjp(lambda w: sj.linear(x, w), weight)
+    assert y.dtype == pullback(dy)[0].dtype == "bfloat16"
+    with pytest.raises(UnsupportedError, match=r"call it outside jax.jit"):
+        jax.jit(sj.linear)(x, weight)

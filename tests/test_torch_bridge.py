@@ -1,0 +1,342 @@
+"""The torch bridge against dense layers with masked weights, on either device."""
+
+from __future__ import annotations
+
+import copy
+import os
+import queue
+import socket
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import schedule as S  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import (  # noqa: E402
+    ArgumentError,
+    PatternError,
+    ShapeError,
+    UnsupportedError,
+)
+
+F = torch.nn.functional
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    torch.manual_seed(0)
+    return request.param
+
+
+def layer_and_input(device="cpu", tokens=12, m=16, k=32, dtype=torch.float32):
+    layer = torch.nn.Linear(k, m, device=device, dtype=dtype)
+    return layer, torch.randn(tokens, k, device=device, dtype=dtype, requires_grad=True)
+
+
+def gradients(y, *tensors):
+    torch.manual_seed(1)
+    return torch.autograd.grad((y * torch.randn_like(y)).sum(), tensors)
+
+
+def masked_reference(layer, x, mask, gradient, decay):
+    weight = (layer.weight * mask).detach().requires_grad_()
+    y = F.linear(x, weight, layer.bias)
+    dx, dw, db = gradients(y, x, weight, layer.bias)
+    dw = dw if gradient == "ste" else dw * mask
+    return y, dx, dw + decay * layer.weight.detach() * ~mask, db
+
+
+@pytest.mark.parametrize("transposable", [False, True])
+@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("given", [False, True])
+def test_gradients_equal_those_of_the_masked_layer(device, transposable, gradient, decay, given):
+    layer, x = layer_and_input(device)
+    options = {"gradient": gradient, "transposable": transposable, "decay": decay}
+    sparse = st.SparseLinear.from_dense(layer, **options)
+    if given:
+        scores = torch.rand_like(layer.weight)
+        sparse.set_mask(s24.mask(scores, transposable=transposable))
+    mask = sparse.current_mask()
+    assert (mask.reshape(16, 8, 4).sum(-1) == 2).all()
+    y = sparse(x)
+    got = (y, *gradients(y, x, layer.weight, layer.bias))
+    for a, b in zip(got, masked_reference(layer, x, mask, gradient, decay), strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_gradients_pass_finite_differences():
+    layer, x = layer_and_input(tokens=3, m=4, k=8, dtype=torch.float64)
+    mask = s24.mask(layer.weight.detach(), transposable=True)
+
+    def loss(x, bias):
+        return st.linear(x, layer.weight, bias, mask=mask, transposable=True)
+
+    assert torch.autograd.gradcheck(loss, (x, layer.bias))
+    kept = layer.weight.detach().clone().requires_grad_()
+    y = st.linear(x, kept, mask=mask, gradient="24dense").square().sum()
+    (dw,) = torch.autograd.grad(y, kept)
+    with torch.no_grad():
+        for i, j in [(0, 0), (1, 5), (3, 7)]:
+            shift = torch.zeros_like(kept)
+            shift[i, j] = 1e-6
+            ends = [
+                st.linear(x, kept + s * shift, mask=mask).square().sum().item() for s in (1, -1)
+            ]
+            assert dw[i, j].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-4)
+
+
+def test_sampled_gradients_are_unbiased():
+    layer, x = layer_and_input(tokens=16, m=8, k=8)
+    dense = st.SparseLinear.from_dense(layer, gradient="24dense")
+    (want,) = gradients(dense(x), layer.weight)
+    sparse = st.SparseLinear.from_dense(layer, gradient="24sparse")
+    draws = torch.stack([gradients(sparse(x), layer.weight)[0] for _ in range(400)])
+    assert not torch.equal(draws[0], draws[1])
+    error = draws.std(0) / 20
+    assert ((draws.mean(0) - want).abs() <= 5 * error + 1e-5).all()
+
+
+@pytest.mark.parametrize("transposable", [False, True])
+def test_sparse_activations(device, transposable):
+    layer, x = layer_and_input(device)
+    sparse = st.SparseLinear.from_dense(
+        layer, sparse="activation", gradient="24dense", transposable=transposable
+    )
+    mask = s24.mask(x.detach(), transposable=transposable)
+    y = sparse(x)
+    pruned = (x * mask).detach().requires_grad_()
+    want = F.linear(pruned, layer.weight, layer.bias)
+    torch.testing.assert_close(y, want, **CLOSE)
+    got = gradients(y, x, layer.weight, layer.bias)
+    dx, dw, db = gradients(want, pruned, layer.weight, layer.bias)
+    for a, b in zip(got, (dx * mask, dw, db), strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_inference_packs_once_until_the_weight_changes(device):
+    layer, x = layer_and_input(device)
+    sparse = st.SparseLinear.from_dense(layer)
+    with torch.no_grad():
+        first = sparse(x)
+        packed = sparse._packed[1]
+        torch.testing.assert_close(sparse(x), first, rtol=0, atol=0)
+        assert sparse._packed[1] is packed
+        layer.weight.mul_(2)
+        want = F.linear(x, layer.weight * sparse.current_mask(), layer.bias)
+        torch.testing.assert_close(sparse(x), want, **CLOSE)
+
+
+def test_leading_axes_odd_sizes_and_no_bias():
+    sparse = st.SparseLinear(10, 6, bias=False)
+    x = torch.randn(2, 3, 10)
+    y = sparse(x)
+    assert y.shape == (2, 3, 6)
+    torch.testing.assert_close(y, F.linear(x, sparse.weight * sparse.current_mask()), **CLOSE)
+    with pytest.raises(ShapeError, match=r"x must have shape \(..., k\) and weight \(m, k\)"):
+        sparse(torch.randn(2, 8))
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32), torch.nn.Linear(32, 4)
+    )
+
+
+def test_sparsify_and_back():
+    net = model()
+    weight = net[0].weight
+    st.sparsify(net, {"3": None, "0": {"transposable": True}, "*": {}})
+    assert [type(m).__name__ for m in net] == ["SparseLinear", "ReLU", "SparseLinear", "Linear"]
+    assert net[0].weight is weight
+    x = torch.randn(5, 32)
+    want = net(x)
+    st.desparsify(net)
+    assert type(net[0]) is torch.nn.Linear
+    torch.testing.assert_close(net(x), want, **CLOSE)
+    assert s24.is_24(net[0].weight.detach())
+    with pytest.raises(ArgumentError, match=r"no linear layer is named \['head'\]"):
+        st.sparsify(net, {"head": {}})
+    with pytest.raises(ArgumentError, match="gradient must be one of"):
+        st.sparsify(net, {"0": {"gradient": "dense"}})
+
+
+def test_state_dict_carries_masks():
+    net = st.sparsify(model(), {"*": {}})
+    net[0].set_mask(s24.mask(torch.rand(64, 32)))
+    saved = {key: value.clone() for key, value in net.state_dict().items()}
+    fresh = st.sparsify(model(), {"*": {}})
+    fresh.load_state_dict(saved)
+    assert torch.equal(fresh[0].mask, net[0].mask)
+    assert fresh[2].mask is None
+    x = torch.randn(5, 32)
+    torch.testing.assert_close(fresh(x), net(x), rtol=0, atol=0)
+    copied = copy.deepcopy(net)
+    torch.testing.assert_close(copied(x), net(x), rtol=0, atol=0)
+
+
+def test_checkpointing_gives_the_same_gradients():
+    from torch.utils.checkpoint import checkpoint
+
+    net = st.sparsify(model(), {"*": {"transposable": True, "gradient": "24dense"}})
+    x = torch.randn(8, 32, requires_grad=True)
+    want = gradients(net(x), x, *net.parameters())
+    got = gradients(checkpoint(net, x, use_reentrant=False), x, *net.parameters())
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_autocast(device):
+    layer, x = layer_and_input(device)
+    sparse = st.SparseLinear.from_dense(layer, transposable=True)
+    with torch.autocast(device, torch.bfloat16):
+        y = sparse(x)
+    assert y.dtype == torch.bfloat16
+    dx, dw = gradients(y, x, layer.weight)
+    assert dx.dtype == dw.dtype == torch.float32
+    mask = s24.mask(layer.weight.detach().bfloat16(), transposable=True)
+    want = F.linear(x, layer.weight * mask, layer.bias)
+    torch.testing.assert_close(y.float(), want, rtol=3e-2, atol=3e-2)
+
+
+def test_compiles_without_graph_breaks():
+    net = st.sparsify(model(), {"*": {"transposable": True, "gradient": "24dense"}})
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    x = torch.randn(8, 32, requires_grad=True)
+    for _ in range(2):
+        y = compiled(x)
+        torch.testing.assert_close(y, net(x), **CLOSE)
+        for a, b in zip(
+            gradients(y, x, *net.parameters()), gradients(net(x), x, *net.parameters()), strict=True
+        ):
+            torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_operators_pass_torchs_own_checks():
+    x = torch.randn(8, 16)
+    ops = torch.ops.sparse24
+    tests = ("test_schema", "test_faketensor")
+    for args in ((x, None, False), (x, s24.mask(x), False), (x, None, True)):
+        torch.library.opcheck(ops.pack.default, args, test_utils=tests)
+    parts = ops.pack(x, None, True)
+    for form, b in (("x@At", (3, 16)), ("x@A", (3, 8)), ("A@b", (16, 3)), ("At@b", (8, 3))):
+        args = (parts, 8, 16, torch.randn(b), None, form)
+        torch.library.opcheck(ops.product.default, args, test_utils=tests)
+    torch.library.opcheck(ops.keep.default, (x, True), test_utils=tests)
+    torch.library.opcheck(ops.dense.default, (parts, 8, 16), test_utils=tests)
+    clock = torch.tensor(3)
+    torch.library.opcheck(ops.sample.default, (x, 0, clock), test_utils=tests)
+
+
+@pytest.mark.parametrize("pattern", [S.NM(), S.Transposable24()])
+def test_masks_from_a_scheduler_and_the_optimizers_state(pattern):
+    transposable = isinstance(pattern, S.Transposable24)
+    net = st.sparsify(model(), {"*": {"transposable": transposable}})
+    scheduler = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=2), pattern=pattern))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    x = torch.randn(16, 32)
+    for step in range(4):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        before = net[0].mask.clone() if step else None
+        masks = st.update_masks(net, scheduler, optimizer)
+        assert torch.equal(net[0].mask, masks["0"])
+        if step == 2:
+            changed = before ^ net[0].mask
+            assert changed.any()
+            assert not optimizer.state[net[0].weight]["exp_avg"][changed].any()
+        if step == 3:
+            assert torch.equal(before, net[0].mask)
+        optimizer.step()
+
+
+def test_unstructured_masks_multiply_densely():
+    net = st.sparsify(model(), {"*": {"sparse": "masked", "gradient": "24dense"}})
+    scheduler = S.DynamicScheduler(0.3, S.CosineScheduler(0.6, stop=3))
+    x = torch.randn(16, 32)
+    for _ in range(4):
+        net.zero_grad()
+        net(x).square().mean().backward()
+        masks = st.update_masks(net, scheduler)
+    zeros, total = (
+        sum(int(f(m)) for m in masks.values()) for f in (lambda m: (~m).sum(), torch.numel)
+    )
+    assert zeros == int(0.6 * total)
+    net.zero_grad()
+    net(x).sum().backward()
+    assert not net[0].weight.grad[~masks["0"]].any()
+
+
+@pytest.mark.parametrize("gradient", ["ste", "24dense", "24sparse"])
+def test_sparsify24_stands_in_for_xformers(device, gradient):
+    layer, x = layer_and_input(device)
+    a = st.sparsify24(layer.weight, gradient=gradient)
+    mask = s24.mask(layer.weight.detach(), transposable=True)
+    torch.testing.assert_close(a.to_dense(), layer.weight * mask)
+    torch.testing.assert_close(a.t().to_dense(), (layer.weight * mask).t())
+    y = F.linear(x, a, layer.bias)
+    got = (y, *gradients(y, x, layer.weight, layer.bias))
+    for p, q in zip(got, masked_reference(layer, x, mask, gradient, 0.0), strict=True):
+        torch.testing.assert_close(p, q, **CLOSE)
+    torch.testing.assert_close(a @ x.t(), (layer.weight * mask) @ x.t(), **CLOSE)
+    assert F.linear(x.reshape(2, 6, 32), a).shape == (2, 6, 16)
+    with pytest.raises(UnsupportedError, match=r"call .to_dense\(\) first"):
+        a + 1
+
+
+def test_to_sparse_semi_structured_as_a_parameter(device):
+    layer, x = layer_and_input(device)
+    with torch.no_grad():
+        layer.weight.copy_(s24.prune(layer.weight.detach()))
+    want = layer(x)
+    layer.weight = torch.nn.Parameter(st.to_sparse_semi_structured(layer.weight.detach()))
+    torch.testing.assert_close(layer(x), want, **CLOSE)
+    with pytest.raises(PatternError, match="more than 2 non-zeros"):
+        st.to_sparse_semi_structured(torch.ones(4, 8))
+
+
+def _train(rank, world, port, results):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    if world > 1:
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+    net = st.sparsify(model(), {"*": {"transposable": True, "decay": 1e-3}})
+    wrapped = torch.nn.parallel.DistributedDataParallel(net) if world > 1 else net
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = S.MaskScheduler(
+        S.Recipe(S.ConstantScheduler(0.5, every=2), pattern=S.Transposable24())
+    )
+    data = torch.randn(5, 8, 32, generator=torch.Generator().manual_seed(3))
+    for batch in data:
+        optimizer.zero_grad()
+        wrapped(batch.chunk(world)[rank]).square().mean().backward()
+        optimizer.step()
+        st.update_masks(net, scheduler)
+    results.put((rank, {k: v.numpy() for k, v in net.state_dict().items()}))
+    if world > 1:
+        torch.distributed.destroy_process_group()
+
+
+def test_two_data_parallel_processes_equal_one():
+    context = torch.multiprocessing.get_context("spawn")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    results = context.Queue()
+    ranks = [context.Process(target=_train, args=(r, 2, port, results)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    states = dict(results.get(timeout=60) for _ in ranks)
+    for process in ranks:
+        process.join(30)
+    alone = queue.Queue()
+    _train(0, 1, port, alone)
+    _, want = alone.get()
+    for key, value in want.items():
+        np.testing.assert_array_equal(states[0][key], states[1][key])
+        np.testing.assert_allclose(states[0][key], value, rtol=1e-4, atol=1e-5)
