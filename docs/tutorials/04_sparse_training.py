@@ -1,0 +1,157 @@
+"""
+Sparse training with a scheduler
+================================
+
+A network that is to run sparse can be trained sparse.  Here a small network learns the digits of
+scikit-learn, in NumPy, while a scheduler takes its weights from dense to 2:4.  Then the same with
+the two-level :class:`~sparse24.schedule.DynamicScheduler`, and with SR-STE.
+"""
+
+# %%
+# A network by hand
+# -----------------
+# Two layers, softmax, cross-entropy; forward and backward are a dozen lines.  Nothing here knows
+# of sparsity.
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+import sparse24 as s24
+from sparse24 import schedule
+
+images, labels = load_digits(return_X_y=True)
+order = np.random.default_rng(0).permutation(len(images))
+images, labels = images[order].astype(np.float32) / 16, labels[order]
+train, test = slice(None, 1347), slice(1347, None)
+
+
+def initial():
+    rng = np.random.default_rng(1)
+    w1 = rng.normal(size=(128, 64)) * np.sqrt(2 / 64)
+    w2 = rng.normal(size=(10, 128)) * np.sqrt(2 / 128)
+    return {"w1": w1.astype(np.float32), "w2": w2.astype(np.float32)}
+
+
+def gradients(weights, x, label):
+    hidden = np.maximum(x @ weights["w1"].T, 0)
+    scores = hidden @ weights["w2"].T
+    chance = np.exp(scores - scores.max(1, keepdims=True))
+    chance /= chance.sum(1, keepdims=True)
+    chance[np.arange(len(x)), label] -= 1
+    back = (chance @ weights["w2"]) * (hidden > 0)
+    return {"w1": back.T @ x / len(x), "w2": chance.T @ hidden / len(x)}
+
+
+def accuracy(weights):
+    hidden = np.maximum(images[test] @ weights["w1"].T, 0)
+    return ((hidden @ weights["w2"].T).argmax(1) == labels[test]).mean()
+
+
+# %%
+# The loop
+# --------
+# The weights stay dense.  At each step the scheduler is shown the gradients and the weights and
+# returns masks; the *masked* weights compute, and the dense ones learn.  Momentum moves them.
+
+STEPS = 500
+
+
+def learn(scheduler=None, straight_through=False, decay=0.0):
+    rng = np.random.default_rng(2)
+    weights, masks = initial(), {}
+    momentum = {name: np.zeros_like(w) for name, w in weights.items()}
+    for _ in range(STEPS):
+        rows = rng.integers(0, 1347, 128)
+        used = schedule.apply_masks(weights, masks)
+        grads = gradients(used, images[rows], labels[rows])
+        if scheduler is not None:
+            masks = scheduler.step(grads, weights)
+        for name, grad in grads.items():
+            if name in masks:
+                grad = grad if straight_through else grad * masks[name]
+                grad = schedule.sr_ste_gradient(weights[name], grad, masks[name], decay)
+            momentum[name] = 0.9 * momentum[name] + grad
+            weights[name] -= 0.2 * momentum[name]
+    return schedule.apply_masks(weights, masks), masks
+
+
+dense, _ = learn()
+print(f"dense      {accuracy(dense):.3f}")
+
+# %%
+# Gradual, to 2:4
+# ---------------
+# A recipe joins parts: *how sparse when* (a cubic ramp that ends at half time), *which weights*
+# (those of least magnitude, the default), and *in which pattern*.  A fixed 2:4 pattern is either
+# there or not; :class:`~sparse24.schedule.Elastic` with ``least=2`` lets tiles be 4:4, 3:4 or
+# 2:4, so that any sparsity on the way is met exactly, and ends as 2:4 everywhere.
+
+recipe = schedule.Recipe(
+    schedule.CubicScheduler(0.5, stop=STEPS // 2, every=10),
+    pattern=schedule.Elastic(tile=(2, 32), least=2),
+)
+telemetry = schedule.Telemetry()
+gradual, masks = learn(schedule.MaskScheduler({"w1": recipe, "*": None}, telemetry=telemetry))
+print(f"gradual    {accuracy(gradual):.3f}, 2:4: {s24.is_24(gradual['w1'])}")
+
+# %%
+# Telemetry tells what the masks did.  The flip rate falls as they settle; one that stays high
+# late in training is the sign to watch for.
+
+telemetry.plot()
+plt.show()
+
+# %%
+# SR-STE
+# ------
+# Another way: be 2:4 from the first step, choose the mask anew at every step, let the whole
+# gradient through to the dense weights, and let pruned weights decay.
+
+steady, _ = learn(
+    schedule.MaskScheduler({"w1": schedule.sr_ste(), "*": None}), straight_through=True, decay=2e-4
+)
+print(f"SR-STE     {accuracy(steady):.3f}, 2:4: {s24.is_24(steady['w1'])}")
+
+# %%
+# Two levels: a global schedule, and layers that adapt
+# ----------------------------------------------------
+# :class:`~sparse24.schedule.DynamicScheduler` sets how sparse the model is as a whole, here from
+# 0.3 to 0.6 on a cosine.  Each layer has a ``LayerWiseAdapter``, which moves its own threshold
+# with its gradients: a layer that still learns keeps more.  The total stays exact.
+
+scheduler = schedule.DynamicScheduler(
+    init_sparsity=0.3,
+    scheduler=schedule.CosineScheduler(target_sparsity=0.6, stop=STEPS // 2, every=10),
+)
+dynamic, masks = learn(scheduler)
+zeros = {name: f"{(~mask).mean():.3f}" for name, mask in masks.items()}
+total = sum(mask.size for mask in masks.values())
+print(f"dynamic    {accuracy(dynamic):.3f}, zeros by layer {zeros}")
+print(f"zeros      {sum(int((~m).sum()) for m in masks.values())} of {total}, exactly 60 %, rounded down")
+
+# %%
+# Use it
+# ------
+# The trained 2:4 weight is compressed once.  From then on the layer is a sparse product, on this
+# machine or, with CuPy arrays, on the Tensor Cores of a GPU.
+
+w1 = s24.compress(gradual["w1"])
+hidden = s24.linear(images[test], w1, activation="relu")
+print(w1)
+print("the same digits:", (hidden @ gradual["w2"].T).argmax(1)[:10], labels[test][:10])
+
+# %%
+# Stop and go on
+# --------------
+# The state is a dictionary of numbers and packed masks.  Resuming equals no interruption, bit for
+# bit, also in the middle of accumulating scores.
+
+saved = scheduler.state_dict()
+again = schedule.DynamicScheduler(
+    init_sparsity=0.3,
+    scheduler=schedule.CosineScheduler(target_sparsity=0.6, stop=STEPS // 2, every=10),
+)
+again.load_state_dict(saved)
+same = again.step(dense, dense)  # the layers are known from the first step on
+print("masks agree:", all((same[name] == masks[name]).all() for name in masks))

@@ -1,0 +1,117 @@
+"""
+2:4 in a torch model
+====================
+
+``sparse24.torch`` swaps linear layers for layers whose products are 2:4 sparse.  Parameters,
+optimizers, checkpoints, autocast and ``torch.compile`` go on as before.  This page runs on the
+CPU, where the point is the behaviour; the speed is that of a GPU.
+"""
+
+# %%
+# A small transformer layer
+# -------------------------
+
+import torch
+
+import sparse24 as s24
+from sparse24 import schedule
+from sparse24 import torch as st
+
+torch.manual_seed(0)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width=64, heads=4):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norm1, self.norm2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.down(torch.nn.functional.relu(self.up(self.norm2(x))))
+
+
+model = torch.nn.Sequential(Block(), torch.nn.Linear(64, 64))
+
+# %%
+# Make layers sparse
+# ------------------
+# Layers are named by pattern; what is not named stays dense.  ``transposable=True`` prunes by 4x4
+# tiles, so that the product in backward is sparse as well.
+
+st.sparsify(model, {"*.up": {"transposable": True}, "*.down": {"transposable": True}})
+print(model[0].up)
+print(model[0].down)
+
+# %%
+# Train
+# -----
+# Learn to reverse a sequence of random vectors.  By default the mask is chosen anew from the
+# magnitudes at each call and the whole gradient reaches the dense weight (straight-through).
+# Here a scheduler holds the masks instead and renews them every 10 steps for the first 100.
+
+scheduler = schedule.MaskScheduler(
+    schedule.Recipe(
+        schedule.ConstantScheduler(0.5, every=10, stop=100),
+        pattern=schedule.Transposable24(),
+    ),
+    telemetry=schedule.Telemetry(),
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+for step in range(150):
+    x = torch.randn(16, 8, 64)
+    place = torch.linspace(-1, 1, 8)[:, None].expand(8, 64)
+    loss = torch.nn.functional.mse_loss(model(x + place), x.flip(1))
+    optimizer.zero_grad()
+    loss.backward()
+    st.update_masks(model, scheduler, optimizer)
+    optimizer.step()
+    if step % 30 == 0 or step == 149:
+        print(f"step {step:3d}  loss {loss.item():.3f}")
+
+# %%
+# The masks settle: the share of each that flips, update by update.
+
+print([f"{rate:.3f}" for rate in scheduler.telemetry.column("flip_rate", "0.up")])
+
+# %%
+# Autocast, checkpointing, compile
+# --------------------------------
+
+with torch.autocast("cpu", torch.bfloat16):
+    print(model(x).dtype)
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+checkpoint(model, x, use_reentrant=False).sum().backward()
+
+compiled = torch.compile(model[0].up, fullgraph=True, backend="aot_eager")
+print(torch.allclose(compiled(x), model[0].up(x)))
+
+# %%
+# Hand over
+# ---------
+# ``desparsify`` puts ordinary layers back, their weights pruned for good.  Such a weight can be
+# compressed for serving, saved, or given to any other runtime.
+
+model.eval()
+with torch.no_grad():
+    before = model(x)
+    st.desparsify(model)
+    print("difference:", (model(x) - before).abs().max().item())
+weight = s24.compress(model[0].up.weight.detach())
+print(weight)
+
+# %%
+# Code that was written for others
+# --------------------------------
+# ``sparsify24`` and ``to_sparse_semi_structured`` take the places of xformers' and torch's
+# functions of these names.
+
+layer = torch.nn.Linear(64, 32)
+y = torch.nn.functional.linear(x, st.sparsify24(layer.weight, gradient="24dense"), layer.bias)
+y.sum().backward()
+print(layer.weight.grad.shape)
