@@ -24,6 +24,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "spec_tables",
+    "training_table",
     "benchmark_pages",
 ]
 exclude_patterns = ["_build", "tutorials", "benchmarks/data", "README.md"]

@@ -128,7 +128,8 @@ dynamic, masks = learn(scheduler)
 zeros = {name: f"{(~mask).mean():.3f}" for name, mask in masks.items()}
 total = sum(mask.size for mask in masks.values())
 print(f"dynamic    {accuracy(dynamic):.3f}, zeros by layer {zeros}")
-print(f"zeros      {sum(int((~m).sum()) for m in masks.values())} of {total}, exactly 60 %, rounded down")
+count = sum(int((~mask).sum()) for mask in masks.values())
+print(f"zeros      {count} of {total}, exactly 60 %, rounded down")
 
 # %%
 # Use it

@@ -28,7 +28,7 @@ PATTERNS = {
 }
 
 
-def accuracy_cases(seeds: int):
+def accuracy_rows(seeds: int):
     """One row a method and library; dense first, for the difference."""
     for library, train in (("numpy", digits.train_numpy), ("torch", digits.train_torch)):
         dense = None
@@ -40,7 +40,6 @@ def accuracy_cases(seeds: int):
             mean = statistics.mean(scores)
             dense = mean if dense is None else dense
             yield {
-                "name": f"digits / {name} / {library}",
                 "method": name,
                 "library": library,
                 "accuracy": round(mean, 2),
@@ -87,11 +86,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=DATA)
     options = parser.parse_args()
     with threadpool_limits(1):
-        cases = []
-        for case in (*update_cases(), *accuracy_cases(options.seeds)):
-            cases.append(case)
-            print(case)
-    record = {"header": _evidence.header(), "cases": cases}
+        cases = list(update_cases())
+        accuracy = []
+        for row in accuracy_rows(options.seeds):
+            accuracy.append(row)
+            print(row, flush=True)
+    record = {"header": _evidence.header(), "cases": cases, "accuracy": accuracy}
     _evidence.write_json(options.out / "schedule.json", record)
 
 
