@@ -151,7 +151,7 @@ class _Launcher:
         self.shared_memory = layout(config, self.itemsize, self.out_itemsize).shared_memory
         self.block = ((config.consumers + 1) * 128,)
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
-        self.tiling = _tiling(problem, config, sms)
+        self.tiling = loader.by_value(_tiling(problem, config, sms))
         blocks = sms if self.tiling["split_tiles"][0] else min(_tiles(problem, config), sms)
         self.grid = (blocks // config.cluster * config.cluster,)
         self.launches: dict[tuple, tuple] = {}
@@ -285,7 +285,7 @@ def _tiling(problem: Problem, config: Config, sms: int) -> np.ndarray:
     share, longer = divmod(shared * -(-problem.k // _spec.ATOM_K), sms)
     tiles_n = -(-problem.n // config.block_n)
     grid = (_clusters_m(problem, config), tiles_n, problem.batch, _band(config))
-    return loader.by_value(np.array([(*grid, shared, share, longer)], _TILING))
+    return np.array([(*grid, shared, share, longer)], _TILING)
 
 
 def _band(config: Config) -> int:
