@@ -39,14 +39,22 @@ def working(x: Array) -> Array:
 
 
 def ranked(scores: Array) -> Array:
-    """Scores that compare safely: NaN above all, infinities finite, room for sums."""
+    """Scores that compare safely: NaN is infinite, all others are finite."""
     scores = working(scores)
     xp = namespace(scores)
     top = float(xp.finfo(scores.dtype).max)
-    limit = top / HEADROOM
     nan = xp.isnan(scores)
-    finite = xp.clip(xp.where(nan, xp.zeros_like(scores), scores), -limit, limit)
-    return xp.where(nan, xp.full_like(scores, 2 * limit), finite)
+    finite = xp.clip(xp.where(nan, xp.zeros_like(scores), scores), -top, top)
+    return xp.where(nan, xp.full_like(scores, math.inf), finite)
+
+
+def summable(scores: Array) -> Array:
+    """Scores whose sums stay finite: bounded, NaN above all others."""
+    scores = ranked(scores)
+    xp = namespace(scores)
+    limit = float(xp.finfo(scores.dtype).max) / HEADROOM
+    nan = xp.isinf(scores)
+    return xp.where(nan, xp.full_like(scores, 2 * limit), xp.clip(scores, -limit, limit))
 
 
 def floor_count(share: float, total: int) -> int:

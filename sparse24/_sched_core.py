@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import namespace, plain, ranked, working
-from sparse24._sched_criteria import Observation
+from sparse24._sched_criteria import Magnitude, Observation
 from sparse24._sched_growers import NoGrowth
 from sparse24._sched_patterns import Turnover
 from sparse24._sched_records import Array, Arrays, Recipe, Rules, State, Update
@@ -200,9 +200,16 @@ def _decide(
         }
     first = leader not in state.updated
     criterion = recipe.initial if first and recipe.initial is not None else recipe.criterion
+    grows = not first and not isinstance(recipe.grower, NoGrowth)
+    if type(criterion) is Magnitude and len(members) == 1 and reduce is None and not grows:
+        mask = pattern.of_magnitudes(
+            _observation(state, leader, *arrays).given("weight", "Magnitude")
+        )
+        if mask is not None:
+            return {leader: mask}
     units = _pooled(recipe, criterion, state, members, arrays, reduce)
     turnover = None
-    if not first and not isinstance(recipe.grower, NoGrowth):
+    if grows:
         growth = _pooled(recipe, recipe.grower, state, members, arrays, reduce)
         active = pattern.units_of(state.masks[leader])
         turnover = Turnover(active, growth, recipe.grower.share(state.step))

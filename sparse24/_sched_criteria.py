@@ -27,10 +27,15 @@ class Observation:
     grad: Any = None
 
     def need(self, what: str, who: str) -> Any:
+        """The weight or gradient, in a type to compute in."""
+        return working(self.given(what, who))
+
+    def given(self, what: str, who: str) -> Any:
+        """The weight or gradient as it came."""
         value = getattr(self, what)
         if value is None:
             raise ArgumentError(f"{who} needs the {what} of layer {self.name!r}; pass it to step()")
-        return working(value)
+        return value
 
     @property
     def like(self) -> Any:

@@ -11,18 +11,23 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sparse24 import _check, _spec
+import numpy as np
+
+from sparse24 import _arrays, _check, _spec
 from sparse24._errors import PatternError
+from sparse24._prune import mask as choose_mask
 from sparse24._sched_arrays import (
     as_matrix,
     check_tiles,
     floor_count,
     join_groups,
     namespace,
+    plain,
     ranked,
     ranks_in_groups,
     split_tiles,
     top,
+    working,
 )
 
 Array = Any
@@ -68,6 +73,10 @@ class Pattern:
         """Mask of the elements."""
         return chosen
 
+    def of_magnitudes(self, weight: Array) -> Array | None:
+        """The mask of the largest magnitudes in one fused pass, where there is one."""
+        return None
+
     def mask(self, scores: Array, sparsity: float) -> Array:
         """The best mask of these scores, without a grower."""
         self.check(sparsity)
@@ -75,6 +84,12 @@ class Pattern:
         if sparsity == 0:
             return namespace(scores).ones_like(scores, dtype=namespace(scores).bool)
         return self.expand(self.choose(self.pool(scores), sparsity), scores.shape)
+
+
+def _by_kernel(weight: Array, **options) -> Array | None:
+    """The mask by `sparse24.mask`, whose kernels obey the same rules, where it knows the array."""
+    known = isinstance(weight, np.ndarray) or _arrays.is_cupy(weight) or _arrays.is_torch(weight)
+    return choose_mask(plain(weight), **options) if known else None
 
 
 def _survivors(units: Array, keep: int, grown: int, active: Array) -> Array:
@@ -145,7 +160,11 @@ class NM(Pattern):
         keep = min(active, self.kept(units.shape, 0.5))
         grown = floor_count(turnover.share, keep)
         survivors = _survivors(units, keep, grown, turnover.active)
-        return xp.where(survivors, xp.full_like(units, math.inf), turnover.growth)
+        growth = xp.clip(turnover.growth, max=float(xp.finfo(units.dtype).max))
+        return xp.where(survivors, xp.full_like(units, math.inf), growth)
+
+    def of_magnitudes(self, weight):
+        return _by_kernel(weight, pattern=(self.n, self.m))
 
 
 def _transposable_rows() -> tuple[tuple[int, ...], ...]:
@@ -172,7 +191,11 @@ _TRANSPOSABLE = _transposable_rows()
 
 @dataclass(frozen=True)
 class Transposable24(Pattern):
-    """2:4 along both axes: the best of the 90 masks of every 4x4 tile."""
+    """2:4 along both axes: the best of the 90 masks of every 4x4 tile.
+
+    Sums are in float32, where a NaN counts as a sixteenth of the largest number, as in
+    ``sparse24.mask(x, transposable=True)``.
+    """
 
     grows = False
 
@@ -181,6 +204,15 @@ class Transposable24(Pattern):
 
     def check_shape(self, shape):
         check_tiles(shape, (4, 4), "Transposable24()")
+
+    def pool(self, scores):
+        xp = namespace(scores)
+        scores = xp.astype(working(scores), xp.float32, copy=False)
+        nan = xp.isnan(scores)
+        return xp.where(nan, xp.full_like(scores, float(xp.finfo(xp.float32).max) / 16), scores)
+
+    def of_magnitudes(self, weight):
+        return _by_kernel(weight, transposable=True)
 
     def kept(self, shape, sparsity):
         return math.prod(shape) // (1 if sparsity == 0 else 2)

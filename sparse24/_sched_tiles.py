@@ -15,11 +15,11 @@ from sparse24._sched_arrays import (
     floor_count,
     join_groups,
     namespace,
-    ranked,
     ranks_in_groups,
     split_groups,
     split_tiles,
     spread_tiles,
+    summable,
     top,
     tree_sum,
 )
@@ -43,7 +43,7 @@ class Block(Pattern):
         return (blocks - floor_count(sparsity, blocks)) * math.prod(self.tile)
 
     def pool(self, scores):
-        return tree_sum(split_tiles(as_matrix(ranked(scores)), self.tile))
+        return tree_sum(split_tiles(as_matrix(summable(scores)), self.tile))
 
     def units_of(self, mask):
         return as_matrix(mask)[:: self.tile[0], :: self.tile[1]]
@@ -67,7 +67,7 @@ class Channel(Pattern):
 
     def pool(self, scores):
         xp = namespace(scores)
-        moved = xp.moveaxis(ranked(scores), self.axis, 0)
+        moved = xp.moveaxis(summable(scores), self.axis, 0)
         return tree_sum(xp.reshape(moved, (moved.shape[0], -1)))
 
     def units_of(self, mask):
@@ -111,6 +111,9 @@ class _Levels(Pattern):
     def __post_init__(self):
         if self.tile is not None:
             _check_tile(self.tile, _spec.GROUP)
+
+    def pool(self, scores):
+        return summable(scores)
 
     def _tile(self, shape) -> tuple[int, int]:
         return self.tile or (math.prod(shape[:-1]), shape[-1])

@@ -122,6 +122,18 @@ def test_n_m_keeps_the_largest(n, m, rng):
     assert mask.sum() == S.NM(n, m).kept(scores.shape, 1 - n / m)
 
 
+@pytest.mark.parametrize("pattern", [S.NM(), S.NM(1, 4), S.NM(4, 8), S.Transposable24()])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_kernels_and_array_api_choose_the_same(pattern, dtype, rng):
+    weight = np.round(rng.normal(size=(16, 32)), 1).astype(dtype)  # with ties
+    weight[0, :3] = np.nan, np.inf, -np.inf
+    weight[1, ::2] = -0.0
+    np.testing.assert_array_equal(
+        pattern.of_magnitudes(weight),
+        pattern.mask(np.abs(weight), 1 - pattern.n / pattern.m if hasattr(pattern, "n") else 0.5),
+    )
+
+
 def test_transposable_is_optimal(rng):
     tiles = np.zeros((len(_TRANSPOSABLE), 4, 4))
     for t, rows in enumerate(_TRANSPOSABLE):

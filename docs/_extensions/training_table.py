@@ -8,7 +8,7 @@ from pathlib import Path
 from sphinx.util.docutils import SphinxDirective
 
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "schedule.json"
-HEADER = ("method", "library", "zeros", "accuracy", "± (seeds)", "against dense", "seconds")
+HEADER = ("method", "library", "zeros", "accuracy", "± (seeds)", "against dense")
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -21,7 +21,6 @@ def rows() -> list[tuple[str, ...]]:
             f"{row['accuracy']:.2f} %",
             f"{row['spread']:.2f}",
             f"{row['difference']:+.2f}",
-            f"{row['seconds']:.1f}",
         )
         for row in json.loads(RECORD.read_text())["accuracy"]
     ]
