@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from sparse24 import _arrays, _check, _dtypes, _foreign, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
-from sparse24._records import Compressed24, Operand24
+from sparse24._records import Compressed24
+from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray
 from sparse24.formats.two_four import Sparse24Array
 
@@ -32,9 +29,11 @@ class NMArray(SparseArray):
 
     Notes
     -----
-    Products go through the 2:4 kernels where the pattern embeds into 2:4 exactly
-    (1:4, 1:2, 2:8, …: see `embeds_in_24`), through the dense matrix otherwise.  For
-    patterns such as 6:8, `windows` prepares an exact 2:4 product over a longer k.
+    Products run on the 2:4 kernels where the pattern embeds into 2:4 exactly (1:2, 1:4,
+    2:8, …: at most two elements in any aligned group of four).  Others run on a kernel
+    of their own on the CPU, unless they are more than half full and meet many columns,
+    and through the dense matrix else.  For patterns such as 6:8, `windows` prepares an
+    exact 2:4 product over a longer k.
 
     Examples
     --------
@@ -93,15 +92,15 @@ class NMArray(SparseArray):
         n, m = _check.pattern(pattern)
         _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
         with _foreign.stream_of(x):
-            array, row = _converted(_foreign.take(x)[0], dtype)
+            array, row = n_m_parts.in_dtype(_foreign.take(x)[0], dtype)
             _check.at_least_2d(array.shape, argument="x")
             number = _check.axis(axis, array.ndim) - array.ndim
             if number < -2:
                 raise ArgumentError(f"axis must be one of the last two, got {axis}")
             array = array if number == -1 else array.swapaxes(-1, -2)
-            values, indices, excess = _compress(array, row, n, m, on_excess)
-            if excess is not None:
-                _raise_excess(excess, (n, m), array.shape[-1], number)
+            values, indices, status = n_m_parts.compress(array, row, n, m, on_excess)
+            if on_excess == "raise":
+                n_m_parts.raise_excess(status, (n, m), array.shape, number)
         return cls(values, indices, array.shape, (n, m), row, axis=number)
 
     # --- what it is ---------------------------------------------------------------------
@@ -134,7 +133,7 @@ class NMArray(SparseArray):
     @property
     def nnz(self) -> int:
         """Number of non-zero elements (waits for the device)."""
-        return int((_bits(self._values, self._dtype) != 0).sum())
+        return int((n_m_parts.magnitude_bits(self._values, self._dtype) != 0).sum())
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +161,9 @@ class NMArray(SparseArray):
         """
         if out is not None:
             _storage.check_out(out, self.shape, self._dtype, like=self._values)
-        dense = _decompress(self._values, self._indices, self._pattern, self._rows_shape[-1])
+        dense = n_m_parts.decompress(
+            self._values, self._indices, self._pattern, self._rows_shape[-1]
+        )
         dense = dense if self._axis == -1 else dense.swapaxes(-1, -2)
         if out is None:
             return dense
@@ -171,7 +172,7 @@ class NMArray(SparseArray):
 
     def mask(self):
         """Boolean array (..., m, k): the places of the stored elements that are not zero."""
-        return _bits(self.toarray(), self._dtype) != 0
+        return n_m_parts.magnitude_bits(self.toarray(), self._dtype) != 0
 
     @property
     def T(self) -> NMArray:
@@ -245,13 +246,13 @@ class NMArray(SparseArray):
         (8, 8)
         """
         n, m = self._pattern
-        if not embeds_in_24(n, m):
+        if not n_m_parts.embeds_in_24(n, m):
             raise PatternError(
                 f"{n}:{m} does not embed into 2:4: a group of four may hold more than two of its "
                 "elements; use .windows() or .toarray()"
             )
         rows = self if self._axis == -1 else self.mT
-        sparse = as_24(rows.toarray(), self._dtype)
+        sparse = n_m_parts.as_24(rows.toarray(), self._dtype)
         return sparse if self._axis == -1 else sparse.mT
 
     def windows(self):
@@ -274,7 +275,7 @@ class NMArray(SparseArray):
         return Windows24.from_dense(self.toarray(), self._pattern, self._dtype, axis=self._axis)
 
     def _embedded(self) -> Sparse24Array | None:
-        if not embeds_in_24(*self._pattern):
+        if not n_m_parts.embeds_in_24(*self._pattern):
             return None
         if "24" not in self._cache:
             self._cache["24"] = self.to_24()
@@ -289,7 +290,7 @@ class NMArray(SparseArray):
         return self._dense_product(other, left=False) if sparse is None else other @ sparse
 
     def _dense_product(self, other, *, left: bool):
-        """``self @ other`` or ``other @ self`` of the dense matrix."""
+        """``self @ other`` or ``other @ self`` where the pattern does not embed."""
         if isinstance(other, SparseArray) or hasattr(other, "tocoo"):
             other = other.toarray()
         with _foreign.stream_of(other):
@@ -299,130 +300,30 @@ class NMArray(SparseArray):
                     f"the array is on {self.device}, the other operand on "
                     f"{_arrays.device_of(other)}; move one: A.to_device(...) or cupy.asarray(x)"
                 )
+            shapes = (self.shape, other.shape) if left else (other.shape, self.shape)
+            if not other.ndim or shapes[0][-1] != shapes[1][0 if len(shapes[1]) == 1 else -2]:
+                raise ShapeError(f"matmul: shapes {shapes[0]} @ {shapes[1]} do not fit")
             own, its = _product.promote(self._dtype, _arrays.logical_dtype(other, argument="b"))
-            pair = (_wide(self.toarray(), self._dtype), _wide(other, its))
-            a, b = pair if left else pair[::-1]
-            if not b.ndim or a.shape[-1] != b.shape[0 if b.ndim == 1 else -2]:
-                raise ShapeError(f"matmul: shapes {a.shape} @ {b.shape} do not fit")
-            return restore(_narrow(_arrays.namespace(a).matmul(a, b), own.result))
+            direct = self._direct_product(other, left) if own is its is self._dtype else None
+            if direct is not None:
+                return restore(direct)
+            dense = n_m_parts.widened(self.toarray(), self._dtype)
+            pair = (dense, n_m_parts.widened(other, its))
+            product = _arrays.namespace(dense).matmul(*(pair if left else pair[::-1]))
+            return restore(n_m_parts.narrowed(product, own.result))
 
-
-def embeds_in_24(n: int, m: int) -> bool:
-    """True if every n:m matrix is a 2:4 matrix of the same width.
-
-    Examples
-    --------
-    >>> from sparse24.formats.n_m import embeds_in_24
-    >>> [(n, m) for n, m in [(1, 2), (1, 4), (2, 8), (4, 8), (6, 8)] if embeds_in_24(n, m)]
-    [(1, 2), (1, 4), (2, 8)]
-    """
-    for start in range(0, 4 * m, 4):
-        groups = [place // m for place in range(start, start + 4)]
-        if sum(min(n, groups.count(group)) for group in set(groups)) > 2:
-            return False
-    return True
-
-
-# --- arrays in and out: whole arrays at a time, the same code on both devices -------------
-
-
-def _converted(x, dtype) -> tuple[Any, _dtypes.DType]:
-    """The array in the wanted type, as it is carried on its device, and its table row."""
-    bits = dtype is not None and x.dtype == np.uint8
-    row = _arrays.logical_dtype(x, dtype if bits else None)
-    x = _arrays.as_storage(x, row)
-    wanted = row if dtype is None else _dtypes.lookup(dtype)
-    if wanted is row:
-        return x, row
-    record = Compressed24(x, None, None, x.shape, row)
-    return _storage.cast(record, wanted).values, wanted
-
-
-def _bits(x, row: _dtypes.DType):
-    """Unsigned magnitudes that are zero for zeros of either sign."""
-    bits = x.view(row.storage)
-    return bits if row.name == "int8" else bits & row.storage.type((1 << 8 * row.itemsize - 1) - 1)
-
-
-def _compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
-    """Values, places and, to be raised, the array of bad groups."""
-    from sparse24 import _methods, _select
-
-    xp = _arrays.namespace(x)
-    groups = _select.in_groups(x.view(row.storage), m)
-    nonzero = _bits(groups, row) != 0
-    excess = None
-    if on_excess == "prune":
-        scores = _methods.magnitude(x, row)
-        nonzero &= _select.in_groups(_select.best_of_groups(scores, n, m), m)
-    else:
-        excess = nonzero.sum(-1) > n
-    places = xp.sort(xp.argsort(~nonzero, axis=-1, kind="stable")[..., :n], axis=-1)
-    values = xp.take_along_axis(xp.where(nonzero, groups, row.storage.type(0)), places, axis=-1)
-    shape = (*x.shape[:-1], n * groups.shape[-2])
-    return values.reshape(shape).view(x.dtype), places.astype(np.uint8).reshape(shape), excess
-
-
-def as_24(dense, row: _dtypes.DType) -> Sparse24Array:
-    """A dense array (..., m, k) that is known to obey 2:4."""
-    if _arrays.is_cupy(dense):
-        from sparse24.kernels import compress
-
-        record, _ = compress.launch(dense, row, rule="check")
-    else:
-        from sparse24.kernels import cpu
-
-        values, metadata, _ = cpu.compress(dense, "check")
-        record = Compressed24(values, metadata, None, dense.shape, row)
-    return Sparse24Array(Operand24(record, None, None, record.shape, row))
-
-
-def _decompress(values, indices, pattern, k: int):
-    xp, (n, m) = _arrays.namespace(values), pattern
-    bits = values.view(f"u{values.dtype.itemsize}")
-    shape = (*values.shape[:-1], values.shape[-1] // n)
-    dense = xp.zeros((*shape, m), bits.dtype)
-    places = indices.reshape(*shape, n).astype(np.int64)
-    xp.put_along_axis(dense, places, bits.reshape(*shape, n), axis=-1)
-    dense = dense.reshape(*shape[:-1], shape[-1] * m)[..., :k]
-    return xp.ascontiguousarray(dense).view(values.dtype)
-
-
-def _raise_excess(excess, pattern, k: int, axis: int) -> None:
-    count = int(excess.sum())
-    if not count:
-        return
-    (n, m), first = pattern, np.unravel_index(int(excess.argmax()), excess.shape)
-    place = [str(int(i)) for i in first[:-1]]
-    start = m * int(first[-1])
-    place.insert(len(place) if axis == -1 else len(place) - 1, f"{start}:{min(start + m, k)}")
-    raise PatternError(
-        f"x[{', '.join(place)}] has more than {n} non-zeros, the first of {count} such groups; "
-        f"prune it first (sparse24.prune with pattern=({n}, {m})), or pass on_excess='prune'"
-    )
-
-
-def _wide(x, row: _dtypes.DType):
-    """The array in the type that its products are summed in; int8 in float64, exactly."""
-    wide = np.float64 if row.name in ("int8", "float64") else np.float32
-    if not _arrays.is_cupy(x):
-        return x.astype(wide)
-    from sparse24.kernels import cast
-
-    if row.name == "int8":
-        return x.astype(wide)
-    xp = _arrays.namespace(x)
-    return x if x.dtype == wide else cast.launch(xp.ascontiguousarray(x), row, _dtypes.lookup(wide))
-
-
-def _narrow(x, name: str):
-    """A result in the type `name`, as its device carries it."""
-    if name == "int32" or x.dtype == _dtypes.numpy_dtype(name):
-        return x.astype(_dtypes.numpy_dtype(name))
-    if not _arrays.is_cupy(x):
-        from sparse24.kernels import reference
-
-        return reference.to_dtype(x, _dtypes.numpy_dtype(name))
-    from sparse24.kernels import cast
-
-    return cast.launch(x, _dtypes.lookup(x.dtype), _dtypes.lookup(name))
+    def _direct_product(self, other, left: bool):
+        """The product of the stored elements on the CPU, where there is one; else None."""
+        along = self._axis == (-1 if left else -2)  # groups run along the contracted axis
+        if self.device != "cpu" or self.ndim != 2 or other.ndim > 2 or not along:
+            return None
+        b = other if left else other.T
+        matrix = b[:, None] if b.ndim == 1 else b
+        result = n_m_parts.multiply_on_cpu(
+            self._values, self._indices, self._pattern, self._rows_shape[1], matrix,
+            self._dtype.result,
+        )  # fmt: skip
+        if result is None:
+            return None
+        result = result[:, 0] if b.ndim == 1 else result
+        return result if left else result.T

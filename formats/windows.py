@@ -15,7 +15,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
 from sparse24._errors import PatternError, ShapeError
-from sparse24.formats.n_m import as_24
+from sparse24.formats.n_m_parts import as_24
 from sparse24.formats.two_four import Sparse24Array
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _select, _spec
+from sparse24 import _arrays, _check, _foreign, _spec
 from sparse24._errors import PatternError
 
 
@@ -35,8 +37,8 @@ def is_24(x, *, axis=-1):
     >>> s24.is_24(np.ones((4, 2)), axis=0)
     False
     """
-    excess, _ = _excess(x, axis)
-    return not bool(excess.any())
+    _, count, _ = _excess(x, axis)
+    return not count
 
 
 def check_24(x, *, axis=-1):
@@ -63,33 +65,36 @@ def check_24(x, *, axis=-1):
     sparse24._errors.PatternError: x[0, 0:4] has more than 2 non-zeros, as 6 of 6 groups have; \
 prune it to 2:4 first (sparse24.prune)
     """
-    excess, (axis, length) = _excess(x, axis)
-    count = int(excess.sum())
+    first, count, (axis, moved) = _excess(x, axis)
     if not count:
         return
-    first = np.unravel_index(int(excess.argmax()), excess.shape)
-    place = [str(i) for i in first[:-1]]
-    start = _spec.GROUP * int(first[-1])
-    place.insert(axis, f"{start}:{min(start + _spec.GROUP, length)}")
+    groups = (*moved[:-1], _spec.groups(moved[-1]))
+    *place, group = (int(i) for i in np.unravel_index(first, groups))
+    start = _spec.GROUP * group
+    place.insert(axis, f"{start}:{min(start + _spec.GROUP, moved[-1])}")
     raise PatternError(
-        f"x[{', '.join(place)}] has more than 2 non-zeros, as {count} of {excess.size} groups "
-        "have; prune it to 2:4 first (sparse24.prune)"
+        f"x[{', '.join(map(str, place))}] has more than 2 non-zeros, as {count} of "
+        f"{math.prod(groups)} groups have; prune it to 2:4 first (sparse24.prune)"
     )
 
 
 def _excess(x, axis):
-    """Boolean array of the bad groups, on the last axis, and (axis, its length)."""
-    array, _ = _foreign.take(x)
-    _check.at_least_1d(array.shape, argument="x")
-    axis = _check.axis(axis, array.ndim)
-    bits = np.moveaxis(_magnitude_bits(array), axis, -1)
-    groups = _select.in_groups(bits != 0, _spec.GROUP)  # -0.0 is a zero, NaN is none
-    return groups.sum(-1) > _spec.KEPT, (axis, array.shape[axis])
+    """First bad group and their number, along (axis, the shape with the axis moved last)."""
+    with _foreign.stream_of(x):
+        array, _ = _foreign.take(x)
+        _check.at_least_1d(array.shape, argument="x")
+        number = _check.axis(axis, array.ndim)
+        # Bare bytes are the bits of fp8: of either type, as both have the sign on top.
+        row = _arrays.logical_dtype(array, "float8_e5m2" if array.dtype == np.uint8 else None)
+        moved = np.moveaxis(_arrays.as_storage(array, row), number, -1)
+        matrix = moved if moved.ndim > 1 else moved[None]
+        if _arrays.is_cupy(matrix):
+            from sparse24.kernels import compress
 
+            status = _arrays.to_numpy(compress.check(matrix, row))
+        else:
+            from sparse24.kernels import cpu
 
-def _magnitude_bits(x):
-    """The bits of `x` without the sign of floats; bare ``uint8`` is fp8."""
-    row = _dtypes.TABLE["float8_e4m3fn"] if x.dtype == np.uint8 else _arrays.logical_dtype(x)
-    if row.name == "int8":
-        return x
-    return x.view(row.storage) & row.storage.type((1 << 8 * row.itemsize - 1) - 1)
+            status = cpu.compress(matrix, "check")[2]
+        first, count = (int(i) for i in status)
+        return first, count, (number, moved.shape)

@@ -79,7 +79,8 @@ def pruned(x, rule: Rule):
     if _is_plain(x, rule):
         from sparse24.kernels import cpu
 
-        return cpu.prune(np.moveaxis(x, rule.axis, -1))
+        x = np.moveaxis(x, rule.axis, -1)
+        return cpu.prune(x) if (rule.n, rule.m) == (2, 4) else cpu.prune_n_m(x, rule.n, rule.m)
     kept, weights = decide(x, rule)
     return _arrays.namespace(x).where(kept, weights, np.zeros((), weights.dtype))
 
@@ -87,8 +88,7 @@ def pruned(x, rule: Rule):
 def _is_plain(x, rule: Rule) -> bool:
     """True where one kernel prunes without a mask in between."""
     by_size = rule.method == "magnitude" and rule.scores is None
-    whole = by_size and not rule.transposable and not rule.channels
-    return whole and (rule.n, rule.m) == (2, 4) and not _arrays.is_cupy(x)
+    return by_size and not (rule.transposable or rule.channels or _arrays.is_cupy(x))
 
 
 def decide(x, rule: Rule):

@@ -18,10 +18,13 @@ def best_of_groups(scores, n: int, m: int):
     A last, shorter group is filled up with elements that rank below all others.
     """
     xp = namespace(scores)
-    if xp is np and (n, m) == (_spec.KEPT, _spec.GROUP):
+    if xp is np:
         from sparse24.kernels import cpu
 
-        return cpu.prune(np.ones(scores.shape, np.int8), scores).view(bool)
+        ones = np.ones(scores.shape, np.int8)
+        is_24 = (n, m) == (_spec.KEPT, _spec.GROUP)
+        kept = cpu.prune(ones, scores) if is_24 else cpu.prune_n_m(ones, n, m, scores)
+        return kept.view(bool)
     order_of = in_groups(_order_keys(xp, scores), m, np.iinfo(np.int64).min)
     order = xp.argsort(~order_of, axis=-1, kind="stable")  # ~ turns the order without overflow
     keep = xp.zeros(order.shape, bool)

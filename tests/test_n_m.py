@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes
-from sparse24.formats.n_m import NMArray, embeds_in_24
+from sparse24.formats.n_m import NMArray
+from sparse24.formats.n_m_parts import embeds_in_24
 from sparse24.formats.windows import Windows24
 from sparse24.kernels import reference
 

@@ -89,7 +89,7 @@ def _masks_page(record: dict[str, Any]) -> str:
          f"{case['ours_us'] / 1e6:.0f} s"]
         for case in cases
     ]  # fmt: skip
-    lines += _list_table(["method", "mean cosine", "kept energy", "time on the CPU"], rows)
+    lines += _list_table(["method", "mean cosine", "kept energy", "CPU time"], rows)
     lines += ["What a permutation of its columns adds to the kept magnitude of each matrix:", ""]
     rows = [
         [row["name"], "x".join(map(str, row["shape"])), f"{row['kept']:.2%}",

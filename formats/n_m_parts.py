@@ -1,0 +1,155 @@
+"""What `NMArray` does with whole arrays, on either device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _dtypes, _storage
+from sparse24._errors import PatternError
+from sparse24._records import Compressed24, Operand24
+from sparse24.formats.two_four import Sparse24Array
+
+FEW_COLUMNS = 16  # up to which a sparse product on the CPU wins whatever the pattern
+
+
+def embeds_in_24(n: int, m: int) -> bool:
+    """True if every n:m matrix is a 2:4 matrix of the same width.
+
+    Examples
+    --------
+    >>> from sparse24.formats.n_m_parts import embeds_in_24
+    >>> [(n, m) for n, m in [(1, 2), (1, 4), (2, 8), (4, 8), (6, 8)] if embeds_in_24(n, m)]
+    [(1, 2), (1, 4), (2, 8)]
+    """
+    for start in range(0, 4 * m, 4):
+        groups = [place // m for place in range(start, start + 4)]
+        if sum(min(n, groups.count(group)) for group in set(groups)) > 2:
+            return False
+    return True
+
+
+def in_dtype(x, dtype) -> tuple[Any, _dtypes.DType]:
+    """The array in the wanted type, as it is carried on its device, and its table row."""
+    bits = dtype is not None and x.dtype == np.uint8
+    row = _arrays.logical_dtype(x, dtype if bits else None)
+    x = _arrays.as_storage(x, row)
+    wanted = row if dtype is None else _dtypes.lookup(dtype)
+    if wanted is row:
+        return x, row
+    record = Compressed24(x, None, None, x.shape, row)
+    return _storage.cast(record, wanted).values, wanted
+
+
+def magnitude_bits(x, row: _dtypes.DType):
+    """Unsigned magnitudes that are zero for zeros of either sign."""
+    bits = x.view(row.storage)
+    return bits if row.name == "int8" else bits & row.storage.type((1 << 8 * row.itemsize - 1) - 1)
+
+
+def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
+    """Values, places, and (first group with too many non-zeros, their number)."""
+    if not _arrays.is_cupy(x):
+        from sparse24.kernels import cpu
+
+        return cpu.compress_n_m(x, n, m, "magnitude" if on_excess == "prune" else "check")
+    from sparse24 import _methods, _select
+
+    xp = _arrays.namespace(x)
+    groups = _select.in_groups(x.view(row.storage), m)
+    nonzero = magnitude_bits(groups, row) != 0
+    excess = (nonzero.sum(-1) > n).ravel()
+    status = xp.stack([xp.argmax(excess), excess.sum()]) if excess.size else (-1, 0)
+    if on_excess == "prune":
+        scores = _methods.magnitude(x, row)
+        nonzero &= _select.in_groups(_select.best_of_groups(scores, n, m), m)
+    places = xp.sort(xp.argsort(~nonzero, axis=-1, kind="stable")[..., :n], axis=-1)
+    values = xp.take_along_axis(xp.where(nonzero, groups, row.storage.type(0)), places, axis=-1)
+    shape = (*x.shape[:-1], n * groups.shape[-2])
+    return values.reshape(shape).view(x.dtype), places.astype(np.uint8).reshape(shape), status
+
+
+def as_24(dense, row: _dtypes.DType) -> Sparse24Array:
+    """A dense array (..., m, k) that is known to obey 2:4."""
+    if _arrays.is_cupy(dense):
+        from sparse24.kernels import compress
+
+        record, _ = compress.launch(dense, row, rule="check")
+    else:
+        from sparse24.kernels import cpu
+
+        values, metadata, _ = cpu.compress(dense, "check")
+        record = Compressed24(values, metadata, None, dense.shape, row)
+    return Sparse24Array(Operand24(record, None, None, record.shape, row))
+
+
+def decompress(values, indices, pattern, k: int):
+    xp, (n, m) = _arrays.namespace(values), pattern
+    if xp is np:
+        from sparse24.kernels import cpu
+
+        return cpu.decompress_n_m(values, indices, n, m, k)
+    bits = values.view(f"u{values.dtype.itemsize}")
+    shape = (*values.shape[:-1], values.shape[-1] // n)
+    dense = xp.zeros((*shape, m), bits.dtype)
+    places = indices.reshape(*shape, n).astype(np.int64)
+    xp.put_along_axis(dense, places, bits.reshape(*shape, n), axis=-1)
+    dense = dense.reshape(*shape[:-1], shape[-1] * m)[..., :k]
+    return xp.ascontiguousarray(dense).view(values.dtype)
+
+
+def raise_excess(status, pattern, shape, axis: int) -> None:
+    first, count = (int(i) for i in status)
+    if not count:
+        return
+    (n, m), k = pattern, shape[-1]
+    *place, group = (int(i) for i in np.unravel_index(first, (*shape[:-1], -(-k // m))))
+    along = f"{m * group}:{min(m * group + m, k)}"
+    place.insert(len(place) if axis == -1 else len(place) - 1, along)
+    raise PatternError(
+        f"x[{', '.join(map(str, place))}] has more than {n} non-zeros, the first of {count} such "
+        f"groups; prune it first (sparse24.prune with pattern=({n}, {m})), or pass "
+        "on_excess='prune'"
+    )
+
+
+def widened(x, row: _dtypes.DType):
+    """The array in the type that its products are summed in; int8 in float64, exactly."""
+    wide = np.float64 if row.name in ("int8", "float64") else np.float32
+    if not _arrays.is_cupy(x):
+        return x.astype(wide)
+    from sparse24.kernels import cast
+
+    if row.name == "int8":
+        return x.astype(wide)
+    xp = _arrays.namespace(x)
+    return x if x.dtype == wide else cast.launch(xp.ascontiguousarray(x), row, _dtypes.lookup(wide))
+
+
+def narrowed(x, name: str):
+    """A result in the type `name`, as its device carries it."""
+    if name == "int32" or x.dtype == _dtypes.numpy_dtype(name):
+        return x.astype(_dtypes.numpy_dtype(name))
+    if not _arrays.is_cupy(x):
+        from sparse24.kernels import reference
+
+        return reference.to_dtype(x, _dtypes.numpy_dtype(name))
+    from sparse24.kernels import cast
+
+    return cast.launch(x, _dtypes.lookup(x.dtype), _dtypes.lookup(name))
+
+
+def multiply_on_cpu(values, indices, pattern, k: int, b, name: str):
+    """``A @ b`` of an n:m matrix in NumPy arrays and a matrix b of its dtype, or None.
+
+    None where the dense product is quicker: dense patterns with many columns.
+    """
+    from sparse24.kernels import cpu
+
+    n, m = pattern
+    if 2 * n > m and b.shape[1] > FEW_COLUMNS:
+        return None
+    out = np.empty((len(values), b.shape[1]), _dtypes.numpy_dtype(name))
+    cpu.matmul_n_m(values, indices, n, m, k, b, out)
+    return out
