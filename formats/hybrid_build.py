@@ -40,7 +40,7 @@ class Source:
                 f"{self.dtype.name}; convert it first, for example with .astype('float16')"
             )
         self.matrix = w.tocsr() if self.sparse else w
-        self.shape = tuple(int(s) for s in w.shape)
+        self.shape = (int(w.shape[0]), int(w.shape[1]))
         on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)
         self.xp = _arrays.cupy_module() if on_gpu else np
 

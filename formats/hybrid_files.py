@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
 
 LAYOUT = "sparse24-hybrid"
-WANTED = {
+WANTED: dict[str, Any] = {
     "kinds": np.uint8, "starts": np.int64, "slots": np.int32, "codes": np.uint64,
     "overflow_starts": np.int64, "overflow_places": np.uint16,
 }  # fmt: skip
@@ -35,7 +36,7 @@ def save(path, h: HybridArray, *, compressed: bool = False) -> None:
     arrays = {name: getattr(tiles, name) for name in ht.ARRAYS}
     for name in ("values", "overflow_values"):
         arrays[name] = arrays[name].view(tiles.dtype.storage)
-    header = {
+    header: dict[str, Any] = {
         "layout": LAYOUT, "version": _spec.FORMAT_VERSION, "shape": np.array(tiles.shape),
         "dtype": tiles.dtype.name, "n_hint": h.n_hint or 0,
     }  # fmt: skip

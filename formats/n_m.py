@@ -49,6 +49,13 @@ class NMArray(SparseArray):
 
     __slots__ = ("_axis", "_cache", "_dtype", "_indices", "_pattern", "_rows_shape", "_values")
 
+    _axis: int
+    _cache: dict[str, Any]
+    _indices: Any
+    _pattern: tuple[int, int]
+    _rows_shape: tuple[int, ...]
+    _values: Any
+
     def __init__(self, values, indices, shape, pattern, dtype: _dtypes.DType, *, axis: int = -1):
         fields = {
             "_values": values,

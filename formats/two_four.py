@@ -52,6 +52,12 @@ class Sparse24Array(SparseArray):
 
     __slots__ = ("_cache", "_operand", "_plans", "_status", "_turned")
 
+    _cache: dict[str, Any]
+    _operand: Operand24
+    _plans: dict[Any, Any]
+    _status: Any
+    _turned: Any  # the transposed view, a Sparse24Array, or None
+
     def __init__(self, operand: Operand24, *, status: Any = None):
         object.__setattr__(self, "_operand", operand)
         object.__setattr__(self, "_status", status)
@@ -233,14 +239,17 @@ class Sparse24Array(SparseArray):
         if self.axis == -2:
             raise ArgumentError("rows of a transposed array are not contiguous; slice before .T")
         start, stop, _ = key.indices(self.shape[0])
-        rows = _storage.row_slice(self._operand.rows, start, max(start, stop))
+        rows = _storage.row_slice(self._operand.stored, start, max(start, stop))
         return Sparse24Array(Operand24(rows, None, None, rows.shape, self._dtype))
 
     def _map_batch(self, key) -> Sparse24Array:
         def take(record: Compressed24) -> Compressed24:
-            parts = (record.values, record.metadata, record.packed)
-            parts = tuple(None if x is None else x[key] for x in parts)
-            return Compressed24(*parts, (*parts[0].shape[:-2], *record.shape[-2:]), record.dtype)
+            whole: tuple[Any, ...] = (record.values, record.metadata, record.packed)
+            values, *codes = (None if x is None else x[key] for x in whole)
+            assert values is not None
+            metadata, packed = codes
+            shape = (*values.shape[:-2], *record.shape[-2:])
+            return Compressed24(values, metadata, packed, shape, record.dtype)
 
         try:
             picked = self._map(take, self._dtype)

@@ -6,6 +6,7 @@ Nothing here waits for the device.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -142,7 +143,7 @@ def _run(x, row, rule, chosen, values, metadata, packed):
     if by_columns:
         aligned = all(part % 4 == 0 for part in (x.data.ptr, x.strides[0], x.strides[2]))
         alignment = 4 if aligned else 0
-    macros = {"alignment": alignment, "values": values is not None}
+    macros: dict[str, Any] = {"alignment": alignment, "values": values is not None}
     macros |= {"metadata": metadata is not None, "packed": packed is not None}
     chosen_arguments = (NULL, 0, 0, 0)
     if chosen is not None:

@@ -128,8 +128,8 @@ def schedule(cost: np.ndarray, height: int, splits: int, balance: bool):
     dealt = np.where(order[:, None] >= 0, cost[order], 0).reshape(blocks, height, chunks)
     running = np.cumsum(dealt.sum(1), axis=1)
     wanted = running[:, -1:] * np.arange(1, splits) / splits
-    inner = [np.searchsorted(run - run[0] / 2, want) for run, want in zip(running, wanted)]
-    inner = np.reshape(np.asarray(inner, np.int32), (blocks, splits - 1))
+    found = [np.searchsorted(run - run[0] / 2, want) for run, want in zip(running, wanted)]
+    inner = np.reshape(np.asarray(found, np.int32), (blocks, splits - 1))
     edges = np.zeros((blocks, 1), np.int32)
     return order, np.concatenate([edges, inner, edges + chunks], axis=1).astype(np.int32)
 

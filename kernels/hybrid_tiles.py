@@ -54,7 +54,7 @@ def fill(bits, dtype: DType, tiles) -> None:
 
 def matrix(tiles) -> np.ndarray:
     """The addresses of a record, passed by value."""
-    pointers = tuple(getattr(tiles, name).data.ptr for name in MATRIX.names)
+    pointers = tuple(getattr(tiles, name).data.ptr for name in MATRIX.names or ())
     return loader.by_value(np.array([pointers], MATRIX))
 
 

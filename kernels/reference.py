@@ -7,6 +7,7 @@ bits are moved and against float64 where numbers are summed.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -214,7 +215,7 @@ def masked_gradient(
 
     The sum is taken in float32, in float64 for float64.
     """
-    real = np.float64 if gradient.dtype == np.float64 else np.float32
+    real: Any = np.float64 if gradient.dtype == np.float64 else np.float32
     other = np.zeros((), gradient.dtype)
     if weight is not None:
         total = gradient.astype(real) + real(decay) * weight.astype(real)

@@ -155,7 +155,7 @@ class _Launcher:
         blocks = sms if self.tiling["split_tiles"][0] else min(_tiles(problem, config), sms)
         self.grid = (blocks // config.cluster * config.cluster,)
         self.launches: dict[tuple, tuple] = {}
-        self.params_of: tuple[Epilogue, np.ndarray] = (epilogue, _epilogue.params(epilogue))
+        self.params_of: tuple[Epilogue, Any] = (epilogue, _epilogue.params(epilogue))
         if config.split:
             partial_sums.reserve()
         self._kernel(bulk=True)
@@ -183,7 +183,7 @@ class _Launcher:
 
     def _remember(self, key, a, b, out) -> tuple:
         bulk = self._out_addressable(out)
-        arguments = (
+        arguments: tuple[Any, ...] = (
             self._values_map(a), self._b_map(b), self._out_map(out) if bulk else tensor_map.empty(),
             a.packed, _out_view(out), self._shape(a, b), self.tiling,
         )  # fmt: skip

@@ -38,6 +38,7 @@ def measure(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: 
     ranked = [c for c in ranked if c.refusal is None]
     limit = MEASURE_WITHIN * ranked[0].seconds
     wanted = _reference(a, b, out, epilogue, problem, device)
+    assert a.rows is not None  # the caller has looked
     record = _storage.with_packed(a.rows)
     runs = {}
     for candidate in ranked:
@@ -57,6 +58,7 @@ def measure(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: 
 
 def _reference(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: int):
     candidate = _planner.choose(problem, device, dense=False, algorithm="sparse_fma")
+    assert a.rows is not None
     wanted = _arrays.namespace(out).empty_like(out)
     run = _planner.prepare(candidate, epilogue)
     run(_storage.with_packed(a.rows), b, wanted, epilogue)

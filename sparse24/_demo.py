@@ -189,10 +189,17 @@ def _measure(name, dense: np.ndarray, array: Any, energy: float, tokens: int, de
         on_gpu=device != "cpu",
     )
     return Line(
-        name, array.shape, energy, dense.nbytes, array.values.nbytes + array.metadata.nbytes,
-        *seconds, s24.explain(array, x).chosen, error,
-        ERROR_FACTOR * dense_error + float(_epsilon(dense.dtype)),
-    )  # fmt: skip
+        name=name,
+        shape=array.shape,
+        kept_energy=energy,
+        bytes_before=dense.nbytes,
+        bytes_after=array.values.nbytes + array.metadata.nbytes,
+        dense_seconds=seconds[0],
+        sparse_seconds=seconds[1],
+        kernel=s24.explain(array, x).chosen,
+        error=error,
+        allowed=ERROR_FACTOR * dense_error + _epsilon(dense.dtype),
+    )
 
 
 def _error(product: Any, exact: np.ndarray) -> float:

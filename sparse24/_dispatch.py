@@ -188,7 +188,7 @@ def _batch_of(a: Operand24, batch: tuple[int, ...]) -> Operand24:
             return None
         parts = (old.values, old.metadata, old.packed)
         core = (2, 2, 3)
-        new = []
+        new: list[Any] = []
         for x, keep in zip(parts, core, strict=True):
             if x is None:
                 new.append(None)
@@ -197,7 +197,8 @@ def _batch_of(a: Operand24, batch: tuple[int, ...]) -> Operand24:
             else:
                 new.append(_spread(x, batch, keep))
         lead = () if single else (math.prod(batch),)
-        return Compressed24(*new, (*lead, *old.shape[-2:]), old.dtype)
+        values, metadata, packed = new
+        return Compressed24(values, metadata, packed, (*lead, *old.shape[-2:]), old.dtype)
 
     rows, columns = record(a.rows), record(a.columns)
     dense = None

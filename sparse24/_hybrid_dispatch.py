@@ -105,12 +105,12 @@ def _dense_time(h, n: int) -> float:
 def explain(h, n: int) -> dict:
     """Predicted seconds by path, the choice, and the reason in words."""
     times = predictions(h, n)
-    choice = min(times, key=times.get)
+    choice = min(times, key=times.__getitem__)
     others = {name: t for name, t in times.items() if name != choice}
     if not others:
         reason = "the only path on this device"
     else:
-        second = min(others, key=others.get)
+        second = min(others, key=others.__getitem__)
         reason = f"predicted {others[second] / max(times[choice], 1e-12):.2f}x faster than {second}"
     return {"n": n, "candidates": times, "choice": choice, "reason": reason}
 

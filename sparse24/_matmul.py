@@ -289,7 +289,7 @@ def _vector(name: str, x, m: int, n: int, xp, real):
     if np.isscalar(x):
         if name == "bias":
             return None, xp.full(n, x, real), 1.0
-        return None, None, float(x)
+        return None, None, float(x)  # type: ignore[arg-type]
     x, _ = _foreign.take(x, argument=name)
     if x.size == 1 and x.ndim == 0:
         return _vector(name, xp.broadcast_to(xp.asarray(x), (n,)), m, n, xp, real)

@@ -12,6 +12,7 @@ import functools
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -90,7 +91,7 @@ def find_permutation(
 
 def _columns(w, scores):
     """Scores of all columns, float32 (k, rows), rows of several weights one after another."""
-    parts = []
+    parts: list[Any] = []
     sequence = isinstance(w, Sequence)
     weights = w if sequence else [w]
     scores = [None] * len(weights) if scores is None else scores if sequence else [scores]

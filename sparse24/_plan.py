@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -135,7 +136,7 @@ def _problem(operand, other, dtype, epilogue):
 def _explain_cpu(operand, other, algorithm: str) -> Explanation:
     from sparse24.kernels import cpu
 
-    choice = cpu.choose(*operand.shape[-2:], other.shape[-1], operand.dtype.name)
+    choice = cpu.choose(operand.shape[-2], operand.shape[-1], other.shape[-1], operand.dtype.name)
     chosen = f"cpu_{choice}" if algorithm == "auto" else algorithm
     reason = {
         "cpu_sparse": "the Numba kernel skips the zeros and wins at this size",
@@ -180,7 +181,7 @@ class MatmulPlan:
         self.candidates = self.explanation.candidates
         self.chosen = self.explanation.chosen
         self._shape = (*b.shape[:-2], a.shape[-2], b.shape[-1])
-        self._launch = None
+        self._launch: Any = None
         if _arrays.is_cupy(b) and a._operand.rows is not None and b.ndim == a.ndim == 2:
             self._prepare(b)
         else:

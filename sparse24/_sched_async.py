@@ -113,14 +113,14 @@ class AsyncScheduler:
 
     def _work(self, weights, gradients, lane, begin):
         with lane:
-            if begin is not None:
+            if self._lane is not None and begin is not None:
                 self._lane.wait(begin)
             self._state, masks, events = core.step(self._state, weights, gradients)
             return masks, events, self._lane.mark() if self._lane else None
 
     def _take(self, future: Future):
         masks, events, end = future.result()
-        if end is not None:
+        if self._lane is not None and end is not None:
             self._lane.wait(end)
         return dict(masks), events
 

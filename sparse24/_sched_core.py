@@ -43,11 +43,13 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     for name, weight in weights.items():
         matches = (i for i, (pattern, _) in enumerate(recipes) if fnmatchcase(name, pattern))
         number = next(matches, None)
-        if number is None or recipes[number][1] is None or weight.ndim < 2:
+        recipe = None if number is None else recipes[number][1]
+        if number is None or recipe is None or weight.ndim < 2:
             continue
-        recipes[number][1].pattern.check_shape(tuple(weight.shape))
+        recipe.pattern.check_shape(tuple(weight.shape))
         names.setdefault(number, []).append(name)
-    groups = tuple((recipes[i][1], tuple(names[i])) for i in sorted(names))
+    chosen = ((recipes[i][1], tuple(names[i])) for i in sorted(names))
+    groups = tuple((recipe, inside) for recipe, inside in chosen if recipe is not None)
     masks = {n: _ones(weights[n]) for _, inside in groups for n in inside}
     shapes = {n: tuple(weights[n].shape) for n in masks}
     return State(groups, shapes, masks, int(seed), memory={n: {} for n in masks})

@@ -140,7 +140,7 @@ class Accumulated(Criterion):
     remembers = True
 
     @property
-    def needs(self):
+    def needs(self):  # type: ignore[override]
         return self.inner.needs
 
     def observe(self, memory, seen):

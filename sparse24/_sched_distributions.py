@@ -123,6 +123,7 @@ class Custom(Distribution):
         return {n: check_share(wanted[n], f"rule for {n!r}") for n in shapes}
 
     def _factor(self, name: str) -> float:
+        assert not callable(self.rule)
         matches = (f for pattern, f in self.rule.items() if fnmatchcase(name, pattern))
         return next(matches, 1.0)
 
@@ -184,11 +185,11 @@ class Hierarchical(Distribution):
     depth: int = 1
 
     @property
-    def needs(self):
+    def needs(self):  # type: ignore[override]
         return tuple({*self.outer.needs, *self.inner.needs})
 
     @property
-    def remembers(self):
+    def remembers(self):  # type: ignore[override]
         return self.inner.remembers
 
     def observe(self, memory, seen):

@@ -68,7 +68,7 @@ class MaskScheduler:
 
     def start(self, weights) -> None:
         """Fix the layers, by the shapes of these arrays; the first `step` does it otherwise."""
-        self.state = core.init(self._rules, named(weights), seed=self._seed)
+        self.state = core.init(self._rules, named(weights) or {}, seed=self._seed)
         if self._pending is not None:
             self.state = _sched_state.from_dict(self.state, self._pending)
             self._pending = None
@@ -83,6 +83,7 @@ class MaskScheduler:
         """
         gradients, weights = named(gradients), named(weights)
         self._begin(gradients, weights)
+        assert self.state is not None  # _begin made it
         self.state, masks, self.events = core.step(
             self.state, weights, gradients, reduce=self.reduce, measure=self.telemetry is not None
         )
@@ -94,6 +95,7 @@ class MaskScheduler:
         """Show a micro-batch to criteria that accumulate; the step goes on."""
         gradients, weights = named(gradients), named(weights)
         self._begin(gradients, weights)
+        assert self.state is not None  # _begin made it
         self.state = core.observe(self.state, weights, gradients)
 
     def _begin(self, gradients, weights) -> None:
@@ -198,7 +200,7 @@ class DynamicScheduler(MaskScheduler):
             schedule = schedule.with_init(init_sparsity)
         self.scheduler = schedule
         self._dense = tuple(dense)
-        self._parts = {
+        self._parts: dict[str, Any] = {
             "schedule": schedule,
             "pattern": pattern or Unstructured(),
             "grower": grower or NoGrowth(),

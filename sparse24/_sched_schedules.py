@@ -230,6 +230,7 @@ class Phases(Schedule):
 
     def _locate(self, step: int) -> tuple[Schedule, int]:
         for length, part in self.parts[:-1]:
+            assert length is not None  # only the last may be
             if step < length:
                 return part, step
             step -= length

@@ -150,15 +150,17 @@ def move(record: Compressed24, mover) -> Compressed24:
         values = aligned
     elif record.dtype.is_float8:
         values = np.ascontiguousarray(values).view(record.dtype.logical)
-    parts = tuple(None if x is None else mover(x) for x in (record.metadata, record.packed))
-    return _native(Compressed24(values, *parts, record.shape, record.dtype))
+    metadata = None if record.metadata is None else mover(record.metadata)
+    packed = None if record.packed is None else mover(record.packed)
+    return _native(Compressed24(values, metadata, packed, record.shape, record.dtype))
 
 
 def _native(record: Compressed24) -> Compressed24:
     """The record with the one order of codes that its device multiplies with."""
     on_gpu = _arrays.is_cupy(record.values)
-    codes = (None, packed(record)) if on_gpu else (canonical(record), None)
-    return Compressed24(record.values, *codes, record.shape, record.dtype)
+    codes = packed(record) if on_gpu else canonical(record)
+    order = {"metadata": None, "packed": codes} if on_gpu else {"metadata": codes, "packed": None}
+    return Compressed24(record.values, **order, shape=record.shape, dtype=record.dtype)
 
 
 def row_slice(record: Compressed24, start: int, stop: int) -> Compressed24:

@@ -75,8 +75,9 @@ def read(file: Path, device: int) -> dict | None:
     if not isinstance(record, dict) or record.get("key") != key(device):
         return None
     content = record.get("content")
-    fits = isinstance(content, dict) and _empty().keys() <= content.keys()
-    return content if fits and isinstance(content["winners"], dict) else None
+    if not isinstance(content, dict) or not _empty().keys() <= content.keys():
+        return None
+    return content if isinstance(content["winners"], dict) else None
 
 
 def state(device: int) -> dict:

@@ -49,7 +49,7 @@ def _rescale(weights: np.ndarray, mean: float) -> np.ndarray:
 
 def iid(rng, shape, zeros):
     """Every element is a zero with the same probability."""
-    return _from_density(rng, np.float32(1 - zeros), shape)
+    return _from_density(rng, np.full((), 1 - zeros, np.float32), shape)
 
 
 def beta_tiles(rng, shape, zeros, *, nu=5.0):
