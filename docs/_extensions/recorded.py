@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from sparse24.kernels import loader
 
 DATA = Path(__file__).resolve().parents[1] / "benchmarks" / "data"
 UNVERIFIED = DATA / "UNVERIFIED.md"
+KERNELS = Path(__file__).resolve().parents[2] / "kernels" / "cuda"
+STEMS = sorted(path.stem for path in KERNELS.glob("*.cu"))
 
 TITLES = {
     "gemm": "2:4 products, large and middle sizes",
@@ -88,8 +91,32 @@ def number(x: float) -> str:
     return f"{x:.3g}" if abs(x) < 1000 else f"{x:,.0f}"
 
 
+def unverified() -> dict[str, str]:
+    """Stems of UNVERIFIED.md and their reasons; a line is ``- `stem`: reason``."""
+    if not UNVERIFIED.exists():
+        return {}
+    return dict(re.findall(r"^- `(\w+)`: (.+)$", UNVERIFIED.read_text(), re.MULTILINE))
+
+
 def unverified_lines() -> list[str]:
     """The entries of UNVERIFIED.md."""
-    if not UNVERIFIED.exists():
-        return []
-    return [line for line in UNVERIFIED.read_text().splitlines() if line.startswith("- ")]
+    return [f"- `{stem}`: {reason}" for stem, reason in unverified().items()]
+
+
+def gpu_tests() -> dict[str, dict[str, Any]]:
+    """The recorded outcome of the GPU tests, by stem."""
+    path = DATA / "gpu_tests.json"
+    return json.loads(path.read_text())["stems"] if path.exists() else {}
+
+
+def complaint(stem: str) -> str | None:
+    """What is wrong with a stem's record, or None."""
+    record = gpu_tests().get(stem)
+    if record is None:
+        return "no GPU run has been recorded yet"
+    if record["digest"] != loader.digest(stem):
+        return f"changed after its run of {record['date'][:10]}"
+    if record["passed"] < 1 or record["failed"] or record["skipped"]:
+        counts = {name: record[name] for name in ("passed", "failed", "skipped")}
+        return f"its last run was not clean: {counts}"
+    return None
