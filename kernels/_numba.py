@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import os
 import threading
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -46,13 +47,13 @@ def _sources_digest() -> str:
 
 
 class _Locator(caching._CacheLocator):
-    """Files of one kernel in `cache_folder`, stale when any source here changes."""
+    """Files of one kernel, in a folder of this version's sources in `cache_folder`."""
 
     def __init__(self, function):
         self._place = f"{function.__module__}.{function.__qualname__}"
 
     def get_cache_path(self):
-        return str(cache_folder())
+        return str(cache_folder() / _sources_digest()[:16])
 
     def get_source_stamp(self):
         return _sources_digest()
@@ -74,8 +75,27 @@ class _Implementation(caching.CompileResultCacheImpl):
     _locator_classes = (_Locator,)
 
 
+class _Files(caching.IndexDataCacheFile):
+    """Files of machine code under names of their own.
+
+    Numba numbers them, and two processes that compile at once may take the same
+    number for different types.
+    """
+
+    def _data_name(self, number):
+        return super()._data_name(uuid.uuid4().int)
+
+
 class _Cache(caching.FunctionCache):
     _impl_class = _Implementation
+
+    def __init__(self, function):
+        super().__init__(function)
+        self._cache_file = _Files(
+            cache_path=self._cache_path,
+            filename_base=self._impl.filename_base,
+            source_stamp=self._impl.locator.get_source_stamp(),
+        )
 
 
 def njit(function: Callable) -> Callable:

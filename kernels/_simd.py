@@ -36,6 +36,7 @@ def _features() -> frozenset[str]:
 
 
 FEATURES = _features()
+HALVES = "f16c" in FEATURES  # LLVM's other way to widen float16 is a call of a library
 VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx2" in FEATURES else 16
 # Rows of a tile by its width in machine vectors.  The sums fill at most 24 of 32 registers,
 # or 8 of 16, and are at least 8 chains of dependent additions, to hide their latency.
@@ -65,6 +66,21 @@ class _Emit:
     def load(self, pointer):
         pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
         return self.builder.load(pointer, align=self.bytes)
+
+    def load_narrow(self, pointer, kind: types.Type):
+        """Load and widen narrow types: int8, halves carried as int16, bfloat16 as uint16."""
+        if kind not in (types.int8, types.int16, types.uint16):
+            return self.load(pointer)
+        builder, bits = self.builder, ir.VectorType(ir.IntType(kind.bitwidth), self.lanes)
+        narrow = builder.load(builder.bitcast(pointer, bits.as_pointer()), align=kind.bitwidth // 8)
+        if kind == types.int8:
+            return builder.sext(narrow, self.vector)
+        if kind == types.int16:
+            halves = builder.bitcast(narrow, ir.VectorType(ir.HalfType(), self.lanes))
+            return builder.fpext(halves, self.vector)
+        words = ir.VectorType(_I32, self.lanes)
+        shift = ir.Constant(words, [16] * self.lanes)
+        return builder.bitcast(builder.shl(builder.zext(narrow, words), shift), self.vector)
 
     def store(self, value, pointer):
         pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
@@ -256,6 +272,7 @@ def dots(typingctx, values, metadata, row, last, count, b, column, sums, shape):
     Parameters
     ----------
     values : array (m, stored), C order
+        Of the type of `b`, or narrow as in `_Emit.load_narrow`.
     metadata : array of uint8 (m, bytes), C order
     row, last, count, column : int
     b : array (n, k), C order
@@ -268,7 +285,7 @@ def dots(typingctx, values, metadata, row, last, count, b, column, sums, shape):
 
     def codegen(context, builder, signature, arguments):
         values, metadata, row, last, count, b, column, sums, _ = arguments
-        element = context.get_value_type(signature.args[0].dtype)
+        element = context.get_value_type(signature.args[5].dtype)
         lanes = lanes_of_dots(context.get_abi_sizeof(element))
         emit = _Emit(context, builder, element, lanes)
         here = emit.clamped(row, rows, last)
@@ -283,7 +300,8 @@ def dots(typingctx, values, metadata, row, last, count, b, column, sums, shape):
             b_here = [emit.at(b, builder.mul(t, _I64(2 * lanes))) for b in b_rows]
             for i in range(rows):
                 places = emit.places(m_rows[i], t)
-                value = emit.load(emit.at(v_rows[i], builder.mul(t, _I64(lanes))))
+                at = emit.at(v_rows[i], builder.mul(t, _I64(lanes)))
+                value = emit.load_narrow(at, signature.args[0].dtype)
                 for j in range(columns):
                     partner = _partners(emit, b_here[j], places)
                     new.append(emit.multiply_add(value, partner, held[i * columns + j]))

@@ -31,7 +31,7 @@ _PARTS_OF_COLUMNS = 512  # columns of a task where blocks of rows are too few fo
 FEW_COLUMNS = 16  # up to here `dots`
 _FEW_ROWS = 8  # rows of A below which BLAS wins over `tile`
 _EXACT_IN_FLOAT32 = 1024  # products of two int8 whose sum float32 holds: 2**24 / 2**14
-_BLOCK_STORED = 1 << 19  # stored elements of a task of `dots`
+_BLOCK_STORED = 1 << 21  # stored elements of a task of `dots`
 _SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
 
 
@@ -58,20 +58,24 @@ def multiply_panels(values, indices, panels, sums, step, shape):
 
 
 @njit
-def multiply_columns(values, metadata, b, column, lanes, sums, shape):
-    """``sums = A @ b[column : column + columns].T``; `b` holds columns, `shape` as for `dots`."""
+def multiply_columns(values, rest, metadata, b, column, lanes, sums, shape):
+    """``sums = A @ b[column : column + columns].T``; `b` holds columns, `shape` as for `dots`.
+
+    `rest` are the stored elements of each row that fill no vector, in the type of `b`.
+    """
     rows, columns = len(shape[0]), len(shape[1])
     m, stored = values.shape
     whole = stored // lanes
-    held = np.empty((rows, columns), values.dtype)
+    first = whole * lanes
+    held = np.empty((rows, columns), b.dtype)
     for row in range(0, m, rows):
         dots(values, metadata, row, m - 1, whole, b, column, held, shape)
         for i in range(min(rows, m - row)):
             for j in range(columns):
                 total = held[i, j]
-                for t in range(whole * lanes, stored):
+                for t in range(first, stored):
                     place = metadata[row + i, t >> 2] >> (2 * (t & 3)) & 3
-                    total += values[row + i, t] * b[column + j, 4 * (t >> 1) + place]
+                    total += rest[row + i, t - first] * b[column + j, 4 * (t >> 1) + place]
                 sums[row + i, column + j] = total
 
 
@@ -116,11 +120,11 @@ def _multiply_few(a: Operand, b, out, epilogue: Epilogue) -> None:
     def task(number: int):
         rows = blocks[number]
         sums = _sums(out, epilogue, rows, slice(0, n), a.dtype.accumulator)
-        values, metadata = a.block(rows), a.metadata[rows]
+        values, rest = a.streamed(rows, lanes)
         for j in range(0, n, 4):
             some = min(4, n - j)
             shape = ((0,) * ROWS_OF_DOTS[some], (0,) * some)
-            multiply_columns(values, metadata, columns, j, lanes, sums, shape)
+            multiply_columns(values, rest, a.metadata[rows], columns, j, lanes, sums, shape)
         finish(sums, out, epilogue, rows, slice(0, n))
 
     parallel(task, len(blocks), m * n * a.values.shape[1])

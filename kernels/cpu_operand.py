@@ -77,7 +77,23 @@ class Operand:
         self.dtype, self.work = dtype, work
 
     def block(self, rows: slice) -> np.ndarray:
+        """The stored elements of some rows."""
+        return self._decoded(self.values[rows])
+
+    def streamed(self, rows: slice, lanes: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same as `_simd.dots` takes them, and those that fill no vector of `lanes`."""
         part = self.values[rows]
+        first = part.shape[1] // lanes * lanes
+        rest = self._decoded(np.ascontiguousarray(part[:, first:]))
+        if self.dtype.name == "int8":
+            return part, rest
+        if self.dtype.name == "bfloat16":
+            return part.view(np.uint16), rest
+        if self.dtype.name == "float16" and _simd.HALVES:
+            return part.view(np.int16), rest
+        return self._decoded(part), rest
+
+    def _decoded(self, part: np.ndarray) -> np.ndarray:
         if self.dtype.logical == self.work:
             return part
         out = np.empty(part.shape, self.work)
@@ -85,6 +101,7 @@ class Operand:
         return out
 
     def indices(self, rows: slice) -> np.ndarray:
+        """The row of b that each of them multiplies."""
         indices = np.empty(self.values[rows].shape, np.int32)
         _write_indices(self.metadata[rows], self.high // _spec.GROUP, indices)
         return indices

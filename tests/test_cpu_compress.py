@@ -210,7 +210,7 @@ def test_kernels_are_cached_outside_the_package(tmp_path, monkeypatch):
         return 2 * x
 
     assert _numba.njit(double)(4) == 8
-    assert list((tmp_path / "numba").glob("*double*.nbc"))
+    assert list((tmp_path / "numba").rglob("*double*.nbc"))
 
 
 def test_an_unwritable_cache_folder_is_no_error(tmp_path, monkeypatch):
