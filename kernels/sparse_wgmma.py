@@ -16,8 +16,13 @@ from sparse24.kernels.sparse_wgmma_configs import TABLE, Config, layout
 
 NAME = "sparse_wgmma"
 MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
+# Share of the tensor cores' rate at the highest clock that the best tile keeps up: the power limit
+# holds the clock near 1.4 of 1.98 GHz.  Measured, docs/benchmarks/log_gemm.rst.
+SUSTAINED = 0.51
+MOST_SHARED_B = 40e6  # bytes of b
+MOST_WAVES = 4
 LEAST_SHARE = 4  # atoms of k that a block must get when tiles are shared
-EXCHANGE = 9e-6  # seconds that sharing tiles costs, measured
+EXCHANGE = 18e-6  # seconds that sharing tiles costs, measured
 CACHED_LAUNCHES = 256  # argument tuples a prepared kernel remembers
 
 OUTPUTS = {
@@ -76,7 +81,7 @@ def _family(dtype: str) -> str:
 
 def configs(problem: Problem) -> list[Config]:
     """Every config that suits, the one with the least predicted time first."""
-    chip = {"sms": 132, "clock_hz": 1.6e9, "bandwidth": 4.2e12}
+    chip = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
     suits = [config for config in TABLE if _suits(problem, config)]
     return sorted(suits, key=lambda config: predict(problem, config, chip))
 
@@ -101,8 +106,8 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
     atoms_k = -(-p.k // _spec.ATOM_K)
     # A warpgroup instruction of 64 x n takes n / 2 clocks for 64 bytes of k.
     instructions = config.block_m // 64 * atoms_k * _spec.ATOM_K * itemsize // 64
-    clocks = instructions * config.block_n / 2 / (0.7 * config.rate)
-    clocks += 2500 if config.block_m * config.block_n < 40_000 else 4000  # the store
+    clocks = instructions * config.block_n / 2 / (SUSTAINED * config.rate)
+    clocks += 3000 if config.block_m * config.block_n < 40_000 else 4500  # the store
     traffic = p.m * p.k * itemsize * 0.5625 + p.k * p.n * itemsize + p.m * p.n * 2
     exchange = EXCHANGE if shared else 0.0
     busy = waves * clocks / chip["clock_hz"]
@@ -273,11 +278,17 @@ def _tiles(problem: Problem, config: Config) -> int:
 
 
 def _shared_tiles(problem: Problem, config: Config, sms: int) -> int:
-    """How many tiles blocks share along k: those beyond whole waves, and one wave with them."""
-    tiles = _tiles(problem, config)
+    """How many tiles blocks share along k: those beyond whole waves, and one wave with them.
+
+    None where little is gained, or where b does not stay in L2: blocks that are at
+    different places of k read it apart from each other.
+    """
+    tiles, k = _tiles(problem, config), problem.k
     shared = tiles if tiles < sms else tiles % sms + sms
-    atoms_k = -(-problem.k // _spec.ATOM_K)
-    return shared if tiles % sms and shared * atoms_k >= LEAST_SHARE * sms else 0
+    enough = shared * -(-k // _spec.ATOM_K) >= LEAST_SHARE * sms
+    b_bytes = k * problem.n * numpy_dtype(problem.b_dtype).itemsize
+    near = b_bytes <= MOST_SHARED_B and tiles <= MOST_WAVES * sms
+    return shared if tiles % sms and enough and near else 0
 
 
 def _tiling(problem: Problem, config: Config, sms: int) -> np.ndarray:

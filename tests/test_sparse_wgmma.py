@@ -12,7 +12,7 @@ from sparse24._errors import UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
 from sparse24.kernels import partial_sums, reference, sparse_wgmma, sparse_wgmma_configs, tensor_map
 
-CHIP = {"sms": 132, "clock_hz": 1.6e9, "bandwidth": 4.2e12}
+CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
 DEFAULT = sparse_wgmma_configs.TABLE[0]
 gpu = pytest.mark.gpu
 on_gpu = pytest.mark.stem("sparse_wgmma")
