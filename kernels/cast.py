@@ -26,7 +26,7 @@ def launch(x, source: DType, target: DType):
     """
     import cupy as cp
 
-    flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    flat = x.reshape(-1, x.shape[-1]) if x.ndim != 2 else x
     carried = np.dtype(np.uint8) if target.is_float8 else target.logical
     out = _arrays.empty_rows(cp, flat.shape, carried)
     if flat.size:

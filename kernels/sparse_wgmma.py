@@ -156,8 +156,9 @@ class _Launcher:
         self.shared_memory = layout(config, self.itemsize, self.out_itemsize).shared_memory
         self.block = ((config.consumers + 1) * 128,)
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
-        self.tiling = loader.by_value(_tiling(problem, config, sms))
-        blocks = sms if self.tiling["split_tiles"][0] else min(_tiles(problem, config), sms)
+        tiling = _tiling(problem, config, sms)
+        self.tiling = loader.by_value(tiling)
+        blocks = sms if tiling["split_tiles"][0] else min(_tiles(problem, config), sms)
         self.grid = (blocks // config.cluster * config.cluster,)
         self.launches: dict[tuple, tuple] = {}
         self.params_of: tuple[Epilogue, Any] = (epilogue, _epilogue.params(epilogue))

@@ -135,6 +135,8 @@ def _byte_bounds(x: Any) -> tuple[int, int]:
 def unflatten_rows(x: Any, shape: tuple[int, ...]) -> Any:
     """View (rows, columns) with a row pitch as (..., columns); nothing is copied."""
     xp = namespace(x)
+    if len(shape) == 1:
+        return x[0]
     strides = [x.strides[-1], x.strides[0]]
     for size in reversed(shape[1:-1]):
         strides.append(strides[-1] * size)

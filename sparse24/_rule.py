@@ -82,7 +82,8 @@ def pruned(x, rule: Rule):
         x = np.moveaxis(x, rule.axis, -1)
         return cpu.prune(x) if (rule.n, rule.m) == (2, 4) else cpu.prune_n_m(x, rule.n, rule.m)
     kept, weights = decide(x, rule)
-    return _arrays.namespace(x).where(kept, weights, np.zeros((), weights.dtype))
+    xp = _arrays.namespace(x)
+    return xp.where(kept, weights, xp.zeros((), weights.dtype))
 
 
 def _is_plain(x, rule: Rule) -> bool:
