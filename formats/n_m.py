@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sparse24 import _arrays, _check, _dtypes, _foreign, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24._records import Compressed24
