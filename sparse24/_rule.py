@@ -76,20 +76,15 @@ def _checked_scores(x, scores, method):
 
 def pruned(x, rule: Rule):
     """`x` pruned, its grouped axis moved to the end."""
-    if _is_plain(x, rule):
-        from sparse24.kernels import cpu
-
-        x = np.moveaxis(x, rule.axis, -1)
-        return cpu.prune(x) if (rule.n, rule.m) == (2, 4) else cpu.prune_n_m(x, rule.n, rule.m)
+    by_size = rule.method == "magnitude" and rule.scores is None
+    if by_size and not rule.transposable and not rule.channels:  # no mask in between
+        moved = _arrays.as_storage(np.moveaxis(x, rule.axis, -1), rule.dtype)
+        result = _select.kept_by_kernel(moved, rule.dtype, rule.n, rule.m)
+        if result is not None:
+            return result
     kept, weights = decide(x, rule)
     xp = _arrays.namespace(x)
     return xp.where(kept, weights, xp.zeros((), weights.dtype))
-
-
-def _is_plain(x, rule: Rule) -> bool:
-    """True where one kernel prunes without a mask in between."""
-    by_size = rule.method == "magnitude" and rule.scores is None
-    return by_size and not (rule.transposable or rule.channels or _arrays.is_cupy(x))
 
 
 def decide(x, rule: Rule):

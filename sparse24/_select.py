@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _spec
+from sparse24 import _dtypes, _spec
 from sparse24._arrays import namespace
 
 
@@ -18,18 +18,32 @@ def best_of_groups(scores, n: int, m: int):
     A last, shorter group is filled up with elements that rank below all others.
     """
     xp = namespace(scores)
-    if xp is np:
-        from sparse24.kernels import cpu
-
-        ones = np.ones(scores.shape, np.int8)
-        is_24 = (n, m) == (_spec.KEPT, _spec.GROUP)
-        kept = cpu.prune(ones, scores) if is_24 else cpu.prune_n_m(ones, n, m, scores)
-        return kept.view(bool)
+    ones, row = xp.ones(scores.shape, np.int8), _dtypes.TABLE["int8"]
+    pruned = kept_by_kernel(ones, row, n, m, scores)
+    if pruned is not None:
+        return pruned.view(bool)
     order_of = in_groups(_order_keys(xp, scores), m, np.iinfo(np.int64).min)
     order = xp.argsort(~order_of, axis=-1, kind="stable")  # ~ turns the order without overflow
     keep = xp.zeros(order.shape, bool)
     xp.put_along_axis(keep, order[..., :n], True, axis=-1)
     return keep.reshape(*scores.shape[:-1], order.shape[-2] * m)[..., : scores.shape[-1]]
+
+
+def kept_by_kernel(x, row: _dtypes.DType, n: int, m: int, scores=None):
+    """`x` (..., k) pruned by `scores` or magnitude, or None where no kernel does that."""
+    is_24 = (n, m) == (_spec.KEPT, _spec.GROUP)
+    if namespace(x) is np:
+        from sparse24.kernels import cpu
+
+        return cpu.prune(x, scores) if is_24 else cpu.prune_n_m(x, n, m, scores)
+    if not is_24:
+        return None
+    from sparse24.kernels import compress, decompress
+
+    matrices = [y if y is None or y.ndim > 1 else y[None] for y in (x, scores)]
+    rule = "magnitude" if scores is None else "scores"
+    record, _ = compress.launch(matrices[0], row, rule=rule, scores=matrices[1])
+    return decompress.launch(record).reshape(x.shape)
 
 
 def in_groups(x, m: int, fill=0):
