@@ -200,8 +200,7 @@ class NMArray(SparseArray):
         row = _dtypes.lookup(dtype)
         if row is self._dtype:
             return self
-        flat = Compressed24(self._values, None, None, self._values.shape, self._dtype)
-        return self._with(values=_storage.cast(flat, row).values, dtype=row)
+        return self._with(values=n_m_parts.cast(self._values, self._dtype, row), dtype=row)
 
     def copy(self) -> NMArray:
         """A deep copy."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _storage
+from sparse24 import _arrays, _dtypes
 from sparse24._errors import PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
@@ -38,8 +38,18 @@ def in_dtype(x, dtype) -> tuple[Any, _dtypes.DType]:
     wanted = row if dtype is None else _dtypes.lookup(dtype)
     if wanted is row:
         return x, row
-    record = Compressed24(x, None, None, x.shape, row)
-    return _storage.cast(record, wanted).values, wanted
+    return cast(x, row, wanted), wanted
+
+
+def cast(x, row: _dtypes.DType, wanted: _dtypes.DType):
+    """An array in another element type, as its device carries it."""
+    if _arrays.is_cupy(x):
+        from sparse24.kernels import cast as kernel
+
+        return kernel.launch(_arrays.namespace(x).ascontiguousarray(x), row, wanted)
+    from sparse24.kernels import reference
+
+    return reference.to_dtype(x, wanted.logical)
 
 
 def magnitude_bits(x, row: _dtypes.DType):
@@ -64,7 +74,8 @@ def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
     if on_excess == "prune":
         scores = _methods.magnitude(x, row)
         nonzero &= _select.in_groups(_select.best_of_groups(scores, n, m), m)
-    places = xp.sort(xp.argsort(~nonzero, axis=-1, kind="stable")[..., :n], axis=-1)
+    zero = (~nonzero).astype(np.uint8)
+    places = xp.sort(xp.argsort(zero, axis=-1, kind="stable")[..., :n], axis=-1)
     values = xp.take_along_axis(xp.where(nonzero, groups, row.storage.type(0)), places, axis=-1)
     shape = (*x.shape[:-1], n * groups.shape[-2])
     return values.reshape(shape).view(x.dtype), places.astype(np.uint8).reshape(shape), status
@@ -116,28 +127,17 @@ def raise_excess(status, pattern, shape, axis: int) -> None:
 
 def widened(x, row: _dtypes.DType):
     """The array in the type that its products are summed in; int8 in float64, exactly."""
-    wide = np.float64 if row.name in ("int8", "float64") else np.float32
-    if not _arrays.is_cupy(x):
-        return x.astype(wide)
-    from sparse24.kernels import cast
-
-    if row.name == "int8":
-        return x.astype(wide)
-    xp = _arrays.namespace(x)
-    return x if x.dtype == wide else cast.launch(xp.ascontiguousarray(x), row, _dtypes.lookup(wide))
+    wide = np.dtype(np.float64 if row.name in ("int8", "float64") else np.float32)
+    if x.dtype == wide:
+        return x
+    return x.astype(wide) if row.name == "int8" else cast(x, row, _dtypes.lookup(wide))
 
 
 def narrowed(x, name: str):
     """A result in the type `name`, as its device carries it."""
     if name == "int32" or x.dtype == _dtypes.numpy_dtype(name):
         return x.astype(_dtypes.numpy_dtype(name))
-    if not _arrays.is_cupy(x):
-        from sparse24.kernels import reference
-
-        return reference.to_dtype(x, _dtypes.numpy_dtype(name))
-    from sparse24.kernels import cast
-
-    return cast.launch(x, _dtypes.lookup(x.dtype), _dtypes.lookup(name))
+    return cast(x, _dtypes.lookup(x.dtype), _dtypes.lookup(name))
 
 
 def multiply_on_cpu(values, indices, pattern, k: int, b, name: str):

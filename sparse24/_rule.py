@@ -83,8 +83,9 @@ def pruned(x, rule: Rule):
         if result is not None:
             return result
     kept, weights = decide(x, rule)
-    xp = _arrays.namespace(x)
-    return xp.where(kept, weights, xp.zeros((), weights.dtype))
+    bits = weights.view(rule.dtype.storage)  # bits, as CuPy cannot select among all types
+    zero = rule.dtype.storage.type(0)
+    return _arrays.namespace(x).where(kept, bits, zero).view(weights.dtype)
 
 
 def decide(x, rule: Rule):

@@ -72,8 +72,8 @@ def best_of_tiles(scores):
     # Every mask keeps eight, so a shift favours none; scores of one sign need none.
     tiles = tiles - xp.minimum(tiles.min((-1, -2), keepdims=True), 0)
     legal = tile_masks()
-    kept = np.nonzero(legal)[2].reshape(-1, g, _spec.KEPT)
-    row = np.arange(g)[None, :]
+    kept = xp.asarray(np.nonzero(legal)[2].reshape(-1, g, _spec.KEPT))
+    row = xp.arange(g)[None, :]
     pairs = tiles[..., row, kept[..., 0]] + tiles[..., row, kept[..., 1]]
     sums = (pairs[..., 0] + pairs[..., 1]) + (pairs[..., 2] + pairs[..., 3])
     best = xp.asarray(legal)[xp.argmax(sums, axis=-1)]

@@ -117,10 +117,11 @@ def _settle_tiles(xp, w, inverse, n: int, m: int):
     """The same for 4x4 tiles: the cheapest of the 90 masks for every four rows."""
     cost, ways, pulls = _prices(xp, w, inverse, n, m)
     place = {tuple(way): i for i, way in enumerate(ways.tolist())}
-    table = np.array([[place[tuple(row)] for row in mask] for mask in tile_masks().tolist()])
+    table = [[place[tuple(row)] for row in mask] for mask in tile_masks().tolist()]
+    table = xp.asarray(np.array(table))
     cost = cost.reshape(-1, _spec.GROUP, len(ways))
     total = sum(cost[:, i][:, table[:, i]] for i in range(_spec.GROUP))
-    best = xp.asarray(table)[xp.argmin(total, axis=-1)].reshape(-1)
+    best = table[xp.argmin(total, axis=-1)].reshape(-1)
     return xp.asarray(ways)[best], _pull(xp, w, pulls, best)
 
 

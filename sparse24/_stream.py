@@ -77,7 +77,14 @@ def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array
         if piece._status is not None:
             first, count = (int(i) for i in piece._status)
             _storage.raise_excess((first + start * groups, count), x.shape)
-        yield piece.to_device("cpu")
+        values = _arrays.to_numpy(piece.values).view(piece.dtype)
+        metadata = _arrays.to_numpy(piece.metadata)
+        yield _on_host(values, metadata, piece.shape, piece._dtype)
+
+
+def _on_host(values, metadata, shape, row: _dtypes.DType) -> Sparse24Array:
+    record = Compressed24(values, metadata, None, shape, row)
+    return Sparse24Array(Operand24(record, None, None, shape, row))
 
 
 def _movable(block: np.ndarray, dtype) -> tuple[np.ndarray, Any]:
@@ -133,5 +140,4 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
         stop = start + block.shape[0]
         values[start:stop], metadata[start:stop] = block.values, block.metadata
         start = stop
-    record = Compressed24(values, metadata, None, (m, k), row)
-    return Sparse24Array(Operand24(record, None, None, (m, k), row))
+    return _on_host(values, metadata, (m, k), row)

@@ -112,6 +112,8 @@ def test_numpy_like_members(xp, rng):
     array = s24.compress(xp.asarray(x), pattern=(1, 4))
     np.testing.assert_array_equal(_arrays.to_numpy(array[2:5].toarray()), x[2:5])
     assert array.astype("float16").dtype == np.float16
+    assert array.astype("float8_e5m2").nnz == array.nnz
+    assert s24.compress(xp.asarray(x), pattern=(1, 4), dtype="int8").dtype == np.int8
     assert array.copy().values is not array.values
     assert array.to_device("cpu").device == "cpu"
     np.testing.assert_array_equal(array.to_device("cpu").toarray(), x)
