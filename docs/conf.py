@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -35,6 +36,8 @@ nitpicky = False
 autosummary_generate = True
 autosummary_ignore_module_all = False
 autodoc_typehints = "none"
+# The bridges' pages build without their frameworks; the torch tutorial then stays away.
+autodoc_mock_imports = [n for n in ("torch", "jax") if importlib.util.find_spec(n) is None]
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
@@ -42,6 +45,7 @@ sphinx_gallery_conf = {
     "examples_dirs": ["tutorials"],
     "gallery_dirs": ["gallery"],
     "filename_pattern": r"[\\/]\d\d_",  # every numbered tutorial runs
+    "ignore_pattern": r"_torch_" if "torch" in autodoc_mock_imports else r"__init__\.py",
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
     "only_warn_on_example_error": False,
