@@ -72,3 +72,14 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": ["sphinx-version", "theme-version"],
 }
+
+
+def skip_foreign(app, what, name, obj, skip, options):
+    """Leave out what a class inherits from a framework; its docs have their own place."""
+    owner = getattr(obj, "__objclass__", obj)
+    module = getattr(owner, "__module__", None) or ""
+    return True if module.split(".")[0] in ("torch", "jax", "builtins") else None
+
+
+def setup(app):
+    app.connect("autodoc-skip-member", skip_foreign)
