@@ -115,11 +115,12 @@ def raise_excess(status, pattern, shape, axis: int) -> None:
     if not count:
         return
     (n, m), k = pattern, shape[-1]
-    *place, group = (int(i) for i in np.unravel_index(first, (*shape[:-1], -(-k // m))))
-    along = f"{m * group}:{min(m * group + m, k)}"
+    *place, group = (str(i) for i in np.unravel_index(first, (*shape[:-1], -(-k // m))))
+    start = m * int(group)
+    along = f"{start}:{min(start + m, k)}"
     place.insert(len(place) if axis == -1 else len(place) - 1, along)
     raise PatternError(
-        f"x[{', '.join(map(str, place))}] has more than {n} non-zeros, the first of {count} such "
+        f"x[{', '.join(place)}] has more than {n} non-zeros, the first of {count} such "
         f"groups; prune it first (sparse24.prune with pattern=({n}, {m})), or pass "
         "on_excess='prune'"
     )

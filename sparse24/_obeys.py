@@ -69,11 +69,11 @@ prune it to 2:4 first (sparse24.prune)
     if not count:
         return
     groups = (*moved[:-1], _spec.groups(moved[-1]))
-    *place, group = (int(i) for i in np.unravel_index(first, groups))
-    start = _spec.GROUP * group
+    *place, group = (str(i) for i in np.unravel_index(first, groups))
+    start = _spec.GROUP * int(group)
     place.insert(axis, f"{start}:{min(start + _spec.GROUP, moved[-1])}")
     raise PatternError(
-        f"x[{', '.join(map(str, place))}] has more than 2 non-zeros, as {count} of "
+        f"x[{', '.join(place)}] has more than 2 non-zeros, as {count} of "
         f"{math.prod(groups)} groups have; prune it to 2:4 first (sparse24.prune)"
     )
 
@@ -91,10 +91,9 @@ def _excess(x, axis):
         if _arrays.is_cupy(matrix):
             from sparse24.kernels import compress
 
-            status = _arrays.to_numpy(compress.check(matrix, row))
+            first, count = _arrays.to_numpy(compress.check(matrix, row))
         else:
             from sparse24.kernels import cpu
 
-            status = cpu.compress(matrix, "check")[2]
-        first, count = (int(i) for i in status)
-        return first, count, (number, moved.shape)
+            first, count = cpu.compress(matrix, "check")[2]
+        return int(first), int(count), (number, moved.shape)
