@@ -2,7 +2,8 @@
 
 Contenders are checked first, then called in turn.  The figure is the fastest round: on a
 machine that others use too, every disturbance makes a round longer.  With one thread it is
-the thread's own CPU time, otherwise the time on the wall.
+the thread's own CPU time, otherwise the time on the wall, which means little on a busy machine:
+record that with ``--threads 1``.
 """
 
 from __future__ import annotations
@@ -133,9 +134,11 @@ def suite(threads: int) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=DATA / "cpu.json")
+    everything = sorted({1, numba.config.NUMBA_NUM_THREADS})
+    parser.add_argument("--threads", type=int, nargs="+", default=everything)
     arguments = parser.parse_args()
     cases = []
-    for threads in sorted({1, numba.config.NUMBA_NUM_THREADS}):
+    for threads in arguments.threads:
         numba.config.NUMBA_NUM_THREADS = threads
         with threadpool_limits(threads):
             cases += suite(threads)
