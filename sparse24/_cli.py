@@ -1,4 +1,4 @@
-"""The command line: ``python -m sparse24 {demo, convert, info, inspect, bench}``."""
+"""The command line: ``python -m sparse24 {demo, convert, advise, info, inspect, bench}``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparse24 import _checkpoint, _raw_files
+from sparse24 import _checkpoint, _dtypes, _raw_files
 from sparse24._errors import ArgumentError, Sparse24Error
 from sparse24._table import size, table
 from sparse24._version import __version__
@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="list and check the arrays of a file")
     inspect.add_argument("file", metavar="FILE", type=Path)
     inspect.set_defaults(run=_inspect)
+    _add_advise(commands)
     _add_bench(commands)
     return root
 
@@ -94,6 +95,19 @@ def _add_convert(commands) -> None:
     convert.set_defaults(run=_convert)
 
 
+def _add_advise(commands) -> None:
+    advise = commands.add_parser(
+        "advise",
+        help="predict what 2:4 would gain for the layers of a checkpoint",
+        description="Predicted time of the dense over that of the 2:4 product, for every eligible "
+        "matrix and token count: by the model of this GPU, or of an H200 where there is none.",
+    )
+    advise.add_argument("file", metavar="FILE", type=Path, help=".safetensors, .npz or .npy")
+    advise.add_argument("--tokens", type=_positive, nargs="+", default=[1, 16, 128, 1024, 4096])
+    advise.add_argument("--dtype", default="bfloat16", choices=_dtypes.NAMES)
+    advise.set_defaults(run=_advise)
+
+
 def _add_bench(commands) -> None:
     bench = commands.add_parser(
         "bench", help="time the product on this machine, beside the dense one"
@@ -141,6 +155,24 @@ def _demo(options) -> int:
         options.checkpoint, device=options.device, dtype=options.dtype, tokens=options.tokens
     )
     return 0 if passed else 1
+
+
+def _advise(options) -> int:
+    from sparse24._advise import advise
+
+    file = _raw_files.open_arrays(options.file)
+    names = _checkpoint.Selection().eligible(file)
+    if not names:
+        raise ArgumentError(f"{options.file} has no matrix that 2:4 would suit")
+    rows, chip = [], ""
+    for name in names:
+        m, k = file.specs[name][0]
+        advice = advise((m, k), options.tokens, options.dtype)
+        rows.append([name, f"{m}×{k}", *(f"{ratio:.2f}x" for ratio in advice.speedup)])
+        chip = advice.chip
+    print(f"predicted speed-up over dense, {options.dtype}, {chip}, by tokens\n")
+    print(table(["layer", "shape", *map(str, options.tokens)], rows))
+    return 0
 
 
 def _bench(options) -> int:

@@ -234,3 +234,15 @@ def test_kept_energy_of_zeros_is_whole():
 def test_the_demo_runs_on_the_gpu(checkpoint, capsys):
     text = run(capsys, "demo", "--checkpoint", checkpoint, "--device", "cuda", "--tokens", "64")
     assert "0 wrong" in text
+
+
+def test_advise_predicts_for_every_eligible_matrix(tmp_path, capsys):
+    file = tmp_path / "model.npz"
+    np.savez(file, up=np.zeros((256, 128), np.float32), bias=np.zeros(128, np.float32))
+    assert _cli.main(["advise", str(file), "--tokens", "1", "4096"]) == 0
+    told = capsys.readouterr().out
+    assert "256×128" in told
+    assert "bias" not in told
+    np.savez(file, bias=np.zeros(128, np.float32))
+    assert _cli.main(["advise", str(file)]) == 1
+    assert "no matrix" in capsys.readouterr().err

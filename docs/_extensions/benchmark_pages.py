@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import crossover
 import recorded
 
 GENERATED = Path(__file__).resolve().parents[1] / "benchmarks" / "generated"
@@ -137,6 +138,7 @@ def write_pages(app) -> None:
             _masks_page(record) if is_accuracy else _suite_page(name, record, _draw(name, record))
         )
         (GENERATED / f"suite_{name}.rst").write_text(page)
+    crossover.write(GENERATED)
 
 
 def setup(app):
