@@ -62,14 +62,16 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(a, b, *, dtype=None, epilogue=None, algorithm="auto") -> Explanation:
+def explain(
+    a, b, *, dtype=None, epilogue=None, algorithm="auto", a_dtype=None, b_dtype=None
+) -> Explanation:
     """Say which kernel ``matmul(a, b)`` runs, and why.
 
     Parameters
     ----------
     a, b : Sparse24Array or array
         As for `matmul`; one is a `Sparse24Array`.  Nothing is multiplied.
-    dtype, epilogue, algorithm
+    dtype, epilogue, algorithm, a_dtype, b_dtype
         As for `matmul`.
 
     Returns
@@ -98,7 +100,8 @@ def explain(a, b, *, dtype=None, epilogue=None, algorithm="auto") -> Explanation
         return Explanation("dense", (), {}, reason)
     if not _arrays.is_cupy(other):
         return _explain_cpu(operand, other, algorithm)
-    problem = _problem(operand, other, dtype, epilogue)
+    named = b_dtype if isinstance(a, Sparse24Array) else a_dtype
+    problem = _problem(operand, other, dtype, epilogue, named)
     device = other.device.id
     dense = operand.dense is not None
     ranked = tuple(_planner.candidates(problem, device, dense=True))
@@ -124,8 +127,8 @@ def _as_left(a, b):
     )
 
 
-def _problem(operand, other, dtype, epilogue):
-    options = _product.Options(out_dtype=dtype)
+def _problem(operand, other, dtype, epilogue, other_dtype):
+    options = _product.Options(out_dtype=dtype, b_dtype=other_dtype)
     shape = (*other.shape[:-2], operand.shape[-2], other.shape[-1])
     types = _product._Result.plan(operand, other, options, shape)
     out = types.allocate(...)
