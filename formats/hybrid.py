@@ -11,9 +11,10 @@ from sparse24 import _arrays, _hybrid_cost, _hybrid_dispatch
 from sparse24._errors import DTypeError, ShapeError
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
+from sparse24.formats.base import SparseArray
 
 
-class HybridArray:
+class HybridArray(SparseArray):
     """A matrix cut into 64x64 tiles, each empty, dense, 2:4 with overflow, or a bitmap.
 
     Made by `sparse24.hybrid` or `from_tiles`, and immutable.  ``H @ b`` equals
@@ -29,13 +30,10 @@ class HybridArray:
         Columns of `b` for which the kinds were chosen.
     """
 
-    __array_ufunc__ = None  # numpy_array @ H comes to __rmatmul__
-    __array_priority__ = 120
-    ndim = 2
-
     def __init__(self, tiles: ht.Tiles, nnz: int, n_hint: int | None = None):
         self._tiles = tiles
-        self.nnz = int(nnz)
+        self._dtype = tiles.dtype
+        self._nnz = int(nnz)
         self.n_hint = n_hint
         self._lock = threading.Lock()
         self._prepared: dict[str, Any] = {}
@@ -77,17 +75,9 @@ class HybridArray:
         return self._tiles.shape
 
     @property
-    def dtype(self) -> np.dtype:
-        return self._tiles.dtype.logical
-
-    @property
-    def size(self) -> int:
-        return self.shape[0] * self.shape[1]
-
-    @property
-    def density(self) -> float:
-        """Share of non-zeros."""
-        return self.nnz / self.size if self.size else 0.0
+    def nnz(self) -> int:
+        """Number of non-zeros, counted when the matrix was built."""
+        return self._nnz
 
     @property
     def nbytes(self) -> int:
@@ -103,9 +93,6 @@ class HybridArray:
     def kinds(self) -> np.ndarray:
         """Kinds of the tiles, (down, across): 0 empty, 1 dense, 2 2:4, 3 bitmap."""
         return _arrays.to_numpy(self._tiles.kinds).reshape(self._tiles.grid)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         return (
@@ -127,21 +114,6 @@ class HybridArray:
             )
         out[...] = dense
         return out
-
-    todense = toarray
-
-    def tocsr(self):
-        """A scipy or cupyx CSR matrix; 16-bit types, which neither has, become float32."""
-        dense = self.toarray()
-        if self._tiles.dtype.itemsize == 2:
-            dense = dense.astype(np.float32)
-        if _arrays.is_cupy(dense):
-            from cupyx.scipy.sparse import csr_matrix
-
-            return csr_matrix(dense)
-        from scipy.sparse import csr_array
-
-        return csr_array(dense)
 
     def copy(self) -> HybridArray:
         return HybridArray(self._tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
@@ -167,10 +139,10 @@ class HybridArray:
 
     # Products
 
-    def __matmul__(self, b):
-        return self.matmul(b)
+    def _multiply(self, other):
+        return self.matmul(other)
 
-    def __rmatmul__(self, x):
+    def _multiply_from_left(self, x):
         if not hasattr(x, "ndim") or x.ndim < 1:
             return NotImplemented
         if x.ndim == 1:
@@ -224,19 +196,6 @@ class HybridArray:
         for index in np.ndindex(matrix.shape[:-2]):
             _hybrid_dispatch.multiply(self, matrix[index], target[index], algorithm, balance)
         return out
-
-    matmat = matmul
-
-    def matvec(self, x):
-        """``self @ x`` for a vector, as scipy's linear operators name it."""
-        return self.matmul(x)
-
-    def rmatvec(self, x):
-        """``self.T @ x`` for a vector."""
-        return self.T.matmul(x)
-
-    def rmatmat(self, x):
-        return self.T.matmul(x)
 
     def _operand(self, b):
         if not _arrays.is_cupy(b):

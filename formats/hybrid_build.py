@@ -95,14 +95,10 @@ def _survey(source: Source) -> tuple[np.ndarray, np.ndarray]:
         bands = slice(first // ht.TILE, -(-last // ht.TILE))
         bits = source.bits(first, last)
         if source.xp is np:
-            from sparse24.kernels import cpu_hybrid
-
-            mask = cpu_hybrid.magnitude_mask(source.dtype)
-            cpu_hybrid.survey(bits, mask, nonzeros[bands], overflow[bands])
+            from sparse24.kernels import cpu_hybrid as kernel
         else:
-            from sparse24.kernels import hybrid_tiles
-
-            hybrid_tiles.survey(bits, source.dtype, nonzeros[bands], overflow[bands])
+            from sparse24.kernels import hybrid_tiles as kernel
+        kernel.survey(bits, source.dtype, nonzeros[bands], overflow[bands])
     return _arrays.to_numpy(nonzeros).ravel(), _arrays.to_numpy(overflow).ravel()
 
 
@@ -121,17 +117,11 @@ def _allocate(source: Source, kinds, nonzeros, overflow) -> ht.Tiles:
 
 
 def _fill(source: Source, bits, part: ht.Tiles) -> None:
-    if source.xp is not np:
-        from sparse24.kernels import hybrid_tiles
-
-        hybrid_tiles.fill(bits, source.dtype, part)
-        return
-    from sparse24.kernels import cpu_hybrid
-
-    cpu_hybrid.fill(
-        bits, cpu_hybrid.magnitude_mask(source.dtype), part.kinds, part.starts, part.values,
-        part.slots, part.codes, part.overflow_starts, part.overflow_values, part.overflow_places,
-    )  # fmt: skip
+    if source.xp is np:
+        from sparse24.kernels import cpu_hybrid as kernel
+    else:
+        from sparse24.kernels import hybrid_tiles as kernel
+    kernel.fill(bits, source.dtype, part)
 
 
 def decode(tiles: ht.Tiles):
@@ -145,14 +135,8 @@ def decode(tiles: ht.Tiles):
         overflow_values=tiles.overflow_values.view(tiles.dtype.storage),
     )  # fmt: skip
     if xp is np:
-        from sparse24.kernels import cpu_hybrid
-
-        cpu_hybrid.decode(
-            out, bits.kinds, bits.starts, bits.values, bits.slots, bits.codes,
-            bits.overflow_starts, bits.overflow_values, bits.overflow_places,
-        )  # fmt: skip
+        from sparse24.kernels import cpu_hybrid as kernel
     else:
-        from sparse24.kernels import hybrid_tiles
-
-        hybrid_tiles.decode(bits, out)
+        from sparse24.kernels import hybrid_tiles as kernel
+    kernel.decode(bits, out)
     return out.view(tiles.dtype.logical)

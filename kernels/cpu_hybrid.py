@@ -7,19 +7,14 @@ The tile kinds and arrays are those of ``formats/hybrid_tiles.py``.
 
 from __future__ import annotations
 
-import functools
-
-import numba
 import numpy as np
 
 from sparse24._dtypes import DType
+from sparse24.kernels._numba import njit, parallel
 
 TILE = 64
 EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
 COLUMN_BLOCK = 256  # columns of b that a pass keeps in cache
-
-_parallel = functools.partial(numba.njit, parallel=True, nogil=True)
-_plain = functools.partial(numba.njit, nogil=True)
 
 
 def magnitude_mask(dtype: DType):
@@ -28,27 +23,30 @@ def magnitude_mask(dtype: DType):
     return dtype.storage.type((1 << bits) - 1 if dtype.name == "int8" else (1 << (bits - 1)) - 1)
 
 
-@_parallel
-def survey(bits, mask, nonzeros, overflow):
-    """Count the non-zeros of every tile, and those that break 2:4."""
+@njit
+def _survey(bits, mask, nonzeros, overflow, band):
     m, k = bits.shape
-    bands, across = nonzeros.shape
-    for band in numba.prange(bands):
-        for j in range(across):
-            count = 0
-            excess = 0
-            for row in range(band * TILE, min(m, band * TILE + TILE)):
-                for group in range(j * TILE, min(k, j * TILE + TILE), 4):
-                    held = 0
-                    for c in range(group, min(k, group + 4)):
-                        held += (bits[row, c] & mask) != 0
-                    count += held
-                    excess += max(0, held - 2)
-            nonzeros[band, j] = count
-            overflow[band, j] = excess
+    for j in range(nonzeros.shape[1]):
+        count = 0
+        excess = 0
+        for row in range(band * TILE, min(m, band * TILE + TILE)):
+            for group in range(j * TILE, min(k, j * TILE + TILE), 4):
+                held = 0
+                for c in range(group, min(k, group + 4)):
+                    held += (bits[row, c] & mask) != 0
+                count += held
+                excess += max(0, held - 2)
+        nonzeros[band, j] = count
+        overflow[band, j] = excess
 
 
-@_plain
+def survey(bits, dtype: DType, nonzeros, overflow) -> None:
+    """Count the non-zeros of every tile, and those that break 2:4."""
+    mask = magnitude_mask(dtype)
+    parallel(lambda band: _survey(bits, mask, nonzeros, overflow, band), nonzeros.shape[0])
+
+
+@njit
 def _pair_code(held, first, second):
     if held == 0:
         return 0x4
@@ -57,7 +55,7 @@ def _pair_code(held, first, second):
     return first | second << 2
 
 
-@_plain
+@njit
 def _fill_two_four(bits, mask, row0, column0, values, at, codes, spill, places, spill_at):
     m, k = bits.shape
     for r in range(TILE):
@@ -89,7 +87,7 @@ def _fill_two_four(bits, mask, row0, column0, values, at, codes, spill, places, 
         codes[r] = word
 
 
-@_plain
+@njit
 def _fill_bitmap(bits, mask, row0, column0, values, at, codes):
     m, k = bits.shape
     for r in range(min(TILE, m - row0)):
@@ -103,7 +101,7 @@ def _fill_bitmap(bits, mask, row0, column0, values, at, codes):
         codes[r] = word
 
 
-@_plain
+@njit
 def _fill_dense(bits, mask, row0, column0, values, at):
     m, k = bits.shape
     for r in range(min(TILE, m - row0)):
@@ -113,30 +111,42 @@ def _fill_dense(bits, mask, row0, column0, values, at):
                 values[at + r * TILE + c] = element
 
 
-@_parallel
-def fill(bits, mask, kinds, starts, values, slots, codes, spill_starts, spill, places):
-    """Write values, codes and overflow of the tiles of `bits`; the arrays start as zeros.
+@njit
+def _fill(
+    bits, mask, kinds, starts, values, slots, codes, spill_starts, spill, places, band, across
+):
+    row0 = band * TILE
+    for j in range(across):
+        tile = band * across + j
+        column0 = j * TILE
+        if kinds[tile] == DENSE:
+            _fill_dense(bits, mask, row0, column0, values, starts[tile])
+        elif kinds[tile] == TWO_FOUR:
+            _fill_two_four(bits, mask, row0, column0, values, starts[tile], codes[slots[tile]],
+                           spill, places, spill_starts[tile])  # fmt: skip
+        elif kinds[tile] == BITMAP:
+            _fill_bitmap(bits, mask, row0, column0, values, starts[tile], codes[slots[tile]])
+
+
+def fill(bits, dtype: DType, tiles) -> None:
+    """Write values, codes and overflow of `tiles` from `bits`; the arrays start as zeros.
 
     `bits` may be some bands of a matrix: the per-tile arrays then hold those tiles
     alone, and their numbers point into the arrays of the whole.
     """
-    bands = -(-bits.shape[0] // TILE)
-    across = kinds.shape[0] // max(1, bands)
-    for band in numba.prange(bands):
-        for j in range(across):
-            tile = band * across + j
-            row0 = band * TILE
-            column0 = j * TILE
-            if kinds[tile] == DENSE:
-                _fill_dense(bits, mask, row0, column0, values, starts[tile])
-            elif kinds[tile] == TWO_FOUR:
-                _fill_two_four(bits, mask, row0, column0, values, starts[tile], codes[slots[tile]],
-                               spill, places, spill_starts[tile])  # fmt: skip
-            elif kinds[tile] == BITMAP:
-                _fill_bitmap(bits, mask, row0, column0, values, starts[tile], codes[slots[tile]])
+    bands, across = tiles.grid
+    arguments = (bits, magnitude_mask(dtype), *_arrays_of(tiles))
+    parallel(lambda band: _fill(*arguments, band, across), bands)
 
 
-@_plain
+def _arrays_of(tiles):
+    return (
+        tiles.kinds, tiles.starts, tiles.values, tiles.slots, tiles.codes,
+        tiles.overflow_starts, tiles.overflow_values, tiles.overflow_places,
+    )  # fmt: skip
+
+
+@njit
 def _tile_row(kind, start, word, r, columns, places):
     """Columns of the stored elements of one tile row, and their places in `values`."""
     held = 0
@@ -163,7 +173,7 @@ def _tile_row(kind, start, word, r, columns, places):
     return held
 
 
-@_plain
+@njit
 def _bit_index(low):
     """Number of the only bit that is set."""
     index = 0
@@ -174,112 +184,95 @@ def _bit_index(low):
     return index
 
 
-@_parallel
-def decode(out, kinds, starts, values, slots, codes, spill_starts, spill, places_of_spill):
-    """Write the dense matrix of bits; `out` starts as zeros."""
+@njit
+def _decode(
+    out, kinds, starts, values, slots, codes, spill_starts, spill, spill_places, band, across
+):
     m, k = out.shape
-    bands = -(-m // TILE)
-    across = kinds.shape[0] // max(1, bands)
-    for band in numba.prange(bands):
-        columns = np.empty(TILE, np.int64)
-        places = np.empty(TILE, np.int64)
-        for tile in range(band * across, band * across + across):
+    columns = np.empty(TILE, np.int64)
+    places = np.empty(TILE, np.int64)
+    for tile in range(band * across, band * across + across):
+        if kinds[tile] == EMPTY:
+            continue
+        column0 = (tile - band * across) * TILE
+        start = starts[tile]
+        for r in range(min(TILE, m - band * TILE)):
+            word = codes[slots[tile], r] if slots[tile] >= 0 else np.uint64(0)
+            held = _tile_row(kinds[tile], start, word, r, columns, places)
+            if kinds[tile] == BITMAP:
+                start += held
+            for e in range(held):
+                if column0 + columns[e] < k and values[places[e]]:
+                    out[band * TILE + r, column0 + columns[e]] = values[places[e]]
+        for e in range(spill_starts[tile], spill_starts[tile + 1]):
+            place = np.int64(spill_places[e])
+            out[band * TILE + place // TILE, column0 + place % TILE] = spill[e]
+
+
+def decode(tiles, out) -> None:
+    """Write the dense matrix of bits; `out` starts as zeros."""
+    bands, across = tiles.grid
+    arguments = (out, *_arrays_of(tiles))
+    parallel(lambda band: _decode(*arguments, band, across), bands)
+
+
+@njit
+def _add_row(acc, b, row, value, lo, hi):
+    for c in range(lo, hi):
+        acc[c - lo] += value * b[row, c]
+
+
+@njit
+def _product(
+    out, b, kinds, starts, values, slots, codes, spill_starts, spill, spill_places, band, across
+):
+    """One band of the result; `values` and `spill` are this band's, in the type of `out`."""
+    m, n = out.shape
+    first = band * across
+    columns = np.empty(TILE, np.int64)
+    places = np.empty(TILE, np.int64)
+    rows = min(TILE, m - band * TILE)
+    for lo in range(0, n, COLUMN_BLOCK):
+        hi = min(n, lo + COLUMN_BLOCK)
+        acc = np.zeros((TILE, hi - lo), out.dtype)
+        for tile in range(first, first + across):
             if kinds[tile] == EMPTY:
                 continue
-            column0 = (tile - band * across) * TILE
-            start = starts[tile]
-            for r in range(min(TILE, m - band * TILE)):
+            column0 = (tile - first) * TILE
+            start = starts[tile] - starts[first]
+            for r in range(rows):
                 word = codes[slots[tile], r] if slots[tile] >= 0 else np.uint64(0)
                 held = _tile_row(kinds[tile], start, word, r, columns, places)
                 if kinds[tile] == BITMAP:
                     start += held
                 for e in range(held):
-                    if column0 + columns[e] < k and values[places[e]]:
-                        out[band * TILE + r, column0 + columns[e]] = values[places[e]]
+                    if column0 + columns[e] < b.shape[0]:
+                        _add_row(acc[r], b, column0 + columns[e], values[places[e]], lo, hi)
             for e in range(spill_starts[tile], spill_starts[tile + 1]):
-                place = np.int64(places_of_spill[e])
-                out[band * TILE + place // TILE, column0 + place % TILE] = spill[e]
-
-
-@_plain
-def _from_table(values, table, i):
-    return table[values[i]]
-
-
-@_plain
-def _as_is(values, table, i):
-    return values[i]
-
-
-def _make_product(load):
-    @_plain
-    def add_row(acc, b, row, value, lo, hi):
-        for c in range(lo, hi):
-            acc[c - lo] += value * b[row, c]
-
-    @_parallel
-    def product(
-        out, b, table, kinds, starts, values, slots, codes, spill_starts, spill, places_of_spill
-    ):  # fmt: skip
-        m, n = out.shape
-        k = b.shape[0]
-        bands = -(-m // TILE)
-        across = kinds.shape[0] // max(1, bands)
-        for band in numba.prange(bands):
-            columns = np.empty(TILE, np.int64)
-            places = np.empty(TILE, np.int64)
-            rows = min(TILE, m - band * TILE)
-            for lo in range(0, n, COLUMN_BLOCK):
-                hi = min(n, lo + COLUMN_BLOCK)
-                acc = np.zeros((TILE, hi - lo), out.dtype)
-                for tile in range(band * across, band * across + across):
-                    if kinds[tile] == EMPTY:
-                        continue
-                    column0 = (tile - band * across) * TILE
-                    start = starts[tile]
-                    for r in range(rows):
-                        word = codes[slots[tile], r] if slots[tile] >= 0 else np.uint64(0)
-                        held = _tile_row(kinds[tile], start, word, r, columns, places)
-                        if kinds[tile] == BITMAP:
-                            start += held
-                        for e in range(held):
-                            column = column0 + columns[e]
-                            if column < k:
-                                value = load(values, table, places[e])
-                                add_row(acc[r], b, column, value, lo, hi)
-                    for e in range(spill_starts[tile], spill_starts[tile + 1]):
-                        place = np.int64(places_of_spill[e])
-                        value = load(spill, table, e)
-                        add_row(acc[place // TILE], b, column0 + place % TILE, value, lo, hi)
-                for r in range(rows):
-                    out[band * TILE + r, lo:hi] = acc[r]
-
-    return product
-
-
-_product_table = _make_product(_from_table)
-_product_as_is = _make_product(_as_is)
-
-
-@functools.cache
-def _table(dtype: DType) -> np.ndarray:
-    """Accumulator value of every bit pattern of an 8- or 16-bit type."""
-    patterns = np.arange(1 << (8 * dtype.itemsize), dtype=dtype.storage)
-    with np.errstate(invalid="ignore"):  # signalling NaN patterns
-        return patterns.view(dtype.logical).astype(dtype.accumulator)
+                place = np.int64(spill_places[e])
+                value = spill[e - spill_starts[first]]
+                _add_row(acc[place // TILE], b, column0 + place % TILE, value, lo, hi)
+        for r in range(rows):
+            out[band * TILE + r, lo:hi] = acc[r]
 
 
 def matmul(tiles, b: np.ndarray, out: np.ndarray) -> None:
     """out = tiles @ b, with `b` (k, n) and `out` (m, n) in the accumulator's dtype.
 
     Each output element is summed in one fixed order, whatever the number of threads.
+    A band's elements are widened when its turn comes.
     """
-    small = tiles.dtype.itemsize <= 2
-    carry = tiles.dtype.storage if small else tiles.dtype.logical
-    kernel = _product_table if small else _product_as_is
-    table = _table(tiles.dtype) if small else np.empty(0, carry)
-    kernel(
-        out, b, table, tiles.kinds, tiles.starts, tiles.values.view(carry), tiles.slots,
-        tiles.codes, tiles.overflow_starts, tiles.overflow_values.view(carry),
-        tiles.overflow_places,
-    )  # fmt: skip
+    bands, across = tiles.grid
+
+    def multiply(band):
+        ends = band * across, (band + 1) * across
+        held = slice(*(tiles.starts[end] for end in ends))
+        spilled = slice(*(tiles.overflow_starts[end] for end in ends))
+        _product(
+            out, b, tiles.kinds, tiles.starts, tiles.values[held].astype(out.dtype, copy=False),
+            tiles.slots, tiles.codes, tiles.overflow_starts,
+            tiles.overflow_values[spilled].astype(out.dtype, copy=False), tiles.overflow_places,
+            band, across,
+        )  # fmt: skip
+
+    parallel(multiply, bands)
