@@ -136,7 +136,19 @@ def schedule(cost: np.ndarray, height: int, splits: int, balance: bool):
 
 def span_for(density: float) -> int:
     """Columns of a chunk: longer where non-zeros are few, so that padding stays small."""
-    return 256 if density > 0.22 else 512 if density > 0.08 else 1024
+    return 128 if density > 0.22 else 256 if density > 0.08 else 512
+
+
+def expected_bytes(shape, density: float) -> float:
+    """Size of the layout of a matrix whose zeros fall by chance."""
+    d = density
+    counts = [(1 - d) ** 4, 4 * d * (1 - d) ** 3, 6 * d * d * (1 - d) ** 2]
+    single = 0.75 * counts[1]
+    words = 0.25 * counts[1] + counts[2] + 2 * max(0.0, 1 - sum(counts))
+    quads = span_for(density) / 8  # of a lane, in a chunk
+    rows = quads * (words + single / 2)
+    spread = 2.07 * (quads * (words + single / 4)) ** 0.5  # the fullest of 32 lanes
+    return shape[0] * shape[1] * (384 / 2048 + (rows + spread) * 128 / (16 * span_for(density)))
 
 
 def prepare(dense, dtype: DType, density: float) -> StreamLayout:
@@ -161,19 +173,20 @@ def prepare(dense, dtype: DType, density: float) -> StreamLayout:
 def configs(layout: StreamLayout, n: int, sms: int, cluster: bool = True) -> list[Config]:
     """Ways to cut up the product with `n` columns, best guess first."""
     tiles = 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else 8
-    panel = 512 if tiles <= 2 else 256
-    shapes = ((4, 1), (8, 1), (2, 1)) if tiles <= 2 else ((8, 2), (4, 2), (8, 1), (4, 1))
+    panel = max(256 if tiles <= 2 else 128, min(layout.span, 512) if tiles == 1 else 128)
     found = []
-    for warps, strips in shapes:
-        trial = Config(warps, strips, tiles, 1, panel)
+    for warps in (4, 8) if tiles == 1 else (8, 4):
+        trial = Config(warps, 1, tiles, 1, panel)
         shared = trial.shared_memory(layout.stage_bytes)
         if shared > MOST_SHARED:
             continue
-        blocks = -(-layout.strips // (warps * strips))
-        slots = sms * max(1, min(MOST_SHARED // (shared + 1024), 16 // warps))
+        blocks = -(-layout.strips // warps)
+        slots = sms * max(1, min(MOST_SHARED // (shared + 1024), 24 // warps))
         most = min(8, layout.chunks) if cluster else 1
         splits = min(range(1, most + 1), key=lambda s: _waves(blocks, s, slots))
-        found.append((_waves(blocks, splits, slots), Config(warps, strips, tiles, splits, panel)))
+        found.append((_waves(blocks, splits, slots), Config(warps, 1, tiles, splits, panel)))
+    if not found:  # a very full chunk: two warps always fit
+        found.append((0.0, Config(2, 1, tiles, 1, 128)))
     return [config for _, config in sorted(found, key=lambda pair: pair[0])]
 
 

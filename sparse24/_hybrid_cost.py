@@ -7,6 +7,9 @@ arithmetic.  Tiles fall into three bands by their density:
 * **dense**: no coded kind comes within `MARGIN` of the dense one;
 * **sparse**: the dense kind costs at least `MARGIN` more than the best coded one;
 * **swing**: both are about equal, so the choice may follow the load.
+
+Whole products on the GPU are predicted by `Line`: three measured numbers a path and class of
+columns.  Shipped for the H200; `sparse24._hybrid_fit.fit` measures them on the GPU in use.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ class Rates:
         Multiply-adds a second on tiles of that kind, counting the zeros.
     scattered : float
         Multiply-adds a second on single elements.
+    tiles : float
+        Multiply-adds a second of the plain tile-by-tile product, zeros of stored tiles counted.
     """
 
     name: str
@@ -46,12 +51,18 @@ class Rates:
     two_four: float
     bitmap: float
     scattered: float
+    tiles: float
 
 
 # Sources: docs/benchmarks; 16-bit tensor-core rates of an H200 and its FP32 rate.
-H200_TENSOR = Rates("NVIDIA H200", 4.0e12, 330e12, 450e12, 200e12, 8e12)
-H200_PLAIN = Rates("NVIDIA H200, FP32", 4.0e12, 20e12, 20e12, 12e12, 8e12)
-CPU = Rates("CPU", 10e9, 8e9, 8e9, 1e12, 6e9)
+H200_TENSOR = Rates("NVIDIA H200", 4.0e12, 330e12, 450e12, 200e12, 8e12, 5e12)
+H200_PLAIN = Rates("NVIDIA H200, FP32", 4.0e12, 25e12, 25e12, 12e12, 8e12, 5e12)
+CPU = Rates("CPU", 10e9, 8e9, 8e9, 1e12, 6e9, 8e9)
+
+
+def bucket(n: int) -> int:
+    """The number of columns that stands for `n` where a choice is remembered."""
+    return n if n <= 4 else 1 << (n - 1).bit_length()
 
 
 def rates_for(dtype: DType, on_gpu: bool) -> Rates:
@@ -101,3 +112,36 @@ def bands(dtype: DType, n: int, rates: Rates) -> tuple[float, float]:
     low = float(density[sparse].max()) if sparse.any() else 0.0
     high = float(density[dense].min()) if dense.any() else 1.0
     return low, max(low, high)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of a product: ``fixed + element * (elements) + byte * (bytes read)``."""
+
+    fixed: float
+    element: float
+    byte: float
+
+    def seconds(self, elements: float, nbytes: float) -> float:
+        return self.fixed + self.element * elements + self.byte * nbytes
+
+
+# By path and most columns, 16-bit elements; measured on one H200, see docs/benchmarks.
+# For "rows" an element is a stored entry, for the others a place of the matrix.
+H200_LINES = {
+    "stream/8": Line(4.0e-6, 0.155e-12, 0.16e-12),
+    "stream/16": Line(4.0e-6, 0.30e-12, 0.16e-12),
+    "stream/32": Line(4.0e-6, 0.366e-12, 0.16e-12),
+    "stream/64": Line(4.0e-6, 0.61e-12, 0.16e-12),
+    "rows/1": Line(3.5e-6, 0.20e-12, 0.26e-12),
+    "rows/2": Line(3.5e-6, 0.40e-12, 0.26e-12),
+    "rows/4": Line(4.0e-6, 0.80e-12, 0.26e-12),
+    "cublas/64": Line(5.5e-6, 0.0, 0.224e-12),
+}
+COLUMN_CLASSES = {"stream": (8, 16, 32, 64), "rows": (1, 2, 4), "cublas": (64,)}
+
+
+def line_of(lines: dict[str, Line], path: str, n: int) -> Line | None:
+    """The line of the smallest class that holds `n` columns."""
+    fitting = [size for size in COLUMN_CLASSES[path] if size >= n]
+    return lines[f"{path}/{fitting[0]}"] if fitting else None

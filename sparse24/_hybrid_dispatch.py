@@ -1,18 +1,29 @@
 """Which path multiplies a hybrid matrix, for how many columns, and why.
 
-Paths: ``cpu`` (Numba), ``stream`` (16-bit, few columns: non-zeros streamed into sparse
-tensor-core fragments), ``tiles`` (any dtype, tile by tile) and ``cublas`` (the dense
-product on a dense copy that is made at the first need and kept).
+==========  ============================================================================
+``cpu``     Numba, tile by tile
+``rows``    up to 4 columns: the non-zeros of 32 rows at a time, any dtype
+``stream``  up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
+``tiles``   any dtype and size, tile by tile on plain cores
+``two_four``  16-bit, many columns: a 2:4 product, and what it left out added
+``cublas``  the dense product, on a dense copy
+==========  ============================================================================
+
+A layout is made at the first product that needs it and kept with the matrix.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _hybrid_cost
+from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit, _product
 from sparse24._errors import ArgumentError, DeviceError
+from sparse24._hybrid_cost import line_of
+from sparse24._records import PLAIN, Compressed24, Operand24, Problem
 
-PATHS = ("cpu", "stream", "tiles", "cublas")
+MANY = 256  # columns from which a 2:4 product is worth its overflow
+SPARSE_RATE = 1.35  # 2:4 over dense tensor cores at many columns
+OVERFLOW_SECONDS = 6e-14  # of one left-out element and one column
 
 
 def result_dtype(dtype: _dtypes.DType) -> np.dtype:
@@ -35,21 +46,17 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True) -> None:
         out[...] = 0
         return
     path = _choose(h, b.shape[1], algorithm)
-    if path == "cpu":
-        _multiply_cpu(h, b, out)
-    elif path == "stream":
-        _multiply_stream(h, b, out, balance)
-    elif path == "tiles":
-        from sparse24.kernels import hybrid_tiles
+    if path == "stream":
+        from sparse24.kernels import hybrid_stream
 
-        hybrid_tiles.product(h.tiles, b, out, h.tiles.dtype.result)
+        hybrid_stream.product(layout(h, "stream"), b, out, balance=balance)
     else:
-        _multiply_cublas(h, b, out)
+        _PATHS[path](h, b, out)
 
 
 def _choose(h, n: int, algorithm: str) -> str:
     if algorithm == "auto":
-        return explain(h, n)["choice"] if h.device != "cpu" else "cpu"
+        return h.prepared(f"choice for {_hybrid_cost.bucket(n)}", lambda: _Choice(h, n)).path
     possible = predictions(h, n)
     if algorithm not in possible:
         listed = ", ".join(repr(name) for name in ("auto", *possible))
@@ -57,6 +64,64 @@ def _choose(h, n: int, algorithm: str) -> str:
             f"algorithm must be one of {listed} for this matrix and n = {n}, got {algorithm!r}"
         )
     return algorithm
+
+
+class _Choice:
+    """The path chosen for a number of columns, kept with the matrix."""
+
+    nbytes = 0
+
+    def __init__(self, h, n: int):
+        self.path = explain(h, _hybrid_cost.bucket(n))["choice"]
+
+
+def layout(h, name: str):
+    """A path's layout of the matrix, made at the first need."""
+    return h.prepared(name, lambda: _LAYOUTS[name](h))
+
+
+def _stream_layout(h):
+    from sparse24.kernels import hybrid_stream
+
+    return hybrid_stream.prepare(h.toarray(), h.tiles.dtype, h.density)
+
+
+def _bits(h):
+    return h.toarray().view(h.tiles.dtype.storage)
+
+
+def _rows_layout(h):
+    from sparse24.kernels import hybrid_rows
+
+    return hybrid_rows.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
+
+
+class _TwoFour:
+    """A 2:4 matrix and the elements that it leaves out."""
+
+    def __init__(self, h):
+        from sparse24.kernels import compress, hybrid_overflow
+
+        xp = _arrays.cupy_module()
+        dtype = h.tiles.dtype
+        bits = _bits(h)
+        m, k = h.shape
+        held = xp.pad(bits != 0, ((0, 0), (0, -k % 4))).reshape(m, -1, 4)
+        kept = (held & (xp.cumsum(held, axis=2) <= 2)).reshape(m, -1)
+        kept = xp.ascontiguousarray(kept[:, :k])
+        record, _ = compress.launch(bits.view(dtype.logical), dtype, rule="mask", mask=kept)
+        self.main = Operand24(record, None, None, h.shape, dtype)
+        self.overflow = hybrid_overflow.prepare(bits * ~kept, dtype, xp)
+        self.plans: dict = {}
+
+    @property
+    def nbytes(self) -> int:
+        record: Compressed24 = self.main.rows
+        arrays = (record.values, record.metadata, record.packed)
+        return sum(x.nbytes for x in arrays if x is not None) + self.overflow.nbytes
+
+
+_LAYOUTS = {"stream": _stream_layout, "rows": _rows_layout, "two_four": _TwoFour}
 
 
 def _multiply_cpu(h, b, out) -> None:
@@ -72,34 +137,78 @@ def _multiply_cpu(h, b, out) -> None:
             out[...] = acc
 
 
+def _multiply_rows(h, b, out) -> None:
+    from sparse24.kernels import hybrid_rows
+
+    hybrid_rows.product(layout(h, "rows"), b, out, h.tiles.dtype.result)
+
+
+def _multiply_tiles(h, b, out) -> None:
+    from sparse24.kernels import hybrid_tiles
+
+    hybrid_tiles.product(h.tiles, b, out, h.tiles.dtype.result)
+
+
+def _multiply_two_four(h, b, out) -> None:
+    from sparse24.kernels import hybrid_overflow
+
+    parts = layout(h, "two_four")
+    _product.multiply(parts.main, b, _product.Options(out=out), parts.plans)
+    hybrid_overflow.add(parts.overflow, b, out)
+
+
+def _multiply_cublas(h, b, out) -> None:
+    from sparse24.kernels import dense
+
+    name, result = h.tiles.dtype.name, h.tiles.dtype.result
+    (m, k), n = h.shape, b.shape[1]
+    problem = Problem(m, n, k, 1, name, name, result)
+    dense.prepare(problem, dense.Config(), PLAIN)(h.prepared("dense", h.toarray), b, out, PLAIN)
+
+
+_PATHS = {
+    "cpu": _multiply_cpu,
+    "rows": _multiply_rows,
+    "tiles": _multiply_tiles,
+    "two_four": _multiply_two_four,
+    "cublas": _multiply_cublas,
+}
+
+
 def predictions(h, n: int) -> dict[str, float]:
     """Seconds that every possible path is expected to take."""
     if h.device == "cpu":
         return {"cpu": _tile_time(h, n)}
-    times = {"tiles": _tile_time(h, n), "cublas": _dense_time(h, n)}
-    from sparse24.kernels import hybrid_stream
+    from sparse24.kernels import hybrid_rows, hybrid_stream
 
-    if hybrid_stream.refuses(h.tiles.dtype, n) is None:
-        times["stream"] = _stream_time(h, n)
+    dtype = h.tiles.dtype
+    lines = _hybrid_fit.lines(int(h.device.partition(":")[2]))
+    times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense_time(h.size, dtype, n, lines)}
+    if hybrid_stream.refuses(dtype, n) is None and h.size:
+        nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
+        times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
+    if hybrid_rows.refuses(h.shape[1], dtype, n) is None:
+        entries = 1.08 * h.nnz
+        nbytes = entries * (dtype.itemsize + 1)
+        times["rows"] = line_of(lines, "rows", n).seconds(entries, nbytes)
+    if dtype.itemsize == 2 and n >= MANY:
+        spilled = _hybrid_cost.expected_overflow(h.density) / _hybrid_cost.ELEMENTS * h.size
+        main = dense_time(h.size, dtype, n, lines) / SPARSE_RATE
+        times["two_four"] = main + float(spilled) * n * OVERFLOW_SECONDS + 4e-6
     return times
 
 
-def _stream_time(h, n: int) -> float:
-    rates = _hybrid_cost.rates_for(h.tiles.dtype, True)
-    stored = h.size * 0.25 + h.nnz * h.dtype.itemsize * 1.15
-    return max(stored / rates.bandwidth, h.size * n / rates.two_four)
+def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:
+    rates = _hybrid_cost.rates_for(dtype, True)
+    few = lines["cublas/64"].seconds(size, size * dtype.itemsize)
+    return max(few, 3e-6 + size * n / rates.dense)
 
 
 def _tile_time(h, n: int) -> float:
     rates = _hybrid_cost.rates_for(h.tiles.dtype, h.device != "cpu")
-    stored = h.kinds.size and np.bincount(h.kinds.ravel(), minlength=4)
-    work = float(np.sum(stored[1:])) * _hybrid_cost.ELEMENTS * n if h.kinds.size else 0.0
-    return h.tiles.nbytes / rates.bandwidth + work / rates.bitmap
-
-
-def _dense_time(h, n: int) -> float:
-    rates = _hybrid_cost.rates_for(h.tiles.dtype, True)
-    return max(h.size * h.dtype.itemsize / rates.bandwidth, h.size * n / rates.dense)
+    stored = float(np.count_nonzero(h.kinds))
+    work = stored * _hybrid_cost.ELEMENTS * n
+    return h.tiles.nbytes / rates.bandwidth + work / rates.tiles
 
 
 def explain(h, n: int) -> dict:
@@ -111,26 +220,11 @@ def explain(h, n: int) -> dict:
         reason = "the only path on this device"
     else:
         second = min(others, key=others.__getitem__)
-        reason = f"predicted {others[second] / max(times[choice], 1e-12):.2f}x faster than {second}"
+        gain = others[second] / max(times[choice], 1e-12)
+        reason = f"predicted {gain:.2f}x faster than {second}"
+    if choice == "cublas":
+        reason += "; this matrix is too full for a sparse path at this n"
     return {"n": n, "candidates": times, "choice": choice, "reason": reason}
-
-
-def _multiply_cublas(h, b, out) -> None:
-    dense = h.prepared("dense", h.toarray)
-    cupy = _arrays.cupy_module()
-    if out.dtype == h.dtype and out.flags.c_contiguous:
-        cupy.matmul(dense, b, out=out)
-    else:
-        out[...] = cupy.matmul(dense.astype(out.dtype, copy=False), b.astype(out.dtype, copy=False))
-
-
-def _multiply_stream(h, b, out, balance: bool) -> None:
-    from sparse24.kernels import hybrid_stream
-
-    def make():
-        return hybrid_stream.prepare(h.toarray(), h.tiles.dtype, h.density)
-
-    hybrid_stream.product(h.prepared("stream", make), b, out, balance=balance)
 
 
 def summary(h, n: int) -> str:
@@ -162,12 +256,10 @@ def summary(h, n: int) -> str:
 
 
 def tile_density(h) -> np.ndarray:
-    """Share of non-zeros of every tile, shape (tiles down, tiles across)."""
-    tiles = h.tiles
-    stored = np.diff(_arrays.to_numpy(tiles.starts)).astype(np.float64)
-    kinds = _arrays.to_numpy(tiles.kinds)
-    counted = np.concatenate([[0], np.cumsum(_arrays.to_numpy(tiles.values) != 0)])
-    starts = _arrays.to_numpy(tiles.starts)
-    stored = counted[starts[1:]] - counted[starts[:-1]]
-    stored = stored + np.where(kinds == 2, np.diff(_arrays.to_numpy(tiles.overflow_starts)), 0)
+    """Share of non-zeros of every tile, shape (tiles down, tiles across); copies to the host."""
+    tiles = h.tiles.to_numpy()
+    held = tiles.values.view(tiles.dtype.storage) != 0
+    counted = np.concatenate([[0], np.cumsum(held)])
+    stored = counted[tiles.starts[1:]] - counted[tiles.starts[:-1]]
+    stored = stored + np.diff(tiles.overflow_starts)
     return (stored / _hybrid_cost.ELEMENTS).reshape(tiles.grid)

@@ -17,7 +17,7 @@ from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["group_histogram", "roofline", "speedup", "spy"]
+__all__ = ["group_histogram", "roofline", "speedup", "spy", "tile_map"]
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -226,4 +226,44 @@ def roofline(
     ax.set(xscale="log", yscale="log")
     ax.set(xlabel="operations a byte", ylabel="10¹² operations a second")
     ax.legend(frameon=False)
+    return ax
+
+
+def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
+    """Show the tiles of a hybrid matrix.
+
+    Parameters
+    ----------
+    h : HybridArray
+        Copied to the host, so this waits for the device.
+    what : {"kind", "density"}
+        Colour by what a tile became, or by its share of non-zeros.
+    ax : matplotlib.axes.Axes, optional
+        Drawn on; by default a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ArgumentError
+        If `what` is neither.
+    """
+    from sparse24 import _check, _hybrid_dispatch
+    from sparse24.formats.hybrid_tiles import KIND_NAMES
+
+    _check.one_of(what, ("kind", "density"), argument="what")
+    ax = _axes(ax)
+    if what == "density":
+        image = ax.imshow(_hybrid_dispatch.tile_density(h), vmin=0, vmax=1, cmap="viridis")
+        ax.figure.colorbar(image, ax=ax)
+    else:
+        import matplotlib as mpl
+
+        colours = mpl.colors.ListedColormap(["white", "tab:gray", "tab:orange", "tab:blue"])
+        image = ax.imshow(h.kinds, vmin=-0.5, vmax=3.5, cmap=colours)
+        bar = ax.figure.colorbar(image, ax=ax, ticks=range(4))
+        bar.ax.set_yticklabels(KIND_NAMES)
+    ax.set(xlabel="tile along k", ylabel="tile along m")
     return ax

@@ -237,3 +237,16 @@ def test_matrix_market(tmp_path):
     scipy.io.mmwrite(tmp_path / "a.mtx", w)
     got = families.read_mtx(tmp_path / "a.mtx", dtype="float32")
     np.testing.assert_allclose(got.toarray(), w.toarray(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("what", ["kind", "density"])
+def test_tile_map(rng, what):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    from sparse24 import plot
+
+    h = hybrid(families.make("beta2", (256, 192), zeros=0.7, rng=rng))
+    image = plot.tile_map(h, what=what).images[0]
+    assert image.get_array().shape == (4, 3)
+    with pytest.raises(ArgumentError, match="'kind', 'density'"):
+        plot.tile_map(h, what="size")

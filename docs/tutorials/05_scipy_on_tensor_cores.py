@@ -1,0 +1,89 @@
+"""
+A SciPy matrix on Tensor Cores
+==============================
+
+Most sparse matrices are not 2:4.  `sparse24.hybrid` takes any of them, from SciPy, CuPy or NumPy,
+keeps every element, and multiplies it by the path that should be fastest.  This page runs on the
+CPU; with CuPy arrays the same lines run on the GPU.
+"""
+
+# %%
+# Any matrix
+# ----------
+# A layer pruned by magnitude over the whole network has crowded and empty regions.  The family
+# ``beta2`` imitates that: 70 % zeros in all, spread unevenly over tiles of 64 by 64.
+
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import scipy.sparse
+from scipy.sparse.linalg import aslinearoperator, svds
+
+import sparse24 as s24
+from sparse24 import families, plot
+
+dense = families.make("beta2", (1024, 1536), zeros=0.7, rng=0)
+weights = scipy.sparse.csr_array(dense)
+print(f"{weights.nnz / dense.size:.1%} non-zeros, 2:4: {s24.is_24(dense)}")
+
+# %%
+# Store it
+# --------
+# Each tile becomes empty, dense, 2:4 with a little overflow, or a bitmap, whichever a cost model
+# finds cheapest for the number of columns to come.
+
+H = s24.hybrid(weights, n_hint=256)
+print(H.summary())
+
+# %%
+# Nothing is lost: the dense matrix comes back bit for bit.
+
+assert np.array_equal(H.toarray(), dense)
+
+# %%
+# The tiles
+# ---------
+# The left picture is how full each tile is, the right one what it became.
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+plot.tile_map(H, what="density", ax=left).set_title("share of non-zeros")
+plot.tile_map(H, what="kind", ax=right).set_title("kind")
+
+# %%
+# Multiply
+# --------
+# Matrices, vectors, stacks and products from the left work as in NumPy.
+
+b = np.random.default_rng(1).standard_normal((1536, 64)).astype(np.float32)
+error = np.abs(H @ b - dense @ b).max()
+print(f"largest difference from NumPy: {error:.1e}")
+assert (b.T @ H.T).shape == (64, 1024)
+assert (H @ b[:, 0]).shape == (1024,)
+
+# %%
+# A solver sees an operator
+# -------------------------
+# ``matvec`` and ``rmatvec`` are there, so SciPy's iterative methods take it.
+
+leading = svds(aslinearoperator(H), k=1, return_singular_vectors=False, random_state=0)
+print(f"largest singular value {leading[0]:.1f}")
+
+# %%
+# Keep it
+# -------
+# The file is plain arrays, checked when they are read.
+
+with tempfile.TemporaryDirectory() as folder:
+    s24.save_npz(Path(folder) / "weights.npz", H)
+    again = s24.load_npz(Path(folder) / "weights.npz")
+assert np.array_equal(again.toarray(), dense)
+
+# %%
+# Which path, and why
+# -------------------
+# `explain` lists the paths with their predicted seconds.  On a GPU there are several; where the
+# dense product would win, it is the choice, and the reason says so.
+
+H.explain(n=16)

@@ -1,0 +1,162 @@
+"""The cost model of the GPU in use: measured once with `fit`, kept beside the tuning file.
+
+Without a fit the shipped figures of an H200 serve; they rank the paths about right on
+other chips, and a fit makes them right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from sparse24 import _evidence, _tuning_cache
+from sparse24._hybrid_cost import COLUMN_CLASSES, H200_LINES, Line
+from sparse24._version import __version__
+
+STEMS = ("hybrid_stream", "hybrid_rows")
+SHAPES = ((2048, 4096), (8192, 8192))
+ZEROS = (0.6, 0.95)
+ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
+
+_lock = threading.Lock()
+_known: dict[int, dict[str, Line]] = {}
+
+
+def path(device: int) -> Path:
+    """The file of a device's fit."""
+    return _tuning_cache.path(device).with_name(
+        _tuning_cache.path(device).name.replace("tuning-", "hybrid-")
+    )
+
+
+def _key() -> dict:
+    from sparse24.kernels import loader
+
+    return {"sparse24": __version__, "kernels": {stem: loader.digest(stem) for stem in STEMS}}
+
+
+def lines(device: int) -> dict[str, Line]:
+    """The figures of a device: its own fit where there is one, else those shipped."""
+    with _lock:
+        if device not in _known:
+            _known[device] = _read(path(device)) or H200_LINES
+        return _known[device]
+
+
+def _read(file: Path) -> dict[str, Line] | None:
+    """The fit in a file, or None if it is absent, damaged or of other kernels."""
+    try:
+        record = json.loads(file.read_text())
+        if record["key"] != _key():
+            return None
+        found = {name: Line(**line) for name, line in record["lines"].items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if found.keys() == H200_LINES.keys() else None
+
+
+def solve(samples: list[tuple[float, float, float]]) -> Line:
+    """Least squares for (elements, bytes, seconds); no figure is negative."""
+    table = np.array(samples, np.float64)
+    basis = np.column_stack([np.full(len(table), 1e6), table[:, 0], table[:, 1]]) * 1e-12
+    weight = 1 / table[:, 2:]
+    from scipy.optimize import nnls
+
+    found, _ = nnls(basis * weight, np.ones(len(table)))
+    return Line(float(found[0]) * 1e-6, float(found[1]) * 1e-12, float(found[2]) * 1e-12)
+
+
+def fit(device: int | None = None) -> dict[str, Line]:
+    """Measure the paths on a GPU and keep the figures for this and later processes.
+
+    Takes a few seconds and waits for the device.
+
+    Parameters
+    ----------
+    device : int, optional
+        Number of the GPU; by default the current one.
+
+    Returns
+    -------
+    dict of str to Line
+    """
+    import cupy
+
+    device = cupy.cuda.Device().id if device is None else device
+    samples: dict[str, list] = {name: [] for name in H200_LINES}
+    with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True):
+        for shape in SHAPES:
+            for zeros in ZEROS:
+                _sample(cupy, shape, zeros, samples)
+    found = {name: solve(rows) for name, rows in samples.items()}
+    record = {"key": _key(), "lines": {name: dataclasses.asdict(x) for name, x in found.items()}}
+    _evidence.write_json(path(device), record)
+    with _lock:
+        _known[device] = found
+    return found
+
+
+def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
+    from sparse24._dtypes import TABLE
+    from sparse24.kernels import hybrid_rows, hybrid_stream
+
+    dtype = TABLE["float16"]
+    rng = cupy.random.default_rng(7)
+    keep = rng.random(shape, dtype=cupy.float32) >= zeros
+    dense = (rng.standard_normal(shape, dtype=cupy.float32) * keep).astype(cupy.float16)
+    entries = 1.08 * float(keep.sum())
+    layouts = {
+        "stream": (hybrid_stream.prepare(dense, dtype, 1 - zeros), dense.size),
+        "rows": (hybrid_rows.prepare(dense.view(np.uint16), dtype, cupy), entries),
+        "cublas": (dense, dense.size),
+    }
+
+    products = {
+        "stream": hybrid_stream.product,
+        "rows": functools.partial(hybrid_rows.product, output="float16"),
+        "cublas": cupy.matmul,
+    }
+    for name, (layout, elements) in layouts.items():
+        copies = min(7, ROTATE_BYTES // max(layout.nbytes, 1))
+        turns = [layout, *(_copy(layout) for _ in range(copies))]
+        for n in COLUMN_CLASSES[name]:
+            b = rng.standard_normal((shape[1], n), dtype=cupy.float32).astype(cupy.float16)
+            out = cupy.empty((shape[0], n), cupy.float16)
+            call = functools.partial(products[name], b=b, out=out)
+            seconds = _time(cupy, [functools.partial(call, turn) for turn in turns])
+            samples[f"{name}/{n}"].append((elements, layout.nbytes, seconds))
+
+
+def _copy(layout):
+    """A layout whose large arrays lie elsewhere."""
+    import copy
+
+    if not hasattr(layout, "dtype") or hasattr(layout, "__cuda_array_interface__"):
+        return layout.copy()
+    twin = copy.copy(layout)
+    for name in ("blob", "deltas", "values"):
+        if hasattr(layout, name):
+            setattr(twin, name, getattr(layout, name).copy())
+    return twin
+
+
+def _time(cupy, calls, rounds: int = 5) -> float:
+    """Median seconds of a call; the queue is kept full, so launches overlap."""
+    stream = cupy.cuda.get_current_stream()
+    times = []
+    for call in calls:
+        call()
+    for _ in range(rounds):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        for call in calls * 4:
+            call()
+        stop.record(stream)
+        stop.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / (4 * len(calls)))
+    return float(np.median(times))

@@ -1,0 +1,139 @@
+"""Unstructured matrices beside cuBLAS on the same zeros and cuSPARSE: writes ``hybrid.json``.
+
+    python tests/bench/bench_hybrid.py [--quick] [--out FOLDER]
+
+Each case is checked against a float64 product of some rows before it is timed.  Layouts
+rotate through more than the L2 cache, as do the dense weights.  Where the library itself
+chooses cuBLAS, the same cuBLAS product is timed through torch, because CuPy refuses to
+capture cuBLAS calls into a graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import cupy as cp
+import numpy as np
+import torch
+from harness import Contender, case, copies, race, to_torch, write_suite
+
+from sparse24 import _hybrid_fit, families
+from sparse24._hybrid import hybrid
+from sparse24.formats.hybrid import HybridArray
+
+STEMS = ("hybrid_stream", "hybrid_rows", "hybrid_tiles", "hybrid_overflow", "sparse_wgmma")
+SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
+ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
+CHECKED_ROWS = 64
+CUSPARSE_MOST = 64  # columns; beyond, cuSPARSE takes milliseconds
+
+
+def matrix(family: str, shape, zeros: float) -> cp.ndarray:
+    """A float16 matrix; the i.i.d. family is drawn on the GPU."""
+    if family != "iid":
+        return cp.asarray(families.make(family, shape, zeros=zeros, dtype="float16", rng=1))
+    rng = cp.random.default_rng(1)
+    values = rng.standard_normal(shape, dtype=cp.float32)
+    return (values * (rng.random(shape, dtype=cp.float32) >= zeros)).astype(cp.float16)
+
+
+def error_of(out, w, b) -> float:
+    """Relative Frobenius error of some rows against float64."""
+    want = w[:CHECKED_ROWS].astype(cp.float64) @ b.astype(cp.float64)
+    return float(cp.linalg.norm(out[:CHECKED_ROWS] - want) / cp.linalg.norm(want))
+
+
+def twins(h: HybridArray, path: str, w) -> list[HybridArray]:
+    """Copies of the matrix whose layout of this path lies elsewhere in memory."""
+    if path not in ("stream", "rows"):
+        return [h]
+    layout = h._prepared[path]
+    found = []
+    for _ in range(copies(layout.nbytes)):
+        twin = HybridArray(h.tiles, h.nnz)
+        twin.prepared(path, lambda: _hybrid_fit._copy(layout))
+        found.append(twin)
+    return found
+
+
+def contenders(h: HybridArray, w, b, out) -> tuple[str, dict[str, Contender]]:
+    n = b.shape[1]
+    path = h.explain(n)["choice"]
+    right, target = to_torch(b), torch.empty(w.shape[0], n, dtype=torch.float16, device="cuda")
+    weights = [to_torch(w.copy()) for _ in range(copies(w.nbytes) if n <= 256 else 1)]
+    dense = [lambda x=x: torch.mm(x, right, out=target) for x in weights]
+    found = {"cublas": Contender(dense, library="torch")}
+    if n <= CUSPARSE_MOST:
+        csr = to_torch(w).to_sparse_csr()
+        found["cusparse"] = Contender([lambda: csr @ right], library="torch")
+    h.matmul(b, out=out, algorithm=path)
+    if path == "cublas":
+        found["ours"] = Contender(dense, library="torch")
+    else:
+        calls = [
+            lambda t=t: t.matmul(b, out=out, algorithm=path) for t in twins(h, path, w)
+        ]
+        found["ours"] = Contender(calls)
+    return path, found
+
+
+def measure(family: str, shape, zeros: float, columns) -> list[dict]:
+    w = matrix(family, shape, zeros)
+    h = hybrid(w)
+    rows = []
+    for n in columns:
+        b = cp.random.standard_normal((shape[1], n), dtype=np.float32).astype(cp.float16)
+        out = cp.full((shape[0], n), cp.nan, cp.float16)
+        path, found = contenders(h, w, b, out)
+        error = error_of(out, w, b)
+        if not error < 2e-3:
+            raise SystemExit(f"{family} {shape} {zeros} n={n} {path}: error {error}")
+        race(found, rounds=5, budget_ms=4)
+        ours = found.pop("ours")
+        rows.append(
+            case(
+                f"{family}-{shape[0]}x{shape[1]}x{n}-{zeros}", ours=ours, kernel=path,
+                rivals=found, family=family, zeros=zeros, m=shape[0], k=shape[1], n=n,
+                dtype="float16", error=error, bytes=h.nbytes,
+            )
+        )  # fmt: skip
+        gain = min(rows[-1]["rivals"].values()) / ours.us
+        print(f"{rows[-1]['name']:34} {path:9} {ours.us:8.1f} us  {gain:5.2f}x", flush=True)
+    return rows
+
+
+def plan(quick: bool):
+    """(family, shape, zeros, columns) of every matrix."""
+    for shape in SHAPES[:2] if quick else SHAPES:
+        for zeros in ZEROS:
+            columns = (1, 2, 8, 16, 64) if quick else (1, 2, 4, 8, 16, 32, 64, 512, 4096)
+            yield "iid", shape, zeros, columns
+    if quick:
+        yield "iid", SHAPES[2], 0.95, (1, 512, 4096)
+        yield "iid", SHAPES[2], 0.9, (512, 4096)
+        yield "row_skewed", SHAPES[0], 0.8, (1, 8)
+        yield "beta5", SHAPES[0], 0.8, (1, 8)
+        return
+    for family in families.FAMILIES:
+        for zeros in ZEROS:
+            yield family, SHAPES[0], zeros, (1, 8, 64, 512, 4096)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--fit", action="store_true", help="fit the cost model first")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.fit:
+        for name, line in _hybrid_fit.fit().items():
+            print(name, line, flush=True)
+    rows = []
+    for family, shape, zeros, columns in plan(options.quick):
+        rows += measure(family, shape, zeros, columns)
+        write_suite("hybrid", rows, stems=STEMS, out=options.out)
+
+
+if __name__ == "__main__":
+    main()

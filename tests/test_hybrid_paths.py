@@ -1,0 +1,113 @@
+"""The paths of a hybrid product: each right, the choice explained, the cost model fitted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from sparse24 import _hybrid_cost, _hybrid_fit, families
+from sparse24._dtypes import lookup
+from sparse24._hybrid import hybrid
+from sparse24.kernels import hybrid_overflow
+
+pytestmark = pytest.mark.stem("hybrid_overflow")
+
+
+def test_bands_are_ordered_and_move_with_n():
+    dtype = lookup("float16")
+    for n in (1, 16, 64, 512, 4096):
+        low, high = _hybrid_cost.bands(dtype, n, _hybrid_cost.H200_TENSOR)
+        assert 0 <= low <= high <= 1
+    few, many = (
+        _hybrid_cost.bands(dtype, n, _hybrid_cost.H200_TENSOR)[0] for n in (4, 4096)
+    )
+    assert few > many
+
+
+def test_kinds_follow_the_cost():
+    dtype = lookup("float16")
+    nonzeros = np.array([0, 50, 4096])
+    overflow = _hybrid_cost.expected_overflow(nonzeros / 4096)
+    kinds = _hybrid_cost.choose(nonzeros, overflow, dtype, 4096, _hybrid_cost.H200_TENSOR)
+    assert kinds.tolist() == [0, 2, 1]
+    kinds = _hybrid_cost.choose(nonzeros, overflow, dtype, 1, _hybrid_cost.H200_TENSOR)
+    assert kinds.tolist() == [0, 3, 1]
+
+
+def test_fit_recovers_a_line(rng):
+    line = _hybrid_cost.Line(4e-6, 2e-13, 3e-13)
+    points = [(e, b, line.seconds(e, b)) for e, b in rng.uniform(1e6, 1e8, (6, 2))]
+    found = _hybrid_fit.solve(points)
+    for name in ("fixed", "element", "byte"):
+        assert getattr(found, name) == pytest.approx(getattr(line, name), rel=1e-6)
+
+
+def test_damaged_fits_are_ignored(tmp_path):
+    file = tmp_path / "fit.json"
+    assert _hybrid_fit._read(file) is None
+    for text in ("{", "[]", "{}", json.dumps({"key": _hybrid_fit._key(), "lines": {}})):
+        file.write_text(text)
+        assert _hybrid_fit._read(file) is None
+    lines = {name: {"fixed": 1.0, "element": 2.0, "byte": 3.0} for name in _hybrid_cost.H200_LINES}
+    file.write_text(json.dumps({"key": _hybrid_fit._key(), "lines": lines}))
+    assert _hybrid_fit._read(file)["rows/1"].byte == 3.0
+
+
+def test_overflow_keeps_every_element(rng):
+    w = families.make("iid", (30, 50), zeros=0.95, rng=rng).view(np.uint32)
+    kept = hybrid_overflow.prepare(w, lookup("float32"))
+    back = np.zeros_like(w)
+    for i, row in enumerate(kept.rows):
+        here = slice(kept.starts[i], kept.starts[i + 1])
+        back[row, kept.columns[here]] = kept.values[here]
+    np.testing.assert_array_equal(back, w)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
+@pytest.mark.parametrize("n", [1, 3, 60, 256, 300])
+def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
+    cupy = pytest.importorskip("cupy")
+    kind = lookup(dtype).logical
+    w = rng.integers(-3, 4, (210, 515)) * (rng.random((210, 515)) < 0.35)
+    b = rng.integers(-1, 2, (515, n)) * (rng.random((515, n)) < 0.2)
+    h = hybrid(cupy.asarray(w.astype(kind)))
+    right = cupy.asarray(b.astype(kind))
+    plan = h.explain(n)
+    wanted = {"tiles", "cublas"} | ({"rows"} if n <= 4 else set())
+    if kind.itemsize == 2:
+        wanted |= {"stream"} if n <= 64 else {"two_four"}
+    assert set(plan["candidates"]) == wanted
+    assert plan["choice"] in wanted
+    for algorithm in ("auto", *wanted):
+        got = h.matmul(right, algorithm=algorithm).get()
+        np.testing.assert_array_equal(got.astype(np.int64), w @ b, err_msg=algorithm)
+    assert h.nbytes > h.tiles.nbytes
+    assert f"choice  {h.explain(h.n_hint or 16)['choice']}" in h.summary()
+
+
+@pytest.mark.gpu
+def test_two_four_error_is_near_that_of_a_dense_product(rng):
+    cupy = pytest.importorskip("cupy")
+    w = families.make("iid", (512, 1024), zeros=0.9, dtype="float16", rng=rng)
+    b = rng.standard_normal((1024, 512)).astype(np.float16)
+    want = w.astype(np.float64) @ b.astype(np.float64)
+    h = hybrid(cupy.asarray(w))
+    got = h.matmul(cupy.asarray(b), algorithm="two_four").get()
+    dense = h.matmul(cupy.asarray(b), algorithm="cublas").get()
+    error = np.abs(got - want).max()
+    assert error <= 2 * np.abs(dense - want).max()
+
+
+@pytest.mark.gpu
+def test_fit_is_kept_and_used(tmp_path, monkeypatch):
+    pytest.importorskip("cupy")
+    monkeypatch.setattr(_hybrid_fit, "_known", {})
+    monkeypatch.setattr(_hybrid_fit, "SHAPES", ((1024, 1024), (2048, 2048)))
+    monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
+    found = _hybrid_fit.fit(0)
+    assert _hybrid_fit.lines(0) == found
+    assert _hybrid_fit._read(_hybrid_fit.path(0)) == found
+    assert all(line.seconds(1e6, 1e6) > 0 for line in found.values())
