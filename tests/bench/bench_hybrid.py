@@ -65,7 +65,9 @@ def contenders(h: HybridArray, w, b, out) -> tuple[str, dict[str, Contender]]:
     dense = [lambda x=x: torch.mm(x, right, out=target) for x in weights]
     found = {"cublas": Contender(dense, library="torch")}
     if n <= CUSPARSE_MOST:
-        csr = to_torch(w).to_sparse_csr()
+        wide = to_torch(w).to_sparse_csr()
+        places = wide.crow_indices().int(), wide.col_indices().int()
+        csr = torch.sparse_csr_tensor(*places, wide.values(), size=w.shape)
         found["cusparse"] = Contender([lambda: csr @ right], library="torch")
     h.matmul(b, out=out, algorithm=path)
     if path == "cublas":
