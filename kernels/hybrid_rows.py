@@ -35,6 +35,11 @@ class RowsLayout:
         arrays = (self.deltas, self.values, self.slices, self.rows, self.begins)
         return sum(x.nbytes for x in arrays)
 
+    def copy(self) -> RowsLayout:
+        """The same layout elsewhere in memory."""
+        arrays = (self.deltas, self.values, self.slices, self.rows, self.begins)
+        return RowsLayout(self.shape, self.dtype, self.warps, *(x.copy() for x in arrays))
+
 
 def prepare(dense: Any, dtype: DType, xp=np, *, warps: int | None = None) -> RowsLayout:
     """Lay out a dense (m, k) matrix; `xp` is its array library.  Waits for the sizes."""

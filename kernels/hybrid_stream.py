@@ -75,7 +75,7 @@ class StreamLayout:
         self.shape, self.dtype, self.span = shape, dtype, span
         self.blob, self.offsets = blob, offsets
         self.cost = units.reshape(self.strips, self.chunks)
-        self._schedules: dict[tuple, tuple] = {}
+        self._launches: dict[tuple, Launch] = {}
 
     @property
     def strips(self) -> int:
@@ -93,16 +93,41 @@ class StreamLayout:
     def stage_bytes(self) -> int:
         return 16 * int(self.cost.max(initial=0))
 
-    def schedule(self, config: Config, balance: bool):
-        """Strip order and cuts of k on the device, for one way of cutting up."""
-        key = (config.warps * config.strips, config.splits, balance)
-        found = self._schedules.get(key)
-        if found is None:
-            import cupy
+    def copy(self) -> StreamLayout:
+        """The same layout elsewhere in memory."""
+        return StreamLayout(
+            self.shape, self.dtype, self.span, self.blob.copy(), self.offsets.copy(), self.cost
+        )
 
-            order, cuts = schedule(self.cost, *key)
-            found = self._schedules[key] = (cupy.asarray(order), cupy.asarray(cuts))
+    def launch(self, n: int, vector: bool, balance: bool, config: Config | None) -> Launch:
+        """The compiled product with `n` columns, made at the first use and kept."""
+        key = (n, vector, balance, config)
+        found = self._launches.get(key)
+        if found is None:
+            if config is None:
+                sms, major = _device(self.blob.device.id)
+                config = configs(self, n, sms, cluster=major >= 9)[0]
+            found = self._launches[key] = Launch(self, n, vector, balance, config)
         return found
+
+
+class Launch:
+    """One way of running a product: kernel, grid, and the matrix's part of the arguments."""
+
+    def __init__(self, layout: StreamLayout, n: int, vector: bool, balance: bool, config: Config):
+        import cupy
+
+        height = config.warps * config.strips
+        order, cuts = schedule(layout.cost, height, config.splits, balance)
+        self.order, self.cuts = cupy.asarray(order), cupy.asarray(cuts)
+        self.shared_memory = config.shared_memory(layout.stage_bytes)
+        macros = defines(layout.span, layout.dtype.name, config, vector)
+        self.kernel = loader.function(NAME, "product", macros, shared_memory=self.shared_memory)
+        self.grid = (len(cuts), config.splits, -(-n // (8 * config.tiles)))
+        self.block = (32 * config.warps,)
+        addresses = (x.data.ptr for x in (layout.blob, layout.offsets, self.order, self.cuts))
+        sizes = (layout.chunks, layout.stage_bytes, layout.shape[0])
+        self.left = loader.by_value(np.array([(*addresses, *sizes)], LEFT))
 
 
 def schedule(cost: np.ndarray, height: int, splits: int, balance: bool):
@@ -224,24 +249,14 @@ def product(
     layout: StreamLayout, b, out, *, balance: bool = True, config: Config | None = None
 ) -> None:
     """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64."""
-    (m, k), n = layout.shape, b.shape[1]
-    if config is None:
-        sms, major = _device(layout.blob.device.id)
-        config = configs(layout, n, sms, cluster=major >= 9)[0]
-    order, cuts = layout.schedule(config, balance)
+    k, n = b.shape
     row, column = (s // 2 for s in b.strides)
     vector = n % 8 == 0 and column == 1 and row % 8 == 0 and b.data.ptr % 16 == 0
-    shared = config.shared_memory(layout.stage_bytes)
-    macros = defines(layout.span, layout.dtype.name, config, vector)
-    kernel = loader.function(NAME, "product", macros, shared_memory=shared)
-    left = np.array(
-        [(layout.blob.data.ptr, layout.offsets.data.ptr, order.data.ptr, cuts.data.ptr,
-          layout.chunks, layout.stage_bytes, m)], LEFT,
-    )  # fmt: skip
+    ready = layout.launch(n, vector, balance, config)
     right = loader.by_value(np.array([(b.data.ptr, k, n, row, column)], RIGHT))
-    grid = (cuts.shape[0], config.splits, -(-n // (8 * config.tiles)))
     out_row, out_column = (s // 2 for s in out.strides)
-    kernel(grid, (32 * config.warps,), (left, right, out, out_row, out_column), shared_mem=shared)
+    arguments = (ready.left, right, out, out_row, out_column)
+    ready.kernel(ready.grid, ready.block, arguments, shared_mem=ready.shared_memory)
 
 
 COMPILE_CHECKS = [

@@ -119,30 +119,17 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     products = {
         "stream": hybrid_stream.product,
         "rows": functools.partial(hybrid_rows.product, output="float16"),
-        "cublas": cupy.matmul,
+        "cublas": lambda dense, b, out: cupy.matmul(dense, b, out=out),
     }
     for name, (layout, elements) in layouts.items():
         copies = min(7, ROTATE_BYTES // max(layout.nbytes, 1))
-        turns = [layout, *(_copy(layout) for _ in range(copies))]
+        turns = [layout, *(layout.copy() for _ in range(copies))]
         for n in COLUMN_CLASSES[name]:
             b = rng.standard_normal((shape[1], n), dtype=cupy.float32).astype(cupy.float16)
             out = cupy.empty((shape[0], n), cupy.float16)
             call = functools.partial(products[name], b=b, out=out)
             seconds = _time(cupy, [functools.partial(call, turn) for turn in turns])
             samples[f"{name}/{n}"].append((elements, layout.nbytes, seconds))
-
-
-def _copy(layout):
-    """A layout whose large arrays lie elsewhere."""
-    import copy
-
-    if not hasattr(layout, "dtype") or hasattr(layout, "__cuda_array_interface__"):
-        return layout.copy()
-    twin = copy.copy(layout)
-    for name in ("blob", "deltas", "values"):
-        if hasattr(layout, name):
-            setattr(twin, name, getattr(layout, name).copy())
-    return twin
 
 
 def _time(cupy, calls, rounds: int = 5) -> float:

@@ -52,7 +52,7 @@ def twins(h: HybridArray, path: str, w) -> list[HybridArray]:
     found = []
     for _ in range(copies(layout.nbytes)):
         twin = HybridArray(h.tiles, h.nnz)
-        twin.prepared(path, lambda: _hybrid_fit._copy(layout))
+        twin.prepared(path, layout.copy)
         found.append(twin)
     return found
 
