@@ -76,7 +76,7 @@ class NMArray(SparseArray):
 
     @classmethod
     def from_dense(
-        cls, x, *, pattern=(2, 4), axis: int = -1, on_excess: str = "raise", dtype=None
+        cls, x, *, pattern=(2, 4), axis=-1, on_excess="raise", check: bool = True, dtype=None
     ) -> NMArray:
         """Compress an array that obeys n:m, or prune it by magnitude on the way.
 
@@ -90,6 +90,8 @@ class NMArray(SparseArray):
         on_excess : {"raise", "prune"}
             What to do with a group of more than n non-zeros.  ``"raise"`` waits for
             the device.
+        check : bool, default True
+            ``False`` does not look for such groups: of one, the first n stay.
         dtype : dtype, optional
             Convert first; also the logical type of fp8 bits carried as ``uint8``.
 
@@ -108,7 +110,7 @@ class NMArray(SparseArray):
                 raise ArgumentError(f"axis must be one of the last two, got {axis}")
             array = array if number == -1 else array.swapaxes(-1, -2)
             values, indices, status = n_m_parts.compress(array, row, n, m, on_excess)
-            if on_excess == "raise":
+            if on_excess == "raise" and check:
                 n_m_parts.raise_excess(status, (n, m), array.shape, number)
         return cls(values, indices, array.shape, (n, m), row, axis=number)
 

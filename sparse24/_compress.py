@@ -84,13 +84,13 @@ groups; prune it first (sparse24.prune), or pass on_excess='prune'
     """
     if _arrays.is_scipy_sparse(x) or _arrays.is_cupyx_sparse(x):
         x = convert.densify(x)
-    if _check.pattern(pattern) != (2, 4):
-        from sparse24.formats.n_m import NMArray
-
-        return NMArray.from_dense(x, pattern=pattern, axis=axis, on_excess=on_excess, dtype=dtype)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     if check not in (True, False, "deferred"):
         raise ArgumentError(f"check must be True, False or 'deferred', got {check!r}")
+    if _check.pattern(pattern) != (2, 4):
+        _only_24(like=like, transposable=transposable, keep_dense=keep_dense)
+        _only_24(check=check if check == "deferred" else None)
+        return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign.stream_of(x):
         x, row = _prepared(x, dtype)
         dense = x.copy() if keep_dense else None
@@ -112,6 +112,27 @@ groups; prune it first (sparse24.prune), or pass on_excess='prune'
         if check is True:
             array.check()
         return array
+
+
+def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
+    """An `NMArray`, of the elements under `mask` if there is one."""
+    from sparse24.formats.n_m import NMArray
+
+    with _foreign.stream_of(x):
+        x, row = _prepared(x, dtype)
+        if mask is not None:
+            mask = _checked_mask(mask, x)
+            bits = _arrays.namespace(x).where(mask, x.view(row.storage), row.storage.type(0))
+            x = bits.view(x.dtype)
+        return NMArray.from_dense(
+            x, pattern=pattern, axis=axis, on_excess=on_excess, check=check, dtype=row.name
+        )
+
+
+def _only_24(**given) -> None:
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ArgumentError(f"{name}={value!r} needs pattern (2, 4); drop one of them")
 
 
 def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
@@ -171,12 +192,16 @@ def _rule(on_excess, check, mask, like, x):
         _check.same_shape(x.shape, like.shape, argument="x", other="like")
         return "mask", like.mask()
     if mask is not None:
-        mask, _ = _foreign.take(mask, argument="mask")
-        _check.same_shape(mask.shape, x.shape, argument="mask", other="x")
-        if mask.dtype != bool:
-            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
-        return "mask", mask
+        return "mask", _checked_mask(mask, x)
     return ("magnitude", None) if on_excess == "prune" else ("check", None)
+
+
+def _checked_mask(mask, x):
+    mask, _ = _foreign.take(mask, argument="mask")
+    _check.same_shape(mask.shape, x.shape, argument="mask", other="x")
+    if mask.dtype != bool:
+        raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+    return mask
 
 
 def compress_rows(x, row, rule: str, mask=None) -> tuple[Compressed24, Any]:

@@ -96,6 +96,23 @@ def test_prunes_on_request_and_names_the_excess(xp, rng):
         s24.compress(xp.asarray(want), pattern=(3, 8))
 
 
+def test_mask_and_refused_options(xp, rng):
+    x = rng.standard_normal((4, 20)).astype(np.float32)
+    kept = s24.mask(x, pattern=(3, 8), method="random", rng=0)
+    array = s24.compress(xp.asarray(x), pattern=(3, 8), mask=xp.asarray(kept))
+    np.testing.assert_array_equal(_arrays.to_numpy(array.toarray()), np.where(kept, x, 0))
+    first = s24.compress(xp.asarray(x), pattern=(3, 8), check=False)
+    np.testing.assert_array_equal(_arrays.to_numpy(first.toarray())[:, :3], x[:, :3])
+    for option in (
+        {"transposable": True},
+        {"keep_dense": True},
+        {"check": "deferred"},
+        {"like": first},
+    ):
+        with pytest.raises(s24.ArgumentError, match=r"needs pattern \(2, 4\)"):
+            s24.compress(x, pattern=(3, 8), **option)
+
+
 def test_axis_2(xp, rng):
     x = sample(rng, (24, 7), "float32", (24, 32))
     x = s24.prune(x, pattern=(2, 8), axis=0)
