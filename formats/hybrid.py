@@ -35,7 +35,7 @@ class HybridArray(SparseArray):
         self._dtype = tiles.dtype
         self._nnz = int(nnz)
         self.n_hint = n_hint
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is prepared may need another
         self._prepared: dict[str, Any] = {}
 
     @classmethod

@@ -19,6 +19,7 @@ SLICE = 32
 STEP = 4  # entries of a row that are read together
 FAR = 255  # longest distance; a longer one passes over fillers
 MOST_COLUMNS = 4
+FULL_ROWS = 264 * SLICE  # two blocks for each unit of a large GPU
 MOST_SHARED = 224 * 1024
 
 
@@ -45,7 +46,7 @@ def prepare(dense: Any, dtype: DType, xp=np, *, warps: int | None = None) -> Row
     """Lay out a dense (m, k) matrix; `xp` is its array library.  Waits for the sizes."""
     m, k = dense.shape
     if warps is None:
-        warps = 8 if m >= 1 << 14 else 16
+        warps = 16 if m >= FULL_ROWS else 32
     row, column = xp.nonzero(dense)
     value = dense[row, column]
     new_row = xp.ones(row.shape, bool)
@@ -111,7 +112,7 @@ def refuses(k: int, dtype: DType, n: int) -> str | None:
     """None if the kernel can run, else why not."""
     if n > MOST_COLUMNS:
         return f"the rows kernel takes up to {MOST_COLUMNS} columns, not {n}"
-    if shared_memory(k, dtype, n, 16) > MOST_SHARED:
+    if shared_memory(k, dtype, n, 32) > MOST_SHARED:
         return f"{k} rows of b by {n} columns do not fit into shared memory"
     return None
 
@@ -138,9 +139,9 @@ def product(layout: RowsLayout, b, out, output: str) -> None:
 
 
 COMPILE_CHECKS = [
-    (_defines(TABLE["bfloat16"], "bfloat16", 1, 16), "sm_90a", "FFMA"),
+    (_defines(TABLE["bfloat16"], "bfloat16", 1, 32), "sm_90a", "FFMA"),
     (_defines(TABLE["float16"], "float16", 4, 8), "sm_80", "FFMA"),
-    (_defines(TABLE["float32"], "float32", 2, 16), "sm_120", "FFMA"),
-    (_defines(TABLE["float64"], "float64", 4, 8), "sm_90a", "DFMA"),
+    (_defines(TABLE["float32"], "float32", 4, 32), "sm_120", "FFMA"),
+    (_defines(TABLE["float64"], "float64", 4, 32), "sm_90a", "DFMA"),
     (_defines(TABLE["int8"], "int32", 1, 16), "sm_90a", "IMAD"),
 ]

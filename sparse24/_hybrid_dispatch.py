@@ -6,6 +6,7 @@
 ``stream``  up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
 ``tiles``   any dtype and size, tile by tile on plain cores
 ``two_four``  16-bit, many columns: a 2:4 product, and what it left out added
+``compact``   many columns: the dense product without the empty columns of the matrix
 ``cublas``  the dense product, on a dense copy
 ==========  ============================================================================
 
@@ -22,6 +23,7 @@ from sparse24._hybrid_cost import line_of
 from sparse24._records import PLAIN, Compressed24, Operand24, Problem
 
 MANY = 256  # columns from which a 2:4 product is worth its overflow
+WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
 SPARSE_RATE = 1.35  # 2:4 over dense tensor cores at many columns
 OVERFLOW_SECONDS = 6e-14  # of one left-out element and one column
 
@@ -121,7 +123,38 @@ class _TwoFour:
         return sum(x.nbytes for x in arrays if x is not None) + self.overflow.nbytes
 
 
-_LAYOUTS = {"stream": _stream_layout, "rows": _rows_layout, "two_four": _TwoFour}
+class _Compact:
+    """The dense matrix without its empty columns."""
+
+    def __init__(self, h):
+        self.live = live_columns(h).places
+        self.dense = h.toarray()[:, self.live]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dense.nbytes
+
+
+class _Live:
+    """Numbers of the columns that hold a non-zero."""
+
+    def __init__(self, h):
+        xp = _arrays.namespace(h.tiles.kinds)
+        self.places = xp.flatnonzero((_bits(h) != 0).any(axis=0))
+        self.nbytes = self.places.nbytes
+
+
+def live_columns(h) -> _Live:
+    """The columns that are not empty; found at the first need, which waits."""
+    return h.prepared("live columns", lambda: _Live(h))
+
+
+_LAYOUTS = {
+    "stream": _stream_layout,
+    "rows": _rows_layout,
+    "two_four": _TwoFour,
+    "compact": _Compact,
+}
 
 
 def _multiply_cpu(h, b, out) -> None:
@@ -158,12 +191,19 @@ def _multiply_two_four(h, b, out) -> None:
 
 
 def _multiply_cublas(h, b, out) -> None:
+    _dense_product(h.tiles.dtype, h.prepared("dense", h.toarray), b, out)
+
+
+def _multiply_compact(h, b, out) -> None:
+    parts = layout(h, "compact")
+    _dense_product(h.tiles.dtype, parts.dense, b.take(parts.live, axis=0), out)
+
+
+def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
     from sparse24.kernels import dense
 
-    name, result = h.tiles.dtype.name, h.tiles.dtype.result
-    (m, k), n = h.shape, b.shape[1]
-    problem = Problem(m, n, k, 1, name, name, result)
-    dense.prepare(problem, dense.Config(), PLAIN)(h.prepared("dense", h.toarray), b, out, PLAIN)
+    problem = Problem(*out.shape, a.shape[1], 1, dtype.name, dtype.name, dtype.result)
+    dense.prepare(problem, dense.Config(), PLAIN)(a, b, out, PLAIN)
 
 
 _PATHS = {
@@ -171,6 +211,7 @@ _PATHS = {
     "rows": _multiply_rows,
     "tiles": _multiply_tiles,
     "two_four": _multiply_two_four,
+    "compact": _multiply_compact,
     "cublas": _multiply_cublas,
 }
 
@@ -191,11 +232,22 @@ def predictions(h, n: int) -> dict[str, float]:
         entries = 1.08 * h.nnz
         nbytes = entries * (dtype.itemsize + 1)
         times["rows"] = line_of(lines, "rows", n).seconds(entries, nbytes)
+    if n >= MANY and h.nnz:
+        times |= _compact_time(h, n, lines)
     if dtype.itemsize == 2 and n >= MANY:
         spilled = _hybrid_cost.expected_overflow(h.density) / _hybrid_cost.ELEMENTS * h.size
         main = dense_time(h.size, dtype, n, lines) / SPARSE_RATE
         times["two_four"] = main + float(spilled) * n * OVERFLOW_SECONDS + 4e-6
     return times
+
+
+def _compact_time(h, n: int, lines) -> dict[str, float]:
+    """The path's time, if enough columns are empty for it to be worth a gather of b."""
+    live = len(live_columns(h).places)
+    if live > WORTH_COMPACTING * h.shape[1]:
+        return {}
+    gather = 2 * live * n * h.dtype.itemsize / _hybrid_cost.rates_for(h.tiles.dtype, True).bandwidth
+    return {"compact": dense_time(h.shape[0] * live, h.tiles.dtype, n, lines) + gather + 3e-6}
 
 
 def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:

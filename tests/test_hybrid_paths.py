@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from sparse24 import _hybrid_cost, _hybrid_fit, families
+from sparse24 import _hybrid_cost, _hybrid_dispatch, _hybrid_fit, families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_overflow
@@ -86,6 +86,32 @@ def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
         np.testing.assert_array_equal(got.astype(np.int64), w @ b, err_msg=algorithm)
     assert h.nbytes > h.tiles.nbytes
     assert f"choice  {h.explain(h.n_hint or 16)['choice']}" in h.summary()
+
+
+def test_what_is_prepared_may_need_another_thing():
+    h = hybrid(np.eye(3, dtype=np.float32))
+    outer = h.prepared("outer", lambda: h.prepared("inner", h.toarray).copy())
+    assert outer is h.prepared("outer", h.toarray)
+    assert h.nbytes == h.tiles.nbytes + 2 * outer.nbytes
+
+
+def test_live_columns(rng):
+    w = families.make("dead_columns", (200, 150), zeros=0.9, rng=rng)
+    live = _hybrid_dispatch.live_columns(hybrid(w)).places
+    np.testing.assert_array_equal(live, np.flatnonzero((w != 0).any(0)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8"])
+def test_compact_is_exact_on_whole_numbers(rng, dtype):
+    cupy = pytest.importorskip("cupy")
+    kind = lookup(dtype).logical
+    w = rng.integers(-3, 4, (130, 400)) * (rng.random(400) < 0.5)
+    b = rng.integers(-1, 2, (400, 272)) * (rng.random((400, 272)) < 0.2)
+    h = hybrid(cupy.asarray(w.astype(kind)))
+    for right in (cupy.asarray(b.astype(kind)), cupy.asarray(b.T.astype(kind)).T):
+        got = h.matmul(right, algorithm="compact").get()
+        np.testing.assert_array_equal(got.astype(np.int64), w @ b)
 
 
 @pytest.mark.gpu

@@ -22,6 +22,21 @@ constexpr int kThreads = 32 * WARPS;
 struct alignas(4 * sizeof(typename In::type)) Four { typename In::type x[4]; };
 struct alignas(COLUMNS * sizeof(Sum) > 16 ? 16 : COLUMNS * sizeof(Sum)) Line { Sum x[COLUMNS]; };
 
+// kAhead steps of a lane, on their way from memory.
+constexpr int kAhead = sizeof(typename In::type) == 8 ? 2 : 4;
+struct Batch {
+    unsigned deltas[kAhead];
+    Four values[kAhead];
+
+    __device__ void load(const unsigned* from, const Four* values_from, Count at) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            deltas[i] = from[(at + i) * 32];
+            values[i] = values_from[(at + i) * 32];
+        }
+    }
+};
+
 __device__ void add_step(Sum (&acc)[COLUMNS], int& column, unsigned deltas, const Four& four, const Line* b) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -35,36 +50,35 @@ __device__ void add_step(Sum (&acc)[COLUMNS], int& column, unsigned deltas, cons
 
 extern "C" __global__ void __launch_bounds__(kThreads)
 product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, const Count* slices, const int* rows,
-        const int* begins, const typename In::type* b, Count k, int n, Count b_row, Count b_column,
+        const int* begins, const typename In::type* __restrict__ b, Count k, int n, Count b_row, Count b_column,
         typename Out::type* out, Count out_row, Count out_column) {
     extern __shared__ __align__(16) unsigned char shared[];
     auto* lines = reinterpret_cast<Line*>(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (Count i = threadIdx.x; i < k; i += kThreads) {
+    const Count first = slices[blockIdx.x], steps = slices[blockIdx.x + 1] - first;
+    Count at = first + steps * warp / WARPS;
+    const Count end = first + steps * (warp + 1) / WARPS;
+    deltas += lane;
+    values += lane;
+    Batch batch;                        // under way while b is staged
+    if (at + kAhead <= end) batch.load(deltas, values, at);
+    int column = begins[(blockIdx.x * WARPS + warp) * 32 + lane];
+#pragma unroll 4
+    for (int i = threadIdx.x; i < int(k); i += kThreads) {
         Line line;
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) line.x[c] = c < n ? In::load(b[i * b_row + c * b_column]) : Sum(0);
         lines[i] = line;
     }
-    const Count first = slices[blockIdx.x], steps = slices[blockIdx.x + 1] - first;
-    Count at = first + steps * warp / WARPS;
-    const Count end = first + steps * (warp + 1) / WARPS;
-    int column = begins[(blockIdx.x * WARPS + warp) * 32 + lane];
     __syncthreads();
     Sum acc[COLUMNS] = {};
-    constexpr int kAhead = 4;
     for (; at + kAhead <= end; at += kAhead) {
-        unsigned d[kAhead];
-        Four v[kAhead];
+        const Batch now = batch;
+        if (at + 2 * kAhead <= end) batch.load(deltas, values, at + kAhead);
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            d[i] = deltas[(at + i) * 32 + lane];
-            v[i] = values[(at + i) * 32 + lane];
-        }
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) add_step(acc, column, d[i], v[i], lines);
+        for (int i = 0; i < kAhead; ++i) add_step(acc, column, now.deltas[i], now.values[i], lines);
     }
-    for (; at < end; ++at) add_step(acc, column, deltas[at * 32 + lane], values[at * 32 + lane], lines);
+    for (; at < end; ++at) add_step(acc, column, deltas[at * 32], values[at * 32], lines);
 
     __syncthreads();
     auto* sums = reinterpret_cast<Sum*>(shared);

@@ -77,6 +77,12 @@ def contenders(h: HybridArray, w, b, out) -> tuple[str, dict[str, Contender]]:
             lambda t=t: t.matmul(b, out=out, algorithm=path) for t in twins(h, path, w)
         ]
         found["ours"] = Contender(calls)
+    if path == "stream":
+        calls = [
+            lambda t=t: t.matmul(b, out=out, algorithm=path, balance=False)
+            for t in twins(h, path, w)
+        ]
+        found["unbalanced"] = Contender(calls)
     return path, found
 
 
@@ -92,17 +98,29 @@ def measure(family: str, shape, zeros: float, columns) -> list[dict]:
         if not error < 2e-3:
             raise SystemExit(f"{family} {shape} {zeros} n={n} {path}: error {error}")
         race(found, rounds=5, budget_ms=4)
-        ours = found.pop("ours")
+        ours, unbalanced = found.pop("ours"), found.pop("unbalanced", None)
+        extra = {"unbalanced_us": round(unbalanced.us, 3)} if unbalanced else {}
         rows.append(
             case(
                 f"{family}-{shape[0]}x{shape[1]}x{n}-{zeros}", ours=ours, kernel=path,
                 rivals=found, family=family, zeros=zeros, m=shape[0], k=shape[1], n=n,
-                dtype="float16", error=error, bytes=h.nbytes,
+                dtype="float16", error=error, bytes=h.nbytes, **extra,
             )
         )  # fmt: skip
         gain = min(rows[-1]["rivals"].values()) / ours.us
         print(f"{rows[-1]['name']:34} {path:9} {ours.us:8.1f} us  {gain:5.2f}x", flush=True)
     return rows
+
+
+def break_even(rows: list[dict]) -> dict[tuple[str, int], float]:
+    """By family and columns, the lowest share of zeros from which on ours beats cuBLAS."""
+    lowest: dict[tuple[str, int], float] = {}
+    for row in sorted(rows, key=lambda row: -row["zeros"]):
+        key = row["family"], row["n"]
+        wins = row["rivals"]["cublas"] > row["ours_us"]
+        if wins and lowest.get(key, 1.0) > row["zeros"] and row["ours_kernel"] != "cublas":
+            lowest[key] = row["zeros"]
+    return lowest
 
 
 def plan(quick: bool):
@@ -135,6 +153,8 @@ def main() -> None:
     for family, shape, zeros, columns in plan(options.quick):
         rows += measure(family, shape, zeros, columns)
         write_suite("hybrid", rows, stems=STEMS, out=options.out)
+    for (family, n), zeros in sorted(break_even(rows).items()):
+        print(f"break-even {family} n={n}: {zeros:.0%} zeros")
 
 
 if __name__ == "__main__":
