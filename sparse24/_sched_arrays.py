@@ -44,8 +44,13 @@ def ranked(scores: Array) -> Array:
     xp = namespace(scores)
     top = float(xp.finfo(scores.dtype).max)
     nan = xp.isnan(scores)
-    finite = xp.clip(xp.where(nan, xp.zeros_like(scores), scores), -top, top)
-    return xp.where(nan, xp.full_like(scores, math.inf), finite)
+    return xp.where(nan, xp.full_like(scores, math.inf), bounded(scores, top))
+
+
+def bounded(x: Array, limit: float) -> Array:
+    """`x` within ``[-limit, limit]``; array-api-compat's ``clip`` would wait for the device."""
+    xp = namespace(x)
+    return xp.maximum(xp.minimum(x, xp.full_like(x, limit)), xp.full_like(x, -limit))
 
 
 def summable(scores: Array) -> Array:
@@ -54,7 +59,7 @@ def summable(scores: Array) -> Array:
     xp = namespace(scores)
     limit = float(xp.finfo(scores.dtype).max) / HEADROOM
     nan = xp.isinf(scores)
-    return xp.where(nan, xp.full_like(scores, 2 * limit), xp.clip(scores, -limit, limit))
+    return xp.where(nan, xp.full_like(scores, 2 * limit), bounded(scores, limit))
 
 
 def floor_count(share: float, total: int) -> int:

@@ -18,6 +18,7 @@ from sparse24._errors import PatternError
 from sparse24._prune import mask as choose_mask
 from sparse24._sched_arrays import (
     as_matrix,
+    bounded,
     check_tiles,
     floor_count,
     join_groups,
@@ -160,7 +161,7 @@ class NM(Pattern):
         keep = min(active, self.kept(units.shape, 0.5))
         grown = floor_count(turnover.share, keep)
         survivors = _survivors(units, keep, grown, turnover.active)
-        growth = xp.clip(turnover.growth, max=float(xp.finfo(units.dtype).max))
+        growth = bounded(turnover.growth, float(xp.finfo(units.dtype).max))
         return xp.where(survivors, xp.full_like(units, math.inf), growth)
 
     def of_magnitudes(self, weight):

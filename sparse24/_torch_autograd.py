@@ -39,26 +39,37 @@ class WeightLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = ops.product(parts, m, k, dy, None, "x@A")
         if ctx.needs_input_grad[1]:
-            dw = _weight_gradient(dy, x, weight, mask, ctx.rule, clock)
+            dw = _weight_gradient(dy, x, ctx.rule, clock)
+            dw = _through_the_mask(dw, weight, mask, parts, ctx.rule)
         if ctx.has_bias and ctx.needs_input_grad[2]:
             db = dy.sum(0)
         return dx, dw, db, None, None, None
 
 
-def _weight_gradient(dy, x, weight, mask, rule: Rule, clock) -> Tensor:
-    if rule.gradient == "24sparse":
-        clock = torch.zeros((), dtype=torch.int64) if clock is None else clock
-        sampled = ops.sample(dy.t(), rule.seed, clock)
-        parts = ops.pack(sampled, None, False)
-        dw = ops.product(parts, dy.shape[1], dy.shape[0], x, None, "A@b")
-    else:
-        dw = dy.t() @ x
-    if rule.gradient == "ste" and rule.decay == 0.0:
+def _weight_gradient(dy, x, rule: Rule, clock) -> Tensor:
+    """``dy.T @ x``, dense or with dy sampled to 2:4 along the tokens."""
+    if rule.gradient != "24sparse":
+        return dy.t() @ x
+    clock = torch.zeros((), dtype=torch.int64) if clock is None else clock
+    sampled = ops.sample(dy.t(), rule.seed, clock)
+    parts = ops.pack(sampled, None, False)
+    return ops.product(parts, dy.shape[1], dy.shape[0], x, None, "A@b")
+
+
+def _through_the_mask(dw, weight, mask, parts, rule: Rule) -> Tensor:
+    """What of the gradient the dense weight receives."""
+    straight = rule.gradient == "ste"
+    if straight and rule.decay == 0.0:
         return dw
-    kept = ops.keep(weight, rule.transposable) if mask is None else mask
-    if rule.gradient != "ste":
-        dw = dw * kept
-    return dw if rule.decay == 0.0 else dw + rule.decay * (weight * ~kept)
+    if mask is not None:
+        dw = dw if straight else dw * mask
+        return dw if rule.decay == 0.0 else dw + rule.decay * (weight * ~mask)
+    m, k = weight.shape
+    if not straight:
+        dw = ops.masked_gradient(parts, m, k, dw, None, 0.0)
+    if rule.decay:
+        dw = ops.masked_gradient(parts, m, k, dw, weight, rule.decay)
+    return dw
 
 
 class ActivationLinear(torch.autograd.Function):

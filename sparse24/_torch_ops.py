@@ -144,3 +144,32 @@ def sample(x: Tensor, seed: int, clock: Tensor) -> Tensor:
 @sample.register_fake
 def _(x, seed, clock):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("sparse24::masked_gradient", mutates_args=())
+def masked_gradient(
+    parts: list[Tensor], m: int, k: int, gradient: Tensor, weight: Tensor | None, decay: float
+) -> Tensor:
+    """`gradient` where the packed matrix stores elements, elsewhere 0 or, with a `weight`,
+    ``gradient + decay * weight``.
+    """
+    with _foreign.stream_of(gradient):
+        record = _record(parts[0], parts[1], m, k)
+        dense, decaying = (
+            None if t is None else _foreign.from_torch(t) for t in (gradient, weight)
+        )
+        if _arrays.is_cupy(dense):
+            from sparse24.kernels import like
+
+            result = like.masked_gradient(record, dense, weight=decaying, decay=decay)
+        else:
+            from sparse24.kernels import reference
+
+            codes = _storage.canonical(record)
+            result = reference.masked_gradient(codes, dense, decaying, decay)
+        return _foreign.to_torch(result)
+
+
+@masked_gradient.register_fake
+def _(parts, m, k, gradient, weight, decay):
+    return torch.empty_like(gradient, memory_format=torch.contiguous_format)
