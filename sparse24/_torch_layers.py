@@ -93,13 +93,14 @@ class _Masked(torch.autograd.Function):
         return (dw if decay == 0.0 else dw + decay * (weight * ~mask)), None, None
 
 
-def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+def _autocast(x: Tensor, weight: Tensor, bias: Tensor | None):
     """What torch's own linear does under ``torch.autocast``."""
-    kind = tensors[0].device.type
+    kind = x.device.type
     if not torch.is_autocast_enabled(kind):
-        return list(tensors)
+        return x, weight, bias
     dtype = torch.get_autocast_dtype(kind)
-    return [t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors]
+    cast = lambda t: t if t is None or t.dtype == torch.float64 else t.to(dtype)  # noqa: E731
+    return cast(x), cast(weight), cast(bias)
 
 
 class SparseLinear(torch.nn.Linear):
@@ -123,6 +124,8 @@ class SparseLinear(torch.nn.Linear):
     -----
     Without gradients the packed weight is kept from call to call until the weight changes.
     """
+
+    mask: Tensor | None
 
     def __init__(
         self,

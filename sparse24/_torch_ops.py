@@ -49,11 +49,10 @@ def _(x, mask, transposable):
 
 def _like_parts(x: Tensor, m: int, k: int) -> list[Tensor]:
     columns = _spec.values_per_row(k)
+    codes: tuple[int, ...] = (m, _spec.metadata_bytes_per_row(k))
     if x.device.type == "cuda":
         columns = _arrays.row_pitch(columns, x.element_size())
         codes = _spec.packed_shape(m, k)
-    else:
-        codes = (m, _spec.metadata_bytes_per_row(k))
     return [x.new_empty((m, columns)), x.new_empty(codes, dtype=torch.uint8)]
 
 

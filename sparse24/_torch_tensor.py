@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -103,7 +106,7 @@ def _clone(a: Sparse24Tensor, **_) -> Sparse24Tensor:
     return Sparse24Tensor([part.clone() for part in a.parts], a.shape, turned=a.turned)
 
 
-_RULES = {
+_RULES: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: _detach,
     _aten.alias.default: _detach,
     _aten.t.default: _turn,
