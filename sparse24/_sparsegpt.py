@@ -84,8 +84,13 @@ def _inverse_factor(xp, hessian, size: int, damping: float):
     """Upper U with U.T @ U = inv(H), H damped and padded with an identity to `size`."""
     h = xp.eye(size)
     h[: len(hessian), : len(hessian)] = damped(hessian, damping)[0]
-    turned = xp.linalg.cholesky(h[::-1, ::-1])
-    return xp.linalg.inv(turned[::-1, ::-1])
+    upper = xp.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]  # upper @ upper.T = h
+    if xp is not np or not size:
+        return xp.linalg.inv(upper)
+    from scipy.linalg import lapack
+
+    inverse, _ = lapack.dtrtri(upper)  # info is 0: Cholesky left a positive diagonal
+    return inverse
 
 
 def _prices(xp, w, inverse, n: int, m: int):
