@@ -141,7 +141,7 @@ H200_LINES = {
 COLUMN_CLASSES = {"stream": (8, 16, 32, 64), "rows": (1, 2, 4), "cublas": (64,)}
 
 
-def line_of(lines: dict[str, Line], path: str, n: int) -> Line | None:
-    """The line of the smallest class that holds `n` columns."""
-    fitting = [size for size in COLUMN_CLASSES[path] if size >= n]
-    return lines[f"{path}/{fitting[0]}"] if fitting else None
+def line_of(lines: dict[str, Line], path: str, n: int) -> Line:
+    """The line of the smallest class that holds `n` columns, or of the largest there is."""
+    sizes = COLUMN_CLASSES[path]
+    return lines[f"{path}/{next((size for size in sizes if size >= n), sizes[-1])}"]

@@ -20,11 +20,12 @@ import numpy as np
 from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit, _product
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._hybrid_cost import line_of
-from sparse24._records import PLAIN, Compressed24, Operand24, Problem
+from sparse24._records import PLAIN, Operand24, Problem
 
 MANY = 256  # columns from which a 2:4 product is worth its overflow
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
 SPARSE_RATE = 1.35  # 2:4 over dense tensor cores at many columns
+INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 OVERFLOW_SECONDS = 6e-14  # of one left-out element and one column
 
 
@@ -118,7 +119,7 @@ class _TwoFour:
 
     @property
     def nbytes(self) -> int:
-        record: Compressed24 = self.main.rows
+        record = self.main.stored
         arrays = (record.values, record.metadata, record.packed)
         return sum(x.nbytes for x in arrays if x is not None) + self.overflow.nbytes
 
@@ -128,7 +129,7 @@ class _Compact:
 
     def __init__(self, h):
         self.live = live_columns(h).places
-        self.dense = h.toarray()[:, self.live]
+        self.dense = _bits(h)[:, self.live].view(h.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -196,13 +197,16 @@ def _multiply_cublas(h, b, out) -> None:
 
 def _multiply_compact(h, b, out) -> None:
     parts = layout(h, "compact")
-    _dense_product(h.tiles.dtype, parts.dense, b.take(parts.live, axis=0), out)
+    storage = h.tiles.dtype.storage
+    gathered = b.view(storage).take(parts.live, axis=0).view(b.dtype)
+    _dense_product(h.tiles.dtype, parts.dense, gathered, out)
 
 
 def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
     from sparse24.kernels import dense
 
-    problem = Problem(*out.shape, a.shape[1], 1, dtype.name, dtype.name, dtype.result)
+    (m, k), n = a.shape, b.shape[1]
+    problem = Problem(m, n, k, 1, dtype.name, dtype.name, dtype.result)
     dense.prepare(problem, dense.Config(), PLAIN)(a, b, out, PLAIN)
 
 
@@ -251,6 +255,9 @@ def _compact_time(h, n: int, lines) -> dict[str, float]:
 
 
 def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:
+    """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
+    if dtype.name == "int8":
+        return 1e-5 + size * n / INT8_DENSE_RATE
     rates = _hybrid_cost.rates_for(dtype, True)
     few = lines["cublas/64"].seconds(size, size * dtype.itemsize)
     return max(few, 3e-6 + size * n / rates.dense)

@@ -23,7 +23,7 @@ struct alignas(4 * sizeof(typename In::type)) Four { typename In::type x[4]; };
 struct alignas(COLUMNS * sizeof(Sum) > 16 ? 16 : COLUMNS * sizeof(Sum)) Line { Sum x[COLUMNS]; };
 
 // kAhead steps of a lane, on their way from memory.
-constexpr int kAhead = sizeof(typename In::type) == 8 ? 2 : 4;
+constexpr int kAhead = sizeof(typename In::type) * (COLUMNS + 1) >= 16 ? 2 : 4;
 struct Batch {
     unsigned deltas[kAhead];
     Four values[kAhead];
