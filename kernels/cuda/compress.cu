@@ -21,6 +21,7 @@
 //
 // Meaning: reference.compress.  Launcher: kernels/compress.py.  Method: docs, packing kernels.
 #include "codes.cuh"
+#include "score_key.cuh"
 #include "tile.cuh"
 
 enum Rule { kMagnitude, kScores, kMask, kCheck };
@@ -81,16 +82,6 @@ Word choose(Word (&x)[4], Word (&keep)[4]) {
         for (int i = 0; i < 4; i++) keep[i] = nonzero_element(x[i]);
         return drop_excess(keep) & TOP;
     }
-}
-
-// A score as an integer of the same order: -0.0 equals 0.0, and NaN ranks above infinity.
-long long score_key(double x) {
-    const long long bits = __double_as_longlong(x + 0.0);
-    return x == x ? bits ^ (bits >> 63 & 0x7fffffffffffffffll) : 0x7fffffffffffffffll;
-}
-int score_key(float x) {
-    const int bits = __float_as_int(x + 0.0f);
-    return x == x ? bits ^ (bits >> 31 & 0x7fffffff) : 0x7fffffff;
 }
 
 // Four bytes whose top bits flag what `chosen` keeps of the group at `at`.

@@ -17,6 +17,7 @@ constexpr Kind kind = Kind::ELEMENT;
 constexpr int ITEM = bytes_of(kind);
 constexpr int OUT_ITEM = MASK ? 1 : ITEM;
 using P = Piece<ITEM>;
+using L = Line<ITEM>;
 using T = Tile<ITEM>;
 using Word = Lanes<ITEM>::word;
 
@@ -43,36 +44,37 @@ extern "C" __global__ void __launch_bounds__(128) decompress_rows(
     char* out, long long o_batch, long long o_row, long long o_column, long long m_, long long k_) {
     __shared__ Places<ITEM> places;
     const int m = (int)m_, k = (int)k_, stored = (k + 3) / 4 * 2;
-    const Place<ITEM> place(m, k);
-    constexpr int pieces = Place<ITEM>::pieces, ahead = ITEM <= 2 ? pieces : 1;
+    const L line(m, k);
+    const int start = line.column / 2;
+    constexpr int ahead = L::count < 4 ? L::count : 4;  // accesses whose loads are in flight together
     places.fill();
     __syncthreads();
 
 #pragma unroll 1
-    for (int done = 0; done < pieces; done += ahead) {
-        unsigned in[ahead][P::rows][P::words / 2], code_words[ahead];
-#pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            code_words[i] = piece_codes<ITEM>(codes, place, done + i, m, k);
-            for (int r = 0; r < P::rows; r++) {
-                const int row = place.row + 4 * (done + i) + 8 * r, start = place.column / 2;
-                load_elements<ITEM, 16>(values + place.batch * v_batch + row * v_row + start * ITEM, ITEM,
-                                        row < m ? stored - start : 0, in[i][r]);
-            }
-        }
+    for (int done = 0; done < L::count; done += ahead) {
+        unsigned in[ahead][L::rows][L::words / 2], codes_of[ahead][L::rows];
 #pragma unroll
         for (int i = 0; i < ahead; i++)
-            for (int r = 0; r < P::rows; r++) {
-                const int row = place.row + 4 * (done + i) + 8 * r;
-                unsigned dense[P::words * OUT_ITEM / ITEM];
-                for (int c = 0; c < P::groups; c++) {
+            for (int r = 0; r < L::rows; r++) {
+                const int row = line.row_of(done + i, r);
+                codes_of[i][r] = line.template codes<CODES>(codes, done + i, r, m, k);
+                load_elements<ITEM, 8>(values + line.piece.batch * v_batch + row * v_row + start * ITEM, ITEM,
+                                       row < m ? stored - start : 0, in[i][r]);
+            }
+#pragma unroll
+        for (int i = 0; i < ahead; i++)
+            for (int r = 0; r < L::rows; r++) {
+                const int row = line.row_of(done + i, r);
+                unsigned dense[L::words * OUT_ITEM / ITEM];
+                for (int c = 0; c < L::groups; c++) {
                     unsigned group[ITEM];
-                    places.expand(in[i][r], c, code_words[i] >> (16 * r + 4 * c) & 15, group);
+                    places.expand(in[i][r], c, codes_of[i][r] >> 4 * c & 15, group);
                     if constexpr (MASK) dense[c] = group_mask(group);
                     else for (int w = 0; w < ITEM; w++) dense[c * ITEM + w] = group[w];
                 }
-                store_elements<OUT_ITEM, OUT_ALIGNMENT>(out + place.batch * o_batch + row * o_row + place.column * o_column, o_column,
-                               row < m ? k - place.column : 0, dense);
+                store_elements<OUT_ITEM, OUT_ALIGNMENT>(
+                    out + line.piece.batch * o_batch + row * o_row + line.column * o_column, o_column,
+                    row < m ? k - line.column : 0, dense);
             }
     }
 }

@@ -94,3 +94,47 @@ template <int ITEM> struct Places {
         }
     }
 };
+
+// How kernels that write dense rows share them out: a thread takes 16 bytes of a row (8-byte
+// elements: 32), so that every store instruction fills whole sectors, where a piece would
+// fill halves.  A block covers the same rows and columns as that of Place.
+template <int ITEM> struct Line {
+    static constexpr int columns = ITEM == 1 ? 16 : ITEM == 2 ? 8 : 4, groups = columns / 4;
+    static constexpr int across = Place<ITEM>::columns / columns;  // threads on a row
+    static constexpr int rows = ITEM == 1 ? 1 : 2;                 // g, and g + 8
+    static constexpr int step = 32 / across;                       // rows of a warp's access
+    static constexpr int count = (ITEM == 1 ? 16 : 8) / step;      // of them, to its 16 rows
+    static constexpr int words = columns * ITEM / 4;
+
+    Place<ITEM> piece;  // whose row, column and word are those of access 0
+    int row, column, word, shift;
+
+    Line(int m, int k) : piece(m, k) {
+        const int lane = threadIdx.x & 31, quarter = threadIdx.x >> 5;
+        const int segment = lane % across * columns / Piece<ITEM>::columns;  // a piece's column
+        const int group = lane / across;
+        row = piece.row - (lane >> 3) + group;
+        column = piece.column - (lane & 7) * Piece<ITEM>::columns + lane % across * columns;
+        shift = column % Piece<ITEM>::columns;
+        word = quarter * 64 + 4 * group + (ITEM == 1 ? segment & 3 : (segment >> 1) + 32 * (segment & 1));
+        const int k_atoms = (k + 127) / 128, m_atom = row / 64;
+        piece.inside = column / 128 < k_atoms;
+        piece.atom = ((int)piece.batch * k_atoms + column / 128) * piece.m_atoms + m_atom;
+    }
+    int row_of(int access, int r) const { return row + step * access + 8 * r; }
+
+    // The codes of row_of(access, r), the first group lowest.
+    template <int PACKED_ORDER> unsigned codes(const void* in, int access, int r, int m, int k) const {
+        if (PACKED_ORDER) {
+            if (!piece.inside) return 0x4444u;
+            const unsigned all = __ldg((const unsigned*)in + piece.atom * 256ll + word + 4 * step * access);
+            return all >> (16 * r + shift);
+        }
+        const long long bytes = (k + 7) / 8;
+        if (row_of(access, r) >= m || column >= k) return 0x4444u;
+        const unsigned char* at = (const unsigned char*)in + (piece.batch * m + row_of(access, r)) * bytes;
+        unsigned all = __ldg(at + column / 8);
+        if (ITEM == 1 && column / 8 + 1 < bytes) all |= (unsigned)__ldg(at + column / 8 + 1) << 8;
+        return all >> column % 8;
+    }
+};

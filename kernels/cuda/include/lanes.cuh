@@ -14,6 +14,10 @@ constexpr int bytes_of(Kind kind) {
          : kind == Kind::float16 || kind == Kind::bfloat16 ? 2 : 1;
 }
 
+template <bool yes, class A, class B> struct Conditional { using type = A; };
+template <class A, class B> struct Conditional<false, A, B> { using type = B; };
+template <bool yes, class A, class B> using conditional = typename Conditional<yes, A, B>::type;
+
 template <int BYTES> struct Lanes {
     using word = unsigned;
     static constexpr int count = 4 / BYTES;

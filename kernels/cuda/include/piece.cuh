@@ -64,8 +64,11 @@ template <int ITEM, int ALIGN, int COUNT>
 void store_elements(char* at, long long stride, int valid, const unsigned (&words)[COUNT]) {
     constexpr int elements = COUNT * 4 / ITEM;
     if (ALIGN == 16 && valid >= elements) {
-        for (int i = 0; i < COUNT / 4; i++)
-            ((uint4*)at)[i] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+        if constexpr (COUNT % 4 == 0)
+            for (int i = 0; i < COUNT / 4; i++)
+                ((uint4*)at)[i] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+        else
+            for (int i = 0; i < COUNT; i++) ((unsigned*)at)[i] = words[i];
         return;
     }
     for (int e = 0; e < elements; e++) {

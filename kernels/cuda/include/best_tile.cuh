@@ -1,0 +1,141 @@
+// best_tile: the best of the 90 masks of a 4x4 tile that keep two in every row and column.
+//
+// A mask is four pairs, one a row.  Rows 0 and 1 together use every column 0, 1 or 2 times, and
+// rows 2 and 3 must use it 2, 1 or 0 times.  So the 36 choices of the upper rows fall into 19
+// classes of equal use, and only the best of each can be part of the best mask: 36 + 36 sums of
+// two rows and 36 totals replace 90 sums of four.  Rounding is monotonic, so this also finds the
+// largest *rounded* total, which defines the mask: reference.transposable_mask.
+//
+// Sums of magnitudes are not negative, hence their bits compare as integers.
+#pragma once
+#include "lanes.cuh"
+
+// The pairs of a row in the order of their masks 0011, 0101, 0110, 1001, 1010, 1100.
+constexpr int kPairMask[6] = {3, 5, 6, 9, 10, 12};
+constexpr int kPairFirst[6] = {0, 0, 1, 0, 1, 2}, kPairSecond[6] = {1, 2, 2, 3, 3, 3};
+constexpr int kScratch = 36;  // words a thread: 16-byte accesses of neighbours meet in no bank
+
+// Use of the four columns by two pairs, two bits each.
+constexpr int column_use(int p, int q) {
+    int use = 0;
+    for (int c = 0; c < 4; c++) use |= ((kPairMask[p] >> c & 1) + (kPairMask[q] >> c & 1)) << 2 * c;
+    return use;
+}
+// The class of a pair of pairs: the smallest 6 q + p of equal use; -1 where use is not `wanted`.
+constexpr int class_of_use(int wanted) {
+    for (int q = 0; q < 6; q++)
+        for (int p = 0; p < 6; p++)
+            if (column_use(p, q) == wanted) return 6 * q + p;
+    return -1;
+}
+constexpr int class_of(int p, int q) { return class_of_use(column_use(p, q)); }
+constexpr int partner_class(int p, int q) { return class_of_use(0xaa - column_use(p, q)); }
+
+struct ClassTable {
+    signed char own[36] = {}, partner[36] = {};
+    constexpr ClassTable() {
+        for (int i = 0; i < 36; i++) own[i] = class_of(i % 6, i / 6), partner[i] = partner_class(i % 6, i / 6);
+    }
+};
+constexpr ClassTable kClasses;
+
+// IEEE addition whatever the compiler's flags say about subnormal numbers.
+inline float add(float a, float b) {
+    float out;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+    return out;
+}
+inline int bits(float x) { return __float_as_int(x); }
+
+// What the lower rows' choice, 6 p3 + p2, says about the upper rows.
+struct UpperRows {
+    unsigned char mask, small, large, p0, p1, many, unused[2];
+
+    // small, large: the first and the last mask of rows 0 and 1 that fits; p0, p1: the pairs
+    // of `small`; many: six fit, not one or two.
+    void find(int lower) {
+        const int p2 = lower % 6, p3 = lower / 6, wanted = 0xaa - column_use(p2, p3);
+        int found = 0, first = 0, last = 0;
+#pragma unroll 1
+        for (int i = 0; i < 36; i++) {
+            if (column_use(i % 6, i / 6) != wanted) continue;
+            last = i;
+            if (found++ == 0) first = i;
+        }
+        small = (unsigned char)(kPairMask[first % 6] | kPairMask[first / 6] << 4);
+        large = (unsigned char)(kPairMask[last % 6] | kPairMask[last / 6] << 4);
+        p0 = (unsigned char)(first % 6), p1 = (unsigned char)(first / 6);
+        mask = (unsigned char)(kPairMask[p2] | kPairMask[p3] << 4);
+        many = found > 2;
+    }
+};
+
+// The mask, bit 4 row + column, for magnitudes without NaN.  `scratch` is this thread's own.
+inline unsigned best_tile(const float (&x)[4][4], float* scratch, const UpperRows* upper) {
+    float pair[4][6];
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+#pragma unroll
+        for (int p = 0; p < 6; p++) pair[r][p] = add(x[r][kPairFirst[p]], x[r][kPairSecond[p]]);
+
+    float top[36];  // of a class: the largest sum of rows 0 and 1
+#pragma unroll
+    for (int i = 0; i < 36; i++) {
+        const float sum = add(pair[0][i % 6], pair[1][i / 6]);
+        const int home = kClasses.own[i];
+        top[home] = home == i ? sum : __int_as_float(max(bits(top[home]), bits(sum)));
+    }
+    int best[6], most = 0;  // of all masks with pair p3 in row 3; of all
+    float4* quads = reinterpret_cast<float4*>(scratch);
+#pragma unroll
+    for (int third = 0; third < 3; third++) {  // twelve totals at a time: three 16-byte stores
+        float total[12];
+#pragma unroll
+        for (int i = 0; i < 12; i++) {
+            const int p3 = 2 * third + i / 6, p2 = i % 6;
+            total[i] = add(top[kClasses.partner[6 * p3 + p2]], add(pair[2][p2], pair[3][p3]));
+            best[p3] = p2 ? max(best[p3], bits(total[i])) : bits(total[i]);
+        }
+        most = max(most, max(best[2 * third], best[2 * third + 1]));
+#pragma unroll
+        for (int i = 0; i < 12; i += 4)
+            quads[3 * third + i / 4] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
+    }
+    // The smallest mask of the largest total: row 3 first, then 2, then 1 and 0.
+    int p3 = 5, p2 = 5, upper_six = 0;
+    float row3 = pair[3][5], row2 = pair[2][5];
+#pragma unroll
+    for (int p = 4; p >= 0; p--)
+        if (best[p] == most) p3 = p, row3 = pair[3][p];
+#pragma unroll
+    for (int p = 4; p >= 0; p--)
+        if (bits(scratch[6 * p3 + p]) == most) p2 = p, row2 = pair[2][p];
+    const UpperRows choice = upper[6 * p3 + p2];
+    const float lower = add(row2, row3);
+#pragma unroll
+    for (int i = 0; i < 12; i += 4)
+        quads[i / 4] = make_float4(pair[i / 6][i % 6], pair[(i + 1) / 6][(i + 1) % 6],
+                                   pair[(i + 2) / 6][(i + 2) % 6], pair[(i + 3) / 6][(i + 3) % 6]);
+    const float smaller = add(scratch[choice.p0], scratch[6 + choice.p1]);
+#pragma unroll
+    for (int q = 5; q >= 0; q--)  // six fit where each column is used once: complements
+        if (bits(add(add(pair[0][5 - q], pair[1][q]), lower)) == most)
+            upper_six = kPairMask[5 - q] | kPairMask[q] << 4;
+    const int upper_few = bits(add(smaller, lower)) == most ? choice.small : choice.large;
+    return (choice.many ? upper_six : upper_few) | choice.mask << 8;
+}
+
+// A magnitude that stands for NaN: sixteen of them do not overflow.
+inline float sixteenth_of_most() { return __int_as_float(0x7d7fffff); }
+
+// best_tile where NaN may be; says whether there was one.
+inline unsigned best_tile_or_nan(float (&x)[4][4], float* scratch, const UpperRows* upper, bool& nan) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++) sum = add(sum, x[i / 4][i % 4]);
+    nan = (bits(sum) & 0x7fffffff) > 0x7f800000;
+    if (nan)
+        for (int i = 0; i < 16; i++)
+            if ((bits(x[i / 4][i % 4]) & 0x7fffffff) > 0x7f800000) x[i / 4][i % 4] = sixteenth_of_most();
+    return best_tile(x, scratch, upper);
+}

@@ -1,0 +1,11 @@
+// score_key: a score as an integer of the same order; -0.0 equals 0.0, NaN ranks above infinity.
+#pragma once
+
+inline long long score_key(double x) {
+    const long long bits = __double_as_longlong(x + 0.0);
+    return x == x ? bits ^ (bits >> 63 & 0x7fffffffffffffffll) : 0x7fffffffffffffffll;
+}
+inline int score_key(float x) {
+    const int bits = __float_as_int(x + 0.0f);
+    return x == x ? bits ^ (bits >> 31 & 0x7fffffff) : 0x7fffffff;
+}

@@ -1,0 +1,92 @@
+"""Masks that serve a matrix and its transpose, on the GPU: launcher of ``cuda/transposable.cu``.
+
+Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24 import _arrays, _spec
+from sparse24._dtypes import NAMES, DType
+from sparse24._records import Compressed24
+from sparse24.kernels import compress, loader
+
+NAME = "transposable"
+TILES = 128  # a block of tile_mask takes so many tiles, tile_pack a square of so many elements
+SHARED_BYTES = 60320  # of tile_pack
+
+
+def launch(x, row: DType) -> tuple[Compressed24, Compressed24]:
+    """Prune (..., m, k) by the best 4x4 masks and compress it and its transpose.
+
+    16-bit matrices with sides that are multiples of four and 16-byte aligned rows take one
+    pass; all others get their mask first.
+    """
+    *_, m, k = x.shape
+    dense = x.reshape(-1, m, k) if x.size else x
+    one_pass = x.size and row.itemsize == 2 and m % 4 == 0 and k % 4 == 0
+    if one_pass and compress.row_alignment(dense, 2) == 16:
+        return _pack(dense, x.shape, row)
+    keep = mask(x, row)
+    rows, _ = compress.launch(x, row, rule="mask", mask=keep)
+    turned = (y.swapaxes(-1, -2) for y in (x, keep))
+    columns, _ = compress.launch(next(turned), row, rule="mask", mask=next(turned))
+    return rows, columns
+
+
+def mask(x, row: DType, *, out=None):
+    """The mask alone: bool (..., m, k), 2:4 along both of the last two axes."""
+    if out is None:
+        out = _arrays.cupy_module().empty(x.shape, np.bool_)
+    if not x.size:
+        return out
+    m, k = x.shape[-2:]
+    dense, target = x.reshape(-1, m, k), out.reshape(-1, m, k)
+    blocks = -(-k // (4 * TILES)) * -(-m // 4) * dense.shape[0]
+    loader.function(NAME, "tile_mask", defines(row.name))(
+        (blocks,), (TILES,), (dense, *dense.strides, target, *target.strides, m, k)
+    )
+    if target.data.ptr != out.data.ptr:
+        out[...] = target.reshape(out.shape)
+    return out
+
+
+def _pack(dense, shape, row):
+    xp = _arrays.cupy_module()
+    *batch, m, k = shape
+    turned = (*batch, k, m)
+    parts = []
+    for rows, columns in ((m, k), (k, m)):
+        parts.append(_arrays.empty_rows(xp, (*batch, rows, columns // 2), dense.dtype))
+        parts.append(xp.empty((*batch, *_spec.packed_shape(rows, columns)), np.uint8))
+    values, packed, t_values, t_packed = parts
+    kernel = loader.function(
+        NAME, "tile_pack", defines(row.name, pack=True), shared_memory=SHARED_BYTES
+    )
+    kernel(
+        (dense.shape[0] * -(-m // TILES) * -(-k // TILES),),
+        (256,),
+        (dense, *dense.strides[:2], values, values.strides[-2], packed,
+         t_values, t_values.strides[-2], t_packed, m, k),
+        shared_mem=SHARED_BYTES,
+    )  # fmt: skip
+    return (
+        Compressed24(values, None, packed, tuple(shape), row),
+        Compressed24(t_values, None, t_packed, turned, row),
+    )
+
+
+def defines(name: str, *, pack: bool = False) -> loader.Defines:
+    """The macros of ``transposable.cu``."""
+    return (("ELEMENT", name), ("SHARED_BYTES", SHARED_BYTES if pack else 0))
+
+
+COMPILE_CHECKS = (
+    *((defines(name), "sm_90a", None) for name in NAMES),
+    *(
+        (defines(name, pack=True), arch, None)
+        for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
+        for name in ("float16", "bfloat16")
+    ),
+)
