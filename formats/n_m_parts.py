@@ -67,17 +67,19 @@ def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
     from sparse24 import _methods, _select
 
     xp = _arrays.namespace(x)
+    shape = (*x.shape[:-1], n * -(-x.shape[-1] // m))
+    if not x.size:
+        return xp.empty(shape, x.dtype), xp.empty(shape, np.uint8), (-1, 0)
     groups = _select.in_groups(x.view(row.storage), m)
     nonzero = magnitude_bits(groups, row) != 0
     excess = (nonzero.sum(-1) > n).ravel()
-    status = xp.stack([xp.argmax(excess), excess.sum()]) if excess.size else (-1, 0)
+    status = xp.stack([xp.argmax(excess), excess.sum()])
     if on_excess == "prune":
         scores = _methods.magnitude(x, row)
         nonzero &= _select.in_groups(_select.best_of_groups(scores, n, m), m)
     zero = (~nonzero).astype(np.uint8)
     places = xp.sort(xp.argsort(zero, axis=-1, kind="stable")[..., :n], axis=-1)
     values = xp.take_along_axis(xp.where(nonzero, groups, row.storage.type(0)), places, axis=-1)
-    shape = (*x.shape[:-1], n * groups.shape[-2])
     return values.reshape(shape).view(x.dtype), places.astype(np.uint8).reshape(shape), status
 
 
@@ -101,6 +103,8 @@ def decompress(values, indices, pattern, k: int):
         from sparse24.kernels import cpu
 
         return cpu.decompress_n_m(values, indices, n, m, k)
+    if not values.size:
+        return xp.zeros((*values.shape[:-1], k), values.dtype)
     bits = values.view(f"u{values.dtype.itemsize}")
     shape = (*values.shape[:-1], values.shape[-1] // n)
     dense = xp.zeros((*shape, m), bits.dtype)

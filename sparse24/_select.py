@@ -22,6 +22,8 @@ def best_of_groups(scores, n: int, m: int):
     pruned = kept_by_kernel(ones, row, n, m, scores)
     if pruned is not None:
         return pruned.view(bool)
+    if not scores.size:
+        return ones.astype(bool)
     order_of = in_groups(_order_keys(xp, scores), m, np.iinfo(np.int64).min)
     order = xp.argsort(~order_of, axis=-1, kind="stable")  # ~ turns the order without overflow
     keep = xp.zeros(order.shape, bool)
@@ -63,6 +65,8 @@ def best_of_tiles(scores):
         from sparse24.kernels import cpu
 
         return cpu.transposable_mask(scores.astype(np.float32, copy=False))
+    if not scores.size:
+        return xp.zeros(scores.shape, bool)
     *batch, rows, columns = scores.shape
     largest = np.finfo(np.float32).max / 16
     scores = xp.nan_to_num(scores.astype(np.float32), True, largest, np.inf, -largest)
