@@ -6,7 +6,6 @@ dozen structures.  A `Launch` converts them once; enqueueing it is one foreign c
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import functools
 from collections.abc import Sequence
@@ -57,9 +56,11 @@ class Launch:
 
     def with_last(self, argument: np.ndarray) -> Launch:
         """The same launch with another last argument."""
-        other = copy.copy(self)
+        other = object.__new__(Launch)
+        other._kernel, other._sizes, other._launch = self._kernel, self._sizes, self._launch
         other.arguments = (*self.arguments[:-1], argument)
-        other._addresses = type(self._addresses)(*self._addresses[:-1], argument.ctypes.data)
+        other._addresses = type(self._addresses).from_buffer_copy(self._addresses)
+        other._addresses[-1] = argument.ctypes.data
         return other
 
     def __call__(self, stream: int) -> None:

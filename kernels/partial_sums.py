@@ -47,8 +47,8 @@ def reserve() -> None:
             _spare[device] = _allocate()
 
 
-def current() -> np.ndarray:
-    """The room of the current stream, an argument of size 1 that CuPy passes by value.
+def of_stream(address: int) -> np.ndarray:
+    """The room of the current stream, whose address is given: an argument of size 1.
 
     Raises
     ------
@@ -57,12 +57,12 @@ def current() -> np.ndarray:
     """
     import cupy
 
-    stream = cupy.cuda.get_current_stream()
     device = cupy.cuda.runtime.getDevice()
-    found = _rooms.get((device, stream.ptr))
+    found = _rooms.get((device, address))
     if found is None:
+        capturing = cupy.cuda.get_current_stream().is_capturing()
         with _lock:
-            found = _rooms[device, stream.ptr] = _assign(device, capturing=stream.is_capturing())
+            found = _rooms[device, address] = _assign(device, capturing=capturing)
     return found[0]
 
 

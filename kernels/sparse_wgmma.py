@@ -12,6 +12,7 @@ from sparse24._dtypes import numpy_dtype
 from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import loader, partial_sums, tensor_map
+from sparse24.kernels.launch import Launch, current_stream, pointer
 from sparse24.kernels.sparse_wgmma_configs import TABLE, Config, layout
 
 NAME = "sparse_wgmma"
@@ -154,52 +155,50 @@ class _Launcher:
         self.itemsize = numpy_dtype(problem.dtype).itemsize
         self.out_itemsize = numpy_dtype(problem.out_dtype).itemsize
         self.shared_memory = layout(config, self.itemsize, self.out_itemsize).shared_memory
-        self.block = ((config.consumers + 1) * 128,)
+        self.block = (config.consumers + 1) * 128
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
         tiling = _tiling(problem, config, sms)
         self.tiling = loader.by_value(tiling)
         blocks = sms if tiling["split_tiles"][0] else min(_tiles(problem, config), sms)
-        self.grid = (blocks // config.cluster * config.cluster,)
-        self.launches: dict[tuple, tuple] = {}
-        self.params_of: tuple[Epilogue, Any] = (epilogue, _epilogue.params(epilogue))
+        self.grid = blocks // config.cluster * config.cluster
+        self.plain = epilogue.is_plain
+        self.launches: dict[tuple, Launch] = {}
         if config.split:
             partial_sums.reserve()
         self._kernel(bulk=True)
 
     def __call__(self, a: Compressed24, b, out, epilogue: Epilogue) -> None:
+        stream = current_stream()
         key = (
             a.values.data.ptr, a.packed.data.ptr, b.data.ptr, out.data.ptr,
-            a.values.strides, b.strides, out.strides,
+            a.values.strides, b.strides, out.strides, stream if self.config.split else 0,
         )  # fmt: skip
-        found = self.launches.get(key)
-        if found is None:
-            found = self._remember(key, a, b, out)
-        kernel, arguments = found
-        known, params = self.params_of
-        if epilogue is not known:
-            params = _epilogue.params(epilogue)
-            self.params_of = (epilogue, params)
-        workspace = partial_sums.current() if self.config.split else partial_sums.NONE
-        arguments = (*arguments, workspace, params)
-        kernel(self.grid, self.block, arguments, shared_mem=self.shared_memory)
+        launch = self.launches.get(key)
+        if launch is None:
+            launch = self._remember(key, a, b, out, stream)
+        if not self.plain:
+            launch = launch.with_last(_epilogue.params(epilogue))
+        launch(stream)
 
     def _kernel(self, *, bulk: bool):
         macros = defines(self.problem, self.config, self.epilogue, bulk=bulk)
         return loader.function(NAME, NAME, macros, shared_memory=self.shared_memory)
 
-    def _remember(self, key, a, b, out) -> tuple:
+    def _remember(self, key, a, b, out, stream: int) -> Launch:
+        """Lay out the arguments.  They hold addresses: a cached launch keeps no operand alive."""
         bulk = self._out_addressable(out)
         arguments: tuple[Any, ...] = (
             self._values_map(a), self._b_map(b), self._out_map(out) if bulk else tensor_map.empty(),
-            a.packed, _out_view(out), self._shape(a, b), self.tiling,
+            pointer(a.packed), _out_view(out), self._shape(a, b), self.tiling,
+            partial_sums.of_stream(stream) if self.config.split else partial_sums.NONE,
+            _epilogue.NO_PARAMS,
         )  # fmt: skip
+        kernel = self._kernel(bulk=bulk)
+        launch = Launch(kernel, self.grid, self.block, self.shared_memory, arguments)
         while len(self.launches) >= CACHED_LAUNCHES:
             self.launches.pop(next(iter(self.launches)), None)
-        # The pointer, not the array: a cached launch must not keep memory alive.
-        arguments = tuple(np.uint64(x.data.ptr) if x is a.packed else x for x in arguments)
-        found = (self._kernel(bulk=bulk), arguments)
-        self.launches[key] = found
-        return found
+        self.launches[key] = launch
+        return launch
 
     def _shape(self, a: Compressed24, b) -> np.ndarray:
         p = self.problem

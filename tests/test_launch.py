@@ -1,0 +1,52 @@
+"""Launches through the driver: the arguments arrive as they were laid out."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sparse24._errors import DeviceError
+from sparse24.kernels import launch
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Record what the driver is given, each argument read from its address."""
+    seen = []
+
+    def driver(function, *rest):
+        sizes, (stream, addresses, extra) = rest[:7], rest[7:]
+        values = [ctypes.c_uint64.from_address(address).value for address in addresses]
+        seen.append((function, sizes, stream, values, extra))
+        return 0 if function == 77 else 400
+
+    monkeypatch.setattr(launch, "_driver_launch", lambda: driver)
+    return seen
+
+
+def kernel(address):
+    return SimpleNamespace(kernel=SimpleNamespace(ptr=address))
+
+
+def block(value):
+    return np.array([value], np.uint64)
+
+
+def test_arguments_sizes_and_stream_reach_the_driver(calls):
+    launch.Launch(kernel(77), 132, 384, 2048, [block(5), block(6)])(9)
+    assert calls == [(77, (132, 1, 1, 384, 1, 1, 2048), 9, [5, 6], None)]
+
+
+def test_the_last_argument_can_be_exchanged(calls):
+    first = launch.Launch(kernel(77), 1, 32, 0, [block(5), block(6)])
+    first.with_last(block(7))(0)
+    first(0)
+    assert [values for *_, values, _ in calls] == [[5, 7], [5, 6]]
+
+
+def test_a_refused_launch_is_an_error(calls):
+    with pytest.raises(DeviceError, match="cuLaunchKernel returned CUresult 400"):
+        launch.Launch(kernel(1), 1, 32, 0, [block(5)])(0)
