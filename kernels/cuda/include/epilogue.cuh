@@ -28,17 +28,48 @@ struct EpilogueParams {
     const void* column_bias;
 };
 
+// x * sigmoid(s).
+inline float gated(float x, float s) { return __fdividef(x, 1.f + __expf(-s)); }
+inline double gated(double x, double s) { return x / (1.0 + exp(-s)); }
+
+// x times the normal distribution function of x.  The float version takes the complementary error
+// function from a rational substitution with a relative error below 1.2e-7, without a branch.
+// Source: Press et al., Numerical Recipes, erfcc.
+inline float normal_gated(float x) {
+    const float z = fabsf(x) * 0.70710678f, t = __fdividef(1.f, 1.f + 0.5f * z);
+    float sum = 0.17087277f;
+    sum = sum * t - 0.82215223f;
+    sum = sum * t + 1.48851587f;
+    sum = sum * t - 1.13520398f;
+    sum = sum * t + 0.27886807f;
+    sum = sum * t - 0.18628806f;
+    sum = sum * t + 0.09678418f;
+    sum = sum * t + 0.37409196f;
+    sum = sum * t + 1.00002368f;
+    sum = sum * t - 1.26551223f;
+    const float half_tail = 0.5f * t * expf(sum - z * z);
+    return x * (x < 0.f ? half_tail : 1.f - half_tail);
+}
+inline double normal_gated(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
+
 template <int kind, class Real> Real activate(Real x, Real lower, Real upper) {
     if constexpr (kind == kRelu) return x > lower ? min(x, upper) : (x == x ? Real(0) : x);
     if constexpr (kind == kRelu2) return x > Real(0) ? x * x : (x == x ? Real(0) : x);
-    if constexpr (kind == kGelu) return Real(0.5) * x * (Real(1) + erf(x * Real(0.70710678118654752)));
-    if constexpr (kind == kGeluTanh) {
-        const Real inner = Real(0.79788456080286536) * (x + Real(0.044715) * x * x * x);
-        return Real(0.5) * x * (Real(1) + tanh(inner));
-    }
-    if constexpr (kind == kSilu) return x / (Real(1) + exp(-x));
+    if constexpr (kind == kGelu) return normal_gated(x);
+    // (1 + tanh(y)) / 2 is sigmoid(2 y).
+    if constexpr (kind == kGeluTanh) return gated(x, x * (Real(1.5957691216057308) + Real(0.07135481627159645) * x * x));
+    if constexpr (kind == kSilu) return gated(x, x);
     return x;
 }
+
+// The numbers of the block in the type of the arithmetic, converted once for many elements.
+template <class Real> struct EpilogueNumbers {
+    Real alpha, beta, lower, upper, out_scale;
+
+    explicit EpilogueNumbers(const EpilogueParams& p)
+        : alpha(Real(p.alpha)), beta(Real(p.beta)), lower(Real(p.lower)), upper(Real(p.upper)),
+          out_scale(Real(p.out_scale)) {}
+};
 
 // The scale and the bias of one row or one column, loaded once for many elements.
 template <class Real> struct EpilogueTerms { Real scale = 1, bias = 0; };
@@ -60,19 +91,20 @@ template <int bits, class Real> EpilogueTerms<Real> column_terms(const EpilogueP
 template <Kind out, int bits, int activation, class Acc>
 typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column,
                                     EpilogueTerms<typename Scalar<out>::real> of_row,
-                                    EpilogueTerms<typename Scalar<out>::real> of_column) {
+                                    EpilogueTerms<typename Scalar<out>::real> of_column,
+                                    const EpilogueNumbers<typename Scalar<out>::real>& numbers) {
     using Out = Scalar<out>;
     if constexpr (bits == 0) {
         return Out::store(acc);
     } else {
         using Real = typename Out::real;
         Real x = Real(acc);
-        if constexpr (bits & kAlpha) x *= Real(p.alpha);
+        if constexpr (bits & kAlpha) x *= numbers.alpha;
         if constexpr (bits & kRowScale) x *= of_row.scale;
         if constexpr (bits & kColumnScale) x *= of_column.scale;
         if constexpr (bits & kC) {
             const auto* c = static_cast<const typename Out::type*>(p.c);
-            x += Real(p.beta) * Real(Out::load(c[batch * p.c_batch + row * p.c_row + column * p.c_column]));
+            x += numbers.beta * Real(Out::load(c[batch * p.c_batch + row * p.c_row + column * p.c_column]));
         }
         if constexpr (bits & kRowBias) x += of_row.bias;
         if constexpr (bits & kColumnBias) x += of_column.bias;
@@ -80,8 +112,8 @@ typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long 
             auto* aux = static_cast<typename Out::type*>(p.aux);
             aux[batch * p.aux_batch + row * p.aux_row + column * p.aux_column] = Out::store(x);
         }
-        if constexpr (bits & kActivation) x = activate<activation>(x, Real(p.lower), Real(p.upper));
-        if constexpr (bits & kOutScale) x *= Real(p.out_scale);
+        if constexpr (bits & kActivation) x = activate<activation>(x, numbers.lower, numbers.upper);
+        if constexpr (bits & kOutScale) x *= numbers.out_scale;
         return Out::store(x);
     }
 }
@@ -91,5 +123,5 @@ template <Kind out, int bits, int activation, class Acc>
 typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column) {
     using Real = typename Scalar<out>::real;
     return epilogue<out, bits, activation>(acc, p, batch, row, column, row_terms<bits, Real>(p, row),
-                                           column_terms<bits, Real>(p, column));
+                                           column_terms<bits, Real>(p, column), EpilogueNumbers<Real>(p));
 }

@@ -32,7 +32,7 @@ class ResultStore {
   public:
     // `staging`: STAGING buffers of kStagingBytes for this warpgroup alone.
     __device__ ResultStore(const TensorMap& map, const OutView& out, const EpilogueParams& params, int m, int n, u32 staging)
-        : map_(map), out_(out), params_(params), m_(m), n_(n), staging_(staging) {}
+        : map_(map), out_(out), params_(params), numbers_(params), m_(m), n_(n), staging_(staging) {}
 
     // Store d, whose corner is (row, column) of product `batch`.  `complete(sums, first)` adds to
     // sums `first` and on what other blocks hold of them, or gives them away and returns false.
@@ -71,7 +71,7 @@ class ResultStore {
     __device__ Out::type element(Sum sum, int row, int column, int batch, EpilogueTerms<Out::real> of_row,
                                  EpilogueTerms<Out::real> of_column) const {
         if (!kPlain && (row >= m_ || column >= n_)) return Out::type();
-        return epilogue<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, params_, batch, row, column, of_row, of_column);
+        return epilogue<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, params_, batch, row, column, of_row, of_column, numbers_);
     }
 
     // The four elements of one 8-column block: rows g and g + 8, columns 2 t and 2 t + 1.
@@ -144,6 +144,7 @@ class ResultStore {
     const TensorMap& map_;
     const OutView& out_;
     const EpilogueParams& params_;
+    EpilogueNumbers<Out::real> numbers_;
     int m_, n_;
     u32 staging_;
     int turn_ = 0;
