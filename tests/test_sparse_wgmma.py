@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,14 @@ import pytest
 from sparse24 import _arrays, _dtypes
 from sparse24._errors import UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
-from sparse24.kernels import partial_sums, reference, sparse_wgmma, sparse_wgmma_configs, tensor_map
+from sparse24.kernels import (
+    partial_sums,
+    reference,
+    sparse_wgmma,
+    sparse_wgmma_configs,
+    targets,
+    tensor_map,
+)
 
 CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
 DEFAULT = sparse_wgmma_configs.TABLE[0]
@@ -94,6 +102,25 @@ def test_addressable_needs_16_bytes():
     assert not tensor_map.addressable(1032, (256, 4096))
     assert not tensor_map.addressable(1024, (250, 4096))
     assert not tensor_map.addressable(1024, (-256, 4096))
+
+
+def test_metadata_registers_survive_the_instructions_that_read_them():
+    """Two sets of registers take turns, and no instruction is waited for alone."""
+    macros, arch, instruction = sparse_wgmma.COMPILE_CHECKS[0]
+    code, _ = targets.inspect(targets.Target("sparse_wgmma", macros, arch, instruction))
+    steps = re.findall(
+        r"(LDS\.64) R(\d+)|(HGMMA\.SP)\S* [^;]*?R(\d+), 0x[01]|(WARPGROUP\.DEPBAR)", code
+    )
+    loads = [int(step[1]) for step in steps if step[0]]
+    assert len(set(loads[-2:])) == 2, "both branches of the loop load the same registers"
+    current = None
+    for load, to, multiply, metadata, _ in steps:
+        if load:
+            current = int(to)
+        elif multiply:
+            assert int(metadata) - current in (0, 1)
+    waits = sum(bool(step[4]) for step in steps)
+    assert waits < sum(bool(step[2]) for step in steps), "the compiler serialised the instructions"
 
 
 # --- on a GPU ---------------------------------------------------------------------------------
