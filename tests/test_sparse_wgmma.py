@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sparse24 import _arrays, _dtypes
 from sparse24._errors import UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
 from sparse24.kernels import (
+    launch,
     partial_sums,
     reference,
     sparse_wgmma,
@@ -121,6 +123,58 @@ def test_metadata_registers_survive_the_instructions_that_read_them():
             assert int(metadata) - current in (0, 1)
     waits = sum(bool(step[4]) for step in steps)
     assert waits < sum(bool(step[2]) for step in steps), "the compiler serialised the instructions"
+
+
+class DeviceMatrix:
+    """What the launcher reads of a CuPy array, over NumPy memory."""
+
+    def __init__(self, array):
+        self.array, self.data = array, SimpleNamespace(ptr=array.ctypes.data)
+        self.shape, self.strides, self.ndim = array.shape, array.strides, array.ndim
+        self.itemsize = array.itemsize
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Arguments of the launches that the driver would get, as bytes; no GPU needed."""
+    seen = []
+
+    def driver(function, *rest):
+        seen.append((rest[0], rest[3], [int(address) for address in rest[8]]))
+        return 0
+
+    def function(stem, name, macros, *, shared_memory):
+        assert shared_memory <= sparse_wgmma_configs.SHARED_MEMORY
+        return SimpleNamespace(kernel=SimpleNamespace(ptr=1))
+
+    device = SimpleNamespace(attributes={"MultiProcessorCount": 132})
+    cupy = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: device))
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: cupy)
+    monkeypatch.setattr(launch, "_driver_launch", lambda: driver)
+    monkeypatch.setattr(sparse_wgmma.loader, "function", function)
+    monkeypatch.setattr(sparse_wgmma, "current_stream", lambda: 0)
+    monkeypatch.setattr(tensor_map, "_encoder", lambda: lambda *arguments: 0)
+    tensor_map.tiled.cache_clear()
+    return seen
+
+
+@pytest.mark.parametrize("epilogue", [PLAIN, Epilogue(alpha=2.0)], ids=["plain", "alpha"])
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_launcher_lays_out_the_arguments(launched, epilogue, order):
+    m, n, k = 512, 1024, 256
+    record = Compressed24(
+        DeviceMatrix(np.zeros((m, k // 2), np.uint16)), None,
+        DeviceMatrix(np.zeros((2, 8, 1024), np.uint8)), (m, k), _dtypes.TABLE["bfloat16"],
+    )  # fmt: skip
+    turned = order == "column"
+    b = DeviceMatrix(np.zeros((n, k), np.uint16).T if turned else np.zeros((k, n), np.uint16))
+    out = DeviceMatrix(np.zeros((n, m), np.uint16).T if turned else np.zeros((m, n), np.uint16))
+    problem = make_problem(m, n, k, b_order=order, out_order=order, plain=epilogue.is_plain)
+    run_it = sparse_wgmma.prepare(problem, DEFAULT, epilogue)
+    run_it(record, b, out, epilogue)
+    run_it(record, b, out, epilogue)
+    assert [call[:2] for call in launched] == [(16, 384)] * 2
+    assert len(launched[0][2]) == 9
 
 
 # --- on a GPU ---------------------------------------------------------------------------------
