@@ -96,7 +96,8 @@ def decide(x, rule: Rule):
         return _second_order(weights, rule)
     scores = np.moveaxis(scores, rule.axis, -1)
     if rule.transposable:
-        kept = _select.best_of_tiles(scores)
+        any_sign = rule.scores is not None or callable(rule.method)
+        kept = _select.best_of_tiles(_select.raised_tiles(scores) if any_sign else scores)
     else:
         kept = _select.best_of_groups(scores, rule.n, rule.m)
     return _without_channels(kept, scores, rule.channels), weights

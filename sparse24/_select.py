@@ -57,31 +57,34 @@ def in_groups(x, m: int, fill=0):
 def best_of_tiles(scores):
     """Mask of the largest sum among the 90 that keep 2 of 4 in each row and column of a tile.
 
-    Tiles are 4x4 over the last two axes; ragged edges are filled up with the tile's
-    lowest score.  The sum is taken as `reference.transposable_mask` defines it.
+    Tiles are 4x4 over the last two axes of scores that are not negative; ragged edges
+    are filled up with zeros.  Sums are float32, as `reference.transposable_mask` says.
     """
-    xp, g = namespace(scores), _spec.GROUP
-    if xp is np and not (scores < 0).any():
+    scores = scores.astype(np.float32, copy=False)
+    if namespace(scores) is np:
         from sparse24.kernels import cpu
 
-        return cpu.transposable_mask(scores.astype(np.float32, copy=False))
-    if not scores.size:
-        return xp.zeros(scores.shape, bool)
+        return cpu.transposable_mask(scores)
+    from sparse24.kernels import transposable
+
+    return transposable.mask(scores, _dtypes.TABLE["float32"])
+
+
+def raised_tiles(scores):
+    """Scores that are not negative and order the masks of every tile in the same way.
+
+    Every mask keeps eight elements, so adding a number to a tile favours none.
+    """
+    xp, g = namespace(scores), _spec.GROUP
     *batch, rows, columns = scores.shape
+    if not scores.size:
+        return scores
     largest = np.finfo(np.float32).max / 16
     scores = xp.nan_to_num(scores.astype(np.float32), True, largest, np.inf, -largest)
     padded = _padded(_padded(scores, -1, g, 0), -2, g, 0)
-    shape = (*batch, padded.shape[-2] // g, g, padded.shape[-1] // g, g)
-    tiles = xp.moveaxis(padded.reshape(shape), -2, -3)
-    # Every mask keeps eight, so a shift favours none; scores of one sign need none.
-    tiles = tiles - xp.minimum(tiles.min((-1, -2), keepdims=True), 0)
-    legal = tile_masks()
-    kept = xp.asarray(np.nonzero(legal)[2].reshape(-1, g, _spec.KEPT))
-    row = xp.arange(g)[None, :]
-    pairs = tiles[..., row, kept[..., 0]] + tiles[..., row, kept[..., 1]]
-    sums = (pairs[..., 0] + pairs[..., 1]) + (pairs[..., 2] + pairs[..., 3])
-    best = xp.asarray(legal)[xp.argmax(sums, axis=-1)]
-    return xp.moveaxis(best, -2, -3).reshape(padded.shape)[..., :rows, :columns]
+    tiles = padded.reshape(*batch, padded.shape[-2] // g, g, padded.shape[-1] // g, g)
+    tiles = tiles - xp.minimum(tiles.min((-3, -1), keepdims=True), 0)
+    return tiles.reshape(padded.shape)[..., :rows, :columns]
 
 
 def tile_masks() -> np.ndarray:
