@@ -10,6 +10,7 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError
+from sparse24._obeys import is_24
 from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
 from sparse24._train_rule import Rule
 
@@ -153,6 +154,7 @@ class SparseLinear(torch.nn.Linear):
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
         self._packed: tuple[Any, list[Tensor]] | None = None
+        self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
         self.register_buffer("mask", None)
 
     @classmethod
@@ -186,8 +188,18 @@ class SparseLinear(torch.nn.Linear):
             return torch.ones_like(self.weight, dtype=torch.bool)
         return ops.keep(self.weight, self.rule.transposable)
 
-    def set_mask(self, mask: Tensor | None) -> None:
-        """Use this mask from now on; None goes back to magnitudes."""
+    def set_mask(self, mask: Tensor | None, *, way: str | None = None) -> None:
+        """Use this mask from now on; None goes back to magnitudes.
+
+        Parameters
+        ----------
+        mask : Tensor of bool, shape of the weight, or None
+            A mask that is not 2:4 (in both directions, for a transposable layer) is
+            multiplied by densely, until one comes that is.
+        way : {"weight", "masked", "dense"}, optional
+            Says which of these it is: 2:4, any mask, or all true.  Without it the mask is
+            looked at, which waits for the device.
+        """
         if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
             raise ShapeError(
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "
@@ -197,16 +209,26 @@ class SparseLinear(torch.nn.Linear):
             self.mask = None if mask is None else mask.to(self.weight.device, torch.bool).clone()
         else:
             self.mask.copy_(mask)
+        self._choose_way(way)
+
+    def _choose_way(self, way: str | None) -> None:
+        if self.mask is None or self.sparse != "weight":
+            self._way = self.sparse
+        else:
+            both = self.rule.transposable
+            self._way = way or ("weight" if _is_two_four(self.mask, both) else "masked")
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.sparse == "weight" and not torch.is_grad_enabled():
+        if self._way == "dense":
+            return torch.nn.functional.linear(x, self.weight, self.bias)
+        if self._way == "weight" and not torch.is_grad_enabled():
             return self._inference(x)
         clock = None
         if self.training and self.rule.gradient == "24sparse":
             clock = self._clock.clone()  # of this call, whenever its backward runs
             self._clock.add_(1)
         return linear(
-            x, self.weight, self.bias, mask=self.mask, sparse=self.sparse, clock=clock,
+            x, self.weight, self.bias, mask=self.mask, sparse=self._way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
             decay=self.rule.decay, seed=self.rule.seed,
         )  # fmt: skip
@@ -227,12 +249,12 @@ class SparseLinear(torch.nn.Linear):
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        saved = state_dict.get(f"{prefix}mask")
-        if saved is not None and self.mask is None:
-            self.set_mask(torch.empty_like(self.weight, dtype=torch.bool))
-        elif saved is None:
-            self.set_mask(None)
+        if f"{prefix}mask" in state_dict and self.mask is None:
+            self.mask = torch.empty_like(self.weight, dtype=torch.bool)
+        elif f"{prefix}mask" not in state_dict:
+            self.mask = None
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self._choose_way(None)
 
     def extra_repr(self) -> str:
         rule = self.rule
@@ -240,3 +262,10 @@ class SparseLinear(torch.nn.Linear):
             f"{super().extra_repr()}, sparse={self.sparse!r}, gradient={rule.gradient!r}, "
             f"transposable={rule.transposable}"
         )
+
+
+def _is_two_four(mask: Tensor, both: bool) -> bool:
+    """True if at most two of every four are kept along rows (and columns)."""
+    return bool(is_24(mask.to(torch.int8))) and (
+        not both or bool(is_24(mask.mT.to(torch.int8).contiguous()))
+    )

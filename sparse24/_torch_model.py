@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse24 import schedule as S
 from sparse24._errors import ArgumentError
-from sparse24._sched_gradients import mask_slots
 from sparse24._torch_layers import SparseLinear
 
 
@@ -86,8 +86,8 @@ def update_masks(
     Parameters
     ----------
     model : Module
-        Its `SparseLinear` layers are the scheduler's layers; use ``sparse="masked"`` for
-        patterns other than 2:4.
+        Its `SparseLinear` layers are the scheduler's layers.  They multiply sparsely while
+        their masks are 2:4, densely by other masks, and without a mask in dense phases.
     scheduler : MaskScheduler or DynamicScheduler
     optimizer : torch.optim.Optimizer, optional
         Its state for weights whose masks changed is treated by `policy`.
@@ -104,11 +104,27 @@ def update_masks(
     grads = {name: layer.weight.grad for name, layer in layers.items()}
     known = all(grad is not None for grad in grads.values())
     masks = scheduler.step(grads if known else None, weights)
+    groups = scheduler.state.groups
+    patterns = {name: recipe.pattern for recipe, names in groups for name in names}
     for event in scheduler.events:
         layer, mask = layers[event.name], masks[event.name]
         slots = None if optimizer is None else optimizer.state.get(layer.weight)
         if slots:
             old = torch.ones_like(mask) if layer.mask is None else layer.mask
-            optimizer.state[layer.weight] = mask_slots(slots, old, mask, policy=policy)
-        layer.set_mask(mask)
+            optimizer.state[layer.weight] = S.mask_slots(slots, old, mask, policy=policy)
+        layer.set_mask(mask, way=_way(layer, patterns[event.name], event.sparsity))
     return masks
+
+
+def _way(layer: SparseLinear, pattern: S.Pattern, sparsity: float) -> str:
+    """How a layer multiplies by a mask of this pattern, without looking at the mask."""
+    if sparsity == 0:
+        return "dense"
+    if isinstance(pattern, S.Transposable24):
+        return "weight"
+    if isinstance(pattern, S.NM):
+        fits = (pattern.n, pattern.m) in ((1, 2), (1, 4), (2, 4))
+    else:  # a ramp that has reached its end, 2:4 in every tile
+        levels = getattr(pattern, "levels", (0,))
+        fits = levels[0] == 2 and sparsity == 0.5
+    return "weight" if fits and not layer.rule.transposable else "masked"

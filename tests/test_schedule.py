@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sparse24 as s24
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError, PatternError, ShapeError
 from sparse24._sched_patterns import _TRANSPOSABLE
@@ -356,3 +357,13 @@ def test_apply_masks_refuses_other_shapes():
         S.apply_masks(np.zeros((2, 3)), np.ones((3, 2), bool))
     with pytest.raises(ArgumentError, match="masks must be as many as weights"):
         S.apply_masks([np.zeros(2)], [])
+
+
+def test_tile_hybrid_masks_feed_the_hybrid_format(rng):
+    weight = rng.normal(size=(128, 256)).astype(np.float32)
+    recipe = S.Recipe(S.OneShot(0.6), pattern=S.TileHybrid((64, 64)))
+    masked = S.apply_masks({"w": weight}, S.MaskScheduler(recipe).step(weights={"w": weight}))["w"]
+    stored = s24.hybrid(masked)
+    np.testing.assert_array_equal(stored.toarray(), masked)
+    x = rng.normal(size=(256, 3)).astype(np.float32)
+    np.testing.assert_allclose(stored @ x, masked @ x, rtol=1e-4, atol=1e-4)

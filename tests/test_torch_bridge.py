@@ -257,6 +257,39 @@ def test_masks_from_a_scheduler_and_the_optimizers_state(pattern):
         optimizer.step()
 
 
+@pytest.mark.parametrize("transposable", [False, True])
+def test_phases_and_ramps_choose_how_to_multiply(transposable):
+    net = st.sparsify(model(), {"*": {"transposable": transposable, "gradient": "24dense"}})
+    phases = S.dense_sparse_dense(0.5, start=1, stop=3)
+    whole = S.Transposable24() if transposable else S.Elastic((4, 8), least=2)
+    ramp = S.LinearScheduler(0.5, stop=2)
+    rules = {
+        "0": S.Recipe(phases, pattern=S.Transposable24()),
+        "2": S.Recipe(phases if transposable else ramp, pattern=whole),
+        "*": S.Recipe(ramp),
+    }
+    scheduler, x, ways = S.MaskScheduler(rules), torch.randn(16, 32), []
+    for _ in range(4):
+        net.zero_grad()
+        masks = st.update_masks(net, scheduler)
+        ways.append([layer._way for layer in st.sparse_layers(net).values()])
+        y = net(x)
+        y.square().sum().backward()
+        hidden = F.linear(x, net[0].weight * masks["0"], net[0].bias).relu()
+        hidden = F.linear(hidden, net[2].weight * masks["2"], net[2].bias)
+        want = F.linear(hidden, net[3].weight * masks["3"], net[3].bias)
+        torch.testing.assert_close(y, want, **CLOSE)
+        assert not net[2].weight.grad[~masks["2"]].any()
+    ramped = ["dense", "masked", "weight", "weight"]
+    phased = ["dense", "weight", "weight", "dense"]
+    assert [way[0] for way in ways] == phased
+    assert [way[1] for way in ways] == (phased if transposable else ramped)
+    assert [way[2] for way in ways] == ["dense", "masked", "masked", "masked"]
+    fresh = st.sparsify(model(), {"*": {}})
+    fresh.load_state_dict(net.state_dict())
+    torch.testing.assert_close(fresh(x), net(x), **CLOSE)
+
+
 def test_unstructured_masks_multiply_densely():
     net = st.sparsify(model(), {"*": {"sparse": "masked", "gradient": "24dense"}})
     scheduler = S.DynamicScheduler(0.3, S.CosineScheduler(0.6, stop=3))
