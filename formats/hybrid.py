@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -12,6 +13,8 @@ from sparse24._errors import DTypeError, ShapeError
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray
+
+FOLD_BELOW = 64  # columns under which a stack becomes one product
 
 
 class HybridArray(SparseArray):
@@ -161,8 +164,10 @@ class HybridArray(SparseArray):
         algorithm : str, default "auto"
             ``"auto"``, or the name of a path that `explain` lists.
         balance : bool, default True
-            Cut the work into units of equal cost; ``False`` gives every unit the
-            same number of tiles.  The result is the same bits on every run either way.
+            Cut the work into units of equal cost, and fold a stack of products with few
+            columns into one; ``False`` gives every unit the same number of tiles, and
+            every product of a stack its own turn.  The same inputs give the same bits
+            either way.
 
         Returns
         -------
@@ -193,9 +198,21 @@ class HybridArray(SparseArray):
                 f"out must have shape {public} and dtype {result}, got {out.shape} and {out.dtype}"
             )
         target = out[:, None] if vector else out
-        for index in np.ndindex(matrix.shape[:-2]):
-            _hybrid_dispatch.multiply(self, matrix[index], target[index], algorithm, balance)
+        if balance and matrix.ndim > 2 and matrix.shape[-1] < FOLD_BELOW:
+            self._multiply_folded(matrix, target, algorithm)
+        else:
+            for index in np.ndindex(matrix.shape[:-2]):
+                _hybrid_dispatch.multiply(self, matrix[index], target[index], algorithm, balance)
         return out
+
+    def _multiply_folded(self, stack, out, algorithm: str) -> None:
+        """A stack of products with few columns as one: the matrix is read once."""
+        xp = _arrays.namespace(stack)
+        batch, (k, n) = stack.shape[:-2], stack.shape[-2:]
+        wide = xp.moveaxis(stack, -2, 0).reshape(k, n * math.prod(batch))
+        result = xp.empty((self.shape[0], wide.shape[1]), out.dtype)
+        _hybrid_dispatch.multiply(self, wide, result, algorithm)
+        out[...] = xp.moveaxis(result.reshape(self.shape[0], *batch, n), 0, -2)
 
     def _operand(self, b):
         if not _arrays.is_cupy(b):

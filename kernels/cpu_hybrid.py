@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24.kernels._numba import njit, parallel
+from sparse24.kernels._numba import njit, parallel, slices
 
 TILE = 64
 EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
@@ -216,63 +216,57 @@ def decode(tiles, out) -> None:
     parallel(lambda band: _decode(*arguments, band, across), bands)
 
 
-@njit
-def _add_row(acc, b, row, value, lo, hi):
-    for c in range(lo, hi):
-        acc[c - lo] += value * b[row, c]
+class Rows:
+    """The non-zeros of a matrix row by row, in the accumulator's type: what products read."""
+
+    def __init__(self, dense: np.ndarray, dtype: DType):
+        held = dense.view(dtype.storage) != 0
+        self.starts = np.concatenate([[0], np.cumsum(held.sum(1))])
+        self.columns = np.nonzero(held)[1].astype(np.int32)
+        self.values = dense[held].astype(dtype.accumulator, copy=False)
+
+    @property
+    def nbytes(self) -> int:
+        return self.starts.nbytes + self.columns.nbytes + self.values.nbytes
 
 
 @njit
-def _product(
-    out, b, kinds, starts, values, slots, codes, spill_starts, spill, spill_places, band, across
-):
-    """One band of the result; `values` and `spill` are this band's, in the type of `out`."""
-    m, n = out.shape
-    first = band * across
-    columns = np.empty(TILE, np.int64)
-    places = np.empty(TILE, np.int64)
-    rows = min(TILE, m - band * TILE)
-    for lo in range(0, n, COLUMN_BLOCK):
-        hi = min(n, lo + COLUMN_BLOCK)
-        acc = np.zeros((TILE, hi - lo), out.dtype)
-        for tile in range(first, first + across):
-            if kinds[tile] == EMPTY:
-                continue
-            column0 = (tile - first) * TILE
-            start = starts[tile] - starts[first]
-            for r in range(rows):
-                word = codes[slots[tile], r] if slots[tile] >= 0 else np.uint64(0)
-                held = _tile_row(kinds[tile], start, word, r, columns, places)
-                if kinds[tile] == BITMAP:
-                    start += held
-                for e in range(held):
-                    if column0 + columns[e] < b.shape[0]:
-                        _add_row(acc[r], b, column0 + columns[e], values[places[e]], lo, hi)
-            for e in range(spill_starts[tile], spill_starts[tile + 1]):
-                place = np.int64(spill_places[e])
-                value = spill[e - spill_starts[first]]
-                _add_row(acc[place // TILE], b, column0 + place % TILE, value, lo, hi)
-        for r in range(rows):
-            out[band * TILE + r, lo:hi] = acc[r]
+def _vector(out, b, starts, columns, values, first, last):
+    for row in range(first, last):
+        total = out.dtype.type(0)
+        for e in range(starts[row], starts[row + 1]):
+            total += values[e] * b[columns[e], 0]
+        out[row, 0] = total
 
 
-def matmul(tiles, b: np.ndarray, out: np.ndarray) -> None:
-    """out = tiles @ b, with `b` (k, n) and `out` (m, n) in the accumulator's dtype.
+@njit
+def _matrix(out, b, starts, columns, values, first, last):
+    """Rows of the result, a block of columns at a time, so that the sums stay in cache."""
+    n = b.shape[1]
+    acc = np.empty(COLUMN_BLOCK, out.dtype)
+    for row in range(first, last):
+        for lo in range(0, n, COLUMN_BLOCK):
+            width = min(COLUMN_BLOCK, n - lo)
+            sums = acc[:width]
+            sums[:] = 0
+            for e in range(starts[row], starts[row + 1]):
+                value = values[e]
+                line = b[columns[e], lo : lo + width]
+                for c in range(width):
+                    sums[c] += value * line[c]
+            out[row, lo : lo + width] = sums
 
-    Each output element is summed in one fixed order, whatever the number of threads.
-    A band's elements are widened when its turn comes.
+
+def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
+    """out = rows @ b, with `b` (k, n) and `out` (m, n) in the accumulator's dtype.
+
+    Each output element is summed in the order of the columns, whatever the threads.
     """
-    bands, across = tiles.grid
+    kernel = _vector if b.shape[1] == 1 else _matrix
+    pieces = slices(out.shape[0], 16)
 
-    def multiply(band):
-        ends = band * across, (band + 1) * across
-        held = slice(*(tiles.starts[end] for end in ends))
-        spilled = slice(*(tiles.overflow_starts[end] for end in ends))
-        _product(
-            out, b, tiles.kinds, tiles.starts, tiles.values[held].astype(out.dtype, copy=False),
-            tiles.slots, tiles.codes, tiles.overflow_starts,
-            tiles.overflow_values[spilled].astype(out.dtype, copy=False), tiles.overflow_places,
-            band, across,
-        )  # fmt: skip
+    def multiply(i):
+        here = pieces[i]
+        kernel(out, b, rows.starts, rows.columns, rows.values, here.start, here.stop)
 
-    parallel(multiply, bands)
+    parallel(multiply, len(pieces))

@@ -1,7 +1,7 @@
 """Which path multiplies a hybrid matrix, for how many columns, and why.
 
 ==========  ============================================================================
-``cpu``     Numba, tile by tile
+``cpu``     Numba, the non-zeros row by row
 ``rows``    up to 4 columns: the non-zeros of 32 rows at a time, any dtype
 ``stream``  up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
 ``tiles``   any dtype and size, tile by tile on plain cores
@@ -150,7 +150,14 @@ def live_columns(h) -> _Live:
     return h.prepared("live columns", lambda: _Live(h))
 
 
+def _cpu_layout(h):
+    from sparse24.kernels import cpu_hybrid
+
+    return cpu_hybrid.Rows(h.toarray(), h.tiles.dtype)
+
+
 _LAYOUTS = {
+    "cpu": _cpu_layout,
     "stream": _stream_layout,
     "rows": _rows_layout,
     "two_four": _TwoFour,
@@ -165,7 +172,7 @@ def _multiply_cpu(h, b, out) -> None:
     wide = np.ascontiguousarray(b.astype(accumulator, copy=False))
     direct = out.dtype == accumulator
     acc = out if direct else np.empty(out.shape, accumulator)
-    cpu_hybrid.matmul(h.tiles, wide, acc)
+    cpu_hybrid.matmul(layout(h, "cpu"), wide, acc)
     if not direct:
         with np.errstate(over="ignore"):
             out[...] = acc

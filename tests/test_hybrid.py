@@ -94,6 +94,8 @@ def test_product_takes_vectors_stacks_strides_and_out(rng, xp):
     b = xp.asarray(rng.standard_normal((3, 80, 10)).astype(np.float32))
     close = lambda x, y: xp.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)  # noqa: E731
     close(h @ b, w @ b)
+    close(h.matmul(b, balance=False), w @ b)
+    close(h @ b[:, None], w @ b[:, None])
     close(h @ b[0, :, 0], w @ b[0, :, 0])
     close(h @ b[1, :, ::2], w @ b[1, :, ::2])
     close(b[2].T @ h.T, b[2].T @ w.T)
