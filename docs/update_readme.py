@@ -19,13 +19,8 @@ END = "<!-- end of figures -->"
 
 def figures() -> str:
     """The table, in Markdown."""
-    suites = recorded.suites()
-    if suites:
-        lines = ["| suite | rival | cases | speed-up, geometric mean | range | machine |"]
-        lines += ["|---|---|---|---|---|---|"]
-    else:
-        lines = ["No benchmark run has been recorded yet."]
-    for name, record in suites.items():
+    lines = []
+    for name, record in recorded.suites().items():
         where = recorded.machine(record["header"])
         title = recorded.TITLES.get(name, name)
         for rival, count, least, mean, most in recorded.summary(record):
@@ -33,6 +28,11 @@ def figures() -> str:
             lines.append(
                 f"| {title} | {rival} | {count} | {recorded.number(mean)} | {span} | {where} |"
             )
+    if lines:
+        header = "| suite | rival | cases | speed-up, geometric mean | range | machine |"
+        lines = [header, "|---|---|---|---|---|---|", *lines]
+    else:
+        lines = ["No benchmark run against a rival has been recorded yet."]
     listed = recorded.unverified_lines()
     if listed:
         lines += ["", "Not yet verified on a GPU in their present form:", "", *listed]

@@ -23,7 +23,7 @@ FLOORS = (
     ("_arrays", "_check", "_dtypes", "_raw_files", "_records", "_table"),
     ("kernels", "kernels.*"),
     ("_autotune", "_backend", "_calibration", "_dispatch", "_evidence", "_foreign",
-     "_hybrid_cost", "_hybrid_dispatch", "_methods", "_planner", "_product", "_refit", "_rule",
+     "_hybrid_*", "_methods", "_planner", "_product", "_refit", "_rule",
      "_select", "_sparsegpt", "_storage", "_tuning_cache"),
     ("formats", "formats.*"),
     ("_advise", "_calibrate", "_compress", "_hybrid", "_matmul", "_obeys", "_plan", "_prune",

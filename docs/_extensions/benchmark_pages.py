@@ -52,23 +52,43 @@ def _suite_page(name: str, record: dict[str, Any], figures: list[str]) -> str:
     lines += [f"Recorded on {recorded.machine(record['header'])}.  Times in microseconds.", ""]
     for figure in figures:
         lines += [f".. image:: {figure}", "   :width: 100%", f"   :alt: speed-up, suite {name}", ""]
-    names = recorded.rivals(record["cases"])
-    header = ["case", "dtype", "sparse24", "±", "kernel", *names, "error", ""]
-    rows = []
-    for case in record["cases"]:
-        theirs = [case.get("rivals", {}).get(rival) for rival in names]
-        error = case.get("error")
-        rows.append([
-            case["name"], case.get("dtype", ""), recorded.number(case["ours_us"]),
-            recorded.number(case.get("spread", 0)), case.get("ours_kernel", ""),
-            *(recorded.number(us) if us else "–" for us in theirs),
-            f"{error:.1e}" if isinstance(error, float) else str(error if error is not None else ""),
-            "stale" if recorded.is_stale(case) else "",
-        ])  # fmt: skip
-    lines += _list_table(header, rows)
+    lines += _records_table([_case_row(case) for case in record["cases"]])
     if any(map(recorded.is_stale, record["cases"])):
         lines += ["*Stale*: the kernel changed after this case was timed.", ""]
+    for key, rows in record.items():
+        if key != "cases" and isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            lines += _heading(key.capitalize(), "-")
+            lines += _records_table([{k: _cell(v) for k, v in row.items()} for row in rows])
     return "\n".join(lines)
+
+
+def _case_row(case: dict[str, Any]) -> dict[str, str]:
+    """The cells of a case by column, the usual ones first, then whatever else it says."""
+    known = ("name", "m", "k", "n", "ours_us", "spread", "ours_kernel", "rivals", "digests")
+    row = {"case": case["name"]}
+    if "m" in case and "n" in case and "k" in case:
+        row["m×k×n"] = f"{case['m']}×{case['k']}×{case['n']}"
+    row |= {"sparse24": _cell(case["ours_us"]), "±": _cell(case.get("spread"))}
+    row |= {rival: _cell(us) for rival, us in case.get("rivals", {}).items()}
+    row["kernel"] = case.get("ours_kernel", "")
+    row |= {key: _cell(value) for key, value in case.items() if key not in known}
+    row["state"] = "stale" if recorded.is_stale(case) else ""
+    return row
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return recorded.number(value) if abs(value) >= 1e-3 or not value else f"{value:.1e}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _records_table(rows: list[dict[str, str]]) -> list[str]:
+    """A table of rows by column; a column that is empty everywhere is left out."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    columns = [c for c in columns if any(row.get(c) for row in rows)]
+    return _list_table(columns, [[row.get(c, "") for c in columns] for row in rows])
 
 
 def _masks_page(record: dict[str, Any]) -> str:
@@ -102,6 +122,7 @@ def _masks_page(record: dict[str, Any]) -> str:
 
 def _toctree() -> str:
     pages = [f"   generated/suite_{name}" for name in recorded.suites()]
+    pages += [f"   {path.stem}" for path in sorted(GENERATED.parent.glob("*_*.rst"))]
     return "\n".join([".. toctree::", "   :maxdepth: 1", "", *pages, ""]) if pages else ""
 
 
