@@ -12,18 +12,12 @@ from sparse24._dtypes import numpy_dtype
 from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import loader, partial_sums, tensor_map
+from sparse24.kernels import sparse_wgmma_plan as plan
 from sparse24.kernels.launch import Launch, current_stream, pointer
 from sparse24.kernels.sparse_wgmma_configs import TABLE, Config, layout
 
 NAME = "sparse_wgmma"
-MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
-# Share of the tensor cores' rate at the highest clock that the best tile keeps up: the power limit
-# holds the clock near 1.4 of 1.98 GHz.  Measured, docs/benchmarks/log_gemm.rst.
-SUSTAINED = 0.51
-MOST_SHARED_B = 40e6  # bytes of b
-MOST_WAVES = 4
-LEAST_SHARE = 4  # atoms of k that a block must get when tiles are shared
-EXCHANGE = 18e-6  # seconds that sharing tiles costs, measured
+configs, predict = plan.configs, plan.predict
 CACHED_LAUNCHES = 256  # argument tuples a prepared kernel remembers
 
 OUTPUTS = {
@@ -80,41 +74,6 @@ def _family(dtype: str) -> str:
     return "float8" if dtype.startswith("float8") else dtype
 
 
-def configs(problem: Problem) -> list[Config]:
-    """Every config that suits, the one with the least predicted time first."""
-    chip = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
-    suits = [config for config in TABLE if _suits(problem, config)]
-    return sorted(suits, key=lambda config: predict(problem, config, chip))
-
-
-def _suits(problem: Problem, config: Config) -> bool:
-    if _promotes(problem) and config.block_m * config.block_n > MOST_PROMOTED * config.consumers:
-        return False
-    return not config.split or _shared_tiles(problem, config, 132) > 0
-
-
-def _promotes(problem: Problem) -> bool:
-    """True if fp8 sums are added up in float32, which doubles the accumulators."""
-    return problem.dtype.startswith("float8") and not problem.fast_accumulation
-
-
-def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
-    """Seconds: waves of tiles at the tile's measured rate, or the bytes if they take longer."""
-    p, itemsize, sms = problem, numpy_dtype(problem.dtype).itemsize, int(chip["sms"])
-    tiles = _tiles(p, config)
-    shared = _shared_tiles(p, config, sms) if config.split else 0
-    waves = tiles / sms if shared else -(-tiles // sms)
-    atoms_k = -(-p.k // _spec.ATOM_K)
-    # A warpgroup instruction of 64 x n takes n / 2 clocks for 64 bytes of k.
-    instructions = config.block_m // 64 * atoms_k * _spec.ATOM_K * itemsize // 64
-    clocks = instructions * config.block_n / 2 / (SUSTAINED * config.rate)
-    clocks += 3000 if config.block_m * config.block_n < 40_000 else 4500  # the store
-    traffic = p.m * p.k * itemsize * 0.5625 + p.k * p.n * itemsize + p.m * p.n * 2
-    exchange = EXCHANGE if shared else 0.0
-    busy = waves * clocks / chip["clock_hz"]
-    return 2e-6 + exchange + max(busy, p.batch * traffic / chip["bandwidth"])
-
-
 def prepare(
     problem: Problem, config: Config, epilogue: Epilogue
 ) -> Callable[[Compressed24, Any, Any, Epilogue], None]:
@@ -136,8 +95,8 @@ def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool)
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
         ("BLOCK_K", 128 * config.spans // itemsize), ("STAGES", stages),
         ("CONSUMERS", config.consumers), ("CLUSTER", config.cluster),
-        ("IN_FLIGHT", int(config.in_flight and not _promotes(problem))),
-        ("PROMOTE", int(_promotes(problem))), ("SPLIT", int(config.split)),
+        ("IN_FLIGHT", int(config.in_flight and not plan.promotes(problem))),
+        ("PROMOTE", int(plan.promotes(problem))), ("SPLIT", int(config.split)),
         ("B_ROW_MAJOR", int(problem.b_order == "row")),
         ("OUT_ROW_MAJOR", int(problem.out_order != "column")),
         ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
@@ -159,7 +118,7 @@ class _Launcher:
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
         tiling = _tiling(problem, config, sms)
         self.tiling = loader.by_value(tiling)
-        blocks = sms if tiling["split_tiles"][0] else min(_tiles(problem, config), sms)
+        blocks = sms if tiling["split_tiles"][0] else min(plan.tiles_of(problem, config), sms)
         self.grid = blocks // config.cluster * config.cluster
         self.plain = epilogue.is_plain
         self.launches: dict[tuple, Launch] = {}
@@ -267,46 +226,12 @@ def _out_view(out) -> np.ndarray:
     return loader.by_value(np.array([view], _OUT_VIEW))
 
 
-def _clusters_m(problem: Problem, config: Config) -> int:
-    return -(-problem.m // (config.block_m * config.cluster))
-
-
-def _tiles(problem: Problem, config: Config) -> int:
-    """Tiles of the result, those that only fill up a cluster included."""
-    tiles_n = -(-problem.n // config.block_n)
-    return _clusters_m(problem, config) * config.cluster * tiles_n * problem.batch
-
-
-def _shared_tiles(problem: Problem, config: Config, sms: int) -> int:
-    """How many tiles blocks share along k: those beyond whole waves, and one wave with them.
-
-    None where little is gained, or where b does not stay in L2: blocks that are at
-    different places of k read it apart from each other.
-    """
-    tiles, k = _tiles(problem, config), problem.k
-    shared = tiles if tiles < sms else tiles % sms + sms
-    enough = shared * -(-k // _spec.ATOM_K) >= LEAST_SHARE * sms
-    b_bytes = k * problem.n * numpy_dtype(problem.b_dtype).itemsize
-    near = b_bytes <= MOST_SHARED_B and tiles <= MOST_WAVES * sms
-    return shared if tiles % sms and enough and near else 0
-
-
 def _tiling(problem: Problem, config: Config, sms: int) -> np.ndarray:
-    shared = _shared_tiles(problem, config, sms) if config.split else 0
+    shared = plan.shared_tiles(problem, config, sms) if config.split else 0
     share, longer = divmod(shared * -(-problem.k // _spec.ATOM_K), sms)
     tiles_n = -(-problem.n // config.block_n)
-    grid = (_clusters_m(problem, config), tiles_n, problem.batch, _band(config))
+    grid = (plan.clusters_m(problem, config), tiles_n, problem.batch, plan.band(config))
     return np.array([(*grid, shared, share, longer)], _TILING)
-
-
-def _band(config: Config) -> int:
-    """Clusters along m of a band, so that 132 concurrent tiles read the fewest bytes of A and b.
-
-    A costs 1.125 bytes and b 2 for an element of 16 bits, so rows h of tiles want
-    1.125 h block_m = 2 (132 / h) block_n.
-    """
-    rows = (132 * 2 * config.block_n / (1.125 * config.block_m)) ** 0.5
-    return max(1, round(rows / config.cluster))
 
 
 def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
