@@ -258,7 +258,8 @@ def parts_of(array: Any, *, argument: str = "array") -> Parts:
         return _parts_n_m(array)
     if not isinstance(array, Sparse24Array):
         raise ArgumentError(
-            f"{argument} must be a Sparse24Array, an NMArray or dense, got {type(array).__name__}"
+            f"{argument} must be a Sparse24Array, an NMArray or dense, got {type(array).__name__}; "
+            "a HybridArray is saved alone, by save_npz"
         )
     array.check()
     record = array._operand.stored
