@@ -87,6 +87,17 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
     return ht.replace(tiles, values=values, overflow_values=spill), int(nonzeros.sum())
 
 
+def _kernel(xp) -> Any:
+    """The module that fills and reads tiles on the device of `xp`."""
+    if xp is np:
+        from sparse24.kernels import cpu_hybrid
+
+        return cpu_hybrid
+    from sparse24.kernels import hybrid_tiles
+
+    return hybrid_tiles
+
+
 def _survey(source: Source) -> tuple[np.ndarray, np.ndarray]:
     grid = ht.grid_of(source.shape)
     nonzeros = source.xp.zeros(grid, np.int64)
@@ -94,11 +105,7 @@ def _survey(source: Source) -> tuple[np.ndarray, np.ndarray]:
     for first, last in source.steps("survey"):
         bands = slice(first // ht.TILE, -(-last // ht.TILE))
         bits = source.bits(first, last)
-        if source.xp is np:
-            from sparse24.kernels import cpu_hybrid as kernel
-        else:
-            from sparse24.kernels import hybrid_tiles as kernel
-        kernel.survey(bits, source.dtype, nonzeros[bands], overflow[bands])
+        _kernel(source.xp).survey(bits, source.dtype, nonzeros[bands], overflow[bands])
     return _arrays.to_numpy(nonzeros).ravel(), _arrays.to_numpy(overflow).ravel()
 
 
@@ -117,11 +124,7 @@ def _allocate(source: Source, kinds, nonzeros, overflow) -> ht.Tiles:
 
 
 def _fill(source: Source, bits, part: ht.Tiles) -> None:
-    if source.xp is np:
-        from sparse24.kernels import cpu_hybrid as kernel
-    else:
-        from sparse24.kernels import hybrid_tiles as kernel
-    kernel.fill(bits, source.dtype, part)
+    _kernel(source.xp).fill(bits, source.dtype, part)
 
 
 def decode(tiles: ht.Tiles):
@@ -134,9 +137,5 @@ def decode(tiles: ht.Tiles):
         tiles, values=tiles.values.view(tiles.dtype.storage),
         overflow_values=tiles.overflow_values.view(tiles.dtype.storage),
     )  # fmt: skip
-    if xp is np:
-        from sparse24.kernels import cpu_hybrid as kernel
-    else:
-        from sparse24.kernels import hybrid_tiles as kernel
-    kernel.decode(bits, out)
+    _kernel(xp).decode(bits, out)
     return out.view(tiles.dtype.logical)

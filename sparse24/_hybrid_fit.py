@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -116,7 +118,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
         "cublas": (dense, dense.size),
     }
 
-    products = {
+    products: dict[str, Callable[..., Any]] = {
         "stream": hybrid_stream.product,
         "rows": functools.partial(hybrid_rows.product, output="float16"),
         "cublas": lambda dense, b, out: cupy.matmul(dense, b, out=out),

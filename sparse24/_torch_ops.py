@@ -154,9 +154,8 @@ def masked_gradient(
     """
     with _foreign.stream_of(gradient):
         record = _record(parts[0], parts[1], m, k)
-        dense, decaying = (
-            None if t is None else _foreign.from_torch(t) for t in (gradient, weight)
-        )
+        dense = _foreign.from_torch(gradient)
+        decaying = None if weight is None else _foreign.from_torch(weight)
         if _arrays.is_cupy(dense):
             from sparse24.kernels import like
 
