@@ -61,10 +61,12 @@ def _parts(record: Compressed24):
     values = record.values
     if not _arrays.is_cupy(values):
         return values, _storage.canonical(record)
-    if not values.flags.c_contiguous:
+    m, columns = values.shape
+    pitch = _arrays.row_pitch(columns, values.itemsize)
+    if pitch != columns:  # the rows' storage is that wide
         cupy = _arrays.cupy_module()
-        shape = (values.shape[0], values.strides[0] // values.itemsize)
-        values = cupy.lib.stride_tricks.as_strided(values, shape, values.strides)
+        strides = (pitch * values.itemsize, values.itemsize)
+        values = cupy.lib.stride_tricks.as_strided(values, (m, pitch), strides)
     return values, _storage.packed(record)
 
 
