@@ -35,18 +35,22 @@ __device__ bool nonzero(Element x) { return (x & 0x7fff) != 0; }
 
 // The four elements of quad q of a slab, for this lane.
 struct Quad {
-    Element x[4];
-    int held, kind, code;
+    int kind, code;
     unsigned word, second;     // what is stored; a single's value is the low half of word
 
     __device__ Quad(const Element* w, Count m, Count k, Count pitch, Count strip, Count column, int q) {
         const int lane = threadIdx.x % 32;
         const Count row = strip * 16 + lane / 4 + 8 * (q & 1), first = column + 16 * (q >> 1) + 4 * (lane & 3);
-        int place[4] = {0, 0, 0, 0};
-        held = 0;
+        Element x[4];
+        unsigned low = 0, high = 0;            // the first two non-zeros, and their places
+        int held = 0, low_place = 0, high_place = 0;
+#pragma unroll
         for (int i = 0; i < 4; ++i) {
             x[i] = row < m && first + i < k ? w[row * pitch + first + i] : Element(0);
-            if (nonzero(x[i])) place[held++] = i; else x[i] = 0;
+            if (!nonzero(x[i])) { x[i] = 0; continue; }
+            if (held == 0) { low = x[i]; low_place = i; }
+            if (held == 1) { high = x[i]; high_place = i; }
+            ++held;
         }
         second = 0;
         if (held > 2) {
@@ -54,12 +58,12 @@ struct Quad {
             word = x[0] | unsigned(x[1]) << 16;
             second = x[2] | unsigned(x[3]) << 16;
         } else if (held == 2) {
-            kind = 2; code = place[0] | place[1] << 2;
-            word = x[place[0]] | unsigned(x[place[1]]) << 16;
+            kind = 2; code = low_place | high_place << 2;
+            word = low | high << 16;
         } else if (held == 1) {
-            const bool last = place[0] == 3;
-            kind = last ? 2 : 1; code = last ? 0xC : place[0] | 0xC;
-            word = last ? unsigned(x[3]) << 16 : x[place[0]];
+            const bool last = low_place == 3;
+            kind = last ? 2 : 1; code = last ? 0xC : low_place | 0xC;
+            word = last ? low << 16 : low;
         } else {
             kind = 0; code = kLowPair; word = 0;
         }
@@ -94,6 +98,7 @@ pack(const Element* w, Count m, Count k, Count pitch, const unsigned* offsets, u
     for (int s = 0; s < kSlabs; ++s) {
         if (s == kSlabs / 2) half = last;
         unsigned codes[2] = {0, 0}, seconds[4];
+#pragma unroll
         for (int q = 0; q < 4; ++q) {
             const Quad quad(w, m, k, pitch, blockIdx.y, Count(blockIdx.x) * SPAN + 32 * s, q);
             if (quad.kind >= 2) *reinterpret_cast<unsigned*>(rows + kPitch * next++) = quad.word;
@@ -103,14 +108,16 @@ pack(const Element* w, Count m, Count k, Count pitch, const unsigned* offsets, u
             codes[q >> 1] |= unsigned(quad.code) << (4 * t + 16 * (q & 1));
             seconds[q] = quad.second;
         }
+#pragma unroll
         for (int q = 0; q < 4; ++q)
             if ((kinds >> (2 * (4 * (s % 4) + q)) & 3) == 3) *reinterpret_cast<unsigned*>(rows + kPitch * next++) = seconds[q];
+#pragma unroll
         for (int h = 0; h < 2; ++h) {
             codes[h] |= __shfl_xor_sync(~0u, codes[h], 1);
             codes[h] |= __shfl_xor_sync(~0u, codes[h], 2);
         }
         auto* part = reinterpret_cast<unsigned*>(base + s / 4 * 384);
-        if (t / 2 == s % 2) part[2 * lane + s % 4 / 2] = codes[t % 2];
+        if (t / 2 == s % 2) part[2 * lane + s % 4 / 2] = t % 2 ? codes[1] : codes[0];
         if (s % 4 == 3) {
             part[64 + lane] = kinds;
             kinds = 0;
