@@ -162,12 +162,16 @@ def _snapshot(arrays: Mapping[str, Any] | None) -> dict[str, Any] | None:
 class _CupyLane:
     """A side stream of CuPy and the events that order it with the caller's."""
 
-    def __init__(self):
+    def __init__(self, device):
         self._cupy = _arrays.cupy_module()
-        self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._device = device
+        with device:
+            self._stream = self._cupy.cuda.Stream(non_blocking=True)
 
+    @contextlib.contextmanager
     def use(self):
-        return self._stream
+        with self._device, self._stream:
+            yield
 
     def mark(self):
         return self._cupy.cuda.get_current_stream().record()
@@ -198,7 +202,7 @@ class _TorchLane:
 def _lane(array: Any):
     """The means to run beside the caller's stream; None where the thread itself is enough."""
     if _arrays.is_cupy(array):
-        return _CupyLane()
+        return _CupyLane(array.device)
     if _arrays.is_torch(array) and array.is_cuda:
         return _TorchLane(array.device)
     return None

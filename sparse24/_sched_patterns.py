@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _spec
+from sparse24 import _arrays, _check, _foreign, _spec
 from sparse24._errors import PatternError
 from sparse24._prune import mask as choose_mask
 from sparse24._sched_arrays import (
@@ -90,7 +90,10 @@ class Pattern:
 def _by_kernel(weight: Array, **options) -> Array | None:
     """The mask by `sparse24.mask`, whose kernels obey the same rules, where it knows the array."""
     known = isinstance(weight, np.ndarray) or _arrays.is_cupy(weight) or _arrays.is_torch(weight)
-    return choose_mask(plain(weight), **options) if known else None
+    if not known:
+        return None
+    with _foreign.stream_of(weight):
+        return choose_mask(plain(weight), **options)
 
 
 def _survivors(units: Array, keep: int, grown: int, active: Array) -> Array:

@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
+from sparse24 import _arrays
 from sparse24 import schedule as S
 from sparse24._errors import FormatError
 
@@ -97,6 +98,22 @@ def test_background_equals_synchronous_with_the_same_delay(recipe, delay):
                 same(a, at_once[t - delay])
             else:
                 assert all(m.all() for m in a.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_side_stream_equals_the_cpu(recipe, library):
+    module = pytest.importorskip(library)
+    move = module.asarray if library == "cupy" else lambda x: module.as_tensor(x, device="cuda")
+    with S.AsyncScheduler(
+        recipe, {n: move(w) for n, w in data(0)[1].items()}, delay=2, seed=5
+    ) as beside:
+        plain = S.AsyncScheduler(recipe, data(0)[1], delay=2, background=False, seed=5)
+        for t in range(12):
+            moved = ({n: move(x) for n, x in arrays.items()} for arrays in data(t))
+            got = beside.step(*moved)
+            same({n: _arrays.to_numpy(m) for n, m in got.items()}, plain.step(*data(t)))
 
 
 def test_background_reads_a_snapshot():
