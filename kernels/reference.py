@@ -223,6 +223,33 @@ def masked_gradient(
     return np.where(stored_mask(metadata, gradient.shape[-1]), gradient, other)
 
 
+def activate_compress(
+    x: np.ndarray, activation: str, gate: np.ndarray | None = None, *, quantise: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Values and metadata of relu(x), relu2 or silu(x) * gate, pruned to 2:4; scales of rows.
+
+    The activation is computed in float32 and rounded to the type of `x` before elements are
+    chosen.  Quantised to float8_e4m3fn, values are y * (448 / amax) and scales amax / 448 for
+    the largest magnitude amax of a row, NaN left out; both factors are 1 below 2**-100.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = activate(x.astype(np.float32), activation)
+        y = (y if gate is None else y * gate.astype(np.float32)).astype(x.dtype)
+        values, metadata = compress(prune(y))
+        if not quantise:
+            return values, metadata, None
+        size = np.abs(y.astype(np.float32))
+        amax = np.where(np.isnan(size), 0, size).max(-1, initial=0)
+        tiny = amax < np.float32(2.0**-100)
+        safe = np.where(tiny, np.float32(1), amax)
+        factor = np.where(tiny, np.float32(1), np.float32(448) / safe)
+        scales = np.where(tiny, np.float32(1), safe / np.float32(448))
+        scaled = values.astype(np.float32) * factor[..., None]
+        eighth = to_dtype(scaled, numpy_dtype("float8_e4m3fn"))
+    eighth[eighth == 0] = 0
+    return eighth, metadata, scales
+
+
 def pack_codes(codes: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Arrange codes (..., m, groups) in atoms of 64 rows by 32 codes.
 
