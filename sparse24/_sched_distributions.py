@@ -66,6 +66,7 @@ class Distribution:
 
     needs: tuple[str, ...] = ()
     remembers = False
+    even = False  # True: layers may all have the schedule's sparsity, as fixed patterns need
 
     def observe(self, memory: Memory, seen: Observation) -> Memory:
         return memory
@@ -80,6 +81,8 @@ class Distribution:
 @dataclass(frozen=True)
 class Uniform(Distribution):
     """The same sparsity in every layer."""
+
+    even = True
 
     def shares(self, sparsity, shapes, memory):
         return dict.fromkeys(shapes, sparsity)
@@ -110,6 +113,7 @@ class Custom(Distribution):
     """
 
     rule: Callable[[float, Shapes], Mapping[str, float]] | Mapping[str, float]
+    even = True  # if the rule says so; the pattern checks each layer
 
     def shares(self, sparsity, shapes, memory):
         if callable(self.rule):

@@ -151,7 +151,7 @@ class DynamicScheduler(MaskScheduler):
         Magnitude if the first step sees weights, else gradient magnitude.
     pattern : Pattern, optional
         `Unstructured` by default.  `Elastic` and `TileHybrid` meet any target too; a fixed N:M
-        pattern takes only its own sparsity.
+        pattern takes only its own sparsity, in all layers alike.
     grower, distribution : optional
         `distribution` replaces the adapters.
     dense : sequence of str
@@ -205,7 +205,8 @@ class DynamicScheduler(MaskScheduler):
             "pattern": pattern or Unstructured(),
             "grower": grower or NoGrowth(),
         }
-        spread = distribution or _distribution(adapter)
+        even = self._parts["pattern"].fixed  # nothing to adapt then
+        spread = distribution or (None if even else _distribution(adapter))
         if spread is not None:
             self._parts["distribution"] = spread
         self._criterion = criterion

@@ -61,10 +61,11 @@ def rigl(
         Share that is replaced at first; it falls by a cosine to 0 at ``stop * total_steps``.
     """
     last = floor_count(check_share(stop, "stop"), total_steps)
+    pattern = pattern or Unstructured()
     return Recipe(
         ConstantScheduler(sparsity, every=every, stop=last),
-        pattern=pattern or Unstructured(),
-        distribution=distribution or ERK(),
+        pattern=pattern,
+        distribution=distribution or (Uniform() if pattern.fixed else ERK()),
         grower=GradientGrowth(fraction, stop=max(1, last)),
         initial=RandomScores(),
     )

@@ -47,6 +47,7 @@ class Pattern:
     """Base of all patterns."""
 
     grows = True  # False: the pattern cannot follow a grower
+    fixed = False  # True: it has one sparsity, besides 0
 
     def check(self, sparsity: float) -> None:
         """Raise `PatternError` if the pattern cannot have this sparsity."""
@@ -133,6 +134,7 @@ class NM(Pattern):
 
     n: int = 2
     m: int = 4
+    fixed = True
 
     def __post_init__(self):
         _check.pattern((self.n, self.m))
@@ -202,6 +204,7 @@ class Transposable24(Pattern):
     """
 
     grows = False
+    fixed = True
 
     def check(self, sparsity):
         NM(2, 4).check(sparsity)

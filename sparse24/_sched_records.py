@@ -65,6 +65,11 @@ class Recipe:
                 f"{self.pattern!r} chooses all weights together and cannot follow a grower; "
                 "use NoGrowth(), or Unstructured(), NM(), Block() or Channel()"
             )
+        if self.pattern.fixed and not self.distribution.even:
+            raise PatternError(
+                f"{self.pattern!r} has one sparsity, and {type(self.distribution).__name__}() "
+                "gives layers different ones; use Uniform(), or Custom() to leave layers dense"
+            )
         if self.coupled and not isinstance(self.pattern, Channel):
             raise PatternError(f"coupled layers need a Channel() pattern, got {self.pattern!r}")
 

@@ -181,6 +181,11 @@ def test_fixed_pattern_with_another_target_says_so():
         S.Recipe(S.OneShot(0.6), pattern=S.NM(2, 4))
     with pytest.raises(PatternError, match=r"Elastic\(\), TileHybrid\(\), Unstructured\(\)"):
         S.DynamicScheduler(0.3, pattern=S.NM(2, 4))
+    with pytest.raises(PatternError, match=r"NM\(n=2, m=4\) has one sparsity, and ERK\(\) gives"):
+        S.Recipe(S.OneShot(0.5), pattern=S.NM(2, 4), distribution=S.ERK())
+    weight = np.arange(16.0).reshape(2, 8)
+    masks = S.DynamicScheduler(0.5, S.OneShot(0.5), pattern=S.NM(2, 4)).step({"w": weight})
+    assert masks["w"].sum() == 8
     with pytest.raises(PatternError, match=r"sparsity 0.8 is beyond Elastic"):
         S.Recipe(S.OneShot(0.8), pattern=S.Elastic())
     with pytest.raises(ShapeError, match=r"multiples of 32 by 32, got \(30, 32\)"):

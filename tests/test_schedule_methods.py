@@ -56,6 +56,14 @@ def test_rigl_starts_at_random_with_erk(rng):
     assert (masks[0]["b"] != masks[2]["b"]).any()
 
 
+def test_rigl_with_a_fixed_pattern_stays_in_it(rng):
+    weights = {"w": rng.normal(size=(8, 32))}
+    scheduler = S.MaskScheduler(S.rigl(0.5, total_steps=8, every=1, pattern=S.NM()))
+    masks = [scheduler.step({"w": rng.normal(size=(8, 32))}, weights)["w"] for _ in range(5)]
+    assert all((mask.reshape(8, 8, 4).sum(-1) == 2).all() for mask in masks)
+    assert (masks[0] != masks[1]).any()
+
+
 def test_set_turns_over_a_fixed_share(rng):
     weights = {"w": rng.normal(size=(20, 50))}
     scheduler = S.MaskScheduler(S.sparse_evolutionary(0.5, every=1, fraction=0.2))
