@@ -173,7 +173,7 @@ class NMArray(SparseArray):
         if out is not None:
             _storage.check_out(out, self.shape, self._dtype, like=self._values)
         dense = n_m_parts.decompress(
-            self._values, self._indices, self._pattern, self._rows_shape[-1]
+            self._values, self._indices, self._dtype, self._pattern, self._rows_shape[-1]
         )
         dense = dense if self._axis == -1 else dense.swapaxes(-1, -2)
         if out is None:

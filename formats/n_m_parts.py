@@ -64,23 +64,11 @@ def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
         from sparse24.kernels import cpu
 
         return cpu.compress_n_m(x, n, m, "magnitude" if on_excess == "prune" else "check")
-    from sparse24 import _methods, _select
+    from sparse24.kernels import n_m
 
-    xp = _arrays.namespace(x)
-    shape = (*x.shape[:-1], n * -(-x.shape[-1] // m))
-    if not x.size:
-        return xp.empty(shape, x.dtype), xp.empty(shape, np.uint8), (-1, 0)
-    groups = _select.in_groups(x.view(row.storage), m)
-    nonzero = magnitude_bits(groups, row) != 0
-    excess = (nonzero.sum(-1) > n).ravel()
-    status = xp.stack([xp.argmax(excess), excess.sum()])
     if on_excess == "prune":
-        scores = _methods.magnitude(x, row)
-        nonzero &= _select.in_groups(_select.best_of_groups(scores, n, m), m)
-    zero = (~nonzero).astype(np.uint8)
-    places = xp.sort(xp.argsort(zero, axis=-1, kind="stable")[..., :n], axis=-1)
-    values = xp.take_along_axis(xp.where(nonzero, groups, row.storage.type(0)), places, axis=-1)
-    return values.reshape(shape).view(x.dtype), places.astype(np.uint8).reshape(shape), status
+        x = n_m.prune_n_m(x, row, n, m)
+    return n_m.compress_n_m(x, row, n, m)
 
 
 def as_24(dense, row: _dtypes.DType) -> Sparse24Array:
@@ -97,21 +85,16 @@ def as_24(dense, row: _dtypes.DType) -> Sparse24Array:
     return Sparse24Array(Operand24(record, None, None, record.shape, row))
 
 
-def decompress(values, indices, pattern, k: int):
-    xp, (n, m) = _arrays.namespace(values), pattern
-    if xp is np:
+def decompress(values, indices, row: _dtypes.DType, pattern, k: int):
+    """The dense array (..., rows, k) of stored elements and their places."""
+    n, m = pattern
+    if not _arrays.is_cupy(values):
         from sparse24.kernels import cpu
 
         return cpu.decompress_n_m(values, indices, n, m, k)
-    if not values.size:
-        return xp.zeros((*values.shape[:-1], k), values.dtype)
-    bits = values.view(f"u{values.dtype.itemsize}")
-    shape = (*values.shape[:-1], values.shape[-1] // n)
-    dense = xp.zeros((*shape, m), bits.dtype)
-    places = indices.reshape(*shape, n).astype(np.int64)
-    xp.put_along_axis(dense, places, bits.reshape(*shape, n), axis=-1)
-    dense = dense.reshape(*shape[:-1], shape[-1] * m)[..., :k]
-    return xp.ascontiguousarray(dense).view(values.dtype)
+    from sparse24.kernels import n_m
+
+    return n_m.decompress_n_m(values, indices, row, n, m, k)
 
 
 def raise_excess(status, pattern, shape, axis: int) -> None:

@@ -59,7 +59,24 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
 
     @classmethod
     def from_dense(cls, dense, pattern, dtype: _dtypes.DType | None = None, *, axis: int = -1):
-        """Spread a dense array that obeys `pattern` along `axis` over windows."""
+        """Spread a dense array that obeys a pattern over windows.
+
+        Parameters
+        ----------
+        dense : array, shape (..., m, k)
+            NumPy or CuPy array; not checked: of a group with more non-zeros some are lost.
+        pattern : tuple (n, m)
+            m even and n <= m - 2.
+        dtype : DType, optional
+            Logical type, where fp8 is carried as ``uint8``.
+        axis : {-1, -2}
+            The axis that the groups run along.
+
+        Raises
+        ------
+        PatternError
+            If the pattern has no windows.
+        """
         n, m = _check.pattern(pattern)
         if m % 2 or n > m - 2:
             raise PatternError(

@@ -79,9 +79,7 @@ def pruned(x, rule: Rule):
     by_size = rule.method == "magnitude" and rule.scores is None
     if by_size and not rule.transposable and not rule.channels:  # no mask in between
         moved = _arrays.as_storage(np.moveaxis(x, rule.axis, -1), rule.dtype)
-        result = _select.kept_by_kernel(moved, rule.dtype, rule.n, rule.m)
-        if result is not None:
-            return result
+        return _select.best_by_magnitude(moved, rule.dtype, rule.n, rule.m)
     kept, weights = decide(x, rule)
     bits = weights.view(rule.dtype.storage)  # bits, as CuPy cannot select among all types
     zero = rule.dtype.storage.type(0)

@@ -17,35 +17,30 @@ def best_of_groups(scores, n: int, m: int):
 
     A last, shorter group is filled up with elements that rank below all others.
     """
-    xp = namespace(scores)
-    ones, row = xp.ones(scores.shape, np.int8), _dtypes.TABLE["int8"]
-    pruned = kept_by_kernel(ones, row, n, m, scores)
-    if pruned is not None:
-        return pruned.view(bool)
-    if not scores.size:
-        return ones.astype(bool)
-    order_of = in_groups(_order_keys(xp, scores), m, np.iinfo(np.int64).min)
-    order = xp.argsort(~order_of, axis=-1, kind="stable")  # ~ turns the order without overflow
-    keep = xp.zeros(order.shape, bool)
-    xp.put_along_axis(keep, order[..., :n], True, axis=-1)
-    return keep.reshape(*scores.shape[:-1], order.shape[-2] * m)[..., : scores.shape[-1]]
+    xp, row = namespace(scores), _dtypes.TABLE["int8"]
+    if xp is np:
+        return _prune_on_cpu(np.ones(scores.shape, np.int8), n, m, scores).view(bool)
+    from sparse24.kernels import n_m
+
+    scored = scores if scores.ndim > 1 else scores[None]
+    ones = xp.ones(scored.shape, np.int8)  # their values do not matter
+    return n_m.mask_n_m(ones, row, n, m, scores=scored).reshape(scores.shape)
 
 
-def kept_by_kernel(x, row: _dtypes.DType, n: int, m: int, scores=None):
-    """`x` (..., k) pruned by `scores` or magnitude, or None where no kernel does that."""
-    is_24 = (n, m) == (_spec.KEPT, _spec.GROUP)
+def best_by_magnitude(x, row: _dtypes.DType, n: int, m: int):
+    """`x` (..., k), as its kernels take it, zero but for the `n` largest of every `m`."""
     if namespace(x) is np:
-        from sparse24.kernels import cpu
+        return _prune_on_cpu(x, n, m)
+    from sparse24.kernels import n_m
 
-        return cpu.prune(x, scores) if is_24 else cpu.prune_n_m(x, n, m, scores)
-    if not is_24:
-        return None
-    from sparse24.kernels import compress, decompress
+    return n_m.prune_n_m(x if x.ndim > 1 else x[None], row, n, m).reshape(x.shape)
 
-    matrices = [y if y is None or y.ndim > 1 else y[None] for y in (x, scores)]
-    rule = "magnitude" if scores is None else "scores"
-    record, _ = compress.launch(matrices[0], row, rule=rule, scores=matrices[1])
-    return decompress.launch(record).reshape(x.shape)
+
+def _prune_on_cpu(x, n: int, m: int, scores=None):
+    from sparse24.kernels import cpu
+
+    is_24 = (n, m) == (_spec.KEPT, _spec.GROUP)
+    return cpu.prune(x, scores) if is_24 else cpu.prune_n_m(x, n, m, scores)
 
 
 def in_groups(x, m: int, fill=0):
@@ -104,16 +99,6 @@ def without_channels(keep, scores, fraction: float):
     alive = xp.ones(len(keep), bool)
     alive[order[len(keep) - int(fraction * len(keep)) :]] = False
     return keep & alive[:, None]
-
-
-def _order_keys(xp, scores):
-    """int64 keys in the order of the scores, NaN on top."""
-    if scores.dtype.kind in "iub":
-        return scores.astype(np.int64)
-    scores = scores.astype(np.float64) + 0.0  # -0.0 becomes 0.0
-    bits = scores.view(np.int64)
-    top = np.iinfo(np.int64).max
-    return xp.where(xp.isnan(scores), top, xp.where(bits < 0, bits ^ top, bits))
 
 
 def _padded(x, axis: int, multiple: int, fill):

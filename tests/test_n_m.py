@@ -17,7 +17,7 @@ from sparse24.formats.windows import Windows24
 from sparse24.kernels import reference
 
 PATTERNS = [(1, 2), (1, 4), (2, 4), (2, 8), (4, 8), (6, 8), (4, 6), (8, 16), (3, 5), (31, 32)]
-pytestmark = pytest.mark.stem("compress", "decompress")
+pytestmark = pytest.mark.stem("n_m", "compress", "decompress")
 
 
 def sample(rng, shape, name, pattern):

@@ -14,6 +14,7 @@ import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _select
 from sparse24.kernels import reference
 
+pytestmark = pytest.mark.stem("n_m", "transposable")
 FLOATS = [name for name in _dtypes.NAMES if name != "int8"]
 
 
