@@ -27,6 +27,26 @@ _TILES = (
     TileConfig(128, 256, 128, (4, 2, 1), 2),
 )
 
+COMPILE_CHECKS = tuple(
+    (
+        (("ELEMENT", dtype), ("B_ELEMENT", dtype), ("OUTPUT", out),
+         ("TILE_M", 64), ("TILE_N", 8), ("TILE_K", 256),
+         ("WARPS_M", 2), ("WARPS_N", 1), ("WARPS_K", 2), ("STAGES", 4),
+         ("SPLIT", 4), ("BLOCKS", 2), ("B_COLUMN", 1), ("B_ASYNC", 1), ("OUT_COLUMN", 0),
+         ("OUT_ALIGNED", 1), ("EPILOGUE", 0), ("ACTIVATION", 0)),
+        arch,
+        mnemonic,
+    )
+    for dtype, out, mnemonic, archs in (
+        ("float16", "float16", "HMMA.SP", ("sm_90a", "sm_120")),
+        ("bfloat16", "bfloat16", "HMMA.SP", ("sm_90a", "sm_120")),
+        ("int8", "int32", "IMMA.SP", ("sm_90a", "sm_120")),
+        ("float8_e4m3fn", "bfloat16", "QMMA.SP", ("sm_120",)),
+        ("float8_e5m2", "bfloat16", "QMMA.SP", ("sm_120",)),
+    )
+    for arch in archs
+)  # fmt: skip
+
 
 def refuses(problem: Problem) -> str | None:
     """Why the kernel cannot take a problem, or None."""
