@@ -80,7 +80,9 @@ def _quantise(row, activation, source, output, scales, m, k):
     threads = max(256, 32 * warps)
     rows = threads // (32 * warps)
     padded = -(-m // _spec.ATOM_M) * _spec.ATOM_M  # the padding of the metadata is written too
-    kernel = loader.function(NAME, "activate_quantise", defines(row.name, activation, warps))
+    kernel = loader.function(
+        NAME, "activate_quantise", defines(row.name, activation, warps, k > 1024 * warps)
+    )
     kernel((-(-padded // rows),), (threads,), (*source, *output, scales, m, k))
 
 
@@ -93,18 +95,22 @@ def _by_row(xp, x):
     return fresh
 
 
-def defines(name: str, activation: str = "relu2", warps: int = 4) -> loader.Defines:
+def defines(
+    name: str, activation: str = "relu2", warps: int = 4, long_rows: bool = False
+) -> loader.Defines:
     """The macros of ``activate_compress.cu``."""
     return (
         ("ELEMENT", name),
         ("ACTIVATION", ACTIVATIONS.index(activation)),
         ("GATED", int(activation == "silu")),
         ("WARPS", warps),
+        ("LONG_ROWS", int(long_rows)),
     )
 
 
 COMPILE_CHECKS = (
     *((defines("bfloat16", name), "sm_90a", None) for name in ACTIVATIONS),
     *((defines("bfloat16", warps=warps), "sm_90a", None) for warps in (1, 16)),
+    (defines("bfloat16", warps=16, long_rows=True), "sm_90a", None),
     *((defines("float16"), f"sm_{arch}", None) for arch in ("80", "86", "89", "100a", "120")),
 )

@@ -10,7 +10,7 @@
 //   activate_quantise  stores them as e4m3: value = y * (448 / amax) and scale = amax / 448,
 //                      with amax the largest |y| of the row, NaN left out, and both factors 1
 //                      where amax < 2^-100.  WARPS warps hold a row in registers, 32 columns
-//                      a thread; a row longer than that is read twice.
+//                      a thread; LONG_ROWS do not fit and are read twice.
 //
 // Meaning: reference.activate_compress.  Launcher: kernels/activate_compress.py.
 #include "piece.cuh"
@@ -101,6 +101,17 @@ unsigned quantised(unsigned low, unsigned high, float factor) {
     return out;
 }
 
+// a / b, rounded to nearest, for b whose reciprocal is a normal number.  The operator's code for
+// all other b would need a stack.
+float quotient(float a, float b) {
+    float r;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(b));
+    r = fmaf(r, fmaf(-b, r, 1.0f), r);
+    float q = a * r;
+    q = fmaf(fmaf(-b, q, a), r, q);
+    return fmaf(fmaf(-b, q, a), r, q);
+}
+
 constexpr unsigned kInfinity = kind == Kind::bfloat16 ? 0x7f80 : 0x7c00;
 constexpr float kLeast = 7.888609e-31f;  // 2^-100
 constexpr int kRowThreads = 32 * WARPS, kRowColumns = 32 * kRowThreads;
@@ -117,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) activate_quantise(
 
     if (threadIdx.x < kRows) largest[threadIdx.x] = 0;
     __syncthreads();
-    for (int column = lane_column; column < end; column += kRowColumns)
+    for (int column = lane_column; column < (LONG_ROWS ? end : kRowColumns); column += kRowColumns)
         for (int h = 0; h < P::rows; h++) {
             const int from = column + 16 * h;
             load_activated(x + row * x_row + from * 2ll, gate + row * gate_row + from * 2ll,
@@ -132,11 +143,12 @@ extern "C" __global__ void __launch_bounds__(kThreads) activate_quantise(
     if ((threadIdx.x & 31) == 0) atomicMax(largest + local, most);
     __syncthreads();
     const float amax = S::load(element_of(largest[local], 0));
-    const float factor = amax < kLeast ? 1.0f : __fdiv_rn(448.0f, amax);
-    if (row < m && lane_column == 0) scales[row] = amax < kLeast ? 1.0f : __fdiv_rn(amax, 448.0f);
+    const bool tiny = amax < kLeast, infinite = largest[local] == kInfinity;
+    const float factor = tiny ? 1.0f : infinite ? 0.0f : quotient(448.0f, amax);
+    if (row < m && lane_column == 0) scales[row] = tiny ? 1.0f : infinite ? amax : quotient(amax, 448.0f);
 
     for (int column = lane_column; column < end; column += kRowColumns) {
-        if (k > kRowColumns)
+        if (LONG_ROWS)
             for (int h = 0; h < P::rows; h++) {
                 const int from = column + 16 * h;
                 load_activated(x + row * x_row + from * 2ll, gate + row * gate_row + from * 2ll,
