@@ -13,8 +13,8 @@ from sparse24._records import Compressed24
 from sparse24.kernels import compress, loader
 
 NAME = "transposable"
-TILES = 128  # a block of tile_mask takes so many tiles, tile_pack a square of so many elements
-SHARED_BYTES = 60320  # of tile_pack
+TILES = 128  # that a block of tile_mask takes; one for each thread
+SHARED_BYTES = 38560  # of tile_pack
 
 
 def launch(x, row: DType) -> tuple[Compressed24, Compressed24]:
@@ -65,8 +65,8 @@ def _pack(dense, shape, row):
         NAME, "tile_pack", defines(row.name, pack=True), shared_memory=SHARED_BYTES
     )
     kernel(
-        (dense.shape[0] * -(-m // TILES) * -(-k // TILES),),
-        (256,),
+        (dense.shape[0] * -(-m // 128) * 2 * -(-k // 128),),  # blocks of 64 x 128 elements
+        (128,),
         (dense, *dense.strides[:2], values, values.strides[-2], packed,
          t_values, t_values.strides[-2], t_packed, m, k),
         shared_mem=SHARED_BYTES,

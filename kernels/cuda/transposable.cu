@@ -7,9 +7,9 @@
 //                 t_values [batch, k, m/2],  t_packed [batch, ceil(m/128), ceil(k/64), 1024]
 //               Rows of values are a multiple of 16 bytes apart.
 //
-// A block of tile_pack has 128 x 128 elements, a thread 4 x 16 of them, four tiles.  Its rows of
-// x are complete; what belongs to the transpose goes through shared memory, 16-byte chunks
-// rotated by the thread's place so that no two threads meet in a bank.
+// A block of tile_pack has 64 x 128 elements, a thread 4 x 16 of them, four tiles.  Its rows of
+// x are complete; what belongs to the transpose goes through shared memory, rows exchanged and
+// 16-byte chunks rotated by the thread's place so that no two threads meet in a bank.
 //
 // Meaning: reference.transposable_mask, reference.compress.  Launcher: kernels/transposable.py.
 #include "best_tile.cuh"
@@ -65,10 +65,16 @@ void magnitudes(unsigned word, float& low, float& high) {
 struct Shared {
     UpperRows upper[36];
     uint2 choice[16];                  // of a row's mask: permute selector, code
-    alignas(16) float scratch[256 * kScratch];
-    alignas(16) unsigned pairs[128 * 32];  // of the transpose: stored pair of (row, tile row)
-    unsigned char t_codes[128 * 32];       // its code
-    unsigned short codes[128 * 10];        // of x: four codes of (row, thread of the row)
+    alignas(16) float scratch[128 * kScratch];
+    alignas(16) unsigned pairs[128 * 16];  // of the transpose: stored pair of (row, tile row)
+    unsigned char t_codes[128 * 16];       // its code
+    unsigned short codes[64 * 10];         // of x: four codes of (row, thread of the row)
+
+    // Where (row of the transpose, tile row) is in `pairs` and `t_codes`.
+    static int place(int t_row, int tile_row) {
+        const int segment = t_row / 16;
+        return 16 * (t_row ^ (segment & 1)) + (tile_row + 4 * (segment >> 1)) % 16;
+    }
 
     void fill() {
         const int i = threadIdx.x;
@@ -94,13 +100,21 @@ unsigned without_minus_zero(unsigned word, bool nan) {
     return reinterpret_cast<const unsigned&>(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) tile_pack(
+// Five blocks share a multiprocessor where the compiler then still needs no stack.
+#if __CUDA_ARCH__ == 900
+#define PACK_BLOCKS 5
+#else
+#define PACK_BLOCKS 3
+#endif
+
+extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS) tile_pack(
     const char* x, long long x_batch, long long x_row, char* values, long long pitch, unsigned* packed,
     char* t_values, long long t_pitch, unsigned* t_packed, long long m_, long long k_) {
     extern __shared__ uint4 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    const int m = (int)m_, k = (int)k_, k_blocks = (k + 127) / 128, m_blocks = (m + 127) / 128;
-    const int left = blockIdx.x % k_blocks * 128, top = blockIdx.x / k_blocks % m_blocks * 128;
+    const int m = (int)m_, k = (int)k_, k_blocks = (k + 127) / 128;
+    const int m_blocks = (m + 127) / 128 * 2;  // both halves of a metadata atom of the transpose
+    const int left = blockIdx.x % k_blocks * 128, top = blockIdx.x / k_blocks % m_blocks * 64;
     const long long batch = blockIdx.x / k_blocks / m_blocks;
     const int segment = threadIdx.x & 7, tile_row = threadIdx.x >> 3;
     const int row = top + 4 * tile_row, column = left + 16 * segment;
@@ -129,10 +143,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) tile_pack(
         for (int c = 0; c < 4; c++) {
             const unsigned half = c % 2 ? 0x7632 : 0x5410, word = 2 * j + c / 2;
             const uint2 choice = shared.choice[column_bits(mask >> c)];
-            const int t_row = 16 * segment + 4 * j + c, turn = 4 * segment;
-            shared.pairs[32 * t_row + (tile_row + turn) % 32] =
-                permute(permute(in[0][word], in[1][word], half), permute(in[2][word], in[3][word], half), choice.x);
-            shared.t_codes[32 * t_row + (tile_row + turn) % 32] = (unsigned char)choice.y;
+            const int at = Shared::place(16 * segment + 4 * j + c, tile_row);
+            shared.pairs[at] = permute(permute(in[0][word], in[1][word], half),
+                                       permute(in[2][word], in[3][word], half), choice.x);
+            shared.t_codes[at] = (unsigned char)choice.y;
         }
     }
     for (int r = 0; r < 4; r++) {
@@ -142,33 +156,31 @@ extern "C" __global__ void __launch_bounds__(256, 2) tile_pack(
     }
     __syncthreads();
 
-    for (int i = threadIdx.x; i < 128 * 8; i += 256) {
-        const int t_row = i / 8, chunk = i % 8;
-        const long long at = (long long)top + 16 * chunk;  // in bytes: two a row of x
+    for (int i = threadIdx.x; i < 128 * 4; i += 128) {
+        const int t_row = i / 4, chunk = i % 4;
+        const long long at = (long long)top + 16 * chunk;  // in bytes: two for each pair of rows
         if (left + t_row < k && at < t_pitch)
             *(uint4*)(t_values + (batch * k + left + t_row) * t_pitch + at) =
-                *(const uint4*)(shared.pairs + 32 * t_row + (4 * chunk + t_row / 16 * 4) % 32);
+                *(const uint4*)(shared.pairs + Shared::place(t_row, 4 * chunk));
     }
     const int m_atoms = (m + 63) / 64, k_atoms = (k + 63) / 64;  // rows of x, rows of the transpose
-    for (int i = threadIdx.x; i < 512; i += 256) {
-        const int atom = i / 256, index = i % 256, segment_of_word = index % 4 * 2 + index / 32 % 2;
-        const int at = 64 * atom + index / 64 * 16 + index / 4 % 8;
-        if (top / 64 + atom < m_atoms) {
-            const unsigned low = shared.codes[10 * at + segment_of_word];
-            const unsigned high = shared.codes[10 * (at + 8) + segment_of_word];
-            packed[((batch * k_blocks + left / 128) * m_atoms + top / 64 + atom) * 256 + index] = low | high << 16;
+    for (int index = threadIdx.x; index < 256 && top / 64 < m_atoms; index += 128) {
+        const int quarter = index % 4 * 2 + index / 32 % 2, at = index / 64 * 16 + index / 4 % 8;
+        packed[((batch * k_blocks + left / 128) * m_atoms + top / 64) * 256 + index] =
+            shared.codes[10 * at + quarter] | shared.codes[10 * (at + 8) + quarter] << 16;
+    }
+    for (int i = threadIdx.x; i < 256; i += 128) {  // this block's half of two atoms
+        const int atom = i / 128, index = i % 128 / 2 * 4 + top / 64 % 2 * 2 + i % 2;
+        const int t_row = 64 * atom + index / 64 * 16 + index / 4 % 8;
+        const int tile = 4 * (i % 2 * 2 + index / 32 % 2);  // the first of four tile rows
+        if (left / 64 + atom >= k_atoms) continue;
+        unsigned word = 0;
+        for (int half = 0; half < 2; half++) {
+            unsigned four = *(const unsigned*)(shared.t_codes + Shared::place(t_row + 8 * half, tile));
+            four |= four >> 4;
+            word |= ((four & 0xff) | (four >> 8 & 0xff00)) << 16 * half;
         }
-        if (left / 64 + atom < k_atoms) {
-            unsigned word = 0;
-            for (int half = 0; half < 2; half++) {
-                const int t_row = at + 8 * half;
-                unsigned four = *(const unsigned*)(shared.t_codes + 32 * t_row
-                                                   + (4 * segment_of_word + t_row / 16 * 4) % 32);
-                four |= four >> 4;
-                word |= ((four & 0xff) | (four >> 8 & 0xff00)) << 16 * half;
-            }
-            t_packed[((batch * m_blocks + top / 128) * k_atoms + left / 64 + atom) * 256 + index] = word;
-        }
+        t_packed[((batch * (m_blocks / 2) + top / 128) * k_atoms + left / 64 + atom) * 256 + index] = word;
     }
 }
 

@@ -13,7 +13,7 @@
 // The pairs of a row in the order of their masks 0011, 0101, 0110, 1001, 1010, 1100.
 constexpr int kPairMask[6] = {3, 5, 6, 9, 10, 12};
 constexpr int kPairFirst[6] = {0, 0, 1, 0, 1, 2}, kPairSecond[6] = {1, 2, 2, 3, 3, 3};
-constexpr int kScratch = 36;  // words a thread: 16-byte accesses of neighbours meet in no bank
+constexpr int kScratch = 52;  // words a thread: 16-byte accesses of neighbours meet in no bank
 
 // Use of the four columns by two pairs, two bits each.
 constexpr int column_use(int p, int q) {
@@ -85,8 +85,14 @@ inline unsigned best_tile(const float (&x)[4][4], float* scratch, const UpperRow
         const int home = kClasses.own[i];
         top[home] = home == i ? sum : __int_as_float(max(bits(top[home]), bits(sum)));
     }
-    int best[6], most = 0;  // of all masks with pair p3 in row 3; of all
     float4* quads = reinterpret_cast<float4*>(scratch);
+    // The pairs of the upper rows wait in memory; the barrier below keeps them out of registers.
+    const float* upper_pairs = scratch + 36;
+#pragma unroll
+    for (int i = 0; i < 12; i += 4)
+        quads[9 + i / 4] = make_float4(pair[i / 6][i % 6], pair[(i + 1) / 6][(i + 1) % 6],
+                                       pair[(i + 2) / 6][(i + 2) % 6], pair[(i + 3) / 6][(i + 3) % 6]);
+    int best[6], most = 0;  // of all masks with pair p3 in row 3; of all
 #pragma unroll
     for (int third = 0; third < 3; third++) {  // twelve totals at a time: three 16-byte stores
         float total[12];
@@ -112,14 +118,17 @@ inline unsigned best_tile(const float (&x)[4][4], float* scratch, const UpperRow
         if (bits(scratch[6 * p3 + p]) == most) p2 = p, row2 = pair[2][p];
     const UpperRows choice = upper[6 * p3 + p2];
     const float lower = add(row2, row3);
+    asm volatile("" ::: "memory");
+    const float smaller = add(upper_pairs[choice.p0], upper_pairs[6 + choice.p1]);
+    float again[12];
 #pragma unroll
-    for (int i = 0; i < 12; i += 4)
-        quads[i / 4] = make_float4(pair[i / 6][i % 6], pair[(i + 1) / 6][(i + 1) % 6],
-                                   pair[(i + 2) / 6][(i + 2) % 6], pair[(i + 3) / 6][(i + 3) % 6]);
-    const float smaller = add(scratch[choice.p0], scratch[6 + choice.p1]);
+    for (int i = 0; i < 3; i++) {
+        const float4 quad = quads[9 + i];
+        again[4 * i] = quad.x, again[4 * i + 1] = quad.y, again[4 * i + 2] = quad.z, again[4 * i + 3] = quad.w;
+    }
 #pragma unroll
     for (int q = 5; q >= 0; q--)  // six fit where each column is used once: complements
-        if (bits(add(add(pair[0][5 - q], pair[1][q]), lower)) == most)
+        if (bits(add(add(again[5 - q], again[6 + q]), lower)) == most)
             upper_six = kPairMask[5 - q] | kPairMask[q] << 4;
     const int upper_few = bits(add(smaller, lower)) == most ? choice.small : choice.large;
     return (choice.many ? upper_six : upper_few) | choice.mask << 8;
