@@ -132,9 +132,9 @@ def group_histogram(a: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def speedup(
-    cases: Sequence[Mapping[str, Any]], *, rival: str, x: str = "name", ax: Axes | None = None
+    cases: Sequence[Mapping[str, Any]], *, rival: str, label: str = "name", ax: Axes | None = None
 ) -> Axes:
-    """Show how many times faster than a rival each benchmark case is.
+    """Show how many times faster than a rival each benchmark case is, one bar below another.
 
     Parameters
     ----------
@@ -142,8 +142,8 @@ def speedup(
         Rows of a file in ``docs/benchmarks/data``: ``ours_us`` and ``rivals`` are used.
     rival : str
         A key of ``rivals``; cases without it are left out.
-    x : str, default "name"
-        The field along the horizontal axis, such as ``"n"``.
+    label : str, default "name"
+        The field that names a bar, such as ``"n"``.
     ax : matplotlib.axes.Axes, optional
         Drawn on; by default a new figure.
 
@@ -160,7 +160,7 @@ def speedup(
     --------
     >>> cases = [{"name": "a", "ours_us": 10.0, "rivals": {"cublas": 15.0}}]
     >>> ax = speedup(cases, rival="cublas")
-    >>> float(ax.patches[0].get_height())
+    >>> float(ax.patches[0].get_width())
     1.5
     """
     rows = [case for case in cases if case.get("rivals", {}).get(rival)]
@@ -169,10 +169,11 @@ def speedup(
     ax = _axes(ax)
     ratios = [row["rivals"][rival] / row["ours_us"] for row in rows]
     colours = ["tab:blue" if ratio >= 1 else "tab:gray" for ratio in ratios]
-    ax.bar(range(len(rows)), ratios, color=colours)
-    ax.axhline(1.0, color="black", linewidth=0.8)
-    ax.set_xticks(range(len(rows)), [str(row[x]) for row in rows], rotation=60, ha="right")
-    ax.set(xlabel=x if x != "name" else "", ylabel=f"times faster than {rival}")
+    ax.barh(range(len(rows)), ratios, color=colours)
+    ax.axvline(1.0, color="black", linewidth=0.8)
+    ax.set_yticks(range(len(rows)), [str(row[label]) for row in rows])
+    ax.set_ylim(len(rows) - 0.4, -0.6)  # the first case on top
+    ax.set_xlabel(f"times faster than {rival}")
     return ax
 
 

@@ -140,7 +140,7 @@ def _draw(name: str, record: dict[str, Any]) -> list[str]:
         if not recorded.ratios(record["cases"], rival):
             continue
         count = len(recorded.ratios(record["cases"], rival))
-        figure, ax = plt.subplots(figsize=(max(5, 0.28 * count), 4), layout="constrained")
+        figure, ax = plt.subplots(figsize=(9, 0.8 + 0.22 * count), layout="constrained")
         plot.speedup(record["cases"], rival=rival, ax=ax)
         drawn.append(f"{name}_{rival}.png")
         figure.savefig(GENERATED / drawn[-1], dpi=110)
