@@ -122,7 +122,6 @@ def _masks_page(record: dict[str, Any]) -> str:
 
 def _toctree() -> str:
     pages = [f"   generated/suite_{name}" for name in recorded.suites()]
-    pages += [f"   {path.stem}" for path in sorted(GENERATED.parent.glob("*_*.rst"))]
     return "\n".join([".. toctree::", "   :maxdepth: 1", "", *pages, ""]) if pages else ""
 
 

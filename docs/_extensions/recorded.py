@@ -66,7 +66,12 @@ def rivals(cases: list[dict[str, Any]]) -> list[str]:
 def machine(header: dict[str, Any]) -> str:
     """One line: where and when a suite ran."""
     where = header.get("gpu") or header.get("cpu", "an unnamed machine")
-    versions = [f"CuPy {v}" for k, v in header.get("packages", {}).items() if k.startswith("cupy")]
+    packages = header.get("packages", {})
+    if header.get("gpu"):
+        versions = [f"CuPy {v}" for k, v in packages.items() if k.startswith("cupy")]
+    else:
+        shown = {"NumPy": "numpy", "Numba": "numba"}
+        versions = [f"{name} {packages[key]}" for name, key in shown.items() if key in packages]
     if header.get("driver"):
         major, minor = divmod(header["driver"] // 10, 100)
         versions.insert(0, f"driver for CUDA {major}.{minor}")
