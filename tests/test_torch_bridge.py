@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import queue
 import socket
 
@@ -11,6 +10,9 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+import data_parallel  # noqa: E402
+from data_parallel import model  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
@@ -139,13 +141,6 @@ def test_leading_axes_odd_sizes_and_no_bias():
     torch.testing.assert_close(y, F.linear(x, sparse.weight * sparse.current_mask()), **CLOSE)
     with pytest.raises(ShapeError, match=r"x must have shape \(..., k\) and weight \(m, k\)"):
         sparse(torch.randn(2, 8))
-
-
-def model():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32), torch.nn.Linear(32, 4)
-    )
 
 
 def test_sparsify_and_back():
@@ -335,42 +330,22 @@ def test_to_sparse_semi_structured_as_a_parameter(device):
         st.to_sparse_semi_structured(torch.ones(4, 8))
 
 
-def _train(rank, world, port, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    if world > 1:
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
-    net = st.sparsify(model(), {"*": {"transposable": True, "decay": 1e-3}})
-    wrapped = torch.nn.parallel.DistributedDataParallel(net) if world > 1 else net
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    scheduler = S.MaskScheduler(
-        S.Recipe(S.ConstantScheduler(0.5, every=2), pattern=S.Transposable24())
-    )
-    data = torch.randn(5, 8, 32, generator=torch.Generator().manual_seed(3))
-    for batch in data:
-        optimizer.zero_grad()
-        wrapped(batch.chunk(world)[rank]).square().mean().backward()
-        optimizer.step()
-        st.update_masks(net, scheduler)
-    results.put((rank, {k: v.numpy() for k, v in net.state_dict().items()}))
-    if world > 1:
-        torch.distributed.destroy_process_group()
-
-
 def test_two_data_parallel_processes_equal_one():
     context = torch.multiprocessing.get_context("spawn")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     results = context.Queue()
-    ranks = [context.Process(target=_train, args=(r, 2, port, results)) for r in range(2)]
+    ranks = [
+        context.Process(target=data_parallel.train, args=(r, 2, port, results)) for r in range(2)
+    ]
     for process in ranks:
         process.start()
     states = dict(results.get(timeout=60) for _ in ranks)
     for process in ranks:
         process.join(30)
     alone = queue.Queue()
-    _train(0, 1, port, alone)
+    data_parallel.train(0, 1, port, alone)
     _, want = alone.get()
     for key, value in want.items():
         np.testing.assert_array_equal(states[0][key], states[1][key])
