@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,12 @@ def test_every_public_name_is_there(name):
     if name in ("torch", "jax"):
         pytest.importorskip(f"sparse24.{name}")
     assert getattr(sparse24, name) is not None
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = [path.read_text() for path in (ROOT / "docs" / "reference").glob("*.rst")]
+    words = set(re.findall(r"\w+", "\n".join(pages)))
+    assert set(sparse24.__all__) - words - {"__version__"} == set()
 
 
 @pytest.mark.parametrize("stem", STEMS)
