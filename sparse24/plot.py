@@ -77,6 +77,9 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     """
     dense = _dense_matrix(a)
     ax = _axes(ax)
+    ax.set(xlabel="k", ylabel="m")
+    if not dense.size:
+        return ax
     if values:
         shown = dense.astype(np.float32)
         limit = float(np.nanmax(np.abs(shown), initial=0)) or 1.0
@@ -88,7 +91,6 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     if groups and _spec.groups(k) <= 64:
         for edge in range(_spec.GROUP, k, _spec.GROUP):
             ax.axvline(edge - 0.5, color="tab:orange", linewidth=0.6)
-    ax.set(xlabel="k", ylabel="m")
     return ax
 
 
