@@ -42,24 +42,25 @@ def rng():
     return np.random.default_rng(20261121)
 
 
+def pytest_collection_modifyitems(items):
+    """A gpu test tells its report which stems it verifies; so also from a worker process."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            stems = sorted({name for mark in item.iter_markers("stem") for name in mark.args})
+            item.user_properties.append(("stems", stems))
+
+
 class _Recorder:
     """Counts outcomes of gpu tests by the stems that their ``stem`` markers name."""
 
     def __init__(self, path: Path):
         self.path = path
         self.counts: dict[str, Counter] = defaultdict(Counter)
-        self.stems: dict[str, tuple[str, ...]] = {}
-
-    def pytest_collection_modifyitems(self, items):
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                markers = item.iter_markers("stem")
-                self.stems[item.nodeid] = tuple(name for mark in markers for name in mark.args)
 
     def pytest_runtest_logreport(self, report):
         decided = report.when == "call" or (report.when == "setup" and report.outcome != "passed")
         if decided:
-            for stem in self.stems.get(report.nodeid, ()):
+            for stem in dict(report.user_properties).get("stems", ()):
                 self.counts[stem][report.outcome] += 1
 
     def pytest_sessionfinish(self):
@@ -69,5 +70,5 @@ class _Recorder:
 
 def pytest_configure(config):
     path = config.getoption("--record-gpu", default=None)
-    if path:
+    if path and not hasattr(config, "workerinput"):  # one process records
         config.pluginmanager.register(_Recorder(Path(path)), "sparse24-gpu-recorder")
