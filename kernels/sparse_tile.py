@@ -41,6 +41,8 @@ class TileConfig:
         Blocks that share one tile, each with a part of K.
     blocks : int
         Blocks that are meant to run on one multiprocessor at a time.
+    wgmma : bool
+        Multiply by warpgroup instructions of sm_90a, four warps along M to 64 rows.
     """
 
     m: int
@@ -50,11 +52,13 @@ class TileConfig:
     stages: int
     split: int = 1
     blocks: int = 1
+    wgmma: bool = False
 
     @property
     def name(self) -> str:
         warps = "x".join(map(str, self.warps))
-        return f"{self.m}x{self.n}x{self.k}_w{warps}_s{self.stages}_p{self.split}"
+        kind = "g" if self.wgmma else "w"
+        return f"{self.m}x{self.n}x{self.k}_{kind}{warps}_s{self.stages}_p{self.split}"
 
     @property
     def threads(self) -> int:
@@ -71,6 +75,10 @@ class TileConfig:
     def suits(self, problem: Problem) -> bool:
         """Whether this specialisation can be compiled for the problem's types and chip."""
         itemsize = TABLE[problem.dtype].itemsize
+        if self.wgmma:
+            bytes_in_rows = itemsize == 1 and problem.b_order == "row"
+            if problem.compute_capability != 90 or bytes_in_rows:
+                return False
         columns = self.n // self.warps[1]
         needed = 16 if itemsize == 1 and not b_in_columns(problem) else 8
         room = SHARED_MEMORY.get(problem.compute_capability, 99) << 10
@@ -106,6 +114,7 @@ def defines(problem: Problem, config: TileConfig, epilogue) -> tuple[tuple[str, 
         ("TILE_M", tile_m), ("TILE_N", tile_n), ("TILE_K", tile_k),
         ("WARPS_M", config.warps[0]), ("WARPS_N", config.warps[1]), ("WARPS_K", config.warps[2]),
         ("STAGES", config.stages), ("SPLIT", config.split), ("BLOCKS", config.blocks),
+        ("WGMMA", int(config.wgmma)),
         ("B_COLUMN", int(b_in_columns(problem))), ("B_ASYNC", int(regular_b)),
         ("OUT_COLUMN", int(problem.out_order == "column")), ("OUT_ALIGNED", int(regular_out)),
         *epilogues.defines(epilogue),

@@ -32,7 +32,7 @@ inline Place place_of_block(const Shape& s) {
 extern "C" __global__ void __launch_bounds__(kThreads)
 sparse_mma(const char* values, const char* packed, const char* b, Out::type* out, Sum* workspace,
            const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
-    extern __shared__ __align__(128) char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const Place at = place_of_block(s);
     const Tile tile(values, packed, b, s, at.m, at.n, at.batch);
     const int stages = (s.k + TILE_K - 1) / TILE_K;

@@ -39,7 +39,7 @@ __cluster_dims__(SPLIT, 1, 1)
 #endif
 sparse_skinny(const char* values, const char* packed, const char* b, Out::type* out,
               const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
-    extern __shared__ __align__(128) char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const int tiles_m = (s.m + TILE_M - 1) / TILE_M, tiles_n = (s.n + TILE_N - 1) / TILE_N;
     const int part = blockIdx.x % SPLIT, index = blockIdx.x / SPLIT;  // a cluster is one tile
     const int n0 = index % tiles_n * TILE_N, m0 = index / tiles_n % tiles_m * TILE_M;

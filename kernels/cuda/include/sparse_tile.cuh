@@ -7,10 +7,12 @@
 //   STAGES                       depth of the cp.async ring
 //   B_COLUMN                     1: b lies with K contiguous, 0: with n contiguous
 //   B_ASYNC                      1: 16-byte copies of b, 0: element by element, any strides
+//   WGMMA                        1: warpgroup instructions (sm_90a), 0: mma.sp
 //
 // A stage holds A [TILE_M][TILE_K/2], metadata [TILE_K/128][TILE_M] x 16 bytes, in the packed
-// order, and b [TILE_N][TILE_K] or [TILE_K][TILE_N].  Rows are cut into 16-byte chunks whose
-// place is XORed with the row, so that ldmatrix meets no bank twice.
+// order, and b [TILE_N][TILE_K] or [TILE_K][TILE_N].  Rows are cut into spans of 128 bytes, all
+// rows of a span together, and those into 16-byte chunks whose place is XORed with the row, so
+// that ldmatrix meets no bank twice; it is the 128-byte swizzle of the warpgroup instructions.
 // What lies outside the matrices is read as zeros, so every shape is right.
 #pragma once
 #include "mma_sp.cuh"
@@ -46,10 +48,16 @@ static_assert(TILE_K % 128 == 0 && kAtoms % WARPS_K == 0);
 static_assert(kWarpM % 16 == 0 && kWarpN % (kItem == 1 && !B_COLUMN ? 16 : 8) == 0);
 static_assert(kWarpM == 16 || kWarpM % 32 == 0);
 
-// Byte offset of a 16-byte chunk in a tile whose rows have `chunks` of them (a power of two).
-template <int chunks> int place(int row, int chunk) {
-    constexpr int rows_of_line = chunks >= 8 ? 1 : 8 / chunks, mask = chunks >= 8 ? 7 : chunks - 1;
-    return (row * chunks + (chunk ^ (row / rows_of_line & mask))) * 16;
+constexpr int smaller(int x, int y) { return x < y ? x : y; }
+
+// Byte offset of row 0 of a 16-byte chunk, before the XOR, in a tile of `rows` x `chunks`.
+template <int rows, int chunks> int span(int chunk) {
+    return chunk / 8 * rows * 128 + chunk % 8 * 16;
+}
+// Byte offset of a 16-byte chunk; `chunks` is a power of two.
+template <int rows, int chunks> int place(int row, int chunk) {
+    constexpr int line = smaller(chunks, 8), rows_of_line = 8 / line;
+    return chunk / 8 * rows * 128 + (row * line + (chunk % 8 ^ (row / rows_of_line & (line - 1)))) * 16;
 }
 
 // Calls body(i) for i = thread, thread + threads, ... below `count`.
@@ -79,7 +87,7 @@ struct Tile {
             const int row = i / kAChunks, chunk = i % kAChunks, at = first + 16 * chunk;
             const int bytes = m0 + row < s.m ? max(0, min(16, row_bytes - at)) : 0;
             const char* from = values + (bytes ? (m0 + row) * s.a_pitch + at : 0);
-            copy_async(stage + place<kAChunks>(row, chunk), from, bytes);
+            copy_async(stage + place<TILE_M, kAChunks>(row, chunk), from, bytes);
         });
     }
 
@@ -102,7 +110,7 @@ struct Tile {
             const int row = i / kBChunks, chunk = i % kBChunks, at = first + 16 * chunk;
             const int bytes = row0 + row < rows ? max(0, min(16, line - at)) : 0;
             const char* from = b + (bytes ? (row0 + row) * pitch + at : 0);
-            copy_async(stage + kABytes + kMetaBytes + place<kBChunks>(row, chunk), from, bytes);
+            copy_async(stage + kABytes + kMetaBytes + place<kBRows, kBChunks>(row, chunk), from, bytes);
         });
     }
 
@@ -113,7 +121,7 @@ struct Tile {
             const int row = i / across, column = i % across;
             const int k = k0 + (B_COLUMN ? column : row), n = n0 + (B_COLUMN ? row : column);
             const Bits* from = reinterpret_cast<const Bits*>(b) + k * s.b_row + n * s.b_column;
-            const int at = place<kBChunks>(row, column * kItem / 16) + column * kItem % 16;
+            const int at = place<kBRows, kBChunks>(row, column * kItem / 16) + column * kItem % 16;
             *reinterpret_cast<Bits*>(stage + kABytes + kMetaBytes + at) = k < s.k && n < s.n ? *from : Bits(0);
         });
     }
@@ -170,12 +178,12 @@ inline void load_b_fragments(unsigned (&b)[kTilesN][4], unsigned tile, int step,
     if constexpr (B_COLUMN) {
 #pragma unroll
         for (int f = 0; f < kTilesN; ++f)
-            load_matrices(b[f], tile + place<kBChunks>(w.column0 + 8 * f + line, 4 * step + matrix));
+            load_matrices(b[f], tile + place<kBRows, kBChunks>(w.column0 + 8 * f + line, 4 * step + matrix));
     } else if constexpr (kItem == 2) {
 #pragma unroll
         for (int f = 0; f < kTilesN; ++f)
             load_matrices_transposed(
-                b[f], tile + place<kBChunks>(32 * step + 8 * matrix + line, w.column0 / 8 + f));
+                b[f], tile + place<kBRows, kBChunks>(32 * step + 8 * matrix + line, w.column0 / 8 + f));
     } else {
         // Bytes: a transposing load moves pairs of columns.  Two matrices, of the rows
         // 0,1,4,5,8,9,12,13 and of those + 2, give a lane four k of two columns; a byte
@@ -186,7 +194,7 @@ inline void load_b_fragments(unsigned (&b)[kTilesN][4], unsigned tile, int step,
             for (int half = 0; half < 2; ++half) {
                 const int k = 32 * half + 16 * (matrix / 2) + 4 * (line / 2) + line % 2 + 2 * (matrix % 2);
                 unsigned x[4];
-                load_matrices_transposed(x, tile + place<kBChunks>(64 * step + k, w.column0 / 16 + f / 2));
+                load_matrices_transposed(x, tile + place<kBRows, kBChunks>(64 * step + k, w.column0 / 16 + f / 2));
                 b[f][2 * half] = __byte_perm(x[0], x[1], 0x6420);
                 b[f][2 * half + 1] = __byte_perm(x[2], x[3], 0x6420);
                 b[f + 1][2 * half] = __byte_perm(x[0], x[1], 0x7531);
@@ -210,7 +218,7 @@ inline void multiply_stage(Sums& sums, unsigned stage, const Lane& w) {
             for (int tile = 0; tile < kTilesM; ++tile) {
                 unsigned a[4];
                 const int row = w.row0 + 16 * tile + w.lane % 16;
-                load_matrices(a, stage + place<kAChunks>(row, 2 * step + w.lane / 16));
+                load_matrices(a, stage + place<TILE_M, kAChunks>(row, 2 * step + w.lane / 16));
 #pragma unroll
                 for (int f = 0; f < kTilesN; ++f) {
                     if (kItem == 2 && tile % 2) mma_sp<kA, kB, kItem == 2>(sums[tile][f], a, b[f], words[tile - 1][i]);
@@ -220,6 +228,10 @@ inline void multiply_stage(Sums& sums, unsigned stage, const Lane& w) {
         }
     }
 }
+
+#if WGMMA
+#include "wgmma_tile.cuh"
+#endif
 
 // Sums over the stages [first, last) of K; the shared memory is free for other use afterwards.
 inline void run_stages(Sums& sums, const Tile& tile, const Shape& s, char* ring, int first, int last) {
@@ -231,11 +243,26 @@ inline void run_stages(Sums& sums, const Tile& tile, const Shape& s, char* ring,
     }
     int slot = 0, free_slot = STAGES - 1;
     for (int i = first; i < last; ++i) {
+        const unsigned stage = shared_address(ring + slot * kStageBytes);
+        const auto refill = [&] {
+            if (i + STAGES - 1 < last)
+                tile.load(ring + free_slot * kStageBytes, s, (i + STAGES - 1) * TILE_K);
+            commit_copies();
+        };
         wait_copies<STAGES - 2>();
+#if WGMMA
+        async_proxy_fence();
         __syncthreads();
-        if (i + STAGES - 1 < last) tile.load(ring + free_slot * kStageBytes, s, (i + STAGES - 1) * TILE_K);
-        commit_copies();
-        multiply_stage(sums, shared_address(ring + slot * kStageBytes), w);
+        unsigned words[kAtoms / WARPS_K][1][kAtomSteps];
+        start_stage(sums, words, stage, w);
+        refill();
+        wgmma_wait();
+        hold(words);
+#else
+        __syncthreads();
+        refill();
+        multiply_stage(sums, stage, w);
+#endif
         free_slot = slot;
         slot = slot + 1 == STAGES ? 0 : slot + 1;
     }

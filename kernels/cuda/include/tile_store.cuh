@@ -44,8 +44,6 @@ template <int rows, int vector, class Body> void each_vector(Body body) {
     });
 }
 
-constexpr int smaller(int x, int y) { return x < y ? x : y; }
-
 // Stores rows [row0, row0 + rows) of the tile: out = epilogue(sum(row, column)).
 template <int rows, class Get>
 void store_tile(Get sum, const Shape& s, typename Out::type* out, const EpilogueParams& p,
