@@ -1,0 +1,156 @@
+"""Products of few tokens beside dense cuBLAS: writes ``few_tokens.json``.
+
+    python tests/bench/bench_few_tokens.py [--dtypes bfloat16 ...] [--tokens 1 8 ...] [--block]
+
+Every contender goes round over copies of its weight that together exceed the L2 cache
+several times.  The layout is that of a linear layer: y (n, m) = x (n, k) @ w.T.  The last
+cases, ``block``, are a token step: the seven linear layers of a transformer block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from pathlib import Path
+
+import cupy as cp
+import rivals
+import shapes
+import torch
+from bench_gemm import STEMS, TORCH, as_cupy, error_of
+from harness import Contender, case, copies, geometric_mean, race, to_torch, write_suite
+
+import sparse24 as s24
+
+# (m, k) of query, key, value, output, gate, up and down in an 8B model with grouped queries.
+BLOCK = (
+    (4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096),
+    (14336, 4096), (14336, 4096), (4096, 14336),
+)  # fmt: skip
+BLOCK_TOKENS = (1, 8, 16, 32, 64)
+EIGHT_BIT_TOKENS = (16, 32)  # cuBLAS takes no fewer in these types
+
+
+class Layer:
+    """A linear layer of random 2:4 weight, and as many dense copies of it."""
+
+    def __init__(self, m: int, k: int, n: int, name: str, count: int, x=None):
+        torch.manual_seed(m + k + n)
+        scale = 30 if name == "int8" else 1
+        draw = lambda rows: (scale * torch.randn(rows, k, device="cuda")).to(TORCH[name])  # noqa: E731
+        wide = name in ("bfloat16", "float16")
+        self.x = draw(n) if x is None else x
+        self.dense = [draw(m) for _ in range(count)]
+        self.sparse = [
+            s24.compress(w, on_excess="prune", keep_dense=wide, dtype=None if wide else name)
+            for w in self.dense
+        ]
+        self.tokens = as_cupy(self.x)
+        self.out_name = name if wide else ("int32" if name == "int8" else "bfloat16")
+        self.y = cp.empty((n, m), s24._dtypes.numpy_dtype(self.out_name))
+        self.options = {"dtype": self.out_name, "a_dtype": name}
+        with s24.autotune():
+            self.step(0)
+
+    def step(self, copy: int) -> None:
+        s24.matmul(self.tokens, self.sparse[copy].T, self.y, **self.options)
+
+    def error(self, name: str) -> float:
+        """Relative error of the first copy's product, written over poison, against float64."""
+        self.y.view(cp.uint8).fill(0xFF)
+        self.step(0)
+        pruned = to_torch(self.sparse[0].toarray(), TORCH[name])
+        return error_of(self.y, pruned, self.x, name)
+
+    @property
+    def bytes(self) -> int:
+        a = self.sparse[0]
+        return a.values.nbytes + a.packed.nbytes + self.tokens.nbytes + self.y.nbytes
+
+
+def run(m: int, k: int, n: int, name: str) -> dict:
+    layer = Layer(m, k, n, name, copies(m * k * TORCH[name].itemsize // 2))
+    turns = range(len(layer.sparse))
+    ours = Contender([lambda i=i: layer.step(i) for i in turns])
+    dense = dense_rival(layer, name)
+    error = layer.error(name)
+    race({"ours": ours, "cublas": dense})
+    told = s24.explain(layer.tokens, layer.sparse[0].T, **layer.options)
+    return case(
+        f"{name} {m}x{k}x{n}", ours=ours, kernel=told.chosen, rivals={"cublas": dense},
+        m=m, k=k, n=n, dtype=name, error=error, bytes=layer.bytes,
+    )  # fmt: skip
+
+
+def dense_rival(layer: Layer, name: str) -> Contender:
+    if name == "float8_e4m3fn":
+        return rivals.dense_float8(layer.dense, layer.x)
+    if name == "int8":  # torch asks for more than 16 rows
+        rows, k = layer.x.shape
+        x = layer.x.new_zeros(max(rows, 17), k)
+        x[:rows] = layer.x
+        return rivals.dense_int8(layer.dense, x)
+    return rivals.dense(layer.dense, layer.x)
+
+
+def run_block(n: int, name: str = "bfloat16") -> dict:
+    """A token step: all layers of a block, one copy of each (together far above the L2 cache)."""
+    tokens = {k: torch.randn(n, k, device="cuda").to(TORCH[name]) for k in (4096, 14336)}
+    layers = [Layer(m, k, n, name, 1, tokens[k]) for m, k in BLOCK]
+    error = max(layer.error(name) for layer in layers)
+    ours = Contender([lambda: [layer.step(0) for layer in layers]])
+    outs = [torch.empty(n, m, dtype=TORCH[name], device="cuda") for m, _ in BLOCK]
+    calls = [lambda: [torch.mm(a.x, a.dense[0].t(), out=y) for a, y in zip(layers, outs)]]
+    dense = Contender(calls, library="torch")
+    race({"ours": ours, "cublas": dense})
+    return case(
+        f"block {name} n={n}", ours=ours, kernel="planned", rivals={"cublas": dense},
+        n=n, dtype=name, error=error, bytes=sum(layer.bytes for layer in layers),
+    )  # fmt: skip
+
+
+def report(rows: list[dict]) -> None:
+    by_tokens: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        ratio = row["rivals"]["cublas"] / row["ours_us"]
+        speed = row["bytes"] / row["ours_us"] * 1e-6
+        print(
+            f"{row['name']:28} ours {row['ours_us']:7.1f} us {speed:5.2f} TB/s  "
+            f"cublas {row['rivals']['cublas']:7.1f} us  {ratio:5.2f}x  "
+            f"{row['ours_kernel']}  error {row['error']:.1e}"
+        )
+        kind = "block" if "m" not in row else row["dtype"]
+        by_tokens.setdefault((kind, row["n"]), []).append(ratio)
+    for (kind, n), ratios in by_tokens.items():
+        print(f"{kind} n={n}: {geometric_mean(ratios):.2f}x cublas (worst {min(ratios):.2f}x)")
+
+
+def free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    cp.get_default_memory_pool().free_all_blocks()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dtypes", nargs="+", choices=TORCH, default=list(TORCH))
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(shapes.FEW_TOKENS))
+    parser.add_argument("--block", action="store_true", help="only the token step of a block")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for name in () if arguments.block else arguments.dtypes:
+        wide = name in ("bfloat16", "float16")
+        for n in arguments.tokens if wide else EIGHT_BIT_TOKENS:
+            for m, k in shapes.FEW_TOKENS_WEIGHTS:
+                rows.append(run(m, k, n, name))
+                free()
+    for n in BLOCK_TOKENS:
+        rows.append(run_block(n))
+        free()
+    report(rows)
+    write_suite("few_tokens", rows, stems=STEMS, out=arguments.out)
+
+
+if __name__ == "__main__":
+    main()
