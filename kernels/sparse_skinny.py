@@ -16,6 +16,9 @@ NAME = "sparse_skinny"
 Config = TileConfig
 MOST_COLUMNS = 256
 SPLITS = (1, 2, 4, 8)  # sizes of a cluster
+# Elements of K whose fp8 sums the instructions may add up without fast accumulation: four
+# instructions, as in cuBLAS.  With it a stage is the limit, which costs nothing here.
+PROMOTED = 256
 
 # K of a stage is in 16-bit elements; 8-bit types take twice as many.  Found by a sweep on an H200
 # (see the explanation page): up to 8 columns by mma.sp, more, and fp8, by warpgroup instructions.
@@ -93,6 +96,8 @@ def _placed(tile: TileConfig, problem: Problem, split: int = 1) -> TileConfig:
     """The tile for the problem's element size, with as many blocks a multiprocessor as fit."""
     itemsize = TABLE[problem.dtype].itemsize
     tile = replace(tile, k=tile.k * 2 // itemsize, split=split)
+    if tile.wgmma and problem.dtype in sparse_tile.FLOAT8 and not problem.fast_accumulation:
+        tile = replace(tile, k=min(tile.k, PROMOTED))
     room = sparse_tile.SHARED_MEMORY.get(problem.compute_capability, 99) << 10
     registers = 128 if tile.wgmma and tile.n < 128 else 168
     by_memory = room // (tile.shared_memory(itemsize) + 1024)
@@ -130,7 +135,7 @@ def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
     blocks = sparse_tile.tiles(problem, config)
     usable = int(sms * _USABLE[config.split])
     waves = math.ceil(blocks / (usable * config.blocks))
-    beside = min(config.blocks, math.ceil(blocks / usable))
+    beside = max(1, min(config.blocks, math.ceil(blocks / usable)))
     stages = problem.k / config.k / config.split
     stage = config.stage_bytes(item)
     rate = min((config.stages - 1) * stage / _LATENCY, _PER_BLOCK, _PER_SM / beside)

@@ -80,6 +80,22 @@ def test_every_configuration(rng, dtype, n):
 
 @gpu
 @stem
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("n", [5, 60, 128])
+def test_promoted_sums(rng, dtype, n):
+    a, b = random_24(rng, (200, 8704), dtype), random_dense(rng, (8704, n), dtype)
+    wanted = problem_of(a, b, "float32", b_order="column", fast_accumulation=False)
+    tried = [c for c in sparse_skinny.configs(wanted) if c.wgmma and c.split == 1]
+    assert all(config.k == sparse_skinny.PROMOTED for config in tried)
+    for config in tried:
+        check(
+            sparse_skinny, a, b, "float32", config=config, b_order="column",
+            fast_accumulation=False,
+        )  # fmt: skip
+
+
+@gpu
+@stem
 @pytest.mark.parametrize("split", [1, 4])
 def test_epilogues_and_batches(rng, split):
     a, b = random_24(rng, (130, 4096), "float16"), random_dense(rng, (3, 4096, 12), "float16")

@@ -8,6 +8,8 @@
 //   B_COLUMN                     1: b lies with K contiguous, 0: with n contiguous
 //   B_ASYNC                      1: 16-byte copies of b, 0: element by element, any strides
 //   WGMMA                        1: warpgroup instructions (sm_90a), 0: mma.sp
+//   PROMOTE                      1: the sums of a stage are added up in float32: warpgroup
+//                                instructions keep about 14 bits of an fp8 sum
 //
 // A stage holds A [TILE_M][TILE_K/2], metadata [TILE_K/128][TILE_M] x 16 bytes, in the packed
 // order, and b [TILE_N][TILE_K] or [TILE_K][TILE_N].  Rows are cut into spans of 128 bytes, all
@@ -233,6 +235,15 @@ inline void multiply_stage(Sums& sums, unsigned stage, const Lane& w) {
 #include "wgmma_tile.cuh"
 #endif
 
+inline void add(Sums& sums, const Sums& products) {
+#pragma unroll
+    for (int tile = 0; tile < kTilesM; ++tile)
+#pragma unroll
+        for (int f = 0; f < kTilesN; ++f)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) sums[tile][f][q] += products[tile][f][q];
+}
+
 // Sums over the stages [first, last) of K; the shared memory is free for other use afterwards.
 inline void run_stages(Sums& sums, const Tile& tile, const Shape& s, char* ring, int first, int last) {
     const Lane w;
@@ -254,10 +265,12 @@ inline void run_stages(Sums& sums, const Tile& tile, const Shape& s, char* ring,
         async_proxy_fence();
         __syncthreads();
         unsigned words[kAtoms / WARPS_K][1][kAtomSteps];
-        start_stage(sums, words, stage, w);
+        Sums products = {};
+        start_stage(PROMOTE ? products : sums, words, stage, w);
         refill();
         wgmma_wait();
         hold(words);
+        if constexpr (PROMOTE) add(sums, products);
 #else
         __syncthreads();
         refill();
