@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _product, _storage
+from sparse24 import _arrays, _dtypes, _fuse, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray
@@ -261,18 +261,13 @@ class Sparse24Array(SparseArray):
 
     # --- products -----------------------------------------------------------------------
 
-    def _multiply(self, other):
-        ready = _product.replay(self._plans, self._operand.rows, other, from_left=False)
-        if ready is not None:
-            return ready
-        return _product.multiply(self._operand, _dense_operand(other, self), plans=self._plans)
+    def _multiply(self, other, out=None, call=_fuse.PLAIN):
+        other = _dense_operand(other, self)
+        return _product.multiply(self._operand, other, out, call, self._plans)
 
-    def _multiply_from_left(self, other):
-        ready = _product.replay(self._plans, self._operand.columns, other, from_left=True)
-        if ready is not None:
-            return ready
-        dense = _dense_operand(other, self)
-        return _product.multiply_from_left(dense, self._operand, plans=self._plans)
+    def _multiply_from_left(self, other, out=None, call=_fuse.PLAIN):
+        other = _dense_operand(other, self)
+        return _product.multiply_from_left(other, self._operand, out, call, self._plans)
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -283,6 +278,8 @@ class Sparse24Array(SparseArray):
 
 def _dense_operand(other, sparse: Sparse24Array):
     """The other operand as a dense array; sparse ones are made dense."""
+    if _arrays.is_cupy(other):
+        return other
     if (
         isinstance(other, SparseArray)
         or _arrays.is_scipy_sparse(other)

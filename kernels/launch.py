@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from sparse24._errors import DeviceError
+from sparse24._records import PLAIN, Compressed24, Epilogue
+from sparse24.kernels import epilogue as _epilogue
 
 
 @functools.cache
@@ -65,6 +67,8 @@ class Launch:
 
     def __call__(self, stream: int) -> None:
         """Enqueue on the stream of this address, without waiting."""
+        if not self._sizes[1]:
+            return  # an empty grid
         status = self._launch(*self._sizes, stream, self._addresses, None)
         if status:
             raise DeviceError(f"cuLaunchKernel returned CUresult {status}; see the driver's manual")
@@ -80,3 +84,38 @@ def current_stream() -> int:
 def pointer(array: Any) -> np.ndarray:
     """The address of a CuPy array as an argument; it does not keep the array alive."""
     return np.array([array.data.ptr], np.uint64)
+
+
+class Launcher:
+    """What ``prepare`` of a product kernel returns: a compiled kernel, ready for operands.
+
+    Called with ``(a, b, out, epilogue)``, it enqueues ``out = epilogue(a @ b)`` on CuPy's
+    current stream and does not wait.  A subclass says by `bind` what the arguments are.
+    Those of recent launches are remembered by address; they keep no operand alive.
+    """
+
+    REMEMBERED = 1024
+    per_stream = False  # whether the arguments depend on the stream
+
+    def __init__(self) -> None:
+        self._launches: dict[tuple, Launch] = {}
+
+    def bind(self, a: Compressed24, b: Any, out: Any, stream: int) -> Launch:
+        """Lay out the arguments for these operands, with a plain epilogue as the last one."""
+        raise NotImplementedError
+
+    def __call__(self, a: Compressed24, b: Any, out: Any, epilogue: Epilogue) -> None:
+        stream = current_stream()
+        key = (
+            a.values.data.ptr, a.packed.data.ptr, b.data.ptr, out.data.ptr,
+            a.values.strides, b.strides, out.strides, stream if self.per_stream else 0,
+        )  # fmt: skip
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self.bind(a, b, out, stream)
+            while len(self._launches) >= self.REMEMBERED:
+                self._launches.pop(next(iter(self._launches)), None)
+            self._launches[key] = launch
+        if epilogue is not PLAIN:
+            launch = launch.with_last(_epilogue.params(epilogue))
+        launch(stream)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sparse24._dtypes import TABLE
-from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
-from sparse24.kernels import epilogue as epilogues
+from sparse24._records import PLAIN, Epilogue, Problem
 from sparse24.kernels import loader, sparse_tile
 from sparse24.kernels.sparse_tile import TileConfig
 
@@ -158,15 +157,8 @@ def prepare(problem: Problem, config: TileConfig, epilogue: Epilogue) -> Callabl
     macros = sparse_tile.defines(problem, config, epilogue)
     memory = config.shared_memory(TABLE[problem.dtype].itemsize)
     kernel = loader.function(NAME, "sparse_skinny", macros, shared_memory=memory)
-    grid, block = (sparse_tile.tiles(problem, config),), (config.threads,)
-    shapes = sparse_tile.Shapes()
-
-    def launch(a: Compressed24, b, out, epilogue: Epilogue) -> None:
-        if grid[0]:
-            shape, params = shapes(a, b, out), epilogues.params(epilogue)
-            kernel(grid, block, (a.values, a.packed, b, out, shape, params), shared_mem=memory)
-
-    return launch
+    grid = sparse_tile.tiles(problem, config)
+    return sparse_tile.TileLauncher(kernel, grid, config.threads, memory)
 
 
 COMPILE_CHECKS = tuple(_compile_checks())

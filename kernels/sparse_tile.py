@@ -10,6 +10,7 @@ from sparse24._dtypes import TABLE
 from sparse24._records import Compressed24, Problem
 from sparse24.kernels import epilogue as epilogues
 from sparse24.kernels import loader
+from sparse24.kernels.launch import Launch, Launcher, pointer
 
 SHAPE = np.dtype(
     [
@@ -159,6 +160,18 @@ class Shapes:
                 self._blocks = {}
             block = self._blocks[key] = shape_block(a, b, out)
         return block
+
+
+class TileLauncher(Launcher):
+    """Launches a kernel whose arguments are values, codes, b, out, `Shape` and epilogue."""
+
+    def __init__(self, kernel, grid: int, block: int, shared_memory: int):
+        super().__init__()
+        self._sizes = (kernel, grid, block, shared_memory)
+
+    def bind(self, a: Compressed24, b, out, stream: int) -> Launch:
+        operands = (pointer(a.values), pointer(a.packed), pointer(b), pointer(out))
+        return Launch(*self._sizes, (*operands, shape_block(a, b, out), epilogues.NO_PARAMS))
 
 
 def tiles(problem: Problem, config: TileConfig) -> int:

@@ -13,12 +13,11 @@ from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import loader, partial_sums, tensor_map
 from sparse24.kernels import sparse_wgmma_plan as plan
-from sparse24.kernels.launch import Launch, current_stream, pointer
+from sparse24.kernels.launch import Launch, Launcher, pointer
 from sparse24.kernels.sparse_wgmma_configs import TABLE, Config, layout
 
 NAME = "sparse_wgmma"
 configs, predict = plan.configs, plan.predict
-CACHED_LAUNCHES = 256  # argument tuples a prepared kernel remembers
 
 OUTPUTS = {
     "float16": ("float16", "float32"),
@@ -104,12 +103,13 @@ def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool)
     )  # fmt: skip
 
 
-class _Launcher:
-    """A compiled specialisation and the arguments of its recent launches."""
+class _Launcher(Launcher):
+    """A compiled specialisation."""
 
     def __init__(self, problem: Problem, config: Config, epilogue: Epilogue):
         from sparse24._arrays import cupy_module
 
+        super().__init__()
         self.problem, self.config, self.epilogue = problem, config, epilogue
         self.itemsize = numpy_dtype(problem.dtype).itemsize
         self.out_itemsize = numpy_dtype(problem.out_dtype).itemsize
@@ -120,31 +120,16 @@ class _Launcher:
         self.tiling = loader.by_value(tiling)
         blocks = sms if tiling["split_tiles"][0] else min(plan.tiles_of(problem, config), sms)
         self.grid = blocks // config.cluster * config.cluster
-        self.plain = epilogue.is_plain
-        self.launches: dict[tuple, Launch] = {}
+        self.per_stream = config.split
         if config.split:
             partial_sums.reserve()
         self._kernel(bulk=True)
-
-    def __call__(self, a: Compressed24, b, out, epilogue: Epilogue) -> None:
-        stream = current_stream()
-        key = (
-            a.values.data.ptr, a.packed.data.ptr, b.data.ptr, out.data.ptr,
-            a.values.strides, b.strides, out.strides, stream if self.config.split else 0,
-        )  # fmt: skip
-        launch = self.launches.get(key)
-        if launch is None:
-            launch = self._remember(key, a, b, out, stream)
-        if not self.plain:
-            launch = launch.with_last(_epilogue.params(epilogue))
-        launch(stream)
 
     def _kernel(self, *, bulk: bool):
         macros = defines(self.problem, self.config, self.epilogue, bulk=bulk)
         return loader.function(NAME, NAME, macros, shared_memory=self.shared_memory)
 
-    def _remember(self, key, a, b, out, stream: int) -> Launch:
-        """Lay out the arguments.  They hold addresses: a cached launch keeps no operand alive."""
+    def bind(self, a: Compressed24, b, out, stream: int) -> Launch:
         bulk = self._out_addressable(out)
         arguments: tuple[Any, ...] = (
             self._values_map(a), self._b_map(b), self._out_map(out) if bulk else tensor_map.empty(),
@@ -153,11 +138,7 @@ class _Launcher:
             _epilogue.NO_PARAMS,
         )  # fmt: skip
         kernel = self._kernel(bulk=bulk)
-        launch = Launch(kernel, self.grid, self.block, self.shared_memory, arguments)
-        while len(self.launches) >= CACHED_LAUNCHES:
-            self.launches.pop(next(iter(self.launches)), None)
-        self.launches[key] = launch
-        return launch
+        return Launch(kernel, self.grid, self.block, self.shared_memory, arguments)
 
     def _shape(self, a: Compressed24, b) -> np.ndarray:
         p = self.problem

@@ -48,7 +48,7 @@ _HOMES = {
     "backend": "sparse24._backend",
     "matmul": "sparse24._matmul",
     "linear": "sparse24._matmul",
-    "Epilogue": "sparse24._matmul",
+    "Epilogue": "sparse24._fuse",
     "plan": "sparse24._plan",
     "MatmulPlan": "sparse24._plan",
     "explain": "sparse24._plan",

@@ -37,6 +37,12 @@ def is_cupyx_sparse(x: Any) -> bool:
     return type(x).__module__.startswith("cupyx.scipy.sparse")
 
 
+def torch_stream(x: Any) -> int:
+    """Address of the stream on which torch enqueues work for a CUDA tensor."""
+    torch = sys.modules["torch"]
+    return torch.cuda.current_stream(x.device).cuda_stream
+
+
 def namespace(x: Any):
     """NumPy or CuPy, by the array's type."""
     if is_cupy(x):
@@ -118,6 +124,11 @@ def shares_memory(x: Any, y: Any) -> bool:
         return False
     if isinstance(x, np.ndarray):
         return np.may_share_memory(x, y)
+    return overlaps(x, y)
+
+
+def overlaps(x: Any, y: Any) -> bool:
+    """True if two device arrays may overlap; exact bounds."""
     low_x, high_x = _byte_bounds(x)
     low_y, high_y = _byte_bounds(y)
     return low_x < high_y and low_y < high_x

@@ -2,81 +2,71 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from sparse24 import _arrays, _autotune, _planner, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError
+from sparse24._fuse import Call
 from sparse24._records import Compressed24, Epilogue, Operand24, Problem
-from sparse24.kernels import epilogue as _epilogue
 
-# Launchers that an array keeps; shapes that change all the time must not pile up.
-MOST_PLANS = 256
+OVERLAP = "out shares memory with an operand; pass another array"
 
 
-def fill(a: Operand24, b, out, options, types, plans: dict | None = None):
+class Launched(NamedTuple):
+    """What ran on the GPU: ``launcher(a, b, out, epilogue)``."""
+
+    launcher: Callable[[Any, Any, Any, Epilogue], None]
+    a: Any  # Compressed24, or a dense array
+    b: Any
+    out: Any
+    epilogue: Epilogue
+
+
+def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launched | None:
     """Write ``a @ b`` into `out` (..., m, n), through the epilogue.
 
-    Returns a launcher ``launch(b, out, epilogue)`` for more products like this one, or
-    None where there is nothing to keep.  `plans` remembers what was prepared.
+    Returns what was launched, if the arrays that were given are all that it needed.
     """
-    if options.out is not None:
+    if types.out is not None:
         _refuse_overlap(out, a, b)
     batch = out.shape[:-2]
     given, record = b, a.rows
     a = _cast_operand(a, types.row_a)
-    b = _convert(b, types.row_b, options.b_dtype)
-    converted = b is not given
+    b = _convert(b, types.row_b, call.other_dtype)
+    as_given = b is given and a.rows is record and not batch
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
-    a, b, flat_out, epilogue = _flatten(a, b, out, options.epilogue, batch)
+    a, b, flat_out, epilogue = _flatten(a, b, out, epilogue, batch)
     if not types.on_gpu:
-        _on_cpu(a, b, flat_out, epilogue, options.algorithm)
-        launch = None
-    else:
-        plans = plans if a.rows is record else None  # a record made for this call only
-        launch = _prepared(a, b, flat_out, epilogue, options, types, plans)
-        launch(b, flat_out, epilogue)
+        _on_cpu(a, b, flat_out, epilogue, call.algorithm)
+        return None
+    problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
+    launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
+    launched.launcher(*launched[1:])
     if not _arrays.shares_memory(flat_out, out):
         out[...] = flat_out.reshape(out.shape)
-        launch = None
-    reusable = not batch and record is not None and a.rows is record and not converted
-    return launch if reusable else None
+        return None
+    kept = launched.a is a.dense or isinstance(launched.a, Compressed24)
+    return launched if as_given and kept else None
 
 
-def _prepared(a: Operand24, b, out, epilogue: Epilogue, options, types, plans):
-    """The launcher for this product, from `plans` if one like it was prepared before."""
-    problem = problem_of(a, b, out, epilogue, types, options.fast_accumulation)
-    made_dense = options.algorithm == _planner.DENSE_KERNEL and a.dense is None
-    if plans is None or a.rows is None or made_dense:
-        return prepare(a, b, out, epilogue, options, problem)
-    key = (id(a.rows), problem, options.algorithm, _epilogue.bits(epilogue), b.device.id)
-    launch = None if _autotune.active.get() else plans.get(key)
-    if launch is None:
-        launch = prepare(a, b, out, epilogue, options, problem)
-        if len(plans) >= MOST_PLANS:
-            plans.clear()
-        plans[key] = launch
-    return launch
-
-
-def prepare(a: Operand24, b, out, epilogue: Epilogue, options, problem: Problem):
-    """Choose and compile a kernel; the launcher takes (b, out, epilogue)."""
-    device = b.device.id
+def prepare(
+    a: Operand24, b, out, epilogue: Epilogue, algorithm: str, problem: Problem
+) -> Launched:
+    """Choose and compile a kernel, and gather what it takes; nothing runs yet."""
+    device, has_dense = b.device.id, a.dense is not None
     if a.rows is None:
-        candidate = _planner.choose(problem, device, dense=True, algorithm=_planner.DENSE_KERNEL)
-        dense = a.dense if a.dense is not None else _dense_of(a)
-        return functools.partial(_planner.prepare(candidate, epilogue), dense)
-    if options.algorithm == "auto":
+        algorithm = _planner.DENSE_KERNEL
+    elif algorithm == "auto":
         _autotune.visit(a, b, out, epilogue, problem, device)
-    has_dense = a.dense is not None
-    choice = _planner.choose(problem, device, dense=has_dense, algorithm=options.algorithm)
-    if choice.kernel == _planner.DENSE_KERNEL:
-        dense = a.dense if has_dense else _dense_of(a)
-        return functools.partial(_planner.prepare(choice, epilogue), dense)
-    return functools.partial(_planner.prepare(choice, epilogue), _storage.with_packed(a.rows))
+    choice = _planner.choose(problem, device, dense=has_dense, algorithm=algorithm)
+    launcher = _planner.prepare(choice, epilogue)
+    if choice.kernel != _planner.DENSE_KERNEL:
+        return Launched(launcher, _storage.with_packed(a.rows), b, out, epilogue)
+    return Launched(launcher, a.dense if has_dense else _dense_of(a), b, out, epilogue)
 
 
 def problem_of(a: Operand24, b, out, epilogue: Epilogue, types, fast: bool = True) -> Problem:
@@ -120,7 +110,7 @@ def aligned(x) -> bool:
 
 def _refuse_overlap(out, a: Operand24, b) -> None:
     if _arrays.shares_memory(out, b) or _arrays.shares_memory(out, a.stored.values):
-        raise ArgumentError("out shares memory with an operand; pass another array")
+        raise ArgumentError(OVERLAP)
 
 
 def _cast_operand(a: Operand24, row: DType) -> Operand24:

@@ -194,7 +194,7 @@ def _multiply_two_four(h, b, out) -> None:
     from sparse24.kernels import hybrid_overflow
 
     parts = layout(h, "two_four")
-    _product.multiply(parts.main, b, _product.Options(out=out), parts.plans)
+    _product.multiply(parts.main, b, out, plans=parts.plans)
     hybrid_overflow.add(parts.overflow, b, out)
 
 

@@ -1,63 +1,14 @@
-"""The public products: `matmul`, `linear` and their `Epilogue`."""
+"""The public products: `matmul` and `linear`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _product
-from sparse24 import _records as records
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24 import _arrays, _dtypes, _foreign
+from sparse24._errors import ArgumentError
+from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24.formats.base import SparseArray
 from sparse24.formats.two_four import Sparse24Array
-
-ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What happens to a product before it is stored, in one pass.
-
-    For element (i, j) of the result::
-
-        x   = alpha * alpha_vector * scales * (a @ b)[i, j] + beta * c[i, j] + bias
-        aux = x
-        out = out_scale * activation(x)
-
-    Attributes
-    ----------
-    bias : array, optional
-        Shape (n,) or (1, n) adds to columns, (m, 1) to rows.
-    activation : {None, "relu", "relu2", "gelu", "gelu_tanh", "silu"}
-        ``relu2`` is the square of relu; ``gelu`` uses erf, ``gelu_tanh`` its usual
-        approximation.
-    alpha_vector : array, optional
-        Factors of the product, shaped like `bias`.
-    out_scale : float, default 1
-        Factor of the result, for instance before it is rounded to fp8 or int8.
-    lower, upper : float
-        relu only: values at or below `lower` become 0, values above `upper` become it.
-    aux : array, optional
-        Receives the value before the activation; shape and dtype of the result.
-
-    Examples
-    --------
-    >>> import numpy as np, sparse24 as s24
-    >>> A = s24.compress(np.eye(4, dtype=np.float32))
-    >>> e = s24.Epilogue(bias=np.array([[-1.], [0.], [1.], [2.]]), activation="relu")
-    >>> s24.matmul(A, np.zeros((4, 2), np.float32), epilogue=e)[:, 0]
-    array([0., 0., 1., 2.], dtype=float32)
-    """
-
-    bias: Any = None
-    activation: str | None = None
-    alpha_vector: Any = None
-    out_scale: float = 1.0
-    lower: float = 0.0
-    upper: float = float("inf")
-    aux: Any = None
 
 
 def matmul(
@@ -123,13 +74,6 @@ def matmul(
     >>> np.allclose(s24.matmul(A, x), A.toarray() @ x)
     True
     """
-    given = (out, c, dtype, epilogue, scales, a_dtype, b_dtype)
-    plain = alpha == 1.0 and algorithm == "auto" and fast_accumulation
-    if plain and all(argument is None for argument in given):
-        if isinstance(a, Sparse24Array):
-            return a._multiply(b)
-        if isinstance(b, Sparse24Array):
-            return b._multiply_from_left(a)
     if not isinstance(a, SparseArray) and not isinstance(b, SparseArray):
         a, b = _one_sparse(a, b, a_dtype, b_dtype)
     if isinstance(a, SparseArray) and isinstance(b, SparseArray):
@@ -139,16 +83,12 @@ def matmul(
         return _dense(a, b, out, c, alpha, beta, dtype, epilogue, scales)
     if not isinstance(sparse, Sparse24Array):
         return _other_format(a, b, out, c, alpha, beta, dtype, epilogue, scales)
-    target = None if out is None else _foreign.take(out, argument="out")[0]
-    options = _product.Options(
-        target, _fuse(a, b, c, alpha, beta, epilogue, scales), dtype,
-        b_dtype if sparse is a else a_dtype, algorithm, fast_accumulation,
-    )  # fmt: skip
+    other_dtype = b_dtype if sparse is a else a_dtype
+    call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
+    call = PLAIN if call.is_plain else call
     if sparse is a:
-        result = _product.multiply(a._operand, other, options, a._plans)
-    else:
-        result = _product.multiply_from_left(other, b._operand, options, b._plans)
-    return result if out is None else out
+        return a._multiply(other, out, call)
+    return b._multiply_from_left(other, out, call)
 
 
 def linear(x, A, bias=None, *, activation=None):
@@ -238,66 +178,3 @@ def _other_format(a, b, out, c, alpha, beta, dtype, epilogue, scales):
         return result
     out[...] = result
     return out
-
-
-def _fuse(a, b, c, alpha, beta, epilogue, scales) -> records.Epilogue:
-    """All factors, biases and the activation as one record."""
-    plain = alpha == 1.0 and epilogue is None and scales is None and (c is None or beta == 0.0)
-    if plain:
-        return records.PLAIN
-    e = epilogue if epilogue is not None else Epilogue()
-    if e.activation is not None:
-        _check.one_of(e.activation, ACTIVATIONS, argument="activation")
-    m, n = _matrix_shape(a, -2), _matrix_shape(b, -1)
-    xp, real = _vectors_of(a, b)
-    row_bias, column_bias, _ = _vector("bias", e.bias, m, n, xp, real)
-    row, column, factor = _vector("alpha_vector", e.alpha_vector, m, n, xp, real)
-    for name, scale in zip(("scales[0]", "scales[1]"), scales or (), strict=False):
-        more_row, more_column, more = _vector(name, scale, m, n, xp, real)
-        row, column = _times(row, more_row), _times(column, more_column)
-        factor *= more
-    take = lambda x, name: None if x is None else _foreign.take(x, argument=name)[0]  # noqa: E731
-    return records.Epilogue(
-        float(alpha) * factor, float(beta), take(c, "c") if beta else None, row, column, row_bias,
-        column_bias, e.activation or "identity", e.lower, e.upper, float(e.out_scale),
-        take(e.aux, "aux"),
-    )  # fmt: skip
-
-
-def _matrix_shape(x, axis: int) -> int:
-    shape = tuple(x.shape)
-    return 1 if len(shape) < 2 else int(shape[axis])
-
-
-def _vectors_of(a, b):
-    """Library and type of the epilogue's vectors: float64 only beside float64 operands."""
-    sparse = a if isinstance(a, SparseArray) else b
-    xp = np if sparse.device == "cpu" else _arrays.cupy_module()
-    return xp, np.float64 if sparse.dtype == np.float64 else np.float32
-
-
-def _times(x, y):
-    if x is None or y is None:
-        return x if y is None else y
-    return x * y
-
-
-def _vector(name: str, x, m: int, n: int, xp, real):
-    """(row vector, column vector, number) of a factor or bias; two of them neutral."""
-    if x is None:
-        return None, None, 1.0
-    if np.isscalar(x):
-        if name == "bias":
-            return None, xp.full(n, x, real), 1.0
-        return None, None, float(x)  # type: ignore[arg-type]
-    x, _ = _foreign.take(x, argument=name)
-    if x.size == 1 and x.ndim == 0:
-        return _vector(name, xp.broadcast_to(xp.asarray(x), (n,)), m, n, xp, real)
-    vector = xp.ascontiguousarray(xp.asarray(x).reshape(-1).astype(real, copy=False))
-    if x.shape in ((n,), (1, n)):
-        return None, vector, 1.0
-    if x.shape == (m, 1):
-        return vector, None, 1.0
-    raise ShapeError(
-        f"{name} must have shape ({n},) or (1, {n}) for columns or ({m}, 1) for rows, got {x.shape}"
-    )

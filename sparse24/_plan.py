@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,12 +16,14 @@ from sparse24 import (
     _dispatch,
     _dtypes,
     _foreign,
+    _fuse,
     _planner,
     _product,
     _tuning_cache,
 )
 from sparse24 import _matmul as public
 from sparse24._errors import ArgumentError, DeviceError
+from sparse24._fuse import Call
 from sparse24._planner import Candidate
 from sparse24.formats.two_four import Sparse24Array
 
@@ -91,6 +92,13 @@ def explain(
     >>> print(s24.explain(A, np.ones((256, 1), np.float32)).chosen)
     cpu_sparse
     """
+    return _explain(a, b, dtype, epilogue, algorithm, a_dtype, b_dtype)
+
+
+def _explain(
+    a, b, dtype=None, epilogue=None, algorithm="auto", a_dtype=None, b_dtype=None,
+    out_order="row",
+) -> Explanation:  # fmt: skip
     operand, other = _as_left(a, b)
     if operand.rows is None:
         reason = (
@@ -101,7 +109,8 @@ def explain(
     if not _arrays.is_cupy(other):
         return _explain_cpu(operand, other, algorithm)
     named = b_dtype if isinstance(a, Sparse24Array) else a_dtype
-    problem = _problem(operand, other, dtype, epilogue, named)
+    call = Call(dtype=dtype, epilogue=epilogue, other_dtype=named)
+    problem = _problem(operand, other, call, out_order)
     device = other.device.id
     dense = operand.dense is not None
     ranked = tuple(_planner.candidates(problem, device, dense=True))
@@ -127,12 +136,13 @@ def _as_left(a, b):
     )
 
 
-def _problem(operand, other, dtype, epilogue, other_dtype):
-    options = _product.Options(out_dtype=dtype, b_dtype=other_dtype)
-    shape = (*other.shape[:-2], operand.shape[-2], other.shape[-1])
-    types = _product._Result.plan(operand, other, options, shape)
+def _problem(operand, other, call: Call, out_order: str):
+    m, n = operand.shape[-2], other.shape[-1]
+    shape = (m, n) if out_order == "row" else (n, m)
+    types = _product._Result.plan(operand, other, None, call, (*other.shape[:-2], *shape))
     out = types.allocate(...)
-    fused = public._fuse(Sparse24Array(operand), other, None, 1.0, 0.0, epilogue, None)
+    out = out if out_order == "row" else out.swapaxes(-1, -2)
+    fused = _fuse.fuse(call, operand.shape, other.shape, *_product._vectors(operand))
     return _dispatch.problem_of(operand, other, out, fused, types)
 
 
@@ -180,36 +190,10 @@ class MatmulPlan:
         self._a = a
         self._options = options
         self._out_order = out_order
-        self.explanation = explain(a, b, **options)
+        self.explanation = _explain(a, b, out_order=out_order, **options)
         self.candidates = self.explanation.candidates
         self.chosen = self.explanation.chosen
-        self._shape = (*b.shape[:-2], a.shape[-2], b.shape[-1])
-        self._launch: Any = None
-        if _arrays.is_cupy(b) and a._operand.rows is not None and b.ndim == a.ndim == 2:
-            self._prepare(b)
-        else:
-            self.execute(b)  # compiles, and fills caches
-
-    def _prepare(self, b) -> None:
-        """Compile for the signature of b; `execute` then only launches."""
-        operand = self._a._operand
-        options = _product.Options(
-            out_dtype=self._options["dtype"], algorithm=self._options["algorithm"]
-        )
-        types = _product._Result.plan(operand, b, options, self._shape)
-        self._dtype = types.dtype
-        self._fused = public._fuse(self._a, b, None, 1.0, 0.0, self._options["epilogue"], None)
-        out = self._empty()
-        if types.row_a is not operand.dtype or types.row_b.logical != b.dtype:
-            return
-        problem = _dispatch.problem_of(operand, b, out, self._fused, types)
-        self._launch = _dispatch.prepare(operand, b, out, self._fused, options, problem)
-        self._signature = _signature(b)
-        self._launch(b, out, self._fused)
-
-    def _empty(self):
-        order = "F" if self._out_order == "column" else "C"
-        return _arrays.cupy_module().empty(self._shape, self._dtype, order=order)
+        self.execute(b)  # compiles, and lays out the launch
 
     def execute(self, b, out=None):
         """Multiply; `b` has the shape, dtype, order and alignment that the plan was made for.
@@ -226,18 +210,18 @@ class MatmulPlan:
         -------
         array, shape (m, n)
         """
-        if self._launch is None or out is not None or _signature(b) != self._signature:
-            return public.matmul(self._a, b, out, **self._options)
-        out = self._empty()
-        self._launch(b, out, self._fused)
-        return out
+        if out is None and self._out_order == "column":
+            out = _column_result(self._a, b, self._options["dtype"])
+        return public.matmul(self._a, b, out, **self._options)
 
     def __repr__(self) -> str:
         return f"<MatmulPlan: {self.chosen}, {len(self.candidates)} candidates>"
 
 
-def _signature(b) -> tuple:
-    return b.shape, b.strides, b.dtype, b.data.ptr & 15 if _arrays.is_cupy(b) else None
+def _column_result(a: Sparse24Array, b, dtype):
+    shape = (*b.shape[:-2], b.shape[-1], a.shape[-2])
+    types = _product._Result.plan(a._operand, b, None, Call(dtype=dtype), shape)
+    return types.allocate(...).swapaxes(-1, -2)
 
 
 def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="row") -> MatmulPlan:

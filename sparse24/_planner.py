@@ -18,6 +18,7 @@ from typing import Any
 from sparse24 import _dtypes, _tuning_cache
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._records import Compressed24, Epilogue, Problem
+from sparse24.kernels import epilogue as _epilogue
 
 SPARSE_KERNELS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_fma")
 DENSE_KERNEL = "dense"
@@ -26,6 +27,8 @@ DENSE_KERNEL = "dense"
 # (an elementwise kernel with one side uncoalesced; measured on an H200).
 STAGING_EFFICIENCY = 0.25
 STAGING_LAUNCH = 4e-6  # seconds
+
+REMEMBERED = 512  # choices, and prepared kernels, of the latest problems
 
 # Copy bandwidth where none was measured: bytes a second and multiprocessor of an H200.
 DEFAULT_BANDWIDTH_PER_SM = 4.2e12 / 132
@@ -137,7 +140,7 @@ def rank(
 
 
 def choose(problem: Problem, device: int, *, dense: bool, algorithm: str = "auto") -> Candidate:
-    """The candidate to run.
+    """The candidate to run; remembered until the tuning cache learns something.
 
     Raises
     ------
@@ -146,6 +149,13 @@ def choose(problem: Problem, device: int, *, dense: bool, algorithm: str = "auto
     ArgumentError
         If no kernel has that name.
     """
+    return _choose(problem, device, dense, algorithm, _tuning_cache.generation())
+
+
+@functools.lru_cache(REMEMBERED)
+def _choose(
+    problem: Problem, device: int, dense: bool, algorithm: str, generation: int
+) -> Candidate:
     ranked = candidates(problem, device, dense=dense or algorithm == DENSE_KERNEL)
     if algorithm == "auto":
         tuned = _tuning_cache.winner(device, problem, dense=dense)
@@ -168,7 +178,15 @@ def prepare(candidate: Candidate, epilogue: Epilogue) -> Callable[..., None]:
     """A callable ``run(a, b, out, epilogue)`` that stages and launches.
 
     ``a`` is a `Compressed24` with packed metadata, or a dense array for the dense kernel.
+    The callable serves every product of these shapes, layouts and parts of an epilogue.
     """
+    import cupy
+
+    return _prepare(candidate, _epilogue.skeleton(epilogue), cupy.cuda.runtime.getDevice())
+
+
+@functools.lru_cache(REMEMBERED)
+def _prepare(candidate: Candidate, epilogue: Epilogue, device: int) -> Callable[..., None]:
     module = kernel_module(candidate.kernel)
     launch = module.prepare(candidate.problem, candidate.settings, epilogue)
     if not (candidate.stage_b or candidate.stage_out):

@@ -13,70 +13,73 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dispatch, _dtypes, _foreign
+from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _fuse, _replay
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from sparse24._records import PLAIN, Epilogue, Operand24
+from sparse24._fuse import Call
+from sparse24._records import Epilogue, Operand24
+
+Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
 
 
-@dataclass(frozen=True)
-class Options:
-    """Everything that a product may be asked beside its operands."""
-
-    out: Any = None
-    epilogue: Epilogue = PLAIN
-    out_dtype: Any = None
-    b_dtype: Any = None
-    algorithm: str = "auto"
-    fast_accumulation: bool = True
-
-    @property
-    def is_default(self) -> bool:
-        return self == DEFAULT
-
-
-DEFAULT = Options()
-Plans = dict[tuple, Callable[[Any], Any]]
-
-
-def multiply(a: Operand24, b, options: Options = DEFAULT, plans: Plans | None = None):
-    """``a @ b`` with NumPy's rules for shapes."""
+def multiply(a: Operand24, b, out=None, call: Call = _fuse.PLAIN, plans: Plans | None = None):
+    """``a @ b`` with NumPy's rules for shapes; `plans` remembers what the call prepared."""
+    key = None if plans is None else _replay.signature(b, out, call, from_left=False)
+    if key is not None and key in plans:
+        return plans[key](b, out)
     with _foreign.stream_of(b):
-        b, restore = _foreign.take(b, argument="b")
-        if b.ndim == 0:
+        matrix, restore = _foreign.take(b, argument="b")
+        if matrix.ndim == 0:
             raise ShapeError("b must have at least one axis, got a scalar")
-        _check_inner(a.shape, b.shape, a.shape[-1], b.shape[-2] if b.ndim > 1 else b.shape[0])
-        matrix = b[:, None] if b.ndim == 1 else b
-        result = _Result.plan(
-            a, matrix, options, (*_batch(a, matrix), a.shape[-2], matrix.shape[-1])
-        )
-        squeeze = (..., 0) if b.ndim == 1 else ...
+        vector = matrix.ndim == 1
+        matrix = matrix[:, None] if vector else matrix
+        _check_inner(a.shape, tuple(b.shape), a.shape[-1], matrix.shape[-2])
+        shape = (*_batch(a, matrix), a.shape[-2], matrix.shape[-1])
+        result = _Result.plan(a, matrix, out, call, shape)
+        squeeze = (..., 0) if vector else ...
         target = result.allocate(squeeze)
-        launch = _dispatch.fill(a, matrix, target, options, result, plans)
-        _remember(plans, a.rows, b, options, from_left=False, launch=launch, result=result)
-        return result.deliver(target[squeeze], restore)
+        epilogue = _fuse.fuse(call, a.shape, matrix.shape, *_vectors(a))
+        launched = _dispatch.fill(a, matrix, target, epilogue, call, result)
+        product = restore(target[squeeze]) if out is None else out
+    if key is not None and launched is not None:
+        _replay.remember(plans, key, launched, b, product, call)
+    return product
 
 
-def multiply_from_left(x, a: Operand24, options: Options = DEFAULT, plans: Plans | None = None):
+def multiply_from_left(
+    x, a: Operand24, out=None, call: Call = _fuse.PLAIN, plans: Plans | None = None
+):
     """``x @ a``: the transposed product of transposed operands."""
+    key = None if plans is None else _replay.signature(x, out, call, from_left=True)
+    if key is not None and key in plans:
+        return plans[key](x, out)
     with _foreign.stream_of(x):
-        x, restore = _foreign.take(x, argument="a")
-        if x.ndim == 0:
+        matrix, restore = _foreign.take(x, argument="a")
+        if matrix.ndim == 0:
             raise ShapeError("a must have at least one axis, got a scalar")
-        _check_inner(x.shape, a.shape, x.shape[-1], a.shape[-2])
-        matrix = x[None] if x.ndim == 1 else x
-        result = _Result.plan(
-            a, matrix, options, (*_batch(a, matrix), matrix.shape[-2], a.shape[-1])
-        )
-        squeeze = (..., 0, slice(None)) if x.ndim == 1 else ...
+        _check_inner(tuple(x.shape), a.shape, matrix.shape[-1], a.shape[-2])
+        vector = matrix.ndim == 1
+        matrix = matrix[None] if vector else matrix
+        shape = (*_batch(a, matrix), matrix.shape[-2], a.shape[-1])
+        result = _Result.plan(a, matrix, out, call, shape)
+        squeeze = (..., 0, slice(None)) if vector else ...
         target = result.allocate(squeeze)
-        folded, folded_target = _fold(matrix, target, a, options)
-        launch = _dispatch.fill(
+        epilogue = _fuse.fuse(call, matrix.shape, a.shape, *_vectors(a))
+        folded, folded_target = _fold(matrix, target, a, epilogue)
+        launched = _dispatch.fill(
             a.transposed(), folded.swapaxes(-1, -2), folded_target.swapaxes(-1, -2),
-            _transposed(options), result, plans,
+            epilogue.transposed(), call, result,
         )  # fmt: skip
-        _remember(plans, a.columns, x, options, from_left=True, launch=launch, result=result)
-        return result.deliver(target[squeeze], restore)
+        product = restore(target[squeeze]) if out is None else out
+    if key is not None and launched is not None:
+        _replay.remember(plans, key, launched, x, product, call)
+    return product
+
+
+def _vectors(a: Operand24):
+    """Library and type of the epilogue's vectors: float64 only beside float64 operands."""
+    xp = _arrays.namespace(a.stored.values)
+    return xp, np.float64 if a.dtype.name == "float64" else np.float32
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class _Result:
     on_gpu: bool
 
     @classmethod
-    def plan(cls, a: Operand24, other, options: Options, shape: tuple[int, ...]) -> _Result:
+    def plan(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> _Result:
         values = a.stored.values
         if _arrays.is_cupy(other) != _arrays.is_cupy(values):
             raise DeviceError(
@@ -99,10 +102,11 @@ class _Result:
                 f"{_arrays.device_of(other)}; move one with .to_device(...) or cupy.asarray"
             )
         row_a, row_b = promote(
-            a.dtype, _arrays.logical_dtype(other, options.b_dtype, argument="b")
+            a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
         )
-        name = row_a.result if options.out_dtype is None else _result_name(options.out_dtype)
-        return cls(shape, row_a, row_b, name, options.out, _arrays.is_cupy(values))
+        name = row_a.result if call.dtype is None else _result_name(call.dtype)
+        out = None if out is None else _foreign.take(out, argument="out")[0]
+        return cls(shape, row_a, row_b, name, out, _arrays.is_cupy(values))
 
     @property
     def dtype(self) -> np.dtype:
@@ -127,9 +131,6 @@ class _Result:
         if squeeze is ...:
             return self.out
         return self.out[..., None] if squeeze == (..., 0) else self.out[..., None, :]
-
-    def deliver(self, array, restore):
-        return restore(array) if self.out is None else self.out
 
 
 def _result_name(dtype) -> str:
@@ -167,55 +168,11 @@ def _batch(a: Operand24, other) -> tuple[int, ...]:
         ) from None
 
 
-def _fold(x, target, a: Operand24, options: Options):
+def _fold(x, target, a: Operand24, epilogue: Epilogue):
     """Token axes of ``x`` (..., t, k) folded into one, where a single matrix serves them all."""
-    foldable = x.ndim > 2 and len(a.shape) == 2 and target.flags.c_contiguous
-    if not foldable or options.epilogue.c is not None or options.epilogue.aux is not None:
+    e = epilogue
+    by_row = any(part is not None for part in (e.c, e.aux, e.row_scale, e.row_bias))
+    if by_row or x.ndim <= 2 or len(a.shape) > 2 or not target.flags.c_contiguous:
         return x, target
     tokens = math.prod(x.shape[:-1])
     return x.reshape(tokens, x.shape[-1]), target.reshape(tokens, target.shape[-1])
-
-
-def _transposed(options: Options) -> Options:
-    if options.epilogue is PLAIN:
-        return options
-    return Options(
-        options.out, options.epilogue.transposed(), options.out_dtype, options.b_dtype,
-        options.algorithm, options.fast_accumulation,
-    )  # fmt: skip
-
-
-# --- prepared launches: a call on a known signature goes straight to the kernel -----------
-
-
-def _signature(record, x, from_left: bool) -> tuple:
-    return (id(record), from_left, x.shape, x.strides, x.dtype, x.data.ptr & 15)
-
-
-def replay(plans: Plans, record, x, *, from_left: bool):
-    """The product by a launch that is ready, or None if this signature is new."""
-    if not plans or not hasattr(x, "__cuda_array_interface__") or not _arrays.is_cupy(x):
-        return None
-    planned = plans.get(_signature(record, x, from_left))
-    return None if planned is None else planned(x)
-
-
-def _remember(plans, record, x, options, *, from_left: bool, launch, result: _Result) -> None:
-    """Keep the launch of a plain product of matrices for the next call like this one."""
-    if plans is None or launch is None or options is not DEFAULT or x.ndim != 2:
-        return
-    empty, shape, dtype = _arrays.cupy_module().empty, result.shape, result.dtype
-
-    def left_operand(b):
-        out = empty(shape, dtype)
-        launch(b, out, PLAIN)
-        return out
-
-    def right_operand(x):
-        out = empty(shape, dtype)
-        launch(x.T, out.T, PLAIN)
-        return out
-
-    if len(plans) >= _dispatch.MOST_PLANS:
-        plans.clear()
-    plans[_signature(record, x, from_left)] = right_operand if from_left else left_operand

@@ -21,6 +21,17 @@ from sparse24._version import __version__
 FORMAT = 1
 _lock = threading.Lock()
 _state: dict[int, dict] = {}  # by device: {"winners": {...}, "scales": {...}, "bandwidth": float}
+_changes = 0  # how often what is known has changed
+
+
+def generation() -> int:
+    """A number that changes with what is known: choices made under another one are out of date."""
+    return _changes
+
+
+def _changed() -> None:
+    global _changes
+    _changes += 1
 
 
 def directory() -> Path:
@@ -112,6 +123,7 @@ def record_winner(device: int, problem: Problem, *, dense: bool, seconds: dict[s
     content = state(device)
     with _lock:
         content["winners"][problem_key(problem, dense=dense)] = {"name": best, "seconds": seconds}
+        _changed()
 
 
 def scale(device: int, kernel: str) -> float:
@@ -130,6 +142,7 @@ def record_model(device: int, *, bandwidth: float, scales: dict[str, float]) -> 
     with _lock:
         content["bandwidth"] = bandwidth
         content["scales"].update(scales)
+        _changed()
 
 
 def write(file: Path, device: int, *, replace: bool) -> bool:
@@ -159,6 +172,7 @@ def merge(file: Path, device: int) -> bool:
         mine["winners"].update(content["winners"])
         mine["scales"].update(content["scales"])
         mine["bandwidth"] = content["bandwidth"] or mine["bandwidth"]
+        _changed()
     return True
 
 
@@ -166,3 +180,4 @@ def forget(device: int) -> None:
     """Drop what is known in memory."""
     with _lock:
         _state[device] = _empty()
+        _changed()

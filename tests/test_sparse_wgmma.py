@@ -157,7 +157,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(_arrays, "cupy_module", lambda: cupy)
     monkeypatch.setattr(launch, "_driver_launch", lambda: driver)
     monkeypatch.setattr(sparse_wgmma.loader, "function", function)
-    monkeypatch.setattr(sparse_wgmma, "current_stream", lambda: 0)
+    monkeypatch.setattr(launch, "current_stream", lambda: 0)
     monkeypatch.setattr(tensor_map, "_encoder", lambda: lambda *arguments: 0)
     tensor_map.tiled.cache_clear()
     return seen

@@ -1,0 +1,140 @@
+"""What a product is asked beside its operands, and how the kernels are told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparse24 import _check, _foreign
+from sparse24 import _records as records
+from sparse24._errors import ShapeError
+
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to a product before it is stored, in one pass.
+
+    For element (i, j) of the result::
+
+        x   = alpha * alpha_vector * scales * (a @ b)[i, j] + beta * c[i, j] + bias
+        aux = x
+        out = out_scale * activation(x)
+
+    Attributes
+    ----------
+    bias : array, optional
+        Shape (n,) or (1, n) adds to columns, (m, 1) to rows.
+    activation : {None, "relu", "relu2", "gelu", "gelu_tanh", "silu"}
+        ``relu2`` is the square of relu; ``gelu`` uses erf, ``gelu_tanh`` its usual
+        approximation.
+    alpha_vector : array, optional
+        Factors of the product, shaped like `bias`.
+    out_scale : float, default 1
+        Factor of the result, for instance before it is rounded to fp8 or int8.
+    lower, upper : float
+        relu only: values at or below `lower` become 0, values above `upper` become it.
+    aux : array, optional
+        Receives the value before the activation; shape and dtype of the result.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A = s24.compress(np.eye(4, dtype=np.float32))
+    >>> e = s24.Epilogue(bias=np.array([[-1.], [0.], [1.], [2.]]), activation="relu")
+    >>> s24.matmul(A, np.zeros((4, 2), np.float32), epilogue=e)[:, 0]
+    array([0., 0., 1., 2.], dtype=float32)
+    """
+
+    bias: Any = None
+    activation: str | None = None
+    alpha_vector: Any = None
+    out_scale: float = 1.0
+    lower: float = 0.0
+    upper: float = float("inf")
+    aux: Any = None
+
+
+class Call(NamedTuple):
+    """The options of `sparse24.matmul` as they were given, but for `out`."""
+
+    c: Any = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    dtype: Any = None
+    epilogue: Epilogue | None = None
+    scales: tuple | None = None
+    algorithm: str = "auto"
+    other_dtype: Any = None
+    fast_accumulation: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing was asked for."""
+        given = (self.c, self.dtype, self.epilogue, self.scales, self.other_dtype)
+        plain = self.alpha == 1.0 and self.algorithm == "auto" and self.fast_accumulation
+        return plain and all(option is None for option in given)
+
+
+PLAIN = Call()
+
+
+def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
+    """All factors, biases and the activation of a call as one record.
+
+    `left` and `right` are the shapes of the operands; vectors become arrays of `xp` and
+    of type `real`.
+    """
+    c, beta, e = call.c, call.beta, call.epilogue
+    plain = call.alpha == 1.0 and e is None and call.scales is None
+    if plain and (c is None or beta == 0.0):
+        return records.PLAIN
+    e = e if e is not None else Epilogue()
+    if e.activation is not None:
+        _check.one_of(e.activation, ACTIVATIONS, argument="activation")
+    m, n = left[-2] if len(left) > 1 else 1, right[-1] if len(right) > 1 else 1
+    row_bias, column_bias, _ = _vector("bias", e.bias, m, n, xp, real)
+    row, column, factor = _vector("alpha_vector", e.alpha_vector, m, n, xp, real)
+    for name, scale in zip(("scales[0]", "scales[1]"), call.scales or (), strict=False):
+        more_row, more_column, more = _vector(name, scale, m, n, xp, real)
+        row, column = _times(row, more_row), _times(column, more_column)
+        factor *= more
+    return records.Epilogue(
+        float(call.alpha) * factor, float(beta), _matrix("c", c) if beta else None, row, column,
+        row_bias, column_bias, e.activation or "identity", e.lower, e.upper, float(e.out_scale),
+        _matrix("aux", e.aux),
+    )  # fmt: skip
+
+
+def _matrix(name: str, x):
+    return None if x is None else _foreign.take(x, argument=name)[0]
+
+
+def _times(x, y):
+    if x is None or y is None:
+        return x if y is None else y
+    return x * y
+
+
+def _vector(name: str, x, m: int, n: int, xp, real):
+    """(row vector, column vector, number) of a factor or bias; two of them neutral."""
+    if x is None:
+        return None, None, 1.0
+    if np.isscalar(x):
+        if name == "bias":
+            return None, xp.full(n, x, real), 1.0
+        return None, None, float(x)  # type: ignore[arg-type]
+    x, _ = _foreign.take(x, argument=name)
+    if x.size == 1 and x.ndim == 0:
+        return _vector(name, xp.broadcast_to(xp.asarray(x), (n,)), m, n, xp, real)
+    vector = xp.ascontiguousarray(xp.asarray(x).reshape(-1).astype(real, copy=False))
+    if x.shape in ((n,), (1, n)):
+        return None, vector, 1.0
+    if x.shape == (m, 1):
+        return vector, None, 1.0
+    raise ShapeError(
+        f"{name} must have shape ({n},) or (1, {n}) for columns or ({m}, 1) for rows, got {x.shape}"
+    )
