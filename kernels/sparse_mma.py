@@ -32,7 +32,8 @@ COMPILE_CHECKS = tuple(
          ("TILE_M", 128), ("TILE_N", 128), ("TILE_K", 128),
          ("WARPS_M", 2), ("WARPS_N", 4), ("WARPS_K", 1), ("STAGES", 3),
          ("SPLIT", 1), ("BLOCKS", 1), ("WGMMA", 0), ("PROMOTE", 0),
-         ("B_COLUMN", 1), ("B_ASYNC", 1), ("OUT_COLUMN", 0), ("OUT_ALIGNED", 1), ("EPILOGUE", 0), ("ACTIVATION", 0)),
+         ("B_COLUMN", 1), ("B_ASYNC", 1), ("OUT_COLUMN", 0), ("OUT_ALIGNED", 1),
+         ("EPILOGUE", 0), ("ACTIVATION", 0)),
         arch,
         mnemonic,
     )

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _check
+from sparse24 import _check, _matmul
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError
 from sparse24._obeys import is_24
 from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
 from sparse24._train_rule import Rule
+from sparse24.formats.two_four import Sparse24Array
 
 _MODES = ("weight", "activation", "masked")
 
@@ -153,7 +154,7 @@ class SparseLinear(torch.nn.Linear):
         self.rule = Rule(gradient, transposable, decay, seed)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
-        self._packed: tuple[Any, list[Tensor]] | None = None
+        self._packed: tuple[Any, Sparse24Array, Tensor | None] | None = None
         self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
         self.register_buffer("mask", None)
 
@@ -236,17 +237,23 @@ class SparseLinear(torch.nn.Linear):
     def _inference(self, x: Tensor) -> Tensor:
         check_linear(x, self.weight)
         x, weight, bias = _autocast(x, self.weight, self.bias)
-        if torch.compiler.is_compiling():
-            parts = ops.pack(weight, self.mask, False)
-        else:
-            tensors = [t for t in (self.weight, self.mask) if t is not None]
-            key = (weight.dtype, *((t.data_ptr(), t._version) for t in tensors))
-            if self._packed is None or self._packed[0] != key:
-                self._packed = (key, ops.pack(weight, self.mask, False))
-            parts = self._packed[1]
+        if not torch.compiler.is_compiling():
+            array, bias = self._kept(weight, bias)
+            return _matmul.linear(x, array, bias)
+        parts = ops.pack(weight, self.mask, False)
         rows = x.reshape(-1, x.shape[-1])
         y = ops.product(parts, *self.weight.shape, rows, bias, "x@At")
         return y.reshape(*x.shape[:-1], self.out_features)
+
+    def _kept(self, weight: Tensor, bias: Tensor | None) -> tuple[Sparse24Array, Tensor | None]:
+        """The packed weight and the bias as kernels take it, until a parameter changes."""
+        sources = [t for t in (self.weight, self.mask, self.bias) if t is not None]
+        key = (weight.dtype, *((t.data_ptr(), t._version) for t in sources))
+        if self._packed is None or self._packed[0] != key:
+            array = ops.unpack(ops.pack(weight, self.mask, False), *weight.shape)
+            wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+            self._packed = (key, array, None if bias is None else bias.detach().to(wide))
+        return self._packed[1:]
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if f"{prefix}mask" in state_dict and self.mask is None:
