@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
 
+import headlines  # noqa: E402
 import recorded  # noqa: E402
 
 BEGIN = "<!-- figures: made by docs/update_readme.py -->"
@@ -19,18 +20,11 @@ END = "<!-- end of figures -->"
 
 def figures() -> str:
     """The table, in Markdown."""
-    lines = []
-    for name, record in recorded.suites().items():
-        where = recorded.machine(record["header"])
-        title = recorded.TITLES.get(name, name)
-        for rival, count, least, mean, most in recorded.summary(record):
-            span = f"{recorded.number(least)} – {recorded.number(most)}"
-            lines.append(
-                f"| {title} | {rival} | {count} | {recorded.number(mean)} | {span} | {where} |"
-            )
+    lines = headlines.rows()
     if lines:
-        header = "| suite | rival | cases | speed-up, geometric mean | range | machine |"
-        lines = [header, "|---|---|---|---|---|---|", *lines]
+        header = "| work | against | faster, geometric mean | range | cases |"
+        where = "; ".join(headlines.machines())
+        lines = [header, "|---|---|---|---|---|", *lines, "", f"Machines: {where}."]
     else:
         lines = ["No benchmark run against a rival has been recorded yet."]
     listed = recorded.unverified_lines()

@@ -1,0 +1,107 @@
+"""The figures that the README shows: one row for each kind of work, from the recorded cases."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import recorded
+
+Case = dict[str, Any]
+
+RIVALS = {
+    "cublas": "cuBLAS, dense",
+    "cusparselt": "cuSPARSELt, all algorithms searched",
+    "cusparse": "cuSPARSE",
+    "compiled": "dense, `torch.compile`",
+    "copy": "a copy of the same bytes",
+    "torch_tile": "torch's tile kernel",
+    "scipy_csr": "SciPy CSR",
+    "numpy_float32": "NumPy, dense",
+    "best": "the best rival",
+}
+SIXTEEN = ("float16", "bfloat16")
+EIGHT = ("float8_e4m3fn", "int8")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One row: the cases of a suite that `picks` takes, against one rival or the best of them."""
+
+    title: str
+    suite: str
+    rival: str
+    picks: Callable[[Case], bool]
+
+    def ratios(self, cases: list[Case]) -> list[float]:
+        """How many times faster than the rival each case is."""
+        cases = [case for case in cases if self.picks(case)]
+        if self.rival != "best":
+            return recorded.ratios(cases, self.rival)
+        return [min(c["rivals"].values()) / c["ours_us"] for c in cases if c.get("rivals")]
+
+
+def _few(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
+    return lambda c: low <= c["n"] <= high and c["dtype"] in dtypes and "block" not in c["name"]
+
+
+def _named(*starts: str) -> Callable[[Case], bool]:
+    return lambda c: c["name"].startswith(starts)
+
+
+def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], bool]:
+    return lambda c: c["family"] == family and c["zeros"] == zeros and low <= c["n"] <= high
+
+
+HEADLINES = (
+    Headline("1 to 32 tokens, bfloat16", "few_tokens", "cublas", _few(1, 32, "bfloat16")),
+    Headline("64 to 256 tokens, bfloat16", "few_tokens", "cublas", _few(64, 256, "bfloat16")),
+    Headline("16 and 32 tokens, fp8 and int8", "few_tokens", "cublas", _few(1, 32, *EIGHT)),
+    Headline(
+        "linear layers of a Llama-3-8B-shaped block, 1 to 64 tokens", "few_tokens", "cublas",
+        _named("block"),
+    ),
+    Headline("512 to 2048 tokens, 16 bits", "gemm", "best", _few(512, 2048, *SIXTEEN)),
+    Headline("4096 tokens and more, 16 bits", "gemm", "cublas", _few(4096, 1 << 30, *SIXTEEN)),
+    Headline("4096 tokens and more, 16 bits", "gemm", "cusparselt", _few(4096, 1 << 30, *SIXTEEN)),
+    Headline("large products, fp8 and int8", "gemm", "cusparselt", _few(1, 1 << 30, *EIGHT)),
+    Headline("unstructured, 90 % zeros, 1 to 16 columns", "hybrid", "best",
+             _hybrid("iid", 0.9, 1, 16)),
+    Headline("unstructured, 90 % zeros, 512 columns and more", "hybrid", "best",
+             _hybrid("iid", 0.9, 512, 1 << 30)),
+    Headline("feed-forward, forward and backward, pruned at each step", "training", "compiled",
+             _named("FFN")),
+    Headline("prune, compress and pack", "pack", "copy", _named("prune+pack ")),
+    Headline("check and pack", "pack", "cusparselt", _named("check+pack")),
+    Headline("transposable mask, both orientations packed", "pack", "torch_tile",
+             _named("transposable")),
+    Headline("CPU, 1 to 64 columns, float32", "cpu", "numpy_float32", _few(1, 64, "float32")),
+    Headline("CPU, 512 columns and more, float32", "cpu", "numpy_float32",
+             _few(512, 4096, "float32")),
+    Headline("CPU, 512 columns and more, float32", "cpu", "scipy_csr", _few(512, 4096, "float32")),
+)  # fmt: skip
+
+
+def rows() -> list[str]:
+    """Lines of the README's table; kinds of work without a recorded case have none."""
+    suites = recorded.suites()
+    lines = []
+    for headline in HEADLINES:
+        found = headline.ratios(suites.get(headline.suite, {"cases": []})["cases"])
+        if found:
+            mean = recorded.number(statistics.geometric_mean(found))
+            span = f"{recorded.number(min(found))} – {recorded.number(max(found))}"
+            rival = RIVALS[headline.rival]
+            lines.append(f"| {headline.title} | {rival} | **{mean}x** | {span} | {len(found)} |")
+    return lines
+
+
+def machines() -> list[str]:
+    """Where the suites of the table ran, each machine once."""
+    suites = recorded.suites()
+    shown = dict.fromkeys(headline.suite for headline in HEADLINES)
+    return list(
+        dict.fromkeys(recorded.machine(suites[name]["header"]) for name in shown if name in suites)
+    )
