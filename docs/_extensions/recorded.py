@@ -24,6 +24,7 @@ TITLES = {
     "training": "a training step",
     "masks": "masks",
     "schedule": "mask updates",
+    "overhead": "the time of a call",
     "cpu": "the CPU kernels",
 }
 

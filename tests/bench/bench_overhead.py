@@ -1,0 +1,112 @@
+"""What a call costs before the GPU starts, and what a first call compiles: ``overhead.json``.
+
+    python tests/bench/bench_overhead.py [--out FOLDER]
+
+A call on a matrix so small that the GPU waits for Python: its host time is the overhead.
+Rivals are the dense products of CuPy and torch.  ``compile`` cases are the cold compile
+of a kernel by NVRTC, source to cubin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cupy as cp
+import numpy as np
+import torch
+from harness import write_suite
+
+import sparse24 as s24
+import sparse24.torch as st
+from sparse24.kernels import loader, sparse_fma, sparse_mma, sparse_skinny, sparse_wgmma
+
+STEMS = ("sparse_wgmma", "sparse_skinny")
+SIZE = 384
+CALLS, ROUNDS, WARM_UP = 300, 9, 30
+ARCH = "sm_90a"
+
+
+def host_us(call: Callable[[], object]) -> float:
+    """Median time of a call in µs until it returns; the device is idle at each round's start."""
+    for _ in range(WARM_UP):
+        call()
+    samples = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        samples.append((time.perf_counter() - start) / CALLS)
+    torch.cuda.synchronize()
+    return 1e6 * statistics.median(samples)
+
+
+def calls(n: int) -> dict[str, tuple[Callable[[], object], dict[str, Callable[[], object]]]]:
+    """Name: our call, and the rivals that do the same densely."""
+    weight = cp.random.standard_normal((SIZE, SIZE), dtype=np.float32).astype(np.float16)
+    a = s24.compress(weight, on_excess="prune")
+    b = cp.random.standard_normal((SIZE, n), dtype=np.float32).astype(np.float16)
+    x, out = cp.ascontiguousarray(b.T), cp.empty((SIZE, n), np.float16)
+    bias = cp.zeros(SIZE, np.float32)
+    dense, tokens = torch.from_dlpack(weight), torch.from_dlpack(x)
+    layer = torch.nn.Linear(SIZE, SIZE, device="cuda", dtype=torch.float16)
+    sparse = st.SparseLinear.from_dense(layer)
+    planned = s24.plan(a, b)
+    torch_call = {"torch": lambda: tokens @ dense.T}
+    return {
+        "A @ b": (lambda: a @ b, {"cupy": lambda: weight @ b}),
+        "x @ A.T": (lambda: x @ a.T, {"cupy": lambda: x @ weight.T}),
+        "matmul, out": (
+            lambda: s24.matmul(a, b, out), {"cupy": lambda: cp.matmul(weight, b, out=out)},
+        ),
+        "plan.execute": (lambda: planned.execute(b), {"cupy": lambda: weight @ b}),
+        "linear, bias and gelu": (lambda: s24.linear(x, a, bias, activation="gelu"), {}),
+        "torch tensor": (lambda: tokens @ a.T, torch_call),
+        "SparseLinear": (lambda: sparse(tokens), {"torch": lambda: layer(tokens)}),
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def overheads() -> list[dict]:
+    rows = []
+    for n in (1, 16, 512):
+        for name, (ours, rivals) in calls(n).items():
+            row = {"name": f"{name}, n = {n}", "ours_kernel": "replayed", "ours_us": host_us(ours)}
+            row["rivals"] = {rival: host_us(call) for rival, call in rivals.items()}
+            rows.append(row | {"m": SIZE, "k": SIZE, "n": n, "dtype": "float16"})
+    return rows
+
+
+def compiles() -> list[dict]:
+    """Seconds of NVRTC for one specialisation of every product kernel."""
+    rows = []
+    for module in (sparse_wgmma, sparse_skinny, sparse_mma, sparse_fma):
+        macros = next(m for m, arch, _ in module.COMPILE_CHECKS if arch == ARCH)
+        samples = []
+        for salt in range(3):  # a macro that nothing reads keeps caches out
+            start = time.perf_counter()
+            loader.compile_cubin(module.NAME, (*macros, ("SALT", salt)), ARCH)
+            samples.append(time.perf_counter() - start)
+        us = 1e6 * statistics.median(samples)
+        name = f"compile {module.NAME}"
+        rows.append({"name": name, "ours_kernel": module.NAME, "ours_us": us, "rivals": {}})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows = overheads() + compiles()
+    for row in rows:
+        rivals = "  ".join(f"{name} {us:.1f}" for name, us in row["rivals"].items())
+        print(f"{row['name']:32} {row['ours_us']:10.1f} us  {rivals}")
+    write_suite("overhead", rows, stems=STEMS, out=arguments.out)
+
+
+if __name__ == "__main__":
+    main()
