@@ -5,7 +5,11 @@ from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul,
 from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, matmul_n_m, prune_n_m
 from sparse24.kernels.cpu_transposable import transposable_mask
 
+# Names of the products, as `algorithm` takes them; "dense" is "cpu_dense".
+ALGORITHMS = ("auto", "cpu_sparse", "cpu_dense", "dense")
+
 __all__ = [
+    "ALGORITHMS",
     "choose",
     "compress",
     "compress_n_m",

@@ -283,8 +283,12 @@ def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Epilogue) -> None:
     work = dtype.accumulator
     if dtype.name == "int8":
         work = np.float32 if a.shape[1] <= _EXACT_IN_FLOAT32 else np.float64
-    sums = decoded(a, dtype, work) @ decoded(b, b_dtype, work)
-    sums = sums.astype(dtype.accumulator, copy=False)
+    left, right = decoded(a, dtype, work), decoded(b, b_dtype, work)
+    contiguous = out.flags.c_contiguous or out.flags.f_contiguous  # NumPy calls no BLAS for others
+    if epilogue.is_plain and out.dtype == work and contiguous and out.flags.aligned:
+        np.matmul(left, right, out=out)
+        return
+    sums = (left @ right).astype(dtype.accumulator, copy=False)
     finish(sums, out, epilogue, slice(0, out.shape[0]), slice(0, out.shape[1]))
 
 

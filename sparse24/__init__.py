@@ -51,7 +51,7 @@ _HOMES = {
     "Epilogue": "sparse24._fuse",
     "plan": "sparse24._plan",
     "MatmulPlan": "sparse24._plan",
-    "explain": "sparse24._plan",
+    "explain": "sparse24._explain",
     "autotune": "sparse24._plan",
     "advise": "sparse24._advise",
     "hybrid": "sparse24._hybrid",

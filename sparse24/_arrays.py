@@ -134,6 +134,12 @@ def overlaps(x: Any, y: Any) -> bool:
     return low_x < high_y and low_y < high_x
 
 
+def same_view(x: Any, y: Any) -> bool:
+    """True if two arrays of one library hold the same elements in the same order."""
+    address = lambda a: a.data.ptr if is_cupy(a) else a.ctypes.data  # noqa: E731
+    return (address(x), x.shape, x.strides) == (address(y), y.shape, y.strides)
+
+
 def _byte_bounds(x: Any) -> tuple[int, int]:
     """First byte of a CuPy array, and the one behind its last; an empty array has none."""
     if not x.size:

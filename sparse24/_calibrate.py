@@ -29,7 +29,7 @@ def fit(device: int) -> dict[str, float]:
     for m, k, n in tuple(SHAPES):
         tokens = cp.random.standard_normal((n, k), np.float32).astype(weight.dtype)
         operand, b = weight._operand, tokens.T
-        types = _product._Result.plan(operand, b, None, _fuse.PLAIN, (m, n))
+        types = _product.Result.plan(operand, b, None, _fuse.PLAIN, (m, n))
         out = cp.empty((n, m), weight.dtype).T
         problem = _dispatch.problem_of(operand, b, out, PLAIN, types)
         times = _autotune.measure(operand, b, out, PLAIN, problem, device)

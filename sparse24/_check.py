@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24._errors import ArgumentError, PatternError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, PatternError, ShapeError
 
 
 def pattern(value, *, argument: str = "pattern") -> tuple[int, int]:
@@ -61,3 +61,9 @@ def one_of(value, choices, *, argument: str):
 def writable(array, *, argument: str) -> None:
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ArgumentError(f"{argument} is read-only; pass a writable array, for example a copy")
+
+
+def is_array(x, *, argument: str) -> None:
+    """Refuse what cannot be written to, such as a list."""
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        raise DTypeError(f"{argument} must be an array, got {type(x).__name__}")

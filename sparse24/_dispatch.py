@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sparse24 import _arrays, _autotune, _planner, _storage
+from sparse24 import _arrays, _autotune, _check, _planner, _storage
 from sparse24._dtypes import DType
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._fuse import Call
 from sparse24._records import Compressed24, Epilogue, Operand24, Problem
 
-OVERLAP = "out shares memory with an operand; pass another array"
+OVERLAP = "{} shares memory with an operand; pass another array"
 
 
 class Launched(NamedTuple):
@@ -31,7 +32,10 @@ def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launche
     Returns what was launched, if the arrays that were given are all that it needed.
     """
     if types.out is not None:
-        _refuse_overlap(out, a, b)
+        _refuse_overlap("out", out, a, b)
+    if epilogue.aux is not None:
+        _refuse_overlap("aux", epilogue.aux, a, b)
+    check_stored(a, call.algorithm)
     batch = out.shape[:-2]
     given, record = b, a.rows
     a = _cast_operand(a, types.row_a)
@@ -39,7 +43,7 @@ def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launche
     as_given = b is given and a.rows is record and not batch
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
-    a, b, flat_out, epilogue = _flatten(a, b, out, epilogue, batch)
+    a, b, flat_out, epilogue = flatten(a, b, out, epilogue, batch)
     if not types.on_gpu:
         _on_cpu(a, b, flat_out, epilogue, call.algorithm)
         return None
@@ -51,6 +55,15 @@ def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launche
         return None
     kept = launched.a is a.dense or isinstance(launched.a, Compressed24)
     return launched if as_given and kept else None
+
+
+def check_stored(a: Operand24, algorithm: str) -> None:
+    """Refuse a sparse kernel for an operand whose groups do not run along the contracted axis."""
+    if a.rows is None and algorithm not in ("auto", "dense", "cpu_dense"):
+        raise UnsupportedError(
+            f"{algorithm} cannot multiply this: no operand is stored 2:4 along the contracted "
+            "axis; see sparse24.compress"
+        )
 
 
 def prepare(
@@ -66,7 +79,7 @@ def prepare(
     launcher = _planner.prepare(choice, epilogue)
     if choice.kernel != _planner.DENSE_KERNEL:
         return Launched(launcher, _storage.with_packed(a.rows), b, out, epilogue)
-    return Launched(launcher, a.dense if has_dense else _dense_of(a), b, out, epilogue)
+    return Launched(launcher, _dense_of(a), b, out, epilogue)
 
 
 def problem_of(a: Operand24, b, out, epilogue: Epilogue, types, fast: bool = True) -> Problem:
@@ -108,14 +121,16 @@ def aligned(x) -> bool:
     return rows == 1 or x.strides[-2] % 16 == 0
 
 
-def _refuse_overlap(out, a: Operand24, b) -> None:
-    if _arrays.shares_memory(out, b) or _arrays.shares_memory(out, a.stored.values):
-        raise ArgumentError(OVERLAP)
+def _refuse_overlap(name: str, target, a: Operand24, b) -> None:
+    if _arrays.shares_memory(target, b) or _arrays.shares_memory(target, a.elements):
+        raise ArgumentError(OVERLAP.format(name))
 
 
 def _cast_operand(a: Operand24, row: DType) -> Operand24:
     if a.dtype is row:
         return a
+    if a.rows is None and a.columns is None:
+        return Operand24(None, None, _convert(a.dense, row, a.dtype), a.shape, row)
     turn = lambda record: None if record is None else _storage.cast(record, row)  # noqa: E731
     return Operand24(turn(a.rows), turn(a.columns), None, a.shape, row)
 
@@ -132,7 +147,7 @@ def _convert(b, row: DType, b_dtype):
     return _arrays.as_storage(b, own).astype(row.logical)
 
 
-def _flatten(a: Operand24, b, out, epilogue: Epilogue, batch: tuple[int, ...]):
+def flatten(a: Operand24, b, out, epilogue: Epilogue, batch: tuple[int, ...]):
     """At most one batch axis: an operand without one serves the whole batch."""
     if not batch:
         if len(a.shape) > 2:
@@ -145,17 +160,9 @@ def _flatten(a: Operand24, b, out, epilogue: Epilogue, batch: tuple[int, ...]):
     c, aux = (_flat_batch(x, batch) for x in (epilogue.c, epilogue.aux))
     if aux is not None and not _arrays.shares_memory(aux, epilogue.aux):
         raise ArgumentError("aux of a batched product must be C-contiguous")
-    return a, b, out, _with_matrices(epilogue, c, aux)
-
-
-def _with_matrices(epilogue: Epilogue, c, aux) -> Epilogue:
-    if c is epilogue.c and aux is epilogue.aux:
-        return epilogue
-    return Epilogue(
-        epilogue.alpha, epilogue.beta, c, epilogue.row_scale, epilogue.column_scale,
-        epilogue.row_bias, epilogue.column_bias, epilogue.activation, epilogue.lower,
-        epilogue.upper, epilogue.out_scale, aux,
-    )  # fmt: skip
+    if c is not epilogue.c or aux is not epilogue.aux:
+        epilogue = dataclasses.replace(epilogue, c=c, aux=aux)
+    return a, b, out, epilogue
 
 
 def _flat_batch(x: Any, batch: tuple[int, ...]):
@@ -191,11 +198,8 @@ def _batch_of(a: Operand24, batch: tuple[int, ...]) -> Operand24:
         return Compressed24(values, metadata, packed, (*lead, *old.shape[-2:]), old.dtype)
 
     rows, columns = record(a.rows), record(a.columns)
-    dense = None
-    if a.dense is not None:
-        dense = _flat_batch(a.dense, batch)
-    kept = rows if rows is not None else columns
-    lead = kept.shape[:-2]  # type: ignore[union-attr]
+    lead = () if single else (math.prod(batch),)
+    dense = _flat_batch(a.dense, batch)
     return Operand24(rows, columns, dense, (*lead, *a.shape[-2:]), a.dtype)
 
 
@@ -211,7 +215,9 @@ def _spread(x, batch: tuple[int, ...], keep: int):
 
 
 def _dense_of(a: Operand24):
-    """The dense matrix, decompressed now."""
+    """The dense matrix, decompressed now if it was not kept."""
+    if a.dense is not None:
+        return a.dense
     if a.rows is not None:
         return _storage.decompress(a.rows)
     return _storage.decompress(a.stored).swapaxes(-1, -2)
@@ -220,14 +226,12 @@ def _dense_of(a: Operand24):
 def _on_cpu(a: Operand24, b, out, epilogue: Epilogue, algorithm: str) -> None:
     from sparse24.kernels import cpu
 
-    known = ("auto", "cpu_sparse", "cpu_dense")
-    if algorithm not in known:
-        raise ArgumentError(f"algorithm on the CPU must be one of {known}, got {algorithm!r}")
+    _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
     if a.rows is None:
         cpu.dense_matmul(_dense_of(a), b, out, epilogue)
         return
     record = a.rows
-    choice = {"cpu_sparse": "sparse", "cpu_dense": "dense"}.get(algorithm)
+    choice = {"cpu_sparse": "sparse", "cpu_dense": "dense", "dense": "dense"}.get(algorithm)
     choice = choice or cpu.choose(a.shape[-2], a.shape[-1], b.shape[-1], a.dtype.name)
     product = cpu.matmul if choice == "sparse" else cpu.decompress_matmul
     product(record.values, _storage.canonical(record), record.k, b, out, epilogue)

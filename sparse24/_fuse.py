@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _check, _foreign
 from sparse24 import _records as records
-from sparse24._errors import ShapeError
+from sparse24._errors import ArgumentError, ShapeError
 
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
 
@@ -38,7 +38,8 @@ class Epilogue:
     lower, upper : float
         relu only: values at or below `lower` become 0, values above `upper` become it.
     aux : array, optional
-        Receives the value before the activation; shape and dtype of the result.
+        Receives the value before the activation; shape and dtype of the result.  Must not
+        overlap another array of the product.
 
     Examples
     --------
@@ -98,7 +99,7 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
     m, n = left[-2] if len(left) > 1 else 1, right[-1] if len(right) > 1 else 1
     row_bias, column_bias, _ = _vector("bias", e.bias, m, n, xp, real)
     row, column, factor = _vector("alpha_vector", e.alpha_vector, m, n, xp, real)
-    for name, scale in zip(("scales[0]", "scales[1]"), call.scales or (), strict=False):
+    for name, scale in zip(("scales[0]", "scales[1]"), _pair(call.scales), strict=True):
         more_row, more_column, more = _vector(name, scale, m, n, xp, real)
         row, column = _times(row, more_row), _times(column, more_column)
         factor *= more
@@ -107,6 +108,14 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
         row_bias, column_bias, e.activation or "identity", e.lower, e.upper, float(e.out_scale),
         _matrix("aux", e.aux),
     )  # fmt: skip
+
+
+def _pair(scales):
+    if scales is None:
+        return None, None
+    if not isinstance(scales, tuple | list) or len(scales) != 2:
+        raise ArgumentError(f"scales must be a pair, that of a and that of b, got {scales!r}")
+    return scales
 
 
 def _matrix(name: str, x):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign
-from sparse24._errors import ArgumentError
+from sparse24 import _arrays, _check, _dtypes, _foreign, _product
+from sparse24._errors import ArgumentError, DTypeError
 from sparse24._fuse import PLAIN, Call, Epilogue
+from sparse24._records import Operand24
 from sparse24.formats.base import SparseArray
 from sparse24.formats.two_four import Sparse24Array
 
@@ -22,12 +23,13 @@ def matmul(
     a, b : Sparse24Array or array
         Shapes (..., m, k) and (..., k, n); 1-D operands and batch axes as in
         `numpy.matmul`.  Plain arrays of which one obeys 2:4 are compressed at each call,
-        which waits for the device; nothing is ever pruned.  Whoever multiplies twice
-        compresses once.
+        which waits for the device; where none does, the product is dense.  Nothing is ever
+        pruned.  Whoever multiplies twice compresses once.
     out : array, optional
         Where to write the result; any strides.  Must not overlap an operand.
     c : array, optional
-        Added with factor `beta`; shape and dtype of the result.
+        Added with factor `beta`, not read where that is 0; shape and dtype of the result.
+        May be `out` itself.
     alpha, beta : float
         Factors.
     dtype : dtype, optional
@@ -78,17 +80,16 @@ def matmul(
         a, b = _one_sparse(a, b, a_dtype, b_dtype)
     if isinstance(a, SparseArray) and isinstance(b, SparseArray):
         b = b.toarray()
-    sparse, other = (a, b) if isinstance(a, SparseArray) else (b, a)
-    if not isinstance(sparse, SparseArray):
-        return _dense(a, b, out, c, alpha, beta, dtype, epilogue, scales)
-    if not isinstance(sparse, Sparse24Array):
-        return _other_format(a, b, out, c, alpha, beta, dtype, epilogue, scales)
-    other_dtype = b_dtype if sparse is a else a_dtype
+    other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = PLAIN if call.is_plain else call
-    if sparse is a:
-        return a._multiply(other, out, call)
-    return b._multiply_from_left(other, out, call)
+    if isinstance(a, Sparse24Array):
+        return a._multiply(b, out, call)
+    if isinstance(b, Sparse24Array):
+        return b._multiply_from_left(a, out, call)
+    if isinstance(a, SparseArray) or isinstance(b, SparseArray):
+        return _other_format(a, b, out, call)
+    return _dense(a, b, a_dtype, out, call)
 
 
 def linear(x, A, bias=None, *, activation=None):
@@ -149,31 +150,49 @@ def _capturing(x) -> bool:
     return cupy.cuda.get_current_stream().is_capturing()
 
 
-def _dense(a, b, out, c, alpha, beta, dtype, epilogue, scales):
-    """Neither operand is sparse: NumPy's or CuPy's own product."""
-    if epilogue is not None or scales is not None:
-        raise ArgumentError("epilogue= and scales= need a sparse operand; see sparse24.compress")
-    a, restore_a = _foreign.take(a, argument="a")
-    b, restore_b = _foreign.take(b, argument="b")
-    xp = _arrays.namespace(a)
-    result = xp.matmul(a, b)
-    result = result if alpha == 1.0 else alpha * result
-    result = result if c is None or beta == 0.0 else result + beta * _foreign.take(c)[0]
-    result = result if dtype is None else result.astype(dtype)
-    if out is None:
-        return (restore_a if restore_a is not _foreign.identity else restore_b)(result)
-    _foreign.take(out)[0][...] = result
-    return out
+def _dense(a, b, a_dtype, out, call: Call):
+    """Neither operand obeys 2:4: the dense product, by the same rules for types and errors."""
+    left, restore = _foreign.take(a, argument="a")
+    right, _ = _foreign.take(b, argument="b")
+    b_dtype = call.other_dtype
+    if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
+        return restore(_by_library(left, right, out, call))
+    if left.ndim == 1 and right.ndim > 1:
+        call = call._replace(other_dtype=a_dtype)
+        return _product.multiply_from_left(a, _operand(right, b_dtype, "b"), out, call)
+    if left.ndim == right.ndim == 1 and out is None:
+        return _product.multiply(_operand(left[None], a_dtype, "a"), b, call=call)[0]
+    return _product.multiply(_operand(left, a_dtype, "a"), b, out, call)
 
 
-def _other_format(a, b, out, c, alpha, beta, dtype, epilogue, scales):
-    """Formats that multiply by their own rules: only the plain product is defined."""
-    if epilogue is not None or scales is not None:
-        raise ArgumentError("epilogue= and scales= are for Sparse24Array operands")
+def _operand(x, named, argument: str) -> Operand24:
+    """A plain array as a product takes it."""
+    _check.at_least_2d(x.shape, argument=argument)
+    row = _arrays.logical_dtype(x, named, argument=argument)
+    return Operand24(None, None, _arrays.as_storage(x, row), tuple(x.shape), row)
+
+
+def _by_library(a, b, out, call: Call):
+    """Types that sparse24 does not know, such as int64 and complex: NumPy's or CuPy's product."""
+    if not call.is_plain:
+        raise DTypeError(
+            f"plain operands of {a.dtype} and {b.dtype} have only the plain product; convert "
+            f"them to one of {', '.join(_dtypes.NAMES)}"
+        )
+    return _arrays.namespace(a).matmul(a, b, out=out)
+
+
+def _other_format(a, b, out, call: Call):
+    """Formats that multiply by their own rules: factors and a type, but nothing fused."""
+    fused = call._replace(c=None, alpha=1.0, beta=0.0, dtype=None)
+    if not fused.is_plain:
+        raise ArgumentError(
+            "epilogue=, scales=, algorithm= and operand types are for Sparse24Array operands"
+        )
     result = a @ b
-    result = result if alpha == 1.0 else alpha * result
-    result = result if c is None or beta == 0.0 else result + beta * c
-    result = result if dtype is None else result.astype(dtype)
+    result = result if call.alpha == 1.0 else call.alpha * result
+    result = result if call.c is None or call.beta == 0.0 else result + call.beta * call.c
+    result = result if call.dtype is None else result.astype(call.dtype)
     if out is None:
         return result
     out[...] = result

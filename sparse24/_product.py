@@ -1,4 +1,4 @@
-"""Products of a 2:4 operand: shapes and types here, the choice of a kernel in the planner.
+"""Products of an operand, 2:4 or dense: shapes and types; the planner chooses the kernel.
 
 Everything becomes ``out (m, n) = A (m, k) @ b (k, n)`` with A's groups along k; a
 product from the right, ``x @ A``, is the transposed one and only exchanges views.
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _fuse, _replay
+from sparse24 import _arrays, _check, _dispatch, _dtypes, _foreign, _replay
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from sparse24._fuse import Call
+from sparse24._fuse import PLAIN, Call, fuse
 from sparse24._records import Epilogue, Operand24
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
 
 
-def multiply(a: Operand24, b, out=None, call: Call = _fuse.PLAIN, plans: Plans | None = None):
+def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None = None):
     """``a @ b`` with NumPy's rules for shapes; `plans` remembers what the call prepared."""
     key = None if plans is None else _replay.signature(b, out, call, from_left=False)
     if key is not None and key in plans:
@@ -31,23 +31,23 @@ def multiply(a: Operand24, b, out=None, call: Call = _fuse.PLAIN, plans: Plans |
         matrix, restore = _foreign.take(b, argument="b")
         if matrix.ndim == 0:
             raise ShapeError("b must have at least one axis, got a scalar")
+        check_inner(a.shape, matrix.shape)
         vector = matrix.ndim == 1
         matrix = matrix[:, None] if vector else matrix
-        _check_inner(a.shape, tuple(b.shape), a.shape[-1], matrix.shape[-2])
-        shape = (*_batch(a, matrix), a.shape[-2], matrix.shape[-1])
-        result = _Result.plan(a, matrix, out, call, shape)
-        squeeze = (..., 0) if vector else ...
-        target = result.allocate(squeeze)
-        epilogue = _fuse.fuse(call, a.shape, matrix.shape, *_vectors(a))
+        shape = (*batch_of(a, matrix), a.shape[-2], matrix.shape[-1])
+        result = Result.plan(a, matrix, out, call, shape)
+        dropped = -1 if vector else None
+        target = result.allocate(dropped)
+        epilogue = result.fitted(fuse(call, a.shape, matrix.shape, *vectors_of(a)), dropped)
         launched = _dispatch.fill(a, matrix, target, epilogue, call, result)
-        product = restore(target[squeeze]) if out is None else out
+        product = restore(_without(target, dropped)) if out is None else out
     if key is not None and launched is not None:
         _replay.remember(plans, key, launched, b, product, call)
     return product
 
 
 def multiply_from_left(
-    x, a: Operand24, out=None, call: Call = _fuse.PLAIN, plans: Plans | None = None
+    x, a: Operand24, out=None, call: Call = PLAIN, plans: Plans | None = None
 ):
     """``x @ a``: the transposed product of transposed operands."""
     key = None if plans is None else _replay.signature(x, out, call, from_left=True)
@@ -57,33 +57,33 @@ def multiply_from_left(
         matrix, restore = _foreign.take(x, argument="a")
         if matrix.ndim == 0:
             raise ShapeError("a must have at least one axis, got a scalar")
-        _check_inner(tuple(x.shape), a.shape, matrix.shape[-1], a.shape[-2])
+        check_inner(matrix.shape, a.shape)
         vector = matrix.ndim == 1
         matrix = matrix[None] if vector else matrix
-        shape = (*_batch(a, matrix), matrix.shape[-2], a.shape[-1])
-        result = _Result.plan(a, matrix, out, call, shape)
-        squeeze = (..., 0, slice(None)) if vector else ...
-        target = result.allocate(squeeze)
-        epilogue = _fuse.fuse(call, matrix.shape, a.shape, *_vectors(a))
+        shape = (*batch_of(a, matrix), matrix.shape[-2], a.shape[-1])
+        result = Result.plan(a, matrix, out, call, shape)
+        dropped = -2 if vector else None
+        target = result.allocate(dropped)
+        epilogue = result.fitted(fuse(call, matrix.shape, a.shape, *vectors_of(a)), dropped)
         folded, folded_target = _fold(matrix, target, a, epilogue)
         launched = _dispatch.fill(
             a.transposed(), folded.swapaxes(-1, -2), folded_target.swapaxes(-1, -2),
             epilogue.transposed(), call, result,
         )  # fmt: skip
-        product = restore(target[squeeze]) if out is None else out
+        product = restore(_without(target, dropped)) if out is None else out
     if key is not None and launched is not None:
         _replay.remember(plans, key, launched, x, product, call)
     return product
 
 
-def _vectors(a: Operand24):
+def vectors_of(a: Operand24):
     """Library and type of the epilogue's vectors: float64 only beside float64 operands."""
-    xp = _arrays.namespace(a.stored.values)
+    xp = _arrays.namespace(a.elements)
     return xp, np.float64 if a.dtype.name == "float64" else np.float32
 
 
 @dataclass(frozen=True)
-class _Result:
+class Result:
     """Where a product goes, and in which types it is computed."""
 
     shape: tuple[int, ...]
@@ -94,19 +94,21 @@ class _Result:
     on_gpu: bool
 
     @classmethod
-    def plan(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> _Result:
-        values = a.stored.values
-        if _arrays.is_cupy(other) != _arrays.is_cupy(values):
+    def plan(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> Result:
+        held = a.elements
+        if _arrays.is_cupy(other) != _arrays.is_cupy(held):
             raise DeviceError(
-                f"the sparse operand is on {_arrays.device_of(values)}, the other on "
+                f"one operand is on {_arrays.device_of(held)}, the other on "
                 f"{_arrays.device_of(other)}; move one with .to_device(...) or cupy.asarray"
             )
         row_a, row_b = promote(
             a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
         )
         name = row_a.result if call.dtype is None else _result_name(call.dtype)
-        out = None if out is None else _foreign.take(out, argument="out")[0]
-        return cls(shape, row_a, row_b, name, out, _arrays.is_cupy(values))
+        if out is not None:
+            _check.is_array(out, argument="out")
+            out, _ = _foreign.take(out, argument="out")
+        return cls(shape, row_a, row_b, name, out, _arrays.is_cupy(held))
 
     @property
     def dtype(self) -> np.dtype:
@@ -115,22 +117,55 @@ class _Result:
         carried = self.on_gpu and self.name.startswith("float8")
         return np.dtype(np.uint8) if carried else logical
 
-    def allocate(self, squeeze):
-        """The array to fill, always with both matrix axes."""
+    def allocate(self, dropped: int | None):
+        """The array to fill, always with both matrix axes; the caller's has not the dropped one."""
         if self.out is None:
             return (_arrays.cupy_module() if self.on_gpu else np).empty(self.shape, self.dtype)
-        if _arrays.is_cupy(self.out) != self.on_gpu:
-            raise DeviceError(f"out is on {_arrays.device_of(self.out)}, the operands are not")
-        wanted = np.empty(self.shape, np.bool_)[squeeze].shape if squeeze is not ... else self.shape
-        if tuple(self.out.shape) != tuple(wanted):
-            raise ShapeError(f"out must have shape {tuple(wanted)}, got {tuple(self.out.shape)}")
-        if self.out.dtype != self.dtype:
-            raise DTypeError(f"out must have dtype {self.dtype}, got {self.out.dtype}")
-        if isinstance(self.out, np.ndarray) and not self.out.flags.writeable:
-            raise ArgumentError("out is read-only; pass a writable array, for example a copy")
-        if squeeze is ...:
-            return self.out
-        return self.out[..., None] if squeeze == (..., 0) else self.out[..., None, :]
+        target = self._with_both_axes(self.out, "out", dropped)
+        _check.writable(self.out, argument="out")
+        return target
+
+    def fitted(self, epilogue: Epilogue, dropped: int | None) -> Epilogue:
+        """The epilogue with its matrices checked, and with both axes.
+
+        `c` may be `out` itself; `aux` overlaps neither.
+        """
+        c, aux = epilogue.c, epilogue.aux
+        if c is None and aux is None:
+            return epilogue
+        if c is not None:
+            if _overlaps(c, self.out) and not _arrays.same_view(c, self.out):
+                raise ArgumentError("c overlaps out without being out; pass a copy of c")
+            c = self._with_both_axes(c, "c", dropped)
+        if aux is not None:
+            if _overlaps(aux, self.out) or _overlaps(aux, epilogue.c):
+                raise ArgumentError("aux shares memory with out or c; pass another array")
+            _check.writable(aux, argument="aux")
+            aux = self._with_both_axes(aux, "aux", dropped)
+        return replace(epilogue, c=c, aux=aux)
+
+    def _with_both_axes(self, array, name: str, dropped: int | None):
+        """An array of the caller's, checked against the result, as a view with both axes."""
+        if _arrays.is_cupy(array) != self.on_gpu:
+            raise DeviceError(f"{name} is on {_arrays.device_of(array)}, the operands are not")
+        wanted = list(self.shape)
+        if dropped is not None:
+            del wanted[dropped]
+        if tuple(array.shape) != tuple(wanted):
+            raise ShapeError(f"{name} must have shape {tuple(wanted)}, got {tuple(array.shape)}")
+        if array.dtype != self.dtype:
+            raise DTypeError(f"{name} must have dtype {self.dtype}, got {array.dtype}")
+        if dropped is None:
+            return array
+        return array[..., None] if dropped == -1 else array[..., None, :]
+
+
+def _without(array, dropped: int | None):
+    return array if dropped is None else array.squeeze(dropped)
+
+
+def _overlaps(x, y) -> bool:
+    return x is not None and y is not None and _arrays.shares_memory(x, y)
 
 
 def _result_name(dtype) -> str:
@@ -151,7 +186,9 @@ def promote(a: DType, b: DType) -> tuple[DType, DType]:
     return row, row
 
 
-def _check_inner(left: tuple, right: tuple, k_left: int, k_right: int) -> None:
+def check_inner(left: tuple, right: tuple) -> None:
+    """Refuse shapes whose product does not exist."""
+    k_left, k_right = left[-1], right[-2 if len(right) > 1 else 0]
     if k_left != k_right:
         raise ShapeError(
             f"matmul: shapes {tuple(left)} @ {tuple(right)} do not fit: inner dimensions "
@@ -159,7 +196,8 @@ def _check_inner(left: tuple, right: tuple, k_left: int, k_right: int) -> None:
         )
 
 
-def _batch(a: Operand24, other) -> tuple[int, ...]:
+def batch_of(a: Operand24, other) -> tuple[int, ...]:
+    """The batch axes of a product."""
     try:
         return np.broadcast_shapes(a.shape[:-2], other.shape[:-2])
     except ValueError:

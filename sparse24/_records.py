@@ -53,7 +53,9 @@ class Compressed24:
 
 @dataclass(frozen=True, slots=True)
 class Operand24:
-    """A 2:4 matrix as a product sees it: what is stored for either contraction.
+    """A matrix as a product sees it: what is stored for either contraction.
+
+    A plain dense operand has neither `rows` nor `columns`.
 
     Attributes
     ----------
@@ -86,6 +88,12 @@ class Operand24:
         record = self.rows if self.rows is not None else self.columns
         assert record is not None
         return record
+
+    @property
+    def elements(self):
+        """The array of the stored elements, or the dense matrix where that is all there is."""
+        is_dense = self.rows is None and self.columns is None
+        return self.dense if is_dense else self.stored.values
 
 
 @dataclass(frozen=True, slots=True)

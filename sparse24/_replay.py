@@ -103,6 +103,10 @@ class View:
         return moved
 
 
+def _same(x: View, y: View) -> bool:
+    return (x.ptr, x.strides) == (y.ptr, y.strides)
+
+
 class Ready:
     """A prepared product of one signature: makes a result and launches.
 
@@ -120,6 +124,9 @@ class Ready:
         self._params = None
         if launched.epilogue is not records.PLAIN:
             self._params = _epilogue.params(launched.epilogue)
+        c, aux = launched.epilogue.c, launched.epilogue.aux
+        self._c = None if c is None else View(c)
+        self._aux = None if aux is None else View(aux)
         self._allocate = allocate
         self._launches: dict[tuple[int, int, int], Launch] = {}
 
@@ -138,7 +145,11 @@ class Ready:
     def _lay_out(self, b_address: int, out_address: int, stream: int) -> Launch:
         b, out = self._b.at(b_address), self._out.at(out_address)
         if _arrays.overlaps(out, b) or _arrays.overlaps(out, self._record.values):
-            raise ArgumentError(OVERLAP)
+            raise ArgumentError(OVERLAP.format("out"))
+        if self._aux is not None and _arrays.overlaps(self._aux, out):
+            raise ArgumentError("aux shares memory with out; pass another array")
+        if self._c is not None and _arrays.overlaps(self._c, out) and not _same(self._c, out):
+            raise ArgumentError("c overlaps out without being out; pass a copy of c")
         launch = self._bind(self._record, b, out, stream)
         if self._params is not None:
             launch = launch.with_last(self._params)
@@ -158,7 +169,7 @@ class ReadyArrays:
     def __call__(self, x: Any, out: Any) -> Any:
         result = self._allocate() if out is None else out
         if out is not None and _arrays.overlaps(out, x):
-            raise ArgumentError(OVERLAP)
+            raise ArgumentError(OVERLAP.format("out"))
         b, target = (x.T, result.T) if self._from_left else (x, result)
         self._launcher(self._a, b, target, records.PLAIN)
         return result

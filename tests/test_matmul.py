@@ -205,6 +205,92 @@ def test_plain_arrays_are_exact(xp, rng):
     np.testing.assert_allclose(to_numpy(got), (sparse @ x).T, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.stem("apply_epilogue")
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_plain_arrays_give_the_same_type_with_and_without_zeros(xp, name, rng):
+    """A result must not change its type, or overflow, because a group has a third non-zero."""
+    row = _dtypes.TABLE[name]
+    full = sample((3, 9, 8), name, rng)
+    full[full == 0] = 1
+    x = sample((8, 4), name, rng)
+    for a in (full, full[0], full[0][::-1], np.asfortranarray(full[0])):
+        got = s24.matmul(put(a, xp), put(x, xp), a_dtype=name, b_dtype=name)
+        assert to_numpy(got).dtype == _dtypes.numpy_dtype(row.result)
+        assert_close(to_numpy(got), reference.matmul(a, x), name, 8)
+
+
+def test_plain_arrays_take_every_argument(rng):
+    full, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 8), (8, 5)))
+    sparse = s24.prune(full)
+    c, bias = rng.standard_normal((6, 5)).astype(np.float32), np.arange(5.0)
+    for w in (full, sparse):
+        aux, out = np.zeros((6, 5), np.float32), np.zeros((6, 5), np.float32)
+        e = s24.Epilogue(bias=bias, activation="relu", aux=aux)
+        got = s24.matmul(w, x, out, c=c, alpha=2.0, beta=3.0, scales=(0.5, 1.0), epilogue=e)
+        assert got is out
+        np.testing.assert_allclose(aux, w @ x + 3 * c + bias, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(out, np.maximum(aux, 0))
+    assert s24.matmul(full, x, dtype="float16").dtype == np.float16
+    assert s24.matmul(full, x, algorithm="dense").shape == (6, 5)
+
+
+def test_plain_vectors_follow_numpy(rng):
+    w, v = rng.standard_normal((4, 8)).astype(np.float32), np.ones(8, np.float32)
+    np.testing.assert_allclose(s24.matmul(w, v), w @ v, rtol=1e-5)
+    np.testing.assert_allclose(s24.matmul(v, w.T), w @ v, rtol=1e-5)
+    assert s24.matmul(np.full(300, 100, np.int8), np.full(300, 100, np.int8)) == 3_000_000
+    assert s24.matmul([[1.0, 2.0]], [[1.0], [2.0]]) == 5
+
+
+def test_plain_arrays_of_other_types_multiply_as_their_library_does():
+    whole = np.arange(8).reshape(2, 4)
+    np.testing.assert_array_equal(s24.matmul(whole, whole.T), whole @ whole.T)
+    out = np.zeros((2, 2), complex)
+    assert s24.matmul(whole * 1j, whole.T, out) is out
+    np.testing.assert_array_equal(out, whole @ whole.T * 1j)
+    with pytest.raises(s24.DTypeError, match="only the plain product"):
+        s24.matmul(whole, whole.T, alpha=2.0)
+
+
+@pytest.mark.stem(*STEMS)
+def test_c_may_be_out_itself_and_vectors_have_vector_c(xp, rng):
+    a, x, exact = operands("float32", 12, 16, 5, xp, rng)
+    start = rng.standard_normal((12, 5)).astype(np.float32)
+    out = put(start.copy(), xp)
+    s24.matmul(a, x, out, c=out, beta=2.0)
+    np.testing.assert_allclose(to_numpy(out), exact + 2 * start, rtol=1e-5, atol=1e-5)
+    c, aux = put(start[:, 0].copy(), xp), xp.zeros(12, np.float32)
+    got = s24.matmul(a, x[:, 0], c=c, beta=1.0, epilogue=s24.Epilogue(aux=aux))
+    np.testing.assert_allclose(to_numpy(got), exact[:, 0] + start[:, 0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(to_numpy(aux), to_numpy(got))
+    got = s24.matmul(x[:, 0], a.T, c=c, beta=1.0)
+    np.testing.assert_allclose(to_numpy(got), exact[:, 0] + start[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_c_and_aux_are_checked():
+    a, x = s24.random((8, 16), rng=0), np.ones((16, 4), np.float32)
+    right = np.zeros((8, 4), np.float32)
+    wide = np.zeros((9, 4), np.float32)
+    fixed = np.broadcast_to(np.float32(0), (8, 4))
+    cases = [
+        (s24.ShapeError, r"c must have shape \(8, 4\)", {"c": right[:3]}),
+        (s24.ShapeError, r"c must have shape \(8, 4\)", {"c": right[0]}),
+        (s24.DTypeError, "c must have dtype float32", {"c": np.zeros((8, 4))}),
+        (s24.ArgumentError, "c overlaps out", {"c": wide[1:], "out": wide[:8]}),
+        (s24.ShapeError, r"aux must have shape \(8, 4\)", {"aux": right[:3]}),
+        (s24.DTypeError, "aux must have dtype float32", {"aux": np.zeros((8, 4))}),
+        (s24.ArgumentError, "aux is read-only", {"aux": fixed}),
+        (s24.ArgumentError, "aux shares memory with out", {"aux": right, "out": right}),
+        (s24.ArgumentError, "aux shares memory with an operand", {"aux": x[:8]}),
+    ]
+    for error, words, arrays in cases:
+        epilogue = s24.Epilogue(aux=arrays.pop("aux", None))
+        with pytest.raises(error, match=words):
+            s24.matmul(a, x, beta=1.0, epilogue=epilogue, **arrays)
+    assert not right.any()
+    assert (x == 1).all()
+
+
 def test_types_meet_without_narrowing(rng):
     a = s24.random((6, 8), dtype="float16", rng=0)
     assert (a @ np.ones((8, 2), np.float32)).dtype == np.float32
@@ -229,11 +315,17 @@ def test_infinities_reach_the_result_where_a_value_stands(xp):
         (lambda a, x: a @ x.astype(complex), s24.DTypeError, "convert it first"),
         (lambda a, x: a @ 3.0, s24.ArgumentError, "got a scalar"),
         (lambda a, x: s24.matmul(a, x, algorithm="fast"), s24.ArgumentError, "algorithm"),
+        (lambda a, x: s24.matmul(a.T, x[:8], algorithm="cpu_sparse"), s24.UnsupportedError,
+         "no operand is stored 2:4 along"),
+        (lambda a, x: s24.matmul(x.T, x[:5]), s24.ShapeError, "inner dimensions 16 and 5 differ"),
+        (lambda a, x: s24.matmul(x.T, x, np.empty((4, 4))), s24.DTypeError, "out must have dtype"),
+        (lambda a, x: s24.matmul(x.T[:, :4], x[:4], x[:4]), s24.ArgumentError, "shares memory"),
+        (lambda a, x: s24.matmul(2.0, x), s24.ShapeError, "at least"),
         (lambda a, x: s24.matmul(a, x, epilogue=s24.Epilogue(activation="tanh")),
          s24.ArgumentError, "activation must be one of"),
         (lambda a, x: s24.matmul(a, x, epilogue=s24.Epilogue(bias=np.ones(3))),
          s24.ShapeError, "bias must have shape"),
-        (lambda a, x: s24.matmul(x, x.T, scales=(1, 2)), s24.ArgumentError, "sparse operand"),
+        (lambda a, x: s24.matmul(x, x.T, scales=(1, 2, 3)), s24.ArgumentError, "must be a pair"),
     ],
 )  # fmt: skip
 def test_errors_name_the_rule(call, error, words):

@@ -115,6 +115,23 @@ def test_explain_on_the_cpu_gives_a_reason():
     turned = s24.explain(a.T, np.ones((64, 8), np.float32))
     assert turned.chosen == "dense"
     assert "transposable=True" in turned.reason
+    assert s24.explain(a, np.ones((64, 8), np.float32), algorithm="dense").chosen == "cpu_dense"
+
+
+@pytest.mark.parametrize(
+    ("b", "more", "error", "words"),
+    [
+        (np.ones((3, 3), np.float32), {}, s24.ShapeError, "inner dimensions 64 and 3 differ"),
+        (3.0, {}, s24.ShapeError, "at least one axis"),
+        (np.ones(64), {"algorithm": "fast"}, s24.ArgumentError, "algorithm must be one of"),
+    ],
+)
+def test_explain_refuses_what_matmul_refuses(b, more, error, words):
+    a = s24.random((64, 64), rng=0)
+    with pytest.raises(error, match=words):
+        s24.explain(a, b, **more)
+    with pytest.raises(s24.UnsupportedError, match="stored 2:4 along"):
+        s24.explain(a.T, np.ones(64), algorithm="cpu_sparse")
     with pytest.raises(s24.ArgumentError, match="must be a Sparse24Array"):
         s24.explain(np.ones((4, 4)), np.ones((4, 4)))
 
