@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24._errors import UnsupportedError
+from sparse24._errors import DTypeError, UnsupportedError
 
 
 class SparseArray(ABC):
     """Shape, sizes, conversions and products that all formats share.
 
-    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `toarray`,
-    `_multiply` and `_multiply_from_left`.
+    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `toarray`, `copy`,
+    `to_device`, `_multiply`, `_multiply_from_left` and `_fields`.
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
@@ -47,6 +47,18 @@ class SparseArray(ABC):
     @abstractmethod
     def toarray(self, out=None):
         """The dense array, on the same device."""
+
+    @abstractmethod
+    def copy(self) -> Any:
+        """A deep copy."""
+
+    @abstractmethod
+    def to_device(self, device) -> Any:
+        """The same array on another device."""
+
+    @abstractmethod
+    def _fields(self) -> tuple:
+        """The arguments of the constructor that give this array, for pickling."""
 
     @abstractmethod
     def _multiply(self, other):
@@ -123,10 +135,19 @@ class SparseArray(ABC):
         return transposed
 
     def __array__(self, *args, **kwargs):
-        raise TypeError(
-            f"a {type(self).__name__} does not turn into a dense array by itself; "
-            "call .toarray() (a NumPy array on the CPU, a CuPy array on the GPU)"
+        raise DTypeError(
+            f"a {type(self).__name__} does not turn into a dense array by itself; call "
+            ".toarray() (NumPy on the CPU, CuPy on the GPU), or .tocsr() beside SciPy's formats"
         )
+
+    def __copy__(self):
+        return self  # immutable
+
+    def __deepcopy__(self, memo):
+        return self.copy()
+
+    def __reduce__(self):
+        return _unpickled, (type(self), self.to_device("cpu")._fields(), self.device)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -135,3 +156,9 @@ class SparseArray(ABC):
         raise TypeError(
             f"the truth value of a {type(self).__name__} is ambiguous; use .nnz or .toarray()"
         )
+
+
+def _unpickled(kind: type[SparseArray], fields: tuple, device: str) -> SparseArray:
+    """An array from its pickled fields, on the device where it was."""
+    array = kind(*fields)
+    return array if device == "cpu" else array.to_device(device)

@@ -118,6 +118,9 @@ class HybridArray(SparseArray):
         out[...] = dense
         return out
 
+    def _fields(self):
+        return self._tiles, self._nnz, self.n_hint
+
     def copy(self) -> HybridArray:
         return HybridArray(self._tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
 

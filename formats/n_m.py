@@ -58,7 +58,7 @@ class NMArray(SparseArray):
     _rows_shape: tuple[int, ...]
     _values: Any
 
-    def __init__(self, values, indices, shape, pattern, dtype: _dtypes.DType, *, axis: int = -1):
+    def __init__(self, values, indices, shape, pattern, dtype: _dtypes.DType, axis: int = -1):
         fields = {
             "_values": values,
             "_indices": indices,
@@ -216,6 +216,10 @@ class NMArray(SparseArray):
         record = Compressed24(self._values, self._indices, None, shape, self._dtype)
         moved = _storage.move(record, _storage.mover(device, stream))
         return self._with(values=moved.values, indices=moved.metadata)
+
+    def _fields(self):
+        shape, row = self._rows_shape, self._dtype
+        return self._values, self._indices, shape, self._pattern, row, self._axis
 
     def __getitem__(self, key) -> NMArray:
         """Rows ``A[i:j]`` (step 1) of an array with ``axis=-1``."""

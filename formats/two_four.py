@@ -58,7 +58,7 @@ class Sparse24Array(SparseArray):
     _status: Any
     _turned: Any  # the transposed view, a Sparse24Array, or None
 
-    def __init__(self, operand: Operand24, *, status: Any = None):
+    def __init__(self, operand: Operand24, status: Any = None):
         object.__setattr__(self, "_operand", operand)
         object.__setattr__(self, "_status", status)
         object.__setattr__(self, "_cache", {})  # metadata in the other order, made at first use
@@ -224,6 +224,10 @@ class Sparse24Array(SparseArray):
         kept = dense(old.dense) if dense is not None and old.dense is not None else None
         rows, columns = apply(old.rows), apply(old.columns)
         return Sparse24Array(Operand24(rows, columns, kept, old.shape, row), status=self._status)
+
+    def _fields(self):
+        status = None if self._status is None else _arrays.to_numpy(self._status)
+        return self._operand, status
 
     def __getitem__(self, key) -> Sparse24Array:
         """Rows ``A[i:j]`` of a matrix, or products ``A[i]``, ``A[i:j]`` of a batch (step 1)."""

@@ -39,6 +39,9 @@ class DType:
     accumulator: np.dtype
     result: str
 
+    def __reduce__(self):
+        return lookup, (self.name,)  # a row is told by its identity, also after unpickling
+
     @property
     def itemsize(self) -> int:
         return self.logical.itemsize
