@@ -121,7 +121,7 @@ def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
     with _foreign.stream_of(x):
         x, row = _prepared(x, dtype)
         if mask is not None:
-            mask = _checked_mask(mask, x)
+            mask = checked_mask(mask, x)
             bits = _arrays.namespace(x).where(mask, x.view(row.storage), row.storage.type(0))
             x = bits.view(x.dtype)
         return NMArray.from_dense(
@@ -192,11 +192,12 @@ def _rule(on_excess, check, mask, like, x):
         _check.same_shape(x.shape, like.shape, argument="x", other="like")
         return "mask", like.mask()
     if mask is not None:
-        return "mask", _checked_mask(mask, x)
+        return "mask", checked_mask(mask, x)
     return ("magnitude", None) if on_excess == "prune" else ("check", None)
 
 
-def _checked_mask(mask, x):
+def checked_mask(mask, x):
+    """The mask as an array beside `x`; refuses another shape or type."""
     mask, _ = _foreign.take(mask, argument="mask")
     _check.same_shape(mask.shape, x.shape, argument="mask", other="x")
     if mask.dtype != bool:
@@ -216,17 +217,22 @@ def compress_rows(x, row, rule: str, mask=None) -> tuple[Compressed24, Any]:
     return Compressed24(values, metadata, None, x.shape, row), status
 
 
-def _transposable(x, row, keep_dense: bool) -> Sparse24Array:
+def transposable_records(x, row) -> tuple[Compressed24, Compressed24]:
+    """Records of (..., m, k), pruned by the best 4x4 masks, and of its transpose."""
     if _arrays.is_cupy(x):
         from sparse24.kernels import transposable
 
-        rows, columns = transposable.launch(x, row)
-    else:
-        from sparse24.kernels import cpu
+        return transposable.launch(x, row)
+    from sparse24.kernels import cpu
 
-        keep = cpu.transposable_mask(x)
-        rows, _ = compress_rows(x, row, "mask", keep)
-        columns, _ = compress_rows(x.swapaxes(-1, -2), row, "mask", keep.swapaxes(-1, -2))
+    keep = cpu.transposable_mask(x)
+    rows, _ = compress_rows(x, row, "mask", keep)
+    columns, _ = compress_rows(x.swapaxes(-1, -2), row, "mask", keep.swapaxes(-1, -2))
+    return rows, columns
+
+
+def _transposable(x, row, keep_dense: bool) -> Sparse24Array:
+    rows, columns = transposable_records(x, row)
     dense = _storage.decompress(rows) if keep_dense else None
     return Sparse24Array(Operand24(rows, columns, dense, tuple(x.shape), row))
 

@@ -1,13 +1,14 @@
 """Arrays of other libraries: in as views, out as what came in.
 
 torch and JAX tensors, and anything else with ``__dlpack__``, become NumPy or CuPy
-arrays that share memory; results go back the same way.  torch's bfloat16 and fp8
-travel as bits, because NumPy's DLPack does not know them.
+arrays that share memory; results go back the same way.  torch's bfloat16 and fp8 on the
+CPU travel as bits, because NumPy's DLPack does not know them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,19 +49,24 @@ def _from_dlpack(x: Any) -> Any:
 
 
 def from_torch(x: Any) -> Any:
-    """NumPy or CuPy view of a tensor; its gradient is not followed."""
-    import torch
+    """NumPy or CuPy view of a tensor; its gradient is not followed.
 
+    CuPy's current stream waits for torch's if they differ.
+    """
+    if x.is_cuda:
+        _join(x)
+    return view_of(x)
+
+
+def view_of(x: Any) -> Any:
+    """`from_torch` inside `stream_of`, where the streams are the same already."""
     x = x.detach()
+    if x.is_cuda:
+        return _cuda_view(x)
     name = str(x.dtype).removeprefix("torch.")
-    bits = {2: torch.int16, 1: torch.uint8}.get(x.element_size())
-    as_bits = name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-    carried = x.view(bits) if as_bits else x
-    if x.device.type == "cuda":
-        view = _arrays.cupy_module().from_dlpack(carried)
-        return view.view(_dtypes.TABLE[name].logical) if name == "bfloat16" else view
-    view = carried.numpy()
-    return view.view(_dtypes.TABLE[name].logical) if as_bits else view
+    if name not in _AS_BITS:
+        return x.numpy()
+    return _as_bits(x).numpy().view(_dtypes.TABLE[name].logical)
 
 
 def to_torch(x: Any) -> Any:
@@ -68,10 +74,70 @@ def to_torch(x: Any) -> Any:
     import torch
 
     name = x.dtype.name
-    if name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    if _arrays.is_cupy(x) and isinstance(x.data.mem, _torch_memory()):
+        return _tensor_of(x, getattr(torch, name))
+    if name not in _AS_BITS:
         return torch.from_dlpack(x) if _arrays.is_cupy(x) else torch.from_numpy(x)
     bits = x.view(np.int16 if x.dtype.itemsize == 2 else np.uint8)
     return to_torch(bits).view(getattr(torch, name))
+
+
+_AS_BITS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def _as_bits(x):
+    import torch
+
+    return x.view(torch.int16 if x.element_size() == 2 else torch.uint8)
+
+
+@functools.cache
+def _torch_memory() -> type:
+    """CuPy's view of memory that a tensor owns: no copy, and the tensor can be had back."""
+
+    class TorchMemory(_arrays.cupy_module().cuda.UnownedMemory):
+        def __init__(self, tensor):
+            super().__init__(tensor.data_ptr(), tensor.nbytes, tensor, tensor.device.index)
+            self.tensor = tensor
+
+    return TorchMemory
+
+
+def _join(x) -> None:
+    """Order CuPy's current stream after torch's."""
+    import torch
+
+    ours = _arrays.cupy_module().cuda.get_current_stream().ptr
+    theirs = torch.cuda.current_stream(x.device)
+    if ours != theirs.cuda_stream:
+        torch.cuda.ExternalStream(ours, device=x.device).wait_stream(theirs)
+
+
+def _cuda_view(x):
+    cupy = _arrays.cupy_module()
+    dtype, size = _carrier(x.dtype), x.element_size()
+    start = cupy.cuda.MemoryPointer(_torch_memory()(x), 0)
+    return cupy.ndarray(x.shape, dtype, start, [size * stride for stride in x.stride()])
+
+
+@functools.cache
+def _carrier(dtype) -> np.dtype:
+    """The type in which CuPy sees a tensor of this type."""
+    name = str(dtype).removeprefix("torch.")
+    row = _dtypes.TABLE.get(name)
+    return np.dtype(name) if row is None else row.storage if row.is_float8 else row.logical
+
+
+def _tensor_of(x, dtype):
+    """The way back: a view of the tensor that owns the memory, so torch knows its lifetime."""
+    whole, start = x.data.mem.tensor, x.data.mem.ptr
+    is_all = x.data.ptr == start and x.nbytes == whole.nbytes and whole.ndim == 1
+    if is_all and x.flags.c_contiguous:
+        return whole.view(dtype).view(x.shape)
+    flat = whole.as_strided((whole.untyped_storage().nbytes() // whole.element_size(),), (1,), 0)
+    offset = (x.data.ptr - flat.data_ptr()) // x.itemsize
+    strides = [stride // x.itemsize for stride in x.strides]
+    return flat.view(dtype).as_strided(x.shape, strides, offset)
 
 
 def _to_jax(x: Any) -> Any:
@@ -82,16 +148,32 @@ def _to_jax(x: Any) -> Any:
 
 @contextlib.contextmanager
 def stream_of(x: Any):
-    """Enqueue CuPy's work where a torch tensor's own work goes."""
+    """Enqueue CuPy's work where a torch tensor's own work goes, in memory from torch's pool.
+
+    One pool instead of two that cannot use each other's free memory; and what torch
+    captures into a CUDA graph finds its memory in the graph's own pool.
+    """
     if not (_arrays.is_torch(x) and x.is_cuda):
         yield
         return
+
+    cuda, device = _arrays.cupy_module().cuda, x.device
+    stream = _cupy_stream(_arrays.torch_stream(x))
+    allocator = cuda.using_allocator(functools.partial(_allocate, device))
+    with cuda.Device(device.index), stream, allocator:
+        yield
+
+
+@functools.lru_cache(maxsize=64)
+def _cupy_stream(handle: int):
+    return _arrays.cupy_module().cuda.Stream.from_external(_CudaStream(handle))
+
+
+def _allocate(device, size: int):
     import torch
 
-    cupy = _arrays.cupy_module()
-    stream = _CudaStream(torch.cuda.current_stream(x.device).cuda_stream)
-    with cupy.cuda.Device(x.device.index), cupy.cuda.Stream.from_external(stream):
-        yield
+    owner = torch.empty(size, dtype=torch.uint8, device=device)
+    return _arrays.cupy_module().cuda.MemoryPointer(_torch_memory()(owner), 0)
 
 
 class _CudaStream:

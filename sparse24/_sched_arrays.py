@@ -15,6 +15,7 @@ import array_api_compat
 import numpy as np
 
 from sparse24._errors import ArgumentError, PatternError, ShapeError
+from sparse24.kernels import reference
 
 Array = Any
 # Sums of scores stay finite if each score is at most finfo.max / HEADROOM.
@@ -131,12 +132,12 @@ def split_groups(x: Array, group: int, fill: float) -> Array:
             (*x.shape[:-1], short), fill, dtype=x.dtype, device=array_api_compat.device(x)
         )
         x = xp.concat([x, tail], axis=-1)
-    return xp.reshape(x, (*x.shape[:-1], -1, group))
+    return xp.reshape(x, (*x.shape[:-1], x.shape[-1] // group, group))
 
 
 def join_groups(x: Array, k: int) -> Array:
     """The inverse of `split_groups` for rows of `k` elements."""
-    return namespace(x).reshape(x, (*x.shape[:-2], -1))[..., :k]
+    return namespace(x).reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))[..., :k]
 
 
 def tree_sum(x: Array) -> Array:
@@ -183,18 +184,19 @@ def check_tiles(shape, tile: tuple[int, int], what: str) -> None:
         )
 
 
+def random_key(*key) -> int:
+    """128 bits that stand for the parts of the key, as the generator takes them."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=16).digest()
+    return int.from_bytes(digest, "little")
+
+
 def uniform(like: Array, *key) -> Array:
     """Uniform float32 in [0, 1) of the shape of `like`, a pure function of the `key`.
 
-    Philox 4x64, keyed by a hash of the seed, the step and the layer's name, runs in NumPy
-    and the numbers are moved: all libraries, ranks and resumed runs draw the same.
-    24 random bits a number, so float32 holds each exactly.
+    `reference.uniform`, keyed by a hash of the seed, the step and the layer's name, runs in
+    NumPy and the numbers are moved: all libraries, ranks and resumed runs draw the same.
     """
-    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=16).digest()
-    bits = np.random.Philox(key=int.from_bytes(digest, "little"))
-    count = math.prod(like.shape)
-    words = bits.random_raw(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
-    numbers = ((words >> 8).astype(np.float32) * np.float32(2.0**-24)).reshape(like.shape)
+    numbers = reference.uniform(like.shape, random_key(*key))
     return namespace(like).asarray(numbers, device=array_api_compat.device(like))
 
 

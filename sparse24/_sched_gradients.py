@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from sparse24 import _spec
+from sparse24 import _arrays, _dtypes, _spec
+from sparse24._compress import compress_rows
+from sparse24._records import Operand24
 from sparse24._sched_arrays import (
     Array,
     join_groups,
     namespace,
+    random_key,
     ranked,
     ranks_in_groups,
     split_groups,
@@ -14,6 +17,8 @@ from sparse24._sched_arrays import (
     uniform,
     working,
 )
+from sparse24.formats.two_four import Sparse24Array
+from sparse24.kernels import sample
 
 
 def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 2e-4) -> Array:
@@ -90,6 +95,7 @@ def mvue_24(gradient: Array, *, step: int, seed: int = 0, name: str = "") -> Arr
     Each element of a group is kept with probability ``p = min(1, 2 |g| / sum |g|)`` (with the
     share of a capped element given to the others) and divided by it; one uniform number a
     group chooses exactly two.  A greedy mask would be biased, which harms training [1]_.
+    A group whose sum is not finite keeps its two largest, so that an overflow still shows.
 
     Parameters
     ----------
@@ -109,37 +115,46 @@ def mvue_24(gradient: Array, *, step: int, seed: int = 0, name: str = "") -> Arr
     """
     xp = namespace(gradient)
     groups = split_groups(working(gradient), _spec.GROUP, 0.0)
-    chance = _inclusion(xp, groups)
-    draw = uniform(groups[..., 0], seed, step, name, "mvue")
-    # Systematic sampling: the chances are laid end to end on [0, 2]; the elements under the
-    # two points draw and 1 + draw are kept.  The last end is 2 whatever the rounding.
-    end, kept = xp.zeros_like(draw), []
-    ends = []
+    rank = ranks_in_groups(ranked(xp.abs(gradient)), _spec.GROUP)
+    finite = _sum_of_four(xp.abs(groups)) < xp.inf
+    size = xp.where(finite, xp.abs(groups), xp.zeros_like(groups))
+    half = 0.5 * _sum_of_four(size)
+    certain = (rank == 0) & (size > half)
+    length = xp.where(certain, xp.zeros_like(size), size)
+    capped = xp.any(certain, axis=-1, keepdims=True)
+    rest = xp.where(capped, _sum_of_four(length), half)
+    first = rest * uniform(groups[..., :1], seed, step, name, "mvue")
+    second = xp.where(capped, -xp.ones_like(first), half + first)
+    # Systematic sampling: lengths laid end to end, and what is under the two points is kept.
+    # As |g| / p is `rest` for all of them, nothing is divided.
+    begin, drawn = xp.zeros_like(first), []
     for place in range(_spec.GROUP):
-        end = end + chance[..., place]
-        ends.append(end)
-    ends[-1] = xp.where(ends[-1] > 0, xp.full_like(end, 2.0), end)
-    begin = xp.zeros_like(draw)
-    for end in ends:
-        kept.append((begin <= draw) & (draw < end) | (begin <= draw + 1) & (draw + 1 < end))
+        piece = length[..., place : place + 1]
+        last = place == _spec.GROUP - 1  # reaches to the end whatever the rounding
+        end = xp.full_like(begin, xp.inf) if last else begin + piece
+        under = (begin <= first) & (first < end) | (begin <= second) & (second < end)
+        drawn.append(under & (piece > 0))
         begin = end
-    safe = xp.where(chance > 0, chance, xp.ones_like(chance))
-    sampled = xp.where(xp.stack(kept, axis=-1), groups / safe, xp.zeros_like(groups))
-    return xp.astype(join_groups(sampled, gradient.shape[-1]), gradient.dtype, copy=False)
+    value = xp.where(groups < 0, -rest, rest)
+    value = xp.where(xp.concat(drawn, axis=-1), value, xp.zeros_like(value))
+    value = xp.where(certain | ~finite & (rank < _spec.KEPT), groups, value)
+    return xp.astype(join_groups(value, gradient.shape[-1]), gradient.dtype, copy=False)
 
 
-def _inclusion(xp, groups: Array) -> Array:
-    """Probability of each element to be among the two kept; 0 only for zeros."""
-    size = xp.abs(groups)
-    largest = ranks_in_groups(ranked(join_groups(size, size.shape[-2] * 4)), 4) == 0
-    total = xp.sum(size, axis=-1, keepdims=True)
-    most = xp.max(size, axis=-1, keepdims=True)
-    rest = total - most
-    one = xp.ones_like(size)
-    fair = 2 * size / xp.where(total > 0, total, xp.ones_like(total))
-    others = size / xp.where(rest > 0, rest, xp.ones_like(rest))
-    capped = xp.where(largest, one, others)
-    return xp.where(2 * most > total, capped, fair) * xp.astype(total > 0, size.dtype)
+def _sum_of_four(x: Array) -> Array:
+    """Sum over the last axis, in one order everywhere, hence the same bits."""
+    return (x[..., 0:1] + x[..., 2:3]) + (x[..., 1:2] + x[..., 3:4])
+
+
+def compress_mvue_24(gradient, *, step: int, seed: int = 0, name: str = "") -> Sparse24Array:
+    """`mvue_24` of a NumPy or CuPy matrix, compressed; on a GPU in one pass, the same numbers."""
+    row = _dtypes.lookup(gradient.dtype)
+    if _arrays.is_cupy(gradient) and row.name in sample.DTYPES:
+        record = sample.launch(gradient, row, random_key(seed, step, name, "mvue"))
+    else:
+        sampled = mvue_24(gradient, step=step, seed=seed, name=name)
+        record, _ = compress_rows(sampled, row, "magnitude")
+    return Sparse24Array(Operand24(record, None, None, record.shape, row))
 
 
 def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") -> Array:

@@ -51,8 +51,7 @@ def _weight_gradient(dy, x, rule: Rule, clock) -> Tensor:
     if rule.gradient != "24sparse":
         return dy.t() @ x
     clock = torch.zeros((), dtype=torch.int64) if clock is None else clock
-    sampled = ops.sample(dy.t(), rule.seed, clock)
-    parts = ops.pack(sampled, None, False)
+    parts = ops.pack_sample(dy.t(), rule.seed, clock)
     return ops.product(parts, dy.shape[1], dy.shape[0], x, None, "A@b")
 
 

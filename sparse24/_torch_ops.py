@@ -1,46 +1,88 @@
-"""The custom operators of torch that the bridge is made of: pack, multiply, mask, sample.
+"""The operators of torch that the bridge is made of: pack, multiply, mask, sample.
 
 A packed 2:4 matrix travels as a plain list of tensors, (values, codes) for each orientation, so
 that autograd, checkpointing and ``torch.compile`` carry it like any other.  CPU tensors are
-seen as NumPy arrays and CUDA tensors as CuPy arrays; nothing is copied, and work goes to torch's
-current stream.
+seen as NumPy arrays and CUDA tensors as CuPy arrays; nothing is copied, work goes to torch's
+current stream, and memory comes from torch's pool.
 """
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _compress, _dtypes, _foreign, _matmul, _prune, _spec, _storage
+from sparse24 import (
+    _arrays,
+    _compress,
+    _dispatch,
+    _dtypes,
+    _foreign,
+    _prune,
+    _spec,
+    _storage,
+    _torch_replay,
+)
 from sparse24._errors import ArgumentError
-from sparse24._records import Compressed24, Operand24
-from sparse24._sched_gradients import mvue_24
+from sparse24._fuse import Call
+from sparse24._product import Result
+from sparse24._records import PLAIN, Compressed24, Epilogue, Operand24
+from sparse24._sched_gradients import compress_mvue_24
 from sparse24.formats.two_four import Sparse24Array
 
 FORMS = ("x@At", "x@A", "A@b", "At@b")
+_library = torch.library.Library("sparse24", "DEF")
 
 
-@torch.library.custom_op("sparse24::pack", mutates_args=())
+def _operator(function):
+    """torch's operator ``sparse24::<name>``, for tensors of the CPU and of CUDA.
+
+    By hand, since `torch.library.custom_op` makes sure at every call that no result shares
+    memory with an input, which takes longer than the launch of a kernel.
+    """
+    name = function.__name__
+    schema = torch.library.infer_schema(function, mutates_args=())
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, function, device)
+    return getattr(torch.ops.sparse24, name).default
+
+
+def _meaning_for_tracing(name: str):
+    """Registers the shapes of an operator's results."""
+    return torch.library.register_fake(f"sparse24::{name}", lib=_library)
+
+
+@_operator
 def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
     """Values and codes of a matrix (m, k), pruned by magnitude or by `mask`.
 
     Two tensors, or four for a transposable matrix: those of the transpose follow.
     """
     with _foreign.stream_of(x):
-        if mask is None:
-            array = _compress.compress(
-                x.detach(), on_excess="prune", check=False, transposable=transposable
-            )
-            operand = array._operand
-            records = (operand.rows, operand.columns) if transposable else (operand.rows,)
+        array, row = _foreign.view_of(x), _row(x)
+        if mask is None and transposable:
+            records = _compress.transposable_records(array, row)
+        elif mask is None:
+            records = (_compress.compress_rows(array, row, "magnitude")[0],)
         else:
-            turns = ((x, mask), (x.mT, mask.mT))[: 1 + transposable]
-            arrays = [_compress.compress(a.detach(), mask=m, check=False) for a, m in turns]
-            records = tuple(array._operand.rows for array in arrays)
+            keep = _compress.checked_mask(_foreign.view_of(mask), array)
+            turns = ((array, keep), (array.T, keep.T))[: 1 + transposable]
+            records = tuple(_compress.compress_rows(a, row, "mask", m)[0] for a, m in turns)
         return [_foreign.to_torch(part) for record in records for part in _parts(record)]
 
 
-@pack.register_fake
+def _row(x: Tensor) -> _dtypes.DType:
+    return _row_of(x.dtype)
+
+
+@functools.cache
+def _row_of(dtype: torch.dtype) -> _dtypes.DType:
+    return _dtypes.lookup(str(dtype).removeprefix("torch."), argument="dtype")
+
+
+@_meaning_for_tracing("pack")
 def _(x, mask, transposable):
     m, k = x.shape
     shapes = ((m, k), (k, m))[: 1 + transposable]
@@ -72,34 +114,63 @@ def _parts(record: Compressed24):
 
 def unpack(parts: list[Tensor], m: int, k: int) -> Sparse24Array:
     """The array that the tensors of `pack` describe; nothing is copied."""
-    rows = _record(parts[0], parts[1], m, k)
-    columns = _record(parts[2], parts[3], k, m) if len(parts) == 4 else None
+    rows = _record(parts[0], parts[1], m, k, _row(parts[0]))
+    columns = _record(parts[2], parts[3], k, m, rows.dtype) if len(parts) == 4 else None
     return Sparse24Array(Operand24(rows, columns, None, (m, k), rows.dtype))
 
 
-def _record(values: Tensor, codes: Tensor, m: int, k: int) -> Compressed24:
-    row = _dtypes.lookup(str(values.dtype).removeprefix("torch."))
-    stored = _foreign.from_torch(values)[:, : _spec.values_per_row(k)]
-    bits = _foreign.from_torch(codes)
+def _operand(parts: list[Tensor], m: int, k: int, *, turned: bool) -> Operand24:
+    """The matrix (m, k), or its transpose, with what is stored for products from the left."""
+    row = _row(parts[0])
+    if not turned:
+        return Operand24(_record(parts[0], parts[1], m, k, row), None, None, (m, k), row)
+    if len(parts) == 4:
+        return Operand24(_record(parts[2], parts[3], k, m, row), None, None, (k, m), row)
+    return Operand24(None, _record(parts[0], parts[1], m, k, row), None, (k, m), row)
+
+
+def _record(values: Tensor, codes: Tensor, m: int, k: int, row: _dtypes.DType) -> Compressed24:
+    stored = _foreign.view_of(values)[:, : _spec.values_per_row(k)]
+    bits = _foreign.view_of(codes)
     metadata, packed = (bits, None) if bits.ndim == 2 else (None, bits)
     return Compressed24(stored, metadata, packed, (m, k), row)
 
 
-@torch.library.custom_op("sparse24::product", mutates_args=())
+@_operator
 def product(
     parts: list[Tensor], m: int, k: int, dense: Tensor, bias: Tensor | None, form: str
 ) -> Tensor:
-    """A product with the packed matrix A (m, k); `form` is one of `FORMS`."""
+    """A product with the packed matrix A (m, k); `form` is one of `FORMS`.
+
+    ``x @ A`` is computed as the transpose of ``A.T @ x.T``, which exchanges views only.  A bias
+    is added to the columns of ``x @ A`` or ``x @ A.T``.
+    """
+    turned, left = form in ("x@A", "At@b"), form.startswith("x")
+    stored = parts[2:] if turned else parts[:2]
+    key = _torch_replay.signature(parts[0], dense, bias, m, k, form) if stored else None
+    known = _torch_replay.find(key)
+    if known is not None:
+        return known(*stored, dense, PLAIN if bias is None else _biased(bias))
     with _foreign.stream_of(dense):
-        a = unpack(parts, m, k)
-        a = a.mT if "t" in form else a
-        if form.startswith("A"):
-            return _matmul.matmul(a, dense)
-        epilogue = None if bias is None else _matmul.Epilogue(bias=bias)
-        return _matmul.matmul(dense, a, epilogue=epilogue)
+        epilogue = PLAIN if bias is None else _biased(bias)
+        a, b = _operand(parts, m, k, turned=turned), _foreign.view_of(dense)
+        b = b.T if left else b
+        call = Call(other_dtype=_row(dense))
+        shape = (a.shape[0], b.shape[1])
+        result = Result.plan(a, b, None, call, shape[::-1] if left else shape)
+        out = result.allocate(None)
+        launched = _dispatch.fill(a, b, out.T if left else out, epilogue, call, result)
+        product = _foreign.to_torch(out)
+        _torch_replay.remember(key, launched, product)
+        return product
 
 
-@product.register_fake
+def _biased(bias: Tensor) -> Epilogue:
+    real = torch.float64 if bias.dtype == torch.float64 else torch.float32
+    return Epilogue(row_bias=_foreign.view_of(bias.to(real)))
+
+
+@_meaning_for_tracing("product")
 def _(parts, m, k, dense, bias, form):
     if form not in FORMS:
         raise ArgumentError(f"form must be one of {FORMS}, got {form!r}")
@@ -109,45 +180,56 @@ def _(parts, m, k, dense, bias, form):
         "A@b": (m, dense.shape[1]),
         "At@b": (k, dense.shape[1]),
     }[form]
-    return dense.new_empty((rows, columns), dtype=torch.promote_types(parts[0].dtype, dense.dtype))
+    dtype = torch.promote_types(parts[0].dtype, dense.dtype)
+    return dense.new_empty((rows, columns), dtype=_RESULTS.get(dtype, dtype))
 
 
-@torch.library.custom_op("sparse24::dense", mutates_args=())
+_RESULTS = {
+    torch.int8: torch.int32,
+    torch.float8_e4m3fn: torch.bfloat16,
+    torch.float8_e5m2: torch.bfloat16,
+}
+
+
+@_operator
 def dense(parts: list[Tensor], m: int, k: int) -> Tensor:
     """The packed matrix with its zeros."""
     with _foreign.stream_of(parts[0]):
-        return _foreign.to_torch(unpack(parts, m, k).toarray())
+        record = _record(parts[0], parts[1], m, k, _row(parts[0]))
+        return _foreign.to_torch(_storage.decompress(record))
 
 
-@dense.register_fake
+@_meaning_for_tracing("dense")
 def _(parts, m, k):
     return parts[0].new_empty((m, k))
 
 
-@torch.library.custom_op("sparse24::keep", mutates_args=())
+@_operator
 def keep(x: Tensor, transposable: bool) -> Tensor:
     """Where `pack` keeps elements, as booleans; kept zeros included."""
     with _foreign.stream_of(x):
-        return _prune.mask(x.detach(), transposable=transposable).contiguous()
+        return _prune.mask(x, transposable=transposable).contiguous()
 
 
-@keep.register_fake
+@_meaning_for_tracing("keep")
 def _(x, transposable):
     return torch.empty_like(x, dtype=torch.bool, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("sparse24::sample", mutates_args=())
-def sample(x: Tensor, seed: int, clock: Tensor) -> Tensor:
-    """`x` sampled to 2:4 along its last axis without bias (`sparse24.schedule.mvue_24`)."""
-    return mvue_24(x, step=int(clock), seed=seed).contiguous()
+@_operator
+def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
+    """Values and codes of `x` sampled to 2:4 along its rows without bias, by `clock` and `seed`."""
+    with _foreign.stream_of(x):
+        array = compress_mvue_24(_foreign.view_of(x), step=int(clock), seed=seed)
+        return [_foreign.to_torch(part) for part in _parts(array._operand.rows)]
 
 
-@sample.register_fake
+@_meaning_for_tracing("pack_sample")
 def _(x, seed, clock):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return _like_parts(x, *x.shape)
 
 
-@torch.library.custom_op("sparse24::masked_gradient", mutates_args=())
+@_operator
 def masked_gradient(
     parts: list[Tensor], m: int, k: int, gradient: Tensor, weight: Tensor | None, decay: float
 ) -> Tensor:
@@ -155,9 +237,9 @@ def masked_gradient(
     ``gradient + decay * weight``.
     """
     with _foreign.stream_of(gradient):
-        record = _record(parts[0], parts[1], m, k)
-        dense = _foreign.from_torch(gradient)
-        decaying = None if weight is None else _foreign.from_torch(weight)
+        record = _record(parts[0], parts[1], m, k, _row(parts[0]))
+        dense = _foreign.view_of(gradient)
+        decaying = None if weight is None else _foreign.view_of(weight)
         if _arrays.is_cupy(dense):
             from sparse24.kernels import like
 
@@ -170,6 +252,6 @@ def masked_gradient(
         return _foreign.to_torch(result)
 
 
-@masked_gradient.register_fake
+@_meaning_for_tracing("masked_gradient")
 def _(parts, m, k, gradient, weight, decay):
     return torch.empty_like(gradient, memory_format=torch.contiguous_format)

@@ -23,7 +23,7 @@ from sparse24._errors import ShapeError
 from sparse24._matmul import linear as _sparse_linear
 from sparse24._matmul import matmul
 from sparse24._prune import mask as choose_mask
-from sparse24._sched_gradients import mvue_24, sr_ste_gradient
+from sparse24._sched_gradients import compress_mvue_24, sr_ste_gradient
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
@@ -123,8 +123,7 @@ def linear_backward(
     dx = matmul(dy, saved.packed[-1])
     rows, outer = saved.x.reshape(-1, k), dy.reshape(-1, m)
     if gradient == "24sparse":
-        sampled = compress(mvue_24(outer.T, step=step, seed=seed), on_excess="prune", check=False)
-        dweight = matmul(sampled, rows)
+        dweight = matmul(compress_mvue_24(outer.T, step=step, seed=seed), rows)
     else:
         dweight = _dense_product(outer.T, rows)
     if gradient != "ste" or decay:

@@ -227,7 +227,7 @@ def test_operators_pass_torchs_own_checks():
     args = (parts, 8, 16, torch.randn(8, 16), torch.randn(8, 16), 0.1)
     torch.library.opcheck(ops.masked_gradient.default, args, test_utils=tests)
     clock = torch.tensor(3)
-    torch.library.opcheck(ops.sample.default, (x, 0, clock), test_utils=tests)
+    torch.library.opcheck(ops.pack_sample.default, (x, 0, clock), test_utils=tests)
 
 
 @pytest.mark.parametrize("pattern", [S.NM(), S.Transposable24()])

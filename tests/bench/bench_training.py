@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -240,6 +241,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="where to write the record")
     options = parser.parse_args()
     torch.manual_seed(0)
     device = "cpu" if options.tiny else "cuda"
@@ -251,7 +253,7 @@ def main() -> None:
     if not options.tiny:
         import harness
 
-        harness.write_suite("training", done, stems=STEMS)
+        harness.write_suite("training", done, stems=STEMS, out=options.out)
 
 
 if __name__ == "__main__":
