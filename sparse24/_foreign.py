@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -157,11 +158,23 @@ def stream_of(x: Any):
         yield
         return
 
+    make_current()
     cuda, device = _arrays.cupy_module().cuda, x.device
     stream = _cupy_stream(_arrays.torch_stream(x))
     allocator = cuda.using_allocator(functools.partial(_allocate, device))
     with cuda.Device(device.index), stream, allocator:
         yield
+
+
+_thread = threading.local()
+
+
+def make_current() -> None:
+    """Give this thread a context: the driver wants one, torch's own threads may have none."""
+    if not getattr(_thread, "has_context", False):
+        runtime = _arrays.cupy_module().cuda.runtime
+        runtime.setDevice(runtime.getDevice())
+        _thread.has_context = True
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _autotune, _tuning_cache
+from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
 from sparse24._dispatch import Launched
 from sparse24._records import PLAIN, Compressed24, Epilogue
 from sparse24._replay import View
@@ -68,6 +68,7 @@ class Repeat:
                 launch = self._launches[key] = self._lay_out(*key)
         if epilogue is not PLAIN:
             launch = launch.with_last(_epilogue.params(epilogue))
+        _foreign.make_current()
         with torch.cuda.device(dense.device):
             launch(stream)
         return out
