@@ -46,6 +46,16 @@ class Parts:
     transposable: bool = False
     layout: str = "codes"
 
+    PIECES = ("values", "metadata")
+
+    @property
+    def kind(self) -> str:
+        return "{}:{}".format(*self.pattern)
+
+    def pieces(self) -> dict[str, np.ndarray]:
+        """The arrays of the file by their last name."""
+        return {"values": self.values, "metadata": self.metadata}
+
     def describe(self) -> dict[str, Any]:
         """The entry of the header."""
         return {
@@ -59,14 +69,14 @@ class Parts:
 
     @classmethod
     def from_entry(
-        cls, entry: Any, values: np.ndarray, metadata: np.ndarray, *, where: str
+        cls, entry: Mapping[str, Any], pieces: dict[str, np.ndarray], *, where: str
     ) -> Parts:
         """Parts of a header's entry and its arrays, checked; `where` begins each message."""
         fields = _fields(entry, where)
         name = entry.get("dtype")
-        if name not in _dtypes.TABLE:
+        if not isinstance(name, str) or name not in _dtypes.TABLE:
             raise FormatError(f"{where}: the dtype must be one of sparse24's, got {name!r}")
-        parts = cls(values, metadata, dtype=_dtypes.TABLE[name], **fields)
+        parts = cls(**pieces, dtype=_dtypes.TABLE[name], **fields)
         parts.check(where)
         return parts
 
@@ -98,7 +108,7 @@ class Parts:
             index = tuple(int(i) for i in np.argwhere(~legal)[0])
             raise FormatError(
                 f"{where}: metadata{list(index)} is 0x{int(self.metadata[index]):02X}, which holds "
-                "an illegal code; the file is damaged"
+                "an illegal code; the data are damaged"
             )
         groups = _spec.groups(self.shape[-1])
         if groups % 2 and self.metadata.size:
@@ -130,16 +140,14 @@ class Parts:
                 raise FormatError(f"{where}: a value lies beyond the last of {k} columns")
 
 
-def _fields(entry: Any, where: str) -> dict[str, Any]:
+def _fields(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Shape, pattern, axis, transposable and layout of a header's entry."""
-    if not isinstance(entry, Mapping):
-        raise FormatError(f"{where}: its description must be a JSON object, got {entry!r}")
     shape, pattern = entry.get("shape"), entry.get("pattern")
     axis, transposable = entry.get("axis", -1), entry.get("transposable", False)
     layout = entry.get("layout", "codes")
-    if not _is_sizes(shape) or len(shape) < 2:
+    if not is_sizes(shape) or len(shape) < 2:
         raise FormatError(f"{where}: the shape must be two or more sizes, got {shape!r}")
-    if not _is_sizes(pattern) or len(pattern) != 2 or not 0 < pattern[0] < pattern[1] <= 32:
+    if not is_sizes(pattern) or len(pattern) != 2 or not 0 < pattern[0] < pattern[1] <= 32:
         raise FormatError(f"{where}: the pattern must be a pair such as [2, 4], got {pattern!r}")
     if axis not in (-1, -2) or not isinstance(transposable, bool):
         raise FormatError(f"{where}: axis must be -1 or -2, and transposable true or false")
@@ -154,5 +162,6 @@ def _fields(entry: Any, where: str) -> dict[str, Any]:
     }
 
 
-def _is_sizes(value: Any) -> TypeGuard[list[int]]:
+def is_sizes(value: Any) -> TypeGuard[list[int]]:
+    """True for a list of whole numbers that are not negative."""
     return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)

@@ -6,7 +6,7 @@ import numpy as np
 
 import sparse24 as s24
 from sparse24 import _arrays, _demo, _dtypes, _timing
-from sparse24._table import duration, table
+from sparse24._table import duration, sides, table
 
 CPU_SHAPES = ((2048, 2048, 2048), (2048, 2048, 64), (4096, 4096, 1))
 GPU_SHAPES = ((8192, 8192, 8192), (4096, 4096, 4096), (4096, 4096, 64), (8192, 8192, 1))
@@ -21,7 +21,7 @@ def run(shapes: list[tuple[int, int, int]] | None, *, device: str, dtype: str | 
         dense, ours, kernel = measure(shape, device, row)
         flops = 2 * shape[0] * shape[1] * shape[2]
         rows.append([
-            "×".join(map(str, shape)), duration(dense), duration(ours), f"{dense / ours:.2f}x",
+            sides(shape), duration(dense), duration(ours), f"{dense / ours:.2f}x",
             f"{flops / ours / 1e12:.3g}", kernel,
         ])  # fmt: skip
     print(f"{row.name} on {_demo._device_name(device)}; rates count the zeros\n")

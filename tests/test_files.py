@@ -11,7 +11,7 @@ import pytest
 
 import sparse24 as s24
 from sparse24 import _dtypes, _raw_files
-from sparse24.formats import files
+from sparse24.formats import stored
 from sparse24.formats.parts import Parts
 
 FORMATS = {
@@ -74,15 +74,6 @@ def test_other_patterns_round_trip(suffix, pattern, tmp_path, rng):
         assert (loaded.pattern, loaded.axis, loaded.shape) == (pattern, array.axis, array.shape)
         np.testing.assert_array_equal(bits(loaded.values), bits(array.values))
         np.testing.assert_array_equal(loaded.indices, array.indices)
-
-
-def test_a_hybrid_array_goes_alone(tmp_path, rng):
-    dense = rng.standard_normal((100, 90)).astype(np.float32) * (rng.random((100, 90)) < 0.2)
-    hybrid = s24.hybrid(dense)
-    s24.save_npz(tmp_path / "h.npz", hybrid)
-    np.testing.assert_array_equal(s24.load_npz(tmp_path / "h.npz").toarray(), dense)
-    with pytest.raises(s24.ArgumentError, match="a HybridArray is saved alone"):
-        s24.save_npz(tmp_path / "h.npz", {"h": hybrid})
 
 
 def test_places_that_do_not_rise_are_refused():
@@ -171,6 +162,7 @@ def test_a_spare_code_must_be_empty():
         ({"shape": "4x8"}, "two or more sizes"),
         ({"dtype": "float16"}, "values must be float16"),
         ({"dtype": "object"}, "must be one of sparse24's"),
+        ({"dtype": ["float32"]}, "must be one of sparse24's"),
         ({"pattern": [4, 2]}, "pattern must be a pair"),
         ({"axis": 7}, "axis must be"),
         ({"layout": "rows"}, "has the layout 'rows'"),
@@ -179,7 +171,7 @@ def test_a_spare_code_must_be_empty():
     ],
 )
 def test_a_header_that_lies_is_refused(change, message, tmp_path):
-    raw, header = files.pack(s24.random((4, 8), rng=0))
+    raw, header = stored.pack(s24.random((4, 8), rng=0))
     header["arrays"]["array"].update(change)
     _raw_files.write_safetensors(tmp_path / "a.safetensors", raw, header)
     with pytest.raises(s24.FormatError, match=message):
@@ -187,7 +179,7 @@ def test_a_header_that_lies_is_refused(change, message, tmp_path):
 
 
 def test_a_newer_version_and_a_foreign_file_are_refused(tmp_path):
-    raw, header = files.pack(s24.random((4, 8), rng=0))
+    raw, header = stored.pack(s24.random((4, 8), rng=0))
     _raw_files.write_npz(tmp_path / "new.npz", raw, {**header, "version": 99})
     np.savez(tmp_path / "foreign.npz", x=np.ones(3))
     with pytest.raises(s24.FormatError, match=r"version 99.*install a newer one"):
@@ -197,7 +189,7 @@ def test_a_newer_version_and_a_foreign_file_are_refused(tmp_path):
 
 
 def test_a_missing_part_is_named(tmp_path):
-    raw, header = files.pack(s24.random((4, 8), rng=0))
+    raw, header = stored.pack(s24.random((4, 8), rng=0))
     del raw["array.metadata"]
     _raw_files.write_npz(tmp_path / "a.npz", raw, header)
     with pytest.raises(s24.FormatError, match="its metadata are missing"):
@@ -225,6 +217,10 @@ def test_a_failed_write_leaves_the_old_file(suffix, tmp_path):
     save(path, a)
     with pytest.raises(s24.ArgumentError, match="an array of numbers, got ndarray"):
         save(path, {"w": a, "x": np.array(["text", None])})
+    with pytest.raises(s24.DTypeError, match=f"<U4, which a {suffix} file cannot hold"):
+        save(path, {"w": a, "x": np.array(["text"])})
+    with pytest.raises(s24.ArgumentError, match="names that are strings, got 3"):
+        save(path, {3: a})
     with pytest.raises(s24.ArgumentError, match=r"saved as 'w\.values'"):
         save(path, {"w": a, "w.values": np.ones(1)})
     assert_same(load(path), a)
@@ -249,6 +245,15 @@ def test_the_header_is_readable_text(tmp_path):
     assert header["version"] == 1
     assert header["bits"] == {"w.values": "float8_e5m2"}
     assert header["arrays"]["w"]["shape"] == [4, 8]
+
+
+def test_a_target_that_cannot_be_is_named(suffix, tmp_path):
+    save, _ = FORMATS[suffix]
+    a = s24.random((4, 8), rng=0)
+    with pytest.raises(s24.ArgumentError, match="a folder that does not exist"):
+        save(tmp_path / "none" / f"a.{suffix}", a)
+    with pytest.raises(s24.ArgumentError, match="is a folder"):
+        save(tmp_path, a)
 
 
 def test_a_missing_file_is_a_missing_file(suffix, tmp_path):

@@ -1,0 +1,185 @@
+"""What a file holds of each array: its parts, and the header that describes them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _raw_files, _spec, _storage
+from sparse24._errors import ArgumentError, FormatError
+from sparse24._records import Compressed24, Operand24
+from sparse24.formats.base import SparseArray
+from sparse24.formats.hybrid import HybridArray
+from sparse24.formats.hybrid_parts import HYBRID, HybridParts
+from sparse24.formats.n_m import NMArray
+from sparse24.formats.parts import Parts
+from sparse24.formats.two_four import Sparse24Array
+
+_SINGLE = "array"  # name of an array that was saved alone
+AnyParts = Parts | HybridParts
+
+
+def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """NumPy arrays by name, and the header, of what is to be saved."""
+    single = isinstance(arrays, SparseArray)
+    if not single and not isinstance(arrays, Mapping):
+        raise ArgumentError(
+            f"arrays must be a compressed array or a mapping of names to arrays, got "
+            f"{type(arrays).__name__}; plain arrays go to numpy.savez"
+        )
+    raw: dict[str, np.ndarray] = {}
+    entries = {}
+    for name, array in ({_SINGLE: arrays} if single else arrays).items():
+        if not isinstance(name, str):
+            raise ArgumentError(f"arrays must have names that are strings, got {name!r}")
+        if isinstance(array, SparseArray):
+            parts = parts_of(array, argument=name)
+            pieces = parts.pieces()
+            checksums = {key: _checksum(piece) for key, piece in pieces.items()}
+            entries[name] = {**parts.describe(), "crc32": checksums}
+            pieces = {f"{name}.{key}": piece for key, piece in pieces.items()}
+        else:
+            pieces = {name: _dense(array, name)}
+        for key, piece in pieces.items():
+            if key in raw:
+                raise ArgumentError(f"two arrays would be saved as {key!r}; rename one")
+            raw[key] = piece
+    return raw, {"version": _spec.FORMAT_VERSION, "single": single, "arrays": entries}
+
+
+def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
+    """The arrays of a file that sparse24 wrote; a dict, or the one array that was saved alone."""
+    loaded: dict[str, Any] = {}
+    taken = set()
+    for name, entry in entries_of(file).items():
+        parts = read_parts(file, name, entry)
+        loaded[name] = array_of(parts, device)
+        taken |= {f"{name}.{key}" for key in parts.pieces()}
+    for name in file:
+        if name not in taken:
+            loaded[name] = _to_device(file[name], device)
+    if file.header.get("single") is True:
+        if list(loaded) != [_SINGLE]:
+            raise FormatError(f"{file.path} claims a single array, but holds {sorted(loaded)}")
+        return loaded[_SINGLE]
+    return loaded
+
+
+def read_parts(file: _raw_files.ArrayFile, name: str, entry: Any) -> AnyParts:
+    """The checked parts of one compressed array of a file."""
+    where = f"{file.path}, array {name!r}"
+    if not isinstance(entry, Mapping):
+        raise FormatError(f"{where}: its description must be a JSON object, got {entry!r}")
+    kind: type[AnyParts] = HybridParts if entry.get("layout") == HYBRID else Parts
+    pieces = {}
+    for key in kind.PIECES:
+        if f"{name}.{key}" not in file:
+            raise FormatError(f"{where}: its {key} are missing; the file is damaged")
+        pieces[key] = file[f"{name}.{key}"]
+    parts = kind.from_entry(entry, pieces, where=where)
+    wanted = entry.get("crc32", {})
+    for key, piece in pieces.items():
+        if isinstance(wanted, Mapping) and wanted.get(key, _checksum(piece)) != _checksum(piece):
+            raise FormatError(f"{where}: its {key} do not match the checksum; the file is damaged")
+    return parts
+
+
+def entries_of(file: _raw_files.ArrayFile) -> dict[str, Any]:
+    """The header's entry of each compressed array."""
+    version, entries = file.header.get("version"), file.header.get("arrays")
+    if type(version) is not int or not isinstance(entries, dict):
+        raise FormatError(
+            f"{file.path} was not written by sparse24; a plain checkpoint becomes one with: "
+            "python -m sparse24 convert IN OUT"
+        )
+    if version > _spec.FORMAT_VERSION:
+        raise FormatError(
+            f"{file.path} has format version {version}, this sparse24 reads up to "
+            f"{_spec.FORMAT_VERSION}; install a newer one"
+        )
+    return entries
+
+
+def parts_of(array: SparseArray, *, argument: str = "array") -> AnyParts:
+    """The parts of a compressed array, on the host."""
+    if isinstance(array, NMArray):
+        return _parts_n_m(array)
+    if isinstance(array, HybridArray):
+        return HybridParts(array.tiles.to_numpy(), array.n_hint)
+    if not isinstance(array, Sparse24Array):
+        raise ArgumentError(f"{argument} is a {type(array).__name__}, which no file holds")
+    array.check()
+    record = array._operand.stored
+    values = np.ascontiguousarray(_arrays.to_numpy(record.values))
+    metadata = np.ascontiguousarray(_arrays.to_numpy(array.metadata))
+    return Parts(
+        values.view(record.dtype.logical),
+        metadata,
+        record.shape,
+        record.dtype,
+        axis=array.axis,
+        transposable=array.transposable,
+    )
+
+
+def _parts_n_m(array: NMArray) -> Parts:
+    record = array if array.axis == -1 else array.mT
+    values, indices = (_arrays.to_numpy(x) for x in (record.values, record.indices))
+    row = array._dtype
+    return Parts(
+        np.ascontiguousarray(values).view(row.logical),
+        np.ascontiguousarray(indices),
+        record.shape,
+        row,
+        array.pattern,
+        axis=array.axis,
+        layout="places",
+    )
+
+
+def array_of(parts: AnyParts, device: str = "cpu") -> Any:
+    """The array of checked parts, on `device`."""
+    array = _array_on_cpu(parts)
+    return array if device == "cpu" else array.to_device(device)
+
+
+def _array_on_cpu(parts: AnyParts) -> SparseArray:
+    if isinstance(parts, HybridParts):
+        return HybridArray.from_tiles(parts.tiles.map(np.array), parts.n_hint)
+    values, metadata = (np.array(x) for x in (parts.values, parts.metadata))
+    if parts.layout == "places":
+        return NMArray(values, metadata, parts.shape, parts.pattern, parts.dtype, parts.axis)
+    record = Compressed24(values, metadata, None, parts.shape, parts.dtype)
+    columns = _turned(record) if parts.transposable else None
+    operand = Operand24(record, columns, None, parts.shape, parts.dtype)
+    return Sparse24Array(operand if parts.axis == -1 else operand.transposed())
+
+
+def _turned(record: Compressed24) -> Compressed24:
+    """The record of the transposed matrix, which obeys 2:4 too."""
+    from sparse24.kernels import cpu
+
+    dense = _storage.decompress(record).swapaxes(-1, -2)
+    values, metadata, status = cpu.compress(dense, "check")
+    _storage.raise_excess(status, dense.shape, argument="the transposed array")
+    return Compressed24(values, metadata, None, dense.shape, record.dtype)
+
+
+def _dense(array: Any, name: str) -> np.ndarray:
+    dense = _arrays.to_numpy(array)
+    if dense.dtype.hasobject:
+        raise ArgumentError(
+            f"{name} must be a compressed array or an array of numbers, got {type(array).__name__}"
+        )
+    return dense
+
+
+def _to_device(array: np.ndarray, device: str) -> Any:
+    return np.array(array) if device == "cpu" else _storage.mover(device)(np.array(array))
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
