@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24._errors import DTypeError, UnsupportedError
 
@@ -156,6 +157,13 @@ class SparseArray(ABC):
         raise TypeError(
             f"the truth value of a {type(self).__name__} is ambiguous; use .nnz or .toarray()"
         )
+
+
+def densified(x: Any) -> Any:
+    """A sparse array of this library, SciPy or cupyx made dense; all else as it is."""
+    if isinstance(x, SparseArray) or _arrays.is_sparse_matrix(x):
+        return x.toarray()
+    return x
 
 
 def _unpickled(kind: type[SparseArray], fields: tuple, device: str) -> SparseArray:

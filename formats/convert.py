@@ -15,7 +15,7 @@ _SCIPY_KINDS = "biufc"
 
 def densify(m: Any):
     """Dense NumPy (scipy.sparse) or CuPy (cupyx) array of any sparse matrix."""
-    if _arrays.is_scipy_sparse(m) or _arrays.is_cupyx_sparse(m):
+    if _arrays.is_sparse_matrix(m):
         return m.toarray()
     raise ArgumentError(
         f"m must be a scipy.sparse or cupyx.scipy.sparse matrix, got {type(m).__name__}; "

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _hybrid_cost, _hybrid_dispatch
-from sparse24._errors import DTypeError, ShapeError
+from sparse24 import _arrays, _check, _foreign, _hybrid_cost, _hybrid_dispatch
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.base import SparseArray
+from sparse24.formats.base import SparseArray, densified
 
 FOLD_BELOW = 64  # columns under which a stack becomes one product
 
@@ -143,17 +143,23 @@ class HybridArray(SparseArray):
                 self._prepared["transposed"] = built
             return self._prepared["transposed"]
 
+    @property
+    def mT(self) -> HybridArray:
+        """The same as `T`: there are no batches."""
+        return self.T
+
     # Products
 
     def _multiply(self, other):
         return self.matmul(other)
 
     def _multiply_from_left(self, x):
-        if not hasattr(x, "ndim") or x.ndim < 1:
-            return NotImplemented
-        if x.ndim == 1:
-            return self.T.matmul(x)
-        return self.T.matmul(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+        x = densified(x)
+        with _foreign.stream_of(x):
+            array, restore = _foreign.take(x, argument="x")
+            if array.ndim < 2:
+                return restore(self.T.matmul(array))
+            return restore(self.T.matmul(array.swapaxes(-1, -2)).swapaxes(-1, -2))
 
     def matmul(self, b, out=None, *, algorithm: str = "auto", balance: bool = True):
         """Return ``self @ b``.
@@ -161,7 +167,8 @@ class HybridArray(SparseArray):
         Parameters
         ----------
         b : array, shape (k,), (k, n) or (..., k, n)
-            Dense operand on the same device, with the dtype of the matrix.
+            Operand on the same device, with the dtype of the matrix.  Sparse ones are
+            made dense.
         out : array, optional
             Written in place and returned; shape of the result, and its dtype.
         algorithm : str, default "auto"
@@ -187,19 +194,23 @@ class HybridArray(SparseArray):
         Does not synchronise, except that the first product of a kind on the GPU
         prepares its layout, which waits.
         """
-        b = self._operand(b)
+        b = densified(b)
+        with _foreign.stream_of(b):
+            array, restore = _foreign.take(b, argument="b")
+            self._check_operand(array)
+            product = self._product(array, out, algorithm, balance)
+        return restore(product) if out is None else out
+
+    def _product(self, b, out, algorithm: str, balance: bool):
         vector = b.ndim == 1
         matrix = b[:, None] if vector else b
-        xp = _arrays.namespace(b)
         shape = (*matrix.shape[:-2], self.shape[0], matrix.shape[-1])
+        shape = shape[:-1] if vector else shape
         result = _hybrid_dispatch.result_dtype(self._tiles.dtype)
-        public = shape[:-1] if vector else shape
         if out is None:
-            out = xp.empty(public, result)
-        elif out.shape != public or out.dtype != result:
-            raise ShapeError(
-                f"out must have shape {public} and dtype {result}, got {out.shape} and {out.dtype}"
-            )
+            out = _arrays.namespace(b).empty(shape, result)
+        else:
+            _check_out(out, shape, result, b)
         target = out[:, None] if vector else out
         if balance and matrix.ndim > 2 and matrix.shape[-1] < FOLD_BELOW:
             self._multiply_folded(matrix, target, algorithm)
@@ -217,9 +228,7 @@ class HybridArray(SparseArray):
         _hybrid_dispatch.multiply(self, wide, result, algorithm)
         out[...] = xp.moveaxis(result.reshape(self.shape[0], *batch, n), 0, -2)
 
-    def _operand(self, b):
-        if not _arrays.is_cupy(b):
-            b = np.asarray(b)
+    def _check_operand(self, b) -> None:
         if b.ndim < 1 or b.shape[0 if b.ndim == 1 else -2] != self.shape[1]:
             raise ShapeError(
                 f"b must have shape (k,), (k, n) or (..., k, n) with k = {self.shape[1]}, "
@@ -231,7 +240,6 @@ class HybridArray(SparseArray):
                 f"convert it, for example with b.astype(H.dtype)"
             )
         _hybrid_dispatch.same_device(self.device, b)
-        return b
 
     def prepared(self, name: str, make):
         """A layout or another derived thing, made by `make()` at the first use and kept."""
@@ -253,3 +261,13 @@ class HybridArray(SparseArray):
         """A few lines: tiles by kind and band, memory against dense and CSR, and the choice."""
         n = n or self.n_hint or _hybrid_cost.DEFAULT_N
         return _hybrid_dispatch.summary(self, n)
+
+
+def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
+    if out.shape != shape or out.dtype != dtype:
+        raise ShapeError(
+            f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}"
+        )
+    _check.writable(out, argument="out")
+    if _arrays.shares_memory(out, b):
+        raise ArgumentError("out shares memory with b; pass another array")

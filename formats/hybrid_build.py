@@ -25,7 +25,7 @@ class Source:
     """A matrix that hands out dense rows; wraps NumPy, CuPy, scipy and cupyx matrices."""
 
     def __init__(self, w: Any, dtype=None):
-        self.sparse = _arrays.is_scipy_sparse(w) or _arrays.is_cupyx_sparse(w)
+        self.sparse = _arrays.is_sparse_matrix(w)
         if not self.sparse and not _arrays.is_cupy(w):
             w = np.asarray(w)
         if w.ndim != 2:

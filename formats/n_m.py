@@ -8,7 +8,7 @@ from sparse24 import _arrays, _check, _dtypes, _foreign, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24._records import Compressed24
 from sparse24.formats import n_m_parts
-from sparse24.formats.base import SparseArray
+from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -305,8 +305,7 @@ class NMArray(SparseArray):
 
     def _dense_product(self, other, *, left: bool):
         """``self @ other`` or ``other @ self`` where the pattern does not embed."""
-        if isinstance(other, SparseArray) or hasattr(other, "tocoo"):
-            other = other.toarray()
+        other = densified(other)
         with _foreign.stream_of(other):
             other, restore = _foreign.take(other, argument="b" if left else "a")
             if _arrays.device_of(other) != self.device:

@@ -9,7 +9,7 @@ import numpy as np
 from sparse24 import _arrays, _dtypes, _fuse, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._records import Compressed24, Operand24
-from sparse24.formats.base import SparseArray
+from sparse24.formats.base import SparseArray, densified
 
 
 class Sparse24Array(SparseArray):
@@ -284,12 +284,7 @@ def _dense_operand(other, sparse: Sparse24Array):
     """The other operand as a dense array; sparse ones are made dense."""
     if _arrays.is_cupy(other):
         return other
-    if (
-        isinstance(other, SparseArray)
-        or _arrays.is_scipy_sparse(other)
-        or _arrays.is_cupyx_sparse(other)
-    ):
-        other = other.toarray()
+    other = densified(other)
     if np.isscalar(other):
         raise ArgumentError("@ needs an array on either side, got a scalar; scale .values instead")
     if sparse.device != "cpu" and isinstance(other, np.ndarray):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparse24 import _arrays, _dtypes, _planner
-from sparse24._errors import ShapeError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._records import Problem
 
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -82,6 +82,8 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     ------
     ShapeError
         If `shape` is not a pair of positive sizes.
+    ArgumentError
+        If a token count is not positive.
 
     Notes
     -----
@@ -98,6 +100,8 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     m, k = _pair(shape)
     row = _dtypes.lookup(dtype)
     counts = (tokens,) if isinstance(tokens, int) else tuple(int(n) for n in tokens)
+    if min(counts, default=0) < 1:
+        raise ArgumentError(f"tokens must be positive whole numbers, got {tokens!r}")
     chip, facts, capability, scale = _chip()
     dense, sparse, kernels = [], [], []
     for n in counts:

@@ -43,6 +43,11 @@ def torch_stream(x: Any) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
+def is_sparse_matrix(x: Any) -> bool:
+    """True for the sparse matrices and arrays of SciPy and cupyx."""
+    return is_scipy_sparse(x) or is_cupyx_sparse(x)
+
+
 def namespace(x: Any):
     """NumPy or CuPy, by the array's type."""
     if is_cupy(x):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from sparse24._errors import ArgumentError, DTypeError, PatternError, ShapeError
@@ -10,7 +12,7 @@ from sparse24._errors import ArgumentError, DTypeError, PatternError, ShapeError
 def pattern(value, *, argument: str = "pattern") -> tuple[int, int]:
     """Return (n, m) of an n:m pattern: n kept elements in every m."""
     try:
-        n, m = (int(x) for x in value)
+        n, m = (operator.index(x) for x in value)
     except (TypeError, ValueError):
         raise PatternError(
             f"{argument} must be a pair (n, m) such as (2, 4), got {value!r}"
@@ -29,6 +31,19 @@ def axis(value, ndim: int, *, argument: str = "axis") -> int:
     if not -ndim <= number < ndim:
         raise ArgumentError(f"{argument} must be in [{-ndim}, {ndim}), got {value!r}")
     return number % ndim
+
+
+def sizes(value, *, argument: str, count: int | None = None) -> tuple[int, ...]:
+    """Return a shape as whole numbers, none negative; of `count` axes, or of two or more."""
+    try:
+        shape = tuple(operator.index(size) for size in value)
+    except TypeError:
+        shape = ()
+    fits = len(shape) == count if count is not None else len(shape) >= 2
+    if not fits or min(shape) < 0:
+        wanted = "(m, k)" if count == 2 else "(..., m, k)"
+        raise ShapeError(f"{argument} must be {wanted}, whole numbers from 0 on, got {value!r}")
+    return shape
 
 
 def at_least_1d(shape, *, argument: str) -> None:

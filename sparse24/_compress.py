@@ -10,6 +10,7 @@ from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _storage
 from sparse24._errors import ArgumentError, DTypeError, PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import convert
+from sparse24.formats.base import densified
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -31,7 +32,8 @@ def compress(
     Parameters
     ----------
     x : array, shape (..., m, k)
-        NumPy, CuPy, torch or any DLPack array of a supported dtype, any strides.
+        NumPy, CuPy, torch or any DLPack array of a supported dtype, any strides; or a
+        sparse array of sparse24, SciPy or cupyx.
     pattern : (int, int), default (2, 4)
         Kept elements in a group.  Others than (2, 4) give an `NMArray`.
     mask : array of bool, shape of `x`, optional
@@ -55,8 +57,9 @@ def compress(
         Keep the dense matrix beside the compressed one: a dense product is then a
         candidate, and no product is slower than dense.
     dtype : dtype, optional
-        Convert first; nothing is narrowed unless asked for here.  It also names the
-        logical type of fp8 bits carried as ``uint8``.
+        Convert first, also from whole numbers of any size and from booleans; nothing is
+        narrowed unless asked for here.  It also names the logical type of fp8 bits
+        carried as ``uint8``.
 
     Returns
     -------
@@ -82,8 +85,7 @@ groups; prune it first (sparse24.prune), or pass on_excess='prune'
     >>> s24.compress(w, on_excess="prune").toarray()
     array([[ 0., -3.,  2.,  0.,  0.,  0.,  0.,  4.]], dtype=float32)
     """
-    if _arrays.is_scipy_sparse(x) or _arrays.is_cupyx_sparse(x):
-        x = convert.densify(x)
+    x = densified(x)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     if check not in (True, False, "deferred"):
         raise ArgumentError(f"check must be True, False or 'deferred', got {check!r}")
@@ -146,6 +148,8 @@ def _prepared(x, dtype):
     x, _ = _foreign.take(x)
     x = _backend.place(x)
     carries_bits = dtype is not None and x.dtype == np.uint8 and _dtypes.lookup(dtype).is_float8
+    if dtype is not None and not carries_bits and x.dtype.kind in "biu" and x.dtype != np.int8:
+        x = x.astype(np.float64 if _dtypes.lookup(dtype).name == "float64" else np.float32)
     row = _arrays.logical_dtype(x, dtype if carries_bits else None)
     x = _arrays.as_storage(x, row)
     _check.at_least_2d(x.shape, argument="x")
@@ -332,9 +336,9 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
     0.6
     """
     row = _dtypes.lookup(dtype)
-    _check.at_least_2d(shape, argument="shape")
+    shape = _check.sizes(shape, argument="shape")
     rng = np.random.default_rng(rng)
-    keep = _random_places(tuple(shape), rng)
+    keep = _random_places(shape, rng)
     if row.name == "int8":
         x = rng.integers(-100, 101, shape).astype(np.int8)
         x[x == 0] = 1

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _dtypes
-from sparse24._errors import DTypeError
+from sparse24._errors import DTypeError, ShapeError
 
 
 def identity(x: Any) -> Any:
@@ -36,7 +36,15 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
         return np.asarray(x), _to_jax
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(x), identity
-    array = np.asarray(x)
+    if _arrays.is_sparse_matrix(x):
+        raise DTypeError(
+            f"{argument} must be a dense array, got a {type(x).__name__}; use its .toarray(), or "
+            "sparse24.from_scipy"
+        )
+    try:
+        array = np.asarray(x)
+    except ValueError as error:
+        raise ShapeError(f"{argument} must be an array: {error}") from error
     if array.dtype == object:
         raise DTypeError(f"{argument} must be an array, got {type(x).__name__}")
     return array, identity

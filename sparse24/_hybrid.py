@@ -47,10 +47,9 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
 
     Examples
     --------
-    >>> import numpy as np, scipy.sparse
-    >>> from sparse24 import _hybrid
+    >>> import numpy as np, scipy.sparse, sparse24 as s24
     >>> w = scipy.sparse.random_array((300, 200), density=0.3, rng=0, dtype=np.float32)
-    >>> h = _hybrid.hybrid(w)
+    >>> h = s24.hybrid(w)
     >>> h.nnz == w.nnz
     True
     >>> b = np.ones((200, 8), np.float32)

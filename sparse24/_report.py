@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparse24 import _arrays, _check, _foreign, _select
+from sparse24._errors import ArgumentError
 from sparse24.formats.base import SparseArray
 
 
@@ -118,6 +119,8 @@ def report(pruned, dense=None, *, pattern=(2, 4), axis=-1) -> Report:
     ------
     ShapeError
         If shapes differ.
+    ArgumentError
+        If `dense` misses a name.
 
     Examples
     --------
@@ -135,6 +138,8 @@ def report(pruned, dense=None, *, pattern=(2, 4), axis=-1) -> Report:
     for name, array in pruned.items():
         x = _host(array, name)
         _check.at_least_1d(x.shape, argument=name)
+        if dense is not None and name not in dense:
+            raise ArgumentError(f"dense has no {name!r}, which pruned has; name both alike")
         before = None if dense is None else _host(dense[name], name)
         if before is not None:
             _check.same_shape(before.shape, x.shape, argument=f"dense {name}", other="the pruned")

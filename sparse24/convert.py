@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _spec
+from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
 from sparse24._compress import compress, from_scipy
 from sparse24._errors import FormatError, ShapeError
 from sparse24._records import Compressed24, Operand24
@@ -51,7 +51,7 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
     values, metadata = np.asarray(values), np.asarray(metadata)
     row = _arrays.logical_dtype(values, dtype, argument="values")
     values = _arrays.as_storage(values, row)
-    parts = Parts(values, metadata, tuple(int(size) for size in shape), row)
+    parts = Parts(values, metadata, _check.sizes(shape, argument="shape"), row)
     parts.check("from_parts")
     record = Compressed24(values, metadata, None, parts.shape, row)
     return Sparse24Array(Operand24(record, None, None, parts.shape, row))
@@ -83,7 +83,7 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
     PatternError
         If a group has more than two bits set.
     """
-    m, k = (int(size) for size in shape)
+    m, k = _check.sizes(shape, argument="shape", count=2)
     values, bitmask = np.asarray(values), np.asarray(bitmask)
     if bitmask.dtype != np.uint8 or bitmask.shape != (m, -(-k // 8)):
         raise FormatError(

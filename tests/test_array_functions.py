@@ -121,6 +121,50 @@ def test_dtype_narrows_on_request_only():
         s24.compress(x.astype(np.int64))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("given", [bool, np.int64, np.uint16])
+def test_whole_numbers_are_converted_on_request(given, dtype):
+    a = s24.from_scipy(scipy.sparse.eye_array(8, dtype=given), dtype=dtype)
+    assert a.dtype.name == dtype
+    np.testing.assert_array_equal(a.toarray().astype(np.float32), np.eye(8))
+
+
+def test_sparse_arrays_are_compressed_anew():
+    a = s24.random((4, 8), rng=0)
+    np.testing.assert_array_equal(s24.compress(a).toarray(), a.toarray())
+    other = s24.compress(np.eye(8), pattern=(1, 4))
+    np.testing.assert_array_equal(s24.asarray(other).toarray(), np.eye(8))
+
+
+@pytest.mark.parametrize("shape", [8, (8,), (-1, 4), ("a", 4), (2.5, 4)])
+def test_shapes_are_whole_numbers(shape):
+    with pytest.raises(s24.ShapeError, match=r"shape must be \(\.\.\., m, k\), whole numbers"):
+        s24.random(shape)
+    parts = np.ones((4, 4)), np.full((4, 1), 0x44, np.uint8)
+    with pytest.raises(s24.ShapeError, match="shape must be"):
+        s24.convert.from_parts(*parts, shape)
+    with pytest.raises(s24.ShapeError, match=r"shape must be \(m, k\)"):
+        s24.convert.from_bitmask(np.ones(4), np.zeros((4, 1), np.uint8), (2, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: s24.compress("text"), s24.DTypeError, "x.dtype must be one of"),
+        (lambda: s24.compress(None), s24.DTypeError, "x must be an array, got NoneType"),
+        (lambda: s24.compress([[1.0, 0], [1.0]]), s24.ShapeError, "x must be an array: "),
+        (lambda: s24.compress(np.eye(4), pattern=(2.5, 4)), s24.PatternError, "must be a pair"),
+        (lambda: s24.prune(scipy.sparse.eye_array(4)), s24.DTypeError, r"\.toarray\(\)"),
+        (lambda: s24.is_24(s24.random((4, 8), rng=0)), s24.DTypeError, r"\.toarray\(\)"),
+        (lambda: s24.advise((64, 64), 0), s24.ArgumentError, "tokens must be positive"),
+        (lambda: s24.report({"a": np.eye(4)}, {"b": np.eye(4)}), s24.ArgumentError, "has no 'a'"),
+    ],
+)
+def test_errors_are_ours_and_name_the_rule(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_scipy_format(kind):
     dense = s24.random((8, 12), rng=0).toarray()

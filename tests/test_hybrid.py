@@ -209,6 +209,32 @@ def test_damaged_files_are_refused(rng, tmp_path, suffix):
         load(broken(parts))
 
 
+def test_operands_of_other_libraries(rng):
+    torch = pytest.importorskip("torch")
+    w = matrix(rng, (70, 80))
+    h, x = hybrid(w), rng.standard_normal((80, 3)).astype(np.float32)
+    want = w @ x
+    left, right = h @ torch.from_numpy(x), torch.from_numpy(x.T.copy()) @ h.mT
+    assert isinstance(left, torch.Tensor)
+    assert isinstance(right, torch.Tensor)
+    for got in (left, right.T, h @ scipy.sparse.csr_array(x), h @ list(x), s24.linear(x.T, h).T):
+        np.testing.assert_allclose(np.asarray(got), want, rtol=1e-4, atol=1e-4)
+    turned = h.T @ s24.compress(np.eye(70, dtype=np.float32))
+    np.testing.assert_allclose(turned, w.T, rtol=1e-5, atol=1e-5)
+
+
+def test_out_must_be_writable_and_apart(rng):
+    h, x = hybrid(matrix(rng, (64, 64))), np.ones((64, 64), np.float32)
+    with pytest.raises(ArgumentError, match="out shares memory with b"):
+        h.matmul(x, out=x)
+    out = np.zeros((64, 64), np.float32)
+    out.flags.writeable = False
+    with pytest.raises(ArgumentError, match="out is read-only"):
+        h.matmul(x, out=out)
+    assert (x == 1).all()
+    assert not out.any()
+
+
 def test_messages(rng):
     h = hybrid(matrix(rng, (64, 64)))
     with pytest.raises(ShapeError, match=r"k = 64.*got \(63, 2\)"):
