@@ -19,6 +19,7 @@ from sparse24._errors import ArgumentError, FormatError
 from sparse24._sched_arrays import namespace, plain
 from sparse24._sched_dynamic import named
 from sparse24._sched_records import Rules, State, Update
+from sparse24._sched_telemetry import Telemetry
 
 
 class AsyncScheduler:
@@ -35,6 +36,8 @@ class AsyncScheduler:
     background : bool, default True
         False does the work within `step`, with the same results.
     seed : int, default 0
+    telemetry : Telemetry, optional
+        Records the events of the masks as they come into use, which waits for their counts.
 
     Notes
     -----
@@ -53,12 +56,14 @@ class AsyncScheduler:
     """
 
     def __init__(
-        self, rules: Rules, weights, *, delay: int = 1, background: bool = True, seed: int = 0
-    ):
+        self, rules: Rules, weights, *, delay: int = 1, background: bool = True, seed: int = 0,
+        telemetry: Telemetry | None = None,
+    ):  # fmt: skip
         if delay < 0:
             raise ArgumentError(f"delay must be at least 0, got {delay}")
         weights = named(weights)
         self.delay = delay
+        self.telemetry = telemetry
         self.events: tuple[Update, ...] = ()
         self._state: State = core.init(rules, weights, seed=seed)  # owned by the worker
         self._ahead = self._state  # the state's schedule, known without waiting
@@ -82,6 +87,11 @@ class AsyncScheduler:
             self._pool.shutdown()
 
     @property
+    def state(self) -> State:
+        """The schedule's state at the latest step; its masks may still be under way."""
+        return self._ahead
+
+    @property
     def masks(self) -> dict[str, Any]:
         """The masks in use."""
         return dict(self._masks)
@@ -100,6 +110,8 @@ class AsyncScheduler:
             future, snapshot = self._queue.popleft()
             self._retired.append((self._masks, snapshot))
             self._masks, self.events = self._take(future)
+        if self.telemetry is not None:
+            self.telemetry.record(self.events)
         return self.masks
 
     def _submit(self, weights, gradients) -> Future:
@@ -115,7 +127,9 @@ class AsyncScheduler:
         with lane:
             if self._lane is not None and begin is not None:
                 self._lane.wait(begin)
-            self._state, masks, events = core.step(self._state, weights, gradients)
+            self._state, masks, events = core.step(
+                self._state, weights, gradients, measure=self.telemetry is not None
+            )
             return masks, events, self._lane.mark() if self._lane else None
 
     def _take(self, future: Future):

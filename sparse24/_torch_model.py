@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse24 import _check
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError
 from sparse24._torch_layers import SparseLinear
@@ -79,7 +80,13 @@ def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
 
 
 def update_masks(
-    model: torch.nn.Module, scheduler, optimizer=None, *, policy: str = "zero_changed"
+    model: torch.nn.Module,
+    scheduler,
+    optimizer=None,
+    *,
+    policy: str | None = None,
+    grown: str = "keep",
+    lifted: str = "zero",
 ) -> dict[str, Tensor]:
     """Advance a scheduler by one step with the model's weights and gradients; set its masks.
 
@@ -88,17 +95,31 @@ def update_masks(
     model : Module
         Its `SparseLinear` layers are the scheduler's layers.  They multiply sparsely while
         their masks are 2:4, densely by other masks, and without a mask in dense phases.
-    scheduler : MaskScheduler or DynamicScheduler
+    scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
     optimizer : torch.optim.Optimizer, optional
         Its state for weights whose masks changed is treated by `policy`.
-    policy : str
-        See `sparse24.schedule.mask_slots`.
+    policy : str, optional
+        See `sparse24.schedule.mask_slots`.  By default ``"keep"`` for straight-through layers,
+        whose state has seen the gradients of pruned weights all along, and ``"zero_changed"``
+        for the others.
+    grown : {"keep", "zero"}
+        What a weight that comes back within a sparse phase starts from: its latent value, or
+        zero, as in RigL.
+    lifted : {"zero", "keep"}
+        What pruned weights start from where a mask is lifted for a dense phase.  From zero the
+        model goes on as it was [1]_; latent values would disturb it.
 
     Returns
     -------
     dict of str to Tensor
         The masks.
+
+    References
+    ----------
+    .. [1] S. Han et al., *DSD: Dense-Sparse-Dense Training for Deep Neural Networks*, 2017.
     """
+    _check.one_of(grown, ("keep", "zero"), argument="grown")
+    _check.one_of(lifted, ("keep", "zero"), argument="lifted")
     layers = sparse_layers(model)
     weights = {name: layer.weight for name, layer in layers.items()}
     grads = {name: layer.weight.grad for name, layer in layers.items()}
@@ -108,12 +129,22 @@ def update_masks(
     patterns = {name: recipe.pattern for recipe, names in groups for name in names}
     for event in scheduler.events:
         layer, mask = layers[event.name], masks[event.name]
-        slots = None if optimizer is None else optimizer.state.get(layer.weight)
-        if slots:
-            old = torch.ones_like(mask) if layer.mask is None else layer.mask
-            optimizer.state[layer.weight] = S.mask_slots(slots, old, mask, policy=policy)
+        if optimizer is not None:
+            _treat_state(layer, mask, optimizer, policy)
+        if layer.mask is not None and (lifted if event.sparsity == 0 else grown) == "zero":
+            with torch.no_grad():
+                layer.weight.masked_fill_(mask & ~layer.mask, 0.0)
         layer.set_mask(mask, way=_way(layer, patterns[event.name], event.sparsity))
     return masks
+
+
+def _treat_state(layer: SparseLinear, mask: Tensor, optimizer, policy: str | None) -> None:
+    slots = optimizer.state.get(layer.weight)
+    if policy is None:
+        policy = "keep" if layer.rule.gradient == "ste" else "zero_changed"
+    if slots and policy != "keep":
+        old = torch.ones_like(mask) if layer.mask is None else layer.mask
+        optimizer.state[layer.weight] = S.mask_slots(slots, old, mask, policy=policy)
 
 
 def _way(layer: SparseLinear, pattern: S.Pattern, sparsity: float) -> str:

@@ -241,7 +241,7 @@ def test_masks_from_a_scheduler_and_the_optimizers_state(pattern):
         optimizer.zero_grad()
         net(x).square().mean().backward()
         before = net[0].mask.clone() if step else None
-        masks = st.update_masks(net, scheduler, optimizer)
+        masks = st.update_masks(net, scheduler, optimizer, policy="zero_changed")
         assert torch.equal(net[0].mask, masks["0"])
         if step == 2:
             changed = before ^ net[0].mask
@@ -250,6 +250,60 @@ def test_masks_from_a_scheduler_and_the_optimizers_state(pattern):
         if step == 3:
             assert torch.equal(before, net[0].mask)
         optimizer.step()
+
+
+def test_what_weights_that_come_back_start_from():
+    net = st.sparsify(model(), {"*": {"gradient": "ste"}})
+    phases = S.dense_sparse_dense(0.5, start=0, stop=2)
+    scheduler = S.MaskScheduler(S.Recipe(phases, pattern=S.NM()))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    x = torch.randn(16, 32)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        st.update_masks(net, scheduler, optimizer)
+        optimizer.step()
+    pruned, moments = ~net[0].mask, optimizer.state[net[0].weight]["exp_avg"].clone()
+    assert net[0].weight[pruned].any()  # latent, and learning
+    before = net(x)
+    st.update_masks(net, scheduler, optimizer)
+    assert net[0]._way == "dense"
+    assert not net[0].weight[pruned].any()
+    torch.testing.assert_close(net(x), before, **CLOSE)  # the model goes on as it was
+    assert torch.equal(optimizer.state[net[0].weight]["exp_avg"], moments)
+
+    rigl = st.sparsify(model(), {"*": {"sparse": "masked"}})
+    growing = S.MaskScheduler(S.rigl(0.5, total_steps=100, every=1))
+    for _ in range(2):
+        rigl.zero_grad()
+        rigl(x).square().mean().backward()
+        old = None if rigl[0].mask is None else rigl[0].mask.clone()
+        st.update_masks(rigl, growing, grown="zero")
+    grown = rigl[0].mask & ~old
+    assert grown.any()
+    assert not rigl[0].weight[grown].any()
+
+
+def test_masks_from_beside_the_training():
+    nets = [st.sparsify(model(), {"*": {"transposable": True}}) for _ in range(2)]
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=2), pattern=S.Transposable24())
+    weights = {n: layer.weight for n, layer in st.sparse_layers(nets[0]).items()}
+    x = torch.randn(16, 32)
+    with (
+        S.AsyncScheduler(recipe, weights, delay=1, telemetry=S.Telemetry()) as beside,
+        S.AsyncScheduler(recipe, weights, delay=1, background=False) as within,
+    ):
+        for _ in range(5):
+            for net, scheduler in zip(nets, (beside, within), strict=True):
+                net.zero_grad()
+                net(x).square().mean().backward()
+                st.update_masks(net, scheduler)
+                with torch.no_grad():
+                    for p in net.parameters():
+                        p -= 0.1 * p.grad
+        assert beside.telemetry.column("step", "0") == [0, 2]
+    for a, b in zip(nets[0].state_dict().values(), nets[1].state_dict().values(), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("transposable", [False, True])
