@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes
+from sparse24 import _arrays, _check, _dtypes
 from sparse24._errors import PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
@@ -98,7 +98,7 @@ def decompress(values, indices, row: _dtypes.DType, pattern, k: int):
 
 
 def raise_excess(status, pattern, shape, axis: int) -> None:
-    first, count = (int(i) for i in status)
+    first, count = _check.excess(status)
     if not count:
         return
     (n, m), k = pattern, shape[-1]

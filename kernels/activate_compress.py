@@ -15,7 +15,8 @@ from sparse24.kernels import compress, loader
 
 NAME = "activate_compress"
 ACTIVATIONS = ("relu", "relu2", "silu")
-MOST_WARPS = 16  # that share a row; 32 columns a thread
+MOST_WARPS = 8  # that share a row
+PIECES = 8  # stretches of 256 columns that a warp holds in registers
 
 
 def launch(x, row: DType, *, activation: str = "relu2", gate=None, quantise: bool = False):
@@ -74,16 +75,14 @@ def _keep(row, activation, source, output, _, m, k):
 
 
 def _quantise(row, activation, source, output, scales, m, k):
-    warps = 1
-    while warps < MOST_WARPS and 1024 * warps < k:
-        warps *= 2
-    threads = max(256, 32 * warps)
-    rows = threads // (32 * warps)
+    pieces = PIECES if k > 1024 else 4
+    warps = min(-(-k // (256 * pieces)), MOST_WARPS)
+    rows = max(4 // warps, 1)  # of a block
     padded = -(-m // _spec.ATOM_M) * _spec.ATOM_M  # the padding of the metadata is written too
-    kernel = loader.function(
-        NAME, "activate_quantise", defines(row.name, activation, warps, k > 1024 * warps)
-    )
-    kernel((-(-padded // rows),), (threads,), (*source, *output, scales, m, k))
+    long_rows = k > 256 * pieces * warps
+    macros = defines(row.name, activation, pieces, warps, long_rows)
+    kernel = loader.function(NAME, "activate_quantise", macros)
+    kernel((-(-padded // rows),), (32 * warps * rows,), (*source, *output, scales, m, k))
 
 
 def _by_row(xp, x):
@@ -96,13 +95,18 @@ def _by_row(xp, x):
 
 
 def defines(
-    name: str, activation: str = "relu2", warps: int = 4, long_rows: bool = False
+    name: str,
+    activation: str = "relu2",
+    pieces: int = PIECES,
+    warps: int = 2,
+    long_rows: bool = False,
 ) -> loader.Defines:
     """The macros of ``activate_compress.cu``."""
     return (
         ("ELEMENT", name),
         ("ACTIVATION", ACTIVATIONS.index(activation)),
         ("GATED", int(activation == "silu")),
+        ("PIECES", pieces),
         ("WARPS", warps),
         ("LONG_ROWS", int(long_rows)),
     )
@@ -110,7 +114,7 @@ def defines(
 
 COMPILE_CHECKS = (
     *((defines("bfloat16", name), "sm_90a", None) for name in ACTIVATIONS),
-    *((defines("bfloat16", warps=warps), "sm_90a", None) for warps in (1, 16)),
-    (defines("bfloat16", warps=16, long_rows=True), "sm_90a", None),
+    *((defines("bfloat16", warps=warps), "sm_90a", None) for warps in (1, 8)),
+    (defines("bfloat16", warps=8, long_rows=True), "sm_90a", None),
     *((defines("float16"), f"sm_{arch}", None) for arch in ("80", "86", "89", "100a", "120")),
 )

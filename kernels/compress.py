@@ -53,8 +53,9 @@ def launch(
     compressed : Compressed24
         Of a group with more than two elements to keep it has the first and the last.
     status : cupy.ndarray of int64, shape (2,), or None
-        For ``"mask"`` and ``"check"``: flat index, among the (..., m, ceil(k/4)) groups, of
-        the first with more than two elements to keep, or -1, and the number of such groups.
+        For ``"mask"`` and ``"check"``: inverted flat index, among the (..., m, ceil(k/4))
+        groups, of the first with more than two elements to keep, or 0, and the number of
+        such groups; read by `_check.excess`.
     """
     xp = _arrays.cupy_module()
     _check.one_of(rule, RULES, argument="rule")
@@ -131,7 +132,7 @@ def _as_chosen(chosen, rule):
 
 def _run(x, row, rule, chosen, values, metadata, packed):
     xp = _arrays.cupy_module()
-    status = _clean_status(xp) if rule in ("mask", "check") else None
+    status = xp.zeros(2, np.int64) if rule in ("mask", "check") else None
     *_, m, k = x.shape
     if x.size == 0:
         if packed is not None:
@@ -170,13 +171,6 @@ def blocks(m: int, k: int, itemsize: int, by_columns: bool) -> int:
     else:
         rows, columns = 64, 256 if itemsize == 1 else 128
     return -(-m // rows) * -(-k // columns)
-
-
-def _clean_status(xp):
-    """(-1, 0), by two fills of memory rather than kernels."""
-    status = xp.zeros(2, np.int64)
-    status.data.memset_async(0xFF, 8)
-    return status
 
 
 def _or_null(array):

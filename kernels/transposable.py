@@ -14,7 +14,6 @@ from sparse24.kernels import compress, loader
 
 NAME = "transposable"
 TILES = 128  # that a block of tile_mask takes; one for each thread
-SHARED_BYTES = 38560  # of tile_pack
 
 
 def launch(x, row: DType) -> tuple[Compressed24, Compressed24]:
@@ -61,15 +60,11 @@ def _pack(dense, shape, row):
         parts.append(_arrays.empty_rows(xp, (*batch, rows, columns // 2), dense.dtype))
         parts.append(xp.empty((*batch, *_spec.packed_shape(rows, columns)), np.uint8))
     values, packed, t_values, t_packed = parts
-    kernel = loader.function(
-        NAME, "tile_pack", defines(row.name, pack=True), shared_memory=SHARED_BYTES
-    )
-    kernel(
-        (dense.shape[0] * -(-m // 128) * 2 * -(-k // 128),),  # blocks of 64 x 128 elements
-        (128,),
+    loader.function(NAME, "tile_pack", defines(row.name, pack=True))(
+        (dense.shape[0] * -(-m // 128) * -(-k // 128),),  # blocks of 128 x 128 elements
+        (256,),
         (dense, *dense.strides[:2], values, values.strides[-2], packed,
          t_values, t_values.strides[-2], t_packed, m, k),
-        shared_mem=SHARED_BYTES,
     )  # fmt: skip
     return (
         Compressed24(values, None, packed, tuple(shape), row),
@@ -79,7 +74,7 @@ def _pack(dense, shape, row):
 
 def defines(name: str, *, pack: bool = False) -> loader.Defines:
     """The macros of ``transposable.cu``."""
-    return (("ELEMENT", name), ("SHARED_BYTES", SHARED_BYTES if pack else 0))
+    return (("ELEMENT", name), ("PACK", int(pack)))
 
 
 COMPILE_CHECKS = (

@@ -91,7 +91,7 @@ def _excess(x, axis):
         if _arrays.is_cupy(matrix):
             from sparse24.kernels import compress
 
-            first, count = _arrays.to_numpy(compress.check(matrix, row))
+            first, count = _check.excess(compress.check(matrix, row))
         else:
             from sparse24.kernels import cpu
 

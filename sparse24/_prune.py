@@ -192,7 +192,7 @@ activations, damping, channels
             transposable=transposable, dtype=dtype, rng=rng, calibration=calibration,
             hessian=hessian, activations=activations, damping=damping, channels=channels,
         )  # fmt: skip
-        kept = np.moveaxis(_rule.decide(array, rule)[0], -1, rule.axis)
+        kept = np.moveaxis(_rule.kept(array, rule), -1, rule.axis)
         return restore(_arrays.namespace(array).ascontiguousarray(kept))
 
 

@@ -76,14 +76,35 @@ def _checked_scores(x, scores, method):
 
 def pruned(x, rule: Rule):
     """`x` pruned, its grouped axis moved to the end."""
-    by_size = rule.method == "magnitude" and rule.scores is None
-    if by_size and not rule.transposable and not rule.channels:  # no mask in between
-        moved = _arrays.as_storage(np.moveaxis(x, rule.axis, -1), rule.dtype)
-        return _select.best_by_magnitude(moved, rule.dtype, rule.n, rule.m)
+    fused = not rule.transposable and not rule.channels  # no mask in between
+    if fused and _by_magnitude(rule):
+        return _select.best_elements(_storage_of(x, rule), rule.dtype, rule.n, rule.m)
+    if fused and _arrays.is_cupy(x) and rule.method != "sparsegpt":
+        scores = np.moveaxis(_scores(x, rule), rule.axis, -1)
+        return _select.best_elements(_storage_of(x, rule), rule.dtype, rule.n, rule.m, scores)
     kept, weights = decide(x, rule)
     bits = weights.view(rule.dtype.storage)  # bits, as CuPy cannot select among all types
     zero = rule.dtype.storage.type(0)
     return _arrays.namespace(x).where(kept, bits, zero).view(weights.dtype)
+
+
+def kept(x, rule: Rule):
+    """Where `pruned` keeps elements, the grouped axis moved to the end."""
+    if _arrays.is_cupy(x) and _by_magnitude(rule) and not rule.channels:
+        if not rule.transposable:
+            return _select.mask_by_magnitude(_storage_of(x, rule), rule.dtype, rule.n, rule.m)
+        mask = _select.best_of_tiles(_arrays.as_storage(x, rule.dtype), rule.dtype)
+        return np.moveaxis(mask, rule.axis, -1)
+    return decide(x, rule)[0]
+
+
+def _by_magnitude(rule: Rule) -> bool:
+    return isinstance(rule.method, str) and rule.method == "magnitude" and rule.scores is None
+
+
+def _storage_of(x, rule: Rule):
+    """`x` as its kernels take it, its grouped axis moved to the end."""
+    return _arrays.as_storage(np.moveaxis(x, rule.axis, -1), rule.dtype)
 
 
 def decide(x, rule: Rule):

@@ -17,23 +17,36 @@ def best_of_groups(scores, n: int, m: int):
 
     A last, shorter group is filled up with elements that rank below all others.
     """
-    xp, row = namespace(scores), _dtypes.TABLE["int8"]
-    if xp is np:
+    if namespace(scores) is np:
         return _prune_on_cpu(np.ones(scores.shape, np.int8), n, m, scores).view(bool)
     from sparse24.kernels import n_m
 
-    scored = scores if scores.ndim > 1 else scores[None]
-    ones = xp.ones(scored.shape, np.int8)  # their values do not matter
-    return n_m.mask_n_m(ones, row, n, m, scores=scored).reshape(scores.shape)
+    scored, row = _as_matrix(scores), _dtypes.TABLE["int8"]
+    return n_m.mask_n_m(scored, row, n, m, scores=scored).reshape(scores.shape)
 
 
-def best_by_magnitude(x, row: _dtypes.DType, n: int, m: int):
-    """`x` (..., k), as its kernels take it, zero but for the `n` largest of every `m`."""
+def mask_by_magnitude(x, row: _dtypes.DType, n: int, m: int):
+    """Mask of the `n` largest magnitudes of every `m` of a CuPy array, in one kernel."""
+    from sparse24.kernels import n_m
+
+    return n_m.mask_n_m(_as_matrix(x), row, n, m).reshape(x.shape)
+
+
+def best_elements(x, row: _dtypes.DType, n: int, m: int, scores=None):
+    """`x` (..., k), as its kernels take it, zero but for the `n` best of every `m`.
+
+    The best are the largest, or those of the best `scores` (CuPy only).
+    """
     if namespace(x) is np:
         return _prune_on_cpu(x, n, m)
     from sparse24.kernels import n_m
 
-    return n_m.prune_n_m(x if x.ndim > 1 else x[None], row, n, m).reshape(x.shape)
+    scores = None if scores is None else _as_matrix(scores)
+    return n_m.prune_n_m(_as_matrix(x), row, n, m, scores=scores).reshape(x.shape)
+
+
+def _as_matrix(x):
+    return x if x.ndim > 1 else x[None]
 
 
 def _prune_on_cpu(x, n: int, m: int, scores=None):
@@ -49,20 +62,23 @@ def in_groups(x, m: int, fill=0):
     return x.reshape(*x.shape[:-1], x.shape[-1] // m, m)
 
 
-def best_of_tiles(scores):
+def best_of_tiles(scores, row: _dtypes.DType | None = None):
     """Mask of the largest sum among the 90 that keep 2 of 4 in each row and column of a tile.
 
-    Tiles are 4x4 over the last two axes of scores that are not negative; ragged edges
-    are filled up with zeros.  Sums are float32, as `reference.transposable_mask` says.
+    Tiles are 4x4 over the last two axes of scores that are not negative, or of a CuPy array
+    in storage dtype of `row`, whose magnitudes count; ragged edges are filled up with
+    zeros.  Sums are float32, as `reference.transposable_mask` says.
     """
-    scores = scores.astype(np.float32, copy=False)
+    if row is None:
+        with np.errstate(over="ignore"):
+            scores = scores.astype(np.float32, copy=False)
     if namespace(scores) is np:
         from sparse24.kernels import cpu
 
         return cpu.transposable_mask(scores)
     from sparse24.kernels import transposable
 
-    return transposable.mask(scores, _dtypes.TABLE["float32"])
+    return transposable.mask(scores, row or _dtypes.TABLE["float32"])
 
 
 def raised_tiles(scores):

@@ -76,12 +76,12 @@ def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> None:
 def raise_excess(status, shape: tuple[int, ...], *, axis: int = -1, argument: str = "x") -> None:
     """Raise `PatternError` if a check found a bad group; waits for the device.
 
-    `status` holds (first bad flat group or -1, number of bad groups); `shape` is that of
-    the array with the groups along its last axis.
+    `status` is that of a kernel's check; `shape` that of the array with the groups along
+    its last axis.
     """
     if status is None:
         return
-    first, count = (int(x) for x in status)
+    first, count = _check.excess(status)
     if count == 0:
         return
     groups = _spec.groups(shape[-1])

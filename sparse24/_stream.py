@@ -75,7 +75,7 @@ def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array
         check = "deferred" if on_excess == "raise" else True
         piece = compress(move(block), on_excess=on_excess, check=check, dtype=named)
         if piece._status is not None:
-            first, count = (int(i) for i in piece._status)
+            first, count = _check.excess(piece._status)
             _storage.raise_excess((first + start * groups, count), x.shape)
         values = _arrays.to_numpy(piece.values).view(piece.dtype)
         metadata = _arrays.to_numpy(piece.metadata)
@@ -98,9 +98,17 @@ def _movable(block: np.ndarray, dtype) -> tuple[np.ndarray, Any]:
 def _block_rows(x, device: str) -> int:
     limit = HOST_BLOCK
     if device != "cpu":
-        limit = _arrays.cupy_module().cuda.runtime.memGetInfo()[0] // GPU_SHARE
+        limit = _free_memory() // GPU_SHARE
     rows = limit // max(1, x.shape[1] * np.dtype(x.dtype).itemsize)
     return max(_spec.ATOM_M, rows - rows % _spec.ATOM_M)
+
+
+def _free_memory() -> int:
+    """Bytes that CuPy may still take on the current GPU, by the device and by its own limit."""
+    xp = _arrays.cupy_module()
+    pool = xp.get_default_memory_pool()
+    free = xp.cuda.runtime.memGetInfo()[0] + pool.free_bytes()
+    return min(free, pool.get_limit() - pool.used_bytes()) if pool.get_limit() else free
 
 
 def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=None) -> Sparse24Array:

@@ -35,6 +35,17 @@ def test_pruning_keeps_the_largest():
     np.testing.assert_array_equal(kept, [[0, -5, 5, 0, np.nan, 0, np.inf, 0]])
 
 
+@pytest.mark.stem("like")
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_like_takes_the_places_of_the_non_zeros(xp, rng, axis):
+    x = rng.normal(size=(24, 16)).astype(np.float16)
+    old = s24.prune(np.where(rng.random(x.shape) < 0.4, x, np.float16(0)), axis=axis)
+    again = s24.compress(xp.asarray(x), like=s24.compress(xp.asarray(old), axis=axis), axis=axis)
+    got = to_numpy(again.toarray())
+    np.testing.assert_array_equal(got, np.where(old != 0, x, np.float16(0)))
+    assert again.axis == axis
+
+
 def test_mask_and_like(rng):
     x = rng.normal(size=(6, 16)).astype(np.float32)
     mask = s24.random((6, 16), rng=1).mask()

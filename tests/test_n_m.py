@@ -184,7 +184,7 @@ def test_windows_hold_every_element_once(half, k, seed):
 @pytest.mark.parametrize("pattern", [(6, 8), (4, 6), (4, 8), (14, 16)])
 def test_products_over_windows(xp, rng, pattern):
     x = sample(rng, (9, 44), "float32", pattern)
-    b = rng.integers(-4, 5, (2, 44, 6)).astype(np.float32)
+    b = rng.integers(-4, 5, (2, 44, 8)).astype(np.float32)
     array = s24.compress(xp.asarray(x), pattern=pattern)
     windows = array.windows()
     np.testing.assert_array_equal(_arrays.to_numpy(windows @ xp.asarray(b)), x @ b)

@@ -95,6 +95,23 @@ def test_nan_ranks_highest_and_ties_keep_the_lower_index(xp):
     assert _arrays.to_numpy(s24.mask(xp.asarray(x))).astype(int).tolist() == want
 
 
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("shape", [(40, 64), (9, 37)], ids=["vectors", "ragged"])
+def test_masks_of_any_bits_are_the_same_on_every_backend(xp, rng, name, shape):
+    """Random bits: subnormals, zeros of both signs, infinities, NaNs of any payload, many ties."""
+    row = _dtypes.TABLE[name]
+    x = rng.integers(0, 256, (shape[0], shape[1] * row.itemsize)).astype(np.uint8).view(row.logical)
+    x[:, ::3] = x[0, 0]
+    x[1, :8], x[2, :8] = 0, -np.zeros(8)
+    given_x, dtype = device_array(xp, x)
+    for pattern in ((2, 4), (1, 4), (8, 16)):
+        want = reference.top_mask(reference.magnitude_rank(x), *pattern)
+        got = s24.mask(given_x, pattern=pattern, dtype=dtype)
+        np.testing.assert_array_equal(_arrays.to_numpy(got), want)
+    got = s24.mask(given_x, transposable=True, dtype=dtype)
+    np.testing.assert_array_equal(_arrays.to_numpy(got), reference.transposable_mask(x))
+
+
 def test_int8_minimum_is_the_largest_magnitude(xp):
     x = xp.asarray(np.array([[127, -128, 127, 127]], np.int8))
     assert _arrays.to_numpy(s24.prune(x)).tolist() == [[127, -128, 0, 0]]

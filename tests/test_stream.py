@@ -36,6 +36,28 @@ def test_equals_compress(rng, device, name):
     np.testing.assert_array_equal(got.metadata, want.metadata)
 
 
+@pytest.mark.gpu
+@pytest.mark.stem("compress")
+def test_a_matrix_larger_than_the_memory_that_cupy_may_use(rng):
+    import cupy as cp
+
+    x = rng.standard_normal((4096, 2048)).astype(np.float16)
+    source, pool = Reader(x), cp.get_default_memory_pool()
+    pool.free_all_blocks()
+    before = pool.get_limit()
+    pool.set_limit(pool.used_bytes() + x.nbytes // 4)
+    try:
+        with pytest.raises(cp.cuda.memory.OutOfMemoryError):
+            cp.asarray(x)
+        got = s24.compress_stream(source, device="cuda", on_excess="prune")
+    finally:
+        pool.set_limit(before)
+    assert source.most < len(x) // 8
+    want = s24.compress(x, on_excess="prune")
+    np.testing.assert_array_equal(got.values, want.values)
+    np.testing.assert_array_equal(got.metadata, want.metadata)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_error_names_the_place_in_the_whole(device):
     x = np.eye(200, 16, dtype=np.float16)

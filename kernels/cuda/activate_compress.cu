@@ -9,8 +9,8 @@
 //   activate_rows      stores them as ELEMENT; work is shared out as in piece.cuh.
 //   activate_quantise  stores them as e4m3: value = y * (448 / amax) and scale = amax / 448,
 //                      with amax the largest |y| of the row, NaN left out, and both factors 1
-//                      where amax < 2^-100.  WARPS warps hold a row in registers, 32 columns
-//                      a thread; LONG_ROWS do not fit and are read twice.
+//                      where amax < 2^-100.  WARPS warps hold a row in registers, PIECES
+//                      times 256 columns each; LONG_ROWS do not fit and are read twice.
 //
 // Meaning: reference.activate_compress.  Launcher: kernels/activate_compress.py.
 #include "piece.cuh"
@@ -21,48 +21,66 @@ constexpr Kind kind = Kind::ELEMENT;
 using P = Piece<2>;
 using S = Scalar<kind>;
 
+using Pair = conditional<kind == Kind::bfloat16, __nv_bfloat162, __half2>;  // of a word
+
 S::type element_of(unsigned word, int half) {
     const unsigned short bits = (unsigned short)(word >> 16 * half);
     return reinterpret_cast<const S::type&>(bits);
 }
+Pair pair_of(unsigned word) { return reinterpret_cast<const Pair&>(word); }
+unsigned bits_of(Pair x) { return reinterpret_cast<const unsigned&>(x); }
 unsigned bits_of(S::type x) { return reinterpret_cast<const unsigned short&>(x); }
 
-float activated(float x, float gate) {
-    if (ACTIVATION == kSilu) return x / (1.0f + expf(-x)) * gate;
-    const float positive = x > 0 ? x : x == x ? 0.0f : x;  // NaN stays
-    return ACTIVATION == kRelu2 ? positive * positive : positive;
-}
-
-// The activation of both elements of a word.
-unsigned activated_word(unsigned x, unsigned gate) {
-    unsigned out = 0;
-    for (int h = 0; h < 2; h++) {
-        const float other = GATED ? S::load(element_of(gate, h)) : 0.0f;
-        out |= bits_of(S::store(activated(S::load(element_of(x, h)), other))) << 16 * h;
+// The activation of both elements of a word; every NaN it gives has the bits 0x7fff.  A square
+// rounded from the exact product is the square rounded from float32, which holds it exactly.
+unsigned activated(unsigned x, unsigned gate) {
+    if constexpr (ACTIVATION == kSilu) {
+        unsigned out = 0;
+        for (int h = 0; h < 2; h++) {
+            const float wide = S::load(element_of(x, h)), other = S::load(element_of(gate, h));
+            out |= bits_of(S::store(wide / (1.0f + expf(-wide)) * other)) << 16 * h;
+        }
+        return out;
+    } else {
+        const Pair positive = __hmax2_nan(pair_of(x), Pair{});
+        return bits_of(ACTIVATION == kRelu2 ? __hmul2(positive, positive) : positive);
     }
-    return out;
 }
 
-// 16 columns of a row; `valid` of them exist.
-void load_activated(const char* x, const char* gate, int valid, unsigned (&y)[P::words]) {
-    load_elements<2, 16>(x, 2, valid, y);
-    unsigned other[P::words] = {};
-    if (GATED) load_elements<2, 16>(gate, 2, valid, other);
-    for (int i = 0; i < P::words; i++) y[i] = activated_word(y[i], other[i]);
-}
-
-// The stored pairs of two times 16 columns, and their codes.
-unsigned choose(const unsigned (&y)[P::rows][P::words], unsigned (&stored)[P::rows][P::words / 2]) {
-    unsigned first[P::steps], second[P::steps], codes[1] = {};
-    for (int s = 0; s < P::steps; s++) {
-        unsigned in[4], keep[4];
-        P::spread(y, s, in);
-        largest_two<kind>(in, keep);
-        stored_pair<kind>(in, keep, first[s], second[s]);
-        codes[0] = append_code<2>(codes[0], keep);
+// Activations of ROWS stretches of neighbours; at(r) is where stretch r starts, in bytes from x
+// and from the gate, and how much of it exists.  All loads are on their way before the first is used.
+struct Stretch {
+    long long x, gate;
+    int valid;
+};
+template <int ROWS, int COUNT, class At>
+void load_activated(const char* x, const char* gate, unsigned (&y)[ROWS][COUNT], At at) {
+    unsigned other[ROWS][COUNT] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const Stretch from = at(r);
+        load_elements<2, 16>(x + from.x, 2, from.valid, y[r]);
+        if (GATED) load_elements<2, 16>(gate + from.gate, 2, from.valid, other[r]);
     }
-    P::gather(first, second, stored);
-    return codes[0];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < COUNT; i++) y[r][i] = activated(y[r][i], other[r][i]);
+}
+
+// The two best of two groups at once, which lie in rows a and b, words 2 c and 2 c + 1.
+template <int COUNT>
+void choose(const unsigned (&a)[COUNT], const unsigned (&b)[COUNT], int c,
+            unsigned& first, unsigned& second, unsigned& codes) {
+    constexpr unsigned top = Lanes<2>::top;
+    unsigned in[4], size[4], keep[4];
+    for (int i = 0; i < 4; i++) {
+        in[i] = permute(a[2 * c + i / 2], b[2 * c + i / 2], i % 2 ? 0x7632 : 0x5410);
+        size[i] = ACTIVATION == kSilu ? in[i] & ~top : in[i];  // relu has no sign
+    }
+    best_two([&](int i, int j) { return at_least<kind>(size[i], size[j]); }, keep);
+    for (int i = 0; i < 4; i++) keep[i] &= nonzero<kind>(size[i]);
+    stored_pair<kind>(in, keep, first, second);
+    codes = append_code<2>(codes, keep);
 }
 
 extern "C" __global__ void __launch_bounds__(128) activate_rows(
@@ -70,18 +88,20 @@ extern "C" __global__ void __launch_bounds__(128) activate_rows(
     unsigned* packed, long long m_, long long k_) {
     const int m = (int)m_, k = (int)k_;
     const Place<2> place(m, k);
-    unsigned y[Place<2>::pieces][P::rows][P::words];
-#pragma unroll
-    for (int p = 0; p < Place<2>::pieces; p++)
-        for (int r = 0; r < P::rows; r++) {
-            const int row = place.row + 4 * p + 8 * r;
-            load_activated(x + row * x_row + place.column * 2, gate + row * gate_row + place.column * 2,
-                           row < m ? min(max(k - place.column, 0), P::columns) : 0, y[p][r]);
-        }
+    unsigned y[Place<2>::pieces * P::rows][P::words];
+    load_activated(x, gate, y, [&](int i) {
+        const int row = place.row + 4 * (i / P::rows) + 8 * (i % P::rows);
+        return Stretch{row * x_row + place.column * 2, row * gate_row + place.column * 2,
+                       row < m ? min(max(k - place.column, 0), P::columns) : 0};
+    });
 #pragma unroll
     for (int p = 0; p < Place<2>::pieces; p++) {
-        unsigned stored[P::rows][P::words / 2];
-        const unsigned codes = choose(y[p], stored);
+        unsigned stored[P::rows][P::groups], codes = 0;
+        for (int c = 0; c < P::groups; c++) {
+            unsigned first, second;
+            choose(y[P::rows * p], y[P::rows * p + 1], c, first, second, codes);
+            stored[0][c] = permute(first, second, 0x5410), stored[1][c] = permute(first, second, 0x7632);
+        }
         if (place.inside) packed[place.packed_word(p)] = codes;
         for (int r = 0; r < P::rows; r++) {
             const int row = place.row + 4 * p + 8 * r;
@@ -90,15 +110,14 @@ extern "C" __global__ void __launch_bounds__(128) activate_rows(
     }
 }
 
-// Four stored elements as e4m3; underflow of either sign gives +0.0.
-unsigned quantised(unsigned low, unsigned high, float factor) {
-    unsigned out = 0;
-    for (int i = 0; i < 4; i++) {
-        const float y = S::load(element_of(i < 2 ? low : high, i % 2)) * factor;
-        const unsigned byte = __nv_cvt_float_to_fp8(y, __NV_SATFINITE, __NV_E4M3);
-        out |= (byte == 0x80u ? 0u : byte) << 8 * i;
-    }
-    return out;
+// Two stored elements, one of each word, as e4m3; underflow of either sign gives +0.0.
+unsigned quantised(unsigned first, unsigned second, int half, float factor) {
+    const float2 y = {S::load(element_of(first, half)) * factor, S::load(element_of(second, half)) * factor};
+    unsigned bytes = __nv_cvt_float2_to_fp8x2(y, __NV_SATFINITE, __NV_E4M3);
+    if (ACTIVATION == kSilu)
+        for (int i = 0; i < 2; i++)
+            if ((bytes >> 8 * i & 255) == 128) bytes &= ~(255u << 8 * i);
+    return bytes;
 }
 
 // a / b, rounded to nearest, for b whose reciprocal is a normal number.  The operator's code for
@@ -114,53 +133,60 @@ float quotient(float a, float b) {
 
 constexpr unsigned kInfinity = kind == Kind::bfloat16 ? 0x7f80 : 0x7c00;
 constexpr float kLeast = 7.888609e-31f;  // 2^-100
-constexpr int kRowThreads = 32 * WARPS, kRowColumns = 32 * kRowThreads;
-constexpr int kThreads = WARPS < 8 ? 256 : kRowThreads, kRows = kThreads / kRowThreads;
+constexpr int kPieceColumns = 8, kApart = 32 * kPieceColumns;  // of a thread
+constexpr int kRowThreads = 32 * WARPS, kRowColumns = WARPS * PIECES * kApart;
+constexpr int kRows = WARPS < 4 ? 4 / WARPS : 1, kThreads = kRows * kRowThreads;
 
 extern "C" __global__ void __launch_bounds__(kThreads) activate_quantise(
     const char* x, long long x_row, const char* gate, long long gate_row, char* values, long long pitch,
-    unsigned* packed, float* scales, long long m_, long long k_) {
+    unsigned char* packed, float* scales, long long m_, long long k_) {
     __shared__ unsigned largest[kRows];
     const int m = (int)m_, k = (int)k_, m_atoms = (m + 63) / 64, end = (k + 127) / 128 * 128;
     const int local = threadIdx.x / kRowThreads, row = blockIdx.x * kRows + local;
-    const int lane_column = threadIdx.x % kRowThreads * 32;
-    unsigned y[P::rows][P::words], most = 0;
+    const int start = threadIdx.x % kRowThreads / 32 * (PIECES * kApart) + (threadIdx.x & 31) * kPieceColumns;
+    unsigned y[PIECES][kPieceColumns / 2];
+    const auto load = [&](int column) {
+        load_activated(x, gate, y, [&](int p) {
+            const long long from = column + kApart * p;
+            return Stretch{row * x_row + from * 2, row * gate_row + from * 2,
+                           row < m ? min(max(k - (int)from, 0), kPieceColumns) : 0};
+        });
+    };
 
     if (threadIdx.x < kRows) largest[threadIdx.x] = 0;
+    Pair most{};
+    for (int column = start; column < (LONG_ROWS ? end : kRowColumns); column += kRowColumns) {
+        load(column);
+        for (int p = 0; p < PIECES; p++)
+            for (int i = 0; i < kPieceColumns / 2; i++)  // the maximum leaves NaN out
+                most = __hmax2(most, ACTIVATION == kSilu ? __habs2(pair_of(y[p][i])) : pair_of(y[p][i]));
+    }
+    const unsigned both = bits_of(most), warp_most = __reduce_max_sync(~0u, max(both & 0xffffu, both >> 16));
     __syncthreads();
-    for (int column = lane_column; column < (LONG_ROWS ? end : kRowColumns); column += kRowColumns)
-        for (int h = 0; h < P::rows; h++) {
-            const int from = column + 16 * h;
-            load_activated(x + row * x_row + from * 2ll, gate + row * gate_row + from * 2ll,
-                           row < m ? min(max(k - from, 0), P::columns) : 0, y[h]);
-            for (int i = 0; i < P::words; i++)
-                for (int e = 0; e < 2; e++) {
-                    const unsigned size = y[h][i] >> 16 * e & 0x7fffu;
-                    most = max(most, size <= kInfinity ? size : 0);
-                }
-        }
-    most = __reduce_max_sync(0xffffffffu, most);
-    if ((threadIdx.x & 31) == 0) atomicMax(largest + local, most);
+    if ((threadIdx.x & 31) == 0) atomicMax(largest + local, warp_most);
     __syncthreads();
     const float amax = S::load(element_of(largest[local], 0));
     const bool tiny = amax < kLeast, infinite = largest[local] == kInfinity;
     const float factor = tiny ? 1.0f : infinite ? 0.0f : quotient(448.0f, amax);
-    if (row < m && lane_column == 0) scales[row] = tiny ? 1.0f : infinite ? amax : quotient(amax, 448.0f);
+    if (row < m && start == 0) scales[row] = tiny ? 1.0f : infinite ? amax : quotient(amax, 448.0f);
 
-    for (int column = lane_column; column < end; column += kRowColumns) {
-        if (LONG_ROWS)
-            for (int h = 0; h < P::rows; h++) {
-                const int from = column + 16 * h;
-                load_activated(x + row * x_row + from * 2ll, gate + row * gate_row + from * 2ll,
-                               row < m ? min(max(k - from, 0), P::columns) : 0, y[h]);
+    for (int column = start; column < end; column += kRowColumns) {
+        if (LONG_ROWS) load(column);
+        const long long atom = (column / 128) * (long long)m_atoms + row / 64;
+        unsigned char* codes_at = packed + atom * 1024 + row % 64 * 16 + column % 128 / 8;
+        char* values_at = values + row * pitch + column / 2;
+#pragma unroll
+        for (int p = 0; p < PIECES; p += 2) {
+            unsigned first[2], second[2], codes = 0;
+            for (int c = 0; c < 2; c++) choose(y[p], y[p + 1], c, first[c], second[c], codes);
+            for (int h = 0; h < 2; h++) {
+                const int at = column + kApart * (p + h);
+                if (row < m_atoms * 64 && at < end)
+                    codes_at[(p + h) * (kApart / 128 * 1024ll) * m_atoms] = (unsigned char)(codes >> (16 * h + 8));
+                if (row < m && at / 2 < pitch)
+                    *(unsigned*)(values_at + kApart / 2 * (p + h)) = quantised(first[0], second[0], h, factor)
+                                                                   | quantised(first[1], second[1], h, factor) << 16;
             }
-        unsigned stored[P::rows][P::words / 2];
-        const unsigned codes = choose(y, stored);
-        if (row < m_atoms * 64)
-            packed[((column / 128) * (long long)m_atoms + row / 64) * 256 + row % 64 * 4 + column % 128 / 32] = codes;
-        const uint4 bytes = make_uint4(
-            quantised(stored[0][0], stored[0][1], factor), quantised(stored[0][2], stored[0][3], factor),
-            quantised(stored[1][0], stored[1][1], factor), quantised(stored[1][2], stored[1][3], factor));
-        if (row < m && column / 2 < pitch) *(uint4*)(values + row * pitch + column / 2) = bytes;
+        }
     }
 }

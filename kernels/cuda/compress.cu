@@ -5,9 +5,8 @@
 //   values   [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16    (written)
 //   metadata [batch, m, ceil(k/8)]    canonical codes, if METADATA                  (written)
 //   packed   [batch, ceil(k/128), ceil(m/64), 1024]  tensor core order, if PACKED   (written)
-//   status   [2]  lowest flat index of a group with more than two elements to keep,
-//                 only lowered, as an unsigned number; number of such groups, only
-//                 raised; RULE 2 and 3                                            (updated)
+//   status   [2]  of groups with more than two elements to keep, the lowest flat index,
+//                 inverted, and the number; both only raised; RULE 2 and 3        (updated)
 //
 // RULE 0 keeps the two largest magnitudes, 1 the two best scores, 2 what the mask says, 3 the
 // non-zeros.  VALUES 0 writes no values.  Memory-bound: bf16 moves 3.125 bytes an element.
@@ -61,7 +60,7 @@ struct Excess {
         }
         __syncthreads();
         if (threadIdx.x == 0) {
-            atomicMin(status, least);
+            atomicMax(status, ~least);
             atomicAdd(status + 1, total);
         }
     }

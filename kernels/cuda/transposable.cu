@@ -7,12 +7,12 @@
 //                 t_values [batch, k, m/2],  t_packed [batch, ceil(m/128), ceil(k/64), 1024]
 //               Rows of values are a multiple of 16 bytes apart.
 //
-// A block of tile_pack has 64 x 128 elements, a thread 4 x 16 of them, four tiles.  Its rows of
-// x are complete; what belongs to the transpose goes through shared memory, rows exchanged and
-// 16-byte chunks rotated by the thread's place so that no two threads meet in a bank.
+// A thread of tile_pack has 8 x 8 elements, four tiles, so it writes eight bytes of each of its
+// rows and columns; a warp has 32 x 64, a block 128 x 128: whole atoms of both metadata, which
+// are gathered in shared memory.
 //
 // Meaning: reference.transposable_mask, reference.compress.  Launcher: kernels/transposable.py.
-#include "best_tile.cuh"
+#include "fixed_tile.cuh"
 #include "piece.cuh"
 
 constexpr Kind kind = Kind::ELEMENT;
@@ -48,49 +48,36 @@ extern "C" __global__ void __launch_bounds__(128) tile_mask(
             mask[batch * o_batch + (row + i / 4) * o_row + (column + i % 4) * o_column] = best >> i & 1;
 }
 
-#if SHARED_BYTES  // tile_pack is asked for
+#if PACK  // of 16-bit elements
 
-// Two magnitudes of a word as floats.
-void magnitudes(unsigned word, float& low, float& high) {
-    word &= 0x7fff7fff;
-    if constexpr (kind == Kind::bfloat16) {
-        low = __int_as_float(word << 16), high = __int_as_float(word & 0xffff0000u);
-    } else {
-        __half_raw half;
-        half.x = (unsigned short)word, low = __half2float(__half(half));
-        half.x = (unsigned short)(word >> 16), high = __half2float(__half(half));
+// An atom of packed metadata in shared memory: 16 bytes more after every 128 keep the bytes that
+// a warp writes at once in different banks.
+struct Atom {
+    static constexpr int stride = 144;
+    unsigned char bytes[8 * stride];
+
+    // The byte with the codes of (row, column) and the next group; row + 1 is 16 bytes further, up to eight rows.
+    unsigned char* at(int row, int column) {
+        const int block = (column >> 4 & 1) + 2 * (row >> 4);
+        return bytes + stride * block + 16 * (row & 7) + 4 * (column >> 5) + 2 * (row >> 3 & 1) + (column >> 3 & 1);
     }
-}
+    uint4 chunk(int i) const { return *(const uint4*)(bytes + stride * (i / 8) + 16 * (i % 8)); }
+};
 
 struct Shared {
-    UpperRows upper[36];
-    uint2 choice[16];                  // of a row's mask: permute selector, code
-    alignas(16) float scratch[128 * kScratch];
-    alignas(16) unsigned pairs[128 * 16];  // of the transpose: stored pair of (row, tile row)
-    unsigned char t_codes[128 * 16];       // its code
-    unsigned short codes[64 * 10];         // of x: four codes of (row, thread of the row)
-
-    // Where (row of the transpose, tile row) is in `pairs` and `t_codes`.
-    static int place(int t_row, int tile_row) {
-        const int segment = t_row / 16;
-        return 16 * (t_row ^ (segment & 1)) + (tile_row + 4 * (segment >> 1)) % 16;
-    }
+    uint4 select[kChoices + 1];
+    unsigned codes[kChoices + 1];
+    unsigned char legal[96];
+    alignas(16) Atom rows[2], columns[2];  // of x; of its transpose
 
     void fill() {
-        const int i = threadIdx.x;
-        if (i < 36) upper[i].find(i);
-        if (i < 16) {  // only masks of two, and 0 outside the matrix, are asked for
-            const int first = i & 1 ? 0 : i & 2 ? 1 : 2, second = i & 8 ? 3 : i & 4 ? 2 : 1;
-            choice[i] = i == 0 ? make_uint2(0x3210, 4)
-                               : make_uint2(0x1010 + first * 0x22 + second * 0x2200, first | second << 2);
+        for (int i = threadIdx.x; i <= kChoices; i += blockDim.x) {
+            select[i] = *(const uint4*)kTileChoices.select[i];
+            codes[i] = kTileChoices.codes[i];
+            if (i < 96) legal[i] = kTileChoices.legal[i];
         }
     }
 };
-
-static_assert(sizeof(Shared) == SHARED_BYTES);
-
-// Bits 0, 4, 8, 12 side by side; the products of the four shifts share no bit.
-unsigned column_bits(unsigned mask) { return (mask & 0x1111u) * 0x249u >> 9 & 15u; }
 
 // -0.0 becomes +0.0.  Adding zero does that in one instruction, but would change NaNs.
 unsigned without_minus_zero(unsigned word, bool nan) {
@@ -100,87 +87,125 @@ unsigned without_minus_zero(unsigned word, bool nan) {
     return reinterpret_cast<const unsigned&>(sum);
 }
 
-// Five blocks share a multiprocessor where the compiler then still needs no stack.
-#if __CUDA_ARCH__ == 900
-#define PACK_BLOCKS 5
-#else
+// Rows of eight elements, of which `rows` and `columns`, multiples of four, exist.
+void load_square(const char* at, long long row_stride, int rows, int columns, unsigned (&words)[8][4]) {
+    uint4 eight[8] = {};
+    if (rows >= 8 && columns >= 8) {
+#pragma unroll
+        for (int r = 0; r < 8; r++) eight[r] = __ldg((const uint4*)(at + r * row_stride));
+    } else {
+        for (int r = 0; r < 8; r++) {
+            if (r >= rows || columns <= 0) continue;
+            const uint2 *source = (const uint2*)(at + r * row_stride), four = __ldg(source);
+            const uint2 next = columns < 8 ? uint2{} : __ldg(source + 1);
+            eight[r] = make_uint4(four.x, four.y, next.x, next.y);
+        }
+    }
+    for (int r = 0; r < 8; r++)
+        words[r][0] = eight[r].x, words[r][1] = eight[r].y, words[r][2] = eight[r].z, words[r][3] = eight[r].w;
+}
+
+// Where a thread's elements are.
+struct Corner {
+    int row, column;  // in the block
+
+    explicit Corner(int thread) {
+        const int lane = thread & 31, warp = thread >> 5;
+        row = 32 * (warp >> 1) + 8 * (lane >> 3), column = 64 * (warp & 1) + 8 * (lane & 7);
+    }
+};
+
+#ifndef PACK_BLOCKS
 #define PACK_BLOCKS 3
 #endif
 
-extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS) tile_pack(
-    const char* x, long long x_batch, long long x_row, char* values, long long pitch, unsigned* packed,
-    char* t_values, long long t_pitch, unsigned* t_packed, long long m_, long long k_) {
-    extern __shared__ uint4 memory[];
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
-    const int m = (int)m_, k = (int)k_, k_blocks = (k + 127) / 128;
-    const int m_blocks = (m + 127) / 128 * 2;  // both halves of a metadata atom of the transpose
-    const int left = blockIdx.x % k_blocks * 128, top = blockIdx.x / k_blocks % m_blocks * 64;
+extern "C" __global__ void __launch_bounds__(256, PACK_BLOCKS) tile_pack(
+    const char* x, long long x_batch, long long x_row, char* values, long long pitch, uint4* packed,
+    char* t_values, long long t_pitch, uint4* t_packed, long long m_, long long k_) {
+    __shared__ Shared shared;
+    const int m = (int)m_, k = (int)k_, k_blocks = (k + 127) / 128, m_blocks = (m + 127) / 128;
+    const int left = blockIdx.x % k_blocks * 128, top = blockIdx.x / k_blocks % m_blocks * 128;
     const long long batch = blockIdx.x / k_blocks / m_blocks;
-    const int segment = threadIdx.x & 7, tile_row = threadIdx.x >> 3;
-    const int row = top + 4 * tile_row, column = left + 16 * segment;
+    const Corner corner(threadIdx.x);
+    const int row = top + corner.row, column = left + corner.column;
+    x += batch * x_batch;
 
-    unsigned in[4][8], out[4][4], codes[4] = {};
-    for (int r = 0; r < 4; r++)
-        load_elements<2, 16>(x + batch * x_batch + (row + r) * x_row + column * 2, 2,
-                             row < m ? min(max(k - column, 0), 16) : 0, in[r]);
+    unsigned in[8][4];
+    load_square(x + row * x_row + column * 2ll, x_row, m - row, k - column, in);
     shared.fill();
     __syncthreads();
 
+    // Tiles: left above, right above, left below, right below; a byte of `choices` each.
+    unsigned choices = 0, unsure = 0;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float tile[4][4];
-        bool nan;
-        for (int r = 0; r < 4; r++)
-            for (int h = 0; h < 2; h++) magnitudes(in[r][2 * j + h], tile[r][2 * h], tile[r][2 * h + 1]);
-        unsigned mask = best_tile_or_nan(tile, shared.scratch + threadIdx.x * kScratch, shared.upper, nan);
-        if (row >= m || column + 4 * j >= k) mask = 0;
+    for (int t = 0; t < 4; t++) {
+        const int r = t / 2 * 4, w = t % 2 * 2;
+        const unsigned tile[4][2] = {{in[r][w], in[r][w + 1]}, {in[r + 1][w], in[r + 1][w + 1]},
+                                     {in[r + 2][w], in[r + 2][w + 1]}, {in[r + 3][w], in[r + 3][w + 1]}};
+        bool sure;
+        const bool inside = row + r < m && column + 2 * w < k;
+        const unsigned choice = choose_tile<kind>(tile, sure);
+        choices |= (inside ? choice : kOutside) << 8 * t;
+        unsure |= (unsigned)!sure << t;
+    }
+    for (unsigned waiting = __ballot_sync(~0u, unsure != 0); waiting; waiting &= waiting - 1) {
+        const int owner = __ffs(waiting) - 1;
+        const Corner its((threadIdx.x & ~31) + owner);
+        for (unsigned tiles = __shfl_sync(~0u, unsure, owner); tiles; tiles &= tiles - 1) {
+            const int t = __ffs(tiles) - 1, r = top + its.row + t / 2 * 4, c = left + its.column + t % 2 * 4;
+            const unsigned choice = choose_tile_together<kind>(x + r * x_row + c * 2ll, x_row, shared.codes, shared.legal);
+            if ((threadIdx.x & 31) == owner) choices = (choices & ~(255u << 8 * t)) | choice << 8 * t;
+        }
+    }
+
+    unsigned out[8][2], t_out[8][2], codes[4];
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        const int down = t / 2, across = t % 2;
+        const unsigned choice = choices >> 8 * t & 255;
+        const uint4 four = shared.select[choice];
+        const unsigned select[4] = {four.x, four.y, four.z, four.w};
+        codes[t] = shared.codes[choice];
+        unsigned (*tile)[4] = in + 4 * down;
         for (int r = 0; r < 4; r++) {
-            for (int h = 0; h < 2; h++) in[r][2 * j + h] = without_minus_zero(in[r][2 * j + h], nan);
-            const uint2 choice = shared.choice[mask >> 4 * r & 15];
-            out[r][j] = permute(in[r][2 * j], in[r][2 * j + 1], choice.x);
-            codes[r] |= choice.y << 4 * j;
+            for (int w = 2 * across; w < 2 * across + 2; w++)
+                tile[r][w] = without_minus_zero(tile[r][w], unsure >> t & 1);
+            out[4 * down + r][across] = permute(tile[r][2 * across], tile[r][2 * across + 1], select[r]);
         }
         for (int c = 0; c < 4; c++) {
-            const unsigned half = c % 2 ? 0x7632 : 0x5410, word = 2 * j + c / 2;
-            const uint2 choice = shared.choice[column_bits(mask >> c)];
-            const int at = Shared::place(16 * segment + 4 * j + c, tile_row);
-            shared.pairs[at] = permute(permute(in[0][word], in[1][word], half),
-                                       permute(in[2][word], in[3][word], half), choice.x);
-            shared.t_codes[at] = (unsigned char)choice.y;
+            const unsigned half = c % 2 ? 0x7632 : 0x5410, w = 2 * across + c / 2;
+            t_out[4 * across + c][down] = permute(permute(tile[0][w], tile[1][w], half),
+                                                  permute(tile[2][w], tile[3][w], half), select[c] >> 16);
         }
     }
-    for (int r = 0; r < 4; r++) {
-        shared.codes[10 * (4 * tile_row + r) + segment] = (unsigned short)codes[r];
-        if (row < m)
-            store_values<2>(values + (batch * m + row + r) * pitch, pitch, column, out[r]);
+    for (int i = 0; i < 8; i++) {
+        if (row + i < m && column < pitch)
+            *(uint2*)(values + (batch * m + row + i) * pitch + column) = make_uint2(out[i][0], out[i][1]);
+        if (column + i < k && row < t_pitch)
+            *(uint2*)(t_values + (batch * k + column + i) * t_pitch + row) = make_uint2(t_out[i][0], t_out[i][1]);
+    }
+
+    constexpr unsigned low = 0x0f0f0f0fu;
+    unsigned char* at = shared.rows[corner.row / 64].at(corner.row % 64, corner.column);
+    unsigned char* t_at = shared.columns[corner.column / 64].at(corner.column % 64, corner.row);
+    for (int half = 0; half < 2; half++) {
+        const unsigned rows = (codes[2 * half] & low) | (codes[2 * half + 1] << 4 & ~low);
+        const unsigned columns = (codes[half] >> 4 & low) | (codes[2 + half] & ~low);
+        for (int i = 0; i < 4; i++) {
+            at[16 * (4 * half + i)] = (unsigned char)(rows >> 8 * i);
+            t_at[16 * (4 * half + i)] = (unsigned char)(columns >> 8 * i);
+        }
     }
     __syncthreads();
-
-    for (int i = threadIdx.x; i < 128 * 4; i += 128) {
-        const int t_row = i / 4, chunk = i % 4;
-        const long long at = (long long)top + 16 * chunk;  // in bytes: two for each pair of rows
-        if (left + t_row < k && at < t_pitch)
-            *(uint4*)(t_values + (batch * k + left + t_row) * t_pitch + at) =
-                *(const uint4*)(shared.pairs + Shared::place(t_row, 4 * chunk));
-    }
-    const int m_atoms = (m + 63) / 64, k_atoms = (k + 63) / 64;  // rows of x, rows of the transpose
-    for (int index = threadIdx.x; index < 256 && top / 64 < m_atoms; index += 128) {
-        const int quarter = index % 4 * 2 + index / 32 % 2, at = index / 64 * 16 + index / 4 % 8;
-        packed[((batch * k_blocks + left / 128) * m_atoms + top / 64) * 256 + index] =
-            shared.codes[10 * at + quarter] | shared.codes[10 * (at + 8) + quarter] << 16;
-    }
-    for (int i = threadIdx.x; i < 256; i += 128) {  // this block's half of two atoms
-        const int atom = i / 128, index = i % 128 / 2 * 4 + top / 64 % 2 * 2 + i % 2;
-        const int t_row = 64 * atom + index / 64 * 16 + index / 4 % 8;
-        const int tile = 4 * (i % 2 * 2 + index / 32 % 2);  // the first of four tile rows
-        if (left / 64 + atom >= k_atoms) continue;
-        unsigned word = 0;
-        for (int half = 0; half < 2; half++) {
-            unsigned four = *(const unsigned*)(shared.t_codes + Shared::place(t_row + 8 * half, tile));
-            four |= four >> 4;
-            word |= ((four & 0xff) | (four >> 8 & 0xff00)) << 16 * half;
-        }
-        t_packed[((batch * (m_blocks / 2) + top / 128) * k_atoms + left / 64 + atom) * 256 + index] = word;
+    const int atom = threadIdx.x / 64 % 2, chunk = threadIdx.x % 64;
+    if (threadIdx.x < 128) {
+        const long long m_atoms = (m + 63) / 64, m_atom = top / 64 + atom;
+        if (m_atom < m_atoms)
+            packed[((batch * k_blocks + left / 128) * m_atoms + m_atom) * 64 + chunk] = shared.rows[atom].chunk(chunk);
+    } else {
+        const long long k_atoms = (k + 63) / 64, k_atom = left / 64 + atom;
+        if (k_atom < k_atoms)
+            t_packed[((batch * m_blocks + top / 128) * k_atoms + k_atom) * 64 + chunk] = shared.columns[atom].chunk(chunk);
     }
 }
 

@@ -3,13 +3,15 @@
 usage: python tests/bench/bench_pack.py [--out FOLDER] [--quick]
 
 `copy` moves as many bytes, half read and half written; `torch_tile` is torch's 4x4 kernel
-for both orientations; `cusparselt` compresses a matrix that is pruned already.
+for both orientations; `cusparselt` compresses a matrix that is pruned already; `cublas` is the
+dense product that one with a 1:4 or 6:8 matrix replaces.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +20,22 @@ import numpy as np
 import torch
 from harness import Contender, case, copies, race, to_torch, write_suite
 
+import sparse24 as s24
 from sparse24 import _arrays, _spec
 from sparse24._dtypes import TABLE
 from sparse24._records import Compressed24
-from sparse24.kernels import activate_compress, compress, decompress, like, loader, transposable
+from sparse24.kernels import (
+    activate_compress,
+    compress,
+    decompress,
+    like,
+    loader,
+    n_m,
+    transposable,
+)
 
-STEMS = ("compress", "decompress", "like", "transposable", "activate_compress")
+STEMS = ("compress", "decompress", "like", "transposable", "activate_compress", "n_m")
+COPY_AT_ONCE = 256 << 20  # larger copies are slower
 SQUARES = ((4096, 4096), (8192, 8192), (16384, 16384))
 LAYERS = ((14336, 4096), (4096, 14336))
 
@@ -46,7 +58,11 @@ def copy_of(count: int) -> Contender:
 
     def copy(source, target):
         stream = cp.cuda.get_current_stream().ptr
-        cp.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, half, 3, stream)
+        for start in range(0, half, COPY_AT_ONCE):
+            size = min(COPY_AT_ONCE, half - start)
+            cp.cuda.runtime.memcpyAsync(
+                target.data.ptr + start, source.data.ptr + start, size, 3, stream
+            )
 
     return Contender([partial(copy, *pair) for pair in pairs])
 
@@ -60,8 +76,9 @@ class Uncaptured(Contender):
         torch.cuda.synchronize()
 
     def _replay(self):
-        for call in self._all:
-            call()
+        with cp.cuda.ExternalStream(self.stream.cuda_stream):
+            for call in self._all:
+                call()
 
 
 class Recycled:
@@ -190,7 +207,52 @@ def activation_cases(m, k, name="bfloat16"):
     yield timed(f"relu2+prune {m}x{k} {name}", "activate_compress", functions, count, **shape)
 
 
+def n_m_cases(m, k, name="bfloat16"):
+    row = TABLE[name]
+    xs = [normal((m, k), name, i) for i in range(copies(4 * m * k))]
+    shape = {"m": m, "k": k, "dtype": name}
+    for pattern in ((2, 4), (1, 4), (4, 8), (8, 16)):
+        size = f"{pattern[0]}:{pattern[1]} {m}x{k} {name}"
+        functions = [partial(n_m.prune_n_m, x, row, *pattern) for x in xs]
+        yield timed(f"prune {size}", "n_m", functions, 4 * m * k, **shape)
+        functions = [partial(n_m.mask_n_m, x, row, *pattern) for x in xs]
+        yield timed(f"mask {size}", "n_m", functions, 3 * m * k, **shape)
+
+
+def mask_update_case(m=32768, k=32768, name="bfloat16"):
+    """The 2:4 mask by magnitude of 2**30 weights, as a mask scheduler asks for it."""
+    functions = [partial(n_m.mask_n_m, normal((m, k), name, 0), TABLE[name], 2, 4)]
+    return timed(f"mask update, 1 Gi weights, {name}", "n_m", functions, 3 * m * k,
+                 m=m, k=k, dtype=name)  # fmt: skip
+
+
+def pattern_products(m, k, n, name="bfloat16"):
+    """Products with 1:4 and 6:8 matrices on the 2:4 kernels; preparing is not counted."""
+    b = normal((k, n), name, 1)
+    dense = normal((m, k), name, 0)
+    left, right = (to_torch(x, torch.bfloat16) for x in (dense, b))
+    for pattern in ((1, 4), (6, 8)):
+        packed = s24.compress(dense, pattern=pattern, on_excess="prune")
+        packed = packed.to_24() if pattern == (1, 4) else packed.windows()
+        pruned = to_torch(s24.prune(dense, pattern=pattern), torch.bfloat16)
+        off = to_torch(packed @ b, torch.bfloat16).float() - pruned.float() @ right.float()
+        ours = Uncaptured([partial(operator.matmul, packed, b)] * 4)
+        dense_product = Contender([partial(torch.matmul, left, right)] * 4, library="torch")
+        race({"ours": ours, "cublas": dense_product})
+        title = f"product {pattern[0]}:{pattern[1]} {m}x{k}x{n} {name}"
+        row = case(title, ours=ours, kernel="sparse_wgmma", rivals={"cublas": dense_product},
+                   m=m, k=k, n=n, dtype=name, bytes=0, error=float(off.abs().max()))  # fmt: skip
+        times = row["rivals"]["cublas"] / row["ours_us"]
+        print(f"{title:46s} {row['ours_us']:9.1f} us, {times:.3f} times cublas")
+        yield row
+
+
 def run(quick: bool):
+    yield mask_update_case()
+    for m, k in SQUARES[1:2] if quick else (*SQUARES[1:], LAYERS[0]):
+        yield from n_m_cases(m, k)
+    for size in ((8192, 8192, 4096),) if quick else ((8192, 8192, 4096), (16384, 16384, 8192)):
+        yield from pattern_products(*size)
     for m, k in SQUARES[:1] if quick else (*SQUARES, *LAYERS):
         yield from compress_cases(m, k)
         yield from reuse_cases(m, k)

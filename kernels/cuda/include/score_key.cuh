@@ -2,10 +2,10 @@
 #pragma once
 
 inline long long score_key(double x) {
-    const long long bits = __double_as_longlong(x + 0.0);
+    const long long bits = x == 0 ? 0 : __double_as_longlong(x);
     return x == x ? bits ^ (bits >> 63 & 0x7fffffffffffffffll) : 0x7fffffffffffffffll;
 }
 inline int score_key(float x) {
-    const int bits = __float_as_int(x + 0.0f);
+    const int bits = __float_as_int(x) << 1 ? __float_as_int(x) : 0;  // x == 0 may flush to zero
     return x == x ? bits ^ (bits >> 31 & 0x7fffffff) : 0x7fffffff;
 }

@@ -1,0 +1,146 @@
+// fixed_tile: the best mask of a 4x4 tile of 16-bit elements, as best_tile.cuh, by integers.
+//
+// Where all 16 magnitudes are multiples of one 21-bit unit, that of the largest, every sum is
+// exact, in float32 too, so integers find the same mask.  They leave eight bits below the sums
+// to say which mask it is, so that ties fall to the smallest mask by themselves.  It is named by
+//
+//   choice = 36 (5 - p3) + 6 (5 - p2) + (5 - p1)
+//
+// with p the place of a row's pair in kPairMask; row 0 takes what the others leave.  5 - p is
+// the sum of kColumnRank of the pair's columns, so each element carries its own part.
+//
+// Other tiles (about one in five hundred of normal bfloat16 numbers), and NaN and infinity, are
+// searched by a warp together, in float32.
+#pragma once
+#include "best_tile.cuh"
+
+constexpr int kChoices = 216, kOutside = 216;  // kOutside: a tile that does not exist
+constexpr int kRowRank[4] = {0, 1, 6, 36}, kColumnRank[4] = {3, 2, 1, -1};
+
+// What each choice does with the four rows, then with the four columns, of a tile: the selector
+// of `permute` that takes the pair out of eight bytes (low half: of row i, high half: of column
+// i), and the codes, in byte i that of row i low and that of column i high.
+struct TileChoices {
+    unsigned select[kChoices + 1][4] = {}, codes[kChoices + 1] = {};
+    unsigned char legal[96] = {};  // the 90 choices that are masks, and the first again
+
+    constexpr TileChoices() {
+        int count = 0;
+        for (int i = 0; i < kChoices; i++) {
+            const int p3 = 5 - i / 36, p2 = 5 - i / 6 % 6, p1 = 5 - i % 6;
+            for (int p0 = 0; p0 < 6; p0++)
+                if (column_use(p0, p1) + column_use(p2, p3) == 0xaa) {
+                    set(i, p0, p1, p2, p3);
+                    legal[count++] = (unsigned char)i;
+                }
+        }
+        while (count < 96) legal[count++] = legal[0];
+        codes[kOutside] = 0x44444444u;
+    }
+    constexpr void set(int i, int p0, int p1, int p2, int p3) {
+        const int pairs[4] = {p0, p1, p2, p3};
+        int mask = 0;
+        for (int r = 0; r < 4; r++) mask |= kPairMask[pairs[r]] << 4 * r;
+        for (int r = 0; r < 4; r++) {
+            int first = -1, second = 0;  // of column r
+            for (int row = 0; row < 4; row++)
+                if (mask >> (4 * row + r) & 1) first = first < 0 ? row : first, second = row;
+            const int own_first = kPairFirst[pairs[r]], own_second = kPairSecond[pairs[r]];
+            select[i][r] = selector(own_first, own_second) | selector(first, second) << 16;
+            codes[i] |= (unsigned)(own_first | own_second << 2 | first << 4 | second << 6) << 8 * r;
+        }
+    }
+    static constexpr unsigned selector(int first, int second) { return 0x1010 + first * 0x22 + second * 0x2200; }
+};
+__device__ constexpr TileChoices kTileChoices;
+
+// Magnitudes of a word as floats.
+template <Kind kind> void magnitudes(unsigned size, float& low, float& high) {
+    if constexpr (kind == Kind::bfloat16) {
+        low = __int_as_float(permute(size, 0, 0x1044)), high = __int_as_float(size & 0xffff0000u);
+    } else {
+        __half_raw half;
+        half.x = (unsigned short)size, low = __half2float(__half(half));
+        half.x = (unsigned short)(size >> 16), high = __half2float(__half(half));
+    }
+}
+
+// x * scale, an integer of 21 bits, above a rank of eight: adding 2^23 puts it into the low bits.
+inline unsigned ranked_integer(float x, float scale, int rank) {
+    return ((unsigned)bits(__fmaf_rn(x, scale, 8388608.0f)) << 8) + rank;
+}
+
+// The choice for a tile of four rows of two words; `sure` says whether it is the best.
+template <Kind kind> unsigned choose_tile(const unsigned (&word)[4][2], bool& sure) {
+    constexpr bool brain = kind == Kind::bfloat16;
+    constexpr unsigned fraction = brain ? 7 : 10, infinity = brain ? 0x7f80 : 0x7c00;
+    unsigned size[4][2], largest = 0, smallest = ~0u;
+    for (int r = 0; r < 4; r++)
+        for (int h = 0; h < 2; h++) {
+            size[r][h] = word[r][h] & 0x7fff7fffu;
+            largest = __vmaxu2(largest, size[r][h]), smallest = __vminu2(smallest, size[r][h]);
+        }
+    largest = max(largest & 0xffffu, largest >> 16), smallest = min(smallest & 0xffffu, smallest >> 16);
+
+    // Not less than `least`, or zero, is a multiple of the unit.
+    const unsigned exponent = largest & infinity;
+    const unsigned least = max((int)exponent - (int)((20 - fraction) << fraction), 0);
+    // A bfloat16 below 2^-107 would need a scale above the largest float.
+    const bool tiny = brain && largest - 1 < (20u << fraction) - 1;
+    sure = largest < infinity && !tiny;
+    if (smallest < least) {
+        const unsigned add_least = 0x80008000u - least * 0x10001u;
+        unsigned lost = 0;
+        for (int r = 0; r < 4; r++)
+            for (int h = 0; h < 2; h++) lost |= (size[r][h] + 0x7fff7fffu) & ~(size[r][h] + add_least);
+        sure = sure && !(lost & 0x80008000u);
+    }
+
+    const float scale = __int_as_float((brain ? 0x89000000u : 0x51000000u) - (exponent << (23 - fraction)));
+    unsigned fixed[4][4], pair[4][6];
+    for (int r = 0; r < 4; r++) {
+        for (int h = 0; h < 2; h++) {
+            float low, high;
+            magnitudes<kind>(size[r][h], low, high);
+            fixed[r][2 * h] = ranked_integer(low, scale, kRowRank[r] * kColumnRank[2 * h]);
+            fixed[r][2 * h + 1] = ranked_integer(high, scale, kRowRank[r] * kColumnRank[2 * h + 1]);
+        }
+        for (int p = 0; p < 6; p++) pair[r][p] = fixed[r][kPairFirst[p]] + fixed[r][kPairSecond[p]];
+    }
+    unsigned upper[36], lower[36], best = 0;  // of each class; see best_tile.cuh
+#pragma unroll
+    for (int i = 0; i < 36; i++) {
+        const int home = kClasses.own[i];
+        upper[home] = home == i ? pair[0][i % 6] + pair[1][i / 6] : max(pair[0][i % 6] + pair[1][i / 6], upper[home]);
+        lower[home] = home == i ? pair[2][i % 6] + pair[3][i / 6] : max(pair[2][i % 6] + pair[3][i / 6], lower[home]);
+    }
+#pragma unroll
+    for (int i = 0; i < 36; i++)
+        if (kClasses.own[i] == i) best = max(upper[i] + lower[kClasses.partner[i]], best);
+    return best & 255u;
+}
+
+// The choice for any tile, by a whole warp whose lanes give the same arguments.
+template <Kind kind>
+unsigned choose_tile_together(const char* tile, long long row_stride, const unsigned* codes, const unsigned char* legal) {
+    const int lane = threadIdx.x & 31;
+    unsigned size = 0;
+    if (lane < 16) size = __ldg((const unsigned short*)(tile + lane / 4 * row_stride) + lane % 4) & 0x7fffu;
+    float mine, unused;
+    magnitudes<kind>(size, mine, unused);
+    if (mine != mine) mine = sixteenth_of_most();
+    int most = -1;
+    unsigned choice = 0;
+#pragma unroll
+    for (int i = 0; i < 96; i += 32) {
+        const unsigned candidate = legal[i + lane], code = codes[candidate];
+        float pair[4];
+        for (int r = 0; r < 4; r++)
+            pair[r] = add(__shfl_sync(~0u, mine, 4 * r + (code >> 8 * r & 3)),
+                          __shfl_sync(~0u, mine, 4 * r + (code >> (8 * r + 2) & 3)));
+        const int total = bits(add(add(pair[0], pair[1]), add(pair[2], pair[3])));
+        if (total > most || (total == most && candidate > choice)) most = total, choice = candidate;
+    }
+    const int best = __reduce_max_sync(~0u, most);
+    return __reduce_max_sync(~0u, most == best ? choice : 0u);
+}
