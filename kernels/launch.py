@@ -18,10 +18,39 @@ from sparse24._records import PLAIN, Compressed24, Epilogue
 from sparse24.kernels import epilogue as _epilogue
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute (cuda.h): an identifier and a union of 64 bytes."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+class _Configuration(ctypes.Structure):
+    """CUlaunchConfig (cuda.h)."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_memory", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("number", ctypes.c_uint),
+    )
+
+
+MOST_STREAMS = 64  # that a launch remembers
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_EARLY = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
+
+
 @functools.cache
 def _driver_launch():
-    launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
-    launch.argtypes = (ctypes.c_void_p, *(ctypes.c_uint,) * 7, *(ctypes.c_void_p,) * 3)
+    launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    launch.argtypes = (ctypes.POINTER(_Configuration), *(ctypes.c_void_p,) * 3)
     launch.restype = ctypes.c_int
     return launch
 
@@ -37,9 +66,15 @@ class Launch:
         Dynamic shared memory in bytes.
     arguments : sequence of ndarray of size 1
         Passed by value from where they lie; they must not change.
+    early : bool, default False
+        Start blocks as soon as those of the kernel before it in the stream make room.  The
+        kernel must wait by itself (``cuda/include/programmatic.cuh``); sm_90 and later.
     """
 
-    __slots__ = ("_addresses", "_kernel", "_launch", "_sizes", "arguments")
+    __slots__ = (
+        "_addresses", "_configurations", "_early", "_function", "_kernel", "_launch", "_sizes",
+        "arguments",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -48,9 +83,14 @@ class Launch:
         block: int,
         shared_memory: int,
         arguments: Sequence[np.ndarray],
+        *,
+        early: bool = False,
     ):
         self._kernel = kernel  # keeps the module loaded
-        self._sizes = (kernel.kernel.ptr, grid, 1, 1, block, 1, 1, shared_memory)
+        self._function = kernel.kernel.ptr
+        self._sizes = ((grid, 1, 1), (block, 1, 1), shared_memory)
+        self._early = early
+        self._configurations: dict[int, _Configuration] = {}  # by stream
         self._launch = _driver_launch()
         self.arguments = tuple(arguments)  # kept alive
         addresses = [argument.ctypes.data for argument in self.arguments]
@@ -59,7 +99,9 @@ class Launch:
     def with_last(self, argument: np.ndarray) -> Launch:
         """The same launch with another last argument."""
         other = object.__new__(Launch)
-        other._kernel, other._sizes, other._launch = self._kernel, self._sizes, self._launch
+        other._kernel, other._function = self._kernel, self._function
+        other._sizes, other._launch = self._sizes, self._launch
+        other._early, other._configurations = self._early, self._configurations
         other.arguments = (*self.arguments[:-1], argument)
         other._addresses = type(self._addresses).from_buffer_copy(self._addresses)
         other._addresses[-1] = argument.ctypes.data
@@ -67,11 +109,22 @@ class Launch:
 
     def __call__(self, stream: int) -> None:
         """Enqueue on the stream of this address, without waiting."""
-        if not self._sizes[1]:
+        if not self._sizes[0][0]:
             return  # an empty grid
-        status = self._launch(*self._sizes, stream, self._addresses, None)
+        configuration = self._configurations.get(stream)
+        if configuration is None:
+            configuration = self._configure(stream)
+        status = self._launch(configuration, self._function, self._addresses, None)
         if status:
-            raise DeviceError(f"cuLaunchKernel returned CUresult {status}; see the driver's manual")
+            raise DeviceError(f"cuLaunchKernelEx returned CUresult {status}; see the driver's manual")
+
+    def _configure(self, stream: int) -> _Configuration:
+        early = (ctypes.pointer(_EARLY), 1) if self._early else (None, 0)
+        configuration = _Configuration(*self._sizes, stream, *early)
+        if len(self._configurations) >= MOST_STREAMS:
+            self._configurations.clear()
+        self._configurations[stream] = configuration
+        return configuration
 
 
 def current_stream() -> int:

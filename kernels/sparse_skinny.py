@@ -158,7 +158,7 @@ def prepare(problem: Problem, config: TileConfig, epilogue: Epilogue) -> Callabl
     memory = config.shared_memory(TABLE[problem.dtype].itemsize)
     kernel = loader.function(NAME, "sparse_skinny", macros, shared_memory=memory)
     grid = sparse_tile.tiles(problem, config)
-    return sparse_tile.TileLauncher(kernel, grid, config.threads, memory)
+    return sparse_tile.TileLauncher(kernel, grid, config.threads, memory, early=True)
 
 
 COMPILE_CHECKS = tuple(_compile_checks())

@@ -165,13 +165,14 @@ class Shapes:
 class TileLauncher(Launcher):
     """Launches a kernel whose arguments are values, codes, b, out, `Shape` and epilogue."""
 
-    def __init__(self, kernel, grid: int, block: int, shared_memory: int):
+    def __init__(self, kernel, grid: int, block: int, shared_memory: int, *, early: bool):
         super().__init__()
-        self._sizes = (kernel, grid, block, shared_memory)
+        self._sizes, self._early = (kernel, grid, block, shared_memory), early
 
     def bind(self, a: Compressed24, b, out, stream: int) -> Launch:
         operands = (pointer(a.values), pointer(a.packed), pointer(b), pointer(out))
-        return Launch(*self._sizes, (*operands, shape_block(a, b, out), epilogues.NO_PARAMS))
+        arguments = (*operands, shape_block(a, b, out), epilogues.NO_PARAMS)
+        return Launch(*self._sizes, arguments, early=self._early)
 
 
 def tiles(problem: Problem, config: TileConfig) -> int:

@@ -42,7 +42,8 @@ _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch",
 _SHAPE = np.dtype(
     [
         ("m", "i4"), ("n", "i4"), ("atoms_m", "i4"), ("atoms_k", "i4"),
-        ("a_batched", "i4"), ("b_batched", "i4"), ("packed_batch", "i8"),
+        ("a_batched", "i4"), ("b_batched", "i4"), ("b_bytes", "i4"), ("unused", "i4"),
+        ("packed_batch", "i8"),
     ]
 )  # fmt: skip
 
@@ -93,7 +94,8 @@ def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool)
         ("ELEMENT", problem.dtype), ("B_ELEMENT", problem.b_dtype), ("OUTPUT", problem.out_dtype),
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
         ("BLOCK_K", 128 * config.spans // itemsize), ("STAGES", stages),
-        ("CONSUMERS", config.consumers), ("CLUSTER", config.cluster),
+        ("CONSUMERS", config.consumers), ("BLOCKS", config.blocks),
+        ("CLUSTER", config.cluster), ("K_PARTS", config.parts),
         ("IN_FLIGHT", int(config.in_flight and not plan.promotes(problem))),
         ("PROMOTE", int(plan.promotes(problem))), ("SPLIT", int(config.split)),
         ("B_ROW_MAJOR", int(problem.b_order == "row")),
@@ -116,10 +118,8 @@ class _Launcher(Launcher):
         self.shared_memory = layout(config, self.itemsize, self.out_itemsize).shared_memory
         self.block = (config.consumers + 1) * 128
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
-        tiling = _tiling(problem, config, sms)
-        self.tiling = loader.by_value(tiling)
-        blocks = sms if tiling["split_tiles"][0] else min(plan.tiles_of(problem, config), sms)
-        self.grid = blocks // config.cluster * config.cluster
+        self.tiling = loader.by_value(_tiling(problem, config, sms))
+        self.grid = _grid(problem, config, sms)
         self.per_stream = config.split
         if config.split:
             partial_sums.reserve()
@@ -138,7 +138,8 @@ class _Launcher(Launcher):
             _epilogue.NO_PARAMS,
         )  # fmt: skip
         kernel = self._kernel(bulk=bulk)
-        return Launch(kernel, self.grid, self.block, self.shared_memory, arguments)
+        sizes = (self.grid, self.block, self.shared_memory)
+        return Launch(kernel, *sizes, arguments, early=True)
 
     def _shape(self, a: Compressed24, b) -> np.ndarray:
         p = self.problem
@@ -146,7 +147,8 @@ class _Launcher(Launcher):
         a_batched = int(a.values.ndim > 2 and a.values.shape[0] > 1)
         b_batched = int(b.ndim > 2 and b.shape[0] > 1)
         stride = a.packed.strides[-4] if a_batched else 0
-        extents = (p.m, p.n, atoms_m, atoms_k, a_batched, b_batched, stride)
+        b_bytes = 128 * self.config.spans * self._b_columns()
+        extents = (p.m, p.n, atoms_m, atoms_k, a_batched, b_batched, b_bytes, 0, stride)
         return loader.by_value(np.array([extents], _SHAPE))
 
     def _values_map(self, a: Compressed24) -> np.ndarray:
@@ -160,18 +162,26 @@ class _Launcher(Launcher):
             values.data.ptr, (columns, self.problem.m, batch), (pitch, batch_pitch), box, size
         )
 
+    def _b_columns(self) -> int:
+        """Columns of b that come to a stage.  What lies beyond b is not even filled with zeros:
+        it makes columns of the tile that are never stored."""
+        p, config = self.problem, self.config
+        if p.b_order == "row" or config.cluster > 1:
+            return config.block_n
+        return min(config.block_n, -(-p.n // 8) * 8)
+
     def _b_map(self, b) -> np.ndarray:
         p, config, size = self.problem, self.config, self.itemsize
         inner, outer = (-1, -2) if p.b_order == "row" else (-2, -1)
         if p.b_order == "row":
             box = (128 // size, 128 * config.spans // size // config.cluster)
         else:
-            box = (128 // size, config.block_n // config.cluster)
+            box = (128 // size, self._b_columns() // config.cluster)
         return _matrix_map(b, inner, outer, box, size)
 
     def _out_map(self, out) -> np.ndarray:
         size = self.out_itemsize
-        chunk = 32 if size == 4 else 64
+        chunk = 32 if size == 4 else min(64, self.config.block_n)
         if self.problem.out_order == "column":
             return _matrix_map(out, -2, -1, (min(128 // size, 64), chunk), size)
         return _matrix_map(out, -1, -2, (chunk, 64), size)
@@ -213,6 +223,17 @@ def _tiling(problem: Problem, config: Config, sms: int) -> np.ndarray:
     tiles_n = -(-problem.n // config.block_n)
     grid = (plan.clusters_m(problem, config), tiles_n, problem.batch, plan.band(config))
     return np.array([(*grid, shared, share, longer)], _TILING)
+
+
+def _grid(problem: Problem, config: Config, sms: int) -> int:
+    """Blocks of a launch: persistent ones, unless the blocks of a cluster share each tile."""
+    tiles = plan.tiles_of(problem, config)
+    if config.parts > 1:
+        return tiles * config.parts
+    blocks = sms * config.blocks
+    if config.split and plan.shared_tiles(problem, config, sms):
+        return blocks
+    return min(tiles, blocks) // config.cluster * config.cluster
 
 
 def _compile_checks() -> list[tuple[loader.Defines, str, str]]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sparse24 import _spec
 
-SHARED_MEMORY = 232_448  # bytes a block may have on sm_90
-MOST_STAGES = 8
+SHARED_MEMORY = {1: 232_448, 2: 115_712}  # bytes for one block a multiprocessor, or two (sm_90)
+MOST_STAGES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,10 @@ class Config:
         Share tiles between blocks along k where they do not fill whole waves.
     in_flight : bool
         Keep a group of instructions running from one atom of k to the next.
+    parts : int
+        Blocks of a cluster that share every tile along k: for few columns.
+    blocks : int
+        Blocks that a multiprocessor runs at a time.
     rate : float
         Sustained speed relative to the first row, waves being full, measured.
     """
@@ -42,11 +46,14 @@ class Config:
     staging: int = 2
     split: bool = False
     in_flight: bool = True
+    parts: int = 1
+    blocks: int = 1
     rate: float = 1.0
 
     @property
     def name(self) -> str:
         tail = f"c{self.cluster}" if self.cluster > 1 else "s" if self.split else ""
+        tail += (f"k{self.parts}" if self.parts > 1 else "") + ("d" if self.blocks > 1 else "")
         return f"{self.block_m}x{self.block_n}x{64 * self.spans}{tail}"
 
 
@@ -67,9 +74,10 @@ def layout(config: Config, itemsize: int, out_itemsize: int) -> Layout:
     staging = config.consumers * config.staging * (4096 if out_itemsize == 1 else 8192)
 
     def total(stages: int) -> int:
-        return stages * stage + -(-stages // parts) * slot + staging + 16 * stages
+        barriers = 16 * stages + (8 if config.parts > 1 else 0)
+        return stages * stage + -(-stages // parts) * slot + staging + barriers
 
-    stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= SHARED_MEMORY)
+    stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= SHARED_MEMORY[config.blocks])
     return Layout(stages, total(stages))
 
 
@@ -81,7 +89,15 @@ TABLE = (
     Config(128, 192, rate=0.91),
     Config(192, 192, consumers=3, staging=1, rate=0.96),
     Config(128, 128, rate=0.83),
-    Config(128, 64, rate=0.58),
     Config(128, 256, staging=1, cluster=2, rate=0.97),
     Config(128, 256, split=True, rate=1.0),
+    # For few columns; the rate matters less there than how many blocks read at a time.
+    *(Config(64, 32, 1, staging=1, blocks=2, parts=parts, rate=0.4) for parts in (2, 3, 4)),
+    *(Config(64, 64, 1, staging=1, blocks=2, parts=parts, rate=0.4) for parts in (1, 2, 3, 4)),
+    *(Config(128, 32, staging=1, parts=parts, rate=0.4) for parts in (1, 2, 3)),
+    *(Config(128, 64, staging=1, parts=parts, rate=0.58) for parts in (1, 2, 3)),
+    Config(256, 32, staging=1, rate=0.58),
+    Config(256, 64, staging=1, rate=0.83),
+    *(Config(128, 128, staging=1, parts=parts, rate=0.83) for parts in (2, 3)),
+    Config(128, 256, staging=1, parts=2, rate=1.0),
 )

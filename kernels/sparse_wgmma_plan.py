@@ -27,6 +27,11 @@ def configs(problem: Problem) -> list[Config]:
 def _suits(problem: Problem, config: Config) -> bool:
     if promotes(problem) and config.block_m * config.block_n > MOST_PROMOTED * config.consumers:
         return False
+    out_itemsize = numpy_dtype(problem.out_dtype).itemsize
+    if config.block_n == 32 and (problem.b_order == "row" or out_itemsize == 1):
+        return False  # lines of 64 columns of b, or of 64 bytes of the result
+    if config.parts > 1 and -(-problem.k // _spec.ATOM_K) < LEAST_SHARE * config.parts:
+        return False
     return not config.split or shared_tiles(problem, config, 132) > 0
 
 
@@ -36,20 +41,71 @@ def promotes(problem: Problem) -> bool:
 
 
 def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
-    """Seconds: waves of tiles at the tile's measured rate, or the bytes if they take longer."""
-    p, itemsize, sms = problem, numpy_dtype(problem.dtype).itemsize, int(chip["sms"])
-    tiles = tiles_of(p, config)
+    """Seconds: with many columns the tensor cores', with few those of the bytes."""
+    if problem.n > FEW_COLUMNS:
+        return _multiplying(problem, config, chip)
+    return _moving(problem, config, chip)
+
+
+def _multiplying(p: Problem, config: Config, chip: dict[str, float]) -> float:
+    """Waves of tiles at the tile's measured rate, or the bytes if they take longer."""
+    itemsize, sms = numpy_dtype(p.dtype).itemsize, int(chip["sms"])
     shared = shared_tiles(p, config, sms) if config.split else 0
-    waves = tiles / sms if shared else -(-tiles // sms)
-    atoms_k = -(-p.k // _spec.ATOM_K)
-    # A warpgroup instruction of 64 x n takes n / 2 clocks for 64 bytes of k.
-    instructions = config.block_m // 64 * atoms_k * _spec.ATOM_K * itemsize // 64
-    clocks = instructions * config.block_n / 2 / (SUSTAINED * config.rate)
+    waves = tiles_of(p, config) / sms if shared else _waves(p, config, sms)
+    clocks = _instructions(p, config) * config.block_n / 2 / (SUSTAINED * config.rate)
     clocks += 3000 if config.block_m * config.block_n < 40_000 else 4500  # the store
-    traffic = p.m * p.k * itemsize * 0.5625 + p.k * p.n * itemsize + p.m * p.n * 2
     exchange = EXCHANGE if shared else 0.0
-    busy = waves * clocks / chip["clock_hz"]
-    return 2e-6 + exchange + max(busy, p.batch * traffic / chip["bandwidth"])
+    busy = waves * config.blocks * clocks / chip["clock_hz"]
+    return LAUNCH + exchange + max(busy, _bytes(p, itemsize) / chip["bandwidth"])
+
+
+def _instructions(p: Problem, config: Config) -> float:
+    """Of 64 rows by 64 bytes of k by block_n, for one tile; each takes block_n / 2 clocks."""
+    atoms_k = -(-p.k // _spec.ATOM_K)
+    bytes_of_k = atoms_k * _spec.ATOM_K * numpy_dtype(p.dtype).itemsize
+    return config.block_m // 64 * bytes_of_k // 64 / config.parts
+
+
+def _bytes(p: Problem, itemsize: int) -> float:
+    """From and to memory, b and the result once each."""
+    a_bytes = p.m * p.k * (itemsize / 2 + 1 / 8)
+    return p.batch * (a_bytes + p.k * p.n * itemsize + p.m * p.n * 2)
+
+
+def _usable(config: Config, sms: int) -> int:
+    """Multiprocessors that clusters of this size can fill."""
+    return int(sms * USABLE.get(config.parts * config.cluster, 0.8))
+
+
+def _waves(p: Problem, config: Config, sms: int) -> int:
+    blocks = tiles_of(p, config) * config.parts
+    return -(-blocks // (_usable(config, sms) * config.blocks))
+
+
+def _moving(p: Problem, config: Config, chip: dict[str, float]) -> float:
+    """The longest of memory, L2, and blocks that wait for stage after stage."""
+    itemsize, sms = numpy_dtype(p.dtype).itemsize, int(chip["sms"])
+    blocks = tiles_of(p, config) * config.parts
+    beside = max(1, min(config.blocks, -(-blocks // _usable(config, sms))))
+    columns = min(config.block_n, -(-p.n // 8) * 8) / config.cluster
+    stage = (config.block_m * (64 + 16 / itemsize * 1.0) + 128 * columns) * config.spans
+    stages = _instructions(p, config) / (config.block_m // 64) / 2 / config.spans
+    ring = layout(config, itemsize, 2).stages * stage
+    rate = min(ring / LATENCY, MOST_INTO_SM / beside)
+    multiply = config.block_m // 64 * config.block_n * config.spans * beside
+    multiply /= FEW_SUSTAINED * config.rate * chip["clock_hz"]
+    block = stages * max(stage / rate, multiply) + FILL + STORE * config.block_m * config.block_n
+    shared = shared_tiles(p, config, sms) if config.split else 0
+    waves = blocks / sms if shared else _waves(p, config, sms)
+    times = sorted(
+        (
+            _bytes(p, itemsize) / (READING * chip["bandwidth"]),
+            blocks * stages * stage / (L2_PER_SM * sms),
+            waves * block,
+        )
+    )
+    exchange = EXCHANGE if shared else PARTS_EXCHANGE if config.parts > 1 else 0.0
+    return exchange + times[-1] + NOT_HIDDEN * times[-2]
 
 
 def clusters_m(problem: Problem, config: Config) -> int:

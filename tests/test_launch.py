@@ -12,15 +12,20 @@ from sparse24._errors import DeviceError
 from sparse24.kernels import launch
 
 
+attributes = []  # of the launches, in turn
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """Record what the driver is given, each argument read from its address."""
     seen = []
+    attributes.clear()
 
-    def driver(function, *rest):
-        sizes, (stream, addresses, extra) = rest[:7], rest[7:]
+    def driver(c, function, addresses, extra):
         values = [ctypes.c_uint64.from_address(address).value for address in addresses]
-        seen.append((function, sizes, stream, values, extra))
+        attributes.append([(c.attributes[i].id, c.attributes[i].value) for i in range(c.number)])
+        sizes = (*c.grid, *c.block, c.shared_memory)
+        seen.append((function, sizes, c.stream, values, extra))
         return 0 if function == 77 else 400
 
     monkeypatch.setattr(launch, "_driver_launch", lambda: driver)
@@ -40,6 +45,16 @@ def test_arguments_sizes_and_stream_reach_the_driver(calls):
     assert calls == [(77, (132, 1, 1, 384, 1, 1, 2048), 9, [5, 6], None)]
 
 
+def test_early_launches_say_so_and_streams_are_kept_apart(calls):
+    early = launch.Launch(kernel(77), 1, 32, 0, [block(5)], early=True)
+    for stream in (9, 8, 9):
+        early(stream)
+    early.with_last(block(6))(7)
+    launch.Launch(kernel(77), 1, 32, 0, [block(5)])(9)
+    assert attributes == [[(launch.PROGRAMMATIC_STREAM_SERIALIZATION, 1)]] * 4 + [[]]
+    assert [call[2] for call in calls] == [9, 8, 9, 7, 9]
+
+
 def test_the_last_argument_can_be_exchanged(calls):
     first = launch.Launch(kernel(77), 1, 32, 0, [block(5), block(6)])
     first.with_last(block(7))(0)
@@ -48,5 +63,5 @@ def test_the_last_argument_can_be_exchanged(calls):
 
 
 def test_a_refused_launch_is_an_error(calls):
-    with pytest.raises(DeviceError, match="cuLaunchKernel returned CUresult 400"):
+    with pytest.raises(DeviceError, match="cuLaunchKernelEx returned CUresult 400"):
         launch.Launch(kernel(1), 1, 32, 0, [block(5)])(0)

@@ -12,6 +12,7 @@
 // the blocks and warps in fixed order.  No workspace, no atomics.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_skinny.py.
+#include "programmatic.cuh"
 #include "tile_store.cuh"
 
 constexpr int kRowsOfBlock = TILE_M / SPLIT;  // rows of the result that a block stores
@@ -47,6 +48,8 @@ sparse_skinny(const char* values, const char* packed, const char* b, Out::type* 
     const Tile tile(values, packed, b, s, m0, n0, batch);
     const int stages = (s.k + TILE_K - 1) / TILE_K;
     Sums sums = {};
+    let_next_start();
+    wait_for_previous();
     run_stages(sums, tile, s, shared, stages * part / SPLIT, stages * (part + 1) / SPLIT);
 
     Sum* partials = reinterpret_cast<Sum*>(shared);

@@ -13,22 +13,27 @@
 // outside out.  Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
 //
 // Where tiles do not fill whole waves of blocks, some are shared between blocks along k and their
-// partial sums added in a fixed order: the same launch gives the same bits.
+// partial sums added in a fixed order: the same launch gives the same bits.  For few columns the K_PARTS
+// blocks of a cluster share each tile instead (cluster_sums.cuh).
 //
-// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS CLUSTER IN_FLIGHT
+// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS IN_FLIGHT
 // PROMOTE SPLIT B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION; kernels/sparse_wgmma_configs.py chooses.
 //
 // Reference: reference.matmul.  Launcher: kernels/sparse_wgmma.py.  How it works:
 // docs/explanation/hopper_kernel.rst.
+#include "cluster_sums.cuh"
 #include "hopper_metadata.cuh"
 #include "hopper_pipeline.cuh"
 #include "hopper_store.cuh"
 #include "partial_sums.cuh"
+#include "programmatic.cuh"
 #include "tile_scheduler.cuh"
 
 struct Shape {
     int m, n, atoms_m, atoms_k;
     int a_batched, b_batched;  // 0: one operand for all products
+    int b_bytes;               // of b that come to a stage; with few columns less than there is room for
+    int unused;
     long long packed_batch;    // bytes
 };
 
@@ -40,10 +45,12 @@ constexpr int kRowBlocks = BLOCK_M / (64 * CONSUMERS);   // 64-row blocks of a w
 constexpr int kProducer = CONSUMERS * 128;               // first thread of the producer
 constexpr int kThreads = kProducer + 128;
 
-// A block has 168 registers a thread (128 with three consumers) to deal out, not one more.
+// A block has 168 registers a thread (128 with three consumers) to deal out, not one more.  With one
+// consumer there are enough.
 constexpr bool kMany = kRowBlocks * BLOCK_N / 2 > 128;
 constexpr int kConsumerRegisters = CONSUMERS == 3 ? 160 : kMany ? 232 : 224;
 constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : kMany ? 40 : 56;
+constexpr bool kDealRegisters = CONSUMERS > 1 && BLOCKS == 1;
 
 constexpr int kPromoted = 2;                             // atoms: 4 instructions, as cuBLAS does
 constexpr u32 kABytes = BLOCK_M * 64 * kSpans;
@@ -59,6 +66,9 @@ constexpr u64 kADescriptor = descriptor(kSpans == 2 ? kSwizzle128 : kSwizzle64, 
 constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, B_ROW_MAJOR ? BLOCK_K * 128 : 16);
 
 using Ring = Pipeline<STAGES, CONSUMERS * 4, CLUSTER>;
+using Others = ClusterSums<kRowBlocks, CONSUMERS>;
+static_assert(Others::bytes <= kMetadataAt && (K_PARTS == 1 || CLUSTER == 1));
+constexpr bool kClustered = CLUSTER * K_PARTS > 1;
 
 // Fetch this block's share of B: all of it, or its part of what the cluster multicasts.
 __device__ inline void fetch_b(const TensorMap& map, u32 to, int n0, int k0, int batch, u32 rank, u32 barrier) {
@@ -96,7 +106,7 @@ __device__ inline void produce(const TensorMap& values, const TensorMap& b, cons
             for (int part = 0; part < kParts; part++) {
                 const int k0 = atom * kAtomK + part * BLOCK_K;
                 const u32 stage = shared + at.stage * kStageBytes;
-                const u32 barrier = ring.acquire(at, kStageBytes + (part == 0 ? metadata_bytes : 0));
+                const u32 barrier = ring.acquire(at, kABytes + shape.b_bytes + (part == 0 ? metadata_bytes : 0));
                 if (part == 0) {
                     const u32 to = shared + kMetadataAt + slot * kAtoms * kAtomBytes;
                     if (metadata_bytes) load_bytes(to, metadata, metadata_bytes, barrier);
@@ -207,7 +217,7 @@ class Consumer {
 
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
                                const Shape& shape, TileScheduler tiles, const Ring& ring,
-                               const Workspace& workspace, u32 shared) {
+                               const Workspace& workspace, const Others& parts, u32 shared) {
     const int group = threadIdx.x / 128;
     ResultStore result(out_map, out, params, shape.m, shape.n, shared + kStagingAt + group * STAGING * kStagingBytes);
     const PartialSums<kRowBlocks, CONSUMERS> others(workspace);
@@ -219,6 +229,12 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
         else
             consumer.multiply(work.atoms);
         if (SPLIT) others.await(work.helpers);
+        if (K_PARTS > 1) {
+            parts.meet();
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++) parts.give(consumer.d[r], r);
+            parts.await();
+        }
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) {
             const int row = work.m * BLOCK_M + (group * kRowBlocks + r) * 64;
@@ -227,6 +243,7 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
                     others.give(sums, r, first);
                 else if (SPLIT)
                     others.add(sums, work.helpers, r, first);
+                if (K_PARTS > 1) return parts.add(sums, r, first);
                 return !(SPLIT && work.partial);
             });
         }
@@ -243,10 +260,10 @@ __device__ inline void clear_metadata(u32 shared) {
 }
 
 extern "C" __global__ void
-#if CLUSTER > 1
-__cluster_dims__(CLUSTER, 1, 1)
+#if CLUSTER * K_PARTS > 1
+__cluster_dims__(CLUSTER * K_PARTS, 1, 1)
 #endif
-__launch_bounds__(kThreads, 1)
+__launch_bounds__(kThreads, BLOCKS)
 sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b,
              const __grid_constant__ TensorMap out_map, const unsigned char* packed,
              const __grid_constant__ OutView out, const __grid_constant__ Shape shape,
@@ -254,25 +271,31 @@ sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
              const __grid_constant__ EpilogueParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const u32 rank = kClustered ? cluster_rank() : 0;
+    const u32 of_tiles = CLUSTER > 1 ? rank : 0, of_k = K_PARTS > 1 ? rank : 0;
     const Ring ring(shared + kBarriersAt);
-    const TileScheduler tiles(tiling, shape.atoms_k, rank);
+    const TileScheduler tiles(tiling, shape.atoms_k, of_tiles, of_k);
+    const Others parts(shared, shared + kBarriersAt + Ring::bytes, of_k);
 
     if (threadIdx.x == kProducer) {
         prefetch_map(values);
         prefetch_map(b);
         if (OUT_BULK) prefetch_map(out_map);
         ring.init();
+        if (K_PARTS > 1) parts.init();
     }
     clear_metadata(shared);
-    if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
+    let_next_start();
+    if constexpr (kClustered) cluster_sync(); else __syncthreads();
+    wait_for_previous();
 
     if (threadIdx.x >= kProducer) {
-        give_registers<kProducerRegisters>();
-        if (threadIdx.x == kProducer) produce(values, b, packed, shape, tiles, ring, shared, rank);
+        if (kDealRegisters) give_registers<kProducerRegisters>();
+        if (threadIdx.x == kProducer) produce(values, b, packed, shape, tiles, ring, shared, of_tiles);
+        if (K_PARTS > 1) parts.meet();
     } else {
-        take_registers<kConsumerRegisters>();
-        consume(out_map, out, params, shape, tiles, ring, workspace, shared);
+        if (kDealRegisters) take_registers<kConsumerRegisters>();
+        consume(out_map, out, params, shape, tiles, ring, workspace, parts, shared);
     }
     if constexpr (CLUSTER > 1) {  // a block must not end while its neighbours still write to it
         __syncwarp();

@@ -17,8 +17,18 @@ __device__ inline u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+// Until all threads of the cluster are here; says nothing about memory.
+__device__ inline void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+}
 __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+}
+// Where another CTA of the cluster has what lies at `address` here.
+__device__ inline u32 remote_address(u32 address, u32 rank) {
+    u32 remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
 }
 // Barrier `id` of the `threads` threads of one warpgroup; id 0 is __syncthreads.
 __device__ inline void group_sync(u32 id, u32 threads) {
@@ -53,6 +63,12 @@ __device__ inline void barrier_wait(u32 barrier, u32 parity) {
     asm volatile("{ .reg .pred done;\n"
                  "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again; }" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Four words into the shared memory of another CTA; its `barrier` counts their 16 bytes.
+__device__ inline void store_remote(u32 to, u32 a, u32 b, u32 c, u32 d, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier) : "memory");
 }
 
 // --- bulk copies ------------------------------------------------------------------------------
@@ -93,6 +109,11 @@ __device__ inline void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
 }
 __device__ inline void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ inline uint4 load_shared4(u32 from) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+    return x;
 }
 __device__ inline uint2 load_shared2(u32 from) {
     uint2 x;

@@ -12,7 +12,7 @@
 
 using Out = Scalar<Kind::OUTPUT>;
 constexpr int kOutBytes = sizeof(Out::type);
-constexpr int kChunk = kOutBytes == 4 ? 32 : 64;
+constexpr int kChunk = kOutBytes == 4 || BLOCK_N == 32 ? 32 : 64;
 constexpr int kLines = OUT_ROW_MAJOR ? 64 : kChunk;
 constexpr int kLineBytes = (OUT_ROW_MAJOR ? kChunk : 64) * kOutBytes;
 constexpr int kSpan = kLineBytes < 128 ? kLineBytes : 128;  // of a line in one box: its swizzle

@@ -18,15 +18,7 @@
 // What lies outside the matrices is read as zeros, so every shape is right.
 #pragma once
 #include "mma_sp.cuh"
-
-struct Shape {
-    int m, n, k, values_per_row;
-    int meta_atoms_m;                               // atoms along M of the packed metadata
-    int batch;
-    long long a_pitch, a_batch, meta_batch;         // bytes
-    long long b_row, b_column, b_batch;             // elements
-    long long out_row, out_column, out_batch;       // elements
-};
+#include "shape.cuh"
 
 constexpr Kind kA = Kind::ELEMENT, kB = Kind::B_ELEMENT;
 constexpr int kItem = sizeof(Scalar<kA>::type);

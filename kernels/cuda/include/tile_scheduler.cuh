@@ -10,6 +10,9 @@
 // beginning of a tile that the next block will finish comes first, so that its partial sums are
 // there in good time; whole tiles follow, and the end of a tile whose beginning earlier blocks have
 // summed comes last.  All other tiles are dealt out whole.  Compiled with -DSPLIT=1, and CLUSTER 1.
+//
+// With K_PARTS > 1 the blocks of a cluster take one tile, each its part of k, and a block does no
+// more than that.
 // Source: Osama et al., Stream-K, 2023.
 #pragma once
 #include "hopper_ptx.cuh"
@@ -30,8 +33,10 @@ struct Work {
 
 class TileScheduler {
   public:
-    __device__ TileScheduler(const Tiling& tiling, int atoms_k, u32 rank)
-        : tiling_(tiling), atoms_k_(atoms_k), rank_(rank), next_(tiling.split_tiles + blockIdx.x / CLUSTER),
+    // `rank` of the block among those of a cluster that take neighbouring tiles, `part` among those
+    // that share one.
+    __device__ TileScheduler(const Tiling& tiling, int atoms_k, u32 rank, u32 part)
+        : tiling_(tiling), atoms_k_(atoms_k), rank_(rank), part_(part), next_(tiling.split_tiles + blockIdx.x / (CLUSTER * K_PARTS)),
           begin_(SPLIT ? range_begin(blockIdx.x) : 0), end_(SPLIT ? range_begin(blockIdx.x + 1) : 0) {}
 
     // False when no work is left.
@@ -43,7 +48,11 @@ class TileScheduler {
         if (next_ >= tiling_.clusters_m * tiling_.tiles_n * tiling_.batch) return false;
         place(work, next_);
         work.first_atom = 0, work.atoms = atoms_k_, work.helpers = 0, work.partial = false;
-        next_ += gridDim.x / CLUSTER;
+        if (K_PARTS > 1) {
+            work.first_atom = atoms_k_ * part_ / K_PARTS;
+            work.atoms = atoms_k_ * (part_ + 1) / K_PARTS - work.first_atom;
+        }
+        next_ += gridDim.x / (CLUSTER * K_PARTS);
         return true;
     }
 
@@ -76,5 +85,5 @@ class TileScheduler {
     }
 
     const Tiling& tiling_;
-    int atoms_k_, rank_, next_, begin_, end_;
+    int atoms_k_, rank_, part_, next_, begin_, end_;
 };

@@ -74,7 +74,13 @@ using Sum = float;
 #define SUMS_128(i) SUMS_64(i), SUMS_64(i + 64)
 
 // Per width: the names and operands of the accumulators, and the numbers of the inputs after them.
-#if BLOCK_N == 64
+#if BLOCK_N == 32
+#define WGMMA_NAMES NAMES_16
+#define WGMMA_SUMS SUMS_16(0)
+#define WGMMA_INPUTS "%16, %17, %18"
+#define WGMMA_SELECTOR "%19"
+#define WGMMA_KEEP "%20"
+#elif BLOCK_N == 64
 #define WGMMA_NAMES NAMES_32
 #define WGMMA_SUMS SUMS_32(0)
 #define WGMMA_INPUTS "%32, %33, %34"

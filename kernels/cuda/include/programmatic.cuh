@@ -1,0 +1,19 @@
+// programmatic: kernels of a stream that overlap by a little (sm_90 and later).
+//
+// A kernel launched `early` (kernels/launch.py) may start while the one before it finishes.  It sets
+// itself up, and must wait before it reads or writes global memory.
+// Source: PTX ISA, griddepcontrol.
+#pragma once
+
+// The next kernel of the stream may take the place of blocks that have ended.
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until all kernels before this one have finished and what they wrote can be seen.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

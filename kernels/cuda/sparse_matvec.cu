@@ -1,0 +1,187 @@
+// sparse_matvec: out [m, n] = epilogue(A [m, k] 2:4  @  b [k, n]) in float32, for few columns.
+//
+//   values [batch, m, 2 ceil(k/4)]    stored elements, rows on 16-byte boundaries    (read)
+//   packed [batch, K atoms, M atoms]  1024-byte atoms of metadata                    (read)
+//   b      [batch, k, n]              any strides                                    (read)
+//   out    [batch, m, n]              any strides                                    (written)
+//
+// The tensor cores do not multiply float32 at 2:4, so the sums are fused multiply-adds, and while n is
+// small the bytes of A are the time: 17 for 32 of the dense matrix.  A warp goes along PAIRS pairs
+// of rows (g, g + 8), 512 columns a step.  A lane takes 16 columns of them: one metadata word serves both
+// rows of a pair, and 16-byte loads bring the values, those of the next step before this one is multiplied.
+// The step's rows of b lie in shared memory as [place in 16][lane][column], so that lanes that pick
+// different rows of their 16 never meet in a bank.  Lanes add up by shuffles, then the PARTS warps
+// that share rows along k, both in fixed order.
+//
+// Compiled with COLUMNS (1, 2, 4, 8: of a block), PAIRS, PARTS, B_COLUMN (1: 16-byte loads along k of
+// b), and those of epilogue.  More columns than COLUMNS are taken by further blocks.
+//
+// Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_matvec.py.
+#include "epilogue.cuh"
+#include "packed_layout.cuh"
+#include "programmatic.cuh"
+#include "shape.cuh"
+
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kSpan = 16, kStep = 32 * kSpan;         // columns of a lane, of a warp
+constexpr int kRowWarps = kWarps / PARTS;             // warps with rows of their own
+constexpr int kBlockPairs = kRowWarps * PAIRS;        // pairs of rows of a block
+constexpr int kWide = COLUMNS < 4 ? COLUMNS : 4;      // columns of one read from shared memory
+constexpr int kPlanes = COLUMNS / kWide;
+
+struct alignas(4 * kWide) Line { float x[kWide]; };
+using Step = Line[kPlanes][kSpan][32];                // of b
+
+// What a lane reads of a pair of rows in a step.
+struct Piece {
+    float4 values[2][2];  // of each row
+    unsigned codes;       // low half: row g
+};
+
+struct Rows {
+    int row[PAIRS];                  // g of each pair
+    const char *values, *packed;     // of this product
+
+    Rows(const char* values, const char* packed, int first_pair) : values(values), packed(packed) {
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) row[i] = (first_pair + i) / 8 * 16 + (first_pair + i) % 8;
+    }
+
+    // Four stored values from `at` on; those outside the matrix are zero.
+    static float4 load(const float* row, bool inside, int at, int count) {
+        if (inside && at + 4 <= count) return __ldg(reinterpret_cast<const float4*>(row + at));
+        float4 x = {0, 0, 0, 0};
+        if (inside && at < count) x.x = row[at];
+        if (inside && at + 1 < count) x.y = row[at + 1];
+        if (inside && at + 2 < count) x.z = row[at + 2];
+        return x;
+    }
+    void load(Piece (&pieces)[PAIRS], const Shape& s, int step) const {
+        const int column = step * kStep + threadIdx.x % 32 * kSpan;
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int r = row[i] + 8 * half;
+                const auto* from = reinterpret_cast<const float*>(values + r * s.a_pitch);
+                pieces[i].values[half][0] = load(from, r < s.m, column / 2, s.values_per_row);
+                pieces[i].values[half][1] = load(from, r < s.m, column / 2 + 4, s.values_per_row);
+            }
+            int shift;
+            const bool inside = row[i] < s.m && column < s.k;
+            const char* at = packed + packed_byte<4>(row[i], column, s.meta_atoms_m, shift);
+            pieces[i].codes = inside ? __ldg(reinterpret_cast<const unsigned*>(at)) : 0;
+        }
+    }
+};
+
+// This warp's share of the rows of b of a step.
+inline void load_b(Step& to, const float* b, const Shape& s, int step, int column0, int warp) {
+    const int lane = threadIdx.x % 32, k0 = step * kStep + lane * kSpan;
+    for (int i = warp; i < kPlanes * kSpan / 4; i += kRowWarps) {
+        const int plane = i / (kSpan / 4), place = i % (kSpan / 4) * 4;
+        float x[4][kWide];
+#pragma unroll
+        for (int c = 0; c < kWide; ++c) {
+            const int column = column0 + plane * kWide + c, k = k0 + place;
+            const float* from = b + k * s.b_row + column * s.b_column;
+            if (B_COLUMN && column < s.n && k + 4 <= s.k) {
+                const float4 four = __ldg(reinterpret_cast<const float4*>(from));
+                x[0][c] = four.x, x[1][c] = four.y, x[2][c] = four.z, x[3][c] = four.w;
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) x[j][c] = column < s.n && k + j < s.k ? from[j * s.b_row] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            Line line;
+#pragma unroll
+            for (int c = 0; c < kWide; ++c) line.x[c] = x[j][c];
+            to[plane][place + j][lane] = line;
+        }
+    }
+}
+
+inline void multiply(float (&sums)[PAIRS][2][COLUMNS], const Piece (&pieces)[PAIRS], const Step& b) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const float4 four = pieces[i].values[half][j / 4];
+                const float value = j % 4 == 0 ? four.x : j % 4 == 1 ? four.y : j % 4 == 2 ? four.z : four.w;
+                const int place = j / 2 * 4 + (pieces[i].codes >> (16 * half + 2 * j) & 3);
+#pragma unroll
+                for (int plane = 0; plane < kPlanes; ++plane) {
+                    const Line line = b[plane][place][lane];
+#pragma unroll
+                    for (int c = 0; c < kWide; ++c) sums[i][half][plane * kWide + c] += value * line.x[c];
+                }
+            }
+}
+
+// The sums of all lanes; lane l returns sum l % (2 PAIRS COLUMNS).
+inline float over_lanes(float (&sums)[PAIRS][2][COLUMNS]) {
+    constexpr int count = 2 * PAIRS * COLUMNS;
+    auto& all = reinterpret_cast<float(&)[count]>(sums);
+    float mine = 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+        for (int other = 16; other; other /= 2) all[i] += __shfl_xor_sync(~0u, all[i], other);
+        if (threadIdx.x % count == i) mine = all[i];
+    }
+    return mine;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+sparse_matvec(const char* values, const char* packed, const float* b, Scalar<Kind::OUTPUT>::type* out,
+              const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
+    extern __shared__ __align__(16) char memory[];
+    auto* ring = reinterpret_cast<Step(*)[PARTS]>(memory);  // two of them take turns
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kRowWarps, part = threadIdx.x / 32 / kRowWarps;
+    // Blocks of the same rows are neighbours, so that L2 serves them all.
+    const int tiles_n = (s.n + COLUMNS - 1) / COLUMNS;
+    const int tiles_m = ((s.m + 15) / 16 * 8 + kBlockPairs - 1) / kBlockPairs;
+    const int column0 = blockIdx.x % tiles_n * COLUMNS, batch = blockIdx.x / tiles_n / tiles_m;
+    const int first_pair = blockIdx.x / tiles_n % tiles_m * kBlockPairs + warp * PAIRS;
+    const Rows rows(values + batch * s.a_batch, packed + batch * s.meta_batch, first_pair);
+    b += batch * s.b_batch;
+    let_next_start();
+    wait_for_previous();
+
+    const int steps = (s.k + kStep - 1) / kStep, rounds = (steps + PARTS - 1) / PARTS;
+    float sums[PAIRS][2][COLUMNS] = {};
+    Piece now[PAIRS], next[PAIRS];
+    rows.load(next, s, part);
+    for (int round = 0; round < rounds; ++round) {
+        const int step = round * PARTS + part;
+        Step& of_b = ring[round % 2][part];
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) now[i] = next[i];
+        rows.load(next, s, step + PARTS);
+        load_b(of_b, b, s, step, column0, warp);
+        __syncthreads();  // who writes here next has passed the barrier after this one
+        multiply(sums, now, of_b);
+    }
+
+    constexpr int count = 2 * PAIRS * COLUMNS;
+    float sum = over_lanes(sums);
+    if constexpr (PARTS > 1) {
+        auto* partials = reinterpret_cast<float(*)[kRowWarps][count]>(memory);
+        __syncthreads();
+        if (lane < count) partials[part][warp][lane] = sum;
+        __syncthreads();
+        if (part || lane >= count) return;
+        for (int i = 1; i < PARTS; ++i) sum += partials[i][warp][lane];
+    }
+    const int c = lane % COLUMNS, half = lane / COLUMNS % 2, pair = lane / COLUMNS / 2;
+    if (lane >= count) return;
+    const int mine = first_pair + pair, row = mine / 8 * 16 + mine % 8 + 8 * half, column = column0 + c;
+    if (row < s.m && column < s.n)
+        out[batch * s.out_batch + row * s.out_row + column * s.out_column] =
+            epilogue<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, p, batch, row, column);
+}
