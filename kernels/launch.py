@@ -116,7 +116,9 @@ class Launch:
             configuration = self._configure(stream)
         status = self._launch(configuration, self._function, self._addresses, None)
         if status:
-            raise DeviceError(f"cuLaunchKernelEx returned CUresult {status}; see the driver's manual")
+            raise DeviceError(
+                f"cuLaunchKernelEx returned CUresult {status}; see the driver's manual"
+            )
 
     def _configure(self, stream: int) -> _Configuration:
         early = (ctypes.pointer(_EARLY), 1) if self._early else (None, 0)

@@ -108,7 +108,9 @@ def prepare(problem: Problem, config: Config, epilogue: Epilogue) -> Callable:
     memory = config.shared_memory
     kernel = loader.function(NAME, NAME, macros, shared_memory=memory)
     early = problem.compute_capability >= 90
-    return sparse_tile.TileLauncher(kernel, _blocks(problem, config), 32 * WARPS, memory, early=early)
+    return sparse_tile.TileLauncher(
+        kernel, _blocks(problem, config), 32 * WARPS, memory, early=early
+    )
 
 
 COMPILE_CHECKS = tuple(_compile_checks())

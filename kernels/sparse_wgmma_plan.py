@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import Problem
-from sparse24.kernels.sparse_wgmma_configs import TABLE, Config
+from sparse24.kernels.sparse_wgmma_configs import TABLE, Config, layout
 
 MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
 # Share of the tensor cores' rate at the highest clock that the best tile keeps up: the power limit
@@ -15,6 +15,22 @@ MOST_SHARED_B = 40e6  # bytes of b
 MOST_WAVES = 4
 LEAST_SHARE = 4  # atoms of k that a block must get when tiles are shared
 EXCHANGE = 18e-6  # seconds that sharing tiles costs, measured
+LAUNCH = 2e-6
+
+# With few columns the bytes are the time.  Fitted to 600 timings on an H200 (bfloat16, 1 to 256
+# columns, five weights): 9 % root mean square, and the tile put first takes 1 % longer than the
+# fastest.
+FEW_COLUMNS = 256
+USABLE = {1: 1.0, 2: 1.0, 3: 117 / 132, 4: 120 / 132}  # of the chip, by clusters of this size
+READING = 1.18  # bandwidth, of that of a copy
+L2_PER_SM = 1.08e11  # bytes a second
+MOST_INTO_SM = 1.6e11
+LATENCY = 1.13e-6  # seconds from a stage's copy to its arrival
+FEW_SUSTAINED = 1.04  # as SUSTAINED, while the tensor cores mostly wait
+FILL = 2.8e-6  # seconds to start and finish a block
+STORE = 147e-12  # seconds for a sum of the tile
+PARTS_EXCHANGE = 0.1e-6
+NOT_HIDDEN = 0.63  # share of the second longest of three times that the longest does not hide
 
 
 def configs(problem: Problem) -> list[Config]:
@@ -30,6 +46,8 @@ def _suits(problem: Problem, config: Config) -> bool:
     out_itemsize = numpy_dtype(problem.out_dtype).itemsize
     if config.block_n == 32 and (problem.b_order == "row" or out_itemsize == 1):
         return False  # lines of 64 columns of b, or of 64 bytes of the result
+    if config.parts > 1 and problem.n > FEW_COLUMNS:
+        return False
     if config.parts > 1 and -(-problem.k // _spec.ATOM_K) < LEAST_SHARE * config.parts:
         return False
     return not config.split or shared_tiles(problem, config, 132) > 0
@@ -54,7 +72,7 @@ def _multiplying(p: Problem, config: Config, chip: dict[str, float]) -> float:
     waves = tiles_of(p, config) / sms if shared else _waves(p, config, sms)
     clocks = _instructions(p, config) * config.block_n / 2 / (SUSTAINED * config.rate)
     clocks += 3000 if config.block_m * config.block_n < 40_000 else 4500  # the store
-    exchange = EXCHANGE if shared else 0.0
+    exchange = EXCHANGE if shared else FILL if config.parts > 1 else 0.0
     busy = waves * config.blocks * clocks / chip["clock_hz"]
     return LAUNCH + exchange + max(busy, _bytes(p, itemsize) / chip["bandwidth"])
 
@@ -88,7 +106,7 @@ def _moving(p: Problem, config: Config, chip: dict[str, float]) -> float:
     blocks = tiles_of(p, config) * config.parts
     beside = max(1, min(config.blocks, -(-blocks // _usable(config, sms))))
     columns = min(config.block_n, -(-p.n // 8) * 8) / config.cluster
-    stage = (config.block_m * (64 + 16 / itemsize * 1.0) + 128 * columns) * config.spans
+    stage = (config.block_m * (64 + 16 / itemsize) + 128 * columns) * config.spans
     stages = _instructions(p, config) / (config.block_m // 64) / 2 / config.spans
     ring = layout(config, itemsize, 2).stages * stage
     rate = min(ring / LATENCY, MOST_INTO_SM / beside)

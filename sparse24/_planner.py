@@ -20,7 +20,7 @@ from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._records import Compressed24, Epilogue, Problem
 from sparse24.kernels import epilogue as _epilogue
 
-SPARSE_KERNELS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_fma")
+SPARSE_KERNELS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
 DENSE_KERNEL = "dense"
 
 # A strided copy of an operand moves its bytes twice at about this share of copy speed

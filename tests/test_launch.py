@@ -11,7 +11,6 @@ import pytest
 from sparse24._errors import DeviceError
 from sparse24.kernels import launch
 
-
 attributes = []  # of the launches, in turn
 
 

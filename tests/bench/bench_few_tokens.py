@@ -17,11 +17,20 @@ import cupy as cp
 import rivals
 import shapes
 import torch
-from bench_gemm import STEMS, TORCH, as_cupy, error_of
+from bench_gemm import as_cupy, error_of
 from harness import Contender, case, copies, geometric_mean, race, to_torch, write_suite
 
 import sparse24 as s24
 
+STEMS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
+TORCH = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "int8": torch.int8,
+    "float32": torch.float32,
+}
+EIGHT_BIT = ("float8_e4m3fn", "int8")
 # (m, k) of query, key, value, output, gate, up and down in an 8B model with grouped queries.
 BLOCK = (
     (4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096),
@@ -29,6 +38,7 @@ BLOCK = (
 )  # fmt: skip
 BLOCK_TOKENS = (1, 8, 16, 32, 64)
 EIGHT_BIT_TOKENS = (16, 32)  # cuBLAS takes no fewer in these types
+FLOAT32_TOKENS = (1, 2, 4, 8)
 
 
 class Layer:
@@ -38,7 +48,7 @@ class Layer:
         torch.manual_seed(m + k + n)
         scale = 30 if name == "int8" else 1
         draw = lambda rows: (scale * torch.randn(rows, k, device="cuda")).to(TORCH[name])  # noqa: E731
-        wide = name in ("bfloat16", "float16")
+        wide = name not in EIGHT_BIT
         self.x = draw(n) if x is None else x
         self.dense = [draw(m) for _ in range(count)]
         self.sparse = [
@@ -125,6 +135,12 @@ def report(rows: list[dict]) -> None:
         print(f"{kind} n={n}: {geometric_mean(ratios):.2f}x cublas (worst {min(ratios):.2f}x)")
 
 
+def tokens_of(name: str, asked: list[int]) -> tuple[int, ...]:
+    if name in EIGHT_BIT:
+        return EIGHT_BIT_TOKENS
+    return FLOAT32_TOKENS if name == "float32" else tuple(asked)
+
+
 def free() -> None:
     gc.collect()
     torch.cuda.empty_cache()
@@ -140,8 +156,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for name in () if arguments.block else arguments.dtypes:
-        wide = name in ("bfloat16", "float16")
-        for n in arguments.tokens if wide else EIGHT_BIT_TOKENS:
+        for n in tokens_of(name, arguments.tokens):
             for m, k in shapes.FEW_TOKENS_WEIGHTS:
                 rows.append(run(m, k, n, name))
                 free()
