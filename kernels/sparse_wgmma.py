@@ -241,7 +241,7 @@ def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
 
     def check(config: Config, dtype: str, b_dtype: str, out_dtype: str, instruction: str):
         orders = ("column", "row") if dtype == "float16" else ("row", "column")
-        if numpy_dtype(dtype).itemsize == 1:
+        if numpy_dtype(dtype).itemsize == 1 or config.spans == 2 or config.block_n == 32:
             orders = ("column", "column")
         problem = Problem(256, 256, 256, 1, dtype, b_dtype, out_dtype, *orders)
         return defines(problem, config, PLAIN, bulk=True), "sm_90a", instruction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparse24 import _spec
 
@@ -100,4 +100,14 @@ TABLE = (
     Config(256, 64, staging=1, rate=0.83),
     *(Config(128, 128, staging=1, parts=parts, rate=0.83) for parts in (2, 3)),
     Config(128, 256, staging=1, parts=2, rate=1.0),
+    # Wide stages, 128 bytes of a row of A: 1 to 4 % faster where they are possible.
+    *(
+        Config(64, 32, 1, spans=2, staging=1, blocks=2, parts=parts, rate=0.4)
+        for parts in (1, 2, 3)
+    ),
+    Config(64, 64, 1, spans=2, staging=1, blocks=2, rate=0.4),
+    *(Config(128, 32, spans=2, staging=1, parts=parts, rate=0.4) for parts in (1, 2)),
+    *(Config(128, 64, spans=2, staging=1, parts=parts, rate=0.58) for parts in (1, 2, 3)),
+    Config(256, 64, spans=2, staging=1, rate=0.83),
 )
+WIDE = {replace(config, spans=1) for config in TABLE if config.spans == 2}

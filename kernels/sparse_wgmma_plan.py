@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import Problem
-from sparse24.kernels.sparse_wgmma_configs import TABLE, Config, layout
+from sparse24.kernels.sparse_wgmma_configs import TABLE, WIDE, Config, layout
 
 MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
 # Share of the tensor cores' rate at the highest clock that the best tile keeps up: the power limit
@@ -43,11 +43,14 @@ def configs(problem: Problem) -> list[Config]:
 def _suits(problem: Problem, config: Config) -> bool:
     if promotes(problem) and config.block_m * config.block_n > MOST_PROMOTED * config.consumers:
         return False
+    wide = numpy_dtype(problem.dtype).itemsize == 2 and problem.b_order == "column"
+    if (config.spans == 2 and not wide) or (config in WIDE and wide):
+        return False
     out_itemsize = numpy_dtype(problem.out_dtype).itemsize
     if config.block_n == 32 and (problem.b_order == "row" or out_itemsize == 1):
         return False  # lines of 64 columns of b, or of 64 bytes of the result
-    if config.parts > 1 and problem.n > FEW_COLUMNS:
-        return False
+    if config.parts > 1 and problem.n > (2 if config.block_n == 256 else 1) * FEW_COLUMNS:
+        return False  # not measured
     if config.parts > 1 and -(-problem.k // _spec.ATOM_K) < LEAST_SHARE * config.parts:
         return False
     return not config.split or shared_tiles(problem, config, 132) > 0

@@ -28,6 +28,9 @@ DENSE_KERNEL = "dense"
 STAGING_EFFICIENCY = 0.25
 STAGING_LAUNCH = 4e-6  # seconds
 
+# What any product takes, however small: a launch, and memory's latency a few times over.
+LEAST_SECONDS = 3e-6
+
 REMEMBERED = 512  # choices, and prepared kernels, of the latest problems
 
 # Copy bandwidth where none was measured: bytes a second and multiprocessor of an H200.
@@ -117,7 +120,7 @@ def rank(
 ) -> list[Candidate]:
     """All candidates on a chip of these facts; `scale` corrects a kernel's prediction."""
     names = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
-    found = []
+    found: list[tuple[float, Candidate]] = []  # beside the prediction without a floor
     for variant, stage_b, stage_out, moved in _variants(problem):
         staging = moved * 2 / (STAGING_EFFICIENCY * facts["bandwidth"])
         staging += STAGING_LAUNCH * (stage_b + stage_out)
@@ -125,18 +128,18 @@ def rank(
             module = kernel_module(name)
             refusal = module.refuses(variant)
             if refusal:
-                found.append(
-                    Candidate(name, "", variant, math.inf, refusal, stage_b, stage_out)
-                )
+                refused = Candidate(name, "", variant, math.inf, refusal, stage_b, stage_out)
+                found.append((math.inf, refused))
                 continue
             for config in module.configs(variant):
-                seconds = staging + scale(name) * module.predict(variant, config, facts)
-                found.append(
-                    Candidate(
-                        name, config.name, variant, seconds, None, stage_b, stage_out, config
-                    )
+                running = scale(name) * module.predict(variant, config, facts)
+                seconds = staging + max(LEAST_SECONDS, running)
+                candidate = Candidate(
+                    name, config.name, variant, seconds, None, stage_b, stage_out, config
                 )
-    return sorted(found, key=lambda candidate: candidate.seconds)
+                found.append((staging + running, candidate))
+    found.sort(key=lambda pair: (pair[1].seconds, pair[0]))
+    return [candidate for _, candidate in found]
 
 
 def choose(problem: Problem, device: int, *, dense: bool, algorithm: str = "auto") -> Candidate:

@@ -45,6 +45,19 @@ def test_some_kernel_takes_every_problem(h200, dtype, n):
             assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(ranked))
 
 
+def test_nothing_takes_less_than_a_launch(h200):
+    ranked = _planner.candidates(problem(m=64, n=1, k=64), 0, dense=True)
+    assert min(candidate.seconds for candidate in ranked) == _planner.LEAST_SECONDS
+    advice = s24.advise((64, 64), tokens=1)
+    assert 0.5 < advice.speedup[0] <= 1.1
+
+
+def test_float32_with_few_columns_has_a_kernel_of_its_own(h200):
+    few = _planner.choose(problem(n=4, dtype="float32"), 0, dense=False)
+    assert few.kernel == "sparse_matvec"
+    assert _planner.choose(problem(dtype="float32"), 0, dense=False).kernel == "sparse_fma"
+
+
 def test_large_products_run_on_the_tensor_cores(h200):
     assert _planner.choose(problem(), 0, dense=False).kernel == "sparse_wgmma"
     older = problem(compute_capability=80)

@@ -34,7 +34,8 @@ def test_a_block_takes_all_columns_if_it_can(n, columns):
 
 def test_few_rows_share_k_and_time_grows_with_the_matrix():
     assert sparse_matvec.configs(problem(m=64))[0].parts > 1
-    assert sparse_matvec.configs(problem(m=28672))[0].parts == 1
+    assert sparse_matvec.configs(problem(m=64, n=8))[0].parts == 4
+    assert sparse_matvec.configs(problem(m=28672, n=8))[0].parts == 1
     times = []
     for m in (4096, 8192, 28672):
         case = problem(m=m)
