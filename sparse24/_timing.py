@@ -12,20 +12,31 @@ from typing import Any
 
 ROUNDS = 5
 SECONDS_PER_ROUND = 0.02
+# OpenBLAS's threads wait actively for their next product, 2**26 clock ticks by default, and
+# would take the cores from a call that does not need them.
+BLAS_SETTLES = 0.04
 
 
 def median_seconds(calls: list[Callable[[], Any]], *, on_gpu: bool) -> list[float]:
-    """Median time of each call; the calls take turns, so that a slow spell hits all."""
+    """Median time of each call; the calls take turns, so that a slow spell hits all.
+
+    On the CPU every turn begins with a pause, so that no call meets the threads of another.
+    """
     clock = _gpu_round if on_gpu else _cpu_round
-    repeats = []
+    repeats, last = [], None
     for call in calls:
         call()  # compiles, loads, warms up
         once = clock(call, 1)
         repeats.append(max(1, min(1000, int(SECONDS_PER_ROUND / max(once, 1e-7)))))
     samples: list[list[float]] = [[] for _ in calls]
+    turns = list(zip(calls, repeats, samples, strict=True))
     for _ in range(ROUNDS):
-        for call, repeat, sample in zip(calls, repeats, samples, strict=True):
+        for call, repeat, sample in turns:
+            if call is not last and not on_gpu:
+                time.sleep(BLAS_SETTLES)
+            last = call
             sample.append(clock(call, repeat))
+        turns.reverse()  # who ends a round begins the next: one pause less
     return [statistics.median(sample) for sample in samples]
 
 

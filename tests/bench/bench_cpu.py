@@ -3,7 +3,8 @@
 Contenders are checked first, then called in turn.  The figure is the fastest round: on a
 machine that others use too, every disturbance makes a round longer.  With one thread it is
 the thread's own CPU time, otherwise the time on the wall, which means little on a busy machine:
-record that with ``--threads 1``.
+record that with ``--threads 1``.  With several threads every call comes after a pause, in which
+those of OpenBLAS stop to wait actively for the next product.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import scipy.sparse
 from threadpoolctl import threadpool_limits
 
-from sparse24 import _dtypes, _evidence
+from sparse24 import _dtypes, _evidence, _timing
 from sparse24.kernels import _simd, cpu, reference
 
 DATA = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "data"
@@ -35,13 +36,16 @@ OTHER_TYPES = [(4096, 4096, 1), (4096, 4096, 16), (2048, 2048, 2048)]
 MATRIX = (4096, 4096)
 
 
-def rounds(contenders: dict[str, Callable[[], object]], clock) -> dict[str, list[float]]:
-    """Microseconds of every round of every contender, each called in turn."""
+def rounds(
+    contenders: dict[str, Callable[[], object]], clock, pause: float
+) -> dict[str, list[float]]:
+    """Microseconds of every round of every contender, each called in turn after a pause."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for call in contenders.values():
         call()
     for _ in range(ROUNDS):
         for name, call in contenders.items():
+            time.sleep(pause)
             start = clock()
             call()
             times[name].append(1e6 * (clock() - start))
@@ -51,7 +55,7 @@ def rounds(contenders: dict[str, Callable[[], object]], clock) -> dict[str, list
 def case(name: str, contenders, threads: int, **fields) -> dict:
     """One row of the record; the first contender is ours."""
     clock = time.thread_time if threads == 1 else time.perf_counter
-    times = rounds(contenders, clock)
+    times = rounds(contenders, clock, 0.0 if threads == 1 else _timing.BLAS_SETTLES)
     ours, *rivals = contenders
     low, _, high = statistics.quantiles(times[ours], n=4)
     row = {
