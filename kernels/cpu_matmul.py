@@ -29,7 +29,9 @@ BLOCK_ROWS = 96
 _STEP = 128  # stored elements of a row added up before they join the sums: less rounding
 _PARTS_OF_COLUMNS = 512  # columns of a task where blocks of rows are too few for the threads
 FEW_COLUMNS = 16  # up to here `dots`
-_FEW_ROWS = 8  # rows of A below which BLAS wins over `tile`
+# Rows of A below which BLAS wins over `tile`: copying b into panels is most of the work.
+_FEW_ROWS = {"float64": 24, "int8": 1}
+_FEW_ROWS_OF_OTHERS = 8
 _EXACT_IN_FLOAT32 = 1024  # products of two int8 whose sum float32 holds: 2**24 / 2**14
 _BLOCK_STORED = 1 << 21  # stored elements of a task of `dots`
 _SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
@@ -295,8 +297,11 @@ def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Epilogue) -> None:
 def choose(m: int, k: int, n: int, dtype: str) -> str:
     """Which product is faster: ``"sparse"`` for `matmul`, ``"dense"`` for `decompress_matmul`.
 
-    Measured on two cores with AVX-512, the sparse kernels win from one column to
-    thousands, in every type; `decompress_matmul` also has to write the dense matrix.
-    It wins where A has so few rows that copying b into panels is most of the work.
+    By the processor time of one thread with AVX-512: the sparse kernels win from one column
+    to thousands, in every type; `decompress_matmul` also has to write the dense matrix.  It
+    wins where A has so few rows that copying b into panels is most of the work, three times
+    as many where the columns fill a narrow panel only.  Both ways share their work evenly
+    among threads, so their number does not matter.
     """
-    return "dense" if m < _FEW_ROWS and n > FEW_COLUMNS else "sparse"
+    rows = _FEW_ROWS.get(dtype, _FEW_ROWS_OF_OTHERS) * (3 if n < 2 * FEW_COLUMNS else 1)
+    return "dense" if n > FEW_COLUMNS and m < rows else "sparse"

@@ -271,6 +271,22 @@ def test_sums_stay_in_registers():
     assert len(fused) >= 4 * _simd.ROWS_OF_TILE[4]
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "chosen"),
+    [
+        ((1, 4096, 16), "float32", "sparse"),
+        ((4, 4096, 64), "float32", "dense"),
+        ((8, 4096, 64), "float32", "sparse"),
+        ((16, 4096, 17), "float32", "dense"),
+        ((16, 384, 1024), "float64", "dense"),
+        ((4, 4096, 64), "int8", "sparse"),
+        ((384, 384, 1024), "float32", "sparse"),
+    ],
+)
+def test_few_rows_go_to_blas(shape, dtype, chosen):
+    assert cpu_matmul.choose(*shape, dtype) == chosen
+
+
 def test_messages(rng):
     _, values, metadata, b = operands(rng, 4, 8, 5, "float32")
     out = np.empty((4, 5), np.float32)
