@@ -48,7 +48,7 @@ class WeightLinear(torch.autograd.Function):
 
 def _weight_gradient(dy, x, rule: Rule, clock) -> Tensor:
     """``dy.T @ x``, dense or with dy sampled to 2:4 along the tokens."""
-    if rule.gradient != "24sparse":
+    if not rule.samples:
         return dy.t() @ x
     clock = torch.zeros((), dtype=torch.int64) if clock is None else clock
     parts = ops.pack_sample(dy.t(), rule.seed, clock)
@@ -57,14 +57,13 @@ def _weight_gradient(dy, x, rule: Rule, clock) -> Tensor:
 
 def _through_the_mask(dw, weight, mask, parts, rule: Rule) -> Tensor:
     """What of the gradient the dense weight receives."""
-    straight = rule.gradient == "ste"
-    if straight and rule.decay == 0.0:
+    if rule.straight and rule.decay == 0.0:
         return dw
     if mask is not None:
-        dw = dw if straight else dw * mask
+        dw = dw if rule.straight else dw * mask
         return dw if rule.decay == 0.0 else dw + rule.decay * (weight * ~mask)
     m, k = weight.shape
-    if not straight:
+    if not rule.straight:
         dw = ops.masked_gradient(parts, m, k, dw, None, 0.0)
     if rule.decay:
         dw = ops.masked_gradient(parts, m, k, dw, weight, rule.decay)
@@ -79,7 +78,7 @@ class ActivationLinear(torch.autograd.Function):
         t, k = x.shape
         parts = ops.pack(x, None, rule.transposable)
         ctx.rule, ctx.has_bias = rule, bias is not None
-        ctx.save_for_backward(x if rule.gradient != "ste" else x.new_empty(0), weight, *parts)
+        ctx.save_for_backward(x.new_empty(0) if rule.straight else x, weight, *parts)
         ctx.shape = (t, k)
         y = ops.product(parts, t, k, weight.t(), None, "A@b")
         return y if bias is None else y + bias
@@ -92,7 +91,7 @@ class ActivationLinear(torch.autograd.Function):
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
             dx = dy @ weight
-            if ctx.rule.gradient != "ste":
+            if not ctx.rule.straight:
                 dx = dx * ops.keep(x, ctx.rule.transposable)
         if ctx.needs_input_grad[1]:
             dw = ops.product(parts, t, k, dy, None, "At@b").t()

@@ -42,9 +42,9 @@ def linear(
         2:4 mask of the weight; without it the largest magnitudes are kept.
     sparse : {"weight", "activation", "masked"}
         The operand that is 2:4; ``"masked"`` multiplies densely with any `mask`.
-    gradient : {"ste", "24dense", "24sparse"}
-        What reaches the pruned operand: its whole gradient, that of kept elements, or that
-        of kept elements from an output gradient that is sampled to 2:4 without bias.
+    gradient : {"ste", "24dense", "24sparse", "ste_sampled"}
+        What reaches the pruned operand: its whole gradient or that of kept elements; in the
+        latter two from an output gradient that is sampled to 2:4 without bias.
     transposable : bool
         4x4 masks: the product in backward is sparse too.  A given `mask` must then be 2:4
         along both axes.
@@ -52,8 +52,7 @@ def linear(
         SR-STE's factor: decay of the pruned weights, added to the gradient.
     seed : int
     clock : Tensor of int64 on the CPU, shape (), optional
-        The samples of ``gradient="24sparse"`` are a pure function of both; count `clock` up
-        from call to call.
+        The samples are a pure function of both; count `clock` up from call to call.
 
     Returns
     -------
@@ -90,7 +89,7 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dw):
         weight, mask = ctx.saved_tensors
-        dw = dw if ctx.rule.gradient == "ste" else dw * mask
+        dw = dw if ctx.rule.straight else dw * mask
         decay = ctx.rule.decay
         return (dw if decay == 0.0 else dw + decay * (weight * ~mask)), None, None
 
@@ -225,7 +224,7 @@ class SparseLinear(torch.nn.Linear):
         if self._way == "weight" and not torch.is_grad_enabled():
             return self._inference(x)
         clock = None
-        if self.training and self.rule.gradient == "24sparse":
+        if self.training and self.rule.samples:
             clock = self._clock.clone()  # of this call, whenever its backward runs
             self._clock.add_(1)
         return linear(

@@ -84,7 +84,7 @@ def update_masks(
     scheduler,
     optimizer=None,
     *,
-    policy: str | None = None,
+    policy: str = "zero_changed",
     grown: str = "keep",
     lifted: str = "zero",
 ) -> dict[str, Tensor]:
@@ -98,10 +98,8 @@ def update_masks(
     scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
     optimizer : torch.optim.Optimizer, optional
         Its state for weights whose masks changed is treated by `policy`.
-    policy : str, optional
-        See `sparse24.schedule.mask_slots`.  By default ``"keep"`` for straight-through layers,
-        whose state has seen the gradients of pruned weights all along, and ``"zero_changed"``
-        for the others.
+    policy : str
+        See `sparse24.schedule.mask_slots`.
     grown : {"keep", "zero"}
         What a weight that comes back within a sparse phase starts from: its latent value, or
         zero, as in RigL.
@@ -138,11 +136,9 @@ def update_masks(
     return masks
 
 
-def _treat_state(layer: SparseLinear, mask: Tensor, optimizer, policy: str | None) -> None:
+def _treat_state(layer: SparseLinear, mask: Tensor, optimizer, policy: str) -> None:
     slots = optimizer.state.get(layer.weight)
-    if policy is None:
-        policy = "keep" if layer.rule.gradient == "ste" else "zero_changed"
-    if slots and policy != "keep":
+    if slots:
         old = torch.ones_like(mask) if layer.mask is None else layer.mask
         optimizer.state[layer.weight] = S.mask_slots(slots, old, mask, policy=policy)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from sparse24 import _check, _foreign, _obeys
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
-from sparse24._train_rule import GRADIENTS
 
 _aten = torch.ops.aten
 
@@ -155,7 +154,7 @@ def sparsify24(
     Sparse24Tensor, shape (m, k)
         Differentiable; its products with either side are sparse.
     """
-    _check.one_of(gradient, GRADIENTS, argument="gradient")
+    _check.one_of(gradient, ("24sparse", "24dense", "ste"), argument="gradient")
     if x.ndim != 2:
         raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
     return _Sparsify.apply(x, gradient, True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sparse24 import _check
 from sparse24._errors import ArgumentError
 
-GRADIENTS = ("ste", "24dense", "24sparse")
+GRADIENTS = ("ste", "24dense", "24sparse", "ste_sampled")
 
 
 @dataclass(frozen=True)
@@ -16,22 +16,32 @@ class Rule:
 
     Parameters
     ----------
-    gradient : {"ste", "24dense", "24sparse"}
-        What reaches the pruned operand: all of its gradient (straight-through), that of the
-        kept elements, or that of the kept elements from a product with the output's gradient
+    gradient : {"ste", "24dense", "24sparse", "ste_sampled"}
+        What reaches the pruned operand: all of its gradient (straight-through) or that of the
+        kept elements; and, in the latter two, from a product with the output's gradient
         sampled to 2:4 along the tokens, so that this product is sparse as well.
     transposable : bool
         Prune by 4x4 tiles, so that the product with the transpose, in backward, is sparse.
     decay : float
         SR-STE: this times the pruned weights is added to the weight's gradient.
     seed : int
-        Of the samples of ``"24sparse"``.
+        Of the samples.
     """
 
     gradient: str = "ste"
     transposable: bool = False
     decay: float = 0.0
     seed: int = 0
+
+    @property
+    def straight(self) -> bool:
+        """True if pruned elements receive their gradient too."""
+        return self.gradient.startswith("ste")
+
+    @property
+    def samples(self) -> bool:
+        """True if the output's gradient is sampled."""
+        return self.gradient in ("24sparse", "ste_sampled")
 
     def __post_init__(self):
         _check.one_of(self.gradient, GRADIENTS, argument="gradient")

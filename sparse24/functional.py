@@ -101,10 +101,10 @@ def linear_backward(
     dy : array, shape (..., m)
         Gradient of the output of `linear`.
     saved : Saved
-    gradient : {"ste", "24dense", "24sparse"}
-        What the weight receives: all of the pruned weight's gradient (straight-through), that
-        of kept elements, or that of kept elements from a `dy` that is sampled to 2:4 along the
-        tokens without bias, so that its product is sparse as well.
+    gradient : {"ste", "24dense", "24sparse", "ste_sampled"}
+        What the weight receives: all of the pruned weight's gradient (straight-through) or that
+        of kept elements; in the latter two from a `dy` that is sampled to 2:4 along the tokens
+        without bias, so that its product is sparse as well.
     decay : float
         SR-STE: this times the pruned weights is added to the weight's gradient.
     seed, step : int
@@ -116,21 +116,21 @@ def linear_backward(
     dweight : array, shape (m, k)
     dbias : array, shape (m,), or None without a bias
     """
-    Rule(gradient, saved.transposable, decay, seed)  # refuses what is out of range
+    rule = Rule(gradient, saved.transposable, decay, seed)
     m, k = saved.weight.shape
     if tuple(dy.shape) != (*saved.x.shape[:-1], m):
         raise ShapeError(f"dy must have shape {(*saved.x.shape[:-1], m)}, got {dy.shape}")
     dx = matmul(dy, saved.packed[-1])
     rows, outer = saved.x.reshape(-1, k), dy.reshape(-1, m)
-    if gradient == "24sparse":
+    if rule.samples:
         dweight = matmul(compress_mvue_24(outer.T, step=step, seed=seed), rows)
     else:
         dweight = _dense_product(outer.T, rows)
-    if gradient != "ste" or decay:
+    if decay or not rule.straight:
         kept = saved.mask
         if kept is None:
             kept = choose_mask(saved.weight, transposable=saved.transposable)
-        dweight = dweight if gradient == "ste" else dweight * kept
+        dweight = dweight if rule.straight else dweight * kept
         dweight = sr_ste_gradient(saved.weight, dweight, kept, decay) if decay else dweight
     return dx, dweight, outer.sum(0) if saved.has_bias else None
 
