@@ -55,9 +55,7 @@ class Advice:
         lines = [f"{m} x {k}, {self.dtype}, {self.chip}", "tokens   dense µs  sparse µs  speed-up"]
         rows = zip(self.tokens, self.dense, self.sparse, self.speedup, self.kernels, strict=True)
         for n, dense, sparse, ratio, kernel in rows:
-            lines.append(
-                f"{n:6} {1e6 * dense:10.1f} {1e6 * sparse:10.1f} {ratio:8.2f}x  {kernel}"
-            )
+            lines.append(f"{n:6} {1e6 * dense:10.1f} {1e6 * sparse:10.1f} {ratio:8.2f}x  {kernel}")
         return "\n".join(lines)
 
 
@@ -110,7 +108,7 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
             compute_capability=capability,
         )  # fmt: skip
         best = _planner.rank(problem, facts, dense=False, scale=scale)[0]
-        dense.append(_dense_seconds(problem, facts))
+        dense.append(max(_planner.LEAST_SECONDS, scale("dense") * _dense_seconds(problem, facts)))
         sparse.append(best.seconds)
         kernels.append(best.name)
     return Advice((m, k), row.name, chip, counts, tuple(dense), tuple(sparse), tuple(kernels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 
 import numpy as np
@@ -10,9 +11,13 @@ from sparse24 import _autotune, _dispatch, _fuse, _planner, _product, _tuning_ca
 from sparse24._records import PLAIN
 
 COPY_BYTES = 1 << 29
-# (m, k, n): weights of a 7B model with one token, few tokens and many.
-SHAPES = ((4096, 4096, n) for n in (1, 8, 32, 128, 512, 2048))
-DTYPE = "bfloat16"
+# Weights (m, k) and tokens: of a 7B model with one token, few and many; float32 with few.
+CASES = (
+    ("bfloat16", (4096, 4096), (1, 8, 32, 128, 512, 2048)),
+    ("bfloat16", (4096, 14336), (1, 32, 256)),
+    ("float32", (4096, 4096), (1, 8)),
+)
+MOST_CONFIGS = 2  # of a kernel
 
 
 def fit(device: int) -> dict[str, float]:
@@ -25,23 +30,30 @@ def fit(device: int) -> dict[str, float]:
     _tuning_cache.record_model(device, bandwidth=bandwidth, scales={})
     _planner.chip.cache_clear()
     ratios: dict[str, list[float]] = {}
-    weight = random((4096, 4096), dtype=DTYPE, rng=0, device="cuda")
-    for m, k, n in tuple(SHAPES):
-        tokens = cp.random.standard_normal((n, k), np.float32).astype(weight.dtype)
-        operand, b = weight._operand, tokens.T
-        types = _product.Result.plan(operand, b, None, _fuse.PLAIN, (m, n))
-        out = cp.empty((n, m), weight.dtype).T
-        problem = _dispatch.problem_of(operand, b, out, PLAIN, types)
-        times = _autotune.measure(operand, b, out, PLAIN, problem, device)
-        predicted = {c.name: c for c in _planner.candidates(problem, device, dense=False)}
-        for name, seconds in times.items():
-            if name in predicted:
-                kernel = predicted[name].kernel
-                scale = _tuning_cache.scale(device, kernel)
-                ratio = seconds / predicted[name].seconds * scale
+    for dtype, (m, k), counts in CASES:
+        weight = random((m, k), dtype=dtype, rng=0, device="cuda")
+        operand = dataclasses.replace(weight._operand, dense=weight.toarray())
+        for n in counts:
+            tokens = cp.random.standard_normal((n, k), np.float32).astype(weight.dtype)
+            for kernel, ratio in _ratios(operand, tokens, device):
                 ratios.setdefault(kernel, []).append(ratio)
     fitted = {kernel: statistics.median(values) for kernel, values in ratios.items()}
     return {"bandwidth": bandwidth, **fitted}
+
+
+def _ratios(operand, tokens, device: int):
+    """Kernel, and measured over predicted time, of its likeliest configurations."""
+    import cupy as cp
+
+    shape = (operand.shape[-2], tokens.shape[0])
+    b, out = tokens.T, cp.empty(shape[::-1], tokens.dtype).T
+    types = _product.Result.plan(operand, b, None, _fuse.PLAIN, shape)
+    problem = _dispatch.problem_of(operand, b, out, PLAIN, types)
+    times = _autotune.measure(operand, b, out, PLAIN, problem, device, most=MOST_CONFIGS)
+    for candidate in _planner.candidates(problem, device, dense=True):
+        if candidate.name in times:
+            scale = _tuning_cache.scale(device, candidate.kernel)
+            yield candidate.kernel, times[candidate.name] / candidate.seconds * scale
 
 
 def copy_bandwidth() -> float:

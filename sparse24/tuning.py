@@ -75,7 +75,8 @@ def clear() -> None:
 def calibrate() -> dict[str, float]:
     """Fit the cost model to the current GPU: copy bandwidth, and a factor for each kernel.
 
-    Takes a few seconds and about 1 GB; synchronises.  `save` keeps the result.
+    Takes some ten seconds, more at the first time, which compiles the kernels, and about 1 GB;
+    synchronises.  `save` keeps the result.
 
     Returns
     -------

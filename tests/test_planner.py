@@ -179,6 +179,17 @@ def test_autotune_measures_and_remembers(tmp_path, monkeypatch, rng):
 
 
 @pytest.mark.gpu
+def test_calibration_scales_every_kernel_that_it_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(_tuning_cache, "_state", {})
+    monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        fitted = s24.tuning.calibrate()
+        assert fitted["bandwidth"] > 1e11
+        assert {"dense", "sparse_fma"} < fitted.keys()
+        assert all(0.1 < fitted[name] < 10 for name in fitted if name != "bandwidth")
+
+
+@pytest.mark.gpu
 @pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
 def test_explain_and_plan_on_the_gpu(rng):
     import cupy
