@@ -15,7 +15,7 @@ active: contextvars.ContextVar[bool] = contextvars.ContextVar("sparse24_autotune
 ROUNDS = 5
 CALLS = 3  # timed calls a round
 FLUSH = 3  # times the L2 cache that is overwritten between calls
-MEASURE_WITHIN = 4.0  # candidates predicted slower than this times the best are not measured
+MEASURE_WITHIN = 2.5  # candidates predicted slower than this times the best are not measured
 # Relative Frobenius distance to the reference kernel that a candidate may have: a few
 # roundings of the result's type.  Integers must agree exactly.
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}

@@ -5,12 +5,18 @@
 Every contender goes round over copies of its weight that together exceed the L2 cache
 several times.  The layout is that of a linear layer: y (n, m) = x (n, k) @ w.T.  The last
 cases, ``block``, are a token step: the seven linear layers of a transformer block.
+
+Some hundred candidates are compiled first, by as many processes as there are cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import cupy as cp
@@ -21,6 +27,8 @@ from bench_gemm import as_cupy, error_of
 from harness import Contender, case, copies, geometric_mean, race, to_torch, write_suite
 
 import sparse24 as s24
+from sparse24 import _autotune, _planner
+from sparse24._records import PLAIN, Problem
 
 STEMS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
 TORCH = {
@@ -119,6 +127,42 @@ def run_block(n: int, name: str = "bfloat16") -> dict:
     )  # fmt: skip
 
 
+def problems(names: list[str], tokens: list[int]) -> Iterator[Problem]:
+    """What the planner will be asked."""
+    shapes_of_block = [(m, k, n, "bfloat16") for n in BLOCK_TOKENS for m, k in set(BLOCK)]
+    few = [
+        (m, k, n, name)
+        for name in names
+        for n in tokens_of(name, tokens)
+        for m, k in shapes.FEW_TOKENS_WEIGHTS
+    ]
+    for m, k, n, name in few + shapes_of_block:
+        out = {"int8": "int32", "float8_e4m3fn": "bfloat16"}.get(name, name)
+        yield Problem(m, n, k, 1, name, name, out, "column", "column")
+
+
+def compile_part(part: int, parts: int, asked: Iterator[Problem]) -> None:
+    """Compile every `parts`-th candidate, from `part` on, into CuPy's cache on disk."""
+    wanted = {}
+    for problem in asked:
+        ranked = [c for c in _planner.candidates(problem, 0, dense=False) if c.refusal is None]
+        limit = _autotune.MEASURE_WITHIN * ranked[0].seconds
+        reference = [c for c in ranked if c.kernel == "sparse_fma"]
+        for candidate in [c for c in ranked if c.seconds <= limit] + reference:
+            wanted[candidate.name, problem.dtype] = candidate
+    for key in sorted(wanted)[part::parts]:
+        _planner.prepare(wanted[key], PLAIN)
+
+
+def compile_in_parallel() -> None:
+    parts = max(1, (os.cpu_count() or 1) - 2)
+    command = [sys.executable, *sys.argv, "--compile"]
+    children = [subprocess.Popen([*command, str(i), str(parts)]) for i in range(parts)]
+    for child in children:
+        if child.wait():
+            sys.exit("a process that compiles kernels has failed")
+
+
 def report(rows: list[dict]) -> None:
     by_tokens: dict[tuple[str, int], list[float]] = {}
     for row in rows:
@@ -152,10 +196,22 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=TORCH, default=list(TORCH))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(shapes.FEW_TOKENS))
     parser.add_argument("--block", action="store_true", help="only the token step of a block")
+    parser.add_argument(
+        "--compile",
+        nargs=2,
+        type=int,
+        metavar=("PART", "PARTS"),
+        help="compile a part, time nothing",
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    names = [] if arguments.block else arguments.dtypes
+    if arguments.compile:
+        compile_part(*arguments.compile, problems(names, arguments.tokens))
+        return
+    compile_in_parallel()
     rows = []
-    for name in () if arguments.block else arguments.dtypes:
+    for name in names:
         for n in tokens_of(name, arguments.tokens):
             for m, k in shapes.FEW_TOKENS_WEIGHTS:
                 rows.append(run(m, k, n, name))
