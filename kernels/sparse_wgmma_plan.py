@@ -5,6 +5,7 @@ from __future__ import annotations
 from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import Problem
+from sparse24.kernels import sparse_tile
 from sparse24.kernels.sparse_wgmma_configs import TABLE, WIDE, Config, layout
 
 MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
@@ -70,14 +71,14 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
 
 def _multiplying(p: Problem, config: Config, chip: dict[str, float]) -> float:
     """Waves of tiles at the tile's measured rate, or the bytes if they take longer."""
-    itemsize, sms = numpy_dtype(p.dtype).itemsize, int(chip["sms"])
+    sms = int(chip["sms"])
     shared = shared_tiles(p, config, sms) if config.split else 0
     waves = tiles_of(p, config) / sms if shared else _waves(p, config, sms)
     clocks = _instructions(p, config) * config.block_n / 2 / (SUSTAINED * config.rate)
     clocks += 3000 if config.block_m * config.block_n < 40_000 else 4500  # the store
     exchange = EXCHANGE if shared else FILL if config.parts > 1 else 0.0
     busy = waves * config.blocks * clocks / chip["clock_hz"]
-    return LAUNCH + exchange + max(busy, _bytes(p, itemsize) / chip["bandwidth"])
+    return LAUNCH + exchange + max(busy, sparse_tile.bytes_moved(p) / chip["bandwidth"])
 
 
 def _instructions(p: Problem, config: Config) -> float:
@@ -85,12 +86,6 @@ def _instructions(p: Problem, config: Config) -> float:
     atoms_k = -(-p.k // _spec.ATOM_K)
     bytes_of_k = atoms_k * _spec.ATOM_K * numpy_dtype(p.dtype).itemsize
     return config.block_m // 64 * bytes_of_k // 64 / config.parts
-
-
-def _bytes(p: Problem, itemsize: int) -> float:
-    """From and to memory, b and the result once each."""
-    a_bytes = p.m * p.k * (itemsize / 2 + 1 / 8)
-    return p.batch * (a_bytes + p.k * p.n * itemsize + p.m * p.n * 2)
 
 
 def _usable(config: Config, sms: int) -> int:
@@ -120,7 +115,7 @@ def _moving(p: Problem, config: Config, chip: dict[str, float]) -> float:
     waves = blocks / sms if shared else _waves(p, config, sms)
     times = sorted(
         (
-            _bytes(p, itemsize) / (READING * chip["bandwidth"]),
+            sparse_tile.bytes_moved(p) / (READING * chip["bandwidth"]),
             blocks * stages * stage / (L2_PER_SM * sms),
             waves * block,
         )
