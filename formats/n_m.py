@@ -7,7 +7,7 @@ from typing import Any
 from sparse24 import _arrays, _check, _dtypes, _foreign, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24._records import Compressed24
-from sparse24.formats import n_m_parts
+from sparse24.formats import n_m_parts, tensor_float
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.two_four import Sparse24Array
 
@@ -49,13 +49,16 @@ class NMArray(SparseArray):
     array([39.], dtype=float32)
     """
 
-    __slots__ = ("_axis", "_cache", "_dtype", "_indices", "_pattern", "_rows_shape", "_values")
+    __slots__ = (
+        "_axis", "_cache", "_dtype", "_indices", "_pattern", "_rows_shape", "_turned", "_values",
+    )  # fmt: skip
 
     _axis: int
     _cache: dict[str, Any]
     _indices: Any
     _pattern: tuple[int, int]
     _rows_shape: tuple[int, ...]
+    _turned: Any  # the transposed view, an NMArray, or None
     _values: Any
 
     def __init__(self, values, indices, shape, pattern, dtype: _dtypes.DType, axis: int = -1):
@@ -66,7 +69,8 @@ class NMArray(SparseArray):
             "_pattern": tuple(pattern),
             "_dtype": dtype,
             "_axis": axis,
-            "_cache": {},  # the 2:4 array that this one embeds into, made at first use
+            "_cache": {},  # the forms that products take, made at first use
+            "_turned": None,
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -148,7 +152,7 @@ class NMArray(SparseArray):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and indices, and of the 2:4 array once a product has made it."""
+        """Bytes of values and indices, and of what products have made of them."""
         made = sum(array.nbytes for array in self._cache.values())
         return self._values.nbytes + self._indices.nbytes + made
 
@@ -195,7 +199,11 @@ class NMArray(SparseArray):
     @property
     def mT(self) -> NMArray:
         """The array with its last two axes exchanged; nothing is copied."""
-        return self._with(axis=-3 - self._axis)
+        if self._turned is None:
+            turned = self._with(axis=-3 - self._axis)
+            object.__setattr__(turned, "_turned", self)
+            object.__setattr__(self, "_turned", turned)
+        return self._turned
 
     def astype(self, dtype) -> NMArray:
         """Convert the stored elements; their places stay."""
@@ -302,6 +310,29 @@ class NMArray(SparseArray):
     def _multiply_from_left(self, other):
         sparse = self._embedded()
         return self._dense_product(other, left=False) if sparse is None else other @ sparse
+
+    def multiply_tf32(self, other, *, left: bool = True):
+        """``self @ other`` (or ``other @ self``) with both operands rounded to TF32.
+
+        Parameters
+        ----------
+        other : array, float32, at most two axes
+            On the array's GPU.
+        left : bool, default True
+            Whether this array is the left operand; its groups must run along the
+            contracted axis.
+
+        Raises
+        ------
+        PatternError, DTypeError, UnsupportedError
+            If the pattern is not 1:2, a type not float32, or the device not Hopper.
+        """
+        if "tf32" not in self._cache:
+            tensor_float.check(self._pattern, self._dtype, self.device)
+            self._cache["tf32"] = tensor_float.TensorFloat(
+                self._values, self._indices, self._rows_shape, self._axis
+            )
+        return self._cache["tf32"].product(other, left=left)
 
     def _dense_product(self, other, *, left: bool):
         """``self @ other`` or ``other @ self`` where the pattern does not embed."""

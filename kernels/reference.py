@@ -329,6 +329,11 @@ def unpack_metadata(packed: np.ndarray, m: int, k: int, itemsize: int) -> np.nda
     return codes_to_metadata(codes)
 
 
+def transpose(b: np.ndarray) -> np.ndarray:
+    """b (..., k, n) stored by columns."""
+    return np.ascontiguousarray(b.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The exact product of decompressed `a` and `b`, in float64 (int64 for integers)."""
     if a.dtype.kind in "iu":

@@ -13,58 +13,76 @@ from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import loader
 
 NAME = "sparse_fma"
-TILE_M, TILE_N = 64, 64
+TILE_M, TILE_K = 64, 32
+LANES = 32
 THREADS = 256
+BLOCKS = 2  # that live on a multiprocessor; one if sums have 8 bytes
 MAX_GRID_Y = MAX_GRID_Z = 65535
 
-# Multiply-adds a second and multiprocessor that the kernel sustains, by accumulator size:
-# four of them wait for one 16-byte read of shared memory, a quarter of the FP32 rate.
-SUSTAINED_FMA_PER_CLOCK = {4: 32, 8: 16}
+# Multiply-adds a clock and multiprocessor that the kernel sustains, by columns of a lane.  Every
+# group of a row costs about eleven instructions beside its two multiply-adds a column.
+SUSTAINED_FMA_PER_CLOCK = {2: 28, 4: 45}
+SUSTAINED_DOUBLE = 16
 
 COMPILE_CHECKS = [
     (
         (
             *(("ELEMENT", t), ("B_ELEMENT", t), ("OUTPUT", out)),
-            *(("B_ROW_MAJOR", 1), ("EPILOGUE", 0), ("ACTIVATION", 0)),
+            *(("B_ROW_MAJOR", 1), ("COLUMNS", columns), ("EPILOGUE", 0), ("ACTIVATION", 0)),
         ),
         arch,
         instruction,
     )
-    for t, out, instruction in (
-        ("float32", "float32", "FFMA"),
-        ("float64", "float64", "DFMA"),
-        ("float16", "float16", "FFMA"),
-        ("int8", "int32", "IMAD"),
-        ("float8_e4m3fn", "bfloat16", "FFMA"),
+    for t, out, columns, instruction in (
+        ("float32", "float32", 4, "FFMA"),
+        ("float64", "float64", 2, "DFMA"),
+        ("float16", "float16", 2, "FFMA"),
+        ("int8", "int32", 4, "IMAD"),
+        ("float8_e4m3fn", "bfloat16", 4, "FFMA"),
     )
     for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Config:
-    """There is one configuration."""
+    """One specialisation: how many columns of the result a lane makes."""
 
-    name: str = "64x64x32"
+    columns: int
+
+    @property
+    def tile_n(self) -> int:
+        return LANES * self.columns
+
+    @property
+    def name(self) -> str:
+        return f"{TILE_M}x{self.tile_n}x{TILE_K}"
+
+
+NARROW, WIDE = Config(2), Config(4)
 
 
 def refuses(problem: Problem) -> str | None:
-    if -(-problem.n // TILE_N) > MAX_GRID_Y:
-        return f"n = {problem.n} exceeds {MAX_GRID_Y * TILE_N} columns"
+    if -(-problem.n // NARROW.tile_n) > MAX_GRID_Y:
+        return f"n = {problem.n} exceeds {MAX_GRID_Y * NARROW.tile_n} columns"
     return None
 
 
 def configs(problem: Problem) -> list[Config]:
-    return [Config()]
+    """The wide tile first where there are columns for it."""
+    if problem.dtype == "float64" or problem.n <= NARROW.tile_n:
+        return [NARROW]
+    return [WIDE, NARROW]
 
 
 def predict(problem: Problem, config: Config, chip: dict) -> float:
-    """Seconds: whole tiles at the sustained multiply-add rate."""
-    tiles = -(-problem.m // TILE_M) * -(-problem.n // TILE_N) * problem.batch
-    waves = -(-tiles // (4 * chip["sms"]))  # four blocks live on a multiprocessor
-    accumulator = _dtypes.TABLE[problem.dtype].accumulator.itemsize
-    fma = 4 * TILE_M * TILE_N * problem.k / 2
-    return 3e-6 + waves * fma / (SUSTAINED_FMA_PER_CLOCK[accumulator] * chip["clock_hz"])
+    """Seconds: waves of tiles at the sustained multiply-add rate."""
+    double = _dtypes.TABLE[problem.dtype].accumulator.itemsize == 8
+    tiles = -(-problem.m // TILE_M) * -(-problem.n // config.tile_n) * problem.batch
+    waves = -(-tiles // (BLOCKS * chip["sms"]))
+    fma = BLOCKS * TILE_M * config.tile_n * problem.k / 2
+    rate = SUSTAINED_DOUBLE if double else SUSTAINED_FMA_PER_CLOCK[config.columns]
+    return 3e-6 + waves * fma / (rate * chip["clock_hz"])
 
 
 def prepare(
@@ -76,10 +94,11 @@ def prepare(
         ("B_ELEMENT", problem.b_dtype),
         ("OUTPUT", problem.out_dtype),
         ("B_ROW_MAJOR", int(problem.b_order != "column")),
+        ("COLUMNS", config.columns),
         *_epilogue.defines(epilogue),
     )
     kernel = loader.function(NAME, NAME, defines)
-    grid = (-(-problem.m // TILE_M), -(-problem.n // TILE_N), min(problem.batch, MAX_GRID_Z))
+    grid = (-(-problem.m // TILE_M), -(-problem.n // config.tile_n), min(problem.batch, MAX_GRID_Z))
     sizes = tuple(np.int32(x) for x in (problem.m, problem.n, problem.k, problem.batch))
 
     def launch(a: Compressed24, b, out, epilogue: Epilogue) -> None:

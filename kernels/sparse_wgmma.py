@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
 from sparse24.kernels import epilogue as _epilogue
@@ -25,6 +24,7 @@ OUTPUTS = {
     "float8_e4m3fn": ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"),
     "float8_e5m2": ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"),
     "int8": ("int32", "int8", "bfloat16", "float16", "float32"),
+    "float32": ("float32",),
 }
 
 _TILING = np.dtype(
@@ -55,6 +55,8 @@ def refuses(problem: Problem) -> str | None:
         return f"wgmma needs compute capability 9.0, the device has {p.compute_capability}"
     if p.dtype not in OUTPUTS:
         return f"the kernel multiplies {', '.join(OUTPUTS)}, not {p.dtype}"
+    if p.dtype == "float32" and not p.tensor_float:
+        return "float32 keeps its precision; TF32 is for pattern 1:2, with precision='tf32'"
     if _family(p.dtype) != _family(p.b_dtype):
         return f"{p.dtype} and {p.b_dtype} cannot be multiplied by one instruction; convert b"
     if p.out_dtype not in OUTPUTS[p.dtype]:
@@ -63,7 +65,7 @@ def refuses(problem: Problem) -> str | None:
         return "an empty product needs no kernel"
     if p.b_order == "strided":
         return "neither axis of b is contiguous; copy it"
-    if p.b_order == "row" and numpy_dtype(p.dtype).itemsize == 1:
+    if p.b_order == "row" and numpy_dtype(p.dtype).itemsize != 2:
         return f"{p.dtype} needs b with k contiguous; transpose its storage first"
     if not p.aligned:
         return "b does not start on, or advance by, multiples of 16 bytes; copy it"
@@ -98,6 +100,7 @@ def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool)
         ("CLUSTER", config.cluster), ("K_PARTS", config.parts),
         ("IN_FLIGHT", int(config.in_flight and not plan.promotes(problem))),
         ("PROMOTE", int(plan.promotes(problem))), ("SPLIT", int(config.split)),
+        ("PINGPONG", int(config.pingpong)),
         ("B_ROW_MAJOR", int(problem.b_order == "row")),
         ("OUT_ROW_MAJOR", int(problem.out_order != "column")),
         ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
@@ -219,7 +222,7 @@ def _out_view(out) -> np.ndarray:
 
 def _tiling(problem: Problem, config: Config, sms: int) -> np.ndarray:
     shared = plan.shared_tiles(problem, config, sms) if config.split else 0
-    share, longer = divmod(shared * -(-problem.k // _spec.ATOM_K), sms)
+    share, longer = divmod(shared * plan.atoms_k(problem), sms)
     tiles_n = -(-problem.n // config.block_n)
     grid = (plan.clusters_m(problem, config), tiles_n, problem.batch, plan.band(config))
     return np.array([(*grid, shared, share, longer)], _TILING)
@@ -241,7 +244,7 @@ def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
 
     def check(config: Config, dtype: str, b_dtype: str, out_dtype: str, instruction: str):
         orders = ("column", "row") if dtype == "float16" else ("row", "column")
-        if numpy_dtype(dtype).itemsize == 1 or config.spans == 2 or config.block_n == 32:
+        if numpy_dtype(dtype).itemsize != 2 or config.spans == 2 or config.block_n == 32:
             orders = ("column", "column")
         problem = Problem(256, 256, 256, 1, dtype, b_dtype, out_dtype, *orders)
         return defines(problem, config, PLAIN, bulk=True), "sm_90a", instruction
@@ -253,6 +256,7 @@ def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
             first, "float8_e4m3fn", "float8_e5m2", "bfloat16", "QGMMA.SP.64x256x64.F32.E4M3.E5M2"
         ),
         check(first, "int8", "int8", "int32", "IGMMA.SP.64x256x64.S8.S8"),
+        check(first, "float32", "float32", "float32", "HGMMA.SP.64x256x16.F32.TF32"),
         *(
             check(tile, *("bfloat16",) * 3, f"HGMMA.SP.64x{tile.block_n}x32.F32.BF16")
             for tile in TABLE

@@ -26,6 +26,8 @@ class Config:
         Blocks along m that share what they load of b.
     staging : int
         Output buffers of a warpgroup.
+    pingpong : bool
+        Warpgroups take tiles in turn instead of sharing them.
     split : bool
         Share tiles between blocks along k where they do not fill whole waves.
     in_flight : bool
@@ -44,6 +46,7 @@ class Config:
     spans: int = 1
     cluster: int = 1
     staging: int = 2
+    pingpong: bool = False
     split: bool = False
     in_flight: bool = True
     parts: int = 1
@@ -52,7 +55,8 @@ class Config:
 
     @property
     def name(self) -> str:
-        tail = f"c{self.cluster}" if self.cluster > 1 else "s" if self.split else ""
+        tail = f"c{self.cluster}" if self.cluster > 1 else ""
+        tail += "s" * self.split + "p" * self.pingpong
         tail += (f"k{self.parts}" if self.parts > 1 else "") + ("d" if self.blocks > 1 else "")
         return f"{self.block_m}x{self.block_n}x{64 * self.spans}{tail}"
 
@@ -74,7 +78,7 @@ def layout(config: Config, itemsize: int, out_itemsize: int) -> Layout:
     staging = config.consumers * config.staging * (4096 if out_itemsize == 1 else 8192)
 
     def total(stages: int) -> int:
-        barriers = 16 * stages + (8 if config.parts > 1 else 0)
+        barriers = 16 * stages + 8 * (config.parts > 1 or config.pingpong)
         return stages * stage + -(-stages // parts) * slot + staging + barriers
 
     stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= SHARED_MEMORY[config.blocks])
@@ -91,6 +95,7 @@ TABLE = (
     Config(128, 128, rate=0.83),
     Config(128, 256, staging=1, cluster=2, rate=0.97),
     Config(128, 256, split=True, rate=1.0),
+    Config(128, 192, pingpong=True, rate=0.95),
     # For few columns; the rate matters less there than how many blocks read at a time.
     *(Config(64, 32, 1, staging=1, blocks=2, parts=parts, rate=0.4) for parts in (2, 3, 4)),
     *(Config(64, 64, 1, staging=1, blocks=2, parts=parts, rate=0.4) for parts in (1, 2, 3, 4)),

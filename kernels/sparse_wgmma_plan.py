@@ -42,7 +42,8 @@ def configs(problem: Problem) -> list[Config]:
 
 
 def _suits(problem: Problem, config: Config) -> bool:
-    if promotes(problem) and config.block_m * config.block_n > MOST_PROMOTED * config.consumers:
+    sharers = 1 if config.pingpong else config.consumers
+    if promotes(problem) and config.block_m * config.block_n > MOST_PROMOTED * sharers:
         return False
     wide = numpy_dtype(problem.dtype).itemsize == 2 and problem.b_order == "column"
     if (config.spans == 2 and not wide) or (config in WIDE and wide):
@@ -50,9 +51,11 @@ def _suits(problem: Problem, config: Config) -> bool:
     out_itemsize = numpy_dtype(problem.out_dtype).itemsize
     if config.block_n == 32 and (problem.b_order == "row" or out_itemsize == 1):
         return False  # lines of 64 columns of b, or of 64 bytes of the result
+    if problem.tensor_float and config.parts * config.blocks > 1:
+        return False  # not measured
     if config.parts > 1 and problem.n > (2 if config.block_n == 256 else 1) * FEW_COLUMNS:
         return False  # not measured
-    if config.parts > 1 and -(-problem.k // _spec.ATOM_K) < LEAST_SHARE * config.parts:
+    if config.parts > 1 and atoms_k(problem) < LEAST_SHARE * config.parts:
         return False
     return not config.split or shared_tiles(problem, config, 132) > 0
 
@@ -75,7 +78,7 @@ def _multiplying(p: Problem, config: Config, chip: dict[str, float]) -> float:
     shared = shared_tiles(p, config, sms) if config.split else 0
     waves = tiles_of(p, config) / sms if shared else _waves(p, config, sms)
     clocks = _instructions(p, config) * config.block_n / 2 / (SUSTAINED * config.rate)
-    clocks += 3000 if config.block_m * config.block_n < 40_000 else 4500  # the store
+    clocks += _store_clocks(config)
     exchange = EXCHANGE if shared else FILL if config.parts > 1 else 0.0
     busy = waves * config.blocks * clocks / chip["clock_hz"]
     return LAUNCH + exchange + max(busy, sparse_tile.bytes_moved(p) / chip["bandwidth"])
@@ -83,9 +86,8 @@ def _multiplying(p: Problem, config: Config, chip: dict[str, float]) -> float:
 
 def _instructions(p: Problem, config: Config) -> float:
     """Of 64 rows by 64 bytes of k by block_n, for one tile; each takes block_n / 2 clocks."""
-    atoms_k = -(-p.k // _spec.ATOM_K)
-    bytes_of_k = atoms_k * _spec.ATOM_K * numpy_dtype(p.dtype).itemsize
-    return config.block_m // 64 * bytes_of_k // 64 / config.parts
+    columns = atoms_k(p) * (_spec.ATOM_K_TF32 if p.tensor_float else _spec.ATOM_K)
+    return config.block_m // 64 * columns * numpy_dtype(p.dtype).itemsize // 64 / config.parts
 
 
 def _usable(config: Config, sms: int) -> int:
@@ -124,6 +126,18 @@ def _moving(p: Problem, config: Config, chip: dict[str, float]) -> float:
     return exchange + times[-1] + NOT_HIDDEN * times[-2]
 
 
+def _store_clocks(config: Config) -> int:
+    """What a tile's result adds: little where another warpgroup multiplies meanwhile."""
+    if config.pingpong:
+        return 1500
+    return 3000 if config.block_m * config.block_n < 40_000 else 4500
+
+
+def atoms_k(problem: Problem) -> int:
+    """Atoms of metadata along k."""
+    return -(-problem.k // (_spec.ATOM_K_TF32 if problem.tensor_float else _spec.ATOM_K))
+
+
 def clusters_m(problem: Problem, config: Config) -> int:
     return -(-problem.m // (config.block_m * config.cluster))
 
@@ -140,10 +154,10 @@ def shared_tiles(problem: Problem, config: Config, sms: int) -> int:
     None where little is gained, or where b does not stay in L2: blocks that are at
     different places of k read it apart from each other.
     """
-    tiles, k = tiles_of(problem, config), problem.k
+    tiles = tiles_of(problem, config)
     shared = tiles if tiles < sms else tiles % sms + sms
-    enough = shared * -(-k // _spec.ATOM_K) >= LEAST_SHARE * sms
-    b_bytes = k * problem.n * numpy_dtype(problem.b_dtype).itemsize
+    enough = shared * atoms_k(problem) >= LEAST_SHARE * sms
+    b_bytes = problem.k * problem.n * numpy_dtype(problem.b_dtype).itemsize
     near = b_bytes <= MOST_SHARED_B and tiles <= MOST_WAVES * sms
     return shared if tiles % sms and enough and near else 0
 

@@ -9,12 +9,13 @@ from sparse24._errors import ArgumentError, DTypeError
 from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._records import Operand24
 from sparse24.formats.base import SparseArray
+from sparse24.formats.n_m import NMArray
 from sparse24.formats.two_four import Sparse24Array
 
 
 def matmul(
     a, b, /, out=None, *, c=None, alpha=1.0, beta=0.0, dtype=None, epilogue=None, scales=None,
-    algorithm="auto", a_dtype=None, b_dtype=None, fast_accumulation=True,
+    algorithm="auto", a_dtype=None, b_dtype=None, fast_accumulation=True, precision="full",
 ):  # fmt: skip
     """Multiply, sparsely where an operand is 2:4: ``alpha * (a @ b) + beta * c``.
 
@@ -48,6 +49,9 @@ def matmul(
     fast_accumulation : bool, default True
         fp8 on Hopper: keep sums inside the tensor core (14 bits of mantissa).  ``False``
         moves them to float32 at short intervals.
+    precision : {"full", "tf32"}
+        ``"tf32"``: multiply a float32 `NMArray` of pattern (1, 2) on the sparse tensor cores
+        of Hopper, which round both operands to TF32 (10 bits of mantissa).
 
     Returns
     -------
@@ -83,12 +87,14 @@ def matmul(
     other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = PLAIN if call.is_plain else call
+    if precision != "full":
+        return _other_format(_in_tf32(precision, a, b), out, call)
     if isinstance(a, Sparse24Array):
         return a._multiply(b, out, call)
     if isinstance(b, Sparse24Array):
         return b._multiply_from_left(a, out, call)
     if isinstance(a, SparseArray) or isinstance(b, SparseArray):
-        return _other_format(a, b, out, call)
+        return _other_format(lambda: a @ b, out, call)
     return _dense(a, b, a_dtype, out, call)
 
 
@@ -182,14 +188,27 @@ def _by_library(a, b, out, call: Call):
     return _arrays.namespace(a).matmul(a, b, out=out)
 
 
-def _other_format(a, b, out, call: Call):
+def _in_tf32(precision: str, a, b):
+    """A function that makes the product in TF32; other formats multiply in full precision only."""
+    _check.one_of(precision, ("full", "tf32"), argument="precision")
+    left = isinstance(a, SparseArray)
+    sparse, other = (a, b) if left else (b, a)
+    if not isinstance(sparse, NMArray):
+        raise ArgumentError(
+            "precision='tf32' needs a float32 NMArray of pattern (1, 2), got "
+            f"{type(sparse).__name__}; compress it with pattern=(1, 2)"
+        )
+    return lambda: sparse.multiply_tf32(other, left=left)
+
+
+def _other_format(product, out, call: Call):
     """Formats that multiply by their own rules: factors and a type, but nothing fused."""
     fused = call._replace(c=None, alpha=1.0, beta=0.0, dtype=None)
     if not fused.is_plain:
         raise ArgumentError(
             "epilogue=, scales=, algorithm= and operand types are for Sparse24Array operands"
         )
-    result = a @ b
+    result = product()
     result = result if call.alpha == 1.0 else call.alpha * result
     result = result if call.c is None or call.beta == 0.0 else result + call.beta * call.c
     result = result if call.dtype is None else result.astype(call.dtype)

@@ -22,10 +22,12 @@ from sparse24.kernels import epilogue as _epilogue
 
 SPARSE_KERNELS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
 DENSE_KERNEL = "dense"
+TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the one that reads the metadata of 1:2
 
 # A strided copy of an operand moves its bytes twice at about this share of copy speed
-# (an elementwise kernel with one side uncoalesced; measured on an H200).
+# (an elementwise kernel with one side uncoalesced; measured on an H200); `transpose` at this one.
 STAGING_EFFICIENCY = 0.25
+TRANSPOSE_EFFICIENCY = 0.7
 STAGING_LAUNCH = 4e-6  # seconds
 
 # What any product takes, however small: a launch, and memory's latency a few times over.
@@ -96,6 +98,7 @@ def _variants(problem: Problem) -> list[tuple[Problem, bool, bool, float]]:
     out_bytes = problem.m * problem.n * problem.batch * out_size
     found = [(problem, False, False, 0.0)]
     needs_b = not problem.aligned or problem.b_order == "strided" or size == 1
+    needs_b = needs_b or problem.tensor_float
     if (needs_b and problem.b_order != "column") or not problem.aligned:
         staged = dataclasses.replace(problem, b_order="column", aligned=True)
         stage_out = not problem.aligned or problem.out_order == "strided"
@@ -120,9 +123,12 @@ def rank(
 ) -> list[Candidate]:
     """All candidates on a chip of these facts; `scale` corrects a kernel's prediction."""
     names = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
+    names = (TENSOR_FLOAT_KERNEL,) if problem.tensor_float else names
     found: list[tuple[float, Candidate]] = []  # beside the prediction without a floor
     for variant, stage_b, stage_out, moved in _variants(problem):
-        staging = moved * 2 / (STAGING_EFFICIENCY * facts["bandwidth"])
+        turned = problem.b_order == "row" and stage_b and not stage_out
+        share = TRANSPOSE_EFFICIENCY if turned else STAGING_EFFICIENCY
+        staging = moved * 2 / (share * facts["bandwidth"])
         staging += STAGING_LAUNCH * (stage_b + stage_out)
         for name in names:
             module = kernel_module(name)
@@ -210,7 +216,10 @@ def _prepare(candidate: Candidate, epilogue: Epilogue, device: int) -> Callable[
 def _aligned_column_order(b):
     """A copy of b (..., k, n) whose columns are contiguous and 16-byte aligned."""
     from sparse24 import _arrays
+    from sparse24.kernels import transpose
 
+    if transpose.takes(b):
+        return transpose.launch(b)
     xp = _arrays.namespace(b)
     turned = b.swapaxes(-1, -2)
     copy = _arrays.empty_rows(xp, turned.shape, b.dtype)

@@ -182,4 +182,5 @@ class Problem:
     plain: bool = True  # no epilogue
     activation: str = "identity"
     fast_accumulation: bool = True  # fp8 only: False promotes partial sums to float32
+    tensor_float: bool = False  # float32 only: A is 1:2, and both operands round to TF32
     compute_capability: int = field(default=90)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import crossover
+import hopper_figures
 import recorded
 
 GENERATED = Path(__file__).resolve().parents[1] / "benchmarks" / "generated"
@@ -159,6 +160,7 @@ def write_pages(app) -> None:
         )
         (GENERATED / f"suite_{name}.rst").write_text(page)
     crossover.write(GENERATED)
+    hopper_figures.write(GENERATED)
 
 
 def setup(app):

@@ -5,13 +5,14 @@
 //   b      [batch, k, n]            B_ELEMENT, any strides                      (read)
 //   out    [batch, m, n]            OUTPUT, any strides                         (written)
 //
-// One block of 256 threads makes a 64x64 tile of the result, 4x4 a thread.  A stored
-// value carries its column: the inner loop reads the row of b that the value meets, so
-// a product costs half the multiply-adds of the dense one.  It serves float32 and
-// float64, which tensor cores do not multiply at 2:4, and any operand that the tensor
-// core kernels refuse.
+// A block of 256 threads makes a tile of 64 rows by 32 COLUMNS columns of the result; a warp makes eight
+// rows of it, a lane COLUMNS columns.  All lanes of a warp meet the same codes, so a branch on the code
+// diverges nowhere: the four rows of b that a group can meet lie in registers for all eight rows of A,
+// and each of the six codes has its own multiply-adds on two of them.  A product costs half the
+// multiply-adds of the dense one.  It serves float32 and float64, which tensor cores do not
+// multiply at 2:4, and any operand that the tensor core kernels refuse.
 //
-// Reference: reference.matmul.  Launcher: kernels/sparse_fma.py.
+// Reference: reference.matmul.  Launcher: kernels/sparse_fma.py, which chooses COLUMNS.
 // Sums run over ascending k in float, double (float64) or int (int8): first inside a tile of
 // 32 columns, then over the tiles, which keeps the rounding error near that of a blocked sum.
 #include "epilogue.cuh"
@@ -21,33 +22,34 @@ using Element = Scalar<Kind::ELEMENT>;
 using Right = Scalar<Kind::B_ELEMENT>;
 using Accumulator = decltype(Element::load(Element::type()));
 
-constexpr int kTileM = 64, kTileN = 64, kTileK = 32, kThreads = 256;
-constexpr int kStored = kTileK / 2;    // stored values of a row of the tile
-constexpr int kPerThread = 4;          // rows and columns of the result a thread makes
+constexpr int kRows = 8, kWarps = 8, kThreads = 32 * kWarps;  // rows of the result a warp makes
+constexpr int kTileM = kRows * kWarps, kTileN = 32 * COLUMNS, kTileK = 32;
+constexpr int kGroups = kTileK / 4;
+constexpr int kBlocks = sizeof(Accumulator) == 8 ? 1 : 2;    // that must fit a multiprocessor
 
-template <class T> struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Quad { T x[kPerThread]; };  // one wide load
+template <class T, int count> struct alignas(count * sizeof(T) < 16 ? count * sizeof(T) : 16) Pack { T x[count]; };
+using Pair = Pack<Accumulator, 2>;           // the stored values of a group
+using Columns = Pack<Accumulator, COLUMNS>;  // of a row of b, or of the result, that a lane makes
 
 struct Tiles {
-    Quad<Accumulator> value[kStored][kTileM / kPerThread];
-    Quad<unsigned char> row_of_b[kStored][kTileM / kPerThread];
-    Quad<Accumulator> b[kTileK][kTileN / kPerThread + 1];  // padded against bank conflicts
+    Pair values[kGroups][kTileM];
+    Pack<unsigned char, kRows> codes[kGroups][kWarps];
+    Columns b[kTileK][32 + 1];  // padded against bank conflicts
 };
 
-// Four stored values, two groups, of one row: decode their columns inside the tile.
+// Four threads a row, two groups each.
 __device__ void load_values(Tiles& tiles, const Element::type* values, const unsigned char* packed,
                             long long pitch, int row0, int k0, int m, int k) {
-    const int row = threadIdx.x / 4, first = threadIdx.x % 4 * 4;
-    const bool row_inside = row0 + row < m;
-    for (int group = 0; group < 2; ++group) {
-        const int column = k0 + 2 * first + 4 * group;
-        const bool inside = row_inside && column < k;
-        const int code = inside ? packed_code<sizeof(Element::type)>(packed, row0 + row, column, (m + kAtomM - 1) / kAtomM) : 4;
-        for (int slot = 0; slot < 2; ++slot) {
-            const int s = first + 2 * group + slot;
-            tiles.value[s][row / kPerThread].x[row % kPerThread] =
-                inside ? Accumulator(Element::load(values[(row0 + row) * pitch + k0 / 2 + s])) : Accumulator(0);
-            tiles.row_of_b[s][row / kPerThread].x[row % kPerThread] = column - k0 + ((code >> (2 * slot)) & 3);
-        }
+    const int row = threadIdx.x / 4;
+    for (int i = 0; i < kGroups / 4; ++i) {
+        const int group = threadIdx.x % 4 * (kGroups / 4) + i, column = k0 + 4 * group;
+        const bool inside = row0 + row < m && column < k;
+        const Element::type* from = values + (row0 + row) * pitch + column / 2;
+        Pair pair = {};
+        if (inside) pair = {Accumulator(Element::load(from[0])), Accumulator(Element::load(from[1]))};
+        tiles.values[group][row] = pair;
+        tiles.codes[group][row / kRows].x[row % kRows] =
+            inside ? packed_code<sizeof(Element::type)>(packed, row0 + row, column, (m + kAtomM - 1) / kAtomM) : 4;
     }
 }
 
@@ -58,32 +60,49 @@ __device__ void load_b(Tiles& tiles, const Right::type* b, long long row_stride,
         const int row = B_ROW_MAJOR ? i / kTileN : i % kTileK;
         const int column = B_ROW_MAJOR ? i % kTileN : i / kTileK;
         const bool inside = k0 + row < k && column0 + column < n;
-        tiles.b[row][column / kPerThread].x[column % kPerThread] = inside
+        tiles.b[row][column / COLUMNS].x[column % COLUMNS] = inside
             ? Accumulator(Right::load(b[(k0 + row) * row_stride + (column0 + column) * column_stride])) : Accumulator(0);
     }
 }
 
-// `row` and `column` count quads of rows and columns of the tile.
-__device__ void multiply(const Tiles& tiles, Accumulator (&total)[kPerThread][kPerThread], int row, int column) {
-    Accumulator acc[kPerThread][kPerThread] = {};
-    #pragma unroll 2
-    for (int s = 0; s < kStored; ++s) {
-        const Quad<Accumulator> value = tiles.value[s][row];
-        const Quad<unsigned char> row_of_b = tiles.row_of_b[s][row];
-        #pragma unroll
-        for (int i = 0; i < kPerThread; ++i) {
-            const Quad<Accumulator> b = tiles.b[row_of_b.x[i]][column];
-            #pragma unroll
-            for (int j = 0; j < kPerThread; ++j) acc[i][j] += value.x[i] * b.x[j];
-        }
-    }
-    #pragma unroll
-    for (int i = 0; i < kPerThread; ++i)
-        #pragma unroll
-        for (int j = 0; j < kPerThread; ++j) total[i][j] += acc[i][j];
+template <int first, int second> __device__ void add(Columns& sum, Pair value, const Columns (&b)[4]) {
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j) sum.x[j] += value.x[0] * b[first].x[j];
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j) sum.x[j] += value.x[1] * b[second].x[j];
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2) sparse_fma(
+// `code` is the same for all lanes of a warp.
+__device__ void add_group(Columns& sum, int code, Pair value, const Columns (&b)[4]) {
+    switch (code) {
+    case 0x4: add<0, 1>(sum, value, b); break;
+    case 0x8: add<0, 2>(sum, value, b); break;
+    case 0xC: add<0, 3>(sum, value, b); break;
+    case 0x9: add<1, 2>(sum, value, b); break;
+    case 0xD: add<1, 3>(sum, value, b); break;
+    default: add<2, 3>(sum, value, b);
+    }
+}
+
+__device__ void multiply(const Tiles& tiles, Columns (&total)[kRows]) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Columns sums[kRows] = {};
+#pragma unroll 1
+    for (int group = 0; group < kGroups; ++group) {
+        Columns b[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) b[i] = tiles.b[4 * group + i][lane];
+        const auto codes = tiles.codes[group][warp];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) add_group(sums[r], codes.x[r], tiles.values[group][warp * kRows + r], b);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) total[r].x[j] += sums[r].x[j];
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) sparse_fma(
     const Element::type* values, long long value_pitch, long long value_batch,
     const unsigned char* packed, long long packed_batch,
     const Right::type* b, long long b_row, long long b_column, long long b_batch,
@@ -91,23 +110,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) sparse_fma(
     int m, int n, int k, int batch, __grid_constant__ const EpilogueParams params) {
     __shared__ Tiles tiles;
     const int row0 = blockIdx.x * kTileM, column0 = blockIdx.y * kTileN;
-    const int row = threadIdx.x / 16, column = threadIdx.x % 16;  // of this thread's quads
+    const int row = row0 + threadIdx.x / 32 * kRows, column = column0 + threadIdx.x % 32 * COLUMNS;  // first of this thread
 
     for (int p = blockIdx.z; p < batch; p += gridDim.z) {
-        Accumulator acc[kPerThread][kPerThread] = {};
+        Columns total[kRows] = {};
         for (int k0 = 0; k0 < k; k0 += kTileK) {
             load_values(tiles, values + p * value_batch, packed + p * packed_batch, value_pitch, row0, k0, m, k);
             load_b(tiles, b + p * b_batch, b_row, b_column, k0, column0, k, n);
             __syncthreads();
-            multiply(tiles, acc, row, column);
+            multiply(tiles, total);
             __syncthreads();
         }
-        for (int i = 0; i < kPerThread; ++i)
-            for (int j = 0; j < kPerThread; ++j) {
-                const int r = row0 + kPerThread * row + i, c = column0 + kPerThread * column + j;
-                if (r < m && c < n)
-                    out[p * out_batch + r * out_row + c * out_column] =
-                        epilogue<Kind::OUTPUT, EPILOGUE, ACTIVATION>(acc[i][j], params, p, r, c);
-            }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j)
+                if (row + r < m && column + j < n)
+                    out[p * out_batch + (row + r) * out_row + (column + j) * out_column] =
+                        epilogue<Kind::OUTPUT, EPILOGUE, ACTIVATION>(total[r].x[j], params, p, row + r, column + j);
     }
 }

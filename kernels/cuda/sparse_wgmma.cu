@@ -8,7 +8,8 @@
 // One persistent block an SM.  The last warpgroup is the producer: one of its threads keeps the copy
 // engine busy filling a ring of stages.  The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS
 // rows of the tile, multiply stage after stage with one group of instructions in flight, and
-// write their part of the result while the producer already fetches the next tile.
+// write their part of the result while the producer already fetches the next tile.  With PINGPONG
+// they take whole tiles in turn: one multiplies while the other applies the epilogue.
 // Ragged edges need no code: the copy engine reads zeros outside A and b and writes nothing
 // outside out.  Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
 //
@@ -16,7 +17,7 @@
 // partial sums added in a fixed order: the same launch gives the same bits.  For few columns the K_PARTS
 // blocks of a cluster share each tile instead (cluster_sums.cuh).
 //
-// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS IN_FLIGHT
+// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS IN_FLIGHT PINGPONG
 // PROMOTE SPLIT B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION; kernels/sparse_wgmma_configs.py chooses.
 //
 // Reference: reference.matmul.  Launcher: kernels/sparse_wgmma.py.  How it works:
@@ -41,7 +42,8 @@ constexpr int kElementBytes = sizeof(Scalar<Kind::ELEMENT>::type);
 constexpr int kSpans = BLOCK_K * kElementBytes / 128;    // 128-byte columns of B in a stage
 constexpr int kSteps = 2 * kSpans;                       // instructions along k in a stage
 constexpr int kParts = kAtomK / BLOCK_K;                 // stages of an atom
-constexpr int kRowBlocks = BLOCK_M / (64 * CONSUMERS);   // 64-row blocks of a warpgroup
+constexpr int kSharers = PINGPONG ? 1 : CONSUMERS;       // warpgroups that share a tile
+constexpr int kRowBlocks = BLOCK_M / (64 * kSharers);    // 64-row blocks of a warpgroup
 constexpr int kProducer = CONSUMERS * 128;               // first thread of the producer
 constexpr int kThreads = kProducer + 128;
 
@@ -65,9 +67,9 @@ constexpr u32 kBarriersAt = kStagingAt + CONSUMERS * STAGING * kStagingBytes;
 constexpr u64 kADescriptor = descriptor(kSpans == 2 ? kSwizzle128 : kSwizzle64, 512 * kSpans);
 constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, B_ROW_MAJOR ? BLOCK_K * 128 : 16);
 
-using Ring = Pipeline<STAGES, CONSUMERS * 4, CLUSTER>;
+using Ring = Pipeline<STAGES, kSharers * 4, CLUSTER>;
 using Others = ClusterSums<kRowBlocks, CONSUMERS>;
-static_assert(Others::bytes <= kMetadataAt && (K_PARTS == 1 || CLUSTER == 1));
+static_assert(Others::bytes <= kMetadataAt && (K_PARTS == 1 || (CLUSTER == 1 && !PINGPONG)));
 constexpr bool kClustered = CLUSTER * K_PARTS > 1;
 
 // Fetch this block's share of B: all of it, or its part of what the cluster multicasts.
@@ -126,29 +128,44 @@ class Consumer {
   public:
     Sum d[kRowBlocks][BLOCK_N / 2];
 
-    __device__ Consumer(const Ring& ring, u32 shared) : ring_(ring), shared_(shared) {}
+    // `part`: which share of a tile's rows.
+    __device__ Consumer(const Ring& ring, u32 shared, int part) : ring_(ring), shared_(shared), part_(part) {}
 
-    // d = the products of one tile over `atoms` of k.  The ring goes on where the last work left it.
+    // Pass over the stages of work that another warpgroup does.
+    __device__ void skip(int atoms) {
+        const int stage = at_.stage + atoms * kParts;
+        at_.phase ^= stage / STAGES & 1;
+        at_.stage = stage % STAGES;
+        slot_ = (slot_ + atoms) % kSlots;
+    }
+
+    // Begin d = the products of one tile over `atoms` of k.  The ring goes on where the last work left it.
     __device__ void multiply(int atoms) {
         Metadata<kRowBlocks> even, odd;
         even.clear();
         odd.clear();
-        for (int atom = 0; atom < atoms; atom++) {
+        multiply_atom<true>(even, odd);
+        drain();  // the compiler serialises all groups if it sees metadata loaded while this one runs
+        for (int atom = 1; atom < atoms; atom++) {
             if (IN_FLIGHT && atom % 2)
-                multiply_atom(odd, even, 1);
+                multiply_atom<false>(odd, even);
             else
-                multiply_atom(even, odd, atom > 0);
+                multiply_atom<false>(even, odd);
         }
+    }
+    // Wait for what multiply began.
+    __device__ void finish() {
         drain();
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
 
-    // The same for fp8 with the sums of kPromoted atoms added up in float32 by this thread.
+    // Both for fp8 with the sums of kPromoted atoms added up in float32 by this thread.
     __device__ void multiply_promoted(int atoms) {
         Sum total[kRowBlocks][BLOCK_N / 2] = {};
         for (int atom = 0; atom < atoms; atom += kPromoted) {
             multiply(min(kPromoted, atoms - atom));
+            finish();
 #pragma unroll
             for (int r = 0; r < kRowBlocks; r++)
 #pragma unroll
@@ -163,13 +180,15 @@ class Consumer {
   private:
     // One group of instructions a stage.  With IN_FLIGHT a group still runs when the next atom
     // begins, and the metadata of `last` must stay; without it the atom ends with a wait.
-    __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last, u32 keep) {
+    // A `fresh` atom overwrites the sums; said at compile time, so that they take no registers before.
+    template <bool fresh>
+    __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last) {
 #pragma unroll
         for (int part = 0; part < kParts; part++) {
             ring_.wait(at_);
             if (part == 0) fetch(metadata);
             wgmma_fence();
-            multiply_stage(metadata, part, part ? 1 : keep);
+            multiply_stage(metadata, part, part || !fresh);
             group_commit();
             group_wait<1>();
             if (IN_FLIGHT && part == 0) last.hold(shared_);
@@ -180,12 +199,12 @@ class Consumer {
         if (!IN_FLIGHT) drain();
     }
     __device__ void fetch(Metadata<kRowBlocks>& metadata) {
-        const u32 first = slot_ * kAtoms + threadIdx.x / 128 * kRowBlocks;
+        const u32 first = slot_ * kAtoms + part_ * kRowBlocks;
         metadata.load(shared_ + kMetadataAt + first * kAtomBytes + metadata_offset());
         slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
     }
     __device__ void multiply_stage(const Metadata<kRowBlocks>& metadata, int part, u32 keep) {
-        const u32 stage = shared_ + at_.stage * kStageBytes, rows = threadIdx.x / 128 * kRowBlocks * 4096 * kSpans;
+        const u32 stage = shared_ + at_.stage * kStageBytes, rows = part_ * kRowBlocks * 4096 * kSpans;
         const u64 a = kADescriptor | descriptor_start(stage + kBBytes + rows);
         const u64 b = kBDescriptor | descriptor_start(stage);
 #pragma unroll
@@ -211,23 +230,32 @@ class Consumer {
 
     const Ring& ring_;
     u32 shared_;
+    int part_;
     typename Ring::Position at_;
     int slot_ = 0, previous_ = -1;
 };
 
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
-                               const Shape& shape, TileScheduler tiles, const Ring& ring,
+                               const Shape& shape, TileScheduler tiles, const Ring& ring, const Turns& turns,
                                const Workspace& workspace, const Others& parts, u32 shared) {
     const int group = threadIdx.x / 128;
     ResultStore result(out_map, out, params, shape.m, shape.n, shared + kStagingAt + group * STAGING * kStagingBytes);
     const PartialSums<kRowBlocks, CONSUMERS> others(workspace);
-    Consumer consumer(ring, shared);
+    const int part = PINGPONG ? 0 : group;
+    Consumer consumer(ring, shared, part);
     Work work;
-    while (tiles.advance(work)) {
+    for (int turn = 0; tiles.advance(work); turn++) {
+        if (PINGPONG && turn % CONSUMERS != group) {
+            consumer.skip(work.atoms);
+            continue;
+        }
+        if (PINGPONG) turns.await(turn);
         if constexpr (PROMOTE)
             consumer.multiply_promoted(work.atoms);
         else
             consumer.multiply(work.atoms);
+        if (PINGPONG) turns.pass();
+        consumer.finish();
         if (SPLIT) others.await(work.helpers);
         if (K_PARTS > 1) {
             parts.meet();
@@ -237,7 +265,7 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
         }
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) {
-            const int row = work.m * BLOCK_M + (group * kRowBlocks + r) * 64;
+            const int row = work.m * BLOCK_M + (part * kRowBlocks + r) * 64;
             result.store(consumer.d[r], row, work.n * BLOCK_N, work.batch, [&](auto& sums, int first) {
                 if (SPLIT && work.partial)
                     others.give(sums, r, first);
@@ -275,12 +303,14 @@ sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
     const u32 of_tiles = CLUSTER > 1 ? rank : 0, of_k = K_PARTS > 1 ? rank : 0;
     const Ring ring(shared + kBarriersAt);
     const TileScheduler tiles(tiling, shape.atoms_k, of_tiles, of_k);
+    const Turns turns(shared + kBarriersAt + Ring::bytes);  // one or the other
     const Others parts(shared, shared + kBarriersAt + Ring::bytes, of_k);
 
     if (threadIdx.x == kProducer) {
         prefetch_map(values);
         prefetch_map(b);
         if (OUT_BULK) prefetch_map(out_map);
+        if (PINGPONG) turns.init();
         ring.init();
         if (K_PARTS > 1) parts.init();
     }
@@ -295,7 +325,7 @@ sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
         if (K_PARTS > 1) parts.meet();
     } else {
         if (kDealRegisters) take_registers<kConsumerRegisters>();
-        consume(out_map, out, params, shape, tiles, ring, workspace, parts, shared);
+        consume(out_map, out, params, shape, tiles, ring, turns, workspace, parts, shared);
     }
     if constexpr (CLUSTER > 1) {  // a block must not end while its neighbours still write to it
         __syncwarp();

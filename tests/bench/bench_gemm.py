@@ -2,9 +2,10 @@
 
     python tests/bench/bench_gemm.py [--sets large other ...] [--dtypes bfloat16 float16]
 
-Each case is checked against a float64 product of some rows before it is timed; the
-three contenders run in the same rounds.  The layout is that of a linear layer:
-y (n, m) = x (n, k) @ w.T.
+Each case is checked against a float64 product of some rows before it is timed; all
+contenders run in the same rounds.  The layout is that of a linear layer:
+y (n, m) = x (n, k) @ w.T.  Ours is what `autotune` chose; ``untuned`` is what the planner
+chooses from its predictions alone.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def run(m: int, k: int, n: int, name: str, choice) -> dict:
     y = cp.empty((n, m), s24._dtypes.numpy_dtype(out_name))
     y.view(np.uint8).fill(0xFF)  # NaN everywhere: a place that is not written shows
     options = {"dtype": out_name, "a_dtype": name}
+    untuned = s24.explain(tokens, a.T, **options).chosen
     with s24.autotune():
         s24.matmul(tokens, a.T, y, **options)
     y.view(np.uint8).fill(0xFF)
@@ -75,15 +77,19 @@ def run(m: int, k: int, n: int, name: str, choice) -> dict:
     told = s24.explain(tokens, a.T, **options)
     ours = Contender([lambda: s24.matmul(tokens, a.T, y, **options)])
     contenders = {"ours": ours, "cublas": dense_rival(w, x, name)}
+    if untuned != told.chosen:
+        run_untuned = lambda: s24.matmul(tokens, a.T, y, algorithm=untuned, **options)  # noqa: E731
+        contenders["untuned"] = Contender([run_untuned])
     if choice is not None:
         rival_out = None if name in ("bfloat16", "float16") else torch.bfloat16
         contenders["cusparselt"] = rivals.cusparselt([pruned], x, choice, out_dtype=rival_out)
     race(contenders)
-    others = {key: value for key, value in contenders.items() if key != "ours"}
+    others = {key: value for key, value in contenders.items() if key not in ("ours", "untuned")}
     return case(
         f"{name} {m}x{k}x{n}", ours=ours, kernel=told.chosen,
         rivals=others, m=m, k=k, n=n, dtype=name, error=error,
         bytes=a.values.nbytes + a.packed.nbytes + x.nbytes + y.nbytes,
+        untuned_kernel=untuned, untuned_us=round(contenders.get("untuned", ours).us, 3),
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ class Contender:
 
     def __init__(self, calls: Sequence[Callable[[], object]], *, library: str = "cupy"):
         self.calls = len(calls)
+        self._kept = calls  # and with them the operands whose addresses the graph holds
         self.samples: list[float] = []
         self.stream = torch.cuda.Stream()
         external = cp.cuda.ExternalStream(self.stream.cuda_stream)

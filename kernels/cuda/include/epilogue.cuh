@@ -52,7 +52,26 @@ inline float normal_gated(float x) {
 }
 inline double normal_gated(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
 
-template <int kind, class Real> Real activate(Real x, Real lower, Real upper) {
+// (1 + tanh(y)) * half, by one instruction for tanh, whose relative error is 2^-11.
+inline float half_gated(float half, float y) {
+    asm("tanh.approx.f32 %0, %0;" : "+f"(y));
+    return half * y + half;
+}
+
+// The gated activations for results of 16 bits or fewer.  An instruction an element costs half a percent of an
+// 8192-cube product on Hopper, so these take five: positive results are right to 8e-4 of themselves,
+// negative ones to 2.5e-4 * |x| + 2.7e-4.  The coefficients of gelu are a minimax fit of its
+// error; those of its tanh form are its definition.
+template <int kind> float activate_roughly(float x) {
+    const float half = 0.5f * x;
+    if constexpr (kind == kGelu) return half_gated(half, x * (0.80015708f + 0.03470089f * (x * x)));
+    if constexpr (kind == kGeluTanh) return half_gated(half, x * (0.79788456f + 0.03567741f * (x * x)));
+    return half_gated(half, half);  // silu
+}
+
+// `rough`: the result is rounded to 16 bits or fewer.
+template <int kind, bool rough, class Real> Real activate(Real x, Real lower, Real upper) {
+    if constexpr (rough && (kind == kGelu || kind == kGeluTanh || kind == kSilu)) return activate_roughly<kind>(x);
     if constexpr (kind == kRelu) return x > lower ? min(x, upper) : (x == x ? Real(0) : x);
     if constexpr (kind == kRelu2) return x > Real(0) ? x * x : (x == x ? Real(0) : x);
     if constexpr (kind == kGelu) return normal_gated(x);
@@ -87,15 +106,16 @@ template <int bits, class Real> EpilogueTerms<Real> column_terms(const EpilogueP
     return terms;
 }
 
-// Returns the value to store for accumulator `acc` of element (row, column) of product `batch`.
+// Returns what to store for accumulator `acc` of element (row, column) of product `batch`, which must be
+// inside the result where c or aux is used.
 template <Kind out, int bits, int activation, class Acc>
-typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column,
-                                    EpilogueTerms<typename Scalar<out>::real> of_row,
-                                    EpilogueTerms<typename Scalar<out>::real> of_column,
-                                    const EpilogueNumbers<typename Scalar<out>::real>& numbers) {
+auto epilogue_value(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column,
+                    EpilogueTerms<typename Scalar<out>::real> of_row,
+                    EpilogueTerms<typename Scalar<out>::real> of_column,
+                    const EpilogueNumbers<typename Scalar<out>::real>& numbers) {
     using Out = Scalar<out>;
     if constexpr (bits == 0) {
-        return Out::store(acc);
+        return acc;
     } else {
         using Real = typename Out::real;
         Real x = Real(acc);
@@ -112,16 +132,18 @@ typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long 
             auto* aux = static_cast<typename Out::type*>(p.aux);
             aux[batch * p.aux_batch + row * p.aux_row + column * p.aux_column] = Out::store(x);
         }
-        if constexpr (bits & kActivation) x = activate<activation>(x, numbers.lower, numbers.upper);
+        constexpr bool rough = sizeof(typename Out::type) <= 2;
+        if constexpr (bits & kActivation) x = activate<activation, rough>(x, numbers.lower, numbers.upper);
         if constexpr (bits & kOutScale) x *= numbers.out_scale;
-        return Out::store(x);
+        return x;
     }
 }
 
-// The same for an element on its own.
+// The same for an element on its own, in the type of the result.
 template <Kind out, int bits, int activation, class Acc>
 typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column) {
     using Real = typename Scalar<out>::real;
-    return epilogue<out, bits, activation>(acc, p, batch, row, column, row_terms<bits, Real>(p, row),
-                                           column_terms<bits, Real>(p, column), EpilogueNumbers<Real>(p));
+    return Scalar<out>::store(epilogue_value<out, bits, activation>(
+        acc, p, batch, row, column, row_terms<bits, Real>(p, row), column_terms<bits, Real>(p, column),
+        EpilogueNumbers<Real>(p)));
 }

@@ -3,6 +3,7 @@
 // full[s]  one arrival by the producer, plus the bytes that the copy engine delivers
 // empty[s] one arrival by every consumer warp of every block of the cluster, because a multicast
 //          writes into all of them
+// turn     one arrival by every warp of the warpgroup that worked last, where they work in turn
 #pragma once
 #include "hopper_ptx.cuh"
 
@@ -52,4 +53,24 @@ template <int stages, int consumer_warps, int cluster> class Pipeline {
 
   private:
     u32 full_, empty_;
+};
+
+// Warpgroups that take tiles in turn.  Turn t may wait for its first stage when turn t - 1 has waited for
+// its last: a barrier tells two turns of the ring apart, not three.
+class Turns {
+  public:
+    static constexpr int bytes = 8;
+
+    __device__ explicit Turns(u32 storage) : passed_(storage) {}
+
+    __device__ void init() const { barrier_init(passed_, 4); }
+    __device__ void await(int turn) const {
+        if (turn > 0) barrier_wait(passed_, (turn - 1) & 1);
+    }
+    __device__ void pass() const {
+        if (threadIdx.x % 32 == 0) barrier_arrive(passed_);
+    }
+
+  private:
+    u32 passed_;
 };

@@ -49,11 +49,12 @@ class ResultStore {
 #pragma unroll
             for (int i = 0; i < kChunk / 2; i++) sums[i] = d[chunk * kChunk / 2 + i];
             if (!complete(sums, chunk * kChunk / 2)) continue;
+            const Columns columns(*this, column + chunk * kChunk);
             const u32 buffer = staging_ + turn_ * kStagingBytes;
             turn_ = turn_ + 1 == STAGING ? 0 : turn_ + 1;
             if (OUT_BULK && leader()) store_wait<STAGING - 1>();
             sync();
-            arrange(sums, buffer, row, column + chunk * kChunk, batch, rows);
+            arrange(sums, buffer, row, column + chunk * kChunk, batch, rows, columns);
             if (OUT_BULK) async_proxy_fence();
             sync();
             write(buffer, row, column + chunk * kChunk, batch);
@@ -65,38 +66,51 @@ class ResultStore {
     }
 
   private:
+    // The terms of this thread's columns of a chunk, two in each 8-column block, loaded together.
+    struct Columns {
+        EpilogueTerms<Out::real> terms[kChunk / 8][2];
+
+        __device__ Columns(const ResultStore& store, int column) {
+#pragma unroll
+            for (int i = 0; i < kChunk / 4; i++) {
+                const int at = column + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+                if (at < store.n_) terms[i / 2][i % 2] = column_terms<EPILOGUE, Out::real>(store.params_, at);
+            }
+        }
+    };
+
     __device__ static bool leader() { return threadIdx.x % 128 == 0; }
     __device__ static void sync() { group_sync(1 + threadIdx.x / 128, 128); }
 
-    __device__ Out::type element(Sum sum, int row, int column, int batch, EpilogueTerms<Out::real> of_row,
-                                 EpilogueTerms<Out::real> of_column) const {
-        if (!kPlain && (row >= m_ || column >= n_)) return Out::type();
-        return epilogue<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, params_, batch, row, column, of_row, of_column, numbers_);
+    __device__ auto value(Sum sum, int row, int column, int batch, EpilogueTerms<Out::real> of_row,
+                          EpilogueTerms<Out::real> of_column) const {
+        if constexpr (EPILOGUE & (kC | kAux)) {  // others need no place, and a branch for each costs a tenth
+            if (row >= m_ || column >= n_) return Out::real(0);
+        }
+        return epilogue_value<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, params_, batch, row, column, of_row, of_column, numbers_);
     }
 
     // The four elements of one 8-column block: rows g and g + 8, columns 2 t and 2 t + 1.
     __device__ void arrange(const Sum (&sums)[kChunk / 2], u32 buffer, int row, int column, int batch,
-                            const EpilogueTerms<Out::real> (&rows)[2]) const {
-        using Real = Out::real;
+                            const EpilogueTerms<Out::real> (&rows)[2], const Columns& columns) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
         u32 packed[4];
 #pragma unroll
         for (int j = 0; j < kChunk / 8; j++) {
             const int local = 8 * j + 2 * t, at = column + local;
-            EpilogueTerms<Real> columns[2];
-            if (!kPlain && at < n_) columns[0] = column_terms<EPILOGUE, Real>(params_, at);
-            if (!kPlain && at + 1 < n_) columns[1] = column_terms<EPILOGUE, Real>(params_, at + 1);
-            Out::type x[4];
+            decltype(value(Sum(), 0, 0, 0, rows[0], rows[0])) x[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                x[i] = element(sums[4 * j + i], row + 16 * warp + g + 8 * (i / 2), at + i % 2, batch, rows[i / 2], columns[i % 2]);
+                x[i] = value(sums[4 * j + i], row + 16 * warp + g + 8 * (i / 2), at + i % 2, batch, rows[i / 2],
+                             columns.terms[j][i % 2]);
             if constexpr (kOutBytes == 2) {
                 packed[2 * (j % 2)] = pair(x[0], x[1]);
                 packed[2 * (j % 2) + 1] = pair(x[2], x[3]);
                 if (j % 2) matrices(buffer, packed, warp, j - 1, lane);
             } else {
 #pragma unroll
-                for (int i = 0; i < 4; i++) put(buffer + staged(16 * warp + g + 8 * (i / 2), local + i % 2), x[i]);
+                for (int i = 0; i < 4; i++)
+                    put(buffer + staged(16 * warp + g + 8 * (i / 2), local + i % 2), Out::store(x[i]));
             }
         }
     }
@@ -108,8 +122,14 @@ class ResultStore {
         else
             store_matrices_transposed(buffer + staged(row, column + line), x[0], x[1], x[2], x[3]);
     }
-    template <class T> __device__ static u32 pair(T a, T b) {
-        return reinterpret_cast<const u16&>(a) | (u32) reinterpret_cast<const u16&>(b) << 16;
+    // Both as 16-bit elements, by one instruction.
+    __device__ static u32 pair(float low, float high) {
+        u32 both;
+        if constexpr (Kind::OUTPUT == Kind::bfloat16)
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        else
+            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
     }
     template <class T> __device__ static void put(u32 to, T x) {
         if constexpr (sizeof(T) == 4)

@@ -1,0 +1,176 @@
+"""Run every kernel on small, ragged shapes under compute-sanitizer; records ``sanitizer.json``.
+
+    python tests/sanitize.py [--tools memcheck racecheck initcheck synccheck] [--out FOLDER]
+
+Needs a GPU and NVIDIA's compute-sanitizer.  The record says for each tool and part how many
+errors were reported, and for each kernel the digest of what ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+import sparse24 as s24
+from sparse24 import _dtypes, _evidence, _storage
+from sparse24._hybrid_dispatch import multiply as multiply_hybrid
+from sparse24.kernels import activate_compress, loader, targets
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+DATA = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "data"
+PROCESSES = 10
+TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn")
+
+
+def draw(shape, name: str):
+    """Whole numbers from -4 to 4 on the GPU, as the library carries the type."""
+    import cupy as cp
+
+    row = _dtypes.TABLE[name]
+    x = np.random.default_rng(1).integers(-4, 5, shape).astype(row.logical)
+    return cp.asarray(x.view(np.uint8) if row.is_float8 else x)
+
+
+def products(name: str) -> None:
+    """Every kernel that multiplies this type, plain and through an epilogue.
+
+    bfloat16 in all configurations, others in the first of each kernel.
+    """
+    import cupy as cp
+
+    m, k, n = 200, 264, 144
+    a = s24.compress(draw((m, k), name), on_excess="prune", dtype=name, keep_dense=True)
+    options = {"b_dtype": name if name.startswith("float8") else None}
+    for columns in (n, 8):
+        b = draw((columns, k), name).T
+        known = [c for c in s24.explain(a, b, **options).candidates if c.refusal is None]
+        firsts = {c.kernel: c.name for c in reversed(known)}
+        epilogue = s24.Epilogue(bias=cp.ones(columns, _real(name)), activation="gelu")
+        for choice in {c.name for c in known} if name == "bfloat16" else firsts.values():
+            s24.matmul(a, b, algorithm=choice, **options)
+        for choice in firsts.values():
+            s24.matmul(a, b, algorithm=choice, epilogue=epilogue, **options)
+
+
+def _real(name: str):
+    return np.float64 if name == "float64" else np.float32
+
+
+def packing() -> None:
+    """Prune, compress, decompress, masks of both kinds, conversions."""
+    for name in TYPES:
+        x = draw((68, 136), name)
+        for transposable in (False, True):
+            a = s24.compress(
+                x, on_excess="prune", dtype=name, transposable=transposable, check="deferred"
+            )
+            _storage.decompress(_storage.with_packed(a._operand.rows))
+            assert a.metadata is not None
+            s24.compress(x, like=a, dtype=name)
+        if not name.startswith("float8"):
+            a = s24.compress(x, pattern=(1, 4), on_excess="prune")
+            a @ draw((136, 8), name)
+            s24.mask(x, pattern=(2, 8))
+    activate_compress.launch(draw((70, 304), "bfloat16"), _dtypes.TABLE["bfloat16"], quantise=True)
+    s24.compress(draw((64, 64), "float32"), on_excess="prune").astype("float16")
+
+
+def hybrids() -> None:
+    """Each way that a hybrid matrix multiplies."""
+    import cupy as cp
+
+    from sparse24._hybrid_cost import bucket
+    from sparse24._hybrid_dispatch import predictions
+
+    w = draw((150, 330), "float16")
+    w[cp.random.default_rng(1).random(w.shape) < 0.7] = 0
+    h = s24.hybrid(w)
+    for n in (2, 24, 300):
+        b = draw((330, n), "float16")
+        out = cp.empty((150, n), np.float16)
+        for path in predictions(h, bucket(n)):
+            if path in predictions(h, n):
+                multiply_hybrid(h, b, out, path)
+
+
+PARTS = {
+    "packing": packing,
+    "hybrids": hybrids,
+    **{f"products of {name}": functools.partial(products, name) for name in TYPES},
+}
+
+
+def run_part(name: str) -> None:
+    import cupy as cp
+
+    cp.cuda.set_allocator(None)  # each array in its own allocation: the tools see its ends
+    PARTS[name]()
+    cp.cuda.Device().synchronize()
+    print("ran", name, flush=True)
+
+
+def launch(part: str, tool: str | None, log: Path | None) -> int:
+    """Run a part in a process of its own, under a tool or not; the errors that it reports."""
+    command = [sys.executable, __file__, "--run", part]
+    if tool is not None:
+        options = ["--racecheck-report", "analysis"] if tool == "racecheck" else []
+        command = [_program(), "--tool", tool, "--print-limit", "20", *options, *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if log is not None:
+        (log / f"{tool}-{part.replace(' ', '-')}.log").write_text(done.stdout + done.stderr)
+    summary = re.search(r"SUMMARY: (\d+) (?:errors?|hazards?)", done.stdout)
+    if f"ran {part}" not in done.stdout or (tool is not None and summary is None):
+        raise SystemExit(f"{tool}, {part}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return int(summary[1]) if summary else 0
+
+
+def _program() -> str:
+    return shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+
+
+def _version() -> str:
+    told = subprocess.run([_program(), "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"Version (\S+)", told.stdout)
+    return found[1] if found else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
+    parser.add_argument("--out", type=Path, default=DATA)
+    parser.add_argument("--logs", type=Path, help="folder for the tools' own reports")
+    parser.add_argument("--run", choices=PARTS, help="only run this part, unwatched")
+    arguments = parser.parse_args()
+    if arguments.run:
+        run_part(arguments.run)
+        return
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        list(pool.map(lambda part: launch(part, None, None), PARTS))  # compile once
+        jobs = {
+            (tool, part): pool.submit(launch, part, tool, arguments.logs)
+            for tool in arguments.tools
+            for part in PARTS
+        }
+    errors: dict[str, dict[str, int]] = {tool: {} for tool in arguments.tools}
+    for (tool, part), job in jobs.items():
+        errors[tool][part] = job.result()
+    print(errors)
+    record = {
+        "header": _evidence.header(),
+        "compute-sanitizer": _version(),
+        "errors": errors,
+        "stems": {stem: loader.digest(stem) for stem in targets.stems()},
+    }
+    _evidence.write_json(arguments.out / "sanitizer.json", record)
+
+
+if __name__ == "__main__":
+    main()

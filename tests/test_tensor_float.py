@@ -1,0 +1,94 @@
+"""float32 at 1:2 in TF32: packing and refusals anywhere, products on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _spec
+from sparse24.formats import tensor_float
+
+
+def sparse_half(rng, shape, *, integers=False):
+    """A float32 matrix with one element of each pair."""
+    x = rng.integers(-8, 9, shape) if integers else rng.standard_normal(shape)
+    return s24.prune(x.astype(np.float32), pattern=(1, 2))
+
+
+def test_codes_lie_where_the_instruction_takes_them(rng):
+    places = rng.integers(0, 2, (70, 50), np.uint8)
+    packed = tensor_float.pack(places, 100)
+    assert packed.shape == _spec.packed_shape(70, 100, atom_k=64)
+    nibbles = np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:2], -1)
+    for row, pair in ((0, 0), (69, 49), (13, 40), (64, 31)):
+        atom = nibbles[pair // 32, row // 64]
+        code = atom[_spec.ATOM_NIBBLES_TF32[row % 64, pair % 32]]
+        assert code == (0xE if places[row, pair] else 0x4)
+    assert set(np.unique(nibbles)) == {0x4, 0xE}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "dtype", "words"),
+    [
+        ((1, 2), np.float32, "needs a GPU"),
+        ((1, 4), np.float32, "needs pattern (1, 2)"),
+        ((1, 2), np.float16, "is for float32"),
+    ],
+)
+def test_refusals_name_the_way_out(pattern, dtype, words):
+    a = s24.compress(np.eye(8, dtype=dtype), pattern=pattern)
+    with pytest.raises(s24.Sparse24Error, match=words.replace("(", r"\(").replace(")", r"\)")):
+        s24.matmul(a, np.ones((8, 2), dtype), precision="tf32")
+
+
+def test_other_formats_and_words_are_refused():
+    a = s24.compress(np.eye(8, dtype=np.float32))
+    with pytest.raises(s24.ArgumentError, match="got Sparse24Array; compress it"):
+        s24.matmul(a, np.ones((8, 2), np.float32), precision="tf32")
+    narrow = s24.compress(np.eye(8, dtype=np.float32), pattern=(1, 2))
+    with pytest.raises(s24.ArgumentError, match="precision must be one of"):
+        s24.matmul(narrow, np.ones((8, 2), np.float32), precision="half")
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("sparse_wgmma")
+@pytest.mark.parametrize("shape", [(1, 1, 2), (64, 64, 64), (70, 35, 101), (520, 300, 1030)])
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_products_match(rng, shape, order):
+    import cupy as cp
+
+    m, n, k = shape
+    for integers in (True, False):
+        dense, b = sparse_half(rng, (m, k), integers=integers), rng.standard_normal((k, n))
+        b = (np.round(b * 4) if integers else b).astype(np.float32)
+        a = s24.compress(cp.asarray(dense), pattern=(1, 2))
+        right = cp.asarray(b, order="C" if order == "row" else "F")
+        cp.full(4 * m * n, np.nan, np.float32)  # freed: the result is likely to land here
+        got = s24.matmul(a, right, precision="tf32")
+        turned = s24.matmul(right.T, a.T, precision="tf32")
+        want = dense.astype(np.float64) @ b
+        if integers:
+            np.testing.assert_array_equal(got.get(), want)
+        else:  # operands of 11 bits: each product is off by at most 2^-10
+            bound = 2**-10 * (np.abs(dense).astype(np.float64) @ np.abs(b)) + 1e-6
+            assert (np.abs(got.get() - want) <= bound).all()
+        cp.testing.assert_array_equal(got, turned.T)
+        np.testing.assert_allclose((a @ right).get(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("sparse_wgmma")
+def test_vectors_and_wrong_operands(rng):
+    import cupy as cp
+
+    dense = sparse_half(rng, (40, 64), integers=True)
+    a = s24.compress(cp.asarray(dense), pattern=(1, 2))
+    x = cp.arange(64, dtype=np.float32)
+    np.testing.assert_array_equal(s24.matmul(a, x, precision="tf32").get(), dense @ x.get())
+    with pytest.raises(s24.ShapeError, match="inner dimensions 64 and 63 differ"):
+        s24.matmul(a, x[1:], precision="tf32")
+    with pytest.raises(s24.DTypeError, match="needs float32 operands, got float64"):
+        s24.matmul(a, x.astype(np.float64), precision="tf32")
+    with pytest.raises(s24.UnsupportedError, match="groups run along the contracted"):
+        s24.matmul(a, cp.ones((2, 64, 3), np.float32), precision="tf32")
