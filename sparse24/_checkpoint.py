@@ -51,7 +51,17 @@ class Selection:
         return None
 
     def eligible(self, file: _raw_files.ArrayFile) -> list[str]:
-        """Names of the eligible arrays of a file, in its order."""
+        """Names of the eligible arrays of a file, in its order.
+
+        Raises
+        ------
+        ArgumentError
+            If the file holds compressed arrays: their parts must not be pruned again.
+        """
+        if file.header.get("arrays"):
+            raise ArgumentError(
+                f"{file.path} is compressed already; name the dense file that it was made from"
+            )
         rule = self
         if isinstance(file, _raw_files.NpyFile):
             rule = Selection(include="", exclude="", min_size=0)

@@ -164,7 +164,9 @@ def _advise(options) -> int:
     file = _raw_files.open_arrays(options.file)
     names = _checkpoint.Selection().eligible(file)
     if not names:
-        raise ArgumentError(f"{options.file} has no matrix that 2:4 would suit")
+        raise ArgumentError(
+            f"{options.file} has no matrix that 2:4 would suit; inspect lists what it holds"
+        )
     rows, chip = [], ""
     for name in names:
         m, k = file.specs[name][0]

@@ -132,6 +132,15 @@ def test_the_source_is_never_the_target(checkpoint, tmp_path, capsys):
     assert checkpoint.read_bytes() == before
 
 
+@pytest.mark.parametrize("command", ["convert", "advise", "demo --checkpoint"])
+def test_a_compressed_file_is_not_compressed_again(command, checkpoint, tmp_path, capsys):
+    out, again = tmp_path / "o.npz", tmp_path / "again.npz"
+    run(capsys, "convert", checkpoint, out, "--quiet")
+    more = [again] if command == "convert" else []
+    assert "is compressed already" in run(capsys, *command.split(), out, *more, code=1)
+    assert not again.exists()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full")])
 def test_an_interrupted_conversion_keeps_the_old_target(
     error, checkpoint, tmp_path, capsys, monkeypatch
