@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _fuse, _product, _storage
+from sparse24 import _arrays, _check, _dtypes, _fuse, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray, densified
@@ -226,7 +226,7 @@ class Sparse24Array(SparseArray):
         return Sparse24Array(Operand24(rows, columns, kept, old.shape, row), status=self._status)
 
     def _fields(self):
-        status = None if self._status is None else _arrays.to_numpy(self._status)
+        status = None if self._status is None else _check.excess(self._status)
         return self._operand, status
 
     def __getitem__(self, key) -> Sparse24Array:

@@ -46,7 +46,8 @@ def _scores_of(scores, shape) -> np.ndarray:
     _check.same_shape(scores.shape, shape, argument="scores", other="x")
     narrow = scores.dtype.kind == "b" or (scores.dtype.itemsize < 4 and scores.dtype.kind != "i")
     kind = np.float32 if narrow or scores.dtype == np.float32 else np.float64
-    return matrix_of(scores.astype(kind, copy=False))
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN like others
+        return matrix_of(scores.astype(kind, copy=False))
 
 
 def _flags(x: np.ndarray, rows: slice, rule: str, bits: cpu_groups.Bits, guide) -> tuple:

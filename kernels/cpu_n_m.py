@@ -130,7 +130,8 @@ def _prepared(x, n, m, scores):
     if scores is not None:
         scores = np.asarray(scores)
         _check.same_shape(scores.shape, x.shape, argument="scores", other="x")
-        scores = cpu_compress.matrix_of(scores.astype(np.float64, copy=False))
+        with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN like others
+            scores = cpu_compress.matrix_of(scores.astype(np.float64, copy=False))
     return n, m, dtype, cpu_compress.matrix_of(x, dtype.storage), scores
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparse24 import _arrays, _calibrate, _planner, _tuning_cache
+from sparse24 import _arrays, _calibrate, _hybrid_fit, _planner, _tuning_cache
 from sparse24._errors import DeviceError, FormatError
 
 __all__ = ["calibrate", "clear", "load", "path", "save"]
@@ -73,10 +73,11 @@ def clear() -> None:
 
 
 def calibrate() -> dict[str, float]:
-    """Fit the cost model to the current GPU: copy bandwidth, and a factor for each kernel.
+    """Fit the cost models to the current GPU: of 2:4 products, and of hybrid matrices.
 
-    Takes some ten seconds, more at the first time, which compiles the kernels, and about 1 GB;
-    synchronises.  `save` keeps the result.
+    Takes some twenty seconds, more at the first time, which compiles the kernels, and about
+    1 GB; synchronises.  `save` keeps the first for later processes; the second, of the paths
+    of `sparse24.hybrid`, is kept at once.
 
     Returns
     -------
@@ -89,4 +90,5 @@ def calibrate() -> dict[str, float]:
     bandwidth = fitted.pop("bandwidth")
     _tuning_cache.record_model(device, bandwidth=bandwidth, scales=fitted)
     _planner.chip.cache_clear()
+    _hybrid_fit.fit(device)
     return {"bandwidth": bandwidth, **fitted}

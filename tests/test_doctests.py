@@ -1,4 +1,4 @@
-"""Every example in a docstring runs.
+"""Every example in a docstring, and on a page of the docs, runs.
 
 By module name: the folders `kernels` and `formats` are installed under `sparse24`, so
 collecting by path would import them under the wrong name.
@@ -16,6 +16,23 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"sparse24": "sparse24", "kernels": "sparse24.kernels", "formats": "sparse24.formats"}
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 FRAMEWORKS = ("torch", "jax", "sklearn", "matplotlib")
+
+
+PAGES = sorted(
+    path.relative_to(ROOT / "docs").as_posix()
+    for folder in ("how_to", "explanation", "reference")
+    for path in (ROOT / "docs" / folder).glob("*.rst")
+    if ">>> " in path.read_text()
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages(page):
+    result = doctest.testfile(
+        str(ROOT / "docs" / page), module_relative=False, optionflags=FLAGS, encoding="utf-8"
+    )
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def modules_with_examples() -> list[str]:
