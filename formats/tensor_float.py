@@ -13,6 +13,7 @@ from sparse24._records import PLAIN, Compressed24, Problem
 
 CODES = np.array([_spec.CODE_OF_PAIR[(0, 1)], _spec.CODE_OF_PAIR[(2, 3)]], np.uint8)
 FLOAT32 = _dtypes.TABLE["float32"]
+MOST_LAUNCHES = 256  # that a matrix keeps; shapes that change all the time must not pile up
 
 
 def check(pattern: tuple[int, int], dtype: _dtypes.DType, device: str) -> None:
@@ -110,7 +111,7 @@ class TensorFloat:
         launch = self._launches.get(problem)
         if launch is None:
             launch = self._prepare(problem, b.device.id)
-            if len(self._launches) >= dispatch.MOST_PLANS:
+            if len(self._launches) >= MOST_LAUNCHES:
                 self._launches.clear()
             self._launches[problem] = launch
         launch(self._record, b, out, PLAIN)

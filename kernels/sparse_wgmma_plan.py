@@ -110,8 +110,8 @@ def _moving(p: Problem, config: Config, chip: dict[str, float]) -> float:
     stages = _instructions(p, config) / (config.block_m // 64) / 2 / config.spans
     ring = layout(config, itemsize, 2).stages * stage
     rate = min(ring / LATENCY, MOST_INTO_SM / beside)
-    multiply = config.block_m // 64 * config.block_n * config.spans * beside
-    multiply /= FEW_SUSTAINED * config.rate * chip["clock_hz"]
+    clocks = config.block_m // 64 * config.block_n * config.spans * beside
+    multiply = clocks / (FEW_SUSTAINED * config.rate * chip["clock_hz"])
     block = stages * max(stage / rate, multiply) + FILL + STORE * config.block_m * config.block_n
     shared = shared_tiles(p, config, sms) if config.split else 0
     waves = blocks / sms if shared else _waves(p, config, sms)

@@ -122,8 +122,9 @@ def rank(
     problem: Problem, facts: dict[str, float], *, dense: bool, scale: Callable[[str], float]
 ) -> list[Candidate]:
     """All candidates on a chip of these facts; `scale` corrects a kernel's prediction."""
-    names = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
-    names = (TENSOR_FLOAT_KERNEL,) if problem.tensor_float else names
+    names: tuple[str, ...] = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
+    if problem.tensor_float:
+        names = (TENSOR_FLOAT_KERNEL,)
     found: list[tuple[float, Candidate]] = []  # beside the prediction without a floor
     for variant, stage_b, stage_out, moved in _variants(problem):
         turned = problem.b_order == "row" and stage_b and not stage_out

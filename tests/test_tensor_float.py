@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _spec
+from sparse24 import _planner, _spec
+from sparse24._records import Problem
 from sparse24.formats import tensor_float
 
 
@@ -49,6 +50,18 @@ def test_other_formats_and_words_are_refused():
     narrow = s24.compress(np.eye(8, dtype=np.float32), pattern=(1, 2))
     with pytest.raises(s24.ArgumentError, match="precision must be one of"):
         s24.matmul(narrow, np.ones((8, 2), np.float32), precision="half")
+
+
+@pytest.mark.parametrize("n", [8, 4096])
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_only_the_kernel_that_reads_this_metadata_is_a_candidate(order, n):
+    types = ("float32", "float32", "float32")
+    problem = Problem(4096, n, 4096, 1, *types, b_order=order, tensor_float=True)
+    chip = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
+    ranked = _planner.rank(problem, chip, dense=True, scale=lambda name: 1.0)
+    assert {candidate.kernel for candidate in ranked} == {"sparse_wgmma"}
+    assert ranked[0].refusal is None
+    assert ranked[0].stage_b == (order == "row")
 
 
 @pytest.mark.gpu

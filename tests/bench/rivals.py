@@ -49,7 +49,7 @@ for problem in sys.argv[4:]:
     w, x = (scale * w).to(dtype), (scale * x).to(dtype)
     packed = torch._cslt_compress(w)
     for alg in range(most):
-        if f"{problem}/{alg}" in skip:
+        if {f"{problem}/{alg}", f"*/{alg}"} & skip:
             continue
         print("TRY", problem, alg, flush=True)
         for split in (1, 2, 4):
@@ -78,8 +78,8 @@ def cusparselt_search(
 ) -> dict[tuple[int, int, int], tuple[int, int, int]]:
     """The fastest (algorithm, split, mode) of cuSPARSELt for every problem that has one.
 
-    Runs in child processes: an algorithm that kills its process is skipped and the
-    search goes on behind it.
+    Runs in child processes: an algorithm that kills its process is skipped, for all other
+    problems too, and the search goes on behind it.
     """
     left = ["x".join(map(str, problem)) for problem in problems]
     best: dict[str, tuple[float, int, int, int]] = {}
@@ -100,6 +100,7 @@ def cusparselt_search(
         if not left or not tried:
             break
         skip |= {f"{problem}/{algorithm}" for problem, algorithm in tried}
+        skip.add(f"*/{tried[-1][1]}")
         left = left[left.index(tried[-1][0]) :]
     return {tuple(map(int, name.split("x"))): found[1:] for name, found in best.items()}  # type: ignore[misc]
 
