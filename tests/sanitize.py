@@ -20,13 +20,12 @@ from pathlib import Path
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _dtypes, _evidence, _storage
-from sparse24._hybrid_dispatch import multiply as multiply_hybrid
-from sparse24.kernels import activate_compress, loader, targets
+from sparse24 import _dtypes, _evidence, _hybrid_dispatch, _storage
+from sparse24.kernels import activate_compress, loader, sample, targets
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 DATA = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "data"
-PROCESSES = 10
+PROCESSES = 14
 TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn")
 
 
@@ -39,25 +38,29 @@ def draw(shape, name: str):
     return cp.asarray(x.view(np.uint8) if row.is_float8 else x)
 
 
-def products(name: str) -> None:
+def products(name: str, columns: int) -> None:
     """Every kernel that multiplies this type, plain and through an epilogue.
 
-    bfloat16 in all configurations, others in the first of each kernel.
+    bfloat16 in all configurations, others in the first of each kernel; b in both orders.
     """
     import cupy as cp
 
-    m, k, n = 200, 264, 144
+    m, k = 200, 264
     a = s24.compress(draw((m, k), name), on_excess="prune", dtype=name, keep_dense=True)
     options = {"b_dtype": name if name.startswith("float8") else None}
-    for columns in (n, 8):
-        b = draw((columns, k), name).T
-        known = [c for c in s24.explain(a, b, **options).candidates if c.refusal is None]
-        firsts = {c.kernel: c.name for c in reversed(known)}
-        epilogue = s24.Epilogue(bias=cp.ones(columns, _real(name)), activation="gelu")
-        for choice in {c.name for c in known} if name == "bfloat16" else firsts.values():
-            s24.matmul(a, b, algorithm=choice, **options)
-        for choice in firsts.values():
-            s24.matmul(a, b, algorithm=choice, epilogue=epilogue, **options)
+    b = draw((columns, k), name).T
+    known = [c for c in s24.explain(a, b, **options).candidates if c.refusal is None]
+    firsts = {c.kernel: c.name for c in reversed(known)}
+    epilogue = s24.Epilogue(bias=cp.ones(columns, _real(name)), activation="gelu")
+    for choice in {c.name for c in known} if name == "bfloat16" else firsts.values():
+        s24.matmul(a, b, algorithm=choice, **options)
+    for choice in firsts.values():
+        s24.matmul(a, b, algorithm=choice, epilogue=epilogue, **options)
+    by_rows = draw((k, columns), name)
+    s24.matmul(a, by_rows, **options)
+    if name == "float32":
+        half = s24.compress(draw((m, k), name), pattern=(1, 2), on_excess="prune")
+        s24.matmul(half, by_rows, precision="tf32")
 
 
 def _real(name: str):
@@ -79,6 +82,7 @@ def packing() -> None:
             a = s24.compress(x, pattern=(1, 4), on_excess="prune")
             a @ draw((136, 8), name)
             s24.mask(x, pattern=(2, 8))
+    sample.launch(draw((70, 304), "float16"), _dtypes.TABLE["float16"], 7)
     activate_compress.launch(draw((70, 304), "bfloat16"), _dtypes.TABLE["bfloat16"], quantise=True)
     s24.compress(draw((64, 64), "float32"), on_excess="prune").astype("float16")
 
@@ -87,24 +91,24 @@ def hybrids() -> None:
     """Each way that a hybrid matrix multiplies."""
     import cupy as cp
 
-    from sparse24._hybrid_cost import bucket
-    from sparse24._hybrid_dispatch import predictions
-
     w = draw((150, 330), "float16")
     w[cp.random.default_rng(1).random(w.shape) < 0.7] = 0
     h = s24.hybrid(w)
     for n in (2, 24, 300):
         b = draw((330, n), "float16")
         out = cp.empty((150, n), np.float16)
-        for path in predictions(h, bucket(n)):
-            if path in predictions(h, n):
-                multiply_hybrid(h, b, out, path)
+        for path in _hybrid_dispatch.predictions(h, n):
+            _hybrid_dispatch.multiply(h, b, out, path)
 
 
 PARTS = {
     "packing": packing,
     "hybrids": hybrids,
-    **{f"products of {name}": functools.partial(products, name) for name in TYPES},
+    **{
+        f"{name}, {columns} columns": functools.partial(products, name, columns)
+        for name in TYPES
+        for columns in (144, 8, 1)
+    },
 }
 
 
@@ -125,7 +129,9 @@ def launch(part: str, tool: str | None, log: Path | None) -> int:
         command = [_program(), "--tool", tool, "--print-limit", "20", *options, *command]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if log is not None:
-        (log / f"{tool}-{part.replace(' ', '-')}.log").write_text(done.stdout + done.stderr)
+        (log / f"{tool}-{part.replace(', ', '-').replace(' ', '-')}.log").write_text(
+            done.stdout + done.stderr
+        )
     summary = re.search(r"SUMMARY: (\d+) (?:errors?|hazards?)", done.stdout)
     if f"ran {part}" not in done.stdout or (tool is not None and summary is None):
         raise SystemExit(f"{tool}, {part}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
