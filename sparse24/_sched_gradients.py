@@ -75,7 +75,9 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     xp = namespace(weight)
     groups = split_groups(weight, _spec.GROUP, 0.0)
     size = xp.abs(groups)
-    threshold = xp.sort(size, axis=-1)[..., 1:2]
+    a, b, c, d = (size[..., place : place + 1] for place in range(_spec.GROUP))
+    least, most = xp.maximum(xp.minimum(a, b), xp.minimum(c, d)), xp.maximum(a, b)
+    threshold = xp.minimum(least, xp.minimum(most, xp.maximum(c, d)))  # the second smallest
     shrunk = xp.where(size > threshold, xp.sign(groups) * (size - threshold), groups * 0.0)
     return join_groups(scale * shrunk, weight.shape[-1])
 

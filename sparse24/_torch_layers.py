@@ -1,4 +1,4 @@
-"""The functional layer and `SparseLinear`."""
+"""`SparseLinear`: a linear layer whose product is 2:4 sparse."""
 
 from __future__ import annotations
 
@@ -9,99 +9,13 @@ from torch import Tensor
 
 from sparse24 import _check, _matmul
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ShapeError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._obeys import is_24
-from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
+from sparse24._sched_gradients import soft_threshold_scale
+from sparse24._torch_autograd import check_linear
+from sparse24._torch_linear import MODES, Projected, autocast, linear
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
-
-_MODES = ("weight", "activation", "masked")
-
-
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    mask: Tensor | None = None,
-    sparse: str = "weight",
-    gradient: str = "ste",
-    transposable: bool = False,
-    decay: float = 0.0,
-    seed: int = 0,
-    clock: Tensor | None = None,
-) -> Tensor:
-    """A linear layer with a dense weight that is pruned on the way; differentiable.
-
-    Parameters
-    ----------
-    x : Tensor, shape (..., k)
-    weight : Tensor, shape (m, k)
-    bias : Tensor, shape (m,), optional
-    mask : Tensor of bool, shape (m, k), optional
-        2:4 mask of the weight; without it the largest magnitudes are kept.
-    sparse : {"weight", "activation", "masked"}
-        The operand that is 2:4; ``"masked"`` multiplies densely with any `mask`.
-    gradient : {"ste", "24dense", "24sparse", "ste_sampled"}
-        What reaches the pruned operand: its whole gradient or that of kept elements; in the
-        latter two from an output gradient that is sampled to 2:4 without bias.
-    transposable : bool
-        4x4 masks: the product in backward is sparse too.  A given `mask` must then be 2:4
-        along both axes.
-    decay : float
-        SR-STE's factor: decay of the pruned weights, added to the gradient.
-    seed : int
-    clock : Tensor of int64 on the CPU, shape (), optional
-        The samples are a pure function of both; count `clock` up from call to call.
-
-    Returns
-    -------
-    Tensor, shape (..., m)
-
-    Raises
-    ------
-    ShapeError, ArgumentError
-    """
-    _check.one_of(sparse, _MODES, argument="sparse")
-    check_linear(x, weight)
-    rule = Rule(gradient, transposable, decay, seed)
-    x, weight, bias = _autocast(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
-    if sparse == "activation":
-        y = ActivationLinear.apply(rows, weight, bias, rule)
-    elif sparse == "masked":
-        y = torch.nn.functional.linear(rows, _Masked.apply(weight, mask, rule), bias)
-    else:
-        y = WeightLinear.apply(rows, weight, bias, mask, rule, clock)
-    return y.reshape(*x.shape[:-1], weight.shape[0])
-
-
-class _Masked(torch.autograd.Function):
-    """``weight * mask`` with the rule's gradient; any mask."""
-
-    @staticmethod
-    def forward(ctx, weight, mask, rule: Rule):
-        ctx.rule = rule
-        mask = torch.ones_like(weight, dtype=torch.bool) if mask is None else mask
-        ctx.save_for_backward(weight, mask)
-        return torch.where(mask, weight, 0.0)
-
-    @staticmethod
-    def backward(ctx, dw):
-        weight, mask = ctx.saved_tensors
-        dw = dw if ctx.rule.straight else dw * mask
-        decay = ctx.rule.decay
-        return (dw if decay == 0.0 else dw + decay * (weight * ~mask)), None, None
-
-
-def _autocast(x: Tensor, weight: Tensor, bias: Tensor | None):
-    """What torch's own linear does under ``torch.autocast``."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
-        return x, weight, bias
-    dtype = torch.get_autocast_dtype(kind)
-    cast = lambda t: t if t is None or t.dtype == torch.float64 else t.to(dtype)  # noqa: E731
-    return cast(x), cast(weight), cast(bias)
 
 
 class SparseLinear(torch.nn.Linear):
@@ -113,6 +27,9 @@ class SparseLinear(torch.nn.Linear):
         As in `torch.nn.Linear`.
     sparse, gradient, transposable, decay, seed
         See `linear`.
+    soft : bool
+        S-STE [1]_: no mask, but a continuous projection of the weight to 2:4 that shrinks what
+        it keeps.  Needs a sparse weight, straight-through gradients and no 4x4 tiles.
 
     Attributes
     ----------
@@ -120,13 +37,21 @@ class SparseLinear(torch.nn.Linear):
         A buffer, saved with the model.  None: the mask follows the magnitudes at each call.
         `set_mask` and `update_masks` set it; a scheduler that updates in every 40 steps, say,
         keeps the places in between.
+    scale : Tensor of shape (), or None
+        Of a soft layer: the factor that brings the first projection nearest to the weight.
 
     Notes
     -----
     Without gradients the packed weight is kept from call to call until the weight changes.
+
+    References
+    ----------
+    .. [1] Y. Hu, J. Zhu, J. Chen, *S-STE: Continuous Pruning Function for Efficient 2:4 Sparse
+       Pre-training*, 2024.
     """
 
     mask: Tensor | None
+    scale: Tensor | None
 
     def __init__(
         self,
@@ -141,14 +66,15 @@ class SparseLinear(torch.nn.Linear):
         transposable: bool = False,
         decay: float = 0.0,
         seed: int = 0,
+        soft: bool = False,
     ):
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self._configure(sparse, gradient, transposable, decay, seed)
+        self._configure(sparse, gradient, transposable, decay, seed, soft)
 
     def _configure(
-        self, sparse="weight", gradient="ste", transposable=False, decay=0.0, seed=0
+        self, sparse="weight", gradient="ste", transposable=False, decay=0.0, seed=0, soft=False
     ) -> None:
-        _check.one_of(sparse, _MODES, argument="sparse")
+        _check.one_of(sparse, MODES, argument="sparse")
         self.sparse = sparse
         self.rule = Rule(gradient, transposable, decay, seed)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
@@ -156,6 +82,13 @@ class SparseLinear(torch.nn.Linear):
         self._packed: tuple[Any, Sparse24Array, Tensor | None] | None = None
         self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
         self.register_buffer("mask", None)
+        hard = sparse != "weight" or transposable or decay or not self.rule.straight
+        if soft and hard:
+            raise ArgumentError(
+                "soft=True needs sparse='weight', a straight-through gradient ('ste' or "
+                "'ste_sampled'), transposable=False and decay=0"
+            )
+        self.register_buffer("scale", soft_threshold_scale(self.weight) if soft else None)
 
     @classmethod
     def from_dense(cls, layer: torch.nn.Linear, **options) -> SparseLinear:
@@ -177,8 +110,13 @@ class SparseLinear(torch.nn.Linear):
         new.training = self.training
         if self.sparse != "activation":
             with torch.no_grad():
-                new.weight.masked_fill_(~self.current_mask(), 0.0)
+                keep = self.current_mask()
+                new.weight.copy_(self._latent().masked_fill(~keep, 0.0))
         return new
+
+    def _latent(self) -> Tensor:
+        """The weight before pruning; of a soft layer its projection, which obeys 2:4 already."""
+        return self.weight if self.scale is None else Projected.apply(self.weight, self.scale)
 
     def current_mask(self) -> Tensor:
         """The mask that a forward pass would use now."""
@@ -186,7 +124,7 @@ class SparseLinear(torch.nn.Linear):
             return self.mask
         if self.sparse == "masked":
             return torch.ones_like(self.weight, dtype=torch.bool)
-        return ops.keep(self.weight, self.rule.transposable)
+        return ops.keep(self._latent(), self.rule.transposable)
 
     def set_mask(self, mask: Tensor | None, *, way: str | None = None) -> None:
         """Use this mask from now on; None goes back to magnitudes.
@@ -200,6 +138,8 @@ class SparseLinear(torch.nn.Linear):
             Says which of these it is: 2:4, any mask, or all true.  Without it the mask is
             looked at, which waits for the device.
         """
+        if mask is not None and self.scale is not None:
+            raise ArgumentError("a soft layer chooses its places itself; make it with soft=False")
         if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
             raise ShapeError(
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "
@@ -228,29 +168,32 @@ class SparseLinear(torch.nn.Linear):
             clock = self._clock.clone()  # of this call, whenever its backward runs
             self._clock.add_(1)
         return linear(
-            x, self.weight, self.bias, mask=self.mask, sparse=self._way, clock=clock,
+            x, self._latent(), self.bias, mask=self.mask, sparse=self._way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
             decay=self.rule.decay, seed=self.rule.seed,
         )  # fmt: skip
 
     def _inference(self, x: Tensor) -> Tensor:
         check_linear(x, self.weight)
-        x, weight, bias = _autocast(x, self.weight, self.bias)
         if not torch.compiler.is_compiling():
-            array, bias = self._kept(weight, bias)
+            x, weight, bias = autocast(x, self.weight, self.bias)
+            array, bias = self._kept(weight.dtype, bias)
             return _matmul.linear(x, array, bias)
+        x, weight, bias = autocast(x, self._latent(), self.bias)
         parts = ops.pack(weight, self.mask, False)
         rows = x.reshape(-1, x.shape[-1])
         y = ops.product(parts, *self.weight.shape, rows, bias, "x@At")
         return y.reshape(*x.shape[:-1], self.out_features)
 
-    def _kept(self, weight: Tensor, bias: Tensor | None) -> tuple[Sparse24Array, Tensor | None]:
+    def _kept(self, dtype: torch.dtype, bias: Tensor | None) -> tuple[Sparse24Array, Tensor | None]:
         """The packed weight and the bias as kernels take it, until a parameter changes."""
-        sources = [t for t in (self.weight, self.mask, self.bias) if t is not None]
-        key = (weight.dtype, *((t.data_ptr(), t._version) for t in sources))
+        sources = (self.weight, self.mask, self.bias, self.scale)
+        sources = [t for t in sources if t is not None]
+        key = (dtype, *((t.data_ptr(), t._version) for t in sources))
         if self._packed is None or self._packed[0] != key:
+            weight = self._latent().to(dtype)
             array = ops.unpack(ops.pack(weight, self.mask, False), *weight.shape)
-            wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
             self._packed = (key, array, None if bias is None else bias.detach().to(wide))
         return self._packed[1:]
 
@@ -266,7 +209,7 @@ class SparseLinear(torch.nn.Linear):
         rule = self.rule
         return (
             f"{super().extra_repr()}, sparse={self.sparse!r}, gradient={rule.gradient!r}, "
-            f"transposable={rule.transposable}"
+            f"transposable={rule.transposable}, soft={self.scale is not None}"
         )
 
 

@@ -9,7 +9,8 @@ torch.Size([4, 8])
 'Linear'
 """
 
-from sparse24._torch_layers import SparseLinear, linear
+from sparse24._torch_layers import SparseLinear
+from sparse24._torch_linear import linear
 from sparse24._torch_model import desparsify, sparse_layers, sparsify, update_masks
 from sparse24._torch_tensor import Sparse24Tensor, sparsify24, to_sparse_semi_structured
 

@@ -103,22 +103,43 @@ def test_sampled_gradients_are_unbiased():
     assert ((draws.mean(0) - want).abs() <= 5 * error + 1e-5).all()
 
 
-def test_soft_thresholds_with_sampled_gradients():
-    layer, x = layer_and_input(tokens=16, m=8, k=8)
+@pytest.mark.parametrize("k", [32, 30])
+def test_a_soft_layer_projects_its_weight(device, k):
+    layer, x = layer_and_input(tokens=16, m=16, k=k)
+    layer, x = layer.to(device), x.detach().to(device).requires_grad_()
+    soft = st.SparseLinear.from_dense(layer, soft=True)
     latent = layer.weight.detach()
-    scale = S.soft_threshold_scale(latent)
-    soft = scale * S.soft_threshold_24(latent) - latent
-    y = st.linear(x, layer.weight + soft, gradient="ste_sampled")
-    torch.testing.assert_close(y, F.linear(x, latent + soft), **CLOSE)
-    (want,) = gradients(F.linear(x, layer.weight + soft), layer.weight)
-    draws = []
-    for step in range(400):
-        clock = torch.tensor(step)
-        y = st.linear(x, layer.weight + soft, gradient="ste_sampled", clock=clock)
-        draws += gradients(y, layer.weight)
-    draws = torch.stack(draws)
-    assert (draws.std(0) > 0).all()  # pruned weights receive theirs too
+    projected = S.soft_threshold_scale(latent) * S.soft_threshold_24(latent)
+    want = F.linear(x, layer.weight + (projected - latent), layer.bias)
+    y = soft(x)
+    torch.testing.assert_close(y, want, **CLOSE)
+    inputs = (x, layer.weight, layer.bias)
+    for a, b in zip(gradients(y, *inputs), gradients(want, *inputs), strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+    with torch.no_grad():
+        torch.testing.assert_close(soft(x), want, **CLOSE)
+        twin = st.SparseLinear(k, 16, soft=True).to(device)
+        twin.load_state_dict(soft.state_dict())
+        torch.testing.assert_close(twin(x), want, **CLOSE)
+        torch.testing.assert_close(soft.to_dense()(x), want, **CLOSE)
+    assert s24.is_24(soft.weight.detach())  # to_dense shares the parameter
+
+
+def test_sampled_gradients_reach_all_weights_of_a_soft_layer():
+    layer, x = layer_and_input(tokens=16, m=8, k=8)
+    (want,) = gradients(st.SparseLinear.from_dense(layer, soft=True)(x), layer.weight)
+    soft = st.SparseLinear.from_dense(layer, soft=True, gradient="ste_sampled")
+    draws = torch.stack([gradients(soft(x), layer.weight)[0] for _ in range(400)])
+    assert (draws.std(0) > 0).all()  # pruned weights learn too
     assert ((draws.mean(0) - want).abs() <= 5 * draws.std(0) / 20 + 1e-5).all()
+
+
+def test_soft_layers_refuse_what_does_not_go_with_them():
+    for options in ({"transposable": True}, {"gradient": "24dense"}, {"decay": 0.1}):
+        with pytest.raises(ArgumentError, match="soft=True needs sparse='weight'"):
+            st.SparseLinear(8, 8, soft=True, **options)
+    with pytest.raises(ArgumentError, match="a soft layer chooses its places itself"):
+        st.SparseLinear(8, 8, soft=True).set_mask(torch.ones(8, 8, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("transposable", [False, True])
@@ -217,8 +238,9 @@ def test_autocast(device):
     torch.testing.assert_close(y.float(), want, rtol=3e-2, atol=3e-2)
 
 
-def test_compiles_without_graph_breaks():
-    net = st.sparsify(model(), {"*": {"transposable": True, "gradient": "24dense"}})
+@pytest.mark.parametrize("rule", [{"transposable": True, "gradient": "24dense"}, {"soft": True}])
+def test_compiles_without_graph_breaks(rule):
+    net = st.sparsify(model(), {"*": rule})
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     x = torch.randn(8, 32, requires_grad=True)
     for _ in range(2):

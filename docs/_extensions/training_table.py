@@ -48,7 +48,8 @@ def losses(record: dict) -> Rows:
     """One row a run."""
     names = {
         "dense": "dense",
-        "weights": "2:4 weights, dense for the last tenth",
+        "weights": "2:4 weights by S-STE, dense for the last tenth",
+        "masks": "2:4 weights by 4x4 masks, dense for the last tenth",
         "activations": "2:4 activations",
     }
     header = ("run", "final loss", "against dense", "loss at half time", "time of a step")

@@ -1,10 +1,13 @@
 """A language model trained dense, with 2:4 weights, and with 2:4 activations: loss by step.
 
+The weights of the feed-forward layers are 2:4 in two ways, by S-STE's continuous projection and by
+masks of 4x4 tiles, and dense for the last tenth of the steps.
+
 All runs start from the same weights and see the same batches of bytes.  The text is the
 documentation and source of installed packages; the record names them and carries its hash.
 
 On a GPU: ``python tests/bench/bench_language_model.py`` (114 M parameters, some minutes).  It
-writes ``language_model.json`` beside the other records; ``--kinds`` runs some of the three and
+writes ``language_model.json`` beside the other records; ``--kinds`` runs some of the four and
 merges.  ``--tiny`` trains a toy on the CPU and writes nothing.
 """
 
@@ -29,7 +32,7 @@ from sparse24 import torch as st
 
 DATA = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "data"
 PACKAGES = ("numpy", "scipy", "torch", "jax", "hypothesis", "pytest")
-KINDS = ("dense", "weights", "activations")
+KINDS = ("dense", "weights", "masks", "activations")
 SUFFIXES = (".py", ".pyi", ".rst", ".md", ".txt")
 
 
@@ -94,7 +97,9 @@ def scheduler(plan: Plan) -> S.MaskScheduler:
 def prepared(model, kind: str, plan: Plan):
     """The model of one run, and its scheduler if it has one."""
     if kind == "weights":
-        st.sparsify(model, {"*.ffn.*": {"transposable": True, "decay": 6e-5}})
+        st.sparsify(model, {"*.ffn.*": {"soft": True}})
+    if kind == "masks":
+        st.sparsify(model, {"*.ffn.*": {"transposable": True, "decay": 2.5e-4}})
         return model, scheduler(plan)
     if kind == "activations":  # of squared relu, which are half zeros already
         st.sparsify(model, {"*.ffn.down": {"sparse": "activation"}})
@@ -138,6 +143,8 @@ def train(kind: str, text: np.ndarray, plan: Plan, device: str) -> dict:
     held_out, training = text[-len(text) // 50 :], text[: -len(text) // 50]
     losses, began = [], time.perf_counter()
     for step, tokens in zip(range(plan.steps), batches(training, plan, 1), strict=False):
+        if kind == "weights" and step == plan.steps * 9 // 10:
+            st.desparsify(model)
         for group in optimizer.param_groups:
             group["lr"] = rate(step, plan)
         optimizer.zero_grad(set_to_none=True)

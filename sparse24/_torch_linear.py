@@ -1,0 +1,121 @@
+"""The functional layer, and what happens to its operands on the way."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24 import _check
+from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
+from sparse24._train_rule import Rule
+
+MODES = ("weight", "activation", "masked")
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    sparse: str = "weight",
+    gradient: str = "ste",
+    transposable: bool = False,
+    decay: float = 0.0,
+    seed: int = 0,
+    clock: Tensor | None = None,
+) -> Tensor:
+    """A linear layer with a dense weight that is pruned on the way; differentiable.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., k)
+    weight : Tensor, shape (m, k)
+    bias : Tensor, shape (m,), optional
+    mask : Tensor of bool, shape (m, k), optional
+        2:4 mask of the weight; without it the largest magnitudes are kept.
+    sparse : {"weight", "activation", "masked"}
+        The operand that is 2:4; ``"masked"`` multiplies densely with any `mask`.
+    gradient : {"ste", "24dense", "24sparse", "ste_sampled"}
+        What reaches the pruned operand: its whole gradient or that of kept elements; in the
+        latter two from an output gradient that is sampled to 2:4 without bias.
+    transposable : bool
+        4x4 masks: the product in backward is sparse too.  A given `mask` must then be 2:4
+        along both axes.
+    decay : float
+        SR-STE's factor: decay of the pruned weights, added to the gradient.
+    seed : int
+    clock : Tensor of int64 on the CPU, shape (), optional
+        The samples are a pure function of both; count `clock` up from call to call.
+
+    Returns
+    -------
+    Tensor, shape (..., m)
+
+    Raises
+    ------
+    ShapeError, ArgumentError
+    """
+    _check.one_of(sparse, MODES, argument="sparse")
+    check_linear(x, weight)
+    rule = Rule(gradient, transposable, decay, seed)
+    x, weight, bias = autocast(x, weight, bias)
+    rows = x.reshape(-1, x.shape[-1])
+    if sparse == "activation":
+        y = ActivationLinear.apply(rows, weight, bias, rule)
+    elif sparse == "masked":
+        y = torch.nn.functional.linear(rows, _Masked.apply(weight, mask, rule), bias)
+    else:
+        y = WeightLinear.apply(rows, weight, bias, mask, rule, clock)
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+class _Masked(torch.autograd.Function):
+    """``weight * mask`` with the rule's gradient; any mask."""
+
+    @staticmethod
+    def forward(ctx, weight, mask, rule: Rule):
+        ctx.rule = rule
+        mask = torch.ones_like(weight, dtype=torch.bool) if mask is None else mask
+        ctx.save_for_backward(weight, mask)
+        return torch.where(mask, weight, 0.0)
+
+    @staticmethod
+    def backward(ctx, dw):
+        weight, mask = ctx.saved_tensors
+        dw = dw if ctx.rule.straight else dw * mask
+        decay = ctx.rule.decay
+        return (dw if decay == 0.0 else dw + decay * (weight * ~mask)), None, None
+
+
+def autocast(x: Tensor, weight: Tensor, bias: Tensor | None):
+    """What torch's own linear does under ``torch.autocast``."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(kind)
+    cast = lambda t: t if t is None or t.dtype == torch.float64 else t.to(dtype)  # noqa: E731
+    return cast(x), cast(weight), cast(bias)
+
+
+class Projected(torch.autograd.Function):
+    """S-STE's continuous projection of a weight (m, k) to 2:4; its gradient passes straight.
+
+    The same as ``scale * schedule.soft_threshold_24(weight)``, in operations that
+    ``torch.compile`` fuses.
+    """
+
+    @staticmethod
+    def forward(ctx, weight, scale):
+        k = weight.shape[-1]
+        groups = torch.nn.functional.pad(weight, (0, -k % 4)).unflatten(-1, (-1, 4))
+        size = groups.abs()
+        a, b, c, d = size.unbind(-1)
+        least = torch.maximum(torch.minimum(a, b), torch.minimum(c, d))
+        threshold = torch.minimum(least, torch.minimum(torch.maximum(a, b), torch.maximum(c, d)))
+        shrunk = scale * groups.sign() * (size - threshold[..., None]).clamp_min(0)
+        return shrunk.to(weight.dtype).flatten(-2)[..., :k].contiguous()
+
+    @staticmethod
+    def backward(ctx, dw):
+        return dw, None
