@@ -34,7 +34,15 @@ from sparse24.kernels import (
     transposable,
 )
 
-STEMS = ("compress", "decompress", "like", "transposable", "activate_compress", "n_m")
+STEMS = (
+    "compress",
+    "decompress",
+    "like",
+    "transposable",
+    "activate_compress",
+    "n_m",
+    "sparse_wgmma",
+)
 COPY_AT_ONCE = 256 << 20  # larger copies are slower
 SQUARES = ((4096, 4096), (8192, 8192), (16384, 16384))
 LAYERS = ((14336, 4096), (4096, 14336))
