@@ -9,15 +9,15 @@ from sparse24 import _arrays, _spec
 from sparse24._records import Compressed24
 from sparse24.kernels import loader
 from sparse24.kernels.compress import NULL, blocks, row_alignment, runs_by_columns
-from sparse24.kernels.decompress import codes_of
+from sparse24.kernels.decompress import codes_of, values_by_row
 
 NAME = "like"
 
 
-def launch(record: Compressed24, x) -> Compressed24:
+def launch(record: Compressed24, x, *, nonzero: bool = False) -> Compressed24:
     """Compress `x`, (..., m, k) of any strides, at the places of `record`, whose codes it shares.
 
-    Every stored place is filled, also where `record` holds a zero.
+    Every stored place is filled, also where `record` holds a zero, unless `nonzero` is true.
     """
     xp = _arrays.cupy_module()
     *batch, m, k = record.shape
@@ -32,11 +32,15 @@ def launch(record: Compressed24, x) -> Compressed24:
             alignment = 16 if row_alignment(dense, x.itemsize) == 16 else 0
         codes, packed = codes_of(record)
         name = "like_columns" if by_columns else "like_rows"
-        macros = defines(record.dtype.name, packed=packed, alignment=alignment)
+        macros = defines(record.dtype.name, packed=packed, alignment=alignment, nonzero=nonzero)
+        old_arguments: tuple = (NULL, 0, 0)
+        if nonzero:
+            old = values_by_row(record)
+            old_arguments = (old, *old.strides[:2])
         loader.function(NAME, name, macros)(
             (dense.shape[0] * blocks(m, k, x.itemsize, by_columns),),
             (256 if by_columns else 128,),
-            (dense, *dense.strides, codes, values, values.strides[-2], m, k),
+            (dense, *dense.strides, codes, *old_arguments, values, values.strides[-2], m, k),
         )
     return Compressed24(values, record.metadata, record.packed, record.shape, record.dtype)
 
@@ -81,19 +85,25 @@ def masked_gradient(record: Compressed24, gradient, *, weight=None, decay: float
 
 
 def defines(
-    name: str, *, packed: bool = True, alignment: int = 16, decayed: bool = False
+    name: str,
+    *,
+    packed: bool = True,
+    alignment: int = 16,
+    nonzero: bool = False,
+    decayed: bool = False,
 ) -> loader.Defines:
     """The macros of ``like.cu``."""
     return (
         ("ELEMENT", name),
         ("CODES", int(packed)),
         ("ALIGNMENT", alignment),
+        ("NONZERO", int(nonzero)),
         ("DECAYED", int(decayed)),
     )
 
 
 COMPILE_CHECKS = tuple(
-    (defines(name, decayed=True), arch, None)
+    (defines(name, nonzero=True, decayed=True), arch, None)
     for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
     for name in ("bfloat16", "int8", "float32")
 )

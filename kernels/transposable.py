@@ -24,8 +24,7 @@ def launch(x, row: DType) -> tuple[Compressed24, Compressed24]:
     """
     *_, m, k = x.shape
     dense = x.reshape(-1, m, k) if x.size else x
-    one_pass = x.size and row.itemsize == 2 and m % 4 == 0 and k % 4 == 0
-    if one_pass and compress.row_alignment(dense, 2) == 16:
+    if x.size and _in_squares(dense, row):
         return _pack(dense, x.shape, row)
     keep = mask(x, row)
     rows, _ = compress.launch(x, row, rule="mask", mask=keep)
@@ -42,13 +41,32 @@ def mask(x, row: DType, *, out=None):
         return out
     m, k = x.shape[-2:]
     dense, target = x.reshape(-1, m, k), out.reshape(-1, m, k)
-    blocks = -(-k // (4 * TILES)) * -(-m // 4) * dense.shape[0]
-    loader.function(NAME, "tile_mask", defines(row.name))(
-        (blocks,), (TILES,), (dense, *dense.strides, target, *target.strides, m, k)
-    )
+    if _in_squares(dense, row) and compress.row_alignment(target, 1, 8) == 8:
+        loader.function(NAME, "square_mask", defines(row.name, pack=True))(
+            (_squares(dense),),
+            (256,),
+            (dense, *dense.strides[:2], target, *target.strides[:2], m, k),
+        )
+    else:
+        blocks = -(-k // (4 * TILES)) * -(-m // 4) * dense.shape[0]
+        loader.function(NAME, "tile_mask", defines(row.name))(
+            (blocks,), (TILES,), (dense, *dense.strides, target, *target.strides, m, k)
+        )
     if target.data.ptr != out.data.ptr:
         out[...] = target.reshape(out.shape)
     return out
+
+
+def _in_squares(dense, row: DType) -> bool:
+    """True if (batch, m, k) can be taken in squares of 8 x 8 elements."""
+    whole = row.itemsize == 2 and dense.shape[1] % 4 == 0 and dense.shape[2] % 4 == 0
+    return whole and compress.row_alignment(dense, 2) == 16
+
+
+def _squares(dense) -> int:
+    """Blocks of 128 x 128 elements."""
+    batch, m, k = dense.shape
+    return batch * -(-m // 128) * -(-k // 128)
 
 
 def _pack(dense, shape, row):
@@ -61,7 +79,7 @@ def _pack(dense, shape, row):
         parts.append(xp.empty((*batch, *_spec.packed_shape(rows, columns)), np.uint8))
     values, packed, t_values, t_packed = parts
     loader.function(NAME, "tile_pack", defines(row.name, pack=True))(
-        (dense.shape[0] * -(-m // 128) * -(-k // 128),),  # blocks of 128 x 128 elements
+        (_squares(dense),),
         (256,),
         (dense, *dense.strides[:2], values, values.strides[-2], packed,
          t_values, t_values.strides[-2], t_packed, m, k),

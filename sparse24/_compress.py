@@ -100,6 +100,9 @@ groups; prune it first (sparse24.prune), or pass on_excess='prune'
             _no_other_rule(mask=mask, like=like)
             return _transposable(x, row, keep_dense)
         swap = _check_axis(axis, x.ndim) == -2
+        again = _like(x, row, like, swap) if mask is None and not keep_dense else None
+        if again is not None:
+            return again
         rule, scores_or_mask = _rule(on_excess, check, mask, like, x)
         if swap:
             x = x.swapaxes(-1, -2)
@@ -198,6 +201,20 @@ def _rule(on_excess, check, mask, like, x):
     if mask is not None:
         return "mask", checked_mask(mask, x)
     return ("magnitude", None) if on_excess == "prune" else ("check", None)
+
+
+def _like(x, row, like, swap: bool) -> Sparse24Array | None:
+    """`x` at the non-zeros of `like`, by its codes, where a kernel can; else None."""
+    if not isinstance(like, Sparse24Array) or not _arrays.is_cupy(x) or like._dtype is not row:
+        return None
+    _check.same_shape(x.shape, like.shape, argument="x", other="like")
+    record = like._operand.columns if swap else like._operand.rows
+    if record is None or not _arrays.is_cupy(record.values):
+        return None
+    from sparse24.kernels import like as kernel
+
+    source = x.swapaxes(-1, -2) if swap else x
+    return Sparse24Array(_operand(kernel.launch(record, source, nonzero=True), None, swap))
 
 
 def checked_mask(mask, x):

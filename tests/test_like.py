@@ -48,6 +48,23 @@ def test_matches_reference(rng, name, packed):
 @gpu
 @stem
 @pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_zeros_stay_zeros_on_request(rng, name):
+    row = _dtypes.TABLE[name]
+    for shape in FEW_SHAPES:
+        old = matrix(rng, shape, row, "odd")
+        values, metadata = reference.compress(reference.prune(old))
+        record = record_of(values, metadata, shape, row, packed=True)
+        for layout in LAYOUTS:
+            x = matrix(rng, shape, row, "odd")
+            poison()
+            got = like.launch(record, place(x, layout), nonzero=True)
+            want = reference.like(metadata, x)
+            same(got.values, np.where(values != 0, want, np.zeros((), want.dtype)))
+
+
+@gpu
+@stem
+@pytest.mark.parametrize("name", _dtypes.NAMES)
 def test_gradient_is_selected(rng, name):
     row = _dtypes.TABLE[name]
     for shape in FEW_SHAPES:

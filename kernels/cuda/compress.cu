@@ -223,9 +223,7 @@ extern "C" __global__ void __launch_bounds__(256) compress_columns(PARAMETERS) {
     Word element[T::span], first[T::span / 4], second[T::span / 4], history = 0;
     Word bits[ITEM == 1 ? 4 : 1] = {};
 
-#pragma unroll
-    for (int i = 0; i < T::span; i++)
-        element[i] = load_lanes<ITEM, ALIGNMENT>(at + i * x_column, x_row, column + i < k ? m - row : 0);
+    load_columns<ITEM, ALIGNMENT>(at, x_row, x_column, m - row, k - column, element);
 #pragma unroll
     for (int c = 0; c < T::span / 4; c++) {
         Word in[4], keep[4];

@@ -39,16 +39,23 @@ unsigned group_mask(const unsigned (&group)[ITEM]) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) decompress_rows(
-    const char* values, long long v_batch, long long v_row, const void* codes,
-    char* out, long long o_batch, long long o_row, long long o_column, long long m_, long long k_) {
-    __shared__ Places<ITEM> places;
-    const int m = (int)m_, k = (int)k_, stored = (k + 3) / 4 * 2;
-    const L line(m, k);
-    const int start = line.column / 2;
+struct Source {
+    const char* values;
+    long long batch, row;  // strides in bytes
+    const void* codes;
+};
+struct Target {
+    char* out;
+    long long batch, row, column;
+};
+
+// A thread's share; WHOLE says that all of it is inside the matrix.
+template <bool WHOLE>
+void decompress_lines(const Source& source, const Target& target, const Places<ITEM>& places, const L& line, int m, int k) {
+    const int start = line.column / 2, stored = (k + 3) / 4 * 2;
     constexpr int ahead = L::count < 4 ? L::count : 4;  // accesses whose loads are in flight together
-    places.fill();
-    __syncthreads();
+    const char* values = source.values + line.piece.batch * source.batch + start * ITEM;
+    char* out = target.out + line.piece.batch * target.batch + line.column * target.column;
 
 #pragma unroll 1
     for (int done = 0; done < L::count; done += ahead) {
@@ -57,9 +64,9 @@ extern "C" __global__ void __launch_bounds__(128) decompress_rows(
         for (int i = 0; i < ahead; i++)
             for (int r = 0; r < L::rows; r++) {
                 const int row = line.row_of(done + i, r);
-                codes_of[i][r] = line.template codes<CODES>(codes, done + i, r, m, k);
-                load_elements<ITEM, 8>(values + line.piece.batch * v_batch + row * v_row + start * ITEM, ITEM,
-                                       row < m ? stored - start : 0, in[i][r]);
+                codes_of[i][r] = line.template codes<CODES>(source.codes, done + i, r, m, k);
+                load_elements<ITEM, 8>(values + row * source.row, ITEM,
+                                       WHOLE ? L::columns / 2 : row < m ? stored - start : 0, in[i][r]);
             }
 #pragma unroll
         for (int i = 0; i < ahead; i++)
@@ -73,10 +80,26 @@ extern "C" __global__ void __launch_bounds__(128) decompress_rows(
                     else for (int w = 0; w < ITEM; w++) dense[c * ITEM + w] = group[w];
                 }
                 store_elements<OUT_ITEM, OUT_ALIGNMENT>(
-                    out + line.piece.batch * o_batch + row * o_row + line.column * o_column, o_column,
-                    row < m ? k - line.column : 0, dense);
+                    out + row * target.row, target.column,
+                    WHOLE ? L::columns : row < m ? k - line.column : 0, dense);
             }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(128) decompress_rows(
+    const char* values, long long v_batch, long long v_row, const void* codes,
+    char* out, long long o_batch, long long o_row, long long o_column, long long m_, long long k_) {
+    __shared__ Places<ITEM> places;
+    const int m = (int)m_, k = (int)k_;
+    const L line(m, k);
+    const Source source = {values, v_batch, v_row, codes};
+    const Target target = {out, o_batch, o_row, o_column};
+    places.fill();
+    __syncthreads();
+    if (line.row_of(L::count - 1, L::rows - 1) < m && line.column + L::columns <= k)
+        decompress_lines<true>(source, target, places, line, m, k);
+    else
+        decompress_lines<false>(source, target, places, line, m, k);
 }
 
 extern "C" __global__ void __launch_bounds__(256) decompress_columns(

@@ -4,8 +4,10 @@
 //   x      [batch, m, k]  new elements; ALIGNMENT 16: contiguous rows on 16-byte
 //                         boundaries (by columns 4: words), 0: any strides             (read)
 //   values [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16       (written)
+//   old    values of the same shape; rows on 16-byte boundaries; if NONZERO             (read)
 //
-//   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.
+//   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.  NONZERO leaves
+//                            a place empty where `old` has a zero.
 //   masked_gradient          out = x in stored places, and in the others 0 or, if DECAYED,
 //                            x + decay * weight (SR-STE, Zhou et al. 2021).
 //
@@ -24,6 +26,27 @@ unsigned without_minus_zero(unsigned word) {
     if constexpr (ITEM <= 4 && kind != Kind::int8)
         return word & fill<ITEM>(nonzero<kind>(word & ~(unsigned)Lanes<ITEM>::top));
     return word;
+}
+
+// Reads a piece's stored elements from their row, whose storage is `pitch` bytes wide.
+template <int ITEM, int COUNT>
+void load_values(const char* row, long long pitch, int column, unsigned (&words)[COUNT]) {
+    const long long start = (long long)column / 2 * ITEM;
+    for (int i = 0; i < COUNT / 4; i++) {
+        const uint4 four = start + 16 * i < pitch ? __ldg((const uint4*)(row + start) + i) : uint4{};
+        words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+    }
+}
+
+// Clears elements of `stored` where `old` has a zero.
+template <int COUNT> void keep_nonzero(const unsigned (&old)[COUNT], unsigned (&stored)[COUNT]) {
+    for (int i = 0; i < COUNT; i++) {
+        if constexpr (ITEM == 8) {
+            if ((old[i & ~1] | old[i | 1] << 1) == 0) stored[i] = 0;
+        } else {
+            stored[i] &= fill<ITEM>(nonzero<kind>(kind == Kind::int8 ? old[i] : old[i] & ~(unsigned)Lanes<ITEM>::top));
+        }
+    }
 }
 
 // For each code, the selector of `permute` that takes the stored pair out of a group.
@@ -68,7 +91,8 @@ struct Gather {
 
 extern "C" __global__ void __launch_bounds__(128) like_rows(
     const char* x, long long x_batch, long long x_row, long long x_column, const void* codes,
-    char* values, long long pitch, long long m_, long long k_) {
+    const char* old, long long old_batch, long long old_row, char* values, long long pitch,
+    long long m_, long long k_) {
     __shared__ Gather gather;
     const int m = (int)m_, k = (int)k_;
     const Place<ITEM> place(m, k);
@@ -95,6 +119,11 @@ extern "C" __global__ void __launch_bounds__(128) like_rows(
                 const int row = place.row + 4 * (done + i) + 8 * r;
                 unsigned stored[P::words / 2];
                 gather.row<P::groups>(in[i][r], code_words[i] >> 16 * r, stored);
+                if (NONZERO && row < m) {
+                    unsigned before[P::words / 2];
+                    load_values<ITEM>(old + place.batch * old_batch + row * old_row, pitch, place.column, before);
+                    keep_nonzero(before, stored);
+                }
                 if (row < m)
                     store_values<ITEM>(values + (place.batch * m + row) * pitch, pitch, place.column, stored);
             }
@@ -103,7 +132,8 @@ extern "C" __global__ void __launch_bounds__(128) like_rows(
 
 extern "C" __global__ void __launch_bounds__(256) like_columns(
     const char* x, long long x_batch, long long x_row, long long x_column, const void* codes,
-    char* values, long long pitch, long long m_, long long k_) {
+    const char* old, long long old_batch, long long old_row, char* values, long long pitch,
+    long long m_, long long k_) {
     __shared__ T tile;
     __shared__ Gather gather;
     const int m = (int)m_, k = (int)k_;
@@ -111,16 +141,22 @@ extern "C" __global__ void __launch_bounds__(256) like_columns(
     const int row = place.row + T::my_row(), column = place.column + T::my_column();
     const char* at = x + place.batch * x_batch + row * x_row + column * x_column;
     Word element[T::span];
-#pragma unroll
-    for (int i = 0; i < T::span; i++)
-        element[i] = load_lanes<ITEM, ALIGNMENT>(at + i * x_column, x_row, column + i < k ? m - row : 0);
+    load_columns<ITEM, ALIGNMENT>(at, x_row, x_column, m - row, k - column, element);
     gather.fill();
     tile.load_codes<CODES>(codes, place, m, k);
+    if (NONZERO)
+        tile.load_values(old + place.batch * old_batch + place.row * old_row, old_row,
+                         (long long)place.column / 2 * ITEM, (k + 3) / 4 * 2 * ITEM, m - place.row);
     __syncthreads();
     for (int j = 0; j < T::lanes; j++) {
         unsigned groups[T::span * ITEM / 4], stored[T::span * ITEM / 8];
         for (int c = 0; c < T::span / 4; c++) row_of_lanes<ITEM>(element + 4 * c, j, groups + c * ITEM);
         gather.row<T::span / 4>(groups, tile.get_codes(j), stored);
+        if (NONZERO) {
+            unsigned before[T::span * ITEM / 8];
+            tile.get_row(j, before);
+            keep_nonzero(before, stored);
+        }
         tile.put_row(j, stored);
     }
     __syncthreads();

@@ -1,15 +1,16 @@
 // transposable: the best 4x4 masks of a matrix, and both its orientations packed in one pass.
 //
 //   tile_mask   x [batch, m, k] of any strides -> mask bool [batch, m, k], any strides.
-//   tile_pack   x [batch, m, k], 16-bit elements, contiguous rows on 16-byte boundaries,
-//               m % 4 == k % 4 == 0 -> values and packed metadata of x and of its transpose:
+//   square_mask the same for 16-bit elements in contiguous rows on 16-byte boundaries, with
+//               m % 4 == k % 4 == 0, and rows of the mask on 8-byte boundaries.
+//   tile_pack   x [batch, m, k] as for square_mask -> values and packed metadata of x and of its transpose:
 //                 values   [batch, m, k/2],  packed   [batch, ceil(k/128), ceil(m/64), 1024]
 //                 t_values [batch, k, m/2],  t_packed [batch, ceil(m/128), ceil(k/64), 1024]
 //               Rows of values are a multiple of 16 bytes apart.
 //
-// A thread of tile_pack has 8 x 8 elements, four tiles, so it writes eight bytes of each of its
-// rows and columns; a warp has 32 x 64, a block 128 x 128: whole atoms of both metadata, which
-// are gathered in shared memory.
+// In the last two a thread has 8 x 8 elements, four tiles, so it writes eight bytes of each of
+// its rows and columns; a warp has 32 x 64, a block 128 x 128: whole atoms of both metadata,
+// which are gathered in shared memory.
 //
 // Meaning: reference.transposable_mask, reference.compress.  Launcher: kernels/transposable.py.
 #include "fixed_tile.cuh"
@@ -64,11 +65,11 @@ struct Atom {
     uint4 chunk(int i) const { return *(const uint4*)(bytes + stride * (i / 8) + 16 * (i % 8)); }
 };
 
-struct Shared {
+// The tables of fixed_tile.cuh, once a block.
+struct Tables {
     uint4 select[kChoices + 1];
     unsigned codes[kChoices + 1];
     unsigned char legal[96];
-    alignas(16) Atom rows[2], columns[2];  // of x; of its transpose
 
     void fill() {
         for (int i = threadIdx.x; i <= kChoices; i += blockDim.x) {
@@ -79,133 +80,194 @@ struct Shared {
     }
 };
 
-// -0.0 becomes +0.0.  Adding zero does that in one instruction, but would change NaNs.
-unsigned without_minus_zero(unsigned word, bool nan) {
-    if (nan) return word & fill<2>(nonzero<kind>(word & 0x7fff7fffu));
-    using Pair = conditional<kind == Kind::bfloat16, __nv_bfloat162, __half2>;
-    const Pair sum = __hadd2(reinterpret_cast<const Pair&>(word), Pair{});
-    return reinterpret_cast<const unsigned&>(sum);
-}
+// A thread's elements, four tiles: left above, right above, left below, right below.
+struct Square {
+    int row, column;  // of its corner in the matrix
+    bool whole;       // all of it is inside
+    unsigned words[8][4];
+    unsigned choices;   // a byte for each tile
+    unsigned searched;  // a bit for each tile that was not searched by integers
 
-// Rows of eight elements, of which `rows` and `columns`, multiples of four, exist.
-void load_square(const char* at, long long row_stride, int rows, int columns, unsigned (&words)[8][4]) {
-    uint4 eight[8] = {};
-    if (rows >= 8 && columns >= 8) {
+    // Reads rows at `x`, and chooses the masks; the tables are filled meanwhile.
+    Square(const char* x, long long x_row, int top, int left, int m, int k, Tables& tables) {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        const int corner_row = top + 32 * (warp >> 1), corner_column = left + 64 * (warp & 1);
+        row = corner_row + 8 * (lane >> 3), column = corner_column + 8 * (lane & 7);
+        whole = row + 8 <= m && column + 8 <= k;
+        load(x + row * x_row + column * 2ll, x_row, m - row, k - column);
+        tables.fill();
+        __syncthreads();
+
+        choices = searched = 0;
 #pragma unroll
-        for (int r = 0; r < 8; r++) eight[r] = __ldg((const uint4*)(at + r * row_stride));
-    } else {
-        for (int r = 0; r < 8; r++) {
-            if (r >= rows || columns <= 0) continue;
-            const uint2 *source = (const uint2*)(at + r * row_stride), four = __ldg(source);
-            const uint2 next = columns < 8 ? uint2{} : __ldg(source + 1);
-            eight[r] = make_uint4(four.x, four.y, next.x, next.y);
+        for (int t = 0; t < 4; t++) {
+            const int r = t / 2 * 4, w = t % 2 * 2;
+            const unsigned tile[4][2] = {{words[r][w], words[r][w + 1]}, {words[r + 1][w], words[r + 1][w + 1]},
+                                         {words[r + 2][w], words[r + 2][w + 1]}, {words[r + 3][w], words[r + 3][w + 1]}};
+            bool sure;
+            const unsigned choice = choose_tile<kind>(tile, sure);
+            choices |= (row + r < m && column + 2 * w < k ? choice : kOutside) << 8 * t;
+            searched |= (unsigned)!sure << t;
+        }
+        for (unsigned waiting = __ballot_sync(~0u, searched != 0); waiting; waiting &= waiting - 1) {
+            const int owner = __ffs(waiting) - 1;
+            for (unsigned tiles = __shfl_sync(~0u, searched, owner); tiles; tiles &= tiles - 1) {
+                const int t = __ffs(tiles) - 1;
+                const int r = corner_row + 8 * (owner >> 3) + t / 2 * 4, c = corner_column + 8 * (owner & 7) + t % 2 * 4;
+                const unsigned choice =
+                    choose_tile_together<kind>(x + r * x_row + c * 2ll, x_row, tables.codes, tables.legal);
+                if (lane == owner) choices = (choices & ~(255u << 8 * t)) | choice << 8 * t;
+            }
         }
     }
-    for (int r = 0; r < 8; r++)
-        words[r][0] = eight[r].x, words[r][1] = eight[r].y, words[r][2] = eight[r].z, words[r][3] = eight[r].w;
-}
 
-// Where a thread's elements are.
-struct Corner {
-    int row, column;  // in the block
+    // `rows` and `columns`, multiples of four, exist.
+    void load(const char* at, long long row_stride, int rows, int columns) {
+        uint4 eight[8] = {};
+        if (whole) {
+#pragma unroll
+            for (int r = 0; r < 8; r++) eight[r] = __ldg((const uint4*)(at + r * row_stride));
+        } else {
+            for (int r = 0; r < 8; r++) {
+                if (r >= rows || columns <= 0) continue;
+                const uint2 *source = (const uint2*)(at + r * row_stride), four = __ldg(source);
+                const uint2 next = columns < 8 ? uint2{} : __ldg(source + 1);
+                eight[r] = make_uint4(four.x, four.y, next.x, next.y);
+            }
+        }
+        for (int r = 0; r < 8; r++)
+            words[r][0] = eight[r].x, words[r][1] = eight[r].y, words[r][2] = eight[r].z, words[r][3] = eight[r].w;
+    }
 
-    explicit Corner(int thread) {
-        const int lane = thread & 31, warp = thread >> 5;
-        row = 32 * (warp >> 1) + 8 * (lane >> 3), column = 64 * (warp & 1) + 8 * (lane & 7);
+    // -0.0 becomes +0.0.  Adding zero does that in one instruction, but would change NaNs, which
+    // are only where integers did not search.
+    void drop_minus_zeros() {
+        using Pair = conditional<kind == Kind::bfloat16, __nv_bfloat162, __half2>;
+        if (searched) {
+            for (int i = 0; i < 32; i++) {
+                unsigned& word = words[i / 4][i % 4];
+                word &= fill<2>(nonzero<kind>(word & 0x7fff7fffu));
+            }
+        } else {
+            for (int i = 0; i < 32; i++) {
+                unsigned& word = words[i / 4][i % 4];
+                const Pair sum = __hadd2(reinterpret_cast<const Pair&>(word), Pair{});
+                word = reinterpret_cast<const unsigned&>(sum);
+            }
+        }
     }
 };
 
-#ifndef PACK_BLOCKS
-#define PACK_BLOCKS 3
+// Writes the first `count` of eight rows of eight bytes.
+void store_rows(char* at, long long stride, int count, const unsigned (&words)[8][2]) {
+    if (count >= 8) {
+#pragma unroll
+        for (int i = 0; i < 8; i++, at += stride) *(uint2*)at = make_uint2(words[i][0], words[i][1]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++, at += stride)
+            if (i < count) *(uint2*)at = make_uint2(words[i][0], words[i][1]);
+    }
+}
+
+// Where a block of 128 x 128 elements is.
+struct Block {
+    int top, left, down, across;  // down, across: how many there are
+    long long batch;
+
+    Block(int m, int k) {
+        across = (k + 127) / 128, down = (m + 127) / 128;
+        left = blockIdx.x % across * 128, top = blockIdx.x / across % down * 128;
+        batch = blockIdx.x / across / down;
+    }
+};
+
+// With these bounds the compiler needs no stack on any of the architectures.
+#if __CUDA_ARCH__ == 900
+#define MASK_BOUNDS __launch_bounds__(256, 3)
+#else
+#define MASK_BOUNDS __launch_bounds__(256)
 #endif
 
-extern "C" __global__ void __launch_bounds__(256, PACK_BLOCKS) tile_pack(
+extern "C" __global__ void MASK_BOUNDS square_mask(
+    const char* x, long long x_batch, long long x_row, char* mask, long long o_batch, long long o_row,
+    long long m_, long long k_) {
+    __shared__ Tables tables;
+    const int m = (int)m_, k = (int)k_;
+    const Block block(m, k);
+    const Square square(x + block.batch * x_batch, x_row, block.top, block.left, m, k, tables);
+    char* out = mask + block.batch * o_batch + square.row * o_row + square.column;
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        unsigned kept[2];
+        for (int h = 0; h < 2; h++) {
+            const unsigned code = tables.codes[square.choices >> 8 * (r / 4 * 2 + h) & 255] >> 8 * (r % 4);
+            kept[h] = 1u << 8 * (code & 3) | 1u << 8 * (code >> 2 & 3);
+        }
+        if (square.row + r >= m || square.column >= k) continue;
+        if (square.column + 8 <= k) *(uint2*)(out + r * o_row) = make_uint2(kept[0], kept[1]);
+        else *(unsigned*)(out + r * o_row) = kept[0];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3) tile_pack(
     const char* x, long long x_batch, long long x_row, char* values, long long pitch, uint4* packed,
     char* t_values, long long t_pitch, uint4* t_packed, long long m_, long long k_) {
-    __shared__ Shared shared;
-    const int m = (int)m_, k = (int)k_, k_blocks = (k + 127) / 128, m_blocks = (m + 127) / 128;
-    const int left = blockIdx.x % k_blocks * 128, top = blockIdx.x / k_blocks % m_blocks * 128;
-    const long long batch = blockIdx.x / k_blocks / m_blocks;
-    const Corner corner(threadIdx.x);
-    const int row = top + corner.row, column = left + corner.column;
-    x += batch * x_batch;
-
-    unsigned in[8][4];
-    load_square(x + row * x_row + column * 2ll, x_row, m - row, k - column, in);
-    shared.fill();
-    __syncthreads();
-
-    // Tiles: left above, right above, left below, right below; a byte of `choices` each.
-    unsigned choices = 0, unsure = 0;
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-        const int r = t / 2 * 4, w = t % 2 * 2;
-        const unsigned tile[4][2] = {{in[r][w], in[r][w + 1]}, {in[r + 1][w], in[r + 1][w + 1]},
-                                     {in[r + 2][w], in[r + 2][w + 1]}, {in[r + 3][w], in[r + 3][w + 1]}};
-        bool sure;
-        const bool inside = row + r < m && column + 2 * w < k;
-        const unsigned choice = choose_tile<kind>(tile, sure);
-        choices |= (inside ? choice : kOutside) << 8 * t;
-        unsure |= (unsigned)!sure << t;
-    }
-    for (unsigned waiting = __ballot_sync(~0u, unsure != 0); waiting; waiting &= waiting - 1) {
-        const int owner = __ffs(waiting) - 1;
-        const Corner its((threadIdx.x & ~31) + owner);
-        for (unsigned tiles = __shfl_sync(~0u, unsure, owner); tiles; tiles &= tiles - 1) {
-            const int t = __ffs(tiles) - 1, r = top + its.row + t / 2 * 4, c = left + its.column + t % 2 * 4;
-            const unsigned choice = choose_tile_together<kind>(x + r * x_row + c * 2ll, x_row, shared.codes, shared.legal);
-            if ((threadIdx.x & 31) == owner) choices = (choices & ~(255u << 8 * t)) | choice << 8 * t;
-        }
-    }
+    __shared__ Tables tables;
+    __shared__ Atom row_atoms[2], column_atoms[2];  // of x; of its transpose
+    const int m = (int)m_, k = (int)k_;
+    const Block block(m, k);
+    Square square(x + block.batch * x_batch, x_row, block.top, block.left, m, k, tables);
+    square.drop_minus_zeros();
 
     unsigned out[8][2], t_out[8][2], codes[4];
 #pragma unroll
     for (int t = 0; t < 4; t++) {
         const int down = t / 2, across = t % 2;
-        const unsigned choice = choices >> 8 * t & 255;
-        const uint4 four = shared.select[choice];
+        const unsigned choice = square.choices >> 8 * t & 255;
+        const uint4 four = tables.select[choice];
         const unsigned select[4] = {four.x, four.y, four.z, four.w};
-        codes[t] = shared.codes[choice];
-        unsigned (*tile)[4] = in + 4 * down;
-        for (int r = 0; r < 4; r++) {
-            for (int w = 2 * across; w < 2 * across + 2; w++)
-                tile[r][w] = without_minus_zero(tile[r][w], unsure >> t & 1);
+        codes[t] = tables.codes[choice];
+        const unsigned (*tile)[4] = square.words + 4 * down;
+        for (int r = 0; r < 4; r++)
             out[4 * down + r][across] = permute(tile[r][2 * across], tile[r][2 * across + 1], select[r]);
-        }
         for (int c = 0; c < 4; c++) {
             const unsigned half = c % 2 ? 0x7632 : 0x5410, w = 2 * across + c / 2;
             t_out[4 * across + c][down] = permute(permute(tile[0][w], tile[1][w], half),
                                                   permute(tile[2][w], tile[3][w], half), select[c] >> 16);
         }
     }
-    for (int i = 0; i < 8; i++) {
-        if (row + i < m && column < pitch)
-            *(uint2*)(values + (batch * m + row + i) * pitch + column) = make_uint2(out[i][0], out[i][1]);
-        if (column + i < k && row < t_pitch)
-            *(uint2*)(t_values + (batch * k + column + i) * t_pitch + row) = make_uint2(t_out[i][0], t_out[i][1]);
-    }
+    char* at = values + (block.batch * m + square.row) * pitch + square.column;
+    char* t_at = t_values + (block.batch * k + square.column) * t_pitch + square.row;
+    const int rows = square.whole ? 8 : square.column < pitch ? m - square.row : 0;
+    const int columns = square.whole ? 8 : square.row < t_pitch ? k - square.column : 0;
+    store_rows(at, pitch, rows, out);
+    store_rows(t_at, t_pitch, columns, t_out);
 
     constexpr unsigned low = 0x0f0f0f0fu;
-    unsigned char* at = shared.rows[corner.row / 64].at(corner.row % 64, corner.column);
-    unsigned char* t_at = shared.columns[corner.column / 64].at(corner.column % 64, corner.row);
+    const int row = square.row - block.top, column = square.column - block.left;
+    unsigned char* code_at = row_atoms[row / 64].at(row % 64, column);
+    unsigned char* t_code_at = column_atoms[column / 64].at(column % 64, row);
     for (int half = 0; half < 2; half++) {
         const unsigned rows = (codes[2 * half] & low) | (codes[2 * half + 1] << 4 & ~low);
         const unsigned columns = (codes[half] >> 4 & low) | (codes[2 + half] & ~low);
         for (int i = 0; i < 4; i++) {
-            at[16 * (4 * half + i)] = (unsigned char)(rows >> 8 * i);
-            t_at[16 * (4 * half + i)] = (unsigned char)(columns >> 8 * i);
+            code_at[16 * (4 * half + i)] = (unsigned char)(rows >> 8 * i);
+            t_code_at[16 * (4 * half + i)] = (unsigned char)(columns >> 8 * i);
         }
     }
     __syncthreads();
     const int atom = threadIdx.x / 64 % 2, chunk = threadIdx.x % 64;
     if (threadIdx.x < 128) {
-        const long long m_atoms = (m + 63) / 64, m_atom = top / 64 + atom;
+        const long long m_atoms = (m + 63) / 64, m_atom = block.top / 64 + atom;
         if (m_atom < m_atoms)
-            packed[((batch * k_blocks + left / 128) * m_atoms + m_atom) * 64 + chunk] = shared.rows[atom].chunk(chunk);
+            packed[((block.batch * block.across + block.left / 128) * m_atoms + m_atom) * 64 + chunk] =
+                row_atoms[atom].chunk(chunk);
     } else {
-        const long long k_atoms = (k + 63) / 64, k_atom = left / 64 + atom;
+        const long long k_atoms = (k + 63) / 64, k_atom = block.left / 64 + atom;
         if (k_atom < k_atoms)
-            t_packed[((batch * m_blocks + top / 128) * k_atoms + k_atom) * 64 + chunk] = shared.columns[atom].chunk(chunk);
+            t_packed[((block.batch * block.down + block.top / 128) * k_atoms + k_atom) * 64 + chunk] =
+                column_atoms[atom].chunk(chunk);
     }
 }
 

@@ -21,6 +21,21 @@ template <int ITEM, int ALIGN> typename Lanes<ITEM>::word load_lanes(const char*
     }
 }
 
+// The lanes of COUNT columns, of which `columns` exist, and of them `rows`.
+template <int ITEM, int ALIGN, int COUNT>
+void load_columns(const char* at, long long row_stride, long long column_stride, int rows, int columns,
+                  typename Lanes<ITEM>::word (&out)[COUNT]) {
+    using Word = typename Lanes<ITEM>::word;
+    if (ALIGN >= 4 && rows >= Lanes<ITEM>::count && columns >= COUNT) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) out[i] = __ldg((const Word*)(at + i * column_stride));
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            out[i] = load_lanes<ITEM, 0>(at + i * column_stride, row_stride, i < columns ? rows : 0);
+    }
+}
+
 // A group of every row as words of columns: lane j of out[i] is element i of row j.
 template <int BYTES, class W>
 void lanes_of_rows(const unsigned (&group)[Lanes<BYTES>::count][BYTES], W (&out)[4]) {
