@@ -158,5 +158,14 @@ def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
     See Also
     --------
     save_safetensors
+
+    Examples
+    --------
+    >>> import sparse24 as s24, tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "layer.safetensors")
+    ...     s24.save_safetensors(path, {"weight": s24.random((4, 8), rng=0)})
+    ...     list(s24.load_safetensors(path))
+    ['weight']
     """
     return stored.unpack(_raw_files.SafetensorsFile(Path(path)), device)

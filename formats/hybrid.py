@@ -31,6 +31,16 @@ class HybridArray(SparseArray):
         Number of non-zeros.
     n_hint : int, optional
         Columns of `b` for which the kinds were chosen.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> w = np.triu(np.ones((100, 80), np.float32))
+    >>> H = s24.hybrid(w)
+    >>> H
+    <HybridArray 100x80 float32, 59.5% zeros, cpu>
+    >>> bool((H @ np.ones(80, np.float32) == w.sum(1)).all())
+    True
     """
 
     def __init__(self, tiles: ht.Tiles, nnz: int, n_hint: int | None = None):

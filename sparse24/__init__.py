@@ -61,7 +61,9 @@ _HOMES = {
     "load_safetensors": "sparse24.formats.files",
     "show_config": "sparse24._config",
 }
-_MODULES = ("convert", "functional", "jax", "plot", "schedule", "testing", "torch", "tuning")
+_MODULES = (
+    "convert", "families", "functional", "jax", "plot", "schedule", "testing", "torch", "tuning",
+)  # fmt: skip
 
 __all__ = [
     "ArgumentError",

@@ -346,6 +346,11 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
     -------
     Sparse24Array
 
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError
+        If an argument does not fit, or the device is not there.
+
     Examples
     --------
     >>> import sparse24 as s24

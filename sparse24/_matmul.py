@@ -114,6 +114,15 @@ def linear(x, A, bias=None, *, activation=None):
     -------
     array, shape (..., m)
 
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, ArgumentError
+        As `matmul`.
+
+    Notes
+    -----
+    Does not wait for the device.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24

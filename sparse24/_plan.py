@@ -84,6 +84,11 @@ def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="r
     -------
     MatmulPlan
 
+    Raises
+    ------
+    ArgumentError, ShapeError, DTypeError, UnsupportedError
+        As `matmul` of an operand like `b_spec`.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24

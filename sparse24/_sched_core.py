@@ -36,6 +36,11 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     Returns
     -------
     State
+
+    Raises
+    ------
+    ShapeError
+        If a layer's shape does not suit the pattern.
     """
     rules = {"*": rules} if isinstance(rules, Recipe) else rules
     names: dict[int, list[str]] = {}
@@ -61,7 +66,19 @@ def _ones(weight: Array) -> Array:
 
 
 def observe(state: State, weights: Arrays | None = None, grads: Arrays | None = None) -> State:
-    """Show a micro-batch to the parts that accumulate, without ending the step."""
+    """Show a micro-batch to the parts that accumulate, without ending the step.
+
+    Parameters
+    ----------
+    state : State
+    weights, grads : mapping of str to array, optional
+        As for `step`.
+
+    Returns
+    -------
+    State
+        With the same step.
+    """
     memory = dict(state.memory)
     for recipe, names in state.groups:
         for part in recipe.observers:
@@ -99,6 +116,29 @@ def step(
     masks : mapping of str to boolean array
     events : tuple of Update
         One for each layer that was updated.
+
+    Raises
+    ------
+    ArgumentError
+        If a layer, or an array that a recipe needs, is missing.
+    ShapeError
+        If an array has not the shape of its layer.
+
+    Notes
+    -----
+    Does not wait for a device: counts in the events are 0-d arrays.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> weights = {"w": np.array([[4.0, 3.0, 2.0, 1.0]])}
+    >>> recipe = schedule.Recipe(schedule.OneShot(0.5), pattern=schedule.NM(2, 4))
+    >>> state, masks, events = schedule.step(schedule.init(recipe, weights), weights)
+    >>> masks["w"]
+    array([[ True,  True, False, False]])
+    >>> state.step, events[0].nnz
+    (1, 2)
     """
     state = observe(state, weights, grads)
     masks, memory, updated = dict(state.masks), dict(state.memory), dict(state.updated)
@@ -129,12 +169,30 @@ def advance(state: State) -> State:
 
 
 def freeze(state: State) -> State:
-    """Masks stay as they are until `thaw`; steps go on counting."""
+    """Masks stay as they are until `thaw`; steps go on counting.
+
+    Parameters
+    ----------
+    state : State
+
+    Returns
+    -------
+    State
+    """
     return replace(state, frozen=True)
 
 
 def thaw(state: State) -> State:
-    """Masks follow the schedule again."""
+    """Masks follow the schedule again.
+
+    Parameters
+    ----------
+    state : State
+
+    Returns
+    -------
+    State
+    """
     return replace(state, frozen=False)
 
 
@@ -246,6 +304,11 @@ def apply_masks(weights, masks):
     Returns
     -------
     The same form; new arrays of the weights' dtype.
+
+    Raises
+    ------
+    ArgumentError, ShapeError
+        If masks and weights differ in number or shape.
 
     Examples
     --------

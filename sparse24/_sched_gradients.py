@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _arrays, _dtypes, _spec
+from sparse24 import _arrays, _check, _dtypes, _spec
 from sparse24._compress import compress_rows
 from sparse24._records import Operand24
 from sparse24._sched_arrays import (
@@ -35,6 +35,13 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     Returns
     -------
     array, shape (m, k)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24.schedule import sr_ste_gradient
+    >>> sr_ste_gradient(np.array([2.0, 4.0]), np.zeros(2), np.array([True, False]), decay=0.5)
+    array([0., 2.])
 
     References
     ----------
@@ -83,7 +90,17 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
 
 
 def soft_threshold_scale(weight: Array) -> Array:
-    """The factor that brings the soft-thresholded weight nearest to the weight, 0-d."""
+    """The factor that brings the soft-thresholded weight nearest to the weight.
+
+    Parameters
+    ----------
+    weight : array, shape (..., k)
+
+    Returns
+    -------
+    array, 0-d
+        Least squares: ``<w, s> / <s, s>`` with ``s = soft_threshold_24(w)``; 1 if that is zero.
+    """
     xp = namespace(weight)
     soft = working(soft_threshold_24(weight))
     dot = tree_sum(xp.reshape(working(weight) * soft, (-1,)))
@@ -168,7 +185,17 @@ def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") ->
         The weight and its masks before and after.
     grown : {"keep", "zero"}
         Whether weights that come back keep their latent value or start from zero, as in RigL.
+
+    Returns
+    -------
+    array, shape of `weight`
+
+    Raises
+    ------
+    ArgumentError
+        If `grown` is another word.
     """
+    _check.one_of(grown, ("keep", "zero"), argument="grown")
     xp = namespace(weight)
     if grown == "zero":
         weight = xp.where(new & ~old, xp.zeros_like(weight), weight)

@@ -34,7 +34,34 @@ def gradual_magnitude(
     every: int = 100,
     pattern: Pattern | None = None,
 ) -> Recipe:
-    """Gradual magnitude pruning on the cubic ramp of Zhu and Gupta, 2017."""
+    """Gradual magnitude pruning on a cubic ramp [1]_.
+
+    Parameters
+    ----------
+    target_sparsity : float
+        From step `stop` on.
+    start, stop : int
+        First step of the ramp, and the step at which it arrives.
+    every : int
+        Steps between updates.
+    pattern : Pattern, optional
+        By default `Unstructured`.
+
+    Returns
+    -------
+    Recipe
+
+    References
+    ----------
+    .. [1] M. Zhu, S. Gupta, *To prune, or not to prune*, 2017.
+
+    Examples
+    --------
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.gradual_magnitude(0.8, start=0, stop=1000)
+    >>> [round(recipe.schedule.sparsity(step), 2) for step in (0, 500, 1000)]
+    [0.0, 0.7, 0.8]
+    """
     ramp = CubicScheduler(target_sparsity, start=start, stop=stop, every=every)
     return Recipe(ramp, pattern=pattern or Unstructured())
 
@@ -49,7 +76,7 @@ def rigl(
     distribution: Distribution | None = None,
     pattern: Pattern | None = None,
 ) -> Recipe:
-    """RigL: drop the smallest weights, grow the largest gradients (Evci et al., 2020).
+    """RigL: drop the smallest weights, grow the largest gradients [1]_.
 
     Parameters
     ----------
@@ -59,6 +86,20 @@ def rigl(
         Steps between updates.
     fraction : float
         Share that is replaced at first; it falls by a cosine to 0 at ``stop * total_steps``.
+    stop : float
+        Share of the steps after which masks stay.
+    distribution : Distribution, optional
+        By default `ERK`, or `Uniform` with a pattern of one sparsity.
+    pattern : Pattern, optional
+        By default `Unstructured`.
+
+    Returns
+    -------
+    Recipe
+
+    References
+    ----------
+    .. [1] U. Evci et al., *Rigging the Lottery: Making All Tickets Winners*, 2020.
     """
     last = floor_count(check_share(stop, "stop"), total_steps)
     pattern = pattern or Unstructured()
@@ -78,7 +119,27 @@ def sparse_evolutionary(
     fraction: float = 0.3,
     distribution: Distribution | None = None,
 ) -> Recipe:
-    """SET: drop the smallest weights, grow at random (Mocanu et al., 2018)."""
+    """SET: drop the smallest weights, grow at random [1]_.
+
+    Parameters
+    ----------
+    sparsity : float
+    every : int
+        Steps between updates.
+    fraction : float
+        Share that is replaced at each.
+    distribution : Distribution, optional
+        By default `ERK`.
+
+    Returns
+    -------
+    Recipe
+
+    References
+    ----------
+    .. [1] D. Mocanu et al., *Scalable training of artificial neural networks with adaptive
+       sparse connectivity*, 2018.
+    """
     return Recipe(
         ConstantScheduler(sparsity, every=every),
         distribution=distribution or ERK(),
@@ -88,9 +149,31 @@ def sparse_evolutionary(
 
 
 def sr_ste(n: int = 2, m: int = 4, *, every: int = 1) -> Recipe:
-    """Masks for SR-STE (Zhou et al., 2021): N:M by magnitude at every step.
+    """Masks for SR-STE [1]_: n:m by magnitude.
 
     The gradient's other half is `sr_ste_gradient`.
+
+    Parameters
+    ----------
+    n, m : int
+        Keep n of every m.
+    every : int
+        Steps between updates.
+
+    Returns
+    -------
+    Recipe
+
+    References
+    ----------
+    .. [1] A. Zhou et al., *Learning N:M Fine-grained Structured Sparse Neural Networks From
+       Scratch*, 2021.
+
+    Examples
+    --------
+    >>> from sparse24 import schedule
+    >>> schedule.sr_ste().schedule.sparsity(0)
+    0.5
     """
     return Recipe(ConstantScheduler(1 - n / m, every=every), pattern=NM(n, m))
 
@@ -98,10 +181,37 @@ def sr_ste(n: int = 2, m: int = 4, *, every: int = 1) -> Recipe:
 def iterative_magnitude(
     *, share: float = 0.2, rounds: int, steps_per_round: int, pattern: Pattern | None = None
 ) -> Recipe:
-    """Iterative pruning: after each round, drop `share` of what is left (Renda et al., 2020).
+    """Iterative pruning: after each round, drop `share` of what is left [1]_.
 
     Round r, from 0, has sparsity ``1 - (1 - share) ** r``.  Train with the learning rate of
     `RewoundRate`.
+
+    Parameters
+    ----------
+    share : float
+    rounds, steps_per_round : int
+    pattern : Pattern, optional
+        By default `Unstructured`.
+
+    Returns
+    -------
+    Recipe
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range.
+
+    References
+    ----------
+    .. [1] A. Renda et al., *Comparing Rewinding and Fine-tuning in Neural Network Pruning*, 2020.
+
+    Examples
+    --------
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.iterative_magnitude(share=0.5, rounds=2, steps_per_round=10)
+    >>> [recipe.schedule.sparsity(step) for step in (0, 10, 20)]
+    [0.0, 0.5, 0.75]
     """
     check_share(share, "share")
     if rounds < 1 or steps_per_round < 1:

@@ -194,7 +194,23 @@ class StepScheduler(Schedule):
 
 
 def OneShot(target_sparsity: float = 0.5, at: int = 0) -> StepScheduler:
-    """Dense before step `at`, `target_sparsity` from it on; one update."""
+    """Dense before step `at`, `target_sparsity` from it on; one update.
+
+    Parameters
+    ----------
+    target_sparsity : float
+    at : int
+
+    Returns
+    -------
+    StepScheduler
+
+    Examples
+    --------
+    >>> from sparse24.schedule import OneShot
+    >>> [OneShot(0.5, at=3).sparsity(step) for step in (2, 3)]
+    [0.0, 0.5]
+    """
     return StepScheduler({at: target_sparsity})
 
 
@@ -249,7 +265,25 @@ class Phases(Schedule):
 
 
 def dense_sparse_dense(target_sparsity: float, start: int, stop: int, *, every: int = 1) -> Phases:
-    """Dense until `start`, sparse from it until `stop`, dense afterwards."""
+    """Dense until `start`, sparse from it until `stop`, dense afterwards.
+
+    Parameters
+    ----------
+    target_sparsity : float
+    start, stop : int
+    every : int
+        Steps between updates while sparse.
+
+    Returns
+    -------
+    Phases
+
+    Examples
+    --------
+    >>> from sparse24.schedule import dense_sparse_dense
+    >>> [dense_sparse_dense(0.5, 2, 4).sparsity(step) for step in (1, 2, 3, 4)]
+    [0.0, 0.5, 0.5, 0.0]
+    """
     _check_steps(start, stop, every)
     sparse = ConstantScheduler(target_sparsity, every=every)
     dense = ConstantScheduler(0.0)

@@ -20,6 +20,7 @@ from sparse24._sched_arrays import namespace, to_host
 from sparse24._sched_records import State
 
 VERSION = 1
+KEYS = {"fingerprint", "seed", "step", "frozen", "updated", "masks", "memory"}
 FORMAT = "sparse24.schedule"
 
 
@@ -60,7 +61,21 @@ def _describe(recipe) -> str:
 
 
 def to_dict(state: State) -> dict[str, Any]:
-    """The state as plain numbers, strings and NumPy arrays.  Waits for the device."""
+    """The state as plain numbers, strings and NumPy arrays.
+
+    Parameters
+    ----------
+    state : State
+
+    Returns
+    -------
+    dict
+        Masks as packed bits.  Waits for the device.
+
+    See Also
+    --------
+    from_dict
+    """
     memory = {
         name: {key: to_host(value) for key, value in entries.items()}
         for name, entries in state.memory.items()
@@ -79,13 +94,43 @@ def to_dict(state: State) -> dict[str, Any]:
 
 
 def from_dict(state: State, saved: dict[str, Any]) -> State:
-    """`state`, made by `init` with the same recipes and layers, with the saved contents."""
+    """A saved state again.
+
+    Parameters
+    ----------
+    state : State
+        As `init` makes it of the same recipes and layers.
+    saved : dict
+        What `to_dict` gave.
+
+    Returns
+    -------
+    State
+        With the saved contents, its arrays where those of `state` are.
+
+    Raises
+    ------
+    FormatError
+        If `saved` is no state, of another version, incomplete, or of other recipes or layers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> fresh = schedule.init(schedule.sr_ste(), {"w": np.ones((4, 8))})
+    >>> after, _, _ = schedule.step(fresh, {"w": np.ones((4, 8))})
+    >>> schedule.from_dict(fresh, schedule.to_dict(after)).step
+    1
+    """
     if saved.get("format") != FORMAT:
         raise FormatError(f"this is no {FORMAT} state: its format is {saved.get('format')!r}")
     if saved.get("version") != VERSION:
         raise FormatError(
             f"the saved state has version {saved.get('version')!r}, this library reads {VERSION}"
         )
+    missing = KEYS - saved.keys()
+    if missing:
+        raise FormatError(f"the saved state misses {sorted(missing)}; it is damaged")
     if saved["fingerprint"] != fingerprint(state) or set(saved["masks"]) != set(state.masks):
         raise FormatError(
             "the saved state belongs to other recipes or layers; build the scheduler as it was "

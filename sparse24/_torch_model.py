@@ -36,6 +36,15 @@ def sparsify(
     ------
     ArgumentError
         If a pattern matches no linear layer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24 import torch as st
+    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 4))
+    >>> _ = st.sparsify(model, {"0": {"transposable": True}})
+    >>> list(st.sparse_layers(model)), model(torch.ones(2, 16)).shape
+    (['0'], torch.Size([2, 4]))
     """
     unused = set(rules)
 
@@ -56,7 +65,21 @@ def sparsify(
 
 
 def desparsify(model: torch.nn.Module) -> torch.nn.Module:
-    """Put dense layers back, in place, with the pruned weights set to zero."""
+    """Put dense layers back, in place, with the pruned weights set to zero.
+
+    Parameters
+    ----------
+    model : Module
+
+    Returns
+    -------
+    Module
+        `model`, or the new layer if the model itself is a sparse layer.
+
+    See Also
+    --------
+    sparsify
+    """
     return _replace(
         model, lambda _, layer: layer.to_dense() if isinstance(layer, SparseLinear) else None
     )
@@ -75,7 +98,16 @@ def _replace(model: torch.nn.Module, replaced) -> torch.nn.Module:
 
 
 def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
-    """The sparse layers of a model, by name."""
+    """The sparse layers of a model, by name.
+
+    Parameters
+    ----------
+    model : Module
+
+    Returns
+    -------
+    dict of str to SparseLinear
+    """
     return {n: layer for n, layer in model.named_modules() if isinstance(layer, SparseLinear)}
 
 
@@ -111,6 +143,11 @@ def update_masks(
     -------
     dict of str to Tensor
         The masks.
+
+    Raises
+    ------
+    ArgumentError
+        If `grown`, `lifted` or `policy` is another word.
 
     References
     ----------

@@ -82,6 +82,13 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
         If the numbers of bits and values differ.
     PatternError
         If a group has more than two bits set.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> bits = np.array([[0b10010011]], np.uint8)
+    >>> s24.convert.from_bitmask(np.array([1.0, 2, 3, 4]), bits, (1, 8)).toarray()
+    array([[1., 2., 0., 0., 3., 0., 0., 4.]])
     """
     m, k = _check.sizes(shape, argument="shape", count=2)
     values, bitmask = np.asarray(values), np.asarray(bitmask)
@@ -100,6 +107,11 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
 
 def to_bitmask(a: Sparse24Array) -> tuple[np.ndarray, np.ndarray]:
     """The values and bit mask that `from_bitmask` reads; two bits in every full group.
+
+    Parameters
+    ----------
+    a : Sparse24Array, shape (m, k)
+        On a GPU it is copied to the host, which waits.
 
     Returns
     -------
@@ -126,12 +138,37 @@ def to_bitmask(a: Sparse24Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def to_cupyx(a: Sparse24Array) -> Any:
-    """The matrix as `cupyx.scipy.sparse.csr_matrix`, on the current GPU."""
+    """The matrix as `cupyx.scipy.sparse.csr_matrix`, on the current GPU.
+
+    Parameters
+    ----------
+    a : Sparse24Array, shape (m, k)
+
+    Returns
+    -------
+    cupyx.scipy.sparse.csr_matrix
+        16-bit and 8-bit floats become float32.
+
+    Raises
+    ------
+    DeviceError
+        If no GPU is there.
+    """
     return a.to_device("cuda").tocsr()
 
 
 def to_torch(a: Sparse24Array) -> Any:
-    """The dense matrix as a torch tensor, on the array's device; no copy beyond `toarray`."""
+    """The dense matrix as a torch tensor, on the array's device; no copy beyond `toarray`.
+
+    Parameters
+    ----------
+    a : Sparse24Array, shape (..., m, k)
+
+    Returns
+    -------
+    torch.Tensor, shape (..., m, k)
+        Of the same element type, fp8 too.
+    """
     dense = a.toarray()
     if a._dtype.is_float8 and _arrays.is_cupy(dense):
         import torch

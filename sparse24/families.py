@@ -14,6 +14,8 @@ import numpy as np
 from sparse24 import _check, _dtypes
 from sparse24._errors import ArgumentError, FormatError
 
+__all__ = ["FAMILIES", "make", "read_mtx", "read_smtx"]
+
 TILE = 64
 
 

@@ -46,7 +46,21 @@ class Saved:
 
 
 def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Array, ...]:
-    """The pruned weight, compressed: one array, or two where a mask serves both orientations."""
+    """The pruned weight, compressed: one array, or two where a mask serves both orientations.
+
+    Parameters
+    ----------
+    weight : array, shape (m, k)
+    mask : array of bool, shape (m, k), optional
+        The elements to keep; without it the largest magnitudes.
+    transposable : bool
+        Whether products with the transpose are to be sparse too.
+
+    Returns
+    -------
+    tuple of Sparse24Array
+        The first serves ``x @ W.T``, the last ``dy @ W``.  Does not wait for the device.
+    """
     if mask is None:
         return (compress(weight, on_excess="prune", check=False, transposable=transposable),)
     along_rows = compress(weight, mask=mask, check=False)
@@ -115,6 +129,22 @@ def linear_backward(
     dx : array, shape (..., k)
     dweight : array, shape (m, k)
     dbias : array, shape (m,), or None without a bias
+
+    Raises
+    ------
+    ShapeError
+        If `dy` has not the shape of the output.
+    ArgumentError
+        If `gradient` is another word.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import functional as F
+    >>> y, saved = F.linear(np.ones((3, 8)), np.arange(32.0).reshape(4, 8))
+    >>> dx, dweight, dbias = F.linear_backward(np.ones_like(y), saved)
+    >>> dx.shape, dweight.shape, dbias is None
+    ((3, 8), (4, 8), True)
     """
     rule = Rule(gradient, saved.transposable, decay, seed)
     m, k = saved.weight.shape

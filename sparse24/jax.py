@@ -66,7 +66,22 @@ def linear(
 
 
 def mask(x, *, transposable: bool = False):
-    """Where `linear` keeps elements of a weight: `sparse24.mask` for JAX arrays."""
+    """Where `linear` keeps elements of a weight: `sparse24.mask` for JAX arrays.
+
+    Parameters
+    ----------
+    x : jax.Array, shape (m, k)
+    transposable : bool
+
+    Returns
+    -------
+    jax.Array of bool, shape (m, k)
+
+    Raises
+    ------
+    UnsupportedError
+        Inside ``jax.jit`` or ``jax.vmap``.
+    """
     return _back(choose_mask(_view(x), transposable=transposable))
 
 

@@ -21,6 +21,10 @@ def path() -> Path:
 
     It lies in the user's cache folder, or in ``$SPARSE24_CACHE_DIR``.
 
+    Returns
+    -------
+    pathlib.Path
+
     Raises
     ------
     DeviceError
@@ -47,6 +51,8 @@ def save(file=None, *, replace: bool = False) -> Path:
     ------
     FormatError
         If the file belongs to another GPU, driver or version, or is no tuning file.
+    DeviceError
+        If no GPU is there.
     """
     device = _device()
     target = Path(file) if file is not None else _tuning_cache.path(device)
@@ -58,7 +64,23 @@ def save(file=None, *, replace: bool = False) -> Path:
 
 
 def load(file=None) -> bool:
-    """Take over the winners of a tuning file; False if it does not match this machine."""
+    """Take over the winners of a tuning file.
+
+    Parameters
+    ----------
+    file : path, optional
+        By default `path`.
+
+    Returns
+    -------
+    bool
+        False if there is none, or it belongs to another GPU, driver or version.
+
+    Raises
+    ------
+    DeviceError
+        If no GPU is there.
+    """
     device = _device()
     target = Path(file) if file is not None else _tuning_cache.path(device)
     found = _tuning_cache.merge(target, device)
@@ -67,7 +89,13 @@ def load(file=None) -> bool:
 
 
 def clear() -> None:
-    """Forget what was tuned, in memory; files stay."""
+    """Forget what was tuned, in memory; files stay.
+
+    Raises
+    ------
+    DeviceError
+        If no GPU is there.
+    """
     _tuning_cache.forget(_device())
     _planner.chip.cache_clear()
 
@@ -84,6 +112,11 @@ def calibrate() -> dict[str, float]:
     dict
         Bandwidth in bytes a second under ``"bandwidth"``, and for each kernel the median
         of measured over predicted time.
+
+    Raises
+    ------
+    DeviceError
+        If no GPU is there.
     """
     device = _device()
     fitted = _calibrate.fit(device)
