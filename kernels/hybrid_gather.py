@@ -1,0 +1,283 @@
+"""Build the layout of ``cuda/hybrid_gather.cu`` and launch it: very sparse 16-bit matrices.
+
+The layout is a list of words, element and column together, for units of a few rows.  It
+is built with array functions that NumPy and CuPy share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparse24._dtypes import DType
+from sparse24.kernels import loader
+
+NAME = "hybrid_gather"
+PANEL = 4096  # columns of the matrix that a block reads b for
+BANKS = 8  # lines of 16 bytes that shared memory serves at a time
+STEP = 4  # words of a lane that are read together
+MOST_PANELS = 8  # blocks of a cluster
+MOST_WARPS = 32
+PANEL_BYTES = PANEL * 16
+H200_SMS = 132
+LEFT = np.dtype([("words", "u8"), ("begins", "u8"), ("rows", "u8"), ("units", "i4"), ("m", "i4")])
+RIGHT = np.dtype([("b", "u8"), ("k", "i8"), ("n", "i8"), ("row", "i8"), ("column", "i8")])
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a product with few columns is cut up.
+
+    Attributes
+    ----------
+    columns : int
+        Columns of the result in a block: 1, 2, 4, 8 or 16.
+    units, group : int
+        Units of a block, and warps of a unit.
+    """
+
+    columns: int
+    units: int
+    group: int
+
+    @property
+    def name(self) -> str:
+        return f"c{self.columns}u{self.units}g{self.group}"
+
+    @property
+    def shared_memory(self) -> int:
+        return PANEL_BYTES * (1 + max(1, self.columns // 8))
+
+
+ADDING = Config(16, MOST_WARPS, 1)
+ADDING_HEIGHT = 16  # every lane then owns 16 bytes of a row of the result
+
+
+class GatherLayout:
+    """A matrix as words of units; the arrays are those of the kernel's header."""
+
+    def __init__(self, shape, dtype: DType, height: int, words, begins, rows):
+        self.shape, self.dtype, self.height = shape, dtype, height
+        self.words, self.begins, self.rows = words, begins, rows
+        self._launches: dict[tuple, tuple] = {}
+
+    @property
+    def panels(self) -> int:
+        return -(-self.shape[1] // PANEL)
+
+    @property
+    def units(self) -> int:
+        return self.rows.size // self.height
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + self.begins.nbytes + self.rows.nbytes
+
+    def copy(self) -> GatherLayout:
+        """The same layout elsewhere in memory."""
+        arrays = (x.copy() for x in (self.words, self.begins, self.rows))
+        return GatherLayout(self.shape, self.dtype, self.height, *arrays)
+
+    def launch(self, n: int, load: int, config: Config | None):
+        """Kernel, grid, block, shared memory and the matrix's argument, kept for the next time."""
+        key = (n, load, config)
+        found = self._launches.get(key)
+        if found is None:
+            config = config or configure(self.units, self.panels, n, _multiprocessors())
+            macros = defines(self, config, load)
+            kernel = loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
+            grid = (self.panels * -(-self.units // config.units), -(-n // config.columns))
+            block = (32 * config.units * config.group,)
+            found = self._launches[key] = (kernel, grid, block, config.shared_memory, self._left())
+        return found
+
+    def launch_add(self, n: int, load: int, out_vector: bool):
+        """The same for the kernel that adds."""
+        key = (n, load, out_vector, "add")
+        found = self._launches.get(key)
+        if found is None:
+            macros = (*defines(self, ADDING, load, add=True), ("OUT_VECTOR", int(out_vector)))
+            kernel = loader.function(NAME, "add", macros, shared_memory=ADDING.shared_memory)
+            groups = -(-n // ADDING.columns)
+            blocks = min(-(-self.units // MOST_WARPS), max(1, _multiprocessors() // groups))
+            block = (32 * MOST_WARPS,)
+            found = (kernel, (blocks, groups), block, ADDING.shared_memory, self._left())
+            self._launches[key] = found
+        return found
+
+    def _left(self):
+        addresses = (x.data.ptr for x in (self.words, self.begins, self.rows))
+        return loader.by_value(np.array([(*addresses, self.units, self.shape[0])], LEFT))
+
+
+def _multiprocessors() -> int:
+    import cupy
+
+    return cupy.cuda.Device().attributes["MultiProcessorCount"]
+
+
+def width(n: int) -> int:
+    """Columns of a block."""
+    return next((c for c in (1, 2, 4, 8) if c >= n), 16)
+
+
+def configure(units: int, panels: int, n: int, sms: int) -> Config:
+    """Units of a block such that blocks fill whole waves."""
+    found = min(range(1, MOST_WARPS + 1), key=lambda u: (_waves(units, panels, u, sms), u))
+    return Config(width(n), found, MOST_WARPS // found)
+
+
+def _waves(units: int, panels: int, of_block: int, sms: int) -> float:
+    """Relative time of a launch with so many units in a block."""
+    clusters = -(-units // of_block)
+    idle = MOST_WARPS / (of_block * (MOST_WARPS // of_block))
+    return -(-clusters // max(1, sms // panels)) * (of_block * idle + 0.3)
+
+
+def height_for(m: int, panels: int, sms: int = H200_SMS) -> int:
+    """Rows of a unit: fewer where blocks would otherwise not fill a wave evenly."""
+
+    def waste(height: int) -> float:
+        units = -(-m // height)
+        best = min(_waves(units, panels, u, sms) for u in range(1, MOST_WARPS + 1))
+        return best * height * (1.0 + 0.02 * (32 // height))
+
+    return min((32, 16, 8), key=waste)
+
+
+def refuses(k: int, dtype: DType) -> str | None:
+    """None if the kernel can run, else why not."""
+    if dtype.name not in ("float16", "bfloat16"):
+        return f"the gather kernel takes float16 and bfloat16, not {dtype.name}"
+    if k > PANEL * MOST_PANELS:
+        return f"the gather kernel takes up to {PANEL * MOST_PANELS} columns, not {k}"
+    return None
+
+
+def prepare(bits: Any, dtype: DType, xp=np, *, height: int | None = None) -> GatherLayout:
+    """Lay out a dense (m, k) matrix of bits; `xp` is its array library.  Waits for the sizes."""
+    m, k = bits.shape
+    panels = -(-k // PANEL)
+    height = height or height_for(m, panels)
+    row, column = xp.nonzero(bits)
+    value = bits[row, column].astype(np.uint32)
+    segment = row * panels + column // PANEL
+    counts = xp.bincount(segment, minlength=m * panels).reshape(m, panels)
+    order = _by_length(xp, counts.sum(1))
+    units = -(-m // height)
+    rows = xp.full(units * height, -1, np.int32)
+    rows[:m] = order
+    rank = xp.empty(m, np.int64)
+    rank[order] = xp.arange(m)
+    lanes = 32 // height
+    held = xp.zeros((units * height, panels), np.int64)
+    held[:m] = counts[order]
+    steps = -(-held.reshape(units, height, panels).max(1) // (STEP * lanes))
+    begins = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(steps.T.ravel())])
+    words = xp.zeros(int(begins[-1]) * 32 * STEP, np.uint32)
+    line = rank[row] % height
+    within = _spread(xp, segment, counts.ravel(), column % BANKS, line % BANKS)
+    position = within // lanes
+    unit = rank[row] // height + column // PANEL * units
+    at = ((begins[unit] + position // STEP) * 32 + line + within % lanes * height) * STEP
+    words[at + position % STEP] = value << 16 | (column % PANEL * 16).astype(np.uint32)
+    return GatherLayout((m, k), dtype, height, words, begins.astype(np.int32), rows)
+
+
+def _by_length(xp, length):
+    return xp.argsort(-length, kind="stable") if xp is np else xp.argsort(-length)
+
+
+def _spread(xp, segment, counts, bank, offset):
+    """Place of every element in its segment: banks in turn, beginning with bank `offset`.
+
+    Elements of banks that have more than their share fill the places of those that have less.
+    """
+    size = segment.size
+    ends = xp.cumsum(counts)
+    start = (ends - counts)[segment]
+    turn = _turn(xp, segment * BANKS + bank)
+    place = start + turn * BANKS + (bank - offset) % BANKS
+    fits = place < ends[segment]
+    free = xp.ones(size, bool)
+    free[place[fits]] = False
+    place[~fits] = xp.flatnonzero(free)
+    return place - start
+
+
+def _turn(xp, group):
+    """How many earlier elements of its group every element has."""
+    size = group.size
+    if not size:
+        return xp.zeros(0, np.int64)
+    order = xp.argsort(group * size + xp.arange(size))
+    ordered = group[order]
+    first = xp.ones(size, bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    starts = xp.flatnonzero(first)
+    turn = xp.empty(size, np.int64)
+    turn[order] = xp.arange(size) - starts[xp.cumsum(first) - 1]
+    return turn
+
+
+def defines(layout: GatherLayout, config: Config, load: int, add: bool = False) -> loader.Defines:
+    return _defines(layout.dtype.name, layout.panels, layout.height, config, load, add)
+
+
+def _defines(
+    name: str, panels: int, height: int, config: Config, load: int, add: bool = False
+) -> loader.Defines:
+    return (
+        ("ELEMENT", name), ("PANELS", panels), ("HEIGHT", height), ("COLUMNS", config.columns),
+        ("UNITS", config.units), ("GROUP", config.group), ("B_LOAD", load), ("ADD", int(add)),
+    )  # fmt: skip
+
+
+def _load(b, columns: int) -> int:
+    """How b is fetched: 2 as one run of memory, 1 by rows of 16 bytes, 0 by elements."""
+    row, column = (s // 2 for s in b.strides)
+    if b.data.ptr % 16 or (column != 1 and b.shape[1] > 1):
+        return 0
+    if columns <= 8 and b.shape[1] == columns == row:
+        return 2
+    return int(columns >= 8 and b.shape[1] % 8 == 0 and row % 8 == 0)
+
+
+def _right(b):
+    row, column = (s // 2 for s in b.strides)
+    return loader.by_value(np.array([(b.data.ptr, *b.shape, row, column)], RIGHT))
+
+
+def product(layout: GatherLayout, b, out, *, config: Config | None = None) -> None:
+    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides."""
+    n = b.shape[1]
+    load = _load(b, config.columns if config else width(n))
+    kernel, grid, block, shared, left = layout.launch(n, load, config)
+    out_row, out_column = (s // 2 for s in out.strides)
+    kernel(grid, block, (left, _right(b), out, out_row, out_column), shared_mem=shared)
+
+
+def add(layout: GatherLayout, b, out) -> None:
+    """out += A @ b, in place, for many columns."""
+    n = b.shape[1]
+    out_row, out_column = (s // 2 for s in out.strides)
+    own = ADDING.columns * layout.height // 32
+    vector = n % own == 0 and out_column == 1 and not (out_row % own or out.data.ptr % (2 * own))
+    kernel, grid, block, shared, left = layout.launch_add(n, _load(b, ADDING.columns), vector)
+    kernel(grid, block, (left, _right(b), out, out_row, out_column), shared_mem=shared)
+
+
+def _adds(name: str, panels: int) -> loader.Defines:
+    return (*_defines(name, panels, ADDING_HEIGHT, ADDING, 1, add=True), ("OUT_VECTOR", 1))
+
+
+COMPILE_CHECKS = [
+    (_defines("bfloat16", 1, 32, Config(8, 4, 8), 2), "sm_90a", "FFMA"),
+    (_defines("float16", 2, 16, Config(16, 7, 4), 1), "sm_90a", "FFMA"),
+    (_adds("float16", 1), "sm_90a", "FFMA"),
+    (_defines("float16", 1, 8, Config(1, 32, 1), 0), "sm_80", "FFMA"),
+    (_defines("bfloat16", 1, 32, Config(4, 8, 4), 2), "sm_120", "FFMA"),
+    (_adds("bfloat16", 2), "sm_90a", "FFMA"),
+]
