@@ -249,8 +249,9 @@ add(const Left a, const Right b, In::type* out, Count out_row, Count out_column)
             if (!steps.left) continue;
             const int row = a.rows[unit * HEIGHT + lane % HEIGHT];
             In::type* to = out + row * out_row + column * out_column;
+            const bool real = row >= 0 && column < b.n;
             Own own;
-            if (row >= 0)
+            if (real)
 #if OUT_VECTOR
                 own = *reinterpret_cast<const Own*>(to);
 #else
@@ -266,7 +267,7 @@ add(const Left a, const Right b, In::type* out, Count out_row, Count out_column)
                     if (first == p * kOwn) sum = acc[p * kOwn + c];
                 own.x[c] = In::store(In::load(own.x[c]) + sum);
             }
-            if (row < 0) continue;
+            if (!real) continue;
 #if OUT_VECTOR
             *reinterpret_cast<Own*>(to) = own;
 #else

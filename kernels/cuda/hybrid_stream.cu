@@ -17,10 +17,11 @@
 // the low halves for the first half of the slabs, the high halves for the second.  It only
 // ever touches its own bank of shared memory, so there are no conflicts.
 //
-// product: a warp takes STRIPS strips, a block WARPS of them and the same columns of the
-// matrix, SPLITS blocks of a cluster the parts of k.  Partial sums are added in the order of
-// the parts: the same bits every time.  Chunks are copied STAGES - 1 ahead, each warp for
-// itself; b in panels of PANEL rows, two at a time, by the block.
+// product: a team of four warps takes 64 rows and a part of k.  A block has TEAMS by PARTS teams; on
+// Hopper a team multiplies by warpgroup instructions (WGMMA), elsewhere each warp for itself.
+// SPLITS blocks of a cluster share the columns of the matrix.  A warp copies its chunks STAGES - 1
+// ahead; b comes in panels of PANEL lines for each part, a panel ahead where BUFFERS is 2.  Partial
+// sums are added in the order of the parts: the same bits every time.
 //
 // Tensor-core fragment and metadata layout: PTX ISA, mma.sp, m16n8k32.
 // Reference: a dense product.  Launcher: kernels/hybrid_stream.py.
@@ -127,17 +128,19 @@ pack(const Element* w, Count m, Count k, Count pitch, const unsigned* offsets, u
 
 #ifdef ELEMENT
 using Out = Scalar<Kind::ELEMENT>;
-constexpr int kThreads = 32 * WARPS, kColumns = 8 * N_TILES, kStripsOfBlock = WARPS * STRIPS;
-constexpr int kBPitch = kColumns * 2 + (N_TILES > 1 ? 16 : 0);   // odd in 16-byte units: no conflicts
-constexpr int kBBytes = PANEL * kBPitch, kBlocks = SPAN / 128, kPanelBlocks = PANEL / 128;
-constexpr int kRedPitch = kColumns + 1;
-constexpr bool kFew = N_TILES <= 2;             // decode a slab ahead; own accumulators for full quads
+constexpr int kTeams = TEAMS * PARTS, kWarps = 4 * kTeams, kThreads = 32 * kWarps;
+constexpr int kColumns = 8 * N_TILES, kLine = 2 * kColumns, kRows = 64 * TEAMS;
+constexpr int kBBytes = PARTS * PANEL * kLine, kBlocks = SPAN / 128, kPanelChunks = PANEL / SPAN;
+constexpr int kSumPitch = kColumns + 1;
+using Sums = float[4 * N_TILES];
 
 __device__ unsigned address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 
 __device__ void copy16(unsigned to, const void* from, bool real = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0));
 }
+template <int most> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(most) : "memory"); }
+__device__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 
 // One chunk to shared memory, by one warp.
 __device__ void fetch_chunk(unsigned stage, const unsigned char* blob, unsigned begin, unsigned end) {
@@ -153,23 +156,30 @@ struct Right {                  // the dense operand
     Count k, n, row, column;    // sizes and strides in elements
 };
 
-__device__ void fetch_b(unsigned to, const Right& b, int first, Count column0) {
+// Lines of b lie one after the other, their 16-byte pieces exchanged as the tensor cores' own
+// 32-, 64- and 128-byte swizzles do.
+__device__ unsigned swizzled(int line, int piece) {
+    constexpr int kLinesOfRow = N_TILES < 8 ? 8 / N_TILES : 1;      // that fill the 32 banks
+    return line * kLine + ((piece ^ line / kLinesOfRow % N_TILES) * 16);
+}
+
+// PANEL lines of b from line `first` on, by the teams of one part; what lies beyond `end` is zero.
+// Blocks begin at different lines, or they would all ask the same slice of L2 at the same time.
+__device__ void fetch_b(unsigned to, const Right& b, Count first, Count end, Count column0) {
+    const int turn = blockIdx.x * 88, index = threadIdx.x % (128 * TEAMS);
+    end = min(end, b.k);
 #if B_VECTOR
-    constexpr int kRows = kThreads / N_TILES;           // that the block copies at a time
-    const int r = threadIdx.x / N_TILES, c = threadIdx.x % N_TILES * 8;
-    const int left = column0 + c < b.n ? min(PANEL, int(b.k) - first) : 0;
-    const Element* from = b.b + Count(first + r) * b.row + column0 + c;
-    to += r * kBPitch + c * 2;
-#pragma unroll
-    for (int i = 0; i < PANEL; i += kRows, from += kRows * b.row, to += kRows * kBPitch)
-        copy16(to, i + r < left ? from : b.b, i + r < left);
+    for (int i = index; i < PANEL * N_TILES; i += 128 * TEAMS) {
+        const int line = (i / N_TILES + turn) % PANEL, piece = i % N_TILES;
+        const bool real = first + line < end && column0 + 8 * piece < b.n;
+        copy16(to + swizzled(line, piece), real ? b.b + (first + line) * b.row + column0 + 8 * piece : b.b, real);
+    }
 #else
-    // Columns beyond n were zeroed at the start and stay so.
-    const int real = int(min(Count(kColumns), b.n - column0));
-    for (int i = threadIdx.x; i < PANEL * real; i += kThreads) {
-        const int r = i % PANEL, c = i / PANEL;
-        const Element x = first + r < b.k ? b.b[Count(first + r) * b.row + (column0 + c) * b.column] : Element(0);
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + r * kBPitch + c * 2), "h"(x));
+    for (int i = index; i < PANEL * kColumns; i += 128 * TEAMS) {
+        const int line = i % PANEL, c = i / PANEL;
+        const bool real = first + line < end && column0 + c < b.n;
+        const Element x = real ? b.b[(first + line) * b.row + (column0 + c) * b.column] : Element(0);
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + swizzled(line, c / 8) + c % 8 * 2), "h"(x));
     }
 #endif
 }
@@ -186,26 +196,7 @@ __device__ void take_half(unsigned& x, unsigned flags, int bit, unsigned& at) {
                  "@p ld.shared.u16 %0, [%1]; @p add.u32 %1, %1, -128;}" : "+r"(x), "+r"(at) : "r"(flags), "r"(1u << bit));
 }
 
-#define MMA_TYPE_float16 "f16.f16"
-#define MMA_TYPE_bfloat16 "bf16.bf16"
-#define JOIN(a, b) a##b
-#define MMA_TYPE(x) JOIN(MMA_TYPE_, x)
-
-template <int sel>
-__device__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[4], unsigned codes) {
-    asm volatile("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." MMA_TYPE(ELEMENT) ".f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, %13;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
-                   "r"(codes), "n"(sel));
-}
-
-__device__ void load_b(unsigned (&b)[4], unsigned from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(from));
-}
-
-// Where this warp stands in one of its strips.
+// Where this warp stands in its strip.
 struct Stream {
     unsigned word, half, last;       // shared addresses: next word, next half, last row
     unsigned kinds, singles, fulls;  // of 128 columns: two bits a quad, and single ones of them
@@ -241,192 +232,189 @@ struct Fragment {
 #pragma unroll
         for (int q = 0; q < 4; ++q) take_half(pair[q], s.singles, base + 2 * q, s.half);
         full = __any_sync(~0u, s.fulls & (0xFFu << base));
+#pragma unroll
+        for (int q = 0; q < 4; ++q) more[q] = 0;
         if (full)
 #pragma unroll
             for (int q = 0; q < 4; ++q) more[q] = take_word(s.fulls, base + 2 * q + 1, s.word);
     }
 };
 
-using Sums = float[STRIPS][N_TILES][4];
+#if WGMMA
+#include "wgmma_pairs.cuh"
 
-// One slab of 32 columns: the fragments of all strips by all columns of b.
-__device__ void multiply_slab(Sums& acc, Sums& spill, const Fragment (&fragments)[STRIPS],
-                              const Stream (&streams)[STRIPS], unsigned b_at, int slab) {
+// d += four pairs a lane, of 64 rows, by the 32 lines of b from `b_at` on.
+__device__ void multiply_slab(Sums& d, Sums&, const Fragment& f, unsigned b_at, unsigned codes, int slab) {
+    const unsigned long long b = b_descriptor<N_TILES>(b_at);
+    wgmma_fence();
+    if (slab % 2) multiply_pairs<N_TILES, 1>(d, f.pair, b, codes);
+    else multiply_pairs<N_TILES, 0>(d, f.pair, b, codes);
+    multiply_pairs<N_TILES, 0>(d, f.more, b, kHighPairs);
+    wgmma_commit();
+}
+__device__ void finish_slab(const Fragment& f, unsigned codes) {
+    wgmma_wait();
+    hold(f.pair, f.more, codes);
+}
+#else
+#define MMA_TYPE_float16 "f16.f16"
+#define MMA_TYPE_bfloat16 "bf16.bf16"
+#define JOIN(a, b) a##b
+#define MMA_TYPE(x) JOIN(MMA_TYPE_, x)
+
+template <int sel>
+__device__ void multiply(float* d, const unsigned (&a)[4], const unsigned (&b)[4], unsigned codes) {
+    asm volatile("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." MMA_TYPE(ELEMENT) ".f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, %13;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+                   "r"(codes), "n"(sel));
+}
+
+// The same by single warps, 16 rows each; third and fourth elements have sums of their own.
+__device__ void multiply_slab(Sums& d, Sums& spill, const Fragment& f, unsigned b_at, unsigned codes, int slab) {
+    const unsigned line = b_at + swizzled(threadIdx.x % 32, 0);
 #pragma unroll
     for (int j = 0; j < N_TILES; ++j) {
-        unsigned right[4];
-        load_b(right, b_at + slab * 32 * kBPitch + 16 * j);
-#pragma unroll
-        for (int r = 0; r < STRIPS; ++r) {
-            const Fragment& f = fragments[r];
-            if (slab % 2) multiply<1>(acc[r][j], f.pair, right, streams[r].codes[slab / 2]);
-            else multiply<0>(acc[r][j], f.pair, right, streams[r].codes[slab / 2]);
-            if (f.full) multiply<0>(kFew ? spill[r][j] : acc[r][j], f.more, right, kHighPairs);
-        }
+        unsigned b[4];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(line ^ 16 * j));
+        if (slab % 2) multiply<1>(d + 4 * j, f.pair, b, codes);
+        else multiply<0>(d + 4 * j, f.pair, b, codes);
+        if (f.full) multiply<0>(spill + 4 * j, f.more, b, kHighPairs);
     }
 }
+__device__ void finish_slab(const Fragment&, unsigned) {}
+#endif
 
 // 128 columns.  Halfway through the chunk the single halves turn to the high ones.
-__device__ void multiply_block(Sums& acc, Sums& spill, Stream (&streams)[STRIPS], unsigned b_at, int block) {
-    Fragment fragments[2][STRIPS];
+__device__ void multiply_block(Sums& acc, Sums& spill, Stream& stream, unsigned b_at, int block) {
+    Fragment fragments[2];
     const auto decode = [&](int slab) {
-#pragma unroll
-        for (int r = 0; r < STRIPS; ++r) {
-            if (SPAN == 128 ? slab == 2 : slab == 0 && block == kBlocks / 2) streams[r].half = streams[r].last + 2;
-            fragments[slab % 2][r].decode(streams[r], slab);
-        }
+        if (SPAN == 128 ? slab == 2 : slab == 0 && block == kBlocks / 2) stream.half = stream.last + 2;
+        fragments[slab % 2].decode(stream, slab);
     };
-    if (kFew) decode(0);
+    decode(0);
 #pragma unroll
     for (int slab = 0; slab < 4; ++slab) {
-        if (!kFew) decode(slab);
-        else if (slab < 3) decode(slab + 1);
-        multiply_slab(acc, spill, fragments[slab % 2], streams, b_at, slab);
+        multiply_slab(acc, spill, fragments[slab % 2], b_at + slab * 32 * kLine, stream.codes[slab / 2], slab);
+        if (slab < 3) decode(slab + 1);
+        finish_slab(fragments[slab % 2], stream.codes[slab / 2]);
     }
 }
 
-__device__ unsigned cluster_address(unsigned at, int rank) {
+__device__ void cluster_barrier() {
+#if SPLITS > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+// A float of the block of this cluster that holds part `rank` of k.
+__device__ float shared_float(unsigned at, int rank) {
+    float x;
+#if SPLITS > 1
     unsigned there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-    return there;
-}
-__device__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there));
+#else
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
+#endif
+    return x;
 }
 
 struct Left {                          // the streamed matrix
     const unsigned char* blob;
     const unsigned* offsets;           // of the chunks, in 16 bytes; one more at the end
     const int* order;                  // strips, by block; -1: none
-    const int* cuts;                   // [row blocks][SPLITS + 1] chunks at which the parts begin
+    const int* cuts;                   // [row blocks][SPLITS * PARTS + 1] chunks at which the parts begin
     int chunks;
     unsigned stage_bytes;
     Count m;
 };
 
 #if SPLITS > 1
-extern "C" __global__ void __cluster_dims__(1, SPLITS, 1) __launch_bounds__(kThreads, kThreads * STRIPS <= 256 ? 2 : 1)
+extern "C" __global__ void __cluster_dims__(1, SPLITS, 1) __launch_bounds__(kThreads, 1)
 #else
-extern "C" __global__ void __launch_bounds__(kThreads, kThreads * STRIPS <= 256 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
 product(const Left a, const Right b, Out::type* out, Count out_row, Count out_column) {
-    extern __shared__ __align__(128) unsigned char shared[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned b_stage = address(shared);
-    const unsigned a_stage = b_stage + 2 * kBBytes + warp * STRIPS * STAGES * a.stage_bytes;
-    const int* cut = a.cuts + blockIdx.x * (SPLITS + 1) + blockIdx.y;
-    const int from = cut[0], to = cut[1];
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4 % TEAMS, part = warp / 4 / TEAMS;
+    const int strip = a.order[(blockIdx.x * TEAMS + team) * 4 + warp % 4];
+    const int* cut = a.cuts + blockIdx.x * (SPLITS * PARTS + 1) + blockIdx.y * PARTS;
+    const int from = cut[part], to = cut[part + 1];
+    int phases = 1;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) phases = max(phases, (cut[p + 1] - cut[p] + kPanelChunks - 1) / kPanelChunks);
     const Count column0 = Count(blockIdx.z) * kColumns;
-    int strips[STRIPS];
-    unsigned ends[STAGES + 1][STRIPS];           // offsets[c], offsets[c + 1], ... of chunk c in hand
-    const unsigned* cursor[STRIPS];              // the offset after those
-    Stream streams[STRIPS];
-    Sums acc = {}, spill = {};
-
-    const auto fetch_panel = [&](int first, unsigned stage) {
-        if (first < to * SPAN) fetch_b(stage, b, first, column0);
+    const unsigned b_stage = (address(shared) + 1023) / 1024 * 1024, b_part = b_stage + part * PANEL * kLine;
+    const unsigned a_stage = b_stage + BUFFERS * kBBytes + warp * STAGES * a.stage_bytes;
+    const auto fetch_panel = [&](int phase) {
+        fetch_b(b_part + phase % BUFFERS * kBBytes, b, (Count(from) + phase * kPanelChunks) * SPAN, Count(to) * SPAN, column0);
     };
-#if !B_VECTOR
-    for (int i = threadIdx.x; i < 2 * kBBytes / 16; i += kThreads) reinterpret_cast<uint4*>(shared)[i] = uint4{};
-    __syncthreads();
-#endif
-    fetch_panel(from * SPAN, b_stage);
-    // Offsets past the part are never used: copies beyond `to` are left out.
+    fetch_panel(0);
+    // Where the chunks in hand begin and end; nothing is fetched for a strip that is not there.
+    const unsigned* cursor = a.offsets + Count(max(strip, 0)) * a.chunks + from;
+    unsigned ends[STAGES + 1];
 #pragma unroll
-    for (int r = 0; r < STRIPS; ++r) {
-        strips[r] = a.order[blockIdx.x * kStripsOfBlock + warp * STRIPS + r];
-        cursor[r] = a.offsets + Count(max(strips[r], 0)) * a.chunks + from;
-#pragma unroll
-        for (int i = 0; i <= STAGES; ++i) ends[i][r] = from + i <= to && strips[r] >= 0 ? cursor[r][i] : 0;
-        cursor[r] += STAGES + 1;
-    }
+    for (int i = 0; i <= STAGES; ++i) ends[i] = from + i <= to && strip >= 0 ? cursor[i] : 0;
+    cursor += STAGES + 1;
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-#pragma unroll
-        for (int r = 0; r < STRIPS; ++r)
-            if (from + i < to) fetch_chunk(a_stage + (STAGES * r + i) * a.stage_bytes, a.blob, ends[i][r], ends[i + 1][r]);
-        asm volatile("cp.async.commit_group;");
+        if (from + i < to) fetch_chunk(a_stage + i * a.stage_bytes, a.blob, ends[i], ends[i + 1]);
+        commit_copies();
     }
-    constexpr int kAhead = PANEL >= (STAGES - 1) * SPAN ? STAGES - 2 : 0;    // copies that may be under way
-    int block = 0, panel_block = 0, next_panel = from * SPAN + PANEL;
-    unsigned here = 0, b_turn = 0, b_at = 0;     // offset of the stage in hand; panel in hand
+    Sums acc = {}, spill = {};
+    Stream stream;
+    unsigned here = 0;                 // offset of the stage in hand
     int c = from;
-    for (int t = 0; t < (to - from) * kBlocks; ++t) {
-        if (block == 0 || panel_block == 0) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(kAhead));
-            if (panel_block == 0) {
-                __syncthreads();
-                b_at = b_stage + b_turn + lane * kBPitch;
-                b_turn = kBBytes - b_turn;
-                fetch_panel(next_panel, b_stage + b_turn);
-                next_panel += PANEL;
-            } else {
-                __syncwarp();
+    for (int phase = 0; phase < phases; ++phase) {
+        wait_copies<kPanelChunks >= STAGES - 1 ? STAGES - 2 : 0>();
+#if WGMMA
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+        __syncthreads();
+        if (BUFFERS > 1 && phase + 1 < phases) fetch_panel(phase + 1);
+        unsigned b_at = b_part + phase % BUFFERS * kBBytes;
+        for (const int end = min(to, c + kPanelChunks); c < end; ++c) {
+            wait_copies<STAGES - 2>();
+            __syncwarp();
+            unsigned free = here + (STAGES - 1) * a.stage_bytes;
+            if (free >= STAGES * a.stage_bytes) free -= STAGES * a.stage_bytes;
+            stream.start(a_stage + here, ends[1] - ends[0]);
+            if (c + STAGES - 1 < to) fetch_chunk(a_stage + free, a.blob, ends[STAGES - 1], ends[STAGES]);
+            commit_copies();
+#pragma unroll
+            for (int i = 0; i < STAGES; ++i) ends[i] = ends[i + 1];
+            if (c + STAGES < to && strip >= 0) ends[STAGES] = *cursor++;
+            for (int block = 0; block < kBlocks; ++block, b_at += 128 * kLine) {
+                stream.load_codes(a_stage + here, block, strip >= 0);
+                multiply_block(acc, spill, stream, b_at, block);
             }
-            if (block == 0) {
-                unsigned free = here + (STAGES - 1) * a.stage_bytes;
-                if (free >= STAGES * a.stage_bytes) free -= STAGES * a.stage_bytes;
-#pragma unroll
-                for (int r = 0; r < STRIPS; ++r) {
-                    const unsigned stage = a_stage + STAGES * r * a.stage_bytes;
-                    streams[r].start(stage + here, ends[1][r] - ends[0][r]);
-                    if (c + STAGES - 1 < to) fetch_chunk(stage + free, a.blob, ends[STAGES - 1][r], ends[STAGES][r]);
-#pragma unroll
-                    for (int i = 0; i < STAGES; ++i) ends[i][r] = ends[i + 1][r];
-                    if (c + STAGES < to && strips[r] >= 0) ends[STAGES][r] = *cursor[r]++;
-                }
-            }
-            asm volatile("cp.async.commit_group;");
-        }
-#pragma unroll
-        for (int r = 0; r < STRIPS; ++r) streams[r].load_codes(a_stage + STAGES * r * a.stage_bytes + here, block, strips[r] >= 0);
-        multiply_block(acc, spill, streams, b_at, block);
-        b_at += 128 * kBPitch;
-        if (++panel_block == kPanelBlocks) panel_block = 0;
-        if (++block == kBlocks) {
-            block = 0;
-            ++c;
-            here += a.stage_bytes;
-            if (here == STAGES * a.stage_bytes) here = 0;
+            here = here + a.stage_bytes == STAGES * a.stage_bytes ? 0 : here + a.stage_bytes;
         }
     }
-    asm volatile("cp.async.wait_group 0;");
-    if (kFew)
-#pragma unroll
-        for (int i = 0; i < STRIPS * N_TILES * 4; ++i) (&acc[0][0][0])[i] += (&spill[0][0][0])[i];
+    wait_copies<0>();
     // Sums go through shared memory, are added over the parts of k in order, and leave once.
     __syncthreads();
     auto* sums = reinterpret_cast<float*>(shared);
+    const int row0 = part * kRows + team * 64 + warp % 4 * 16 + lane / 4;
 #pragma unroll
-    for (int r = 0; r < STRIPS; ++r)
-#pragma unroll
-        for (int j = 0; j < N_TILES; ++j)
-#pragma unroll
-            for (int x = 0; x < 4; ++x)
-                sums[((warp * STRIPS + r) * 16 + lane / 4 + x / 2 * 8) * kRedPitch + 8 * j + lane % 4 * 2 + x % 2] = acc[r][j][x];
-#if SPLITS > 1
+    for (int i = 0; i < 4 * N_TILES; ++i)
+        sums[(row0 + i / 2 % 2 * 8) * kSumPitch + i / 4 * 8 + lane % 4 * 2 + i % 2] = acc[i] + spill[i];
     cluster_barrier();
-#else
-    __syncthreads();
-#endif
-    for (int i = threadIdx.x + blockIdx.y * kThreads; i < kStripsOfBlock * 16 * kColumns; i += kThreads * SPLITS) {
-        const int r = i / kColumns, c = i % kColumns, strip = a.order[blockIdx.x * kStripsOfBlock + r / 16];
-        const Count row = Count(strip) * 16 + r % 16, column = column0 + c;
+    for (int i = threadIdx.x + blockIdx.y * kThreads; i < kRows * kColumns; i += kThreads * SPLITS) {
+        const int r = i / kColumns, x = i % kColumns, of = a.order[blockIdx.x * TEAMS * 4 + r / 16];
+        const Count row = Count(of) * 16 + r % 16, column = column0 + x;
         float sum = 0;
-#if SPLITS > 1
-        const unsigned at = address(sums + r * kRedPitch + c);
-        for (int part = 0; part < SPLITS; ++part) {
-            float x;
-            asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(cluster_address(at, part)));
-            sum += x;
-        }
-#else
-        sum = sums[r * kRedPitch + c];
-#endif
-        if (strip >= 0 && row < a.m && column < b.n) out[row * out_row + column * out_column] = Out::store(sum);
+#pragma unroll
+        for (int rank = 0; rank < SPLITS; ++rank)
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p)
+                sum += shared_float(address(sums + (p * kRows + r) * kSumPitch + x), rank);
+        if (of >= 0 && row < a.m && column < b.n) out[row * out_row + column * out_column] = Out::store(sum);
     }
-#if SPLITS > 1
-    cluster_barrier();
-#endif
+    if (SPLITS > 1) cluster_barrier();
 }
 #endif
