@@ -6,6 +6,7 @@ is built with array functions that NumPy and CuPy share.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ NAME = "hybrid_gather"
 PANEL = 4096  # columns of the matrix that a block reads b for
 BANKS = 8  # lines of 16 bytes that shared memory serves at a time
 STEP = 4  # words of a lane that are read together
-MOST_PANELS = 8  # blocks of a cluster
+MOST_HELD = 2  # panels that fit into shared memory beside the sums
+MOST_PANELS = 16
 MOST_WARPS = 32
 PANEL_BYTES = PANEL * 16
 H200_SMS = 132
@@ -33,26 +35,25 @@ class Config:
     Attributes
     ----------
     columns : int
-        Columns of the result in a block: 1, 2, 4, 8 or 16.
+        Columns of the result in a block: 1, 2, 4 or 8.
     units, group : int
         Units of a block, and warps of a unit.
+    held : int
+        Panels of a block.
     """
 
     columns: int
     units: int
     group: int
+    held: int = 1
 
     @property
     def name(self) -> str:
-        return f"c{self.columns}u{self.units}g{self.group}"
+        return f"c{self.columns}u{self.units}g{self.group}h{self.held}"
 
     @property
     def shared_memory(self) -> int:
-        return PANEL_BYTES * (1 + max(1, self.columns // 8))
-
-
-ADDING = Config(16, MOST_WARPS, 1)
-ADDING_HEIGHT = 16  # every lane then owns 16 bytes of a row of the result
+        return PANEL_BYTES * (1 + self.held)
 
 
 class GatherLayout:
@@ -85,26 +86,13 @@ class GatherLayout:
         key = (n, load, config)
         found = self._launches.get(key)
         if found is None:
-            config = config or configure(self.units, self.panels, n, _multiprocessors())
+            config = config or configure(self.units, self.panels, n, _device()[0])
             macros = defines(self, config, load)
             kernel = loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
-            grid = (self.panels * -(-self.units // config.units), -(-n // config.columns))
+            cluster = -(-self.panels // config.held)
+            grid = (cluster * -(-self.units // config.units), -(-n // config.columns))
             block = (32 * config.units * config.group,)
             found = self._launches[key] = (kernel, grid, block, config.shared_memory, self._left())
-        return found
-
-    def launch_add(self, n: int, load: int, out_vector: bool):
-        """The same for the kernel that adds."""
-        key = (n, load, out_vector, "add")
-        found = self._launches.get(key)
-        if found is None:
-            macros = (*defines(self, ADDING, load, add=True), ("OUT_VECTOR", int(out_vector)))
-            kernel = loader.function(NAME, "add", macros, shared_memory=ADDING.shared_memory)
-            groups = -(-n // ADDING.columns)
-            blocks = min(-(-self.units // MOST_WARPS), max(1, _multiprocessors() // groups))
-            block = (32 * MOST_WARPS,)
-            found = (kernel, (blocks, groups), block, ADDING.shared_memory, self._left())
-            self._launches[key] = found
         return found
 
     def _left(self):
@@ -112,36 +100,48 @@ class GatherLayout:
         return loader.by_value(np.array([(*addresses, self.units, self.shape[0])], LEFT))
 
 
-def _multiprocessors() -> int:
+@functools.cache
+def _device() -> tuple[int, int]:
+    """Multiprocessors and generation of the current GPU; those of a host are taken to be alike."""
     import cupy
 
-    return cupy.cuda.Device().attributes["MultiProcessorCount"]
+    device = cupy.cuda.Device()
+    return device.attributes["MultiProcessorCount"], int(device.compute_capability) // 10
 
 
 def width(n: int) -> int:
     """Columns of a block."""
-    return next((c for c in (1, 2, 4, 8) if c >= n), 16)
+    return next((c for c in (1, 2, 4) if c >= n), 8)
 
 
 def configure(units: int, panels: int, n: int, sms: int) -> Config:
     """Units of a block such that blocks fill whole waves."""
-    found = min(range(1, MOST_WARPS + 1), key=lambda u: (_waves(units, panels, u, sms), u))
-    return Config(width(n), found, MOST_WARPS // found)
+    held = min(panels, MOST_HELD)
+    groups = -(-n // width(n))
+
+    def waves(of_block: int) -> float:
+        return _waves(units, -(-panels // held) * groups, of_block, sms, held)
+
+    found = min(range(1, MOST_WARPS // held + 1), key=lambda u: (waves(u), u))
+    return Config(width(n), found, MOST_WARPS // found // held * held, held)
 
 
-def _waves(units: int, panels: int, of_block: int, sms: int) -> float:
+def _waves(units: int, shares: int, of_block: int, sms: int, held: int = 1) -> float:
     """Relative time of a launch with so many units in a block."""
-    clusters = -(-units // of_block)
-    idle = MOST_WARPS / (of_block * (MOST_WARPS // of_block))
-    return -(-clusters // max(1, sms // panels)) * (of_block * idle + 0.3)
+    sets = -(-units // of_block)
+    idle = MOST_WARPS / (of_block * (MOST_WARPS // of_block // held * held))
+    return -(-sets // max(1, sms // shares)) * (of_block * idle + 0.3)
 
 
 def height_for(m: int, panels: int, sms: int = H200_SMS) -> int:
     """Rows of a unit: fewer where blocks would otherwise not fill a wave evenly."""
+    held = min(panels, MOST_HELD)
+    shares = -(-panels // held)
 
     def waste(height: int) -> float:
         units = -(-m // height)
-        best = min(_waves(units, panels, u, sms) for u in range(1, MOST_WARPS + 1))
+        sizes = range(1, MOST_WARPS // held + 1)
+        best = min(_waves(units, shares, u, sms, held) for u in sizes)
         return best * height * (1.0 + 0.02 * (32 // height))
 
     return min((32, 16, 8), key=waste)
@@ -222,26 +222,27 @@ def _turn(xp, group):
     return turn
 
 
-def defines(layout: GatherLayout, config: Config, load: int, add: bool = False) -> loader.Defines:
-    return _defines(layout.dtype.name, layout.panels, layout.height, config, load, add)
+def defines(layout: GatherLayout, config: Config, load: int) -> loader.Defines:
+    return _defines(layout.dtype.name, layout.panels, layout.height, config, load)
 
 
-def _defines(
-    name: str, panels: int, height: int, config: Config, load: int, add: bool = False
-) -> loader.Defines:
+def _defines(name: str, panels: int, height: int, config: Config, load: int) -> loader.Defines:
     return (
         ("ELEMENT", name), ("PANELS", panels), ("HEIGHT", height), ("COLUMNS", config.columns),
-        ("UNITS", config.units), ("GROUP", config.group), ("B_LOAD", load), ("ADD", int(add)),
+        ("UNITS", config.units), ("GROUP", config.group), ("HELD", config.held),
+        ("B_LOAD", load),
     )  # fmt: skip
 
 
 def _load(b, columns: int) -> int:
-    """How b is fetched: 2 as one run of memory, 1 by rows of 16 bytes, 0 by elements."""
+    """How b is fetched: 3 as one run of memory by Hopper's copy engine, 2 as one run, 1 by rows
+    of 16 bytes, 0 by elements.
+    """
     row, column = (s // 2 for s in b.strides)
     if b.data.ptr % 16 or (column != 1 and b.shape[1] > 1):
         return 0
-    if columns <= 8 and b.shape[1] == columns == row:
-        return 2
+    if columns <= 8 and b.shape[1] == columns and (row == columns or b.shape[0] == 1):
+        return 3 if b.shape[0] * columns % 8 == 0 and _device()[1] == 9 else 2
     return int(columns >= 8 and b.shape[1] % 8 == 0 and row % 8 == 0)
 
 
@@ -259,25 +260,10 @@ def product(layout: GatherLayout, b, out, *, config: Config | None = None) -> No
     kernel(grid, block, (left, _right(b), out, out_row, out_column), shared_mem=shared)
 
 
-def add(layout: GatherLayout, b, out) -> None:
-    """out += A @ b, in place, for many columns."""
-    n = b.shape[1]
-    out_row, out_column = (s // 2 for s in out.strides)
-    own = ADDING.columns * layout.height // 32
-    vector = n % own == 0 and out_column == 1 and not (out_row % own or out.data.ptr % (2 * own))
-    kernel, grid, block, shared, left = layout.launch_add(n, _load(b, ADDING.columns), vector)
-    kernel(grid, block, (left, _right(b), out, out_row, out_column), shared_mem=shared)
-
-
-def _adds(name: str, panels: int) -> loader.Defines:
-    return (*_defines(name, panels, ADDING_HEIGHT, ADDING, 1, add=True), ("OUT_VECTOR", 1))
-
-
 COMPILE_CHECKS = [
-    (_defines("bfloat16", 1, 32, Config(8, 4, 8), 2), "sm_90a", "FFMA"),
-    (_defines("float16", 2, 16, Config(16, 7, 4), 1), "sm_90a", "FFMA"),
-    (_adds("float16", 1), "sm_90a", "FFMA"),
+    (_defines("bfloat16", 1, 32, Config(8, 4, 8), 3), "sm_90a", "UBLKCP"),
+    (_defines("float16", 2, 16, Config(8, 7, 4, 2), 1), "sm_90a", "FFMA"),
+    (_defines("float16", 3, 16, Config(8, 7, 4, 2), 3), "sm_90a", "FFMA"),
     (_defines("float16", 1, 8, Config(1, 32, 1), 0), "sm_80", "FFMA"),
     (_defines("bfloat16", 1, 32, Config(4, 8, 4), 2), "sm_120", "FFMA"),
-    (_adds("bfloat16", 2), "sm_90a", "FFMA"),
 ]

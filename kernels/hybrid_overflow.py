@@ -11,6 +11,7 @@ from sparse24.kernels import loader
 
 NAME = "hybrid_overflow"
 THREADS = 128
+COLUMNS = 256  # of a block
 
 
 class Overflow:
@@ -38,22 +39,26 @@ def prepare(bits: Any, dtype: DType, xp=np) -> Overflow:
 
 def add(overflow: Overflow, b, out) -> None:
     """out += A @ b, for 16-bit CuPy matrices (k, n) and (m, n) of any strides."""
-    n = b.shape[1]
-    if not overflow.rows.size:
+    n, count = b.shape[1], overflow.rows.size
+    if not count:
         return
-    kernel = loader.function(NAME, "add", _defines(overflow.dtype.name))
+    vector = n % 8 == 0 and all(
+        x.strides[1] == 2 and x.strides[0] % 16 == 0 and x.data.ptr % 16 == 0 for x in (b, out)
+    )
+    kernel = loader.function(NAME, "add", _defines(overflow.dtype.name, vector))
     strides = (*(s // 2 for s in b.strides), out, *(s // 2 for s in out.strides))
     kernel(
-        (overflow.rows.size, -(-n // (2 * THREADS))), (THREADS,),
-        (overflow.rows, overflow.starts, overflow.columns, overflow.values, b, n, *strides),
+        (-(-n // COLUMNS), -(-count // (THREADS // 32))), (THREADS,),
+        (overflow.rows, overflow.starts, np.int32(count), overflow.columns, overflow.values,
+         b, n, *strides),
     )  # fmt: skip
 
 
-def _defines(name: str) -> loader.Defines:
-    return (("ELEMENT", name), ("THREADS", THREADS))
+def _defines(name: str, vector: bool) -> loader.Defines:
+    return (("ELEMENT", name), ("THREADS", THREADS), ("VECTOR", int(vector)))
 
 
 COMPILE_CHECKS = [
-    (_defines("bfloat16"), "sm_90a", "FFMA"),
-    (_defines("float16"), "sm_80", "FFMA"),
+    (_defines("bfloat16", True), "sm_90a", "FFMA"),
+    (_defines("float16", False), "sm_80", "FFMA"),
 ]

@@ -18,8 +18,8 @@ MOST_SHARED = 227 * 1024
 MANY = (1, 2, 3, 4, 5, 6, 7, 8)  # teams and parts that are tried
 WORTH_UNEVEN = 1.08  # gain from which parts of unlike length are taken
 LEFT = np.dtype(
-    [("blob", "u8"), ("offsets", "u8"), ("order", "u8"), ("cuts", "u8"),
-     ("chunks", "i4"), ("stage_bytes", "i4"), ("m", "i8")]
+    [("blob", "u8"), ("starts", "u8"), ("order", "u8"), ("cuts", "u8"),
+     ("pitch", "i4"), ("stage_bytes", "i4"), ("m", "i8")]
 )  # fmt: skip
 RIGHT = np.dtype([("b", "u8"), ("k", "i8"), ("n", "i8"), ("row", "i8"), ("column", "i8")])
 
@@ -79,15 +79,13 @@ class StreamLayout:
     Attributes
     ----------
     blob : cupy.ndarray of uint8
-    offsets : cupy.ndarray of uint32, shape (strips * chunks + 1,)
-        Start of each chunk, in units of 16 bytes.
     cost : numpy.ndarray of int64, shape (strips, chunks)
-        Size of each chunk in the same units.
+        Size of each chunk, in units of 16 bytes; they lie one after the other.
     """
 
-    def __init__(self, shape, dtype: DType, span: int, blob, offsets, units):
+    def __init__(self, shape, dtype: DType, span: int, blob, units):
         self.shape, self.dtype, self.span = shape, dtype, span
-        self.blob, self.offsets = blob, offsets
+        self.blob = blob
         self.cost = units.reshape(self.strips, self.chunks)
         self._launches: dict[tuple, Launch] = {}
 
@@ -101,7 +99,7 @@ class StreamLayout:
 
     @property
     def nbytes(self) -> int:
-        return self.blob.nbytes + self.offsets.nbytes
+        return self.blob.nbytes
 
     @property
     def stage_bytes(self) -> int:
@@ -109,9 +107,7 @@ class StreamLayout:
 
     def copy(self) -> StreamLayout:
         """The same layout elsewhere in memory."""
-        return StreamLayout(
-            self.shape, self.dtype, self.span, self.blob.copy(), self.offsets.copy(), self.cost
-        )
+        return StreamLayout(self.shape, self.dtype, self.span, self.blob.copy(), self.cost)
 
     def launch(self, n: int, vector: bool, balance: bool, config: Config | None) -> Launch:
         """The compiled product with `n` columns, made at the first use and kept."""
@@ -135,14 +131,16 @@ class Launch:
         order, cuts = schedule(
             layout.cost, config.height, config.splits * config.parts, balance, most
         )
+        starts = warp_starts(layout.cost, order, cuts, config)
         self.order, self.cuts = cupy.asarray(order), cupy.asarray(cuts)
+        self.starts = cupy.asarray(starts)
         self.shared_memory = config.shared_memory(layout.stage_bytes)
         macros = defines(layout.span, layout.dtype.name, config, vector)
         self.kernel = loader.function(NAME, "product", macros, shared_memory=self.shared_memory)
         self.grid = (len(cuts), config.splits, -(-n // (8 * config.tiles)))
         self.block = (32 * config.warps,)
-        addresses = (x.data.ptr for x in (layout.blob, layout.offsets, self.order, self.cuts))
-        sizes = (layout.chunks, layout.stage_bytes, layout.shape[0])
+        addresses = (x.data.ptr for x in (layout.blob, self.starts, self.order, self.cuts))
+        sizes = (starts.shape[1], layout.stage_bytes, layout.shape[0])
         self.left = loader.by_value(np.array([(*addresses, *sizes)], LEFT))
 
 
@@ -185,6 +183,26 @@ def schedule(cost: np.ndarray, height: int, parts: int, balance: bool, most: int
     return order, cuts if fits and gain > WORTH_UNEVEN else even
 
 
+def warp_starts(cost: np.ndarray, order: np.ndarray, cuts: np.ndarray, config: Config):
+    """Where the chunks of every warp begin, and the last one ends, in units of 16 bytes.
+
+    Returns
+    -------
+    ndarray of uint32, shape (warps of all blocks, most chunks + 1)
+        Warps by block, block of the cluster, part, strip; zeros where there is no strip.
+    """
+    strips, chunks = cost.shape
+    ends = np.cumsum(cost, dtype=np.int64)
+    offsets = np.concatenate([[0], ends])
+    blocks = len(cuts)
+    first, last = cuts[:, :-1], cuts[:, 1:]
+    pitch = int((last - first).max(initial=0)) + 1
+    chunk = np.minimum(first[:, :, None] + np.arange(pitch), last[:, :, None])
+    strip = order.reshape(blocks, 1, config.height, 1)
+    at = np.maximum(strip, 0) * chunks + chunk[:, :, None]
+    return np.where(strip >= 0, offsets[at], 0).astype(np.uint32).reshape(-1, pitch)
+
+
 def _cuts(dealt: np.ndarray, parts: int) -> np.ndarray:
     """Chunks at which parts of equal cost begin, for every block's costs by chunk."""
     blocks, chunks = dealt.shape
@@ -204,7 +222,7 @@ def _dearest(dealt: np.ndarray, cuts: np.ndarray) -> int:
 
 def span_for(density: float) -> int:
     """Columns of a chunk: longer where non-zeros are few, so that padding stays small."""
-    return 128 if density > 0.22 else 256 if density > 0.08 else 512
+    return 128 if density > 0.08 else 256
 
 
 def expected_bytes(shape, density: float) -> float:
@@ -235,7 +253,7 @@ def prepare(dense, dtype: DType, density: float) -> StreamLayout:
     offsets = cupy.asarray(np.concatenate([[0], np.cumsum(costs)]).astype(np.uint32))
     blob = cupy.zeros(int(costs.sum()) * 16, np.uint8)
     loader.function(NAME, "pack", defines)(grid, (32,), (*source, offsets, blob))
-    return StreamLayout((m, k), dtype, span, blob, offsets, costs)
+    return StreamLayout((m, k), dtype, span, blob, costs)
 
 
 def configs(layout: StreamLayout, n: int, sms: int, hopper: bool = True) -> list[Config]:

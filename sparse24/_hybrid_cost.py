@@ -127,18 +127,29 @@ class Line:
 
 
 # By path and most columns, 16-bit elements; measured on one H200, see docs/benchmarks.
-# For "rows" an element is a stored entry, for the others a place of the matrix.
+# An element is a place of the matrix for "stream" and "cublas", else a non-zero; for "overflow"
+# it is one that the 2:4 part leaves out, times the columns, and the bytes are those of the result.
 H200_LINES = {
-    "stream/8": Line(4.0e-6, 0.155e-12, 0.16e-12),
-    "stream/16": Line(4.0e-6, 0.30e-12, 0.16e-12),
-    "stream/32": Line(4.0e-6, 0.366e-12, 0.16e-12),
-    "stream/64": Line(4.0e-6, 0.61e-12, 0.16e-12),
+    "stream/8": Line(5.0e-6, 0.15e-12, 0.15e-12),
+    "stream/16": Line(5.0e-6, 0.20e-12, 0.16e-12),
+    "stream/32": Line(5.0e-6, 0.27e-12, 0.16e-12),
+    "stream/64": Line(6.0e-6, 0.48e-12, 0.16e-12),
+    "gather/1": Line(3.5e-6, 0.0, 0.28e-12),
+    "gather/2": Line(3.5e-6, 0.0, 0.28e-12),
+    "gather/4": Line(4.0e-6, 0.0, 0.28e-12),
+    "gather/8": Line(5.0e-6, 0.0, 0.28e-12),
+    "gather/16": Line(7.0e-6, 0.8e-12, 0.28e-12),
     "rows/1": Line(3.5e-6, 0.20e-12, 0.26e-12),
     "rows/2": Line(3.5e-6, 0.40e-12, 0.26e-12),
     "rows/4": Line(4.0e-6, 0.80e-12, 0.26e-12),
-    "cublas/64": Line(5.5e-6, 0.0, 0.224e-12),
+    "cublas/8": Line(6.0e-6, 0.0, 0.245e-12),
+    "cublas/64": Line(4.0e-6, 0.0, 0.245e-12),
+    "overflow/512": Line(3.0e-6, 0.4e-12, 0.25e-12),
 }
-COLUMN_CLASSES = {"stream": (8, 16, 32, 64), "rows": (1, 2, 4), "cublas": (64,)}
+COLUMN_CLASSES = {
+    "stream": (8, 16, 32, 64), "gather": (1, 2, 4, 8, 16), "rows": (1, 2, 4),
+    "cublas": (8, 64), "overflow": (512,),
+}  # fmt: skip
 
 
 def line_of(lines: dict[str, Line], path: str, n: int) -> Line:

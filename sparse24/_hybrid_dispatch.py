@@ -3,6 +3,7 @@
 ==========  ============================================================================
 ``cpu``     Numba, the non-zeros row by row
 ``rows``    up to 4 columns: the non-zeros of 32 rows at a time, any dtype
+``gather``  up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
 ``stream``  up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
 ``tiles``   any dtype and size, tile by tile on plain cores
 ``two_four``  16-bit, many columns: a 2:4 product, and what it left out added
@@ -24,9 +25,11 @@ from sparse24._records import PLAIN, Operand24, Problem
 
 MANY = 256  # columns from which a 2:4 product is worth its overflow
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
-SPARSE_RATE = 1.35  # 2:4 over dense tensor cores at many columns
+SPARSE_RATE = 1.5  # 2:4 over dense tensor cores at many columns
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
-OVERFLOW_SECONDS = 6e-14  # of one left-out element and one column
+WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
+GATHER_COLUMNS = 16
+GATHER_BYTES = 4.15  # a non-zero, with padding
 
 
 def result_dtype(dtype: _dtypes.DType) -> np.dtype:
@@ -99,6 +102,12 @@ def _rows_layout(h):
     return hybrid_rows.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
 
 
+def _gather_layout(h):
+    from sparse24.kernels import hybrid_gather
+
+    return hybrid_gather.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
+
+
 class _TwoFour:
     """A 2:4 matrix and the elements that it leaves out."""
 
@@ -160,6 +169,7 @@ _LAYOUTS = {
     "cpu": _cpu_layout,
     "stream": _stream_layout,
     "rows": _rows_layout,
+    "gather": _gather_layout,
     "two_four": _TwoFour,
     "compact": _Compact,
 }
@@ -182,6 +192,12 @@ def _multiply_rows(h, b, out) -> None:
     from sparse24.kernels import hybrid_rows
 
     hybrid_rows.product(layout(h, "rows"), b, out, h.tiles.dtype.result)
+
+
+def _multiply_gather(h, b, out) -> None:
+    from sparse24.kernels import hybrid_gather
+
+    hybrid_gather.product(layout(h, "gather"), b, out)
 
 
 def _multiply_tiles(h, b, out) -> None:
@@ -220,6 +236,7 @@ def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
 _PATHS = {
     "cpu": _multiply_cpu,
     "rows": _multiply_rows,
+    "gather": _multiply_gather,
     "tiles": _multiply_tiles,
     "two_four": _multiply_two_four,
     "compact": _multiply_compact,
@@ -231,7 +248,7 @@ def predictions(h, n: int) -> dict[str, float]:
     """Seconds that every possible path is expected to take."""
     if h.device == "cpu":
         return {"cpu": _tile_time(h, n)}
-    from sparse24.kernels import hybrid_rows, hybrid_stream
+    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_stream
 
     dtype = h.tiles.dtype
     lines = _hybrid_fit.lines(int(h.device.partition(":")[2]))
@@ -243,12 +260,14 @@ def predictions(h, n: int) -> dict[str, float]:
         entries = 1.08 * h.nnz
         nbytes = entries * (dtype.itemsize + 1)
         times["rows"] = line_of(lines, "rows", n).seconds(entries, nbytes)
+    if n <= GATHER_COLUMNS and h.size and hybrid_gather.refuses(h.shape[1], dtype) is None:
+        times["gather"] = line_of(lines, "gather", n).seconds(h.nnz, GATHER_BYTES * h.nnz)
     if n >= MANY and h.nnz:
         times |= _compact_time(h, n, lines)
     if dtype.itemsize == 2 and n >= MANY:
         spilled = _hybrid_cost.expected_overflow(h.density) / _hybrid_cost.ELEMENTS * h.size
-        main = dense_time(h.size, dtype, n, lines) / SPARSE_RATE
-        times["two_four"] = main + float(spilled) * n * OVERFLOW_SECONDS + 4e-6
+        rest = line_of(lines, "overflow", n).seconds(float(spilled) * n, 4 * h.shape[0] * n)
+        times["two_four"] = dense_time(h.size, dtype, n, lines) / SPARSE_RATE + rest
     return times
 
 
@@ -266,14 +285,22 @@ def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:
     if dtype.name == "int8":
         return 1e-5 + size * n / INT8_DENSE_RATE
     rates = _hybrid_cost.rates_for(dtype, True)
-    few = lines["cublas/64"].seconds(size, size * dtype.itemsize)
+    few = line_of(lines, "cublas", n).seconds(size, size * dtype.itemsize)
     return max(few, 3e-6 + size * n / rates.dense)
+
+
+class _Stored:
+    """Number of tiles that are not empty, copied to the host once."""
+
+    nbytes = 0
+
+    def __init__(self, h):
+        self.tiles = float(np.count_nonzero(h.kinds))
 
 
 def _tile_time(h, n: int) -> float:
     rates = _hybrid_cost.rates_for(h.tiles.dtype, h.device != "cpu")
-    stored = float(np.count_nonzero(h.kinds))
-    work = stored * _hybrid_cost.ELEMENTS * n
+    work = h.prepared("stored tiles", lambda: _Stored(h)).tiles * _hybrid_cost.ELEMENTS * n
     return h.tiles.nbytes / rates.bandwidth + work / rates.tiles
 
 
@@ -281,6 +308,8 @@ def explain(h, n: int) -> dict:
     """Predicted seconds by path, the choice, and the reason in words."""
     times = predictions(h, n)
     choice = min(times, key=times.__getitem__)
+    if times[choice] > WORTH_LEAVING * times.get("cublas", np.inf):
+        choice = "cublas"
     others = {name: t for name, t in times.items() if name != choice}
     if not others:
         reason = "the only path on this device"

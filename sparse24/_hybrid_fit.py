@@ -20,8 +20,8 @@ from sparse24 import _evidence, _tuning_cache
 from sparse24._hybrid_cost import COLUMN_CLASSES, H200_LINES, Line
 from sparse24._version import __version__
 
-STEMS = ("hybrid_stream", "hybrid_rows")
-SHAPES = ((2048, 4096), (8192, 8192))
+STEMS = ("hybrid_stream", "hybrid_gather", "hybrid_rows", "hybrid_overflow")
+SHAPES = ((4096, 8192), (8192, 8192))
 ZEROS = (0.6, 0.95)
 ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
 
@@ -105,21 +105,24 @@ def fit(device: int | None = None) -> dict[str, Line]:
 
 def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     from sparse24._dtypes import TABLE
-    from sparse24.kernels import hybrid_rows, hybrid_stream
+    from sparse24.kernels import hybrid_gather, hybrid_overflow, hybrid_rows, hybrid_stream
 
     dtype = TABLE["float16"]
     rng = cupy.random.default_rng(7)
-    keep = rng.random(shape, dtype=cupy.float32) >= zeros
-    dense = (rng.standard_normal(shape, dtype=cupy.float32) * keep).astype(cupy.float16)
-    entries = 1.08 * float(keep.sum())
+    drawn = rng.standard_normal(shape, dtype=cupy.float32)
+    dense = cupy.where(rng.random(shape, dtype=cupy.float32) >= zeros, drawn, 0)
+    dense = dense.astype(cupy.float16)
+    bits = dense.view(np.uint16)
+    nnz = float(cupy.count_nonzero(dense))
     layouts = {
         "stream": (hybrid_stream.prepare(dense, dtype, 1 - zeros), dense.size),
-        "rows": (hybrid_rows.prepare(dense.view(np.uint16), dtype, cupy), entries),
+        "gather": (hybrid_gather.prepare(bits, dtype, cupy), nnz),
+        "rows": (hybrid_rows.prepare(bits, dtype, cupy), 1.08 * nnz),
         "cublas": (dense, dense.size),
     }
-
     products: dict[str, Callable[..., Any]] = {
         "stream": hybrid_stream.product,
+        "gather": hybrid_gather.product,
         "rows": functools.partial(hybrid_rows.product, output="float16"),
         "cublas": lambda dense, b, out: cupy.matmul(dense, b, out=out),
     }
@@ -130,21 +133,43 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
             b = rng.standard_normal((shape[1], n), dtype=cupy.float32).astype(cupy.float16)
             out = cupy.empty((shape[0], n), cupy.float16)
             call = functools.partial(products[name], b=b, out=out)
-            seconds = _time(cupy, [functools.partial(call, turn) for turn in turns])
+            calls = [functools.partial(call, turn) for turn in turns]
+            seconds = _time(cupy, calls, captured=name != "cublas")
             samples[f"{name}/{n}"].append((elements, layout.nbytes, seconds))
+    few = bits * (rng.random(shape, dtype=cupy.float32) >= 0.99)  # what a 2:4 part may leave out
+    rest = hybrid_overflow.prepare(few, dtype, cupy)
+    for n in (512, 2048):
+        b = rng.standard_normal((shape[1], n), dtype=cupy.float32).astype(cupy.float16)
+        out = cupy.zeros((shape[0], n), cupy.float16)
+        call = functools.partial(hybrid_overflow.add, rest, b, out)
+        seconds = _time(cupy, [call], captured=True)
+        samples["overflow/512"].append((rest.values.size * n, 2 * out.nbytes, seconds))
 
 
-def _time(cupy, calls, rounds: int = 5) -> float:
-    """Median seconds of a call; the queue is kept full, so launches overlap."""
+def _time(cupy, calls, *, captured: bool, rounds: int = 5) -> float:
+    """Median seconds of a call, the calls as one graph where they can be captured.
+
+    CuPy does not capture cuBLAS; those calls are queued, and must take longer than
+    their launches.
+    """
     stream = cupy.cuda.get_current_stream()
-    times = []
     for call in calls:
         call()
+    if captured:
+        stream.begin_capture()
+        for call in calls * 4:
+            call()
+        launch = stream.end_capture().launch
+        launch(stream)
+    times = []
     for _ in range(rounds):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         start.record(stream)
-        for call in calls * 4:
-            call()
+        if captured:
+            launch(stream)
+        else:
+            for call in calls * 4:
+                call()
         stop.record(stream)
         stop.synchronize()
         times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / (4 * len(calls)))

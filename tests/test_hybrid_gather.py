@@ -55,15 +55,16 @@ def test_blocks_are_full(m, n):
     height = hybrid_gather.height_for(m, 2)
     units = -(-m // height)
     config = hybrid_gather.configure(units, 2, n, 132)
-    assert config.columns == n
+    assert config.columns == min(n, 8)
+    assert config.group % config.held == 0
     assert config.units * config.group <= 32
     assert config.units * config.group >= 24
 
 
 def test_refuses_in_words():
-    assert hybrid_gather.refuses(32768, lookup("float16")) is None
+    assert hybrid_gather.refuses(65536, lookup("float16")) is None
     assert "float32" in hybrid_gather.refuses(64, lookup("float32"))
-    assert "32769" in hybrid_gather.refuses(32769, lookup("bfloat16"))
+    assert "65537" in hybrid_gather.refuses(65537, lookup("bfloat16"))
 
 
 @pytest.mark.gpu
@@ -83,26 +84,6 @@ def test_product(rng, dtype, n, shape):
     hybrid_gather.product(layout, cupy.asarray(b.T.copy()).T, again)
     assert (out.view(np.uint16) == again.view(np.uint16)).all()
     rounding = {"float16": 1e-3, "bfloat16": 8e-3}[dtype]
-    assert np.abs(out.get().astype(np.float64) - want).max() <= rounding * np.abs(want).max()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("n", [64, 100, 512])
-@pytest.mark.parametrize("height", [8, 16, 32])
-def test_add(rng, dtype, n, height):
-    cupy = pytest.importorskip("cupy")
-    w = families.make("row_skewed", (1500, 4500), zeros=0.99, dtype=dtype, rng=rng)
-    b = families.make("iid", (4500, n), zeros=0.0, dtype=dtype, rng=rng)
-    before = families.make("iid", (1500, n), zeros=0.0, dtype=dtype, rng=rng)
-    want = before + w.astype(np.float64) @ b.astype(np.float64)
-    bits = cupy.asarray(w).view(np.uint16)
-    layout = hybrid_gather.prepare(bits, lookup(dtype), cupy, height=height)
-    out, turned = cupy.asarray(before), cupy.asarray(before.T.copy()).T
-    hybrid_gather.add(layout, cupy.asarray(b), out)
-    hybrid_gather.add(layout, cupy.asarray(b.T.copy()).T, turned)
-    assert (out.view(np.uint16) == turned.view(np.uint16)).all()
-    rounding = {"float16": 2e-3, "bfloat16": 16e-3}[dtype]  # rounded once for each panel
     assert np.abs(out.get().astype(np.float64) - want).max() <= rounding * np.abs(want).max()
 
 

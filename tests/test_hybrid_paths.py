@@ -79,6 +79,7 @@ def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
     wanted = {"tiles", "cublas"} | ({"rows"} if n <= 4 else set())
     if kind.itemsize == 2:
         wanted |= {"stream"} if n <= 64 else {"two_four"}
+        wanted |= {"gather"} if n <= 16 else set()
     assert set(plan["candidates"]) == wanted
     assert plan["choice"] in wanted
     for algorithm in ("auto", *wanted):
@@ -124,6 +125,25 @@ def test_two_four_error_is_near_that_of_a_dense_product(rng):
     got = h.matmul(cupy.asarray(b), algorithm="two_four").get()
     dense = h.matmul(cupy.asarray(b), algorithm="cublas").get()
     assert np.linalg.norm(got - want) <= 2 * np.linalg.norm(dense - want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("zeros", [0.8, 0.97])
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_a_product_can_be_captured(rng, zeros, n):
+    cupy = pytest.importorskip("cupy")
+    w = families.make("iid", (512, 1024), zeros=zeros, dtype="float16", rng=rng)
+    b = cupy.asarray(rng.standard_normal((1024, n)).astype(np.float16))
+    h = hybrid(cupy.asarray(w))
+    for algorithm in {"stream", "gather", "rows"} & h.explain(n)["candidates"].keys():
+        want = h.matmul(b, algorithm=algorithm)
+        out = cupy.zeros_like(want)
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            stream.begin_capture()
+            h.matmul(b, out=out, algorithm=algorithm)
+            stream.end_capture().launch(stream)
+            stream.synchronize()
+        assert (out == want).all()
 
 
 @pytest.mark.gpu

@@ -45,6 +45,22 @@ def test_balance_evens_the_parts(rng):
     assert worst(True) < 0.75 * worst(False)
 
 
+def test_every_warp_knows_its_chunks(rng):
+    cost = rng.integers(1, 100, (37, 9))
+    config = hybrid_stream.Config(2, 2, 1, 2, 512)
+    order, cuts = hybrid_stream.schedule(cost, config.height, 4, True)
+    starts = hybrid_stream.warp_starts(cost, order, cuts, config)
+    offsets = np.concatenate([[0], np.cumsum(cost)])
+    covered = np.zeros(cost.size, np.int64)
+    assert len(starts) == len(cuts) * 4 * config.height
+    for row in starts:
+        for begin, end in itertools.pairwise(row):
+            if end > begin:
+                covered[np.searchsorted(offsets, begin)] += 1
+                assert end - begin == cost.ravel()[np.searchsorted(offsets, begin)]
+    assert (covered == 1).all()
+
+
 def test_refuses_in_words():
     assert hybrid_stream.refuses(lookup("float16"), 64) is None
     assert "float32" in hybrid_stream.refuses(lookup("float32"), 4)

@@ -5,12 +5,9 @@
 //   rows   [units][HEIGHT]        row of each line of a unit, or -1: rows are sorted by length
 //
 // A panel is 4096 columns of A and as many rows ("lines") of b, COLUMNS elements each, in shared
-// memory; lines of more than 16 bytes lie in planes of 16.  A unit is HEIGHT rows; 32 / HEIGHT lanes
-// share a row.
-//
-// product: GROUP warps take a unit, a block UNITS of them, a cluster the PANELS of the same rows.
-//          Grid: (PANELS * blocks, column groups).
-// add:     -DADD=1; a warp takes a unit alone, a block all panels in turn.  Grid: (any, column groups).
+// memory.  A unit is HEIGHT rows; 32 / HEIGHT lanes
+// share a row.  GROUP warps take a unit, a block UNITS of them and HELD panels, a cluster all PANELS
+// of the same rows.  Grid: (blocks, column groups).
 //
 // The order of a row's elements is free, so the launcher orders them by column modulo 8, every lane
 // with another offset: the eight lanes that shared memory serves together mostly meet eight banks.
@@ -18,16 +15,19 @@
 // Moves 4 bytes a non-zero; an instruction or two for each multiply-add set the other limit.
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_gather.py.
+#if B_LOAD == 3
+#include "hopper_ptx.cuh"
+#endif
 #include "numeric.cuh"
 
 using Count = long long;
 using In = Scalar<Kind::ELEMENT>;
 using Word = unsigned;
 constexpr int kWarps = UNITS * GROUP, kThreads = 32 * kWarps, kLines = 4096;
-constexpr int kPlanes = COLUMNS > 8 ? COLUMNS / 8 : 1, kWide = COLUMNS / kPlanes;
-constexpr int kLineBytes = 2 * kWide, kPanelBytes = kLines * 16, kAhead = ADD ? 2 : 4;
+constexpr int kCluster = (PANELS + HELD - 1) / HELD;
+constexpr int kLineBytes = 2 * COLUMNS, kPanelBytes = kLines * 16, kAhead = 4, kPiece = 8192;
 
-__device__ unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
+__device__ unsigned in_shared(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 
 template <Kind kind> __device__ float low_of(Word pair) {
     if constexpr (kind == Kind::bfloat16) return __uint_as_float(pair << 16);
@@ -57,67 +57,68 @@ __device__ void copy16(unsigned to, const void* from, int bytes) {
 // The lines of b that panel number `rank` needs.  What lies beyond b is left as it is: no word
 // points there but padding, whose line 0 is real, and columns beyond n are never written.  Blocks
 // begin at different lines, or they would all ask the same slice of L2 at the same time.
-__device__ void fetch_panel(unsigned panel, const Right& b, int rank, Count column0) {
+__device__ void fetch_panel(unsigned panel, const Right& b, int rank, Count column0, unsigned barrier = 0) {
+    if (rank >= PANELS) return;
     const Count first = Count(rank) * kLines;
     const int lines = int(min(Count(kLines), b.k - first)), turn = (blockIdx.x + gridDim.x * blockIdx.y) * 352;
     const unsigned short* from = b.b + first * b.row + column0 * b.column;
-#if B_LOAD == 2     // one run of memory
+#if B_LOAD == 3     // one run of memory, by the copy engine
+    const int bytes = lines * kLineBytes, pieces = (bytes + kPiece - 1) / kPiece;
+    for (int i = 0; threadIdx.x == 0 && i < pieces; ++i) {
+        const int at = (i + turn) % pieces * kPiece;
+        load_bytes(panel + at, from + at / 2, min(kPiece, bytes - at), barrier);
+    }
+#elif B_LOAD == 2   // one run of memory
     const int bytes = lines * kLineBytes;
     for (int i = threadIdx.x; i < kLines * kLineBytes / 16; i += kThreads) {
         const int at = (i + turn) % (kLines * kLineBytes / 16) * 16;
         if (at < bytes) copy16(panel + at, from + at / 2, min(16, bytes - at));
     }
-#elif B_LOAD == 1   // rows of whole planes
-    for (int i = threadIdx.x; i < kLines * kPlanes; i += kThreads) {
-        const int line = (i / kPlanes + turn) % kLines, plane = i % kPlanes;
-        if (line < lines && column0 + 8 * plane < b.n)
-            copy16(panel + plane * kPanelBytes + line * 16, from + line * b.row + 8 * plane, 16);
+#elif B_LOAD == 1   // rows of 16 bytes
+    for (int i = threadIdx.x; i < kLines; i += kThreads) {
+        const int line = (i + turn) % kLines;
+        if (line < lines) copy16(panel + line * 16, from + line * b.row, 16);
     }
 #else
     const int real = int(min(Count(COLUMNS), b.n - column0));
     for (int i = threadIdx.x; i < lines * real; i += kThreads) {
         const int line = i % lines, c = i / lines;
-        const unsigned at = panel + c / 8 * kPanelBytes + line * kLineBytes + c % 8 * 2;
+        const unsigned at = panel + line * kLineBytes + c * 2;
         asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(from[line * b.row + c * b.column]));
     }
 #endif
     asm volatile("cp.async.commit_group;");
 }
 
-// A line of one plane, as pairs; a line of one element fills the low half.
+// A line as pairs; a line of one element fills the low half.
 struct Line {
-    Word pairs[kWide > 1 ? kWide / 2 : 1];
+    Word pairs[COLUMNS > 1 ? COLUMNS / 2 : 1];
 
     __device__ void load(unsigned at) {
-        if constexpr (kWide == 8)
+        if constexpr (COLUMNS == 8)
             asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                          : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3]) : "r"(at));
-        else if constexpr (kWide == 4)
+        else if constexpr (COLUMNS == 4)
             asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(at));
-        else if constexpr (kWide == 2)
+        else if constexpr (COLUMNS == 2)
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pairs[0]) : "r"(at));
         else
             asm volatile("ld.shared.u16 %0, [%1];" : "=r"(pairs[0]) : "r"(at));
     }
     __device__ void add(float* acc, float value) const {
 #pragma unroll
-        for (int c = 0; c < kWide; ++c)
+        for (int c = 0; c < COLUMNS; ++c)
             acc[c] += value * (c % 2 ? high_of<Kind::ELEMENT>(pairs[c / 2]) : low_of<Kind::ELEMENT>(pairs[c / 2]));
     }
 };
 
 __device__ void add_step(float (&acc)[COLUMNS], const uint4& four, unsigned panel) {
     const Word words[4] = {four.x, four.y, four.z, four.w};
-    Line lines[4][kPlanes];
+    Line lines[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 4; ++i) lines[i].load((words[i] & 0xffff) / (16 / kLineBytes) | panel);
 #pragma unroll
-        for (int p = 0; p < kPlanes; ++p)
-            lines[i][p].load(((words[i] & 0xffff) / (16 / kLineBytes) | panel) + p * kPanelBytes);
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-        for (int p = 0; p < kPlanes; ++p) lines[i][p].add(acc + 8 * p, high_of<Kind::ELEMENT>(words[i]));
+    for (int i = 0; i < 4; ++i) lines[i].add(acc, high_of<Kind::ELEMENT>(words[i]));
 }
 
 // The steps of a warp, kAhead of them on their way from memory.
@@ -129,7 +130,7 @@ struct Steps {
     // Part `part` of `parts` of a unit.
     __device__ void begin(const Left& a, int rank, int unit, int part, int parts) {
         left = 0;
-        if (unit >= a.units) return;
+        if (unit >= a.units || rank >= PANELS) return;
         const int* begins = a.begins + rank * a.units + unit;
         const int first = begins[0], steps = begins[1] - first, at = steps * part / parts;
         from = a.words + Count(first + at) * 32 + threadIdx.x % 32;
@@ -156,19 +157,19 @@ struct Steps {
     }
 };
 
-__device__ unsigned panel_address(const void* shared) {  // a multiple of its size, so that | adds
-    return (shared_address(shared) + kPanelBytes - 1) / kPanelBytes * kPanelBytes;
+// Of the first panel: beyond the sums, and a multiple of its size, so that | adds.
+__device__ unsigned panel_address(const void* shared) {
+    return (in_shared(shared) + kPanelBytes / 2 + 16 + kPanelBytes - 1) / kPanelBytes * kPanelBytes;
 }
 __device__ void panel_ready() {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
 }
 
-#if !ADD
 // A float of the block that holds panel `rank` of the same rows.
 __device__ float shared_float(unsigned at, int rank) {
     float x;
-#if PANELS > 1
+#if PANELS > HELD
     unsigned there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there));
@@ -178,7 +179,7 @@ __device__ float shared_float(unsigned at, int rank) {
     return x;
 }
 __device__ void cluster_barrier() {
-#if PANELS > 1
+#if PANELS > HELD
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
     __syncthreads();
@@ -186,95 +187,60 @@ __device__ void cluster_barrier() {
 }
 
 // out = A @ b for few columns.
-#if PANELS > 1
-extern "C" __global__ void __cluster_dims__(PANELS, 1, 1) __launch_bounds__(kThreads, 1)
+#if PANELS > HELD
+extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 #else
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
 product(const Left a, const Right b, In::type* out, Count out_row, Count out_column) {
     extern __shared__ __align__(16) unsigned char shared[];
     constexpr int kSums = UNITS * HEIGHT * COLUMNS;     // of a cluster
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % PANELS;
-    const int unit0 = blockIdx.x / PANELS * UNITS;
-    const unsigned sums = shared_address(shared), panel = panel_address(shared);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % kCluster;
+    const int part = warp % GROUP, held = part % HELD, unit0 = blockIdx.x / kCluster * UNITS;
+    const unsigned sums = in_shared(shared), panel = panel_address(shared);
     const Count column0 = Count(blockIdx.y) * COLUMNS;
+#if B_LOAD == 3
+    const unsigned barrier = panel - 8;
+    if (threadIdx.x == 0) {
+        barrier_init(barrier, 1);
+        barrier_init_fence();
+        barrier_expect(barrier, unsigned(min(Count(HELD) * kLines, b.k - Count(rank) * HELD * kLines)) * kLineBytes);
+    }
+#else
+    const unsigned barrier = 0;
+#endif
+#pragma unroll
+    for (int h = 0; h < HELD; ++h) fetch_panel(panel + h * kPanelBytes, b, rank * HELD + h, column0, barrier);
     Steps steps;
-    steps.begin(a, rank, unit0 + warp / GROUP, warp % GROUP, GROUP);
-    fetch_panel(panel, b, rank, column0);
+    steps.begin(a, rank * HELD + held, unit0 + warp / GROUP, part / HELD, GROUP / HELD);
     const auto row_of = [&](int i) {
         const int line = unit0 * HEIGHT + i / COLUMNS;
         return i < kSums && line < a.units * HEIGHT ? a.rows[line] : -1;
     };
     int i = threadIdx.x + rank * kThreads, row = row_of(i);
     float acc[COLUMNS] = {};
+#if B_LOAD == 3
+    __syncthreads();
+    barrier_wait(barrier, 0);
+#else
     panel_ready();
-    steps.add(acc, panel);
+#endif
+    steps.add(acc, panel + held * kPanelBytes);
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c)
         if (lane < HEIGHT)
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(sums + ((warp * COLUMNS + c) * HEIGHT + lane) * 4), "f"(acc[c]));
     cluster_barrier();
-    for (; i < kSums; i += kThreads * PANELS, row = row_of(i)) {
+    for (; i < kSums; i += kThreads * kCluster, row = row_of(i)) {
         const int c = i % COLUMNS, line = i / COLUMNS % HEIGHT, u = i / (COLUMNS * HEIGHT);
         if (row < 0 || column0 + c >= b.n) continue;
         float sum = 0;
 #pragma unroll
-        for (int p = 0; p < PANELS; ++p)
+        for (int p = 0; p < kCluster; ++p)
 #pragma unroll
             for (int g = 0; g < GROUP; ++g)
                 sum += shared_float(sums + (((u * GROUP + g) * COLUMNS + c) * HEIGHT + line) * 4, p);
         out[row * out_row + (column0 + c) * out_column] = In::store(sum);
     }
-    if (PANELS > 1) cluster_barrier();
+    if (PANELS > HELD) cluster_barrier();
 }
-
-#else
-// out += A @ b for many columns: a warp takes unit after unit, a lane kOwn columns of a row of out.
-constexpr int kOwn = COLUMNS * HEIGHT / 32;
-struct alignas(OUT_VECTOR ? 2 * kOwn : 2) Own { In::type x[kOwn]; };
-
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-add(const Left a, const Right b, In::type* out, Count out_row, Count out_column) {
-    extern __shared__ __align__(16) unsigned char shared[];
-    const unsigned panel = panel_address(shared);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = lane / HEIGHT * kOwn;
-    const Count column0 = Count(blockIdx.y) * COLUMNS, column = column0 + first;
-    for (int rank = 0; rank < PANELS; ++rank) {
-        if (rank) __syncthreads();
-        fetch_panel(panel, b, rank, column0);
-        panel_ready();
-        for (int unit = blockIdx.x * kWarps + warp; unit < a.units; unit += gridDim.x * kWarps) {
-            Steps steps;
-            steps.begin(a, rank, unit, 0, 1);
-            if (!steps.left) continue;
-            const int row = a.rows[unit * HEIGHT + lane % HEIGHT];
-            In::type* to = out + row * out_row + column * out_column;
-            const bool real = row >= 0 && column < b.n;
-            Own own;
-            if (real)
-#if OUT_VECTOR
-                own = *reinterpret_cast<const Own*>(to);
-#else
-                for (int c = 0; c < kOwn; ++c) own.x[c] = column + c < b.n ? to[c * out_column] : In::store(0);
-#endif
-            float acc[COLUMNS] = {};
-            steps.add(acc, panel);
-#pragma unroll
-            for (int c = 0; c < kOwn; ++c) {
-                float sum = acc[c];
-#pragma unroll
-                for (int p = 1; p < 32 / HEIGHT; ++p)
-                    if (first == p * kOwn) sum = acc[p * kOwn + c];
-                own.x[c] = In::store(In::load(own.x[c]) + sum);
-            }
-            if (!real) continue;
-#if OUT_VECTOR
-            *reinterpret_cast<Own*>(to) = own;
-#else
-            for (int c = 0; c < kOwn; ++c)
-                if (column + c < b.n) to[c * out_column] = own.x[c];
-#endif
-        }
-    }
-}
-#endif

@@ -4,31 +4,69 @@
 //   starts [count + 1]  where a row's elements begin
 //   columns, values     the elements, row by row, in the order of the columns
 //
-// A block takes one row and 2 * THREADS columns of out; a thread two columns.  One thread adds
-// to one place, in order: the same bits every time.  Reads a row of b for every element.
+// A warp takes one row and 256 columns of out, a lane OWN neighbouring ones: 8 where b and out can be
+// read 16 bytes at a time (VECTOR), else its columns lie 32 apart.  kAhead lines of b are read at once.
+// One lane adds to one place, in order: the same bits every time.
 //
 // Launcher: kernels/hybrid_overflow.py.
 #include "numeric.cuh"
 
 using Count = long long;
 using In = Scalar<Kind::ELEMENT>;
+constexpr int kOwn = 8, kAhead = 4;
+struct alignas(16) Eight { In::type x[kOwn]; };
+
+// Eight elements of a line: side by side, or 32 columns apart and only those below n.
+__device__ Eight read(const In::type* line, Count first, Count n, Count column) {
+#if VECTOR
+    return *reinterpret_cast<const Eight*>(line + first);
+#else
+    Eight eight;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+        const Count c = first + 32 * i;
+        eight.x[i] = c < n ? line[c * column] : In::store(0);
+    }
+    return eight;
+#endif
+}
+__device__ void write(const Eight& eight, In::type* line, Count first, Count n, Count column) {
+#if VECTOR
+    *reinterpret_cast<Eight*>(line + first) = eight;
+#else
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+        if (first + 32 * i < n) line[(first + 32 * i) * column] = eight.x[i];
+#endif
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-add(const int* rows, const int* starts, const int* columns, const In::type* values, const In::type* b, Count n,
-    Count b_row, Count b_column, In::type* out, Count out_row, Count out_column) {
-    const Count first = (Count(blockIdx.y) * THREADS + threadIdx.x) * 2;
-    if (first >= n) return;
-    const bool both = first + 1 < n;
-    const int from = starts[blockIdx.x], to = starts[blockIdx.x + 1];
-    const In::type* right = b + first * b_column;
-    In::type* here = out + rows[blockIdx.x] * out_row + first * out_column;
-    float low = In::load(here[0]), high = both ? In::load(here[out_column]) : 0;
-    for (int e = from; e < to; ++e) {
-        const float value = In::load(values[e]);
-        const In::type* line = right + columns[e] * b_row;
-        low += value * In::load(line[0]);
-        if (both) high += value * In::load(line[b_column]);
+add(const int* rows, const int* starts, int count, const int* columns, const In::type* values, const In::type* b,
+    Count n, Count b_row, Count b_column, In::type* out, Count out_row, Count out_column) {
+    const int number = blockIdx.y * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Count first = Count(blockIdx.x) * 32 * kOwn + (VECTOR ? lane * kOwn : lane);
+    if (number >= count || first >= n) return;
+    const int from = starts[number], to = starts[number + 1];
+    In::type* line = out + rows[number] * out_row;
+    const Eight before = read(line, first, n, out_column);
+    float sums[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) sums[i] = In::load(before.x[i]);
+    for (int e = from; e < to; e += kAhead) {
+        Eight lines[kAhead];
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j)
+            if (e + j < to) lines[j] = read(b + columns[e + j] * b_row, first, n, b_column);
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            if (e + j >= to) break;
+            const float value = In::load(values[e + j]);
+#pragma unroll
+            for (int i = 0; i < kOwn; ++i) sums[i] += value * In::load(lines[j].x[i]);
+        }
     }
-    here[0] = In::store(low);
-    if (both) here[out_column] = In::store(high);
+    Eight after;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) after.x[i] = In::store(sums[i]);
+    write(after, line, first, n, out_column);
 }

@@ -196,20 +196,68 @@ __device__ void take_half(unsigned& x, unsigned flags, int bit, unsigned& at) {
                  "@p ld.shared.u16 %0, [%1]; @p add.u32 %1, %1, -128;}" : "+r"(x), "+r"(at) : "r"(flags), "r"(1u << bit));
 }
 
-// Where this warp stands in its strip.
+struct Left {                          // the streamed matrix
+    const unsigned char* blob;
+    const unsigned* starts;            // [blocks][SPLITS][warps][pitch]: of a warp's chunks, in 16 bytes
+    const int* order;                  // strips, by block; -1: none
+    const int* cuts;                   // [row blocks][SPLITS * PARTS + 1] chunks at which the parts begin
+    int pitch;
+    unsigned stage_bytes;
+    Count m;
+};
+
+// A warp's way through its chunks, STAGES - 1 of which are on their way to shared memory.
 struct Stream {
+    const unsigned char* blob;
+    const unsigned* cursor;          // the start of the chunk after those in hand
+    unsigned stage, stage_bytes;     // shared address of the first stage, size of one
+    unsigned ends[STAGES + 1];       // where the chunks in hand begin and end
+    int left, block;                 // chunks left, with the present one; 128 columns in it
+    bool there;                      // nothing is fetched for a strip that is not
+    unsigned here;                   // offset of the present stage
     unsigned word, half, last;       // shared addresses: next word, next half, last row
     unsigned kinds, singles, fulls;  // of 128 columns: two bits a quad, and single ones of them
     unsigned codes[2];
 
-    __device__ void start(unsigned stage, unsigned units) {
-        word = stage + kHeader + threadIdx.x % 32 * 4;
-        last = half = stage + 16 * units - kPitch + threadIdx.x % 32 * 4;
+    __device__ void begin() {
+        here = (STAGES - 1) * stage_bytes;
+        block = kBlocks - 1;
+#pragma unroll
+        for (int i = 0; i <= STAGES; ++i) ends[i] = i <= left ? cursor[i] : 0;
+        cursor += STAGES + 1;
+#pragma unroll
+        for (int i = 0; i < STAGES - 1; ++i) {
+            if (i < left) fetch_chunk(stage + i * stage_bytes, blob, ends[i], ends[i + 1]);
+            commit_copies();
+        }
+        ++left;
     }
-    __device__ void load_codes(unsigned stage, int block, bool there) {
-        const unsigned at = stage + block * 384 + threadIdx.x % 32 * 8;
+    // Go to the next 128 columns, if there are any.
+    __device__ bool advance() {
+        if (++block == kBlocks) {
+            block = 0;
+            if (--left <= 0) return false;
+            open_chunk();
+        }
+        load_codes();
+        return true;
+    }
+    __device__ void open_chunk() {
+        wait_copies<STAGES - 2>();
+        __syncwarp();
+        if (left >= STAGES) fetch_chunk(stage + here, blob, ends[STAGES - 1], ends[STAGES]);
+        commit_copies();
+        here = here + stage_bytes == STAGES * stage_bytes ? 0 : here + stage_bytes;
+        word = stage + here + kHeader + threadIdx.x % 32 * 4;
+        last = half = stage + here + 16 * (ends[1] - ends[0]) - kPitch + threadIdx.x % 32 * 4;
+#pragma unroll
+        for (int i = 0; i < STAGES; ++i) ends[i] = ends[i + 1];
+        if (left > STAGES) ends[STAGES] = *cursor++;
+    }
+    __device__ void load_codes() {
+        const unsigned at = stage + here + block * 384 + threadIdx.x % 32 * 8;
         asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(codes[0]), "=r"(codes[1]) : "r"(at));
-        const unsigned kinds_at = stage + block * 384 + 256 + threadIdx.x % 32 * 4;
+        const unsigned kinds_at = stage + here + block * 384 + 256 + threadIdx.x % 32 * 4;
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(kinds) : "r"(kinds_at));
         if (!there) {
             kinds = 0;
@@ -225,8 +273,10 @@ struct Fragment {
     unsigned pair[4], more[4];
     bool full;
 
+    // Halfway through a chunk the single halves turn to the high ones.
     __device__ void decode(Stream& s, int slab) {
         const int base = 8 * slab;
+        if (SPAN == 128 ? slab == 2 : slab == 0 && s.block == kBlocks / 2) s.half = s.last + 2;
 #pragma unroll
         for (int q = 0; q < 4; ++q) pair[q] = take_word(s.kinds, base + 2 * q + 1, s.word);
 #pragma unroll
@@ -287,19 +337,15 @@ __device__ void multiply_slab(Sums& d, Sums& spill, const Fragment& f, unsigned 
 __device__ void finish_slab(const Fragment&, unsigned) {}
 #endif
 
-// 128 columns.  Halfway through the chunk the single halves turn to the high ones.
-__device__ void multiply_block(Sums& acc, Sums& spill, Stream& stream, unsigned b_at, int block) {
-    Fragment fragments[2];
-    const auto decode = [&](int slab) {
-        if (SPAN == 128 ? slab == 2 : slab == 0 && block == kBlocks / 2) stream.half = stream.last + 2;
-        fragments[slab % 2].decode(stream, slab);
-    };
-    decode(0);
+// 128 columns, the first of whose slabs is decoded; decodes the first slab of the next ones.
+__device__ void multiply_block(Sums& acc, Sums& spill, Fragment (&fragments)[2], Stream& stream, unsigned b_at) {
+    const unsigned codes[2] = {stream.codes[0], stream.codes[1]};
 #pragma unroll
     for (int slab = 0; slab < 4; ++slab) {
-        multiply_slab(acc, spill, fragments[slab % 2], b_at + slab * 32 * kLine, stream.codes[slab / 2], slab);
-        if (slab < 3) decode(slab + 1);
-        finish_slab(fragments[slab % 2], stream.codes[slab / 2]);
+        multiply_slab(acc, spill, fragments[slab % 2], b_at + slab * 32 * kLine, codes[slab / 2], slab);
+        if (slab < 3) fragments[(slab + 1) % 2].decode(stream, slab + 1);
+        else if (stream.advance()) fragments[0].decode(stream, 0);
+        finish_slab(fragments[slab % 2], codes[slab / 2]);
     }
 }
 
@@ -323,16 +369,6 @@ __device__ float shared_float(unsigned at, int rank) {
     return x;
 }
 
-struct Left {                          // the streamed matrix
-    const unsigned char* blob;
-    const unsigned* offsets;           // of the chunks, in 16 bytes; one more at the end
-    const int* order;                  // strips, by block; -1: none
-    const int* cuts;                   // [row blocks][SPLITS * PARTS + 1] chunks at which the parts begin
-    int chunks;
-    unsigned stage_bytes;
-    Count m;
-};
-
 #if SPLITS > 1
 extern "C" __global__ void __cluster_dims__(1, SPLITS, 1) __launch_bounds__(kThreads, 1)
 #else
@@ -341,59 +377,40 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 product(const Left a, const Right b, Out::type* out, Count out_row, Count out_column) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4 % TEAMS, part = warp / 4 / TEAMS;
-    const int strip = a.order[(blockIdx.x * TEAMS + team) * 4 + warp % 4];
+    const int* strips = a.order + blockIdx.x * TEAMS * 4;
     const int* cut = a.cuts + blockIdx.x * (SPLITS * PARTS + 1) + blockIdx.y * PARTS;
-    const int from = cut[part], to = cut[part + 1];
+    const int from = cut[part], chunks = cut[part + 1] - from;
     int phases = 1;
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) phases = max(phases, (cut[p + 1] - cut[p] + kPanelChunks - 1) / kPanelChunks);
     const Count column0 = Count(blockIdx.z) * kColumns;
     const unsigned b_stage = (address(shared) + 1023) / 1024 * 1024, b_part = b_stage + part * PANEL * kLine;
-    const unsigned a_stage = b_stage + BUFFERS * kBBytes + warp * STAGES * a.stage_bytes;
     const auto fetch_panel = [&](int phase) {
-        fetch_b(b_part + phase % BUFFERS * kBBytes, b, (Count(from) + phase * kPanelChunks) * SPAN, Count(to) * SPAN, column0);
+        const Count first = (Count(from) + phase * kPanelChunks) * SPAN;
+        fetch_b(b_part + phase % BUFFERS * kBBytes, b, first, Count(from + chunks) * SPAN, column0);
     };
-    fetch_panel(0);
-    // Where the chunks in hand begin and end; nothing is fetched for a strip that is not there.
-    const unsigned* cursor = a.offsets + Count(max(strip, 0)) * a.chunks + from;
-    unsigned ends[STAGES + 1];
-#pragma unroll
-    for (int i = 0; i <= STAGES; ++i) ends[i] = from + i <= to && strip >= 0 ? cursor[i] : 0;
-    cursor += STAGES + 1;
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) {
-        if (from + i < to) fetch_chunk(a_stage + i * a.stage_bytes, a.blob, ends[i], ends[i + 1]);
-        commit_copies();
-    }
-    Sums acc = {}, spill = {};
     Stream stream;
-    unsigned here = 0;                 // offset of the stage in hand
-    int c = from;
+    stream.blob = a.blob;
+    stream.cursor = a.starts + ((Count(blockIdx.x) * SPLITS + blockIdx.y) * kWarps + warp) * a.pitch;
+    stream.stage_bytes = a.stage_bytes;
+    stream.stage = b_stage + BUFFERS * kBBytes + warp * STAGES * a.stage_bytes;
+    stream.left = chunks;
+    stream.there = strips[team * 4 + warp % 4] >= 0;
+    fetch_panel(0);
+    stream.begin();
+    Sums acc = {}, spill = {};
+    Fragment fragments[2];
+    if (stream.advance()) fragments[0].decode(stream, 0);
     for (int phase = 0; phase < phases; ++phase) {
-        wait_copies<kPanelChunks >= STAGES - 1 ? STAGES - 2 : 0>();
+        wait_copies<(kPanelChunks > STAGES - 2 ? STAGES - 2 : kPanelChunks - 1)>();
 #if WGMMA
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
         __syncthreads();
         if (BUFFERS > 1 && phase + 1 < phases) fetch_panel(phase + 1);
         unsigned b_at = b_part + phase % BUFFERS * kBBytes;
-        for (const int end = min(to, c + kPanelChunks); c < end; ++c) {
-            wait_copies<STAGES - 2>();
-            __syncwarp();
-            unsigned free = here + (STAGES - 1) * a.stage_bytes;
-            if (free >= STAGES * a.stage_bytes) free -= STAGES * a.stage_bytes;
-            stream.start(a_stage + here, ends[1] - ends[0]);
-            if (c + STAGES - 1 < to) fetch_chunk(a_stage + free, a.blob, ends[STAGES - 1], ends[STAGES]);
-            commit_copies();
-#pragma unroll
-            for (int i = 0; i < STAGES; ++i) ends[i] = ends[i + 1];
-            if (c + STAGES < to && strip >= 0) ends[STAGES] = *cursor++;
-            for (int block = 0; block < kBlocks; ++block, b_at += 128 * kLine) {
-                stream.load_codes(a_stage + here, block, strip >= 0);
-                multiply_block(acc, spill, stream, b_at, block);
-            }
-            here = here + a.stage_bytes == STAGES * a.stage_bytes ? 0 : here + a.stage_bytes;
-        }
+        const int blocks = min(kPanelChunks, chunks - phase * kPanelChunks) * kBlocks;
+        for (int i = 0; i < blocks; ++i, b_at += 128 * kLine) multiply_block(acc, spill, fragments, stream, b_at);
     }
     wait_copies<0>();
     // Sums go through shared memory, are added over the parts of k in order, and leave once.
@@ -405,7 +422,7 @@ product(const Left a, const Right b, Out::type* out, Count out_row, Count out_co
         sums[(row0 + i / 2 % 2 * 8) * kSumPitch + i / 4 * 8 + lane % 4 * 2 + i % 2] = acc[i] + spill[i];
     cluster_barrier();
     for (int i = threadIdx.x + blockIdx.y * kThreads; i < kRows * kColumns; i += kThreads * SPLITS) {
-        const int r = i / kColumns, x = i % kColumns, of = a.order[blockIdx.x * TEAMS * 4 + r / 16];
+        const int r = i / kColumns, x = i % kColumns, of = strips[r / 16];
         const Count row = Count(of) * 16 + r % 16, column = column0 + x;
         float sum = 0;
 #pragma unroll

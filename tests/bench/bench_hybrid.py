@@ -22,7 +22,10 @@ from sparse24 import _hybrid_fit, families
 from sparse24._hybrid import hybrid
 from sparse24.formats.hybrid import HybridArray
 
-STEMS = ("hybrid_stream", "hybrid_rows", "hybrid_tiles", "hybrid_overflow", "sparse_wgmma")
+STEMS = (
+    "hybrid_stream", "hybrid_gather", "hybrid_rows", "hybrid_tiles", "hybrid_overflow",
+    "sparse_wgmma",
+)  # fmt: skip
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
 CHECKED_ROWS = 64
@@ -35,7 +38,7 @@ def matrix(family: str, shape, zeros: float) -> cp.ndarray:
         return cp.asarray(families.make(family, shape, zeros=zeros, dtype="float16", rng=1))
     rng = cp.random.default_rng(1)
     values = rng.standard_normal(shape, dtype=cp.float32)
-    return (values * (rng.random(shape, dtype=cp.float32) >= zeros)).astype(cp.float16)
+    return cp.where(rng.random(shape, dtype=cp.float32) >= zeros, values, 0).astype(cp.float16)
 
 
 def error_of(out, w, b) -> float:
@@ -46,7 +49,7 @@ def error_of(out, w, b) -> float:
 
 def twins(h: HybridArray, path: str, w) -> list[HybridArray]:
     """Copies of the matrix whose layout of this path lies elsewhere in memory."""
-    if path not in ("stream", "rows"):
+    if path not in ("stream", "gather", "rows"):
         return [h]
     layout = h._prepared[path]
     found = []
