@@ -6,7 +6,6 @@ is built with array functions that NumPy and CuPy share.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +85,7 @@ class GatherLayout:
         key = (n, load, config)
         found = self._launches.get(key)
         if found is None:
-            config = config or configure(self.units, self.panels, n, _device()[0])
+            config = config or configure(self.units, self.panels, n, _multiprocessors())
             macros = defines(self, config, load)
             kernel = loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
             cluster = -(-self.panels // config.held)
@@ -100,13 +99,10 @@ class GatherLayout:
         return loader.by_value(np.array([(*addresses, self.units, self.shape[0])], LEFT))
 
 
-@functools.cache
-def _device() -> tuple[int, int]:
-    """Multiprocessors and generation of the current GPU; those of a host are taken to be alike."""
+def _multiprocessors() -> int:
     import cupy
 
-    device = cupy.cuda.Device()
-    return device.attributes["MultiProcessorCount"], int(device.compute_capability) // 10
+    return cupy.cuda.Device().attributes["MultiProcessorCount"]
 
 
 def width(n: int) -> int:
@@ -235,14 +231,12 @@ def _defines(name: str, panels: int, height: int, config: Config, load: int) -> 
 
 
 def _load(b, columns: int) -> int:
-    """How b is fetched: 3 as one run of memory by Hopper's copy engine, 2 as one run, 1 by rows
-    of 16 bytes, 0 by elements.
-    """
+    """How b is fetched: 2 as one run of memory, 1 by rows of 16 bytes, 0 by elements."""
     row, column = (s // 2 for s in b.strides)
     if b.data.ptr % 16 or (column != 1 and b.shape[1] > 1):
         return 0
     if columns <= 8 and b.shape[1] == columns and (row == columns or b.shape[0] == 1):
-        return 3 if b.shape[0] * columns % 8 == 0 and _device()[1] == 9 else 2
+        return 2
     return int(columns >= 8 and b.shape[1] % 8 == 0 and row % 8 == 0)
 
 
@@ -261,9 +255,9 @@ def product(layout: GatherLayout, b, out, *, config: Config | None = None) -> No
 
 
 COMPILE_CHECKS = [
-    (_defines("bfloat16", 1, 32, Config(8, 4, 8), 3), "sm_90a", "UBLKCP"),
+    (_defines("bfloat16", 1, 32, Config(8, 4, 8), 2), "sm_90a", "FFMA"),
     (_defines("float16", 2, 16, Config(8, 7, 4, 2), 1), "sm_90a", "FFMA"),
-    (_defines("float16", 3, 16, Config(8, 7, 4, 2), 3), "sm_90a", "FFMA"),
+    (_defines("float16", 3, 16, Config(8, 7, 4, 2), 2), "sm_90a", "FFMA"),
     (_defines("float16", 1, 8, Config(1, 32, 1), 0), "sm_80", "FFMA"),
     (_defines("bfloat16", 1, 32, Config(4, 8, 4), 2), "sm_120", "FFMA"),
 ]

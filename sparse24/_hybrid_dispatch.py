@@ -21,7 +21,8 @@ import numpy as np
 from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit, _product
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._hybrid_cost import line_of
-from sparse24._records import PLAIN, Operand24, Problem
+from sparse24._hybrid_layouts import layout, live_columns, stored_tiles
+from sparse24._records import PLAIN, Problem
 
 MANY = 256  # columns from which a 2:4 product is worth its overflow
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
@@ -79,100 +80,6 @@ class _Choice:
 
     def __init__(self, h, n: int):
         self.path = explain(h, _hybrid_cost.bucket(n))["choice"]
-
-
-def layout(h, name: str):
-    """A path's layout of the matrix, made at the first need."""
-    return h.prepared(name, lambda: _LAYOUTS[name](h))
-
-
-def _stream_layout(h):
-    from sparse24.kernels import hybrid_stream
-
-    return hybrid_stream.prepare(h.toarray(), h.tiles.dtype, h.density)
-
-
-def _bits(h):
-    return h.toarray().view(h.tiles.dtype.storage)
-
-
-def _rows_layout(h):
-    from sparse24.kernels import hybrid_rows
-
-    return hybrid_rows.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
-
-
-def _gather_layout(h):
-    from sparse24.kernels import hybrid_gather
-
-    return hybrid_gather.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
-
-
-class _TwoFour:
-    """A 2:4 matrix and the elements that it leaves out."""
-
-    def __init__(self, h):
-        from sparse24.kernels import compress, hybrid_overflow
-
-        xp = _arrays.cupy_module()
-        dtype = h.tiles.dtype
-        bits = _bits(h)
-        m, k = h.shape
-        held = xp.pad(bits != 0, ((0, 0), (0, -k % 4))).reshape(m, -1, 4)
-        kept = (held & (xp.cumsum(held, axis=2) <= 2)).reshape(m, -1)
-        kept = xp.ascontiguousarray(kept[:, :k])
-        record, _ = compress.launch(bits.view(dtype.logical), dtype, rule="mask", mask=kept)
-        self.main = Operand24(record, None, None, h.shape, dtype)
-        self.overflow = hybrid_overflow.prepare(bits * ~kept, dtype, xp)
-        self.plans: dict = {}
-
-    @property
-    def nbytes(self) -> int:
-        record = self.main.stored
-        arrays = (record.values, record.metadata, record.packed)
-        return sum(x.nbytes for x in arrays if x is not None) + self.overflow.nbytes
-
-
-class _Compact:
-    """The dense matrix without its empty columns."""
-
-    def __init__(self, h):
-        self.live = live_columns(h).places
-        self.dense = _bits(h)[:, self.live].view(h.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.dense.nbytes
-
-
-class _Live:
-    """Numbers of the columns that hold a non-zero."""
-
-    def __init__(self, h):
-        xp = _arrays.namespace(h.tiles.kinds)
-        self.places = xp.flatnonzero((_bits(h) != 0).any(axis=0))
-        self.nbytes = self.places.nbytes
-
-
-def live_columns(h) -> _Live:
-    """The columns that are not empty; found at the first need, which waits."""
-    return h.prepared("live columns", lambda: _Live(h))
-
-
-def _cpu_layout(h):
-    from sparse24.kernels import cpu_hybrid
-
-    return cpu_hybrid.Rows(h.toarray(), h.tiles.dtype)
-
-
-_LAYOUTS = {
-    "cpu": _cpu_layout,
-    "stream": _stream_layout,
-    "rows": _rows_layout,
-    "gather": _gather_layout,
-    "two_four": _TwoFour,
-    "compact": _Compact,
-}
 
 
 def _multiply_cpu(h, b, out) -> None:
@@ -289,18 +196,9 @@ def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:
     return max(few, 3e-6 + size * n / rates.dense)
 
 
-class _Stored:
-    """Number of tiles that are not empty, copied to the host once."""
-
-    nbytes = 0
-
-    def __init__(self, h):
-        self.tiles = float(np.count_nonzero(h.kinds))
-
-
 def _tile_time(h, n: int) -> float:
     rates = _hybrid_cost.rates_for(h.tiles.dtype, h.device != "cpu")
-    work = h.prepared("stored tiles", lambda: _Stored(h)).tiles * _hybrid_cost.ELEMENTS * n
+    work = stored_tiles(h) * _hybrid_cost.ELEMENTS * n
     return h.tiles.nbytes / rates.bandwidth + work / rates.tiles
 
 
@@ -318,7 +216,7 @@ def explain(h, n: int) -> dict:
         gain = others[second] / max(times[choice], 1e-12)
         reason = f"predicted {gain:.2f}x faster than {second}"
     if choice == "cublas":
-        reason += "; this matrix is too full for a sparse path at this n"
+        reason = f"no sparse path is predicted to gain; the best, {second}, {gain:.2f}x as long"
     return {"n": n, "candidates": times, "choice": choice, "reason": reason}
 
 

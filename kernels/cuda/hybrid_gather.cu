@@ -15,9 +15,6 @@
 // Moves 4 bytes a non-zero; an instruction or two for each multiply-add set the other limit.
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_gather.py.
-#if B_LOAD == 3
-#include "hopper_ptx.cuh"
-#endif
 #include "numeric.cuh"
 
 using Count = long long;
@@ -25,7 +22,7 @@ using In = Scalar<Kind::ELEMENT>;
 using Word = unsigned;
 constexpr int kWarps = UNITS * GROUP, kThreads = 32 * kWarps, kLines = 4096;
 constexpr int kCluster = (PANELS + HELD - 1) / HELD;
-constexpr int kLineBytes = 2 * COLUMNS, kPanelBytes = kLines * 16, kAhead = 4, kPiece = 8192;
+constexpr int kLineBytes = 2 * COLUMNS, kPanelBytes = kLines * 16, kAhead = 4;
 
 __device__ unsigned in_shared(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 
@@ -57,18 +54,12 @@ __device__ void copy16(unsigned to, const void* from, int bytes) {
 // The lines of b that panel number `rank` needs.  What lies beyond b is left as it is: no word
 // points there but padding, whose line 0 is real, and columns beyond n are never written.  Blocks
 // begin at different lines, or they would all ask the same slice of L2 at the same time.
-__device__ void fetch_panel(unsigned panel, const Right& b, int rank, Count column0, unsigned barrier = 0) {
+__device__ void fetch_panel(unsigned panel, const Right& b, int rank, Count column0) {
     if (rank >= PANELS) return;
     const Count first = Count(rank) * kLines;
     const int lines = int(min(Count(kLines), b.k - first)), turn = (blockIdx.x + gridDim.x * blockIdx.y) * 352;
     const unsigned short* from = b.b + first * b.row + column0 * b.column;
-#if B_LOAD == 3     // one run of memory, by the copy engine
-    const int bytes = lines * kLineBytes, pieces = (bytes + kPiece - 1) / kPiece;
-    for (int i = 0; threadIdx.x == 0 && i < pieces; ++i) {
-        const int at = (i + turn) % pieces * kPiece;
-        load_bytes(panel + at, from + at / 2, min(kPiece, bytes - at), barrier);
-    }
-#elif B_LOAD == 2   // one run of memory
+#if B_LOAD == 2     // one run of memory
     const int bytes = lines * kLineBytes;
     for (int i = threadIdx.x; i < kLines * kLineBytes / 16; i += kThreads) {
         const int at = (i + turn) % (kLines * kLineBytes / 16) * 16;
@@ -161,11 +152,6 @@ struct Steps {
 __device__ unsigned panel_address(const void* shared) {
     return (in_shared(shared) + kPanelBytes / 2 + 16 + kPanelBytes - 1) / kPanelBytes * kPanelBytes;
 }
-__device__ void panel_ready() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncthreads();
-}
-
 // A float of the block that holds panel `rank` of the same rows.
 __device__ float shared_float(unsigned at, int rank) {
     float x;
@@ -199,18 +185,8 @@ product(const Left a, const Right b, In::type* out, Count out_row, Count out_col
     const int part = warp % GROUP, held = part % HELD, unit0 = blockIdx.x / kCluster * UNITS;
     const unsigned sums = in_shared(shared), panel = panel_address(shared);
     const Count column0 = Count(blockIdx.y) * COLUMNS;
-#if B_LOAD == 3
-    const unsigned barrier = panel - 8;
-    if (threadIdx.x == 0) {
-        barrier_init(barrier, 1);
-        barrier_init_fence();
-        barrier_expect(barrier, unsigned(min(Count(HELD) * kLines, b.k - Count(rank) * HELD * kLines)) * kLineBytes);
-    }
-#else
-    const unsigned barrier = 0;
-#endif
 #pragma unroll
-    for (int h = 0; h < HELD; ++h) fetch_panel(panel + h * kPanelBytes, b, rank * HELD + h, column0, barrier);
+    for (int h = 0; h < HELD; ++h) fetch_panel(panel + h * kPanelBytes, b, rank * HELD + h, column0);
     Steps steps;
     steps.begin(a, rank * HELD + held, unit0 + warp / GROUP, part / HELD, GROUP / HELD);
     const auto row_of = [&](int i) {
@@ -219,12 +195,8 @@ product(const Left a, const Right b, In::type* out, Count out_row, Count out_col
     };
     int i = threadIdx.x + rank * kThreads, row = row_of(i);
     float acc[COLUMNS] = {};
-#if B_LOAD == 3
+    asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
-    barrier_wait(barrier, 0);
-#else
-    panel_ready();
-#endif
     steps.add(acc, panel + held * kPanelBytes);
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c)

@@ -218,8 +218,10 @@ struct Stream {
     unsigned word, half, last;       // shared addresses: next word, next half, last row
     unsigned kinds, singles, fulls;  // of 128 columns: two bits a quad, and single ones of them
     unsigned codes[2];
+    unsigned high;                   // the codes of all second pairs
 
     __device__ void begin() {
+        high = kHighPairs | (stage_bytes & 1);   // sizes are even: so the compiler keeps it in a register
         here = (STAGES - 1) * stage_bytes;
         block = kBlocks - 1;
 #pragma unroll
@@ -294,18 +296,15 @@ struct Fragment {
 #include "wgmma_pairs.cuh"
 
 // d += four pairs a lane, of 64 rows, by the 32 lines of b from `b_at` on.
-__device__ void multiply_slab(Sums& d, Sums&, const Fragment& f, unsigned b_at, unsigned codes, int slab) {
+__device__ void multiply_slab(Sums& d, Sums&, const Fragment& f, unsigned b_at, unsigned codes, unsigned high, int slab) {
     const unsigned long long b = b_descriptor<N_TILES>(b_at);
     wgmma_fence();
     if (slab % 2) multiply_pairs<N_TILES, 1>(d, f.pair, b, codes);
     else multiply_pairs<N_TILES, 0>(d, f.pair, b, codes);
-    multiply_pairs<N_TILES, 0>(d, f.more, b, kHighPairs);
+    multiply_pairs<N_TILES, 0>(d, f.more, b, high);
     wgmma_commit();
 }
-__device__ void finish_slab(const Fragment& f, unsigned codes) {
-    wgmma_wait();
-    hold(f.pair, f.more, codes);
-}
+__device__ void finish_slab() { wgmma_wait(); }
 #else
 #define MMA_TYPE_float16 "f16.f16"
 #define MMA_TYPE_bfloat16 "bf16.bf16"
@@ -322,7 +321,7 @@ __device__ void multiply(float* d, const unsigned (&a)[4], const unsigned (&b)[4
 }
 
 // The same by single warps, 16 rows each; third and fourth elements have sums of their own.
-__device__ void multiply_slab(Sums& d, Sums& spill, const Fragment& f, unsigned b_at, unsigned codes, int slab) {
+__device__ void multiply_slab(Sums& d, Sums& spill, const Fragment& f, unsigned b_at, unsigned codes, unsigned high, int slab) {
     const unsigned line = b_at + swizzled(threadIdx.x % 32, 0);
 #pragma unroll
     for (int j = 0; j < N_TILES; ++j) {
@@ -331,22 +330,25 @@ __device__ void multiply_slab(Sums& d, Sums& spill, const Fragment& f, unsigned 
                      : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(line ^ 16 * j));
         if (slab % 2) multiply<1>(d + 4 * j, f.pair, b, codes);
         else multiply<0>(d + 4 * j, f.pair, b, codes);
-        if (f.full) multiply<0>(spill + 4 * j, f.more, b, kHighPairs);
+        if (f.full) multiply<0>(spill + 4 * j, f.more, b, high);
     }
 }
-__device__ void finish_slab(const Fragment&, unsigned) {}
+__device__ void finish_slab() {}
+__device__ void hold(const unsigned (&)[2], unsigned, unsigned) {}
 #endif
 
-// 128 columns, the first of whose slabs is decoded; decodes the first slab of the next ones.
+// 128 columns, the first of whose slabs is decoded; a slab is decoded while the last is multiplied.
+// The codes change only when no instruction reads them any more; ends with the next ones' first slab.
 __device__ void multiply_block(Sums& acc, Sums& spill, Fragment (&fragments)[2], Stream& stream, unsigned b_at) {
-    const unsigned codes[2] = {stream.codes[0], stream.codes[1]};
 #pragma unroll
     for (int slab = 0; slab < 4; ++slab) {
-        multiply_slab(acc, spill, fragments[slab % 2], b_at + slab * 32 * kLine, codes[slab / 2], slab);
+        const Fragment& fragment = fragments[slab % 2];
+        multiply_slab(acc, spill, fragment, b_at + slab * 32 * kLine, stream.codes[slab / 2], stream.high, slab);
         if (slab < 3) fragments[(slab + 1) % 2].decode(stream, slab + 1);
-        else if (stream.advance()) fragments[0].decode(stream, 0);
-        finish_slab(fragments[slab % 2], codes[slab / 2]);
+        finish_slab();
     }
+    hold(stream.codes, stream.high, stream.stage);
+    if (stream.advance()) fragments[0].decode(stream, 0);
 }
 
 __device__ void cluster_barrier() {

@@ -46,8 +46,11 @@ template <int tiles> __device__ unsigned long long b_descriptor(unsigned at) {
 __device__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
-// Keeps what running instructions read in its registers up to here: the compiler does not know.
-__device__ void hold(const unsigned (&a)[4], const unsigned (&b)[4], unsigned codes) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" :: "r"(a[i]), "r"(b[i]), "r"(codes) : "memory");
+// Instructions read their metadata while they run, and the compiler does not know it: it may give
+// the register to something else as soon as the instruction is issued (seen in machine code).
+// Placed after the wait, this is a use that keeps the words until then: stores stay where they
+// are, sums of words would be made early.  `never` must not be 1, which the compiler cannot know.
+__device__ void hold(const unsigned (&words)[2], unsigned other, unsigned never) {
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, %3, 1; @p st.shared.u32 [%3], %0; @p st.shared.u32 [%3], %1;\n"
+                 "@p st.shared.u32 [%3], %2; }" ::"r"(words[0]), "r"(words[1]), "r"(other), "r"(never) : "memory");
 }
