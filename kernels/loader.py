@@ -26,7 +26,6 @@ _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"\s*$', re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _PYTHON_NOISE = re.compile(r'"""(?:.|\n)*?"""|#[^\n]*')
 _BLANK = re.compile(r"\s+")
-_lock = threading.Lock()
 
 
 def _cuda_file(name: str):
@@ -101,6 +100,7 @@ def options(defines: Defines, arch: str) -> tuple[str, ...]:
 
 
 _modules: dict[tuple, Any] = {}
+_building: dict[tuple, threading.Lock] = {}  # one a kernel: different ones compile at once
 
 
 def function(stem: str, name: str, defines: Defines = (), *, shared_memory: int = 0):
@@ -125,7 +125,7 @@ def function(stem: str, name: str, defines: Defines = (), *, shared_memory: int 
     key = (device.id, stem, name, defines)
     kernel = _modules.get(key)
     if kernel is None:
-        with _lock:
+        with _building.setdefault(key, threading.Lock()):
             kernel = _modules.get(key) or _build(cupy, device, stem, name, defines)
             _modules[key] = kernel
     if shared_memory > 48 * 1024 and kernel.max_dynamic_shared_size_bytes < shared_memory:

@@ -6,7 +6,7 @@
 ``gather``  up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
 ``stream``  up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
 ``tiles``   any dtype and size, tile by tile on plain cores
-``two_four``  16-bit, many columns: a 2:4 product, and what it left out added
+``two_four``  16-bit, more than 16 columns: a 2:4 product, and what it left out added
 ``compact``   many columns: the dense product without the empty columns of the matrix
 ``cublas``  the dense product, on a dense copy
 ==========  ============================================================================
@@ -24,9 +24,9 @@ from sparse24._hybrid_cost import line_of
 from sparse24._hybrid_layouts import layout, live_columns, stored_tiles
 from sparse24._records import PLAIN, Problem
 
-MANY = 256  # columns from which a 2:4 product is worth its overflow
+MANY = 256  # columns from which a gather of the dense operand can pay
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
-SPARSE_RATE = 1.5  # 2:4 over dense tensor cores at many columns
+TWO_FOUR_GAIN = ((64, 1.38), (128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over dense, up to n
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
 GATHER_COLUMNS = 16
@@ -171,10 +171,11 @@ def predictions(h, n: int) -> dict[str, float]:
         times["gather"] = line_of(lines, "gather", n).seconds(h.nnz, GATHER_BYTES * h.nnz)
     if n >= MANY and h.nnz:
         times |= _compact_time(h, n, lines)
-    if dtype.itemsize == 2 and n >= MANY:
+    if dtype.itemsize == 2 and n > GATHER_COLUMNS:
         spilled = _hybrid_cost.expected_overflow(h.density) / _hybrid_cost.ELEMENTS * h.size
         rest = line_of(lines, "overflow", n).seconds(float(spilled) * n, 4 * h.shape[0] * n)
-        times["two_four"] = dense_time(h.size, dtype, n, lines) / SPARSE_RATE + rest
+        gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
+        times["two_four"] = dense_time(h.size, dtype, n, lines) / gain + rest
     return times
 
 

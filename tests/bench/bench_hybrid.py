@@ -1,16 +1,18 @@
 """Unstructured matrices beside cuBLAS on the same zeros and cuSPARSE: writes ``hybrid.json``.
 
-    python tests/bench/bench_hybrid.py [--quick] [--out FOLDER]
+    python tests/bench/bench_hybrid.py [--quick] [--fit] [--out FOLDER]
 
 Each case is checked against a float64 product of some rows before it is timed.  Layouts
 rotate through more than the L2 cache, as do the dense weights.  Where the library itself
 chooses cuBLAS, the same cuBLAS product is timed through torch, because CuPy refuses to
-capture cuBLAS calls into a graph.
+capture cuBLAS calls into a graph.  Kernels of a matrix compile in parallel.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import cupy as cp
@@ -32,10 +34,8 @@ CHECKED_ROWS = 64
 CUSPARSE_MOST = 64  # columns; beyond, cuSPARSE takes milliseconds
 
 
-def matrix(family: str, shape, zeros: float) -> cp.ndarray:
-    """A float16 matrix; the i.i.d. family is drawn on the GPU."""
-    if family != "iid":
-        return cp.asarray(families.make(family, shape, zeros=zeros, dtype="float16", rng=1))
+def iid(shape, zeros: float) -> cp.ndarray:
+    """A float16 matrix of the i.i.d. family, drawn on the GPU."""
     rng = cp.random.default_rng(1)
     values = rng.standard_normal(shape, dtype=cp.float32)
     return cp.where(rng.random(shape, dtype=cp.float32) >= zeros, values, 0).astype(cp.float16)
@@ -60,54 +60,74 @@ def twins(h: HybridArray, path: str, w) -> list[HybridArray]:
     return found
 
 
-def contenders(h: HybridArray, w, b, out) -> tuple[str, dict[str, Contender]]:
+class Rivals:
+    """What does not change with the number of columns: dense copies and the CSR matrix."""
+
+    def __init__(self, w: cp.ndarray, few: bool):
+        self.dense = [to_torch(w)]
+        self.dense += [to_torch(w.copy()) for _ in range(copies(w.nbytes) - 1)]
+        self.csr = None
+        if few:
+            wide = self.dense[0].to_sparse_csr()
+            places = wide.crow_indices().int(), wide.col_indices().int()
+            self.csr = torch.sparse_csr_tensor(*places, wide.values(), size=w.shape)
+
+
+def contenders(h: HybridArray, rivals: Rivals, path: str, w, b, out) -> dict[str, Contender]:
     n = b.shape[1]
-    path = h.explain(n)["choice"]
     right, target = to_torch(b), torch.empty(w.shape[0], n, dtype=torch.float16, device="cuda")
-    weights = [to_torch(w.copy()) for _ in range(copies(w.nbytes) if n <= 256 else 1)]
+    weights = rivals.dense if n <= 256 else rivals.dense[:1]
     dense = [lambda x=x: torch.mm(x, right, out=target) for x in weights]
     found = {"cublas": Contender(dense, library="torch")}
     if n <= CUSPARSE_MOST:
-        wide = to_torch(w).to_sparse_csr()
-        places = wide.crow_indices().int(), wide.col_indices().int()
-        csr = torch.sparse_csr_tensor(*places, wide.values(), size=w.shape)
-        found["cusparse"] = Contender([lambda: csr @ right], library="torch")
-    h.matmul(b, out=out, algorithm=path)
+        found["cusparse"] = Contender([lambda: rivals.csr @ right], library="torch")
     if path == "cublas":
         found["ours"] = Contender(dense, library="torch")
-    else:
-        calls = [
-            lambda t=t: t.matmul(b, out=out, algorithm=path) for t in twins(h, path, w)
-        ]
-        found["ours"] = Contender(calls)
+        return found
+    turns = twins(h, path, w)
+    calls = [lambda t=t: t.matmul(b, out=out, algorithm=path) for t in turns]
+    found["ours"] = Contender(calls)
     if path == "stream":
-        calls = [
-            lambda t=t: t.matmul(b, out=out, algorithm=path, balance=False)
-            for t in twins(h, path, w)
-        ]
+        calls = [lambda t=t: t.matmul(b, out=out, algorithm=path, balance=False) for t in turns]
         found["unbalanced"] = Contender(calls)
-    return path, found
+    return found
 
 
-def measure(family: str, shape, zeros: float, columns) -> list[dict]:
-    w = matrix(family, shape, zeros)
+def measure(family: str, w: cp.ndarray, zeros: float, columns) -> list[dict]:
     h = hybrid(w)
+    m, k = w.shape
+    rivals = Rivals(w, few=min(columns) <= CUSPARSE_MOST)
+    operands = {
+        n: (cp.random.standard_normal((k, n), dtype=np.float32).astype(cp.float16),
+            cp.full((m, n), cp.nan, cp.float16))
+        for n in columns
+    }  # fmt: skip
+    paths = {n: h.explain(n)["choice"] for n in columns}
+
+    def warm(n: int) -> None:
+        b, out = operands[n]
+        h.matmul(b, out=out, algorithm=paths[n])
+
+    with ThreadPoolExecutor(len(columns)) as pool:
+        list(pool.map(warm, columns))
+    cp.cuda.Device().synchronize()
     rows = []
     for n in columns:
-        b = cp.random.standard_normal((shape[1], n), dtype=np.float32).astype(cp.float16)
-        out = cp.full((shape[0], n), cp.nan, cp.float16)
-        path, found = contenders(h, w, b, out)
+        (b, out), path = operands[n], paths[n]
+        out.fill(cp.nan)
+        h.matmul(b, out=out, algorithm=path)
         error = error_of(out, w, b)
         if not error < 2e-3:
-            raise SystemExit(f"{family} {shape} {zeros} n={n} {path}: error {error}")
-        race(found, rounds=5, budget_ms=4)
+            raise SystemExit(f"{family} {w.shape} {zeros} n={n} {path}: error {error}")
+        found = contenders(h, rivals, path, w, b, out)
+        race(found, rounds=5, budget_ms=3)
         ours, unbalanced = found.pop("ours"), found.pop("unbalanced", None)
         extra = {"unbalanced_us": round(unbalanced.us, 3)} if unbalanced else {}
         rows.append(
             case(
-                f"{family}-{shape[0]}x{shape[1]}x{n}-{zeros}", ours=ours, kernel=path,
-                rivals=found, family=family, zeros=zeros, m=shape[0], k=shape[1], n=n,
-                dtype="float16", error=error, bytes=h.nbytes, **extra,
+                f"{family}-{m}x{k}x{n}-{zeros}", ours=ours, kernel=path, rivals=found,
+                family=family, zeros=zeros, m=m, k=k, n=n, dtype="float16", error=error,
+                bytes=h.nbytes, **extra,
             )
         )  # fmt: skip
         gain = min(rows[-1]["rivals"].values()) / ours.us
@@ -139,8 +159,22 @@ def plan(quick: bool):
             yield family, SHAPES[0], 0.8, (1, 8, 512)
         return
     for family in families.FAMILIES:
-        for zeros in ZEROS:
+        for zeros in ZEROS if family != "iid" else ():
             yield family, SHAPES[0], zeros, (1, 8, 64, 512, 4096)
+
+
+def drawn(asked: list[tuple]) -> Iterator[tuple[str, cp.ndarray, float, tuple[int, ...]]]:
+    """The matrices of a plan; families are drawn on the CPU, some ahead of their turn."""
+    with ThreadPoolExecutor(8) as pool:
+        waiting: dict[int, Future] = {}
+        for i, (family, shape, zeros, columns) in enumerate(asked):
+            for ahead, (name, size, share, _) in enumerate(asked[i : i + 12], start=i):
+                if name != "iid" and ahead not in waiting:
+                    waiting[ahead] = pool.submit(
+                        families.make, name, size, zeros=share, dtype="float16", rng=1
+                    )
+            w = iid(shape, zeros) if family == "iid" else cp.asarray(waiting.pop(i).result())
+            yield family, w, zeros, columns
 
 
 def main() -> None:
@@ -153,8 +187,8 @@ def main() -> None:
         for name, line in _hybrid_fit.fit().items():
             print(name, line, flush=True)
     rows = []
-    for family, shape, zeros, columns in plan(options.quick):
-        rows += measure(family, shape, zeros, columns)
+    for family, w, zeros, columns in drawn(list(plan(options.quick))):
+        rows += measure(family, w, zeros, columns)
         write_suite("hybrid", rows, stems=STEMS, out=options.out)
     for (family, n), zeros in sorted(break_even(rows).items()):
         print(f"break-even {family} n={n}: {zeros:.0%} zeros")
