@@ -94,7 +94,7 @@ class ActivationLinear(torch.autograd.Function):
             if not ctx.rule.straight:
                 dx = dx * ops.keep(x, ctx.rule.transposable)
         if ctx.needs_input_grad[1]:
-            dw = ops.product(parts, t, k, dy, None, "At@b").t()
+            dw = ops.product(parts, t, k, dy.t(), None, "x@A")
         if ctx.has_bias and ctx.needs_input_grad[2]:
             db = dy.sum(0)
         return dx, dw, db, None

@@ -205,6 +205,34 @@ def _(parts, m, k):
 
 
 @_operator
+def like(parts: list[Tensor], m: int, k: int, x: Tensor) -> list[Tensor]:
+    """Values of `x` (m, k) in the places of a packed matrix, for each orientation it holds."""
+    with _foreign.stream_of(x):
+        array, row = _foreign.view_of(x), _row(x)
+        turns = ((parts[:2], m, k, array), (parts[2:], k, m, array.T))[: len(parts) // 2]
+        found = []
+        for (values, codes), rows, columns, turned in turns:
+            record = _record(values, codes, rows, columns, row)
+            found.append(_foreign.to_torch(_values_like(record, turned)))
+        return found
+
+
+def _values_like(record: Compressed24, x):
+    if not _arrays.is_cupy(x):
+        from sparse24.kernels import reference
+
+        return reference.like(_storage.canonical(record), x)
+    from sparse24.kernels import like as kernel
+
+    return _parts(kernel.launch(record, x))[0]
+
+
+@_meaning_for_tracing("like")
+def _(parts, m, k, x):
+    return [torch.empty_like(values) for values in parts[::2]]
+
+
+@_operator
 def keep(x: Tensor, transposable: bool) -> Tensor:
     """Where `pack` keeps elements, as booleans; kept zeros included."""
     with _foreign.stream_of(x):

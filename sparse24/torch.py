@@ -9,6 +9,7 @@ torch.Size([4, 8])
 'Linear'
 """
 
+from sparse24._torch_ffn import feed_forward
 from sparse24._torch_layers import SparseLinear
 from sparse24._torch_linear import linear
 from sparse24._torch_model import desparsify, sparse_layers, sparsify, update_masks
@@ -18,6 +19,7 @@ __all__ = [
     "Sparse24Tensor",
     "SparseLinear",
     "desparsify",
+    "feed_forward",
     "linear",
     "sparse_layers",
     "sparsify",

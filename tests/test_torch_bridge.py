@@ -159,6 +159,33 @@ def test_sparse_activations(device, transposable):
         torch.testing.assert_close(a, b, **CLOSE)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tokens", [(16,), (2, 7)])
+def test_feed_forward_with_sparse_activations(device, tokens, bias):
+    up, x = layer_and_input(device, tokens=16, m=20, k=8)
+    down, x = torch.nn.Linear(20, 12, device=device), torch.randn(*tokens, 8, device=device)
+    x.requires_grad_()
+    biases = (up.bias, down.bias) if bias else (None, None)
+    y = st.feed_forward(x, up.weight, down.weight, *biases)
+    hidden = F.linear(x, up.weight, biases[0]).relu().square().reshape(-1, 20)
+    mask = s24.mask(hidden.detach(), transposable=True)
+    want = F.linear(hidden * mask, down.weight, biases[1]).reshape(y.shape)
+    torch.testing.assert_close(y, want, **CLOSE)
+    inputs = (x, up.weight, down.weight, *(b for b in biases if b is not None))
+    for a, b in zip(gradients(y, *inputs), gradients(want, *inputs), strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_feed_forward_compiles_and_refuses():
+    up, down, x = torch.randn(16, 8), torch.randn(4, 16), torch.randn(12, 8)
+    fast = torch.compile(st.feed_forward, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(fast(x, up, down), st.feed_forward(x, up, down), **CLOSE)
+    with pytest.raises(ShapeError, match=r"x must have shape \(\.\.\., d\) and up \(k, d\)"):
+        st.feed_forward(x, up.T, down)
+    with pytest.raises(ShapeError, match=r"up must have shape \(k, d\) and down \(m, k\)"):
+        st.feed_forward(x, up, down.T)
+
+
 def test_inference_packs_once_until_the_weight_changes(device):
     layer, x = layer_and_input(device)
     sparse = st.SparseLinear.from_dense(layer)
@@ -266,6 +293,7 @@ def test_operators_pass_torchs_own_checks():
     torch.library.opcheck(ops.dense.default, (parts, 8, 16), test_utils=tests)
     args = (parts, 8, 16, torch.randn(8, 16), torch.randn(8, 16), 0.1)
     torch.library.opcheck(ops.masked_gradient.default, args, test_utils=tests)
+    torch.library.opcheck(ops.like.default, (parts, 8, 16, torch.randn(8, 16)), test_utils=tests)
     clock = torch.tensor(3)
     torch.library.opcheck(ops.pack_sample.default, (x, 0, clock), test_utils=tests)
 

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
+import sparse24 as s24
 from sparse24 import schedule as S
 from sparse24 import torch as st
 
-STEMS = ("compress", "transposable", "sample", "sparse_wgmma")
+STEMS = ("compress", "transposable", "like", "n_m", "sample", "sparse_wgmma")
 RULE = {"transposable": True, "gradient": "ste"}
 SAMPLED = {"transposable": True, "gradient": "24sparse"}
 SAMPLE_US = 60_000
@@ -43,7 +44,9 @@ TINY = Sizes(32, 64, 16, 4, 2, 64, 2)
 
 
 class FeedForward(torch.nn.Module):
-    """Two linear layers around squared relu."""
+    """Two linear layers around squared relu; `fused`: its output, the activations, is 2:4."""
+
+    fused = False
 
     def __init__(self, width: int):
         super().__init__()
@@ -51,6 +54,8 @@ class FeedForward(torch.nn.Module):
         self.down = torch.nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x):
+        if self.fused:
+            return st.feed_forward(x, self.up.weight, self.down.weight)
         return self.down(torch.relu(self.up(x)).square())
 
 
@@ -130,9 +135,21 @@ def compiled(module, x, timer):
     return fast
 
 
+class MaskedActivations(FeedForward):
+    """The same as a fused layer, computed densely."""
+
+    def forward(self, x):
+        hidden = torch.relu(self.up(x)).square()
+        keep = s24.mask(hidden.detach().flatten(0, -2), transposable=True).view_as(hidden)
+        return self.down(hidden * keep)
+
+
 def masked_twin(module):
-    """A dense copy whose weights are those that the sparse layers multiply by."""
-    return st.desparsify(copy.deepcopy(module))
+    """A dense copy that multiplies what the sparse layers multiply."""
+    twin = st.desparsify(copy.deepcopy(module))
+    if getattr(module, "fused", False):
+        twin.__class__ = MaskedActivations
+    return twin
 
 
 def check(sparse, x, dy) -> float:
@@ -162,10 +179,14 @@ def forward_backward(module, x, dy) -> Callable[[], object]:
 
 
 def layer_case(name: str, module, rule, sizes: Sizes, device: str, timer: Timer) -> dict:
-    """One linear layer or feed-forward, forward and backward."""
+    """One linear layer or feed-forward, forward and backward; rule None: 2:4 activations."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     module = module.to(device, dtype)
-    sparse = st.sparsify(copy.deepcopy(module), {"*": rule})
+    sparse = copy.deepcopy(module)
+    if rule is None:
+        sparse.fused = True
+    else:
+        st.sparsify(sparse, {"*": rule})
     x = torch.randn(sizes.tokens, sizes.width, device=device, dtype=dtype, requires_grad=True)
     dy = torch.randn_like(x)
     error = check(sparse, x, dy)
@@ -242,6 +263,7 @@ def cases(sizes: Sizes, device: str, timer: Timer):
     yield layer_case("linear, transposable", linear, RULE, sizes, device, timer)
     yield layer_case("linear, 24sparse gradients", linear, SAMPLED, sizes, device, timer)
     yield layer_case("FFN", FeedForward(sizes.width), RULE, sizes, device, timer)
+    yield layer_case("FFN, 2:4 activations", FeedForward(sizes.width), None, sizes, device, timer)
     yield update_case(sizes, device, timer)
     yield step_case(sizes, device, timer)
 

@@ -1,0 +1,99 @@
+"""A feed-forward layer whose activations are 2:4: four of its six products are sparse."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24 import _torch_ops as ops
+from sparse24._errors import ShapeError
+from sparse24._torch_linear import autocast
+
+
+class SquaredRelu(torch.autograd.Function):
+    """``prune(relu(x @ up.T + b) ** 2) @ down.T`` for x (t, d).
+
+    Pruned activations have no gradient, so that of the hidden layer lies in the same 2:4
+    places: both its products are sparse, too.  Its factor, twice the relu, is twice the root of
+    what is stored, so nothing dense of the hidden layer is kept for backward.
+    """
+
+    @staticmethod
+    def forward(ctx, x, up, up_bias, down):
+        hidden = torch.nn.functional.linear(x, up, up_bias).relu().square()
+        parts = ops.pack(hidden, None, True)
+        ctx.save_for_backward(x, up, down, *parts)
+        ctx.has_bias = up_bias is not None
+        return ops.product(parts, *hidden.shape, down.t(), None, "A@b")
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, up, down, *parts = ctx.saved_tensors
+        dy, shape = dy.contiguous(), (x.shape[0], up.shape[0])
+        dx = d_up = d_bias = d_down = None
+        if ctx.needs_input_grad[3]:
+            d_down = ops.product(parts, *shape, dy.t(), None, "x@A")
+        if any(ctx.needs_input_grad[:3]):
+            values, codes, t_values, t_codes = parts
+            rows, columns = ops.like(parts, *shape, dy @ down)
+            rows, columns = rows * (2 * values.sqrt()), columns * (2 * t_values.sqrt())
+            inner = [rows, codes, columns, t_codes]
+            dx = ops.product(inner, *shape, up, None, "A@b")
+            d_up = ops.product(inner, *shape, x, None, "At@b")
+            if ctx.has_bias:
+                d_bias = ops.dense(inner, *shape).sum(0)
+        return dx, d_up, d_bias, d_down
+
+
+def feed_forward(
+    x: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """``prune(relu(x @ up.T + up_bias) ** 2) @ down.T + down_bias``, differentiable.
+
+    The activations are pruned to 2:4 by 4x4 tiles.  Squared relu leaves most of them zero, so
+    little is lost [1]_.  Sparse are the second product and, in backward, all but one.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., d)
+    up : Tensor, shape (k, d)
+    down : Tensor, shape (m, k)
+    up_bias : Tensor, shape (k,), optional
+    down_bias : Tensor, shape (m,), optional
+
+    Returns
+    -------
+    Tensor, shape (..., m)
+
+    Raises
+    ------
+    ShapeError
+
+    References
+    ----------
+    .. [1] D. Haziza et al., *Accelerating Transformer Inference and Training with 2:4
+       Activation Sparsity*, 2025.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import feed_forward
+    >>> feed_forward(torch.ones(2, 8), torch.ones(16, 8), torch.ones(4, 16))
+    tensor([[512., 512., 512., 512.],
+            [512., 512., 512., 512.]])
+    """
+    if up.ndim != 2 or x.ndim < 1 or x.shape[-1] != up.shape[1]:
+        shapes = f"{tuple(x.shape)} and {tuple(up.shape)}"
+        raise ShapeError(f"x must have shape (..., d) and up (k, d), got {shapes}")
+    if down.ndim != 2 or down.shape[1] != up.shape[0]:
+        shapes = f"{tuple(up.shape)} and {tuple(down.shape)}"
+        raise ShapeError(f"up must have shape (k, d) and down (m, k), got {shapes}")
+    x, up, up_bias = autocast(x, up, up_bias)
+    _, down, down_bias = autocast(x, down, down_bias)
+    y = SquaredRelu.apply(x.reshape(-1, x.shape[-1]), up, up_bias, down)
+    y = y if down_bias is None else y + down_bias
+    return y.reshape(*x.shape[:-1], down.shape[0])
