@@ -8,6 +8,7 @@ from typing import Any
 
 import crossover
 import hopper_figures
+import hybrid_figures
 import recorded
 
 GENERATED = Path(__file__).resolve().parents[1] / "benchmarks" / "generated"
@@ -161,6 +162,7 @@ def write_pages(app) -> None:
         (GENERATED / f"suite_{name}.rst").write_text(page)
     crossover.write(GENERATED)
     hopper_figures.write(GENERATED)
+    hybrid_figures.write(GENERATED)
 
 
 def setup(app):

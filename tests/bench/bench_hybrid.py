@@ -1,16 +1,18 @@
 """Unstructured matrices beside cuBLAS on the same zeros and cuSPARSE: writes ``hybrid.json``.
 
-    python tests/bench/bench_hybrid.py [--quick] [--fit] [--out FOLDER]
+    python tests/bench/bench_hybrid.py [--quick] [--fit] [--minilm FILE] [--out FOLDER]
 
 Each case is checked against a float64 product of some rows before it is timed.  Layouts
 rotate through more than the L2 cache, as do the dense weights.  Where the library itself
 chooses cuBLAS, the same cuBLAS product is timed through torch, because CuPy refuses to
-capture cuBLAS calls into a graph.  Kernels of a matrix compile in parallel.
+capture cuBLAS calls into a graph.  Kernels of a matrix compile in parallel.  ``--minilm`` adds real
+weights: a safetensors file of the encoder's matrices, pruned by magnitude over all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +41,32 @@ def iid(shape, zeros: float) -> cp.ndarray:
     rng = cp.random.default_rng(1)
     values = rng.standard_normal(shape, dtype=cp.float32)
     return cp.where(rng.random(shape, dtype=cp.float32) >= zeros, values, 0).astype(cp.float16)
+
+
+def read_float32(file: Path) -> dict[str, np.ndarray]:
+    """The matrices of a safetensors file of float32."""
+    raw = file.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    header.pop("__metadata__", None)
+    return {
+        name: np.frombuffer(raw[start:], np.float32)[
+            entry["data_offsets"][0] // 4 : entry["data_offsets"][1] // 4
+        ].reshape(entry["shape"])
+        for name, entry in header.items()
+        if entry["dtype"] == "F32" and len(entry["shape"]) == 2
+    }
+
+
+def minilm(file: Path, zeros: float) -> Iterator[tuple[str, cp.ndarray]]:
+    """The largest matrices of the first and the last layer, pruned as part of the whole."""
+    matrices = {name: cp.asarray(x) for name, x in read_float32(file).items()}
+    threshold = cp.quantile(cp.abs(cp.concatenate([x.ravel() for x in matrices.values()])), zeros)
+    largest = max(x.size for x in matrices.values())
+    names = [name for name, x in matrices.items() if x.size == largest]
+    for name in dict.fromkeys((names[0], names[-1])):
+        x = matrices[name]
+        yield name, cp.where(cp.abs(x) >= threshold, x, 0).astype(cp.float16)
 
 
 def error_of(out, w, b) -> float:
@@ -180,6 +208,7 @@ def drawn(asked: list[tuple]) -> Iterator[tuple[str, cp.ndarray, float, tuple[in
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--minilm", type=Path)
     parser.add_argument("--fit", action="store_true", help="fit the cost model first")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -190,6 +219,10 @@ def main() -> None:
     for family, w, zeros, columns in drawn(list(plan(options.quick))):
         rows += measure(family, w, zeros, columns)
         write_suite("hybrid", rows, stems=STEMS, out=options.out)
+    for zeros in ZEROS if options.minilm else ():
+        for name, w in minilm(options.minilm, zeros):
+            rows += measure(f"minilm {name}", w, zeros, (1, 8, 64, 512))
+            write_suite("hybrid", rows, stems=STEMS, out=options.out)
     for (family, n), zeros in sorted(break_even(rows).items()):
         print(f"break-even {family} n={n}: {zeros:.0%} zeros")
 

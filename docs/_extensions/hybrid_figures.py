@@ -1,0 +1,138 @@
+"""The figures of the page on unstructured matrices: speed-up by zeros, break-even, balance."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import recorded
+
+RIVAL = "cublas"
+FAMILY = "iid"
+PUBLISHED = (
+    ("Sputnik", 76.0), ("TVM-Sparse", 80.5), ("SparseTIR", 82.6), ("ASpT", 89.4),
+    ("cuSPARSE", 98.1), ("CROSS", 60.0),
+)  # fmt: skip
+
+Curve = dict[float, float]
+
+
+def curves(cases: list[dict[str, Any]]) -> dict[tuple[tuple[int, int], int], Curve]:
+    """Speed-up over the dense product by share of zeros, for every (shape, columns)."""
+    found: dict[tuple[tuple[int, int], int], Curve] = defaultdict(dict)
+    for case in cases:
+        rival = case["rivals"].get(RIVAL)
+        if case.get("family") == FAMILY and rival:
+            found[(case["m"], case["k"]), case["n"]][case["zeros"]] = rival / case["ours_us"]
+    return {key: dict(sorted(curve.items())) for key, curve in sorted(found.items())}
+
+
+def break_even(cases: list[dict[str, Any]]) -> dict[str, dict[int, float | None]]:
+    """By family and columns, the recorded share of zeros from which on ours always wins."""
+    wins: dict[tuple[str, int], dict[float, bool]] = defaultdict(dict)
+    for case in cases:
+        rival = case["rivals"].get(RIVAL)
+        if "family" in case and rival:
+            won = case["ours_kernel"] != RIVAL and rival > case["ours_us"]
+            points = wins[case["family"], case["n"]]
+            points[case["zeros"]] = points.get(case["zeros"], True) and won
+    table: dict[str, dict[int, float | None]] = defaultdict(dict)
+    for (family, n), points in sorted(wins.items()):
+        lowest = None
+        for zeros in sorted(points, reverse=True):
+            if not points[zeros]:
+                break
+            lowest = zeros
+        table[family][n] = lowest
+    return dict(table)
+
+
+def balance_gain(cases: list[dict[str, Any]]) -> dict[str, float]:
+    """By family, how many times longer products take without balance, geometric mean."""
+    found = defaultdict(list)
+    for case in cases:
+        if "unbalanced_us" in case:
+            found[case["family"]].append(case["unbalanced_us"] / case["ours_us"])
+    return {family: statistics.geometric_mean(rows) for family, rows in sorted(found.items())}
+
+
+def write(folder: Path) -> None:
+    """Write ``hybrid_figures.txt`` and, if there is data, ``hybrid_curves.png``."""
+    cases = recorded.suites().get("hybrid", {}).get("cases", [])
+    if not cases:
+        (folder / "hybrid_figures.txt").write_text("No run has been recorded yet.\n")
+        return
+    _draw(curves(cases), folder / "hybrid_curves.png")
+    lines = [
+        ".. image:: /benchmarks/generated/hybrid_curves.png",
+        "   :width: 100%",
+        "   :alt: speed-up over cuBLAS by share of zeros, for several numbers of columns",
+        "",
+        *_break_even_lines(break_even(cases)),
+        *_balance_lines(balance_gain(cases)),
+    ]
+    (folder / "hybrid_figures.txt").write_text("\n".join(lines) + "\n")
+
+
+def _break_even_lines(table: dict[str, dict[int, float | None]]) -> list[str]:
+    columns = sorted({n for row in table.values() for n in row})
+    published = ", ".join(f"{name} {zeros:g} %" for name, zeros in PUBLISHED)
+    lines = [
+        "The lowest recorded share of zeros from which on the product beats cuBLAS at every",
+        "shape, by family and number of columns.  Published for pruned BERT weights on an A100:",
+        f"{published}.",
+        "",
+        ".. list-table:: Break-even with cuBLAS",
+        "   :header-rows: 1",
+        "",
+        "   * - family",
+        *(f"     - {n}" for n in columns),
+    ]
+    for family, row in table.items():
+        lines.append(f"   * - {family}")
+        for n in columns:
+            found = row.get(n)
+            never = "–" if n in row else ""
+            lines.append(f"     - {found:.0%}" if found else f"     - {never}".rstrip())
+    return [*lines, ""]
+
+
+def _balance_lines(gains: dict[str, float]) -> list[str]:
+    if not gains:
+        return []
+    lines = [
+        ".. list-table:: What balance gains in the stream path",
+        "   :header-rows: 1",
+        "",
+        "   * - family",
+        "     - time without / with",
+    ]
+    for family, gain in gains.items():
+        lines += [f"   * - {family}", f"     - {gain:.2f}"]
+    return [*lines, ""]
+
+
+def _draw(found: dict[tuple[tuple[int, int], int], Curve], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shapes = list(dict.fromkeys(shape for shape, _ in found))
+    figure, axes = plt.subplots(
+        1, max(len(shapes), 1), figsize=(4 * max(len(shapes), 1), 3.5), sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for ax, shape in zip(axes[0], shapes):
+        for (of, n), curve in found.items():
+            if of == shape:
+                ax.plot(list(curve), list(curve.values()), marker="o", label=str(n))
+        ax.axhline(1.0, color="0.5", linewidth=1)
+        ax.set_title(f"{shape[0]} x {shape[1]}")
+        ax.set_xlabel("share of zeros")
+    axes[0][0].set_ylabel("cuBLAS time / ours")
+    axes[0][-1].legend(title="columns")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
