@@ -76,7 +76,8 @@ class Parts:
         name = entry.get("dtype")
         if not isinstance(name, str) or name not in _dtypes.TABLE:
             raise FormatError(f"{where}: the dtype must be one of sparse24's, got {name!r}")
-        parts = cls(**pieces, dtype=_dtypes.TABLE[name], **fields)
+        row = _dtypes.TABLE[name]
+        parts = cls(pieces["values"], pieces["metadata"], dtype=row, **fields)
         parts.check(where)
         return parts
 

@@ -59,8 +59,8 @@ def skeleton(epilogue: Epilogue) -> Epilogue:
     e = epilogue
     factor = lambda x: 1.0 if x == 1.0 else 2.0  # noqa: E731
     arrays = (e.row_scale, e.column_scale, e.row_bias, e.column_bias)
-    return Epilogue(
-        factor(e.alpha), float(e.beta != 0.0), _mark(e.c), *map(_mark, arrays), e.activation,
+    return Epilogue(  # type: ignore[call-arg, misc]
+        factor(e.alpha), float(e.beta != 0.0), _mark(e.c), *map(_mark, arrays), e.activation,  # type: ignore[arg-type]
         out_scale=factor(e.out_scale), aux=_mark(e.aux),
     )  # fmt: skip
 

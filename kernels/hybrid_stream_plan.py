@@ -73,7 +73,7 @@ def configs(layout, n: int, sms: int, hopper: bool = True) -> list[Config]:
             continue
         panel = _panel(layout, tiles, stages, splits, teams, parts)
         if panel is not None:
-            config = Config(teams, parts, tiles, splits, *panel, stages, hopper)
+            config = Config(teams, parts, tiles, splits, *panel, stages, hopper)  # type: ignore[call-arg]
             found.append((_time(layout, config, sms), config))
     if not found:  # very full chunks: two teams of many rows always fit
         found.append((0.0, Config(1, 1, tiles, 1, layout.span, 2, 2, hopper)))

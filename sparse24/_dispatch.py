@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sparse24 import _arrays, _autotune, _check, _planner, _storage
@@ -19,7 +18,7 @@ OVERLAP = "{} shares memory with an operand; pass another array"
 class Launched(NamedTuple):
     """What ran on the GPU: ``launcher(a, b, out, epilogue)``."""
 
-    launcher: Callable[[Any, Any, Any, Epilogue], None]
+    launcher: Any  # a callable, often a `Launcher`
     a: Any  # Compressed24, or a dense array
     b: Any
     out: Any
@@ -78,6 +77,7 @@ def prepare(
     choice = _planner.choose(problem, device, dense=has_dense, algorithm=algorithm)
     launcher = _planner.prepare(choice, epilogue)
     if choice.kernel != _planner.DENSE_KERNEL:
+        assert a.rows is not None
         return Launched(launcher, _storage.with_packed(a.rows), b, out, epilogue)
     return Launched(launcher, _dense_of(a), b, out, epilogue)
 

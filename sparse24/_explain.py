@@ -146,7 +146,8 @@ def _problem(operand, other, call: Call, out_order: str):
     out = types.allocate(None)
     out = out if out_order == "row" else out.swapaxes(-1, -2)
     fused = fuse(call, operand.shape, other.shape, *_product.vectors_of(operand))
-    return _dispatch.problem_of(*_dispatch.flatten(operand, other, out, fused, batch), types)
+    operand, other, out, fused = _dispatch.flatten(operand, other, out, fused, batch)
+    return _dispatch.problem_of(operand, other, out, fused, types)
 
 
 def _explain_cpu(operand, other, algorithm: str) -> Explanation:

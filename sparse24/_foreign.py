@@ -104,7 +104,7 @@ def _as_bits(x):
 def _torch_memory() -> type:
     """CuPy's view of memory that a tensor owns: no copy, and the tensor can be had back."""
 
-    class TorchMemory(_arrays.cupy_module().cuda.UnownedMemory):
+    class TorchMemory(_arrays.cupy_module().cuda.UnownedMemory):  # type: ignore[misc]
         def __init__(self, tensor):
             super().__init__(tensor.data_ptr(), tensor.nbytes, tensor, tensor.device.index)
             self.tensor = tensor

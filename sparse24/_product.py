@@ -25,7 +25,7 @@ Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the sign
 def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None = None):
     """``a @ b`` with NumPy's rules for shapes; `plans` remembers what the call prepared."""
     key = None if plans is None else _replay.signature(b, out, call, from_left=False)
-    if key is not None and key in plans:
+    if plans is not None and key is not None and key in plans:
         return plans[key](b, out)
     with _foreign.stream_of(b):
         matrix, restore = _foreign.take(b, argument="b")
@@ -41,7 +41,7 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
         epilogue = result.fitted(fuse(call, a.shape, matrix.shape, *vectors_of(a)), dropped)
         launched = _dispatch.fill(a, matrix, target, epilogue, call, result)
         product = restore(_without(target, dropped)) if out is None else out
-    if key is not None and launched is not None:
+    if plans is not None and key is not None and launched is not None:
         _replay.remember(plans, key, launched, b, product, call)
     return product
 
@@ -51,7 +51,7 @@ def multiply_from_left(
 ):
     """``x @ a``: the transposed product of transposed operands."""
     key = None if plans is None else _replay.signature(x, out, call, from_left=True)
-    if key is not None and key in plans:
+    if plans is not None and key is not None and key in plans:
         return plans[key](x, out)
     with _foreign.stream_of(x):
         matrix, restore = _foreign.take(x, argument="a")
@@ -71,7 +71,7 @@ def multiply_from_left(
             epilogue.transposed(), call, result,
         )  # fmt: skip
         product = restore(_without(target, dropped)) if out is None else out
-    if key is not None and launched is not None:
+    if plans is not None and key is not None and launched is not None:
         _replay.remember(plans, key, launched, x, product, call)
     return product
 

@@ -187,8 +187,8 @@ class SparseLinear(torch.nn.Linear):
 
     def _kept(self, dtype: torch.dtype, bias: Tensor | None) -> tuple[Sparse24Array, Tensor | None]:
         """The packed weight and the bias as kernels take it, until a parameter changes."""
-        sources = (self.weight, self.mask, self.bias, self.scale)
-        sources = [t for t in sources if t is not None]
+        parts = (self.weight, self.mask, self.bias, self.scale)
+        sources = [t for t in parts if t is not None]
         key = (dtype, *((t.data_ptr(), t._version) for t in sources))
         if self._packed is None or self._packed[0] != key:
             weight = self._latent().to(dtype)

@@ -62,6 +62,7 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
     """
     with _foreign.stream_of(x):
         array, row = _foreign.view_of(x), _row(x)
+        records: tuple[Compressed24, ...]
         if mask is None and transposable:
             records = _compress.transposable_records(array, row)
         elif mask is None:
@@ -150,7 +151,8 @@ def product(
     key = _torch_replay.signature(parts[0], dense, bias, m, k, form) if stored else None
     known = _torch_replay.find(key)
     if known is not None:
-        return known(*stored, dense, PLAIN if bias is None else _biased(bias))
+        values, codes = stored
+        return known(values, codes, dense, PLAIN if bias is None else _biased(bias))
     with _foreign.stream_of(dense):
         epilogue = PLAIN if bias is None else _biased(bias)
         a, b = _operand(parts, m, k, turned=turned), _foreign.view_of(dense)
@@ -249,7 +251,7 @@ def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
     """Values and codes of `x` sampled to 2:4 along its rows without bias, by `clock` and `seed`."""
     with _foreign.stream_of(x):
         array = compress_mvue_24(_foreign.view_of(x), step=int(clock), seed=seed)
-        return [_foreign.to_torch(part) for part in _parts(array._operand.rows)]
+        return [_foreign.to_torch(part) for part in _parts(array._operand.stored)]
 
 
 @_meaning_for_tracing("pack_sample")
