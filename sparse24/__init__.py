@@ -31,6 +31,7 @@ _HOMES = {
     "NMArray": "sparse24.formats.n_m",
     "HybridArray": "sparse24.formats.hybrid",
     "compress": "sparse24._compress",
+    "activate_compress": "sparse24._activate",
     "compress_blocks": "sparse24._stream",
     "compress_stream": "sparse24._stream",
     "asarray": "sparse24._compress",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from packing_cases import LAYOUTS, bits, matrix, place, poison, same
 
+import sparse24 as s24
 from sparse24 import _arrays, _dtypes
 from sparse24._errors import UnsupportedError
 from sparse24.kernels import activate_compress, reference
@@ -72,3 +73,57 @@ def test_refuses_other_types():
     row = _dtypes.TABLE["float32"]
     with pytest.raises(UnsupportedError, match="float16 or bfloat16 matrix"):
         activate_compress.launch(place(np.zeros((4, 8), np.float32)), row)
+
+
+@stem
+@pytest.mark.parametrize("quantise", [False, True], ids=["same type", "fp8"])
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+def test_array_function_follows_the_reference(xp, rng, activation, quantise):
+    x = matrix(rng, (37, 100), _dtypes.TABLE["float16"], "odd")
+    want, metadata, scales = reference.activate_compress(x, activation, quantise=quantise)
+    got = s24.activate_compress(xp.asarray(x), activation, quantise=quantise)
+    if quantise:
+        got, got_scales = got
+        assert isinstance(got_scales, xp.ndarray)
+        same(got_scales, scales[:, None])
+    assert got.shape == x.shape
+    same_numbers(got.values, want)
+    same(got.metadata, metadata)
+
+
+@stem
+def test_scales_undo_the_quantisation_in_a_product(xp, rng):
+    x, w = rng.standard_normal((64, 128)).astype(np.float16), rng.standard_normal((128, 32))
+    y = reference.prune(np.maximum(x.astype(np.float32), 0) ** 2)
+    array, scales = s24.activate_compress(xp.asarray(x), quantise=True)
+    eighth = w.astype(_dtypes.TABLE["float8_e4m3fn"].logical)
+    b = eighth if xp is np else xp.asarray(eighth.view(np.uint8))
+    product = s24.matmul(array, b, scales=(scales, 1.0), b_dtype="float8_e4m3fn")
+    got = _arrays.to_numpy(product).astype(np.float32)
+    want = y @ w
+    assert np.abs(got - want).max() < 0.1 * np.abs(want).max()
+
+
+@stem
+def test_gated_silu_in_float32_on_the_cpu(rng):
+    x, gate = rng.standard_normal((2, 5, 12)).astype(np.float32)
+    got = s24.activate_compress(x, "silu", gate=gate).toarray()
+    np.testing.assert_array_equal(got, reference.prune(x / (1 + np.exp(-x)) * gate))
+
+
+def test_refusals_of_the_array_function():
+    x = np.ones((4, 8), np.float32)
+    with pytest.raises(s24.ArgumentError, match="'silu' needs gate="):
+        s24.activate_compress(x, "silu")
+    with pytest.raises(s24.ArgumentError, match="'relu' takes no gate="):
+        s24.activate_compress(x, "relu", gate=x)
+    with pytest.raises(s24.ArgumentError, match="activation must be one of"):
+        s24.activate_compress(x, "tanh")
+    with pytest.raises(s24.ShapeError, match="tokens, features"):
+        s24.activate_compress(x[None])
+    with pytest.raises(s24.ShapeError, match="gate must have the shape"):
+        s24.activate_compress(x, "silu", gate=x[:2])
+    with pytest.raises(s24.DTypeError, match="gate must have the dtype"):
+        s24.activate_compress(x, "silu", gate=x.astype(np.float16))
+    with pytest.raises(s24.DTypeError, match="must be one of float16"):
+        s24.activate_compress(x.astype(np.int8))
