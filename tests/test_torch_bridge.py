@@ -177,9 +177,12 @@ def test_feed_forward_with_sparse_activations(device, tokens, bias):
 
 
 def test_feed_forward_compiles_and_refuses():
-    up, down, x = torch.randn(16, 8), torch.randn(4, 16), torch.randn(12, 8)
+    up, down, x = (torch.randn(shape, requires_grad=True) for shape in ((16, 8), (4, 16), (12, 8)))
     fast = torch.compile(st.feed_forward, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(fast(x, up, down), st.feed_forward(x, up, down), **CLOSE)
+    got, want = fast(x, up, down), st.feed_forward(x, up, down)
+    torch.testing.assert_close(got, want, **CLOSE)
+    for a, b in zip(gradients(got, x, up, down), gradients(want, x, up, down), strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
     with pytest.raises(ShapeError, match=r"x must have shape \(\.\.\., d\) and up \(k, d\)"):
         st.feed_forward(x, up.T, down)
     with pytest.raises(ShapeError, match=r"up must have shape \(k, d\) and down \(m, k\)"):
@@ -277,6 +280,40 @@ def test_compiles_without_graph_breaks(rule):
             gradients(y, x, *net.parameters()), gradients(net(x), x, *net.parameters()), strict=True
         ):
             torch.testing.assert_close(a, b, **CLOSE)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_captures_forward_and_backward():
+    torch.manual_seed(0)
+    layer = st.SparseLinear(256, 128, device="cuda", dtype=torch.bfloat16, transposable=True)
+    x = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    dy = torch.randn(512, 128, device="cuda", dtype=torch.bfloat16)
+
+    def step():
+        y = layer(x)
+        y.backward(dy)
+        return y
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compile, choose, fill caches
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    x.grad = layer.weight.grad = layer.bias.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = step()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    for tensor in (x.grad, layer.weight.grad, layer.bias.grad):
+        tensor.zero_()  # a captured backward adds to or overwrites these
+    graph.replay()
+    got = [t.clone() for t in (y, x.grad, layer.weight.grad)]
+    x.grad = layer.weight.grad = layer.bias.grad = None
+    want = step()
+    for a, b in zip(got, (want, x.grad, layer.weight.grad), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_operators_pass_torchs_own_checks():

@@ -96,6 +96,20 @@ compiled = torch.compile(model[0].up, fullgraph=True, backend="aot_eager")
 print(torch.allclose(compiled(x), model[0].up(x)))
 
 # %%
+# Other ways to be sparse
+# -----------------------
+# A *soft* layer has no mask: it projects its weight to 2:4 continuously (S-STE), which in our
+# trials cost the least loss.  ``feed_forward`` prunes activations instead; squared relu leaves
+# most of them zero.  :doc:`/how_to/training_recipes` says what each cost and gained.
+
+soft = st.SparseLinear.from_dense(torch.nn.Linear(64, 256), soft=True)
+down = torch.nn.Linear(256, 64)
+print(soft)
+y = st.feed_forward(x, soft.weight, down.weight, soft.bias, down.bias)
+y.sum().backward()
+print(soft(x).shape, y.shape, soft.weight.grad.shape)
+
+# %%
 # Hand over
 # ---------
 # ``desparsify`` puts ordinary layers back, their weights pruned for good.  Such a weight can be
