@@ -198,6 +198,8 @@ class HybridArray(SparseArray):
         ------
         ShapeError, DTypeError, DeviceError, ArgumentError
             If `b` or `out` do not fit, or `algorithm` cannot run.
+        UnsupportedError
+            If a graph is captured, the choice is cuBLAS, and no other path has been prepared.
 
         Notes
         -----
@@ -260,6 +262,10 @@ class HybridArray(SparseArray):
                 if found is None:
                     found = self._prepared[name] = make()
         return found
+
+    def is_prepared(self, name: str) -> bool:
+        """True if `prepared` has made this thing."""
+        return name in self._prepared
 
     # What it costs, and why
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit, _product
-from sparse24._errors import ArgumentError, DeviceError
+from sparse24._errors import ArgumentError, DeviceError, UnsupportedError
 from sparse24._hybrid_cost import line_of
 from sparse24._hybrid_layouts import layout, live_columns, stored_tiles
 from sparse24._records import PLAIN, Problem
@@ -30,6 +30,7 @@ TWO_FOUR_GAIN = ((64, 1.38), (128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over de
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
 GATHER_COLUMNS = 16
+NOT_CAPTURED = ("cublas", "compact")
 GATHER_BYTES = 4.15  # a non-zero, with padding
 
 
@@ -63,7 +64,8 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True) -> None:
 
 def _choose(h, n: int, algorithm: str) -> str:
     if algorithm == "auto":
-        return h.prepared(f"choice for {_hybrid_cost.bucket(n)}", lambda: _Choice(h, n)).path
+        path = h.prepared(f"choice for {_hybrid_cost.bucket(n)}", lambda: _Choice(h, n)).path
+        return _captured(h, n) if path in NOT_CAPTURED and _capturing() else path
     possible = predictions(h, n)
     if algorithm not in possible:
         listed = ", ".join(repr(name) for name in ("auto", *possible))
@@ -71,6 +73,24 @@ def _choose(h, n: int, algorithm: str) -> str:
             f"algorithm must be one of {listed} for this matrix and n = {n}, got {algorithm!r}"
         )
     return algorithm
+
+
+def _capturing() -> bool:
+    return _arrays.cupy_module().cuda.get_current_stream().is_capturing()
+
+
+def _captured(h, n: int) -> str:
+    """The best path that a graph can hold and whose layout exists already."""
+    times = {path: t for path, t in predictions(h, n).items() if path not in NOT_CAPTURED}
+    ready = [path for path in times if h.is_prepared(path)]
+    if not ready:
+        best = min(times, key=times.__getitem__)
+        raise UnsupportedError(
+            f"cuBLAS is predicted to be the fastest for n = {n}, and CuPy does not capture it into "
+            f"a graph; call H.matmul(b, algorithm={best!r}) once before the capture, and a capture "
+            "takes that path"
+        )
+    return min(ready, key=times.__getitem__)
 
 
 class _Choice:

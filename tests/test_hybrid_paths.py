@@ -9,6 +9,7 @@ import pytest
 
 from sparse24 import _hybrid_cost, _hybrid_dispatch, _hybrid_fit, families
 from sparse24._dtypes import lookup
+from sparse24._errors import UnsupportedError
 from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_overflow
 
@@ -125,6 +126,18 @@ def test_two_four_error_is_near_that_of_a_dense_product(rng):
     got = h.matmul(cupy.asarray(b), algorithm="two_four").get()
     dense = h.matmul(cupy.asarray(b), algorithm="cublas").get()
     assert np.linalg.norm(got - want) <= 2 * np.linalg.norm(dense - want)
+
+
+def test_a_capture_takes_what_is_prepared(monkeypatch):
+    times = {"cublas": 1.0, "stream": 3.0, "two_four": 2.0, "tiles": 9.0}
+    monkeypatch.setattr(_hybrid_dispatch, "predictions", lambda h, n: times)
+    h = hybrid(np.eye(3, dtype=np.float32))
+    with pytest.raises(UnsupportedError, match=r"algorithm='two_four'\) once before the capture"):
+        _hybrid_dispatch._captured(h, 64)
+    h.prepared("stream", h.copy)
+    assert _hybrid_dispatch._captured(h, 64) == "stream"
+    h.prepared("two_four", h.copy)
+    assert _hybrid_dispatch._captured(h, 64) == "two_four"
 
 
 @pytest.mark.gpu

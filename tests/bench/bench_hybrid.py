@@ -33,6 +33,7 @@ STEMS = (
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
 CHECKED_ROWS = 64
+ROTATED_COLUMNS = 256  # up to here products are bound by memory
 CUSPARSE_MOST = 64  # columns; beyond, cuSPARSE takes milliseconds
 
 
@@ -75,15 +76,16 @@ def error_of(out, w, b) -> float:
     return float(cp.linalg.norm(out[:CHECKED_ROWS] - want) / cp.linalg.norm(want))
 
 
-def twins(h: HybridArray, path: str, w) -> list[HybridArray]:
+def twins(h: HybridArray, path: str, n: int) -> list[HybridArray]:
     """Copies of the matrix whose layout of this path lies elsewhere in memory."""
-    if path not in ("stream", "gather", "rows"):
+    if n > ROTATED_COLUMNS:
         return [h]
     layout = h._prepared[path]
     found = []
     for _ in range(copies(layout.nbytes)):
         twin = HybridArray(h.tiles, h.nnz)
-        twin.prepared(path, layout.copy)
+        if hasattr(layout, "copy"):
+            twin.prepared(path, layout.copy)
         found.append(twin)
     return found
 
@@ -104,7 +106,7 @@ class Rivals:
 def contenders(h: HybridArray, rivals: Rivals, path: str, w, b, out) -> dict[str, Contender]:
     n = b.shape[1]
     right, target = to_torch(b), torch.empty(w.shape[0], n, dtype=torch.float16, device="cuda")
-    weights = rivals.dense if n <= 256 else rivals.dense[:1]
+    weights = rivals.dense if n <= ROTATED_COLUMNS else rivals.dense[:1]
     dense = [lambda x=x: torch.mm(x, right, out=target) for x in weights]
     found = {"cublas": Contender(dense, library="torch")}
     if n <= CUSPARSE_MOST:
@@ -112,7 +114,7 @@ def contenders(h: HybridArray, rivals: Rivals, path: str, w, b, out) -> dict[str
     if path == "cublas":
         found["ours"] = Contender(dense, library="torch")
         return found
-    turns = twins(h, path, w)
+    turns = twins(h, path, n)
     calls = [lambda t=t: t.matmul(b, out=out, algorithm=path) for t in turns]
     found["ours"] = Contender(calls)
     if path == "stream":
