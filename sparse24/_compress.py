@@ -18,6 +18,7 @@ def compress(
     x,
     *,
     pattern=(2, 4),
+    scores=None,
     mask=None,
     like=None,
     axis=-1,
@@ -36,6 +37,8 @@ def compress(
         sparse array of sparse24, SciPy or cupyx.
     pattern : (int, int), default (2, 4)
         Kept elements in a group.  Others than (2, 4) give an `NMArray`.
+    scores : array of real numbers, shape of `x`, optional
+        With ``on_excess="prune"``: keep the two of best score, not of largest magnitude.
     mask : array of bool, shape of `x`, optional
         The elements to keep, at most two in a group; all others are dropped.
     like : Sparse24Array, optional
@@ -91,19 +94,22 @@ groups; prune it first (sparse24.prune), or pass on_excess='prune'
         raise ArgumentError(f"check must be True, False or 'deferred', got {check!r}")
     if _check.pattern(pattern) != (2, 4):
         _only_24(like=like, transposable=transposable, keep_dense=keep_dense)
+        _only_24(scores=None if scores is None else ...)
         _only_24(check=check if check == "deferred" else None)
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign.stream_of(x):
         x, row = _prepared(x, dtype)
         dense = x.copy() if keep_dense else None
         if transposable:
-            _no_other_rule(mask=mask, like=like)
+            _no_other_rule(scores=scores, mask=mask, like=like)
             return _transposable(x, row, keep_dense)
         swap = _check_axis(axis, x.ndim) == -2
-        again = _like(x, row, like, swap) if mask is None and not keep_dense else None
+        if sum(chosen is not None for chosen in (scores, mask, like)) > 1:
+            raise ArgumentError("give one of scores=, mask= and like=, not two")
+        again = None if keep_dense else _like(x, row, like, swap)
         if again is not None:
             return again
-        rule, scores_or_mask = _rule(on_excess, check, mask, like, x)
+        rule, scores_or_mask = _rule(on_excess, scores, mask, like, x)
         if swap:
             x = x.swapaxes(-1, -2)
             scores_or_mask = None if scores_or_mask is None else scores_or_mask.swapaxes(-1, -2)
@@ -189,10 +195,14 @@ def _no_other_rule(**given) -> None:
             raise ArgumentError(f"transposable=True chooses the mask itself; drop {name}=")
 
 
-def _rule(on_excess, check, mask, like, x):
-    """Which elements stay: the name of the kernels' rule, and its mask."""
-    if mask is not None and like is not None:
-        raise ArgumentError("give mask= or like=, not both")
+def _rule(on_excess, scores, mask, like, x):
+    """Which elements stay: the name of the kernels' rule, and its scores or mask."""
+    if scores is not None:
+        if on_excess != "prune":
+            raise ArgumentError("scores= say what to prune; pass on_excess='prune' with them")
+        scores, _ = _foreign.take(scores, argument="scores")
+        _check.same_shape(scores.shape, x.shape, argument="scores", other="x")
+        return "scores", scores
     if like is not None:
         if not isinstance(like, Sparse24Array):
             raise ArgumentError(f"like must be a Sparse24Array, got {type(like).__name__}")
@@ -226,15 +236,19 @@ def checked_mask(mask, x):
     return mask
 
 
-def compress_rows(x, row, rule: str, mask=None) -> tuple[Compressed24, Any]:
-    """Record and check status of (..., m, k), groups along the last axis, on x's device."""
+def compress_rows(x, row, rule: str, chosen=None) -> tuple[Compressed24, Any]:
+    """Record and check status of (..., m, k), groups along the last axis, on x's device.
+
+    `chosen` holds the scores or the mask of the rules of these names.
+    """
+    given = {rule: chosen} if rule in ("scores", "mask") else {}
     if _arrays.is_cupy(x):
         from sparse24.kernels import compress as kernel
 
-        return kernel.launch(x, row, rule=rule, mask=mask)
+        return kernel.launch(x, row, rule=rule, **given)
     from sparse24.kernels import cpu
 
-    values, metadata, status = cpu.compress(x, rule, mask=mask)
+    values, metadata, status = cpu.compress(x, rule, **given)
     return Compressed24(values, metadata, None, x.shape, row), status
 
 

@@ -46,6 +46,21 @@ def test_like_takes_the_places_of_the_non_zeros(xp, rng, axis):
     assert again.axis == axis
 
 
+@pytest.mark.stem("compress")
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_scores_choose(xp, rng, axis):
+    x = rng.normal(size=(2, 12, 20)).astype(np.float32)
+    scores = rng.integers(-3, 4, x.shape)
+    a = s24.compress(xp.asarray(x), scores=xp.asarray(scores), on_excess="prune", axis=axis)
+    np.testing.assert_array_equal(to_numpy(a.toarray()), s24.prune(x, scores=scores, axis=axis))
+    with pytest.raises(s24.ArgumentError, match="pass on_excess='prune'"):
+        s24.compress(xp.asarray(x), scores=xp.asarray(scores))
+    with pytest.raises(s24.ArgumentError, match=r"needs pattern \(2, 4\)"):
+        s24.compress(x, scores=scores, on_excess="prune", pattern=(1, 4))
+    with pytest.raises(s24.ShapeError, match="scores must have the shape of x"):
+        s24.compress(x, scores=scores[0], on_excess="prune")
+
+
 def test_mask_and_like(rng):
     x = rng.normal(size=(6, 16)).astype(np.float32)
     mask = s24.random((6, 16), rng=1).mask()
@@ -58,7 +73,7 @@ def test_mask_and_like(rng):
         s24.compress(x, mask=mask[:3])
     with pytest.raises(s24.DTypeError, match="boolean"):
         s24.compress(x, mask=mask.astype(np.int8))
-    with pytest.raises(s24.ArgumentError, match="not both"):
+    with pytest.raises(s24.ArgumentError, match="not two"):
         s24.compress(x, mask=mask, like=a)
 
 
