@@ -57,7 +57,7 @@ def losses(record: dict) -> Rows:
         (
             names[run["name"]],
             f"{run['final_loss']:.4f}",
-            f"{run['against_dense']:+.1%}",
+            f"{run['against_dense']:+.1%}" if "against_dense" in run else "",
             f"{run['loss_curve'][len(run['loss_curve']) // 2]:.3f}",
             f"{run['ms_a_step']:.0f} ms",
         )
