@@ -83,6 +83,34 @@ def inspect(target: Target) -> tuple[str, dict[str, Resources]]:
     return code, found
 
 
+# D, A and the metadata of a sparse warpgroup instruction that takes A from registers.
+_RUNS = re.compile(r"HGMMA\.SP\.64x(\d+)x\S+ R(\d+), R(\d+), gdesc\S+ R\d+, R(\d+)")
+_WRITES = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*) R(\d+),")
+_STORES = ("ST", "LDGSTS", "R2UR", "ATOM", "RED")
+
+
+def overwritten(code: str) -> list[str]:
+    """Instructions that write a register which a running warpgroup instruction still uses.
+
+    Such an instruction uses its registers until it has been waited for, and the compiler
+    does not watch the metadata.  The code is read from top to bottom, whatever the branches.
+    """
+    running: set[int] = set()
+    found = []
+    for line in code.splitlines():
+        if "WARPGROUP.DEPBAR" in line:
+            running.clear()
+        elif started := _RUNS.search(line):
+            n, d, a, metadata = map(int, started.groups())
+            running |= {*range(d, d + n // 2), *range(a, a + 4), metadata}
+        elif (written := _WRITES.search(line)) and not written[1].startswith(_STORES):
+            wide = 4 if ".128" in written[1] else 2 if re.search("64|WIDE|CS2R", written[1]) else 1
+            first = int(written[2])
+            if running & set(range(first, first + wide)):
+                found.append(line.strip())
+    return found
+
+
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

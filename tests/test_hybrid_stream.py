@@ -130,3 +130,29 @@ def test_layout_is_smaller_than_dense(rng):
         layout = hybrid_stream.prepare(cupy.asarray(w), lookup("float16"), 1 - zeros)
         assert layout.nbytes < most * w.nbytes
     assert _arrays.is_cupy(layout.blob)
+
+
+CONFIGS = [
+    hybrid_stream.Config(1, 2, 1, 1, 640, 1, 3),
+    hybrid_stream.Config(2, 4, 1, 2, 256, 1, 2),
+    hybrid_stream.Config(2, 2, 2, 2, 128, 2, 3),
+    hybrid_stream.Config(1, 4, 4, 1, 128, 2, 2),
+    hybrid_stream.Config(3, 1, 8, 2, 256, 2, 2),
+    hybrid_stream.Config(2, 2, 1, 2, 384, 1, 2, wgmma=False),
+    hybrid_stream.Config(1, 2, 8, 1, 128, 2, 3, wgmma=False),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("family", ["iid", "row_skewed", "banded"])
+def test_every_way_of_cutting_up_is_exact(rng, config, family):
+    cupy = pytest.importorskip("cupy")
+    keep = families.make(family, (700, 1130), zeros=0.8, rng=rng) != 0
+    w = (keep * rng.integers(1, 4, keep.shape)).astype(np.float16)
+    b = rng.integers(-2, 3, (1130, 8 * config.tiles)).astype(np.float16)
+    layout = hybrid_stream.prepare(cupy.asarray(w), lookup("float16"), 0.2)
+    for balance in (True, False):
+        out = cupy.full((700, b.shape[1]), np.nan, np.float16)
+        hybrid_stream.product(layout, cupy.asarray(b), out, balance=balance, config=config)
+        np.testing.assert_array_equal(out.get(), (w.astype(np.int64) @ b).astype(np.float16))
