@@ -30,6 +30,7 @@ TWO_FOUR_GAIN = ((64, 1.38), (128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over de
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
 GATHER_COLUMNS = 16
+TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
 NOT_CAPTURED = ("cublas", "compact")
 GATHER_BYTES = 4.15  # a non-zero, with padding
 
@@ -218,9 +219,13 @@ def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:
 
 
 def _tile_time(h, n: int) -> float:
-    rates = _hybrid_cost.rates_for(h.tiles.dtype, h.device != "cpu")
-    work = stored_tiles(h) * _hybrid_cost.ELEMENTS * n
-    return h.tiles.nbytes / rates.bandwidth + work / rates.tiles
+    """Seconds tile by tile; on the GPU a block walks a band of tiles, 32 columns at a time."""
+    on_gpu = h.device != "cpu"
+    rates = _hybrid_cost.rates_for(h.tiles.dtype, on_gpu)
+    columns = -(-n // 32) * 32 if on_gpu else n
+    work = stored_tiles(h) * _hybrid_cost.ELEMENTS * columns
+    walk = h.tiles.grid[1] * TILE_SECONDS if on_gpu else 0.0
+    return max(walk, h.tiles.nbytes / rates.bandwidth + work / rates.tiles)
 
 
 def explain(h, n: int) -> dict:

@@ -78,7 +78,7 @@ def error_of(out, w, b) -> float:
 
 def twins(h: HybridArray, path: str, n: int) -> list[HybridArray]:
     """Copies of the matrix whose layout of this path lies elsewhere in memory."""
-    if n > ROTATED_COLUMNS:
+    if n > ROTATED_COLUMNS or path == "tiles":
         return [h]
     layout = h._prepared[path]
     found = []
