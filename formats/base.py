@@ -95,11 +95,15 @@ class SparseArray(ABC):
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        SciPy stores no 16-bit or 8-bit floats: these become float32 unless `dtype` says otherwise.
+        SciPy stores no 16-bit or 8-bit floats, and cupyx no int8 either: these become float32
+        unless `dtype` says otherwise.
         """
         from sparse24.formats import convert
 
-        return convert.to_csr(self.toarray(), dtype)
+        array: Any = self
+        if self._dtype.is_float8 and self.device != "cpu":  # its dense form there is bits
+            array = array.astype("float32")
+        return convert.to_csr(array.toarray(), dtype)
 
     def tocoo(self, dtype=None):
         """The matrix as `scipy.sparse.coo_array`; see `tocsr`."""

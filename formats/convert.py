@@ -9,8 +9,9 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._errors import ArgumentError
 
-# SciPy's sparse arrays take these; narrower floats go through float32.
+# What SciPy's and cupyx's sparse arrays take; other types go through float32.
 _SCIPY_KINDS = "biufc"
+_CUPYX_TYPES = ("bool", "float32", "float64", "complex64", "complex128")
 
 
 def densify(m: Any):
@@ -29,16 +30,21 @@ def to_csr(dense, dtype=None):
         raise ArgumentError(
             f"only a matrix converts to CSR, got {dense.ndim} axes; slice a batch first"
         )
-    if dtype is None and not _fits_scipy(dense.dtype):
+    on_gpu = _arrays.is_cupy(dense)
+    if dtype is None and not (_fits_cupyx if on_gpu else _fits_scipy)(dense.dtype):
         dtype = np.float32
     dense = dense if dtype is None else dense.astype(dtype)
-    if _arrays.is_cupy(dense):
+    if on_gpu:
         from cupyx.scipy import sparse as cupyx_sparse
 
         return cupyx_sparse.csr_matrix(dense)
     from scipy import sparse
 
     return sparse.csr_array(dense)
+
+
+def _fits_cupyx(dtype: np.dtype) -> bool:
+    return dtype.name in _CUPYX_TYPES
 
 
 def _fits_scipy(dtype: np.dtype) -> bool:

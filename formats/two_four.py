@@ -266,10 +266,14 @@ class Sparse24Array(SparseArray):
     # --- products -----------------------------------------------------------------------
 
     def _multiply(self, other, out=None, call=_fuse.PLAIN):
+        if isinstance(other, SparseArray):
+            call = call._replace(other_dtype=other.dtype)  # its dense form may be fp8 bits
         other = _dense_operand(other, self)
         return _product.multiply(self._operand, other, out, call, self._plans)
 
     def _multiply_from_left(self, other, out=None, call=_fuse.PLAIN):
+        if isinstance(other, SparseArray):
+            call = call._replace(other_dtype=other.dtype)
         other = _dense_operand(other, self)
         return _product.multiply_from_left(other, self._operand, out, call, self._plans)
 

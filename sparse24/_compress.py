@@ -10,7 +10,7 @@ from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _storage
 from sparse24._errors import ArgumentError, DTypeError, PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import convert
-from sparse24.formats.base import densified
+from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -88,6 +88,9 @@ groups; prune it first (sparse24.prune), or pass on_excess='prune'
     >>> s24.compress(w, on_excess="prune").toarray()
     array([[ 0., -3.,  2.,  0.,  0.,  0.,  0.,  4.]], dtype=float32)
     """
+    if isinstance(x, SparseArray) and x.dtype.name.startswith("float8"):
+        x = x if dtype is None else x.astype(dtype)  # type: ignore[attr-defined]
+        dtype = x.dtype  # the dense form may be bits
     x = densified(x)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     if check not in (True, False, "deferred"):

@@ -8,6 +8,7 @@ from sparse24 import _arrays, _check, _dispatch, _foreign, _planner, _product, _
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call, fuse
 from sparse24._planner import Candidate
+from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -101,7 +102,8 @@ def explained(
         return Explanation("dense", (), {}, reason)
     if not _arrays.is_cupy(other):
         return _explain_cpu(operand, other, algorithm)
-    named = b_dtype if isinstance(a, Sparse24Array) else a_dtype
+    named, given = (b_dtype, b) if isinstance(a, Sparse24Array) else (a_dtype, a)
+    named = given.dtype if isinstance(given, SparseArray) else named
     call = Call(dtype=dtype, epilogue=epilogue, other_dtype=named)
     problem = _problem(operand, other, call, out_order)
     device = other.device.id
@@ -116,10 +118,10 @@ def explained(
 def _as_left(a, b):
     """The product as sparse operand times dense operand, both with two axes or more."""
     if isinstance(a, Sparse24Array):
-        other = b.toarray() if isinstance(b, Sparse24Array) else _array(b, "b")
+        other = _array(densified(b), "b")
         operand, other = a._operand, other if other.ndim > 1 else other[:, None]
     elif isinstance(b, Sparse24Array):
-        other = _array(a, "a")
+        other = _array(densified(a), "a")
         other = other if other.ndim > 1 else other[None]
         if other.ndim > 2 and b.ndim == 2:
             other = other.reshape(-1, other.shape[-1])

@@ -82,8 +82,6 @@ def matmul(
     """
     if not isinstance(a, SparseArray) and not isinstance(b, SparseArray):
         a, b = _one_sparse(a, b, a_dtype, b_dtype)
-    if isinstance(a, SparseArray) and isinstance(b, SparseArray):
-        b = b.toarray()
     other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = PLAIN if call.is_plain else call

@@ -175,5 +175,5 @@ def _share(parts: list[tuple[float, float]]) -> float:
 
 def _host(array, name: str) -> np.ndarray:
     if isinstance(array, SparseArray):
-        array = array.toarray()
+        array = array.to_device("cpu").toarray()  # on a GPU fp8 would be bits
     return _arrays.to_numpy(_foreign.take(array, argument=name)[0])

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparse24 import _arrays, _spec
 from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
+from sparse24.formats.base import SparseArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +35,9 @@ def _axes(ax: Axes | None) -> Axes:
 
 def _dense_matrix(a: Any) -> np.ndarray:
     """A NumPy matrix of a NumPy, CuPy, SciPy or sparse24 array."""
-    dense = a.toarray() if hasattr(a, "toarray") else a
-    dense = _arrays.to_numpy(dense)
+    if isinstance(a, SparseArray):
+        a = a.to_device("cpu")  # on a GPU fp8 would be bits
+    dense = _arrays.to_numpy(a.toarray() if hasattr(a, "toarray") else a)
     if dense.ndim != 2:
         raise ShapeError(
             f"a must be a matrix with two axes, got shape {dense.shape}; pick one, such as a[0]"

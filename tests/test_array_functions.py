@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse
 
 import sparse24 as s24
+from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
 
 FORMATS = ("csr", "csc", "coo", "bsr", "lil", "dok", "dia")
@@ -202,16 +203,37 @@ def test_every_scipy_format(kind):
 
 @pytest.mark.gpu
 @pytest.mark.stem("compress", "decompress")
-@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "dia"])
 def test_every_cupyx_format(kind):
     from cupyx.scipy import sparse as cupyx_sparse
 
     dense = s24.random((8, 12), rng=0).toarray()
-    m = cupyx_sparse.csr_matrix(scipy.sparse.csr_matrix(dense)).asformat(kind)
-    a = s24.from_scipy(m)
+    on_cpu = scipy.sparse.csr_matrix(dense).asformat(kind)
+    a = s24.from_scipy(getattr(cupyx_sparse, f"{kind}_matrix")(on_cpu))
     assert a.device.startswith("cuda")
     np.testing.assert_array_equal(to_numpy(a.toarray()), dense)
     np.testing.assert_array_equal(a.tocsr().get().toarray(), dense)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((kind, name) for kind in ("2:4", "1:4") for name in _dtypes.NAMES),
+        *(("hybrid", name) for name in _dtypes.NAMES if not name.startswith("float8")),
+    ],
+)
+@pytest.mark.stem("compress", "decompress", "cast", "n_m", "hybrid_tiles")
+def test_every_type_becomes_csr(xp, kind, name):
+    a = s24.random((8, 12), dtype=name, rng=0)
+    if kind == "1:4":
+        a = s24.compress(a, pattern=(1, 4), on_excess="prune")
+    if kind == "hybrid":
+        a = s24.hybrid(a.toarray())
+    want = a.toarray().astype(np.float64)
+    m = (a if xp is np else a.to_device("cuda")).tocsr()
+    m = m if xp is np else m.get()
+    np.testing.assert_array_equal(m.toarray(), want)
+    assert m.nnz == a.nnz
 
 
 def test_scipy_matrices_beyond_24_are_sent_to_hybrid():

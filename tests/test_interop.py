@@ -12,6 +12,7 @@ import scipy.sparse
 from scipy.sparse import linalg
 
 import sparse24 as s24
+from sparse24._arrays import to_numpy
 
 
 @pytest.fixture
@@ -34,6 +35,19 @@ def test_scipy_operands(a):
 
 def test_two_sparse_operands(a):
     np.testing.assert_allclose(a.T @ a, a.toarray().T @ a.toarray())
+
+
+@pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma", "sparse_skinny", "decompress")
+@pytest.mark.parametrize("name", ["float16", "float8_e4m3fn"])
+def test_two_sparse_operands_of_any_type(xp, name):
+    a, b = (s24.random((16, 16), dtype=name, rng=seed) for seed in (0, 1))
+    want = a.toarray().astype(np.float64) @ b.toarray().astype(np.float64)
+    if xp is not np:
+        a, b = a.to_device("cuda"), b.to_device("cuda")
+    for got in (a @ b, s24.matmul(a, b)):
+        np.testing.assert_allclose(to_numpy(got).astype(np.float64), want, rtol=2e-2, atol=5e-2)
+    assert s24.explain(a, b).chosen
+    np.testing.assert_array_equal(to_numpy(s24.compress(a).values), to_numpy(a.values))
 
 
 def test_linear_operator(a, rng):
