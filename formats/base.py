@@ -15,8 +15,8 @@ from sparse24._errors import DTypeError, UnsupportedError
 class SparseArray(ABC):
     """Shape, sizes, conversions and products that all formats share.
 
-    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `toarray`, `copy`,
-    `to_device`, `_multiply`, `_multiply_from_left` and `_fields`.
+    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `toarray`, `mask`,
+    `astype`, `copy`, `to_device`, `_multiply`, `_multiply_from_left` and `_fields`.
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
@@ -48,6 +48,14 @@ class SparseArray(ABC):
     @abstractmethod
     def toarray(self, out=None):
         """The dense array, on the same device."""
+
+    @abstractmethod
+    def mask(self):
+        """Boolean array: the places of the elements that are not zero."""
+
+    @abstractmethod
+    def astype(self, dtype) -> Any:
+        """The same array with elements of another type."""
 
     @abstractmethod
     def copy(self) -> Any:

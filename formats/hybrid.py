@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _hybrid_cost, _hybrid_dispatch
+from sparse24 import _arrays, _check, _dtypes, _foreign, _hybrid_cost, _hybrid_dispatch, _storage
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
@@ -134,15 +134,22 @@ class HybridArray(SparseArray):
     def copy(self) -> HybridArray:
         return HybridArray(self._tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
 
-    def to_device(self, device: str) -> HybridArray:
-        """The matrix on ``"cpu"`` or ``"cuda"``; itself if it is there already."""
+    def to_device(self, device, /, *, stream=None) -> HybridArray:
+        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
             return self
-        if device == "cpu":
-            return HybridArray(self._tiles.to_numpy(), self.nnz, self.n_hint)
-        cupy = _arrays.cupy_module()
-        with cupy.cuda.Device(int(device.partition(":")[2] or 0)):
-            return HybridArray(self._tiles.map(cupy.asarray), self.nnz, self.n_hint)
+        mover = _storage.mover(device, stream)
+        return HybridArray(self._tiles.map(mover), self.nnz, self.n_hint)
+
+    def astype(self, dtype) -> HybridArray:
+        """The matrix with elements of another type, built anew."""
+        if _dtypes.lookup(dtype) is self._dtype:
+            return self
+        return HybridArray.build(self.toarray(), n_hint=self.n_hint, dtype=dtype)
+
+    def mask(self):
+        """Boolean array (m, k): the places of the elements that are not zero."""
+        return self.toarray().view(self._dtype.storage) != 0
 
     @property
     def T(self) -> HybridArray:

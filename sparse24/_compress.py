@@ -89,7 +89,7 @@ groups; prune it first (sparse24.prune), or pass on_excess='prune'
     array([[ 0., -3.,  2.,  0.,  0.,  0.,  0.,  4.]], dtype=float32)
     """
     if isinstance(x, SparseArray) and x.dtype.name.startswith("float8"):
-        x = x if dtype is None else x.astype(dtype)  # type: ignore[attr-defined]
+        x = x if dtype is None else x.astype(dtype)
         dtype = x.dtype  # the dense form may be bits
     x = densified(x)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")

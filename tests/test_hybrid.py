@@ -223,6 +223,18 @@ def test_operands_of_other_libraries(rng):
     np.testing.assert_allclose(turned, w.T, rtol=1e-5, atol=1e-5)
 
 
+def test_members_that_every_format_has(rng):
+    w = matrix(rng, (70, 80))
+    h = hybrid(w)
+    np.testing.assert_array_equal(h.mask(), w != 0)
+    half = h.astype("float16")
+    np.testing.assert_array_equal(half.toarray(), w.astype(np.float16))
+    assert h.astype("float32") is h
+    assert h.to_device("cpu") is h
+    with pytest.raises(ArgumentError, match="device must be"):
+        h.to_device("gpu")
+
+
 def test_out_must_be_writable_and_apart(rng):
     h, x = hybrid(matrix(rng, (64, 64))), np.ones((64, 64), np.float32)
     with pytest.raises(ArgumentError, match="out shares memory with b"):
