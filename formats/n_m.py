@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _product, _storage
-from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
+from sparse24 import _arrays, _check, _dtypes, _foreign, _storage
+from sparse24._errors import ArgumentError, PatternError
 from sparse24._records import Compressed24
-from sparse24.formats import n_m_parts, tensor_float
-from sparse24.formats.base import SparseArray, densified
+from sparse24.formats import n_m_parts, n_m_products, tensor_float
+from sparse24.formats.base import SparseArray
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -296,7 +296,8 @@ class NMArray(SparseArray):
 
         return Windows24.from_dense(self.toarray(), self._pattern, self._dtype, axis=self._axis)
 
-    def _embedded(self) -> Sparse24Array | None:
+    def embedded(self) -> Sparse24Array | None:
+        """What `to_24` gives, kept; None where the pattern does not embed."""
         if not n_m_parts.embeds_in_24(*self._pattern):
             return None
         if "24" not in self._cache:
@@ -304,12 +305,12 @@ class NMArray(SparseArray):
         return self._cache["24"]
 
     def _multiply(self, other):
-        sparse = self._embedded()
-        return self._dense_product(other, left=True) if sparse is None else sparse @ other
+        sparse = self.embedded()
+        return n_m_products.product(self, other, left=True) if sparse is None else sparse @ other
 
     def _multiply_from_left(self, other):
-        sparse = self._embedded()
-        return self._dense_product(other, left=False) if sparse is None else other @ sparse
+        sparse = self.embedded()
+        return n_m_products.product(self, other, left=False) if sparse is None else other @ sparse
 
     def multiply_tf32(self, other, *, left: bool = True):
         """``self @ other`` (or ``other @ self``) with both operands rounded to TF32.
@@ -333,41 +334,3 @@ class NMArray(SparseArray):
                 self._values, self._indices, self._rows_shape, self._axis
             )
         return self._cache["tf32"].product(other, left=left)
-
-    def _dense_product(self, other, *, left: bool):
-        """``self @ other`` or ``other @ self`` where the pattern does not embed."""
-        other = densified(other)
-        with _foreign.stream_of(other):
-            other, restore = _foreign.take(other, argument="b" if left else "a")
-            if _arrays.device_of(other) != self.device:
-                raise DeviceError(
-                    f"the array is on {self.device}, the other operand on "
-                    f"{_arrays.device_of(other)}; move one: A.to_device(...) or cupy.asarray(x)"
-                )
-            shapes = (self.shape, other.shape) if left else (other.shape, self.shape)
-            if not other.ndim or shapes[0][-1] != shapes[1][0 if len(shapes[1]) == 1 else -2]:
-                raise ShapeError(f"matmul: shapes {shapes[0]} @ {shapes[1]} do not fit")
-            own, its = _product.promote(self._dtype, _arrays.logical_dtype(other, argument="b"))
-            direct = self._direct_product(other, left) if own is its is self._dtype else None
-            if direct is not None:
-                return restore(direct)
-            dense = n_m_parts.widened(self.toarray(), self._dtype)
-            pair = (dense, n_m_parts.widened(other, its))
-            product = _arrays.namespace(dense).matmul(*(pair if left else pair[::-1]))
-            return restore(n_m_parts.narrowed(product, own.result))
-
-    def _direct_product(self, other, left: bool):
-        """The product of the stored elements on the CPU, where there is one; else None."""
-        along = self._axis == (-1 if left else -2)  # groups run along the contracted axis
-        if self.device != "cpu" or self.ndim != 2 or other.ndim > 2 or not along:
-            return None
-        b = other if left else other.T
-        matrix = b[:, None] if b.ndim == 1 else b
-        result = n_m_parts.multiply_on_cpu(
-            self._values, self._indices, self._pattern, self._rows_shape[1], matrix,
-            self._dtype.result,
-        )  # fmt: skip
-        if result is None:
-            return None
-        result = result[:, 0] if b.ndim == 1 else result
-        return result if left else result.T

@@ -82,6 +82,8 @@ def matmul(
     """
     if not isinstance(a, SparseArray) and not isinstance(b, SparseArray):
         a, b = _one_sparse(a, b, a_dtype, b_dtype)
+    if precision == "full":
+        a, b = _embedded(a), _embedded(b)
     other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = PLAIN if call.is_plain else call
@@ -94,6 +96,12 @@ def matmul(
     if isinstance(a, SparseArray) or isinstance(b, SparseArray):
         return _other_format(lambda: a @ b, out, call)
     return _dense(a, b, a_dtype, out, call)
+
+
+def _embedded(x):
+    """The 2:4 array in the place of an n:m array that is one, such as 1:4."""
+    array = x.embedded() if isinstance(x, NMArray) else None
+    return x if array is None else array
 
 
 def linear(x, A, bias=None, *, activation=None):

@@ -211,3 +211,15 @@ def test_refusals(rng):
         s24.compress(np.zeros(8, np.float32), pattern=(4, 8))
     with pytest.raises(s24.ArgumentError, match="slice rows"):
         array[::2]
+
+
+def test_patterns_that_embed_take_every_argument(rng):
+    w, x = rng.standard_normal((6, 16)).astype(np.float32), np.ones((3, 16), np.float32)
+    a = s24.compress(w, pattern=(1, 4), on_excess="prune")
+    bias, out = np.arange(6.0, dtype=np.float32), np.zeros((3, 6), np.float32)
+    want = np.maximum(x @ a.toarray().T + bias, 0)
+    got = s24.linear(x, a, bias, activation="relu")
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    e = s24.Epilogue(bias=bias, activation="relu")
+    assert s24.matmul(x, a.T, out, epilogue=e) is out
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
