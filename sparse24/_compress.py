@@ -83,7 +83,7 @@ def compress(
     >>> s24.compress(w)
     Traceback (most recent call last):
         ...
-    sparse24._errors.PatternError: x[0, 0:4] has more than 2 non-zeros, the first of 1 such \
+    sparse24.PatternError: x[0, 0:4] has more than 2 non-zeros, the first of 1 such \
 groups; prune it first (sparse24.prune), or pass on_excess='prune'
     >>> s24.compress(w, on_excess="prune").toarray()
     array([[ 0., -3.,  2.,  0.,  0.,  0.,  0.,  4.]], dtype=float32)

@@ -40,3 +40,8 @@ class UnsupportedError(Sparse24Error, NotImplementedError):
 
 class CompileError(Sparse24Error, RuntimeError):
     """A CUDA kernel that did not compile; carries the log and the options."""
+
+
+# As users import them, and as tracebacks should show them.
+for _error in (Sparse24Error, *Sparse24Error.__subclasses__()):
+    _error.__module__ = "sparse24"

@@ -62,7 +62,7 @@ def check_24(x, *, axis=-1):
     >>> s24.check_24(np.ones((3, 8)))
     Traceback (most recent call last):
         ...
-    sparse24._errors.PatternError: x[0, 0:4] has more than 2 non-zeros, as 6 of 6 groups have; \
+    sparse24.PatternError: x[0, 0:4] has more than 2 non-zeros, as 6 of 6 groups have; \
 prune it to 2:4 first (sparse24.prune)
     """
     first, count, (axis, moved) = _excess(x, axis)
