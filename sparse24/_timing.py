@@ -12,9 +12,9 @@ from typing import Any
 
 ROUNDS = 5
 SECONDS_PER_ROUND = 0.02
-# OpenBLAS's threads wait actively for their next product, 2**26 clock ticks by default, and
+# OpenBLAS's threads wait actively for their next product, some 0.1 s in yielded turns, and
 # would take the cores from a call that does not need them.
-BLAS_SETTLES = 0.04
+BLAS_SETTLES = 0.15
 
 
 def median_seconds(calls: list[Callable[[], Any]], *, on_gpu: bool) -> list[float]:

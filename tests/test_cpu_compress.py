@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -174,6 +175,20 @@ def test_laws(m, k, name, seed):
     positive_zeros = pruned.copy()
     positive_zeros[positive_zeros == 0] = 0
     same_bits(cpu_compress.decompress(values, metadata, k), positive_zeros)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs two cores whose threads can be placed",
+)
+def test_workers_keep_off_the_core_of_their_caller(monkeypatch):
+    monkeypatch.setattr(_numba, "threads", lambda: 2)
+    _numba.parallel(lambda i: None, 8)
+    _numba.parallel(lambda i: None, 8)  # by now there is a worker
+    places = _numba._places
+    assert places._barred in os.sched_getaffinity(0)
+    for worker in places._workers:
+        assert os.sched_getaffinity(worker) == os.sched_getaffinity(0) - {places._barred}
 
 
 def test_threads_share_the_pool(rng):
