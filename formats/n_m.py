@@ -6,7 +6,6 @@ from typing import Any
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _storage
 from sparse24._errors import ArgumentError, PatternError
-from sparse24._records import Compressed24
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
 from sparse24.formats.base import SparseArray
 from sparse24.formats.two_four import Sparse24Array
@@ -220,10 +219,9 @@ class NMArray(SparseArray):
         """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
             return self
-        shape = self._values.shape
-        record = Compressed24(self._values, self._indices, None, shape, self._dtype)
-        moved = _storage.move(record, _storage.mover(device, stream))
-        return self._with(values=moved.values, indices=moved.metadata)
+        mover = _storage.mover(device, stream)
+        values = _storage.move_values(self._values, self._dtype, mover)
+        return self._with(values=values, indices=mover(self._indices))
 
     def _fields(self):
         shape, row = self._rows_shape, self._dtype

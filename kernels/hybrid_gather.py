@@ -235,7 +235,9 @@ def _load(b, columns: int) -> int:
     row, column = (s // 2 for s in b.strides)
     if b.data.ptr % 16 or (column != 1 and b.shape[1] > 1):
         return 0
-    if columns <= 8 and b.shape[1] == columns and (row == columns or b.shape[0] == 1):
+    one_run = b.shape[1] == columns and (row == columns or b.shape[0] == 1)
+    # Else the last copy of 16 bytes would reach past the end of b.
+    if columns <= 8 and one_run and b.size % 8 == 0:
         return 2
     return int(columns >= 8 and b.shape[1] % 8 == 0 and row % 8 == 0)
 

@@ -83,8 +83,11 @@ def inspect(target: Target) -> tuple[str, dict[str, Resources]]:
     return code, found
 
 
-# D, A and the metadata of a sparse warpgroup instruction that takes A from registers.
-_RUNS = re.compile(r"HGMMA\.SP\.64x(\d+)x\S+ R(\d+), R(\d+), gdesc\S+ R\d+, R(\d+)")
+# D, A if it is in registers, and the metadata of a sparse warpgroup instruction.
+_RUNS = re.compile(
+    r"[HQI]GMMA\.SP\.64x(\d+)x\S+ R(\d+), (?:R(\d+), )?gdesc\S+ R\w+,(?: !?UPT,)? R(\d+)"
+)
+_WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d+)")
 _WRITES = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*) R(\d+),")
 _STORES = ("ST", "LDGSTS", "R2UR", "ATOM", "RED")
 
@@ -92,23 +95,32 @@ _STORES = ("ST", "LDGSTS", "R2UR", "ATOM", "RED")
 def overwritten(code: str) -> list[str]:
     """Instructions that write a register which a running warpgroup instruction still uses.
 
-    Such an instruction uses its registers until it has been waited for, and the compiler
-    does not watch the metadata.  The code is read from top to bottom, whatever the branches.
+    Such an instruction uses its registers until its group has been waited for, and the
+    compiler does not watch the metadata.  The code is read from top to bottom, whatever the
+    branches.
     """
-    running: set[int] = set()
+    groups: list[set[int]] = [set()]  # registers in use; the last group is not closed yet
     found = []
     for line in code.splitlines():
-        if "WARPGROUP.DEPBAR" in line:
-            running.clear()
+        if wait := _WAIT.search(line):
+            done = len(groups) - 1 - int(wait[1])
+            groups = groups[max(0, done) :]
         elif started := _RUNS.search(line):
-            n, d, a, metadata = map(int, started.groups())
-            running |= {*range(d, d + n // 2), *range(a, a + 4), metadata}
+            groups[-1] |= _registers(*started.groups())
+            if "gsb0" in line:
+                groups.append(set())
         elif (written := _WRITES.search(line)) and not written[1].startswith(_STORES):
             wide = 4 if ".128" in written[1] else 2 if re.search("64|WIDE|CS2R", written[1]) else 1
             first = int(written[2])
-            if running & set(range(first, first + wide)):
+            if any(group & set(range(first, first + wide)) for group in groups):
                 found.append(line.strip())
     return found
+
+
+def _registers(n: str, d: str, a: str | None, metadata: str) -> set[int]:
+    """Registers of an instruction with n columns."""
+    of_a = set() if a is None else set(range(int(a), int(a) + 4))
+    return {*range(int(d), int(d) + int(n) // 2), *of_a, int(metadata)}
 
 
 def _run(*command: str) -> str:

@@ -91,7 +91,7 @@ def problem_of(a: Operand24, b, out, epilogue: Epilogue, types, fast: bool = Tru
         batch=out.shape[0] if out.ndim == 3 else 1,
         dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
         b_order=order(b), out_order=order(out), a_batched=batched_a, b_batched=batched_b,
-        aligned=aligned(b) and aligned(out), plain=epilogue.is_plain,
+        aligned=aligned(b) and _ends_on_16_bytes(b) and aligned(out), plain=epilogue.is_plain,
         activation=epilogue.activation, fast_accumulation=fast,
         compute_capability=int(b.device.compute_capability),
     )  # fmt: skip
@@ -119,6 +119,12 @@ def aligned(x) -> bool:
     if order(x) == "column":
         return columns == 1 or x.strides[-1] % 16 == 0
     return rows == 1 or x.strides[-2] % 16 == 0
+
+
+def _ends_on_16_bytes(x) -> bool:
+    """False for a single line that the last copy of 16 bytes would read past the end of."""
+    rows, columns = x.shape[-2:]
+    return min(rows, columns) > 1 or max(rows, columns) * x.dtype.itemsize % 16 == 0
 
 
 def _refuse_overlap(name: str, target, a: Operand24, b) -> None:

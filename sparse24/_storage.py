@@ -138,18 +138,19 @@ def mover(device, stream=None):
     return to_cuda
 
 
+def move_values(values, row: DType, mover):
+    """Stored elements copied by `mover`; rows 16-byte aligned on a GPU."""
+    moved = mover(values.view(np.uint8) if row.is_float8 else values)
+    if _arrays.is_cupy(moved):
+        aligned = _arrays.empty_rows(_arrays.namespace(moved), moved.shape, moved.dtype)
+        aligned[...] = moved
+        return aligned
+    return np.ascontiguousarray(moved).view(row.logical) if row.is_float8 else moved
+
+
 def move(record: Compressed24, mover) -> Compressed24:
-    """The record with every array copied by `mover`; rows 16-byte aligned on a GPU."""
-    source = record.values
-    if record.dtype.is_float8:
-        source = source.view(np.uint8)
-    values = mover(source)
-    if _arrays.is_cupy(values):
-        aligned = _arrays.empty_rows(_arrays.namespace(values), values.shape, values.dtype)
-        aligned[...] = values
-        values = aligned
-    elif record.dtype.is_float8:
-        values = np.ascontiguousarray(values).view(record.dtype.logical)
+    """The record with every array copied by `mover`."""
+    values = move_values(record.values, record.dtype, mover)
     metadata = None if record.metadata is None else mover(record.metadata)
     packed = None if record.packed is None else mover(record.packed)
     return _native(Compressed24(values, metadata, packed, record.shape, record.dtype))

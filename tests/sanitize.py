@@ -14,7 +14,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -121,15 +123,31 @@ def run_part(name: str) -> None:
     print("ran", name, flush=True)
 
 
-def launch(part: str, tool: str | None, log: Path | None) -> int | None:
-    """Run a part in a process of its own, under a tool or not; the errors that it reports.
+@dataclass(frozen=True)
+class Outcome:
+    """What a tool said of a part."""
 
-    None if the part did not finish; then the end of what it said is printed.
+    errors: int | None  # None: the part did not finish
+    reports: dict[str, int]  # of those that were printed: what and in which kernel, how often
+
+
+def reports(text: str) -> dict[str, int]:
+    """The tool's reports by kind and kernel."""
+    access = re.findall(r"^=+ +(\S.*?)(?: of size \d+ bytes)?\n=+ +at ([\w:]+)", text, re.MULTILINE)
+    races = re.findall(r"^=+ +\w+: (Race reported between .*?)[+(].*? and .*? at ([\w:]+)", text,
+                       re.MULTILINE)  # fmt: skip
+    return dict(Counter(f"{what} in {kernel}" for what, kernel in (*access, *races)))
+
+
+def launch(part: str, tool: str | None, log: Path | None) -> Outcome:
+    """Run a part in a process of its own, under a tool or not.
+
+    If the part does not finish, the end of what it said is printed.
     """
     command = [sys.executable, __file__, "--run", part]
     if tool is not None:
         options = ["--racecheck-report", "analysis"] if tool == "racecheck" else []
-        command = [_program(), "--tool", tool, "--print-limit", "20", *options, *command]
+        command = [_program(), "--tool", tool, "--print-limit", "200", *options, *command]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if log is not None:
         (log / f"{tool}-{part.replace(', ', '-').replace(' ', '-')}.log").write_text(
@@ -138,8 +156,8 @@ def launch(part: str, tool: str | None, log: Path | None) -> int | None:
     summary = re.search(r"SUMMARY: (\d+) (?:errors?|hazards?)", done.stdout)
     if f"ran {part}" not in done.stdout or (tool is not None and summary is None):
         print(f"{tool}, {part}, did not finish: {done.stdout[-1000:]}{done.stderr[-1000:]}")
-        return None
-    return int(summary[1]) if summary else 0
+        return Outcome(None, reports(done.stdout))
+    return Outcome(int(summary[1]) if summary else 0, reports(done.stdout))
 
 
 def _program() -> str:
@@ -170,13 +188,18 @@ def main() -> None:
             for part in PARTS
         }
     errors: dict[str, dict[str, int | None]] = {tool: {} for tool in arguments.tools}
+    found: dict[str, dict[str, dict[str, int]]] = {tool: {} for tool in arguments.tools}
     for (tool, part), job in jobs.items():
-        errors[tool][part] = job.result()
-    print(errors)
+        outcome = job.result()
+        errors[tool][part] = outcome.errors
+        if outcome.reports:
+            found[tool][part] = outcome.reports
+            print(tool, part, outcome.errors, outcome.reports)
     record = {
         "header": _evidence.header(),
         "compute-sanitizer": _version(),
         "errors": errors,
+        "reports": found,
         "stems": {stem: loader.digest(stem) for stem in targets.stems()},
     }
     _evidence.write_json(arguments.out / "sanitizer.json", record)

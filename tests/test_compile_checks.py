@@ -39,25 +39,30 @@ def test_compiles_to_the_named_instruction_without_spills(target):
     for name, used in kernels.items():
         assert used.local == 0, f"{name} spills {used.local} bytes"
         assert used.stack == 0, f"{name} keeps {used.stack} bytes on a stack"
-
-
-STREAMED = [t for t in targets.targets() if t.stem == "hybrid_stream" and t.arch == "sm_90a"]
-
-
-@pytest.mark.parametrize("target", STREAMED, ids=_name)
-def test_running_products_keep_their_registers(target):
-    assert targets.overwritten(targets.inspect(target)[0]) == []
+    assert targets.overwritten(code) == []
 
 
 def test_an_overwritten_register_is_found():
     code = """
-        /*0010*/  HGMMA.SP.64x8x32.F32.BF16 R24, R48, gdesc[UR4].tnspB, R24, R54, 0x0 ;
+        /*0010*/  HGMMA.SP.64x8x32.F32.BF16 R24, R48, gdesc[UR4].tnspB, R24, R54, 0x0, gsb0 ;
         /*0020*/  @P0 LDS.64 R52, [R9] ;
         /*0030*/  LDS.64 R54, [R9+0x8] ;
         /*0040*/  WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
         /*0050*/  IMAD.MOV.U32 R54, RZ, RZ, R8 ;
     """
     assert targets.overwritten(code) == ["/*0030*/  LDS.64 R54, [R9+0x8] ;"]
+
+
+def test_a_group_in_flight_keeps_its_registers():
+    code = """
+        /*0010*/  HGMMA.SP.64x64x32.F32.BF16 R56, gdesc[UR24], RZ, !UPT, R92, 0x0, gsb0 ;
+        /*0020*/  QGMMA.SP.64x64x64.F32.E4M3.E4M3 R56, gdesc[UR28], R56, R93, gsb0 ;
+        /*0030*/  WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0040*/  LDS.64 R90, [R9] ;
+        /*0050*/  LDS R92, [R9] ;
+        /*0060*/  LDS R93, [R9] ;
+    """
+    assert targets.overwritten(code) == ["/*0060*/  LDS R93, [R9] ;"]
 
 
 def test_every_source_has_a_target():

@@ -125,16 +125,18 @@ def test_strides_special_values_and_repeats(rng):
 @pytest.mark.gpu
 def test_layout_is_smaller_than_dense(rng):
     cupy = pytest.importorskip("cupy")
-    for zeros, most in ((0.6, 0.78), (0.7, 0.66), (0.8, 0.48), (0.9, 0.34), (0.95, 0.24)):
+    for zeros in (0.6, 0.7, 0.8, 0.9, 0.95):
         w = families.make("iid", (512, 4096), zeros=zeros, dtype="float16", rng=rng)
         layout = hybrid_stream.prepare(cupy.asarray(w), lookup("float16"), 1 - zeros)
-        assert layout.nbytes < most * w.nbytes
+        assert layout.nbytes < 0.8 * w.nbytes
+        expected = hybrid_stream.expected_bytes(w.shape, 1 - zeros)
+        np.testing.assert_allclose(layout.nbytes, expected, rtol=0.05)
     assert _arrays.is_cupy(layout.blob)
 
 
 CONFIGS = [
     hybrid_stream.Config(1, 2, 1, 1, 640, 1, 3),
-    hybrid_stream.Config(2, 4, 1, 2, 256, 1, 2),
+    hybrid_stream.Config(2, 3, 1, 2, 256, 1, 2),
     hybrid_stream.Config(2, 2, 2, 2, 128, 2, 3),
     hybrid_stream.Config(1, 4, 4, 1, 128, 2, 2),
     hybrid_stream.Config(3, 1, 8, 2, 256, 2, 2),

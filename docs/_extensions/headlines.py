@@ -22,6 +22,7 @@ RIVALS = {
     "numpy_float32": "NumPy, dense",
     "best": "the best rival",
 }
+STALE = " †"  # beside figures of kernels that have changed since
 SIXTEEN = ("float16", "bfloat16")
 EIGHT = ("float8_e4m3fn", "int8")
 
@@ -35,12 +36,18 @@ class Headline:
     rival: str
     picks: Callable[[Case], bool]
 
-    def ratios(self, cases: list[Case]) -> list[float]:
+    def cases(self) -> list[Case]:
+        """The recorded cases that have the rival."""
+        suite = recorded.suites().get(self.suite, {"cases": []})
+        cases = [case for case in suite["cases"] if case.get("rivals") and self.picks(case)]
+        return [case for case in cases if self.rival in ("best", *case["rivals"])]
+
+    def ratios(self) -> list[float]:
         """How many times faster than the rival each case is."""
-        cases = [case for case in cases if self.picks(case)]
+        cases = self.cases()
         if self.rival != "best":
             return recorded.ratios(cases, self.rival)
-        return [min(c["rivals"].values()) / c["ours_us"] for c in cases if c.get("rivals")]
+        return [min(case["rivals"].values()) / case["ours_us"] for case in cases]
 
 
 def _few(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
@@ -97,15 +104,15 @@ HEADLINES = (
 
 def rows() -> list[str]:
     """Lines of the README's table; kinds of work without a recorded case have none."""
-    suites = recorded.suites()
     lines = []
     for headline in HEADLINES:
-        found = headline.ratios(suites.get(headline.suite, {"cases": []})["cases"])
+        found = headline.ratios()
         if found:
             mean = recorded.number(statistics.geometric_mean(found))
+            mark = STALE if any(map(recorded.is_stale, headline.cases())) else ""
             span = f"{recorded.number(min(found))} – {recorded.number(max(found))}"
             rival = RIVALS[headline.rival]
-            lines.append(f"| {headline.title} | {rival} | **{mean}x** | {span} | {len(found)} |")
+            lines.append(f"| {headline.title} | {rival} | **{mean}x**{mark} | {span} | {len(found)} |")
     return lines
 
 
