@@ -111,8 +111,8 @@ def rows() -> list[str]:
             mean = recorded.number(statistics.geometric_mean(found))
             mark = STALE if any(map(recorded.is_stale, headline.cases())) else ""
             span = f"{recorded.number(min(found))} – {recorded.number(max(found))}"
-            rival = RIVALS[headline.rival]
-            lines.append(f"| {headline.title} | {rival} | **{mean}x**{mark} | {span} | {len(found)} |")
+            figure = f"**{mean}x**{mark} | {span} | {len(found)}"
+            lines.append(f"| {headline.title} | {RIVALS[headline.rival]} | {figure} |")
     return lines
 
 
