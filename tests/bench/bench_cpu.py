@@ -3,8 +3,9 @@
 Contenders are checked first, then called in turn.  The figure is the fastest round: on a
 machine that others use too, every disturbance makes a round longer.  With one thread it is
 the thread's own CPU time, otherwise the time on the wall, which means little on a busy machine:
-record that with ``--threads 1``.  With several threads every call comes after a pause, in which
-those of OpenBLAS stop to wait actively for the next product.
+record that with ``--threads 1``.  With several threads every turn begins with a pause, in which
+those of OpenBLAS stop to wait actively for the next product, and a call that is not timed and
+wakes the contender's own.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ MATRIX = (4096, 4096)
 def rounds(
     contenders: dict[str, Callable[[], object]], clock, pause: float
 ) -> dict[str, list[float]]:
-    """Microseconds of every round of every contender, each called in turn after a pause."""
+    """Microseconds of every round of every contender, each called in turn."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for call in contenders.values():
         call()
     for _ in range(ROUNDS):
         for name, call in contenders.items():
-            time.sleep(pause)
+            if pause:
+                time.sleep(pause)
+                call()
             start = clock()
             call()
             times[name].append(1e6 * (clock() - start))
