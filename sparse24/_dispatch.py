@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from sparse24 import _arrays, _autotune, _check, _planner, _storage
+from sparse24 import _arrays, _autotune, _check, _foreign, _planner, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._fuse import Call
@@ -48,6 +48,7 @@ def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launche
         return None
     problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
     launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
+    _foreign.make_current()
     launched.launcher(*launched[1:])
     if not _arrays.shares_memory(flat_out, out):
         out[...] = flat_out.reshape(out.shape)

@@ -178,7 +178,7 @@ _thread = threading.local()
 
 
 def make_current() -> None:
-    """Give this thread a context: the driver wants one, torch's own threads may have none."""
+    """Give this thread a context: launches by the driver want one, and a new thread has none."""
     if not getattr(_thread, "has_context", False):
         runtime = _arrays.cupy_module().cuda.runtime
         runtime.setDevice(runtime.getDevice())

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _autotune, _tuning_cache
+from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
@@ -139,6 +139,7 @@ class Ready:
         launch = self._launches.get(key)
         if launch is None:
             launch = self._lay_out(*key)
+        _foreign.make_current()
         launch(key[2])
         return result
 

@@ -1,5 +1,7 @@
 """Calls like an earlier one: prepared once, right for new addresses, contents and streams."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,20 @@ def test_the_same_call_again_lays_out_nothing(rng, monkeypatch, n):
     first = to_numpy(a @ x)
     assert laid_out.count == 0
     np.testing.assert_array_equal(first, to_numpy(s24.matmul(a, x)))
+
+
+@gpu
+@on_gpu
+@pytest.mark.parametrize("n", [4, 300])
+def test_new_threads(rng, n):
+    a, x = layer(rng), tokens(rng, n, 512)
+    with ThreadPoolExecutor(1) as pool:  # the first call is of another thread
+        first = pool.submit(lambda: to_numpy(x @ a.T)).result()
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(lambda: to_numpy(x @ a.T)).result()
+        np.testing.assert_array_equal(again, first)
+    np.testing.assert_array_equal(to_numpy(x @ a.T), first)
 
 
 @gpu
