@@ -46,10 +46,6 @@ class Compressed24:
     def k(self) -> int:
         return self.shape[-1]
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.shape[:-2]
-
 
 @dataclass(frozen=True, slots=True)
 class Operand24:

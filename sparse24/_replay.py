@@ -183,7 +183,11 @@ def remember(plans: dict, key: tuple, launched: Launched, x: Any, result: Any, c
     if _arrays.is_cupy(result):
         allocate = functools.partial(_arrays.cupy_module().empty, result.shape, result.dtype)
     else:
-        allocate = functools.partial(result.new_empty, tuple(result.shape))
+        import torch
+
+        # Not `result.new_empty`, which would keep this result alive.
+        kind = {"dtype": result.dtype, "device": result.device}
+        allocate = functools.partial(torch.empty, tuple(result.shape), **kind)
     if isinstance(launched.launcher, Launcher):
         if _addresses_are_the_callers(launched, x, result, call):
             plans[key] = Ready(launched, allocate)

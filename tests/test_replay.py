@@ -1,5 +1,6 @@
 """Calls like an earlier one: prepared once, right for new addresses, contents and streams."""
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -175,6 +176,9 @@ def test_torch_tensors(rng, n):
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             np.testing.assert_array_equal(to_numpy(x @ a.T), want)
+    other = layer(rng)
+    first = weakref.ref(x @ other.T)
+    assert first() is None  # what the array remembers keeps no result alive
 
 
 @gpu
