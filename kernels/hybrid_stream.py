@@ -99,13 +99,15 @@ def expected_bytes(shape, density: float) -> float:
     """Size of the layout of a matrix whose zeros fall by chance."""
     d = density
     counts = [(1 - d) ** 4, 4 * d * (1 - d) ** 3, 6 * d * d * (1 - d) ** 2]
-    single = 0.75 * counts[1]
-    words = 0.25 * counts[1] + counts[2] + 2 * max(0.0, 1 - sum(counts))
+    halves = 0.75 * counts[1]
+    one, two = 0.25 * counts[1] + counts[2], max(0.0, 1 - sum(counts))  # words
     quads = span_for(density) / 8  # of a lane, in a chunk
-    rows = quads * (words + single / 2)
-    spread = 2.07 * (quads * (words + single / 4)) ** 0.5  # the fullest of 32 lanes
-    return shape[0] * shape[1] * (384 / 2048 + (rows + spread) * 128 / (16 * span_for(density)))
-
+    mean = one + 2 * two + halves / 2
+    unequal = quads * halves * (1 - halves)  # variance of low halves less high ones
+    variance = quads * (one + 4 * two + halves / 4 - mean**2) + unequal * (0.25 - 0.5 / np.pi)
+    fullest = 2.07 * np.sqrt(variance)  # of 32 lanes, above the mean
+    rows = quads * mean + np.sqrt(unequal / (2 * np.pi)) + fullest
+    return float(shape[0] * shape[1] * (384 / 2048 + rows * 128 / (16 * span_for(density))))
 
 def prepare(dense, dtype: DType, density: float) -> StreamLayout:
     """Pack a dense (m, k) CuPy matrix with contiguous rows; waits for the counts."""
