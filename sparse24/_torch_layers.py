@@ -13,7 +13,7 @@ from sparse24._errors import ArgumentError, ShapeError
 from sparse24._obeys import is_24
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
-from sparse24._torch_linear import MODES, Projected, autocast, linear
+from sparse24._torch_linear import MODES, autocast, linear, projected
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
@@ -116,7 +116,7 @@ class SparseLinear(torch.nn.Linear):
 
     def _latent(self) -> Tensor:
         """The weight before pruning; of a soft layer its projection, which obeys 2:4 already."""
-        return self.weight if self.scale is None else Projected.apply(self.weight, self.scale)
+        return self.weight if self.scale is None else projected(self.weight, self.scale)
 
     def current_mask(self) -> Tensor:
         """The mask that a forward pass would use now."""

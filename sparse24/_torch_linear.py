@@ -64,19 +64,37 @@ def linear(
     if sparse == "activation":
         y = ActivationLinear.apply(rows, weight, bias, rule)
     elif sparse == "masked":
-        y = torch.nn.functional.linear(rows, _Masked.apply(weight, mask, rule), bias)
+        y = torch.nn.functional.linear(rows, masked(weight, mask, rule), bias)
     else:
         y = WeightLinear.apply(rows, weight, bias, mask, rule, clock)
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
-class _Masked(torch.autograd.Function):
+def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     """``weight * mask`` with the rule's gradient; any mask."""
+    if mask is None:
+        return weight
+    if rule.decay:
+        return _Decayed.apply(weight, mask, rule)
+    kept = torch.where(mask, weight, 0.0)
+    return _straight(kept, weight) if rule.straight else kept
+
+
+def _straight(value: Tensor, weight: Tensor) -> Tensor:
+    """`value`, whose gradient passes to `weight` unchanged.
+
+    The sum adds exact zeros.  Not an autograd.Function that returns its incoming gradient: within
+    ``torch.compile``, torch 2.11 loses that gradient.
+    """
+    return value.detach() + (weight - weight.detach())
+
+
+class _Decayed(torch.autograd.Function):
+    """``weight * mask``; pruned weights also decay, as in SR-STE."""
 
     @staticmethod
     def forward(ctx, weight, mask, rule: Rule):
         ctx.rule = rule
-        mask = torch.ones_like(weight, dtype=torch.bool) if mask is None else mask
         ctx.save_for_backward(weight, mask)
         return torch.where(mask, weight, 0.0)
 
@@ -84,8 +102,7 @@ class _Masked(torch.autograd.Function):
     def backward(ctx, dw):
         weight, mask = ctx.saved_tensors
         dw = dw if ctx.rule.straight else dw * mask
-        decay = ctx.rule.decay
-        return (dw if decay == 0.0 else dw + decay * (weight * ~mask)), None, None
+        return dw + ctx.rule.decay * (weight * ~mask), None, None
 
 
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None):
@@ -98,24 +115,17 @@ def autocast(x: Tensor, weight: Tensor, bias: Tensor | None):
     return cast(x), cast(weight), cast(bias)
 
 
-class Projected(torch.autograd.Function):
+def projected(weight: Tensor, scale: Tensor) -> Tensor:
     """S-STE's continuous projection of a weight (m, k) to 2:4; its gradient passes straight.
 
     The same as ``scale * schedule.soft_threshold_24(weight)``, in operations that
     ``torch.compile`` fuses.
     """
-
-    @staticmethod
-    def forward(ctx, weight, scale):
-        k = weight.shape[-1]
-        groups = torch.nn.functional.pad(weight, (0, -k % 4)).unflatten(-1, (-1, 4))
-        size = groups.abs()
-        a, b, c, d = size.unbind(-1)
-        least = torch.maximum(torch.minimum(a, b), torch.minimum(c, d))
-        threshold = torch.minimum(least, torch.minimum(torch.maximum(a, b), torch.maximum(c, d)))
-        shrunk = scale * groups.sign() * (size - threshold[..., None]).clamp_min(0)
-        return shrunk.to(weight.dtype).flatten(-2)[..., :k].contiguous()
-
-    @staticmethod
-    def backward(ctx, dw):
-        return dw, None
+    k = weight.shape[-1]
+    groups = torch.nn.functional.pad(weight.detach(), (0, -k % 4)).unflatten(-1, (-1, 4))
+    size = groups.abs()
+    a, b, c, d = size.unbind(-1)
+    least = torch.maximum(torch.minimum(a, b), torch.minimum(c, d))
+    threshold = torch.minimum(least, torch.minimum(torch.maximum(a, b), torch.maximum(c, d)))
+    shrunk = scale * groups.sign() * (size - threshold[..., None]).clamp_min(0)
+    return _straight(shrunk.to(weight.dtype).flatten(-2)[..., :k].contiguous(), weight)

@@ -159,7 +159,7 @@ def test_transition_and_optimizer_slots():
     weight = np.arange(1.0, 5.0)
     assert S.transition(weight, old, new, grown="zero").tolist() == [1, 2, 0, 4]
     assert S.transition(weight, old, new).tolist() == [1, 2, 3, 4]
-    slots = {"exp_avg": np.ones(4), "step": 7}
+    slots = {"exp_avg": np.ones(4), "exp_avg_sq": np.ones(4), "step": 7}
     for policy, want in {
         "keep": [1, 1, 1, 1],
         "zero_dropped": [1, 0, 1, 1],
@@ -168,4 +168,5 @@ def test_transition_and_optimizer_slots():
     }.items():
         after = S.mask_slots(slots, old, new, policy=policy)
         assert after["exp_avg"].tolist() == want
+        assert after["exp_avg_sq"].tolist() == [1, 1, 1, 1]
         assert after["step"] == 7

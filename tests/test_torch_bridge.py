@@ -268,11 +268,23 @@ def test_autocast(device):
     torch.testing.assert_close(y.float(), want, rtol=3e-2, atol=3e-2)
 
 
-@pytest.mark.parametrize("rule", [{"transposable": True, "gradient": "24dense"}, {"soft": True}])
-def test_compiles_without_graph_breaks(rule):
-    net = st.sparsify(model(), {"*": rule})
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"transposable": True, "gradient": "24dense"},
+        {"soft": True},
+        {"sparse": "masked"},
+        {"sparse": "masked", "decay": 1e-3},
+        {"sparse": "activation"},
+    ],
+)
+def test_compiles_without_graph_breaks(rule, device):
+    net = st.sparsify(model().to(device), {"*": rule})
+    if rule.get("sparse") == "masked":
+        for layer in st.sparse_layers(net).values():
+            layer.set_mask(torch.rand_like(layer.weight) < 0.5)
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
-    x = torch.randn(8, 32, requires_grad=True)
+    x = torch.randn(8, 32, device=device, requires_grad=True)
     for _ in range(2):
         y = compiled(x)
         torch.testing.assert_close(y, net(x), **CLOSE)

@@ -1,7 +1,8 @@
 """A language model trained dense, with 2:4 weights, and with 2:4 activations: loss by step.
 
-The weights of the feed-forward layers are 2:4 in two ways, by S-STE's continuous projection and by
-masks of 4x4 tiles, and dense for the last tenth of the steps.
+The weights of the feed-forward layers are 2:4 in two ways, by magnitude at every step and by masks
+of 4x4 tiles (transposable), and dense for the last tenth of the steps.  The rate is constant and
+falls over that last tenth, in all runs.
 
 All runs start from the same weights and see the same batches of bytes.  The text is the
 documentation and source of installed packages; the record names them and carries its hash.
@@ -46,6 +47,7 @@ class Plan:
     steps: int = 1000
     rate: float = 6e-4
     corpus: int = 64 << 20  # bytes at most
+    schedule: str = "warm-up over a twentieth, constant, linear to zero over the last tenth"
 
 
 TINY = Plan(width=32, heads=2, layers=2, length=32, batch=4, steps=40, rate=3e-3, corpus=1 << 20)
@@ -97,7 +99,7 @@ def scheduler(plan: Plan) -> S.MaskScheduler:
 def prepared(model, kind: str, plan: Plan):
     """The model of one run, and its scheduler if it has one."""
     if kind == "weights":
-        st.sparsify(model, {"*.ffn.*": {"soft": True}})
+        st.sparsify(model, {"*.ffn.*": {}})
     if kind == "masks":
         st.sparsify(model, {"*.ffn.*": {"transposable": True, "decay": 2.5e-4}})
         return model, scheduler(plan)
@@ -121,12 +123,9 @@ def loss_of(model, tokens):
 
 
 def rate(step: int, plan: Plan) -> float:
-    """Linear warm-up over a twentieth, then a cosine to a tenth."""
-    warm = max(1, plan.steps // 20)
-    if step < warm:
-        return plan.rate * (step + 1) / warm
-    progress = (step - warm) / max(1, plan.steps - warm)
-    return plan.rate * (0.55 + 0.45 * np.cos(np.pi * progress))
+    """Linear warm-up over a twentieth, constant, and down to zero over the last tenth."""
+    warm, cool = max(1, plan.steps // 20), max(1, plan.steps // 10)
+    return plan.rate * min(1.0, (step + 1) / warm, (plan.steps - step) / cool)
 
 
 def train(kind: str, text: np.ndarray, plan: Plan, device: str) -> dict:
