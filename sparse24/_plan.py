@@ -11,8 +11,7 @@ import numpy as np
 from sparse24 import _arrays, _autotune, _check, _dtypes, _foreign, _product, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
-from sparse24._fuse import Call
-from sparse24._matmul import matmul
+from sparse24._fuse import PLAIN, Call
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -31,7 +30,8 @@ class MatmulPlan:
 
     def __init__(self, a: Sparse24Array, b, out_order: str, options: dict):
         self._a = a
-        self._options = options
+        call = Call(**options)
+        self._call = PLAIN if call.is_plain else call
         self._out_order = out_order
         self.explanation = explained(a, b, out_order=out_order, **options)
         self.candidates = self.explanation.candidates
@@ -41,7 +41,7 @@ class MatmulPlan:
     def execute(self, b, out=None):
         """Multiply; `b` has the shape, dtype, order and alignment that the plan was made for.
 
-        Another `b` is multiplied too, through `matmul`.  Enqueues on CuPy's current stream
+        Another `b` is multiplied too, as by `matmul`.  Enqueues on CuPy's current stream
         and does not wait.
 
         Parameters
@@ -54,8 +54,8 @@ class MatmulPlan:
         array, shape (m, n)
         """
         if out is None and self._out_order == "column":
-            out = _column_result(self._a, b, self._options["dtype"])
-        return matmul(self._a, b, out, **self._options)
+            out = _column_result(self._a, b, self._call.dtype)
+        return self._a._multiply(b, out, self._call)
 
     def __repr__(self) -> str:
         return f"<MatmulPlan: {self.chosen}, {len(self.candidates)} candidates>"
