@@ -107,8 +107,8 @@ class Sparse24Array(SparseArray):
     def nbytes(self) -> int:
         """Bytes of all arrays that are held: both orientations, kept dense and converted ones."""
         records = (self._operand.rows, self._operand.columns)
-        arrays = [x for r in records if r is not None for x in (r.values, r.metadata, r.packed)]
-        arrays += [self._operand.dense, *self._cache.values()]
+        arrays = [self._operand.dense, *self._cache.values()]
+        arrays += [x for record in records if record for x in _storage.arrays(record)]
         return sum(x.nbytes for x in arrays if x is not None)
 
     @property

@@ -350,6 +350,36 @@ def transpose(b: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(b.swapaxes(-1, -2)).swapaxes(-1, -2)
 
 
+def split_bfloat16(x: np.ndarray) -> list[np.ndarray]:
+    """Three float32 arrays of eight significant bits each that sum to float32 `x`, largest first.
+
+    Cut off, not rounded, so they have the sign of `x`.  An infinity or a NaN is its own first
+    piece.  The sum is exact down to 2**-110; below, bits under 2**-133 are lost.
+    """
+    pieces = []
+    finite = np.isfinite(x)
+    rest = np.where(finite, x, np.float32(0))
+    for _ in range(3):
+        piece = (rest.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        pieces.append(piece)
+        rest = rest - piece
+    pieces[0] = np.where(finite, pieces[0], x)
+    return pieces
+
+
+def split_sections(x: np.ndarray, *, dense: bool) -> list[np.ndarray]:
+    """The pieces of one operand in the order of the six sections of ``sparse_split``.
+
+    Summed over the sections, the products of the sparse operand's pieces and the dense one's
+    make ``p1 q3 + p3 q1 + p2 q2 + p1 q2 + p2 q1 + p1 q1``.  What is not finite is in the last.
+    """
+    pieces = split_bfloat16(x)
+    order = (2, 0, 1, 1, 0, 0) if dense else (0, 2, 1, 0, 1, 0)
+    finite = np.isfinite(x)
+    sections = [np.where(finite, pieces[i], np.float32(0)) for i in order]
+    return [*sections[:-1], pieces[0]]
+
+
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The exact product of decompressed `a` and `b`, in float64 (int64 for integers)."""
     if a.dtype.kind in "iu":

@@ -33,17 +33,20 @@ def visit(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: in
 
 
 def measure(
-    a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: int, *, most: int = 0
-) -> dict:
+    a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: int, *,
+    most: int = 0, kernels: tuple[str, ...] = (),
+) -> dict:  # fmt: skip
     """Seconds of every correct candidate within reach of the best prediction, by name.
 
-    With `most`, of no more configurations of a kernel than that.
+    With `most`, of no more configurations of a kernel than that; with `kernels`, of these.
     """
     dense = a.dense is not None
     ranked = _planner.candidates(problem, device, dense=dense)
-    ranked = [c for c in ranked if c.refusal is None]
+    ranked = [c for c in ranked if c.refusal is None and (not kernels or c.kernel in kernels)]
     if most:
         ranked = [c for i, c in enumerate(ranked) if _before(ranked[:i], c.kernel) < most]
+    if not ranked:
+        return {}
     limit = MEASURE_WITHIN * ranked[0].seconds
     wanted = _reference(a, b, out, epilogue, problem, device)
     assert a.rows is not None  # the caller has looked

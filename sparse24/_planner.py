@@ -20,7 +20,9 @@ from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._records import Compressed24, Epilogue, Problem
 from sparse24.kernels import epilogue as _epilogue
 
-SPARSE_KERNELS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
+SPARSE_KERNELS = (
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_split", "sparse_fma"
+)  # fmt: skip
 DENSE_KERNEL = "dense"
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the one that reads the metadata of 1:2
 

@@ -30,6 +30,8 @@ class Compressed24:
         Logical shape (..., m, k).
     dtype : DType
         Logical element type.
+    derived : dict
+        Other layouts of the same elements, made by kernels that need them (``kernels/pieces.py``).
     """
 
     values: Any
@@ -37,6 +39,7 @@ class Compressed24:
     packed: Any
     shape: tuple[int, ...]
     dtype: DType
+    derived: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
     def m(self) -> int:

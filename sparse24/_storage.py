@@ -45,6 +45,13 @@ def with_packed(record: Compressed24) -> Compressed24:
     return Compressed24(record.values, record.metadata, packed(record), record.shape, record.dtype)
 
 
+def arrays(record: Compressed24) -> tuple[Any, ...]:
+    """All arrays that a record holds, in other layouts too; None for what is not there."""
+    from sparse24.kernels import pieces
+
+    return (record.values, record.metadata, record.packed, *pieces.kept(record))
+
+
 def decompress(record: Compressed24, out=None):
     """Dense array (..., m, k) of a record; written to `out` if given."""
     if _arrays.is_cupy(record.values):

@@ -55,7 +55,11 @@ def test_nothing_takes_less_than_a_launch(h200):
 def test_float32_with_few_columns_has_a_kernel_of_its_own(h200):
     few = _planner.choose(problem(n=4, dtype="float32"), 0, dense=False)
     assert few.kernel == "sparse_matvec"
-    assert _planner.choose(problem(dtype="float32"), 0, dense=False).kernel == "sparse_fma"
+    many = problem(dtype="float32")
+    assert _planner.choose(many, 0, dense=False).kernel == "sparse_split"
+    assert _planner.choose(many, 0, dense=True).kernel == "sparse_split"
+    older = problem(dtype="float32", compute_capability=80)
+    assert _planner.choose(older, 0, dense=False).kernel == "sparse_fma"
 
 
 def test_large_products_run_on_the_tensor_cores(h200):
@@ -185,7 +189,7 @@ def test_calibration_scales_every_kernel_that_it_measured(tmp_path, monkeypatch)
     for _ in range(2):
         fitted = s24.tuning.calibrate()
         assert fitted["bandwidth"] > 1e11
-        assert {"dense", "sparse_fma"} < fitted.keys()
+        assert {"dense", "sparse_fma", "sparse_matvec"} < fitted.keys()
         assert all(0.1 < fitted[name] < 10 for name in fitted if name != "bandwidth")
 
 

@@ -1,0 +1,91 @@
+// sparse_split: the bfloat16 pieces of a float32 matrix, arranged in six sections for one long product.
+//
+//   x    [batch, lines, length]       float32, any strides                         (read)
+//   out  [batch, lines_out, 6 sections, length_out]  bfloat16 bits; the sections of a line lie
+//        `out_section` elements apart, be it within the line or behind all lines    (written)
+//
+// x = p1 + p2 + p3: each piece holds the next eight significant bits, so nothing is rounded, nothing overflows
+// and all have the sign of x.  SIDE 0 (the sparse operand) and 1 (the dense one) put the pieces into
+// the sections so that a product along all of them sums p1 q3, p3 q1, p2 q2, p1 q2, p2 q1 and p1 q1, small
+// terms first.  An infinity or a NaN stands in the last section alone: there it meets the leading piece
+// of the other operand, elsewhere it would meet zeros.  What lies outside x is zero.
+//
+// Macros: SIDE.  Reference: reference.split_bfloat16.  Launcher: kernels/pieces.py.  Memory-bound.
+constexpr int kThreads = 256;
+constexpr int kPer = 8;        // elements of a thread: 16 bytes of every section
+constexpr int kSections = 6;
+constexpr int kPieces = 3;
+
+struct alignas(16) Vector { unsigned words[kPer / 2]; };
+
+constexpr int piece_of(int section) {
+    constexpr int sparse[] = {0, 2, 1, 0, 1, 0}, dense[] = {2, 0, 1, 1, 0, 0};
+    return SIDE ? dense[section] : sparse[section];
+}
+
+// Subnormal numbers are kept, whatever the compiler was told.
+__device__ inline float minus(float x, float y) {
+    float difference;
+    asm("sub.rn.f32 %0, %1, %2;" : "=f"(difference) : "f"(x), "f"(y));
+    return difference;
+}
+
+// The upper halves of three floats that sum to x.
+struct Pieces {
+    unsigned bits[kPieces];
+
+    __device__ explicit Pieces(float x) {
+#pragma unroll
+        for (int i = 0; i < kPieces; i++) {
+            bits[i] = __float_as_uint(x) >> 16;
+            x = minus(x, __uint_as_float(bits[i] << 16));
+        }
+    }
+};
+
+__device__ inline void split(float x, unsigned (&sections)[kSections]) {
+    const Pieces pieces(x);
+    const bool finite = (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
+    const unsigned special = x != x ? 0x7fffu : pieces.bits[0];
+#pragma unroll
+    for (int s = 0; s < kSections; s++)
+        sections[s] = finite ? pieces.bits[piece_of(s)] : s == kSections - 1 ? special : 0u;
+}
+
+__device__ inline void load(const float* x, long long step, int inside, bool aligned, float (&to)[kPer]) {
+    if (aligned && inside >= kPer) {
+        const float4 low = reinterpret_cast<const float4*>(x)[0], high = reinterpret_cast<const float4*>(x)[1];
+        to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+        to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < kPer; i++) to[i] = i < inside ? x[i * step] : 0.f;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+sparse_split(const float* x, long long x_batch, long long x_line, long long x_step, unsigned short* out,
+             long long out_batch, long long out_line, long long out_section, int lines, int length, int lines_out,
+             int length_out, int aligned) {
+    const unsigned per_line = length_out / kPer, i = blockIdx.x * kThreads + threadIdx.x;
+    const unsigned line = i / per_line, first = i % per_line * kPer;
+    if (line >= lines_out) return;
+    x += blockIdx.y * x_batch + line * x_line + first * x_step;
+    out += blockIdx.y * out_batch + line * out_line + first;
+
+    float given[kPer];
+    load(x, x_step, line < lines ? length - int(first) : 0, aligned, given);
+    Vector found[kSections];
+#pragma unroll
+    for (int j = 0; j < kPer; j++) {
+        unsigned sections[kSections];
+        split(given[j], sections);
+#pragma unroll
+        for (int s = 0; s < kSections; s++) {
+            if (j % 2 == 0) found[s].words[j / 2] = sections[s];
+            else found[s].words[j / 2] |= sections[s] << 16;
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < kSections; s++) *reinterpret_cast<Vector*>(out + s * out_section) = found[s];
+}
