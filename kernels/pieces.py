@@ -26,11 +26,11 @@ COMPILE_CHECKS = [((("SIDE", side),), "sm_90a", None) for side in (SPARSE, DENSE
 
 
 class _Made(NamedTuple):
-    """A widened operand, and the work that must be done before it may be read."""
+    """A widened operand, the event behind its making, and the streams that come after that."""
 
     record: Compressed24
-    stream: int
     event: Any
+    streams: set[int]
 
 
 def padded(k: int) -> int:
@@ -41,8 +41,8 @@ def padded(k: int) -> int:
 def of_sparse(a: Compressed24) -> Compressed24:
     """The sections (m, 6 * padded k) of a float32 record (m, k), made once and kept with it.
 
-    Enqueued on CuPy's current stream; another stream waits for it there.  A graph that is
-    captured on another stream makes its own.
+    Enqueued on CuPy's current stream; other streams wait for it.  A graph that is captured
+    on a stream that never waited makes its own.
     """
     stream = _arrays.cupy_module().cuda.get_current_stream()
     made = a.derived.get(STEM)
@@ -52,15 +52,16 @@ def of_sparse(a: Compressed24) -> Compressed24:
     if stream.is_capturing():
         keep_for_graph(a, wide)
     else:
-        a.derived[STEM] = _Made(wide, stream.ptr, stream.record())
+        a.derived[STEM] = _Made(wide, stream.record(), {stream.ptr})
     return wide
 
 
 def _may_read(made: _Made, stream) -> bool:
-    if stream.ptr != made.stream:
+    if stream.ptr not in made.streams:
         if stream.is_capturing():
             return False
         stream.wait_event(made.event)
+        made.streams.add(stream.ptr)
     return True
 
 

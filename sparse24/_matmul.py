@@ -69,7 +69,9 @@ def matmul(
     -----
     Enqueues on CuPy's current stream (torch's for torch tensors) and does not wait, save
     for plain operands.  Sums are in float32 for 16-bit and 8-bit floats, in the operands'
-    type otherwise, in int32 for int8.  Where the dense operand holds inf or NaN against a
+    type otherwise, in int32 for int8.  A float32 product keeps its precision; on Hopper it
+    runs in bfloat16 pieces, and the first one keeps those of the sparse operand with it,
+    three times its values.  Where the dense operand holds inf or NaN against a
     pruned place, the result may be either NaN or not.
 
     Examples
