@@ -28,8 +28,8 @@ CUDA_TYPE = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
 COMPUTE_32F, COMPUTE_64F = 68, 70
 GEMM_DEFAULT = -1
 
-# Dense rates of an H200, used to predict: 650 TFLOP/s in 16 bits, 44 in float32.
-FLOPS_PER_CLOCK = {"float16": 2700, "bfloat16": 2700, "float32": 170, "float64": 200}
+# Dense rate over bandwidth of an H200, used to predict: 650 TFLOP/s in 16 bits.
+FLOPS_PER_CLOCK = {"float16": 2700, "bfloat16": 2700, "float32": 200, "float64": 200}
 # The exact but slow ways of fp8 and int8.
 SLOW_FLOPS_PER_CLOCK = {"float8_e4m3fn": 800, "float8_e5m2": 800, "int8": 20}
 LAUNCH = 3e-6  # seconds

@@ -19,9 +19,9 @@ THREADS = 256
 BLOCKS = 2  # that live on a multiprocessor; one if sums have 8 bytes
 MAX_GRID_Y = MAX_GRID_Z = 65535
 
-# Multiply-adds a clock and multiprocessor that the kernel sustains, measured on an H200: every one
-# waits for its own element of b in shared memory.
-SUSTAINED_FMA_PER_CLOCK = 11
+# Multiply-adds a clock and multiprocessor that the kernel sustains, by columns of a lane.  Every
+# group of a row costs about eleven instructions beside its two multiply-adds a column.
+SUSTAINED_FMA_PER_CLOCK = {2: 28, 4: 45}
 SUSTAINED_DOUBLE = 16
 
 COMPILE_CHECKS = [
@@ -81,7 +81,7 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
     tiles = -(-problem.m // TILE_M) * -(-problem.n // config.tile_n) * problem.batch
     waves = -(-tiles // (BLOCKS * chip["sms"]))
     fma = BLOCKS * TILE_M * config.tile_n * problem.k / 2
-    rate = SUSTAINED_DOUBLE if double else SUSTAINED_FMA_PER_CLOCK
+    rate = SUSTAINED_DOUBLE if double else SUSTAINED_FMA_PER_CLOCK[config.columns]
     return 3e-6 + waves * fma / (rate * chip["clock_hz"])
 
 
