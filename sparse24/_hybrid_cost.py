@@ -128,27 +128,30 @@ class Line:
 
 # By path and most columns, 16-bit elements; measured on one H200, see docs/benchmarks.
 # An element is a place of the matrix for "stream" and "cublas", else a non-zero; for "overflow"
-# it is one that the 2:4 part leaves out, times the columns, and the bytes are those of the result.
+# it is one that the 2:4 part leaves out, times the columns, and the bytes are those of the
+# result; for "dense" and "slots" it is a multiply-add, and the bytes are those that are gathered.
 H200_LINES = {
-    "stream/8": Line(5.0e-6, 0.115e-12, 0.17e-12),
-    "stream/16": Line(5.0e-6, 0.18e-12, 0.15e-12),
-    "stream/32": Line(6.0e-6, 0.245e-12, 0.15e-12),
-    "stream/64": Line(8.0e-6, 0.42e-12, 0.08e-12),
-    "gather/1": Line(3.2e-6, 0.0, 0.285e-12),
-    "gather/2": Line(3.4e-6, 0.0, 0.285e-12),
-    "gather/4": Line(3.6e-6, 0.0, 0.285e-12),
-    "gather/8": Line(4.5e-6, 0.0, 0.285e-12),
-    "gather/16": Line(8.0e-6, 0.0, 0.47e-12),
-    "rows/1": Line(5.5e-6, 0.0, 0.31e-12),
-    "rows/2": Line(6.5e-6, 0.0, 0.34e-12),
-    "rows/4": Line(9.0e-6, 0.0, 0.49e-12),
-    "cublas/8": Line(6.0e-6, 0.0, 0.235e-12),
-    "cublas/64": Line(5.0e-6, 0.0, 0.235e-12),
-    "overflow/512": Line(3.0e-6, 0.5e-12, 0.3e-12),
+    "stream/8": Line(8.77e-6, 7.92e-14, 2.06e-13),
+    "stream/16": Line(8.46e-6, 1.60e-13, 1.99e-13),
+    "stream/32": Line(9.11e-6, 2.36e-13, 1.96e-13),
+    "stream/64": Line(2.02e-5, 2.26e-13, 1.62e-13),
+    "gather/1": Line(3.08e-6, 2.41e-13, 2.13e-13),
+    "gather/2": Line(3.59e-6, 2.08e-13, 2.22e-13),
+    "gather/4": Line(4.16e-6, 0.0, 2.74e-13),
+    "gather/8": Line(5.40e-6, 0.0, 2.74e-13),
+    "gather/16": Line(1.24e-5, 0.0, 4.45e-13),
+    "rows/1": Line(4.00e-6, 0.0, 3.31e-13),
+    "rows/2": Line(4.61e-6, 0.0, 3.85e-13),
+    "rows/4": Line(5.82e-6, 0.0, 5.15e-13),
+    "cublas/8": Line(8.55e-6, 0.0, 2.40e-13),
+    "cublas/64": Line(1.02e-5, 0.0, 2.18e-13),
+    "dense/512": Line(3.0e-6, 2.41e-15, 0.0),
+    "overflow/512": Line(1.35e-6, 2.12e-13, 3.24e-13),
+    "slots/512": Line(3.0e-6, 1.80e-15, 1.4e-13),
 }
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64), "gather": (1, 2, 4, 8, 16), "rows": (1, 2, 4),
-    "cublas": (8, 64), "overflow": (512,),
+    "cublas": (8, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
 }  # fmt: skip
 
 

@@ -6,7 +6,8 @@
 ``gather``  up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
 ``stream``  up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
 ``tiles``   any dtype and size, tile by tile on plain cores
-``two_four``  16-bit, more than 16 columns: a 2:4 product, and what it left out added
+``slots``     16-bit, from 128 columns, Hopper: one 2:4 product, what does not fit in more columns
+``two_four``  16-bit, more than 64 columns: a 2:4 product, and what it left out added
 ``compact``   many columns: the dense product without the empty columns of the matrix
 ``cublas``  the dense product, on a dense copy
 ==========  ============================================================================
@@ -21,7 +22,7 @@ import numpy as np
 from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit, _product
 from sparse24._errors import ArgumentError, DeviceError, UnsupportedError
 from sparse24._hybrid_cost import line_of
-from sparse24._hybrid_layouts import layout, live_columns, stored_tiles
+from sparse24._hybrid_layouts import excess, layout, live_columns, slots_work, stored_tiles
 from sparse24._records import PLAIN, Problem
 
 MANY = 256  # columns from which a gather of the dense operand can pay
@@ -30,6 +31,7 @@ TWO_FOUR_GAIN = ((64, 1.38), (128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over de
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
 GATHER_COLUMNS = 16
+STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
 NOT_CAPTURED = ("cublas", "compact")
 GATHER_BYTES = 4.15  # a non-zero, with padding
@@ -134,6 +136,12 @@ def _multiply_tiles(h, b, out) -> None:
     hybrid_tiles.product(h.tiles, b, out, h.tiles.dtype.result)
 
 
+def _multiply_slots(h, b, out) -> None:
+    from sparse24.kernels import hybrid_wgmma
+
+    hybrid_wgmma.product(layout(h, "slots"), b, out)
+
+
 def _multiply_two_four(h, b, out) -> None:
     from sparse24.kernels import hybrid_overflow
 
@@ -166,6 +174,7 @@ _PATHS = {
     "rows": _multiply_rows,
     "gather": _multiply_gather,
     "tiles": _multiply_tiles,
+    "slots": _multiply_slots,
     "two_four": _multiply_two_four,
     "compact": _multiply_compact,
     "cublas": _multiply_cublas,
@@ -192,12 +201,26 @@ def predictions(h, n: int) -> dict[str, float]:
         times["gather"] = line_of(lines, "gather", n).seconds(h.nnz, GATHER_BYTES * h.nnz)
     if n >= MANY and h.nnz:
         times |= _compact_time(h, n, lines)
-    if dtype.itemsize == 2 and n > GATHER_COLUMNS:
-        spilled = _hybrid_cost.expected_overflow(h.density) / _hybrid_cost.ELEMENTS * h.size
-        rest = line_of(lines, "overflow", n).seconds(float(spilled) * n, 4 * h.shape[0] * n)
-        gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
-        times["two_four"] = dense_time(h.size, dtype, n, lines) / gain + rest
+    if dtype.itemsize == 2 and n > STREAM_COLUMNS and h.size:
+        times |= _two_four_times(h, n, lines)
     return times
+
+
+def _two_four_times(h, n: int, lines) -> dict[str, float]:
+    """The paths that multiply 2:4 matrices: what does not fit is added, or put into slots."""
+    from sparse24.kernels import hybrid_overflow, hybrid_wgmma
+
+    dtype = h.tiles.dtype
+    columns = -(-n // hybrid_overflow.COLUMNS) * hybrid_overflow.COLUMNS
+    rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
+    gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
+    times = {"two_four": dense_time(h.size, dtype, n, lines) / gain + rest}
+    if hybrid_wgmma.refuses(dtype, n, _arrays.cupy_module().cuda.Device().compute_capability):
+        return times
+    work = slots_work(h)
+    config = work.choose(n)
+    seconds = line_of(lines, "slots", n).seconds(*work.effort(config, n))
+    return times | {"slots": seconds + (hybrid_wgmma.EXCHANGE if config.parts > 1 else 0.0)}
 
 
 def _compact_time(h, n: int, lines) -> dict[str, float]:
@@ -213,9 +236,10 @@ def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:
     """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
     if dtype.name == "int8":
         return 1e-5 + size * n / INT8_DENSE_RATE
-    rates = _hybrid_cost.rates_for(dtype, True)
     few = line_of(lines, "cublas", n).seconds(size, size * dtype.itemsize)
-    return max(few, 3e-6 + size * n / rates.dense)
+    if dtype.itemsize == 2:
+        return max(few, line_of(lines, "dense", n).seconds(size * n, 0))
+    return max(few, 3e-6 + size * n / _hybrid_cost.rates_for(dtype, True).dense)
 
 
 def _tile_time(h, n: int) -> float:

@@ -20,7 +20,10 @@ from sparse24 import _evidence, _tuning_cache
 from sparse24._hybrid_cost import COLUMN_CLASSES, H200_LINES, Line
 from sparse24._version import __version__
 
-STEMS = ("hybrid_stream", "hybrid_gather", "hybrid_rows", "hybrid_overflow")
+STEMS = (
+    "hybrid_stream", "hybrid_gather", "hybrid_rows", "hybrid_overflow", "hybrid_wgmma",
+)  # fmt: skip
+MANY = (512, 2048)  # columns of the paths for many
 SHAPES = ((4096, 8192), (8192, 8192))
 ZEROS = (0.6, 0.95)
 ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
@@ -95,7 +98,7 @@ def fit(device: int | None = None) -> dict[str, Line]:
         for shape in SHAPES:
             for zeros in ZEROS:
                 _sample(cupy, shape, zeros, samples)
-    found = {name: solve(rows) for name, rows in samples.items()}
+    found = {name: solve(rows) if rows else H200_LINES[name] for name, rows in samples.items()}
     record = {"key": _key(), "lines": {name: dataclasses.asdict(x) for name, x in found.items()}}
     _evidence.write_json(path(device), record)
     with _lock:
@@ -105,7 +108,7 @@ def fit(device: int | None = None) -> dict[str, Line]:
 
 def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     from sparse24._dtypes import TABLE
-    from sparse24.kernels import hybrid_gather, hybrid_overflow, hybrid_rows, hybrid_stream
+    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_stream
 
     dtype = TABLE["float16"]
     rng = cupy.random.default_rng(7)
@@ -136,14 +139,33 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
             calls = [functools.partial(call, turn) for turn in turns]
             seconds = _time(cupy, calls, captured=name != "cublas")
             samples[f"{name}/{n}"].append((elements, layout.nbytes, seconds))
-    few = bits * (rng.random(shape, dtype=cupy.float32) >= 0.99)  # what a 2:4 part may leave out
+    _sample_many(cupy, dense, rng, samples)
+
+
+def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
+    """The paths for many columns: the dense product, 2:4 strips, and what a 2:4 part leaves out."""
+    from sparse24._dtypes import TABLE
+    from sparse24.kernels import hybrid_overflow, hybrid_wgmma
+
+    dtype, (m, k), bits = TABLE["float16"], dense.shape, dense.view(np.uint16)
+    few = bits * (rng.random(dense.shape, dtype=cupy.float32) >= 0.99)
     rest = hybrid_overflow.prepare(few, dtype, cupy)
-    for n in (512, 2048):
-        b = rng.standard_normal((shape[1], n), dtype=cupy.float32).astype(cupy.float16)
-        out = cupy.zeros((shape[0], n), cupy.float16)
+    hopper = cupy.cuda.Device().compute_capability == "90"
+    strips = hybrid_wgmma.prepare(bits, dtype) if hopper else None
+    for n in MANY:
+        b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
+        out = cupy.zeros((m, n), cupy.float16)
         call = functools.partial(hybrid_overflow.add, rest, b, out)
         seconds = _time(cupy, [call], captured=True)
         samples["overflow/512"].append((rest.values.size * n, 2 * out.nbytes, seconds))
+        call = functools.partial(cupy.matmul, dense, b, out=out)
+        seconds = _time(cupy, [call] * 4, captured=False)
+        samples["dense/512"].append((dense.size * n, 0, seconds))
+        if strips is not None:
+            config = hybrid_wgmma.TABLE[0]
+            call = functools.partial(hybrid_wgmma.product, strips, b, out, config)
+            effort = strips.work.effort(config, n)
+            samples["slots/512"].append((*effort, _time(cupy, [call], captured=True)))
 
 
 def _time(cupy, calls, *, captured: bool, rounds: int = 5) -> float:

@@ -63,6 +63,49 @@ class _TwoFour:
         return sum(x.nbytes for x in arrays if x is not None) + self.overflow.nbytes
 
 
+def _slots_layout(h):
+    from sparse24.kernels import hybrid_wgmma
+
+    return hybrid_wgmma.prepare(_bits(h), h.tiles.dtype)
+
+
+class _Slots:
+    """What a product of 2:4 strips will cost."""
+
+    nbytes = 0
+
+    def __init__(self, h):
+        from sparse24.kernels import hybrid_wgmma
+
+        if h.is_prepared("slots"):
+            self.work = layout(h, "slots").work
+        else:
+            self.work = hybrid_wgmma.survey(_bits(h))
+
+
+def slots_work(h):
+    """Stages of the path ``slots``; found at the first need, which waits."""
+    return h.prepared("slots work", lambda: _Slots(h)).work
+
+
+class _Excess:
+    """How many elements a 2:4 matrix would leave out."""
+
+    nbytes = 0
+
+    def __init__(self, h):
+        xp = _arrays.namespace(h.tiles.kinds)
+        m, k = h.shape
+        held = xp.pad(_bits(h) != 0, ((0, 0), (0, -k % 4))).reshape(m, -1, 4)
+        count = held.sum(axis=2, dtype=np.int8)
+        self.elements = float(xp.maximum(count - 2, 0).sum(dtype=np.int64))
+
+
+def excess(h) -> float:
+    """Elements beyond two in a group of four; counted at the first need, which waits."""
+    return h.prepared("excess", lambda: _Excess(h)).elements
+
+
 class _Compact:
     """The dense matrix without its empty columns."""
 
@@ -101,6 +144,7 @@ _LAYOUTS = {
     "rows": _rows_layout,
     "gather": _gather_layout,
     "two_four": _TwoFour,
+    "slots": _slots_layout,
     "compact": _Compact,
 }
 

@@ -79,8 +79,10 @@ def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
     plan = h.explain(n)
     wanted = {"tiles", "cublas"} | ({"rows"} if n <= 4 else set())
     if kind.itemsize == 2:
-        wanted |= {"gather"} if n <= 16 else {"two_four"}
-        wanted |= {"stream"} if n <= 64 else set()
+        wanted |= {"gather"} if n <= 16 else set()
+        wanted |= {"stream"} if n <= 64 else {"two_four"}
+        hopper = cupy.cuda.Device().compute_capability == "90"
+        wanted |= {"slots"} if n >= 128 and hopper else set()
     assert set(plan["candidates"]) == wanted
     assert plan["choice"] in wanted
     for algorithm in ("auto", *wanted):

@@ -29,7 +29,7 @@ from sparse24.formats.hybrid import HybridArray
 
 STEMS = (
     "hybrid_stream", "hybrid_gather", "hybrid_rows", "hybrid_tiles", "hybrid_overflow",
-    "sparse_wgmma",
+    "sparse_wgmma", "hybrid_evict", "hybrid_wgmma",
 )  # fmt: skip
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)

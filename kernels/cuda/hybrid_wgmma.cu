@@ -1,0 +1,342 @@
+// hybrid_wgmma: out (m, n) = A (m, k; any zeros) @ b (k, n) on the sparse tensor cores of Hopper.
+//
+// A comes as strips of 128 rows, each rewritten by hybrid_evict.cu as a 2:4 matrix of its own: 64-column
+// blocks of A that stay where they are, and slots, columns that hold what did not fit.
+//
+//   values  [atoms, 128, 64]        stored elements, an atom is 128 columns of a strip            (read)
+//   packed  [atoms, 2, 1024]        metadata in 64x128 atoms (sparse24/_spec.py)                  (read)
+//   sources [2 atoms, 64]           rows of b of every half atom, a stage; k or more: zeros       (read)
+//   strips  [ceil(m / 128)]         where each strip begins, how many stages it has, and how many
+//                                   of them, the first, take 64 rows of b from sources[stage][0] on  (read)
+//   b       [k, n]                  n contiguous, rows on 16-byte boundaries                      (read)
+//   out     [m, n]                  any strides; fastest with m or n contiguous                   (written)
+//
+// The kernel is sparse_wgmma.cu with another list of stages.  Where a stage's rows of b are not
+// neighbours, the four producer warps fetch them one by one, a row of the tile by one or half a warp, into
+// the very layout in which the copy engine would have put them.  Gathered stages come last in a strip.
+//
+// Macros: ELEMENT OUTPUT BLOCK_N STAGES K_PARTS OUT_ROW_MAJOR OUT_BULK STAGING; kernels/hybrid_wgmma.py chooses.
+//
+// Reference: the dense product.  Launcher: kernels/hybrid_wgmma.py.  How it works:
+// docs/explanation/hybrid.rst.
+#define B_ELEMENT ELEMENT
+#define B_ROW_MAJOR 1
+#define EPILOGUE 0
+#define ACTIVATION 0
+#define CLUSTER 1
+#define SPLIT 0
+#include "cluster_sums.cuh"
+#include "gather_pipeline.cuh"
+#include "hopper_metadata.cuh"
+#include "hopper_store.cuh"
+#include "programmatic.cuh"
+#include "tile_scheduler.cuh"
+
+struct Strip {
+    int first_stage, stages, plain;  // plain: stages whose rows of b are neighbours
+    int row;                         // of the result
+};
+struct Operands {
+    const unsigned char* packed;
+    const int* sources;
+    const Strip* strips;
+    const unsigned short* b;
+    int b_pitch;  // bytes
+    int m, n, k;
+};
+
+constexpr int BLOCK_K = 64, BLOCK_M = 128, kConsumers = 2;
+constexpr int kProducer = kConsumers * 128;              // first thread of the producers
+constexpr int kThreads = kProducer + 128;
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+
+constexpr int kParts = kAtomK / BLOCK_K;                 // stages of an atom
+constexpr int kSteps = BLOCK_K / 32;                     // instructions of a stage
+constexpr u32 kABytes = BLOCK_M * BLOCK_K;
+constexpr u32 kBBytes = BLOCK_N * BLOCK_K * 2;
+constexpr u32 kStageBytes = kABytes + kBBytes;
+constexpr u32 kMetadataBytes = kConsumers * kAtomBytes;
+constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for kParts stages
+constexpr u32 kMetadataAt = STAGES * kStageBytes;
+constexpr u32 kStagingAt = kMetadataAt + kSlots * kMetadataBytes;
+constexpr u32 kBarriersAt = kStagingAt + kConsumers * STAGING * kStagingBytes;
+
+constexpr u64 kADescriptor = descriptor(kSwizzle64, 512);
+constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, BLOCK_K * 128);
+
+using Ring = GatherPipeline<STAGES, kConsumers * 4>;
+using Others = ClusterSums<1, kConsumers>;
+static_assert(Others::bytes <= kMetadataAt);
+
+// A block's share of a strip: all of it, or whole atoms of it.
+struct Share {
+    int first, end, plain;  // stages of the whole matrix; up to `plain` the rows of b are neighbours
+    int row;
+
+    __device__ Share(const Strip& strip, u32 part) {
+        const int atoms = strip.stages / kParts;
+        first = strip.first_stage + int(atoms * part / K_PARTS) * kParts;
+        end = strip.first_stage + int(atoms * (part + 1) / K_PARTS) * kParts;
+        plain = min(end, max(first, strip.first_stage + strip.plain));
+        row = strip.row;
+    }
+};
+
+// The producer warpgroup's place in the ring; its first thread is the leader.
+class Producer {
+    static constexpr int kLanes = BLOCK_N / 8;   // threads that fetch a row of a stage
+    static constexpr int kRows = 32 / kLanes;    // rows that a warp fetches at once
+    static constexpr int kOfWarp = BLOCK_K / 4;  // rows of a warp
+    static constexpr int kAhead = 8;             // stages whose row numbers a warp holds, four a lane
+
+  public:
+    __device__ Producer(const TensorMap& values, const TensorMap& b_map, const Operands& of, const Ring& ring, u32 shared)
+        : values_(values), b_map_(b_map), of_(of), ring_(ring), shared_(shared), warp_(threadIdx.x / 32 % 4),
+          lane_(threadIdx.x % 32) {}
+
+    __device__ void fetch(const Share& share, int n0) {
+        int4 rows = rows_of(share, share.plain);
+        if (warp_ == 0) fetch_plain(share, n0);
+        // A barrier tells two turns of the ring apart, not three: nobody may be further ahead.
+        group_sync(1 + kConsumers, 128);
+        const int after = at_.stage + share.plain - share.first;
+        at_.phase ^= after / STAGES & 1;
+        at_.stage = after % STAGES;
+        gather(share, n0, rows);
+    }
+
+  private:
+    __device__ bool leads() const { return threadIdx.x == kProducer; }
+
+    // Stages whose rows of b are neighbours; work of the leader, while its warp holds the first rows of 32.
+    __device__ void fetch_plain(const Share& share, int n0) {
+        auto at = at_;
+        int first_rows = 0, next = first_row(share, share.first + lane_);
+        for (int stage = share.first; stage < share.plain; stage++, at.advance()) {
+            const int i = (stage - share.first) % 32;
+            if (i == 0) {
+                first_rows = next;
+                next = first_row(share, stage + 32 + lane_);
+            }
+            const int k0 = __shfl_sync(~0u, first_rows, i);
+            if (lane_ == 0) {
+                const u32 barrier = ring_.acquire(at), to = shared_ + at.stage * kStageBytes;
+                Ring::announce(barrier, kStageBytes + (stage % kParts ? 0 : kMetadataBytes), true);
+                fetch_a(stage, to, barrier);
+#pragma unroll
+                for (int span = 0; span < BLOCK_N / 64; span++)
+                    load_box(to + span * BLOCK_K * 128, b_map_, n0 + span * 64, k0, 0, barrier);
+            }
+            __syncwarp();
+        }
+    }
+    __device__ int first_row(const Share& share, int stage) const {
+        return stage < share.plain ? of_.sources[(long long)stage * BLOCK_K] : 0;
+    }
+    // The others: 16 rows of b a warp.
+    __device__ void gather(const Share& share, int n0, int4 next) {
+        const int column = n0 + lane_ % kLanes * 8;
+        const bool outside = column >= of_.n;
+        const auto* b = reinterpret_cast<const unsigned char*>(of_.b + (outside ? 0 : column));
+        for (int base = share.plain; base < share.end; base += kAhead) {
+            const int4 rows = next;
+            next = rows_of(share, base + kAhead);
+            for (int stage = base; stage < min(base + kAhead, share.end); stage++, at_.advance()) {
+                const u32 barrier = ring_.acquire(at_), to = shared_ + at_.stage * kStageBytes;
+                if (leads()) {
+                    Ring::announce(barrier, kABytes + (stage % kParts ? 0 : kMetadataBytes), false);
+                    fetch_a(stage, to, barrier);
+                }
+                __syncwarp();
+                gather_rows(rows, stage - base, b, outside, to);
+                Ring::follow(barrier);
+            }
+        }
+    }
+    // Lane 4 i + j holds rows 4 j to 4 j + 3, of this warp's sixteen, of stage base + i.
+    __device__ int4 rows_of(const Share& share, int base) const {
+        const int stage = base + lane_ / 4;
+        const int* from = of_.sources + (long long)stage * BLOCK_K + warp_ * kOfWarp + lane_ % 4 * 4;
+        return stage < share.end ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
+    }
+    __device__ void gather_rows(const int4& rows, int ahead, const unsigned char* b, bool outside, u32 to) const {
+        int row[kOfWarp];  // all of them first: a shuffle waits for the copies that are under way
+#pragma unroll
+        for (int i = 0; i < kOfWarp; i += 4) {
+            const int lane = ahead * 4 + i / 4;
+            row[i] = __shfl_sync(~0u, rows.x, lane), row[i + 1] = __shfl_sync(~0u, rows.y, lane);
+            row[i + 2] = __shfl_sync(~0u, rows.z, lane), row[i + 3] = __shfl_sync(~0u, rows.w, lane);
+        }
+        const u32 span = lane_ % kLanes / 8, chunk = lane_ % 8, which = lane_ / kLanes;
+        to += span * BLOCK_K * 128 + (warp_ * kOfWarp + which) * 128;
+#pragma unroll
+        for (int i = 0; i < kOfWarp; i += kRows) {
+            const int mine = kRows == 2 && which ? row[i + 1] : row[i];
+            const u32 inside = min((u32)mine, (u32)of_.k - 1);
+            const u32 swizzle = (chunk ^ (i + which) % 8) << 4;
+            copy16(to + i * 128 + swizzle, b + (u64)inside * (u32)of_.b_pitch, outside || mine >= of_.k);
+        }
+    }
+    __device__ void fetch_a(int stage, u32 to, u32 barrier) {
+        const int atom = stage / kParts;
+        if (stage % kParts == 0) {
+            const u32 metadata = shared_ + kMetadataAt + slot_ * kMetadataBytes;
+            load_bytes(metadata, of_.packed + (long long)atom * kMetadataBytes, kMetadataBytes, barrier);
+            slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
+        }
+        load_box(to + kBBytes, values_, stage % kParts * (BLOCK_K / 2), 0, atom, barrier);
+    }
+
+    const TensorMap &values_, &b_map_;
+    const Operands& of_;
+    const Ring& ring_;
+    u32 shared_;
+    int warp_, lane_;
+    Ring::Position at_;
+    int slot_ = 0;
+};
+
+// One consumer warpgroup: its accumulators and its place in the ring.
+class Consumer {
+  public:
+    Sum d[BLOCK_N / 2];
+
+    __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
+
+    // Begin d = the products of the stages.  The ring goes on where the last work left it.
+    __device__ void multiply(const Share& share) {
+        const int atoms = (share.end - share.first) / kParts;
+        plain_ = share.plain - share.first;
+        Metadata<1> even, odd;
+        even.clear();
+        odd.clear();
+        multiply_atom<true>(even, odd);
+        drain();  // the compiler serialises all groups if it sees metadata loaded while this one runs
+        for (int atom = 1; atom < atoms; atom++) {
+            if (atom % 2)
+                multiply_atom<false>(odd, even);
+            else
+                multiply_atom<false>(even, odd);
+        }
+    }
+    // Wait for what multiply began.
+    __device__ void finish() {
+        drain();
+        pin(d);
+    }
+
+  private:
+    // One group of instructions a stage, of which one still runs when the next atom begins: the metadata of
+    // `last` must stay.  A `fresh` atom overwrites the sums.
+    template <bool fresh> __device__ void multiply_atom(Metadata<1>& metadata, const Metadata<1>& last) {
+#pragma unroll
+        for (int part = 0; part < kParts; part++) {
+            ring_.wait(at_);
+            if (plain_-- <= 0) async_proxy_fence();  // the tensor cores read what threads have copied
+            if (part == 0) fetch(metadata);
+            wgmma_fence();
+            multiply_stage(metadata, part, part || !fresh);
+            group_commit();
+            group_wait<1>();
+            if (part == 0) last.hold(shared_);
+            if (previous_ >= 0) ring_.release(previous_);
+            previous_ = at_.stage;
+            at_.advance();
+        }
+    }
+    __device__ void fetch(Metadata<1>& metadata) {
+        metadata.load(shared_ + kMetadataAt + slot_ * kMetadataBytes + group_ * kAtomBytes + metadata_offset());
+        slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
+    }
+    __device__ void multiply_stage(const Metadata<1>& metadata, int part, u32 keep) {
+        const u32 stage = shared_ + at_.stage * kStageBytes;
+        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + group_ * 64 * BLOCK_K);
+        const u64 b = kBDescriptor | descriptor_start(stage);
+#pragma unroll
+        for (int step = 0; step < kSteps; step++) {
+            const u32 word = metadata.words[0][step];
+            if (part)
+                wgmma_sp<1>(d, a + step * 32 / 16, b + step * 4096 / 16, word, 1);
+            else
+                wgmma_sp<0>(d, a + step * 32 / 16, b + step * 4096 / 16, word, step ? 1 : keep);
+        }
+    }
+    // Wait for all groups and give back the last stage.
+    __device__ void drain() {
+        group_wait<0>();
+        if (previous_ >= 0) ring_.release(previous_);
+        previous_ = -1;
+    }
+
+    const Ring& ring_;
+    u32 shared_;
+    int group_, plain_ = 0;
+    Ring::Position at_;
+    int slot_ = 0, previous_ = -1;
+};
+
+__device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
+                               const Operands& of, TileScheduler tiles, const Ring& ring, const Others& parts,
+                               u32 part, u32 shared) {
+    const int group = threadIdx.x / 128;
+    ResultStore result(out_map, out, params, of.m, of.n, shared + kStagingAt + group * STAGING * kStagingBytes);
+    Consumer consumer(ring, shared, group);
+    Work work;
+    bool more = tiles.advance(work);
+    Strip strip = of.strips[more ? work.m : 0];
+    while (more) {
+        const Share share(strip, part);
+        const int n0 = work.n * BLOCK_N;
+        more = tiles.advance(work);
+        strip = of.strips[more ? work.m : 0];  // in time for the next tile
+        consumer.multiply(share);
+        consumer.finish();
+        if (K_PARTS > 1) {
+            parts.meet();
+            parts.give(consumer.d, 0);
+            parts.await();
+        }
+        result.store(consumer.d, share.row + group * 64, n0, 0, [&](auto& sums, int first) {
+            return K_PARTS > 1 ? parts.add(sums, 0, first) : true;
+        });
+    }
+    result.finish();
+}
+
+extern "C" __global__ void
+#if K_PARTS > 1
+__cluster_dims__(K_PARTS, 1, 1)
+#endif
+__launch_bounds__(kThreads, 1)
+hybrid_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b,
+             const __grid_constant__ TensorMap out_map, const __grid_constant__ OutView out,
+             const __grid_constant__ Operands of, const __grid_constant__ Tiling tiling,
+             const __grid_constant__ EpilogueParams params) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory), part = K_PARTS > 1 ? cluster_rank() : 0;
+    const Ring ring(shared + kBarriersAt);
+    TileScheduler tiles(tiling, 0, 0, part);
+    const Others parts(shared, shared + kBarriersAt + Ring::bytes, part);
+
+    if (threadIdx.x == kProducer) {
+        prefetch_map(values);
+        prefetch_map(b);
+        if (OUT_BULK) prefetch_map(out_map);
+        ring.init();
+        if (K_PARTS > 1) parts.init();
+    }
+    let_next_start();
+    if constexpr (K_PARTS > 1) cluster_sync(); else __syncthreads();
+    wait_for_previous();
+
+    if (threadIdx.x >= kProducer) {
+        give_registers<kProducerRegisters>();
+        Producer producer(values, b, of, ring, shared);
+        Work work;
+        while (tiles.advance(work)) producer.fetch(Share(of.strips[work.m], part), work.n * BLOCK_N);
+        if (K_PARTS > 1) parts.meet();
+    } else {
+        take_registers<kConsumerRegisters>();
+        consume(out_map, out, params, of, tiles, ring, parts, part, shared);
+    }
+}

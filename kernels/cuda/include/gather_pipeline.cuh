@@ -1,0 +1,56 @@
+// gather_pipeline: a ring of shared-memory stages that the copy engine fills, or a whole warpgroup of
+// producers row by row.
+//
+// full[s]  129 arrivals: one by the leader, who announces what the copy engine delivers, and one by every
+//          producer thread when its own copies have landed; where it has none, the leader arrives for all
+// empty[s] one arrival by every consumer warp
+// Source: PTX ISA, cp.async.mbarrier.arrive.
+#pragma once
+#include "hopper_pipeline.cuh"
+
+template <int stages, int consumer_warps> class GatherPipeline {
+    static constexpr int kProducers = 128;
+
+  public:
+    using Position = Cursor<stages>;
+    static constexpr int bytes = 2 * stages * 8;
+
+    __device__ explicit GatherPipeline(u32 storage) : full_(storage), empty_(storage + stages * 8) {}
+
+    __device__ void init() const {  // by one thread, before a block or cluster barrier
+        for (int s = 0; s < stages; s++) {
+            barrier_init(full_ + 8 * s, 1 + kProducers);
+            barrier_init(empty_ + 8 * s, consumer_warps);
+        }
+        barrier_init_fence();
+    }
+
+    // Producers: wait until the stage is free; the barrier that counts its bytes.
+    __device__ u32 acquire(const Position& at) const {
+        barrier_wait(empty_ + 8 * at.stage, at.phase ^ 1);
+        return full_ + 8 * at.stage;
+    }
+    // The leader: the copy engine will deliver `count` bytes; nothing else comes if `alone`.
+    __device__ static void announce(u32 barrier, u32 count, bool alone) {
+        barrier_expect(barrier, count);
+        if (alone) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(kProducers) : "memory");
+    }
+    // Every producer thread of a stage that is gathered, after its copies.
+    __device__ static void follow(u32 barrier) {
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+    }
+
+    // Consumers: wait for the bytes; give the stage back, all lanes of every consumer warp.
+    __device__ void wait(const Position& at) const { barrier_wait(full_ + 8 * at.stage, at.phase); }
+    __device__ void release(int stage) const {
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty_ + 8 * stage);
+    }
+
+  private:
+    u32 full_, empty_;
+};
+
+// 16 bytes into shared memory: from memory, or zeros.
+__device__ inline void copy16(u32 to, const void* from, bool zeros) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(zeros ? 0 : 16) : "memory");
+}

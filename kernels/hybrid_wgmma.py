@@ -1,0 +1,264 @@
+"""Launch ``cuda/hybrid_wgmma.cu``: unstructured matrices on the sparse tensor cores of Hopper."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays
+from sparse24._dtypes import DType
+from sparse24._records import PLAIN
+from sparse24.kernels import compress, hybrid_evict, loader, tensor_map, transpose
+from sparse24.kernels import epilogue as _epilogue
+from sparse24.kernels.launch import Launch, Launcher, pointer
+from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
+
+NAME = "hybrid_wgmma"
+DTYPES = ("float16", "bfloat16")
+LEAST_COLUMNS = 128
+BLOCK_K = hybrid_evict.BLOCK
+THREADS = 384
+_TILING = np.dtype([(name, "i4") for name in (
+    "clusters_m", "tiles_n", "batch", "band", "split_tiles", "range", "longer",
+)])  # fmt: skip
+_OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
+_OPERANDS = np.dtype(
+    [
+        ("packed", "u8"), ("sources", "u8"), ("strips", "u8"), ("b", "u8"),
+        ("b_pitch", "i4"), ("m", "i4"), ("n", "i4"), ("k", "i4"),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One specialisation.
+
+    Attributes
+    ----------
+    block_n : int
+        Columns of a tile; its rows are those of a strip.
+    parts : int
+        Blocks of a cluster that share every tile along k.
+    rate : float
+        Speed relative to the first config, waves being full.
+    """
+
+    block_n: int
+    parts: int = 1
+    rate: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"128x{self.block_n}" + (f"k{self.parts}" if self.parts > 1 else "")
+
+    @property
+    def band(self) -> int:
+        """Tiles along m that are walked together; see `sparse_wgmma_plan.band`."""
+        return 22 if self.block_n == 256 else 15
+
+    @property
+    def staging(self) -> int:
+        """Output buffers of a warpgroup."""
+        return 2 if self.parts == 1 else 1
+
+    def _bytes(self, stages: int) -> int:
+        stage = hybrid_evict.ROWS * BLOCK_K + 2 * self.block_n * BLOCK_K
+        metadata = -(-stages // 2) * 2048
+        return stages * (stage + 16) + metadata + 2 * self.staging * 8192 + 8
+
+    @property
+    def stages(self) -> int:
+        """As many as fit."""
+        return max(s for s in range(1, 9) if self._bytes(s) <= SHARED_MEMORY[1])
+
+    @property
+    def shared_memory(self) -> int:
+        return self._bytes(self.stages)
+
+
+TABLE = (Config(256), Config(128, rate=0.6), Config(256, 2), Config(128, 2, rate=0.6))
+# To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums.
+MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 7e12, 6e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How much there is to multiply: stages of all strips, how many of them gather rows, strips."""
+
+    stages: int
+    gathered: int
+    strips: int
+
+    def effort(self, config: Config, n: int) -> tuple[float, float]:
+        """Multiply-adds and gathered bytes that the whole chip could do in the time it takes.
+
+        More than there are, where tiles do not fill whole waves of blocks.
+        """
+        sms = _multiprocessors()
+        blocks = self.strips * -(-n // config.block_n) * config.parts
+        columns = -(-blocks // sms) * sms * config.block_n / (config.parts * self.strips)
+        rows = BLOCK_K * columns / config.rate
+        return self.stages * hybrid_evict.ROWS * rows, self.gathered * 2 * rows
+
+    def choose(self, n: int) -> Config:
+        """The config that takes the least time."""
+
+        def seconds(config: Config) -> float:
+            multiply_adds, gathered = self.effort(config, n)
+            exchange = EXCHANGE if config.parts > 1 else 0.0
+            return multiply_adds / MULTIPLY_ADDS + gathered / GATHERED + exchange
+
+        return min(TABLE, key=seconds)
+
+
+class Layout:
+    """A matrix as 2:4 strips with compressed values; arrays as in the kernel's header."""
+
+    def __init__(self, shape, dtype: DType, values, packed, sources, table, work: Work):
+        self.shape, self.dtype, self.work = shape, dtype, work
+        self.values, self.packed, self.sources, self.table = values, packed, sources, table
+        self.configs: dict[int, Config] = {}  # chosen, by the number of columns
+        self.products: dict[tuple, _Product] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self._arrays())
+
+    def _arrays(self) -> tuple:
+        return self.values, self.packed, self.sources, self.table
+
+    @property
+    def share(self) -> float:
+        """Columns of the strips, relative to those of the matrix."""
+        return self.work.stages * BLOCK_K / (self.work.strips * self.shape[1])
+
+    def copy(self) -> Layout:
+        """The same layout elsewhere in memory."""
+        return Layout(self.shape, self.dtype, *(x.copy() for x in self._arrays()), self.work)
+
+
+def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
+    """Why this kernel cannot multiply, as a sentence; None if it can."""
+    if compute_capability != "90":
+        return f"wgmma needs compute capability 9.0, the device has {compute_capability}"
+    if dtype.name not in DTYPES:
+        return f"the kernel multiplies {', '.join(DTYPES)}, not {dtype.name}"
+    if n < LEAST_COLUMNS:
+        return f"below {LEAST_COLUMNS} columns the tiles would mostly be empty"
+    return None
+
+
+def survey(bits: Any) -> Work:
+    """What a product with the matrix will cost; waits once."""
+    return Work(*hybrid_evict.plan(bits).stages, -(-bits.shape[0] // hybrid_evict.ROWS))
+
+
+def prepare(bits: Any, dtype: DType) -> Layout:
+    """Build from a CuPy matrix (m, k) of uint16 whose rows are contiguous; waits once."""
+    strips = hybrid_evict.prepare(bits)
+    record, _ = compress.launch(strips.dense.view(dtype.logical), dtype, rule="check")
+    work = Work(len(strips.sources), strips.gathered, len(strips.table))
+    arrays = record.values, record.packed, strips.sources, strips.table
+    return Layout(bits.shape, dtype, *arrays, work)
+
+
+def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> None:
+    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, without waiting."""
+    b, n = _rows_contiguous(b), b.shape[1]
+    if config is None:
+        config = layout.configs.get(n)
+        if config is None:
+            config = layout.configs[n] = layout.work.choose(n)
+    column = out.strides[0] == 2 != out.strides[1] and out.shape[0] > 1
+    key = (n, column, config)
+    found = layout.products.get(key)
+    if found is None:
+        found = layout.products[key] = _Product(layout, *key)
+    found(layout, b, out, PLAIN)
+
+
+def _rows_contiguous(b: Any):
+    """b, or a copy of it whose rows are contiguous and start on 16-byte boundaries."""
+    if b.strides[1] == 2 or b.shape[1] == 1:
+        if tensor_map.addressable(b.data.ptr, (b.strides[0],)):
+            return b
+    elif transpose.takes(b.T):
+        return transpose.launch(b.T).T
+    bits = b.view(np.uint16)
+    copy = _arrays.empty_rows(_arrays.cupy_module(), b.shape, np.uint16)
+    copy[...] = bits
+    return copy.view(b.dtype)
+
+
+@functools.cache
+def _multiprocessors() -> int:
+    return _arrays.cupy_module().cuda.Device().attributes["MultiProcessorCount"]
+
+
+def defines(name: str, config: Config, *, column: bool, bulk: bool) -> loader.Defines:
+    """The macros of one specialisation; `bulk`: the copy engine writes the result."""
+    return (
+        ("ELEMENT", name), ("OUTPUT", name), ("BLOCK_N", config.block_n),
+        ("STAGES", config.stages), ("K_PARTS", config.parts), ("OUT_ROW_MAJOR", int(not column)),
+        ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
+    )  # fmt: skip
+
+
+class _Product(Launcher):
+    """A compiled specialisation for a layout and a number of columns."""
+
+    def __init__(self, layout: Layout, n: int, column: bool, config: Config):
+        super().__init__()
+        self.n, self.column, self.config = n, column, config
+        strips, tiles_n = layout.work.strips, -(-n // config.block_n)
+        tiling = (strips, tiles_n, 1, config.band, 0, 0, 0)
+        self.tiling = loader.by_value(np.array([tiling], _TILING))
+        blocks = strips * tiles_n * config.parts
+        self.grid = blocks if config.parts > 1 else min(blocks, _multiprocessors())
+
+    def bind(self, a: Any, b: Any, out: Any, stream: int) -> Launch:
+        inner, outer = (0, 1) if self.column else (1, 0)
+        bulk = out.strides[inner] == 2 and tensor_map.addressable(
+            out.data.ptr, (out.strides[outer],)
+        )
+        macros = defines(a.dtype.name, self.config, column=self.column, bulk=bulk)
+        size = self.config.shared_memory
+        kernel = loader.function(NAME, NAME, macros, shared_memory=size)
+        atoms = a.values.shape[0]
+        values = tensor_map.tiled(
+            a.values.data.ptr, (BLOCK_K, hybrid_evict.ROWS, atoms), a.values.strides[1::-1],
+            (BLOCK_K // 2, hybrid_evict.ROWS), 2,
+        )  # fmt: skip
+        view = (out.data.ptr, out.strides[0] // 2, out.strides[1] // 2, 0)
+        arguments = (
+            values, _map(b, 1, 0, (64, BLOCK_K)),
+            _map(out, inner, outer, (64, 64)) if bulk else tensor_map.empty(),
+            loader.by_value(np.array([view], _OUT_VIEW)), _operands(a, b), self.tiling,
+            _epilogue.NO_PARAMS,
+        )  # fmt: skip
+        return Launch(kernel, self.grid, THREADS, size, arguments, early=True)
+
+
+def _map(x: Any, inner: int, outer: int, box: tuple[int, int]) -> np.ndarray:
+    extents = (x.shape[inner], x.shape[outer], 1)
+    pitch = x.strides[outer] if x.shape[outer] > 1 else -(-x.shape[inner] * 2 // 16) * 16
+    return tensor_map.tiled(x.data.ptr, extents, (pitch, pitch * x.shape[outer]), box, 2)
+
+
+def _operands(a: Layout, b: Any) -> np.ndarray:
+    addresses = (pointer(x)[0] for x in (a.packed, a.sources, a.table, b))
+    record = (*addresses, b.strides[0], a.shape[0], b.shape[1], b.shape[0])
+    return loader.by_value(np.array([record], _OPERANDS))
+
+
+COMPILE_CHECKS = [
+    (defines(name, config, column=column, bulk=bulk), "sm_90a", f"HGMMA.SP.64x{config.block_n}x32")
+    for name, config, column, bulk in (
+        *(("bfloat16", config, False, True) for config in TABLE),
+        ("float16", TABLE[0], True, False),
+    )
+]

@@ -1,0 +1,97 @@
+"""Unstructured matrices times many columns on Hopper: exact on whole numbers, as good as dense."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparse24 import families
+from sparse24._dtypes import TABLE
+from sparse24.kernels import hybrid_wgmma
+
+pytestmark = pytest.mark.stem("hybrid_wgmma")
+
+SHAPES = [(300, 517, 128), (128, 128, 256), (1000, 2000, 520), (130, 4096, 301)]
+CONFIGS = pytest.mark.parametrize("config", hybrid_wgmma.TABLE, ids=lambda c: c.name)
+
+
+def hopper():
+    cupy = pytest.importorskip("cupy")
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("needs compute capability 9.0")
+    return cupy
+
+
+def test_refusals():
+    refuses = hybrid_wgmma.refuses
+    assert "9.0" in refuses(TABLE["float16"], 512, "80")
+    assert "float32" in refuses(TABLE["float32"], 512, "90")
+    assert "columns" in refuses(TABLE["float16"], 8, "90")
+    assert refuses(TABLE["bfloat16"], 128, "90") is None
+
+
+def test_the_choice_fills_the_chip(monkeypatch):
+    monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
+    few = hybrid_wgmma.Work(32 * 66, 32 * 2, 32)
+    assert few.choose(4096) == hybrid_wgmma.TABLE[0]
+    assert few.choose(512) != hybrid_wgmma.TABLE[0]
+    macs, gathered = few.effort(hybrid_wgmma.TABLE[0], 132 * 256)  # whole waves
+    assert macs == 66 * 64 * 4096 * 132 * 256
+    assert gathered == 2 * 64 * 2 * 132 * 256 * 32
+
+
+@CONFIGS
+def test_shared_memory_fits(config):
+    assert 4 <= config.stages <= 8
+    assert config.shared_memory <= 232_448
+
+
+@pytest.mark.gpu
+@CONFIGS
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
+def test_whole_numbers_are_exact(rng, shape, dtype, config):
+    cupy, row, (m, k, n) = hopper(), TABLE[dtype], shape
+    for density in (0.0, 0.05, 0.3):
+        w = rng.integers(-3, 4, (m, k)) * (rng.random((m, k)) < density)
+        b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.2)
+        want = (w @ b).astype(row.logical).astype(np.float64)
+        layout = hybrid_wgmma.prepare(cupy.asarray(w.astype(row.logical)).view(np.uint16), row)
+        by_row = cupy.asarray(b.astype(row.logical))
+        by_column = cupy.asarray(b.T.astype(row.logical)).T
+        apart = cupy.zeros((k, 2 * n), np.uint16)[:, ::2]
+        apart[...] = by_row.view(np.uint16)
+        apart = apart.view(row.logical)
+        for right in (by_row, by_column, apart):
+            for order in "CF":
+                out = cupy.full((m, n), 7, np.uint16, order=order).view(row.logical)
+                hybrid_wgmma.product(layout, right, out, config)
+                np.testing.assert_array_equal(out.get().astype(np.float64), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["iid", "beta5", "block", "row_skewed"])
+def test_error_is_near_that_of_a_dense_product(rng, family):
+    cupy = hopper()
+    w = families.make(family, (520, 1024), zeros=0.8, dtype="float16", rng=rng)
+    b = rng.standard_normal((1024, 512)).astype(np.float16)
+    want = w.astype(np.float64) @ b.astype(np.float64)
+    layout = hybrid_wgmma.prepare(cupy.asarray(w).view(np.uint16), TABLE["float16"])
+    out = cupy.full((520, 512), np.nan, np.float16)
+    right = cupy.asarray(b)
+    hybrid_wgmma.product(layout, right, out)
+    dense = cupy.matmul(cupy.asarray(w), right).get()
+    assert np.linalg.norm(out.get() - want) <= 2 * np.linalg.norm(dense - want)
+
+
+@pytest.mark.gpu
+def test_the_same_inputs_give_the_same_bits(rng):
+    cupy = hopper()
+    w = families.make("beta2", (700, 3000), zeros=0.8, dtype="float16", rng=rng)
+    layout = hybrid_wgmma.prepare(cupy.asarray(w).view(np.uint16), TABLE["float16"])
+    b = cupy.asarray(rng.standard_normal((3000, 640)).astype(np.float16))
+    outs = [cupy.empty((700, 640), np.float16) for _ in range(3)]
+    for out in outs:
+        hybrid_wgmma.product(layout, b, out)
+    for out in outs[1:]:
+        cupy.testing.assert_array_equal(out, outs[0])
