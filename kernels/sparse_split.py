@@ -24,7 +24,8 @@ from sparse24.kernels.sparse_wgmma_configs import Config
 
 NAME = "sparse_split"
 COMPILE_CHECKS = pieces.COMPILE_CHECKS
-MOST_BYTES = 4 << 30  # of the pieces of b
+MOST_BYTES = 2 << 30  # of the pieces of b at a time
+STEP = 768  # columns: whole tiles of 128, 192 and 256
 PIECES_SHARE = 0.75  # of copy speed, at which they are made; measured
 
 
@@ -37,8 +38,6 @@ def refuses(problem: Problem) -> str | None:
         return "the kernel takes one sparse matrix, not a batch of them"
     if p.batch > pieces.MOST_BATCHES:
         return f"a batch has at most {pieces.MOST_BATCHES} products, this one {p.batch}"
-    if _widened_bytes(p) > MOST_BYTES:
-        return f"the pieces of b would take more than {MOST_BYTES >> 30} GiB; multiply in parts"
     return sparse_wgmma.refuses(widened(p))
 
 
@@ -56,6 +55,12 @@ def widened(problem: Problem) -> Problem:
         b_order="row" if problem.b_order == "row" else "column",
         aligned=True,
     )
+
+
+def columns_at_a_time(problem: Problem) -> int:
+    """Columns of b whose pieces are there at the same time, whole tiles of them if not all."""
+    fit = MOST_BYTES * problem.n // max(1, _widened_bytes(problem))
+    return problem.n if fit >= problem.n else max(STEP, fit // STEP * STEP)
 
 
 def configs(problem: Problem) -> list[Config]:
@@ -100,14 +105,32 @@ def prepare(
     The first product of a record makes its pieces, 3 times the bytes of its values, which
     stay with it; those of b are made at each product.
     """
-    wide = widened(problem)
-    product = _Promoted(wide, config, epilogue)
+    wide, step = widened(problem), columns_at_a_time(problem)
     by_columns = wide.b_order == "column"
+    widths = {min(step, problem.n - start) for start in range(0, problem.n, step)}
+    products = {n: _Promoted(replace(wide, n=n), config, epilogue) for n in widths}
 
     def launch(a: Compressed24, b, out, epilogue: Epilogue) -> None:
-        pieces_of_b = pieces.of_dense(b, by_columns=by_columns)
-        if _arrays.cupy_module().cuda.get_current_stream().is_capturing():
-            pieces.keep_for_graph(a, pieces_of_b)
-        product(pieces.of_sparse(a), pieces_of_b, out, epilogue)
+        capturing = _arrays.cupy_module().cuda.get_current_stream().is_capturing()
+        pieces_of_a = pieces.of_sparse(a)
+        for start in range(0, problem.n, step):
+            part = slice(start, start + step)
+            pieces_of_b = pieces.of_dense(b[..., part], by_columns=by_columns)
+            if capturing:
+                pieces.keep_for_graph(a, pieces_of_b)
+            product, of_part = products[pieces_of_b.shape[-1]], _columns(epilogue, part)
+            product(pieces_of_a, pieces_of_b, out[..., part], of_part)
 
     return launch
+
+
+def _columns(epilogue: Epilogue, part: slice) -> Epilogue:
+    """The epilogue of these columns of the result."""
+    e = epilogue
+    if all(x is None for x in (e.c, e.aux, e.column_scale, e.column_bias)):
+        return e
+    cut = lambda x: None if x is None else x[..., part]  # noqa: E731
+    return replace(
+        e, c=cut(e.c), aux=cut(e.aux), column_scale=cut(e.column_scale),
+        column_bias=cut(e.column_bias),
+    )  # fmt: skip

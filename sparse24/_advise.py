@@ -136,10 +136,11 @@ def _pair(shape) -> tuple[int, int]:
 
 def _chip():
     """Name, cost model facts, compute capability and kernel scales of the GPU to speak of."""
-    if not _arrays.cuda_available():
-        return "model of an H200", H200, 90, lambda kernel: 1.0
     from sparse24 import _tuning_cache
 
+    if not _arrays.cuda_available():
+        scale = lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0)  # noqa: E731
+        return "model of an H200", H200, 90, scale
     device = _arrays.cupy_module().cuda.Device()
     name = _tuning_cache._gpu_name(device.id)
     scale = lambda kernel: _tuning_cache.scale(device.id, kernel)  # noqa: E731

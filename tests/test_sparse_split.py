@@ -80,7 +80,6 @@ def test_what_is_not_finite_stands_in_the_last_section():
         ({"tensor_float": True}, "splits float32"),
         ({"a_batched": True, "batch": 3}, "one sparse matrix"),
         ({"batch": 1 << 17, "b_batched": True}, "at most 65535"),
-        ({"k": 1 << 16, "n": 1 << 16}, "more than 4 GiB"),
         ({"n": 0}, "an empty product needs no kernel"),
     ],
 )
@@ -96,6 +95,14 @@ def test_takes_b_of_any_layout(order):
         names = [config.name for config in sparse_split.configs(problem)]
         assert names
         assert len(set(names)) == len(names)
+
+
+def test_the_pieces_of_b_have_a_limit():
+    assert sparse_split.columns_at_a_time(make_problem(n=4096, k=4096)) == 4096
+    part = sparse_split.columns_at_a_time(make_problem(n=1 << 20, k=4096))
+    assert part % sparse_split.STEP == 0
+    assert 0.95 * sparse_split.MOST_BYTES < 12 * 4096 * part <= sparse_split.MOST_BYTES
+    assert sparse_split.columns_at_a_time(make_problem(n=1 << 20, k=1 << 20)) == sparse_split.STEP
 
 
 @pytest.mark.parametrize(
@@ -115,7 +122,7 @@ def test_predictions_are_near_what_was_measured(m, k, n, milliseconds):
     assert 0.75 < 1e3 * sparse_split.predict(problem, best, CHIP) / milliseconds < 1.33
 
 
-def test_many_columns_of_float32_are_split(monkeypatch):
+def test_many_columns_of_float32_are_split():
     scale = lambda kernel: 1.0  # noqa: E731
     for n, dense, kernel in (
         (4, False, "sparse_matvec"), (64, False, "sparse_split"), (512, True, "sparse_split"),
@@ -138,9 +145,7 @@ def test_promoted_kernels_keep_their_registers():
         assert sparse_split.promotable(tiles[name])
         wide = sparse_split.widened(make_problem())
         macros = sparse_split.defines(wide, tiles[name], PLAIN, bulk=True)
-        code, found = targets.inspect(
-            targets.Target("sparse_wgmma", macros, "sm_90a", "HGMMA.SP")
-        )
+        code, found = targets.inspect(targets.Target("sparse_wgmma", macros, "sm_90a", "HGMMA.SP"))
         assert f"HGMMA.SP.64x{tiles[name].block_n}x32.F32.BF16" in code
         assert not targets.overwritten(code)
         used = found["sparse_wgmma"]
@@ -160,7 +165,7 @@ def split_product(a, b, out=None, **more):
     return s24.matmul(a, b, out, algorithm="sparse_split", **more)
 
 
-def test_sections_on_the_host_and_their_padding():
+def test_sections_hold_whole_atoms_of_metadata():
     assert [pieces.padded(k) for k in (1, 128, 129)] == [128, 128, 256]
 
 
@@ -236,19 +241,20 @@ def test_errs_at_most_twice_as_much_as_cublas(k, kind):
 
 @gpu
 @on_gpu
-def test_every_config_is_exact_on_small_integers(rng):
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("n", [20, 120, 456])
+def test_the_likeliest_configs_are_exact_on_small_integers(rng, n, order):
     import cupy
 
-    for n in (20, 120, 456):
-        a = prepared(rng, 300, 2048, integers=True)
-        x = rng.integers(-4, 5, (2048, n)).astype(np.float32)
-        want = reference.matmul(to_numpy(a.toarray()), x)
-        for b in (cupy.asarray(x), cupy.asarray(x, order="F")):
-            names = [c.name for c in s24.explain(a, b).candidates if c.kernel == "sparse_split"]
-            for name in names:
-                out = cupy.full((300, n), np.nan, np.float32)
-                s24.matmul(a, b, out, algorithm=name)
-                np.testing.assert_array_equal(out.get(), want)
+    a = prepared(rng, 300, 2048, integers=True)
+    x = rng.integers(-4, 5, (2048, n)).astype(np.float32)
+    b = cupy.asarray(x, order=order)
+    want = reference.matmul(to_numpy(a.toarray()), x)
+    names = [c.name for c in s24.explain(a, b).candidates if c.kernel == "sparse_split"]
+    for name in names[:4]:
+        out = cupy.full((300, n), np.nan, np.float32)
+        s24.matmul(a, b, out, algorithm=name)
+        np.testing.assert_array_equal(out.get(), want)
 
 
 @gpu
@@ -313,9 +319,7 @@ def test_epilogue_and_c(rng, out_order):
     )
     out = on(c, order=out_order)
     split_product(a, on(x), out, c=out, alpha=0.5, beta=-2.0, epilogue=epilogue)
-    host = Epilogue(
-        alpha=0.5, beta=-2.0, c=c, column_bias=bias, row_scale=scale, activation="gelu"
-    )
+    host = Epilogue(alpha=0.5, beta=-2.0, c=c, column_bias=bias, row_scale=scale, activation="gelu")
     exact = reference.matmul(to_numpy(a.toarray()), x)
     want, want_aux = reference.apply_epilogue(exact, host, "float32")
     np.testing.assert_allclose(out.get(), want, rtol=1e-4, atol=1e-4)
@@ -339,6 +343,27 @@ def test_sparse_on_the_right_strided_results_and_batches(rng):
     np.testing.assert_array_equal(room.get(), want)
     many = split_product(a, cupy.ascontiguousarray(on.transpose(0, 2, 1)))
     np.testing.assert_array_equal(many.get(), dense @ x.transpose(0, 2, 1))
+
+
+@gpu
+@on_gpu
+@pytest.mark.parametrize(("order", "memory"), [("row", "C"), ("column", "F")])
+def test_many_columns_are_multiplied_in_parts(rng, monkeypatch, order, memory):
+    import cupy
+
+    monkeypatch.setattr(sparse_split, "MOST_BYTES", 12 * 256 * sparse_split.STEP)
+    m, k, n = 130, 200, 2 * sparse_split.STEP + 8
+    a = prepared(rng, m, k, integers=True)
+    x, c = (rng.integers(-4, 5, s).astype(np.float32) for s in ((k, n), (m, n)))
+    bias = rng.integers(-4, 5, n).astype(np.float32)
+    b, out = (cupy.asarray(y, order=memory) for y in (x, c))
+    epilogue = Epilogue(beta=2.0, c=out, column_bias=cupy.asarray(bias))
+    problem = make_problem(m, n, k, b_order=order, out_order=order, plain=False)
+    config = sparse_split.configs(problem)[0]
+    launch = sparse_split.prepare(problem, config, epilogue)
+    launch(a._operand.rows, b, out, epilogue)
+    want = reference.matmul(to_numpy(a.toarray()), x) + 2 * c + bias
+    np.testing.assert_array_equal(out.get(), want)
 
 
 @gpu

@@ -64,6 +64,10 @@ def _named(*starts: str) -> Callable[[Case], bool]:
     return lambda c: c["name"].startswith(starts)
 
 
+def _split(case: Case) -> bool:
+    return case["ours_kernel"].startswith("sparse_split")
+
+
 def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], bool]:
     return lambda c: c["family"] == family and c["zeros"] == zeros and low <= c["n"] <= high
 
@@ -80,6 +84,7 @@ HEADLINES = (
     Headline("4096 tokens and more, 16 bits", "gemm", "cublas", _few(4096, 1 << 30, *SIXTEEN)),
     Headline("4096 tokens and more, 16 bits", "gemm", "cusparselt", _few(4096, 1 << 30, *SIXTEEN)),
     Headline("large products, fp8 and int8", "gemm", "cusparselt", _few(1, 1 << 30, *EIGHT)),
+    Headline("float32, 64 columns and more", "gemm", "cublas", _split),
     Headline("float32 at 1:2 in TF32", "gemm", "cublas", _named("TF32")),
     Headline("unstructured, 90 % zeros, 1 to 16 columns", "hybrid", "best",
              _hybrid("iid", 0.9, 1, 16)),
