@@ -15,7 +15,7 @@ ROWS = 128  # of a strip
 BLOCK = 64  # columns that stay together: a stage of the product
 ATOM = 2 * BLOCK
 LEAST_ATOMS = 2  # of a strip: one for each of the blocks that may share it
-DEARER = 1.2  # what a slot costs, relative to a column that stays where it is
+DEARER = 1.6  # what a slot costs, relative to a column that stays where it is
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def tables(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     table = np.stack([2 * first, 2 * atoms, counts[:, 0], rows], axis=1)
     order = np.argsort(-atoms, kind="stable")
     strip_of_atom = np.repeat(np.arange(len(counts)), atoms)
-    return tuple(x.astype(np.int32) for x in (table[order], first, strip_of_atom))
+    return table[order].astype(np.int32), first.astype(np.int32), strip_of_atom.astype(np.int32)
 
 
 @dataclass(frozen=True)

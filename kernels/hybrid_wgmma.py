@@ -82,7 +82,7 @@ class Config:
 
 TABLE = (Config(256), Config(128, rate=0.6), Config(256, 2), Config(128, 2, rate=0.6))
 # To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums.
-MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 7e12, 6e-6
+MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 7e12, 5e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Layout:
         self.shape, self.dtype, self.work = shape, dtype, work
         self.values, self.packed, self.sources, self.table = values, packed, sources, table
         self.configs: dict[int, Config] = {}  # chosen, by the number of columns
-        self.products: dict[tuple, _Product] = {}
+        self.products: dict[tuple, Any] = {}
 
     @property
     def nbytes(self) -> int:
@@ -138,7 +138,8 @@ class Layout:
 
     def copy(self) -> Layout:
         """The same layout elsewhere in memory."""
-        return Layout(self.shape, self.dtype, *(x.copy() for x in self._arrays()), self.work)
+        values, packed, sources, table = (x.copy() for x in self._arrays())
+        return Layout(self.shape, self.dtype, values, packed, sources, table, self.work)
 
 
 def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:

@@ -303,6 +303,21 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
     result.finish();
 }
 
+__device__ inline void produce(const TensorMap& values, const TensorMap& b, const Operands& of, TileScheduler tiles,
+                               const Ring& ring, u32 part, u32 shared) {
+    Producer producer(values, b, of, ring, shared);
+    Work work;
+    bool more = tiles.advance(work);
+    Strip strip = of.strips[more ? work.m : 0];
+    while (more) {
+        const Share share(strip, part);
+        const int n0 = work.n * BLOCK_N;
+        more = tiles.advance(work);
+        strip = of.strips[more ? work.m : 0];  // in time for the next tile
+        producer.fetch(share, n0);
+    }
+}
+
 extern "C" __global__ void
 #if K_PARTS > 1
 __cluster_dims__(K_PARTS, 1, 1)
@@ -315,7 +330,7 @@ hybrid_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory), part = K_PARTS > 1 ? cluster_rank() : 0;
     const Ring ring(shared + kBarriersAt);
-    TileScheduler tiles(tiling, 0, 0, part);
+    const TileScheduler tiles(tiling, 0, 0, part);
     const Others parts(shared, shared + kBarriersAt + Ring::bytes, part);
 
     if (threadIdx.x == kProducer) {
@@ -331,9 +346,7 @@ hybrid_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
 
     if (threadIdx.x >= kProducer) {
         give_registers<kProducerRegisters>();
-        Producer producer(values, b, of, ring, shared);
-        Work work;
-        while (tiles.advance(work)) producer.fetch(Share(of.strips[work.m], part), work.n * BLOCK_N);
+        produce(values, b, of, tiles, ring, part, shared);
         if (K_PARTS > 1) parts.meet();
     } else {
         take_registers<kConsumerRegisters>();
