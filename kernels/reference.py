@@ -353,18 +353,24 @@ def transpose(b: np.ndarray) -> np.ndarray:
 def split_bfloat16(x: np.ndarray) -> list[np.ndarray]:
     """Three float32 arrays of eight significant bits each that sum to float32 `x`, largest first.
 
-    Cut off, not rounded, so they have the sign of `x`.  An infinity or a NaN is its own first
-    piece.  The sum is exact down to 2**-110; below, bits under 2**-133 are lost.
+    The first is cut off, so it never overflows; the second is rounded to nearest even.  An
+    infinity or a NaN is its own first piece.  The sum is exact down to 2**-110; below, bits
+    under 2**-133 are lost.
     """
-    pieces = []
     finite = np.isfinite(x)
-    rest = np.where(finite, x, np.float32(0))
-    for _ in range(3):
-        piece = (rest.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-        pieces.append(piece)
-        rest = rest - piece
-    pieces[0] = np.where(finite, pieces[0], x)
-    return pieces
+    first = _upper_half(np.where(finite, x, np.float32(0)), nearest=False)
+    rest = np.where(finite, x, first) - first
+    second = _upper_half(rest, nearest=True)
+    third = _upper_half(rest - second, nearest=False)
+    return [np.where(finite, first, x), second, third]
+
+
+def _upper_half(x: np.ndarray, *, nearest: bool) -> np.ndarray:
+    """float32 with the lower 16 bits rounded, or cut off."""
+    bits = x.view(np.uint32)
+    if nearest:
+        bits = bits + np.uint32(0x7FFF) + (bits >> 16 & 1)
+    return (bits & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def split_sections(x: np.ndarray, *, dense: bool) -> list[np.ndarray]:

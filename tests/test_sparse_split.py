@@ -43,6 +43,7 @@ def test_pieces_sum_to_the_number(numbers):
     assert (np.abs(total - x) < 2.0**-133).all()
     for piece in found:
         assert not (piece.view(np.uint32) & 0xFFFF).any()  # bfloat16 holds it
+    for piece in found[:2]:
         assert ((piece == 0) | (np.sign(piece) == np.sign(x))).all()
 
 
@@ -57,7 +58,7 @@ def test_sections_make_the_product_but_for_its_last_bit(left, right):
         strict=True,
     )
     got = sum(p.astype(np.float64) * q for p, q in sections)
-    assert (np.abs(got - exact) <= 2.0**-21 * np.abs(exact))[keep].all()
+    assert (np.abs(got - exact) <= 2.0**-22 * np.abs(exact))[keep].all()
 
 
 def test_what_is_not_finite_stands_in_the_last_section():

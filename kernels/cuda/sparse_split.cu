@@ -4,8 +4,8 @@
 //   out  [batch, lines_out, 6 sections, length_out]  bfloat16 bits; the sections of a line lie
 //        `out_section` elements apart, be it within the line or behind all lines    (written)
 //
-// x = p1 + p2 + p3: each piece holds the next eight significant bits, so nothing is rounded, nothing overflows
-// and all have the sign of x.  SIDE 0 (the sparse operand) and 1 (the dense one) put the pieces into
+// x = p1 + p2 + p3 exactly, of eight significant bits each.  p1 is cut off, so that it cannot overflow; p2 is
+// rounded to nearest, so that the products left out, p2 q3 and p3 q2, have either sign.  SIDE 0 (the sparse operand) and 1 (the dense one) put the pieces into
 // the sections so that a product along all of them sums p1 q3, p3 q1, p2 q2, p1 q2, p2 q1 and p1 q1, small
 // terms first.  An infinity or a NaN stands in the last section alone: there it meets the leading piece
 // of the other operand, elsewhere it would meet zeros.  What lies outside x is zero.
@@ -35,11 +35,12 @@ struct Pieces {
     unsigned bits[kPieces];
 
     __device__ explicit Pieces(float x) {
-#pragma unroll
-        for (int i = 0; i < kPieces; i++) {
-            bits[i] = __float_as_uint(x) >> 16;
-            x = minus(x, __uint_as_float(bits[i] << 16));
-        }
+        const unsigned whole = __float_as_uint(x);
+        bits[0] = whole >> 16;
+        const float rest = minus(x, __uint_as_float(bits[0] << 16));
+        const unsigned low = __float_as_uint(rest);
+        bits[1] = (low + 0x7fffu + (low >> 16 & 1)) >> 16;  // to nearest even
+        bits[2] = __float_as_uint(minus(rest, __uint_as_float(bits[1] << 16))) >> 16;
     }
 };
 
