@@ -176,7 +176,7 @@ def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> N
             config = layout.configs[n] = layout.work.choose(n)
     column = out.strides[0] == 2 != out.strides[1] and out.shape[0] > 1
     key = (n, column, config)
-    found = layout.products.get(key)
+    found: Any = layout.products.get(key)
     if found is None:
         found = layout.products[key] = _Product(layout, *key)
     found(layout, b, out, PLAIN)
