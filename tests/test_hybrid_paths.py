@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sparse24 import _hybrid_cost, _hybrid_dispatch, _hybrid_fit, families
 from sparse24._dtypes import lookup
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import hybrid
-from sparse24.kernels import hybrid_overflow
+from sparse24.kernels import hybrid_overflow, hybrid_wgmma
 
 pytestmark = pytest.mark.stem("hybrid_overflow")
 
@@ -159,6 +160,53 @@ def test_a_product_can_be_captured(rng, zeros, n):
             stream.end_capture().launch(stream)
             stream.synchronize()
         assert (out == want).all()
+
+
+@pytest.mark.gpu
+def test_slots_can_be_captured(rng):
+    cupy = pytest.importorskip("cupy")
+    w = families.make("iid", (512, 1024), zeros=0.9, dtype="float16", rng=rng)
+    b = cupy.asarray(rng.standard_normal((1024, 512)).astype(np.float16))
+    h = hybrid(cupy.asarray(w))
+    if "slots" not in h.explain(512)["candidates"]:
+        pytest.skip("needs compute capability 9.0")
+    want = h.matmul(b, algorithm="slots")
+    out = cupy.zeros_like(want)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        h.matmul(b, out=out, algorithm="slots")
+        stream.end_capture().launch(stream)
+        stream.synchronize()
+    assert (out == want).all()
+
+
+def planned(monkeypatch, excess: float, stages: int, gathered: int) -> dict[str, float]:
+    """Predicted seconds for a float16 matrix of 8192 x 8192 by 4096 columns on an H200."""
+    capability = SimpleNamespace(compute_capability="90")
+    chip = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: capability))
+    monkeypatch.setattr(_hybrid_dispatch._arrays, "cupy_module", lambda: chip)
+    monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
+    known = {
+        "excess": SimpleNamespace(elements=excess),
+        "slots work": SimpleNamespace(work=hybrid_wgmma.Work(stages, gathered, 64)),
+    }
+    h = SimpleNamespace(
+        tiles=SimpleNamespace(dtype=lookup("float16")), size=8192 * 8192, shape=(8192, 8192),
+        prepared=lambda name, make: known[name],
+    )  # fmt: skip
+    lines = _hybrid_cost.H200_LINES
+    dense = _hybrid_dispatch.dense_time(h.size, h.tiles.dtype, 4096, lines)
+    return {"cublas": dense} | _hybrid_dispatch._two_four_times(h, 4096, lines)
+
+
+def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
+    even = planned(monkeypatch, 8e3, 64 * 130, 64 * 2)  # 95 % zeros
+    assert max(even["slots"], even["two_four"]) < even["cublas"]
+    clustered = planned(monkeypatch, 2e6, 64 * 76, 64 * 40)  # blocks that are full or empty
+    assert clustered["slots"] < even["slots"]
+    assert clustered["two_four"] > clustered["cublas"]
+    dense = planned(monkeypatch, 3e7, 64 * 256, 64 * 128)
+    assert min(dense, key=dense.__getitem__) == "cublas"
 
 
 @pytest.mark.gpu
