@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit, _product
+from sparse24 import _arrays, _dtypes, _foreign, _hybrid_cost, _hybrid_fit, _product
 from sparse24._errors import ArgumentError, DeviceError, UnsupportedError
 from sparse24._hybrid_cost import line_of
 from sparse24._hybrid_layouts import excess, layout, live_columns, slots_work, stored_tiles
@@ -56,6 +56,8 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True) -> None:
     if not b.size:
         out[...] = 0
         return
+    if h.device != "cpu":
+        _foreign.make_current()
     path = _choose(h, b.shape[1], algorithm)
     if path == "stream":
         from sparse24.kernels import hybrid_stream

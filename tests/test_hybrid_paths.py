@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -207,6 +209,21 @@ def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
     assert clustered["two_four"] > clustered["cublas"]
     dense = planned(monkeypatch, 3e7, 64 * 256, 64 * 128)
     assert min(dense, key=dense.__getitem__) == "cublas"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_a_new_thread_can_multiply(rng, n):
+    cupy = pytest.importorskip("cupy")
+    w = families.make("iid", (256, 512), zeros=0.8, dtype="float16", rng=rng)
+    b = cupy.asarray(rng.standard_normal((512, n)).astype(np.float16))
+    h = hybrid(cupy.asarray(w))
+    for algorithm in h.explain(n)["candidates"]:
+        want = h.matmul(b, algorithm=algorithm)
+        cupy.cuda.Device().synchronize()
+        with ThreadPoolExecutor(1) as pool:
+            got = pool.submit(lambda name=algorithm: h.matmul(b, algorithm=name).get()).result()
+        np.testing.assert_array_equal(got, want.get())
 
 
 @pytest.mark.gpu
