@@ -39,7 +39,7 @@ def padded(k: int) -> int:
 
 
 def of_sparse(a: Compressed24) -> Compressed24:
-    """The sections (m, 6 * padded k) of a float32 record (m, k), made once and kept with it.
+    """The sections (..., m, 6 * padded k) of a float32 record, made once and kept with it.
 
     Enqueued on CuPy's current stream; other streams wait for it.  A graph that is captured
     on a stream that never waited makes its own.
@@ -77,14 +77,14 @@ def keep_for_graph(a: Compressed24, what: Any) -> None:
 
 
 def _widen(a: Compressed24) -> Compressed24:
-    xp = _arrays.cupy_module()
-    length = padded(a.k) // 2
-    values = xp.empty((a.m, SECTIONS * length), np.uint16)
-    _launch(a.values, values, SPARSE, length, a.m, length)
-    packed = xp.empty((SECTIONS, *a.packed.shape), np.uint8)
-    packed[...] = a.packed
-    packed = packed.reshape(-1, *a.packed.shape[-2:])
-    shape = (a.m, SECTIONS * padded(a.k))
+    xp, (*batch, m, k) = _arrays.cupy_module(), a.shape
+    length, atoms = padded(k) // 2, a.packed.shape[-3:]
+    values = xp.empty((*batch, m, SECTIONS * length), np.uint16)
+    _launch(a.values, values, SPARSE, length, m, length)
+    packed = xp.empty((*batch, SECTIONS, *atoms), np.uint8)
+    packed[...] = a.packed[..., None, :, :, :]
+    packed = packed.reshape(*batch, SECTIONS * atoms[0], *atoms[1:])
+    shape = (*batch, m, SECTIONS * padded(k))
     return Compressed24(values, None, packed, shape, _dtypes.TABLE["bfloat16"])
 
 

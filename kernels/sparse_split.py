@@ -34,8 +34,6 @@ def refuses(problem: Problem) -> str | None:
     p = problem
     if {p.dtype, p.b_dtype, p.out_dtype} != {"float32"} or p.tensor_float:
         return f"the kernel splits float32, not {p.dtype} and {p.b_dtype} to {p.out_dtype}"
-    if p.a_batched:
-        return "the kernel takes one sparse matrix, not a batch of them"
     if p.batch > pieces.MOST_BATCHES:
         return f"a batch has at most {pieces.MOST_BATCHES} products, this one {p.batch}"
     return sparse_wgmma.refuses(widened(p))

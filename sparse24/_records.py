@@ -41,6 +41,15 @@ class Compressed24:
     dtype: DType
     derived: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
+    def viewed(
+        self, values: Any, metadata: Any, packed: Any, batch: tuple[int, ...]
+    ) -> Compressed24:
+        """Views of the same arrays with other batch axes; what is derived from them is shared."""
+        shape = (*batch, *self.shape[-2:])
+        other = Compressed24(values, metadata, packed, shape, self.dtype)
+        object.__setattr__(other, "derived", self.derived)
+        return other
+
     @property
     def m(self) -> int:
         return self.shape[-2]

@@ -13,7 +13,9 @@ from sparse24._arrays import to_numpy
 from sparse24._records import Epilogue as Fused
 from sparse24.kernels import reference
 
-STEMS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
+STEMS = (
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_split", "sparse_fma"
+)  # fmt: skip
 # Unit roundoff of the result's type, and of the accumulation, per dtype of the operands.
 ROUNDOFF = {
     "float16": 2**-11,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparse24 as s24
-from sparse24 import _planner
+from sparse24 import _dispatch, _planner
 from sparse24._arrays import to_numpy
 from sparse24._errors import CompileError
 from sparse24._records import PLAIN, Epilogue, Problem
@@ -79,7 +79,6 @@ def test_what_is_not_finite_stands_in_the_last_section():
         ({"dtype": "bfloat16", "b_dtype": "bfloat16"}, "splits float32"),
         ({"out_dtype": "bfloat16"}, "float32 to bfloat16"),
         ({"tensor_float": True}, "splits float32"),
-        ({"a_batched": True, "batch": 3}, "one sparse matrix"),
         ({"batch": 1 << 17, "b_batched": True}, "at most 65535"),
         ({"n": 0}, "an empty product needs no kernel"),
     ],
@@ -132,7 +131,7 @@ def test_many_columns_of_float32_are_split():
         ranked = _planner.rank(make_problem(4096, n, 4096), CHIP, dense=dense, scale=scale)
         assert ranked[0].kernel == kernel
     batched = make_problem(4096, 512, 4096, batch=3, a_batched=True, b_batched=True)
-    assert _planner.rank(batched, CHIP, dense=False, scale=scale)[0].kernel == "sparse_fma"
+    assert _planner.rank(batched, CHIP, dense=False, scale=scale)[0].kernel == "sparse_split"
 
 
 def test_promoted_kernels_keep_their_registers():
@@ -152,6 +151,15 @@ def test_promoted_kernels_keep_their_registers():
         used = found["sparse_wgmma"]
         assert used.local == used.stack == 0
     assert not sparse_split.promotable(tiles["128x256x64"])
+
+
+def test_batch_axes_that_are_only_viewed_share_what_is_derived():
+    x = np.zeros((2, 3, 8, 16), np.float32)
+    operand = s24.compress(x)._operand
+    for batch, shape in (((2, 3), (6, 8, 16)), ((4, 2, 3), (24, 8, 16))):
+        flat = _dispatch._batch_of(operand, batch).rows
+        assert flat.shape == shape
+        assert (flat.derived is operand.rows.derived) == (batch == (2, 3))
 
 
 # --- on a GPU ---------------------------------------------------------------------------------
@@ -329,12 +337,12 @@ def test_epilogue_and_c(rng, out_order):
 
 @gpu
 @on_gpu
-def test_sparse_on_the_right_strided_results_and_batches(rng):
+def test_sparse_on_the_right_and_strided_results(rng):
     import cupy
 
     a = prepared(rng, 130, 260, integers=True)
     dense = to_numpy(a.toarray())
-    x = rng.integers(-5, 6, (3, 90, 260)).astype(np.float32)
+    x = rng.integers(-5, 6, (2, 90, 260)).astype(np.float32)
     on = cupy.asarray(x)
     np.testing.assert_array_equal(split_product(on[0], a.T).get(), x[0] @ dense.T)
     room = cupy.full((130 * 2 + 1, 90 * 3), -7, np.float32)
@@ -342,8 +350,24 @@ def test_sparse_on_the_right_strided_results_and_batches(rng):
     want = np.full(room.shape, -7, np.float32)
     want[1::2, ::3] = dense @ x[1].T
     np.testing.assert_array_equal(room.get(), want)
-    many = split_product(a, cupy.ascontiguousarray(on.transpose(0, 2, 1)))
-    np.testing.assert_array_equal(many.get(), dense @ x.transpose(0, 2, 1))
+
+
+@gpu
+@on_gpu
+@pytest.mark.parametrize(("a_batch", "b_batch"), [((3,), (3,)), ((), (3,)), ((3,), ()), ((1,), ())])
+def test_batches_and_broadcasting(rng, a_batch, b_batch):
+    import cupy
+
+    m, k, n = 130, 260, 90
+    w = rng.integers(-4, 5, (*a_batch, m, k)).astype(np.float32)
+    a = s24.compress(w, on_excess="prune").to_device("cuda")
+    x = rng.integers(-5, 6, (*b_batch, k, n)).astype(np.float32)
+    want = reference.matmul(to_numpy(a.toarray()), x)
+    b = cupy.asarray(x)
+    np.testing.assert_array_equal(split_product(a, b).get(), want)
+    made = a._operand.rows.derived[pieces.STEM]
+    np.testing.assert_array_equal(split_product(a, b).get(), want)
+    assert a._operand.rows.derived[pieces.STEM] is made
 
 
 @gpu
