@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
-
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
