@@ -201,9 +201,10 @@ def _batch_of(a: Operand24, batch: tuple[int, ...]) -> Operand24:
             else:
                 new.append(_spread(x, batch, keep))
         lead = () if single else (math.prod(batch),)
+        values, metadata, packed = new
         if single or a.shape[:-2] == batch:
-            return old.viewed(*new, lead)
-        return Compressed24(*new, (*lead, *old.shape[-2:]), old.dtype)
+            return old.viewed(values, metadata, packed, lead)
+        return Compressed24(values, metadata, packed, (*lead, *old.shape[-2:]), old.dtype)
 
     rows, columns = record(a.rows), record(a.columns)
     lead = () if single else (math.prod(batch),)
