@@ -1,0 +1,163 @@
+"""float32 numbers as bfloat16 pieces, and how long an array keeps its own."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparse24 as s24
+from sparse24 import _dispatch
+from sparse24._arrays import to_numpy
+from sparse24.kernels import pieces, reference
+
+gpu = pytest.mark.gpu
+on_gpu = pytest.mark.stem("sparse_split")
+
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(floats, min_size=1, max_size=32))
+def test_pieces_sum_to_the_number(numbers):
+    x = np.array(numbers, np.float32)
+    found = reference.split_bfloat16(x)
+    exact = np.abs(x) >= 2.0**-110
+    total = sum(piece.astype(np.float64) for piece in found)
+    np.testing.assert_array_equal(total[exact], x[exact])
+    assert (np.abs(total - x) < 2.0**-133).all()
+    for piece in found:
+        assert not (piece.view(np.uint32) & 0xFFFF).any()  # bfloat16 holds it
+    for piece in found[:2]:
+        assert ((piece == 0) | (np.sign(piece) == np.sign(x))).all()
+
+
+@given(st.lists(floats, min_size=1, max_size=8), st.lists(floats, min_size=1, max_size=8))
+def test_sections_make_the_product_but_for_its_last_bit(left, right):
+    x, y = (np.array(side, np.float32)[: min(len(left), len(right))] for side in (left, right))
+    keep = (np.abs(x) >= 2.0**-110) & (np.abs(y) >= 2.0**-110)
+    exact = x.astype(np.float64) * y
+    sections = zip(
+        reference.split_sections(x, dense=False),
+        reference.split_sections(y, dense=True),
+        strict=True,
+    )
+    got = sum(p.astype(np.float64) * q for p, q in sections)
+    assert (np.abs(got - exact) <= 2.0**-22 * np.abs(exact))[keep].all()
+
+
+def test_what_is_not_finite_stands_in_the_last_section():
+    x = np.array([np.inf, -np.inf, np.nan, 1.5], np.float32)
+    for dense in (False, True):
+        *others, last = reference.split_sections(x, dense=dense)
+        assert all((section[:3] == 0).all() for section in others)
+        np.testing.assert_array_equal(last, x)
+
+
+def test_batch_axes_that_are_only_viewed_share_what_is_derived():
+    x = np.zeros((2, 3, 8, 16), np.float32)
+    operand = s24.compress(x)._operand
+    for batch, shape in (((2, 3), (6, 8, 16)), ((4, 2, 3), (24, 8, 16))):
+        flat = _dispatch._batch_of(operand, batch).rows
+        assert flat.shape == shape
+        assert (flat.derived is operand.rows.derived) == (batch == (2, 3))
+
+
+def test_sections_hold_whole_atoms_of_metadata():
+    assert [pieces.padded(k) for k in (1, 128, 129)] == [128, 128, 256]
+
+
+# --- on a GPU ---------------------------------------------------------------------------------
+
+
+def prepared(rng, m, k, *, integers=False):
+    x = rng.integers(-4, 5, (m, k)) if integers else rng.standard_normal((m, k))
+    return s24.compress(x.astype(np.float32), on_excess="prune").to_device("cuda")
+
+
+def split_product(a, b, out=None, **more):
+    return s24.matmul(a, b, out, algorithm="sparse_split", **more)
+
+
+@gpu
+@on_gpu
+@pytest.mark.parametrize("layout", ["row", "column", "strided", "odd"])
+def test_pieces_of_b_are_those_of_the_reference(rng, layout):
+    import cupy
+
+    k, n = 201, 37
+    x = rng.standard_normal((k, n)).astype(np.float32)
+    x *= np.exp2(rng.integers(-120, 120, (k, n))).astype(np.float32)
+    x[3, 5], x[7, 9], x[8, 9], x[9, 9], x[10, 9] = np.nan, np.inf, -np.inf, -0.0, 2.0**-140
+    b = {
+        "row": lambda: cupy.asarray(x),
+        "column": lambda: cupy.asarray(x.T.copy()).T,
+        "strided": lambda: cupy.asarray(np.repeat(x, 3, 0).repeat(2, 1))[::3, ::2],
+        "odd": lambda: cupy.asarray(np.pad(x, 1))[1:-1, 1:-1],
+    }[layout]()
+    by_columns = layout == "column"
+    got = pieces.of_dense(b, by_columns=by_columns).get()
+    for want, section in zip(
+        reference.split_sections(x, dense=True), np.split(got, 6), strict=True
+    ):
+        bits = (want.view(np.uint32) >> 16).astype(np.uint16)
+        nan = np.isnan(want)
+        np.testing.assert_array_equal(section[:k][~nan], bits[~nan])
+        assert (section[:k][nan] & 0x7FFF > 0x7F80).all()
+        assert not section[k:].any()
+
+
+@gpu
+@on_gpu
+def test_two_streams_and_a_captured_graph(rng):
+    import cupy
+
+    a = prepared(rng, 256, 512, integers=True)
+    x = rng.integers(-4, 5, (512, 96)).astype(np.float32)
+    want = to_numpy(a.toarray()) @ x
+    b, outs = cupy.asarray(x), [cupy.zeros((256, 96), np.float32) for _ in range(4)]
+    cupy.cuda.Device().synchronize()
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    for i, out in enumerate(outs):
+        with streams[i % 2]:
+            split_product(a, b, out)
+    cupy.cuda.Device().synchronize()
+    for out in outs:
+        np.testing.assert_array_equal(out.get(), want)
+    for stream in (streams[0], cupy.cuda.Stream(non_blocking=True)):
+        with stream:
+            outs[0].fill(0)
+            stream.begin_capture()
+            split_product(a, b, outs[0])
+            graph = stream.end_capture()
+            others = [cupy.full((6 * 512, 96), 9, np.uint16) for _ in range(4)]
+            for _ in range(2):
+                graph.launch(stream)
+        stream.synchronize()
+        np.testing.assert_array_equal(outs[0].get(), want)
+        assert all((other == 9).all() for other in others)
+
+
+@gpu
+@on_gpu
+def test_the_pieces_of_an_array_live_and_die_with_it(rng):
+    import cupy
+
+    a = prepared(rng, 256, 512)
+    before = a.nbytes
+    b = cupy.ones((512, 64), np.float32)
+    split_product(a, b)
+    record = a._operand.rows
+    made = record.derived[pieces.STEM]
+    split_product(a, b)
+    assert record.derived[pieces.STEM] is made
+    added = 12 * a.values.size + 6 * a.packed.size
+    assert a.nbytes == before + added
+    assert a.copy().nbytes == before
+    storage = weakref.ref(made.record.values)
+    del a, record, made
+    gc.collect()
+    assert storage() is None
