@@ -13,6 +13,8 @@ import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels import loader
+from sparse24.kernels.hybrid_launch import BoundProduct, result, right, settle
+from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_gather"
 PANEL = 4096  # columns of the matrix that a block reads b for
@@ -24,7 +26,6 @@ MOST_WARPS = 32
 PANEL_BYTES = PANEL * 16
 H200_SMS = 132
 LEFT = np.dtype([("words", "u8"), ("begins", "u8"), ("rows", "u8"), ("units", "i4"), ("m", "i4")])
-RIGHT = np.dtype([("b", "u8"), ("k", "i8"), ("n", "i8"), ("row", "i8"), ("column", "i8")])
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class GatherLayout:
     def __init__(self, shape, dtype: DType, height: int, words, begins, rows):
         self.shape, self.dtype, self.height = shape, dtype, height
         self.words, self.begins, self.rows = words, begins, rows
-        self._launches: dict[tuple, tuple] = {}
+        self._launches: dict[tuple, Ready] = {}
 
     @property
     def panels(self) -> int:
@@ -77,32 +78,46 @@ class GatherLayout:
 
     def copy(self) -> GatherLayout:
         """The same layout elsewhere in memory."""
-        arrays = (x.copy() for x in (self.words, self.begins, self.rows))
+        arrays = [x.copy() for x in (self.words, self.begins, self.rows)]
+        settle()
         return GatherLayout(self.shape, self.dtype, self.height, *arrays)
 
-    def launch(self, n: int, load: int, config: Config | None):
-        """Kernel, grid, block, shared memory and the matrix's argument, kept for the next time."""
+    def launch(self, n: int, load: int, config: Config | None) -> Ready:
+        """The compiled product with `n` columns, made at the first use and kept."""
         key = (n, load, config)
         found = self._launches.get(key)
         if found is None:
-            config = config or configure(self.units, self.panels, n, _multiprocessors())
-            macros = defines(self, config, load)
-            kernel = loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
-            cluster = -(-self.panels // config.held)
-            grid = (cluster * -(-self.units // config.units), -(-n // config.columns))
-            block = (32 * config.units * config.group,)
-            found = self._launches[key] = (kernel, grid, block, config.shared_memory, self._left())
+            sms, major = _device()
+            config = config or configure(self.units, self.panels, n, sms)
+            found = self._launches[key] = Ready(self, n, load, config, early=major >= 9)
         return found
 
-    def _left(self):
-        addresses = (x.data.ptr for x in (self.words, self.begins, self.rows))
-        return loader.by_value(np.array([(*addresses, self.units, self.shape[0])], LEFT))
+
+class Ready(BoundProduct):
+    """One way of running a product: kernel, grid, and the matrix's part of the arguments."""
+
+    def __init__(self, layout: GatherLayout, n: int, load: int, config: Config, *, early: bool):
+        super().__init__()
+        macros = defines(layout, config, load)
+        shared = config.shared_memory
+        kernel = loader.function(NAME, "product", macros, shared_memory=shared)
+        cluster = -(-layout.panels // config.held)
+        sets, groups = -(-layout.units // config.units), -(-n // config.columns)
+        self._sizes = (kernel, cluster * sets * groups, 32 * config.units * config.group, shared)
+        self._early = early
+        addresses = (x.data.ptr for x in (layout.words, layout.begins, layout.rows))
+        self._left = np.array([(*addresses, layout.units, layout.shape[0])], LEFT)
+
+    def bind(self, b, out, stream: int) -> Launch:
+        return Launch(*self._sizes, (self._left, right(b), result(out)), early=self._early)
 
 
-def _multiprocessors() -> int:
+def _device() -> tuple[int, int]:
+    """Multiprocessors and major compute capability of the current device."""
     import cupy
 
-    return cupy.cuda.Device().attributes["MultiProcessorCount"]
+    device = cupy.cuda.Device()
+    return device.attributes["MultiProcessorCount"], int(device.compute_capability) // 10
 
 
 def width(n: int) -> int:
@@ -179,7 +194,10 @@ def prepare(bits: Any, dtype: DType, xp=np, *, height: int | None = None) -> Gat
     unit = rank[row] // height + column // PANEL * units
     at = ((begins[unit] + position // STEP) * 32 + line + within % lanes * height) * STEP
     words[at + position % STEP] = value << 16 | (column % PANEL * 16).astype(np.uint32)
-    return GatherLayout((m, k), dtype, height, words, begins.astype(np.int32), rows)
+    begins = begins.astype(np.int32)
+    if xp is not np:
+        settle()
+    return GatherLayout((m, k), dtype, height, words, begins, rows)
 
 
 def _by_length(xp, length):
@@ -242,18 +260,11 @@ def _load(b, columns: int) -> int:
     return int(columns >= 8 and b.shape[1] % 8 == 0 and row % 8 == 0)
 
 
-def _right(b):
-    row, column = (s // 2 for s in b.strides)
-    return loader.by_value(np.array([(b.data.ptr, *b.shape, row, column)], RIGHT))
-
-
 def product(layout: GatherLayout, b, out, *, config: Config | None = None) -> None:
     """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides."""
     n = b.shape[1]
     load = _load(b, config.columns if config else width(n))
-    kernel, grid, block, shared, left = layout.launch(n, load, config)
-    out_row, out_column = (s // 2 for s in out.strides)
-    kernel(grid, block, (left, _right(b), out, out_row, out_column), shared_mem=shared)
+    layout.launch(n, load, config)(b, out)
 
 
 COMPILE_CHECKS = [

@@ -7,8 +7,10 @@ import functools
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24.kernels import loader
+from sparse24.kernels import loader, partial_sums
+from sparse24.kernels.hybrid_launch import BoundProduct, result, right, settle
 from sparse24.kernels.hybrid_stream_plan import STRIP, Config, configs, schedule, warp_starts
+from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_stream"
 MOST_COLUMNS = 64
@@ -16,7 +18,6 @@ LEFT = np.dtype(
     [("blob", "u8"), ("starts", "u8"), ("order", "u8"), ("cuts", "u8"),
      ("pitch", "i4"), ("stage_bytes", "i4"), ("m", "i8")]
 )  # fmt: skip
-RIGHT = np.dtype([("b", "u8"), ("k", "i8"), ("n", "i8"), ("row", "i8"), ("column", "i8")])
 
 
 class StreamLayout:
@@ -33,7 +34,7 @@ class StreamLayout:
         self.shape, self.dtype, self.span = shape, dtype, span
         self.blob = blob
         self.cost = units.reshape(self.strips, self.chunks)
-        self._launches: dict[tuple, Launch] = {}
+        self._launches: dict[tuple, Ready] = {}
 
     @property
     def strips(self) -> int:
@@ -53,41 +54,55 @@ class StreamLayout:
 
     def copy(self) -> StreamLayout:
         """The same layout elsewhere in memory."""
-        return StreamLayout(self.shape, self.dtype, self.span, self.blob.copy(), self.cost)
+        blob = self.blob.copy()
+        settle()
+        return StreamLayout(self.shape, self.dtype, self.span, blob, self.cost)
 
-    def launch(self, n: int, vector: bool, balance: bool, config: Config | None) -> Launch:
+    def launch(self, n: int, vector: bool, balance: bool, config: Config | None) -> Ready:
         """The compiled product with `n` columns, made at the first use and kept."""
         key = (n, vector, balance, config)
         found = self._launches.get(key)
         if found is None:
-            if config is None:
-                sms, major = _device(self.blob.device.id)
-                config = configs(self, n, sms, hopper=major == 9)[0]
-            found = self._launches[key] = Launch(self, n, vector, balance, config)
+            sms, major, shared = _device(self.blob.device.id)
+            config = config or configs(self, n, sms, major == 9, shared)[0]
+            found = self._launches[key] = Ready(self, vector, balance, config, early=major >= 9)
         return found
 
 
-class Launch:
+class Ready(BoundProduct):
     """One way of running a product: kernel, grid, and the matrix's part of the arguments."""
 
-    def __init__(self, layout: StreamLayout, n: int, vector: bool, balance: bool, config: Config):
+    def __init__(
+        self, layout: StreamLayout, vector: bool, balance: bool, config: Config, *, early: bool
+    ):
         import cupy
 
+        super().__init__()
         most = config.panel // layout.span if config.buffers == 1 else None
         order, cuts = schedule(
             layout.cost, config.height, config.splits * config.parts, balance, most
         )
         starts = warp_starts(layout.cost, order, cuts, config)
-        self.order, self.cuts = cupy.asarray(order), cupy.asarray(cuts)
-        self.starts = cupy.asarray(starts)
-        self.shared_memory = config.shared_memory(layout.stage_bytes)
+        # A warp reads the first starts at once, even where it has fewer chunks.
+        padded = np.pad(starts.ravel(), (0, config.stages))
+        self.tables = [cupy.asarray(x) for x in (padded, order, cuts)]
+        shared = config.shared_memory(layout.stage_bytes)
         macros = defines(layout.span, layout.dtype.name, config, vector)
-        self.kernel = loader.function(NAME, "product", macros, shared_memory=self.shared_memory)
-        self.grid = (len(cuts), config.splits, -(-n // (8 * config.tiles)))
-        self.block = (32 * config.warps,)
-        addresses = (x.data.ptr for x in (layout.blob, self.starts, self.order, self.cuts))
+        kernel = loader.function(NAME, "product", macros, shared_memory=shared)
+        self._sizes = (kernel, len(cuts) * config.splits, 32 * config.warps, shared)
+        self._early, self.per_stream = early, config.splits > 1
+        addresses = (x.data.ptr for x in (layout.blob, *self.tables))
         sizes = (starts.shape[1], layout.stage_bytes, layout.shape[0])
-        self.left = loader.by_value(np.array([(*addresses, *sizes)], LEFT))
+        self._left = np.array([(*addresses, *sizes)], LEFT)
+        if not cupy.cuda.get_current_stream().is_capturing():
+            if self.per_stream:
+                partial_sums.reserve()
+            settle()
+
+    def bind(self, b, out, stream: int) -> Launch:
+        room = partial_sums.of_stream(stream) if self.per_stream else partial_sums.NONE
+        arguments = (self._left, right(b), result(out), room)
+        return Launch(*self._sizes, arguments, early=self._early)
 
 
 def span_for(density: float) -> int:
@@ -125,6 +140,7 @@ def prepare(dense, dtype: DType, density: float) -> StreamLayout:
     offsets = cupy.asarray(np.concatenate([[0], np.cumsum(costs)]).astype(np.uint32))
     blob = cupy.zeros(int(costs.sum()) * 16, np.uint8)
     loader.function(NAME, "pack", defines)(grid, (32,), (*source, offsets, blob))
+    settle()
     return StreamLayout((m, k), dtype, span, blob, costs)
 
 
@@ -147,25 +163,24 @@ def defines(layout_span: int, dtype_name: str, config: Config, vector: bool) -> 
 
 
 @functools.cache
-def _device(device: int) -> tuple[int, int]:
+def _device(device: int) -> tuple[int, int, int]:
+    """Multiprocessors, major compute capability, most shared memory of a block."""
     import cupy
 
     handle = cupy.cuda.Device(device)
-    return handle.attributes["MultiProcessorCount"], int(handle.compute_capability) // 10
+    sms = handle.attributes["MultiProcessorCount"]
+    shared = handle.attributes["MaxSharedMemoryPerBlockOptin"]
+    return sms, int(handle.compute_capability) // 10, shared
 
 
 def product(
     layout: StreamLayout, b, out, *, balance: bool = True, config: Config | None = None
 ) -> None:
     """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64."""
-    k, n = b.shape
+    n = b.shape[1]
     row, column = (s // 2 for s in b.strides)
     vector = n % 8 == 0 and column == 1 and row % 8 == 0 and b.data.ptr % 16 == 0
-    ready = layout.launch(n, vector, balance, config)
-    right = loader.by_value(np.array([(b.data.ptr, k, n, row, column)], RIGHT))
-    out_row, out_column = (s // 2 for s in out.strides)
-    arguments = (ready.left, right, out, out_row, out_column)
-    ready.kernel(ready.grid, ready.block, arguments, shared_mem=ready.shared_memory)
+    layout.launch(n, vector, balance, config)(b, out)
 
 
 def _check(arch: str, instruction: str, span: int, name: str, config: Config, vector: bool = True):
@@ -175,8 +190,10 @@ def _check(arch: str, instruction: str, span: int, name: str, config: Config, ve
 COMPILE_CHECKS = [
     _check("sm_90a", "HGMMA.SP.64x8x32", 256, "bfloat16", Config(2, 4, 1, 2, 1024, 1, 3)),
     _check("sm_90a", "HGMMA.SP.64x16x32", 256, "float16", Config(2, 4, 2, 2, 1024), False),
-    _check("sm_90a", "HGMMA.SP.64x32x32", 128, "bfloat16", Config(2, 2, 4, 2, 256, 2)),
-    _check("sm_90a", "HGMMA.SP.64x64x32", 128, "bfloat16", Config(2, 2, 8, 2, 256, 2)),
+    _check("sm_90a", "HGMMA.SP.64x16x32", 128, "float16", Config(4, 1, 2, 8, 512, 1, 3)),
+    _check("sm_90a", "HGMMA.SP.64x16x32", 128, "bfloat16", Config(7, 1, 2, 4, 1024, 1, 2)),
+    _check("sm_90a", "HGMMA.SP.64x32x32", 128, "bfloat16", Config(4, 1, 4, 8, 128, 3, 3)),
+    _check("sm_90a", "HGMMA.SP.64x64x32", 128, "bfloat16", Config(4, 1, 8, 4, 128, 4, 3)),
     _check("sm_80", "HMMA.SP.16832", 256, "float16", Config(2, 2, 1, 1, 512, 1, 2, False), False),
-    _check("sm_120", "HMMA.SP.16832", 128, "bfloat16", Config(2, 1, 8, 1, 256, 2, 3, False)),
+    _check("sm_120", "HMMA.SP.16832", 128, "bfloat16", Config(2, 1, 8, 4, 256, 2, 3, False)),
 ]

@@ -9,7 +9,8 @@ import numpy as np
 
 STRIP = 16  # rows
 MOST_SHARED = 227 * 1024
-MANY = (1, 2, 3, 4, 5, 6, 7, 8)  # teams and parts that are tried
+MANY = (1, 2, 3, 4, 5, 6, 7, 8)  # teams, parts and splits that are tried
+MOST_TEAMS = {1: 8, 2: 8, 4: 5, 8: 4}  # of a block, all parts, by tiles: registers set them
 WORTH_UNEVEN = 1.08  # gain from which parts of unlike length are taken
 
 
@@ -24,7 +25,7 @@ class Config:
     tiles : int
         Tiles of 8 columns of the result in a block.
     splits : int
-        Blocks of a cluster, which share k.
+        Blocks that share k.
     panel, buffers : int
         Lines of b that are staged at a time for each part, and how many times over.
     stages : int
@@ -58,58 +59,69 @@ class Config:
 
     def shared_memory(self, stage_bytes: int) -> int:
         b_bytes = self.buffers * self.parts * self.panel * 16 * self.tiles
-        sums = self.parts * self.teams * 64 * (8 * self.tiles + 1) * 4
-        return 1024 + max(b_bytes + self.stages * self.warps * stage_bytes, sums)
+        sums = (self.parts - 1) * self.teams * 64 * 8 * self.tiles * 4
+        return 2048 + max(b_bytes + self.stages * self.warps * stage_bytes, sums)
 
 
-def configs(layout, n: int, sms: int, hopper: bool = True) -> list[Config]:
+def configs(
+    layout, n: int, sms: int, hopper: bool = True, most_shared: int = MOST_SHARED
+) -> list[Config]:
     """Ways to cut up the product with `n` columns, best guess first."""
     tiles = 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else 8
     found = []
-    for stages, splits, teams, parts in itertools.product((3, 2), (1, 2), MANY, MANY):
-        if teams * parts > (8 if tiles <= 2 else 4) or (splits > 1 and not hopper):
+    for stages, splits, teams, parts in itertools.product((4, 3, 2), MANY, MANY, MANY):
+        blocks = -(-layout.strips // (4 * teams)) * splits
+        if teams * parts > MOST_TEAMS[tiles] or (splits > 1 and blocks > sms):
             continue
-        if teams * parts == 8 and tiles == 2 and stages == 3:  # would need more than 64 registers
-            continue
-        panel = _panel(layout, tiles, stages, splits, teams, parts)
-        if panel is not None:
-            config = Config(teams, parts, tiles, splits, *panel, stages, hopper)  # type: ignore[call-arg]
-            found.append((_time(layout, config, sms), config))
+        for panel, buffers in _panels(layout, splits * parts):
+            shape = (teams, parts, tiles, splits, panel, buffers, stages, hopper)
+            config = Config(*shape)  # type: ignore[arg-type]
+            if config.shared_memory(layout.stage_bytes) <= most_shared:
+                found.append((_microseconds(layout, config, sms), config))
     if not found:  # very full chunks: two teams of many rows always fit
         found.append((0.0, Config(1, 1, tiles, 1, layout.span, 2, 2, hopper)))
     return [config for _, config in sorted(found, key=lambda pair: pair[0])]
 
 
-def _panel(layout, tiles: int, stages: int, splits: int, teams: int, parts: int):
-    """Lines and buffers of a panel: all lines of a part with some to spare, or two buffers."""
-    chunks = -(-layout.chunks // (splits * parts))
-    fits = [
-        (size * layout.span, 1)
-        for size in (chunks + -(-chunks // 8), chunks)
-        if Config(teams, parts, tiles, splits, size * layout.span, 1, stages).shared_memory(
-            layout.stage_bytes
-        )
-        <= MOST_SHARED
-    ]
-    if fits:
-        return fits[0]
-    for size in (8, 4, 2, 1):
-        config = Config(teams, parts, tiles, splits, size * layout.span, 2, stages)
-        if config.shared_memory(layout.stage_bytes) <= MOST_SHARED and size <= chunks:
-            return config.panel, 2
-    return None
+def _panels(layout, parts: int):
+    """Lines and buffers of a panel: all lines of a part with some to spare, or several buffers."""
+    chunks = max(1, -(-layout.chunks // parts))
+    sizes = [(chunks + -(-chunks // 8), 1), (chunks, 1)]
+    sizes += [(size, buffers) for size in (1, 2, 4) for buffers in (2, 3, 4) if size < chunks]
+    return [(size * layout.span, buffers) for size, buffers in sizes]
 
 
-def _time(layout, config: Config, sms: int) -> float:
-    """Relative time: waves of blocks, each with its share of the matrix and of b."""
-    blocks = -(-layout.strips // config.height) * config.splits
-    a_bytes = layout.nbytes / max(layout.strips, 1) * config.height / config.splits
-    b_bytes = layout.shape[1] / config.splits * 16 * config.tiles
-    part = layout.shape[1] / config.splits / config.parts
-    phases = 1 if config.buffers == 1 else part / config.panel
-    idle = 1 + 6 / config.warps + 0.03 * (3 - config.stages)
-    work = (a_bytes + 0.4 * b_bytes) * idle
-    return -(-blocks // sms) * (work + 2000 * phases + 3000 * config.splits)
+LATENCY = 1.0  # µs, of memory and of the sharing of sums
+MEMORY = 4300.0  # bytes a nanosecond, all multiprocessors together; one alone gets
+ONE = 45.0  # from memory or the L2 cache
+CLOCK = 1.7  # cycles a nanosecond
+SLAB = (50, 330)  # cycles a 16x32 slab takes to issue, and from begin to end
+
+
+def _microseconds(layout, config: Config, sms: int) -> float:
+    """About how long the product takes; the constants are round figures of an H200."""
+    row_blocks = -(-layout.strips // config.height)
+    chunks = -(-layout.chunks // (config.splits * config.parts)) * config.parts  # the longest share
+    columns = chunks * layout.span
+    a_bytes = layout.nbytes / max(row_blocks, 1) * chunks / max(layout.chunks, 1)
+    b_bytes = columns * 16 * config.tiles
+    ahead = config.stages * config.warps * layout.nbytes / max(layout.strips * layout.chunks, 1)
+    rate = min(ONE, ahead / LATENCY * 1e-3, max(MEMORY / min(sms, row_blocks * config.splits), 1))
+    memory = (a_bytes / rate + b_bytes / ONE) * 1e-3
+    slabs = config.teams * columns / 32
+    warps = config.teams * config.parts  # of each scheduler
+    slab = max(SLAB[0], 8 * config.tiles, SLAB[1] / warps)
+    work = slabs * slab / CLOCK * 1e-3
+    body = max(memory, work) + 0.3 * min(memory, work)
+    if config.buffers > 1:
+        phases = columns / config.parts / config.panel
+        late = LATENCY - (config.buffers - 1) * body / phases
+        body += phases * (0.1 + max(0.0, late))
+    sums = config.teams * 64 * 8 * config.tiles * 4
+    shared = 1.5 * LATENCY + 2 * sums / ONE * 1e-3 if config.splits > 1 else 0.0
+    added = 0.2 + config.parts * sums / 100 * 1e-3 if config.parts > 1 else 0.0
+    waves = -(-row_blocks * config.splits // sms)
+    return waves * (LATENCY + body + added + shared)
 
 
 def schedule(cost: np.ndarray, height: int, parts: int, balance: bool, most: int | None = None):

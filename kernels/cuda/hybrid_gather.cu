@@ -7,7 +7,8 @@
 // A panel is 4096 columns of A and as many rows ("lines") of b, COLUMNS elements each, in shared
 // memory.  A unit is HEIGHT rows; 32 / HEIGHT lanes
 // share a row.  GROUP warps take a unit, a block UNITS of them and HELD panels, a cluster all PANELS
-// of the same rows.  Grid: (blocks, column groups).
+// of the same rows.  The grid is that of one group of COLUMNS columns, for one group after the other.
+// Words are asked for before the kernel waits for the one before it in the stream; b is not.
 //
 // The order of a row's elements is free, so the launcher orders them by column modulo 8, every lane
 // with another offset: the eight lanes that shared memory serves together mostly meet eight banks.
@@ -16,6 +17,7 @@
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_gather.py.
 #include "numeric.cuh"
+#include "programmatic.cuh"
 
 using Count = long long;
 using In = Scalar<Kind::ELEMENT>;
@@ -47,6 +49,11 @@ struct Right {
     Count k, n, row, column;    // sizes and strides in elements
 };
 
+struct Product {
+    In::type* to;
+    Count row, column;          // strides in elements
+};
+
 __device__ void copy16(unsigned to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
@@ -57,7 +64,7 @@ __device__ void copy16(unsigned to, const void* from, int bytes) {
 __device__ void fetch_panel(unsigned panel, const Right& b, int rank, Count column0) {
     if (rank >= PANELS) return;
     const Count first = Count(rank) * kLines;
-    const int lines = int(min(Count(kLines), b.k - first)), turn = (blockIdx.x + gridDim.x * blockIdx.y) * 352;
+    const int lines = int(min(Count(kLines), b.k - first)), turn = blockIdx.x * 352;
     const unsigned short* from = b.b + first * b.row + column0 * b.column;
 #if B_LOAD == 2     // one run of memory
     const int bytes = lines * kLineBytes;
@@ -178,15 +185,15 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
 #else
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
-product(const Left a, const Right b, In::type* out, Count out_row, Count out_column) {
+product(const Left a, const Right b, const Product out) {
     extern __shared__ __align__(16) unsigned char shared[];
     constexpr int kSums = UNITS * HEIGHT * COLUMNS;     // of a cluster
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % kCluster;
-    const int part = warp % GROUP, held = part % HELD, unit0 = blockIdx.x / kCluster * UNITS;
+    const int sets = (a.units + UNITS - 1) / UNITS, set = blockIdx.x / kCluster;
+    const int part = warp % GROUP, held = part % HELD, unit0 = set % sets * UNITS;
     const unsigned sums = in_shared(shared), panel = panel_address(shared);
-    const Count column0 = Count(blockIdx.y) * COLUMNS;
-#pragma unroll
-    for (int h = 0; h < HELD; ++h) fetch_panel(panel + h * kPanelBytes, b, rank * HELD + h, column0);
+    const Count column0 = Count(set / sets) * COLUMNS;
+    let_next_start();
     Steps steps;
     steps.begin(a, rank * HELD + held, unit0 + warp / GROUP, part / HELD, GROUP / HELD);
     const auto row_of = [&](int i) {
@@ -194,6 +201,9 @@ product(const Left a, const Right b, In::type* out, Count out_row, Count out_col
         return i < kSums && line < a.units * HEIGHT ? a.rows[line] : -1;
     };
     int i = threadIdx.x + rank * kThreads, row = row_of(i);
+    wait_for_previous();
+#pragma unroll
+    for (int h = 0; h < HELD; ++h) fetch_panel(panel + h * kPanelBytes, b, rank * HELD + h, column0);
     float acc[COLUMNS] = {};
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
@@ -212,7 +222,7 @@ product(const Left a, const Right b, In::type* out, Count out_row, Count out_col
 #pragma unroll
             for (int g = 0; g < GROUP; ++g)
                 sum += shared_float(sums + (((u * GROUP + g) * COLUMNS + c) * HEIGHT + line) * 4, p);
-        out[row * out_row + (column0 + c) * out_column] = In::store(sum);
+        out.to[row * out.row + (column0 + c) * out.column] = In::store(sum);
     }
     if (PANELS > HELD) cluster_barrier();
 }

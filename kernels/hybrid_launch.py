@@ -1,0 +1,62 @@
+"""What the kernels for few columns share: arguments laid out once for each pair of operands."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24.kernels.launch import Launch, current_stream
+
+RIGHT = np.dtype([("b", "u8"), ("k", "i8"), ("n", "i8"), ("row", "i8"), ("column", "i8")])
+OUT = np.dtype([("to", "u8"), ("row", "i8"), ("column", "i8")])
+
+
+def right(b) -> np.ndarray:
+    """A dense CuPy matrix of 16-bit elements as the argument that the kernels read."""
+    row, column = (s // 2 for s in b.strides)
+    return np.array([(b.data.ptr, *b.shape, row, column)], RIGHT)
+
+
+def result(out) -> np.ndarray:
+    """The matrix that they write."""
+    row, column = (s // 2 for s in out.strides)
+    return np.array([(out.data.ptr, row, column)], OUT)
+
+
+class BoundProduct:
+    """One way of running a product with a matrix; called with ``(b, out)``, it enqueues it.
+
+    Launches are remembered by the addresses of the operands and keep no operand alive.  The
+    kernel reads the matrix before the work that precedes it in the stream has ended, so
+    whoever makes a layout waits for it once.
+    """
+
+    REMEMBERED = 1024
+    per_stream = False  # whether the arguments depend on the stream
+
+    def __init__(self) -> None:
+        self._launches: dict[tuple, Launch] = {}
+
+    def bind(self, b, out, stream: int) -> Launch:
+        """Lay out the arguments for these operands."""
+        raise NotImplementedError
+
+    def __call__(self, b, out) -> None:
+        stream = current_stream()
+        key = (
+            b.data.ptr, b.shape, b.strides, out.data.ptr, out.strides,
+            stream if self.per_stream else 0,
+        )  # fmt: skip
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self.bind(b, out, stream)
+            while len(self._launches) >= self.REMEMBERED:
+                self._launches.pop(next(iter(self._launches)), None)
+            self._launches[key] = launch
+        launch(stream)
+
+
+def settle() -> None:
+    """Wait until what the current stream has written can be read by any kernel."""
+    import cupy
+
+    cupy.cuda.get_current_stream().synchronize()
