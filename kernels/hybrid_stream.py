@@ -124,6 +124,7 @@ def expected_bytes(shape, density: float) -> float:
     rows = quads * mean + np.sqrt(unequal / (2 * np.pi)) + fullest
     return float(shape[0] * shape[1] * (384 / 2048 + rows * 128 / (16 * span_for(density))))
 
+
 def prepare(dense, dtype: DType, density: float) -> StreamLayout:
     """Pack a dense (m, k) CuPy matrix with contiguous rows; waits for the counts."""
     import cupy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -59,6 +60,27 @@ def test_every_warp_knows_its_chunks(rng):
                 covered[np.searchsorted(offsets, begin)] += 1
                 assert end - begin == cost.ravel()[np.searchsorted(offsets, begin)]
     assert (covered == 1).all()
+
+
+@pytest.mark.parametrize("n", [8, 16, 32, 64])
+@pytest.mark.parametrize("shape", [(100, 300), (4096, 4096), (14336, 4096), (70000, 1000)])
+@pytest.mark.parametrize("most_shared", [227 << 10, 99 << 10])
+def test_what_is_tried_fits(n, shape, most_shared):
+    layout = SimpleNamespace(
+        shape=shape, strips=-(-shape[0] // 16), chunks=-(-shape[1] // 128), span=128,
+        stage_bytes=2304, nbytes=shape[0] * shape[1],
+    )  # fmt: skip
+    found = hybrid_stream.configs(layout, n, 132, most_shared=most_shared)
+    for config in found:
+        assert config.shared_memory(layout.stage_bytes) <= most_shared
+        assert config.warps <= 32
+        assert 8 * config.tiles >= n
+        blocks = -(-layout.strips // config.height) * config.splits
+        assert config.splits == 1 or blocks <= 132  # they wait for one another
+        parts = config.splits * config.parts
+        assert config.buffers > 1 or config.panel * parts >= shape[1]
+    if shape[0] < 20000:
+        assert -(-layout.strips // found[0].height) * found[0].splits <= 132
 
 
 def test_refuses_in_words():
@@ -142,6 +164,11 @@ CONFIGS = [
     hybrid_stream.Config(3, 1, 8, 2, 256, 2, 2),
     hybrid_stream.Config(2, 2, 1, 2, 384, 1, 2, wgmma=False),
     hybrid_stream.Config(1, 2, 8, 1, 128, 2, 3, wgmma=False),
+    hybrid_stream.Config(2, 1, 2, 4, 384, 1, 3),
+    hybrid_stream.Config(4, 1, 2, 8, 256, 1, 4),
+    hybrid_stream.Config(1, 1, 4, 3, 128, 3, 3),
+    hybrid_stream.Config(1, 2, 8, 2, 128, 4, 4),
+    hybrid_stream.Config(2, 1, 1, 3, 384, 1, 2, wgmma=False),
 ]
 
 
@@ -154,7 +181,26 @@ def test_every_way_of_cutting_up_is_exact(rng, config, family):
     w = (keep * rng.integers(1, 4, keep.shape)).astype(np.float16)
     b = rng.integers(-2, 3, (1130, 8 * config.tiles)).astype(np.float16)
     layout = hybrid_stream.prepare(cupy.asarray(w), lookup("float16"), 0.2)
-    for balance in (True, False):
+    for balance in (True, False, False):  # the third time follows another without a pause
         out = cupy.full((700, b.shape[1]), np.nan, np.float16)
         hybrid_stream.product(layout, cupy.asarray(b), out, balance=balance, config=config)
         np.testing.assert_array_equal(out.get(), (w.astype(np.int64) @ b).astype(np.float16))
+
+
+@pytest.mark.gpu
+def test_streams_do_not_meet(rng):
+    cupy = pytest.importorskip("cupy")
+    w = rng.integers(-3, 4, (1500, 2000)) * (rng.random((1500, 2000)) >= 0.8)
+    layout = hybrid_stream.prepare(cupy.asarray(w.astype(np.float16)), lookup("float16"), 0.2)
+    config = hybrid_stream.Config(2, 1, 2, 4, 512, 1, 3)
+    right = [rng.integers(-1, 2, (2000, 16)) * (rng.random((2000, 16)) < 0.1) for _ in range(8)]
+    b = [cupy.asarray(x.astype(np.float16)) for x in right]
+    out = [cupy.full((1500, 16), np.nan, np.float16) for _ in b]
+    cupy.cuda.Device().synchronize()
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
+    for i, (x, y) in enumerate(zip(b, out)):
+        with streams[i % 4]:
+            hybrid_stream.product(layout, x, y, config=config)
+    cupy.cuda.Device().synchronize()
+    for x, y in zip(right, out):
+        np.testing.assert_array_equal(y.get(), (w @ x).astype(np.float16))
