@@ -159,15 +159,15 @@ def test_layout_is_smaller_than_dense(rng):
 CONFIGS = [
     hybrid_stream.Config(1, 2, 1, 1, 640, 1, 3),
     hybrid_stream.Config(2, 3, 1, 2, 256, 1, 2),
-    hybrid_stream.Config(2, 2, 2, 2, 128, 2, 3),
+    hybrid_stream.Config(1, 3, 2, 2, 128, 2, 3),
     hybrid_stream.Config(1, 4, 4, 1, 128, 2, 2),
     hybrid_stream.Config(3, 1, 8, 2, 256, 2, 2),
     hybrid_stream.Config(2, 2, 1, 2, 384, 1, 2, wgmma=False),
     hybrid_stream.Config(1, 2, 8, 1, 128, 2, 3, wgmma=False),
     hybrid_stream.Config(2, 1, 2, 4, 384, 1, 3),
-    hybrid_stream.Config(4, 1, 2, 8, 256, 1, 4),
-    hybrid_stream.Config(1, 1, 4, 3, 128, 3, 3),
-    hybrid_stream.Config(1, 2, 8, 2, 128, 4, 4),
+    hybrid_stream.Config(4, 1, 2, 8, 256, 1, 2),
+    hybrid_stream.Config(1, 1, 4, 3, 128, 3, 4),
+    hybrid_stream.Config(1, 1, 8, 2, 128, 4, 4),
     hybrid_stream.Config(2, 1, 1, 3, 384, 1, 2, wgmma=False),
 ]
 
