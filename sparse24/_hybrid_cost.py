@@ -145,9 +145,9 @@ H200_LINES = {
     "rows/4": Line(5.82e-6, 0.0, 5.15e-13),
     "cublas/8": Line(8.55e-6, 0.0, 2.40e-13),
     "cublas/64": Line(1.02e-5, 0.0, 2.18e-13),
-    "dense/512": Line(3.0e-6, 2.41e-15, 0.0),
-    "overflow/512": Line(1.35e-6, 2.12e-13, 3.24e-13),
-    "slots/512": Line(3.0e-6, 1.80e-15, 1.4e-13),
+    "dense/512": Line(5.70e-6, 2.29e-15, 0.0),
+    "overflow/512": Line(1.48e-6, 2.13e-13, 3.17e-13),
+    "slots/512": Line(0.0, 1.80e-15, 1.89e-14),
 }
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64), "gather": (1, 2, 4, 8, 16), "rows": (1, 2, 4),
