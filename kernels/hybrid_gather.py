@@ -24,6 +24,7 @@ MOST_HELD = 2  # panels that fit into shared memory beside the sums
 MOST_PANELS = 16
 MOST_WARPS = 32
 PANEL_BYTES = PANEL * 16
+START_ROWS = 48  # of the matrix, as dear as to begin a block and read its panel
 H200_SMS = 132
 LEFT = np.dtype([("words", "u8"), ("begins", "u8"), ("rows", "u8"), ("units", "i4"), ("m", "i4")])
 
@@ -88,7 +89,7 @@ class GatherLayout:
         found = self._launches.get(key)
         if found is None:
             sms, major = _device()
-            config = config or configure(self.units, self.panels, n, sms)
+            config = config or configure(self.units, self.panels, n, sms, self.height)
             found = self._launches[key] = Ready(self, n, load, config, early=major >= 9)
         return found
 
@@ -125,23 +126,25 @@ def width(n: int) -> int:
     return next((c for c in (1, 2, 4) if c >= n), 8)
 
 
-def configure(units: int, panels: int, n: int, sms: int) -> Config:
+def configure(units: int, panels: int, n: int, sms: int, height: int = 32) -> Config:
     """Units of a block such that blocks fill whole waves."""
     held = min(panels, MOST_HELD)
     groups = -(-n // width(n))
 
     def waves(of_block: int) -> float:
-        return _waves(units, -(-panels // held) * groups, of_block, sms, held)
+        return _waves(units, -(-panels // held) * groups, of_block, sms, held, START_ROWS / height)
 
     found = min(range(1, MOST_WARPS // held + 1), key=lambda u: (waves(u), u))
     return Config(width(n), found, MOST_WARPS // found // held * held, held)
 
 
-def _waves(units: int, shares: int, of_block: int, sms: int, held: int = 1) -> float:
-    """Relative time of a launch with so many units in a block."""
+def _waves(
+    units: int, shares: int, of_block: int, sms: int, held: int, start: float = 0.3
+) -> float:
+    """Relative time of a launch with so many units in a block; to begin it costs `start` units."""
     sets = -(-units // of_block)
     idle = MOST_WARPS / (of_block * (MOST_WARPS // of_block // held * held))
-    return -(-sets // max(1, sms // shares)) * (of_block * idle + 0.3)
+    return -(-sets // max(1, sms // shares)) * (of_block * idle + start)
 
 
 def height_for(m: int, panels: int, sms: int = H200_SMS) -> int:

@@ -134,7 +134,7 @@ H200_LINES = {
     "stream/8": Line(6.15e-6, 1.40e-13, 1.34e-13),
     "stream/16": Line(6.49e-6, 1.54e-13, 1.31e-13),
     "stream/32": Line(7.06e-6, 1.92e-13, 1.20e-13),
-    "stream/64": Line(5.51e-6, 3.40e-13, 1.00e-13),
+    "stream/64": Line(6.6e-6, 3.40e-13, 1.00e-13),
     "gather/1": Line(2.09e-6, 1.06e-12, 0.0),
     "gather/2": Line(2.30e-6, 1.07e-12, 0.0),
     "gather/4": Line(2.74e-6, 8.26e-13, 5.98e-14),
@@ -143,15 +143,16 @@ H200_LINES = {
     "rows/1": Line(4.00e-6, 0.0, 3.31e-13),
     "rows/2": Line(4.61e-6, 0.0, 3.85e-13),
     "rows/4": Line(5.82e-6, 0.0, 5.15e-13),
-    "cublas/8": Line(8.55e-6, 0.0, 2.40e-13),
-    "cublas/64": Line(1.02e-5, 0.0, 2.18e-13),
+    "cublas/8": Line(5.4e-6, 0.0, 2.44e-13),
+    "cublas/32": Line(5.2e-6, 0.0, 2.42e-13),
+    "cublas/64": Line(4.2e-6, 0.0, 2.46e-13),
     "dense/512": Line(5.70e-6, 2.29e-15, 0.0),
     "overflow/512": Line(1.48e-6, 2.13e-13, 3.17e-13),
     "slots/512": Line(0.0, 1.80e-15, 1.89e-14),
 }
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64), "gather": (1, 2, 4, 8, 16), "rows": (1, 2, 4),
-    "cublas": (8, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
+    "cublas": (8, 32, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
 }  # fmt: skip
 
 

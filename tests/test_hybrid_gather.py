@@ -54,11 +54,22 @@ def test_neighbouring_lanes_read_different_banks(rng):
 def test_blocks_are_full(m, n):
     height = hybrid_gather.height_for(m, 2)
     units = -(-m // height)
-    config = hybrid_gather.configure(units, 2, n, 132)
+    config = hybrid_gather.configure(units, 2, n, 132, height)
     assert config.columns == min(n, 8)
     assert config.group % config.held == 0
     assert config.units * config.group <= 32
     assert config.units * config.group >= 24
+
+
+@pytest.mark.parametrize("n", [8, 16])
+@pytest.mark.parametrize("shape", [(4096, 4096), (14336, 4096), (8192, 8192), (4096, 14336)])
+def test_blocks_run_at_once(shape, n):
+    panels = -(-shape[1] // PANEL)
+    height = hybrid_gather.height_for(shape[0], panels)
+    units = -(-shape[0] // height)
+    config = hybrid_gather.configure(units, panels, n, 132, height)
+    shares = -(-panels // config.held) * -(-n // config.columns)
+    assert -(-units // config.units) * shares <= 132
 
 
 def test_refuses_in_words():
