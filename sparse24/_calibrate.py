@@ -42,7 +42,7 @@ def fit(device: int) -> dict[str, float]:
 
 def _operand(dtype: str, shape: tuple[int, int]):
     """A random sparse matrix, with the dense one beside it."""
-    from sparse24._compress import random
+    from sparse24._make import random
 
     weight = random(shape, dtype=dtype, rng=0, device="cuda")
     return dataclasses.replace(weight._operand, dense=weight.toarray())

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
-from sparse24._compress import compress, from_scipy
+from sparse24._compress import compress
 from sparse24._errors import FormatError, ShapeError
+from sparse24._make import from_scipy
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.parts import Parts
 from sparse24.formats.two_four import Sparse24Array

@@ -1,0 +1,129 @@
+"""Make 2:4 arrays of other things: `asarray`, `from_scipy`, `random`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24 import _check, _dtypes
+from sparse24._compress import compress
+from sparse24._errors import PatternError
+from sparse24.formats import convert
+from sparse24.formats.two_four import Sparse24Array
+
+
+def asarray(x, *, dtype=None):
+    """Return `x` as a `Sparse24Array`; arrays that already are one pass unchanged.
+
+    Parameters
+    ----------
+    x : Sparse24Array, array or scipy.sparse matrix
+        Anything else than a `Sparse24Array` must obey 2:4; it is checked, which waits
+        for the device.
+    dtype : dtype, optional
+        Convert to this type.
+
+    Returns
+    -------
+    Sparse24Array
+
+    Raises
+    ------
+    PatternError
+        If `x` does not obey 2:4.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A = s24.asarray(np.eye(4, dtype=np.float32))
+    >>> s24.asarray(A) is A
+    True
+    """
+    if isinstance(x, Sparse24Array):
+        return x if dtype is None else x.astype(dtype)
+    return compress(x, dtype=dtype)
+
+
+def from_scipy(m, *, dtype=None, on_excess="raise"):
+    """Compress a scipy.sparse (or cupyx.scipy.sparse) matrix of any format.
+
+    Parameters
+    ----------
+    m : sparse matrix or array, shape (m, k)
+    dtype : dtype, optional
+        Element type of the result; by default that of `m`.
+    on_excess : {"raise", "prune"}
+        What to do with a group of more than two non-zeros; see `compress`.
+
+    Returns
+    -------
+    Sparse24Array
+        On the CPU for SciPy, on the GPU for cupyx matrices.
+
+    Raises
+    ------
+    PatternError
+        If the matrix does not obey 2:4; `sparse24.hybrid` takes it then, exactly.
+    ArgumentError
+        If `m` is no sparse matrix.
+
+    Examples
+    --------
+    >>> import scipy.sparse, sparse24 as s24
+    >>> A = s24.from_scipy(scipy.sparse.eye_array(8, format="csr"), dtype="float16")
+    >>> A.nnz, A.dtype.name
+    (8, 'float16')
+    """
+    try:
+        return compress(convert.densify(m), on_excess=on_excess, dtype=dtype)
+    except PatternError as error:
+        raise PatternError(
+            f"{error}; a matrix that does not obey 2:4 keeps all its elements in sparse24.hybrid(m)"
+        ) from None
+
+
+def random(shape, *, dtype="float32", rng=None, device="cpu"):
+    """A random 2:4 array: two normal values at random places of every group.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape (..., m, k).
+    dtype : dtype, default float32
+        int8 draws integers from -100 to 100.
+    rng : numpy.random.Generator or int, optional
+        Source of randomness or a seed.
+    device : str, default "cpu"
+        Where the array goes: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
+
+    Returns
+    -------
+    Sparse24Array
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError
+        If an argument does not fit, or the device is not there.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> s24.random((3, 10), rng=0).density
+    0.6
+    """
+    row = _dtypes.lookup(dtype)
+    shape = _check.sizes(shape, argument="shape")
+    rng = np.random.default_rng(rng)
+    keep = _random_places(shape, rng)
+    if row.name == "int8":
+        x = rng.integers(-100, 101, shape).astype(np.int8)
+        x[x == 0] = 1
+    else:
+        x = rng.standard_normal(shape).astype(np.float32).astype(row.logical)
+    array = compress(np.where(keep, x, np.zeros((), x.dtype)))
+    return array if device == "cpu" else array.to_device(device)
+
+
+def _random_places(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    from sparse24.kernels import reference
+
+    return reference.top_mask(rng.random(shape), 2, 4)
