@@ -27,6 +27,7 @@ MANY = (512, 2048)  # columns of the paths for many
 SHAPES = ((4096, 8192), (8192, 8192))
 ZEROS = (0.6, 0.95)
 ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
+FILLER_BYTES = 64 << 20  # cleared in about the time of a launch by CuPy
 
 _lock = threading.Lock()
 _known: dict[int, dict[str, Line]] = {}
@@ -171,10 +172,11 @@ def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
 def _time(cupy, calls, *, captured: bool, rounds: int = 5) -> float:
     """Median seconds of a call, the calls as one graph where they can be captured.
 
-    CuPy does not capture cuBLAS; those calls are queued, and must take longer than
-    their launches.
+    CuPy does not capture cuBLAS; those calls are queued behind other work, so that the GPU does
+    not wait for their launches.
     """
     stream = cupy.cuda.get_current_stream()
+    filler = cupy.empty(0 if captured else FILLER_BYTES, np.uint8)
     for call in calls:
         call()
     if captured:
@@ -186,6 +188,9 @@ def _time(cupy, calls, *, captured: bool, rounds: int = 5) -> float:
     times = []
     for _ in range(rounds):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        if not captured:
+            for _ in calls * 4:
+                filler.data.memset_async(0, filler.nbytes, stream)
         start.record(stream)
         if captured:
             launch(stream)

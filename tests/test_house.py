@@ -27,8 +27,8 @@ FLOORS = (
      "_hybrid_*", "_methods", "_planner", "_product", "_refit", "_replay", "_rule",
      "_select", "_sparsegpt", "_storage", "_tuning_cache"),
     ("formats", "formats.*"),
-    ("_activate", "_advise", "_calibrate", "_compress", "_explain", "_hybrid", "_matmul",
-     "_obeys", "_plan", "_prune", "_sched_*", "schedule", "tuning"),
+    ("_activate", "_advise", "_calibrate", "_compress", "_explain", "_hybrid", "_make",
+     "_matmul", "_obeys", "_plan", "_prune", "_sched_*", "schedule", "tuning"),
 )  # fmt: skip
 TOP = len(FLOORS)
 
