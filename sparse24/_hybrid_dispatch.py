@@ -19,22 +19,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _hybrid_cost, _hybrid_fit, _product
+from sparse24 import _arrays, _dtypes, _foreign, _hybrid_cost, _product
 from sparse24._errors import ArgumentError, DeviceError, UnsupportedError
-from sparse24._hybrid_cost import line_of
-from sparse24._hybrid_layouts import excess, layout, live_columns, slots_work, stored_tiles
+from sparse24._hybrid_layouts import layout
+from sparse24._hybrid_predict import predictions
 from sparse24._records import PLAIN, Problem
 
-MANY = 256  # columns from which a gather of the dense operand can pay
-WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
-TWO_FOUR_GAIN = ((64, 1.38), (128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over dense, up to n
-INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
-GATHER_COLUMNS = 16
-STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
-TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
 NOT_CAPTURED = ("cublas", "compact")
-GATHER_BYTES = 4.15  # a non-zero, with padding
 
 
 def result_dtype(dtype: _dtypes.DType) -> np.dtype:
@@ -181,77 +173,6 @@ _PATHS = {
     "compact": _multiply_compact,
     "cublas": _multiply_cublas,
 }
-
-
-def predictions(h, n: int) -> dict[str, float]:
-    """Seconds that every possible path is expected to take."""
-    if h.device == "cpu":
-        return {"cpu": _tile_time(h, n)}
-    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_stream
-
-    dtype = h.tiles.dtype
-    lines = _hybrid_fit.lines(int(h.device.partition(":")[2]))
-    times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense_time(h.size, dtype, n, lines)}
-    if hybrid_stream.refuses(dtype, n) is None and h.size:
-        nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
-        times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
-    if hybrid_rows.refuses(h.shape[1], dtype, n) is None:
-        entries = 1.08 * h.nnz
-        nbytes = entries * (dtype.itemsize + 1)
-        times["rows"] = line_of(lines, "rows", n).seconds(entries, nbytes)
-    if n <= GATHER_COLUMNS and h.size and hybrid_gather.refuses(h.shape[1], dtype) is None:
-        times["gather"] = line_of(lines, "gather", n).seconds(h.nnz, GATHER_BYTES * h.nnz)
-    if n >= MANY and h.nnz:
-        times |= _compact_time(h, n, lines)
-    if dtype.itemsize == 2 and n > STREAM_COLUMNS and h.size:
-        times |= _two_four_times(h, n, lines)
-    return times
-
-
-def _two_four_times(h, n: int, lines) -> dict[str, float]:
-    """The paths that multiply 2:4 matrices: what does not fit is added, or put into slots."""
-    from sparse24.kernels import hybrid_overflow, hybrid_wgmma
-
-    dtype = h.tiles.dtype
-    columns = -(-n // hybrid_overflow.COLUMNS) * hybrid_overflow.COLUMNS
-    rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
-    gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
-    times = {"two_four": dense_time(h.size, dtype, n, lines) / gain + rest}
-    if hybrid_wgmma.refuses(dtype, n, _arrays.cupy_module().cuda.Device().compute_capability):
-        return times
-    work = slots_work(h)
-    config = work.choose(n)
-    seconds = line_of(lines, "slots", n).seconds(*work.effort(config, n))
-    return times | {"slots": seconds + (hybrid_wgmma.EXCHANGE if config.parts > 1 else 0.0)}
-
-
-def _compact_time(h, n: int, lines) -> dict[str, float]:
-    """The path's time, if enough columns are empty for it to be worth a gather of b."""
-    live = len(live_columns(h).places)
-    if live > WORTH_COMPACTING * h.shape[1]:
-        return {}
-    gather = 2 * live * n * h.dtype.itemsize / _hybrid_cost.rates_for(h.tiles.dtype, True).bandwidth
-    return {"compact": dense_time(h.shape[0] * live, h.tiles.dtype, n, lines) + gather + 3e-6}
-
-
-def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:
-    """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
-    if dtype.name == "int8":
-        return 1e-5 + size * n / INT8_DENSE_RATE
-    few = line_of(lines, "cublas", n).seconds(size, size * dtype.itemsize)
-    if dtype.itemsize == 2:
-        return max(few, line_of(lines, "dense", n).seconds(size * n, 0))
-    return max(few, 3e-6 + size * n / _hybrid_cost.rates_for(dtype, True).dense)
-
-
-def _tile_time(h, n: int) -> float:
-    """Seconds tile by tile; on the GPU a block walks a band of tiles, 32 columns at a time."""
-    on_gpu = h.device != "cpu"
-    rates = _hybrid_cost.rates_for(h.tiles.dtype, on_gpu)
-    columns = -(-n // 32) * 32 if on_gpu else n
-    work = stored_tiles(h) * _hybrid_cost.ELEMENTS * columns
-    walk = h.tiles.grid[1] * TILE_SECONDS if on_gpu else 0.0
-    return max(walk, h.tiles.nbytes / rates.bandwidth + work / rates.tiles)
 
 
 def explain(h, n: int) -> dict:

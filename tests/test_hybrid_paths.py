@@ -9,7 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _hybrid_cost, _hybrid_dispatch, _hybrid_fit, families
+from sparse24 import (
+    _hybrid_cost,
+    _hybrid_dispatch,
+    _hybrid_fit,
+    _hybrid_layouts,
+    _hybrid_predict,
+    families,
+)
 from sparse24._dtypes import lookup
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import hybrid
@@ -103,7 +110,7 @@ def test_what_is_prepared_may_need_another_thing():
 
 def test_live_columns(rng):
     w = families.make("dead_columns", (200, 150), zeros=0.9, rng=rng)
-    live = _hybrid_dispatch.live_columns(hybrid(w)).places
+    live = _hybrid_layouts.live_columns(hybrid(w)).places
     np.testing.assert_array_equal(live, np.flatnonzero((w != 0).any(0)))
 
 
@@ -185,7 +192,7 @@ def planned(monkeypatch, excess: float, stages: int, gathered: int) -> dict[str,
     """Predicted seconds for a float16 matrix of 8192 x 8192 by 4096 columns on an H200."""
     capability = SimpleNamespace(compute_capability="90")
     chip = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: capability))
-    monkeypatch.setattr(_hybrid_dispatch._arrays, "cupy_module", lambda: chip)
+    monkeypatch.setattr(_hybrid_predict._arrays, "cupy_module", lambda: chip)
     monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
     known = {
         "excess": SimpleNamespace(elements=excess),
@@ -196,8 +203,8 @@ def planned(monkeypatch, excess: float, stages: int, gathered: int) -> dict[str,
         prepared=lambda name, make: known[name],
     )  # fmt: skip
     lines = _hybrid_cost.H200_LINES
-    dense = _hybrid_dispatch.dense_time(h.size, h.tiles.dtype, 4096, lines)
-    return {"cublas": dense} | _hybrid_dispatch._two_four_times(h, 4096, lines)
+    dense = _hybrid_predict.dense_time(h.size, h.tiles.dtype, 4096, lines)
+    return {"cublas": dense} | _hybrid_predict._two_four_times(h, 4096, lines)
 
 
 def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
@@ -235,3 +242,15 @@ def test_fit_is_kept_and_used(tmp_path, monkeypatch):
     assert _hybrid_fit.lines(0) == found
     assert _hybrid_fit._read(_hybrid_fit.path(0)) == found
     assert all(line.seconds(1e6, 1e6) > 0 for line in found.values())
+
+
+def test_small_chips_get_no_path_that_wants_more_shared_memory():
+    h = SimpleNamespace(
+        tiles=SimpleNamespace(dtype=lookup("float16")), size=4096 * 4096, shape=(4096, 4096),
+        density=0.1, nnz=1.6e6,
+    )  # fmt: skip
+    lines = _hybrid_cost.H200_LINES
+    large = _hybrid_predict._few_columns_times(h, 4, lines, 227 << 10)
+    small = _hybrid_predict._few_columns_times(h, 4, lines, 48 << 10)
+    assert large.keys() == {"stream", "rows", "gather"}
+    assert small.keys() == {"stream"}

@@ -1,0 +1,108 @@
+"""How long each path of a hybrid product is expected to take."""
+
+from __future__ import annotations
+
+import functools
+
+from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit
+from sparse24._hybrid_cost import line_of
+from sparse24._hybrid_layouts import excess, live_columns, slots_work, stored_tiles
+
+MANY = 256  # columns from which a gather of the dense operand can pay
+WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
+TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over dense, up to n
+INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
+GATHER_COLUMNS = 16
+STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
+TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
+GATHER_BYTES = 4.15  # a non-zero, with padding
+ROWS_WARPS = 32  # most of a block of the rows kernel
+
+
+def predictions(h, n: int) -> dict[str, float]:
+    """Seconds by path, for every path that the device of `h` can take."""
+    if h.device == "cpu":
+        return {"cpu": _tile_time(h, n)}
+    dtype, device = h.tiles.dtype, int(h.device.partition(":")[2])
+    lines = _hybrid_fit.lines(device)
+    times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense_time(h.size, dtype, n, lines)}
+    if not h.size:
+        return times
+    times |= _few_columns_times(h, n, lines, _most_shared_memory(device))
+    if n >= MANY and h.nnz:
+        times |= _compact_time(h, n, lines)
+    if dtype.itemsize == 2 and n > STREAM_COLUMNS:
+        times |= _two_four_times(h, n, lines)
+    return times
+
+
+@functools.cache
+def _most_shared_memory(device: int) -> int:
+    """Bytes of a block."""
+    return _arrays.cupy_module().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"]
+
+
+def _few_columns_times(h, n: int, lines, most_shared: int) -> dict[str, float]:
+    """The paths that read the non-zeros once."""
+    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_stream
+
+    dtype, k = h.tiles.dtype, h.shape[1]
+    times = {}
+    if hybrid_stream.refuses(dtype, n) is None:
+        nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
+        times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
+    fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= most_shared
+    if fits and hybrid_rows.refuses(k, dtype, n) is None:
+        entries = 1.08 * h.nnz
+        nbytes = entries * (dtype.itemsize + 1)
+        times["rows"] = line_of(lines, "rows", n).seconds(entries, nbytes)
+    fits = most_shared >= hybrid_gather.PANEL_BYTES * (1 + hybrid_gather.MOST_HELD)
+    if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
+        times["gather"] = line_of(lines, "gather", n).seconds(h.nnz, GATHER_BYTES * h.nnz)
+    return times
+
+
+def _two_four_times(h, n: int, lines) -> dict[str, float]:
+    """The paths that multiply 2:4 matrices: what does not fit is added, or put into slots."""
+    from sparse24.kernels import hybrid_overflow, hybrid_wgmma
+
+    dtype = h.tiles.dtype
+    columns = -(-n // hybrid_overflow.COLUMNS) * hybrid_overflow.COLUMNS
+    rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
+    gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
+    times = {"two_four": dense_time(h.size, dtype, n, lines) / gain + rest}
+    if hybrid_wgmma.refuses(dtype, n, _arrays.cupy_module().cuda.Device().compute_capability):
+        return times
+    work = slots_work(h)
+    config = work.choose(n)
+    seconds = line_of(lines, "slots", n).seconds(*work.effort(config, n))
+    return times | {"slots": seconds + (hybrid_wgmma.EXCHANGE if config.parts > 1 else 0.0)}
+
+
+def _compact_time(h, n: int, lines) -> dict[str, float]:
+    """The path's time, if enough columns are empty for it to be worth a gather of b."""
+    live = len(live_columns(h).places)
+    if live > WORTH_COMPACTING * h.shape[1]:
+        return {}
+    gather = 2 * live * n * h.dtype.itemsize / _hybrid_cost.rates_for(h.tiles.dtype, True).bandwidth
+    return {"compact": dense_time(h.shape[0] * live, h.tiles.dtype, n, lines) + gather + 3e-6}
+
+
+def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:
+    """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
+    if dtype.name == "int8":
+        return 1e-5 + size * n / INT8_DENSE_RATE
+    few = line_of(lines, "cublas", n).seconds(size, size * dtype.itemsize)
+    if dtype.itemsize == 2:
+        return max(few, line_of(lines, "dense", n).seconds(size * n, 0))
+    return max(few, 3e-6 + size * n / _hybrid_cost.rates_for(dtype, True).dense)
+
+
+def _tile_time(h, n: int) -> float:
+    """Seconds tile by tile; on the GPU a block walks a band of tiles, 32 columns at a time."""
+    on_gpu = h.device != "cpu"
+    rates = _hybrid_cost.rates_for(h.tiles.dtype, on_gpu)
+    columns = -(-n // 32) * 32 if on_gpu else n
+    work = stored_tiles(h) * _hybrid_cost.ELEMENTS * columns
+    walk = h.tiles.grid[1] * TILE_SECONDS if on_gpu else 0.0
+    return max(walk, h.tiles.nbytes / rates.bandwidth + work / rates.tiles)
