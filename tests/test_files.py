@@ -256,6 +256,22 @@ def test_a_target_that_cannot_be_is_named(suffix, tmp_path):
         save(tmp_path, a)
 
 
+def test_permissions_are_those_of_any_new_file_or_of_the_old_one(suffix, tmp_path):
+    save, _ = FORMATS[suffix]
+    path, plain = tmp_path / f"a.{suffix}", tmp_path / "plain"
+    plain.touch()
+    save(path, s24.random((4, 8), rng=0))
+    assert path.stat().st_mode == plain.stat().st_mode
+    path.chmod(0o640)
+    save(path, s24.random((4, 8), rng=1))
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_is_no_file(suffix, tmp_path):
+    with pytest.raises(s24.ArgumentError, match="is a folder; name a file in it"):
+        FORMATS[suffix][1](tmp_path)
+
+
 def test_a_missing_file_is_a_missing_file(suffix, tmp_path):
     with pytest.raises(FileNotFoundError):
         FORMATS[suffix][1](tmp_path / f"none.{suffix}")
