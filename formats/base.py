@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -148,6 +150,10 @@ class SparseArray(ABC):
         return transposed
 
     def __array__(self, *args, **kwargs):
+        if _scipy_multiplies(sys._getframe(1)):
+            opaque = np.empty((), object)
+            opaque[()] = self
+            return opaque
         raise DTypeError(
             f"a {type(self).__name__} does not turn into a dense array by itself; call "
             ".toarray() (NumPy on the CPU, CuPy on the GPU), or .tocsr() beside SciPy's formats"
@@ -169,6 +175,16 @@ class SparseArray(ABC):
         raise TypeError(
             f"the truth value of a {type(self).__name__} is ambiguous; use .nnz or .toarray()"
         )
+
+
+def _scipy_multiplies(caller: FrameType) -> bool:
+    """True if ``csr @ A`` of a SciPy matrix asks for the array of A.
+
+    SciPy knows no protocol for other sparse arrays.  It leaves the product to
+    ``A.__rmatmul__`` if A turns into an array without axes, and only then.
+    """
+    module = caller.f_globals.get("__name__", "")
+    return module.startswith("scipy.sparse.") and caller.f_code.co_name == "_matmul_dispatch"
 
 
 def densified(x: Any) -> Any:

@@ -290,7 +290,9 @@ def _dense_operand(other, sparse: Sparse24Array):
         return other
     other = densified(other)
     if np.isscalar(other):
-        raise ArgumentError("@ needs an array on either side, got a scalar; scale .values instead")
+        raise ArgumentError(
+            "@ needs an array on either side, got a scalar; factors go to alpha= of sparse24.matmul"
+        )
     if sparse.device != "cpu" and isinstance(other, np.ndarray):
         raise DeviceError(
             f"the array is on {sparse.device}, the other operand on the cpu; "

@@ -36,8 +36,8 @@ def excess(status) -> tuple[int, int]:
 def axis(value, ndim: int, *, argument: str = "axis") -> int:
     """Return the axis as a non-negative number."""
     try:
-        number = int(value)
-    except (TypeError, ValueError):
+        number = operator.index(value)
+    except TypeError:
         raise ArgumentError(f"{argument} must be an integer, got {value!r}") from None
     if not -ndim <= number < ndim:
         raise ArgumentError(f"{argument} must be in [{-ndim}, {ndim}), got {value!r}")
@@ -84,9 +84,25 @@ def one_of(value, choices, *, argument: str):
     return value
 
 
+def number(value, *, argument: str) -> float:
+    """Return a factor as a float; refuses arrays with axes and text."""
+    try:
+        if isinstance(value, str) or getattr(value, "ndim", 0):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{argument} must be a number, got {value!r}") from None
+
+
 def writable(array, *, argument: str) -> None:
+    """Refuse an array that cannot be written to, or of which elements share memory."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ArgumentError(f"{argument} is read-only; pass a writable array, for example a copy")
+    spread = any(size > 1 and not step for size, step in zip(array.shape, array.strides))
+    if spread and 0 not in array.shape:
+        raise ArgumentError(
+            f"{argument} must not be a broadcast view, whose elements share memory; pass a copy"
+        )
 
 
 def is_array(x, *, argument: str) -> None:

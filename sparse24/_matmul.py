@@ -29,8 +29,8 @@ def matmul(
     out : array, optional
         Where to write the result; any strides.  Must not overlap an operand.
     c : array, optional
-        Added with factor `beta`, not read where that is 0; shape and dtype of the result.
-        May be `out` itself.
+        Added with factor `beta`, not read where that is 0, its default; shape and dtype of
+        the result.  May be `out` itself.
     alpha, beta : float
         Factors.
     dtype : dtype, optional
@@ -86,6 +86,8 @@ def matmul(
         a, b = _one_sparse(a, b, a_dtype, b_dtype)
     if precision == "full":
         a, b = _embedded(a), _embedded(b)
+    if type(alpha) is not float or type(beta) is not float or beta:
+        alpha, beta = _factors(alpha, beta, c)
     other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = PLAIN if call.is_plain else call
@@ -98,6 +100,16 @@ def matmul(
     if isinstance(a, SparseArray) or isinstance(b, SparseArray):
         return _other_format(lambda: a @ b, out, call)
     return _dense(a, b, a_dtype, out, call)
+
+
+def _factors(alpha, beta, c) -> tuple[float, float]:
+    """Both factors as floats; refuses `beta` where there is nothing to add."""
+    alpha, beta = _check.number(alpha, argument="alpha"), _check.number(beta, argument="beta")
+    if beta and c is None:
+        raise ArgumentError(
+            f"beta={beta:g} needs c, the array to add; pass c=out to add to what out holds"
+        )
+    return alpha, beta
 
 
 def _embedded(x):
@@ -202,6 +214,8 @@ def _by_library(a, b, out, call: Call):
             f"plain operands of {a.dtype} and {b.dtype} have only the plain product; convert "
             f"them to one of {', '.join(_dtypes.NAMES)}"
         )
+    if a.ndim and b.ndim:
+        _product.check_inner(a.shape, b.shape)
     return _arrays.namespace(a).matmul(a, b, out=out)
 
 

@@ -152,10 +152,32 @@ def test_arrays_are_pickled_and_copied(name):
         assert other.transposable
 
 
-def test_scipy_matrices_on_the_left_name_the_way_out(a):
-    with pytest.raises(s24.DTypeError, match=r"\.tocsr\(\)"):
-        _ = scipy.sparse.eye_array(40, format="csr") @ a
-    np.testing.assert_array_equal((scipy.sparse.eye_array(40) @ a.tocsr()).toarray(), a.toarray())
+@pytest.mark.parametrize("kind", ["array", "matrix"])
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia", "dok", "lil"])
+def test_every_scipy_format_multiplies_from_both_sides(form, kind, a):
+    make = getattr(scipy.sparse, f"{form}_{kind}")
+    left, right = (
+        make(scipy.sparse.random_array(shape, density=0.3, rng=0)) for shape in ((7, 40), (24, 5))
+    )
+    for got, want in (
+        (left @ a, left.toarray() @ a.toarray()),
+        (a @ right, a.toarray() @ right.toarray()),
+        (s24.matmul(left, a), left.toarray() @ a.toarray()),
+    ):
+        assert isinstance(got, np.ndarray)
+        np.testing.assert_allclose(got, want)
+
+
+@pytest.mark.parametrize("make", [s24.compress, s24.hybrid, s24.NMArray.from_dense])
+def test_scipy_on_the_left_of_every_format(make):
+    dense = np.diag(np.arange(1.0, 9.0))
+    array, left = make(dense), scipy.sparse.eye_array(8, format="csr")
+    np.testing.assert_array_equal(left @ array, dense)
+    for refused in (lambda: left * array, lambda: left + array, lambda: np.asarray(array)):
+        with pytest.raises((TypeError, ValueError)):
+            refused()
+    with pytest.raises(s24.ShapeError, match=r"8.*\(3|3 and 8"):
+        _ = scipy.sparse.eye_array(3, format="csr") @ array
 
 
 @pytest.mark.gpu

@@ -289,9 +289,37 @@ def test_c_and_aux_are_checked():
     for error, words, arrays in cases:
         epilogue = s24.Epilogue(aux=arrays.pop("aux", None))
         with pytest.raises(error, match=words):
-            s24.matmul(a, x, beta=1.0, epilogue=epilogue, **arrays)
+            s24.matmul(a, x, beta=float("c" in arrays), epilogue=epilogue, **arrays)
     assert not right.any()
     assert (x == 1).all()
+
+
+def test_factors_that_are_none_are_refused():
+    a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
+    for bad in ("2", [1.0], np.ones(3), 1j, None):
+        with pytest.raises(s24.ArgumentError, match="alpha must be a number, got"):
+            s24.matmul(a, x, alpha=bad)
+    with pytest.raises(s24.ArgumentError, match="beta must be a number"):
+        s24.matmul(a, x, c=np.ones((8, 4), np.float32), beta="1")
+    with pytest.raises(s24.ArgumentError, match=r"beta=1 needs c.*pass c=out"):
+        s24.matmul(a, x, np.ones((8, 4), np.float32), beta=1)
+    for good in (2, np.float32(2), np.array(2)):
+        np.testing.assert_array_equal(s24.matmul(a, x, alpha=good), 2 * (a @ x))
+    with pytest.raises(s24.ArgumentError, match="got a scalar; factors go to alpha="):
+        _ = a @ 3
+
+
+def test_an_out_whose_elements_share_memory_is_refused():
+    a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
+    out = np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (8, 4), (0, 4))
+    with pytest.raises(s24.ArgumentError, match="out must not be a broadcast view"):
+        s24.matmul(a, x, out)
+    assert not out.any()
+
+
+def test_plain_operands_of_other_types_must_fit_too():
+    with pytest.raises(s24.ShapeError, match="inner dimensions 5 and 4 differ"):
+        s24.matmul(np.ones((4, 5), int), np.ones((4, 4), int))
 
 
 def test_types_meet_without_narrowing(rng):

@@ -317,6 +317,7 @@ def test_torch_out_is_written(rng):
         ({"pattern": (4, 4)}, s24.PatternError, "0 < n < m <= 32"),
         ({"pattern": 3}, s24.PatternError, "must be a pair"),
         ({"axis": 2}, s24.ArgumentError, r"axis must be in \[-2, 2\)"),
+        ({"axis": 0.5}, s24.ArgumentError, r"axis must be an integer, got 0\.5"),
         ({"method": "best"}, s24.ArgumentError, "method must be one of 'magnitude', 'wanda'"),
         ({"method": "wanda"}, s24.ArgumentError, "needs to know the inputs"),
         ({"method": "random", "scores": np.ones((4, 8))}, s24.ArgumentError, "replace a method"),
