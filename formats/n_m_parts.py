@@ -11,8 +11,6 @@ from sparse24._errors import PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
 
-FEW_COLUMNS = 16  # up to which a sparse product on the CPU wins whatever the pattern
-
 
 def embeds_in_24(n: int, m: int) -> bool:
     """True if every n:m matrix is a 2:4 matrix of the same width.
@@ -129,15 +127,10 @@ def narrowed(x, name: str):
 
 
 def multiply_on_cpu(values, indices, pattern, k: int, b, name: str):
-    """``A @ b`` of an n:m matrix in NumPy arrays and a matrix b of its dtype, or None.
-
-    None where the dense product is quicker: dense patterns with many columns.
-    """
+    """``A @ b`` of an n:m matrix in NumPy arrays and a matrix b of its dtype."""
     from sparse24.kernels import cpu
 
     n, m = pattern
-    if 2 * n > m and b.shape[1] > FEW_COLUMNS:
-        return None
     out = np.empty((len(values), b.shape[1]), _dtypes.numpy_dtype(name))
     cpu.matmul_n_m(values, indices, n, m, k, b, out)
     return out

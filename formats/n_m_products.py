@@ -9,6 +9,8 @@ from sparse24._errors import DeviceError
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import densified
 
+FEW_COLUMNS = 16  # up to which a sparse product on the CPU wins whatever the pattern
+
 
 def product(array: Any, other, *, left: bool):
     """``array @ other``, or ``other @ array``, with NumPy's rules for shapes."""
@@ -23,27 +25,40 @@ def product(array: Any, other, *, left: bool):
         _check.at_least_1d(other.shape, argument="b" if left else "a")
         _product.check_inner(*((array.shape, other.shape) if left else (other.shape, array.shape)))
         own, its = _product.promote(array._dtype, _arrays.logical_dtype(other, argument="b"))
-        direct = _direct(array, other, left) if own is its is array._dtype else None
-        if direct is not None:
-            return restore(direct)
+        if is_direct(array, other, left=left):
+            return restore(_direct(array, other, left))
         dense = n_m_parts.widened(array.toarray(), array._dtype)
         pair = (dense, n_m_parts.widened(other, its))
         result = _arrays.namespace(dense).matmul(*(pair if left else pair[::-1]))
         return restore(n_m_parts.narrowed(result, own.result))
 
 
-def _direct(array: Any, other, left: bool):
-    """The product of the stored elements on the CPU, where there is one; else None."""
+def is_direct(array: Any, other, *, left: bool) -> bool:
+    """True if the stored elements are multiplied, on the CPU; else the dense matrix is.
+
+    Dense patterns with many columns are quicker by BLAS.
+    """
     along = array.axis == (-1 if left else -2)  # groups run along the contracted axis
     if array.device != "cpu" or array.ndim != 2 or other.ndim > 2 or not along:
-        return None
+        return False
+    if _arrays.logical_dtype(other, argument="b") is not array._dtype:
+        return False
+    n, m = array.pattern
+    return 2 * n <= m or _columns(other, left) <= FEW_COLUMNS
+
+
+def _columns(other, left: bool) -> int:
+    """How many columns the dense operand has for the kernel, on whichever side it stands."""
+    return 1 if other.ndim == 1 else other.shape[1 if left else 0]
+
+
+def _direct(array: Any, other, left: bool):
+    """The product of the stored elements on the CPU."""
     b = other if left else other.T
     matrix = b[:, None] if b.ndim == 1 else b
     k = array.shape[1] if array.axis == -1 else array.shape[0]
     result = n_m_parts.multiply_on_cpu(
         array.values, array.indices, array.pattern, k, matrix, array._dtype.result
     )
-    if result is None:
-        return None
     result = result[:, 0] if b.ndim == 1 else result
     return result if left else result.T

@@ -8,7 +8,9 @@ from sparse24 import _arrays, _check, _dispatch, _foreign, _planner, _product, _
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call, fuse
 from sparse24._planner import Candidate
+from sparse24.formats import n_m_products
 from sparse24.formats.base import SparseArray, densified
+from sparse24.formats.n_m import NMArray
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -54,8 +56,8 @@ def explain(
 
     Parameters
     ----------
-    a, b : Sparse24Array or array
-        As for `matmul`; one is a `Sparse24Array`.  Nothing is multiplied.
+    a, b : Sparse24Array, NMArray or array
+        As for `matmul`; one is a `Sparse24Array` or an `NMArray`.  Nothing is multiplied.
     dtype, epilogue, algorithm, a_dtype, b_dtype
         As for `matmul`.
 
@@ -67,7 +69,7 @@ def explain(
     Raises
     ------
     ArgumentError
-        If neither operand is a `Sparse24Array`, or no kernel has the name `algorithm`.
+        If neither operand is one of these, or no kernel has the name `algorithm`.
     ShapeError, DTypeError, DeviceError
         If the operands do not fit.
     UnsupportedError
@@ -92,6 +94,9 @@ def explained(
     out_order="row",
 ) -> Explanation:  # fmt: skip
     """The same for a result of another memory order."""
+    a, b = _embedded(a), _embedded(b)
+    if isinstance(a, NMArray) or (isinstance(b, NMArray) and not isinstance(a, Sparse24Array)):
+        return _explain_n_m(a, b)
     operand, other = _as_left(a, b)
     _dispatch.check_stored(operand, algorithm)
     if operand.rows is None:
@@ -115,6 +120,27 @@ def explained(
     return Explanation(chosen.name, ranked, measured, reason)
 
 
+def _embedded(x):
+    """An `NMArray` as the 2:4 array that its products use, where there is one."""
+    sparse = x.embedded() if isinstance(x, NMArray) else None
+    return x if sparse is None else sparse
+
+
+def _explain_n_m(a, b) -> Explanation:
+    """For patterns that 2:4 cannot hold."""
+    left = isinstance(a, NMArray)
+    array, other = (a, b) if left else (b, a)
+    other = _array(densified(other), "b" if left else "a")
+    _product.check_inner(*((array.shape, other.shape) if left else (other.shape, array.shape)))
+    n, m = array.pattern
+    if n_m_products.is_direct(array, other, left=left):
+        return Explanation("cpu_n_m", (), {}, f"the Numba kernel for {n}:{m} skips the zeros")
+    reason = f"{n}:{m} does not embed into 2:4, so the product is dense"
+    if m % 2 == 0 and n <= m - 2:
+        reason += "; .windows() makes an exact 2:4 product over a longer k"
+    return Explanation("dense", (), {}, reason)
+
+
 def _as_left(a, b):
     """The product as sparse operand times dense operand, both with two axes or more."""
     if isinstance(a, Sparse24Array):
@@ -128,7 +154,8 @@ def _as_left(a, b):
         operand, other = b._operand.transposed(), other.swapaxes(-1, -2)
     else:
         raise ArgumentError(
-            "one operand must be a Sparse24Array; plain arrays are checked at each call"
+            "one operand must be a Sparse24Array or an NMArray; plain arrays are checked at each "
+            "call, and a HybridArray has .explain(n) of its own"
         )
     _product.check_inner(operand.shape, other.shape)
     return operand, other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -136,6 +137,28 @@ def test_explain_on_the_cpu_gives_a_reason():
 
 
 @pytest.mark.parametrize(
+    ("pattern", "n", "chosen", "words"),
+    [
+        ((1, 4), 8, "cpu_sparse", "skips the zeros"),  # as the 2:4 matrix that it is
+        ((6, 8), 8, "cpu_n_m", "6:8 skips the zeros"),
+        ((6, 8), 64, "dense", r"6:8 does not embed into 2:4.*\.windows\(\)"),
+        ((7, 8), 64, "dense", "so the product is dense$"),
+        ((4, 8), 64, "cpu_n_m", "4:8 skips the zeros"),
+    ],
+)
+def test_explain_of_other_patterns(rng, pattern, n, chosen, words):
+    dense = rng.standard_normal((64, 64)).astype(np.float32)
+    a = s24.compress(dense, pattern=pattern, on_excess="prune")
+    b = np.ones((64, n), np.float32)
+    for told in (s24.explain(a, b), s24.explain(b.T, a.T)):
+        assert told.chosen == chosen
+        assert re.search(words, told.reason)
+    assert s24.explain(a, b.astype(np.float64)).chosen in ("cpu_sparse", "dense")  # promoted
+    with pytest.raises(s24.ShapeError, match="inner dimensions 64 and 3 differ"):
+        s24.explain(a, b[:3])
+
+
+@pytest.mark.parametrize(
     ("b", "more", "error", "words"),
     [
         (np.ones((3, 3), np.float32), {}, s24.ShapeError, "inner dimensions 64 and 3 differ"),
@@ -151,6 +174,8 @@ def test_explain_refuses_what_matmul_refuses(b, more, error, words):
         s24.explain(a.T, np.ones(64), algorithm="cpu_sparse")
     with pytest.raises(s24.ArgumentError, match="must be a Sparse24Array"):
         s24.explain(np.ones((4, 4)), np.ones((4, 4)))
+    with pytest.raises(s24.ArgumentError, match=r"a HybridArray has \.explain\(n\)"):
+        s24.explain(s24.hybrid(np.eye(64, dtype=np.float32)), np.ones(64, np.float32))
 
 
 def test_plans_execute_on_the_cpu(rng):
