@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sparse24 import _arrays, _dtypes, _planner
+from sparse24 import _arrays, _dtypes, _planner, _tuning_cache
+from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._records import Problem
 
@@ -14,6 +17,11 @@ TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 # Flops a clock and multiprocessor of cuBLAS's own dense products where they are faster than
 # the exact dense product of this library: fp8 at 1200 TFLOP/s, int8 at 770 TOP/s (H200).
 CUBLAS_FLOPS_PER_CLOCK = {"float8_e4m3fn": 5350, "float8_e5m2": 5350, "int8": 3430}
+
+# Below this a dense product is mostly its launch, and no recorded run says how well the model
+# does: the shortest one takes some 18 µs.
+SHORT_SECONDS = 6e-6
+SHORT_NOTE = "~ mostly the launch; measure it: python -m sparse24 bench"
 
 # An H200 at its sustained clock, where no GPU is there to ask (docs/benchmarks).
 H200 = {"sms": 132.0, "clock_hz": 1.7e9, "bandwidth": 4.2e12}
@@ -50,13 +58,19 @@ class Advice:
         """Dense over sparse time at each token count."""
         return tuple(d / s for d, s in zip(self.dense, self.sparse, strict=True))
 
+    @property
+    def ratios(self) -> tuple[str, ...]:
+        """The speed-ups as text, with a ``~`` where the dense product is mostly its launch."""
+        pairs = zip(self.speedup, self.dense, strict=True)
+        return tuple(f"{'~' if d < SHORT_SECONDS else ''}{ratio:.2f}x" for ratio, d in pairs)
+
     def __str__(self) -> str:
         m, k = self.shape
         lines = [f"{m} x {k}, {self.dtype}, {self.chip}", "tokens   dense µs  sparse µs  speed-up"]
-        rows = zip(self.tokens, self.dense, self.sparse, self.speedup, self.kernels, strict=True)
+        rows = zip(self.tokens, self.dense, self.sparse, self.ratios, self.kernels, strict=True)
         for n, dense, sparse, ratio, kernel in rows:
-            lines.append(f"{n:6} {1e6 * dense:10.1f} {1e6 * sparse:10.1f} {ratio:8.2f}x  {kernel}")
-        return "\n".join(lines)
+            lines.append(f"{n:6} {1e6 * dense:10.1f} {1e6 * sparse:10.1f} {ratio:>9}  {kernel}")
+        return "\n".join(lines + ([SHORT_NOTE] if min(self.dense) < SHORT_SECONDS else []))
 
 
 def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Advice:
@@ -81,12 +95,12 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     ShapeError
         If `shape` is not a pair of positive sizes.
     ArgumentError
-        If a token count is not positive.
+        If a token count is no positive whole number.
 
     Notes
     -----
-    The predictions are of the model, not measured; ``docs/benchmarks`` says how far they
-    are off.  Does not synchronise.
+    The predictions are of the model, not measured; the page "When does 2:4 pay?" compares them
+    with the recorded runs.  Does not synchronise.
 
     Examples
     --------
@@ -97,10 +111,12 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     """
     m, k = _pair(shape)
     row = _dtypes.lookup(dtype)
-    counts = (tokens,) if isinstance(tokens, int) else tuple(int(n) for n in tokens)
-    if min(counts, default=0) < 1:
-        raise ArgumentError(f"tokens must be positive whole numbers, got {tokens!r}")
-    chip, facts, capability, scale = _chip()
+    return estimate((m, k), _counts(tokens), row, _chip())
+
+
+def estimate(shape: tuple[int, int], counts: tuple[int, ...], row: DType, chip: Chip) -> Advice:
+    """The advice for a shape, token counts and type, by the model of a chip."""
+    (m, k), (name, facts, capability, scale) = shape, chip
     dense, sparse, kernels = [], [], []
     for n in counts:
         problem = Problem(
@@ -111,7 +127,7 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
         dense.append(max(_planner.LEAST_SECONDS, scale("dense") * _dense_seconds(problem, facts)))
         sparse.append(best.seconds)
         kernels.append(best.name)
-    return Advice((m, k), row.name, chip, counts, tuple(dense), tuple(sparse), tuple(kernels))
+    return Advice((m, k), row.name, name, counts, tuple(dense), tuple(sparse), tuple(kernels))
 
 
 def _dense_seconds(problem: Problem, facts: dict[str, float]) -> float:
@@ -127,6 +143,17 @@ def _dense_seconds(problem: Problem, facts: dict[str, float]) -> float:
     return dense.LAUNCH + max(flops / rate, moving)
 
 
+def _counts(tokens) -> tuple[int, ...]:
+    try:
+        listed = tokens if hasattr(tokens, "__iter__") else (tokens,)
+        counts = tuple(operator.index(n) for n in listed)
+    except TypeError:
+        counts = ()
+    if min(counts, default=0) < 1:
+        raise ArgumentError(f"tokens must be positive whole numbers, got {tokens!r}")
+    return counts
+
+
 def _pair(shape) -> tuple[int, int]:
     sizes = tuple(int(size) for size in shape)
     if len(sizes) != 2 or min(sizes) < 1:
@@ -134,14 +161,25 @@ def _pair(shape) -> tuple[int, int]:
     return sizes  # type: ignore[return-value]
 
 
-def _chip():
-    """Name, cost model facts, compute capability and kernel scales of the GPU to speak of."""
-    from sparse24 import _tuning_cache
+class Chip(NamedTuple):
+    """A GPU to speak of."""
 
+    name: str
+    facts: dict[str, float]  # of its cost model
+    capability: int
+    scale: Callable[[str], float]  # of the predictions of a kernel
+
+
+def h200() -> Chip:
+    """An H200 as it is known without one."""
+    return Chip("model of an H200", H200, 90, lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0))
+
+
+def _chip() -> Chip:
+    """The current GPU, or an H200 where there is none."""
     if not _arrays.cuda_available():
-        scale = lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0)  # noqa: E731
-        return "model of an H200", H200, 90, scale
+        return h200()
     device = _arrays.cupy_module().cuda.Device()
     name = _tuning_cache._gpu_name(device.id)
     scale = lambda kernel: _tuning_cache.scale(device.id, kernel)  # noqa: E731
-    return name, _planner.chip(device.id), int(device.compute_capability), scale
+    return Chip(name, _planner.chip(device.id), int(device.compute_capability), scale)

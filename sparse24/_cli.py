@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -170,7 +172,7 @@ def _demo(options) -> int:
 
 
 def _advise(options) -> int:
-    from sparse24._advise import advise
+    from sparse24._advise import SHORT_NOTE, SHORT_SECONDS, advise
 
     file = _raw_files.open_arrays(options.file)
     names = _checkpoint.Selection().eligible(file)
@@ -178,15 +180,37 @@ def _advise(options) -> int:
         raise ArgumentError(
             f"{options.file} has no matrix that 2:4 would suit; inspect lists what it holds"
         )
-    rows, chip = [], ""
-    for name in names:
-        m, k = file.specs[name][0]
-        advice = advise((m, k), options.tokens, options.dtype)
-        rows.append([name, f"{m}×{k}", *(f"{ratio:.2f}x" for ratio in advice.speedup)])
-        chip = advice.chip
+    kinds = Counter((_numberless(name), file.specs[name][0]) for name in _by_number(names))
+    advices = {shape: advise(shape, options.tokens, options.dtype) for _, shape in kinds}
+    rows = []
+    for (name, shape), count in kinds.items():
+        rows.append([name, str(count), sides(shape), *advices[shape].ratios])
+    dense, sparse = (
+        [sum(n * getattr(advices[shape], which)[i] for (_, shape), n in kinds.items())
+         for i in range(len(options.tokens))]
+        for which in ("dense", "sparse")
+    )  # fmt: skip
+    totals = [f"{d / s:.2f}x" for d, s in zip(dense, sparse, strict=True)]
+    rows.append(["all, one after another", str(len(names)), "", *totals])
+    chip = next(iter(advices.values())).chip
     print(f"predicted speed-up over dense, {options.dtype}, {chip}, by tokens\n")
-    print(table(["layer", "shape", *map(str, options.tokens)], rows))
+    print(table(["layer", "count", "shape", *map(str, options.tokens)], rows))
+    if min(min(advice.dense) for advice in advices.values()) < SHORT_SECONDS:
+        print(SHORT_NOTE)
     return 0
+
+
+def _by_number(names: Sequence[str]) -> list[str]:
+    """Names in the order of a person: layer 2 before layer 10."""
+    return sorted(names, key=lambda name: [
+        (part.isdigit(), int(part) if part.isdigit() else 0, part)
+        for part in re.split(r"(\d+)", name)
+    ])  # fmt: skip
+
+
+def _numberless(name: str) -> str:
+    """A name with a star for each number between dots: what the layers of a model share."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _bench(options) -> int:

@@ -287,10 +287,36 @@ def test_the_demo_runs_on_the_gpu(checkpoint, capsys):
 def test_advise_predicts_for_every_eligible_matrix(tmp_path, capsys):
     file = tmp_path / "model.npz"
     np.savez(file, up=np.zeros((256, 128), np.float32), bias=np.zeros(128, np.float32))
-    assert _cli.main(["advise", str(file), "--tokens", "1", "4096"]) == 0
-    told = capsys.readouterr().out
+    told = run(capsys, "advise", file, "--tokens", 1, 4096)
     assert "256×128" in told
     assert "bias" not in told
     np.savez(file, bias=np.zeros(128, np.float32))
     assert _cli.main(["advise", str(file)]) == 1
     assert "no matrix" in capsys.readouterr().err
+
+
+def test_advise_takes_like_layers_together(tmp_path, capsys):
+    file = tmp_path / "model.npz"
+    layers = {f"layer.{i}.up": np.zeros((4096, 4096), np.float16) for i in range(2)}
+    np.savez(file, **layers, down=np.zeros((4096, 8192), np.float16))
+    *_, down, up, total = run(capsys, "advise", file, "--tokens", 16).splitlines()
+    assert (down.split()[:3], up.split()[:3]) == (
+        ["down", "1", "4096×8192"],
+        ["layer.*.up", "2", "4096×4096"],
+    )
+    single, double = (s24.advise(shape, 16) for shape in ((4096, 8192), (4096, 4096)))
+    dense, sparse = (
+        getattr(single, which)[0] + 2 * getattr(double, which)[0] for which in ("dense", "sparse")
+    )
+    assert total.split()[-2:] == ["3", f"{dense / sparse:.2f}x"]
+
+
+def test_a_reader_that_stops_is_no_error(tmp_path):
+    file = tmp_path / "model.npz"
+    np.savez(file, up=np.zeros((256, 128), np.float32))
+    command = [sys.executable, "-m", "sparse24", "advise", str(file)]
+    left, right = os.pipe()
+    os.close(left)  # nobody reads
+    done = subprocess.run(command, stdout=right, stderr=subprocess.PIPE, text=True)
+    os.close(right)
+    assert (done.returncode, done.stderr) == (1, "")
