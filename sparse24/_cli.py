@@ -183,8 +183,8 @@ def _advise(options) -> int:
     kinds = Counter((_numberless(name), file.specs[name][0]) for name in _by_number(names))
     advices = {shape: advise(shape, options.tokens, options.dtype) for _, shape in kinds}
     rows = []
-    for (name, shape), count in kinds.items():
-        rows.append([name, str(count), sides(shape), *advices[shape].ratios])
+    for (name, shape), layers in kinds.items():
+        rows.append([name, str(layers), sides(shape), *advices[shape].ratios])
     dense, sparse = (
         [sum(n * getattr(advices[shape], which)[i] for (_, shape), n in kinds.items())
          for i in range(len(options.tokens))]

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import advice_figures
 import crossover
 import hopper_figures
 import hybrid_figures
@@ -160,6 +161,7 @@ def write_pages(app) -> None:
             _masks_page(record) if is_accuracy else _suite_page(name, record, _draw(name, record))
         )
         (GENERATED / f"suite_{name}.rst").write_text(page)
+    advice_figures.write(GENERATED)
     crossover.write(GENERATED)
     hopper_figures.write(GENERATED)
     hybrid_figures.write(GENERATED)

@@ -1,0 +1,68 @@
+"""`advise`: what it refuses, what it marks, and how near it is to the recorded runs."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "_extensions"))
+import advice_figures
+
+LARGE, SMALL = (14336, 4096), (384, 384)
+
+
+@pytest.fixture(scope="module")
+def compared():
+    found = advice_figures.compared()
+    if not found:
+        pytest.skip("no product has been recorded")
+    return found
+
+
+def test_sixteen_bits_are_predicted_within_a_quarter(compared):
+    rows = [row for row in compared if row.dtype in advice_figures.SIXTEEN]
+    assert len(rows) > 50
+    off = [row for row in rows if not 0.75 < row.speedup < 1.25]
+    assert not off
+
+
+def test_nothing_recorded_is_promised_far_too_much(compared):
+    plain = [row for row in compared if row.dtype != "float32"]
+    assert max(row.speedup for row in plain) < 1.25
+
+
+def test_every_plain_case_is_in_one_class(compared):
+    for row in compared:
+        homes = [c for c in advice_figures.CLASSES if row.dtype in c[1] and c[2] <= row.n <= c[3]]
+        assert len(homes) == 1 or (row.dtype == "float32" and not homes)
+
+
+def test_products_that_are_mostly_their_launch_are_marked():
+    large, small = (s24.advise(shape, tokens=(1, 64)) for shape in (LARGE, SMALL))
+    assert not any(ratio.startswith("~") for ratio in large.ratios)
+    assert all(ratio.startswith("~") for ratio in small.ratios)
+    assert "~ mostly the launch" in str(small)
+    assert "~" not in str(large)
+
+
+@pytest.mark.parametrize("tokens", [16, np.int64(16), [16], np.array([16])], ids=repr)
+def test_tokens_are_one_number_or_several(tokens):
+    assert s24.advise(LARGE, tokens).tokens == (16,)
+
+
+@pytest.mark.parametrize("tokens", [0, -1, [], (1, 0), 1.5, (1.5,), "16", None], ids=repr)
+def test_other_tokens_are_refused(tokens):
+    with pytest.raises(s24.ArgumentError, match="tokens must be positive whole numbers"):
+        s24.advise(LARGE, tokens)
+
+
+def test_more_tokens_never_take_less_time():
+    advice = s24.advise(LARGE)
+    for seconds in (advice.dense, advice.sparse):
+        assert all(a <= b for a, b in itertools.pairwise(seconds))
