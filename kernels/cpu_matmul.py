@@ -34,6 +34,10 @@ _FEW_ROWS = {"float64": 24, "int8": 1}
 _FEW_ROWS_OF_OTHERS = 8
 _EXACT_IN_FLOAT32 = 1024  # products of two int8 whose sum float32 holds: 2**24 / 2**14
 _BLOCK_STORED = 1 << 21  # stored elements of a task of `dots`
+# Kept dense matrices up to here win over the sparse kernels (measured on two cores: the ratio
+# of times passes 1 between 2**26 and 2**28 multiplications of float32).
+_CACHED_BYTES = 1 << 23
+_SMALL_DENSE_BYTES = 1 << 28  # m * k * n elements
 _SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
 
 
@@ -294,14 +298,23 @@ def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Epilogue) -> None:
     finish(sums, out, epilogue, slice(0, out.shape[0]), slice(0, out.shape[1]))
 
 
-def choose(m: int, k: int, n: int, dtype: str) -> str:
+def choose(m: int, k: int, n: int, dtype: str, *, kept: bool = False) -> str:
     """Which product is faster: ``"sparse"`` for `matmul`, ``"dense"`` for `decompress_matmul`.
+
+    `kept` says that the dense matrix is there already, for `dense_matmul`.
 
     By the processor time of one thread with AVX-512: the sparse kernels win from one column
     to thousands, in every type; `decompress_matmul` also has to write the dense matrix.  It
     wins where A has so few rows that copying b into panels is most of the work, three times
     as many where the columns fill a narrow panel only.  Both ways share their work evenly
     among threads, so their number does not matter.
+
+    A kept matrix that BLAS takes as it is and that stays in the caches wins where the
+    product is so small that the call and the decoding of A show.
     """
+    if kept and dtype in ("float32", "float64"):
+        itemsize = np.dtype(dtype).itemsize
+        if m * k * itemsize <= _CACHED_BYTES and m * k * n * itemsize <= _SMALL_DENSE_BYTES:
+            return "dense"
     rows = _FEW_ROWS.get(dtype, _FEW_ROWS_OF_OTHERS) * (3 if n < 2 * FEW_COLUMNS else 1)
     return "dense" if n > FEW_COLUMNS and m < rows else "sparse"

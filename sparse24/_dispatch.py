@@ -241,6 +241,10 @@ def _on_cpu(a: Operand24, b, out, epilogue: Epilogue, algorithm: str) -> None:
         return
     record = a.rows
     choice = {"cpu_sparse": "sparse", "cpu_dense": "dense", "dense": "dense"}.get(algorithm)
-    choice = choice or cpu.choose(a.shape[-2], a.shape[-1], b.shape[-1], a.dtype.name)
+    kept = a.dense is not None
+    choice = choice or cpu.choose(*a.shape[-2:], b.shape[-1], a.dtype.name, kept=kept)
+    if choice == "dense" and kept:
+        cpu.dense_matmul(a.dense, b, out, epilogue)
+        return
     product = cpu.matmul if choice == "sparse" else cpu.decompress_matmul
     product(record.values, _storage.canonical(record), record.k, b, out, epilogue)

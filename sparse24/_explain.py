@@ -182,16 +182,24 @@ def _problem(operand, other, call: Call, out_order: str):
 def _explain_cpu(operand, other, algorithm: str) -> Explanation:
     from sparse24.kernels import cpu
 
-    choice = cpu.choose(operand.shape[-2], operand.shape[-1], other.shape[-1], operand.dtype.name)
+    m, k, n, name = *operand.shape[-2:], other.shape[-1], operand.dtype.name
+    kept = operand.dense is not None
+    choice = cpu.choose(m, k, n, name, kept=kept)
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
     if algorithm != "auto":
         chosen = "cpu_dense" if algorithm == "dense" else algorithm
         return Explanation(chosen, (), {}, "it was asked for")
     chosen = f"cpu_{choice}"
-    reason = {
-        "cpu_sparse": "the Numba kernel skips the zeros and wins at this size",
-        "cpu_dense": "decompressing and multiplying by BLAS wins at this size",
-    }[chosen]
+    if choice == "dense":
+        how = "multiplying the kept dense matrix" if kept else "decompressing and multiplying"
+        reason = f"{how} by BLAS wins at this size"
+    elif not kept and cpu.choose(m, k, n, name, kept=True) == "dense":
+        reason = (
+            "the Numba kernel skips the zeros and beats decompressing first; a dense product of "
+            "this size is faster still, and keep_dense=True would let it run"
+        )
+    else:
+        reason = "the Numba kernel skips the zeros and wins at this size"
     return Explanation(chosen, (), {}, reason)
 
 

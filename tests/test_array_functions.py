@@ -100,6 +100,23 @@ def test_keep_dense_holds_what_was_compressed(rng):
     assert a.nbytes > s24.compress(x, on_excess="prune").nbytes
 
 
+def test_a_kept_dense_matrix_multiplies_where_it_is_faster(rng, monkeypatch):
+    from sparse24.kernels import cpu
+
+    x = rng.normal(size=(3, 16, 24)).astype(np.float32)
+    b = rng.normal(size=(24, 5)).astype(np.float32)
+    kept, lean = (s24.compress(x, on_excess="prune", keep_dense=keep) for keep in (True, False))
+    told = s24.explain(lean, b)
+    assert told.chosen == "cpu_sparse"
+    assert "keep_dense=True would let it run" in told.reason
+    assert "multiplying the kept dense matrix" in s24.explain(kept, b).reason
+    for name in ("matmul", "decompress_matmul"):
+        monkeypatch.setattr(cpu, name, None)  # neither is called
+    want = s24.prune(x) @ b
+    np.testing.assert_allclose(kept @ b, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(s24.matmul(kept, b, algorithm="dense"), want, rtol=1e-5, atol=1e-5)
+
+
 def test_axis_minus_two(rng):
     x = s24.random((5, 12), rng=0).toarray().T
     a = s24.compress(x, axis=0)

@@ -287,6 +287,21 @@ def test_few_rows_go_to_blas(shape, dtype, chosen):
     assert cpu_matmul.choose(*shape, dtype) == chosen
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "chosen"),
+    [
+        ((64, 64, 8), "float32", "dense"),
+        ((1024, 1024, 64), "float32", "dense"),
+        ((1024, 1024, 128), "float32", "sparse"),
+        ((4096, 4096, 1), "float32", "sparse"),
+        ((1024, 1024, 64), "float64", "sparse"),
+        ((64, 64, 8), "float16", "sparse"),
+    ],
+)
+def test_small_products_of_a_kept_matrix_go_to_blas(shape, dtype, chosen):
+    assert cpu_matmul.choose(*shape, dtype, kept=True) == chosen
+
+
 def test_messages(rng):
     _, values, metadata, b = operands(rng, 4, 8, 5, "float32")
     out = np.empty((4, 5), np.float32)
