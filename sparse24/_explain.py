@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sparse24 import _arrays, _check, _dispatch, _foreign, _planner, _product, _tuning_cache
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call, fuse
 from sparse24._planner import Candidate
+from sparse24._table import duration, table
 from sparse24.formats import n_m_products
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.n_m import NMArray
@@ -28,25 +30,52 @@ class Explanation:
         Seconds by candidate name where this problem was tuned.
     reason : str
         One sentence.
+    keeps_dense : bool
+        Whether the dense product is among those that may run.
     """
 
     chosen: str
     candidates: tuple[Candidate, ...]
     measured: dict[str, float]
     reason: str
+    keeps_dense: bool = False
 
     def __str__(self) -> str:
-        lines = [f"{self.chosen}: {self.reason}"]
+        first = f"{self.chosen}: {self.reason}"
+        if not self.candidates:
+            return first
+        able: dict[str, Candidate] = {}  # of one name the first, which is the one that runs
         for candidate in self.candidates:
-            staging = " (copies first)" if candidate.stage_b or candidate.stage_out else ""
-            if candidate.refusal is not None:
-                lines.append(f"  {candidate.kernel:24} cannot: {candidate.refusal}{staging}")
-                continue
-            seconds = self.measured.get(candidate.name)
-            measured = "" if seconds is None else f", measured {1e6 * seconds:.1f} µs"
-            predicted = f"predicted {1e6 * candidate.seconds:.1f} µs"
-            lines.append(f"  {candidate.name:32} {predicted}{measured}{staging}")
+            if candidate.refusal is None:
+                able.setdefault(candidate.name, candidate)
+        rows = [self._row(candidate) for candidate in self._shown(list(able.values()))]
+        lines = [first, "", table(["best of each kernel", "predicted", "measured", ""], rows)]
+        if len(able) > len(rows):
+            lines.append(f"and {len(able) - len(rows)} other configurations: see .candidates")
+        refused = {c.kernel: c.refusal for c in self.candidates if c.refusal is not None}
+        for kernel, why in refused.items():
+            if kernel not in {candidate.kernel for candidate in able.values()}:
+                lines.append(f"{kernel} cannot: {why}")
         return "\n".join(lines)
+
+    def _shown(self, able: list[Candidate]) -> list[Candidate]:
+        """Of each kernel what measured fastest, or else is predicted so; and what is chosen."""
+        best: dict[str, Candidate] = {}
+        for candidate in sorted(able, key=lambda c: self.measured.get(c.name, math.inf)):
+            best.setdefault(candidate.kernel, candidate)
+        keep = {self.chosen, *(candidate.name for candidate in best.values())}
+        return [candidate for candidate in able if candidate.name in keep]
+
+    def _row(self, candidate: Candidate) -> list[str]:
+        name, notes = candidate.name, []
+        if name == self.chosen:
+            notes.append("runs")
+        if candidate.kernel == _planner.DENSE_KERNEL and not self.keeps_dense:
+            notes.append("not kept")
+        if candidate.stage_b or candidate.stage_out:
+            notes.append("copies first")
+        measured = duration(self.measured[name]) if name in self.measured else ""
+        return [name, duration(candidate.seconds), measured, ", ".join(notes)]
 
 
 def explain(
@@ -64,7 +93,8 @@ def explain(
     Returns
     -------
     Explanation
-        Printed, it lists the candidates with predicted and, if tuned, measured times.
+        Printed, it lists the best candidate of each kernel with its predicted and, if tuned,
+        measured time.
 
     Raises
     ------
@@ -117,7 +147,7 @@ def explained(
     chosen = _planner.choose(problem, device, dense=dense, algorithm=algorithm)
     measured = _tuning_cache.measured(device, problem, dense=dense)
     reason = _reason(chosen, ranked, measured, dense, algorithm)
-    return Explanation(chosen.name, ranked, measured, reason)
+    return Explanation(chosen.name, ranked, measured, reason, dense)
 
 
 def _embedded(x):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _autotune, _planner, _tuning_cache
+from sparse24 import _autotune, _explain, _planner, _tuning_cache
 from sparse24._arrays import to_numpy
 from sparse24._records import Problem
 
@@ -123,6 +123,42 @@ def test_wrong_results_do_not_agree():
     assert not _autotune.agrees(wrong, x, "float32")
     assert not _autotune.agrees(np.full_like(x, np.nan), x, "float32")
     assert not _autotune.agrees(x.astype(np.int32) + 1, x.astype(np.int32), "int32")
+
+
+def printed(case, *, dense, measured=()):
+    """What is told of a problem, and the cells of its table."""
+    ranked = tuple(_planner.candidates(case, 0, dense=True))
+    chosen = _planner.choose(case, 0, dense=dense)
+    told = _explain.Explanation(chosen.name, ranked, dict(measured), "why", dense)
+    lines = str(told).splitlines()
+    assert lines[0] == f"{chosen.name}: why"
+    return ranked, [re.split(r"\s{2,}", line) for line in lines[4:]]
+
+
+def test_an_explanation_has_a_line_for_each_kernel(h200):
+    ranked, rows = printed(problem(n=16), dense=False)
+    able = {c.kernel for c in ranked if c.refusal is None}
+    assert [row[0].split("/")[0] for row in rows[: len(able)]] == list(
+        dict.fromkeys(c.kernel for c in ranked if c.refusal is None)
+    )
+    assert rows[0][-1] == "runs"
+    assert [row[-1] for row in rows if row[0] == "dense/cublas"] == ["not kept"]
+    other = len({c.name for c in ranked if c.refusal is None}) - len(able)
+    assert rows[len(able)] == [f"and {other} other configurations: see .candidates"]
+    assert any(row[0].startswith("sparse_matvec cannot: ") for row in rows)
+
+
+def test_an_explanation_shows_what_was_measured(h200):
+    case = problem(n=16)
+    skinny = [c.name for c in _planner.candidates(case, 0, dense=False)
+              if c.kernel == "sparse_skinny"]  # fmt: skip
+    times = {skinny[0]: 3e-5, skinny[-1]: 2e-5, "dense/cublas": 4e-5}
+    _tuning_cache.record_winner(0, case, dense=True, seconds=times)
+    _, rows = printed(case, dense=True, measured=times)
+    told = {row[0]: row[1:] for row in rows}
+    assert told[skinny[-1]][1:] == ["20.0 µs", "runs"]
+    assert skinny[0] not in told
+    assert told["dense/cublas"][1:] == ["40.0 µs"]
 
 
 def test_explain_on_the_cpu_gives_a_reason():
