@@ -75,7 +75,7 @@ def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], 
 HEADLINES = (
     Headline("1 to 32 tokens, bfloat16", "few_tokens", "cublas", _few(1, 32, "bfloat16")),
     Headline("64 to 256 tokens, bfloat16", "few_tokens", "cublas", _few(64, 256, "bfloat16")),
-    Headline("16 and 32 tokens, fp8 and int8", "few_tokens", "cublas", _few(1, 32, *EIGHT)),
+    Headline("fp8 and int8, at most 32 tokens", "few_tokens", "cublas", _few(1, 32, *EIGHT)),
     Headline(
         "linear layers of a Llama-3-8B-shaped block, 1 to 64 tokens", "few_tokens", "cublas",
         _named("block"),

@@ -3,7 +3,8 @@
     python tests/bench/bench_few_tokens.py [--dtypes bfloat16 ...] [--tokens 1 8 ...] [--block]
 
 Every contender goes round over copies of its weight that together exceed the L2 cache
-several times.  The layout is that of a linear layer: y (n, m) = x (n, k) @ w.T.  The last
+several times.  The layout is that of a linear layer: y (n, m) = x (n, k) @ w.T.  Ours is what
+`autotune` chose; ``untuned`` is what the planner chooses from its predictions alone.  The last
 cases, ``block``, are a token step: the seven linear layers of a transformer block.
 
 Some hundred candidates are compiled first, by as many processes as there are cores.
@@ -45,7 +46,10 @@ BLOCK = (
     (14336, 4096), (14336, 4096), (4096, 14336),
 )  # fmt: skip
 BLOCK_TOKENS = (1, 8, 16, 32, 64)
-EIGHT_BIT_TOKENS = (16, 32)  # cuBLAS takes no fewer in these types
+EIGHT_BIT_TOKENS = (1, 8, 16, 32)
+# Fewest rows of x that torch's products take in these types; where there are fewer, its own get
+# rows of zeros more.
+LEAST_ROWS = {"float8_e4m3fn": 16, "int8": 17}
 FLOAT32_TOKENS = (1, 2, 4, 8)
 
 
@@ -67,11 +71,22 @@ class Layer:
         self.out_name = name if wide else ("int32" if name == "int8" else "bfloat16")
         self.y = cp.empty((n, m), s24._dtypes.numpy_dtype(self.out_name))
         self.options = {"dtype": self.out_name, "a_dtype": name}
+        self.untuned = self.chosen
         with s24.autotune():
             self.step(0)
 
-    def step(self, copy: int) -> None:
-        s24.matmul(self.tokens, self.sparse[copy].T, self.y, **self.options)
+    @property
+    def chosen(self) -> str:
+        """What the planner chooses as things are."""
+        return s24.explain(self.tokens, self.sparse[0].T, **self.options).chosen
+
+    def step(self, copy: int, algorithm: str = "auto") -> None:
+        a = self.sparse[copy].T
+        s24.matmul(self.tokens, a, self.y, algorithm=algorithm, **self.options)
+
+    def contender(self, algorithm: str = "auto") -> Contender:
+        turns = range(len(self.sparse))
+        return Contender([lambda i=i: self.step(i, algorithm) for i in turns])
 
     def error(self, name: str) -> float:
         """Relative error of the first copy's product, written over poison, against float64."""
@@ -88,27 +103,34 @@ class Layer:
 
 def run(m: int, k: int, n: int, name: str) -> dict:
     layer = Layer(m, k, n, name, copies(m * k * TORCH[name].itemsize // 2))
-    turns = range(len(layer.sparse))
-    ours = Contender([lambda i=i: layer.step(i) for i in turns])
-    dense = dense_rival(layer, name)
+    ours = layer.contender()
+    racing = {"ours": ours, **dense_rivals(layer, name)}
+    if layer.untuned != layer.chosen:
+        racing["untuned"] = layer.contender(layer.untuned)
     error = layer.error(name)
-    race({"ours": ours, "cublas": dense})
-    told = s24.explain(layer.tokens, layer.sparse[0].T, **layer.options)
+    race(racing)
+    ways = [way for label, way in racing.items() if label.startswith("cublas")]
     return case(
-        f"{name} {m}x{k}x{n}", ours=ours, kernel=told.chosen, rivals={"cublas": dense},
+        f"{name} {m}x{k}x{n}", ours=ours, kernel=layer.chosen,
+        rivals={"cublas": min(ways, key=lambda way: way.us)},
         m=m, k=k, n=n, dtype=name, error=error, bytes=layer.bytes,
+        untuned_kernel=layer.untuned, untuned_us=round(racing.get("untuned", ours).us, 3),
     )  # fmt: skip
 
 
-def dense_rival(layer: Layer, name: str) -> Contender:
-    if name == "float8_e4m3fn":
-        return rivals.dense_float8(layer.dense, layer.x)
-    if name == "int8":  # torch asks for more than 16 rows
-        rows, k = layer.x.shape
-        x = layer.x.new_zeros(max(rows, 17), k)
-        x[:rows] = layer.x
-        return rivals.dense_int8(layer.dense, x)
-    return rivals.dense(layer.dense, layer.x)
+def dense_rivals(layer: Layer, name: str) -> dict[str, Contender]:
+    """The dense product by cuBLAS; in float32, where torch's call is not its best, in two ways."""
+    x = layer.x
+    if name in EIGHT_BIT:
+        missing = LEAST_ROWS[name] - len(x)
+        if missing > 0:
+            x = torch.cat([x, x.new_zeros(missing, x.shape[1])])
+        make = rivals.dense_float8 if name == "float8_e4m3fn" else rivals.dense_int8
+        return {"cublas": make(layer.dense, x)}
+    found = {"cublas": rivals.dense(layer.dense, x)}
+    if name == "float32":
+        found["cublas, called as the library calls it"] = layer.contender("dense")
+    return found
 
 
 def run_block(n: int, name: str = "bfloat16") -> dict:
