@@ -148,7 +148,7 @@ def step(
             continue
         shapes = {name: state.shapes[name] for name in names}
         sparsity = recipe.schedule.sparsity(state.step)
-        shares = recipe.distribution.shares(sparsity, shapes, memory)
+        shares = recipe.distribution.shares(sparsity, shapes, memory, recipe.pattern.most)
         for members in _decisions(recipe, names):
             began = time.perf_counter()
             share = shares[members[0][0]]

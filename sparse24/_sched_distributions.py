@@ -23,17 +23,18 @@ def _sizes(shapes: Shapes) -> dict[str, int]:
 
 
 def _round_to_total(
-    wanted: Mapping[str, float], sizes: Mapping[str, int], total: int
+    wanted: Mapping[str, float], sizes: Mapping[str, int], total: int, most: float
 ) -> dict[str, float]:
     """Shares of whole zeros near `wanted` that sum to `total`: largest remainders round up."""
-    zeros = {name: min(sizes[name], math.floor(x + 1e-6)) for name, x in wanted.items()}
+    room = {name: floor_count(most, size) for name, size in sizes.items()}
+    zeros = {name: min(room[name], math.floor(x + 1e-6)) for name, x in wanted.items()}
     order = sorted(
         wanted, key=lambda name: zeros[name] - wanted[name]
     )  # stable: first name wins ties
-    missing = total - sum(zeros.values())
+    missing = min(total, sum(room.values())) - sum(zeros.values())
     while missing > 0:
         for name in order:
-            if missing and zeros[name] < sizes[name]:
+            if missing and zeros[name] < room[name]:
                 zeros[name] += 1
                 missing -= 1
     for name in reversed(order):
@@ -72,9 +73,9 @@ class Distribution:
         return memory
 
     def shares(
-        self, sparsity: float, shapes: Shapes, memory: Mapping[str, Memory]
+        self, sparsity: float, shapes: Shapes, memory: Mapping[str, Memory], most: float = 1.0
     ) -> dict[str, float]:
-        """Sparsity of each layer."""
+        """Sparsity of each layer, `most` at the most."""
         raise NotImplementedError
 
 
@@ -84,7 +85,7 @@ class Uniform(Distribution):
 
     even = True
 
-    def shares(self, sparsity, shapes, memory):
+    def shares(self, sparsity, shapes, memory, most=1.0):
         return dict.fromkeys(shapes, sparsity)
 
 
@@ -92,13 +93,13 @@ class Uniform(Distribution):
 class ERK(Distribution):
     """Density in proportion to ``sum(shape) / prod(shape)`` (Evci et al., 2020); at most 1."""
 
-    def shares(self, sparsity, shapes, memory):
+    def shares(self, sparsity, shapes, memory, most=1.0):
         sizes = _sizes(shapes)
         weights = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
         total = floor_count(sparsity, sum(sizes.values()))
-        bounds = dict.fromkeys(sizes, 0.0), dict.fromkeys(sizes, 1.0)
+        bounds = dict.fromkeys(sizes, 1 - most), dict.fromkeys(sizes, 1.0)
         density = _fill(weights, sizes, sum(sizes.values()) - total, *bounds)
-        return _round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total)
+        return _round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total, most)
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,11 @@ class Custom(Distribution):
     rule: Callable[[float, Shapes], Mapping[str, float]] | Mapping[str, float]
     even = True  # if the rule says so; the pattern checks each layer
 
-    def shares(self, sparsity, shapes, memory):
+    def shares(self, sparsity, shapes, memory, most=1.0):
         if callable(self.rule):
             wanted = self.rule(sparsity, shapes)
         else:
-            wanted = {name: min(1.0, sparsity * self._factor(name)) for name in shapes}
+            wanted = {name: min(most, sparsity * self._factor(name)) for name in shapes}
         if set(wanted) != set(shapes):
             raise ArgumentError(
                 f"rule must name the layers {sorted(shapes)}, it names {sorted(wanted)}"
@@ -144,16 +145,16 @@ class BySpeedup(Distribution):
 
     seconds: Mapping[str, Mapping[float, float]]
 
-    def shares(self, sparsity, shapes, memory):
+    def shares(self, sparsity, shapes, memory, most=1.0):
         sizes = _sizes(shapes)
         total = left = floor_count(sparsity, sum(sizes.values()))
         pieces = [piece for name in shapes for piece in self._pieces(name, sizes[name])]
         wanted = dict.fromkeys(shapes, 0.0)
         for _, name, count in sorted(pieces, key=lambda piece: -piece[0]):
-            take = min(count, left)
+            take = min(count, left, floor_count(most, sizes[name]) - wanted[name])
             wanted[name] += take
             left -= take
-        return _round_to_total(wanted, sizes, total)
+        return _round_to_total(wanted, sizes, total, most)
 
     def _pieces(self, name: str, size: int):
         """(seconds saved per zero, layer, zeros): the steps of the best convex envelope."""
@@ -188,6 +189,13 @@ class Hierarchical(Distribution):
     inner: Distribution = field(default_factory=ERK)
     depth: int = 1
 
+    def __post_init__(self):
+        if self.outer.remembers:
+            raise ArgumentError(
+                f"outer must not look at gradients, which belong to layers, and "
+                f"{type(self.outer).__name__} does; use it as inner"
+            )
+
     @property
     def needs(self):  # type: ignore[override]
         return tuple({*self.outer.needs, *self.inner.needs})
@@ -199,15 +207,16 @@ class Hierarchical(Distribution):
     def observe(self, memory, seen):
         return self.inner.observe(memory, seen)
 
-    def shares(self, sparsity, shapes, memory):
+    def shares(self, sparsity, shapes, memory, most=1.0):
         blocks: dict[str, dict] = {}
         for name, shape in shapes.items():
             blocks.setdefault(".".join(name.split(".")[: self.depth]), {})[name] = shape
         sizes = {block: sum(_sizes(inside).values()) for block, inside in blocks.items()}
-        budget = self.outer.shares(sparsity, {block: (size,) for block, size in sizes.items()}, {})
+        whole = {block: (size,) for block, size in sizes.items()}
+        budget = self.outer.shares(sparsity, whole, {}, most)
         shares: dict[str, float] = {}
         for block, inside in blocks.items():
-            shares |= self.inner.shares(budget[block], inside, memory)
+            shares |= self.inner.shares(budget[block], inside, memory, most)
         return shares
 
 
@@ -270,16 +279,16 @@ class Adaptive(Distribution):
     def observe(self, memory, seen):
         return self.of(seen.name).observe(memory, seen.need("grad", "LayerWiseAdapter"))
 
-    def shares(self, sparsity, shapes, memory):
+    def shares(self, sparsity, shapes, memory, most=1.0):
         sizes = _sizes(shapes)
         total = floor_count(sparsity, sum(sizes.values()))
         roots = {n: self._root_mean_square(memory[n]) for n in shapes}
         mean = sum(roots.values()) / max(1, len(roots))
         weights = {n: self._weight(n, roots[n], mean) for n in shapes}
-        low = {n: max(0.0, 1 - sparsity - self.of(n).reach) for n in shapes}
+        low = {n: max(1 - most, 1 - sparsity - self.of(n).reach) for n in shapes}
         high = {n: min(1.0, 1 - sparsity + self.of(n).reach) for n in shapes}
         density = _fill(weights, sizes, sum(sizes.values()) - total, low, high)
-        return _round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total)
+        return _round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total, most)
 
     def _root_mean_square(self, memory: Memory) -> float:
         square = float(memory["grad_square"])

@@ -48,6 +48,7 @@ class Pattern:
 
     grows = True  # False: the pattern cannot follow a grower
     fixed = False  # True: it has one sparsity, besides 0
+    most = 1.0  # the highest sparsity that any layer can have
 
     def check(self, sparsity: float) -> None:
         """Raise `PatternError` if the pattern cannot have this sparsity."""
@@ -160,12 +161,14 @@ class NM(Pattern):
         return join_groups(ranks_in_groups(units, self.m) < self.n, units.shape[-1])
 
     def _composite(self, units: Array, turnover: Turnover) -> Array:
-        """Survivors beat everything in their group; the other slots go by growth."""
+        """Survivors, the best of at most n in a group, beat the rest; other slots go by growth."""
         xp = namespace(units)
-        active = int(xp.sum(xp.astype(turnover.active, xp.int32)))
-        keep = min(active, self.kept(units.shape, 0.5))
+        lowest = xp.full_like(units, -math.inf)
+        best = ranks_in_groups(xp.where(turnover.active, units, lowest), self.m) < self.n
+        alive = turnover.active & join_groups(best, units.shape[-1])  # of a dense mask, n a group
+        keep = int(xp.sum(xp.astype(alive, xp.int32)))
         grown = floor_count(turnover.share, keep)
-        survivors = _survivors(units, keep, grown, turnover.active)
+        survivors = _survivors(units, keep, grown, alive)
         growth = bounded(turnover.growth, float(xp.finfo(units.dtype).max))
         return xp.where(survivors, xp.full_like(units, math.inf), growth)
 

@@ -118,8 +118,12 @@ class _Levels(Pattern):
     def _tile(self, shape) -> tuple[int, int]:
         return self.tile or (math.prod(shape[:-1]), shape[-1])
 
+    @property
+    def most(self):  # type: ignore[override]
+        return 1 - self.levels[0] / _spec.GROUP
+
     def check(self, sparsity):
-        check_reachable(sparsity, 1 - self.levels[0] / _spec.GROUP, repr(self))
+        check_reachable(sparsity, self.most, repr(self))
 
     def check_shape(self, shape):
         check_tiles(shape, (self._tile(shape)[0], _spec.GROUP), repr(self))

@@ -244,6 +244,37 @@ def test_adapters_keep_more_where_gradients_are_large(rng):
         assert abs(zeros["busy"] / 1024 - scheduler.sparsity) <= 0.2 + 1e-3
 
 
+@pytest.mark.parametrize("distribution", [S.Adaptive(), S.ERK(), S.Hierarchical(S.Uniform())])
+@pytest.mark.parametrize(
+    ("pattern", "target"),
+    [(S.Elastic((4, 16)), 0.7), (S.Elastic((4, 16), least=2), 0.45), (S.TileHybrid((8, 16)), 0.9)],
+)
+def test_layers_stay_within_what_the_pattern_reaches(distribution, pattern, target, rng):
+    """Gradients of very different size pull the layers apart, but not beyond the pattern."""
+    weights = layers(rng, **{"x.a": (16, 64), "x.b": (16, 64), "x.c": (64, 128)})
+    grads = {n: w * (100.0 if n == "x.a" else 1e-3) for n, w in weights.items()}
+    ramp = S.CosineScheduler(target, stop=4)
+    scheduler = S.MaskScheduler(S.Recipe(ramp, pattern=pattern, distribution=distribution))
+    for t in range(6):
+        masks = scheduler.step(grads, weights)
+        zeros = sum(int((~m).sum()) for m in masks.values())
+        size = sum(m.size for m in masks.values())
+        unit = math.prod(pattern.tile) // 2  # a layer rounds down by less than a unit
+        assert ramp.sparsity(t) * size - 3 * unit - 1 < zeros <= ramp.sparsity(t) * size + 1e-9
+        assert all((~m).mean() <= pattern.most for m in masks.values())
+
+
+def test_by_speedup_stays_within_what_the_pattern_reaches():
+    seconds = dict.fromkeys("ab", {0.0: 1.0, 1.0: 0.1})
+    shares = S.BySpeedup(seconds).shares(0.5, {"a": (8, 8), "b": (8, 8)}, {}, 0.75)
+    assert shares == {"a": 0.75, "b": 0.25}
+
+
+def test_budgets_of_blocks_do_not_look_at_gradients():
+    with pytest.raises(ArgumentError, match="Adaptive does; use it as inner"):
+        S.Hierarchical(outer=S.Adaptive())
+
+
 # core
 
 

@@ -64,6 +64,15 @@ def test_rigl_with_a_fixed_pattern_stays_in_it(rng):
     assert (masks[0] != masks[1]).any()
 
 
+def test_growing_from_dense_keeps_the_largest_of_each_group(rng):
+    weights = {"w": rng.normal(size=(4, 32))}
+    recipe = S.Recipe(S.OneShot(0.5, at=1), pattern=S.NM(), grower=S.GradientGrowth(0.0))
+    scheduler = S.MaskScheduler(recipe)
+    for _ in range(2):
+        mask = scheduler.step({"w": rng.normal(size=(4, 32))}, weights)["w"]
+    np.testing.assert_array_equal(mask, S.NM().mask(np.abs(weights["w"]), 0.5))
+
+
 def test_set_turns_over_a_fixed_share(rng):
     weights = {"w": rng.normal(size=(20, 50))}
     scheduler = S.MaskScheduler(S.sparse_evolutionary(0.5, every=1, fraction=0.2))
