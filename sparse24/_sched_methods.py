@@ -315,9 +315,10 @@ def targeted_dropout(
 class DecayFactorSearch:
     """Find the factor of masked decay in warm-up, from flip rates (Hu et al., 2024).
 
-    Train a short while with each candidate (0 first: the flip rate of the dense training's
-    masks), feed the flip rates, and take the candidate whose rate over that of 0 lies in
-    `window`: masks that settle faster than without decay, but do not freeze.
+    Train a short while with each candidate, each time from the same weights (0 first: the flip
+    rate of masks that nothing holds), and feed the flip rates, but for that of the first step,
+    which prunes.  Taken is the candidate whose rate over that of 0 lies in `window`: masks that
+    settle faster than without decay, but do not freeze.
 
     Parameters
     ----------

@@ -265,7 +265,7 @@ def test_layers_stay_within_what_the_pattern_reaches(distribution, pattern, targ
 
 
 def test_by_speedup_stays_within_what_the_pattern_reaches():
-    seconds = dict.fromkeys("ab", {0.0: 1.0, 1.0: 0.1})
+    seconds = {name: {0.0: 1.0, 1.0: 0.1} for name in "ab"}
     shares = S.BySpeedup(seconds).shares(0.5, {"a": (8, 8), "b": (8, 8)}, {}, 0.75)
     assert shares == {"a": 0.75, "b": 0.25}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import digits
 import numpy as np
+import torch
 from threadpoolctl import threadpool_limits
 
 from sparse24 import _evidence
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=DATA)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     with threadpool_limits(1):
         cases = list(update_cases())
         accuracy = []

@@ -1,13 +1,14 @@
 """Scikit-learn's digits, and a two-hidden-layer network for them in NumPy and in torch.
 
 Both trainers run the same loop: the scheduler gives masks, the masked network gives gradients,
-the rule says what the dense weights receive, Adam moves them.
+the rule says what the dense weights receive, Adam moves them.  One thread is best: the network
+is small, and the second thread of torch mostly waits.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from sparse24 import schedule as S
 
 SIZES = (64, 256, 128, 10)
 STEPS, BATCH, RATE = 600, 128, 2e-3
+WARM_UP = 40  # steps with each candidate for the decay
 
 
 def data():
@@ -35,12 +37,26 @@ class Method:
     straight_through: bool = False
     decay: float = 0.0
     adaptive: bool = False  # the two-level DynamicScheduler instead of `rules`
+    candidates: tuple[float, ...] = ()  # of the decay, tried in warm-up
 
     def scheduler(self):
         if self.adaptive:
             ramp = S.CosineScheduler(target_sparsity=0.6, stop=STEPS // 2, every=10)
             return S.DynamicScheduler(0.3, ramp, dense=("w2",))
-        return None if self.rules is None else S.MaskScheduler({"w2": None, "*": self.rules})
+        if self.rules is None:
+            return None
+        return S.MaskScheduler({"w2": None, "*": self.rules}, telemetry=S.Telemetry())
+
+    def found(self, seed: int) -> Method:
+        """The method with its decay, which short runs from the first weights find if need be."""
+        if not self.candidates:
+            return self
+        search = S.DecayFactorSearch(self.candidates, steps_each=WARM_UP - 1)
+        while not search.done:
+            trial = replace(self, decay=search.trial, candidates=())
+            for rate in flip_rates(trial, seed):
+                search.feed(rate)
+        return replace(self, decay=search.factor, candidates=())
 
 
 RAMP = S.CubicScheduler(0.5, stop=STEPS // 2, every=10)
@@ -54,6 +70,9 @@ METHODS = {
         S.Recipe(S.ConstantScheduler(0.5, every=1, stop=STEPS // 2), pattern=S.NM()),
         straight_through=True,
         decay=2e-4,
+    ),
+    "SR-STE, decay found in warm-up": Method(
+        S.sr_ste(), straight_through=True, candidates=(1e-4, 1e-3, 1e-2)
     ),
     "transposable SR-STE": Method(
         S.Recipe(S.ConstantScheduler(0.5, every=1), pattern=S.Transposable24()),
@@ -75,18 +94,33 @@ def initial(seed: int) -> dict[str, np.ndarray]:
     return parameters
 
 
-def batches(count: int, seed: int):
+def batches(count: int, seed: int, steps: int = STEPS):
     rng = np.random.default_rng(1000 + seed)
-    for _ in range(STEPS):
+    for _ in range(steps):
         yield rng.integers(0, count, BATCH)
 
 
 def train_numpy(method: Method, seed: int):
     """Trained and masked parameters, and the masks."""
+    return _train_numpy(method.found(seed), seed, STEPS)[:2]
+
+
+def flip_rates(method: Method, seed: int) -> list[float]:
+    """Shares of the masks that flip at each step of a warm-up, the first step aside."""
+    scheduler = _train_numpy(method, seed, WARM_UP)[2]
+    rows = scheduler.telemetry.rows
+    flips, sizes = ([0] * WARM_UP for _ in range(2))
+    for row in rows:
+        flips[row["step"]] += row["flips"]
+        sizes[row["step"]] += row["size"]
+    return [f / size for f, size in zip(flips[1:], sizes[1:], strict=True)]
+
+
+def _train_numpy(method: Method, seed: int, steps: int):
     x, labels, _, _ = data()
     parameters, masks, scheduler = initial(seed), {}, method.scheduler()
     moments = {n: (np.zeros_like(p), np.zeros_like(p)) for n, p in parameters.items()}
-    for t, rows in enumerate(batches(len(x), seed), start=1):
+    for t, rows in enumerate(batches(len(x), seed, steps), start=1):
         grads = gradients(S.apply_masks(parameters, masks), x[rows], labels[rows])
         if scheduler is not None:
             weights = {n: p for n, p in parameters.items() if n.startswith("w")}
@@ -97,7 +131,7 @@ def train_numpy(method: Method, seed: int):
                 grad = grad if method.straight_through else grad * kept
                 grad = S.sr_ste_gradient(parameters[name], grad, kept, method.decay)
             _adam(parameters[name], grad, *moments[name], t)
-    return S.apply_masks(parameters, masks), masks
+    return S.apply_masks(parameters, masks), masks, scheduler
 
 
 def _adam(parameter, grad, first, second, t: int) -> None:
@@ -141,7 +175,7 @@ def train_torch(method: Method, seed: int):
     parts = [part for k, m in pairs for part in (torch.nn.Linear(k, m), torch.nn.ReLU())]
     net = torch.nn.Sequential(*parts[:-1])
     layers = {"0": 0, "2": 1, "4": 2}
-    start = initial(seed)
+    start, method = initial(seed), method.found(seed)
     with torch.no_grad():
         for name, i in layers.items():
             net[int(name)].weight.copy_(torch.from_numpy(start[f"w{i}"]))
