@@ -205,7 +205,7 @@ def to_host(x: Array) -> np.ndarray:
     x = plain(x)
     if hasattr(x, "get"):  # CuPy
         return x.get()
-    return np.array(array_api_compat.to_device(x, "cpu") if hasattr(x, "cpu") else x, copy=True)
+    return np.asarray(array_api_compat.to_device(x, "cpu") if hasattr(x, "cpu") else x).copy()
 
 
 def check_reachable(sparsity: float, highest: float, what: str) -> None:

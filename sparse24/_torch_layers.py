@@ -37,6 +37,9 @@ class SparseLinear(torch.nn.Linear):
         A buffer, saved with the model.  None: the mask follows the magnitudes at each call.
         `set_mask` and `update_masks` set it; a scheduler that updates in every 40 steps, say,
         keeps the places in between.
+    clock
+        In the ``state_dict`` of a layer that samples gradients: how many samples it drew, so that
+        training that is resumed draws the same as training that went on.
     scale : Tensor of shape (), or None
         Of a soft layer: the factor that brings the first projection nearest to the weight.
 
@@ -155,18 +158,15 @@ class SparseLinear(torch.nn.Linear):
         if self.mask is None or self.sparse != "weight":
             self._way = self.sparse
         else:
-            both = self.rule.transposable
-            self._way = way or ("weight" if _is_two_four(self.mask, both) else "masked")
+            self._way = way or _way_of(self.mask, self.rule.transposable)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._way == "dense":
             return torch.nn.functional.linear(x, self.weight, self.bias)
         if self._way == "weight" and not torch.is_grad_enabled():
             return self._inference(x)
-        clock = None
-        if self.training and self.rule.samples:
-            clock = self._clock.clone()  # of this call, whenever its backward runs
-            self._clock.add_(1)
+        samples = self.training and self.rule.samples and self._way == "weight"
+        clock = ops.tick(self._clock) if samples else None  # its backward may run at any time
         return linear(
             x, self._latent(), self.bias, mask=self.mask, sparse=self._way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
@@ -180,10 +180,14 @@ class SparseLinear(torch.nn.Linear):
             array, bias = self._kept(weight.dtype, bias)
             return _matmul.linear(x, array, bias)
         x, weight, bias = autocast(x, self._latent(), self.bias)
-        parts = ops.pack(weight, self.mask, False)
+        parts = self._rows(weight)
         rows = x.reshape(-1, x.shape[-1])
         y = ops.product(parts, *self.weight.shape, rows, bias, "x@At")
         return y.reshape(*x.shape[:-1], self.out_features)
+
+    def _rows(self, weight: Tensor) -> list[Tensor]:
+        """The weight packed along its rows, in the places that a training step would keep."""
+        return ops.pack(weight, self.mask, self.mask is None and self.rule.transposable)[:2]
 
     def _kept(self, dtype: torch.dtype, bias: Tensor | None) -> tuple[Sparse24Array, Tensor | None]:
         """The packed weight and the bias as kernels take it, until a parameter changes."""
@@ -192,17 +196,24 @@ class SparseLinear(torch.nn.Linear):
         key = (dtype, *((t.data_ptr(), t._version) for t in sources))
         if self._packed is None or self._packed[0] != key:
             weight = self._latent().to(dtype)
-            array = ops.unpack(ops.pack(weight, self.mask, False), *weight.shape)
+            array = ops.unpack(self._rows(weight), *weight.shape)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             self._packed = (key, array, None if bias is None else bias.detach().to(wide))
         return self._packed[1:]
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.rule.samples:
+            destination[f"{prefix}clock"] = self._clock.clone()
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if f"{prefix}mask" in state_dict and self.mask is None:
             self.mask = torch.empty_like(self.weight, dtype=torch.bool)
         elif f"{prefix}mask" not in state_dict:
             self.mask = None
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self._clock.copy_(state_dict.get(f"{prefix}clock", self._clock))
+        others = {k: v for k, v in state_dict.items() if k != f"{prefix}clock"}
+        super()._load_from_state_dict(others, prefix, *args, **kwargs)
         self._choose_way(None)
 
     def extra_repr(self) -> str:
@@ -213,8 +224,9 @@ class SparseLinear(torch.nn.Linear):
         )
 
 
-def _is_two_four(mask: Tensor, both: bool) -> bool:
-    """True if at most two of every four are kept along rows (and columns)."""
-    return bool(is_24(mask.to(torch.int8))) and (
-        not both or bool(is_24(mask.mT.to(torch.int8).contiguous()))
-    )
+def _way_of(mask: Tensor, both: bool) -> str:
+    """How to multiply by a mask: is it 2:4 along its rows (and columns), or all true?"""
+    sides = (mask, mask.mT.contiguous())[: 1 + both]
+    if all(is_24(side.to(torch.int8)) for side in sides):
+        return "weight"
+    return "dense" if mask.all() else "masked"

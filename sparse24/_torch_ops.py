@@ -35,14 +35,14 @@ FORMS = ("x@At", "x@A", "A@b", "At@b")
 _library = torch.library.Library("sparse24", "DEF")
 
 
-def _operator(function):
+def _operator(function, mutates: tuple[str, ...] = ()):
     """torch's operator ``sparse24::<name>``, for tensors of the CPU and of CUDA.
 
     By hand, since `torch.library.custom_op` makes sure at every call that no result shares
     memory with an input, which takes longer than the launch of a kernel.
     """
     name = function.__name__
-    schema = torch.library.infer_schema(function, mutates_args=())
+    schema = torch.library.infer_schema(function, mutates_args=mutates)
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in ("CPU", "CUDA"):
         _library.impl(name, function, device)
@@ -244,6 +244,23 @@ def keep(x: Tensor, transposable: bool) -> Tensor:
 @_meaning_for_tracing("keep")
 def _(x, transposable):
     return torch.empty_like(x, dtype=torch.bool, memory_format=torch.contiguous_format)
+
+
+@functools.partial(_operator, mutates=("clock",))
+def tick(clock: Tensor) -> Tensor:
+    """What the clock shows; then it goes on by one.
+
+    One operator, for ``torch.compile`` moves a copy that only backward needs into backward, where
+    the clock has gone on already.
+    """
+    now = clock.clone()
+    clock.add_(1)
+    return now
+
+
+@_meaning_for_tracing("tick")
+def _(clock):
+    return torch.empty_like(clock)
 
 
 @_operator

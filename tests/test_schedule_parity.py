@@ -23,6 +23,15 @@ RECIPES = {
     "adaptive": S.Recipe(
         S.LinearScheduler(0.6, stop=3), S.Accumulated(S.Taylor()), distribution=S.Adaptive()
     ),
+    "channels": S.Recipe(
+        S.LinearScheduler(0.5, stop=3),
+        pattern=S.Channel(),
+        coupled=((("a", 0), ("b.c", 0)),),
+        grower=S.GradientGrowth(),
+    ),
+    "shared": S.Recipe(
+        S.ConstantScheduler(0.5, every=1), S.Movement(), S.NM(), shared=(("a", "b.c"),)
+    ),
     "movement": S.Recipe(
         S.LinearScheduler(0.6, stop=3), S.Movement(), distribution=S.Hierarchical()
     ),
@@ -64,6 +73,25 @@ def test_same_masks_as_numpy(name, recipe):
     for got, want in zip(other, ours, strict=True):
         for layer in want:
             np.testing.assert_array_equal(got[layer], want[layer])
+
+
+@pytest.mark.parametrize(
+    "name", ["strict", "torch", "jax", pytest.param("cupy", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_state_goes_from_library_to_library(name, recipe, rng):
+    """Saved in one, loaded in NumPy, the next masks are the same."""
+    convert = library(name)
+    weights = {n: rng.normal(size=(32, 64)).astype(np.float32) for n in ("a", "b.c")}
+    theirs = {n: convert(w) for n, w in weights.items()}
+    state, ours = (S.init(recipe, w, seed=3) for w in (theirs, weights))
+    for _ in range(2):
+        state, _, _ = S.step(state, theirs, theirs)
+    ours = S.from_dict(ours, S.to_dict(state))
+    _, masks, _ = S.step(state, theirs, theirs)
+    _, want, _ = S.step(ours, weights, weights)
+    for layer in want:
+        np.testing.assert_array_equal(_arrays.to_numpy(masks[layer]), want[layer])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8"])

@@ -202,6 +202,21 @@ def test_inference_packs_once_until_the_weight_changes(device):
         torch.testing.assert_close(sparse(x), want, **CLOSE)
 
 
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("transposable", [False, True])
+def test_inference_keeps_what_training_keeps(device, transposable, given):
+    layer, x = layer_and_input(device)
+    sparse = st.SparseLinear.from_dense(layer, transposable=transposable)
+    if given:
+        sparse.set_mask(s24.mask(torch.rand_like(layer.weight), transposable=transposable))
+    want = sparse(x)
+    compiled = torch.compile(sparse, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x), want, **CLOSE)
+        torch.testing.assert_close(compiled(x), want, **CLOSE)
+    torch.testing.assert_close(sparse.to_dense()(x), want, **CLOSE)
+
+
 def test_leading_axes_odd_sizes_and_no_bias():
     sparse = st.SparseLinear(10, 6, bias=False)
     x = torch.randn(2, 3, 10)
@@ -244,6 +259,44 @@ def test_state_dict_carries_masks():
     torch.testing.assert_close(copied(x), net(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("cut", [1, 3, 4, 7])
+def test_training_resumes_bit_for_bit(cut):
+    """Dense, 2:4 with sampled gradients, dense again; stopped and reloaded in between."""
+
+    def parts():
+        rule = {"transposable": True, "gradient": "24sparse", "decay": 1e-3}
+        net = st.sparsify(model(), {"*": rule})
+        phases = S.dense_sparse_dense(0.5, 1, 6, every=2)
+        scheduler = S.MaskScheduler(S.Recipe(phases, pattern=S.Transposable24()), seed=3)
+        return net, torch.optim.AdamW(net.parameters(), lr=1e-2), scheduler
+
+    def train(net, optimizer, scheduler, steps):
+        for t in steps:
+            optimizer.zero_grad()
+            batch = torch.randn(16, 32, generator=torch.Generator().manual_seed(t))
+            net(batch).square().mean().backward()
+            st.update_masks(net, scheduler, optimizer)
+            optimizer.step()
+
+    through, first, second = parts(), parts(), parts()
+    train(*through, range(8))
+    train(*first, range(cut))
+    for old, new in zip(first, second, strict=True):
+        new.load_state_dict(copy.deepcopy(old.state_dict()))
+    train(*second, range(cut, 8))
+    ends = [net.state_dict() for net, _, _ in (through, second)]
+    assert ends[0]["0.clock"] > 0
+    for key, value in ends[0].items():
+        assert torch.equal(ends[1][key], value)
+
+
+def test_layers_that_sample_load_dense_checkpoints():
+    net = st.sparsify(model(), {"*": {"gradient": "24sparse"}})
+    net.load_state_dict(model().state_dict())
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*0\.clock"):
+        model().load_state_dict(net.state_dict())
+
+
 def test_checkpointing_gives_the_same_gradients():
     from torch.utils.checkpoint import checkpoint
 
@@ -272,7 +325,9 @@ def test_autocast(device):
     "rule",
     [
         {"transposable": True, "gradient": "24dense"},
+        {"transposable": True, "gradient": "24sparse"},
         {"soft": True},
+        {"soft": True, "gradient": "ste_sampled"},
         {"sparse": "masked"},
         {"sparse": "masked", "decay": 1e-3},
         {"sparse": "activation"},
@@ -283,14 +338,14 @@ def test_compiles_without_graph_breaks(rule, device):
     if rule.get("sparse") == "masked":
         for layer in st.sparse_layers(net).values():
             layer.set_mask(torch.rand_like(layer.weight) < 0.5)
+    twin = copy.deepcopy(net)  # draws the same samples
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     x = torch.randn(8, 32, device=device, requires_grad=True)
     for _ in range(2):
-        y = compiled(x)
-        torch.testing.assert_close(y, net(x), **CLOSE)
-        for a, b in zip(
-            gradients(y, x, *net.parameters()), gradients(net(x), x, *net.parameters()), strict=True
-        ):
+        y, want = compiled(x), twin(x)
+        torch.testing.assert_close(y, want, **CLOSE)
+        got, wanted = gradients(y, x, *net.parameters()), gradients(want, x, *twin.parameters())
+        for a, b in zip(got, wanted, strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
 
 
@@ -344,6 +399,7 @@ def test_operators_pass_torchs_own_checks():
     torch.library.opcheck(ops.masked_gradient.default, args, test_utils=tests)
     torch.library.opcheck(ops.like.default, (parts, 8, 16, torch.randn(8, 16)), test_utils=tests)
     clock = torch.tensor(3)
+    torch.library.opcheck(ops.tick.default, (clock.clone(),), test_utils=tests)
     torch.library.opcheck(ops.pack_sample.default, (x, 0, clock), test_utils=tests)
 
 
