@@ -87,7 +87,7 @@ def one_of(value, choices, *, argument: str):
 def number(value, *, argument: str) -> float:
     """Return a factor as a float; refuses arrays with axes and text."""
     try:
-        if isinstance(value, str) or getattr(value, "ndim", 0):
+        if isinstance(value, str) or np.ndim(value):
             raise TypeError
         return float(value)
     except (TypeError, ValueError):

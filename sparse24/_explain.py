@@ -212,7 +212,7 @@ def _problem(operand, other, call: Call, out_order: str):
 def _explain_cpu(operand, other, algorithm: str) -> Explanation:
     from sparse24.kernels import cpu
 
-    m, k, n, name = *operand.shape[-2:], other.shape[-1], operand.dtype.name
+    (m, k), n, name = operand.shape[-2:], other.shape[-1], operand.dtype.name
     kept = operand.dense is not None
     choice = cpu.choose(m, k, n, name, kept=kept)
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
