@@ -20,6 +20,9 @@ from sparse24 import _arrays, _check, _foreign
 from sparse24._errors import ArgumentError, ShapeError
 
 EVERY_DEAL = 4  # up to this m all ways to deal two groups are tried, beyond it single swaps
+# Scores of one place of the pairs that are looked at together.
+CACHED = 1 << 16  # so few that they and what is made of them stay in a core's cache
+GPU_AT_ONCE = 1 << 24
 
 
 def find_permutation(
@@ -37,8 +40,8 @@ def find_permutation(
     rounds : int, default 200
         How often all groups are paired.  The result depends on `rounds` and `rng` only.
     seconds : float, optional
-        Stop after this time even if rounds are left; the result then depends on the
-        machine's speed.
+        Stop after this time, even within a round; the result then depends on the machine's
+        speed.
     rng : int or numpy.random.Generator, default 0
         Source of the pairings.
 
@@ -58,8 +61,8 @@ def find_permutation(
 
     Notes
     -----
-    Runs where `w` is; waits for the GPU once a round.  A last, shorter group keeps its
-    columns.
+    Runs where `w` is, on the CPU on all cores; waits for the GPU once or some times a round.
+    A last, shorter group keeps its columns.
 
     Examples
     --------
@@ -73,7 +76,7 @@ def find_permutation(
     if not int(rounds) >= 0:
         raise ArgumentError(f"rounds must not be negative, got {rounds!r}")
     columns = _columns(w, scores)
-    xp, k = _arrays.namespace(columns), len(columns)
+    k = len(columns)
     rng = np.random.default_rng(rng)
     groups = np.arange(k - k % m).reshape(-1, m)  # column numbers
     deals = _deals(m)
@@ -83,8 +86,7 @@ def find_permutation(
             break
         order = rng.permutation(len(groups))[: len(groups) // 2 * 2].reshape(-1, 2)
         pairs = groups[order].reshape(-1, 2 * m)
-        totals = _kept(xp, columns[xp.asarray(pairs)], deals, n, m)
-        best = _arrays.to_numpy(xp.argmax(totals, axis=0))  # the first deal changes nothing
+        best = _best_deals(columns, pairs, deals, n, stop)
         groups[order] = np.take_along_axis(pairs, deals[best], axis=1).reshape(-1, 2, m)
     return np.concatenate([groups.ravel(), np.arange(k - k % m, k)])
 
@@ -123,9 +125,35 @@ def _deals(m: int) -> np.ndarray:
     return np.array(deals)
 
 
-def _kept(xp, pairs, deals: np.ndarray, n: int, m: int):
-    """What the mask keeps of each pair of groups (pairs, 2m, rows) under each deal."""
-    x = xp.ascontiguousarray(xp.moveaxis(pairs, 1, 0))  # (2m, pairs, rows)
+def _best_deals(columns, pairs: np.ndarray, deals: np.ndarray, n: int, stop: float):
+    """The best deal of each pair of groups (pairs, 2m); of those after the time `stop`, the first.
+
+    The first deal changes nothing.
+    """
+    xp = _arrays.namespace(columns)
+    best = np.zeros(len(pairs), np.int64)
+    step = max(1, (CACHED if xp is np else GPU_AT_ONCE) // max(1, columns.shape[1]))
+
+    def task(number: int):
+        if time.monotonic() < stop:
+            some = slice(number * step, (number + 1) * step)
+            totals = _kept(xp, columns[xp.asarray(pairs[some].T)], deals, n)
+            best[some] = _arrays.to_numpy(xp.argmax(totals, axis=0))
+
+    count = -(-len(pairs) // step)
+    if xp is np:
+        from sparse24.kernels._numba import parallel
+
+        parallel(task, count, columns.size * len(deals))
+    else:
+        for number in range(count):
+            task(number)
+    return best
+
+
+def _kept(xp, x, deals: np.ndarray, n: int):
+    """What the mask keeps of each pair of groups (2m, pairs, rows) under each deal."""
+    m = len(x) // 2
     known: dict[tuple[int, ...], object] = {}
 
     def kept(group: tuple[int, ...]):
