@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -221,12 +221,16 @@ def _why_none(file: _raw_files.ArrayFile) -> str:
     return f"for example {first!r} of shape {spec[0]}: {Selection().refuses(first, *spec)}"
 
 
-def _with_progress(layers: Iterator[Layer], total: int, progress: bool) -> Iterator[Layer]:
+def progress_bar(work: Iterable[Any], total: int, *, shown: bool = True):
+    """A bar over matrices: on a terminal, never in a log file."""
     from tqdm import tqdm
 
-    # disable=None: a bar on a terminal, nothing in a log file.
-    disable = None if progress else True
-    with tqdm(layers, total=total, unit="matrix", disable=disable, leave=False) as bar:
+    disable = None if shown else True  # None: only if standard error is no terminal
+    return tqdm(work, total=total, unit="matrix", disable=disable, leave=False)
+
+
+def _with_progress(layers: Iterator[Layer], total: int, progress: bool) -> Iterator[Layer]:
+    with progress_bar(layers, total, shown=progress) as bar:
         for layer in bar:
             bar.set_postfix_str(layer.name[-40:], refresh=False)
             yield layer

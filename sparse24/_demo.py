@@ -134,7 +134,7 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
         saved = Path(folder) / "compressed.safetensors"
         energies = _prune_and_save(file, names, row, saved)
         arrays = s24.load_safetensors(saved, device=device)
-        for name in names:
+        for name in _checkpoint.progress_bar(names, len(names)):
             dense = _finite(file[name].astype(row.logical), name)
             lines.append(_measure(name, dense, arrays[name], energies[name], tokens, device))
         _print(lines, saved.stat().st_size)
