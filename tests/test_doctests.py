@@ -48,8 +48,9 @@ def modules_with_examples() -> list[str]:
 def test_examples(name, monkeypatch, tmp_path):
     if name == "sparse24.plot":
         pytest.importorskip("matplotlib").use("Agg")
-    if name.removeprefix("sparse24.") in FRAMEWORKS:
-        pytest.importorskip(name.removeprefix("sparse24."))
+    framework = name.removeprefix("sparse24.").removeprefix("_").partition("_")[0]
+    if framework in FRAMEWORKS:  # sparse24.torch, and sparse24._torch_model behind it
+        pytest.importorskip(framework)
     module = importlib.import_module(name)
     monkeypatch.chdir(tmp_path)
     result = doctest.testmod(module, optionflags=FLAGS)
