@@ -8,7 +8,7 @@ from sparse24 import _dtypes, _spec
 from sparse24.kernels import _simd
 from sparse24.kernels._numba import njit, parallel
 from sparse24.kernels._simd import INDEX_LANES, write_indices
-from sparse24.kernels.cpu_decode import decode_into
+from sparse24.kernels.cpu_decode import decode_into, halves
 
 
 @njit
@@ -91,6 +91,8 @@ class Operand:
             return part.view(np.uint16), rest
         if self.dtype.name == "float16" and _simd.HALVES:
             return part.view(np.int16), rest
+        if self.dtype.is_float8 and _simd.HALVES:
+            return halves(part, self.dtype), rest
         return self._decoded(part), rest
 
     def _decoded(self, part: np.ndarray) -> np.ndarray:

@@ -194,6 +194,10 @@ def test_every_number_of_a_narrow_type_is_decoded(name):
     x = np.arange(1 << 8 * dtype.itemsize, dtype=dtype.storage).view(dtype.logical)
     got, want = cpu_decode.decoded(x, dtype), x.astype(dtype.accumulator)
     np.testing.assert_array_equal(got, want)
+    if dtype.is_float8:
+        half = cpu_decode.halves(x, dtype).view(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(half, want)
+        np.testing.assert_array_equal(np.signbit(half), np.signbit(want))
 
 
 def test_bfloat16_keeps_nan_and_infinity():
