@@ -72,7 +72,7 @@ def load_npz(path: str | os.PathLike, *, device: str = "cpu") -> Any:
     ----------
     path : path
     device : str, default "cpu"
-        ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
+        ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; copies to a GPU are enqueued.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
     ----------
     path : path
     device : str, default "cpu"
-        ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
+        ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; copies to a GPU are enqueued.
 
     Returns
     -------

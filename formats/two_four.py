@@ -38,6 +38,9 @@ class Sparse24Array(SparseArray):
     its rows), both for a transposable array.  Otherwise the array is decompressed and the
     product is dense.
 
+    Work goes to CuPy's current stream.  `nnz`, `density`, `check`, `tocsr`, `tocoo` and a move to
+    the CPU wait for the device; products, `toarray`, `mask`, `astype` and views do not.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24

@@ -65,6 +65,12 @@ def from_scipy(m, *, dtype=None, on_excess="raise"):
         If the matrix does not obey 2:4; `sparse24.hybrid` takes it then, exactly.
     ArgumentError
         If `m` is no sparse matrix.
+    DTypeError
+        If the elements are of a type that sparse24 does not store, and `dtype` is not given.
+
+    Notes
+    -----
+    The matrix is made dense on its device first.  Waits for the GPU where `compress` does.
 
     Examples
     --------
@@ -103,6 +109,10 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
     ------
     ShapeError, DTypeError, DeviceError
         If an argument does not fit, or the device is not there.
+
+    Notes
+    -----
+    Made on the host and copied, so that a seed gives the same array on every device.
 
     Examples
     --------

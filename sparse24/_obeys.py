@@ -25,6 +25,11 @@ def is_24(x, *, axis=-1):
     bool
         Waits for the GPU.  -0.0 is a zero, NaN is none.
 
+    Raises
+    ------
+    DTypeError, ShapeError, ArgumentError
+        If `x` is no array of a known type with an axis, or has no such `axis`.
+
     See Also
     --------
     check_24 : Raise, and say where.
@@ -54,6 +59,8 @@ def check_24(x, *, axis=-1):
     PatternError
         Names the first group with more than two non-zeros, in row-major order,
         and the number of such groups.
+    DTypeError, ShapeError, ArgumentError
+        As `is_24`.
 
     Examples
     --------

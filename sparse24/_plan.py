@@ -26,6 +26,13 @@ class MatmulPlan:
         What could run, fastest prediction first.
     chosen : str
         What runs.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> p = s24.plan(s24.random((64, 32), rng=0), ((32, 8), np.float32))
+    >>> p
+    <MatmulPlan: cpu_sparse, 0 candidates>
     """
 
     def __init__(self, a: Sparse24Array, b, out_order: str, options: dict):
@@ -88,6 +95,11 @@ def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="r
     ------
     ArgumentError, ShapeError, DTypeError, UnsupportedError
         As `matmul` of an operand like `b_spec`.
+
+    Notes
+    -----
+    Multiplies zeros once, so that nothing is compiled or laid out later; that takes up to two
+    seconds for a kernel that no process compiled before.  Does not wait for the device.
 
     Examples
     --------

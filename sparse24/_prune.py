@@ -170,6 +170,10 @@ activations, damping, channels
     PatternError, ArgumentError, ShapeError, DTypeError
         As `prune`.
 
+    Notes
+    -----
+    Waits for the GPU where `prune` does.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24

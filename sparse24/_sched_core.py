@@ -41,6 +41,15 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     ------
     ShapeError
         If a layer's shape does not suit the pattern.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> weights = {"w1": np.ones((4, 8)), "b": np.ones(4)}
+    >>> state = S.init({"w*": S.rigl(0.5, total_steps=100)}, weights)
+    >>> list(state.shapes)
+    ['w1']
     """
     rules = {"*": rules} if isinstance(rules, Recipe) else rules
     names: dict[int, list[str]] = {}
@@ -78,6 +87,15 @@ def observe(state: State, weights: Arrays | None = None, grads: Arrays | None = 
     -------
     State
         With the same step.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> weights = {"w": np.ones((4, 8))}
+    >>> state = S.init(S.rigl(0.5, total_steps=100), weights)
+    >>> S.observe(state, weights, {"w": np.ones((4, 8))}).step == state.step
+    True
     """
     memory = dict(state.memory)
     for recipe, names in state.groups:
@@ -178,6 +196,13 @@ def freeze(state: State) -> State:
     Returns
     -------
     State
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> S.freeze(S.init(S.rigl(0.5, total_steps=100), {"w": np.ones((4, 8))})).frozen
+    True
     """
     return replace(state, frozen=True)
 
@@ -192,6 +217,13 @@ def thaw(state: State) -> State:
     Returns
     -------
     State
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> S.thaw(S.freeze(S.init(S.rigl(0.5, total_steps=100), {"w": np.ones((4, 8))}))).frozen
+    False
     """
     return replace(state, frozen=False)
 

@@ -78,6 +78,13 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     ----------
     .. [1] Y. Hu, J. Zhu, J. Chen, *S-STE: Continuous Pruning Function for Efficient 2:4 Sparse
        Pre-training*, 2024.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> S.soft_threshold_24(np.array([[1.0, 2, -3, 4]]))
+    array([[ 0.,  0., -1.,  2.]])
     """
     xp = namespace(weight)
     groups = split_groups(weight, _spec.GROUP, 0.0)
@@ -100,6 +107,13 @@ def soft_threshold_scale(weight: Array) -> Array:
     -------
     array, 0-d
         Least squares: ``<w, s> / <s, s>`` with ``s = soft_threshold_24(w)``; 1 if that is zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> float(S.soft_threshold_scale(np.array([[1.0, -2, 3, 4]])))
+    2.2
     """
     xp = namespace(weight)
     soft = working(soft_threshold_24(weight))
@@ -131,6 +145,17 @@ def mvue_24(gradient: Array, *, step: int, seed: int = 0, name: str = "") -> Arr
     ----------
     .. [1] B. Chmiel et al., *Minimum Variance Unbiased N:M Sparsity for the Neural Gradients*,
        2023.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> g = np.array([[1.0, 1, 1, 1]])
+    >>> float(S.mvue_24(g, step=0).sum())
+    4.0
+    >>> mean = np.mean([S.mvue_24(g, step=i) for i in range(2000)], axis=0)
+    >>> bool(np.allclose(mean, g, atol=0.1))
+    True
     """
     xp = namespace(gradient)
     groups = split_groups(working(gradient), _spec.GROUP, 0.0)
@@ -194,6 +219,14 @@ def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") ->
     ------
     ArgumentError
         If `grown` is another word.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> old, new = np.array([True, False, False]), np.array([True, True, False])
+    >>> S.transition(np.array([1.0, 2, 3]), old, new, grown="zero")
+    array([1., 0., 3.])
     """
     _check.one_of(grown, ("keep", "zero"), argument="grown")
     xp = namespace(weight)
@@ -224,6 +257,15 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     Returns
     -------
     dict of str to array
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> slots = {"momentum": np.array([1.0, 2, 3]), "step": 7}
+    >>> old, new = np.array([True, True, False]), np.array([True, False, True])
+    >>> S.mask_slots(slots, old, new)
+    {'momentum': array([1., 0., 0.]), 'step': 7}
     """
     clear = {
         "keep": None,

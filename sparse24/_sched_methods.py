@@ -100,6 +100,13 @@ def rigl(
     References
     ----------
     .. [1] U. Evci et al., *Rigging the Lottery: Making All Tickets Winners*, 2020.
+
+    Examples
+    --------
+    >>> from sparse24 import schedule as S
+    >>> recipe = S.rigl(0.9, total_steps=1000)
+    >>> type(recipe.grower).__name__
+    'GradientGrowth'
     """
     last = floor_count(check_share(stop, "stop"), total_steps)
     pattern = pattern or Unstructured()
@@ -139,6 +146,12 @@ def sparse_evolutionary(
     ----------
     .. [1] D. Mocanu et al., *Scalable training of artificial neural networks with adaptive
        sparse connectivity*, 2018.
+
+    Examples
+    --------
+    >>> from sparse24 import schedule as S
+    >>> type(S.sparse_evolutionary(0.9).grower).__name__
+    'RandomGrowth'
     """
     return Recipe(
         ConstantScheduler(sparsity, every=every),
@@ -296,6 +309,14 @@ def targeted_dropout(
     References
     ----------
     .. [1] A. Gomez et al., *Learning Sparse Networks Using Targeted Dropout*, 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> weight = np.array([[1.0, 2, 3, 4]])
+    >>> S.targeted_dropout(weight, share=0.5, rate=1.0, step=0)
+    array([[False, False,  True,  True]])
     """
     check_share(share, "share")
     check_share(rate, "rate")

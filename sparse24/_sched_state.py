@@ -75,6 +75,15 @@ def to_dict(state: State) -> dict[str, Any]:
     See Also
     --------
     from_dict
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> state = S.init(S.rigl(0.5, total_steps=100), {"w": np.ones((4, 8))})
+    >>> saved = S.to_dict(state)
+    >>> S.from_dict(state, saved).step == state.step
+    True
     """
     memory = {
         name: {key: to_host(value) for key, value in entries.items()}

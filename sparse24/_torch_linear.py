@@ -55,6 +55,16 @@ def linear(
     Raises
     ------
     ShapeError, ArgumentError
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import linear
+    >>> weight = torch.tensor([[1.0, 2, 3, 4]], requires_grad=True)
+    >>> y = linear(torch.ones(1, 4), weight)
+    >>> y.backward()
+    >>> float(y.detach()), weight.grad
+    (7.0, tensor([[1., 1., 1., 1.]]))
     """
     _check.one_of(sparse, MODES, argument="sparse")
     check_linear(x, weight)

@@ -79,6 +79,14 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     See Also
     --------
     sparsify
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import desparsify, sparsify
+    >>> model = sparsify(torch.nn.Sequential(torch.nn.Linear(64, 64)), {"*": {}})
+    >>> type(desparsify(model)[0]).__name__
+    'Linear'
     """
     return _replace(
         model, lambda _, layer: layer.to_dense() if isinstance(layer, SparseLinear) else None
@@ -107,6 +115,14 @@ def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
     Returns
     -------
     dict of str to SparseLinear
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import sparse_layers, sparsify
+    >>> model = sparsify(torch.nn.Sequential(torch.nn.Linear(64, 64)), {"*": {}})
+    >>> list(sparse_layers(model))
+    ['0']
     """
     return {n: layer for n, layer in model.named_modules() if isinstance(layer, SparseLinear)}
 
@@ -152,6 +168,17 @@ def update_masks(
     References
     ----------
     .. [1] S. Han et al., *DSD: Dense-Sparse-Dense Training for Deep Neural Networks*, 2017.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24 import schedule as S
+    >>> from sparse24.torch import sparsify, update_masks
+    >>> model = sparsify(torch.nn.Sequential(torch.nn.Linear(64, 64)), {"*": {}})
+    >>> model(torch.ones(1, 64)).sum().backward()
+    >>> masks = update_masks(model, S.MaskScheduler(S.Recipe(S.OneShot(0.5), pattern=S.NM(2, 4))))
+    >>> [(name, float(mask.float().mean())) for name, mask in masks.items()]
+    [('0', 0.5)]
     """
     _check.one_of(grown, ("keep", "zero"), argument="grown")
     _check.one_of(lifted, ("keep", "zero"), argument="lifted")

@@ -153,6 +153,14 @@ def sparsify24(
     -------
     Sparse24Tensor, shape (m, k)
         Differentiable; its products with either side are sparse.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import sparsify24
+    >>> x = torch.randn(8, 8)
+    >>> (sparsify24(x) @ torch.ones(8, 2)).shape
+    torch.Size([8, 2])
     """
     _check.one_of(gradient, ("24sparse", "24dense", "ste"), argument="gradient")
     if x.ndim != 2:
@@ -178,6 +186,14 @@ def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False)
     PatternError
         If a group holds more than two non-zeros.  (torch drops the others silently.)
         The check waits for the device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import to_sparse_semi_structured
+    >>> w = to_sparse_semi_structured(torch.tensor([[0.0, 1, 0, 2]]))
+    >>> w @ torch.ones(4, 1)
+    tensor([[3.]])
     """
     if transposed:
         raise UnsupportedError("transposed=True is not supported; transpose the result with .t()")

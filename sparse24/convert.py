@@ -123,6 +123,13 @@ def to_bitmask(a: Sparse24Array) -> tuple[np.ndarray, np.ndarray]:
     ------
     ShapeError
         If `a` is a batch, is transposed, or k is not a multiple of 4.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> A = s24.compress(np.array([[1.0, 2, 0, 0, 3, 0, 0, 4]]))
+    >>> s24.convert.to_bitmask(A)
+    (array([[1., 2., 3., 4.]]), array([[147]], dtype=uint8))
     """
     a = a.to_device("cpu")
     if a.ndim != 2 or a.axis != -1 or a.shape[1] % _spec.GROUP:
@@ -154,6 +161,13 @@ def to_cupyx(a: Sparse24Array) -> Any:
     ------
     DeviceError
         If no GPU is there.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> A = s24.random((4, 8), rng=0)
+    >>> s24.convert.to_cupyx(A).shape  # doctest: +SKIP
+    (4, 8)
     """
     return a.to_device("cuda").tocsr()
 
@@ -169,6 +183,13 @@ def to_torch(a: Sparse24Array) -> Any:
     -------
     torch.Tensor, shape (..., m, k)
         Of the same element type, fp8 too.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> A = s24.random((4, 8), dtype="bfloat16", rng=0)
+    >>> s24.convert.to_torch(A).dtype  # doctest: +SKIP
+    torch.bfloat16
     """
     dense = a.toarray()
     if a._dtype.is_float8 and _arrays.is_cupy(dense):

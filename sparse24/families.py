@@ -178,6 +178,17 @@ def read_smtx(path, *, dtype="float32", rng=None):
     References
     ----------
     .. [1] T. Gale et al., Sparse GPU Kernels for Deep Learning, SC 2020.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import sparse24 as s24
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "a.smtx")
+    ...     _ = path.write_text("2, 4, 3\\n0 2 3\\n0 3 1\\n")
+    ...     s24.families.read_smtx(path, rng=0).toarray() != 0
+    array([[ True, False, False,  True],
+           [False,  True, False, False]])
     """
     import scipy.sparse
 
@@ -214,6 +225,16 @@ def read_mtx(path, *, dtype=None):
     Returns
     -------
     scipy.sparse.csr_array
+
+    Examples
+    --------
+    >>> import pathlib, scipy.io, scipy.sparse, tempfile
+    >>> import sparse24 as s24
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "a.mtx")
+    ...     scipy.io.mmwrite(path, scipy.sparse.eye_array(3))
+    ...     s24.families.read_mtx(path, dtype="float32").nnz
+    3
     """
     import scipy.io
     import scipy.sparse

@@ -60,6 +60,14 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     -------
     tuple of Sparse24Array
         The first serves ``x @ W.T``, the last ``dy @ W``.  Does not wait for the device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import functional
+    >>> (packed,) = functional.pack(np.array([[1, 2, 3, 4]], np.float32))
+    >>> packed.toarray()
+    array([[0., 0., 3., 4.]], dtype=float32)
     """
     if mask is None:
         return (compress(weight, on_excess="prune", check=False, transposable=transposable),)
@@ -95,6 +103,16 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     ------
     ShapeError
         If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import functional
+    >>> weight = np.array([[1, 2, 3, 4]], np.float32)
+    >>> y, saved = functional.linear(np.ones((2, 4), np.float32), weight)
+    >>> y
+    array([[7.],
+           [7.]], dtype=float32)
     """
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(

@@ -56,6 +56,16 @@ def linear(
         Inside ``jax.jit`` or ``jax.vmap``.
     ShapeError
         If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> from sparse24.jax import linear
+    >>> weight = jnp.array([[1.0, 2, 3, 4]])
+    >>> linear(jnp.ones((1, 4)), weight)
+    Array([[7.]], dtype=float32)
+    >>> jax.grad(lambda w: linear(jnp.ones((1, 4)), w).sum())(weight)
+    Array([[1., 1., 1., 1.]], dtype=float32)
     """
     rule = Rule(gradient, transposable, decay, seed)
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
@@ -81,6 +91,13 @@ def mask(x, *, transposable: bool = False):
     ------
     UnsupportedError
         Inside ``jax.jit`` or ``jax.vmap``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from sparse24.jax import mask
+    >>> mask(jnp.array([[1.0, 2, 3, 4]]))
+    Array([[False, False,  True,  True]], dtype=bool)
     """
     return _back(choose_mask(_view(x), transposable=transposable))
 

@@ -254,6 +254,12 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     ------
     ArgumentError
         If `what` is neither.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> h = s24.hybrid(np.diag(np.ones(256, np.float32)))
+    >>> ax = s24.plot.tile_map(h)
     """
     from sparse24 import _check, _hybrid_dispatch
     from sparse24.formats.hybrid_tiles import KIND_NAMES

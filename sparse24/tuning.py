@@ -29,6 +29,12 @@ def path() -> Path:
     ------
     DeviceError
         If no GPU is there.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> s24.tuning.path()  # doctest: +SKIP
+    PosixPath('/home/me/.cache/sparse24/tuning-NVIDIA-H200.json')
     """
     return _tuning_cache.path(_device())
 
@@ -53,6 +59,12 @@ def save(file=None, *, replace: bool = False) -> Path:
         If the file belongs to another GPU, driver or version, or is no tuning file.
     DeviceError
         If no GPU is there.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> s24.tuning.save("tuning.json")  # doctest: +SKIP
+    PosixPath('tuning.json')
     """
     device = _device()
     target = Path(file) if file is not None else _tuning_cache.path(device)
@@ -80,6 +92,12 @@ def load(file=None) -> bool:
     ------
     DeviceError
         If no GPU is there.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> s24.tuning.load("tuning.json")  # doctest: +SKIP
+    True
     """
     device = _device()
     target = Path(file) if file is not None else _tuning_cache.path(device)
@@ -95,6 +113,11 @@ def clear() -> None:
     ------
     DeviceError
         If no GPU is there.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> s24.tuning.clear()  # doctest: +SKIP
     """
     _tuning_cache.forget(_device())
     _planner.chip.cache_clear()
@@ -117,6 +140,12 @@ def calibrate() -> dict[str, float]:
     ------
     DeviceError
         If no GPU is there.
+
+    Examples
+    --------
+    >>> import sparse24 as s24
+    >>> rates = s24.tuning.calibrate()  # doctest: +SKIP
+    >>> path = s24.tuning.save()  # doctest: +SKIP
     """
     device = _device()
     fitted = _calibrate.fit(device)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -94,6 +96,27 @@ def test_every_public_name_is_in_the_reference():
     pages = [path.read_text() for path in (ROOT / "docs" / "reference").glob("*.rst")]
     words = set(re.findall(r"\w+", "\n".join(pages)))
     assert set(sparse24.__all__) - words - {"__version__"} == set()
+
+
+def public_functions():
+    homes = {name: getattr(sparse24, name) for name in sparse24._HOMES}
+    for module in sparse24._MODULES:
+        if module not in ("jax", "torch") or importlib.util.find_spec(module):
+            part = getattr(sparse24, module)
+            homes |= {f"{module}.{name}": getattr(part, name) for name in part.__all__}
+    return {name: home for name, home in homes.items() if inspect.isfunction(home)}
+
+
+def test_every_public_function_says_what_it_takes_and_gives_and_shows_it():
+    """The sections of numpydoc; that examples run is tested with the doctests."""
+    for name, function in public_functions().items():
+        text = inspect.getdoc(function) or ""
+        signature = inspect.signature(function)
+        for parameter in signature.parameters:
+            assert re.search(rf"\b{parameter}\b", text), f"{name}: nothing on {parameter}"
+        wanted = ["Examples"] + ["Parameters"] * bool(signature.parameters)
+        for section in wanted:
+            assert f"{section}\n{'-' * len(section)}" in text, f"{name} has no section {section}"
 
 
 @pytest.mark.parametrize("stem", STEMS)
