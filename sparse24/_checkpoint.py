@@ -17,6 +17,7 @@ import sparse24 as s24
 from sparse24 import _dtypes, _raw_files
 from sparse24._errors import ArgumentError, Sparse24Error
 from sparse24.formats import files
+from sparse24.formats.two_four import Sparse24Array
 
 # Tables that are looked up, and the small heads behind an encoder, are no products that
 # sparsity speeds up.
@@ -109,6 +110,12 @@ class Layer:
     array: Any
     kept_energy: float
 
+    def histogram(self) -> list[int]:
+        """How many groups hold 0, 1, … m non-zeros, as `sparse24.report` counts them."""
+        n, m = (2, 4) if isinstance(self.array, Sparse24Array) else self.array.pattern
+        counts = (self.array.values.reshape(-1, n) != 0).sum(-1)
+        return np.bincount(counts, minlength=m + 1).tolist()
+
     def row(self) -> dict[str, Any]:
         """The layer's line of a report."""
         return {
@@ -116,6 +123,7 @@ class Layer:
             "shape": list(self.array.shape),
             "dtype": self.array.dtype.name,
             "kept_energy": None if math.isnan(self.kept_energy) else round(self.kept_energy, 6),
+            "histogram": self.histogram(),
             "bytes_before": self.dense.nbytes,
             "bytes_after": self.array.nbytes,
         }
@@ -128,18 +136,20 @@ def compress_layers(
     for name in names:
         dense = file[name]
         array = recipe.apply(name, dense)
-        yield Layer(name, dense, array, kept_energy(array.values, dense))
+        # Where the method changed values, what the dense matrix had in their places counts.
+        kept = dense[array.mask()] if recipe.method == "sparsegpt" else array.values
+        yield Layer(name, dense, array, kept_energy(kept, dense))
 
 
-def kept_energy(values: np.ndarray, dense: np.ndarray) -> float:
-    """Share of the sum of squares that the stored values carry; 1 for a matrix of zeros.
+def kept_energy(kept: np.ndarray, dense: np.ndarray) -> float:
+    """Share of the sum of squares that the kept elements carry; 1 for a matrix of zeros.
 
     NaN where the matrix holds inf or NaN.
     """
     whole = _energy(dense)
     if not math.isfinite(whole):
         return math.nan
-    return _energy(values) / whole if whole else 1.0
+    return _energy(kept) / whole if whole else 1.0
 
 
 def _energy(x: np.ndarray) -> float:

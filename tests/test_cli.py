@@ -158,6 +158,27 @@ def test_a_matrix_with_nan_is_converted_and_reported_as_such(tmp_path, capsys):
     assert "a holds inf or NaN in float32, so no product can be checked" in error
 
 
+@pytest.mark.parametrize("pattern", ["2:4", "4:8"])
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
+def test_the_report_of_a_conversion_is_that_of_the_library(
+    method, pattern, checkpoint, arrays, tmp_path, capsys, rng
+):
+    names = ("layer.0.weight", "layer.1.weight")
+    scale = {name: np.geomspace(1, 100, arrays[name].shape[1]) for name in names}
+    inputs = {name: rng.standard_normal((200, len(s))) * s for name, s in scale.items()}
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    out, told = tmp_path / "o.npz", tmp_path / "report.json"
+    run(capsys, "convert", checkpoint, out, "--method", method, "--pattern", pattern,
+        "--calibration", tmp_path / "inputs.npz", "--report", told)  # fmt: skip
+    loaded = s24.load_npz(out)
+    n, m = map(int, pattern.split(":"))
+    want = s24.report({name: loaded[name] for name in names}, arrays, pattern=(n, m))
+    for row, layer in zip(json.loads(told.read_text())["layers"], want.layers, strict=True):
+        assert row["name"] == layer.name
+        assert row["kept_energy"] == pytest.approx(layer.kept_energy, abs=1e-3)
+        assert row["histogram"] == list(layer.histogram)
+
+
 def test_a_layer_with_unfit_calibration_is_named(checkpoint, tmp_path, capsys, rng):
     np.savez(tmp_path / "inputs.npz", **{"layer.0.weight": np.ones((50, 35), np.float32)})
     error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
