@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from sparse24 import _arrays, _sched_state
@@ -86,6 +87,27 @@ class AsyncScheduler:
         if self._pool is not None:
             self._pool.shutdown()
 
+    def freeze(self) -> None:
+        """Keep the masks in use until `thaw`; those under way are dropped.  Waits for the work."""
+        self._settle()
+        self._state = self._ahead = core.freeze(replace(self._state, masks=self.masks))
+        for place in range(len(self._queue)):
+            self._queue[place] = (_done(self.masks), None)
+
+    def thaw(self) -> None:
+        """Let the masks follow the schedule again, `delay` steps later.  Waits for the work."""
+        self._settle()
+        self._state = self._ahead = core.thaw(self._state)
+
+    def _settle(self) -> None:
+        """Wait until nothing is under way, so that the state may be looked at."""
+        for future, _ in self._queue:
+            self._take(future)
+
+    @property
+    def frozen(self) -> bool:
+        return self._ahead.frozen
+
     @property
     def state(self) -> State:
         """The schedule's state at the latest step; its masks may still be under way."""
@@ -151,20 +173,24 @@ class AsyncScheduler:
         """Go on where `state_dict` was taken."""
         if len(saved.get("waiting", ())) > self.delay or "in_use" not in saved:
             raise FormatError("the saved state is not of an AsyncScheduler with this delay")
-        for future, _ in self._queue:
-            future.result()
+        self._settle()
         self._state = _sched_state.from_dict(self._state, dict(saved))
         self._ahead = self._state
         self._masks = self._unpack(saved["in_use"])
         self._queue.clear()
         for packed in saved["waiting"]:
-            done: Future = Future()
-            done.set_result((self._unpack(packed), (), None))
-            self._queue.append((done, None))
+            self._queue.append((_done(self._unpack(packed)), None))
 
     def _unpack(self, packed) -> dict[str, Any]:
         like = self._state.masks
         return {name: _sched_state.unpack_mask(packed[name], like[name]) for name in like}
+
+
+def _done(masks: Mapping[str, Any]) -> Future:
+    """Masks that need no work any more."""
+    future: Future = Future()
+    future.set_result((masks, (), None))
+    return future
 
 
 def _snapshot(arrays: Mapping[str, Any] | None) -> dict[str, Any] | None:

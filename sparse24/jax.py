@@ -76,7 +76,8 @@ def linear(
 
 
 def mask(x, *, transposable: bool = False):
-    """Where `linear` keeps elements of a weight: `sparse24.mask` for JAX arrays.
+    """Where `linear` keeps elements of a weight: `sparse24.mask` for JAX arrays, a constant to
+    `jax.grad`.
 
     Parameters
     ----------
@@ -99,7 +100,18 @@ def mask(x, *, transposable: bool = False):
     >>> mask(jnp.array([[1.0, 2, 3, 4]]))
     Array([[False, False,  True,  True]], dtype=bool)
     """
+    return _mask(x, transposable)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _mask(x, transposable: bool):
     return _back(choose_mask(_view(x), transposable=transposable))
+
+
+@_mask.defjvp
+def _(transposable: bool, primals, tangents):
+    kept = _mask(*primals, transposable)
+    return kept, np.zeros(kept.shape, jax.dtypes.float0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -140,7 +152,7 @@ def _view(x: Any) -> Any:
             "sparse24.jax works on arrays, eagerly; call it outside jax.jit and jax.vmap and "
             "jit the functions around it"
         )
-    if next(iter(x.devices())).platform == "gpu":
+    if isinstance(x, jax.Array) and next(iter(x.devices())).platform == "gpu":
         if x.dtype == jnp.bfloat16:
             bits = jax.lax.bitcast_convert_type(x, jnp.uint16)
             return _arrays.cupy_module().from_dlpack(bits).view(x.dtype)

@@ -47,6 +47,21 @@ def test_plain_layer_with_sampled_gradients(rng):
     assert (np.abs(np.mean(draws, axis=0) - want) <= 5 * error + 1e-9).all()
 
 
+@pytest.mark.parametrize("transposable", [False, True])
+def test_plain_layer_passes_finite_differences(rng, transposable):
+    *arrays, dy = data(rng, tokens=(5,))
+    _, saved = F.linear(*arrays, transposable=transposable)
+    slopes = F.linear_backward(dy, saved, gradient="24dense")
+    for place, slope in enumerate(slopes):
+        for index in [(0,) * slope.ndim, tuple(rng.integers(slope.shape)), (-1,) * slope.ndim]:
+            ends = []
+            for shift in (1e-6, -1e-6):
+                moved = [a.copy() for a in arrays]
+                moved[place][index] += shift
+                ends.append((F.linear(*moved, transposable=transposable)[0] * dy).sum())
+            assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(slope[index], abs=1e-6)
+
+
 def test_plain_layer_refuses(rng):
     x, weight, _, dy = data(rng)
     with pytest.raises(ShapeError, match=r"x must have shape \(..., k\) and weight \(m, k\)"):
@@ -81,8 +96,27 @@ def test_jax(rng, transposable, gradient, given):
     mask_host = np.asarray(chosen if given else sj.mask(weight, transposable=transposable))
     for a, b in zip(got, expected(*host, mask_host, gradient, 0.1), strict=True):
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-4)
+    if not given:  # a mask of the weight itself is a constant
+
+        def masked(w):
+            return sj.linear(x, w, bias, mask=sj.mask(w), gradient="24dense")
+
+        kept = jax.grad(lambda w: (masked(w) * dy).sum())(weight)
+        assert not np.asarray(kept)[~np.asarray(sj.mask(weight))].any()
     loss = jax.grad(lambda w: (layer(x, w, bias) * dy).sum())
     np.testing.assert_allclose(loss(weight), got[2], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("gradient", ["24sparse", "ste_sampled"])
+def test_jax_samples_what_the_plain_layer_samples(rng, gradient):
+    jax = pytest.importorskip("jax")
+    from sparse24 import jax as sj
+
+    x, weight, _, dy = data(rng, np.float32, tokens=(16,))
+    how = {"gradient": gradient, "seed": 2, "step": 5}
+    _, pullback = jax.vjp(lambda w: sj.linear(jax.numpy.asarray(x), w, **how), weight)
+    want = F.linear_backward(dy, F.linear(x, weight)[1], **how)[1]
+    np.testing.assert_array_equal(pullback(dy)[0], want)
 
 
 def test_jax_bfloat16_and_jit(rng):

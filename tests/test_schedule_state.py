@@ -139,6 +139,24 @@ def test_resume_with_masks_under_way():
             same(through.step(*data(t)), resumed.step(*data(t)))
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_frozen_masks_under_way_are_dropped(background):
+    recipe = RECIPES["set-2:4"]
+    with S.AsyncScheduler(recipe, data(0)[1], delay=2, background=background) as scheduler:
+        for t in range(5):
+            masks = scheduler.step(*data(t))
+        scheduler.freeze()
+        assert scheduler.frozen
+        for t in range(5, 9):
+            same(scheduler.step(*data(t)), masks)
+            assert not scheduler.events
+        scheduler.thaw()
+        later = [scheduler.step(*data(t)) for t in range(9, 12)]
+    same(later[1], masks)  # the update of step 8 was frozen, that of step 10 is not in use yet
+    assert scheduler.state.step == 12
+    assert (scheduler._state.masks["a"] != masks["a"]).any()
+
+
 def test_telemetry(tmp_path):
     telemetry = S.Telemetry(flip_limit=0.01)
     scheduler = S.MaskScheduler(RECIPES["rigl"], telemetry=telemetry)

@@ -48,9 +48,9 @@ def losses(record: dict) -> Rows:
     """One row a run."""
     names = {
         "dense": "dense",
-        "weights": "2:4 weights by S-STE, dense for the last tenth",
-        "masks": "2:4 weights by 4x4 masks, dense for the last tenth",
-        "activations": "2:4 activations",
+        "weights": "2:4 weights by magnitude at every step, dense for the last tenth",
+        "masks": "2:4 weights by 4x4 masks every 20 steps, dense for the last tenth",
+        "activations": "2:4 activations, along the features",
     }
     header = ("run", "final loss", "against dense", "loss at half time", "time of a step")
     return [header] + [
