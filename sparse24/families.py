@@ -148,8 +148,9 @@ def make(name: str, shape, *, zeros: float, dtype="float32", rng=None) -> np.nda
     _check.one_of(name, tuple(FAMILIES), argument="name")
     if not 0 <= zeros <= 1:
         raise ArgumentError(f"zeros must be between 0 and 1, got {zeros!r}")
-    rng = np.random.default_rng(rng)
-    return _normal(rng, FAMILIES[name](rng, tuple(shape), zeros), dtype)
+    rng, shape = np.random.default_rng(rng), tuple(shape)
+    keep = FAMILIES[name](rng, shape, zeros) if 0 not in shape else np.zeros(shape, bool)
+    return _normal(rng, keep, dtype)
 
 
 def read_smtx(path, *, dtype="float32", rng=None):
@@ -192,7 +193,7 @@ def read_smtx(path, *, dtype="float32", rng=None):
     """
     import scipy.sparse
 
-    lines = Path(path).read_text().splitlines()
+    lines = Path(path).read_text(errors="replace").splitlines()
     if len(lines) < 2:
         raise FormatError(f"{path} must have a header, row offsets and column indices")
     try:
@@ -226,6 +227,11 @@ def read_mtx(path, *, dtype=None):
     -------
     scipy.sparse.csr_array
 
+    Raises
+    ------
+    FormatError
+        If the file is damaged, or no Matrix Market file.
+
     Examples
     --------
     >>> import pathlib, scipy.io, scipy.sparse, tempfile
@@ -239,5 +245,8 @@ def read_mtx(path, *, dtype=None):
     import scipy.io
     import scipy.sparse
 
-    matrix = scipy.sparse.csr_array(scipy.io.mmread(path))
+    try:
+        matrix = scipy.sparse.csr_array(scipy.io.mmread(path))
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"{path} is no Matrix Market file that can be read: {error}") from None
     return matrix if dtype is None else matrix.astype(_dtypes.lookup(dtype).logical)

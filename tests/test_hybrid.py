@@ -283,9 +283,10 @@ def test_smtx(tmp_path):
         ("3, 4, 4", "header"),
         ("3, 4, 4\n0 2 2 5\n0 3 1 2", "row offsets"),
         ("3, 4, 4\n0 2 2 4\n0 3 1 4", "column indices"),
+        ("\udcff\udcfe\n1\n1", "whole numbers"),
         ("3, 4, x\n0 2 2 4\n0 3 1 4", "whole numbers"),
     ):
-        path.write_text(text)
+        path.write_text(text, errors="surrogateescape")
         with pytest.raises(FormatError, match=words):
             families.read_smtx(path)
 
@@ -297,6 +298,17 @@ def test_matrix_market(tmp_path):
     scipy.io.mmwrite(tmp_path / "a.mtx", w)
     got = families.read_mtx(tmp_path / "a.mtx", dtype="float32")
     np.testing.assert_allclose(got.toarray(), w.toarray(), rtol=1e-6)
+    for text in ("hello", "%%MatrixMarket matrix coordinate real general\n3 3 2\n1 1 1.0\n"):
+        (tmp_path / "b.mtx").write_text(text)
+        with pytest.raises(FormatError, match=r"b\.mtx is no Matrix Market file"):
+            families.read_mtx(tmp_path / "b.mtx")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_families_of_no_elements(shape):
+    for name in families.FAMILIES:
+        assert families.make(name, shape, zeros=0.5, rng=0).shape == shape
 
 
 @pytest.mark.parametrize("what", ["kind", "density"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "_extensions"))
 hybrid_figures = pytest.importorskip("hybrid_figures")
@@ -43,3 +45,26 @@ def test_the_page_has_a_picture_and_two_tables(tmp_path, monkeypatch):
     assert (tmp_path / "hybrid_curves.png").stat().st_size > 1000
     assert text.count("list-table") == 2
     assert "60%" in text
+
+
+def test_the_tiles_of_a_layer_are_drawn_with_and_without_the_model(tmp_path, monkeypatch, rng):
+    pictures = pytest.importorskip("hybrid_pictures")
+    missing, present = tmp_path / "none.safetensors", tmp_path / "model.safetensors"
+    names = {f"{pictures.LAYER}.attention.{name}.weight": (64, 64) for name in pictures.ATTENTION}
+    names |= {f"{pictures.LAYER}.intermediate.dense.weight": (256, 64), "embeddings.weight": (9, 9)}
+    names |= {f"{pictures.LAYER}.output.dense.weight": (64, 256)}
+    layers = {name: rng.standard_normal(shape, np.float32) for name, shape in names.items()}
+    save_file(layers, present)
+    for path, words in ((missing, "``beta5``"), (present, "whose 6 matrices were pruned")):
+        monkeypatch.setattr(pictures._demo, "checkpoint_path", lambda path=path: path)
+        pictures.write(tmp_path)
+        assert words in (tmp_path / "hybrid_tiles.txt").read_text()
+        for name in ("hybrid_bands.png", "hybrid_tiles.png"):
+            assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_bands_of_tiles():
+    pictures = pytest.importorskip("hybrid_pictures")
+    density = np.array([[0.01, 0.5, 1.0]])
+    assert pictures.band_of(density, 4096).tolist() == [[0, 2, 2]]
+    assert pictures.band_of(density, 1).tolist() == [[0, 0, 1]]

@@ -10,6 +10,7 @@ import advice_figures
 import crossover
 import hopper_figures
 import hybrid_figures
+import hybrid_pictures
 import recorded
 
 GENERATED = Path(__file__).resolve().parents[1] / "benchmarks" / "generated"
@@ -165,6 +166,7 @@ def write_pages(app) -> None:
     crossover.write(GENERATED)
     hopper_figures.write(GENERATED)
     hybrid_figures.write(GENERATED)
+    hybrid_pictures.write(GENERATED)
 
 
 def setup(app):
