@@ -7,7 +7,7 @@ from typing import Any
 from sparse24 import _arrays, _check, _dtypes, _foreign, _storage
 from sparse24._errors import ArgumentError, PatternError
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
-from sparse24.formats.base import SparseArray
+from sparse24.formats.base import SparseArray, read_only
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -134,11 +134,11 @@ class NMArray(SparseArray):
 
     @property
     def values(self):
-        return self._values
+        return read_only(self._values)
 
     @property
     def indices(self):
-        return self._indices
+        return read_only(self._indices)
 
     @property
     def device(self) -> str:

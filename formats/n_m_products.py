@@ -58,7 +58,7 @@ def _direct(array: Any, other, left: bool):
     matrix = b[:, None] if b.ndim == 1 else b
     k = array.shape[1] if array.axis == -1 else array.shape[0]
     result = n_m_parts.multiply_on_cpu(
-        array.values, array.indices, array.pattern, k, matrix, array._dtype.result
+        array._values, array._indices, array.pattern, k, matrix, array._dtype.result
     )
     result = result[:, 0] if b.ndim == 1 else result
     return result if left else result.T

@@ -127,7 +127,7 @@ def parts_of(array: SparseArray, *, argument: str = "array") -> AnyParts:
 
 def _parts_n_m(array: NMArray) -> Parts:
     record = array if array.axis == -1 else array.mT
-    values, indices = (_arrays.to_numpy(x) for x in (record.values, record.indices))
+    values, indices = (_arrays.to_numpy(x) for x in (record._values, record._indices))
     row = array._dtype
     return Parts(
         np.ascontiguousarray(values).view(row.logical),

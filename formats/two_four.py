@@ -9,7 +9,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _dtypes, _fuse, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._records import Compressed24, Operand24
-from sparse24.formats.base import SparseArray, densified
+from sparse24.formats.base import SparseArray, densified, read_only
 
 
 class Sparse24Array(SparseArray):
@@ -118,9 +118,9 @@ class Sparse24Array(SparseArray):
     def values(self):
         """Stored elements (..., m, 2 * ceil(k / 4)); fp8 as ``uint8`` on the GPU.
 
-        Of the transposed matrix if `axis` is -2.
+        Of the transposed matrix if `axis` is -2.  On the CPU a view that cannot be written to.
         """
-        return self._operand.stored.values
+        return read_only(self._operand.stored.values)
 
     @property
     def metadata(self):
@@ -136,10 +136,10 @@ class Sparse24Array(SparseArray):
         record = self._operand.stored
         there = getattr(record, name)
         if there is not None:
-            return there
+            return read_only(there)
         if name not in self._cache:
             self._cache[name] = convert(record)
-        return self._cache[name]
+        return read_only(self._cache[name])
 
     def __repr__(self) -> str:
         dense = self.size * self._dtype.itemsize
