@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparse24 import _arrays, _dtypes, _planner, _tuning_cache
+from sparse24 import _arrays, _check, _dtypes, _planner, _tuning_cache
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._records import Problem
@@ -155,10 +155,10 @@ def _counts(tokens) -> tuple[int, ...]:
 
 
 def _pair(shape) -> tuple[int, int]:
-    sizes = tuple(int(size) for size in shape)
-    if len(sizes) != 2 or min(sizes) < 1:
+    m, k = _check.sizes(shape, argument="shape", count=2)
+    if not m * k:
         raise ShapeError(f"shape must be (output features, input features), got {shape!r}")
-    return sizes  # type: ignore[return-value]
+    return m, k
 
 
 class Chip(NamedTuple):

@@ -57,6 +57,15 @@ def sizes(value, *, argument: str, count: int | None = None) -> tuple[int, ...]:
     return shape
 
 
+def not_bits(x, *, argument: str) -> None:
+    """Refuse the bits of fp8, where they would pass for whole numbers."""
+    if x.dtype == np.uint8:
+        raise DTypeError(
+            f"{argument} holds uint8, perhaps the bits of fp8; view them on the host as "
+            "ml_dtypes.float8_e4m3fn or float8_e5m2 first"
+        )
+
+
 def at_least_1d(shape, *, argument: str) -> None:
     if len(shape) < 1:
         raise ShapeError(f"{argument} must have at least one axis, got a scalar; wrap it in a list")

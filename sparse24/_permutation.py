@@ -52,8 +52,8 @@ def find_permutation(
 
     Raises
     ------
-    ShapeError
-        If the weights are no matrices of the same width.
+    ShapeError, DTypeError
+        If the weights are no matrices of the same width, or hold the bits of fp8.
 
     See Also
     --------
@@ -73,8 +73,8 @@ def find_permutation(
     (19.0, 30.0)
     """
     n, m = _check.pattern(pattern)
-    if not int(rounds) >= 0:
-        raise ArgumentError(f"rounds must not be negative, got {rounds!r}")
+    if not isinstance(rounds, int | np.integer) or rounds < 0:
+        raise ArgumentError(f"rounds must be a whole number from 0 on, got {rounds!r}")
     columns = _columns(w, scores)
     k = len(columns)
     rng = np.random.default_rng(rng)
@@ -101,6 +101,8 @@ def _columns(w, scores):
         raise ArgumentError(f"w must hold weights and scores one for each, got {len(weights)}")
     for weight, score in zip(weights, scores, strict=True):
         array, _ = _foreign.take(weight if score is None else score, argument="w")
+        if score is None:
+            _check.not_bits(array, argument="w")
         if array.ndim != 2 or (parts and array.shape[1] != len(parts[0])):
             raise ShapeError(
                 f"w must be matrices (m, k) of the same k, got shape {tuple(array.shape)}"

@@ -51,7 +51,8 @@ def prune(
         ``"random"``
             chance; see `rng`.
         callable
-            ``method(x)`` returns scores of x's shape, more is better.
+            ``method(x)``, called with the NumPy or CuPy array behind `x`, returns scores of
+            its shape; more is better.
     scores : array, shape of `x`, optional
         Scores themselves, in place of a method.  NaN ranks
         highest.
@@ -88,7 +89,8 @@ def prune(
     PatternError
         If `pattern` is none, or not (2, 4) with `transposable`.
     ArgumentError
-        If an argument is unknown, missing for `method`, or `out` is read-only.
+        If an argument is unknown, missing for `method`, or `out` is read-only; with
+        ``"sparsegpt"`` also if the inputs hold NaN or inf.
     ShapeError, DTypeError
         If an array does not fit `x`.
 

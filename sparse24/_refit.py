@@ -39,6 +39,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     ------
     ShapeError
         If shapes do not fit.
+    ArgumentError
+        If the inputs hold NaN or inf.
 
     Notes
     -----

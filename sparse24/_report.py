@@ -121,6 +121,8 @@ def report(pruned, dense=None, *, pattern=(2, 4), axis=-1) -> Report:
         If shapes differ.
     ArgumentError
         If `dense` misses a name.
+    DTypeError
+        If an array holds the bits of fp8.
 
     Examples
     --------
@@ -176,4 +178,6 @@ def _share(parts: list[tuple[float, float]]) -> float:
 def _host(array, name: str) -> np.ndarray:
     if isinstance(array, SparseArray):
         array = array.to_device("cpu").toarray()  # on a GPU fp8 would be bits
-    return _arrays.to_numpy(_foreign.take(array, argument=name)[0])
+    found, _ = _foreign.take(array, argument=name)
+    _check.not_bits(found, argument=name)
+    return _arrays.to_numpy(found)

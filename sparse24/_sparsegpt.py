@@ -21,6 +21,7 @@ import numpy as np
 
 from sparse24 import _spec
 from sparse24._arrays import namespace
+from sparse24._errors import ArgumentError
 from sparse24._select import tile_masks
 
 BLOCK = 128  # columns whose effect on the columns behind them is applied in one product
@@ -75,7 +76,12 @@ def damped(hessian, damping: float):
     xp = namespace(hessian)
     identity = xp.eye(len(hessian))
     scale = float(hessian.diagonal().mean()) if len(hessian) else 0.0
-    if not scale > 0:
+    if not 0 <= scale < math.inf:
+        raise ArgumentError(
+            "the inputs, or the hessian, hold NaN or inf, or are no second moment: its mean "
+            f"diagonal is {scale}; leave out what is not finite"
+        )
+    if scale == 0:
         return identity, 1.0
     return hessian / scale + damping * identity, scale
 
@@ -84,7 +90,15 @@ def _inverse_factor(xp, hessian, size: int, damping: float):
     """Upper U with U.T @ U = inv(H), H damped and padded with an identity to `size`."""
     h = xp.eye(size)
     h[: len(hessian), : len(hessian)] = damped(hessian, damping)[0]
-    upper = xp.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]  # upper @ upper.T = h
+    try:
+        upper = xp.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]  # upper @ upper.T = h
+    except np.linalg.LinAlgError:
+        upper = None
+    if upper is None or not bool(xp.isfinite(upper).all()):  # CuPy gives NaN instead
+        raise ArgumentError(
+            "hessian must be a second moment X.T @ X, symmetric and positive semidefinite; pass "
+            f"the inputs as calibration=, or more damping than {damping}"
+        )
     if xp is not np or not size:
         return xp.linalg.inv(upper)
     from scipy.linalg import lapack

@@ -57,6 +57,10 @@ def compress_blocks(
     >>> [block.shape for block in s24.compress_blocks(x, rows=4)]
     [(4, 8), (4, 8), (2, 8)]
     """
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        raise ArgumentError(
+            f"x must have shape, dtype and row slices, as ndarray and memmap do, got {type(x)}"
+        )
     if len(x.shape) != 2:
         raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}")
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")

@@ -62,6 +62,12 @@ def test_other_tokens_are_refused(tokens):
         s24.advise(LARGE, tokens)
 
 
+@pytest.mark.parametrize("shape", [(3,), (0, 4), (-1, 4), (4.5, 3), "ab", 7], ids=repr)
+def test_shapes_are_two_sizes(shape):
+    with pytest.raises(s24.ShapeError, match="shape must be"):
+        s24.advise(shape)
+
+
 def test_more_tokens_never_take_less_time():
     advice = s24.advise(LARGE)
     for seconds in (advice.dense, advice.sparse):

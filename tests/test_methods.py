@@ -205,6 +205,10 @@ def test_refit_takes_a_mask_and_checks_shapes(rng):
         ({"hessian": np.eye(8), "calibration": np.ones((3, 8))}, s24.ArgumentError, "one of them"),
         ({"calibration": s24.Calibration()}, s24.ArgumentError, "has seen no inputs"),
         ({"hessian": np.eye(8), "damping": 0}, s24.ArgumentError, "damping must be above 0"),
+        ({"calibration": np.full((3, 8), np.nan)}, s24.ArgumentError, "hold NaN or inf"),
+        ({"calibration": np.full((3, 8), np.inf)}, s24.ArgumentError, "hold NaN or inf"),
+        ({"hessian": -np.eye(8)}, s24.ArgumentError, "are no second moment"),
+        ({"hessian": np.eye(8) - 2 * np.eye(8)[::-1]}, s24.ArgumentError, "positive semidefinite"),
     ],
 )
 def test_bad_calibration(arguments, error, words):
@@ -222,6 +226,11 @@ def test_calibration_refuses_uneven_batches():
         s24.Calibration(np.ones((3, 8)), np.ones((2, 2)))
     with pytest.raises(s24.ShapeError, match="activations must be the norms of the 8 inputs"):
         s24.prune(np.ones((4, 8)), method="wanda", activations=np.ones(9))
+
+
+def test_report_refuses_the_bits_of_fp8():
+    with pytest.raises(s24.DTypeError, match="up holds uint8, perhaps the bits of fp8"):
+        s24.report({"up": np.zeros((2, 8), np.uint8)})
 
 
 def test_report_counts_and_totals(rng):

@@ -117,8 +117,11 @@ def test_refusals(rng):
     w = np.ones((4, 8))
     with pytest.raises(s24.ShapeError, match=r"matrices \(m, k\) of the same k"):
         s24.find_permutation([w, np.ones((4, 9))])
-    with pytest.raises(s24.ArgumentError, match="rounds must not be negative"):
-        s24.find_permutation(w, rounds=-1)
+    for rounds in (-1, 1.5, "a"):
+        with pytest.raises(s24.ArgumentError, match="rounds must be a whole number"):
+            s24.find_permutation(w, rounds=rounds)
+    with pytest.raises(s24.DTypeError, match="w holds uint8"):
+        s24.find_permutation(w.astype(np.uint8))
     with pytest.raises(s24.ArgumentError, match="one for each"):
         s24.find_permutation([w, w], scores=[w])
     with pytest.raises(s24.ArgumentError, match="each of 0 to k - 1 once"):

@@ -77,6 +77,8 @@ def test_memmap_and_dtype(tmp_path, rng):
 def test_edges():
     assert s24.compress_stream(np.zeros((0, 8), np.float32), device="cpu").shape == (0, 8)
     assert len(list(s24.compress_blocks(np.zeros((5, 8), np.float32), device="cpu"))) == 1
+    with pytest.raises(s24.ArgumentError, match="x must have shape, dtype and row slices"):
+        s24.compress_stream([[1.0, 2.0]])
     with pytest.raises(s24.ShapeError, match="must be a matrix"):
         s24.compress_blocks(np.zeros(8, np.float32))
     with pytest.raises(s24.ArgumentError, match="rows must be at least 1"):
