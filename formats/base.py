@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays
+from sparse24 import _arrays, _check
 from sparse24._dtypes import DType
 from sparse24._errors import DTypeError, UnsupportedError
 
@@ -118,6 +118,26 @@ class SparseArray(ABC):
     def tocoo(self, dtype=None):
         """The matrix as `scipy.sparse.coo_array`; see `tocsr`."""
         return self.tocsr(dtype).tocoo()
+
+    def asformat(self, format: str, dtype=None):
+        """The matrix in any format of SciPy or, on the GPU, of cupyx; see `tocsr`.
+
+        Parameters
+        ----------
+        format : {"csr", "csc", "coo", "dia", "bsr", "dok", "lil"}
+            The first three on a GPU, where CuPy makes no others.
+        dtype : dtype, optional
+            Element type of the result.
+
+        Raises
+        ------
+        ArgumentError
+            If the format is unknown there, or this is a batch.
+        """
+        known: tuple[str, ...] = ("csr", "csc", "coo")
+        known += ("dia", "bsr", "dok", "lil") if self.device == "cpu" else ()
+        _check.one_of(format, known, argument="format")
+        return self.tocsr(dtype).asformat(format)
 
     def __matmul__(self, other):
         return self._multiply(other)

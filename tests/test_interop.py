@@ -168,6 +168,24 @@ def test_every_scipy_format_multiplies_from_both_sides(form, kind, a):
         np.testing.assert_allclose(got, want)
 
 
+@pytest.mark.stem("decompress")
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dia", "bsr", "dok", "lil"])
+def test_every_sparse_format_goes_out_and_comes_in(form, xp, a):
+    if xp is not np:
+        if form not in ("csr", "csc", "coo"):
+            with pytest.raises(s24.ArgumentError, match="format must be one of 'csr'"):
+                a.to_device("cuda").asformat(form)
+            return
+        a = a.to_device("cuda")
+    m = a.asformat(form)
+    assert m.format == form
+    back = s24.from_scipy(m)
+    assert back.device == a.device
+    np.testing.assert_array_equal(to_numpy(back.values), to_numpy(a.values))
+    np.testing.assert_array_equal(to_numpy(back.metadata), to_numpy(a.metadata))
+    assert a.asformat(form, "float32").dtype == np.float32
+
+
 @pytest.mark.parametrize("make", [s24.compress, s24.hybrid, s24.NMArray.from_dense])
 def test_scipy_on_the_left_of_every_format(make):
     dense = np.diag(np.arange(1.0, 9.0))
