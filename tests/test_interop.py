@@ -209,6 +209,26 @@ def test_arrays_are_pickled_from_the_gpu():
 
 
 @pytest.mark.gpu
+@pytest.mark.stem("sparse_fma")
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+def test_cupyx_matrices_multiply_from_both_sides(form, a):
+    from cupyx.scipy import sparse as cupyx_sparse
+
+    make = getattr(cupyx_sparse, f"{form}_matrix")
+    left, right = (
+        scipy.sparse.csr_matrix(scipy.sparse.random_array(shape, density=0.3, rng=0))
+        for shape in ((7, 40), (24, 5))
+    )
+    there = a.to_device("cuda")
+    products = [
+        (make(left.asformat(form)) @ there, left @ a.toarray()),
+        (there @ make(right.asformat(form)), a.toarray() @ right.toarray()),
+    ]
+    for got, want in products:
+        np.testing.assert_allclose(to_numpy(got), want)
+
+
+@pytest.mark.gpu
 @pytest.mark.stem("sparse_fma", "sparse_mma", "compress", "decompress")
 def test_cuda_tensors_in_and_out():
     torch = pytest.importorskip("torch")
