@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 from sparse24 import _evidence
 from sparse24._records import Problem
@@ -88,9 +90,31 @@ def read(file: Path, device: int) -> dict | None:
     if not isinstance(record, dict) or record.get("key") != key(device):
         return None
     content = record.get("content")
+    return content if _is_sound(content) else None
+
+
+def _is_sound(content: Any) -> bool:
+    """True if everything that is looked up in a file's content is there and of its type."""
     if not isinstance(content, dict) or not _empty().keys() <= content.keys():
-        return None
-    return content if isinstance(content["winners"], dict) else None
+        return False
+    winners, scales, bandwidth = content["winners"], content["scales"], content["bandwidth"]
+    if not isinstance(winners, dict) or not _are_positive(scales):
+        return False
+    if bandwidth is not None and not _are_positive({"bandwidth": bandwidth}):
+        return False
+    return all(
+        isinstance(row, dict)
+        and _are_positive(row.get("seconds"))
+        and row.get("name") in list(row["seconds"])
+        for row in winners.values()
+    )
+
+
+def _are_positive(numbers: Any) -> bool:
+    """True for a dict of finite numbers above 0."""
+    return isinstance(numbers, dict) and all(
+        type(x) in (int, float) and 0 < x < math.inf for x in numbers.values()
+    )
 
 
 def state(device: int) -> dict:

@@ -101,9 +101,27 @@ def test_tuning_files_round_trip_and_merge(h200):
     assert not list(h200.glob("*.tmp"))
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", json.dumps({"key": {"gpu": "other"}}), json.dumps({"key": KEY})]
-)
+def tuned(**content):
+    whole = {"winners": {}, "scales": {}, "bandwidth": None, **content}
+    return json.dumps({"key": KEY, "content": whole})
+
+
+DAMAGED = {
+    "empty": "",
+    "cut": "{",
+    "a list": "[]",
+    "another GPU": json.dumps({"key": {"gpu": "other"}}),
+    "no content": json.dumps({"key": KEY}),
+    "a winner that is none": tuned(winners={"p": 1}),
+    "a winner that was not timed": tuned(winners={"p": {"name": "a", "seconds": {"b": 1.0}}}),
+    "a name that is none": tuned(winners={"p": {"name": ["a"], "seconds": {"a": 1.0}}}),
+    "a time that is none": tuned(winners={"p": {"name": "a", "seconds": {"a": "1"}}}),
+    "a scale of 0": tuned(scales={"dense": 0}),
+    "a bandwidth of NaN": tuned(bandwidth=float("nan")),
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_foreign_or_damaged_files_are_ignored_and_left_alone(h200, content):
     file = h200 / "tuning.json"
     file.write_text(content)
