@@ -61,6 +61,7 @@ def sparsify(
         raise ArgumentError(
             f"no linear layer is named {sorted(unused)}; print the model for its layers' names"
         )
+    _avoid_fused_inference(model)
     return model
 
 
@@ -97,12 +98,23 @@ def _replace(model: torch.nn.Module, replaced) -> torch.nn.Module:
     new = replaced("", model)
     if new is not None:
         return new
-    for name, layer in list(model.named_modules()):
-        new = replaced(name, layer) if name else None
+    done: dict[torch.nn.Module, torch.nn.Module | None] = {}  # a layer may have several places
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if name and layer not in done:
+            done[layer] = replaced(name, layer)
+        new = done.get(layer)
         if new is not None:
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, new)
     return model
+
+
+def _avoid_fused_inference(model: torch.nn.Module) -> None:
+    """torch's encoder layers pass their linear layers by in evaluation, and read their weights."""
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.TransformerEncoderLayer):
+            if any(isinstance(child, SparseLinear) for child in layer.children()):
+                layer.activation_relu_or_gelu = 0  # what torch asks before it does
 
 
 def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:

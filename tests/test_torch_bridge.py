@@ -245,6 +245,30 @@ def test_sparsify_and_back():
         st.sparsify(net, {"0": {"gradient": "dense"}})
 
 
+def test_torchs_encoder_layers_use_their_sparse_layers_in_evaluation():
+    layers = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layers, 2)
+    st.sparsify(encoder, {"*.linear?": {}})
+    x = torch.randn(2, 5, 32)
+    want = encoder.eval()(x)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(x), want, **CLOSE)
+    st.desparsify(encoder)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(x), want, **CLOSE)
+
+
+def test_a_layer_in_two_places_is_one_layer():
+    layer, x = layer_and_input(m=32, k=32)
+    net = st.sparsify(torch.nn.Sequential(layer, torch.nn.ReLU(), layer), {"0": {}})
+    assert net[0] is net[2]
+    assert list(st.sparse_layers(net)) == ["0"]
+    want = net(x)
+    st.desparsify(net)
+    assert net[0] is net[2]
+    torch.testing.assert_close(net(x), want, **CLOSE)
+
+
 def test_state_dict_carries_masks():
     net = st.sparsify(model(), {"*": {}})
     net[0].set_mask(s24.mask(torch.rand(64, 32)))
