@@ -82,7 +82,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Update:
-    """What happened to one layer at one step.  Counts that need the device are 0-d arrays."""
+    """What happened to one layer at one step.
+
+    Counts that need the device are 0-d arrays.  `seconds` are the host's: on a GPU the time it
+    took to launch the work.
+    """
 
     name: str
     step: int

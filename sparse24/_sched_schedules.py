@@ -278,6 +278,11 @@ def dense_sparse_dense(target_sparsity: float, start: int, stop: int, *, every: 
     -------
     Phases
 
+    Raises
+    ------
+    ArgumentError
+        If there is no step between `start` and `stop`.
+
     Examples
     --------
     >>> from sparse24.schedule import dense_sparse_dense
@@ -285,7 +290,9 @@ def dense_sparse_dense(target_sparsity: float, start: int, stop: int, *, every: 
     [0.0, 0.5, 0.5, 0.0]
     """
     _check_steps(start, stop, every)
+    if start == stop:
+        raise ArgumentError(f"start < stop must hold for a sparse phase, got {start} and {stop}")
     sparse = ConstantScheduler(target_sparsity, every=every)
     dense = ConstantScheduler(0.0)
     before = [(start, dense)] if start else []
-    return Phases((*before, (max(1, stop - start), sparse), (None, dense)))
+    return Phases((*before, (stop - start, sparse), (None, dense)))

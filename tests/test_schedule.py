@@ -66,6 +66,8 @@ def test_phases_count_from_their_own_beginning():
     assert [phases.sparsity(t) for t in (0, 9, 10, 89, 90, 500)] == [0, 0, 0.5, 0.5, 0, 0]
     assert [t for t in range(30) if phases.updates(t)] == [0, 10, 15, 20, 25]
     assert phases.updates(90)
+    with pytest.raises(ArgumentError, match="start < stop must hold"):
+        S.dense_sparse_dense(0.5, start=10, stop=10)
 
 
 def test_one_shot_and_steps():

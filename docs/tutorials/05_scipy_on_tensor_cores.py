@@ -48,8 +48,9 @@ assert np.array_equal(H.toarray(), dense)
 # The left picture is how full each tile is, the right one what it became.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
-plot.tile_map(H, what="density", ax=left).set_title("share of non-zeros")
-plot.tile_map(H, what="kind", ax=right).set_title("kind")
+plot.tile_map(H, what="density", ax=left).set(title="share of non-zeros")
+plot.tile_map(H, what="kind", ax=right).set(title="kind")
+plt.show()
 
 # %%
 # Multiply

@@ -98,9 +98,9 @@ print(torch.allclose(compiled(x), model[0].up(x)))
 # %%
 # Other ways to be sparse
 # -----------------------
-# A *soft* layer has no mask: it projects its weight to 2:4 continuously (S-STE), which in our
-# trials cost the least loss.  ``feed_forward`` prunes activations instead; squared relu leaves
-# most of them zero.  :doc:`/how_to/training_recipes` says what each cost and gained.
+# A *soft* layer has no mask: it projects its weight to 2:4 continuously (S-STE).  ``feed_forward``
+# prunes activations instead; squared relu leaves most of them zero, and so this costs the least
+# loss.  :doc:`/how_to/training_recipes` says what each cost and gained.
 
 soft = st.SparseLinear.from_dense(torch.nn.Linear(64, 256), soft=True)
 down = torch.nn.Linear(256, 64)
