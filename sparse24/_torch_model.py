@@ -112,9 +112,9 @@ def _replace(model: torch.nn.Module, replaced) -> torch.nn.Module:
 def _avoid_fused_inference(model: torch.nn.Module) -> None:
     """torch's encoder layers pass their linear layers by in evaluation, and read their weights."""
     for layer in model.modules():
-        if isinstance(layer, torch.nn.TransformerEncoderLayer):
-            if any(isinstance(child, SparseLinear) for child in layer.children()):
-                layer.activation_relu_or_gelu = 0  # what torch asks before it does
+        sparse = any(isinstance(child, SparseLinear) for child in layer.children())
+        if sparse and isinstance(layer, torch.nn.TransformerEncoderLayer):
+            layer.activation_relu_or_gelu = 0  # what torch asks before it does
 
 
 def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
