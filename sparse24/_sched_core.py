@@ -161,8 +161,9 @@ def step(
     state = observe(state, weights, grads)
     masks, memory, updated = dict(state.masks), dict(state.memory), dict(state.updated)
     events: list[Update] = []
-    for recipe, names in state.groups:
-        if state.frozen or not recipe.schedule.updates(state.step):
+    due = {number for number in range(len(state.groups)) if state.due(number)}
+    for number, (recipe, names) in enumerate(state.groups):
+        if state.frozen or number not in due:
             continue
         shapes = {name: state.shapes[name] for name in names}
         sparsity = recipe.schedule.sparsity(state.step)
@@ -177,13 +178,15 @@ def step(
                 events.append(_event(state, member, share, new[name], weights, seconds, measure))
                 masks[name], updated[name] = new[name], state.step
                 memory[name] = recipe.criterion.forget(memory[name])
-    after = replace(state, step=state.step + 1, masks=masks, memory=memory, updated=updated)
+    after = replace(advance(state), masks=masks, memory=memory, updated=updated)
     return after, masks, tuple(events)
 
 
 def advance(state: State) -> State:
     """The state one step on, its masks and memory untouched: only to look at the schedule."""
-    return replace(state, step=state.step + 1)
+    due = (number for number in range(len(state.groups)) if state.due(number))
+    missed = frozenset(due) if state.frozen else frozenset()
+    return replace(state, step=state.step + 1, missed=missed)
 
 
 def freeze(state: State) -> State:
@@ -208,7 +211,7 @@ def freeze(state: State) -> State:
 
 
 def thaw(state: State) -> State:
-    """Masks follow the schedule again.
+    """Masks follow the schedule again; an update that fell due while frozen is made at once.
 
     Parameters
     ----------

@@ -111,7 +111,7 @@ class MaskScheduler:
         self.state = core.freeze(self._started())
 
     def thaw(self) -> None:
-        """Let the masks follow the schedule again."""
+        """Let the masks follow the schedule again; an update that fell due is made at once."""
         self.state = core.thaw(self._started())
 
     def _started(self) -> State:

@@ -111,14 +111,19 @@ class State:
     frozen: bool = False
     memory: Mapping[str, Memory] = field(default_factory=dict)
     updated: Mapping[str, int] = field(default_factory=dict)
+    missed: frozenset[int] = frozenset()  # groups with an update that fell due while frozen
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.shapes)
 
+    def due(self, number: int) -> bool:
+        """True if a group's masks are to be chosen anew, now or at once when it thaws."""
+        return number in self.missed or self.groups[number][0].schedule.updates(self.step)
+
     def needs_arrays(self) -> bool:
         """True if the next `step` reads weights or gradients."""
-        busy = any(recipe.schedule.updates(self.step) for recipe, _ in self.groups)
+        busy = any(self.due(number) for number in range(len(self.groups)))
         return (busy and not self.frozen) or any(recipe.observers for recipe, _ in self.groups)
 
 

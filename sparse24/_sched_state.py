@@ -7,8 +7,10 @@ interruption, bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +22,7 @@ from sparse24._sched_arrays import namespace, to_host
 from sparse24._sched_records import State
 
 VERSION = 1
-KEYS = {"fingerprint", "seed", "step", "frozen", "updated", "masks", "memory"}
+KEYS = {"fingerprint", "seed", "step", "frozen", "missed", "updated", "masks", "memory"}
 FORMAT = "sparse24.schedule"
 
 
@@ -49,15 +51,22 @@ def _move(host: np.ndarray, like: Any) -> Any:
 
 def fingerprint(state: State) -> str:
     """A digest of the recipes and layers, to refuse the state of another scheduler."""
-    text = repr([(_describe(recipe), names) for recipe, names in state.groups]) + repr(state.shapes)
+    text = repr([(_words(recipe), names) for recipe, names in state.groups]) + repr(state.shapes)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _describe(recipe) -> str:
-    """The recipe in words; arrays and callables inside count by their kind alone."""
-    criterion = type(recipe.criterion).__name__
-    distribution = type(recipe.distribution).__name__
-    return f"{recipe.schedule!r} {criterion} {recipe.pattern!r} {distribution} {recipe.grower!r}"
+def _words(part: Any) -> str:
+    """A part of a recipe in words; arrays and callables inside count by their kind alone."""
+    if dataclasses.is_dataclass(part):
+        inside = (f"{f.name}={_words(getattr(part, f.name))}" for f in dataclasses.fields(part))
+        return f"{type(part).__name__}({', '.join(inside)})"
+    if isinstance(part, Mapping):
+        return repr([(key, _words(value)) for key, value in part.items()])
+    if isinstance(part, tuple | list):
+        return repr([_words(value) for value in part])
+    if isinstance(part, float):
+        return repr(float(part))  # NumPy's floats are written otherwise
+    return repr(part) if part is None or isinstance(part, int | str) else type(part).__name__
 
 
 def to_dict(state: State) -> dict[str, Any]:
@@ -96,6 +105,7 @@ def to_dict(state: State) -> dict[str, Any]:
         "seed": state.seed,
         "step": state.step,
         "frozen": state.frozen,
+        "missed": sorted(state.missed),
         "updated": dict(state.updated),
         "masks": {name: pack_mask(mask) for name, mask in state.masks.items()},
         "memory": memory,
@@ -157,5 +167,6 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
         seed=int(saved["seed"]),
         step=int(saved["step"]),
         frozen=bool(saved["frozen"]),
+        missed=frozenset(int(number) for number in saved["missed"]),
         updated={name: int(at) for name, at in saved["updated"].items()},
     )

@@ -340,6 +340,24 @@ def test_frozen_means_frozen(rng):
     assert (~after).sum() == math.floor(scheduler.scheduler.sparsity(6) * 256)
 
 
+def test_a_ramp_that_ends_while_frozen_arrives_after_it(rng):
+    weights = layers(rng, w=(16, 16))
+    scheduler = S.DynamicScheduler(0.3, S.CosineScheduler(0.6, stop=6), adapter=None)
+    for t in range(12):
+        if t == 3:
+            scheduler.freeze()
+        if t == 9:
+            scheduler.thaw()
+            other = S.DynamicScheduler(0.3, S.CosineScheduler(0.6, stop=6), adapter=None)
+            other.load_state_dict(scheduler.state_dict())
+            resumed = other.step(weights=weights)["w"]
+        mask = scheduler.step(weights=weights)["w"]
+        assert bool(scheduler.events) == (t < 3 or t == 9)
+        if t == 9:
+            assert (~mask).sum() == math.floor(0.6 * 256)
+            np.testing.assert_array_equal(mask, resumed)
+
+
 def test_step_is_pure(rng):
     weights = layers(rng, w=(16, 16))
     grads = layers(rng, w=(16, 16))
