@@ -80,29 +80,34 @@ def check_share(value, argument: str) -> float:
 
 
 def _kth_largest(scores: Array, k: int) -> Array:
+    """Of each row (..., size)."""
     xp = namespace(scores)
-    place = scores.shape[0] - k
+    place = scores.shape[-1] - k
     if hasattr(xp, "kthvalue"):  # torch
         return xp.kthvalue(scores, place + 1)[0]
     if hasattr(xp, "partition"):  # NumPy, CuPy, JAX
-        return xp.partition(scores, place)[place]
-    return xp.sort(scores)[place]
+        return xp.partition(scores, place)[..., place]
+    return xp.sort(scores, axis=-1)[..., place]
+
+
+def top_in_rows(scores: Array, keep: int) -> Array:
+    """Boolean mask of exactly `keep` largest in each row (..., size); ties to the lower index."""
+    xp = namespace(scores)
+    if keep <= 0:
+        return xp.zeros_like(scores, dtype=xp.bool)
+    if keep >= scores.shape[-1]:
+        return xp.ones_like(scores, dtype=xp.bool)
+    threshold = _kth_largest(scores, keep)[..., None]
+    above, ties = scores > threshold, scores == threshold
+    room = keep - xp.sum(xp.astype(above, xp.int32), axis=-1, keepdims=True)
+    earlier = xp.cumulative_sum(xp.astype(ties, xp.int32), axis=-1)
+    return above | (ties & (earlier <= room))
 
 
 def top(scores: Array, keep: int) -> Array:
-    """Boolean mask, of the same shape, of exactly `keep` largest; ties to the lower index."""
+    """The same among all elements of an array of any shape."""
     xp = namespace(scores)
-    shape, flat = scores.shape, xp.reshape(scores, (-1,))
-    size = flat.shape[0]
-    if keep <= 0:
-        return xp.zeros_like(scores, dtype=xp.bool)
-    if keep >= size:
-        return xp.ones_like(scores, dtype=xp.bool)
-    threshold = _kth_largest(flat, keep)
-    above, ties = flat > threshold, flat == threshold
-    room = keep - xp.sum(xp.astype(above, xp.int32))
-    earlier = xp.cumulative_sum(xp.astype(ties, xp.int32))
-    return xp.reshape(above | (ties & (earlier <= room)), shape)
+    return xp.reshape(top_in_rows(xp.reshape(scores, (-1,)), keep), scores.shape)
 
 
 def ranks_in_groups(scores: Array, group: int) -> Array:

@@ -15,7 +15,7 @@ from sparse24._sched_arrays import (
     namespace,
     plain,
     ranked,
-    top,
+    top_in_rows,
     uniform,
 )
 from sparse24._sched_criteria import RandomScores
@@ -192,17 +192,26 @@ def sr_ste(n: int = 2, m: int = 4, *, every: int = 1) -> Recipe:
 
 
 def iterative_magnitude(
-    *, share: float = 0.2, rounds: int, steps_per_round: int, pattern: Pattern | None = None
+    *,
+    share: float = 0.2,
+    rounds: int,
+    steps_per_round: int,
+    train_steps: int | None = None,
+    pattern: Pattern | None = None,
 ) -> Recipe:
     """Iterative pruning: after each round, drop `share` of what is left [1]_.
 
     Round r, from 0, has sparsity ``1 - (1 - share) ** r``.  Train with the learning rate of
-    `RewoundRate`.
+    ``RewoundRate(rate, train_steps, rewind_steps=steps_per_round)``, which goes back where this
+    prunes.
 
     Parameters
     ----------
     share : float
     rounds, steps_per_round : int
+        Rounds after the dense training, and the length of each.
+    train_steps : int, optional
+        Length of the dense training, round 0; by default that of the others.
     pattern : Pattern, optional
         By default `Unstructured`.
 
@@ -227,11 +236,14 @@ def iterative_magnitude(
     [0.0, 0.5, 0.75]
     """
     check_share(share, "share")
-    if rounds < 1 or steps_per_round < 1:
+    first = steps_per_round if train_steps is None else train_steps
+    if min(rounds, steps_per_round, first) < 1:
         raise ArgumentError(
-            f"rounds and steps_per_round must be at least 1, got {rounds} and {steps_per_round}"
+            "rounds, steps_per_round and train_steps must be at least 1, got "
+            f"{rounds}, {steps_per_round} and {first}"
         )
-    milestones = {r * steps_per_round: 1 - (1 - share) ** r for r in range(rounds + 1)}
+    ends = [first + r * steps_per_round for r in range(rounds)]
+    milestones = {0: 0.0} | {end: 1 - (1 - share) ** r for r, end in enumerate(ends, start=1)}
     return Recipe(
         StepScheduler(milestones), distribution=Uniform(), pattern=pattern or Unstructured()
     )
@@ -320,15 +332,12 @@ def targeted_dropout(
     """
     check_share(share, "share")
     check_share(rate, "rate")
-    xp = namespace(weight)
-    scores = xp.abs(ranked(xp.abs(plain(weight))))
+    scores = namespace(weight).abs(ranked(plain(weight)))
     if pattern is not None:
         kept = pattern.mask(scores, share)
     else:
-        rows = xp.reshape(scores, (-1, scores.shape[-1]))
-        keep = rows.shape[-1] - floor_count(share, rows.shape[-1])
-        kept = xp.stack([top(rows[i, :], keep) for i in range(rows.shape[0])])
-        kept = xp.reshape(kept, scores.shape)
+        k = scores.shape[-1]
+        kept = top_in_rows(scores, k - floor_count(share, k))
     return kept | (uniform(scores, seed, step, name, "dropout") >= rate)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError
+from sparse24._sched_arrays import top, top_in_rows
 
 
 def test_gradual_magnitude_keeps_the_largest(rng):
@@ -103,6 +104,27 @@ def test_iterative_pruning_and_the_rewound_rate(rng):
     assert counts == [1000] * 5 + [800] * 5 + [640] * 5 + [512] * 5
     rate = S.RewoundRate(lambda t: 10 - t, train_steps=10, rewind_steps=3)
     assert [rate(t) for t in range(16)] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 1] + [3, 2, 1] * 2
+
+
+def test_the_rate_goes_back_where_weights_are_pruned():
+    recipe = S.iterative_magnitude(share=0.5, rounds=3, steps_per_round=3, train_steps=10)
+    rate = S.RewoundRate(lambda t: 10 - t, train_steps=10, rewind_steps=3)
+    pruned = [t for t in range(1, 19) if recipe.schedule.updates(t)]
+    assert pruned == [t for t in range(1, 19) if rate(t) > rate(t - 1)] == [10, 13, 16]
+    assert [recipe.schedule.sparsity(t) for t in (9, 10, 13, 16)] == [0.0, 0.5, 0.75, 0.875]
+    with pytest.raises(ArgumentError, match="train_steps must be at least 1"):
+        S.iterative_magnitude(rounds=1, steps_per_round=1, train_steps=0)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5, 8])
+def test_top_of_each_row_is_the_top_of_a_row(rng, keep):
+    scores = np.round(rng.normal(size=(20, 8)), 1)  # with ties
+    scores[0, :2] = np.inf
+    places = np.argsort(-scores, axis=-1, kind="stable")[:, :keep]
+    want = np.zeros(scores.shape, bool)
+    np.put_along_axis(want, places, True, axis=-1)
+    np.testing.assert_array_equal(top_in_rows(scores, keep), want)
+    np.testing.assert_array_equal([top(row, keep) for row in scores], want)
 
 
 def test_targeted_dropout_only_drops_candidates(rng):
