@@ -239,11 +239,21 @@ def _other_format(product, out, call: Call):
         raise ArgumentError(
             "epilogue=, scales=, algorithm= and operand types are for Sparse24Array operands"
         )
-    result = product()
+    result, restore = _foreign.take(product(), argument="the product")
     result = result if call.alpha == 1.0 else call.alpha * result
-    result = result if call.c is None or call.beta == 0.0 else result + call.beta * call.c
-    result = result if call.dtype is None else result.astype(call.dtype)
+    if call.c is not None and call.beta != 0.0:
+        c, _ = _foreign.take(call.c, argument="c")
+        _check.same_shape(c.shape, result.shape, argument="c", other="the product")
+        result = result + call.beta * c
+    if call.dtype is not None:
+        result = result.astype(_dtypes.numpy_dtype(_product.result_name(call.dtype)))
     if out is None:
-        return result
-    out[...] = result
+        return restore(result)
+    _check.is_array(out, argument="out")
+    target, _ = _foreign.take(out, argument="out")
+    _check.same_shape(target.shape, result.shape, argument="out", other="the product")
+    if target.dtype != result.dtype:
+        raise DTypeError(f"out must have dtype {result.dtype}, got {target.dtype}")
+    _check.writable(target, argument="out")
+    target[...] = result
     return out

@@ -104,7 +104,7 @@ class Result:
         row_a, row_b = promote(
             a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
         )
-        name = row_a.result if call.dtype is None else _result_name(call.dtype)
+        name = row_a.result if call.dtype is None else result_name(call.dtype)
         if out is not None:
             _check.is_array(out, argument="out")
             out, _ = _foreign.take(out, argument="out")
@@ -168,7 +168,8 @@ def _overlaps(x, y) -> bool:
     return x is not None and y is not None and _arrays.shares_memory(x, y)
 
 
-def _result_name(dtype) -> str:
+def result_name(dtype) -> str:
+    """Name of a result's type, which may be int32 beside those of operands."""
     if dtype == "int32" or (not isinstance(dtype, str) and np.dtype(dtype) == np.int32):
         return "int32"
     return _dtypes.lookup(dtype).name

@@ -309,6 +309,28 @@ def test_factors_that_are_none_are_refused():
         _ = a @ 3
 
 
+@pytest.mark.parametrize("make", [s24.hybrid, lambda x: s24.NMArray.from_dense(x, pattern=(3, 5))])
+def test_formats_of_their_own_refuse_what_does_not_fit(make):
+    a, x = make(np.eye(8, dtype=np.float32)), np.ones((8, 1), np.float32)
+    fixed = np.zeros((8, 1), np.float32)
+    fixed.flags.writeable = False
+    wide = np.zeros((8, 2), np.float32)
+    for error, words, options in (
+        (s24.ShapeError, r"out must have the shape of the product, \(8, 1\)", {"out": wide}),
+        (s24.DTypeError, "out must have dtype float32", {"out": np.zeros((8, 1))}),
+        (s24.ArgumentError, "out is read-only", {"out": fixed}),
+        (s24.DTypeError, "out must be an array, got list", {"out": [1]}),
+        (s24.ShapeError, "c must have the shape of the product", {"c": wide, "beta": 1}),
+        (s24.DTypeError, "dtype must be one of", {"dtype": "int64"}),
+    ):
+        with pytest.raises(error, match=words):
+            s24.matmul(a, x, **options)
+    assert not wide.any()
+    out = np.empty((8, 1), np.float16)
+    assert s24.matmul(a, x, out, c=x, alpha=2, beta=3, dtype="float16") is out
+    np.testing.assert_array_equal(out, 5)
+
+
 def test_an_out_whose_elements_share_memory_is_refused():
     a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
     out = np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (8, 4), (0, 4))
