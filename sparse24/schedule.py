@@ -6,15 +6,9 @@ weights come back).  The core is pure, ``step(state, weights, grads) -> state, m
 `MaskScheduler` and `DynamicScheduler` carry the state.
 """
 
+from sparse24._sched_apply import apply_masks
 from sparse24._sched_async import AsyncScheduler
-from sparse24._sched_core import (
-    apply_masks,
-    freeze,
-    init,
-    observe,
-    step,
-    thaw,
-)
+from sparse24._sched_core import freeze, init, observe, step, thaw
 from sparse24._sched_criteria import (
     Accumulated,
     Criterion,

@@ -1,0 +1,56 @@
+"""Masks put to use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparse24._errors import ArgumentError, ShapeError
+from sparse24._sched_arrays import Array, namespace
+
+
+def apply_masks(weights, masks):
+    """Weights with zeros where the masks are false; layers without a mask pass unchanged.
+
+    Parameters
+    ----------
+    weights : array, mapping of str to array, or sequence of arrays
+    masks : the same form
+
+    Returns
+    -------
+    The same form; new arrays of the weights' dtype.
+
+    Raises
+    ------
+    ArgumentError, ShapeError
+        If masks and weights differ in number or shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24.schedule import apply_masks
+    >>> apply_masks({"w": np.array([1.0, 2.0])}, {"w": np.array([True, False])})
+    {'w': array([1., 0.])}
+    """
+    if isinstance(weights, Mapping):
+        return {n: _masked(w, masks[n]) if n in masks else w for n, w in weights.items()}
+    if isinstance(weights, list | tuple):
+        if isinstance(masks, Mapping):
+            masks = [masks.get(str(i)) for i in range(len(weights))]
+        if len(masks) != len(weights):
+            raise ArgumentError(
+                f"masks must be as many as weights, {len(weights)}, got {len(masks)}"
+            )
+        return type(weights)(
+            w if m is None else _masked(w, m) for w, m in zip(weights, masks, strict=True)
+        )
+    return _masked(weights, masks)
+
+
+def _masked(weight: Array, mask: Array) -> Array:
+    if tuple(weight.shape) != tuple(mask.shape):
+        raise ShapeError(
+            f"a mask must have its weight's shape, {tuple(weight.shape)}, got {tuple(mask.shape)}"
+        )
+    xp = namespace(weight)
+    return xp.where(mask, weight, xp.zeros_like(weight))
