@@ -16,7 +16,7 @@ import numpy as np
 import sparse24 as s24
 from sparse24 import _dtypes, _raw_files
 from sparse24._errors import ArgumentError, Sparse24Error
-from sparse24.formats import files
+from sparse24.formats import stored
 from sparse24.formats.two_four import Sparse24Array
 
 # Tables that are looked up, and the small heads behind an encoder, are no products that
@@ -182,8 +182,7 @@ def convert(
         If the source is damaged.
     """
     selection, recipe = selection or Selection(), recipe or Recipe()
-    suffix = Path(target).suffix.lower()
-    if suffix not in (".safetensors", ".npz"):
+    if Path(target).suffix.lower() not in (".safetensors", ".npz"):
         raise ArgumentError(
             f"OUT must end in .safetensors or .npz, as compressed arrays have parts, "
             f"got {str(target)!r}"
@@ -201,8 +200,7 @@ def convert(
     layers = list(_with_progress(compress_layers(file, names, recipe), len(names), progress))
     compressed = {layer.name: layer.array for layer in layers}
     arrays = {name: compressed[name] if name in compressed else file[name] for name in file}
-    save = files.save_npz if suffix == ".npz" else files.save_safetensors
-    save(target, arrays)
+    _raw_files.write(target, *stored.pack(arrays), file.texts)
     return report(file, layers, recipe, Path(target))
 
 

@@ -98,12 +98,18 @@ def suffix_of(path: str | os.PathLike) -> str:
 
 
 def write(
-    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
+    path: str | os.PathLike,
+    arrays: Mapping[str, np.ndarray],
+    header: Mapping[str, Any] | None,
+    texts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write arrays and a JSON header to a safetensors or npz file, or one array to an npy file."""
+    """Write arrays and a JSON header to a safetensors or npz file, or one array to an npy file.
+
+    Only safetensors holds `texts`.
+    """
     suffix = suffix_of(path)
     if suffix == ".safetensors":
-        write_safetensors(path, arrays, header)
+        write_safetensors(path, arrays, header, texts)
     elif suffix == ".npz":
         write_npz(path, arrays, header)
     else:
@@ -116,17 +122,23 @@ def write(
 
 
 def write_safetensors(
-    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
+    path: str | os.PathLike,
+    arrays: Mapping[str, np.ndarray],
+    header: Mapping[str, Any] | None,
+    texts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write arrays in their own types, readable for every safetensors reader."""
+    """Write arrays in their own types, readable for every safetensors reader.
+
+    `texts` are other entries of the file's metadata, such as ``{"format": "pt"}``.
+    """
     from safetensors.numpy import save_file
 
     known = [np.dtype(kind) for kind in _SAFETENSORS_TYPES.values()]
     _check_types(arrays, lambda dtype: dtype in known, "safetensors")
-    text = {HEADER: json.dumps(header)} if header else None
+    metadata = {**(texts or {}), **({HEADER: json.dumps(header)} if header else {})}
     contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
     with replacing(path) as fresh:
-        save_file(contiguous, fresh, metadata=text)
+        save_file(contiguous, fresh, metadata=metadata or None)
 
 
 def write_npz(
@@ -179,6 +191,8 @@ class ArrayFile(Mapping[str, np.ndarray]):
         The JSON header that sparse24 wrote, or empty.
     specs : dict of str to (shape, dtype)
         What the file holds, known without reading the arrays.
+    texts : dict of str to str
+        Other entries of a safetensors file's metadata.
     """
 
     def __init__(self, path: Path):
@@ -187,6 +201,7 @@ class ArrayFile(Mapping[str, np.ndarray]):
         self.path = path
         self.header: dict[str, Any] = {}
         self.specs: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        self.texts: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs)
@@ -227,13 +242,13 @@ class SafetensorsFile(ArrayFile):
             raise damaged(path, "it is empty")
         try:
             with safe_open(path, framework="np") as file:
-                text = (file.metadata() or {}).get(HEADER)
+                self.texts = dict(file.metadata() or {})
                 slices = [(name, file.get_slice(name)) for name in file.offset_keys()]
                 described = [(name, s.get_dtype(), tuple(s.get_shape())) for name, s in slices]
         except SafetensorError as error:
             raise damaged(path, error) from error
-        if text is not None:
-            self._parse_header(text)
+        if HEADER in self.texts:
+            self._parse_header(self.texts.pop(HEADER))
         self._offsets = self._locate(described)
 
     def _locate(self, described) -> dict[str, int]:

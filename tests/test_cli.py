@@ -67,6 +67,15 @@ def test_convert_prunes_what_is_eligible_and_copies_the_rest(
     assert "2 matrices" in text
 
 
+def test_convert_keeps_the_texts_of_a_safetensors_file(arrays, tmp_path, capsys):
+    source, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
+    _raw_files.write_safetensors(source, arrays, None, {"format": "pt", "author": "me"})
+    run(capsys, "convert", source, out, "--quiet")
+    assert _raw_files.open_arrays(out).texts == {"format": "pt", "author": "me"}
+    run(capsys, "convert", source, tmp_path / "o.npz", "--quiet")
+    assert set(s24.load_safetensors(out)) == set(s24.load_npz(tmp_path / "o.npz")) == set(arrays)
+
+
 def test_convert_takes_npz_and_npy(arrays, tmp_path, capsys):
     weight = arrays["layer.2.weight"]  # small, but the only array of its file
     np.savez(tmp_path / "a.npz", w=arrays["layer.0.weight"], b=arrays["layer.1.bias"])
