@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_files
+from sparse24 import _dtypes, _raw_files, _whole_files
 from sparse24._errors import ArgumentError, Sparse24Error
 from sparse24.formats import stored
 from sparse24.formats.two_four import Sparse24Array
@@ -189,7 +189,7 @@ def convert(
         )
     if _same_file(source, target):
         raise ArgumentError(f"OUT must not be IN, {str(source)!r}: pruning cannot be undone")
-    _raw_files.check_target(target)
+    _whole_files.check_target(target)
     file = _raw_files.open_arrays(source)
     names = selection.eligible(file)
     if not names:
@@ -213,7 +213,7 @@ def _same_file(first: str | os.PathLike, second: str | os.PathLike) -> bool:
 
 def check_report(path: str | os.PathLike, *others: str | os.PathLike) -> None:
     """Refuse a report that cannot be written, or that would replace another file of the job."""
-    _raw_files.check_target(path)
+    _whole_files.check_target(path)
     for other in others:
         if _same_file(path, other):
             raise ArgumentError(
@@ -268,5 +268,5 @@ def report(
 
 
 def write_report(path: str | os.PathLike, record: dict[str, Any]) -> None:
-    with _raw_files.replacing(path) as fresh:
+    with _whole_files.replacing(path) as fresh:
         fresh.write_text(json.dumps(record, indent=1) + "\n")

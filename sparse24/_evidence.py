@@ -13,6 +13,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+from sparse24 import _whole_files
 from sparse24._arrays import cuda_available
 
 PACKAGES = ("numpy", "scipy", "numba", "cupy-cuda12x", "cupy-cuda13x", "torch", "ml-dtypes")
@@ -50,9 +51,8 @@ def header() -> dict:
 def write_json(path: Path, record: dict) -> None:
     """Write a record so that a reader sees either the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    os.replace(fresh, path)
+    with _whole_files.replacing(path) as fresh:
+        fresh.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
 def merge_gpu_tests(path: Path, counts: dict[str, dict[str, int]]) -> None:

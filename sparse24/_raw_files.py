@@ -11,8 +11,6 @@ import contextlib
 import io
 import json
 import os
-import secrets
-import stat
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -24,6 +22,7 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, DTypeError, FormatError
+from sparse24._whole_files import replacing
 
 SUFFIXES = (".safetensors", ".npz", ".npy")
 HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in npz
@@ -47,44 +46,6 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same arrays give the same bytes
 
 def damaged(path: Path, what: object) -> FormatError:
     return FormatError(f"{path} cannot be read: {what}; fetch or save the file again")
-
-
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[Path]:
-    """Give a temporary path beside `path`; put it in place at the end, or remove it on an error."""
-    check_target(path)
-    target = Path(os.path.realpath(path))
-    fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    mode = _mode_of(target, fresh)
-    try:
-        yield fresh
-        with fresh.open("rb+") as file:
-            os.fsync(file.fileno())
-        fresh.chmod(mode)
-        os.replace(fresh, target)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
-def check_target(path: str | os.PathLike) -> None:
-    """Refuse a path that no file can be written to, before the work that would fill it."""
-    target = Path(os.path.realpath(path))
-    if target.is_dir() or not target.parent.is_dir():
-        what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
-        raise ArgumentError(f"{str(path)!r} {what}; name a file in an existing one")
-
-
-def _mode_of(target: Path, fresh: Path) -> int:
-    """Permissions for what takes the target's place: its own, or those of any new file.
-
-    The writer of safetensors makes files that only their owner can read.
-    """
-    if target.exists():
-        return stat.S_IMODE(target.stat().st_mode)
-    fresh.touch(exist_ok=False)
-    mode = stat.S_IMODE(fresh.stat().st_mode)
-    fresh.unlink()
-    return mode
 
 
 def suffix_of(path: str | os.PathLike) -> str:

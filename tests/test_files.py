@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_files
+from sparse24 import _dtypes, _raw_files, _whole_files
 from sparse24.formats import stored
 from sparse24.formats.parts import Parts
 
@@ -229,7 +229,7 @@ def test_a_failed_write_leaves_the_old_file(suffix, tmp_path):
 
 def test_an_interrupted_write_leaves_nothing(tmp_path):
     def interrupted():
-        with _raw_files.replacing(tmp_path / "a.npz") as fresh:
+        with _whole_files.replacing(tmp_path / "a.npz") as fresh:
             fresh.write_bytes(b"half")
             raise KeyboardInterrupt
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -99,6 +100,16 @@ def test_tuning_files_round_trip_and_merge(h200):
     assert _tuning_cache.merge(file, 0)
     assert len(_tuning_cache.state(0)["winners"]) == 2
     assert not list(h200.glob("*.tmp"))
+
+
+def test_processes_that_tune_at_once_leave_a_whole_file(h200):
+    file = h200 / "tuning.json"
+    _tuning_cache.record_winner(0, problem(), dense=False, seconds={"sparse_fma/64x64x32": 1.0})
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda _: _tuning_cache.write(file, 0, replace=False), range(40)))
+    assert all(written)
+    assert _tuning_cache.read(file, 0) is not None
+    assert [path.name for path in h200.iterdir()] == [file.name]
 
 
 def tuned(**content):
