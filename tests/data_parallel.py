@@ -20,23 +20,42 @@ def model():
     )
 
 
+def reduced(scores):
+    """Scores that were made of a rank's own data, added up."""
+    total = scores.clone()
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(total)
+    return total
+
+
+def setups():
+    """(layer options, scheduler): 4x4 tiles, the two-level controller, and RigL."""
+    tiles = S.Recipe(S.ConstantScheduler(0.5, every=2), pattern=S.Transposable24())
+    ramp = S.CosineScheduler(0.6, stop=4)
+    yield {"transposable": True, "decay": 1e-3}, S.MaskScheduler(tiles)
+    yield {"gradient": "24dense"}, S.DynamicScheduler(0.3, ramp)
+    yield {"sparse": "masked"}, S.MaskScheduler(S.rigl(0.5, total_steps=8, every=1), reduce=reduced)
+
+
 def train(rank, world, port, results):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     if world > 1:
         torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
-    net = st.sparsify(model(), {"*": {"transposable": True, "decay": 1e-3}})
+    states = [train_one(rank, world, *setup) for setup in setups()]
+    results.put((rank, states))
+    if world > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def train_one(rank, world, options, scheduler):
+    net = st.sparsify(model(), {"*": options})
     wrapped = torch.nn.parallel.DistributedDataParallel(net) if world > 1 else net
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    scheduler = S.MaskScheduler(
-        S.Recipe(S.ConstantScheduler(0.5, every=2), pattern=S.Transposable24())
-    )
-    data = torch.randn(5, 8, 32, generator=torch.Generator().manual_seed(3))
-    for batch in data:
+    for batch in torch.randn(5, 8, 32, generator=torch.Generator().manual_seed(3)):
         optimizer.zero_grad()
         wrapped(batch.chunk(world)[rank]).square().mean().backward()
         optimizer.step()
         st.update_masks(net, scheduler)
-    results.put((rank, {k: v.numpy() for k, v in net.state_dict().items()}))
-    if world > 1:
-        torch.distributed.destroy_process_group()
+    return {k: v.numpy() for k, v in net.state_dict().items()}

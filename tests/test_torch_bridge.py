@@ -597,6 +597,7 @@ def test_two_data_parallel_processes_equal_one():
     alone = queue.Queue()
     data_parallel.train(0, 1, port, alone)
     _, want = alone.get()
-    for key, value in want.items():
-        np.testing.assert_array_equal(states[0][key], states[1][key])
-        np.testing.assert_allclose(states[0][key], value, rtol=1e-4, atol=1e-5)
+    for first, second, single in zip(states[0], states[1], want, strict=True):
+        for key, value in single.items():
+            np.testing.assert_array_equal(first[key], second[key])
+            np.testing.assert_allclose(first[key], value, rtol=1e-4, atol=1e-5)
