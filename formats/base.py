@@ -150,13 +150,13 @@ class SparseArray(ABC):
         return self._multiply(other)
 
     def matvec(self, x):
-        """``A @ x`` for a vector, as `scipy.sparse.linalg` asks for it."""
+        """``A @ x`` for a vector or, as `matmat`, a matrix: what `scipy.sparse.linalg` calls."""
         return self._multiply(x)
 
     matmat = matvec
 
     def rmatvec(self, x):
-        """``A.conj().T @ x``; the elements are real."""
+        """``A.T @ x`` for a vector (or, as `rmatmat`, a matrix); the elements are real."""
         return self._transposed()._multiply(x)
 
     rmatmat = rmatvec

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _check, _foreign
 from sparse24 import _records as records
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
 
@@ -94,6 +94,10 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
     if plain and (c is None or beta == 0.0):
         return records.PLAIN
     e = e if e is not None else Epilogue()
+    if not isinstance(e, Epilogue):
+        raise ArgumentError(f"epilogue must be a sparse24.Epilogue, got {type(e).__name__}")
+    lower, upper = (_check.number(getattr(e, x), argument=x) for x in ("lower", "upper"))
+    out_scale = _check.number(e.out_scale, argument="out_scale")
     if e.activation is not None:
         _check.one_of(e.activation, ACTIVATIONS, argument="activation")
     m, n = left[-2] if len(left) > 1 else 1, right[-1] if len(right) > 1 else 1
@@ -105,7 +109,7 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
         factor *= more
     return records.Epilogue(
         float(call.alpha) * factor, float(beta), _matrix("c", c) if beta else None, row, column,
-        row_bias, column_bias, e.activation or "identity", e.lower, e.upper, float(e.out_scale),
+        row_bias, column_bias, e.activation or "identity", lower, upper, out_scale,
         _matrix("aux", e.aux),
     )  # fmt: skip
 
@@ -133,10 +137,11 @@ def _vector(name: str, x, m: int, n: int, xp, real):
     if x is None:
         return None, None, 1.0
     if np.isscalar(x):
-        if name == "bias":
-            return None, xp.full(n, x, real), 1.0
-        return None, None, float(x)  # type: ignore[arg-type]
+        x = _check.number(x, argument=name)
+        return (None, xp.full(n, x, real), 1.0) if name == "bias" else (None, None, x)
     x, _ = _foreign.take(x, argument=name)
+    if x.dtype.kind in "cSUOmM":
+        raise DTypeError(f"{name} must hold real numbers, got {x.dtype}")
     if x.size == 1 and x.ndim == 0:
         return _vector(name, xp.broadcast_to(xp.asarray(x), (n,)), m, n, xp, real)
     vector = xp.ascontiguousarray(xp.asarray(x).reshape(-1).astype(real, copy=False))

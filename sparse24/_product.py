@@ -170,7 +170,9 @@ def _overlaps(x, y) -> bool:
 
 def result_name(dtype) -> str:
     """Name of a result's type, which may be int32 beside those of operands."""
-    if dtype == "int32" or (not isinstance(dtype, str) and np.dtype(dtype) == np.int32):
+    if dtype in ("int32", np.int32):
+        return "int32"
+    if isinstance(dtype, np.dtype) and dtype == np.int32:
         return "int32"
     return _dtypes.lookup(dtype).name
 

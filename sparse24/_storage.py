@@ -69,6 +69,7 @@ def decompress(record: Compressed24, out=None):
 
 def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> None:
     """Refuse a result array that does not fit."""
+    _check.is_array(out, argument="out")
     if _arrays.is_cupy(out) != _arrays.is_cupy(like):
         raise DeviceError(
             f"out is on {_arrays.device_of(out)}, the operands on {_arrays.device_of(like)}"

@@ -331,6 +331,28 @@ def test_formats_of_their_own_refuse_what_does_not_fit(make):
     np.testing.assert_array_equal(out, 5)
 
 
+def test_what_is_no_epilogue_is_refused():
+    a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
+    for error, words, epilogue in (
+        (s24.ArgumentError, "epilogue must be a sparse24.Epilogue, got str", "relu"),
+        (s24.ArgumentError, "bias must be a number, got 'x'", s24.Epilogue(bias="x")),
+        (s24.ArgumentError, "out_scale must be a number", s24.Epilogue(out_scale=np.ones(4))),
+        (s24.ArgumentError, "upper must be a number, got 'a'", s24.Epilogue(upper="a")),
+        (s24.DTypeError, "bias must hold real", s24.Epilogue(bias=np.ones(4, complex))),
+    ):
+        with pytest.raises(error, match=words):
+            s24.matmul(a, x, epilogue=epilogue)
+    for dtype in (3, "text", object()):
+        with pytest.raises(s24.DTypeError, match="dtype must be one of"):
+            s24.matmul(a, x, dtype=dtype)
+    for dtype in ("int32", np.int32, np.dtype(np.int32)):
+        assert s24.matmul(a.astype("int8"), x.astype(np.int8), dtype=dtype).dtype == np.int32
+    with pytest.raises(s24.DTypeError, match="A must be an array, got NoneType"):
+        s24.linear(x.T, None)
+    with pytest.raises(s24.DTypeError, match="out must be an array, got list"):
+        a.toarray(out=[1])
+
+
 def test_an_out_whose_elements_share_memory_is_refused():
     a, x = s24.random((8, 8), rng=0), np.ones((8, 4), np.float32)
     out = np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (8, 4), (0, 4))
