@@ -140,7 +140,7 @@ def suite(threads: int) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=DATA / "cpu.json")
+    parser.add_argument("--out", type=Path, default=DATA, help="folder of cpu.json")
     everything = sorted({1, numba.config.NUMBA_NUM_THREADS})
     parser.add_argument("--threads", type=int, nargs="+", default=everything)
     arguments = parser.parse_args()
@@ -150,7 +150,7 @@ def main() -> None:
         with threadpool_limits(threads):
             cases += suite(threads)
     header = _evidence.header() | {"vector_bytes": _simd.VECTOR_BYTES}
-    _evidence.write_json(arguments.out, {"header": header, "cases": cases})
+    _evidence.write_json(arguments.out / "cpu.json", {"header": header, "cases": cases})
 
 
 if __name__ == "__main__":
