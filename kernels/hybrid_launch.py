@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+
 import numpy as np
 
 from sparse24.kernels.launch import Launch, current_stream
@@ -22,7 +24,7 @@ def result(out) -> np.ndarray:
     return np.array([(out.data.ptr, row, column)], OUT)
 
 
-class BoundProduct:
+class BoundProduct(abc.ABC):
     """One way of running a product with a matrix; called with ``(b, out)``, it enqueues it.
 
     Launches are remembered by the addresses of the operands and keep no operand alive.  The
@@ -36,9 +38,9 @@ class BoundProduct:
     def __init__(self) -> None:
         self._launches: dict[tuple, Launch] = {}
 
+    @abc.abstractmethod
     def bind(self, b, out, stream: int) -> Launch:
         """Lay out the arguments for these operands."""
-        raise NotImplementedError
 
     def __call__(self, b, out) -> None:
         stream = current_stream()

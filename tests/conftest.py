@@ -72,3 +72,10 @@ def pytest_configure(config):
     path = config.getoption("--record-gpu", default=None)
     if path and not hasattr(config, "workerinput"):  # one process records
         config.pluginmanager.register(_Recorder(Path(path)), "sparse24-gpu-recorder")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """Where torch's tensors are; its random numbers begin anew."""
+    pytest.importorskip("torch").manual_seed(0)
+    return request.param

@@ -275,12 +275,8 @@ class Consumer {
     int slot_ = 0, previous_ = -1;
 };
 
-__device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
-                               const Operands& of, TileScheduler tiles, const Ring& ring, const Others& parts,
-                               u32 part, u32 shared) {
-    const int group = threadIdx.x / 128;
-    ResultStore result(out_map, out, params, of.m, of.n, shared + kStagingAt + group * STAGING * kStagingBytes);
-    Consumer consumer(ring, shared, group);
+// Call act(share, first column) for every tile of this block.
+template <class Act> __device__ void for_each_tile(const Operands& of, TileScheduler tiles, u32 part, Act act) {
     Work work;
     bool more = tiles.advance(work);
     Strip strip = of.strips[more ? work.m : 0];
@@ -289,6 +285,17 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
         const int n0 = work.n * BLOCK_N;
         more = tiles.advance(work);
         strip = of.strips[more ? work.m : 0];  // in time for the next tile
+        act(share, n0);
+    }
+}
+
+__device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
+                               const Operands& of, TileScheduler tiles, const Ring& ring, const Others& parts,
+                               u32 part, u32 shared) {
+    const int group = threadIdx.x / 128;
+    ResultStore result(out_map, out, params, of.m, of.n, shared + kStagingAt + group * STAGING * kStagingBytes);
+    Consumer consumer(ring, shared, group);
+    for_each_tile(of, tiles, part, [&](const Share& share, int n0) {
         consumer.multiply(share);
         consumer.finish();
         if (K_PARTS > 1) {
@@ -299,23 +306,14 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
         result.store(consumer.d, share.row + group * 64, n0, 0, [&](auto& sums, int first) {
             return K_PARTS > 1 ? parts.add(sums, 0, first) : true;
         });
-    }
+    });
     result.finish();
 }
 
 __device__ inline void produce(const TensorMap& values, const TensorMap& b, const Operands& of, TileScheduler tiles,
                                const Ring& ring, u32 part, u32 shared) {
     Producer producer(values, b, of, ring, shared);
-    Work work;
-    bool more = tiles.advance(work);
-    Strip strip = of.strips[more ? work.m : 0];
-    while (more) {
-        const Share share(strip, part);
-        const int n0 = work.n * BLOCK_N;
-        more = tiles.advance(work);
-        strip = of.strips[more ? work.m : 0];  // in time for the next tile
-        producer.fetch(share, n0);
-    }
+    for_each_tile(of, tiles, part, [&](const Share& share, int n0) { producer.fetch(share, n0); });
 }
 
 extern "C" __global__ void

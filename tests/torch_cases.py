@@ -1,0 +1,25 @@
+"""Layers, inputs and gradients for the tests of the torch bridge."""
+
+from __future__ import annotations
+
+import torch
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def layer_and_input(device="cpu", tokens=12, m=16, k=32, dtype=torch.float32):
+    layer = torch.nn.Linear(k, m, device=device, dtype=dtype)
+    return layer, torch.randn(tokens, k, device=device, dtype=dtype, requires_grad=True)
+
+
+def gradients(y, *tensors):
+    torch.manual_seed(1)
+    return torch.autograd.grad((y * torch.randn_like(y)).sum(), tensors)
+
+
+def masked_reference(layer, x, mask, gradient, decay):
+    weight = (layer.weight * mask).detach().requires_grad_()
+    y = torch.nn.functional.linear(x, weight, layer.bias)
+    dx, dw, db = gradients(y, x, weight, layer.bias)
+    dw = dw if gradient == "ste" else dw * mask
+    return y, dx, dw + decay * layer.weight.detach() * ~mask, db
