@@ -84,8 +84,16 @@ def _empty() -> dict:
 def read(file: Path, device: int) -> dict | None:
     """The content of a tuning file, or None if it is absent, damaged or of another key."""
     try:
-        record = json.loads(file.read_text())
-    except (OSError, ValueError):
+        return _content(file.read_bytes(), device)
+    except OSError:
+        return None
+
+
+def _content(raw: bytes, device: int) -> dict | None:
+    """What the bytes of a tuning file say, or None if they are damaged or of another key."""
+    try:
+        record = json.loads(raw)
+    except ValueError:
         return None
     if not isinstance(record, dict) or record.get("key") != key(device):
         return None
@@ -173,8 +181,12 @@ def record_model(device: int, *, bandwidth: float, scales: dict[str, float]) -> 
 
 def write(file: Path, device: int, *, replace: bool) -> bool:
     """Merge what is known into a file; False if it holds another key and `replace` is not set."""
-    known = read(file, device)
-    if known is None and file.exists() and not replace:
+    try:  # One look: a file that another process makes after it must not pass for a strange one.
+        known = _content(file.read_bytes(), device)
+        strange = known is None
+    except FileNotFoundError:
+        known, strange = None, False
+    if strange and not replace:
         return False
     content = state(device)
     with _lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -103,13 +104,14 @@ def test_tuning_files_round_trip_and_merge(h200):
 
 
 def test_processes_that_tune_at_once_leave_a_whole_file(h200):
-    file = h200 / "tuning.json"
     _tuning_cache.record_winner(0, problem(), dense=False, seconds={"sparse_fma/64x64x32": 1.0})
+    files = [h200 / f"tuning-{i}.json" for i in range(20)]
     with ThreadPoolExecutor(8) as pool:
-        written = list(pool.map(lambda _: _tuning_cache.write(file, 0, replace=False), range(40)))
-    assert all(written)
-    assert _tuning_cache.read(file, 0) is not None
-    assert [path.name for path in h200.iterdir()] == [file.name]
+        for file in files:  # each is new, so that who looks for it meets who makes it
+            write = functools.partial(_tuning_cache.write, file, 0, replace=False)
+            assert all(pool.map(lambda _, write=write: write(), range(16)))
+            assert _tuning_cache.read(file, 0) is not None
+    assert sorted(h200.iterdir()) == sorted(files)
 
 
 def tuned(**content):
