@@ -152,7 +152,7 @@ class NMArray(SparseArray):
     @property
     def nbytes(self) -> int:
         """Bytes of values and indices, and of what products have made of them."""
-        made = sum(array.nbytes for array in self._cache.values())
+        made = sum(array.nbytes for array in tuple(self._cache.values()))
         return self._values.nbytes + self._indices.nbytes + made
 
     def __repr__(self) -> str:

@@ -2,7 +2,8 @@
 
 Numba compiles a kernel at its first call and keeps the machine code in the user's cache
 folder, never inside the installed package: ``SPARSE24_CACHE_DIR``, or what platformdirs
-names.  Where that folder cannot be written, kernels are compiled anew in each process.
+names.  Where that folder cannot be written, or what lies in it is damaged, kernels are compiled
+anew.
 
 Kernels release the GIL, and `parallel` runs them on ordinary threads.  That is safe from
 several Python threads at once and after a fork, which not all of Numba's threading layers
@@ -11,11 +12,13 @@ are, and it compiles in half the time of ``parallel=True``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import itertools
 import os
+import pickle
 import sys
 import threading
 import uuid
@@ -26,17 +29,18 @@ from pathlib import Path
 import numba
 from numba.core import caching
 
+from sparse24._user_folder import user_folder
 from sparse24._version import __version__
+
+# What unpickling raises of a file that is cut short or overwritten, as by a full disk.
+_DAMAGED = (
+    pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError,
+)  # fmt: skip
 
 
 def cache_folder() -> Path:
     """Where compiled CPU kernels are kept."""
-    root = os.environ.get("SPARSE24_CACHE_DIR")
-    if root is None:
-        import platformdirs
-
-        root = platformdirs.user_cache_dir("sparse24", appauthor=False)
-    return Path(root) / "numba"
+    return user_folder().absolute() / "numba"
 
 
 @functools.cache
@@ -53,9 +57,10 @@ class _Locator(caching._CacheLocator):
 
     def __init__(self, function):
         self._place = f"{function.__module__}.{function.__qualname__}"
+        self._folder = str(cache_folder() / _sources_digest()[:16])
 
     def get_cache_path(self):
-        return str(cache_folder() / _sources_digest()[:16])
+        return self._folder
 
     def get_source_stamp(self):
         return _sources_digest()
@@ -78,7 +83,7 @@ class _Implementation(caching.CompileResultCacheImpl):
 
 
 class _Files(caching.IndexDataCacheFile):
-    """Files of machine code under names of their own.
+    """Files of machine code under names of their own, read as files that may be damaged.
 
     Numba numbers them, and two processes that compile at once may take the same
     number for different types.
@@ -86,6 +91,18 @@ class _Files(caching.IndexDataCacheFile):
 
     def _data_name(self, number):
         return super()._data_name(uuid.uuid4().int)
+
+    def _load_index(self):
+        try:
+            return super()._load_index()
+        except (*_DAMAGED, OSError):
+            return {}
+
+    def _load_data(self, name):
+        try:
+            return super()._load_data(name)
+        except _DAMAGED as error:
+            raise OSError(f"{name} is damaged") from error  # to Numba, a file that is not there
 
 
 class _Cache(caching.FunctionCache):
@@ -98,6 +115,11 @@ class _Cache(caching.FunctionCache):
             filename_base=self._impl.filename_base,
             source_stamp=self._impl.locator.get_source_stamp(),
         )
+
+    def save_overload(self, sig, data):
+        # The kernel is compiled; that the disk is full must not keep it from running.
+        with contextlib.suppress(OSError):
+            super().save_overload(sig, data)
 
 
 def njit(function: Callable) -> Callable:
@@ -153,12 +175,12 @@ class _Places:
             return
         core = self._core()
         if core != self._barred and core in self._cores:
+            self._barred = core  # first: who joins from here on undoes it, for the next call
             try:
                 for worker in self._workers:
                     os.sched_setaffinity(worker, self._cores - {core})
             except OSError:  # the process was given other cores meanwhile: leave it to Linux
                 self._core = None
-            self._barred = core
 
 
 _places = _Places()

@@ -7,7 +7,8 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from sparse24 import _arrays
+from sparse24 import _arrays, _check
+from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
 _PACKAGES = (
@@ -40,11 +41,9 @@ def show_config(*, mode: str = "print") -> dict[str, dict[str, Any]] | None:
     >>> s24.show_config(mode="dict")["sparse24"]["version"] == s24.__version__
     True
     """
-    from sparse24 import _check
-
     _check.one_of(mode, ("print", "dict"), argument="mode")
     sections = {
-        "sparse24": {"version": __version__, "cache folder": str(_cache_folder())},
+        "sparse24": {"version": __version__, "cache folder": str(user_folder())},
         "machine": _machine(),
         "packages": _packages(),
         "CUDA": _cuda(),
@@ -57,12 +56,6 @@ def show_config(*, mode: str = "print") -> dict[str, dict[str, Any]] | None:
         for name, value in section.items():
             print(f"  {name:{width}}  {value}")
     return None
-
-
-def _cache_folder():
-    from sparse24 import _tuning_cache
-
-    return _tuning_cache.directory()
 
 
 def _machine() -> dict[str, Any]:

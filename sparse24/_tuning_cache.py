@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import threading
 from pathlib import Path
 from typing import Any
 
 from sparse24 import _evidence
 from sparse24._records import Problem
+from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
 FORMAT = 1
@@ -38,19 +38,9 @@ def _changed() -> None:
     _changes += 1
 
 
-def directory() -> Path:
-    """Where sparse24 keeps files of this user: ``$SPARSE24_CACHE_DIR`` or the platform's place."""
-    chosen = os.environ.get("SPARSE24_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("sparse24", appauthor=False))
-
-
 def path(device: int) -> Path:
     """The tuning file of a device."""
-    return directory() / f"tuning-{_gpu_name(device).replace(' ', '-')}.json"
+    return user_folder() / f"tuning-{_gpu_name(device).replace(' ', '-')}.json"
 
 
 @functools.cache

@@ -42,7 +42,7 @@ def _mode_of(target: Path, fresh: Path) -> int:
 
     The writer of safetensors makes files that only their owner can read.
     """
-    if target.exists():
+    with contextlib.suppress(FileNotFoundError):
         return stat.S_IMODE(target.stat().st_mode)
     fresh.touch(exist_ok=False)
     mode = stat.S_IMODE(fresh.stat().st_mode)

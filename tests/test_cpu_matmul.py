@@ -256,7 +256,7 @@ def test_machines_without_wide_vectors(tmp_path):
     environment = os.environ | {
         "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "SPARSE24_CACHE_DIR": str(tmp_path),
     }  # fmt: skip
-    subprocess.run([sys.executable, "-c", PORTABLE], env=environment, check=True)
+    subprocess.run([sys.executable, "-P", "-c", PORTABLE], env=environment, check=True)
 
 
 def test_sums_stay_in_registers():

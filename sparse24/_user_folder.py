@@ -1,0 +1,16 @@
+"""The folder of this user's files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def user_folder() -> Path:
+    """Where sparse24 keeps files of this user: ``$SPARSE24_CACHE_DIR`` or the platform's place."""
+    chosen = os.environ.get("SPARSE24_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("sparse24", appauthor=False))
