@@ -27,7 +27,8 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_pages(page):
+def test_pages(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     result = doctest.testfile(
         str(ROOT / "docs" / page), module_relative=False, optionflags=FLAGS, encoding="utf-8"
     )

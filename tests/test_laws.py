@@ -18,7 +18,9 @@ from sparse24.testing import arrays
 
 NAMES = tuple(_dtypes.NAMES)
 quick = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 sides = st.integers(0, 70)
 seeds = st.integers(0, 999)

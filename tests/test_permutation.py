@@ -75,7 +75,7 @@ def test_scores_and_time_limit(rng):
     scores = np.abs(w) * np.linspace(0, 3, 32, dtype=np.float32)
     order = s24.find_permutation(w, scores=scores)
     np.testing.assert_array_equal(order, s24.find_permutation(scores))
-    np.testing.assert_array_equal(s24.find_permutation(w, seconds=0, rounds=10**9)[:0], [])
+    np.testing.assert_array_equal(s24.find_permutation(w, seconds=0, rounds=10**9), np.arange(32))
 
 
 def test_pairs_taken_in_parts_give_the_same(xp, rng, monkeypatch):
