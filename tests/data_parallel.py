@@ -5,7 +5,7 @@ A module of its own, because a spawned process imports the function that it runs
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import torch
 
@@ -37,16 +37,19 @@ def setups():
     yield {"sparse": "masked"}, S.MaskScheduler(S.rigl(0.5, total_steps=8, every=1), reduce=reduced)
 
 
-def train(rank, world, port, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def train(rank, world):
+    """The states that the setups end with."""
+    return [train_one(rank, world, *setup) for setup in setups()]
+
+
+def run(rank, world, folder):
+    """One of several processes, which meet in a file; it leaves its states in another."""
     torch.set_num_threads(1)
-    if world > 1:
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
-    states = [train_one(rank, world, *setup) for setup in setups()]
-    results.put((rank, states))
-    if world > 1:
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    meeting = Path(folder, "meeting").as_uri()
+    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=world)
+    torch.save(train(rank, world), Path(folder, f"{rank}.pt"))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def train_one(rank, world, options, scheduler):
@@ -58,4 +61,4 @@ def train_one(rank, world, options, scheduler):
         wrapped(batch.chunk(world)[rank]).square().mean().backward()
         optimizer.step()
         st.update_masks(net, scheduler)
-    return {k: v.numpy() for k, v in net.state_dict().items()}
+    return net.state_dict()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import queue
-import socket
 
 import numpy as np
 import pytest
@@ -285,24 +283,11 @@ def test_to_sparse_semi_structured_as_a_parameter(device):
         st.to_sparse_semi_structured(torch.ones(4, 8))
 
 
-def test_two_data_parallel_processes_equal_one():
-    context = torch.multiprocessing.get_context("spawn")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    results = context.Queue()
-    ranks = [
-        context.Process(target=data_parallel.train, args=(r, 2, port, results)) for r in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    states = dict(results.get(timeout=60) for _ in ranks)
-    for process in ranks:
-        process.join(30)
-    alone = queue.Queue()
-    data_parallel.train(0, 1, port, alone)
-    _, want = alone.get()
-    for first, second, single in zip(states[0], states[1], want, strict=True):
+def test_two_data_parallel_processes_equal_one(tmp_path):
+    torch.multiprocessing.spawn(data_parallel.run, (2, tmp_path), nprocs=2)  # raises what they do
+    states = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    alone = data_parallel.train(0, 1)
+    for first, second, single in zip(*states, alone, strict=True):
         for key, value in single.items():
             np.testing.assert_array_equal(first[key], second[key])
             np.testing.assert_allclose(first[key], value, rtol=1e-4, atol=1e-5)
