@@ -26,7 +26,6 @@ def fit(device: int) -> dict[str, float]:
     """Copy bandwidth, and measured over predicted time of every kernel."""
     bandwidth = copy_bandwidth()
     _tuning_cache.record_model(device, bandwidth=bandwidth, scales={})
-    _planner.chip.cache_clear()
     ratios: dict[str, list[float]] = {}
     for dtype, shape, counts in CASES:
         operand = _operand(dtype, shape)

@@ -77,19 +77,23 @@ def kernel_module(name: str):
     return importlib.import_module(f"sparse24.kernels.{name}")
 
 
-@functools.cache
 def chip(device: int) -> dict[str, float]:
     """Multiprocessors, clock in Hz and copy bandwidth in bytes a second of a device."""
-    import cupy
-
-    attributes = cupy.cuda.Device(device).attributes
-    sms = attributes["MultiProcessorCount"]
+    sms, clock = _sms_and_clock(device)
     measured = _tuning_cache.bandwidth(device)
     return {
         "sms": sms,
-        "clock_hz": 1e3 * attributes["ClockRate"],
+        "clock_hz": clock,
         "bandwidth": measured or DEFAULT_BANDWIDTH_PER_SM * sms,
     }
+
+
+@functools.cache
+def _sms_and_clock(device: int) -> tuple[int, float]:
+    import cupy
+
+    attributes = cupy.cuda.Device(device).attributes
+    return attributes["MultiProcessorCount"], 1e3 * attributes["ClockRate"]
 
 
 def _variants(problem: Problem) -> list[tuple[Problem, bool, bool, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparse24 import _arrays, _calibrate, _hybrid_fit, _planner, _tuning_cache
+from sparse24 import _arrays, _calibrate, _hybrid_fit, _tuning_cache
 from sparse24._errors import DeviceError, FormatError
 
 __all__ = ["calibrate", "clear", "load", "path", "save"]
@@ -101,9 +101,7 @@ def load(file=None) -> bool:
     """
     device = _device()
     target = Path(file) if file is not None else _tuning_cache.path(device)
-    found = _tuning_cache.merge(target, device)
-    _planner.chip.cache_clear()
-    return found
+    return _tuning_cache.merge(target, device)
 
 
 def clear() -> None:
@@ -120,7 +118,6 @@ def clear() -> None:
     >>> s24.tuning.clear()  # doctest: +SKIP
     """
     _tuning_cache.forget(_device())
-    _planner.chip.cache_clear()
 
 
 def calibrate() -> dict[str, float]:
@@ -151,6 +148,5 @@ def calibrate() -> dict[str, float]:
     fitted = _calibrate.fit(device)
     bandwidth = fitted.pop("bandwidth")
     _tuning_cache.record_model(device, bandwidth=bandwidth, scales=fitted)
-    _planner.chip.cache_clear()
     _hybrid_fit.fit(device)
     return {"bandwidth": bandwidth, **fitted}

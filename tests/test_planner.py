@@ -16,19 +16,27 @@ from sparse24 import _autotune, _explain, _planner, _tuning_cache
 from sparse24._arrays import to_numpy
 from sparse24._records import Problem
 
-CHIP = {"sms": 132, "clock_hz": 1.7e9, "bandwidth": 4.2e12}
 KEY = {"format": 1, "gpu": "test"}
 
 
 @pytest.fixture
-def h200(monkeypatch, tmp_path):
-    """The planner as on an H200, without one."""
+def untuned(monkeypatch, tmp_path):
+    """Nothing is known of the device, and what is learnt is forgotten, choices included."""
     monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(_planner, "chip", lambda device: CHIP)
+    monkeypatch.setattr(_tuning_cache, "_state", {})
+    _tuning_cache.forget(0)
+    yield tmp_path
+    _tuning_cache.forget(0)
+
+
+@pytest.fixture
+def h200(monkeypatch, untuned):
+    """The planner as on an H200, without one."""
+    monkeypatch.setattr(_planner, "_sms_and_clock", lambda device: (132, 1.7e9))
+    monkeypatch.setattr(_planner, "DEFAULT_BANDWIDTH_PER_SM", 4.2e12 / 132)
     monkeypatch.setattr(_tuning_cache, "key", lambda device: KEY)
     monkeypatch.setattr(_tuning_cache, "_gpu_name", lambda device: "test gpu")
-    monkeypatch.setattr(_tuning_cache, "_state", {})
-    return tmp_path
+    return untuned
 
 
 def problem(m=4096, n=4096, k=4096, dtype="bfloat16", **more):
@@ -101,6 +109,18 @@ def test_tuning_files_round_trip_and_merge(h200):
     assert _tuning_cache.merge(file, 0)
     assert len(_tuning_cache.state(0)["winners"]) == 2
     assert not list(h200.glob("*.tmp"))
+
+
+def test_a_measured_bandwidth_counts_at_once(h200):
+    file = h200 / "tuning.json"
+    assert _planner.chip(0)["bandwidth"] == pytest.approx(4.2e12)
+    _tuning_cache.record_model(0, bandwidth=1e12, scales={})
+    assert _planner.chip(0)["bandwidth"] == 1e12
+    assert _tuning_cache.write(file, 0, replace=False)
+    _tuning_cache.forget(0)
+    assert _planner.chip(0)["bandwidth"] == pytest.approx(4.2e12)
+    assert _tuning_cache.merge(file, 0)
+    assert _planner.chip(0)["bandwidth"] == 1e12
 
 
 def test_processes_that_tune_at_once_leave_a_whole_file(h200):
@@ -256,28 +276,24 @@ def test_plans_execute_on_the_cpu(rng):
 
 @pytest.mark.gpu
 @pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
-def test_autotune_measures_and_remembers(tmp_path, monkeypatch, rng):
+def test_autotune_measures_and_remembers(untuned, rng):
     import cupy
 
-    monkeypatch.setattr(_tuning_cache, "_state", {})
-    monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
     a = s24.random((256, 512), dtype="float16", rng=0).to_device("cuda")
     x = cupy.asarray(rng.standard_normal((512, 128)).astype(np.float16))
     before = to_numpy(a @ x)
     fresh = a.copy()
-    with s24.autotune(cache=tmp_path / "t.json"):
+    with s24.autotune(cache=untuned / "t.json"):
         tuned = to_numpy(fresh @ x)
     np.testing.assert_allclose(tuned, before, rtol=1e-2, atol=1e-2)
     told = s24.explain(fresh, x)
     assert told.measured
     assert "measured fastest" in told.reason
-    assert (tmp_path / "t.json").exists()
+    assert (untuned / "t.json").exists()
 
 
 @pytest.mark.gpu
-def test_calibration_scales_every_kernel_that_it_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(_tuning_cache, "_state", {})
-    monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
+def test_calibration_scales_every_kernel_that_it_measured(untuned):
     for _ in range(2):
         fitted = s24.tuning.calibrate()
         assert fitted["bandwidth"] > 1e11
