@@ -121,7 +121,13 @@ class RandomScores(Criterion):
 
 @dataclass(frozen=True)
 class GivenScores(Criterion):
-    """Scores from outside, one array a layer; from a Hessian, say."""
+    """Scores from outside; from a Hessian, say.
+
+    Parameters
+    ----------
+    scores : mapping of str to array
+        For each layer an array of the shape of its weight; higher is better.
+    """
 
     scores: Mapping[str, Any]
     needs = ()
@@ -134,7 +140,12 @@ class GivenScores(Criterion):
 
 @dataclass(frozen=True)
 class Accumulated(Criterion):
-    """The sum of another criterion's scores since the last update, micro-batches included."""
+    """The sum of another criterion's scores since the last update, micro-batches included.
+
+    Parameters
+    ----------
+    inner : Criterion, default Taylor()
+    """
 
     inner: Criterion = Taylor()
     remembers = True

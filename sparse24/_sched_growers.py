@@ -42,6 +42,8 @@ class NoGrowth(Grower):
 
 @dataclass(frozen=True)
 class _Turnover(Grower):
+    """A share that falls by a cosine.  Its subclasses document both parameters."""
+
     fraction: float = 0.3
     stop: int | None = None
 
@@ -60,7 +62,15 @@ class _Turnover(Grower):
 
 @dataclass(frozen=True)
 class GradientGrowth(_Turnover):
-    """Largest ``|g|`` of the dense gradient, as in RigL (Evci et al., 2020)."""
+    """Largest ``|g|`` of the dense gradient, as in RigL (Evci et al., 2020).
+
+    Parameters
+    ----------
+    fraction : float, default 0.3
+        Share of the kept weights that is replaced at step 0.
+    stop : int, optional
+        The share falls by a cosine to nothing at this step; without it, it stays.
+    """
 
     needs = ("grad",)
 
@@ -71,7 +81,17 @@ class GradientGrowth(_Turnover):
 
 @dataclass(frozen=True)
 class MomentumGrowth(_Turnover):
-    """Largest smoothed gradient, as in sparse momentum (Dettmers and Zettlemoyer, 2019)."""
+    """Largest smoothed gradient, as in sparse momentum (Dettmers and Zettlemoyer, 2019).
+
+    Parameters
+    ----------
+    fraction : float, default 0.3
+        Share of the kept weights that is replaced at step 0.
+    stop : int, optional
+        The share falls by a cosine to nothing at this step; without it, it stays.
+    beta : float, default 0.9
+        What of the mean of past gradients is kept at each step.
+    """
 
     beta: float = 0.9
     needs = ("grad",)
@@ -90,7 +110,15 @@ class MomentumGrowth(_Turnover):
 
 @dataclass(frozen=True)
 class RandomGrowth(_Turnover):
-    """Anywhere, as in SET (Mocanu et al., 2018); the same on every rank."""
+    """Anywhere, as in SET (Mocanu et al., 2018); the same on every rank.
+
+    Parameters
+    ----------
+    fraction : float, default 0.3
+        Share of the kept weights that is replaced at step 0.
+    stop : int, optional
+        The share falls by a cosine to nothing at this step; without it, it stays.
+    """
 
     def score(self, memory, seen):
         return uniform(seen.like, seen.seed, seen.step, seen.name, "grower")

@@ -312,6 +312,8 @@ def targeted_dropout(
         Chance of a candidate to be dropped; 1 prunes them all.
     step, seed, name
         The draw is a pure function of these.
+    pattern : Pattern, optional
+        Without it any weight may be a candidate.
 
     Returns
     -------

@@ -131,6 +131,10 @@ class NM(Pattern):
     """`n` kept of every `m` along the last axis, as the sparse Tensor Cores take at 2:4.
 
     The sparsity is fixed at ``1 - n/m``; 0 means dense.
+
+    Parameters
+    ----------
+    n, m : int, default 2 and 4
     """
 
     n: int = 2

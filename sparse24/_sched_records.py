@@ -84,8 +84,23 @@ class Recipe:
 class Update:
     """What happened to one layer at one step.
 
-    Counts that need the device are 0-d arrays.  `seconds` are the host's: on a GPU the time it
-    took to launch the work.
+    Attributes
+    ----------
+    name : str
+        The layer.
+    step : int
+    sparsity : float
+        Share of zeros that the layer was to have.
+    size, nnz : int
+        Elements of the mask, and those that it keeps.
+    flips : 0-d array, or NaN
+        Elements that the update changed; NaN where nobody asked for it.
+    kept_norm : 0-d array, or NaN
+        Euclidean norm of the kept weights; NaN where nobody asked for it.
+    age : int
+        Steps since the update before.
+    seconds : float
+        Of the host: on a GPU the time it took to launch the work.
     """
 
     name: str
@@ -101,7 +116,30 @@ class Update:
 
 @dataclass(frozen=True)
 class State:
-    """Everything a step depends on besides its arguments."""
+    """Everything a step depends on besides its arguments.
+
+    Made by `init`; `to_dict` and `from_dict` save it.
+
+    Attributes
+    ----------
+    groups : tuple of (Recipe, tuple of str)
+        Each recipe and the names of its layers.
+    shapes : mapping of str to tuple of int
+        Of the weights.
+    masks : mapping of str to array of bool
+        The masks in use.
+    seed : int
+        Of all that is drawn at random.
+    step : int
+        How many steps were made.
+    frozen : bool
+    memory : mapping of str to dict
+        What criteria and growers remember of each layer.
+    updated : mapping of str to int
+        The step of each mask's last update.
+    missed : frozenset of int
+        Groups with an update that fell due while frozen.
+    """
 
     groups: tuple[tuple[Recipe, tuple[str, ...]], ...]
     shapes: Mapping[str, tuple[int, ...]]
@@ -111,7 +149,7 @@ class State:
     frozen: bool = False
     memory: Mapping[str, Memory] = field(default_factory=dict)
     updated: Mapping[str, int] = field(default_factory=dict)
-    missed: frozenset[int] = frozenset()  # groups with an update that fell due while frozen
+    missed: frozenset[int] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class ConstantScheduler(Schedule):
 
     def __post_init__(self):
         check_share(self.target_sparsity, "target_sparsity")
-        _check_steps(0, self.stop or 0, self.every or 1)
+        _check_steps(0, self.stop or 0, 1 if self.every is None else self.every)
 
     def sparsity(self, step):
         return self.target_sparsity
@@ -119,12 +119,33 @@ class _Ramp(Schedule):
 
 @dataclass(frozen=True)
 class LinearScheduler(_Ramp):
-    """A straight ramp from `init_sparsity` at `start` to `target_sparsity` at `stop`."""
+    """A straight ramp from `init_sparsity` at `start` to `target_sparsity` at `stop`.
+
+    Parameters
+    ----------
+    target_sparsity : float, default 0.5
+    init_sparsity : float, optional
+        Without it, that of the `DynamicScheduler`, or 0.
+    start, stop : int
+        First and last step of the ramp.
+    every : int, default 1
+        Steps from one update of the masks to the next.
+    """
 
 
 @dataclass(frozen=True)
 class CubicScheduler(_Ramp):
     """Fast first, slow at the end: ``target + (init - target) * (1 - p) ** 3`` [1]_.
+
+    Parameters
+    ----------
+    target_sparsity : float, default 0.5
+    init_sparsity : float, optional
+        Without it, that of the `DynamicScheduler`, or 0.
+    start, stop : int
+        First and last step of the ramp.
+    every : int, default 1
+        Steps from one update of the masks to the next.
 
     References
     ----------
@@ -167,7 +188,13 @@ class CosineScheduler(_Ramp):
 
 @dataclass(frozen=True)
 class StepScheduler(Schedule):
-    """Sparsity that jumps at milestones, e.g. ``StepScheduler({0: 0.0, 100: 0.5})``."""
+    """Sparsity that jumps at milestones, e.g. ``StepScheduler({0: 0.0, 100: 0.5})``.
+
+    Parameters
+    ----------
+    milestones : mapping of int to float
+        The sparsity from each of these steps on; before the first it is 0.
+    """
 
     milestones: Mapping[int, float]
     _order: tuple[tuple[int, float], ...] = field(init=False, repr=False)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from sparse24 import _spec
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import (
     as_matrix,
     check_reachable,
@@ -28,7 +28,13 @@ from sparse24._sched_patterns import Pattern, Unstructured
 
 @dataclass(frozen=True)
 class Block(Pattern):
-    """Whole blocks of `tile` elements, scored by their sums."""
+    """Whole blocks, scored by the sums of their elements' scores.
+
+    Parameters
+    ----------
+    tile : (int, int), default (32, 32)
+        Rows and columns of a block.
+    """
 
     tile: tuple[int, int] = (32, 32)
 
@@ -57,9 +63,19 @@ class Block(Pattern):
 
 @dataclass(frozen=True)
 class Channel(Pattern):
-    """Whole slices along `axis`: output channels (0) or input channels (1 or -1) of a matrix."""
+    """Whole slices of a weight, scored by the sums of their elements' scores.
+
+    Parameters
+    ----------
+    axis : int, default 0
+        0 for the output channels of a matrix, 1 or -1 for its input channels.
+    """
 
     axis: int = 0
+
+    def check_shape(self, shape):
+        if not -len(shape) <= self.axis < len(shape):
+            raise ShapeError(f"Channel(axis={self.axis}) needs that axis, got shape {shape}")
 
     def kept(self, shape, sparsity):
         count = shape[self.axis]

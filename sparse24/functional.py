@@ -32,7 +32,20 @@ __all__ = ["Saved", "linear", "linear_backward", "pack"]
 
 @dataclass(frozen=True)
 class Saved:
-    """What `linear` keeps for `linear_backward`; the packed weight is used twice."""
+    """What `linear` keeps for `linear_backward`; the packed weight is used twice.
+
+    Made by `linear`.
+
+    Attributes
+    ----------
+    x, weight : array
+        As they were given.
+    mask : array of bool
+        The elements of the weight that are multiplied.
+    packed : tuple of Sparse24Array
+        The pruned weight, as `pack` gives it.
+    has_bias : bool
+    """
 
     x: Any
     weight: Any

@@ -81,6 +81,13 @@ def test_sparsity_out_of_range_is_named(bad):
         S.CosineScheduler(bad)
 
 
+@pytest.mark.parametrize("kind", [S.ConstantScheduler, S.LinearScheduler])
+@pytest.mark.parametrize("every", [0, -1])
+def test_updates_lie_at_least_a_step_apart(kind, every):
+    with pytest.raises(ArgumentError, match=f"every must be at least 1, got {every}"):
+        kind(0.5, every=every)
+
+
 # patterns
 
 PATTERNS = {
@@ -103,6 +110,12 @@ def test_counts_are_exact_and_round_down(pattern, sparsity, rng):
     assert mask.sum() == pattern.kept(scores.shape, sparsity)
     assert (~mask).mean() <= sparsity + 1e-12
     assert (~mask).mean() > sparsity - 0.035  # one unit
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_channels_of_an_axis_that_is_not_there(axis):
+    with pytest.raises(ShapeError, match=rf"Channel\(axis={axis}\) needs that axis, got shape"):
+        S.init(S.Recipe(pattern=S.Channel(axis)), {"w": np.ones((4, 8))})
 
 
 def test_ties_keep_the_lower_index_and_nan_ranks_first():
