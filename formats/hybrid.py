@@ -116,15 +116,18 @@ class HybridArray(SparseArray):
     # Out of it
 
     def toarray(self, out=None):
-        """The dense matrix on the same device, equal to the input bit for bit (-0.0 as 0.0)."""
+        """The dense matrix on the same device, equal to the input bit for bit (-0.0 as 0.0).
+
+        Parameters
+        ----------
+        out : array, optional
+            Where to write it; shape and dtype of the result.
+        """
+        if out is not None:
+            _storage.check_out(out, self.shape, self._dtype, like=self._tiles.values)
         dense = hybrid_build.decode(self._tiles)
         if out is None:
             return dense
-        if out.shape != self.shape or out.dtype != self.dtype:
-            raise ShapeError(
-                f"out must have shape {self.shape} and dtype {self.dtype}, got {out.shape} and "
-                f"{out.dtype}"
-            )
         out[...] = dense
         return out
 
@@ -132,6 +135,7 @@ class HybridArray(SparseArray):
         return self._tiles, self._nnz, self.n_hint
 
     def copy(self) -> HybridArray:
+        """A deep copy."""
         return HybridArray(self._tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
 
     def to_device(self, device, /, *, stream=None) -> HybridArray:
@@ -277,13 +281,29 @@ class HybridArray(SparseArray):
     # What it costs, and why
 
     def explain(self, n: int | None = None) -> dict:
-        """The paths of a product with `n` columns, their predicted seconds, the choice and why."""
-        return _hybrid_dispatch.explain(self, n or self.n_hint or _hybrid_cost.DEFAULT_N)
+        """The paths of a product with `n` columns, their predicted seconds, the choice and why.
+
+        Parameters
+        ----------
+        n : int, optional
+            By default `n_hint`, or 16.
+        """
+        return _hybrid_dispatch.explain(self, self._columns(n))
 
     def summary(self, n: int | None = None) -> str:
-        """A few lines: tiles by kind and band, memory against dense and CSR, and the choice."""
-        n = n or self.n_hint or _hybrid_cost.DEFAULT_N
-        return _hybrid_dispatch.summary(self, n)
+        """A few lines: tiles by kind and band, memory against dense and CSR, and the choice.
+
+        Parameters
+        ----------
+        n : int, optional
+            Columns of the product; by default `n_hint`, or 16.
+        """
+        return _hybrid_dispatch.summary(self, self._columns(n))
+
+    def _columns(self, n: int | None) -> int:
+        if n is None:
+            return self.n_hint or _hybrid_cost.DEFAULT_N
+        return _check.whole(n, argument="n", least=1)
 
 
 def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:

@@ -93,6 +93,17 @@ def one_of(value, choices, *, argument: str):
     return value
 
 
+def whole(value, *, argument: str, least: int) -> int:
+    """Return a whole number, NumPy's included, that is `least` or more."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = least - 1
+    if found < least:
+        raise ArgumentError(f"{argument} must be a whole number from {least} on, got {value!r}")
+    return found
+
+
 def number(value, *, argument: str) -> float:
     """Return a factor as a float; refuses arrays with axes and text."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24._errors import ArgumentError
+from sparse24 import _check
 
 
 def hybrid(w, *, n_hint: int | None = None, dtype=None):
@@ -34,7 +34,7 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     DTypeError
         If the element type has no hybrid kernels.
     ArgumentError
-        If `n_hint` is not positive.
+        If `n_hint` is no whole number from 1 on.
 
     Notes
     -----
@@ -58,6 +58,5 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     """
     from sparse24.formats.hybrid import HybridArray
 
-    if n_hint is not None and (not isinstance(n_hint, int) or n_hint < 1):
-        raise ArgumentError(f"n_hint must be a positive whole number or None, got {n_hint!r}")
+    n_hint = None if n_hint is None else _check.whole(n_hint, argument="n_hint", least=1)
     return HybridArray.build(w, n_hint=n_hint, dtype=dtype)

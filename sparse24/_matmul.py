@@ -192,7 +192,8 @@ def _dense(a, b, a_dtype, out, call: Call):
     right, _ = _foreign.take(b, argument="b")
     b_dtype = call.other_dtype
     if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
-        return restore(_by_library(left, right, out, call))
+        product = _by_library(left, right, out, call)
+        return restore(product) if out is None else out
     if left.ndim == 1 and right.ndim > 1:
         call = call._replace(other_dtype=a_dtype)
         return _product.multiply_from_left(a, _operand(right, b_dtype, "b"), out, call)
@@ -215,9 +216,10 @@ def _by_library(a, b, out, call: Call):
             f"plain operands of {a.dtype} and {b.dtype} have only the plain product; convert "
             f"them to one of {', '.join(_dtypes.NAMES)}"
         )
-    if a.ndim and b.ndim:
-        _product.check_inner(a.shape, b.shape)
-    return _arrays.namespace(a).matmul(a, b, out=out)
+    for argument, array in (("a", a), ("b", b)):
+        _check.at_least_1d(array.shape, argument=argument)
+    _product.check_inner(a.shape, b.shape)
+    return _other_format(lambda: _arrays.namespace(a).matmul(a, b), out, call)
 
 
 def _in_tf32(precision: str, a, b):

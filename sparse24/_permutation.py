@@ -73,15 +73,15 @@ def find_permutation(
     (19.0, 30.0)
     """
     n, m = _check.pattern(pattern)
-    if not isinstance(rounds, int | np.integer) or rounds < 0:
-        raise ArgumentError(f"rounds must be a whole number from 0 on, got {rounds!r}")
+    rounds = _check.whole(rounds, argument="rounds", least=0)
     columns = _columns(w, scores)
     k = len(columns)
     rng = np.random.default_rng(rng)
     groups = np.arange(k - k % m).reshape(-1, m)  # column numbers
     deals = _deals(m)
-    stop = np.inf if seconds is None else time.monotonic() + seconds
-    for _ in range(int(rounds) if len(groups) > 1 else 0):
+    patience = np.inf if seconds is None else _check.number(seconds, argument="seconds")
+    stop = time.monotonic() + patience
+    for _ in range(rounds if len(groups) > 1 else 0):
         if time.monotonic() > stop:
             break
         order = rng.permutation(len(groups))[: len(groups) // 2 * 2].reshape(-1, 2)

@@ -120,6 +120,8 @@ def _example(a: Sparse24Array, b_spec):
     """An array like those that a plan is for."""
     if not isinstance(b_spec, tuple):
         return _foreign.take(b_spec)[0]
+    if len(b_spec) != 2:
+        raise ArgumentError(f"b_spec must be an array, or its shape and dtype, got {b_spec!r}")
     shape, dtype = b_spec
     row = _dtypes.lookup(dtype)
     if a.device == "cpu":

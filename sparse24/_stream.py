@@ -66,9 +66,8 @@ def compress_blocks(
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     device = ("cuda" if _arrays.cuda_available() else "cpu") if device == "auto" else device
     move = _storage.mover(device)
-    step = _block_rows(x, device) if rows is None else int(rows)
-    if step < 1:
-        raise ArgumentError(f"rows must be at least 1, got {rows!r}")
+    rows = _block_rows(x, device) if rows is None else rows
+    step = _check.whole(rows, argument="rows", least=1)
     return _blocks(x, step, move, on_excess, dtype)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
 from sparse24._compress import compress
-from sparse24._errors import FormatError, ShapeError
+from sparse24._errors import ArgumentError, FormatError, ShapeError
 from sparse24._make import from_scipy
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.parts import Parts
@@ -123,6 +123,8 @@ def to_bitmask(a: Sparse24Array) -> tuple[np.ndarray, np.ndarray]:
     ------
     ShapeError
         If `a` is a batch, is transposed, or k is not a multiple of 4.
+    ArgumentError
+        If `a` is of another format.
 
     Examples
     --------
@@ -131,6 +133,8 @@ def to_bitmask(a: Sparse24Array) -> tuple[np.ndarray, np.ndarray]:
     >>> s24.convert.to_bitmask(A)
     (array([[1., 2., 3., 4.]]), array([[147]], dtype=uint8))
     """
+    if not isinstance(a, Sparse24Array):
+        raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}")
     a = a.to_device("cpu")
     if a.ndim != 2 or a.axis != -1 or a.shape[1] % _spec.GROUP:
         raise ShapeError(

@@ -34,6 +34,8 @@ def test_bitmask_round_trip():
         s24.convert.from_bitmask(values, bitmask[:, :1], a.shape)
     with pytest.raises(s24.ShapeError, match="multiple of 4"):
         s24.convert.to_bitmask(s24.random((4, 6), rng=0))
+    with pytest.raises(s24.ArgumentError, match="a must be a Sparse24Array, got HybridArray"):
+        s24.convert.to_bitmask(s24.hybrid(np.eye(4)))
 
 
 def test_bitmask_of_known_bytes():

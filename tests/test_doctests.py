@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,20 @@ def test_pages(page, monkeypatch, tmp_path):
     )
     assert result.attempted > 0
     assert result.failed == 0
+
+
+FIRST_LINES = {
+    "README.md": r"```python\n(.*?)```",
+    "docs/index.rst": r"code-block:: python\n\n((?: +[^\n]*\n|\n)+)",
+}
+
+
+@pytest.mark.parametrize("page", FIRST_LINES)
+def test_the_lines_that_a_reader_tries_first(page, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(FIRST_LINES[page], (ROOT / page).read_text(), re.DOTALL)
+    exec(compile(textwrap.dedent(block), page, "exec"), {})
+    assert "cpu_" in capsys.readouterr().out  # the kernel that ran, by the last print
 
 
 def modules_with_examples() -> list[str]:

@@ -261,8 +261,20 @@ def test_messages(rng):
         hybrid(np.ones((2, 2, 2), np.float32))
     with pytest.raises(DTypeError, match="hybrid matrix"):
         hybrid(np.ones((2, 2), ml_dtypes.float8_e4m3fn))
-    with pytest.raises(ArgumentError, match="n_hint"):
+    with pytest.raises(ArgumentError, match="n_hint must be a whole number from 1 on, got 0"):
         hybrid(np.ones((2, 2), np.float32), n_hint=0)
+    with pytest.raises(DTypeError, match="out must be an array, got list"):
+        h.toarray(out=[0])
+    for n in (0, -1, 2.5, "a"):
+        for tell in (h.explain, h.summary):
+            with pytest.raises(ArgumentError, match=f"n must be a whole number from 1 .* {n!r}"):
+                tell(n)
+
+
+def test_numpys_whole_numbers_are_whole_numbers():
+    h = hybrid(np.eye(4, dtype=np.float32), n_hint=np.int64(3))
+    assert h.explain()["n"] == 3
+    assert h.explain(np.int32(5))["n"] == 5
 
 
 def test_summary_tells_bands_memory_and_choice(rng):

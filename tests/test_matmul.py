@@ -251,8 +251,22 @@ def test_plain_arrays_of_other_types_multiply_as_their_library_does():
     out = np.zeros((2, 2), complex)
     assert s24.matmul(whole * 1j, whole.T, out) is out
     np.testing.assert_array_equal(out, whole @ whole.T * 1j)
+    assert s24.matmul(whole[0], whole[1]) == whole[0] @ whole[1]
     with pytest.raises(s24.DTypeError, match="only the plain product"):
         s24.matmul(whole, whole.T, alpha=2.0)
+    with pytest.raises(s24.ShapeError, match=r"out must have the shape of the product, \(2, 2\)"):
+        s24.matmul(whole, whole.T, np.zeros((3, 3), int))
+    with pytest.raises(s24.DTypeError, match="out must have dtype int64, got float64"):
+        s24.matmul(whole, whole.T, np.zeros((2, 2)))
+    with pytest.raises(s24.ShapeError, match="a must have at least one axis, got a scalar"):
+        s24.matmul(3, 4)
+
+
+def test_torch_tensors_of_other_types_may_be_written_to():
+    torch = pytest.importorskip("torch")
+    whole, out = torch.arange(8).reshape(2, 4), torch.zeros(2, 2, dtype=torch.int64)
+    assert s24.matmul(whole, whole.T, out) is out
+    assert (out == whole @ whole.T).all()
 
 
 @pytest.mark.stem(*STEMS)

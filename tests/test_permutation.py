@@ -120,6 +120,8 @@ def test_refusals(rng):
     for rounds in (-1, 1.5, "a"):
         with pytest.raises(s24.ArgumentError, match="rounds must be a whole number"):
             s24.find_permutation(w, rounds=rounds)
+    with pytest.raises(s24.ArgumentError, match="seconds must be a number, got 'a'"):
+        s24.find_permutation(w, seconds="a")
     with pytest.raises(s24.DTypeError, match="w holds uint8"):
         s24.find_permutation(w.astype(np.uint8))
     with pytest.raises(s24.ArgumentError, match="one for each"):

@@ -81,7 +81,9 @@ def test_edges():
         s24.compress_stream([[1.0, 2.0]])
     with pytest.raises(s24.ShapeError, match="must be a matrix"):
         s24.compress_blocks(np.zeros(8, np.float32))
-    with pytest.raises(s24.ArgumentError, match="rows must be at least 1"):
+    with pytest.raises(s24.ArgumentError, match="rows must be a whole number from 1 on, got 0"):
         s24.compress_blocks(np.zeros((5, 8), np.float32), rows=0)
+    with pytest.raises(s24.ArgumentError, match=r"rows must be a whole number from 1 on, got 2\.5"):
+        s24.compress_blocks(np.zeros((5, 8), np.float32), rows=2.5)
     with pytest.raises(s24.ArgumentError, match="device must be"):
         s24.compress_blocks(np.zeros((5, 8), np.float32), device="tpu")
