@@ -259,6 +259,39 @@ def test_machines_without_wide_vectors(tmp_path):
     subprocess.run([sys.executable, "-P", "-c", PORTABLE], env=environment, check=True)
 
 
+FORKED = """
+import os
+import numpy as np
+from sparse24.kernels import cpu_compress
+x = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
+want = cpu_compress.prune(x)
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(cpu_compress.prune(x), want) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system knows no fork")
+def test_a_forked_child_has_workers_of_its_own():
+    environment = os.environ | {"NUMBA_NUM_THREADS": "2"}
+    command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED]
+    subprocess.run(command, env=environment, check=True, timeout=300)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("n", [1, 5, 40, 700])
+def test_the_number_of_threads_changes_no_bit(rng, monkeypatch, n, name):
+    _, values, metadata, b = operands(rng, 150, 300, n, name)
+    results = []
+    for threads in (1, 2, 7):
+        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+        results.append(result_like((150, n), name))
+        cpu_matmul.matmul(values, metadata, 300, b, results[-1])
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0].view(np.uint8), other.view(np.uint8))
+
+
 def test_sums_stay_in_registers():
     """The loop over stored elements multiplies and adds in vectors, without touching the sums."""
     register = {64: "%zmm", 32: "%ymm"}.get(_simd.VECTOR_BYTES)
