@@ -18,10 +18,9 @@ from __future__ import annotations
 import llvmlite.binding
 from llvmlite import ir
 from numba import config, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-_I32, _I64 = ir.IntType(32), ir.IntType(64)
+from sparse24.kernels._llvm import I32, I64, Emit
 
 
 def _features() -> frozenset[str]:
@@ -44,133 +43,6 @@ ROWS_OF_TILE = {4: 6, 2: 6, 1: 8} if VECTOR_BYTES != 32 else {4: 2, 2: 4, 1: 8}
 # Rows of `dots` by the columns: one column is a stream of A at memory speed, and four streams
 # at once were measured slower; with more columns the rows share what is read of b.
 ROWS_OF_DOTS = {1: 1, 2: 4, 3: 4, 4: 4}
-
-
-class _Emit:
-    """Short names for the few kinds of IR that the loops need."""
-
-    def __init__(self, context, builder, element: ir.Type, lanes: int):
-        self.context, self.builder = context, builder
-        self.element, self.lanes = element, lanes
-        self.vector = ir.VectorType(element, lanes)
-        self.bytes = context.get_abi_sizeof(element)
-
-    def data(self, kind, array):
-        return self.context.make_array(kind)(self.context, self.builder, array).data
-
-    def at(self, pointer, *terms):
-        for term in terms:
-            pointer = self.builder.gep(pointer, [term])
-        return pointer
-
-    def load(self, pointer):
-        pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
-        return self.builder.load(pointer, align=self.bytes)
-
-    def load_narrow(self, pointer, kind: types.Type):
-        """Load and widen narrow types: int8, halves carried as int16, bfloat16 as uint16."""
-        if kind not in (types.int8, types.int16, types.uint16):
-            return self.load(pointer)
-        builder, bits = self.builder, ir.VectorType(ir.IntType(kind.bitwidth), self.lanes)
-        narrow = builder.load(builder.bitcast(pointer, bits.as_pointer()), align=kind.bitwidth // 8)
-        if kind == types.int8:
-            return builder.sext(narrow, self.vector)
-        if kind == types.int16:
-            halves = builder.bitcast(narrow, ir.VectorType(ir.HalfType(), self.lanes))
-            return builder.fpext(halves, self.vector)
-        words = ir.VectorType(_I32, self.lanes)
-        shift = ir.Constant(words, [16] * self.lanes)
-        return builder.bitcast(builder.shl(builder.zext(narrow, words), shift), self.vector)
-
-    def store(self, value, pointer):
-        pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
-        self.builder.store(value, pointer, align=self.bytes)
-
-    def splat(self, scalar, lanes: int | None = None):
-        kind = ir.VectorType(scalar.type, lanes or self.lanes)
-        blank = ir.Constant(kind, ir.Undefined)
-        one = self.builder.insert_element(blank, scalar, _I32(0))
-        order = ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count)
-        return self.builder.shuffle_vector(one, blank, order)
-
-    def intrinsic(self, name: str, result: ir.Type, *arguments):
-        kind = ir.FunctionType(result, [x.type for x in arguments])
-        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
-        return self.builder.call(function, arguments)
-
-    def clamped(self, row, count: int, last):
-        """The numbers row, row + 1, ..., none above `last`."""
-        rows = [self.builder.add(row, _I64(i)) for i in range(count)]
-        below = [self.builder.icmp_signed("<", here, last) for here in rows]
-        return [
-            self.builder.select(fits, here, last) for fits, here in zip(below, rows, strict=True)
-        ]
-
-    def line(self, kind, array, row):
-        """Pointer to a row of a matrix in C order."""
-        view = self.context.make_array(kind)(self.context, self.builder, array)
-        pitch = self.builder.extract_value(view.shape, 1)
-        return self.at(view.data, self.builder.mul(row, pitch))
-
-    def places(self, metadata, t):
-        """Places, among 2 * lanes columns, of the t-th run of `lanes` stored elements of a row.
-
-        They are a vector of integers of the elements' width.
-        """
-        builder = self.builder
-        index = ir.VectorType(ir.IntType(8 * self.bytes), self.lanes)
-        word = ir.IntType(2 * self.lanes)
-        at = self.at(metadata, builder.mul(t, _I64(self.lanes // 4)))
-        bits = builder.load(builder.bitcast(at, word.as_pointer()), align=1)
-        if word.width != index.element.width:
-            bits = builder.zext(bits, index.element)
-        shifts = ir.Constant(index, [2 * lane for lane in range(self.lanes)])
-        groups = ir.Constant(index, [4 * (lane // 2) for lane in range(self.lanes)])
-        fields = builder.lshr(self.splat(bits), shifts)
-        return builder.or_(builder.and_(fields, ir.Constant(index, [3] * self.lanes)), groups)
-
-    def multiply_add(self, x, y, z):
-        if isinstance(self.element, ir.IntType):
-            return self.builder.add(self.builder.mul(x, y), z)
-        suffix = f"v{self.lanes}f{8 * self.bytes}"
-        return self.intrinsic(f"llvm.fma.{suffix}", self.vector, x, y, z)
-
-    def add(self, x, y):
-        is_integer = isinstance(self.element, ir.IntType)
-        return self.builder.add(x, y) if is_integer else self.builder.fadd(x, y)
-
-    def total(self, vector):
-        """Sum of the lanes, in a fixed order: halves onto halves."""
-        lanes = self.lanes
-        while lanes > 1:
-            lanes //= 2
-            order = [(i + lanes) % (2 * lanes) for i in range(self.lanes)]
-            order = ir.Constant(ir.VectorType(_I32, self.lanes), order)
-            vector = self.add(vector, self.builder.shuffle_vector(vector, vector, order))
-        return self.builder.extract_element(vector, _I32(0))
-
-    def sum_loop(self, count, sums: int, step):
-        """Run ``step(t, sums) -> sums`` for t in range(count), from vectors of zeros."""
-        builder = self.builder
-        before = builder.basic_block
-        head = builder.append_basic_block("sum.head")
-        body = builder.append_basic_block("sum.body")
-        after = builder.append_basic_block("sum.after")
-        builder.branch(head)
-        builder.position_at_end(head)
-        t = builder.phi(_I64)
-        held = [builder.phi(self.vector) for _ in range(sums)]
-        builder.cbranch(builder.icmp_signed("<", t, count), body, after)
-        builder.position_at_end(body)
-        new = step(t, held)
-        t.add_incoming(_I64(0), before)
-        t.add_incoming(builder.add(t, _I64(1)), builder.basic_block)
-        for old, value in zip(held, new, strict=True):
-            old.add_incoming(ir.Constant(self.vector, None), before)
-            old.add_incoming(value, builder.basic_block)
-        builder.branch(head)
-        builder.position_at_end(after)
-        return held
 
 
 @intrinsic
@@ -199,7 +71,7 @@ def tile(typingctx, values, indices, row, last, start, count, panel, panel_start
 
     def codegen(context, builder, signature, arguments):
         values, indices, row, last, start, count, panel, panel_start, sums, add, _ = arguments
-        emit = _Emit(context, builder, context.get_value_type(signature.args[0].dtype), width)
+        emit = Emit(context, builder, context.get_value_type(signature.args[0].dtype), width)
         b = emit.at(emit.data(signature.args[6], panel), panel_start)
         c = emit.data(signature.args[8], sums)
         here = emit.clamped(row, rows, last)
@@ -209,17 +81,17 @@ def tile(typingctx, values, indices, row, last, start, count, panel, panel_start
         def step(t, held):
             new = []
             for i in range(rows):
-                k = builder.zext(builder.load(emit.at(x_rows[i], t)), _I64)
-                partner = emit.load(emit.at(b, builder.mul(k, _I64(width))))
+                k = builder.zext(builder.load(emit.at(x_rows[i], t)), I64)
+                partner = emit.load(emit.at(b, builder.mul(k, I64(width))))
                 value = emit.splat(builder.load(emit.at(v_rows[i], t)))
                 new.append(emit.multiply_add(value, partner, held[i]))
             return new
 
         held = emit.sum_loop(count, rows, step)
         if signature.args[8].dtype != signature.args[0].dtype:
-            emit = _Emit(context, builder, context.get_value_type(signature.args[8].dtype), width)
+            emit = Emit(context, builder, context.get_value_type(signature.args[8].dtype), width)
             held = [builder.fptosi(value, emit.vector) for value in held]
-        targets = [emit.at(c, _I64(i * width)) for i in range(rows)]
+        targets = [emit.at(c, I64(i * width)) for i in range(rows)]
         with builder.if_else(builder.trunc(add, ir.IntType(1))) as (then, otherwise):
             with then:
                 for value, target in zip(held, targets, strict=True):
@@ -237,12 +109,12 @@ def lanes_of_dots(itemsize: int) -> int:
     return VECTOR_BYTES // itemsize if VECTOR_BYTES >= 32 else 32 // itemsize
 
 
-def _partners(emit: _Emit, b, places):
+def _partners(emit: Emit, b, places):
     """The elements of ``b[: 2 * lanes]`` at `places`, one a lane."""
     builder, lanes, bits = emit.builder, emit.lanes, 8 * emit.bytes
     is_integer = isinstance(emit.element, ir.IntType)
     if VECTOR_BYTES == 64:
-        low, high = emit.load(b), emit.load(emit.at(b, _I64(lanes)))
+        low, high = emit.load(b), emit.load(emit.at(b, I64(lanes)))
         kind = "d" if is_integer else "ps" if bits == 32 else "pd"
         name = f"llvm.x86.avx512.vpermi2var.{kind}.512"
         return emit.intrinsic(name, emit.vector, low, places, high)
@@ -250,15 +122,15 @@ def _partners(emit: _Emit, b, places):
         kind = "d" if is_integer else "ps"
         name = f"llvm.x86.avx2.perm{kind}"
         halves = [
-            emit.intrinsic(name, emit.vector, emit.load(emit.at(b, _I64(start))), places)
+            emit.intrinsic(name, emit.vector, emit.load(emit.at(b, I64(start))), places)
             for start in (0, lanes)
         ]
-        order = ir.Constant(ir.VectorType(_I32, lanes), [0, 1, 2, 3, 12, 13, 14, 15])
+        order = ir.Constant(ir.VectorType(I32, lanes), [0, 1, 2, 3, 12, 13, 14, 15])
         return builder.shuffle_vector(*halves, order)
     found = ir.Constant(emit.vector, ir.Undefined)
     for lane in range(lanes):
-        place = builder.zext(builder.extract_element(places, _I32(lane)), _I64)
-        found = builder.insert_element(found, builder.load(emit.at(b, place)), _I32(lane))
+        place = builder.zext(builder.extract_element(places, I32(lane)), I64)
+        found = builder.insert_element(found, builder.load(emit.at(b, place)), I32(lane))
     return found
 
 
@@ -272,7 +144,7 @@ def dots(typingctx, values, metadata, row, last, count, b, column, sums, shape):
     Parameters
     ----------
     values : array (m, stored), C order
-        Of the type of `b`, or narrow as in `_Emit.load_narrow`.
+        Of the type of `b`, or narrow as in `Emit.load_narrow`.
     metadata : array of uint8 (m, bytes), C order
     row, last, count, column : int
     b : array (n, k), C order
@@ -287,20 +159,20 @@ def dots(typingctx, values, metadata, row, last, count, b, column, sums, shape):
         values, metadata, row, last, count, b, column, sums, _ = arguments
         element = context.get_value_type(signature.args[5].dtype)
         lanes = lanes_of_dots(context.get_abi_sizeof(element))
-        emit = _Emit(context, builder, element, lanes)
+        emit = Emit(context, builder, element, lanes)
         here = emit.clamped(row, rows, last)
         v_rows = [emit.line(signature.args[0], values, i) for i in here]
         m_rows = [emit.line(signature.args[1], metadata, i) for i in here]
         b_rows = [
-            emit.line(signature.args[5], b, builder.add(column, _I64(j))) for j in range(columns)
+            emit.line(signature.args[5], b, builder.add(column, I64(j))) for j in range(columns)
         ]
 
         def step(t, held):
             new = []
-            b_here = [emit.at(b, builder.mul(t, _I64(2 * lanes))) for b in b_rows]
+            b_here = [emit.at(b, builder.mul(t, I64(2 * lanes))) for b in b_rows]
             for i in range(rows):
                 places = emit.places(m_rows[i], t)
-                at = emit.at(v_rows[i], builder.mul(t, _I64(lanes)))
+                at = emit.at(v_rows[i], builder.mul(t, I64(lanes)))
                 value = emit.load_narrow(at, signature.args[0].dtype)
                 for j in range(columns):
                     partner = _partners(emit, b_here[j], places)
@@ -310,7 +182,7 @@ def dots(typingctx, values, metadata, row, last, count, b, column, sums, shape):
         held = emit.sum_loop(count, rows * columns, step)
         c = emit.data(signature.args[7], sums)
         for slot, vector in enumerate(held):
-            builder.store(emit.total(vector), emit.at(c, _I64(slot)))
+            builder.store(emit.total(vector), emit.at(c, I64(slot)))
         return context.get_dummy_value()
 
     return signature, codegen
@@ -329,11 +201,11 @@ def write_indices(typingctx, metadata, row, run, indices):
 
     def codegen(context, builder, signature, arguments):
         metadata, row, run, indices = arguments
-        emit = _Emit(context, builder, _I32, INDEX_LANES)
+        emit = Emit(context, builder, I32, INDEX_LANES)
         places = emit.places(emit.line(signature.args[0], metadata, row), run)
-        first = builder.trunc(builder.mul(run, _I64(2 * INDEX_LANES)), _I32)
+        first = builder.trunc(builder.mul(run, I64(2 * INDEX_LANES)), I32)
         target = emit.line(signature.args[3], indices, row)
-        target = emit.at(target, builder.mul(run, _I64(INDEX_LANES)))
+        target = emit.at(target, builder.mul(run, I64(INDEX_LANES)))
         emit.store(builder.add(places, emit.splat(first)), target)
         return context.get_dummy_value()
 

@@ -10,16 +10,14 @@ sums stay in cache, pass the epilogue and go to `out`.  The inner loops are in `
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _spec
-from sparse24._errors import DTypeError, ShapeError
+from sparse24 import _dtypes, _spec
 from sparse24._records import PLAIN, Epilogue
 from sparse24.kernels import _simd, cpu_compress
 from sparse24.kernels._numba import njit, parallel, slices, threads
 from sparse24.kernels._simd import ROWS_OF_DOTS, dots, lanes_of_dots, tile
+from sparse24.kernels.cpu_batch import checked, over_batch
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_operand import Operand, pack_columns, pack_panels, widths
@@ -41,7 +39,6 @@ _BLOCK_STORED = 1 << 21  # stored elements of a task of `dots`
 # of times passes 1 between 2**26 and 2**28 multiplications of float32).
 _CACHED_BYTES = 1 << 23
 _SMALL_DENSE_BYTES = 1 << 28  # m * k * n elements
-_SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
 
 
 @njit
@@ -164,62 +161,6 @@ def multiply(a: Operand, b, b_dtype: _dtypes.DType, out, epilogue: Epilogue, ker
         finish(zeros, out, epilogue, slice(0, m), slice(0, n))
         return
     kernel(a, decoded(b, b_dtype, a.work), out, epilogue)
-
-
-def checked(values, stored: int, k: int, b, out) -> tuple[_dtypes.DType, _dtypes.DType]:
-    """The types of both operands, if they fit together; A stores `stored` elements a row."""
-    dtype = _arrays.logical_dtype(values, argument="values")
-    b_dtype = _arrays.logical_dtype(b, argument="b")
-    if dtype.accumulator != b_dtype.accumulator:
-        raise DTypeError(
-            f"b must have a type that sums in {dtype.accumulator} like {dtype.name}, "
-            f"got {b_dtype.name}; convert one of the two"
-        )
-    for argument, array in (("b", b), ("out", out)):
-        _check.at_least_2d(array.shape, argument=argument)
-    if b.shape[-2] != k or values.shape[-1] != stored:
-        raise ShapeError(
-            f"b must have k = {k} rows, got shape {b.shape}; check the inner dimensions"
-        )
-    lead = np.broadcast_shapes(values.shape[:-2], b.shape[:-2])
-    want = (*lead, values.shape[-2], b.shape[-1])
-    _check.same_shape(out.shape, want, argument="out", other="the product")
-    _check.writable(out, argument="out")
-    return dtype, b_dtype
-
-
-def over_batch(values, metadata, b, out, epilogue: Epilogue, one) -> None:
-    """Call ``one(values, metadata, b, out, epilogue)`` for every product of a batch.
-
-    Of many small products each runs on one thread; others share all threads.
-    """
-    lead = out.shape[:-2]
-    if not lead:
-        one(values, metadata, b, out, epilogue)
-        return
-    values, metadata, b = (
-        np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (values, metadata, b)
-    )
-    places = list(np.ndindex(*lead))
-
-    def task(number: int):
-        at = places[number]
-        one(values[at], metadata[at], b[at], out[at], _at(epilogue, at))
-
-    size = out.shape[-2] * out.shape[-1] * b.shape[-2]
-    if len(places) >= 2 * threads() and size < _SMALL:
-        parallel(task, len(places))
-    else:
-        for number in range(len(places)):
-            task(number)
-
-
-def _at(epilogue: Epilogue, place: tuple[int, ...]) -> Epilogue:
-    """The epilogue of one product of a batch."""
-    if not place or (epilogue.c is None and epilogue.aux is None):
-        return epilogue
-    pick = lambda x: None if x is None else x[place]  # noqa: E731
-    return replace(epilogue, c=pick(epilogue.c), aux=pick(epilogue.aux))
 
 
 def matmul(

@@ -12,7 +12,7 @@ import numpy as np
 from sparse24 import _arrays, _check
 from sparse24._errors import ShapeError
 from sparse24._records import PLAIN, Epilogue
-from sparse24.kernels import cpu_compress, cpu_groups, cpu_matmul
+from sparse24.kernels import cpu_batch, cpu_compress, cpu_groups, cpu_matmul, cpu_operand
 from sparse24.kernels._numba import njit, parallel, slices
 
 _RUN_BYTES = 1 << 17
@@ -258,7 +258,7 @@ def _check_stored(values, n: int, m: int, k: int) -> None:
         )
 
 
-class _Operand(cpu_matmul.Operand):
+class _Operand(cpu_operand.Operand):
     """An n:m matrix; its metadata are the places."""
 
     pattern: tuple[int, int]
@@ -292,7 +292,7 @@ def matmul_n_m(
     """
     n, m = _check.pattern((n, m))
     _check_stored(values, n, m, k)
-    dtype, b_dtype = cpu_matmul.checked(values, values.shape[-1], k, b, out)
+    dtype, b_dtype = cpu_batch.checked(values, values.shape[-1], k, b, out)
     high = m * -(-k // m)
 
     def one(values, places, b, out, epilogue):
@@ -301,4 +301,4 @@ def matmul_n_m(
         a.pattern = (n, m)
         cpu_matmul.multiply(a, b, b_dtype, out, epilogue, cpu_matmul.multiply_many)
 
-    cpu_matmul.over_batch(values, places, b, out, epilogue, one)
+    cpu_batch.over_batch(values, places, b, out, epilogue, one)
