@@ -134,22 +134,21 @@ def _add_bench(commands) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text!r}")
+    return int(text)
 
 
 def _pattern(text: str) -> tuple[int, int]:
     kept, colon, group = text.partition(":")
-    if not (colon and kept.isdigit() and group.isdigit()):
+    if not (colon and kept.isdecimal() and group.isdecimal()):
         raise argparse.ArgumentTypeError(f"must be written N:M, such as 2:4, got {text!r}")
     return int(kept), int(group)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
     sizes = text.split(",")
-    if len(sizes) != 3 or not all(part.isdigit() and int(part) for part in sizes):
+    if len(sizes) != 3 or not all(part.isdecimal() and int(part) for part in sizes):
         raise argparse.ArgumentTypeError(f"must be M,K,N, such as 4096,4096,64, got {text!r}")
     m, k, n = map(int, sizes)
     return m, k, n
@@ -203,14 +202,14 @@ def _advise(options) -> int:
 def _by_number(names: Sequence[str]) -> list[str]:
     """Names in the order of a person: layer 2 before layer 10."""
     return sorted(names, key=lambda name: [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part)
+        (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
         for part in re.split(r"(\d+)", name)
     ])  # fmt: skip
 
 
 def _numberless(name: str) -> str:
     """A name with a star for each number between dots: what the layers of a model share."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
 def _bench(options) -> int:

@@ -234,6 +234,16 @@ def test_a_pattern_is_written_with_a_colon(pattern, checkpoint, tmp_path, capsys
     assert "must be written N:M" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", ["0", "-1", "2.5", "many", "²"])
+def test_sizes_are_whole_numbers(number, capsys):
+    with pytest.raises(SystemExit):
+        _cli.main(["demo", "--tokens", number])
+    assert f"must be a whole number from 1 on, got {number!r}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        _cli.main(["bench", "--shape", f"4,{number},4"])
+    assert "must be M,K,N" in capsys.readouterr().err
+
+
 def test_a_bad_expression_is_named(checkpoint, tmp_path, capsys):
     error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--include", "(", code=1)
     assert "include must be a regular expression" in error
