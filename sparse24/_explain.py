@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sparse24 import _arrays, _check, _dispatch, _foreign, _planner, _product, _tuning_cache
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call, fuse
+from sparse24._matmul import embedded
 from sparse24._planner import Candidate
 from sparse24._table import duration, table
 from sparse24.formats import n_m_products
@@ -124,7 +125,7 @@ def explained(
     out_order="row",
 ) -> Explanation:  # fmt: skip
     """The same for a result of another memory order."""
-    a, b = _embedded(a), _embedded(b)
+    a, b = embedded(a), embedded(b)
     if isinstance(a, NMArray) or (isinstance(b, NMArray) and not isinstance(a, Sparse24Array)):
         return _explain_n_m(a, b)
     operand, other = _as_left(a, b)
@@ -148,12 +149,6 @@ def explained(
     measured = _tuning_cache.measured(device, problem, dense=dense)
     reason = _reason(chosen, ranked, measured, dense, algorithm)
     return Explanation(chosen.name, ranked, measured, reason, dense)
-
-
-def _embedded(x):
-    """An `NMArray` as the 2:4 array that its products use, where there is one."""
-    sparse = x.embedded() if isinstance(x, NMArray) else None
-    return x if sparse is None else sparse
 
 
 def _explain_n_m(a, b) -> Explanation:

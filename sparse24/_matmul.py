@@ -85,7 +85,7 @@ def matmul(
     if not isinstance(a, SparseArray) and not isinstance(b, SparseArray):
         a, b = _one_sparse(a, b, a_dtype, b_dtype)
     if precision == "full":
-        a, b = _embedded(a), _embedded(b)
+        a, b = embedded(a), embedded(b)
     if type(alpha) is not float or type(beta) is not float or beta:
         alpha, beta = _factors(alpha, beta, c)
     other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
@@ -112,8 +112,8 @@ def _factors(alpha, beta, c) -> tuple[float, float]:
     return alpha, beta
 
 
-def _embedded(x):
-    """The 2:4 array in the place of an n:m array that is one, such as 1:4."""
+def embedded(x):
+    """The 2:4 array in the place of an n:m array that is one, such as 1:4; all else as it is."""
     array = x.embedded() if isinstance(x, NMArray) else None
     return x if array is None else array
 
