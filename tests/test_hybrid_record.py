@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "_extensions"))
-hybrid_figures = pytest.importorskip("hybrid_figures")
+import hybrid_figures
+import hybrid_pictures as pictures
 
 
 def case(zeros, ours, *, family="iid", n=8, kernel="stream", **extra):
@@ -38,6 +39,7 @@ def test_balance_is_a_mean_of_ratios():
 
 
 def test_the_page_has_a_picture_and_two_tables(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
     cases = [case(0.6, 8.0, unbalanced_us=9.0), case(0.9, 4.0)]
     monkeypatch.setattr(hybrid_figures.recorded, "suites", lambda: {"hybrid": {"cases": cases}})
     hybrid_figures.write(tmp_path)
@@ -48,7 +50,7 @@ def test_the_page_has_a_picture_and_two_tables(tmp_path, monkeypatch):
 
 
 def test_the_tiles_of_a_layer_are_drawn_with_and_without_the_model(tmp_path, monkeypatch, rng):
-    pictures = pytest.importorskip("hybrid_pictures")
+    pytest.importorskip("matplotlib")
     missing, present = tmp_path / "none.safetensors", tmp_path / "model.safetensors"
     names = {f"{pictures.LAYER}.attention.{name}.weight": (64, 64) for name in pictures.ATTENTION}
     names |= {f"{pictures.LAYER}.intermediate.dense.weight": (256, 64), "embeddings.weight": (9, 9)}
@@ -64,7 +66,6 @@ def test_the_tiles_of_a_layer_are_drawn_with_and_without_the_model(tmp_path, mon
 
 
 def test_bands_of_tiles():
-    pictures = pytest.importorskip("hybrid_pictures")
     density = np.array([[0.01, 0.5, 1.0]])
     assert pictures.band_of(density, 4096).tolist() == [[0, 2, 2]]
     assert pictures.band_of(density, 1).tolist() == [[0, 0, 1]]

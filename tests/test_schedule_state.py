@@ -47,8 +47,6 @@ def same(a, b):
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_resume_equals_no_interruption(recipe, stop):
-    through = S.MaskScheduler(recipe, seed=5)
-    want = [through.step(*data(t)) for t in range(12)]
     first = S.MaskScheduler(recipe, seed=5)
     for t in range(stop):
         first.step(*data(t))
@@ -62,7 +60,6 @@ def test_resume_equals_no_interruption(recipe, stop):
     fresh.observe(*data(100))
     for t in range(stop, 12):
         same(second.step(*data(t)), fresh.step(*data(t)))
-    assert len(want) == 12
 
 
 def test_state_is_small_and_versioned():
