@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -48,6 +49,13 @@ def xp(request):
 @pytest.fixture
 def rng():
     return np.random.default_rng(20261121)
+
+
+@pytest.fixture(autouse=True)
+def torch_begins_anew():
+    """A test draws the same numbers of torch alone, in its file and in the whole suite."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_collection_modifyitems(items):
