@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from sparse24 import _arrays, _sched_state
+from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
-from sparse24._errors import ArgumentError, FormatError
+from sparse24._errors import FormatError
 from sparse24._sched_arrays import namespace, plain
 from sparse24._sched_dynamic import named
 from sparse24._sched_records import Rules, State, Update
@@ -60,8 +60,7 @@ class AsyncScheduler:
         self, rules: Rules, weights, *, delay: int = 1, background: bool = True, seed: int = 0,
         telemetry: Telemetry | None = None,
     ):  # fmt: skip
-        if delay < 0:
-            raise ArgumentError(f"delay must be at least 0, got {delay}")
+        delay = _check.whole(delay, argument="delay", least=0)
         weights = named(weights)
         self.delay = delay
         self.telemetry = telemetry

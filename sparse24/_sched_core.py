@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -39,6 +39,8 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
 
     Raises
     ------
+    ArgumentError
+        If `rules` are something else.
     ShapeError
         If a layer's shape does not suit the pattern.
 
@@ -51,9 +53,8 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     >>> list(state.shapes)
     ['w1']
     """
-    rules = {"*": rules} if isinstance(rules, Recipe) else rules
     names: dict[int, list[str]] = {}
-    recipes = list(rules.items())
+    recipes = list(by_pattern(rules).items())
     for name, weight in weights.items():
         matches = (i for i, (pattern, _) in enumerate(recipes) if fnmatchcase(name, pattern))
         number = next(matches, None)
@@ -67,6 +68,19 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     masks = {n: _ones(weights[n]) for _, inside in groups for n in inside}
     shapes = {n: tuple(weights[n].shape) for n in masks}
     return State(groups, shapes, masks, int(seed), memory={n: {} for n in masks})
+
+
+def by_pattern(rules: Rules) -> Mapping[str, Recipe | None]:
+    """The recipes by name pattern; refuses what is none."""
+    found = {"*": rules} if isinstance(rules, Recipe) else rules
+    if not isinstance(found, Mapping) or not all(
+        recipe is None or isinstance(recipe, Recipe) for recipe in found.values()
+    ):
+        raise ArgumentError(
+            "rules must be a Recipe, or a mapping of name patterns to recipes or None, "
+            f"got {rules!r}"
+        )
+    return found
 
 
 def _ones(weight: Array) -> Array:

@@ -50,7 +50,7 @@ class MaskScheduler:
     def __init__(
         self, rules: Rules, *, seed: int = 0, telemetry: Telemetry | None = None, reduce=None
     ):
-        self._rules = rules
+        self._rules = core.by_pattern(rules)
         self._seed = seed
         self._pending: dict[str, Any] | None = None
         self.telemetry = telemetry

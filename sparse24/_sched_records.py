@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparse24._errors import PatternError
+from sparse24._errors import ArgumentError, PatternError
 from sparse24._sched_criteria import Criterion, Magnitude, Memory
 from sparse24._sched_distributions import Distribution, Uniform
 from sparse24._sched_growers import Grower, NoGrowth
@@ -16,6 +16,16 @@ from sparse24._sched_tiles import Channel
 
 Array = Any
 Arrays = Mapping[str, Array]
+
+# The parts of a recipe: name, kind, and an example for who gives something else.
+_KINDS = (
+    ("schedule", Schedule, "OneShot(0.5)"),
+    ("criterion", Criterion, "Magnitude()"),
+    ("pattern", Pattern, "NM(2, 4)"),
+    ("distribution", Distribution, "Uniform()"),
+    ("grower", Grower, "NoGrowth()"),
+    ("initial", Criterion, "RandomScores()"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,8 @@ class Recipe:
 
     Raises
     ------
+    ArgumentError
+        If a part is of another kind.
     PatternError
         If the pattern cannot have the schedule's sparsities or cannot follow the grower.
     """
@@ -58,6 +70,7 @@ class Recipe:
     coupled: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     def __post_init__(self):
+        self._check_kinds()
         for sparsity in self.schedule.values():
             self.pattern.check(sparsity)
         if not isinstance(self.grower, NoGrowth) and not self.pattern.grows:
@@ -72,6 +85,15 @@ class Recipe:
             )
         if self.coupled and not isinstance(self.pattern, Channel):
             raise PatternError(f"coupled layers need a Channel() pattern, got {self.pattern!r}")
+
+    def _check_kinds(self) -> None:
+        for name, kind, example in _KINDS:
+            part = getattr(self, name)
+            if not isinstance(part, kind) and not (name == "initial" and part is None):
+                raise ArgumentError(
+                    f"{name} must be a {kind.__name__} of sparse24.schedule, such as {example}, "
+                    f"got {part!r}"
+                )
 
     @property
     def observers(self) -> tuple[Any, ...]:

@@ -102,7 +102,8 @@ class Channel(Pattern):
 
 
 def _check_tile(tile, width_multiple: int) -> None:
-    if len(tile) != 2 or min(tile) < 1 or tile[1] % width_multiple:
+    pair = isinstance(tile, tuple | list) and len(tile) == 2
+    if not pair or min(tile) < 1 or tile[1] % width_multiple:
         raise ArgumentError(
             f"tile must be (rows, columns), columns a multiple of {width_multiple}, got {tile!r}"
         )

@@ -17,6 +17,8 @@ from sparse24._torch_linear import MODES, autocast, linear, projected
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
+OPTIONS = ("sparse", "gradient", "transposable", "decay", "seed", "soft")
+
 
 class SparseLinear(torch.nn.Linear):
     """A drop-in `torch.nn.Linear` whose product is 2:4 sparse; the weight stays a dense parameter.
@@ -96,6 +98,8 @@ class SparseLinear(torch.nn.Linear):
     @classmethod
     def from_dense(cls, layer: torch.nn.Linear, **options) -> SparseLinear:
         """A sparse layer that shares the parameters of a dense one."""
+        for name in options:
+            _check.one_of(name, OPTIONS, argument="an option of SparseLinear")
         new = cls.__new__(cls)
         torch.nn.Module.__init__(new)
         new.in_features, new.out_features = layer.in_features, layer.out_features

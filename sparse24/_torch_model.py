@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -35,7 +35,7 @@ def sparsify(
     Raises
     ------
     ArgumentError
-        If a pattern matches no linear layer.
+        If a pattern matches no linear layer, or an option is none.  The model is as it was then.
 
     Examples
     --------
@@ -46,6 +46,10 @@ def sparsify(
     >>> list(st.sparse_layers(model)), model(torch.ones(2, 16)).shape
     (['0'], torch.Size([2, 4]))
     """
+    if not isinstance(rules, Mapping):
+        raise ArgumentError(
+            f"rules must map names to options, such as {{'*': {{}}}}, got {rules!r}"
+        )
     unused = set(rules)
 
     def replaced(name: str, layer: torch.nn.Module) -> torch.nn.Module | None:
@@ -56,11 +60,12 @@ def sparsify(
         options = rules.get(pattern) if pattern is not None else None
         return None if options is None else SparseLinear.from_dense(layer, **options)
 
-    model = _replace(model, replaced)
+    found = _replacements(model, replaced)
     if unused:
         raise ArgumentError(
             f"no linear layer is named {sorted(unused)}; print the model for its layers' names"
         )
+    model = _replace(model, found)
     _avoid_fused_inference(model)
     return model
 
@@ -89,23 +94,31 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     >>> type(desparsify(model)[0]).__name__
     'Linear'
     """
-    return _replace(
+    found = _replacements(
         model, lambda _, layer: layer.to_dense() if isinstance(layer, SparseLinear) else None
     )
+    return _replace(model, found)
 
 
-def _replace(model: torch.nn.Module, replaced) -> torch.nn.Module:
-    new = replaced("", model)
-    if new is not None:
-        return new
-    done: dict[torch.nn.Module, torch.nn.Module | None] = {}  # a layer may have several places
-    for name, layer in list(model.named_modules(remove_duplicate=False)):
-        if name and layer not in done:
-            done[layer] = replaced(name, layer)
-        new = done.get(layer)
-        if new is not None:
+Replacements = dict[torch.nn.Module, torch.nn.Module]
+
+
+def _replacements(
+    model: torch.nn.Module, replaced: Callable[[str, torch.nn.Module], torch.nn.Module | None]
+) -> Replacements:
+    """The new layer of each that is to be replaced, by ``replaced(name, layer)``."""
+    news = ((layer, replaced(name, layer)) for name, layer in model.named_modules())
+    return {layer: new for layer, new in news if new is not None}
+
+
+def _replace(model: torch.nn.Module, found: Replacements) -> torch.nn.Module:
+    """Put the new layers in, or return the one that takes the place of the model itself."""
+    if model in found:
+        return found[model]
+    for name, layer in list(model.named_modules(remove_duplicate=False)):  # in all its places
+        if layer in found:
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, new)
+            setattr(model.get_submodule(parent), last, found[layer])
     return model
 
 

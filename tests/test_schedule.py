@@ -112,6 +112,36 @@ def test_counts_are_exact_and_round_down(pattern, sparsity, rng):
     assert (~mask).mean() > sparsity - 0.035  # one unit
 
 
+@pytest.mark.parametrize(
+    ("name", "part", "words"),
+    [
+        ("schedule", 0.5, r"schedule must be a Schedule .* such as OneShot\(0\.5\), got 0\.5"),
+        ("criterion", "magnitude", r"such as Magnitude\(\), got 'magnitude'"),
+        ("pattern", (2, 4), r"such as NM\(2, 4\), got \(2, 4\)"),
+        ("distribution", S.ERK, "distribution must be a Distribution"),
+        ("grower", None, "grower must be a Grower"),
+        ("initial", "random", "initial must be a Criterion"),
+    ],
+)
+def test_parts_of_another_kind_are_refused(name, part, words):
+    with pytest.raises(ArgumentError, match=words):
+        S.Recipe(**{name: part})
+
+
+@pytest.mark.parametrize("rules", [None, "rigl", S.Recipe, {"*": "rigl"}, [S.Recipe()]])
+def test_rules_are_recipes(rules):
+    for make in (S.MaskScheduler, lambda rules: S.AsyncScheduler(rules, {"w": np.ones((4, 8))})):
+        with pytest.raises(ArgumentError, match="rules must be a Recipe, or a mapping"):
+            make(rules)
+
+
+def test_a_block_has_two_sides_and_a_delay_is_whole():
+    with pytest.raises(ArgumentError, match=r"tile must be \(rows, columns\).*got 4"):
+        S.Block(4)
+    with pytest.raises(ArgumentError, match="delay must be a whole number from 0 on, got -1"):
+        S.AsyncScheduler(S.Recipe(), {"w": np.ones((4, 8))}, delay=-1)
+
+
 @pytest.mark.parametrize("axis", [2, -3])
 def test_channels_of_an_axis_that_is_not_there(axis):
     with pytest.raises(ShapeError, match=rf"Channel\(axis={axis}\) needs that axis, got shape"):

@@ -41,6 +41,13 @@ def test_sparsify_and_back():
         st.sparsify(net, {"head": {}})
     with pytest.raises(ArgumentError, match="gradient must be one of"):
         st.sparsify(net, {"0": {"gradient": "dense"}})
+    with pytest.raises(ArgumentError, match=r"an option of SparseLinear must.*got 'tiles'"):
+        st.sparsify(net, {"0": {}, "2": {"tiles": True}})
+    with pytest.raises(ArgumentError, match=r"rules must map names to options.*got \['\*'\]"):
+        st.sparsify(net, ["*"])
+    with pytest.raises(ArgumentError, match=r"no linear layer is named \['head'\]"):
+        st.sparsify(net, {"0": {}, "head": {}})
+    assert not st.sparse_layers(net)  # what is refused changes nothing
 
 
 def test_torchs_encoder_layers_use_their_sparse_layers_in_evaluation():
