@@ -78,11 +78,19 @@ class AsyncScheduler:
     def __enter__(self) -> AsyncScheduler:
         return self
 
-    def __exit__(self, *_) -> None:
-        self.close()
+    def __exit__(self, raised, *_) -> None:
+        if raised is None:
+            self.close()
+        else:
+            self._stop()
 
     def close(self) -> None:
-        """Finish what is under way and stop the thread."""
+        """Finish what is under way and stop the thread; raises what that work raised."""
+        self._stop()
+        for future, _ in self._queue:
+            future.result()
+
+    def _stop(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
 

@@ -11,7 +11,7 @@ import pytest
 
 from sparse24 import _arrays
 from sparse24 import schedule as S
-from sparse24._errors import FormatError
+from sparse24._errors import ArgumentError, FormatError
 
 RECIPES = {
     "rigl": S.rigl(0.6, total_steps=12, every=2),
@@ -128,6 +128,21 @@ def test_background_reads_a_snapshot():
         scheduler.step(grads, weights)
         weights["a"][:] = 0  # the training goes on in place
         same(scheduler.step(grads, weights), want)
+
+
+def test_what_fails_beside_the_training_is_raised_at_the_end():
+    weights, recipe = data(0)[1], S.Recipe(S.OneShot(0.5), S.Taylor())
+
+    def train(error=None):
+        with S.AsyncScheduler(recipe, weights, delay=2) as scheduler:
+            scheduler.step(None, weights)  # without the gradients that Taylor() needs
+            if error is not None:
+                raise error
+
+    with pytest.raises(ArgumentError, match="Taylor needs the grad of layer 'a'"):
+        train()
+    with pytest.raises(ZeroDivisionError):
+        train(ZeroDivisionError())
 
 
 def test_resume_with_masks_under_way():
