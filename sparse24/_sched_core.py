@@ -40,7 +40,7 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     Raises
     ------
     ArgumentError
-        If `rules` are something else.
+        If `rules` are something else, or a recipe's name pattern is that of no weight.
     ShapeError
         If a layer's shape does not suit the pattern.
 
@@ -55,6 +55,8 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     """
     names: dict[int, list[str]] = {}
     recipes = list(by_pattern(rules).items())
+    if isinstance(rules, Mapping):
+        _check_patterns(rules, weights)
     for name, weight in weights.items():
         matches = (i for i, (pattern, _) in enumerate(recipes) if fnmatchcase(name, pattern))
         number = next(matches, None)
@@ -68,6 +70,17 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     masks = {n: _ones(weights[n]) for _, inside in groups for n in inside}
     shapes = {n: tuple(weights[n].shape) for n in masks}
     return State(groups, shapes, masks, int(seed), memory={n: {} for n in masks})
+
+
+def _check_patterns(rules: Mapping[str, Recipe | None], weights: Arrays) -> None:
+    """Refuse a recipe whose name pattern fits no weight: a slip of the pen would train dense."""
+    for pattern, recipe in rules.items():
+        if recipe is not None and not any(fnmatchcase(name, pattern) for name in weights):
+            some = ", ".join(map(repr, list(weights)[:4])) or "none"
+            raise ArgumentError(
+                f"the name pattern {pattern!r} fits none of the {len(weights)} weights; "
+                f"their names are such as {some}"
+            )
 
 
 def by_pattern(rules: Rules) -> Mapping[str, Recipe | None]:

@@ -135,6 +135,14 @@ def test_rules_are_recipes(rules):
             make(rules)
 
 
+def test_a_name_pattern_fits_some_weight():
+    weights = {"decoder.w": np.ones((4, 8)), "b": np.ones(4)}
+    words = r"'encoder\.\*' fits none of the 2 .* 'decoder\.w', 'b'"
+    with pytest.raises(ArgumentError, match=words):
+        S.init({"encoder.*": S.Recipe()}, weights)
+    assert not S.init({"encoder.*": None, "b": S.Recipe()}, weights).names
+
+
 def test_a_block_has_two_sides_and_a_delay_is_whole():
     with pytest.raises(ArgumentError, match=r"tile must be \(rows, columns\).*got 4"):
         S.Block(4)
