@@ -170,9 +170,7 @@ def _overlaps(x, y) -> bool:
 
 def result_name(dtype) -> str:
     """Name of a result's type, which may be int32 beside those of operands."""
-    if dtype in ("int32", np.int32):
-        return "int32"
-    if isinstance(dtype, np.dtype) and dtype == np.int32:
+    if dtype in ("int32", np.int32):  # an np.dtype equals its name
         return "int32"
     return _dtypes.lookup(dtype).name
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from split_cases import prepared, split_product
 
 import sparse24 as s24
 from sparse24 import _dispatch
@@ -71,15 +72,6 @@ def test_sections_hold_whole_atoms_of_metadata():
 
 
 # --- on a GPU ---------------------------------------------------------------------------------
-
-
-def prepared(rng, m, k, *, integers=False):
-    x = rng.integers(-4, 5, (m, k)) if integers else rng.standard_normal((m, k))
-    return s24.compress(x.astype(np.float32), on_excess="prune").to_device("cuda")
-
-
-def split_product(a, b, out=None, **more):
-    return s24.matmul(a, b, out, algorithm="sparse_split", **more)
 
 
 @gpu

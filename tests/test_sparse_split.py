@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from split_cases import prepared, split_product
 
 import sparse24 as s24
 from sparse24 import _planner
@@ -109,15 +110,6 @@ def test_promoted_kernels_keep_their_registers():
 
 
 # --- on a GPU ---------------------------------------------------------------------------------
-
-
-def prepared(rng, m, k, *, integers=False):
-    x = rng.integers(-4, 5, (m, k)) if integers else rng.standard_normal((m, k))
-    return s24.compress(x.astype(np.float32), on_excess="prune").to_device("cuda")
-
-
-def split_product(a, b, out=None, **more):
-    return s24.matmul(a, b, out, algorithm="sparse_split", **more)
 
 
 @gpu

@@ -1,0 +1,16 @@
+"""Sparse float32 matrices on a GPU and their products in pieces, for tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import sparse24 as s24
+
+
+def prepared(rng, m, k, *, integers=False):
+    x = rng.integers(-4, 5, (m, k)) if integers else rng.standard_normal((m, k))
+    return s24.compress(x.astype(np.float32), on_excess="prune").to_device("cuda")
+
+
+def split_product(a, b, out=None, **more):
+    return s24.matmul(a, b, out, algorithm="sparse_split", **more)

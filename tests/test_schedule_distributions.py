@@ -1,0 +1,93 @@
+"""Distributions of the scheduler: the total is met exactly, within what a pattern reaches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_cases import SHARE, layers
+
+from sparse24 import schedule as S
+from sparse24._errors import ArgumentError
+
+
+@settings(deadline=None, max_examples=60)
+@given(SHARE, st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=6))
+def test_erk_meets_the_total_exactly(sparsity, shapes):
+    shapes = {str(i): s for i, s in enumerate(shapes)}
+    sizes = {n: math.prod(s) for n, s in shapes.items()}
+    shares = S.ERK().shares(sparsity, shapes, {})
+    zeros = {n: round(shares[n] * sizes[n]) for n in shapes}
+    assert sum(zeros.values()) == math.floor(round(sparsity * sum(sizes.values()), 6))
+    assert all(0 <= shares[n] <= 1 for n in shapes)
+
+
+def test_erk_follows_the_papers_density():
+    shapes = {"a": (64, 64), "b": (64, 256)}
+    shares = S.ERK().shares(0.9, shapes, {})
+    ratio = (1 - shares["a"]) / (1 - shares["b"])
+    assert ratio == pytest.approx((128 / 4096) / (320 / 16384), rel=2e-3)
+
+
+def test_by_speedup_fills_the_best_layer_first():
+    seconds = {"a": {0.0: 1.0, 0.5: 0.5, 0.9: 0.45}, "b": {0.0: 1.0, 0.5: 0.9}}
+    shapes = {"a": (10, 10), "b": (10, 10)}
+    assert S.BySpeedup(seconds).shares(0.25, shapes, {}) == {"a": 0.5, "b": 0.0}
+    assert S.BySpeedup(seconds).shares(0.5, shapes, {}) == {"a": 0.5, "b": 0.5}
+
+
+def test_custom_and_hierarchical():
+    shapes = {"enc.a": (8, 8), "enc.b": (8, 24), "dec.a": (16, 16)}
+    halved = S.Custom({"dec.*": 0.5}).shares(0.5, shapes, {})
+    assert halved == {"enc.a": 0.5, "enc.b": 0.5, "dec.a": 0.25}
+    outer = S.Custom(lambda s, blocks: {"enc": 0.25, "dec": 0.75})
+    shares = S.Hierarchical(outer, S.ERK()).shares(0.5, shapes, {})
+    assert shares["enc.a"] * 64 + shares["enc.b"] * 192 == pytest.approx(64)
+    assert shares["dec.a"] == 0.75
+    with pytest.raises(ArgumentError, match="rule must name the layers"):
+        S.Custom(lambda s, shapes: {}).shares(0.5, shapes, {})
+
+
+def test_adapters_keep_more_where_gradients_are_large(rng):
+    weights = layers(rng, busy=(32, 32), calm=(32, 32))
+    grads = {"busy": 10 * weights["busy"], "calm": 0.1 * weights["calm"]}
+    scheduler = S.DynamicScheduler(0.3, S.CosineScheduler(0.6, stop=4))
+    for t in range(6):
+        masks = scheduler.step(grads, weights)
+        zeros = {n: int((~m).sum()) for n, m in masks.items()}
+        assert sum(zeros.values()) == math.floor(round(scheduler.scheduler.sparsity(t) * 2048, 6))
+        assert zeros["busy"] < zeros["calm"]
+        assert abs(zeros["busy"] / 1024 - scheduler.sparsity) <= 0.2 + 1e-3
+
+
+@pytest.mark.parametrize("distribution", [S.Adaptive(), S.ERK(), S.Hierarchical(S.Uniform())])
+@pytest.mark.parametrize(
+    ("pattern", "target"),
+    [(S.Elastic((4, 16)), 0.7), (S.Elastic((4, 16), least=2), 0.45), (S.TileHybrid((8, 16)), 0.9)],
+)
+def test_layers_stay_within_what_the_pattern_reaches(distribution, pattern, target, rng):
+    """Gradients of very different size pull the layers apart, but not beyond the pattern."""
+    weights = layers(rng, **{"x.a": (16, 64), "x.b": (16, 64), "x.c": (64, 128)})
+    grads = {n: w * (100.0 if n == "x.a" else 1e-3) for n, w in weights.items()}
+    ramp = S.CosineScheduler(target, stop=4)
+    scheduler = S.MaskScheduler(S.Recipe(ramp, pattern=pattern, distribution=distribution))
+    for t in range(6):
+        masks = scheduler.step(grads, weights)
+        zeros = sum(int((~m).sum()) for m in masks.values())
+        size = sum(m.size for m in masks.values())
+        unit = math.prod(pattern.tile) // 2  # a layer rounds down by less than a unit
+        assert ramp.sparsity(t) * size - 3 * unit - 1 < zeros <= ramp.sparsity(t) * size + 1e-9
+        assert all((~m).mean() <= pattern.most for m in masks.values())
+
+
+def test_by_speedup_stays_within_what_the_pattern_reaches():
+    seconds = {name: {0.0: 1.0, 1.0: 0.1} for name in "ab"}
+    shares = S.BySpeedup(seconds).shares(0.5, {"a": (8, 8), "b": (8, 8)}, {}, 0.75)
+    assert shares == {"a": 0.75, "b": 0.25}
+
+
+def test_budgets_of_blocks_do_not_look_at_gradients():
+    with pytest.raises(ArgumentError, match="Adaptive does; use it as inner"):
+        S.Hierarchical(outer=S.Adaptive())

@@ -1,0 +1,127 @@
+"""Patterns of the scheduler: exact counts, and the best masks that they allow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from schedule_cases import PATTERNS
+
+from sparse24 import schedule as S
+from sparse24._errors import ArgumentError, PatternError, ShapeError
+from sparse24._sched_patterns import _TRANSPOSABLE
+from sparse24._spec import PAIRS
+from sparse24.kernels import reference
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.5, 0.6, 0.75])
+def test_counts_are_exact_and_round_down(pattern, sparsity, rng):
+    scores = np.abs(rng.normal(size=(32, 64)))
+    scores[:8] = 1.0  # ties
+    scores[9, 3] = np.nan
+    mask = pattern.mask(scores, sparsity)
+    assert mask.sum() == pattern.kept(scores.shape, sparsity)
+    assert (~mask).mean() <= sparsity + 1e-12
+    assert (~mask).mean() > sparsity - 0.035  # one unit
+
+
+def test_a_block_has_two_sides_and_a_delay_is_whole():
+    with pytest.raises(ArgumentError, match=r"tile must be \(rows, columns\).*got 4"):
+        S.Block(4)
+    with pytest.raises(ArgumentError, match="delay must be a whole number from 0 on, got -1"):
+        S.AsyncScheduler(S.Recipe(), {"w": np.ones((4, 8))}, delay=-1)
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_channels_of_an_axis_that_is_not_there(axis):
+    with pytest.raises(ShapeError, match=rf"Channel\(axis={axis}\) needs that axis, got shape"):
+        S.init(S.Recipe(pattern=S.Channel(axis)), {"w": np.ones((4, 8))})
+
+
+def test_ties_keep_the_lower_index_and_nan_ranks_first():
+    assert S.Unstructured().mask(np.ones((1, 6)), 0.5).tolist() == [[True] * 3 + [False] * 3]
+    assert S.NM().mask(np.ones((1, 8)), 0.5).tolist() == [[True, True, False, False] * 2]
+    scores = np.array([[np.inf, 1.0, np.nan, np.nan]])
+    assert S.NM(1, 4).mask(scores, 0.75).tolist() == [[False, False, True, False]]
+    assert S.Unstructured().mask(scores, 0.25).tolist() == [[True, False, True, True]]
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 2), (2, 4), (1, 4), (3, 4), (4, 8), (8, 32)])
+def test_n_m_keeps_the_largest(n, m, rng):
+    scores = rng.normal(size=(7, 2 * m + 1)).astype(np.float32)
+    mask = S.NM(n, m).mask(scores, 1 - n / m)
+    padded = np.pad(scores, [(0, 0), (0, m - 1)], constant_values=-np.inf).reshape(7, 3, m)
+    order = np.argsort(-padded, axis=-1, kind="stable")
+    want = np.zeros(padded.shape, bool)
+    np.put_along_axis(want, order[..., :n], True, axis=-1)
+    np.testing.assert_array_equal(mask, want.reshape(7, -1)[:, : 2 * m + 1])
+    assert mask.sum() == S.NM(n, m).kept(scores.shape, 1 - n / m)
+
+
+@pytest.mark.parametrize("pattern", [S.NM(), S.NM(1, 4), S.NM(4, 8), S.Transposable24()])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_kernels_and_array_api_choose_the_same(pattern, dtype, rng):
+    weight = np.round(rng.normal(size=(16, 32)), 1).astype(dtype)  # with ties
+    weight[0, :3] = np.nan, np.inf, -np.inf
+    weight[1, ::2] = -0.0
+    np.testing.assert_array_equal(
+        pattern.of_magnitudes(weight),
+        pattern.mask(np.abs(weight), 1 - pattern.n / pattern.m if hasattr(pattern, "n") else 0.5),
+    )
+
+
+def test_transposable_is_optimal(rng):
+    tiles = np.zeros((len(_TRANSPOSABLE), 4, 4))
+    for t, rows in enumerate(_TRANSPOSABLE):
+        for r, pair in enumerate(rows):
+            tiles[t, r, list(PAIRS[pair])] = 1
+    assert len(tiles) == 90
+    weight = np.round(rng.normal(size=(16, 24)), 1).astype(np.float32)  # with ties
+    ours = S.Transposable24().mask(np.abs(weight), 0.5)
+    np.testing.assert_array_equal(ours, reference.transposable_mask(weight))
+    scores = np.abs(rng.normal(size=(12, 8)))
+    mask = S.Transposable24().mask(scores, 0.5)
+    for i in range(0, 12, 4):
+        for j in range(0, 8, 4):
+            tile, kept = scores[i : i + 4, j : j + 4], mask[i : i + 4, j : j + 4]
+            assert (kept.sum(0) == 2).all()
+            assert (kept.sum(1) == 2).all()
+            best = (tiles * tile).sum((1, 2)).max()
+            assert (tile * kept).sum() == pytest.approx(best)
+
+
+def test_levels_are_optimal_among_tiles(rng):
+    """Two tiles, five steps down of eight: every split is tried."""
+    scores = np.abs(rng.normal(size=(4, 16)))
+    mask = S.Elastic((4, 8)).mask(scores, 3 / 8)
+    ordered = np.sort(scores.reshape(4, 2, 2, 4), axis=-1)[..., ::-1]
+    value = {
+        (a, b): ordered[:, 0, :, :a].sum() + ordered[:, 1, :, :b].sum()
+        for a in range(1, 5)
+        for b in range(1, 5)
+        if a + b == 5
+    }
+    assert (scores * mask).sum() == pytest.approx(max(value.values()))
+
+
+@pytest.mark.parametrize("pattern", [S.Elastic((4, 8), least=2), S.TileHybrid((4, 8), empty=False)])
+def test_ramps_to_two_four_end_as_two_four(pattern, rng):
+    scores = np.abs(rng.normal(size=(8, 32)))
+    np.testing.assert_array_equal(pattern.mask(scores, 0.5), S.NM().mask(scores, 0.5))
+    assert pattern.mask(scores, 0.25).sum() == 192
+
+
+def test_fixed_pattern_with_another_target_says_so():
+    with pytest.raises(PatternError, match=r"fixed 2:4 pattern has sparsity 0.5 .* asks for 0.6"):
+        S.Recipe(S.OneShot(0.6), pattern=S.NM(2, 4))
+    with pytest.raises(PatternError, match=r"Elastic\(\), TileHybrid\(\), Unstructured\(\)"):
+        S.DynamicScheduler(0.3, pattern=S.NM(2, 4))
+    with pytest.raises(PatternError, match=r"NM\(n=2, m=4\) has one sparsity, and ERK\(\) gives"):
+        S.Recipe(S.OneShot(0.5), pattern=S.NM(2, 4), distribution=S.ERK())
+    weight = np.arange(16.0).reshape(2, 8)
+    masks = S.DynamicScheduler(0.5, S.OneShot(0.5), pattern=S.NM(2, 4)).step({"w": weight})
+    assert masks["w"].sum() == 8
+    with pytest.raises(PatternError, match=r"sparsity 0.8 is beyond Elastic"):
+        S.Recipe(S.OneShot(0.8), pattern=S.Elastic())
+    with pytest.raises(ShapeError, match=r"multiples of 32 by 32, got \(30, 32\)"):
+        S.init(S.Recipe(pattern=S.Block()), {"w": np.zeros((30, 32))})
