@@ -1,11 +1,14 @@
-"""What the kernels for few columns share: arguments laid out once for each pair of operands."""
+"""What the kernels of hybrid matrices share: operands laid out as they want them, and launches."""
 
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import numpy as np
 
+from sparse24 import _arrays
+from sparse24.kernels import tensor_map, transpose
 from sparse24.kernels.launch import Launch, current_stream
 
 RIGHT = np.dtype([("b", "u8"), ("k", "i8"), ("n", "i8"), ("row", "i8"), ("column", "i8")])
@@ -22,6 +25,26 @@ def result(out) -> np.ndarray:
     """The matrix that they write."""
     row, column = (s // 2 for s in out.strides)
     return np.array([(out.data.ptr, row, column)], OUT)
+
+
+def rows_contiguous(b: Any):
+    """b, or a copy of it whose rows are contiguous and start on 16-byte boundaries."""
+    if b.strides[1] == 2 or b.shape[1] == 1:
+        if tensor_map.addressable(b.data.ptr, (b.strides[0],)):
+            return b
+    elif transpose.takes(b.T):
+        return transpose.launch(b.T).T
+    bits = b.view(np.uint16)
+    copy = _arrays.empty_rows(_arrays.cupy_module(), b.shape, np.uint16)
+    copy[...] = bits
+    return copy.view(b.dtype)
+
+
+def matrix_map(x: Any, inner: int, outer: int, box: tuple[int, int]) -> np.ndarray:
+    """The tensor map of a matrix of 16-bit elements; `inner` is its contiguous axis."""
+    extents = (x.shape[inner], x.shape[outer], 1)
+    pitch = x.strides[outer] if x.shape[outer] > 1 else -(-x.shape[inner] * 2 // 16) * 16
+    return tensor_map.tiled(x.data.ptr, extents, (pitch, pitch * x.shape[outer]), box, 2)
 
 
 class BoundProduct(abc.ABC):

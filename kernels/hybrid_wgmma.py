@@ -11,8 +11,9 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN
-from sparse24.kernels import compress, hybrid_evict, loader, tensor_map, transpose
+from sparse24.kernels import compress, hybrid_evict, loader, tensor_map
 from sparse24.kernels import epilogue as _epilogue
+from sparse24.kernels.hybrid_launch import matrix_map, rows_contiguous
 from sparse24.kernels.launch import Launch, Launcher, pointer
 from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
 
@@ -169,7 +170,7 @@ def prepare(bits: Any, dtype: DType) -> Layout:
 
 def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> None:
     """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, without waiting."""
-    b, n = _rows_contiguous(b), b.shape[1]
+    b, n = rows_contiguous(b), b.shape[1]
     if config is None:
         config = layout.configs.get(n)
         if config is None:
@@ -180,19 +181,6 @@ def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> N
     if found is None:
         found = layout.products[key] = _Product(layout, *key)
     found(layout, b, out, PLAIN)
-
-
-def _rows_contiguous(b: Any):
-    """b, or a copy of it whose rows are contiguous and start on 16-byte boundaries."""
-    if b.strides[1] == 2 or b.shape[1] == 1:
-        if tensor_map.addressable(b.data.ptr, (b.strides[0],)):
-            return b
-    elif transpose.takes(b.T):
-        return transpose.launch(b.T).T
-    bits = b.view(np.uint16)
-    copy = _arrays.empty_rows(_arrays.cupy_module(), b.shape, np.uint16)
-    copy[...] = bits
-    return copy.view(b.dtype)
 
 
 @functools.cache
@@ -236,18 +224,12 @@ class _Product(Launcher):
         )  # fmt: skip
         view = (out.data.ptr, out.strides[0] // 2, out.strides[1] // 2, 0)
         arguments = (
-            values, _map(b, 1, 0, (64, BLOCK_K)),
-            _map(out, inner, outer, (64, 64)) if bulk else tensor_map.empty(),
+            values, matrix_map(b, 1, 0, (64, BLOCK_K)),
+            matrix_map(out, inner, outer, (64, 64)) if bulk else tensor_map.empty(),
             loader.by_value(np.array([view], _OUT_VIEW)), _operands(a, b), self.tiling,
             _epilogue.NO_PARAMS,
         )  # fmt: skip
         return Launch(kernel, self.grid, THREADS, size, arguments, early=True)
-
-
-def _map(x: Any, inner: int, outer: int, box: tuple[int, int]) -> np.ndarray:
-    extents = (x.shape[inner], x.shape[outer], 1)
-    pitch = x.strides[outer] if x.shape[outer] > 1 else -(-x.shape[inner] * 2 // 16) * 16
-    return tensor_map.tiled(x.data.ptr, extents, (pitch, pitch * x.shape[outer]), box, 2)
 
 
 def _operands(a: Layout, b: Any) -> np.ndarray:
