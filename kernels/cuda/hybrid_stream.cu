@@ -94,6 +94,7 @@ pack(const Element* w, Count m, Count k, Count pitch, const unsigned* offsets, u
 }
 
 #ifdef ELEMENT
+#include "block_sums.cuh"
 #if WGMMA
 #include "hopper_ptx.cuh"
 #endif
@@ -103,6 +104,7 @@ constexpr int kColumns = 8 * N_TILES, kLine = 2 * kColumns;
 constexpr int kBBytes = PARTS * PANEL * kLine, kBlocks = SPAN / 128, kPanelChunks = PANEL / SPAN;
 constexpr int kFirstPanels = BUFFERS > 1 ? BUFFERS - 1 : 1, kBarriers = 8 * STAGES * kWarps;
 using Sums = float[4 * N_TILES];
+using Others = BlockSums<N_TILES, kGroup, SPLITS>;
 #include "stream_chunks.cuh"
 
 struct Left {                          // the streamed matrix
@@ -151,10 +153,6 @@ struct Product {
     Out::type* to;
     Count row, column;       // strides in elements
 };
-struct Room {                // of the blocks that share rows
-    float4* sums;            // [blocks][N_TILES][kGroup]
-    unsigned* flags;         // [row blocks][2]: blocks that have written, and that have seen all others; 0 at the end
-};
 #include "stream_multiply.cuh"
 
 // 128 columns, the first of whose slabs is decoded; a slab is decoded while the last is multiplied.
@@ -190,25 +188,6 @@ __device__ void add_parts(Sums& acc, void* shared) {
             }
 }
 
-__device__ unsigned read_flag(const unsigned* flag) {
-    unsigned x;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(flag) : "memory");
-    return x;
-}
-// Until all blocks of the same rows are here, and what they wrote can be seen.  The last to see that
-// all are here clears the flags for the next launch.
-__device__ void meet(unsigned* flags) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(flags, 1u);
-        while (read_flag(flags) < SPLITS) {}
-        if (atomicAdd(flags + 1, 1u) == SPLITS - 1) flags[0] = flags[1] = 0;
-        __threadfence();
-    }
-    __syncthreads();
-}
-
 // Four sums of thread `member` of the first part, of column tile j.
 __device__ void store_sums(const float4& x, int j, int member, const Left& a, const Right& b, const Product& out, const int* strips) {
     const int of = strips[member / 32], lane = member % 32;
@@ -218,27 +197,6 @@ __device__ void store_sums(const float4& x, int j, int member, const Left& a, co
     for (int i = 0; i < 4; ++i)
         if (of >= 0 && row + i / 2 * 8 < a.m && column + i % 2 < b.n)
             out.to[(row + i / 2 * 8) * out.row + (column + i % 2) * out.column] = Out::store(sums[i]);
-}
-
-// Give this block's sums to the others of its rows, and add and store one share of all.
-__device__ void share_sums(const Sums& acc, const Room& room, const Left& a, const Right& b, const Product& out, const int* strips) {
-    constexpr int kAll = N_TILES * kGroup, kShare = (kAll + SPLITS - 1) / SPLITS;
-    const int block = blockIdx.x / SPLITS, rank = blockIdx.x % SPLITS;
-    float4* mine = room.sums + Count(blockIdx.x) * kAll;
-    if (threadIdx.x < kGroup)
-#pragma unroll
-        for (int j = 0; j < N_TILES; ++j)
-            mine[j * kGroup + threadIdx.x] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
-    meet(room.flags + 2 * block);
-    for (int i = rank * kShare + threadIdx.x; i < min((rank + 1) * kShare, kAll); i += kThreads) {
-        float4 sum = {0, 0, 0, 0};
-#pragma unroll
-        for (int other = 0; other < SPLITS; ++other) {
-            const float4 x = __ldcg(room.sums + (Count(block) * SPLITS + other) * kAll + i);
-            sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-        }
-        store_sums(sum, i / kGroup, i % kGroup, a, b, out, strips);
-    }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -287,10 +245,14 @@ product(const Left a, const Right b, const Product out, const Room room) {
 #pragma unroll
     for (int i = 0; i < 4 * N_TILES; ++i) acc[i] += spill[i];
     if (PARTS > 1) add_parts(acc, shared + (b_stage - address(shared)));
-    if (SPLITS > 1) share_sums(acc, room, a, b, out, strips);
-    else if (part == 0)
+    const auto store = [&](const float4& x, int j, int member) { store_sums(x, j, member, a, b, out, strips); };
+    if (SPLITS > 1) {
+        const Others others(room);
+        if (part == 0) others.give(acc, threadIdx.x);
+        others.collect(store);
+    } else if (part == 0) {
 #pragma unroll
-        for (int j = 0; j < N_TILES; ++j)
-            store_sums({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]}, j, threadIdx.x, a, b, out, strips);
+        for (int j = 0; j < N_TILES; ++j) store({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]}, j, threadIdx.x);
+    }
 }
 #endif
