@@ -6,11 +6,13 @@ import functools
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from sparse24._dtypes import DType
 from sparse24.kernels import loader, partial_sums
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_scatter_plan import (
+    HELD_WHOLE,
     ROW_WORDS,
     UNIT_COLUMNS,
     UNIT_ROWS,
@@ -106,11 +108,24 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
     return None
 
 
+ERASED = 0.6  # time of a tile that is cleared element by element, of one overwritten
+
+
+def effort(shape, density: float) -> tuple[float, float]:
+    """Places of tiles to be written, and bytes to be read, if zeros fall by chance."""
+    words = density * UNIT_ROWS * UNIT_COLUMNS
+    erases = words + 3 * words**0.5 <= HELD_WHOLE * ROW_WORDS
+    return shape[0] * shape[1] * (ERASED if erases else 1.0), expected_bytes(shape, density)
+
+
 def expected_bytes(shape, density: float) -> float:
     """Size of the layout of a matrix whose zeros fall by chance."""
     size = UNIT_ROWS * UNIT_COLUMNS
-    padding = ROW_WORDS / 2 if density else 0
-    return shape[0] * shape[1] / size * 4 * (density * size + padding)
+    mean, deviation = density * size, max(1e-9, (density * (1 - density) * size) ** 0.5)
+    # Expected rows of words: the sum over r of the chance that a unit needs more than r of them.
+    row = np.arange(size // ROW_WORDS) * ROW_WORDS + 0.5
+    rows = special.ndtr((mean - row) / deviation).sum()
+    return shape[0] * shape[1] / size * rows * ROW_WORDS * 4
 
 
 def prepare(bits: Any, dtype: DType) -> ScatterLayout:

@@ -82,7 +82,7 @@ LATENCY = 1.5  # µs, of the first bytes, and of the sharing of sums
 MEMORY = 4300.0  # bytes a nanosecond, all multiprocessors together; one alone gets
 ONE = 50.0  # from memory or the L2 cache
 CLOCK = 1.7  # cycles a nanosecond
-BANK_CONFLICTS = 1.25  # cycles of a store of 32 elements
+BANK_CONFLICTS = 1.4  # cycles of a store of 32 elements
 TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128  # cycles to read or clear a tile
 
 

@@ -127,7 +127,8 @@ class Line:
 
 
 # By path and most columns, 16-bit elements; measured on one H200, see docs/benchmarks.
-# An element is a place of the matrix for "stream" and "cublas", else a non-zero; for "overflow"
+# An element is a place of the matrix for "stream" and "cublas", of the tiles that are written for
+# "scatter", else a non-zero; for "overflow"
 # it is one that the 2:4 part leaves out, times the columns, and the bytes are those of the
 # result; for "dense" and "slots" it is a multiply-add, and the bytes are those that are gathered.
 H200_LINES = {
@@ -135,6 +136,9 @@ H200_LINES = {
     "stream/16": Line(6.49e-6, 1.54e-13, 1.31e-13),
     "stream/32": Line(7.06e-6, 1.92e-13, 1.20e-13),
     "stream/64": Line(6.6e-6, 3.40e-13, 1.00e-13),
+    "scatter/16": Line(4.5e-6, 1.57e-13, 1.2e-13),
+    "scatter/32": Line(4.7e-6, 1.74e-13, 1.2e-13),
+    "scatter/64": Line(5.0e-6, 2.10e-13, 1.2e-13),
     "gather/1": Line(2.09e-6, 1.06e-12, 0.0),
     "gather/2": Line(2.30e-6, 1.07e-12, 0.0),
     "gather/4": Line(2.74e-6, 8.26e-13, 5.98e-14),
@@ -151,7 +155,8 @@ H200_LINES = {
     "slots/512": Line(0.0, 1.80e-15, 1.89e-14),
 }
 COLUMN_CLASSES = {
-    "stream": (8, 16, 32, 64), "gather": (1, 2, 4, 8, 16), "rows": (1, 2, 4),
+    "stream": (8, 16, 32, 64), "scatter": (16, 32, 64), "gather": (1, 2, 4, 8, 16),
+    "rows": (1, 2, 4),
     "cublas": (8, 32, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
 }  # fmt: skip
 

@@ -1,16 +1,17 @@
 """Which path multiplies a hybrid matrix, for how many columns, and why.
 
-==========  ============================================================================
-``cpu``     Numba, the non-zeros row by row
-``rows``    up to 4 columns: the non-zeros of 32 rows at a time, any dtype
-``gather``  up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
-``stream``  up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
-``tiles``   any dtype and size, tile by tile on plain cores
-``slots``     16-bit, from 128 columns, Hopper: one 2:4 product, what does not fit in more columns
-``two_four``  16-bit, more than 64 columns: a 2:4 product, and what it left out added
+============  ==========================================================================
+``cpu``       Numba, the non-zeros row by row
+``rows``      up to 4 columns: the non-zeros of 32 rows at a time, any dtype
+``gather``    up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
+``stream``    up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
+``scatter``   up to 64 columns, 16-bit, Hopper: non-zeros scattered into dense tiles on chip
+``tiles``     any dtype and size, tile by tile on plain cores
+``slots``     from 128 columns, 16-bit, Hopper: one 2:4 product, what does not fit in more columns
+``two_four``  more than 64 columns, 16-bit: a 2:4 product, and what it left out added
 ``compact``   many columns: the dense product without the empty columns of the matrix
-``cublas``  the dense product, on a dense copy
-==========  ============================================================================
+``cublas``    the dense product, on a dense copy
+============  ==========================================================================
 
 A layout is made at the first product that needs it and kept with the matrix.
 """
@@ -51,10 +52,8 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True) -> None:
     if h.device != "cpu":
         _foreign.make_current()
     path = _choose(h, b.shape[1], algorithm)
-    if path == "stream":
-        from sparse24.kernels import hybrid_stream
-
-        hybrid_stream.product(layout(h, "stream"), b, out, balance=balance)
+    if path in _BALANCED:
+        _BALANCED[path](h, b, out, balance)
     else:
         _PATHS[path](h, b, out)
 
@@ -112,6 +111,18 @@ def _multiply_cpu(h, b, out) -> None:
             out[...] = acc
 
 
+def _multiply_stream(h, b, out, balance: bool) -> None:
+    from sparse24.kernels import hybrid_stream
+
+    hybrid_stream.product(layout(h, "stream"), b, out, balance=balance)
+
+
+def _multiply_scatter(h, b, out, balance: bool) -> None:
+    from sparse24.kernels import hybrid_scatter
+
+    hybrid_scatter.product(layout(h, "scatter"), b, out, balance=balance)
+
+
 def _multiply_rows(h, b, out) -> None:
     from sparse24.kernels import hybrid_rows
 
@@ -163,6 +174,7 @@ def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
     dense.prepare(problem, dense.Config(), PLAIN)(a, b, out, PLAIN)
 
 
+_BALANCED = {"stream": _multiply_stream, "scatter": _multiply_scatter}
 _PATHS = {
     "cpu": _multiply_cpu,
     "rows": _multiply_rows,

@@ -21,7 +21,8 @@ from sparse24._hybrid_cost import COLUMN_CLASSES, H200_LINES, Line
 from sparse24._version import __version__
 
 STEMS = (
-    "hybrid_stream", "hybrid_gather", "hybrid_rows", "hybrid_overflow", "hybrid_wgmma",
+    "hybrid_stream", "hybrid_scatter", "hybrid_gather", "hybrid_rows", "hybrid_overflow",
+    "hybrid_wgmma",
 )  # fmt: skip
 MANY = (512, 2048)  # columns of the paths for many
 SHAPES = ((4096, 8192), (8192, 8192))
@@ -109,7 +110,7 @@ def fit(device: int | None = None) -> dict[str, Line]:
 
 def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     from sparse24._dtypes import TABLE
-    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_stream
+    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_scatter, hybrid_stream
 
     dtype = TABLE["float16"]
     rng = cupy.random.default_rng(7)
@@ -124,8 +125,12 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
         "rows": (hybrid_rows.prepare(bits, dtype, cupy), 1.08 * nnz),
         "cublas": (dense, dense.size),
     }
+    if cupy.cuda.Device().compute_capability == "90":
+        elements, _ = hybrid_scatter.effort(shape, 1 - zeros)
+        layouts["scatter"] = hybrid_scatter.prepare(bits, dtype), elements
     products: dict[str, Callable[..., Any]] = {
         "stream": hybrid_stream.product,
+        "scatter": hybrid_scatter.product,
         "gather": hybrid_gather.product,
         "rows": functools.partial(hybrid_rows.product, output="float16"),
         "cublas": lambda dense, b, out: cupy.matmul(dense, b, out=out),

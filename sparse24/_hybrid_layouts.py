@@ -22,6 +22,12 @@ def _stream_layout(h):
     return hybrid_stream.prepare(h.toarray(), h.tiles.dtype, h.density)
 
 
+def _scatter_layout(h):
+    from sparse24.kernels import hybrid_scatter
+
+    return hybrid_scatter.prepare(_bits(h), h.tiles.dtype)
+
+
 def _bits(h):
     return h.toarray().view(h.tiles.dtype.storage)
 
@@ -141,6 +147,7 @@ def _cpu_layout(h):
 _LAYOUTS = {
     "cpu": _cpu_layout,
     "stream": _stream_layout,
+    "scatter": _scatter_layout,
     "rows": _rows_layout,
     "gather": _gather_layout,
     "two_four": _TwoFour,

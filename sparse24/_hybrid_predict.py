@@ -42,15 +42,24 @@ def _most_shared_memory(device: int) -> int:
     return _arrays.cupy_module().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"]
 
 
+@functools.cache
+def _compute_capability(device: int) -> str:
+    return _arrays.cupy_module().cuda.Device(device).compute_capability
+
+
 def _few_columns_times(h, n: int, lines, most_shared: int) -> dict[str, float]:
     """The paths that read the non-zeros once."""
-    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_stream
+    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_scatter, hybrid_stream
 
     dtype, k = h.tiles.dtype, h.shape[1]
     times = {}
     if hybrid_stream.refuses(dtype, n) is None:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
         times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
+    capability = _compute_capability(int(h.device.partition(":")[2]))
+    if hybrid_scatter.refuses(dtype, n, capability) is None:
+        effort = hybrid_scatter.effort(h.shape, h.density)
+        times["scatter"] = line_of(lines, "scatter", n).seconds(*effort)
     fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
         entries = 1.08 * h.nnz
@@ -71,7 +80,7 @@ def _two_four_times(h, n: int, lines) -> dict[str, float]:
     rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
     gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
     times = {"two_four": dense_time(h.size, dtype, n, lines) / gain + rest}
-    if hybrid_wgmma.refuses(dtype, n, _arrays.cupy_module().cuda.Device().compute_capability):
+    if hybrid_wgmma.refuses(dtype, n, _compute_capability(int(h.device.partition(":")[2]))):
         return times
     work = slots_work(h)
     config = work.choose(n)

@@ -28,8 +28,8 @@ from sparse24._hybrid import hybrid
 from sparse24.formats.hybrid import HybridArray
 
 STEMS = (
-    "hybrid_stream", "hybrid_gather", "hybrid_rows", "hybrid_tiles", "hybrid_overflow",
-    "sparse_wgmma", "hybrid_evict", "hybrid_wgmma",
+    "hybrid_stream", "hybrid_scatter", "hybrid_gather", "hybrid_rows", "hybrid_tiles",
+    "hybrid_overflow", "sparse_wgmma", "hybrid_evict", "hybrid_wgmma",
 )  # fmt: skip
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
@@ -134,7 +134,7 @@ def contenders(h: HybridArray, rivals: Rivals, path: str, w, b, out) -> dict[str
     turns = twins(h, path, n)
     calls = [lambda t=t: t.matmul(b, out=out, algorithm=path) for t in turns]
     found["ours"] = Contender(calls)
-    if path == "stream":
+    if path in ("stream", "scatter"):
         calls = [lambda t=t: t.matmul(b, out=out, algorithm=path, balance=False) for t in turns]
         found["unbalanced"] = Contender(calls)
     return found

@@ -1,0 +1,237 @@
+"""The scatter kernel: its layout to the bit, its schedule, and exact products, every time."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparse24 import _arrays, families
+from sparse24._dtypes import lookup
+from sparse24._hybrid import hybrid
+from sparse24.kernels import hybrid_scatter, hybrid_scatter_plan, reference_scatter
+from sparse24.kernels.hybrid_scatter_plan import HELD_WHOLE, MOST_SHARED, UNIT_COLUMNS, Config
+
+pytestmark = pytest.mark.stem("hybrid_scatter")
+
+CONFIGS = [
+    Config(tall, tiles, splits, erase)
+    for tall in (1, 2)
+    for tiles in (2, 4, 8)
+    for splits in (1, 3)
+    for erase in (False, True)
+]
+
+
+def matrix(family: str, shape, zeros: float) -> np.ndarray:
+    return families.make(family, shape, zeros=zeros, dtype="float16", rng=3).view(np.uint16)
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("shape", [(1, 1), (128, 64), (300, 517), (129, 1000)])
+def test_words_mean_the_matrix(shape, zeros):
+    bits = matrix("iid", shape, zeros)
+    words, rows = reference_scatter.pack(bits)
+    assert len(words) == rows.sum()
+    np.testing.assert_array_equal(reference_scatter.unpack(words, rows, shape), bits)
+
+
+def test_neighbours_lie_in_different_banks():
+    words, _ = reference_scatter.pack(matrix("iid", (1024, 1024), 0.9))
+    stores = (
+        (words >> 18).reshape(-1, 32, 4).swapaxes(1, 2).reshape(-1, 32)
+    )  # of the lanes of a warp
+    fullest = [np.bincount(np.unique(store) % 32).max() for store in stores]
+    assert np.mean(fullest) < 1.65  # 3.5 by chance
+
+
+@pytest.mark.parametrize("balance", [True, False])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_every_unit_with_words_is_dealt_once(config, balance, rng):
+    rows = rng.integers(0, 9, (7, 40)) * (rng.random((7, 40)) < 0.6)
+    units, counts = hybrid_scatter_plan.schedule(rows, config, balance=balance)
+    assert len(units) == -(-7 // config.tall) * config.splits
+    first = (np.cumsum(rows) - rows.ravel()).reshape(rows.shape)
+    seen = np.zeros_like(rows)
+    for block, (steps, count) in enumerate(zip(units, counts)):
+        assert not steps["rows"][count:].any()
+        assert len(steps) - count >= 2 * config.stages  # units are read ahead
+        assert count == 1 or steps["rows"][:count].any(1).all()
+        for step in steps[:count]:
+            for half, unit in enumerate(step):
+                if unit["rows"]:
+                    at = block // config.splits * config.tall + half, unit["column"] // UNIT_COLUMNS
+                    assert (unit["first"], unit["rows"]) == (first[at], rows[at])
+                    seen[at] += 1
+        assert (np.diff(steps["column"][:count], axis=0) > 0).all()
+    np.testing.assert_array_equal(seen, rows > 0)
+
+
+def test_balance_evens_the_parts():
+    rows = np.full((2, 64), 3)
+    rows[:, :16] = 90
+
+    def worst(balance):
+        units, _ = hybrid_scatter_plan.schedule(rows, Config(2, 2, 4, False), balance=balance)
+        return units["rows"].sum((1, 2)).max()
+
+    assert worst(True) < 0.6 * worst(False)
+
+
+@pytest.mark.parametrize("n", [1, 16, 17, 32, 64])
+@pytest.mark.parametrize("most", [0, 7, 40])
+@pytest.mark.parametrize("shape", [(1, 1), (32, 64), (112, 64), (64, 128), (300, 20)])
+def test_what_is_tried_fits(n, shape, most):
+    found = hybrid_scatter_plan.configs(np.full(shape, most), n, 132)
+    for config in found:
+        assert config.shared_memory <= MOST_SHARED
+        assert config.threads <= 1024
+        assert config.stages >= 4
+        assert 8 * config.tiles >= n
+        assert config.erase == (most <= HELD_WHOLE)
+        blocks = -(-shape[0] // config.tall) * config.splits
+        assert config.splits == 1 or blocks <= 132  # they wait for one another
+    assert len({config.name for config in found}) == len(found)
+
+
+def test_refuses_in_words():
+    half = lookup("float16")
+    assert hybrid_scatter.refuses(half, 64, "90") is None
+    assert "8.0" not in hybrid_scatter.refuses(half, 64, "80")
+    assert "80" in hybrid_scatter.refuses(half, 64, "80")
+    assert "float32" in hybrid_scatter.refuses(lookup("float32"), 4, "90")
+    assert "65" in hybrid_scatter.refuses(half, 65, "90")
+
+
+def test_expected_bytes_are_near_the_real_ones():
+    for zeros in (0.6, 0.9, 0.95):
+        bits = matrix("iid", (1024, 2048), zeros)
+        words, _ = reference_scatter.pack(bits)
+        expected = hybrid_scatter.expected_bytes(bits.shape, 1 - zeros)
+        assert expected == pytest.approx(words.nbytes, rel=0.03)
+
+
+def product(h, b, **options):
+    import cupy
+
+    return h.matmul(cupy.asarray(b), algorithm="scatter", **options).get()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 0.97, 1.0])
+@pytest.mark.parametrize("family", ["iid", "beta2", "dead_columns"])
+def test_packs_to_the_bit(family, zeros):
+    cupy = pytest.importorskip("cupy")
+    bits = matrix(family, (300, 1111), zeros)
+    bits[0, 0] = 0x7E00  # a NaN
+    want, rows = reference_scatter.pack(bits)
+    layout = hybrid_scatter.prepare(cupy.asarray(bits), lookup("float16"))
+    np.testing.assert_array_equal(layout.rows, rows)
+    np.testing.assert_array_equal(layout.words.get(), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.85, 0.95, 1.0])
+@pytest.mark.parametrize("n", [1, 8, 16, 24, 32, 50, 64])
+def test_exact_on_whole_numbers(rng, dtype, zeros, n):
+    cupy = pytest.importorskip("cupy")
+    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    w = rng.integers(-3, 4, (333, 3111)) * (rng.random((333, 3111)) >= zeros)
+    b = rng.integers(-1, 2, (3111, n)) * (rng.random((3111, n)) < 0.1)
+    h = hybrid(cupy.asarray(w.astype(kind)))
+    want = (w @ b).astype(kind)
+    for balance in (True, False):
+        np.testing.assert_array_equal(product(h, b.astype(kind), balance=balance), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_every_config_again_and_again(rng, config):
+    cupy = pytest.importorskip("cupy")
+    zeros = 0.95 if config.erase else 0.6
+    w = rng.integers(-3, 4, (700, 5000)) * (rng.random((700, 5000)) >= zeros)
+    b = rng.integers(-1, 2, (5000, 8 * config.tiles)) * (rng.random((5000, 1)) < 0.05)
+    bits = cupy.asarray(w.astype(np.float16)).view(np.uint16)
+    layout = hybrid_scatter.prepare(bits, lookup("float16"))
+    right, want = cupy.asarray(b.astype(np.float16)), (w @ b).astype(np.float16)
+    for _ in range(20):
+        out = cupy.full(want.shape, cupy.nan, np.float16)
+        hybrid_scatter.product(layout, right, out, config=config)
+        np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["iid", "beta2", "row_skewed", "dead_columns", "banded", "block"])
+@pytest.mark.parametrize("n", [16, 64])
+def test_error_is_that_of_a_dense_product(rng, name, n):
+    cupy = pytest.importorskip("cupy")
+    w = families.make(name, (1024, 2048), zeros=0.7, dtype="float16", rng=rng)
+    b = rng.standard_normal((2048, n)).astype(np.float16)
+    want = w.astype(np.float64) @ b.astype(np.float64)
+    got = product(hybrid(cupy.asarray(w)), b)
+    dense = (cupy.asarray(w) @ cupy.asarray(b)).get()
+
+    def error(x):
+        return np.linalg.norm(x - want) / np.linalg.norm(want)
+
+    assert error(got) <= 2 * error(dense)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [5, 40])
+def test_operands_of_any_strides(rng, n):
+    cupy = pytest.importorskip("cupy")
+    w = rng.integers(-3, 4, (200, 515)) * (rng.random((200, 515)) < 0.2)
+    b = rng.integers(-1, 2, (515, n))
+    h = hybrid(cupy.asarray(w.astype(np.float16)))
+    want = (w @ b).astype(np.float16)
+    right = cupy.asarray(b.astype(np.float16))
+    wide = cupy.zeros((515, 2 * n + 3), np.float16)
+    wide[:, 1 : 2 * n + 1 : 2] = right
+    for view in (right, cupy.asfortranarray(right), wide[:, 1 : 2 * n + 1 : 2]):
+        for order in "CF":
+            out = cupy.full(want.shape, cupy.nan, np.float16, order=order)
+            h.matmul(view, out=out, algorithm="scatter")
+            np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.gpu
+def test_what_is_not_finite_stays_in_its_row():
+    cupy = pytest.importorskip("cupy")
+    w = np.zeros((300, 256), np.float16)
+    w[5, 7], w[9, 200], w[140, 0], w[11, 3] = np.nan, np.inf, -np.inf, -0.0
+    w[:, 100] = 1
+    b = np.ones((256, 16), np.float16)
+    with np.errstate(invalid="ignore"):
+        want = w @ b
+    np.testing.assert_array_equal(product(hybrid(cupy.asarray(w)), b), want)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_in_a_graph_and_on_two_streams(rng):
+    cupy = pytest.importorskip("cupy")
+    w = families.make("beta2", (1000, 4096), zeros=0.8, dtype="float16", rng=rng)
+    h = hybrid(cupy.asarray(w))
+    b = cupy.asarray(rng.standard_normal((4096, 32)).astype(np.float16))
+    want = h.matmul(b, algorithm="scatter").get()
+    for _ in range(2):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        out = cupy.full(want.shape, cupy.nan, np.float16)
+        cupy.cuda.Device().synchronize()
+        with stream:
+            stream.begin_capture()
+            for _ in range(3):
+                h.matmul(b, out=out, algorithm="scatter")
+            graph = stream.end_capture()
+            for _ in range(5):
+                graph.launch(stream)
+            stream.synchronize()
+        np.testing.assert_array_equal(out.get(), want)
+
+
+def test_needs_a_gpu_in_words(rng):
+    h = hybrid(np.eye(8, dtype=np.float16))
+    if not _arrays.cuda_available():
+        with pytest.raises(ValueError, match="algorithm must be one of 'auto', 'cpu'"):
+            h.matmul(np.ones((8, 2), np.float16), algorithm="scatter")
