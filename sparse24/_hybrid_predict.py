@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit
 from sparse24._hybrid_cost import line_of
@@ -23,31 +24,33 @@ def predictions(h, n: int) -> dict[str, float]:
     """Seconds by path, for every path that the device of `h` can take."""
     if h.device == "cpu":
         return {"cpu": _tile_time(h, n)}
-    dtype, device = h.tiles.dtype, int(h.device.partition(":")[2])
-    lines = _hybrid_fit.lines(device)
+    dtype, number = h.tiles.dtype, int(h.device.partition(":")[2])
+    lines, device = _hybrid_fit.lines(number), _device(number)
     times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense_time(h.size, dtype, n, lines)}
     if not h.size:
         return times
-    times |= _few_columns_times(h, n, lines, _most_shared_memory(device))
+    times |= _few_columns_times(h, n, lines, device)
     if n >= MANY and h.nnz:
         times |= _compact_time(h, n, lines)
     if dtype.itemsize == 2 and n > STREAM_COLUMNS:
-        times |= _two_four_times(h, n, lines)
+        times |= _two_four_times(h, n, lines, device)
     return times
 
 
-@functools.cache
-def _most_shared_memory(device: int) -> int:
-    """Bytes of a block."""
-    return _arrays.cupy_module().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"]
+class Device(NamedTuple):
+    """What decides which kernels a GPU can run."""
+
+    compute_capability: str
+    most_shared: int  # bytes of shared memory of a block
 
 
 @functools.cache
-def _compute_capability(device: int) -> str:
-    return _arrays.cupy_module().cuda.Device(device).compute_capability
+def _device(number: int) -> Device:
+    device = _arrays.cupy_module().cuda.Device(number)
+    return Device(device.compute_capability, device.attributes["MaxSharedMemoryPerBlockOptin"])
 
 
-def _few_columns_times(h, n: int, lines, most_shared: int) -> dict[str, float]:
+def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
     """The paths that read the non-zeros once."""
     from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_scatter, hybrid_stream
 
@@ -56,22 +59,21 @@ def _few_columns_times(h, n: int, lines, most_shared: int) -> dict[str, float]:
     if hybrid_stream.refuses(dtype, n) is None:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
         times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
-    capability = _compute_capability(int(h.device.partition(":")[2]))
-    if hybrid_scatter.refuses(dtype, n, capability) is None:
+    if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
         effort = hybrid_scatter.effort(h.shape, h.density)
         times["scatter"] = line_of(lines, "scatter", n).seconds(*effort)
-    fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= most_shared
+    fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
         entries = 1.08 * h.nnz
         nbytes = entries * (dtype.itemsize + 1)
         times["rows"] = line_of(lines, "rows", n).seconds(entries, nbytes)
-    fits = most_shared >= hybrid_gather.PANEL_BYTES * (1 + hybrid_gather.MOST_HELD)
+    fits = device.most_shared >= hybrid_gather.PANEL_BYTES * (1 + hybrid_gather.MOST_HELD)
     if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
         times["gather"] = line_of(lines, "gather", n).seconds(h.nnz, GATHER_BYTES * h.nnz)
     return times
 
 
-def _two_four_times(h, n: int, lines) -> dict[str, float]:
+def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:
     """The paths that multiply 2:4 matrices: what does not fit is added, or put into slots."""
     from sparse24.kernels import hybrid_overflow, hybrid_wgmma
 
@@ -80,7 +82,7 @@ def _two_four_times(h, n: int, lines) -> dict[str, float]:
     rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
     gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
     times = {"two_four": dense_time(h.size, dtype, n, lines) / gain + rest}
-    if hybrid_wgmma.refuses(dtype, n, _compute_capability(int(h.device.partition(":")[2]))):
+    if hybrid_wgmma.refuses(dtype, n, device.compute_capability):
         return times
     work = slots_work(h)
     config = work.choose(n)

@@ -30,9 +30,7 @@ def test_bands_are_ordered_and_move_with_n():
     for n in (1, 16, 64, 512, 4096):
         low, high = _hybrid_cost.bands(dtype, n, _hybrid_cost.H200_TENSOR)
         assert 0 <= low <= high <= 1
-    few, many = (
-        _hybrid_cost.bands(dtype, n, _hybrid_cost.H200_TENSOR)[0] for n in (4, 4096)
-    )
+    few, many = (_hybrid_cost.bands(dtype, n, _hybrid_cost.H200_TENSOR)[0] for n in (4, 4096))
     assert few > many
 
 
@@ -188,11 +186,11 @@ def test_slots_can_be_captured(rng):
     assert (out == want).all()
 
 
+HOPPER = _hybrid_predict.Device("90", 227 << 10)
+
+
 def planned(monkeypatch, excess: float, stages: int, gathered: int) -> dict[str, float]:
     """Predicted seconds for a float16 matrix of 8192 x 8192 by 4096 columns on an H200."""
-    capability = SimpleNamespace(compute_capability="90")
-    chip = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: capability))
-    monkeypatch.setattr(_hybrid_predict._arrays, "cupy_module", lambda: chip)
     monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
     known = {
         "excess": SimpleNamespace(elements=excess),
@@ -204,7 +202,7 @@ def planned(monkeypatch, excess: float, stages: int, gathered: int) -> dict[str,
     )  # fmt: skip
     lines = _hybrid_cost.H200_LINES
     dense = _hybrid_predict.dense_time(h.size, h.tiles.dtype, 4096, lines)
-    return {"cublas": dense} | _hybrid_predict._two_four_times(h, 4096, lines)
+    return {"cublas": dense} | _hybrid_predict._two_four_times(h, 4096, lines, HOPPER)
 
 
 def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
@@ -250,7 +248,14 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
         density=0.1, nnz=1.6e6,
     )  # fmt: skip
     lines = _hybrid_cost.H200_LINES
-    large = _hybrid_predict._few_columns_times(h, 4, lines, 227 << 10)
-    small = _hybrid_predict._few_columns_times(h, 4, lines, 48 << 10)
-    assert large.keys() == {"stream", "rows", "gather"}
+    hopper, ampere, small = (
+        _hybrid_predict._few_columns_times(h, 4, lines, device)
+        for device in (
+            HOPPER,
+            _hybrid_predict.Device("80", 163 << 10),
+            _hybrid_predict.Device("75", 48 << 10),
+        )
+    )
+    assert hopper.keys() == {"stream", "scatter", "rows", "gather"}
+    assert ampere.keys() == {"stream", "rows"}
     assert small.keys() == {"stream"}
