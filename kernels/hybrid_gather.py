@@ -22,10 +22,13 @@ BANKS = 8  # lines of 16 bytes that shared memory serves at a time
 STEP = 4  # words of a lane that are read together
 MOST_HELD = 2  # panels that fit into shared memory beside the sums
 MOST_PANELS = 16
+MOST_CLUSTER = 8  # blocks
 MOST_WARPS = 32
+MOST_WIDE_WARPS = 24  # with two planes, which need more registers
 PANEL_BYTES = PANEL * 16
 START_ROWS = 48  # of the matrix, as dear as to begin a block and read its panel
 H200_SMS = 132
+H200_SHARED = 227 << 10
 LEFT = np.dtype([("words", "u8"), ("begins", "u8"), ("rows", "u8"), ("units", "i4"), ("m", "i4")])
 
 
@@ -36,25 +39,33 @@ class Config:
     Attributes
     ----------
     columns : int
-        Columns of the result in a block: 1, 2, 4 or 8.
+        Columns of the result in a plane of a block: 1, 2, 4 or 8.
     units, group : int
         Units of a block, and warps of a unit.
     held : int
         Panels of a block.
+    planes : int
+        Planes of a panel.
     """
 
     columns: int
     units: int
     group: int
     held: int = 1
+    planes: int = 1
 
     @property
     def name(self) -> str:
-        return f"c{self.columns}u{self.units}g{self.group}h{self.held}"
+        return f"c{self.columns}u{self.units}g{self.group}h{self.held}p{self.planes}"
+
+    @property
+    def width(self) -> int:
+        """Columns of the result in a block."""
+        return self.columns * self.planes
 
     @property
     def shared_memory(self) -> int:
-        return PANEL_BYTES * (1 + self.held)
+        return PANEL_BYTES * (1 + self.held * self.planes)
 
 
 class GatherLayout:
@@ -64,6 +75,7 @@ class GatherLayout:
         self.shape, self.dtype, self.height = shape, dtype, height
         self.words, self.begins, self.rows = words, begins, rows
         self._launches: dict[tuple, Ready] = {}
+        self._configs: dict[int, Config] = {}
 
     @property
     def panels(self) -> int:
@@ -83,14 +95,23 @@ class GatherLayout:
         settle()
         return GatherLayout(self.shape, self.dtype, self.height, *arrays)
 
-    def launch(self, n: int, load: int, config: Config | None) -> Ready:
+    def config(self, n: int) -> Config:
+        """The way in which a product with `n` columns is cut up, kept for the next time."""
+        found = self._configs.get(n)
+        if found is None:
+            sms, _, shared = _device()
+            found = self._configs[n] = configure(
+                self.units, self.panels, n, sms, self.height, shared
+            )
+        return found
+
+    def launch(self, n: int, load: int, config: Config) -> Ready:
         """The compiled product with `n` columns, made at the first use and kept."""
         key = (n, load, config)
         found = self._launches.get(key)
         if found is None:
-            sms, major = _device()
-            config = config or configure(self.units, self.panels, n, sms, self.height)
-            found = self._launches[key] = Ready(self, n, load, config, early=major >= 9)
+            early = _device()[1] >= 9
+            found = self._launches[key] = Ready(self, n, load, config, early=early)
         return found
 
 
@@ -103,7 +124,7 @@ class Ready(BoundProduct):
         shared = config.shared_memory
         kernel = loader.function(NAME, "product", macros, shared_memory=shared)
         cluster = -(-layout.panels // config.held)
-        sets, groups = -(-layout.units // config.units), -(-n // config.columns)
+        sets, groups = -(-layout.units // config.units), -(-n // config.width)
         self._sizes = (kernel, cluster * sets * groups, 32 * config.units * config.group, shared)
         self._early = early
         addresses = (x.data.ptr for x in (layout.words, layout.begins, layout.rows))
@@ -113,37 +134,45 @@ class Ready(BoundProduct):
         return Launch(*self._sizes, (self._left, right(b), result(out)), early=self._early)
 
 
-def _device() -> tuple[int, int]:
-    """Multiprocessors and major compute capability of the current device."""
+def _device() -> tuple[int, int, int]:
+    """Of the current device: multiprocessors, compute capability, shared memory of a block."""
     import cupy
 
     device = cupy.cuda.Device()
-    return device.attributes["MultiProcessorCount"], int(device.compute_capability) // 10
+    found = device.attributes
+    shared = found["MaxSharedMemoryPerBlockOptin"]
+    return found["MultiProcessorCount"], int(device.compute_capability) // 10, shared
 
 
 def width(n: int) -> int:
-    """Columns of a block."""
+    """Columns of a plane."""
     return next((c for c in (1, 2, 4) if c >= n), 8)
 
 
-def configure(units: int, panels: int, n: int, sms: int, height: int = 32) -> Config:
+def configure(
+    units: int, panels: int, n: int, sms: int, height: int = 32, most_shared: int = H200_SHARED
+) -> Config:
     """Units of a block such that blocks fill whole waves."""
-    held = min(panels, MOST_HELD)
-    groups = -(-n // width(n))
+    wide = n > 8 and panels <= MOST_CLUSTER and most_shared >= 3 * PANEL_BYTES
+    held, planes = (1, 2) if wide else (min(panels, MOST_HELD), 1)
+    warps = MOST_WIDE_WARPS if wide else MOST_WARPS
+    groups = -(-n // (planes * width(n)))
 
     def waves(of_block: int) -> float:
-        return _waves(units, -(-panels // held) * groups, of_block, sms, held, START_ROWS / height)
+        shares = -(-panels // held) * groups
+        return _waves(units, shares, of_block, sms, held, START_ROWS / height, warps)
 
-    found = min(range(1, MOST_WARPS // held + 1), key=lambda u: (waves(u), u))
-    return Config(width(n), found, MOST_WARPS // found // held * held, held)
+    found = min(range(1, warps // held + 1), key=lambda u: (waves(u), u))
+    return Config(width(n), found, warps // found // held * held, held, planes)
 
 
 def _waves(
-    units: int, shares: int, of_block: int, sms: int, held: int, start: float = 0.3
-) -> float:
+    units: int, shares: int, of_block: int, sms: int, held: int,
+    start: float = 0.3, warps: int = MOST_WARPS,
+) -> float:  # fmt: skip
     """Relative time of a launch with so many units in a block; to begin it costs `start` units."""
     sets = -(-units // of_block)
-    idle = MOST_WARPS / (of_block * (MOST_WARPS // of_block // held * held))
+    idle = warps / (of_block * (warps // of_block // held * held))
     return -(-sets // max(1, sms // shares)) * (of_block * idle + start)
 
 
@@ -246,8 +275,8 @@ def defines(layout: GatherLayout, config: Config, load: int) -> loader.Defines:
 def _defines(name: str, panels: int, height: int, config: Config, load: int) -> loader.Defines:
     return (
         ("ELEMENT", name), ("PANELS", panels), ("HEIGHT", height), ("COLUMNS", config.columns),
-        ("UNITS", config.units), ("GROUP", config.group), ("HELD", config.held),
-        ("B_LOAD", load),
+        ("PLANES", config.planes), ("UNITS", config.units), ("GROUP", config.group),
+        ("HELD", config.held), ("B_LOAD", load),
     )  # fmt: skip
 
 
@@ -266,11 +295,13 @@ def _load(b, columns: int) -> int:
 def product(layout: GatherLayout, b, out, *, config: Config | None = None) -> None:
     """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides."""
     n = b.shape[1]
-    load = _load(b, config.columns if config else width(n))
-    layout.launch(n, load, config)(b, out)
+    config = config or layout.config(n)
+    layout.launch(n, _load(b, config.width), config)(b, out)
 
 
 COMPILE_CHECKS = [
+    (_defines("float16", 1, 32, Config(8, 1, 24, 1, 2), 1), "sm_90a", "FFMA"),
+    (_defines("bfloat16", 2, 16, Config(8, 6, 4, 1, 2), 0), "sm_90a", "FFMA"),
     (_defines("bfloat16", 1, 32, Config(8, 4, 8), 2), "sm_90a", "FFMA"),
     (_defines("float16", 2, 16, Config(8, 7, 4, 2), 1), "sm_90a", "FFMA"),
     (_defines("float16", 3, 16, Config(8, 7, 4, 2), 2), "sm_90a", "FFMA"),

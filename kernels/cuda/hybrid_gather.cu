@@ -4,10 +4,10 @@
 //   begins [PANELS * units + 1]   first step of a unit's part in a panel
 //   rows   [units][HEIGHT]        row of each line of a unit, or -1: rows are sorted by length
 //
-// A panel is 4096 columns of A and as many rows ("lines") of b, COLUMNS elements each, in shared
-// memory.  A unit is HEIGHT rows; 32 / HEIGHT lanes
+// A panel is 4096 columns of A and as many rows ("lines") of b, in shared memory: PLANES planes of
+// lines of COLUMNS elements, so that every plane has the banks of the words.  A unit is HEIGHT rows; 32 / HEIGHT lanes
 // share a row.  GROUP warps take a unit, a block UNITS of them and HELD panels, a cluster all PANELS
-// of the same rows.  The grid is that of one group of COLUMNS columns, for one group after the other.
+// of the same rows.  The grid is that of one group of columns, all planes, for one group after the other.
 // Words are asked for before the kernel waits for the one before it in the stream; b is not.
 //
 // The order of a row's elements is free, so the launcher orders them by column modulo 8, every lane
@@ -24,7 +24,8 @@ using In = Scalar<Kind::ELEMENT>;
 using Word = unsigned;
 constexpr int kWarps = UNITS * GROUP, kThreads = 32 * kWarps, kLines = 4096;
 constexpr int kCluster = (PANELS + HELD - 1) / HELD;
-constexpr int kLineBytes = 2 * COLUMNS, kPanelBytes = kLines * 16, kAhead = 4;
+constexpr int kLineBytes = 2 * COLUMNS, kPlaneBytes = kLines * 16, kAhead = 4;
+constexpr int kColumns = PLANES * COLUMNS, kPanelBytes = PLANES * kPlaneBytes;
 
 __device__ unsigned in_shared(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 
@@ -72,16 +73,17 @@ __device__ void fetch_panel(unsigned panel, const Right& b, int rank, Count colu
         const int at = (i + turn) % (kLines * kLineBytes / 16) * 16;
         if (at < bytes) copy16(panel + at, from + at / 2, min(16, bytes - at));
     }
-#elif B_LOAD == 1   // rows of 16 bytes
-    for (int i = threadIdx.x; i < kLines; i += kThreads) {
-        const int line = (i + turn) % kLines;
-        if (line < lines) copy16(panel + line * 16, from + line * b.row, 16);
+#elif B_LOAD == 1   // rows of 16 bytes a plane
+    for (int i = threadIdx.x; i < kLines * PLANES; i += kThreads) {
+        const int line = (i / PLANES + turn) % kLines, plane = i % PLANES;
+        if (line < lines && column0 + 8 * plane < b.n)
+            copy16(panel + plane * kPlaneBytes + line * 16, from + line * b.row + 8 * plane, 16);
     }
 #else
-    const int real = int(min(Count(COLUMNS), b.n - column0));
+    const int real = int(min(Count(kColumns), b.n - column0));
     for (int i = threadIdx.x; i < lines * real; i += kThreads) {
         const int line = i % lines, c = i / lines;
-        const unsigned at = panel + line * kLineBytes + c * 2;
+        const unsigned at = panel + c / COLUMNS * kPlaneBytes + line * kLineBytes + c % COLUMNS * 2;
         asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(from[line * b.row + c * b.column]));
     }
 #endif
@@ -110,13 +112,17 @@ struct Line {
     }
 };
 
-__device__ void add_step(float (&acc)[COLUMNS], const uint4& four, unsigned panel) {
+__device__ void add_step(float (&acc)[kColumns], const uint4& four, unsigned panel) {
     const Word words[4] = {four.x, four.y, four.z, four.w};
-    Line lines[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) lines[i].load((words[i] & 0xffff) / (16 / kLineBytes) | panel);
+    for (int plane = 0; plane < PLANES; ++plane) {
+        Line lines[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) lines[i].add(acc, high_of<Kind::ELEMENT>(words[i]));
+        for (int i = 0; i < 4; ++i)
+            lines[i].load((words[i] & 0xffff) / (16 / kLineBytes) | (panel + plane * kPlaneBytes));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) lines[i].add(acc + plane * COLUMNS, high_of<Kind::ELEMENT>(words[i]));
+    }
 }
 
 // The steps of a warp, kAhead of them on their way from memory.
@@ -137,7 +143,7 @@ struct Steps {
         for (int i = 0; i < kAhead; ++i)
             if (i < left) ahead[i] = __ldcs(from + 32 * i);
     }
-    __device__ void add(float (&acc)[COLUMNS], unsigned panel) {
+    __device__ void add(float (&acc)[kColumns], unsigned panel) {
         for (; left > 0; left -= kAhead) {
             from += 32 * kAhead;
 #pragma unroll
@@ -149,15 +155,15 @@ struct Steps {
             }
         }
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c)
+        for (int c = 0; c < kColumns; ++c)
 #pragma unroll
             for (int step = HEIGHT; step < 32; step *= 2) acc[c] += __shfl_xor_sync(~0u, acc[c], step);
     }
 };
 
-// Of the first panel: beyond the sums, and a multiple of its size, so that | adds.
+// Of the first panel: beyond the sums of one plane, and a multiple of a plane's size, so that | adds.
 __device__ unsigned panel_address(const void* shared) {
-    return (in_shared(shared) + kPanelBytes / 2 + 16 + kPanelBytes - 1) / kPanelBytes * kPanelBytes;
+    return (in_shared(shared) + kPlaneBytes / 2 + 16 + kPlaneBytes - 1) / kPlaneBytes * kPlaneBytes;
 }
 // A float of the block that holds panel `rank` of the same rows.
 __device__ float shared_float(unsigned at, int rank) {
@@ -187,41 +193,42 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
 product(const Left a, const Right b, const Product out) {
     extern __shared__ __align__(16) unsigned char shared[];
-    constexpr int kSums = UNITS * HEIGHT * COLUMNS;     // of a cluster
+    constexpr int kSums = UNITS * HEIGHT * kColumns;    // of a cluster
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % kCluster;
     const int sets = (a.units + UNITS - 1) / UNITS, set = blockIdx.x / kCluster;
     const int part = warp % GROUP, held = part % HELD, unit0 = set % sets * UNITS;
-    const unsigned sums = in_shared(shared), panel = panel_address(shared);
-    const Count column0 = Count(set / sets) * COLUMNS;
+    const unsigned panel = panel_address(shared), sums = PLANES > 1 ? panel : in_shared(shared);
+    const Count column0 = Count(set / sets) * kColumns;
     let_next_start();
     Steps steps;
     steps.begin(a, rank * HELD + held, unit0 + warp / GROUP, part / HELD, GROUP / HELD);
     const auto row_of = [&](int i) {
-        const int line = unit0 * HEIGHT + i / COLUMNS;
+        const int line = unit0 * HEIGHT + i / kColumns;
         return i < kSums && line < a.units * HEIGHT ? a.rows[line] : -1;
     };
     int i = threadIdx.x + rank * kThreads, row = row_of(i);
     wait_for_previous();
 #pragma unroll
     for (int h = 0; h < HELD; ++h) fetch_panel(panel + h * kPanelBytes, b, rank * HELD + h, column0);
-    float acc[COLUMNS] = {};
+    float acc[kColumns] = {};
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
     steps.add(acc, panel + held * kPanelBytes);
+    if (PLANES > 1) __syncthreads();      // the sums lie where the lines were
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c)
+    for (int c = 0; c < kColumns; ++c)
         if (lane < HEIGHT)
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(sums + ((warp * COLUMNS + c) * HEIGHT + lane) * 4), "f"(acc[c]));
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(sums + ((warp * kColumns + c) * HEIGHT + lane) * 4), "f"(acc[c]));
     cluster_barrier();
     for (; i < kSums; i += kThreads * kCluster, row = row_of(i)) {
-        const int c = i % COLUMNS, line = i / COLUMNS % HEIGHT, u = i / (COLUMNS * HEIGHT);
+        const int c = i % kColumns, line = i / kColumns % HEIGHT, u = i / (kColumns * HEIGHT);
         if (row < 0 || column0 + c >= b.n) continue;
         float sum = 0;
 #pragma unroll
         for (int p = 0; p < kCluster; ++p)
 #pragma unroll
             for (int g = 0; g < GROUP; ++g)
-                sum += shared_float(sums + (((u * GROUP + g) * COLUMNS + c) * HEIGHT + line) * 4, p);
+                sum += shared_float(sums + (((u * GROUP + g) * kColumns + c) * HEIGHT + line) * 4, p);
         out.to[row * out.row + (column0 + c) * out.column] = In::store(sum);
     }
     if (PANELS > HELD) cluster_barrier();
