@@ -35,21 +35,23 @@ template <int tiles, int members, int splits> class BlockSums {
             }
             store(sum, i / members, i % members);
         }
+        leave(room_.flags + 2 * group);
     }
 
   private:
-    // Until all blocks of the same rows are here, and what they wrote can be seen.  The last to see that
-    // all are here clears the flags for the next launch.
+    // Until all blocks of the same rows are here, and what they wrote can be seen.
     __device__ static void meet(unsigned* flags) {
         __syncthreads();
         if (threadIdx.x == 0) {
             __threadfence();
             atomicAdd(flags, 1u);
             while (read_flag(flags) < splits) {}
-            if (atomicAdd(flags + 1, 1u) == splits - 1) flags[0] = flags[1] = 0;
-            __threadfence();
         }
         __syncthreads();
+    }
+    // The last that has seen all others clears the flags for the next launch; nobody waits for it.
+    __device__ static void leave(unsigned* flags) {
+        if (threadIdx.x == 0 && atomicAdd(flags + 1, 1u) == splits - 1) flags[0] = flags[1] = 0;
     }
     __device__ static unsigned read_flag(const unsigned* flag) {
         unsigned x;
