@@ -6,18 +6,22 @@ import functools
 from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy import stats
 
 from sparse24._dtypes import DType
 from sparse24.kernels import loader, partial_sums
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_scatter_plan import (
-    HELD_WHOLE,
-    ROW_WORDS,
+    GROUP_BYTES,
+    GROUP_ELEMENTS,
+    LINE_BYTES,
+    MOST_LINES,
     UNIT_COLUMNS,
     UNIT_ROWS,
+    WHOLE,
     Config,
     configs,
+    lines_of,
     schedule,
 )
 from sparse24.kernels.launch import Launch
@@ -25,8 +29,9 @@ from sparse24.kernels.launch import Launch
 NAME = "hybrid_scatter"
 DTYPES = ("float16", "bfloat16")
 MOST_COLUMNS = 64
+LANES = 32
 LEFT = np.dtype(
-    [("words", "u8"), ("units", "u8"), ("counts", "u8"), ("pitch", "i4"), ("m", "i4")]
+    [("units", "u8"), ("steps", "u8"), ("counts", "u8"), ("pitch", "i4"), ("m", "i4")]
 )  # fmt: skip
 OUT = np.dtype([("to", "u8"), ("row", "i8"), ("column", "i8"), ("n", "i8")])
 
@@ -36,31 +41,31 @@ class ScatterLayout:
 
     Attributes
     ----------
-    words : cupy.ndarray of uint32, shape (rows, 128)
-    rows : numpy.ndarray of int32, shape (units down, units across)
-        Rows of words of each unit; they lie one after the other.
+    units : cupy.ndarray of uint8
+    sizes : numpy.ndarray of int32, shape (units down, units across, 2)
+        Groups and lines of each unit; they lie one after the other.
     """
 
-    def __init__(self, shape, dtype: DType, words, rows: np.ndarray):
-        self.shape, self.dtype, self.words, self.rows = shape, dtype, words, rows
+    def __init__(self, shape, dtype: DType, units, sizes: np.ndarray):
+        self.shape, self.dtype, self.units, self.sizes = shape, dtype, units, sizes
         self._launches: dict[tuple, Ready] = {}
 
     @property
     def nbytes(self) -> int:
-        return self.words.nbytes
+        return self.units.nbytes
 
     def copy(self) -> ScatterLayout:
         """The same layout elsewhere in memory."""
-        words = self.words.copy()
+        units = self.units.copy()
         settle()
-        return ScatterLayout(self.shape, self.dtype, words, self.rows)
+        return ScatterLayout(self.shape, self.dtype, units, self.sizes)
 
     def launch(self, n: int, balance: bool, config: Config | None) -> Ready:
         """The compiled product with `n` columns, made at the first use and kept."""
         key = (n, balance, config)
         found = self._launches.get(key)
         if found is None:
-            config = config or configs(self.rows, n, _multiprocessors(self.words.device.id))[0]
+            config = config or configs(self.sizes, n, _multiprocessors(self.units.device.id))[0]
             found = self._launches[key] = Ready(self, balance, config)
         return found
 
@@ -72,8 +77,8 @@ class Ready(BoundProduct):
         import cupy
 
         super().__init__()
-        units, counts = schedule(layout.rows, config, balance=balance)
-        self._tables = [cupy.asarray(x.view(np.int32)) for x in (units, counts)]
+        steps, counts = schedule(layout.sizes, config, balance=balance)
+        self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, counts)]
         size = config.shared_memory
         kernel = loader.function(
             NAME, "product", defines(layout.dtype.name, config), shared_memory=size
@@ -81,8 +86,8 @@ class Ready(BoundProduct):
         self._sizes = (kernel, len(counts), config.threads, size)
         self._box = (8 * config.tiles, UNIT_COLUMNS)
         self.per_stream = config.splits > 1
-        addresses = (x.data.ptr for x in (layout.words, *self._tables))
-        self._left = np.array([(*addresses, units.shape[1], layout.shape[0])], LEFT)
+        addresses = (x.data.ptr for x in (layout.units, *self._tables))
+        self._left = np.array([(*addresses, steps.shape[1], layout.shape[0])], LEFT)
         if not cupy.cuda.get_current_stream().is_capturing():
             if self.per_stream:
                 partial_sums.reserve()
@@ -109,23 +114,31 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
 
 
 ERASED = 0.6  # time of a tile that is cleared element by element, of one overwritten
+LISTS = 2 * LANES  # of a unit
+PLACES = UNIT_ROWS  # of a list
 
 
 def effort(shape, density: float) -> tuple[float, float]:
     """Places of tiles to be written, and bytes to be read, if zeros fall by chance."""
-    words = density * UNIT_ROWS * UNIT_COLUMNS
-    erases = words + 3 * words**0.5 <= HELD_WHOLE * ROW_WORDS
-    return shape[0] * shape[1] * (ERASED if erases else 1.0), expected_bytes(shape, density)
+    units = shape[0] * shape[1] / (UNIT_ROWS * UNIT_COLUMNS)
+    groups, lines = expected_size(density)
+    erases = groups <= WHOLE[0]
+    nbytes = units * (groups * GROUP_BYTES + lines * LINE_BYTES)
+    return shape[0] * shape[1] * (ERASED if erases else 1.0), nbytes
 
 
-def expected_bytes(shape, density: float) -> float:
-    """Size of the layout of a matrix whose zeros fall by chance."""
-    size = UNIT_ROWS * UNIT_COLUMNS
-    mean, deviation = density * size, max(1e-9, (density * (1 - density) * size) ** 0.5)
-    # Expected rows of words: the sum over r of the chance that a unit needs more than r of them.
-    row = np.arange(size // ROW_WORDS) * ROW_WORDS + 0.5
-    rows = special.ndtr((mean - row) / deviation).sum()
-    return shape[0] * shape[1] / size * rows * ROW_WORDS * 4
+@functools.lru_cache(maxsize=256)
+def expected_size(density: float) -> tuple[int, float]:
+    """Groups and lines of a unit, if zeros fall by chance."""
+    held = np.arange(PLACES + 1)
+    chance = stats.binom.pmf(held, PLACES, min(1.0, max(0.0, density)))
+    groups = np.arange(PLACES // GROUP_ELEMENTS + 1)
+    beyond = np.maximum(held - GROUP_ELEMENTS * groups[:, None], 0) @ chance
+    lines = LISTS * beyond / LANES
+    lines += np.where(lines > 0.1, 0.5, 0.0)  # the last is not full
+    nbytes = groups * GROUP_BYTES + lines * LINE_BYTES
+    best = int(np.where(lines + 2 <= MOST_LINES, nbytes, np.inf).argmin())
+    return best, float(lines[best])
 
 
 def prepare(bits: Any, dtype: DType) -> ScatterLayout:
@@ -134,14 +147,15 @@ def prepare(bits: Any, dtype: DType) -> ScatterLayout:
 
     m, k = bits.shape
     grid = (-(-k // UNIT_COLUMNS), -(-m // UNIT_ROWS))
-    rows = cupy.empty(grid[::-1], np.int32)
-    source = (bits, np.int64(m), np.int64(k), np.int64(bits.strides[0] // 2))
-    loader.function(NAME, "measure")(grid, (32,), (*source, rows))
-    starts = cupy.cumsum(rows, dtype=np.int64) - rows.ravel()
-    words = cupy.empty((int(rows.sum()), ROW_WORDS), np.uint32)
-    loader.function(NAME, "pack")(grid, (32,), (*source, starts, words))
+    sizes = cupy.empty((*grid[::-1], 2), np.int32)
+    source = (bits, np.int64(m), np.int64(k), np.int64(bits.strides[0] // 2), sizes)
+    loader.function(NAME, "measure")(grid, (LANES,), source)
+    lines = lines_of(sizes).ravel()
+    starts = cupy.cumsum(lines, dtype=np.int64) - lines
+    units = cupy.empty(int(lines.sum()) * LINE_BYTES, np.uint8)
+    loader.function(NAME, "pack")(grid, (LANES,), (*source, starts, units))
     settle()
-    return ScatterLayout((m, k), dtype, words, rows.get())
+    return ScatterLayout((m, k), dtype, units, sizes.get())
 
 
 def product(
@@ -152,10 +166,11 @@ def product(
 
 
 def defines(name: str, config: Config) -> loader.Defines:
+    groups, lines = config.batch
     return (
         ("ELEMENT", name), ("TALL", config.tall), ("TILES", config.tiles),
-        ("SPLITS", config.splits), ("STAGES", config.stages), ("HELD", config.held),
-        ("ERASE", int(config.erase)),
+        ("SPLITS", config.splits), ("STAGES", config.stages), ("GROUPS", groups),
+        ("LINES", lines), ("ERASE", int(config.erase)),
     )  # fmt: skip
 
 

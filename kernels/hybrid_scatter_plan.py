@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-UNIT_ROWS, UNIT_COLUMNS, ROW_WORDS = 128, 64, 128  # of a unit; words of a row
+UNIT_ROWS, UNIT_COLUMNS = 128, 64
+LINE_BYTES = 128
+GROUP_BYTES = 6 * LINE_BYTES
+GROUP_ELEMENTS = 4  # of each list of a lane
+MOST_LINES = 8  # of a unit
 MOST_SHARED = 227 * 1024
 MOST_WRITERS = 12  # warps: more would leave too few registers
 MOST_SPLITS = 16
-HELD_WHOLE, HELD_PART = 8, 6  # rows of words that a writer holds, twice
-UNIT = np.dtype([("column", "i4"), ("first", "i4"), ("rows", "i4"), ("unused", "i4")])
+WHOLE, PART = (4, MOST_LINES), (3, 4)  # groups and lines of a batch, of which a writer holds two
+UNIT = np.dtype([("column", "i4"), ("first", "i4"), ("groups", "i4"), ("lines", "i4")])
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Config:
     splits : int
         Blocks that share k.
     erase : bool
-        Clear tiles element by element; no unit may have more than `HELD_WHOLE` rows of words.
+        Clear tiles element by element; no unit may be larger than the batch `WHOLE`.
     """
 
     tall: int
@@ -58,23 +62,29 @@ class Config:
         return self.stages * (self._stage + 16)
 
     @property
-    def held(self) -> int:
-        return HELD_WHOLE if self.erase else HELD_PART
+    def batch(self) -> tuple[int, int]:
+        """Groups and lines."""
+        return WHOLE if self.erase else PART
 
 
-def configs(rows: np.ndarray, n: int, sms: int) -> list[Config]:
+def lines_of(sizes: np.ndarray) -> np.ndarray:
+    """Bytes of units, in lines, from their groups and lines, shape (..., 2)."""
+    return sizes[..., 0] * (GROUP_BYTES // LINE_BYTES) + sizes[..., 1]
+
+
+def configs(sizes: np.ndarray, n: int, sms: int) -> list[Config]:
     """Ways to multiply a matrix by `n` columns, best guess first.
 
-    `rows` are the rows of words of each unit, shape (down, across).
+    `sizes` are the groups and lines of each unit, shape (down, across, 2).
     """
     tiles = 2 if n <= 16 else 4 if n <= 32 else 8
-    erase = bool(rows.max(initial=0) <= HELD_WHOLE)
+    erase = bool((sizes <= WHOLE).all())
     found = []
     for tall, splits in itertools.product((1, 2), range(1, MOST_SPLITS + 1)):
-        blocks = -(-len(rows) // tall) * splits
-        if splits == 1 or (blocks <= sms and splits <= rows.shape[1]):
+        blocks = -(-len(sizes) // tall) * splits
+        if splits == 1 or (blocks <= sms and splits <= sizes.shape[1]):
             config = Config(tall, tiles, splits, erase)
-            found.append((_microseconds(rows, config, sms), config))
+            found.append((_microseconds(sizes, config, sms), config))
     return [config for _, config in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -82,40 +92,41 @@ LATENCY = 1.5  # µs, of the first bytes, and of the sharing of sums
 MEMORY = 4300.0  # bytes a nanosecond, all multiprocessors together; one alone gets
 ONE = 50.0  # from memory or the L2 cache
 CLOCK = 1.7  # cycles a nanosecond
-BANK_CONFLICTS = 1.4  # cycles of a store of 32 elements
+GROUP_STORES, LINE_STORES = 8, 3.2  # cycles, with conflicts of banks
 TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128  # cycles to read or clear a tile
 
 
-def _microseconds(rows: np.ndarray, config: Config, sms: int) -> float:
+def _microseconds(sizes: np.ndarray, config: Config, sms: int) -> float:
     """About how long the product takes; the constants are round figures of an H200."""
-    live = _by_block(rows, config.tall)
+    live = _by_block(lines_of(sizes), config.tall)
     blocks = len(live) * config.splits
     steps = -(-int((live > 0).sum(1).max(initial=0)) // config.splits)
-    of_step = rows.sum() / max(1, np.count_nonzero(live))  # rows of words
-    stores = 4 * BANK_CONFLICTS * of_step
+    groups, lines = sizes.sum((0, 1)) / max(1, np.count_nonzero(live))  # of a step
+    stores = GROUP_STORES * groups + LINE_STORES * lines
     clear = stores if config.erase else TILE * config.tall
     reads = config.tall * (TILE + 16 * config.tiles)
     tensor = 8 * config.tall * max(16, 4 * config.tiles)
     work = steps * max(reads + stores + clear + 8 * config.tiles, tensor) / CLOCK
     rate = min(ONE, MEMORY / min(sms, blocks))
-    memory = steps * (of_step * 4 * ROW_WORDS / rate + 16 * config.tiles * UNIT_COLUMNS / ONE)
+    nbytes = groups * GROUP_BYTES + lines * LINE_BYTES
+    memory = steps * (nbytes / rate + 16 * config.tiles * UNIT_COLUMNS / ONE)
     body = (max(work, memory) + 0.2 * min(work, memory)) * 1e-3
     sums = config.tall * UNIT_ROWS * 32 * config.tiles
     shared = LATENCY + 2 * sums / ONE * 1e-3 if config.splits > 1 else 0.0
     return -(-blocks // sms) * (LATENCY + body + shared)
 
 
-def _by_block(rows: np.ndarray, tall: int) -> np.ndarray:
-    """Rows of words of every step: those of the units that lie above one another."""
-    padded = np.pad(rows, ((0, -len(rows) % tall), (0, 0)))
-    return padded.reshape(-1, tall, rows.shape[1]).sum(1)
+def _by_block(lines: np.ndarray, tall: int) -> np.ndarray:
+    """Lines of every step: those of the units that lie above one another."""
+    padded = np.pad(lines, ((0, -len(lines) % tall), (0, 0)))
+    return padded.reshape(-1, tall, lines.shape[1]).sum(1)
 
 
-STEP_COST = 30  # rows of words that cost as much as the rest of a step
+STEP_COST = 100  # lines that cost as much as the rest of a step
 
 
 def schedule(
-    rows: np.ndarray, config: Config, *, balance: bool = True
+    sizes: np.ndarray, config: Config, *, balance: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """The units of every block, step by step.
 
@@ -125,16 +136,18 @@ def schedule(
     Returns
     -------
     units : ndarray of UNIT, shape (blocks, steps, tall)
-        Blocks that share rows are neighbours.  Steps of no words follow the last.
+        Blocks that share rows are neighbours.  Steps that hold nothing follow the last.
     counts : ndarray of int32, shape (blocks,)
         At least 1.
     """
-    down, across = rows.shape
+    down, across, _ = sizes.shape
     tall, splits = config.tall, config.splits
-    first = (np.cumsum(rows, dtype=np.int64) - rows.ravel()).reshape(rows.shape)
+    lines = lines_of(sizes)
+    first = (np.cumsum(lines, dtype=np.int64) - lines.ravel()).reshape(lines.shape)
     whole = np.zeros((-(-down // tall) * tall, across), UNIT)
     whole["column"] = np.arange(across) * UNIT_COLUMNS
-    whole["first"][:down], whole["rows"][:down] = first, rows
+    whole["first"][:down] = first
+    whole["groups"][:down], whole["lines"][:down] = sizes[..., 0], sizes[..., 1]
     whole = whole.reshape(-1, tall, across).swapaxes(1, 2)
     parts = [part for block in whole for part in _parts(block, splits, balance)]
     counts = np.array([max(1, len(part)) for part in parts], np.int32)
@@ -146,10 +159,11 @@ def schedule(
 
 def _parts(units: np.ndarray, splits: int, balance: bool) -> list[np.ndarray]:
     """The steps of a block's rows that hold anything, dealt to blocks in order."""
-    cost = units["rows"].sum(1)
+    cost = lines_of(np.stack([units["groups"], units["lines"]], axis=-1)).sum(1)
     if not balance:
         edges = np.arange(1, splits) * len(units) // splits
-        return [part[part["rows"].any(1)] for part in np.split(units, edges)]
+        parts = zip(np.split(units, edges), np.split(cost, edges))
+        return [part[own > 0] for part, own in parts]
     live = units[cost > 0]
     running = np.cumsum(cost[cost > 0] + STEP_COST)
     wanted = (running[-1] if len(live) else 0) * np.arange(1, splits) / splits

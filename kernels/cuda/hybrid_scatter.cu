@@ -1,8 +1,8 @@
 // hybrid_scatter: unstructured 16-bit A (m, k) times up to 64 columns: non-zeros become dense tiles in
 // shared memory, which the tensor cores of Hopper multiply.
 //
-//   words  [rows][128]             non-zeros of the units of A (include/scatter_units.cuh)         (read)
-//   steps  [blocks][pitch][TALL]   the units of a block, and where their words are                 (read)
+//   units  groups and lines of the units of A (include/scatter_units.cuh)                            (read)
+//   steps  [blocks][pitch][TALL]   the units of a block, and where they are                          (read)
 //   counts [blocks]                steps of a block that hold anything; empty ones follow           (read)
 //   b      [k, n]                  n contiguous, rows on 16-byte boundaries                        (read)
 //   out    [m, n]                  any strides                                                     (written)
@@ -10,14 +10,14 @@
 // A block takes TALL units of rows, 128 each, and the steps of a part of k; SPLITS blocks share rows.  A step is
 // 64 columns in which some unit has non-zeros.  Every stage of the ring has its own TALL warps, the writers:
 // each clears its tile and stores the non-zeros of the next unit into it, while the copy engine brings
-// 64 lines of b; TALL warpgroups multiply.  A non-zero costs one store and hardly an instruction
-// more, in a bank of its own for the most part.
+// 64 rows of b; TALL warpgroups multiply.  A non-zero costs one store and hardly an instruction
+// more, nearly always in a bank of its own.
 //
-// A writer holds two batches of HELD rows of words: one is on its way while the other is stored.  With
+// A writer holds two batches of GROUPS groups and LINES lines: one is on its way while the other is stored.  With
 // ERASE a batch is all of a unit, so a tile is cleared by storing zeros where its last non-zeros were;
 // else all of it is overwritten.
 //
-// Words are asked for before the kernel waits for the one before it in the stream; b is not.
+// Units are asked for before the kernel waits for the one before it in the stream; b is not.
 // Partial sums are added in a fixed order: the same bits every time.
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_scatter.py.
@@ -46,11 +46,11 @@ using Shared = BlockSums<TILES, kMembers, SPLITS>;
 
 struct alignas(16) Unit {
     int column;                        // of its first element
-    int first, rows;                   // its words, in rows
-    int unused;
+    int first;                         // where it is, in lines
+    int groups, lines;
 };
 struct Left {
-    const uint4* words;
+    const unsigned char* units;
     const Unit* steps;
     const int* counts;
     int pitch, m;
@@ -82,34 +82,69 @@ __device__ inline uint4 load_once(const uint4* from) {
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
     return x;
 }
-__device__ inline void store_element(u32 at, u32 element) {
-    asm volatile("{ .reg .b16 low, high; mov.b32 {low, high}, %1; st.shared.b16 [%0], low; }" ::"r"(at), "r"(element) : "memory");
+__device__ inline uint2 load_once(const uint2* from) {
+    uint2 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
+    return x;
+}
+__device__ inline u32 load_once(const u32* from) {
+    u32 x;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(x) : "l"(from));
+    return x;
+}
+__device__ inline void store_low(u32 at, u32 pair) {
+    asm volatile("{ .reg .b16 low, high; mov.b32 {low, high}, %1; st.shared.b16 [%0], low; }" ::"r"(at), "r"(pair) : "memory");
+}
+__device__ inline void store_high(u32 at, u32 pair) {
+    asm volatile("{ .reg .b16 low, high; mov.b32 {low, high}, %1; st.shared.b16 [%0], high; }" ::"r"(at), "r"(pair) : "memory");
 }
 __device__ inline void store_zeros(u32 at) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
 }
+// Four elements of a list at these rows of the lane's bank, or zeros.
+template <bool zeros> __device__ void store_four(u32 bank, u32 first, u32 second, u32 rows) {
+    store_low(bank + __byte_perm(rows, 0, 0x4440) * 128, zeros ? 0 : first);
+    store_high(bank + __byte_perm(rows, 0, 0x4441) * 128, zeros ? 0 : first);
+    store_low(bank + __byte_perm(rows, 0, 0x4442) * 128, zeros ? 0 : second);
+    store_high(bank + __byte_perm(rows, 0, 0x4443) * 128, zeros ? 0 : second);
+}
 
-// Rows of words of a unit, on their way or in hand.
+// A part of a unit, on its way or in hand.
 struct Batch {
-    uint4 words[HELD];
-    int rows = 0;
+    uint4 elements[GROUPS];
+    uint2 rows[GROUPS];
+    u32 words[LINES];
+    int groups = 0, lines = 0;
 
-    __device__ void load(const uint4* from, int count) {
-        rows = count;
+    // From group and line `first_*` of a unit on, as much as there is and fits.
+    __device__ void load(const unsigned char* units, const Unit& unit, int first_group, int first_line) {
+        const int lane = threadIdx.x % 32;
+        const unsigned char* at = units + (Count)unit.first * kLineBytes;
+        const unsigned char* words_at = at + unit.groups * kGroupBytes + first_line * kLineBytes + lane * 4;
+        at += first_group * kGroupBytes;
+        groups = unit.groups - first_group, lines = unit.lines - first_line;
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
-            if (i < rows) words[i] = load_once(from + i * 32);
+        for (int i = 0; i < GROUPS; i++)
+            if (i < groups) {
+                elements[i] = load_once(reinterpret_cast<const uint4*>(at + i * kGroupBytes + lane * 16));
+                rows[i] = load_once(reinterpret_cast<const uint2*>(at + i * kGroupBytes + 512 + lane * 8));
+            }
+#pragma unroll
+        for (int i = 0; i < LINES; i++)
+            if (i < lines) words[i] = load_once(reinterpret_cast<const u32*>(words_at + i * kLineBytes));
     }
     // Store the elements into the tile, or zeros in their place.
     template <bool zeros> __device__ void store(u32 tile) const {
+        const u32 even = tile + threadIdx.x % 32 * 4, odd = even + 2;
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
-            if (i < rows) {
-                store_element(tile + (words[i].x >> 16), zeros ? 0 : words[i].x);
-                store_element(tile + (words[i].y >> 16), zeros ? 0 : words[i].y);
-                store_element(tile + (words[i].z >> 16), zeros ? 0 : words[i].z);
-                store_element(tile + (words[i].w >> 16), zeros ? 0 : words[i].w);
+        for (int i = 0; i < GROUPS; i++)
+            if (i < groups) {
+                store_four<zeros>(even, elements[i].x, elements[i].y, rows[i].x);
+                store_four<zeros>(odd, elements[i].z, elements[i].w, rows[i].y);
             }
+#pragma unroll
+        for (int i = 0; i < LINES; i++)
+            if (i < lines) store_low(tile + (words[i] >> 16), zeros ? 0 : words[i]);
     }
 };
 
@@ -117,7 +152,7 @@ struct Batch {
 class Writer {
   public:
     __device__ Writer(const Left& a, const Ring& ring, int warp, u32 shared)
-        : words_(a.words + threadIdx.x % 32), steps_(a.steps + (Count)blockIdx.x * a.pitch * TALL + warp), ring_(ring),
+        : units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch * TALL + warp), ring_(ring),
           stage_(warp / TALL), turns_((a.counts[blockIdx.x] - stage_ + STAGES - 1) / STAGES),
           asks_(warp % TALL == 0 && threadIdx.x % 32 == 0), b_(shared + stage_ * kStageBytes + TALL * kTileBytes),
           tile_(shared + stage_ * kStageBytes + warp % TALL * kTileBytes) {
@@ -125,15 +160,15 @@ class Writer {
         next_ = unit(1);
     }
     __device__ void begin(Batch& first) {
-        first.load(words_ + (Count)here_.first * 32, min(here_.rows, HELD));
+        first.load(units_, here_, 0, 0);
         clear();
         __syncwarp();  // other lanes may store into the same places now
     }
     // Store one batch and ask for the one after it; false when all is done.
     __device__ bool advance(const TensorMap& b, const Batch& batch, Batch& other) {
         if (turn_ == turns_) return false;
-        const bool begins = from_ == 0, ends = ERASE || from_ + HELD >= here_.rows;
-        from_ = ends ? 0 : from_ + HELD;
+        const bool begins = batch_ == 0, ends = ERASE || (batch.groups <= GROUPS && batch.lines <= LINES);
+        batch_ = ends ? 0 : batch_ + 1;
         if (!ERASE) ask(other, ends);
         if (begins) open(b, other);
         if (ERASE) ask(other, ends);  // what it held was needed until now
@@ -146,8 +181,8 @@ class Writer {
     __device__ Unit unit(int turn) const { return steps_[turn * kWriters]; }
     // The next batch: of this unit, or the first of the next.
     __device__ void ask(Batch& batch, bool of_next) const {
-        const int first = of_next ? next_.first : here_.first, rows = of_next ? next_.rows : here_.rows;
-        batch.load(words_ + (Count)(first + from_) * 32, min(rows - from_, HELD));
+        const Unit unit = of_next ? next_ : here_;
+        batch.load(units_, unit, batch_ * GROUPS, batch_ * LINES);
     }
     // Wait until the stage is free, ask for its lines of b, and clear the tile.
     __device__ void open(const TensorMap& b, const Batch& last) {
@@ -175,13 +210,13 @@ class Writer {
         for (int i = 0; i < kTileBytes; i += 512) store_zeros(tile_ + i + threadIdx.x % 32 * 16);
     }
 
-    const uint4* words_;
+    const unsigned char* units_;
     const Unit* steps_;
     const Ring& ring_;
     int stage_, turns_;
     bool asks_;
     u32 b_, tile_;
-    int turn_ = 0, from_ = 0;
+    int turn_ = 0, batch_ = 0;
     Unit here_, next_;
 };
 

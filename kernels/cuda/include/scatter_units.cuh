@@ -1,75 +1,122 @@
 // scatter_units: how the non-zeros of a 128x64 unit of a matrix are stored for hybrid_scatter.cu.
 //
-// A word is an element and, above it, its byte in a dense tile: rows of 128 bytes whose 16-byte chunks are
-// exchanged as the tensor cores do (chunk c of row r lies at c ^ r % 8).
+// In shared memory a unit is a dense tile: rows of 128 bytes whose 16-byte chunks are exchanged as the tensor
+// cores do (chunk c of row r lies at c ^ r % 8).  Lane l of a warp stores what falls into bank l: two elements
+// of every row, the even and the odd one.  So stores never collide, and a place is but a row.
 //
-//   bits  31 .. 16                  15 .. 0
-//         byte of the tile, even    element
+//   group   [32 lanes][8 elements], then [32 lanes][8 rows, a byte each]
+//           elements 0 .. 3 are even ones, 4 .. 7 odd ones; lists that are too short repeat their last
+//   line    [32 lanes][word]: what the groups do not hold, of any bank; the last word is repeated
 //
-// Words are stored by 32 lanes at a time, so neighbours should lie in different banks of shared
-// memory: the first non-zero of every bank comes first, then the second of every bank, and so on.  A unit
-// is padded to whole rows of 128 words by repeating its last word; row words 4 l .. 4 l + 3 are those of lane l.
+//   word    31 .. 16                  15 .. 0
+//           byte of the tile, even    element
+//
+// A unit is its groups, 768 bytes each, and then its lines, 128 bytes each and no more than kMostLines: as
+// many groups as make it the shortest.  The words of lines begin with the first of every bank, so they mostly meet different banks.
 #pragma once
 
-constexpr int kUnitRows = 128, kUnitColumns = 64, kRowWords = 128;
+constexpr int kUnitRows = 128, kUnitColumns = 64;
 constexpr int kTileBytes = kUnitRows * kUnitColumns * 2;
+constexpr int kLineBytes = 128, kGroupBytes = 768, kGroupElements = 4;   // elements of each list in a group
+constexpr int kGroupLines = kGroupBytes / kLineBytes, kMostGroups = kUnitRows / kGroupElements;
+constexpr int kMostLines = 8;
 
-// The places of one bank of a tile, row by row: each row has two elements in every bank.
+// The elements of one bank of a tile; lane l looks at bank l.
 struct Bank {
     const Element* w;
     Count m, k, pitch, row, column;     // of the unit's first element
-    int lane, place;                    // the next to look at
+    int lane;
 
     __device__ Bank(const Element* w, Count m, Count k, Count pitch)
         : w(w), m(m), k(k), pitch(pitch), row(Count(blockIdx.y) * kUnitRows), column(Count(blockIdx.x) * kUnitColumns),
-          lane(threadIdx.x), place(0) {}
+          lane(threadIdx.x) {}
 
-    // The next non-zero as a word; false if there is none.
-    __device__ bool next(unsigned& word) {
-        while (place < 2 * kUnitRows) {
-            const int r = place / 2, half = place % 2, chunk = lane / 4 ^ r % 8;
-            const Count i = row + r, j = column + chunk * 8 + lane % 4 * 2 + half;
-            ++place;
-            const Element x = i < m && j < k ? w[i * pitch + j] : Element(0);
-            if (x & 0x7fff) {
-                word = unsigned(r * 128 + lane * 4 + half * 2) << 16 | x;
+    __device__ Element element(int r, int odd) const {
+        const Count i = row + r, j = column + (lane / 4 ^ r % 8) * 8 + lane % 4 * 2 + odd;
+        const Element x = i < m && j < k ? w[i * pitch + j] : Element(0);
+        return x & 0x7fff ? x : Element(0);
+    }
+    __device__ int count(int odd) const {
+        int found = 0;
+        for (int r = 0; r < kUnitRows; ++r) found += element(r, odd) != 0;
+        return found;
+    }
+};
+
+struct Size {
+    int groups, lines;
+};
+
+// The fewest bytes for a unit whose lists have these lengths, one even and one odd list a lane.
+__device__ Size best_size(int even, int odd) {
+    Size best = {0, 0};
+    int least = 1 << 30;
+    for (int groups = 0; groups <= kMostGroups; ++groups) {
+        const int held = groups * kGroupElements;
+        const int left = __reduce_add_sync(~0u, max(even - held, 0) + max(odd - held, 0));
+        const int lines = (left + 31) / 32, all = groups * kGroupLines + lines;
+        if (lines <= kMostLines && all < least) least = all, best = {groups, lines};
+        if (left == 0) break;
+    }
+    return best;
+}
+
+// sizes[unit]; one warp a unit, grid (columns, rows of units).
+extern "C" __global__ void __launch_bounds__(32)
+measure(const Element* w, Count m, Count k, Count pitch, Size* sizes) {
+    const Bank bank(w, m, k, pitch);
+    const Size size = best_size(bank.count(0), bank.count(1));
+    if (threadIdx.x == 0) sizes[Count(blockIdx.y) * gridDim.x + blockIdx.x] = size;
+}
+
+// Store the first `held` elements of a list in the groups; how many rows that took.
+__device__ int fill_groups(const Bank& bank, int odd, int held, unsigned char* to) {
+    Element x = 0;
+    int r = 0, row = 0;
+    for (int i = 0; i < held; ++i) {
+        for (Element next = 0; r < kUnitRows && !next; ++r)
+            if ((next = bank.element(r, odd))) x = next, row = r;
+        unsigned char* group = to + i / kGroupElements * kGroupBytes;
+        const int at = bank.lane * 8 + odd * kGroupElements + i % kGroupElements;
+        reinterpret_cast<Element*>(group)[at] = x;
+        group[512 + at] = (unsigned char)row;
+    }
+    return r;
+}
+
+// Write every unit from line starts[unit] on; same grid.
+extern "C" __global__ void __launch_bounds__(32)
+pack(const Element* w, Count m, Count k, Count pitch, const Size* sizes, const long long* starts, unsigned char* units) {
+    const Bank bank(w, m, k, pitch);
+    const Count unit = Count(blockIdx.y) * gridDim.x + blockIdx.x;
+    const Size size = sizes[unit];
+    unsigned char* to = units + starts[unit] * kLineBytes;
+    auto* words = reinterpret_cast<unsigned*>(to + size.groups * kGroupBytes);
+    const int held = size.groups * kGroupElements;
+    int row = fill_groups(bank, 0, held, to), odd = 0;
+    const int odd_from = fill_groups(bank, 1, held, to);
+    unsigned word = 0, last = 0;
+    const auto next = [&] {  // of this bank, even ones first; false if there is none
+        while (row < kUnitRows || !odd) {
+            if (row == kUnitRows) {
+                odd = 1, row = odd_from;
+                continue;
+            }
+            const int r = row++;
+            if (const Element x = bank.element(r, odd)) {
+                word = unsigned(r * 128 + bank.lane * 4 + odd * 2) << 16 | x;
                 return true;
             }
         }
         return false;
-    }
-};
-
-// Where the word with this number lies in its unit.
-__device__ int stored_at(int number) {
-    return number / kRowWords * kRowWords + number % 32 * 4 + number / 32 % 4;
-}
-
-// rows[unit], how many rows of words every unit takes; one warp a unit, grid (columns, rows of units).
-extern "C" __global__ void __launch_bounds__(32)
-measure(const Element* w, Count m, Count k, Count pitch, int* rows) {
-    Bank bank(w, m, k, pitch);
-    unsigned word;
-    int count = 0;
-    while (bank.next(word)) ++count;
-    count = __reduce_add_sync(~0u, count);
-    if (threadIdx.x == 0) rows[Count(blockIdx.y) * gridDim.x + blockIdx.x] = (count + kRowWords - 1) / kRowWords;
-}
-
-// Write the words of every unit from row starts[unit] on; same grid.
-extern "C" __global__ void __launch_bounds__(32)
-pack(const Element* w, Count m, Count k, Count pitch, const long long* starts, unsigned* words) {
-    Bank bank(w, m, k, pitch);
-    words += starts[Count(blockIdx.y) * gridDim.x + blockIdx.x] * kRowWords;
-    unsigned word = 0, last = 0;
-    bool held = bank.next(word);
+    };
     int placed = 0;
-    while (const unsigned votes = __ballot_sync(~0u, held)) {
-        if (held) words[stored_at(placed + __popc(votes & ((1u << threadIdx.x) - 1)))] = word;
+    bool more = next();
+    while (const unsigned votes = __ballot_sync(~0u, more)) {
+        if (more) words[placed + __popc(votes & ((1u << threadIdx.x) - 1))] = word;
         last = __shfl_sync(~0u, word, 31 - __clz(votes));
         placed += __popc(votes);
-        held = held && bank.next(word);
+        more = more && next();
     }
-    const int end = (placed + kRowWords - 1) / kRowWords * kRowWords;
-    for (int i = placed + threadIdx.x; i < end; i += 32) words[stored_at(i)] = last;
+    for (int i = placed + threadIdx.x; i < size.lines * 32; i += 32) words[i] = last;
 }
