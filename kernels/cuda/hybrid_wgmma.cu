@@ -82,7 +82,27 @@ struct Share {
     }
 };
 
-// The producer warpgroup's place in the ring; its first thread is the leader.
+// Where a stage lies in the ring, and the metadata of its atom.
+struct Place {
+    Ring::Position at;
+    int slot = 0;
+
+    __device__ void advance(int part) {  // past this part of an atom
+        at.advance();
+        if (part == kParts - 1) slot = slot + 1 == kSlots ? 0 : slot + 1;
+    }
+    __device__ void skip(int stages) {  // the first of which begins an atom
+        const int after = at.stage + stages;
+        at.phase ^= after / STAGES & 1;
+        at.stage = after % STAGES;
+        slot = (slot + stages / kParts) % kSlots;
+    }
+};
+
+// The producer warpgroup's place in the ring; a lane of its first warp is the leader.
+//
+// All threads step through the stages alike, and what the leader does alone changes nothing that
+// outlives it, so that the compiler knows its operands to be the same in all lanes.
 class Producer {
     static constexpr int kLanes = BLOCK_N / 8;   // threads that fetch a row of a stage
     static constexpr int kRows = 32 / kLanes;    // rows that a warp fetches at once
@@ -91,43 +111,48 @@ class Producer {
 
   public:
     __device__ Producer(const TensorMap& values, const TensorMap& b_map, const Operands& of, const Ring& ring, u32 shared)
-        : values_(values), b_map_(b_map), of_(of), ring_(ring), shared_(shared), warp_(threadIdx.x / 32 % 4),
-          lane_(threadIdx.x % 32) {}
+        : values_(values), b_map_(b_map), of_(of), ring_(ring), shared_(shared),
+          warp_(__shfl_sync(~0u, threadIdx.x / 32 % 4, 0)), lane_(threadIdx.x % 32) {}
 
     __device__ void fetch(const Share& share, int n0) {
-        int4 rows = rows_of(share, share.plain);
-        if (warp_ == 0) fetch_plain(share, n0);
+        const int4 rows = rows_of(share, share.plain);
+        lead([&] { fetch_plain(share, n0); });
         // A barrier tells two turns of the ring apart, not three: nobody may be further ahead.
         group_sync(1 + kConsumers, 128);
-        const int after = at_.stage + share.plain - share.first;
-        at_.phase ^= after / STAGES & 1;
-        at_.stage = after % STAGES;
+        place_.skip(share.plain - share.first);
         gather(share, n0, rows);
     }
 
   private:
-    __device__ bool leads() const { return threadIdx.x == kProducer; }
+    // The test stands before the work, and is not passed on as a value: see elected().
+    template <class Act> __device__ void lead(Act act) const {
+        if (warp_ == 0 && elected()) act();
+        __syncwarp();
+    }
 
-    // Stages whose rows of b are neighbours; work of the leader, while its warp holds the first rows of 32.
-    __device__ void fetch_plain(const Share& share, int n0) {
-        auto at = at_;
-        int first_rows = 0, next = first_row(share, share.first + lane_);
-        for (int stage = share.first; stage < share.plain; stage++, at.advance()) {
-            const int i = (stage - share.first) % 32;
-            if (i == 0) {
-                first_rows = next;
-                next = first_row(share, stage + 32 + lane_);
-            }
-            const int k0 = __shfl_sync(~0u, first_rows, i);
-            if (lane_ == 0) {
-                const u32 barrier = ring_.acquire(at), to = shared_ + at.stage * kStageBytes;
-                Ring::announce(barrier, kStageBytes + (stage % kParts ? 0 : kMetadataBytes), true);
-                fetch_a(stage, to, barrier);
+    // Stages whose rows of b are neighbours; work of the leader, which looks an atom ahead.
+    __device__ void fetch_plain(const Share& share, int n0) const {
+        Place place = place_;
+        int rows[kParts];
+#pragma unroll
+        for (int part = 0; part < kParts; part++) rows[part] = first_row(share, share.first + part);
+        for (int stage = share.first; stage < share.plain; stage += kParts) {
+            int next[kParts];
+#pragma unroll
+            for (int part = 0; part < kParts; part++) next[part] = first_row(share, stage + kParts + part);
+#pragma unroll
+            for (int part = 0; part < kParts; part++) {
+                if (stage + part == share.plain) break;
+                const u32 barrier = ring_.acquire(place.at), to = shared_ + place.at.stage * kStageBytes;
+                Ring::announce(barrier, kStageBytes + (part ? 0 : kMetadataBytes), true);
+                fetch_a(stage / kParts, part, place, barrier);
 #pragma unroll
                 for (int span = 0; span < BLOCK_N / 64; span++)
-                    load_box(to + span * BLOCK_K * 128, b_map_, n0 + span * 64, k0, 0, barrier);
+                    load_box(to + span * BLOCK_K * 128, b_map_, n0 + span * 64, rows[part], 0, barrier);
+                place.advance(part);
             }
-            __syncwarp();
+#pragma unroll
+            for (int part = 0; part < kParts; part++) rows[part] = next[part];
         }
     }
     __device__ int first_row(const Share& share, int stage) const {
@@ -141,15 +166,16 @@ class Producer {
         for (int base = share.plain; base < share.end; base += kAhead) {
             const int4 rows = next;
             next = rows_of(share, base + kAhead);
-            for (int stage = base; stage < min(base + kAhead, share.end); stage++, at_.advance()) {
-                const u32 barrier = ring_.acquire(at_), to = shared_ + at_.stage * kStageBytes;
-                if (leads()) {
-                    Ring::announce(barrier, kABytes + (stage % kParts ? 0 : kMetadataBytes), false);
-                    fetch_a(stage, to, barrier);
-                }
-                __syncwarp();
-                gather_rows(rows, stage - base, b, outside, to);
+            for (int stage = base; stage < min(base + kAhead, share.end); stage++) {
+                const int part = stage % kParts;
+                const u32 barrier = ring_.acquire(place_.at);
+                lead([&] {
+                    Ring::announce(barrier, kABytes + (part ? 0 : kMetadataBytes), false);
+                    fetch_a(stage / kParts, part, place_, barrier);
+                });
+                gather_rows(rows, stage - base, b, outside, shared_ + place_.at.stage * kStageBytes);
                 Ring::follow(barrier);
+                place_.advance(part);
             }
         }
     }
@@ -177,14 +203,13 @@ class Producer {
             copy16(to + i * 128 + swizzle, b + (u64)inside * (u32)of_.b_pitch, outside || mine >= of_.k);
         }
     }
-    __device__ void fetch_a(int stage, u32 to, u32 barrier) {
-        const int atom = stage / kParts;
-        if (stage % kParts == 0) {
-            const u32 metadata = shared_ + kMetadataAt + slot_ * kMetadataBytes;
+    __device__ void fetch_a(int atom, int part, const Place& place, u32 barrier) const {
+        if (part == 0) {
+            const u32 metadata = shared_ + kMetadataAt + place.slot * kMetadataBytes;
             load_bytes(metadata, of_.packed + (long long)atom * kMetadataBytes, kMetadataBytes, barrier);
-            slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
         }
-        load_box(to + kBBytes, values_, stage % kParts * (BLOCK_K / 2), 0, atom, barrier);
+        const u32 to = shared_ + place.at.stage * kStageBytes + kBBytes;
+        load_box(to, values_, part * (BLOCK_K / 2), 0, atom, barrier);
     }
 
     const TensorMap &values_, &b_map_;
@@ -192,8 +217,7 @@ class Producer {
     const Ring& ring_;
     u32 shared_;
     int warp_, lane_;
-    Ring::Position at_;
-    int slot_ = 0;
+    Place place_;
 };
 
 // One consumer warpgroup: its accumulators and its place in the ring.

@@ -4,7 +4,7 @@
 // full[s]  129 arrivals: one by the leader, who announces what the copy engine delivers, and one by every
 //          producer thread when its own copies have landed; where it has none, the leader arrives for all
 // empty[s] one arrival by every consumer warp
-// Source: PTX ISA, cp.async.mbarrier.arrive.
+// Source: PTX ISA, cp.async.mbarrier.arrive, elect.sync.
 #pragma once
 #include "hopper_pipeline.cuh"
 
@@ -49,6 +49,15 @@ template <int stages, int consumer_warps> class GatherPipeline {
   private:
     u32 full_, empty_;
 };
+
+// True in one lane of a warp whose lanes all are here.  Where the compiler sees that one lane is left it
+// issues the copy engine's instructions one after the other; after a test of the thread's number it puts
+// each into a loop over the lanes.
+__device__ inline bool elected() {
+    u32 is;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
+    return is;
+}
 
 // 16 bytes into shared memory: from memory, or zeros.
 __device__ inline void copy16(u32 to, const void* from, bool zeros) {
