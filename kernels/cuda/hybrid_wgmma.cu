@@ -12,7 +12,7 @@
 //   out     [m, n]                  any strides; fastest with m or n contiguous                   (written)
 //
 // The kernel is sparse_wgmma.cu with another list of stages.  Where a stage's rows of b are not
-// neighbours, the four producer warps fetch them one by one, a row of the tile by one or half a warp, into
+// neighbours, the four producer warps fetch them one by one, 128 bytes of four rows an instruction, into
 // the very layout in which the copy engine would have put them.  Gathered stages come last in a strip.
 //
 // Macros: ELEMENT OUTPUT BLOCK_N STAGES K_PARTS OUT_ROW_MAJOR OUT_BULK STAGING; kernels/hybrid_wgmma.py chooses.
@@ -104,10 +104,7 @@ struct Place {
 // All threads step through the stages alike, and what the leader does alone changes nothing that
 // outlives it, so that the compiler knows its operands to be the same in all lanes.
 class Producer {
-    static constexpr int kLanes = BLOCK_N / 8;   // threads that fetch a row of a stage
-    static constexpr int kRows = 32 / kLanes;    // rows that a warp fetches at once
-    static constexpr int kOfWarp = BLOCK_K / 4;  // rows of a warp
-    static constexpr int kAhead = 8;             // stages whose row numbers a warp holds, four a lane
+    static constexpr int kOfWarp = BLOCK_K / 4;  // rows of b that a warp gathers for a stage
 
   public:
     __device__ Producer(const TensorMap& values, const TensorMap& b_map, const Operands& of, const Ring& ring, u32 shared)
@@ -158,49 +155,44 @@ class Producer {
     __device__ int first_row(const Share& share, int stage) const {
         return stage < share.plain ? of_.sources[(long long)stage * BLOCK_K] : 0;
     }
-    // The others: 16 rows of b a warp.
-    __device__ void gather(const Share& share, int n0, int4 next) {
-        const int column = n0 + lane_ % kLanes * 8;
-        const bool outside = column >= of_.n;
-        const auto* b = reinterpret_cast<const unsigned char*>(of_.b + (outside ? 0 : column));
-        for (int base = share.plain; base < share.end; base += kAhead) {
-            const int4 rows = next;
-            next = rows_of(share, base + kAhead);
-            for (int stage = base; stage < min(base + kAhead, share.end); stage++) {
-                const int part = stage % kParts;
-                const u32 barrier = ring_.acquire(place_.at);
-                lead([&] {
-                    Ring::announce(barrier, kABytes + (part ? 0 : kMetadataBytes), false);
-                    fetch_a(stage / kParts, part, place_, barrier);
-                });
-                gather_rows(rows, stage - base, b, outside, shared_ + place_.at.stage * kStageBytes);
-                Ring::follow(barrier);
-                place_.advance(part);
-            }
+    // The others: 16 rows of b a warp, of which it copies 128 bytes of four at once.
+    __device__ void gather(const Share& share, int n0, int4 rows) {
+        const int column = n0 + lane_ % 8 * 8;
+        for (int stage = share.plain; stage < share.end; stage++) {
+            const int4 next = rows_of(share, stage + 1);
+            const int part = stage % kParts;
+            const u32 barrier = ring_.acquire(place_.at);
+            lead([&] {
+                Ring::announce(barrier, kABytes + (part ? 0 : kMetadataBytes), false);
+                fetch_a(stage / kParts, part, place_, barrier);
+            });
+            gather_rows(rows, column);
+            Ring::follow(barrier);
+            place_.advance(part);
+            rows = next;
         }
     }
-    // Lane 4 i + j holds rows 4 j to 4 j + 3, of this warp's sixteen, of stage base + i.
-    __device__ int4 rows_of(const Share& share, int base) const {
-        const int stage = base + lane_ / 4;
-        const int* from = of_.sources + (long long)stage * BLOCK_K + warp_ * kOfWarp + lane_ % 4 * 4;
+    // Four neighbours of this warp's sixteen, for each eight lanes.
+    __device__ int4 rows_of(const Share& share, int stage) const {
+        const int* from = of_.sources + (long long)stage * BLOCK_K + first_of_lane();
         return stage < share.end ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
     }
-    __device__ void gather_rows(const int4& rows, int ahead, const unsigned char* b, bool outside, u32 to) const {
-        int row[kOfWarp];  // all of them first: a shuffle waits for the copies that are under way
+    __device__ int first_of_lane() const { return warp_ * kOfWarp + lane_ / 8 * 4; }
+
+    // `column`: the lane's first.  What lies beyond b stays as it is: it makes columns that are never stored.
+    __device__ void gather_rows(const int4& rows, int column) const {
+        const int row[4] = {rows.x, rows.y, rows.z, rows.w};
+        const u32 stage = shared_ + place_.at.stage * kStageBytes;
 #pragma unroll
-        for (int i = 0; i < kOfWarp; i += 4) {
-            const int lane = ahead * 4 + i / 4;
-            row[i] = __shfl_sync(~0u, rows.x, lane), row[i + 1] = __shfl_sync(~0u, rows.y, lane);
-            row[i + 2] = __shfl_sync(~0u, rows.z, lane), row[i + 3] = __shfl_sync(~0u, rows.w, lane);
-        }
-        const u32 span = lane_ % kLanes / 8, chunk = lane_ % 8, which = lane_ / kLanes;
-        to += span * BLOCK_K * 128 + (warp_ * kOfWarp + which) * 128;
+        for (int i = 0; i < 4; i++) {
+            const int line = first_of_lane() + i;
+            const u32 to = stage + line * 128 + ((lane_ ^ line) % 8 << 4);
+            const bool none = row[i] >= of_.k;
+            const auto* from = reinterpret_cast<const unsigned char*>(of_.b + column);
+            from += (u64)(none ? 0u : (u32)row[i]) * (u32)of_.b_pitch;
 #pragma unroll
-        for (int i = 0; i < kOfWarp; i += kRows) {
-            const int mine = kRows == 2 && which ? row[i + 1] : row[i];
-            const u32 inside = min((u32)mine, (u32)of_.k - 1);
-            const u32 swizzle = (chunk ^ (i + which) % 8) << 4;
-            copy16(to + i * 128 + swizzle, b + (u64)inside * (u32)of_.b_pitch, outside || mine >= of_.k);
+            for (int span = 0; span < BLOCK_N / 64; span++)
+                if (column + span * 64 < of_.n) copy16(to + span * BLOCK_K * 128, from + span * 128, none);
         }
     }
     __device__ void fetch_a(int atom, int part, const Place& place, u32 barrier) const {
