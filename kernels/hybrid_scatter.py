@@ -137,7 +137,7 @@ def expected_size(density: float) -> tuple[int, float]:
     lines = LISTS * beyond / LANES
     lines += np.where(lines > 0.1, 0.5, 0.0)  # the last is not full
     nbytes = groups * GROUP_BYTES + lines * LINE_BYTES
-    best = int(np.where(lines + 2 <= MOST_LINES, nbytes, np.inf).argmin())
+    best = int(np.where(lines + 1 <= MOST_LINES, nbytes, np.inf).argmin())
     return best, float(lines[best])
 
 
@@ -182,7 +182,7 @@ def _multiprocessors(device: int) -> int:
 
 
 COMPILE_CHECKS = [
-    (defines(name, config), "sm_90a", f"HGMMA.64x{8 * config.tiles}x16")
+    (defines(name, config), "sm_90a", f"HGMMA.64x{config.width}x16")
     for name, config in (
         ("bfloat16", Config(1, 2, 4, True)),
         ("float16", Config(1, 4, 2, False)),

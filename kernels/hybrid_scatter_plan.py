@@ -11,11 +11,14 @@ UNIT_ROWS, UNIT_COLUMNS = 128, 64
 LINE_BYTES = 128
 GROUP_BYTES = 6 * LINE_BYTES
 GROUP_ELEMENTS = 4  # of each list of a lane
-MOST_LINES = 8  # of a unit
+MOST_LINES = 7  # of a unit
 MOST_SHARED = 227 * 1024
-MOST_WRITERS = 12  # warps: more would leave too few registers
+MOST_WRITERS = 8  # warps; with those that multiply 12, which leaves 168 registers a thread
 MOST_SPLITS = 16
-WHOLE, PART = (4, MOST_LINES), (3, 4)  # groups and lines of a batch, of which a writer holds two
+WHOLE, PART = (
+    (7, MOST_LINES),
+    (4, MOST_LINES),
+)  # groups and lines of a batch, of which a writer holds two
 UNIT = np.dtype([("column", "i4"), ("first", "i4"), ("groups", "i4"), ("lines", "i4")])
 
 
@@ -45,6 +48,11 @@ class Config:
         return f"{UNIT_ROWS * self.tall}x{8 * self.tiles}k{self.splits}" + "e" * self.erase
 
     @property
+    def width(self) -> int:
+        """Columns of an instruction's result: those of b, or rows of the matrix in their place."""
+        return UNIT_ROWS * self.tall if self.tiles == 8 else 8 * self.tiles
+
+    @property
     def _stage(self) -> int:
         return UNIT_COLUMNS * (2 * UNIT_ROWS * self.tall + 16 * self.tiles)
 
@@ -55,7 +63,7 @@ class Config:
 
     @property
     def threads(self) -> int:
-        return 32 * self.tall * (4 + self.stages)
+        return 32 * (4 + self.tall * self.stages)
 
     @property
     def shared_memory(self) -> int:
@@ -104,9 +112,11 @@ def _microseconds(sizes: np.ndarray, config: Config, sms: int) -> float:
     groups, lines = sizes.sum((0, 1)) / max(1, np.count_nonzero(live))  # of a step
     stores = GROUP_STORES * groups + LINE_STORES * lines
     clear = stores if config.erase else TILE * config.tall
-    reads = config.tall * (TILE + 16 * config.tiles)
+    of_b = 64 if config.tiles == 8 else 16 * config.tiles * config.tall
     tensor = 8 * config.tall * max(16, 4 * config.tiles)
-    work = steps * max(reads + stores + clear + 8 * config.tiles, tensor) / CLOCK
+    work = (
+        steps * max(TILE * config.tall + of_b + stores + clear + 8 * config.tiles, tensor) / CLOCK
+    )
     rate = min(ONE, MEMORY / min(sms, blocks))
     nbytes = groups * GROUP_BYTES + lines * LINE_BYTES
     memory = steps * (nbytes / rate + 16 * config.tiles * UNIT_COLUMNS / ONE)

@@ -19,7 +19,7 @@ constexpr int kUnitRows = 128, kUnitColumns = 64;
 constexpr int kTileBytes = kUnitRows * kUnitColumns * 2;
 constexpr int kLineBytes = 128, kGroupBytes = 768, kGroupElements = 4;   // elements of each list in a group
 constexpr int kGroupLines = kGroupBytes / kLineBytes, kMostGroups = kUnitRows / kGroupElements;
-constexpr int kMostLines = 8;
+constexpr int kMostLines = 7;
 
 // The elements of one bank of a tile; lane l looks at bank l.
 struct Bank {

@@ -1,24 +1,39 @@
-// wgmma_dense: dense warpgroup products with a few columns, both operands in shared memory (sm_90a).
+// wgmma_dense: dense warpgroup products of a matrix tile and lines of b, both in shared memory (sm_90a).
 //
-// d (64, 8 * tiles) += A (64, 16) b (16, 8 * tiles), or d = if `kept` is 0.  Rows of A are 128 bytes, 64 elements of k, swizzled
-// over their length; lines of b as in wgmma_pairs.cuh.  Register 4 j + 2 i + c of thread (warp w, g = lane / 4,
-// t = lane % 4) is element (16 w + g + 8 i, 8 j + 2 t + c).
+// Rows of the matrix are 128 bytes, 64 elements of k, swizzled over their length; lines of b as in
+// wgmma_pairs.cuh.  An instruction takes 16 of k.  With 16 or 32 columns the matrix is the first operand, 64
+// rows at a time.  With 64 columns b is, and the matrix the second, all of its rows at once: so b is read once.
+//
+// Register 4 j + 2 i + c of thread (warp w, g = lane / 4, t = lane % 4) is element (16 w + g + 8 i, 8 j + 2 t + c).
 // Source: PTX ISA, wgmma.mma_async, matrix descriptors.
 #pragma once
 #include "wgmma_pairs.cuh"
 
-#define WGMMA_DENSE(width, names, inputs, keep, ...)                                                             \
+#define WIDE_SUMS_64 PAIR_SUMS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WIDE_SUMS_128 WIDE_SUMS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 16), SIXTEEN(i + 32), SIXTEEN(i + 48)
+
+// `transposed`: whether each operand is, "1" for lines of b.
+#define WGMMA_DENSE(width, names, inputs, keep, transposed, ...)                                            \
     asm volatile("{ .reg .pred add; setp.ne.u32 add, " keep ", 0;\n"                                         \
                  "wgmma.mma_async.sync.aligned.m64n" width "k16" PAIRS_TYPE(ELEMENT) " {" names "}, " inputs \
-                 ", add, 1, 1, 0, 1; }"                                                                      \
+                 ", add, 1, 1, " transposed "; }"                                                            \
                  : __VA_ARGS__                                                                               \
-                 : "l"(a), "l"(b), "r"(kept))
+                 : "l"(first), "l"(second), "r"(kept))
 
-template <int tiles>
-__device__ void multiply_dense(float (&d)[4 * tiles], unsigned long long a, unsigned long long b, unsigned kept) {
-    if constexpr (tiles == 2) WGMMA_DENSE("16", PAIR_SUMS_8, "%8, %9", "%10", FOUR(0), FOUR(4));
-    else if constexpr (tiles == 4) WGMMA_DENSE("32", PAIR_SUMS_16, "%16, %17", "%18", SIXTEEN(0));
-    else WGMMA_DENSE("64", PAIR_SUMS_32, "%32, %33", "%34", SIXTEEN(0), SIXTEEN(16));
+// `columns_first`: d is (64 columns, 2 * count rows), else (64 rows, count / 4 columns).
+template <bool columns_first, int count>
+__device__ void multiply_dense(float (&d)[count], unsigned long long matrix, unsigned long long b, unsigned kept) {
+    const unsigned long long first = columns_first ? b : matrix, second = columns_first ? matrix : b;
+    if constexpr (columns_first && count == 64) WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "1, 0", SIXTY_FOUR(0));
+    else if constexpr (columns_first)
+        WGMMA_DENSE("256", WIDE_SUMS_128, "%128, %129", "%130", "1, 0", SIXTY_FOUR(0), SIXTY_FOUR(64));
+    else if constexpr (count == 8) WGMMA_DENSE("16", PAIR_SUMS_8, "%8, %9", "%10", "0, 1", FOUR(0), FOUR(4));
+    else WGMMA_DENSE("32", PAIR_SUMS_16, "%16, %17", "%18", "0, 1", SIXTEEN(0));
 }
 
 // Rows of 128 bytes from a shared address on, which is a multiple of eight rows.

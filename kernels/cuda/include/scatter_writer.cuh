@@ -1,0 +1,150 @@
+// scatter_writer: warps of hybrid_scatter.cu that turn units of the matrix into dense tiles in shared memory.
+//
+// A writer holds two batches of GROUPS groups and LINES lines: one is on its way while the other is stored.  With
+// ERASE a batch is all of a unit, so a tile is cleared by storing zeros where its last non-zeros were;
+// else all of it is overwritten.
+#pragma once
+
+__device__ inline uint4 load_once(const uint4* from) {
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+    return x;
+}
+__device__ inline uint2 load_once(const uint2* from) {
+    uint2 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
+    return x;
+}
+__device__ inline u32 load_once(const u32* from) {
+    u32 x;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(x) : "l"(from));
+    return x;
+}
+__device__ inline void store_low(u32 at, u32 pair) {
+    asm volatile("{ .reg .b16 low, high; mov.b32 {low, high}, %1; st.shared.b16 [%0], low; }" ::"r"(at), "r"(pair) : "memory");
+}
+__device__ inline void store_high(u32 at, u32 pair) {
+    asm volatile("{ .reg .b16 low, high; mov.b32 {low, high}, %1; st.shared.b16 [%0], high; }" ::"r"(at), "r"(pair) : "memory");
+}
+__device__ inline void store_zeros(u32 at) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+}
+// Four elements of a list at these rows of the lane's bank, or zeros.
+template <bool zeros> __device__ void store_four(u32 bank, u32 first, u32 second, u32 rows) {
+    store_low(bank + __byte_perm(rows, 0, 0x4440) * 128, zeros ? 0 : first);
+    store_high(bank + __byte_perm(rows, 0, 0x4441) * 128, zeros ? 0 : first);
+    store_low(bank + __byte_perm(rows, 0, 0x4442) * 128, zeros ? 0 : second);
+    store_high(bank + __byte_perm(rows, 0, 0x4443) * 128, zeros ? 0 : second);
+}
+
+// A part of a unit, on its way or in hand.
+struct Batch {
+    uint4 elements[GROUPS];
+    uint2 rows[GROUPS];
+    u32 words[LINES];
+    int groups = 0, lines = 0;
+
+    // From group and line `first_*` of a unit on, as much as there is and fits.
+    __device__ void load(const unsigned char* units, const Unit& unit, int first_group, int first_line) {
+        const int lane = threadIdx.x % 32;
+        const unsigned char* at = units + (Count)unit.first * kLineBytes;
+        const unsigned char* words_at = at + unit.groups * kGroupBytes + first_line * kLineBytes + lane * 4;
+        at += first_group * kGroupBytes;
+        groups = unit.groups - first_group, lines = unit.lines - first_line;
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++)
+            if (i < groups) {
+                elements[i] = load_once(reinterpret_cast<const uint4*>(at + i * kGroupBytes + lane * 16));
+                rows[i] = load_once(reinterpret_cast<const uint2*>(at + i * kGroupBytes + 512 + lane * 8));
+            }
+#pragma unroll
+        for (int i = 0; i < LINES; i++)
+            if (i < lines) words[i] = load_once(reinterpret_cast<const u32*>(words_at + i * kLineBytes));
+    }
+    // Store the elements into the tile, or zeros in their place.
+    template <bool zeros> __device__ void store(u32 tile) const {
+        const u32 even = tile + threadIdx.x % 32 * 4, odd = even + 2;
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++)
+            if (i < groups) {
+                store_four<zeros>(even, elements[i].x, elements[i].y, rows[i].x);
+                store_four<zeros>(odd, elements[i].z, elements[i].w, rows[i].y);
+            }
+#pragma unroll
+        for (int i = 0; i < LINES; i++)
+            if (i < lines) store_low(tile + (words[i] >> 16), zeros ? 0 : words[i]);
+    }
+};
+
+// A warp that writes the tile of one stage, again and again.
+class Writer {
+  public:
+    __device__ Writer(const Left& a, const Ring& ring, int warp, u32 shared)
+        : units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch * TALL + warp), ring_(ring),
+          stage_(warp / TALL), turns_((a.counts[blockIdx.x] - stage_ + STAGES - 1) / STAGES),
+          asks_(warp % TALL == 0 && threadIdx.x % 32 == 0), b_(shared + stage_ * kStageBytes + TALL * kTileBytes),
+          tile_(shared + stage_ * kStageBytes + warp % TALL * kTileBytes) {
+        here_ = unit(0);
+        next_ = unit(1);
+    }
+    __device__ void begin(Batch& first) {
+        first.load(units_, here_, 0, 0);
+        clear();
+        __syncwarp();  // other lanes may store into the same places now
+    }
+    // Store one batch and ask for the one after it; false when all is done.
+    __device__ bool advance(const TensorMap& b, const Batch& batch, Batch& other) {
+        if (turn_ == turns_) return false;
+        const bool begins = batch_ == 0, ends = ERASE || (batch.groups <= GROUPS && batch.lines <= LINES);
+        batch_ = ends ? 0 : batch_ + 1;
+        if (!ERASE) ask(other, ends);
+        if (begins) open(b, other);
+        if (ERASE) ask(other, ends);  // what it held was needed until now
+        batch.store<false>(tile_);
+        if (ends) publish();
+        return true;
+    }
+
+  private:
+    __device__ Unit unit(int turn) const { return steps_[turn * kWriters]; }
+    // The next batch: of this unit, or the first of the next.
+    __device__ void ask(Batch& batch, bool of_next) const {
+        const Unit unit = of_next ? next_ : here_;
+        batch.load(units_, unit, batch_ * GROUPS, batch_ * LINES);
+    }
+    // Wait until the stage is free, ask for its lines of b, and clear the tile.
+    __device__ void open(const TensorMap& b, const Batch& last) {
+        barrier_wait(ring_.empty + 8 * stage_, (turn_ & 1) ^ 1);
+        if (asks_) {
+            barrier_expect(ring_.full + 8 * stage_, kBBytes);
+            load_box(b_, b, 0, here_.column, 0, ring_.full + 8 * stage_);
+        }
+        if (turn_ > 0) {
+            if (ERASE) last.store<true>(tile_);
+            else clear();
+            __syncwarp();
+        }
+    }
+    __device__ void publish() {
+        async_proxy_fence();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(ring_.full + 8 * stage_);
+        turn_++;
+        here_ = next_;
+        next_ = unit(turn_ + 1);
+    }
+    __device__ void clear() const {
+#pragma unroll
+        for (int i = 0; i < kTileBytes; i += 512) store_zeros(tile_ + i + threadIdx.x % 32 * 16);
+    }
+
+    const unsigned char* units_;
+    const Unit* steps_;
+    const Ring& ring_;
+    int stage_, turns_;
+    bool asks_;
+    u32 b_, tile_;
+    int turn_ = 0, batch_ = 0;
+    Unit here_, next_;
+};
