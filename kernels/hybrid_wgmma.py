@@ -81,9 +81,9 @@ class Config:
         return self._bytes(self.stages)
 
 
-TABLE = (Config(256), Config(128, rate=0.6), Config(256, 2), Config(128, 2, rate=0.6))
+TABLE = (Config(256), Config(128, rate=0.7), Config(256, 2), Config(128, 2, rate=0.7))
 # To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums.
-MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 7e12, 5e-6
+MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
 
 
 @dataclass(frozen=True, slots=True)
