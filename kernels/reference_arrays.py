@@ -1,0 +1,47 @@
+"""Groups along the last axis, and conversions: what the other references are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24 import _spec
+
+
+def split(x: np.ndarray, size: int) -> np.ndarray:
+    """(..., k) -> (..., k / size, size)."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
+
+
+def joined(x: np.ndarray) -> np.ndarray:
+    """(..., a, b) -> (..., a * b)."""
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+def grouped(x: np.ndarray, fill=0) -> np.ndarray:
+    """(..., k) -> (..., ceil(k/4), 4), the last group filled up."""
+    pad = -x.shape[-1] % _spec.GROUP
+    x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)], constant_values=fill)
+    return split(x, _spec.GROUP)
+
+
+def is_nonzero(x: np.ndarray) -> np.ndarray:
+    return x != 0  # false for -0.0, true for NaN
+
+
+def transpose(b: np.ndarray) -> np.ndarray:
+    """b (..., k, n) stored by columns."""
+    return np.ascontiguousarray(b.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
+def to_dtype(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Convert as the kernels do: integers round half to even and saturate, fp8 saturates."""
+    if dtype.kind == "i":
+        info = np.iinfo(dtype)
+        whole = x if x.dtype.kind in "iu" else np.rint(x)
+        return np.clip(whole, info.min, info.max).astype(dtype)
+    if dtype.name.startswith("float8"):
+        import ml_dtypes
+
+        limit = float(ml_dtypes.finfo(dtype).max)
+        return np.clip(x.astype(np.float64), -limit, limit).astype(np.float32).astype(dtype)
+    return x.astype(dtype)
