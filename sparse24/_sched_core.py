@@ -12,13 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from sparse24._errors import ArgumentError, ShapeError
-from sparse24._sched_arrays import namespace, plain, ranked, working
-from sparse24._sched_criteria import Magnitude, Observation
-from sparse24._sched_growers import NoGrowth
-from sparse24._sched_patterns import Turnover
+from sparse24._errors import ArgumentError
+from sparse24._sched_arrays import namespace, plain, working
+from sparse24._sched_decide import decide, decisions, observation
 from sparse24._sched_records import Array, Arrays, Recipe, Rules, State, Update
-from sparse24._sched_tiles import Channel
 
 
 def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
@@ -128,7 +125,7 @@ def observe(state: State, weights: Arrays | None = None, grads: Arrays | None = 
     for recipe, names in state.groups:
         for part in recipe.observers:
             for name in names:
-                seen = _observation(state, name, weights, grads)
+                seen = observation(state, name, weights, grads)
                 memory[name] = part.observe(memory[name], seen)
     return replace(state, memory=memory)
 
@@ -195,10 +192,10 @@ def step(
         shapes = {name: state.shapes[name] for name in names}
         sparsity = recipe.schedule.sparsity(state.step)
         shares = recipe.distribution.shares(sparsity, shapes, memory, recipe.pattern.most)
-        for members in _decisions(recipe, names):
+        for members in decisions(recipe, names):
             began = time.perf_counter()
             share = shares[members[0][0]]
-            new = _decide(state, recipe, members, share, (weights, grads), reduce)
+            new = decide(state, recipe, members, share, (weights, grads), reduce)
             seconds = (time.perf_counter() - began) / len(members)
             for member in members:
                 name = member[0]
@@ -256,87 +253,6 @@ def thaw(state: State) -> State:
     False
     """
     return replace(state, frozen=False)
-
-
-def _observation(state: State, name: str, weights, grads) -> Observation:
-    weight, grad = _pick(weights, name, state, "weights"), _pick(grads, name, state, "grads")
-    return Observation(name, state.step, state.seed, weight, grad)
-
-
-def _pick(arrays: Arrays | None, name: str, state: State, what: str) -> Array | None:
-    if arrays is None:
-        return None
-    if name not in arrays:
-        raise ArgumentError(f"{what} has no layer {name!r}; pass all of {sorted(state.shapes)}")
-    array = arrays[name]
-    if array is not None and tuple(array.shape) != state.shapes[name]:
-        raise ShapeError(
-            f"{what}[{name!r}] must have the shape {state.shapes[name]}, got {tuple(array.shape)}"
-        )
-    return array
-
-
-def _decisions(recipe: Recipe, names: tuple[str, ...]):
-    """Groups of (layer, pattern) that are chosen together."""
-    together = [tuple((n, recipe.pattern) for n in group) for group in recipe.shared]
-    together += [tuple((n, Channel(axis)) for n, axis in group) for group in recipe.coupled]
-    taken = {name for group in together for name, _ in group}
-    missing = taken - set(names)
-    if missing:
-        raise ArgumentError(
-            f"shared and coupled layers must be in the recipe's group, {sorted(missing)} are not"
-        )
-    return [*together, *(((name, recipe.pattern),) for name in names if name not in taken)]
-
-
-def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) -> Array:
-    """Unit scores of a decision: the members' pooled scores, added in order."""
-    total = None
-    for name, pattern in members:
-        seen = _observation(state, name, *arrays)
-        scores = criterion.score(state.memory[name], seen)
-        scores = working(scores if reduce is None else reduce(scores))
-        if tuple(scores.shape) != state.shapes[name]:
-            raise ShapeError(
-                f"scores of {name!r} must have the shape {state.shapes[name]}, "
-                f"got {tuple(scores.shape)}"
-            )
-        units = pattern.pool(scores)
-        if total is not None and total.shape != units.shape:
-            raise ShapeError(
-                f"layers {[n for n, _ in members]} are tied, but their units differ in shape"
-            )
-        total = units if total is None else ranked(total + units)
-    return total
-
-
-def _decide(
-    state: State, recipe: Recipe, members, share: float, arrays, reduce
-) -> dict[str, Array]:
-    """New masks of the layers of one decision."""
-    leader, pattern = members[0]
-    pattern.check(share)
-    if share == 0:
-        return {
-            name: namespace(state.masks[name]).ones_like(state.masks[name]) for name, _ in members
-        }
-    first = leader not in state.updated
-    criterion = recipe.initial if first and recipe.initial is not None else recipe.criterion
-    grows = not first and not isinstance(recipe.grower, NoGrowth)
-    if type(criterion) is Magnitude and len(members) == 1 and reduce is None and not grows:
-        mask = pattern.of_magnitudes(
-            _observation(state, leader, *arrays).given("weight", "Magnitude")
-        )
-        if mask is not None:
-            return {leader: mask}
-    units = _pooled(recipe, criterion, state, members, arrays, reduce)
-    turnover = None
-    if grows:
-        growth = _pooled(recipe, recipe.grower, state, members, arrays, reduce)
-        active = pattern.units_of(state.masks[leader])
-        turnover = Turnover(active, growth, recipe.grower.share(state.step))
-    chosen = pattern.choose(units, share, turnover)
-    return {name: own.expand(chosen, state.shapes[name]) for name, own in members}
 
 
 def _event(

@@ -40,21 +40,18 @@ from sparse24._sched_gradients import (
     transition,
 )
 from sparse24._sched_growers import GradientGrowth, Grower, MomentumGrowth, NoGrowth, RandomGrowth
-from sparse24._sched_methods import (
-    DecayFactorSearch,
-    RewoundRate,
-    gradual_magnitude,
-    iterative_magnitude,
-    rigl,
-    sparse_evolutionary,
-    sr_ste,
-    targeted_dropout,
-)
 from sparse24._sched_patterns import (
     NM,
     Pattern,
     Transposable24,
     Unstructured,
+)
+from sparse24._sched_recipes import (
+    gradual_magnitude,
+    iterative_magnitude,
+    rigl,
+    sparse_evolutionary,
+    sr_ste,
 )
 from sparse24._sched_records import Recipe, State, Update
 from sparse24._sched_schedules import (
@@ -71,6 +68,7 @@ from sparse24._sched_schedules import (
 from sparse24._sched_state import from_dict, to_dict
 from sparse24._sched_telemetry import MaskWarning, Telemetry
 from sparse24._sched_tiles import Block, Channel, Elastic, TileHybrid
+from sparse24._sched_training import DecayFactorSearch, RewoundRate, targeted_dropout
 
 __all__ = [
     "ERK",

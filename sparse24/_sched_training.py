@@ -1,0 +1,189 @@
+"""What published methods ask of training beside a recipe: a rate, a dropout, a decay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sparse24._errors import ArgumentError
+from sparse24._sched_arrays import (
+    Array,
+    check_share,
+    floor_count,
+    namespace,
+    plain,
+    ranked,
+    top_in_rows,
+    uniform,
+)
+from sparse24._sched_patterns import Pattern
+
+
+@dataclass(frozen=True)
+class RewoundRate:
+    """Learning-rate rewinding: every round replays the last steps of the schedule.
+
+    Weights are kept; only the rate goes back (Renda et al., 2020).
+
+    Parameters
+    ----------
+    rate : callable
+        ``rate(step)``, the schedule of the dense training.
+    train_steps : int
+        Length of the dense training, round 0.
+    rewind_steps : int
+        How many of its last steps each later round replays.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import RewoundRate
+    >>> rate = RewoundRate(lambda t: 1.0 - t / 10, train_steps=10, rewind_steps=4)
+    >>> [round(rate(t), 1) for t in (0, 9, 10, 13, 14)]
+    [1.0, 0.1, 0.4, 0.1, 0.4]
+    """
+
+    rate: Callable[[int], float]
+    train_steps: int
+    rewind_steps: int
+
+    def __post_init__(self):
+        if not 0 < self.rewind_steps <= self.train_steps:
+            raise ArgumentError(
+                f"0 < rewind_steps <= train_steps must hold, got {self.rewind_steps} "
+                f"and {self.train_steps}"
+            )
+
+    def __call__(self, step: int) -> float:
+        if step < self.train_steps:
+            return self.rate(step)
+        into = (step - self.train_steps) % self.rewind_steps
+        return self.rate(self.train_steps - self.rewind_steps + into)
+
+
+def targeted_dropout(
+    weight: Array,
+    *,
+    share: float,
+    rate: float,
+    step: int,
+    seed: int = 0,
+    name: str = "",
+    pattern: Pattern | None = None,
+) -> Array:
+    """Mask of targeted dropout: of the least important weights, drop each with some chance.
+
+    Parameters
+    ----------
+    weight : array, shape (m, k)
+    share : float
+        Of the weights, those of least magnitude are candidates; with a pattern, the
+        candidates are what it would prune.  Per row, as in the paper's per-unit selection.
+    rate : float
+        Chance of a candidate to be dropped; 1 prunes them all.
+    step, seed, name
+        The draw is a pure function of these.
+    pattern : Pattern, optional
+        Without it any weight may be a candidate.
+
+    Returns
+    -------
+    array of bool, shape (m, k)
+        For one forward pass; the gradient passes where it is true.
+
+    References
+    ----------
+    .. [1] A. Gomez et al., *Learning Sparse Networks Using Targeted Dropout*, 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> weight = np.array([[1.0, 2, 3, 4]])
+    >>> S.targeted_dropout(weight, share=0.5, rate=1.0, step=0)
+    array([[False, False,  True,  True]])
+    """
+    check_share(share, "share")
+    check_share(rate, "rate")
+    scores = namespace(weight).abs(ranked(plain(weight)))
+    if pattern is not None:
+        kept = pattern.mask(scores, share)
+    else:
+        k = scores.shape[-1]
+        kept = top_in_rows(scores, k - floor_count(share, k))
+    return kept | (uniform(scores, seed, step, name, "dropout") >= rate)
+
+
+@dataclass
+class DecayFactorSearch:
+    """Find the factor of masked decay in warm-up, from flip rates (Hu et al., 2024).
+
+    Train a short while with each candidate, each time from the same weights (0 first: the flip
+    rate of masks that nothing holds), and feed the flip rates, but for that of the first step,
+    which prunes.  Taken is the candidate whose rate over that of 0 lies in `window`: masks that
+    settle faster than without decay, but do not freeze.
+
+    Parameters
+    ----------
+    candidates : sequence of float
+        Positive factors to try.
+    steps_each : int
+        Flip rates to average for each.
+    window : (float, float)
+        The paper's feasible range of the ratio.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import DecayFactorSearch
+    >>> search = DecayFactorSearch((1e-5, 1e-4, 1e-3), steps_each=1)
+    >>> for rate in (0.10, 0.099, 0.08, 0.02):
+    ...     search.feed(rate)
+    >>> search.factor
+    0.0001
+    """
+
+    candidates: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3)
+    steps_each: int = 10
+    window: tuple[float, float] = (0.60, 0.95)
+
+    def __post_init__(self):
+        if not self.candidates or min(self.candidates) <= 0 or self.steps_each < 1:
+            raise ArgumentError("candidates must be positive and steps_each at least 1")
+        self._order = (0.0, *sorted(self.candidates))
+        self._rates: list[float] = []
+
+    @property
+    def done(self) -> bool:
+        return len(self._rates) >= len(self._order) * self.steps_each
+
+    @property
+    def trial(self) -> float:
+        """The factor to train with now; after the search, the factor found."""
+        return self.factor if self.done else self._order[len(self._rates) // self.steps_each]
+
+    def feed(self, flip_rate: float) -> None:
+        """The flip rate of one step trained with `trial`."""
+        if not math.isfinite(flip_rate) or flip_rate < 0:
+            raise ArgumentError(f"flip_rate must be a number >= 0, got {flip_rate!r}")
+        if not self.done:
+            self._rates.append(float(flip_rate))
+
+    @property
+    def ratios(self) -> dict[float, float]:
+        """Flip rate of each finished candidate over that without decay."""
+        means = [
+            sum(self._rates[i : i + self.steps_each]) / self.steps_each
+            for i in range(0, len(self._rates) - self.steps_each + 1, self.steps_each)
+        ]
+        base = means[0] if means and means[0] > 0 else math.nan
+        return {f: mean / base for f, mean in zip(self._order[1:], means[1:], strict=False)}
+
+    @property
+    def factor(self) -> float:
+        """The candidate in the window nearest its middle, else the nearest to the window."""
+        if not self.done:
+            raise ArgumentError(f"the search has seen {len(self._rates)} flip rates; feed more")
+        middle = sum(self.window) / 2
+        ratios: dict[float, Any] = self.ratios
+        return min(ratios, key=lambda f: abs(ratios[f] - middle))
