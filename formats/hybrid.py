@@ -43,13 +43,28 @@ class HybridArray(SparseArray):
     True
     """
 
+    __slots__ = ("_dtype", "_lock", "_n_hint", "_nnz", "_prepared", "_tiles")
+
+    _lock: threading.RLock
+    _n_hint: int | None
+    _nnz: int
+    _prepared: dict[str, Any]
+    _tiles: ht.Tiles
+
     def __init__(self, tiles: ht.Tiles, nnz: int, n_hint: int | None = None):
-        self._tiles = tiles
-        self._dtype = tiles.dtype
-        self._nnz = int(nnz)
-        self.n_hint = n_hint
-        self._lock = threading.RLock()  # what is prepared may need another
-        self._prepared: dict[str, Any] = {}
+        fields = {
+            "_tiles": tiles,
+            "_dtype": tiles.dtype,
+            "_nnz": int(nnz),
+            "_n_hint": n_hint,
+            "_lock": threading.RLock(),  # what is prepared may need another
+            "_prepared": {},
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"a HybridArray is immutable; cannot set {name}")
 
     @classmethod
     def build(cls, w, *, n_hint: int | None = None, dtype=None) -> HybridArray:
@@ -86,6 +101,11 @@ class HybridArray(SparseArray):
     @property
     def shape(self) -> tuple[int, int]:
         return self._tiles.shape
+
+    @property
+    def n_hint(self) -> int | None:
+        """Columns of `b` for which the kinds were chosen, if they were told."""
+        return self._n_hint
 
     @property
     def nnz(self) -> int:

@@ -50,6 +50,14 @@ def test_toarray_returns_the_bits(rng, xp, shape, kind, dtype):
     same_bits(back if xp is np else back.get(), w)
 
 
+def test_is_immutable():
+    h = hybrid(np.eye(4, dtype=np.float32), n_hint=8)
+    for name, value in {"n_hint": 2, "shape": (2, 8), "_tiles": None, "note": 1}.items():
+        with pytest.raises(AttributeError, match=f"HybridArray is immutable; cannot set {name}"):
+            setattr(h, name, value)
+    assert h.n_hint == 8
+
+
 def test_special_values_survive(xp):
     w = np.zeros((70, 70), np.float32)
     w[0, :6] = [-0.0, np.nan, np.inf, -np.inf, 1e-45, -0.0]
