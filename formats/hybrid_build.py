@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from sparse24 import _arrays, _dtypes
+from sparse24 import _arrays, _dtypes, _foreign
 from sparse24._errors import DTypeError, ShapeError
 from sparse24.formats import hybrid_tiles as ht
 
@@ -26,8 +26,8 @@ class Source:
 
     def __init__(self, w: Any, dtype=None):
         self.sparse = _arrays.is_sparse_matrix(w)
-        if not self.sparse and not _arrays.is_cupy(w):
-            w = np.asarray(w)
+        if not self.sparse:
+            w, _ = _foreign.take(w, argument="w")
         if w.ndim != 2:
             raise ShapeError(
                 f"w must be a matrix with two axes (m, k), got shape {tuple(w.shape)}; "

@@ -125,6 +125,16 @@ def writable(array, *, argument: str) -> None:
         )
 
 
+def unmasked(x, *, argument: str) -> None:
+    """Refuse NumPy's masked arrays."""
+    is_subclass = isinstance(x, np.ndarray) and type(x) is not np.ndarray
+    if is_subclass and isinstance(x, np.ma.MaskedArray):
+        raise DTypeError(
+            f"{argument} must not be a {type(x).__name__}, whose mask would be lost; fill its "
+            "masked places, for example with .filled(0)"
+        )
+
+
 def is_array(x, *, argument: str) -> None:
     """Refuse what cannot be written to, such as a list."""
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes
+from sparse24 import _arrays, _check, _dtypes
 from sparse24._errors import DTypeError, ShapeError
 
 
@@ -28,7 +28,10 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
 
     Lists and scalars become NumPy arrays.
     """
-    if isinstance(x, np.ndarray) or _arrays.is_cupy(x):
+    if isinstance(x, np.ndarray):
+        _check.unmasked(x, argument=argument)
+        return x, identity
+    if _arrays.is_cupy(x):
         return x, identity
     if _arrays.is_torch(x):
         return from_torch(x), to_torch

@@ -14,6 +14,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError, PatternError, ShapeError
 from sparse24.kernels import reference
 
@@ -24,6 +25,8 @@ HEADROOM = 2.0**24
 
 def namespace(*arrays: Array):
     """The array API namespace of the arrays."""
+    for array in arrays:
+        _check.unmasked(array, argument="a weight or gradient")
     return array_api_compat.array_namespace(*arrays)
 
 

@@ -28,6 +28,31 @@ def test_numpy_operators_from_both_sides(a, rng):
     np.testing.assert_allclose(a.dot(x), a @ x)
 
 
+MASKED = np.ma.masked_less(np.arange(64.0).reshape(8, 8), 9)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        s24.prune,
+        s24.mask,
+        s24.asarray,
+        s24.hybrid,
+        lambda x: s24.compress(x, pattern=(3, 8)),
+        lambda x: s24.prune(x.data, scores=x),
+        lambda x: s24.random((8, 8), dtype="float64", rng=0) @ x,
+        lambda x: x @ s24.hybrid(np.eye(8)),
+        lambda x: s24.matmul(x, x),
+        lambda x: s24.matmul(x.data, x.data, x),
+        lambda x: s24.schedule.init(s24.schedule.sr_ste(), {"w": x}),
+        lambda x: s24.schedule.apply_masks(x, x.data),
+    ],
+)
+def test_masked_arrays_are_refused(call):
+    with pytest.raises(s24.DTypeError, match=r"not be a MaskedArray, .*fill .* \.filled\(0\)"):
+        call(MASKED)
+
+
 def test_scipy_operands(a):
     m = scipy.sparse.csr_array(scipy.sparse.random_array((24, 5), density=0.3, rng=0))
     np.testing.assert_allclose(a @ m, a.toarray() @ m.toarray())
@@ -106,6 +131,7 @@ def test_torch_half_precision(name):
     assert got.dtype == x.dtype
     want = a.toarray().astype(np.float32).sum(1)
     np.testing.assert_allclose(got.float().numpy()[:, 0], want, rtol=2e-2, atol=2e-2)
+    assert s24.hybrid(x).toarray().tolist() == x.tolist()
 
 
 def test_jax_arrays_in_and_out():
