@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from sparse24.kernels.hybrid_scatter_plan import (
     GROUP_ELEMENTS,
     LINE_BYTES,
     MOST_LINES,
+    STAGES,
+    THREADS,
     UNIT_COLUMNS,
     UNIT_ROWS,
-    WHOLE,
     Config,
     configs,
+    cycles,
     lines_of,
     schedule,
 )
@@ -83,7 +86,7 @@ class Ready(BoundProduct):
         kernel = loader.function(
             NAME, "product", defines(layout.dtype.name, config), shared_memory=size
         )
-        self._sizes = (kernel, len(counts), config.threads, size)
+        self._sizes = (kernel, len(counts), THREADS, size)
         self._box = (8 * config.tiles, UNIT_COLUMNS)
         self.per_stream = config.splits > 1
         addresses = (x.data.ptr for x in (layout.units, *self._tables))
@@ -113,18 +116,17 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
     return None
 
 
-ERASED = 0.6  # time of a tile that is cleared element by element, of one overwritten
 LISTS = 2 * LANES  # of a unit
 PLACES = UNIT_ROWS  # of a list
 
 
-def effort(shape, density: float) -> tuple[float, float]:
-    """Places of tiles to be written, and bytes to be read, if zeros fall by chance."""
-    units = shape[0] * shape[1] / (UNIT_ROWS * UNIT_COLUMNS)
+def effort(shape, density: float, n: int, sms: int) -> tuple[float, float]:
+    """Cycles of shared memory in the busiest SM, and bytes to read, if zeros fall by chance."""
+    down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLUMNS)
     groups, lines = expected_size(density)
-    erases = groups <= WHOLE[0]
-    nbytes = units * (groups * GROUP_BYTES + lines * LINE_BYTES)
-    return shape[0] * shape[1] * (ERASED if erases else 1.0), nbytes
+    sizes = np.broadcast_to([groups, math.ceil(lines)], (down, across, 2))
+    nbytes = down * across * (groups * GROUP_BYTES + lines * LINE_BYTES)
+    return cycles(sizes, configs(sizes, n, sms)[0], sms), nbytes
 
 
 @functools.lru_cache(maxsize=256)
@@ -166,11 +168,9 @@ def product(
 
 
 def defines(name: str, config: Config) -> loader.Defines:
-    groups, lines = config.batch
     return (
-        ("ELEMENT", name), ("TALL", config.tall), ("TILES", config.tiles),
-        ("SPLITS", config.splits), ("STAGES", config.stages), ("GROUPS", groups),
-        ("LINES", lines), ("ERASE", int(config.erase)),
+        ("ELEMENT", name), ("TILES", config.tiles), ("SPLITS", config.splits),
+        ("STAGES", STAGES), ("ERASE", int(config.erase)),
     )  # fmt: skip
 
 
@@ -184,9 +184,9 @@ def _multiprocessors(device: int) -> int:
 COMPILE_CHECKS = [
     (defines(name, config), "sm_90a", f"HGMMA.64x{config.width}x16")
     for name, config in (
-        ("bfloat16", Config(1, 2, 4, True)),
-        ("float16", Config(1, 4, 2, False)),
-        ("bfloat16", Config(2, 8, 4, True)),
-        ("float16", Config(2, 8, 1, False)),
+        ("bfloat16", Config(2, 4, True)),
+        ("float16", Config(4, 2, False)),
+        ("bfloat16", Config(8, 4, True)),
+        ("float16", Config(8, 1, False)),
     )
 ]

@@ -127,18 +127,18 @@ class Line:
 
 
 # By path and most columns, 16-bit elements; measured on one H200, see docs/benchmarks.
-# An element is a place of the matrix for "stream" and "cublas", of the tiles that are written for
-# "scatter", else a non-zero; for "overflow"
-# it is one that the 2:4 part leaves out, times the columns, and the bytes are those of the
-# result; for "dense" and "slots" it is a multiply-add, and the bytes are those that are gathered.
+# An element is a place of the matrix for "stream" and "cublas", a cycle of shared memory for
+# "scatter", else a non-zero; for "overflow" it is one that the 2:4 part leaves out, times the
+# columns, and the bytes are those of the result; for "dense" and "slots" it is a multiply-add,
+# and the bytes are those that are gathered.
 H200_LINES = {
     "stream/8": Line(6.15e-6, 1.40e-13, 1.34e-13),
     "stream/16": Line(6.49e-6, 1.54e-13, 1.31e-13),
     "stream/32": Line(7.06e-6, 1.92e-13, 1.20e-13),
     "stream/64": Line(6.6e-6, 3.40e-13, 1.00e-13),
-    "scatter/16": Line(4.5e-6, 1.57e-13, 1.2e-13),
-    "scatter/32": Line(4.7e-6, 1.74e-13, 1.2e-13),
-    "scatter/64": Line(5.0e-6, 2.10e-13, 1.2e-13),
+    "scatter/16": Line(4.0e-6, 5.91e-10, 1.54e-13),
+    "scatter/32": Line(4.1e-6, 5.51e-10, 1.69e-13),
+    "scatter/64": Line(4.8e-6, 4.52e-10, 2.09e-13),
     "gather/1": Line(2.09e-6, 1.06e-12, 0.0),
     "gather/2": Line(2.30e-6, 1.07e-12, 0.0),
     "gather/4": Line(2.74e-6, 8.26e-13, 5.98e-14),

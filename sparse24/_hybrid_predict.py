@@ -42,12 +42,15 @@ class Device(NamedTuple):
 
     compute_capability: str
     most_shared: int  # bytes of shared memory of a block
+    multiprocessors: int
 
 
 @functools.cache
 def _device(number: int) -> Device:
     device = _arrays.cupy_module().cuda.Device(number)
-    return Device(device.compute_capability, device.attributes["MaxSharedMemoryPerBlockOptin"])
+    most_shared = device.attributes["MaxSharedMemoryPerBlockOptin"]
+    sms = device.attributes["MultiProcessorCount"]
+    return Device(device.compute_capability, most_shared, sms)
 
 
 def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
@@ -60,7 +63,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
         times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
     if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
-        effort = hybrid_scatter.effort(h.shape, h.density)
+        effort = hybrid_scatter.effort(h.shape, h.density, n, device.multiprocessors)
         times["scatter"] = line_of(lines, "scatter", n).seconds(*effort)
     fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:

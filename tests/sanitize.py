@@ -230,6 +230,9 @@ def main() -> None:
     if arguments.run:
         run_part(arguments.run, every_lane=arguments.every_lane)
         return
+    for folder in (arguments.out, arguments.logs):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(PROCESSES) as pool:
         list(pool.map(lambda part: launch(part, None, None), PARTS))  # compile once
         jobs = {

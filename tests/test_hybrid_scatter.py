@@ -10,13 +10,18 @@ from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_scatter, hybrid_scatter_plan, reference_scatter
-from sparse24.kernels.hybrid_scatter_plan import MOST_SHARED, UNIT_COLUMNS, WHOLE, Config, lines_of
+from sparse24.kernels.hybrid_scatter_plan import (
+    BATCH_GROUPS,
+    STAGES,
+    UNIT_COLUMNS,
+    Config,
+    lines_of,
+)
 
 pytestmark = pytest.mark.stem("hybrid_scatter")
 
 CONFIGS = [
-    Config(tall, tiles, splits, erase)
-    for tall in (1, 2)
+    Config(tiles, splits, erase)
     for tiles in (2, 4, 8)
     for splits in (1, 3)
     for erase in (False, True)
@@ -48,23 +53,22 @@ def test_little_is_stored_but_elements_and_rows(zeros, most):
 def test_every_unit_that_holds_anything_is_dealt_once(config, balance, rng):
     sizes = rng.integers(0, 9, (7, 40, 2)) * (rng.random((7, 40, 1)) < 0.6)
     blocks, counts = hybrid_scatter_plan.schedule(sizes, config, balance=balance)
-    assert len(blocks) == -(-7 // config.tall) * config.splits
+    assert len(blocks) == 7 * config.splits
     lines = lines_of(sizes)
     first = (np.cumsum(lines) - lines.ravel()).reshape(lines.shape)
     seen = np.zeros_like(lines)
     for block, (steps, count) in enumerate(zip(blocks, counts)):
         held = steps["groups"] + steps["lines"]
         assert not held[count:].any()
-        assert len(steps) - count >= 2 * config.stages  # units are read ahead
-        assert count == 1 or held[:count].any(1).all()
+        assert len(steps) - count >= 2 * STAGES  # units are read ahead
+        assert count == 1 or held[:count].all()
         for step in steps[:count]:
-            for half, unit in enumerate(step):
-                if unit["groups"] + unit["lines"]:
-                    at = block // config.splits * config.tall + half, unit["column"] // UNIT_COLUMNS
-                    assert unit["first"] == first[at]
-                    assert (unit["groups"], unit["lines"]) == tuple(sizes[at])
-                    seen[at] += 1
-        assert (np.diff(steps["column"][:count], axis=0) > 0).all()
+            if step["groups"] + step["lines"]:
+                at = block // config.splits, step["column"] // UNIT_COLUMNS
+                assert step["first"] == first[at]
+                assert (step["groups"], step["lines"]) == tuple(sizes[at])
+                seen[at] += 1
+        assert (np.diff(steps["column"][:count]) > 0).all()
     np.testing.assert_array_equal(seen, lines > 0)
 
 
@@ -73,8 +77,8 @@ def test_balance_evens_the_parts():
     sizes[:, :16, 0] = 32
 
     def worst(balance):
-        blocks, _ = hybrid_scatter_plan.schedule(sizes, Config(2, 2, 4, False), balance=balance)
-        return blocks["groups"].sum((1, 2)).max()
+        blocks, _ = hybrid_scatter_plan.schedule(sizes, Config(2, 4, False), balance=balance)
+        return blocks["groups"].sum(1).max()
 
     assert worst(True) < 0.6 * worst(False)
 
@@ -85,13 +89,10 @@ def test_balance_evens_the_parts():
 def test_what_is_tried_fits(n, shape, most):
     found = hybrid_scatter_plan.configs(np.full((*shape, 2), most), n, 132)
     for config in found:
-        assert config.shared_memory <= MOST_SHARED
-        assert config.threads <= 1024
-        assert config.stages >= 4
+        assert config.shared_memory <= 227 << 10
         assert 8 * config.tiles >= n
-        assert config.erase == (most <= min(WHOLE))
-        blocks = -(-shape[0] // config.tall) * config.splits
-        assert config.splits == 1 or blocks <= 132  # they wait for one another
+        assert config.erase == (most <= BATCH_GROUPS)
+        assert config.splits == 1 or shape[0] * config.splits <= 132  # they wait for one another
     assert len({config.name for config in found}) == len(found)
 
 
@@ -108,7 +109,7 @@ def test_expected_bytes_are_near_the_real_ones():
     for zeros in (0.0, 0.6, 0.9, 0.95):
         bits = matrix("iid", (1024, 1024), zeros)
         units, _ = reference_scatter.pack(bits)
-        _, expected = hybrid_scatter.effort(bits.shape, 1 - zeros)
+        _, expected = hybrid_scatter.effort(bits.shape, 1 - zeros, 16, 132)
         assert expected == pytest.approx(len(units), rel=0.04)
 
 

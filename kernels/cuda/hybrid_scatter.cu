@@ -2,16 +2,18 @@
 // shared memory, which the tensor cores of Hopper multiply.
 //
 //   units  groups and lines of the units of A (include/scatter_units.cuh)                            (read)
-//   steps  [blocks][pitch][TALL]   the units of a block, and where they are                          (read)
-//   counts [blocks]                steps of a block that hold anything; empty ones follow           (read)
-//   b      [k, n]                  n contiguous, rows on 16-byte boundaries                        (read)
-//   out    [m, n]                  any strides                                                     (written)
+//   steps  [blocks][pitch]         the units of a block, and where they are                          (read)
+//   counts [blocks]                units of a block that hold anything; empty ones follow            (read)
+//   b      [k, n]                  n contiguous, rows on 16-byte boundaries                          (read)
+//   out    [m, n]                  any strides                                                    (written)
 //
-// A block takes TALL units of rows, 128 each, and the steps of a part of k; SPLITS blocks share rows.  A step is
-// 64 columns in which some unit has non-zeros.  Every stage of the ring has its own TALL warps, the writers:
-// each clears its tile and stores the non-zeros of the next unit into it, while the copy engine brings
-// 64 rows of b; one warpgroup multiplies, with the columns of b in the place of rows where there are many.  A non-zero costs one store and hardly an instruction
-// more, nearly always in a bank of its own.
+// A block takes 128 rows and the steps of a part of k; SPLITS blocks share rows.  A step is a unit: 64 columns in
+// which some of the rows has a non-zero.  Every stage of the ring has a warp of its own, the writer: it clears the
+// tile and stores the non-zeros of the next unit into it, while the copy engine brings 64 rows of b.  A non-zero
+// costs one store and hardly an instruction more, nearly always in a bank of its own.  One warpgroup multiplies,
+// with the columns of b in the place of rows where there are many.
+//
+// What takes the time is shared memory: a tile of 16 KB is written in parts and read as a whole.
 //
 // Units are asked for before the kernel waits for the one before it in the stream; b is not.
 // Partial sums are added in a fixed order: the same bits every time.
@@ -31,16 +33,14 @@ using Count = long long;
 
 using Out = Scalar<Kind::ELEMENT>;
 constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns;
-constexpr int kBlockRows = TALL * kUnitRows;
 constexpr bool kColumnsFirst = TILES == 8;                                // the sums are those of out, transposed
-constexpr int kConsumers = 4, kWriters = STAGES * TALL;                   // warps
-constexpr int kThreads = 32 * (kConsumers + kWriters);
-constexpr u32 kBBytes = kUnitColumns * kLine, kStageBytes = TALL * kTileBytes + kBBytes;
+constexpr int kConsumers = 4, kThreads = 32 * (kConsumers + STAGES);      // warps that multiply; all threads
+constexpr u32 kBBytes = kUnitColumns * kLine, kStageBytes = kTileBytes + kBBytes;
 constexpr u32 kBarriersAt = STAGES * kStageBytes;
 constexpr int kSteps = kUnitColumns / 16;                                 // instructions of a stage
 
 // Sums of a consumer thread: so many arrays of four for each tile of eight.
-constexpr int kSumTiles = kColumnsFirst ? kBlockRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kBlockRows / 64;
+constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64;
 using Sums = float[4 * kSumTiles];
 using Shared = BlockSums<kSumTiles, 128 * kArrays, SPLITS>;
 
@@ -61,7 +61,7 @@ struct Product {
     int n;
 };
 
-// full[s]   one arrival by every writer, one by the writer that asks for b, and the bytes of b
+// full[s]   an arrival by the writer when it asks for b, one when the tile is written, and the bytes of b
 // empty[s]  one arrival by every consumer warp
 struct Ring {
     u32 full, empty;
@@ -69,7 +69,7 @@ struct Ring {
     __device__ explicit Ring(u32 at) : full(at), empty(at + 8 * STAGES) {}
     __device__ void init() const {
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(full + 8 * s, TALL + 1);
+            barrier_init(full + 8 * s, 2);
             barrier_init(empty + 8 * s, kConsumers);
         }
         barrier_init_fence();
@@ -103,7 +103,7 @@ class Consumer {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; step++) {
-            const u64 b = b_descriptor<TILES>(tile + TALL * kTileBytes + step * 16 * kLine);
+            const u64 b = b_descriptor<TILES>(tile + kTileBytes + step * 16 * kLine);
 #pragma unroll
             for (int i = 0; i < kArrays; i++)
                 multiply_dense<kColumnsFirst>(sums[i], a_descriptor(tile + i * 8192 + step * 32), b, step || !fresh);
@@ -127,7 +127,7 @@ class Consumer {
 // Four sums of tile j of an array of 128 threads; `member` counts threads and arrays.
 __device__ void store_sums(const float4& x, int j, int member, int m, const Product& out) {
     const int lane = member % 32, across = 8 * j + lane % 4 * 2, down = member / 32 * 16 + lane / 4;
-    const Count first = (Count)(blockIdx.x / SPLITS) * kBlockRows;
+    const Count first = (Count)(blockIdx.x / SPLITS) * kUnitRows;
     const float sums[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

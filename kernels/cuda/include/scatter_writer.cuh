@@ -1,8 +1,7 @@
 // scatter_writer: warps of hybrid_scatter.cu that turn units of the matrix into dense tiles in shared memory.
 //
-// A writer holds two batches of GROUPS groups and LINES lines: one is on its way while the other is stored.  With
-// ERASE a batch is all of a unit, so a tile is cleared by storing zeros where its last non-zeros were;
-// else all of it is overwritten.
+// A writer holds two batches: one is on its way while the other is stored.  With ERASE a batch is all of a unit, so a
+// tile is cleared by storing zeros where its last non-zeros were; else all of it is overwritten.
 #pragma once
 
 __device__ inline uint4 load_once(const uint4* from) {
@@ -38,11 +37,13 @@ template <bool zeros> __device__ void store_four(u32 bank, u32 first, u32 second
     store_high(bank + __byte_perm(rows, 0, 0x4443) * 128, zeros ? 0 : second);
 }
 
+constexpr int kBatchGroups = 7;
+
 // A part of a unit, on its way or in hand.
 struct Batch {
-    uint4 elements[GROUPS];
-    uint2 rows[GROUPS];
-    u32 words[LINES];
+    uint4 elements[kBatchGroups];
+    uint2 rows[kBatchGroups];
+    u32 words[kMostLines];
     int groups = 0, lines = 0;
 
     // From group and line `first_*` of a unit on, as much as there is and fits.
@@ -53,26 +54,26 @@ struct Batch {
         at += first_group * kGroupBytes;
         groups = unit.groups - first_group, lines = unit.lines - first_line;
 #pragma unroll
-        for (int i = 0; i < GROUPS; i++)
+        for (int i = 0; i < kBatchGroups; i++)
             if (i < groups) {
                 elements[i] = load_once(reinterpret_cast<const uint4*>(at + i * kGroupBytes + lane * 16));
                 rows[i] = load_once(reinterpret_cast<const uint2*>(at + i * kGroupBytes + 512 + lane * 8));
             }
 #pragma unroll
-        for (int i = 0; i < LINES; i++)
+        for (int i = 0; i < kMostLines; i++)
             if (i < lines) words[i] = load_once(reinterpret_cast<const u32*>(words_at + i * kLineBytes));
     }
     // Store the elements into the tile, or zeros in their place.
     template <bool zeros> __device__ void store(u32 tile) const {
         const u32 even = tile + threadIdx.x % 32 * 4, odd = even + 2;
 #pragma unroll
-        for (int i = 0; i < GROUPS; i++)
+        for (int i = 0; i < kBatchGroups; i++)
             if (i < groups) {
                 store_four<zeros>(even, elements[i].x, elements[i].y, rows[i].x);
                 store_four<zeros>(odd, elements[i].z, elements[i].w, rows[i].y);
             }
 #pragma unroll
-        for (int i = 0; i < LINES; i++)
+        for (int i = 0; i < kMostLines; i++)
             if (i < lines) store_low(tile + (words[i] >> 16), zeros ? 0 : words[i]);
     }
 };
@@ -80,11 +81,9 @@ struct Batch {
 // A warp that writes the tile of one stage, again and again.
 class Writer {
   public:
-    __device__ Writer(const Left& a, const Ring& ring, int warp, u32 shared)
-        : units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch * TALL + warp), ring_(ring),
-          stage_(warp / TALL), turns_((a.counts[blockIdx.x] - stage_ + STAGES - 1) / STAGES),
-          asks_(warp % TALL == 0 && threadIdx.x % 32 == 0), b_(shared + stage_ * kStageBytes + TALL * kTileBytes),
-          tile_(shared + stage_ * kStageBytes + warp % TALL * kTileBytes) {
+    __device__ Writer(const Left& a, const Ring& ring, int stage, u32 shared)
+        : units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch + stage), ring_(ring), stage_(stage),
+          turns_((a.counts[blockIdx.x] - stage + STAGES - 1) / STAGES), tile_(shared + stage * kStageBytes) {
         here_ = unit(0);
         next_ = unit(1);
     }
@@ -96,7 +95,7 @@ class Writer {
     // Store one batch and ask for the one after it; false when all is done.
     __device__ bool advance(const TensorMap& b, const Batch& batch, Batch& other) {
         if (turn_ == turns_) return false;
-        const bool begins = batch_ == 0, ends = ERASE || (batch.groups <= GROUPS && batch.lines <= LINES);
+        const bool begins = batch_ == 0, ends = ERASE || (batch.groups <= kBatchGroups && batch.lines <= kMostLines);
         batch_ = ends ? 0 : batch_ + 1;
         if (!ERASE) ask(other, ends);
         if (begins) open(b, other);
@@ -107,18 +106,18 @@ class Writer {
     }
 
   private:
-    __device__ Unit unit(int turn) const { return steps_[turn * kWriters]; }
+    __device__ Unit unit(int turn) const { return steps_[turn * STAGES]; }
     // The next batch: of this unit, or the first of the next.
     __device__ void ask(Batch& batch, bool of_next) const {
         const Unit unit = of_next ? next_ : here_;
-        batch.load(units_, unit, batch_ * GROUPS, batch_ * LINES);
+        batch.load(units_, unit, batch_ * kBatchGroups, batch_ * kMostLines);
     }
     // Wait until the stage is free, ask for its lines of b, and clear the tile.
     __device__ void open(const TensorMap& b, const Batch& last) {
         barrier_wait(ring_.empty + 8 * stage_, (turn_ & 1) ^ 1);
-        if (asks_) {
+        if (threadIdx.x % 32 == 0) {
             barrier_expect(ring_.full + 8 * stage_, kBBytes);
-            load_box(b_, b, 0, here_.column, 0, ring_.full + 8 * stage_);
+            load_box(tile_ + kTileBytes, b, 0, here_.column, 0, ring_.full + 8 * stage_);
         }
         if (turn_ > 0) {
             if (ERASE) last.store<true>(tile_);
@@ -143,8 +142,7 @@ class Writer {
     const Unit* steps_;
     const Ring& ring_;
     int stage_, turns_;
-    bool asks_;
-    u32 b_, tile_;
+    u32 tile_;
     int turn_ = 0, batch_ = 0;
     Unit here_, next_;
 };
