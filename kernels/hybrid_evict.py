@@ -34,12 +34,15 @@ class Strips:
         the matrix, and the first row; the longest strips first.
     gathered : int
         Stages whose columns are not neighbours, of all strips.
+    longest : int
+        Stages of the longest strip.
     """
 
     dense: Any
     sources: Any
     table: Any
     gathered: int
+    longest: int
 
 
 def tables(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -80,10 +83,11 @@ class Plan:
     sizes: np.ndarray
 
     @property
-    def stages(self) -> tuple[int, int]:
-        """Stages of the product with all strips, and those of them that gather their columns."""
-        total = int(tables(self.sizes)[0][:, 1].sum())
-        return total, total - int(self.sizes[:, 0].sum())
+    def stages(self) -> tuple[int, int, int]:
+        """Stages of all strips, those of them that gather their columns, and of the longest."""
+        each = tables(self.sizes)[0][:, 1]
+        total = int(each.sum())
+        return total, total - int(self.sizes[:, 0].sum()), int(each.max())
 
 
 def plan(bits: Any, dearer: float = DEARER) -> Plan:
@@ -117,7 +121,7 @@ def prepare(bits: Any, dearer: float = DEARER) -> Strips:
          made.plain.shape[1], made.slots.shape[1], xp.asarray(strip_of_atom), xp.asarray(first),
          dense, sources),
     )  # fmt: skip
-    return Strips(dense, sources, xp.asarray(table), made.stages[1])
+    return Strips(dense, sources, xp.asarray(table), *made.stages[1:])
 
 
 def _pitch(bits: Any) -> np.int64:

@@ -176,6 +176,27 @@ def _waves(
     return -(-sets // max(1, sms // shares)) * (of_block * idle + start)
 
 
+WORD_BYTES = 4
+
+
+def effort(lengths: np.ndarray, k: int, n: int, sms: int, most_shared: int) -> tuple[float, float]:
+    """Words of the busiest SM times `sms`, and their bytes.
+
+    `lengths` are the non-zeros of each row, the longest first.
+    """
+    panels = -(-k // PANEL)
+    height = height_for(len(lengths), panels, sms)
+    units = height * lengths[::height]  # as long as their longest row
+    config = configure(len(units), panels, n, sms, height, most_shared)
+    sets = -(-len(units) // config.units)
+    shares = -(-panels // config.held) * -(-n // config.width)
+    at_once = max(1, sms // shares)
+    waves = -(-sets // at_once)
+    busiest = max(waves * config.units * units.mean(), units[: config.units].sum())
+    words = float(busiest) * at_once
+    return words, WORD_BYTES * words
+
+
 def height_for(m: int, panels: int, sms: int = H200_SMS) -> int:
     """Rows of a unit: fewer where blocks would otherwise not fill a wave evenly."""
     held = min(panels, MOST_HELD)

@@ -117,6 +117,16 @@ def refuses(k: int, dtype: DType, n: int) -> str | None:
     return None
 
 
+def effort(lengths: np.ndarray, dtype: DType, sms: int) -> tuple[float, float]:
+    """Entries of the busiest SM times `sms`, and their bytes.
+
+    `lengths` are the non-zeros of each row, the longest first.
+    """
+    slices = SLICE * lengths[::SLICE]  # as long as their longest row
+    entries = float(max(slices.sum(), sms * slices[0]))
+    return entries, entries * (dtype.itemsize + 1)
+
+
 def _defines(dtype: DType, output: str, columns: int, warps: int) -> loader.Defines:
     names = (("ELEMENT", dtype.name), ("OUTPUT", output))
     return (*names, ("COLUMNS", columns), ("WARPS", warps))

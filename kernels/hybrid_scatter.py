@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from sparse24._dtypes import DType
-from sparse24.kernels import loader, partial_sums
+from sparse24.kernels import hybrid_scatter_plan, loader, partial_sums
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_scatter_plan import (
-    GROUP_BYTES,
-    GROUP_ELEMENTS,
     LINE_BYTES,
-    MOST_LINES,
     STAGES,
     THREADS,
     UNIT_COLUMNS,
     UNIT_ROWS,
     Config,
     configs,
-    cycles,
     lines_of,
     schedule,
 )
@@ -116,48 +110,44 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
     return None
 
 
-LISTS = 2 * LANES  # of a unit
-PLACES = UNIT_ROWS  # of a list
+def effort(sizes: np.ndarray, n: int, sms: int) -> tuple[float, float]:
+    """Cycles of shared memory of the busiest SM, and bytes that all could read meanwhile."""
+    cycles, nbytes = hybrid_scatter_plan.effort(sizes, configs(sizes, n, sms)[0], sms)
+    return cycles, nbytes * sms
 
 
-def effort(shape, density: float, n: int, sms: int) -> tuple[float, float]:
-    """Cycles of shared memory in the busiest SM, and bytes to read, if zeros fall by chance."""
-    down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLUMNS)
-    groups, lines = expected_size(density)
-    sizes = np.broadcast_to([groups, math.ceil(lines)], (down, across, 2))
-    nbytes = down * across * (groups * GROUP_BYTES + lines * LINE_BYTES)
-    return cycles(sizes, configs(sizes, n, sms)[0], sms), nbytes
-
-
-@functools.lru_cache(maxsize=256)
-def expected_size(density: float) -> tuple[int, float]:
-    """Groups and lines of a unit, if zeros fall by chance."""
-    held = np.arange(PLACES + 1)
-    chance = stats.binom.pmf(held, PLACES, min(1.0, max(0.0, density)))
-    groups = np.arange(PLACES // GROUP_ELEMENTS + 1)
-    beyond = np.maximum(held - GROUP_ELEMENTS * groups[:, None], 0) @ chance
-    lines = LISTS * beyond / LANES
-    lines += np.where(lines > 0.1, 0.5, 0.0)  # the last is not full
-    nbytes = groups * GROUP_BYTES + lines * LINE_BYTES
-    best = int(np.where(lines + 1 <= MOST_LINES, nbytes, np.inf).argmin())
-    return best, float(lines[best])
+def survey(bits: Any) -> np.ndarray:
+    """Groups and lines of every unit of a CuPy matrix, as in `ScatterLayout`; waits for them."""
+    return _measure(bits).get()
 
 
 def prepare(bits: Any, dtype: DType) -> ScatterLayout:
     """Pack a CuPy matrix (m, k) of uint16 with contiguous rows; waits for the counts."""
     import cupy
 
-    m, k = bits.shape
-    grid = (-(-k // UNIT_COLUMNS), -(-m // UNIT_ROWS))
-    sizes = cupy.empty((*grid[::-1], 2), np.int32)
-    source = (bits, np.int64(m), np.int64(k), np.int64(bits.strides[0] // 2), sizes)
-    loader.function(NAME, "measure")(grid, (LANES,), source)
+    sizes = _measure(bits)
     lines = lines_of(sizes).ravel()
     starts = cupy.cumsum(lines, dtype=np.int64) - lines
     units = cupy.empty(int(lines.sum()) * LINE_BYTES, np.uint8)
-    loader.function(NAME, "pack")(grid, (LANES,), (*source, starts, units))
+    _launch("pack", bits, sizes, starts, units)
     settle()
-    return ScatterLayout((m, k), dtype, units, sizes.get())
+    return ScatterLayout(bits.shape, dtype, units, sizes.get())
+
+
+def _measure(bits: Any) -> Any:
+    import cupy
+
+    m, k = bits.shape
+    sizes = cupy.empty((-(-m // UNIT_ROWS), -(-k // UNIT_COLUMNS), 2), np.int32)
+    _launch("measure", bits, sizes)
+    return sizes
+
+
+def _launch(name: str, bits: Any, sizes: Any, *others: Any) -> None:
+    """One of the kernels that pack; a warp for each unit."""
+    grid = (sizes.shape[1], sizes.shape[0])
+    source = (bits, *(np.int64(x) for x in (*bits.shape, bits.strides[0] // 2)))
+    loader.function(NAME, name)(grid, (LANES,), (*source, sizes, *others))
 
 
 def product(

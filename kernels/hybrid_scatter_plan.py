@@ -78,34 +78,32 @@ GROUP_STORES, LINE_STORES = 6, 6  # cycles, with conflicts of banks
 TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128  # cycles to read or clear a tile
 
 
-def cycles(sizes: np.ndarray, config: Config, sms: int) -> float:
-    """Cycles for which shared memory is busy, in the blocks that follow one another on an SM."""
-    steps, groups, lines = _steps(sizes, config, sms)
-    stores = GROUP_STORES * groups + LINE_STORES * lines
-    clear = stores if config.erase else TILE
+def effort(sizes: np.ndarray, config: Config, sms: int) -> tuple[float, float]:
+    """Cycles for which the busiest SM uses its shared memory, and bytes that it reads."""
+    stores = GROUP_STORES * sizes[..., 0] + LINE_STORES * sizes[..., 1]
     of_b = 64 if config.tiles == 8 else 16 * config.tiles
-    return steps * (TILE + of_b + stores + clear + 8 * config.tiles)
+    rest = TILE + of_b + 8 * config.tiles
+    cycles = rest + (2 * stores if config.erase else TILE + stores)
+    lines = lines_of(sizes)
+    cycles = np.where(lines > 0, cycles, 0)
+    return tuple(_busiest(x.sum(1), config, sms) for x in (cycles, LINE_BYTES * lines))
 
 
-def _steps(sizes: np.ndarray, config: Config, sms: int) -> tuple[int, float, float]:
-    """Steps of the blocks that follow one another on an SM; groups and lines of a step."""
-    live = lines_of(sizes) > 0
-    steps = -(-int(live.sum(1).max(initial=0)) // config.splits)
-    groups, lines = sizes.sum((0, 1)) / max(1, np.count_nonzero(live))
-    return _waves(sizes, config, sms) * steps, groups, lines
+def _busiest(of_rows: np.ndarray, config: Config, sms: int) -> float:
+    """Of an SM, where rows of units need so much each."""
+    waves = _waves(of_rows, config, sms)
+    return max(waves * of_rows.mean(), of_rows.max()) / config.splits
 
 
-def _waves(sizes: np.ndarray, config: Config, sms: int) -> int:
-    return -(-len(sizes) * config.splits // sms)
+def _waves(rows: np.ndarray, config: Config, sms: int) -> int:
+    return -(-len(rows) * config.splits // sms)
 
 
 def _microseconds(sizes: np.ndarray, config: Config, sms: int) -> float:
     """About how long the product takes; the constants are round figures of an H200."""
-    work = cycles(sizes, config, sms) / CLOCK
-    steps, groups, lines = _steps(sizes, config, sms)
-    rate = min(ONE, MEMORY / min(sms, len(sizes) * config.splits))
-    nbytes = groups * GROUP_BYTES + lines * LINE_BYTES
-    memory = steps * (nbytes / rate + 16 * config.tiles * UNIT_COLUMNS / ONE)
+    cycles, nbytes = effort(sizes, config, sms)
+    work = cycles / CLOCK
+    memory = nbytes / min(ONE, MEMORY / min(sms, len(sizes) * config.splits))
     body = (max(work, memory) + 0.2 * min(work, memory)) * 1e-3
     sums = UNIT_ROWS * 32 * config.tiles
     shared = LATENCY + 2 * sums / ONE * 1e-3 if config.splits > 1 else 0.0

@@ -88,22 +88,31 @@ MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How much there is to multiply: stages of all strips, how many of them gather rows, strips."""
+    """How much there is to multiply.
+
+    Attributes
+    ----------
+    stages, gathered, longest : int
+        Stages of all strips, those of them that gather rows of b, and those of the longest strip.
+    strips : int
+    """
 
     stages: int
     gathered: int
+    longest: int
     strips: int
 
     def effort(self, config: Config, n: int) -> tuple[float, float]:
         """Multiply-adds and gathered bytes that the whole chip could do in the time it takes.
 
-        More than there are, where tiles do not fill whole waves of blocks.
+        More than there are, where tiles do not fill whole waves of blocks or strips differ.
         """
         sms = _multiprocessors()
         blocks = self.strips * -(-n // config.block_n) * config.parts
-        columns = -(-blocks // sms) * sms * config.block_n / (config.parts * self.strips)
-        rows = BLOCK_K * columns / config.rate
-        return self.stages * hybrid_evict.ROWS * rows, self.gathered * 2 * rows
+        waves = -(-blocks // sms)
+        busiest = max(waves * self.stages / self.strips, self.longest) / config.parts
+        rows = busiest * sms * BLOCK_K * config.block_n / config.rate
+        return hybrid_evict.ROWS * rows, 2 * rows * self.gathered / self.stages
 
     def choose(self, n: int) -> Config:
         """The config that takes the least time."""
@@ -156,14 +165,15 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
 
 def survey(bits: Any) -> Work:
     """What a product with the matrix will cost; waits once."""
-    return Work(*hybrid_evict.plan(bits).stages, -(-bits.shape[0] // hybrid_evict.ROWS))
+    stages = hybrid_evict.plan(bits).stages
+    return Work(*stages, -(-bits.shape[0] // hybrid_evict.ROWS))
 
 
 def prepare(bits: Any, dtype: DType) -> Layout:
     """Build from a CuPy matrix (m, k) of uint16 whose rows are contiguous; waits once."""
     strips = hybrid_evict.prepare(bits)
     record, _ = compress.launch(strips.dense.view(dtype.logical), dtype, rule="check")
-    work = Work(len(strips.sources), strips.gathered, len(strips.table))
+    work = Work(len(strips.sources), strips.gathered, strips.longest, len(strips.table))
     arrays = record.values, record.packed, strips.sources, strips.table
     return Layout(bits.shape, dtype, *arrays, work)
 

@@ -97,4 +97,5 @@ def prepare(bits: np.ndarray, dearer: float = DEARER) -> Strips:
             gone = evicted[:, at[there]]
             part[:, there] = rows[:, at[there]] * (~gone if i < len(plain) else gone)
             sources[stage, : len(at)] = at
-    return Strips(dense, sources, table, len(sources) - int(table[:, 2].sum()))
+    gathered = len(sources) - int(table[:, 2].sum())
+    return Strips(dense, sources, table, gathered, int(table[:, 1].max()))

@@ -26,7 +26,7 @@ from sparse24._hybrid_layouts import layout
 from sparse24._hybrid_predict import predictions
 from sparse24._records import PLAIN, Problem
 
-WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
+WORTH_LEAVING = 0.95  # a path must be predicted to take so much of cuBLAS's time, or less
 NOT_CAPTURED = ("cublas", "compact")
 
 
@@ -161,9 +161,7 @@ def _multiply_cublas(h, b, out) -> None:
 
 def _multiply_compact(h, b, out) -> None:
     parts = layout(h, "compact")
-    storage = h.tiles.dtype.storage
-    gathered = b.view(storage).take(parts.live, axis=0).view(b.dtype)
-    _dense_product(h.tiles.dtype, parts.dense, gathered, out)
+    _dense_product(h.tiles.dtype, parts.dense, parts.gather(b), out)
 
 
 def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:

@@ -25,7 +25,7 @@ STEMS = (
     "hybrid_wgmma",
 )  # fmt: skip
 MANY = (512, 2048)  # columns of the paths for many
-SHAPES = ((4096, 8192), (8192, 8192))
+SHAPES = ((4096, 4096), (4096, 8192), (8192, 8192))
 ZEROS = (0.6, 0.8, 0.95)
 ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
 FILLER_BYTES = 64 << 20  # cleared in about the time of a launch by CuPy
@@ -112,22 +112,31 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     from sparse24._dtypes import TABLE
     from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_scatter, hybrid_stream
 
-    dtype = TABLE["float16"]
+    dtype, gpu = TABLE["float16"], cupy.cuda.Device()
+    sms = gpu.attributes["MultiProcessorCount"]
+    shared = gpu.attributes["MaxSharedMemoryPerBlockOptin"]
     rng = cupy.random.default_rng(7)
     drawn = rng.standard_normal(shape, dtype=cupy.float32)
     dense = cupy.where(rng.random(shape, dtype=cupy.float32) >= zeros, drawn, 0)
     dense = dense.astype(cupy.float16)
     bits = dense.view(np.uint16)
-    nnz = float(cupy.count_nonzero(dense))
-    gpu = cupy.cuda.Device()
-    layouts = {
-        "stream": (hybrid_stream.prepare(dense, dtype, 1 - zeros), dense.size),
-        "gather": (hybrid_gather.prepare(bits, dtype, cupy), nnz),
-        "rows": (hybrid_rows.prepare(bits, dtype, cupy), 1.08 * nnz),
-        "cublas": (dense, dense.size),
+    lengths = -np.sort(-cupy.count_nonzero(dense, axis=1).get())
+    stream = hybrid_stream.prepare(dense, dtype, 1 - zeros)
+    layouts: dict[str, Any] = {
+        "stream": stream,
+        "gather": hybrid_gather.prepare(bits, dtype, cupy),
+        "rows": hybrid_rows.prepare(bits, dtype, cupy),
+        "cublas": dense,
+    }
+    efforts: dict[str, Callable[[int], tuple[float, float]]] = {
+        "stream": lambda n: (dense.size, stream.nbytes),
+        "gather": lambda n: hybrid_gather.effort(lengths, shape[1], n, sms, shared),
+        "rows": lambda n: hybrid_rows.effort(lengths, dtype, sms),
+        "cublas": lambda n: (dense.size, dense.nbytes),
     }
     if gpu.compute_capability == "90":
-        layouts["scatter"] = hybrid_scatter.prepare(bits, dtype), 0
+        scatter = layouts["scatter"] = hybrid_scatter.prepare(bits, dtype)
+        efforts["scatter"] = lambda n: hybrid_scatter.effort(scatter.sizes, n, sms)
     products: dict[str, Callable[..., Any]] = {
         "stream": hybrid_stream.product,
         "scatter": hybrid_scatter.product,
@@ -135,7 +144,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
         "rows": functools.partial(hybrid_rows.product, output="float16"),
         "cublas": lambda dense, b, out: cupy.matmul(dense, b, out=out),
     }
-    for name, (layout, elements) in layouts.items():
+    for name, layout in layouts.items():
         copies = min(7, ROTATE_BYTES // max(layout.nbytes, 1))
         turns = [layout, *(layout.copy() for _ in range(copies))]
         for n in COLUMN_CLASSES[name]:
@@ -144,10 +153,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
             call = functools.partial(products[name], b=b, out=out)
             calls = [functools.partial(call, turn) for turn in turns]
             seconds = _time(cupy, calls, captured=name != "cublas")
-            if name == "scatter":
-                sms = gpu.attributes["MultiProcessorCount"]
-                elements, _ = hybrid_scatter.effort(shape, 1 - zeros, n, sms)
-            samples[f"{name}/{n}"].append((elements, layout.nbytes, seconds))
+            samples[f"{name}/{n}"].append((*efforts[name](n), seconds))
     _sample_many(cupy, dense, rng, samples)
 
 

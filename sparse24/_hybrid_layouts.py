@@ -94,6 +94,39 @@ def slots_work(h):
     return h.prepared("slots work", lambda: _Slots(h)).work
 
 
+class _Units:
+    """What the units of the path ``scatter`` hold, on the host."""
+
+    nbytes = 0
+
+    def __init__(self, h):
+        from sparse24.kernels import hybrid_scatter
+
+        made = h.is_prepared("scatter")
+        self.sizes = layout(h, "scatter").sizes if made else hybrid_scatter.survey(_bits(h))
+
+
+def scatter_sizes(h) -> np.ndarray:
+    """Groups and lines of the units of ``scatter``; found at the first need, which waits."""
+    return h.prepared("scatter sizes", lambda: _Units(h)).sizes
+
+
+class _Lengths:
+    """Non-zeros of the rows, the longest first, on the host."""
+
+    nbytes = 0
+
+    def __init__(self, h):
+        xp = _arrays.namespace(h.tiles.kinds)
+        found = xp.count_nonzero(_bits(h), axis=1)
+        self.sorted = -np.sort(-_arrays.to_numpy(found))
+
+
+def row_lengths(h) -> np.ndarray:
+    """Non-zeros of every row, the longest first; counted at the first need, which waits."""
+    return h.prepared("row lengths", lambda: _Lengths(h)).sorted
+
+
 class _Excess:
     """How many elements a 2:4 matrix would leave out."""
 
@@ -112,12 +145,27 @@ def excess(h) -> float:
     return h.prepared("excess", lambda: _Excess(h)).elements
 
 
+COMPACT_COLUMNS = 64  # cuBLAS is several times slower with an odd number of columns
+
+
 class _Compact:
-    """The dense matrix without its empty columns."""
+    """The dense matrix without its empty columns, but for a few that even their number."""
 
     def __init__(self, h):
+        xp, self.storage = _arrays.namespace(h.tiles.kinds), h.tiles.dtype.storage
         self.live = live_columns(h).places
-        self.dense = _bits(h)[:, self.live].view(h.dtype)
+        even = -(-len(self.live) // COMPACT_COLUMNS) * COMPACT_COLUMNS
+        dense = xp.zeros((h.shape[0], even), self.storage)
+        dense[:, : len(self.live)] = _bits(h)[:, self.live]
+        self.dense = dense.view(h.dtype)
+
+    def gather(self, b):
+        """The rows of b that count, then zeros."""
+        live = len(self.live)
+        gathered = _arrays.namespace(b).empty((self.dense.shape[1], b.shape[1]), self.storage)
+        b.view(self.storage).take(self.live, axis=0, out=gathered[:live])
+        gathered[live:] = 0
+        return gathered.view(b.dtype)
 
     @property
     def nbytes(self) -> int:

@@ -7,16 +7,23 @@ from typing import NamedTuple
 
 from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit
 from sparse24._hybrid_cost import line_of
-from sparse24._hybrid_layouts import excess, live_columns, slots_work, stored_tiles
+from sparse24._hybrid_layouts import (
+    excess,
+    live_columns,
+    row_lengths,
+    scatter_sizes,
+    slots_work,
+    stored_tiles,
+)
 
 MANY = 256  # columns from which a gather of the dense operand can pay
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
 TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over dense, up to n
+TWO_FOUR_LEAST = 4e9  # multiply-adds; with fewer, launches take what 2:4 gains
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
-GATHER_BYTES = 4.15  # a non-zero, with padding
 ROWS_WARPS = 32  # most of a block of the rows kernel
 
 
@@ -63,16 +70,17 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
         times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
     if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
-        effort = hybrid_scatter.effort(h.shape, h.density, n, device.multiprocessors)
+        effort = hybrid_scatter.effort(scatter_sizes(h), n, device.multiprocessors)
         times["scatter"] = line_of(lines, "scatter", n).seconds(*effort)
     fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
-        entries = 1.08 * h.nnz
-        nbytes = entries * (dtype.itemsize + 1)
-        times["rows"] = line_of(lines, "rows", n).seconds(entries, nbytes)
+        effort = hybrid_rows.effort(row_lengths(h), dtype, device.multiprocessors)
+        times["rows"] = line_of(lines, "rows", n).seconds(*effort)
     fits = device.most_shared >= hybrid_gather.PANEL_BYTES * (1 + hybrid_gather.MOST_HELD)
     if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
-        times["gather"] = line_of(lines, "gather", n).seconds(h.nnz, GATHER_BYTES * h.nnz)
+        chip = device.multiprocessors, device.most_shared
+        effort = hybrid_gather.effort(row_lengths(h), k, n, *chip)
+        times["gather"] = line_of(lines, "gather", n).seconds(*effort)
     return times
 
 
@@ -84,6 +92,7 @@ def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:
     columns = -(-n // hybrid_overflow.COLUMNS) * hybrid_overflow.COLUMNS
     rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
     gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
+    gain = gain if h.size * n >= TWO_FOUR_LEAST else 1.0
     times = {"two_four": dense_time(h.size, dtype, n, lines) / gain + rest}
     if hybrid_wgmma.refuses(dtype, n, device.compute_capability):
         return times

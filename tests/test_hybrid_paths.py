@@ -196,7 +196,9 @@ def planned(monkeypatch, excess: float, stages: int, gathered: int) -> dict[str,
     monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
     known = {
         "excess": SimpleNamespace(elements=excess),
-        "slots work": SimpleNamespace(work=hybrid_wgmma.Work(stages, gathered, 64)),
+        "slots work": SimpleNamespace(
+            work=hybrid_wgmma.Work(stages, gathered, -(-stages // 64), 64)
+        ),
     }
     h = SimpleNamespace(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=8192 * 8192, shape=(8192, 8192),
@@ -245,9 +247,13 @@ def test_fit_is_kept_and_used(tmp_path, monkeypatch):
 
 
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
+    known = {
+        "row lengths": SimpleNamespace(sorted=np.full(4096, 410)),
+        "scatter sizes": SimpleNamespace(sizes=np.full((32, 64, 2), 3)),
+    }
     h = SimpleNamespace(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=4096 * 4096, shape=(4096, 4096),
-        density=0.1, nnz=1.6e6,
+        density=0.1, nnz=1.6e6, prepared=lambda name, make: known[name],
     )  # fmt: skip
     lines = _hybrid_cost.H200_LINES
     hopper, ampere, small = (

@@ -105,12 +105,19 @@ def test_refuses_in_words():
     assert "65" in hybrid_scatter.refuses(half, 65, "90")
 
 
-def test_expected_bytes_are_near_the_real_ones():
-    for zeros in (0.0, 0.6, 0.9, 0.95):
-        bits = matrix("iid", (1024, 1024), zeros)
-        units, _ = reference_scatter.pack(bits)
-        _, expected = hybrid_scatter.effort(bits.shape, 1 - zeros, 16, 132)
-        assert expected == pytest.approx(len(units), rel=0.04)
+def test_effort_is_that_of_the_busiest_multiprocessor():
+    even = np.full((66, 64, 2), 3)
+    cycles, nbytes = hybrid_scatter.effort(even, 16, 132)
+    assert nbytes == 128 * lines_of(even).sum()
+    few, _ = hybrid_scatter.effort(even[:62], 16, 132)
+    assert few == cycles  # eight are idle
+    uneven = even.copy()
+    uneven[0] = 6
+    more, read = hybrid_scatter.effort(uneven, 16, 132)
+    assert more > 1.2 * cycles
+    assert read == 2 * nbytes
+    empty, _ = hybrid_scatter.effort(np.zeros((66, 64, 2), int), 16, 132)
+    assert empty == 0
 
 
 def product(h, b, **options):

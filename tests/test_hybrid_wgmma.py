@@ -32,12 +32,15 @@ def test_refusals():
 
 def test_the_choice_fills_the_chip(monkeypatch):
     monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
-    few = hybrid_wgmma.Work(32 * 66, 32 * 2, 32)
+    few = hybrid_wgmma.Work(32 * 66, 32 * 2, 66, 32)
     assert few.choose(4096) == hybrid_wgmma.TABLE[0]
     assert few.choose(512) != hybrid_wgmma.TABLE[0]
     macs, gathered = few.effort(hybrid_wgmma.TABLE[0], 132 * 256)  # whole waves
     assert macs == 66 * 64 * 4096 * 132 * 256
     assert gathered == 2 * 64 * 2 * 132 * 256 * 32
+    uneven = hybrid_wgmma.Work(32 * 66, 32 * 2, 132, 32)
+    more, _ = uneven.effort(hybrid_wgmma.TABLE[0], 512)
+    assert more == 2 * few.effort(hybrid_wgmma.TABLE[0], 512)[0]
 
 
 @CONFIGS

@@ -179,7 +179,7 @@ class Producer {
     }
     __device__ int first_of_lane() const { return warp_ * kOfWarp + lane_ / 8 * 4; }
 
-    // `column`: the lane's first.  What lies beyond b stays as it is: it makes columns that are never stored.
+    // `column`: the lane's first.  Stages keep what they held beyond b: it makes columns that are never stored.
     __device__ void gather_rows(const int4& rows, int column) const {
         const int row[4] = {rows.x, rows.y, rows.z, rows.w};
         const u32 stage = shared_ + place_.at.stage * kStageBytes;
@@ -191,8 +191,10 @@ class Producer {
             const auto* from = reinterpret_cast<const unsigned char*>(of_.b + column);
             from += (u64)(none ? 0u : (u32)row[i]) * (u32)of_.b_pitch;
 #pragma unroll
-            for (int span = 0; span < BLOCK_N / 64; span++)
-                if (column + span * 64 < of_.n) copy16(to + span * BLOCK_K * 128, from + span * 128, none);
+            for (int span = 0; span < BLOCK_N / 64; span++) {
+                const int left = 2 * (of_.n - column - span * 64);  // bytes of the row
+                if (left > 0) copy16(to + span * BLOCK_K * 128, from + span * 128, none ? 0 : min(left, 16));
+            }
         }
     }
     __device__ void fetch_a(int atom, int part, const Place& place, u32 barrier) const {

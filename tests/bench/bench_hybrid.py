@@ -108,10 +108,10 @@ def compact(h: HybridArray, right: torch.Tensor, target: torch.Tensor) -> Callab
     """The calls of the path that leaves out empty columns."""
     layout = _hybrid_layouts.layout(h, "compact")
     live, dense = to_torch(layout.live), to_torch(layout.dense)
-    gathered = right.new_empty(len(live), right.shape[1])
+    gathered = right.new_zeros(dense.shape[1], right.shape[1])
 
     def call() -> object:
-        torch.index_select(right, 0, live, out=gathered)
+        torch.index_select(right, 0, live, out=gathered[: len(live)])
         return torch.mm(dense, gathered, out=target)
 
     return call

@@ -59,7 +59,7 @@ __device__ inline bool elected() {
     return is;
 }
 
-// 16 bytes into shared memory: from memory, or zeros.
-__device__ inline void copy16(u32 to, const void* from, bool zeros) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(zeros ? 0 : 16) : "memory");
+// 16 bytes into shared memory: so many from memory, then zeros.
+__device__ inline void copy16(u32 to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
