@@ -86,13 +86,14 @@ def effort(sizes: np.ndarray, config: Config, sms: int) -> tuple[float, float]:
     cycles = rest + (2 * stores if config.erase else TILE + stores)
     lines = lines_of(sizes)
     cycles = np.where(lines > 0, cycles, 0)
-    return tuple(_busiest(x.sum(1), config, sms) for x in (cycles, LINE_BYTES * lines))
+    nbytes = LINE_BYTES * lines
+    return _busiest(cycles.sum(1), config, sms), _busiest(nbytes.sum(1), config, sms)
 
 
 def _busiest(of_rows: np.ndarray, config: Config, sms: int) -> float:
     """Of an SM, where rows of units need so much each."""
     waves = _waves(of_rows, config, sms)
-    return max(waves * of_rows.mean(), of_rows.max()) / config.splits
+    return float(max(waves * of_rows.mean(), of_rows.max())) / config.splits
 
 
 def _waves(rows: np.ndarray, config: Config, sms: int) -> int:
