@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ SHAPES = ((4096, 4096), (4096, 8192), (8192, 8192))
 ZEROS = (0.6, 0.8, 0.95)
 ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
 FILLER_BYTES = 64 << 20  # cleared in about the time of a launch by CuPy
+SUSTAINED = 0.03  # seconds after which a chip has slowed down as far as it will
 
 _lock = threading.Lock()
 _known: dict[int, dict[str, Line]] = {}
@@ -174,31 +176,42 @@ def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
         seconds = _time(cupy, [call], captured=True)
         samples["overflow/512"].append((rest.values.size * n, 2 * out.nbytes, seconds))
         call = functools.partial(cupy.matmul, dense, b, out=out)
-        seconds = _time(cupy, [call] * 4, captured=False)
+        seconds = _time(cupy, [call] * 4, captured=False, warm=SUSTAINED)
         samples["dense/512"].append((dense.size * n, 0, seconds))
         if strips is not None:
             config = hybrid_wgmma.TABLE[0]
             call = functools.partial(hybrid_wgmma.product, strips, b, out, config)
             effort = strips.work.effort(config, n)
-            samples["slots/512"].append((*effort, _time(cupy, [call], captured=True)))
+            seconds = _time(cupy, [call], captured=True, warm=SUSTAINED)
+            samples["slots/512"].append((*effort, seconds))
 
 
-def _time(cupy, calls, *, captured: bool, rounds: int = 5) -> float:
+def _time(cupy, calls, *, captured: bool, rounds: int = 5, warm: float = 0.0) -> float:
     """Median seconds of a call, the calls as one graph where they can be captured.
 
     CuPy does not capture cuBLAS; those calls are queued behind other work, so that the GPU does
-    not wait for their launches.
+    not wait for their launches.  The calls have gone on for `warm` seconds before.
     """
     stream = cupy.cuda.get_current_stream()
     filler = cupy.empty(0 if captured else FILLER_BYTES, np.uint8)
-    for call in calls:
-        call()
-    if captured:
-        stream.begin_capture()
+
+    def run() -> None:
         for call in calls * 4:
             call()
-        launch = stream.end_capture().launch
-        launch(stream)
+
+    run()
+    launch = run
+    if captured:
+        stream.begin_capture()
+        run()
+        graph = stream.end_capture()
+        launch = functools.partial(graph.launch, stream)
+    begin = time.perf_counter()
+    while True:
+        launch()
+        stream.synchronize()
+        if time.perf_counter() - begin >= warm:
+            break
     times = []
     for _ in range(rounds):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -206,11 +219,7 @@ def _time(cupy, calls, *, captured: bool, rounds: int = 5) -> float:
             for _ in calls * 4:
                 filler.data.memset_async(0, filler.nbytes, stream)
         start.record(stream)
-        if captured:
-            launch(stream)
-        else:
-            for call in calls * 4:
-                call()
+        launch()
         stop.record(stream)
         stop.synchronize()
         times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / (4 * len(calls)))

@@ -23,6 +23,7 @@ TWO_FOUR_LEAST = 4e9  # multiply-adds; with fewer, launches take what 2:4 gains
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
+COPY_SECONDS = 3e-6  # of b, where its rows do not begin on 16 bytes
 TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
 ROWS_WARPS = 32  # most of a block of the rows kernel
 
@@ -71,7 +72,8 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
     if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
         effort = hybrid_scatter.effort(scatter_sizes(h), n, device.multiprocessors)
-        times["scatter"] = line_of(lines, "scatter", n).seconds(*effort)
+        copied = COPY_SECONDS if n % 8 else 0.0
+        times["scatter"] = line_of(lines, "scatter", n).seconds(*effort) + copied
     fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
         effort = hybrid_rows.effort(row_lengths(h), dtype, device.multiprocessors)

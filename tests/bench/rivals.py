@@ -21,6 +21,13 @@ def dense(weights: Sequence[torch.Tensor], x: torch.Tensor) -> Contender:
     return Contender([lambda w=w: torch.mm(x, w.t(), out=y) for w in weights], library="torch")
 
 
+def dense_batched(weights: Sequence[torch.Tensor], x: torch.Tensor) -> Contender:
+    """The same as a batch of one, which cuBLAS may give to another kernel."""
+    y = torch.empty(1, x.shape[0], weights[0].shape[0], dtype=x.dtype, device="cuda")
+    calls = [lambda w=w: torch.bmm(x[None], w.t()[None], out=y) for w in weights]
+    return Contender(calls, library="torch")
+
+
 def dense_float8(weights: Sequence[torch.Tensor], x: torch.Tensor, *, fast=True) -> Contender:
     """The same for fp8 operands through cuBLASLt, bfloat16 out."""
     one = torch.ones((), device="cuda")
