@@ -119,7 +119,7 @@ def run(m: int, k: int, n: int, name: str) -> dict:
 
 
 def dense_rivals(layer: Layer, name: str) -> dict[str, Contender]:
-    """The dense product by cuBLAS; in float32, where torch's usual call is not its best, in two ways."""
+    """The dense product by cuBLAS; in float32 in two ways, as the usual one is not its best."""
     x = layer.x
     if name in EIGHT_BIT:
         missing = LEAST_ROWS[name] - len(x)
