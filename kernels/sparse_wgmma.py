@@ -89,7 +89,7 @@ def prepare(
 
 
 def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool) -> loader.Defines:
-    """The macros of one specialisation; `bulk`: the copy engine writes the result."""
+    """The macros of one specialisation; `bulk`: the TMA writes the result."""
     itemsize = numpy_dtype(problem.dtype).itemsize
     stages = layout(config, itemsize, numpy_dtype(problem.out_dtype).itemsize).stages
     return (

@@ -1,4 +1,4 @@
-"""Tensor maps: the descriptors by which Hopper's copy engine addresses boxes of a tensor.
+"""Tensor maps: the descriptors by which Hopper's Tensor Memory Accelerator (TMA) addresses boxes.
 
 They are encoded by the driver through ctypes, because the driver wants the 128 bytes
 on a 64-byte boundary and Python objects cannot promise that.  CuPy passes the array
@@ -50,7 +50,7 @@ def empty() -> np.ndarray:
 
 
 def addressable(pointer: int, strides: tuple[int, ...]) -> bool:
-    """True if the copy engine can address a tensor with these outer strides in bytes."""
+    """True if the TMA can address a tensor with these outer strides in bytes."""
     return pointer % 16 == 0 and all(stride % 16 == 0 and stride > 0 for stride in strides)
 
 

@@ -1,24 +1,28 @@
 // sparse_wgmma: out (m, n) = epilogue(A (m, k; 2:4) @ b (k, n)) on the sparse tensor cores of Hopper.
 //
-//   values  [batch, m, k/2]           rows on 16-byte boundaries                       (read)
-//   packed  [batch, atoms_k, atoms_m, 1024]  metadata in 64x128 atoms (sparse24/_spec.py)  (read)
-//   b       [batch, k, n]             k or n contiguous; n only for 16-bit elements   (read)
-//   out     [batch, m, n]             any strides; fastest with m or n contiguous     (written)
+//   values  [batch, m, k/2]                  whole groups, rows on 16-byte boundaries              (read)
+//   packed  [batch, atoms_k, atoms_m, 1024]  metadata in atoms of 64x128 (sparse24/_spec.py)       (read)
+//   b       [batch, k, n]                    k or n contiguous, n only for 16-bit elements         (read)
+//   out     [batch, m, n]                    any strides; fastest with m or n contiguous           (written)
 //
-// One persistent block an SM.  The last warpgroup is the producer: one of its threads keeps the copy
-// engine busy filling a ring of stages.  The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS
-// rows of the tile, multiply stage after stage with one group of instructions in flight, and
-// write their part of the result while the producer already fetches the next tile.  With PINGPONG
-// they take whole tiles in turn: one multiplies while the other applies the epilogue.
-// Ragged edges need no code: the copy engine reads zeros outside A and b and writes nothing
-// outside out.  Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
+// float32 is multiplied as TF32, whose pattern is 1:2 and whose atoms are 64x64.
 //
-// Where tiles do not fill whole waves of blocks, some are shared between blocks along k and their
-// partial sums added in a fixed order: the same launch gives the same bits.  For few columns the K_PARTS
-// blocks of a cluster share each tile instead (cluster_sums.cuh).
+// Persistent blocks, BLOCKS of them an SM.  The last warpgroup is the producer: one of its threads has
+// the TMA fill a ring of stages.  The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS rows of
+// the tile, multiply stage after stage with one group of instructions in flight (IN_FLIGHT: also from
+// one atom of k to the next), and write their part of the result while the producer already fetches the
+// next tile.  With PINGPONG they take whole tiles in turn: one multiplies while the other applies the
+// epilogue.  CLUSTER blocks with neighbouring tiles along m share what they load of b by multicast.
+// Ragged edges need no code: the TMA reads zeros outside A and b and writes nothing outside out.
+// Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
 //
-// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS IN_FLIGHT PINGPONG
-// PROMOTE SPLIT B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION; kernels/sparse_wgmma_configs.py chooses.
+// Where tiles do not fill whole waves of blocks, some are shared between blocks along k (SPLIT) and
+// their partial sums added in a fixed order: the same launch gives the same bits.  For few columns
+// the K_PARTS blocks of a cluster share one tile instead, and then end (cluster_sums.cuh).
+//
+// Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS
+// IN_FLIGHT PINGPONG PROMOTE SPLIT B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION.
+// Tiles: kernels/sparse_wgmma_configs.py; their choice: kernels/sparse_wgmma_plan.py.
 //
 // Reference: reference.matmul.  Launcher: kernels/sparse_wgmma.py.  How it works:
 // docs/explanation/hopper_kernel.rst.
@@ -34,7 +38,7 @@ struct Shape {
     int m, n, atoms_m, atoms_k;
     int a_batched, b_batched;  // 0: one operand for all products
     int b_bytes;               // of b that come to a stage; with few columns less than there is room for
-    int unused;
+    int unused;                // aligns what follows
     long long packed_batch;    // bytes
 };
 
@@ -47,14 +51,14 @@ constexpr int kRowBlocks = BLOCK_M / (64 * kSharers);    // 64-row blocks of a w
 constexpr int kProducer = CONSUMERS * 128;               // first thread of the producer
 constexpr int kThreads = kProducer + 128;
 
-// A block has 168 registers a thread (128 with three consumers) to deal out, not one more.  With one
-// consumer there are enough.
+// Of the 65,536 registers of an SM a block gets 168 a thread (128 with three consumers) to deal out, not
+// one more.  With one consumer there are enough.
 constexpr bool kMany = kRowBlocks * BLOCK_N / 2 > 128;
 constexpr int kConsumerRegisters = CONSUMERS == 3 ? 160 : kMany ? 232 : 224;
 constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : kMany ? 40 : 56;
 constexpr bool kDealRegisters = CONSUMERS > 1 && BLOCKS == 1;
 
-constexpr int kPromoted = 2;                             // atoms: 4 instructions, as cuBLAS does
+constexpr int kPromoted = 2;                             // atoms: 4 fp8 instructions, as cuBLAS; for PROMOTE
 constexpr u32 kABytes = BLOCK_M * 64 * kSpans;
 constexpr u32 kBBytes = BLOCK_N * 128 * kSpans;
 constexpr u32 kStageBytes = kABytes + kBBytes;
@@ -160,7 +164,9 @@ class Consumer {
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
 
-    // Both for fp8 with the sums of kPromoted atoms added up in float32 by this thread.
+    // Both, with the sums of kPromoted atoms added up in float32 by this thread, which rounds.  The
+    // instructions keep about 14 bits of an fp8 sum (source: sparse_tile.cuh), and cut off the longer sums
+    // of bfloat16 that stand for float32 (kernels/sparse_split.py).
     __device__ void multiply_promoted(int atoms) {
         Sum total[kRowBlocks][BLOCK_N / 2] = {};
         for (int atom = 0; atom < atoms; atom += kPromoted) {
@@ -303,7 +309,7 @@ sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
     const u32 of_tiles = CLUSTER > 1 ? rank : 0, of_k = K_PARTS > 1 ? rank : 0;
     const Ring ring(shared + kBarriersAt);
     const TileScheduler tiles(tiling, shape.atoms_k, of_tiles, of_k);
-    const Turns turns(shared + kBarriersAt + Ring::bytes);  // one or the other
+    const Turns turns(shared + kBarriersAt + Ring::bytes);  // or parts: never both, so they share a barrier
     const Others parts(shared, shared + kBarriersAt + Ring::bytes, of_k);
 
     if (threadIdx.x == kProducer) {

@@ -1,8 +1,10 @@
 // cluster_sums: how the K_PARTS blocks of a cluster add up their sums of one tile, each of its part of k.
 //
-// Every block owns some chunks of the tile.  Once no block needs its ring of stages any more, each
-// sends its sums of all other chunks into the shared memory of their owners, whose barrier counts the
-// bytes, and adds what came to its own in the order of the ranks: the same launch gives the same bits.
+// Every block owns some chunks of the tile.  Once no block needs its ring of stages any more, each sends
+// its sums of all other chunks through distributed shared memory to their owners, whose barrier counts
+// the bytes.  An owner adds what came to its own, in the order of the ranks: the same launch gives the
+// same bits.
+// Source: PTX ISA, st.async.
 #pragma once
 #include "hopper_store.cuh"
 

@@ -3,7 +3,7 @@
 //   x   = alpha * row_scale[i] * column_scale[j] * acc + beta * c[i, j]
 //   x  += row_bias[i] + column_bias[j]
 //   aux = x
-//   out = out_scale * activation(x)
+//   out = out_scale * activation(x)       relu: x > lower ? min(x, upper) : 0
 //
 // Compiled with -DEPILOGUE=<bits below> and -DACTIVATION=<number below>; EPILOGUE 0 stores
 // the accumulator as it is.  EpilogueParams is mirrored by kernels/epilogue.py.
@@ -52,15 +52,15 @@ inline float normal_gated(float x) {
 }
 inline double normal_gated(double x) { return 0.5 * x * (1.0 + erf(x * 0.70710678118654752)); }
 
-// (1 + tanh(y)) * half, by one instruction for tanh, whose relative error is 2^-11.
+// (1 + tanh(y)) * half, by one instruction for tanh, whose relative error is 2^-11 (PTX ISA, tanh).
 inline float half_gated(float half, float y) {
     asm("tanh.approx.f32 %0, %0;" : "+f"(y));
     return half * y + half;
 }
 
-// The gated activations for results of 16 bits or fewer.  An instruction an element costs half a percent of an
-// 8192-cube product on Hopper, so these take five: positive results are right to 8e-4 of themselves,
-// negative ones to 2.5e-4 * |x| + 2.7e-4.  The coefficients of gelu are a minimax fit of its
+// The gated activations for results of 16 bits or fewer.  An instruction an element costs half a percent
+// of an 8192-cube product on Hopper, so these take five: positive results are right to 8e-4 of
+// themselves, negative ones to 2.5e-4 * |x| + 2.7e-4.  The coefficients of gelu are a minimax fit of its
 // error; those of its tanh form are its definition.
 template <int kind> float activate_roughly(float x) {
     const float half = 0.5f * x;
@@ -76,7 +76,8 @@ template <int kind, bool rough, class Real> Real activate(Real x, Real lower, Re
     if constexpr (kind == kRelu2) return x > Real(0) ? x * x : (x == x ? Real(0) : x);
     if constexpr (kind == kGelu) return normal_gated(x);
     // (1 + tanh(y)) / 2 is sigmoid(2 y).
-    if constexpr (kind == kGeluTanh) return gated(x, x * (Real(1.5957691216057308) + Real(0.07135481627159645) * x * x));
+    if constexpr (kind == kGeluTanh)
+        return gated(x, x * (Real(1.5957691216057308) + Real(0.07135481627159645) * x * x));
     if constexpr (kind == kSilu) return gated(x, x);
     return x;
 }
@@ -106,8 +107,8 @@ template <int bits, class Real> EpilogueTerms<Real> column_terms(const EpilogueP
     return terms;
 }
 
-// Returns what to store for accumulator `acc` of element (row, column) of product `batch`, which must be
-// inside the result where c or aux is used.
+// Returns what to store for accumulator `acc` of element (row, column) of product `batch`, which must
+// be inside the result where c or aux is used.
 template <Kind out, int bits, int activation, class Acc>
 auto epilogue_value(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column,
                     EpilogueTerms<typename Scalar<out>::real> of_row,
@@ -141,7 +142,8 @@ auto epilogue_value(Acc acc, const EpilogueParams& p, long long batch, long long
 
 // The same for an element on its own, in the type of the result.
 template <Kind out, int bits, int activation, class Acc>
-typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long batch, long long row, long long column) {
+typename Scalar<out>::type epilogue(Acc acc, const EpilogueParams& p, long long batch, long long row,
+                                    long long column) {
     using Real = typename Scalar<out>::real;
     return Scalar<out>::store(epilogue_value<out, bits, activation>(
         acc, p, batch, row, column, row_terms<bits, Real>(p, row), column_terms<bits, Real>(p, column),

@@ -1,14 +1,14 @@
 // hopper_metadata: the metadata words of a thread, from an atom of 64 rows in shared memory.
 //
-// Atoms hold the codes in the order in which warpgroups take them (sparse24/_spec.py).  A thread
-// reads two words for one atom of k:
+// Atoms hold the codes in the order in which warpgroups take them (sparse24/_spec.py): 64 rows by 128
+// columns of A (TF32: 64 columns), 1024 bytes.  A thread reads two 32-bit words for one atom of k:
 //
-//   16-bit, TF32  an instruction takes the words of two lanes of each quad and is told which two:
-//                 lanes 0 and 1 hold words 0 and 1 for the first two instructions (selector 0),
-//                 lanes 2 and 3 hold words 2 and 3 for the last two (selector 1)
-//   8-bit         an instruction takes the words of all four lanes
+//   16-bit, TF32  four instructions; each takes the words of two lanes of every quad, and its selector
+//                 says which two: lanes 0 and 1 hold words 0 and 1 for the first two instructions
+//                 (selector 0), lanes 2 and 3 hold words 2 and 3 for the last two (selector 1)
+//   8-bit         two instructions; each takes the words of all four lanes
 //
-// Source: PTX ISA, wgmma sparse matrix storage.
+// Source: PTX ISA, wgmma.mma_async.sp, sparse matrix storage.
 #pragma once
 #include "hopper_ptx.cuh"
 #include "wgmma_sp.cuh"
@@ -50,11 +50,12 @@ template <int count> struct Metadata {
             }
         }
     }
-    // `never` must not be 1, which the compiler cannot know.
+    // A use that never happens: `never` is not 1, which the compiler cannot know.
     __device__ void hold(u32 never) const {
         u32 x = 0;
 #pragma unroll
         for (int r = 0; r < count; r++) x ^= words[r][0] ^ words[r][1];
-        asm volatile("{ .reg .pred p; setp.eq.u32 p, %1, 1; @p st.shared.u32 [%1], %0; }" ::"r"(x), "r"(never) : "memory");
+        asm volatile("{ .reg .pred p; setp.eq.u32 p, %1, 1; @p st.shared.u32 [%1], %0; }"
+                     ::"r"(x), "r"(never) : "memory");
     }
 };

@@ -1,13 +1,13 @@
 // hopper_pipeline: a ring of shared-memory stages between one producer thread and the consumers.
 //
-// full[s]  one arrival by the producer, plus the bytes that the copy engine delivers
+// full[s]  one arrival by the producer, plus the bytes that the TMA delivers
 // empty[s] one arrival by every consumer warp of every block of the cluster, because a multicast
 //          writes into all of them
-// turn     one arrival by every warp of the warpgroup that worked last, where they work in turn
+// passed   one arrival by every warp of the warpgroup that worked last, where they work in turn
 #pragma once
 #include "hopper_ptx.cuh"
 
-// A position in a ring of `size` stages; `phase` flips at every turn.
+// A position in a ring of `size` stages; `phase` flips whenever the ring has been walked through.
 template <int size> struct Cursor {
     int stage = 0;
     u32 phase = 0;
@@ -55,8 +55,8 @@ template <int stages, int consumer_warps, int cluster> class Pipeline {
     u32 full_, empty_;
 };
 
-// Warpgroups that take tiles in turn.  Turn t may wait for its first stage when turn t - 1 has waited for
-// its last: a barrier tells two turns of the ring apart, not three.
+// Warpgroups that take tiles in turn (ping-pong).  Turn t may wait for its first stage when turn t - 1 has
+// waited for its last: a barrier's parity tells two walks through the ring apart, not three.
 class Turns {
   public:
     static constexpr int bytes = 8;

@@ -1,6 +1,7 @@
 // hopper_ptx: the PTX instructions of sm_90a that C++ cannot say, one function each.
 //
-// Source: PTX ISA 8.0 and later, sections on mbarrier, cp.async.bulk, stmatrix, setmaxnreg.
+// Source: PTX ISA 8.1 and later, sections on mbarrier, cp.async.bulk and cp.async.bulk.tensor, st.async,
+// barrier.cluster, mapa, stmatrix, setmaxnreg.
 #pragma once
 
 using u16 = unsigned short;
@@ -21,6 +22,7 @@ __device__ inline u32 cluster_rank() {
 __device__ inline void cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
+// The same, and what they wrote before can be seen by all of them.
 __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
@@ -35,6 +37,7 @@ __device__ inline void group_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// By all warps of a warpgroup: raise, or lower, the registers that each of its threads may use.
 template <int registers> __device__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
@@ -48,6 +51,7 @@ __device__ inline void barrier_init(u32 barrier, u32 arrivals) {
 }
 __device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+// Arrive, and let this phase also wait for so many bytes of asynchronous copies.
 __device__ inline void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -59,6 +63,7 @@ __device__ inline void barrier_arrive_remote(u32 barrier, u32 rank) {
     asm volatile("{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
                  " mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(rank) : "memory");
 }
+// Until the phase of this parity is complete; of a new barrier, parity 1 counts as complete.
 __device__ inline void barrier_wait(u32 barrier, u32 parity) {
     asm volatile("{ .reg .pred done;\n"
                  "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -71,7 +76,7 @@ __device__ inline void store_remote(u32 to, u32 a, u32 b, u32 c, u32 d, u32 barr
                  ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier) : "memory");
 }
 
-// --- bulk copies ------------------------------------------------------------------------------
+// --- bulk copies, by the Tensor Memory Accelerator (TMA) ---------------------------------------
 __device__ inline void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -86,10 +91,12 @@ __device__ inline void load_box_multicast(u32 to, const TensorMap& map, int x, i
                  " [%0], [%1, {%3, %4, %5}], [%2], %6;"
                  ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(mask) : "memory");
 }
+// Consecutive bytes; their number and both addresses are multiples of 16.
 __device__ inline void load_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+// The way back; parts outside the tensor are not written.
 __device__ inline void store_box(const TensorMap& map, int x, int y, int z, u32 from) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
                  ::"l"(&map), "r"(from), "r"(x), "r"(y), "r"(z) : "memory");
@@ -99,20 +106,23 @@ __device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group
 template <int pending> __device__ void store_wait() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
-// Ordinary writes to shared memory become visible to the copy engine and the tensor cores.
+// Ordinary writes to shared memory become visible to the TMA and to wgmma.
 __device__ inline void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // --- shared memory ----------------------------------------------------------------------------
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 __device__ inline void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 __device__ inline uint4 load_shared4(u32 from) {
     uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
     return x;
 }
 __device__ inline uint2 load_shared2(u32 from) {

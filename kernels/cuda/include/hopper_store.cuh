@@ -1,11 +1,12 @@
 // hopper_store: from the accumulators of a warpgroup through the epilogue to the result.
 //
 // A warpgroup turns 64 rows by kChunk columns at a time into output elements, arranges them in
-// shared memory as lines along the contiguous axis of the result, and hands them to the copy
-// engine, which drops what lies outside the result.  Results that it cannot address (start or
-// pitch not a multiple of 16 bytes, or no contiguous axis) are written by the threads instead.
+// shared memory as lines along the contiguous axis of the result, and hands them to the TMA, which
+// drops what lies outside the result.  Results that it cannot address (start or pitch not a multiple
+// of 16 bytes, or no contiguous axis) are written by the threads instead.
 //
-// Compiled with -DOUTPUT, -DOUT_ROW_MAJOR, -DOUT_BULK (1: copy engine) and -DSTAGING (buffers).
+// Compiled with -DOUTPUT, -DOUT_ROW_MAJOR, -DOUT_BULK (1: by the TMA) and -DSTAGING (buffers).
+// Source: PTX ISA, wgmma.mma_async, fragment of D; stmatrix; tensor swizzling modes.
 #pragma once
 #include "epilogue.cuh"
 #include "wgmma_sp.cuh"
@@ -21,7 +22,8 @@ constexpr bool kPlain = EPILOGUE == 0;
 
 struct OutView { void* data; long long row, column, batch; };  // strides in elements
 
-// Byte of element (row, column) of a chunk: lines of kSpan bytes, 16-byte units swizzled.
+// Byte of element (row, column) of a chunk: lines of kSpan bytes, 16-byte units swizzled.  kSpan is 128
+// or 64: sparse_wgmma_plan.py refuses the results whose lines would be shorter.
 __device__ inline u32 staged(int row, int column) {
     const u32 line = OUT_ROW_MAJOR ? row : column, byte = (OUT_ROW_MAJOR ? column : row) * kOutBytes;
     const u32 swizzle = kSpan == 128 ? line % 8 : line / 2 % 4;
@@ -31,7 +33,8 @@ __device__ inline u32 staged(int row, int column) {
 class ResultStore {
   public:
     // `staging`: STAGING buffers of kStagingBytes for this warpgroup alone.
-    __device__ ResultStore(const TensorMap& map, const OutView& out, const EpilogueParams& params, int m, int n, u32 staging)
+    __device__ ResultStore(const TensorMap& map, const OutView& out, const EpilogueParams& params, int m, int n,
+                           u32 staging)
         : map_(map), out_(out), params_(params), numbers_(params), m_(m), n_(n), staging_(staging) {}
 
     // Store d, whose corner is (row, column) of product `batch`.  `complete(sums, first)` adds to
@@ -87,10 +90,12 @@ class ResultStore {
         if constexpr (EPILOGUE & (kC | kAux)) {  // others need no place, and a branch for each costs a tenth
             if (row >= m_ || column >= n_) return Out::real(0);
         }
-        return epilogue_value<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, params_, batch, row, column, of_row, of_column, numbers_);
+        return epilogue_value<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, params_, batch, row, column, of_row,
+                                                                  of_column, numbers_);
     }
 
-    // The four elements of one 8-column block: rows g and g + 8, columns 2 t and 2 t + 1.
+    // Stage a chunk.  Of every 8-column block a thread has four elements: rows g and g + 8, columns 2 t
+    // and 2 t + 1.
     __device__ void arrange(const Sum (&sums)[kChunk / 2], u32 buffer, int row, int column, int batch,
                             const EpilogueTerms<Out::real> (&rows)[2], const Columns& columns) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
@@ -135,7 +140,8 @@ class ResultStore {
         if constexpr (sizeof(T) == 4)
             asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(reinterpret_cast<const u32&>(x)) : "memory");
         else
-            asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"((u32) reinterpret_cast<const unsigned char&>(x)) : "memory");
+            asm volatile("st.shared.u8 [%0], %1;"
+                         ::"r"(to), "r"((u32) reinterpret_cast<const unsigned char&>(x)) : "memory");
     }
 
     __device__ void write(u32 buffer, int row, int column, int batch) const {

@@ -2,8 +2,8 @@
 //
 // Every block has one slot of BLOCK_M * BLOCK_N sums and a flag for each consumer warpgroup.  A block
 // gives at most one part away in a launch.  The flags are 0 between launches: who takes, resets.
-// The order of blocks is the order in which the hardware starts them, and a block waits only for
-// earlier ones.
+// A block waits only for blocks of lower numbers.  The hardware starts those first, and the grid is one
+// block an SM at most, so the blocks that it waits for are running or have ended.
 #pragma once
 #include "wgmma_sp.cuh"
 

@@ -1,11 +1,11 @@
-// programmatic: kernels of a stream that overlap by a little (sm_90 and later).
+// programmatic: programmatic dependent launch, kernels of a stream that overlap a little (sm_90 and later).
 //
 // A kernel launched `early` (kernels/launch.py) may start while the one before it finishes.  It sets
-// itself up, and must wait before it reads or writes global memory.
+// itself up, and must wait before it writes global memory, or reads what a kernel may have written.
 // Source: PTX ISA, griddepcontrol.
 #pragma once
 
-// The next kernel of the stream may take the place of blocks that have ended.
+// When all blocks have said this or ended, blocks of the next kernel of the stream start where there is room.
 __device__ inline void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,9 +1,9 @@
 // tile_scheduler: which work a persistent thread block does, and in which order.
 //
-// Work is a tile of the result and a range of k, counted in atoms.  A cluster of CLUSTER blocks takes
-// CLUSTER neighbouring tiles along m at once.  Blocks that run at the same time should share rows of
-// A and columns of B in L2, so the tiles are walked in bands of `band` clusters along m: down the
-// band first, then along n, then the next band.
+// Work is a tile of the result and a range of k, counted in atoms of metadata.  A cluster of CLUSTER
+// blocks takes CLUSTER neighbouring tiles along m at once.  Blocks that run at the same time should share
+// rows of A and columns of B in L2, so the tiles are walked in bands of `band` clusters along m: down
+// the band first, then along n, then the next band.
 //
 // Tiles rarely fill whole waves of blocks.  The first `split_tiles` are therefore cut into as many
 // equal ranges of (tile, k) as there are blocks (stream-K).  A block walks its range backwards: the
@@ -13,7 +13,8 @@
 //
 // With K_PARTS > 1 the blocks of a cluster take one tile, each its part of k, and a block does no
 // more than that.
-// Source: Osama et al., Stream-K, 2023.
+// Source: Osama et al., Stream-K: work-centric parallel decomposition for dense matrix-matrix
+// multiplication on the GPU, PPoPP 2023.
 #pragma once
 #include "hopper_ptx.cuh"
 
@@ -21,7 +22,7 @@ struct Tiling {
     int clusters_m, tiles_n, batch;  // the grid of tiles; clusters_m counts clusters
     int band;
     int split_tiles;                 // tiles to cut; 0 unless SPLIT
-    int range, longer;               // atoms of a block's range, and how many have one more
+    int range, longer;               // atoms of a block's range; how many blocks have one more
 };
 
 struct Work {
@@ -36,7 +37,8 @@ class TileScheduler {
     // `rank` of the block among those of a cluster that take neighbouring tiles, `part` among those
     // that share one.
     __device__ TileScheduler(const Tiling& tiling, int atoms_k, u32 rank, u32 part)
-        : tiling_(tiling), atoms_k_(atoms_k), rank_(rank), part_(part), next_(tiling.split_tiles + blockIdx.x / (CLUSTER * K_PARTS)),
+        : tiling_(tiling), atoms_k_(atoms_k), rank_(rank), part_(part),
+          next_(tiling.split_tiles + blockIdx.x / (CLUSTER * K_PARTS)),
           begin_(SPLIT ? range_begin(blockIdx.x) : 0), end_(SPLIT ? range_begin(blockIdx.x + 1) : 0) {}
 
     // False when no work is left.

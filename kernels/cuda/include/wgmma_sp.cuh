@@ -5,7 +5,7 @@
 // (16 w + g + 8 i, 8 j + 2 t + c).  One instruction spans 64 bytes of B and 32 of A along k.
 //
 // Compiled with -DELEMENT, -DB_ELEMENT, -DBLOCK_N and -DB_ROW_MAJOR (1: n is contiguous in B).
-// Source: PTX ISA, wgmma.mma_async.sp and its matrix descriptors.
+// Source: PTX ISA, wgmma.mma_async.sp, matrix descriptor format, strides of an operand in shared memory.
 #pragma once
 #include "hopper_ptx.cuh"
 
@@ -20,8 +20,8 @@
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
-// The family of A decides the shape along k, the sum and what follows the predicate:
-// signs of A and B, then (16-bit only) whether each is transposed.
+// The family of A decides the shape along k, the sum and what follows the predicate: but for
+// integers the factors 1 or -1 of A and B, then (16-bit only) whether each is transposed.
 #define FAMILY_float16 16
 #define FAMILY_bfloat16 16
 #define FAMILY_float32 32
@@ -110,12 +110,13 @@ using Sum = float;
 // group_commit and group_wait.
 template <int selector> __device__ void wgmma_sp(Sum (&d)[BLOCK_N / 2], u64 a, u64 b, u32 metadata, u32 keep) {
     asm volatile("{ .reg .pred keep; setp.ne.b32 keep, " WGMMA_KEEP ", 0;\n"
-                 "wgmma.mma_async.sp.sync.aligned.m64n" TEXT(BLOCK_N) "k" WGMMA_K "." WGMMA_SUM "." PTX(ELEMENT) "." PTX(B_ELEMENT)
+                 "wgmma.mma_async.sp.sync.aligned.m64n" TEXT(BLOCK_N) "k" WGMMA_K
+                 "." WGMMA_SUM "." PTX(ELEMENT) "." PTX(B_ELEMENT)
                  " {" WGMMA_NAMES "}, " WGMMA_INPUTS ", " WGMMA_SELECTOR ", keep" WGMMA_TAIL "; }"
                  : WGMMA_SUMS : "l"(a), "l"(b), "r"(metadata), "n"(selector), "r"(keep));
 }
 
-// Before the first wgmma that touches registers which other code has written.
+// Before the first wgmma, and before any that touches registers which other code has written.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int pending> __device__ void group_wait() {
@@ -129,10 +130,14 @@ __device__ inline void pin(Sum (&d)[BLOCK_N / 2]) {
 
 enum Swizzle : u64 { kSwizzle128 = 1, kSwizzle64 = 2 };
 
-// Descriptor of an operand in shared memory.  `stride`: bytes between groups of eight rows (k-major)
-// or of eight k (n-major); `leading`: bytes to the next swizzle span along n (n-major only).
+// Descriptor of an operand in shared memory, but for its start address.
+//
+//   bits  0-13  start address >> 4
+//   bits 16-29  `leading` >> 4: bytes to the next swizzle span along n (n-major; else unused)
+//   bits 32-45  `stride` >> 4: bytes between groups of eight rows (k-major) or of eight k (n-major)
+//   bits 62-63  swizzle
 __device__ constexpr u64 descriptor(Swizzle swizzle, u32 stride, u32 leading = 16) {
     return (u64)swizzle << 62 | (u64)(stride >> 4) << 32 | (u64)(leading >> 4) << 16;
 }
-// A descriptor's start address; add offsets as bytes >> 4.
+// A descriptor's start address; offsets are added as bytes >> 4.
 __device__ inline u64 descriptor_start(u32 address) { return (u64)((address & 0x3FFFF) >> 4); }
