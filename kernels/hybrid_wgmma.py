@@ -199,7 +199,7 @@ def _multiprocessors() -> int:
 
 
 def defines(name: str, config: Config, *, column: bool, bulk: bool) -> loader.Defines:
-    """The macros of one specialisation; `bulk`: the copy engine writes the result."""
+    """The macros of one specialisation; `bulk`: the TMA writes the result."""
     return (
         ("ELEMENT", name), ("OUTPUT", name), ("BLOCK_N", config.block_n),
         ("STAGES", config.stages), ("K_PARTS", config.parts), ("OUT_ROW_MAJOR", int(not column)),

@@ -1,10 +1,10 @@
 // hybrid_evict: rewrite strips of 128 rows of any matrix as 2:4 matrices with a few more columns.
 //
-// In every group of four columns the elements that do not fit, two a row, are evicted, from as few of
-// the four columns as possible: from none, one, or two, which always suffice.  An evicted column becomes a slot.
-// Four slots are a group again, so slots are grouped such that no row has more than two elements in a group.
-// A block of 64 columns that would cost more than slots for all of its columns is dissolved: all
-// of its elements are evicted.
+// A group of four columns keeps two elements a row.  Those that do not fit are evicted, from as few of
+// the four columns as possible: from none, one, or two, which always suffice.  An evicted column becomes
+// a slot.  Four slots are a group again, so slots are grouped such that no row has more than two
+// elements in a group.  A block of 64 columns that would cost more than slots for all of its columns is
+// dissolved: all of its elements are evicted.
 //
 //   bits    [m, k]              elements, -0.0 made 0; rows `pitch` elements apart         (read)
 //   evicted [strips, 64 blocks] rows of each column that are evicted, a bit each           (written)
@@ -17,7 +17,7 @@
 //
 // A stage is 64 columns: first the blocks of a strip that stay, then its slots.
 //
-// `evict` takes a block of a strip, `pack` a strip with one warp, `fill` an atom.
+// A thread block of `evict` takes a block of a strip, of `pack` a strip with one warp, of `fill` an atom.
 //
 // Reference: kernels/reference_evict.py.  Launcher: kernels/hybrid_evict.py.
 using u64 = unsigned long long;
@@ -70,6 +70,7 @@ __device__ inline void choose(const Rows (&column)[kGroup], Rows (&out)[kGroup])
     }
 }
 
+// Grid (blocks, strips).  A slot costs `dearer` times what a column costs that stays where it is.
 extern "C" __global__ void __launch_bounds__(128)
 evict(const unsigned short* bits, int m, int k, long long pitch, Rows* evicted, unsigned char* kept, float dearer) {
     __shared__ u64 halves[2][kColumns];
@@ -114,7 +115,8 @@ evict(const unsigned short* bits, int m, int k, long long pitch, Rows* evicted, 
     }
 }
 
-// The group of slots that a lane is filling.
+// The group of slots that a lane is filling: 32 of them are open at a time, and a column goes to the
+// fullest in which it fits.
 struct Bin {
     Rows once, twice;  // rows with an element or more, and with two
     int columns[kGroup];

@@ -1,13 +1,14 @@
 // hybrid_gather: A @ b for a very sparse 16-bit A: every non-zero gathers a line of b.
 //
 //   words  [steps][32 lanes][4]   element << 16 | 16 * (column within its panel); 0 is padding
-//   begins [PANELS * units + 1]   first step of a unit's part in a panel
+//   begins [PANELS][units] + 1    first step of a unit's part in a panel
 //   rows   [units][HEIGHT]        row of each line of a unit, or -1: rows are sorted by length
 //
-// A panel is 4096 columns of A and as many rows ("lines") of b, in shared memory: PLANES planes of
-// lines of COLUMNS elements, so that every plane has the banks of the words.  A unit is HEIGHT rows; 32 / HEIGHT lanes
-// share a row.  GROUP warps take a unit, a block UNITS of them and HELD panels, a cluster all PANELS
-// of the same rows.  The grid is that of one group of columns, all planes, for one group after the other.
+// A panel is 4096 columns of A and as many rows ("lines") of b, in shared memory: PLANES planes of lines
+// of COLUMNS elements, which have the same banks in every plane.  A unit is HEIGHT rows; 32 / HEIGHT
+// lanes share a row.  GROUP warps take a unit, a block UNITS of them and HELD panels, a cluster all
+// PANELS of the same rows.  A block makes PLANES * COLUMNS columns; blocks for all rows come first, then
+// those for the next columns.
 // Words are asked for before the kernel waits for the one before it in the stream; b is not.
 //
 // The order of a row's elements is free, so the launcher orders them by column modulo 8, every lane
@@ -15,6 +16,8 @@
 // Partial sums are added in a fixed order: the same bits every time.
 // Moves 4 bytes a non-zero; an instruction or two for each multiply-add set the other limit.
 //
+// Macros: ELEMENT PANELS HEIGHT COLUMNS PLANES UNITS GROUP HELD, and B_LOAD, how b is read: 2 one run of
+// memory, 1 rows of 16 bytes a plane, 0 element by element.
 // Reference: a dense product.  Launcher: kernels/hybrid_gather.py.
 #include "numeric.cuh"
 #include "programmatic.cuh"
@@ -218,7 +221,8 @@ product(const Left a, const Right b, const Product out) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
         if (lane < HEIGHT)
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(sums + ((warp * kColumns + c) * HEIGHT + lane) * 4), "f"(acc[c]));
+            asm volatile("st.shared.f32 [%0], %1;"
+                         ::"r"(sums + ((warp * kColumns + c) * HEIGHT + lane) * 4), "f"(acc[c]));
     cluster_barrier();
     for (; i < kSums; i += kThreads * kCluster, row = row_of(i)) {
         const int c = i % kColumns, line = i / kColumns % HEIGHT, u = i / (kColumns * HEIGHT);

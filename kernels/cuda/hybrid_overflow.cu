@@ -1,14 +1,16 @@
-// hybrid_overflow: out += A @ b, in place, for the few elements A that a 2:4 product left out.
+// hybrid_overflow: out += A @ b, in place, for the few elements that a 2:4 product left out, as A.
 //
-//   rows [count]        rows of out that get something, each once
-//   starts [count + 1]  where a row's elements begin
-//   columns, values     the elements, row by row, in the order of the columns
+//   rows    [count]      rows of out that get something, each once           (read)
+//   starts  [count + 1]  where a row's elements begin                        (read)
+//   columns, values      the elements, row by row, in the order of columns   (read)
+//   b       [k, n]       any strides                                         (read)
+//   out     [m, n]       any strides                                         (updated)
 //
-// A warp takes one row and 256 columns of out, a lane OWN neighbouring ones: 8 where b and out can be
-// read 16 bytes at a time (VECTOR), else its columns lie 32 apart.  kAhead lines of b are read at once.
+// A warp takes one row and 256 columns of out, a lane eight of them: neighbours where b and out can be
+// read 16 bytes at a time (VECTOR), else 32 apart.  kAhead lines of b are read at once.
 // One lane adds to one place, in order: the same bits every time.
 //
-// Launcher: kernels/hybrid_overflow.py.
+// Macros: ELEMENT THREADS VECTOR.  Launcher: kernels/hybrid_overflow.py.
 #include "numeric.cuh"
 
 using Count = long long;

@@ -6,10 +6,11 @@
 //   rows   [32 count]            row of each lane of each slice, or -1: rows are sorted by length
 //   begins [count][WARPS][32]    column at which a warp's part of a slice begins
 //
-// A block takes one slice: a lane a row, a warp every part of its steps.  The columns of b stand
-// in shared memory in the type of the sums.  The parts' sums are added in order: the same bits
+// A block takes one slice: a lane a row, each of WARPS warps one part of its steps.  The columns of b
+// stand in shared memory in the type of the sums.  The parts' sums are added in order: the same bits
 // every time.  Memory-bound from some 80 % zeros: itemsize + 1 bytes a non-zero.
 //
+// Macros: ELEMENT OUTPUT COLUMNS (1, 2 or 4) WARPS.
 // Reference: a dense product.  Launcher: kernels/hybrid_rows.py.
 #include "numeric.cuh"
 

@@ -5,7 +5,7 @@
 // of mma.sp m16n8k32 owns four groups of a 16x32 slab ("quads").  Each has one of four kinds:
 //
 //   0 empty    nothing stored
-//   1 single   a half word    one non-zero at place 0, 1 or 2
+//   1 single   16 bits        one non-zero at place 0, 1 or 2
 //   2 double   a word         two non-zeros, or one at place 3
 //   3 full     two words      three or four: places 0, 1 go to a first instruction (code 0x4),
 //                             places 2, 3 to a second one (code 0xE)
@@ -13,9 +13,9 @@
 // Layout.  A strip of 16 rows is cut into chunks of SPAN columns.  A chunk is
 //   per 128 columns   codes [lane][2 words], kinds [lane][1 word, 2 bits a quad]
 //   then              rows [lane] of words, as many as the fullest lane needs
-// A lane reads words downwards from the first row, and single halves upwards from the last:
-// the low halves for the first half of the slabs, the high halves for the second.  It only
-// ever touches its own bank of shared memory, so there are no conflicts.
+// A lane reads words from the first row on, and single halves from the last row back: the low
+// halves for the first half of the slabs, the high halves for the second.  It only ever touches
+// its own bank of shared memory, so there are no conflicts.
 //
 // product: a team of four warps takes 64 rows and a part of k.  A block has TEAMS by PARTS teams; on
 // Hopper a team multiplies by warpgroup instructions (WGMMA), elsewhere each warp for itself.
@@ -27,6 +27,8 @@
 // block then adds one share of them.  Blocks of the same rows are neighbours in the grid, so they
 // run at the same time.  All are added in the order of k: the same bits every time.
 //
+// Macros: SPAN, and for the product ELEMENT TEAMS PARTS N_TILES SPLITS PANEL BUFFERS STAGES B_VECTOR (1:
+// 16-byte copies of b) WGMMA; kernels/hybrid_stream_plan.py chooses.
 // Tensor-core fragment and metadata layout: PTX ISA, mma.sp, m16n8k32.
 // Reference: a dense product.  Launcher: kernels/hybrid_stream.py.
 #include "numeric.cuh"
@@ -78,7 +80,8 @@ pack(const Element* w, Count m, Count k, Count pitch, const unsigned* offsets, u
         }
 #pragma unroll
         for (int q = 0; q < 4; ++q)
-            if ((kinds >> (2 * (4 * (s % 4) + q)) & 3) == 3) *reinterpret_cast<unsigned*>(rows + kPitch * next++) = seconds[q];
+            if ((kinds >> (2 * (4 * (s % 4) + q)) & 3) == 3)
+                *reinterpret_cast<unsigned*>(rows + kPitch * next++) = seconds[q];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             codes[h] |= __shfl_xor_sync(~0u, codes[h], 1);
@@ -155,8 +158,9 @@ struct Product {
 };
 #include "stream_multiply.cuh"
 
-// 128 columns, the first of whose slabs is decoded; a slab is decoded while the last is multiplied.
-// The codes change only when no instruction reads them any more; ends with the next ones' first slab.
+// Multiply 128 columns of A, whose first slab is decoded already.  A slab is decoded while the one before
+// it is multiplied; the codes change only when no instruction reads them any more.  Ends with the first
+// slab of the next 128 columns decoded.
 __device__ void multiply_block(Sums& acc, Sums& spill, Fragment (&fragments)[2], Stream& stream, unsigned b_at) {
 #pragma unroll
     for (int slab = 0; slab < 4; ++slab) {
@@ -189,7 +193,8 @@ __device__ void add_parts(Sums& acc, void* shared) {
 }
 
 // Four sums of thread `member` of the first part, of column tile j.
-__device__ void store_sums(const float4& x, int j, int member, const Left& a, const Right& b, const Product& out, const int* strips) {
+__device__ void store_sums(const float4& x, int j, int member, const Left& a, const Right& b, const Product& out,
+                           const int* strips) {
     const int of = strips[member / 32], lane = member % 32;
     const Count row = Count(of) * 16 + lane / 4, column = 8 * j + lane % 4 * 2;
     const float sums[4] = {x.x, x.y, x.z, x.w};
@@ -211,7 +216,8 @@ product(const Left a, const Right b, const Product out, const Room room) {
     int phases = 1;
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) phases = max(phases, (cut[p + 1] - cut[p] + kPanelChunks - 1) / kPanelChunks);
-    const unsigned b_stage = (address(shared) + kBarriers + 1023) / 1024 * 1024, b_part = b_stage + part * PANEL * kLine;
+    const unsigned b_stage = (address(shared) + kBarriers + 1023) / 1024 * 1024,
+                   b_part = b_stage + part * PANEL * kLine;
     const auto fetch_panel = [&](int phase) {
         const Count first = (Count(from) + phase * kPanelChunks) * SPAN;
         if (phase < phases) fetch_b(b_part + phase % BUFFERS * kBBytes, b, first, Count(from + chunks) * SPAN);
@@ -252,7 +258,8 @@ product(const Left a, const Right b, const Product out, const Room room) {
         others.collect(store);
     } else if (part == 0) {
 #pragma unroll
-        for (int j = 0; j < N_TILES; ++j) store({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]}, j, threadIdx.x);
+        for (int j = 0; j < N_TILES; ++j)
+            store({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]}, j, threadIdx.x);
     }
 }
 #endif

@@ -1,9 +1,11 @@
 // hybrid_tiles: survey, fill, decode and multiply the 64x64 tiles of a block-hybrid matrix.
 //
-//   kinds, starts, values, slots, codes, spill_*   as in formats/hybrid_tiles.py
+//   kinds, starts, values, slots, codes    as in formats/hybrid_tiles.py
+//   spill_starts, spill, places            there overflow_starts, overflow_values, overflow_places
+//   nonzeros, overflow [bands, across]     non-zeros of a tile, and those beyond two of a group
 //
 // One block takes one tile (survey, fill, decode; grid = tiles across, bands) or one
-// 64-row band by COLUMNS columns of the result (product; grid = column blocks, bands).
+// 64-row band by kColumns columns of the result (product; grid = column blocks, bands).
 // A tile is staged in shared memory as bits; -DWORD is the unsigned integer of the
 // element's width and -DMAGNITUDE its bits without the sign, so -0.0 is a zero.
 // The product is exact and plain: float32, float64 and int8, and the 16-bit types where

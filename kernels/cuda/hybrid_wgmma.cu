@@ -3,19 +3,20 @@
 // A comes as strips of 128 rows, each rewritten by hybrid_evict.cu as a 2:4 matrix of its own: 64-column
 // blocks of A that stay where they are, and slots, columns that hold what did not fit.
 //
-//   values  [atoms, 128, 64]        stored elements, an atom is 128 columns of a strip            (read)
-//   packed  [atoms, 2, 1024]        metadata in 64x128 atoms (sparse24/_spec.py)                  (read)
-//   sources [2 atoms, 64]           rows of b of every half atom, a stage; k or more: zeros       (read)
-//   strips  [ceil(m / 128)]         where each strip begins, how many stages it has, and how many
-//                                   of them, the first, take 64 rows of b from sources[stage][0] on  (read)
-//   b       [k, n]                  n contiguous, rows on 16-byte boundaries                      (read)
-//   out     [m, n]                  any strides; fastest with m or n contiguous                   (written)
+//   values  [atoms, 128, 64]   stored elements; an atom is 128 columns of a strip            (read)
+//   packed  [atoms, 2, 1024]   metadata in 64x128 atoms (sparse24/_spec.py)                  (read)
+//   sources [2 atoms, 64]      rows of b of every half atom, a stage; k or more: zeros       (read)
+//   strips  [ceil(m / 128)]    first stage; stages; how many of them, the first, are plain,
+//                              64 rows of b from sources[stage][0] on; first row of out      (read)
+//   b       [k, n]             n contiguous, rows on 16-byte boundaries                      (read)
+//   out     [m, n]             any strides; fastest with m or n contiguous                   (written)
 //
 // The kernel is sparse_wgmma.cu with another list of stages.  Where a stage's rows of b are not
-// neighbours, the four producer warps fetch them one by one, 128 bytes of four rows an instruction, into
-// the very layout in which the copy engine would have put them.  Gathered stages come last in a strip.
+// neighbours, the four producer warps fetch them one by one, 128 bytes of four rows an instruction,
+// into the very layout in which the TMA would have put them.  Gathered stages come last in a strip.
 //
-// Macros: ELEMENT OUTPUT BLOCK_N STAGES K_PARTS OUT_ROW_MAJOR OUT_BULK STAGING; kernels/hybrid_wgmma.py chooses.
+// Macros: ELEMENT OUTPUT BLOCK_N STAGES K_PARTS OUT_ROW_MAJOR OUT_BULK STAGING; kernels/hybrid_wgmma.py
+// chooses.
 //
 // Reference: the dense product.  Launcher: kernels/hybrid_wgmma.py.  How it works:
 // docs/explanation/hybrid.rst.
@@ -107,14 +108,15 @@ class Producer {
     static constexpr int kOfWarp = BLOCK_K / 4;  // rows of b that a warp gathers for a stage
 
   public:
-    __device__ Producer(const TensorMap& values, const TensorMap& b_map, const Operands& of, const Ring& ring, u32 shared)
+    __device__ Producer(const TensorMap& values, const TensorMap& b_map, const Operands& of, const Ring& ring,
+                        u32 shared)
         : values_(values), b_map_(b_map), of_(of), ring_(ring), shared_(shared),
           warp_(__shfl_sync(~0u, threadIdx.x / 32 % 4, 0)), lane_(threadIdx.x % 32) {}
 
     __device__ void fetch(const Share& share, int n0) {
         const int4 rows = rows_of(share, share.plain);
         lead([&] { fetch_plain(share, n0); });
-        // A barrier tells two turns of the ring apart, not three: nobody may be further ahead.
+        // A barrier's parity tells two walks through the ring apart, not three: nobody may be further ahead.
         group_sync(1 + kConsumers, 128);
         place_.skip(share.plain - share.first);
         gather(share, n0, rows);
@@ -179,7 +181,8 @@ class Producer {
     }
     __device__ int first_of_lane() const { return warp_ * kOfWarp + lane_ / 8 * 4; }
 
-    // `column`: the lane's first.  Stages keep what they held beyond b: it makes columns that are never stored.
+    // `column`: the lane's first.  Beyond b, stages keep what they held: it makes columns that are never
+    // stored.
     __device__ void gather_rows(const int4& rows, int column) const {
         const int row[4] = {rows.x, rows.y, rows.z, rows.w};
         const u32 stage = shared_ + place_.at.stage * kStageBytes;

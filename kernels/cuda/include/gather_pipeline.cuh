@@ -1,7 +1,7 @@
-// gather_pipeline: a ring of shared-memory stages that the copy engine fills, or a whole warpgroup of
-// producers row by row.
+// gather_pipeline: a ring of shared-memory stages that the TMA fills, or a whole warpgroup of producers
+// row by row.
 //
-// full[s]  129 arrivals: one by the leader, who announces what the copy engine delivers, and one by every
+// full[s]  129 arrivals: one by the leader, who announces what the TMA delivers, and one by every
 //          producer thread when its own copies have landed; where it has none, the leader arrives for all
 // empty[s] one arrival by every consumer warp
 // Source: PTX ISA, cp.async.mbarrier.arrive, elect.sync.
@@ -30,10 +30,11 @@ template <int stages, int consumer_warps> class GatherPipeline {
         barrier_wait(empty_ + 8 * at.stage, at.phase ^ 1);
         return full_ + 8 * at.stage;
     }
-    // The leader: the copy engine will deliver `count` bytes; nothing else comes if `alone`.
+    // The leader: the TMA will deliver `count` bytes; nothing else comes if `alone`.
     __device__ static void announce(u32 barrier, u32 count, bool alone) {
         barrier_expect(barrier, count);
-        if (alone) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(kProducers) : "memory");
+        if (alone) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;"
+                                ::"r"(barrier), "n"(kProducers) : "memory");
     }
     // Every producer thread of a stage that is gathered, after its copies.
     __device__ static void follow(u32 barrier) {
@@ -51,8 +52,8 @@ template <int stages, int consumer_warps> class GatherPipeline {
 };
 
 // True in one lane of a warp whose lanes all are here.  Where the compiler sees that one lane is left it
-// issues the copy engine's instructions one after the other; after a test of the thread's number it puts
-// each into a loop over the lanes.
+// issues the instructions of the TMA one after the other; after a test of the thread's number it puts each
+// into a loop over the lanes.
 __device__ inline bool elected() {
     u32 is;
     asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));

@@ -1,8 +1,8 @@
 // stream_chunks: a warp's way through its chunks of a streamed matrix, and how it reads them.
 //
 // All STAGES stages are asked for at once; the stage that was read takes the chunk STAGES further on.
-// On Hopper the copy engine fetches a chunk at the word of one lane, and a barrier tells when it is
-// there; elsewhere the lanes copy it, and order tells.
+// On Hopper the TMA fetches a chunk at the word of one lane, and an mbarrier tells when it is there;
+// elsewhere the lanes copy it by cp.async, and the number of groups under way tells.
 #pragma once
 
 __device__ unsigned address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
@@ -13,16 +13,19 @@ __device__ void copy16(unsigned to, const void* from, bool real = true) {
 template <int most> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(most) : "memory"); }
 __device__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 
-// Read a word if the flag is set, else zero; then, over it, a single half if its flag is set.
+// Read a word if its flag, `bit` of `flags`, is set, else zero; then, over it, a single half if that has a
+// flag.  Words move on to the next row of 128 bytes, halves to the one before.
 __device__ unsigned take_word(unsigned flags, int bit, unsigned& at) {
     unsigned x;
     asm volatile("{.reg .pred p; .reg .b32 t; and.b32 t, %2, %3; setp.ne.u32 p, t, 0; mov.u32 %0, 0;\n"
-                 "@p ld.shared.u32 %0, [%1]; @p add.u32 %1, %1, 128;}" : "=&r"(x), "+r"(at) : "r"(flags), "r"(1u << bit));
+                 "@p ld.shared.u32 %0, [%1]; @p add.u32 %1, %1, 128;}"
+                 : "=&r"(x), "+r"(at) : "r"(flags), "r"(1u << bit));
     return x;
 }
 __device__ void take_half(unsigned& x, unsigned flags, int bit, unsigned& at) {
     asm volatile("{.reg .pred p; .reg .b32 t; and.b32 t, %2, %3; setp.ne.u32 p, t, 0;\n"
-                 "@p ld.shared.u16 %0, [%1]; @p add.u32 %1, %1, -128;}" : "+r"(x), "+r"(at) : "r"(flags), "r"(1u << bit));
+                 "@p ld.shared.u16 %0, [%1]; @p add.u32 %1, %1, -128;}"
+                 : "+r"(x), "+r"(at) : "r"(flags), "r"(1u << bit));
 }
 
 struct Stream {
@@ -84,7 +87,8 @@ struct Stream {
     __device__ void fetch(unsigned to, bool wanted, unsigned from, unsigned end) {
         if (!wanted || threadIdx.x % 32) return;
         barrier_expect(arrivals + 8 * to, (end - from) * 16);
-        if (end > from) load_bytes(stage + to * stage_bytes, blob + Count(from) * 16, (end - from) * 16, arrivals + 8 * to);
+        if (end > from)
+            load_bytes(stage + to * stage_bytes, blob + Count(from) * 16, (end - from) * 16, arrivals + 8 * to);
     }
     __device__ void wait_for_chunk() { barrier_wait(arrivals + 8 * here, parity); }
 #else

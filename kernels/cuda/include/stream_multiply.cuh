@@ -1,13 +1,15 @@
 // stream_multiply: sums += the pairs of a slab of 32 columns by 32 lines of b in shared memory.
 //
 // By warpgroup instructions where WGMMA is set, else by every warp for itself.
+// Source: PTX ISA, mma.sp::ordered_metadata m16n8k32, ldmatrix.
 #pragma once
 
 #if WGMMA
 #include "wgmma_pairs.cuh"
 
 // d += four pairs a lane, of 64 rows, by the 32 lines of b from `b_at` on.
-__device__ void multiply_slab(Sums& d, Sums&, const Fragment& f, unsigned b_at, unsigned codes, unsigned high, int slab) {
+__device__ void multiply_slab(Sums& d, Sums&, const Fragment& f, unsigned b_at, unsigned codes, unsigned high,
+                              int slab) {
     const unsigned long long b = b_descriptor<N_TILES>(b_at);
     wgmma_fence();
     if (slab % 2) multiply_pairs<N_TILES, 1>(d, f.pair, b, codes);
@@ -32,7 +34,8 @@ __device__ void multiply(float* d, const unsigned (&a)[4], const unsigned (&b)[4
 }
 
 // The same by single warps, 16 rows each; third and fourth elements have sums of their own.
-__device__ void multiply_slab(Sums& d, Sums& spill, const Fragment& f, unsigned b_at, unsigned codes, unsigned high, int slab) {
+__device__ void multiply_slab(Sums& d, Sums& spill, const Fragment& f, unsigned b_at, unsigned codes, unsigned high,
+                              int slab) {
     const unsigned line = b_at + swizzled(threadIdx.x % 32, 0);
 #pragma unroll
     for (int j = 0; j < N_TILES; ++j) {

@@ -1,11 +1,13 @@
 // wgmma_dense: dense warpgroup products of a matrix tile and lines of b, both in shared memory (sm_90a).
 //
 // Rows of the matrix are 128 bytes, 64 elements of k, swizzled over their length; lines of b as in
-// wgmma_pairs.cuh.  An instruction takes 16 of k.  With 16 or 32 columns the matrix is the first operand, 64
-// rows at a time.  With 64 columns b is, and the matrix the second, all of its rows at once: so b is read once.
+// wgmma_pairs.cuh.  An instruction takes 16 of k.  With 16 or 32 columns the matrix is the first operand,
+// 64 rows at a time.  With 64 columns b is, and the matrix the second, all of its 128 rows at once: so b
+// is read once.
 //
-// Register 4 j + 2 i + c of thread (warp w, g = lane / 4, t = lane % 4) is element (16 w + g + 8 i, 8 j + 2 t + c).
-// Source: PTX ISA, wgmma.mma_async, matrix descriptors.
+// Register 4 j + 2 i + c of thread (warp w, g = lane / 4, t = lane % 4) is element
+// (16 w + g + 8 i, 8 j + 2 t + c).
+// Source: PTX ISA, wgmma.mma_async, matrix descriptor format.
 #pragma once
 #include "wgmma_pairs.cuh"
 

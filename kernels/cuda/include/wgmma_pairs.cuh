@@ -4,7 +4,7 @@
 // that it also holds for mma.sp m16n8k32, and the same metadata word.  The lines of b lie one
 // after the other, swizzled over their own length; lines of 16 bytes are not swizzled.
 // The instructions run on after they are issued: the pairs must stay until wgmma_wait.
-// Source: PTX ISA, wgmma.mma_async.sp, register operand A, matrix descriptors.
+// Source: PTX ISA, wgmma.mma_async.sp, register operand A, matrix descriptor format.
 #pragma once
 
 #define PAIRS_TYPE_float16 ".f32.f16.f16"
@@ -38,7 +38,7 @@ __device__ void multiply_pairs(float (&d)[4 * tiles], const unsigned (&a)[4], un
 // Lines of 16 * tiles bytes from a shared address on, which is a multiple of eight lines.
 template <int tiles> __device__ unsigned long long b_descriptor(unsigned at) {
     constexpr unsigned long long swizzle = tiles == 8 ? 1 : tiles == 4 ? 2 : tiles == 2 ? 3 : 0;
-    constexpr unsigned long long next_eight = tiles == 1 ? 1 : 8 * tiles;         // in 16 bytes
+    constexpr unsigned long long next_eight = tiles == 1 ? 1 : 8 * tiles;  // in units of 16 bytes
     constexpr unsigned long long leading = tiles == 1 ? 8 : 1;
     return swizzle << 62 | next_eight << 32 | leading << 16 | (at & 0x3FFFF) >> 4;
 }
