@@ -51,7 +51,8 @@ struct Target {
 
 // A thread's share; WHOLE says that all of it is inside the matrix.
 template <bool WHOLE>
-void decompress_lines(const Source& source, const Target& target, const Places<ITEM>& places, const L& line, int m, int k) {
+void decompress_lines(const Source& source, const Target& target, const Places<ITEM>& places, const L& line,
+                      int m, int k) {
     const int start = line.column / 2, stored = (k + 3) / 4 * 2;
     constexpr int ahead = L::count < 4 ? L::count : 4;  // accesses whose loads are in flight together
     const char* values = source.values + line.piece.batch * source.batch + start * ITEM;

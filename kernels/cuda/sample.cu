@@ -6,13 +6,15 @@
 //   packed [batch, ceil(k/128), ceil(m/64), 1024]  metadata, tensor core order      (written)
 //
 // An element is kept with probability p = min(1, 2 |x| / sum |x|) and divided by it: minimum
-// variance without bias (Chmiel et al. 2023).  |x| / p is half the sum for all elements, so nothing
-// is divided: magnitudes are laid end to end, and the elements under u and 1 + u halves of their
-// sum are kept, u being one uniform number a group.  An element above half the sum is certain and
-// stays as it is; the other then comes from the rest in the same way.
+// variance without bias (Chmiel et al., Minimum variance unbiased N:M sparsity for the neural
+// gradients, 2023).  |x| / p is half the sum for all elements, so nothing is divided: magnitudes
+// are laid end to end, and the elements under u and 1 + u halves of their sum are kept, u being
+// one uniform number a group.  An element above half the sum is certain and stays as it is; the
+// other then comes from the rest in the same way.
 //
-// The numbers are those of NumPy's Philox 4x64-10, eight a counter, in the order of the groups,
-// so a GPU draws what a CPU draws.  Each thread makes eight for the block.
+// The numbers are those of NumPy's Philox 4x64-10 (Salmon et al., Parallel random numbers: as easy
+// as 1, 2, 3, 2011), eight a counter, in the order of the groups, so a GPU draws what a CPU draws.
+// Each thread makes eight for the block.
 //
 // Memory-bound: bf16 moves 3.125 bytes an element.
 // Meaning: reference.sample.  Launcher: kernels/sample.py.  Method: docs, packing kernels.

@@ -1,9 +1,9 @@
-// sparse_fma: the product of a 2:4 matrix on ordinary multiply-add units, for every type.
+// sparse_fma: out [m, n] = epilogue(A [m, k] 2:4  @  b [k, n]) without tensor cores, for every type.
 //
-//   values [batch, m, 2 ceil(k/4)]  ELEMENT, any row pitch                      (read)
-//   packed [batch, k atoms, m atoms, 1024]  codes                               (read)
-//   b      [batch, k, n]            B_ELEMENT, any strides                      (read)
-//   out    [batch, m, n]            OUTPUT, any strides                         (written)
+//   values [batch, m, 2 ceil(k/4)]          ELEMENT, any row pitch                 (read)
+//   packed [batch, K atoms, M atoms, 1024]  metadata                               (read)
+//   b      [batch, k, n]                    B_ELEMENT, any strides                 (read)
+//   out    [batch, m, n]                    OUTPUT, any strides                    (written)
 //
 // A block of 256 threads makes a tile of 64 rows by 32 COLUMNS columns of the result; a warp makes eight
 // rows of it, a lane COLUMNS columns.  All lanes of a warp meet the same codes, so a branch on the code
@@ -22,7 +22,7 @@ using Element = Scalar<Kind::ELEMENT>;
 using Right = Scalar<Kind::B_ELEMENT>;
 using Accumulator = decltype(Element::load(Element::type()));
 
-constexpr int kRows = 8, kWarps = 8, kThreads = 32 * kWarps;  // rows of the result a warp makes
+constexpr int kRows = 8, kWarps = 8, kThreads = 32 * kWarps;  // kRows: of the result, a warp's
 constexpr int kTileM = kRows * kWarps, kTileN = 32 * COLUMNS, kTileK = 32;
 constexpr int kGroups = kTileK / 4;
 constexpr int kBlocks = sizeof(Accumulator) == 8 ? 1 : 2;    // that must fit a multiprocessor
@@ -61,7 +61,8 @@ __device__ void load_b(Tiles& tiles, const Right::type* b, long long row_stride,
         const int column = B_ROW_MAJOR ? i % kTileN : i / kTileK;
         const bool inside = k0 + row < k && column0 + column < n;
         tiles.b[row][column / COLUMNS].x[column % COLUMNS] = inside
-            ? Accumulator(Right::load(b[(k0 + row) * row_stride + (column0 + column) * column_stride])) : Accumulator(0);
+            ? Accumulator(Right::load(b[(k0 + row) * row_stride + (column0 + column) * column_stride]))
+            : Accumulator(0);
     }
 }
 
@@ -110,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) sparse_fma(
     int m, int n, int k, int batch, __grid_constant__ const EpilogueParams params) {
     __shared__ Tiles tiles;
     const int row0 = blockIdx.x * kTileM, column0 = blockIdx.y * kTileN;
-    const int row = row0 + threadIdx.x / 32 * kRows, column = column0 + threadIdx.x % 32 * COLUMNS;  // first of this thread
+    // The first row and column of this thread.
+    const int row = row0 + threadIdx.x / 32 * kRows, column = column0 + threadIdx.x % 32 * COLUMNS;
 
     for (int p = blockIdx.z; p < batch; p += gridDim.z) {
         Columns total[kRows] = {};

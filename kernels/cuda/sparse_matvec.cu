@@ -6,12 +6,12 @@
 //   out    [batch, m, n]              any strides                                    (written)
 //
 // The tensor cores do not multiply float32 at 2:4, so the sums are fused multiply-adds, and while n is
-// small the bytes of A are the time: 17 for 32 of the dense matrix.  A warp goes along PAIRS pairs
-// of rows (g, g + 8), 512 columns a step.  A lane takes 16 columns of them: one metadata word serves both
-// rows of a pair, and 16-byte loads bring the values, those of the next step before this one is multiplied.
-// The step's rows of b lie in shared memory as [place in 16][lane][column], so that lanes that pick
-// different rows of their 16 never meet in a bank.  Lanes add up by shuffles, then the PARTS warps
-// that share rows along k, both in fixed order.
+// small the bytes of A are the time: 17 for 32 of the dense matrix.  A warp goes along PAIRS pairs of
+// rows (g, g + 8), 512 columns a step.  A lane takes 16 columns of them: one metadata word serves both
+// rows of a pair, and 16-byte loads bring the values, those of the next step before this one is
+// multiplied.  The step's rows of b lie in shared memory as [place in 16][lane][column], so that lanes
+// that pick different rows of their 16 never meet in a bank.  Lanes add up by shuffles, then the PARTS
+// warps that share rows along k, both in fixed order.
 //
 // Compiled with COLUMNS (1, 2, 4, 8: of a block), PAIRS, PARTS, B_COLUMN (1: 16-byte loads along k of
 // b), and those of epilogue.  More columns than COLUMNS are taken by further blocks.

@@ -3,7 +3,8 @@
 //   tile_mask   x [batch, m, k] of any strides -> mask bool [batch, m, k], any strides.
 //   square_mask the same for 16-bit elements in contiguous rows on 16-byte boundaries, with
 //               m % 4 == k % 4 == 0, and rows of the mask on 8-byte boundaries.
-//   tile_pack   x [batch, m, k] as for square_mask -> values and packed metadata of x and of its transpose:
+//   tile_pack   x [batch, m, k] as for square_mask -> values and packed metadata of x and of its
+//               transpose:
 //                 values   [batch, m, k/2],  packed   [batch, ceil(k/128), ceil(m/64), 1024]
 //                 t_values [batch, k, m/2],  t_packed [batch, ceil(m/128), ceil(k/64), 1024]
 //               Rows of values are a multiple of 16 bytes apart.
@@ -57,7 +58,8 @@ struct Atom {
     static constexpr int stride = 144;
     unsigned char bytes[8 * stride];
 
-    // The byte with the codes of (row, column) and the next group; row + 1 is 16 bytes further, up to eight rows.
+    // The byte with the codes of (row, column) and the next group; row + 1 is 16 bytes further, up to
+    // eight rows.
     unsigned char* at(int row, int column) {
         const int block = (column >> 4 & 1) + 2 * (row >> 4);
         return bytes + stride * block + 16 * (row & 7) + 4 * (column >> 5) + 2 * (row >> 3 & 1) + (column >> 3 & 1);
@@ -103,7 +105,8 @@ struct Square {
         for (int t = 0; t < 4; t++) {
             const int r = t / 2 * 4, w = t % 2 * 2;
             const unsigned tile[4][2] = {{words[r][w], words[r][w + 1]}, {words[r + 1][w], words[r + 1][w + 1]},
-                                         {words[r + 2][w], words[r + 2][w + 1]}, {words[r + 3][w], words[r + 3][w + 1]}};
+                                         {words[r + 2][w], words[r + 2][w + 1]},
+                                         {words[r + 3][w], words[r + 3][w + 1]}};
             bool sure;
             const unsigned choice = choose_tile<kind>(tile, sure);
             choices |= (row + r < m && column + 2 * w < k ? choice : kOutside) << 8 * t;
@@ -113,7 +116,8 @@ struct Square {
             const int owner = __ffs(waiting) - 1;
             for (unsigned tiles = __shfl_sync(~0u, searched, owner); tiles; tiles &= tiles - 1) {
                 const int t = __ffs(tiles) - 1;
-                const int r = corner_row + 8 * (owner >> 3) + t / 2 * 4, c = corner_column + 8 * (owner & 7) + t % 2 * 4;
+                const int r = corner_row + 8 * (owner >> 3) + t / 2 * 4,
+                          c = corner_column + 8 * (owner & 7) + t % 2 * 4;
                 const unsigned choice =
                     choose_tile_together<kind>(x + r * x_row + c * 2ll, x_row, tables.codes, tables.legal);
                 if (lane == owner) choices = (choices & ~(255u << 8 * t)) | choice << 8 * t;

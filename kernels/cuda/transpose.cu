@@ -4,10 +4,11 @@
 //   out  [batch, n, k]  k contiguous, rows on 16-byte boundaries       (written)
 //
 // The tensor cores take 8-bit and TF32 operands with k contiguous only; others pass through here.
-// A block of 256 threads turns one tile through shared memory, 16 bytes of a line at a time on either
-// side.  Lines in shared memory are 33 words apart: two neighbouring lanes gather 16 elements
-// each from lines 16 apart, 16 pairs of lanes from neighbouring columns, all in different banks,
-// and write whole 32-byte sectors.
+// A block of 256 threads turns one tile through shared memory, 16 bytes (kPer elements) of a line at a
+// time on either side.  Lines in shared memory are 33 words apart.  Two neighbouring lanes gather kPer
+// elements each of one column, from lines kPer apart, and write a whole 32-byte sector; the 16 pairs
+// of lanes of a warp take neighbouring columns.  Words of different lines never meet in a bank, save
+// for 4-byte elements, two to a bank.
 //
 // Reference: reference.transpose.  Launcher: kernels/transpose.py.  Memory-bound.
 #if BYTES == 1

@@ -122,7 +122,8 @@ template <Kind kind> unsigned choose_tile(const unsigned (&word)[4][2], bool& su
 
 // The choice for any tile, by a whole warp whose lanes give the same arguments.
 template <Kind kind>
-unsigned choose_tile_together(const char* tile, long long row_stride, const unsigned* codes, const unsigned char* legal) {
+unsigned choose_tile_together(const char* tile, long long row_stride, const unsigned* codes,
+                              const unsigned char* legal) {
     const int lane = threadIdx.x & 31;
     unsigned size = 0;
     if (lane < 16) size = __ldg((const unsigned short*)(tile + lane / 4 * row_stride) + lane % 4) & 0x7fffu;

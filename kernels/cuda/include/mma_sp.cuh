@@ -8,7 +8,7 @@
 
 inline unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-// Copies 16 bytes past the first-level cache; those beyond the first `bytes` become zeros.
+// Copies 16 bytes, past the L1 cache; those beyond the first `bytes` become zeros.
 inline void copy_async(unsigned to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  :: "r"(to), "l"(from), "r"(bytes) : "memory");
@@ -38,7 +38,8 @@ inline unsigned load_shared_4(unsigned address) {
     return x;
 }
 
-// d += A B for one tile; `e` is the metadata word of the lane, `selector` says which lanes count.
+// d += A B for one tile.  `e` is the metadata word of the lane; `selector` says which lanes of every quad
+// count: 16-bit 0 the first two, 1 the last two; 8-bit, where all four do, 0.
 #define MMA_SP(shape, types, constraint)                                                       \
     asm volatile("mma.sp::ordered_metadata.sync.aligned." shape ".row.col." types              \
                  " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3},"  \

@@ -2,14 +2,15 @@
 //
 // Compiled with
 //   ELEMENT, B_ELEMENT           types of A and b
-//   TILE_M, TILE_N, TILE_K       the tile, and the K extent of one pipeline stage (x 128)
+//   TILE_M, TILE_N, TILE_K       the tile, and the K extent of one stage, a multiple of 128
 //   WARPS_M, WARPS_N, WARPS_K    warps along each axis; WARPS_K deal out the K atoms of a stage
 //   STAGES                       depth of the cp.async ring
 //   B_COLUMN                     1: b lies with K contiguous, 0: with n contiguous
 //   B_ASYNC                      1: 16-byte copies of b, 0: element by element, any strides
 //   WGMMA                        1: warpgroup instructions (sm_90a), 0: mma.sp
 //   PROMOTE                      1: the sums of a stage are added up in float32: warpgroup
-//                                instructions keep about 14 bits of an fp8 sum
+//                                instructions keep about 14 bits of an fp8 sum (DeepSeek-V3
+//                                Technical Report, 2024, section 3.3.2)
 //
 // A stage holds A [TILE_M][TILE_K/2], metadata [TILE_K/128][TILE_M] x 16 bytes, in the packed
 // order, and b [TILE_N][TILE_K] or [TILE_K][TILE_N].  Rows are cut into spans of 128 bytes, all

@@ -3,10 +3,10 @@
 //   8-bit              128 rows, 256 columns: four metadata atoms
 //   16-bit and wider   64 rows, 128 columns: one atom
 //
-// A thread takes the lanes of one 32-bit word, `lanes` neighbouring rows, and `span` columns of
-// them, so it needs no shuffling; 32 threads take 128 contiguous bytes of a column.  Stored
-// elements go through shared memory in chunks of 16 bytes, placed so that neither the threads of
-// neighbouring rows nor those of one row meet in a bank.
+// A thread takes the lanes of one 32-bit word (8-byte elements: 64-bit), `lanes` neighbouring rows,
+// and `span` columns of them, so it needs no shuffling; 32 threads take 128 contiguous bytes of a
+// column (256).  Stored elements go through shared memory in chunks of 16 bytes, placed so that
+// neither the threads of neighbouring rows nor those of one row meet in a bank.
 #pragma once
 #include "piece.cuh"
 

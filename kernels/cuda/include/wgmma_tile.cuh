@@ -2,10 +2,10 @@
 //
 // A warpgroup of four warps owns 64 rows of the tile and all of its columns; A and b come from
 // shared memory through descriptors, the metadata from a register.  The instruction reads the
-// very layout that sparse_tile stages: 128-byte spans whose 16-byte chunks are XORed with the row,
-// and its sums lie as those of mma.sp do, so everything around it is shared.
+// very layout that sparse_tile stages, spans of up to 128 bytes whose 16-byte chunks are XORed with the
+// row, and its sums lie as those of mma.sp do, so everything around it is shared.
 // 8-bit types need K contiguous in b.
-// Source: PTX ISA, wgmma.mma_async.sp, matrix descriptors.
+// Source: PTX ISA, wgmma.mma_async.sp, matrix descriptor format.
 #pragma once
 
 #define SUM_NAMES_4 "%0, %1, %2, %3"
@@ -90,7 +90,8 @@ inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "
 // Copies that have arrived become visible to the tensor cores, which read by another path.
 inline void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Descriptor without its start address.  The swizzle spans a line of 128, 64 or 32 bytes.
+// Descriptor without its start address; bits as in wgmma_sp.cuh.  The swizzle spans a line of 128, 64 or
+// 32 bytes; shorter ones have none.
 constexpr unsigned long long descriptor(int line, int stride, int leading) {
     const unsigned long long swizzle = line >= 128 ? 1 : line == 64 ? 2 : line == 32 ? 3 : 0;
     return swizzle << 62 | (unsigned long long)(stride >> 4) << 32 | (unsigned long long)(leading >> 4) << 16;
@@ -118,7 +119,8 @@ void start_stage(Sums& sums, unsigned (&words)[atoms][1][kAtomSteps], unsigned s
 #pragma unroll
         for (int i = 0; i < kAtomSteps; ++i) {
             const int step = (part * WARPS_K + w.warp_k) * kAtomSteps + i;
-            const unsigned a = stage + span<TILE_M, kAChunks>(2 * step) + w.row0 / 64 * 64 * smaller(128, 16 * kAChunks);
+            const unsigned a =
+                stage + span<TILE_M, kAChunks>(2 * step) + w.row0 / 64 * 64 * smaller(128, 16 * kAChunks);
             const unsigned b = stage + kABytes + kMetaBytes +
                 (B_COLUMN ? span<TILE_N, kBChunks>(4 * step) : 32 * step * kBLine);
             wgmma_sp(d, kADescriptor | start(a), kBDescriptor | start(b), words[part][0][i]);
