@@ -12,9 +12,11 @@ import numpy as np
 from sparse24 import _arrays, _check
 from sparse24._dtypes import DType
 from sparse24._errors import DTypeError, UnsupportedError
+from sparse24.formats import convert
+from sparse24.formats.refusals import Refusals
 
 
-class SparseArray(ABC):
+class SparseArray(Refusals, ABC):
     """Shape, sizes, conversions and products that all formats share.
 
     A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `toarray`, `mask`,
@@ -108,8 +110,6 @@ class SparseArray(ABC):
         SciPy stores no 16-bit or 8-bit floats, and cupyx no int8 either: these become float32
         unless `dtype` says otherwise.
         """
-        from sparse24.formats import convert
-
         array: Any = self
         if self._dtype.is_float8 and self.device != "cpu":  # its dense form there is bits
             array = array.astype("float32")
@@ -175,8 +175,9 @@ class SparseArray(ABC):
             opaque[()] = self
             return opaque
         raise DTypeError(
-            f"a {type(self).__name__} does not turn into a dense array by itself; call "
-            ".toarray() (NumPy on the CPU, CuPy on the GPU), or .tocsr() beside SciPy's formats"
+            f"a {type(self).__name__} does not turn into a dense array by itself; multiply with "
+            "@ or sparse24.matmul, or call .toarray() (NumPy on the CPU, CuPy on the GPU), or "
+            ".tocsr() beside SciPy's formats"
         )
 
     def __copy__(self):
@@ -190,11 +191,6 @@ class SparseArray(ABC):
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"the truth value of a {type(self).__name__} is ambiguous; use .nnz or .toarray()"
-        )
 
 
 def _scipy_multiplies(caller: FrameType) -> bool:
@@ -219,7 +215,7 @@ def read_only(x: Any) -> Any:
 def densified(x: Any) -> Any:
     """A sparse array of this library, SciPy or cupyx made dense; all else as it is."""
     if isinstance(x, SparseArray) or _arrays.is_sparse_matrix(x):
-        return x.toarray()
+        return convert.checked(x, argument="the operand").toarray()
     return x
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, FormatError
 
 # What SciPy's and cupyx's sparse arrays take; other types go through float32.
 _SCIPY_KINDS = "biufc"
@@ -17,11 +17,28 @@ _CUPYX_TYPES = ("bool", "float32", "float64", "complex64", "complex128")
 def densify(m: Any):
     """Dense NumPy (scipy.sparse) or CuPy (cupyx) array of any sparse matrix."""
     if _arrays.is_sparse_matrix(m):
-        return m.toarray()
+        return checked(m, argument="m").toarray()
     raise ArgumentError(
         f"m must be a scipy.sparse or cupyx.scipy.sparse matrix, got {type(m).__name__}; "
         "dense arrays go to sparse24.compress"
     )
+
+
+def checked(m: Any, *, argument: str) -> Any:
+    """A SciPy matrix after a look at its indices, which SciPy itself follows out of bounds."""
+    if not _arrays.is_scipy_sparse(m) or m.format not in ("csr", "csc", "bsr"):
+        return m
+    from scipy import sparse
+
+    view = getattr(sparse, f"{m.format}_array")
+    try:
+        view((m.data, m.indices, m.indptr), shape=m.shape).check_format(full_check=True)
+    except ValueError as error:
+        raise FormatError(
+            f"{argument} is no sound {m.format} matrix: {error}; build it anew, for "
+            "example from scipy.sparse.coo_array, which checks the places"
+        ) from error
+    return m
 
 
 def to_csr(dense, dtype=None):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _hybrid_cost, _hybrid_dispatch, _storage
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, densified
@@ -241,7 +241,10 @@ class HybridArray(SparseArray):
         with _foreign.stream_of(b):
             array, restore = _foreign.take(b, argument="b")
             self._check_operand(array)
-            product = self._product(array, out, algorithm, balance)
+            if out is not None:
+                _check.is_array(out, argument="out")
+            target = None if out is None else _foreign.take(out, argument="out")[0]
+            product = self._product(array, target, algorithm, balance)
         return restore(product) if out is None else out
 
     def _product(self, b, out, algorithm: str, balance: bool):
@@ -327,10 +330,12 @@ class HybridArray(SparseArray):
 
 
 def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
-    if out.shape != shape or out.dtype != dtype:
-        raise ShapeError(
-            f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}"
-        )
+    if _arrays.is_cupy(out) != _arrays.is_cupy(b):
+        raise DeviceError(f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}")
+    if out.shape != shape:
+        raise ShapeError(f"out must have shape {shape}, got {out.shape}")
+    if out.dtype != dtype:
+        raise DTypeError(f"out must have dtype {dtype}, got {out.dtype}")
     _check.writable(out, argument="out")
     if _arrays.shares_memory(out, b):
         raise ArgumentError("out shares memory with b; pass another array")

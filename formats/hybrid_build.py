@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from sparse24 import _arrays, _dtypes, _foreign
 from sparse24._errors import DTypeError, ShapeError
+from sparse24.formats import convert
 from sparse24.formats import hybrid_tiles as ht
 
 STEP_ELEMENTS = 1 << 25  # dense elements that are held at a time
@@ -39,7 +40,7 @@ class Source:
                 f"w.dtype must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "
                 f"{self.dtype.name}; convert it first, for example with .astype('float16')"
             )
-        self.matrix = w.tocsr() if self.sparse else w
+        self.matrix = convert.checked(w, argument="w").tocsr() if self.sparse else w
         self.shape = (int(w.shape[0]), int(w.shape[1]))
         on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)
         self.xp = _arrays.cupy_module() if on_gpu else np

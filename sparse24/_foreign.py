@@ -26,11 +26,13 @@ def identity(x: Any) -> Any:
 def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
     """A NumPy or CuPy array that shares the memory of `x`, and the way back for results.
 
-    Lists and scalars become NumPy arrays.
+    Lists, scalars and subclasses, such as `numpy.matrix`, become NumPy arrays.
     """
+    if type(x) is np.ndarray:
+        return x, identity
     if isinstance(x, np.ndarray):
         _check.unmasked(x, argument=argument)
-        return x, identity
+        return x.view(np.ndarray), identity
     if _arrays.is_cupy(x):
         return x, identity
     if _arrays.is_torch(x):
@@ -42,7 +44,7 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
     if _arrays.is_sparse_matrix(x):
         raise DTypeError(
             f"{argument} must be a dense array, got a {type(x).__name__}; use its .toarray(), or "
-            "sparse24.from_scipy"
+            "sparse24.hybrid, or sparse24.from_scipy if it is 2:4"
         )
     try:
         array = np.asarray(x)

@@ -227,6 +227,9 @@ def test_operands_of_other_libraries(rng):
     assert isinstance(right, torch.Tensor)
     for got in (left, right.T, h @ scipy.sparse.csr_array(x), h @ list(x), s24.linear(x.T, h).T):
         np.testing.assert_allclose(np.asarray(got), want, rtol=1e-4, atol=1e-4)
+    out = torch.empty((70, x.shape[1]))
+    assert h.matmul(torch.from_numpy(x), out=out) is out
+    np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
     turned = h.T @ s24.compress(np.eye(70, dtype=np.float32))
     np.testing.assert_allclose(turned, w.T, rtol=1e-5, atol=1e-5)
 
@@ -261,8 +264,13 @@ def test_messages(rng):
         h @ np.ones((63, 2), np.float32)
     with pytest.raises(DTypeError, match=r"b\.dtype must be float32"):
         h @ np.ones((64, 2))
+    x = np.ones((64, 2), np.float32)
     with pytest.raises(ShapeError, match="out must have shape"):
-        h.matmul(np.ones((64, 2), np.float32), out=np.empty((2, 2), np.float32))
+        h.matmul(x, out=np.empty((2, 2), np.float32))
+    with pytest.raises(DTypeError, match="out must have dtype float32, got float64"):
+        h.matmul(x, out=np.empty((64, 2)))
+    with pytest.raises(DTypeError, match="out must be an array, got list"):
+        h.matmul(x, out=[0])
     with pytest.raises(ArgumentError, match="algorithm must be one of 'auto', 'cpu'"):
         h.matmul(np.ones((64, 2), np.float32), algorithm="magic")
     with pytest.raises(ShapeError, match="two axes"):

@@ -129,7 +129,7 @@ def test_asarray_of_numpy_raises_and_names_toarray():
     a = s24.random((4, 4), rng=0)
     with pytest.raises(TypeError, match=r"\.toarray\(\)"):
         np.asarray(a)
-    with pytest.raises(TypeError, match="ambiguous"):
+    with pytest.raises(ValueError, match="ambiguous"):
         bool(a)
 
 

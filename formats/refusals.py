@@ -1,0 +1,73 @@
+"""What a NumPy user may try on a sparse array of sparse24 in vain: errors that say what works."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from sparse24._errors import ArgumentError, DTypeError
+
+
+def _refuse(operator: str) -> Callable[..., NoReturn]:
+    def refuse(self, *others: Any) -> NoReturn:
+        raise DTypeError(
+            f"a {type(self).__name__} has no {operator}; it multiplies with @, where alpha= of "
+            "sparse24.matmul is a factor; for other arithmetic use .toarray(), or .tocsr() beside "
+            "SciPy's formats"
+        )
+
+    return refuse
+
+
+class Refusals:
+    """Operators that a format of sparse24 does not have.
+
+    ``==`` and ``!=`` between two of them, and with what is no number or array, ask whether
+    both are the same object, so that they can stand in sets and as keys.
+    """
+
+    shape: Any
+    ndim: Any
+
+    __add__ = __radd__ = _refuse("+")
+    __sub__ = __rsub__ = _refuse("-")
+    __mul__ = __rmul__ = _refuse("*")
+    __truediv__ = __rtruediv__ = _refuse("/")
+    __floordiv__ = __rfloordiv__ = _refuse("//")
+    __mod__ = __rmod__ = _refuse("%")
+    __pow__ = __rpow__ = _refuse("**")
+    __lt__ = __gt__ = __le__ = __ge__ = _refuse("order")
+    __neg__ = __pos__ = _refuse("sign")
+    __abs__ = _refuse("abs()")
+
+    def __eq__(self, other: object) -> bool:
+        is_array = hasattr(other, "shape") and hasattr(other, "dtype")
+        if isinstance(other, numbers.Number) or (is_array and not isinstance(other, Refusals)):
+            raise DTypeError(
+                f"a {type(self).__name__} is not compared element by element; compare its "
+                ".toarray(), or take .mask() for the places that are not zero"
+            )
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise ArgumentError(
+            f"the truth value of a {type(self).__name__} is ambiguous; use .nnz or .toarray()"
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        raise ArgumentError(
+            f"a {type(self).__name__} has no rows or elements to pick; use .tocsr()[...] or "
+            ".toarray()[...]"
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        """The matrices of a batch."""
+        if self.ndim > 2:
+            return (self[i] for i in range(self.shape[0]))
+        raise DTypeError(
+            f"a {type(self).__name__} of two axes is not gone through row by row; use .toarray(), "
+            "or .tocsr()"
+        )

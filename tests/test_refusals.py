@@ -1,0 +1,96 @@
+"""What users of NumPy and SciPy may try on a sparse array, and what it says to that."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import sparse24 as s24
+
+MAKERS = {
+    "two_four": lambda w: s24.compress(w, on_excess="prune"),
+    "n_m": lambda w: s24.compress(w, pattern=(3, 8), on_excess="prune"),
+    "hybrid": s24.hybrid,
+}
+
+
+@pytest.fixture(params=MAKERS)
+def a(request, rng):
+    return MAKERS[request.param](rng.standard_normal((8, 16)))
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt"])
+def test_arithmetic_names_the_way_out(a, name):
+    combine = getattr(operator, name)
+    dense = np.ones((8, 16))
+    for left, right in ((a, 2), (2, a), (np.float32(2), a), (a, dense), (dense, a), (a, a)):
+        with pytest.raises(s24.DTypeError, match=r"multiplies with @.*alpha=.*\.toarray\(\)"):
+            combine(left, right)
+    for single in (operator.neg, operator.pos, abs):
+        with pytest.raises(s24.DTypeError, match=r"use \.toarray\(\)"):
+            single(a)
+
+
+def test_equality_is_identity_and_never_silent_beside_arrays(a):
+    assert a == a
+    assert a != a.copy()
+    assert a != "text"
+    assert a is not None
+    assert len({a, a, a.copy()}) == 2
+    for other in (0, 1.5, np.float32(0), np.ones((8, 16)), scipy.sparse.eye_array(8)):
+        for compare in (lambda x: a == x, lambda x: x == a, lambda x: a != x):
+            with pytest.raises(s24.DTypeError, match=r"\.toarray\(\)"):
+                compare(other)
+
+
+def test_truth_rows_and_numpy_functions_name_the_way_out(a):
+    with pytest.raises(s24.ArgumentError, match="ambiguous"):
+        bool(a)
+    with pytest.raises(s24.ArgumentError, match="toarray"):
+        a[0]
+    with pytest.raises(s24.DTypeError, match="row by row"):
+        list(a)
+    with pytest.raises(s24.DTypeError, match="multiply with @"):
+        np.dot(a, np.ones(16))
+
+
+def test_a_batch_hands_out_its_matrices():
+    batch = s24.random((3, 4, 8), rng=0)
+    for matrix, dense in zip(batch, batch.toarray(), strict=True):
+        np.testing.assert_array_equal(matrix.toarray(), dense)
+    assert len(list(batch.mT)) == 3
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("call", [s24.prune, s24.mask, s24.is_24, *MAKERS.values()])
+def test_subclasses_of_arrays_are_arrays(call, rng):
+    w = rng.standard_normal((8, 16)).astype(np.float32)
+    got, want = call(np.matrix(w)), call(w)
+    for x in (got, want):
+        assert not isinstance(x, np.matrix)
+    dense = lambda x: x.toarray() if hasattr(x, "toarray") else x  # noqa: E731
+    np.testing.assert_array_equal(dense(got), dense(want))
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr"])
+@pytest.mark.parametrize(("indices", "indptr"), [([9, 0], [0, 1, 2]), ([0, -1], [0, 1, 2]),
+                                                 ([0, 1], [0, 2, 1])])  # fmt: skip
+def test_matrices_that_point_outside_are_refused(form, indices, indptr):
+    m = getattr(scipy.sparse, f"{form}_array")(np.eye(2, dtype=np.float32))
+    m.indices, m.indptr = np.array(indices, np.int32), np.array(indptr, np.int32)
+    for call in (s24.hybrid, s24.from_scipy, lambda m: s24.random((4, 2), rng=0) @ m):
+        with pytest.raises(s24.FormatError, match=f"no sound {form} matrix: .*ind.*coo_array"):
+            call(m)
+
+
+def test_what_scipy_allows_is_taken():
+    data, indptr = np.array([1, 2, 3, 4], np.float32), [0, 2, 2, 4]
+    for indices in ([1, 1, 2, 2], [4, 1, 5, 2]):  # duplicates; not in order
+        m = scipy.sparse.csr_array((data, np.array(indices, np.int64), indptr), shape=(3, 6))
+        for form in (m, m.tocsc(), scipy.sparse.csr_matrix(m)):
+            np.testing.assert_array_equal(s24.hybrid(form).toarray(), m.toarray())
+            np.testing.assert_array_equal(s24.from_scipy(form).toarray(), m.toarray())
+        assert m.indices.tolist() == indices
