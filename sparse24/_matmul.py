@@ -164,10 +164,14 @@ def _one_sparse(a, b, a_dtype, b_dtype):
         return a, b  # a check would wait for the device, which a capture forbids
     from sparse24._compress import compress
 
-    for x, axis, row, other in ((a, -1, a_dtype, b), (b, -2, b_dtype, a)):
-        array, _ = _foreign.take(x)
+    left, right = _foreign.take(a, argument="a")[0], _foreign.take(b, argument="b")[0]
+    if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
+        return a, b
+    for x, array, axis, row, other in (
+        (a, left, -1, a_dtype, b), (b, right, -2, b_dtype, a)
+    ):  # fmt: skip
         wide_enough = array.ndim >= 2 and min(array.shape[-2:]) > 1
-        if wide_enough and array.dtype in _known_dtypes(row) and is_24(array, axis=axis):
+        if wide_enough and is_24(array, axis=axis):
             packed = compress(array, axis=axis, dtype=row, check=False)
             return (packed, other) if x is a else (other, packed)
     return a, b
@@ -240,16 +244,11 @@ def _other_format(product, out, call: Call):
     fused = call._replace(c=None, alpha=1.0, beta=0.0, dtype=None)
     if not fused.is_plain:
         raise ArgumentError(
-            "epilogue=, scales=, algorithm= and operand types are for Sparse24Array operands"
+            "a bias, an activation, epilogue=, scales=, algorithm= and operand types are for "
+            "Sparse24Array operands; apply them to the product, such as x @ A.T + bias"
         )
     result, restore = _foreign.take(product(), argument="the product")
-    result = result if call.alpha == 1.0 else call.alpha * result
-    if call.c is not None and call.beta != 0.0:
-        c, _ = _foreign.take(call.c, argument="c")
-        _check.same_shape(c.shape, result.shape, argument="c", other="the product")
-        result = result + call.beta * c
-    if call.dtype is not None:
-        result = result.astype(_dtypes.numpy_dtype(_product.result_name(call.dtype)))
+    result = _scaled(result, call)
     if out is None:
         return restore(result)
     _check.is_array(out, argument="out")
@@ -260,3 +259,24 @@ def _other_format(product, out, call: Call):
     _check.writable(target, argument="out")
     target[...] = result
     return out
+
+
+def _scaled(x, call: Call):
+    """``alpha * x + beta * c`` in the type asked for; integers round to even and saturate."""
+    named = None if call.dtype is None else _product.result_name(call.dtype)
+    dtype = x.dtype if named is None else _dtypes.numpy_dtype(named)
+    adds = call.c is not None and call.beta != 0.0
+    if call.alpha == 1.0 and not adds and dtype == x.dtype:
+        return x
+    from sparse24.kernels import reference
+
+    exact = any(t.kind == "i" or t.itemsize == 8 for t in (x.dtype, dtype))
+    total = call.alpha * x.astype(np.float64 if exact else np.float32)
+    if adds:
+        c, _ = _foreign.take(call.c, argument="c")
+        _check.same_shape(c.shape, x.shape, argument="c", other="the product")
+        if c.dtype != dtype:
+            raise DTypeError(f"c must have dtype {dtype}, that of the result, got {c.dtype}")
+        total += call.beta * c.astype(total.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return reference.to_dtype(total, dtype)

@@ -123,6 +123,13 @@ def _example(a: Sparse24Array, b_spec):
     if len(b_spec) != 2:
         raise ArgumentError(f"b_spec must be an array, or its shape and dtype, got {b_spec!r}")
     shape, dtype = b_spec
+    if isinstance(dtype, int):
+        raise ArgumentError(
+            "b_spec must be an array, or its shape and dtype such as "
+            f"({b_spec}, {a.dtype.name!r}), got {b_spec!r}"
+        )
+    axes = shape if isinstance(shape, tuple | list) else (shape,)
+    shape = tuple(_check.whole(size, argument="a size in b_spec", least=0) for size in axes)
     row = _dtypes.lookup(dtype)
     if a.device == "cpu":
         return np.zeros(shape, row.logical)

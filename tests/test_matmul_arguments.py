@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
+import scipy.sparse
 
 import sparse24 as s24
 
@@ -59,14 +61,41 @@ def test_formats_of_their_own_refuse_what_does_not_fit(make):
         (s24.ArgumentError, "out is read-only", {"out": fixed}),
         (s24.DTypeError, "out must be an array, got list", {"out": [1]}),
         (s24.ShapeError, "c must have the shape of the product", {"c": wide, "beta": 1}),
+        (s24.DTypeError, "c must have dtype float32, that of the result, got float64",
+         {"c": np.ones((8, 1)), "beta": 1}),
         (s24.DTypeError, "dtype must be one of", {"dtype": "int64"}),
-    ):
+        (s24.ArgumentError, r"apply them to the product, such as x @ A\.T \+ bias",
+         {"epilogue": s24.Epilogue(bias=np.ones(1, np.float32))}),
+    ):  # fmt: skip
         with pytest.raises(error, match=words):
             s24.matmul(a, x, **options)
     assert not wide.any()
     out = np.empty((8, 1), np.float16)
-    assert s24.matmul(a, x, out, c=x, alpha=2, beta=3, dtype="float16") is out
+    c = x.astype(np.float16)
+    assert s24.matmul(a, x, out, c=c, alpha=2, beta=3, dtype="float16") is out
     np.testing.assert_array_equal(out, 5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"alpha": 0.5}, {"alpha": 1e9}, {"beta": 0.5}, {"dtype": "int8"}, {"dtype": "float32"}],
+)
+def test_every_format_rounds_and_saturates_alike(options, rng):
+    w = s24.random((8, 16), dtype="int8", rng=rng)
+    x = rng.integers(-9, 10, (16, 3)).astype(np.int8)
+    c = {"c": np.full((8, 3), 7, np.int32)} if "beta" in options else {}
+    want = s24.matmul(w, x, **options, **c)
+    for make in (s24.hybrid, lambda d: s24.NMArray.from_dense(d, pattern=(6, 8))):
+        got = s24.matmul(make(w.toarray()), x, **options, **c)
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_factor_keeps_the_type_of_16_bits():
+    h = s24.hybrid(np.eye(8, dtype=ml_dtypes.bfloat16))
+    got = s24.matmul(h, np.ones((8, 2), ml_dtypes.bfloat16), alpha=0.5)
+    assert got.dtype == ml_dtypes.bfloat16
+    assert (got == 0.5).all()
 
 
 def test_what_is_no_epilogue_is_refused():
@@ -102,6 +131,31 @@ def test_an_out_whose_elements_share_memory_is_refused():
 def test_plain_operands_of_other_types_must_fit_too():
     with pytest.raises(s24.ShapeError, match="inner dimensions 5 and 4 differ"):
         s24.matmul(np.ones((4, 5), int), np.ones((4, 4), int))
+
+
+@pytest.mark.parametrize("a", [np.eye(8, dtype=np.float32), np.ones((8, 8), np.float32)])
+def test_plain_operands_of_mixed_types_multiply_whatever_they_hold(a):
+    x = np.arange(16).reshape(8, 2)
+    for got, want in ((s24.matmul(a, x), a @ x), (s24.matmul(x.T, a), x.T @ a)):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_sparse_matrix_among_plain_operands_is_named():
+    m, x = scipy.sparse.eye_array(8, format="csr"), np.ones((8, 8))
+    with pytest.raises(s24.DTypeError, match=r"a must be a dense array.*sparse24\.hybrid"):
+        s24.matmul(m, x)
+    with pytest.raises(s24.DTypeError, match="b must be a dense array, got a csr_array"):
+        s24.matmul(x, m)
+
+
+def test_a_plan_without_a_type_says_what_it_wants():
+    a = s24.random((8, 16), rng=0)
+    with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\)"):
+        s24.plan(a, (16, 3))
+    with pytest.raises(s24.ArgumentError, match="a size in b_spec must be a whole number from 0"):
+        s24.plan(a, ((16, -3), "float32"))
+    assert s24.plan(a, ([16, 3], "float32")).execute(np.ones((16, 3), np.float32)).shape == (8, 3)
 
 
 @pytest.mark.parametrize(
