@@ -28,7 +28,8 @@ def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     if not single and not isinstance(arrays, Mapping):
         raise ArgumentError(
             f"arrays must be a compressed array or a mapping of names to arrays, got "
-            f"{type(arrays).__name__}; plain arrays go to numpy.savez"
+            f"{type(arrays).__name__}; make one with sparse24.compress or sparse24.hybrid, or "
+            "keep plain arrays with numpy.savez"
         )
     raw: dict[str, np.ndarray] = {}
     entries = {}

@@ -23,6 +23,7 @@ from sparse24.formats.two_four import Sparse24Array
 # sparsity speeds up.
 DEFAULT_EXCLUDE = r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
 DEFAULT_MIN_SIZE = 32
+NEED_INPUTS = ("wanda", "sparsegpt")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Selection:
     def refuses(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> str | None:
         """Why an array stays as it is, or None if it is eligible."""
         if len(shape) != 2:
-            return f"{len(shape)} axes"
+            return f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}, not two"
         if dtype not in [row.logical for row in _dtypes.TABLE.values()]:
             return f"type {dtype}"
         if min(shape) < self.min_size:
@@ -92,6 +93,12 @@ class Recipe:
         if self.method == "magnitude":
             return s24.compress(matrix, pattern=self.pattern, on_excess="prune")
         inputs = self.calibration.get(name)
+        if inputs is None and self.method in NEED_INPUTS:
+            raise ArgumentError(
+                f"{name}: the calibration has no inputs of this name, but "
+                f"{', '.join(sorted(self.calibration)[:3]) or 'none'}; name inputs after their "
+                "weights, or leave this one out with --include or --exclude"
+            )
         try:
             pruned = s24.prune(
                 matrix, pattern=self.pattern, method=self.method, calibration=inputs
@@ -194,8 +201,8 @@ def convert(
     names = selection.eligible(file)
     if not names:
         raise ArgumentError(
-            f"{source} has no eligible matrix among its {len(file)} arrays: {_why_none(file)}; "
-            "see --include, --exclude and --min-size"
+            f"{source} has no eligible matrix among its {len(file)} arrays: "
+            f"{_why_none(file, selection)}; see --include, --exclude and --min-size"
         )
     layers = list(_with_progress(compress_layers(file, names, recipe), len(names), progress))
     compressed = {layer.name: layer.array for layer in layers}
@@ -222,11 +229,12 @@ def check_report(path: str | os.PathLike, *others: str | os.PathLike) -> None:
             )
 
 
-def _why_none(file: _raw_files.ArrayFile) -> str:
-    first, spec = next(iter(file.specs.items()), ("", None))
-    if spec is None:
+def _why_none(file: _raw_files.ArrayFile, selection: Selection) -> str:
+    if not file.specs:
         return "the file is empty"
-    return f"for example {first!r} of shape {spec[0]}: {Selection().refuses(first, *spec)}"
+    first = min(file.specs, key=lambda name: len(file.specs[name][0]) != 2)  # a matrix, if any
+    why = selection.refuses(first, *file.specs[first])
+    return f"for example {first!r} of shape {file.specs[first][0]}: {why}"
 
 
 def progress_bar(work: Iterable[Any], total: int, *, shown: bool = True):

@@ -97,7 +97,8 @@ def _add_convert(commands) -> None:
                          choices=("magnitude", "wanda", "sparsegpt", "random"),
                          help="magnitude, wanda, sparsegpt or random (%(default)s)")  # fmt: skip
     convert.add_argument("--calibration", metavar="FILE", type=Path,
-                         help="inputs (samples, k) by layer, for wanda and sparsegpt")  # fmt: skip
+                         help="inputs (samples, k) by the names of the weights, for wanda and "
+                         "sparsegpt")  # fmt: skip
     convert.add_argument("--report", metavar="FILE", type=Path, help="write a JSON report")
     convert.add_argument("--include", default="", metavar="REGEX", help="only these names")
     convert.add_argument("--exclude", default=_checkpoint.DEFAULT_EXCLUDE, metavar="REGEX",
@@ -223,7 +224,7 @@ def _convert(options) -> int:
     calibration = {}
     if options.calibration is not None:
         calibration = dict(_raw_files.open_arrays(options.calibration))
-    elif options.method in ("wanda", "sparsegpt"):
+    elif options.method in _checkpoint.NEED_INPUTS:
         raise ArgumentError(
             f"--method {options.method} weighs elements by the layer's inputs; "
             "pass them with --calibration FILE"

@@ -53,7 +53,8 @@ def suffix_of(path: str | os.PathLike) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ArgumentError(
-            f"path must end in {', '.join(SUFFIXES)}, got {str(path)!r}; rename the file"
+            f"path must end in {', '.join(SUFFIXES)}, got {str(path)!r}; save its arrays in one of "
+            "these formats first"
         )
     return suffix
 
@@ -241,6 +242,11 @@ class NpzFile(ArrayFile):
         super().__init__(path)
         with self._archive() as archive:
             members = {info.filename: info for info in archive.infolist()}
+            if {"format.npy", "shape.npy", "data.npy"} <= members.keys():
+                raise FormatError(
+                    f"{path} is a scipy.sparse matrix; load it with scipy.sparse.load_npz, and "
+                    "make it sparse24's with sparse24.hybrid or sparse24.from_scipy"
+                )
             if f"{HEADER}.json" in members:
                 self._parse_header(archive.read(f"{HEADER}.json"))
             for filename, info in members.items():

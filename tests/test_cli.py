@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import sparse24 as s24
 from sparse24 import _checkpoint, _cli, _demo, _raw_files
@@ -124,14 +125,26 @@ def test_bad_input_is_an_error_and_writes_nothing(name, content, message, tmp_pa
 def test_a_truncated_checkpoint_is_an_error(checkpoint, tmp_path, capsys):
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     assert "cannot be read" in run(capsys, "convert", checkpoint, tmp_path / "o.npz", code=1)
+    np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32), w=np.ones((64, 64), np.float32))
+    error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", "--include", "x", code=1)
+    assert "'w' of shape (64, 64): not included" in error
     assert not (tmp_path / "o.npz").exists()
+
+
+def test_a_file_of_scipy_is_named(tmp_path, capsys):
+    scipy.sparse.save_npz(tmp_path / "m.npz", scipy.sparse.eye_array(64, format="csr"))
+    for command in ("inspect", "advise"):
+        error = run(capsys, command, tmp_path / "m.npz", code=1)
+        assert "scipy.sparse.load_npz" in error
+    with pytest.raises(s24.FormatError, match=r"sparse24\.hybrid"):
+        s24.load_npz(tmp_path / "m.npz")
 
 
 def test_nothing_eligible_says_why(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32))
     error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", code=1)
     assert "no eligible matrix" in error
-    assert "1 axes" in error
+    assert "shape (3,): 1 axis, not two" in error
     assert not (tmp_path / "o.npz").exists()
 
 
@@ -193,6 +206,10 @@ def test_a_layer_with_unfit_calibration_is_named(checkpoint, tmp_path, capsys, r
     error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
                 "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
     assert "error: layer.0.weight: " in error
+    np.savez(tmp_path / "inputs.npz", **{"layer.0": np.ones((50, 36), np.float32)})
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "no inputs of this name, but layer.0; name inputs after their weights" in error
 
 
 def test_a_reader_that_leaves_early_is_no_error(checkpoint):
