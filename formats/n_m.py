@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from sparse24 import _arrays, _check, _dtypes, _foreign, _storage
 from sparse24._errors import ArgumentError, PatternError
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
@@ -228,14 +230,21 @@ class NMArray(SparseArray):
         return self._values, self._indices, shape, self._pattern, row, self._axis
 
     def __getitem__(self, key) -> NMArray:
-        """Rows ``A[i:j]`` (step 1) of an array with ``axis=-1``."""
-        if not isinstance(key, slice) or key.step not in (None, 1) or self._axis == -2:
+        """Rows ``A[i:j]`` of a matrix, or matrices ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
+        is_batch = self.ndim > 2
+        is_slice = isinstance(key, slice) and key.step in (None, 1)
+        if not (is_slice and (is_batch or self._axis == -1)) and not (
+            is_batch and isinstance(key, int | np.integer)
+        ):
             raise ArgumentError(
                 f"A[{key!r}] is not supported: slice rows of an array with axis -1 by step 1, or "
                 "use .toarray()"
             )
-        values, indices = self._values[key], self._indices[key]
-        shape = (len(values), *self._rows_shape[1:])
+        try:
+            values, indices = self._values[key], self._indices[key]
+        except IndexError as error:
+            raise ArgumentError(f"A[{key}] is out of range for {len(self)} matrices") from error
+        shape = (*values.shape[:-1], self._rows_shape[-1])
         return self._with(values=values, indices=indices, shape=shape)
 
     def _with(self, *, values=None, indices=None, shape=None, dtype=None, axis=None) -> NMArray:

@@ -87,7 +87,11 @@ def same_shape(got, want, *, argument: str, other: str) -> None:
 
 
 def one_of(value, choices, *, argument: str):
-    if value not in choices:
+    try:
+        known = value in choices
+    except (TypeError, ValueError):  # an array compares element by element
+        known = False
+    if not known:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ArgumentError(f"{argument} must be one of {listed}, got {value!r}")
     return value

@@ -150,7 +150,11 @@ def linear(x, A, bias=None, *, activation=None):
     >>> s24.linear(np.array([1, -2, 3, 4], np.float32), W, activation="relu")
     array([1., 0., 3.], dtype=float32)
     """
-    _check.is_array(A, argument="A")
+    if not isinstance(A, SparseArray):
+        _check.is_array(A, argument="A")
+        _check.at_least_2d(A.shape, argument="A")
+        if _arrays.is_sparse_matrix(A):
+            _foreign.take(A, argument="A")  # refuses it, and says what to make of it
     if bias is None and activation is None:
         return matmul(x, A.mT)
     return matmul(x, A.mT, epilogue=Epilogue(bias=bias, activation=activation))

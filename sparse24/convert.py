@@ -11,6 +11,7 @@ from sparse24._compress import compress
 from sparse24._errors import ArgumentError, FormatError, ShapeError
 from sparse24._make import from_scipy
 from sparse24._records import Compressed24, Operand24
+from sparse24.formats.base import SparseArray
 from sparse24.formats.parts import Parts
 from sparse24.formats.two_four import Sparse24Array
 
@@ -173,6 +174,7 @@ def to_cupyx(a: Sparse24Array) -> Any:
     >>> s24.convert.to_cupyx(A).shape  # doctest: +SKIP
     (4, 8)
     """
+    _check_ours(a)
     return a.to_device("cuda").tocsr()
 
 
@@ -195,9 +197,17 @@ def to_torch(a: Sparse24Array) -> Any:
     >>> s24.convert.to_torch(A).dtype  # doctest: +SKIP
     torch.bfloat16
     """
+    _check_ours(a)
     dense = a.toarray()
     if a._dtype.is_float8 and _arrays.is_cupy(dense):
         import torch
 
         return _foreign.to_torch(dense).view(getattr(torch, _dtypes.lookup(a.dtype).name))
     return _foreign.to_torch(dense)
+
+
+def _check_ours(a: Any) -> None:
+    if not isinstance(a, SparseArray):
+        raise ArgumentError(
+            f"a must be a Sparse24Array, got {type(a).__name__}; make one with sparse24.compress"
+        )

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays
+from sparse24 import _arrays, _check
 from sparse24._compress import compress
 from sparse24._errors import ShapeError
 from sparse24._matmul import linear as _sparse_linear
@@ -127,6 +127,8 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     array([[7.],
            [7.]], dtype=float32)
     """
+    _check.is_array(x, argument="x")
+    _check.is_array(weight, argument="weight")
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"

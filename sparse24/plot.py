@@ -262,8 +262,13 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     >>> ax = s24.plot.tile_map(h)
     """
     from sparse24 import _check, _hybrid_dispatch
+    from sparse24.formats.hybrid import HybridArray
     from sparse24.formats.hybrid_tiles import KIND_NAMES
 
+    if not isinstance(h, HybridArray):
+        raise ArgumentError(
+            f"h must be a HybridArray, got {type(h).__name__}; make one with sparse24.hybrid"
+        )
     _check.one_of(what, ("kind", "density"), argument="what")
     ax = _axes(ax)
     if what == "density":

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes
+from sparse24 import _arrays, _check, _dtypes
 from sparse24 import _obeys as obeys
 from sparse24._errors import PatternError
 
@@ -57,6 +57,11 @@ def relative_error(actual: Any, exact: Any) -> float:
     float
         0 for equal arrays, also for empty ones; infinite if only `exact` is zero.
 
+    Raises
+    ------
+    ShapeError
+        If the shapes differ.
+
     Examples
     --------
     >>> import numpy as np
@@ -64,7 +69,9 @@ def relative_error(actual: Any, exact: Any) -> float:
     0.1
     """
     wanted = _arrays.to_numpy(exact).astype(np.float64)
-    difference = _arrays.to_numpy(actual).astype(np.float64) - wanted
+    found = _arrays.to_numpy(actual).astype(np.float64)
+    _check.same_shape(found.shape, wanted.shape, argument="actual", other="exact")
+    difference = found - wanted
     norm, error = float(np.linalg.norm(wanted)), float(np.linalg.norm(difference))
     if error == 0:
         return 0.0

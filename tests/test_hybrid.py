@@ -350,3 +350,5 @@ def test_tile_map(rng, what):
     assert image.get_array().shape == (4, 3)
     with pytest.raises(ArgumentError, match="'kind', 'density'"):
         plot.tile_map(h, what="size")
+    with pytest.raises(ArgumentError, match="h must be a HybridArray, got ndarray"):
+        plot.tile_map(np.eye(4))

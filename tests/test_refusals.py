@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 
 import sparse24 as s24
+from sparse24 import functional, testing
 
 MAKERS = {
     "two_four": lambda w: s24.compress(w, on_excess="prune"),
@@ -57,11 +58,44 @@ def test_truth_rows_and_numpy_functions_name_the_way_out(a):
         np.dot(a, np.ones(16))
 
 
-def test_a_batch_hands_out_its_matrices():
-    batch = s24.random((3, 4, 8), rng=0)
-    for matrix, dense in zip(batch, batch.toarray(), strict=True):
-        np.testing.assert_array_equal(matrix.toarray(), dense)
-    assert len(list(batch.mT)) == 3
+@pytest.mark.parametrize("make", [MAKERS["two_four"], MAKERS["n_m"]])
+def test_a_batch_hands_out_its_matrices(make, rng):
+    batch = make(rng.standard_normal((3, 4, 8)))
+    for a in (batch, batch.mT):
+        dense = a.toarray()
+        for matrix, wanted in zip(a, dense, strict=True):
+            assert matrix.shape == wanted.shape
+            np.testing.assert_array_equal(matrix.toarray(), wanted)
+        for key in (0, -1, np.int64(1), slice(1, None), slice(2, 1)):
+            np.testing.assert_array_equal(a[key].toarray(), dense[key])
+        x = np.ones((dense.shape[-1], 2))
+        np.testing.assert_allclose(a[1] @ x, dense[1] @ x)
+        for key in (3, slice(None, None, 2), (0, 0), None):
+            with pytest.raises(s24.ArgumentError, match=r"out of range|toarray"):
+                a[key]
+
+
+def test_what_is_no_operand_is_named():
+    x, m = np.ones((4, 8)), scipy.sparse.eye_array(8, format="csr")
+    for wrong, error, words in (
+        (m, s24.DTypeError, "A must be a dense array, got a csr_array"),
+        (np.ones(8), s24.ShapeError, "A must have at least two axes"),
+        (np.float32(1), s24.ShapeError, "A must have at least two axes"),
+    ):
+        with pytest.raises(error, match=words):
+            s24.linear(x, wrong)
+    for call in (s24.convert.to_torch, s24.convert.to_cupyx):
+        with pytest.raises(s24.ArgumentError, match="a must be a Sparse24Array, got ndarray"):
+            call(x)
+    with pytest.raises(s24.DTypeError, match="weight must be an array, got list"):
+        functional.linear(x, [[1.0] * 8])
+    with pytest.raises(s24.ArgumentError, match="method must be one of"):
+        s24.prune(x, method=np.ones(3))
+
+
+def test_relative_error_does_not_broadcast():
+    with pytest.raises(s24.ShapeError, match=r"actual must have the shape of exact, \(8, 4\)"):
+        testing.relative_error(np.ones(4), np.ones((8, 4)))
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
