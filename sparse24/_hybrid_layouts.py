@@ -145,11 +145,11 @@ def excess(h) -> float:
     return h.prepared("excess", lambda: _Excess(h)).elements
 
 
-COMPACT_COLUMNS = 64  # cuBLAS is several times slower with an odd number of columns
+COMPACT_COLUMNS = 64  # cuBLAS takes several times as long where k is not a multiple of 8
 
 
 class _Compact:
-    """The dense matrix without its empty columns, but for a few that even their number."""
+    """The dense matrix without its empty columns, then zeros up to a multiple of COMPACT_COLUMNS."""
 
     def __init__(self, h):
         xp, self.storage = _arrays.namespace(h.tiles.kinds), h.tiles.dtype.storage
