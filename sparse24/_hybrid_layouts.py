@@ -149,7 +149,7 @@ COMPACT_COLUMNS = 64  # cuBLAS takes several times as long where k is not a mult
 
 
 class _Compact:
-    """The dense matrix without its empty columns, then zeros up to a multiple of COMPACT_COLUMNS."""
+    """The dense matrix without its empty columns, then zeros to a multiple of COMPACT_COLUMNS."""
 
     def __init__(self, h):
         xp, self.storage = _arrays.namespace(h.tiles.kinds), h.tiles.dtype.storage
