@@ -19,6 +19,7 @@ from sparse24.formats import convert
 from sparse24.formats import hybrid_tiles as ht
 
 STEP_ELEMENTS = 1 << 25  # dense elements that are held at a time
+_KNOWN = [row.logical for row in _dtypes.TABLE.values()]
 BAR_FROM = 1 << 28  # elements above which a progress bar is shown
 
 
@@ -40,6 +41,10 @@ class Source:
                 f"w.dtype must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "
                 f"{self.dtype.name}; convert it first, for example with .astype('float16')"
             )
+        if w.dtype.kind not in "biuf" and w.dtype not in _KNOWN:
+            raise DTypeError(
+                f"w.dtype must be a type of real numbers, got {w.dtype}; pass for example w.real"
+            )
         self.matrix = convert.checked(w, argument="w").tocsr() if self.sparse else w
         self.shape = (int(w.shape[0]), int(w.shape[1]))
         on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)
@@ -50,8 +55,17 @@ class Source:
         rows = self.matrix[first:last]
         if self.sparse:
             rows = rows.toarray()
-        rows = self.xp.ascontiguousarray(rows.astype(self.dtype.logical, copy=False))
+        rows = self.xp.ascontiguousarray(self._in_dtype(rows))
         return rows.view(self.dtype.storage)
+
+    def _in_dtype(self, rows):
+        """The rows in the matrix's type; int8 rounds to even and saturates, as in `compress`."""
+        if self.dtype.name != "int8" or rows.dtype == self.dtype.logical:
+            return rows.astype(self.dtype.logical, copy=False)
+        from sparse24.kernels import reference
+
+        wide = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
+        return reference.to_dtype(wide, self.dtype.logical)
 
     def steps(self, task: str):
         """(first row, last row) of a few bands at a time, with a bar on long builds."""

@@ -287,6 +287,20 @@ def test_messages(rng):
                 tell(n)
 
 
+@pytest.mark.parametrize("make", [np.asarray, scipy.sparse.csr_array])
+def test_conversions_to_int8_saturate_as_in_compress(make):
+    w = np.array([[300.7, 0, -1e9, 0], [2.5, 0, -3.5, 0]])
+    want = s24.compress(w, dtype="int8").toarray()
+    whole = [[127, 0, 0, 0], [2, 0, 0, 0]]
+    for source, wanted in (
+        (w, want), (w.astype(np.float32), want), (w.clip(0, 300).astype(np.int64), whole)
+    ):  # fmt: skip
+        np.testing.assert_array_equal(hybrid(make(source), dtype="int8").toarray(), wanted)
+    np.testing.assert_array_equal(hybrid(w).astype("int8").toarray(), want)
+    with pytest.raises(DTypeError, match=r"real numbers, got complex128; pass for example w\.real"):
+        hybrid(make(w * 1j), dtype="float32")
+
+
 def test_numpys_whole_numbers_are_whole_numbers():
     h = hybrid(np.eye(4, dtype=np.float32), n_hint=np.int64(3))
     assert h.explain()["n"] == 3
