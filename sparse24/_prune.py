@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _check, _foreign, _rule
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, DTypeError
 
 
 def prune(
@@ -204,11 +204,12 @@ activations, damping, channels
 
 def _target(x, out):
     """The array behind `out`, fit to take the result for `x`."""
+    _check.is_array(out, argument="out")
     target, _ = _foreign.take(out, argument="out")
     if _arrays.namespace(target) is not _arrays.namespace(x):
         raise ArgumentError(f"out must be an array like x, {type(x)}, got {type(out)}")
     _check.same_shape(target.shape, x.shape, argument="out", other="x")
     if target.dtype != x.dtype:
-        raise ArgumentError(f"out must have the dtype of x, {x.dtype}, got {target.dtype}")
+        raise DTypeError(f"out must have the dtype of x, {x.dtype}, got {target.dtype}")
     _check.writable(target, argument="out")
     return target

@@ -34,7 +34,10 @@ class Observation:
         """The weight or gradient as it came."""
         value = getattr(self, what)
         if value is None:
-            raise ArgumentError(f"{who} needs the {what} of layer {self.name!r}; pass it to step()")
+            keyword = "gradients" if what == "grad" else "weights"
+            raise ArgumentError(
+                f"{who} needs the {what} of layer {self.name!r}; pass step({keyword}=...)"
+            )
         return value
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sparse24 import _check, _sched_state
 from sparse24 import _sched_core as core
-from sparse24 import _sched_state
 from sparse24._errors import ArgumentError
 from sparse24._sched_arrays import check_share
 from sparse24._sched_criteria import Criterion, GradientMagnitude, Magnitude
@@ -239,7 +239,13 @@ def named(arrays) -> dict[str, Any] | None:
     if arrays is None:
         return None
     if isinstance(arrays, Mapping):
-        return dict(arrays)
-    if isinstance(arrays, list | tuple):
-        return {str(i): array for i, array in enumerate(arrays)}
-    return {"0": arrays}
+        found = dict(arrays)
+    elif isinstance(arrays, list | tuple):
+        found = {str(i): array for i, array in enumerate(arrays)}
+    else:
+        found = {"0": arrays}
+    for name, array in found.items():
+        if not isinstance(name, str):
+            raise ArgumentError(f"layers must have names that are strings, got {name!r}")
+        _check.is_array(array, argument=f"the array of layer {name!r}")
+    return found

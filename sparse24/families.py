@@ -137,6 +137,8 @@ def make(name: str, shape, *, zeros: float, dtype="float32", rng=None) -> np.nda
     ------
     ArgumentError
         If the name is unknown or `zeros` is out of range.
+    ShapeError
+        If `shape` is not (m, k).
 
     Examples
     --------
@@ -146,9 +148,10 @@ def make(name: str, shape, *, zeros: float, dtype="float32", rng=None) -> np.nda
     True
     """
     _check.one_of(name, tuple(FAMILIES), argument="name")
-    if not 0 <= zeros <= 1:
+    if not 0 <= _check.number(zeros, argument="zeros") <= 1:
         raise ArgumentError(f"zeros must be between 0 and 1, got {zeros!r}")
-    rng, shape = np.random.default_rng(rng), tuple(shape)
+    shape = _check.sizes(shape, argument="shape", count=2)
+    rng = np.random.default_rng(rng)
     keep = FAMILIES[name](rng, shape, zeros) if 0 not in shape else np.zeros(shape, bool)
     return _normal(rng, keep, dtype)
 

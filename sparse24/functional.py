@@ -179,6 +179,7 @@ def linear_backward(
     >>> dx.shape, dweight.shape, dbias is None
     ((3, 8), (4, 8), True)
     """
+    _check.is_array(dy, argument="dy")
     rule = Rule(gradient, saved.transposable, decay, seed)
     m, k = saved.weight.shape
     if tuple(dy.shape) != (*saved.x.shape[:-1], m):

@@ -241,7 +241,7 @@ def test_out_is_checked(rng):
         s24.prune(x, out=fixed)
     with pytest.raises(s24.ShapeError, match="out must have the shape of x"):
         s24.prune(x, out=np.empty((4, 7), np.float32))
-    with pytest.raises(s24.ArgumentError, match="out must have the dtype of x"):
+    with pytest.raises(s24.DTypeError, match="out must have the dtype of x"):
         s24.prune(x, out=np.empty((4, 8)))
 
 

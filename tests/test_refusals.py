@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 
 import sparse24 as s24
-from sparse24 import functional, testing
+from sparse24 import families, functional, schedule, testing
 
 MAKERS = {
     "two_four": lambda w: s24.compress(w, on_excess="prune"),
@@ -91,6 +91,34 @@ def test_what_is_no_operand_is_named():
         functional.linear(x, [[1.0] * 8])
     with pytest.raises(s24.ArgumentError, match="method must be one of"):
         s24.prune(x, method=np.ones(3))
+
+
+def test_an_out_that_is_no_array_is_not_written_to_in_vain():
+    w = np.ones((2, 4))
+    with pytest.raises(s24.DTypeError, match="out must be an array, got list"):
+        s24.prune(w, out=w.tolist())
+
+
+def test_a_scheduler_names_what_it_was_given():
+    w = np.ones((4, 8), np.float32)
+    make = lambda: schedule.MaskScheduler(schedule.Recipe(schedule.OneShot(0.5)))  # noqa: E731
+    for given, error, words in (
+        ({1: w}, s24.ArgumentError, "names that are strings, got 1"),
+        ({"a": [[1.0] * 8]}, s24.DTypeError, "the array of layer 'a' must be an array, got list"),
+        ([1], s24.DTypeError, "the array of layer '0' must be an array, got int"),
+    ):
+        with pytest.raises(error, match=words):
+            make().step(weights=given)
+    with pytest.raises(s24.ArgumentError, match=r"layer 'a'; pass step\(weights="):
+        make().step({"a": w})
+
+
+@pytest.mark.parametrize("shape", [4, (4, -4), (4, 4, 4), (2.5, 4)])
+def test_a_family_has_matrices_only(shape):
+    with pytest.raises(s24.ShapeError, match=r"shape must be \(m, k\)"):
+        families.make("iid", shape, zeros=0.5)
+    with pytest.raises(s24.ArgumentError, match="zeros must be a number"):
+        families.make("iid", (4, 4), zeros="half")
 
 
 def test_relative_error_does_not_broadcast():
