@@ -35,7 +35,10 @@ class Source:
                 f"w must be a matrix with two axes (m, k), got shape {tuple(w.shape)}; "
                 "build one hybrid matrix for each matrix of a stack"
             )
-        self.dtype = _dtypes.lookup(w.dtype if dtype is None else dtype, argument="w.dtype")
+        own = dtype is None
+        self.dtype = _dtypes.lookup(
+            w.dtype if own else dtype, argument="w.dtype" if own else "dtype"
+        )
         if self.dtype.name not in ht.DTYPES:
             raise DTypeError(
                 f"w.dtype must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "

@@ -83,10 +83,23 @@ def lookup(dtype, *, argument: str = "dtype") -> DType:
     row = _BY_LOGICAL.get(key) if key is not None else None
     if row is None:
         raise DTypeError(
-            f"{argument} must be one of {', '.join(NAMES)}, got {dtype!r}; convert it first, "
-            "for example with .astype('float32')"
+            f"{argument} must be one of {', '.join(NAMES)}, got {dtype!r}; "
+            f"{_way_out(key, argument)}"
         )
     return row
+
+
+def _way_out(key: np.dtype | None, argument: str) -> str:
+    """What to do about a type that is unknown: of an array, or one that was asked for."""
+    if not argument.endswith(".dtype"):
+        return "name one of these"
+    if key == np.uint8:
+        return (
+            "convert it first, for example with .astype('float32'), or name the fp8 type of its "
+            "bits: dtype=, a_dtype= or b_dtype="
+        )
+    real = ".real" if key is not None and key.kind == "c" else ""
+    return f"convert it first, for example with {real}.astype('float32')"
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -110,7 +110,7 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
     return records.Epilogue(
         float(call.alpha) * factor, float(beta), _matrix("c", c) if beta else None, row, column,
         row_bias, column_bias, e.activation or "identity", lower, upper, out_scale,
-        _matrix("aux", e.aux),
+        _written("aux", e.aux),
     )  # fmt: skip
 
 
@@ -124,6 +124,13 @@ def _pair(scales):
 
 def _matrix(name: str, x):
     return None if x is None else _foreign.take(x, argument=name)[0]
+
+
+def _written(name: str, x):
+    """A matrix that the product writes to: a list would be filled in vain."""
+    if x is not None:
+        _check.is_array(x, argument=name)
+    return _matrix(name, x)
 
 
 def _times(x, y):

@@ -192,7 +192,7 @@ def _sum_of_four(x: Array) -> Array:
 
 def compress_mvue_24(gradient, *, step: int, seed: int = 0, name: str = "") -> Sparse24Array:
     """`mvue_24` of a NumPy or CuPy matrix, compressed; on a GPU in one pass, the same numbers."""
-    row = _dtypes.lookup(gradient.dtype)
+    row = _dtypes.lookup(gradient.dtype, argument="gradient.dtype")
     if _arrays.is_cupy(gradient) and row.name in sample.DTYPES:
         record = sample.launch(gradient, row, random_key(seed, step, name, "mvue"))
     else:

@@ -142,7 +142,8 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
     True
     """
     blocks = compress_blocks(x, rows=rows, device=device, on_excess=on_excess, dtype=dtype)
-    row = _dtypes.lookup(x.dtype if dtype is None else dtype)
+    own = dtype is None
+    row = _dtypes.lookup(x.dtype if own else dtype, argument="x.dtype" if own else "dtype")
     m, k = x.shape
     values = np.empty((m, _spec.values_per_row(k)), row.logical)
     metadata = np.empty((m, _spec.metadata_bytes_per_row(k)), np.uint8)

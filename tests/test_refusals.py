@@ -97,6 +97,23 @@ def test_an_out_that_is_no_array_is_not_written_to_in_vain():
     w = np.ones((2, 4))
     with pytest.raises(s24.DTypeError, match="out must be an array, got list"):
         s24.prune(w, out=w.tolist())
+    a = s24.random((2, 4), dtype="float64", rng=0)
+    with pytest.raises(s24.DTypeError, match="aux must be an array, got list"):
+        s24.matmul(a, w.T, epilogue=s24.Epilogue(aux=[[0.0] * 2] * 2))
+
+
+def test_an_unknown_type_says_what_to_do():
+    w = np.ones((4, 4), np.uint8)
+    for call, words in (
+        (lambda: s24.compress(w), r"x\.dtype .*\.astype\('float32'\), or name the fp8 type"),
+        (lambda: s24.compress(w * 1j), r"with \.real\.astype\('float32'\)"),
+        (lambda: s24.compress(w.astype(int)), r"int64.*convert it first.*\.astype\('float32'\)"),
+        (lambda: s24.hybrid(w.astype(int)), r"w\.dtype must be one of"),
+        (lambda: s24.hybrid(w, dtype="fp8"), "^dtype must be one of .*'fp8'; name one of these"),
+        (lambda: s24.random((4, 4), dtype="int32"), "'int32'; name one of these"),
+    ):
+        with pytest.raises(s24.DTypeError, match=words):
+            call()
 
 
 def test_a_scheduler_names_what_it_was_given():
