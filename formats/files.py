@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sparse24 import _raw_files
+from sparse24._errors import ArgumentError
 from sparse24.formats import stored
 
 
@@ -40,7 +41,7 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     Raises
     ------
     ArgumentError
-        If two names collide, or something is no array.
+        If two names collide, something is no array, or the path names the other kind of file.
     DTypeError
         If a dense array has a type that the format does not know.
     PatternError
@@ -61,6 +62,7 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     >>> sorted(loaded), bool((loaded["weight"].toarray() == A.toarray()).all())
     (['bias', 'weight'], True)
     """
+    _suited(path, "npz", "save")
     raw, header = stored.pack(arrays)
     _raw_files.write_npz(path, raw, header)
 
@@ -85,6 +87,8 @@ def load_npz(path: str | os.PathLike, *, device: str = "cpu") -> Any:
         If the file is damaged, truncated, of a newer version, or not sparse24's.
     FileNotFoundError
         If there is none.
+    ArgumentError
+        If the path names a folder or the other kind of file.
 
     Examples
     --------
@@ -95,6 +99,7 @@ def load_npz(path: str | os.PathLike, *, device: str = "cpu") -> Any:
     ...     s24.load_npz(path).dtype.name
     'bfloat16'
     """
+    _suited(path, "npz", "load")
     return stored.unpack(_raw_files.NpzFile(Path(path)), device)
 
 
@@ -111,7 +116,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
     Raises
     ------
     ArgumentError
-        If two names collide, or something is no array.
+        If two names collide, something is no array, or the path names the other kind of file.
     DTypeError
         If a dense array has a type that the format does not know.
     PatternError
@@ -130,6 +135,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
     ...     s24.load_safetensors(path).shape
     (4, 8)
     """
+    _suited(path, "safetensors", "save")
     raw, header = stored.pack(arrays)
     _raw_files.write_safetensors(path, raw, header)
 
@@ -154,6 +160,8 @@ def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
         If the file is damaged, truncated, of a newer version, or not sparse24's.
     FileNotFoundError
         If there is none.
+    ArgumentError
+        If the path names a folder or the other kind of file.
 
     See Also
     --------
@@ -168,4 +176,15 @@ def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
     ...     list(s24.load_safetensors(path))
     ['weight']
     """
+    _suited(path, "safetensors", "load")
     return stored.unpack(_raw_files.SafetensorsFile(Path(path)), device)
+
+
+def _suited(path: str | os.PathLike, kind: str, task: str) -> None:
+    """Refuse a name that says it is the other kind of file."""
+    other = {"npz": "safetensors", "safetensors": "npz"}[kind]
+    if Path(path).suffix.lower() == f".{other}":
+        raise ArgumentError(
+            f"path names a file of {other}, got {str(path)!r}; {task} it with "
+            f"sparse24.{task}_{other}, or rename it"
+        )

@@ -48,7 +48,7 @@ class Refusals:
                 f"a {type(self).__name__} is not compared element by element; compare its "
                 ".toarray(), or take .mask() for the places that are not zero"
             )
-        return self is other
+        return True if self is other else NotImplemented
 
     __hash__ = object.__hash__
 
