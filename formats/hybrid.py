@@ -10,6 +10,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _hybrid_cost, _hybrid_dispatch, _storage
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24._product import promote
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, densified
@@ -208,8 +209,8 @@ class HybridArray(SparseArray):
         Parameters
         ----------
         b : array, shape (k,), (k, n) or (..., k, n)
-            Operand on the same device, with the dtype of the matrix.  Sparse ones are
-            made dense.
+            Operand on the same device, with the dtype of the matrix or a narrower one that
+            it holds exactly, which is converted.  Sparse ones are made dense.
         out : array, optional
             Written in place and returned; shape of the result, and its dtype.
         algorithm : str, default "auto"
@@ -240,7 +241,7 @@ class HybridArray(SparseArray):
         b = densified(b)
         with _foreign.stream_of(b):
             array, restore = _foreign.take(b, argument="b")
-            self._check_operand(array)
+            array = self._operand(array)
             if out is not None:
                 _check.is_array(out, argument="out")
             target = None if out is None else _foreign.take(out, argument="out")[0]
@@ -274,18 +275,23 @@ class HybridArray(SparseArray):
         _hybrid_dispatch.multiply(self, wide, result, algorithm)
         out[...] = xp.moveaxis(result.reshape(self.shape[0], *batch, n), 0, -2)
 
-    def _check_operand(self, b) -> None:
+    def _operand(self, b):
+        """`b` after its checks, in the matrix's dtype, which must hold it exactly."""
         if b.ndim < 1 or b.shape[0 if b.ndim == 1 else -2] != self.shape[1]:
             raise ShapeError(
                 f"b must have shape (k,), (k, n) or (..., k, n) with k = {self.shape[1]}, "
                 f"got {b.shape}"
             )
-        if b.dtype != self.dtype:
-            raise DTypeError(
-                f"b.dtype must be {self.dtype}, that of the matrix, got {b.dtype}; "
-                f"convert it, for example with b.astype(H.dtype)"
-            )
         _hybrid_dispatch.same_device(self.device, b)
+        if b.dtype == self.dtype:
+            return b
+        row = _arrays.logical_dtype(b, argument="b")
+        if promote(self._dtype, row)[0] is not self._dtype:
+            raise DTypeError(
+                f"b.dtype must be {self.dtype}, that of the matrix, or narrower, got {b.dtype}; "
+                f"convert one, for example with b.astype(H.dtype) or H.astype({row.name!r})"
+            )
+        return b.astype(self.dtype)
 
     def prepared(self, name: str, make):
         """A layout or another derived thing, made by `make()` at the first use and kept."""

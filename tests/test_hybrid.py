@@ -301,6 +301,25 @@ def test_conversions_to_int8_saturate_as_in_compress(make):
         hybrid(make(w * 1j), dtype="float32")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "narrower"),
+    [("float64", "float32"), ("float64", "bfloat16"), ("float32", "float16"), ("float32", "int8"),
+     ("bfloat16", "int8")],
+)  # fmt: skip
+def test_narrower_operands_are_converted(rng, dtype, narrower):
+    dtype, narrower = (_dtypes.TABLE[name].logical for name in (dtype, narrower))
+    h = hybrid(rng.integers(-2, 3, (40, 30)).astype(dtype))
+    x = rng.integers(-2, 3, (30, 3)).astype(narrower)
+    for got, want in ((h @ x, h @ x.astype(dtype)), (x[:, 0] @ h.T, x[:, 0].astype(dtype) @ h.T)):
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, want)
+    if narrower != np.int8:
+        with pytest.raises(DTypeError, match=r"or narrower, got .*H\.astype"):
+            h.astype(narrower) @ x.astype(dtype)
+    with pytest.raises(DTypeError, match=r"b\.dtype must be one of .* got dtype\('int64'\)"):
+        h @ x.astype(np.int64)
+
+
 def test_numpys_whole_numbers_are_whole_numbers():
     h = hybrid(np.eye(4, dtype=np.float32), n_hint=np.int64(3))
     assert h.explain()["n"] == 3
