@@ -60,6 +60,13 @@ def to_csr(dense, dtype=None):
     return sparse.csr_array(dense)
 
 
+def stack(pieces: list[Any]):
+    """CSR matrices of SciPy above one another."""
+    from scipy import sparse
+
+    return sparse.vstack(pieces, format="csr")
+
+
 def _fits_cupyx(dtype: np.dtype) -> bool:
     return dtype.name in _CUPYX_TYPES
 

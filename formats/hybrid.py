@@ -11,7 +11,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _dtypes, _foreign, _hybrid_cost, _hybrid_dispatch, _storage
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._product import promote
-from sparse24.formats import hybrid_build
+from sparse24.formats import convert, hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, densified
 
@@ -151,6 +151,16 @@ class HybridArray(SparseArray):
             return dense
         out[...] = dense
         return out
+
+    def pieces(self):
+        """Iterate over the dense matrix, a few rows at a time."""
+        return hybrid_build.decoded(self._tiles)
+
+    def tocsr(self, dtype=None):
+        """As for all formats; on the CPU no more than a part of the matrix is dense at a time."""
+        if self.device != "cpu" or not self.size:
+            return super().tocsr(dtype)
+        return convert.stack([convert.to_csr(rows, dtype) for rows in self.pieces()])
 
     def _fields(self):
         return self._tiles, self._nnz, self.n_hint

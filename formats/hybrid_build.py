@@ -7,7 +7,7 @@ second pass writes.  A scipy or cupyx matrix is made dense a few bands at a time
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -73,9 +73,15 @@ class Source:
     def steps(self, task: str):
         """(first row, last row) of a few bands at a time, with a bar on long builds."""
         m, k = self.shape
-        rows = max(1, STEP_ELEMENTS // max(1, k * ht.TILE)) * ht.TILE
-        pieces = [(at, min(m, at + rows)) for at in range(0, m, rows)] if k else []
+        pieces = steps_of(self.shape)
         return tqdm(pieces, desc=f"sparse24.hybrid: {task}", disable=m * k < BAR_FROM, unit="step")
+
+
+def steps_of(shape) -> list[tuple[int, int]]:
+    """(first row, last row) of as many tiles as are dense at a time."""
+    m, k = shape
+    rows = max(1, STEP_ELEMENTS // max(1, k * ht.TILE)) * ht.TILE
+    return [(at, min(m, at + rows)) for at in range(0, m, rows)] if k else []
 
 
 Chooser = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -90,16 +96,8 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
     nonzeros, overflow = _survey(source)
     kinds = choose(nonzeros, overflow).astype(np.uint8)
     tiles = _allocate(source, kinds, nonzeros, overflow)
-    across = tiles.grid[1]
     for first, last in source.steps("fill"):
-        here = slice(first // ht.TILE * across, -(-last // ht.TILE) * across)
-        ends = slice(here.start, here.stop + 1)
-        part = ht.Tiles(
-            (last - first, source.shape[1]), source.dtype, tiles.kinds[here], tiles.starts[ends],
-            tiles.values, tiles.slots[here], tiles.codes, tiles.overflow_starts[ends],
-            tiles.overflow_values, tiles.overflow_places,
-        )  # fmt: skip
-        _fill(source, source.bits(first, last), part)
+        _fill(source, source.bits(first, last), tiles.rows(first, last))
     values = tiles.values.view(source.dtype.logical)
     spill = tiles.overflow_values.view(source.dtype.logical)
     return ht.replace(tiles, values=values, overflow_values=spill), int(nonzeros.sum())
@@ -157,3 +155,9 @@ def decode(tiles: ht.Tiles):
     )  # fmt: skip
     _kernel(xp).decode(bits, out)
     return out.view(tiles.dtype.logical)
+
+
+def decoded(tiles: ht.Tiles) -> Iterator[Any]:
+    """The dense matrix, a few rows of tiles at a time."""
+    for first, last in steps_of(tiles.shape):
+        yield decode(tiles.rows(first, last))

@@ -86,6 +86,17 @@ class Tiles:
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in ARRAYS)
 
+    def rows(self, first: int, last: int) -> Tiles:
+        """The tiles of rows [first, last), of which `first` begins a tile; shares the values."""
+        across = self.grid[1]
+        here = slice(first // TILE * across, -(-last // TILE) * across)
+        ends = slice(here.start, here.stop + 1)
+        return replace(
+            self, shape=(last - first, self.shape[1]), kinds=self.kinds[here],
+            starts=self.starts[ends], slots=self.slots[here],
+            overflow_starts=self.overflow_starts[ends],
+        )  # fmt: skip
+
     def map(self, function) -> Tiles:
         """The record with `function` applied to every array."""
         return replace(self, **{name: function(getattr(self, name)) for name in ARRAYS})

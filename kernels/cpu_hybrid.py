@@ -7,6 +7,8 @@ The tile kinds and arrays are those of ``formats/hybrid_tiles.py``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from sparse24._dtypes import DType
@@ -219,11 +221,17 @@ def decode(tiles, out) -> None:
 class Rows:
     """The non-zeros of a matrix row by row, in the accumulator's type: what products read."""
 
-    def __init__(self, dense: np.ndarray, dtype: DType):
-        held = dense.view(dtype.storage) != 0
-        self.starts = np.concatenate([[0], np.cumsum(held.sum(1))])
-        self.columns = np.nonzero(held)[1].astype(np.int32)
-        self.values = dense[held].astype(dtype.accumulator, copy=False)
+    def __init__(self, pieces: Iterable[np.ndarray], dtype: DType):
+        """`pieces` are the dense rows, some at a time."""
+        counts, columns, values = [np.zeros(1, np.int64)], [], []
+        for dense in pieces:
+            held = dense.view(dtype.storage) != 0
+            counts.append(held.sum(1))
+            columns.append(np.nonzero(held)[1].astype(np.int32))
+            values.append(dense[held].astype(dtype.accumulator, copy=False))
+        self.starts = np.cumsum(np.concatenate(counts))
+        self.columns = np.concatenate([np.zeros(0, np.int32), *columns])
+        self.values = np.concatenate([np.zeros(0, dtype.accumulator), *values])
 
     @property
     def nbytes(self) -> int:

@@ -39,10 +39,10 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     Notes
     -----
     On the GPU this waits, once, for the counts of the first pass.  Building reads all m * k
-    places, a few rows of tiles at a time.  The first product of a kind, the transpose and
-    `tocsr` make the whole matrix dense for a moment, so that must fit into memory.  On the CPU
-    SciPy's CSR is smaller, and with few columns faster, where fewer than about one place in a
-    hundred holds a non-zero.
+    places, a few rows of tiles at a time.  The transpose, and on the GPU the first product of
+    a kind and `tocsr`, make the whole matrix dense for a moment, so that must fit into memory.
+    On the CPU SciPy's CSR is smaller, and with few columns faster, where fewer than about one
+    place in a hundred holds a non-zero.
 
     The idea of deciding block by block with a dense, a swing and a sparse band is CROSS's [1]_.
 

@@ -189,7 +189,7 @@ def live_columns(h) -> _Live:
 def _cpu_layout(h):
     from sparse24.kernels import cpu_hybrid
 
-    return cpu_hybrid.Rows(h.toarray(), h.tiles.dtype)
+    return cpu_hybrid.Rows(h.pieces(), h.tiles.dtype)
 
 
 _LAYOUTS = {

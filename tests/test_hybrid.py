@@ -50,6 +50,23 @@ def test_toarray_returns_the_bits(rng, xp, shape, kind, dtype):
     same_bits(back if xp is np else back.get(), w)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_conversions_and_products_go_a_few_rows_at_a_time(rng, dtype, monkeypatch):
+    w = matrix(rng, (300, 130), 0.8, dtype)
+    w[64:128] = 0
+    h = with_kinds(w, [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
+    monkeypatch.setattr(hybrid_build, "STEP_ELEMENTS", 64 * 130)
+    assert [len(rows) for rows in h.pieces()] == [64, 64, 64, 64, 44]
+    same_bits(np.concatenate(list(h.pieces())), w)
+    csr, want = h.tocsr(), scipy.sparse.csr_array(w.astype(np.float64))
+    assert csr.has_canonical_format
+    for name in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(getattr(csr, name), getattr(want, name))
+    x = rng.integers(-3, 4, (130, 2)).astype(w.dtype)
+    wide = w.astype(np.float64) @ x.astype(np.float64)
+    np.testing.assert_allclose((h @ x).astype(np.float64), wide, rtol=0.02, atol=0.1)
+
+
 def test_is_immutable():
     h = hybrid(np.eye(4, dtype=np.float32), n_hint=8)
     for name, value in {"n_hint": 2, "shape": (2, 8), "_tiles": None, "note": 1}.items():
