@@ -23,6 +23,7 @@ TWO_FOUR_LEAST = 4e9  # multiply-adds; with fewer, launches take what 2:4 gains
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
+OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
 COPY_SECONDS = 3e-6  # of b, where its rows do not begin on 16 bytes
 TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
 ROWS_WARPS = 32  # most of a block of the rows kernel
@@ -93,6 +94,7 @@ def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:
     dtype = h.tiles.dtype
     columns = -(-n // hybrid_overflow.COLUMNS) * hybrid_overflow.COLUMNS
     rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
+    rest = max(rest, OVERFLOW_STEP * _excess_of_longest_row(h))
     gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
     gain = gain if h.size * n >= TWO_FOUR_LEAST else 1.0
     times = {"two_four": dense_time(h.size, dtype, n, lines) / gain + rest}
@@ -102,6 +104,13 @@ def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:
     config = work.choose(n)
     seconds = line_of(lines, "slots", n).seconds(*work.effort(config, n))
     return times | {"slots": seconds + (hybrid_wgmma.EXCHANGE if config.parts > 1 else 0.0)}
+
+
+def _excess_of_longest_row(h) -> float:
+    """Elements beyond two in a group of four, if the zeros of the row fall by chance."""
+    k = h.shape[1]
+    density = row_lengths(h)[0] / k
+    return k / _hybrid_cost.ELEMENTS * float(_hybrid_cost.expected_overflow(density))
 
 
 def _compact_time(h, n: int, lines) -> dict[str, float]:

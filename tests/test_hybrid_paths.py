@@ -191,11 +191,12 @@ def test_slots_can_be_captured(rng):
 HOPPER = _hybrid_predict.Device("90", 227 << 10, 132)
 
 
-def planned(monkeypatch, excess: float, stages: int, gathered: int) -> dict[str, float]:
+def planned(monkeypatch, excess: float, stages: int, gathered: int, longest: int = 410) -> dict:
     """Predicted seconds for a float16 matrix of 8192 x 8192 by 4096 columns on an H200."""
     monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
     known = {
         "excess": SimpleNamespace(elements=excess),
+        "row lengths": SimpleNamespace(sorted=np.array([longest])),
         "slots work": SimpleNamespace(
             work=hybrid_wgmma.Work(stages, gathered, -(-stages // 64), 64)
         ),
@@ -215,6 +216,8 @@ def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
     clustered = planned(monkeypatch, 2e6, 64 * 76, 64 * 40)  # blocks that are full or empty
     assert clustered["slots"] < even["slots"]
     assert clustered["two_four"] > clustered["cublas"]
+    uneven = planned(monkeypatch, 8e3, 64 * 130, 64 * 2, longest=8192)  # a full row
+    assert uneven["two_four"] > even["two_four"] + 4e-4
     dense = planned(monkeypatch, 3e7, 64 * 256, 64 * 128)
     assert min(dense, key=dense.__getitem__) == "cublas"
 
