@@ -75,74 +75,64 @@ def _slots_layout(h):
     return hybrid_wgmma.prepare(_bits(h), h.tiles.dtype)
 
 
-class _Slots:
-    """What a product of 2:4 strips will cost."""
+class _Known:
+    """Something small that was found out about a matrix, and is kept with it."""
 
     nbytes = 0
 
-    def __init__(self, h):
-        from sparse24.kernels import hybrid_wgmma
+    def __init__(self, value):
+        self.value = value
 
-        if h.is_prepared("slots"):
-            self.work = layout(h, "slots").work
-        else:
-            self.work = hybrid_wgmma.survey(_bits(h))
+
+def _known(h, name: str, find):
+    """``find(h)``, at the first need."""
+    return h.prepared(name, lambda: _Known(find(h))).value
 
 
 def slots_work(h):
-    """Stages of the path ``slots``; found at the first need, which waits."""
-    return h.prepared("slots work", lambda: _Slots(h)).work
+    """What a product of 2:4 strips will cost; found at the first need, which waits."""
+    return _known(h, "slots work", _slots_work)
 
 
-class _Units:
-    """What the units of the path ``scatter`` hold, on the host."""
+def _slots_work(h):
+    from sparse24.kernels import hybrid_wgmma
 
-    nbytes = 0
-
-    def __init__(self, h):
-        from sparse24.kernels import hybrid_scatter
-
-        made = h.is_prepared("scatter")
-        self.sizes = layout(h, "scatter").sizes if made else hybrid_scatter.survey(_bits(h))
+    return layout(h, "slots").work if h.is_prepared("slots") else hybrid_wgmma.survey(_bits(h))
 
 
 def scatter_sizes(h) -> np.ndarray:
     """Groups and lines of the units of ``scatter``; found at the first need, which waits."""
-    return h.prepared("scatter sizes", lambda: _Units(h)).sizes
+    return _known(h, "scatter sizes", _scatter_sizes)
 
 
-class _Lengths:
-    """Non-zeros of the rows, the longest first, on the host."""
+def _scatter_sizes(h) -> np.ndarray:
+    from sparse24.kernels import hybrid_scatter
 
-    nbytes = 0
-
-    def __init__(self, h):
-        xp = _arrays.namespace(h.tiles.kinds)
-        found = xp.count_nonzero(_bits(h), axis=1)
-        self.sorted = -np.sort(-_arrays.to_numpy(found))
+    made = h.is_prepared("scatter")
+    return layout(h, "scatter").sizes if made else hybrid_scatter.survey(_bits(h))
 
 
 def row_lengths(h) -> np.ndarray:
     """Non-zeros of every row, the longest first; counted at the first need, which waits."""
-    return h.prepared("row lengths", lambda: _Lengths(h)).sorted
+    return _known(h, "row lengths", _row_lengths)
 
 
-class _Excess:
-    """How many elements a 2:4 matrix would leave out."""
-
-    nbytes = 0
-
-    def __init__(self, h):
-        xp = _arrays.namespace(h.tiles.kinds)
-        m, k = h.shape
-        held = xp.pad(_bits(h) != 0, ((0, 0), (0, -k % 4))).reshape(m, -1, 4)
-        count = held.sum(axis=2, dtype=np.int8)
-        self.elements = float(xp.maximum(count - 2, 0).sum(dtype=np.int64))
+def _row_lengths(h) -> np.ndarray:
+    xp = _arrays.namespace(h.tiles.kinds)
+    return -np.sort(-_arrays.to_numpy(xp.count_nonzero(_bits(h), axis=1)))
 
 
 def excess(h) -> float:
     """Elements beyond two in a group of four; counted at the first need, which waits."""
-    return h.prepared("excess", lambda: _Excess(h)).elements
+    return _known(h, "excess", _excess)
+
+
+def _excess(h) -> float:
+    xp = _arrays.namespace(h.tiles.kinds)
+    m, k = h.shape
+    held = xp.pad(_bits(h) != 0, ((0, 0), (0, -k % 4))).reshape(m, -1, 4)
+    count = held.sum(axis=2, dtype=np.int8)
+    return float(xp.maximum(count - 2, 0).sum(dtype=np.int64))
 
 
 COMPACT_COLUMNS = 64  # cuBLAS takes several times as long where k is not a multiple of 8
@@ -204,15 +194,6 @@ _LAYOUTS = {
 }
 
 
-class _Stored:
-    """Number of tiles that are not empty, copied to the host once."""
-
-    nbytes = 0
-
-    def __init__(self, h):
-        self.tiles = float(np.count_nonzero(h.kinds))
-
-
 def stored_tiles(h) -> float:
     """Tiles that are not empty; counted at the first need, which waits."""
-    return h.prepared("stored tiles", lambda: _Stored(h)).tiles
+    return _known(h, "stored tiles", lambda h: float(np.count_nonzero(h.kinds)))

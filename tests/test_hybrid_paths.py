@@ -195,10 +195,10 @@ def planned(monkeypatch, excess: float, stages: int, gathered: int, longest: int
     """Predicted seconds for a float16 matrix of 8192 x 8192 by 4096 columns on an H200."""
     monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
     known = {
-        "excess": SimpleNamespace(elements=excess),
-        "row lengths": SimpleNamespace(sorted=np.array([longest])),
+        "excess": SimpleNamespace(value=excess),
+        "row lengths": SimpleNamespace(value=np.array([longest])),
         "slots work": SimpleNamespace(
-            work=hybrid_wgmma.Work(stages, gathered, -(-stages // 64), 64)
+            value=hybrid_wgmma.Work(stages, gathered, -(-stages // 64), 64)
         ),
     }
     h = SimpleNamespace(
@@ -251,8 +251,8 @@ def test_fit_is_kept_and_used(tmp_path, monkeypatch):
 
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
     known = {
-        "row lengths": SimpleNamespace(sorted=np.full(4096, 410)),
-        "scatter sizes": SimpleNamespace(sizes=np.full((32, 64, 2), 3)),
+        "row lengths": SimpleNamespace(value=np.full(4096, 410)),
+        "scatter sizes": SimpleNamespace(value=np.full((32, 64, 2), 3)),
     }
     h = SimpleNamespace(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=4096 * 4096, shape=(4096, 4096),
