@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24.kernels import hybrid_scatter_plan, loader, partial_sums
+from sparse24.kernels import block_sums, loader
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_scatter_plan import (
     LINE_BYTES,
@@ -17,7 +17,8 @@ from sparse24.kernels.hybrid_scatter_plan import (
     UNIT_COLUMNS,
     UNIT_ROWS,
     Config,
-    configs,
+    configure,
+    deal,
     lines_of,
     schedule,
 )
@@ -28,7 +29,11 @@ DTYPES = ("float16", "bfloat16")
 MOST_COLUMNS = 64
 LANES = 32
 LEFT = np.dtype(
-    [("units", "u8"), ("steps", "u8"), ("counts", "u8"), ("pitch", "i4"), ("m", "i4")]
+    [
+        ("units", "u8"), ("steps", "u8"), ("parts", "u8"), ("counts", "u8"),
+        ("pitch", "i4"), ("parts_pitch", "i4"), ("m", "i4"),
+    ],
+    align=True,
 )  # fmt: skip
 OUT = np.dtype([("to", "u8"), ("row", "i8"), ("column", "i8"), ("n", "i8")])
 
@@ -39,7 +44,7 @@ class ScatterLayout:
     Attributes
     ----------
     units : cupy.ndarray of uint8
-    sizes : numpy.ndarray of int32, shape (units down, units across, 2)
+    sizes : numpy.ndarray of int32, shape (bands, units across, 2)
         Groups and lines of each unit; they lie one after the other.
     """
 
@@ -57,44 +62,48 @@ class ScatterLayout:
         settle()
         return ScatterLayout(self.shape, self.dtype, units, self.sizes)
 
-    def launch(self, n: int, balance: bool, config: Config | None) -> Ready:
+    def launch(self, n: int, balance: bool, blocks: int | None) -> Ready:
         """The compiled product with `n` columns, made at the first use and kept."""
-        key = (n, balance, config)
+        key = (n, balance, blocks)
         found = self._launches.get(key)
         if found is None:
-            config = config or configs(self.sizes, n, _multiprocessors(self.units.device.id))[0]
-            found = self._launches[key] = Ready(self, balance, config)
+            blocks = blocks or _multiprocessors(self.units.device.id)
+            found = self._launches[key] = Ready(self, n, balance, blocks)
         return found
 
 
 class Ready(BoundProduct):
     """One way of running a product: kernel, grid, and the matrix's part of the arguments."""
 
-    def __init__(self, layout: ScatterLayout, balance: bool, config: Config):
+    per_stream = True
+
+    def __init__(self, layout: ScatterLayout, n: int, balance: bool, blocks: int):
         import cupy
 
         super().__init__()
-        steps, counts = schedule(layout.sizes, config, balance=balance)
-        self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, counts)]
+        config = configure(n)
+        dealt = deal(layout.sizes, blocks, config.tiles, balance=balance)
+        steps, parts, counts = schedule(layout.sizes, dealt)
+        self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
         size = config.shared_memory
         kernel = loader.function(
             NAME, "product", defines(layout.dtype.name, config), shared_memory=size
         )
         self._sizes = (kernel, len(counts), THREADS, size)
         self._box = (8 * config.tiles, UNIT_COLUMNS)
-        self.per_stream = config.splits > 1
         addresses = (x.data.ptr for x in (layout.units, *self._tables))
-        self._left = np.array([(*addresses, steps.shape[1], layout.shape[0])], LEFT)
+        self._left = np.array(
+            [(*addresses, steps.shape[1], parts.shape[1], layout.shape[0])], LEFT
+        )  # fmt: skip
         if not cupy.cuda.get_current_stream().is_capturing():
-            if self.per_stream:
-                partial_sums.reserve()
+            block_sums.rooms.reserve()
             settle()
 
     def bind(self, b, out, stream: int) -> Launch:
-        room = partial_sums.of_stream(stream) if self.per_stream else partial_sums.NONE
         view = (out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])
         arguments = (
-            self._left, matrix_map(b, 1, 0, self._box), np.array([view], OUT), room,
+            self._left, matrix_map(b, 1, 0, self._box), np.array([view], OUT),
+            block_sums.rooms.of_stream(stream),
         )  # fmt: skip
         return Launch(*self._sizes, arguments, early=True)
 
@@ -108,12 +117,6 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
     if n > MOST_COLUMNS:
         return f"the scatter kernel takes up to {MOST_COLUMNS} columns, not {n}"
     return None
-
-
-def effort(sizes: np.ndarray, n: int, sms: int) -> tuple[float, float]:
-    """Cycles of shared memory of the busiest SM, and bytes that all could read meanwhile."""
-    cycles, nbytes = hybrid_scatter_plan.effort(sizes, configs(sizes, n, sms)[0], sms)
-    return cycles, nbytes * sms
 
 
 def survey(bits: Any) -> np.ndarray:
@@ -151,17 +154,17 @@ def _launch(name: str, bits: Any, sizes: Any, *others: Any) -> None:
 
 
 def product(
-    layout: ScatterLayout, b, out, *, balance: bool = True, config: Config | None = None
+    layout: ScatterLayout, b, out, *, balance: bool = True, blocks: int | None = None
 ) -> None:
-    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64."""
-    layout.launch(b.shape[1], balance, config)(rows_contiguous(b), out)
+    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64.
+
+    `blocks` is at most the number of multiprocessors, its default.
+    """
+    layout.launch(b.shape[1], balance, blocks)(rows_contiguous(b), out)
 
 
 def defines(name: str, config: Config) -> loader.Defines:
-    return (
-        ("ELEMENT", name), ("TILES", config.tiles), ("SPLITS", config.splits),
-        ("STAGES", STAGES), ("ERASE", int(config.erase)),
-    )  # fmt: skip
+    return (("ELEMENT", name), ("TILES", config.tiles), ("STAGES", STAGES))
 
 
 @functools.cache
@@ -174,9 +177,9 @@ def _multiprocessors(device: int) -> int:
 COMPILE_CHECKS = [
     (defines(name, config), "sm_90a", f"HGMMA.64x{config.width}x16")
     for name, config in (
-        ("bfloat16", Config(2, 4, True)),
-        ("float16", Config(4, 2, False)),
-        ("bfloat16", Config(8, 4, True)),
-        ("float16", Config(8, 1, False)),
+        ("bfloat16", Config(2)),
+        ("float16", Config(4)),
+        ("bfloat16", Config(8)),
+        ("float16", Config(8)),
     )
 ]

@@ -1,12 +1,13 @@
-"""How a product of the scatter kernel is cut up: configurations, their choice, balance."""
+"""How a product of the scatter kernel is cut up: specialisations, and which block takes what."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-UNIT_ROWS, UNIT_COLUMNS = 128, 64
+UNIT_ROWS, UNIT_COLUMNS = 128, 64  # rows of units are called bands
 LINE_BYTES = 128
 GROUP_BYTES = 6 * LINE_BYTES
 GROUP_ELEMENTS = 4  # of each list of a lane
@@ -14,31 +15,25 @@ MOST_LINES = 7  # of a unit
 BATCH_GROUPS = 7  # that a warp which writes holds at once, twice
 STAGES = 8  # as many warps write; with those that multiply 12, which leaves 168 registers a thread
 THREADS = 32 * (4 + STAGES)
-MOST_SPLITS = 16
 UNIT = np.dtype([("column", "i4"), ("first", "i4"), ("groups", "i4"), ("lines", "i4")])
+PART = np.dtype([("band", "i4"), ("steps", "i4"), ("slot", "i4"), ("blocks", "i4")])
 
 
 @dataclass(frozen=True)
 class Config:
-    """How a product is cut up.
+    """One specialisation.
 
     Attributes
     ----------
     tiles : int
         Tiles of 8 columns of the result.
-    splits : int
-        Blocks that share k.
-    erase : bool
-        Clear tiles element by element; no unit may have more than `BATCH_GROUPS`.
     """
 
     tiles: int
-    splits: int
-    erase: bool
 
     @property
     def name(self) -> str:
-        return f"{UNIT_ROWS}x{8 * self.tiles}k{self.splits}" + "e" * self.erase
+        return f"{UNIT_ROWS}x{8 * self.tiles}"
 
     @property
     def width(self) -> int:
@@ -55,101 +50,130 @@ def lines_of(sizes: np.ndarray) -> np.ndarray:
     return sizes[..., 0] * (GROUP_BYTES // LINE_BYTES) + sizes[..., 1]
 
 
-def configs(sizes: np.ndarray, n: int, sms: int) -> list[Config]:
-    """Ways to multiply a matrix by `n` columns, best guess first.
-
-    `sizes` are the groups and lines of each unit, shape (down, across, 2).
-    """
-    tiles = 2 if n <= 16 else 4 if n <= 32 else 8
-    erase = bool((sizes[..., 0] <= BATCH_GROUPS).all())
-    found = []
-    for splits in range(1, MOST_SPLITS + 1):
-        if splits == 1 or (len(sizes) * splits <= sms and splits <= sizes.shape[1]):
-            config = Config(tiles, splits, erase)
-            found.append((_microseconds(sizes, config, sms), config))
-    return [config for _, config in sorted(found, key=lambda pair: pair[0])]
-
-
-LATENCY = 1.5  # µs, of the first bytes, and of the sharing of sums
-MEMORY = 4300.0  # bytes a nanosecond, all multiprocessors together; one alone gets
-ONE = 50.0  # from memory or the L2 cache
-CLOCK = 1.7  # cycles a nanosecond
-GROUP_STORES, LINE_STORES = 6, 6  # cycles, with conflicts of banks
-TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128  # cycles to read or clear a tile
-
-
-def effort(sizes: np.ndarray, config: Config, sms: int) -> tuple[float, float]:
-    """Cycles for which the busiest SM uses its shared memory, and bytes that it reads."""
-    stores = GROUP_STORES * sizes[..., 0] + LINE_STORES * sizes[..., 1]
-    of_b = 64 if config.tiles == 8 else 16 * config.tiles
-    rest = TILE + of_b + 8 * config.tiles
-    cycles = rest + (2 * stores if config.erase else TILE + stores)
-    lines = lines_of(sizes)
-    cycles = np.where(lines > 0, cycles, 0)
-    nbytes = LINE_BYTES * lines
-    return _busiest(cycles.sum(1), config, sms), _busiest(nbytes.sum(1), config, sms)
-
-
-def _busiest(of_rows: np.ndarray, config: Config, sms: int) -> float:
-    """Of an SM, where rows of units need so much each."""
-    waves = _waves(of_rows, config, sms)
-    return float(max(waves * of_rows.mean(), of_rows.max())) / config.splits
-
-
-def _waves(rows: np.ndarray, config: Config, sms: int) -> int:
-    return -(-len(rows) * config.splits // sms)
-
-
-def _microseconds(sizes: np.ndarray, config: Config, sms: int) -> float:
-    """About how long the product takes; the constants are round figures of an H200."""
-    cycles, nbytes = effort(sizes, config, sms)
-    work = cycles / CLOCK
-    memory = nbytes / min(ONE, MEMORY / min(sms, len(sizes) * config.splits))
-    body = (max(work, memory) + 0.2 * min(work, memory)) * 1e-3
-    sums = UNIT_ROWS * 32 * config.tiles
-    shared = LATENCY + 2 * sums / ONE * 1e-3 if config.splits > 1 else 0.0
-    return body + _waves(sizes, config, sms) * (LATENCY + shared)
+def configure(n: int) -> Config:
+    """For a product with `n` columns."""
+    return Config(2 if n <= 16 else 4 if n <= 32 else 8)
 
 
 STEP_COST = 100  # lines that cost as much as the rest of a step
+PART_COST = 200  # and as to hand over the sums of a part, for each tile of 8 columns
+NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most
 
 
-def schedule(
-    sizes: np.ndarray, config: Config, *, balance: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
-    """The units of every block.
+class Deal(NamedTuple):
+    """Who takes which units; where some unit of a band holds anything, the empty ones are left out.
 
-    One that has no non-zero is left out.  Balanced, the parts of k cost about the
-    same; else they are as long as one another.
+    Attributes
+    ----------
+    units : ndarray of int
+        Flat indices, band by band.
+    bands, cuts : ndarray of int
+        Where each band, and each block's share, begins in `units`, and the end.
+    """
+
+    units: np.ndarray
+    bands: np.ndarray
+    cuts: np.ndarray
+
+
+def deal(sizes: np.ndarray, sms: int, tiles: int, *, balance: bool = True) -> Deal:
+    """Deal units to at most `sms` blocks, about even in cost, or in number if not `balance`.
+
+    Either every band is cut into as many parts, or all units into as many shares as there are
+    SMs, as is cheaper where the result has so many `tiles` of 8 columns.
+    """
+    live = lines_of(sizes) > 0
+    live[~live.any(1), 0] = True
+    band, _ = np.nonzero(live)
+    bands = np.searchsorted(band, np.arange(len(sizes) + 1))
+    cost = lines_of(sizes)[live] + STEP_COST if balance else np.ones(len(band), np.int64)
+    running = np.concatenate([[0], np.cumsum(cost)])
+    ways = [_through(running, bands, sms)]
+    if len(sizes) <= sms:
+        ways.insert(0, _even(running, bands, sms // len(sizes)))
+    hand_over = tiles * PART_COST / (STEP_COST + lines_of(sizes)[live].mean()) * cost.mean()
+
+    def worst(cuts: np.ndarray) -> float:
+        parts = np.searchsorted(bands, cuts[1:]) - np.searchsorted(bands, cuts[:-1], "right") + 1
+        return float((np.diff(running[cuts]) + hand_over * parts).max())
+
+    return Deal(np.flatnonzero(live), bands, min(ways, key=worst))
+
+
+def _even(running: np.ndarray, bands: np.ndarray, splits: int) -> np.ndarray:
+    """Cuts of every band into parts of about the same cost."""
+    first, size = running[bands[:-1], None], np.diff(running[bands])[:, None]
+    wanted = first + size * np.arange(splits) / splits
+    return np.unique(np.append(np.searchsorted(running, wanted.ravel()), bands[-1]))
+
+
+def _through(running: np.ndarray, bands: np.ndarray, blocks: int) -> np.ndarray:
+    """Cuts into shares of about the same cost, at the edge of a band where one is near."""
+    share = running[-1] / blocks
+    cuts = np.searchsorted(running, share * np.arange(1, blocks))
+    after = np.minimum(np.searchsorted(bands, cuts), len(bands) - 1)
+    for edge in (bands[after], bands[np.maximum(after - 1, 0)]):
+        near = np.abs(running[edge] - running[cuts]) < share / NEAR
+        cuts = np.where(near, edge, cuts)
+    return np.unique(np.concatenate([[0], cuts, bands[-1:]]))
+
+
+def schedule(sizes: np.ndarray, dealt: Deal) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the kernel reads of a deal.
 
     Returns
     -------
-    units : ndarray of UNIT, shape (blocks, steps)
-        Blocks that share rows are neighbours.  Steps that hold nothing follow the last.
-    counts : ndarray of int32, shape (blocks,)
-        At least 1.
+    steps : ndarray of UNIT, shape (blocks, most steps)
+        Empty ones follow the last.
+    parts : ndarray of PART, shape (blocks, most parts)
+        Of every block, as in the kernel's header; an empty one follows the last.
+    counts : ndarray of int32, shape (blocks, 2)
+        Steps and parts.
     """
-    lines = lines_of(sizes)
-    whole = np.zeros(lines.shape, UNIT)
-    whole["column"] = np.arange(lines.shape[1]) * UNIT_COLUMNS
-    whole["first"] = (np.cumsum(lines, dtype=np.int64) - lines.ravel()).reshape(lines.shape)
-    whole["groups"], whole["lines"] = sizes[..., 0], sizes[..., 1]
-    parts = [part for row in whole for part in _parts(row, config.splits, balance)]
-    counts = np.array([max(1, len(part)) for part in parts], np.int32)
-    units = np.zeros((len(parts), counts.max() + 2 * STAGES), UNIT)
-    for to, part in zip(units, parts):
-        to[: len(part)] = part
-    return units, counts
+    lines, across = lines_of(sizes), sizes.shape[1]
+    whole = np.zeros(lines.size, UNIT)
+    whole["column"] = np.arange(lines.size) % across * UNIT_COLUMNS
+    whole["first"] = np.cumsum(lines, dtype=np.int64) - lines.ravel()
+    whole["groups"], whole["lines"] = sizes[..., 0].ravel(), sizes[..., 1].ravel()
+    units, cuts = whole[dealt.units], dealt.cuts
+    counts = np.stack([np.diff(cuts), np.zeros(len(cuts) - 1, int)], axis=1).astype(np.int32)
+    steps = np.zeros((len(counts), counts[:, 0].max() + 2 * STAGES), UNIT)
+    for to, start, end in zip(steps, cuts, cuts[1:]):
+        to[: end - start] = units[start:end]
+    edges = np.union1d(cuts, dealt.bands)
+    block = np.searchsorted(cuts, edges[:-1], "right") - 1
+    counts[:, 1] = np.bincount(block, minlength=len(counts))
+    parts = np.zeros((len(counts), counts[:, 1].max() + 1), PART)
+    within = np.arange(len(block)) - np.searchsorted(block, block)
+    parts[block, within] = _parts(dealt, edges, block)
+    return steps, parts, counts
 
 
-def _parts(units: np.ndarray, splits: int, balance: bool) -> list[np.ndarray]:
-    """The units of 128 rows that hold anything, dealt to blocks in order."""
-    cost = lines_of(np.stack([units["groups"], units["lines"]], axis=-1))
-    if not balance:
-        edges = np.arange(1, splits) * len(units) // splits
-        parts = zip(np.split(units, edges), np.split(cost, edges))
-        return [part[own > 0] for part, own in parts]
-    live = units[cost > 0]
-    running = np.cumsum(cost[cost > 0] + STEP_COST)
-    wanted = (running[-1] if len(live) else 0) * np.arange(1, splits) / splits
-    return np.split(live, np.searchsorted(running, wanted, side="right"))
+def _parts(dealt: Deal, edges: np.ndarray, block: np.ndarray) -> np.ndarray:
+    """The parts between the edges, which lie in these blocks."""
+    found = np.zeros(len(block), PART)
+    found["band"] = band = np.searchsorted(dealt.bands, edges[:-1], "right") - 1
+    found["steps"] = np.diff(edges)
+    found["blocks"] = np.bincount(band)[band]
+    begins = np.searchsorted(band, band)  # the first part of the same band
+    found["slot"] = 2 * block[begins] + (edges[begins] > dealt.cuts[block[begins]])
+    return found
+
+
+GROUP_STORES, LINE_STORES = 6, 6  # cycles of shared memory, with conflicts of banks
+TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128  # cycles to read or clear a tile
+
+
+def effort(sizes: np.ndarray, n: int, sms: int) -> tuple[float, float]:
+    """Cycles of shared memory of the busiest block, and bytes that all SMs could read meanwhile."""
+    config, lines = configure(n), lines_of(sizes)
+    dealt = deal(sizes, sms, config.tiles)
+    stores = sizes @ (GROUP_STORES, LINE_STORES)
+    of_b = 64 if config.tiles == 8 else 16 * config.tiles
+    clear = np.where(sizes[..., 0] <= BATCH_GROUPS, stores, TILE)
+    cycles = np.where(lines > 0, TILE + of_b + 8 * config.tiles + stores + clear, 0)
+    busiest, most = (
+        float(np.add.reduceat(x.ravel()[dealt.units], dealt.cuts[:-1]).max())
+        for x in (cycles, LINE_BYTES * lines)
+    )
+    return busiest, most * sms

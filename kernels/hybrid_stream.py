@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24.kernels import loader, partial_sums
+from sparse24.kernels import block_sums, loader
 from sparse24.kernels.hybrid_launch import BoundProduct, result, right, settle
 from sparse24.kernels.hybrid_stream_plan import STRIP, Config, configs, schedule, warp_starts
 from sparse24.kernels.launch import Launch
@@ -96,11 +96,11 @@ class Ready(BoundProduct):
         self._left = np.array([(*addresses, *sizes)], LEFT)
         if not cupy.cuda.get_current_stream().is_capturing():
             if self.per_stream:
-                partial_sums.reserve()
+                block_sums.rooms.reserve()
             settle()
 
     def bind(self, b, out, stream: int) -> Launch:
-        room = partial_sums.of_stream(stream) if self.per_stream else partial_sums.NONE
+        room = block_sums.rooms.of_stream(stream) if self.per_stream else block_sums.NONE
         arguments = (self._left, right(b), result(out), room)
         return Launch(*self._sizes, arguments, early=self._early)
 

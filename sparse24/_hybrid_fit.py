@@ -112,7 +112,13 @@ def fit(device: int | None = None) -> dict[str, Line]:
 
 def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     from sparse24._dtypes import TABLE
-    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_scatter, hybrid_stream
+    from sparse24.kernels import (
+        hybrid_gather,
+        hybrid_rows,
+        hybrid_scatter,
+        hybrid_scatter_plan,
+        hybrid_stream,
+    )
 
     dtype, gpu = TABLE["float16"], cupy.cuda.Device()
     sms = gpu.attributes["MultiProcessorCount"]
@@ -138,7 +144,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     }
     if gpu.compute_capability == "90":
         scatter = layouts["scatter"] = hybrid_scatter.prepare(bits, dtype)
-        efforts["scatter"] = lambda n: hybrid_scatter.effort(scatter.sizes, n, sms)
+        efforts["scatter"] = lambda n: hybrid_scatter_plan.effort(scatter.sizes, n, sms)
     products: dict[str, Callable[..., Any]] = {
         "stream": hybrid_stream.product,
         "scatter": hybrid_scatter.product,

@@ -64,7 +64,13 @@ def _device(number: int) -> Device:
 
 def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
     """The paths that read the non-zeros once."""
-    from sparse24.kernels import hybrid_gather, hybrid_rows, hybrid_scatter, hybrid_stream
+    from sparse24.kernels import (
+        hybrid_gather,
+        hybrid_rows,
+        hybrid_scatter,
+        hybrid_scatter_plan,
+        hybrid_stream,
+    )
 
     dtype, k = h.tiles.dtype, h.shape[1]
     times = {}
@@ -72,7 +78,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
         times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
     if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
-        effort = hybrid_scatter.effort(scatter_sizes(h), n, device.multiprocessors)
+        effort = hybrid_scatter_plan.effort(scatter_sizes(h), n, device.multiprocessors)
         copied = COPY_SECONDS if n % 8 else 0.0
         times["scatter"] = line_of(lines, "scatter", n).seconds(*effort) + copied
     fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= device.most_shared

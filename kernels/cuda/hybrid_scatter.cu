@@ -3,15 +3,17 @@
 //
 //   units  groups and lines of the units of A (include/scatter_units.cuh)                            (read)
 //   steps  [blocks][pitch]         the units of a block, and where they are                          (read)
-//   counts [blocks]                units of a block that hold anything; empty ones follow            (read)
+//   parts  [blocks][parts_pitch]   its steps in each band of rows                                    (read)
+//   counts [blocks]                its steps and parts; empty ones follow                            (read)
 //   b      [k, n]                  n contiguous, rows on 16-byte boundaries                          (read)
 //   out    [m, n]                  any strides                                                    (written)
 //
-// A block takes 128 rows and the steps of a part of k; SPLITS blocks share rows.  A step is a unit: 64 columns in
-// which some of the rows has a non-zero.  Every stage of the ring has a warp of its own, the writer: it clears the
-// tile and stores the non-zeros of the next unit into it, while the copy engine brings 64 rows of b.  A non-zero
-// costs one store and hardly an instruction more, nearly always in a bank of its own.  One warpgroup multiplies,
-// with the columns of b in the place of rows where there are many.
+// A step is a unit of 128 rows, a band, by 64 columns in which some of the rows has a non-zero.  The steps of all
+// bands are dealt to blocks in order, so a block takes a part of a band, and perhaps parts of the next ones.
+// Every stage of the ring has a warp of its own, the writer: it clears the tile and stores the non-zeros
+// of the next unit into it, while the copy engine brings 64 rows of b.  A non-zero costs one store and hardly an
+// instruction more, nearly always in a bank of its own.  One warpgroup multiplies, with the columns of b in the
+// place of rows where there are many.
 //
 // What takes the time is shared memory: a tile of 16 KB is written in parts and read as a whole.
 //
@@ -42,18 +44,27 @@ constexpr int kSteps = kUnitColumns / 16;                                 // ins
 // Sums of a consumer thread: so many arrays of four for each tile of eight.
 constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64;
 using Sums = float[4 * kSumTiles];
-using Shared = BlockSums<kSumTiles, 128 * kArrays, SPLITS>;
+using Others = BlockSums<kSumTiles, 128 * kArrays>;
 
 struct alignas(16) Unit {
     int column;                        // of its first element
     int first;                         // where it is, in lines
     int groups, lines;
 };
+// A block's steps in one band.
+struct alignas(16) Part {
+    int band, steps;
+    int slot;                          // of the sums of the block that begins the band (include/block_sums.cuh)
+    int blocks;                        // that share it
+
+    __device__ Others::Group group() const { return {slot, blocks}; }
+};
 struct Left {
     const unsigned char* units;
     const Unit* steps;
-    const int* counts;
-    int pitch, m;
+    const Part* parts;
+    const int2* counts;
+    int pitch, parts_pitch, m;
 };
 struct Product {
     Out::type* to;
@@ -78,6 +89,9 @@ struct Ring {
 
 #include "scatter_writer.cuh"
 
+// The same in all lanes, and known to be: what comes of it needs no transfer to uniform registers.
+__device__ u32 uniform(u32 x) { return __shfl_sync(~0u, x, 0); }
+
 // The consumer warpgroup.
 class Consumer {
   public:
@@ -91,6 +105,7 @@ class Consumer {
         for (int i = 1; i < steps; i++) multiply_step<false>();
         wgmma_wait();
         release();
+        previous_ = -1;
 #pragma unroll
         for (int i = 0; i < kArrays; i++) pin(sums[i]);
     }
@@ -98,8 +113,8 @@ class Consumer {
   private:
     // A `fresh` step overwrites the sums.
     template <bool fresh> __device__ void multiply_step() {
+        const u32 tile = uniform(shared_ + at_.stage * kStageBytes);
         barrier_wait(ring_.full + 8 * at_.stage, at_.phase);
-        const u32 tile = shared_ + at_.stage * kStageBytes;
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; step++) {
@@ -125,9 +140,9 @@ class Consumer {
 };
 
 // Four sums of tile j of an array of 128 threads; `member` counts threads and arrays.
-__device__ void store_sums(const float4& x, int j, int member, int m, const Product& out) {
+__device__ void store_sums(const float4& x, int band, int j, int member, int m, const Product& out) {
     const int lane = member % 32, across = 8 * j + lane % 4 * 2, down = member / 32 * 16 + lane / 4;
-    const Count first = (Count)(blockIdx.x / SPLITS) * kUnitRows;
+    const Count first = (Count)band * kUnitRows;
     const float sums[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -138,14 +153,31 @@ __device__ void store_sums(const float4& x, int j, int member, int m, const Prod
     }
 }
 
+// The sums of the block's `index`-th part: stored, or given to those that share its band.  The consumers.
+__device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int index, bool last, const Others& others, int m,
+                          const Product& out) {
+    if (Others::kKeeps && last) group_sync(1, 32 * kConsumers);  // no instruction reads tiles any more
+#pragma unroll
+    for (int i = 0; i < kArrays; i++) {
+        const int member = i * 128 + threadIdx.x;
+        const Sums& x = sums[i];
+        if (part.blocks > 1) others.give(x, member, part.group(), 2 * blockIdx.x + (index > 0), last);
+        else
+#pragma unroll
+            for (int j = 0; j < kSumTiles; ++j)
+                store_sums({x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]}, part.band, j, member, m, out);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 product(const Left a, const __grid_constant__ TensorMap b, const Product out, const Room room) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const int warp = threadIdx.x / 32;
     const Ring ring(shared + kBarriersAt);
-    const Shared others(room);
-    const auto store = [&](const float4& x, int j, int member) { store_sums(x, j, member, a.m, out); };
+    const Others others(room, memory);
+    const int2 counts = a.counts[blockIdx.x];                             // steps, parts
+    const Part* parts = a.parts + (Count)blockIdx.x * a.parts_pitch;
 
     let_next_start();
     if (threadIdx.x == 0) {
@@ -154,25 +186,28 @@ product(const Left a, const __grid_constant__ TensorMap b, const Product out, co
     }
     __syncthreads();
     if (warp >= kConsumers) {
-        Writer writer(a, ring, warp - kConsumers, shared);
+        Writer writer(a, counts.x, ring, warp - kConsumers, shared);
         Batch even, odd;
         writer.begin(even);
         wait_for_previous();
         while (writer.advance(b, even, odd) && writer.advance(b, odd, even)) {}
     } else {
         Consumer consumer(ring, shared);
-        consumer.multiply(a.counts[blockIdx.x]);
         wait_for_previous();
-#pragma unroll
-        for (int i = 0; i < kArrays; i++) {
-            const int member = i * 128 + threadIdx.x;
-            const Sums& x = consumer.sums[i];
-            if (SPLITS > 1) others.give(x, member);
-            else
-#pragma unroll
-                for (int j = 0; j < kSumTiles; ++j) store({x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]}, j, member);
+        Part next = parts[0];
+        for (int i = 0; i < counts.y; i++) {
+            const Part part = next;
+            next = parts[i + 1];
+            consumer.multiply(part.steps);
+            hand_over(consumer.sums, part, i, i == counts.y - 1, others, a.m, out);
         }
     }
-    if (SPLITS > 1) others.collect(store);
+    for (int i = 0; i < counts.y; i++) {
+        const Part part = parts[i];
+        if (part.blocks > 1)
+            others.collect(part.group(), i == counts.y - 1, [&](const float4& x, int j, int member) {
+                store_sums(x, part.band, j, member, a.m, out);
+            });
+    }
 }
 #endif

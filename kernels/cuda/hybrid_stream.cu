@@ -107,7 +107,7 @@ constexpr int kColumns = 8 * N_TILES, kLine = 2 * kColumns;
 constexpr int kBBytes = PARTS * PANEL * kLine, kBlocks = SPAN / 128, kPanelChunks = PANEL / SPAN;
 constexpr int kFirstPanels = BUFFERS > 1 ? BUFFERS - 1 : 1, kBarriers = 8 * STAGES * kWarps;
 using Sums = float[4 * N_TILES];
-using Others = BlockSums<N_TILES, kGroup, SPLITS>;
+using Others = BlockSums<N_TILES, kGroup>;
 #include "stream_chunks.cuh"
 
 struct Left {                          // the streamed matrix
@@ -253,9 +253,11 @@ product(const Left a, const Right b, const Product out, const Room room) {
     if (PARTS > 1) add_parts(acc, shared + (b_stage - address(shared)));
     const auto store = [&](const float4& x, int j, int member) { store_sums(x, j, member, a, b, out, strips); };
     if (SPLITS > 1) {
-        const Others others(room);
-        if (part == 0) others.give(acc, threadIdx.x);
-        others.collect(store);
+        const Others others(room, shared + (b_stage - address(shared)));
+        const Others::Group group = {2 * block * SPLITS, SPLITS};
+        if (Others::kKeeps) __syncthreads();         // nobody reads b, chunks or sums of parts any more
+        if (part == 0) others.give(acc, threadIdx.x, group, 2 * blockIdx.x, true);
+        others.collect(group, true, store);
     } else if (part == 0) {
 #pragma unroll
         for (int j = 0; j < N_TILES; ++j)

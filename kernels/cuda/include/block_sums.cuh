@@ -1,62 +1,118 @@
-// block_sums: blocks that share rows of a result meet in global memory, and each adds one share of their sums.
+// block_sums: blocks that share rows of a result give one another their sums through global memory, and each adds up one share.
 //
-// A block's sums are those of `members` threads, 4 * tiles each, in the fragments of the tensor cores.  Blocks
-// of the same rows are neighbours in the grid, so that they run at the same time.  All add in the same
-// order: the same bits every time.
+// A block's sums are those of `members` threads, 4 * tiles each, in the fragments of the tensor cores.  Blocks that
+// share rows are neighbours in the grid, so that they run at the same time.  All add in the same order: the same bits
+// every time.  A block may share its first rows and its last ones with others: it has two slots.
+//
+// There are no flags: a word says itself whether it is there.  Between launches all are kMissing, a NaN that no sum is; who
+// takes a word puts that back.  So a sum costs one way to the L2 cache and one back, and nobody waits for fences.
+// Every word is a message of its own, so nothing hangs on the order in which words become visible.
 #pragma once
 
 struct Room {
-    float4* sums;            // [blocks][tiles][members]
-    unsigned* flags;         // [rows' blocks][2]: blocks that have written, and that have seen all others; 0 at the end
+    float4* slots;           // [blocks][2][tiles][members]
 };
 
-template <int tiles, int members, int splits> class BlockSums {
-    static constexpr int kAll = tiles * members, kShare = (kAll + splits - 1) / splits;
+template <int tiles, int members> class BlockSums {
+    static constexpr int kAll = tiles * members, kAhead = 8;   // sums that a thread asks for at once
 
   public:
-    __device__ explicit BlockSums(const Room& room) : room_(room) {}
+    // Many sums: a block keeps its own share in shared memory, which takes a barrier and spares traffic.
+    static constexpr bool kKeeps = kAll > 1024;
 
-    __device__ void give(const float (&sums)[4 * tiles], int member) const {
-        float4* mine = room_.sums + (long long)blockIdx.x * kAll;
+    // The blocks that share rows: `slot` is that of the first one, the others give in their first slot.
+    struct Group {
+        int slot, blocks;
+
+        __device__ int rank() const { return blockIdx.x - slot / 2; }
+        __device__ int share() const { return (kAll + blocks - 1) / blocks; }
+    };
+    // `kept` is shared memory for kAll / 2 sums, which nothing else uses when the last ones are given.
+    __device__ BlockSums(const Room& room, void* kept) : room_(room), kept_(static_cast<float4*>(kept)) {}
+
+    // Give the sums to those that share the rows; `last` are kept where the block's own share is.
+    __device__ void give(const float (&sums)[4 * tiles], int member, const Group& group, int slot, bool last) const {
+        const int begin = group.rank() * group.share();
+        float4* to = at(slot);
 #pragma unroll
-        for (int j = 0; j < tiles; ++j)
-            mine[j * members + member] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-    }
-    // Once all have given: call store(four sums, tile, member) for this block's share; all threads.
-    template <class Store> __device__ void collect(Store store) const {
-        const int group = blockIdx.x / splits, rank = blockIdx.x % splits;
-        meet(room_.flags + 2 * group);
-        for (int i = rank * kShare + threadIdx.x; i < min((rank + 1) * kShare, kAll); i += blockDim.x) {
-            float4 sum = {0, 0, 0, 0};
-#pragma unroll
-            for (int other = 0; other < splits; ++other) {
-                const float4 x = __ldcg(room_.sums + ((long long)group * splits + other) * kAll + i);
-                sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-            }
-            store(sum, i / members, i % members);
+        for (int j = 0; j < tiles; ++j) {
+            const int i = j * members + member;
+            const float4 x = {real(sums[4 * j]), real(sums[4 * j + 1]), real(sums[4 * j + 2]), real(sums[4 * j + 3])};
+            if (kKeeps && last && i >= begin && i < begin + group.share()) kept_[i - begin] = x;
+            else write(to + i, x);
         }
-        leave(room_.flags + 2 * group);
+    }
+    // Call store(four sums, tile, member) for the block's share, which of the `last` sums is kept; all threads.
+    template <class Store> __device__ void collect(const Group& group, bool last, Store store) const {
+        if (kKeeps) __syncthreads();
+        if (group.blocks <= 2) collect_ahead<2>(group, kKeeps && last, store);
+        else collect_ahead<4>(group, kKeeps && last, store);
     }
 
   private:
-    // Until all blocks of the same rows are here, and what they wrote can be seen.
-    __device__ static void meet(unsigned* flags) {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            atomicAdd(flags, 1u);
-            while (read_flag(flags) < splits) {}
+    static constexpr unsigned kMissing = 0xffffffff, kNan = 0x7fffffff;
+
+    __device__ float4* at(int slot) const { return room_.slots + (long long)slot * kAll; }
+
+    // Sums of `width` blocks, of kAhead / width members, are on their way at a time.
+    template <int width, class Store>
+    __device__ void collect_ahead(const Group& group, bool kept, Store store) const {
+        constexpr int kItems = kAhead / width;
+        const int begin = group.rank() * group.share(), end = min(begin + group.share(), kAll);
+        for (int i = begin + threadIdx.x; i < end; i += kItems * blockDim.x) {
+            float4 sums[kItems] = {};
+            for (int first = 0; first < group.blocks; first += width)
+                add<width>(sums, group, first, kept ? group.rank() : -1, i, begin, end);
+#pragma unroll
+            for (int item = 0; item < kItems; ++item) {
+                const int of = i + item * blockDim.x;
+                if (of < end) store(sums[item], of / members, of % members);
+            }
         }
-        __syncthreads();
     }
-    // The last that has seen all others clears the flags for the next launch; nobody waits for it.
-    __device__ static void leave(unsigned* flags) {
-        if (threadIdx.x == 0 && atomicAdd(flags + 1, 1u) == splits - 1) flags[0] = flags[1] = 0;
+    // Add the sums of blocks `first` and on, numbers i, i + blockDim.x and so on of begin .. end.
+    template <int width>
+    __device__ void add(float4 (&sums)[kAhead / width], const Group& group, int first, int keeper, int i, int begin, int end) const {
+        float4* from[kAhead];                                  // null: nothing to wait for
+        float4 x[kAhead];
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            const int block = first + j % width, of = i + j / width * blockDim.x;
+            const bool there = block < group.blocks && of < end && block != keeper;
+            from[j] = there ? at(block ? (group.slot / 2 + block) * 2 : group.slot) + of : nullptr;
+            x[j] = read(from[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            const int of = i + j / width * blockDim.x;
+            if (from[j]) take(x[j], from[j]);
+            else if (kKeeps && first + j % width == keeper && of < end) x[j] = kept_[of - begin];
+            float4& sum = sums[j / width];
+            sum.x += x[j].x, sum.y += x[j].y, sum.z += x[j].z, sum.w += x[j].w;
+        }
     }
-    __device__ static unsigned read_flag(const unsigned* flag) {
-        unsigned x;
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(flag) : "memory");
+    // Wait until the sums are here that were read, and mark them as missing for the next launch.
+    __device__ static void take(float4& x, float4* from) {
+        const float none = __uint_as_float(kMissing);
+        while (missing(x)) x = read(from);
+        write(from, {none, none, none, none});
+    }
+    __device__ static float real(float x) { return __float_as_uint(x) == kMissing ? __uint_as_float(kNan) : x; }
+    __device__ static bool missing(const float4& x) {
+        return __float_as_uint(x.x) == kMissing || __float_as_uint(x.y) == kMissing ||
+               __float_as_uint(x.z) == kMissing || __float_as_uint(x.w) == kMissing;
+    }
+    // Zeros from null.
+    __device__ static float4 read(const float4* from) {
+        float4 x = {0, 0, 0, 0};
+        asm volatile("{ .reg .pred p; setp.ne.u64 p, %4, 0; @p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4]; }"
+                     : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w) : "l"(from) : "memory");
         return x;
     }
+    __device__ static void write(float4* to, const float4& x) {
+        asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};"
+                     ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+    }
     const Room& room_;
+    float4* kept_;
 };

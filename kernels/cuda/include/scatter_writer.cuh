@@ -1,7 +1,7 @@
 // scatter_writer: warps of hybrid_scatter.cu that turn units of the matrix into dense tiles in shared memory.
 //
-// A writer holds two batches: one is on its way while the other is stored.  With ERASE a batch is all of a unit, so a
-// tile is cleared by storing zeros where its last non-zeros were; else all of it is overwritten.
+// A writer holds two batches of kBatchGroups groups: one is on its way while the other is stored.  Where a batch was
+// all of a unit, the tile is cleared by storing zeros where the non-zeros were; else all of it is overwritten.
 #pragma once
 
 __device__ inline uint4 load_once(const uint4* from) {
@@ -81,9 +81,9 @@ struct Batch {
 // A warp that writes the tile of one stage, again and again.
 class Writer {
   public:
-    __device__ Writer(const Left& a, const Ring& ring, int stage, u32 shared)
+    __device__ Writer(const Left& a, int steps, const Ring& ring, int stage, u32 shared)
         : units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch + stage), ring_(ring), stage_(stage),
-          turns_((a.counts[blockIdx.x] - stage + STAGES - 1) / STAGES), tile_(shared + stage * kStageBytes) {
+          turns_((steps - stage + STAGES - 1) / STAGES), tile_(shared + stage * kStageBytes) {
         here_ = unit(0);
         next_ = unit(1);
     }
@@ -95,23 +95,27 @@ class Writer {
     // Store one batch and ask for the one after it; false when all is done.
     __device__ bool advance(const TensorMap& b, const Batch& batch, Batch& other) {
         if (turn_ == turns_) return false;
-        const bool begins = batch_ == 0, ends = ERASE || (batch.groups <= kBatchGroups && batch.lines <= kMostLines);
-        batch_ = ends ? 0 : batch_ + 1;
-        if (!ERASE) ask(other, ends);
+        const bool begins = batch_ == 0, ends = batch.groups <= kBatchGroups && batch.lines <= kMostLines;
         if (begins) open(b, other);
-        if (ERASE) ask(other, ends);  // what it held was needed until now
+        batch_ = ends ? 0 : batch_ + 1;
+        ask(other, ends ? next_ : here_, nothing_after(batch));
         batch.store<false>(tile_);
-        if (ends) publish();
+        if (ends) {
+            whole_ = begins;
+            publish();
+        }
         return true;
     }
 
   private:
     __device__ Unit unit(int turn) const { return steps_[turn * STAGES]; }
-    // The next batch: of this unit, or the first of the next.
-    __device__ void ask(Batch& batch, bool of_next) const {
-        const Unit unit = of_next ? next_ : here_;
-        batch.load(units_, unit, batch_ * kBatchGroups, batch_ * kMostLines);
+    // The next batch, of a unit; `nothing` is 0.
+    __device__ void ask(Batch& batch, const Unit& unit, u32 nothing) const {
+        batch.load(units_ + nothing, unit, batch_ * kBatchGroups, batch_ * kMostLines);
     }
+    // 0, when a batch is here.  All loads count on one scoreboard: were the next ones under way by the time that
+    // the batch is stored, its stores would wait for them too.  That columns are multiples of 64 is not known to the compiler.
+    __device__ u32 nothing_after(const Batch& batch) const { return batch.elements[0].x & here_.column % kUnitColumns; }
     // Wait until the stage is free, ask for its lines of b, and clear the tile.
     __device__ void open(const TensorMap& b, const Batch& last) {
         barrier_wait(ring_.empty + 8 * stage_, (turn_ & 1) ^ 1);
@@ -120,7 +124,7 @@ class Writer {
             load_box(tile_ + kTileBytes, b, 0, here_.column, 0, ring_.full + 8 * stage_);
         }
         if (turn_ > 0) {
-            if (ERASE) last.store<true>(tile_);
+            if (whole_) last.store<true>(tile_);
             else clear();
             __syncwarp();
         }
@@ -144,5 +148,6 @@ class Writer {
     int stage_, turns_;
     u32 tile_;
     int turn_ = 0, batch_ = 0;
+    bool whole_ = false;                   // the last unit was one batch
     Unit here_, next_;
 };

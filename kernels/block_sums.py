@@ -1,0 +1,28 @@
+"""Room in which blocks give one another their sums (``cuda/include/block_sums.cuh``).
+
+It takes 17 MB on an H200.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24.kernels import loader
+from sparse24.kernels.stream_rooms import StreamRooms
+
+_VIEW = np.dtype([("slots", "u8")])
+NONE = loader.by_value(np.zeros(1, _VIEW))  # the argument of a kernel that shares nothing
+MOST_SUMS = 64 * 256  # of a block
+MISSING = 0xFFFFFFFF  # kMissing of the header
+
+
+def _allocate() -> tuple:
+    import cupy
+
+    sms = cupy.cuda.Device().attributes["MultiProcessorCount"]
+    slots = cupy.full((sms, 2, MOST_SUMS), MISSING, np.uint32)
+    cupy.cuda.get_current_stream().synchronize()  # nothing is there yet, for every stream
+    return loader.by_value(np.array([(slots.data.ptr,)], _VIEW)), slots
+
+
+rooms = StreamRooms(_allocate)
