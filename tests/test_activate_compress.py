@@ -46,6 +46,25 @@ def test_matches_reference(rng, name, activation, quantise):
                 same(got_scales, scales)
 
 
+@gpu
+@stem
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_quantises_rows_of_every_size(rng, name, activation):
+    """A row for each number without a sign: subnormal and huge ones, infinity and every NaN."""
+    row = _dtypes.TABLE[name]
+    largest = np.arange(1 << 15, dtype=np.uint16).view(row.logical)
+    x = np.nan_to_num(largest.astype(np.float32), nan=1, posinf=1)[:, None] * rng.random((1, 12))
+    x = x.astype(row.logical)
+    x[:, 5] = largest
+    want, metadata, scales = reference.activate_compress(x, activation, quantise=True)
+    poison()
+    got, got_scales = activate_compress.launch(place(x), row, activation=activation, quantise=True)
+    same(got_scales, scales)
+    same_numbers(got.values, want)
+    same(got.packed, reference.pack_metadata(metadata, x.shape[1], 1))
+
+
 def same_numbers(got, want):
     """The same bits, any NaN for a NaN: arithmetic does not keep its payload."""
     got = np.ascontiguousarray(_arrays.to_numpy(got)).view(want.dtype)

@@ -120,11 +120,11 @@ unsigned quantised(unsigned first, unsigned second, int half, float factor) {
     return bytes;
 }
 
-// a / b, rounded to nearest, for b whose reciprocal is a normal number.  The operator's code for
-// all other b would need a stack.
+// a / b, rounded to nearest, for normal numbers with a normal reciprocal of b; subnormal ones would be
+// taken for zero.  The operator's code for all other b would need a stack.
 float quotient(float a, float b) {
     float r;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(b));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
     r = fmaf(r, fmaf(-b, r, 1.0f), r);
     float q = a * r;
     q = fmaf(fmaf(-b, q, a), r, q);
@@ -167,7 +167,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) activate_quantise(
     __syncthreads();
     const float amax = S::load(element_of(largest[local], 0));
     const bool tiny = amax < kLeast, infinite = largest[local] == kInfinity;
-    const float factor = tiny ? 1.0f : infinite ? 0.0f : quotient(448.0f, amax);
+    // 448 / amax by way of amax / 64, which has a normal reciprocal even above 2^126.
+    const float factor = tiny ? 1.0f : infinite ? 0.0f : quotient(7.0f, amax * 0.015625f);
     if (row < m && start == 0) scales[row] = tiny ? 1.0f : infinite ? amax : quotient(amax, 448.0f);
 
     for (int column = start; column < end; column += kRowColumns) {
