@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -69,6 +70,17 @@ def test_strided_and_misaligned_gradients(rng):
         view = wide[::step, 1::step][:130, :66].T if turned else wide[::step, 1::step][:66, :130]
         view[...] = cupy.asarray(x)
         assert_samples(compress_mvue_24(view, step=3, seed=7), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_subnormal_gradients_are_drawn_as_all_others(xp, rng, dtype):
+    normal = float(ml_dtypes.finfo(_dtypes.numpy_dtype(dtype)).smallest_normal)
+    size = normal * 2.0 ** rng.integers(-8, 4, (96, 160 // 4)).repeat(4, axis=1)
+    x = (gradient(rng, (96, 160), "float64") * size).astype(_dtypes.numpy_dtype(dtype))
+    largest = np.abs(x.astype(np.float64)).reshape(96, -1, 4).max(-1)
+    assert np.mean((largest > 0) & (largest < normal / 4)) > 0.2  # sums of groups are subnormal
+    array = compress_mvue_24(xp.asarray(x), step=3, seed=7)
+    assert_samples(array, x)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])

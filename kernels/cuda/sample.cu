@@ -10,7 +10,7 @@
 // gradients, 2023).  |x| / p is half the sum for all elements, so nothing is divided: magnitudes
 // are laid end to end, and the elements under u and 1 + u halves of their sum are kept, u being
 // one uniform number a group.  An element above half the sum is certain and stays as it is; the
-// other then comes from the rest in the same way.
+// other then comes from the rest in the same way.  Subnormal numbers are numbers like all others.
 //
 // The numbers are those of NumPy's Philox 4x64-10 (Salmon et al., Parallel random numbers: as easy
 // as 1, 2, 3, 2011), eight a counter, in the order of the groups, so a GPU draws what a CPU draws.
@@ -100,34 +100,46 @@ Word word_of(const float (&x)[T::lanes]) {
     }
 }
 
+// Sums, products and comparisons that keep subnormal numbers, which the operators of the language take
+// for zero here: CuPy compiles with -ftz=true.  They are rounded one by one, as the reference rounds them.
+float sum(float a, float b) {
+    float c;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+float product(float a, float b) {
+    float c;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+bool less(float a, float b) { return __float_as_int(a) < __float_as_int(b); }  // at most one is negative
+
 // What is kept of the group in one lane: `certain` as it is, `drawn` with magnitude `rest`.
 struct Choice {
     bool certain[4], drawn[4], finite;
     float rest;
 
-    // Products and sums are rounded one by one, as the reference rounds them.
-    Choice(const float (&x)[4], float u) {
-        float size[4];
-        for (int i = 0; i < 4; i++) size[i] = fabsf(x[i]);
-        const float total = (size[0] + size[2]) + (size[1] + size[3]), half = 0.5f * total;
+    // Of four magnitudes and a number in [0, 1).
+    Choice(float (&size)[4], float u) {
+        const float total = sum(sum(size[0], size[2]), sum(size[1], size[3])), half = product(0.5f, total);
         finite = total < __int_as_float(0x7f800000);
         bool capped = false;
         for (int i = 0; i < 4; i++) {
-            certain[i] = size[i] > half;  // at most one of them
+            certain[i] = less(half, size[i]);  // at most one of them
             capped |= certain[i];
             size[i] = certain[i] ? 0 : size[i];
         }
-        rest = capped ? (size[0] + size[2]) + (size[1] + size[3]) : half;
-        const float first = __fmul_rn(u, rest), second = capped ? -1.f : __fadd_rn(half, first);
+        rest = capped ? sum(sum(size[0], size[2]), sum(size[1], size[3])) : half;
+        const float first = product(u, rest), second = capped ? -1.f : sum(half, first);
         float end = 0;
         bool before_first = false, before_second = capped;  // a point lies before `end`
         for (int i = 0; i < 4; i++) {
-            end += size[i];
-            const bool now_first = i == 3 || first < end, now_second = i == 3 || second < end;
+            end = sum(end, size[i]);
+            const bool now_first = i == 3 || less(first, end), now_second = i == 3 || less(second, end);
             drawn[i] = now_first != before_first || now_second != before_second;
             before_first = now_first, before_second = now_second;
         }
-        drawn[3] = drawn[3] && size[3] > 0;
+        drawn[3] = drawn[3] && less(0, size[3]);
     }
 };
 
@@ -159,9 +171,9 @@ extern "C" __global__ void __launch_bounds__(256) sample_columns(
         for (int j = 0; j < T::lanes; j++) {
             const Word flag = (Word)1 << (8 * ITEM * (j + 1) - 1);
             const float number = draws.number[T::my_column() / 4 + c][T::my_row() + j];
-            float lane[4];
-            for (int i = 0; i < 4; i++) lane[i] = lane_of(group[i], j);
-            const Choice choice(lane, number);
+            float size[4];
+            for (int i = 0; i < 4; i++) size[i] = lane_of(group[i] & ~Lanes<ITEM>::top, j);
+            const Choice choice(size, number);
             rest[j] = choice.rest;
             if (choice.finite) {
                 for (int i = 0; i < 4; i++) {
