@@ -139,19 +139,31 @@ class Consumer {
     int previous_ = -1;
 };
 
-// Four sums of tile j of an array of 128 threads; `member` counts threads and arrays.
-__device__ void store_sums(const float4& x, int band, int j, int member, int m, const Product& out) {
-    const int lane = member % 32, across = 8 * j + lane % 4 * 2, down = member / 32 * 16 + lane / 4;
-    const Count first = (Count)band * kUnitRows;
-    const float sums[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int a = down + i / 2 * 8, b = across + i % 2;
-        const Count row = first + (kColumnsFirst ? b : a);
-        const int column = kColumnsFirst ? a : b;
-        if (row < m && column < out.n) out.to[row * out.row + column * out.column] = Out::store(sums[i]);
+// Where the four sums of a tile of eight go, of a thread of an array of 128; `member` counts threads and arrays.
+class Place {
+  public:
+    __device__ Place(int band, int tile, int member, int m, const Product& out) {
+        const int lane = member % 32, across = 8 * tile + lane % 4 * 2, down = member / 32 * 16 + lane / 4;
+        const Count row = (Count)band * kUnitRows + (kColumnsFirst ? across : down);
+        const int column = kColumnsFirst ? down : across;
+        to_ = out.to + row * out.row + column * out.column;
+        next_ = kColumnsFirst ? out.row : out.column, eighth_ = 8 * (kColumnsFirst ? out.column : out.row);
+        across_ = kColumnsFirst ? m - int(row) : out.n - column;
+        down_ = kColumnsFirst ? out.n - column : m - int(row);
     }
-}
+    __device__ void store(const float4& x) const {
+        const float sums[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (i % 2 < across_ && i / 2 * 8 < down_) to_[i % 2 * next_ + i / 2 * eighth_] = Out::store(sums[i]);
+    }
+    __device__ void to_next_tile() { to_ += 8 * next_, across_ -= 8; }
+
+  private:
+    Out::type* to_;
+    Count next_, eighth_;                  // strides
+    int across_, down_;                    // elements that there are, from the first sum on
+};
 
 // The sums of the block's `index`-th part: stored, or given to those that share its band.  The consumers.
 __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int index, bool last, const Others& others, int m,
@@ -161,11 +173,14 @@ __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int ind
     for (int i = 0; i < kArrays; i++) {
         const int member = i * 128 + threadIdx.x;
         const Sums& x = sums[i];
-        if (part.blocks > 1) others.give(x, member, part.group(), 2 * blockIdx.x + (index > 0), last);
-        else
+        if (part.blocks > 1) {
+            others.give(x, member, part.group(), 2 * blockIdx.x + (index > 0), last);
+            continue;
+        }
+        Place place(part.band, 0, member, m, out);
 #pragma unroll
-            for (int j = 0; j < kSumTiles; ++j)
-                store_sums({x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]}, part.band, j, member, m, out);
+        for (int j = 0; j < kSumTiles; ++j, place.to_next_tile())
+            place.store({x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]});
     }
 }
 
@@ -206,7 +221,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const Product out, co
         const Part part = parts[i];
         if (part.blocks > 1)
             others.collect(part.group(), i == counts.y - 1, [&](const float4& x, int j, int member) {
-                store_sums(x, part.band, j, member, a.m, out);
+                Place(part.band, j, member, a.m, out).store(x);
             });
     }
 }

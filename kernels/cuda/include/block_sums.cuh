@@ -14,7 +14,7 @@ struct Room {
 };
 
 template <int tiles, int members> class BlockSums {
-    static constexpr int kAll = tiles * members, kAhead = 8;   // sums that a thread asks for at once
+    static constexpr int kAll = tiles * members;
 
   public:
     // Many sums: a block keeps its own share in shared memory, which takes a barrier and spares traffic.
@@ -45,24 +45,11 @@ template <int tiles, int members> class BlockSums {
     // Call store(four sums, tile, member) for the block's share, which of the `last` sums is kept; all threads.
     template <class Store> __device__ void collect(const Group& group, bool last, Store store) const {
         if (kKeeps) __syncthreads();
-        if (group.blocks <= 2) collect_ahead<2>(group, kKeeps && last, store);
-        else collect_ahead<4>(group, kKeeps && last, store);
-    }
-
-  private:
-    static constexpr unsigned kMissing = 0xffffffff, kNan = 0x7fffffff;
-
-    __device__ float4* at(int slot) const { return room_.slots + (long long)slot * kAll; }
-
-    // Sums of `width` blocks, of kAhead / width members, are on their way at a time.
-    template <int width, class Store>
-    __device__ void collect_ahead(const Group& group, bool kept, Store store) const {
-        constexpr int kItems = kAhead / width;
         const int begin = group.rank() * group.share(), end = min(begin + group.share(), kAll);
         for (int i = begin + threadIdx.x; i < end; i += kItems * blockDim.x) {
             float4 sums[kItems] = {};
-            for (int first = 0; first < group.blocks; first += width)
-                add<width>(sums, group, first, kept ? group.rank() : -1, i, begin, end);
+            for (int first = 0; first < group.blocks; first += kBlocks)
+                add(sums, group, first, kKeeps && last ? group.rank() : -1, i, begin, end);
 #pragma unroll
             for (int item = 0; item < kItems; ++item) {
                 const int of = i + item * blockDim.x;
@@ -70,24 +57,31 @@ template <int tiles, int members> class BlockSums {
             }
         }
     }
-    // Add the sums of blocks `first` and on, numbers i, i + blockDim.x and so on of begin .. end.
-    template <int width>
-    __device__ void add(float4 (&sums)[kAhead / width], const Group& group, int first, int keeper, int i, int begin, int end) const {
-        float4* from[kAhead];                                  // null: nothing to wait for
-        float4 x[kAhead];
+
+  private:
+    static constexpr unsigned kMissing = 0xffffffff, kNan = 0x7fffffff;
+    // A thread asks for the sums of so many members and blocks at once.  More code would take longer to fetch than it saves.
+    static constexpr int kItems = kKeeps ? 2 : 1, kBlocks = 4;
+
+    __device__ float4* at(int slot) const { return room_.slots + (long long)slot * kAll; }
+
+    // Add the sums of blocks `first` and on, numbers i and i + blockDim.x of begin .. end.
+    __device__ void add(float4 (&sums)[kItems], const Group& group, int first, int keeper, int i, int begin, int end) const {
+        float4* from[kItems * kBlocks];                        // null: nothing to wait for
+        float4 x[kItems * kBlocks];
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-            const int block = first + j % width, of = i + j / width * blockDim.x;
+        for (int j = 0; j < kItems * kBlocks; ++j) {
+            const int block = first + j % kBlocks, of = i + j / kBlocks * blockDim.x;
             const bool there = block < group.blocks && of < end && block != keeper;
             from[j] = there ? at(block ? (group.slot / 2 + block) * 2 : group.slot) + of : nullptr;
             x[j] = read(from[j]);
         }
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-            const int of = i + j / width * blockDim.x;
+        for (int j = 0; j < kItems * kBlocks; ++j) {
+            const int of = i + j / kBlocks * blockDim.x;
             if (from[j]) take(x[j], from[j]);
-            else if (kKeeps && first + j % width == keeper && of < end) x[j] = kept_[of - begin];
-            float4& sum = sums[j / width];
+            else if (kKeeps && first + j % kBlocks == keeper && of < end) x[j] = kept_[of - begin];
+            float4& sum = sums[j / kBlocks];
             sum.x += x[j].x, sum.y += x[j].y, sum.z += x[j].z, sum.w += x[j].w;
         }
     }
