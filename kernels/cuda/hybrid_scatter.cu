@@ -39,6 +39,8 @@ constexpr bool kColumnsFirst = TILES == 8;                                // the
 constexpr int kConsumers = 4, kThreads = 32 * (kConsumers + STAGES);      // warps that multiply; all threads
 constexpr u32 kBBytes = kUnitColumns * kLine, kStageBytes = kTileBytes + kBBytes;
 constexpr u32 kBarriersAt = STAGES * kStageBytes;
+// Of a thread: 168 by the size of a block, dealt out anew.  Writers hold two batches.
+constexpr int kConsumerRegisters = 104, kWriterRegisters = 200;
 constexpr int kSteps = kUnitColumns / 16;                                 // instructions of a stage
 
 // Sums of a consumer thread: so many arrays of four for each tile of eight.
@@ -201,12 +203,14 @@ product(const Left a, const __grid_constant__ TensorMap b, const Product out, co
     }
     __syncthreads();
     if (warp >= kConsumers) {
+        take_registers<kWriterRegisters>();
         Writer writer(a, counts.x, ring, warp - kConsumers, shared);
         Batch even, odd;
         writer.begin(even);
         wait_for_previous();
         while (writer.advance(b, even, odd) && writer.advance(b, odd, even)) {}
     } else {
+        give_registers<kConsumerRegisters>();
         Consumer consumer(ring, shared);
         wait_for_previous();
         Part next = parts[0];
