@@ -34,15 +34,15 @@ class Strips:
         the matrix, and the first row; the longest strips first.
     gathered : int
         Stages whose columns are not neighbours, of all strips.
-    longest : int
-        Stages of the longest strip.
+    lengths : ndarray of int, shape (strips,)
+        Stages of every strip, the longest first, on the host.
     """
 
     dense: Any
     sources: Any
     table: Any
     gathered: int
-    longest: int
+    lengths: np.ndarray
 
 
 def tables(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -83,11 +83,14 @@ class Plan:
     sizes: np.ndarray
 
     @property
-    def stages(self) -> tuple[int, int, int]:
-        """Stages of all strips, those of them that gather their columns, and of the longest."""
-        each = tables(self.sizes)[0][:, 1]
-        total = int(each.sum())
-        return total, total - int(self.sizes[:, 0].sum()), int(each.max())
+    def gathered(self) -> int:
+        """Stages that gather their columns, of all strips."""
+        return int(self.lengths.sum() - self.sizes[:, 0].sum())
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Stages of every strip, the longest first."""
+        return tables(self.sizes)[0][:, 1]
 
 
 def plan(bits: Any, dearer: float = DEARER) -> Plan:
@@ -121,7 +124,7 @@ def prepare(bits: Any, dearer: float = DEARER) -> Strips:
          made.plain.shape[1], made.slots.shape[1], xp.asarray(strip_of_atom), xp.asarray(first),
          dense, sources),
     )  # fmt: skip
-    return Strips(dense, sources, xp.asarray(table), *made.stages[1:])
+    return Strips(dense, sources, xp.asarray(table), made.gathered, made.lengths)
 
 
 def _pitch(bits: Any) -> np.int64:

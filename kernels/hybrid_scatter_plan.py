@@ -55,9 +55,22 @@ def configure(n: int) -> Config:
     return Config(2 if n <= 16 else 4 if n <= 32 else 8)
 
 
-STEP_COST = 100  # lines that cost as much as the rest of a step
-PART_COST = 200  # and as to hand over the sums of a part, for each tile of 8 columns
+# Cycles of shared memory, which set the time: to read or clear a tile; for the stores of a group
+# and of a line, with conflicts of banks; for a second batch; to hand over sums, a tile's.
+TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128
+GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER = 12, 6, 190, 570
 NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most
+
+
+def cycles_of(sizes: np.ndarray, tiles: int) -> np.ndarray:
+    """For which each unit keeps shared memory busy, in a product with so many tiles of 8 columns.
+
+    A unit of one batch is cleared by as many stores as it has.
+    """
+    stores = sizes @ (GROUP_STORES, LINE_STORES)
+    of_b = 64 if tiles == 8 else 16 * tiles
+    clear = np.where(sizes[..., 0] <= BATCH_GROUPS, stores, TILE + SECOND_BATCH)
+    return TILE + of_b + 8 * tiles + stores + clear
 
 
 class Deal(NamedTuple):
@@ -80,24 +93,29 @@ def deal(sizes: np.ndarray, sms: int, tiles: int, *, balance: bool = True) -> De
     """Deal units to at most `sms` blocks, about even in cost, or in number if not `balance`.
 
     Either every band is cut into as many parts, or all units into as many shares as there are
-    SMs, as is cheaper where the result has so many `tiles` of 8 columns.
+    SMs, as is cheapest where the result has so many `tiles` of 8 columns.
     """
     live = lines_of(sizes) > 0
     live[~live.any(1), 0] = True
     band, _ = np.nonzero(live)
     bands = np.searchsorted(band, np.arange(len(sizes) + 1))
-    cost = lines_of(sizes)[live] + STEP_COST if balance else np.ones(len(band), np.int64)
+    cost = cycles_of(sizes[live], tiles)
+    if not balance:
+        cost = np.full(len(cost), cost.mean())
     running = np.concatenate([[0], np.cumsum(cost)])
-    ways = [_through(running, bands, sms)]
-    if len(sizes) <= sms:
-        ways.insert(0, _even(running, bands, sms // len(sizes)))
-    hand_over = tiles * PART_COST / (STEP_COST + lines_of(sizes)[live].mean()) * cost.mean()
+    most = min(sms // len(sizes), sizes.shape[1])
+    ways = [_even(running, bands, splits) for splits in range(1, most + 1)]
+    ways.append(_through(running, bands, sms))
+    best = min(ways, key=lambda cuts: _most(running, bands, cuts, tiles))
+    return Deal(np.flatnonzero(live), bands, best)
 
-    def worst(cuts: np.ndarray) -> float:
-        parts = np.searchsorted(bands, cuts[1:]) - np.searchsorted(bands, cuts[:-1], "right") + 1
-        return float((np.diff(running[cuts]) + hand_over * parts).max())
 
-    return Deal(np.flatnonzero(live), bands, min(ways, key=worst))
+def _most(running: np.ndarray, bands: np.ndarray, cuts: np.ndarray, tiles: int) -> float:
+    """Cycles of the block that has most to do, with what handing over takes."""
+    begins_within, ends_within = ~np.isin(cuts[:-1], bands), ~np.isin(cuts[1:], bands)
+    passes = np.searchsorted(bands, cuts[:-1], "right") < np.searchsorted(bands, cuts[1:])
+    shared = np.where(passes, begins_within * 1 + ends_within, begins_within | ends_within)
+    return float((np.diff(running[cuts]) + HAND_OVER * tiles * shared).max())
 
 
 def _even(running: np.ndarray, bands: np.ndarray, splits: int) -> np.ndarray:
@@ -160,20 +178,11 @@ def _parts(dealt: Deal, edges: np.ndarray, block: np.ndarray) -> np.ndarray:
     return found
 
 
-GROUP_STORES, LINE_STORES = 6, 6  # cycles of shared memory, with conflicts of banks
-TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128  # cycles to read or clear a tile
-
-
 def effort(sizes: np.ndarray, n: int, sms: int) -> tuple[float, float]:
     """Cycles of shared memory of the busiest block, and bytes that all SMs could read meanwhile."""
-    config, lines = configure(n), lines_of(sizes)
-    dealt = deal(sizes, sms, config.tiles)
-    stores = sizes @ (GROUP_STORES, LINE_STORES)
-    of_b = 64 if config.tiles == 8 else 16 * config.tiles
-    clear = np.where(sizes[..., 0] <= BATCH_GROUPS, stores, TILE)
-    cycles = np.where(lines > 0, TILE + of_b + 8 * config.tiles + stores + clear, 0)
-    busiest, most = (
-        float(np.add.reduceat(x.ravel()[dealt.units], dealt.cuts[:-1]).max())
-        for x in (cycles, LINE_BYTES * lines)
-    )
-    return busiest, most * sms
+    tiles = configure(n).tiles
+    dealt = deal(sizes, sms, tiles)
+    held = np.append(0, np.cumsum(lines_of(sizes).ravel()[dealt.units]))
+    cost = np.append(0, np.cumsum(cycles_of(sizes, tiles).ravel()[dealt.units]))
+    most = LINE_BYTES * float(np.diff(held[dealt.cuts]).max())
+    return _most(cost, dealt.bands, dealt.cuts, tiles), most * sms

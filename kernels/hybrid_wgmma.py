@@ -86,21 +86,34 @@ TABLE = (Config(256), Config(128, rate=0.7), Config(256, 2), Config(128, 2, rate
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
 
 
-@dataclass(frozen=True, slots=True)
+WORTH_WALKING = 1.02  # a less even deal that leaves the usual bands as they are
+
+
+def _walk(strips: int, tiles_n: int, height: int) -> np.ndarray:
+    """The strip of every tile in the order of ``TileScheduler::place``."""
+    index = np.arange(strips * tiles_n)
+    first = index // (height * tiles_n) * height
+    return first + index % (height * tiles_n) % np.minimum(height, strips - first)
+
+
+@dataclass(frozen=True, eq=False)
 class Work:
     """How much there is to multiply.
 
     Attributes
     ----------
-    stages, gathered, longest : int
-        Stages of all strips, those of them that gather rows of b, and those of the longest strip.
-    strips : int
+    lengths : ndarray of int, shape (strips,)
+        Stages of every strip, the longest first.
+    gathered : int
+        Those of them that gather rows of b.
     """
 
-    stages: int
+    lengths: np.ndarray
     gathered: int
-    longest: int
-    strips: int
+
+    @property
+    def stages(self) -> int:
+        return int(self.lengths.sum())
 
     def effort(self, config: Config, n: int) -> tuple[float, float]:
         """Multiply-adds and gathered bytes that the whole chip could do in the time it takes.
@@ -108,11 +121,34 @@ class Work:
         More than there are, where tiles do not fill whole waves of blocks or strips differ.
         """
         sms = _multiprocessors()
-        blocks = self.strips * -(-n // config.block_n) * config.parts
-        waves = -(-blocks // sms)
-        busiest = max(waves * self.stages / self.strips, self.longest) / config.parts
+        if config.parts == 1:
+            busiest = self.deal(config, n)[1]
+        else:  # the chip deals clusters to idle multiprocessors
+            blocks = len(self.lengths) * -(-n // config.block_n) * config.parts
+            waves = -(-blocks // sms)
+            busiest = max(waves * self.lengths.mean(), self.lengths[0]) / config.parts
         rows = busiest * sms * BLOCK_K * config.block_n / config.rate
-        return hybrid_evict.ROWS * rows, 2 * rows * self.gathered / self.stages
+        return hybrid_evict.ROWS * rows, 2 * rows * self.gathered / max(self.stages, 1)
+
+    def deal(self, config: Config, n: int) -> tuple[int, int]:
+        """The height of the bands in which tiles are walked, and the stages of the busiest block.
+
+        Tile i goes to block i modulo the blocks.  Where a band's height has a divisor in common
+        with them, a block always meets the same strips: if they differ, another is taken.
+        """
+        strips, tiles_n = len(self.lengths), -(-n // config.block_n)
+        usual = min(config.band, strips)
+        heights = {usual, min(usual + 1, strips), min(usual + 3, strips), strips}
+
+        def busiest(height: int) -> int:
+            strip = _walk(strips, tiles_n, height)
+            blocks = np.arange(strip.size) % min(strip.size, _multiprocessors())
+            return int(np.bincount(blocks, self.lengths[strip]).max())
+
+        found = {height: busiest(height) for height in heights}
+        best = min(found, key=found.__getitem__)
+        height = usual if found[usual] <= WORTH_WALKING * found[best] else best
+        return height, found[height]
 
     def choose(self, n: int) -> Config:
         """The config that takes the least time."""
@@ -144,7 +180,7 @@ class Layout:
     @property
     def share(self) -> float:
         """Columns of the strips, relative to those of the matrix."""
-        return self.work.stages * BLOCK_K / (self.work.strips * self.shape[1])
+        return self.work.stages * BLOCK_K / (len(self.work.lengths) * self.shape[1])
 
     def copy(self) -> Layout:
         """The same layout elsewhere in memory."""
@@ -165,15 +201,15 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
 
 def survey(bits: Any) -> Work:
     """What a product with the matrix will cost; waits once."""
-    stages = hybrid_evict.plan(bits).stages
-    return Work(*stages, -(-bits.shape[0] // hybrid_evict.ROWS))
+    made = hybrid_evict.plan(bits)
+    return Work(made.lengths, made.gathered)
 
 
 def prepare(bits: Any, dtype: DType) -> Layout:
     """Build from a CuPy matrix (m, k) of uint16 whose rows are contiguous; waits once."""
     strips = hybrid_evict.prepare(bits)
     record, _ = compress.launch(strips.dense.view(dtype.logical), dtype, rule="check")
-    work = Work(len(strips.sources), strips.gathered, strips.longest, len(strips.table))
+    work = Work(strips.lengths, strips.gathered)
     arrays = record.values, record.packed, strips.sources, strips.table
     return Layout(bits.shape, dtype, *arrays, work)
 
@@ -213,8 +249,9 @@ class _Product(Launcher):
     def __init__(self, layout: Layout, n: int, column: bool, config: Config):
         super().__init__()
         self.n, self.column, self.config = n, column, config
-        strips, tiles_n = layout.work.strips, -(-n // config.block_n)
-        tiling = (strips, tiles_n, 1, config.band, 0, 0, 0)
+        strips, tiles_n = len(layout.work.lengths), -(-n // config.block_n)
+        band = layout.work.deal(config, n)[0] if config.parts == 1 else config.band
+        tiling = (strips, tiles_n, 1, band, 0, 0, 0)
         self.tiling = loader.by_value(np.array([tiling], _TILING))
         blocks = strips * tiles_n * config.parts
         self.grid = blocks if config.parts > 1 else min(blocks, _multiprocessors())

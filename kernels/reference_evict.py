@@ -98,4 +98,4 @@ def prepare(bits: np.ndarray, dearer: float = DEARER) -> Strips:
             part[:, there] = rows[:, at[there]] * (~gone if i < len(plain) else gone)
             sources[stage, : len(at)] = at
     gathered = len(sources) - int(table[:, 2].sum())
-    return Strips(dense, sources, table, gathered, int(table[:, 1].max()))
+    return Strips(dense, sources, table, gathered, table[:, 1])

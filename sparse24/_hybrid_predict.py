@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit
-from sparse24._hybrid_cost import line_of
+from sparse24._hybrid_cost import Line, line_of
 from sparse24._hybrid_layouts import (
     excess,
     live_columns,
@@ -20,6 +21,9 @@ MANY = 256  # columns from which a gather of the dense operand can pay
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
 TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over dense, up to n
 TWO_FOUR_LEAST = 4e9  # multiply-adds; with fewer, launches take what 2:4 gains
+# The dense product of a matrix that the lines of large ones overrate; an element is one of a row.
+SMALL_DENSE = Line(2.9e-6, 1.45e-9, 2.5e-13)
+SLOTS_LEAST = 6e-6  # seconds of any product of slots
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
@@ -35,7 +39,7 @@ def predictions(h, n: int) -> dict[str, float]:
         return {"cpu": _tile_time(h, n)}
     dtype, number = h.tiles.dtype, int(h.device.partition(":")[2])
     lines, device = _hybrid_fit.lines(number), _device(number)
-    times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense_time(h.size, dtype, n, lines)}
+    times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense_time(h.shape, dtype, n, lines)}
     if not h.size:
         return times
     times |= _few_columns_times(h, n, lines, device)
@@ -103,12 +107,12 @@ def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:
     rest = max(rest, OVERFLOW_STEP * _excess_of_longest_row(h))
     gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
     gain = gain if h.size * n >= TWO_FOUR_LEAST else 1.0
-    times = {"two_four": dense_time(h.size, dtype, n, lines) / gain + rest}
+    times = {"two_four": dense_time(h.shape, dtype, n, lines) / gain + rest}
     if hybrid_wgmma.refuses(dtype, n, device.compute_capability):
         return times
     work = slots_work(h)
     config = work.choose(n)
-    seconds = line_of(lines, "slots", n).seconds(*work.effort(config, n))
+    seconds = max(line_of(lines, "slots", n).seconds(*work.effort(config, n)), SLOTS_LEAST)
     return times | {"slots": seconds + (hybrid_wgmma.EXCHANGE if config.parts > 1 else 0.0)}
 
 
@@ -125,14 +129,17 @@ def _compact_time(h, n: int, lines) -> dict[str, float]:
     if live > WORTH_COMPACTING * h.shape[1]:
         return {}
     gather = 2 * live * n * h.dtype.itemsize / _hybrid_cost.rates_for(h.tiles.dtype, True).bandwidth
-    return {"compact": dense_time(h.shape[0] * live, h.tiles.dtype, n, lines) + gather + 3e-6}
+    return {"compact": dense_time((h.shape[0], live), h.tiles.dtype, n, lines) + gather + 3e-6}
 
 
-def dense_time(size: int, dtype: _dtypes.DType, n: int, lines) -> float:
+def dense_time(shape: tuple[int, int], dtype: _dtypes.DType, n: int, lines) -> float:
     """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
+    size = math.prod(shape)
     if dtype.name == "int8":
         return 1e-5 + size * n / INT8_DENSE_RATE
-    few = line_of(lines, "cublas", n).seconds(size, size * dtype.itemsize)
+    nbytes = size * dtype.itemsize
+    few = line_of(lines, "cublas", n).seconds(size, nbytes)
+    few = min(few, SMALL_DENSE.seconds(shape[1], nbytes))
     if dtype.itemsize == 2:
         return max(few, line_of(lines, "dense", n).seconds(size * n, 0))
     return max(few, 3e-6 + size * n / _hybrid_cost.rates_for(dtype, True).dense)

@@ -85,3 +85,4 @@ def test_the_kernel_equals_the_reference(family, zeros, shape):
     for name in ("dense", "sources", "table"):
         np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name), err_msg=name)
     assert got.gathered == want.gathered
+    np.testing.assert_array_equal(got.lengths, want.lengths)

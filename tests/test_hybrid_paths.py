@@ -198,7 +198,7 @@ def planned(monkeypatch, excess: float, stages: int, gathered: int, longest: int
         "excess": SimpleNamespace(value=excess),
         "row lengths": SimpleNamespace(value=np.array([longest])),
         "slots work": SimpleNamespace(
-            value=hybrid_wgmma.Work(stages, gathered, -(-stages // 64), 64)
+            value=hybrid_wgmma.Work(np.full(64, stages // 64), gathered)
         ),
     }
     h = SimpleNamespace(
@@ -206,7 +206,7 @@ def planned(monkeypatch, excess: float, stages: int, gathered: int, longest: int
         prepared=lambda name, make: known[name],
     )  # fmt: skip
     lines = _hybrid_cost.H200_LINES
-    dense = _hybrid_predict.dense_time(h.size, h.tiles.dtype, 4096, lines)
+    dense = _hybrid_predict.dense_time(h.shape, h.tiles.dtype, 4096, lines)
     return {"cublas": dense} | _hybrid_predict._two_four_times(h, 4096, lines, HOPPER)
 
 

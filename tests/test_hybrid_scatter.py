@@ -12,9 +12,9 @@ from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_scatter, reference_scatter
 from sparse24.kernels.hybrid_scatter_plan import (
     STAGES,
-    STEP_COST,
     UNIT_COLUMNS,
     configure,
+    cycles_of,
     deal,
     effort,
     lines_of,
@@ -91,7 +91,7 @@ def test_blocks_of_a_band_know_of_one_another(blocks, rng):
 
 
 def cost(sizes, dealt):
-    units = (lines_of(sizes) + STEP_COST).ravel()[dealt.units]
+    units = cycles_of(sizes, 2).ravel()[dealt.units]
     return np.add.reduceat(units, dealt.cuts[:-1])
 
 
@@ -106,12 +106,18 @@ def test_shares_pass_from_band_to_band_where_bands_do_not_divide_the_chip():
     some = np.full((112, 64, 2), 3)  # 112 bands, one for each block, would leave 20 idle
     dealt = deal(some, 132, 2)
     assert len(dealt.cuts) - 1 == 132
-    assert cost(some, dealt).max() < 0.88 * (lines_of(some) + STEP_COST).sum(1).max()
+    assert cost(some, dealt).max() < 0.88 * cycles_of(some, 2).sum(1).max()
     assert len(deal(some, 132, 8).cuts) - 1 == 112  # with many columns, handing over costs more
     whole = np.full((64, 128, 2), 3)  # two blocks a band leave four idle, and hand over less
     np.testing.assert_array_equal(deal(whole, 132, 2).cuts, np.arange(129) * 64)
     many = np.full((200, 8, 2), 3)  # more bands than blocks
-    assert cost(many, deal(many, 132, 2)).max() <= 13 * (lines_of(many)[0, 0] + STEP_COST)
+    assert cost(many, deal(many, 132, 2)).max() <= 13 * cycles_of(many, 2)[0, 0]
+
+
+def test_a_small_product_shares_no_sums_where_that_takes_longer_than_it_spares():
+    small = np.full((12, 6, 2), 3)
+    assert len(deal(small, 132, 2).cuts) - 1 == 72
+    assert len(deal(small, 132, 8).cuts) - 1 < 36
 
 
 @pytest.mark.parametrize("n", [1, 16, 17, 32, 64])
@@ -142,7 +148,7 @@ def test_effort_is_that_of_the_busiest_block():
     assert more > cycles
     assert read > nbytes
     empty, _ = effort(np.zeros((66, 64, 2), int), 16, 132)
-    assert empty == 0
+    assert empty == cycles_of(np.zeros(2, int), 2)  # a step that writes the zeros
 
 
 def product(h, b, **options):

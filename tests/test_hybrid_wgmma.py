@@ -32,15 +32,37 @@ def test_refusals():
 
 def test_the_choice_fills_the_chip(monkeypatch):
     monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
-    few = hybrid_wgmma.Work(32 * 66, 32 * 2, 66, 32)
+    few = hybrid_wgmma.Work(np.full(32, 66), 32 * 2)
     assert few.choose(4096) == hybrid_wgmma.TABLE[0]
     assert few.choose(512) != hybrid_wgmma.TABLE[0]
     macs, gathered = few.effort(hybrid_wgmma.TABLE[0], 132 * 256)  # whole waves
     assert macs == 66 * 64 * 4096 * 132 * 256
     assert gathered == 2 * 64 * 2 * 132 * 256 * 32
-    uneven = hybrid_wgmma.Work(32 * 66, 32 * 2, 132, 32)
+    uneven = hybrid_wgmma.Work(np.repeat([132, 62], [2, 30]), 32 * 2)
     more, _ = uneven.effort(hybrid_wgmma.TABLE[0], 512)
     assert more == 2 * few.effort(hybrid_wgmma.TABLE[0], 512)[0]
+
+
+@pytest.mark.parametrize("strips", [1, 5, 22, 32, 112])
+@pytest.mark.parametrize("n", [1, 512, 4096])
+def test_every_tile_is_walked_once(strips, n):
+    tiles_n = -(-n // 256)
+    for height in {1, min(22, strips), strips}:
+        walked = hybrid_wgmma._walk(strips, tiles_n, height)
+        np.testing.assert_array_equal(np.bincount(walked), np.full(strips, tiles_n))
+
+
+def test_strips_that_differ_are_mixed(monkeypatch):
+    monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
+    config = hybrid_wgmma.TABLE[0]
+    alike = hybrid_wgmma.Work(np.full(32, 60), 0)
+    assert alike.deal(config, 4096) == (config.band, 4 * 60)
+    uneven = hybrid_wgmma.Work(np.sort(np.arange(32) * 4 + 2)[::-1], 0)
+    strip = hybrid_wgmma._walk(32, 16, config.band)[::132]  # 22 divides 132
+    assert len(set(strip[:3])) == 1
+    band, busiest = uneven.deal(config, 4096)
+    assert band != config.band
+    assert busiest < 0.7 * 4 * uneven.lengths[0]  # four tiles of the longest strip
 
 
 @CONFIGS
