@@ -86,7 +86,9 @@ TABLE = (Config(256), Config(128, rate=0.7), Config(256, 2), Config(128, 2, rate
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
 
 
+LOW_BAND = 8  # strips of about the same length, which all blocks then have at the same time
 WORTH_WALKING = 1.02  # a less even deal that leaves the usual bands as they are
+UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once
 
 
 def _walk(strips: int, tiles_n: int, height: int) -> np.ndarray:
@@ -127,28 +129,27 @@ class Work:
             blocks = len(self.lengths) * -(-n // config.block_n) * config.parts
             waves = -(-blocks // sms)
             busiest = max(waves * self.lengths.mean(), self.lengths[0]) / config.parts
+        busiest *= 1 + UNEVEN * (self.lengths[0] / self.lengths.mean() - 1)
         rows = busiest * sms * BLOCK_K * config.block_n / config.rate
         return hybrid_evict.ROWS * rows, 2 * rows * self.gathered / max(self.stages, 1)
 
     def deal(self, config: Config, n: int) -> tuple[int, int]:
         """The height of the bands in which tiles are walked, and the stages of the busiest block.
 
-        Tile i goes to block i modulo the blocks.  Where a band's height has a divisor in common
-        with them, a block always meets the same strips: if they differ, another is taken.
+        Tile i goes to block i modulo the blocks.  The usual height divides those of an H200, so a
+        block always meets the same strips; if they differ, lower bands are walked.
         """
         strips, tiles_n = len(self.lengths), -(-n // config.block_n)
         usual = min(config.band, strips)
-        heights = {usual, min(usual + 1, strips), min(usual + 3, strips), strips}
 
         def busiest(height: int) -> int:
             strip = _walk(strips, tiles_n, height)
             blocks = np.arange(strip.size) % min(strip.size, _multiprocessors())
             return int(np.bincount(blocks, self.lengths[strip]).max())
 
-        found = {height: busiest(height) for height in heights}
-        best = min(found, key=found.__getitem__)
-        height = usual if found[usual] <= WORTH_WALKING * found[best] else best
-        return height, found[height]
+        low = min(LOW_BAND, strips)
+        plain, mixed = busiest(usual), busiest(low)
+        return (usual, plain) if plain <= WORTH_WALKING * mixed else (low, mixed)
 
     def choose(self, n: int) -> Config:
         """The config that takes the least time."""

@@ -40,7 +40,7 @@ def test_the_choice_fills_the_chip(monkeypatch):
     assert gathered == 2 * 64 * 2 * 132 * 256 * 32
     uneven = hybrid_wgmma.Work(np.repeat([132, 62], [2, 30]), 32 * 2)
     more, _ = uneven.effort(hybrid_wgmma.TABLE[0], 512)
-    assert more == 2 * few.effort(hybrid_wgmma.TABLE[0], 512)[0]
+    assert more > 2 * few.effort(hybrid_wgmma.TABLE[0], 512)[0]
 
 
 @pytest.mark.parametrize("strips", [1, 5, 22, 32, 112])
@@ -61,7 +61,7 @@ def test_strips_that_differ_are_mixed(monkeypatch):
     strip = hybrid_wgmma._walk(32, 16, config.band)[::132]  # 22 divides 132
     assert len(set(strip[:3])) == 1
     band, busiest = uneven.deal(config, 4096)
-    assert band != config.band
+    assert band == hybrid_wgmma.LOW_BAND
     assert busiest < 0.7 * 4 * uneven.lengths[0]  # four tiles of the longest strip
 
 
