@@ -1,4 +1,4 @@
-"""Rooms in which the blocks of a launch meet: one for every stream, also while a graph is captured."""
+"""Rooms in which blocks of a launch meet: one for every stream, also while a graph is captured."""
 
 from __future__ import annotations
 
