@@ -38,6 +38,10 @@ autosummary_ignore_module_all = False
 autodoc_typehints = "none"
 # The bridges' pages build without their frameworks; the torch tutorial then stays away.
 autodoc_mock_imports = [n for n in ("torch", "jax") if importlib.util.find_spec(n) is None]
+torch_tutorial = ":doc:`/gallery/06_torch_model`"
+if "torch" in autodoc_mock_imports:
+    torch_tutorial = "the tutorial on torch models, which is built where torch is installed"
+rst_epilog = f".. |torch_tutorial| replace:: {torch_tutorial}\n"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 

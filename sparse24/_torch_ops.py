@@ -43,7 +43,7 @@ def _operator(function, mutates: tuple[str, ...] = ()):
     """
     name = function.__name__
     schema = torch.library.infer_schema(function, mutates_args=mutates)
-    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     for device in ("CPU", "CUDA"):
         _library.impl(name, function, device)
     return getattr(torch.ops.sparse24, name).default
