@@ -85,7 +85,6 @@ TABLE = (Config(256), Config(128, rate=0.7), Config(256, 2), Config(128, 2, rate
 # To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums.
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
 
-
 LOW_BAND = 8  # strips of about the same length, which all blocks then have at the same time
 WORTH_WALKING = 1.02  # a less even deal that leaves the usual bands as they are
 UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once

@@ -40,7 +40,7 @@ def test_matches_reference(rng, name, activation, quantise):
             got, got_scales = activate_compress.launch(
                 place(x, layout), row, activation=activation, quantise=quantise
             )
-            same_numbers(got.values, want)
+            assert_same_numbers(got.values, want)
             same(got.packed, reference.pack_metadata(metadata, shape[1], want.dtype.itemsize))
             if quantise:
                 same(got_scales, scales)
@@ -61,11 +61,11 @@ def test_quantises_rows_of_every_size(rng, name, activation):
     poison()
     got, got_scales = activate_compress.launch(place(x), row, activation=activation, quantise=True)
     same(got_scales, scales)
-    same_numbers(got.values, want)
+    assert_same_numbers(got.values, want)
     same(got.packed, reference.pack_metadata(metadata, x.shape[1], 1))
 
 
-def same_numbers(got, want):
+def assert_same_numbers(got, want):
     """The same bits, any NaN for a NaN: arithmetic does not keep its payload."""
     got = np.ascontiguousarray(_arrays.to_numpy(got)).view(want.dtype)
     nan = np.isnan(want.astype(np.float32))
@@ -106,7 +106,7 @@ def test_array_function_follows_the_reference(xp, rng, activation, quantise):
         assert isinstance(got_scales, xp.ndarray)
         same(got_scales, scales[:, None])
     assert got.shape == x.shape
-    same_numbers(got.values, want)
+    assert_same_numbers(got.values, want)
     same(got.metadata, metadata)
 
 
