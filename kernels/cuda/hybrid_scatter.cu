@@ -31,6 +31,7 @@ using Count = long long;
 #include "block_sums.cuh"
 #include "hopper_pipeline.cuh"
 #include "programmatic.cuh"
+#include "uniform.cuh"
 #include "wgmma_dense.cuh"
 
 using Out = Scalar<Kind::ELEMENT>;
@@ -90,9 +91,6 @@ struct Ring {
 };
 
 #include "scatter_writer.cuh"
-
-// The same in all lanes, and known to be: what comes of it needs no transfer to uniform registers.
-__device__ u32 uniform(u32 x) { return __shfl_sync(~0u, x, 0); }
 
 // The consumer warpgroup.
 class Consumer {

@@ -98,6 +98,7 @@ pack(const Element* w, Count m, Count k, Count pitch, const unsigned* offsets, u
 
 #ifdef ELEMENT
 #include "block_sums.cuh"
+#include "uniform.cuh"
 #if WGMMA
 #include "hopper_ptx.cuh"
 #endif
@@ -162,6 +163,7 @@ struct Product {
 // it is multiplied; the codes change only when no instruction reads them any more.  Ends with the first
 // slab of the next 128 columns decoded.
 __device__ void multiply_block(Sums& acc, Sums& spill, Fragment (&fragments)[2], Stream& stream, unsigned b_at) {
+    if (WGMMA) b_at = uniform(b_at);
 #pragma unroll
     for (int slab = 0; slab < 4; ++slab) {
         const Fragment& fragment = fragments[slab % 2];
