@@ -32,6 +32,7 @@
 #include "hopper_store.cuh"
 #include "programmatic.cuh"
 #include "tile_scheduler.cuh"
+#include "uniform.cuh"
 
 struct Strip {
     int first_stage, stages, plain;  // plain: stages whose rows of b are neighbours
@@ -252,11 +253,12 @@ class Consumer {
     template <bool fresh> __device__ void multiply_atom(Metadata<1>& metadata, const Metadata<1>& last) {
 #pragma unroll
         for (int part = 0; part < kParts; part++) {
+            const u32 stage = uniform(shared_ + at_.stage * kStageBytes);
             ring_.wait(at_);
             if (plain_-- <= 0) async_proxy_fence();  // the tensor cores read what threads have copied
             if (part == 0) fetch(metadata);
             wgmma_fence();
-            multiply_stage(metadata, part, part || !fresh);
+            multiply_stage(metadata, stage, part, part || !fresh);
             group_commit();
             group_wait<1>();
             if (part == 0) last.hold(shared_);
@@ -269,9 +271,8 @@ class Consumer {
         metadata.load(shared_ + kMetadataAt + slot_ * kMetadataBytes + group_ * kAtomBytes + metadata_offset());
         slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
     }
-    __device__ void multiply_stage(const Metadata<1>& metadata, int part, u32 keep) {
-        const u32 stage = shared_ + at_.stage * kStageBytes;
-        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + group_ * 64 * BLOCK_K);
+    __device__ void multiply_stage(const Metadata<1>& metadata, u32 stage, int part, u32 keep) {
+        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + uniform(group_) * 64 * BLOCK_K);
         const u64 b = kBDescriptor | descriptor_start(stage);
 #pragma unroll
         for (int step = 0; step < kSteps; step++) {
