@@ -36,13 +36,15 @@ using Count = long long;
 
 using Out = Scalar<Kind::ELEMENT>;
 constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns;
-constexpr bool kColumnsFirst = TILES == 8;                                // the sums are those of out, transposed
-constexpr int kConsumers = 4, kThreads = 32 * (kConsumers + STAGES);      // warps that multiply; all threads
-constexpr u32 kBBytes = kUnitColumns * kLine, kStageBytes = kTileBytes + kBBytes;
+constexpr bool kColumnsFirst = TILES == 8 && !BASE;                                // the sums are those of out, transposed
+constexpr int kConsumers = 4, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
+// With BASE those lines of b that columns 2 and 3 of every group meet come a second time.
+constexpr u32 kBBytes = kUnitColumns * kLine, kSpillBytes = BASE ? kBBytes / 2 : 0;
+constexpr u32 kStageBytes = kTileBytes + kBaseBytes + kBBytes + kSpillBytes;
 constexpr u32 kBarriersAt = STAGES * kStageBytes;
 // Of a thread: 168 by the size of a block, dealt out anew.  Writers hold two batches.
 constexpr int kConsumerRegisters = 104, kWriterRegisters = 200;
-constexpr int kSteps = kUnitColumns / 16;                                 // instructions of a stage
+constexpr int kSteps = kTileBytes / kUnitRows / 32;                       // of 16 columns of a tile
 
 // Sums of a consumer thread: so many arrays of four for each tile of eight.
 constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64;
@@ -92,6 +94,8 @@ struct Ring {
 
 #include "scatter_writer.cuh"
 
+using Words = u32[2];                                                     // metadata of a thread
+
 // The consumer warpgroup.
 class Consumer {
   public:
@@ -99,11 +103,17 @@ class Consumer {
 
     __device__ Consumer(const Ring& ring, u32 shared) : ring_(ring), shared_(shared) {}
 
-    // At least one step.  One group of instructions is always under way.
+    // At least one step.  One group of instructions is always under way, and its metadata stay.
     __device__ void multiply(int steps) {
-        multiply_step<true>();
-        for (int i = 1; i < steps; i++) multiply_step<false>();
+        Words even, odd = {};
+        multiply_step<true>(even, odd);
+        for (int i = 2; i < steps; i += 2) {
+            multiply_step<false>(odd, even);
+            multiply_step<false>(even, odd);
+        }
+        if (steps % 2 == 0) multiply_step<false>(odd, even);
         wgmma_wait();
+        if (BASE) hold(even, odd[0] ^ odd[1], shared_);
         release();
         previous_ = -1;
 #pragma unroll
@@ -112,22 +122,42 @@ class Consumer {
 
   private:
     // A `fresh` step overwrites the sums.
-    template <bool fresh> __device__ void multiply_step() {
-        const u32 tile = uniform(shared_ + at_.stage * kStageBytes);
+    template <bool fresh> __device__ void multiply_step(Words& words, const Words& last) {
+        const u32 tile = uniform(shared_ + at_.stage * kStageBytes), b_at = tile + kTileBytes + kBaseBytes;
         barrier_wait(ring_.full + 8 * at_.stage, at_.phase);
+        if (BASE) load(words, tile + kTileBytes + 8192);
         wgmma_fence();
+        if (BASE) multiply_base<fresh>(words, tile + kTileBytes, b_at);
 #pragma unroll
         for (int step = 0; step < kSteps; step++) {
-            const u64 b = b_descriptor<TILES>(tile + kTileBytes + step * 16 * kLine);
+            const u64 b = b_descriptor<TILES>(b_at + (BASE ? kBBytes : 0) + step * 16 * kLine);
 #pragma unroll
-            for (int i = 0; i < kArrays; i++)
-                multiply_dense<kColumnsFirst>(sums[i], a_descriptor(tile + i * 8192 + step * 32), b, step || !fresh);
+            for (int i = 0; i < kArrays; i++) {
+                const u32 rows = tile + i * kTileBytes / 2 + step * 32;
+                multiply_dense<kColumnsFirst>(sums[i], BASE ? half_descriptor(rows) : a_descriptor(rows), b,
+                                              BASE || step || !fresh);
+            }
         }
         wgmma_commit();
         wgmma_wait_but_one();
+        if (BASE) hold(last, 0, shared_);
         release();
         previous_ = at_.stage;
         at_.advance();
+    }
+    __device__ static void load(Words& words, u32 from) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) words[i] = load_shared(from + i * 512 + threadIdx.x * 4);
+    }
+    template <bool fresh> __device__ void multiply_base(const Words& words, u32 values, u32 b_at) {
+#if BASE
+        const u64 first = b_descriptor<TILES>(b_at), second = b_descriptor<TILES>(b_at + 32 * kLine);
+#pragma unroll
+        for (int i = 0; i < kArrays; i++) {
+            multiply_sparse<0>(sums[i], half_descriptor(values + i * 4096), first, words[i], !fresh);
+            multiply_sparse<1>(sums[i], half_descriptor(values + i * 4096 + 32), second, words[i], 1);
+        }
+#endif
     }
     __device__ void release() const {
         if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty + 8 * previous_);
@@ -185,7 +215,8 @@ __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int ind
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-product(const Left a, const __grid_constant__ TensorMap b, const Product out, const Room room) {
+product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap spill, const Product out,
+        const Room room) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const int warp = threadIdx.x / 32;
@@ -202,11 +233,13 @@ product(const Left a, const __grid_constant__ TensorMap b, const Product out, co
     __syncthreads();
     if (warp >= kConsumers) {
         take_registers<kWriterRegisters>();
-        Writer writer(a, counts.x, ring, warp - kConsumers, shared);
-        Batch even, odd;
-        writer.begin(even);
-        wait_for_previous();
-        while (writer.advance(b, even, odd) && writer.advance(b, odd, even)) {}
+        if (warp < kConsumers + STAGES) {
+            Writer writer(a, counts.x, ring, warp - kConsumers, shared);
+            Batch even, odd;
+            writer.begin(even);
+            wait_for_previous();
+            while (writer.advance(b, spill, even, odd) && writer.advance(b, spill, odd, even)) {}
+        }
     } else {
         give_registers<kConsumerRegisters>();
         Consumer consumer(ring, shared);

@@ -16,9 +16,12 @@
 #pragma once
 
 constexpr int kUnitRows = 128, kUnitColumns = 64;
-constexpr int kTileBytes = kUnitRows * kUnitColumns * 2;
+// With BASE a unit is a 2:4 tile, and what spills over it: the tile holds but columns 2 and 3 of every group of four.
+constexpr int kTileLines = BASE ? kUnitRows / 2 : kUnitRows;            // of 128 bytes
+constexpr int kTileBytes = kTileLines * 128;
+constexpr int kBaseBytes = BASE ? 9216 : 0;                              // values as in shared memory, then metadata
 constexpr int kLineBytes = 128, kGroupBytes = 768, kGroupElements = 4;   // elements of each list in a group
-constexpr int kGroupLines = kGroupBytes / kLineBytes, kMostGroups = kUnitRows / kGroupElements;
+constexpr int kGroupLines = kGroupBytes / kLineBytes, kMostGroups = kTileLines / kGroupElements;
 constexpr int kMostLines = 7;
 
 // The elements of one bank of a tile; lane l looks at bank l.
@@ -31,14 +34,26 @@ struct Bank {
         : w(w), m(m), k(k), pitch(pitch), row(Count(blockIdx.y) * kUnitRows), column(Count(blockIdx.x) * kUnitColumns),
           lane(threadIdx.x) {}
 
-    __device__ Element element(int r, int odd) const {
-        const Count i = row + r, j = column + (lane / 4 ^ r % 8) * 8 + lane % 4 * 2 + odd;
+    __device__ Element at(int r, int c) const {
+        const Count i = row + r, j = column + c;
         const Element x = i < m && j < k ? w[i * pitch + j] : Element(0);
         return x & 0x7fff ? x : Element(0);
     }
+    // Of line r of the tile.
+    __device__ Element element(int r, int odd) const {
+        if (!BASE) return at(r, (lane / 4 ^ r % 8) * 8 + lane % 4 * 2 + odd);
+        const int i = 2 * r + lane / 16, j = (lane % 16 / 4 ^ r % 4) * 8 + lane % 4 * 2 + odd, c = 4 * (j % 16) + 2 + j / 16;
+        return spills(i, c) ? at(i, c) : Element(0);
+    }
+    // Whether the element is the third or fourth of its group; column c is the third or fourth, too.
+    __device__ bool spills(int r, int c) const {
+        int before = 0;
+        for (int i = c / 4 * 4; i < c; ++i) before += at(r, i) != 0;
+        return before >= 2;
+    }
     __device__ int count(int odd) const {
         int found = 0;
-        for (int r = 0; r < kUnitRows; ++r) found += element(r, odd) != 0;
+        for (int r = 0; r < kTileLines; ++r) found += element(r, odd) != 0;
         return found;
     }
 };
@@ -74,7 +89,7 @@ __device__ int fill_groups(const Bank& bank, int odd, int held, unsigned char* t
     Element x = 0;
     int r = 0, row = 0;
     for (int i = 0; i < held; ++i) {
-        for (Element next = 0; r < kUnitRows && !next; ++r)
+        for (Element next = 0; r < kTileLines && !next; ++r)
             if ((next = bank.element(r, odd))) x = next, row = r;
         unsigned char* group = to + i / kGroupElements * kGroupBytes;
         const int at = bank.lane * 8 + odd * kGroupElements + i % kGroupElements;
@@ -84,6 +99,29 @@ __device__ int fill_groups(const Bank& bank, int odd, int held, unsigned char* t
     return r;
 }
 
+// The 2:4 part of a unit: [128 rows][32 values], chunks of 16 bytes exchanged as in shared memory (chunk c of row r
+// lies at c ^ r / 2 % 4), then [2 blocks of 64 rows][128 threads] words of metadata: lanes 0 and 1 of a quad
+// hold those of the first 32 columns (selector 0), lanes 2 and 3 those of the others (selector 1).
+__device__ void pack_base(const Bank& bank, unsigned char* to) {
+    auto* words = reinterpret_cast<unsigned*>(to + 8192);
+    for (int i = bank.lane; i < 256; i += 32) words[i] = 0;
+    __syncwarp();
+    for (int i = bank.lane; i < kUnitRows * 16; i += 32) {
+        const int r = i / 16, group = i % 16;
+        Element kept[2] = {0, 0};
+        int places[2] = {0, 1}, count = 0;
+        for (int c = 0; c < 4; ++c)
+            if (const Element x = bank.at(r, 4 * group + c); x && count < 2) kept[count] = x, places[count++] = c;
+        if (count == 1 && places[0] == 3) kept[1] = kept[0], kept[0] = 0, places[0] = 0, places[1] = 3;
+        else if (count == 1) places[1] = 3;
+        const int at = r * 64 + (group / 4 ^ r / 2 % 4) * 16 + group % 4 * 4;
+        *reinterpret_cast<unsigned*>(to + at) = kept[0] | (unsigned)kept[1] << 16;
+        // Bits 4 (k / 4 % 4) and 16 of the word are the group of 16 columns' and the upper eight rows' (sparse24/_spec.py).
+        const int thread = r % 64 / 16 * 32 + r % 8 * 4 + group / 8 * 2 + group / 4 % 2;
+        atomicOr(words + r / 64 * 128 + thread, (unsigned)(places[0] | places[1] << 2) << (group % 4 * 4 + r / 8 % 2 * 16));
+    }
+}
+
 // Write every unit from line starts[unit] on; same grid.
 extern "C" __global__ void __launch_bounds__(32)
 pack(const Element* w, Count m, Count k, Count pitch, const Size* sizes, const long long* starts, unsigned char* units) {
@@ -91,14 +129,16 @@ pack(const Element* w, Count m, Count k, Count pitch, const Size* sizes, const l
     const Count unit = Count(blockIdx.y) * gridDim.x + blockIdx.x;
     const Size size = sizes[unit];
     unsigned char* to = units + starts[unit] * kLineBytes;
+    if (BASE) pack_base(bank, to);
+    to += kBaseBytes;
     auto* words = reinterpret_cast<unsigned*>(to + size.groups * kGroupBytes);
     const int held = size.groups * kGroupElements;
     int row = fill_groups(bank, 0, held, to), odd = 0;
     const int odd_from = fill_groups(bank, 1, held, to);
     unsigned word = 0, last = 0;
     const auto next = [&] {  // of this bank, even ones first; false if there is none
-        while (row < kUnitRows || !odd) {
-            if (row == kUnitRows) {
+        while (row < kTileLines || !odd) {
+            if (row == kTileLines) {
                 odd = 1, row = odd_from;
                 continue;
             }

@@ -49,7 +49,7 @@ struct Batch {
     // From group and line `first_*` of a unit on, as much as there is and fits.
     __device__ void load(const unsigned char* units, const Unit& unit, int first_group, int first_line) {
         const int lane = threadIdx.x % 32;
-        const unsigned char* at = units + (Count)unit.first * kLineBytes;
+        const unsigned char* at = units + (Count)unit.first * kLineBytes + kBaseBytes;
         const unsigned char* words_at = at + unit.groups * kGroupBytes + first_line * kLineBytes + lane * 4;
         at += first_group * kGroupBytes;
         groups = unit.groups - first_group, lines = unit.lines - first_line;
@@ -93,10 +93,10 @@ class Writer {
         __syncwarp();  // other lanes may store into the same places now
     }
     // Store one batch and ask for the one after it; false when all is done.
-    __device__ bool advance(const TensorMap& b, const Batch& batch, Batch& other) {
+    __device__ bool advance(const TensorMap& b, const TensorMap& spill, const Batch& batch, Batch& other) {
         if (turn_ == turns_) return false;
         const bool begins = batch_ == 0, ends = batch.groups <= kBatchGroups && batch.lines <= kMostLines;
-        if (begins) open(b, other);
+        if (begins) open(b, spill, other);
         batch_ = ends ? 0 : batch_ + 1;
         ask(other, ends ? next_ : here_, nothing_after(batch));
         batch.store<false>(tile_);
@@ -117,11 +117,16 @@ class Writer {
     // the batch is stored, its stores would wait for them too.  That columns are multiples of 64 is not known to the compiler.
     __device__ u32 nothing_after(const Batch& batch) const { return batch.elements[0].x & here_.column % kUnitColumns; }
     // Wait until the stage is free, ask for its lines of b, and clear the tile.
-    __device__ void open(const TensorMap& b, const Batch& last) {
+    __device__ void open(const TensorMap& b, const TensorMap& spill, const Batch& last) {
         barrier_wait(ring_.empty + 8 * stage_, (turn_ & 1) ^ 1);
         if (threadIdx.x % 32 == 0) {
-            barrier_expect(ring_.full + 8 * stage_, kBBytes);
-            load_box(tile_ + kTileBytes, b, 0, here_.column, 0, ring_.full + 8 * stage_);
+            const u32 full = ring_.full + 8 * stage_, b_at = tile_ + kTileBytes + kBaseBytes;
+            barrier_expect(full, kBaseBytes + kBBytes + kSpillBytes);
+            load_box(b_at, b, 0, here_.column, 0, full);
+#if BASE
+            load_bytes(tile_ + kTileBytes, units_ + (Count)here_.first * kLineBytes, kBaseBytes, full);
+            for (int i = 0; i < 2; i++) load_box(b_at + kBBytes + i * 16 * kLine, spill, 0, here_.column / 4, i, full);
+#endif
         }
         if (turn_ > 0) {
             if (whole_) last.store<true>(tile_);

@@ -29,7 +29,30 @@ __device__ void multiply_dense(float (&d)[count], unsigned long long matrix, uns
     const unsigned long long first = columns_first ? b : matrix, second = columns_first ? matrix : b;
     if constexpr (columns_first) WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "1, 0", SIXTY_FOUR(0));
     else if constexpr (count == 8) WGMMA_DENSE("16", PAIR_SUMS_8, "%8, %9", "%10", "0, 1", FOUR(0), FOUR(4));
-    else WGMMA_DENSE("32", PAIR_SUMS_16, "%16, %17", "%18", "0, 1", SIXTEEN(0));
+    else if constexpr (count == 16) WGMMA_DENSE("32", PAIR_SUMS_16, "%16, %17", "%18", "0, 1", SIXTEEN(0));
+    else WGMMA_DENSE("64", PAIR_SUMS_32, "%32, %33", "%34", "0, 1", SIXTEEN(0), SIXTEEN(16));
+}
+
+#define WGMMA_SPARSE(width, names, inputs, keep, ...)                                                            \
+    asm volatile("{ .reg .pred add; setp.ne.u32 add, " keep ", 0;\n"                                             \
+                 "wgmma.mma_async.sp.sync.aligned.m64n" width "k32" PAIRS_TYPE(ELEMENT) " {" names "}, " inputs  \
+                 ", add, 1, 1, 0, 1; }"                                                                          \
+                 : __VA_ARGS__                                                                                   \
+                 : "l"(matrix), "l"(b), "r"(word), "n"(selector), "r"(kept))
+
+// The same for 64 rows of a 2:4 tile and 32 lines of b; `word` must live until the instruction has ended.
+template <int selector, int count>
+__device__ void multiply_sparse(float (&d)[count], unsigned long long matrix, unsigned long long b, unsigned word,
+                                unsigned kept) {
+    if constexpr (count == 8) WGMMA_SPARSE("16", PAIR_SUMS_8, "%8, %9, %10, %11", "%12", FOUR(0), FOUR(4));
+    else if constexpr (count == 16) WGMMA_SPARSE("32", PAIR_SUMS_16, "%16, %17, %18, %19", "%20", SIXTEEN(0));
+    else WGMMA_SPARSE("64", PAIR_SUMS_32, "%32, %33, %34, %35", "%36", SIXTEEN(0), SIXTEEN(16));
+}
+
+// Rows of 64 bytes, swizzled over their length.
+__device__ unsigned long long half_descriptor(unsigned at) {
+    constexpr unsigned long long swizzle = 2, next_eight = 512 / 16, leading = 1;
+    return swizzle << 62 | next_eight << 32 | leading << 16 | (at & 0x3FFFF) >> 4;
 }
 
 // Rows of 128 bytes from a shared address on, which is a multiple of eight rows.
