@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24.kernels import block_sums, loader
+from sparse24.kernels import block_sums, loader, tensor_map
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_scatter_plan import (
     LINE_BYTES,
-    STAGES,
     THREADS,
     UNIT_COLUMNS,
     UNIT_ROWS,
     Config,
+    Units,
     configure,
     deal,
-    lines_of,
     schedule,
 )
 from sparse24.kernels.launch import Launch
@@ -43,31 +42,31 @@ class ScatterLayout:
 
     Attributes
     ----------
-    units : cupy.ndarray of uint8
-    sizes : numpy.ndarray of int32, shape (bands, units across, 2)
-        Groups and lines of each unit; they lie one after the other.
+    data : cupy.ndarray of uint8
+        The units, one after the other.
+    units : Units
     """
 
-    def __init__(self, shape, dtype: DType, units, sizes: np.ndarray):
-        self.shape, self.dtype, self.units, self.sizes = shape, dtype, units, sizes
+    def __init__(self, shape, dtype: DType, data, units: Units):
+        self.shape, self.dtype, self.data, self.units = shape, dtype, data, units
         self._launches: dict[tuple, Ready] = {}
 
     @property
     def nbytes(self) -> int:
-        return self.units.nbytes
+        return self.data.nbytes
 
     def copy(self) -> ScatterLayout:
         """The same layout elsewhere in memory."""
-        units = self.units.copy()
+        data = self.data.copy()
         settle()
-        return ScatterLayout(self.shape, self.dtype, units, self.sizes)
+        return ScatterLayout(self.shape, self.dtype, data, self.units)
 
     def launch(self, n: int, balance: bool, blocks: int | None) -> Ready:
         """The compiled product with `n` columns, made at the first use and kept."""
         key = (n, balance, blocks)
         found = self._launches.get(key)
         if found is None:
-            blocks = blocks or _multiprocessors(self.units.device.id)
+            blocks = blocks or _multiprocessors(self.data.device.id)
             found = self._launches[key] = Ready(self, n, balance, blocks)
         return found
 
@@ -81,17 +80,16 @@ class Ready(BoundProduct):
         import cupy
 
         super().__init__()
-        config = configure(n)
-        dealt = deal(layout.sizes, blocks, config.tiles, balance=balance)
-        steps, parts, counts = schedule(layout.sizes, dealt)
+        config = self._config = configure(layout.units, n)
+        dealt = deal(layout.units, blocks, config.tiles, balance=balance)
+        steps, parts, counts = schedule(layout.units, dealt)
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
         size = config.shared_memory
         kernel = loader.function(
             NAME, "product", defines(layout.dtype.name, config), shared_memory=size
         )
         self._sizes = (kernel, len(counts), THREADS, size)
-        self._box = (8 * config.tiles, UNIT_COLUMNS)
-        addresses = (x.data.ptr for x in (layout.units, *self._tables))
+        addresses = (x.data.ptr for x in (layout.data, *self._tables))
         self._left = np.array(
             [(*addresses, steps.shape[1], parts.shape[1], layout.shape[0])], LEFT
         )  # fmt: skip
@@ -101,11 +99,20 @@ class Ready(BoundProduct):
 
     def bind(self, b, out, stream: int) -> Launch:
         view = (out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])
+        columns = 8 * self._config.tiles
         arguments = (
-            self._left, matrix_map(b, 1, 0, self._box), np.array([view], OUT),
-            block_sums.rooms.of_stream(stream),
+            self._left, matrix_map(b, 1, 0, (columns, UNIT_COLUMNS)),
+            _spill_map(b, columns) if self._config.base else tensor_map.empty(),
+            np.array([view], OUT), block_sums.rooms.of_stream(stream),
         )  # fmt: skip
         return Launch(*self._sizes, arguments, early=True)
+
+
+def _spill_map(b, columns: int) -> np.ndarray:
+    """Rows 2 and 3 of every group of four of b, 16 groups at a time."""
+    pitch, (k, n) = b.strides[0], b.shape
+    start = b.data.ptr + 2 * pitch
+    return tensor_map.tiled(start, (n, k // 4, 2), (4 * pitch, pitch), (columns, 16), 2)
 
 
 def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
@@ -119,38 +126,50 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
     return None
 
 
-def survey(bits: Any) -> np.ndarray:
-    """Groups and lines of every unit of a CuPy matrix, as in `ScatterLayout`; waits for them."""
-    return _measure(bits).get()
+BASE_FROM = 0.25  # density from which 2:4 tiles take less time than scattering all non-zeros
 
 
-def prepare(bits: Any, dtype: DType) -> ScatterLayout:
-    """Pack a CuPy matrix (m, k) of uint16 with contiguous rows; waits for the counts."""
+def survey(bits: Any) -> Units:
+    """How much the units of a CuPy matrix would hold; waits for it."""
+    sizes, base = _measure(bits)
+    return Units(sizes.get(), base)
+
+
+def prepare(bits: Any, dtype: DType, *, base: bool | None = None) -> ScatterLayout:
+    """Pack a CuPy matrix (m, k) of uint16 with contiguous rows; waits for the counts.
+
+    `base` as in `Units`; by default where the matrix is dense enough.
+    """
     import cupy
 
-    sizes = _measure(bits)
-    lines = lines_of(sizes).ravel()
+    sizes, base = _measure(bits, base)
+    units = Units(sizes.get(), base)
+    lines = cupy.asarray(units.lines.ravel())
     starts = cupy.cumsum(lines, dtype=np.int64) - lines
-    units = cupy.empty(int(lines.sum()) * LINE_BYTES, np.uint8)
-    _launch("pack", bits, sizes, starts, units)
+    data = cupy.empty(int(units.lines.sum()) * LINE_BYTES, np.uint8)
+    _launch("pack", base, bits, sizes, starts, data)
     settle()
-    return ScatterLayout(bits.shape, dtype, units, sizes.get())
+    return ScatterLayout(bits.shape, dtype, data, units)
 
 
-def _measure(bits: Any) -> Any:
+def _measure(bits: Any, base: bool | None = None) -> tuple[Any, bool]:
+    """Groups and lines of every unit, and whether with 2:4 tiles."""
     import cupy
 
     m, k = bits.shape
+    if base is None:  # groups of four rows of b are addressed as a whole
+        base = k % 4 == 0 and float(cupy.count_nonzero(bits)) >= BASE_FROM * max(bits.size, 1)
     sizes = cupy.empty((-(-m // UNIT_ROWS), -(-k // UNIT_COLUMNS), 2), np.int32)
-    _launch("measure", bits, sizes)
-    return sizes
+    _launch("measure", base, bits, sizes)
+    return sizes, base
 
 
-def _launch(name: str, bits: Any, sizes: Any, *others: Any) -> None:
+def _launch(name: str, base: bool, bits: Any, sizes: Any, *others: Any) -> None:
     """One of the kernels that pack; a warp for each unit."""
     grid = (sizes.shape[1], sizes.shape[0])
     source = (bits, *(np.int64(x) for x in (*bits.shape, bits.strides[0] // 2)))
-    loader.function(NAME, name)(grid, (LANES,), (*source, sizes, *others))
+    kernel = loader.function(NAME, name, (("BASE", int(base)),))
+    kernel(grid, (LANES,), (*source, sizes, *others))
 
 
 def product(
@@ -164,7 +183,10 @@ def product(
 
 
 def defines(name: str, config: Config) -> loader.Defines:
-    return (("ELEMENT", name), ("TILES", config.tiles), ("STAGES", STAGES))
+    return (
+        ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
+        ("BASE", int(config.base)),
+    )  # fmt: skip
 
 
 @functools.cache
@@ -182,4 +204,7 @@ COMPILE_CHECKS = [
         ("bfloat16", Config(8)),
         ("float16", Config(8)),
     )
+] + [
+    (defines(name, Config(tiles, base=True)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
+    for name, tiles in (("float16", 2), ("bfloat16", 4), ("float16", 8))
 ]

@@ -13,8 +13,9 @@ GROUP_BYTES = 6 * LINE_BYTES
 GROUP_ELEMENTS = 4  # of each list of a lane
 MOST_LINES = 7  # of a unit
 BATCH_GROUPS = 7  # that a warp which writes holds at once, twice
-STAGES = 8  # as many warps write; with those that multiply 12, which leaves 168 registers a thread
-THREADS = 32 * (4 + STAGES)
+BASE_LINES = 72  # of a unit's 2:4 part: 8192 bytes of values, 1024 of metadata
+WRITERS = 8  # warps; with those that multiply 12, which leaves 168 registers a thread
+THREADS = 32 * (4 + WRITERS)
 UNIT = np.dtype([("column", "i4"), ("first", "i4"), ("groups", "i4"), ("lines", "i4")])
 PART = np.dtype([("band", "i4"), ("steps", "i4"), ("slot", "i4"), ("blocks", "i4")])
 
@@ -27,32 +28,60 @@ class Config:
     ----------
     tiles : int
         Tiles of 8 columns of the result.
+    base : bool
+        Units are 2:4 tiles, and what spills over; see `Units`.
     """
 
     tiles: int
+    base: bool = False
 
     @property
     def name(self) -> str:
-        return f"{UNIT_ROWS}x{8 * self.tiles}"
+        return f"{UNIT_ROWS}x{8 * self.tiles}" + "b" * self.base
 
     @property
     def width(self) -> int:
-        """Columns of an instruction's result: those of b, or rows of the matrix in their place."""
-        return UNIT_ROWS if self.tiles == 8 else 8 * self.tiles
+        """Columns of a dense instruction's result: those of b, or rows of the matrix instead."""
+        return UNIT_ROWS if self.tiles == 8 and not self.base else 8 * self.tiles
+
+    @property
+    def stages(self) -> int:
+        """As many as fit, and no more than warps that write."""
+        return 7 if self.tiles == 8 and self.base else WRITERS
 
     @property
     def shared_memory(self) -> int:
-        return STAGES * (UNIT_COLUMNS * (2 * UNIT_ROWS + 16 * self.tiles) + 16)
+        b = 16 * self.tiles * UNIT_COLUMNS
+        tile = 2 * UNIT_ROWS * UNIT_COLUMNS
+        stage = tile // 2 + LINE_BYTES * BASE_LINES + b + b // 2 if self.base else tile + b
+        return self.stages * (stage + 16)
 
 
-def lines_of(sizes: np.ndarray) -> np.ndarray:
-    """Bytes of units, in lines, from their groups and lines, shape (..., 2)."""
-    return sizes[..., 0] * (GROUP_BYTES // LINE_BYTES) + sizes[..., 1]
+@dataclass(frozen=True, eq=False)
+class Units:
+    """How much the units of a matrix hold.
+
+    Attributes
+    ----------
+    sizes : ndarray of int, shape (bands, across, 2)
+        Groups and lines of what is scattered.
+    base : bool
+        The first two non-zeros of every group of four are stored as 2:4 tiles, and not scattered.
+    """
+
+    sizes: np.ndarray
+    base: bool = False
+
+    @property
+    def lines(self) -> np.ndarray:
+        """Bytes of every unit, in lines."""
+        scattered = self.sizes[..., 0] * (GROUP_BYTES // LINE_BYTES) + self.sizes[..., 1]
+        return scattered + (BASE_LINES if self.base else 0)
 
 
-def configure(n: int) -> Config:
+def configure(units: Units, n: int) -> Config:
     """For a product with `n` columns."""
-    return Config(2 if n <= 16 else 4 if n <= 32 else 8)
+    return Config(2 if n <= 16 else 4 if n <= 32 else 8, units.base)
 
 
 # Cycles of shared memory, which set the time: to read or clear a tile; for the stores of a group
@@ -62,15 +91,18 @@ GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER = 12, 6, 190, 570
 NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most
 
 
-def cycles_of(sizes: np.ndarray, tiles: int) -> np.ndarray:
+def cycles_of(units: Units, tiles: int) -> np.ndarray:
     """For which each unit keeps shared memory busy, in a product with so many tiles of 8 columns.
 
     A unit of one batch is cleared by as many stores as it has.
     """
-    stores = sizes @ (GROUP_STORES, LINE_STORES)
+    stores = units.sizes @ (GROUP_STORES, LINE_STORES)
+    tile = TILE // 2 if units.base else TILE
+    clear = np.where(units.sizes[..., 0] <= BATCH_GROUPS, stores, tile + SECOND_BATCH)
+    if units.base:  # two blocks of 64 rows read 64 rows of b, and half of them again
+        return BASE_LINES + TILE // 2 + tile + (12 + 24) * tiles + stores + clear
     of_b = 64 if tiles == 8 else 16 * tiles
-    clear = np.where(sizes[..., 0] <= BATCH_GROUPS, stores, TILE + SECOND_BATCH)
-    return TILE + of_b + 8 * tiles + stores + clear
+    return tile + of_b + 8 * tiles + stores + clear
 
 
 class Deal(NamedTuple):
@@ -89,21 +121,21 @@ class Deal(NamedTuple):
     cuts: np.ndarray
 
 
-def deal(sizes: np.ndarray, sms: int, tiles: int, *, balance: bool = True) -> Deal:
+def deal(units: Units, sms: int, tiles: int, *, balance: bool = True) -> Deal:
     """Deal units to at most `sms` blocks, about even in cost, or in number if not `balance`.
 
     Either every band is cut into as many parts, or all units into as many shares as there are
     SMs, as is cheapest where the result has so many `tiles` of 8 columns.
     """
-    live = lines_of(sizes) > 0
+    live = units.lines > 0
     live[~live.any(1), 0] = True
     band, _ = np.nonzero(live)
-    bands = np.searchsorted(band, np.arange(len(sizes) + 1))
-    cost = cycles_of(sizes[live], tiles)
+    bands = np.searchsorted(band, np.arange(len(live) + 1))
+    cost = cycles_of(units, tiles)[live]
     if not balance:
         cost = np.full(len(cost), cost.mean())
     running = np.concatenate([[0], np.cumsum(cost)])
-    most = min(sms // len(sizes), sizes.shape[1])
+    most = min(sms // len(live), live.shape[1])
     ways = [_even(running, bands, splits) for splits in range(1, most + 1)]
     ways.append(_through(running, bands, sms))
     best = min(ways, key=lambda cuts: _most(running, bands, cuts, tiles))
@@ -136,7 +168,7 @@ def _through(running: np.ndarray, bands: np.ndarray, blocks: int) -> np.ndarray:
     return np.unique(np.concatenate([[0], cuts, bands[-1:]]))
 
 
-def schedule(sizes: np.ndarray, dealt: Deal) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def schedule(units: Units, dealt: Deal) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the kernel reads of a deal.
 
     Returns
@@ -148,14 +180,15 @@ def schedule(sizes: np.ndarray, dealt: Deal) -> tuple[np.ndarray, np.ndarray, np
     counts : ndarray of int32, shape (blocks, 2)
         Steps and parts.
     """
-    lines, across = lines_of(sizes), sizes.shape[1]
+    lines, sizes = units.lines, units.sizes
+    across = lines.shape[1]
     whole = np.zeros(lines.size, UNIT)
     whole["column"] = np.arange(lines.size) % across * UNIT_COLUMNS
     whole["first"] = np.cumsum(lines, dtype=np.int64) - lines.ravel()
     whole["groups"], whole["lines"] = sizes[..., 0].ravel(), sizes[..., 1].ravel()
     units, cuts = whole[dealt.units], dealt.cuts
     counts = np.stack([np.diff(cuts), np.zeros(len(cuts) - 1, int)], axis=1).astype(np.int32)
-    steps = np.zeros((len(counts), counts[:, 0].max() + 2 * STAGES), UNIT)
+    steps = np.zeros((len(counts), counts[:, 0].max() + 2 * WRITERS), UNIT)
     for to, start, end in zip(steps, cuts, cuts[1:]):
         to[: end - start] = units[start:end]
     edges = np.union1d(cuts, dealt.bands)
@@ -178,11 +211,11 @@ def _parts(dealt: Deal, edges: np.ndarray, block: np.ndarray) -> np.ndarray:
     return found
 
 
-def effort(sizes: np.ndarray, n: int, sms: int) -> tuple[float, float]:
+def effort(units: Units, n: int, sms: int) -> tuple[float, float]:
     """Cycles of shared memory of the busiest block, and bytes that all SMs could read meanwhile."""
-    tiles = configure(n).tiles
-    dealt = deal(sizes, sms, tiles)
-    held = np.append(0, np.cumsum(lines_of(sizes).ravel()[dealt.units]))
-    cost = np.append(0, np.cumsum(cycles_of(sizes, tiles).ravel()[dealt.units]))
+    tiles = configure(units, n).tiles
+    dealt = deal(units, sms, tiles)
+    held = np.append(0, np.cumsum(units.lines.ravel()[dealt.units]))
+    cost = np.append(0, np.cumsum(cycles_of(units, tiles).ravel()[dealt.units]))
     most = LINE_BYTES * float(np.diff(held[dealt.cuts]).max())
     return _most(cost, dealt.bands, dealt.cuts, tiles), most * sms

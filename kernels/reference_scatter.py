@@ -7,51 +7,69 @@ import itertools
 import numpy as np
 
 from sparse24.kernels.hybrid_scatter_plan import (
+    BASE_LINES,
     GROUP_BYTES,
     GROUP_ELEMENTS,
     LINE_BYTES,
     MOST_LINES,
     UNIT_COLUMNS,
     UNIT_ROWS,
+    Units,
 )
 
 LANES = 32
+VALUE_BYTES = UNIT_ROWS * UNIT_COLUMNS  # of a unit's 2:4 part; its metadata follow
 
 
-def pack(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes, and groups and lines of the units, of a matrix (m, k) of uint16.
-
-    Returns
-    -------
-    units : ndarray of uint8
-    sizes : ndarray of int32, shape (units down, units across, 2)
-    """
+def pack(bits: np.ndarray, *, base: bool = False) -> tuple[np.ndarray, Units]:
+    """Bytes of the units of a matrix (m, k) of uint16, and how much they hold."""
     m, k = bits.shape
     wide = np.pad(bits, ((0, -m % UNIT_ROWS), (0, -k % UNIT_COLUMNS)))
+    wide = np.where(wide & 0x7FFF, wide, 0).astype(np.uint16)
     grid = len(wide) // UNIT_ROWS, wide.shape[1] // UNIT_COLUMNS
     units = wide.reshape(grid[0], UNIT_ROWS, grid[1], UNIT_COLUMNS).swapaxes(1, 2)
-    packed = [_pack_unit(unit) for unit in units.reshape(-1, UNIT_ROWS, UNIT_COLUMNS)]
+    packed = [_pack_unit(unit, base) for unit in units.reshape(-1, UNIT_ROWS, UNIT_COLUMNS)]
     sizes = np.array([size for _, size in packed], np.int32).reshape(*grid, 2)
-    return np.frombuffer(b"".join(data for data, _ in packed), np.uint8), sizes
+    data = np.frombuffer(b"".join(data for data, _ in packed), np.uint8)
+    return data, Units(sizes, base)
 
 
-def _by_lists(unit: np.ndarray) -> np.ndarray:
-    """Elements by row, lane and parity, shape (128, 32, 2): what lies in the banks of a tile."""
-    row, at = np.ogrid[:UNIT_ROWS, :UNIT_COLUMNS]
-    return unit[row, (at // 8 ^ row % 8) * 8 + at % 8].reshape(UNIT_ROWS, LANES, 2)
+def _places(base: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column in the unit of what lies in (line, bank, half) of its tile."""
+    line, lane, odd = np.ogrid[: UNIT_ROWS // (2 if base else 1), :LANES, :2]
+    within = lane % 4 * 2 + odd
+    if not base:
+        return line + 0 * (lane + odd), (lane // 4 ^ line % 8) * 8 + within
+    at = (lane % 16 // 4 ^ line % 4) * 8 + within
+    return 2 * line + lane // 16 + 0 * odd, 4 * (at % 16) + 2 + at // 16
 
 
-def _pack_unit(unit: np.ndarray) -> tuple[bytes, tuple[int, int]]:
-    elements = _by_lists(unit)
-    rows = {
-        (lane, odd): np.flatnonzero(elements[:, lane, odd] & 0x7FFF)
+def _spills(unit: np.ndarray) -> np.ndarray:
+    """Which elements are the third or fourth non-zero of their group of four."""
+    held = (unit != 0).reshape(UNIT_ROWS, -1, 4)
+    return (held & (held.cumsum(-1) > 2)).reshape(unit.shape)
+
+
+def _pack_unit(unit: np.ndarray, base: bool) -> tuple[bytes, tuple[int, int]]:
+    spills = _spills(unit)
+    scattered = np.where(spills, unit, 0).astype(np.uint16) if base else unit
+    elements = scattered[_places(base)]
+    lines = {
+        (lane, odd): np.flatnonzero(elements[:, lane, odd])
         for lane, odd in itertools.product(range(LANES), range(2))
     }
-    groups, lines = _best_size(np.array([len(found) for found in rows.values()]))
+    size = _best_size(np.array([len(found) for found in lines.values()]), len(elements))
+    data = _pack_lists(elements, lines, size)
+    return (_pack_base(np.where(spills, 0, unit)) + data if base else data), size
+
+
+def _pack_lists(elements: np.ndarray, at: dict, size: tuple[int, int]) -> bytes:
+    """Groups and lines of the elements that lie `at` these lines of each bank."""
+    groups, lines = size
     held = groups * GROUP_ELEMENTS
     values = np.zeros((groups, LANES, 2, GROUP_ELEMENTS), np.uint16)
     places = np.zeros((groups, LANES, 2, GROUP_ELEMENTS), np.uint8)
-    for (lane, odd), found in rows.items():
+    for (lane, odd), found in at.items():
         first = found[:held] if len(found) else np.zeros(1, np.int64)
         first = np.pad(first, (0, max(0, held - len(first))), "edge")[:held]
         places[:, lane, odd] = first.reshape(groups, GROUP_ELEMENTS)
@@ -59,18 +77,41 @@ def _pack_unit(unit: np.ndarray) -> tuple[bytes, tuple[int, int]]:
     data = b"".join(v.tobytes() + p.tobytes() for v, p in zip(values, places))
     left = [
         [(row * 128 + lane * 4 + odd * 2) << 16 | int(elements[row, lane, odd])
-         for odd in range(2) for row in rows[lane, odd][held:]]
+         for odd in range(2) for row in at[lane, odd][held:]]
         for lane in range(LANES)
     ]  # fmt: skip
     words = [word for turn in itertools.zip_longest(*left) for word in turn if word is not None]
     words += words[-1:] * (lines * LANES - len(words))
-    return data + np.array(words, np.uint32).tobytes(), (groups, lines)
+    return data + np.array(words, np.uint32).tobytes()
 
 
-def _best_size(lengths: np.ndarray) -> tuple[int, int]:
+def _pack_base(unit: np.ndarray) -> bytes:
+    """Values and metadata of a unit with at most two non-zeros in a group."""
+    groups = unit.reshape(UNIT_ROWS, -1, 4).astype(np.uint16)
+    held = groups != 0
+    count, first, last = held.sum(-1), held.argmax(-1), 3 - held[..., ::-1].argmax(-1)
+    low = np.where(count == 2, first, np.where((count == 1) & (first < 3), first, 0))
+    high = np.where(count == 2, last, np.where(count == 1, 3, 1))
+    values = np.take_along_axis(groups, np.stack([low, high], -1), -1).reshape(UNIT_ROWS, 4, 8)
+    row, chunk = np.ogrid[:UNIT_ROWS, :4]
+    image = values[row, chunk ^ row // 2 % 4]
+    words = np.zeros(2 * 128, np.uint32)
+    np.bitwise_or.at(words, *_metadata(low | high << 2))
+    return image.tobytes() + words.tobytes()
+
+
+def _metadata(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The word of every group of a unit, and its code's bits there."""
+    row, group = np.ogrid[:UNIT_ROWS, : UNIT_COLUMNS // 4]
+    thread = row % 64 // 16 * 32 + row % 8 * 4 + group // 8 * 2 + group // 4 % 2
+    shift = group % 4 * 4 + row // 8 % 2 * 16
+    return row // 64 * 128 + thread, (codes.astype(np.uint32) << shift.astype(np.uint32))
+
+
+def _best_size(lengths: np.ndarray, most: int) -> tuple[int, int]:
     """Groups and lines of the fewest bytes; the fewest groups of those."""
     best = []
-    for groups in range(UNIT_ROWS // GROUP_ELEMENTS + 1):
+    for groups in range(most // GROUP_ELEMENTS + 1):
         left = int(np.maximum(lengths - groups * GROUP_ELEMENTS, 0).sum())
         lines = -(-left // LANES)
         if lines <= MOST_LINES:
@@ -78,26 +119,38 @@ def _best_size(lengths: np.ndarray) -> tuple[int, int]:
     return min(best)[1:]
 
 
-def unpack(units: np.ndarray, sizes: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def unpack(data: np.ndarray, units: Units, shape: tuple[int, int]) -> np.ndarray:
     """The matrix (m, k) of uint16 that the bytes mean."""
-    down, across, _ = sizes.shape
+    down, across, _ = units.sizes.shape
     out = np.zeros((down, across, UNIT_ROWS, UNIT_COLUMNS), np.uint16)
     at = 0
     for i, j in np.ndindex(down, across):
-        groups, lines = sizes[i, j]
+        if units.base:
+            out[i, j] = _unpack_base(data[at : at + BASE_LINES * LINE_BYTES])
+            at += BASE_LINES * LINE_BYTES
+        groups, lines = units.sizes[i, j]
         end = at + groups * GROUP_BYTES
+        tile = np.zeros((UNIT_ROWS // (2 if units.base else 1), LANES, 2), np.uint16)
         for start in range(at, end, GROUP_BYTES):
-            values = units[start : start + 512].view(np.uint16).reshape(LANES, 2, GROUP_ELEMENTS)
-            row = units[start + 512 : start + GROUP_BYTES].reshape(values.shape).astype(np.int64)
+            values = data[start : start + 512].view(np.uint16).reshape(LANES, 2, GROUP_ELEMENTS)
+            row = data[start + 512 : start + GROUP_BYTES].reshape(values.shape).astype(np.int64)
             lane, odd, _ = np.ogrid[:LANES, :2, :GROUP_ELEMENTS]
-            _put(out[i, j], row * 128 + lane * 4 + odd * 2, values)
+            tile.reshape(-1)[row * 64 + lane * 2 + odd] = values
         at = end + lines * LINE_BYTES
-        words = units[end:at].view(np.uint32)
-        _put(out[i, j], (words >> 16).astype(np.int64), words & 0xFFFF)
+        words = data[end:at].view(np.uint32)
+        tile.reshape(-1)[(words >> 16) // 2] = words & 0xFFFF
+        out[i, j][_places(units.base)] |= tile
     return out.swapaxes(1, 2).reshape(down * UNIT_ROWS, -1)[: shape[0], : shape[1]]
 
 
-def _put(unit: np.ndarray, byte: np.ndarray, values: np.ndarray) -> None:
-    """Store elements at these bytes of the unit's tile."""
-    row, chunk = byte // 128, byte % 128 // 16
-    unit[row, (chunk ^ row % 8) * 8 + byte % 16 // 2] = values
+def _unpack_base(data: np.ndarray) -> np.ndarray:
+    row, chunk = np.ogrid[:UNIT_ROWS, :4]
+    image = data[:VALUE_BYTES].view(np.uint16).reshape(UNIT_ROWS, 4, 8)
+    values = image[row, chunk ^ row // 2 % 4].reshape(UNIT_ROWS, -1, 2)
+    words = data[VALUE_BYTES:].view(np.uint32)
+    ones = np.full((UNIT_ROWS, UNIT_COLUMNS // 4), 15)
+    word, mask = _metadata(ones)
+    codes = (words[word] & mask) // (mask // 15)
+    out = np.zeros((*values.shape[:2], 4), np.uint16)
+    np.put_along_axis(out, np.stack([codes & 3, codes >> 2], -1).astype(np.int64), values, -1)
+    return out.reshape(UNIT_ROWS, UNIT_COLUMNS)

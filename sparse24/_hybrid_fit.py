@@ -144,7 +144,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     }
     if gpu.compute_capability == "90":
         scatter = layouts["scatter"] = hybrid_scatter.prepare(bits, dtype)
-        efforts["scatter"] = lambda n: hybrid_scatter_plan.effort(scatter.sizes, n, sms)
+        efforts["scatter"] = lambda n: hybrid_scatter_plan.effort(scatter.units, n, sms)
     products: dict[str, Callable[..., Any]] = {
         "stream": hybrid_stream.product,
         "scatter": hybrid_scatter.product,

@@ -100,16 +100,16 @@ def _slots_work(h):
     return layout(h, "slots").work if h.is_prepared("slots") else hybrid_wgmma.survey(_bits(h))
 
 
-def scatter_sizes(h) -> np.ndarray:
-    """Groups and lines of the units of ``scatter``; found at the first need, which waits."""
-    return _known(h, "scatter sizes", _scatter_sizes)
+def scatter_units(h):
+    """How much the units of ``scatter`` hold; found at the first need, which waits."""
+    return _known(h, "scatter units", _scatter_units)
 
 
-def _scatter_sizes(h) -> np.ndarray:
+def _scatter_units(h):
     from sparse24.kernels import hybrid_scatter
 
     made = h.is_prepared("scatter")
-    return layout(h, "scatter").sizes if made else hybrid_scatter.survey(_bits(h))
+    return layout(h, "scatter").units if made else hybrid_scatter.survey(_bits(h))
 
 
 def row_lengths(h) -> np.ndarray:

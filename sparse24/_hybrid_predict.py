@@ -12,7 +12,7 @@ from sparse24._hybrid_layouts import (
     excess,
     live_columns,
     row_lengths,
-    scatter_sizes,
+    scatter_units,
     slots_work,
     stored_tiles,
 )
@@ -82,7 +82,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
         times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
     if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
-        effort = hybrid_scatter_plan.effort(scatter_sizes(h), n, device.multiprocessors)
+        effort = hybrid_scatter_plan.effort(scatter_units(h), n, device.multiprocessors)
         copied = COPY_SECONDS if n % 8 else 0.0
         times["scatter"] = line_of(lines, "scatter", n).seconds(*effort) + copied
     fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= device.most_shared

@@ -21,6 +21,7 @@ from sparse24._dtypes import lookup
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_overflow, hybrid_wgmma
+from sparse24.kernels.hybrid_scatter_plan import Units
 
 pytestmark = pytest.mark.stem("hybrid_overflow")
 
@@ -252,7 +253,7 @@ def test_fit_is_kept_and_used(tmp_path, monkeypatch):
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
     known = {
         "row lengths": SimpleNamespace(value=np.full(4096, 410)),
-        "scatter sizes": SimpleNamespace(value=np.full((32, 64, 2), 3)),
+        "scatter units": SimpleNamespace(value=Units(np.full((32, 64, 2), 3))),
     }
     h = SimpleNamespace(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=4096 * 4096, shape=(4096, 4096),

@@ -9,15 +9,15 @@ import pytest
 from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
-from sparse24.kernels import hybrid_scatter, reference_scatter
+from sparse24.kernels import hybrid_scatter, reference_compress, reference_scatter
 from sparse24.kernels.hybrid_scatter_plan import (
-    STAGES,
     UNIT_COLUMNS,
+    WRITERS,
+    Units,
     configure,
     cycles_of,
     deal,
     effort,
-    lines_of,
     schedule,
 )
 
@@ -30,35 +30,48 @@ def matrix(family: str, shape, zeros: float) -> np.ndarray:
     return families.make(family, shape, zeros=zeros, dtype="float16", rng=3).view(np.uint16)
 
 
+@pytest.mark.parametrize("base", [False, True])
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("shape", [(1, 1), (128, 64), (300, 517), (129, 1000)])
-def test_the_bytes_mean_the_matrix(shape, zeros):
+def test_the_bytes_mean_the_matrix(shape, zeros, base):
     bits = matrix("iid", shape, zeros)
-    units, sizes = reference_scatter.pack(bits)
-    assert len(units) == 128 * lines_of(sizes).sum()
-    np.testing.assert_array_equal(reference_scatter.unpack(units, sizes, shape), bits)
+    data, units = reference_scatter.pack(bits, base=base)
+    assert len(data) == 128 * units.lines.sum()
+    np.testing.assert_array_equal(reference_scatter.unpack(data, units, shape), bits)
+
+
+def test_metadata_are_those_of_a_packed_matrix(rng):
+    w = rng.integers(1, 9, (128, 64)) * (rng.random((128, 64)) < 0.3)
+    unit = np.where(reference_scatter._spills(w), 0, w).astype(np.uint16)
+    words = np.frombuffer(reference_scatter._pack_base(unit)[8192:], np.uint32).reshape(2, 4, 8, 4)
+    metadata = reference_compress.compress(unit.view(np.float16))[1]
+    atoms = reference_compress.pack_metadata(metadata, 64, 2).view(np.uint32).reshape(2, 4, 2, 8, 4)
+    for lane in range(4):  # the atom's words: (warp, half of 32 columns, row, 32 columns)
+        np.testing.assert_array_equal(words[..., lane], atoms[:, :, lane % 2, :, lane // 2])
 
 
 @pytest.mark.parametrize(("zeros", "most"), [(0.6, 3.25), (0.8, 3.35), (0.9, 3.55), (0.95, 3.8)])
 def test_little_is_stored_but_elements_and_rows(zeros, most):
     bits = matrix("iid", (1024, 1024), zeros)
-    units, _ = reference_scatter.pack(bits)
-    assert len(units) < most * np.count_nonzero(bits)
+    data, _ = reference_scatter.pack(bits)
+    assert len(data) < most * np.count_nonzero(bits)
 
 
+@pytest.mark.parametrize("base", [False, True])
 @pytest.mark.parametrize("balance", [True, False])
 @pytest.mark.parametrize("blocks", BLOCKS)
-def test_every_unit_that_holds_anything_is_dealt_once(blocks, balance, rng):
+def test_every_unit_that_holds_anything_is_dealt_once(blocks, balance, base, rng):
     sizes = rng.integers(0, 9, (7, 40, 2)) * (rng.random((7, 40, 1)) < 0.6)
     sizes[3] = 0
-    steps, parts, counts = schedule(sizes, deal(sizes, blocks, 2, balance=balance))
+    units = Units(sizes, base)
+    steps, parts, counts = schedule(units, deal(units, blocks, 2, balance=balance))
     assert len(steps) == len(parts) == len(counts) <= blocks
-    lines = lines_of(sizes)
+    lines = units.lines
     first = (np.cumsum(lines) - lines.ravel()).reshape(lines.shape)
     seen, bands = np.zeros_like(lines), []
     for own, of_bands, (count, number) in zip(steps, parts, counts):
         assert not (own["groups"] + own["lines"])[count:].any()
-        assert len(own) - count >= 2 * STAGES  # units are read ahead
+        assert len(own) - count >= 2 * WRITERS  # units are read ahead
         assert len(of_bands) > number  # and parts
         assert of_bands["steps"][:number].sum() == count
         assert of_bands["steps"][:number].min() > 0
@@ -75,8 +88,8 @@ def test_every_unit_that_holds_anything_is_dealt_once(blocks, balance, rng):
 
 @pytest.mark.parametrize("blocks", BLOCKS)
 def test_blocks_of_a_band_know_of_one_another(blocks, rng):
-    sizes = rng.integers(1, 9, (9, 30, 2))
-    _, parts, counts = schedule(sizes, deal(sizes, blocks, 2))
+    units = Units(rng.integers(1, 9, (9, 30, 2)))
+    _, parts, counts = schedule(units, deal(units, blocks, 2))
     members = {band: [] for band in range(9)}
     for block, (of_block, (_, number)) in enumerate(zip(parts, counts)):
         for index, part in enumerate(of_block[:number]):
@@ -90,41 +103,47 @@ def test_blocks_of_a_band_know_of_one_another(blocks, rng):
             assert part["slot"] == 2 * owner + (begins > 0)
 
 
-def cost(sizes, dealt):
-    units = cycles_of(sizes, 2).ravel()[dealt.units]
-    return np.add.reduceat(units, dealt.cuts[:-1])
+def all_alike(bands, across):
+    return Units(np.full((bands, across, 2), 3))
+
+
+def cost(units, dealt):
+    return np.add.reduceat(cycles_of(units, 2).ravel()[dealt.units], dealt.cuts[:-1])
 
 
 def test_balance_evens_the_shares():
-    sizes = np.full((2, 64, 2), 3)
-    sizes[:, :16, 0] = 32
-    even, plain = (cost(sizes, deal(sizes, 8, 2, balance=balance)) for balance in (True, False))
+    units = all_alike(2, 64)
+    units.sizes[:, :16, 0] = 32
+    even, plain = (cost(units, deal(units, 8, 2, balance=balance)) for balance in (True, False))
     assert even.max() < 0.75 * plain.max()
 
 
 def test_shares_pass_from_band_to_band_where_bands_do_not_divide_the_chip():
-    some = np.full((112, 64, 2), 3)  # 112 bands, one for each block, would leave 20 idle
+    some = all_alike(112, 64)  # 112 bands, one for each block, would leave 20 idle
     dealt = deal(some, 132, 2)
     assert len(dealt.cuts) - 1 == 132
     assert cost(some, dealt).max() < 0.88 * cycles_of(some, 2).sum(1).max()
     assert len(deal(some, 132, 8).cuts) - 1 == 112  # with many columns, handing over costs more
-    whole = np.full((64, 128, 2), 3)  # two blocks a band leave four idle, and hand over less
+    whole = all_alike(64, 128)  # two blocks a band leave four idle, and hand over less
     np.testing.assert_array_equal(deal(whole, 132, 2).cuts, np.arange(129) * 64)
-    many = np.full((200, 8, 2), 3)  # more bands than blocks
+    many = all_alike(200, 8)  # more bands than blocks
     assert cost(many, deal(many, 132, 2)).max() <= 13 * cycles_of(many, 2)[0, 0]
 
 
 def test_a_small_product_shares_no_sums_where_that_takes_longer_than_it_spares():
-    small = np.full((12, 6, 2), 3)
+    small = all_alike(12, 6)
     assert len(deal(small, 132, 2).cuts) - 1 == 72
     assert len(deal(small, 132, 8).cuts) - 1 < 36
 
 
+@pytest.mark.parametrize("base", [False, True])
 @pytest.mark.parametrize("n", [1, 16, 17, 32, 64])
-def test_the_config_fits(n):
-    config = configure(n)
+def test_the_config_fits(n, base):
+    config = configure(Units(np.zeros((2, 3, 2), int), base), n)
+    assert config.base == base
     assert config.shared_memory <= 227 << 10
     assert 8 * config.tiles >= n
+    assert 4 <= config.stages <= WRITERS
 
 
 def test_refuses_in_words():
@@ -137,18 +156,19 @@ def test_refuses_in_words():
 
 
 def test_effort_is_that_of_the_busiest_block():
-    even = np.full((66, 64, 2), 3)
+    even = all_alike(66, 64)
     cycles, nbytes = effort(even, 16, 132)
-    assert nbytes == 128 * lines_of(even).sum()
-    few, _ = effort(even[:62], 16, 132)
+    assert nbytes == 128 * even.lines.sum()
+    few, _ = effort(Units(even.sizes[:62]), 16, 132)
     assert 0.94 < few / cycles <= 1
-    uneven = even.copy()
+    uneven = even.sizes.copy()
     uneven[:, 0] = 31
-    more, read = effort(uneven, 16, 132)
+    more, read = effort(Units(uneven), 16, 132)
     assert more > cycles
     assert read > nbytes
-    empty, _ = effort(np.zeros((66, 64, 2), int), 16, 132)
-    assert empty == cycles_of(np.zeros(2, int), 2)  # a step that writes the zeros
+    nothing = Units(np.zeros((66, 64, 2), int))
+    empty, _ = effort(nothing, 16, 132)
+    assert empty == cycles_of(nothing, 2)[0, 0]  # a step that writes the zeros
 
 
 def product(h, b, **options):
@@ -160,14 +180,15 @@ def product(h, b, **options):
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 0.97, 1.0])
 @pytest.mark.parametrize("family", ["iid", "beta2", "dead_columns"])
-def test_packs_to_the_bit(family, zeros):
+@pytest.mark.parametrize("base", [False, True])
+def test_packs_to_the_bit(family, zeros, base):
     cupy = pytest.importorskip("cupy")
     bits = matrix(family, (300, 1111), zeros)
     bits[0, 0] = 0x7E00  # a NaN
-    want, sizes = reference_scatter.pack(bits)
-    layout = hybrid_scatter.prepare(cupy.asarray(bits), lookup("float16"))
-    np.testing.assert_array_equal(layout.sizes, sizes)
-    np.testing.assert_array_equal(layout.units.get(), want)
+    want, units = reference_scatter.pack(bits, base=base)
+    layout = hybrid_scatter.prepare(cupy.asarray(bits), lookup("float16"), base=base)
+    np.testing.assert_array_equal(layout.units.sizes, units.sizes)
+    np.testing.assert_array_equal(layout.data.get(), want)
 
 
 @pytest.mark.gpu
@@ -177,8 +198,8 @@ def test_packs_to_the_bit(family, zeros):
 def test_exact_on_whole_numbers(rng, dtype, zeros, n):
     cupy = pytest.importorskip("cupy")
     kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
-    w = rng.integers(-3, 4, (333, 3111)) * (rng.random((333, 3111)) >= zeros)
-    b = rng.integers(-1, 2, (3111, n)) * (rng.random((3111, n)) < 0.1)
+    w = rng.integers(-3, 4, (333, 3112)) * (rng.random((333, 3112)) >= zeros)
+    b = rng.integers(-1, 2, (3112, n)) * (rng.random((3112, n)) < 0.1)
     h = hybrid(cupy.asarray(w.astype(kind)))
     want = (w @ b).astype(kind)
     for balance in (True, False):

@@ -6,6 +6,7 @@
 //   parts  [blocks][parts_pitch]   its steps in each band of rows                                    (read)
 //   counts [blocks]                its steps and parts; empty ones follow                            (read)
 //   b      [k, n]                  n contiguous, rows on 16-byte boundaries                          (read)
+//   spill  with BASE, b as [2][k / 4][n]: rows 2 and 3 of every group of four                        (read)
 //   out    [m, n]                  any strides                                                    (written)
 //
 // A step is a unit of 128 rows, a band, by 64 columns in which some of the rows has a non-zero.  The steps of all
@@ -16,6 +17,11 @@
 // place of rows where there are many.
 //
 // What takes the time is shared memory: a tile of 16 KB is written in parts and read as a whole.
+//
+// With BASE, for matrices with a quarter of non-zeros and more, a unit is a 2:4 tile, copied as it is and multiplied by
+// sparse instructions, and what spills over it: the third and fourth non-zero of a group of four, which lie in its
+// columns 2 and 3.  So the tile that is scattered into has half as many columns and few non-zeros; it is
+// multiplied by those lines of b alone, which come a second time.
 //
 // Units are asked for before the kernel waits for the one before it in the stream; b is not.
 // Partial sums are added in a fixed order: the same bits every time.
@@ -107,11 +113,13 @@ class Consumer {
     __device__ void multiply(int steps) {
         Words even, odd = {};
         multiply_step<true>(even, odd);
-        for (int i = 2; i < steps; i += 2) {
-            multiply_step<false>(odd, even);
-            multiply_step<false>(even, odd);
-        }
-        if (steps % 2 == 0) multiply_step<false>(odd, even);
+        int i = 1;
+        if (BASE)  // a branch between two steps would make the compiler wait for every instruction
+            for (; i + 1 < steps; i += 2) {
+                multiply_step<false>(odd, even);
+                multiply_step<false>(even, odd);
+            }
+        for (; i < steps; i++) multiply_step<false>(odd, even);  // with BASE once at most
         wgmma_wait();
         if (BASE) hold(even, odd[0] ^ odd[1], shared_);
         release();
