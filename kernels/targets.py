@@ -83,9 +83,9 @@ def inspect(target: Target) -> tuple[str, dict[str, Resources]]:
     return code, found
 
 
-# D, A if it is in registers, and the metadata of a sparse warpgroup instruction.
+# D, A if it is in registers, and the metadata if it is sparse, of a warpgroup instruction.
 _RUNS = re.compile(
-    r"[HQI]GMMA\.SP\.64x(\d+)x\S+ R(\d+), (?:R(\d+), )?gdesc\S+ R\w+,(?: !?UPT,)? R(\d+)"
+    r"[HQI]GMMA(?:\.SP)?\.64x(\d+)x\S+ R(\d+), (?:R(\d+), )?gdesc\S+ R\w+(?:, !?UPT)?(?:, R(\d+))?"
 )
 _WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d+)")
 _WRITES = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*) R(\d+),")
@@ -117,10 +117,11 @@ def overwritten(code: str) -> list[str]:
     return found
 
 
-def _registers(n: str, d: str, a: str | None, metadata: str) -> set[int]:
+def _registers(n: str, d: str, a: str | None, metadata: str | None) -> set[int]:
     """Registers of an instruction with n columns."""
     of_a = set() if a is None else set(range(int(a), int(a) + 4))
-    return {*range(int(d), int(d) + int(n) // 2), *of_a, int(metadata)}
+    words = set() if metadata is None else {int(metadata)}
+    return {*range(int(d), int(d) + int(n) // 2), *of_a, *words}
 
 
 def _run(*command: str) -> str:

@@ -65,6 +65,19 @@ def test_a_group_in_flight_keeps_its_registers():
     assert targets.overwritten(code) == ["/*0060*/  LDS R93, [R9] ;"]
 
 
+def test_a_dense_instruction_may_end_a_group():
+    code = """
+        /*0010*/  HGMMA.SP.64x16x32.F32 R32, gdesc[UR20].tnspB, R32, R42, 0x0 ;
+        /*0020*/  HGMMA.64x16x16.F32 R32, gdesc[UR16].tnspB, R32 ;
+        /*0030*/  HGMMA.64x16x16.F32 R24, gdesc[UR16].tnspB, RZ, !UPT, gsb0 ;
+        /*0040*/  IMAD.MOV.U32 R25, RZ, RZ, R8 ;
+        /*0050*/  LDS R42, [R9] ;
+        /*0060*/  WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0070*/  LDS R42, [R9] ;
+    """
+    assert [line[:8] for line in targets.overwritten(code)] == ["/*0040*/", "/*0050*/"]
+
+
 def test_every_source_has_a_target():
     assert {target.stem for target in targets.targets()} == set(targets.stems())
 

@@ -108,17 +108,21 @@ __device__ void pack_base(const Bank& bank, unsigned char* to) {
     __syncwarp();
     for (int i = bank.lane; i < kUnitRows * 16; i += 32) {
         const int r = i / 16, group = i % 16;
+        Element x[4];
+        unsigned held = 0;                 // places of the non-zeros
+#pragma unroll
+        for (int c = 0; c < 4; ++c) x[c] = bank.at(r, 4 * group + c), held |= unsigned(x[c] != 0) << c;
+        const unsigned first = held & -held, second = (held ^ first) & -(held ^ first);
+        const int low = second || first < 8 ? max(__ffs(first) - 1, 0) : 0;           // none, or one at place 3: 0
+        const int high = second ? __ffs(second) - 1 : first ? 3 : 1;
         Element kept[2] = {0, 0};
-        int places[2] = {0, 1}, count = 0;
-        for (int c = 0; c < 4; ++c)
-            if (const Element x = bank.at(r, 4 * group + c); x && count < 2) kept[count] = x, places[count++] = c;
-        if (count == 1 && places[0] == 3) kept[1] = kept[0], kept[0] = 0, places[0] = 0, places[1] = 3;
-        else if (count == 1) places[1] = 3;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) kept[0] = c == low ? x[c] : kept[0], kept[1] = c == high ? x[c] : kept[1];
         const int at = r * 64 + (group / 4 ^ r / 2 % 4) * 16 + group % 4 * 4;
         *reinterpret_cast<unsigned*>(to + at) = kept[0] | (unsigned)kept[1] << 16;
         // Bits 4 (k / 4 % 4) and 16 of the word are the group of 16 columns' and the upper eight rows' (sparse24/_spec.py).
         const int thread = r % 64 / 16 * 32 + r % 8 * 4 + group / 8 * 2 + group / 4 % 2;
-        atomicOr(words + r / 64 * 128 + thread, (unsigned)(places[0] | places[1] << 2) << (group % 4 * 4 + r / 8 % 2 * 16));
+        atomicOr(words + r / 64 * 128 + thread, (unsigned)(low | high << 2) << (group % 4 * 4 + r / 8 % 2 * 16));
     }
 }
 
