@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24.kernels.hybrid_evict import ATOM, BLOCK, DEARER, ROWS, Strips, tables
+from sparse24.kernels.hybrid_evict import DEARER, ROWS, laid_out
+from sparse24.kernels.hybrid_strips import ATOM, BLOCK, Strips
 
 GROUP = 4
 HEAVY = 26  # rows of a column from which it is counted as two slots
@@ -84,18 +85,17 @@ def prepare(bits: np.ndarray, dearer: float = DEARER) -> Strips:
         slots = pack(evicted, k)
         plans.append((evicted, plain, slots))
         counts.append((len(plain), len(slots)))
-    table, first, strip_of_atom = tables(np.array(counts, np.int64))
-    dense = np.zeros((len(strip_of_atom), ROWS, ATOM), np.uint16)
-    sources = np.full((2 * len(strip_of_atom), BLOCK), k, np.int32)
+    where = laid_out(np.array(counts, np.int64))
+    dense = np.zeros((len(where.strip_of_atom), ROWS, ATOM), np.uint16)
+    sources = np.full((2 * len(dense), BLOCK), k, np.int32)
     for strip, (evicted, plain, slots) in enumerate(plans):
         rows = wide[strip * ROWS : (strip + 1) * ROWS]
         columns = [block * BLOCK + np.arange(BLOCK) for block in plain]
         columns += [slots[i : i + BLOCK] for i in range(0, len(slots), BLOCK)]
         for i, at in enumerate(columns):
-            stage, there = 2 * first[strip] + i, at < k
+            stage, there = 2 * where.first[strip] + i, at < k
             part = dense[stage // 2, :, stage % 2 * BLOCK :][:, : len(at)]
             gone = evicted[:, at[there]]
             part[:, there] = rows[:, at[there]] * (~gone if i < len(plain) else gone)
             sources[stage, : len(at)] = at
-    gathered = len(sources) - int(table[:, 2].sum())
-    return Strips(dense, sources, table, gathered, table[:, 1])
+    return Strips(dense, sources, where.table, where.gathered, where.lengths)

@@ -129,8 +129,8 @@ class Line:
 # By path and most columns, 16-bit elements; measured on one H200, see docs/benchmarks.
 # An element is a place of the matrix for "stream" and "cublas", a cycle of shared memory for
 # "scatter", else a non-zero, with padding; for "overflow" it is one that the 2:4 part leaves out,
-# times the columns, and the bytes are those of the result; for "dense" and "slots" it is a
-# multiply-add, and the bytes are those that are gathered.
+# times the columns, and the bytes are those of the result; for "dense", "slots" and "regrouped" it is
+# a multiply-add, and the bytes are those that are gathered.
 H200_LINES = {
     "stream/8": Line(4.95e-6, 1.38e-13, 1.535e-13),
     "stream/16": Line(6.03e-6, 1.783e-13, 1.273e-13),
@@ -153,11 +153,13 @@ H200_LINES = {
     "dense/512": Line(2.99e-6, 2.6e-15, 0.0),
     "overflow/512": Line(2.27e-6, 2.38e-13, 2.02e-13),
     "slots/512": Line(0.0, 1.664e-15, 5.15e-14),
+    "regrouped/512": Line(3e-6, 1.82e-15, 0.0),
 }
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64), "scatter": (16, 32, 64), "gather": (1, 2, 4, 8, 16),
     "rows": (1, 2, 4),
     "cublas": (8, 32, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
+    "regrouped": (512,),
 }  # fmt: skip
 
 

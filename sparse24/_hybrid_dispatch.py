@@ -8,6 +8,7 @@
 ``scatter``   up to 64 columns, 16-bit, Hopper: non-zeros scattered into dense tiles on chip
 ``tiles``     any dtype and size, tile by tile on plain cores
 ``slots``     from 128 columns, 16-bit, Hopper: one 2:4 product, what does not fit in more columns
+``regrouped`` from 128 columns, 16-bit, Hopper: one 2:4 product, columns grouped anew in every strip
 ``two_four``  more than 64 columns, 16-bit: a 2:4 product, and what it left out added
 ``compact``   many columns: the dense product without the empty columns of the matrix
 ``cublas``    the dense product, on a dense copy
@@ -17,6 +18,8 @@ A layout is made at the first product that needs it and kept with the matrix.
 """
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 
@@ -141,10 +144,10 @@ def _multiply_tiles(h, b, out) -> None:
     hybrid_tiles.product(h.tiles, b, out, h.tiles.dtype.result)
 
 
-def _multiply_slots(h, b, out) -> None:
+def _multiply_strips(path: str, h, b, out) -> None:
     from sparse24.kernels import hybrid_wgmma
 
-    hybrid_wgmma.product(layout(h, "slots"), b, out)
+    hybrid_wgmma.product(layout(h, path), b, out)
 
 
 def _multiply_two_four(h, b, out) -> None:
@@ -178,7 +181,8 @@ _PATHS = {
     "rows": _multiply_rows,
     "gather": _multiply_gather,
     "tiles": _multiply_tiles,
-    "slots": _multiply_slots,
+    "slots": functools.partial(_multiply_strips, "slots"),
+    "regrouped": functools.partial(_multiply_strips, "regrouped"),
     "two_four": _multiply_two_four,
     "compact": _multiply_compact,
     "cublas": _multiply_cublas,

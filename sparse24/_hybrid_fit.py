@@ -168,13 +168,14 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
 def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
     """The paths for many columns: the dense product, 2:4 strips, and what a 2:4 part leaves out."""
     from sparse24._dtypes import TABLE
-    from sparse24.kernels import hybrid_overflow, hybrid_wgmma
+    from sparse24.kernels import hybrid_evict, hybrid_overflow, hybrid_regroup, hybrid_wgmma
 
     dtype, (m, k), bits = TABLE["float16"], dense.shape, dense.view(np.uint16)
     few = bits * (rng.random(dense.shape, dtype=cupy.float32) >= 0.99)
     rest = hybrid_overflow.prepare(few, dtype, cupy)
     hopper = cupy.cuda.Device().compute_capability == "90"
-    strips = hybrid_wgmma.prepare(bits, dtype) if hopper else None
+    rewrites = {"slots": hybrid_evict, "regrouped": hybrid_regroup} if hopper else {}
+    strips = {path: hybrid_wgmma.prepare(bits, dtype, rewrite) for path, rewrite in rewrites.items()}
     for n in MANY:
         b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
         out = cupy.zeros((m, n), cupy.float16)
@@ -184,12 +185,12 @@ def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
         call = functools.partial(cupy.matmul, dense, b, out=out)
         seconds = _time(cupy, [call] * 4, captured=False, warm=SUSTAINED)
         samples["dense/512"].append((dense.size * n, 0, seconds))
-        if strips is not None:
-            config = hybrid_wgmma.TABLE[0]
-            call = functools.partial(hybrid_wgmma.product, strips, b, out, config)
-            effort = strips.work.effort(config, n)
+        for path, layout in strips.items():
+            config = hybrid_wgmma.TABLES[layout.work.rows][0]
+            call = functools.partial(hybrid_wgmma.product, layout, b, out, config)
+            effort = layout.work.effort(config, n)
             seconds = _time(cupy, [call], captured=True, warm=SUSTAINED)
-            samples["slots/512"].append((*effort, seconds))
+            samples[f"{path}/512"].append((*effort, seconds))
 
 
 def _time(cupy, calls, *, captured: bool, rounds: int = 5, warm: float = 0.0) -> float:

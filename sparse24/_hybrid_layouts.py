@@ -5,6 +5,8 @@ Every layout is kept with the matrix and has `nbytes`.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from sparse24 import _arrays
@@ -69,10 +71,17 @@ class _TwoFour:
         return sum(x.nbytes for x in arrays if x is not None) + self.overflow.nbytes
 
 
-def _slots_layout(h):
+def _rewrite(path: str):
+    """How a path of 2:4 strips makes them."""
+    from sparse24.kernels import hybrid_evict, hybrid_regroup
+
+    return {"slots": hybrid_evict, "regrouped": hybrid_regroup}[path]
+
+
+def _strips_layout(path: str, h):
     from sparse24.kernels import hybrid_wgmma
 
-    return hybrid_wgmma.prepare(_bits(h), h.tiles.dtype)
+    return hybrid_wgmma.prepare(_bits(h), h.tiles.dtype, _rewrite(path))
 
 
 class _Known:
@@ -89,15 +98,16 @@ def _known(h, name: str, find):
     return h.prepared(name, lambda: _Known(find(h))).value
 
 
-def slots_work(h):
+def strips_work(h, path: str):
     """What a product of 2:4 strips will cost; found at the first need, which waits."""
-    return _known(h, "slots work", _slots_work)
+    return _known(h, f"{path} work", functools.partial(_strips_work, path))
 
 
-def _slots_work(h):
+def _strips_work(path: str, h):
     from sparse24.kernels import hybrid_wgmma
 
-    return layout(h, "slots").work if h.is_prepared("slots") else hybrid_wgmma.survey(_bits(h))
+    made = h.is_prepared(path)
+    return layout(h, path).work if made else hybrid_wgmma.survey(_bits(h), _rewrite(path))
 
 
 def scatter_units(h):
@@ -189,7 +199,8 @@ _LAYOUTS = {
     "rows": _rows_layout,
     "gather": _gather_layout,
     "two_four": _TwoFour,
-    "slots": _slots_layout,
+    "slots": functools.partial(_strips_layout, "slots"),
+    "regrouped": functools.partial(_strips_layout, "regrouped"),
     "compact": _Compact,
 }
 

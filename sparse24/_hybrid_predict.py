@@ -13,8 +13,8 @@ from sparse24._hybrid_layouts import (
     live_columns,
     row_lengths,
     scatter_units,
-    slots_work,
     stored_tiles,
+    strips_work,
 )
 
 MANY = 256  # columns from which a gather of the dense operand can pay
@@ -23,7 +23,7 @@ TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over dense, up to n
 TWO_FOUR_LEAST = 4e9  # multiply-adds; with fewer, launches take what 2:4 gains
 # The dense product of a matrix that the lines of large ones overrate; an element is one of a row.
 SMALL_DENSE = Line(2.9e-6, 1.45e-9, 2.5e-13)
-SLOTS_LEAST = 6e-6  # seconds of any product of slots
+STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
@@ -98,7 +98,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
 
 
 def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:
-    """The paths that multiply 2:4 matrices: what does not fit is added, or put into slots."""
+    """The paths that multiply 2:4 matrices: what does not fit is added, or columns are moved."""
     from sparse24.kernels import hybrid_overflow, hybrid_wgmma
 
     dtype = h.tiles.dtype
@@ -110,10 +110,16 @@ def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:
     times = {"two_four": dense_time(h.shape, dtype, n, lines) / gain + rest}
     if hybrid_wgmma.refuses(dtype, n, device.compute_capability):
         return times
-    work = slots_work(h)
+    return times | {path: _strips_time(h, path, n, lines) for path in ("slots", "regrouped")}
+
+
+def _strips_time(h, path: str, n: int, lines) -> float:
+    from sparse24.kernels import hybrid_wgmma_plan
+
+    work = strips_work(h, path)
     config = work.choose(n)
-    seconds = max(line_of(lines, "slots", n).seconds(*work.effort(config, n)), SLOTS_LEAST)
-    return times | {"slots": seconds + (hybrid_wgmma.EXCHANGE if config.parts > 1 else 0.0)}
+    seconds = max(line_of(lines, path, n).seconds(*work.effort(config, n)), STRIPS_LEAST)
+    return seconds + (hybrid_wgmma_plan.EXCHANGE if config.parts > 1 else 0.0)
 
 
 def _excess_of_longest_row(h) -> float:

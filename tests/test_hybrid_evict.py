@@ -7,6 +7,7 @@ import pytest
 
 from sparse24 import families
 from sparse24.kernels import hybrid_evict, reference_evict
+from sparse24.kernels.hybrid_strips import Strips
 
 pytestmark = pytest.mark.stem("hybrid_evict")
 
@@ -27,7 +28,7 @@ def matrix(family: str, zeros: float, shape) -> np.ndarray:
     return w.view(np.uint16)
 
 
-def restored(strips: hybrid_evict.Strips, shape) -> np.ndarray:
+def restored(strips: Strips, shape) -> np.ndarray:
     """The matrix that the strips mean; elements that meet are added."""
     m, k = shape
     out = np.zeros((-(-m // 128) * 128, k + 1), np.int64)

@@ -20,8 +20,9 @@ from sparse24 import (
 from sparse24._dtypes import lookup
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import hybrid
-from sparse24.kernels import hybrid_overflow, hybrid_wgmma
+from sparse24.kernels import hybrid_overflow, hybrid_wgmma_plan
 from sparse24.kernels.hybrid_scatter_plan import Units
+from sparse24.kernels.hybrid_wgmma_plan import Work
 
 pytestmark = pytest.mark.stem("hybrid_overflow")
 
@@ -171,19 +172,20 @@ def test_a_product_can_be_captured(rng, zeros, n):
 
 
 @pytest.mark.gpu
-def test_slots_can_be_captured(rng):
+@pytest.mark.parametrize("path", ["slots", "regrouped"])
+def test_strips_can_be_captured(rng, path):
     cupy = pytest.importorskip("cupy")
     w = families.make("iid", (512, 1024), zeros=0.9, dtype="float16", rng=rng)
     b = cupy.asarray(rng.standard_normal((1024, 512)).astype(np.float16))
     h = hybrid(cupy.asarray(w))
-    if "slots" not in h.explain(512)["candidates"]:
+    if path not in h.explain(512)["candidates"]:
         pytest.skip("needs compute capability 9.0")
-    want = h.matmul(b, algorithm="slots")
+    want = h.matmul(b, algorithm=path)
     out = cupy.zeros_like(want)
     cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()
-        h.matmul(b, out=out, algorithm="slots")
+        h.matmul(b, out=out, algorithm=path)
         stream.end_capture().launch(stream)
         stream.synchronize()
     assert (out == want).all()
@@ -192,15 +194,16 @@ def test_slots_can_be_captured(rng):
 HOPPER = _hybrid_predict.Device("90", 227 << 10, 132)
 
 
-def planned(monkeypatch, excess: float, stages: int, gathered: int, longest: int = 410) -> dict:
+def planned(
+    monkeypatch, excess: float, stages: int, gathered: int, longest: int = 410, anew: int = 32 * 128
+) -> dict:
     """Predicted seconds for a float16 matrix of 8192 x 8192 by 4096 columns on an H200."""
-    monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
+    monkeypatch.setattr(hybrid_wgmma_plan, "multiprocessors", lambda: 132)
     known = {
         "excess": SimpleNamespace(value=excess),
         "row lengths": SimpleNamespace(value=np.array([longest])),
-        "slots work": SimpleNamespace(
-            value=hybrid_wgmma.Work(np.full(64, stages // 64), gathered)
-        ),
+        "slots work": SimpleNamespace(value=Work(np.full(64, stages // 64), gathered)),
+        "regrouped work": SimpleNamespace(value=Work(np.full(32, anew // 32), anew, 256)),
     }
     h = SimpleNamespace(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=8192 * 8192, shape=(8192, 8192),
@@ -219,7 +222,9 @@ def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
     assert clustered["two_four"] > clustered["cublas"]
     uneven = planned(monkeypatch, 8e3, 64 * 130, 64 * 2, longest=8192)  # a full row
     assert uneven["two_four"] > even["two_four"] + 4e-4
-    dense = planned(monkeypatch, 3e7, 64 * 256, 64 * 128)
+    swing = planned(monkeypatch, 2e6, 64 * 168, 64 * 40, anew=32 * 130)  # 80 %
+    assert min(swing, key=swing.__getitem__) == "regrouped"
+    dense = planned(monkeypatch, 3e7, 64 * 256, 64 * 128, anew=32 * 256)
     assert min(dense, key=dense.__getitem__) == "cublas"
 
 

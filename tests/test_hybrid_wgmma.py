@@ -7,12 +7,18 @@ import pytest
 
 from sparse24 import families
 from sparse24._dtypes import TABLE
-from sparse24.kernels import hybrid_wgmma
+from sparse24.kernels import hybrid_evict, hybrid_regroup, hybrid_wgmma
+from sparse24.kernels import hybrid_wgmma_plan as plan
 
 pytestmark = pytest.mark.stem("hybrid_wgmma")
 
 SHAPES = [(300, 517, 128), (128, 128, 256), (1000, 2000, 520), (130, 4096, 301)]
-CONFIGS = pytest.mark.parametrize("config", hybrid_wgmma.TABLE, ids=lambda c: c.name)
+CONFIGS = pytest.mark.parametrize(
+    "config", [c for table in plan.TABLES.values() for c in table], ids=lambda c: c.name
+)
+FIRST = plan.TABLES[128][0]
+
+REWRITES = {128: hybrid_evict, 256: hybrid_regroup}
 
 
 def hopper():
@@ -31,16 +37,16 @@ def test_refusals():
 
 
 def test_the_choice_fills_the_chip(monkeypatch):
-    monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
-    few = hybrid_wgmma.Work(np.full(32, 66), 32 * 2)
-    assert few.choose(4096) == hybrid_wgmma.TABLE[0]
-    assert few.choose(512) != hybrid_wgmma.TABLE[0]
-    macs, gathered = few.effort(hybrid_wgmma.TABLE[0], 132 * 256)  # whole waves
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    few = plan.Work(np.full(32, 66), 32 * 2)
+    assert few.choose(4096) == FIRST
+    assert few.choose(512) != FIRST
+    macs, gathered = few.effort(FIRST, 132 * 256)  # whole waves
     assert macs == 66 * 64 * 4096 * 132 * 256
     assert gathered == 2 * 64 * 2 * 132 * 256 * 32
-    uneven = hybrid_wgmma.Work(np.repeat([132, 62], [2, 30]), 32 * 2)
-    more, _ = uneven.effort(hybrid_wgmma.TABLE[0], 512)
-    assert more > 2 * few.effort(hybrid_wgmma.TABLE[0], 512)[0]
+    uneven = plan.Work(np.repeat([132, 62], [2, 30]), 32 * 2)
+    more, _ = uneven.effort(FIRST, 512)
+    assert more > 2 * few.effort(FIRST, 512)[0]
 
 
 @pytest.mark.parametrize("strips", [1, 5, 22, 32, 112])
@@ -48,20 +54,20 @@ def test_the_choice_fills_the_chip(monkeypatch):
 def test_every_tile_is_walked_once(strips, n):
     tiles_n = -(-n // 256)
     for height in {1, min(22, strips), strips}:
-        walked = hybrid_wgmma._walk(strips, tiles_n, height)
+        walked = plan._walk(strips, tiles_n, height)
         np.testing.assert_array_equal(np.bincount(walked), np.full(strips, tiles_n))
 
 
 def test_strips_that_differ_are_mixed(monkeypatch):
-    monkeypatch.setattr(hybrid_wgmma, "_multiprocessors", lambda: 132)
-    config = hybrid_wgmma.TABLE[0]
-    alike = hybrid_wgmma.Work(np.full(32, 60), 0)
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    config = FIRST
+    alike = plan.Work(np.full(32, 60), 0)
     assert alike.deal(config, 4096) == (config.band, 4 * 60)
-    uneven = hybrid_wgmma.Work(np.sort(np.arange(32) * 4 + 2)[::-1], 0)
-    strip = hybrid_wgmma._walk(32, 16, config.band)[::132]  # 22 divides 132
+    uneven = plan.Work(np.sort(np.arange(32) * 4 + 2)[::-1], 0)
+    strip = plan._walk(32, 16, config.band)[::132]  # 22 divides 132
     assert len(set(strip[:3])) == 1
     band, busiest = uneven.deal(config, 4096)
-    assert band == hybrid_wgmma.LOW_BAND
+    assert band == plan.LOW_BAND
     assert busiest < 0.7 * 4 * uneven.lengths[0]  # four tiles of the longest strip
 
 
@@ -81,7 +87,9 @@ def test_whole_numbers_are_exact(rng, shape, dtype, config):
         w = rng.integers(-3, 4, (m, k)) * (rng.random((m, k)) < density)
         b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.2)
         want = (w @ b).astype(row.logical).astype(np.float64)
-        layout = hybrid_wgmma.prepare(cupy.asarray(w.astype(row.logical)).view(np.uint16), row)
+        layout = hybrid_wgmma.prepare(
+            cupy.asarray(w.astype(row.logical)).view(np.uint16), row, REWRITES[config.block_m]
+        )
         by_row = cupy.asarray(b.astype(row.logical))
         by_column = cupy.asarray(b.T.astype(row.logical)).T
         apart = cupy.zeros((k, 2 * n), np.uint16)[:, ::2]
@@ -94,14 +102,18 @@ def test_whole_numbers_are_exact(rng, shape, dtype, config):
                 np.testing.assert_array_equal(out.get().astype(np.float64), want)
 
 
+REWRITTEN = pytest.mark.parametrize("rewrite", REWRITES.values(), ids=lambda r: r.NAME)
+
+
 @pytest.mark.gpu
+@REWRITTEN
 @pytest.mark.parametrize("family", ["iid", "beta5", "block", "row_skewed"])
-def test_error_is_near_that_of_a_dense_product(rng, family):
+def test_error_is_near_that_of_a_dense_product(rng, family, rewrite):
     cupy = hopper()
     w = families.make(family, (520, 1024), zeros=0.8, dtype="float16", rng=rng)
     b = rng.standard_normal((1024, 512)).astype(np.float16)
     want = w.astype(np.float64) @ b.astype(np.float64)
-    layout = hybrid_wgmma.prepare(cupy.asarray(w).view(np.uint16), TABLE["float16"])
+    layout = hybrid_wgmma.prepare(cupy.asarray(w).view(np.uint16), TABLE["float16"], rewrite)
     out = cupy.full((520, 512), np.nan, np.float16)
     right = cupy.asarray(b)
     hybrid_wgmma.product(layout, right, out)
@@ -110,10 +122,11 @@ def test_error_is_near_that_of_a_dense_product(rng, family):
 
 
 @pytest.mark.gpu
-def test_the_same_inputs_give_the_same_bits(rng):
+@REWRITTEN
+def test_the_same_inputs_give_the_same_bits(rng, rewrite):
     cupy = hopper()
     w = families.make("beta2", (700, 3000), zeros=0.8, dtype="float16", rng=rng)
-    layout = hybrid_wgmma.prepare(cupy.asarray(w).view(np.uint16), TABLE["float16"])
+    layout = hybrid_wgmma.prepare(cupy.asarray(w).view(np.uint16), TABLE["float16"], rewrite)
     b = cupy.asarray(rng.standard_normal((3000, 640)).astype(np.float16))
     outs = [cupy.empty((700, 640), np.float16) for _ in range(3)]
     for out in outs:

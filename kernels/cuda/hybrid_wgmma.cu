@@ -32,7 +32,6 @@
 #include "hopper_store.cuh"
 #include "programmatic.cuh"
 #include "tile_scheduler.cuh"
-#include "uniform.cuh"
 
 struct Strip {
     int first_stage, stages, plain;  // plain: stages whose rows of b are neighbours
@@ -47,17 +46,19 @@ struct Operands {
     int m, n, k;
 };
 
-constexpr int BLOCK_K = 64, BLOCK_M = 128, kConsumers = 2;
+constexpr int BLOCK_K = 64, kConsumers = 2;
+constexpr int kRowBlocks = BLOCK_M / (64 * kConsumers);    // of 64 rows, of a consumer
 constexpr int kProducer = kConsumers * 128;              // first thread of the producers
 constexpr int kThreads = kProducer + 128;
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
 constexpr int kParts = kAtomK / BLOCK_K;                 // stages of an atom
 constexpr int kSteps = BLOCK_K / 32;                     // instructions of a stage
+constexpr u32 kRowBlockBytes = 64 * BLOCK_K;
 constexpr u32 kABytes = BLOCK_M * BLOCK_K;
 constexpr u32 kBBytes = BLOCK_N * BLOCK_K * 2;
 constexpr u32 kStageBytes = kABytes + kBBytes;
-constexpr u32 kMetadataBytes = kConsumers * kAtomBytes;
+constexpr u32 kMetadataBytes = kConsumers * kRowBlocks * kAtomBytes;
 constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for kParts stages
 constexpr u32 kMetadataAt = STAGES * kStageBytes;
 constexpr u32 kStagingAt = kMetadataAt + kSlots * kMetadataBytes;
@@ -67,7 +68,7 @@ constexpr u64 kADescriptor = descriptor(kSwizzle64, 512);
 constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, BLOCK_K * 128);
 
 using Ring = GatherPipeline<STAGES, kConsumers * 4>;
-using Others = ClusterSums<1, kConsumers>;
+using Others = ClusterSums<kRowBlocks, kConsumers>;
 static_assert(Others::bytes <= kMetadataAt);
 
 // A block's share of a strip: all of it, or whole atoms of it.
@@ -221,7 +222,7 @@ class Producer {
 // One consumer warpgroup: its accumulators and its place in the ring.
 class Consumer {
   public:
-    Sum d[BLOCK_N / 2];
+    Sum d[kRowBlocks][BLOCK_N / 2];
 
     __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
 
@@ -229,13 +230,13 @@ class Consumer {
     __device__ void multiply(const Share& share) {
         const int atoms = (share.end - share.first) / kParts;
         plain_ = share.plain - share.first;
-        Metadata<1> even, odd;
+        Metadata<kRowBlocks> even, odd;
         even.clear();
         odd.clear();
         multiply_atom<true>(even, odd);
         drain();  // the compiler serialises all groups if it sees metadata loaded while this one runs
         for (int atom = 1; atom < atoms; atom++) {
-            if (atom % 2)
+            if (IN_FLIGHT && atom % 2)
                 multiply_atom<false>(odd, even);
             else
                 multiply_atom<false>(even, odd);
@@ -244,44 +245,48 @@ class Consumer {
     // Wait for what multiply began.
     __device__ void finish() {
         drain();
-        pin(d);
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
 
   private:
     // One group of instructions a stage, of which one still runs when the next atom begins: the metadata of
     // `last` must stay.  A `fresh` atom overwrites the sums.
-    template <bool fresh> __device__ void multiply_atom(Metadata<1>& metadata, const Metadata<1>& last) {
+    template <bool fresh> __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last) {
 #pragma unroll
         for (int part = 0; part < kParts; part++) {
-            const u32 stage = uniform(shared_ + at_.stage * kStageBytes);
             ring_.wait(at_);
             if (plain_-- <= 0) async_proxy_fence();  // the tensor cores read what threads have copied
             if (part == 0) fetch(metadata);
             wgmma_fence();
-            multiply_stage(metadata, stage, part, part || !fresh);
+            multiply_stage(metadata, part, part || !fresh);
             group_commit();
             group_wait<1>();
-            if (part == 0) last.hold(shared_);
+            if (IN_FLIGHT && part == 0) last.hold(shared_);
             if (previous_ >= 0) ring_.release(previous_);
             previous_ = at_.stage;
             at_.advance();
         }
+        if (!IN_FLIGHT) drain();
     }
-    __device__ void fetch(Metadata<1>& metadata) {
-        metadata.load(shared_ + kMetadataAt + slot_ * kMetadataBytes + group_ * kAtomBytes + metadata_offset());
+    __device__ void fetch(Metadata<kRowBlocks>& metadata) {
+        metadata.load(shared_ + kMetadataAt + slot_ * kMetadataBytes + group_ * kRowBlocks * kAtomBytes + metadata_offset());
         slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
     }
-    __device__ void multiply_stage(const Metadata<1>& metadata, u32 stage, int part, u32 keep) {
-        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + uniform(group_) * 64 * BLOCK_K);
+    __device__ void multiply_stage(const Metadata<kRowBlocks>& metadata, int part, u32 keep) {
+        const u32 stage = shared_ + at_.stage * kStageBytes;
+        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + group_ * kRowBlocks * kRowBlockBytes);
         const u64 b = kBDescriptor | descriptor_start(stage);
 #pragma unroll
-        for (int step = 0; step < kSteps; step++) {
-            const u32 word = metadata.words[0][step];
-            if (part)
-                wgmma_sp<1>(d, a + step * 32 / 16, b + step * 4096 / 16, word, 1);
-            else
-                wgmma_sp<0>(d, a + step * 32 / 16, b + step * 4096 / 16, word, step ? 1 : keep);
-        }
+        for (int step = 0; step < kSteps; step++)
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++) {
+                const u64 a_step = a + (r * kRowBlockBytes + step * 32) / 16, b_step = b + step * 4096 / 16;
+                if (part)
+                    wgmma_sp<1>(d[r], a_step, b_step, metadata.words[r][step], 1);
+                else
+                    wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][step], step ? 1 : keep);
+            }
     }
     // Wait for all groups and give back the last stage.
     __device__ void drain() {
@@ -322,12 +327,17 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
         consumer.finish();
         if (K_PARTS > 1) {
             parts.meet();
-            parts.give(consumer.d, 0);
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++) parts.give(consumer.d[r], r);
             parts.await();
         }
-        result.store(consumer.d, share.row + group * 64, n0, 0, [&](auto& sums, int first) {
-            return K_PARTS > 1 ? parts.add(sums, 0, first) : true;
-        });
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++) {
+            const int row = share.row + (group * kRowBlocks + r) * 64;
+            result.store(consumer.d[r], row, n0, 0, [&](auto& sums, int first) {
+                return K_PARTS > 1 ? parts.add(sums, r, first) : true;
+            });
+        }
     });
     result.finish();
 }

@@ -1,0 +1,195 @@
+// hybrid_regroup: rewrite strips of ROWS rows of any matrix as 2:4 matrices, their columns grouped anew.
+//
+// A group of four columns keeps two elements a row.  Which columns are a group is free in every strip, where
+// the product fetches each row of b by its number: dense columns meet sparse ones, and those whose rows differ.
+// Of a matrix with 80 % zeros hardly anything is left over, where neighbours would leave a third more columns.
+//
+// The columns of a strip are dealt to pools, 32 neighbours at a time, and grouped greedily.  The fullest column
+// begins a group; then three times the one joins that overflows in the fewest rows, a full one that fills few
+// rows for the next.  What overflows stays in the pool as a column of its own, and where that would be more
+// than half of every column the group remains short.
+//
+//   bits    [m, k]                      elements, -0.0 made 0; rows `pitch` elements apart      (read)
+//   slots   [strips, pools, room]       columns, in groups of four; k where a slot is empty     (written)
+//   taken   [strips, pools, room]       rows of each slot, a bit each                           (written)
+//   groups  [strips, pools]             how many there are                                      (written)
+//   dense   [atoms, ROWS, 128]          the strips as 2:4 matrices, an atom is two stages       (written)
+//   sources [2 atoms, 64]               columns of A of every stage; k: none                    (written)
+//
+// A thread block of `regroup` takes a pool of a strip, of `fill` an atom.
+//
+// Reference: kernels/reference_regroup.py.  Launcher: kernels/hybrid_regroup.py.
+using u32 = unsigned int;
+
+constexpr int kGroup = 4, kAtom = 128, kNeighbours = 32;
+constexpr int kPool = 1024, kThreads = 256, kWarps = kThreads / 32;
+constexpr int kMine = kPool / kThreads;      // columns of a thread
+constexpr int kRoom = 2 * kPool;             // slots of a pool: every group but the last holds two whole columns
+constexpr int kWords = ROWS / 32;
+// What counts for a column, in order: rows that overflow, its own, and rows that it fills for the next.
+constexpr int kOverflow = 1000, kElement = 2, kFills = 3;
+constexpr int kBias = (kOverflow + kFills) * ROWS;
+constexpr u32 kAll = ~0u;
+
+// A set of rows of a strip.
+struct alignas(16) Rows {
+    u32 words[kWords];
+
+    __device__ int count() const {
+        int found = 0;
+#pragma unroll
+        for (int i = 0; i < kWords; i++) found += __popc(words[i]);
+        return found;
+    }
+    __device__ int common(const Rows& other) const {
+        int found = 0;
+#pragma unroll
+        for (int i = 0; i < kWords; i++) found += __popc(words[i] & other.words[i]);
+        return found;
+    }
+};
+
+// Rows of the group that is being formed which hold an element or more, and two.
+struct Load {
+    Rows once, twice;
+
+    __device__ void clear() {
+#pragma unroll
+        for (int i = 0; i < kWords; i++) once.words[i] = twice.words[i] = 0;
+    }
+    __device__ void add(const Rows& rows) {
+#pragma unroll
+        for (int i = 0; i < kWords; i++) {
+            twice.words[i] |= once.words[i] & rows.words[i];
+            once.words[i] |= rows.words[i];
+        }
+    }
+};
+
+// The columns of a pool that a thread keeps: every kThreads-th.
+struct Columns {
+    Rows rows[kMine];
+    int count[kMine];
+    bool joined[kMine];                      // the group that is being formed
+
+    // Of the `index`-th column of a pool.
+    __device__ static int place(int index, int pool, int pools) {
+        return (index / kNeighbours * pools + pool) * kNeighbours + index % kNeighbours;
+    }
+    __device__ void load(const unsigned short* bits, int m, int k, long long pitch, int pool, int pools) {
+#pragma unroll
+        for (int i = 0; i < kMine; i++) {
+            const int column = place(threadIdx.x + i * kThreads, pool, pools);
+            const unsigned short* from = bits + column;
+#pragma unroll
+            for (int word = 0; word < kWords; word++) {
+                u32 held = 0;
+                const int height = column < k ? min(32, m - word * 32) : 0;
+                for (int row = 0; row < height; row++) held |= u32(from[row * pitch] != 0) << row;
+                rows[i].words[word] = held;
+                from += 32 * pitch;
+            }
+            count[i] = rows[i].count();
+        }
+    }
+    // The best column to join as the `member`-th, and how good it is; 0: none.
+    __device__ u32 best(const Load& load, int member) const {
+        u32 found = 0;
+#pragma unroll
+        for (int i = 0; i < kMine; i++) {
+            const int over = rows[i].common(load.twice), fills = member < kGroup - 1 ? rows[i].common(load.once) : 0;
+            const u32 worth = kBias + kElement * count[i] - kOverflow * over - kFills * fills;
+            const bool may = count[i] > 0 && !joined[i] && 2 * over <= count[i];
+            const u32 key = worth * kPool + kPool - 1 - (threadIdx.x + i * kThreads);  // of equals the first
+            if (may) found = max(found, key);
+        }
+        return found;
+    }
+    // Give the rows of a column that fit to the group; what is left stays.
+    __device__ Rows take(int which, const Load& load) {
+        Rows given = {};
+#pragma unroll
+        for (int i = 0; i < kMine; i++)
+            if (i == which) {
+#pragma unroll
+                for (int word = 0; word < kWords; word++) {
+                    given.words[word] = rows[i].words[word] & ~load.twice.words[word];
+                    rows[i].words[word] &= load.twice.words[word];
+                }
+                count[i] = rows[i].count();
+                joined[i] = true;
+            }
+        return given;
+    }
+    __device__ void begin_group() {
+#pragma unroll
+        for (int i = 0; i < kMine; i++) joined[i] = false;
+    }
+};
+
+__device__ inline u32 greatest_of_block(u32 key) {
+    __shared__ u32 of_warp[kWarps];
+    key = __reduce_max_sync(kAll, key);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = key;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kWarps; i++) key = max(key, of_warp[i]);
+    return key;
+}
+
+// Grid (pools, strips).
+extern "C" __global__ void __launch_bounds__(kThreads)
+regroup(const unsigned short* bits, int m, int k, long long pitch, int* slots, Rows* taken, int* groups) {
+    __shared__ Rows given;
+    const int pool = blockIdx.x, pools = gridDim.x, strip = blockIdx.y;
+    const long long at = (long long)strip * pools + pool;
+    slots += at * kRoom, taken += at * kRoom;
+    Columns columns;
+    columns.load(bits + (long long)strip * ROWS * pitch, m - strip * ROWS, k, pitch, pool, pools);
+    int formed = 0;
+    for (bool more = true; more; formed += more) {
+        Load load;
+        load.clear();
+        columns.begin_group();
+        for (int member = 0; member < kGroup; member++) {
+            const u32 key = greatest_of_block(columns.best(load, member));
+            if (key == 0) {  // none: the group stays short, or there is none
+                more = member > 0;
+                if (more && threadIdx.x >= member && threadIdx.x < kGroup) slots[formed * kGroup + threadIdx.x] = k;
+                __syncthreads();
+                break;
+            }
+            const int index = kPool - 1 - key % kPool;
+            if (threadIdx.x == index % kThreads) {
+                given = taken[formed * kGroup + member] = columns.take(index / kThreads, load);
+                slots[formed * kGroup + member] = Columns::place(index, pool, pools);
+            }
+            __syncthreads();
+            load.add(given);
+        }
+    }
+    if (threadIdx.x == 0) groups[at] = formed;
+}
+
+// One atom of a strip; `first_atoms[i]` is the first of strip i.
+extern "C" __global__ void __launch_bounds__(kAtom)
+fill(const unsigned short* bits, int m, int k, long long pitch, const int* slots, const Rows* taken, const int* groups,
+     int pools, const int* strip_of_atom, const int* first_atoms, unsigned short* dense, int* sources) {
+    const int atom = blockIdx.x, strip = strip_of_atom[atom];
+    groups += strip * pools;
+    int slot = (atom - first_atoms[strip]) * kAtom + threadIdx.x, pool = 0;
+    for (; pool < pools && slot >= groups[pool] * kGroup; pool++) slot -= groups[pool] * kGroup;
+    const long long at = ((long long)strip * pools + pool) * kRoom + slot;
+    const int column = pool < pools ? slots[at] : k;
+    sources[(long long)atom * kAtom + threadIdx.x] = column;
+    Rows rows = {};
+    if (column < k) rows = taken[at];
+    const unsigned short* from = bits + (long long)strip * ROWS * pitch + column;
+    unsigned short* to = dense + (long long)atom * ROWS * kAtom + threadIdx.x;
+#pragma unroll
+    for (int word = 0; word < kWords; word++)
+        for (int i = 0; i < 32; i++) {
+            const int row = word * 32 + i;
+            to[row * kAtom] = rows.words[word] >> i & 1 ? from[row * pitch] : 0;
+        }
+}

@@ -1,0 +1,100 @@
+"""Strips whose columns are grouped anew: legal, complete, and hardly wider than the matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparse24 import families
+from sparse24.kernels import hybrid_regroup, reference_regroup
+from sparse24.kernels.hybrid_strips import Strips
+
+pytestmark = pytest.mark.stem("hybrid_regroup")
+
+CASES = [
+    ("iid", 0.5, (130, 517)),
+    ("iid", 0.8, (300, 517)),
+    ("iid", 0.95, (256, 300)),
+    ("beta5", 0.9, (300, 1100)),
+    ("block", 0.8, (520, 260)),
+    ("iid", 0.0, (257, 68)),
+    ("iid", 1.0, (300, 64)),
+    ("power_law", 0.9, (1, 2500)),
+    ("dead_columns", 0.7, (256, 1024)),
+]
+
+
+def matrix(family: str, zeros: float, shape) -> np.ndarray:
+    w = families.make(family, shape, zeros=zeros, dtype="float16", rng=1)
+    return w.view(np.uint16)
+
+
+def restored(strips: Strips, shape) -> np.ndarray:
+    """The matrix that the strips mean; elements that meet are added."""
+    (m, k), rows = shape, strips.dense.shape[1]
+    out = np.zeros((-(-m // rows) * rows, k + 1), np.int64)
+    for first, stages, plain, row in strips.table:
+        assert plain == 0
+        for stage in range(first, first + stages):
+            part = strips.dense[stage // 2, :, stage % 2 * 64 :][:, :64]
+            np.add.at(out, (np.arange(row, row + rows)[:, None], strips.sources[stage]), part)
+    assert not out[:, k].any()
+    assert not out[m:].any()
+    return out[:m, :k]
+
+
+@pytest.mark.parametrize(("family", "zeros", "shape"), CASES)
+def test_everything_is_kept_once_and_two_of_four(family, zeros, shape):
+    w = matrix(family, zeros, shape)
+    strips = reference_regroup.prepare(w)
+    assert (strips.dense != 0).reshape(*strips.dense.shape[:2], -1, 4).sum(-1).max() <= 2
+    np.testing.assert_array_equal(restored(strips, shape), w)
+    assert (np.diff(strips.table[:, 1]) <= 0).all()
+
+
+@pytest.mark.parametrize("k", [1, 31, 32, 33, 1024, 1025, 2500, 14336])
+def test_every_column_is_in_one_pool(k):
+    pools = [reference_regroup.columns_of(i, k) for i in range(hybrid_regroup.pools(k))]
+    assert max(map(len, pools)) <= hybrid_regroup.POOL
+    columns = np.sort(np.concatenate(pools))
+    np.testing.assert_array_equal(columns[columns < k], np.arange(k))
+
+
+@pytest.mark.parametrize(("zeros", "most"), [(0.8, 1.03), (0.9, 1.01), (0.7, 1.3)])
+def test_few_columns_are_added_where_zeros_fall_by_chance(rng, zeros, most):
+    held = rng.random((256, 512)) >= zeros
+    slots, taken = reference_regroup.regroup(held)
+    assert slots.size <= most * 512
+    assert taken.sum() == held.sum()
+    assert taken.sum(1).max() <= 2
+
+
+def test_full_columns_meet_empty_ones():
+    held = np.zeros((256, 64), bool)
+    held[:, :32] = True
+    slots, _ = reference_regroup.regroup(held)
+    assert len(slots) == 16
+    assert set(slots.ravel()) == {-1, *range(32)}
+
+
+def test_what_overflows_is_a_column_again():
+    held = np.zeros((4, 3), bool)
+    held[:, :2] = True
+    held[:3, 2] = True
+    held[3] = [True, False, True]
+    slots, taken = reference_regroup.regroup(held)
+    assert (taken.sum(1) <= 2).all()
+    assert taken.sum() == held.sum()
+    assert len(slots) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("family", "zeros", "shape"), CASES)
+def test_the_kernel_equals_the_reference(family, zeros, shape):
+    cupy = pytest.importorskip("cupy")
+    w = matrix(family, zeros, shape)
+    want, got = reference_regroup.prepare(w), hybrid_regroup.prepare(cupy.asarray(w))
+    for name in ("dense", "sources", "table"):
+        np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name), err_msg=name)
+    assert got.gathered == want.gathered
+    np.testing.assert_array_equal(got.lengths, want.lengths)
