@@ -108,6 +108,7 @@ struct Place {
 // outlives it, so that the compiler knows its operands to be the same in all lanes.
 class Producer {
     static constexpr int kOfWarp = BLOCK_K / 4;  // rows of b that a warp gathers for a stage
+    static constexpr int kAhead = 3;             // stages for which a lane holds row numbers
 
   public:
     __device__ Producer(const TensorMap& values, const TensorMap& b_map, const Operands& of, const Ring& ring,
@@ -116,7 +117,9 @@ class Producer {
           warp_(__shfl_sync(~0u, threadIdx.x / 32 % 4, 0)), lane_(threadIdx.x % 32) {}
 
     __device__ void fetch(const Share& share, int n0) {
-        const int4 rows = rows_of(share, share.plain);
+        int4 rows[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; i++) rows[i] = rows_of(share, share.plain + i);
         lead([&] { fetch_plain(share, n0); });
         // A barrier's parity tells two walks through the ring apart, not three: nobody may be further ahead.
         group_sync(1 + kConsumers, 128);
@@ -159,22 +162,28 @@ class Producer {
     __device__ int first_row(const Share& share, int stage) const {
         return stage < share.plain ? of_.sources[(long long)stage * BLOCK_K] : 0;
     }
-    // The others: 16 rows of b a warp, of which it copies 128 bytes of four at once.
-    __device__ void gather(const Share& share, int n0, int4 rows) {
-        const int column = n0 + lane_ % 8 * 8;
-        for (int stage = share.plain; stage < share.end; stage++) {
-            const int4 next = rows_of(share, stage + 1);
-            const int part = stage % kParts;
-            const u32 barrier = ring_.acquire(place_.at);
-            lead([&] {
-                Ring::announce(barrier, kABytes + (part ? 0 : kMetadataBytes), false);
-                fetch_a(stage / kParts, part, place_, barrier);
-            });
-            gather_rows(rows, column);
-            Ring::follow(barrier);
-            place_.advance(part);
-            rows = next;
+    // The others: 16 rows of b a warp, of which it copies 128 bytes of four at once.  A row number takes longer from
+    // memory than a stage, and to move one on to another register would be to wait for it.
+    __device__ void gather(const Share& share, int n0, int4 (&rows)[kAhead]) {
+        for (int stage = share.plain; stage < share.end; stage += kAhead) {
+#pragma unroll
+            for (int i = 0; i < kAhead; i++) {
+                if (stage + i >= share.end) return;
+                gather_stage(stage + i, n0, rows[i]);
+                rows[i] = rows_of(share, stage + i + kAhead);
+            }
         }
+    }
+    __device__ void gather_stage(int stage, int n0, const int4& rows) {
+        const int part = stage % kParts;
+        const u32 barrier = ring_.acquire(place_.at);
+        lead([&] {
+            Ring::announce(barrier, kABytes + (part ? 0 : kMetadataBytes), false);
+            fetch_a(stage / kParts, part, place_, barrier);
+        });
+        gather_rows(rows, n0 + lane_ % 8 * 8);
+        Ring::follow(barrier);
+        place_.advance(part);
     }
     // Four neighbours of this warp's sixteen, for each eight lanes.
     __device__ int4 rows_of(const Share& share, int stage) const {
@@ -196,10 +205,8 @@ class Producer {
             const auto* from = reinterpret_cast<const unsigned char*>(of_.b + column);
             from += (u64)(none ? 0u : (u32)row[i]) * (u32)of_.b_pitch;
 #pragma unroll
-            for (int span = 0; span < BLOCK_N / 64; span++) {
-                const int left = 2 * (of_.n - column - span * 64);  // bytes of the row
-                if (left > 0) copy16(to + span * BLOCK_K * 128, from + span * 128, none ? 0 : min(left, 16));
-            }
+            for (int span = 0; span < BLOCK_N / 64; span++)
+                if (column + span * 64 < of_.n) copy16(to + span * BLOCK_K * 128, from + span * 128, none);
         }
     }
     __device__ void fetch_a(int atom, int part, const Place& place, u32 barrier) const {
