@@ -66,10 +66,11 @@ def prepare(bits: Any, dearer: float = DEARER) -> Strips:
     _kernel("fill")(
         (atoms,), (ATOM,),
         (bits, *bits.shape, _pitch(bits), made.evicted, made.plain, made.slots, made.counts,
-         made.plain.shape[1], made.slots.shape[1], xp.asarray(where.strip_of_atom), xp.asarray(where.first),
+         made.plain.shape[1], made.slots.shape[1],
+         xp.asarray(where.strip_of_atom), xp.asarray(where.first),
          dense, sources),
     )  # fmt: skip
-    return Strips(dense, sources, xp.asarray(where.table), where.gathered, where.lengths)
+    return Strips(dense, sources, where.table, where.gathered, where.lengths)
 
 
 def _pitch(bits: Any) -> np.int64:

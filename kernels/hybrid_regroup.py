@@ -76,7 +76,7 @@ def prepare(bits: Any) -> Strips:
         (bits, *bits.shape, pitch, made.slots, made.taken, made.groups, made.groups.shape[1],
          xp.asarray(where.strip_of_atom), xp.asarray(where.first), dense, sources),
     )  # fmt: skip
-    return Strips(dense, sources, xp.asarray(where.table), where.gathered, where.lengths)
+    return Strips(dense, sources, where.table, where.gathered, where.lengths)
 
 
 def _kernel(name: str):

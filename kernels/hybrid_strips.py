@@ -1,4 +1,4 @@
-"""Strips of an unstructured matrix, each rewritten as a 2:4 matrix: what ``hybrid_wgmma`` multiplies."""
+"""Strips of an unstructured matrix as 2:4 matrices, which ``hybrid_wgmma`` multiplies."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Strips:
         has more than two non-zeros in a row.
     sources : array of int32, shape (2 * atoms, 64)
         Which column of the matrix each column is; `k` or more for none.
-    table : array of int32, shape (strips, 4)
+    table : ndarray of int32, shape (strips, 4)
         First stage (half an atom), stages, those of them whose columns are neighbours in
-        the matrix, and the first row; the longest strips first.
+        the matrix, and the first row; the longest strips first; on the host.
     gathered : int
         Stages whose columns are not neighbours, of all strips.
     lengths : ndarray of int, shape (strips,)
@@ -34,7 +34,7 @@ class Strips:
 
     dense: Any
     sources: Any
-    table: Any
+    table: np.ndarray
     gathered: int
     lengths: np.ndarray
 

@@ -6,29 +6,47 @@ from typing import Any
 
 import numpy as np
 
+from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN
 from sparse24.kernels import compress, hybrid_evict, loader, tensor_map
 from sparse24.kernels import epilogue as _epilogue
-from sparse24.kernels.hybrid_launch import matrix_map, rows_contiguous
+from sparse24.kernels.hybrid_launch import matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
-from sparse24.kernels.hybrid_wgmma_plan import TABLES, Config, Work, multiprocessors
+from sparse24.kernels.hybrid_wgmma_plan import TABLES, Config, Work, multiprocessors, pieces
 from sparse24.kernels.launch import Launch, Launcher, pointer
+from sparse24.kernels.stream_rooms import StreamRooms
 
 NAME = "hybrid_wgmma"
 DTYPES = ("float16", "bfloat16")
 LEAST_COLUMNS = 128
-THREADS = 384
-_TILING = np.dtype([(name, "i4") for name in (
-    "clusters_m", "tiles_n", "batch", "band", "split_tiles", "range", "longer",
-)])  # fmt: skip
+CONSUMERS = 2
+THREADS = 128 * (CONSUMERS + 1)
+_ROOM = np.dtype([("sums", "u8"), ("flags", "u8")])
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _OPERANDS = np.dtype(
     [
-        ("packed", "u8"), ("sources", "u8"), ("strips", "u8"), ("b", "u8"),
-        ("b_pitch", "i4"), ("m", "i4"), ("n", "i4"), ("k", "i4"),
+        ("packed", "u8"), ("sources", "u8"), ("pieces", "u8"), ("b", "u8"),
+        ("b_pitch", "i4"), ("pitch", "i4"), ("m", "i4"), ("n", "i4"), ("k", "i4"), ("unused", "i4"),
     ]
 )  # fmt: skip
+
+MOST_SUMS = 256 * 192  # of a tile that blocks share
+
+
+def _room() -> tuple:
+    """Where blocks exchange sums (``cuda/include/partial_sums.cuh``): 26 MB on an H200."""
+    import cupy
+
+    sums = cupy.empty(multiprocessors() * MOST_SUMS, np.float32)
+    flags = cupy.zeros(multiprocessors() * CONSUMERS, np.uint32)
+    cupy.cuda.get_current_stream().synchronize()  # the flags are zero for every stream
+    view = np.array([(sums.data.ptr, flags.data.ptr)], _ROOM)
+    return loader.by_value(view), sums, flags
+
+
+rooms = StreamRooms(_room)
+NO_ROOM = loader.by_value(np.zeros(1, _ROOM))  # of a product that cuts no tile
 
 
 class Layout:
@@ -45,7 +63,7 @@ class Layout:
         return sum(x.nbytes for x in self._arrays())
 
     def _arrays(self) -> tuple:
-        return self.values, self.packed, self.sources, self.table
+        return self.values, self.packed, self.sources
 
     @property
     def share(self) -> float:
@@ -54,8 +72,9 @@ class Layout:
 
     def copy(self) -> Layout:
         """The same layout elsewhere in memory."""
-        values, packed, sources, table = (x.copy() for x in self._arrays())
-        return Layout(self.shape, self.dtype, values, packed, sources, table, self.work)
+        values, packed, sources = (x.copy() for x in self._arrays())
+        settle()
+        return Layout(self.shape, self.dtype, values, packed, sources, self.table, self.work)
 
 
 def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
@@ -87,6 +106,7 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
     record, _ = compress.launch(strips.dense.view(dtype.logical), dtype, rule="check")
     work = Work(strips.lengths, strips.gathered, rewrite.ROWS)
     arrays = record.values, record.packed, strips.sources, strips.table
+    settle()
     return Layout(bits.shape, dtype, *arrays, work)
 
 
@@ -108,8 +128,9 @@ def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> N
 def defines(name: str, config: Config, *, column: bool, bulk: bool) -> loader.Defines:
     """The macros of one specialisation; `bulk`: the TMA writes the result."""
     return (
-        ("ELEMENT", name), ("OUTPUT", name), ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
-        ("IN_FLIGHT", int(config.in_flight)),
+        ("ELEMENT", name), ("OUTPUT", name),
+        ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
+        ("IN_FLIGHT", int(config.in_flight)), ("CUTS", int(config.cuts)),
         ("STAGES", config.stages), ("K_PARTS", config.parts), ("OUT_ROW_MAJOR", int(not column)),
         ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
     )  # fmt: skip
@@ -120,13 +141,14 @@ class _Product(Launcher):
 
     def __init__(self, layout: Layout, n: int, column: bool, config: Config):
         super().__init__()
-        self.n, self.column, self.config = n, column, config
-        strips, tiles_n = len(layout.work.lengths), -(-n // config.block_n)
-        band = layout.work.deal(config, n)[0] if config.parts == 1 else config.band
-        tiling = (strips, tiles_n, 1, band, 0, 0, 0)
-        self.tiling = loader.by_value(np.array([tiling], _TILING))
-        blocks = strips * tiles_n * config.parts
-        self.grid = blocks if config.parts > 1 else min(blocks, multiprocessors())
+        self.column, self.config = column, config
+        work = pieces(layout.table, layout.work, config, n)
+        self.grid, self.pitch = work.shape
+        self.pieces = _arrays.cupy_module().asarray(work.view(np.int32))
+        self.per_stream = bool(work["gives"].any())
+        if not _arrays.cupy_module().cuda.get_current_stream().is_capturing():
+            rooms.reserve()
+            settle()
 
     def bind(self, a: Any, b: Any, out: Any, stream: int) -> Launch:
         inner, outer = (0, 1) if self.column else (1, 0)
@@ -145,16 +167,16 @@ class _Product(Launcher):
         arguments = (
             values, matrix_map(b, 1, 0, (64, BLOCK_K)),
             matrix_map(out, inner, outer, (64, 64)) if bulk else tensor_map.empty(),
-            loader.by_value(np.array([view], _OUT_VIEW)), _operands(a, b), self.tiling,
+            loader.by_value(np.array([view], _OUT_VIEW)), self._operands(a, b),
+            rooms.of_stream(stream) if self.per_stream else NO_ROOM,
             _epilogue.NO_PARAMS,
         )  # fmt: skip
         return Launch(kernel, self.grid, THREADS, size, arguments, early=True)
 
-
-def _operands(a: Layout, b: Any) -> np.ndarray:
-    addresses = (pointer(x)[0] for x in (a.packed, a.sources, a.table, b))
-    record = (*addresses, b.strides[0], a.shape[0], b.shape[1], b.shape[0])
-    return loader.by_value(np.array([record], _OPERANDS))
+    def _operands(self, a: Layout, b: Any) -> np.ndarray:
+        addresses = (pointer(x)[0] for x in (a.packed, a.sources, self.pieces, b))
+        record = (*addresses, b.strides[0], self.pitch, a.shape[0], b.shape[1], b.shape[0], 0)
+        return loader.by_value(np.array([record], _OPERANDS))
 
 
 COMPILE_CHECKS = [

@@ -129,8 +129,8 @@ class Line:
 # By path and most columns, 16-bit elements; measured on one H200, see docs/benchmarks.
 # An element is a place of the matrix for "stream" and "cublas", a cycle of shared memory for
 # "scatter", else a non-zero, with padding; for "overflow" it is one that the 2:4 part leaves out,
-# times the columns, and the bytes are those of the result; for "dense", "slots" and "regrouped" it is
-# a multiply-add, and the bytes are those that are gathered.
+# times the columns, and the bytes are those of the result; for "dense", "slots" and "regrouped" it
+# is a multiply-add, and the bytes are those that are gathered.
 H200_LINES = {
     "stream/8": Line(4.95e-6, 1.38e-13, 1.535e-13),
     "stream/16": Line(6.03e-6, 1.783e-13, 1.273e-13),

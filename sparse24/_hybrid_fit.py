@@ -175,7 +175,9 @@ def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
     rest = hybrid_overflow.prepare(few, dtype, cupy)
     hopper = cupy.cuda.Device().compute_capability == "90"
     rewrites = {"slots": hybrid_evict, "regrouped": hybrid_regroup} if hopper else {}
-    strips = {path: hybrid_wgmma.prepare(bits, dtype, rewrite) for path, rewrite in rewrites.items()}
+    strips = {
+        path: hybrid_wgmma.prepare(bits, dtype, rewrite) for path, rewrite in rewrites.items()
+    }
     for n in MANY:
         b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
         out = cupy.zeros((m, n), cupy.float16)

@@ -91,7 +91,7 @@ def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
         wanted |= {"gather"} if n <= 16 else set()
         wanted |= {"stream"} if n <= 64 else {"two_four"}
         if cupy.cuda.Device().compute_capability == "90":
-            wanted |= {"scatter"} if n <= 64 else {"slots"} if n >= 128 else set()
+            wanted |= {"scatter"} if n <= 64 else {"slots", "regrouped"} if n >= 128 else set()
     assert set(plan["candidates"]) == wanted
     assert plan["choice"] in wanted
     for algorithm in ("auto", *wanted):

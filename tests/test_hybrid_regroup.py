@@ -94,7 +94,8 @@ def test_the_kernel_equals_the_reference(family, zeros, shape):
     cupy = pytest.importorskip("cupy")
     w = matrix(family, zeros, shape)
     want, got = reference_regroup.prepare(w), hybrid_regroup.prepare(cupy.asarray(w))
-    for name in ("dense", "sources", "table"):
+    for name in ("dense", "sources"):
         np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name), err_msg=name)
+    np.testing.assert_array_equal(got.table, want.table)
     assert got.gathered == want.gathered
     np.testing.assert_array_equal(got.lengths, want.lengths)

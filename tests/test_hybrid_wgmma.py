@@ -9,6 +9,7 @@ from sparse24 import families
 from sparse24._dtypes import TABLE
 from sparse24.kernels import hybrid_evict, hybrid_regroup, hybrid_wgmma
 from sparse24.kernels import hybrid_wgmma_plan as plan
+from sparse24.kernels.hybrid_strips import tables
 
 pytestmark = pytest.mark.stem("hybrid_wgmma")
 
@@ -54,21 +55,84 @@ def test_the_choice_fills_the_chip(monkeypatch):
 def test_every_tile_is_walked_once(strips, n):
     tiles_n = -(-n // 256)
     for height in {1, min(22, strips), strips}:
-        walked = plan._walk(strips, tiles_n, height)
-        np.testing.assert_array_equal(np.bincount(walked), np.full(strips, tiles_n))
+        walked = plan.walk(strips, tiles_n, height)
+        index = walked.strip * tiles_n + walked.column
+        np.testing.assert_array_equal(np.sort(index), np.arange(strips * tiles_n))
+
+
+def laid_out(atoms, rows: int):
+    """Tables and work of strips of so many atoms, of which half the stages are plain."""
+    atoms = np.asarray(atoms)
+    where = tables(atoms, 64 * atoms, rows)
+    return where.table, plan.Work(where.lengths, where.gathered, rows)
+
+
+STRIPS = {
+    "alike": np.full(32, 65), "few": np.full(16, 33), "one": np.full(1, 600),
+    "short": np.full(9, 2), "many": np.full(56, 33),
+    "power": np.maximum(2, 300 // np.arange(1, 41)),
+}  # fmt: skip
+
+
+@CONFIGS
+@pytest.mark.parametrize("name", STRIPS)
+@pytest.mark.parametrize("n", [100, 512, 4096])
+def test_every_atom_is_multiplied_once_and_sums_meet(monkeypatch, config, name, n):
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    table, work = laid_out(STRIPS[name], config.block_m)
+    pieces = plan.pieces(table, work, config, n)
+    assert (pieces["first"] == pieces["end"])[:, -1].all()
+    assert len(pieces) <= 132 or config.parts > 1
+    by_tile: dict[tuple, list] = {}
+    for block, row in enumerate(pieces):
+        used = int((row["first"] < row["end"]).sum())
+        assert (row["first"] < row["end"])[:used].all()
+        assert row["gives"].sum() <= 1
+        for turn, piece in enumerate(row[:used]):
+            by_tile.setdefault((piece["row"], piece["column"]), []).append((piece, block, turn))
+    assert len(by_tile) == len(table) * -(-n // config.block_n)
+    strips = {row: (first, first + stages, first + plain) for first, stages, plain, row in table}
+    for (row, _), found in by_tile.items():
+        found.sort(key=lambda item: item[0]["first"])
+        first, end, plain = strips[row]
+        edges = [first, *(piece["end"] for piece, _, _ in found)]
+        assert edges == [*(piece["first"] for piece, _, _ in found), end]
+        assert all(piece["first"] % 2 == piece["end"] % 2 == 0 for piece, _, _ in found)
+        for piece, _, _ in found:
+            assert piece["plain"] == np.clip(plain, piece["first"], piece["end"])
+        blocks = [block for _, block, _ in found]
+        np.testing.assert_array_equal(np.diff(blocks), 1)
+        if config.parts == 1:
+            assert [piece["gives"] for piece, _, _ in found] == [1] * (len(found) - 1) + [0]
+            assert found[-1][0]["helpers"] == len(found) - 1
+            assert all(turn == 0 for piece, _, turn in found if piece["gives"])
+
+
+def test_cut_tiles_fill_the_last_wave(monkeypatch):
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    config = plan.TABLES[256][0]
+    table, work = laid_out(np.full(32, 65), 256)
+    pieces = plan.pieces(table, work, config, 4096)  # 704 tiles: 5 waves and a third
+    stages = (pieces["end"] - pieces["first"]).sum(axis=1)
+    assert stages.max() <= 1.02 * stages.mean()
+    assert work.deal(config, 4096).busiest < 0.92 * 6 * 130
+    assert work.deal(config, 33 * 192).cut == 0  # 8 waves
+    table, work = laid_out(np.maximum(2, 300 // np.arange(1, 41)), 256)
+    pieces = plan.pieces(table, work, config, 4096)
+    stages = (pieces["end"] - pieces["first"]).sum(axis=1)
+    assert stages.max() <= 1.3 * stages.mean()
 
 
 def test_strips_that_differ_are_mixed(monkeypatch):
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
-    config = FIRST
     alike = plan.Work(np.full(32, 60), 0)
-    assert alike.deal(config, 4096) == (config.band, 4 * 60)
+    assert alike.deal(FIRST, 4096).busiest == 4 * 60
     uneven = plan.Work(np.sort(np.arange(32) * 4 + 2)[::-1], 0)
-    strip = plan._walk(32, 16, config.band)[::132]  # 22 divides 132
+    strip = plan.walk(32, 16, FIRST.band).strip[::132]  # 22 divides 132
     assert len(set(strip[:3])) == 1
-    band, busiest = uneven.deal(config, 4096)
-    assert band == plan.LOW_BAND
-    assert busiest < 0.7 * 4 * uneven.lengths[0]  # four tiles of the longest strip
+    deal = uneven.deal(FIRST, 4096)
+    assert len(set(deal.walk.strip[::132][:3])) > 1
+    assert deal.busiest < 0.7 * 4 * uneven.lengths[0]  # four tiles of the longest strip
 
 
 @CONFIGS

@@ -1,22 +1,28 @@
 // hybrid_wgmma: out (m, n) = A (m, k; any zeros) @ b (k, n) on the sparse tensor cores of Hopper.
 //
-// A comes as strips of 128 rows, each rewritten by hybrid_evict.cu as a 2:4 matrix of its own: 64-column
-// blocks of A that stay where they are, and slots, columns that hold what did not fit.
+// A comes as strips of BLOCK_M rows, each rewritten as a 2:4 matrix of its own, of which b's rows are fetched by
+// number.  Either most columns of a strip stay where they are, 64 together, and slots hold what did not fit
+// (hybrid_evict.cu), or all of them are grouped anew (hybrid_regroup.cu).
 //
-//   values  [atoms, 128, 64]   stored elements; an atom is 128 columns of a strip            (read)
-//   packed  [atoms, 2, 1024]   metadata in 64x128 atoms (sparse24/_spec.py)                  (read)
-//   sources [2 atoms, 64]      rows of b of every half atom, a stage; k or more: zeros       (read)
-//   strips  [ceil(m / 128)]    first stage; stages; how many of them, the first, are plain,
-//                              64 rows of b from sources[stage][0] on; first row of out      (read)
-//   b       [k, n]             n contiguous, rows on 16-byte boundaries                      (read)
-//   out     [m, n]             any strides; fastest with m or n contiguous                   (written)
+//   values  [atoms, BLOCK_M, 64]    stored elements; an atom is 128 columns of a strip           (read)
+//   packed  [atoms, BLOCK_M * 16]   metadata in 64x128 atoms (sparse24/_spec.py)                 (read)
+//   sources [2 atoms, 64]           rows of b of every half atom, a stage; k or more: zeros      (read)
+//   pieces  [blocks][pitch]         what each block multiplies, in order; an empty one follows   (read)
+//   b       [k, n]                  n contiguous, rows on 16-byte boundaries                     (read)
+//   out     [m, n]                  any strides; fastest with m or n contiguous                  (written)
 //
-// The kernel is sparse_wgmma.cu with another list of stages.  Where a stage's rows of b are not
+// The kernel is sparse_wgmma.cu with other lists of stages.  Where a stage's rows of b are not
 // neighbours, the four producer warps fetch them one by one, 128 bytes of four rows an instruction,
 // into the very layout in which the TMA would have put them.  Gathered stages come last in a strip.
 //
-// Macros: ELEMENT OUTPUT BLOCK_N STAGES K_PARTS OUT_ROW_MAJOR OUT_BULK STAGING; kernels/hybrid_wgmma.py
-// chooses.
+// Tiles rarely fill whole waves of blocks, and strips differ in length.  Some tiles are therefore cut along k: a
+// block gives its sums of the beginning of a tile to the next block (include/partial_sums.cuh).  With K_PARTS > 1
+// every tile is cut, and the blocks of a cluster add up.
+//
+// The matrix is read before the kernel waits for the one before it in the stream; b is not.
+//
+// Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N IN_FLIGHT STAGES CUTS K_PARTS OUT_ROW_MAJOR OUT_BULK STAGING;
+// kernels/hybrid_wgmma.py chooses.
 //
 // Reference: the dense product.  Launcher: kernels/hybrid_wgmma.py.  How it works:
 // docs/explanation/hybrid.rst.
@@ -24,25 +30,28 @@
 #define B_ROW_MAJOR 1
 #define EPILOGUE 0
 #define ACTIVATION 0
-#define CLUSTER 1
-#define SPLIT 0
 #include "cluster_sums.cuh"
 #include "gather_pipeline.cuh"
 #include "hopper_metadata.cuh"
 #include "hopper_store.cuh"
+#include "partial_sums.cuh"
 #include "programmatic.cuh"
-#include "tile_scheduler.cuh"
 
-struct Strip {
-    int first_stage, stages, plain;  // plain: stages whose rows of b are neighbours
-    int row;                         // of the result
+// Some atoms of a strip, for one tile of the result.
+struct alignas(16) Piece {
+    int first, end, plain;  // stages of the whole matrix; up to `plain` the rows of b are neighbours
+    int row, column;        // of the result
+    int helpers;            // blocks before this one that give their sums of the tile
+    int gives;              // to the next block
+    int unused;
 };
 struct Operands {
     const unsigned char* packed;
     const int* sources;
-    const Strip* strips;
+    const Piece* pieces;
     const unsigned short* b;
     int b_pitch;  // bytes
+    int pitch;    // pieces
     int m, n, k;
 };
 
@@ -70,20 +79,6 @@ constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, BLOCK_K * 128);
 using Ring = GatherPipeline<STAGES, kConsumers * 4>;
 using Others = ClusterSums<kRowBlocks, kConsumers>;
 static_assert(Others::bytes <= kMetadataAt);
-
-// A block's share of a strip: all of it, or whole atoms of it.
-struct Share {
-    int first, end, plain;  // stages of the whole matrix; up to `plain` the rows of b are neighbours
-    int row;
-
-    __device__ Share(const Strip& strip, u32 part) {
-        const int atoms = strip.stages / kParts;
-        first = strip.first_stage + int(atoms * part / K_PARTS) * kParts;
-        end = strip.first_stage + int(atoms * (part + 1) / K_PARTS) * kParts;
-        plain = min(end, max(first, strip.first_stage + strip.plain));
-        row = strip.row;
-    }
-};
 
 // Where a stage lies in the ring, and the metadata of its atom.
 struct Place {
@@ -116,15 +111,17 @@ class Producer {
         : values_(values), b_map_(b_map), of_(of), ring_(ring), shared_(shared),
           warp_(__shfl_sync(~0u, threadIdx.x / 32 % 4, 0)), lane_(threadIdx.x % 32) {}
 
-    __device__ void fetch(const Share& share, int n0) {
+    __device__ void fetch(const Piece& piece) {
         int4 rows[kAhead];
 #pragma unroll
-        for (int i = 0; i < kAhead; i++) rows[i] = rows_of(share, share.plain + i);
-        lead([&] { fetch_plain(share, n0); });
+        for (int i = 0; i < kAhead; i++) rows[i] = rows_of(piece, piece.plain + i);
+        if (!waited_) wait_for_previous();
+        waited_ = true;
+        lead([&] { fetch_plain(piece); });
         // A barrier's parity tells two walks through the ring apart, not three: nobody may be further ahead.
         group_sync(1 + kConsumers, 128);
-        place_.skip(share.plain - share.first);
-        gather(share, n0, rows);
+        place_.skip(piece.plain - piece.first);
+        gather(piece, rows);
     }
 
   private:
@@ -135,60 +132,60 @@ class Producer {
     }
 
     // Stages whose rows of b are neighbours; work of the leader, which looks an atom ahead.
-    __device__ void fetch_plain(const Share& share, int n0) const {
+    __device__ void fetch_plain(const Piece& piece) const {
         Place place = place_;
         int rows[kParts];
 #pragma unroll
-        for (int part = 0; part < kParts; part++) rows[part] = first_row(share, share.first + part);
-        for (int stage = share.first; stage < share.plain; stage += kParts) {
+        for (int part = 0; part < kParts; part++) rows[part] = first_row(piece, piece.first + part);
+        for (int stage = piece.first; stage < piece.plain; stage += kParts) {
             int next[kParts];
 #pragma unroll
-            for (int part = 0; part < kParts; part++) next[part] = first_row(share, stage + kParts + part);
+            for (int part = 0; part < kParts; part++) next[part] = first_row(piece, stage + kParts + part);
 #pragma unroll
             for (int part = 0; part < kParts; part++) {
-                if (stage + part == share.plain) break;
+                if (stage + part == piece.plain) break;
                 const u32 barrier = ring_.acquire(place.at), to = shared_ + place.at.stage * kStageBytes;
                 Ring::announce(barrier, kStageBytes + (part ? 0 : kMetadataBytes), true);
                 fetch_a(stage / kParts, part, place, barrier);
 #pragma unroll
                 for (int span = 0; span < BLOCK_N / 64; span++)
-                    load_box(to + span * BLOCK_K * 128, b_map_, n0 + span * 64, rows[part], 0, barrier);
+                    load_box(to + span * BLOCK_K * 128, b_map_, piece.column + span * 64, rows[part], 0, barrier);
                 place.advance(part);
             }
 #pragma unroll
             for (int part = 0; part < kParts; part++) rows[part] = next[part];
         }
     }
-    __device__ int first_row(const Share& share, int stage) const {
-        return stage < share.plain ? of_.sources[(long long)stage * BLOCK_K] : 0;
+    __device__ int first_row(const Piece& piece, int stage) const {
+        return stage < piece.plain ? of_.sources[(long long)stage * BLOCK_K] : 0;
     }
     // The others: 16 rows of b a warp, of which it copies 128 bytes of four at once.  A row number takes longer from
     // memory than a stage, and to move one on to another register would be to wait for it.
-    __device__ void gather(const Share& share, int n0, int4 (&rows)[kAhead]) {
-        for (int stage = share.plain; stage < share.end; stage += kAhead) {
+    __device__ void gather(const Piece& piece, int4 (&rows)[kAhead]) {
+        for (int stage = piece.plain; stage < piece.end; stage += kAhead) {
 #pragma unroll
             for (int i = 0; i < kAhead; i++) {
-                if (stage + i >= share.end) return;
-                gather_stage(stage + i, n0, rows[i]);
-                rows[i] = rows_of(share, stage + i + kAhead);
+                if (stage + i >= piece.end) return;
+                gather_stage(stage + i, piece.column, rows[i]);
+                rows[i] = rows_of(piece, stage + i + kAhead);
             }
         }
     }
-    __device__ void gather_stage(int stage, int n0, const int4& rows) {
+    __device__ void gather_stage(int stage, int first_column, const int4& rows) {
         const int part = stage % kParts;
         const u32 barrier = ring_.acquire(place_.at);
         lead([&] {
             Ring::announce(barrier, kABytes + (part ? 0 : kMetadataBytes), false);
             fetch_a(stage / kParts, part, place_, barrier);
         });
-        gather_rows(rows, n0 + lane_ % 8 * 8);
+        gather_rows(rows, first_column + lane_ % 8 * 8);
         Ring::follow(barrier);
         place_.advance(part);
     }
     // Four neighbours of this warp's sixteen, for each eight lanes.
-    __device__ int4 rows_of(const Share& share, int stage) const {
+    __device__ int4 rows_of(const Piece& piece, int stage) const {
         const int* from = of_.sources + (long long)stage * BLOCK_K + first_of_lane();
-        return stage < share.end ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
+        return stage < piece.end ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
     }
     __device__ int first_of_lane() const { return warp_ * kOfWarp + lane_ / 8 * 4; }
 
@@ -224,6 +221,7 @@ class Producer {
     u32 shared_;
     int warp_, lane_;
     Place place_;
+    bool waited_ = false;  // for the kernel before this one
 };
 
 // One consumer warpgroup: its accumulators and its place in the ring.
@@ -234,9 +232,9 @@ class Consumer {
     __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
 
     // Begin d = the products of the stages.  The ring goes on where the last work left it.
-    __device__ void multiply(const Share& share) {
-        const int atoms = (share.end - share.first) / kParts;
-        plain_ = share.plain - share.first;
+    __device__ void multiply(const Piece& piece) {
+        const int atoms = (piece.end - piece.first) / kParts;
+        plain_ = piece.plain - piece.first;
         Metadata<kRowBlocks> even, odd;
         even.clear();
         odd.clear();
@@ -309,50 +307,56 @@ class Consumer {
     int slot_ = 0, previous_ = -1;
 };
 
-// Call act(share, first column) for every tile of this block.
-template <class Act> __device__ void for_each_tile(const Operands& of, TileScheduler tiles, u32 part, Act act) {
-    Work work;
-    bool more = tiles.advance(work);
-    Strip strip = of.strips[more ? work.m : 0];
-    while (more) {
-        const Share share(strip, part);
-        const int n0 = work.n * BLOCK_N;
-        more = tiles.advance(work);
-        strip = of.strips[more ? work.m : 0];  // in time for the next tile
-        act(share, n0);
+// Call act(piece) for each of this block's.
+template <class Act> __device__ void for_each_piece(const Operands& of, Act act) {
+    const Piece* from = of.pieces + (long long)blockIdx.x * of.pitch;
+    Piece next = *from;
+    while (next.first < next.end) {
+        const Piece piece = next;
+        next = *++from;  // in time
+        act(piece);
     }
 }
 
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
-                               const Operands& of, TileScheduler tiles, const Ring& ring, const Others& parts,
-                               u32 part, u32 shared) {
+                               const Operands& of, const Ring& ring, const Workspace& workspace, const Others& parts,
+                               u32 shared) {
     const int group = threadIdx.x / 128;
     ResultStore result(out_map, out, params, of.m, of.n, shared + kStagingAt + group * STAGING * kStagingBytes);
+    const PartialSums<kRowBlocks, kConsumers> others(workspace);
     Consumer consumer(ring, shared, group);
-    for_each_tile(of, tiles, part, [&](const Share& share, int n0) {
-        consumer.multiply(share);
+    for_each_piece(of, [&](const Piece& piece) {
+        consumer.multiply(piece);
         consumer.finish();
-        if (K_PARTS > 1) {
+        if constexpr (K_PARTS > 1) {
             parts.meet();
 #pragma unroll
             for (int r = 0; r < kRowBlocks; r++) parts.give(consumer.d[r], r);
             parts.await();
+        } else if constexpr (CUTS) {
+            others.await(piece.helpers);
         }
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) {
-            const int row = share.row + (group * kRowBlocks + r) * 64;
-            result.store(consumer.d[r], row, n0, 0, [&](auto& sums, int first) {
-                return K_PARTS > 1 ? parts.add(sums, r, first) : true;
+            const int row = piece.row + (group * kRowBlocks + r) * 64;
+            result.store(consumer.d[r], row, piece.column, 0, [&](auto& sums, int first) {
+                if constexpr (K_PARTS > 1) return parts.add(sums, r, first);
+                if (CUTS && piece.gives)
+                    others.give(sums, r, first);
+                else if (CUTS)
+                    others.add(sums, piece.helpers, r, first);
+                return !(CUTS && piece.gives);
             });
         }
+        if (CUTS && piece.gives) others.publish();
     });
     result.finish();
 }
 
-__device__ inline void produce(const TensorMap& values, const TensorMap& b, const Operands& of, TileScheduler tiles,
-                               const Ring& ring, u32 part, u32 shared) {
+__device__ inline void produce(const TensorMap& values, const TensorMap& b, const Operands& of, const Ring& ring,
+                               u32 shared) {
     Producer producer(values, b, of, ring, shared);
-    for_each_tile(of, tiles, part, [&](const Share& share, int n0) { producer.fetch(share, n0); });
+    for_each_piece(of, [&](const Piece& piece) { producer.fetch(piece); });
 }
 
 extern "C" __global__ void
@@ -362,13 +366,12 @@ __cluster_dims__(K_PARTS, 1, 1)
 __launch_bounds__(kThreads, 1)
 hybrid_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b,
              const __grid_constant__ TensorMap out_map, const __grid_constant__ OutView out,
-             const __grid_constant__ Operands of, const __grid_constant__ Tiling tiling,
+             const __grid_constant__ Operands of, const __grid_constant__ Workspace workspace,
              const __grid_constant__ EpilogueParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const u32 shared = shared_address(memory), part = K_PARTS > 1 ? cluster_rank() : 0;
+    const u32 shared = shared_address(memory);
     const Ring ring(shared + kBarriersAt);
-    const TileScheduler tiles(tiling, 0, 0, part);
-    const Others parts(shared, shared + kBarriersAt + Ring::bytes, part);
+    const Others parts(shared, shared + kBarriersAt + Ring::bytes, K_PARTS > 1 ? cluster_rank() : 0);
 
     if (threadIdx.x == kProducer) {
         prefetch_map(values);
@@ -379,14 +382,14 @@ hybrid_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
     }
     let_next_start();
     if constexpr (K_PARTS > 1) cluster_sync(); else __syncthreads();
-    wait_for_previous();
 
     if (threadIdx.x >= kProducer) {
         give_registers<kProducerRegisters>();
-        produce(values, b, of, tiles, ring, part, shared);
+        produce(values, b, of, ring, shared);
         if (K_PARTS > 1) parts.meet();
     } else {
         take_registers<kConsumerRegisters>();
-        consume(out_map, out, params, of, tiles, ring, parts, part, shared);
+        wait_for_previous();
+        consume(out_map, out, params, of, ring, workspace, parts, shared);
     }
 }
