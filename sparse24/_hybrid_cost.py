@@ -128,9 +128,9 @@ class Line:
 
 # By path and most columns, 16-bit elements; measured on one H200, see docs/benchmarks.
 # An element is a place of the matrix for "stream" and "cublas", a cycle of shared memory for
-# "scatter", else a non-zero, with padding; for "overflow" it is one that the 2:4 part leaves out,
-# times the columns, and the bytes are those of the result; for "dense", "slots" and "regrouped" it
-# is a multiply-add, and the bytes are those that are gathered.
+# "scatter" and "base" (scatter with 2:4 tiles), else a non-zero, with padding; for "overflow" it is
+# one that the 2:4 part leaves out, times the columns, and the bytes are those of the result; for
+# "dense", "slots" and "regrouped" it is a multiply-add, and the bytes are those that are gathered.
 H200_LINES = {
     "stream/8": Line(4.95e-6, 1.38e-13, 1.535e-13),
     "stream/16": Line(6.03e-6, 1.783e-13, 1.273e-13),
@@ -139,6 +139,9 @@ H200_LINES = {
     "scatter/16": Line(3.5e-6, 5.65e-10, 0.0),
     "scatter/32": Line(3.16e-6, 5.53e-10, 2.1e-14),
     "scatter/64": Line(2.61e-6, 5.16e-10, 4.4e-14),
+    "base/16": Line(4.15e-6, 0.0, 2.63e-13),
+    "base/32": Line(4.26e-6, 0.0, 2.56e-13),
+    "base/64": Line(5.3e-6, 0.0, 2.78e-13),
     "gather/1": Line(1.39e-6, 0.0, 2.59e-13),
     "gather/2": Line(1.52e-6, 0.0, 2.62e-13),
     "gather/4": Line(1.86e-6, 0.0, 2.63e-13),
@@ -156,7 +159,8 @@ H200_LINES = {
     "regrouped/512": Line(3e-6, 1.82e-15, 0.0),
 }
 COLUMN_CLASSES = {
-    "stream": (8, 16, 32, 64), "scatter": (16, 32, 64), "gather": (1, 2, 4, 8, 16),
+    "stream": (8, 16, 32, 64), "scatter": (16, 32, 64), "base": (16, 32, 64),
+    "gather": (1, 2, 4, 8, 16),
     "rows": (1, 2, 4),
     "cublas": (8, 32, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
     "regrouped": (512,),

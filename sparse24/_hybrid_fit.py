@@ -143,11 +143,13 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
         "cublas": lambda n: (dense.size, dense.nbytes),
     }
     if gpu.compute_capability == "90":
-        scatter = layouts["scatter"] = hybrid_scatter.prepare(bits, dtype)
-        efforts["scatter"] = lambda n: hybrid_scatter_plan.effort(scatter.units, n, sms)
+        for name in ("scatter", "base"):
+            layouts[name] = made = hybrid_scatter.prepare(bits, dtype, base=name == "base")
+            efforts[name] = lambda n, made=made: hybrid_scatter_plan.effort(made.units, n, sms)
     products: dict[str, Callable[..., Any]] = {
         "stream": hybrid_stream.product,
         "scatter": hybrid_scatter.product,
+        "base": hybrid_scatter.product,
         "gather": hybrid_gather.product,
         "rows": functools.partial(hybrid_rows.product, output="float16"),
         "cublas": lambda dense, b, out: cupy.matmul(dense, b, out=out),

@@ -82,9 +82,11 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
         times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
     if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
-        effort = hybrid_scatter_plan.effort(scatter_units(h), n, device.multiprocessors)
+        units = scatter_units(h)
+        effort = hybrid_scatter_plan.effort(units, n, device.multiprocessors)
         copied = COPY_SECONDS if n % 8 else 0.0
-        times["scatter"] = line_of(lines, "scatter", n).seconds(*effort) + copied
+        line = line_of(lines, "base" if units.base else "scatter", n)
+        times["scatter"] = line.seconds(*effort) + copied
     fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
         effort = hybrid_rows.effort(row_lengths(h), dtype, device.multiprocessors)

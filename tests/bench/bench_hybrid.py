@@ -29,7 +29,7 @@ from sparse24.formats.hybrid import HybridArray
 
 STEMS = (
     "hybrid_stream", "hybrid_scatter", "hybrid_gather", "hybrid_rows", "hybrid_tiles",
-    "hybrid_overflow", "sparse_wgmma", "hybrid_evict", "hybrid_wgmma",
+    "hybrid_overflow", "sparse_wgmma", "hybrid_evict", "hybrid_regroup", "hybrid_wgmma",
 )  # fmt: skip
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
@@ -167,7 +167,10 @@ def measure(family: str, w: cp.ndarray, zeros: float, columns) -> list[dict]:
         if not error < 2e-3:
             raise SystemExit(f"{family} {w.shape} {zeros} n={n} {path}: error {error}")
         found = contenders(h, rivals, path, w, b, out)
-        race(found, rounds=5, budget_ms=3)
+        if n > ROTATED_COLUMNS:  # as long as in gemm.json: the chip slows down at its power limit
+            race(found)
+        else:
+            race(found, rounds=5, budget_ms=3)
         ours, unbalanced = found.pop("ours"), found.pop("unbalanced", None)
         extra = {"unbalanced_us": round(unbalanced.us, 3)} if unbalanced else {}
         rows.append(
