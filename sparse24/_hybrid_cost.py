@@ -139,9 +139,9 @@ H200_LINES = {
     "scatter/16": Line(3.5e-6, 5.65e-10, 0.0),
     "scatter/32": Line(3.16e-6, 5.53e-10, 2.1e-14),
     "scatter/64": Line(2.61e-6, 5.16e-10, 4.4e-14),
-    "base/16": Line(4.15e-6, 0.0, 2.63e-13),
-    "base/32": Line(4.26e-6, 0.0, 2.56e-13),
-    "base/64": Line(5.3e-6, 0.0, 2.78e-13),
+    "base/16": Line(4.06e-6, 0.0, 2.44e-13),
+    "base/32": Line(4.33e-6, 0.0, 2.5e-13),
+    "base/64": Line(4.84e-6, 0.0, 2.66e-13),
     "gather/1": Line(1.39e-6, 0.0, 2.59e-13),
     "gather/2": Line(1.52e-6, 0.0, 2.62e-13),
     "gather/4": Line(1.86e-6, 0.0, 2.63e-13),
@@ -155,8 +155,8 @@ H200_LINES = {
     "cublas/64": Line(4.15e-6, 0.0, 2.49e-13),
     "dense/512": Line(2.99e-6, 2.6e-15, 0.0),
     "overflow/512": Line(2.27e-6, 2.38e-13, 2.02e-13),
-    "slots/512": Line(0.0, 1.664e-15, 5.15e-14),
-    "regrouped/512": Line(3e-6, 1.82e-15, 0.0),
+    "slots/512": Line(0.0, 1.61e-15, 5.3e-14),
+    "regrouped/512": Line(0.0, 1.82e-15, 0.0),
 }
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64), "scatter": (16, 32, 64), "base": (16, 32, 64),

@@ -20,12 +20,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 import sparse24 as s24
 from sparse24 import _dtypes, _evidence, _hybrid_dispatch, _storage
-from sparse24.kernels import activate_compress, loader, sample, targets
+from sparse24.kernels import activate_compress, hybrid_wgmma_plan, loader, sample, targets
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 DATA = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "data"
@@ -119,14 +120,20 @@ def hybrids() -> None:
     """Each way that a hybrid matrix multiplies."""
     import cupy as cp
 
-    w = draw((150, 330), "float16")
-    w[cp.random.default_rng(1).random(w.shape) < 0.7] = 0
-    h = s24.hybrid(w)
-    for n in (2, 24, 300):
-        b = draw((330, n), "float16")
-        out = cp.empty((150, n), np.float16)
-        for path in _hybrid_dispatch.predictions(h, n):
-            _hybrid_dispatch.multiply(h, b, out, path)
+    def each_path(shape: tuple[int, int], zeros: float, columns: tuple[int, ...]) -> None:
+        w = draw(shape, "float16")
+        w[cp.random.default_rng(1).random(w.shape) < zeros] = 0
+        h = s24.hybrid(w)
+        for n in columns:
+            b = draw((shape[1], n), "float16")
+            out = cp.empty((shape[0], n), np.float16)
+            for path in _hybrid_dispatch.predictions(h, n):
+                _hybrid_dispatch.multiply(h, b, out, path)
+
+    each_path((150, 330), 0.8, (2, 24, 300))
+    each_path((150, 332), 0.6, (24, 64))  # scatter with 2:4 tiles
+    with mock.patch.multiple(hybrid_wgmma_plan, multiprocessors=lambda: 4, SHARING=0):
+        each_path((600, 1024), 0.8, (300,))  # tiles that blocks share
 
 
 PARTS = {

@@ -166,6 +166,26 @@ def test_whole_numbers_are_exact(rng, shape, dtype, config):
                 np.testing.assert_array_equal(out.get().astype(np.float64), want)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("sms", [7, 11, 23])
+@pytest.mark.parametrize("config", plan.TABLES[256][:2], ids=lambda c: c.name)
+def test_sums_of_cut_tiles_are_exact(rng, monkeypatch, config, sms):
+    cupy, row, (m, k, n) = hopper(), TABLE["bfloat16"], (700, 2048, 900)
+    monkeypatch.setattr(plan, "multiprocessors", lambda: sms)
+    monkeypatch.setattr(plan, "SHARING", 0)
+    w = rng.integers(-3, 4, (m, k)) * (rng.random((m, k)) < 0.2)
+    b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.1)
+    bits = cupy.asarray(w.astype(row.logical)).view(np.uint16)
+    layout = hybrid_wgmma.prepare(bits, row, hybrid_regroup)
+    assert plan.pieces(layout.table, layout.work, config, n)["gives"].any()
+    right, want = cupy.asarray(b.astype(row.logical)), (w @ b).astype(row.logical)
+    for order in "CF":
+        for _ in range(3):
+            out = cupy.full((m, n), 0xFFFF, np.uint16, order=order).view(row.logical)
+            hybrid_wgmma.product(layout, right, out, config)
+            np.testing.assert_array_equal(out.get(), want)
+
+
 REWRITTEN = pytest.mark.parametrize("rewrite", REWRITES.values(), ids=lambda r: r.NAME)
 
 

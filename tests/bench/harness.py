@@ -83,7 +83,10 @@ class Contender:
 
 
 def race(contenders: dict[str, Contender], *, rounds: int = 7, budget_ms: float = 8.0) -> None:
-    """Time all contenders in turn, `rounds` times; each turn lasts about `budget_ms`."""
+    """Time all contenders in turn, `rounds` times; each turn lasts about `budget_ms`.
+
+    Every other round goes backwards: who comes first meets a chip that has cooled down.
+    """
     repeats = {}
     for name, contender in contenders.items():
         contender.run(1)
@@ -91,9 +94,9 @@ def race(contenders: dict[str, Contender], *, rounds: int = 7, budget_ms: float 
         one_ms = contender.samples[-1] * contender.calls * 1e-3
         repeats[name] = max(1, min(200, int(budget_ms / max(one_ms, 1e-3))))
         contender.samples.clear()
-    for _ in range(rounds):
-        for name, contender in contenders.items():
-            contender.run(repeats[name])
+    for i in range(rounds):
+        for name in list(contenders)[:: -1 if i % 2 else 1]:
+            contenders[name].run(repeats[name])
 
 
 def case(
