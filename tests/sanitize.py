@@ -149,17 +149,23 @@ PARTS = {
 
 # Racecheck orders the accesses of a thread by the barriers at which it arrives itself.  In the
 # ring of the Hopper kernels a lane arrives for its warp, so there every lane is made to.
-EVERY_LANE = (
-    ("consumer_warps * cluster)", "consumer_warps * cluster * (cluster == 1 ? 32 : 1))"),
-    ("if (lane == 0) barrier_arrive(empty_", "barrier_arrive(empty_"),
-)
+EVERY_LANE = {
+    "class Pipeline": (
+        ("consumer_warps * cluster)", "consumer_warps * cluster * (cluster == 1 ? 32 : 1))"),
+        ("if (lane == 0) barrier_arrive(empty_", "barrier_arrive(empty_"),
+    ),
+    "class GatherPipeline": (
+        ("empty_ + 8 * s, consumer_warps)", "empty_ + 8 * s, 32 * consumer_warps)"),
+        ("if (threadIdx.x % 32 == 0) barrier_arrive(empty_", "barrier_arrive(empty_"),
+    ),
+}
 
 
 def _every_lane_arrives(text: str) -> str:
-    if "class Pipeline" in text:
-        for old, new in EVERY_LANE:
+    for ring, edits in EVERY_LANE.items():
+        for old, new in edits if ring in text else ():
             if text.count(old) != 1:
-                raise ValueError(f"hopper_pipeline.cuh should hold once: {old}")
+                raise ValueError(f"a kernel with {ring} should hold once: {old}")
             text = text.replace(old, new)
     return text
 
