@@ -206,12 +206,16 @@ class HybridArray(SparseArray):
         return self.matmul(other)
 
     def _multiply_from_left(self, x):
+        return self.T.multiply_rows(x)
+
+    def multiply_rows(self, x):
+        """``x @ self.T``, `x` of shape (k,) or (..., n, k); the transpose is not built."""
         x = densified(x)
         with _foreign.stream_of(x):
             array, restore = _foreign.take(x, argument="x")
             if array.ndim < 2:
-                return restore(self.T.matmul(array))
-            return restore(self.T.matmul(array.swapaxes(-1, -2)).swapaxes(-1, -2))
+                return restore(self.matmul(array))
+            return restore(self.matmul(array.swapaxes(-1, -2)).swapaxes(-1, -2))
 
     def matmul(self, b, out=None, *, algorithm: str = "auto", balance: bool = True):
         """Return ``self @ b``.

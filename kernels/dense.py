@@ -87,8 +87,7 @@ def prepare(
         if direct and _leading(out) is not None:
             _gemm(a, b, out, problem)
             return
-        acc = _accumulators(a, b, problem)
-        _apply_epilogue(acc, out, problem, epilogue)
+        apply_epilogue(_accumulators(a, b, problem), out, problem.out_dtype, epilogue)
 
     return launch
 
@@ -170,18 +169,19 @@ def _name(x) -> str:
     return x.dtype.name
 
 
-def _apply_epilogue(acc, out, problem: Problem, epilogue: Epilogue) -> None:
+def apply_epilogue(acc, out, out_dtype: str, epilogue: Epilogue) -> None:
+    """``out = epilogue(acc)`` for CuPy arrays (m, n) or (batch, m, n), `acc` contiguous."""
     if out.size == 0:
         return
     defines = (
         ("ACCUMULATOR", acc.dtype.name),
-        ("OUTPUT", problem.out_dtype),
+        ("OUTPUT", out_dtype),
         *_epilogue.defines(epilogue),
     )
     kernel = loader.function(EPILOGUE_STEM, EPILOGUE_STEM, defines)
     blocks = min(-(-acc.size // THREADS), MAX_BLOCKS)
     row, column = (stride // out.dtype.itemsize for stride in out.strides[-2:])
     batch = out.strides[0] // out.dtype.itemsize if out.ndim == 3 else 0
-    sizes = (problem.m, problem.n, problem.batch)
+    sizes = (*out.shape[-2:], out.shape[0] if out.ndim == 3 else 1)
     arguments = (acc, out, row, column, batch, *sizes, _epilogue.params(epilogue))
     kernel((blocks,), (THREADS,), arguments)

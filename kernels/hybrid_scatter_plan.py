@@ -186,11 +186,11 @@ def schedule(units: Units, dealt: Deal) -> tuple[np.ndarray, np.ndarray, np.ndar
     whole["column"] = np.arange(lines.size) % across * UNIT_COLUMNS
     whole["first"] = np.cumsum(lines, dtype=np.int64) - lines.ravel()
     whole["groups"], whole["lines"] = sizes[..., 0].ravel(), sizes[..., 1].ravel()
-    units, cuts = whole[dealt.units], dealt.cuts
+    units, cuts = whole[dealt.units], dealt.cuts  # type: ignore[assignment]
     counts = np.stack([np.diff(cuts), np.zeros(len(cuts) - 1, int)], axis=1).astype(np.int32)
     steps = np.zeros((len(counts), counts[:, 0].max() + 2 * WRITERS), UNIT)
     for to, start, end in zip(steps, cuts, cuts[1:]):
-        to[: end - start] = units[start:end]
+        to[: end - start] = units[start:end]  # type: ignore[index]
     edges = np.union1d(cuts, dealt.bands)
     block = np.searchsorted(cuts, edges[:-1], "right") - 1
     counts[:, 1] = np.bincount(block, minlength=len(counts))

@@ -20,6 +20,7 @@ A layout is made at the first product that needs it and kept with the matrix.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -176,7 +177,7 @@ def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
 
 
 _BALANCED = {"stream": _multiply_stream, "scatter": _multiply_scatter}
-_PATHS = {
+_PATHS: dict[str, Callable[..., None]] = {
     "cpu": _multiply_cpu,
     "rows": _multiply_rows,
     "gather": _multiply_gather,

@@ -145,7 +145,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     if gpu.compute_capability == "90":
         for name in ("scatter", "base"):
             layouts[name] = made = hybrid_scatter.prepare(bits, dtype, base=name == "base")
-            efforts[name] = lambda n, made=made: hybrid_scatter_plan.effort(made.units, n, sms)
+            efforts[name] = functools.partial(hybrid_scatter_plan.effort, made.units, sms=sms)
     products: dict[str, Callable[..., Any]] = {
         "stream": hybrid_stream.product,
         "scatter": hybrid_scatter.product,

@@ -6,6 +6,8 @@ Every layout is kept with the matrix and has `nbytes`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -192,7 +194,7 @@ def _cpu_layout(h):
     return cpu_hybrid.Rows(h.pieces(), h.tiles.dtype)
 
 
-_LAYOUTS = {
+_LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "cpu": _cpu_layout,
     "stream": _stream_layout,
     "scatter": _scatter_layout,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _product
+from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._records import Operand24
 from sparse24.formats.base import SparseArray
+from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.two_four import Sparse24Array
 
@@ -37,7 +38,8 @@ def matmul(
         Type of the result.  By default that of the operands; int8 gives int32 and fp8
         gives bfloat16.
     epilogue : Epilogue, optional
-        Bias, activation and scales in the same pass.
+        Bias, activation and scales in the same pass; a pass of their own with other formats
+        than `Sparse24Array`.
     scales : (array or float, array or float), optional
         Factors of `a` and of `b`: a number, or a vector of shape (m, 1) for `a` and
         (1, n) for `b`; the scales of quantised fp8 and int8 operands.
@@ -92,13 +94,13 @@ def matmul(
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = PLAIN if call.is_plain else call
     if precision != "full":
-        return _other_format(_in_tf32(precision, a, b), out, call)
+        return _other_format(_in_tf32(precision, a, b), out, call, _shape(a), _shape(b))
     if isinstance(a, Sparse24Array):
         return a._multiply(b, out, call)
     if isinstance(b, Sparse24Array):
         return b._multiply_from_left(a, out, call)
     if isinstance(a, SparseArray) or isinstance(b, SparseArray):
-        return _other_format(lambda: a @ b, out, call)
+        return _other_format(lambda: a @ b, out, call, _shape(a), _shape(b))
     return _dense(a, b, a_dtype, out, call)
 
 
@@ -124,7 +126,7 @@ def linear(x, A, bias=None, *, activation=None):
     Parameters
     ----------
     x : array, shape (..., k)
-    A : Sparse24Array, shape (m, k)
+    A : Sparse24Array, NMArray or HybridArray, shape (m, k)
         The weight, compressed along its rows.
     bias : array, shape (m,), optional
     activation : str, optional
@@ -141,7 +143,8 @@ def linear(x, A, bias=None, *, activation=None):
 
     Notes
     -----
-    Does not wait for the device.
+    Does not wait for the device.  Only the kernels of `Sparse24Array` fuse the bias and the
+    activation; with other formats they are a pass over the result, which is rounded twice.
 
     Examples
     --------
@@ -155,9 +158,12 @@ def linear(x, A, bias=None, *, activation=None):
         _check.at_least_2d(A.shape, argument="A")
         if _arrays.is_sparse_matrix(A):
             _foreign.take(A, argument="A")  # refuses it, and says what to make of it
-    if bias is None and activation is None:
-        return matmul(x, A.mT)
-    return matmul(x, A.mT, epilogue=Epilogue(bias=bias, activation=activation))
+    plain = bias is None and activation is None
+    epilogue = None if plain else Epilogue(bias=bias, activation=activation)
+    if isinstance(A, HybridArray):
+        call = PLAIN if plain else PLAIN._replace(epilogue=epilogue)
+        return _other_format(lambda: A.multiply_rows(x), None, call, _shape(x), A.shape[::-1])
+    return matmul(x, A.mT, epilogue=epilogue)
 
 
 def _one_sparse(a, b, a_dtype, b_dtype):
@@ -243,16 +249,25 @@ def _in_tf32(precision: str, a, b):
     return lambda: sparse.multiply_tf32(other, left=left)
 
 
-def _other_format(product, out, call: Call):
-    """Formats that multiply by their own rules: factors and a type, but nothing fused."""
-    fused = call._replace(c=None, alpha=1.0, beta=0.0, dtype=None)
-    if not fused.is_plain:
+def _shape(x) -> tuple[int, ...]:
+    return tuple(x.shape if hasattr(x, "shape") else np.shape(x))
+
+
+def _other_format(product, out, call: Call, left=(), right=()):
+    """Formats that multiply by their own rules: what is fused elsewhere takes a pass of its own.
+
+    `left` and `right` are the shapes of the operands.
+    """
+    finish = call._replace(algorithm="auto", other_dtype=None, fast_accumulation=True)
+    if finish != call:
         raise ArgumentError(
-            "a bias, an activation, epilogue=, scales=, algorithm= and operand types are for "
-            "Sparse24Array operands; apply them to the product, such as x @ A.T + bias"
+            "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands; "
+            "HybridArray.matmul takes algorithm="
         )
     result, restore = _foreign.take(product(), argument="the product")
-    result = _scaled(result, call)
+    if not finish.is_plain:
+        product = _finish.finished(result, out, finish, left, right)
+        return restore(product) if out is None else out
     if out is None:
         return restore(result)
     _check.is_array(out, argument="out")
@@ -263,24 +278,3 @@ def _other_format(product, out, call: Call):
     _check.writable(target, argument="out")
     target[...] = result
     return out
-
-
-def _scaled(x, call: Call):
-    """``alpha * x + beta * c`` in the type asked for; integers round to even and saturate."""
-    named = None if call.dtype is None else _product.result_name(call.dtype)
-    dtype = x.dtype if named is None else _dtypes.numpy_dtype(named)
-    adds = call.c is not None and call.beta != 0.0
-    if call.alpha == 1.0 and not adds and dtype == x.dtype:
-        return x
-    from sparse24.kernels import reference
-
-    exact = any(t.kind == "i" or t.itemsize == 8 for t in (x.dtype, dtype))
-    total = call.alpha * x.astype(np.float64 if exact else np.float32)
-    if adds:
-        c, _ = _foreign.take(call.c, argument="c")
-        _check.same_shape(c.shape, x.shape, argument="c", other="the product")
-        if c.dtype != dtype:
-            raise DTypeError(f"c must have dtype {dtype}, that of the result, got {c.dtype}")
-        total += call.beta * c.astype(total.dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return reference.to_dtype(total, dtype)

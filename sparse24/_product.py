@@ -83,32 +83,13 @@ def vectors_of(a: Operand24):
 
 
 @dataclass(frozen=True)
-class Result:
-    """Where a product goes, and in which types it is computed."""
+class Target:
+    """Where a product goes, and of which type it is."""
 
     shape: tuple[int, ...]
-    row_a: DType  # types of the operands after promotion
-    row_b: DType
     name: str  # of the result's type
     out: Any
     on_gpu: bool
-
-    @classmethod
-    def plan(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> Result:
-        held = a.elements
-        if _arrays.is_cupy(other) != _arrays.is_cupy(held):
-            raise DeviceError(
-                f"one operand is on {_arrays.device_of(held)}, the other on "
-                f"{_arrays.device_of(other)}; move one with .to_device(...) or cupy.asarray"
-            )
-        row_a, row_b = promote(
-            a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
-        )
-        name = row_a.result if call.dtype is None else result_name(call.dtype)
-        if out is not None:
-            _check.is_array(out, argument="out")
-            out, _ = _foreign.take(out, argument="out")
-        return cls(shape, row_a, row_b, name, out, _arrays.is_cupy(held))
 
     @property
     def dtype(self) -> np.dtype:
@@ -158,6 +139,31 @@ class Result:
         if dropped is None:
             return array
         return array[..., None] if dropped == -1 else array[..., None, :]
+
+
+@dataclass(frozen=True)
+class Result(Target):
+    """Where a product goes, and in which types it is computed."""
+
+    row_a: DType  # types of the operands after promotion
+    row_b: DType
+
+    @classmethod
+    def plan(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> Result:
+        held = a.elements
+        if _arrays.is_cupy(other) != _arrays.is_cupy(held):
+            raise DeviceError(
+                f"one operand is on {_arrays.device_of(held)}, the other on "
+                f"{_arrays.device_of(other)}; move one with .to_device(...) or cupy.asarray"
+            )
+        row_a, row_b = promote(
+            a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
+        )
+        name = row_a.result if call.dtype is None else result_name(call.dtype)
+        if out is not None:
+            _check.is_array(out, argument="out")
+            out, _ = _foreign.take(out, argument="out")
+        return cls(shape, name, out, _arrays.is_cupy(held), row_a, row_b)
 
 
 def _without(array, dropped: int | None):
