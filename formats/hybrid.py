@@ -206,9 +206,9 @@ class HybridArray(SparseArray):
         return self.matmul(other)
 
     def _multiply_from_left(self, x):
-        return self.T.multiply_rows(x)
+        return self.T._multiply_rows(x)
 
-    def multiply_rows(self, x):
+    def _multiply_rows(self, x):
         """``x @ self.T``, `x` of shape (k,) or (..., n, k); the transpose is not built."""
         x = densified(x)
         with _foreign.stream_of(x):

@@ -162,7 +162,7 @@ def linear(x, A, bias=None, *, activation=None):
     epilogue = None if plain else Epilogue(bias=bias, activation=activation)
     if isinstance(A, HybridArray):
         call = PLAIN if plain else PLAIN._replace(epilogue=epilogue)
-        return _other_format(lambda: A.multiply_rows(x), None, call, _shape(x), A.shape[::-1])
+        return _other_format(lambda: A._multiply_rows(x), None, call, _shape(x), A.shape[::-1])
     return matmul(x, A.mT, epilogue=epilogue)
 
 
