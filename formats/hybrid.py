@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _hybrid_cost, _hybrid_dispatch, _storage
-from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from sparse24._product import promote
-from sparse24.formats import convert, hybrid_build
+from sparse24 import _arrays, _check, _dtypes, _hybrid_cost, _hybrid_dispatch, _storage
+from sparse24.formats import convert, hybrid_build, hybrid_products
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.base import SparseArray, densified
-
-FOLD_BELOW = 64  # columns under which a stack becomes one product
+from sparse24.formats.base import SparseArray
 
 
 class HybridArray(SparseArray):
@@ -209,13 +204,8 @@ class HybridArray(SparseArray):
         return self.T._multiply_rows(x)
 
     def _multiply_rows(self, x):
-        """``x @ self.T``, `x` of shape (k,) or (..., n, k); the transpose is not built."""
-        x = densified(x)
-        with _foreign.stream_of(x):
-            array, restore = _foreign.take(x, argument="x")
-            if array.ndim < 2:
-                return restore(self.matmul(array))
-            return restore(self.matmul(array.swapaxes(-1, -2)).swapaxes(-1, -2))
+        """``x @ self.T``; the transpose is not built."""
+        return hybrid_products.multiply_rows(self, x)
 
     def matmul(self, b, out=None, *, algorithm: str = "auto", balance: bool = True):
         """Return ``self @ b``.
@@ -252,60 +242,7 @@ class HybridArray(SparseArray):
         Does not synchronise, except that the first product of a kind on the GPU
         prepares its layout, which waits.
         """
-        b = densified(b)
-        with _foreign.stream_of(b):
-            array, restore = _foreign.take(b, argument="b")
-            array = self._operand(array)
-            if out is not None:
-                _check.is_array(out, argument="out")
-            target = None if out is None else _foreign.take(out, argument="out")[0]
-            product = self._product(array, target, algorithm, balance)
-        return restore(product) if out is None else out
-
-    def _product(self, b, out, algorithm: str, balance: bool):
-        vector = b.ndim == 1
-        matrix = b[:, None] if vector else b
-        shape = (*matrix.shape[:-2], self.shape[0], matrix.shape[-1])
-        shape = shape[:-1] if vector else shape
-        result = _hybrid_dispatch.result_dtype(self._tiles.dtype)
-        if out is None:
-            out = _arrays.namespace(b).empty(shape, result)
-        else:
-            _check_out(out, shape, result, b)
-        target = out[:, None] if vector else out
-        if balance and matrix.ndim > 2 and matrix.shape[-1] < FOLD_BELOW:
-            self._multiply_folded(matrix, target, algorithm)
-        else:
-            for index in np.ndindex(matrix.shape[:-2]):
-                _hybrid_dispatch.multiply(self, matrix[index], target[index], algorithm, balance)
-        return out
-
-    def _multiply_folded(self, stack, out, algorithm: str) -> None:
-        """A stack of products with few columns as one: the matrix is read once."""
-        xp = _arrays.namespace(stack)
-        batch, (k, n) = stack.shape[:-2], stack.shape[-2:]
-        wide = xp.moveaxis(stack, -2, 0).reshape(k, n * math.prod(batch))
-        result = xp.empty((self.shape[0], wide.shape[1]), out.dtype)
-        _hybrid_dispatch.multiply(self, wide, result, algorithm)
-        out[...] = xp.moveaxis(result.reshape(self.shape[0], *batch, n), 0, -2)
-
-    def _operand(self, b):
-        """`b` after its checks, in the matrix's dtype, which must hold it exactly."""
-        if b.ndim < 1 or b.shape[0 if b.ndim == 1 else -2] != self.shape[1]:
-            raise ShapeError(
-                f"b must have shape (k,), (k, n) or (..., k, n) with k = {self.shape[1]}, "
-                f"got {b.shape}"
-            )
-        _hybrid_dispatch.same_device(self.device, b)
-        if b.dtype == self.dtype:
-            return b
-        row = _arrays.logical_dtype(b, argument="b")
-        if promote(self._dtype, row)[0] is not self._dtype:
-            raise DTypeError(
-                f"b.dtype must be {self.dtype}, that of the matrix, or narrower, got {b.dtype}; "
-                f"convert one, for example with b.astype(H.dtype) or H.astype({row.name!r})"
-            )
-        return b.astype(self.dtype)
+        return hybrid_products.matmul(self, b, out, algorithm, balance)
 
     def prepared(self, name: str, make):
         """A layout or another derived thing, made by `make()` at the first use and kept."""
@@ -348,14 +285,3 @@ class HybridArray(SparseArray):
             return self.n_hint or _hybrid_cost.DEFAULT_N
         return _check.whole(n, argument="n", least=1)
 
-
-def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
-    if _arrays.is_cupy(out) != _arrays.is_cupy(b):
-        raise DeviceError(f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}")
-    if out.shape != shape:
-        raise ShapeError(f"out must have shape {shape}, got {out.shape}")
-    if out.dtype != dtype:
-        raise DTypeError(f"out must have dtype {dtype}, got {out.dtype}")
-    _check.writable(out, argument="out")
-    if _arrays.shares_memory(out, b):
-        raise ArgumentError("out shares memory with b; pass another array")

@@ -1,0 +1,98 @@
+"""Products of a hybrid matrix: operands and results are checked, and stacks folded."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sparse24 import _arrays, _check, _foreign, _hybrid_dispatch
+from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24._product import promote
+from sparse24.formats.base import densified
+
+FOLD_BELOW = 64  # columns under which a stack becomes one product
+
+
+def matmul(h, b, out, algorithm: str, balance: bool):
+    """``h @ b``; see `HybridArray.matmul`."""
+    b = densified(b)
+    with _foreign.stream_of(b):
+        array, restore = _foreign.take(b, argument="b")
+        array = _operand(h, array)
+        if out is not None:
+            _check.is_array(out, argument="out")
+        target = None if out is None else _foreign.take(out, argument="out")[0]
+        product = _product(h, array, target, algorithm, balance)
+    return restore(product) if out is None else out
+
+
+def multiply_rows(h, x):
+    """``x @ h.T`` for `x` of shape (k,) or (..., n, k), all of its rows in one product."""
+    x = densified(x)
+    with _foreign.stream_of(x):
+        array, restore = _foreign.take(x, argument="x")
+        if array.ndim < 2:
+            return restore(h.matmul(array))
+        *tokens, k = array.shape
+        product = h.matmul(array.reshape(math.prod(tokens), k).T).T
+        return restore(product.reshape(*tokens, h.shape[0]))
+
+
+def _product(h, b, out, algorithm: str, balance: bool):
+    vector = b.ndim == 1
+    matrix = b[:, None] if vector else b
+    shape = (*matrix.shape[:-2], h.shape[0], matrix.shape[-1])
+    shape = shape[:-1] if vector else shape
+    result = _hybrid_dispatch.result_dtype(h.tiles.dtype)
+    if out is None:
+        out = _arrays.namespace(b).empty(shape, result)
+    else:
+        _check_out(out, shape, result, b)
+    target = out[:, None] if vector else out
+    if balance and matrix.ndim > 2 and matrix.shape[-1] < FOLD_BELOW:
+        _multiply_folded(h, matrix, target, algorithm)
+    else:
+        for index in np.ndindex(matrix.shape[:-2]):
+            _hybrid_dispatch.multiply(h, matrix[index], target[index], algorithm, balance)
+    return out
+
+
+def _multiply_folded(h, stack, out, algorithm: str) -> None:
+    """A stack of products with few columns as one: the matrix is read once."""
+    xp = _arrays.namespace(stack)
+    batch, (k, n) = stack.shape[:-2], stack.shape[-2:]
+    wide = xp.moveaxis(stack, -2, 0).reshape(k, n * math.prod(batch))
+    result = xp.empty((h.shape[0], wide.shape[1]), out.dtype)
+    _hybrid_dispatch.multiply(h, wide, result, algorithm)
+    out[...] = xp.moveaxis(result.reshape(h.shape[0], *batch, n), 0, -2)
+
+
+def _operand(h, b):
+    """`b` after its checks, in the matrix's dtype, which must hold it exactly."""
+    if b.ndim < 1 or b.shape[0 if b.ndim == 1 else -2] != h.shape[1]:
+        raise ShapeError(
+            f"b must have shape (k,), (k, n) or (..., k, n) with k = {h.shape[1]}, got {b.shape}"
+        )
+    _hybrid_dispatch.same_device(h.device, b)
+    if b.dtype == h.dtype:
+        return b
+    row = _arrays.logical_dtype(b, argument="b")
+    if promote(h.tiles.dtype, row)[0] is not h.tiles.dtype:
+        raise DTypeError(
+            f"b.dtype must be {h.dtype}, that of the matrix, or narrower, got {b.dtype}; "
+            f"convert one, for example with b.astype(H.dtype) or H.astype({row.name!r})"
+        )
+    return b.astype(h.dtype)
+
+
+def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
+    if _arrays.is_cupy(out) != _arrays.is_cupy(b):
+        raise DeviceError(f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}")
+    if out.shape != shape:
+        raise ShapeError(f"out must have shape {shape}, got {out.shape}")
+    if out.dtype != dtype:
+        raise DTypeError(f"out must have dtype {dtype}, got {out.dtype}")
+    _check.writable(out, argument="out")
+    if _arrays.shares_memory(out, b):
+        raise ArgumentError("out shares memory with b; pass another array")
