@@ -1,0 +1,44 @@
+"""Matrices that are rewritten as 2:4 strips, and what strips mean."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24 import families
+from sparse24.kernels.hybrid_strips import BLOCK, Strips
+
+
+def matrix(family: str, zeros: float, shape) -> np.ndarray:
+    """The bits of a float16 matrix."""
+    w = families.make(family, shape, zeros=zeros, dtype="float16", rng=1)
+    return w.view(np.uint16)
+
+
+def restored(strips: Strips, shape) -> np.ndarray:
+    """The matrix that the strips mean; elements that meet are added."""
+    (m, k), rows = shape, strips.dense.shape[1]
+    out = np.zeros((-(-m // rows) * rows, k + 1), np.int64)
+    for first, stages, _, row in strips.table:
+        for stage in range(first, first + stages):
+            columns = np.minimum(strips.sources[stage], k)
+            part = strips.dense[stage // 2, :, stage % 2 * BLOCK :][:, :BLOCK]
+            np.add.at(out, (np.arange(row, row + rows)[:, None], columns), part)
+    assert not out[:, k].any()
+    assert not out[m:].any()
+    return out[:m, :k]
+
+
+def check(strips: Strips, w: np.ndarray) -> None:
+    """Everything is kept once, two of every four, the longest strips first."""
+    assert (strips.dense != 0).reshape(*strips.dense.shape[:2], -1, 4).sum(-1).max() <= 2
+    np.testing.assert_array_equal(restored(strips, w.shape), w)
+    assert (np.diff(strips.table[:, 1]) <= 0).all()
+
+
+def check_equal(got: Strips, want: Strips) -> None:
+    """Those of a kernel and of its reference."""
+    for name in ("dense", "sources"):
+        np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name), err_msg=name)
+    np.testing.assert_array_equal(got.table, want.table)
+    assert got.gathered == want.gathered
+    np.testing.assert_array_equal(got.lengths, want.lengths)
