@@ -64,6 +64,16 @@ assert (b.T @ H.T).shape == (64, 1024)
 assert (H @ b[:, 0]).shape == (1024,)
 
 # %%
+# A layer
+# -------
+# The weight of a layer has its outputs along the rows, so the product is ``tokens @ H.T``; `linear`
+# adds a bias and an activation, and builds nothing for the transpose.
+
+tokens = np.random.default_rng(2).standard_normal((2, 16, 1536)).astype(np.float32)
+hidden = s24.linear(tokens, H, np.zeros(1024, np.float32), activation="gelu")
+assert hidden.shape == (2, 16, 1024)
+
+# %%
 # A solver sees an operator
 # -------------------------
 # ``matvec`` and ``rmatvec`` are there, so SciPy's iterative methods take it.
