@@ -32,6 +32,7 @@ from sparse24._records import PLAIN, Problem
 
 WORTH_LEAVING = 0.95  # a path must be predicted to take so much of cuBLAS's time, or less
 NOT_CAPTURED = ("cublas", "compact")
+PLANNED = ("stream", "scatter", "slots", "regrouped")  # anew for every number of columns
 
 
 def result_dtype(dtype: _dtypes.DType) -> np.dtype:
@@ -53,9 +54,28 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True) -> None:
     if not b.size:
         out[...] = 0
         return
-    if h.device != "cpu":
-        _foreign.make_current()
+    if h.device == "cpu":
+        _run(_choose(h, b.shape[1], algorithm), h, b, out, balance)
+        return
+    _foreign.make_current()
     path = _choose(h, b.shape[1], algorithm)
+    kind = f"{path} by {b.shape[1]}, balance {balance}" if path in PLANNED else f"{path} at all"
+    if not h.is_prepared(kind) and _capturing():
+        raise UnsupportedError(
+            f"the first product by {b.shape[1]} columns copies its plan to the GPU, which a graph "
+            "cannot hold; run it once before the capture"
+        )
+    _run(path, h, b, out, balance)
+    h.prepared(kind, _Ran)
+
+
+class _Ran:
+    """A mark that a kind of product has been run, kept with the matrix."""
+
+    nbytes = 0
+
+
+def _run(path: str, h, b, out, balance: bool) -> None:
     if path in _BALANCED:
         _BALANCED[path](h, b, out, balance)
     else:

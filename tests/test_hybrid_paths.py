@@ -151,6 +151,26 @@ def test_a_capture_takes_what_is_prepared(monkeypatch):
     assert _hybrid_dispatch._captured(h, 64) == "two_four"
 
 
+def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
+    h, ran = hybrid(np.eye(3, dtype=np.float32)), []
+    monkeypatch.setattr(_hybrid_dispatch, "_capturing", lambda: True)
+    monkeypatch.setattr(_hybrid_dispatch, "_choose", lambda h, n, algorithm: "scatter")
+    monkeypatch.setattr(_hybrid_dispatch, "_run", lambda path, *_: ran.append(path))
+    monkeypatch.setattr(_hybrid_dispatch._foreign, "make_current", lambda: None)
+    monkeypatch.setattr(type(h), "device", "cuda:0")
+    b, out = (np.ones((3, 5), np.float32) for _ in range(2))
+    with pytest.raises(UnsupportedError, match=r"first product by 5 columns .* before the capture"):
+        _hybrid_dispatch.multiply(h, b, out)
+    with monkeypatch.context() as before:
+        before.setattr(_hybrid_dispatch, "_capturing", lambda: False)
+        _hybrid_dispatch.multiply(h, b, out)
+    _hybrid_dispatch.multiply(h, b, out)
+    assert ran == ["scatter", "scatter"]
+    for other, balance in ((b[:, :4], True), (b, False)):
+        with pytest.raises(UnsupportedError, match="before the capture"):
+            _hybrid_dispatch.multiply(h, other, out[:, : other.shape[1]], balance=balance)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.8, 0.97])
 @pytest.mark.parametrize("n", [1, 8, 40])
