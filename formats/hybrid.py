@@ -284,4 +284,3 @@ class HybridArray(SparseArray):
         if n is None:
             return self.n_hint or _hybrid_cost.DEFAULT_N
         return _check.whole(n, argument="n", least=1)
-

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _foreign, _hybrid_dispatch
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from sparse24._product import promote
+from sparse24._product import given, promote
 from sparse24.formats.base import densified
 
 FOLD_BELOW = 64  # columns under which a stack becomes one product
@@ -20,10 +20,7 @@ def matmul(h, b, out, algorithm: str, balance: bool):
     with _foreign.stream_of(b):
         array, restore = _foreign.take(b, argument="b")
         array = _operand(h, array)
-        if out is not None:
-            _check.is_array(out, argument="out")
-        target = None if out is None else _foreign.take(out, argument="out")[0]
-        product = _product(h, array, target, algorithm, balance)
+        product = _product(h, array, given(out), algorithm, balance)
     return restore(product) if out is None else out
 
 
@@ -33,13 +30,13 @@ def multiply_rows(h, x):
     with _foreign.stream_of(x):
         array, restore = _foreign.take(x, argument="x")
         if array.ndim < 2:
-            return restore(h.matmul(array))
+            return restore(_product(h, _operand(h, array)))
         *tokens, k = array.shape
-        product = h.matmul(array.reshape(math.prod(tokens), k).T).T
-        return restore(product.reshape(*tokens, h.shape[0]))
+        columns = array.reshape(math.prod(tokens), k).T
+        return restore(_product(h, _operand(h, columns)).T.reshape(*tokens, h.shape[0]))
 
 
-def _product(h, b, out, algorithm: str, balance: bool):
+def _product(h, b, out=None, algorithm: str = "auto", balance: bool = True):
     vector = b.ndim == 1
     matrix = b[:, None] if vector else b
     shape = (*matrix.shape[:-2], h.shape[0], matrix.shape[-1])

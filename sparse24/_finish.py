@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign
+from sparse24 import _arrays, _dtypes
 from sparse24._fuse import Call, fuse
-from sparse24._product import Target, result_name
+from sparse24._product import Target, given, result_name
 from sparse24._records import Epilogue
 
 
@@ -20,13 +20,10 @@ def finished(product, out, call: Call, left: tuple, right: tuple):
     product : NumPy or CuPy array
         Of operands with the shapes `left` and `right`, one of which may be a vector.
     """
-    if out is not None:
-        _check.is_array(out, argument="out")
-        out, _ = _foreign.take(out, argument="out")
     dropped = -1 if len(right) == 1 else -2 if len(left) == 1 else None
     full = product if dropped is None else _arrays.namespace(product).expand_dims(product, dropped)
     name = full.dtype.name if call.dtype is None else result_name(call.dtype)
-    goes = Target(full.shape, name, out, _arrays.is_cupy(full))
+    goes = Target(full.shape, name, given(out), _arrays.is_cupy(full))
     target = goes.allocate(dropped)
     real = np.float64 if full.dtype == np.float64 else np.float32
     epilogue = goes.fitted(fuse(call, left, right, _arrays.namespace(full), real), dropped)

@@ -55,11 +55,11 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True) -> None:
         out[...] = 0
         return
     if h.device == "cpu":
-        _run(_choose(h, b.shape[1], algorithm), h, b, out, balance)
+        _run(_choose(h, b.shape[1], algorithm, balance), h, b, out, balance)
         return
     _foreign.make_current()
-    path = _choose(h, b.shape[1], algorithm)
-    kind = f"{path} by {b.shape[1]}, balance {balance}" if path in PLANNED else f"{path} at all"
+    path = _choose(h, b.shape[1], algorithm, balance)
+    kind = _kind(path, b.shape[1], balance)
     if not h.is_prepared(kind) and _capturing():
         raise UnsupportedError(
             f"the first product by {b.shape[1]} columns copies its plan to the GPU, which a graph "
@@ -67,6 +67,11 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True) -> None:
         )
     _run(path, h, b, out, balance)
     h.prepared(kind, _Ran)
+
+
+def _kind(path: str, n: int, balance: bool) -> str:
+    """The name under which a matrix remembers that such a product has been run."""
+    return f"{path} by {n}, balance {balance}" if path in PLANNED else f"{path} at all"
 
 
 class _Ran:
@@ -82,10 +87,10 @@ def _run(path: str, h, b, out, balance: bool) -> None:
         _PATHS[path](h, b, out)
 
 
-def _choose(h, n: int, algorithm: str) -> str:
+def _choose(h, n: int, algorithm: str, balance: bool) -> str:
     if algorithm == "auto":
         path = h.prepared(f"choice for {_hybrid_cost.bucket(n)}", lambda: _Choice(h, n)).path
-        return _captured(h, n) if path in NOT_CAPTURED and _capturing() else path
+        return _captured(h, n, balance) if path in NOT_CAPTURED and _capturing() else path
     possible = predictions(h, n)
     if algorithm not in possible:
         listed = ", ".join(repr(name) for name in ("auto", *possible))
@@ -99,10 +104,10 @@ def _capturing() -> bool:
     return _arrays.cupy_module().cuda.get_current_stream().is_capturing()
 
 
-def _captured(h, n: int) -> str:
-    """The best path that a graph can hold and whose layout exists already."""
+def _captured(h, n: int, balance: bool) -> str:
+    """The best path that a graph can hold and that has multiplied so many columns before."""
     times = {path: t for path, t in predictions(h, n).items() if path not in NOT_CAPTURED}
-    ready = [path for path in times if h.is_prepared(path)]
+    ready = [path for path in times if h.is_prepared(_kind(path, n, balance))]
     if not ready:
         best = min(times, key=times.__getitem__)
         raise UnsupportedError(

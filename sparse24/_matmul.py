@@ -268,10 +268,9 @@ def _other_format(product, out, call: Call, left=(), right=()):
     if not finish.is_plain:
         product = _finish.finished(result, out, finish, left, right)
         return restore(product) if out is None else out
-    if out is None:
+    target = _product.given(out)
+    if target is None:
         return restore(result)
-    _check.is_array(out, argument="out")
-    target, _ = _foreign.take(out, argument="out")
     _check.same_shape(target.shape, result.shape, argument="out", other="the product")
     if target.dtype != result.dtype:
         raise DTypeError(f"out must have dtype {result.dtype}, got {target.dtype}")

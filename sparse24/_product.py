@@ -160,10 +160,15 @@ class Result(Target):
             a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
         )
         name = row_a.result if call.dtype is None else result_name(call.dtype)
-        if out is not None:
-            _check.is_array(out, argument="out")
-            out, _ = _foreign.take(out, argument="out")
-        return cls(shape, name, out, _arrays.is_cupy(held), row_a, row_b)
+        return cls(shape, name, given(out), _arrays.is_cupy(held), row_a, row_b)
+
+
+def given(out):
+    """The caller's `out` as a NumPy or CuPy array; None if there is none."""
+    if out is None:
+        return None
+    _check.is_array(out, argument="out")
+    return _foreign.take(out, argument="out")[0]
 
 
 def _without(array, dropped: int | None):

@@ -28,14 +28,14 @@ def restored(strips: Strips, shape) -> np.ndarray:
     return out[:m, :k]
 
 
-def check(strips: Strips, w: np.ndarray) -> None:
+def assert_restores(strips: Strips, w: np.ndarray) -> None:
     """Everything is kept once, two of every four, the longest strips first."""
     assert (strips.dense != 0).reshape(*strips.dense.shape[:2], -1, 4).sum(-1).max() <= 2
     np.testing.assert_array_equal(restored(strips, w.shape), w)
     assert (np.diff(strips.table[:, 1]) <= 0).all()
 
 
-def check_equal(got: Strips, want: Strips) -> None:
+def assert_same_strips(got: Strips, want: Strips) -> None:
     """Those of a kernel and of its reference."""
     for name in ("dense", "sources"):
         np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name), err_msg=name)

@@ -36,7 +36,7 @@ def operands(rng, xp, make, name: str, shape=(7, 20)):
     return a, _arrays.to_numpy(a.toarray()).astype(np.float64), x
 
 
-def close(got, want, name: str) -> None:
+def assert_close(got, want, name: str) -> None:
     got = _arrays.to_numpy(got)
     assert got.dtype == TYPES[name]
     tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}[name]
@@ -56,7 +56,7 @@ def test_linear_takes_bias_and_activation(xp, rng, make, name, activation):
         flat = exact.reshape(-1, exact.shape[-1])
         want = reference.apply_epilogue(flat, fused, "float64")[0].reshape(exact.shape)
         got = s24.linear(put(tokens, xp), a, put(bias, xp), activation=activation)
-        close(got, want, name)
+        assert_close(got, want, name)
 
 
 def test_every_part_of_an_epilogue(xp, rng, make):
@@ -70,16 +70,16 @@ def test_every_part_of_an_epilogue(xp, rng, make):
     )
     assert got is out
     before = 1.5 * (w @ b.astype(np.float64)) + 0.5 * c + bias
-    close(aux, before, "float32")
-    close(out, 2 * np.maximum(before, 0), "float32")
+    assert_close(aux, before, "float32")
+    assert_close(out, 2 * np.maximum(before, 0), "float32")
 
 
 def test_vectors_and_other_types(xp, rng, make):
     a, w, x = operands(rng, xp, make, "float32")
     e = s24.Epilogue(bias=1.0)
-    close(s24.matmul(a, put(x[0], xp), epilogue=e), w @ x[0] + 1, "float32")
+    assert_close(s24.matmul(a, put(x[0], xp), epilogue=e), w @ x[0] + 1, "float32")
     got = s24.matmul(put(x, xp), a.mT, dtype="float16", epilogue=e)
-    close(got, x @ w.T + 1, "float16")
+    assert_close(got, x @ w.T + 1, "float16")
     small = s24.matmul(a, put(x.T.copy(), xp), dtype="int8", epilogue=e)
     np.testing.assert_array_equal(
         _arrays.to_numpy(small), np.clip(np.rint(w @ x.T + 1), -128, 127).astype(np.int8)

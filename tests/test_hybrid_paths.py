@@ -144,17 +144,20 @@ def test_a_capture_takes_what_is_prepared(monkeypatch):
     monkeypatch.setattr(_hybrid_dispatch, "predictions", lambda h, n: times)
     h = hybrid(np.eye(3, dtype=np.float32))
     with pytest.raises(UnsupportedError, match=r"algorithm='two_four'\) once before the capture"):
-        _hybrid_dispatch._captured(h, 64)
-    h.prepared("stream", h.copy)
-    assert _hybrid_dispatch._captured(h, 64) == "stream"
-    h.prepared("two_four", h.copy)
-    assert _hybrid_dispatch._captured(h, 64) == "two_four"
+        _hybrid_dispatch._captured(h, 64, True)
+    h.prepared(_hybrid_dispatch._kind("stream", 64, True), _hybrid_dispatch._Ran)
+    assert _hybrid_dispatch._captured(h, 64, True) == "stream"
+    with pytest.raises(UnsupportedError, match="once before the capture"):
+        _hybrid_dispatch._captured(h, 32, True)
+    h.prepared(_hybrid_dispatch._kind("two_four", 64, True), _hybrid_dispatch._Ran)
+    assert _hybrid_dispatch._captured(h, 64, True) == "two_four"
+    assert _hybrid_dispatch._captured(h, 32, True) == "two_four"
 
 
 def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
     h, ran = hybrid(np.eye(3, dtype=np.float32)), []
     monkeypatch.setattr(_hybrid_dispatch, "_capturing", lambda: True)
-    monkeypatch.setattr(_hybrid_dispatch, "_choose", lambda h, n, algorithm: "scatter")
+    monkeypatch.setattr(_hybrid_dispatch, "_choose", lambda *_: "scatter")
     monkeypatch.setattr(_hybrid_dispatch, "_run", lambda path, *_: ran.append(path))
     monkeypatch.setattr(_hybrid_dispatch._foreign, "make_current", lambda: None)
     monkeypatch.setattr(type(h), "device", "cuda:0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from strip_cases import check, check_equal, matrix
+from strip_cases import assert_restores, assert_same_strips, matrix
 
 from sparse24.kernels import hybrid_regroup, reference_regroup
 
@@ -27,7 +27,7 @@ CASES = [
 def test_everything_is_kept_once_and_two_of_four(family, zeros, shape):
     w = matrix(family, zeros, shape)
     strips = reference_regroup.prepare(w)
-    check(strips, w)
+    assert_restores(strips, w)
     assert not strips.table[:, 2].any()
 
 
@@ -72,4 +72,4 @@ def test_what_overflows_is_a_column_again():
 def test_the_kernel_equals_the_reference(family, zeros, shape):
     cupy = pytest.importorskip("cupy")
     w = matrix(family, zeros, shape)
-    check_equal(hybrid_regroup.prepare(cupy.asarray(w)), reference_regroup.prepare(w))
+    assert_same_strips(hybrid_regroup.prepare(cupy.asarray(w)), reference_regroup.prepare(w))
