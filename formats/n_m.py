@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from sparse24 import _arrays, _check, _dtypes, _foreign, _storage
+from sparse24 import _check, _foreign
 from sparse24._errors import ArgumentError, PatternError
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
-from sparse24.formats.base import SparseArray, read_only
+from sparse24.formats.n_m_storage import NMStorage
 from sparse24.formats.two_four import Sparse24Array
 
 
-class NMArray(SparseArray):
+class NMArray(NMStorage):
     """An n:m sparse array on the CPU or a GPU.  Immutable.
 
     Made by ``sparse24.compress(x, pattern=(n, m))`` or `from_dense`.
@@ -50,34 +46,7 @@ class NMArray(SparseArray):
     array([39.], dtype=float32)
     """
 
-    __slots__ = (
-        "_axis", "_cache", "_dtype", "_indices", "_pattern", "_rows_shape", "_turned", "_values",
-    )  # fmt: skip
-
-    _axis: int
-    _cache: dict[str, Any]
-    _indices: Any
-    _pattern: tuple[int, int]
-    _rows_shape: tuple[int, ...]
-    _turned: Any  # the transposed view, an NMArray, or None
-    _values: Any
-
-    def __init__(self, values, indices, shape, pattern, dtype: _dtypes.DType, axis: int = -1):
-        fields = {
-            "_values": values,
-            "_indices": indices,
-            "_rows_shape": tuple(shape),  # (..., m, k), groups along the last axis
-            "_pattern": tuple(pattern),
-            "_dtype": dtype,
-            "_axis": axis,
-            "_cache": {},  # the forms that products take, made at first use
-            "_turned": None,
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name, value):
-        raise AttributeError(f"an NMArray is immutable; cannot set {name}")
+    __slots__ = ()
 
     @classmethod
     def from_dense(
@@ -118,144 +87,6 @@ class NMArray(SparseArray):
             if on_excess == "raise" and check:
                 n_m_parts.raise_excess(status, (n, m), array.shape, number)
         return cls(values, indices, array.shape, (n, m), row, axis=number)
-
-    # --- what it is ---------------------------------------------------------------------
-
-    @property
-    def pattern(self) -> tuple[int, int]:
-        return self._pattern
-
-    @property
-    def axis(self) -> int:
-        return self._axis
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        *batch, rows, k = self._rows_shape
-        return (*batch, rows, k) if self._axis == -1 else (*batch, k, rows)
-
-    @property
-    def values(self):
-        return read_only(self._values)
-
-    @property
-    def indices(self):
-        return read_only(self._indices)
-
-    @property
-    def device(self) -> str:
-        return _arrays.device_of(self._values)
-
-    @property
-    def nnz(self) -> int:
-        """Number of non-zero elements (waits for the device)."""
-        return int((n_m_parts.magnitude_bits(self._values, self._dtype) != 0).sum())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and indices, and of what products have made of them."""
-        made = sum(array.nbytes for array in tuple(self._cache.values()))
-        return self._values.nbytes + self._indices.nbytes + made
-
-    def __repr__(self) -> str:
-        n, m = self._pattern
-        return (
-            f"<NMArray: pattern {n}:{m}, shape {self.shape}, dtype {self._dtype.name}, axis "
-            f"{self._axis}, on {self.device}, {self.nbytes} bytes "
-            f"(dense: {self.size * self._dtype.itemsize})>"
-        )
-
-    # --- conversions --------------------------------------------------------------------
-
-    def toarray(self, out=None):
-        """Return the dense array (..., m, k), on the same device.
-
-        Parameters
-        ----------
-        out : array, optional
-            Where to write it; shape and dtype of the result.
-        """
-        if out is not None:
-            _storage.check_out(out, self.shape, self._dtype, like=self._values)
-        dense = n_m_parts.decompress(
-            self._values, self._indices, self._dtype, self._pattern, self._rows_shape[-1]
-        )
-        dense = dense if self._axis == -1 else dense.swapaxes(-1, -2)
-        if out is None:
-            return dense
-        out[...] = dense
-        return out
-
-    def mask(self):
-        """Boolean array (..., m, k): the places of the stored elements that are not zero."""
-        return n_m_parts.magnitude_bits(self.toarray(), self._dtype) != 0
-
-    @property
-    def T(self) -> NMArray:
-        """The transposed matrix; nothing is copied."""
-        if self.ndim > 2:
-            raise ArgumentError(f"T is for matrices, got {self.ndim} axes; use .mT")
-        return self.mT
-
-    @property
-    def mT(self) -> NMArray:
-        """The array with its last two axes exchanged; nothing is copied."""
-        if self._turned is None:
-            turned = self._with(axis=-3 - self._axis)
-            object.__setattr__(turned, "_turned", self)
-            object.__setattr__(self, "_turned", turned)
-        return self._turned
-
-    def astype(self, dtype) -> NMArray:
-        """Convert the stored elements; their places stay."""
-        row = _dtypes.lookup(dtype)
-        if row is self._dtype:
-            return self
-        return self._with(values=n_m_parts.cast(self._values, self._dtype, row), dtype=row)
-
-    def copy(self) -> NMArray:
-        """A deep copy."""
-        return self._with(values=self._values.copy(), indices=self._indices.copy())
-
-    def to_device(self, device, /, *, stream=None) -> NMArray:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
-        if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
-            return self
-        mover = _storage.mover(device, stream)
-        values = _storage.move_values(self._values, self._dtype, mover)
-        return self._with(values=values, indices=mover(self._indices))
-
-    def _fields(self):
-        shape, row = self._rows_shape, self._dtype
-        return self._values, self._indices, shape, self._pattern, row, self._axis
-
-    def __getitem__(self, key) -> NMArray:
-        """Rows ``A[i:j]`` of a matrix, or matrices ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
-        is_batch = self.ndim > 2
-        is_slice = isinstance(key, slice) and key.step in (None, 1)
-        if not (is_slice and (is_batch or self._axis == -1)) and not (
-            is_batch and isinstance(key, int | np.integer)
-        ):
-            raise ArgumentError(
-                f"A[{key!r}] is not supported: slice rows of an array with axis -1 by step 1, or "
-                "use .toarray()"
-            )
-        try:
-            values, indices = self._values[key], self._indices[key]
-        except IndexError as error:
-            raise ArgumentError(f"A[{key}] is out of range for {len(self)} matrices") from error
-        shape = (*values.shape[:-1], self._rows_shape[-1])
-        return self._with(values=values, indices=indices, shape=shape)
-
-    def _with(self, *, values=None, indices=None, shape=None, dtype=None, axis=None) -> NMArray:
-        return NMArray(
-            self._values if values is None else values,
-            self._indices if indices is None else indices,
-            shape or self._rows_shape,
-            self._pattern,
-            dtype or self._dtype,
-            axis=axis or self._axis,
-        )
 
     # --- products -----------------------------------------------------------------------
 

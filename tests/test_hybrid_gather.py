@@ -8,7 +8,7 @@ import pytest
 from sparse24 import families
 from sparse24._dtypes import lookup
 from sparse24.kernels import hybrid_gather
-from sparse24.kernels.hybrid_gather import PANEL
+from sparse24.kernels.hybrid_gather_layout import PANEL, STEP
 
 pytestmark = pytest.mark.stem("hybrid_gather")
 
@@ -17,7 +17,7 @@ def walk(layout):
     """The dense matrix of bits, read as the kernel reads it."""
     m, k = layout.shape
     height, panels, units = layout.height, layout.panels, layout.units
-    words = layout.words.reshape(-1, 32, hybrid_gather.STEP)
+    words = layout.words.reshape(-1, 32, STEP)
     dense = np.zeros((m, panels * PANEL), np.uint16)
     for panel in range(panels):
         for unit in range(units):
