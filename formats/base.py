@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check
+from sparse24 import _arrays, _check, _foreign
 from sparse24._dtypes import DType
 from sparse24._errors import DTypeError, UnsupportedError
 from sparse24.formats import convert
@@ -161,6 +161,10 @@ class SparseArray(Refusals, ABC):
 
     rmatmat = rmatvec
 
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return _foreign.torch_function(function, args, kwargs or {})
+
     def _transposed(self) -> Any:
         transposed = getattr(self, "T", None)
         if transposed is None:
@@ -175,7 +179,7 @@ class SparseArray(Refusals, ABC):
             opaque[()] = self
             return opaque
         raise DTypeError(
-            f"a {type(self).__name__} does not turn into a dense array by itself; multiply with "
+            f"{type(self).__name__} does not turn into a dense array by itself; multiply with "
             "@ or sparse24.matmul, or call .toarray() (NumPy on the CPU, CuPy on the GPU), or "
             ".tocsr() beside SciPy's formats"
         )

@@ -239,7 +239,8 @@ class Sparse24Array(SparseArray):
         is_slice = isinstance(key, slice) and key.step in (None, 1)
         if not is_slice and not (isinstance(key, int | np.integer) and self.ndim > 2):
             raise ArgumentError(
-                f"A[{key!r}] is not supported: index rows by a slice of step 1, or use .toarray()"
+                f"A[{_check.shown(key)}] is not supported: index rows by a slice of step 1, or use "
+                ".toarray()"
             )
         if self.ndim > 2:
             return self._map_batch(key)
@@ -279,12 +280,6 @@ class Sparse24Array(SparseArray):
             call = call._replace(other_dtype=other.dtype)
         other = _dense_operand(other, self)
         return _product.multiply_from_left(other, self._operand, out, call, self._plans)
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        from sparse24 import _foreign
-
-        return _foreign.torch_function(function, args, kwargs or {})
 
 
 def _dense_operand(other, sparse: Sparse24Array):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes
-from sparse24._errors import DTypeError, ShapeError
+from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 
 
 def identity(x: Any) -> Any:
@@ -36,15 +36,19 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
     if _arrays.is_cupy(x):
         return x, identity
     if _arrays.is_torch(x):
-        return from_torch(x), to_torch
+        return from_torch(x, argument=argument), to_torch
     if _arrays.is_jax(x):
-        return np.asarray(x), _to_jax
+        return _from_jax(x, argument), _to_jax
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(x), identity
     if _arrays.is_sparse_matrix(x):
         raise DTypeError(
             f"{argument} must be a dense array, got a {type(x).__name__}; use its .toarray(), or "
             "sparse24.hybrid, or sparse24.from_scipy if it is 2:4"
+        )
+    if hasattr(x, "toarray"):
+        raise DTypeError(
+            f"{argument} must be a dense array, got {type(x).__name__}; use its .toarray()"
         )
     try:
         array = np.asarray(x)
@@ -62,14 +66,17 @@ def _from_dlpack(x: Any) -> Any:
     return _arrays.cupy_module().from_dlpack(x)
 
 
-def from_torch(x: Any) -> Any:
+def from_torch(x: Any, *, argument: str = "x") -> Any:
     """NumPy or CuPy view of a tensor; its gradient is not followed.
 
     CuPy's current stream waits for torch's if they differ.
     """
     if x.is_cuda:
         _join(x)
-    return view_of(x)
+    try:
+        return view_of(x)
+    except TypeError as error:  # a layout or device without elements in rows
+        raise DTypeError(f"{argument} must be a dense tensor with memory: {error}") from error
 
 
 def view_of(x: Any) -> Any:
@@ -154,6 +161,16 @@ def _tensor_of(x, dtype):
     return flat.view(dtype).as_strided(x.shape, strides, offset)
 
 
+def _from_jax(x: Any, argument: str) -> np.ndarray:
+    try:
+        return np.asarray(x)
+    except TypeError as error:  # a tracer
+        raise UnsupportedError(
+            f"{argument} must be an array, got a tracer of JAX; multiply outside jax.jit, jax.grad "
+            "and jax.vmap, or use sparse24.jax.linear, which jax.grad can follow"
+        ) from error
+
+
 def _to_jax(x: Any) -> Any:
     import jax.numpy as jnp
 
@@ -218,15 +235,27 @@ def torch_function(function: Callable, args: tuple, kwargs: dict) -> Any:
 
     products = (torch.matmul, torch.mm, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
     if function in products:
-        return _multiply(*args)
+        return _multiply(*args, **kwargs)
     if function is torch.nn.functional.linear:
-        x, weight, *rest = args
-        bias = rest[0] if rest else kwargs.get("bias")
-        y = _multiply(x, weight.mT)
-        return y if bias is None else y + bias
+        return _linear(*args, **kwargs)
     return NotImplemented
 
 
-def _multiply(a: Any, b: Any) -> Any:
-    """``a @ b`` without asking torch again: the sparse operand multiplies."""
-    return b.__rmatmul__(a) if _arrays.is_torch(a) else a.__matmul__(b)
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    y = _multiply(input, weight.mT)
+    return y if bias is None else y + bias
+
+
+def _multiply(input: Any, other: Any = None, *, mat2: Any = None, out: Any = None) -> Any:
+    """``input @ other`` without asking torch again: the sparse operand multiplies.
+
+    The names are torch's: `torch.mm` calls its second operand ``mat2``.
+    """
+    other = mat2 if other is None else other
+    y = other.__rmatmul__(input) if _arrays.is_torch(input) else input.__matmul__(other)
+    if out is None:
+        return y
+    _check.same_shape(out.shape, y.shape, argument="out", other="the product")
+    if out.dtype != y.dtype:
+        raise DTypeError(f"out must have dtype {y.dtype}, got {out.dtype}")
+    return out.copy_(y)

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ShapeError
+from sparse24._errors import DTypeError, ShapeError
 from sparse24._train_rule import Rule
 
 
 def check_linear(x: Tensor, weight: Tensor) -> None:
     """The message that a plain product would not give."""
+    if not isinstance(x, Tensor):
+        raise DTypeError(f"x must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor")
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {tuple(x.shape)} and "

@@ -122,6 +122,39 @@ def test_torch_tensors_in_and_out(rng):
     np.testing.assert_allclose(out.numpy(), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: s24.compress(w, on_excess="prune"),
+        lambda w: s24.compress(w, pattern=(1, 4), on_excess="prune"),
+        lambda w: s24.compress(w, pattern=(3, 8), on_excess="prune"),
+        s24.hybrid,
+    ],
+)
+def test_functions_of_torch_take_every_format_with_out_and_names(make, rng):
+    torch = pytest.importorskip("torch")
+    a = make(rng.standard_normal((8, 12)).astype(np.float32))
+    x, bias, out = torch.ones(5, 12), torch.ones(8), torch.zeros(5, 8)
+    want = x @ torch.from_numpy(a.toarray().T)
+    linear = torch.nn.functional.linear
+    assert torch.matmul(x, a.T, out=out) is out
+    for got in (out, torch.mm(x, mat2=a.T), torch.matmul(input=x, other=a.T), linear(x, weight=a)):
+        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(linear(input=x, weight=a, bias=bias), want + 1)
+    with pytest.raises(s24.ShapeError, match="out must have the shape of the product"):
+        torch.matmul(x, a.T, out=torch.zeros(8, 5))
+    with pytest.raises(s24.DTypeError, match=r"out must have dtype torch\.float32"):
+        torch.matmul(x, a.T, out=out.double())
+
+
+def test_tensors_without_elements_in_rows_are_refused(a):
+    torch = pytest.importorskip("torch")
+    for x in (torch.eye(24).to_sparse(), torch.empty(24, 2, device="meta")):
+        for call in (s24.compress, s24.hybrid, lambda x: a @ x):
+            with pytest.raises(s24.DTypeError, match="must be a dense tensor with memory"):
+                call(x)
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_torch_half_precision(name):
     torch = pytest.importorskip("torch")

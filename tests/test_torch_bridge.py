@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,6 +17,7 @@ from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
     ArgumentError,
+    DTypeError,
     ShapeError,
 )
 
@@ -195,6 +197,8 @@ def test_leading_axes_odd_sizes_and_no_bias():
     torch.testing.assert_close(y, F.linear(x, sparse.weight * sparse.current_mask()), **CLOSE)
     with pytest.raises(ShapeError, match=r"x must have shape \(..., k\) and weight \(m, k\)"):
         sparse(torch.randn(2, 8))
+    with pytest.raises(DTypeError, match=r"x must be a torch\.Tensor, got ndarray"):
+        sparse(np.ones((2, 10), np.float32))
 
 
 def test_autocast(device):
