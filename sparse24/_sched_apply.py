@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import Array, namespace
 
@@ -33,24 +34,30 @@ def apply_masks(weights, masks):
     {'w': array([1., 0.])}
     """
     if isinstance(weights, Mapping):
-        return {n: _masked(w, masks[n]) if n in masks else w for n, w in weights.items()}
+        if not isinstance(masks, Mapping):
+            raise ArgumentError(f"masks must be a mapping, as weights, got {_check.shown(masks)}")
+        return {n: _masked(w, masks[n], n) if n in masks else w for n, w in weights.items()}
     if isinstance(weights, list | tuple):
         if isinstance(masks, Mapping):
             masks = [masks.get(str(i)) for i in range(len(weights))]
+        if not isinstance(masks, list | tuple):
+            raise ArgumentError(f"masks must be a sequence, as weights, got {_check.shown(masks)}")
         if len(masks) != len(weights):
             raise ArgumentError(
                 f"masks must be as many as weights, {len(weights)}, got {len(masks)}"
             )
         return type(weights)(
-            w if m is None else _masked(w, m) for w, m in zip(weights, masks, strict=True)
+            w if m is None else _masked(w, m, str(i))
+            for i, (w, m) in enumerate(zip(weights, masks, strict=True))
         )
-    return _masked(weights, masks)
+    return _masked(weights, masks, "0")
 
 
-def _masked(weight: Array, mask: Array) -> Array:
+def _masked(weight: Array, mask: Array, name: str) -> Array:
     if tuple(weight.shape) != tuple(mask.shape):
         raise ShapeError(
-            f"a mask must have its weight's shape, {tuple(weight.shape)}, got {tuple(mask.shape)}"
+            f"the mask of layer {name!r} must have its weight's shape, {tuple(weight.shape)}, got "
+            f"{tuple(mask.shape)}"
         )
     xp = namespace(weight)
     return xp.where(mask, weight, xp.zeros_like(weight))

@@ -18,7 +18,7 @@ from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import FormatError
 from sparse24._sched_arrays import namespace, plain
-from sparse24._sched_dynamic import named
+from sparse24._sched_dynamic import MaskScheduler, named
 from sparse24._sched_records import Rules, State, Update
 from sparse24._sched_telemetry import Telemetry
 
@@ -74,6 +74,8 @@ class AsyncScheduler:
         self._retired: deque = deque(maxlen=delay + 2)
         self._pool = ThreadPoolExecutor(1, "sparse24-masks") if background else None
         self._lane = _lane(next(iter(weights.values()), None)) if background else None
+
+    __repr__ = MaskScheduler.__repr__
 
     def __enter__(self) -> AsyncScheduler:
         return self
@@ -178,6 +180,7 @@ class AsyncScheduler:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
+        _sched_state.check(saved)
         if len(saved.get("waiting", ())) > self.delay or "in_use" not in saved:
             raise FormatError("the saved state is not of an AsyncScheduler with this delay")
         self._settle()

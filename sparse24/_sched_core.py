@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import namespace, plain, working
 from sparse24._sched_decide import decide, decisions, observation
 from sparse24._sched_records import Array, Arrays, Recipe, Rules, State, Update
@@ -60,7 +60,10 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
         recipe = None if number is None else recipes[number][1]
         if number is None or recipe is None or weight.ndim < 2:
             continue
-        recipe.pattern.check_shape(tuple(weight.shape))
+        try:
+            recipe.pattern.check_shape(tuple(weight.shape))
+        except ShapeError as error:
+            raise ShapeError(f"layer {name!r}: {error}") from error
         names.setdefault(number, []).append(name)
     chosen = ((recipes[i][1], tuple(names[i])) for i in sorted(names))
     groups = tuple((recipe, inside) for recipe, inside in chosen if recipe is not None)

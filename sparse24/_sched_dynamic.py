@@ -58,6 +58,12 @@ class MaskScheduler:
         self.state: State | None = None
         self.events: tuple[Update, ...] = ()
 
+    def __repr__(self) -> str:
+        if self.state is None:
+            return f"<{type(self).__name__}: no layers yet>"
+        frozen = ", frozen" if self.frozen else ""
+        return f"<{type(self).__name__}: step {self.state.step}, {len(self.masks)} layers{frozen}>"
+
     @property
     def masks(self) -> dict[str, Any]:
         return {} if self.state is None else dict(self.state.masks)
@@ -68,10 +74,11 @@ class MaskScheduler:
 
     def start(self, weights) -> None:
         """Fix the layers, by the shapes of these arrays; the first `step` does it otherwise."""
-        self.state = core.init(self._rules, named(weights) or {}, seed=self._seed)
+        state = core.init(self._rules, named(weights) or {}, seed=self._seed)
         if self._pending is not None:
-            self.state = _sched_state.from_dict(self.state, self._pending)
+            state = _sched_state.from_dict(state, self._pending)
             self._pending = None
+        self.state = state
 
     def step(self, gradients=None, weights=None) -> dict[str, Any]:
         """Advance by one training step and return the masks by layer.
@@ -127,6 +134,7 @@ class MaskScheduler:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take over a saved state; before the first step it waits until the layers are known."""
+        _sched_state.check(saved)
         if self.state is None:
             self._pending = dict(saved)
         else:
@@ -199,6 +207,8 @@ class DynamicScheduler(MaskScheduler):
         if hasattr(schedule, "with_init"):
             schedule = schedule.with_init(init_sparsity)
         self.scheduler = schedule
+        if isinstance(dense, str):  # whose letters would pass for patterns
+            raise ArgumentError(f"dense must be a sequence of name patterns, got {dense!r}")
         self._dense = tuple(dense)
         self._parts: dict[str, Any] = {
             "schedule": schedule,

@@ -141,15 +141,7 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     >>> schedule.from_dict(fresh, schedule.to_dict(after)).step
     1
     """
-    if saved.get("format") != FORMAT:
-        raise FormatError(f"this is no {FORMAT} state: its format is {saved.get('format')!r}")
-    if saved.get("version") != VERSION:
-        raise FormatError(
-            f"the saved state has version {saved.get('version')!r}, this library reads {VERSION}"
-        )
-    missing = KEYS - saved.keys()
-    if missing:
-        raise FormatError(f"the saved state misses {sorted(missing)}; it is damaged")
+    check(saved)
     if saved["fingerprint"] != fingerprint(state) or set(saved["masks"]) != set(state.masks):
         raise FormatError(
             "the saved state belongs to other recipes or layers; build the scheduler as it was "
@@ -170,3 +162,20 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
         missed=frozenset(int(number) for number in saved["missed"]),
         updated={name: int(at) for name, at in saved["updated"].items()},
     )
+
+
+def check(saved: Any) -> None:
+    """Refuse what is no whole state of this version, whatever its layers are."""
+    if not isinstance(saved, Mapping):
+        raise FormatError(
+            f"a saved state must be a mapping, as state_dict gives it, got {type(saved).__name__}"
+        )
+    if saved.get("format") != FORMAT:
+        raise FormatError(f"this is no {FORMAT} state: its format is {saved.get('format')!r}")
+    if saved.get("version") != VERSION:
+        raise FormatError(
+            f"the saved state has version {saved.get('version')!r}, this library reads {VERSION}"
+        )
+    missing = KEYS - saved.keys()
+    if missing:
+        raise FormatError(f"the saved state misses {sorted(missing)}; it is damaged")

@@ -244,10 +244,37 @@ def test_reduce_makes_ranks_agree(rng):
 
 
 def test_apply_masks_refuses_other_shapes():
-    with pytest.raises(ShapeError, match="a mask must have its weight's shape"):
+    with pytest.raises(ShapeError, match="mask of layer 'w' must have its weight's shape"):
+        S.apply_masks({"w": np.zeros((2, 3))}, {"w": np.ones((3, 2), bool)})
+    with pytest.raises(ShapeError, match="mask of layer '0'"):
         S.apply_masks(np.zeros((2, 3)), np.ones((3, 2), bool))
     with pytest.raises(ArgumentError, match="masks must be as many as weights"):
         S.apply_masks([np.zeros(2)], [])
+    for weights in ({"w": np.zeros(2)}, [np.zeros(2)]):
+        with pytest.raises(ArgumentError, match=r"masks must be a .*, as weights, got None"):
+            S.apply_masks(weights, None)
+
+
+def test_a_layer_that_does_not_suit_the_pattern_is_named():
+    recipe = S.Recipe(S.OneShot(0.5), pattern=S.Elastic(least=2))
+    with pytest.raises(ShapeError, match=r"layer 'head': Elastic.*got \(10, 48\)"):
+        S.MaskScheduler(recipe).start({"w": np.ones((8, 64)), "head": np.ones((10, 48))})
+
+
+def test_dense_layers_are_a_sequence_of_names():
+    with pytest.raises(ArgumentError, match="dense must be a sequence of name patterns, got 'he"):
+        S.DynamicScheduler(dense="head")
+
+
+def test_schedulers_say_where_they_are():
+    scheduler = S.MaskScheduler(S.sr_ste())
+    assert repr(scheduler) == "<MaskScheduler: no layers yet>"
+    scheduler.step(weights={"w": np.ones((4, 8))})
+    assert repr(scheduler) == "<MaskScheduler: step 1, 1 layers>"
+    scheduler.freeze()
+    assert repr(scheduler) == "<MaskScheduler: step 1, 1 layers, frozen>"
+    with S.AsyncScheduler(S.sr_ste(), {"w": np.ones((4, 8))}) as scheduler:
+        assert repr(scheduler) == "<AsyncScheduler: step 0, 1 layers>"
 
 
 def test_tile_hybrid_masks_feed_the_hybrid_format(rng):

@@ -207,3 +207,22 @@ def test_telemetry_plots():
         scheduler.step(*data(t))
     axes = telemetry.plot()
     assert len(axes[0].lines) == 2
+
+
+@pytest.mark.parametrize("saved", [None, "text", [1], {}, {"format": "sparse24.schedule"}])
+def test_what_is_no_state_is_refused_at_once(saved):
+    weights = {"w": np.ones((4, 8))}
+    with S.AsyncScheduler(S.sr_ste(), weights) as scheduler:
+        for fresh in (S.MaskScheduler(S.sr_ste()), scheduler):
+            with pytest.raises(FormatError, match="state"):
+                fresh.load_state_dict(saved)
+
+
+def test_a_state_of_other_layers_never_starts_a_training():
+    other = S.MaskScheduler(S.sr_ste())
+    other.step(weights={"w": np.ones((4, 16))})
+    scheduler = S.MaskScheduler(S.sr_ste())
+    scheduler.load_state_dict(other.state_dict())
+    for _ in range(2):
+        with pytest.raises(FormatError, match="other recipes or layers"):
+            scheduler.step(weights={"w": np.ones((4, 8))})
