@@ -183,6 +183,8 @@ def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
 def _suited(path: str | os.PathLike, kind: str, task: str) -> None:
     """Refuse a name that says it is the other kind of file."""
     other = {"npz": "safetensors", "safetensors": "npz"}[kind]
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentError(f"path must be a path, got {type(path).__name__}; name the file")
     if Path(path).suffix.lower() == f".{other}":
         raise ArgumentError(
             f"path names a file of {other}, got {str(path)!r}; {task} it with "

@@ -106,7 +106,7 @@ def raise_excess(status, pattern, shape, axis: int) -> None:
     place.insert(len(place) if axis == -1 else len(place) - 1, along)
     raise PatternError(
         f"x[{', '.join(place)}] has more than {n} non-zeros, the first of {count} such "
-        f"groups; prune it first (sparse24.prune with pattern=({n}, {m})), or pass "
+        f"groups; prune it first (sparse24.prune with pattern=({n}, {m})), or compress with "
         "on_excess='prune'"
     )
 

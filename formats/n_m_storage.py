@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _storage
+from sparse24 import _arrays, _check, _dtypes, _storage
 from sparse24._errors import ArgumentError
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, read_only
@@ -162,8 +162,8 @@ class NMStorage(SparseArray):
             is_batch and isinstance(key, int | np.integer)
         ):
             raise ArgumentError(
-                f"A[{key!r}] is not supported: slice rows of an array with axis -1 by step 1, or "
-                "use .toarray()"
+                f"A[{_check.shown(key)}] is not supported: slice rows of an array with axis -1 by "
+                "step 1, or use .toarray()"
             )
         try:
             values, indices = self._values[key], self._indices[key]

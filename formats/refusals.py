@@ -12,7 +12,7 @@ from sparse24._errors import ArgumentError, DTypeError
 def _refuse(operator: str) -> Callable[..., NoReturn]:
     def refuse(self, *others: Any) -> NoReturn:
         raise DTypeError(
-            f"a {type(self).__name__} has no {operator}; it multiplies with @, where alpha= of "
+            f"{type(self).__name__} has no {operator}; it multiplies with @, where alpha= of "
             "sparse24.matmul is a factor; for other arithmetic use .toarray(), or .tocsr() beside "
             "SciPy's formats"
         )
@@ -45,7 +45,7 @@ class Refusals:
         is_array = hasattr(other, "shape") and hasattr(other, "dtype")
         if isinstance(other, numbers.Number) or (is_array and not isinstance(other, Refusals)):
             raise DTypeError(
-                f"a {type(self).__name__} is not compared element by element; compare its "
+                f"{type(self).__name__} is not compared element by element; compare its "
                 ".toarray(), or take .mask() for the places that are not zero"
             )
         return True if self is other else NotImplemented
@@ -54,12 +54,12 @@ class Refusals:
 
     def __bool__(self) -> bool:
         raise ArgumentError(
-            f"the truth value of a {type(self).__name__} is ambiguous; use .nnz or .toarray()"
+            f"the truth value of {type(self).__name__} is ambiguous; use .nnz or .toarray()"
         )
 
     def __getitem__(self, key: Any) -> Any:
         raise ArgumentError(
-            f"a {type(self).__name__} has no rows or elements to pick; use .tocsr()[...] or "
+            f"{type(self).__name__} has no rows or elements to pick; use .tocsr()[...] or "
             ".toarray()[...]"
         )
 
@@ -68,6 +68,6 @@ class Refusals:
         if self.ndim > 2:
             return (self[i] for i in range(self.shape[0]))
         raise DTypeError(
-            f"a {type(self).__name__} of two axes is not gone through row by row; use .toarray(), "
+            f"{type(self).__name__} of two axes is not gone through row by row; use .toarray(), "
             "or .tocsr()"
         )

@@ -150,7 +150,7 @@ def _counts(tokens) -> tuple[int, ...]:
     except TypeError:
         counts = ()
     if min(counts, default=0) < 1:
-        raise ArgumentError(f"tokens must be positive whole numbers, got {tokens!r}")
+        raise ArgumentError(f"tokens must be positive whole numbers, got {_check.shown(tokens)}")
     return counts
 
 

@@ -8,6 +8,16 @@ import numpy as np
 
 from sparse24._errors import ArgumentError, DTypeError, PatternError, ShapeError
 
+MOST_SHOWN = 60  # characters of a value in a message
+
+
+def shown(value) -> str:
+    """A value in a message: arrays by their shape, all else as it is written, cut if long."""
+    if getattr(value, "shape", ()):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
 
 def pattern(value, *, argument: str = "pattern") -> tuple[int, int]:
     """Return (n, m) of an n:m pattern: n kept elements in every m."""
@@ -15,10 +25,10 @@ def pattern(value, *, argument: str = "pattern") -> tuple[int, int]:
         n, m = (operator.index(x) for x in value)
     except (TypeError, ValueError):
         raise PatternError(
-            f"{argument} must be a pair (n, m) such as (2, 4), got {value!r}"
+            f"{argument} must be a pair (n, m) such as (2, 4), got {shown(value)}"
         ) from None
     if not 0 < n < m <= 32:
-        raise PatternError(f"{argument} must have 0 < n < m <= 32, got {value!r}")
+        raise PatternError(f"{argument} must have 0 < n < m <= 32, got {shown(value)}")
     return n, m
 
 
@@ -38,9 +48,9 @@ def axis(value, ndim: int, *, argument: str = "axis") -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"{argument} must be an integer, got {value!r}") from None
+        raise ArgumentError(f"{argument} must be an integer, got {shown(value)}") from None
     if not -ndim <= number < ndim:
-        raise ArgumentError(f"{argument} must be in [{-ndim}, {ndim}), got {value!r}")
+        raise ArgumentError(f"{argument} must be in [{-ndim}, {ndim}), got {shown(value)}")
     return number % ndim
 
 
@@ -53,7 +63,9 @@ def sizes(value, *, argument: str, count: int | None = None) -> tuple[int, ...]:
     fits = len(shape) == count if count is not None else len(shape) >= 2
     if not fits or min(shape) < 0:
         wanted = "(m, k)" if count == 2 else "(..., m, k)"
-        raise ShapeError(f"{argument} must be {wanted}, whole numbers from 0 on, got {value!r}")
+        raise ShapeError(
+            f"{argument} must be {wanted}, whole numbers from 0 on, got {shown(value)}"
+        )
     return shape
 
 
@@ -93,7 +105,7 @@ def one_of(value, choices, *, argument: str):
         known = False
     if not known:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ArgumentError(f"{argument} must be one of {listed}, got {value!r}")
+        raise ArgumentError(f"{argument} must be one of {listed}, got {shown(value)}")
     return value
 
 
@@ -104,8 +116,21 @@ def whole(value, *, argument: str, least: int) -> int:
     except TypeError:
         found = least - 1
     if found < least:
-        raise ArgumentError(f"{argument} must be a whole number from {least} on, got {value!r}")
+        raise ArgumentError(
+            f"{argument} must be a whole number from {least} on, got {shown(value)}"
+        )
     return found
+
+
+def generator(rng, *, argument: str = "rng") -> np.random.Generator:
+    """A source of randomness from what NumPy takes for one: a generator, a seed or nothing."""
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"{argument} must be a numpy.random.Generator or a seed, a whole number from 0 on, "
+            f"got {shown(rng)}"
+        ) from None
 
 
 def number(value, *, argument: str) -> float:
@@ -115,7 +140,7 @@ def number(value, *, argument: str) -> float:
             raise TypeError
         return float(value)
     except (TypeError, ValueError):
-        raise ArgumentError(f"{argument} must be a number, got {value!r}") from None
+        raise ArgumentError(f"{argument} must be a number, got {shown(value)}") from None
 
 
 def writable(array, *, argument: str) -> None:

@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="show versions, devices and folders")
     info.set_defaults(run=_info)
     inspect = commands.add_parser("inspect", help="list and check the arrays of a file")
-    inspect.add_argument("file", metavar="FILE", type=Path)
+    inspect.add_argument("file", metavar="FILE", type=Path, help=".safetensors, .npz or .npy")
     inspect.set_defaults(run=_inspect)
     _add_advise(commands)
     _add_bench(commands)
@@ -76,7 +76,8 @@ def _add_demo(commands) -> None:
 
 
 def _add_device(command) -> None:
-    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
+                         help="a GPU where there is one, by default")  # fmt: skip
     command.add_argument(
         "--dtype", choices=FLOATS, help="element type (float16 on a GPU, float32 on the CPU)"
     )
@@ -118,8 +119,10 @@ def _add_advise(commands) -> None:
         "matrix and token count: by the model of this GPU, or of an H200 where there is none.",
     )
     advise.add_argument("file", metavar="FILE", type=Path, help=".safetensors, .npz or .npy")
-    advise.add_argument("--tokens", type=_positive, nargs="+", default=[1, 16, 128, 1024, 4096])
-    advise.add_argument("--dtype", default="bfloat16", choices=_dtypes.NAMES)
+    advise.add_argument("--tokens", type=_positive, nargs="+", default=[1, 16, 128, 1024, 4096],
+                        help="columns of x (1 16 128 1024 4096)")  # fmt: skip
+    advise.add_argument("--dtype", default="bfloat16", choices=_dtypes.NAMES,
+                        help="element type of the products (%(default)s)")  # fmt: skip
     advise.set_defaults(run=_advise)
 
 
@@ -128,8 +131,9 @@ def _add_bench(commands) -> None:
         "bench", help="time the product on this machine, beside the dense one"
     )
     bench.add_argument(
-        "--shape", metavar="M,K,N", type=_shape, action="append", help="may be given repeatedly"
-    )
+        "--shape", metavar="M,K,N", type=_shape, action="append",
+        help="may be given repeatedly; by default three or four that are usual",
+    )  # fmt: skip
     _add_device(bench)
     bench.set_defaults(run=_bench)
 

@@ -83,7 +83,7 @@ def compress(
     Traceback (most recent call last):
         ...
     sparse24.PatternError: x[0, 0:4] has more than 2 non-zeros, the first of 1 such \
-groups; prune it first (sparse24.prune), or pass on_excess='prune'
+groups; prune it first (sparse24.prune), or compress with on_excess='prune'
     >>> s24.compress(w, on_excess="prune").toarray()
     array([[ 0., -3.,  2.,  0.,  0.,  0.,  0.,  4.]], dtype=float32)
     """
@@ -93,10 +93,9 @@ groups; prune it first (sparse24.prune), or pass on_excess='prune'
     x = densified(x)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     if check not in (True, False, "deferred"):
-        raise ArgumentError(f"check must be True, False or 'deferred', got {check!r}")
+        raise ArgumentError(f"check must be True, False or 'deferred', got {_check.shown(check)}")
     if _check.pattern(pattern) != (2, 4):
-        _only_24(like=like, transposable=transposable, keep_dense=keep_dense)
-        _only_24(scores=None if scores is None else ...)
+        _only_24(scores=scores, like=like, transposable=transposable, keep_dense=keep_dense)
         _only_24(check=check if check == "deferred" else None)
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign.stream_of(x):
@@ -121,10 +120,10 @@ groups; prune it first (sparse24.prune), or pass on_excess='prune'
         if keep_dense and rule != "check":
             dense = _storage.decompress(record)
             dense = dense.swapaxes(-1, -2) if swap else dense
-        array = Sparse24Array(_operand(record, dense, swap), status=status if check else None)
         if check is True:
-            array.check()
-        return array
+            checked = "x" if mask is None else "mask"
+            _storage.raise_excess(status, record.shape, axis=-2 if swap else -1, argument=checked)
+        return Sparse24Array(_operand(record, dense, swap), status=status if check else None)
 
 
 def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
@@ -145,7 +144,8 @@ def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
 def _only_24(**given) -> None:
     for name, value in given.items():
         if value is not None and value is not False:
-            raise ArgumentError(f"{name}={value!r} needs pattern (2, 4); drop one of them")
+            given = f"{name}=" if hasattr(value, "shape") else f"{name}={value!r}"
+            raise ArgumentError(f"{given} needs pattern (2, 4); drop one of them")
 
 
 def _operand(record: Compressed24, dense, swap: bool) -> Operand24:

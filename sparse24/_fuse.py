@@ -118,7 +118,9 @@ def _pair(scales):
     if scales is None:
         return None, None
     if not isinstance(scales, tuple | list) or len(scales) != 2:
-        raise ArgumentError(f"scales must be a pair, that of a and that of b, got {scales!r}")
+        raise ArgumentError(
+            f"scales must be a pair, that of a and that of b, got {_check.shown(scales)}"
+        )
     return scales
 
 

@@ -122,7 +122,7 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
     """
     row = _dtypes.lookup(dtype)
     shape = _check.sizes(shape, argument="shape")
-    rng = np.random.default_rng(rng)
+    rng = _check.generator(rng)
     keep = _random_places(shape, rng)
     if row.name == "int8":
         x = rng.integers(-100, 101, shape).astype(np.int8)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign
+from sparse24 import _arrays, _check, _dtypes, _foreign
 from sparse24._calibration import Calibration
 from sparse24._errors import ArgumentError, ShapeError
 
@@ -37,7 +37,7 @@ def wanda(x, row: _dtypes.DType, norms):
 
 def random(x, rng):
     """Uniform numbers from a generator, a seed or None; the same on every device."""
-    numbers = np.random.default_rng(rng).random(x.shape, np.float32)
+    numbers = _check.generator(rng).random(x.shape, np.float32)
     return _arrays.namespace(x).asarray(numbers)
 
 

@@ -76,7 +76,7 @@ def find_permutation(
     rounds = _check.whole(rounds, argument="rounds", least=0)
     columns = _columns(w, scores)
     k = len(columns)
-    rng = np.random.default_rng(rng)
+    rng = _check.generator(rng)
     groups = np.arange(k - k % m).reshape(-1, m)  # column numbers
     deals = _deals(m)
     patience = np.inf if seconds is None else _check.number(seconds, argument="seconds")
@@ -227,7 +227,8 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
     order = _arrays.to_numpy(permutation)
     k = order.size
     if order.ndim != 1 or order.dtype.kind not in "iu" or (np.sort(order) != np.arange(k)).any():
-        raise ArgumentError(f"permutation must hold each of 0 to k - 1 once, got {permutation!r}")
+        shown = _check.shown(permutation)
+        raise ArgumentError(f"permutation must hold each of 0 to k - 1 once, got {shown}")
     for name, given, axis in (("producer", producer, 0), ("consumer", consumer, -1)):
         if given.shape[axis] != k:
             raise ShapeError(

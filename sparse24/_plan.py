@@ -110,7 +110,9 @@ def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="r
     (64, 8)
     """
     if not isinstance(a, Sparse24Array):
-        raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}; see compress")
+        raise ArgumentError(
+            f"a must be a Sparse24Array, got {type(a).__name__}; make one with sparse24.compress"
+        )
     _check.one_of(out_order, ("row", "column"), argument="out_order")
     options = {"dtype": dtype, "epilogue": epilogue, "algorithm": algorithm}
     return MatmulPlan(a, _example(a, b_spec), out_order, options)

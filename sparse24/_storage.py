@@ -99,9 +99,12 @@ def raise_excess(status, shape: tuple[int, ...], *, axis: int = -1, argument: st
     places.append(f"{start}:{min(start + _spec.GROUP, shape[-1])}")
     if axis == -2:
         places[-1], places[-2] = places[-2], places[-1]
+    fault = "has more than 2 non-zeros"
+    way_out = "prune it first (sparse24.prune), or compress with on_excess='prune'"
+    if argument == "mask":
+        fault, way_out = "keeps more than 2 elements", "keep at most 2, as sparse24.mask(x) does"
     raise PatternError(
-        f"{argument}[{', '.join(places)}] has more than 2 non-zeros, the first of {count} such "
-        "groups; prune it first (sparse24.prune), or pass on_excess='prune'"
+        f"{argument}[{', '.join(places)}] {fault}, the first of {count} such groups; {way_out}"
     )
 
 

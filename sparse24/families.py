@@ -151,7 +151,7 @@ def make(name: str, shape, *, zeros: float, dtype="float32", rng=None) -> np.nda
     if not 0 <= _check.number(zeros, argument="zeros") <= 1:
         raise ArgumentError(f"zeros must be between 0 and 1, got {zeros!r}")
     shape = _check.sizes(shape, argument="shape", count=2)
-    rng = np.random.default_rng(rng)
+    rng = _check.generator(rng)
     keep = FAMILIES[name](rng, shape, zeros) if 0 not in shape else np.zeros(shape, bool)
     return _normal(rng, keep, dtype)
 
@@ -212,7 +212,7 @@ def read_smtx(path, *, dtype="float32", rng=None):
         )
     if nnz and not (columns.min() >= 0 and columns.max() < k):
         raise FormatError(f"{path}: column indices must be in [0, {k})")
-    values = _normal(np.random.default_rng(rng), np.ones(nnz, bool), dtype)
+    values = _normal(_check.generator(rng), np.ones(nnz, bool), dtype)
     return scipy.sparse.csr_array((values, columns, offsets), shape=(m, k))
 
 

@@ -186,3 +186,53 @@ def test_a_file_of_the_other_kind_is_named(tmp_path):
         assert not path.exists()
         getattr(s24, f"save_{kind}")(tmp_path / "plain", a)
         assert getattr(s24, f"load_{kind}")(tmp_path / "plain").shape == (4, 8)
+
+
+@pytest.mark.parametrize("call", [s24.prune, s24.mask, s24.is_24, s24.check_24, s24.hybrid])
+def test_functions_of_dense_arrays_name_what_is_compressed(call, a):
+    with pytest.raises(s24.DTypeError, match=rf"must be a dense array, got {type(a).__name__}"):
+        call(a)
+
+
+LONG = np.arange(5000.0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: s24.random((4, 8), rng=0)[LONG > 3],
+        lambda: s24.random((4, 8), rng=0)[LONG.tolist()],
+        lambda: s24.compress(np.ones((4, 8)), pattern=LONG),
+        lambda: s24.compress(np.ones((4, 8)), axis=LONG),
+        lambda: s24.compress(np.ones((4, 8)), on_excess=LONG),
+        lambda: s24.matmul(s24.random((4, 8), rng=0), np.ones((8, 2), np.float32), alpha=LONG),
+        lambda: s24.matmul(s24.random((4, 8), rng=0), np.ones((8, 2), np.float32), scales=[LONG]),
+        lambda: s24.advise(LONG.reshape(50, 100)),
+        lambda: s24.advise((8, 8), tokens=LONG),
+        lambda: s24.hybrid(np.eye(4), n_hint=LONG),
+        lambda: s24.Calibration(LONG.astype(str)),
+    ],
+)
+def test_messages_show_no_whole_arrays(call):
+    with pytest.raises(s24.Sparse24Error) as caught:
+        call()
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("rng", ["seed", -1, 1.5])
+def test_a_source_of_randomness_is_named(rng):
+    for call in (
+        lambda: s24.random((4, 8), rng=rng),
+        lambda: s24.prune(np.ones((4, 8)), method="random", rng=rng),
+        lambda: s24.find_permutation(np.ones((4, 8)), rng=rng),
+        lambda: families.make("iid", (64, 64), zeros=0.5, rng=rng),
+    ):
+        with pytest.raises(s24.ArgumentError, match=r"rng must be a .* or a seed"):
+            call()
+
+
+def test_an_open_file_is_no_path(tmp_path):
+    path = tmp_path / "a.npz"
+    s24.save_npz(path, s24.random((4, 8), rng=0))
+    with path.open("rb") as file, pytest.raises(s24.ArgumentError, match="path must be a path"):
+        s24.load_npz(file)
