@@ -180,7 +180,7 @@ def _flat_batch(x: Any, batch: tuple[int, ...]):
         return x.reshape(x.shape[-2:])
     xp = _arrays.namespace(x)
     full = x if x.shape[:-2] == batch else xp.broadcast_to(x, (*batch, *x.shape[-2:]))
-    return full.reshape(-1, *x.shape[-2:])
+    return full.reshape(math.prod(batch), *x.shape[-2:])
 
 
 def _batch_of(a: Operand24, batch: tuple[int, ...]) -> Operand24:

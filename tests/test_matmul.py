@@ -135,8 +135,9 @@ def test_vectors(xp, rng):
 def test_empty_sizes(xp, shape):
     m, k, n = shape
     a = s24.compress(xp.zeros((m, k), np.float32))
-    got = to_numpy(a @ xp.ones((k, n), np.float32))
-    np.testing.assert_array_equal(got, np.zeros((m, n)))
+    for batch in ((), (2,), (1, 3)):
+        got = to_numpy(a @ xp.ones((*batch, k, n), np.float32))
+        np.testing.assert_array_equal(got, np.zeros((*batch, m, n)))
 
 
 @pytest.mark.stem(*STEMS, "apply_epilogue")
