@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign
+from sparse24 import _arrays, _foreign
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 
@@ -88,8 +88,7 @@ class Calibration:
         x, _ = _foreign.take(given, argument=argument)
         if x.ndim < 1 or x.dtype.kind not in "fiuV":
             raise DTypeError(
-                f"{argument} must be an array of numbers (..., k), got {_check.shown(x)} of "
-                f"{x.dtype}"
+                f"{argument} must be an array of numbers (..., k), got shape {x.shape} of {x.dtype}"
             )
         x = x.reshape(-1, x.shape[-1]).astype(np.float32 if x.dtype.kind == "V" else np.float64)
         if width is not None and x.shape[1] != width:

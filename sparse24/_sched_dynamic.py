@@ -129,7 +129,7 @@ class MaskScheduler:
         return self.state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as numbers, strings and NumPy arrays."""
+        """All that is needed to go on later, as numbers, strings and arrays on the host."""
         return _sched_state.to_dict(self._started())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

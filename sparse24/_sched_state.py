@@ -1,4 +1,4 @@
-"""Saving and restoring the scheduler: a versioned dictionary of NumPy arrays and numbers.
+"""Saving and restoring the scheduler: a versioned dictionary of arrays on the host and numbers.
 
 Masks are packed to bits.  The random state is the seed and the step: the generator is
 counter-based.  What criteria remember in mid-update is saved too, so resuming equals no
@@ -17,6 +17,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
+from sparse24 import _arrays
 from sparse24._errors import FormatError
 from sparse24._sched_arrays import namespace, to_host
 from sparse24._sched_records import State
@@ -29,7 +30,17 @@ FORMAT = "sparse24.schedule"
 def pack_mask(mask: Any) -> dict[str, Any]:
     """A mask as bits, eight a byte, low index in the low bit."""
     host = to_host(mask)
-    return {"shape": tuple(host.shape), "bits": np.packbits(host.ravel(), bitorder="little")}
+    bits = np.packbits(host.ravel(), bitorder="little")
+    return {"shape": tuple(host.shape), "bits": _saved_as(bits, mask)}
+
+
+def _saved_as(host: np.ndarray, like: Any) -> Any:
+    """The array as it is saved: `torch.load` takes tensors, but by default no NumPy arrays."""
+    if not _arrays.is_torch(like):
+        return host
+    import torch
+
+    return torch.from_numpy(host)
 
 
 def unpack_mask(packed: dict[str, Any], like: Any) -> Any:
@@ -70,7 +81,7 @@ def _words(part: Any) -> str:
 
 
 def to_dict(state: State) -> dict[str, Any]:
-    """The state as plain numbers, strings and NumPy arrays.
+    """The state as plain numbers, strings and arrays on the host.
 
     Parameters
     ----------
@@ -79,7 +90,8 @@ def to_dict(state: State) -> dict[str, Any]:
     Returns
     -------
     dict
-        Masks as packed bits.  Waits for the device.
+        Masks as packed bits.  NumPy arrays, or tensors where the layers are torch's, so
+        that `torch.load` takes them.  Waits for the device.
 
     See Also
     --------
@@ -95,7 +107,7 @@ def to_dict(state: State) -> dict[str, Any]:
     True
     """
     memory = {
-        name: {key: to_host(value) for key, value in entries.items()}
+        name: {key: _saved_as(to_host(value), value) for key, value in entries.items()}
         for name, entries in state.memory.items()
     }
     return {

@@ -62,6 +62,31 @@ def test_resume_equals_no_interruption(recipe, stop):
         same(second.step(*data(t)), fresh.step(*data(t)))
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_torch_loads_the_state_of_its_layers_by_default(recipe, tmp_path):
+    torch = pytest.importorskip("torch")
+    tensors = lambda t: [{n: torch.from_numpy(x) for n, x in part.items()} for part in data(t)]  # noqa: E731
+    through, resumed = (S.MaskScheduler(RECIPES[recipe]) for _ in range(2))
+    under_way = S.AsyncScheduler(RECIPES[recipe], tensors(0)[1], delay=2)
+    for t in range(5):
+        through.step(*tensors(t))
+        under_way.step(*tensors(t))
+    states = {"scheduler": through.state_dict(), "under_way": under_way.state_dict()}
+    under_way.close()
+    torch.save(states, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt")
+    resumed.load_state_dict(loaded["scheduler"])
+    on_host = S.MaskScheduler(RECIPES[recipe])  # and one of NumPy takes it, too
+    on_host.load_state_dict(loaded["scheduler"])
+    with S.AsyncScheduler(RECIPES[recipe], tensors(0)[1], delay=2) as again:
+        again.load_state_dict(loaded["under_way"])
+        same(again.masks, under_way.masks)
+    for t in range(5, 12):
+        masks = through.step(*tensors(t))
+        same(masks, resumed.step(*tensors(t)))
+        same(masks, on_host.step(*data(t)))
+
+
 def test_state_is_small_and_versioned():
     scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5)))
     scheduler.step(weights=data(0)[1])
