@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product
-from sparse24._errors import ArgumentError, DTypeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._records import Operand24
 from sparse24.formats.base import SparseArray
@@ -158,6 +158,11 @@ def linear(x, A, bias=None, *, activation=None):
         _check.at_least_2d(A.shape, argument="A")
         if _arrays.is_sparse_matrix(A):
             _foreign.take(A, argument="A")  # refuses it, and says what to make of it
+    shape = getattr(x, "shape", ())
+    if shape and shape[-1] != A.shape[-1]:
+        raise ShapeError(
+            f"x must have shape (..., k) and A (m, k), got {tuple(shape)} and {tuple(A.shape)}"
+        )
     plain = bias is None and activation is None
     epilogue = None if plain else Epilogue(bias=bias, activation=activation)
     if isinstance(A, HybridArray):

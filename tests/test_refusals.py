@@ -236,3 +236,9 @@ def test_an_open_file_is_no_path(tmp_path):
     s24.save_npz(path, s24.random((4, 8), rng=0))
     with path.open("rb") as file, pytest.raises(s24.ArgumentError, match="path must be a path"):
         s24.load_npz(file)
+
+
+def test_a_layer_names_the_shapes_as_they_were_given(a):
+    for x in (np.ones((3, 8)), np.ones(8)):
+        with pytest.raises(s24.ShapeError, match=r"A \(m, k\), got \(.*8,?\) and \(8, 16\)"):
+            s24.linear(x, a)
