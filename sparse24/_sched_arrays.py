@@ -82,6 +82,15 @@ def check_share(value, argument: str) -> float:
     return number
 
 
+def check_part(part, kind: type, argument: str, example: str) -> None:
+    """Refuse a part of a scheduler that is of another kind."""
+    if not isinstance(part, kind):
+        raise ArgumentError(
+            f"{argument} must be a {kind.__name__} of sparse24.schedule, such as {example}, "
+            f"got {_check.shown(part)}"
+        )
+
+
 def _kth_largest(scores: Array, k: int) -> Array:
     """Of each row (..., size)."""
     xp = namespace(scores)

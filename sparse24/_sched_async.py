@@ -16,7 +16,7 @@ from typing import Any
 
 from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
-from sparse24._errors import FormatError
+from sparse24._errors import ArgumentError, FormatError
 from sparse24._sched_arrays import namespace, plain
 from sparse24._sched_dynamic import MaskScheduler, named
 from sparse24._sched_records import Rules, State, Update
@@ -62,6 +62,8 @@ class AsyncScheduler:
     ):  # fmt: skip
         delay = _check.whole(delay, argument="delay", least=0)
         weights = named(weights)
+        if weights is None:
+            raise ArgumentError("weights must be given, to learn the layers, got None")
         self.delay = delay
         self.telemetry = telemetry
         self.events: tuple[Update, ...] = ()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparse24._errors import ArgumentError
-from sparse24._sched_arrays import namespace, uniform, working
+from sparse24._sched_arrays import check_part, namespace, uniform, working
 
 Memory = dict[str, Any]
 
@@ -152,6 +152,9 @@ class Accumulated(Criterion):
 
     inner: Criterion = Taylor()
     remembers = True
+
+    def __post_init__(self):
+        check_part(self.inner, Criterion, "inner", "Taylor()")
 
     @property
     def needs(self):  # type: ignore[override]

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from sparse24._errors import ArgumentError
-from sparse24._sched_arrays import check_share, floor_count, namespace, tree_sum, working
+from sparse24._sched_arrays import (
+    check_part,
+    check_share,
+    floor_count,
+    namespace,
+    tree_sum,
+    working,
+)
 from sparse24._sched_criteria import Memory, Observation
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -190,6 +197,8 @@ class Hierarchical(Distribution):
     depth: int = 1
 
     def __post_init__(self):
+        check_part(self.outer, Distribution, "outer", "Uniform()")
+        check_part(self.inner, Distribution, "inner", "ERK()")
         if self.outer.remembers:
             raise ArgumentError(
                 f"outer must not look at gradients, which belong to layers, and "

@@ -8,7 +8,7 @@ from typing import Any
 from sparse24 import _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError
-from sparse24._sched_arrays import check_share
+from sparse24._sched_arrays import check_part, check_share
 from sparse24._sched_criteria import Criterion, GradientMagnitude, Magnitude
 from sparse24._sched_distributions import Adaptive, Distribution, LayerWiseAdapter
 from sparse24._sched_growers import Grower, NoGrowth
@@ -215,6 +215,7 @@ class DynamicScheduler(MaskScheduler):
             "pattern": pattern or Unstructured(),
             "grower": grower or NoGrowth(),
         }
+        check_part(self._parts["pattern"], Pattern, "pattern", "Elastic()")
         even = self._parts["pattern"].fixed  # nothing to adapt then
         spread = distribution or (None if even else _distribution(adapter))
         if spread is not None:
@@ -239,8 +240,11 @@ class DynamicScheduler(MaskScheduler):
 def _distribution(adapter) -> Adaptive | None:
     if adapter is None:
         return None
-    if isinstance(adapter, LayerWiseAdapter):
+    if not isinstance(adapter, Mapping):
+        check_part(adapter, LayerWiseAdapter, "adapter", "LayerWiseAdapter()")
         return Adaptive(adapter)
+    for name, one in adapter.items():
+        check_part(one, LayerWiseAdapter, f"adapter[{name!r}]", "LayerWiseAdapter()")
     return Adaptive(overrides=dict(adapter))
 
 

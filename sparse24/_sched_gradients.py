@@ -36,6 +36,11 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     -------
     array, shape (m, k)
 
+    Raises
+    ------
+    ShapeError
+        If the three differ in shape.
+
     Examples
     --------
     >>> import numpy as np
@@ -49,6 +54,8 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
        Scratch*, 2021, equation 5.
     """
     xp = namespace(gradient)
+    for name, array in (("gradient", gradient), ("mask", mask)):
+        _check.same_shape(array.shape, weight.shape, argument=name, other="weight")
     return gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)
 
 

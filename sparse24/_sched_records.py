@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparse24._errors import ArgumentError, PatternError
+from sparse24._errors import PatternError
+from sparse24._sched_arrays import check_part
 from sparse24._sched_criteria import Criterion, Magnitude, Memory
 from sparse24._sched_distributions import Distribution, Uniform
 from sparse24._sched_growers import Grower, NoGrowth
@@ -89,11 +90,8 @@ class Recipe:
     def _check_kinds(self) -> None:
         for name, kind, example in _KINDS:
             part = getattr(self, name)
-            if not isinstance(part, kind) and not (name == "initial" and part is None):
-                raise ArgumentError(
-                    f"{name} must be a {kind.__name__} of sparse24.schedule, such as {example}, "
-                    f"got {part!r}"
-                )
+            if not (name == "initial" and part is None):
+                check_part(part, kind, name, example)
 
     @property
     def observers(self) -> tuple[Any, ...]:

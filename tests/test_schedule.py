@@ -261,6 +261,23 @@ def test_a_layer_that_does_not_suit_the_pattern_is_named():
         S.MaskScheduler(recipe).start({"w": np.ones((8, 64)), "head": np.ones((10, 48))})
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: S.DynamicScheduler(pattern="2:4"), "pattern must be a Pattern"),
+        (lambda: S.DynamicScheduler(adapter=3), "adapter must be a LayerWiseAdapter"),
+        (lambda: S.DynamicScheduler(adapter={"w": 3}), r"adapter\['w'\] must be a LayerWise"),
+        (lambda: S.Hierarchical("uniform"), "outer must be a Distribution"),
+        (lambda: S.Hierarchical(inner="erk"), "inner must be a Distribution"),
+        (lambda: S.Accumulated("taylor"), "inner must be a Criterion"),
+        (lambda: S.AsyncScheduler(S.sr_ste(), None), "weights must be given"),
+    ],
+)
+def test_parts_of_another_kind_are_named(make, message):
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
 def test_dense_layers_are_a_sequence_of_names():
     with pytest.raises(ArgumentError, match="dense must be a sequence of name patterns, got 'he"):
         S.DynamicScheduler(dense="head")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparse24 import schedule as S
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import top, top_in_rows
 
 
@@ -92,6 +92,9 @@ def test_sr_ste_gradient_is_equation_5(rng):
     assert (mask.reshape(4, 2, 4).sum(-1) == 2).all()
     got = S.sr_ste_gradient(w, g, mask, decay=0.1)
     np.testing.assert_allclose(got, g + 0.1 * (1 - mask) * w)
+    for gradient, of in ((g[:1], mask), (g, mask[:, :1])):
+        with pytest.raises(ShapeError, match="must have the shape of weight"):
+            S.sr_ste_gradient(w, gradient, of)
 
 
 def test_iterative_pruning_and_the_rewound_rate(rng):
