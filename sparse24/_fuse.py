@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -103,7 +104,9 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
     m, n = left[-2] if len(left) > 1 else 1, right[-1] if len(right) > 1 else 1
     row_bias, column_bias, _ = _vector("bias", e.bias, m, n, xp, real)
     row, column, factor = _vector("alpha_vector", e.alpha_vector, m, n, xp, real)
-    for name, scale in zip(("scales[0]", "scales[1]"), _pair(call.scales), strict=True):
+    of_a, of_b = _pair(call.scales)
+    of_a, of_b = _scale("scales[0]", of_a, (m, 1)), _scale("scales[1]", of_b, (1, n))
+    for name, scale in (("scales[0]", of_a), ("scales[1]", of_b)):
         more_row, more_column, more = _vector(name, scale, m, n, xp, real)
         row, column = _times(row, more_row), _times(column, more_column)
         factor *= more
@@ -122,6 +125,17 @@ def _pair(scales):
             f"scales must be a pair, that of a and that of b, got {_check.shown(scales)}"
         )
     return scales
+
+
+def _scale(name: str, x, shape: tuple[int, int]):
+    """The scale of an operand with both axes: one of `a` belongs to rows, one of `b` to columns."""
+    if x is None or np.isscalar(x):
+        return x
+    x, _ = _foreign.take(x, argument=name)
+    size = math.prod(shape)
+    if x.ndim and x.shape not in ((size,), shape):
+        raise ShapeError(f"{name} must have shape ({size},) or {shape}, got {x.shape}")
+    return x.reshape(shape) if x.ndim else x
 
 
 def _matrix(name: str, x):

@@ -41,8 +41,8 @@ def matmul(
         Bias, activation and scales in the same pass; a pass of their own with other formats
         than `Sparse24Array`.
     scales : (array or float, array or float), optional
-        Factors of `a` and of `b`: a number, or a vector of shape (m, 1) for `a` and
-        (1, n) for `b`; the scales of quantised fp8 and int8 operands.
+        Factors of `a` and of `b`: a number, or a vector of shape (m,) or (m, 1) for `a`
+        and (n,) or (1, n) for `b`; the scales of quantised fp8 and int8 operands.
     algorithm : str, default "auto"
         A kernel's name, or ``"kernel/config"``, as `explain` lists them; ``"dense"``
         decompresses.

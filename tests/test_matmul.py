@@ -140,6 +140,25 @@ def test_empty_sizes(xp, shape):
         np.testing.assert_array_equal(got, np.zeros((*batch, m, n)))
 
 
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("size", [(16, 16), (16, 1), (1, 16), (1, 1), (16, 24)], ids=str)
+def test_scales_belong_to_rows_of_a_and_columns_of_b(xp, size, rng):
+    m, n = size
+    a, x, exact = operands("float32", m, 64, n, xp, rng)
+    rows, columns = (rng.random(s).astype(np.float32) for s in size)
+    want = exact * rows[:, None] * columns
+    for scales in ((rows, columns), (rows[:, None], columns[None])):
+        got = s24.matmul(a, x, scales=tuple(put(s, xp) for s in scales))
+        np.testing.assert_allclose(to_numpy(got), want, rtol=1e-4, atol=1e-4)
+        got = s24.matmul(x.T, a.T, scales=tuple(put(s.T, xp) for s in scales[::-1]))
+        np.testing.assert_allclose(to_numpy(got), want.T, rtol=1e-4, atol=1e-4)
+    for number, wrong in ((0, (n + 1,)), (0, (1, m + 1)), (1, (n + 1, 1)), (1, (2, n))):
+        scales = [1.0, 1.0]
+        scales[number] = put(np.ones(wrong, np.float32), xp)
+        with pytest.raises(s24.ShapeError, match=rf"scales\[{number}\] must have shape"):
+            s24.matmul(a, x, scales=scales)
+
+
 @pytest.mark.stem(*STEMS, "apply_epilogue")
 @pytest.mark.parametrize("name", ["float16", "float32", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("algorithm", ["auto", "dense"])
