@@ -144,8 +144,8 @@ def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
 def _only_24(**given) -> None:
     for name, value in given.items():
         if value is not None and value is not False:
-            given = f"{name}=" if hasattr(value, "shape") else f"{name}={value!r}"
-            raise ArgumentError(f"{given} needs pattern (2, 4); drop one of them")
+            text = f"{name}=" if hasattr(value, "shape") else f"{name}={value!r}"
+            raise ArgumentError(f"{text} needs pattern (2, 4); drop one of them")
 
 
 def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
