@@ -9,6 +9,7 @@ import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels import block_sums, loader, tensor_map
+from sparse24.kernels.clusters import most_clusters
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_scatter_plan import (
     LINE_BYTES,
@@ -16,10 +17,11 @@ from sparse24.kernels.hybrid_scatter_plan import (
     UNIT_COLUMNS,
     UNIT_ROWS,
     Config,
+    Deal,
     Units,
-    configure,
     deal,
     schedule,
+    tiles_of,
 )
 from sparse24.kernels.launch import Launch
 
@@ -80,15 +82,15 @@ class Ready(BoundProduct):
         import cupy
 
         super().__init__()
-        config = self._config = configure(layout.units, n)
-        dealt = deal(layout.units, blocks, config.tiles, balance=balance)
+        dealt = deal(layout.units, blocks, tiles_of(n), balance=balance)
+        config, kernel = _compiled(layout, dealt, n)
+        if dealt.cluster > 1 and not _at_once(kernel, config, len(dealt.bands) - 1):
+            dealt = deal(layout.units, blocks, tiles_of(n), balance=balance, clusters=False)
+            config, kernel = _compiled(layout, dealt, n)
         steps, parts, counts = schedule(layout.units, dealt)
+        self._config = config
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
-        size = config.shared_memory
-        kernel = loader.function(
-            NAME, "product", defines(layout.dtype.name, config), shared_memory=size
-        )
-        self._sizes = (kernel, len(counts), THREADS, size)
+        self._sizes = (kernel, len(counts), THREADS, config.shared_memory)
         addresses = (x.data.ptr for x in (layout.data, *self._tables))
         self._left = np.array(
             [(*addresses, steps.shape[1], parts.shape[1], layout.shape[0])], LEFT
@@ -106,6 +108,17 @@ class Ready(BoundProduct):
             np.array([view], OUT), block_sums.rooms.of_stream(stream),
         )  # fmt: skip
         return Launch(*self._sizes, arguments, early=True)
+
+
+def _compiled(layout: ScatterLayout, dealt: Deal, n: int) -> tuple[Config, Any]:
+    config = Config(tiles_of(n), layout.units.base, dealt.cluster)
+    macros = defines(layout.dtype.name, config)
+    return config, loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
+
+
+def _at_once(kernel: Any, config: Config, clusters: int) -> bool:
+    """Whether the device runs so many clusters at a time; the plan only guesses."""
+    return clusters <= most_clusters(kernel, config.cluster, THREADS, config.shared_memory)
 
 
 def _spill_map(b, columns: int) -> np.ndarray:
@@ -185,7 +198,7 @@ def product(
 def defines(name: str, config: Config) -> loader.Defines:
     return (
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
-        ("BASE", int(config.base)),
+        ("BASE", int(config.base)), ("CLUSTER", config.cluster),
     )  # fmt: skip
 
 
@@ -203,8 +216,16 @@ COMPILE_CHECKS = [
         ("float16", Config(4)),
         ("bfloat16", Config(8)),
         ("float16", Config(8)),
+        ("bfloat16", Config(8, cluster=2)),
+        ("float16", Config(4, cluster=4)),
+        ("float16", Config(2, cluster=4)),
     )
 ] + [
-    (defines(name, Config(tiles, base=True)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
-    for name, tiles in (("float16", 2), ("bfloat16", 4), ("float16", 8))
+    (defines(name, Config(tiles, True, cluster)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
+    for name, tiles, cluster in (
+        ("float16", 2, 1),
+        ("bfloat16", 4, 2),
+        ("float16", 8, 1),
+        ("float16", 8, 4),
+    )
 ]

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
+
 UNIT_ROWS, UNIT_COLUMNS = 128, 64  # rows of units are called bands
 LINE_BYTES = 128
 GROUP_BYTES = 6 * LINE_BYTES
@@ -30,14 +32,18 @@ class Config:
         Tiles of 8 columns of the result.
     base : bool
         Units are 2:4 tiles, and what spills over; see `Units`.
+    cluster : int
+        Blocks that have a band together, and send one another their sums; 1: see `Deal`.
     """
 
     tiles: int
     base: bool = False
+    cluster: int = 1
 
     @property
     def name(self) -> str:
-        return f"{UNIT_ROWS}x{8 * self.tiles}" + "b" * self.base
+        cluster = f"c{self.cluster}" if self.cluster > 1 else ""
+        return f"{UNIT_ROWS}x{8 * self.tiles}" + "b" * self.base + cluster
 
     @property
     def width(self) -> int:
@@ -47,14 +53,18 @@ class Config:
     @property
     def stages(self) -> int:
         """As many as fit, and no more than warps that write."""
-        return 7 if self.tiles == 8 and self.base else WRITERS
+        return max(s for s in range(1, WRITERS + 1) if self._bytes(s) <= SHARED_MEMORY[1])
 
     @property
     def shared_memory(self) -> int:
+        return self._bytes(self.stages)
+
+    def _bytes(self, stages: int) -> int:
         b = 16 * self.tiles * UNIT_COLUMNS
         tile = 2 * UNIT_ROWS * UNIT_COLUMNS
         stage = tile // 2 + LINE_BYTES * BASE_LINES + b + b // 2 if self.base else tile + b
-        return self.stages * (stage + 16)
+        of_others = 32 * UNIT_ROWS * self.tiles * (self.cluster - 1) // self.cluster  # sums
+        return stages * (stage + 16) + of_others + 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,15 +89,18 @@ class Units:
         return scattered + (BASE_LINES if self.base else 0)
 
 
-def configure(units: Units, n: int) -> Config:
-    """For a product with `n` columns."""
-    return Config(2 if n <= 16 else 4 if n <= 32 else 8, units.base)
+def tiles_of(n: int) -> int:
+    """Tiles of 8 columns of a product with `n` columns."""
+    return 2 if n <= 16 else 4 if n <= 32 else 8
 
 
 # Cycles of shared memory, which set the time: to read or clear a tile; for the stores of a group
-# and of a line, with conflicts of banks; for a second batch; to hand over sums, a tile's.
+# and of a line, with conflicts of banks; for a second batch; to hand over the sums of a tile,
+# through global memory or in a cluster.
 TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128
-GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER = 12, 6, 190, 570
+GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 570, 200
+CLUSTERS = (2, 4)  # sizes
+LEFT_OVER = 11  # one multiprocessor of so many, by clusters of four: an H200 of 132 runs 30 of them
 NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most
 
 
@@ -114,18 +127,23 @@ class Deal(NamedTuple):
         Flat indices, band by band.
     bands, cuts : ndarray of int
         Where each band, and each block's share, begins in `units`, and the end.
+    cluster : int
+        Blocks that form a cluster and have a band, all of it and nothing else; or 1.
     """
 
     units: np.ndarray
     bands: np.ndarray
     cuts: np.ndarray
+    cluster: int = 1
 
 
-def deal(units: Units, sms: int, tiles: int, *, balance: bool = True) -> Deal:
+def deal(
+    units: Units, sms: int, tiles: int, *, balance: bool = True, clusters: bool = True
+) -> Deal:
     """Deal units to at most `sms` blocks, about even in cost, or in number if not `balance`.
 
-    Either every band is cut into as many parts, or all units into as many shares as there are
-    SMs, as is cheapest where the result has so many `tiles` of 8 columns.
+    Either every band is cut into as many parts, for `clusters` if there may be any, or all units
+    into as many shares as there are SMs, as is cheapest with so many `tiles` of 8 columns.
     """
     live = units.lines > 0
     live[~live.any(1), 0] = True
@@ -138,16 +156,25 @@ def deal(units: Units, sms: int, tiles: int, *, balance: bool = True) -> Deal:
     most = min(sms // len(live), live.shape[1])
     ways = [_even(running, bands, splits) for splits in range(1, most + 1)]
     ways.append(_through(running, bands, sms))
-    best = min(ways, key=lambda cuts: _most(running, bands, cuts, tiles))
-    return Deal(np.flatnonzero(live), bands, best)
+    found = [Deal(np.flatnonzero(live), bands, cuts) for cuts in ways]
+    found += [
+        way._replace(cluster=splits)
+        for splits, way in enumerate(found[:-1], 1)
+        if clusters and splits in CLUSTERS
+        and len(live) * splits <= sms - (splits > 2) * (sms // LEFT_OVER)
+        and len(way.cuts) == len(live) * splits + 1  # none is empty
+    ]  # fmt: skip
+    return min(found, key=lambda way: _most(running, way, tiles))
 
 
-def _most(running: np.ndarray, bands: np.ndarray, cuts: np.ndarray, tiles: int) -> float:
+def _most(running: np.ndarray, dealt: Deal, tiles: int) -> float:
     """Cycles of the block that has most to do, with what handing over takes."""
+    bands, cuts = dealt.bands, dealt.cuts
     begins_within, ends_within = ~np.isin(cuts[:-1], bands), ~np.isin(cuts[1:], bands)
     passes = np.searchsorted(bands, cuts[:-1], "right") < np.searchsorted(bands, cuts[1:])
     shared = np.where(passes, begins_within * 1 + ends_within, begins_within | ends_within)
-    return float((np.diff(running[cuts]) + HAND_OVER * tiles * shared).max())
+    each = (IN_CLUSTER if dealt.cluster > 1 else HAND_OVER) * tiles
+    return float((np.diff(running[cuts]) + each * shared).max())
 
 
 def _even(running: np.ndarray, bands: np.ndarray, splits: int) -> np.ndarray:
@@ -213,9 +240,9 @@ def _parts(dealt: Deal, edges: np.ndarray, block: np.ndarray) -> np.ndarray:
 
 def effort(units: Units, n: int, sms: int) -> tuple[float, float]:
     """Cycles of shared memory of the busiest block, and bytes that all SMs could read meanwhile."""
-    tiles = configure(units, n).tiles
+    tiles = tiles_of(n)
     dealt = deal(units, sms, tiles)
     held = np.append(0, np.cumsum(units.lines.ravel()[dealt.units]))
     cost = np.append(0, np.cumsum(cycles_of(units, tiles).ravel()[dealt.units]))
     most = LINE_BYTES * float(np.diff(held[dealt.cuts]).max())
-    return _most(cost, dealt.bands, dealt.cuts, tiles), most * sms
+    return _most(cost, dealt, tiles), most * sms

@@ -13,12 +13,13 @@ from sparse24.kernels import hybrid_scatter, reference_compress, reference_scatt
 from sparse24.kernels.hybrid_scatter_plan import (
     UNIT_COLUMNS,
     WRITERS,
+    Config,
     Units,
-    configure,
     cycles_of,
     deal,
     effort,
     schedule,
+    tiles_of,
 )
 
 pytestmark = pytest.mark.stem("hybrid_scatter")
@@ -132,15 +133,33 @@ def test_shares_pass_from_band_to_band_where_bands_do_not_divide_the_chip():
 
 def test_a_small_product_shares_no_sums_where_that_takes_longer_than_it_spares():
     small = all_alike(12, 6)
-    assert len(deal(small, 132, 2).cuts) - 1 == 72
-    assert len(deal(small, 132, 8).cuts) - 1 < 36
+    assert len(deal(small, 132, 2, clusters=False).cuts) - 1 == 72
+    assert len(deal(small, 132, 8, clusters=False).cuts) - 1 < 36
+
+
+@pytest.mark.parametrize(
+    ("bands", "cluster"), [(64, 2), (66, 2), (67, 1), (30, 4), (32, 1), (112, 1), (40, 1)]
+)
+def test_clusters_where_they_fill_the_chip(bands, cluster):
+    dealt = deal(all_alike(bands, 64), 132, 4)
+    assert dealt.cluster == cluster
+    if cluster > 1:
+        assert len(dealt.cuts) - 1 == cluster * bands
+        assert np.isin(dealt.bands, dealt.cuts).all()
+    assert deal(all_alike(bands, 64), 132, 4, clusters=False).cluster == 1
+
+
+def test_no_cluster_where_a_block_would_have_nothing():
+    sizes = np.zeros((33, 64, 2), int)
+    sizes[:, :1] = 4
+    assert deal(Units(sizes), 132, 4).cluster == 1
 
 
 @pytest.mark.parametrize("base", [False, True])
 @pytest.mark.parametrize("n", [1, 16, 17, 32, 64])
-def test_the_config_fits(n, base):
-    config = configure(Units(np.zeros((2, 3, 2), int), base), n)
-    assert config.base == base
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_the_config_fits(n, base, cluster):
+    config = Config(tiles_of(n), base, cluster)
     assert config.shared_memory <= 227 << 10
     assert 8 * config.tiles >= n
     assert 4 <= config.stages <= WRITERS
@@ -221,6 +240,28 @@ def test_every_way_again_and_again(rng, blocks, n, zeros):
         out = cupy.full(want.shape, cupy.nan, np.float16)
         hybrid_scatter.product(layout, right, out, blocks=blocks)
         np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("zeros", [0.6, 0.95])
+@pytest.mark.parametrize("n", [9, 16, 27, 32, 57, 64])
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_blocks_that_have_a_band_together(rng, cluster, n, zeros):
+    cupy = pytest.importorskip("cupy")
+    w = rng.integers(-3, 4, (300, 4096)) * (rng.random((300, 4096)) >= zeros)
+    b = rng.integers(-1, 2, (4096, n)) * (rng.random((4096, 1)) < 0.05)
+    bits = cupy.asarray(w.astype(np.float16)).view(np.uint16)
+    layout = hybrid_scatter.prepare(bits, lookup("float16"))
+    blocks = 3 * cluster + cluster // 4
+    assert deal(layout.units, blocks, tiles_of(n)).cluster == cluster
+    right, want = cupy.asarray(b.astype(np.float16)), (w @ b).astype(np.float16)
+    wide = cupy.empty((300, n + 3), np.float16)
+    whole, columns = cupy.empty((300, n), np.float16), cupy.empty((n, 300), np.float16).T
+    for out in (whole, columns, wide[:, 2:-1]):
+        for _ in range(5):
+            out[:] = cupy.nan
+            hybrid_scatter.product(layout, right, out, blocks=blocks)
+            np.testing.assert_array_equal(out.get(), want)
 
 
 @pytest.mark.gpu

@@ -24,7 +24,10 @@
 // multiplied by those lines of b alone, which come a second time.
 //
 // Units are asked for before the kernel waits for the one before it in the stream; b is not.
-// Partial sums are added in a fixed order: the same bits every time.
+// Partial sums are added in a fixed order: the same bits every time.  With CLUSTER > 1 the blocks of a cluster have one
+// band, and send one another their sums; else blocks that share a band do so through global memory.
+//
+// Macros: BASE; for the product ELEMENT TILES STAGES CLUSTER, which kernels/hybrid_scatter_plan.py chooses.
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_scatter.py.
 #include "numeric.cuh"
@@ -35,7 +38,8 @@ using Count = long long;
 
 #ifdef ELEMENT
 #include "block_sums.cuh"
-#include "hopper_pipeline.cuh"
+#include "cluster_shares.cuh"
+#include "gather_pipeline.cuh"
 #include "programmatic.cuh"
 #include "uniform.cuh"
 #include "wgmma_dense.cuh"
@@ -56,6 +60,8 @@ constexpr int kSteps = kTileBytes / kUnitRows / 32;                       // of 
 constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64;
 using Sums = float[4 * kSumTiles];
 using Others = BlockSums<kSumTiles, 128 * kArrays>;
+using Shares = ClusterShares<kSumTiles, kArrays, CLUSTER>;
+constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // of the shares
 
 struct alignas(16) Unit {
     int column;                        // of its first element
@@ -98,6 +104,7 @@ struct Ring {
     }
 };
 
+#include "band_store.cuh"
 #include "scatter_writer.cuh"
 
 using Words = u32[2];                                                     // metadata of a thread
@@ -203,6 +210,9 @@ class Place {
     int across_, down_;                    // elements that there are, from the first sum on
 };
 
+// Whether no block of another cluster shares the band, and shared memory is free when it is done.
+__device__ bool alone(const Part& part, bool last) { return CLUSTER > 1 || part.blocks == 1 && last; }
+
 // The sums of the block's `index`-th part: stored, or given to those that share its band.  The consumers.
 __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int index, bool last, const Others& others, int m,
                           const Product& out) {
@@ -222,14 +232,20 @@ __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int ind
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+__launch_bounds__(kThreads, 1)
 product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap spill, const Product out,
         const Room room) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    const int warp = threadIdx.x / 32;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);               // known to be the same in all lanes
     const Ring ring(shared + kBarriersAt);
     const Others others(room, memory);
+    const Shares shares(shared + kRoomAt);
+    const BandStore store(shared, shares);
     const int2 counts = a.counts[blockIdx.x];                             // steps, parts
     const Part* parts = a.parts + (Count)blockIdx.x * a.parts_pitch;
 
@@ -237,8 +253,9 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
     if (threadIdx.x == 0) {
         prefetch_map(b);
         ring.init();
+        shares.init();
     }
-    __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
     if (warp >= kConsumers) {
         take_registers<kWriterRegisters>();
         if (warp < kConsumers + STAGES) {
@@ -255,17 +272,29 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         Part next = parts[0];
         for (int i = 0; i < counts.y; i++) {
             const Part part = next;
+            const bool last = i == counts.y - 1;
             next = parts[i + 1];
             consumer.multiply(part.steps);
-            hand_over(consumer.sums, part, i, i == counts.y - 1, others, a.m, out);
+            if (alone(part, last)) {
+                shares.give(consumer.sums);
+                group_sync(1, 32 * kConsumers);  // no instruction reads tiles any more
+                shares.collect(consumer.sums, [&](int piece, const float4& x) { store.put(piece, x); });
+            } else {
+                hand_over(consumer.sums, part, i, last, others, a.m, out);
+            }
         }
     }
     for (int i = 0; i < counts.y; i++) {
         const Part part = parts[i];
-        if (part.blocks > 1)
-            others.collect(part.group(), i == counts.y - 1, [&](const float4& x, int j, int member) {
-                Place(part.band, j, member, a.m, out).store(x);
+        const bool last = i == counts.y - 1;
+        if (alone(part, last)) {
+            __syncthreads();
+            store.copy(part.band, a.m, out);
+        } else if (part.blocks > 1) {
+            others.collect(part.group(), last, [&](const float4& x, int tile, int member) {
+                Place(part.band, tile, member, a.m, out).store(x);
             });
+        }
     }
 }
 #endif

@@ -39,7 +39,8 @@ template <bool zeros> __device__ void store_four(u32 bank, u32 first, u32 second
 
 constexpr int kBatchGroups = 7;
 
-// A part of a unit, on its way or in hand.
+// A part of a unit, on its way or in hand.  Loops are left where it ends: to step over each group that is not there, a
+// branch in a line of code of its own, takes longer than to store a few.
 struct Batch {
     uint4 elements[kBatchGroups];
     uint2 rows[kBatchGroups];
@@ -54,27 +55,31 @@ struct Batch {
         at += first_group * kGroupBytes;
         groups = unit.groups - first_group, lines = unit.lines - first_line;
 #pragma unroll
-        for (int i = 0; i < kBatchGroups; i++)
-            if (i < groups) {
-                elements[i] = load_once(reinterpret_cast<const uint4*>(at + i * kGroupBytes + lane * 16));
-                rows[i] = load_once(reinterpret_cast<const uint2*>(at + i * kGroupBytes + 512 + lane * 8));
-            }
+        for (int i = 0; i < kBatchGroups; i++) {
+            if (i >= groups) break;
+            elements[i] = load_once(reinterpret_cast<const uint4*>(at + i * kGroupBytes + lane * 16));
+            rows[i] = load_once(reinterpret_cast<const uint2*>(at + i * kGroupBytes + 512 + lane * 8));
+        }
 #pragma unroll
-        for (int i = 0; i < kMostLines; i++)
-            if (i < lines) words[i] = load_once(reinterpret_cast<const u32*>(words_at + i * kLineBytes));
+        for (int i = 0; i < kMostLines; i++) {
+            if (i >= lines) break;
+            words[i] = load_once(reinterpret_cast<const u32*>(words_at + i * kLineBytes));
+        }
     }
     // Store the elements into the tile, or zeros in their place.
     template <bool zeros> __device__ void store(u32 tile) const {
         const u32 even = tile + threadIdx.x % 32 * 4, odd = even + 2;
 #pragma unroll
-        for (int i = 0; i < kBatchGroups; i++)
-            if (i < groups) {
-                store_four<zeros>(even, elements[i].x, elements[i].y, rows[i].x);
-                store_four<zeros>(odd, elements[i].z, elements[i].w, rows[i].y);
-            }
+        for (int i = 0; i < kBatchGroups; i++) {
+            if (i >= groups) break;
+            store_four<zeros>(even, elements[i].x, elements[i].y, rows[i].x);
+            store_four<zeros>(odd, elements[i].z, elements[i].w, rows[i].y);
+        }
 #pragma unroll
-        for (int i = 0; i < kMostLines; i++)
-            if (i < lines) store_low(tile + (words[i] >> 16), zeros ? 0 : words[i]);
+        for (int i = 0; i < kMostLines; i++) {
+            if (i >= lines) break;
+            store_low(tile + (words[i] >> 16), zeros ? 0 : words[i]);
+        }
     }
 };
 
@@ -89,6 +94,7 @@ class Writer {
     }
     __device__ void begin(Batch& first) {
         first.load(units_, here_, 0, 0);
+        if (turns_ > 0) lead([&] { announce(); });
         clear();
         __syncwarp();  // other lanes may store into the same places now
     }
@@ -116,23 +122,32 @@ class Writer {
     // 0, when a batch is here.  All loads count on one scoreboard: were the next ones under way by the time that
     // the batch is stored, its stores would wait for them too.  That columns are multiples of 64 is not known to the compiler.
     __device__ u32 nothing_after(const Batch& batch) const { return batch.elements[0].x & here_.column % kUnitColumns; }
-    // Wait until the stage is free, ask for its lines of b, and clear the tile.
+    // Wait until the stage is free, ask for its lines of b, and clear the tile.  The first turn has begun already.
     __device__ void open(const TensorMap& b, const TensorMap& spill, const Batch& last) {
-        barrier_wait(ring_.empty + 8 * stage_, (turn_ & 1) ^ 1);
-        if (threadIdx.x % 32 == 0) {
+        if (turn_ > 0) barrier_wait(ring_.empty + 8 * stage_, (turn_ & 1) ^ 1);
+        lead([&] {
+            if (turn_ > 0) announce();
             const u32 full = ring_.full + 8 * stage_, b_at = tile_ + kTileBytes + kBaseBytes;
-            barrier_expect(full, kBaseBytes + kBBytes + kSpillBytes);
             load_box(b_at, b, 0, here_.column, 0, full);
-#if BASE
-            load_bytes(tile_ + kTileBytes, units_ + (Count)here_.first * kLineBytes, kBaseBytes, full);
-            for (int i = 0; i < 2; i++) load_box(b_at + kBBytes + i * 16 * kLine, spill, 0, here_.column / 4, i, full);
-#endif
-        }
+            if (BASE)
+                for (int i = 0; i < 2; i++) load_box(b_at + kBBytes + i * 16 * kLine, spill, 0, here_.column / 4, i, full);
+        });
         if (turn_ > 0) {
             if (whole_) last.store<true>(tile_);
             else clear();
             __syncwarp();
         }
+    }
+    // The test stands before the work, and is not passed on as a value: see elected().
+    template <class Act> __device__ void lead(Act act) const {
+        if (elected()) act();
+        __syncwarp();
+    }
+    // All bytes that copies bring to the stage, of which those of the matrix are asked for; the leader.
+    __device__ void announce() const {
+        const u32 full = ring_.full + 8 * stage_;
+        barrier_expect(full, kBaseBytes + kBBytes + kSpillBytes);
+        if (BASE) load_bytes(tile_ + kTileBytes, units_ + (Count)here_.first * kLineBytes, kBaseBytes, full);
     }
     __device__ void publish() {
         async_proxy_fence();

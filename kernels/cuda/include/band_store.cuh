@@ -1,0 +1,71 @@
+// band_store: a block's share of the result of a band, out of the fragments of a warpgroup and through shared memory.
+//
+// Stored from where they are, sums would be requests of 16 bytes to the L2 cache, eight times as many as there are
+// lines, and 64 pieces of code to fetch: 2 µs.
+//
+// Register 2 i + c of thread 32 w + 4 g + t in piece j (cluster_shares.cuh) is element
+//
+//   columns first   row 8 j + 2 t + c                      column 16 w + 8 i + g
+//   rows first      row 64 (j / tiles) + 16 w + 8 i + g    column 8 (j % tiles) + 2 t + c
+// Source: PTX ISA, stmatrix.
+#pragma once
+
+// Two 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8, for i < 16.
+__device__ inline void store_two_matrices(u32 to, u32 a, u32 b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
+}
+__device__ inline void store_two_matrices_transposed(u32 to, u32 a, u32 b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
+}
+
+class BandStore {
+    static constexpr int kAcross = kColumnsFirst ? kColumns / 8 : Shares::kShare < kSumTiles ? Shares::kShare : kSumTiles;
+    static constexpr u32 kPitch = kLine + 16;  // of a row: eight of them begin in different banks
+
+  public:
+    // `staging`: 128 * kPitch bytes of shared memory, 18 KB at most.
+    __device__ BandStore(u32 staging, const Shares& shares)
+        : staging_(staging), row_(kColumnsFirst ? 8 * shares.first() : shares.first() / kSumTiles * 64),
+          column_(kColumnsFirst ? 0 : shares.first() % kSumTiles * 8) {}
+
+    // A piece of the share: two 8x8 matrices of a warp.
+    __device__ void put(int piece, const float4& x) const {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const int row = kColumnsFirst ? 8 * piece + lane % 8 : piece / kAcross * 64 + 16 * warp + lane % 16;
+        const int octet = kColumnsFirst ? 2 * warp + lane / 8 % 2 : piece % kAcross;
+        const u32 to = staging_ + row * kPitch + octet * 16, a = pair(x.x, x.y), b = pair(x.z, x.w);
+        if (kColumnsFirst)
+            store_two_matrices_transposed(to, a, b);
+        else
+            store_two_matrices(to, a, b);
+    }
+    // Write what has been put, 16 bytes at a time where the result's lines allow; all threads of the block.
+    __device__ void copy(int band, int m, const Product& out) const {
+        const bool wide = out.column == 1 && out.row % 8 == 0 && reinterpret_cast<Count>(out.to) % 16 == 0;
+        for (int i = threadIdx.x; i < Shares::kShare * 64; i += kThreads) {
+            const int line = i / kAcross, octet = i % kAcross, row = band * kUnitRows + row_ + line;
+            if (row >= m) continue;
+            const uint4 x = load_shared4(staging_ + line * kPitch + octet * 16);
+            write(x, reinterpret_cast<Element*>(out.to) + row * out.row, column_ + 8 * octet, out, wide);
+        }
+    }
+
+  private:
+    __device__ static u32 pair(float low, float high) {
+        alignas(4) const Out::type both[2] = {Out::store(low), Out::store(high)};
+        return *reinterpret_cast<const u32*>(both);
+    }
+    __device__ static void write(const uint4& x, Element* row, int column, const Product& out, bool wide) {
+        if (wide && column + 8 <= out.n) {
+            *reinterpret_cast<uint4*>(row + column) = x;
+            return;
+        }
+        const u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (column + i < out.n) row[(column + i) * out.column] = Element(words[i / 2] >> i % 2 * 16);
+    }
+
+    u32 staging_;
+    int row_, column_;  // of the share in the band
+};

@@ -1,0 +1,70 @@
+// cluster_shares: the blocks of a cluster send one another their sums of the same rows through distributed shared
+// memory, and each adds up one share.  A cluster may be one block.
+//
+// A piece is four sums of each of 128 threads: tile j of array i is piece i * tiles + j.  Every block owns as many
+// pieces.  The same thread has the same sums of a piece in all blocks, so each adds what was sent to it alone, and in
+// the order of the ranks: the same bits every time.
+// Source: PTX ISA, st.async.
+#pragma once
+#include "hopper_ptx.cuh"
+
+template <int tiles, int arrays, int blocks> class ClusterShares {
+    static constexpr u32 kPieceBytes = 128 * sizeof(float4);
+
+  public:
+    static constexpr int kShare = tiles * arrays / blocks;  // pieces of a block
+    static constexpr u32 kBytes = (blocks - 1) * kShare * kPieceBytes;
+    static_assert(tiles * arrays % blocks == 0);
+
+    // `room`: kBytes of shared memory that nothing else uses, for what the others send, and the barrier.
+    __device__ explicit ClusterShares(u32 room) : room_(room), rank_(blocks > 1 ? cluster_rank() : 0) {}
+
+    __device__ void init() const {  // by one thread, before a cluster barrier
+        if (blocks == 1) return;
+        barrier_init(room_ + kBytes, 1);
+        barrier_init_fence();
+        barrier_expect(room_ + kBytes, kBytes);
+    }
+    __device__ int first() const { return rank_ * kShare; }  // piece of the block's own
+
+    // Send the others their pieces.
+    __device__ void give(const float (&sums)[arrays][4 * tiles]) const {
+#pragma unroll
+        for (int piece = 0; piece < tiles * arrays; piece++) {
+            const u32 owner = piece / kShare;
+            if (owner == rank_) continue;
+            const float* x = &sums[piece / tiles][piece % tiles * 4];
+            store_remote(remote_address(place(piece, rank_, owner), owner), __float_as_uint(x[0]), __float_as_uint(x[1]),
+                         __float_as_uint(x[2]), __float_as_uint(x[3]), remote_address(room_ + kBytes, owner));
+        }
+    }
+    // Call act(number of the share's piece, four sums) when the others have sent theirs.
+    template <class Act> __device__ void collect(const float (&sums)[arrays][4 * tiles], Act act) const {
+        if (blocks > 1) barrier_wait(room_ + kBytes, 0);
+#pragma unroll
+        for (int piece = 0; piece < tiles * arrays; piece++) {
+            if (piece / kShare != rank_) continue;
+            const float* own = &sums[piece / tiles][piece % tiles * 4];
+            float4 all = {0, 0, 0, 0};
+#pragma unroll
+            for (u32 rank = 0; rank < blocks; rank++) {
+                const float4 x = rank == rank_ ? float4{own[0], own[1], own[2], own[3]} : sent(piece, rank);
+                all.x += x.x, all.y += x.y, all.z += x.z, all.w += x.w;
+            }
+            act(piece % kShare, all);
+        }
+    }
+
+  private:
+    // Where the owner has this thread's sums of what `sender` sends.
+    __device__ u32 place(int piece, u32 sender, u32 owner) const {
+        const u32 share = sender - (sender > owner);
+        return room_ + (share * kShare + piece % kShare) * kPieceBytes + threadIdx.x % 128 * sizeof(float4);
+    }
+    __device__ float4 sent(int piece, u32 sender) const {
+        const uint4 x = load_shared4(place(piece, sender, rank_));
+        return {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
+    }
+
+    u32 room_, rank_;
+};
