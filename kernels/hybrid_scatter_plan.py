@@ -98,7 +98,7 @@ def tiles_of(n: int) -> int:
 # and of a line, with conflicts of banks; for a second batch; to hand over the sums of a tile,
 # through global memory or in a cluster.
 TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128
-GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 570, 200
+GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 700, 300
 CLUSTERS = (2, 4)  # sizes
 LEFT_OVER = 11  # one multiprocessor of so many, by clusters of four: an H200 of 132 runs 30 of them
 NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most

@@ -120,7 +120,7 @@ def test_balance_evens_the_shares():
 
 
 def test_shares_pass_from_band_to_band_where_bands_do_not_divide_the_chip():
-    some = all_alike(112, 64)  # 112 bands, one for each block, would leave 20 idle
+    some = Units(np.full((112, 64, 2), 6))  # 112 bands, one for each block, would leave 20 idle
     dealt = deal(some, 132, 2)
     assert len(dealt.cuts) - 1 == 132
     assert cost(some, dealt).max() < 0.88 * cycles_of(some, 2).sum(1).max()
