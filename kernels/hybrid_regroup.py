@@ -65,8 +65,12 @@ def laid_out(groups: np.ndarray) -> Tables:
 
 def prepare(bits: Any) -> Strips:
     """Rewrite a matrix as in `plan`; waits once, for the sizes of the strips."""
-    xp, made = _arrays.cupy_module(), plan(bits)
-    where = made.tables
+    return fill(bits, plan(bits))
+
+
+def fill(bits: Any, made: Plan) -> Strips:
+    """Rewrite a matrix as it was planned, without waiting."""
+    xp, where = _arrays.cupy_module(), made.tables
     atoms = len(where.strip_of_atom)
     dense = xp.empty((atoms, ROWS, ATOM), np.uint16)
     sources = xp.empty((2 * atoms, BLOCK), np.int32)

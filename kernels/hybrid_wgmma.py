@@ -9,11 +9,12 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN
-from sparse24.kernels import compress, hybrid_evict, loader, tensor_map
+from sparse24.kernels import compress, hybrid_evict, hybrid_row_order, loader, tensor_map
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.hybrid_launch import matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
-from sparse24.kernels.hybrid_wgmma_plan import TABLES, Config, Work, multiprocessors, pieces
+from sparse24.kernels.hybrid_wgmma_pieces import pieces
+from sparse24.kernels.hybrid_wgmma_plan import TABLES, Config, Work, multiprocessors
 from sparse24.kernels.launch import Launch, Launcher, pointer
 from sparse24.kernels.stream_rooms import StreamRooms
 
@@ -28,6 +29,7 @@ _OPERANDS = np.dtype(
     [
         ("packed", "u8"), ("sources", "u8"), ("pieces", "u8"), ("b", "u8"),
         ("b_pitch", "i4"), ("pitch", "i4"), ("m", "i4"), ("n", "i4"), ("k", "i4"), ("unused", "i4"),
+        ("rows", "u8"),
     ]
 )  # fmt: skip
 
@@ -50,20 +52,21 @@ NO_ROOM = loader.by_value(np.zeros(1, _ROOM))  # of a product that cuts no tile
 
 
 class Layout:
-    """A matrix as 2:4 strips with compressed values; arrays as in the kernel's header."""
+    """A matrix as 2:4 strips with compressed values; arrays as in the kernel's header.
 
-    def __init__(self, shape, dtype: DType, values, packed, sources, table, work: Work):
-        self.shape, self.dtype, self.work = shape, dtype, work
-        self.values, self.packed, self.sources, self.table = values, packed, sources, table
+    `rows` is None where strips are of rows that follow one another.
+    """
+
+    def __init__(self, shape, dtype: DType, values, packed, sources, rows, table, work: Work):
+        self.shape, self.dtype, self.table, self.work = shape, dtype, table, work
+        self.values, self.packed, self.sources, self.rows = values, packed, sources, rows
         self.configs: dict[int, Config] = {}  # chosen, by the number of columns
         self.products: dict[tuple, Any] = {}
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in self._arrays())
-
-    def _arrays(self) -> tuple:
-        return self.values, self.packed, self.sources
+        arrays = (self.values, self.packed, self.sources, self.rows)
+        return sum(x.nbytes for x in arrays if x is not None)
 
     @property
     def share(self) -> float:
@@ -72,9 +75,11 @@ class Layout:
 
     def copy(self) -> Layout:
         """The same layout elsewhere in memory."""
-        values, packed, sources = (x.copy() for x in self._arrays())
+        values, packed, sources = (x.copy() for x in (self.values, self.packed, self.sources))
+        rows = None if self.rows is None else self.rows.copy()
         settle()
-        return Layout(self.shape, self.dtype, values, packed, sources, self.table, self.work)
+        arrays = values, packed, sources, rows
+        return Layout(self.shape, self.dtype, *arrays, self.table, self.work)
 
 
 def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
@@ -89,25 +94,27 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
 
 
 def survey(bits: Any, rewrite: Any = hybrid_evict) -> Work:
-    """What a product with the matrix will cost, rewritten as `prepare` does; waits once."""
-    made = rewrite.plan(bits).tables
-    return Work(made.lengths, made.gathered, rewrite.ROWS)
+    """What a product with the matrix will cost, rewritten as `prepare` does; waits."""
+    ordered = hybrid_row_order.ordered(bits, rewrite)
+    made = ordered.plan.tables
+    return Work(made.lengths, made.gathered, rewrite.ROWS, ordered.rows is not None)
 
 
 def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
-    """Build from a CuPy matrix (m, k) of uint16 whose rows are contiguous; waits once.
+    """Build from a CuPy matrix (m, k) of uint16 whose rows are contiguous; waits.
 
     Parameters
     ----------
     rewrite : module
         ``hybrid_evict`` or ``hybrid_regroup``: how strips become 2:4 matrices.
     """
-    strips = rewrite.prepare(bits)
+    ordered = hybrid_row_order.ordered(bits, rewrite)
+    strips = rewrite.fill(ordered.bits, ordered.plan)
     record, _ = compress.launch(strips.dense.view(dtype.logical), dtype, rule="check")
-    work = Work(strips.lengths, strips.gathered, rewrite.ROWS)
-    arrays = record.values, record.packed, strips.sources, strips.table
+    work = Work(strips.lengths, strips.gathered, rewrite.ROWS, ordered.rows is not None)
+    arrays = record.values, record.packed, strips.sources, ordered.rows
     settle()
-    return Layout(bits.shape, dtype, *arrays, work)
+    return Layout(bits.shape, dtype, *arrays, strips.table, work)
 
 
 def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> None:
@@ -117,7 +124,8 @@ def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> N
         config = layout.configs.get(n)
         if config is None:
             config = layout.configs[n] = layout.work.choose(n)
-    column = out.strides[0] == 2 != out.strides[1] and out.shape[0] > 1
+    by_row = layout.rows is not None or out.strides[0] != 2 or out.strides[1] == 2
+    column = not by_row and out.shape[0] > 1
     key = (n, column, config)
     found: Any = layout.products.get(key)
     if found is None:
@@ -125,14 +133,16 @@ def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> N
     found(layout, b, out, PLAIN)
 
 
-def defines(name: str, config: Config, *, column: bool, bulk: bool) -> loader.Defines:
+def defines(
+    name: str, config: Config, *, column: bool = False, bulk: bool = True, by_number: bool = False
+) -> loader.Defines:
     """The macros of one specialisation; `bulk`: the TMA writes the result."""
     return (
         ("ELEMENT", name), ("OUTPUT", name),
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
         ("IN_FLIGHT", int(config.in_flight)), ("CUTS", int(config.cuts)),
-        ("STAGES", config.stages), ("K_PARTS", config.parts), ("OUT_ROW_MAJOR", int(not column)),
-        ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
+        ("STAGES", config.stages), ("K_PARTS", config.parts), ("ROWS_BY_NUMBER", int(by_number)),
+        ("OUT_ROW_MAJOR", int(not column)), ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
     )  # fmt: skip
 
 
@@ -152,10 +162,14 @@ class _Product(Launcher):
 
     def bind(self, a: Any, b: Any, out: Any, stream: int) -> Launch:
         inner, outer = (0, 1) if self.column else (1, 0)
+        by_number = a.rows is not None
         bulk = out.strides[inner] == 2 and tensor_map.addressable(
             out.data.ptr, (out.strides[outer],)
         )
-        macros = defines(a.dtype.name, self.config, column=self.column, bulk=bulk)
+        bulk = bulk and not by_number
+        macros = defines(
+            a.dtype.name, self.config, column=self.column, bulk=bulk, by_number=by_number
+        )
         size = self.config.shared_memory
         kernel = loader.function(NAME, NAME, macros, shared_memory=size)
         atoms = a.values.shape[0]
@@ -175,14 +189,17 @@ class _Product(Launcher):
 
     def _operands(self, a: Layout, b: Any) -> np.ndarray:
         addresses = (pointer(x)[0] for x in (a.packed, a.sources, self.pieces, b))
-        record = (*addresses, b.strides[0], self.pitch, a.shape[0], b.shape[1], b.shape[0], 0)
-        return loader.by_value(np.array([record], _OPERANDS))
+        sizes = b.strides[0], self.pitch, a.shape[0], b.shape[1], b.shape[0], 0
+        rows = 0 if a.rows is None else a.rows.data.ptr
+        return loader.by_value(np.array([(*addresses, *sizes, rows)], _OPERANDS))
 
 
 COMPILE_CHECKS = [
-    (defines(name, config, column=column, bulk=bulk), "sm_90a", f"HGMMA.SP.64x{config.block_n}x32")
-    for name, config, column, bulk in (
-        *(("bfloat16", config, False, True) for table in TABLES.values() for config in table),
-        *(("float16", table[0], True, False) for table in TABLES.values()),
+    (defines(name, config, **how), "sm_90a", f"HGMMA.SP.64x{config.block_n}x32")
+    for table in TABLES.values()
+    for name, config, how in (
+        *(("bfloat16", config, {}) for config in table),
+        *(("bfloat16", config, {"bulk": False, "by_number": True}) for config in table),
+        ("float16", table[0], {"column": True, "bulk": False}),
     )
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,12 +95,11 @@ MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
 LOW_BAND = 8  # strips of about the same length, which all blocks then have at the same time
 WORTH_CHANGING = 1.02  # a less even deal that leaves the usual bands as they are
 UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once
+# Measured over predicted time, by rows of a strip, where rows are stored by number: that takes
+# longer, and strips always differ.  docs/benchmarks/log_hybrid.rst.
+BY_NUMBER = {128: 1.16, 256: 1.2}
 SHARING = 12  # stages in whose time a block gives sums away and takes those of another
 LEAST_PIECE = 2  # atoms of a tile that is cut
-
-PIECE = np.dtype([(name, "i4") for name in (
-    "first", "end", "plain", "row", "column", "helpers", "gives", "unused",
-)])  # fmt: skip
 
 
 class Walk(NamedTuple):
@@ -116,27 +117,52 @@ def walk(strips: int, tiles_n: int, height: int) -> Walk:
     return Walk(first + within % lines, within // lines)
 
 
+# How whole tiles are dealt: their owners, from lengths, the first of them, and blocks.
+Owners = Callable[[np.ndarray, int, int], np.ndarray]
+
+
 class Deal(NamedTuple):
     """Which tiles are whole and which are cut.
 
     Attributes
     ----------
     walk : Walk
+    blocks : int
     cut : int
-        Tiles, the first ones, that blocks share; the others go round the blocks.
+        Tiles, the first ones, that blocks share.
+    owner : ndarray of int
+        Blocks of the others.
     busiest : float
         Stages of the block that has most to do, and what it takes to exchange sums.
     """
 
     walk: Walk
+    blocks: int
     cut: int
+    owner: np.ndarray
     busiest: float
 
 
-def _loads(lengths: np.ndarray, cut: int, blocks: int) -> np.ndarray:
-    """Stages of every block in tiles that are not cut; they go round the blocks."""
-    whole = np.arange(cut, len(lengths))
-    return np.bincount(whole % blocks, lengths[whole], minlength=blocks)
+def _round(lengths: np.ndarray, cut: int, blocks: int) -> np.ndarray:
+    """Owners of the tiles from `cut` on that go round the blocks."""
+    return np.arange(cut, len(lengths)) % blocks
+
+
+def _as_they_end(lengths: np.ndarray, cut: int, blocks: int) -> np.ndarray:
+    """Owners of the tiles from `cut` on if a block that ends a tile takes the next one."""
+    free = [(0, block) for block in range(blocks)]
+    owner = []
+    for length in lengths[cut:].tolist():
+        end, block = free[0]
+        heapq.heapreplace(free, (end + length, block))
+        owner.append(block)
+    return np.array(owner, int)
+
+
+def loads(lengths: np.ndarray, owner: np.ndarray, blocks: int) -> np.ndarray:
+    """Stages of every block in whole tiles, which are the last ones."""
+    whole = lengths[len(lengths) - len(owner) :]
+    return np.bincount(owner, whole, minlength=blocks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +177,14 @@ class Work:
         Those of them that gather rows of b.
     rows : int
         Of a strip.
+    by_number : bool
+        Whether rows of the result are stored by number, those of like density being a strip.
     """
 
     lengths: np.ndarray
     gathered: int
     rows: int = 128
+    by_number: bool = False
 
     @property
     def stages(self) -> int:
@@ -164,7 +193,8 @@ class Work:
     def effort(self, config: Config, n: int) -> tuple[float, float]:
         """Multiply-adds and gathered bytes that the whole chip could do in the time it takes.
 
-        More than there are, where tiles do not fill whole waves of blocks or strips differ.
+        More than there are, where tiles do not fill whole waves of blocks, strips differ or rows
+        are stored by number.
         """
         sms = multiprocessors()
         if config.parts == 1:
@@ -173,7 +203,8 @@ class Work:
             blocks = len(self.lengths) * -(-n // config.block_n) * config.parts
             waves = -(-blocks // sms)
             busiest = max(waves * self.lengths.mean(), self.lengths[0]) / config.parts
-        busiest *= 1 + UNEVEN * (self.lengths[0] / self.lengths.mean() - 1)
+        uneven = 1 + UNEVEN * (self.lengths[0] / self.lengths.mean() - 1)
+        busiest *= BY_NUMBER[self.rows] if self.by_number else uneven
         places = busiest * sms * BLOCK_K * config.block_n / config.rate  # of b
         return self.rows * places, 2 * places * self.gathered / max(self.stages, 1)
 
@@ -182,111 +213,42 @@ class Work:
 
         The usual bands divide the multiprocessors of an H200, so whole tiles that go round the
         blocks bring a block to the same strips again; if those differ, lower bands are walked.
+        Sorted rows make strips of which few are much longer: who has had one gets fewer tiles.
         """
         strips, tiles_n = len(self.lengths), -(-n // config.block_n)
+        uneven = _as_they_end if self.by_number else _round
         usual, low = (
-            self._deal(walk(strips, tiles_n, min(height, strips)), config.cuts)
-            for height in (config.band, LOW_BAND)
+            self._deal(walk(strips, tiles_n, min(height, strips)), config.cuts, owners)
+            for height, owners in ((config.band, _round), (LOW_BAND, uneven))
         )
         return usual if usual.busiest <= WORTH_CHANGING * low.busiest else low
 
-    def _deal(self, walked: Walk, cuts: bool) -> Deal:
+    def _deal(self, walked: Walk, cuts: bool, owners: Owners) -> Deal:
         """Cut no tiles, or as many as do not fill a wave and a wave with them, if that pays."""
         sms, lengths = multiprocessors(), self.lengths[walked.strip]
         tiles = len(lengths)
-        whole = Deal(walked, 0, float(_loads(lengths, 0, min(tiles, sms)).max()))
+        owner = owners(lengths, 0, sms)
+        whole = Deal(walked, sms, 0, owner, float(loads(lengths, owner, sms).max()))
         cut = tiles % sms + (sms if tiles > sms else 0)
         if not cuts or lengths[:cut].sum() < 4 * LEAST_PIECE * sms:
             return whole
-        least = _loads(lengths, cut, sms).max() + 4 * LEAST_PIECE
+        owner = owners(lengths, cut, sms)
+        least = loads(lengths, owner, sms).max() + 4 * LEAST_PIECE
         helpers = -(-sms // cut)
         busiest = max(least, lengths.sum() / sms) + SHARING * helpers
-        return Deal(walked, cut, float(busiest)) if busiest < whole.busiest else whole
+        shared = Deal(walked, sms, cut, owner, float(busiest))
+        return shared if shared.busiest < whole.busiest else whole
 
     def choose(self, n: int) -> Config:
-        """The config that takes the least time."""
+        """The config that takes the least time.
+
+        Clusters, which exchange sums after every tile, are for few tiles of strips that are alike.
+        """
 
         def seconds(config: Config) -> float:
             multiply_adds, gathered = self.effort(config, n)
             exchange = EXCHANGE if config.parts > 1 else 0.0
             return multiply_adds / MULTIPLY_ADDS + gathered / GATHERED + exchange
 
-        return min(TABLES[self.rows], key=seconds)
-
-
-def pieces(table: np.ndarray, work: Work, config: Config, n: int) -> np.ndarray:
-    """What every block multiplies, in order; empty pieces follow.
-
-    Parameters
-    ----------
-    table : ndarray of int, shape (strips, 4)
-        As in `hybrid_strips.Strips`.
-
-    Returns
-    -------
-    ndarray of PIECE, shape (blocks, most pieces and one)
-    """
-    if config.parts > 1:
-        walked = walk(len(table), -(-n // config.block_n), min(config.band, len(table)))
-        tile, part = np.divmod(np.arange(len(walked.strip) * config.parts), config.parts)
-        atoms = table[walked.strip[tile], 1] // 2
-        first, end = (atoms * (part + i) // config.parts for i in (0, 1))
-        found = _pieces(table, walked, config, tile, first, end)
-        return _by_block(found, np.arange(len(found)))
-    sms = multiprocessors()
-    walked, cut, _ = work.deal(config, n)
-    atoms = table[walked.strip, 1] // 2
-    whole = np.arange(cut, len(atoms))
-    found = _pieces(table, walked, config, whole, np.zeros_like(whole), atoms[whole])
-    block = whole % sms
-    if cut:
-        first, owner = _cut(table, walked, config, atoms[:cut], _loads(atoms, cut, sms))
-        found, block = np.concatenate([first, found]), np.concatenate([owner, block])
-    return _by_block(found, block)
-
-
-def _cut(
-    table: np.ndarray, walked: Walk, config: Config, atoms: np.ndarray, load: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pieces of tiles of so many atoms, and whose they are: all blocks then have equally much.
-
-    `load` is what blocks have besides.  A block takes a range of atoms and walks it backwards: the
-    beginning of a tile that the next block finishes comes first.
-    """
-    edges = np.concatenate([[0], np.cumsum(atoms)])
-    share = np.maximum((edges[-1] + load.sum()) / len(load) - load, 2 * LEAST_PIECE)
-    cuts = np.rint(np.concatenate([[0], np.cumsum(share)]) * edges[-1] / share.sum()).astype(int)
-    if np.diff(cuts).min() < 2 * LEAST_PIECE:
-        cuts = np.rint(np.linspace(0, edges[-1], len(cuts))).astype(int)
-    near = edges[np.abs(edges[:, None] - cuts).argmin(axis=0)]
-    cuts = np.where(np.abs(near - cuts) < LEAST_PIECE, near, cuts)
-    bounds = np.union1d(cuts, edges)
-    first, end = bounds[:-1], bounds[1:]
-    block = np.searchsorted(cuts, first, "right") - 1
-    tile = np.searchsorted(edges, first, "right") - 1
-    found = _pieces(table, walked, config, tile, first - edges[tile], end - edges[tile])
-    found["gives"] = end < edges[tile + 1]
-    began = np.searchsorted(cuts, edges[tile], "right") - 1  # the block with the tile's first atom
-    found["helpers"] = np.where(found["gives"] == 1, 0, block - began)
-    backwards = np.lexsort((-first, block))
-    return found[backwards], block[backwards]
-
-
-def _pieces(table: np.ndarray, walked: Walk, config: Config, tile, first, end) -> np.ndarray:
-    """Atoms `first` to `end` of some tiles."""
-    strip = table[walked.strip[tile]]
-    found = np.zeros(len(tile), PIECE)
-    found["first"], found["end"] = strip[:, 0] + 2 * first, strip[:, 0] + 2 * end
-    found["plain"] = np.clip(strip[:, 0] + strip[:, 2], found["first"], found["end"])
-    found["row"], found["column"] = strip[:, 3], walked.column[tile] * config.block_n
-    return found
-
-
-def _by_block(found: np.ndarray, block: np.ndarray) -> np.ndarray:
-    """Pieces block by block, those of a block in the order in which they come."""
-    order = np.argsort(block, kind="stable")
-    found, block = found[order], block[order]
-    within = np.arange(len(block)) - np.searchsorted(block, block)
-    table = np.zeros((block.max(initial=-1) + 1, within.max(initial=0) + 2), PIECE)
-    table[block, within] = found
-    return table
+        table = (c for c in TABLES[self.rows] if c.parts == 1 or not self.by_number)
+        return min(table, key=seconds)

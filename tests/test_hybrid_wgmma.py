@@ -10,6 +10,7 @@ from sparse24._dtypes import TABLE
 from sparse24.kernels import hybrid_evict, hybrid_regroup, hybrid_wgmma
 from sparse24.kernels import hybrid_wgmma_plan as plan
 from sparse24.kernels.hybrid_strips import tables
+from sparse24.kernels.hybrid_wgmma_pieces import pieces
 
 pytestmark = pytest.mark.stem("hybrid_wgmma")
 
@@ -60,11 +61,11 @@ def test_every_tile_is_walked_once(strips, n):
         np.testing.assert_array_equal(np.sort(index), np.arange(strips * tiles_n))
 
 
-def laid_out(atoms, rows: int):
+def laid_out(atoms, rows: int, by_number: bool = False):
     """Tables and work of strips of so many atoms, of which half the stages are plain."""
     atoms = np.asarray(atoms)
     where = tables(atoms, 64 * atoms, rows)
-    return where.table, plan.Work(where.lengths, where.gathered, rows)
+    return where.table, plan.Work(where.lengths, where.gathered, rows, by_number)
 
 
 STRIPS = {
@@ -77,14 +78,15 @@ STRIPS = {
 @CONFIGS
 @pytest.mark.parametrize("name", STRIPS)
 @pytest.mark.parametrize("n", [100, 512, 4096])
-def test_every_atom_is_multiplied_once_and_sums_meet(monkeypatch, config, name, n):
+@pytest.mark.parametrize("by_number", [False, True])
+def test_every_atom_is_multiplied_once_and_sums_meet(monkeypatch, config, name, n, by_number):
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
-    table, work = laid_out(STRIPS[name], config.block_m)
-    pieces = plan.pieces(table, work, config, n)
-    assert (pieces["first"] == pieces["end"])[:, -1].all()
-    assert len(pieces) <= 132 or config.parts > 1
+    table, work = laid_out(STRIPS[name], config.block_m, by_number)
+    dealt = pieces(table, work, config, n)
+    assert (dealt["first"] == dealt["end"])[:, -1].all()
+    assert len(dealt) <= 132 or config.parts > 1
     by_tile: dict[tuple, list] = {}
-    for block, row in enumerate(pieces):
+    for block, row in enumerate(dealt):
         used = int((row["first"] < row["end"]).sum())
         assert (row["first"] < row["end"])[:used].all()
         assert row["gives"].sum() <= 1
@@ -112,14 +114,14 @@ def test_cut_tiles_fill_the_last_wave(monkeypatch):
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
     config = plan.TABLES[256][0]
     table, work = laid_out(np.full(32, 65), 256)
-    pieces = plan.pieces(table, work, config, 4096)  # 704 tiles: 5 waves and a third
-    stages = (pieces["end"] - pieces["first"]).sum(axis=1)
+    dealt = pieces(table, work, config, 4096)  # 704 tiles: 5 waves and a third
+    stages = (dealt["end"] - dealt["first"]).sum(axis=1)
     assert stages.max() <= 1.02 * stages.mean()
     assert work.deal(config, 4096).busiest < 0.92 * 6 * 130
     assert work.deal(config, 33 * 192).cut == 0  # 8 waves
     table, work = laid_out(np.maximum(2, 300 // np.arange(1, 41)), 256)
-    pieces = plan.pieces(table, work, config, 4096)
-    stages = (pieces["end"] - pieces["first"]).sum(axis=1)
+    dealt = pieces(table, work, config, 4096)
+    stages = (dealt["end"] - dealt["first"]).sum(axis=1)
     assert stages.max() <= 1.3 * stages.mean()
 
 
@@ -133,6 +135,29 @@ def test_strips_that_differ_are_mixed(monkeypatch):
     deal = uneven.deal(FIRST, 4096)
     assert len(set(deal.walk.strip[::132][:3])) > 1
     assert deal.busiest < 0.7 * 4 * uneven.lengths[0]  # four tiles of the longest strip
+
+
+def test_sorted_rows_leave_tiles_of_long_strips_to_few_blocks(monkeypatch):
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    lengths = np.repeat([128, 66], [1, 31])
+    table, work = laid_out(lengths // 2, 128, by_number=True)
+    stages = pieces(table, work, FIRST, 4096)  # 3.9 waves, of which the first has 16 long tiles
+    stages = (stages["end"] - stages["first"]).sum(axis=1)
+    assert stages.max() == work.deal(FIRST, 4096).busiest <= 1.01 * 4 * 66
+    assert plan.Work(lengths, 0).deal(FIRST, 4096).busiest == 3 * 66 + 128
+    alike = plan.Work(np.full(32, 66), 0, by_number=True).deal(FIRST, 4096)
+    np.testing.assert_array_equal(alike.owner, np.arange(512) % 132)
+
+
+@pytest.mark.parametrize("rows", plan.TABLES)
+def test_rows_stored_by_number_take_longer(monkeypatch, rows):
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    natural, by_number = (plan.Work(np.full(32, 66), 66, rows, x) for x in (False, True))
+    for config in plan.TABLES[rows]:
+        usual, more = (np.array(work.effort(config, 4096)) for work in (natural, by_number))
+        np.testing.assert_allclose(more, plan.BY_NUMBER[rows] * usual)
+    assert natural.choose(128).parts == 2
+    assert by_number.choose(128).parts == 1
 
 
 @CONFIGS
@@ -177,7 +202,7 @@ def test_sums_of_cut_tiles_are_exact(rng, monkeypatch, config, sms):
     b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.1)
     bits = cupy.asarray(w.astype(row.logical)).view(np.uint16)
     layout = hybrid_wgmma.prepare(bits, row, hybrid_regroup)
-    assert plan.pieces(layout.table, layout.work, config, n)["gives"].any()
+    assert pieces(layout.table, layout.work, config, n)["gives"].any()
     right, want = cupy.asarray(b.astype(row.logical)), (w @ b).astype(row.logical)
     for order in "CF":
         for _ in range(3):

@@ -9,6 +9,7 @@
 //   sources [2 atoms, 64]           rows of b of every half atom, a stage; k or more: zeros      (read)
 //   pieces  [blocks][pitch]         what each block multiplies, in order; an empty one follows   (read)
 //   b       [k, n]                  n contiguous, rows on 16-byte boundaries                     (read)
+//   rows    [strips * BLOCK_M]      numbers of the rows in the order of strips; m or more: none  (read)
 //   out     [m, n]                  any strides; fastest with m or n contiguous                  (written)
 //
 // The kernel is sparse_wgmma.cu with other lists of stages.  Where a stage's rows of b are not
@@ -19,10 +20,13 @@
 // block gives its sums of the beginning of a tile to the next block (include/partial_sums.cuh).  With K_PARTS > 1
 // every tile is cut, and the blocks of a cluster add up.
 //
+// Rows that differ in density are sorted by it before strips are cut.  With ROWS_BY_NUMBER the result's rows
+// are then stored by their numbers; without it `rows` is not read.
+//
 // The matrix is read before the kernel waits for the one before it in the stream; b is not.
 //
-// Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N IN_FLIGHT STAGES CUTS K_PARTS OUT_ROW_MAJOR OUT_BULK STAGING;
-// kernels/hybrid_wgmma.py chooses.
+// Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N IN_FLIGHT STAGES CUTS K_PARTS ROWS_BY_NUMBER OUT_ROW_MAJOR OUT_BULK
+// STAGING; kernels/hybrid_wgmma.py chooses.
 //
 // Reference: the dense product.  Launcher: kernels/hybrid_wgmma.py.  How it works:
 // docs/explanation/hybrid.rst.
@@ -36,11 +40,14 @@
 #include "hopper_store.cuh"
 #include "partial_sums.cuh"
 #include "programmatic.cuh"
+#if ROWS_BY_NUMBER
+#include "strip_store.cuh"
+#endif
 
 // Some atoms of a strip, for one tile of the result.
 struct alignas(16) Piece {
     int first, end, plain;  // stages of the whole matrix; up to `plain` the rows of b are neighbours
-    int row, column;        // of the result
+    int row, column;        // of the result, the row in the order of the strips
     int helpers;            // blocks before this one that give their sums of the tile
     int gives;              // to the next block
     int unused;
@@ -53,6 +60,7 @@ struct Operands {
     int b_pitch;  // bytes
     int pitch;    // pieces
     int m, n, k;
+    const int* rows;
 };
 
 constexpr int BLOCK_K = 64, kConsumers = 2;
@@ -197,7 +205,12 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
                                const Operands& of, const Ring& ring, const Workspace& workspace, const Others& parts,
                                u32 shared) {
     const int group = threadIdx.x / 128;
-    ResultStore result(out_map, out, params, of.m, of.n, shared + kStagingAt + group * STAGING * kStagingBytes);
+    const u32 staging = shared + kStagingAt + group * STAGING * kStagingBytes;
+#if ROWS_BY_NUMBER
+    const StripStore result(out, of.rows, of.m, of.n, staging);
+#else
+    ResultStore result(out_map, out, params, of.m, of.n, staging);
+#endif
     const PartialSums<kRowBlocks, kConsumers> others(workspace);
     Consumer consumer(ring, shared, group);
     for_each_piece(of, [&](const Piece& piece) {
