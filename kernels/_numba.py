@@ -199,16 +199,18 @@ if hasattr(os, "register_at_fork"):
 _thread = threading.local()
 
 
+WAKING = 1 << 20  # multiplications or copied bytes that take as long as to wake the threads
+
+
 def parallel(task: Callable[[int], None], count: int, work: float = float("inf")) -> None:
     """Call ``task(i)`` for every i below `count`, on several threads, each taking the next i.
 
-    Waking the threads takes about as long as 2**20 multiplications or copied bytes:
-    where all tasks together are less `work` than that, this thread does them.
+    Where all tasks together are less `work` than `WAKING`, this thread does them.
     `task` must spend its time in kernels or NumPy, which release the GIL.  Where a
     task calls `parallel` itself, the inner tasks run on its own thread.
     """
     helpers = min(threads(), count) - 1
-    if helpers <= 0 or work < 1 << 20 or getattr(_thread, "busy", False):
+    if helpers <= 0 or work < WAKING or getattr(_thread, "busy", False):
         for i in range(count):
             task(i)
         return
@@ -232,12 +234,20 @@ def parallel(task: Callable[[int], None], count: int, work: float = float("inf")
         future.result()
 
 
-def slices(total: int, at_least: int, at_most: int | None = None, multiple=1) -> list[slice]:
+def slices(
+    total: int,
+    at_least: int,
+    at_most: int | None = None,
+    multiple: int = 1,
+    work: float = float("inf"),
+) -> list[slice]:
     """Cut ``range(total)`` into even pieces: enough for all threads, none needlessly small.
 
-    All but the last are multiples of `multiple`.
+    All but the last are multiples of `multiple`.  Where all are too little `work` to wake the
+    threads for, see `parallel`, only `at_most` cuts.
     """
-    wanted = min(4 * threads(), -(-total // at_least)) if threads() > 1 else 1
+    several = threads() > 1 and work >= WAKING
+    wanted = min(4 * threads(), -(-total // at_least)) if several else 1
     if at_most is not None:
         wanted = max(wanted, -(-total // at_most))
     step = max(-(-total // (max(wanted, 1) * multiple)), 1) * multiple

@@ -1,4 +1,4 @@
-"""Block-hybrid matrices on the CPU: survey, fill, decode and multiply, in Numba.
+"""Block-hybrid matrices on the CPU: survey, fill and decode, in Numba.
 
 Building looks at bits only: an element is a non-zero if a bit of its magnitude is
 set, so -0.0 is a zero and every dtype of one width shares a kernel.
@@ -7,16 +7,13 @@ The tile kinds and arrays are those of ``formats/hybrid_tiles.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24.kernels._numba import njit, parallel, slices
+from sparse24.kernels._numba import njit, parallel
 
 TILE = 64
 EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
-COLUMN_BLOCK = 256  # columns of b that a pass keeps in cache
 
 
 def magnitude_mask(dtype: DType):
@@ -216,65 +213,3 @@ def decode(tiles, out) -> None:
     bands, across = tiles.grid
     arguments = (out, *_arrays_of(tiles))
     parallel(lambda band: _decode(*arguments, band, across), bands)
-
-
-class Rows:
-    """The non-zeros of a matrix row by row, in the accumulator's type: what products read."""
-
-    def __init__(self, pieces: Iterable[np.ndarray], dtype: DType):
-        """`pieces` are the dense rows, some at a time."""
-        counts, columns, values = [np.zeros(1, np.int64)], [], []
-        for dense in pieces:
-            held = dense.view(dtype.storage) != 0
-            counts.append(held.sum(1))
-            columns.append(np.nonzero(held)[1].astype(np.int32))
-            values.append(dense[held].astype(dtype.accumulator, copy=False))
-        self.starts = np.cumsum(np.concatenate(counts))
-        self.columns = np.concatenate([np.zeros(0, np.int32), *columns])
-        self.values = np.concatenate([np.zeros(0, dtype.accumulator), *values])
-
-    @property
-    def nbytes(self) -> int:
-        return self.starts.nbytes + self.columns.nbytes + self.values.nbytes
-
-
-@njit
-def _vector(out, b, starts, columns, values, first, last):
-    for row in range(first, last):
-        total = out.dtype.type(0)
-        for e in range(starts[row], starts[row + 1]):
-            total += values[e] * b[columns[e], 0]
-        out[row, 0] = total
-
-
-@njit
-def _matrix(out, b, starts, columns, values, first, last):
-    """Rows of the result, a block of columns at a time, so that the sums stay in cache."""
-    n = b.shape[1]
-    acc = np.empty(COLUMN_BLOCK, out.dtype)
-    for row in range(first, last):
-        for lo in range(0, n, COLUMN_BLOCK):
-            width = min(COLUMN_BLOCK, n - lo)
-            sums = acc[:width]
-            sums[:] = 0
-            for e in range(starts[row], starts[row + 1]):
-                value = values[e]
-                line = b[columns[e], lo : lo + width]
-                for c in range(width):
-                    sums[c] += value * line[c]
-            out[row, lo : lo + width] = sums
-
-
-def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
-    """out = rows @ b, with `b` (k, n) and `out` (m, n) in the accumulator's dtype.
-
-    Each output element is summed in the order of the columns, whatever the threads.
-    """
-    kernel = _vector if b.shape[1] == 1 else _matrix
-    pieces = slices(out.shape[0], 16)
-
-    def multiply(i):
-        here = pieces[i]
-        kernel(out, b, rows.starts, rows.columns, rows.values, here.start, here.stop)
-
-    parallel(multiply, len(pieces))

@@ -27,7 +27,7 @@ BLOCK_ROWS = 96
 # Stored elements of a row added up before they join the sums: the fewer, the less rounding.  With
 # 128 a float32 product of some hundred elements errs up to 2.7 times as much as OpenBLAS, with 48
 # up to 1.8 times.
-_STEP = 48
+STEP = 48
 _PARTS_OF_COLUMNS = 512  # columns of a task where blocks of rows are too few for the threads
 FEW_COLUMNS = 16  # up to here `dots`
 # Rows of A below which BLAS wins over `tile`: copying b into panels is most of the work.
@@ -105,22 +105,24 @@ def multiply_many(a: Operand, b, out, epilogue: Epilogue) -> None:
             left = first + j * width
             right = min(first + columns, left + some * width)
             parts.append((slice(left, right), panels[j : j + some], shape))
-    blocks = slices(m, _TILES_ROWS, BLOCK_ROWS, _TILES_ROWS)
+    work = m * n * a.values.shape[1] / 4
+    blocks = slices(m, _TILES_ROWS, BLOCK_ROWS, _TILES_ROWS, work)
 
     def task(number: int):
         rows = blocks[number // len(parts)]
         columns, panels, shape = parts[number % len(parts)]
         sums = _sums(out, epilogue, rows, columns, a.dtype.accumulator)
-        multiply_panels(a.block(rows), a.indices(rows), panels, sums, _STEP, shape)
+        multiply_panels(a.block(rows), a.indices(rows), panels, sums, STEP, shape)
         finish(sums, out, epilogue, rows, columns)
 
-    parallel(task, len(blocks) * len(parts), m * n * a.values.shape[1] / 4)
+    parallel(task, len(blocks) * len(parts), work)
 
 
 def _multiply_few(a: Operand, b, out, epilogue: Epilogue) -> None:
     m, n = out.shape
     columns = pack_columns(b, a.high)
-    blocks = slices(m, 16, max(16, _BLOCK_STORED // max(1, a.values.shape[1])))
+    stored = a.values.shape[1]
+    blocks = slices(m, 16, max(16, _BLOCK_STORED // max(1, stored)), work=m * n * stored)
     lanes = lanes_of_dots(b.dtype.itemsize)
 
     def task(number: int):
@@ -133,7 +135,7 @@ def _multiply_few(a: Operand, b, out, epilogue: Epilogue) -> None:
             multiply_columns(values, rest, a.metadata[rows], columns, j, lanes, sums, shape)
         finish(sums, out, epilogue, rows, slice(0, n))
 
-    parallel(task, len(blocks), m * n * a.values.shape[1])
+    parallel(task, len(blocks), m * n * stored)
 
 
 def _multiply(values, metadata, dtypes, b, out, epilogue: Epilogue) -> None:
@@ -146,7 +148,7 @@ def _multiply(values, metadata, dtypes, b, out, epilogue: Epilogue) -> None:
 def work_type(dtype: _dtypes.DType, few: bool) -> np.dtype:
     """What the inner loop computes in.
 
-    Sums of _STEP products of int8 are exact in float32, whose products are faster.
+    Sums of STEP products of int8 are exact in float32, whose products are faster.
     """
     return np.dtype(np.float32) if dtype.name == "int8" and not few else dtype.accumulator
 

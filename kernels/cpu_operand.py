@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sparse24 import _dtypes, _spec
@@ -26,7 +28,7 @@ def _write_indices(metadata, groups, indices):
 
 def _aligned(shape: tuple[int, ...], dtype) -> np.ndarray:
     """An uninitialised array on a cache-line boundary, so that no vector straddles two."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size].view(dtype).reshape(shape)

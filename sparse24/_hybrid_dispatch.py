@@ -128,13 +128,13 @@ class _Choice:
 
 
 def _multiply_cpu(h, b, out) -> None:
-    from sparse24.kernels import cpu_hybrid
+    from sparse24.kernels import cpu_hybrid_rows
 
     accumulator = h.tiles.dtype.accumulator
     wide = np.ascontiguousarray(b.astype(accumulator, copy=False))
     direct = out.dtype == accumulator
     acc = out if direct else np.empty(out.shape, accumulator)
-    cpu_hybrid.matmul(layout(h, "cpu"), wide, acc)
+    cpu_hybrid_rows.matmul(layout(h, "cpu"), wide, acc)
     if not direct:
         with np.errstate(over="ignore"):
             out[...] = acc

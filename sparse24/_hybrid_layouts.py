@@ -189,9 +189,9 @@ def live_columns(h) -> _Live:
 
 
 def _cpu_layout(h):
-    from sparse24.kernels import cpu_hybrid
+    from sparse24.kernels import cpu_hybrid_rows
 
-    return cpu_hybrid.Rows(h.pieces(), h.tiles.dtype)
+    return cpu_hybrid_rows.Rows(h.pieces(), h.tiles.dtype)
 
 
 _LAYOUTS: dict[str, Callable[[Any], Any]] = {

@@ -52,7 +52,7 @@ class Headline:
 
 def _few(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
     """Plain products with so many columns; the name of another tells what else it does."""
-    special = ("block", "bias", " by ", "TF32")
+    special = ("block", "bias", " by ", "TF32", "unstructured")
     return lambda c: (
         low <= c["n"] <= high
         and c["dtype"] in dtypes
@@ -66,6 +66,10 @@ def _named(*starts: str) -> Callable[[Case], bool]:
 
 def _split(case: Case) -> bool:
     return case["ours_kernel"].startswith("sparse_split")
+
+
+def _unstructured(zeros: float, low: int) -> Callable[[Case], bool]:
+    return lambda c: c.get("zeros") == zeros and c["n"] >= low
 
 
 def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], bool]:
@@ -89,6 +93,8 @@ HEADLINES = (
     Headline("float32 at 1:2 in TF32", "gemm", "cublas", _named("TF32")),
     Headline("unstructured, 90 % zeros, 1 to 16 columns", "hybrid", "best",
              _hybrid("iid", 0.9, 1, 16)),
+    Headline("unstructured, 90 % zeros, 32 to 64 columns", "hybrid", "best",
+             _hybrid("iid", 0.9, 32, 64)),
     Headline("unstructured, 90 % zeros, 512 columns and more", "hybrid", "best",
              _hybrid("iid", 0.9, 512, 1 << 30)),
     Headline("linear layer, forward and backward, pruned at each step", "training",
@@ -105,6 +111,8 @@ HEADLINES = (
     Headline("CPU, 512 columns and more, float32", "cpu", "numpy_float32",
              _few(512, 4096, "float32")),
     Headline("CPU, 512 columns and more, float32", "cpu", "scipy_csr", _few(512, 4096, "float32")),
+    Headline("CPU, unstructured, 90 % zeros, 8 columns and more", "cpu", "best",
+             _unstructured(0.9, 8)),
 )  # fmt: skip
 
 

@@ -22,8 +22,8 @@ import numpy as np
 import scipy.sparse
 from threadpoolctl import threadpool_limits
 
-from sparse24 import _dtypes, _evidence, _timing
-from sparse24.kernels import _simd, cpu, reference
+from sparse24 import _dtypes, _evidence, _timing, families
+from sparse24.kernels import _simd, cpu, cpu_hybrid_rows, reference
 
 DATA = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "data"
 ROUNDS = 7
@@ -35,6 +35,9 @@ PRODUCTS = [
 ]  # fmt: skip
 OTHER_TYPES = [(4096, 4096, 1), (4096, 4096, 16), (2048, 2048, 2048)]
 MATRIX = (4096, 4096)
+# (m, k, n) and shares of zeros of matrices without a pattern
+UNSTRUCTURED = [(2048, 2048, n) for n in (1, 8, 32, 128, 512)] + [(4096, 4096, 64)]
+ZEROS = (0.7, 0.9, 0.95)
 
 
 def rounds(
@@ -103,6 +106,29 @@ def product(m: int, k: int, n: int, name: str, threads: int) -> dict:
     )  # fmt: skip
 
 
+def unstructured(m: int, k: int, n: int, zeros: float, threads: int) -> dict:
+    """The product of a hybrid matrix against the dense one and SciPy's CSR."""
+    rng = np.random.default_rng(m + n)
+    w = families.make("iid", (m, k), zeros=zeros, dtype="float32", rng=rng)
+    b, out = rng.standard_normal((k, n), np.float32), np.empty((m, n), np.float32)
+    held = cpu_hybrid_rows.Rows([w], _dtypes.TABLE["float32"])
+    cpu_hybrid_rows.matmul(held, b, out)
+    want = w.astype(np.float64) @ b
+    error = float(np.abs(out - want).max() / np.abs(want).max())
+    assert error < 1e-5
+    rows = scipy.sparse.csr_array(w)
+    contenders = {
+        "cpu_hybrid": lambda: cpu_hybrid_rows.matmul(held, b, out),
+        "numpy_float32": lambda: w @ b,
+        "scipy_csr": lambda: rows @ b,
+    }
+    return case(
+        f"unstructured {m}x{k}x{n} at {zeros:.0%} zeros", contenders, threads,
+        m=m, k=k, n=n, dtype="float32", zeros=zeros, error=error,
+        bytes=held.nbytes + b.nbytes + out.nbytes,
+    )  # fmt: skip
+
+
 def packing(name: str, threads: int) -> list[dict]:
     """What turns matrices into compressed ones and back, against a copy of the dense matrix."""
     m, k = MATRIX
@@ -133,6 +159,7 @@ def suite(threads: int) -> list[dict]:
     rows = [product(*shape, "float32", threads) for shape in PRODUCTS]
     for name in ("float16", "bfloat16", "float64", "int8", "float8_e4m3fn"):
         rows += [product(*shape, name, threads) for shape in OTHER_TYPES]
+    rows += [unstructured(*shape, zeros, threads) for shape in UNSTRUCTURED for zeros in ZEROS]
     for name in ("float32", "bfloat16", "int8"):
         rows += packing(name, threads)
     return rows

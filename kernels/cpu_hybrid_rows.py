@@ -1,0 +1,126 @@
+"""Products of block-hybrid matrices on the CPU, row by row of their non-zeros.
+
+With several columns `b` is first copied into *panels*, a few machine vectors wide, as for 2:4
+matrices (``cpu_operand.py``); the sums of a row of a panel stay in registers (``_simd.tile``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from sparse24._dtypes import DType
+from sparse24.kernels import _simd
+from sparse24.kernels._numba import njit, parallel, slices
+from sparse24.kernels._simd import tile
+from sparse24.kernels.cpu_matmul import STEP
+from sparse24.kernels.cpu_operand import pack_panels, widths
+
+_LEAST_ROWS = 16  # of a task
+
+
+class Rows:
+    """The non-zeros of a matrix row by row, in the accumulator's type: what products read."""
+
+    def __init__(self, pieces: Iterable[np.ndarray], dtype: DType):
+        """`pieces` are the dense rows, some at a time."""
+        counts, columns, values = [np.zeros(1, np.int64)], [], []
+        for dense in pieces:
+            held = dense.view(dtype.storage) != 0
+            counts.append(held.sum(1))
+            columns.append(np.nonzero(held)[1].astype(np.uint32))
+            values.append(dense[held].astype(dtype.accumulator, copy=False))
+        self.starts = np.cumsum(np.concatenate(counts))
+        self.columns = np.concatenate([np.zeros(0, np.uint32), *columns])
+        self.values = np.concatenate([np.zeros(0, dtype.accumulator), *values])
+
+    @property
+    def nbytes(self) -> int:
+        return self.starts.nbytes + self.columns.nbytes + self.values.nbytes
+
+
+@njit
+def _multiply_vector(starts, columns, values, b, first, last, out):
+    """``out[first:last] = rows @ b``: eight sums a row, which hide latency and round less."""
+    zero = out.dtype.type(0)
+    for row in range(first, last):
+        begin, end = starts[row], starts[row + 1]
+        whole = begin + (end - begin) // 8 * 8
+        s0, s1, s2, s3 = zero, zero, zero, zero
+        s4, s5, s6, s7 = zero, zero, zero, zero
+        for e in range(begin, whole, 8):
+            s0 += values[e] * b[columns[e]]
+            s1 += values[e + 1] * b[columns[e + 1]]
+            s2 += values[e + 2] * b[columns[e + 2]]
+            s3 += values[e + 3] * b[columns[e + 3]]
+            s4 += values[e + 4] * b[columns[e + 4]]
+            s5 += values[e + 5] * b[columns[e + 5]]
+            s6 += values[e + 6] * b[columns[e + 6]]
+            s7 += values[e + 7] * b[columns[e + 7]]
+        for e in range(whole, end):
+            s0 += values[e] * b[columns[e]]
+        out[row, 0] = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
+
+
+@njit
+def _multiply_panels(starts, columns, values, panels, first, last, out, step, shape):
+    """``out[first:last] = rows @ b`` for the columns of the panels; `shape` as for `_simd.tile`."""
+    width = len(shape[1])
+    flat = panels.reshape(panels.size)
+    high = panels.shape[1] * width
+    held = np.zeros((1, width), out.dtype)
+    for j in range(panels.shape[0]):
+        wide = min(width, out.shape[1] - j * width)
+        for row in range(first, last):
+            begin, end = starts[row], starts[row + 1]
+            if begin == end:
+                held[:] = 0
+            for start in range(begin, end, step):
+                count = min(step, end - start)
+                tile(
+                    values, columns, 0, 0, start, count, flat, j * high, held, start > begin, shape
+                )
+            for c in range(wide):
+                out[row, j * width + c] = held[0, c]
+
+
+def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
+    """out = rows @ b, with `b` (k, n) and `out` (m, n) in the accumulator's dtype.
+
+    Each element is summed in the same order, whatever the threads.
+    """
+    m, n = out.shape
+    if not b.size:
+        out[:] = 0
+        return
+    work = rows.values.size * n
+    blocks = slices(m, _LEAST_ROWS, work=work)
+    if n == 1:
+        column = np.ascontiguousarray(b[:, 0])
+
+        def task(i: int) -> None:
+            first, last = blocks[i].start, blocks[i].stop
+            _multiply_vector(rows.starts, rows.columns, rows.values, column, first, last, out)
+    else:
+        parts = _parts(b)
+        values, columns = rows.values[None], rows.columns[None]
+
+        def task(i: int) -> None:
+            first, last = blocks[i].start, blocks[i].stop
+            for here, panels, shape in parts:
+                _multiply_panels(
+                    rows.starts, columns, values, panels, first, last, out[:, here], STEP, shape
+                )
+
+    parallel(task, len(blocks), work)
+
+
+def _parts(b: np.ndarray) -> list[tuple[slice, np.ndarray, tuple]]:
+    """Columns, panels, and the shape of a tile of one row."""
+    parts = []
+    for first, columns, vectors in widths(b.shape[1], b.dtype.itemsize):
+        width = vectors * _simd.VECTOR_BYTES // b.dtype.itemsize
+        here = slice(first, first + columns)
+        parts.append((here, pack_panels(b[:, here], b.shape[0], width), ((0,), (0,) * width)))
+    return parts

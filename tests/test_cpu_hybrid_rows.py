@@ -1,0 +1,85 @@
+"""Products on the CPU over the non-zeros of rows: exact, and the same on any threads."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+
+from sparse24._dtypes import TABLE
+from sparse24.kernels import _numba
+from sparse24.kernels.cpu_hybrid_rows import Rows, matmul
+
+COLUMNS = [1, 2, 7, 16, 17, 64, 65, 130]
+
+
+def whole(rng, shape, density):
+    return rng.integers(-4, 5, shape) * (rng.random(shape) < density)
+
+
+def product(w, b, name="float32"):
+    dtype = TABLE[name]
+    out = np.full((w.shape[0], b.shape[1]), 7, dtype.accumulator)
+    matmul(Rows([w.astype(dtype.logical)], dtype), b.astype(dtype.accumulator), out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "int8", "float64", "bfloat16"])
+@pytest.mark.parametrize("n", COLUMNS)
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.3, 1.0])
+def test_exact_on_whole_numbers(rng, name, n, density):
+    w, b = whole(rng, (37, 203), density), rng.integers(-4, 5, (203, n))
+    w[5] = 0
+    np.testing.assert_array_equal(product(w, b, name), w @ b)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3), (4, 0, 3), (4, 5, 0), (1, 1, 1), (3, 1, 1)])
+def test_small_and_empty(rng, shape):
+    m, k, n = shape
+    w, b = whole(rng, (m, k), 0.9), rng.integers(-4, 5, (k, n))
+    np.testing.assert_array_equal(product(w, b), w @ b)
+
+
+@pytest.mark.parametrize("n", [1, 64])
+def test_operands_of_any_strides(rng, n):
+    w, b = whole(rng, (50, 90), 0.2), rng.integers(-4, 5, (90, 2 * n))
+    for view in (b[:, ::2], np.asfortranarray(b[:, :n]), b[::-1, :n]):
+        np.testing.assert_array_equal(product(w, view), w @ view)
+    rows, out = Rows([w.astype(np.float32)], TABLE["float32"]), np.zeros((50, 2 * n), np.float32)
+    matmul(rows, b[:, :n].astype(np.float32), out[:, ::2])
+    np.testing.assert_array_equal(out[:, ::2], w @ b[:, :n])
+    assert not out[:, 1::2].any()
+
+
+@pytest.mark.parametrize("n", [1, 8, 100])
+def test_error_is_that_of_a_dense_product(rng, n):
+    w = rng.standard_normal((128, 6000)).astype(np.float32)
+    w[rng.random(w.shape) < 0.4] = 0
+    b = rng.standard_normal((6000, n)).astype(np.float32)
+    want = w.astype(np.float64) @ b
+
+    def error(x):
+        return np.linalg.norm(x - want) / np.linalg.norm(want)
+
+    assert error(product(w, b)) <= 2 * error(w @ b)
+
+
+@pytest.mark.parametrize("n", [1, 70])
+def test_the_same_bits_on_any_threads(rng, n, monkeypatch):
+    w = rng.standard_normal((500, 3000)).astype(np.float32)
+    w[rng.random(w.shape) < 0.3] = 0
+    b = rng.standard_normal((3000, n)).astype(np.float32)
+    found = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+        found.append(product(w, b))
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
+def test_little_work_is_not_cut(monkeypatch):
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 2)
+    assert len(_numba.slices(1000, 16)) == 8
+    assert len(_numba.slices(1000, 16, work=_numba.WAKING)) == 8
+    assert _numba.slices(1000, 16, work=_numba.WAKING - 1) == [slice(0, 1000)]
+    assert len(_numba.slices(1000, 16, 300, work=0)) == 4
