@@ -139,13 +139,10 @@ class HybridArray(SparseArray):
         out : array, optional
             Where to write it; shape and dtype of the result.
         """
-        if out is not None:
-            _storage.check_out(out, self.shape, self._dtype, like=self._tiles.values)
-        dense = hybrid_build.decode(self._tiles)
-        if out is None:
-            return dense
-        out[...] = dense
-        return out
+        return _storage.dense_into(
+            out, lambda: hybrid_build.decode(self._tiles), self.shape, self._dtype,
+            like=self._tiles.values,
+        )  # fmt: skip
 
     def pieces(self):
         """Iterate over the dense matrix, a few rows at a time."""

@@ -100,16 +100,15 @@ class NMStorage(SparseArray):
         out : array, optional
             Where to write it; shape and dtype of the result.
         """
-        if out is not None:
-            _storage.check_out(out, self.shape, self._dtype, like=self._values)
+        return _storage.dense_into(
+            out, self._decompressed, self.shape, self._dtype, like=self._values
+        )
+
+    def _decompressed(self):
         dense = n_m_parts.decompress(
             self._values, self._indices, self._dtype, self._pattern, self._rows_shape[-1]
         )
-        dense = dense if self._axis == -1 else dense.swapaxes(-1, -2)
-        if out is None:
-            return dense
-        out[...] = dense
-        return out
+        return dense if self._axis == -1 else dense.swapaxes(-1, -2)
 
     def mask(self):
         """Boolean array (..., m, k): the places of the stored elements that are not zero."""

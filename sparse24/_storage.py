@@ -81,6 +81,15 @@ def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> None:
     _check.writable(out, argument="out")
 
 
+def dense_into(out, make, shape: tuple[int, ...], row: DType, *, like):
+    """The dense array that `make()` returns, or `out` with its elements, after its checks."""
+    if out is None:
+        return make()
+    check_out(out, shape, row, like=like)
+    out[...] = make()
+    return out
+
+
 def raise_excess(status, shape: tuple[int, ...], *, axis: int = -1, argument: str = "x") -> None:
     """Raise `PatternError` if a check found a bad group; waits for the device.
 

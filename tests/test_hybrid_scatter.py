@@ -196,6 +196,18 @@ def product(h, b, **options):
     return h.matmul(cupy.asarray(b), algorithm="scatter", **options).get()
 
 
+def whole_numbers(rng, shape, zeros):
+    """A layout, a matrix to multiply by, on the GPU, and the product, which is exact."""
+    import cupy
+
+    m, k, n = shape
+    w = rng.integers(-3, 4, (m, k)) * (rng.random((m, k)) >= zeros)
+    b = rng.integers(-1, 2, (k, n)) * (rng.random((k, 1)) < 0.05)
+    bits = cupy.asarray(w.astype(np.float16)).view(np.uint16)
+    layout = hybrid_scatter.prepare(bits, lookup("float16"))
+    return layout, cupy.asarray(b.astype(np.float16)), (w @ b).astype(np.float16)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 0.97, 1.0])
 @pytest.mark.parametrize("family", ["iid", "beta2", "dead_columns"])
@@ -231,11 +243,7 @@ def test_exact_on_whole_numbers(rng, dtype, zeros, n):
 @pytest.mark.parametrize("blocks", [1, 5, 16, 33, None])
 def test_every_way_again_and_again(rng, blocks, n, zeros):
     cupy = pytest.importorskip("cupy")
-    w = rng.integers(-3, 4, (700, 5000)) * (rng.random((700, 5000)) >= zeros)
-    b = rng.integers(-1, 2, (5000, n)) * (rng.random((5000, 1)) < 0.05)
-    bits = cupy.asarray(w.astype(np.float16)).view(np.uint16)
-    layout = hybrid_scatter.prepare(bits, lookup("float16"))
-    right, want = cupy.asarray(b.astype(np.float16)), (w @ b).astype(np.float16)
+    layout, right, want = whole_numbers(rng, (700, 5000, n), zeros)
     for _ in range(20):
         out = cupy.full(want.shape, cupy.nan, np.float16)
         hybrid_scatter.product(layout, right, out, blocks=blocks)
@@ -248,13 +256,9 @@ def test_every_way_again_and_again(rng, blocks, n, zeros):
 @pytest.mark.parametrize("cluster", [1, 2, 4])
 def test_blocks_that_have_a_band_together(rng, cluster, n, zeros):
     cupy = pytest.importorskip("cupy")
-    w = rng.integers(-3, 4, (300, 4096)) * (rng.random((300, 4096)) >= zeros)
-    b = rng.integers(-1, 2, (4096, n)) * (rng.random((4096, 1)) < 0.05)
-    bits = cupy.asarray(w.astype(np.float16)).view(np.uint16)
-    layout = hybrid_scatter.prepare(bits, lookup("float16"))
+    layout, right, want = whole_numbers(rng, (300, 4096, n), zeros)
     blocks = 3 * cluster + cluster // 4
     assert deal(layout.units, blocks, tiles_of(n)).cluster == cluster
-    right, want = cupy.asarray(b.astype(np.float16)), (w @ b).astype(np.float16)
     wide = cupy.empty((300, n + 3), np.float16)
     whole, columns = cupy.empty((300, n), np.float16), cupy.empty((n, 300), np.float16).T
     for out in (whole, columns, wide[:, 2:-1]):

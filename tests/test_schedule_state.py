@@ -38,7 +38,7 @@ def data(t):
     )
 
 
-def same(a, b):
+def assert_same(a, b):
     assert set(a) == set(b)
     for name in a:
         np.testing.assert_array_equal(a[name], b[name])
@@ -59,7 +59,7 @@ def test_resume_equals_no_interruption(recipe, stop):
         fresh.step(*data(t))
     fresh.observe(*data(100))
     for t in range(stop, 12):
-        same(second.step(*data(t)), fresh.step(*data(t)))
+        assert_same(second.step(*data(t)), fresh.step(*data(t)))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -80,11 +80,11 @@ def test_torch_loads_the_state_of_its_layers_by_default(recipe, tmp_path):
     on_host.load_state_dict(loaded["scheduler"])
     with S.AsyncScheduler(RECIPES[recipe], tensors(0)[1], delay=2) as again:
         again.load_state_dict(loaded["under_way"])
-        same(again.masks, under_way.masks)
+        assert_same(again.masks, under_way.masks)
     for t in range(5, 12):
         masks = through.step(*tensors(t))
-        same(masks, resumed.step(*tensors(t)))
-        same(masks, on_host.step(*data(t)))
+        assert_same(masks, resumed.step(*tensors(t)))
+        assert_same(masks, on_host.step(*data(t)))
 
 
 def test_state_is_small_and_versioned():
@@ -122,9 +122,9 @@ def test_background_equals_synchronous_with_the_same_delay(recipe, delay):
         slow = S.AsyncScheduler(recipe, data(0)[1], delay=delay, background=False, seed=5)
         for t in range(12):
             a, b = beside.step(*data(t)), slow.step(*data(t))
-            same(a, b)
+            assert_same(a, b)
             if t >= delay:
-                same(a, at_once[t - delay])
+                assert_same(a, at_once[t - delay])
             else:
                 assert all(m.all() for m in a.values())
 
@@ -142,7 +142,7 @@ def test_a_side_stream_equals_the_cpu(recipe, library):
         for t in range(12):
             moved = ({n: move(x) for n, x in arrays.items()} for arrays in data(t))
             got = beside.step(*moved)
-            same({n: _arrays.to_numpy(m) for n, m in got.items()}, plain.step(*data(t)))
+            assert_same({n: _arrays.to_numpy(m) for n, m in got.items()}, plain.step(*data(t)))
 
 
 def test_background_reads_a_snapshot():
@@ -152,7 +152,7 @@ def test_background_reads_a_snapshot():
         want = S.MaskScheduler(recipe).step(weights=weights)
         scheduler.step(grads, weights)
         weights["a"][:] = 0  # the training goes on in place
-        same(scheduler.step(grads, weights), want)
+        assert_same(scheduler.step(grads, weights), want)
 
 
 def test_what_fails_beside_the_training_is_raised_at_the_end():
@@ -180,7 +180,7 @@ def test_resume_with_masks_under_way():
             through.step(*data(t))
         resumed.load_state_dict(through.state_dict())
         for t in range(5, 12):
-            same(through.step(*data(t)), resumed.step(*data(t)))
+            assert_same(through.step(*data(t)), resumed.step(*data(t)))
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -192,11 +192,11 @@ def test_frozen_masks_under_way_are_dropped(background):
         scheduler.freeze()
         assert scheduler.frozen
         for t in range(5, 9):
-            same(scheduler.step(*data(t)), masks)
+            assert_same(scheduler.step(*data(t)), masks)
             assert not scheduler.events
         scheduler.thaw()
         later = [scheduler.step(*data(t)) for t in range(9, 12)]
-    same(later[1], masks)
+    assert_same(later[1], masks)
     assert (later[2]["a"] != masks["a"]).any()  # of step 9, for those of 6 and 8 were missed
     assert scheduler.state.step == 12
 
