@@ -6,45 +6,61 @@ array functions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-PANEL = 4096  # columns of the matrix that a block reads b for
+from sparse24.kernels.hybrid_gather_plan import PANEL, Units
+
 BANKS = 8  # lines of 16 bytes that shared memory serves at a time
 STEP = 4  # words of a lane that are read together
 
 
-def lay_out(bits: Any, height: int, xp=np) -> tuple[Any, Any, Any]:
-    """Words, first steps and rows of the units of a dense (m, k) matrix; see the kernel's header.
+class Words(NamedTuple):
+    """A matrix as units; the arrays are those of the kernel's header, the last one apart."""
 
-    `height` is the number of rows of a unit; `xp` is the array library.
-    """
+    words: Any
+    begins: Any
+    heights: Any
+    rows: Any
+
+
+def row_counts(bits: Any, xp=np) -> Any:
+    """Non-zeros of every row in every panel of a dense (m, k) matrix."""
     m, k = bits.shape
     panels = -(-k // PANEL)
-    row, column = xp.nonzero(bits)
-    value = bits[row, column].astype(np.uint32)
-    segment = row * panels + column // PANEL
-    counts = xp.bincount(segment, minlength=m * panels).reshape(m, panels)
+    whole = xp.zeros((m, panels * PANEL), bool)
+    whole[:, :k] = bits != 0
+    return whole.reshape(m, panels, PANEL).sum(2)
+
+
+def lay_out(bits: Any, counts: Any, units: Units, xp=np) -> Words:
+    """The units of a dense (m, k) matrix, whose rows have `counts` non-zeros in every panel."""
+    m, k = bits.shape
+    panels, count, most = -(-k // PANEL), len(units.heights), int(units.heights.max(initial=1))
+    unit_of_rank, line_of_rank = (xp.asarray(x) for x in units.places())
+    heights = xp.asarray(units.heights)
     order = _by_length(xp, counts.sum(1))
-    units = -(-m // height)
-    rows = xp.full(units * height, -1, np.int32)
-    rows[:m] = order
-    rank = xp.empty(m, np.int64)
-    rank[order] = xp.arange(m)
-    lanes = 32 // height
-    held = xp.zeros((units * height, panels), np.int64)
-    held[:m] = counts[order]
-    steps = -(-held.reshape(units, height, panels).max(1) // (STEP * lanes))
+    slot = unit_of_rank * most + line_of_rank  # of a row, by its rank
+    rows = xp.full(count * most, -1, np.int32)
+    rows[slot] = order
+    held = xp.zeros((count * most, panels), np.int64)
+    held[slot] = counts[order]
+    lanes = 32 // heights  # that share a row
+    steps = -(-held.reshape(count, most, panels).max(1) // (STEP * lanes[:, None]))
     begins = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(steps.T.ravel())])
     words = xp.zeros(int(begins[-1]) * 32 * STEP, np.uint32)
-    line = rank[row] % height
+    rank = xp.empty(m, np.int64)
+    rank[order] = xp.arange(m)
+    row, column = xp.nonzero(bits)
+    at, line = unit_of_rank[rank[row]], line_of_rank[rank[row]]
+    segment = row * panels + column // PANEL
     within = _spread(xp, segment, counts.ravel(), column % BANKS, line % BANKS)
-    position = within // lanes
-    unit = rank[row] // height + column // PANEL * units
-    at = ((begins[unit] + position // STEP) * 32 + line + within % lanes * height) * STEP
-    words[at + position % STEP] = value << 16 | (column % PANEL * 16).astype(np.uint32)
-    return words, begins.astype(np.int32), rows
+    step, lane = within // lanes[at], line + within % lanes[at] * heights[at]
+    place = ((begins[at + column // PANEL * count] + step // STEP) * 32 + lane) * STEP
+    value = bits[row, column].astype(np.uint32)
+    words[place + step % STEP] = value << 16 | (column % PANEL * 16).astype(np.uint32)
+    return Words(words, begins.astype(np.int32), heights.astype(np.int32), rows)
 
 
 def _by_length(xp, length):

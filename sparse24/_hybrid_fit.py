@@ -114,6 +114,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     from sparse24._dtypes import TABLE
     from sparse24.kernels import (
         hybrid_gather,
+        hybrid_gather_plan,
         hybrid_rows,
         hybrid_scatter,
         hybrid_scatter_plan,
@@ -122,7 +123,6 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
 
     dtype, gpu = TABLE["float16"], cupy.cuda.Device()
     sms = gpu.attributes["MultiProcessorCount"]
-    shared = gpu.attributes["MaxSharedMemoryPerBlockOptin"]
     rng = cupy.random.default_rng(7)
     drawn = rng.standard_normal(shape, dtype=cupy.float32)
     dense = cupy.where(rng.random(shape, dtype=cupy.float32) >= zeros, drawn, 0)
@@ -130,15 +130,16 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     bits = dense.view(np.uint16)
     lengths = -np.sort(-cupy.count_nonzero(dense, axis=1).get())
     stream = hybrid_stream.prepare(dense, dtype, 1 - zeros)
+    gather, chip = hybrid_gather.prepare(bits, dtype, cupy), hybrid_gather.chip()
     layouts: dict[str, Any] = {
         "stream": stream,
-        "gather": hybrid_gather.prepare(bits, dtype, cupy),
+        "gather": gather,
         "rows": hybrid_rows.prepare(bits, dtype, cupy),
         "cublas": dense,
     }
     efforts: dict[str, Callable[[int], tuple[float, float]]] = {
         "stream": lambda n: (dense.size, stream.nbytes),
-        "gather": lambda n: hybrid_gather.effort(lengths, shape[1], n, sms, shared),
+        "gather": lambda n: hybrid_gather_plan.effort(gather.units, shape[1], n, chip),
         "rows": lambda n: hybrid_rows.effort(lengths, dtype, sms),
         "cublas": lambda n: (dense.size, dense.nbytes),
     }

@@ -134,6 +134,20 @@ def _row_lengths(h) -> np.ndarray:
     return -np.sort(-_arrays.to_numpy(xp.count_nonzero(_bits(h), axis=1)))
 
 
+def gather_units(h):
+    """The units of ``gather``; found at the first need, which waits."""
+    return _known(h, "gather units", _gather_units)
+
+
+def _gather_units(h):
+    from sparse24.kernels import hybrid_gather, hybrid_gather_plan
+
+    if h.is_prepared("gather"):
+        return layout(h, "gather").units
+    panels = -(-h.shape[1] // hybrid_gather_plan.PANEL)
+    return hybrid_gather_plan.plan(row_lengths(h), panels, hybrid_gather.chip())
+
+
 def excess(h) -> float:
     """Elements beyond two in a group of four; counted at the first need, which waits."""
     return _known(h, "excess", _excess)

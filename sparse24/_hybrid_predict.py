@@ -10,6 +10,7 @@ from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit
 from sparse24._hybrid_cost import Line, line_of
 from sparse24._hybrid_layouts import (
     excess,
+    gather_units,
     live_columns,
     row_lengths,
     scatter_units,
@@ -75,6 +76,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         hybrid_scatter_plan,
         hybrid_stream,
     )
+    from sparse24.kernels import hybrid_gather_plan as gather_plan
 
     dtype, k = h.tiles.dtype, h.shape[1]
     times = {}
@@ -91,10 +93,10 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
         effort = hybrid_rows.effort(row_lengths(h), dtype, device.multiprocessors)
         times["rows"] = line_of(lines, "rows", n).seconds(*effort)
-    fits = device.most_shared >= hybrid_gather.PANEL_BYTES * (1 + hybrid_gather.MOST_HELD)
+    fits = device.most_shared >= gather_plan.PANEL_BYTES * (1 + gather_plan.MOST_HELD)
     if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
-        chip = device.multiprocessors, device.most_shared
-        effort = hybrid_gather.effort(row_lengths(h), k, n, *chip)
+        chip = gather_plan.Chip(device.multiprocessors, device.most_shared)
+        effort = gather_plan.effort(gather_units(h), k, n, chip)
         times["gather"] = line_of(lines, "gather", n).seconds(*effort)
     return times
 

@@ -8,7 +8,16 @@ import pytest
 from sparse24 import families
 from sparse24._dtypes import lookup
 from sparse24.kernels import hybrid_gather
-from sparse24.kernels.hybrid_gather_layout import PANEL, STEP
+from sparse24.kernels.hybrid_gather_layout import STEP
+from sparse24.kernels.hybrid_gather_plan import (
+    H200,
+    PANEL,
+    configure,
+    deal,
+    effort,
+    plan,
+    units_of,
+)
 
 pytestmark = pytest.mark.stem("hybrid_gather")
 
@@ -16,16 +25,17 @@ pytestmark = pytest.mark.stem("hybrid_gather")
 def walk(layout):
     """The dense matrix of bits, read as the kernel reads it."""
     m, k = layout.shape
-    height, panels, units = layout.height, layout.panels, layout.units
-    words = layout.words.reshape(-1, 32, STEP)
+    panels, units, most = layout.panels, len(layout.units), layout.height
+    words, begins, heights, rows = layout.arrays
+    words = words.reshape(-1, 32, STEP)
     dense = np.zeros((m, panels * PANEL), np.uint16)
     for panel in range(panels):
         for unit in range(units):
-            first, last = layout.begins[panel * units + unit :][:2]
+            first, last = begins[panel * units + unit :][:2]
             _, lane, _ = np.indices(words[first:last].shape)
             held = words[first:last]
             real = held != 0
-            row = layout.rows[unit * height + lane[real] % height]
+            row = rows[unit * most + lane[real] % heights[unit]]
             column = panel * PANEL + (held[real] & 0xFFFF) // 16
             assert not dense[row, column].any()
             dense[row, column] = held[real] >> 16
@@ -34,27 +44,70 @@ def walk(layout):
 
 @pytest.mark.parametrize("shape", [(1, 1), (33, 70), (70, 1500), (40, 9000)])
 @pytest.mark.parametrize("zeros", [0.0, 0.7, 0.999, 1.0])
-@pytest.mark.parametrize("height", [8, 16, 32])
-def test_layout_holds_every_element_once(rng, shape, zeros, height):
-    w = families.make("iid", shape, zeros=zeros, dtype="float16", rng=rng).view(np.uint16)
-    layout = hybrid_gather.prepare(w, lookup("float16"), height=height)
+@pytest.mark.parametrize("family", ["iid", "row_skewed", "power_law"])
+@pytest.mark.parametrize("most_words", [1, 3000, 1 << 20, None])
+def test_layout_holds_every_element_once(rng, shape, zeros, family, most_words):
+    w = families.make(family, shape, zeros=zeros, dtype="float16", rng=rng).view(np.uint16)
+    layout = hybrid_gather.prepare(w, lookup("float16"), most_words=most_words)
     np.testing.assert_array_equal(walk(layout), w)
+    assert sorted(layout.arrays.rows[layout.arrays.rows >= 0]) == list(range(shape[0]))
 
 
 def test_neighbouring_lanes_read_different_banks(rng):
     w = families.make("iid", (32, 4096), zeros=0.9, dtype="float16", rng=rng).view(np.uint16)
-    layout = hybrid_gather.prepare(w, lookup("float16"), height=32)
-    lines = np.moveaxis((layout.words & 0xFFFF).reshape(-1, 4, 8, 4) // 16, 2, 3).reshape(-1, 8)
-    fullest = [np.bincount(np.unique(eight) % 8).max() for eight in lines]
+    layout = hybrid_gather.prepare(w, lookup("float16"), most_words=32 * 4096)
+    lines = np.moveaxis((layout.arrays.words & 0xFFFF).reshape(-1, 4, 8, 4) // 16, 2, 3)
+    fullest = [np.bincount(np.unique(eight) % 8).max() for eight in lines.reshape(-1, 8)]
     assert np.mean(fullest) < 1.5  # by chance it would be 2.7
+
+
+def lengths_of(family, shape, zeros):
+    w = families.make(family, shape, zeros=zeros, rng=5)
+    return -np.sort(-np.count_nonzero(w, axis=1))
+
+
+def test_long_rows_come_few_to_a_unit():
+    units = units_of(np.array([4000, 900, 800, 500, 490, 480, 100, 90, 80, 70, 1, 0]), 2000)
+    np.testing.assert_array_equal(units.heights, [1, 2, 4, 16, 32])
+    np.testing.assert_array_equal(units.firsts, [0, 1, 3, 6, 10])
+    np.testing.assert_array_equal(units.words, [4000, 1800, 2000, 1600, 32])
+    unit, line = units.places()
+    np.testing.assert_array_equal(unit, [0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4])
+    np.testing.assert_array_equal(line, [0, 0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1])
+
+
+@pytest.mark.parametrize("of_block", [1, 2, 3, 7])
+def test_blocks_get_even_shares(of_block):
+    units = units_of(lengths_of("row_skewed", (4096, 4096), 0.9), 4096)
+    shares = deal(units, of_block)
+    assert len(shares) % of_block == 0
+    assert len(shares) - len(units) < of_block
+    of_blocks = shares.words.reshape(-1, of_block).sum(1)
+    if of_block > 1:
+        assert of_blocks.max() < 1.25 * of_blocks.mean()
+    for mine, theirs in zip(shares.places(), units.places()):
+        assert mine.shape == theirs.shape
+    np.testing.assert_array_equal(shares.places()[1], units.places()[1])
+
+
+@pytest.mark.parametrize("family", ["iid", "row_skewed", "power_law", "banded"])
+@pytest.mark.parametrize("zeros", [0.7, 0.95])
+def test_units_take_about_the_same_time_whatever_the_rows(family, zeros):
+    lengths = lengths_of(family, (4096, 4096), zeros)
+    units = plan(lengths, 1)
+    words, _ = effort(units, 4096, 1, H200)
+    assert words < 1.5 * lengths.sum()
+
+
+def test_rows_that_are_alike_make_units_that_are_alike():
+    heights = plan(lengths_of("iid", (4096, 4096), 0.9), 1).heights
+    assert np.bincount(heights).max() > 0.95 * len(heights)
 
 
 @pytest.mark.parametrize("n", [1, 4, 8, 16])
 @pytest.mark.parametrize("m", [1, 500, 4096, 14336])
 def test_blocks_are_full(m, n):
-    height = hybrid_gather.height_for(m, 2)
-    units = -(-m // height)
-    config = hybrid_gather.configure(units, 2, n, 132, height)
+    config = configure(plan(np.full(m, 800), 2), 2, n)
     assert config.width == n
     assert config.group % config.held == 0
     most = 24 if config.planes > 1 else 32
@@ -66,11 +119,10 @@ def test_blocks_are_full(m, n):
 @pytest.mark.parametrize("shape", [(4096, 4096), (14336, 4096), (8192, 8192), (4096, 14336)])
 def test_blocks_run_at_once(shape, n):
     panels = -(-shape[1] // PANEL)
-    height = hybrid_gather.height_for(shape[0], panels)
-    units = -(-shape[0] // height)
-    config = hybrid_gather.configure(units, panels, n, 132, height)
+    units = plan(np.full(shape[0], 800), panels)
+    config = configure(units, panels, n)
     shares = -(-panels // config.held) * -(-n // config.width)
-    assert -(-units // config.units) * shares <= 132
+    assert -(-len(units) // config.units) * shares <= 132
 
 
 def test_refuses_in_words():

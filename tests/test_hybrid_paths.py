@@ -20,7 +20,7 @@ from sparse24 import (
 from sparse24._dtypes import lookup
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import hybrid
-from sparse24.kernels import hybrid_overflow, hybrid_wgmma_plan
+from sparse24.kernels import hybrid_gather_plan, hybrid_overflow, hybrid_wgmma_plan
 from sparse24.kernels.hybrid_scatter_plan import Units
 from sparse24.kernels.hybrid_wgmma_plan import Work
 
@@ -282,6 +282,7 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
     known = {
         "row lengths": SimpleNamespace(value=np.full(4096, 410)),
         "scatter units": SimpleNamespace(value=Units(np.full((32, 64, 2), 3))),
+        "gather units": SimpleNamespace(value=hybrid_gather_plan.plan(np.full(4096, 410), 1)),
     }
     h = SimpleNamespace(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=4096 * 4096, shape=(4096, 4096),

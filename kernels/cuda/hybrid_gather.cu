@@ -2,12 +2,13 @@
 //
 //   words  [steps][32 lanes][4]   element << 16 | 16 * (column within its panel); 0 is padding
 //   begins [PANELS][units] + 1    first step of a unit's part in a panel
-//   rows   [units][HEIGHT]        row of each line of a unit, or -1: rows are sorted by length
+//   heights [units]               rows of a unit, a power of two up to HEIGHT
+//   rows   [units][HEIGHT]        the rows of a unit, then -1; rows of a unit are of like length
 //
 // A panel is 4096 columns of A and as many rows ("lines") of b, in shared memory: PLANES planes of lines
-// of COLUMNS elements, which have the same banks in every plane.  A unit is HEIGHT rows; 32 / HEIGHT
-// lanes share a row.  GROUP warps take a unit, a block UNITS of them and HELD panels, a cluster all
-// PANELS of the same rows.  A block makes PLANES * COLUMNS columns; blocks for all rows come first, then
+// of COLUMNS elements, which have the same banks in every plane.  A unit is some rows, the fewer the longer
+// they are, so that all units take about the same time; 32 / height lanes share a row.  GROUP warps take a
+// unit, a block UNITS of them and HELD panels, a cluster all PANELS of the same rows.  A block makes PLANES * COLUMNS columns; blocks for all rows come first, then
 // those for the next columns.
 // Words are asked for before the kernel waits for the one before it in the stream; b is not.
 //
@@ -44,8 +45,9 @@ template <Kind kind> __device__ float high_of(Word pair) {
 struct Left {
     const uint4* words;
     const int* begins;
+    const int* heights;
     const int* rows;
-    int units, m;
+    int units;
 };
 
 struct Right {
@@ -131,13 +133,14 @@ __device__ void add_step(float (&acc)[kColumns], const uint4& four, unsigned pan
 // The steps of a warp, kAhead of them on their way from memory.
 struct Steps {
     const uint4* from;
-    int left;
+    int left, height;
     uint4 ahead[kAhead];
 
     // Part `part` of `parts` of a unit.
     __device__ void begin(const Left& a, int rank, int unit, int part, int parts) {
-        left = 0;
+        left = 0, height = HEIGHT;
         if (unit >= a.units || rank >= PANELS) return;
+        height = a.heights[unit];
         const int* begins = a.begins + rank * a.units + unit;
         const int first = begins[0], steps = begins[1] - first, at = steps * part / parts;
         from = a.words + Count(first + at) * 32 + threadIdx.x % 32;
@@ -157,10 +160,9 @@ struct Steps {
                 add_step(acc, now, panel);
             }
         }
+        for (int step = height; step < 32; step *= 2)
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c)
-#pragma unroll
-            for (int step = HEIGHT; step < 32; step *= 2) acc[c] += __shfl_xor_sync(~0u, acc[c], step);
+            for (int c = 0; c < kColumns; ++c) acc[c] += __shfl_xor_sync(~0u, acc[c], step);
     }
 };
 
