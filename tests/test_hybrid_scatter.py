@@ -11,16 +11,15 @@ from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_scatter, reference_compress, reference_scatter
 from sparse24.kernels.hybrid_scatter_plan import (
-    UNIT_COLUMNS,
     WRITERS,
     Config,
-    Units,
     cycles_of,
     deal,
     effort,
     schedule,
     tiles_of,
 )
+from sparse24.kernels.hybrid_scatter_units import UNIT_COLUMNS, Units, rows_of_bands
 
 pytestmark = pytest.mark.stem("hybrid_scatter")
 
@@ -31,12 +30,12 @@ def matrix(family: str, shape, zeros: float) -> np.ndarray:
     return families.make(family, shape, zeros=zeros, dtype="float16", rng=3).view(np.uint16)
 
 
-@pytest.mark.parametrize("base", [False, True])
+@pytest.mark.parametrize(("base", "rows"), [(True, 128), (False, 128), (False, 112), (False, 96)])
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("shape", [(1, 1), (128, 64), (300, 517), (129, 1000)])
-def test_the_bytes_mean_the_matrix(shape, zeros, base):
+def test_the_bytes_mean_the_matrix(shape, zeros, base, rows):
     bits = matrix("iid", shape, zeros)
-    data, units = reference_scatter.pack(bits, base=base)
+    data, units = reference_scatter.pack(bits, base=base, rows=rows)
     assert len(data) == 128 * units.lines.sum()
     np.testing.assert_array_equal(reference_scatter.unpack(data, units, shape), bits)
 
@@ -165,6 +164,13 @@ def test_the_config_fits(n, base, cluster):
     assert 4 <= config.stages <= WRITERS
 
 
+@pytest.mark.parametrize(
+    ("m", "rows"), [(4096, 128), (8192, 128), (14336, 112), (11008, 88), (100000, 128), (100, 104)]
+)
+def test_bands_are_as_many_as_keep_the_chip_busy(m, rows):
+    assert rows_of_bands(m, 132) == rows
+
+
 def test_refuses_in_words():
     half = lookup("float16")
     assert hybrid_scatter.refuses(half, 64, "90") is None
@@ -196,7 +202,12 @@ def product(h, b, **options):
     return h.matmul(cupy.asarray(b), algorithm="scatter", **options).get()
 
 
-def whole_numbers(rng, shape, zeros):
+def form(zeros, rows):
+    """2:4 tiles, which have all their rows, where few are zeros."""
+    return {"base": True} if zeros < 0.65 else {"base": False, "rows": rows}
+
+
+def whole_numbers(rng, shape, zeros, **units):
     """A layout, a matrix to multiply by, on the GPU, and the product, which is exact."""
     import cupy
 
@@ -204,20 +215,20 @@ def whole_numbers(rng, shape, zeros):
     w = rng.integers(-3, 4, (m, k)) * (rng.random((m, k)) >= zeros)
     b = rng.integers(-1, 2, (k, n)) * (rng.random((k, 1)) < 0.05)
     bits = cupy.asarray(w.astype(np.float16)).view(np.uint16)
-    layout = hybrid_scatter.prepare(bits, lookup("float16"))
+    layout = hybrid_scatter.prepare(bits, lookup("float16"), **units)
     return layout, cupy.asarray(b.astype(np.float16)), (w @ b).astype(np.float16)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 0.97, 1.0])
 @pytest.mark.parametrize("family", ["iid", "beta2", "dead_columns"])
-@pytest.mark.parametrize("base", [False, True])
-def test_packs_to_the_bit(family, zeros, base):
+@pytest.mark.parametrize(("base", "rows"), [(True, 128), (False, 128), (False, 104)])
+def test_packs_to_the_bit(family, zeros, base, rows):
     cupy = pytest.importorskip("cupy")
     bits = matrix(family, (300, 1111), zeros)
     bits[0, 0] = 0x7E00  # a NaN
-    want, units = reference_scatter.pack(bits, base=base)
-    layout = hybrid_scatter.prepare(cupy.asarray(bits), lookup("float16"), base=base)
+    want, units = reference_scatter.pack(bits, base=base, rows=rows)
+    layout = hybrid_scatter.prepare(cupy.asarray(bits), lookup("float16"), base=base, rows=rows)
     np.testing.assert_array_equal(layout.units.sizes, units.sizes)
     np.testing.assert_array_equal(layout.data.get(), want)
 
@@ -238,12 +249,12 @@ def test_exact_on_whole_numbers(rng, dtype, zeros, n):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("zeros", [0.6, 0.95])
+@pytest.mark.parametrize("zeros", [0.6, 0.7, 0.95])
 @pytest.mark.parametrize("n", [16, 32, 64])
-@pytest.mark.parametrize("blocks", [1, 5, 16, 33, None])
-def test_every_way_again_and_again(rng, blocks, n, zeros):
+@pytest.mark.parametrize(("blocks", "rows"), [(1, 128), (5, 96), (16, 128), (33, 120), (None, 128)])
+def test_every_way_again_and_again(rng, blocks, rows, n, zeros):
     cupy = pytest.importorskip("cupy")
-    layout, right, want = whole_numbers(rng, (700, 5000, n), zeros)
+    layout, right, want = whole_numbers(rng, (700, 5000, n), zeros, **form(zeros, rows))
     for _ in range(20):
         out = cupy.full(want.shape, cupy.nan, np.float16)
         hybrid_scatter.product(layout, right, out, blocks=blocks)
@@ -251,12 +262,12 @@ def test_every_way_again_and_again(rng, blocks, n, zeros):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("zeros", [0.6, 0.95])
+@pytest.mark.parametrize(("zeros", "rows"), [(0.6, 128), (0.7, 128), (0.95, 104)])
 @pytest.mark.parametrize("n", [9, 16, 27, 32, 57, 64])
 @pytest.mark.parametrize("cluster", [1, 2, 4])
-def test_blocks_that_have_a_band_together(rng, cluster, n, zeros):
+def test_blocks_that_have_a_band_together(rng, cluster, n, zeros, rows):
     cupy = pytest.importorskip("cupy")
-    layout, right, want = whole_numbers(rng, (300, 4096, n), zeros)
+    layout, right, want = whole_numbers(rng, (300, 4096, n), zeros, **form(zeros, rows))
     blocks = 3 * cluster + cluster // 4
     assert deal(layout.units, blocks, tiles_of(n)).cluster == cluster
     wide = cupy.empty((300, n + 3), np.float16)
