@@ -221,6 +221,8 @@ def _multiprocessors(device: int) -> int:
 COMPILE_CHECKS = [
     (defines(name, config), "sm_90a", f"HGMMA.64x{config.width}x16")
     for name, config in (
+        ("float16", Config(1)),
+        ("bfloat16", Config(1, cluster=2)),
         ("bfloat16", Config(2)),
         ("float16", Config(4)),
         ("bfloat16", Config(8)),
@@ -232,6 +234,8 @@ COMPILE_CHECKS = [
 ] + [
     (defines(name, Config(tiles, True, cluster)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
     for name, tiles, cluster in (
+        ("bfloat16", 1, 1),
+        ("float16", 1, 2),
         ("float16", 2, 1),
         ("bfloat16", 4, 2),
         ("float16", 8, 1),

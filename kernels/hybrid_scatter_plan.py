@@ -70,7 +70,7 @@ class Config:
 
 def tiles_of(n: int) -> int:
     """Tiles of 8 columns of a product with `n` columns."""
-    return 2 if n <= 16 else 4 if n <= 32 else 8
+    return 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else 8
 
 
 # Cycles of shared memory, which set the time: to read or clear a tile; for the stores of a group
@@ -140,6 +140,7 @@ def deal(
         way._replace(cluster=splits)
         for splits, way in enumerate(found[:-1], 1)
         if clusters and splits in CLUSTERS
+        and 2 * tiles % splits == 0  # pieces of sums, as many to each block
         and len(live) * splits <= sms - (splits > 2) * (sms // LEFT_OVER)
         and len(way.cuts) == len(live) * splits + 1  # none is empty
     ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -148,6 +150,13 @@ def test_clusters_where_they_fill_the_chip(bands, cluster):
     assert deal(all_alike(bands, 64), 132, 4, clusters=False).cluster == 1
 
 
+@pytest.mark.parametrize(("bands", "cluster"), [(64, 2), (30, 1)])
+def test_sums_of_eight_columns_are_too_few_to_share_by_four(bands, cluster):
+    dealt = deal(all_alike(bands, 64), 132, 1)
+    assert dealt.cluster == cluster
+    assert len(dealt.cuts) - 1 >= 2 * bands
+
+
 def test_no_cluster_where_a_block_would_have_nothing():
     sizes = np.zeros((33, 64, 2), int)
     sizes[:, :1] = 4
@@ -155,13 +164,18 @@ def test_no_cluster_where_a_block_would_have_nothing():
 
 
 @pytest.mark.parametrize("base", [False, True])
-@pytest.mark.parametrize("n", [1, 16, 17, 32, 64])
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 16, 17, 32, 64])
 @pytest.mark.parametrize("cluster", [1, 2, 4])
 def test_the_config_fits(n, base, cluster):
     config = Config(tiles_of(n), base, cluster)
     assert config.shared_memory <= 227 << 10
     assert 8 * config.tiles >= n
     assert 4 <= config.stages <= WRITERS
+
+
+def test_no_more_tiles_than_the_columns_take():
+    found = [tiles_of(n) for n in (1, 8, 9, 16, 17, 32, 33, 64)]
+    assert found == [1, 1, 2, 2, 4, 4, 8, 8]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +250,7 @@ def test_packs_to_the_bit(family, zeros, base, rows):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.85, 0.95, 1.0])
-@pytest.mark.parametrize("n", [1, 8, 16, 24, 32, 50, 64])
+@pytest.mark.parametrize("n", [1, 3, 8, 16, 24, 32, 50, 64])
 def test_exact_on_whole_numbers(rng, dtype, zeros, n):
     cupy = pytest.importorskip("cupy")
     kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
@@ -250,7 +264,7 @@ def test_exact_on_whole_numbers(rng, dtype, zeros, n):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.6, 0.7, 0.95])
-@pytest.mark.parametrize("n", [16, 32, 64])
+@pytest.mark.parametrize("n", [8, 16, 32, 64])
 @pytest.mark.parametrize(("blocks", "rows"), [(1, 128), (5, 96), (16, 128), (33, 120), (None, 128)])
 def test_every_way_again_and_again(rng, blocks, rows, n, zeros):
     cupy = pytest.importorskip("cupy")
@@ -263,9 +277,11 @@ def test_every_way_again_and_again(rng, blocks, rows, n, zeros):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("zeros", "rows"), [(0.6, 128), (0.7, 128), (0.95, 104)])
-@pytest.mark.parametrize("n", [9, 16, 27, 32, 57, 64])
-@pytest.mark.parametrize("cluster", [1, 2, 4])
-def test_blocks_that_have_a_band_together(rng, cluster, n, zeros, rows):
+@pytest.mark.parametrize(
+    ("n", "cluster"),
+    [*itertools.product([1, 3, 8], [1, 2]), *itertools.product([9, 16, 27, 32, 57, 64], [1, 2, 4])],
+)
+def test_blocks_that_have_a_band_together(rng, n, cluster, zeros, rows):
     cupy = pytest.importorskip("cupy")
     layout, right, want = whole_numbers(rng, (300, 4096, n), zeros, **form(zeros, rows))
     blocks = 3 * cluster + cluster // 4
@@ -306,17 +322,19 @@ def test_error_is_that_of_a_dense_product(rng, name, n):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [5, 40])
-def test_operands_of_any_strides(rng, n):
+@pytest.mark.parametrize(("k", "density"), [(515, 0.2), (516, 0.5)])
+@pytest.mark.parametrize("n", [1, 3, 8, 40])
+def test_operands_of_any_strides(rng, n, k, density):
     cupy = pytest.importorskip("cupy")
-    w = rng.integers(-3, 4, (200, 515)) * (rng.random((200, 515)) < 0.2)
-    b = rng.integers(-1, 2, (515, n))
+    w = rng.integers(-3, 4, (200, k)) * (rng.random((200, k)) < density)
+    b = rng.integers(-1, 2, (k, n)) * (rng.random((k, 1)) < 0.1)
     h = hybrid(cupy.asarray(w.astype(np.float16)))
     want = (w @ b).astype(np.float16)
     right = cupy.asarray(b.astype(np.float16))
-    wide = cupy.zeros((515, 2 * n + 3), np.float16)
-    wide[:, 1 : 2 * n + 1 : 2] = right
-    for view in (right, cupy.asfortranarray(right), wide[:, 1 : 2 * n + 1 : 2]):
+    spread = cupy.full((k, 2 * n + 3), cupy.nan, np.float16)[:, 1 : 2 * n + 1 : 2]
+    close, wide = (cupy.full((k, to), cupy.nan, np.float16)[:, :n] for to in (-(-n // 8) * 8, 64))
+    spread[:], close[:], wide[:] = right, right, right
+    for view in (right, cupy.asfortranarray(right), spread, close, wide):
         for order in "CF":
             out = cupy.full(want.shape, cupy.nan, np.float16, order=order)
             h.matmul(view, out=out, algorithm="scatter")
@@ -336,11 +354,13 @@ def test_what_is_not_finite_stays_in_its_row():
 
 
 @pytest.mark.gpu
-def test_the_same_bits_in_a_graph_and_on_two_streams(rng):
+@pytest.mark.parametrize("zeros", [0.6, 0.8])
+@pytest.mark.parametrize("n", [3, 8, 32])
+def test_the_same_bits_in_a_graph_and_on_two_streams(rng, n, zeros):
     cupy = pytest.importorskip("cupy")
-    w = families.make("beta2", (1000, 4096), zeros=0.8, dtype="float16", rng=rng)
+    w = families.make("beta2", (1000, 4096), zeros=zeros, dtype="float16", rng=rng)
     h = hybrid(cupy.asarray(w))
-    b = cupy.asarray(rng.standard_normal((4096, 32)).astype(np.float16))
+    b = cupy.asarray(rng.standard_normal((4096, n)).astype(np.float16))
     want = h.matmul(b, algorithm="scatter").get()
     for _ in range(2):
         stream = cupy.cuda.Stream(non_blocking=True)

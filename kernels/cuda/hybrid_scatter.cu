@@ -59,6 +59,7 @@ constexpr int kConsumerRegisters = 104, kWriterRegisters = 200;
 constexpr u32 kBBytes = kUnitColumns * kLine, kSpillBytes = BASE ? kBBytes / 2 : 0;
 constexpr u32 kBaseAt = kTileBytes, kBAt = kBaseAt + kBaseBytes, kSpillAt = kBAt + kBBytes;
 constexpr u32 kStageBytes = kSpillAt + kSpillBytes;
+static_assert(kStageBytes % (BASE ? 512 : 1024) == 0);                   // what the swizzle of the tiles repeats after
 constexpr u32 kBarriersAt = STAGES * kStageBytes;
 constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // of the shares
 

@@ -20,7 +20,7 @@ __device__ inline void store_two_matrices_transposed(u32 to, u32 a, u32 b) {
 
 class BandStore {
     static constexpr int kAcross = kColumnsFirst ? kColumns / 8 : Shares::kShare < kSumTiles ? Shares::kShare : kSumTiles;
-    static constexpr u32 kPitch = kLine + 16;  // of a row: eight of them begin in different banks
+    static constexpr u32 kPitch = kLine | 16;  // of a row, an odd multiple of 16: eight begin in different banks
 
   public:
     // `staging`: 128 * kPitch bytes of shared memory, 18 KB at most.
