@@ -110,7 +110,7 @@ class Ready(BoundProduct):
         view = (out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])
         columns = 8 * self._config.tiles
         arguments = (
-            self._left, matrix_map(b, 1, 0, (columns, UNIT_COLUMNS)),
+            self._left, _b_map(b, columns),
             _spill_map(b, columns) if self._config.base else tensor_map.empty(),
             np.array([view], OUT), block_sums.rooms.of_stream(stream),
         )  # fmt: skip
@@ -126,6 +126,20 @@ def _compiled(layout: ScatterLayout, dealt: Deal, n: int) -> tuple[Config, Any]:
 def _at_once(kernel: Any, config: Config, clusters: int) -> bool:
     """Whether the device runs so many clusters at a time; the plan only guesses."""
     return clusters <= most_clusters(kernel, config.cluster, THREADS, config.shared_memory)
+
+
+def _b_map(b, columns: int) -> np.ndarray:
+    """64 rows of b at a time; those of 16 bytes that lie close together come as one line.
+
+    Such lines begin with every row, so they overlap, and the last ends where b does.
+    """
+    k = b.shape[0]
+    if columns > 8 or b.strides[0] > 16 or k % UNIT_COLUMNS:
+        return matrix_map(b, 1, 0, (columns, UNIT_COLUMNS))
+    words, lines = 4 * UNIT_COLUMNS, k - UNIT_COLUMNS + 1
+    return tensor_map.tiled(
+        b.data.ptr, (words, lines, 1), (16, 16 * lines), (words, 1), 4, tensor_float=False
+    )
 
 
 def _spill_map(b, columns: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +12,12 @@ import pytest
 from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
-from sparse24.kernels import hybrid_scatter, reference_compress, reference_scatter
+from sparse24.kernels import (
+    hybrid_scatter,
+    reference_compress,
+    reference_scatter,
+    tensor_map,
+)
 from sparse24.kernels.hybrid_scatter_plan import (
     WRITERS,
     Config,
@@ -185,6 +191,22 @@ def test_bands_are_as_many_as_keep_the_chip_busy(m, rows):
     assert rows_of_bands(m, 132) == rows
 
 
+@pytest.mark.parametrize(
+    ("k", "pitch", "columns", "as_lines"),
+    [(192, 8, 8, True), (200, 8, 8, False), (192, 16, 8, False), (192, 16, 16, False)],
+)
+def test_rows_of_sixteen_bytes_come_as_lines(monkeypatch, k, pitch, columns, as_lines):
+    maps = []
+    monkeypatch.setattr(tensor_map, "tiled", lambda *how, **_: maps.append(how))
+    storage = np.zeros((k, pitch), np.uint16)
+    data = SimpleNamespace(ptr=0)
+    b = SimpleNamespace(shape=(k, columns), strides=storage.strides, data=data)
+    hybrid_scatter._b_map(b, columns)
+    boxes = (columns, k, 1), (2 * pitch, 2 * pitch * k), (columns, 64), 2
+    lines = (256, k - 63, 1), (16, 16 * (k - 63)), (256, 1), 4
+    assert maps == [(0, *(lines if as_lines else boxes))]
+
+
 def test_refuses_in_words():
     half = lookup("float16")
     assert hybrid_scatter.refuses(half, 64, "90") is None
@@ -322,7 +344,7 @@ def test_error_is_that_of_a_dense_product(rng, name, n):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("k", "density"), [(515, 0.2), (516, 0.5)])
+@pytest.mark.parametrize(("k", "density"), [(515, 0.2), (516, 0.5), (512, 0.2), (512, 0.5)])
 @pytest.mark.parametrize("n", [1, 3, 8, 40])
 def test_operands_of_any_strides(rng, n, k, density):
     cupy = pytest.importorskip("cupy")
