@@ -12,16 +12,20 @@ from sparse24.kernels import block_sums, loader, tensor_map
 from sparse24.kernels.clusters import most_clusters
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_scatter_plan import (
-    LINE_BYTES,
+    BATCH_GROUPS,
     THREADS,
-    UNIT_COLUMNS,
-    UNIT_ROWS,
     Config,
     Deal,
-    Units,
     deal,
     schedule,
     tiles_of,
+)
+from sparse24.kernels.hybrid_scatter_units import (
+    LINE_BYTES,
+    UNIT_COLUMNS,
+    UNIT_ROWS,
+    Units,
+    rows_of_bands,
 )
 from sparse24.kernels.launch import Launch
 
@@ -32,10 +36,12 @@ LANES = 32
 LEFT = np.dtype(
     [
         ("units", "u8"), ("steps", "u8"), ("parts", "u8"), ("counts", "u8"),
-        ("pitch", "i4"), ("parts_pitch", "i4"), ("m", "i4"),
-    ],
-    align=True,
+        ("pitch", "i4"), ("parts_pitch", "i4"), ("m", "i4"), ("rows", "i4"),
+    ]
 )  # fmt: skip
+MATRIX = np.dtype(
+    [("w", "u8"), ("m", "i8"), ("k", "i8"), ("pitch", "i8"), ("rows", "i4"), ("unused", "i4")]
+)
 OUT = np.dtype([("to", "u8"), ("row", "i8"), ("column", "i8"), ("n", "i8")])
 
 
@@ -88,12 +94,13 @@ class Ready(BoundProduct):
             dealt = deal(layout.units, blocks, tiles_of(n), balance=balance, clusters=False)
             config, kernel = _compiled(layout, dealt, n)
         steps, parts, counts = schedule(layout.units, dealt)
+        pitches = steps.shape[1], parts.shape[1]
         self._config = config
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
         self._sizes = (kernel, len(counts), THREADS, config.shared_memory)
         addresses = (x.data.ptr for x in (layout.data, *self._tables))
         self._left = np.array(
-            [(*addresses, steps.shape[1], parts.shape[1], layout.shape[0])], LEFT
+            [(*addresses, *pitches, layout.shape[0], layout.units.rows)], LEFT
         )  # fmt: skip
         if not cupy.cuda.get_current_stream().is_capturing():
             block_sums.rooms.reserve()
@@ -103,7 +110,7 @@ class Ready(BoundProduct):
         view = (out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])
         columns = 8 * self._config.tiles
         arguments = (
-            self._left, matrix_map(b, 1, 0, (columns, UNIT_COLUMNS)),
+            self._left, _b_map(b, columns),
             _spill_map(b, columns) if self._config.base else tensor_map.empty(),
             np.array([view], OUT), block_sums.rooms.of_stream(stream),
         )  # fmt: skip
@@ -119,6 +126,20 @@ def _compiled(layout: ScatterLayout, dealt: Deal, n: int) -> tuple[Config, Any]:
 def _at_once(kernel: Any, config: Config, clusters: int) -> bool:
     """Whether the device runs so many clusters at a time; the plan only guesses."""
     return clusters <= most_clusters(kernel, config.cluster, THREADS, config.shared_memory)
+
+
+def _b_map(b, columns: int) -> np.ndarray:
+    """64 rows of b at a time; those of 16 bytes that lie close together come as one line.
+
+    Such lines begin with every row, so they overlap, and the last ends where b does.
+    """
+    k = b.shape[0]
+    if columns > 8 or b.strides[0] > 16 or k % UNIT_COLUMNS:
+        return matrix_map(b, 1, 0, (columns, UNIT_COLUMNS))
+    words, lines = 4 * UNIT_COLUMNS, k - UNIT_COLUMNS + 1
+    return tensor_map.tiled(
+        b.data.ptr, (words, lines, 1), (16, 16 * lines), (words, 1), 4, tensor_float=False
+    )
 
 
 def _spill_map(b, columns: int) -> np.ndarray:
@@ -139,50 +160,52 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
     return None
 
 
-BASE_FROM = 0.25  # density from which 2:4 tiles take less time than scattering all non-zeros
+BASE_FROM = 0.27  # density from which 2:4 tiles take less time than scattering all non-zeros
 
 
 def survey(bits: Any) -> Units:
     """How much the units of a CuPy matrix would hold; waits for it."""
-    sizes, base = _measure(bits)
-    return Units(sizes.get(), base)
+    return _measure(bits)[0]
 
 
-def prepare(bits: Any, dtype: DType, *, base: bool | None = None) -> ScatterLayout:
+def prepare(
+    bits: Any, dtype: DType, *, base: bool | None = None, rows: int | None = None
+) -> ScatterLayout:
     """Pack a CuPy matrix (m, k) of uint16 with contiguous rows; waits for the counts.
 
-    `base` as in `Units`; by default where the matrix is dense enough.
+    `base`, and `rows` without it, as in `Units`; by default as suits the matrix.
     """
     import cupy
 
-    sizes, base = _measure(bits, base)
-    units = Units(sizes.get(), base)
+    units, sizes = _measure(bits, base, rows)
     lines = cupy.asarray(units.lines.ravel())
     starts = cupy.cumsum(lines, dtype=np.int64) - lines
     data = cupy.empty(int(units.lines.sum()) * LINE_BYTES, np.uint8)
-    _launch("pack", base, bits, sizes, starts, data)
+    _launch("pack", units.base, bits, units.rows, sizes, starts, data)
     settle()
     return ScatterLayout(bits.shape, dtype, data, units)
 
 
-def _measure(bits: Any, base: bool | None = None) -> tuple[Any, bool]:
-    """Groups and lines of every unit, and whether with 2:4 tiles."""
+def _measure(bits: Any, base: bool | None = None, rows: int | None = None) -> tuple[Units, Any]:
+    """The units, and their sizes on the GPU."""
     import cupy
 
     m, k = bits.shape
     if base is None:  # groups of four rows of b are addressed as a whole
         base = k % 4 == 0 and float(cupy.count_nonzero(bits)) >= BASE_FROM * max(bits.size, 1)
-    sizes = cupy.empty((-(-m // UNIT_ROWS), -(-k // UNIT_COLUMNS), 2), np.int32)
-    _launch("measure", base, bits, sizes)
-    return sizes, base
+    if rows is None:  # 2:4 tiles are bound by memory, and whole
+        rows = UNIT_ROWS if base else rows_of_bands(m, _multiprocessors(bits.device.id))
+    sizes = cupy.empty((-(-m // rows), -(-k // UNIT_COLUMNS), 2), np.int32)
+    _launch("measure", base, bits, rows, sizes)
+    return Units(sizes.get(), base, rows), sizes
 
 
-def _launch(name: str, base: bool, bits: Any, sizes: Any, *others: Any) -> None:
+def _launch(name: str, base: bool, bits: Any, rows: int, sizes: Any, *others: Any) -> None:
     """One of the kernels that pack; a warp for each unit."""
     grid = (sizes.shape[1], sizes.shape[0])
-    source = (bits, *(np.int64(x) for x in (*bits.shape, bits.strides[0] // 2)))
+    matrix = (bits.data.ptr, *bits.shape, bits.strides[0] // 2, rows, 0)
     kernel = loader.function(NAME, name, (("BASE", int(base)),))
-    kernel(grid, (LANES,), (*source, sizes, *others))
+    kernel(grid, (LANES,), (np.array([matrix], MATRIX), sizes, *others))
 
 
 def product(
@@ -198,7 +221,7 @@ def product(
 def defines(name: str, config: Config) -> loader.Defines:
     return (
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
-        ("BASE", int(config.base)), ("CLUSTER", config.cluster),
+        ("BATCH", BATCH_GROUPS), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
     )  # fmt: skip
 
 
@@ -212,6 +235,8 @@ def _multiprocessors(device: int) -> int:
 COMPILE_CHECKS = [
     (defines(name, config), "sm_90a", f"HGMMA.64x{config.width}x16")
     for name, config in (
+        ("float16", Config(1)),
+        ("bfloat16", Config(1, cluster=2)),
         ("bfloat16", Config(2)),
         ("float16", Config(4)),
         ("bfloat16", Config(8)),
@@ -223,6 +248,8 @@ COMPILE_CHECKS = [
 ] + [
     (defines(name, Config(tiles, True, cluster)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
     for name, tiles, cluster in (
+        ("bfloat16", 1, 1),
+        ("float16", 1, 2),
         ("float16", 2, 1),
         ("bfloat16", 4, 2),
         ("float16", 8, 1),

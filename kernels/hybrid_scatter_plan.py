@@ -7,15 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparse24.kernels.hybrid_scatter_units import (
+    BASE_LINES,
+    LINE_BYTES,
+    UNIT_COLUMNS,
+    UNIT_ROWS,
+    Units,
+)
 from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
 
-UNIT_ROWS, UNIT_COLUMNS = 128, 64  # rows of units are called bands
-LINE_BYTES = 128
-GROUP_BYTES = 6 * LINE_BYTES
-GROUP_ELEMENTS = 4  # of each list of a lane
-MOST_LINES = 7  # of a unit
-BATCH_GROUPS = 7  # that a warp which writes holds at once, twice
-BASE_LINES = 72  # of a unit's 2:4 part: 8192 bytes of values, 1024 of metadata
+BATCH_GROUPS = 9  # that a warp which writes holds at once, twice
 WRITERS = 8  # warps; with those that multiply 12, which leaves 168 registers a thread
 THREADS = 32 * (4 + WRITERS)
 UNIT = np.dtype([("column", "i4"), ("first", "i4"), ("groups", "i4"), ("lines", "i4")])
@@ -67,31 +68,9 @@ class Config:
         return stages * (stage + 16) + of_others + 8
 
 
-@dataclass(frozen=True, eq=False)
-class Units:
-    """How much the units of a matrix hold.
-
-    Attributes
-    ----------
-    sizes : ndarray of int, shape (bands, across, 2)
-        Groups and lines of what is scattered.
-    base : bool
-        The first two non-zeros of every group of four are stored as 2:4 tiles, and not scattered.
-    """
-
-    sizes: np.ndarray
-    base: bool = False
-
-    @property
-    def lines(self) -> np.ndarray:
-        """Bytes of every unit, in lines."""
-        scattered = self.sizes[..., 0] * (GROUP_BYTES // LINE_BYTES) + self.sizes[..., 1]
-        return scattered + (BASE_LINES if self.base else 0)
-
-
 def tiles_of(n: int) -> int:
     """Tiles of 8 columns of a product with `n` columns."""
-    return 2 if n <= 16 else 4 if n <= 32 else 8
+    return 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else 8
 
 
 # Cycles of shared memory, which set the time: to read or clear a tile; for the stores of a group
@@ -161,6 +140,7 @@ def deal(
         way._replace(cluster=splits)
         for splits, way in enumerate(found[:-1], 1)
         if clusters and splits in CLUSTERS
+        and 2 * tiles % splits == 0  # pieces of sums, as many to each block
         and len(live) * splits <= sms - (splits > 2) * (sms // LEFT_OVER)
         and len(way.cuts) == len(live) * splits + 1  # none is empty
     ]  # fmt: skip
@@ -207,17 +187,11 @@ def schedule(units: Units, dealt: Deal) -> tuple[np.ndarray, np.ndarray, np.ndar
     counts : ndarray of int32, shape (blocks, 2)
         Steps and parts.
     """
-    lines, sizes = units.lines, units.sizes
-    across = lines.shape[1]
-    whole = np.zeros(lines.size, UNIT)
-    whole["column"] = np.arange(lines.size) % across * UNIT_COLUMNS
-    whole["first"] = np.cumsum(lines, dtype=np.int64) - lines.ravel()
-    whole["groups"], whole["lines"] = sizes[..., 0].ravel(), sizes[..., 1].ravel()
-    units, cuts = whole[dealt.units], dealt.cuts  # type: ignore[assignment]
+    whole, cuts = _table(units)[dealt.units], dealt.cuts
     counts = np.stack([np.diff(cuts), np.zeros(len(cuts) - 1, int)], axis=1).astype(np.int32)
     steps = np.zeros((len(counts), counts[:, 0].max() + 2 * WRITERS), UNIT)
     for to, start, end in zip(steps, cuts, cuts[1:]):
-        to[: end - start] = units[start:end]  # type: ignore[index]
+        to[: end - start] = whole[start:end]
     edges = np.union1d(cuts, dealt.bands)
     block = np.searchsorted(cuts, edges[:-1], "right") - 1
     counts[:, 1] = np.bincount(block, minlength=len(counts))
@@ -225,6 +199,16 @@ def schedule(units: Units, dealt: Deal) -> tuple[np.ndarray, np.ndarray, np.ndar
     within = np.arange(len(block)) - np.searchsorted(block, block)
     parts[block, within] = _parts(dealt, edges, block)
     return steps, parts, counts
+
+
+def _table(units: Units) -> np.ndarray:
+    """All units, as the kernel reads them."""
+    lines, across = units.lines, units.sizes.shape[1]
+    table = np.zeros(lines.size, UNIT)
+    table["column"] = np.arange(lines.size) % across * UNIT_COLUMNS
+    table["first"] = np.cumsum(lines, dtype=np.int64) - lines.ravel()
+    table["groups"], table["lines"] = units.sizes[..., 0].ravel(), units.sizes[..., 1].ravel()
+    return table
 
 
 def _parts(dealt: Deal, edges: np.ndarray, block: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from sparse24.kernels.hybrid_scatter_plan import (
+from sparse24.kernels.hybrid_scatter_units import (
     BASE_LINES,
     GROUP_BYTES,
     GROUP_ELEMENTS,
@@ -21,17 +21,21 @@ LANES = 32
 VALUE_BYTES = UNIT_ROWS * UNIT_COLUMNS  # of a unit's 2:4 part; its metadata follow
 
 
-def pack(bits: np.ndarray, *, base: bool = False) -> tuple[np.ndarray, Units]:
+def pack(
+    bits: np.ndarray, *, base: bool = False, rows: int = UNIT_ROWS
+) -> tuple[np.ndarray, Units]:
     """Bytes of the units of a matrix (m, k) of uint16, and how much they hold."""
     m, k = bits.shape
-    wide = np.pad(bits, ((0, -m % UNIT_ROWS), (0, -k % UNIT_COLUMNS)))
+    grid = -(-m // rows), -(-k // UNIT_COLUMNS)
+    wide = np.pad(bits, ((0, grid[0] * rows - m), (0, grid[1] * UNIT_COLUMNS - k)))
     wide = np.where(wide & 0x7FFF, wide, 0).astype(np.uint16)
-    grid = len(wide) // UNIT_ROWS, wide.shape[1] // UNIT_COLUMNS
-    units = wide.reshape(grid[0], UNIT_ROWS, grid[1], UNIT_COLUMNS).swapaxes(1, 2)
-    packed = [_pack_unit(unit, base) for unit in units.reshape(-1, UNIT_ROWS, UNIT_COLUMNS)]
-    sizes = np.array([size for _, size in packed], np.int32).reshape(*grid, 2)
-    data = np.frombuffer(b"".join(data for data, _ in packed), np.uint8)
-    return data, Units(sizes, base)
+    by_unit = wide.reshape(grid[0], rows, grid[1], UNIT_COLUMNS).swapaxes(1, 2)
+    units = Units(np.zeros((*grid, 2), np.int32), base, rows)
+    data = []
+    for i, j in np.ndindex(grid):
+        packed, units.sizes[i, j] = _pack_unit(by_unit[i, j], base)
+        data.append(packed)
+    return np.frombuffer(b"".join(data), np.uint8), units
 
 
 def _places(base: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -46,14 +50,15 @@ def _places(base: bool) -> tuple[np.ndarray, np.ndarray]:
 
 def _spills(unit: np.ndarray) -> np.ndarray:
     """Which elements are the third or fourth non-zero of their group of four."""
-    held = (unit != 0).reshape(UNIT_ROWS, -1, 4)
+    held = (unit != 0).reshape(len(unit), -1, 4)
     return (held & (held.cumsum(-1) > 2)).reshape(unit.shape)
 
 
 def _pack_unit(unit: np.ndarray, base: bool) -> tuple[bytes, tuple[int, int]]:
     spills = _spills(unit)
     scattered = np.where(spills, unit, 0).astype(np.uint16) if base else unit
-    elements = scattered[_places(base)]
+    whole = np.pad(scattered, ((0, UNIT_ROWS - len(unit)), (0, 0)))
+    elements = whole[_places(base)]
     lines = {
         (lane, odd): np.flatnonzero(elements[:, lane, odd])
         for lane, odd in itertools.product(range(LANES), range(2))
@@ -122,25 +127,34 @@ def _best_size(lengths: np.ndarray, most: int) -> tuple[int, int]:
 def unpack(data: np.ndarray, units: Units, shape: tuple[int, int]) -> np.ndarray:
     """The matrix (m, k) of uint16 that the bytes mean."""
     down, across, _ = units.sizes.shape
-    out = np.zeros((down, across, UNIT_ROWS, UNIT_COLUMNS), np.uint16)
+    out = np.zeros((down, across, units.rows, UNIT_COLUMNS), np.uint16)
     at = 0
     for i, j in np.ndindex(down, across):
+        end = at + int(units.lines[i, j]) * LINE_BYTES
+        lists = at
         if units.base:
-            out[i, j] = _unpack_base(data[at : at + BASE_LINES * LINE_BYTES])
-            at += BASE_LINES * LINE_BYTES
-        groups, lines = units.sizes[i, j]
-        end = at + groups * GROUP_BYTES
-        tile = np.zeros((UNIT_ROWS // (2 if units.base else 1), LANES, 2), np.uint16)
-        for start in range(at, end, GROUP_BYTES):
-            values = data[start : start + 512].view(np.uint16).reshape(LANES, 2, GROUP_ELEMENTS)
-            row = data[start + 512 : start + GROUP_BYTES].reshape(values.shape).astype(np.int64)
-            lane, odd, _ = np.ogrid[:LANES, :2, :GROUP_ELEMENTS]
-            tile.reshape(-1)[row * 64 + lane * 2 + odd] = values
-        at = end + lines * LINE_BYTES
-        words = data[end:at].view(np.uint32)
-        tile.reshape(-1)[(words >> 16) // 2] = words & 0xFFFF
-        out[i, j][_places(units.base)] |= tile
-    return out.swapaxes(1, 2).reshape(down * UNIT_ROWS, -1)[: shape[0], : shape[1]]
+            lists += BASE_LINES * LINE_BYTES
+            out[i, j] = _unpack_base(data[at:lists])
+        tile = _unpack_lists(data[lists:end], units.sizes[i, j][0])
+        whole = np.zeros((UNIT_ROWS, UNIT_COLUMNS), np.uint16)
+        places = _places(units.base)
+        whole[places] = tile[: len(places[0])]
+        out[i, j] |= whole[: units.rows]
+        at = end
+    return out.swapaxes(1, 2).reshape(down * units.rows, -1)[: shape[0], : shape[1]]
+
+
+def _unpack_lists(data: np.ndarray, groups: int) -> np.ndarray:
+    """The tile (lines, banks, halves) into which the elements are scattered."""
+    tile = np.zeros((UNIT_ROWS, LANES, 2), np.uint16)
+    for start in range(0, groups * GROUP_BYTES, GROUP_BYTES):
+        values = data[start : start + 512].view(np.uint16).reshape(LANES, 2, GROUP_ELEMENTS)
+        row = data[start + 512 : start + GROUP_BYTES].reshape(values.shape).astype(np.int64)
+        lane, odd, _ = np.ogrid[:LANES, :2, :GROUP_ELEMENTS]
+        tile.reshape(-1)[row * 64 + lane * 2 + odd] = values
+    words = data[groups * GROUP_BYTES :].view(np.uint32)
+    tile.reshape(-1)[(words >> 16) // 2] = words & 0xFFFF
+    return tile
 
 
 def _unpack_base(data: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ CACHED = 512  # maps; one costs about 0.5 KiB
 
 _DATA_TYPE = {1: 0, 2: 1, 4: 11}  # UINT8, UINT16, TFLOAT32 (rounds float32 as it loads)
 _FLOAT32 = 7
-_SWIZZLE = {32: 1, 64: 2, 128: 3}
+_SWIZZLE = {16: 0, 32: 1, 64: 2, 128: 3, 1024: 0}
 _PROMOTE_TO_128_BYTES = 2
 
 
@@ -73,9 +73,9 @@ def tiled(
     extents : (inner, outer, batch)
         In elements; the inner axis is contiguous.
     strides : (outer, batch)
-        In bytes, multiples of 16.
+        In bytes, multiples of 16; lines may overlap.
     box : (inner, outer)
-        In elements.  The inner bytes are 32, 64 or 128 and name the swizzle.
+        In elements.  The inner bytes are 32, 64 or 128 and name the swizzle; 16 or 1024: none.
     itemsize : {1, 2, 4}
     tensor_float : bool
         Round 4-byte elements to TF32 while they are loaded.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,18 +12,22 @@ import pytest
 from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
-from sparse24.kernels import hybrid_scatter, reference_compress, reference_scatter
+from sparse24.kernels import (
+    hybrid_scatter,
+    reference_compress,
+    reference_scatter,
+    tensor_map,
+)
 from sparse24.kernels.hybrid_scatter_plan import (
-    UNIT_COLUMNS,
     WRITERS,
     Config,
-    Units,
     cycles_of,
     deal,
     effort,
     schedule,
     tiles_of,
 )
+from sparse24.kernels.hybrid_scatter_units import UNIT_COLUMNS, Units, rows_of_bands
 
 pytestmark = pytest.mark.stem("hybrid_scatter")
 
@@ -31,12 +38,12 @@ def matrix(family: str, shape, zeros: float) -> np.ndarray:
     return families.make(family, shape, zeros=zeros, dtype="float16", rng=3).view(np.uint16)
 
 
-@pytest.mark.parametrize("base", [False, True])
+@pytest.mark.parametrize(("base", "rows"), [(True, 128), (False, 128), (False, 112), (False, 96)])
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("shape", [(1, 1), (128, 64), (300, 517), (129, 1000)])
-def test_the_bytes_mean_the_matrix(shape, zeros, base):
+def test_the_bytes_mean_the_matrix(shape, zeros, base, rows):
     bits = matrix("iid", shape, zeros)
-    data, units = reference_scatter.pack(bits, base=base)
+    data, units = reference_scatter.pack(bits, base=base, rows=rows)
     assert len(data) == 128 * units.lines.sum()
     np.testing.assert_array_equal(reference_scatter.unpack(data, units, shape), bits)
 
@@ -149,6 +156,13 @@ def test_clusters_where_they_fill_the_chip(bands, cluster):
     assert deal(all_alike(bands, 64), 132, 4, clusters=False).cluster == 1
 
 
+@pytest.mark.parametrize(("bands", "cluster"), [(64, 2), (30, 1)])
+def test_sums_of_eight_columns_are_too_few_to_share_by_four(bands, cluster):
+    dealt = deal(all_alike(bands, 64), 132, 1)
+    assert dealt.cluster == cluster
+    assert len(dealt.cuts) - 1 >= 2 * bands
+
+
 def test_no_cluster_where_a_block_would_have_nothing():
     sizes = np.zeros((33, 64, 2), int)
     sizes[:, :1] = 4
@@ -156,13 +170,41 @@ def test_no_cluster_where_a_block_would_have_nothing():
 
 
 @pytest.mark.parametrize("base", [False, True])
-@pytest.mark.parametrize("n", [1, 16, 17, 32, 64])
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 16, 17, 32, 64])
 @pytest.mark.parametrize("cluster", [1, 2, 4])
 def test_the_config_fits(n, base, cluster):
     config = Config(tiles_of(n), base, cluster)
     assert config.shared_memory <= 227 << 10
     assert 8 * config.tiles >= n
     assert 4 <= config.stages <= WRITERS
+
+
+def test_no_more_tiles_than_the_columns_take():
+    found = [tiles_of(n) for n in (1, 8, 9, 16, 17, 32, 33, 64)]
+    assert found == [1, 1, 2, 2, 4, 4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("m", "rows"), [(4096, 128), (8192, 128), (14336, 112), (11008, 88), (100000, 128), (100, 104)]
+)
+def test_bands_are_as_many_as_keep_the_chip_busy(m, rows):
+    assert rows_of_bands(m, 132) == rows
+
+
+@pytest.mark.parametrize(
+    ("k", "pitch", "columns", "as_lines"),
+    [(192, 8, 8, True), (200, 8, 8, False), (192, 16, 8, False), (192, 16, 16, False)],
+)
+def test_rows_of_sixteen_bytes_come_as_lines(monkeypatch, k, pitch, columns, as_lines):
+    maps = []
+    monkeypatch.setattr(tensor_map, "tiled", lambda *how, **_: maps.append(how))
+    storage = np.zeros((k, pitch), np.uint16)
+    data = SimpleNamespace(ptr=0)
+    b = SimpleNamespace(shape=(k, columns), strides=storage.strides, data=data)
+    hybrid_scatter._b_map(b, columns)
+    boxes = (columns, k, 1), (2 * pitch, 2 * pitch * k), (columns, 64), 2
+    lines = (256, k - 63, 1), (16, 16 * (k - 63)), (256, 1), 4
+    assert maps == [(0, *(lines if as_lines else boxes))]
 
 
 def test_refuses_in_words():
@@ -196,7 +238,12 @@ def product(h, b, **options):
     return h.matmul(cupy.asarray(b), algorithm="scatter", **options).get()
 
 
-def whole_numbers(rng, shape, zeros):
+def form(zeros, rows):
+    """2:4 tiles, which have all their rows, where few are zeros."""
+    return {"base": True} if zeros < 0.65 else {"base": False, "rows": rows}
+
+
+def whole_numbers(rng, shape, zeros, **units):
     """A layout, a matrix to multiply by, on the GPU, and the product, which is exact."""
     import cupy
 
@@ -204,20 +251,20 @@ def whole_numbers(rng, shape, zeros):
     w = rng.integers(-3, 4, (m, k)) * (rng.random((m, k)) >= zeros)
     b = rng.integers(-1, 2, (k, n)) * (rng.random((k, 1)) < 0.05)
     bits = cupy.asarray(w.astype(np.float16)).view(np.uint16)
-    layout = hybrid_scatter.prepare(bits, lookup("float16"))
+    layout = hybrid_scatter.prepare(bits, lookup("float16"), **units)
     return layout, cupy.asarray(b.astype(np.float16)), (w @ b).astype(np.float16)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 0.97, 1.0])
 @pytest.mark.parametrize("family", ["iid", "beta2", "dead_columns"])
-@pytest.mark.parametrize("base", [False, True])
-def test_packs_to_the_bit(family, zeros, base):
+@pytest.mark.parametrize(("base", "rows"), [(True, 128), (False, 128), (False, 104)])
+def test_packs_to_the_bit(family, zeros, base, rows):
     cupy = pytest.importorskip("cupy")
     bits = matrix(family, (300, 1111), zeros)
     bits[0, 0] = 0x7E00  # a NaN
-    want, units = reference_scatter.pack(bits, base=base)
-    layout = hybrid_scatter.prepare(cupy.asarray(bits), lookup("float16"), base=base)
+    want, units = reference_scatter.pack(bits, base=base, rows=rows)
+    layout = hybrid_scatter.prepare(cupy.asarray(bits), lookup("float16"), base=base, rows=rows)
     np.testing.assert_array_equal(layout.units.sizes, units.sizes)
     np.testing.assert_array_equal(layout.data.get(), want)
 
@@ -225,7 +272,7 @@ def test_packs_to_the_bit(family, zeros, base):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.85, 0.95, 1.0])
-@pytest.mark.parametrize("n", [1, 8, 16, 24, 32, 50, 64])
+@pytest.mark.parametrize("n", [1, 3, 8, 16, 24, 32, 50, 64])
 def test_exact_on_whole_numbers(rng, dtype, zeros, n):
     cupy = pytest.importorskip("cupy")
     kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
@@ -238,12 +285,12 @@ def test_exact_on_whole_numbers(rng, dtype, zeros, n):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("zeros", [0.6, 0.95])
-@pytest.mark.parametrize("n", [16, 32, 64])
-@pytest.mark.parametrize("blocks", [1, 5, 16, 33, None])
-def test_every_way_again_and_again(rng, blocks, n, zeros):
+@pytest.mark.parametrize("zeros", [0.6, 0.7, 0.95])
+@pytest.mark.parametrize("n", [8, 16, 32, 64])
+@pytest.mark.parametrize(("blocks", "rows"), [(1, 128), (5, 96), (16, 128), (33, 120), (None, 128)])
+def test_every_way_again_and_again(rng, blocks, rows, n, zeros):
     cupy = pytest.importorskip("cupy")
-    layout, right, want = whole_numbers(rng, (700, 5000, n), zeros)
+    layout, right, want = whole_numbers(rng, (700, 5000, n), zeros, **form(zeros, rows))
     for _ in range(20):
         out = cupy.full(want.shape, cupy.nan, np.float16)
         hybrid_scatter.product(layout, right, out, blocks=blocks)
@@ -251,12 +298,14 @@ def test_every_way_again_and_again(rng, blocks, n, zeros):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("zeros", [0.6, 0.95])
-@pytest.mark.parametrize("n", [9, 16, 27, 32, 57, 64])
-@pytest.mark.parametrize("cluster", [1, 2, 4])
-def test_blocks_that_have_a_band_together(rng, cluster, n, zeros):
+@pytest.mark.parametrize(("zeros", "rows"), [(0.6, 128), (0.7, 128), (0.95, 104)])
+@pytest.mark.parametrize(
+    ("n", "cluster"),
+    [*itertools.product([1, 3, 8], [1, 2]), *itertools.product([9, 16, 27, 32, 57, 64], [1, 2, 4])],
+)
+def test_blocks_that_have_a_band_together(rng, n, cluster, zeros, rows):
     cupy = pytest.importorskip("cupy")
-    layout, right, want = whole_numbers(rng, (300, 4096, n), zeros)
+    layout, right, want = whole_numbers(rng, (300, 4096, n), zeros, **form(zeros, rows))
     blocks = 3 * cluster + cluster // 4
     assert deal(layout.units, blocks, tiles_of(n)).cluster == cluster
     wide = cupy.empty((300, n + 3), np.float16)
@@ -295,17 +344,19 @@ def test_error_is_that_of_a_dense_product(rng, name, n):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [5, 40])
-def test_operands_of_any_strides(rng, n):
+@pytest.mark.parametrize(("k", "density"), [(515, 0.2), (516, 0.5), (512, 0.2), (512, 0.5)])
+@pytest.mark.parametrize("n", [1, 3, 8, 40])
+def test_operands_of_any_strides(rng, n, k, density):
     cupy = pytest.importorskip("cupy")
-    w = rng.integers(-3, 4, (200, 515)) * (rng.random((200, 515)) < 0.2)
-    b = rng.integers(-1, 2, (515, n))
+    w = rng.integers(-3, 4, (200, k)) * (rng.random((200, k)) < density)
+    b = rng.integers(-1, 2, (k, n)) * (rng.random((k, 1)) < 0.1)
     h = hybrid(cupy.asarray(w.astype(np.float16)))
     want = (w @ b).astype(np.float16)
     right = cupy.asarray(b.astype(np.float16))
-    wide = cupy.zeros((515, 2 * n + 3), np.float16)
-    wide[:, 1 : 2 * n + 1 : 2] = right
-    for view in (right, cupy.asfortranarray(right), wide[:, 1 : 2 * n + 1 : 2]):
+    spread = cupy.full((k, 2 * n + 3), cupy.nan, np.float16)[:, 1 : 2 * n + 1 : 2]
+    close, wide = (cupy.full((k, to), cupy.nan, np.float16)[:, :n] for to in (-(-n // 8) * 8, 64))
+    spread[:], close[:], wide[:] = right, right, right
+    for view in (right, cupy.asfortranarray(right), spread, close, wide):
         for order in "CF":
             out = cupy.full(want.shape, cupy.nan, np.float16, order=order)
             h.matmul(view, out=out, algorithm="scatter")
@@ -325,11 +376,13 @@ def test_what_is_not_finite_stays_in_its_row():
 
 
 @pytest.mark.gpu
-def test_the_same_bits_in_a_graph_and_on_two_streams(rng):
+@pytest.mark.parametrize("zeros", [0.6, 0.8])
+@pytest.mark.parametrize("n", [3, 8, 32])
+def test_the_same_bits_in_a_graph_and_on_two_streams(rng, n, zeros):
     cupy = pytest.importorskip("cupy")
-    w = families.make("beta2", (1000, 4096), zeros=0.8, dtype="float16", rng=rng)
+    w = families.make("beta2", (1000, 4096), zeros=zeros, dtype="float16", rng=rng)
     h = hybrid(cupy.asarray(w))
-    b = cupy.asarray(rng.standard_normal((4096, 32)).astype(np.float16))
+    b = cupy.asarray(rng.standard_normal((4096, n)).astype(np.float16))
     want = h.matmul(b, algorithm="scatter").get()
     for _ in range(2):
         stream = cupy.cuda.Stream(non_blocking=True)

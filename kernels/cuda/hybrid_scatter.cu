@@ -9,7 +9,7 @@
 //   spill  with BASE, b as [2][k / 4][n]: rows 2 and 3 of every group of four                        (read)
 //   out    [m, n]                  any strides                                                    (written)
 //
-// A step is a unit of 128 rows, a band, by 64 columns in which some of the rows has a non-zero.  The steps of all
+// A step is a unit of up to 128 rows, a band, by 64 columns in which some of the rows has a non-zero.  The steps of all
 // bands are dealt to blocks in order, so a block takes a part of a band, and perhaps parts of the next ones.
 // Every stage of the ring has a warp of its own, the writer: it clears the tile and stores the non-zeros
 // of the next unit into it, while the copy engine brings 64 rows of b.  A non-zero costs one store and hardly an
@@ -27,7 +27,8 @@
 // Partial sums are added in a fixed order: the same bits every time.  With CLUSTER > 1 the blocks of a cluster have one
 // band, and send one another their sums; else blocks that share a band do so through global memory.
 //
-// Macros: BASE; for the product ELEMENT TILES STAGES CLUSTER, which kernels/hybrid_scatter_plan.py chooses.
+// Macros: BASE; for the product ELEMENT TILES STAGES BATCH CLUSTER, which kernels/hybrid_scatter_plan.py chooses.
+// Without ELEMENT the kernels that pack (include/scatter_pack.cuh).
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_scatter.py.
 #include "numeric.cuh"
@@ -36,7 +37,9 @@ using Element = unsigned short;
 using Count = long long;
 #include "scatter_units.cuh"
 
-#ifdef ELEMENT
+#ifndef ELEMENT
+#include "scatter_pack.cuh"
+#else
 #include "block_sums.cuh"
 #include "cluster_shares.cuh"
 #include "gather_pipeline.cuh"
@@ -48,20 +51,23 @@ using Out = Scalar<Kind::ELEMENT>;
 constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns;
 constexpr bool kColumnsFirst = TILES == 8 && !BASE;                                // the sums are those of out, transposed
 constexpr int kConsumers = 4, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
-// With BASE those lines of b that columns 2 and 3 of every group meet come a second time.
-constexpr u32 kBBytes = kUnitColumns * kLine, kSpillBytes = BASE ? kBBytes / 2 : 0;
-constexpr u32 kStageBytes = kTileBytes + kBaseBytes + kBBytes + kSpillBytes;
-constexpr u32 kBarriersAt = STAGES * kStageBytes;
 // Of a thread: 168 by the size of a block, dealt out anew.  Writers hold two batches.
 constexpr int kConsumerRegisters = 104, kWriterRegisters = 200;
-constexpr int kSteps = kTileBytes / kUnitRows / 32;                       // of 16 columns of a tile
+
+// A stage: the tile that is scattered into, the 2:4 tile, 64 lines of b, and with BASE those that columns 2 and 3 of every
+// group meet a second time.
+constexpr u32 kBBytes = kUnitColumns * kLine, kSpillBytes = BASE ? kBBytes / 2 : 0;
+constexpr u32 kBaseAt = kTileBytes, kBAt = kBaseAt + kBaseBytes, kSpillAt = kBAt + kBBytes;
+constexpr u32 kStageBytes = kSpillAt + kSpillBytes;
+static_assert(kStageBytes % (BASE ? 512 : 1024) == 0);                   // what the swizzle of the tiles repeats after
+constexpr u32 kBarriersAt = STAGES * kStageBytes;
+constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // of the shares
 
 // Sums of a consumer thread: so many arrays of four for each tile of eight.
 constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64;
 using Sums = float[4 * kSumTiles];
 using Others = BlockSums<kSumTiles, 128 * kArrays>;
 using Shares = ClusterShares<kSumTiles, kArrays, CLUSTER>;
-constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // of the shares
 
 struct alignas(16) Unit {
     int column;                        // of its first element
@@ -76,12 +82,18 @@ struct alignas(16) Part {
 
     __device__ Others::Group group() const { return {slot, blocks}; }
 };
+struct Rows {
+    int first, end;
+};
 struct Left {
     const unsigned char* units;
     const Unit* steps;
     const Part* parts;
     const int2* counts;
-    int pitch, parts_pitch, m;
+    int pitch, parts_pitch;
+    int m, rows;                       // rows of a band
+
+    __device__ Rows band(int i) const { return {i * rows, min(m, (i + 1) * rows)}; }
 };
 struct Product {
     Out::type* to;
@@ -105,96 +117,20 @@ struct Ring {
 };
 
 #include "band_store.cuh"
+#include "scatter_consumer.cuh"
 #include "scatter_writer.cuh"
-
-using Words = u32[2];                                                     // metadata of a thread
-
-// The consumer warpgroup.
-class Consumer {
-  public:
-    Sums sums[kArrays];
-
-    __device__ Consumer(const Ring& ring, u32 shared) : ring_(ring), shared_(shared) {}
-
-    // At least one step.  One group of instructions is always under way, and its metadata stay.
-    __device__ void multiply(int steps) {
-        Words even, odd = {};
-        multiply_step<true>(even, odd);
-        int i = 1;
-        if (BASE)  // a branch between two steps would make the compiler wait for every instruction
-            for (; i + 1 < steps; i += 2) {
-                multiply_step<false>(odd, even);
-                multiply_step<false>(even, odd);
-            }
-        for (; i < steps; i++) multiply_step<false>(odd, even);  // with BASE once at most
-        wgmma_wait();
-        if (BASE) hold(even, odd[0] ^ odd[1], shared_);
-        release();
-        previous_ = -1;
-#pragma unroll
-        for (int i = 0; i < kArrays; i++) pin(sums[i]);
-    }
-
-  private:
-    // A `fresh` step overwrites the sums.
-    template <bool fresh> __device__ void multiply_step(Words& words, const Words& last) {
-        const u32 tile = uniform(shared_ + at_.stage * kStageBytes), b_at = tile + kTileBytes + kBaseBytes;
-        barrier_wait(ring_.full + 8 * at_.stage, at_.phase);
-        if (BASE) load(words, tile + kTileBytes + 8192);
-        wgmma_fence();
-        if (BASE) multiply_base<fresh>(words, tile + kTileBytes, b_at);
-#pragma unroll
-        for (int step = 0; step < kSteps; step++) {
-            const u64 b = b_descriptor<TILES>(b_at + (BASE ? kBBytes : 0) + step * 16 * kLine);
-#pragma unroll
-            for (int i = 0; i < kArrays; i++) {
-                const u32 rows = tile + i * kTileBytes / 2 + step * 32;
-                multiply_dense<kColumnsFirst>(sums[i], BASE ? half_descriptor(rows) : a_descriptor(rows), b,
-                                              BASE || step || !fresh);
-            }
-        }
-        wgmma_commit();
-        wgmma_wait_but_one();
-        if (BASE) hold(last, 0, shared_);
-        release();
-        previous_ = at_.stage;
-        at_.advance();
-    }
-    __device__ static void load(Words& words, u32 from) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) words[i] = load_shared(from + i * 512 + threadIdx.x * 4);
-    }
-    template <bool fresh> __device__ void multiply_base(const Words& words, u32 values, u32 b_at) {
-#if BASE
-        const u64 first = b_descriptor<TILES>(b_at), second = b_descriptor<TILES>(b_at + 32 * kLine);
-#pragma unroll
-        for (int i = 0; i < kArrays; i++) {
-            multiply_sparse<0>(sums[i], half_descriptor(values + i * 4096), first, words[i], !fresh);
-            multiply_sparse<1>(sums[i], half_descriptor(values + i * 4096 + 32), second, words[i], 1);
-        }
-#endif
-    }
-    __device__ void release() const {
-        if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty + 8 * previous_);
-    }
-
-    const Ring& ring_;
-    u32 shared_;
-    Cursor<STAGES> at_;
-    int previous_ = -1;
-};
 
 // Where the four sums of a tile of eight go, of a thread of an array of 128; `member` counts threads and arrays.
 class Place {
   public:
-    __device__ Place(int band, int tile, int member, int m, const Product& out) {
+    __device__ Place(const Rows& band, int tile, int member, const Product& out) {
         const int lane = member % 32, across = 8 * tile + lane % 4 * 2, down = member / 32 * 16 + lane / 4;
-        const Count row = (Count)band * kUnitRows + (kColumnsFirst ? across : down);
+        const int row = band.first + (kColumnsFirst ? across : down);
         const int column = kColumnsFirst ? down : across;
         to_ = out.to + row * out.row + column * out.column;
         next_ = kColumnsFirst ? out.row : out.column, eighth_ = 8 * (kColumnsFirst ? out.column : out.row);
-        across_ = kColumnsFirst ? m - int(row) : out.n - column;
-        down_ = kColumnsFirst ? out.n - column : m - int(row);
+        across_ = kColumnsFirst ? band.end - row : out.n - column;
+        down_ = kColumnsFirst ? out.n - column : band.end - row;
     }
     __device__ void store(const float4& x) const {
         const float sums[4] = {x.x, x.y, x.z, x.w};
@@ -214,8 +150,8 @@ class Place {
 __device__ bool alone(const Part& part, bool last) { return CLUSTER > 1 || part.blocks == 1 && last; }
 
 // The sums of the block's `index`-th part: stored, or given to those that share its band.  The consumers.
-__device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int index, bool last, const Others& others, int m,
-                          const Product& out) {
+__device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int index, bool last, const Others& others,
+                          const Rows& band, const Product& out) {
     if (Others::kKeeps && last) group_sync(1, 32 * kConsumers);  // no instruction reads tiles any more
 #pragma unroll
     for (int i = 0; i < kArrays; i++) {
@@ -225,7 +161,7 @@ __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int ind
             others.give(x, member, part.group(), 2 * blockIdx.x + (index > 0), last);
             continue;
         }
-        Place place(part.band, 0, member, m, out);
+        Place place(band, 0, member, out);
 #pragma unroll
         for (int j = 0; j < kSumTiles; ++j, place.to_next_tile())
             place.store({x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]});
@@ -280,7 +216,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
                 group_sync(1, 32 * kConsumers);  // no instruction reads tiles any more
                 shares.collect(consumer.sums, [&](int piece, const float4& x) { store.put(piece, x); });
             } else {
-                hand_over(consumer.sums, part, i, last, others, a.m, out);
+                hand_over(consumer.sums, part, i, last, others, a.band(part.band), out);
             }
         }
     }
@@ -289,10 +225,10 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         const bool last = i == counts.y - 1;
         if (alone(part, last)) {
             __syncthreads();
-            store.copy(part.band, a.m, out);
+            store.copy(a.band(part.band), out);
         } else if (part.blocks > 1) {
             others.collect(part.group(), last, [&](const float4& x, int tile, int member) {
-                Place(part.band, tile, member, a.m, out).store(x);
+                Place(a.band(part.band), tile, member, out).store(x);
             });
         }
     }

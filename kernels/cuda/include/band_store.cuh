@@ -20,7 +20,7 @@ __device__ inline void store_two_matrices_transposed(u32 to, u32 a, u32 b) {
 
 class BandStore {
     static constexpr int kAcross = kColumnsFirst ? kColumns / 8 : Shares::kShare < kSumTiles ? Shares::kShare : kSumTiles;
-    static constexpr u32 kPitch = kLine + 16;  // of a row: eight of them begin in different banks
+    static constexpr u32 kPitch = kLine | 16;  // of a row, an odd multiple of 16: eight begin in different banks
 
   public:
     // `staging`: 128 * kPitch bytes of shared memory, 18 KB at most.
@@ -40,11 +40,11 @@ class BandStore {
             store_two_matrices(to, a, b);
     }
     // Write what has been put, 16 bytes at a time where the result's lines allow; all threads of the block.
-    __device__ void copy(int band, int m, const Product& out) const {
+    __device__ void copy(const Rows& band, const Product& out) const {
         const bool wide = out.column == 1 && out.row % 8 == 0 && reinterpret_cast<Count>(out.to) % 16 == 0;
         for (int i = threadIdx.x; i < Shares::kShare * 64; i += kThreads) {
-            const int line = i / kAcross, octet = i % kAcross, row = band * kUnitRows + row_ + line;
-            if (row >= m) continue;
+            const int line = i / kAcross, octet = i % kAcross, row = band.first + row_ + line;
+            if (row >= band.end) continue;
             const uint4 x = load_shared4(staging_ + line * kPitch + octet * 16);
             write(x, reinterpret_cast<Element*>(out.to) + row * out.row, column_ + 8 * octet, out, wide);
         }

@@ -1,6 +1,6 @@
 // scatter_writer: warps of hybrid_scatter.cu that turn units of the matrix into dense tiles in shared memory.
 //
-// A writer holds two batches of kBatchGroups groups: one is on its way while the other is stored.  Where a batch was
+// A writer holds two batches of BATCH groups: one is on its way while the other is stored.  Where a batch was
 // all of a unit, the tile is cleared by storing zeros where the non-zeros were; else all of it is overwritten.
 #pragma once
 
@@ -37,13 +37,11 @@ template <bool zeros> __device__ void store_four(u32 bank, u32 first, u32 second
     store_high(bank + __byte_perm(rows, 0, 0x4443) * 128, zeros ? 0 : second);
 }
 
-constexpr int kBatchGroups = 7;
-
 // A part of a unit, on its way or in hand.  Loops are left where it ends: to step over each group that is not there, a
 // branch in a line of code of its own, takes longer than to store a few.
 struct Batch {
-    uint4 elements[kBatchGroups];
-    uint2 rows[kBatchGroups];
+    uint4 elements[BATCH];
+    uint2 rows[BATCH];
     u32 words[kMostLines];
     int groups = 0, lines = 0;
 
@@ -55,7 +53,7 @@ struct Batch {
         at += first_group * kGroupBytes;
         groups = unit.groups - first_group, lines = unit.lines - first_line;
 #pragma unroll
-        for (int i = 0; i < kBatchGroups; i++) {
+        for (int i = 0; i < BATCH; i++) {
             if (i >= groups) break;
             elements[i] = load_once(reinterpret_cast<const uint4*>(at + i * kGroupBytes + lane * 16));
             rows[i] = load_once(reinterpret_cast<const uint2*>(at + i * kGroupBytes + 512 + lane * 8));
@@ -70,7 +68,7 @@ struct Batch {
     template <bool zeros> __device__ void store(u32 tile) const {
         const u32 even = tile + threadIdx.x % 32 * 4, odd = even + 2;
 #pragma unroll
-        for (int i = 0; i < kBatchGroups; i++) {
+        for (int i = 0; i < BATCH; i++) {
             if (i >= groups) break;
             store_four<zeros>(even, elements[i].x, elements[i].y, rows[i].x);
             store_four<zeros>(odd, elements[i].z, elements[i].w, rows[i].y);
@@ -87,8 +85,9 @@ struct Batch {
 class Writer {
   public:
     __device__ Writer(const Left& a, int steps, const Ring& ring, int stage, u32 shared)
-        : units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch + stage), ring_(ring), stage_(stage),
-          turns_((steps - stage + STAGES - 1) / STAGES), tile_(shared + stage * kStageBytes) {
+        : units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch + stage),
+          full_(ring.full + 8 * stage), empty_(ring.empty + 8 * stage), turns_((steps - stage + STAGES - 1) / STAGES),
+          tile_(shared + stage * kStageBytes) {
         here_ = unit(0);
         next_ = unit(1);
     }
@@ -101,7 +100,7 @@ class Writer {
     // Store one batch and ask for the one after it; false when all is done.
     __device__ bool advance(const TensorMap& b, const TensorMap& spill, const Batch& batch, Batch& other) {
         if (turn_ == turns_) return false;
-        const bool begins = batch_ == 0, ends = batch.groups <= kBatchGroups && batch.lines <= kMostLines;
+        const bool begins = batch_ == 0, ends = batch.groups <= BATCH && batch.lines <= kMostLines;
         if (begins) open(b, spill, other);
         batch_ = ends ? 0 : batch_ + 1;
         ask(other, ends ? next_ : here_, nothing_after(batch));
@@ -117,20 +116,19 @@ class Writer {
     __device__ Unit unit(int turn) const { return steps_[turn * STAGES]; }
     // The next batch, of a unit; `nothing` is 0.
     __device__ void ask(Batch& batch, const Unit& unit, u32 nothing) const {
-        batch.load(units_ + nothing, unit, batch_ * kBatchGroups, batch_ * kMostLines);
+        batch.load(units_ + nothing, unit, batch_ * BATCH, batch_ * kMostLines);
     }
     // 0, when a batch is here.  All loads count on one scoreboard: were the next ones under way by the time that
     // the batch is stored, its stores would wait for them too.  That columns are multiples of 64 is not known to the compiler.
     __device__ u32 nothing_after(const Batch& batch) const { return batch.elements[0].x & here_.column % kUnitColumns; }
     // Wait until the stage is free, ask for its lines of b, and clear the tile.  The first turn has begun already.
     __device__ void open(const TensorMap& b, const TensorMap& spill, const Batch& last) {
-        if (turn_ > 0) barrier_wait(ring_.empty + 8 * stage_, (turn_ & 1) ^ 1);
+        if (turn_ > 0) barrier_wait(empty_, (turn_ & 1) ^ 1);
         lead([&] {
             if (turn_ > 0) announce();
-            const u32 full = ring_.full + 8 * stage_, b_at = tile_ + kTileBytes + kBaseBytes;
-            load_box(b_at, b, 0, here_.column, 0, full);
-            if (BASE)
-                for (int i = 0; i < 2; i++) load_box(b_at + kBBytes + i * 16 * kLine, spill, 0, here_.column / 4, i, full);
+            load_box(tile_ + kBAt, b, 0, here_.column, 0, full_);
+            for (int i = 0; i < (BASE ? 2 : 0); i++)
+                load_box(tile_ + kSpillAt + i * 16 * kLine, spill, 0, here_.column / 4, i, full_);
         });
         if (turn_ > 0) {
             if (whole_) last.store<true>(tile_);
@@ -145,14 +143,13 @@ class Writer {
     }
     // All bytes that copies bring to the stage, of which those of the matrix are asked for; the leader.
     __device__ void announce() const {
-        const u32 full = ring_.full + 8 * stage_;
-        barrier_expect(full, kBaseBytes + kBBytes + kSpillBytes);
-        if (BASE) load_bytes(tile_ + kTileBytes, units_ + (Count)here_.first * kLineBytes, kBaseBytes, full);
+        barrier_expect(full_, kBaseBytes + kBBytes + kSpillBytes);
+        if (BASE) load_bytes(tile_ + kBaseAt, units_ + (Count)here_.first * kLineBytes, kBaseBytes, full_);
     }
     __device__ void publish() {
         async_proxy_fence();
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(ring_.full + 8 * stage_);
+        if (threadIdx.x % 32 == 0) barrier_arrive(full_);
         turn_++;
         here_ = next_;
         next_ = unit(turn_ + 1);
@@ -164,8 +161,8 @@ class Writer {
 
     const unsigned char* units_;
     const Unit* steps_;
-    const Ring& ring_;
-    int stage_, turns_;
+    u32 full_, empty_;                     // barriers of the stage
+    int turns_;
     u32 tile_;
     int turn_ = 0, batch_ = 0;
     bool whole_ = false;                   // the last unit was one batch

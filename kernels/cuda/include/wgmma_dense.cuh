@@ -1,7 +1,7 @@
 // wgmma_dense: dense warpgroup products of a matrix tile and lines of b, both in shared memory (sm_90a).
 //
 // Rows of the matrix are 128 bytes, 64 elements of k, swizzled over their length; lines of b as in
-// wgmma_pairs.cuh.  An instruction takes 16 of k.  With 16 or 32 columns the matrix is the first operand,
+// wgmma_pairs.cuh.  An instruction takes 16 of k.  With 8, 16 or 32 columns the matrix is the first operand,
 // 64 rows at a time.  With 64 columns b is, and the matrix the second, all of its 128 rows at once: so b
 // is read once.
 //
@@ -28,6 +28,7 @@ template <bool columns_first, int count>
 __device__ void multiply_dense(float (&d)[count], unsigned long long matrix, unsigned long long b, unsigned kept) {
     const unsigned long long first = columns_first ? b : matrix, second = columns_first ? matrix : b;
     if constexpr (columns_first) WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "1, 0", SIXTY_FOUR(0));
+    else if constexpr (count == 4) WGMMA_DENSE("8", PAIR_SUMS_4, "%4, %5", "%6", "0, 1", FOUR(0));
     else if constexpr (count == 8) WGMMA_DENSE("16", PAIR_SUMS_8, "%8, %9", "%10", "0, 1", FOUR(0), FOUR(4));
     else if constexpr (count == 16) WGMMA_DENSE("32", PAIR_SUMS_16, "%16, %17", "%18", "0, 1", SIXTEEN(0));
     else WGMMA_DENSE("64", PAIR_SUMS_32, "%32, %33", "%34", "0, 1", SIXTEEN(0), SIXTEEN(16));
@@ -44,7 +45,8 @@ __device__ void multiply_dense(float (&d)[count], unsigned long long matrix, uns
 template <int selector, int count>
 __device__ void multiply_sparse(float (&d)[count], unsigned long long matrix, unsigned long long b, unsigned word,
                                 unsigned kept) {
-    if constexpr (count == 8) WGMMA_SPARSE("16", PAIR_SUMS_8, "%8, %9, %10, %11", "%12", FOUR(0), FOUR(4));
+    if constexpr (count == 4) WGMMA_SPARSE("8", PAIR_SUMS_4, "%4, %5, %6, %7", "%8", FOUR(0));
+    else if constexpr (count == 8) WGMMA_SPARSE("16", PAIR_SUMS_8, "%8, %9, %10, %11", "%12", FOUR(0), FOUR(4));
     else if constexpr (count == 16) WGMMA_SPARSE("32", PAIR_SUMS_16, "%16, %17, %18, %19", "%20", SIXTEEN(0));
     else WGMMA_SPARSE("64", PAIR_SUMS_32, "%32, %33, %34, %35", "%36", SIXTEEN(0), SIXTEEN(16));
 }

@@ -1,0 +1,83 @@
+// scatter_consumer: the warpgroup of hybrid_scatter.cu that multiplies the tiles of its stages by lines of b.
+#pragma once
+
+using Words = u32[2];                                                     // metadata of a thread
+
+class Consumer {
+  public:
+    Sums sums[kArrays];
+
+    __device__ Consumer(const Ring& ring, u32 shared) : ring_(ring), shared_(shared) {}
+
+    // At least one step.  One group of instructions is always under way, and its metadata stay.
+    __device__ void multiply(int steps) {
+        Words even, odd = {};
+        multiply_step<true>(even, odd);
+        int i = 1;
+        if (BASE)  // a branch between two steps would make the compiler wait for every instruction
+            for (; i + 1 < steps; i += 2) {
+                multiply_step<false>(odd, even);
+                multiply_step<false>(even, odd);
+            }
+        for (; i < steps; i++) multiply_step<false>(odd, even);  // with BASE once at most
+        wgmma_wait();
+        if (BASE) hold(even, odd[0] ^ odd[1], shared_);
+        release();
+        previous_ = -1;
+#pragma unroll
+        for (int i = 0; i < kArrays; i++) pin(sums[i]);
+    }
+
+  private:
+    // A `fresh` step overwrites the sums.
+    template <bool fresh> __device__ void multiply_step(Words& words, const Words& last) {
+        const u32 stage = uniform(shared_ + at_.stage * kStageBytes);
+        barrier_wait(ring_.full + 8 * at_.stage, at_.phase);
+        if (BASE) load(words, stage + kBaseAt + kValueBytes);
+        wgmma_fence();
+        if (BASE) multiply_base<fresh>(words, stage + kBaseAt, stage + kBAt);
+        multiply_tile<fresh && !BASE>(stage, stage + (BASE ? kSpillAt : kBAt));
+        wgmma_commit();
+        wgmma_wait_but_one();
+        if (BASE) hold(last, 0, shared_);
+        release();
+        previous_ = at_.stage;
+        at_.advance();
+    }
+    __device__ static void load(Words& words, u32 from) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) words[i] = load_shared(from + i * 512 + threadIdx.x * 4);
+    }
+    template <bool fresh> __device__ void multiply_base(const Words& words, u32 values, u32 b_at) {
+#if BASE
+        const u64 first = b_descriptor<TILES>(b_at), second = b_descriptor<TILES>(b_at + 32 * kLine);
+#pragma unroll
+        for (int i = 0; i < kArrays; i++) {
+            const u32 rows = values + i * kValueBytes / 2;
+            multiply_sparse<0>(sums[i], half_descriptor(rows), first, words[i], !fresh);
+            multiply_sparse<1>(sums[i], half_descriptor(rows + 32), second, words[i], 1);
+        }
+#endif
+    }
+    // The tile that was scattered into.
+    template <bool fresh> __device__ void multiply_tile(u32 tile, u32 b_at) {
+        constexpr int kSteps = kTileBytes / kUnitRows / 32;               // of 16 columns
+#pragma unroll
+        for (int step = 0; step < kSteps; step++) {
+            const u64 b = b_descriptor<TILES>(b_at + step * 16 * kLine);
+#pragma unroll
+            for (int i = 0; i < kArrays; i++) {
+                const u32 rows = tile + i * kTileBytes / 2 + step * 32;
+                multiply_dense<kColumnsFirst>(sums[i], BASE ? half_descriptor(rows) : a_descriptor(rows), b, step || !fresh);
+            }
+        }
+    }
+    __device__ void release() const {
+        if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty + 8 * previous_);
+    }
+
+    const Ring& ring_;
+    u32 shared_;
+    Cursor<STAGES> at_;
+    int previous_ = -1;
+};
