@@ -125,7 +125,7 @@ class _Launcher(Launcher):
         self.grid = _grid(problem, config, sms)
         self.per_stream = config.split
         if config.split:
-            partial_sums.reserve()
+            partial_sums.rooms.reserve()
         self._kernel(bulk=True)
 
     def _kernel(self, *, bulk: bool):
@@ -137,7 +137,7 @@ class _Launcher(Launcher):
         arguments: tuple[Any, ...] = (
             self._values_map(a), self._b_map(b), self._out_map(out) if bulk else tensor_map.empty(),
             pointer(a.packed), _out_view(out), self._shape(a, b), self.tiling,
-            partial_sums.of_stream(stream) if self.config.split else partial_sums.NONE,
+            partial_sums.rooms.of_stream(stream) if self.config.split else partial_sums.NONE,
             _epilogue.NO_PARAMS,
         )  # fmt: skip
         kernel = self._kernel(bulk=bulk)

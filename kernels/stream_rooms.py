@@ -20,10 +20,10 @@ class StreamRooms:
     ----------
     allocate : callable
         Makes a room on the current device, ready for every stream: the argument of a
-        kernel, an array of size 1, and the array behind it.
+        kernel, an array of size 1, and the arrays behind it.
     """
 
-    def __init__(self, allocate: Callable[[], tuple[np.ndarray, object]]):
+    def __init__(self, allocate: Callable[[], tuple]):
         self._allocate = allocate
         self._rooms: dict[tuple[int, int], tuple] = {}  # (device, stream) -> a room
         self._spare: dict[int, tuple] = {}  # device -> a room for the next new stream

@@ -75,7 +75,7 @@ def test_prediction_orders_sizes_and_picks_small_tiles_for_few_columns():
 
 def test_a_capture_without_room_for_partial_sums_says_what_to_do():
     with pytest.raises(UnsupportedError, match="run the product once on the stream before"):
-        partial_sums._assign(-1, capturing=True)
+        partial_sums.rooms._assign(-1, capturing=True)
 
 
 def test_shared_tiles_fill_the_last_wave():
