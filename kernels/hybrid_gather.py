@@ -158,11 +158,17 @@ def _load(b, columns: int) -> int:
     return int(columns >= 8 and b.shape[1] % 8 == 0 and row % 8 == 0)
 
 
-def product(layout: GatherLayout, b, out, *, config: Config | None = None) -> None:
-    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides."""
+def bound(layout: GatherLayout, b, out, *, config: Config | None = None) -> tuple[Ready, Any]:
+    """The compiled product for such operands, and `b` as it reads it: as it is."""
     n = b.shape[1]
     config = config or layout.config(n)
-    layout.launch(n, _load(b, config.width), config)(b, out)
+    return layout.launch(n, _load(b, config.width), config), b
+
+
+def product(layout: GatherLayout, b, out, *, config: Config | None = None) -> None:
+    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides."""
+    run, b = bound(layout, b, out, config=config)
+    run(b, out)
 
 
 COMPILE_CHECKS = [

@@ -208,14 +208,20 @@ def _launch(name: str, base: bool, bits: Any, rows: int, sizes: Any, *others: An
     kernel(grid, (LANES,), (np.array([matrix], MATRIX), sizes, *others))
 
 
-def product(
+def bound(
     layout: ScatterLayout, b, out, *, balance: bool = True, blocks: int | None = None
-) -> None:
-    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64.
+) -> tuple[Ready, Any]:
+    """The compiled product for such operands, and `b` as it reads it.
 
     `blocks` is at most the number of multiprocessors, its default.
     """
-    layout.launch(b.shape[1], balance, blocks)(rows_contiguous(b), out)
+    return layout.launch(b.shape[1], balance, blocks), rows_contiguous(b)
+
+
+def product(layout: ScatterLayout, b, out, **how: Any) -> None:
+    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64; see `bound`."""
+    run, b = bound(layout, b, out, **how)
+    run(b, out)
 
 
 def defines(name: str, config: Config) -> loader.Defines:

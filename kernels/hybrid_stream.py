@@ -174,14 +174,20 @@ def _device(device: int) -> tuple[int, int, int]:
     return sms, int(handle.compute_capability) // 10, shared
 
 
-def product(
+def bound(
     layout: StreamLayout, b, out, *, balance: bool = True, config: Config | None = None
-) -> None:
-    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64."""
+) -> tuple[Ready, Any]:
+    """The compiled product for such operands, and `b` as it reads it: as it is."""
     n = b.shape[1]
     row, column = (s // 2 for s in b.strides)
     vector = n % 8 == 0 and column == 1 and row % 8 == 0 and b.data.ptr % 16 == 0
-    layout.launch(n, vector, balance, config)(b, out)
+    return layout.launch(n, vector, balance, config), b
+
+
+def product(layout: StreamLayout, b, out, **how: Any) -> None:
+    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64; see `bound`."""
+    run, b = bound(layout, b, out, **how)
+    run(b, out)
 
 
 def _check(arch: str, instruction: str, span: int, name: str, config: Config, vector: bool = True):

@@ -8,22 +8,25 @@ import numpy as np
 
 from sparse24 import _arrays
 from sparse24._dtypes import DType
-from sparse24._records import PLAIN
-from sparse24.kernels import compress, hybrid_evict, hybrid_row_order, loader, tensor_map
+from sparse24.kernels import (
+    compress,
+    hybrid_evict,
+    hybrid_row_order,
+    loader,
+    partial_sums,
+    tensor_map,
+)
 from sparse24.kernels import epilogue as _epilogue
-from sparse24.kernels.hybrid_launch import matrix_map, rows_contiguous, settle
+from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
 from sparse24.kernels.hybrid_wgmma_pieces import pieces
-from sparse24.kernels.hybrid_wgmma_plan import TABLES, Config, Work, multiprocessors
-from sparse24.kernels.launch import Launch, Launcher, pointer
-from sparse24.kernels.stream_rooms import StreamRooms
+from sparse24.kernels.hybrid_wgmma_plan import TABLES, Config, Work
+from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_wgmma"
 DTYPES = ("float16", "bfloat16")
 LEAST_COLUMNS = 128
-CONSUMERS = 2
-THREADS = 128 * (CONSUMERS + 1)
-_ROOM = np.dtype([("sums", "u8"), ("flags", "u8")])
+THREADS = 384
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _OPERANDS = np.dtype(
     [
@@ -32,23 +35,6 @@ _OPERANDS = np.dtype(
         ("rows", "u8"),
     ]
 )  # fmt: skip
-
-MOST_SUMS = 256 * 192  # of a tile that blocks share
-
-
-def _room() -> tuple:
-    """Where blocks exchange sums (``cuda/include/partial_sums.cuh``): 26 MB on an H200."""
-    import cupy
-
-    sums = cupy.empty(multiprocessors() * MOST_SUMS, np.float32)
-    flags = cupy.zeros(multiprocessors() * CONSUMERS, np.uint32)
-    cupy.cuda.get_current_stream().synchronize()  # the flags are zero for every stream
-    view = np.array([(sums.data.ptr, flags.data.ptr)], _ROOM)
-    return loader.by_value(view), sums, flags
-
-
-rooms = StreamRooms(_room)
-NO_ROOM = loader.by_value(np.zeros(1, _ROOM))  # of a product that cuts no tile
 
 
 class Layout:
@@ -61,7 +47,7 @@ class Layout:
         self.shape, self.dtype, self.table, self.work = shape, dtype, table, work
         self.values, self.packed, self.sources, self.rows = values, packed, sources, rows
         self.configs: dict[int, Config] = {}  # chosen, by the number of columns
-        self.products: dict[tuple, Any] = {}
+        self.products: dict[tuple, Ready] = {}
 
     @property
     def nbytes(self) -> int:
@@ -117,20 +103,25 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
     return Layout(bits.shape, dtype, *arrays, strips.table, work)
 
 
-def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> None:
-    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, without waiting."""
+def bound(layout: Layout, b: Any, out: Any, config: Config | None = None) -> tuple[Ready, Any]:
+    """The compiled product for such operands, and `b` as it reads it."""
     b, n = rows_contiguous(b), b.shape[1]
     if config is None:
         config = layout.configs.get(n)
         if config is None:
             config = layout.configs[n] = layout.work.choose(n)
     by_row = layout.rows is not None or out.strides[0] != 2 or out.strides[1] == 2
-    column = not by_row and out.shape[0] > 1
-    key = (n, column, config)
-    found: Any = layout.products.get(key)
+    key = (n, not by_row and out.shape[0] > 1, config)
+    found = layout.products.get(key)
     if found is None:
-        found = layout.products[key] = _Product(layout, *key)
-    found(layout, b, out, PLAIN)
+        found = layout.products[key] = Ready(layout, *key)
+    return found, b
+
+
+def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> None:
+    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, without waiting."""
+    run, b = bound(layout, b, out, config)
+    run(b, out)
 
 
 def defines(
@@ -146,52 +137,49 @@ def defines(
     )  # fmt: skip
 
 
-class _Product(Launcher):
-    """A compiled specialisation for a layout and a number of columns."""
+class Ready(BoundProduct):
+    """One way of running a product: a specialisation, its grid, and the matrix's arguments."""
 
     def __init__(self, layout: Layout, n: int, column: bool, config: Config):
         super().__init__()
-        self.column, self.config = column, config
+        self._column, self._config, self._dtype = column, config, layout.dtype.name
         work = pieces(layout.table, layout.work, config, n)
-        self.grid, self.pitch = work.shape
-        self.pieces = _arrays.cupy_module().asarray(work.view(np.int32))
+        self._grid, self._pitch = work.shape
+        self._pieces = _arrays.cupy_module().asarray(work.view(np.int32))
+        self._by_number, values = layout.rows is not None, layout.values
+        self._values = tensor_map.tiled(
+            values.data.ptr, (BLOCK_K, config.block_m, len(values)), values.strides[1::-1],
+            (BLOCK_K // 2, config.block_m), 2,
+        )  # fmt: skip
+        self._rows = layout.rows.data.ptr if self._by_number else 0
+        self._left = tuple(x.data.ptr for x in (layout.packed, layout.sources, self._pieces))
         self.per_stream = bool(work["gives"].any())
         if not _arrays.cupy_module().cuda.get_current_stream().is_capturing():
-            rooms.reserve()
+            partial_sums.rooms.reserve()
             settle()
 
-    def bind(self, a: Any, b: Any, out: Any, stream: int) -> Launch:
-        inner, outer = (0, 1) if self.column else (1, 0)
-        by_number = a.rows is not None
+    def bind(self, b: Any, out: Any, stream: int) -> Launch:
+        inner, outer = (0, 1) if self._column else (1, 0)
         bulk = out.strides[inner] == 2 and tensor_map.addressable(
             out.data.ptr, (out.strides[outer],)
         )
-        bulk = bulk and not by_number
+        bulk = bulk and not self._by_number
         macros = defines(
-            a.dtype.name, self.config, column=self.column, bulk=bulk, by_number=by_number
+            self._dtype, self._config, column=self._column, bulk=bulk, by_number=self._by_number
         )
-        size = self.config.shared_memory
+        size = self._config.shared_memory
         kernel = loader.function(NAME, NAME, macros, shared_memory=size)
-        atoms = a.values.shape[0]
-        values = tensor_map.tiled(
-            a.values.data.ptr, (BLOCK_K, self.config.block_m, atoms), a.values.strides[1::-1],
-            (BLOCK_K // 2, self.config.block_m), 2,
-        )  # fmt: skip
         view = (out.data.ptr, out.strides[0] // 2, out.strides[1] // 2, 0)
+        sizes = (b.strides[0], self._pitch, out.shape[0], b.shape[1], b.shape[0], 0)
+        operands = np.array([(*self._left, b.data.ptr, *sizes, self._rows)], _OPERANDS)
         arguments = (
-            values, matrix_map(b, 1, 0, (64, BLOCK_K)),
+            self._values, matrix_map(b, 1, 0, (64, BLOCK_K)),
             matrix_map(out, inner, outer, (64, 64)) if bulk else tensor_map.empty(),
-            loader.by_value(np.array([view], _OUT_VIEW)), self._operands(a, b),
-            rooms.of_stream(stream) if self.per_stream else NO_ROOM,
+            loader.by_value(np.array([view], _OUT_VIEW)), loader.by_value(operands),
+            partial_sums.rooms.of_stream(stream) if self.per_stream else partial_sums.NONE,
             _epilogue.NO_PARAMS,
         )  # fmt: skip
-        return Launch(kernel, self.grid, THREADS, size, arguments, early=True)
-
-    def _operands(self, a: Layout, b: Any) -> np.ndarray:
-        addresses = (pointer(x)[0] for x in (a.packed, a.sources, self.pieces, b))
-        sizes = b.strides[0], self.pitch, a.shape[0], b.shape[1], b.shape[0], 0
-        rows = 0 if a.rows is None else a.rows.data.ptr
-        return loader.by_value(np.array([(*addresses, *sizes, rows)], _OPERANDS))
+        return Launch(kernel, self._grid, THREADS, size, arguments, early=True)
 
 
 COMPILE_CHECKS = [
