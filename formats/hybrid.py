@@ -39,13 +39,14 @@ class HybridArray(SparseArray):
     True
     """
 
-    __slots__ = ("_dtype", "_lock", "_n_hint", "_nnz", "_prepared", "_tiles")
+    __slots__ = ("_dtype", "_lock", "_n_hint", "_nnz", "_prepared", "_tiles", "replays")
 
     _lock: threading.RLock
     _n_hint: int | None
     _nnz: int
     _prepared: dict[str, Any]
     _tiles: ht.Tiles
+    replays: dict[tuple, Any]  # products like earlier ones; see `hybrid_products.matmul`
 
     def __init__(self, tiles: ht.Tiles, nnz: int, n_hint: int | None = None):
         fields = {
@@ -55,6 +56,7 @@ class HybridArray(SparseArray):
             "_n_hint": n_hint,
             "_lock": threading.RLock(),  # what is prepared may need another
             "_prepared": {},
+            "replays": {},
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)

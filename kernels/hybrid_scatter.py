@@ -219,7 +219,7 @@ def bound(
 
 
 def product(layout: ScatterLayout, b, out, **how: Any) -> None:
-    """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 64; see `bound`."""
+    """out = A @ b, for CuPy matrices (k, n) and (m, n), up to 64 columns; see `bound`."""
     run, b = bound(layout, b, out, **how)
     run(b, out)
 

@@ -20,6 +20,7 @@ A layout is made at the first product that needs it and kept with the matrix.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 
 import numpy as np
@@ -47,16 +48,22 @@ def same_device(device: str, b) -> None:
         )
 
 
-def multiply(h, b, out, algorithm: str = "auto", balance: bool = True) -> None:
-    """out = h @ b for matrices (k, n) and (m, n); both may be empty."""
+def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
+    """out = h @ b for matrices (k, n) and (m, n); both may be empty.
+
+    Returns
+    -------
+    BoundProduct or None
+        What multiplied, if it can again with arrays like these elsewhere.
+    """
     if not out.size:
-        return
+        return None
     if not b.size:
         out[...] = 0
-        return
+        return None
     if h.device == "cpu":
-        _run(_choose(h, b.shape[1], algorithm, balance), h, b, out, balance)
-        return
+        _PATHS[_choose(h, b.shape[1], algorithm, balance)](h, b, out)
+        return None
     _foreign.make_current()
     path = _choose(h, b.shape[1], algorithm, balance)
     kind = _kind(path, b.shape[1], balance)
@@ -65,8 +72,9 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True) -> None:
             f"the first product by {b.shape[1]} columns copies its plan to the GPU, which a graph "
             "cannot hold; run it once before the capture"
         )
-    _run(path, h, b, out, balance)
+    launched = _run(path, h, b, out, balance)
     h.prepared(kind, _Ran)
+    return launched
 
 
 def _kind(path: str, n: int, balance: bool) -> str:
@@ -80,11 +88,14 @@ class _Ran:
     nbytes = 0
 
 
-def _run(path: str, h, b, out, balance: bool) -> None:
-    if path in _BALANCED:
-        _BALANCED[path](h, b, out, balance)
-    else:
+def _run(path: str, h, b, out, balance: bool):
+    if path not in _BOUND:
         _PATHS[path](h, b, out)
+        return None
+    how = {"balance": balance} if path in _BALANCED else {}
+    product, operand = _bound(path)(layout(h, path), b, out, **how)
+    product(operand, out)
+    return product if operand is b else None
 
 
 def _choose(h, n: int, algorithm: str, balance: bool) -> str:
@@ -140,40 +151,16 @@ def _multiply_cpu(h, b, out) -> None:
             out[...] = acc
 
 
-def _multiply_stream(h, b, out, balance: bool) -> None:
-    from sparse24.kernels import hybrid_stream
-
-    hybrid_stream.product(layout(h, "stream"), b, out, balance=balance)
-
-
-def _multiply_scatter(h, b, out, balance: bool) -> None:
-    from sparse24.kernels import hybrid_scatter
-
-    hybrid_scatter.product(layout(h, "scatter"), b, out, balance=balance)
-
-
 def _multiply_rows(h, b, out) -> None:
     from sparse24.kernels import hybrid_rows
 
     hybrid_rows.product(layout(h, "rows"), b, out, h.tiles.dtype.result)
 
 
-def _multiply_gather(h, b, out) -> None:
-    from sparse24.kernels import hybrid_gather
-
-    hybrid_gather.product(layout(h, "gather"), b, out)
-
-
 def _multiply_tiles(h, b, out) -> None:
     from sparse24.kernels import hybrid_tiles
 
     hybrid_tiles.product(h.tiles, b, out, h.tiles.dtype.result)
-
-
-def _multiply_strips(path: str, h, b, out) -> None:
-    from sparse24.kernels import hybrid_wgmma
-
-    hybrid_wgmma.product(layout(h, path), b, out)
 
 
 def _multiply_two_four(h, b, out) -> None:
@@ -201,14 +188,23 @@ def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
     dense.prepare(problem, dense.Config(), PLAIN)(a, b, out, PLAIN)
 
 
-_BALANCED = {"stream": _multiply_stream, "scatter": _multiply_scatter}
+# Paths of one launch, and the module whose `bound` finds it.
+_BOUND = {
+    "gather": "hybrid_gather", "stream": "hybrid_stream", "scatter": "hybrid_scatter",
+    "slots": "hybrid_wgmma", "regrouped": "hybrid_wgmma",
+}  # fmt: skip
+_BALANCED = ("stream", "scatter")
+
+
+@functools.cache
+def _bound(path: str):
+    return importlib.import_module(f"sparse24.kernels.{_BOUND[path]}").bound
+
+
 _PATHS: dict[str, Callable[..., None]] = {
     "cpu": _multiply_cpu,
     "rows": _multiply_rows,
-    "gather": _multiply_gather,
     "tiles": _multiply_tiles,
-    "slots": functools.partial(_multiply_strips, "slots"),
-    "regrouped": functools.partial(_multiply_strips, "regrouped"),
     "two_four": _multiply_two_four,
     "compact": _multiply_compact,
     "cublas": _multiply_cublas,

@@ -37,12 +37,12 @@ def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
     """
     if _autotune.active.get():
         return None
-    layout = _layout(x)
+    layout = layout_of(x)
     if layout is None:
         return None
     if out is None and call is PLAIN:
         return from_left, _tuning_cache.generation(), layout
-    target = None if out is None else _layout(out)
+    target = None if out is None else layout_of(out)
     if out is not None and (target is None or type(out) is not type(x)):
         return None
     try:
@@ -56,7 +56,8 @@ def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
 _PLAIN_TYPES = frozenset((type(None), str, float, int, bool, type))
 
 
-def _layout(x: Any) -> tuple | None:
+def layout_of(x: Any) -> tuple | None:
+    """How an array on the GPU lies there, its address but for 16 bytes; None for others."""
     if _arrays.is_cupy(x):
         return x.shape, x.strides, x.dtype, x.data.ptr & 15, x.data.device_id
     if _arrays.is_torch(x) and x.is_cuda:
@@ -112,22 +113,17 @@ class Ready:
 
     Parameters
     ----------
-    launched : Launched
-        What ran in the call that prepared it.
+    bind : callable
+        ``bind(b, out, stream)`` lays out the arguments of a `Launch`.
+    b, out : array
+        Of the call that prepared it.
     allocate : callable
         Makes a result.
     """
 
-    def __init__(self, launched: Launched, allocate: Callable[[], Any]):
-        self._bind, self._record = launched.launcher.bind, launched.a
-        self._b, self._out = View(launched.b), View(launched.out)
-        self._params = None
-        if launched.epilogue is not records.PLAIN:
-            self._params = _epilogue.params(launched.epilogue)
-        c, aux = launched.epilogue.c, launched.epilogue.aux
-        self._c = None if c is None else View(c)
-        self._aux = None if aux is None else View(aux)
-        self._allocate = allocate
+    def __init__(self, bind: Callable[..., Launch], b: Any, out: Any, allocate: Callable[[], Any]):
+        self._bind, self._allocate = bind, allocate
+        self._b, self._out = View(b), View(out)
         self._launches: dict[tuple[int, int, int], Launch] = {}
 
     def __call__(self, x: Any, out: Any) -> Any:
@@ -138,26 +134,47 @@ class Ready:
             key = (x.data_ptr(), result.data_ptr(), _arrays.torch_stream(x))
         launch = self._launches.get(key)
         if launch is None:
-            launch = self._lay_out(*key)
+            launch = self._remember(*key)
         _foreign.make_current()
         launch(key[2])
         return result
 
-    def _lay_out(self, b_address: int, out_address: int, stream: int) -> Launch:
-        b, out = self._b.at(b_address), self._out.at(out_address)
-        if _arrays.overlaps(out, b) or _arrays.overlaps(out, self._record.values):
+    def _remember(self, b_address: int, out_address: int, stream: int) -> Launch:
+        launch = self._lay_out(self._b.at(b_address), self._out.at(out_address), stream)
+        if len(self._launches) >= MOST_ADDRESSES:
+            self._launches.clear()
+        self._launches[b_address, out_address, stream] = launch
+        return launch
+
+    def _lay_out(self, b: View, out: View, stream: int) -> Launch:
+        if _arrays.overlaps(out, b):
+            raise ArgumentError(OVERLAP.format("out"))
+        return self._bind(b, out, stream)
+
+
+class ReadyProduct(Ready):
+    """The same with a 2:4 operand and an epilogue."""
+
+    def __init__(self, launched: Launched, allocate: Callable[[], Any]):
+        self._record = launched.a
+        bind = functools.partial(launched.launcher.bind, launched.a)
+        super().__init__(bind, launched.b, launched.out, allocate)
+        self._params = None
+        if launched.epilogue is not records.PLAIN:
+            self._params = _epilogue.params(launched.epilogue)
+        c, aux = launched.epilogue.c, launched.epilogue.aux
+        self._c = None if c is None else View(c)
+        self._aux = None if aux is None else View(aux)
+
+    def _lay_out(self, b: View, out: View, stream: int) -> Launch:
+        if _arrays.overlaps(out, self._record.values):
             raise ArgumentError(OVERLAP.format("out"))
         if self._aux is not None and _arrays.overlaps(self._aux, out):
             raise ArgumentError("aux shares memory with out; pass another array")
         if self._c is not None and _arrays.overlaps(self._c, out) and not _same(self._c, out):
             raise ArgumentError("c overlaps out without being out; pass a copy of c")
-        launch = self._bind(self._record, b, out, stream)
-        if self._params is not None:
-            launch = launch.with_last(self._params)
-        if len(self._launches) >= MOST_ADDRESSES:
-            self._launches.clear()
-        self._launches[b_address, out_address, stream] = launch
-        return launch
+        launch = super()._lay_out(b, out, stream)
+        return launch if self._params is None else launch.with_last(self._params)
 
 
 class ReadyArrays:
@@ -178,21 +195,29 @@ class ReadyArrays:
 
 def remember(plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call) -> None:
     """Keep what a call launched for the next one of its signature, if that can be replayed."""
-    if len(plans) >= MOST_SIGNATURES:
-        plans.clear()
-    if _arrays.is_cupy(result):
-        allocate = functools.partial(_arrays.cupy_module().empty, result.shape, result.dtype)
-    else:
-        import torch
-
-        # Not `result.new_empty`, which would keep this result alive.
-        kind = {"dtype": result.dtype, "device": result.device}
-        allocate = functools.partial(torch.empty, tuple(result.shape), **kind)
+    make_room(plans)
+    allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):
         if _addresses_are_the_callers(launched, x, result, call):
-            plans[key] = Ready(launched, allocate)
+            plans[key] = ReadyProduct(launched, allocate)
     elif launched.epilogue is records.PLAIN and _arrays.is_cupy(x) and x.ndim == result.ndim == 2:
         plans[key] = ReadyArrays(launched, allocate, from_left=key[0])
+
+
+def make_room(plans: dict) -> None:
+    """Forget all signatures where there are too many."""
+    if len(plans) >= MOST_SIGNATURES:
+        plans.clear()
+
+
+def allocator(result: Any) -> Callable[[], Any]:
+    """Makes arrays like a result, which is not kept alive."""
+    if _arrays.is_cupy(result):
+        return functools.partial(_arrays.cupy_module().empty, result.shape, result.dtype)
+    import torch
+
+    kind = {"dtype": result.dtype, "device": result.device}
+    return functools.partial(torch.empty, tuple(result.shape), **kind)
 
 
 def _addresses_are_the_callers(launched: Launched, x: Any, result: Any, call: Call) -> bool:
