@@ -19,8 +19,7 @@ def matmul(h, b, out, algorithm: str, balance: bool):
     b = densified(b)
     with _foreign.stream_of(b):
         array, restore = _foreign.take(b, argument="b")
-        array = _operand(h, array)
-        product = _product(h, array, given(out), algorithm, balance)
+        product = _product(*_in_one_type(h, array), given(out), algorithm, balance)
     return restore(product) if out is None else out
 
 
@@ -30,10 +29,11 @@ def multiply_rows(h, x):
     with _foreign.stream_of(x):
         array, restore = _foreign.take(x, argument="x")
         if array.ndim < 2:
-            return restore(_product(h, _operand(h, array)))
+            return restore(_product(*_in_one_type(h, array)))
         *tokens, k = array.shape
         columns = array.reshape(math.prod(tokens), k).T
-        return restore(_product(h, _operand(h, columns)).T.reshape(*tokens, h.shape[0]))
+        product = _product(*_in_one_type(h, columns)).T
+        return restore(product.reshape(*tokens, h.shape[0]))
 
 
 def _product(h, b, out=None, algorithm: str = "auto", balance: bool = True):
@@ -65,22 +65,22 @@ def _multiply_folded(h, stack, out, algorithm: str) -> None:
     out[...] = xp.moveaxis(result.reshape(h.shape[0], *batch, n), 0, -2)
 
 
-def _operand(h, b):
-    """`b` after its checks, in the matrix's dtype, which must hold it exactly."""
+def _in_one_type(h, b):
+    """The matrix and `b`, after its checks, in the type in which they meet.
+
+    A matrix that is made anew for an operand of a wider type is kept with this one.
+    """
     if b.ndim < 1 or b.shape[0 if b.ndim == 1 else -2] != h.shape[1]:
         raise ShapeError(
             f"b must have shape (k,), (k, n) or (..., k, n) with k = {h.shape[1]}, got {b.shape}"
         )
     _hybrid_dispatch.same_device(h.device, b)
     if b.dtype == h.dtype:
-        return b
-    row = _arrays.logical_dtype(b, argument="b")
-    if promote(h.tiles.dtype, row)[0] is not h.tiles.dtype:
-        raise DTypeError(
-            f"b.dtype must be {h.dtype}, that of the matrix, or narrower, got {b.dtype}; "
-            f"convert one, for example with b.astype(H.dtype) or H.astype({row.name!r})"
-        )
-    return b.astype(h.dtype)
+        return h, b
+    row, _ = promote(h.tiles.dtype, _arrays.logical_dtype(b, argument="b"))
+    if row is not h.tiles.dtype:
+        h = h.prepared(f"as {row.name}", lambda: h.astype(row))
+    return h, b.astype(h.dtype, copy=False)
 
 
 def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:

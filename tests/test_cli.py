@@ -94,6 +94,10 @@ def test_convert_weighs_by_calibration(checkpoint, tmp_path, capsys, rng):
     np.savez(tmp_path / "inputs.npz", **inputs)
     error = run(capsys, "convert", checkpoint, out, "--method", "wanda", code=1)
     assert "--calibration FILE" in error
+    error = run(capsys, "convert", checkpoint, out,
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "--method magnitude does not look at --calibration" in error
+    assert not out.exists()
     run(capsys, "convert", checkpoint, out, "--method", "wanda", "--include", r"layer\.0",
         "--calibration", tmp_path / "inputs.npz")  # fmt: skip
     weight = _raw_files.open_arrays(checkpoint)["layer.0.weight"]
@@ -189,9 +193,10 @@ def test_the_report_of_a_conversion_is_that_of_the_library(
     scale = {name: np.geomspace(1, 100, arrays[name].shape[1]) for name in names}
     inputs = {name: rng.standard_normal((200, len(s))) * s for name, s in scale.items()}
     np.savez(tmp_path / "inputs.npz", **inputs)
+    known = [] if method == "magnitude" else ["--calibration", tmp_path / "inputs.npz"]
     out, told = tmp_path / "o.npz", tmp_path / "report.json"
     run(capsys, "convert", checkpoint, out, "--method", method, "--pattern", pattern,
-        "--calibration", tmp_path / "inputs.npz", "--report", told)  # fmt: skip
+        "--report", told, *known)  # fmt: skip
     loaded = s24.load_npz(out)
     n, m = map(int, pattern.split(":"))
     want = s24.report({name: loaded[name] for name in names}, arrays, pattern=(n, m))

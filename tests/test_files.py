@@ -59,10 +59,11 @@ def test_transposed_and_transposable_arrays_come_back_as_such(suffix, tmp_path, 
     np.testing.assert_allclose(x @ loaded["both"], x @ both.toarray(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(6, 13), (0, 13), (6, 0), (0, 0)], ids=str)
 @pytest.mark.parametrize("pattern", [(1, 4), (4, 8), (2, 4), (3, 5)], ids=str)
-def test_other_patterns_round_trip(suffix, pattern, tmp_path, rng):
+def test_other_patterns_round_trip(suffix, pattern, shape, tmp_path, rng):
     save, load = FORMATS[suffix]
-    x = rng.standard_normal((6, 13)).astype(np.float32).astype(_dtypes.TABLE["bfloat16"].logical)
+    x = rng.standard_normal(shape).astype(np.float32).astype(_dtypes.TABLE["bfloat16"].logical)
     make = s24.NMArray.from_dense
     arrays = {
         "a": make(x, pattern=pattern, on_excess="prune"),

@@ -91,6 +91,13 @@ def test_svds_and_lsqr(a):
     np.testing.assert_allclose(found, np.arange(24.0), atol=1e-6)
 
 
+@pytest.mark.parametrize("solve", [linalg.lsqr, linalg.cg, linalg.gmres])
+def test_solvers_take_hybrid_matrices_narrower_than_their_vectors(rng, solve):
+    w = np.diag(np.arange(2.0, 42.0)) + np.eye(40, k=1) + np.eye(40, k=-1)
+    found = solve(s24.hybrid(w.astype(np.float32)), w @ np.ones(40))[0]
+    np.testing.assert_allclose(found, np.ones(40), atol=1e-3)
+
+
 def test_sklearn_multilayer_perceptron_predicts_with_sparse_weights():
     datasets = pytest.importorskip("sklearn.datasets")
     from sklearn.neural_network import MLPClassifier
