@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 
 import sparse24 as s24
-from sparse24 import _checkpoint, _cli, _demo, _raw_files
+from sparse24 import _checkpoint, _cli, _demo, _raw_files, _raw_writers
 
 BFLOAT16 = s24._dtypes.TABLE["bfloat16"].logical
 
@@ -35,7 +35,7 @@ def arrays(rng):
 @pytest.fixture
 def checkpoint(arrays, tmp_path):
     path = tmp_path / "model.safetensors"
-    _raw_files.write_safetensors(path, arrays, None)
+    _raw_writers.write_safetensors(path, arrays, None)
     return path
 
 
@@ -70,7 +70,7 @@ def test_convert_prunes_what_is_eligible_and_copies_the_rest(
 
 def test_convert_keeps_the_texts_of_a_safetensors_file(arrays, tmp_path, capsys):
     source, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
-    _raw_files.write_safetensors(source, arrays, None, {"format": "pt", "author": "me"})
+    _raw_writers.write_safetensors(source, arrays, None, {"format": "pt", "author": "me"})
     run(capsys, "convert", source, out, "--quiet")
     assert _raw_files.open_arrays(out).texts == {"format": "pt", "author": "me"}
     run(capsys, "convert", source, tmp_path / "o.npz", "--quiet")

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_files, families
+from sparse24 import _dtypes, _raw_writers, families
 from sparse24._errors import ArgumentError, DTypeError, FormatError, ShapeError
 from sparse24._hybrid import hybrid
 from sparse24.formats import hybrid_build, stored
@@ -170,8 +170,8 @@ def test_build_in_steps_with_a_bar(rng, monkeypatch, capsys):
 
 
 FILES = {
-    "npz": (s24.save_npz, s24.load_npz, _raw_files.write_npz),
-    "safetensors": (s24.save_safetensors, s24.load_safetensors, _raw_files.write_safetensors),
+    "npz": (s24.save_npz, s24.load_npz, _raw_writers.write_npz),
+    "safetensors": (s24.save_safetensors, s24.load_safetensors, _raw_writers.write_safetensors),
 }
 
 
