@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def _multiply_folded(h, stack, out, algorithm: str) -> None:
     out[...] = xp.moveaxis(result.reshape(h.shape[0], *batch, n), 0, -2)
 
 
-def _in_one_type(h, b):
+def _in_one_type(h, b) -> tuple[Any, Any]:
     """The matrix and `b`, after its checks, in the type in which they meet.
 
     A matrix that is made anew for an operand of a wider type is kept with this one.

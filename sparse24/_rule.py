@@ -43,8 +43,7 @@ def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **re
         _check_transposable(x, n, m, number)
     if not 0 <= _check.number(channels, argument="channels") < 1:
         raise ArgumentError(f"channels must be a fraction in [0, 1), got {channels!r}")
-    if not _check.number(damping, argument="damping") > 0:
-        raise ArgumentError(f"damping must be above 0, got {damping!r}")
+    damping = _check.positive(damping, argument="damping")
     if channels:
         _check.at_least_2d(x.shape, argument="x")
     scores = _checked_scores(x, scores, rest["method"])
@@ -56,7 +55,7 @@ def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **re
     return Rule(
         n, m, number, scores=scores,
         transposable=bool(transposable), dtype=_arrays.logical_dtype(x, dtype),
-        damping=float(damping), channels=float(channels), **rest,
+        damping=damping, channels=float(channels), **rest,
     )  # fmt: skip
 
 

@@ -195,6 +195,9 @@ def test_refit_takes_a_mask_and_checks_shapes(rng):
         s24.refit(w[:, :8], w[:, :8], x)
     with pytest.raises(s24.ShapeError, match="dense must have the shape of pruned"):
         s24.refit(w, w[:4], x)
+    for damping in (-1.0, 0, np.nan):
+        with pytest.raises(s24.ArgumentError, match=f"damping must be above 0, got {damping}"):
+            s24.refit(w, w, x, damping=damping)
 
 
 @pytest.mark.parametrize(
