@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sparse24 import _raw_files
+from sparse24 import _raw_files, _raw_writers
 from sparse24._errors import ArgumentError
 from sparse24.formats import stored
 
@@ -64,7 +64,7 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     """
     _suited(path, "npz", "save")
     raw, header = stored.pack(arrays)
-    _raw_files.write_npz(path, raw, header)
+    _raw_writers.write_npz(path, raw, header)
 
 
 def load_npz(path: str | os.PathLike, *, device: str = "cpu") -> Any:
@@ -137,7 +137,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
     """
     _suited(path, "safetensors", "save")
     raw, header = stored.pack(arrays)
-    _raw_files.write_safetensors(path, raw, header)
+    _raw_writers.write_safetensors(path, raw, header)
 
 
 def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:

@@ -212,8 +212,8 @@ class HybridArray(SparseArray):
         Parameters
         ----------
         b : array, shape (k,), (k, n) or (..., k, n)
-            Operand on the same device, with the dtype of the matrix or a narrower one that
-            it holds exactly, which is converted.  Sparse ones are made dense.
+            Operand on the same device.  Sparse ones are made dense.  Where its dtype is
+            another than the matrix's, both are converted to one that holds both exactly.
         out : array, optional
             Written in place and returned; shape of the result, and its dtype.
         algorithm : str, default "auto"
@@ -227,7 +227,7 @@ class HybridArray(SparseArray):
         Returns
         -------
         array, shape (m,), (m, n) or (..., m, n)
-            int32 for int8, else of the matrix's dtype.
+            int32 for int8, else of the dtype of the operands.
 
         Raises
         ------
@@ -239,7 +239,8 @@ class HybridArray(SparseArray):
         Notes
         -----
         Does not synchronise, except that the first product of a kind on the GPU
-        prepares its layout, which waits.
+        prepares its layout, which waits.  The first product with a `b` of a wider dtype
+        builds the matrix anew in it, and keeps it.
         """
         return hybrid_products.matmul(self, b, out, algorithm, balance)
 

@@ -19,7 +19,6 @@ from sparse24.formats import convert
 from sparse24.formats import hybrid_tiles as ht
 
 STEP_ELEMENTS = 1 << 25  # dense elements that are held at a time
-_KNOWN = [row.logical for row in _dtypes.TABLE.values()]
 BAR_FROM = 1 << 28  # elements above which a progress bar is shown
 
 
@@ -44,10 +43,7 @@ class Source:
                 f"w.dtype must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "
                 f"{self.dtype.name}; convert it first, for example with .astype('float16')"
             )
-        if w.dtype.kind not in "biuf" and w.dtype not in _KNOWN:
-            raise DTypeError(
-                f"w.dtype must be a type of real numbers, got {w.dtype}; pass for example w.real"
-            )
+        _arrays.check_real(w, argument="w")
         self.matrix = convert.checked(w, argument="w").tocsr() if self.sparse else w
         self.shape = (int(w.shape[0]), int(w.shape[1]))
         on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +24,13 @@ def matmul(h, b, out, algorithm: str, balance: bool):
     b = densified(b)
     with _foreign.stream_of(b):
         array, restore = _foreign.take(b, argument="b")
-        target = given(out)
-        operand = _operand(h, array)
-        result, run = _product(h, operand, target, algorithm, balance)
+        same, operand = _in_one_type(h, array)
+        result, run = _product(same, operand, given(out), algorithm, balance)
         product = restore(result) if out is None else out
-    if key is not None and run is not None and operand is array:
+    if key is not None and run is not None and same is h and operand is array:
         _replay.make_room(h.replays)
-        shaped = operand.reshape(len(operand), -1), result.reshape(len(result), -1)
-        h.replays[key] = _replay.Ready(run.bind, *shaped, _replay.allocator(product))
+        matrices = (x[:, None] if x.ndim == 1 else x for x in (operand, result))
+        h.replays[key] = _replay.Ready(run.bind, *matrices, _replay.allocator(product))
     return product
 
 
@@ -53,10 +53,10 @@ def multiply_rows(h, x):
     with _foreign.stream_of(x):
         array, restore = _foreign.take(x, argument="x")
         if array.ndim < 2:
-            return restore(_product(h, _operand(h, array))[0])
+            return restore(_product(*_in_one_type(h, array))[0])
         *tokens, k = array.shape
         columns = array.reshape(math.prod(tokens), k).T
-        product, _ = _product(h, _operand(h, columns))
+        product, _ = _product(*_in_one_type(h, columns))
         return restore(product.T.reshape(*tokens, h.shape[0]))
 
 
@@ -92,22 +92,22 @@ def _multiply_folded(h, stack, out, algorithm: str) -> None:
     out[...] = xp.moveaxis(result.reshape(h.shape[0], *batch, n), 0, -2)
 
 
-def _operand(h, b):
-    """`b` after its checks, in the matrix's dtype, which must hold it exactly."""
+def _in_one_type(h, b) -> tuple[Any, Any]:
+    """The matrix and `b`, after its checks, in the type in which they meet.
+
+    A matrix that is made anew for an operand of a wider type is kept with this one.
+    """
     if b.ndim < 1 or b.shape[0 if b.ndim == 1 else -2] != h.shape[1]:
         raise ShapeError(
             f"b must have shape (k,), (k, n) or (..., k, n) with k = {h.shape[1]}, got {b.shape}"
         )
     _hybrid_dispatch.same_device(h.device, b)
     if b.dtype == h.dtype:
-        return b
-    row = _arrays.logical_dtype(b, argument="b")
-    if promote(h.tiles.dtype, row)[0] is not h.tiles.dtype:
-        raise DTypeError(
-            f"b.dtype must be {h.dtype}, that of the matrix, or narrower, got {b.dtype}; "
-            f"convert one, for example with b.astype(H.dtype) or H.astype({row.name!r})"
-        )
-    return b.astype(h.dtype)
+        return h, b
+    row, _ = promote(h.tiles.dtype, _arrays.logical_dtype(b, argument="b"))
+    if row is not h.tiles.dtype:
+        h = h.prepared(f"as {row.name}", lambda: h.astype(row))
+    return h, b.astype(h.dtype, copy=False)
 
 
 def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:

@@ -50,12 +50,6 @@ def cast(x, row: _dtypes.DType, wanted: _dtypes.DType):
     return reference.to_dtype(x, wanted.logical)
 
 
-def magnitude_bits(x, row: _dtypes.DType):
-    """Unsigned magnitudes that are zero for zeros of either sign."""
-    bits = x.view(row.storage)
-    return bits if row.name == "int8" else bits & row.storage.type((1 << 8 * row.itemsize - 1) - 1)
-
-
 def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
     """Values, places, and (first group with too many non-zeros, their number)."""
     if not _arrays.is_cupy(x):

@@ -74,7 +74,7 @@ class NMStorage(SparseArray):
     @property
     def nnz(self) -> int:
         """Number of non-zero elements (waits for the device)."""
-        return int((n_m_parts.magnitude_bits(self._values, self._dtype) != 0).sum())
+        return int(_arrays.not_zero(self._values, self._dtype).sum())
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +112,7 @@ class NMStorage(SparseArray):
 
     def mask(self):
         """Boolean array (..., m, k): the places of the stored elements that are not zero."""
-        return n_m_parts.magnitude_bits(self.toarray(), self._dtype) != 0
+        return _arrays.not_zero(self.toarray(), self._dtype)
 
     @property
     def T(self) -> Self:

@@ -124,13 +124,14 @@ class Parts:
 
     def _places_n_m(self, where: str) -> np.ndarray:
         n, m = self.pattern
-        grouped = self.metadata.reshape(*self.metadata.shape[:-1], -1, n)
+        groups = self.metadata.shape[-1] // n
+        grouped = self.metadata.reshape(*self.metadata.shape[:-1], groups, n)
         rising = (np.diff(grouped.astype(np.int16), axis=-1) > 0).all() and (grouped < m).all()
         if not rising:
             raise FormatError(
                 f"{where}: the places of a group must rise and stay below {m}; the file is damaged"
             )
-        return grouped[..., -1, :] if grouped.size else grouped.reshape(*self.shape[:-1], -1)
+        return grouped[..., -1, :] if groups else grouped.reshape(*self.shape[:-1], 0)
 
     def _nothing_past_the_edge(self, places: np.ndarray, where: str) -> None:
         n, m = self.pattern

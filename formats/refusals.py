@@ -63,6 +63,14 @@ class Refusals:
             ".toarray()[...]"
         )
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy's functions meet `__array__`, whose error these two would take for a "no"."""
+        if function.__name__ in ("array_equal", "array_equiv"):
+            raise DTypeError(
+                f"{type(self).__name__} is not compared element by element; compare its .toarray()"
+            )
+        return function._implementation(*args, **kwargs)
+
     def __iter__(self) -> Iterator[Any]:
         """The matrices of a batch."""
         if self.ndim > 2:

@@ -100,11 +100,7 @@ class Sparse24Array(SparseArray):
     @property
     def nnz(self) -> int:
         """Number of non-zero elements (waits for the device)."""
-        values = self._operand.stored.values
-        bits = values
-        if self._dtype.is_float8 and _arrays.is_cupy(values):
-            bits = values & 0x7F
-        return int((bits != 0).sum())
+        return int(_arrays.not_zero(self._operand.stored.values, self._dtype).sum())
 
     @property
     def nbytes(self) -> int:
@@ -182,10 +178,7 @@ class Sparse24Array(SparseArray):
 
     def mask(self):
         """Boolean array (..., m, k): the places of the stored elements that are not zero."""
-        dense = self.toarray()
-        if self._dtype.is_float8 and _arrays.is_cupy(dense):
-            dense = dense & 0x7F
-        return dense != 0
+        return _arrays.not_zero(self.toarray(), self._dtype)
 
     @property
     def T(self) -> Sparse24Array:

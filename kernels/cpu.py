@@ -2,7 +2,8 @@
 
 from sparse24.kernels.cpu_compress import compress, decompress, like, prune
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, matmul
-from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, matmul_n_m, prune_n_m
+from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, prune_n_m
+from sparse24.kernels.cpu_n_m_matmul import matmul_n_m
 from sparse24.kernels.cpu_transposable import transposable_mask
 
 # Names of the products, as `algorithm` takes them; "dense" is "cpu_dense".

@@ -18,6 +18,7 @@ from sparse24.kernels.cpu_matmul import STEP
 from sparse24.kernels.cpu_operand import pack_panels, widths
 
 _LEAST_ROWS = 16  # of a task
+_LEAST_WORK = 4  # multiplications that take as long as to find and read one non-zero
 
 
 class Rows:
@@ -94,7 +95,7 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
     if not b.size:
         out[:] = 0
         return
-    work = rows.values.size * n
+    work = rows.values.size * max(n, _LEAST_WORK)
     blocks = slices(m, _LEAST_ROWS, work=work)
     if n == 1:
         column = np.ascontiguousarray(b[:, 0])

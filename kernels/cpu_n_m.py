@@ -1,8 +1,7 @@
-"""General n:m patterns on the CPU: prune, compress, decompress and products.
+"""General n:m patterns on the CPU: prune, compress and decompress.
 
 A group of m <= 32 elements stores n values and their places, which rise.  Kernels work on a
-flat list of groups, as those of 2:4 do; flags are 32 bits.  Products share the inner loop of
-2:4 for many columns, which asks only for the column of every stored element.
+flat list of groups, as those of 2:4 do; flags are 32 bits.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check
 from sparse24._errors import ShapeError
-from sparse24._records import PLAIN, Epilogue
-from sparse24.kernels import cpu_batch, cpu_compress, cpu_groups, cpu_matmul, cpu_operand
+from sparse24.kernels import cpu_compress, cpu_groups
 from sparse24.kernels._numba import njit, parallel, slices
 
 _RUN_BYTES = 1 << 17
@@ -95,14 +93,6 @@ def _scatter(values, places, n, m, out):
     for g in range(values.size // n):
         for t in range(n * g, n * g + n):
             out[m * g + places[t]] = values[t]
-
-
-@njit
-def _write_indices(places, n, m, indices):
-    for row in range(places.shape[0]):
-        for g in range(places.shape[1] // n):
-            for t in range(n * g, n * g + n):
-                indices[row, t] = m * g + places[row, t]
 
 
 def _runs(rows: int, k: int, itemsize: int) -> list[slice]:
@@ -230,7 +220,7 @@ def decompress_n_m(
     n, m = _check.pattern((n, m))
     dtype = _arrays.logical_dtype(values, argument="values")
     _check.same_shape(places.shape, values.shape, argument="places", other="values")
-    _check_stored(values, n, m, k)
+    check_stored(values, n, m, k)
     stored, at = cpu_compress.matrix_of(values, dtype.storage), cpu_compress.matrix_of(places)
     out = np.empty((len(stored), k), dtype.storage)
     groups = -(-k // m)
@@ -249,56 +239,11 @@ def decompress_n_m(
     return out.reshape(*values.shape[:-1], k).view(dtype.logical)
 
 
-def _check_stored(values, n: int, m: int, k: int) -> None:
+def check_stored(values, n: int, m: int, k: int) -> None:
+    """Refuse stored elements that are not those of `k` columns."""
     want = n * -(-k // m)
     if values.shape[-1] != want:
         raise ShapeError(
             f"values must store {want} elements a row for {n}:{m} and k = {k}, "
             f"got shape {values.shape}"
         )
-
-
-class _Operand(cpu_operand.Operand):
-    """An n:m matrix; its metadata are the places."""
-
-    pattern: tuple[int, int]
-
-    def indices(self, rows: slice) -> np.ndarray:
-        indices = np.empty(self.values[rows].shape, np.int32)
-        _write_indices(self.metadata[rows], *self.pattern, indices)
-        return indices
-
-
-def matmul_n_m(
-    values: np.ndarray,
-    places: np.ndarray,
-    n: int,
-    m: int,
-    k: int,
-    b: np.ndarray,
-    out: np.ndarray,
-    epilogue: Epilogue = PLAIN,
-) -> None:
-    """Write ``epilogue(A @ b)`` of an n:m matrix A into `out`.
-
-    Parameters
-    ----------
-    values, places : ndarray, shape (..., rows, n * groups)
-        As `compress_n_m` returns them.
-    n, m, k : int
-        The pattern, and the columns of A.
-    b, out, epilogue
-        As for `cpu_matmul.matmul`.
-    """
-    n, m = _check.pattern((n, m))
-    _check_stored(values, n, m, k)
-    dtype, b_dtype = cpu_batch.checked(values, values.shape[-1], k, b, out)
-    high = m * -(-k // m)
-
-    def one(values, places, b, out, epilogue):
-        work = cpu_matmul.work_type(dtype, few=False)
-        a = _Operand(values, places, high, dtype, work)
-        a.pattern = (n, m)
-        cpu_matmul.multiply(a, b, b_dtype, out, epilogue, cpu_matmul.multiply_many)
-
-    cpu_batch.over_batch(values, places, b, out, epilogue, one)

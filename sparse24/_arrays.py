@@ -104,6 +104,24 @@ def as_storage(x: Any, row: _dtypes.DType) -> Any:
     return x if x.dtype == row.logical else x.view(row.logical)
 
 
+def check_real(x: Any, *, argument: str) -> None:
+    """Refuse an array of anything but real numbers, such as complex ones or text."""
+    if x.dtype.kind not in "biuf" and x.dtype not in _dtypes.LOGICAL:
+        way_out = f"pass for example {argument}.real" if x.dtype.kind == "c" else "convert it first"
+        raise DTypeError(f"{argument} must hold real numbers, got {x.dtype}; {way_out}")
+
+
+def not_zero(x: Any, row: _dtypes.DType) -> Any:
+    """Where the elements are not zero, of either sign.
+
+    Narrow floats are seen as bits: NumPy compares them slowly, and CuPy has no fp8.
+    """
+    if row.name == "int8" or row.itemsize > 2:
+        return x != 0
+    magnitude = row.storage.type((1 << 8 * row.itemsize - 1) - 1)
+    return x.view(row.storage) & magnitude != 0
+
+
 def row_pitch(columns: int, itemsize: int) -> int:
     """Smallest number of elements >= `columns` whose rows start on 16-byte boundaries."""
     step = 16 // itemsize

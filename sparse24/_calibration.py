@@ -100,7 +100,7 @@ class Calibration:
 
     @property
     def hessian(self):
-        if self._moment is None:
+        if not self.count:
             raise ArgumentError("calibration has seen no inputs; call update(inputs) first")
         if not self.bias:
             return self._moment

@@ -143,6 +143,14 @@ def number(value, *, argument: str) -> float:
         raise ArgumentError(f"{argument} must be a number, got {shown(value)}") from None
 
 
+def positive(value, *, argument: str) -> float:
+    """Return a number above 0 as a float."""
+    found = number(value, argument=argument)
+    if not found > 0:
+        raise ArgumentError(f"{argument} must be above 0, got {value!r}")
+    return found
+
+
 def writable(array, *, argument: str) -> None:
     """Refuse an array that cannot be written to, or of which elements share memory."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_files, _whole_files
+from sparse24 import _dtypes, _raw_files, _raw_writers, _whole_files
 from sparse24._errors import ArgumentError, Sparse24Error
 from sparse24.formats import stored
 from sparse24.formats.two_four import Sparse24Array
@@ -207,7 +207,7 @@ def convert(
     layers = list(_with_progress(compress_layers(file, names, recipe), len(names), progress))
     compressed = {layer.name: layer.array for layer in layers}
     arrays = {name: compressed[name] if name in compressed else file[name] for name in file}
-    _raw_files.write(target, *stored.pack(arrays), file.texts)
+    _raw_writers.write(target, *stored.pack(arrays), file.texts)
     return report(file, layers, recipe, Path(target))
 
 

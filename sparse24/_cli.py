@@ -225,14 +225,7 @@ def _bench(options) -> int:
 
 
 def _convert(options) -> int:
-    calibration = {}
-    if options.calibration is not None:
-        calibration = dict(_raw_files.open_arrays(options.calibration))
-    elif options.method in _checkpoint.NEED_INPUTS:
-        raise ArgumentError(
-            f"--method {options.method} weighs elements by the layer's inputs; "
-            "pass them with --calibration FILE"
-        )
+    calibration = _calibration(options)
     if options.report is not None:
         given = [path for path in (options.source, options.target, options.calibration) if path]
         _checkpoint.check_report(options.report, *given)
@@ -248,6 +241,23 @@ def _convert(options) -> int:
     if not options.quiet:
         _print_report(record)
     return 0
+
+
+def _calibration(options) -> dict:
+    """The inputs of the layers, if the method looks at them."""
+    if options.method not in _checkpoint.NEED_INPUTS:
+        if options.calibration is not None:
+            raise ArgumentError(
+                f"--method {options.method} does not look at --calibration; drop it, or name "
+                f"--method {' or '.join(_checkpoint.NEED_INPUTS)}"
+            )
+        return {}
+    if options.calibration is None:
+        raise ArgumentError(
+            f"--method {options.method} weighs elements by the layer's inputs; "
+            "pass them with --calibration FILE"
+        )
+    return dict(_raw_files.open_arrays(options.calibration))
 
 
 def _print_report(record: dict) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _storage
+from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _methods, _storage
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray, densified
@@ -92,8 +92,7 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
         dtype = x.dtype  # the dense form may be bits
     x = densified(x)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
-    if check not in (True, False, "deferred"):
-        raise ArgumentError(f"check must be True, False or 'deferred', got {_check.shown(check)}")
+    _check.one_of(check, (True, False, "deferred"), argument="check")
     if _check.pattern(pattern) != (2, 4):
         _only_24(scores=scores, like=like, transposable=transposable, keep_dense=keep_dense)
         _only_24(check=check if check == "deferred" else None)
@@ -202,9 +201,7 @@ def _rule(on_excess, scores, mask, like, x):
     if scores is not None:
         if on_excess != "prune":
             raise ArgumentError("scores= say what to prune; pass on_excess='prune' with them")
-        scores, _ = _foreign.take(scores, argument="scores")
-        _check.same_shape(scores.shape, x.shape, argument="scores", other="x")
-        return "scores", scores
+        return "scores", _methods.checked_scores(scores, x)
     if like is not None:
         if not isinstance(like, Sparse24Array):
             raise ArgumentError(f"like must be a Sparse24Array, got {type(like).__name__}")

@@ -68,6 +68,7 @@ TABLE: dict[str, DType] = {row.name: row for row in _ROWS}
 NAMES: tuple[str, ...] = tuple(TABLE)
 OUTPUT_NAMES: tuple[str, ...] = (*NAMES, "int32")
 _BY_LOGICAL = {row.logical: row for row in _ROWS}
+LOGICAL: frozenset[np.dtype] = frozenset(_BY_LOGICAL)
 
 
 def lookup(dtype, *, argument: str = "dtype") -> DType:

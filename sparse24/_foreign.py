@@ -230,15 +230,21 @@ class _CudaStream:
 
 
 def torch_function(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """``torch.matmul``, ``torch.mm`` and ``torch.nn.functional.linear`` with a sparse operand."""
+    """torch's products and ``torch.nn.functional.linear`` with a sparse operand."""
     import torch
 
-    products = (torch.matmul, torch.mm, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
+    products = (
+        torch.matmul, torch.mm, torch.mv, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__
+    )  # fmt: skip
     if function in products:
         return _multiply(*args, **kwargs)
     if function is torch.nn.functional.linear:
         return _linear(*args, **kwargs)
-    return NotImplemented
+    raise DTypeError(
+        f"torch's {function.__name__} takes no sparse array of sparse24; multiply with @, "
+        "torch.matmul or torch.nn.functional.linear, or call sparse24.convert.to_torch, which "
+        "makes it dense"
+    )
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -246,12 +252,14 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
     return y if bias is None else y + bias
 
 
-def _multiply(input: Any, other: Any = None, *, mat2: Any = None, out: Any = None) -> Any:
+def _multiply(
+    input: Any, other: Any = None, *, mat2: Any = None, vec: Any = None, out: Any = None
+) -> Any:
     """``input @ other`` without asking torch again: the sparse operand multiplies.
 
-    The names are torch's: `torch.mm` calls its second operand ``mat2``.
+    The names are torch's: `torch.mm` calls its second operand ``mat2``, `torch.mv` ``vec``.
     """
-    other = mat2 if other is None else other
+    other = next(x for x in (other, mat2, vec) if x is not None)
     y = other.__rmatmul__(input) if _arrays.is_torch(input) else input.__matmul__(other)
     if out is None:
         return y

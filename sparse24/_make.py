@@ -52,7 +52,7 @@ def from_scipy(m, *, dtype=None, on_excess="raise"):
     dtype : dtype, optional
         Element type of the result; by default that of `m`.
     on_excess : {"raise", "prune"}
-        What to do with a group of more than two non-zeros; see `compress`.
+        What to do with a group of more than two non-zeros; see `sparse24.compress`.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def from_scipy(m, *, dtype=None, on_excess="raise"):
 
     Notes
     -----
-    The matrix is made dense on its device first.  Waits for the GPU where `compress` does.
+    The matrix is made dense on its device first.  Waits for the GPU where `sparse24.compress` does.
 
     Examples
     --------

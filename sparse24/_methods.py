@@ -12,6 +12,19 @@ from sparse24._calibration import Calibration
 from sparse24._errors import ArgumentError, ShapeError
 
 NAMES = ("magnitude", "wanda", "sparsegpt", "random")
+# What a method takes to know the inputs of the layer.
+_TAKES = {
+    "wanda": ("calibration", "hessian", "activations"),
+    "sparsegpt": ("calibration", "hessian"),
+}
+
+
+def checked_scores(scores, x, *, argument: str = "scores"):
+    """Scores as an array beside `x`; refuses another shape, and what is not in order."""
+    scores, _ = _foreign.take(scores, argument=argument)
+    _check.same_shape(scores.shape, x.shape, argument=argument, other="x")
+    _arrays.check_real(scores, argument=argument)
+    return scores
 
 
 def magnitude(x, row: _dtypes.DType):
@@ -41,6 +54,23 @@ def random(x, rng):
     return _arrays.namespace(x).asarray(numbers)
 
 
+def check_inputs(method, **given) -> None:
+    """Refuse what is known of the inputs where nothing would look at it, or where it is told twice.
+
+    `method` is the name of one, or None where scores decide.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in _TAKES.get(method, ()):
+            methods = " or ".join(repr(key) for key, names in _TAKES.items() if name in names)
+            raise ArgumentError(
+                f"{name}= is for method={methods}, and {method or 'scores'!r} does not look at "
+                "it; drop it, or name such a method"
+            )
+    if len(given) > 1:
+        raise ArgumentError(f"{' and '.join(given)} say the same; pass one of them")
+
+
 def input_norms(k: int, calibration, hessian, activations):
     """The norm of each of the `k` input features, from whichever of the three is given."""
     if activations is not None:
@@ -62,8 +92,6 @@ def input_hessian(k: int, calibration, hessian, *, method: str = "sparsegpt", mo
             f"method={method!r} needs to know the inputs: pass calibration=X, an array "
             f"(..., {k}), or hessian=X.T @ X{more}"
         )
-    if calibration is not None and hessian is not None:
-        raise ArgumentError("calibration and hessian say the same; pass one of them")
     if hessian is None:
         seen = calibration if isinstance(calibration, Calibration) else Calibration(calibration)
         hessian = seen.hessian

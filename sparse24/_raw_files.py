@@ -1,8 +1,7 @@
 """Named NumPy arrays in safetensors, npz and npy files: every element type, no pickle.
 
 Reading is lazy and defensive: shapes, element types and sizes are checked against
-the file before any array is made.  Writing goes to a temporary file that takes the
-target's place only when it is complete.
+the file before any array is made.  `_raw_writers` writes them.
 """
 
 from __future__ import annotations
@@ -21,27 +20,25 @@ import ml_dtypes
 import numpy as np
 
 from sparse24 import _dtypes
-from sparse24._errors import ArgumentError, DTypeError, FormatError
-from sparse24._whole_files import replacing
+from sparse24._errors import ArgumentError, FormatError
 
 SUFFIXES = (".safetensors", ".npz", ".npy")
 HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in npz
 
-_SAFETENSORS_TYPES = {
+SAFETENSORS_TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
     "BOOL": np.bool_, "C64": np.complex64,
 }  # fmt: skip
-_NPY_KINDS = "biufc"
+NPY_KINDS = "biufc"
 # What a damaged archive raises: a wrong offset is an OSError, an encrypted or odd member a
 # RuntimeError or NotImplementedError, an odd name a UnicodeDecodeError.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, OSError, EOFError,
     RuntimeError, NotImplementedError, UnicodeDecodeError,
 )  # fmt: skip
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same arrays give the same bytes
 
 
 def damaged(path: Path, what: object) -> FormatError:
@@ -57,77 +54,6 @@ def suffix_of(path: str | os.PathLike) -> str:
             "these formats first"
         )
     return suffix
-
-
-def write(
-    path: str | os.PathLike,
-    arrays: Mapping[str, np.ndarray],
-    header: Mapping[str, Any] | None,
-    texts: Mapping[str, str] | None = None,
-) -> None:
-    """Write arrays and a JSON header to a safetensors or npz file, or one array to an npy file.
-
-    Only safetensors holds `texts`.
-    """
-    suffix = suffix_of(path)
-    if suffix == ".safetensors":
-        write_safetensors(path, arrays, header, texts)
-    elif suffix == ".npz":
-        write_npz(path, arrays, header)
-    else:
-        if len(arrays) != 1 or header:
-            raise ArgumentError(
-                f"an npy file holds one plain array, got {len(arrays)}; use .npz or .safetensors"
-            )
-        with replacing(path) as fresh, fresh.open("xb") as file:
-            np.save(file, next(iter(arrays.values())), allow_pickle=False)
-
-
-def write_safetensors(
-    path: str | os.PathLike,
-    arrays: Mapping[str, np.ndarray],
-    header: Mapping[str, Any] | None,
-    texts: Mapping[str, str] | None = None,
-) -> None:
-    """Write arrays in their own types, readable for every safetensors reader.
-
-    `texts` are other entries of the file's metadata, such as ``{"format": "pt"}``.
-    """
-    from safetensors.numpy import save_file
-
-    known = [np.dtype(kind) for kind in _SAFETENSORS_TYPES.values()]
-    _check_types(arrays, lambda dtype: dtype in known, "safetensors")
-    metadata = {**(texts or {}), **({HEADER: json.dumps(header)} if header else {})}
-    contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
-    with replacing(path) as fresh:
-        save_file(contiguous, fresh, metadata=metadata or None)
-
-
-def write_npz(
-    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
-) -> None:
-    """Write arrays; types that NumPy does not know go as raw bits, named in the header."""
-    ours = [row.logical for row in _dtypes.TABLE.values()]
-    _check_types(arrays, lambda dtype: dtype in ours or dtype.kind in _NPY_KINDS, "npz")
-    names = {name: x.dtype.name for name, x in arrays.items() if x.dtype.isbuiltin == 2}
-    head = {**(header or {}), **({"bits": names} if names else {})}
-    with replacing(path) as fresh, zipfile.ZipFile(fresh, "x", zipfile.ZIP_STORED) as archive:
-        if head:
-            archive.writestr(zipfile.ZipInfo(f"{HEADER}.json", _EPOCH), json.dumps(head))
-        for name, x in arrays.items():
-            if name in names:
-                x = x.view(_dtypes.lookup(x.dtype, argument=f"{name}.dtype").storage)
-            member = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
-            with archive.open(member, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asanyarray(x), allow_pickle=False)
-
-
-def _check_types(arrays: Mapping[str, np.ndarray], holds, kind: str) -> None:
-    for name, x in arrays.items():
-        if not holds(x.dtype):
-            raise DTypeError(
-                f"{name} has dtype {x.dtype}, which a {kind} file cannot hold; convert it first"
-            )
 
 
 def open_arrays(path: str | os.PathLike) -> ArrayFile:
@@ -216,10 +142,10 @@ class SafetensorsFile(ArrayFile):
     def _locate(self, described) -> dict[str, int]:
         sizes = {}
         for name, type_name, shape in described:
-            if type_name not in _SAFETENSORS_TYPES:
-                known = ", ".join(_SAFETENSORS_TYPES)
+            if type_name not in SAFETENSORS_TYPES:
+                known = ", ".join(SAFETENSORS_TYPES)
                 raise damaged(self.path, f"array {name!r} has type {type_name}, not one of {known}")
-            dtype = np.dtype(_SAFETENSORS_TYPES[type_name])
+            dtype = np.dtype(SAFETENSORS_TYPES[type_name])
             self.specs[name] = (shape, dtype)
             sizes[name] = dtype.itemsize * int(np.prod(shape, dtype=object))
         offset = self.path.stat().st_size - sum(sizes.values())
@@ -306,7 +232,7 @@ def _npy_spec(file: Any, size: int, path: Path, name: str) -> tuple[tuple[int, .
             shape, _, dtype = np.lib.format.read_array_header_2_0(head)
     except (ValueError, EOFError) as error:
         raise damaged(path, f"array {name!r}: {error}") from error
-    if dtype.kind not in _NPY_KINDS:
+    if dtype.kind not in NPY_KINDS:
         raise FormatError(
             f"{path}: array {name!r} has element type {dtype}, which is not numeric; "
             "save it as numbers (bfloat16 and fp8 go through sparse24.save_npz or safetensors)"

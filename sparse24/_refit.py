@@ -40,7 +40,7 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     ShapeError
         If shapes do not fit.
     ArgumentError
-        If the inputs hold NaN or inf.
+        If the inputs hold NaN or inf, or `damping` is not above 0.
 
     Notes
     -----
@@ -57,6 +57,7 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     >>> s24.refit(pruned, dense, inputs, damping=1e-9).round(3)
     array([[7., 0., 0., 3.]])
     """
+    damping = _check.positive(damping, argument="damping")
     seen = calibration if isinstance(calibration, Calibration) else Calibration(calibration)
     start, restore = _foreign.take(pruned, argument="pruned")
     anchor, _ = _foreign.take(dense, argument="dense")

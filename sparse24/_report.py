@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -88,13 +89,15 @@ class Report:
             rows.append((
                 layer.name, "x".join(map(str, layer.shape)), f"{n}:{m}",
                 "yes" if layer.obeys else "no", f"{layer.density:.1%}",
-                f"{layer.kept_energy:.1%}", f"{layer.kept_magnitude:.1%}",
+                _percent(layer.kept_energy), _percent(layer.kept_magnitude),
                 " ".join(map(str, layer.histogram)),
             ))  # fmt: skip
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-        total = f"kept of all: {self.kept_energy:.1%} energy, {self.kept_magnitude:.1%} magnitude"
-        return "\n".join([*lines, total])
+        if not math.isnan(self.kept_energy):
+            energy, magnitude = _percent(self.kept_energy), _percent(self.kept_magnitude)
+            lines.append(f"kept of all: {energy} energy, {magnitude} magnitude")
+        return "\n".join(lines)
 
 
 def report(pruned, dense=None, *, pattern=(2, 4), axis=-1) -> Report:
@@ -162,6 +165,11 @@ def _layer(name: str, x: np.ndarray, dense, pattern: tuple[int, int], axis: int)
         name, x.shape, (n, m), tuple(map(int, histogram)), density, *kept,
         float(energy), float(magnitude),
     )  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    """A share in a table; a dash where the dense weights were not given."""
+    return "-" if math.isnan(share) else f"{share:.1%}"
 
 
 def _kept(sizes, nonzero, energy: float, magnitude: float) -> tuple[float, float]:

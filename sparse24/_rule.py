@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _methods, _select
+from sparse24 import _arrays, _check, _dtypes, _methods, _select
 from sparse24._calibration import Calibration
 from sparse24._errors import ArgumentError, PatternError, UnsupportedError
 from sparse24._refit import fitted
@@ -41,16 +41,21 @@ def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **re
     number = _check.axis(axis, x.ndim)
     if transposable:
         _check_transposable(x, n, m, number)
-    if not 0 <= channels < 1:
+    if not 0 <= _check.number(channels, argument="channels") < 1:
         raise ArgumentError(f"channels must be a fraction in [0, 1), got {channels!r}")
-    if not damping > 0:
-        raise ArgumentError(f"damping must be above 0, got {damping!r}")
+    damping = _check.positive(damping, argument="damping")
     if channels:
         _check.at_least_2d(x.shape, argument="x")
+    scores = _checked_scores(x, scores, rest["method"])
+    by_name = scores is None and isinstance(rest["method"], str)
+    _methods.check_inputs(
+        rest["method"] if by_name else None, calibration=rest["calibration"],
+        hessian=rest["hessian"], activations=rest["activations"],
+    )  # fmt: skip
     return Rule(
-        n, m, number, scores=_checked_scores(x, scores, rest["method"]),
+        n, m, number, scores=scores,
         transposable=bool(transposable), dtype=_arrays.logical_dtype(x, dtype),
-        damping=float(damping), channels=float(channels), **rest,
+        damping=damping, channels=float(channels), **rest,
     )  # fmt: skip
 
 
@@ -69,9 +74,7 @@ def _checked_scores(x, scores, method):
         return None
     if method != "magnitude":
         raise ArgumentError(f"scores replace a method; drop scores= or method={method!r}")
-    scores, _ = _foreign.take(scores, argument="scores")
-    _check.same_shape(scores.shape, x.shape, argument="scores", other="x")
-    return scores
+    return _methods.checked_scores(scores, x)
 
 
 def pruned(x, rule: Rule):
@@ -127,9 +130,7 @@ def _scores(x, rule: Rule):
     if rule.scores is not None:
         return rule.scores
     if callable(rule.method):
-        scores, _ = _foreign.take(rule.method(x), argument="method(x)")
-        _check.same_shape(scores.shape, x.shape, argument="method(x)", other="x")
-        return scores
+        return _methods.checked_scores(rule.method(x), x, argument="method(x)")
     if rule.method == "magnitude":
         return _methods.magnitude(x, rule.dtype)
     if rule.method == "random":

@@ -24,7 +24,7 @@ def apply_masks(weights, masks):
     Raises
     ------
     ArgumentError, ShapeError
-        If masks and weights differ in number or shape.
+        If masks and weights differ in number or shape, or no name is that of both.
 
     Examples
     --------
@@ -36,6 +36,10 @@ def apply_masks(weights, masks):
     if isinstance(weights, Mapping):
         if not isinstance(masks, Mapping):
             raise ArgumentError(f"masks must be a mapping, as weights, got {_check.shown(masks)}")
+        if masks and not masks.keys() & weights.keys():
+            raise ArgumentError(
+                f"masks must be of these weights, {_names(weights)}, got those of {_names(masks)}"
+            )
         return {n: _masked(w, masks[n], n) if n in masks else w for n, w in weights.items()}
     if isinstance(weights, list | tuple):
         if isinstance(masks, Mapping):
@@ -51,6 +55,10 @@ def apply_masks(weights, masks):
             for i, (w, m) in enumerate(zip(weights, masks, strict=True))
         )
     return _masked(weights, masks, "0")
+
+
+def _names(arrays: Mapping) -> str:
+    return ", ".join(map(repr, list(arrays)[:4])) or "none"
 
 
 def _masked(weight: Array, mask: Array, name: str) -> Array:

@@ -15,7 +15,7 @@ import array_api_compat
 import numpy as np
 
 from sparse24 import _check
-from sparse24._errors import ArgumentError, PatternError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, PatternError, ShapeError
 from sparse24.kernels import reference
 
 Array = Any
@@ -27,7 +27,12 @@ def namespace(*arrays: Array):
     """The array API namespace of the arrays."""
     for array in arrays:
         _check.unmasked(array, argument="a weight or gradient")
-    return array_api_compat.array_namespace(*arrays)
+    try:
+        return array_api_compat.array_namespace(*arrays)
+    except TypeError as error:
+        raise DTypeError(
+            f"weights, gradients and masks must be dense arrays of one library: {error}"
+        ) from error
 
 
 def plain(x: Array) -> Array:
@@ -74,8 +79,8 @@ def floor_count(share: float, total: int) -> int:
 def check_share(value, argument: str) -> float:
     """A number in [0, 1], or an error that names it."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = _check.number(value, argument=argument)
+    except ArgumentError:
         raise ArgumentError(f"{argument} must be a number in [0, 1], got {value!r}") from None
     if not 0.0 <= number <= 1.0:
         raise ArgumentError(f"{argument} must be in [0, 1], got {value!r}")

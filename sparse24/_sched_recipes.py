@@ -8,8 +8,9 @@ from sparse24._sched_criteria import RandomScores
 from sparse24._sched_distributions import ERK, Distribution, Uniform
 from sparse24._sched_growers import GradientGrowth, RandomGrowth
 from sparse24._sched_patterns import NM, Pattern, Unstructured
+from sparse24._sched_phases import StepScheduler
 from sparse24._sched_records import Recipe
-from sparse24._sched_schedules import ConstantScheduler, CubicScheduler, StepScheduler
+from sparse24._sched_schedules import ConstantScheduler, CubicScheduler
 
 
 def gradual_magnitude(

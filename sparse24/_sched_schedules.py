@@ -1,4 +1,4 @@
-"""How sparse at which step: pure functions of the step number.
+"""How sparse at which step, constant or along a ramp: pure functions of the step number.
 
 Step 0 always updates, and a ramp is exactly at its initial value up to ``start`` and
 exactly at its target from ``stop`` on, whatever ``every`` is.
@@ -7,18 +7,19 @@ exactly at its target from ``stop`` on, whatever ``every`` is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError
 from sparse24._sched_arrays import check_share
 
 
-def _check_steps(start: int, stop: int, every: int) -> None:
-    if start < 0 or stop < start:
-        raise ArgumentError(f"0 <= start <= stop must hold, got start={start}, stop={stop}")
-    if every < 1:
-        raise ArgumentError(f"every must be at least 1, got {every}")
+def check_steps(start: int, stop: int, every: int) -> None:
+    """Refuse steps that training never meets, such as 0.9 * 1001, and an empty order of them."""
+    for argument, value, least in (("start", start, 0), ("stop", stop, 0), ("every", every, 1)):
+        _check.whole(value, argument=argument, least=least)
+    if stop < start:
+        raise ArgumentError(f"start <= stop must hold, got start={start}, stop={stop}")
 
 
 class Schedule:
@@ -56,7 +57,7 @@ class ConstantScheduler(Schedule):
 
     def __post_init__(self):
         check_share(self.target_sparsity, "target_sparsity")
-        _check_steps(0, self.stop or 0, 1 if self.every is None else self.every)
+        check_steps(0, self.stop or 0, 1 if self.every is None else self.every)
 
     def sparsity(self, step):
         return self.target_sparsity
@@ -82,7 +83,7 @@ class _Ramp(Schedule):
     def __post_init__(self):
         check_share(self.target_sparsity, "target_sparsity")
         check_share(self._first, "init_sparsity")
-        _check_steps(self.start, self.stop, self.every)
+        check_steps(self.start, self.stop, self.every)
 
     @property
     def _first(self) -> float:
@@ -184,142 +185,3 @@ class CosineScheduler(_Ramp):
     @staticmethod
     def curve(progress):
         return 0.5 - 0.5 * math.cos(math.pi * progress)
-
-
-@dataclass(frozen=True)
-class StepScheduler(Schedule):
-    """Sparsity that jumps at milestones, e.g. ``StepScheduler({0: 0.0, 100: 0.5})``.
-
-    Parameters
-    ----------
-    milestones : mapping of int to float
-        The sparsity from each of these steps on; before the first it is 0.
-    """
-
-    milestones: Mapping[int, float]
-    _order: tuple[tuple[int, float], ...] = field(init=False, repr=False)
-
-    def __post_init__(self):
-        order = tuple(
-            sorted((int(t), check_share(s, "milestones")) for t, s in self.milestones.items())
-        )
-        if not order or order[0][0] < 0:
-            raise ArgumentError(
-                f"milestones must map steps >= 0 to sparsities, got {self.milestones!r}"
-            )
-        object.__setattr__(self, "_order", order)
-
-    def sparsity(self, step):
-        reached = [s for t, s in self._order if t <= step]
-        return reached[-1] if reached else 0.0
-
-    def updates(self, step):
-        return step == 0 or step in self.milestones
-
-    def values(self):
-        return (self.sparsity(0), *(s for _, s in self._order))
-
-
-def OneShot(target_sparsity: float = 0.5, at: int = 0) -> StepScheduler:
-    """Dense before step `at`, `target_sparsity` from it on; one update.
-
-    Parameters
-    ----------
-    target_sparsity : float
-    at : int
-
-    Returns
-    -------
-    StepScheduler
-
-    Examples
-    --------
-    >>> from sparse24.schedule import OneShot
-    >>> [OneShot(0.5, at=3).sparsity(step) for step in (2, 3)]
-    [0.0, 0.5]
-    """
-    return StepScheduler({at: target_sparsity})
-
-
-@dataclass(frozen=True)
-class Phases(Schedule):
-    """One schedule after another; each counts its steps from its own beginning.
-
-    Parameters
-    ----------
-    parts : sequence of (int or None, Schedule)
-        Length of each phase in steps; the last may be None, without end.
-
-    Examples
-    --------
-    Dense for 100 steps, 2:4 for 800, then dense again:
-
-    >>> from sparse24.schedule import ConstantScheduler, Phases
-    >>> dense, sparse = ConstantScheduler(0.0), ConstantScheduler(0.5, every=10)
-    >>> phases = Phases([(100, dense), (800, sparse), (None, dense)])
-    >>> [phases.sparsity(t) for t in (99, 100, 899, 900)]
-    [0.0, 0.5, 0.5, 0.0]
-    """
-
-    parts: tuple[tuple[int | None, Schedule], ...]
-
-    def __post_init__(self):
-        parts = tuple((length, part) for length, part in self.parts)
-        if not parts or any(length is None or length < 1 for length, _ in parts[:-1]):
-            raise ArgumentError(
-                "parts must be (length >= 1, schedule) pairs; only the last length may be None"
-            )
-        object.__setattr__(self, "parts", parts)
-
-    def _locate(self, step: int) -> tuple[Schedule, int]:
-        for length, part in self.parts[:-1]:
-            assert length is not None  # only the last may be
-            if step < length:
-                return part, step
-            step -= length
-        return self.parts[-1][1], step
-
-    def sparsity(self, step):
-        part, local = self._locate(step)
-        return part.sparsity(local)
-
-    def updates(self, step):
-        part, local = self._locate(step)
-        return part.updates(local)
-
-    def values(self):
-        return tuple(value for _, part in self.parts for value in part.values())
-
-
-def dense_sparse_dense(target_sparsity: float, start: int, stop: int, *, every: int = 1) -> Phases:
-    """Dense until `start`, sparse from it until `stop`, dense afterwards.
-
-    Parameters
-    ----------
-    target_sparsity : float
-    start, stop : int
-    every : int
-        Steps between updates while sparse.
-
-    Returns
-    -------
-    Phases
-
-    Raises
-    ------
-    ArgumentError
-        If there is no step between `start` and `stop`.
-
-    Examples
-    --------
-    >>> from sparse24.schedule import dense_sparse_dense
-    >>> [dense_sparse_dense(0.5, 2, 4).sparsity(step) for step in (1, 2, 3, 4)]
-    [0.0, 0.5, 0.5, 0.0]
-    """
-    _check_steps(start, stop, every)
-    if start == stop:
-        raise ArgumentError(f"start < stop must hold for a sparse phase, got {start} and {stop}")
-    sparse = ConstantScheduler(target_sparsity, every=every)
-    dense = ConstantScheduler(0.0)
-    before = [(start, dense)] if start else []
-    return Phases((*before, (stop - start, sparse), (None, dense)))

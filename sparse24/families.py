@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sparse24 import _check, _dtypes
-from sparse24._errors import ArgumentError, FormatError
+from sparse24 import _arrays, _check, _dtypes
+from sparse24._errors import ArgumentError, DTypeError, FormatError
 
 __all__ = ["FAMILIES", "make", "read_mtx", "read_smtx"]
 
@@ -165,7 +165,7 @@ def read_smtx(path, *, dtype="float32", rng=None):
     ----------
     path : str or Path
         Three lines: ``rows, columns, nnz``, row offsets, column indices.
-    dtype : str or dtype, default "float32"
+    dtype : {"float32", "float64", "int8"}, default "float32"
         Element type of the values.
     rng : numpy.random.Generator or int, optional
         Source of the values, or a seed.
@@ -178,6 +178,8 @@ def read_smtx(path, *, dtype="float32", rng=None):
     ------
     FormatError
         If the file is cut short or its numbers do not fit together.
+    DTypeError
+        If SciPy has no sparse matrices of `dtype`.
 
     References
     ----------
@@ -196,6 +198,7 @@ def read_smtx(path, *, dtype="float32", rng=None):
     """
     import scipy.sparse
 
+    row = _type_in_scipy(dtype)
     lines = Path(path).read_text(errors="replace").splitlines()
     if len(lines) < 2:
         raise FormatError(f"{path} must have a header, row offsets and column indices")
@@ -212,7 +215,7 @@ def read_smtx(path, *, dtype="float32", rng=None):
         )
     if nnz and not (columns.min() >= 0 and columns.max() < k):
         raise FormatError(f"{path}: column indices must be in [0, {k})")
-    values = _normal(_check.generator(rng), np.ones(nnz, bool), dtype)
+    values = _normal(_check.generator(rng), np.ones(nnz, bool), row)
     return scipy.sparse.csr_array((values, columns, offsets), shape=(m, k))
 
 
@@ -223,7 +226,7 @@ def read_mtx(path, *, dtype=None):
     ----------
     path : str or Path
         File in coordinate or array form.
-    dtype : str or dtype, optional
+    dtype : {"float32", "float64", "int8"}, optional
         Element type of the result; by default that of the file.
 
     Returns
@@ -234,6 +237,8 @@ def read_mtx(path, *, dtype=None):
     ------
     FormatError
         If the file is damaged, or no Matrix Market file.
+    DTypeError
+        If SciPy has no sparse matrices of `dtype`, or complex elements were to become real.
 
     Examples
     --------
@@ -248,8 +253,26 @@ def read_mtx(path, *, dtype=None):
     import scipy.io
     import scipy.sparse
 
+    from sparse24.kernels import reference
+
+    row = None if dtype is None else _type_in_scipy(dtype)
     try:
         matrix = scipy.sparse.csr_array(scipy.io.mmread(path))
     except (ValueError, OverflowError) as error:
         raise FormatError(f"{path} is no Matrix Market file that can be read: {error}") from None
-    return matrix if dtype is None else matrix.astype(_dtypes.lookup(dtype).logical)
+    if row is not None:
+        _arrays.check_real(matrix, argument="the matrix")
+        data = reference.to_dtype(matrix.data, row.logical)
+        matrix = scipy.sparse.csr_array((data, matrix.indices, matrix.indptr), shape=matrix.shape)
+    return matrix
+
+
+def _type_in_scipy(dtype) -> _dtypes.DType:
+    """The table's row of an element type that SciPy's sparse matrices know."""
+    row = _dtypes.lookup(dtype)
+    if row.name not in ("float32", "float64", "int8"):
+        raise DTypeError(
+            f"SciPy has no sparse matrices of {row.name}; read float32, and pass "
+            f"dtype={row.name!r} to sparse24.hybrid or sparse24.from_scipy"
+        )
+    return row

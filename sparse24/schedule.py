@@ -46,6 +46,7 @@ from sparse24._sched_patterns import (
     Transposable24,
     Unstructured,
 )
+from sparse24._sched_phases import OneShot, Phases, StepScheduler, dense_sparse_dense
 from sparse24._sched_recipes import (
     gradual_magnitude,
     iterative_magnitude,
@@ -59,11 +60,7 @@ from sparse24._sched_schedules import (
     CosineScheduler,
     CubicScheduler,
     LinearScheduler,
-    OneShot,
-    Phases,
     Schedule,
-    StepScheduler,
-    dense_sparse_dense,
 )
 from sparse24._sched_state import from_dict, to_dict
 from sparse24._sched_telemetry import MaskWarning, Telemetry

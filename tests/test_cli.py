@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 
 import sparse24 as s24
-from sparse24 import _checkpoint, _cli, _demo, _raw_files
+from sparse24 import _checkpoint, _cli, _demo, _raw_files, _raw_writers
 
 BFLOAT16 = s24._dtypes.TABLE["bfloat16"].logical
 
@@ -35,7 +35,7 @@ def arrays(rng):
 @pytest.fixture
 def checkpoint(arrays, tmp_path):
     path = tmp_path / "model.safetensors"
-    _raw_files.write_safetensors(path, arrays, None)
+    _raw_writers.write_safetensors(path, arrays, None)
     return path
 
 
@@ -70,7 +70,7 @@ def test_convert_prunes_what_is_eligible_and_copies_the_rest(
 
 def test_convert_keeps_the_texts_of_a_safetensors_file(arrays, tmp_path, capsys):
     source, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
-    _raw_files.write_safetensors(source, arrays, None, {"format": "pt", "author": "me"})
+    _raw_writers.write_safetensors(source, arrays, None, {"format": "pt", "author": "me"})
     run(capsys, "convert", source, out, "--quiet")
     assert _raw_files.open_arrays(out).texts == {"format": "pt", "author": "me"}
     run(capsys, "convert", source, tmp_path / "o.npz", "--quiet")
@@ -94,6 +94,10 @@ def test_convert_weighs_by_calibration(checkpoint, tmp_path, capsys, rng):
     np.savez(tmp_path / "inputs.npz", **inputs)
     error = run(capsys, "convert", checkpoint, out, "--method", "wanda", code=1)
     assert "--calibration FILE" in error
+    error = run(capsys, "convert", checkpoint, out,
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "--method magnitude does not look at --calibration" in error
+    assert not out.exists()
     run(capsys, "convert", checkpoint, out, "--method", "wanda", "--include", r"layer\.0",
         "--calibration", tmp_path / "inputs.npz")  # fmt: skip
     weight = _raw_files.open_arrays(checkpoint)["layer.0.weight"]
@@ -189,9 +193,10 @@ def test_the_report_of_a_conversion_is_that_of_the_library(
     scale = {name: np.geomspace(1, 100, arrays[name].shape[1]) for name in names}
     inputs = {name: rng.standard_normal((200, len(s))) * s for name, s in scale.items()}
     np.savez(tmp_path / "inputs.npz", **inputs)
+    known = [] if method == "magnitude" else ["--calibration", tmp_path / "inputs.npz"]
     out, told = tmp_path / "o.npz", tmp_path / "report.json"
     run(capsys, "convert", checkpoint, out, "--method", method, "--pattern", pattern,
-        "--calibration", tmp_path / "inputs.npz", "--report", told)  # fmt: skip
+        "--report", told, *known)  # fmt: skip
     loaded = s24.load_npz(out)
     n, m = map(int, pattern.split(":"))
     want = s24.report({name: loaded[name] for name in names}, arrays, pattern=(n, m))

@@ -6,8 +6,9 @@ import numba
 import numpy as np
 import pytest
 
+import sparse24 as s24
 from sparse24._dtypes import TABLE
-from sparse24.kernels import _numba
+from sparse24.kernels import _numba, cpu_matmul, reference
 from sparse24.kernels.cpu_hybrid_rows import Rows, matmul
 
 COLUMNS = [1, 2, 7, 16, 17, 64, 65, 130]
@@ -69,6 +70,7 @@ def test_the_same_bits_on_any_threads(rng, n, monkeypatch):
     w = rng.standard_normal((500, 3000)).astype(np.float32)
     w[rng.random(w.shape) < 0.3] = 0
     b = rng.standard_normal((3000, n)).astype(np.float32)
+    monkeypatch.setattr(_numba, "WAKING", 0)
     found = []
     for threads in (1, 2, 3):
         monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
@@ -83,3 +85,19 @@ def test_little_work_is_not_cut(monkeypatch):
     assert len(_numba.slices(1000, 16, work=_numba.WAKING)) == 8
     assert _numba.slices(1000, 16, work=_numba.WAKING - 1) == [slice(0, 1000)]
     assert len(_numba.slices(1000, 16, 300, work=0)) == 4
+
+
+def test_middling_products_wake_no_threads(rng, monkeypatch):
+    def wake():
+        raise AssertionError("threads were woken, which takes longer than the product")
+
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 2)
+    monkeypatch.setattr(_numba, "_workers", wake)
+    w = s24.prune(whole(rng, (512, 512), 1.0).astype(np.int8))
+    values, metadata = reference.compress(w)
+    for n in (8, 12):
+        b = whole(rng, (512, n), 1.0).astype(np.int8)
+        out = np.empty((512, n), np.int32)
+        cpu_matmul.matmul(values, metadata, 512, b, out)
+        np.testing.assert_array_equal(out, w.astype(int) @ b)
+        np.testing.assert_array_equal(product(w, b, "int8"), out)

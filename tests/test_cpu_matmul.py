@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sparse24 import _dtypes, testing
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import PLAIN, Epilogue
-from sparse24.kernels import _simd, cpu_compress, cpu_decode, cpu_matmul, reference
+from sparse24.kernels import _numba, _simd, cpu_compress, cpu_decode, cpu_matmul, reference
 
 PRODUCTS = [cpu_matmul.matmul, cpu_matmul.decompress_matmul]
 # (m, k, n): sizes 0 and 1, edges of tiles, of panels and of the steps over K
@@ -283,6 +283,7 @@ def test_a_forked_child_has_workers_of_its_own():
 @pytest.mark.parametrize("n", [1, 5, 40, 700])
 def test_the_number_of_threads_changes_no_bit(rng, monkeypatch, n, name):
     _, values, metadata, b = operands(rng, 150, 300, n, name)
+    monkeypatch.setattr(_numba, "WAKING", 0)
     results = []
     for threads in (1, 2, 7):
         monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)

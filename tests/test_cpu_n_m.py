@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import timeit
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, PatternError, ShapeError
 from sparse24._records import Epilogue
-from sparse24.kernels import cpu, reference
+from sparse24.kernels import cpu, cpu_n_m_matmul, reference
 
 PATTERNS = [(1, 2), (1, 4), (2, 4), (2, 8), (4, 8), (6, 8), (8, 16), (1, 32), (31, 32), (3, 5)]
 SHAPES = [(0, 8), (3, 0), (1, 1), (5, 33), (2, 3, 40), (90, 64)]
@@ -122,6 +125,17 @@ def test_laws(n, m, k, seed):
     positive_zeros = pruned.copy()
     positive_zeros[positive_zeros == 0] = 0
     same_bits(cpu.decompress_n_m(values, places, n, m, k), positive_zeros)
+
+
+def test_columns_are_written_as_quickly_for_short_groups():
+    places, columns = np.zeros((96, 2048), np.uint8), np.empty((96, 2048), np.int32)
+
+    def seconds(n):
+        call = functools.partial(cpu_n_m_matmul._write_indices, places, n, 2 * n, columns)
+        call()
+        return min(timeit.repeat(call, number=1, repeat=40))
+
+    assert seconds(4) < 5 * seconds(2048)
 
 
 def test_messages():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_files, _whole_files
+from sparse24 import _dtypes, _raw_files, _raw_writers, _whole_files
 from sparse24.formats import stored
 from sparse24.formats.parts import Parts
 
@@ -59,10 +59,11 @@ def test_transposed_and_transposable_arrays_come_back_as_such(suffix, tmp_path, 
     np.testing.assert_allclose(x @ loaded["both"], x @ both.toarray(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(6, 13), (0, 13), (6, 0), (0, 0)], ids=str)
 @pytest.mark.parametrize("pattern", [(1, 4), (4, 8), (2, 4), (3, 5)], ids=str)
-def test_other_patterns_round_trip(suffix, pattern, tmp_path, rng):
+def test_other_patterns_round_trip(suffix, pattern, shape, tmp_path, rng):
     save, load = FORMATS[suffix]
-    x = rng.standard_normal((6, 13)).astype(np.float32).astype(_dtypes.TABLE["bfloat16"].logical)
+    x = rng.standard_normal(shape).astype(np.float32).astype(_dtypes.TABLE["bfloat16"].logical)
     make = s24.NMArray.from_dense
     arrays = {
         "a": make(x, pattern=pattern, on_excess="prune"),
@@ -173,14 +174,14 @@ def test_a_spare_code_must_be_empty():
 def test_a_header_that_lies_is_refused(change, message, tmp_path):
     raw, header = stored.pack(s24.random((4, 8), rng=0))
     header["arrays"]["array"].update(change)
-    _raw_files.write_safetensors(tmp_path / "a.safetensors", raw, header)
+    _raw_writers.write_safetensors(tmp_path / "a.safetensors", raw, header)
     with pytest.raises(s24.FormatError, match=message):
         s24.load_safetensors(tmp_path / "a.safetensors")
 
 
 def test_a_newer_version_and_a_foreign_file_are_refused(tmp_path):
     raw, header = stored.pack(s24.random((4, 8), rng=0))
-    _raw_files.write_npz(tmp_path / "new.npz", raw, {**header, "version": 99})
+    _raw_writers.write_npz(tmp_path / "new.npz", raw, {**header, "version": 99})
     np.savez(tmp_path / "foreign.npz", x=np.ones(3))
     with pytest.raises(s24.FormatError, match=r"version 99.*install a newer one"):
         s24.load_npz(tmp_path / "new.npz")
@@ -191,7 +192,7 @@ def test_a_newer_version_and_a_foreign_file_are_refused(tmp_path):
 def test_a_missing_part_is_named(tmp_path):
     raw, header = stored.pack(s24.random((4, 8), rng=0))
     del raw["array.metadata"]
-    _raw_files.write_npz(tmp_path / "a.npz", raw, header)
+    _raw_writers.write_npz(tmp_path / "a.npz", raw, header)
     with pytest.raises(s24.FormatError, match="its metadata are missing"):
         s24.load_npz(tmp_path / "a.npz")
 

@@ -91,6 +91,13 @@ def test_svds_and_lsqr(a):
     np.testing.assert_allclose(found, np.arange(24.0), atol=1e-6)
 
 
+@pytest.mark.parametrize("solve", [linalg.lsqr, linalg.cg, linalg.gmres])
+def test_solvers_take_hybrid_matrices_narrower_than_their_vectors(rng, solve):
+    w = np.diag(np.arange(2.0, 42.0)) + np.eye(40, k=1) + np.eye(40, k=-1)
+    found = solve(s24.hybrid(w.astype(np.float32)), w @ np.ones(40))[0]
+    np.testing.assert_allclose(found, np.ones(40), atol=1e-3)
+
+
 def test_sklearn_multilayer_perceptron_predicts_with_sparse_weights():
     datasets = pytest.importorskip("sklearn.datasets")
     from sklearn.neural_network import MLPClassifier
@@ -141,6 +148,11 @@ def test_functions_of_torch_take_every_format_with_out_and_names(make, rng):
     for got in (out, torch.mm(x, mat2=a.T), torch.matmul(input=x, other=a.T), linear(x, weight=a)):
         torch.testing.assert_close(got, want)
     torch.testing.assert_close(linear(input=x, weight=a, bias=bias), want + 1)
+    for got in (torch.mv(a, x[0]), torch.mv(a, vec=x[0])):
+        torch.testing.assert_close(got, want[0])
+    for refused in (lambda: torch.add(a, x), lambda: torch.einsum("ij,kj->ik", x, a)):
+        with pytest.raises(s24.DTypeError, match=r"takes no sparse array .*convert\.to_torch"):
+            refused()
     with pytest.raises(s24.ShapeError, match="out must have the shape of the product"):
         torch.matmul(x, a.T, out=torch.zeros(8, 5))
     with pytest.raises(s24.DTypeError, match=r"out must have dtype torch\.float32"):

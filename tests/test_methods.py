@@ -195,6 +195,9 @@ def test_refit_takes_a_mask_and_checks_shapes(rng):
         s24.refit(w[:, :8], w[:, :8], x)
     with pytest.raises(s24.ShapeError, match="dense must have the shape of pruned"):
         s24.refit(w, w[:4], x)
+    for damping in (-1.0, 0, np.nan):
+        with pytest.raises(s24.ArgumentError, match=f"damping must be above 0, got {damping}"):
+            s24.refit(w, w, x, damping=damping)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +207,7 @@ def test_refit_takes_a_mask_and_checks_shapes(rng):
         ({"hessian": np.eye(9)}, s24.ShapeError, "hessian must have shape"),
         ({"hessian": np.eye(8), "calibration": np.ones((3, 8))}, s24.ArgumentError, "one of them"),
         ({"calibration": s24.Calibration()}, s24.ArgumentError, "has seen no inputs"),
+        ({"calibration": np.ones((0, 8))}, s24.ArgumentError, "has seen no inputs"),
         ({"hessian": np.eye(8), "damping": 0}, s24.ArgumentError, "damping must be above 0"),
         ({"calibration": np.full((3, 8), np.nan)}, s24.ArgumentError, "hold NaN or inf"),
         ({"calibration": np.full((3, 8), np.inf)}, s24.ArgumentError, "hold NaN or inf"),
@@ -214,6 +218,31 @@ def test_refit_takes_a_mask_and_checks_shapes(rng):
 def test_bad_calibration(arguments, error, words):
     with pytest.raises(error, match=words):
         s24.prune(np.ones((4, 8)), method="sparsegpt", **arguments)
+
+
+@pytest.mark.parametrize("known", ["calibration", "hessian", "activations"])
+@pytest.mark.parametrize(
+    "rule", [{}, {"method": "random"}, {"method": np.abs}, {"scores": np.ones((4, 8))}]
+)
+def test_inputs_that_nothing_looks_at_are_refused(known, rule):
+    for function in (s24.prune, s24.mask):
+        with pytest.raises(s24.ArgumentError, match=f"{known}= is for method='wanda'.* drop it"):
+            function(np.ones((4, 8)), **{known: np.eye(8)}, **rule)
+
+
+def test_scores_are_real_numbers():
+    ones = np.ones((4, 8))
+    for scores, words in ((ones + 0j, r"scores\.real"), (ones.astype(str), "<U")):
+        with pytest.raises(s24.DTypeError, match=f"scores must hold real numbers, got .*{words}"):
+            s24.compress(ones, scores=scores, on_excess="prune")
+
+
+def test_inputs_are_told_once():
+    w, x = np.ones((4, 8)), np.ones((3, 8))
+    with pytest.raises(s24.ArgumentError, match="calibration and activations say the same"):
+        s24.prune(w, method="wanda", calibration=x, activations=np.ones(8))
+    with pytest.raises(s24.ArgumentError, match=r"is for method='wanda', and 'sparsegpt'"):
+        s24.prune(w, method="sparsegpt", calibration=x, activations=np.ones(8))
 
 
 def test_calibration_refuses_uneven_batches():
@@ -245,4 +274,6 @@ def test_report_counts_and_totals(rng):
     kept = (s24.prune(dense["a"]) ** 2).sum() + (dense["b"] ** 2).sum()
     assert got.kept_energy == pytest.approx(kept / sum((x**2).sum() for x in dense.values()))
     assert "4x10" in str(got)
-    assert np.isnan(s24.report(dense["b"]).kept_energy)
+    alone = s24.report(dense["b"])
+    assert np.isnan(alone.kept_energy)
+    assert "nan" not in str(alone)

@@ -324,6 +324,11 @@ def test_torch_out_is_written(rng):
         ({"scores": np.ones((4, 7))}, s24.ShapeError, "scores must have the shape of x"),
         ({"transposable": True, "pattern": (1, 4)}, s24.PatternError, r"needs pattern \(2, 4\)"),
         ({"channels": 1.0}, s24.ArgumentError, r"fraction in \[0, 1\)"),
+        ({"channels": "half"}, s24.ArgumentError, "channels must be a number, got 'half'"),
+        ({"damping": "much"}, s24.ArgumentError, "damping must be a number, got 'much'"),
+        ({"scores": np.ones((4, 8), complex)}, s24.DTypeError, r"got complex128; .*scores\.real"),
+        ({"scores": np.ones((4, 8), str)}, s24.DTypeError, "scores must hold real numbers, got <U"),
+        ({"method": lambda x: x + 1j}, s24.DTypeError, r"method\(x\) must hold real numbers"),
         ({"dtype": "float16"}, s24.DTypeError, "cannot carry float16"),
     ],
 )

@@ -57,6 +57,14 @@ def test_truth_rows_and_numpy_functions_name_the_way_out(a):
         list(a)
     with pytest.raises(s24.DTypeError, match="multiply with @"):
         np.dot(a, np.ones(16))
+    assert (np.shape(a), np.ndim(a), np.size(a)) == ((8, 16), 2, 128)
+
+
+@pytest.mark.parametrize("compare", [np.array_equal, np.array_equiv])
+def test_numpy_does_not_call_what_it_cannot_read_unequal(a, compare):
+    for left, right in ((a, a), (a, a.toarray()), (a.toarray(), a)):
+        with pytest.raises(s24.DTypeError, match=r"compare its \.toarray\(\)"):
+            compare(left, right)
 
 
 @pytest.mark.parametrize("make", [MAKERS["two_four"], MAKERS["n_m"]])

@@ -68,7 +68,7 @@ def test_one_shot_and_steps():
     assert [t for t in range(9) if S.OneShot(0.5, at=3).updates(t)] == [0, 3]
 
 
-@pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan, "x"])
+@pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan, "x", "0.5"])
 def test_sparsity_out_of_range_is_named(bad):
     with pytest.raises(ArgumentError, match=r"target_sparsity must be .* \[0, 1\]"):
         S.CosineScheduler(bad)
@@ -77,8 +77,26 @@ def test_sparsity_out_of_range_is_named(bad):
 @pytest.mark.parametrize("kind", [S.ConstantScheduler, S.LinearScheduler])
 @pytest.mark.parametrize("every", [0, -1])
 def test_updates_lie_at_least_a_step_apart(kind, every):
-    with pytest.raises(ArgumentError, match=f"every must be at least 1, got {every}"):
+    with pytest.raises(ArgumentError, match=f"every must be a whole number from 1 on, got {every}"):
         kind(0.5, every=every)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda t: S.OneShot(0.5, at=t), "a milestone"),
+        (lambda t: S.CubicScheduler(0.5, stop=t), "stop"),
+        (lambda t: S.CubicScheduler(0.5, start=t), "start"),
+        (lambda t: S.ConstantScheduler(0.5, every=t), "every"),
+        (lambda t: S.ConstantScheduler(0.5, every=1, stop=t), "stop"),
+        (lambda t: S.Phases([(t, S.ConstantScheduler(0.5))]), "the length of a phase"),
+        (lambda t: S.dense_sparse_dense(0.5, 2, t), "stop"),
+    ],
+)
+def test_a_step_that_training_never_meets_is_refused(make, words):
+    make(np.int64(9))
+    with pytest.raises(ArgumentError, match=rf"{words} must be a whole number .* got 9\.5"):
+        make(9.5)
 
 
 # core
@@ -250,6 +268,14 @@ def test_apply_masks_refuses_other_shapes():
         S.apply_masks(np.zeros((2, 3)), np.ones((3, 2), bool))
     with pytest.raises(ArgumentError, match="masks must be as many as weights"):
         S.apply_masks([np.zeros(2)], [])
+    with pytest.raises(ArgumentError, match=r"must be of these weights, 'w', got .* 'layer\.w'"):
+        S.apply_masks({"w": np.zeros(2)}, {"layer.w": np.ones(2, bool)})
+    assert S.apply_masks({"w": 1}, {}) == {"w": 1}
+
+
+def test_weights_that_are_no_dense_arrays_are_refused():
+    with pytest.raises(s24.DTypeError, match="must be dense arrays of one library: Sparse24Array"):
+        S.MaskScheduler(S.Recipe()).step(weights={"w": s24.random((4, 8), rng=0)})
     for weights in ({"w": np.zeros(2)}, [np.zeros(2)]):
         with pytest.raises(ArgumentError, match=r"masks must be a .*, as weights, got None"):
             S.apply_masks(weights, None)

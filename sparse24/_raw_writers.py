@@ -1,0 +1,92 @@
+"""Write named NumPy arrays to safetensors, npz and npy files; `_raw_files` reads them.
+
+Writing goes to a temporary file that takes the target's place only when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _dtypes
+from sparse24._errors import ArgumentError, DTypeError
+from sparse24._raw_files import HEADER, NPY_KINDS, SAFETENSORS_TYPES, suffix_of
+from sparse24._whole_files import replacing
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same arrays give the same bytes
+
+
+def write(
+    path: str | os.PathLike,
+    arrays: Mapping[str, np.ndarray],
+    header: Mapping[str, Any] | None,
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Write arrays and a JSON header to a safetensors or npz file, or one array to an npy file.
+
+    Only safetensors holds `texts`.
+    """
+    suffix = suffix_of(path)
+    if suffix == ".safetensors":
+        write_safetensors(path, arrays, header, texts)
+    elif suffix == ".npz":
+        write_npz(path, arrays, header)
+    else:
+        if len(arrays) != 1 or header:
+            raise ArgumentError(
+                f"an npy file holds one plain array, got {len(arrays)}; use .npz or .safetensors"
+            )
+        with replacing(path) as fresh, fresh.open("xb") as file:
+            np.save(file, next(iter(arrays.values())), allow_pickle=False)
+
+
+def write_safetensors(
+    path: str | os.PathLike,
+    arrays: Mapping[str, np.ndarray],
+    header: Mapping[str, Any] | None,
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Write arrays in their own types, readable for every safetensors reader.
+
+    `texts` are other entries of the file's metadata, such as ``{"format": "pt"}``.
+    """
+    from safetensors.numpy import save_file
+
+    known = [np.dtype(kind) for kind in SAFETENSORS_TYPES.values()]
+    _check_types(arrays, lambda dtype: dtype in known, "safetensors")
+    metadata = {**(texts or {}), **({HEADER: json.dumps(header)} if header else {})}
+    contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
+    with replacing(path) as fresh:
+        save_file(contiguous, fresh, metadata=metadata or None)
+
+
+def write_npz(
+    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
+) -> None:
+    """Write arrays; types that NumPy does not know go as raw bits, named in the header."""
+    ours = [row.logical for row in _dtypes.TABLE.values()]
+    _check_types(arrays, lambda dtype: dtype in ours or dtype.kind in NPY_KINDS, "npz")
+    names = {name: x.dtype.name for name, x in arrays.items() if x.dtype.isbuiltin == 2}
+    head = {**(header or {}), **({"bits": names} if names else {})}
+    with replacing(path) as fresh, zipfile.ZipFile(fresh, "x", zipfile.ZIP_STORED) as archive:
+        if head:
+            archive.writestr(zipfile.ZipInfo(f"{HEADER}.json", _EPOCH), json.dumps(head))
+        for name, x in arrays.items():
+            if name in names:
+                x = x.view(_dtypes.lookup(x.dtype, argument=f"{name}.dtype").storage)
+            member = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
+            with archive.open(member, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(x), allow_pickle=False)
+
+
+def _check_types(arrays: Mapping[str, np.ndarray], holds, kind: str) -> None:
+    for name, x in arrays.items():
+        if not holds(x.dtype):
+            raise DTypeError(
+                f"{name} has dtype {x.dtype}, which a {kind} file cannot hold; convert it first"
+            )
