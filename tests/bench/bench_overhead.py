@@ -26,6 +26,7 @@ from sparse24.kernels import loader, sparse_fma, sparse_mma, sparse_skinny, spar
 
 STEMS = ("sparse_wgmma", "sparse_skinny")
 SIZE = 384
+UNSTRUCTURED_ZEROS = 0.95
 CALLS, ROUNDS, WARM_UP = 300, 9, 30
 ARCH = "sm_90a"
 
@@ -56,6 +57,8 @@ def calls(n: int) -> dict[str, tuple[Callable[[], object], dict[str, Callable[[]
     layer = torch.nn.Linear(SIZE, SIZE, device="cuda", dtype=torch.float16)
     sparse = st.SparseLinear.from_dense(layer)
     planned = s24.plan(a, b)
+    zeros = cp.random.random((SIZE, SIZE)) < UNSTRUCTURED_ZEROS
+    unstructured = s24.hybrid(cp.where(zeros, np.float16(0), weight))
     torch_call = {"torch": lambda: tokens @ dense.T}
     return {
         "A @ b": (lambda: a @ b, {"cupy": lambda: weight @ b}),
@@ -65,6 +68,7 @@ def calls(n: int) -> dict[str, tuple[Callable[[], object], dict[str, Callable[[]
         ),
         "plan.execute": (lambda: planned.execute(b), {"cupy": lambda: weight @ b}),
         "linear, bias and gelu": (lambda: s24.linear(x, a, bias, activation="gelu"), {}),
+        "hybrid, H @ b": (lambda: unstructured @ b, {"cupy": lambda: weight @ b}),
         "torch tensor": (lambda: tokens @ a.T, torch_call),
         "SparseLinear": (lambda: sparse(tokens), {"torch": lambda: layer(tokens)}),
     }  # fmt: skip

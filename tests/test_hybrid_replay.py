@@ -1,0 +1,104 @@
+"""A hybrid product like an earlier one is launched at once, and just as right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparse24 import families
+from sparse24._errors import ArgumentError
+from sparse24._hybrid import hybrid
+
+pytestmark = [
+    pytest.mark.stem("hybrid_gather", "hybrid_scatter", "hybrid_stream", "hybrid_wgmma"),
+    pytest.mark.gpu,
+]
+PATHS = [("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256), ("regrouped", 256)]
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+def whole(rng, shape, share):
+    return (rng.integers(-3, 4, shape) * (rng.random(shape) < share)).astype(np.float16)
+
+
+@pytest.fixture
+def weight(rng):
+    return whole(rng, (512, 512), 0.1)
+
+
+@pytest.mark.parametrize(("path", "n"), PATHS)
+def test_other_operands_of_the_same_layout(cupy, rng, weight, path, n):
+    h = hybrid(cupy.asarray(weight))
+    kept, out = [], cupy.full((512, n), cupy.nan, np.float16)
+    for _ in range(3):
+        b = whole(rng, (512, n), 0.1)
+        right = cupy.asarray(b)
+        kept.append((right, h.matmul(right, algorithm=path), weight @ b))
+        assert h.matmul(right, out=out, algorithm=path) is out
+        np.testing.assert_array_equal(out.get(), weight @ b)
+    assert len({product.data.ptr for _, product, _ in kept}) == 3
+    for _, product, want in kept:
+        np.testing.assert_array_equal(product.get(), want)
+    assert len(h.replays) == 2  # with `out` and without
+
+
+def test_the_automatic_choice_vectors_and_strides(cupy, rng, weight):
+    h = hybrid(cupy.asarray(weight))
+    wide = whole(rng, (512, 7), 0.1)
+    wide_on_gpu = cupy.asarray(wide)
+    for b, right in (
+        (wide[:, 0], wide_on_gpu[:, 0]), (wide[:, 0], cupy.asarray(wide[:, 0])),
+        (wide[:, 1:4], wide_on_gpu[:, 1:4]), (wide[::-1], wide_on_gpu[::-1]),
+    ):  # fmt: skip
+        for _ in range(3):
+            np.testing.assert_array_equal((h @ right).get(), weight @ b)
+
+
+def test_what_overlaps_is_refused_every_time(cupy, rng):
+    weight = whole(rng, (256, 256), 0.1)
+    h = hybrid(cupy.asarray(weight))
+    room = cupy.zeros((256 + 128, 8), np.float16)
+    b, apart = room[:256], cupy.empty((256, 8), np.float16)
+    h.matmul(b, out=apart, algorithm="gather")
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="shares memory"):
+            h.matmul(b, out=room[128:], algorithm="gather")
+
+
+def test_torch_tensors_and_their_stream(cupy, rng, weight):
+    torch = pytest.importorskip("torch")
+    h = hybrid(cupy.asarray(weight))
+    for _ in range(3):
+        b = whole(rng, (512, 8), 0.1)
+        right = torch.from_numpy(b).cuda()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            right = right + 0
+            product = h @ right
+            assert isinstance(product, torch.Tensor)
+        torch.cuda.synchronize()
+        np.testing.assert_array_equal(product.cpu().numpy(), weight @ b)
+
+
+@pytest.mark.parametrize(("path", "n"), PATHS)
+def test_a_graph_holds_what_is_replayed(cupy, rng, weight, path, n):
+    h = hybrid(cupy.asarray(weight))
+    b = cupy.asarray(whole(rng, (512, n), 0.1))
+    out = cupy.full((512, n), cupy.nan, np.float16)
+    for _ in range(2):
+        h.matmul(b, out=out, algorithm=path)
+    want = out.get()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        h.matmul(b, out=out, algorithm=path)
+        stream.begin_capture()
+        h.matmul(b, out=out, algorithm=path)
+        graph = stream.end_capture()
+        out.fill(cupy.nan)
+        graph.launch(stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(out.get(), want)
