@@ -19,7 +19,7 @@ def matmul(h, b, out, algorithm: str, balance: bool):
     """``h @ b``; see `HybridArray.matmul`."""
     key = _signature(b, out, algorithm, balance)
     ready = None if key is None else h.replays.get(key)
-    if ready is not None:
+    if ready is not None and (ready.captured or not _replay.capturing(b)):
         return ready(b, out)
     b = densified(b)
     with _foreign.stream_of(b):
@@ -30,7 +30,9 @@ def matmul(h, b, out, algorithm: str, balance: bool):
     if key is not None and run is not None and same is h and operand is array:
         _replay.make_room(h.replays)
         matrices = (x[:, None] if x.ndim == 1 else x for x in (operand, result))
-        h.replays[key] = _replay.Ready(run.bind, *matrices, _replay.allocator(product))
+        h.replays[key] = _replay.Ready(
+            run.bind, *matrices, _replay.allocator(product), captured=run.captured
+        )
     return product
 
 

@@ -17,6 +17,7 @@ from sparse24 import _dtypes
 from sparse24._records import Epilogue, Problem
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import loader
+from sparse24.kernels.launch import current_stream
 
 NAME = "dense"
 EPILOGUE_STEM = "apply_epilogue"
@@ -130,10 +131,8 @@ def _leading(x) -> tuple[bool, int] | None:
 
 
 def _gemm(a, b, out, problem: Problem) -> None:
-    """``out = a @ b`` through cublasGemmStridedBatchedEx, on CuPy's current stream."""
+    """``out = a @ b`` on CuPy's current stream."""
     import cupy as cp
-    from cupy.cuda import device as cupy_device
-    from cupy_backends.cuda.libs import cublas
 
     if out.size == 0:
         return
@@ -142,27 +141,78 @@ def _gemm(a, b, out, problem: Problem) -> None:
         return
     a = a if _leading(a) is not None else cp.ascontiguousarray(a)
     b = b if _leading(b) is not None else cp.ascontiguousarray(b)
-    by_columns, ld_out = _leading(out)  # type: ignore[misc]
-    # BLAS writes by columns; a result stored by rows is the transposed product.
-    left, right = (a, b) if by_columns else (b, a)
-    m, n = out.shape[-2:] if by_columns else out.shape[-2:][::-1]
-    factors = []
-    for factor in (left, right):
-        stored_by_columns, ld = _leading(factor)  # type: ignore[misc]
-        transpose = int(stored_by_columns != by_columns)
-        stride = factor.strides[0] // factor.dtype.itemsize if factor.ndim == 3 else 0
-        stride = 0 if factor.ndim == 3 and factor.shape[0] == 1 else stride
-        factors.append((transpose, factor.data.ptr, CUDA_TYPE[_name(factor)], ld, stride))
-    double = _name(out) == "float64"
-    scalars = np.array([1, 0], np.float64 if double else np.float32)
-    alpha, beta = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
-    (ta, pa, type_a, lda, sa), (tb, pb, type_b, ldb, sb) = factors
-    out_stride = out.strides[0] // out.dtype.itemsize if out.ndim == 3 else 0
-    cublas.gemmStridedBatchedEx(
-        cupy_device.get_cublas_handle(), ta, tb, m, n, problem.k, alpha, pa, type_a, lda, sa,
-        pb, type_b, ldb, sb, beta, out.data.ptr, CUDA_TYPE[_name(out)], ld_out, out_stride,
-        problem.batch, COMPUTE_64F if double else COMPUTE_32F, GEMM_DEFAULT,
-    )  # fmt: skip
+    Gemm(a, b, out, problem)(current_stream())
+
+
+class Gemm:
+    """``out = a @ b`` through cublasGemmStridedBatchedEx, its arguments laid out beforehand.
+
+    Of the operands it keeps addresses alone; each has rows or columns that are contiguous.
+    """
+
+    __slots__ = ("_arguments",)
+
+    def __init__(self, a, b, out, problem: Problem):
+        by_columns, ld_out = _leading(out)  # type: ignore[misc]
+        # BLAS writes by columns; a result stored by rows is the transposed product.
+        left, right = (a, b) if by_columns else (b, a)
+        m, n = out.shape[-2:] if by_columns else out.shape[-2:][::-1]
+        (ta, *of_left), (tb, *of_right) = (_factor(x, by_columns) for x in (left, right))
+        double = _name(out) == "float64"
+        scalars = _SCALARS[double]
+        alpha, beta = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
+        out_stride = out.strides[0] // out.dtype.itemsize if out.ndim == 3 else 0
+        self._arguments = (
+            ta, tb, m, n, problem.k, alpha, *of_left, *of_right, beta, out.data.ptr,
+            CUDA_TYPE[_name(out)], ld_out, out_stride, problem.batch,
+            COMPUTE_64F if double else COMPUTE_32F, GEMM_DEFAULT,
+        )  # fmt: skip
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue on the stream of this address, without waiting."""
+        from cupy.cuda import ExternalStream
+        from cupy.cuda.device import get_cublas_handle
+        from cupy_backends.cuda.libs import cublas
+
+        if stream == current_stream():
+            cublas.gemmStridedBatchedEx(get_cublas_handle(), *self._arguments)
+            return
+        with ExternalStream(stream):
+            cublas.gemmStridedBatchedEx(get_cublas_handle(), *self._arguments)
+
+
+_SCALARS = tuple(np.array([1, 0], kind) for kind in (np.float32, np.float64))
+
+
+def _factor(x, by_columns: bool) -> tuple[int, int, int, int, int]:
+    """Whether it is transposed, address, type, leading dimension and stride of an operand."""
+    stored_by_columns, ld = _leading(x)  # type: ignore[misc]
+    batched = x.ndim == 3 and x.shape[0] > 1
+    stride = x.strides[0] // x.dtype.itemsize if batched else 0
+    return int(stored_by_columns != by_columns), x.data.ptr, CUDA_TYPE[_name(x)], ld, stride
+
+
+class BoundDense:
+    """Products with one dense matrix (m, k); called with ``(b, out)``, it enqueues one."""
+
+    nbytes = 0  # the matrix is another's
+    captured = False  # CuPy does not capture cuBLAS
+
+    def __init__(self, a: Any):
+        self._a = a
+
+    def takes(self, b: Any, out: Any) -> bool:
+        """Whether cuBLAS can multiply these matrices as they lie."""
+        lie_well = _leading(b) is not None and _leading(out) is not None
+        return lie_well and _name(self._a) in CUDA_TYPE
+
+    def bind(self, b: Any, out: Any, stream: int) -> Gemm:
+        name, (m, k) = _name(self._a), self._a.shape
+        return Gemm(self._a, b, out, Problem(m, b.shape[1], k, 1, name, name, name))
+
+    def __call__(self, b: Any, out: Any) -> None:
+        stream = current_stream()
+        self.bind(b, out, stream)(stream)
 
 
 def _name(x) -> str:

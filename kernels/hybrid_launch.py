@@ -57,6 +57,7 @@ class BoundProduct(abc.ABC):
 
     REMEMBERED = 1024
     per_stream = False  # whether the arguments depend on the stream
+    captured = True  # whether a graph can hold it
 
     def __init__(self) -> None:
         self._launches: dict[tuple, Launch] = {}

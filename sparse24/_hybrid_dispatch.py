@@ -89,13 +89,30 @@ class _Ran:
 
 
 def _run(path: str, h, b, out, balance: bool):
-    if path not in _BOUND:
+    found = _bound(path, h, b, out, balance)
+    if found is None:
         _PATHS[path](h, b, out)
         return None
-    how = {"balance": balance} if path in _BALANCED else {}
-    product, operand = _bound(path)(layout(h, path), b, out, **how)
+    product, operand = found
     product(operand, out)
     return product if operand is b else None
+
+
+def _bound(path: str, h, b, out, balance: bool):
+    """What multiplies, and `b` as it takes it; None if that is more than one launch."""
+    if path == "cublas":
+        found = h.prepared("bound dense", lambda: _bound_dense(h))
+        return (found, b) if found.takes(b, out) else None
+    if path not in _KERNEL_OF:
+        return None
+    how = {"balance": balance} if path in _BALANCED else {}
+    return _binder(path)(layout(h, path), b, out, **how)
+
+
+def _bound_dense(h):
+    from sparse24.kernels import dense
+
+    return dense.BoundDense(h.prepared("dense", h.toarray))
 
 
 def _choose(h, n: int, algorithm: str, balance: bool) -> str:
@@ -188,8 +205,8 @@ def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
     dense.prepare(problem, dense.Config(), PLAIN)(a, b, out, PLAIN)
 
 
-# Paths of one launch, and the module whose `bound` finds it.
-_BOUND = {
+# Paths of one launch, and the kernel whose launcher finds it.
+_KERNEL_OF = {
     "gather": "hybrid_gather", "stream": "hybrid_stream", "scatter": "hybrid_scatter",
     "slots": "hybrid_wgmma", "regrouped": "hybrid_wgmma",
 }  # fmt: skip
@@ -197,8 +214,8 @@ _BALANCED = ("stream", "scatter")
 
 
 @functools.cache
-def _bound(path: str):
-    return importlib.import_module(f"sparse24.kernels.{_BOUND[path]}").bound
+def _binder(path: str):
+    return importlib.import_module(f"sparse24.kernels.{_KERNEL_OF[path]}").bound
 
 
 _PATHS: dict[str, Callable[..., None]] = {

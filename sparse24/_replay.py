@@ -119,12 +119,17 @@ class Ready:
         Of the call that prepared it.
     allocate : callable
         Makes a result.
+    captured : bool
+        Whether a graph can hold it.
     """
 
-    def __init__(self, bind: Callable[..., Launch], b: Any, out: Any, allocate: Callable[[], Any]):
-        self._bind, self._allocate = bind, allocate
+    def __init__(
+        self, bind: Callable[..., Any], b: Any, out: Any, allocate: Callable[[], Any],
+        *, captured: bool = True,
+    ):  # fmt: skip
+        self._bind, self._allocate, self.captured = bind, allocate, captured
         self._b, self._out = View(b), View(out)
-        self._launches: dict[tuple[int, int, int], Launch] = {}
+        self._launches: dict[tuple[int, int, int], Any] = {}
 
     def __call__(self, x: Any, out: Any) -> Any:
         result = self._allocate() if out is None else out
@@ -202,6 +207,15 @@ def remember(plans: dict, key: tuple, launched: Launched, x: Any, result: Any, c
             plans[key] = ReadyProduct(launched, allocate)
     elif launched.epilogue is records.PLAIN and _arrays.is_cupy(x) and x.ndim == result.ndim == 2:
         plans[key] = ReadyArrays(launched, allocate, from_left=key[0])
+
+
+def capturing(x: Any) -> bool:
+    """Whether a graph is captured from the stream in which work on `x` goes."""
+    if _arrays.is_torch(x):
+        import torch
+
+        return torch.cuda.is_current_stream_capturing()
+    return _arrays.cupy_module().cuda.get_current_stream().is_capturing()
 
 
 def make_room(plans: dict) -> None:

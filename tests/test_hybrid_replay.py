@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from sparse24 import families
 from sparse24._errors import ArgumentError
 from sparse24._hybrid import hybrid
 
@@ -56,6 +57,49 @@ def test_the_automatic_choice_vectors_and_strides(cupy, rng, weight):
     ):  # fmt: skip
         for _ in range(3):
             np.testing.assert_array_equal((h @ right).get(), weight @ b)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_dense_product(cupy, rng, weight, dtype, order):
+    h = hybrid(cupy.asarray(weight.astype(dtype)))
+    for _ in range(3):
+        b = whole(rng, (512, 100), 0.1).astype(dtype)
+        right = cupy.asarray(b, order=order)
+        out = cupy.full((512, 100), cupy.nan, dtype, order=order)
+        np.testing.assert_array_equal(h.matmul(right, algorithm="cublas").get(), weight @ b)
+        h.matmul(right, out=out, algorithm="cublas")
+        np.testing.assert_array_equal(out.get(), weight @ b)
+    assert len(h.replays) == 2
+
+
+def test_whole_numbers_multiply_densely(cupy, rng):
+    weight = rng.integers(-3, 4, (96, 130)).astype(np.int8)
+    b = rng.integers(-3, 4, (130, 9)).astype(np.int8)
+    h = hybrid(cupy.asarray(weight))
+    for _ in range(2):
+        product = h.matmul(cupy.asarray(b), algorithm="cublas")
+        np.testing.assert_array_equal(product.get(), weight.astype(np.int32) @ b)
+
+
+def test_a_graph_takes_another_path_than_a_replayed_dense_product(cupy, rng, weight):
+    h = hybrid(cupy.asarray(weight))
+    b, out = cupy.asarray(whole(rng, (512, 40), 0.1)), cupy.empty((512, 40), np.float16)
+    h._prepared["choice for 64"] = SimpleNamespace(path="cublas", nbytes=0)
+    for _ in range(2):
+        h.matmul(b, out=out)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        h.matmul(b, out=out, algorithm="scatter")
+        want = out.get()
+        out.fill(cupy.nan)
+        stream.begin_capture()
+        h.matmul(b, out=out)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(out.get(), want)
 
 
 def test_what_overlaps_is_refused_every_time(cupy, rng):
