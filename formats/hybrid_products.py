@@ -29,10 +29,9 @@ def matmul(h, b, out, algorithm: str, balance: bool):
         product = restore(result) if out is None else out
     if key is not None and run is not None and same is h and operand is array:
         _replay.make_room(h.replays)
-        matrices = (x[:, None] if x.ndim == 1 else x for x in (operand, result))
-        h.replays[key] = _replay.Ready(
-            run.bind, *matrices, _replay.allocator(product), captured=run.captured
-        )
+        b, c = (x[:, None] if x.ndim == 1 else x for x in (operand, result))
+        allocate = _replay.allocator(product)
+        h.replays[key] = _replay.Ready(run.bind, b, c, allocate, captured=run.captured)
     return product
 
 

@@ -141,7 +141,7 @@ def plan(lengths: np.ndarray, panels: int, chip: Chip = H200) -> Units:
     least = max(float(lengths.mean()), 1.0)
     steps = range(1 + int(2 * np.log2(most / least)))  # of half a power of two
     ways = (dealt(lengths, most / 2 ** (step / 2), panels, chip) for step in steps)
-    units, _ = min(ways, key=lambda way: _seconds(*way, panels, chip))
+    units, _ = min(ways, key=lambda way: _seconds(way[0], way[1], panels, chip))
     return units
 
 
