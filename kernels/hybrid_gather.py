@@ -16,12 +16,12 @@ from sparse24.kernels.hybrid_gather_plan import (
     PANEL,
     Chip,
     Config,
-    Units,
     configure,
     dealt,
     plan,
 )
 from sparse24.kernels.hybrid_launch import BoundProduct, result, right, settle
+from sparse24.kernels.hybrid_units import Units
 from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_gather"

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24.kernels.hybrid_gather_plan import PANEL, Units
+from sparse24.kernels.hybrid_gather_plan import PANEL
+from sparse24.kernels.hybrid_units import Units
 
 BANKS = 8  # lines of 16 bytes that shared memory serves at a time
 STEP = 4  # words of a lane that are read together

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from sparse24.kernels.hybrid_units import MOST_HEIGHT, Units, deal, units_of
 
 PANEL = 4096  # columns of the matrix that a block reads b for
 PANEL_BYTES = PANEL * 16
@@ -14,7 +15,6 @@ MOST_HELD = 2  # panels that fit into shared memory beside the sums
 MOST_PANELS, MOST_CLUSTER = 16, 8  # of a matrix; blocks
 MOST_WARPS = 32
 MOST_WIDE_WARPS = 24  # with two planes, which need more registers
-MOST_HEIGHT = 32  # rows of a unit, one for every lane
 START_ROWS = 48  # of the matrix, as dear as to begin a block and read its panel
 START_UNITS = 0.3  # the same for blocks that run at once
 SHARING = 0.03  # to add the sums of lanes that share a row, of what a unit of one row takes
@@ -65,68 +65,6 @@ class Config:
     @property
     def shared_memory(self) -> int:
         return PANEL_BYTES * (1 + self.held * self.planes)
-
-
-@dataclass(frozen=True, eq=False)
-class Units:
-    """Rows in units of like length, so many to a unit that units take about the same time.
-
-    Attributes
-    ----------
-    heights : ndarray of int, shape (units,)
-        Rows of a unit, a power of two; some have fewer.
-    firsts : ndarray of int, shape (units,)
-        Where a unit begins among the rows sorted by their non-zeros, the longest first.
-    words : ndarray of int, shape (units,)
-        What is read of a unit: all its rows are as long as the first.
-    matrix_rows : int
-    """
-
-    heights: np.ndarray
-    firsts: np.ndarray
-    words: np.ndarray
-    matrix_rows: int
-
-    def __len__(self) -> int:
-        return len(self.heights)
-
-    @property
-    def rows(self) -> float:
-        """Of a unit, on average."""
-        return self.matrix_rows / len(self)
-
-    def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Unit of each of the sorted rows, and its line there."""
-        sorted_units = np.argsort(self.firsts)
-        ends = np.append(self.firsts[sorted_units][1:], self.matrix_rows)
-        unit = np.repeat(sorted_units, ends - self.firsts[sorted_units])
-        return unit, np.arange(self.matrix_rows) - self.firsts[unit]
-
-
-def units_of(lengths: np.ndarray, most_words: float) -> Units:
-    """Units of at most so many words, or of a single row, from sorted lengths of rows."""
-    fits = most_words / np.maximum(lengths, 1)
-    heights = 1 << np.log2(np.clip(fits, 1, MOST_HEIGHT)).astype(np.int64)
-    changes = np.flatnonzero(np.diff(heights)) + 1
-    bounds = [0, *changes.tolist(), len(lengths)]
-    firsts = np.concatenate([np.arange(x, y, heights[x]) for x, y in itertools.pairwise(bounds)])
-    return Units(heights[firsts], firsts, heights[firsts] * lengths[firsts], len(lengths))
-
-
-def deal(units: Units, of_block: int) -> Units:
-    """The units in an order in which so many neighbours, a block's, always take about the same.
-
-    Blocks take one each in turn, the largest first, and back again; units of no row fill the last.
-    """
-    blocks = -(-len(units) // of_block)
-    missing = blocks * of_block - len(units)
-    heights = np.append(units.heights, np.ones(missing, np.int64))
-    firsts = np.append(units.firsts, np.full(missing, units.matrix_rows))
-    words = np.append(units.words, np.zeros(missing, np.int64))
-    turns = np.argsort(-words, kind="stable").reshape(of_block, blocks)
-    turns[1::2] = turns[1::2, ::-1]
-    order = turns.T.ravel()
-    return Units(heights[order], firsts[order], words[order], units.matrix_rows)
 
 
 def plan(lengths: np.ndarray, panels: int, chip: Chip = H200) -> Units:

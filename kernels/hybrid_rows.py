@@ -1,102 +1,146 @@
 """Build the layout of ``cuda/hybrid_rows.cu`` and launch it: one to four columns, any dtype.
 
-The layout is a sliced ELL: rows sorted by length, 32 to a slice, each slice as long
-as its longest row, columns as 8-bit distances.  It is built with array functions that
-NumPy and CuPy share.
+The layout is a sliced ELL: rows sorted by length, in slices of 32 lines, each slice as long
+as its longest line, columns as 8-bit distances.  A long row is cut into several lines.  It is
+built with array functions that NumPy and CuPy share.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparse24 import _arrays
 from sparse24._dtypes import TABLE, DType
 from sparse24.kernels import loader
+from sparse24.kernels.hybrid_rows_plan import H200, SLICE, STEP, Plan, plan
 
 NAME = "hybrid_rows"
-SLICE = 32
-STEP = 4  # entries of a row that are read together
 FAR = 255  # longest distance; a longer one passes over fillers
 MOST_COLUMNS = 4
-FULL_ROWS = 264 * SLICE  # two blocks for each unit of a large GPU
 MOST_SHARED = 224 * 1024
 
 
-class RowsLayout:
-    """A matrix as non-zeros of rows; the arrays are those of the kernel's header."""
+class Arrays(NamedTuple):
+    """A matrix as non-zeros of lines; the arrays are those of the kernel's header."""
 
-    def __init__(self, shape, dtype: DType, warps: int, deltas, values, slices, rows, begins):
-        self.shape, self.dtype, self.warps = shape, dtype, warps
-        self.deltas, self.values, self.slices = deltas, values, slices
-        self.rows, self.begins = rows, begins
+    deltas: Any
+    values: Any
+    parts: Any
+    begins: Any
+    starts: Any
+    heights: Any
+    rows: Any
+
+
+class RowsLayout:
+    """A matrix and the way in which it is cut up."""
+
+    def __init__(self, shape, dtype: DType, plan: Plan, arrays: Arrays):
+        self.shape, self.dtype, self.plan, self.arrays = shape, dtype, plan, arrays
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.deltas, self.values, self.slices, self.rows, self.begins)
-        return sum(x.nbytes for x in arrays)
+        return sum(x.nbytes for x in self.arrays)
 
     def copy(self) -> RowsLayout:
         """The same layout elsewhere in memory."""
-        arrays = (self.deltas, self.values, self.slices, self.rows, self.begins)
-        return RowsLayout(self.shape, self.dtype, self.warps, *(x.copy() for x in arrays))
+        arrays = Arrays(*(x.copy() for x in self.arrays))
+        return RowsLayout(self.shape, self.dtype, self.plan, arrays)
 
 
-def prepare(dense: Any, dtype: DType, xp=np, *, warps: int | None = None) -> RowsLayout:
+def multiprocessors() -> int:
+    """Of the current device."""
+    return _arrays.cupy_module().cuda.Device().attributes["MultiProcessorCount"]
+
+
+def prepare(
+    dense: Any, dtype: DType, xp=np, *, cut: Callable[[np.ndarray, int, int], Plan] = plan
+) -> RowsLayout:
     """Lay out a dense (m, k) matrix; `xp` is its array library.  Waits for the sizes."""
-    m, k = dense.shape
-    if warps is None:
-        warps = 16 if m >= FULL_ROWS else 32
+    held = _entries(dense, xp)
+    lengths = -np.sort(-_arrays.to_numpy(held.lengths))
+    made = cut(lengths, dense.shape[1], H200 if xp is np else multiprocessors())
+    order = xp.argsort(-held.lengths, kind="stable") if xp is np else xp.argsort(-held.lengths)
+    return RowsLayout(dense.shape, dtype, made, _lay_out(held, made, order, xp))
+
+
+class _Entries(NamedTuple):
+    """Non-zeros of a matrix row by row, and how many entries every row has."""
+
+    row: Any
+    value: Any
+    delta: Any  # from the entry before
+    fillers: Any  # before the entry
+    place: Any  # among the entries of its row
+    lengths: Any
+
+
+def _entries(dense, xp) -> _Entries:
     row, column = xp.nonzero(dense)
-    value = dense[row, column]
     new_row = xp.ones(row.shape, bool)
     new_row[1:] = row[1:] != row[:-1]
     before = xp.where(new_row, 0, xp.concatenate([xp.zeros(1, column.dtype), column])[:-1])
     gap = column - before
     fillers = xp.maximum(gap - 1, 0) // FAR
     end = xp.cumsum(fillers + 1)  # entries up to and with this one, over all rows
-    bounds = xp.searchsorted(row, xp.arange(m + 1))
+    bounds = xp.searchsorted(row, xp.arange(dense.shape[0] + 1))
     total = xp.concatenate([xp.zeros(1, end.dtype), end])[bounds]
-    length = xp.diff(total)
-    order = xp.argsort(-length, kind="stable") if xp is np else xp.argsort(-length)
-    count = -(-m // SLICE)
-    rows = xp.full(count * SLICE, -1, np.int32)
-    rows[:m] = order
-    rank = xp.empty(m, np.int64)
-    rank[order] = xp.arange(m)
-    longest = xp.zeros(count * SLICE, np.int64)
-    longest[:m] = length[order]
-    steps = -(-longest.reshape(count, SLICE).max(1) // STEP)
-    slices = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(steps)])
-    size = int(slices[-1]) * SLICE * STEP
+    place = end - 1 - total[row]
+    return _Entries(row, dense[row, column], gap - fillers * FAR, fillers, place, xp.diff(total))
 
-    def place(which, position):
-        """Flat index of entry number `position` of the rows `which`."""
-        lane, step = rank[which], slices[rank[which] // SLICE] + position // STEP
-        return (step * SLICE + lane % SLICE) * STEP + position % STEP
 
-    deltas, values = xp.zeros(size, np.uint8), xp.zeros(size, dense.dtype)
-    at = place(row, end - 1 - total[row])
-    deltas[at] = (gap - fillers * FAR).astype(np.uint8)
-    values[at] = value
-    far = xp.nonzero(fillers)[0]
-    passed = xp.cumsum(fillers[far])
+def _lay_out(held: _Entries, made: Plan, order, xp) -> Arrays:
+    """The arrays, for rows sorted by length as `order` says."""
+    heights, ends = xp.asarray(made.units.heights), xp.asarray(made.ends)
+    slice_of_rank, line_of_rank = (xp.asarray(x) for x in made.units.places())
+    rank = xp.empty(order.size, np.int64)
+    rank[order] = xp.arange(order.size)
+    slice_of = slice_of_rank[rank]
+    lane_of = line_of_rank[rank] * (SLICE // heights)[slice_of]  # the first of the row's
+
+    def flat(row, place):
+        """Index of entry number `place` of a row."""
+        at = slice_of[row]
+        line = STEP * (ends[at + 1] - ends[at])
+        step, lane = ends[at] + place % line // STEP, lane_of[row] + place // line
+        return (step * SLICE + lane) * STEP + place % STEP
+
+    size = int(made.ends[-1]) * SLICE * STEP
+    deltas, values = xp.zeros(size, np.uint8), xp.zeros(size, held.value.dtype)
+    at = flat(held.row, held.place)
+    deltas[at] = held.delta.astype(np.uint8)
+    values[at] = held.value
+    deltas[flat(*_fillers(held, xp))] = FAR
+    rows = xp.full(len(made.units) * SLICE, -1, np.int32)
+    rows[slice_of * SLICE + lane_of] = xp.arange(order.size)
+    starts, of, parts = (xp.asarray(x) for x in made.parts())
+    begins = _begins(xp, deltas, ends, SLICE // heights, of, parts)
+    parts, begins, starts, heights = (x.astype(np.int32) for x in (parts, begins, starts, heights))
+    return Arrays(deltas, values, parts, begins, starts, heights, rows)
+
+
+def _fillers(held: _Entries, xp) -> tuple[Any, Any]:
+    """Row and place of every filler."""
+    far = xp.nonzero(held.fillers)[0]
+    passed = xp.cumsum(held.fillers[far])
     number = xp.arange(int(passed[-1]) if far.size else 0)
     of = xp.searchsorted(passed, number, side="right")
-    back = number - (passed - fillers[far])[of] + 1
-    deltas[place(row[far][of], (end - 1 - total[row])[far][of] - back)] = FAR
-    begins = _begins(xp, deltas, slices, count, warps)
-    return RowsLayout((m, k), dtype, warps, deltas, values, slices, rows, begins)
+    back = number - (passed - held.fillers[far])[of] + 1
+    return held.row[far][of], held.place[far][of] - back
 
 
-def _begins(xp, deltas, slices, count: int, warps: int):
-    """Column that every lane has reached before each warp's part of a slice."""
+def _begins(xp, deltas, ends, lanes, of, parts):
+    """Column at which every lane begins each warp's part; `lanes` share a row of a slice."""
     moved = deltas.reshape(-1, SLICE, STEP).sum(2, dtype=np.int64)
     reached = xp.concatenate([xp.zeros((1, SLICE), np.int64), xp.cumsum(moved, axis=0)])
-    first = slices[:-1, None]
-    at = first + (slices[1:, None] - first) * xp.arange(warps) // warps
-    begins = reached[at.ravel()].reshape(count, warps, SLICE) - reached[slices[:-1]][:, None]
-    return begins.astype(np.int32)
+    whole = reached[ends[1:]] - reached[ends[:-1]]
+    before = xp.cumsum(whole, axis=1) - whole
+    lane = xp.arange(SLICE)
+    of_row = xp.take_along_axis(before, lane - lane % lanes[:, None], 1)
+    return (before - of_row - reached[ends[:-1]])[of] + reached[parts[:-1]]
 
 
 def _columns(n: int) -> int:
@@ -117,16 +161,6 @@ def refuses(k: int, dtype: DType, n: int) -> str | None:
     return None
 
 
-def effort(lengths: np.ndarray, dtype: DType, sms: int) -> tuple[float, float]:
-    """Entries of the busiest SM times `sms`, and their bytes.
-
-    `lengths` are the non-zeros of each row, the longest first.
-    """
-    slices = SLICE * lengths[::SLICE]  # as long as their longest row
-    entries = float(max(slices.sum(), sms * slices[0]))
-    return entries, entries * (dtype.itemsize + 1)
-
-
 def _defines(dtype: DType, output: str, columns: int, warps: int) -> loader.Defines:
     names = (("ELEMENT", dtype.name), ("OUTPUT", output))
     return (*names, ("COLUMNS", columns), ("WARPS", warps))
@@ -134,16 +168,16 @@ def _defines(dtype: DType, output: str, columns: int, warps: int) -> loader.Defi
 
 def product(layout: RowsLayout, b, out, output: str) -> None:
     """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 4."""
-    k, n = b.shape
-    shared = shared_memory(k, layout.dtype, n, layout.warps)
-    macros = _defines(layout.dtype, output, _columns(n), layout.warps)
+    (k, n), cut = b.shape, layout.plan
+    shared = shared_memory(k, layout.dtype, n, cut.warps)
+    macros = _defines(layout.dtype, output, _columns(n), cut.warps)
     kernel = loader.function(NAME, "product", macros, shared_memory=shared)
     b_row, b_column = (s // b.itemsize for s in b.strides)
     out_row, out_column = (s // out.itemsize for s in out.strides)
     kernel(
-        (layout.slices.size - 1,), (32 * layout.warps,),
-        (layout.deltas, layout.values, layout.slices, layout.rows, layout.begins, b, k,
-         np.int32(n), b_row, b_column, out, out_row, out_column),
+        (len(cut.units) // cut.per_block,), (32 * cut.warps,),
+        (*layout.arrays, np.int32(cut.per_block), b, k, np.int32(n), b_row, b_column, out,
+         out_row, out_column),
         shared_mem=shared,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 ============  ==========================================================================
 ``cpu``       Numba, the non-zeros row by row
-``rows``      up to 4 columns: the non-zeros of 32 rows at a time, any dtype
+``rows``      up to 4 columns: the non-zeros of 32 rows or parts of rows at a time, any dtype
 ``gather``    up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
 ``stream``    up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
 ``scatter``   up to 64 columns, 16-bit, Hopper: non-zeros scattered into dense tiles on chip

@@ -116,6 +116,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
         hybrid_gather,
         hybrid_gather_plan,
         hybrid_rows,
+        hybrid_rows_plan,
         hybrid_scatter,
         hybrid_scatter_plan,
         hybrid_stream,
@@ -128,19 +129,19 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     dense = cupy.where(rng.random(shape, dtype=cupy.float32) >= zeros, drawn, 0)
     dense = dense.astype(cupy.float16)
     bits = dense.view(np.uint16)
-    lengths = -np.sort(-cupy.count_nonzero(dense, axis=1).get())
     stream = hybrid_stream.prepare(dense, dtype, 1 - zeros)
     gather, chip = hybrid_gather.prepare(bits, dtype, cupy), hybrid_gather.chip()
+    rows = hybrid_rows.prepare(bits, dtype, cupy)
     layouts: dict[str, Any] = {
         "stream": stream,
         "gather": gather,
-        "rows": hybrid_rows.prepare(bits, dtype, cupy),
+        "rows": rows,
         "cublas": dense,
     }
     efforts: dict[str, Callable[[int], tuple[float, float]]] = {
         "stream": lambda n: (dense.size, stream.nbytes),
         "gather": lambda n: hybrid_gather_plan.effort(gather.units, shape[1], n, chip),
-        "rows": lambda n: hybrid_rows.effort(lengths, dtype, sms),
+        "rows": lambda n: hybrid_rows_plan.effort(rows.plan, dtype, sms),
         "cublas": lambda n: (dense.size, dense.nbytes),
     }
     if gpu.compute_capability == "90":

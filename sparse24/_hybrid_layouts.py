@@ -148,6 +148,19 @@ def _gather_units(h):
     return hybrid_gather_plan.plan(row_lengths(h), panels, hybrid_gather.chip())
 
 
+def rows_plan(h):
+    """The slices of ``rows``; found at the first need, which waits."""
+    return _known(h, "rows plan", _rows_plan)
+
+
+def _rows_plan(h):
+    from sparse24.kernels import hybrid_rows, hybrid_rows_plan
+
+    if h.is_prepared("rows"):
+        return layout(h, "rows").plan
+    return hybrid_rows_plan.plan(row_lengths(h), h.shape[1], hybrid_rows.multiprocessors())
+
+
 def excess(h) -> float:
     """Elements beyond two in a group of four; counted at the first need, which waits."""
     return _known(h, "excess", _excess)

@@ -13,6 +13,7 @@ from sparse24._hybrid_layouts import (
     gather_units,
     live_columns,
     row_lengths,
+    rows_plan,
     scatter_units,
     stored_tiles,
     strips_work,
@@ -31,7 +32,6 @@ STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second lau
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
 COPY_SECONDS = 3e-6  # of b, where its rows do not begin on 16 bytes
 TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
-ROWS_WARPS = 32  # most of a block of the rows kernel
 
 
 def predictions(h, n: int) -> dict[str, float]:
@@ -72,6 +72,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
     from sparse24.kernels import (
         hybrid_gather,
         hybrid_rows,
+        hybrid_rows_plan,
         hybrid_scatter,
         hybrid_scatter_plan,
         hybrid_stream,
@@ -89,9 +90,9 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         copied = COPY_SECONDS if n % 8 else 0.0
         line = line_of(lines, "base" if units.base else "scatter", n)
         times["scatter"] = line.seconds(*effort) + copied
-    fits = hybrid_rows.shared_memory(k, dtype, n, ROWS_WARPS) <= device.most_shared
+    fits = hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
-        effort = hybrid_rows.effort(row_lengths(h), dtype, device.multiprocessors)
+        effort = hybrid_rows_plan.effort(rows_plan(h), dtype, device.multiprocessors)
         times["rows"] = line_of(lines, "rows", n).seconds(*effort)
     fits = device.most_shared >= gather_plan.PANEL_BYTES * (1 + gather_plan.MOST_HELD)
     if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:

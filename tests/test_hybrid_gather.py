@@ -13,11 +13,10 @@ from sparse24.kernels.hybrid_gather_plan import (
     H200,
     PANEL,
     configure,
-    deal,
     effort,
     plan,
-    units_of,
 )
+from sparse24.kernels.hybrid_units import deal, units_of
 
 pytestmark = pytest.mark.stem("hybrid_gather")
 

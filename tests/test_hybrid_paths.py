@@ -20,7 +20,12 @@ from sparse24 import (
 from sparse24._dtypes import lookup
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid import hybrid
-from sparse24.kernels import hybrid_gather_plan, hybrid_overflow, hybrid_wgmma_plan
+from sparse24.kernels import (
+    hybrid_gather_plan,
+    hybrid_overflow,
+    hybrid_rows_plan,
+    hybrid_wgmma_plan,
+)
 from sparse24.kernels.hybrid_scatter_plan import Units
 from sparse24.kernels.hybrid_wgmma_plan import Work
 
@@ -280,7 +285,7 @@ def test_fit_is_kept_and_used(tmp_path, monkeypatch):
 
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
     known = {
-        "row lengths": SimpleNamespace(value=np.full(4096, 410)),
+        "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(np.full(4096, 410), 4096)),
         "scatter units": SimpleNamespace(value=Units(np.full((32, 64, 2), 3))),
         "gather units": SimpleNamespace(value=hybrid_gather_plan.plan(np.full(4096, 410), 1)),
     }

@@ -2,13 +2,17 @@
 //
 //   deltas [steps][32 lanes][4]  uint8: distance to the row's previous entry
 //   values [steps][32 lanes][4]  elements; a filler or padding entry is a zero
-//   slices [count + 1]           first step of each slice of 32 rows
-//   rows   [32 count]            row of each lane of each slice, or -1: rows are sorted by length
-//   begins [count][WARPS][32]    column at which a warp's part of a slice begins
+//   parts  [blocks WARPS + 1]    first step of every warp; slices follow one another
+//   begins [blocks WARPS][32]    column at which a lane of a warp begins
+//   starts [slices + 1]          first warp of every slice
+//   heights [slices]             rows of a slice, a power of two
+//   rows   [slices][32]          row of the first lane that has it, -1 of the others and of no row
 //
-// A block takes one slice: a lane a row, each of WARPS warps one part of its steps.  The columns of b
-// stand in shared memory in the type of the sums.  The parts' sums are added in order: the same bits
-// every time.  Memory-bound from some 80 % zeros: itemsize + 1 bytes a non-zero.
+// A slice is 32 lines, one for a lane: rows of like length, and 32 / height successive lines of each, the
+// more the longer they are.  A block takes per_block slices and gives each of them warps in proportion to
+// its steps.  The columns of b stand in shared memory in the type of the sums.  The warps' sums are added
+// in order, then those of the lanes of a row: the same bits every time.
+// Memory-bound from some 80 % zeros: itemsize + 1 bytes a non-zero.
 //
 // Macros: ELEMENT OUTPUT COLUMNS (1, 2 or 4) WARPS.
 // Reference: a dense product.  Launcher: kernels/hybrid_rows.py.
@@ -50,20 +54,20 @@ __device__ void add_step(Sum (&acc)[COLUMNS], int& column, unsigned deltas, cons
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, const Count* slices, const int* rows,
-        const int* begins, const typename In::type* __restrict__ b, Count k, int n, Count b_row, Count b_column,
-        typename Out::type* out, Count out_row, Count out_column) {
+product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, const int* parts, const int* begins,
+        const int* starts, const int* heights, const int* rows, int per_block, const typename In::type* __restrict__ b,
+        Count k, int n, Count b_row, Count b_column, typename Out::type* out, Count out_row, Count out_column) {
     extern __shared__ __align__(16) unsigned char shared[];
     auto* lines = reinterpret_cast<Line*>(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Count first = slices[blockIdx.x], steps = slices[blockIdx.x + 1] - first;
-    Count at = first + steps * warp / WARPS;
-    const Count end = first + steps * (warp + 1) / WARPS;
+    const int warp0 = blockIdx.x * WARPS;
+    int at = parts[warp0 + warp];
+    const int end = parts[warp0 + warp + 1];
     deltas += lane;
     values += lane;
     Batch batch;                        // under way while b is staged
     if (at + kAhead <= end) batch.load(deltas, values, at);
-    int column = begins[(blockIdx.x * WARPS + warp) * 32 + lane];
+    int column = begins[(warp0 + warp) * 32 + lane];
 #pragma unroll 4
     for (int i = threadIdx.x; i < int(k); i += kThreads) {
         Line line;
@@ -79,16 +83,26 @@ product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, co
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) add_step(acc, column, now.deltas[i], now.values[i], lines);
     }
-    for (; at < end; ++at) add_step(acc, column, deltas[at * 32], values[at * 32], lines);
+    for (; at < end; ++at) add_step(acc, column, deltas[Count(at) * 32], values[Count(at) * 32], lines);
 
+    // From here on a warp is one column of a slice.
+    const int slice = blockIdx.x * per_block + warp / COLUMNS, c = warp % COLUMNS;
+    const bool adds = warp < per_block * COLUMNS && c < n;
+    int first = 0, last = 0, height = 32, row = -1;
+    if (adds) {
+        first = starts[slice] - warp0, last = starts[slice + 1] - warp0;
+        height = heights[slice], row = rows[slice * 32 + lane];
+    }
     __syncthreads();
     auto* sums = reinterpret_cast<Sum*>(shared);
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) sums[(c * WARPS + warp) * 32 + lane] = acc[c];
+    for (int i = 0; i < COLUMNS; ++i) sums[(i * WARPS + warp) * 32 + lane] = acc[i];
     __syncthreads();
-    if (warp >= COLUMNS || warp >= n) return;
-    const int row = rows[blockIdx.x * 32 + lane];
+    if (!adds) return;
     Sum sum = 0;
-    for (int part = 0; part < WARPS; ++part) sum += sums[(warp * WARPS + part) * 32 + lane];
-    if (row >= 0) out[row * out_row + warp * out_column] = Out::store(sum);
+#pragma unroll
+    for (int part = 0; part < WARPS; ++part)
+        if (part >= first && part < last) sum += sums[(c * WARPS + part) * 32 + lane];
+    for (int step = 1; step < 32 / height; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (row >= 0) out[row * out_row + c * out_column] = Out::store(sum);
 }

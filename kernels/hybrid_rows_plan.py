@@ -1,0 +1,132 @@
+"""How a product of the rows kernel is cut up: rows into slices, slices into blocks and warps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparse24._dtypes import DType
+from sparse24.kernels.hybrid_units import MOST_HEIGHT, Units, deal, units_of
+
+SLICE = MOST_HEIGHT  # lines, one for every lane
+STEP = 4  # entries of a line that are read together
+WARPS = 32  # of a block
+MANY = 264  # slices: two blocks of half the warps for each multiprocessor of a large GPU
+PER_BLOCK = range(1, 9)  # slices, each with warps for up to four columns
+CHANCE = 6.0  # standard deviations that the longest of rows that are alike lies above their mean
+START = 2.0  # entries, guessed to take as long as a block needs for each row of b
+H200 = 132  # multiprocessors
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Slices in the order of blocks, the longest block first.
+
+    Attributes
+    ----------
+    units : Units
+        The rows of every slice.
+    per_block : int
+        Slices of a block.
+    warps : int
+        Of a block.
+    """
+
+    units: Units
+    per_block: int
+    warps: int
+
+    @functools.cached_property
+    def steps(self) -> np.ndarray:
+        """Steps of every slice."""
+        return -(-self.units.words // (SLICE * STEP))
+
+    @functools.cached_property
+    def ends(self) -> np.ndarray:
+        """First step of every slice, and the number of all steps."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.steps)])
+
+    @property
+    def of_blocks(self) -> np.ndarray:
+        """Steps of every block."""
+        return self.steps.reshape(-1, self.per_block).sum(1)
+
+    def most_steps(self) -> np.ndarray:
+        """Fewest steps, for every block, that may be the most of its warps.
+
+        Where they are many, up to a 64th more.
+        """
+        steps = self.steps.reshape(-1, self.per_block)
+        most = np.maximum(1, -(-self.of_blocks // self.warps))
+        while (short := (-(-steps // most[:, None])).sum(1) > self.warps).any():
+            most += short * (1 + most // 64)
+        return most
+
+    def parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """First warp of every slice; slice of every warp; and the step at which the warp begins."""
+        steps = self.steps.reshape(-1, self.per_block)
+        shares = -(-steps // self.most_steps()[:, None])
+        shares[:, 0] += self.warps - shares.sum(1)
+        shares = shares.ravel()
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(shares)])
+        of = np.repeat(np.arange(len(shares)), shares)
+        part = np.arange(len(of)) - starts[of]
+        begins = self.ends[of] + self.steps[of] * part // shares[of]
+        return starts, of, np.append(begins, self.ends[-1])
+
+
+def plan(lengths: np.ndarray, k: int, multiprocessors: int = H200) -> Plan:
+    """The slices with which a product takes the least time.
+
+    Parameters
+    ----------
+    lengths : ndarray of int
+        Entries of every row, the longest first.
+    """
+    most = SLICE * max(int(lengths[0]), 1)
+    if _alike(lengths):
+        many = len(lengths) > (MANY - 1) * SLICE
+        return dealt(units_of(lengths, most), 1, WARPS // 2 if many else WARPS)
+    return min(_ways(lengths, most), key=lambda way: _seconds(way, k, multiprocessors))
+
+
+def _alike(lengths: np.ndarray) -> bool:
+    """Whether the rows differ no more than by chance."""
+    mean = lengths.mean()
+    return bool(lengths[0] <= mean + CHANCE * np.sqrt(mean))
+
+
+def _ways(lengths: np.ndarray, most: int) -> Iterator[Plan]:
+    """Slices of at most so many entries, or fewer by half powers of two."""
+    least = max(float(lengths.mean()), 1.0)
+    for halves in range(1 + int(2 * np.log2(most / least))):
+        units = units_of(lengths, most / 2 ** (halves / 2))
+        yield from (dealt(units, per_block) for per_block in PER_BLOCK)
+
+
+def dealt(units: Units, per_block: int, warps: int = WARPS) -> Plan:
+    """Even shares for blocks of so many slices."""
+    units = deal(units, per_block)
+    made = Plan(units, per_block, warps)
+    blocks = np.argsort(-made.of_blocks, kind="stable")
+    order = np.arange(len(units)).reshape(-1, per_block)[blocks].ravel()
+    return Plan(units.take(order), per_block, warps)
+
+
+def _seconds(way: Plan, k: int, multiprocessors: int) -> tuple[float, int]:
+    """Relative time of a product, if multiprocessors take one block after the other.
+
+    The steps of the longest block decide between plans that are equal otherwise.
+    """
+    blocks = way.most_steps() * (SLICE * STEP * way.warps) + START * k
+    return float(blocks[::multiprocessors].sum()), int(way.of_blocks[0])
+
+
+def effort(way: Plan, dtype: DType, multiprocessors: int) -> tuple[float, float]:
+    """Entries of the busiest multiprocessor times their number, and their bytes."""
+    blocks = way.of_blocks * (SLICE * STEP)
+    entries = float(max(blocks.sum(), multiprocessors * blocks[0]))
+    return entries, entries * (dtype.itemsize + 1)
