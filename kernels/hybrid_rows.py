@@ -15,7 +15,9 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import TABLE, DType
 from sparse24.kernels import loader
+from sparse24.kernels.hybrid_launch import BoundProduct
 from sparse24.kernels.hybrid_rows_plan import H200, SLICE, STEP, Plan, plan
+from sparse24.kernels.launch import Launch, pointer
 
 NAME = "hybrid_rows"
 FAR = 255  # longest distance; a longer one passes over fillers
@@ -40,6 +42,7 @@ class RowsLayout:
 
     def __init__(self, shape, dtype: DType, plan: Plan, arrays: Arrays):
         self.shape, self.dtype, self.plan, self.arrays = shape, dtype, plan, arrays
+        self._launches: dict[int, Ready] = {}
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +52,37 @@ class RowsLayout:
         """The same layout elsewhere in memory."""
         arrays = Arrays(*(x.copy() for x in self.arrays))
         return RowsLayout(self.shape, self.dtype, self.plan, arrays)
+
+
+    def launch(self, n: int) -> Ready:
+        """The compiled product with `n` columns, made at the first use and kept."""
+        found = self._launches.get(_columns(n))
+        if found is None:
+            found = self._launches[_columns(n)] = Ready(self, n)
+        return found
+
+
+class Ready(BoundProduct):
+    """One way of running a product: kernel, grid, and the matrix's part of the arguments."""
+
+    def __init__(self, layout: RowsLayout, n: int):
+        super().__init__()
+        cut, dtype, k = layout.plan, layout.dtype, layout.shape[1]
+        shared = shared_memory(k, dtype, n, cut.warps)
+        macros = _defines(dtype, dtype.result, _columns(n), cut.warps)
+        kernel = loader.function(NAME, "product", macros, shared_memory=shared)
+        self._sizes = (kernel, len(cut.units) // cut.per_block, 32 * cut.warps, shared)
+        self._left = (*map(pointer, layout.arrays), np.array([cut.per_block], np.int32))
+
+    def bind(self, b, out, stream: int) -> Launch:
+        (k, n), wide = b.shape, [s // b.itemsize for s in b.strides]
+        result = [s // out.itemsize for s in out.strides]
+        right = (pointer(b), _count(k), np.array([n], np.int32), *map(_count, wide))
+        return Launch(*self._sizes, (*self._left, *right, pointer(out), *map(_count, result)))
+
+
+def _count(x: int) -> np.ndarray:
+    return np.array([x], np.int64)
 
 
 def multiprocessors() -> int:
@@ -166,20 +200,14 @@ def _defines(dtype: DType, output: str, columns: int, warps: int) -> loader.Defi
     return (*names, ("COLUMNS", columns), ("WARPS", warps))
 
 
-def product(layout: RowsLayout, b, out, output: str) -> None:
+def bound(layout: RowsLayout, b, out) -> tuple[Ready, Any]:
+    """The compiled product for such operands, and `b` as it reads it: as it is."""
+    return layout.launch(b.shape[1]), b
+
+
+def product(layout: RowsLayout, b, out) -> None:
     """out = A @ b, for CuPy matrices (k, n) and (m, n) of any strides, n up to 4."""
-    (k, n), cut = b.shape, layout.plan
-    shared = shared_memory(k, layout.dtype, n, cut.warps)
-    macros = _defines(layout.dtype, output, _columns(n), cut.warps)
-    kernel = loader.function(NAME, "product", macros, shared_memory=shared)
-    b_row, b_column = (s // b.itemsize for s in b.strides)
-    out_row, out_column = (s // out.itemsize for s in out.strides)
-    kernel(
-        (len(cut.units) // cut.per_block,), (32 * cut.warps,),
-        (*layout.arrays, np.int32(cut.per_block), b, k, np.int32(n), b_row, b_column, out,
-         out_row, out_column),
-        shared_mem=shared,
-    )  # fmt: skip
+    layout.launch(b.shape[1])(b, out)
 
 
 COMPILE_CHECKS = [

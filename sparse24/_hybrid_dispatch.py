@@ -168,12 +168,6 @@ def _multiply_cpu(h, b, out) -> None:
             out[...] = acc
 
 
-def _multiply_rows(h, b, out) -> None:
-    from sparse24.kernels import hybrid_rows
-
-    hybrid_rows.product(layout(h, "rows"), b, out, h.tiles.dtype.result)
-
-
 def _multiply_tiles(h, b, out) -> None:
     from sparse24.kernels import hybrid_tiles
 
@@ -207,8 +201,8 @@ def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
 
 # Paths of one launch, and the kernel whose launcher finds it.
 _KERNEL_OF = {
-    "gather": "hybrid_gather", "stream": "hybrid_stream", "scatter": "hybrid_scatter",
-    "slots": "hybrid_wgmma", "regrouped": "hybrid_wgmma",
+    "rows": "hybrid_rows", "gather": "hybrid_gather", "stream": "hybrid_stream",
+    "scatter": "hybrid_scatter", "slots": "hybrid_wgmma", "regrouped": "hybrid_wgmma",
 }  # fmt: skip
 _BALANCED = ("stream", "scatter")
 
@@ -220,7 +214,6 @@ def _binder(path: str):
 
 _PATHS: dict[str, Callable[..., None]] = {
     "cpu": _multiply_cpu,
-    "rows": _multiply_rows,
     "tiles": _multiply_tiles,
     "two_four": _multiply_two_four,
     "compact": _multiply_compact,

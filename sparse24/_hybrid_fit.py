@@ -153,7 +153,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
         "scatter": hybrid_scatter.product,
         "base": hybrid_scatter.product,
         "gather": hybrid_gather.product,
-        "rows": functools.partial(hybrid_rows.product, output="float16"),
+        "rows": hybrid_rows.product,
         "cublas": lambda dense, b, out: cupy.matmul(dense, b, out=out),
     }
     for name, layout in layouts.items():

@@ -11,10 +11,10 @@ from sparse24._errors import ArgumentError
 from sparse24._hybrid import hybrid
 
 pytestmark = [
-    pytest.mark.stem("hybrid_gather", "hybrid_scatter", "hybrid_stream", "hybrid_wgmma"),
+    pytest.mark.stem("hybrid_rows", "hybrid_gather", "hybrid_scatter", "hybrid_stream", "hybrid_wgmma"),
     pytest.mark.gpu,
 ]
-PATHS = [("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256), ("regrouped", 256)]
+PATHS = [("rows", 2), ("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256), ("regrouped", 256)]
 
 
 @pytest.fixture
