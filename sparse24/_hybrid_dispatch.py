@@ -4,6 +4,7 @@
 ``cpu``       Numba, the non-zeros row by row
 ``rows``      up to 4 columns: the non-zeros of 32 rows at a time, any dtype
 ``gather``    up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
+``panel``     float32: panels of the dense operand on chip, the non-zeros streamed past them
 ``stream``    up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
 ``scatter``   up to 64 columns, 16-bit, Hopper: non-zeros scattered into dense tiles on chip
 ``tiles``     any dtype and size, tile by tile on plain cores
@@ -164,6 +165,12 @@ def _multiply_gather(h, b, out) -> None:
     hybrid_gather.product(layout(h, "gather"), b, out)
 
 
+def _multiply_panel(h, b, out) -> None:
+    from sparse24.kernels import hybrid_panel
+
+    hybrid_panel.product(layout(h, "panel"), b, out)
+
+
 def _multiply_tiles(h, b, out) -> None:
     from sparse24.kernels import hybrid_tiles
 
@@ -206,6 +213,7 @@ _PATHS: dict[str, Callable[..., None]] = {
     "cpu": _multiply_cpu,
     "rows": _multiply_rows,
     "gather": _multiply_gather,
+    "panel": _multiply_panel,
     "tiles": _multiply_tiles,
     "slots": functools.partial(_multiply_strips, "slots"),
     "regrouped": functools.partial(_multiply_strips, "regrouped"),
