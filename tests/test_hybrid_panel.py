@@ -8,7 +8,7 @@ import pytest
 from sparse24 import families
 from sparse24._dtypes import lookup
 from sparse24.kernels import hybrid_panel
-from sparse24.kernels.hybrid_gather_layout import STEP
+from sparse24.kernels.hybrid_panel_layout import STEP
 from sparse24.kernels.hybrid_gather_plan import H200, Chip
 from sparse24.kernels.hybrid_panel_plan import (
     Config,
