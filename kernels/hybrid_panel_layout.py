@@ -13,7 +13,7 @@ import numpy as np
 
 from sparse24 import _arrays
 from sparse24.kernels.hybrid_gather_plan import MOST_HEIGHT, Units
-from sparse24.kernels.hybrid_panel_order import BANKS, PADDING, bank_order
+from sparse24.kernels.hybrid_panel_order import BANKS, PADDING, bank_order, mix_rows
 
 STEP = 4  # elements of a lane that are read together
 
@@ -40,30 +40,40 @@ def row_counts(bits: Any, lines: int, xp=np) -> Any:
 def lay_out(bits: Any, counts: Any, units: Units, lines: int, xp=np) -> Words:
     """The units of a dense (m, k) matrix, whose rows have `counts` non-zeros in every panel."""
     m, panels = counts.shape
+    row, column = xp.nonzero(bits)
+    panel, place = column // lines, column % lines
+    segment, bank = row * panels + panel, place % BANKS
+    needs = xp.bincount(segment * BANKS + bank, minlength=m * panels * BANKS)
+    order = _row_order(xp, needs.reshape(m, panels, BANKS), units)
     unit_of_rank, line_of_rank = (xp.asarray(x) for x in units.places())
-    heights = xp.asarray(units.heights)
-    order = _sorted(xp, counts.sum() - counts.sum(1))
     slot = unit_of_rank * MOST_HEIGHT + line_of_rank  # of a row, by its rank
     rows = xp.full(len(units) * MOST_HEIGHT, -1, np.int32)
     rows[slot] = order
     rank = xp.empty(m, np.int64)
     rank[order] = xp.arange(m)
+    heights = xp.asarray(units.heights)
     begins = _begins(counts[order], slot, heights, xp)
-    row, column = xp.nonzero(bits)
-    unit, line = unit_of_rank[rank[row]], line_of_rank[rank[row]]
-    part = column // lines * len(units) + unit
-    bank = column % lines % BANKS
     groups = _Groups(xp, xp.tile(heights, panels), begins)
-    within = _within(xp, row * panels + column // lines, bank)
-    key = groups.lane(part, line, within) * BANKS + bank
+    part, line = panel * len(units) + unit_of_rank[rank[row]], line_of_rank[rank[row]]
+    key = groups.lane(part, line, _within(xp, segment, bank)) * BANKS + bank
     at, pads, idle = groups.places(key)
     size = int(begins[-1]) * 32 * STEP
     values, places = xp.zeros(size, np.uint32), xp.empty(size, np.uint16)
     element = _sorted(xp, key)
     values[at] = bits[row, column][element]
-    places[at] = (column % lines)[element]
+    places[at] = place[element]
     places[pads] = lines + idle
     return Words(values, places, begins.astype(np.int32), heights.astype(np.int32), rows)
+
+
+def _row_order(xp, needs, units: Units):
+    """The rows, the longest first, in sets of eight that need all banks about alike."""
+    lengths = needs.sum((1, 2))
+    order = _sorted(xp, lengths.sum() - lengths)
+    unit, line = units.places()
+    sets = np.cumsum(line % BANKS == 0) - 1
+    mixed = mix_rows(_arrays.to_numpy(needs[order]), sets, units.heights[unit])
+    return order[xp.asarray(mixed)]
 
 
 def _begins(counts, slot, heights, xp):

@@ -1,7 +1,8 @@
 """In which order eight lanes take their elements, such that they mostly read eight different banks.
 
 Shared memory serves eight lanes at a time, and once for every line that they read of the same
-bank.  At each turn, rows and banks are matched anew: those that have the most left come first.
+bank.  So lanes whose rows together need all banks about alike come together, and at each turn
+lanes and banks are matched anew: those that have the most left come first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,53 @@ import numpy as np
 
 BANKS = 8  # of 16 bytes; as many lanes are served together
 PADDING = 8  # beside a bank: a lane has no element
+WINDOW = 8  # sets of rows between which rows are exchanged
+TRIES = 600  # of an exchange in each window
+LIKE = 0.05  # difference in length, relative, up to which rows are exchanged
+
+
+def mix_rows(counts: np.ndarray, sets: np.ndarray, heights: np.ndarray) -> np.ndarray:
+    """Exchange rows of about the same length, such that the rows of a set need all banks alike.
+
+    Parameters
+    ----------
+    counts : ndarray of int, shape (m, panels, 8)
+        Elements of the sorted rows by panel and bank.
+    sets : ndarray of int, shape (m,)
+        The set of every row, ascending.
+    heights : ndarray of int, shape (m,)
+        Rows are exchanged between sets of the same height.
+
+    Returns
+    -------
+    ndarray of int, shape (m,)
+        Which row comes in the place of each.
+    """
+    order, lengths = np.arange(len(sets)), counts.sum((1, 2))
+    loads = np.add.reduceat(counts, np.flatnonzero(np.diff(sets, prepend=-1)))
+    windows = sets // WINDOW + np.cumsum(np.diff(heights, prepend=heights[:1]) != 0)
+    firsts = np.flatnonzero(np.diff(windows, prepend=-1))
+    sizes = np.diff(firsts, append=len(sets))
+    rng = np.random.default_rng(0)
+    for _ in range(TRIES):
+        one, other = (firsts + (rng.random(sizes.size) * sizes).astype(int) for _ in range(2))
+        mine, yours = order[one], order[other]
+        like = np.abs(lengths[mine] - lengths[yours]) <= LIKE * lengths[mine]
+        near = np.flatnonzero(like & (sets[one] != sets[other]))
+        one, other, mine, yours = (x[near] for x in (one, other, mine, yours))
+        moved = counts[yours] - counts[mine]
+        old = loads[sets[one]], loads[sets[other]]
+        new = old[0] + moved, old[1] - moved
+        gain = np.flatnonzero(sum(_worth(x) for x in new) < sum(_worth(x) for x in old))
+        one, other = one[gain], other[gain]
+        order[one], order[other] = yours[gain], mine[gain]
+        loads[sets[one]], loads[sets[other]] = new[0][gain], new[1][gain]
+    return order
+
+
+def _worth(loads) -> np.ndarray:
+    """What sets cost: first their fullest bank of every panel, then how uneven they are."""
+    return loads.max(2).sum(1) + 1e-4 * (loads * loads).sum((1, 2))
 
 
 def bank_order(counts: np.ndarray, turns: np.ndarray) -> np.ndarray:

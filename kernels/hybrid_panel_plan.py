@@ -19,7 +19,7 @@ STEP_WORDS = 128  # that a warp reads together
 # Guesses for a multiprocessor of an H200, in seconds and bytes a second; none is measured yet.
 START = 1.5e-6  # of a block
 STEP = 6e-8  # of a warp that is alone
-SHARED_RATE = 128 * 1.7e9 / 1.2  # with the lines that meet in a bank
+SHARED_RATE = 128 * 1.7e9 / 1.1  # with the lines that meet in a bank
 L2_RATE = 45e9
 
 

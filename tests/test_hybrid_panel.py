@@ -8,8 +8,9 @@ import pytest
 from sparse24 import families
 from sparse24._dtypes import lookup
 from sparse24.kernels import hybrid_panel
-from sparse24.kernels.hybrid_panel_layout import STEP
 from sparse24.kernels.hybrid_gather_plan import H200, Chip
+from sparse24.kernels.hybrid_panel_layout import STEP
+from sparse24.kernels.hybrid_panel_order import BANKS, PADDING, bank_order, mix_rows
 from sparse24.kernels.hybrid_panel_plan import (
     Config,
     configure,
@@ -67,11 +68,41 @@ def turns(places):
     return np.sum(banks) * 8 / places.size
 
 
-@pytest.mark.parametrize("zeros", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("zeros", [0.3, 0.6, 0.9, 0.99])
 def test_neighbouring_lanes_read_different_banks(rng, zeros):
-    """Rows of a unit of 32, 8 and 1: by chance eight lanes would take 2.7 turns."""
-    w = draw("iid", (64, 4096), zeros, rng).view(np.uint32)
-    assert turns(hybrid_panel.prepare(w).arrays.places) < 1.35
+    """Units of 1 to 32 rows: by chance eight lanes would take 2.7 turns."""
+    w = draw("iid", (256, 4096), zeros, rng).view(np.uint32)
+    assert turns(hybrid_panel.prepare(w).arrays.places) < 1.12
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_every_lane_reads_what_it_has(rng, share):
+    """Also where one bank has most of the elements."""
+    counts = rng.binomial(40, np.where(np.arange(BANKS) == 3, share, 0.1), (30, BANKS, BANKS))
+    times = counts.sum(2).max(1) + rng.integers(0, 3, 30)
+    banks, first = bank_order(counts, times).reshape(-1, BANKS), 0
+    for group, turn in zip(counts, times):
+        here, first = banks[first : first + turn], first + turn
+        for lane, wanted in enumerate(group):
+            real = here[:, lane][here[:, lane] < PADDING]
+            np.testing.assert_array_equal(np.bincount(real, minlength=BANKS), wanted)
+        idle = here - PADDING * (here >= PADDING)
+        for eight, bank in zip(here, idle):
+            assert not set(bank[eight >= PADDING]) & set(eight[eight < PADDING])
+
+
+def test_rows_that_need_the_same_bank_are_parted():
+    counts = np.zeros((128, 1, BANKS), int)
+    counts[np.arange(128), 0, np.arange(128) // 16] = 10  # neighbours are alike
+    sets = np.arange(128) // 8
+    order = mix_rows(counts, sets, np.full(128, 32))
+    assert sorted(order) == list(range(128))
+    fullest = counts[order].reshape(16, 8, BANKS).sum(1).max(1)
+    assert fullest.mean() < 35  # of 80
+    alone = mix_rows(counts, sets, np.repeat([32, 16], 64))
+    assert (alone[:64] < 64).all()  # taller sets keep to themselves
+    long = counts * (1 + np.arange(128)[:, None, None] % 2)
+    assert (mix_rows(long, sets, np.full(128, 32)) % 2 == np.arange(128) % 2).all()
 
 
 def lengths_of(family, shape, zeros):
