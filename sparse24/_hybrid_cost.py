@@ -134,7 +134,7 @@ class Line:
 # "dense", "slots", "regrouped" and "panel" it is a multiply-add, and the bytes are those that are
 # gathered, for "panel" all that is read.
 # "scatter/8" and "base/8" are not measured yet: they repeat the lines of 16 columns.  Nor are those
-# of "panel": they are guesses, 0.7 of the rate of shared memory.
+# of "panel": they are guesses from the rates of shared memory and of the L2 cache.
 H200_LINES = {
     "stream/8": Line(4.95e-6, 1.38e-13, 1.535e-13),
     "stream/16": Line(6.03e-6, 1.783e-13, 1.273e-13),
@@ -153,8 +153,8 @@ H200_LINES = {
     "gather/4": Line(1.86e-6, 0.0, 2.63e-13),
     "gather/8": Line(2.82e-6, 0.0, 2.65e-13),
     "gather/16": Line(1.28e-5, 0.0, 3.78e-13),
-    "panel/8": Line(4e-6, 1.98e-13, 0.0),
-    "panel/64": Line(4e-6, 1.98e-13, 0.0),
+    "panel/8": Line(4e-6, 1e-13, 1.7e-13),
+    "panel/64": Line(4e-6, 1.6e-13, 5e-14),
     "panel/512": Line(4e-6, 1.98e-13, 0.0),
     "rows/1": Line(3.02e-6, 0.0, 3.66e-13),
     "rows/2": Line(3.6e-6, 0.0, 4.2e-13),

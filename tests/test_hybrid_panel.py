@@ -7,6 +7,7 @@ import pytest
 
 from sparse24 import families
 from sparse24._dtypes import lookup
+from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_panel
 from sparse24.kernels.hybrid_gather_plan import H200, Chip
 from sparse24.kernels.hybrid_panel_layout import STEP
@@ -215,6 +216,22 @@ def test_what_is_not_finite_stays_where_it_counts(rng):
     for row, column in ((0, 1), (4096, 2), (4999, 3)):
         touched[w[:, row] != 0, column] = True
     np.testing.assert_array_equal(~np.isfinite(out.get()), touched)
+
+
+@pytest.mark.gpu
+def test_a_product_can_be_captured(rng):
+    cupy = pytest.importorskip("cupy")
+    h = hybrid(cupy.asarray(draw("iid", (512, 1024), 0.95, rng)))
+    b = cupy.asarray(rng.standard_normal((1024, 40)).astype(np.float32))
+    want = h.matmul(b, algorithm="panel")
+    out = cupy.zeros_like(want)
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        h.matmul(b, out=out, algorithm="panel")
+        stream.end_capture().launch(stream)
+        stream.synchronize()
+    assert (out == want).all()
 
 
 @pytest.mark.gpu

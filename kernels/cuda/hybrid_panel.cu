@@ -62,13 +62,13 @@ __device__ uint2 read_once(const uint2* from) {
 // same slice of L2 at the same time.
 __device__ void fetch_panel(float4* panel, const Right& b, int number, Count column0) {
     const Count first = Count(number) * LINES;
-    const int lines = int(min(Count(LINES), b.k - first)), turn = blockIdx.x * 352;
+    const int lines = int(min(Count(LINES), b.k - first));
     const int real = int(min(Count(kColumns), b.n - column0));
     const float* from = b.b + first * b.row + column0 * b.column;
     const unsigned to = unsigned(__cvta_generic_to_shared(panel));
 #if B_LOAD
     for (int i = threadIdx.x; i < LINES * PLANES; i += kThreads) {
-        const int line = (i / PLANES + turn) % LINES, plane = i % PLANES;
+        const int line = (i / PLANES + blockIdx.x * 352) % LINES, plane = i % PLANES;
         if (line < lines && 4 * plane < real)
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                          ::"r"(to + (plane * kPlane + line) * 16), "l"(from + line * b.row + 4 * plane));
