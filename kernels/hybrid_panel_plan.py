@@ -21,6 +21,7 @@ START = 1.5e-6  # of a block
 STEP = 6e-8  # of a warp that is alone
 SHARED_RATE = 128 * 1.7e9 / 1.1  # with the lines that meet in a bank
 L2_RATE = 45e9
+SHOWN = 0.25  # of the time of L2 or shared memory that shows where the other takes longer
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,8 @@ def seconds(units: Units, config: Config, k: int, n: int, chip: Chip) -> float:
     """Expected time of a product."""
     words = _busiest(units, config)
     steps = -(-len(units) // (config.shares * config.warps)) * units.words.mean() / STEP_WORDS
-    walk = max(
-        words * LINE_COLUMNS * config.width / SHARED_RATE,
-        words * WORD_BYTES / L2_RATE,
-        steps * STEP,
-    )
+    shared, l2 = words * 4 * config.width / SHARED_RATE, words * WORD_BYTES / L2_RATE
+    walk = max(max(shared, l2) + SHOWN * min(shared, l2), steps * STEP)
     return _waves(config, n, chip) * (START + _panel_bytes(config, k) / L2_RATE + walk)
 
 

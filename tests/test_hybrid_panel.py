@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from sparse24 import families
+from sparse24 import _hybrid_cost, _hybrid_predict, families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_panel
@@ -145,6 +147,22 @@ def test_many_columns_take_wide_panels():
 def test_dear_units_come_first():
     words = plan(lengths_of("power_law", (2048, 2048), 0.95)).words
     assert (np.diff(words) <= 0).all()
+
+
+def test_it_is_predicted_to_pay_where_zeros_are_many():
+    lines, device = _hybrid_cost.H200_LINES, _hybrid_predict.Device("90", 227 << 10, 132)
+    for zeros, pays in ((0.5, False), (0.97, True)):
+        units = plan(lengths_of("iid", (4096, 4096), zeros))
+        h = SimpleNamespace(
+            tiles=SimpleNamespace(dtype=lookup("float32")), shape=(4096, 4096),
+            prepared=lambda name, make, units=units: SimpleNamespace(value=units),
+        )  # fmt: skip
+        for n in (64, 512, 4096):
+            seconds = _hybrid_predict._panel_time(h, n, lines, device)["panel"]
+            dense = _hybrid_predict.dense_time(h.shape, h.tiles.dtype, n, lines)
+            assert (seconds < dense) == pays
+        h.tiles.dtype = lookup("float16")
+        assert _hybrid_predict._panel_time(h, 64, lines, device) == {}
 
 
 def test_refuses_in_words():
