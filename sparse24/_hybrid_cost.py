@@ -126,12 +126,15 @@ class Line:
         return self.fixed + self.element * elements + self.byte * nbytes
 
 
-# By path and most columns, 16-bit elements; measured on one H200, see docs/benchmarks.
+# By path and most columns, 16-bit elements, for "panel" float32; measured on one H200, see
+# docs/benchmarks.
 # An element is a place of the matrix for "stream" and "cublas", a cycle of shared memory for
 # "scatter" and "base" (scatter with 2:4 tiles), else a non-zero, with padding; for "overflow" it is
 # one that the 2:4 part leaves out, times the columns, and the bytes are those of the result; for
-# "dense", "slots" and "regrouped" it is a multiply-add, and the bytes are those that are gathered.
-# "scatter/8" and "base/8" are not measured yet: they repeat the lines of 16 columns.
+# "dense", "slots", "regrouped" and "panel" it is a multiply-add, and the bytes are those that are
+# gathered, for "panel" all that is read.
+# "scatter/8" and "base/8" are not measured yet: they repeat the lines of 16 columns.  Nor are those
+# of "panel": they are guesses from the rates of shared memory and of the L2 cache.
 H200_LINES = {
     "stream/8": Line(4.95e-6, 1.38e-13, 1.535e-13),
     "stream/16": Line(6.03e-6, 1.783e-13, 1.273e-13),
@@ -150,6 +153,9 @@ H200_LINES = {
     "gather/4": Line(1.86e-6, 0.0, 2.63e-13),
     "gather/8": Line(2.82e-6, 0.0, 2.65e-13),
     "gather/16": Line(1.28e-5, 0.0, 3.78e-13),
+    "panel/8": Line(4e-6, 1e-13, 1.7e-13),
+    "panel/64": Line(4e-6, 1.6e-13, 5e-14),
+    "panel/512": Line(4e-6, 1.98e-13, 0.0),
     "rows/1": Line(3.02e-6, 0.0, 3.66e-13),
     "rows/2": Line(3.6e-6, 0.0, 4.2e-13),
     "rows/4": Line(4.4e-6, 0.0, 5.49e-13),
@@ -163,7 +169,7 @@ H200_LINES = {
 }
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64), "scatter": (8, 16, 32, 64), "base": (8, 16, 32, 64),
-    "gather": (1, 2, 4, 8, 16),
+    "gather": (1, 2, 4, 8, 16), "panel": (8, 64, 512),
     "rows": (1, 2, 4),
     "cublas": (8, 32, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
     "regrouped": (512,),

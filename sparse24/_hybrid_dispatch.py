@@ -4,6 +4,7 @@
 ``cpu``       Numba, the non-zeros row by row
 ``rows``      up to 4 columns: the non-zeros of 32 rows or parts of rows at a time, any dtype
 ``gather``    up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
+``panel``     float32: panels of the dense operand on chip, the non-zeros streamed past them
 ``stream``    up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
 ``scatter``   up to 64 columns, 16-bit, Hopper: non-zeros scattered into dense tiles on chip
 ``tiles``     any dtype and size, tile by tile on plain cores
@@ -201,8 +202,8 @@ def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
 
 # Paths of one launch, and the kernel whose launcher finds it.
 _KERNEL_OF = {
-    "rows": "hybrid_rows", "gather": "hybrid_gather", "stream": "hybrid_stream",
-    "scatter": "hybrid_scatter", "slots": "hybrid_wgmma", "regrouped": "hybrid_wgmma",
+    "rows": "hybrid_rows", "gather": "hybrid_gather", "panel": "hybrid_panel",
+    "stream": "hybrid_stream", "scatter": "hybrid_scatter", "slots": "hybrid_wgmma", "regrouped": "hybrid_wgmma",
 }  # fmt: skip
 _BALANCED = ("stream", "scatter")
 

@@ -23,7 +23,7 @@ from sparse24._version import __version__
 
 STEMS = (
     "hybrid_stream", "hybrid_scatter", "hybrid_gather", "hybrid_rows", "hybrid_overflow",
-    "hybrid_wgmma",
+    "hybrid_wgmma", "hybrid_panel",
 )  # fmt: skip
 MANY = (512, 2048)  # columns of the paths for many
 SHAPES = ((4096, 4096), (4096, 8192), (8192, 8192))
@@ -167,6 +167,7 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
             seconds = _time(cupy, calls, captured=name != "cublas")
             samples[f"{name}/{n}"].append((*efforts[name](n), seconds))
     _sample_many(cupy, dense, rng, samples)
+    _sample_float32(cupy, drawn, zeros, rng, samples)
 
 
 def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
@@ -197,6 +198,22 @@ def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
             effort = layout.work.effort(config, n)
             seconds = _time(cupy, [call], captured=True, warm=SUSTAINED)
             samples[f"{path}/512"].append((*effort, seconds))
+
+
+def _sample_float32(cupy, drawn, zeros: float, rng, samples: dict[str, list]) -> None:
+    """The path of float32 elements, which pays where there are fewer of them."""
+    from sparse24.kernels import hybrid_panel, hybrid_panel_plan
+
+    m, k = drawn.shape
+    dense = cupy.where(rng.random(drawn.shape, dtype=cupy.float32) >= 1 - (1 - zeros) / 4, drawn, 0)
+    layout, chip = hybrid_panel.prepare(dense.view(np.uint32), cupy), hybrid_panel.chip()
+    for n in COLUMN_CLASSES["panel"]:
+        b = rng.standard_normal((k, n), dtype=cupy.float32)
+        out = cupy.empty((m, n), cupy.float32)
+        call = functools.partial(hybrid_panel.product, layout, b, out)
+        seconds = _time(cupy, [call], captured=True)
+        effort = hybrid_panel_plan.effort(layout.units, k, n, chip)
+        samples[f"panel/{n}"].append((*effort, seconds))
 
 
 def _time(cupy, calls, *, captured: bool, rounds: int = 5, warm: float = 0.0) -> float:

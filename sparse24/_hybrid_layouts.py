@@ -48,6 +48,12 @@ def _gather_layout(h):
     return hybrid_gather.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
 
 
+def _panel_layout(h):
+    from sparse24.kernels import hybrid_panel
+
+    return hybrid_panel.prepare(_bits(h), _arrays.namespace(h.tiles.kinds))
+
+
 class _TwoFour:
     """A 2:4 matrix and the elements that it leaves out."""
 
@@ -161,6 +167,18 @@ def _rows_plan(h):
     return hybrid_rows_plan.plan(row_lengths(h), h.shape[1], hybrid_rows.multiprocessors())
 
 
+def panel_units(h):
+    """The units of ``panel``; found at the first need, which waits."""
+    return _known(h, "panel units", _panel_units)
+
+
+def _panel_units(h):
+    from sparse24.kernels import hybrid_panel_plan
+
+    made = h.is_prepared("panel")
+    return layout(h, "panel").units if made else hybrid_panel_plan.plan(row_lengths(h))
+
+
 def excess(h) -> float:
     """Elements beyond two in a group of four; counted at the first need, which waits."""
     return _known(h, "excess", _excess)
@@ -227,6 +245,7 @@ _LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "scatter": _scatter_layout,
     "rows": _rows_layout,
     "gather": _gather_layout,
+    "panel": _panel_layout,
     "two_four": _TwoFour,
     "slots": functools.partial(_strips_layout, "slots"),
     "regrouped": functools.partial(_strips_layout, "regrouped"),

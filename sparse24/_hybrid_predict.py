@@ -12,6 +12,7 @@ from sparse24._hybrid_layouts import (
     excess,
     gather_units,
     live_columns,
+    panel_units,
     row_lengths,
     rows_plan,
     scatter_units,
@@ -44,6 +45,7 @@ def predictions(h, n: int) -> dict[str, float]:
     if not h.size:
         return times
     times |= _few_columns_times(h, n, lines, device)
+    times |= _panel_time(h, n, lines, device)
     if n >= MANY and h.nnz:
         times |= _compact_time(h, n, lines)
     if dtype.itemsize == 2 and n > STREAM_COLUMNS:
@@ -100,6 +102,18 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         effort = gather_plan.effort(gather_units(h), k, n, chip)
         times["gather"] = line_of(lines, "gather", n).seconds(*effort)
     return times
+
+
+def _panel_time(h, n: int, lines, device: Device) -> dict[str, float]:
+    """The path of float32 that reads the non-zeros once for a few columns."""
+    from sparse24.kernels import hybrid_panel, hybrid_panel_plan
+    from sparse24.kernels.hybrid_gather_plan import Chip
+
+    if hybrid_panel.refuses(h.tiles.dtype) is not None:
+        return {}
+    chip = Chip(device.multiprocessors, device.most_shared)
+    effort = hybrid_panel_plan.effort(panel_units(h), h.shape[1], n, chip)
+    return {"panel": line_of(lines, "panel", n).seconds(*effort)}
 
 
 def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:

@@ -120,18 +120,22 @@ def hybrids() -> None:
     """Each way that a hybrid matrix multiplies."""
     import cupy as cp
 
-    def each_path(shape: tuple[int, int], zeros: float, columns: tuple[int, ...]) -> None:
-        w = draw(shape, "float16")
+    def each_path(
+        shape: tuple[int, int], zeros: float, columns: tuple[int, ...], dtype: str = "float16"
+    ) -> None:
+        w = draw(shape, dtype)
         w[cp.random.default_rng(1).random(w.shape) < zeros] = 0
         h = s24.hybrid(w)
         for n in columns:
-            b = draw((shape[1], n), "float16")
-            out = cp.empty((shape[0], n), np.float16)
+            b = draw((shape[1], n), dtype)
+            out = cp.empty((shape[0], n), dtype)
             for path in _hybrid_dispatch.predictions(h, n):
                 _hybrid_dispatch.multiply(h, b, out, path)
 
     each_path((150, 330), 0.8, (2, 24, 300))
     each_path((150, 332), 0.6, (24, 64))  # scatter with 2:4 tiles
+    each_path((150, 330), 0.8, (5, 28), "float32")
+    each_path((40, 4500), 0.9, (8,), "float32")  # two panels
     with mock.patch.multiple(hybrid_wgmma_plan, multiprocessors=lambda: 4, SHARING=0):
         each_path((600, 1024), 0.8, (300,))  # tiles that blocks share
 

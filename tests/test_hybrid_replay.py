@@ -11,7 +11,7 @@ from sparse24._errors import ArgumentError
 from sparse24._hybrid import hybrid
 
 pytestmark = [
-    pytest.mark.stem("hybrid_rows", "hybrid_gather", "hybrid_scatter", "hybrid_stream", "hybrid_wgmma"),
+    pytest.mark.stem("hybrid_rows", "hybrid_gather", "hybrid_panel", "hybrid_scatter", "hybrid_stream", "hybrid_wgmma"),
     pytest.mark.gpu,
 ]
 PATHS = [("rows", 2), ("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256), ("regrouped", 256)]
@@ -57,6 +57,16 @@ def test_the_automatic_choice_vectors_and_strides(cupy, rng, weight):
     ):  # fmt: skip
         for _ in range(3):
             np.testing.assert_array_equal((h @ right).get(), weight @ b)
+
+
+@pytest.mark.parametrize(("dtype", "path"), [("float32", "panel"), ("float64", "rows")])
+def test_other_types(cupy, rng, weight, dtype, path):
+    h = hybrid(cupy.asarray(weight.astype(dtype)))
+    for _ in range(3):
+        b = whole(rng, (512, 3), 0.1).astype(dtype)
+        product = h.matmul(cupy.asarray(b), algorithm=path)
+        np.testing.assert_array_equal(product.get(), weight @ b)
+    assert len(h.replays) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -73,7 +73,10 @@ def _unstructured(zeros: float, low: int) -> Callable[[Case], bool]:
 
 
 def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], bool]:
-    return lambda c: c["family"] == family and c["zeros"] == zeros and low <= c["n"] <= high
+    return lambda c: (
+        c["family"] == family and c["zeros"] == zeros and low <= c["n"] <= high
+        and c.get("dtype") != "float32"
+    )  # fmt: skip
 
 
 HEADLINES = (

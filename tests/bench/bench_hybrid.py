@@ -1,6 +1,6 @@
 """Unstructured matrices beside cuBLAS on the same zeros and cuSPARSE: writes ``hybrid.json``.
 
-    python tests/bench/bench_hybrid.py [--quick] [--fit] [--minilm FILE] [--out FOLDER]
+    python tests/bench/bench_hybrid.py [--quick] [--fit] [--only DTYPE] [--minilm FILE] [--out DIR]
 
 Each case is checked against a float64 product of some rows before it is timed.  Layouts
 rotate through more than the L2 cache, as do the dense weights.  Where the library itself
@@ -30,19 +30,28 @@ from sparse24.formats.hybrid import HybridArray
 STEMS = (
     "hybrid_stream", "hybrid_scatter", "hybrid_gather", "hybrid_rows", "hybrid_tiles",
     "hybrid_overflow", "sparse_wgmma", "hybrid_evict", "hybrid_regroup", "hybrid_wgmma",
+    "hybrid_panel",
 )  # fmt: skip
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
 CHECKED_ROWS = 64
 ROTATED_COLUMNS = 256  # up to here products are bound by memory
-CUSPARSE_MOST = 64  # columns; beyond, cuSPARSE takes milliseconds
+CUSPARSE_MOST = 64  # columns of 16 bits; beyond, cuSPARSE takes milliseconds
+FLOAT32_ZEROS = (0.9, 0.97, 0.99)
+FLOAT32_COLUMNS = (8, 64, 512, 4096)
+MOST_ERROR = {"float16": 2e-3, "float32": 1e-5}
 
 
-def iid(shape, zeros: float) -> cp.ndarray:
-    """A float16 matrix of the i.i.d. family, drawn on the GPU."""
+def iid(shape, zeros: float, dtype: str) -> cp.ndarray:
+    """A matrix of the i.i.d. family, drawn on the GPU."""
     rng = cp.random.default_rng(1)
     values = rng.standard_normal(shape, dtype=cp.float32)
-    return cp.where(rng.random(shape, dtype=cp.float32) >= zeros, values, 0).astype(cp.float16)
+    return cp.where(rng.random(shape, dtype=cp.float32) >= zeros, values, 0).astype(dtype)
+
+
+def beside_cusparse(dtype, n: int) -> bool:
+    """Whether cuSPARSE is timed as well."""
+    return n <= CUSPARSE_MOST or dtype == cp.float32
 
 
 def read_float32(file: Path) -> dict[str, np.ndarray]:
@@ -119,11 +128,11 @@ def compact(h: HybridArray, right: torch.Tensor, target: torch.Tensor) -> Callab
 
 def contenders(h: HybridArray, rivals: Rivals, path: str, w, b, out) -> dict[str, Contender]:
     n = b.shape[1]
-    right, target = to_torch(b), torch.empty(w.shape[0], n, dtype=torch.float16, device="cuda")
+    right, target = to_torch(b), to_torch(cp.empty_like(out))
     weights = rivals.dense if n <= ROTATED_COLUMNS else rivals.dense[:1]
     dense = [lambda x=x: torch.mm(x, right, out=target) for x in weights]
     found = {"cublas": Contender(dense, library="torch")}
-    if n <= CUSPARSE_MOST:
+    if beside_cusparse(w.dtype, n):
         found["cusparse"] = Contender([lambda: rivals.csr @ right], library="torch")
     if path == "cublas":
         found["ours"] = Contender(dense, library="torch")
@@ -143,10 +152,11 @@ def contenders(h: HybridArray, rivals: Rivals, path: str, w, b, out) -> dict[str
 def measure(family: str, w: cp.ndarray, zeros: float, columns) -> list[dict]:
     h = hybrid(w)
     m, k = w.shape
-    rivals = Rivals(w, few=min(columns) <= CUSPARSE_MOST)
+    dtype = w.dtype.name
+    rivals = Rivals(w, few=any(beside_cusparse(w.dtype, n) for n in columns))
     operands = {
-        n: (cp.random.standard_normal((k, n), dtype=np.float32).astype(cp.float16),
-            cp.full((m, n), cp.nan, cp.float16))
+        n: (cp.random.standard_normal((k, n), dtype=np.float32).astype(dtype),
+            cp.full((m, n), cp.nan, dtype))
         for n in columns
     }  # fmt: skip
     paths = {n: h.explain(n)["choice"] for n in columns}
@@ -158,13 +168,13 @@ def measure(family: str, w: cp.ndarray, zeros: float, columns) -> list[dict]:
     with ThreadPoolExecutor(len(columns)) as pool:
         list(pool.map(warm, columns))
     cp.cuda.Device().synchronize()
-    rows = []
+    rows, title = [], family if dtype == "float16" else f"{dtype} {family}"
     for n in columns:
         (b, out), path = operands[n], paths[n]
         out.fill(cp.nan)
         h.matmul(b, out=out, algorithm=path)
         error = error_of(out, w, b)
-        if not error < 2e-3:
+        if not error < MOST_ERROR[dtype]:
             raise SystemExit(f"{family} {w.shape} {zeros} n={n} {path}: error {error}")
         found = contenders(h, rivals, path, w, b, out)
         if n > ROTATED_COLUMNS:  # as long as in gemm.json: the chip slows down at its power limit
@@ -175,8 +185,8 @@ def measure(family: str, w: cp.ndarray, zeros: float, columns) -> list[dict]:
         extra = {"unbalanced_us": round(unbalanced.us, 3)} if unbalanced else {}
         rows.append(
             case(
-                f"{family}-{m}x{k}x{n}-{zeros}", ours=ours, kernel=path, rivals=found,
-                family=family, zeros=zeros, m=m, k=k, n=n, dtype="float16", error=error,
+                f"{title}-{m}x{k}x{n}-{zeros}", ours=ours, kernel=path, rivals=found,
+                family=family, zeros=zeros, m=m, k=k, n=n, dtype=dtype, error=error,
                 bytes=h.nbytes, **extra,
             )
         )  # fmt: skip
@@ -186,9 +196,11 @@ def measure(family: str, w: cp.ndarray, zeros: float, columns) -> list[dict]:
 
 
 def break_even(rows: list[dict]) -> dict[tuple[str, int], float]:
-    """By family and columns, the lowest share of zeros from which on ours beats cuBLAS."""
+    """By family and columns, the lowest share of zeros from which on ours beats cuBLAS, float16."""
     lowest: dict[tuple[str, int], float] = {}
     for row in sorted(rows, key=lambda row: -row["zeros"]):
+        if row["dtype"] != "float16":
+            continue
         key = row["family"], row["n"]
         wins = row["rivals"]["cublas"] > row["ours_us"]
         if wins and lowest.get(key, 1.0) > row["zeros"] and row["ours_kernel"] != "cublas":
@@ -196,8 +208,15 @@ def break_even(rows: list[dict]) -> dict[tuple[str, int], float]:
     return lowest
 
 
+def plan_float32():
+    """(family, shape, zeros, columns) of every float32 matrix."""
+    for family in ("iid", "row_skewed"):
+        for zeros in FLOAT32_ZEROS:
+            yield family, SHAPES[0], zeros, FLOAT32_COLUMNS
+
+
 def plan(quick: bool):
-    """(family, shape, zeros, columns) of every matrix."""
+    """(family, shape, zeros, columns) of every float16 matrix."""
     for shape in SHAPES[:2] if quick else SHAPES:
         for zeros in ZEROS:
             columns = (1, 4, 8, 16, 64) if quick else (1, 2, 4, 8, 16, 32, 64, 512, 4096)
@@ -213,7 +232,9 @@ def plan(quick: bool):
             yield family, SHAPES[0], zeros, (1, 8, 64, 512, 4096)
 
 
-def drawn(asked: list[tuple]) -> Iterator[tuple[str, cp.ndarray, float, tuple[int, ...]]]:
+def drawn(
+    asked: list[tuple], dtype: str
+) -> Iterator[tuple[str, cp.ndarray, float, tuple[int, ...]]]:
     """The matrices of a plan; families are drawn on the CPU, some ahead of their turn."""
     with ThreadPoolExecutor(8) as pool:
         waiting: dict[int, Future] = {}
@@ -221,9 +242,9 @@ def drawn(asked: list[tuple]) -> Iterator[tuple[str, cp.ndarray, float, tuple[in
             for ahead, (name, size, share, _) in enumerate(asked[i : i + 12], start=i):
                 if name != "iid" and ahead not in waiting:
                     waiting[ahead] = pool.submit(
-                        families.make, name, size, zeros=share, dtype="float16", rng=1
+                        families.make, name, size, zeros=share, dtype=dtype, rng=1
                     )
-            w = iid(shape, zeros) if family == "iid" else cp.asarray(waiting.pop(i).result())
+            w = cp.asarray(waiting.pop(i).result()) if family != "iid" else iid(shape, zeros, dtype)
             yield family, w, zeros, columns
 
 
@@ -232,15 +253,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--minilm", type=Path)
     parser.add_argument("--fit", action="store_true", help="fit the cost model first")
+    parser.add_argument("--only", choices=("float16", "float32"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.fit:
         for name, line in _hybrid_fit.fit().items():
             print(name, line, flush=True)
     rows = []
-    for family, w, zeros, columns in drawn(list(plan(options.quick))):
-        rows += measure(family, w, zeros, columns)
-        write_suite("hybrid", rows, stems=STEMS, out=options.out)
+    asked = {"float32": list(plan_float32()), "float16": list(plan(options.quick))}
+    for dtype in (options.only,) if options.only else asked:
+        for family, w, zeros, columns in drawn(asked[dtype], dtype):
+            rows += measure(family, w, zeros, columns)
+            write_suite("hybrid", rows, stems=STEMS, out=options.out)
     for zeros in ZEROS if options.minilm else ():
         for name, w in minilm(options.minilm, zeros):
             rows += measure(f"minilm {name}", w, zeros, (1, 8, 64, 512))
