@@ -10,11 +10,12 @@ import pytest
 from sparse24._errors import ArgumentError
 from sparse24._hybrid import hybrid
 
-pytestmark = [
-    pytest.mark.stem("hybrid_rows", "hybrid_gather", "hybrid_panel", "hybrid_scatter", "hybrid_stream", "hybrid_wgmma"),
-    pytest.mark.gpu,
-]
-PATHS = [("rows", 2), ("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256), ("regrouped", 256)]
+STEMS = ("rows", "gather", "panel", "scatter", "stream", "wgmma")
+pytestmark = [pytest.mark.stem(*(f"hybrid_{stem}" for stem in STEMS)), pytest.mark.gpu]
+PATHS = [
+    ("rows", 2), ("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256),
+    ("regrouped", 256),
+]  # fmt: skip
 
 
 @pytest.fixture
