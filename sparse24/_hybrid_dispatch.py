@@ -203,7 +203,8 @@ def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
 # Paths of one launch, and the kernel whose launcher finds it.
 _KERNEL_OF = {
     "rows": "hybrid_rows", "gather": "hybrid_gather", "panel": "hybrid_panel",
-    "stream": "hybrid_stream", "scatter": "hybrid_scatter", "slots": "hybrid_wgmma", "regrouped": "hybrid_wgmma",
+    "stream": "hybrid_stream", "scatter": "hybrid_scatter",
+    "slots": "hybrid_wgmma", "regrouped": "hybrid_wgmma",
 }  # fmt: skip
 _BALANCED = ("stream", "scatter")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparse24 import families
-from sparse24._dtypes import lookup
+from sparse24._dtypes import lookup, numpy_dtype
 from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_rows
 from sparse24.kernels.hybrid_rows_plan import PER_BLOCK, dealt, effort, plan
@@ -143,7 +143,7 @@ def check_product(w, b, dtype, **how):
     wide = np.int64 if dtype == "int8" else np.float64
     want = w.astype(wide) @ b.astype(wide)
     layout = hybrid_rows.prepare(cupy.asarray(w).view(row.storage), row, cupy, **how)
-    kind = lookup(row.result).logical
+    kind = numpy_dtype(row.result)
     poison = 77 if dtype == "int8" else np.nan
     got = cupy.full(want.shape, poison, kind)
     hybrid_rows.product(layout, cupy.asarray(b), got)
