@@ -20,7 +20,7 @@ from sparse24.kernels.hybrid_gather_plan import (
     dealt,
     plan,
 )
-from sparse24.kernels.hybrid_launch import BoundProduct, result, right, settle
+from sparse24.kernels.hybrid_launch import BoundProduct, CutLayout, result, right, settle
 from sparse24.kernels.hybrid_units import Units
 from sparse24.kernels.launch import Launch
 
@@ -33,13 +33,12 @@ LEFT = np.dtype(
 )  # fmt: skip
 
 
-class GatherLayout:
+class GatherLayout(CutLayout):
     """A matrix as words of units; the arrays are those of the kernel's header."""
 
     def __init__(self, shape, dtype: DType, units: Units, arrays: Words):
-        self.shape, self.dtype, self.units, self.arrays = shape, dtype, units, arrays
-        self._launches: dict[tuple, Ready] = {}
-        self._configs: dict[int, Config] = {}
+        super().__init__(shape, arrays)
+        self.dtype, self.units = dtype, units
 
     @property
     def panels(self) -> int:
@@ -50,30 +49,15 @@ class GatherLayout:
         """Rows of the tallest unit."""
         return self.arrays.rows.size // len(self.units)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self.arrays)
-
     def copy(self) -> GatherLayout:
         """The same layout elsewhere in memory."""
-        arrays = Words(*(x.copy() for x in self.arrays))
-        settle()
-        return GatherLayout(self.shape, self.dtype, self.units, arrays)
+        return GatherLayout(self.shape, self.dtype, self.units, self.copied())
 
-    def config(self, n: int) -> Config:
-        """The way in which a product with `n` columns is cut up, kept for the next time."""
-        found = self._configs.get(n)
-        if found is None:
-            found = self._configs[n] = configure(self.units, self.panels, n, chip())
-        return found
+    def cut(self, n: int) -> Config:
+        return configure(self.units, self.panels, n, chip())
 
-    def launch(self, n: int, load: int, config: Config) -> Ready:
-        """The compiled product with `n` columns, made at the first use and kept."""
-        key = (n, load, config)
-        found = self._launches.get(key)
-        if found is None:
-            found = self._launches[key] = Ready(self, n, load, config)
-        return found
+    def compiled(self, n: int, load: int, config: Config) -> Ready:
+        return Ready(self, n, load, config)
 
 
 class Ready(BoundProduct):

@@ -81,6 +81,51 @@ class BoundProduct(abc.ABC):
         launch(stream)
 
 
+class CutLayout(abc.ABC):
+    """A matrix in the order in which a kernel reads it; how products are cut up is kept.
+
+    A subclass says how to cut one up, and what then runs it.
+    """
+
+    def __init__(self, shape: tuple[int, int], arrays: Any):
+        self.shape, self.arrays = shape, arrays
+        self._launches: dict[tuple, Any] = {}
+        self._configs: dict[int, Any] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self.arrays)
+
+    def copied(self) -> Any:
+        """The arrays elsewhere in memory."""
+        arrays = type(self.arrays)(*(x.copy() for x in self.arrays))
+        settle()
+        return arrays
+
+    @abc.abstractmethod
+    def cut(self, n: int) -> Any:
+        """The way in which a product with `n` columns is cut up."""
+
+    @abc.abstractmethod
+    def compiled(self, n: int, load: int, config: Any) -> Any:
+        """The product with `n` columns, cut up in such a way."""
+
+    def config(self, n: int) -> Any:
+        """What `cut` has found, kept for the next time."""
+        found = self._configs.get(n)
+        if found is None:
+            found = self._configs[n] = self.cut(n)
+        return found
+
+    def launch(self, n: int, load: int, config: Any) -> Any:
+        """What `compiled` made at the first use, kept."""
+        key = (n, load, config)
+        found = self._launches.get(key)
+        if found is None:
+            found = self._launches[key] = self.compiled(n, load, config)
+        return found
+
+
 def settle() -> None:
     """Wait until what the current stream has written can be read by any kernel."""
     import cupy

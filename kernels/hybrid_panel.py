@@ -10,7 +10,7 @@ from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24.kernels import loader
 from sparse24.kernels.hybrid_gather_plan import H200, Chip, Units
-from sparse24.kernels.hybrid_launch import OUT, RIGHT, BoundProduct, settle
+from sparse24.kernels.hybrid_launch import OUT, RIGHT, BoundProduct, CutLayout, settle
 from sparse24.kernels.hybrid_panel_layout import Words, lay_out, row_counts
 from sparse24.kernels.hybrid_panel_plan import Config, configure, lines_of, plan
 from sparse24.kernels.launch import Launch
@@ -24,42 +24,26 @@ LEFT = np.dtype(
 )  # fmt: skip
 
 
-class PanelLayout:
+class PanelLayout(CutLayout):
     """A matrix as words of units; the arrays are those of the kernel's header."""
 
     def __init__(self, shape, lines: int, units: Units, arrays: Words):
-        self.shape, self.lines, self.units, self.arrays = shape, lines, units, arrays
-        self._launches: dict[tuple, Ready] = {}
-        self._configs: dict[int, Config] = {}
+        super().__init__(shape, arrays)
+        self.lines, self.units = lines, units
 
     @property
     def panels(self) -> int:
         return -(-self.shape[1] // self.lines)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self.arrays)
-
     def copy(self) -> PanelLayout:
         """The same layout elsewhere in memory."""
-        arrays = Words(*(x.copy() for x in self.arrays))
-        settle()
-        return PanelLayout(self.shape, self.lines, self.units, arrays)
+        return PanelLayout(self.shape, self.lines, self.units, self.copied())
 
-    def config(self, n: int) -> Config:
-        """The way in which a product with `n` columns is cut up, kept for the next time."""
-        found = self._configs.get(n)
-        if found is None:
-            found = self._configs[n] = configure(self.units, self.shape[1], n, chip())
-        return found
+    def cut(self, n: int) -> Config:
+        return configure(self.units, self.shape[1], n, chip())
 
-    def launch(self, n: int, load: int, config: Config) -> Ready:
-        """The compiled product with `n` columns, made at the first use and kept."""
-        key = (n, load, config)
-        found = self._launches.get(key)
-        if found is None:
-            found = self._launches[key] = Ready(self, n, load, config)
-        return found
+    def compiled(self, n: int, load: int, config: Config) -> Ready:
+        return Ready(self, n, load, config)
 
 
 class Ready(BoundProduct):

@@ -9,6 +9,7 @@
 //   rows first      row 64 (j / tiles) + 16 w + 8 i + g    column 8 (j % tiles) + 2 t + c
 // Source: PTX ISA, stmatrix.
 #pragma once
+#include "pair.cuh"
 
 // Two 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8, for i < 16.
 __device__ inline void store_two_matrices(u32 to, u32 a, u32 b) {
@@ -33,7 +34,8 @@ class BandStore {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const int row = kColumnsFirst ? 8 * piece + lane % 8 : piece / kAcross * 64 + 16 * warp + lane % 16;
         const int octet = kColumnsFirst ? 2 * warp + lane / 8 % 2 : piece % kAcross;
-        const u32 to = staging_ + row * kPitch + octet * 16, a = pair(x.x, x.y), b = pair(x.z, x.w);
+        const u32 to = staging_ + row * kPitch + octet * 16;
+        const u32 a = pair_of<Kind::ELEMENT>(x.x, x.y), b = pair_of<Kind::ELEMENT>(x.z, x.w);
         if (kColumnsFirst)
             store_two_matrices_transposed(to, a, b);
         else
@@ -51,10 +53,6 @@ class BandStore {
     }
 
   private:
-    __device__ static u32 pair(float low, float high) {
-        alignas(4) const Out::type both[2] = {Out::store(low), Out::store(high)};
-        return *reinterpret_cast<const u32*>(both);
-    }
     __device__ static void write(const uint4& x, Element* row, int column, const Product& out, bool wide) {
         if (wide && column + 8 <= out.n) {
             *reinterpret_cast<uint4*>(row + column) = x;

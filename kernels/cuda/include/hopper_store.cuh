@@ -9,6 +9,7 @@
 // Source: PTX ISA, wgmma.mma_async, fragment of D; stmatrix; tensor swizzling modes.
 #pragma once
 #include "epilogue.cuh"
+#include "pair.cuh"
 #include "wgmma_sp.cuh"
 
 using Out = Scalar<Kind::OUTPUT>;
@@ -109,8 +110,8 @@ class ResultStore {
                 x[i] = value(sums[4 * j + i], row + 16 * warp + g + 8 * (i / 2), at + i % 2, batch, rows[i / 2],
                              columns.terms[j][i % 2]);
             if constexpr (kOutBytes == 2) {
-                packed[2 * (j % 2)] = pair(x[0], x[1]);
-                packed[2 * (j % 2) + 1] = pair(x[2], x[3]);
+                packed[2 * (j % 2)] = pair_of<Kind::OUTPUT>(x[0], x[1]);
+                packed[2 * (j % 2) + 1] = pair_of<Kind::OUTPUT>(x[2], x[3]);
                 if (j % 2) matrices(buffer, packed, warp, j - 1, lane);
             } else {
 #pragma unroll
@@ -126,15 +127,6 @@ class ResultStore {
             store_matrices(buffer + staged(row + line, column), x[0], x[1], x[2], x[3]);
         else
             store_matrices_transposed(buffer + staged(row, column + line), x[0], x[1], x[2], x[3]);
-    }
-    // Both as 16-bit elements, by one instruction.
-    __device__ static u32 pair(float low, float high) {
-        u32 both;
-        if constexpr (Kind::OUTPUT == Kind::bfloat16)
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-        else
-            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-        return both;
     }
     template <class T> __device__ static void put(u32 to, T x) {
         if constexpr (sizeof(T) == 4)

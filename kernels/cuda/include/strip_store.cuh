@@ -66,18 +66,9 @@ class StripStore {
         const int row = 16 * warp + lane % 16, column = lane / 16 * 8;
 #pragma unroll
         for (int j = 0; j < kChunk / 2; j += 8)
-            store_matrices(staging_ + staged(row, 2 * j + column), pair(x[j], x[j + 1]), pair(x[j + 2], x[j + 3]),
-                           pair(x[j + 4], x[j + 5]), pair(x[j + 6], x[j + 7]));
+            store_matrices(staging_ + staged(row, 2 * j + column), pair(x + j), pair(x + j + 2), pair(x + j + 4), pair(x + j + 6));
     }
-    // Both as elements of the result, by one instruction.
-    __device__ static u32 pair(float low, float high) {
-        u32 both;
-        if constexpr (Kind::OUTPUT == Kind::bfloat16)
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-        else
-            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-        return both;
-    }
+    __device__ static u32 pair(const float* x) { return pair_of<Kind::OUTPUT>(x[0], x[1]); }
 
     __device__ bool aligned(const Out::type* out) const {
         return out_.column == 1 && ((u64)out | out_.row * kOutBytes) % 16 == 0;
