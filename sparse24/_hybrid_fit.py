@@ -28,6 +28,7 @@ STEMS = (
 MANY = (512, 2048)  # columns of the paths for many
 SHAPES = ((4096, 4096), (4096, 8192), (8192, 8192))
 ZEROS = (0.6, 0.8, 0.95)
+MOST_FLOAT32 = 1 << 25  # places of a matrix of float32: its layout takes longest to make
 ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
 FILLER_BYTES = 64 << 20  # cleared in about the time of a launch by CuPy
 SUSTAINED = 0.03  # seconds after which a chip has slowed down as far as it will
@@ -167,7 +168,8 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
             seconds = _time(cupy, calls, captured=name != "cublas")
             samples[f"{name}/{n}"].append((*efforts[name](n), seconds))
     _sample_many(cupy, dense, rng, samples)
-    _sample_float32(cupy, drawn, zeros, rng, samples)
+    if drawn.size <= MOST_FLOAT32:
+        _sample_float32(cupy, drawn, zeros, rng, samples)
 
 
 def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
