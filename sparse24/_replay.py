@@ -141,7 +141,11 @@ class Ready:
         if launch is None:
             launch = self._remember(*key)
         _foreign.make_current()
-        launch(key[2])
+        if self.captured or _arrays.is_cupy(x):
+            launch(key[2])
+        else:
+            with _foreign.stream_of(x):  # cuBLAS asks CuPy for the stream
+                launch(key[2])
         return result
 
     def _remember(self, b_address: int, out_address: int, stream: int) -> Launch:

@@ -79,6 +79,10 @@ def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], 
     )  # fmt: skip
 
 
+def _float32(case: Case) -> bool:
+    return case["dtype"] == "float32"
+
+
 HEADLINES = (
     Headline("1 to 32 tokens, bfloat16", "few_tokens", "cublas", _few(1, 32, "bfloat16")),
     Headline("64 to 256 tokens, bfloat16", "few_tokens", "cublas", _few(64, 256, "bfloat16")),
@@ -100,6 +104,10 @@ HEADLINES = (
              _hybrid("iid", 0.9, 32, 64)),
     Headline("unstructured, 90 % zeros, 512 columns and more", "hybrid", "best",
              _hybrid("iid", 0.9, 512, 1 << 30)),
+    Headline("unstructured, log-normal rows, 90 % zeros, 1 to 8 columns", "hybrid", "best",
+             _hybrid("row_skewed", 0.9, 1, 8)),
+    Headline("unstructured float32, 90 to 99 % zeros, 8 to 4096 columns", "hybrid", "best",
+             _float32),
     Headline("linear layer, forward and backward, pruned at each step", "training",
              "torch_compiled", _named("linear")),
     Headline("feed-forward, forward and backward, pruned at each step", "training",
