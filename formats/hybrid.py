@@ -39,14 +39,14 @@ class HybridArray(SparseArray):
     True
     """
 
-    __slots__ = ("_dtype", "_lock", "_n_hint", "_nnz", "_prepared", "_tiles", "replays")
+    __slots__ = ("_dtype", "_lock", "_n_hint", "_nnz", "_plans", "_prepared", "_tiles")
 
     _lock: threading.RLock
     _n_hint: int | None
     _nnz: int
+    _plans: dict[tuple, Any]
     _prepared: dict[str, Any]
     _tiles: ht.Tiles
-    replays: dict[tuple, Any]  # products like earlier ones; see `hybrid_products.matmul`
 
     def __init__(self, tiles: ht.Tiles, nnz: int, n_hint: int | None = None):
         fields = {
@@ -55,8 +55,8 @@ class HybridArray(SparseArray):
             "_nnz": int(nnz),
             "_n_hint": n_hint,
             "_lock": threading.RLock(),  # what is prepared may need another
+            "_plans": {},  # prepared launches, by signature of b
             "_prepared": {},
-            "replays": {},
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -242,7 +242,7 @@ class HybridArray(SparseArray):
         prepares its layout, which waits.  The first product with a `b` of a wider dtype
         builds the matrix anew in it, and keeps it.
         """
-        return hybrid_products.matmul(self, b, out, algorithm, balance)
+        return hybrid_products.matmul(self, b, out, algorithm, balance, self._plans)
 
     def prepared(self, name: str, make):
         """A layout or another derived thing, made by `make()` at the first use and kept."""

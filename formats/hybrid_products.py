@@ -15,10 +15,10 @@ from sparse24.formats.base import densified
 FOLD_BELOW = 64  # columns under which a stack becomes one product
 
 
-def matmul(h, b, out, algorithm: str, balance: bool):
-    """``h @ b``; see `HybridArray.matmul`."""
+def matmul(h, b, out, algorithm: str, balance: bool, plans: dict[tuple, Any]):
+    """``h @ b``; see `HybridArray.matmul`.  `plans` remembers what calls have launched."""
     key = _signature(b, out, algorithm, balance)
-    ready = None if key is None else h.replays.get(key)
+    ready = None if key is None else plans.get(key)
     if ready is not None and (ready.captured or not _replay.capturing(b)):
         return ready(b, out)
     b = densified(b)
@@ -28,10 +28,10 @@ def matmul(h, b, out, algorithm: str, balance: bool):
         result, run = _product(same, operand, given(out), algorithm, balance)
         product = restore(result) if out is None else out
     if key is not None and run is not None and same is h and operand is array:
-        _replay.make_room(h.replays)
+        _replay.make_room(plans)
         b, c = (x[:, None] if x.ndim == 1 else x for x in (operand, result))
         allocate = _replay.allocator(product)
-        h.replays[key] = _replay.Ready(run.bind, b, c, allocate, captured=run.captured)
+        plans[key] = _replay.Ready(run.bind, b, c, allocate, captured=run.captured)
     return product
 
 

@@ -16,7 +16,8 @@ UNIT_WORDS = 4096  # of a unit, at most, if it has more than one row
 WORD_BYTES = 6
 STEP_WORDS = 128  # that a warp reads together
 
-# Guesses for a multiprocessor of an H200, in seconds and bytes a second; none is measured yet.
+# Round figures of a multiprocessor of an H200, in seconds and bytes a second.  Measured over
+# predicted time: 1.0 to 1.2 from 90 to 97 % zeros, up to 1.5 at 99 %, and 5 µs more below 20 µs.
 START = 1.5e-6  # of a block
 STEP = 6e-8  # of a warp that is alone
 SHARED_RATE = 128 * 1.7e9 / 1.1  # with the lines that meet in a bank

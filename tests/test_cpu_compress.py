@@ -25,7 +25,7 @@ def bits(x):
     return x.view(f"u{x.dtype.itemsize}") if x.dtype.kind != "b" else x
 
 
-def same_bits(got, want):
+def assert_same_bits(got, want):
     """Equal in shape, type and every bit, but that any NaN equals any NaN."""
     assert got.dtype == want.dtype
     np.testing.assert_array_equal(bits(got), bits(want))
@@ -46,13 +46,13 @@ def random_matrix(rng, shape, name, special=0.4):
 def test_magnitude_matches_reference(rng, name, shape):
     x = random_matrix(rng, shape, name)
     want = reference.prune(x)
-    same_bits(cpu_compress.prune(x), want)
+    assert_same_bits(cpu_compress.prune(x), want)
     values, metadata, status = cpu_compress.compress(x)
     want_values, want_metadata = reference.compress(want)
-    same_bits(values, want_values)
-    same_bits(metadata, want_metadata)
+    assert_same_bits(values, want_values)
+    assert_same_bits(metadata, want_metadata)
     assert status == (-1, 0)
-    same_bits(cpu_compress.decompress(values, metadata, shape[-1]),
+    assert_same_bits(cpu_compress.decompress(values, metadata, shape[-1]),
               reference.decompress(values, metadata, shape[-1]))
 
 
@@ -61,7 +61,7 @@ def test_every_bit_pattern_of_narrow_types(rng, name):
     carrier = _dtypes.TABLE[name].storage
     x = rng.integers(0, np.iinfo(carrier).max, (64, 256), dtype=carrier, endpoint=True)
     x = x.view(_dtypes.TABLE[name].logical)
-    same_bits(cpu_compress.prune(x), reference.prune(x))
+    assert_same_bits(cpu_compress.prune(x), reference.prune(x))
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float32", "int8"])
@@ -73,10 +73,10 @@ def test_scores_rule(rng, name, scores_type):
         scores[rng.random(x.shape) < 0.2] = np.nan
         scores[rng.random(x.shape) < 0.2] = -np.inf
     want = reference.prune(x, scores)
-    same_bits(cpu_compress.prune(x, scores), want)
+    assert_same_bits(cpu_compress.prune(x, scores), want)
     values, metadata, status = cpu_compress.compress(x, "scores", scores=scores)
-    same_bits(values, reference.compress(want)[0])
-    same_bits(metadata, reference.compress(want)[1])
+    assert_same_bits(values, reference.compress(want)[0])
+    assert_same_bits(metadata, reference.compress(want)[1])
     assert status == (-1, 0)
 
 
@@ -87,8 +87,8 @@ def test_mask_rule_keeps_zeros_under_the_mask(rng, name):
     mask[rng.random(x.shape) < 0.3] = False
     values, metadata, status = cpu_compress.compress(x, "mask", mask=mask)
     want = reference.compress(x, mask)
-    same_bits(values, want[0])
-    same_bits(metadata, want[1])
+    assert_same_bits(values, want[0])
+    assert_same_bits(metadata, want[1])
     assert status == (-1, 0)
 
 
@@ -100,8 +100,8 @@ def test_check_rule_reports_excess(rng, name, shape):
     values, metadata, status = cpu_compress.compress(x, "check")
     assert status == ((int(bad[0]), bad.size) if bad.size else (-1, 0))
     want = reference.compress(x)
-    same_bits(values, want[0])
-    same_bits(metadata, want[1])
+    assert_same_bits(values, want[0])
+    assert_same_bits(metadata, want[1])
 
 
 def test_mask_of_more_than_two_is_reported():
@@ -132,12 +132,12 @@ def test_strided_transposed_misaligned_and_read_only_views(rng, name):
     for x in views:
         want = reference.compress(reference.prune(x))
         values, metadata, _ = cpu_compress.compress(x)
-        same_bits(values, want[0])
-        same_bits(metadata, want[1])
-        same_bits(cpu_compress.like(metadata[..., ::1], x), values)
+        assert_same_bits(values, want[0])
+        assert_same_bits(metadata, want[1])
+        assert_same_bits(cpu_compress.like(metadata[..., ::1], x), values)
         dense = reference.prune(x)
         dense[dense == 0] = 0
-        same_bits(cpu_compress.decompress(values[:, ::1], metadata, x.shape[-1]), dense)
+        assert_same_bits(cpu_compress.decompress(values[:, ::1], metadata, x.shape[-1]), dense)
 
 
 @pytest.mark.parametrize("order", ["C", "F", "strided"])
@@ -147,7 +147,7 @@ def test_decompress_out(rng, order):
     out = {"C": np.full((6, 10), 9, np.float32), "F": np.full((6, 10), 9, np.float32, order="F"),
            "strided": np.full((12, 30), 9, np.float32)[::2, ::3]}[order]
     assert cpu_compress.decompress(values, metadata, 10, out=out) is out
-    same_bits(np.ascontiguousarray(out), x)
+    assert_same_bits(np.ascontiguousarray(out), x)
 
 
 def test_like_takes_new_values_at_old_places(rng):
@@ -156,7 +156,7 @@ def test_like_takes_new_values_at_old_places(rng):
     values = cpu_compress.like(metadata, new)
     keep = reference.top_mask(reference.magnitude_rank(old), 2, 4)
     dense = cpu_compress.decompress(values, metadata, 18)
-    same_bits(dense[:, :16], np.where(keep, new, 0)[:, :16].astype(np.float32))
+    assert_same_bits(dense[:, :16], np.where(keep, new, 0)[:, :16].astype(np.float32))
 
 
 @laws
@@ -166,14 +166,14 @@ def test_like_takes_new_values_at_old_places(rng):
 def test_laws(m, k, name, seed):
     x = random_matrix(np.random.default_rng(seed), (m, k), name)
     pruned = cpu_compress.prune(x)
-    same_bits(cpu_compress.prune(pruned), pruned)
+    assert_same_bits(cpu_compress.prune(pruned), pruned)
     values, metadata, status = cpu_compress.compress(pruned, "check")
     assert status == (-1, 0)
     codes = reference.metadata_to_codes(metadata, k)
     assert set(np.unique(codes)) <= set(_spec.LEGAL_CODES)
     positive_zeros = pruned.copy()
     positive_zeros[positive_zeros == 0] = 0
-    same_bits(cpu_compress.decompress(values, metadata, k), positive_zeros)
+    assert_same_bits(cpu_compress.decompress(values, metadata, k), positive_zeros)
 
 
 @pytest.mark.skipif(

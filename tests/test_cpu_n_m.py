@@ -20,7 +20,7 @@ SHAPES = [(0, 8), (3, 0), (1, 1), (5, 33), (2, 3, 40), (90, 64)]
 SPECIAL = (0.0, -0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 0.5)
 
 
-def same_bits(got, want):
+def assert_same_bits(got, want):
     assert got.dtype == want.dtype
     carrier = f"u{got.dtype.itemsize}"
     np.testing.assert_array_equal(got.view(carrier), want.view(carrier))
@@ -41,15 +41,15 @@ def test_matches_reference(rng, name, pattern):
     for shape in SHAPES:
         x = random_matrix(rng, shape, name)
         pruned = reference.prune_n_m(x, *pattern)
-        same_bits(cpu.prune_n_m(x, *pattern), pruned)
+        assert_same_bits(cpu.prune_n_m(x, *pattern), pruned)
         want = reference.compress_n_m(pruned, *pattern)
         for matrix, rule in ((x, "magnitude"), (pruned, "check")):
             values, places, status = cpu.compress_n_m(matrix, *pattern, rule)
-            same_bits(values, want[0])
-            same_bits(places, want[1])
+            assert_same_bits(values, want[0])
+            assert_same_bits(places, want[1])
             assert status == (-1, 0)
         got = cpu.decompress_n_m(*want, *pattern, shape[-1])
-        same_bits(got, reference.decompress_n_m(*want, *pattern, shape[-1]))
+        assert_same_bits(got, reference.decompress_n_m(*want, *pattern, shape[-1]))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
@@ -61,11 +61,11 @@ def test_scores(rng, kind):
         scores[rng.random(x.shape) < 0.2] = -np.inf
         scores[scores == 0] *= rng.choice([-1, 1], (scores == 0).sum())
     pruned = reference.prune_n_m(x, 3, 8, scores)
-    same_bits(cpu.prune_n_m(x, 3, 8, scores), pruned)
+    assert_same_bits(cpu.prune_n_m(x, 3, 8, scores), pruned)
     values, places, _ = cpu.compress_n_m(x, 3, 8, "scores", scores)
     want = reference.compress_n_m(pruned, 3, 8)
-    same_bits(values, want[0])
-    same_bits(places, want[1])
+    assert_same_bits(values, want[0])
+    assert_same_bits(places, want[1])
 
 
 def test_check_reports_excess(rng):
@@ -75,13 +75,13 @@ def test_check_reports_excess(rng):
     values, places, status = cpu.compress_n_m(x, 4, 8, "check")
     assert status == (int(bad[0]), bad.size)
     want = reference.compress_n_m(x, 4, 8)
-    same_bits(values, want[0])
-    same_bits(places, want[1])
+    assert_same_bits(values, want[0])
+    assert_same_bits(places, want[1])
 
 
 def test_two_four_is_a_case(rng):
     x = random_matrix(rng, (20, 44), "bfloat16")
-    same_bits(cpu.prune_n_m(x, 2, 4), cpu.prune(x))
+    assert_same_bits(cpu.prune_n_m(x, 2, 4), cpu.prune(x))
 
 
 def test_views(rng):
@@ -89,7 +89,7 @@ def test_views(rng):
     raw = np.zeros(base.nbytes + 1, np.uint8)[1:].view(base.dtype).reshape(base.shape)
     raw[...] = base
     for x in (base.T, base[::2, ::-1], raw, np.broadcast_to(base[:1], (4, 48))):
-        same_bits(cpu.prune_n_m(x, 2, 8), reference.prune_n_m(x, 2, 8))
+        assert_same_bits(cpu.prune_n_m(x, 2, 8), reference.prune_n_m(x, 2, 8))
 
 
 @pytest.mark.parametrize("name", _dtypes.NAMES)
@@ -116,7 +116,7 @@ def test_laws(n, m, k, seed):
     n = min(n, m - 1)
     x = random_matrix(np.random.default_rng(seed), (3, k), "float32")
     pruned = cpu.prune_n_m(x, n, m)
-    same_bits(cpu.prune_n_m(pruned, n, m), pruned)
+    assert_same_bits(cpu.prune_n_m(pruned, n, m), pruned)
     values, places, status = cpu.compress_n_m(pruned, n, m, "check")
     assert status == (-1, 0)
     rising = places.reshape(3, -1, n).astype(int)
@@ -124,7 +124,7 @@ def test_laws(n, m, k, seed):
     assert rising.max(initial=0) < m
     positive_zeros = pruned.copy()
     positive_zeros[positive_zeros == 0] = 0
-    same_bits(cpu.decompress_n_m(values, places, n, m, k), positive_zeros)
+    assert_same_bits(cpu.decompress_n_m(values, places, n, m, k), positive_zeros)
 
 
 def test_columns_are_written_as_quickly_for_short_groups():

@@ -31,7 +31,7 @@ def with_kinds(w, kinds):
     return HybridArray(tiles, nnz)
 
 
-def same_bits(got, want):
+def assert_same_bits(got, want):
     assert got.dtype == want.dtype
     assert got.shape == want.shape
     word = _dtypes.lookup(want.dtype).storage
@@ -47,7 +47,7 @@ def test_toarray_returns_the_bits(rng, xp, shape, kind, dtype):
     w = matrix(rng, shape, 0.5, dtype)
     assert with_kinds(xp.asarray(w), [kind]).nnz == np.count_nonzero(w)
     back = with_kinds(xp.asarray(w), [kind]).toarray()
-    same_bits(back if xp is np else back.get(), w)
+    assert_same_bits(back if xp is np else back.get(), w)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,7 +57,7 @@ def test_conversions_and_products_go_a_few_rows_at_a_time(rng, dtype, monkeypatc
     h = with_kinds(w, [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
     monkeypatch.setattr(hybrid_build, "STEP_ELEMENTS", 64 * 130)
     assert [len(rows) for rows in h.pieces()] == [64, 64, 64, 64, 44]
-    same_bits(np.concatenate(list(h.pieces())), w)
+    assert_same_bits(np.concatenate(list(h.pieces())), w)
     csr, want = h.tocsr(), scipy.sparse.csr_array(w.astype(np.float64))
     assert csr.has_canonical_format
     for name in ("indptr", "indices", "data"):
@@ -82,7 +82,7 @@ def test_special_values_survive(xp):
     for kind in (ht.DENSE, ht.TWO_FOUR, ht.BITMAP):
         h = with_kinds(xp.asarray(w), [kind])
         back = h.toarray() if xp is np else h.toarray().get()
-        same_bits(back, w)
+        assert_same_bits(back, w)
         assert not np.signbit(back[0, 0])
 
 
@@ -147,13 +147,13 @@ def test_all_zeros_store_nothing():
 def test_families_round_trip(rng, name):
     w = families.make(name, (256, 320), zeros=0.8, dtype="float16", rng=rng)
     assert abs((w == 0).mean() - 0.8) < 0.12
-    same_bits(hybrid(w, n_hint=512).toarray(), w)
+    assert_same_bits(hybrid(w, n_hint=512).toarray(), w)
 
 
 def test_scipy_matrices(rng):
     for form in ("csr", "csc", "coo", "lil", "bsr"):
         w = scipy.sparse.random_array((100, 90), density=0.2, rng=rng, format=form)
-        same_bits(hybrid(w).toarray(), w.toarray())
+        assert_same_bits(hybrid(w).toarray(), w.toarray())
     twice = scipy.sparse.coo_array(([1.0, 2.0], ([0, 0], [0, 0])), shape=(2, 2))
     assert hybrid(twice).toarray()[0, 0] == 3
     assert hybrid(twice, dtype="float16").dtype == np.float16
@@ -165,7 +165,7 @@ def test_build_in_steps_with_a_bar(rng, monkeypatch, capsys):
     w = matrix(rng, (300, 100))
     monkeypatch.setattr(hybrid_build, "STEP_ELEMENTS", 6400)
     monkeypatch.setattr(hybrid_build, "BAR_FROM", 0)
-    same_bits(hybrid(w).toarray(), w)
+    assert_same_bits(hybrid(w).toarray(), w)
     assert "sparse24.hybrid: fill" in capsys.readouterr().err
 
 
@@ -183,11 +183,11 @@ def test_save_and_load(rng, tmp_path, dtype, suffix):
     h = with_kinds(w, [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
     save(tmp_path / f"h.{suffix}", h)
     again = load(tmp_path / f"h.{suffix}")
-    same_bits(again.toarray(), w)
+    assert_same_bits(again.toarray(), w)
     assert (again.nnz, again.n_hint) == (h.nnz, h.n_hint)
     save(tmp_path / f"h.{suffix}", {"up": h, "bias": np.ones(3, np.float32)})
     loaded = load(tmp_path / f"h.{suffix}")
-    same_bits(loaded["up"].toarray(), w)
+    assert_same_bits(loaded["up"].toarray(), w)
     assert set(loaded) == {"up", "bias"}
 
 

@@ -45,7 +45,7 @@ def test_other_operands_of_the_same_layout(cupy, rng, weight, path, n):
     assert len({product.data.ptr for _, product, _ in kept}) == 3
     for _, product, want in kept:
         np.testing.assert_array_equal(product.get(), want)
-    assert len(h.replays) == 2  # with `out` and without
+    assert len(h._plans) == 2  # with `out` and without
 
 
 def test_the_automatic_choice_vectors_and_strides(cupy, rng, weight):
@@ -67,7 +67,7 @@ def test_other_types(cupy, rng, weight, dtype, path):
         b = whole(rng, (512, 3), 0.1).astype(dtype)
         product = h.matmul(cupy.asarray(b), algorithm=path)
         np.testing.assert_array_equal(product.get(), weight @ b)
-    assert len(h.replays) == 1
+    assert len(h._plans) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -81,7 +81,7 @@ def test_the_dense_product(cupy, rng, weight, dtype, order):
         np.testing.assert_array_equal(h.matmul(right, algorithm="cublas").get(), weight @ b)
         h.matmul(right, out=out, algorithm="cublas")
         np.testing.assert_array_equal(out.get(), weight @ b)
-    assert len(h.replays) == 2
+    assert len(h._plans) == 2
 
 
 def test_whole_numbers_multiply_densely(cupy, rng):
