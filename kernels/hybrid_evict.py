@@ -74,7 +74,7 @@ def fill(bits: Any, made: Plan) -> Strips:
          xp.asarray(where.strip_of_atom), xp.asarray(where.first),
          dense, sources),
     )  # fmt: skip
-    return Strips(dense, sources, where.table, where.gathered, where.lengths)
+    return Strips(dense, sources, where)
 
 
 def _pitch(bits: Any) -> np.int64:

@@ -17,15 +17,24 @@ GROUP = 4
 NEIGHBOURS = 32  # columns that are dealt to a pool together
 POOL = 1024  # most columns of a pool
 ROOM = 2 * POOL  # slots of a pool
-# What counts for a column that joins a group, in order: rows that overflow, its own, and rows
-# that it fills for the next.
-OVERFLOW, ELEMENT, FILLS = 1000, 2, 3
+# What counts for a column that joins a group, in order: rows that overflow, 64 rows that only it
+# or only the group needs, its own rows, and rows that it fills for the next.
+OVERFLOW, MISMATCH, ELEMENT, FILLS = 1000, 300, 2, 3
+BLOCKS = ROWS // 64  # of rows, of which an instruction multiplies one
 _THREADS = 256
 
 
 def pools(k: int) -> int:
     """To which the columns of a strip are dealt."""
     return max(1, -(-k // POOL))
+
+
+def gray_ranks() -> np.ndarray:
+    """The place of every set of blocks in an order in which neighbours differ by one; none last."""
+    sets = np.arange(1 << BLOCKS)
+    ranks = np.empty_like(sets)
+    ranks[sets ^ sets >> 1] = sets[::-1]
+    return ranks
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,8 @@ class Plan:
 
     slots: Any
     taken: Any
-    groups: Any
+    blocks: Any
+    order: Any
     tables: Tables
 
 
@@ -51,16 +61,41 @@ def plan(bits: Any) -> Plan:
     grid = (pools(k), -(-m // ROWS))
     slots = xp.empty((*grid[::-1], ROOM), np.int32)
     taken = xp.empty((*slots.shape, ROWS // 32), np.uint32)
-    groups = xp.empty(grid[::-1], np.int32)
+    blocks = xp.zeros((*grid[::-1], ROOM // GROUP), np.uint8)
     pitch = np.int64(bits.strides[0] // 2)
-    _kernel("regroup")(grid, (_THREADS,), (bits, m, k, pitch, slots, taken, groups))
-    return Plan(slots, taken, groups, laid_out(groups.get()))
+    _kernel("regroup")(grid, (_THREADS,), (bits, m, k, pitch, slots, taken, blocks))
+    blocks = blocks.reshape(grid[1], -1)
+    order, live = ordered(blocks)
+    return Plan(slots, taken, blocks, order, laid_out(_arrays.to_numpy(live)))
 
 
-def laid_out(groups: np.ndarray) -> Tables:
-    """The tables of strips with so many groups in their pools, shape (strips, pools)."""
-    columns = GROUP * groups.sum(axis=1, dtype=np.int64)
-    return tables(np.zeros_like(columns), columns, ROWS)
+def ordered(blocks: Any) -> tuple[Any, Any]:
+    """Groups with the same blocks together.
+
+    Parameters
+    ----------
+    blocks : array of uint8, shape (strips, width)
+        0 where there is no group.
+
+    Returns
+    -------
+    order : array of int32, shape (strips, width)
+    live : array of uint8, shape (strips, width / 16)
+        The blocks of every stage of them; 0 past the last.
+    """
+    xp, width = _arrays.namespace(blocks), blocks.shape[1]
+    keys = xp.asarray(gray_ranks())[blocks] * width + xp.arange(width)
+    order = xp.argsort(keys, axis=1).astype(np.int32)
+    sorted_blocks = xp.take_along_axis(blocks, order, axis=1).reshape(len(blocks), -1, BLOCK // GROUP)
+    bits = sorted_blocks[..., None] >> xp.arange(BLOCKS, dtype=np.uint8) & 1
+    live = (bits.any(axis=2) << xp.arange(BLOCKS)).sum(axis=2)
+    return order, live.astype(np.uint8)
+
+
+def laid_out(live: np.ndarray) -> Tables:
+    """The tables of strips whose stages have these blocks, shape (strips, most stages)."""
+    stages = np.count_nonzero(live, axis=1)
+    return tables(np.zeros_like(stages), BLOCK * stages, ROWS, live)
 
 
 def prepare(bits: Any) -> Strips:
@@ -77,10 +112,11 @@ def fill(bits: Any, made: Plan) -> Strips:
     pitch = np.int64(bits.strides[0] // 2)
     _kernel("fill")(
         (atoms,), (ATOM,),
-        (bits, *bits.shape, pitch, made.slots, made.taken, made.groups, made.groups.shape[1],
-         xp.asarray(where.strip_of_atom), xp.asarray(where.first), dense, sources),
+        (bits, *bits.shape, pitch, made.slots, made.taken, made.blocks, made.order,
+         made.order.shape[1], xp.asarray(where.stages), xp.asarray(where.strip_of_atom),
+         dense, sources),
     )  # fmt: skip
-    return Strips(dense, sources, where.table, where.gathered, where.lengths)
+    return Strips(dense, sources, where)
 
 
 def _kernel(name: str):

@@ -71,7 +71,7 @@ def ordered(bits: Any, rewrite: Any) -> Ordered:
         rows = xp.asarray(np.concatenate([order, past]).astype(np.int32))
         by_density = bits[rows[:m]]
         made = rewrite.plan(by_density)
-        stages, sorted_stages = (plan.tables.lengths.sum() for plan in (natural, made))
-        if stages >= WORTH_SORTING * sorted_stages:
+        now, then = (plan.tables.cost for plan in (natural, made))
+        if now >= WORTH_SORTING * then:
             return Ordered(by_density, rows, made)
     return Ordered(bits, None, natural)

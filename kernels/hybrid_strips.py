@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,51 @@ import numpy as np
 BLOCK = 64  # columns of a stage of the product
 ATOM = 2 * BLOCK
 LEAST_ATOMS = 2  # of a strip: one for each of the blocks that may share it
+FIXED_SHARE = 0.3  # of a stage's time: its rows of b are fetched whatever it has
+GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Where the strips lie, and what their stages are; on the host.
+
+    Attributes
+    ----------
+    table : ndarray of int32, shape (strips, 4)
+        First stage (half an atom), stages, those of them whose columns are neighbours in
+        the matrix, and the first row; the dearest strips first.
+    first : ndarray of int32, shape (strips,)
+        First atom of every strip, from the top of the matrix down.
+    strip_of_atom : ndarray of int32, shape (atoms,)
+    stages : ndarray of int32, shape (2 * atoms,)
+        Which of its strip's stages stands there: they may be interleaved.
+    live : ndarray of uint16, shape (2 * atoms,)
+        Which 64 rows of a stage have elements, a bit each.
+    shares : ndarray of float, shape (strips,)
+        Of 64 rows in the stages of a strip, those that have elements; in the order of `table`.
+    """
+
+    table: np.ndarray
+    first: np.ndarray
+    strip_of_atom: np.ndarray
+    stages: np.ndarray
+    live: np.ndarray
+    shares: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Stages of every strip, the dearest first."""
+        return self.table[:, 1]
+
+    @property
+    def cost(self) -> float:
+        """What a product costs, in stages of which all rows have elements."""
+        return float(cost(self.lengths, self.shares).sum())
+
+    @property
+    def gathered(self) -> int:
+        """Stages whose columns are not neighbours, of all strips."""
+        return int((self.table[:, 1] - self.table[:, 2]).sum())
 
 
 @dataclass(frozen=True)
@@ -23,59 +69,55 @@ class Strips:
         has more than two non-zeros in a row.
     sources : array of int32, shape (2 * atoms, 64)
         Which column of the matrix each column is; `k` or more for none.
-    table : ndarray of int32, shape (strips, 4)
-        First stage (half an atom), stages, those of them whose columns are neighbours in
-        the matrix, and the first row; the longest strips first; on the host.
-    gathered : int
-        Stages whose columns are not neighbours, of all strips.
-    lengths : ndarray of int, shape (strips,)
-        Stages of every strip, the longest first, on the host.
+    tables : Tables
     """
 
     dense: Any
     sources: Any
-    table: np.ndarray
-    gathered: int
-    lengths: np.ndarray
+    tables: Tables
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Where the strips lie, on the host.
+def cost(stages: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """What strips cost, in stages of which all rows have elements."""
+    return stages * (FIXED_SHARE + (1 - FIXED_SHARE) * shares)
 
-    Attributes
+
+def interleaved(count: int) -> np.ndarray:
+    """The numbers below `count`, neighbours far apart: every stretch of them has some of all."""
+    step = round(GOLDEN * count)
+    while math.gcd(step, count) > 1:
+        step += 1
+    return np.arange(count) * step % count
+
+
+def tables(
+    plain: np.ndarray, columns: np.ndarray, rows: int, live: np.ndarray | None = None
+) -> Tables:
+    """Lay out strips of so many rows, each of `plain` stages and then so many other columns.
+
+    Parameters
     ----------
-    table : ndarray of int32, shape (strips, 4)
-        As in `Strips`.
-    first : ndarray of int32, shape (strips,)
-        First atom of every strip, from the top of the matrix down.
-    strip_of_atom : ndarray of int32
+    live : ndarray of uint8, shape (strips, most stages), optional
+        Which 64 rows of each stage have elements; with it stages are interleaved, so that each
+        part of a strip costs about as much as any other.
     """
-
-    table: np.ndarray
-    first: np.ndarray
-    strip_of_atom: np.ndarray
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Stages of every strip, the longest first."""
-        return self.table[:, 1]
-
-    @property
-    def gathered(self) -> int:
-        """Stages whose columns are not neighbours, of all strips."""
-        return int((self.table[:, 1] - self.table[:, 2]).sum())
-
-
-def tables(plain: np.ndarray, columns: np.ndarray, rows: int) -> Tables:
-    """Lay out strips of so many rows, each of `plain` stages and then so many other columns."""
-    stages = plain + -(-columns // BLOCK)
-    atoms = np.maximum(-(-stages // 2), LEAST_ATOMS)
+    count = plain + -(-columns // BLOCK)
+    atoms = np.maximum(-(-count // 2), LEAST_ATOMS)
     first = np.cumsum(atoms) - atoms
     strips = np.arange(len(atoms))
+    strip_of_atom = np.repeat(strips, atoms).astype(np.int32)
+    if live is None:
+        stages = np.concatenate([np.arange(2 * x) for x in atoms] or [[]]).astype(np.int32)
+        masks = np.full(len(stages), (1 << rows // 64) - 1, np.uint16)
+    else:
+        stages = np.concatenate([interleaved(2 * x) for x in atoms] or [[]]).astype(np.int32)
+        wide = np.pad(live, ((0, 0), (0, max(0, 2 * int(atoms.max(initial=0)) - live.shape[1]))))
+        masks = wide[np.repeat(strip_of_atom, 2), stages].astype(np.uint16)
+    bits = (masks[:, None] >> np.arange(rows // 64) & 1).mean(axis=1)
+    shares = np.add.reduceat(bits, 2 * first) / (2 * atoms) if len(atoms) else np.zeros(0)
     table = np.stack([2 * first, 2 * atoms, plain, strips * rows], axis=1)
-    order = np.argsort(-atoms, kind="stable")
+    order = np.argsort(-cost(2 * atoms, shares), kind="stable")
     return Tables(
-        table[order].astype(np.int32), first.astype(np.int32),
-        np.repeat(strips, atoms).astype(np.int32),
+        table[order].astype(np.int32), first.astype(np.int32), strip_of_atom, stages, masks,
+        shares[order],
     )  # fmt: skip

@@ -19,6 +19,7 @@ from sparse24.kernels import (
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
+from sparse24.kernels.hybrid_strips import Tables
 from sparse24.kernels.hybrid_wgmma_pieces import pieces
 from sparse24.kernels.hybrid_wgmma_plan import TABLES, Config, Work
 from sparse24.kernels.launch import Launch
@@ -30,7 +31,7 @@ THREADS = 384
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _OPERANDS = np.dtype(
     [
-        ("packed", "u8"), ("sources", "u8"), ("pieces", "u8"), ("b", "u8"),
+        ("packed", "u8"), ("sources", "u8"), ("live", "u8"), ("pieces", "u8"), ("b", "u8"),
         ("b_pitch", "i4"), ("pitch", "i4"), ("m", "i4"), ("n", "i4"), ("k", "i4"), ("unused", "i4"),
         ("rows", "u8"),
     ]
@@ -40,18 +41,20 @@ _OPERANDS = np.dtype(
 class Layout:
     """A matrix as 2:4 strips with compressed values; arrays as in the kernel's header.
 
-    `rows` is None where strips are of rows that follow one another.
+    `rows` is None where strips are of rows that follow one another, `live` where nearly all
+    instructions have elements.
     """
 
-    def __init__(self, shape, dtype: DType, values, packed, sources, rows, table, work: Work):
+    def __init__(self, shape, dtype: DType, values, packed, sources, live, rows, table, work: Work):
         self.shape, self.dtype, self.table, self.work = shape, dtype, table, work
-        self.values, self.packed, self.sources, self.rows = values, packed, sources, rows
+        self.values, self.packed, self.sources = values, packed, sources
+        self.live, self.rows = live, rows
         self.configs: dict[int, Config] = {}  # chosen, by the number of columns
         self.products: dict[tuple, Ready] = {}
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.values, self.packed, self.sources, self.rows)
+        arrays = (self.values, self.packed, self.sources, self.live, self.rows)
         return sum(x.nbytes for x in arrays if x is not None)
 
     @property
@@ -61,10 +64,9 @@ class Layout:
 
     def copy(self) -> Layout:
         """The same layout elsewhere in memory."""
-        values, packed, sources = (x.copy() for x in (self.values, self.packed, self.sources))
-        rows = None if self.rows is None else self.rows.copy()
+        arrays = self.values, self.packed, self.sources, self.live, self.rows
+        arrays = tuple(None if x is None else x.copy() for x in arrays)
         settle()
-        arrays = values, packed, sources, rows
         return Layout(self.shape, self.dtype, *arrays, self.table, self.work)
 
 
@@ -83,7 +85,7 @@ def survey(bits: Any, rewrite: Any = hybrid_evict) -> Work:
     """What a product with the matrix will cost, rewritten as `prepare` does; waits."""
     ordered = hybrid_row_order.ordered(bits, rewrite)
     made = ordered.plan.tables
-    return Work(made.lengths, made.gathered, rewrite.ROWS, ordered.rows is not None)
+    return _work(made, rewrite.ROWS, ordered)
 
 
 def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
@@ -97,10 +99,16 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
     ordered = hybrid_row_order.ordered(bits, rewrite)
     strips = rewrite.fill(ordered.bits, ordered.plan)
     record, _ = compress.launch(strips.dense.view(dtype.logical), dtype, rule="check")
-    work = Work(strips.lengths, strips.gathered, rewrite.ROWS, ordered.rows is not None)
-    arrays = record.values, record.packed, strips.sources, ordered.rows
+    where = strips.tables
+    work = _work(where, rewrite.ROWS, ordered)
+    live = _arrays.cupy_module().asarray(where.live) if work.skips else None
+    arrays = record.values, record.packed, strips.sources, live, ordered.rows
     settle()
-    return Layout(bits.shape, dtype, *arrays, strips.table, work)
+    return Layout(bits.shape, dtype, *arrays, where.table, work)
+
+
+def _work(where: Tables, rows: int, ordered: hybrid_row_order.Ordered) -> Work:
+    return Work(where.lengths, where.gathered, rows, ordered.rows is not None, where.shares)
 
 
 def bound(layout: Layout, b: Any, out: Any, config: Config | None = None) -> tuple[Ready, Any]:
@@ -125,14 +133,15 @@ def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> N
 
 
 def defines(
-    name: str, config: Config, *, column: bool = False, bulk: bool = True, by_number: bool = False
+    name: str, config: Config, *, column: bool = False, bulk: bool = True, by_number: bool = False,
+    skips: bool = False,
 ) -> loader.Defines:
     """The macros of one specialisation; `bulk`: the TMA writes the result."""
     return (
         ("ELEMENT", name), ("OUTPUT", name),
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
         ("IN_FLIGHT", int(config.in_flight)), ("CUTS", int(config.cuts)),
-        ("STAGES", config.stages), ("K_PARTS", config.parts), ("ROWS_BY_NUMBER", int(by_number)),
+        ("STAGES", config.stages), ("K_PARTS", config.parts), ("SKIPS", int(skips)), ("ROWS_BY_NUMBER", int(by_number)),
         ("OUT_ROW_MAJOR", int(not column)), ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
     )  # fmt: skip
 
@@ -147,12 +156,15 @@ class Ready(BoundProduct):
         self._grid, self._pitch = work.shape
         self._pieces = _arrays.cupy_module().asarray(work.view(np.int32))
         self._by_number, values = layout.rows is not None, layout.values
+        self._skips = layout.live is not None
         self._values = tensor_map.tiled(
             values.data.ptr, (BLOCK_K, config.block_m, len(values)), values.strides[1::-1],
-            (BLOCK_K // 2, config.block_m), 2,
+            (BLOCK_K // 2, 64 if self._skips else config.block_m), 2,
         )  # fmt: skip
         self._rows = layout.rows.data.ptr if self._by_number else 0
-        self._left = tuple(x.data.ptr for x in (layout.packed, layout.sources, self._pieces))
+        live = layout.live.data.ptr if self._skips else 0
+        packed, sources = layout.packed.data.ptr, layout.sources.data.ptr
+        self._left = packed, sources, live, self._pieces.data.ptr
         self.per_stream = bool(work["gives"].any())
         if not _arrays.cupy_module().cuda.get_current_stream().is_capturing():
             partial_sums.rooms.reserve()
@@ -165,7 +177,8 @@ class Ready(BoundProduct):
         )
         bulk = bulk and not self._by_number
         macros = defines(
-            self._dtype, self._config, column=self._column, bulk=bulk, by_number=self._by_number
+            self._dtype, self._config, column=self._column, bulk=bulk, by_number=self._by_number,
+            skips=self._skips,
         )
         size = self._config.shared_memory
         kernel = loader.function(NAME, NAME, macros, shared_memory=size)

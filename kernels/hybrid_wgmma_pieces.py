@@ -35,22 +35,27 @@ def pieces(table: np.ndarray, work: Work, config: Config, n: int) -> np.ndarray:
     whole = np.arange(cut, len(atoms))
     found = _pieces(table, walked, config, whole, np.zeros_like(whole), atoms[whole])
     if cut:
-        first, owner = _cut(table, walked, config, atoms[:cut], loads(atoms, block, blocks))
+        costs = work.costs[walked.strip] / 2
+        first, owner = _cut(table, walked, config, atoms[:cut], costs[:cut], loads(costs, block, blocks))
         found, block = np.concatenate([first, found]), np.concatenate([owner, block])
     return _by_block(found, block)
 
 
 def _cut(
-    table: np.ndarray, walked: Walk, config: Config, atoms: np.ndarray, load: np.ndarray
+    table: np.ndarray, walked: Walk, config: Config, atoms: np.ndarray, costs: np.ndarray,
+    load: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pieces of tiles of so many atoms, and whose they are: all blocks then have equally much.
 
-    `load` is what blocks have besides.  A block takes a range of atoms and walks it backwards: the
+    `load` is what blocks have besides, and `costs` are those of the tiles, both in atoms of which
+    all rows have elements.  A block takes a range of atoms and walks it backwards: the
     beginning of a tile that the next block finishes comes first.
     """
     edges = np.concatenate([[0], np.cumsum(atoms)])
-    share = np.maximum((edges[-1] + load.sum()) / len(load) - load, 2 * LEAST_PIECE)
-    cuts = np.rint(np.concatenate([[0], np.cumsum(share)]) * edges[-1] / share.sum()).astype(int)
+    spent = np.concatenate([[0], np.cumsum(costs)])
+    share = np.maximum((spent[-1] + load.sum()) / len(load) - load, 2 * LEAST_PIECE)
+    cuts = np.concatenate([[0], np.cumsum(share)]) * spent[-1] / share.sum()
+    cuts = np.rint(np.interp(cuts, spent, edges)).astype(int)
     if np.diff(cuts).min() < 2 * LEAST_PIECE:
         cuts = np.rint(np.linspace(0, edges[-1], len(cuts))).astype(int)
     near = edges[np.abs(edges[:, None] - cuts).argmin(axis=0)]

@@ -12,6 +12,7 @@ import numpy as np
 
 from sparse24 import _arrays
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
+from sparse24.kernels.hybrid_strips import cost
 from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
 
 
@@ -70,7 +71,7 @@ class Config:
     def _bytes(self, stages: int) -> int:
         stage = self.block_m * BLOCK_K + 2 * self.block_n * BLOCK_K
         metadata = -(-stages // 2) * 16 * self.block_m
-        return stages * (stage + 16) + metadata + 2 * self.staging * 8192 + 8
+        return stages * (stage + 24) + metadata + 2 * self.staging * 8192 + 8
 
     @property
     def stages(self) -> int:
@@ -93,6 +94,7 @@ TABLES = {
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
 
 LOW_BAND = 8  # strips of about the same length, which all blocks then have at the same time
+MOST_LIVE = 0.95  # share of instructions with elements up to which the others are looked for
 WORTH_CHANGING = 1.02  # a less even deal that leaves the usual bands as they are
 UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once
 # Measured over predicted time, by rows of a strip, where rows are stored by number: that takes
@@ -179,16 +181,31 @@ class Work:
         Of a strip.
     by_number : bool
         Whether rows of the result are stored by number, those of like density being a strip.
+    shares : ndarray of float, shape (strips,), optional
+        Of 64 rows in the stages of a strip, those that have elements; by default all.
     """
 
     lengths: np.ndarray
     gathered: int
     rows: int = 128
     by_number: bool = False
+    shares: np.ndarray | None = None
 
     @property
     def stages(self) -> int:
         return int(self.lengths.sum())
+
+    @property
+    def skips(self) -> bool:
+        """Whether so many instructions have no element that testing for it pays."""
+        if self.shares is None or not len(self.shares):
+            return False
+        return float(np.average(self.shares, weights=self.lengths)) < MOST_LIVE
+
+    @functools.cached_property
+    def costs(self) -> np.ndarray:
+        """What strips cost, in stages of which all rows have elements."""
+        return cost(self.lengths, self.shares) if self.skips else self.lengths
 
     def effort(self, config: Config, n: int) -> tuple[float, float]:
         """Multiply-adds and gathered bytes that the whole chip could do in the time it takes.
@@ -202,8 +219,8 @@ class Work:
         else:  # the chip deals clusters to idle multiprocessors
             blocks = len(self.lengths) * -(-n // config.block_n) * config.parts
             waves = -(-blocks // sms)
-            busiest = max(waves * self.lengths.mean(), self.lengths[0]) / config.parts
-        uneven = 1 + UNEVEN * (self.lengths[0] / self.lengths.mean() - 1)
+            busiest = max(waves * self.costs.mean(), self.costs[0]) / config.parts
+        uneven = 1 + UNEVEN * (self.costs[0] / self.costs.mean() - 1)
         busiest *= BY_NUMBER[self.rows] if self.by_number else uneven
         places = busiest * sms * BLOCK_K * config.block_n / config.rate  # of b
         return self.rows * places, 2 * places * self.gathered / max(self.stages, 1)
@@ -225,7 +242,7 @@ class Work:
 
     def _deal(self, walked: Walk, cuts: bool, owners: Owners) -> Deal:
         """Cut no tiles, or as many as do not fill a wave and a wave with them, if that pays."""
-        sms, lengths = multiprocessors(), self.lengths[walked.strip]
+        sms, lengths = multiprocessors(), self.costs[walked.strip]
         tiles = len(lengths)
         owner = owners(lengths, 0, sms)
         whole = Deal(walked, sms, 0, owner, float(loads(lengths, owner, sms).max()))

@@ -98,4 +98,4 @@ def prepare(bits: np.ndarray, dearer: float = DEARER) -> Strips:
             gone = evicted[:, at[there]]
             part[:, there] = rows[:, at[there]] * (~gone if i < len(plain) else gone)
             sources[stage, : len(at)] = at
-    return Strips(dense, sources, where.table, where.gathered, where.lengths)
+    return Strips(dense, sources, where)

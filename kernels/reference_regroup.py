@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24.kernels.hybrid_regroup import (
+    BLOCKS,
     ELEMENT,
     FILLS,
     GROUP,
+    MISMATCH,
     NEIGHBOURS,
     OVERFLOW,
+    ROOM,
     ROWS,
     laid_out,
+    ordered,
     pools,
 )
 from sparse24.kernels.hybrid_strips import ATOM, BLOCK, Strips
@@ -36,7 +40,8 @@ def regroup(held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             count = left.sum(0)
             over = left[load == 2].sum(0)
             fills = left[load >= 1].sum(0) if member < GROUP - 1 else 0
-            worth = ELEMENT * count - OVERFLOW * over - FILLS * fills
+            apart = (_blocks(left) ^ _blocks(load[:, None] > 0)).sum(0) if member else 0
+            worth = ELEMENT * count - OVERFLOW * over - MISMATCH * apart - FILLS * fills
             may = (count > 0) & ~joined & (2 * over <= count)
             if not may.any():
                 break
@@ -51,6 +56,12 @@ def regroup(held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.array(slots, int).reshape(shape), np.array(taken, bool).reshape(*shape, len(held))
 
 
+def _blocks(held: np.ndarray) -> np.ndarray:
+    """Whether 64 rows of columns (rows, columns) hold elements: shape (blocks, columns)."""
+    held = np.pad(held, ((0, -len(held) % 64), (0, 0)))
+    return held.reshape(-1, 64, held.shape[1]).any(axis=1)
+
+
 def columns_of(pool: int, k: int) -> np.ndarray:
     """Columns of the matrix in a pool, in order; some may lie past its end."""
     number = pools(k)
@@ -62,26 +73,32 @@ def prepare(bits: np.ndarray) -> Strips:
     """The strips of a matrix (m, k) of uint16."""
     m, k = bits.shape
     wide = np.pad(bits, ((0, -m % ROWS), (0, -k % NEIGHBOURS)))
-    strips, groups = [], []
-    for top in range(0, len(wide), ROWS):
-        made = [_pool(wide[top : top + ROWS], columns_of(i, k), k) for i in range(pools(k))]
-        groups.append([len(columns) // GROUP for columns, _ in made])
-        columns, values = (np.concatenate(part, axis=-1) for part in zip(*made))
-        strips.append((columns, values))
-    where = laid_out(np.array(groups))
+    number, most = pools(k), ROOM // GROUP
+    columns = np.full((len(wide) // ROWS, number * most, GROUP), k, np.int32)
+    values = np.zeros((*columns.shape, ROWS), bits.dtype)
+    for strip, pool in np.ndindex(len(columns), number):
+        rows = wide[strip * ROWS : (strip + 1) * ROWS]
+        found, elements = _pool(rows, columns_of(pool, k), k)
+        here = slice(pool * most, pool * most + len(found))
+        columns[strip, here], values[strip, here] = found, elements
+    held = (values != 0).any(axis=2).reshape(*columns.shape[:2], BLOCKS, 64).any(axis=3)
+    order, live = ordered((held << np.arange(BLOCKS)).sum(axis=2).astype(np.uint8))
+    where = laid_out(live)
     dense = np.zeros((len(where.strip_of_atom), ROWS, ATOM), np.uint16)
     sources = np.full((2 * len(dense), BLOCK), k, np.int32)
-    for (columns, values), first in zip(strips, where.first):
-        for i in range(0, len(columns), ATOM):
-            atom, width = first + i // ATOM, min(ATOM, len(columns) - i)
-            dense[atom, :, :width] = values[:, i : i + width]
-            sources[2 * atom : 2 * atom + 2].reshape(-1)[:width] = columns[i : i + width]
-    return Strips(dense, sources, where.table, where.gathered, where.lengths)
+    groups = BLOCK // GROUP
+    for at, stage in enumerate(where.stages):
+        strip = where.strip_of_atom[at // 2]
+        chosen = order[strip, stage * groups : (stage + 1) * groups]
+        width = GROUP * len(chosen)
+        sources[at, :width] = columns[strip, chosen].ravel()
+        part = values[strip, chosen].reshape(width, ROWS).T
+        dense[at // 2, :, at % 2 * BLOCK :][:, :width] = part
+    return Strips(dense, sources, where)
 
 
 def _pool(rows: np.ndarray, columns: np.ndarray, none: int) -> tuple[np.ndarray, np.ndarray]:
-    """The slots of a pool of a strip: columns, `none` where one is empty, and their elements."""
+    """The groups of a pool of a strip: columns, `none` where one is empty, and their elements."""
     slots, taken = regroup(rows[:, columns] != 0)
-    slots, taken = slots.ravel(), taken.reshape(-1, len(rows))
-    values = np.where(taken, rows[:, columns[slots]].T, 0).astype(rows.dtype)
-    return np.where(slots < 0, none, columns[slots]), values.T
+    values = np.where(taken, rows[:, columns[slots]].transpose(1, 2, 0), 0).astype(rows.dtype)
+    return np.where(slots < 0, none, columns[slots]), values

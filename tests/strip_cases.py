@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from sparse24 import families
-from sparse24.kernels.hybrid_strips import BLOCK, Strips
+from sparse24.kernels.hybrid_strips import BLOCK, Strips, Tables, cost
 
 
 def matrix(family: str, zeros: float, shape) -> np.ndarray:
@@ -18,7 +20,7 @@ def restored(strips: Strips, shape) -> np.ndarray:
     """The matrix that the strips mean; elements that meet are added."""
     (m, k), rows = shape, strips.dense.shape[1]
     out = np.zeros((-(-m // rows) * rows, k + 1), np.int64)
-    for first, stages, _, row in strips.table:
+    for first, stages, _, row in strips.tables.table:
         for stage in range(first, first + stages):
             columns = np.minimum(strips.sources[stage], k)
             part = strips.dense[stage // 2, :, stage % 2 * BLOCK :][:, :BLOCK]
@@ -32,13 +34,23 @@ def assert_restores(strips: Strips, w: np.ndarray) -> None:
     """Everything is kept once, two of every four, the longest strips first."""
     assert (strips.dense != 0).reshape(*strips.dense.shape[:2], -1, 4).sum(-1).max() <= 2
     np.testing.assert_array_equal(restored(strips, w.shape), w)
-    assert (np.diff(strips.table[:, 1]) <= 0).all()
+    where = strips.tables
+    assert (np.diff(cost(where.lengths, where.shares)) <= 0).all()
+    assert_live(strips)
+
+
+def assert_live(strips: Strips) -> None:
+    """No 64 rows of a stage that hold elements are said to be empty."""
+    atoms, rows, _ = strips.dense.shape
+    held = (strips.dense != 0).reshape(atoms, rows // 64, 64, 2, BLOCK).any(axis=(2, 4))
+    masks = (held.transpose(0, 2, 1) << np.arange(rows // 64)).sum(axis=2).ravel()
+    assert not (masks & ~strips.tables.live).any()
 
 
 def assert_same_strips(got: Strips, want: Strips) -> None:
     """Those of a kernel and of its reference."""
     for name in ("dense", "sources"):
         np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name), err_msg=name)
-    np.testing.assert_array_equal(got.table, want.table)
-    assert got.gathered == want.gathered
-    np.testing.assert_array_equal(got.lengths, want.lengths)
+    for field in dataclasses.fields(Tables):
+        pair = (getattr(x.tables, field.name) for x in (got, want))
+        np.testing.assert_array_equal(*pair, err_msg=field.name)

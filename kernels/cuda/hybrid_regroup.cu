@@ -9,26 +9,34 @@
 // rows for the next.  What overflows stays in the pool as a column of its own, and where that would be more
 // than half of every column the group remains short.
 //
+// The product multiplies 64 rows at a time and leaves out those without an element in 64 columns, so columns that
+// are empty in the same 64 rows of a strip had better be together: in a group, and groups in a stage.
+//
 //   bits    [m, k]                      elements, -0.0 made 0; rows `pitch` elements apart      (read)
 //   slots   [strips, pools, room]       columns, in groups of four; k where a slot is empty     (written)
 //   taken   [strips, pools, room]       rows of each slot, a bit each                           (written)
-//   groups  [strips, pools]             how many there are                                      (written)
+//   blocks  [strips, pools, room / 4]   64 rows of each group that hold elements, a bit each    (written)
+//   order   [strips, pools * room / 4]  groups, those with the same blocks together, none last  (read)
+//   stages  [2 atoms]                   of each stage: which sixteen of its strip's order       (read)
 //   dense   [atoms, ROWS, 128]          the strips as 2:4 matrices, an atom is two stages       (written)
 //   sources [2 atoms, 64]               columns of A of every stage; k: none                    (written)
 //
-// A thread block of `regroup` takes a pool of a strip, of `fill` an atom.
+// A thread block of `regroup` takes a pool of a strip, of `fill` an atom.  `blocks` must be cleared before.
 //
 // Reference: kernels/reference_regroup.py.  Launcher: kernels/hybrid_regroup.py.
 using u32 = unsigned int;
 
-constexpr int kGroup = 4, kAtom = 128, kNeighbours = 32;
+constexpr int kGroup = 4, kAtom = 128, kStage = kAtom / 2, kNeighbours = 32;
+constexpr int kGroupsOfStage = kStage / kGroup;
 constexpr int kPool = 1024, kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMine = kPool / kThreads;      // columns of a thread
 constexpr int kRoom = 2 * kPool;             // slots of a pool: every group but the last holds two whole columns
 constexpr int kWords = ROWS / 32;
-// What counts for a column, in order: rows that overflow, its own, and rows that it fills for the next.
-constexpr int kOverflow = 1000, kElement = 2, kFills = 3;
-constexpr int kBias = (kOverflow + kFills) * ROWS;
+constexpr int kBlocks = ROWS / 64;           // of rows
+// What counts for a column, in order: rows that overflow, 64 rows that only it or only the group needs, its own rows,
+// and rows that it fills for the next.
+constexpr int kOverflow = 1000, kMismatch = 300, kElement = 2, kFills = 3;
+constexpr int kBias = (kOverflow + kFills) * ROWS + kMismatch * kBlocks;
 constexpr u32 kAll = ~0u;
 
 // A set of rows of a strip.
@@ -39,6 +47,13 @@ struct alignas(16) Rows {
         int found = 0;
 #pragma unroll
         for (int i = 0; i < kWords; i++) found += __popc(words[i]);
+        return found;
+    }
+    // The 64 rows that hold elements, a bit each.
+    __device__ u32 blocks() const {
+        u32 found = 0;
+#pragma unroll
+        for (int i = 0; i < kBlocks; i++) found |= u32((words[2 * i] | words[2 * i + 1]) != 0) << i;
         return found;
     }
     __device__ int common(const Rows& other) const {
@@ -70,6 +85,7 @@ struct Load {
 struct Columns {
     Rows rows[kMine];
     int count[kMine];
+    u32 blocks[kMine];
     bool joined[kMine];                      // the group that is being formed
 
     // Of the `index`-th column of a pool.
@@ -89,16 +105,18 @@ struct Columns {
                 rows[i].words[word] = held;
                 from += 32 * pitch;
             }
-            count[i] = rows[i].count();
+            count[i] = rows[i].count(), blocks[i] = rows[i].blocks();
         }
     }
     // The best column to join as the `member`-th, and how good it is; 0: none.
     __device__ u32 best(const Load& load, int member) const {
+        const u32 of_group = load.once.blocks();
         u32 found = 0;
 #pragma unroll
         for (int i = 0; i < kMine; i++) {
             const int over = rows[i].common(load.twice), fills = member < kGroup - 1 ? rows[i].common(load.once) : 0;
-            const u32 worth = kBias + kElement * count[i] - kOverflow * over - kFills * fills;
+            const int apart = member > 0 ? __popc(blocks[i] ^ of_group) : 0;
+            const u32 worth = kBias + kElement * count[i] - kOverflow * over - kMismatch * apart - kFills * fills;
             const bool may = count[i] > 0 && !joined[i] && 2 * over <= count[i];
             const u32 key = worth * kPool + kPool - 1 - (threadIdx.x + i * kThreads);  // of equals the first
             if (may) found = max(found, key);
@@ -116,7 +134,7 @@ struct Columns {
                     given.words[word] = rows[i].words[word] & ~load.twice.words[word];
                     rows[i].words[word] &= load.twice.words[word];
                 }
-                count[i] = rows[i].count();
+                count[i] = rows[i].count(), blocks[i] = rows[i].blocks();
                 joined[i] = true;
             }
         return given;
@@ -139,15 +157,15 @@ __device__ inline u32 greatest_of_block(u32 key) {
 
 // Grid (pools, strips).
 extern "C" __global__ void __launch_bounds__(kThreads)
-regroup(const unsigned short* bits, int m, int k, long long pitch, int* slots, Rows* taken, int* groups) {
+regroup(const unsigned short* bits, int m, int k, long long pitch, int* slots, Rows* taken, unsigned char* blocks) {
     __shared__ Rows given;
     const int pool = blockIdx.x, pools = gridDim.x, strip = blockIdx.y;
     const long long at = (long long)strip * pools + pool;
-    slots += at * kRoom, taken += at * kRoom;
+    slots += at * kRoom, taken += at * kRoom, blocks += at * (kRoom / kGroup);
     Columns columns;
     columns.load(bits + (long long)strip * ROWS * pitch, m - strip * ROWS, k, pitch, pool, pools);
-    int formed = 0;
-    for (bool more = true; more; formed += more) {
+    bool more = true;
+    for (int formed = 0; more; formed++) {
         Load load;
         load.clear();
         columns.begin_group();
@@ -167,23 +185,27 @@ regroup(const unsigned short* bits, int m, int k, long long pitch, int* slots, R
             __syncthreads();
             load.add(given);
         }
+        if (more && threadIdx.x == 0) blocks[formed] = load.once.blocks();
     }
-    if (threadIdx.x == 0) groups[at] = formed;
 }
 
-// One atom of a strip; `first_atoms[i]` is the first of strip i.
+// `width`: groups that the pools of a strip have room for.
 extern "C" __global__ void __launch_bounds__(kAtom)
-fill(const unsigned short* bits, int m, int k, long long pitch, const int* slots, const Rows* taken, const int* groups,
-     int pools, const int* strip_of_atom, const int* first_atoms, unsigned short* dense, int* sources) {
+fill(const unsigned short* bits, int m, int k, long long pitch, const int* slots, const Rows* taken,
+     const unsigned char* blocks, const int* order, int width, const int* stages, const int* strip_of_atom,
+     unsigned short* dense, int* sources) {
     const int atom = blockIdx.x, strip = strip_of_atom[atom];
-    groups += strip * pools;
-    int slot = (atom - first_atoms[strip]) * kAtom + threadIdx.x, pool = 0;
-    for (; pool < pools && slot >= groups[pool] * kGroup; pool++) slot -= groups[pool] * kGroup;
-    const long long at = ((long long)strip * pools + pool) * kRoom + slot;
-    const int column = pool < pools ? slots[at] : k;
+    const int stage = stages[2 * atom + threadIdx.x / kStage], place = stage * kGroupsOfStage + threadIdx.x % kStage / kGroup;
+    const long long first = (long long)strip * width;
+    long long slot = -1;
+    if (place < width) {
+        const long long group = first + order[first + place];
+        if (blocks[group]) slot = group * kGroup + threadIdx.x % kGroup;
+    }
+    const int column = slot < 0 ? k : slots[slot];
     sources[(long long)atom * kAtom + threadIdx.x] = column;
     Rows rows = {};
-    if (column < k) rows = taken[at];
+    if (column < k) rows = taken[slot];
     const unsigned short* from = bits + (long long)strip * ROWS * pitch + column;
     unsigned short* to = dense + (long long)atom * ROWS * kAtom + threadIdx.x;
 #pragma unroll

@@ -7,6 +7,7 @@
 //   values  [atoms, BLOCK_M, 64]    stored elements; an atom is 128 columns of a strip           (read)
 //   packed  [atoms, BLOCK_M * 16]   metadata in 64x128 atoms (sparse24/_spec.py)                 (read)
 //   sources [2 atoms, 64]           rows of b of every half atom, a stage; k or more: zeros      (read)
+//   live    [2 atoms]               which 64 rows of a strip have elements in a stage, see below (read)
 //   pieces  [blocks][pitch]         what each block multiplies, in order; an empty one follows   (read)
 //   b       [k, n]                  n contiguous, rows on 16-byte boundaries                     (read)
 //   rows    [strips * BLOCK_M]      numbers of the rows in the order of strips; m or more: none  (read)
@@ -23,10 +24,17 @@
 // Rows that differ in density are sorted by it before strips are cut.  With ROWS_BY_NUMBER the result's rows
 // are then stored by their numbers; without it `rows` is not read.
 //
+// Where zeros are spread unevenly, many columns of a strip are empty in 64 rows of it, or in 128, and columns of
+// which that is true alike stand together.  With SKIPS such instructions are left out, and 64 rows without any are
+// not fetched.  `live` has a bit for each of them, of a stage:
+//
+//   bits 0-3  the first 32 columns, a bit for 64 rows of the strip, from the top
+//   bits 8-11 the other 32
+//
 // The matrix is read before the kernel waits for the one before it in the stream; b is not.
 //
-// Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N IN_FLIGHT STAGES CUTS K_PARTS ROWS_BY_NUMBER OUT_ROW_MAJOR OUT_BULK
-// STAGING; kernels/hybrid_wgmma.py chooses.
+// Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N IN_FLIGHT STAGES CUTS K_PARTS SKIPS ROWS_BY_NUMBER OUT_ROW_MAJOR
+// OUT_BULK STAGING; kernels/hybrid_wgmma.py chooses.
 //
 // Reference: the dense product.  Launcher: kernels/hybrid_wgmma.py.  How it works:
 // docs/explanation/hybrid.rst.
@@ -55,6 +63,7 @@ struct alignas(16) Piece {
 struct Operands {
     const unsigned char* packed;
     const int* sources;
+    const unsigned short* live;
     const Piece* pieces;
     const unsigned short* b;
     int b_pitch;  // bytes
@@ -79,7 +88,8 @@ constexpr u32 kMetadataBytes = kConsumers * kRowBlocks * kAtomBytes;
 constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for kParts stages
 constexpr u32 kMetadataAt = STAGES * kStageBytes;
 constexpr u32 kStagingAt = kMetadataAt + kSlots * kMetadataBytes;
-constexpr u32 kBarriersAt = kStagingAt + kConsumers * STAGING * kStagingBytes;
+constexpr u32 kLiveAt = kStagingAt + kConsumers * STAGING * kStagingBytes;  // a word a stage
+constexpr u32 kBarriersAt = kLiveAt + (SKIPS ? 8 * STAGES : 0);
 
 constexpr u64 kADescriptor = descriptor(kSwizzle64, 512);
 constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, BLOCK_K * 128);
@@ -118,6 +128,11 @@ class Consumer {
     __device__ void multiply(const Piece& piece) {
         const int atoms = (piece.end - piece.first) / kParts;
         plain_ = piece.plain - piece.first;
+#if SKIPS
+        clear();
+        for (int atom = 0; atom < atoms; atom++) multiply_live();
+        return;
+#endif
         Metadata<kRowBlocks> even, odd;
         even.clear();
         odd.clear();
@@ -157,6 +172,43 @@ class Consumer {
         }
         if (!IN_FLIGHT) drain();
     }
+    __device__ void multiply_live() {
+        Metadata<kRowBlocks> metadata;
+#pragma unroll
+        for (int part = 0; part < kParts; part++) {
+            ring_.wait(at_);
+            if (part == 0) fetch(metadata);
+            const u32 live = load_shared(shared_ + kLiveAt + 4 * at_.stage) >> group_ * kRowBlocks & ((1 << kRowBlocks) - 1);
+            if (plain_-- <= 0) async_proxy_fence();  // the tensor cores read what threads have copied
+            if (live == 3)
+                multiply_blocks<3>(metadata, part);
+            else if (live == 1)
+                multiply_blocks<1>(metadata, part);
+            else if (live == 2)
+                multiply_blocks<2>(metadata, part);
+            ring_.release(at_.stage);
+            at_.advance();
+        }
+    }
+    template <u32 live> __device__ void multiply_blocks(const Metadata<kRowBlocks>& metadata, int part) {
+        const u32 stage = shared_ + at_.stage * kStageBytes;
+        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + group_ * kRowBlocks * kRowBlockBytes);
+        const u64 b = kBDescriptor | descriptor_start(stage);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kSteps; step++)
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++) {
+                if (!(live >> r & 1)) continue;
+                const u64 a_step = a + (r * kRowBlockBytes + step * 32) / 16, b_step = b + step * 4096 / 16;
+                if (part)
+                    wgmma_sp<1>(d[r], a_step, b_step, metadata.words[r][step], 1);
+                else
+                    wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][step], 1);
+            }
+        group_commit();
+        group_wait<0>();
+    }
     __device__ void fetch(Metadata<kRowBlocks>& metadata) {
         metadata.load(shared_ + kMetadataAt + slot_ * kMetadataBytes + group_ * kRowBlocks * kAtomBytes + metadata_offset());
         slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
@@ -175,6 +227,12 @@ class Consumer {
                 else
                     wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][step], step ? 1 : keep);
             }
+    }
+    __device__ void clear() {
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++)
+#pragma unroll
+            for (int i = 0; i < BLOCK_N / 2; i++) d[r][i] = 0;
     }
     // Wait for all groups and give back the last stage.
     __device__ void drain() {

@@ -10,6 +10,8 @@
 class Producer {
     static constexpr int kOfWarp = BLOCK_K / 4;  // rows of b that a warp gathers for a stage
     static constexpr int kAhead = 3;             // stages for which a lane holds row numbers
+    static constexpr int kBlocks = BLOCK_M / 64; // of rows
+    static constexpr u32 kAllBlocks = (1 << kBlocks) - 1;
 
   public:
     __device__ Producer(const TensorMap& values, const TensorMap& b_map, const Operands& of, const Ring& ring,
@@ -18,16 +20,16 @@ class Producer {
           warp_(__shfl_sync(~0u, threadIdx.x / 32 % 4, 0)), lane_(threadIdx.x % 32) {}
 
     __device__ void fetch(const Piece& piece) {
-        int4 rows[kAhead];
+        Gathered ahead[kAhead];
 #pragma unroll
-        for (int i = 0; i < kAhead; i++) rows[i] = rows_of(piece, piece.plain + i);
+        for (int i = 0; i < kAhead; i++) ahead[i] = load(piece, piece.plain + i);
         if (!waited_) wait_for_previous();
         waited_ = true;
         lead([&] { fetch_plain(piece); });
         // A barrier's parity tells two walks through the ring apart, not three: nobody may be further ahead.
         group_sync(1 + kConsumers, 128);
         place_.skip(piece.plain - piece.first);
-        gather(piece, rows);
+        gather(piece, ahead);
     }
 
   private:
@@ -37,62 +39,77 @@ class Producer {
         __syncwarp();
     }
 
+    // What a lane must know of a stage whose rows of b it helps to gather: its rows, and which instructions there are.
+    struct Gathered {
+        int4 rows;
+        u32 live;
+    };
+    struct Plain {
+        int row;
+        u32 live;
+    };
+
     // Stages whose rows of b are neighbours; work of the leader, which looks an atom ahead.
     __device__ void fetch_plain(const Piece& piece) const {
         Place place = place_;
-        int rows[kParts];
+        Plain now[kParts];
 #pragma unroll
-        for (int part = 0; part < kParts; part++) rows[part] = first_row(piece, piece.first + part);
+        for (int part = 0; part < kParts; part++) now[part] = load_plain(piece, piece.first + part);
         for (int stage = piece.first; stage < piece.plain; stage += kParts) {
-            int next[kParts];
+            Plain next[kParts];
 #pragma unroll
-            for (int part = 0; part < kParts; part++) next[part] = first_row(piece, stage + kParts + part);
+            for (int part = 0; part < kParts; part++) next[part] = load_plain(piece, stage + kParts + part);
 #pragma unroll
             for (int part = 0; part < kParts; part++) {
                 if (stage + part == piece.plain) break;
                 const u32 barrier = ring_.acquire(place.at), to = shared_ + place.at.stage * kStageBytes;
-                Ring::announce(barrier, kStageBytes + (part ? 0 : kMetadataBytes), true);
-                fetch_a(stage / kParts, part, place, barrier);
+                const u32 blocks = tell(now[part].live, place);
+                Ring::announce(barrier, a_bytes(blocks) + kBBytes + (part ? 0 : kMetadataBytes), true);
+                fetch_a(stage / kParts, part, blocks, place, barrier);
 #pragma unroll
                 for (int span = 0; span < BLOCK_N / 64; span++)
-                    load_box(to + span * BLOCK_K * 128, b_map_, piece.column + span * 64, rows[part], 0, barrier);
+                    load_box(to + span * BLOCK_K * 128, b_map_, piece.column + span * 64, now[part].row, 0, barrier);
                 place.advance(part);
             }
 #pragma unroll
-            for (int part = 0; part < kParts; part++) rows[part] = next[part];
+            for (int part = 0; part < kParts; part++) now[part] = next[part];
         }
     }
-    __device__ int first_row(const Piece& piece, int stage) const {
-        return stage < piece.plain ? of_.sources[(long long)stage * BLOCK_K] : 0;
+    __device__ Plain load_plain(const Piece& piece, int stage) const {
+        if (stage >= piece.plain) return {};
+        return {of_.sources[(long long)stage * BLOCK_K], live_of(stage)};
     }
     // The others: 16 rows of b a warp, of which it copies 128 bytes of four at once.  A row number takes longer from
     // memory than a stage, and to move one on to another register would be to wait for it.
-    __device__ void gather(const Piece& piece, int4 (&rows)[kAhead]) {
+    __device__ void gather(const Piece& piece, Gathered (&ahead)[kAhead]) {
         for (int stage = piece.plain; stage < piece.end; stage += kAhead) {
 #pragma unroll
             for (int i = 0; i < kAhead; i++) {
                 if (stage + i >= piece.end) return;
-                gather_stage(stage + i, piece.column, rows[i]);
-                rows[i] = rows_of(piece, stage + i + kAhead);
+                gather_stage(stage + i, piece.column, ahead[i]);
+                ahead[i] = load(piece, stage + i + kAhead);
             }
         }
     }
-    __device__ void gather_stage(int stage, int first_column, const int4& rows) {
+    __device__ void gather_stage(int stage, int first_column, const Gathered& of) {
         const int part = stage % kParts;
         const u32 barrier = ring_.acquire(place_.at);
         lead([&] {
-            Ring::announce(barrier, kABytes + (part ? 0 : kMetadataBytes), false);
-            fetch_a(stage / kParts, part, place_, barrier);
+            const u32 blocks = tell(of.live, place_);
+            Ring::announce(barrier, a_bytes(blocks) + (part ? 0 : kMetadataBytes), false);
+            fetch_a(stage / kParts, part, blocks, place_, barrier);
         });
-        gather_rows(rows, first_column + lane_ % 8 * 8);
+        gather_rows(of.rows, first_column + lane_ % 8 * 8);
         Ring::follow(barrier);
         place_.advance(part);
     }
-    // Four neighbours of this warp's sixteen, for each eight lanes.
-    __device__ int4 rows_of(const Piece& piece, int stage) const {
+    // Four neighbours of this warp's sixteen rows, for each eight lanes.
+    __device__ Gathered load(const Piece& piece, int stage) const {
+        if (stage >= piece.end) return {};
         const int* from = of_.sources + (long long)stage * BLOCK_K + first_of_lane();
-        return stage < piece.end ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
+        return {*reinterpret_cast<const int4*>(from), live_of(stage)};
     }
+    __device__ u32 live_of(int stage) const { return SKIPS ? of_.live[stage] : 0; }
     __device__ int first_of_lane() const { return warp_ * kOfWarp + lane_ / 8 * 4; }
 
     // `column`: the lane's first.  Beyond b, stages keep what they held: it makes columns that are never
@@ -112,13 +129,26 @@ class Producer {
                 if (column + span * 64 < of_.n) copy16(to + span * BLOCK_K * 128, from + span * 128, none);
         }
     }
-    __device__ void fetch_a(int atom, int part, const Place& place, u32 barrier) const {
+    // Tell the consumers which instructions a stage has; the 64 rows that need any, a bit each.
+    __device__ u32 tell(u32 live, const Place& place) const {
+        if constexpr (!SKIPS) return kAllBlocks;
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_ + kLiveAt + 4 * place.at.stage), "r"(live) : "memory");
+        return (live | live >> 8) & kAllBlocks;
+    }
+    __device__ static u32 a_bytes(u32 blocks) { return SKIPS ? __popc(blocks) * kRowBlockBytes : kABytes; }
+    __device__ void fetch_a(int atom, int part, u32 blocks, const Place& place, u32 barrier) const {
         if (part == 0) {
             const u32 metadata = shared_ + kMetadataAt + place.slot * kMetadataBytes;
             load_bytes(metadata, of_.packed + (long long)atom * kMetadataBytes, kMetadataBytes, barrier);
         }
         const u32 to = shared_ + place.at.stage * kStageBytes + kBBytes;
-        load_box(to, values_, part * (BLOCK_K / 2), 0, atom, barrier);
+        if constexpr (SKIPS) {
+#pragma unroll
+            for (int r = 0; r < kBlocks; r++)
+                if (blocks >> r & 1) load_box(to + r * kRowBlockBytes, values_, part * (BLOCK_K / 2), r * 64, atom, barrier);
+        } else {
+            load_box(to, values_, part * (BLOCK_K / 2), 0, atom, barrier);
+        }
     }
 
     const TensorMap &values_, &b_map_;
