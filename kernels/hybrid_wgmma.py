@@ -28,10 +28,11 @@ NAME = "hybrid_wgmma"
 DTYPES = ("float16", "bfloat16")
 LEAST_COLUMNS = 128
 THREADS = 384
+LIVE_SHIFT, SOURCES_OF_LANE = 28, 4  # as in the kernel
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _OPERANDS = np.dtype(
     [
-        ("packed", "u8"), ("sources", "u8"), ("live", "u8"), ("pieces", "u8"), ("b", "u8"),
+        ("packed", "u8"), ("sources", "u8"), ("pieces", "u8"), ("b", "u8"),
         ("b_pitch", "i4"), ("pitch", "i4"), ("m", "i4"), ("n", "i4"), ("k", "i4"), ("unused", "i4"),
         ("rows", "u8"),
     ]
@@ -41,20 +42,18 @@ _OPERANDS = np.dtype(
 class Layout:
     """A matrix as 2:4 strips with compressed values; arrays as in the kernel's header.
 
-    `rows` is None where strips are of rows that follow one another, `live` where nearly all
-    instructions have elements.
+    `rows` is None where strips are of rows that follow one another.
     """
 
-    def __init__(self, shape, dtype: DType, values, packed, sources, live, rows, table, work: Work):
+    def __init__(self, shape, dtype: DType, values, packed, sources, rows, table, work: Work):
         self.shape, self.dtype, self.table, self.work = shape, dtype, table, work
-        self.values, self.packed, self.sources = values, packed, sources
-        self.live, self.rows = live, rows
+        self.values, self.packed, self.sources, self.rows = values, packed, sources, rows
         self.configs: dict[int, Config] = {}  # chosen, by the number of columns
         self.products: dict[tuple, Ready] = {}
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.values, self.packed, self.sources, self.live, self.rows)
+        arrays = (self.values, self.packed, self.sources, self.rows)
         return sum(x.nbytes for x in arrays if x is not None)
 
     @property
@@ -64,7 +63,7 @@ class Layout:
 
     def copy(self) -> Layout:
         """The same layout elsewhere in memory."""
-        arrays = self.values, self.packed, self.sources, self.live, self.rows
+        arrays = self.values, self.packed, self.sources, self.rows
         arrays = tuple(None if x is None else x.copy() for x in arrays)
         settle()
         return Layout(self.shape, self.dtype, *arrays, self.table, self.work)
@@ -101,8 +100,10 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
     record, _ = compress.launch(strips.dense.view(dtype.logical), dtype, rule="check")
     where = strips.tables
     work = _work(where, rewrite.ROWS, ordered)
-    live = _arrays.cupy_module().asarray(where.live) if work.skips else None
-    arrays = record.values, record.packed, strips.sources, live, ordered.rows
+    if work.skips:
+        live = where.live.astype(np.int32) << LIVE_SHIFT
+        strips.sources[:, ::SOURCES_OF_LANE] |= _arrays.cupy_module().asarray(live)[:, None]
+    arrays = record.values, record.packed, strips.sources, ordered.rows
     settle()
     return Layout(bits.shape, dtype, *arrays, where.table, work)
 
@@ -156,15 +157,13 @@ class Ready(BoundProduct):
         self._grid, self._pitch = work.shape
         self._pieces = _arrays.cupy_module().asarray(work.view(np.int32))
         self._by_number, values = layout.rows is not None, layout.values
-        self._skips = layout.live is not None
+        self._skips = layout.work.skips
         self._values = tensor_map.tiled(
             values.data.ptr, (BLOCK_K, config.block_m, len(values)), values.strides[1::-1],
             (BLOCK_K // 2, 64 if self._skips else config.block_m), 2,
         )  # fmt: skip
         self._rows = layout.rows.data.ptr if self._by_number else 0
-        live = layout.live.data.ptr if self._skips else 0
-        packed, sources = layout.packed.data.ptr, layout.sources.data.ptr
-        self._left = packed, sources, live, self._pieces.data.ptr
+        self._left = tuple(x.data.ptr for x in (layout.packed, layout.sources, self._pieces))
         self.per_stream = bool(work["gives"].any())
         if not _arrays.cupy_module().cuda.get_current_stream().is_capturing():
             partial_sums.rooms.reserve()

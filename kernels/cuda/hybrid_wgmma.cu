@@ -7,7 +7,6 @@
 //   values  [atoms, BLOCK_M, 64]    stored elements; an atom is 128 columns of a strip           (read)
 //   packed  [atoms, BLOCK_M * 16]   metadata in 64x128 atoms (sparse24/_spec.py)                 (read)
 //   sources [2 atoms, 64]           rows of b of every half atom, a stage; k or more: zeros      (read)
-//   live    [2 atoms]               which 64 rows of a strip have elements in a stage, see below (read)
 //   pieces  [blocks][pitch]         what each block multiplies, in order; an empty one follows   (read)
 //   b       [k, n]                  n contiguous, rows on 16-byte boundaries                     (read)
 //   rows    [strips * BLOCK_M]      numbers of the rows in the order of strips; m or more: none  (read)
@@ -25,11 +24,11 @@
 // are then stored by their numbers; without it `rows` is not read.
 //
 // Where zeros are spread unevenly, many columns of a strip are empty in 64 rows of it, or in 128, and columns of
-// which that is true alike stand together.  With SKIPS such instructions are left out, and 64 rows without any are
-// not fetched.  `live` has a bit for each of them, of a stage:
+// which that is true alike stand together.  With SKIPS those 64 rows are neither fetched nor multiplied.  Every
+// fourth source then says which they are:
 //
-//   bits 0-3  the first 32 columns, a bit for 64 rows of the strip, from the top
-//   bits 8-11 the other 32
+//   bits 0-27   row of b
+//   bits 28-31  a bit for 64 rows of the strip, from the top: 1 if the stage has elements there
 //
 // The matrix is read before the kernel waits for the one before it in the stream; b is not.
 //
@@ -63,7 +62,6 @@ struct alignas(16) Piece {
 struct Operands {
     const unsigned char* packed;
     const int* sources;
-    const unsigned short* live;
     const Piece* pieces;
     const unsigned short* b;
     int b_pitch;  // bytes
@@ -88,8 +86,11 @@ constexpr u32 kMetadataBytes = kConsumers * kRowBlocks * kAtomBytes;
 constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for kParts stages
 constexpr u32 kMetadataAt = STAGES * kStageBytes;
 constexpr u32 kStagingAt = kMetadataAt + kSlots * kMetadataBytes;
-constexpr u32 kLiveAt = kStagingAt + kConsumers * STAGING * kStagingBytes;  // a word a stage
+constexpr u32 kLiveAt = kStagingAt + kConsumers * STAGING * kStagingBytes;  // a word a stage: blocks of rows
 constexpr u32 kBarriersAt = kLiveAt + (SKIPS ? 8 * STAGES : 0);
+
+constexpr int kLiveShift = 28;                           // in a source
+constexpr u32 kAllBlocks = (1u << BLOCK_M / 64) - 1;
 
 constexpr u64 kADescriptor = descriptor(kSwizzle64, 512);
 constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, BLOCK_K * 128);

@@ -60,6 +60,15 @@ __device__ inline bool elected() {
     return is;
 }
 
+// The same, or nothing at all.  With the test in a branch addresses are reckoned once for each copy.
+__device__ inline void copy16_if(bool when, u32 to, u64 from, bool zeros) {
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %2, 0; setp.ne.u32 q, %3, 0;\n"
+                 "@q cp.async.cg.shared.global [%0], [%1], 16, p; }"
+                 ::"r"(to), "l"(from), "r"((u32)zeros), "r"((u32)when) : "memory");
+}
+
+__device__ inline void set_shared(u32 to, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
+
 // 16 bytes into shared memory, or zeros.  A number of bytes in place of the predicate, which the compiler
 // does not know, takes eight instructions more.
 __device__ inline void copy16(u32 to, const void* from, bool zeros) {
