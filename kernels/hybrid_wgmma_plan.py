@@ -195,7 +195,7 @@ class Work:
     def stages(self) -> int:
         return int(self.lengths.sum())
 
-    @property
+    @functools.cached_property
     def skips(self) -> bool:
         """Whether so many instructions have no element that testing for it pays."""
         if self.shares is None or not len(self.shares):
