@@ -71,7 +71,8 @@ class Config:
     def _bytes(self, stages: int) -> int:
         stage = self.block_m * BLOCK_K + 2 * self.block_n * BLOCK_K
         metadata = -(-stages // 2) * 16 * self.block_m
-        return stages * (stage + 24) + metadata + 2 * self.staging * 8192 + 8
+        words = stages * 4 * BLOCK_K + 16 * -(-stages // 4)  # sources, and which rows they have
+        return stages * (stage + 16) + metadata + words + 2 * self.staging * 8192 + 8
 
     @property
     def stages(self) -> int:

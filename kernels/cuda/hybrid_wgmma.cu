@@ -47,6 +47,7 @@
 #include "hopper_store.cuh"
 #include "partial_sums.cuh"
 #include "programmatic.cuh"
+#include "uniform.cuh"
 #if ROWS_BY_NUMBER
 #include "strip_store.cuh"
 #endif
@@ -87,7 +88,8 @@ constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, on
 constexpr u32 kMetadataAt = STAGES * kStageBytes;
 constexpr u32 kStagingAt = kMetadataAt + kSlots * kMetadataBytes;
 constexpr u32 kLiveAt = kStagingAt + kConsumers * STAGING * kStagingBytes;  // a word a stage: blocks of rows
-constexpr u32 kBarriersAt = kLiveAt + (SKIPS ? 8 * STAGES : 0);
+constexpr u32 kSourcesAt = kLiveAt + 16 * ((STAGES + 3) / 4);
+constexpr u32 kBarriersAt = kSourcesAt + STAGES * BLOCK_K * 4;
 
 constexpr int kLiveShift = 28;                           // in a source
 constexpr u32 kAllBlocks = (1u << BLOCK_M / 64) - 1;
@@ -263,7 +265,7 @@ template <class Act> __device__ void for_each_piece(const Operands& of, Act act)
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
                                const Operands& of, const Ring& ring, const Workspace& workspace, const Others& parts,
                                u32 shared) {
-    const int group = threadIdx.x / 128;
+    const int group = uniform(threadIdx.x / 128);
     const u32 staging = shared + kStagingAt + group * STAGING * kStagingBytes;
 #if ROWS_BY_NUMBER
     const StripStore result(out, of.rows, of.m, of.n, staging);
@@ -316,7 +318,7 @@ hybrid_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
              const __grid_constant__ Operands of, const __grid_constant__ Workspace workspace,
              const __grid_constant__ EpilogueParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const u32 shared = shared_address(memory);
+    const u32 shared = uniform(shared_address(memory));
     const Ring ring(shared + kBarriersAt);
     const Others parts(shared, shared + kBarriersAt + Ring::bytes, K_PARTS > 1 ? cluster_rank() : 0);
 

@@ -11,7 +11,6 @@
 class Producer {
     static constexpr int kWarps = 4;
     static constexpr int kOfWarp = BLOCK_K / kWarps;  // rows of b that a warp gathers for a stage
-    static constexpr int kAhead = 3;                  // stages for which a lane holds sources
 
   public:
     __device__ Producer(const TensorMap& values, const TensorMap& b_map, const Operands& of, const Ring& ring,
@@ -20,16 +19,13 @@ class Producer {
           warp_(__shfl_sync(~0u, threadIdx.x / 32 % kWarps, 0)), lane_(threadIdx.x % 32) {}
 
     __device__ void fetch(const Piece& piece) {
-        int4 ahead[kAhead];
-#pragma unroll
-        for (int i = 0; i < kAhead; i++) ahead[i] = sources_of(piece, piece.plain + i);
         if (!waited_) wait_for_previous();
         waited_ = true;
         lead(0, [&] { fetch_plain(piece); });
         // A barrier's parity tells two walks through the ring apart, not three: nobody may be further ahead.
         group_sync(1 + kConsumers, 128);
         place_.skip(piece.plain - piece.first);
-        gather(piece, ahead);
+        gather(piece);
     }
 
   private:
@@ -66,46 +62,51 @@ class Producer {
     __device__ int first_source(const Piece& piece, int stage) const {
         return stage < piece.plain ? of_.sources[(long long)stage * BLOCK_K] : 0;
     }
-    // The others: 16 rows of b a warp, of which it copies 128 bytes of four at once.  A source takes longer from
-    // memory than a stage, and to move one on to another register would be to wait for it.
-    __device__ void gather(const Piece& piece, int4 (&sources)[kAhead]) {
-        for (int stage = piece.plain; stage < piece.end; stage += kAhead) {
-#pragma unroll
-            for (int i = 0; i < kAhead; i++) {
-                if (stage + i >= piece.end) return;
-                gather_stage(stage + i, piece.column, sources[i]);
-                sources[i] = sources_of(piece, stage + i + kAhead);
-            }
+    // The others: 16 rows of b a warp, of which it copies 128 bytes of four at once.
+    //
+    // Sources take longer from memory than a stage.  They are asked for with the rows of b of the stage that has this
+    // place of the ring before, and are there once its consumers give it back, as they have waited for both.
+    __device__ void gather(const Piece& piece) {
+        Ring::Position at = place_.at;
+        for (int i = 0; i < STAGES; i++, at.advance()) ask_sources(piece, piece.plain + i, at);
+        await_copies();
+        for (u32 stage = piece.plain; stage < piece.end; stage++) {
+            const u32 barrier = ring_.acquire(place_.at), part = stage % kParts;
+            const uint4 sources = load_shared4(sources_at(place_.at));
+            lead(stage % kWarps, [&] { fetch_a(stage / kParts, part, blocks_of(sources.x), place_, barrier, false); });
+            gather_rows(sources, piece.column + lane_ % 8 * 8);
+            ask_sources(piece, stage + STAGES, place_.at);
+            Ring::follow(barrier);
+            place_.advance(part);
         }
     }
-    __device__ void gather_stage(int stage, int first_column, const int4& sources) {
-        const int part = stage % kParts;
-        const u32 barrier = ring_.acquire(place_.at);
-        lead(stage % kWarps, [&] { fetch_a(stage / kParts, part, blocks_of(sources.x), place_, barrier, false); });
-        gather_rows(sources, first_column + lane_ % 8 * 8);
-        Ring::follow(barrier);
-        place_.advance(part);
-    }
     // Four neighbours of this warp's sixteen, for each eight lanes.
-    __device__ int4 sources_of(const Piece& piece, int stage) const {
+    __device__ void ask_sources(const Piece& piece, int stage, const Ring::Position& at) const {
         const int* from = of_.sources + (long long)stage * BLOCK_K + first_of_lane();
-        return stage < piece.end ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
+        copy16_if(stage < piece.end && lane_ % 8 == 0, sources_at(at), (u64)from, false);
+    }
+    __device__ u32 sources_at(const Ring::Position& at) const {
+        return shared_ + kSourcesAt + (at.stage * BLOCK_K + first_of_lane()) * 4;
+    }
+    __device__ static void await_copies() {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();
     }
     __device__ int first_of_lane() const { return warp_ * kOfWarp + lane_ / 8 * 4; }
-    __device__ static int row_of(int source) { return SKIPS ? source & ((1 << kLiveShift) - 1) : source; }
-    __device__ static u32 blocks_of(int source) { return SKIPS ? (u32)source >> kLiveShift : kAllBlocks; }
+    __device__ static u32 row_of(u32 source) { return SKIPS ? source & ((1u << kLiveShift) - 1) : source; }
+    __device__ static u32 blocks_of(u32 source) { return SKIPS ? source >> kLiveShift : kAllBlocks; }
 
     // `column`: the lane's first.  Beyond b, stages keep what they held: it makes columns that are never
     // stored.
-    __device__ void gather_rows(const int4& sources, int column) const {
-        const int row[4] = {row_of(sources.x), sources.y, sources.z, sources.w};
+    __device__ void gather_rows(const uint4& sources, int column) const {
+        const u32 row[4] = {row_of(sources.x), sources.y, sources.z, sources.w};
         const u32 stage = shared_ + place_.at.stage * kStageBytes;
         const u64 first = (u64)(of_.b + column);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int line = first_of_lane() + i;
             const u32 to = stage + line * 128 + ((lane_ ^ line) % 8 << 4);
-            const bool none = row[i] >= of_.k;
+            const bool none = row[i] >= (u32)of_.k;
             const u64 from = multiply_add(none ? 0 : row[i], of_.b_pitch, first);
 #pragma unroll
             for (int span = 0; span < BLOCK_N / 64; span++)
