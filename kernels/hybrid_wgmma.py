@@ -27,7 +27,6 @@ from sparse24.kernels.launch import Launch
 NAME = "hybrid_wgmma"
 DTYPES = ("float16", "bfloat16")
 LEAST_COLUMNS = 128
-THREADS = 384
 LIVE_SHIFT, SOURCES_OF_LANE = 28, 4  # as in the kernel
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _OPERANDS = np.dtype(
@@ -134,15 +133,14 @@ def product(layout: Layout, b: Any, out: Any, config: Config | None = None) -> N
 
 
 def defines(
-    name: str, config: Config, *, column: bool = False, bulk: bool = True, by_number: bool = False,
-    skips: bool = False,
+    name: str, config: Config, *, column: bool = False, bulk: bool = True, by_number: bool = False
 ) -> loader.Defines:
     """The macros of one specialisation; `bulk`: the TMA writes the result."""
     return (
         ("ELEMENT", name), ("OUTPUT", name),
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
         ("IN_FLIGHT", int(config.in_flight)), ("CUTS", int(config.cuts)),
-        ("STAGES", config.stages), ("K_PARTS", config.parts), ("SKIPS", int(skips)), ("ROWS_BY_NUMBER", int(by_number)),
+        ("STAGES", config.stages), ("K_PARTS", config.parts), ("SKIPS", int(config.skips)), ("ROWS_BY_NUMBER", int(by_number)),
         ("OUT_ROW_MAJOR", int(not column)), ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
     )  # fmt: skip
 
@@ -157,10 +155,9 @@ class Ready(BoundProduct):
         self._grid, self._pitch = work.shape
         self._pieces = _arrays.cupy_module().asarray(work.view(np.int32))
         self._by_number, values = layout.rows is not None, layout.values
-        self._skips = layout.work.skips
         self._values = tensor_map.tiled(
             values.data.ptr, (BLOCK_K, config.block_m, len(values)), values.strides[1::-1],
-            (BLOCK_K // 2, 64 if self._skips else config.block_m), 2,
+            (BLOCK_K // 2, 64 if config.skips else config.block_m), 2,
         )  # fmt: skip
         self._rows = layout.rows.data.ptr if self._by_number else 0
         self._left = tuple(x.data.ptr for x in (layout.packed, layout.sources, self._pieces))
@@ -176,8 +173,7 @@ class Ready(BoundProduct):
         )
         bulk = bulk and not self._by_number
         macros = defines(
-            self._dtype, self._config, column=self._column, bulk=bulk, by_number=self._by_number,
-            skips=self._skips,
+            self._dtype, self._config, column=self._column, bulk=bulk, by_number=self._by_number
         )
         size = self._config.shared_memory
         kernel = loader.function(NAME, NAME, macros, shared_memory=size)
@@ -191,7 +187,7 @@ class Ready(BoundProduct):
             partial_sums.rooms.of_stream(stream) if self.per_stream else partial_sums.NONE,
             _epilogue.NO_PARAMS,
         )  # fmt: skip
-        return Launch(kernel, self._grid, THREADS, size, arguments, early=True)
+        return Launch(kernel, self._grid, self._config.threads, size, arguments, early=True)
 
 
 COMPILE_CHECKS = [

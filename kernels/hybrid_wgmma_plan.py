@@ -34,16 +34,30 @@ class Config:
         Blocks of a cluster that share every tile along k.
     rate : float
         Speed relative to the first config, waves being full.
+    skips : bool
+        Whether 64 rows without elements are passed by; each 64 rows then have a warpgroup.
     """
 
     block_m: int
     block_n: int
     parts: int = 1
     rate: float = 1.0
+    skips: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.block_m}x{self.block_n}" + (f"k{self.parts}" if self.parts > 1 else "")
+        name = f"{self.block_m}x{self.block_n}" + (f"k{self.parts}" if self.parts > 1 else "")
+        return name + ("s" if self.skips else "")
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.block_m // 64 if self.skips else 2
+
+    @property
+    def threads(self) -> int:
+        """Of a block; one warpgroup fetches."""
+        return 128 * (self.consumers + 1)
 
     @property
     def band(self) -> int:
@@ -61,18 +75,18 @@ class Config:
 
         Not where most rows of b are neighbours: blocks that are at the same k share them in L2.
         """
-        return self.block_m == 256 and self.parts == 1
+        return self.block_m == 256 and self.parts == 1 and not self.skips
 
     @property
     def staging(self) -> int:
         """Output buffers of a warpgroup."""
-        return 2 if self.parts == 1 else 1
+        return 2 if self.parts == 1 and not self.skips else 1
 
     def _bytes(self, stages: int) -> int:
         stage = self.block_m * BLOCK_K + 2 * self.block_n * BLOCK_K
-        metadata = -(-stages // 2) * 16 * self.block_m
+        metadata = (stages // 2 + 1 if self.skips else -(-stages // 2)) * 16 * self.block_m
         words = stages * 4 * BLOCK_K + 16 * -(-stages // 4)  # sources, and which rows they have
-        return stages * (stage + 16) + metadata + words + 2 * self.staging * 8192 + 8
+        return stages * (stage + 16) + metadata + words + self.consumers * self.staging * 8192 + 8
 
     @property
     def stages(self) -> int:
@@ -91,6 +105,7 @@ TABLES = {
     ),
     256: (Config(256, 192), Config(256, 128, rate=0.85), Config(256, 128, 2, 0.85)),
 }  # fmt: skip
+SKIPPING = (Config(256, 128, skips=True), Config(256, 128, 2, skips=True))
 # To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums.
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
 
@@ -268,5 +283,6 @@ class Work:
             exchange = EXCHANGE if config.parts > 1 else 0.0
             return multiply_adds / MULTIPLY_ADDS + gathered / GATHERED + exchange
 
-        table = (c for c in TABLES[self.rows] if c.parts == 1 or not self.by_number)
+        table = SKIPPING if self.skips else TABLES[self.rows]
+        table = tuple(c for c in table if c.parts == 1 or not self.by_number)
         return min(table, key=seconds)

@@ -1,0 +1,85 @@
+// strip_consumer: a warpgroup of hybrid_wgmma.cu that multiplies the stages of a piece of a strip.
+#pragma once
+
+// One consumer warpgroup: its accumulators and its place in the ring.
+class Consumer {
+  public:
+    Sum d[kRowBlocks][BLOCK_N / 2];
+
+    __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
+
+    // Begin d = the products of the stages.  The ring goes on where the last work left it.
+    __device__ void multiply(const Piece& piece) {
+        const int atoms = (piece.end - piece.first) / kParts;
+        plain_ = piece.plain - piece.first;
+        Metadata<kRowBlocks> even, odd;
+        even.clear();
+        odd.clear();
+        multiply_atom<true>(even, odd);
+        drain();  // the compiler serialises all groups if it sees metadata loaded while this one runs
+        for (int atom = 1; atom < atoms; atom++) {
+            if (IN_FLIGHT && atom % 2)
+                multiply_atom<false>(odd, even);
+            else
+                multiply_atom<false>(even, odd);
+        }
+    }
+    // Wait for what multiply began.
+    __device__ void finish() {
+        drain();
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
+    }
+
+  private:
+    // One group of instructions a stage, of which one still runs when the next atom begins: the metadata of
+    // `last` must stay.  A `fresh` atom overwrites the sums.
+    template <bool fresh> __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last) {
+#pragma unroll
+        for (int part = 0; part < kParts; part++) {
+            ring_.wait(at_);
+            if (plain_-- <= 0) async_proxy_fence();  // the tensor cores read what threads have copied
+            if (part == 0) fetch(metadata);
+            wgmma_fence();
+            multiply_stage(metadata, part, part || !fresh);
+            group_commit();
+            group_wait<1>();
+            if (IN_FLIGHT && part == 0) last.hold(shared_);
+            if (previous_ >= 0) ring_.release(previous_);
+            previous_ = at_.stage;
+            at_.advance();
+        }
+        if (!IN_FLIGHT) drain();
+    }
+    __device__ void fetch(Metadata<kRowBlocks>& metadata) {
+        metadata.load(shared_ + kMetadataAt + slot_ * kMetadataBytes + group_ * kRowBlocks * kAtomBytes + metadata_offset());
+        slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
+    }
+    __device__ void multiply_stage(const Metadata<kRowBlocks>& metadata, int part, u32 keep) {
+        const u32 stage = shared_ + at_.stage * kStageBytes;
+        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + group_ * kRowBlocks * kRowBlockBytes);
+        const u64 b = kBDescriptor | descriptor_start(stage);
+#pragma unroll
+        for (int step = 0; step < kSteps; step++)
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++) {
+                const u64 a_step = a + (r * kRowBlockBytes + step * 32) / 16, b_step = b + step * 4096 / 16;
+                if (part)
+                    wgmma_sp<1>(d[r], a_step, b_step, metadata.words[r][step], 1);
+                else
+                    wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][step], step ? 1 : keep);
+            }
+    }
+    // Wait for all groups and give back the last stage.
+    __device__ void drain() {
+        group_wait<0>();
+        if (previous_ >= 0) ring_.release(previous_);
+        previous_ = -1;
+    }
+
+    const Ring& ring_;
+    u32 shared_;
+    int group_, plain_ = 0;
+    Ring::Position at_;
+    int slot_ = 0, previous_ = -1;
+};
