@@ -25,11 +25,7 @@ class Consumer {
     }
     // Wait for what multiply began.
     __device__ void finish() {
-        group_wait<0>();
-        hold(even_);
-        hold(odd_);
-        if (previous_ >= 0) ring_.release(previous_);
-        previous_ = -1;
+        drain();
         pin(d[0]);
     }
 
@@ -49,9 +45,18 @@ class Consumer {
             ring_.wait(at_);
             const u32 live = load_shared(shared_ + kLiveAt + 4 * at_.stage) >> group_;
             if (__any_sync(~0u, live & 1)) return true;  // the same in all lanes, and known to be
+            drain();  // or the stages after it might never come
             ring_.release(at_.stage);
         }
         return false;
+    }
+    // Wait for the instructions, and give back their stage.
+    __device__ void drain() {
+        group_wait<0>();
+        hold(even_);
+        hold(odd_);
+        if (previous_ >= 0) ring_.release(previous_);
+        previous_ = -1;
     }
     __device__ void pass() {
         at_.advance();
