@@ -75,7 +75,9 @@ constexpr int BLOCK_K = 64, kConsumers = SKIPS ? BLOCK_M / 64 : 2;
 constexpr int kRowBlocks = BLOCK_M / (64 * kConsumers);    // of 64 rows, of a consumer
 constexpr int kProducer = kConsumers * 128;              // first thread of the producers
 constexpr int kThreads = kProducer + 128;
-constexpr int kProducerRegisters = 56, kConsumerRegisters = kConsumers == 2 ? 224 : 112;
+// Of what a block is launched with, a multiple of 8 a thread; more would never be there.
+constexpr int kProducerRegisters = 56, kConsumerRegisters = kConsumers == 2 ? 224 : 104;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8));
 
 constexpr int kParts = kAtomK / BLOCK_K;                 // stages of an atom
 constexpr int kSteps = BLOCK_K / 32;                     // instructions of a stage
