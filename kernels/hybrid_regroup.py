@@ -86,8 +86,8 @@ def ordered(blocks: Any) -> tuple[Any, Any]:
     xp, width = _arrays.namespace(blocks), blocks.shape[1]
     keys = xp.asarray(gray_ranks())[blocks] * width + xp.arange(width)
     order = xp.argsort(keys, axis=1).astype(np.int32)
-    sorted_blocks = xp.take_along_axis(blocks, order, axis=1).reshape(len(blocks), -1, BLOCK // GROUP)
-    bits = sorted_blocks[..., None] >> xp.arange(BLOCKS, dtype=np.uint8) & 1
+    stages = xp.take_along_axis(blocks, order, axis=1).reshape(len(blocks), -1, BLOCK // GROUP)
+    bits = stages[..., None] >> xp.arange(BLOCKS, dtype=np.uint8) & 1
     live = (bits.any(axis=2) << xp.arange(BLOCKS)).sum(axis=2)
     return order, live.astype(np.uint8)
 

@@ -21,7 +21,7 @@ from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contig
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
 from sparse24.kernels.hybrid_strips import Tables
 from sparse24.kernels.hybrid_wgmma_pieces import pieces
-from sparse24.kernels.hybrid_wgmma_plan import TABLES, Config, Work
+from sparse24.kernels.hybrid_wgmma_plan import SKIPPING, TABLES, Config, Work
 from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_wgmma"
@@ -100,8 +100,8 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
     where = strips.tables
     work = _work(where, rewrite.ROWS, ordered)
     if work.skips:
-        live = where.live.astype(np.int32) << LIVE_SHIFT
-        strips.sources[:, ::SOURCES_OF_LANE] |= _arrays.cupy_module().asarray(live)[:, None]
+        live = _arrays.cupy_module().asarray(where.live.astype(np.int32) << LIVE_SHIFT)
+        strips.sources[:, ::SOURCES_OF_LANE] |= live[:, None]
     arrays = record.values, record.packed, strips.sources, ordered.rows
     settle()
     return Layout(bits.shape, dtype, *arrays, where.table, work)
@@ -140,7 +140,8 @@ def defines(
         ("ELEMENT", name), ("OUTPUT", name),
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
         ("IN_FLIGHT", int(config.in_flight)), ("CUTS", int(config.cuts)),
-        ("STAGES", config.stages), ("K_PARTS", config.parts), ("SKIPS", int(config.skips)), ("ROWS_BY_NUMBER", int(by_number)),
+        ("STAGES", config.stages), ("K_PARTS", config.parts), ("SKIPS", int(config.skips)),
+        ("ROWS_BY_NUMBER", int(by_number)),
         ("OUT_ROW_MAJOR", int(not column)), ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
     )  # fmt: skip
 
@@ -192,7 +193,7 @@ class Ready(BoundProduct):
 
 COMPILE_CHECKS = [
     (defines(name, config, **how), "sm_90a", f"HGMMA.SP.64x{config.block_n}x32")
-    for table in TABLES.values()
+    for table in (*TABLES.values(), SKIPPING)
     for name, config, how in (
         *(("bfloat16", config, {}) for config in table),
         *(("bfloat16", config, {"bulk": False, "by_number": True}) for config in table),

@@ -36,7 +36,8 @@ def pieces(table: np.ndarray, work: Work, config: Config, n: int) -> np.ndarray:
     found = _pieces(table, walked, config, whole, np.zeros_like(whole), atoms[whole])
     if cut:
         costs = work.costs[walked.strip] / 2
-        first, owner = _cut(table, walked, config, atoms[:cut], costs[:cut], loads(costs, block, blocks))
+        load = loads(costs, block, blocks)
+        first, owner = _cut(table, walked, config, atoms[:cut], costs[:cut], load)
         found, block = np.concatenate([first, found]), np.concatenate([owner, block])
     return _by_block(found, block)
 

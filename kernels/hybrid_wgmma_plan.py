@@ -85,7 +85,7 @@ class Config:
     def _bytes(self, stages: int) -> int:
         stage = self.block_m * BLOCK_K + 2 * self.block_n * BLOCK_K
         metadata = (stages // 2 + 1 if self.skips else -(-stages // 2)) * 16 * self.block_m
-        words = stages * 4 * BLOCK_K + 16 * -(-stages // 4)  # sources, and which rows they have
+        words = 16 * -(-stages // 4) + stages * 4 * BLOCK_K  # which rows have elements; sources
         return stages * (stage + 16) + metadata + words + self.consumers * self.staging * 8192 + 8
 
     @property
@@ -105,12 +105,13 @@ TABLES = {
     ),
     256: (Config(256, 192), Config(256, 128, rate=0.85), Config(256, 128, 2, 0.85)),
 }  # fmt: skip
-SKIPPING = (Config(256, 128, skips=True), Config(256, 128, 2, skips=True))
+# For strips of 256 rows of which few stages have elements in all rows.
+SKIPPING = (Config(256, 128, rate=0.82, skips=True), Config(256, 128, 2, 0.82, skips=True))
 # To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums.
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
 
 LOW_BAND = 8  # strips of about the same length, which all blocks then have at the same time
-MOST_LIVE = 0.95  # share of instructions with elements up to which the others are looked for
+MOST_LIVE = 0.8  # share of instructions with elements up to which it pays to look for the others
 WORTH_CHANGING = 1.02  # a less even deal that leaves the usual bands as they are
 UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once
 # Measured over predicted time, by rows of a strip, where rows are stored by number: that takes
@@ -190,7 +191,7 @@ class Work:
     Attributes
     ----------
     lengths : ndarray of int, shape (strips,)
-        Stages of every strip, the longest first.
+        Stages of every strip, the dearest strip first.
     gathered : int
         Those of them that gather rows of b.
     rows : int

@@ -48,6 +48,24 @@ def test_few_columns_are_added_where_zeros_fall_by_chance(rng, zeros, most):
     assert taken.sum(1).max() <= 2
 
 
+def test_columns_with_the_same_empty_rows_are_together():
+    w = matrix("beta5", 0.95, (512, 2048))
+    strips = reference_regroup.prepare(w)
+    held = (w != 0).reshape(2, 4, 64, 2048).any(axis=2)
+    share = float(np.average(strips.tables.shares, weights=strips.tables.lengths))
+    columns = strips.tables.lengths.sum() / (2 * 2048 / 64)
+    assert share * columns <= 1.15 * held.mean()
+    full = np.bitwise_count(strips.tables.live[: 4 * (len(strips.tables.live) // 4)])
+    assert full.reshape(-1, 4).mean(axis=1).std() < 0.6 * full.std()  # in no place of a strip more
+
+
+def test_ranks_of_neighbours_differ_by_one_block():
+    order = np.argsort(hybrid_regroup.gray_ranks())
+    assert order[-1] == 0
+    assert set(order) == set(range(16))
+    np.testing.assert_array_equal(np.bitwise_count(order[1:] ^ order[:-1]), 1)
+
+
 def test_full_columns_meet_empty_ones():
     held = np.zeros((256, 64), bool)
     held[:, :32] = True

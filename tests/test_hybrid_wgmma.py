@@ -9,18 +9,26 @@ from sparse24 import families
 from sparse24._dtypes import TABLE
 from sparse24.kernels import hybrid_evict, hybrid_regroup, hybrid_wgmma
 from sparse24.kernels import hybrid_wgmma_plan as plan
-from sparse24.kernels.hybrid_strips import tables
+from sparse24.kernels.hybrid_strips import FIXED_SHARE, interleaved, tables
 from sparse24.kernels.hybrid_wgmma_pieces import pieces
 
 pytestmark = pytest.mark.stem("hybrid_wgmma")
 
 SHAPES = [(300, 517, 128), (128, 128, 256), (1000, 2000, 520), (130, 4096, 301)]
 CONFIGS = pytest.mark.parametrize(
-    "config", [c for table in plan.TABLES.values() for c in table], ids=lambda c: c.name
+    "config",
+    [c for table in (*plan.TABLES.values(), plan.SKIPPING) for c in table],
+    ids=lambda c: c.name,
 )
 FIRST = plan.TABLES[128][0]
 
 REWRITES = {128: hybrid_evict, 256: hybrid_regroup}
+
+
+def layout_for(monkeypatch, config, bits, row):
+    """A layout that is multiplied by `config`."""
+    monkeypatch.setattr(plan, "MOST_LIVE", 2.0 if config.skips else 0.0)
+    return hybrid_wgmma.prepare(bits, row, REWRITES[config.block_m])
 
 
 def hopper():
@@ -110,6 +118,14 @@ def test_every_atom_is_multiplied_once_and_sums_meet(monkeypatch, config, name, 
             assert all(turn == 0 for piece, _, turn in found if piece["gives"])
 
 
+@pytest.mark.parametrize("count", [4, 6, 34, 62, 128, 130])
+def test_interleaved_stages_are_all_there_and_far_apart(count):
+    order = interleaved(count)
+    np.testing.assert_array_equal(np.sort(order), np.arange(count))
+    share = [(order[i : i + 8] < count // 2).mean() for i in range(0, count - 7, 8)]
+    assert all(0.25 <= x <= 0.75 for x in share)
+
+
 def test_cut_tiles_fill_the_last_wave(monkeypatch):
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
     config = plan.TABLES[256][0]
@@ -123,6 +139,20 @@ def test_cut_tiles_fill_the_last_wave(monkeypatch):
     dealt = pieces(table, work, config, 4096)
     stages = (dealt["end"] - dealt["first"]).sum(axis=1)
     assert stages.max() <= 1.3 * stages.mean()
+
+
+def test_strips_cost_what_they_multiply(monkeypatch):
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    lengths = np.full(32, 66)
+    full = plan.Work(lengths, 66, 256, shares=np.ones(32))
+    assert not full.skips
+    assert full.choose(4096) == plan.Work(lengths, 66, 256).choose(4096) == plan.TABLES[256][0]
+    half = plan.Work(lengths, 66, 256, shares=np.full(32, 0.5))
+    assert half.skips
+    assert half.choose(4096) in plan.SKIPPING
+    np.testing.assert_allclose(half.costs, 66 * (0.5 + FIXED_SHARE / 2))
+    macs, whole = (work.effort(work.choose(4096), 4096)[0] for work in (half, full))
+    assert 0.6 * whole < macs < 0.85 * whole
 
 
 def test_strips_that_differ_are_mixed(monkeypatch):
@@ -170,15 +200,16 @@ def test_shared_memory_fits(config):
 @CONFIGS
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
-def test_whole_numbers_are_exact(rng, shape, dtype, config):
+def test_whole_numbers_are_exact(rng, monkeypatch, shape, dtype, config):
     cupy, row, (m, k, n) = hopper(), TABLE[dtype], shape
-    for density in (0.0, 0.05, 0.3):
+    tiles = rng.random((-(-m // 64), -(-k // 64))) < 0.4
+    uneven = 0.3 * np.kron(tiles, np.ones((64, 64)))[:m, :k]
+    for density in (0.0, 0.05, 0.3, uneven):
         w = rng.integers(-3, 4, (m, k)) * (rng.random((m, k)) < density)
         b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.2)
         want = (w @ b).astype(row.logical).astype(np.float64)
-        layout = hybrid_wgmma.prepare(
-            cupy.asarray(w.astype(row.logical)).view(np.uint16), row, REWRITES[config.block_m]
-        )
+        bits = cupy.asarray(w.astype(row.logical)).view(np.uint16)
+        layout = layout_for(monkeypatch, config, bits, row)
         by_row = cupy.asarray(b.astype(row.logical))
         by_column = cupy.asarray(b.T.astype(row.logical)).T
         apart = cupy.zeros((k, 2 * n), np.uint16)[:, ::2]
@@ -209,6 +240,24 @@ def test_sums_of_cut_tiles_are_exact(rng, monkeypatch, config, sms):
             out = cupy.full((m, n), 0xFFFF, np.uint16, order=order).view(row.logical)
             hybrid_wgmma.product(layout, right, out, config)
             np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", plan.SKIPPING, ids=lambda c: c.name)
+def test_rows_without_elements_for_longer_than_the_ring(rng, monkeypatch, config):
+    """A warpgroup that has nothing to do gives its stages back, however many they are."""
+    cupy, row, (m, k, n) = hopper(), TABLE["float16"], (512, 8192, 256)
+    w = rng.integers(1, 4, (m, k)) * (rng.random((m, k)) < 0.2)
+    w[:64, 300:], w[64:128, :-300], w[128:192], w[320:448] = 0, 0, 0, 0
+    b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.1)
+    bits = cupy.asarray(w.astype(np.float16)).view(np.uint16)
+    layout = layout_for(monkeypatch, config, bits, row)
+    assert layout.work.skips
+    right, want = cupy.asarray(b.astype(np.float16)), (w @ b).astype(np.float16)
+    for _ in range(3):
+        out = cupy.full((m, n), cupy.nan, np.float16)
+        hybrid_wgmma.product(layout, right, out, config)
+        np.testing.assert_array_equal(out.get(), want)
 
 
 REWRITTEN = pytest.mark.parametrize("rewrite", REWRITES.values(), ids=lambda r: r.NAME)

@@ -230,6 +230,9 @@ def plan(quick: bool):
     for family in families.FAMILIES:
         for zeros in ZEROS if family != "iid" else ():
             yield family, SHAPES[0], zeros, (1, 8, 64, 512, 4096)
+    for shape in SHAPES[1:]:
+        for zeros in ZEROS:
+            yield "beta5", shape, zeros, (512, 4096)
 
 
 def drawn(
