@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _hybrid_cost, _hybrid_dispatch, _storage
+from sparse24._hybrid_predict import copied_by
+from sparse24._hybrid_summary import summary
 from sparse24.formats import convert, hybrid_build, hybrid_products
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray
@@ -268,7 +270,7 @@ class HybridArray(SparseArray):
         prepares its layout, which waits.  The first product with a `b` of a wider dtype
         builds the matrix anew in it, and keeps it.
         """
-        return hybrid_products.matmul(self, b, out, algorithm, balance, self._plans)
+        return hybrid_products.matmul(self, b, out, algorithm, balance)
 
     def prepared(self, name: str, make):
         """A layout or another derived thing, made by `make()` at the first use and kept."""
@@ -286,15 +288,20 @@ class HybridArray(SparseArray):
 
     # What it costs, and why
 
-    def explain(self, n: int | None = None) -> dict:
+    def explain(self, n: int | None = None, *, b_order: str = "row") -> dict:
         """The paths of a product with `n` columns, their predicted seconds, the choice and why.
 
         Parameters
         ----------
         n : int, optional
             By default `n_hint`, or 16.
+        b_order : {"row", "column"}
+            Memory order of the dense operand `b`: ``"column"`` for ``x @ H.T`` and ``linear(x, H)``
+            with an `x` whose rows are contiguous.  Paths under ``"copies_b"`` copy it at each call.
         """
-        return _hybrid_dispatch.explain(self, self._columns(n))
+        _check.one_of(b_order, ("row", "column"), argument="b_order")
+        n = self._columns(n)
+        return _hybrid_dispatch.explain(self, n, copied=copied_by(n, b_order))
 
     def summary(self, n: int | None = None) -> str:
         """A few lines: tiles by kind and band, memory against dense and CSR, and the choice.
@@ -304,7 +311,7 @@ class HybridArray(SparseArray):
         n : int, optional
             Columns of the product; by default `n_hint`, or 16.
         """
-        return _hybrid_dispatch.summary(self, self._columns(n))
+        return summary(self, self._columns(n))
 
     def _columns(self, n: int | None) -> int:
         if n is None:
