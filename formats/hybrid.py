@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _hybrid_cost, _hybrid_dispatch, _storage
+from sparse24._hybrid_predict import copied_by
+from sparse24._hybrid_summary import summary
 from sparse24.formats import convert, hybrid_build, hybrid_products
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray
@@ -39,18 +42,24 @@ class HybridArray(SparseArray):
     True
     """
 
-    __slots__ = ("_dtype", "_lock", "_n_hint", "_nnz", "_plans", "_prepared", "_tiles")
+    __slots__ = (
+        "_dtype", "_lock", "_n_hint", "_nnz", "_plans", "_prepared", "_tiles", "_turned",
+    )  # fmt: skip
 
     _lock: threading.RLock
     _n_hint: int | None
     _nnz: int
     _plans: dict[tuple, Any]
     _prepared: dict[str, Any]
-    _tiles: ht.Tiles
+    _tiles: ht.Tiles | ht.TurnedTiles
+    _turned: Any
 
-    def __init__(self, tiles: ht.Tiles, nnz: int, n_hint: int | None = None):
+    def __init__(
+        self, tiles: ht.Tiles | ht.TurnedTiles, nnz: int, n_hint: int | None = None, *, _turned=None
+    ):
         fields = {
             "_tiles": tiles,
+            "_turned": _turned,  # weakly, the matrix whose transpose this is
             "_dtype": tiles.dtype,
             "_nnz": int(nnz),
             "_n_hint": n_hint,
@@ -93,8 +102,18 @@ class HybridArray(SparseArray):
 
     @property
     def tiles(self) -> ht.Tiles:
-        """The arrays, for those who write kernels."""
-        return self._tiles
+        """The arrays, for those who write kernels; those of a transposed matrix are built now."""
+        tiles = self._tiles
+        return self._built() if isinstance(tiles, ht.TurnedTiles) else tiles
+
+    def _built(self) -> ht.Tiles:
+        with self._lock:
+            tiles = self._tiles
+            if isinstance(tiles, ht.TurnedTiles):
+                source = HybridArray(tiles.source, self._nnz).toarray().T
+                tiles = HybridArray.build(source, n_hint=self._n_hint).tiles
+                object.__setattr__(self, "_tiles", tiles)
+            return tiles
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -123,11 +142,11 @@ class HybridArray(SparseArray):
     @property
     def kinds(self) -> np.ndarray:
         """Kinds of the tiles, (down, across): 0 empty, 1 dense, 2 2:4, 3 bitmap."""
-        return _arrays.to_numpy(self._tiles.kinds).reshape(self._tiles.grid)
+        return _arrays.to_numpy(self.tiles.kinds).reshape(self.tiles.grid)
 
     def __repr__(self) -> str:
         return (
-            f"<HybridArray {self.shape[0]}x{self.shape[1]} {self._tiles.dtype.name}, "
+            f"<HybridArray {self.shape[0]}x{self.shape[1]} {self._dtype.name}, "
             f"{1 - self.density:.1%} zeros, {self.device}>"
         )
 
@@ -142,13 +161,13 @@ class HybridArray(SparseArray):
             Where to write it; shape and dtype of the result.
         """
         return _storage.dense_into(
-            out, lambda: hybrid_build.decode(self._tiles), self.shape, self._dtype,
-            like=self._tiles.values,
+            out, lambda: hybrid_build.decode(self.tiles), self.shape, self._dtype,
+            like=self.tiles.values,
         )  # fmt: skip
 
     def pieces(self):
         """Iterate over the dense matrix, a few rows at a time."""
-        return hybrid_build.decoded(self._tiles)
+        return hybrid_build.decoded(self.tiles)
 
     def tocsr(self, dtype=None):
         """As for all formats; on the CPU no more than a part of the matrix is dense at a time."""
@@ -157,18 +176,18 @@ class HybridArray(SparseArray):
         return convert.stack([convert.to_csr(rows, dtype) for rows in self.pieces()])
 
     def _fields(self):
-        return self._tiles, self._nnz, self.n_hint
+        return self.tiles, self._nnz, self.n_hint
 
     def copy(self) -> HybridArray:
         """A deep copy."""
-        return HybridArray(self._tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
+        return HybridArray(self.tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
 
     def to_device(self, device, /, *, stream=None) -> HybridArray:
         """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
             return self
         mover = _storage.mover(device, stream)
-        return HybridArray(self._tiles.map(mover), self.nnz, self.n_hint)
+        return HybridArray(self.tiles.map(mover), self.nnz, self.n_hint)
 
     def astype(self, dtype) -> HybridArray:
         """The matrix with elements of another type, built anew."""
@@ -182,12 +201,21 @@ class HybridArray(SparseArray):
 
     @property
     def T(self) -> HybridArray:
-        """The transposed matrix, built anew at the first use and kept."""
+        """The transposed matrix, kept; its tiles are built where they are first needed.
+
+        ``x @ H.T`` does not need them: it multiplies with those of ``H``.
+        """
+        other = self._turned and self._turned()
+        if other is not None:
+            return other
+        return self.prepared("transposed", self._transposed_anew)
+
+    def _transposed_anew(self) -> HybridArray:
+        """Which knows this one weakly, so that neither waits for the garbage collector."""
         with self._lock:
-            if "transposed" not in self._prepared:
-                built = HybridArray.build(self.toarray().T, n_hint=self.n_hint)
-                self._prepared["transposed"] = built
-            return self._prepared["transposed"]
+            held = self._tiles
+            tiles = held.source if isinstance(held, ht.TurnedTiles) else ht.TurnedTiles(held)
+        return HybridArray(tiles, self._nnz, self._n_hint, _turned=weakref.ref(self))
 
     @property
     def mT(self) -> HybridArray:
@@ -242,7 +270,7 @@ class HybridArray(SparseArray):
         prepares its layout, which waits.  The first product with a `b` of a wider dtype
         builds the matrix anew in it, and keeps it.
         """
-        return hybrid_products.matmul(self, b, out, algorithm, balance, self._plans)
+        return hybrid_products.matmul(self, b, out, algorithm, balance)
 
     def prepared(self, name: str, make):
         """A layout or another derived thing, made by `make()` at the first use and kept."""
@@ -260,15 +288,20 @@ class HybridArray(SparseArray):
 
     # What it costs, and why
 
-    def explain(self, n: int | None = None) -> dict:
+    def explain(self, n: int | None = None, *, b_order: str = "row") -> dict:
         """The paths of a product with `n` columns, their predicted seconds, the choice and why.
 
         Parameters
         ----------
         n : int, optional
             By default `n_hint`, or 16.
+        b_order : {"row", "column"}
+            Memory order of the dense operand `b`: ``"column"`` for ``x @ H.T`` and ``linear(x, H)``
+            with an `x` whose rows are contiguous.  Paths under ``"copies_b"`` copy it at each call.
         """
-        return _hybrid_dispatch.explain(self, self._columns(n))
+        _check.one_of(b_order, ("row", "column"), argument="b_order")
+        n = self._columns(n)
+        return _hybrid_dispatch.explain(self, n, copied=copied_by(n, b_order))
 
     def summary(self, n: int | None = None) -> str:
         """A few lines: tiles by kind and band, memory against dense and CSR, and the choice.
@@ -278,7 +311,7 @@ class HybridArray(SparseArray):
         n : int, optional
             Columns of the product; by default `n_hint`, or 16.
         """
-        return _hybrid_dispatch.summary(self, self._columns(n))
+        return summary(self, self._columns(n))
 
     def _columns(self, n: int | None) -> int:
         if n is None:

@@ -3,109 +3,177 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _hybrid_dispatch, _replay
+from sparse24 import _arrays, _check, _finish, _foreign, _hybrid_dispatch, _ready, _replay
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24._fuse import PLAIN, Call
+from sparse24._hybrid_staged import kept_for_graphs
 from sparse24._product import given, promote
 from sparse24.formats.base import densified
 
 FOLD_BELOW = 64  # columns under which a stack becomes one product
 
 
-def matmul(h, b, out, algorithm: str, balance: bool, plans: dict[tuple, Any]):
-    """``h @ b``; see `HybridArray.matmul`.  `plans` remembers what calls have launched."""
-    key = _signature(b, out, algorithm, balance)
-    ready = None if key is None else plans.get(key)
-    if ready is not None and (ready.captured or not _replay.capturing(b)):
+def matmul(h, b, out, algorithm: str, balance: bool):
+    """``h @ b``; see `HybridArray.matmul`."""
+    call = PLAIN if algorithm == "auto" else PLAIN._replace(algorithm=algorithm)
+    key = _replay.signature(b, out, call, from_left=False)
+    key = key and (*key, balance)
+    ready = _replay.find(h._plans, key, b)
+    if ready is not None:
         return ready(b, out)
     b = densified(b)
-    with _foreign.stream_of(b):
+    with _foreign.stream_of(b), kept_for_graphs(h, b):
         array, restore = _foreign.take(b, argument="b")
-        same, operand = _in_one_type(h, array)
+        _check_inner(h, array, "b")
+        same, operand = _in_one_type(h, array, "b")
         result, run = _product(same, operand, given(out), algorithm, balance)
         product = restore(result) if out is None else out
     if key is not None and run is not None and same is h and operand is array:
-        _replay.make_room(plans)
-        b, c = (x[:, None] if x.ndim == 1 else x for x in (operand, result))
-        allocate = _replay.allocator(product)
-        plans[key] = _replay.Ready(run.bind, b, c, allocate, captured=run.captured)
+        _replay.keep(h._plans, key, _replay.ready(run, _matrices, array, result, product))
     return product
-
-
-def _signature(b, out, algorithm: str, balance: bool) -> tuple | None:
-    """What decides how a product of a matrix is launched; None for one that is not remembered."""
-    layout = _replay.layout_of(b)
-    if layout is None or len(layout[0]) > 2:
-        return None
-    if out is None:
-        return layout, algorithm, balance
-    target = _replay.layout_of(out)
-    if target is None or type(out) is not type(b):
-        return None
-    return layout, algorithm, balance, target
 
 
 def multiply_rows(h, x):
     """``x @ h.T`` for `x` of shape (k,) or (..., n, k), all of its rows in one product."""
+    key = _replay.signature(x, None, PLAIN, from_left=True)
+    ready = _replay.find(h._plans, key, x)
+    if ready is not None:
+        return ready(x, None)
     x = densified(x)
-    with _foreign.stream_of(x):
+    with _foreign.stream_of(x), kept_for_graphs(h, x):
         array, restore = _foreign.take(x, argument="x")
-        if array.ndim < 2:
-            return restore(_product(*_in_one_type(h, array))[0])
-        *tokens, k = array.shape
-        columns = array.reshape(math.prod(tokens), k).T
-        product, _ = _product(*_in_one_type(h, columns))
-        return restore(product.T.reshape(*tokens, h.shape[0]))
+        _check_inner(h, array, "x", rows=True)
+        same, operand = _in_one_type(h, array, "x")
+        if same.device == "cpu":
+            return restore(_rows_on_cpu(same, operand))
+        shape = (*operand.shape[:-1], h.shape[0])
+        dtype = _hybrid_dispatch.result_dtype(same.tiles.dtype)
+        result = _arrays.namespace(operand).empty(shape, dtype)
+        run = _hybrid_dispatch.multiply(same, *_tokens(operand, result))
+        product = restore(result)
+    if key is not None and run is not None and same is h and operand is array:
+        _replay.keep(h._plans, key, _replay.ready(run, _tokens, array, result, product))
+    return product
+
+
+def linear(h, x, call: Call):
+    """``x @ h.T`` with the epilogue of a call, which is a pass of its own over the result."""
+    if call is PLAIN:
+        return multiply_rows(h, x)
+    key = _replay.signature(x, None, call, from_left=True)
+    ready = _replay.find(h._plans, key, x)
+    if ready is not None:
+        return ready(x, None)
+    with kept_for_graphs(h, x):
+        product = multiply_rows(h, x)
+    first = h._plans.get(_replay.signature(x, None, PLAIN, from_left=True))
+    with _foreign.stream_of(product), kept_for_graphs(h, product):
+        array, restore = _foreign.take(product, argument="the product")
+        shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]
+        finished = restore(_finish.finished(array, None, call, *shapes))
+        finish = _finish.again(array, call, *shapes) if key and first else None
+    if key is not None and finish is not None:
+        allocate = _ready.allocator(finished)
+        _replay.keep(h._plans, key, _ready.ReadyInTurn(first, finish, allocate))
+    return finished
+
+
+def _rows_on_cpu(h, x):
+    """The kernel of the CPU writes rows of ``h @ b``: the result is a view of those."""
+    columns = x if x.ndim == 1 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).T
+    product, _ = _product(h, columns)
+    return product if x.ndim == 1 else product.T.reshape(*x.shape[:-1], h.shape[0])
+
+
+def _matrices(b, out):
+    """Operand and result of ``h @ b`` as they are, a vector as a column."""
+    return (b[:, None], out[:, None]) if b.ndim == 1 else (b, out)
+
+
+def _tokens(x, out):
+    """Operand and result of the product ``h @ x.T`` that is the transpose of ``x @ h.T``."""
+    rows = math.prod(x.shape[:-1])
+    return x.reshape(rows, x.shape[-1]).T, out.reshape(rows, out.shape[-1]).T
 
 
 def _product(h, b, out=None, algorithm: str = "auto", balance: bool = True):
-    """The product, and what multiplied the very arrays that it was given, if one launch did."""
-    vector = b.ndim == 1
-    matrix = b[:, None] if vector else b
-    shape = (*matrix.shape[:-2], h.shape[0], matrix.shape[-1])
-    shape = shape[:-1] if vector else shape
+    """The product, and what multiplied, if it can again with arrays like these."""
+    shape = (h.shape[0],) if b.ndim == 1 else (*b.shape[:-2], h.shape[0], b.shape[-1])
     result = _hybrid_dispatch.result_dtype(h.tiles.dtype)
     if out is None:
         out = _arrays.namespace(b).empty(shape, result)
     else:
         _check_out(out, shape, result, b)
-    target = out[:, None] if vector else out
-    if matrix.ndim == 2:
-        return out, _hybrid_dispatch.multiply(h, matrix, target, algorithm, balance)
-    if balance and matrix.shape[-1] < FOLD_BELOW:
-        _multiply_folded(h, matrix, target, algorithm)
+    if b.ndim > 2:
+        return out, _multiply_stack(h, b, out, algorithm, balance)
+    matrix, target = _matrices(b, out)
+    return out, _hybrid_dispatch.multiply(h, matrix, target, algorithm, balance)
+
+
+def _multiply_stack(h, stack, out, algorithm: str, balance: bool) -> _Stack | None:
+    """Every product of a stack; those with few columns as one, so that the matrix is read once."""
+    ran: list[Any] = []
+
+    def multiply(b, out) -> None:
+        ran.append(_hybrid_dispatch.multiply(h, b, out, algorithm, balance))
+
+    folded = balance and stack.shape[-1] < FOLD_BELOW
+    if folded:
+        _fold(multiply, stack, out)
     else:
-        for index in np.ndindex(matrix.shape[:-2]):
-            _hybrid_dispatch.multiply(h, matrix[index], target[index], algorithm, balance)
-    return out, None
+        for index in np.ndindex(stack.shape[:-2]):
+            multiply(stack[index], out[index])
+    return None if None in ran else _Stack(ran, folded=folded)
 
 
-def _multiply_folded(h, stack, out, algorithm: str) -> None:
-    """A stack of products with few columns as one: the matrix is read once."""
+def _fold(multiply: Callable[..., Any], stack, out) -> None:
+    """``multiply(b, result)`` for a stack as one matrix."""
     xp = _arrays.namespace(stack)
-    batch, (k, n) = stack.shape[:-2], stack.shape[-2:]
+    batch, (k, n), m = stack.shape[:-2], stack.shape[-2:], out.shape[-2]
     wide = xp.moveaxis(stack, -2, 0).reshape(k, n * math.prod(batch))
-    result = xp.empty((h.shape[0], wide.shape[1]), out.dtype)
-    _hybrid_dispatch.multiply(h, wide, result, algorithm)
-    out[...] = xp.moveaxis(result.reshape(h.shape[0], *batch, n), 0, -2)
+    result = xp.empty((m, wide.shape[1]), out.dtype)
+    multiply(wide, result)
+    out[...] = xp.moveaxis(result.reshape(m, *batch, n), 0, -2)
 
 
-def _in_one_type(h, b) -> tuple[Any, Any]:
-    """The matrix and `b`, after its checks, in the type in which they meet.
+class _Stack:
+    """What multiplied a stack, one product or as many as there are, for stacks like it."""
+
+    def __init__(self, products: list[Any], *, folded: bool):
+        self._products, self._folded = products, folded
+        self.captured = not folded and all(product.captured for product in products)
+
+    def __call__(self, stack, out) -> None:
+        if self._folded:
+            _fold(self._products[0], stack, out)
+            return
+        for product, index in zip(self._products, np.ndindex(stack.shape[:-2]), strict=True):
+            product(stack[index], out[index])
+
+
+def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:
+    """Refuse an operand that does not fit; of ``x @ h.T`` with `rows`, else of ``h @ b``."""
+    if x.ndim < 1 or x.shape[-1 if rows or x.ndim == 1 else -2] != h.shape[1]:
+        shapes = "(k,) or (..., n, k)" if rows else "(k,), (k, n) or (..., k, n)"
+        raise ShapeError(
+            f"{argument} must have shape {shapes} with k = {h.shape[1]}, got {x.shape}"
+        )
+
+
+def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
+    """The matrix and an operand on its device, in the type in which they meet.
 
     A matrix that is made anew for an operand of a wider type is kept with this one.
     """
-    if b.ndim < 1 or b.shape[0 if b.ndim == 1 else -2] != h.shape[1]:
-        raise ShapeError(
-            f"b must have shape (k,), (k, n) or (..., k, n) with k = {h.shape[1]}, got {b.shape}"
-        )
-    _hybrid_dispatch.same_device(h.device, b)
+    _hybrid_dispatch.same_device(h.device, b, argument)
     if b.dtype == h.dtype:
         return h, b
-    row, _ = promote(h.tiles.dtype, _arrays.logical_dtype(b, argument="b"))
+    row, _ = promote(h.tiles.dtype, _arrays.logical_dtype(b, argument=argument))
     if row is not h.tiles.dtype:
         h = h.prepared(f"as {row.name}", lambda: h.astype(row))
     return h, b.astype(h.dtype, copy=False)

@@ -126,6 +126,28 @@ def starts_of(counts: np.ndarray) -> np.ndarray:
     return starts
 
 
+@dataclass(frozen=True)
+class TurnedTiles:
+    """The tiles of a transposed matrix before they are built: those of the matrix itself."""
+
+    source: Tiles
+    nbytes = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        m, k = self.source.shape
+        return k, m
+
+    @property
+    def dtype(self) -> _dtypes.DType:
+        return self.source.dtype
+
+    @property
+    def kinds(self) -> Any:
+        """On the device where the tiles will be."""
+        return self.source.kinds
+
+
 def check(tiles: Tiles) -> None:
     """Raise `FormatError` unless the NumPy arrays of `tiles` fit together.
 

@@ -26,25 +26,27 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _hybrid_cost, _product
+from sparse24 import _arrays, _dtypes, _foreign, _hybrid_cost, _product, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError, UnsupportedError
 from sparse24._hybrid_layouts import layout
-from sparse24._hybrid_predict import predictions
+from sparse24._hybrid_predict import COPYING, copied_by, predictions
+from sparse24._hybrid_staged import Staged, by_rows, room_for
 from sparse24._records import PLAIN, Problem
 
 WORTH_LEAVING = 0.95  # a path must be predicted to take so much of cuBLAS's time, or less
 NOT_CAPTURED = ("cublas", "compact")
-PLANNED = ("stream", "scatter", "slots", "regrouped")  # anew for every number of columns
+STRIPS = ("slots", "regrouped")
+PLANNED = ("stream", "scatter", *STRIPS)  # anew for every number of columns
 
 
 def result_dtype(dtype: _dtypes.DType) -> np.dtype:
     return _dtypes.numpy_dtype(dtype.result)
 
 
-def same_device(device: str, b) -> None:
+def same_device(device: str, b, argument: str) -> None:
     if _arrays.device_of(b) != device:
         raise DeviceError(
-            f"b must be on {device}, where the matrix is, got {_arrays.device_of(b)}; "
+            f"{argument} must be on {device}, where the matrix is, got {_arrays.device_of(b)}; "
             "move one of them, for example with H.to_device(...)"
         )
 
@@ -54,7 +56,7 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
 
     Returns
     -------
-    BoundProduct or None
+    BoundProduct, Staged or None
         What multiplied, if it can again with arrays like these elsewhere.
     """
     if not out.size:
@@ -63,10 +65,10 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
         out[...] = 0
         return None
     if h.device == "cpu":
-        _PATHS[_choose(h, b.shape[1], algorithm, balance)](h, b, out)
+        _PATHS[_choose(h, b, algorithm, balance)](h, b, out)
         return None
     _foreign.make_current()
-    path = _choose(h, b.shape[1], algorithm, balance)
+    path = _choose(h, b, algorithm, balance)
     kind = _kind(path, b.shape[1], balance)
     if not h.is_prepared(kind) and _capturing():
         raise UnsupportedError(
@@ -90,13 +92,24 @@ class _Ran:
 
 
 def _run(path: str, h, b, out, balance: bool):
-    found = _bound(path, h, b, out, balance)
+    turned = _stores_rows(path, h) and not by_rows(out)
+    room = room_for(out) if turned else out
+    found = _bound(path, h, b, room, balance)
     if found is None:
         _PATHS[path](h, b, out)
         return None
     product, operand = found
-    product(operand, out)
-    return product if operand is b else None
+    if operand is b and not turned:
+        product(b, out)
+        return product
+    staged = Staged(product, room=turned)
+    staged.multiply(operand, room, out)
+    return staged
+
+
+def _stores_rows(path: str, h) -> bool:
+    """Whether a path that takes any result is slow at all but one whose rows are contiguous."""
+    return path in STRIPS and layout(h, path).rows is not None
 
 
 def _bound(path: str, h, b, out, balance: bool):
@@ -116,17 +129,25 @@ def _bound_dense(h):
     return dense.BoundDense(h.prepared("dense", h.toarray))
 
 
-def _choose(h, n: int, algorithm: str, balance: bool) -> str:
+def _choose(h, b, algorithm: str, balance: bool) -> str:
+    n = b.shape[1]
     if algorithm == "auto":
-        path = h.prepared(f"choice for {_hybrid_cost.bucket(n)}", lambda: _Choice(h, n)).path
+        copied = copied_by(n, "row" if by_rows(b) else "column")
+        path = h.prepared(choice_for(n, copied=copied), lambda: _Choice(h, n, copied=copied)).path
         return _captured(h, n, balance) if path in NOT_CAPTURED and _capturing() else path
-    possible = predictions(h, n)
+    possible = ("auto", *predictions(h, n))
     if algorithm not in possible:
-        listed = ", ".join(repr(name) for name in ("auto", *possible))
+        listed = ", ".join(map(repr, possible))
         raise ArgumentError(
             f"algorithm must be one of {listed} for this matrix and n = {n}, got {algorithm!r}"
         )
     return algorithm
+
+
+def choice_for(n: int, *, copied: bool) -> str:
+    """The name under which a matrix remembers a choice; another one after a calibration."""
+    known = _tuning_cache.generation()
+    return f"choice for {_hybrid_cost.bucket(n)}, copied {copied}, known {known}"
 
 
 def _capturing() -> bool:
@@ -152,8 +173,8 @@ class _Choice:
 
     nbytes = 0
 
-    def __init__(self, h, n: int):
-        self.path = explain(h, _hybrid_cost.bucket(n))["choice"]
+    def __init__(self, h, n: int, *, copied: bool):
+        self.path = explain(h, _hybrid_cost.bucket(n), copied=copied)["choice"]
 
 
 def _multiply_cpu(h, b, out) -> None:
@@ -223,9 +244,13 @@ _PATHS: dict[str, Callable[..., None]] = {
 }
 
 
-def explain(h, n: int) -> dict:
-    """Predicted seconds by path, the choice, and the reason in words."""
-    times = predictions(h, n)
+def explain(h, n: int, *, copied: bool | None = None) -> dict:
+    """Predicted seconds by path, what they copy, the choice, and the reason in words.
+
+    `copied`: whether paths that can copy `b` must; by default as for one with contiguous rows.
+    """
+    copied = copied_by(n) if copied is None else copied
+    times = predictions(h, n, copied)
     choice = min(times, key=times.__getitem__)
     if times[choice] > WORTH_LEAVING * times.get("cublas", np.inf):
         choice = "cublas"
@@ -238,42 +263,9 @@ def explain(h, n: int) -> dict:
         reason = f"predicted {gain:.2f}x faster than {second}"
     if choice == "cublas":
         reason = f"no sparse path is predicted to gain; the best, {second}, {gain:.2f}x as long"
-    return {"n": n, "candidates": times, "choice": choice, "reason": reason}
-
-
-def summary(h, n: int) -> str:
-    """A few lines for people; see `HybridArray.summary`."""
-    dtype = h.tiles.dtype
-    rates = _hybrid_cost.rates_for(dtype, h.device != "cpu")
-    low, high = _hybrid_cost.bands(dtype, n, rates)
-    density = tile_density(h)
-    names = ("empty", "dense", "2:4", "bitmap")
-    counts = np.bincount(h.kinds.ravel(), minlength=4)
-    kinds = ", ".join(f"{count} {name}" for count, name in zip(counts, names))
-    banded = (
-        f"{int((density > high).sum())} dense (above {high:.0%} full), "
-        f"{int(((density >= low) & (density <= high)).sum())} swing, "
-        f"{int((density < low).sum())} sparse (below {low:.0%})"
-    )
-    dense_bytes = h.size * dtype.itemsize
-    csr_bytes = h.nnz * (dtype.itemsize + 4) + 4 * (h.shape[0] + 1)
-    plan = explain(h, n)
-    return "\n".join(
-        [
-            repr(h)[1:-1],
-            f"tiles   {kinds}",
-            f"bands   {banded}, for n = {n} on {rates.name}",
-            f"memory  {h.nbytes:,} bytes; dense {dense_bytes:,}; CSR {csr_bytes:,}",
-            f"choice  {plan['choice']}: {plan['reason']}",
-        ]
-    )
-
-
-def tile_density(h) -> np.ndarray:
-    """Share of non-zeros of every tile, shape (tiles down, tiles across); copies to the host."""
-    tiles = h.tiles.to_numpy()
-    held = tiles.values.view(tiles.dtype.storage) != 0
-    counted = np.concatenate([[0], np.cumsum(held)])
-    stored = counted[tiles.starts[1:]] - counted[tiles.starts[:-1]]
-    stored = stored + np.diff(tiles.overflow_starts)
-    return (stored / _hybrid_cost.ELEMENTS).reshape(tiles.grid)
+    copying = [path for path in times if copied and path in COPYING]
+    if choice in copying:
+        reason += "; it copies b at each call, whose rows do not begin on 16 bytes"
+    return {
+        "n": n, "candidates": times, "copies_b": copying, "choice": choice, "reason": reason,
+    }  # fmt: skip

@@ -108,6 +108,7 @@ def fit(device: int | None = None) -> dict[str, Line]:
     _evidence.write_json(path(device), record)
     with _lock:
         _known[device] = found
+    _tuning_cache.changed()  # choices that were made by other figures are out of date
     return found
 
 

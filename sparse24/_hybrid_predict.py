@@ -31,12 +31,17 @@ INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
-COPY_SECONDS = 3e-6  # of b, where its rows do not begin on 16 bytes
+COPYING = ("scatter", "slots", "regrouped")  # copy b where its rows do not begin on 16 bytes
+ITEMSIZE = 2  # of what these multiply
+COPY_SECONDS = 3e-6  # of such a copy, beside its bytes
 TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
 
 
-def predictions(h, n: int) -> dict[str, float]:
-    """Seconds by path, for every path that the device of `h` can take."""
+def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
+    """Seconds by path, for every path that the device of `h` can take.
+
+    `copied`: whether paths that can copy `b` must; by default as for one with contiguous rows.
+    """
     if h.device == "cpu":
         return {"cpu": _tile_time(h, n)}
     dtype, number = h.tiles.dtype, int(h.device.partition(":")[2])
@@ -50,7 +55,16 @@ def predictions(h, n: int) -> dict[str, float]:
         times |= _compact_time(h, n, lines)
     if dtype.itemsize == 2 and n > STREAM_COLUMNS:
         times |= _two_four_times(h, n, lines, device)
+    if copied_by(n) if copied is None else copied:
+        moved = 2 * h.shape[1] * n * dtype.itemsize
+        copying = COPY_SECONDS + moved / _hybrid_cost.rates_for(dtype, True).bandwidth
+        times |= {path: times[path] + copying for path in COPYING if path in times}
     return times
+
+
+def copied_by(n: int, b_order: str = "row") -> bool:
+    """Whether the copy engine cannot read `b`: it wants rows that begin on 16 bytes."""
+    return b_order != "row" or n * ITEMSIZE % 16 != 0
 
 
 class Device(NamedTuple):
@@ -89,9 +103,8 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
     if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
         units = scatter_units(h)
         effort = hybrid_scatter_plan.effort(units, n, device.multiprocessors)
-        copied = COPY_SECONDS if n % 8 else 0.0
         line = line_of(lines, "base" if units.base else "scatter", n)
-        times["scatter"] = line.seconds(*effort) + copied
+        times["scatter"] = line.seconds(*effort)
     fits = hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
         effort = hybrid_rows_plan.effort(rows_plan(h), dtype, device.multiprocessors)

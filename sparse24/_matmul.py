@@ -8,6 +8,7 @@ from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._records import Operand24
+from sparse24.formats import hybrid_products
 from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
@@ -167,7 +168,7 @@ def linear(x, A, bias=None, *, activation=None):
     epilogue = None if plain else Epilogue(bias=bias, activation=activation)
     if isinstance(A, HybridArray):
         call = PLAIN if plain else PLAIN._replace(epilogue=epilogue)
-        return _other_format(lambda: A._multiply_rows(x), None, call, _shape(x), A.shape[::-1])
+        return hybrid_products.linear(A, x, call)
     return matmul(x, A.mT, epilogue=epilogue)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
 from sparse24._dispatch import Launched
+from sparse24._ready import View
 from sparse24._records import PLAIN, Compressed24, Epilogue
-from sparse24._replay import View
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import Launch, Launcher
 

@@ -33,7 +33,8 @@ def generation() -> int:
     return _changes
 
 
-def _changed() -> None:
+def changed() -> None:
+    """Something that choices depend on is known anew."""
     global _changes
     _changes += 1
 
@@ -147,7 +148,7 @@ def record_winner(device: int, problem: Problem, *, dense: bool, seconds: dict[s
     content = state(device)
     with _lock:
         content["winners"][problem_key(problem, dense=dense)] = {"name": best, "seconds": seconds}
-        _changed()
+        changed()
 
 
 def scale(device: int, kernel: str) -> float:
@@ -166,7 +167,7 @@ def record_model(device: int, *, bandwidth: float, scales: dict[str, float]) -> 
     with _lock:
         content["bandwidth"] = bandwidth
         content["scales"].update(scales)
-        _changed()
+        changed()
 
 
 def write(file: Path, device: int, *, replace: bool) -> bool:
@@ -200,7 +201,7 @@ def merge(file: Path, device: int) -> bool:
         mine["winners"].update(content["winners"])
         mine["scales"].update(content["scales"])
         mine["bandwidth"] = content["bandwidth"] or mine["bandwidth"]
-        _changed()
+        changed()
     return True
 
 
@@ -208,4 +209,4 @@ def forget(device: int) -> None:
     """Drop what is known in memory."""
     with _lock:
         _state[device] = _empty()
-        _changed()
+        changed()

@@ -261,7 +261,7 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     >>> h = s24.hybrid(np.diag(np.ones(256, np.float32)))
     >>> ax = s24.plot.tile_map(h)
     """
-    from sparse24 import _check, _hybrid_dispatch
+    from sparse24 import _check, _hybrid_summary
     from sparse24.formats.hybrid import HybridArray
     from sparse24.formats.hybrid_tiles import KIND_NAMES
 
@@ -272,7 +272,7 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     _check.one_of(what, ("kind", "density"), argument="what")
     ax = _axes(ax)
     if what == "density":
-        image = ax.imshow(_hybrid_dispatch.tile_density(h), vmin=0, vmax=1, cmap="viridis")
+        image = ax.imshow(_hybrid_summary.tile_density(h), vmin=0, vmax=1, cmap="viridis")
         ax.figure.colorbar(image, ax=ax)
     else:
         import matplotlib as mpl

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import sparse24 as s24
+from sparse24 import _hybrid_dispatch
 from sparse24._errors import ArgumentError
 from sparse24._hybrid import hybrid
 
@@ -30,6 +32,13 @@ def whole(rng, shape, share):
 @pytest.fixture
 def weight(rng):
     return whole(rng, (512, 512), 0.1)
+
+
+def choose(h, n, path):
+    """Let a path be the choice for so many columns, whatever is predicted."""
+    for copied in (False, True):
+        name = _hybrid_dispatch.choice_for(n, copied=copied)
+        h._prepared[name] = SimpleNamespace(path=path, nbytes=0)
 
 
 @pytest.mark.parametrize(("path", "n"), PATHS)
@@ -96,7 +105,7 @@ def test_whole_numbers_multiply_densely(cupy, rng):
 def test_a_graph_takes_another_path_than_a_replayed_dense_product(cupy, rng, weight):
     h = hybrid(cupy.asarray(weight))
     b, out = cupy.asarray(whole(rng, (512, 40), 0.1)), cupy.empty((512, 40), np.float16)
-    h._prepared["choice for 64"] = SimpleNamespace(path="cublas", nbytes=0)
+    choose(h, 40, "cublas")
     for _ in range(2):
         h.matmul(b, out=out)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -157,3 +166,118 @@ def test_a_graph_holds_what_is_replayed(cupy, rng, weight, path, n):
         graph.launch(stream)
         stream.synchronize()
     np.testing.assert_array_equal(out.get(), want)
+
+
+CHOICES = [*PATHS, ("cublas", 40), ("two_four", 100), ("tiles", 5)]
+
+
+@pytest.mark.parametrize(("path", "n"), CHOICES)
+def test_tokens_are_rows(cupy, rng, weight, path, n):
+    """``x @ H.T`` and ``linear``; results are stored by rows, and the matrix is not turned."""
+    h, bias = hybrid(cupy.asarray(weight)), cupy.zeros(512, np.float32)
+    choose(h, n, path)
+    kept = []
+    for value in (1, 2, -1):
+        x = whole(rng, (n, 512), 0.1)
+        right, want = cupy.asarray(x), x.astype(np.float32) @ weight.T
+        bias.fill(value)
+        kept.append((right @ h.T, want))
+        kept.append((s24.linear(right, h), want))
+        kept.append((s24.linear(right.reshape(1, n, 512), h, bias), (want + value)[None]))
+        kept.append((s24.linear(right, h, bias, activation="relu"), np.maximum(want + value, 0)))
+    for product, want in kept:
+        assert product.flags.c_contiguous
+        np.testing.assert_array_equal(product.get(), want)
+    assert len({product.data.ptr for product, _ in kept}) == len(kept)
+    assert h.T.nbytes == 0
+
+
+@pytest.mark.parametrize("path", ["slots", "regrouped"])
+def test_tokens_by_strips_of_sorted_rows(cupy, rng, path):
+    """Their rows are stored by number, so the result is made by rows of H and turned."""
+    share = np.where(rng.random((512, 1)) < 0.1, 0.9, 0.02)
+    weight = whole(rng, (512, 512), share)
+    h = hybrid(cupy.asarray(weight))
+    choose(h, 256, path)
+    for n in (256, 250):
+        for _ in range(3):
+            x = whole(rng, (n, 512), 0.1)
+            product = cupy.asarray(x) @ h.T
+            assert product.flags.c_contiguous
+            np.testing.assert_array_equal(product.get(), x.astype(np.float32) @ weight.T)
+
+
+@pytest.mark.parametrize("shape", [(3, 512, 5), (2, 2, 512, 16), (2, 512, 100), (2, 512, 7)])
+@pytest.mark.parametrize("balance", [True, False])
+def test_stacks(cupy, rng, weight, shape, balance):
+    h = hybrid(cupy.asarray(weight))
+    out = cupy.full(shape, cupy.nan, np.float16)  # the matrix is square
+    for _ in range(3):
+        b = whole(rng, shape, 0.1)
+        want = weight.astype(np.float32) @ b
+        product = h.matmul(cupy.asarray(b), balance=balance)
+        np.testing.assert_array_equal(product.get(), want)
+        assert h.matmul(cupy.asarray(b), out=out, balance=balance) is out
+        np.testing.assert_array_equal(out.get(), want)
+    assert len(h._plans) == 2
+
+
+@pytest.mark.parametrize(("path", "n"), [*PATHS, ("cublas", 40)])
+def test_torch_tensors_as_rows(cupy, rng, weight, path, n):
+    torch = pytest.importorskip("torch")
+    h, bias = hybrid(cupy.asarray(weight)), torch.ones(512, device="cuda")
+    choose(h, n, path)
+    for _ in range(3):
+        x = whole(rng, (n, 512), 0.1)
+        want = x.astype(np.float32) @ weight.T
+        with torch.cuda.stream(torch.cuda.Stream()):
+            tokens = torch.from_numpy(x).cuda() + 0
+            for got, wanted in (
+                (tokens @ h.T, want), (s24.linear(tokens, h), want),
+                (torch.nn.functional.linear(tokens, h), want),
+                (s24.linear(tokens, h, bias, activation="relu"), np.maximum(want + 1, 0)),
+            ):  # fmt: skip
+                assert isinstance(got, torch.Tensor)
+                assert got.is_contiguous()
+                np.testing.assert_array_equal(got.cpu().numpy(), wanted)
+
+
+def test_torch_tensors_of_a_device_that_is_not_the_current_one(cupy, rng, weight):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with cupy.cuda.Device(1):
+        h = hybrid(cupy.asarray(weight))
+    for n in (2, 8, 40):
+        for _ in range(3):
+            b = whole(rng, (512, n), 0.1)
+            right = torch.from_numpy(b).to("cuda:1")
+            for got in (h @ right, (right.T.contiguous() @ h.T).T):
+                assert got.device == right.device
+                np.testing.assert_array_equal(got.cpu().numpy(), weight @ b)
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize(("path", "n"), PATHS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_graph_keeps_the_copies_that_it_reads(cupy, rng, weight, path, n, bias):
+    h = hybrid(cupy.asarray(weight))
+    choose(h, n, path)
+    x = cupy.asarray(whole(rng, (n, 512), 0.1))
+    vector = cupy.ones(512, np.float32) if bias else None
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        for _ in range(2):
+            want = s24.linear(x, h, vector)
+        want = want.get()
+        stream.begin_capture()
+        y = s24.linear(x, h, vector)
+        graph = stream.end_capture()
+        sizes = (x.nbytes, 2 * y.nbytes, y.nbytes, 512, 4096)
+        others = [cupy.full(size // 2, 7, np.int16) for size in sizes for _ in range(8)]
+        y.fill(cupy.nan)
+        graph.launch(stream)
+        stream.synchronize()
+        np.testing.assert_array_equal(y.get(), want)
+        assert all((other == 7).all() for other in others)

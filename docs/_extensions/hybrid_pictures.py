@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 import sparse24 as s24
-from sparse24 import _demo, _dtypes, _hybrid_cost, _hybrid_dispatch, families
+from sparse24 import _demo, _dtypes, _hybrid_cost, _hybrid_summary, families
 
 LAYER = "encoder.layer.3"
 ATTENTION = ("self.query", "self.key", "self.value", "output.dense")
@@ -53,7 +53,7 @@ def band_of(density: np.ndarray, n: int) -> np.ndarray:
 def write(folder: Path) -> None:
     """Write ``hybrid_bands.png``, ``hybrid_tiles.png`` and ``hybrid_tiles.txt``."""
     w, what = pruned_layer(_demo.checkpoint_path())
-    density = _hybrid_dispatch.tile_density(s24.hybrid(w))
+    density = _hybrid_summary.tile_density(s24.hybrid(w))
     _draw_bands(folder / "hybrid_bands.png")
     _draw_tiles(density, folder / "hybrid_tiles.png")
     lines = [

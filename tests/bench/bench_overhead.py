@@ -27,6 +27,7 @@ from sparse24.kernels import loader, sparse_fma, sparse_mma, sparse_skinny, spar
 STEMS = ("sparse_wgmma", "sparse_skinny")
 SIZE = 384
 UNSTRUCTURED_ZEROS = 0.95
+STACKED = 8
 CALLS, ROUNDS, WARM_UP = 300, 9, 30
 ARCH = "sm_90a"
 
@@ -46,8 +47,12 @@ def host_us(call: Callable[[], object]) -> float:
     return 1e6 * statistics.median(samples)
 
 
-def calls(n: int) -> dict[str, tuple[Callable[[], object], dict[str, Callable[[], object]]]]:
-    """Name: our call, and the rivals that do the same densely."""
+Call = Callable[[], object]
+Calls = dict[str, tuple[Call, dict[str, Call]]]  # name: our call, and rivals that do it densely
+
+
+def calls(n: int) -> Calls:
+    """The calls on a 2:4 matrix, and with torch."""
     weight = cp.random.standard_normal((SIZE, SIZE), dtype=np.float32).astype(np.float16)
     a = s24.compress(weight, on_excess="prune")
     b = cp.random.standard_normal((SIZE, n), dtype=np.float32).astype(np.float16)
@@ -57,8 +62,6 @@ def calls(n: int) -> dict[str, tuple[Callable[[], object], dict[str, Callable[[]
     layer = torch.nn.Linear(SIZE, SIZE, device="cuda", dtype=torch.float16)
     sparse = st.SparseLinear.from_dense(layer)
     planned = s24.plan(a, b)
-    zeros = cp.random.random((SIZE, SIZE)) < UNSTRUCTURED_ZEROS
-    unstructured = s24.hybrid(cp.where(zeros, np.float16(0), weight))
     torch_call = {"torch": lambda: tokens @ dense.T}
     return {
         "A @ b": (lambda: a @ b, {"cupy": lambda: weight @ b}),
@@ -68,9 +71,31 @@ def calls(n: int) -> dict[str, tuple[Callable[[], object], dict[str, Callable[[]
         ),
         "plan.execute": (lambda: planned.execute(b), {"cupy": lambda: weight @ b}),
         "linear, bias and gelu": (lambda: s24.linear(x, a, bias, activation="gelu"), {}),
-        "hybrid, H @ b": (lambda: unstructured @ b, {"cupy": lambda: weight @ b}),
         "torch tensor": (lambda: tokens @ a.T, torch_call),
         "SparseLinear": (lambda: sparse(tokens), {"torch": lambda: layer(tokens)}),
+    }  # fmt: skip
+
+
+def hybrid_calls(n: int) -> Calls:
+    """The calls on an unstructured matrix."""
+    weight = cp.random.standard_normal((SIZE, SIZE), dtype=np.float32).astype(np.float16)
+    zeros = cp.random.random((SIZE, SIZE)) < UNSTRUCTURED_ZEROS
+    h = s24.hybrid(cp.where(zeros, np.float16(0), weight))
+    b = cp.random.standard_normal((SIZE, n), dtype=np.float32).astype(np.float16)
+    x, bias = cp.ascontiguousarray(b.T), cp.zeros(SIZE, np.float32)
+    many_b, many_x = cp.stack([b] * STACKED), cp.stack([x] * STACKED)
+    tokens, dense = torch.from_dlpack(x), torch.from_dlpack(weight)
+    rows = {"cupy": lambda: x @ weight.T}
+    return {
+        "hybrid, H @ b": (lambda: h @ b, {"cupy": lambda: weight @ b}),
+        "hybrid, x @ H.T": (lambda: x @ h.T, rows),
+        "hybrid, linear": (lambda: s24.linear(x, h), rows),
+        "hybrid, linear, bias and gelu": (lambda: s24.linear(x, h, bias, activation="gelu"), {}),
+        f"hybrid, {STACKED} of H @ b": (lambda: h @ many_b, {"cupy": lambda: weight @ many_b}),
+        f"hybrid, {STACKED} of x @ H.T": (
+            lambda: many_x @ h.T, {"cupy": lambda: many_x @ weight.T},
+        ),
+        "hybrid, torch tensor": (lambda: tokens @ h.T, {"torch": lambda: tokens @ dense.T}),
     }  # fmt: skip
 
 
@@ -78,7 +103,7 @@ def calls(n: int) -> dict[str, tuple[Callable[[], object], dict[str, Callable[[]
 def overheads() -> list[dict]:
     rows = []
     for n in (1, 16, 512):
-        for name, (ours, rivals) in calls(n).items():
+        for name, (ours, rivals) in (calls(n) | hybrid_calls(n)).items():
             row = {"name": f"{name}, n = {n}", "ours_kernel": "replayed", "ours_us": host_us(ours)}
             row["rivals"] = {rival: host_us(call) for rival, call in rivals.items()}
             rows.append(row | {"m": SIZE, "k": SIZE, "n": n, "dtype": "float16"})

@@ -1,0 +1,185 @@
+"""What repeats a product: the prepared kernel, a new result, and the arguments by address."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from sparse24 import _arrays, _foreign
+from sparse24 import _records as records
+from sparse24._dispatch import OVERLAP, Launched
+from sparse24._errors import ArgumentError
+from sparse24.kernels import epilogue as _epilogue
+from sparse24.kernels.launch import Launch, current_stream
+
+MOST_ADDRESSES = 256  # a signature
+
+
+class View:
+    """An address and a layout: what a `Launcher` needs of an array."""
+
+    __slots__ = ("dtype", "itemsize", "ndim", "ptr", "shape", "size", "strides")
+
+    def __init__(self, array: Any):
+        self.ptr, self.shape, self.strides = array.data.ptr, array.shape, array.strides
+        self.dtype, self.itemsize = array.dtype, array.dtype.itemsize
+        self.ndim, self.size = array.ndim, array.size
+
+    @property
+    def data(self) -> View:
+        """Itself, so that ``view.data.ptr`` reads as that of a CuPy array."""
+        return self
+
+    def at(self, address: int) -> View:
+        """The same layout elsewhere."""
+        moved = copy.copy(self)
+        moved.ptr = address
+        return moved
+
+
+def _same(x: View, y: View) -> bool:
+    return (x.ptr, x.strides) == (y.ptr, y.strides)
+
+
+class Ready:
+    """A prepared product of one signature: makes a result and launches.
+
+    Parameters
+    ----------
+    bind : callable
+        ``bind(b, out, stream)`` lays out the arguments of a `Launch`.
+    b, out : array
+        Of the call that prepared it.
+    allocate : callable
+        Makes a result.
+    captured : bool
+        Whether a graph can hold it.
+    """
+
+    def __init__(
+        self, bind: Callable[..., Any], b: Any, out: Any, allocate: Callable[[], Any],
+        *, captured: bool = True,
+    ):  # fmt: skip
+        self._bind, self._allocate, self.captured = bind, allocate, captured
+        self._b, self._out = View(b), View(out)
+        self._launches: dict[tuple[int, int, int], Any] = {}
+
+    def __call__(self, x: Any, out: Any) -> Any:
+        result = self._allocate() if out is None else out
+        if _arrays.is_cupy(x):
+            key = (x.data.ptr, result.data.ptr, current_stream())
+        else:
+            key = (x.data_ptr(), result.data_ptr(), _arrays.torch_stream(x))
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._remember(*key)
+        _foreign.make_current()
+        if _arrays.is_cupy(x) or (self.captured and _is_on_current_device(x)):
+            launch(key[2])
+        else:
+            with _foreign.stream_of(x):  # cuBLAS asks CuPy for the stream
+                launch(key[2])
+        return result
+
+    def _remember(self, b_address: int, out_address: int, stream: int) -> Launch:
+        launch = self._lay_out(self._b.at(b_address), self._out.at(out_address), stream)
+        if len(self._launches) >= MOST_ADDRESSES:
+            self._launches.clear()
+        self._launches[b_address, out_address, stream] = launch
+        return launch
+
+    def _lay_out(self, b: View, out: View, stream: int) -> Launch:
+        if _arrays.overlaps(out, b):
+            raise ArgumentError(OVERLAP.format("out"))
+        return self._bind(b, out, stream)
+
+
+class ReadyProduct(Ready):
+    """The same with a 2:4 operand and an epilogue."""
+
+    def __init__(self, launched: Launched, allocate: Callable[[], Any]):
+        self._record = launched.a
+        bind = functools.partial(launched.launcher.bind, launched.a)
+        super().__init__(bind, launched.b, launched.out, allocate)
+        self._params = None
+        if launched.epilogue is not records.PLAIN:
+            self._params = _epilogue.params(launched.epilogue)
+        c, aux = launched.epilogue.c, launched.epilogue.aux
+        self._c = None if c is None else View(c)
+        self._aux = None if aux is None else View(aux)
+
+    def _lay_out(self, b: View, out: View, stream: int) -> Launch:
+        if _arrays.overlaps(out, self._record.values):
+            raise ArgumentError(OVERLAP.format("out"))
+        if self._aux is not None and _arrays.overlaps(self._aux, out):
+            raise ArgumentError("aux shares memory with out; pass another array")
+        if self._c is not None and _arrays.overlaps(self._c, out) and not _same(self._c, out):
+            raise ArgumentError("c overlaps out without being out; pass a copy of c")
+        launch = super()._lay_out(b, out, stream)
+        return launch if self._params is None else launch.with_last(self._params)
+
+
+class ReadyArrays:
+    """The same for what takes arrays: cuBLAS beside 2:4 operands, copies, several products.
+
+    Parameters
+    ----------
+    run : callable
+        ``run(x, out)`` multiplies CuPy arrays like those of the call that prepared it.
+    allocate : callable
+        Makes a result.
+    captured : bool
+        Whether a graph can hold it.
+    """
+
+    def __init__(
+        self, run: Callable[[Any, Any], Any], allocate: Callable[[], Any], *, captured: bool = True
+    ):
+        self._run, self._allocate, self.captured = run, allocate, captured
+
+    def __call__(self, x: Any, out: Any) -> Any:
+        result = self._allocate() if out is None else out
+        _foreign.make_current()
+        if _arrays.is_cupy(x):
+            self._multiply(x, result, given=out is not None)
+        else:
+            with _foreign.stream_of(x):
+                views = _foreign.view_of(x), _foreign.view_of(result)
+                self._multiply(*views, given=out is not None)
+        return result
+
+    def _multiply(self, x: Any, result: Any, *, given: bool) -> None:
+        if given and _arrays.overlaps(result, x):
+            raise ArgumentError(OVERLAP.format("out"))
+        self._run(x, result)
+
+
+class ReadyInTurn:
+    """A call that another one begins: what that makes is finished by ``finish(array, out)``."""
+
+    captured = False  # a graph would not keep what the first one makes
+
+    def __init__(self, first: Any, finish: Callable[[Any, Any], Any], allocate: Callable[[], Any]):
+        self._first, self._finish = first, ReadyArrays(finish, allocate)
+
+    def __call__(self, x: Any, out: Any) -> Any:
+        return self._finish(self._first(x, None), out)
+
+
+def _is_on_current_device(x: Any) -> bool:
+    """Whether this thread launches where a tensor lies: a kernel belongs to one device."""
+    import torch
+
+    return torch.cuda.current_device() == x.device.index
+
+
+def allocator(result: Any) -> Callable[[], Any]:
+    """Makes arrays like a result, which is not kept alive."""
+    if _arrays.is_cupy(result):
+        return functools.partial(_arrays.cupy_module().empty, result.shape, result.dtype)
+    import torch
+
+    kind = {"dtype": result.dtype, "device": result.device}
+    return functools.partial(torch.empty, tuple(result.shape), **kind)

@@ -1,0 +1,155 @@
+"""A GPU of NumPy memory: what products of hybrid matrices do before a kernel, without one.
+
+`Device` puts its own parts in the place of CuPy's arrays, streams and kernels.  A launch reads and
+writes by address, as a kernel does, so whoever mixes up addresses gets wrong numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+
+from sparse24 import _arrays, _finish, _foreign, _hybrid_dispatch, _ready, _replay
+from sparse24.formats.hybrid import HybridArray
+from sparse24.kernels import hybrid_launch
+
+
+class Array(np.ndarray):
+    """As much of a CuPy array as is asked for; `number` is that of its device."""
+
+    number = 0
+
+    def __array_finalize__(self, other):
+        self.number = getattr(other, "number", 0)
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data, device_id=self.number)
+
+    @property
+    def device(self):
+        return SimpleNamespace(id=self.number)
+
+
+def array(x, number: int = 0) -> Array:
+    made = np.array(x).view(Array)
+    made.number = number
+    return made
+
+
+def at_address(x) -> np.ndarray:
+    """The elements of an array, or of a view by address and layout, read where it says."""
+    low = sum(min(0, s * (n - 1)) for s, n in zip(x.strides, x.shape))
+    high = sum(max(0, s * (n - 1)) for s, n in zip(x.strides, x.shape)) + x.itemsize
+    memory = (ctypes.c_char * (high - low)).from_address(x.data.ptr + low)
+    return np.ndarray(x.shape, x.dtype, memory, -low, x.strides)
+
+
+class Product:
+    """What a launcher's `bound` gives: counts the arguments that it lays out."""
+
+    def __init__(self, weight: np.ndarray, path: str, *, captured: bool):
+        self.weight, self.path, self.captured, self.streams = weight, path, captured, []
+
+    def bind(self, b, out, stream: int):
+        self.streams.append(stream)
+        b, out = at_address(b), at_address(out)
+
+        def launch(stream: int) -> None:
+            out[...] = self.weight.astype(np.float64) @ b.astype(np.float64)
+
+        return launch
+
+    def __call__(self, b, out) -> None:
+        self.bind(b, out, 0)(0)
+
+
+class Device:
+    """The stand-ins, and what a test may set and read.
+
+    Attributes
+    ----------
+    times : dict
+        Predicted seconds by path; the least is chosen.
+    stream : int
+        The current one.
+    capturing : bool
+    ran : list of Product
+        What was found by planning, not by a replay.
+    """
+
+    def __init__(self, monkeypatch):
+        self.times = {"gather": 1.0, "scatter": 2.0, "cublas": 9.0}
+        self.stream, self.capturing, self.ran = 7, False, []
+        self.allocator = lambda size: SimpleNamespace(mem=SimpleNamespace(size=size))
+        put = monkeypatch.setattr
+        put(_arrays, "is_cupy", lambda x: isinstance(x, Array))
+        put(_arrays, "namespace", lambda x: self if isinstance(x, Array) else np)
+        put(_arrays, "cupy_module", lambda: self)
+        put(_foreign, "make_current", lambda: None)
+        take = _foreign.take
+        put(_foreign, "take", lambda x, **how: (
+            (x, _foreign.identity) if isinstance(x, Array) else take(x, **how)
+        ))
+        put(_ready, "current_stream", lambda: self.stream)
+        put(_replay, "capturing", lambda x: self.capturing)
+        put(_hybrid_dispatch, "_capturing", lambda: self.capturing)
+        put(_hybrid_dispatch, "predictions", lambda h, n, copied=None: dict(self.times))
+        put(_hybrid_dispatch, "layout", lambda h, path: SimpleNamespace(rows=None))
+        put(_hybrid_dispatch, "_bound", self._bound)
+        put(_finish, "_finish", finish)
+        put(hybrid_launch, "rows_contiguous", rows_contiguous)
+        put(HybridArray, "device", "cuda:0")
+
+    def _bound(self, path: str, h, b, out, balance: bool):
+        weight = np.asarray(h.toarray())
+        self.ran.append(Product(weight, path, captured=path != "cublas"))
+        return self.ran[-1], rows_contiguous(b) if path == "scatter" else b
+
+    # The parts of CuPy's module that are asked for.
+
+    moveaxis, expand_dims = staticmethod(np.moveaxis), staticmethod(np.expand_dims)
+    asarray = staticmethod(np.asanyarray)
+    ndarray = Array
+
+    @property
+    def cuda(self):
+        return SimpleNamespace(
+            get_allocator=lambda: self.allocator, using_allocator=lambda made: _Using(self, made)
+        )
+
+    def empty(self, shape, dtype) -> Array:
+        made = np.full(shape, 99, dtype).view(Array)
+        self.allocator(made.nbytes)
+        return made
+
+    @staticmethod
+    def ascontiguousarray(x):
+        return x if x.flags.c_contiguous else x.copy()
+
+
+class _Using:
+    """CuPy's context in which another allocator serves."""
+
+    def __init__(self, device: Device, allocator):
+        self.device, self.allocator = device, allocator
+
+    def __enter__(self):
+        self.before, self.device.allocator = self.device.allocator, self.allocator
+
+    def __exit__(self, *exception):
+        self.device.allocator = self.before
+
+
+def rows_contiguous(b):
+    return b if b.strides[1] == b.itemsize else np.ascontiguousarray(b).view(Array)
+
+
+def finish(product, out, name: str, epilogue) -> None:
+    """A bias of columns and relu, which is what the tests ask for."""
+    y = product.astype(np.float64)
+    if epilogue.column_bias is not None:
+        y = y + at_address(epilogue.column_bias)
+    out[...] = np.maximum(y, 0) if epilogue.activation == "relu" else y
