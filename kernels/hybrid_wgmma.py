@@ -99,9 +99,8 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
     record, _ = compress.launch(strips.dense.view(dtype.logical), dtype, rule="check")
     where = strips.tables
     work = _work(where, rewrite.ROWS, ordered)
-    if work.skips:
-        live = _arrays.cupy_module().asarray(where.live.astype(np.int32) << LIVE_SHIFT)
-        strips.sources[:, ::SOURCES_OF_LANE] |= live[:, None]
+    live = _arrays.cupy_module().asarray(where.live.astype(np.int32) << LIVE_SHIFT)
+    strips.sources[:, ::SOURCES_OF_LANE] |= live[:, None]
     arrays = record.values, record.packed, strips.sources, ordered.rows
     settle()
     return Layout(bits.shape, dtype, *arrays, where.table, work)

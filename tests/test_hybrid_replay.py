@@ -242,22 +242,6 @@ def test_torch_tensors_as_rows(cupy, rng, weight, path, n):
                 np.testing.assert_array_equal(got.cpu().numpy(), wanted)
 
 
-def test_torch_tensors_of_a_device_that_is_not_the_current_one(cupy, rng, weight):
-    torch = pytest.importorskip("torch")
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    with cupy.cuda.Device(1):
-        h = hybrid(cupy.asarray(weight))
-    for n in (2, 8, 40):
-        for _ in range(3):
-            b = whole(rng, (512, n), 0.1)
-            right = torch.from_numpy(b).to("cuda:1")
-            for got in (h @ right, (right.T.contiguous() @ h.T).T):
-                assert got.device == right.device
-                np.testing.assert_array_equal(got.cpu().numpy(), weight @ b)
-    assert torch.cuda.current_device() == 0
-
-
 @pytest.mark.parametrize(("path", "n"), PATHS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_graph_keeps_the_copies_that_it_reads(cupy, rng, weight, path, n, bias):

@@ -25,7 +25,7 @@
 //
 // Where zeros are spread unevenly, many columns of a strip are empty in 64 rows of it, or in 128, and columns of
 // which that is true alike stand together.  With SKIPS those 64 rows are neither fetched nor multiplied.  Every
-// fourth source then says which they are:
+// fourth source says which they are:
 //
 //   bits 0-27   row of b
 //   bits 28-31  a bit for 64 rows of the strip, from the top: 1 if the stage has elements there
@@ -95,7 +95,6 @@ constexpr u32 kSourcesAt = kLiveAt + 16 * ((STAGES + 3) / 4);
 constexpr u32 kBarriersAt = kSourcesAt + STAGES * BLOCK_K * 4;
 
 constexpr int kLiveShift = 28;                           // in a source
-constexpr u32 kAllBlocks = (1u << BLOCK_M / 64) - 1;
 
 constexpr u64 kADescriptor = descriptor(kSwizzle64, 512);
 constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, BLOCK_K * 128);

@@ -93,8 +93,8 @@ class Producer {
         __syncwarp();
     }
     __device__ int first_of_lane() const { return warp_ * kOfWarp + lane_ / 8 * 4; }
-    __device__ static u32 row_of(u32 source) { return SKIPS ? source & ((1u << kLiveShift) - 1) : source; }
-    __device__ static u32 blocks_of(u32 source) { return SKIPS ? source >> kLiveShift : kAllBlocks; }
+    __device__ static u32 row_of(u32 source) { return source & ((1u << kLiveShift) - 1); }
+    __device__ static u32 blocks_of(u32 source) { return source >> kLiveShift; }
 
     // `column`: the lane's first.  Beyond b, stages keep what they held: it makes columns that are never
     // stored.
