@@ -107,18 +107,18 @@ def tables(
     first = np.cumsum(atoms) - atoms
     strips = np.arange(len(atoms))
     strip_of_atom = np.repeat(strips, atoms).astype(np.int32)
+    order = np.arange if live is None else interleaved
+    stages = np.concatenate([np.zeros(0, int), *(order(2 * x) for x in atoms)]).astype(np.int32)
     if live is None:
-        stages = np.concatenate([np.arange(2 * x) for x in atoms] or [[]]).astype(np.int32)
         masks = np.full(len(stages), (1 << rows // 64) - 1, np.uint16)
     else:
-        stages = np.concatenate([interleaved(2 * x) for x in atoms] or [[]]).astype(np.int32)
         wide = np.pad(live, ((0, 0), (0, max(0, 2 * int(atoms.max(initial=0)) - live.shape[1]))))
         masks = wide[np.repeat(strip_of_atom, 2), stages].astype(np.uint16)
     bits = (masks[:, None] >> np.arange(rows // 64) & 1).mean(axis=1)
     shares = np.add.reduceat(bits, 2 * first) / (2 * atoms) if len(atoms) else np.zeros(0)
     table = np.stack([2 * first, 2 * atoms, plain, strips * rows], axis=1)
-    order = np.argsort(-cost(2 * atoms, shares), kind="stable")
+    dearest = np.argsort(-cost(2 * atoms, shares), kind="stable")
     return Tables(
-        table[order].astype(np.int32), first.astype(np.int32), strip_of_atom, stages, masks,
-        shares[order],
+        table[dearest].astype(np.int32), first.astype(np.int32), strip_of_atom, stages, masks,
+        shares[dearest],
     )  # fmt: skip

@@ -62,9 +62,10 @@ class Layout:
 
     def copy(self) -> Layout:
         """The same layout elsewhere in memory."""
-        arrays = self.values, self.packed, self.sources, self.rows
-        arrays = tuple(None if x is None else x.copy() for x in arrays)
+        values, packed, sources = (x.copy() for x in (self.values, self.packed, self.sources))
+        rows = None if self.rows is None else self.rows.copy()
         settle()
+        arrays = values, packed, sources, rows
         return Layout(self.shape, self.dtype, *arrays, self.table, self.work)
 
 

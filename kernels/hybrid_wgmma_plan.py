@@ -222,7 +222,9 @@ class Work:
     @functools.cached_property
     def costs(self) -> np.ndarray:
         """What strips cost, in stages of which all rows have elements."""
-        return cost(self.lengths, self.shares) if self.skips else self.lengths
+        if self.shares is None or not self.skips:
+            return self.lengths
+        return cost(self.lengths, self.shares)
 
     def effort(self, config: Config, n: int) -> tuple[float, float]:
         """Multiply-adds and gathered bytes that the whole chip could do in the time it takes.

@@ -59,7 +59,7 @@ def regroup(held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _blocks(held: np.ndarray) -> np.ndarray:
     """Whether 64 rows of columns (rows, columns) hold elements: shape (blocks, columns)."""
     held = np.pad(held, ((0, -len(held) % 64), (0, 0)))
-    return held.reshape(-1, 64, held.shape[1]).any(axis=1)
+    return np.any(held.reshape(-1, 64, held.shape[1]), axis=1)
 
 
 def columns_of(pool: int, k: int) -> np.ndarray:
