@@ -112,8 +112,8 @@ def prepare(bits: Any, xp=np, *, where: Chip | None = None) -> PanelLayout:
     """
     where = where or (H200 if xp is np else chip())
     lines = lines_of(bits.shape[1], where)
-    counts = row_counts(bits, lines, xp)
-    units = plan(-np.sort(-_arrays.to_numpy(counts.sum(1))))
+    counts = _arrays.to_numpy(row_counts(bits, lines, xp))
+    units = plan(-np.sort(-counts.sum(1)))
     arrays = lay_out(bits, counts, units, lines, xp)
     if xp is not np:
         settle()

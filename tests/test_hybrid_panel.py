@@ -10,10 +10,10 @@ import pytest
 from sparse24 import _hybrid_cost, _hybrid_predict, families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
-from sparse24.kernels import hybrid_panel
+from sparse24.kernels import hybrid_panel, reference_panel
 from sparse24.kernels.hybrid_gather_plan import H200, Chip
-from sparse24.kernels.hybrid_panel_layout import STEP
-from sparse24.kernels.hybrid_panel_order import BANKS, PADDING, bank_order, mix_rows
+from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP
+from sparse24.kernels.hybrid_panel_order import bank_order, mix_rows
 from sparse24.kernels.hybrid_panel_plan import (
     Config,
     configure,
@@ -64,6 +64,17 @@ def test_layout_holds_every_element_once(rng, shape, zeros, family, where):
     assert sorted(layout.arrays.rows[layout.arrays.rows >= 0]) == list(range(shape[0]))
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (33, 70), (300, 700), (70, 9000)])
+@pytest.mark.parametrize("zeros", [0.0, 0.7, 0.95, 1.0])
+def test_layout_is_that_of_the_reference(rng, shape, zeros):
+    w = draw("row_skewed", shape, zeros, rng).view(np.uint32)
+    layout = hybrid_panel.prepare(w)
+    want = reference_panel.lay_out(w, layout.units, layout.lines)
+    for got, expected in zip(layout.arrays, want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+        assert got.dtype == expected.dtype
+
+
 def turns(places):
     """How often shared memory serves eight lanes of the layout, over the least there can be."""
     eights = np.moveaxis(places.reshape(-1, 4, 8, STEP), 2, 3).reshape(-1, 8)
@@ -82,10 +93,10 @@ def test_neighbouring_lanes_read_different_banks(rng, zeros):
 def test_every_lane_reads_what_it_has(rng, share):
     """Also where one bank has most of the elements."""
     counts = rng.binomial(40, np.where(np.arange(BANKS) == 3, share, 0.1), (30, BANKS, BANKS))
-    times = counts.sum(2).max(1) + rng.integers(0, 3, 30)
-    banks, first = bank_order(counts, times).reshape(-1, BANKS), 0
-    for group, turn in zip(counts, times):
-        here, first = banks[first : first + turn], first + turn
+    for group in counts:
+        turn = int(group.sum(1).max() + rng.integers(0, 3))
+        here = np.empty((turn, BANKS), np.uint8)
+        bank_order(group.copy(), turn, here)
         for lane, wanted in enumerate(group):
             real = here[:, lane][here[:, lane] < PADDING]
             np.testing.assert_array_equal(np.bincount(real, minlength=BANKS), wanted)
