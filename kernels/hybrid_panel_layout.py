@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparse24 import _arrays
-from sparse24.kernels.hybrid_gather_plan import MOST_HEIGHT, Units
+from sparse24.kernels.hybrid_panel_plan import Form, form_of
+from sparse24.kernels.hybrid_units import Units
 
-STEP = 4  # elements of a lane that are read together
+STEP = 4  # turns of a warp whose elements are read together, 32 each
 BANKS = 8  # of 16 bytes; as many lanes are served together
 PADDING = 8  # beside a bank: a lane has no element
 
@@ -42,18 +43,19 @@ def lay_out(bits: Any, counts: np.ndarray, units: Units, lines: int, xp=np) -> W
     """The units of a dense (m, k) matrix, whose rows have `counts` non-zeros in every panel."""
     from sparse24.kernels import hybrid_panel_order  # with Numba, which takes long to import
 
+    form = form_of(bits.dtype.itemsize)
     row, column = xp.nonzero(bits)
     values = bits[row, column]
     place = _arrays.to_numpy((column % lines).astype(np.uint16))
     starts = np.concatenate([[0], np.cumsum(counts.ravel())])
     order = _row_order(counts, starts, place, units)
     unit_of_rank, line_of_rank = units.places()
-    slot = unit_of_rank * MOST_HEIGHT + line_of_rank  # of a row, by its rank
-    rows = np.full(len(units) * MOST_HEIGHT, -1, np.int32)
+    slot = unit_of_rank * form.height + line_of_rank  # of a row, by its rank
+    rows = np.full(len(units) * form.height, -1, np.int32)
     rows[slot] = order
     heights = units.heights.astype(np.int32)
-    begins = _begins(counts[order], slot, units.heights)
-    at, places = hybrid_panel_order.order_parts(heights, rows, begins, starts, place, lines)
+    begins = begins_of(counts[order], slot, units.heights, form)
+    at, places = hybrid_panel_order.order_parts(heights, rows, begins, starts, place, lines, form)
     ordered = xp.zeros(places.size, bits.dtype)
     ordered[xp.asarray(at)] = values
     arrays = (places, begins.astype(np.int32), heights, rows)
@@ -73,11 +75,18 @@ def _row_order(
     return order[hybrid_panel_order.mix_rows(needs[order], sets, units.heights[unit])]
 
 
-def _begins(counts: np.ndarray, slot: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """First step of every part of every unit; `counts` and `slot` are of the sorted rows."""
+def begins_of(counts: np.ndarray, slot: np.ndarray, heights: np.ndarray, form: Form) -> np.ndarray:
+    """Where the parts of units begin, as the kernel's header says.
+
+    `counts` and `slot` are of the sorted rows.
+    """
     units, panels = heights.size, counts.shape[1]
-    held = np.zeros((units * MOST_HEIGHT, panels), np.int64)
+    held = np.zeros((units * form.height, panels), np.int64)
     held[slot] = counts
-    longest = held.reshape(units, MOST_HEIGHT, panels).max(1)
-    steps = -(-longest * heights[:, None] // (STEP * 32))
-    return np.concatenate([[0], np.cumsum(steps.T.ravel())])
+    longest = held.reshape(units, form.height, panels).max(1)
+    turns = (-(-longest * heights[:, None] // 32)).T.ravel()
+    steps = np.concatenate([[0], np.cumsum(-(-turns // STEP))])
+    begins = STEP * steps
+    if form.tensor:  # plain lanes take whole steps
+        begins[:-1] += turns % STEP
+    return begins

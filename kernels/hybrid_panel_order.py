@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24.kernels._numba import njit, parallel, slices
-from sparse24.kernels.hybrid_gather_plan import MOST_HEIGHT
 from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP
+from sparse24.kernels.hybrid_panel_plan import Form
 
-WINDOW = 8  # sets of rows between which rows are exchanged
-TRIES = 600  # of an exchange in each window
+WINDOW = 32  # sets of rows between which rows are exchanged
+TRIES = 9600  # of an exchange in each window
 LIKE = 0.05  # difference in length, relative, up to which rows are exchanged
 ELEMENT_WORK = 64  # multiplications that take as long as to put one element into its place
 
@@ -99,7 +99,7 @@ def _worth(loads, at, counts, comes, goes):
 
 def order_parts(
     heights: np.ndarray, rows: np.ndarray, begins: np.ndarray, starts: np.ndarray,
-    place: np.ndarray, lines: int,
+    place: np.ndarray, lines: int, form: Form,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Put the elements of every unit's part in a panel into the order in which lanes read them.
 
@@ -113,6 +113,8 @@ def order_parts(
         The line of `b` that an element needs, in its panel.
     lines : int
         Of a panel.
+    form : Form
+        How the kernel takes elements of this size.
 
     Returns
     -------
@@ -122,23 +124,26 @@ def order_parts(
         Those of the layout, padding included.
     """
     at = np.empty(place.size, np.int64)
-    places = np.empty(int(begins[-1]) * 32 * STEP, np.uint16)
+    places = np.full(int(begins[-1]) * 32, lines, np.uint16)
     work = ELEMENT_WORK * float(places.size)
     pieces = slices(begins.size - 1, 16, work=work)
-    most = int(np.diff(begins).max(initial=0)) * STEP * 32  # of a part
+    most = int(np.diff(begins).max(initial=0) + STEP) * 32  # of a part
 
     def task(number: int) -> None:
         here = pieces[number]
         _order_parts(
-            here.start, here.stop, heights, rows, begins, starts, place, lines, most, at, places
-        )
+            here.start, here.stop, heights, rows, begins, starts, place, lines, most, form.height,
+            form.tensor, at, places,
+        )  # fmt: skip
 
     parallel(task, len(pieces), work)
     return at, places
 
 
 @njit
-def _order_parts(first, last, heights, rows, begins, starts, place, lines, most, at, places):
+def _order_parts(
+    first, last, heights, rows, begins, starts, place, lines, most, height, tensor, at, places
+):
     units = heights.size
     panels = (begins.size - 1) // units
     counts, heads = np.empty((BANKS, BANKS), np.int64), np.empty((BANKS, BANKS), np.int64)
@@ -146,26 +151,49 @@ def _order_parts(first, last, heights, rows, begins, starts, place, lines, most,
     banks = np.empty((most // BANKS, BANKS), np.uint8)
     for part in range(first, last):
         panel, unit = part // units, part % units
-        lanes = min(heights[unit], BANKS)  # of a group that have rows of their own
+        here = min(heights[unit], BANKS)  # rows of a group
         tall = max(heights[unit], BANKS)  # lanes from one turn of a group to the next
-        turns = (begins[part + 1] - begins[part]) * STEP * 32 // tall
+        turns = _turns(begins[part], begins[part + 1]) * 32 // tall
         for group in range(tall // BANKS):
-            line = unit * MOST_HEIGHT + group * BANKS
-            _collect(rows, line, lanes, panel, panels, starts, place, counts, heads, elements)
+            line = unit * height + group * BANKS
+            _collect(rows, line, here, panel, panels, starts, place, counts, heads, elements)
             bank_order(counts, turns, banks)
             for turn in range(turns):
                 number, other = turn // (32 // tall), turn % (32 // tall)
-                step = begins[part] + number // STEP
+                first_of_step = (begins[part] // STEP + number // STEP) * STEP * 32
                 for lane in range(BANKS):
                     lane_of_warp = group * BANKS + lane + other * tall
-                    to = (step * 32 + lane_of_warp) * STEP + number % STEP
+                    to, value_to = _address(lane_of_warp, number % STEP, tensor)
                     bank = banks[turn, lane]
                     if bank < PADDING:
                         element = elements[heads[lane, bank]]
-                        heads[lane, bank] += BANKS // lanes
-                        at[element], places[to] = to, place[element]
+                        heads[lane, bank] += BANKS // here
+                        at[element] = first_of_step + value_to
+                        places[first_of_step + to] = place[element]
                     else:
-                        places[to] = lines + bank - PADDING
+                        places[first_of_step + to] = lines + bank - PADDING
+
+
+@njit
+def _turns(begin, end):
+    """Turns of a warp in a part: the low bits of its beginning are those of its last step."""
+    return (end // STEP - begin // STEP) * STEP - -begin % STEP
+
+
+@njit
+def _address(lane, turn, tensor):
+    """Where in its step the place of an element goes, and where its value.
+
+    Tensor cores take them as fragments: see ``panel_mma.cuh``.
+    """
+    if not tensor:
+        return lane * STEP + turn, lane * STEP + turn
+    upper, row, eight = lane // 8 % 2, lane % 8, lane // 16
+    four = row // 2 ^ turn
+    second = eight ^ four // 2
+    four ^= 2 * second
+    line = 16 * upper + 4 * four + 2 * (row % 2) + second
+    return line * STEP + turn, (row * 4 + four) * STEP + 2 * upper + second
 
 
 @njit

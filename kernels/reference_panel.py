@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24.kernels.hybrid_gather_plan import MOST_HEIGHT, Units
-from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP, Words
-from sparse24.kernels.hybrid_panel_order import LIKE, TRIES, WINDOW
+from sparse24.kernels import hybrid_panel_order
+from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP, Words, begins_of
+from sparse24.kernels.hybrid_panel_plan import Form, form_of
+from sparse24.kernels.hybrid_units import Units
 
 
 def lay_out(bits: np.ndarray, units: Units, lines: int) -> Words:
     """The units of a dense (m, k) matrix of bits."""
-    m, k = bits.shape
+    (m, k), form = bits.shape, form_of(bits.dtype.itemsize)
     panels = -(-k // lines)
     row, column = np.nonzero(bits)
     panel, place = column // lines, column % lines
@@ -23,22 +24,26 @@ def lay_out(bits: np.ndarray, units: Units, lines: int) -> Words:
     needs = needs.reshape(m, panels, BANKS)
     order = row_order(needs, units)
     unit_of_rank, line_of_rank = units.places()
-    slot = unit_of_rank * MOST_HEIGHT + line_of_rank  # of a row, by its rank
-    rows = np.full(len(units) * MOST_HEIGHT, -1, np.int32)
+    slot = unit_of_rank * form.height + line_of_rank  # of a row, by its rank
+    rows = np.full(len(units) * form.height, -1, np.int32)
     rows[slot] = order
     rank = np.empty(m, np.int64)
     rank[order] = np.arange(m)
-    begins = first_steps(needs.sum(2)[order], slot, units.heights)
-    groups = Groups(np.tile(units.heights, panels), begins)
+    begins = begins_of(needs.sum(2)[order], slot, units.heights, form)
+    groups = Groups(np.tile(units.heights, panels), begins, form)
     part, line = panel * len(units) + unit_of_rank[rank[row]], line_of_rank[rank[row]]
     key = groups.lane(part, line, _within(segment, bank)) * BANKS + bank
-    at, pads, idle = groups.places(key)
-    size = int(begins[-1]) * 32 * STEP
-    values, places = np.zeros(size, bits.dtype), np.empty(size, np.uint16)
+    banks, group, turn, lane = groups.turns_of(key)
+    place_at, value_at = groups.addresses(group, turn, lane)
+    size = int(begins[-1]) * 32
+    values, places = np.zeros(size, bits.dtype), np.full(size, lines, np.uint16)
+    real = banks < PADDING
+    taken = np.flatnonzero(real)
+    taken = taken[np.argsort(((group * BANKS + lane) * BANKS + banks)[taken], kind="stable")]
     element = np.argsort(key, kind="stable")
-    values[at] = bits[row, column][element]
-    places[at] = place[element]
-    places[pads] = lines + idle
+    values[value_at[taken]] = bits[row, column][element]
+    places[place_at[taken]] = place[element]
+    places[place_at[~real]] = lines + banks[~real].astype(np.uint16) - PADDING
     return Words(values, places, begins.astype(np.int32), units.heights.astype(np.int32), rows)
 
 
@@ -50,50 +55,47 @@ def row_order(needs: np.ndarray, units: Units) -> np.ndarray:
     return order[mix_rows(needs[order], sets, units.heights[unit])]
 
 
-def first_steps(counts: np.ndarray, slot: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """First step of every part of every unit; `counts` and `slot` are of the sorted rows."""
-    units, panels = heights.size, counts.shape[1]
-    held = np.zeros((units * MOST_HEIGHT, panels), np.int64)
-    held[slot] = counts
-    longest = held.reshape(units, MOST_HEIGHT, panels).max(1)
-    steps = -(-longest * heights[:, None] // (STEP * 32))
-    return np.concatenate([[0], np.cumsum(steps.T.ravel())])
-
-
 class Groups:
     """Groups of eight lanes, by part: how many, and where in memory their elements lie."""
 
-    def __init__(self, heights: np.ndarray, begins: np.ndarray):
-        self.heights, self.begins = heights, begins
+    def __init__(self, heights: np.ndarray, begins: np.ndarray, form: Form):
+        self.form, self.heights, self.steps = form, heights, begins // STEP
         self.tall = np.maximum(heights, BANKS)  # lanes from one turn of a group to the next
         ends = np.cumsum(self.tall // BANKS)
         self.firsts, self.count = ends - self.tall // BANKS, int(ends[-1])
         self.part = np.searchsorted(ends, np.arange(self.count), side="right")
-        self.turns = np.diff(begins)[self.part] * STEP * 32 // self.tall[self.part]
+        turns = STEP * np.diff(self.steps) - -begins[:-1] % STEP  # of a warp
+        self.turns = (turns * 32 // self.tall)[self.part]
 
     def lane(self, part, line, within):
         """The lane, counted over all groups, that takes element number `within` of its row."""
-        height = self.heights[part]
-        shared = within % np.maximum(BANKS // height, 1)
+        here = np.minimum(self.heights[part], BANKS)  # rows of a group
         group = self.firsts[part] + line // BANKS
-        return group * BANKS + line % BANKS + shared * height
+        return group * BANKS + line % BANKS + within % (BANKS // here) * here
 
-    def places(self, key):
-        """Where elements go, sorted by `key`, lane and bank; where padding goes, and its bank."""
+    def turns_of(self, key):
+        """The bank, group, turn and lane of all that is taken; `key` is by lane and bank."""
         counts = np.bincount(key, minlength=self.count * BANKS * BANKS)
         banks = bank_order(counts.reshape(-1, BANKS, BANKS), self.turns)
         ends = np.cumsum(self.turns * BANKS)
         flat = np.arange(banks.size)
         group = np.searchsorted(ends, flat, side="right")
-        turn, lane = np.divmod(flat - (ends - self.turns * BANKS)[group], BANKS)
+        return banks, group, *np.divmod(flat - (ends - self.turns * BANKS)[group], BANKS)
+
+    def addresses(self, group, turn, lane):
+        """Where the place of what is taken goes, and where its value."""
         part = self.part[group]
         tall = self.tall[part]
-        number, other = np.divmod(turn, 32 // tall)  # of an element of its lane; lanes further on
+        number, other = np.divmod(turn, 32 // tall)  # turn of the warp; lanes further on
         lane_of_warp = (group - self.firsts[part]) * BANKS + lane + other * tall
-        at = ((self.begins[part] + number // STEP) * 32 + lane_of_warp) * STEP + number % STEP
-        real = banks < PADDING
-        order = np.argsort(((group * BANKS + lane) * BANKS + banks)[real], kind="stable")
-        return at[real][order], at[~real], banks[~real].astype(np.uint16) - PADDING
+        first, turn = (self.steps[part] + number // STEP) * STEP * 32, number % STEP
+        if not self.form.tensor:
+            return first + lane_of_warp * STEP + turn, first + lane_of_warp * STEP + turn
+        eight, upper, row = lane_of_warp // 16, lane_of_warp // 8 % 2, lane_of_warp % 8
+        second = eight ^ (row // 2 ^ turn) // 2
+        four = row // 2 ^ turn ^ 2 * second
+        line = 16 * upper + 4 * four + 2 * (row % 2) + second
+        return first + line * STEP + turn, first + (row * 4 + four) * STEP + 2 * upper + second
 
 
 def _within(segment: np.ndarray, bank: np.ndarray) -> np.ndarray:
@@ -109,14 +111,15 @@ def mix_rows(counts: np.ndarray, sets: np.ndarray, heights: np.ndarray) -> np.nd
     """Exchange rows of about the same length, such that the rows of a set need all banks alike."""
     order, lengths = np.arange(len(sets)), counts.sum((1, 2))
     loads = np.add.reduceat(counts, np.flatnonzero(np.diff(sets, prepend=-1)))
-    windows = sets // WINDOW + np.cumsum(np.diff(heights, prepend=heights[:1]) != 0)
+    changes = np.diff(heights, prepend=heights[:1]) != 0
+    windows = sets // hybrid_panel_order.WINDOW + np.cumsum(changes)
     firsts = np.flatnonzero(np.diff(windows, prepend=-1))
     sizes = np.diff(firsts, append=len(sets))
     rng = np.random.default_rng(0)
-    for _ in range(TRIES):
+    for _ in range(hybrid_panel_order.TRIES):
         one, other = (firsts + (rng.random(sizes.size) * sizes).astype(int) for _ in range(2))
         mine, yours = order[one], order[other]
-        like = np.abs(lengths[mine] - lengths[yours]) <= LIKE * lengths[mine]
+        like = np.abs(lengths[mine] - lengths[yours]) <= hybrid_panel_order.LIKE * lengths[mine]
         near = np.flatnonzero(like & (sets[one] != sets[other]))
         one, other, mine, yours = (x[near] for x in (one, other, mine, yours))
         moved = counts[yours] - counts[mine]
