@@ -111,8 +111,8 @@ def _early() -> bool:
 
 def refuses(k: int, dtype: DType, most_shared: int) -> str | None:
     """None if the kernel can run where a block has so much shared memory, else why not."""
-    if dtype.name not in ("float16", "bfloat16", "float32"):
-        return f"the panel kernel takes float16, bfloat16 and float32, not {dtype.name}"
+    if dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+        return f"the panel kernel takes float16, bfloat16, float32 and float64, not {dtype.name}"
     if dtype.itemsize == 2 and k > most_columns(most_shared):
         most = most_columns(most_shared)
         return f"the panel kernel takes up to {most} columns of {dtype.name} here, not {k}"
@@ -169,4 +169,9 @@ COMPILE_CHECKS = [
     (defines("float16", 14336, Config(1, 1, 2), 1), "sm_90a", "LDSM.16.MT88.4"),
     (defines("bfloat16", 8192, Config(1, 1, 2), 1), "sm_80", "HMMA.SP"),
     (defines("float16", 2048, Config(3, 1, 2), 1), "sm_120", "HMMA.SP"),
+    (defines("float64", 4096, Config(3, 1, 8), 1), "sm_90a", "DFMA"),
+    (defines("float64", 4096, Config(2, 1, 8), 0), "sm_90a", "DFMA"),
+    (defines("float64", 4096, Config(1, 1, 8), 1), "sm_90a", "DFMA"),
+    (defines("float64", 2048, Config(3, 1, 8), 1), "sm_80", "DFMA"),
+    (defines("float64", 2048, Config(1, 1, 8), 0), "sm_120", "DFMA"),
 ]

@@ -60,6 +60,7 @@ class Form:
 _FORMS = {
     2: Form(2, 16, (32, 24, 20), 1.2e-7),  # the step is a guess
     4: Form(4, 32, (24, 20, 16), 6e-8),
+    8: Form(8, 32, (24, 20, 16), 6e-8),
 }
 
 

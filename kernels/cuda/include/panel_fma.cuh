@@ -4,7 +4,7 @@
 #pragma once
 
 constexpr int kHeight = 32;     // rows of the tallest unit
-constexpr int kAhead = PLANES > 1 && sizeof(Element) == 4 ? 3 : PLANES > 1 ? 2 : 4;     // steps
+constexpr int kAhead = (PLANES > 1 ? 3 : 4) - (sizeof(Element) == 8);    // steps, as there are registers
 
 struct __align__(16) Values {
     Element x[4];
