@@ -66,13 +66,13 @@ def _row_order(
     counts: np.ndarray, starts: np.ndarray, place: np.ndarray, units: Units
 ) -> np.ndarray:
     """The rows, the longest first, in sets of eight that need all banks about alike."""
-    from sparse24.kernels import hybrid_panel_order
+    from sparse24.kernels import hybrid_panel_mix
 
     order = np.argsort(-counts.sum(1), kind="stable")
     unit, line = units.places()
     sets = np.cumsum(line % BANKS == 0) - 1
-    needs = hybrid_panel_order.bank_needs(starts, place).reshape(*counts.shape, BANKS)
-    return order[hybrid_panel_order.mix_rows(needs[order], sets, units.heights[unit])]
+    needs = hybrid_panel_mix.bank_needs(starts, place).reshape(*counts.shape, BANKS)
+    return order[hybrid_panel_mix.mix_rows(needs[order], sets, units.heights[unit])]
 
 
 def begins_of(counts: np.ndarray, slot: np.ndarray, heights: np.ndarray, form: Form) -> np.ndarray:

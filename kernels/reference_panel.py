@@ -1,13 +1,13 @@
 """What the layout of the panel kernel means, in NumPy: slow, and the same to the last bit.
 
-See `hybrid_panel_layout`, whose arrays these are, and `hybrid_panel_order`.
+See `hybrid_panel_layout`, whose arrays these are, `hybrid_panel_mix` and `hybrid_panel_order`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from sparse24.kernels import hybrid_panel_order
+from sparse24.kernels import hybrid_panel_mix
 from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP, Words, begins_of
 from sparse24.kernels.hybrid_panel_plan import Form, form_of
 from sparse24.kernels.hybrid_units import Units
@@ -112,14 +112,14 @@ def mix_rows(counts: np.ndarray, sets: np.ndarray, heights: np.ndarray) -> np.nd
     order, lengths = np.arange(len(sets)), counts.sum((1, 2))
     loads = np.add.reduceat(counts, np.flatnonzero(np.diff(sets, prepend=-1)))
     changes = np.diff(heights, prepend=heights[:1]) != 0
-    windows = sets // hybrid_panel_order.WINDOW + np.cumsum(changes)
+    windows = sets // hybrid_panel_mix.WINDOW + np.cumsum(changes)
     firsts = np.flatnonzero(np.diff(windows, prepend=-1))
     sizes = np.diff(firsts, append=len(sets))
     rng = np.random.default_rng(0)
-    for _ in range(hybrid_panel_order.TRIES):
+    for _ in range(hybrid_panel_mix.TRIES):
         one, other = (firsts + (rng.random(sizes.size) * sizes).astype(int) for _ in range(2))
         mine, yours = order[one], order[other]
-        like = np.abs(lengths[mine] - lengths[yours]) <= hybrid_panel_order.LIKE * lengths[mine]
+        like = np.abs(lengths[mine] - lengths[yours]) <= hybrid_panel_mix.LIKE * lengths[mine]
         near = np.flatnonzero(like & (sets[one] != sets[other]))
         one, other, mine, yours = (x[near] for x in (one, other, mine, yours))
         moved = counts[yours] - counts[mine]

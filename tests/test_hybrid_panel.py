@@ -10,10 +10,11 @@ import pytest
 
 from sparse24 import _hybrid_cost, _hybrid_predict, families
 from sparse24._dtypes import lookup
-from sparse24.kernels import hybrid_panel, hybrid_panel_order, reference_panel
+from sparse24.kernels import hybrid_panel, hybrid_panel_mix, reference_panel
 from sparse24.kernels.hybrid_gather_plan import H200, Chip
 from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP
-from sparse24.kernels.hybrid_panel_order import bank_order, mix_rows
+from sparse24.kernels.hybrid_panel_mix import mix_rows
+from sparse24.kernels.hybrid_panel_order import bank_order
 from sparse24.kernels.hybrid_panel_plan import (
     Config,
     configure,
@@ -114,7 +115,7 @@ def test_layout_holds_every_element_once(rng, shape, zeros, family, dtype, where
 @pytest.mark.parametrize("zeros", [0.0, 0.7, 0.95, 1.0])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_layout_is_that_of_the_reference(rng, monkeypatch, shape, zeros, dtype):
-    monkeypatch.setattr(hybrid_panel_order, "TRIES", 400)
+    monkeypatch.setattr(hybrid_panel_mix, "TRIES", 400)
     w = draw("row_skewed", shape, zeros, rng, dtype)
     layout = lay_out(w)
     want = reference_panel.lay_out(w.view(lookup(dtype).storage), layout.units, layout.lines)

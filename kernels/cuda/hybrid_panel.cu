@@ -18,7 +18,8 @@
 // at once if their lines lie in eight different banks of 16 bytes; the launcher orders the elements of rows such that
 // they mostly do.  An element and its place come from L2 for all columns of a block.
 //
-// Macros: ELEMENT LINES PLANES WARPS, the most of a block, and B_LOAD, how b is read: 1 by 16 bytes, 0 element by element, not for 16 bits.
+// Macros: ELEMENT LINES PLANES WARPS, the most of a block, and B_LOAD, how b is read: 1 by 16 bytes, 0 element by
+// element, which those of 16 bits are not.
 // Reference: a dense product; reference_panel for the order.  Launcher: kernels/hybrid_panel.py.
 #include "numeric.cuh"
 #include "pair.cuh"
@@ -28,7 +29,7 @@
 using Count = long long;
 using In = Scalar<Kind::ELEMENT>;
 using Element = In::type;
-constexpr int kBanks = 8, kLineColumns = 16 / sizeof(Element);
+constexpr int kSize = sizeof(Element), kBanks = 8, kLineColumns = 16 / kSize;
 constexpr int kColumns = kLineColumns * PLANES;
 constexpr int kPlane = LINES + kBanks;      // lines; the last ones are zeros
 
@@ -102,7 +103,7 @@ __device__ void fetch_panel(Line* panel, const Right& b, int number, Count colum
         const int held = min(kLineColumns, real - kLineColumns * plane);
         if (line < lines && held > 0)
             copy_async(to + (plane * kPlane + line) * 16, from + line * b.row + kLineColumns * plane,
-                       held * int(sizeof(Element)));
+                       held * kSize);
     }
 #else
     const bool by_lines = b.column > b.row;     // neighbours in memory are neighbouring threads
@@ -110,8 +111,8 @@ __device__ void fetch_panel(Line* panel, const Right& b, int number, Count colum
         const int line = by_lines ? i % LINES : i / kColumns, c = by_lines ? i / LINES : i % kColumns;
         if (line < lines && c < real)
             asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-                         ::"r"(to + (c / kLineColumns * kPlane + line) * 16 + c % kLineColumns * int(sizeof(Element))),
-                           "l"(from + line * b.row + c * b.column), "n"(sizeof(Element)));
+                         ::"r"(to + (c / kLineColumns * kPlane + line) * 16 + c % kLineColumns * kSize),
+                           "l"(from + line * b.row + c * b.column), "n"(kSize));
     }
 #endif
     asm volatile("cp.async.wait_all;" ::: "memory");
