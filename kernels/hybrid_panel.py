@@ -1,4 +1,4 @@
-"""Lay out very sparse float32 matrices and launch ``cuda/hybrid_panel.cu``."""
+"""Lay out very sparse matrices and launch ``cuda/hybrid_panel.cu``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24.kernels import loader
-from sparse24.kernels.hybrid_gather_plan import H200, Chip, Units
-from sparse24.kernels.hybrid_launch import OUT, RIGHT, BoundProduct, CutLayout, settle
+from sparse24.kernels.hybrid_gather_plan import H200, Chip
+from sparse24.kernels.hybrid_launch import (
+    OUT,
+    RIGHT,
+    BoundProduct,
+    CutLayout,
+    rows_contiguous,
+    settle,
+)
 from sparse24.kernels.hybrid_panel_layout import Words, lay_out, row_counts
-from sparse24.kernels.hybrid_panel_plan import Config, configure, lines_of, plan
+from sparse24.kernels.hybrid_panel_plan import Config, configure, lines_of, most_columns, plan
+from sparse24.kernels.hybrid_units import Units
 from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_panel"
@@ -27,9 +35,9 @@ LEFT = np.dtype(
 class PanelLayout(CutLayout):
     """A matrix as words of units; the arrays are those of the kernel's header."""
 
-    def __init__(self, shape, lines: int, units: Units, arrays: Words):
+    def __init__(self, shape, dtype: DType, lines: int, units: Units, arrays: Words):
         super().__init__(shape, arrays)
-        self.lines, self.units = lines, units
+        self.dtype, self.lines, self.units = dtype, lines, units
 
     @property
     def panels(self) -> int:
@@ -37,10 +45,10 @@ class PanelLayout(CutLayout):
 
     def copy(self) -> PanelLayout:
         """The same layout elsewhere in memory."""
-        return PanelLayout(self.shape, self.lines, self.units, self.copied())
+        return PanelLayout(self.shape, self.dtype, self.lines, self.units, self.copied())
 
     def cut(self, n: int) -> Config:
-        return configure(self.units, self.shape[1], n, chip())
+        return configure(self.units, self.shape[1], n, chip(), self.dtype.itemsize)
 
     def compiled(self, n: int, load: int, config: Config) -> Ready:
         return Ready(self, n, load, config)
@@ -51,9 +59,11 @@ class Ready(BoundProduct):
 
     def __init__(self, layout: PanelLayout, n: int, load: int, config: Config):
         super().__init__()
-        macros, shared = defines(layout.lines, config, load), config.shared_memory(layout.lines)
+        macros = defines(layout.dtype.name, layout.lines, config, load)
+        shared = config.shared_memory(layout.lines)
         kernel = loader.function(NAME, "product", macros, shared_memory=shared)
-        self._sizes = (kernel, config.groups(n) * config.shares, 32 * config.warps, shared)
+        threads = 32 * config.warps(len(layout.units))
+        self._sizes = (kernel, config.groups(n) * config.shares, threads, shared)
         self._early = _early()
         addresses = (x.data.ptr for x in layout.arrays)
         self._left = np.array([(*addresses, len(layout.units), layout.panels)], LEFT)
@@ -61,13 +71,13 @@ class Ready(BoundProduct):
 
     def bind(self, b, out, stream: int) -> Launch:
         right, result = _operand(b), _operand(out)
-        by_four = np.array([_by_sixteen_bytes(out)], np.int32)
+        wide = np.array([_in_runs(out, 4 if out.itemsize == 2 else 16)], np.int32)
         arguments = (
             self._left,
             np.array([(b.data.ptr, *b.shape, *right)], RIGHT),
             np.array([(out.data.ptr, *result)], OUT),
             self._shares,
-            by_four,
+            wide,
         )
         return Launch(*self._sizes, arguments, early=self._early)
 
@@ -78,11 +88,10 @@ def _operand(x) -> tuple[int, int]:
     return row, column
 
 
-def _by_sixteen_bytes(x) -> bool:
-    """Whether four columns that begin at a multiple of four lie in 16 bytes of memory."""
-    row, column = _operand(x)
-    aligned = x.data.ptr % 16 == 0 and (row % 4 == 0 or x.shape[0] == 1)
-    return aligned and column == 1
+def _in_runs(x, nbytes: int) -> bool:
+    """Whether the columns of a row lie in aligned runs of so many bytes."""
+    aligned = x.data.ptr % nbytes == 0 and (x.strides[0] % nbytes == 0 or x.shape[0] == 1)
+    return aligned and (x.strides[1] == x.itemsize or x.shape[1] == 1)
 
 
 def chip() -> Chip:
@@ -100,37 +109,46 @@ def _early() -> bool:
     return int(cupy.cuda.Device().compute_capability) >= 90
 
 
-def refuses(dtype: DType) -> str | None:
-    """None if the kernel can run, else why not."""
-    return None if dtype.name == "float32" else f"the panel kernel takes float32, not {dtype.name}"
+def refuses(k: int, dtype: DType, most_shared: int) -> str | None:
+    """None if the kernel can run where a block has so much shared memory, else why not."""
+    if dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+        return f"the panel kernel takes float16, bfloat16, float32 and float64, not {dtype.name}"
+    if dtype.itemsize == 2 and k > most_columns(most_shared):
+        most = most_columns(most_shared)
+        return f"the panel kernel takes up to {most} columns of {dtype.name} here, not {k}"
+    return None
 
 
-def prepare(bits: Any, xp=np, *, where: Chip | None = None) -> PanelLayout:
-    """Lay out a dense (m, k) matrix of bits of float32; `xp` is its array library.
+def prepare(bits: Any, dtype: DType, xp=np, *, where: Chip | None = None) -> PanelLayout:
+    """Lay out a dense (m, k) matrix of bits; `xp` is its array library.
 
     Waits for the sizes.  `where` is the GPU; by default the current one, or an H200 for NumPy.
     """
     where = where or (H200 if xp is np else chip())
-    lines = lines_of(bits.shape[1], where)
-    counts = row_counts(bits, lines, xp)
-    units = plan(-np.sort(-_arrays.to_numpy(counts.sum(1))))
+    lines = lines_of(bits.shape[1], where, dtype.itemsize)
+    counts = _arrays.to_numpy(row_counts(bits, lines, xp))
+    units = plan(-np.sort(-counts.sum(1)), dtype.itemsize)
     arrays = lay_out(bits, counts, units, lines, xp)
     if xp is not np:
         settle()
-    return PanelLayout(bits.shape, lines, units, arrays)
+    return PanelLayout(bits.shape, dtype, lines, units, arrays)
 
 
-def defines(lines: int, config: Config, load: int) -> loader.Defines:
+def defines(name: str, lines: int, config: Config, load: int) -> loader.Defines:
     return (
-        ("LINES", lines), ("PLANES", config.planes), ("WARPS", config.warps), ("B_LOAD", load),
+        ("ELEMENT", name), ("LINES", lines), ("PLANES", config.planes),
+        ("WARPS", config.most_warps), ("B_LOAD", load),
     )  # fmt: skip
 
 
 def bound(layout: PanelLayout, b, out, *, config: Config | None = None) -> tuple[Ready, Any]:
-    """The compiled product for such operands, and `b` as it reads it: as it is."""
+    """The compiled product for such operands, and `b` as it reads it.
+
+    That is `b` as it is, but 16-bit elements come in runs of 16 bytes alone.
+    """
+    b = rows_contiguous(b) if layout.dtype.itemsize == 2 else b
     n = b.shape[1]
-    load = int(_by_sixteen_bytes(b) and n % 4 == 0)
-    return layout.launch(n, load, config or layout.config(n)), b
+    return layout.launch(n, int(_in_runs(b, 16)), config or layout.config(n)), b
 
 
 def product(layout: PanelLayout, b, out, *, config: Config | None = None) -> None:
@@ -140,10 +158,20 @@ def product(layout: PanelLayout, b, out, *, config: Config | None = None) -> Non
 
 
 COMPILE_CHECKS = [
-    (defines(4096, Config(3, 1), 1), "sm_90a", "LDS.128"),
-    (defines(4096, Config(2, 1), 0), "sm_90a", "FFMA"),
-    (defines(4096, Config(1, 1), 1), "sm_90a", "FFMA"),
-    (defines(2048, Config(3, 1), 0), "sm_80", "FFMA"),
-    (defines(2048, Config(2, 1), 1), "sm_120", "FFMA"),
-    (defines(512, Config(1, 1), 0), "sm_120", "FFMA"),
+    (defines("float32", 4096, Config(3, 1), 1), "sm_90a", "LDS.128"),
+    (defines("float32", 4096, Config(2, 1), 0), "sm_90a", "FFMA"),
+    (defines("float32", 4096, Config(1, 1), 1), "sm_90a", "FFMA"),
+    (defines("float32", 2048, Config(3, 1), 0), "sm_80", "FFMA"),
+    (defines("float32", 2048, Config(2, 1), 1), "sm_120", "FFMA"),
+    (defines("float32", 512, Config(1, 1), 0), "sm_120", "FFMA"),
+    (defines("float16", 4096, Config(3, 1, 2), 1), "sm_90a", "HMMA.SP.16832.F32"),
+    (defines("bfloat16", 4608, Config(2, 1, 2), 1), "sm_90a", "HMMA.SP.16832.F32.BF16"),
+    (defines("float16", 14336, Config(1, 1, 2), 1), "sm_90a", "LDSM.16.MT88.4"),
+    (defines("bfloat16", 8192, Config(1, 1, 2), 1), "sm_80", "HMMA.SP"),
+    (defines("float16", 2048, Config(3, 1, 2), 1), "sm_120", "HMMA.SP"),
+    (defines("float64", 4096, Config(3, 1, 8), 1), "sm_90a", "DFMA"),
+    (defines("float64", 4096, Config(2, 1, 8), 0), "sm_90a", "DFMA"),
+    (defines("float64", 4096, Config(1, 1, 8), 1), "sm_90a", "DFMA"),
+    (defines("float64", 2048, Config(3, 1, 8), 1), "sm_80", "DFMA"),
+    (defines("float64", 2048, Config(1, 1, 8), 0), "sm_120", "DFMA"),
 ]

@@ -1,128 +1,242 @@
 """In which order eight lanes take their elements, such that they mostly read eight different banks.
 
 Shared memory serves eight lanes at a time, and once for every line that they read of the same
-bank.  So lanes whose rows together need all banks about alike come together, and at each turn
-lanes and banks are matched anew: those that have the most left come first.
+bank.  So rows that together need all banks about alike come together (`hybrid_panel_mix`), and at
+each turn lanes and banks are matched anew: those that have the most left come first.
+
+In Numba; `reference_panel` gives the same in NumPy.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-BANKS = 8  # of 16 bytes; as many lanes are served together
-PADDING = 8  # beside a bank: a lane has no element
-WINDOW = 8  # sets of rows between which rows are exchanged
-TRIES = 600  # of an exchange in each window
-LIKE = 0.05  # difference in length, relative, up to which rows are exchanged
+from sparse24.kernels._numba import njit, parallel, slices
+from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP
+from sparse24.kernels.hybrid_panel_plan import Form
+
+ELEMENT_WORK = 64  # multiplications that take as long as to put one element into its place
 
 
-def mix_rows(counts: np.ndarray, sets: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """Exchange rows of about the same length, such that the rows of a set need all banks alike.
+def order_parts(
+    heights: np.ndarray, rows: np.ndarray, begins: np.ndarray, starts: np.ndarray,
+    place: np.ndarray, lines: int, form: Form,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Put the elements of every unit's part in a panel into the order in which lanes read them.
 
     Parameters
     ----------
-    counts : ndarray of int, shape (m, panels, 8)
-        Elements of the sorted rows by panel and bank.
-    sets : ndarray of int, shape (m,)
-        The set of every row, ascending.
-    heights : ndarray of int, shape (m,)
-        Rows are exchanged between sets of the same height.
+    heights, rows, begins : ndarray
+        Of the layout.
+    starts : ndarray of int64, shape (m * panels + 1,)
+        First element of every row's part in a panel, row by row.
+    place : ndarray of uint16, shape (elements,)
+        The line of `b` that an element needs, in its panel.
+    lines : int
+        Of a panel.
+    form : Form
+        How the kernel takes elements of this size.
 
     Returns
     -------
-    ndarray of int, shape (m,)
-        Which row comes in the place of each.
+    at : ndarray of int64, shape (elements,)
+        Where each element goes.
+    places : ndarray of uint16
+        Those of the layout, padding included.
     """
-    order, lengths = np.arange(len(sets)), counts.sum((1, 2))
-    loads = np.add.reduceat(counts, np.flatnonzero(np.diff(sets, prepend=-1)))
-    windows = sets // WINDOW + np.cumsum(np.diff(heights, prepend=heights[:1]) != 0)
-    firsts = np.flatnonzero(np.diff(windows, prepend=-1))
-    sizes = np.diff(firsts, append=len(sets))
-    rng = np.random.default_rng(0)
-    for _ in range(TRIES):
-        one, other = (firsts + (rng.random(sizes.size) * sizes).astype(int) for _ in range(2))
-        mine, yours = order[one], order[other]
-        like = np.abs(lengths[mine] - lengths[yours]) <= LIKE * lengths[mine]
-        near = np.flatnonzero(like & (sets[one] != sets[other]))
-        one, other, mine, yours = (x[near] for x in (one, other, mine, yours))
-        moved = counts[yours] - counts[mine]
-        old = loads[sets[one]], loads[sets[other]]
-        new = old[0] + moved, old[1] - moved
-        gain = np.flatnonzero(sum(_worth(x) for x in new) < sum(_worth(x) for x in old))
-        one, other = one[gain], other[gain]
-        order[one], order[other] = yours[gain], mine[gain]
-        loads[sets[one]], loads[sets[other]] = new[0][gain], new[1][gain]
-    return order
+    at = np.empty(place.size, np.int64)
+    places = np.full(int(begins[-1]) * 32, lines, np.uint16)
+    work = ELEMENT_WORK * float(places.size)
+    pieces = slices(begins.size - 1, 16, work=work)
+    most = int(np.diff(begins).max(initial=0) + STEP) * 32  # of a part
+
+    def task(number: int) -> None:
+        here = pieces[number]
+        _order_parts(
+            here.start, here.stop, heights, rows, begins, starts, place, lines, most, form.height,
+            form.tensor, at, places,
+        )  # fmt: skip
+
+    parallel(task, len(pieces), work)
+    return at, places
 
 
-def _worth(loads) -> np.ndarray:
-    """What sets cost: first their fullest bank of every panel, then how uneven they are."""
-    return loads.max(2).sum(1) + 1e-4 * (loads * loads).sum((1, 2))
+@njit
+def _order_parts(
+    first, last, heights, rows, begins, starts, place, lines, most, height, tensor, at, places
+):
+    units = heights.size
+    panels = (begins.size - 1) // units
+    counts, heads = np.empty((BANKS, BANKS), np.int64), np.empty((BANKS, BANKS), np.int64)
+    elements = np.empty(most, np.int64)
+    banks = np.empty((most // BANKS, BANKS), np.uint8)
+    for part in range(first, last):
+        panel, unit = part // units, part % units
+        here = min(heights[unit], BANKS)  # rows of a group
+        tall = max(heights[unit], BANKS)  # lanes from one turn of a group to the next
+        turns = _turns(begins[part], begins[part + 1]) * 32 // tall
+        for group in range(tall // BANKS):
+            line = unit * height + group * BANKS
+            _collect(rows, line, here, panel, panels, starts, place, counts, heads, elements)
+            bank_order(counts, turns, banks)
+            for turn in range(turns):
+                number, other = turn // (32 // tall), turn % (32 // tall)
+                first_of_step = (begins[part] // STEP + number // STEP) * STEP * 32
+                for lane in range(BANKS):
+                    lane_of_warp = group * BANKS + lane + other * tall
+                    to, value_to = _address(lane_of_warp, number % STEP, tensor)
+                    bank = banks[turn, lane]
+                    if bank < PADDING:
+                        element = elements[heads[lane, bank]]
+                        heads[lane, bank] += BANKS // here
+                        at[element] = first_of_step + value_to
+                        places[first_of_step + to] = place[element]
+                    else:
+                        places[first_of_step + to] = lines + bank - PADDING
 
 
-def bank_order(counts: np.ndarray, turns: np.ndarray) -> np.ndarray:
-    """The banks that lanes read, one after the other.
+@njit
+def _turns(begin, end):
+    """Turns of a warp in a part: the low bits of its beginning are those of its last step."""
+    return (end // STEP - begin // STEP) * STEP - -begin % STEP
+
+
+@njit
+def _address(lane, turn, tensor):
+    """Where in its step the place of an element goes, and where its value.
+
+    Tensor cores take them as fragments: see ``panel_mma.cuh``.
+    """
+    if not tensor:
+        return lane * STEP + turn, lane * STEP + turn
+    upper, row, eight = lane // 8 % 2, lane % 8, lane // 16
+    four = row // 2 ^ turn
+    second = eight ^ four // 2
+    four ^= 2 * second
+    line = 16 * upper + 4 * four + 2 * (row % 2) + second
+    return line * STEP + turn, (row * 4 + four) * STEP + 2 * upper + second
+
+
+@njit
+def _collect(rows, line, lanes, panel, panels, starts, place, counts, heads, elements):
+    """Deal the elements of each row to the lanes that share it, bank by bank.
+
+    `elements` become those of the group, sorted by row and bank; `counts` and `heads`, by lane
+    and bank, how many there are and which is the first.  Those of a row's other lanes lie between.
+    """
+    shares, number = BANKS // lanes, 0
+    held = np.zeros(BANKS, np.int64)
+    for i in range(lanes):
+        row = rows[line + i]
+        begin = starts[row * panels + panel] if row >= 0 else 0
+        end = starts[row * panels + panel + 1] if row >= 0 else 0
+        for bank in range(BANKS):
+            held[bank] = 0
+        for element in range(begin, end):
+            held[place[element] % BANKS] += 1
+        first = number
+        for bank in range(BANKS):
+            of_bank, held[bank] = held[bank], number
+            for share in range(shares):
+                ahead = (share + first - number) % shares
+                counts[i + share * lanes, bank] = (of_bank - ahead + shares - 1) // shares
+                heads[i + share * lanes, bank] = number + ahead
+            number += of_bank
+        for element in range(begin, end):
+            bank = place[element] % BANKS
+            elements[held[bank]] = element
+            held[bank] += 1
+
+
+@njit
+def bank_order(counts, turns, banks):
+    """The banks that eight lanes read, one after the other.
 
     Parameters
     ----------
-    counts : ndarray of int, shape (groups, 8, 8)
-        Elements by lane and bank, of each group of eight lanes.
-    turns : ndarray of int, shape (groups,)
+    counts : ndarray of int64, shape (8, 8)
+        Elements by lane and bank; used up.
+    turns : int
         Elements of a lane at most.
-
-    Returns
-    -------
-    ndarray of uint8
-        By group, turn and lane: the bank, or PADDING + a bank that the other lanes do not read.
+    banks : ndarray of uint8, shape (turns or more, 8)
+        Written: by turn and lane the bank, or PADDING + a bank that the other lanes do not read.
     """
-    ends = np.cumsum(turns * BANKS)
-    firsts = ends - turns * BANKS
-    group = np.repeat(np.arange(len(turns)), turns * BANKS)
-    turn, lane = np.divmod(np.arange(group.size) - firsts[group], BANKS)
-    even = counts.min((1, 2))
-    banks = np.where(turn < BANKS * even[group], (turn + lane) % BANKS, -1).astype(np.int8)
-    left = counts - even[:, None, None]
-    _match(left, firsts, even * BANKS, turns, banks)
-    _fill(left, group * BANKS + lane, banks)
-    return _pad(banks)
+    even = counts[0, 0]
+    for i in range(BANKS * BANKS):
+        even = min(even, counts[i // BANKS, i % BANKS])
+    for i in range(BANKS * BANKS):
+        counts[i // BANKS, i % BANKS] -= even
+    for turn in range(turns):
+        for lane in range(BANKS):
+            banks[turn, lane] = (turn + lane) % BANKS if turn < BANKS * even else PADDING
+    _match(counts, BANKS * even, turns, banks)
+    _fill(counts, turns, banks)
+    _pad(turns, banks)
 
 
-def _match(left, firsts, turn, turns, banks) -> None:
+@njit
+def _match(left, turn, turns, banks):
     """Turn for turn, take elements of different banks from `left`, as many as there are."""
-    where = np.flatnonzero((turn < turns) & left.any((1, 2)))
-    turn = turn.copy()
-    while where.size:
-        here = left[where]
-        most = np.maximum(here.sum(2)[:, :, None], here.sum(1)[:, None, :])
-        weight = np.where(here > 0, most * (1 << 16) + here, 0)
+    of_lane, of_bank = np.zeros(BANKS, np.int64), np.zeros(BANKS, np.int64)
+    for lane in range(BANKS):
+        for bank in range(BANKS):
+            of_lane[lane] += left[lane, bank]
+            of_bank[bank] += left[lane, bank]
+    weight = np.empty((BANKS, BANKS), np.int64)
+    taken = True
+    while turn < turns and taken:
+        taken = False
+        for lane in range(BANKS):
+            for bank in range(BANKS):
+                here = left[lane, bank]
+                most = max(of_lane[lane], of_bank[bank])
+                weight[lane, bank] = (most << 16) + here if here else 0
         for _ in range(BANKS):
-            best = weight.reshape(-1, BANKS * BANKS).argmax(1)
-            lane, bank = np.divmod(best, BANKS)
-            found = np.flatnonzero(weight.reshape(-1, BANKS * BANKS)[np.arange(best.size), best])
-            if not found.size:
+            lane, bank = _heaviest(weight)
+            if not weight[lane, bank]:
                 break
-            lane, bank, group = lane[found], bank[found], where[found]
-            left[group, lane, bank] -= 1
-            banks[firsts[group] + turn[group] * BANKS + lane] = bank
-            weight[found, lane] = 0
-            weight[found, :, bank] = 0
-        turn[where] += 1
-        where = where[(turn[where] < turns[where]) & left[where].any((1, 2))]
+            taken = True
+            left[lane, bank] -= 1
+            of_lane[lane] -= 1
+            of_bank[bank] -= 1
+            banks[turn, lane] = bank
+            for i in range(BANKS):
+                weight[lane, i] = weight[i, bank] = 0
+        turn += 1
 
 
-def _fill(left, lane_of, banks) -> None:
+@njit
+def _heaviest(weight):
+    """Lane and bank of the largest weight, the first of several."""
+    best, lane, bank = -1, 0, 0
+    for i in range(weight.shape[0]):
+        for j in range(weight.shape[1]):
+            if weight[i, j] > best:
+                best, lane, bank = weight[i, j], i, j
+    return lane, bank
+
+
+@njit
+def _fill(left, turns, banks):
     """Put what is left into free turns of its lane, the last ones first; lanes meet in banks."""
-    lane, bank = np.divmod(np.repeat(np.arange(left.size), left.ravel()), BANKS)
-    free = np.flatnonzero(banks < 0)[::-1]
-    free = free[np.argsort(lane_of[free], kind="stable")]
-    begins = np.searchsorted(lane_of[free], lane)
-    number = np.arange(lane.size) - np.searchsorted(lane, lane)
-    banks[free[begins + number]] = bank
+    for lane in range(BANKS):
+        turn = turns - 1
+        for bank in range(BANKS):
+            for _ in range(left[lane, bank]):
+                while banks[turn, lane] < PADDING:
+                    turn -= 1
+                banks[turn, lane] = bank
 
 
-def _pad(banks: np.ndarray) -> np.ndarray:
+@njit
+def _pad(turns, banks):
     """Let lanes without an element read a bank that the others do not."""
-    eights = banks.reshape(-1, BANKS)
-    read = (eights[:, :, None] == np.arange(BANKS)).any(1)
-    idle = np.argmin(read, 1).astype(np.int8)
-    return np.where(eights < 0, PADDING + idle[:, None], eights).ravel().astype(np.uint8)
+    for turn in range(turns):
+        read, idle = 0, 0
+        for lane in range(BANKS):
+            read |= 1 << banks[turn, lane]
+        while read >> idle & 1:
+            idle += 1
+        for lane in range(BANKS):
+            if banks[turn, lane] >= PADDING:
+                banks[turn, lane] = PADDING + idle

@@ -3,26 +3,70 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from sparse24.kernels.hybrid_gather_plan import Chip, Units, units_of
 
 MOST_LINES, LEAST_LINES = 4096, 512  # rows of b in shared memory
-LINE_BYTES, LINE_COLUMNS = 16, 4  # of a plane
+LINE_BYTES = 16  # of a plane
 ZERO_LINES = 8  # after the lines of a plane, for padding
-WARPS = {1: 24, 2: 20, 3: 16}  # of a block, by planes: as many as there are registers for
+PLANES = (1, 2, 3)
 UNIT_WORDS = 4096  # of a unit, at most, if it has more than one row
-WORD_BYTES = 6
+PLACE_BYTES = 2
 STEP_WORDS = 128  # that a warp reads together
 
 # Round figures of a multiprocessor of an H200, in seconds and bytes a second.  Measured over
-# predicted time: 1.0 to 1.2 from 90 to 97 % zeros, up to 1.5 at 99 %, and 5 µs more below 20 µs.
+# predicted time, float32: 1.0 to 1.2 from 90 to 97 % zeros, up to 1.5 at 99 %, and 5 µs more below
+# 20 µs.
 START = 1.5e-6  # of a block
-STEP = 6e-8  # of a warp that is alone
 SHARED_RATE = 128 * 1.7e9 / 1.1  # with the lines that meet in a bank
 L2_RATE = 45e9
 SHOWN = 0.25  # of the time of L2 or shared memory that shows where the other takes longer
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the kernel takes elements of so many bytes.
+
+    Attributes
+    ----------
+    itemsize : int
+    height : int
+        Rows of the tallest unit.
+    warps : tuple of int
+        Of a block, at most, with one, two and three planes: as many as there are registers for.
+    step : float
+        Seconds of a step of a warp that is alone.
+    """
+
+    itemsize: int
+    height: int
+    warps: tuple[int, int, int]
+    step: float
+
+    @property
+    def tensor(self) -> bool:
+        """Whether tensor cores multiply."""
+        return self.itemsize == 2
+
+    @property
+    def word_bytes(self) -> int:
+        """An element and its place."""
+        return self.itemsize + PLACE_BYTES
+
+
+_FORMS = {
+    2: Form(2, 16, (32, 24, 20), 1.2e-7),  # the step is a guess
+    4: Form(4, 32, (24, 20, 16), 6e-8),
+    8: Form(8, 32, (24, 20, 16), 6e-8),
+}
+
+
+def form_of(itemsize: int) -> Form:
+    """How the kernel takes elements of so many bytes."""
+    return _FORMS[itemsize]
 
 
 @dataclass(frozen=True)
@@ -32,26 +76,43 @@ class Config:
     Attributes
     ----------
     planes : int
-        Planes of a panel, of 4 columns each.
+        Planes of a panel, of 16 bytes of columns each.
     shares : int
         Blocks that share the rows for the same columns.
+    itemsize : int
+        Bytes of an element.
     """
 
     planes: int
     shares: int
+    itemsize: int = 4
 
     @property
     def name(self) -> str:
         return f"p{self.planes}s{self.shares}"
 
     @property
-    def width(self) -> int:
-        """Columns of the result in a block."""
-        return LINE_COLUMNS * self.planes
+    def form(self) -> Form:
+        return form_of(self.itemsize)
 
     @property
-    def warps(self) -> int:
-        return WARPS[self.planes]
+    def width(self) -> int:
+        """Columns of the result in a block."""
+        return LINE_BYTES // self.itemsize * self.planes
+
+    @property
+    def most_warps(self) -> int:
+        """Of a block."""
+        return self.form.warps[self.planes - 1]
+
+    def rounds(self, units: int) -> int:
+        """Units that a warp takes one after the other."""
+        return -(-units // (self.shares * self.most_warps))
+
+    def warps(self, units: int) -> int:
+        """Of a block: no more than take all of its units in as many rounds, but half of them."""
+        mine = -(-units // self.shares)
+        return max(-(-mine // self.rounds(units)), self.most_warps // 2)
 
     def groups(self, n: int) -> int:
         """Groups of columns."""
@@ -61,54 +122,81 @@ class Config:
         return self.planes * (lines + ZERO_LINES) * LINE_BYTES
 
 
-def lines_of(k: int, chip: Chip) -> int:
-    """Rows of b in a panel: as many as leave room for three planes, if there are so many."""
+def lines_of(k: int, chip: Chip, itemsize: int = 4) -> int:
+    """Rows of b in a panel: as many as leave room for three planes, if there are so many.
+
+    Of 16-bit elements all rows, though they leave room for one plane: sums of panels do not meet.
+    """
+    if form_of(itemsize).tensor:
+        return max(-(-k // LEAST_LINES), 1) * LEAST_LINES
     lines = LEAST_LINES
     while lines < min(k, MOST_LINES):
-        if Config(max(WARPS), 1).shared_memory(2 * lines) > chip.most_shared:
+        if Config(max(PLANES), 1).shared_memory(2 * lines) > chip.most_shared:
             break
         lines *= 2
     return lines
 
 
-def plan(lengths: np.ndarray) -> Units:
+def most_columns(most_shared: int) -> int:
+    """Of a matrix of 16-bit elements, on a chip with so much shared memory."""
+    lines = most_shared // LINE_BYTES - ZERO_LINES
+    return lines // LEAST_LINES * LEAST_LINES
+
+
+def plan(lengths: np.ndarray, itemsize: int = 4) -> Units:
     """Units for rows of these lengths, the longest first; those with the most words come first."""
-    units = units_of(lengths, UNIT_WORDS)
-    order = np.argsort(-units.words, kind="stable")
-    return Units(units.heights[order], units.firsts[order], units.words[order], units.matrix_rows)
+    least = UNIT_WORDS // form_of(itemsize).height  # shorter rows make units of this height
+    units = units_of(np.maximum(lengths, least), UNIT_WORDS)
+    words = units.heights * lengths[units.firsts]
+    order = np.argsort(-words, kind="stable")
+    return Units(units.heights[order], units.firsts[order], words[order], units.matrix_rows)
 
 
-def configure(units: Units, k: int, n: int, chip: Chip) -> Config:
+class Load(NamedTuple):
+    """What is read of all units: how many they are, and words of all and of the dearest."""
+
+    units: int
+    words: float
+    most: float
+
+
+def load_of(units: Units) -> Load:
+    return Load(len(units), float(units.words.sum()), float(units.words.max(initial=0)))
+
+
+def configure(units: Units, k: int, n: int, chip: Chip, itemsize: int = 4) -> Config:
     """The planes and shares that are expected to take the least time."""
-    lines = lines_of(k, chip)
+    lines, load = lines_of(k, chip, itemsize), load_of(units)
     configs = (
-        Config(planes, shares)
-        for planes in WARPS
+        Config(planes, shares, itemsize)
+        for planes in PLANES
         for shares in range(1, min(len(units), chip.multiprocessors) + 1)
     )
     fitting = (c for c in configs if c.shared_memory(lines) <= chip.most_shared)
-    return min(fitting, key=lambda config: seconds(units, config, k, n, chip))
+    return min(fitting, key=lambda config: seconds(load, config, k, n, chip))
 
 
-def seconds(units: Units, config: Config, k: int, n: int, chip: Chip) -> float:
+def seconds(load: Load, config: Config, k: int, n: int, chip: Chip) -> float:
     """Expected time of a product."""
-    words = _busiest(units, config)
-    steps = -(-len(units) // (config.shares * config.warps)) * units.words.mean() / STEP_WORDS
-    shared, l2 = words * 4 * config.width / SHARED_RATE, words * WORD_BYTES / L2_RATE
-    walk = max(max(shared, l2) + SHOWN * min(shared, l2), steps * STEP)
+    words, form = _busiest(load, config), config.form
+    steps = config.rounds(load.units) * load.words / load.units / STEP_WORDS
+    shared = words * config.itemsize * config.width / SHARED_RATE
+    l2 = words * form.word_bytes / L2_RATE
+    walk = max(max(shared, l2) + SHOWN * min(shared, l2), steps * form.step)
     return _waves(config, n, chip) * (START + _panel_bytes(config, k) / L2_RATE + walk)
 
 
-def effort(units: Units, k: int, n: int, chip: Chip) -> tuple[float, float]:
+def effort(units: Units, k: int, n: int, chip: Chip, itemsize: int = 4) -> tuple[float, float]:
     """Multiply-adds of the busiest multiprocessor times their number, and their bytes."""
-    config = configure(units, k, n, chip)
-    words, turns = _busiest(units, config), _waves(config, n, chip) * chip.multiprocessors
-    return turns * words * config.width, turns * (words * WORD_BYTES + _panel_bytes(config, k))
+    config = configure(units, k, n, chip, itemsize)
+    words, turns = _busiest(load_of(units), config), _waves(config, n, chip) * chip.multiprocessors
+    nbytes = words * config.form.word_bytes + _panel_bytes(config, k)
+    return turns * words * config.width, turns * nbytes
 
 
-def _busiest(units: Units, config: Config) -> float:
+def _busiest(load: Load, config: Config) -> float:
     """Words of the dearest share."""
-    return float(max(units.words.sum() / config.shares, units.words.max(initial=0)))
+    return max(load.words / config.shares, load.most)
 
 
 def _waves(config: Config, n: int, chip: Chip) -> int:
@@ -117,4 +205,4 @@ def _waves(config: Config, n: int, chip: Chip) -> int:
 
 def _panel_bytes(config: Config, k: int) -> int:
     """What a block reads of b."""
-    return 4 * k * config.width
+    return config.itemsize * k * config.width

@@ -61,6 +61,8 @@ def digest(stem: str) -> str:
     return hashlib.sha256(_BLANK.sub(" ", " ".join(parts)).encode()).hexdigest()[:16]
 
 
+# Modules that decide nothing of what a kernel does that a launcher of another one imports.
+NOT_COUNTED = ("loader", "reference", "cast", "_numba")
 # A .cu file whose launcher has another name.
 LAUNCHER_OF = {"apply_epilogue": "dense"}
 
@@ -76,7 +78,7 @@ def _launchers(stem: str) -> list[str]:
     waiting = [root]
     while waiting:
         name = waiting.pop()
-        if name in found or (name in ("loader", "reference", "cast") and name != root):
+        if name in found or (name in NOT_COUNTED and name != root):
             continue
         found.add(name)
         for node in ast.walk(ast.parse(_launcher_text(name))):

@@ -2,8 +2,8 @@
 
 The CPU and CUDA kernels are tested against these functions, bit for bit where
 bits are moved and against float64 where numbers are summed.  Each topic is a file,
-``reference_<topic>.py``; the layouts of the hybrid kernels, `reference_evict` and
-`reference_scatter`, are imported from theirs.
+``reference_<topic>.py``; the layouts of the hybrid kernels, such as `reference_evict`,
+`reference_panel` and `reference_scatter`, are imported from theirs.
 """
 
 from sparse24.kernels.reference_activate import activate_compress, activated, quantise_rows

@@ -127,12 +127,13 @@ class Line:
 
 
 # By path and most columns, 16-bit elements, for "panel" float32; measured on one H200, see
-# docs/benchmarks.
+# docs/benchmarks.  "panel16" and "panel64", float64, are calculated: 1.6 times what
+# `hybrid_panel_plan` expects.
 # An element is a place of the matrix for "stream" and "cublas", a cycle of shared memory for
 # "scatter" and "base" (scatter with 2:4 tiles), else a non-zero, with padding; for "overflow" it is
 # one that the 2:4 part leaves out, times the columns, and the bytes are those of the result; for
-# "dense", "slots", "regrouped" and "panel" it is a multiply-add, and the bytes are those that are
-# gathered, for "panel" all that is read.
+# "dense", "slots", "regrouped" and the panels it is a multiply-add, and the bytes are those that
+# are gathered, for the panels all that is read.
 H200_LINES = {
     "stream/8": Line(4.95e-6, 1.38e-13, 1.535e-13),
     "stream/16": Line(6.03e-6, 1.783e-13, 1.273e-13),
@@ -154,6 +155,12 @@ H200_LINES = {
     "panel/8": Line(4.29e-6, 0.0, 3.2e-13),
     "panel/64": Line(4.44e-6, 0.0, 2.44e-13),
     "panel/512": Line(0.0, 2.37e-14, 2.94e-13),
+    "panel64/8": Line(8.4e-6, 1.23e-13, 2.69e-13),
+    "panel64/64": Line(8.45e-6, 1.77e-13, 2.57e-13),
+    "panel64/512": Line(4.8e-6, 1.06e-13, 3e-13),
+    "panel16/8": Line(8.4e-6, 3.15e-14, 2.7e-13),
+    "panel16/64": Line(8.57e-6, 6.44e-14, 2.31e-13),
+    "panel16/512": Line(6.32e-6, 1.16e-13, 1.13e-13),
     "rows/1": Line(2.93e-6, 0.0, 3.5e-13),
     "rows/2": Line(3.74e-6, 0.0, 3.46e-13),
     "rows/4": Line(4.32e-6, 0.0, 5.27e-13),
@@ -167,14 +174,23 @@ H200_LINES = {
 }
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64), "scatter": (8, 16, 32, 64), "base": (8, 16, 32, 64),
-    "gather": (1, 2, 4, 8, 16), "panel": (8, 64, 512),
+    "gather": (1, 2, 4, 8, 16),
+    "panel16": (8, 64, 512), "panel": (8, 64, 512), "panel64": (8, 64, 512),
     "rows": (1, 2, 4),
     "cublas": (8, 32, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
     "regrouped": (512,),
 }  # fmt: skip
 
 
-def line_of(lines: dict[str, Line], path: str, n: int) -> Line:
-    """The line of the smallest class that holds `n` columns, or of the largest there is."""
+PANEL_LINES = {2: "panel16", 4: "panel", 8: "panel64"}  # by bytes of an element
+
+
+def class_of(path: str, n: int) -> str:
+    """The name of the smallest class that holds `n` columns, or of the largest there is."""
     sizes = COLUMN_CLASSES[path]
-    return lines[f"{path}/{next((size for size in sizes if size >= n), sizes[-1])}"]
+    return f"{path}/{next((size for size in sizes if size >= n), sizes[-1])}"
+
+
+def line_of(lines: dict[str, Line], path: str, n: int) -> Line:
+    """The line of a path and class of columns."""
+    return lines[class_of(path, n)]

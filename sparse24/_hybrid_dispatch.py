@@ -4,7 +4,7 @@
 ``cpu``       Numba, the non-zeros row by row
 ``rows``      up to 4 columns: the non-zeros of 32 rows or parts of rows at a time, any dtype
 ``gather``    up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
-``panel``     float32: panels of the dense operand on chip, the non-zeros streamed past them
+``panel``     16 to 64 bits: panels of the dense operand on chip, the non-zeros streamed past them
 ``stream``    up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
 ``scatter``   up to 64 columns, 16-bit, Hopper: non-zeros scattered into dense tiles on chip
 ``tiles``     any dtype and size, tile by tile on plain cores

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _evidence, _tuning_cache
-from sparse24._hybrid_cost import COLUMN_CLASSES, H200_LINES, Line
+from sparse24._hybrid_cost import COLUMN_CLASSES, H200_LINES, PANEL_LINES, Line, class_of
 from sparse24._version import __version__
 
 STEMS = (
@@ -28,7 +28,8 @@ STEMS = (
 MANY = (512, 2048)  # columns of the paths for many
 SHAPES = ((4096, 4096), (4096, 8192), (8192, 8192))
 ZEROS = (0.6, 0.8, 0.95)
-MOST_FLOAT32 = 1 << 25  # places of a matrix of float32: its layout takes longest to make
+FEWER = {"float16": 16, "float32": 4, "float64": 8}  # times fewer non-zeros for the panel path
+MOST_PANEL = 1 << 25  # places of a matrix of which the panel path is measured
 ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
 FILLER_BYTES = 64 << 20  # cleared in about the time of a launch by CuPy
 SUSTAINED = 0.03  # seconds after which a chip has slowed down as far as it will
@@ -169,8 +170,9 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
             seconds = _time(cupy, calls, captured=name != "cublas")
             samples[f"{name}/{n}"].append((*efforts[name](n), seconds))
     _sample_many(cupy, dense, rng, samples)
-    if drawn.size <= MOST_FLOAT32:
-        _sample_float32(cupy, drawn, zeros, rng, samples)
+    if drawn.size <= MOST_PANEL:
+        for name in FEWER:
+            _sample_panel(cupy, drawn, zeros, name, rng, samples)
 
 
 def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
@@ -203,20 +205,25 @@ def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
             samples[f"{path}/512"].append((*effort, seconds))
 
 
-def _sample_float32(cupy, drawn, zeros: float, rng, samples: dict[str, list]) -> None:
-    """The path of float32 elements, which pays where there are fewer of them."""
+def _sample_panel(cupy, drawn, zeros: float, name: str, rng, samples: dict[str, list]) -> None:
+    """The path of few non-zeros, of elements of one type."""
+    from sparse24._dtypes import TABLE
     from sparse24.kernels import hybrid_panel, hybrid_panel_plan
 
-    m, k = drawn.shape
-    dense = cupy.where(rng.random(drawn.shape, dtype=cupy.float32) >= 1 - (1 - zeros) / 4, drawn, 0)
-    layout, chip = hybrid_panel.prepare(dense.view(np.uint32), cupy), hybrid_panel.chip()
-    for n in COLUMN_CLASSES["panel"]:
-        b = rng.standard_normal((k, n), dtype=cupy.float32)
-        out = cupy.empty((m, n), cupy.float32)
+    dtype, (m, k), chip = TABLE[name], drawn.shape, hybrid_panel.chip()
+    if hybrid_panel.refuses(k, dtype, chip.most_shared) is not None:
+        return
+    held = rng.random(drawn.shape, dtype=cupy.float32) >= 1 - (1 - zeros) / FEWER[name]
+    dense = cupy.where(held, drawn, 0).astype(dtype.logical)
+    layout = hybrid_panel.prepare(dense.view(dtype.storage), dtype, cupy)
+    line = PANEL_LINES[dtype.itemsize]
+    for n in (*COLUMN_CLASSES[line], MANY[-1]):
+        b = rng.standard_normal((k, n), dtype=cupy.float32).astype(dtype.logical)
+        out = cupy.empty((m, n), dtype.logical)
         call = functools.partial(hybrid_panel.product, layout, b, out)
         seconds = _time(cupy, [call], captured=True)
-        effort = hybrid_panel_plan.effort(layout.units, k, n, chip)
-        samples[f"panel/{n}"].append((*effort, seconds))
+        effort = hybrid_panel_plan.effort(layout.units, k, n, chip, dtype.itemsize)
+        samples[class_of(line, n)].append((*effort, seconds))
 
 
 def _time(cupy, calls, *, captured: bool, rounds: int = 5, warm: float = 0.0) -> float:

@@ -51,7 +51,7 @@ def _gather_layout(h):
 def _panel_layout(h):
     from sparse24.kernels import hybrid_panel
 
-    return hybrid_panel.prepare(_bits(h), _arrays.namespace(h.tiles.kinds))
+    return hybrid_panel.prepare(_bits(h), h.tiles.dtype, _arrays.namespace(h.tiles.kinds))
 
 
 class _TwoFour:
@@ -175,8 +175,9 @@ def panel_units(h):
 def _panel_units(h):
     from sparse24.kernels import hybrid_panel_plan
 
-    made = h.is_prepared("panel")
-    return layout(h, "panel").units if made else hybrid_panel_plan.plan(row_lengths(h))
+    if h.is_prepared("panel"):
+        return layout(h, "panel").units
+    return hybrid_panel_plan.plan(row_lengths(h), h.tiles.dtype.itemsize)
 
 
 def excess(h) -> float:

@@ -118,15 +118,18 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
 
 
 def _panel_time(h, n: int, lines, device: Device) -> dict[str, float]:
-    """The path of float32 that reads the non-zeros once for a few columns."""
+    """The path that reads the non-zeros once for a few columns, any number of times."""
     from sparse24.kernels import hybrid_panel, hybrid_panel_plan
     from sparse24.kernels.hybrid_gather_plan import Chip
 
-    if hybrid_panel.refuses(h.tiles.dtype) is not None:
+    dtype, k = h.tiles.dtype, h.shape[1]
+    if hybrid_panel.refuses(k, dtype, device.most_shared) is not None:
         return {}
     chip = Chip(device.multiprocessors, device.most_shared)
-    effort = hybrid_panel_plan.effort(panel_units(h), h.shape[1], n, chip)
-    return {"panel": line_of(lines, "panel", n).seconds(*effort)}
+    effort = hybrid_panel_plan.effort(panel_units(h), k, n, chip, dtype.itemsize)
+    copied = COPY_SECONDS if dtype.itemsize == 2 and n % 8 else 0.0
+    line = line_of(lines, _hybrid_cost.PANEL_LINES[dtype.itemsize], n)
+    return {"panel": line.seconds(*effort) + copied}
 
 
 def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:

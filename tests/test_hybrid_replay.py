@@ -16,7 +16,7 @@ STEMS = ("rows", "gather", "panel", "scatter", "stream", "wgmma")
 pytestmark = [pytest.mark.stem(*(f"hybrid_{stem}" for stem in STEMS)), pytest.mark.gpu]
 PATHS = [
     ("rows", 2), ("gather", 4), ("scatter", 16), ("stream", 16), ("slots", 256),
-    ("regrouped", 256),
+    ("regrouped", 256), ("panel", 40),
 ]  # fmt: skip
 
 

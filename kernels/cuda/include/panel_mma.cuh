@@ -1,0 +1,84 @@
+// panel_mma: what a step of the panel kernel adds to its sums, by sparse tensor cores (float16, bfloat16).
+//
+// Plain multiply-adds would take an instruction to widen each element of b and one to multiply it, more than a
+// multiprocessor issues while shared memory brings the lines.  mma.sp takes lines as ldmatrix reads them: 32 in a
+// turn, two for each of 16 rows, and 8 columns an instruction.
+//
+// Of the 16 x 32 elements of A that it multiplies, 32 are not zero.  Rows below 8 have theirs in the lower 16 lines,
+// the others in the upper ones, alike.  In turn t row r has one in four number f = (r / 2 ^ t) % 4, and one in four
+// number f ^ 2: so each eight lines, which shared memory serves at once, are of eight rows.  They are the first and
+// second of the two places of a four that the row may fill: 0 and 1, or 2 and 3 if r is odd.  In four turns, a step, a
+// lane of the fragment thus multiplies one element as the first and one as the second for its low row, and for its
+// high row, and the codes of the places are always the same.  Rows of a unit with fewer than 16 come several times.
+//
+// A zero of A multiplies lines of other rows: an infinity in b may reach them as NaN.
+// Source: PTX ISA, mma.sp::ordered_metadata m16n8k32, ldmatrix.
+#pragma once
+
+constexpr int kHeight = 16;     // rows of the tallest unit
+constexpr int kAhead = 3;       // steps
+constexpr Kind kKind = Kind::ELEMENT;
+
+// Of a step: first and second of the low row, and of the high row.
+using Values = uint2;
+
+// The rows of a lane's sums.
+struct Rows {
+    int low, high;
+    __device__ void find(const int* of_unit) {
+        low = of_unit[threadIdx.x % 32 / 4];
+        high = of_unit[threadIdx.x % 32 / 4 + 8];
+    }
+};
+
+struct Sums {
+    float sums[PLANES][4] = {};     // two columns of the low row, two of the high one
+
+    __device__ void add(const Values& values, const uint2& places, const Line* panel, int turns) {
+        if (turns == 4) {
+#pragma unroll
+            for (int turn = 0; turn < 4; ++turn) add_turn(values, places, panel, turn);
+        } else {
+#pragma unroll 1
+            for (int turn = 0; turn < turns; ++turn) add_turn(values, places, panel, turn);
+        }
+    }
+    __device__ void add_turn(const Values& values, const uint2& places, const Line* panel, int turn) {
+        const int lane = threadIdx.x % 32, turn_of_first = lane / 8 ^ lane % 4;
+        const unsigned kept = turn == turn_of_first ? 0xffff : turn == (turn_of_first ^ 2) ? 0xffff0000 : 0;
+        const unsigned a[4] = {values.x & kept, 0, 0, values.y & kept};
+        const unsigned codes = lane / 4 % 2 ? 0xeeeeeeee : 0x44444444;
+        const unsigned two = turn < 2 ? places.x : places.y, place = turn % 2 ? two >> 16 : two & 0xffff;
+#pragma unroll
+        for (int plane = 0; plane < PLANES; ++plane) {
+            unsigned b[4];
+            load_matrices_transposed(b, shared_address(panel + plane * kPlane + place));
+            mma_sp<kKind, kKind, 0>(sums[plane], a, b, codes);
+        }
+    }
+    // Adds the lanes of a row, and stores its sums.
+    __device__ void store(const Rows& rows, int height, const Product& out, Count column0, Count n, bool wide, bool) {
+        const Count column = column0 + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int plane = 0; plane < PLANES; ++plane) {
+            float (&sum)[4] = sums[plane];
+            if (height <= 8) sum[0] += sum[2], sum[1] += sum[3];
+            for (int step = 4 * height; step < 32; step *= 2)
+#pragma unroll
+                for (int c = 0; c < 2; ++c) sum[c] += __shfl_xor_sync(~0u, sum[c], step);
+            store_pair(rows.low, column + 8 * plane, sum[0], sum[1], out, n, wide);
+            store_pair(rows.high, column + 8 * plane, sum[2], sum[3], out, n, wide);
+        }
+    }
+    static __device__ void store_pair(int row, Count column, float one, float other, const Product& out, Count n,
+                                      bool wide) {
+        if (row < 0 || column >= n) return;
+        Element* to = out.to + row * out.row + column * out.column;
+        if (wide && column + 1 < n) {
+            *reinterpret_cast<unsigned*>(to) = pair_of<kKind>(one, other);
+            return;
+        }
+        *to = In::store(one);
+        if (column + 1 < n) to[out.column] = In::store(other);
+    }
+};
