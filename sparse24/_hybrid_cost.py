@@ -127,8 +127,8 @@ class Line:
 
 
 # By path and most columns, 16-bit elements, for "panel" float32; measured on one H200, see
-# docs/benchmarks.  "panel16" and "panel64", float64, are calculated: 1.6 times what
-# `hybrid_panel_plan` expects.
+# docs/benchmarks.  "panel16" is that of 16 bits, "panel64" of float64; both by up to 8 columns are
+# calculated: 1.6 times what `hybrid_panel_plan` expects.
 # An element is a place of the matrix for "stream" and "cublas", a cycle of shared memory for
 # "scatter" and "base" (scatter with 2:4 tiles), else a non-zero, with padding; for "overflow" it is
 # one that the 2:4 part leaves out, times the columns, and the bytes are those of the result; for
@@ -156,11 +156,11 @@ H200_LINES = {
     "panel/64": Line(4.44e-6, 0.0, 2.44e-13),
     "panel/512": Line(0.0, 2.37e-14, 2.94e-13),
     "panel64/8": Line(8.4e-6, 1.23e-13, 2.69e-13),
-    "panel64/64": Line(8.45e-6, 1.77e-13, 2.57e-13),
-    "panel64/512": Line(4.8e-6, 1.06e-13, 3e-13),
+    "panel64/64": Line(5e-6, 0.0, 2.52e-13),
+    "panel64/512": Line(0.0, 0.0, 2.41e-13),
     "panel16/8": Line(8.4e-6, 3.15e-14, 2.7e-13),
-    "panel16/64": Line(8.57e-6, 6.44e-14, 2.31e-13),
-    "panel16/512": Line(6.32e-6, 1.16e-13, 1.13e-13),
+    "panel16/64": Line(8.14e-6, 8.29e-14, 6.46e-14),
+    "panel16/512": Line(4.83e-6, 8.6e-14, 1.25e-13),
     "rows/1": Line(2.93e-6, 0.0, 3.5e-13),
     "rows/2": Line(3.74e-6, 0.0, 3.46e-13),
     "rows/4": Line(4.32e-6, 0.0, 5.27e-13),

@@ -39,7 +39,7 @@ ROTATED_COLUMNS = 256  # up to here products are bound by memory
 CUSPARSE_MOST = 64  # columns of 16 bits; beyond, cuSPARSE takes milliseconds
 FLOAT32_ZEROS = (0.9, 0.97, 0.99)
 FLOAT32_COLUMNS = (8, 64, 512, 4096)
-MOST_ERROR = {"float16": 2e-3, "float32": 1e-5}
+MOST_ERROR = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-13}
 
 
 def iid(shape, zeros: float, dtype: str) -> cp.ndarray:
@@ -51,7 +51,7 @@ def iid(shape, zeros: float, dtype: str) -> cp.ndarray:
 
 def beside_cusparse(dtype, n: int) -> bool:
     """Whether cuSPARSE is timed as well."""
-    return n <= CUSPARSE_MOST or dtype == cp.float32
+    return n <= CUSPARSE_MOST or dtype in (cp.float32, cp.float64)
 
 
 def read_float32(file: Path) -> dict[str, np.ndarray]:
@@ -215,6 +215,12 @@ def plan_float32():
             yield family, SHAPES[0], zeros, FLOAT32_COLUMNS
 
 
+def plan_float64():
+    """The same of float64."""
+    for zeros in (0.9, 0.95, 0.99):
+        yield "iid", SHAPES[0], zeros, (64, 512)
+
+
 def plan(quick: bool):
     """(family, shape, zeros, columns) of every float16 matrix."""
     for shape in SHAPES[:2] if quick else SHAPES:
@@ -233,6 +239,8 @@ def plan(quick: bool):
     for shape in SHAPES[1:]:
         for zeros in ZEROS:
             yield "beta5", shape, zeros, (512, 4096)
+    for shape in SHAPES:
+        yield "iid", shape, 0.99, (256, 512, 4096)
 
 
 def drawn(
@@ -256,14 +264,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--minilm", type=Path)
     parser.add_argument("--fit", action="store_true", help="fit the cost model first")
-    parser.add_argument("--only", choices=("float16", "float32"))
+    parser.add_argument("--only", choices=("float16", "float32", "float64"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.fit:
         for name, line in _hybrid_fit.fit().items():
             print(name, line, flush=True)
     rows = []
-    asked = {"float32": list(plan_float32()), "float16": list(plan(options.quick))}
+    asked = {
+        "float64": list(plan_float64()), "float32": list(plan_float32()),
+        "float16": list(plan(options.quick)),
+    }  # fmt: skip
     for dtype in (options.only,) if options.only else asked:
         for family, w, zeros, columns in drawn(asked[dtype], dtype):
             rows += measure(family, w, zeros, columns)
