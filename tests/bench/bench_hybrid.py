@@ -272,8 +272,8 @@ def main() -> None:
             print(name, line, flush=True)
     rows = []
     asked = {
-        "float64": list(plan_float64()), "float32": list(plan_float32()),
-        "float16": list(plan(options.quick)),
+        "float32": list(plan_float32()), "float16": list(plan(options.quick)),
+        "float64": list(plan_float64()),
     }  # fmt: skip
     for dtype in (options.only,) if options.only else asked:
         for family, w, zeros, columns in drawn(asked[dtype], dtype):
