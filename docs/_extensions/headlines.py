@@ -75,12 +75,12 @@ def _unstructured(zeros: float, low: int) -> Callable[[Case], bool]:
 def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], bool]:
     return lambda c: (
         c["family"] == family and c["zeros"] == zeros and low <= c["n"] <= high
-        and c.get("dtype") != "float32"
+        and c["dtype"] == "float16"
     )  # fmt: skip
 
 
-def _float32(case: Case) -> bool:
-    return case["dtype"] == "float32"
+def _of_type(dtype: str, least_zeros: float) -> Callable[[Case], bool]:
+    return lambda c: c["dtype"] == dtype and c["zeros"] >= least_zeros
 
 
 HEADLINES = (
@@ -104,10 +104,14 @@ HEADLINES = (
              _hybrid("iid", 0.9, 32, 64)),
     Headline("unstructured, 90 % zeros, 512 columns and more", "hybrid", "best",
              _hybrid("iid", 0.9, 512, 1 << 30)),
+    Headline("unstructured, uneven (Beta 5) tiles, 95 % zeros, 512 columns and more", "hybrid",
+             "best", _hybrid("beta5", 0.95, 512, 1 << 30)),
     Headline("unstructured, log-normal rows, 90 % zeros, 1 to 8 columns", "hybrid", "best",
              _hybrid("row_skewed", 0.9, 1, 8)),
     Headline("unstructured float32, 90 to 99 % zeros, 8 to 4096 columns", "hybrid", "best",
-             _float32),
+             _of_type("float32", 0.9)),
+    Headline("unstructured float64, 95 and 99 % zeros, 64 and 512 columns", "hybrid", "best",
+             _of_type("float64", 0.95)),
     Headline("linear layer, forward and backward, pruned at each step", "training",
              "torch_compiled", _named("linear")),
     Headline("feed-forward, forward and backward, pruned at each step", "training",

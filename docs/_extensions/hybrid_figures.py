@@ -61,7 +61,7 @@ def balance_gain(cases: list[dict[str, Any]]) -> dict[str, float]:
 def write(folder: Path) -> None:
     """Write ``hybrid_figures.txt`` and, if there is data, ``hybrid_curves.png``."""
     cases = recorded.suites().get("hybrid", {}).get("cases", [])
-    cases = [case for case in cases if case.get("dtype") != "float32"]
+    cases = [case for case in cases if case["dtype"] == "float16"]
     if not cases:
         (folder / "hybrid_figures.txt").write_text("No run has been recorded yet.\n")
         return
