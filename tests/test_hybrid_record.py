@@ -16,7 +16,7 @@ import hybrid_pictures as pictures
 
 def case(zeros, ours, *, family="iid", n=8, kernel="stream", **extra):
     return {
-        "family": family, "zeros": zeros, "n": n, "m": 64, "k": 64, "ours_us": ours,
+        "family": family, "zeros": zeros, "n": n, "m": 64, "k": 64, "ours_us": ours, "dtype": "float16",
         "ours_kernel": kernel, "rivals": {"cublas": 10.0}, **extra,
     }  # fmt: skip
 
