@@ -16,8 +16,8 @@ import hybrid_pictures as pictures
 
 def case(zeros, ours, *, family="iid", n=8, kernel="stream", **extra):
     return {
-        "family": family, "zeros": zeros, "n": n, "m": 64, "k": 64, "ours_us": ours, "dtype": "float16",
-        "ours_kernel": kernel, "rivals": {"cublas": 10.0}, **extra,
+        "family": family, "zeros": zeros, "n": n, "m": 64, "k": 64, "dtype": "float16",
+        "ours_us": ours, "ours_kernel": kernel, "rivals": {"cublas": 10.0}, **extra,
     }  # fmt: skip
 
 
