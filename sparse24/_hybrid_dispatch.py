@@ -29,7 +29,7 @@ import numpy as np
 from sparse24 import _arrays, _dtypes, _foreign, _hybrid_cost, _product, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError, UnsupportedError
 from sparse24._hybrid_layouts import layout
-from sparse24._hybrid_predict import COPYING, copied_by, predictions
+from sparse24._hybrid_predict import copied_by, copying_paths, predictions
 from sparse24._hybrid_staged import Staged, by_rows, room_for
 from sparse24._records import PLAIN, Problem
 
@@ -263,7 +263,7 @@ def explain(h, n: int, *, copied: bool | None = None) -> dict:
         reason = f"predicted {gain:.2f}x faster than {second}"
     if choice == "cublas":
         reason = f"no sparse path is predicted to gain; the best, {second}, {gain:.2f}x as long"
-    copying = [path for path in times if copied and path in COPYING]
+    copying = copying_paths(h, times) if copied else []
     if choice in copying:
         reason += "; it copies b at each call, whose rows do not begin on 16 bytes"
     return {

@@ -31,8 +31,8 @@ INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
-COPYING = ("scatter", "slots", "regrouped")  # copy b where its rows do not begin on 16 bytes
-ITEMSIZE = 2  # of what these multiply
+COPYING = ("scatter", "slots", "regrouped", "panel")  # paths of 16-bit elements that copy b
+ITEMSIZE = 2  # of what they copy, where its rows do not begin on 16 bytes
 COPY_SECONDS = 3e-6  # of such a copy, beside its bytes
 TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
 
@@ -58,8 +58,13 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
     if copied_by(n) if copied is None else copied:
         moved = 2 * h.shape[1] * n * dtype.itemsize
         copying = COPY_SECONDS + moved / _hybrid_cost.rates_for(dtype, True).bandwidth
-        times |= {path: times[path] + copying for path in COPYING if path in times}
+        times |= {path: times[path] + copying for path in copying_paths(h, times)}
     return times
+
+
+def copying_paths(h, times: dict[str, float]) -> list[str]:
+    """Those of some paths that copy a `b` which the copy engine cannot read."""
+    return [path for path in times if path in COPYING and h.tiles.dtype.itemsize == ITEMSIZE]
 
 
 def copied_by(n: int, b_order: str = "row") -> bool:
@@ -118,7 +123,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
 
 
 def _panel_time(h, n: int, lines, device: Device) -> dict[str, float]:
-    """The path that reads the non-zeros once for a few columns, any number of times."""
+    """The path that multiplies a panel of `b` by the non-zeros alone."""
     from sparse24.kernels import hybrid_panel, hybrid_panel_plan
     from sparse24.kernels.hybrid_gather_plan import Chip
 
@@ -127,9 +132,8 @@ def _panel_time(h, n: int, lines, device: Device) -> dict[str, float]:
         return {}
     chip = Chip(device.multiprocessors, device.most_shared)
     effort = hybrid_panel_plan.effort(panel_units(h), k, n, chip, dtype.itemsize)
-    copied = COPY_SECONDS if dtype.itemsize == 2 and n % 8 else 0.0
     line = line_of(lines, _hybrid_cost.PANEL_LINES[dtype.itemsize], n)
-    return {"panel": line.seconds(*effort) + copied}
+    return {"panel": line.seconds(*effort)}
 
 
 def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:

@@ -230,7 +230,7 @@ def test_explain_tells_what_copies_b(weight, device):
     assert (told["choice"], told["copies_b"]) == ("scatter", [])
     for how in ({"b_order": "column"}, {"n": 9}):
         told = h.explain(**how)
-        assert told["copies_b"] == ["scatter"]
+        assert told["copies_b"] == ["scatter", "panel"]
         assert told["reason"].endswith("copies b at each call, whose rows do not begin on 16 bytes")
     with pytest.raises(ArgumentError, match="b_order must be one of"):
         h.explain(b_order="C")
