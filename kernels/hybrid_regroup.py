@@ -15,13 +15,14 @@ NAME = "hybrid_regroup"
 ROWS = 256  # of a strip
 GROUP = 4
 NEIGHBOURS = 32  # columns that are dealt to a pool together
-POOL = 1024  # most columns of a pool
+POOL = 2048  # most columns of a pool
 ROOM = 2 * POOL  # slots of a pool
-# What counts for a column that joins a group, in order: rows that overflow, 64 rows that only it
-# or only the group needs, its own rows, and rows that it fills for the next.
-OVERFLOW, MISMATCH, ELEMENT, FILLS = 1000, 300, 2, 3
+# What a column costs as each of the members of a group, beside its elements, each worth 1: a row that
+# overflows, a row that it fills for the next, 64 rows that are new to the group, 64 that only it has.
+OVERFLOW, FILLS = (0, 0, 200, 50), (0, 20, 3, 0)
+FRESH, MISSING = (0, 400, 30, 12), (0, 25, 40, 100)
 BLOCKS = ROWS // 64  # of rows, of which an instruction multiplies one
-_THREADS = 256
+_THREADS = 512
 
 
 def pools(k: int) -> int:

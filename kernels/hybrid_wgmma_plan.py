@@ -103,12 +103,13 @@ TABLES = {
     128: (
         Config(128, 256), Config(128, 128, rate=0.7), Config(128, 256, 2), Config(128, 128, 2, 0.7),
     ),
-    256: (Config(256, 192), Config(256, 128, rate=0.85), Config(256, 128, 2, 0.85)),
+    256: (Config(256, 192), Config(256, 128, rate=0.915), Config(256, 128, 2, 0.9)),
 }  # fmt: skip
 # For strips of 256 rows of which few stages have elements in all rows.
-SKIPPING = (Config(256, 128, rate=0.82, skips=True), Config(256, 128, 2, 0.82, skips=True))
-# To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums.
-MULTIPLY_ADDS, GATHERED, EXCHANGE = 5.5e14, 2.6e13, 5e-6
+SKIPPING = (Config(256, 128, rate=0.92, skips=True), Config(256, 128, 2, 0.92, skips=True))
+# To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums
+# of a cluster, after every wave.
+MULTIPLY_ADDS, GATHERED, EXCHANGE = 4.9e14, 2.6e13, 3.5e-6
 
 LOW_BAND = 8  # strips of about the same length, which all blocks then have at the same time
 MOST_LIVE = 0.8  # share of instructions with elements up to which it pays to look for the others
@@ -116,7 +117,7 @@ WORTH_CHANGING = 1.02  # a less even deal that leaves the usual bands as they ar
 UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once
 # Measured over predicted time, by rows of a strip, where rows are stored by number: that takes
 # longer, and strips always differ.  docs/benchmarks/log_hybrid.rst.
-BY_NUMBER = {128: 1.13, 256: 1.17}
+BY_NUMBER = {128: 1.13, 256: 1.04}
 SHARING = 12  # stages in whose time a block gives sums away and takes those of another
 LEAST_PIECE = 2  # atoms of a tile that is cut
 
@@ -215,7 +216,7 @@ class Work:
     @functools.cached_property
     def skips(self) -> bool:
         """Whether so many instructions have no element that testing for it pays."""
-        if self.shares is None or not len(self.shares):
+        if self.rows != SKIPPING[0].block_m or self.shares is None or not len(self.shares):
             return False
         return float(np.average(self.shares, weights=self.lengths)) < MOST_LIVE
 
@@ -236,13 +237,20 @@ class Work:
         if config.parts == 1:
             busiest = self.deal(config, n).busiest
         else:  # the chip deals clusters to idle multiprocessors
-            blocks = len(self.lengths) * -(-n // config.block_n) * config.parts
-            waves = -(-blocks // sms)
+            waves = self._waves(config, n)
             busiest = max(waves * self.costs.mean(), self.costs[0]) / config.parts
         uneven = 1 + UNEVEN * (self.costs[0] / self.costs.mean() - 1)
         busiest *= BY_NUMBER[self.rows] if self.by_number else uneven
         places = busiest * sms * BLOCK_K * config.block_n / config.rate  # of b
         return self.rows * places, 2 * places * self.gathered / max(self.stages, 1)
+
+    def exchange(self, config: Config, n: int) -> float:
+        """Seconds for which clusters exchange sums."""
+        return EXCHANGE * self._waves(config, n) if config.parts > 1 else 0.0
+
+    def _waves(self, config: Config, n: int) -> int:
+        blocks = len(self.lengths) * -(-n // config.block_n) * config.parts
+        return -(-blocks // multiprocessors())
 
     def deal(self, config: Config, n: int) -> Deal:
         """How blocks that do not form clusters share the tiles.
@@ -283,8 +291,8 @@ class Work:
 
         def seconds(config: Config) -> float:
             multiply_adds, gathered = self.effort(config, n)
-            exchange = EXCHANGE if config.parts > 1 else 0.0
-            return multiply_adds / MULTIPLY_ADDS + gathered / GATHERED + exchange
+            moved = gathered / GATHERED + self.exchange(config, n)
+            return multiply_adds / MULTIPLY_ADDS + moved
 
         table = SKIPPING if self.skips else TABLES[self.rows]
         table = tuple(c for c in table if c.parts == 1 or not self.by_number)

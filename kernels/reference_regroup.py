@@ -6,10 +6,10 @@ import numpy as np
 
 from sparse24.kernels.hybrid_regroup import (
     BLOCKS,
-    ELEMENT,
     FILLS,
+    FRESH,
     GROUP,
-    MISMATCH,
+    MISSING,
     NEIGHBOURS,
     OVERFLOW,
     ROOM,
@@ -39,9 +39,13 @@ def regroup(held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         for member in range(GROUP):
             count = left.sum(0)
             over = left[load == 2].sum(0)
-            fills = left[load >= 1].sum(0) if member < GROUP - 1 else 0
-            apart = (_blocks(left) ^ _blocks(load[:, None] > 0)).sum(0) if member else 0
-            worth = ELEMENT * count - OVERFLOW * over - MISMATCH * apart - FILLS * fills
+            fills = left[load >= 1].sum(0)
+            own, of_group = _blocks(left), _blocks(load[:, None] > 0)
+            costs = (
+                OVERFLOW[member] * over + FILLS[member] * fills
+                + FRESH[member] * (own & ~of_group).sum(0) + MISSING[member] * (of_group & ~own).sum(0)
+            )  # fmt: skip
+            worth = count - costs
             may = (count > 0) & ~joined & (2 * over <= count)
             if not may.any():
                 break

@@ -5,9 +5,9 @@
 // Of a matrix with 80 % zeros hardly anything is left over, where neighbours would leave a third more columns.
 //
 // The columns of a strip are dealt to pools, 32 neighbours at a time, and grouped greedily.  The fullest column
-// begins a group; then three times the one joins that overflows in the fewest rows, a full one that fills few
-// rows for the next.  What overflows stays in the pool as a column of its own, and where that would be more
-// than half of every column the group remains short.
+// begins a group; then the one joins that shares the fewest rows with it, and two more that overflow in few rows.  What
+// overflows stays in the pool as a column of its own, mostly a sparse one, which is welcome as the last of a group; and
+// where that would be more than half of every column the group remains short.
 //
 // The product multiplies 64 rows at a time and leaves out those without an element in 64 columns, so columns that
 // are empty in the same 64 rows of a strip had better be together: in a group, and groups in a stage.
@@ -28,15 +28,17 @@ using u32 = unsigned int;
 
 constexpr int kGroup = 4, kAtom = 128, kStage = kAtom / 2, kNeighbours = 32;
 constexpr int kGroupsOfStage = kStage / kGroup;
-constexpr int kPool = 1024, kThreads = 256, kWarps = kThreads / 32;
+constexpr int kPool = 2048, kThreads = 512, kWarps = kThreads / 32;
 constexpr int kMine = kPool / kThreads;      // columns of a thread
 constexpr int kRoom = 2 * kPool;             // slots of a pool: every group but the last holds two whole columns
 constexpr int kWords = ROWS / 32;
 constexpr int kBlocks = ROWS / 64;           // of rows
-// What counts for a column, in order: rows that overflow, 64 rows that only it or only the group needs, its own rows,
-// and rows that it fills for the next.
-constexpr int kOverflow = 1000, kMismatch = 300, kElement = 2, kFills = 3;
-constexpr int kBias = (kOverflow + kFills) * ROWS + kMismatch * kBlocks;
+// What a column costs as the first, second, third and fourth member of a group; each of its elements is worth 1.  Found
+// by search, see docs/benchmarks/log_hybrid.rst.
+constexpr int kOverflow[] = {0, 0, 200, 50};  // a row that overflows
+constexpr int kFills[] = {0, 20, 3, 0};       // a row that it fills for the next
+constexpr int kFresh[] = {0, 400, 30, 12};    // 64 rows in which the group has no element yet
+constexpr int kMissing[] = {0, 25, 40, 100};  // 64 rows in which only the group has any
 constexpr u32 kAll = ~0u;
 
 // A set of rows of a strip.
@@ -109,19 +111,29 @@ struct Columns {
         }
     }
     // The best column to join as the `member`-th, and how good it is; 0: none.
-    __device__ u32 best(const Load& load, int member) const {
+    template <int member> __device__ u32 best(const Load& load) const {
+        constexpr int over_by = kOverflow[member], fills_by = kFills[member], fresh_by = kFresh[member],
+                      missing_by = kMissing[member], bias = (over_by + fills_by) * ROWS + (fresh_by + missing_by) * kBlocks;
         const u32 of_group = load.once.blocks();
         u32 found = 0;
 #pragma unroll
         for (int i = 0; i < kMine; i++) {
-            const int over = rows[i].common(load.twice), fills = member < kGroup - 1 ? rows[i].common(load.once) : 0;
-            const int apart = member > 0 ? __popc(blocks[i] ^ of_group) : 0;
-            const u32 worth = kBias + kElement * count[i] - kOverflow * over - kMismatch * apart - kFills * fills;
+            const int over = over_by ? rows[i].common(load.twice) : 0, fills = fills_by ? rows[i].common(load.once) : 0;
+            const int fresh = __popc(blocks[i] & ~of_group), missing = __popc(of_group & ~blocks[i]);
+            const u32 worth = bias + count[i] - over_by * over - fills_by * fills - fresh_by * fresh - missing_by * missing;
             const bool may = count[i] > 0 && !joined[i] && 2 * over <= count[i];
             const u32 key = worth * kPool + kPool - 1 - (threadIdx.x + i * kThreads);  // of equals the first
             if (may) found = max(found, key);
         }
         return found;
+    }
+    __device__ u32 best(const Load& load, int member) const {
+        switch (member) {
+            case 0: return best<0>(load);
+            case 1: return best<1>(load);
+            case 2: return best<2>(load);
+            default: return best<3>(load);
+        }
     }
     // Give the rows of a column that fit to the group; what is left stays.
     __device__ Rows take(int which, const Load& load) {

@@ -69,10 +69,3 @@ __device__ inline void copy16_if(bool when, u32 to, u64 from, bool zeros) {
 }
 
 __device__ inline void set_shared(u32 to, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
-
-// 16 bytes into shared memory, or zeros.  A number of bytes in place of the predicate, which the compiler
-// does not know, takes eight instructions more.
-__device__ inline void copy16(u32 to, const void* from, bool zeros) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p; }"
-                 ::"r"(to), "l"(from), "r"((u32)zeros) : "memory");
-}

@@ -26,9 +26,22 @@ class Consumer {
         previous_ = -1;
 #pragma unroll
         for (int i = 0; i < kArrays; i++) pin(sums[i]);
+        if (kTwin) add_twins();
     }
 
   private:
+    // Instructions that add to the same sums wait for one another, 60 cycles each: with few columns, which take less,
+    // every other one has sums of its own.
+    static constexpr bool kTwin = !BASE && TILES <= 2;
+
+    __device__ void add_twins() {
+#pragma unroll
+        for (int i = 0; i < kArrays; i++) {
+            pin(twins_[i]);
+#pragma unroll
+            for (int j = 0; j < 4 * kSumTiles; j++) sums[i][j] += twins_[i][j];
+        }
+    }
     // A `fresh` step overwrites the sums.
     template <bool fresh> __device__ void multiply_step(Words& words, const Words& last) {
         const u32 stage = uniform(shared_ + at_.stage * kStageBytes);
@@ -68,7 +81,8 @@ class Consumer {
 #pragma unroll
             for (int i = 0; i < kArrays; i++) {
                 const u32 rows = tile + i * kTileBytes / 2 + step * 32;
-                multiply_dense<kColumnsFirst>(sums[i], BASE ? half_descriptor(rows) : a_descriptor(rows), b, step || !fresh);
+                multiply_dense<kColumnsFirst>(kTwin && step % 2 ? twins_[i] : sums[i],
+                                              BASE ? half_descriptor(rows) : a_descriptor(rows), b, step > kTwin || !fresh);
             }
         }
     }
@@ -76,6 +90,7 @@ class Consumer {
         if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty + 8 * previous_);
     }
 
+    Sums twins_[kArrays];
     const Ring& ring_;
     u32 shared_;
     Cursor<STAGES> at_;
