@@ -38,6 +38,14 @@ class View:
         moved.ptr = address
         return moved
 
+    def matrix(self, index: tuple[int, ...]) -> View:
+        """One matrix of a stack."""
+        lead = zip(index, self.strides, strict=False)
+        part = self.at(self.ptr + sum(i * stride for i, stride in lead))
+        part.shape, part.strides, part.ndim = self.shape[-2:], self.strides[-2:], 2
+        part.size = part.shape[0] * part.shape[1]
+        return part
+
 
 def _same(x: View, y: View) -> bool:
     return (x.ptr, x.strides) == (y.ptr, y.strides)

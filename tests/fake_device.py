@@ -153,3 +153,12 @@ def finish(product, out, name: str, epilogue) -> None:
     if epilogue.column_bias is not None:
         y = y + at_address(epilogue.column_bias)
     out[...] = np.maximum(y, 0) if epilogue.activation == "relu" else y
+
+
+def matrix(address: int, dtype, shape, strides) -> np.ndarray:
+    """The elements at an address, with strides in elements."""
+    steps = tuple(int(s) * dtype.itemsize for s in strides)
+    data = SimpleNamespace(ptr=int(address))
+    return at_address(
+        SimpleNamespace(data=data, dtype=dtype, itemsize=dtype.itemsize, shape=shape, strides=steps)
+    )
