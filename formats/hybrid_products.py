@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _finish, _foreign, _hybrid_dispatch, _ready, _replay
+from sparse24 import _arrays, _check, _finish, _foreign, _hybrid_dispatch, _hybrid_finish, _replay
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call
 from sparse24._hybrid_staged import kept_for_graphs
@@ -61,12 +61,12 @@ def multiply_rows(h, x):
 
 def linear(h, x, call: Call):
     """``x @ h.T`` with the epilogue of a call, which is a pass of its own over the result."""
-    if call is PLAIN:
+    if call.epilogue is None:
         return multiply_rows(h, x)
     key = _replay.signature(x, None, call, from_left=True)
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
-        return ready(x, None)
+        return ready(x, call.epilogue.bias)
     with kept_for_graphs(h, x):
         product = multiply_rows(h, x)
     first = h._plans.get(_replay.signature(x, None, PLAIN, from_left=True))
@@ -74,10 +74,10 @@ def linear(h, x, call: Call):
         array, restore = _foreign.take(product, argument="the product")
         shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]
         finished = restore(_finish.finished(array, None, call, *shapes))
-        finish = _finish.again(array, call, *shapes) if key and first else None
-    if key is not None and finish is not None:
-        allocate = _ready.allocator(finished)
-        _replay.keep(h._plans, key, _ready.ReadyInTurn(first, finish, allocate))
+        if key is not None and first is not None and key not in h._plans:
+            again = _hybrid_finish.ready(first, product, array, finished, call, h.shape[1])
+            if again is not None:
+                _replay.keep(h._plans, key, again)
     return finished
 
 

@@ -43,6 +43,13 @@ def torch_stream(x: Any) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
+def address(x: Any) -> int | None:
+    """Where the elements of an array on the GPU begin; None for others."""
+    if is_cupy(x):
+        return x.data.ptr
+    return x.data_ptr() if is_torch(x) else None
+
+
 def is_sparse_matrix(x: Any) -> bool:
     """True for the sparse matrices and arrays of SciPy and cupyx."""
     return is_scipy_sparse(x) or is_cupyx_sparse(x)
