@@ -40,6 +40,9 @@ def is_cupyx_sparse(x: Any) -> bool:
 def torch_stream(x: Any) -> int:
     """Address of the stream on which torch enqueues work for a CUDA tensor."""
     torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # no object for the stream is made
+    if raw is not None:
+        return raw(x.device.index)
     return torch.cuda.current_stream(x.device).cuda_stream
 
 

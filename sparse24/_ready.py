@@ -95,11 +95,10 @@ class Ready:
         if launch is None:
             launch = self._remember(*key)
         _foreign.make_current()
-        if _arrays.is_cupy(x) or (self.captured and _is_on_current_device(x)):
+        if _arrays.is_cupy(x):
             launch(key[2])
         else:
-            with _foreign.stream_of(x):  # cuBLAS asks CuPy for the stream
-                launch(key[2])
+            self._launch_for_torch(launch, x, key[2])
         return result
 
     def _remember(self, b_address: int, out_address: int, *rest: int) -> Launch:
@@ -108,6 +107,18 @@ class Ready:
             self._launches.clear()
         self._launches[b_address, out_address, *rest] = launch
         return launch
+
+    def _launch_for_torch(self, launch: Any, x: Any, stream: int) -> None:
+        """Nothing is allocated: of `_foreign.stream_of` only what this launch asks for is made."""
+        here = _is_on_current_device(x)
+        if here and self.captured:
+            launch(stream)
+        elif here and _foreign.is_current_device(x):
+            with _foreign.current(stream):  # cuBLAS asks CuPy for the stream
+                launch(stream)
+        else:
+            with _foreign.stream_of(x):
+                launch(stream)
 
     def _lay_out(self, b: View, out: View, *rest: int) -> Launch:
         if _arrays.overlaps(out, b):
