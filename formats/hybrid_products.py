@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _finish, _foreign, _hybrid_dispatch, _ready, _replay
+from sparse24 import _arrays, _check, _finish, _foreign, _hybrid_dispatch, _hybrid_finish, _replay
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call
 from sparse24._hybrid_staged import kept_for_graphs
 from sparse24._product import given, promote
+from sparse24.formats import hybrid_stacks
 from sparse24.formats.base import densified
-
-FOLD_BELOW = 64  # columns under which a stack becomes one product
 
 
 def matmul(h, b, out, algorithm: str, balance: bool):
@@ -63,12 +61,12 @@ def multiply_rows(h, x):
 
 def linear(h, x, call: Call):
     """``x @ h.T`` with the epilogue of a call, which is a pass of its own over the result."""
-    if call is PLAIN:
+    if call.epilogue is None:
         return multiply_rows(h, x)
     key = _replay.signature(x, None, call, from_left=True)
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
-        return ready(x, None)
+        return ready(x, call.epilogue.bias)
     with kept_for_graphs(h, x):
         product = multiply_rows(h, x)
     first = h._plans.get(_replay.signature(x, None, PLAIN, from_left=True))
@@ -76,10 +74,10 @@ def linear(h, x, call: Call):
         array, restore = _foreign.take(product, argument="the product")
         shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]
         finished = restore(_finish.finished(array, None, call, *shapes))
-        finish = _finish.again(array, call, *shapes) if key and first else None
-    if key is not None and finish is not None:
-        allocate = _ready.allocator(finished)
-        _replay.keep(h._plans, key, _ready.ReadyInTurn(first, finish, allocate))
+        if key is not None and first is not None and key not in h._plans:
+            again = _hybrid_finish.ready(first, product, array, finished, call, h.shape[1])
+            if again is not None:
+                _replay.keep(h._plans, key, again)
     return finished
 
 
@@ -110,50 +108,9 @@ def _product(h, b, out=None, algorithm: str = "auto", balance: bool = True):
     else:
         _check_out(out, shape, result, b)
     if b.ndim > 2:
-        return out, _multiply_stack(h, b, out, algorithm, balance)
+        return out, hybrid_stacks.multiply(h, b, out, algorithm, balance)
     matrix, target = _matrices(b, out)
     return out, _hybrid_dispatch.multiply(h, matrix, target, algorithm, balance)
-
-
-def _multiply_stack(h, stack, out, algorithm: str, balance: bool) -> _Stack | None:
-    """Every product of a stack; those with few columns as one, so that the matrix is read once."""
-    ran: list[Any] = []
-
-    def multiply(b, out) -> None:
-        ran.append(_hybrid_dispatch.multiply(h, b, out, algorithm, balance))
-
-    folded = balance and stack.shape[-1] < FOLD_BELOW
-    if folded:
-        _fold(multiply, stack, out)
-    else:
-        for index in np.ndindex(stack.shape[:-2]):
-            multiply(stack[index], out[index])
-    return None if None in ran else _Stack(ran, folded=folded)
-
-
-def _fold(multiply: Callable[..., Any], stack, out) -> None:
-    """``multiply(b, result)`` for a stack as one matrix."""
-    xp = _arrays.namespace(stack)
-    batch, (k, n), m = stack.shape[:-2], stack.shape[-2:], out.shape[-2]
-    wide = xp.moveaxis(stack, -2, 0).reshape(k, n * math.prod(batch))
-    result = xp.empty((m, wide.shape[1]), out.dtype)
-    multiply(wide, result)
-    out[...] = xp.moveaxis(result.reshape(m, *batch, n), 0, -2)
-
-
-class _Stack:
-    """What multiplied a stack, one product or as many as there are, for stacks like it."""
-
-    def __init__(self, products: list[Any], *, folded: bool):
-        self._products, self._folded = products, folded
-        self.captured = not folded and all(product.captured for product in products)
-
-    def __call__(self, stack, out) -> None:
-        if self._folded:
-            _fold(self._products[0], stack, out)
-            return
-        for product, index in zip(self._products, np.ndindex(stack.shape[:-2]), strict=True):
-            product(stack[index], out[index])
 
 
 def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:

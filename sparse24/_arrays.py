@@ -40,7 +40,17 @@ def is_cupyx_sparse(x: Any) -> bool:
 def torch_stream(x: Any) -> int:
     """Address of the stream on which torch enqueues work for a CUDA tensor."""
     torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # no object for the stream is made
+    if raw is not None:
+        return raw(x.device.index)
     return torch.cuda.current_stream(x.device).cuda_stream
+
+
+def address(x: Any) -> int | None:
+    """Where the elements of an array on the GPU begin; None for others."""
+    if is_cupy(x):
+        return x.data.ptr
+    return x.data_ptr() if is_torch(x) else None
 
 
 def is_sparse_matrix(x: Any) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _ready, _replay
+from sparse24 import _arrays, _dtypes, _foreign, _fuse
 from sparse24._fuse import Call, fuse
 from sparse24._product import Target, given, result_name
+from sparse24._ready import View
 from sparse24._records import Epilogue
 
 
@@ -22,47 +21,65 @@ def finished(product, out, call: Call, left: tuple, right: tuple):
     product : NumPy or CuPy array
         Of operands with the shapes `left` and `right`, one of which may be a vector.
     """
-    dropped = _dropped(left, right)
-    full = _whole(product, dropped)
+    dropped = dropped_axis(left, right)
+    full = whole(product, dropped)
     name = full.dtype.name if call.dtype is None else result_name(call.dtype)
     goes = Target(full.shape, name, given(out), _arrays.is_cupy(full))
     target = goes.allocate(dropped)
-    epilogue = goes.fitted(_fused(full, call, left, right), dropped)
+    epilogue = goes.fitted(fused(full, goes, call, left, right), dropped)
     _finish_all(full, target, name, epilogue)
     return target if dropped is None else target.squeeze(dropped)
 
 
-def again(product, call: Call, left: tuple, right: tuple) -> Callable[[Any, Any], None] | None:
-    """The same for products like this one on the GPU: a function of one and of where it goes.
-
-    Does the epilogue of a call without `c`, `aux` and `dtype`.  None where its vectors were
-    converted, which each call has to do anew; it keeps no array alive.
-    """
-    dropped = _dropped(left, right)
-    epilogue = _fused(_whole(product, dropped), call, left, right)
-    if not _replay.is_the_callers(epilogue, call):
-        return None
-    names = ("row_scale", "column_scale", "row_bias", "column_bias")
-    vectors = {name: getattr(epilogue, name) for name in names}
-    views: dict[str, Any] = {name: _ready.View(x) for name, x in vectors.items() if x is not None}
-    epilogue, name = replace(epilogue, **views), product.dtype.name
-    return lambda product, out: _finish_all(
-        _whole(product, dropped), _whole(out, dropped), name, epilogue
-    )
-
-
-def _dropped(left: tuple, right: tuple) -> int | None:
+def dropped_axis(left: tuple, right: tuple) -> int | None:
     """The axis that a product with a vector has not."""
     return -1 if len(right) == 1 else -2 if len(left) == 1 else None
 
 
-def _whole(x, dropped: int | None):
+def whole(x, dropped: int | None):
     return x if dropped is None else _arrays.namespace(x).expand_dims(x, dropped)
 
 
-def _fused(full, call: Call, left: tuple, right: tuple) -> Epilogue:
+def fused(full, goes: Target, call: Call, left: tuple, right: tuple) -> Epilogue:
+    """The epilogue of a call; a `column_bias` of 16 bits is the caller's own, see `readable`."""
     real = np.float64 if full.dtype == np.float64 else np.float32
-    return fuse(call, left, right, _arrays.namespace(full), real)
+    bias = _bias_in_place(full, goes, call)
+    if bias is None:
+        return fuse(call, left, right, _arrays.namespace(full), real)
+    rest = call._replace(epilogue=replace(call.epilogue, bias=None))  # type: ignore[type-var]
+    return replace(fuse(rest, left, right, _arrays.namespace(full), real), column_bias=bias)
+
+
+def _bias_in_place(full, goes: Target, call: Call):
+    """A bias of columns that the kernel can read as it is, in 16 bits; None for others.
+
+    It takes the place of `c`, whose factor 1 rounds nothing.  A product with a factor of its own
+    would be rounded before `c` is added, and not before a bias.
+    """
+    e, size = call.epilogue, full.shape[-1]
+    plain = call.alpha == 1.0 and call.scales is None and (call.c is None or not call.beta)
+    if not (goes.on_gpu and plain and isinstance(e, _fuse.Epilogue) and e.alpha_vector is None):
+        return None
+    if not (_arrays.is_cupy(e.bias) or (_arrays.is_torch(e.bias) and e.bias.is_cuda)):
+        return None
+    bias, _ = _foreign.take(e.bias, argument="bias")
+    fits = bias.dtype.itemsize == 2 and bias.dtype.name == full.dtype.name == goes.name
+    fits = fits and bias.shape in ((size,), (1, size))
+    apart = goes.out is None or not _arrays.shares_memory(bias, goes.out)
+    here = bias.data.device_id == full.data.device_id
+    return bias.reshape(-1) if fits and apart and here else None
+
+
+def readable(epilogue: Epilogue, m: int) -> Epilogue:
+    """The same for the kernel, which reads biases of 32 bits or more, and `c` in the result's type.
+
+    Of a product with `m` rows.  A `column_bias` of 16 bits becomes a `c` of equal rows.
+    """
+    bias = epilogue.column_bias
+    if bias is None or bias.dtype.itemsize != 2:
+        return epilogue
+    rows = (bias if isinstance(bias, View) else View(bias)).repeated(m)
+    return replace(epilogue, c=rows, beta=1.0, column_bias=None)
 
 
 def _finish_all(full, target, name: str, epilogue: Epilogue) -> None:
@@ -91,9 +108,11 @@ def _finish(product, out, name: str, epilogue: Epilogue) -> None:
         return
     from sparse24.kernels import cast, dense
 
-    contiguous, sums = _arrays.namespace(product).ascontiguousarray, product
-    if sums.dtype.itemsize < 4:
-        row = _dtypes.TABLE[sums.dtype.name]
-        halves = contiguous(sums.view(row.storage)).view(row.logical)
-        sums = cast.launch(halves, row, _dtypes.TABLE["float32"])
-    dense.apply_epilogue(contiguous(sums), out, name, epilogue)
+    contiguous, row = _arrays.namespace(product).ascontiguousarray, None
+    if product.dtype.itemsize < 4:
+        row = _dtypes.TABLE[product.dtype.name]
+        if not product.flags.c_contiguous:
+            product = contiguous(product.view(row.storage)).view(row.logical)
+        if row.name != name:
+            product = cast.launch(product, row, _dtypes.TABLE["float32"])
+    dense.apply_epilogue(contiguous(product), out, name, readable(epilogue, product.shape[0]))

@@ -207,6 +207,16 @@ def make_current() -> None:
         _thread.has_context = True
 
 
+def current(stream: int):
+    """The context in which CuPy enqueues on a stream of torch's on the current device."""
+    return _cupy_stream(stream)
+
+
+def is_current_device(x: Any) -> bool:
+    """Whether CuPy's work goes to the device of a tensor."""
+    return _arrays.cupy_module().cuda.runtime.getDevice() == x.device.index
+
+
 @functools.lru_cache(maxsize=64)
 def _cupy_stream(handle: int):
     return _arrays.cupy_module().cuda.Stream.from_external(_CudaStream(handle))

@@ -28,6 +28,7 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes, _foreign, _hybrid_cost, _product, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError, UnsupportedError
+from sparse24._hybrid_dense import DenseProduct, DenseStack, flat_views
 from sparse24._hybrid_layouts import layout
 from sparse24._hybrid_predict import copied_by, copying_paths, predictions
 from sparse24._hybrid_staged import Staged, by_rows, room_for
@@ -80,6 +81,26 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
     return launched
 
 
+def multiply_together(h, stack, out, algorithm: str, balance: bool) -> DenseStack | None:
+    """out = h @ stack in one launch, if those of cuBLAS are the choice; else None, and none ran."""
+    if h.device == "cpu" or not (stack.size and out.size):
+        return None
+    _foreign.make_current()
+    views = flat_views(stack, out)
+    if views is None or _capturing():
+        return None
+    b, result = (view.matrix((0,)) for view in views)
+    if _choose(h, b, algorithm, balance) != "cublas":
+        return None
+    found = _bound("cublas", h, b, result, balance)
+    if found is None:
+        return None
+    together = DenseStack(found[0])
+    together(stack, out)
+    h.prepared(_kind("cublas", b.shape[1], balance), _Ran)
+    return together
+
+
 def _kind(path: str, n: int, balance: bool) -> str:
     """The name under which a matrix remembers that such a product has been run."""
     return f"{path} by {n}, balance {balance}" if path in PLANNED else f"{path} at all"
@@ -124,9 +145,7 @@ def _bound(path: str, h, b, out, balance: bool):
 
 
 def _bound_dense(h):
-    from sparse24.kernels import dense
-
-    return dense.BoundDense(h.prepared("dense", h.toarray))
+    return DenseProduct(h.prepared("dense", h.toarray))
 
 
 def _choose(h, b, algorithm: str, balance: bool) -> str:

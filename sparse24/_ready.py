@@ -38,6 +38,21 @@ class View:
         moved.ptr = address
         return moved
 
+    def matrix(self, index: tuple[int, ...]) -> View:
+        """One matrix of a stack."""
+        lead = zip(index, self.strides, strict=False)
+        part = self.at(self.ptr + sum(i * stride for i, stride in lead))
+        part.shape, part.strides, part.ndim = self.shape[-2:], self.strides[-2:], 2
+        part.size = part.shape[0] * part.shape[1]
+        return part
+
+    def repeated(self, rows: int) -> View:
+        """A matrix each of whose rows is this vector."""
+        full = copy.copy(self)
+        full.shape, full.strides, full.ndim = (rows, *self.shape), (0, *self.strides), 2
+        full.size = rows * self.size
+        return full
+
 
 def _same(x: View, y: View) -> bool:
     return (x.ptr, x.strides) == (y.ptr, y.strides)
@@ -49,7 +64,8 @@ class Ready:
     Parameters
     ----------
     bind : callable
-        ``bind(b, out, stream)`` lays out the arguments of a `Launch`.
+        ``bind(b, out, stream)`` lays out the arguments of a `Launch`; with the address of a
+        vector behind them where calls give one.
     b, out : array
         Of the call that prepared it.
     allocate : callable
@@ -64,36 +80,50 @@ class Ready:
     ):  # fmt: skip
         self._bind, self._allocate, self.captured = bind, allocate, captured
         self._b, self._out = View(b), View(out)
-        self._launches: dict[tuple[int, int, int], Any] = {}
+        self._launches: dict[tuple[int, ...], Any] = {}
 
-    def __call__(self, x: Any, out: Any) -> Any:
+    def __call__(self, x: Any, out: Any, vector: Any = None) -> Any:
         result = self._allocate() if out is None else out
+        key: tuple[int, ...]
         if _arrays.is_cupy(x):
             key = (x.data.ptr, result.data.ptr, current_stream())
         else:
             key = (x.data_ptr(), result.data_ptr(), _arrays.torch_stream(x))
+        if vector is not None:
+            key = (*key, _arrays.address(vector) or 0)
         launch = self._launches.get(key)
         if launch is None:
             launch = self._remember(*key)
         _foreign.make_current()
-        if _arrays.is_cupy(x) or (self.captured and _is_on_current_device(x)):
+        if _arrays.is_cupy(x):
             launch(key[2])
         else:
-            with _foreign.stream_of(x):  # cuBLAS asks CuPy for the stream
-                launch(key[2])
+            self._launch_for_torch(launch, x, key[2])
         return result
 
-    def _remember(self, b_address: int, out_address: int, stream: int) -> Launch:
-        launch = self._lay_out(self._b.at(b_address), self._out.at(out_address), stream)
+    def _remember(self, b_address: int, out_address: int, *rest: int) -> Launch:
+        launch = self._lay_out(self._b.at(b_address), self._out.at(out_address), *rest)
         if len(self._launches) >= MOST_ADDRESSES:
             self._launches.clear()
-        self._launches[b_address, out_address, stream] = launch
+        self._launches[b_address, out_address, *rest] = launch
         return launch
 
-    def _lay_out(self, b: View, out: View, stream: int) -> Launch:
+    def _launch_for_torch(self, launch: Any, x: Any, stream: int) -> None:
+        """Nothing is allocated: of `_foreign.stream_of` only what this launch asks for is made."""
+        here = _is_on_current_device(x)
+        if here and self.captured:
+            launch(stream)
+        elif here and _foreign.is_current_device(x):
+            with _foreign.current(stream):  # cuBLAS asks CuPy for the stream
+                launch(stream)
+        else:
+            with _foreign.stream_of(x):
+                launch(stream)
+
+    def _lay_out(self, b: View, out: View, *rest: int) -> Launch:
         if _arrays.overlaps(out, b):
             raise ArgumentError(OVERLAP.format("out"))
-        return self._bind(b, out, stream)
+        return self._bind(b, out, *rest)
 
 
 class ReadyProduct(Ready):
@@ -110,14 +140,14 @@ class ReadyProduct(Ready):
         self._c = None if c is None else View(c)
         self._aux = None if aux is None else View(aux)
 
-    def _lay_out(self, b: View, out: View, stream: int) -> Launch:
+    def _lay_out(self, b: View, out: View, *rest: int) -> Launch:
         if _arrays.overlaps(out, self._record.values):
             raise ArgumentError(OVERLAP.format("out"))
         if self._aux is not None and _arrays.overlaps(self._aux, out):
             raise ArgumentError("aux shares memory with out; pass another array")
         if self._c is not None and _arrays.overlaps(self._c, out) and not _same(self._c, out):
             raise ArgumentError("c overlaps out without being out; pass a copy of c")
-        launch = super()._lay_out(b, out, stream)
+        launch = super()._lay_out(b, out, *rest)
         return launch if self._params is None else launch.with_last(self._params)
 
 
@@ -157,15 +187,27 @@ class ReadyArrays:
 
 
 class ReadyInTurn:
-    """A call that another one begins: what that makes is finished by ``finish(array, out)``."""
+    """A call that another one begins: what that makes is finished by a second.
+
+    Parameters
+    ----------
+    first : callable
+        ``first(x, None)`` gives the array that the second takes.
+    second : Ready
+    convert : callable, optional
+        Makes the vector that the second reads from the one of the call.
+    """
 
     captured = False  # a graph would not keep what the first one makes
 
-    def __init__(self, first: Any, finish: Callable[[Any, Any], Any], allocate: Callable[[], Any]):
-        self._first, self._finish = first, ReadyArrays(finish, allocate)
+    def __init__(self, first: Any, second: Ready, convert: Callable[[Any], Any] | None = None):
+        self._first, self._second, self._convert = first, second, convert
 
-    def __call__(self, x: Any, out: Any) -> Any:
-        return self._finish(self._first(x, None), out)
+    def __call__(self, x: Any, vector: Any) -> Any:
+        product = self._first(x, None)
+        if self._convert is None:
+            return self._second(product, None)
+        return self._second(product, None, self._convert(vector))
 
 
 def _is_on_current_device(x: Any) -> bool:

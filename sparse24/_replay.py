@@ -138,7 +138,8 @@ def find(plans: dict, key: tuple | None, x: Any) -> Any:
 
 def _addresses_are_the_callers(launched: Launched, x: Any, result: Any, call: Call) -> bool:
     """Whether nothing was copied or converted on the way to the kernel."""
-    same = launched.b.data.ptr == _address(x) and launched.out.data.ptr == _address(result)
+    used, given = (launched.b, launched.out), (x, result)
+    same = [part.data.ptr for part in used] == [_arrays.address(array) for array in given]
     return same and is_the_callers(launched.epilogue, call)
 
 
@@ -147,10 +148,4 @@ def is_the_callers(e: records.Epilogue, call: Call) -> bool:
     parts = (e.c, e.aux, e.row_scale, e.column_scale, e.row_bias, e.column_bias)
     used = {part.data.ptr for part in parts if part is not None}
     asked = vars(call.epilogue).values() if call.epilogue is not None else ()
-    return used <= {_address(value) for value in (call.c, *asked, *(call.scales or ()))}
-
-
-def _address(value: Any) -> int | None:
-    if _arrays.is_cupy(value):
-        return value.data.ptr
-    return value.data_ptr() if _arrays.is_torch(value) else None
+    return used <= {_arrays.address(value) for value in (call.c, *asked, *(call.scales or ()))}

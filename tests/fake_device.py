@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from sparse24 import _arrays, _finish, _foreign, _hybrid_dispatch, _ready, _replay
+from sparse24 import _arrays, _dtypes, _foreign, _hybrid_dispatch, _hybrid_finish, _ready, _replay
 from sparse24.formats.hybrid import HybridArray
-from sparse24.kernels import hybrid_launch
+from sparse24.kernels import epilogue, hybrid_launch, loader
 
 
 class Array(np.ndarray):
@@ -99,7 +99,8 @@ class Device:
         put(_hybrid_dispatch, "predictions", lambda h, n, copied=None: dict(self.times))
         put(_hybrid_dispatch, "layout", lambda h, path: SimpleNamespace(rows=None))
         put(_hybrid_dispatch, "_bound", self._bound)
-        put(_finish, "_finish", finish)
+        put(loader, "function", lambda stem, name, defines: Finish(dict(defines)))
+        put(_hybrid_finish, "Launch", Launch)
         put(hybrid_launch, "rows_contiguous", rows_contiguous)
         put(HybridArray, "device", "cuda:0")
 
@@ -112,6 +113,11 @@ class Device:
 
     moveaxis, expand_dims = staticmethod(np.moveaxis), staticmethod(np.expand_dims)
     asarray = staticmethod(np.asanyarray)
+
+    @staticmethod
+    def broadcast_to(x, shape):
+        return np.broadcast_to(x, shape, subok=True)
+
     ndarray = Array
 
     @property
@@ -147,9 +153,48 @@ def rows_contiguous(b):
     return b if b.strides[1] == b.itemsize else np.ascontiguousarray(b).view(Array)
 
 
-def finish(product, out, name: str, epilogue) -> None:
-    """A bias of columns and relu, which is what the tests ask for."""
-    y = product.astype(np.float64)
-    if epilogue.column_bias is not None:
-        y = y + at_address(epilogue.column_bias)
-    out[...] = np.maximum(y, 0) if epilogue.activation == "relu" else y
+class Finish:
+    """`cuda/apply_epilogue.cu` with a bias, by itself or as `c`, and relu."""
+
+    def __init__(self, defines: dict):
+        self.defines = defines
+
+    def __call__(self, grid, block, arguments) -> None:
+        acc, out, *numbers, params = arguments
+        self.run(acc.data.ptr, out.data.ptr, *numbers, params.view(epilogue.PARAMS)[0])
+
+    def run(self, acc, out, row, column, of_batch, m, n, batch, params) -> None:
+        bits, kind = self.defines["EPILOGUE"], _dtypes.numpy_dtype(self.defines["OUTPUT"])
+        sums = _dtypes.numpy_dtype(self.defines["ACCUMULATOR"])
+        x = matrix(acc, sums, (batch, m, n), (m * n, n, 1)).astype(np.float64)
+        if bits & epilogue.C:
+            of_c = params["c_batch"], params["c_row"], params["c_column"]
+            x = x + params["beta"] * matrix(params["c"], kind, (batch, m, n), of_c)
+        real = np.dtype(np.float64 if kind == np.float64 else np.float32)
+        if bits & epilogue.ROW_BIAS:
+            x = x + matrix(params["row_bias"], real, (m, 1), (1, 0))
+        if bits & epilogue.COLUMN_BIAS:
+            x = x + matrix(params["column_bias"], real, (n,), (1,))
+        if epilogue.ACTIVATIONS[self.defines["ACTIVATION"]] == "relu":
+            x = np.maximum(x, 0)
+        matrix(out, kind, (batch, m, n), (of_batch, row, column))[...] = x
+
+
+class Launch:
+    """A launch of `Finish`."""
+
+    def __init__(self, kernel, grid, block, shared_memory, arguments):
+        self.kernel, self.arguments = kernel, arguments
+
+    def __call__(self, stream: int) -> None:
+        *numbers, params = self.arguments
+        self.kernel.run(*(int(x[0]) for x in numbers), params.view(epilogue.PARAMS)[0])
+
+
+def matrix(address: int, dtype, shape, strides) -> np.ndarray:
+    """The elements at an address, with strides in elements."""
+    steps = tuple(int(s) * dtype.itemsize for s in strides)
+    data = SimpleNamespace(ptr=int(address))
+    return at_address(
+        SimpleNamespace(data=data, dtype=dtype, itemsize=dtype.itemsize, shape=shape, strides=steps)
+    )

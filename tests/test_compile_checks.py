@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("cupy", reason="NVRTC is reached through CuPy")
 
 from sparse24._errors import CompileError
-from sparse24.kernels import loader, targets
+from sparse24.kernels import epilogue, loader, targets
 
 
 def _nvrtc_missing() -> str | None:
@@ -40,6 +40,16 @@ def test_compiles_to_the_named_instruction_without_spills(target):
         assert used.local == 0, f"{name} spills {used.local} bytes"
         assert used.stack == 0, f"{name} keeps {used.stack} bytes on a stack"
     assert targets.overwritten(code) == []
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("bits", [0, epilogue.C | epilogue.ACTIVATION, 511])
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_an_epilogue_of_16_bits_compiles(name, bits, arch):
+    """What is done to products of hybrid matrices, without a pass that widens them."""
+    kinds = (("ACCUMULATOR", name), ("OUTPUT", name), ("EPILOGUE", bits), ("ACTIVATION", 3))
+    target = targets.Target("apply_epilogue", kinds, arch, None)
+    test_compiles_to_the_named_instruction_without_spills(target)
 
 
 def test_an_overwritten_register_is_found():

@@ -59,7 +59,7 @@ def test_a_call_like_an_earlier_one_plans_nothing(rng, weight, device, name, pat
         x = whole(rng, *shape)
         kept.append((x, call(h, array(x))))
         planned = len(device.ran)
-        assert planned == (3 if name == "a stack" else 1)
+        assert planned == (3 if name == "a stack" and path != "cublas" else 1)
     for x, got in kept:  # results are apart from one another
         assert_same(got, meaning(weight, x))
         assert got.flags.c_contiguous

@@ -226,7 +226,9 @@ def test_stacks(cupy, rng, weight, shape, balance):
 def test_torch_tensors_as_rows(cupy, rng, weight, path, n):
     torch = pytest.importorskip("torch")
     h, bias = hybrid(cupy.asarray(weight)), torch.ones(512, device="cuda")
+    half = torch.nn.Parameter(bias.half())
     choose(h, n, path)
+    torch.cuda.synchronize()
     for _ in range(3):
         x = whole(rng, (n, 512), 0.1)
         want = x.astype(np.float32) @ weight.T
@@ -236,6 +238,7 @@ def test_torch_tensors_as_rows(cupy, rng, weight, path, n):
                 (tokens @ h.T, want), (s24.linear(tokens, h), want),
                 (torch.nn.functional.linear(tokens, h), want),
                 (s24.linear(tokens, h, bias, activation="relu"), np.maximum(want + 1, 0)),
+                (s24.linear(tokens, h, half), want + 1),
             ):  # fmt: skip
                 assert isinstance(got, torch.Tensor)
                 assert got.is_contiguous()
@@ -243,12 +246,12 @@ def test_torch_tensors_as_rows(cupy, rng, weight, path, n):
 
 
 @pytest.mark.parametrize(("path", "n"), PATHS)
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", [None, "float32", "float16", "float64"])
 def test_a_graph_keeps_the_copies_that_it_reads(cupy, rng, weight, path, n, bias):
     h = hybrid(cupy.asarray(weight))
     choose(h, n, path)
     x = cupy.asarray(whole(rng, (n, 512), 0.1))
-    vector = cupy.ones(512, np.float32) if bias else None
+    vector = cupy.ones(512, bias) if bias else None
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:

@@ -1,0 +1,128 @@
+"""Replays of tensors of torch on a GPU: on which stream and device they launch, without one."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sparse24 import _arrays, _foreign, _ready
+from sparse24._ready import Ready, ReadyInTurn, View
+
+
+class Tensor:
+    """What is asked of a tensor."""
+
+    is_cuda = True
+
+    def __init__(self, address: int, index: int = 0):
+        self._address, self.device = address, SimpleNamespace(index=index)
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """What a test sets, and in what each launch found itself."""
+    machine = SimpleNamespace(torch=0, cupy=0, inside=[], launches=[], bound=[])
+
+    @contextlib.contextmanager
+    def entered(name):
+        machine.inside.append(name)
+        yield
+        machine.inside.pop()
+
+    put = monkeypatch.setattr
+    put(_arrays, "is_cupy", lambda x: False)
+    put(_arrays, "is_torch", lambda x: isinstance(x, Tensor))
+    put(_arrays, "torch_stream", lambda x: 7)
+    put(_foreign, "make_current", lambda: None)
+    put(_foreign, "stream_of", lambda x: entered("all of torch's"))
+    put(_foreign, "current", lambda stream: entered(f"stream {stream}"))
+    put(_foreign, "is_current_device", lambda x: machine.cupy == x.device.index)
+    put(_ready, "_is_on_current_device", lambda x: machine.torch == x.device.index)
+    return machine
+
+
+NAMES = ("shape", "strides", "dtype", "ndim", "size")
+
+
+def device_array(x):
+    """A NumPy array with the attributes of one on a GPU."""
+    data = SimpleNamespace(ptr=x.ctypes.data)
+    return SimpleNamespace(data=data, **{name: getattr(x, name) for name in NAMES})
+
+
+def ready(machine, *, captured: bool = True, out: int = 1 << 20) -> Ready:
+    def bind(b, result, stream, *vector):
+        machine.bound.append((b.ptr, result.ptr, stream, *vector))
+        return lambda stream: machine.launches.append((stream, *machine.inside))
+
+    arrays = (device_array(np.zeros(4, np.float32)) for _ in range(2))
+    return Ready(bind, *arrays, lambda: Tensor(out), captured=captured)
+
+
+@pytest.mark.parametrize(
+    ("captured", "torch", "cupy", "inside"),
+    [
+        (True, 0, 0, ()), (True, 0, 1, ()), (True, 1, 0, ("all of torch's",)),
+        (False, 0, 0, ("stream 7",)), (False, 0, 1, ("all of torch's",)),
+        (False, 1, 0, ("all of torch's",)), (False, 1, 1, ("all of torch's",)),
+    ],
+)  # fmt: skip
+def test_only_what_a_launch_asks_for_is_entered(machine, captured, torch, cupy, inside):
+    """cuBLAS asks CuPy for stream and device; a kernel belongs to torch's current device."""
+    machine.torch, machine.cupy = torch, cupy
+    plan = ready(machine, captured=captured)
+    for _ in range(2):
+        assert plan(Tensor(64), None).data_ptr() == 1 << 20
+    assert machine.launches == [(7, *inside)] * 2
+    assert machine.bound == [(64, 1 << 20, 7)]
+    assert not machine.inside
+
+
+def test_a_vector_of_the_call_is_part_of_where_it_reads(machine):
+    plan = ready(machine)
+    for address in (256, 512, 256):
+        plan(Tensor(64), None, Tensor(address))
+    assert machine.bound == [(64, 1 << 20, 7, 256), (64, 1 << 20, 7, 512)]
+    assert len(machine.launches) == 3
+
+
+@pytest.mark.parametrize("converts", [False, True])
+def test_the_second_of_two_takes_what_the_first_made(machine, converts):
+    first, second = ready(machine, out=1 << 20), ready(machine, out=1 << 21)
+    convert = (lambda x: Tensor(2 * x.data_ptr())) if converts else None
+    both = ReadyInTurn(first, second, convert)
+    assert both(Tensor(64), Tensor(300)).data_ptr() == 1 << 21
+    of_second = (1 << 20, 1 << 21, 7, 600) if converts else (1 << 20, 1 << 21, 7)
+    assert machine.bound == [(64, 1 << 20, 7), of_second]
+    assert not both.captured
+
+
+def test_views_of_parts():
+    stack = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)[:, ::-1, 1:, ::2]
+    view = View(device_array(stack))
+    for index in np.ndindex(2, 3):
+        part, want = view.matrix(index), stack[index]
+        assert part.ptr == want.ctypes.data
+        for name in ("shape", "strides", "ndim", "size"):
+            assert getattr(part, name) == getattr(want, name)
+    row = stack[0, 0, 0]
+    rows, want = View(device_array(row)).repeated(6), np.broadcast_to(row, (6, row.size))
+    assert (rows.ptr, rows.shape, rows.strides, rows.size) == (
+        row.ctypes.data, want.shape, want.strides, want.size,
+    )  # fmt: skip
+
+
+def test_torch_tells_its_stream_without_an_object(monkeypatch):
+    raw = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 40 + index)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=raw))
+    assert _arrays.torch_stream(Tensor(0, index=2)) == 42
+    cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=device.index))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=None, cuda=cuda))
+    assert _arrays.torch_stream(Tensor(0, index=3)) == 3
