@@ -199,7 +199,7 @@ def _problem(operand, other, call: Call, out_order: str):
     types = _product.Result.plan(operand, other, None, call, (*batch, *shape))
     out = types.allocate(None)
     out = out if out_order == "row" else out.swapaxes(-1, -2)
-    fused = fuse(call, operand.shape, other.shape, *_product.vectors_of(operand))
+    fused = fuse(call, operand.shape, other.shape, *_product.vectors_of(operand, types.name))
     operand, other, out, fused = _dispatch.flatten(operand, other, out, fused, batch)
     return _dispatch.problem_of(operand, other, out, fused, types)
 

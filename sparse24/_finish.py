@@ -8,7 +8,7 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes, _foreign, _fuse
 from sparse24._fuse import Call, fuse
-from sparse24._product import Target, given, result_name
+from sparse24._product import Target, given, real_of, result_name
 from sparse24._ready import View
 from sparse24._records import Epilogue
 
@@ -42,7 +42,7 @@ def whole(x, dropped: int | None):
 
 def fused(full, goes: Target, call: Call, left: tuple, right: tuple) -> Epilogue:
     """The epilogue of a call; a `column_bias` of 16 bits is the caller's own, see `readable`."""
-    real = np.float64 if full.dtype == np.float64 else np.float32
+    real = real_of(goes.name)
     bias = _bias_in_place(full, goes, call)
     if bias is None:
         return fuse(call, left, right, _arrays.namespace(full), real)

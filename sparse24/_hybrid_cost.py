@@ -132,8 +132,8 @@ class Line:
 # An element is a place of the matrix for "stream" and "cublas", a cycle of shared memory for
 # "scatter" and "base" (scatter with 2:4 tiles), else a non-zero, with padding; for "overflow" it is
 # one that the 2:4 part leaves out, times the columns, and the bytes are those of the result; for
-# "dense", "slots", "regrouped" and the panels it is a multiply-add, and the bytes are those that
-# are gathered, for the panels all that is read.
+# "dense", "slots", "regrouped" and the panels it is a multiply-add (for "dense" as `dense_work`
+# counts them), and the bytes are those that are gathered, for the panels all that is read.
 H200_LINES = {
     "stream/8": Line(4.95e-6, 1.38e-13, 1.535e-13),
     "stream/16": Line(6.03e-6, 1.783e-13, 1.273e-13),
@@ -167,10 +167,10 @@ H200_LINES = {
     "cublas/8": Line(5.4e-6, 0.0, 2.54e-13),
     "cublas/32": Line(5.7e-6, 0.0, 2.48e-13),
     "cublas/64": Line(4.15e-6, 0.0, 2.49e-13),
-    "dense/512": Line(2.99e-6, 2.6e-15, 0.0),
+    "dense/512": Line(0.0, 2.86e-15, 0.0),
     "overflow/512": Line(2.27e-6, 2.38e-13, 2.02e-13),
-    "slots/512": Line(0.0, 1.61e-15, 5.3e-14),
-    "regrouped/512": Line(0.0, 1.82e-15, 0.0),
+    "slots/512": Line(0.0, 1.79e-15, 2.2e-14),
+    "regrouped/512": Line(0.0, 1.99e-15, 0.0),
 }
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64), "scatter": (8, 16, 32, 64), "base": (8, 16, 32, 64),
@@ -180,6 +180,27 @@ COLUMN_CLASSES = {
     "cublas": (8, 32, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
     "regrouped": (512,),
 }  # fmt: skip
+
+
+# Tiles of cuBLAS, and their speed relative to the first.
+DENSE_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 1.0), (128, 64, 0.8), (64, 64, 0.6))
+# How long the dense product takes by its share of zeros, which save power; H200, by 4096 columns.
+POWER_ZEROS, POWER_TIME = (0.8, 0.9, 0.95, 0.99), (1.0, 0.96, 0.94, 0.9)
+
+
+def dense_work(m: int, k: int, n: int, multiprocessors: int, density: float) -> float:
+    """Multiply-adds that the chip could do in the time of a dense product of many columns.
+
+    More than there are, where tiles do not fill whole waves of blocks; fewer, where most elements
+    are zeros.
+    """
+
+    def share(rows: int, columns: int, rate: float) -> float:
+        waves = -(-(-(-m // rows) * -(-n // columns)) // multiprocessors)
+        return m * n * rate / (waves * multiprocessors * rows * columns)
+
+    busy = max(share(*tile) for tile in DENSE_TILES)
+    return m * k * n / busy * float(np.interp(1 - density, POWER_ZEROS, POWER_TIME))
 
 
 PANEL_LINES = {2: "panel16", 4: "panel", 8: "panel64"}  # by bytes of an element

@@ -34,7 +34,7 @@ from sparse24._hybrid_predict import copied_by, copying_paths, predictions
 from sparse24._hybrid_staged import Staged, by_rows, room_for
 from sparse24._records import PLAIN, Problem
 
-WORTH_LEAVING = 0.95  # a path must be predicted to take so much of cuBLAS's time, or less
+WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
 NOT_CAPTURED = ("cublas", "compact")
 STRIPS = ("slots", "regrouped")
 PLANNED = ("stream", "scatter", *STRIPS)  # anew for every number of columns

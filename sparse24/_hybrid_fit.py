@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _evidence, _tuning_cache
-from sparse24._hybrid_cost import COLUMN_CLASSES, H200_LINES, PANEL_LINES, Line, class_of
+from sparse24._hybrid_cost import (
+    COLUMN_CLASSES,
+    H200_LINES,
+    PANEL_LINES,
+    Line,
+    class_of,
+    dense_work,
+)
 from sparse24._version import __version__
 
 STEMS = (
@@ -169,16 +176,22 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
             calls = [functools.partial(call, turn) for turn in turns]
             seconds = _time(cupy, calls, captured=name != "cublas")
             samples[f"{name}/{n}"].append((*efforts[name](n), seconds))
-    _sample_many(cupy, dense, rng, samples)
+    _sample_many(cupy, dense, 1 - zeros, rng, samples)
     if drawn.size <= MOST_PANEL:
         for name in FEWER:
             _sample_panel(cupy, drawn, zeros, name, rng, samples)
 
 
-def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
+def _sample_many(cupy, dense, density: float, rng, samples: dict[str, list]) -> None:
     """The paths for many columns: the dense product, 2:4 strips, and what a 2:4 part leaves out."""
     from sparse24._dtypes import TABLE
-    from sparse24.kernels import hybrid_evict, hybrid_overflow, hybrid_regroup, hybrid_wgmma
+    from sparse24.kernels import (
+        hybrid_evict,
+        hybrid_overflow,
+        hybrid_regroup,
+        hybrid_wgmma,
+        hybrid_wgmma_plan,
+    )
 
     dtype, (m, k), bits = TABLE["float16"], dense.shape, dense.view(np.uint16)
     few = bits * (rng.random(dense.shape, dtype=cupy.float32) >= 0.99)
@@ -196,7 +209,8 @@ def _sample_many(cupy, dense, rng, samples: dict[str, list]) -> None:
         samples["overflow/512"].append((rest.values.size * n, 2 * out.nbytes, seconds))
         call = functools.partial(cupy.matmul, dense, b, out=out)
         seconds = _time(cupy, [call] * 4, captured=False, warm=SUSTAINED)
-        samples["dense/512"].append((dense.size * n, 0, seconds))
+        work = dense_work(m, k, n, hybrid_wgmma_plan.multiprocessors(), density)
+        samples["dense/512"].append((work, 0, seconds))
         for path, layout in strips.items():
             config = hybrid_wgmma.TABLES[layout.work.rows][0]
             call = functools.partial(hybrid_wgmma.product, layout, b, out, config)

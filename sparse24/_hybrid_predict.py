@@ -46,13 +46,14 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
         return {"cpu": _tile_time(h, n)}
     dtype, number = h.tiles.dtype, int(h.device.partition(":")[2])
     lines, device = _hybrid_fit.lines(number), _device(number)
-    times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense_time(h.shape, dtype, n, lines)}
+    dense = dense_time(h.shape, dtype, n, lines, device, h.density)
+    times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense}
     if not h.size:
         return times
     times |= _few_columns_times(h, n, lines, device)
     times |= _panel_time(h, n, lines, device)
     if n >= MANY and h.nnz:
-        times |= _compact_time(h, n, lines)
+        times |= _compact_time(h, n, lines, device)
     if dtype.itemsize == 2 and n > STREAM_COLUMNS:
         times |= _two_four_times(h, n, lines, device)
     if copied_by(n) if copied is None else copied:
@@ -146,19 +147,18 @@ def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:
     rest = max(rest, OVERFLOW_STEP * _excess_of_longest_row(h))
     gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
     gain = gain if h.size * n >= TWO_FOUR_LEAST else 1.0
-    times = {"two_four": dense_time(h.shape, dtype, n, lines) / gain + rest}
+    dense = dense_time(h.shape, dtype, n, lines, device, h.density)
+    times = {"two_four": dense / gain + rest}
     if hybrid_wgmma.refuses(dtype, n, device.compute_capability):
         return times
     return times | {path: _strips_time(h, path, n, lines) for path in ("slots", "regrouped")}
 
 
 def _strips_time(h, path: str, n: int, lines) -> float:
-    from sparse24.kernels import hybrid_wgmma_plan
-
     work = strips_work(h, path)
     config = work.choose(n)
     seconds = max(line_of(lines, path, n).seconds(*work.effort(config, n)), STRIPS_LEAST)
-    return seconds + (hybrid_wgmma_plan.EXCHANGE if config.parts > 1 else 0.0)
+    return seconds + work.exchange(config, n)
 
 
 def _excess_of_longest_row(h) -> float:
@@ -168,16 +168,20 @@ def _excess_of_longest_row(h) -> float:
     return k / _hybrid_cost.ELEMENTS * float(_hybrid_cost.expected_overflow(density))
 
 
-def _compact_time(h, n: int, lines) -> dict[str, float]:
+def _compact_time(h, n: int, lines, device: Device) -> dict[str, float]:
     """The path's time, if enough columns are empty for it to be worth a gather of b."""
     live = len(live_columns(h).places)
     if live > WORTH_COMPACTING * h.shape[1]:
         return {}
     gather = 2 * live * n * h.dtype.itemsize / _hybrid_cost.rates_for(h.tiles.dtype, True).bandwidth
-    return {"compact": dense_time((h.shape[0], live), h.tiles.dtype, n, lines) + gather + 3e-6}
+    shape, density = (h.shape[0], live), h.nnz / max(h.shape[0] * live, 1)
+    dense = dense_time(shape, h.tiles.dtype, n, lines, device, density)
+    return {"compact": dense + gather + 3e-6}
 
 
-def dense_time(shape: tuple[int, int], dtype: _dtypes.DType, n: int, lines) -> float:
+def dense_time(
+    shape: tuple[int, int], dtype: _dtypes.DType, n: int, lines, device: Device, density: float
+) -> float:
     """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
     size = math.prod(shape)
     if dtype.name == "int8":
@@ -186,7 +190,8 @@ def dense_time(shape: tuple[int, int], dtype: _dtypes.DType, n: int, lines) -> f
     few = line_of(lines, "cublas", n).seconds(size, nbytes)
     few = min(few, SMALL_DENSE.seconds(shape[1], nbytes))
     if dtype.itemsize == 2:
-        return max(few, line_of(lines, "dense", n).seconds(size * n, 0))
+        work = _hybrid_cost.dense_work(*shape, n, device.multiprocessors, density)
+        return max(few, line_of(lines, "dense", n).seconds(work, 0))
     return max(few, 3e-6 + size * n / _hybrid_cost.rates_for(dtype, True).dense)
 
 

@@ -38,7 +38,8 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
         result = Result.plan(a, matrix, out, call, shape)
         dropped = -1 if vector else None
         target = result.allocate(dropped)
-        epilogue = result.fitted(fuse(call, a.shape, matrix.shape, *vectors_of(a)), dropped)
+        vectors = vectors_of(a, result.name)
+        epilogue = result.fitted(fuse(call, a.shape, matrix.shape, *vectors), dropped)
         launched = _dispatch.fill(a, matrix, target, epilogue, call, result)
         product = restore(_without(target, dropped)) if out is None else out
     if plans is not None and key is not None and launched is not None:
@@ -64,7 +65,8 @@ def multiply_from_left(
         result = Result.plan(a, matrix, out, call, shape)
         dropped = -2 if vector else None
         target = result.allocate(dropped)
-        epilogue = result.fitted(fuse(call, matrix.shape, a.shape, *vectors_of(a)), dropped)
+        vectors = vectors_of(a, result.name)
+        epilogue = result.fitted(fuse(call, matrix.shape, a.shape, *vectors), dropped)
         folded, folded_target = _fold(matrix, target, a, epilogue)
         launched = _dispatch.fill(
             a.transposed(), folded.swapaxes(-1, -2), folded_target.swapaxes(-1, -2),
@@ -76,10 +78,14 @@ def multiply_from_left(
     return product
 
 
-def vectors_of(a: Operand24):
-    """Library and type of the epilogue's vectors: float64 only beside float64 operands."""
-    xp = _arrays.namespace(a.elements)
-    return xp, np.float64 if a.dtype.name == "float64" else np.float32
+def vectors_of(a: Operand24, result: str):
+    """Library and type of the epilogue's vectors, which is that of the kernels for this result."""
+    return _arrays.namespace(a.elements), real_of(result)
+
+
+def real_of(result: str) -> type[np.floating]:
+    """In which type an epilogue works, by the name of the result's."""
+    return np.float64 if result == "float64" else np.float32
 
 
 @dataclass(frozen=True)

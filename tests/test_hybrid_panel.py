@@ -237,7 +237,7 @@ def predicted(dtype, shape, zeros, n):
         prepared=lambda name, make: SimpleNamespace(value=units),
     )  # fmt: skip
     seconds = _hybrid_predict._panel_time(h, n, lines, device).get("panel")
-    return seconds, _hybrid_predict.dense_time(shape, dtype, n, lines)
+    return seconds, _hybrid_predict.dense_time(shape, dtype, n, lines, device, 1 - zeros)
 
 
 @pytest.mark.parametrize(

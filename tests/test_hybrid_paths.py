@@ -236,10 +236,10 @@ def planned(
     }
     h = SimpleNamespace(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=8192 * 8192, shape=(8192, 8192),
-        prepared=lambda name, make: known[name],
+        density=0.2, prepared=lambda name, make: known[name],
     )  # fmt: skip
     lines = _hybrid_cost.H200_LINES
-    dense = _hybrid_predict.dense_time(h.shape, h.tiles.dtype, 4096, lines)
+    dense = _hybrid_predict.dense_time(h.shape, h.tiles.dtype, 4096, lines, HOPPER, 0.2)
     return {"cublas": dense} | _hybrid_predict._two_four_times(h, 4096, lines, HOPPER)
 
 

@@ -196,6 +196,22 @@ def test_linear_of_a_layer(xp, rng):
     np.testing.assert_allclose(to_numpy(got), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["2:4", "hybrid", "from the left"])
+@pytest.mark.parametrize(("dtype", "result"), [("float32", "float64"), ("float64", "float32")])
+def test_vectors_of_an_epilogue_are_of_the_results_type(rng, xp, dtype, result, kind):
+    w = s24.prune(rng.integers(-3, 4, (24, 32)).astype(dtype))
+    b = rng.integers(-3, 4, (32, 20)).astype(dtype)
+    bias = np.arange(24 if kind == "from the left" else 20) + 0.5
+    how = {"dtype": result, "epilogue": s24.Epilogue(bias=put(bias, xp))}
+    if kind == "from the left":
+        got, want = s24.matmul(put(b.T, xp), s24.compress(put(w, xp)).T, **how), b.T @ w.T
+    else:
+        a = (s24.hybrid if kind == "hybrid" else s24.compress)(put(w, xp))
+        got, want = s24.matmul(a, put(b, xp), **how), w @ b
+    assert got.dtype == result
+    np.testing.assert_array_equal(to_numpy(got), want + bias)
+
+
 @given(m=st.integers(1, 80), k=st.integers(1, 150), n=st.integers(1, 40), seed=st.integers(0, 9))
 @settings(max_examples=30, deadline=None)
 def test_any_size_on_the_cpu(m, k, n, seed):
