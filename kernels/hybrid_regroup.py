@@ -19,8 +19,8 @@ POOL = 2048  # most columns of a pool
 ROOM = 2 * POOL  # slots of a pool
 # What a column costs as each of the members of a group, beside its elements, each worth 1: a row that
 # overflows, a row that it fills for the next, 64 rows that are new to the group, 64 that only it has.
-OVERFLOW, FILLS = (0, 0, 200, 50), (0, 20, 3, 0)
-FRESH, MISSING = (0, 400, 30, 12), (0, 25, 40, 100)
+OVERFLOW, FILLS = (0, 0, 270, 420), (0, 32, 3, 0)
+FRESH, MISSING = (0, 2000, 160, 125), (0, 65, 165, 45)
 BLOCKS = ROWS // 64  # of rows, of which an instruction multiplies one
 _THREADS = 512
 

@@ -35,10 +35,10 @@ constexpr int kWords = ROWS / 32;
 constexpr int kBlocks = ROWS / 64;           // of rows
 // What a column costs as the first, second, third and fourth member of a group; each of its elements is worth 1.  Found
 // by search, see docs/benchmarks/log_hybrid.rst.
-constexpr int kOverflow[] = {0, 0, 200, 50};  // a row that overflows
-constexpr int kFills[] = {0, 20, 3, 0};       // a row that it fills for the next
-constexpr int kFresh[] = {0, 400, 30, 12};    // 64 rows in which the group has no element yet
-constexpr int kMissing[] = {0, 25, 40, 100};  // 64 rows in which only the group has any
+constexpr int kOverflow[] = {0, 0, 270, 420};  // a row that overflows
+constexpr int kFills[] = {0, 32, 3, 0};        // a row that it fills for the next
+constexpr int kFresh[] = {0, 2000, 160, 125};  // 64 rows in which the group has no element yet
+constexpr int kMissing[] = {0, 65, 165, 45};   // 64 rows in which only the group has any
 constexpr u32 kAll = ~0u;
 
 // A set of rows of a strip.
