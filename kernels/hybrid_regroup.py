@@ -17,8 +17,8 @@ GROUP = 4
 NEIGHBOURS = 32  # columns that are dealt to a pool together
 POOL = 2048  # most columns of a pool
 ROOM = 2 * POOL  # slots of a pool
-# What a column costs as each of the members of a group, beside its elements, each worth 1: a row that
-# overflows, a row that it fills for the next, 64 rows that are new to the group, 64 that only it has.
+# What a column costs as each of the four members of a group, its elements being worth 1: a row that
+# overflows, one that it fills for the next, 64 rows that are new to the group, 64 that it lacks.
 OVERFLOW, FILLS = (0, 0, 270, 420), (0, 32, 3, 0)
 FRESH, MISSING = (0, 2000, 160, 125), (0, 65, 165, 45)
 BLOCKS = ROWS // 64  # of rows, of which an instruction multiplies one

@@ -41,11 +41,9 @@ def regroup(held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             over = left[load == 2].sum(0)
             fills = left[load >= 1].sum(0)
             own, of_group = _blocks(left), _blocks(load[:, None] > 0)
-            costs = (
-                OVERFLOW[member] * over + FILLS[member] * fills
-                + FRESH[member] * (own & ~of_group).sum(0) + MISSING[member] * (of_group & ~own).sum(0)
-            )  # fmt: skip
-            worth = count - costs
+            fresh, missing = (own & ~of_group).sum(0), (of_group & ~own).sum(0)
+            worth = count - OVERFLOW[member] * over - FILLS[member] * fills
+            worth -= FRESH[member] * fresh + MISSING[member] * missing
             may = (count > 0) & ~joined & (2 * over <= count)
             if not may.any():
                 break

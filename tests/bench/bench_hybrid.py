@@ -27,11 +27,15 @@ from sparse24 import _hybrid_fit, _hybrid_layouts, families
 from sparse24._hybrid import hybrid
 from sparse24.formats.hybrid import HybridArray
 
-STEMS = (
-    "hybrid_stream", "hybrid_scatter", "hybrid_gather", "hybrid_rows", "hybrid_tiles",
-    "hybrid_overflow", "sparse_wgmma", "hybrid_evict", "hybrid_regroup", "hybrid_wgmma",
-    "hybrid_panel",
-)  # fmt: skip
+# What builds and multiplies on each path.
+STEMS_OF = {
+    "cublas": (), "compact": (),
+    "rows": ("hybrid_rows",), "gather": ("hybrid_gather",), "panel": ("hybrid_panel",),
+    "stream": ("hybrid_stream",), "scatter": ("hybrid_scatter",), "tiles": ("hybrid_tiles",),
+    "slots": ("hybrid_evict", "hybrid_wgmma"), "regrouped": ("hybrid_regroup", "hybrid_wgmma"),
+    "two_four": ("compress", "sparse_wgmma", "hybrid_overflow"),
+}  # fmt: skip
+STEMS = sorted({stem for stems in STEMS_OF.values() for stem in stems})
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
 CHECKED_ROWS = 64
@@ -187,7 +191,7 @@ def measure(family: str, w: cp.ndarray, zeros: float, columns) -> list[dict]:
             case(
                 f"{title}-{m}x{k}x{n}-{zeros}", ours=ours, kernel=path, rivals=found,
                 family=family, zeros=zeros, m=m, k=k, n=n, dtype=dtype, error=error,
-                bytes=h.nbytes, **extra,
+                bytes=h.nbytes, used=STEMS_OF[path], **extra,
             )
         )  # fmt: skip
         gain = min(rows[-1]["rivals"].values()) / ours.us

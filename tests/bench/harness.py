@@ -118,14 +118,16 @@ def write_suite(
 ) -> Path:
     """Write or merge ``<suite>.json``: cases of the same name are replaced.
 
-    A case keeps the digest of its kernel, or of all `stems` where it names none of them.
+    A case keeps the digests of its `used` stems if it has that field, else of its kernel, or of
+    all `stems` where it names none of them.
     """
     path = (out or DATA) / f"{suite}.json"
     known = json.loads(path.read_text())["cases"] if path.exists() else []
     digests = {stem: loader.digest(stem) for stem in stems}
     fresh = {}
     for row in cases:
-        used = [row["ours_kernel"]] if row["ours_kernel"] in digests else stems
+        named = [row["ours_kernel"]] if row["ours_kernel"] in digests else stems
+        used = row.pop("used", named)
         fresh[row["name"]] = {**row, "digests": {stem: digests[stem] for stem in used}}
     kept = [row for row in known if row["name"] not in fresh]
     record = {"header": _evidence.header(), "cases": kept + list(fresh.values())}
