@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?=
-PYTEST_ARGS ?=
+# Two tests at a time: kernels of the CPU have threads of their own.
+PYTEST_ARGS ?= -n 2
 
 driver := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null \
 	| head -n 1 | cut -d . -f 1)
