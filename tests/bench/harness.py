@@ -127,8 +127,9 @@ def write_suite(
     fresh = {}
     for row in cases:
         named = [row["ours_kernel"]] if row["ours_kernel"] in digests else stems
-        used = row.pop("used", named)
-        fresh[row["name"]] = {**row, "digests": {stem: digests[stem] for stem in used}}
+        used = {stem: digests[stem] for stem in row.get("used", named)}
+        fields = {key: value for key, value in row.items() if key != "used"}
+        fresh[row["name"]] = {**fields, "digests": used}
     kept = [row for row in known if row["name"] not in fresh]
     record = {"header": _evidence.header(), "cases": kept + list(fresh.values())}
     _evidence.write_json(path, record)

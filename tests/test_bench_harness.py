@@ -1,0 +1,41 @@
+"""What the benchmark suites write."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from sparse24 import _evidence
+
+HARNESS = Path(__file__).parent / "bench" / "harness.py"
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    for library in ("cupy", "torch"):
+        pytest.importorskip(library)
+    monkeypatch.setattr(_evidence, "header", dict)
+    spec = importlib.util.spec_from_file_location("bench_harness", HARNESS)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_cases_keep_the_digests_of_their_kernels_however_often_they_are_written(harness, tmp_path):
+    rows = [
+        {"name": "two", "ours_kernel": "slots", "used": ("hybrid_evict", "cast")},
+        {"name": "none", "ours_kernel": "cublas", "used": ()},
+        {"name": "its own", "ours_kernel": "like"},
+        {"name": "unknown", "ours_kernel": "other"},
+    ]
+    stems = ("cast", "hybrid_evict", "like")
+    for count in (2, 4, 4):
+        file = harness.write_suite("suite", rows[:count], stems=stems, out=tmp_path)
+    cases = {case.pop("name"): case for case in json.loads(file.read_text())["cases"]}
+    assert {name: set(case["digests"]) for name, case in cases.items()} == {
+        "two": {"hybrid_evict", "cast"}, "none": set(), "its own": {"like"}, "unknown": {*stems},
+    }  # fmt: skip
+    assert not any("used" in case for case in cases.values())
