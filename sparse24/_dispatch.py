@@ -163,7 +163,8 @@ def flatten(a: Operand24, b, out, epilogue: Epilogue, batch: tuple[int, ...]):
     if math.prod(a.shape[:-2]) > 1 or len(a.shape) > 2:
         a = _batch_of(a, batch)
     b = _flat_batch(b, batch)
-    out = out.reshape(-1, *out.shape[-2:])
+    one = math.prod(batch) == 1  # then no operand has a batch axis, and the result none either
+    out = out.reshape(out.shape[-2:] if one else (-1, *out.shape[-2:]))
     c, aux = (_flat_batch(x, batch) for x in (epilogue.c, epilogue.aux))
     if aux is not None and not _arrays.shares_memory(aux, epilogue.aux):
         raise ArgumentError("aux of a batched product must be C-contiguous")

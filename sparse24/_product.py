@@ -117,6 +117,7 @@ class Target:
 
         `c` may be `out` itself; `aux` overlaps neither.
         """
+        epilogue = self._with_vectors_apart(epilogue)
         c, aux = epilogue.c, epilogue.aux
         if c is None and aux is None:
             return epilogue
@@ -130,6 +131,16 @@ class Target:
             _check.writable(aux, argument="aux")
             aux = self._with_both_axes(aux, "aux", dropped)
         return replace(epilogue, c=c, aux=aux)
+
+    def _with_vectors_apart(self, epilogue: Epilogue) -> Epilogue:
+        """The epilogue with copies of its vectors that lie in what the product writes to."""
+        written = [x for x in (self.out, epilogue.aux) if x is not None]
+        copies = {}
+        for name in ("row_scale", "column_scale", "row_bias", "column_bias") if written else ():
+            vector = getattr(epilogue, name)
+            if any(_overlaps(vector, x) for x in written):
+                copies[name] = vector.copy()
+        return replace(epilogue, **copies) if copies else epilogue
 
     def _with_both_axes(self, array, name: str, dropped: int | None):
         """An array of the caller's, checked against the result, as a view with both axes."""
@@ -200,6 +211,8 @@ def promote(a: DType, b: DType) -> tuple[DType, DType]:
         common = np.promote_types(a.logical, b.logical)
     except TypeError:
         common = np.dtype(np.float32)  # fp8 with a 16-bit float: both fit
+    if common.itemsize == 1:  # int8 with fp8, which ml_dtypes calls wide enough
+        common = np.dtype(np.float32)
     row = _dtypes.lookup(common, argument="the common dtype of the operands")
     return row, row
 

@@ -109,8 +109,8 @@ def test_every_order(xp, name, b_order, out_order, rng):
 
 
 @pytest.mark.stem(*STEMS)
-@pytest.mark.parametrize("a_batch", [(), (3,), (2, 1)])
-@pytest.mark.parametrize("b_batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("a_batch", [(), (3,), (2, 1), (1,), (1, 1)])
+@pytest.mark.parametrize("b_batch", [(), (3,), (2, 3), (1,)])
 def test_batches_broadcast(xp, a_batch, b_batch, rng):
     a = s24.random((*a_batch, 33, 64), dtype="float16", rng=rng)
     x = sample((*b_batch, 64, 20), "float16", rng)
@@ -318,6 +318,34 @@ def test_c_may_be_out_itself_and_vectors_have_vector_c(xp, rng):
     np.testing.assert_array_equal(to_numpy(aux), to_numpy(got))
     got = s24.matmul(x[:, 0], a.T, c=c, beta=1.0)
     np.testing.assert_allclose(to_numpy(got), exact[:, 0] + start[:, 0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("vector", ["bias", "alpha_vector"])
+@pytest.mark.parametrize("where", ["out", "aux"])
+@pytest.mark.parametrize("column", [True, False])
+def test_vectors_inside_of_what_is_written_keep_their_values(vector, where, column, rng):
+    a = s24.random((300, 300), rng=rng)
+    x = rng.standard_normal((300, 64)).astype(np.float32)
+    for array in (a, s24.hybrid(a.toarray())):
+        written = {name: rng.standard_normal((300, 64)).astype(np.float32) for name in ("out", "aux")}
+        inside = written[where][3] if column else written[where][:, 5:6]
+        given = s24.Epilogue(**{vector: inside.copy()})
+        expected = s24.matmul(array, x, epilogue=given)
+        e = s24.Epilogue(**{vector: inside}, aux=written["aux"])
+        got = s24.matmul(array, x, written["out"], epilogue=e)
+        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(written["aux"], expected)
+
+
+@pytest.mark.parametrize("fp8", ["float8_e4m3fn", "float8_e5m2"])
+def test_int8_meets_fp8_in_a_type_that_holds_both(fp8):
+    dense = np.array([[127, 0, 0, -99]], np.int8)
+    x = np.array([[1], [0], [0], [2]]).astype(fp8)
+    for array in (s24.compress(dense), s24.compress(dense, pattern=(3, 8)), s24.hybrid(dense)):
+        got = array @ x
+        assert got.dtype == np.float32
+        assert got == 127 - 198
+    assert s24.compress(x.T) @ dense.T == 127 - 198
 
 
 def test_types_meet_without_narrowing(rng):
