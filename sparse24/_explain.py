@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sparse24 import _arrays, _check, _dispatch, _foreign, _planner, _product, _tuning_cache
+from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call, fuse
 from sparse24._matmul import embedded
@@ -129,6 +130,11 @@ def explained(
     if isinstance(a, NMArray) or (isinstance(b, NMArray) and not isinstance(a, Sparse24Array)):
         return _explain_n_m(a, b)
     operand, other = _as_left(a, b)
+    left = isinstance(a, Sparse24Array)
+    named, given = (b_dtype, b) if left else (a_dtype, a)
+    named = given.dtype if isinstance(given, SparseArray) else named
+    call = Call(dtype=dtype, epilogue=epilogue, other_dtype=named)
+    types, fused = _asked(operand, other, call, out_order, left=left)
     _dispatch.check_stored(operand, algorithm)
     if operand.rows is None:
         reason = (
@@ -137,11 +143,8 @@ def explained(
         )
         return Explanation("dense", (), {}, reason)
     if not _arrays.is_cupy(other):
-        return _explain_cpu(operand, other, algorithm)
-    named, given = (b_dtype, b) if isinstance(a, Sparse24Array) else (a_dtype, a)
-    named = given.dtype if isinstance(given, SparseArray) else named
-    call = Call(dtype=dtype, epilogue=epilogue, other_dtype=named)
-    problem = _problem(operand, other, call, out_order)
+        return _explain_cpu(operand, other, types.row_a, algorithm)
+    problem = _problem(operand, other, types, fused, out_order)
     device = other.device.id
     dense = operand.dense is not None
     ranked = tuple(_planner.candidates(problem, device, dense=True))
@@ -157,6 +160,7 @@ def _explain_n_m(a, b) -> Explanation:
     array, other = (a, b) if left else (b, a)
     other = _array(densified(other), "b" if left else "a")
     _product.check_inner(*((array.shape, other.shape) if left else (other.shape, array.shape)))
+    _product.promote(array._dtype, _arrays.logical_dtype(other, argument="b" if left else "a"))
     n, m = array.pattern
     if n_m_products.is_direct(array, other, left=left):
         return Explanation("cpu_n_m", (), {}, f"the Numba kernel for {n}:{m} skips the zeros")
@@ -192,23 +196,33 @@ def _array(x, argument: str):
     return array
 
 
-def _problem(operand, other, call: Call, out_order: str):
+def _asked(operand, other, call: Call, out_order: str, *, left: bool):
+    """Types and epilogue of a product as `_as_left` gives it, checked as `matmul` does."""
     m, n = operand.shape[-2], other.shape[-1]
     shape = (m, n) if out_order == "row" else (n, m)
     batch = _product.batch_of(operand, other)
     types = _product.Result.plan(operand, other, None, call, (*batch, *shape))
+    vectors = _product.vectors_of(operand, types.name)
+    if left:
+        return types, fuse(call, operand.shape, other.shape, *vectors)
+    turned = ((*x.shape[:-2], x.shape[-1], x.shape[-2]) for x in (other, operand))
+    return types, fuse(call, *turned, *vectors).transposed()
+
+
+def _problem(operand, other, types, fused, out_order: str):
     out = types.allocate(None)
     out = out if out_order == "row" else out.swapaxes(-1, -2)
-    fused = fuse(call, operand.shape, other.shape, *_product.vectors_of(operand, types.name))
+    batch = types.shape[:-2]
     operand, other, out, fused = _dispatch.flatten(operand, other, out, fused, batch)
     return _dispatch.problem_of(operand, other, out, fused, types)
 
 
-def _explain_cpu(operand, other, algorithm: str) -> Explanation:
+def _explain_cpu(operand, other, row: DType, algorithm: str) -> Explanation:
+    """For operands that meet in the type of `row`, in which nothing dense is kept if it is new."""
     from sparse24.kernels import cpu
 
-    (m, k), n, name = operand.shape[-2:], other.shape[-1], operand.dtype.name
-    kept = operand.dense is not None
+    (m, k), n, name = operand.shape[-2:], other.shape[-1], row.name
+    kept = operand.dense is not None and operand.dtype is row
     choice = cpu.choose(m, k, n, name, kept=kept)
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
     if algorithm != "auto":

@@ -12,6 +12,7 @@ from sparse24 import _arrays, _autotune, _check, _dtypes, _foreign, _product, _t
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
 from sparse24._fuse import PLAIN, Call
+from sparse24.formats.base import densified
 from sparse24.formats.two_four import Sparse24Array
 
 
@@ -61,17 +62,23 @@ class MatmulPlan:
         array, shape (m, n)
         """
         if out is None and self._out_order == "column":
-            out = _column_result(self._a, b, self._call.dtype)
+            return _by_columns(self._a, densified(b), self._call)
         return self._a._multiply(b, out, self._call)
 
     def __repr__(self) -> str:
         return f"<MatmulPlan: {self.chosen}, {len(self.candidates)} candidates>"
 
 
-def _column_result(a: Sparse24Array, b, dtype):
-    shape = (*b.shape[:-2], b.shape[-1], a.shape[-2])
-    types = _product.Result.plan(a._operand, b, None, Call(dtype=dtype), shape)
-    return types.allocate(None).swapaxes(-1, -2)
+def _by_columns(a: Sparse24Array, b, call: Call):
+    """``a @ b`` in an array of column order; a vector has no order."""
+    with _foreign.stream_of(b):
+        array, restore = _foreign.take(b, argument="b")
+        if array.ndim < 2:
+            return a._multiply(b, None, call)
+        _product.check_inner(a.shape, array.shape)
+        shape = (*_product.batch_of(a._operand, array), array.shape[-1], a.shape[-2])
+        types = _product.Result.plan(a._operand, array, None, call, shape)
+        return a._multiply(b, restore(types.allocate(None).swapaxes(-1, -2)), call)
 
 
 def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="row") -> MatmulPlan:

@@ -251,6 +251,10 @@ def test_explain_of_other_patterns(rng, pattern, n, chosen, words):
         (np.ones((3, 3), np.float32), {}, s24.ShapeError, "inner dimensions 64 and 3 differ"),
         (3.0, {}, s24.ShapeError, "at least one axis"),
         (np.ones(64), {"algorithm": "fast"}, s24.ArgumentError, "algorithm must be one of"),
+        (np.ones(64, complex), {}, s24.DTypeError, "b.dtype must be one of"),
+        (np.ones(64, np.int64), {}, s24.DTypeError, "b.dtype must be one of"),
+        (np.ones(64), {"dtype": "double precision"}, s24.DTypeError, "dtype must be one of"),
+        (np.ones(64), {"epilogue": "relu"}, s24.ArgumentError, "must be a sparse24.Epilogue"),
     ],
 )
 def test_explain_refuses_what_matmul_refuses(b, more, error, words):
@@ -263,6 +267,45 @@ def test_explain_refuses_what_matmul_refuses(b, more, error, words):
         s24.explain(np.ones((4, 4)), np.ones((4, 4)))
     with pytest.raises(s24.ArgumentError, match=r"a HybridArray has \.explain\(n\)"):
         s24.explain(s24.hybrid(np.eye(64, dtype=np.float32)), np.ones(64, np.float32))
+
+
+def test_explain_takes_types_batches_and_epilogues_as_matmul_does(rng):
+    few_rows = s24.random((8, 64), dtype="int8", rng=0)
+    for x in (np.ones((64, 512), np.int8), np.ones((64, 512))):
+        told = s24.explain(few_rows, x)
+        wide = s24.explain(few_rows.astype(x.dtype), x)
+        assert told.chosen == wide.chosen
+    kept = s24.compress(few_rows.toarray().astype(np.float32), keep_dense=True)
+    assert s24.explain(kept, np.ones((64, 4), np.float32)).chosen == "cpu_dense"
+    assert s24.explain(kept, np.ones((64, 4))).chosen == "cpu_sparse"  # kept in float32 only
+    bias = s24.Epilogue(bias=np.ones(8))
+    assert s24.explain(np.ones((3, 64), np.float32), kept.T, epilogue=bias).chosen == "cpu_dense"
+    with pytest.raises(s24.ShapeError, match=r"bias must have shape \(8,\)"):
+        s24.explain(np.ones((3, 64), np.float32), kept.T, epilogue=s24.Epilogue(bias=np.ones(5)))
+    stack = s24.random((3, 8, 16), rng=0)
+    for b in (np.ones((2, 16, 4), np.float32), np.ones((2, 2, 16, 4), np.float32)):
+        with pytest.raises(s24.ShapeError, match="batch axes .* do not broadcast"):
+            s24.explain(stack, b)
+    with pytest.raises(s24.DTypeError, match="b.dtype must be one of"):
+        s24.explain(s24.compress(np.eye(8), pattern=(3, 8)), np.ones((2, 8, 4), complex))
+
+
+def test_plans_of_column_order_multiply_what_matmul_multiplies(rng):
+    torch = pytest.importorskip("torch")
+    a = s24.random((16, 32), rng=0)
+    p = s24.plan(a, ((32, 4), np.float32), out_order="column")
+    x = rng.standard_normal((32, 4)).astype(np.float32)
+    assert p.execute(x).flags.f_contiguous
+    for other in (x, x.tolist(), x[:, 0], x[None]):
+        np.testing.assert_array_equal(p.execute(other), a @ np.asarray(other))
+    tensor = p.execute(torch.from_numpy(x))
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.stride() == (1, 16)
+    stack = s24.random((3, 16, 32), rng=0)
+    many = s24.plan(stack, ((32, 4), np.float32), out_order="column").execute(x)
+    np.testing.assert_array_equal(many, stack @ x)
+    with pytest.raises(s24.ShapeError, match="inner dimensions 32 and 16"):
+        p.execute(x[:16])
 
 
 def test_plans_execute_on_the_cpu(rng):
