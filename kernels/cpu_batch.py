@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from sparse24._records import Epilogue
 from sparse24.kernels._numba import parallel, threads
 
 _SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
+FOLD_UP_TO = 64  # columns of products with one matrix that become one product
 
 
 def checked(values, stored: int, k: int, b, out) -> tuple[_dtypes.DType, _dtypes.DType]:
@@ -52,7 +54,7 @@ def over_batch(values, metadata, b, out, epilogue: Epilogue, one) -> None:
 
     def task(number: int):
         at = places[number]
-        one(values[at], metadata[at], b[at], out[at], _at(epilogue, at))
+        one(values[at], metadata[at], b[at], out[at], at_place(epilogue, at))
 
     size = out.shape[-2] * out.shape[-1] * b.shape[-2]
     if len(places) >= 2 * threads() and size < _SMALL:
@@ -62,7 +64,25 @@ def over_batch(values, metadata, b, out, epilogue: Epilogue, one) -> None:
             task(number)
 
 
-def _at(epilogue: Epilogue, place: tuple[int, ...]) -> Epilogue:
+def folds(values, b, epilogue: Epilogue) -> bool:
+    """True if a stack of products with one matrix is better done as one, by `fold`."""
+    whole = epilogue.c is None and epilogue.aux is None
+    return whole and values.ndim == 2 < b.ndim and b.shape[-1] <= FOLD_UP_TO
+
+
+def fold(b, out, epilogue: Epilogue, one) -> None:
+    """Call ``one(b, out, epilogue)`` once, for the columns of all products beside one another."""
+    *lead, m, n = out.shape
+    count, k = math.prod(lead), b.shape[-2]
+    wide = np.moveaxis(b, -2, 0).reshape(k, count * n)
+    result = np.empty((m, count * n), out.dtype)
+    repeated = lambda x: None if x is None else np.tile(x, count)  # noqa: E731
+    scale, bias = repeated(epilogue.column_scale), repeated(epilogue.column_bias)
+    one(wide, result, replace(epilogue, column_scale=scale, column_bias=bias))
+    out[...] = np.moveaxis(result.reshape(m, *lead, n), 0, -2)
+
+
+def at_place(epilogue: Epilogue, place: tuple[int, ...]) -> Epilogue:
     """The epilogue of one product of a batch."""
     if not place or (epilogue.c is None and epilogue.aux is None):
         return epilogue

@@ -10,6 +10,8 @@ sums stay in cache, pass the epilogue and go to `out`.  The inner loops are in `
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sparse24 import _dtypes, _spec
@@ -17,7 +19,7 @@ from sparse24._records import PLAIN, Epilogue
 from sparse24.kernels import _simd, cpu_compress
 from sparse24.kernels._numba import njit, parallel, slices, threads
 from sparse24.kernels._simd import ROWS_OF_DOTS, dots, lanes_of_dots, tile
-from sparse24.kernels.cpu_batch import checked, over_batch
+from sparse24.kernels.cpu_batch import at_place, checked, fold, folds, over_batch
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_operand import Operand, pack_columns, pack_panels, widths
@@ -39,6 +41,9 @@ _BLOCK_STORED = 1 << 21  # stored elements of a task of `dots`
 # of times passes 1 between 2**26 and 2**28 multiplications of float32).
 _CACHED_BYTES = 1 << 23
 _SMALL_DENSE_BYTES = 1 << 28  # m * k * n elements
+# m * n * k of a product of a stack that a call of its own would take longer for than BLAS
+# (measured on two cores: 60 us a call; 1000 products 64x64x8 took 58 ms in turn, 12 ms as one).
+_SMALL_OF_STACK = 1 << 18
 
 
 @njit
@@ -197,7 +202,10 @@ def matmul(
     def one(values, metadata, b, out, epilogue):
         _multiply(values, metadata, dtypes, b, out, epilogue)
 
-    over_batch(values, metadata, b, out, epilogue, one)
+    if folds(values, b, epilogue):
+        fold(b, out, epilogue, lambda *whole: one(values, metadata, *whole))
+    else:
+        over_batch(values, metadata, b, out, epilogue, one)
 
 
 def decompress_matmul(
@@ -210,6 +218,10 @@ def decompress_matmul(
 ) -> None:
     """The same product by expanding A and calling BLAS.  Parameters as for `matmul`."""
     dtype, b_dtype = checked(values, _spec.values_per_row(k), k, b, out)
+    if values.ndim == 2 or _is_small(out.shape, k):
+        dense = cpu_compress.decompress(values, metadata, k)
+        dense_matmul(dense, b, out, epilogue)
+        return
 
     def one(values, metadata, b, out, epilogue):
         dense = cpu_compress.decompress(values, metadata, k)
@@ -227,27 +239,47 @@ def dense_matmul(
     def one(a, _, b, out, epilogue):
         _multiply_dense(a, dtype, b, b_dtype, out, epilogue)
 
-    over_batch(a, a, b, out, epilogue, one)
+    if _is_small(out.shape, a.shape[-1]):
+        one(a, None, b, out, epilogue)
+    else:
+        over_batch(a, a, b, out, epilogue, one)
+
+
+def _is_small(shape: tuple[int, ...], k: int) -> bool:
+    """True for products with a result of this shape of which a call takes longer than BLAS."""
+    return shape[-2] * shape[-1] * k <= _SMALL_OF_STACK
 
 
 def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Epilogue) -> None:
-    """One product by BLAS, which has no integers: floats that hold every sum take their place."""
+    """One product, or a stack of small ones, by BLAS.
+
+    It has no integers: floats that hold every sum take their place.
+    """
     work = dtype.accumulator
     if dtype.name == "int8":
-        work = np.float32 if a.shape[1] <= _EXACT_IN_FLOAT32 else np.float64
+        work = np.float32 if a.shape[-1] <= _EXACT_IN_FLOAT32 else np.float64
     left, right = decoded(a, dtype, work), decoded(b, b_dtype, work)
     contiguous = out.flags.c_contiguous or out.flags.f_contiguous  # NumPy calls no BLAS for others
     if epilogue.is_plain and out.dtype == work and contiguous and out.flags.aligned:
         np.matmul(left, right, out=out)
         return
     sums = (left @ right).astype(dtype.accumulator, copy=False)
-    finish(sums, out, epilogue, slice(0, out.shape[0]), slice(0, out.shape[1]))
+    e = epilogue
+    alike = all(x is None for x in (e.c, e.aux, e.row_scale, e.row_bias))
+    if out.ndim > 2 and alike and out.flags.c_contiguous:  # all rows of the stack as one matrix
+        sums, out = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (sums, out))
+    every = slice(0, out.shape[-2]), slice(0, out.shape[-1])
+    for place in np.ndindex(out.shape[:-2]):
+        finish(sums[place], out[place], at_place(epilogue, place), *every)
 
 
-def choose(m: int, k: int, n: int, dtype: str, *, kept: bool = False) -> str:
+def choose(
+    m: int, k: int, n: int, dtype: str, *, kept: bool = False, stacked: bool = False
+) -> str:
     """Which product is faster: ``"sparse"`` for `matmul`, ``"dense"`` for `decompress_matmul`.
 
-    `kept` says that the dense matrix is there already, for `dense_matmul`.
+    `kept` says that the dense matrix is there already, for `dense_matmul`; `stacked` that A is
+    a stack, of which small matrices are multiplied by one call of NumPy.
 
     By the processor time of one thread with AVX-512: the sparse kernels win from one column
     to thousands, in every type; `decompress_matmul` also has to write the dense matrix.  It
@@ -262,5 +294,7 @@ def choose(m: int, k: int, n: int, dtype: str, *, kept: bool = False) -> str:
         itemsize = np.dtype(dtype).itemsize
         if m * k * itemsize <= _CACHED_BYTES and m * k * n * itemsize <= _SMALL_DENSE_BYTES:
             return "dense"
+    if stacked and _is_small((m, n), k):
+        return "dense"
     rows = _FEW_ROWS.get(dtype, _FEW_ROWS_OF_OTHERS) * (3 if n < 2 * FEW_COLUMNS else 1)
     return "dense" if n > FEW_COLUMNS and m < rows else "sparse"

@@ -244,7 +244,7 @@ def _on_cpu(a: Operand24, b, out, epilogue: Epilogue, algorithm: str) -> None:
     choice = {"cpu_sparse": "sparse", "cpu_dense": "dense", "dense": "dense"}.get(algorithm)
     kept = a.dense is not None
     choice = choice or cpu.choose(
-        a.shape[-2], a.shape[-1], b.shape[-1], a.dtype.name, kept=kept
+        a.shape[-2], a.shape[-1], b.shape[-1], a.dtype.name, kept=kept, stacked=len(a.shape) > 2
     )
     if choice == "dense" and kept:
         cpu.dense_matmul(a.dense, b, out, epilogue)

@@ -223,7 +223,8 @@ def _explain_cpu(operand, other, row: DType, algorithm: str) -> Explanation:
 
     (m, k), n, name = operand.shape[-2:], other.shape[-1], row.name
     kept = operand.dense is not None and operand.dtype is row
-    choice = cpu.choose(m, k, n, name, kept=kept)
+    stacked = math.prod(operand.shape[:-2]) > 1
+    choice = cpu.choose(m, k, n, name, kept=kept, stacked=stacked)
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
     if algorithm != "auto":
         chosen = "cpu_dense" if algorithm == "dense" else algorithm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numba
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sparse24 as s24
 from sparse24 import _dtypes, testing
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import PLAIN, Epilogue
@@ -223,6 +225,46 @@ def test_batched_c_and_aux(rng, n):
     np.testing.assert_array_equal(aux, out)
 
 
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("name", ["float16", "float32", "int8"])
+@pytest.mark.parametrize("lead_a", [(), (3,)], ids=str)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_stacks_give_what_their_products_give_in_turn(rng, product, name, lead_a, order):
+    m, k, n = 6, 14, 5
+    _, values, metadata, b = operands(rng, m, k, n, name, lead_a, (3,))
+    number = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    c = (10 * number(3, m, n)).astype(_dtypes.numpy_dtype(_dtypes.TABLE[name].result))
+    for epilogue in (
+        PLAIN,
+        Epilogue(column_scale=number(n), column_bias=number(n), activation="relu"),
+        Epilogue(row_scale=number(m), row_bias=number(m), alpha=2.0),
+        Epilogue(beta=2.0, c=c, aux=np.empty_like(c)),
+    ):
+        out = np.asarray(result_like((3, m, n), name), order=order)
+        product(values, metadata, k, b, out, epilogue)
+        for i in range(3):
+            at = (i,) if lead_a else ()
+            alone, part = result_like((m, n), name), epilogue
+            if epilogue.c is not None:
+                part = replace(epilogue, c=c[i], aux=np.empty_like(c[i]))
+            product(values[at], metadata[at], k, b[i], alone, part)
+            np.testing.assert_allclose(out[i], alone, rtol=2e-3, atol=2e-3)
+            if part.aux is not None:
+                np.testing.assert_allclose(epilogue.aux[i], part.aux, rtol=2e-3, atol=2e-3)
+
+
+def test_a_stack_with_one_matrix_is_one_product(rng, monkeypatch):
+    a, values, metadata, b = operands(rng, 12, 16, 7, "float32", (), (4, 10))
+    calls, multiply = [], cpu_matmul._multiply
+    monkeypatch.setattr(
+        cpu_matmul, "_multiply", lambda *args: (calls.append(args[3].shape), multiply(*args))
+    )
+    out = result_like((4, 10, 12, 7), "float32")
+    cpu_matmul.matmul(values, metadata, 16, b, out)
+    assert calls == [(16, 280)]
+    assert_close(out, a, b)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 40), st.integers(1, 70), st.integers(1, 70),
@@ -328,6 +370,16 @@ def test_sums_stay_in_registers():
 )
 def test_few_rows_go_to_blas(shape, dtype, chosen):
     assert cpu_matmul.choose(*shape, dtype) == chosen
+
+
+def test_stacks_of_small_matrices_go_to_blas_together(monkeypatch):
+    assert cpu_matmul.choose(64, 64, 64, "int8", stacked=True) == "dense"
+    assert cpu_matmul.choose(64, 64, 128, "int8", stacked=True) == "sparse"
+    monkeypatch.setattr(cpu_matmul, "over_batch", None)
+    stack, x = s24.random((30, 16, 16), rng=0), np.ones((16, 3), np.float32)
+    np.testing.assert_allclose(stack @ x, stack.toarray() @ x, rtol=1e-5, atol=1e-5)
+    assert s24.explain(stack, x).chosen == "cpu_dense"
+    assert s24.explain(stack[:1], x).chosen == "cpu_sparse"
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,8 @@ def test_vectors_inside_of_what_is_written_keep_their_values(vector, where, colu
     a = s24.random((300, 300), rng=rng)
     x = rng.standard_normal((300, 64)).astype(np.float32)
     for array in (a, s24.hybrid(a.toarray())):
-        written = {name: rng.standard_normal((300, 64)).astype(np.float32) for name in ("out", "aux")}
+        out, aux = rng.standard_normal((2, 300, 64)).astype(np.float32)
+        written = {"out": out, "aux": aux}
         inside = written[where][3] if column else written[where][:, 5:6]
         given = s24.Epilogue(**{vector: inside.copy()})
         expected = s24.matmul(array, x, epilogue=given)

@@ -284,9 +284,9 @@ def test_explain_takes_types_batches_and_epilogues_as_matmul_does(rng):
         s24.explain(np.ones((3, 64), np.float32), kept.T, epilogue=s24.Epilogue(bias=np.ones(5)))
     stack = s24.random((3, 8, 16), rng=0)
     for b in (np.ones((2, 16, 4), np.float32), np.ones((2, 2, 16, 4), np.float32)):
-        with pytest.raises(s24.ShapeError, match="batch axes .* do not broadcast"):
+        with pytest.raises(s24.ShapeError, match=r"batch axes .* do not broadcast"):
             s24.explain(stack, b)
-    with pytest.raises(s24.DTypeError, match="b.dtype must be one of"):
+    with pytest.raises(s24.DTypeError, match=r"b.dtype must be one of"):
         s24.explain(s24.compress(np.eye(8), pattern=(3, 8)), np.ones((2, 8, 4), complex))
 
 
