@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _raw_files, _spec, _storage
+from sparse24 import _arrays, _check, _raw_files, _spec, _storage
 from sparse24._errors import ArgumentError, FormatError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray
@@ -170,11 +170,14 @@ def _turned(record: Compressed24) -> Compressed24:
 
 
 def _dense(array: Any, name: str) -> np.ndarray:
-    dense = _arrays.to_numpy(array)
+    _check.unmasked(array, argument=name)
+    wanted = f"{name} must be a compressed array or an array of numbers"
+    try:
+        dense = _arrays.to_numpy(array)
+    except (TypeError, ValueError) as error:  # a sparse tensor of torch, or lists of two lengths
+        raise ArgumentError(f"{wanted}: {error}") from error
     if dense.dtype.hasobject:
-        raise ArgumentError(
-            f"{name} must be a compressed array or an array of numbers, got {type(array).__name__}"
-        )
+        raise ArgumentError(f"{wanted}, got {type(array).__name__}")
     return dense
 
 

@@ -204,6 +204,7 @@ def convert(
             f"{source} has no eligible matrix among its {len(file)} arrays: "
             f"{_why_none(file, selection)}; see --include, --exclude and --min-size"
         )
+    _raw_writers.check(target, {name: file.specs[name][1] for name in file if name not in names})
     layers = list(_with_progress(compress_layers(file, names, recipe), len(names), progress))
     compressed = {layer.name: layer.array for layer in layers}
     arrays = {name: compressed[name] if name in compressed else file[name] for name in file}

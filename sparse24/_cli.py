@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f": {error.filename}" if error.filename else ""
         print(f"error: {error.strerror or error}{where}", file=sys.stderr)
         return 1
-    except Sparse24Error as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (Sparse24Error, MemoryError) as error:
+        print(f"error: {error or 'not enough memory'}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)

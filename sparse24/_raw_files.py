@@ -168,12 +168,13 @@ class NpzFile(ArrayFile):
         super().__init__(path)
         with self._archive() as archive:
             members = {info.filename: info for info in archive.infolist()}
-            if {"format.npy", "shape.npy", "data.npy"} <= members.keys():
+            ours = f"{HEADER}.json" in members
+            if not ours and {"format.npy", "shape.npy", "data.npy"} <= members.keys():
                 raise FormatError(
                     f"{path} is a scipy.sparse matrix; load it with scipy.sparse.load_npz, and "
                     "make it sparse24's with sparse24.hybrid or sparse24.from_scipy"
                 )
-            if f"{HEADER}.json" in members:
+            if ours:
                 self._parse_header(archive.read(f"{HEADER}.json"))
             for filename, info in members.items():
                 if filename.endswith(".npy"):

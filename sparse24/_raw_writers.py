@@ -57,8 +57,7 @@ def write_safetensors(
     """
     from safetensors.numpy import save_file
 
-    known = [np.dtype(kind) for kind in SAFETENSORS_TYPES.values()]
-    _check_types(arrays, lambda dtype: dtype in known, "safetensors")
+    _check_all({name: x.dtype for name, x in arrays.items()}, "safetensors")
     metadata = {**(texts or {}), **({HEADER: json.dumps(header)} if header else {})}
     contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
     with replacing(path) as fresh:
@@ -69,8 +68,7 @@ def write_npz(
     path: str | os.PathLike, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any] | None
 ) -> None:
     """Write arrays; types that NumPy does not know go as raw bits, named in the header."""
-    ours = [row.logical for row in _dtypes.TABLE.values()]
-    _check_types(arrays, lambda dtype: dtype in ours or dtype.kind in NPY_KINDS, "npz")
+    _check_all({name: x.dtype for name, x in arrays.items()}, "npz")
     names = {name: x.dtype.name for name, x in arrays.items() if x.dtype.isbuiltin == 2}
     head = {**(header or {}), **({"bits": names} if names else {})}
     with replacing(path) as fresh, zipfile.ZipFile(fresh, "x", zipfile.ZIP_STORED) as archive:
@@ -84,9 +82,28 @@ def write_npz(
                 np.lib.format.write_array(file, np.asanyarray(x), allow_pickle=False)
 
 
-def _check_types(arrays: Mapping[str, np.ndarray], holds, kind: str) -> None:
-    for name, x in arrays.items():
-        if not holds(x.dtype):
+def check(path: str | os.PathLike, dtypes: Mapping[str, np.dtype]) -> None:
+    """Refuse arrays that the file of this path cannot hold, before they are made.
+
+    Raises
+    ------
+    DTypeError, ArgumentError
+        For an element type, or a name, that the format does not know.
+    """
+    _check_all(dtypes, suffix_of(path).removeprefix("."))
+
+
+def _check_all(dtypes: Mapping[str, np.dtype], kind: str) -> None:
+    safetensors = kind == "safetensors"
+    known = _dtypes.LOGICAL
+    if safetensors:
+        known = frozenset(np.dtype(kind) for kind in SAFETENSORS_TYPES.values())
+    for name, dtype in dtypes.items():
+        if dtype not in known and (safetensors or dtype.kind not in NPY_KINDS):
             raise DTypeError(
-                f"{name} has dtype {x.dtype}, which a {kind} file cannot hold; convert it first"
+                f"{name} has dtype {dtype}, which a {kind} file cannot hold; convert it first"
             )
+        # What the format takes for its own, what its writer cuts short, and what is no UTF-8.
+        bad = name == "__metadata__" if safetensors else "\0" in name
+        if bad or any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise ArgumentError(f"a {kind} file can hold no array named {name!r}; rename it")

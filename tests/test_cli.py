@@ -152,6 +152,21 @@ def test_nothing_eligible_says_why(tmp_path, capsys):
     assert not (tmp_path / "o.npz").exists()
 
 
+def test_what_the_target_cannot_hold_is_found_before_the_work(tmp_path, capsys, monkeypatch):
+    np.savez(tmp_path / "a.npz", w=np.ones((64, 64)), phase=np.ones(3, complex))
+    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    message = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "b.safetensors", code=1)
+    assert "phase has dtype complex128, which a safetensors file cannot hold" in message
+
+
+def test_too_little_memory_is_an_error_without_a_traceback(capsys, monkeypatch):
+    def refuse(*arguments, **more):
+        raise MemoryError("Unable to allocate 37.3 GiB")
+
+    monkeypatch.setattr("sparse24._bench.run", refuse)
+    assert run(capsys, "bench", code=1) == "error: Unable to allocate 37.3 GiB\n"
+
+
 def test_the_source_is_never_the_target(checkpoint, tmp_path, capsys):
     before = checkpoint.read_bytes()
     assert "must not be IN" in run(capsys, "convert", checkpoint, checkpoint, code=1)

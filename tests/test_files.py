@@ -211,6 +211,33 @@ def test_a_claim_larger_than_the_file_is_refused(tmp_path):
         _raw_files.open_arrays(path)
 
 
+def test_names_that_a_file_would_not_give_back_are_refused(suffix, tmp_path):
+    save, load = FORMATS[suffix]
+    path = tmp_path / f"a.{suffix}"
+    for name in ("\udc80", {"npz": "layer\0weight", "safetensors": "__metadata__"}[suffix]):
+        with pytest.raises(s24.ArgumentError, match=r"can hold no array named '.*'; rename it"):
+            save(path, {name: np.ones(3, np.float32)})
+    assert not list(tmp_path.iterdir())
+    names = ("format", "shape", "data", "", "sparse24.json", "a/b", "é")
+    save(path, {name: np.full(2, i) for i, name in enumerate(names)})
+    loaded = load(path)
+    assert [int(loaded[name][0]) for name in names] == list(range(len(names)))
+
+
+def test_what_would_lose_something_is_not_saved(suffix, tmp_path):
+    torch = pytest.importorskip("torch")
+    no_array = "bias must be a compressed array or an array of numbers"
+    cases = [
+        (np.ma.masked_array([1.0, 2.0], [0, 1]), s24.DTypeError, "bias must not be a MaskedArray"),
+        (torch.eye(3).to_sparse(), s24.ArgumentError, no_array),
+        ([[1.0], [2.0, 3.0]], s24.ArgumentError, no_array),
+    ]
+    for array, error, words in cases:
+        with pytest.raises(error, match=words):
+            FORMATS[suffix][0](tmp_path / f"a.{suffix}", {"bias": array})
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failed_write_leaves_the_old_file(suffix, tmp_path):
     save, load = FORMATS[suffix]
     path = tmp_path / f"a.{suffix}"
