@@ -80,9 +80,20 @@ def input_norms(k: int, calibration, hessian, activations):
                 f"activations must be the norms of the {k} inputs, shape ({k},), got shape "
                 f"{norms.shape}; pass the inputs themselves as calibration="
             )
-        return norms
+        return _checked_norms(norms)
     found = input_hessian(k, calibration, hessian, method="wanda", more=" or activations=norms")
-    return _arrays.namespace(found).sqrt(found.diagonal())
+    squares = _checked_norms(found.diagonal())
+    return _arrays.namespace(found).sqrt(squares)
+
+
+def _checked_norms(x):
+    """Norms, or their squares, as they are; a GPU is not waited for."""
+    if isinstance(x, np.ndarray) and not ((x >= 0) & (x < np.inf)).all():
+        raise ArgumentError(
+            "the norms of the inputs, or the inputs behind them, hold NaN, inf or negative "
+            "numbers; leave out what is not finite"
+        )
+    return x
 
 
 def input_hessian(k: int, calibration, hessian, *, method: str = "sparsegpt", more: str = ""):

@@ -89,8 +89,9 @@ def prune(
     PatternError
         If `pattern` is none, or not (2, 4) with `transposable`.
     ArgumentError
-        If an argument is unknown, missing for `method`, or `out` is read-only; with
-        ``"sparsegpt"`` also if the inputs hold NaN or inf.
+        If an argument is unknown, missing for `method`, or `out` is read-only; also if the
+        inputs hold NaN or inf, and with ``"sparsegpt"`` if `x` does.  On a GPU ``"wanda"`` does
+        not look, as that waits.
     ShapeError, DTypeError
         If an array does not fit `x`.
 

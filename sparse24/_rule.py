@@ -163,6 +163,11 @@ def _second_order(weights, rule: Rule):
     rows = weights.reshape((-1, *weights.shape[-2:]) if rule.transposable else (1, -1, k))
     parts = []
     for part in rows.astype(np.float64):
+        if not bool(xp.isfinite(part).all()):
+            raise ArgumentError(
+                "x holds NaN or inf, which method='sparsegpt' would spread over whole rows; repair "
+                "it, or prune by another method"
+            )
         if isinstance(rule.calibration, Calibration):
             part = fitted(part, rule.calibration, rule.damping)
         parts.append(

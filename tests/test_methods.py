@@ -230,6 +230,23 @@ def test_inputs_that_nothing_looks_at_are_refused(known, rule):
             function(np.ones((4, 8)), **{known: np.eye(8)}, **rule)
 
 
+def test_numbers_that_would_spread_are_refused(rng):
+    w = rng.standard_normal((4, 8))
+    x = rng.standard_normal((9, 8))
+    broken = x.copy()
+    broken[2, 3] = np.nan
+    for known in (
+        {"calibration": broken}, {"activations": np.full(8, np.inf)}, {"activations": -np.ones(8)},
+        {"hessian": -np.eye(8)},
+    ):  # fmt: skip
+        with pytest.raises(s24.ArgumentError, match="hold NaN, inf or negative numbers"):
+            s24.prune(w, method="wanda", **known)
+    w[1, 1] = np.nan
+    with pytest.raises(s24.ArgumentError, match="x holds NaN or inf, which method='sparsegpt'"):
+        s24.mask(w, method="sparsegpt", calibration=x)
+    assert np.isnan(s24.prune(w, method="wanda", calibration=x)[1, 1])
+
+
 def test_scores_are_real_numbers():
     ones = np.ones((4, 8))
     for scores, words in ((ones + 0j, r"scores\.real"), (ones.astype(str), "<U")):
