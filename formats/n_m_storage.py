@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import numpy as np
-
 from sparse24 import _arrays, _check, _dtypes, _storage
 from sparse24._errors import ArgumentError
 from sparse24.formats import n_m_parts
@@ -155,10 +153,12 @@ class NMStorage(SparseArray):
 
     def __getitem__(self, key) -> Self:
         """Rows ``A[i:j]`` of a matrix, or matrices ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
+        if isinstance(key, tuple) and len(key) == 1:
+            key = key[0]
         is_batch = self.ndim > 2
         is_slice = isinstance(key, slice) and key.step in (None, 1)
         if not (is_slice and (is_batch or self._axis == -1)) and not (
-            is_batch and isinstance(key, int | np.integer)
+            is_batch and _check.is_index(key)
         ):
             raise ArgumentError(
                 f"A[{_check.shown(key)}] is not supported: slice rows of an array with axis -1 by "

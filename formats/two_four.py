@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _fuse, _product, _storage
+from sparse24 import _arrays, _check, _dtypes, _foreign, _fuse, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray, densified, read_only
@@ -159,7 +159,7 @@ class Sparse24Array(SparseArray):
         Parameters
         ----------
         out : array, optional
-            Where to write it; shape and dtype of the result.
+            Where to write it; shape and dtype of the result.  Also a tensor of torch.
 
         Raises
         ------
@@ -168,13 +168,13 @@ class Sparse24Array(SparseArray):
         """
         record = self._operand.stored
         swap = self.axis == -2
-        if out is not None:
-            _storage.check_out(out, self.shape, self._dtype, like=record.values)
-        target = out.swapaxes(-1, -2) if out is not None and swap else out
-        dense = _storage.decompress(record, target)
-        if out is not None:
-            return out
-        return dense.swapaxes(-1, -2) if swap else dense
+        if out is None:
+            dense = _storage.decompress(record)
+            return dense.swapaxes(-1, -2) if swap else dense
+        with _foreign.stream_of(out):
+            target = _storage.check_out(out, self.shape, self._dtype, like=record.values)
+            _storage.decompress(record, target.swapaxes(-1, -2) if swap else target)
+        return out
 
     def mask(self):
         """Boolean array (..., m, k): the places of the stored elements that are not zero."""
@@ -230,7 +230,7 @@ class Sparse24Array(SparseArray):
         if isinstance(key, tuple) and len(key) == 1:
             key = key[0]
         is_slice = isinstance(key, slice) and key.step in (None, 1)
-        if not is_slice and not (isinstance(key, int | np.integer) and self.ndim > 2):
+        if not is_slice and not (_check.is_index(key) and self.ndim > 2):
             raise ArgumentError(
                 f"A[{_check.shown(key)}] is not supported: index rows by a slice of step 1, or use "
                 ".toarray()"

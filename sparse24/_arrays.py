@@ -30,11 +30,13 @@ def is_jax(x: Any) -> bool:
 
 
 def is_scipy_sparse(x: Any) -> bool:
-    return "scipy.sparse" in sys.modules and type(x).__module__.startswith("scipy.sparse")
+    sparse = sys.modules.get("scipy.sparse")
+    return sparse is not None and sparse.issparse(x)
 
 
 def is_cupyx_sparse(x: Any) -> bool:
-    return type(x).__module__.startswith("cupyx.scipy.sparse")
+    sparse = sys.modules.get("cupyx.scipy.sparse")
+    return sparse is not None and sparse.issparse(x)
 
 
 def torch_stream(x: Any) -> int:

@@ -122,6 +122,11 @@ def whole(value, *, argument: str, least: int) -> int:
     return found
 
 
+def is_index(value) -> bool:
+    """True for a whole number that picks one of several; a boolean would add an axis."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def generator(rng, *, argument: str = "rng") -> np.random.Generator:
     """A source of randomness from what NumPy takes for one: a generator, a seed or nothing."""
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _spec
+from sparse24 import _arrays, _check, _foreign, _spec
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, PatternError, ShapeError
 from sparse24._records import Compressed24
@@ -67,9 +67,10 @@ def decompress(record: Compressed24, out=None):
     return out
 
 
-def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> None:
-    """Refuse a result array that does not fit."""
+def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
+    """The NumPy or CuPy array behind a result array, if it fits."""
     _check.is_array(out, argument="out")
+    out, _ = _foreign.take(out, argument="out")
     if _arrays.is_cupy(out) != _arrays.is_cupy(like):
         raise DeviceError(
             f"out is on {_arrays.device_of(out)}, the operands on {_arrays.device_of(like)}"
@@ -79,14 +80,15 @@ def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> None:
     if out.dtype not in (row.logical, row.storage if row.is_float8 else row.logical):
         raise DTypeError(f"out must have dtype {row.logical}, got {out.dtype}")
     _check.writable(out, argument="out")
+    return out
 
 
 def dense_into(out, make, shape: tuple[int, ...], row: DType, *, like):
     """The dense array that `make()` returns, or `out` with its elements, after its checks."""
     if out is None:
         return make()
-    check_out(out, shape, row, like=like)
-    out[...] = make()
+    with _foreign.stream_of(out):
+        check_out(out, shape, row, like=like)[...] = make()
     return out
 
 

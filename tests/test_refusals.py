@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import scipy.sparse
+import scipy.sparse.linalg
 
 import sparse24 as s24
 from sparse24 import families, functional, schedule, testing
@@ -82,6 +83,15 @@ def test_a_batch_hands_out_its_matrices(make, rng):
         for key in (3, slice(None, None, 2), (0, 0), None):
             with pytest.raises(s24.ArgumentError, match=r"out of range|toarray"):
                 a[key]
+
+
+@pytest.mark.parametrize("pattern", [(2, 4), (3, 8)])
+def test_a_batch_is_indexed_by_whole_numbers(pattern):
+    batch = s24.compress(np.ones((3, 4, 8), np.float32), pattern=pattern, on_excess="prune")
+    assert batch[(np.int64(1),)].shape == (4, 8)
+    for key in (True, np.True_, 1.0):
+        with pytest.raises(s24.ArgumentError, match="is not supported"):
+            batch[key]
 
 
 def test_what_is_no_operand_is_named():
@@ -182,6 +192,18 @@ def test_what_scipy_allows_is_taken():
             np.testing.assert_array_equal(s24.hybrid(form).toarray(), m.toarray())
             np.testing.assert_array_equal(s24.from_scipy(form).toarray(), m.toarray())
         assert m.indices.tolist() == indices
+
+
+def test_scipy_is_told_by_what_it_calls_sparse(a):
+    class Mine(scipy.sparse.csr_array):
+        pass
+
+    product = a @ Mine(np.eye(a.shape[1], dtype=np.float32))
+    np.testing.assert_array_equal(product, a.toarray())
+    operator = scipy.sparse.linalg.aslinearoperator(np.eye(a.shape[1]))
+    for call in (a.dot, s24.hybrid, s24.compress):
+        with pytest.raises(s24.DTypeError, match="must be an array, got MatrixLinearOperator"):
+            call(operator)
 
 
 def test_a_file_of_the_other_kind_is_named(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparse24 as s24
-from sparse24 import _dtypes, _spec
+from sparse24 import _dtypes, _foreign, _spec
 from sparse24._arrays import to_numpy
 
 SHAPES = [(1, 1), (1, 4), (3, 5), (8, 16), (17, 37), (64, 128), (65, 130), (2, 3, 9, 12)]
@@ -149,6 +149,19 @@ def test_toarray_into_an_array():
     out.flags.writeable = False
     with pytest.raises(s24.ArgumentError, match="read-only"):
         a.toarray(out)
+
+
+def test_toarray_into_a_tensor_of_torch():
+    torch = pytest.importorskip("torch")
+    for name in ("float32", "bfloat16", "int8"):
+        a = s24.random((6, 8), dtype=name, rng=0)
+        n_m = s24.compress(a, pattern=(3, 8), on_excess="prune")
+        for array in (a, a.T, n_m, s24.hybrid(a.toarray())):
+            out = torch.full(array.shape, 7, dtype=getattr(torch, name))
+            assert array.toarray(out=out) is out
+            np.testing.assert_array_equal(_foreign.from_torch(out), array.toarray())
+    with pytest.raises(s24.DTypeError, match="out must have dtype int8, got float32"):
+        a.toarray(out=torch.zeros(6, 8))
 
 
 def test_astype_converts_values_only():
