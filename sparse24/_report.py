@@ -125,7 +125,7 @@ def report(pruned, dense=None, *, pattern=(2, 4), axis=-1) -> Report:
     ArgumentError
         If `dense` misses a name.
     DTypeError
-        If an array holds the bits of fp8.
+        If an array holds the bits of fp8, or no real numbers.
 
     Examples
     --------
@@ -188,4 +188,5 @@ def _host(array, name: str) -> np.ndarray:
         array = array.to_device("cpu").toarray()  # on a GPU fp8 would be bits
     found, _ = _foreign.take(array, argument=name)
     _check.not_bits(found, argument=name)
+    _arrays.check_real(found, argument=name)
     return _arrays.to_numpy(found)

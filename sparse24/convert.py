@@ -23,9 +23,9 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
 
     Parameters
     ----------
-    values : ndarray, shape (..., m, 2 * ceil(k / 4))
+    values : array, shape (..., m, 2 * ceil(k / 4))
         Stored elements.
-    metadata : ndarray of uint8, shape (..., m, ceil(k / 8))
+    metadata : array of uint8, shape (..., m, ceil(k / 8))
         Codes, two a byte, low K in the low nibble; see :ref:`layout`.
     shape : tuple of int
         Logical shape (..., m, k).
@@ -35,7 +35,7 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
     Returns
     -------
     Sparse24Array
-        On the CPU; shares the memory of the parts.
+        On the CPU; shares the memory of parts that are there.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
     >>> bool((A.toarray() == B.toarray()).all())
     True
     """
-    values, metadata = np.asarray(values), np.asarray(metadata)
+    values, metadata = _host(values), _host(metadata)
     row = _arrays.logical_dtype(values, dtype, argument="values")
     values = _arrays.as_storage(values, row)
     parts = Parts(values, metadata, _check.sizes(shape, argument="shape"), row)
@@ -93,7 +93,7 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
     array([[1., 2., 0., 0., 3., 0., 0., 4.]])
     """
     m, k = _check.sizes(shape, argument="shape", count=2)
-    values, bitmask = np.asarray(values), np.asarray(bitmask)
+    values, bitmask = _host(values), _host(bitmask)
     if bitmask.dtype != np.uint8 or bitmask.shape != (m, -(-k // 8)):
         raise FormatError(
             f"bitmask must be uint8 of shape {(m, -(-k // 8))}, got {bitmask.dtype} {bitmask.shape}"
@@ -204,6 +204,11 @@ def to_torch(a: Sparse24Array) -> Any:
 
         return _foreign.to_torch(dense).view(getattr(torch, _dtypes.lookup(a.dtype).name))
     return _foreign.to_torch(dense)
+
+
+def _host(x: Any) -> np.ndarray:
+    """A part as a NumPy array; tensors of torch keep their type, bfloat16 and fp8 too."""
+    return np.asarray(_arrays.to_numpy(x))
 
 
 def _check_ours(a: Any) -> None:

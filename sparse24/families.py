@@ -7,6 +7,7 @@ product is measured.
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -203,10 +204,10 @@ def read_smtx(path, *, dtype="float32", rng=None):
     if len(lines) < 2:
         raise FormatError(f"{path} must have a header, row offsets and column indices")
     try:
-        m, k, nnz = (int(x) for x in lines[0].replace(",", " ").split())
+        m, k, nnz = np.array(lines[0].replace(",", " ").split(), np.int64).tolist()
         offsets = np.array(lines[1].split(), np.int64)
         columns = np.array(lines[2].split() if len(lines) > 2 else [], np.int64)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise FormatError(f"{path} holds something other than whole numbers: {error}") from None
     ordered = offsets.shape == (m + 1,) and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
     if not ordered or offsets[-1] != nnz or columns.shape != (nnz,):
@@ -258,7 +259,9 @@ def read_mtx(path, *, dtype=None):
     row = None if dtype is None else _type_in_scipy(dtype)
     try:
         matrix = scipy.sparse.csr_array(scipy.io.mmread(path))
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, FileNotFoundError) or getattr(error, "errno", None):
+            raise  # of the system; a damaged archive has no such number
         raise FormatError(f"{path} is no Matrix Market file that can be read: {error}") from None
     if row is not None:
         _arrays.check_real(matrix, argument="the matrix")

@@ -38,6 +38,22 @@ def test_bitmask_round_trip():
         s24.convert.to_bitmask(s24.hybrid(np.eye(4)))
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_parts_may_be_tensors_of_torch(name):
+    pytest.importorskip("torch")
+    from sparse24._foreign import to_torch
+
+    a = s24.random((6, 20), dtype=name, rng=0)
+    parts = [to_torch(np.array(part)) for part in (a.values, a.metadata)]
+    b = s24.convert.from_parts(*parts, a.shape)
+    assert b.dtype == a.dtype
+    np.testing.assert_array_equal(b.toarray(), a.toarray())
+    values, bitmask = s24.convert.to_bitmask(a)
+    c = s24.convert.from_bitmask(to_torch(np.array(values)), to_torch(bitmask), a.shape)
+    assert c.dtype == a.dtype
+    np.testing.assert_array_equal(c.toarray(), a.toarray())
+
+
 def test_bitmask_of_known_bytes():
     bitmask = np.array([[0b10010011]], np.uint8)  # columns 0, 1 and 4, 7
     a = s24.convert.from_bitmask(np.array([1, 2, 3, 4], np.float32), bitmask, (1, 8))

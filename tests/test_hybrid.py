@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -368,6 +370,8 @@ def test_smtx(tmp_path):
         ("3, 4, 4\n0 2 2 4\n0 3 1 4", "column indices"),
         ("\udcff\udcfe\n1\n1", "whole numbers"),
         ("3, 4, x\n0 2 2 4\n0 3 1 4", "whole numbers"),
+        (f"3, {10**20}, 4\n0 2 2 4\n0 3 1 2", "whole numbers"),
+        (f"3, 4, 4\n0 2 2 4\n0 {10**20} 1 2", "whole numbers"),
     ):
         path.write_text(text, errors="surrogateescape")
         with pytest.raises(FormatError, match=words):
@@ -401,6 +405,13 @@ def test_matrix_market(tmp_path):
         (tmp_path / "b.mtx").write_text(text)
         with pytest.raises(FormatError, match=r"b\.mtx is no Matrix Market file"):
             families.read_mtx(tmp_path / "b.mtx")
+    packed = gzip.compress((tmp_path / "a.mtx").read_bytes())
+    for damaged in (b"hello", packed[:60], packed[:30] + b"?" + packed[31:]):
+        (tmp_path / "b.mtx.gz").write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"b\.mtx\.gz is no Matrix Market file"):
+            families.read_mtx(tmp_path / "b.mtx.gz")
+    with pytest.raises(FileNotFoundError):
+        families.read_mtx(tmp_path / "none.mtx")
 
 
 @pytest.mark.filterwarnings("error")

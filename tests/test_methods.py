@@ -279,6 +279,13 @@ def test_report_refuses_the_bits_of_fp8():
         s24.report({"up": np.zeros((2, 8), np.uint8)})
 
 
+@pytest.mark.parametrize("x", [np.eye(4) * 1j, np.full((4, 4), "a"), np.full((4, 4), None)])
+def test_report_is_of_real_numbers(x):
+    for arrays in ((x,), (np.eye(4), x)):
+        with pytest.raises(s24.DTypeError, match="x must hold real numbers"):
+            s24.report(*arrays)
+
+
 def test_report_counts_and_totals(rng):
     dense = {"a": rng.standard_normal((4, 10)), "b": rng.standard_normal((2, 8))}
     pruned = {"a": s24.compress(dense["a"], on_excess="prune"), "b": dense["b"]}
