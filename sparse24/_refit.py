@@ -6,7 +6,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _foreign
 from sparse24._calibration import Calibration
-from sparse24._errors import ShapeError
+from sparse24._errors import DTypeError, ShapeError
 from sparse24._sparsegpt import damped
 
 STEPS = 60  # of conjugate gradients at most
@@ -39,6 +39,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     ------
     ShapeError
         If shapes do not fit.
+    DTypeError
+        If weights are no real numbers or the bits of fp8, or the mask is not boolean.
     ArgumentError
         If the inputs hold NaN or inf, or `damping` is not above 0.
 
@@ -67,11 +69,29 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
             f"pruned must have shape (rows, {len(seen.hessian)}), as many columns as the "
             f"calibration has features, got {start.shape}"
         )
+    for argument, array in (("pruned", start), ("dense", anchor)):
+        _check.not_bits(array, argument=argument)
+        _arrays.check_real(array, argument=argument)
     keep = start != 0 if mask is None else _foreign.take(mask, argument="mask")[0]
     _check.same_shape(keep.shape, start.shape, argument="mask", other="pruned")
+    if keep.dtype != bool:
+        raise DTypeError(f"mask must be boolean, got {keep.dtype}; use mask != 0")
     matrix, scale = damped(seen.hessian, damping)
     wanted = right_hand_side(anchor.astype(np.float64), seen, damping, matrix, scale)
-    return restore(_solve(start.astype(np.float64), keep, matrix, wanted).astype(start.dtype))
+    solved = _solve(start.astype(np.float64), keep, matrix, wanted)
+    return restore(_stored(solved, start.dtype))
+
+
+def _stored(x, dtype: np.dtype):
+    """Float64 numbers in the type of the weights: integers round and saturate, fp8 saturates."""
+    if isinstance(x, np.ndarray):
+        from sparse24.kernels import reference
+
+        return reference.to_dtype(x, dtype)
+    if dtype == np.int8:
+        xp = _arrays.namespace(x)
+        x = xp.clip(xp.rint(x), -128, 127)
+    return x.astype(dtype)
 
 
 def fitted(dense, seen: Calibration, damping: float):

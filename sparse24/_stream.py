@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _spec, _storage
+from sparse24 import _arrays, _check, _dtypes, _foreign, _spec, _storage
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._records import Compressed24, Operand24
@@ -57,18 +57,28 @@ def compress_blocks(
     >>> [block.shape for block in s24.compress_blocks(x, rows=4)]
     [(4, 8), (4, 8), (2, 8)]
     """
-    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-        raise ArgumentError(
-            f"x must have shape, dtype and row slices, as ndarray and memmap do, got {type(x)}"
-        )
-    if len(x.shape) != 2:
-        raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}")
+    x = _sliceable(x)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     device = ("cuda" if _arrays.cuda_available() else "cpu") if device == "auto" else device
     move = _storage.mover(device)
     rows = _block_rows(x, device) if rows is None else rows
     step = _check.whole(rows, argument="rows", least=1)
     return _blocks(x, step, move, on_excess, dtype)
+
+
+def _sliceable(x):
+    """`x` on the host, where slices of rows become NumPy arrays; it need not be one itself."""
+    if _arrays.is_torch(x) or _arrays.is_jax(x) or _arrays.is_sparse_matrix(x):
+        x, _ = _foreign.take(x)  # a matrix of SciPy is refused
+    if _arrays.is_cupy(x):
+        raise ArgumentError("x is on the GPU as a whole already; use sparse24.compress")
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        raise ArgumentError(
+            f"x must have shape, dtype and row slices, as ndarray and memmap do, got {type(x)}"
+        )
+    if len(x.shape) != 2:
+        raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}")
+    return x
 
 
 def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array]:
@@ -92,8 +102,8 @@ def _on_host(values, metadata, shape, row: _dtypes.DType) -> Sparse24Array:
 
 def _movable(block: np.ndarray, dtype) -> tuple[np.ndarray, Any]:
     """The block as a GPU takes it, fp8 as bits, and the type to be named for it."""
-    row = _arrays.logical_dtype(block)
-    if row.is_float8 and (dtype is None or _dtypes.lookup(dtype) is row):
+    row = _dtypes.lookup(block.dtype) if block.dtype in _dtypes.LOGICAL else None
+    if row is not None and row.is_float8 and (dtype is None or _dtypes.lookup(dtype) is row):
         return block.view(np.uint8), row.name
     return block, dtype
 
@@ -141,6 +151,7 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
     >>> bool((A.toarray() == s24.prune(x)).all())
     True
     """
+    x = _sliceable(x)
     blocks = compress_blocks(x, rows=rows, device=device, on_excess=on_excess, dtype=dtype)
     own = dtype is None
     row = _dtypes.lookup(x.dtype if own else dtype, argument="x.dtype" if own else "dtype")

@@ -72,7 +72,13 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     Returns
     -------
     tuple of Sparse24Array
-        The first serves ``x @ W.T``, the last ``dy @ W``.  Does not wait for the device.
+        The first serves ``x @ W.T``, the last ``dy @ W``.
+
+    Raises
+    ------
+    PatternError
+        If `mask` keeps more than two of four.  A GPU is not waited for, and such a group
+        loses some there.
 
     Examples
     --------
@@ -84,10 +90,11 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     """
     if mask is None:
         return (compress(weight, on_excess="prune", check=False, transposable=transposable),)
-    along_rows = compress(weight, mask=mask, check=False)
+    check = isinstance(weight, np.ndarray)
+    along_rows = compress(weight, mask=mask, check=check)
     if not transposable:
         return (along_rows,)
-    return along_rows, compress(weight, mask=mask, axis=-2, check=False)
+    return along_rows, compress(weight, mask=mask, axis=-2, check=check)
 
 
 def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):

@@ -185,6 +185,20 @@ def test_refit_is_the_least_squares_solution(xp, rng):
     assert loss(got, w, x) < loss(pruned, w, x)
 
 
+def test_refit_rounds_and_saturates(rng):
+    w, x = layer(rng)
+    pruned = s24.prune((40 * w).astype(np.int8))
+    exact = s24.refit(pruned.astype(np.float64), 100 * w, x)
+    assert np.abs(exact).max() > 128
+    got = s24.refit(pruned, 100 * w, x)
+    np.testing.assert_array_equal(got, np.clip(np.rint(exact), -128, 127))
+    with pytest.raises(s24.DTypeError, match="mask must be boolean, got int64; use mask != 0"):
+        s24.refit(w, w, x, mask=(w != 0).astype(np.int64))
+    for weights in ((w * 1j, w), (w, w * 1j)):
+        with pytest.raises(s24.DTypeError, match="must hold real numbers, got complex128"):
+            s24.refit(*weights, x)
+
+
 def test_refit_takes_a_mask_and_checks_shapes(rng):
     w, x = layer(rng)
     kept = s24.mask(w, method="wanda", calibration=x)

@@ -113,6 +113,15 @@ def test_folds_into_its_neighbours_exactly(rng):
     assert len(s24.fold_permutation(order, up, down)) == 2
 
 
+def test_scores_are_those_of_the_weights(rng):
+    w = rng.standard_normal((4, 16))
+    with pytest.raises(s24.ShapeError, match=r"scores must have the shape of w, \(4, 16\)"):
+        s24.find_permutation(w, scores=np.abs(w[:, :8]))
+    for weight, scores in ((w * 1j, None), (w, w * 1j)):
+        with pytest.raises(s24.DTypeError, match="must hold real numbers, got complex128"):
+            s24.find_permutation(weight, scores=scores)
+
+
 def test_refusals(rng):
     w = np.ones((4, 8))
     with pytest.raises(s24.ShapeError, match=r"matrices \(m, k\) of the same k"):

@@ -121,6 +121,16 @@ def test_an_out_that_is_no_array_is_not_written_to_in_vain():
         s24.matmul(a, w.T, epilogue=s24.Epilogue(aux=[[0.0] * 2] * 2))
 
 
+def test_a_mask_of_a_layer_is_24():
+    weight = np.ones((4, 8))
+    for mask in (np.ones((4, 8), bool), np.eye(4, 8, dtype=bool) | [True, True, True, False] * 2):
+        with pytest.raises(s24.PatternError, match="keeps more than 2 elements"):
+            functional.linear(np.ones((3, 8)), weight, mask=mask)
+    along_rows = s24.mask(weight)
+    with pytest.raises(s24.PatternError, match=r"mask\[0:4, 0\] keeps more than 2 elements"):
+        functional.linear(np.ones((3, 8)), weight, mask=along_rows, transposable=True)
+
+
 def test_an_unknown_type_says_what_to_do():
     w = np.ones((4, 4), np.uint8)
     for call, words in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import sparse24 as s24
 from sparse24 import _dtypes
@@ -72,6 +73,19 @@ def test_memmap_and_dtype(tmp_path, rng):
     got = s24.compress_stream(x, rows=32, device="cpu", dtype="float32")
     assert got.dtype == np.float32
     np.testing.assert_array_equal(got.toarray(), np.asarray(x, np.float32))
+
+
+def test_tensors_and_whole_numbers_are_taken_as_compress_takes_them(rng):
+    torch = pytest.importorskip("torch")
+    x = s24.prune(rng.standard_normal((9, 8)).astype(np.float32))
+    for tensor in (torch.from_numpy(x), torch.from_numpy(x).bfloat16()):
+        got = s24.compress_stream(tensor, rows=4, device="cpu")
+        np.testing.assert_array_equal(got.toarray(), s24.compress(tensor).toarray())
+    whole = np.eye(9, 8, dtype=np.int64)
+    got = s24.compress_stream(whole, rows=4, device="cpu", dtype="int8")
+    np.testing.assert_array_equal(got.toarray(), whole)
+    with pytest.raises(s24.DTypeError, match=r"x must be a dense array, got a csr_array"):
+        s24.compress_stream(scipy.sparse.csr_array(x))
 
 
 def test_edges():
