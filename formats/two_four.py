@@ -149,7 +149,7 @@ class Sparse24Array(SparseArray):
     def check(self) -> None:
         """Raise the `PatternError` that ``compress(check="deferred")`` put off.
 
-        Waits for the device.
+        A part of an array raises that of the whole.  Waits for the device.
         """
         _storage.raise_excess(self._status, self._operand.stored.shape, axis=self.axis)
 
@@ -222,8 +222,7 @@ class Sparse24Array(SparseArray):
         return Sparse24Array(Operand24(rows, columns, kept, old.shape, row), status=self._status)
 
     def _fields(self):
-        status = None if self._status is None else _check.excess(self._status)
-        return self._operand, status
+        return self._operand, _storage.waited(self._status)
 
     def __getitem__(self, key) -> Sparse24Array:
         """Rows ``A[i:j]`` of a matrix, or products ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
@@ -241,7 +240,8 @@ class Sparse24Array(SparseArray):
             raise ArgumentError("rows of a transposed array are not contiguous; slice before .T")
         start, stop, _ = key.indices(self.shape[0])
         rows = _storage.row_slice(self._operand.stored, start, max(start, stop))
-        return Sparse24Array(Operand24(rows, None, None, rows.shape, self._dtype))
+        status = _storage.of_whole(self._status, self._operand.stored.shape)
+        return Sparse24Array(Operand24(rows, None, None, rows.shape, self._dtype), status)
 
     def _map_batch(self, key) -> Sparse24Array:
         def take(record: Compressed24) -> Compressed24:
@@ -258,7 +258,8 @@ class Sparse24Array(SparseArray):
             raise ArgumentError(f"A[{key}] is out of range for {self.shape[0]} products") from error
         old = picked._operand
         shape = (*old.stored.shape[:-2], *self.shape[-2:])
-        return Sparse24Array(Operand24(old.rows, old.columns, None, shape, self._dtype))
+        status = _storage.of_whole(self._status, self._operand.stored.shape)
+        return Sparse24Array(Operand24(old.rows, old.columns, None, shape, self._dtype), status)
 
     # --- products -----------------------------------------------------------------------
 

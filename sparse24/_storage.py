@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,6 +92,25 @@ def dense_into(out, make, shape: tuple[int, ...], row: DType, *, like):
     return out
 
 
+class Whole(NamedTuple):
+    """The check of an array that another one is a part of, and its shape, groups along the end."""
+
+    status: Any
+    shape: tuple[int, ...]
+
+
+def of_whole(status, shape: tuple[int, ...]) -> Whole | None:
+    """What a part of an array of this shape keeps of its check, which nothing waits for."""
+    return status if status is None or isinstance(status, Whole) else Whole(status, shape)
+
+
+def waited(status):
+    """A check's result on the host; waits for the device."""
+    if isinstance(status, Whole):
+        return Whole(_check.excess(status.status), status.shape)
+    return None if status is None else _check.excess(status)
+
+
 def raise_excess(status, shape: tuple[int, ...], *, axis: int = -1, argument: str = "x") -> None:
     """Raise `PatternError` if a check found a bad group; waits for the device.
 
@@ -100,6 +119,8 @@ def raise_excess(status, shape: tuple[int, ...], *, axis: int = -1, argument: st
     """
     if status is None:
         return
+    if isinstance(status, Whole):
+        status, shape = status
     first, count = _check.excess(status)
     if count == 0:
         return

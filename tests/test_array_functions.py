@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -28,6 +30,22 @@ def test_a_deferred_check_raises_when_asked():
     with pytest.raises(s24.PatternError, match="first of 2"):
         a.check()
     s24.compress(np.ones((2, 4), np.float32), check=False).check()
+
+
+def test_parts_of_an_array_keep_its_deferred_check(xp, tmp_path):
+    x = np.eye(8, 16, dtype=np.float32)
+    x[2, 4:8] = 1
+    a = s24.compress(xp.asarray(x), check="deferred")
+    batch = s24.compress(xp.asarray(np.stack([0 * x, x])), check="deferred")
+    for whole, parts in ((a, (a[1:4], a[1:4].T, a[1:][1:])), (batch, (batch[1], batch[1:][0][2:]))):
+        where = r"x\[2, 4:8\]" if whole.ndim == 2 else r"x\[1, 2, 4:8\]"
+        for part in (*parts, pickle.loads(pickle.dumps(parts[0]))):
+            place = r"x\[4:8, 2\]" if part.axis == -2 else where
+            with pytest.raises(s24.PatternError, match=f"{place} has more than 2 non-zeros"):
+                part.check()
+        with pytest.raises(s24.PatternError, match="has more than 2 non-zeros"):
+            s24.save_npz(tmp_path / "a.npz", parts[0])
+    s24.compress(xp.asarray(0 * x), check="deferred")[1:].check()
 
 
 def test_pruning_keeps_the_largest():
