@@ -45,16 +45,24 @@ def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launche
     a, b, flat_out, epilogue = flatten(a, b, out, epilogue, batch)
     if not types.on_gpu:
         _on_cpu(a, b, flat_out, epilogue, call.algorithm)
+        _copy_back(flat_out, out)
         return None
     problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
     launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
     _foreign.make_current()
     launched.launcher(*launched[1:])
-    if not _arrays.shares_memory(flat_out, out):
-        out[...] = flat_out.reshape(out.shape)
+    if _copy_back(flat_out, out):
         return None
     kept = launched.a is a.dense or isinstance(launched.a, Compressed24)
     return launched if as_given and kept else None
+
+
+def _copy_back(flat_out, out) -> bool:
+    """Write a result with one batch axis to `out`, if it is no view of that; True if so."""
+    if _arrays.shares_memory(flat_out, out):
+        return False
+    out[...] = flat_out.reshape(out.shape)
+    return True
 
 
 def check_stored(a: Operand24, algorithm: str) -> None:

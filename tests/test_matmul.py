@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -120,6 +122,25 @@ def test_batches_broadcast(xp, a_batch, b_batch, rng):
     tokens = np.ascontiguousarray(x.swapaxes(-1, -2))
     turned = to_numpy(put(tokens, xp) @ a.mT)
     assert_close(turned, exact.swapaxes(-1, -2), "float16", 64)
+
+
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("a_batch", [(), (3,), (2, 1)])
+@pytest.mark.parametrize("algorithm", ["auto", "dense"])
+def test_batches_go_to_an_out_of_any_strides(xp, a_batch, algorithm, rng):
+    a = s24.random((*a_batch, 33, 64), dtype="float16", rng=rng)
+    x = sample((2, 3, 64, 20), "float16", rng)
+    exact = reference.matmul(a.toarray(), x)
+    a = a if xp is np else a.to_device("cuda")
+    for order in itertools.permutations(range(4)):
+        out = xp.full([exact.shape[i] for i in order], 77, np.float16)
+        out = out.transpose(np.argsort(order).tolist())
+        assert s24.matmul(a, put(x, xp), out, algorithm=algorithm) is out
+        assert_close(to_numpy(out), exact, "float16", 64)
+        turned = xp.full([exact.shape[i] for i in order], 77, np.float16)
+        turned = turned.transpose(np.argsort(order).tolist()).swapaxes(-1, -2)
+        s24.matmul(put(x, xp).swapaxes(-1, -2), a.mT, turned, algorithm=algorithm)
+        assert_close(to_numpy(turned), exact.swapaxes(-1, -2), "float16", 64)
 
 
 @pytest.mark.stem(*STEMS)
