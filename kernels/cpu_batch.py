@@ -14,6 +14,7 @@ from sparse24.kernels._numba import parallel, threads
 
 _SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
 FOLD_UP_TO = 64  # columns of products with one matrix that become one product
+MOST_FOLDED = 1 << 14  # columns of that one, as they are copied
 
 
 def checked(values, stored: int, k: int, b, out) -> tuple[_dtypes.DType, _dtypes.DType]:
@@ -71,15 +72,22 @@ def folds(values, b, epilogue: Epilogue) -> bool:
 
 
 def fold(b, out, epilogue: Epilogue, one) -> None:
-    """Call ``one(b, out, epilogue)`` once, for the columns of all products beside one another."""
+    """Call ``one(b, out, epilogue)`` for the columns of many products beside one another."""
     *lead, m, n = out.shape
-    count, k = math.prod(lead), b.shape[-2]
-    wide = np.moveaxis(b, -2, 0).reshape(k, count * n)
-    result = np.empty((m, count * n), out.dtype)
-    repeated = lambda x: None if x is None else np.tile(x, count)  # noqa: E731
-    scale, bias = repeated(epilogue.column_scale), repeated(epilogue.column_bias)
-    one(wide, result, replace(epilogue, column_scale=scale, column_bias=bias))
-    out[...] = np.moveaxis(result.reshape(m, *lead, n), 0, -2)
+    rest = math.prod(lead[1:])
+    step = max(1, MOST_FOLDED // max(1, n * rest))
+    for start in range(0, lead[0], step):
+        part = b[start : start + step]
+        count = len(part) * rest
+        wide = np.moveaxis(part, -2, 0).reshape(b.shape[-2], count * n)
+        result = np.empty((m, count * n), out.dtype)
+        scale, bias = (
+            None if x is None else np.tile(x, count)
+            for x in (epilogue.column_scale, epilogue.column_bias)
+        )  # fmt: skip
+        one(wide, result, replace(epilogue, column_scale=scale, column_bias=bias))
+        columns = result.reshape(m, len(part), *lead[1:], n)
+        out[start : start + step] = np.moveaxis(columns, 0, -2)
 
 
 def at_place(epilogue: Epilogue, place: tuple[int, ...]) -> Epilogue:

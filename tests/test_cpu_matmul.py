@@ -17,7 +17,15 @@ import sparse24 as s24
 from sparse24 import _dtypes, testing
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import PLAIN, Epilogue
-from sparse24.kernels import _numba, _simd, cpu_compress, cpu_decode, cpu_matmul, reference
+from sparse24.kernels import (
+    _numba,
+    _simd,
+    cpu_batch,
+    cpu_compress,
+    cpu_decode,
+    cpu_matmul,
+    reference,
+)
 
 PRODUCTS = [cpu_matmul.matmul, cpu_matmul.decompress_matmul]
 # (m, k, n): sizes 0 and 1, edges of tiles, of panels and of the steps over K
@@ -263,6 +271,12 @@ def test_a_stack_with_one_matrix_is_one_product(rng, monkeypatch):
     cpu_matmul.matmul(values, metadata, 16, b, out)
     assert calls == [(16, 280)]
     assert_close(out, a, b)
+    monkeypatch.setattr(cpu_batch, "MOST_FOLDED", 210)  # of three times 70
+    calls.clear()
+    out[...] = 0
+    cpu_matmul.matmul(values, metadata, 16, b, out, Epilogue(column_bias=np.ones(7)))
+    assert calls == [(16, 210), (16, 70)]
+    assert_close(out - 1, a, b)
 
 
 @settings(max_examples=40, deadline=None)
