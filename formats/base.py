@@ -207,6 +207,14 @@ def _scipy_multiplies(caller: FrameType) -> bool:
     return module.startswith("scipy.sparse.") and caller.f_code.co_name == "_matmul_dispatch"
 
 
+def made_by(array: Any, given: Any, maker: str) -> DTypeError:
+    """The error of a constructor that was given an array, as those of SciPy take."""
+    return DTypeError(
+        f"{type(array).__name__} is not made by its constructor, which got {_check.shown(given)}; "
+        f"use {maker}"
+    )
+
+
 def read_only(x: Any) -> Any:
     """A view that cannot be written to, of a part of an immutable array; CuPy has no such views."""
     if not isinstance(x, np.ndarray):

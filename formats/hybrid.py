@@ -13,7 +13,7 @@ from sparse24._hybrid_predict import copied_by
 from sparse24._hybrid_summary import summary
 from sparse24.formats import convert, hybrid_build, hybrid_products
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.base import SparseArray
+from sparse24.formats.base import SparseArray, made_by
 
 
 class HybridArray(SparseArray):
@@ -55,8 +55,11 @@ class HybridArray(SparseArray):
     _turned: Any
 
     def __init__(
-        self, tiles: ht.Tiles | ht.TurnedTiles, nnz: int, n_hint: int | None = None, *, _turned=None
-    ):
+        self, tiles: ht.Tiles | ht.TurnedTiles, nnz: int | None = None,
+        n_hint: int | None = None, *, _turned=None,
+    ):  # fmt: skip
+        if not isinstance(tiles, ht.Tiles | ht.TurnedTiles) or nnz is None:
+            raise made_by(self, tiles, "sparse24.hybrid(w)")
         fields = {
             "_tiles": tiles,
             "_turned": _turned,  # weakly, the matrix whose transpose this is

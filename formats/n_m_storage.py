@@ -7,7 +7,7 @@ from typing import Any, Self
 from sparse24 import _arrays, _check, _dtypes, _storage
 from sparse24._errors import ArgumentError
 from sparse24.formats import n_m_parts
-from sparse24.formats.base import SparseArray, read_only
+from sparse24.formats.base import SparseArray, made_by, read_only
 
 
 class NMStorage(SparseArray):
@@ -25,7 +25,11 @@ class NMStorage(SparseArray):
     _turned: Any  # the transposed view, an NMArray, or None
     _values: Any
 
-    def __init__(self, values, indices, shape, pattern, dtype: _dtypes.DType, axis: int = -1):
+    def __init__(
+        self, values, indices=None, shape=None, pattern=None, dtype: Any = None, axis: int = -1
+    ):
+        if type(dtype) is not _dtypes.DType:
+            raise made_by(self, values, "sparse24.compress(x, pattern=(n, m))")
         fields = {
             "_values": values,
             "_indices": indices,

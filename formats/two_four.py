@@ -9,7 +9,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _dtypes, _foreign, _fuse, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._records import Compressed24, Operand24
-from sparse24.formats.base import SparseArray, densified, read_only
+from sparse24.formats.base import SparseArray, densified, made_by, read_only
 
 
 class Sparse24Array(SparseArray):
@@ -62,6 +62,8 @@ class Sparse24Array(SparseArray):
     _turned: Any  # the transposed view, a Sparse24Array, or None
 
     def __init__(self, operand: Operand24, status: Any = None):
+        if type(operand) is not Operand24:
+            raise made_by(self, operand, "sparse24.compress(x)")
         object.__setattr__(self, "_operand", operand)
         object.__setattr__(self, "_status", status)
         object.__setattr__(self, "_cache", {})  # metadata in the other order, made at first use

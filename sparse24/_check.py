@@ -13,7 +13,8 @@ MOST_SHOWN = 60  # characters of a value in a message
 
 def shown(value) -> str:
     """A value in a message: arrays by their shape, all else as it is written, cut if long."""
-    if getattr(value, "shape", ()):
+    shape = getattr(value, "shape", ())
+    if shape and isinstance(shape, tuple):  # that of a class is none
         return f"{type(value).__name__} of shape {tuple(value.shape)}"
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"

@@ -94,6 +94,13 @@ def test_a_batch_is_indexed_by_whole_numbers(pattern):
             batch[key]
 
 
+@pytest.mark.parametrize("kind", [s24.Sparse24Array, s24.NMArray, s24.HybridArray])
+def test_constructors_name_the_functions_that_make_arrays(kind):
+    for dense in (np.eye(4), scipy.sparse.eye_array(4), [[1.0, 0.0]], kind):
+        with pytest.raises(s24.DTypeError, match=r"is not made by its .* use sparse24\."):
+            kind(dense)
+
+
 def test_what_is_no_operand_is_named():
     x, m = np.ones((4, 8)), scipy.sparse.eye_array(8, format="csr")
     for wrong, error, words in (
