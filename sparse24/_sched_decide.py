@@ -73,16 +73,14 @@ def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) ->
 
 
 def observation(state: State, name: str, weights, grads) -> Observation:
+    if weights is not None and name not in weights:
+        raise ArgumentError(f"weights has no layer {name!r}; pass all of {sorted(state.shapes)}")
     weight, grad = _pick(weights, name, state, "weights"), _pick(grads, name, state, "grads")
     return Observation(name, state.step, state.seed, weight, grad)
 
 
 def _pick(arrays: Arrays | None, name: str, state: State, what: str) -> Array | None:
-    if arrays is None:
-        return None
-    if name not in arrays:
-        raise ArgumentError(f"{what} has no layer {name!r}; pass all of {sorted(state.shapes)}")
-    array = arrays[name]
+    array = None if arrays is None else arrays.get(name)
     if array is not None and tuple(array.shape) != state.shapes[name]:
         raise ShapeError(
             f"{what}[{name!r}] must have the shape {state.shapes[name]}, got {tuple(array.shape)}"

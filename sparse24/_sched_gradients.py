@@ -246,6 +246,10 @@ def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") ->
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "nu", "v")
 
 
+# What of the optimizer's state is cleared after a change of masks.
+POLICIES = ("keep", "zero_dropped", "zero_grown", "zero_changed")
+
+
 def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     """Optimizer state after a change of masks.
 
@@ -265,6 +269,11 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     -------
     dict of str to array
 
+    Raises
+    ------
+    ArgumentError
+        If `policy` is another word.
+
     Examples
     --------
     >>> import numpy as np
@@ -274,6 +283,7 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     >>> S.mask_slots(slots, old, new)
     {'momentum': array([1., 0., 0.]), 'step': 7}
     """
+    _check.one_of(policy, POLICIES, argument="policy")
     clear = {
         "keep": None,
         "zero_dropped": old & ~new,

@@ -13,7 +13,7 @@ from sparse24._errors import ArgumentError, ShapeError
 from sparse24._obeys import is_24
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
-from sparse24._torch_linear import MODES, autocast, linear, projected
+from sparse24._torch_linear import MASK_OF_WEIGHT, MODES, autocast, linear, projected
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
@@ -133,6 +133,11 @@ class SparseLinear(torch.nn.Linear):
             return torch.ones_like(self.weight, dtype=torch.bool)
         return ops.keep(self._latent(), self.rule.transposable)
 
+    @property
+    def takes_masks(self) -> bool:
+        """True if a mask can be set: the layer's weight is pruned, and not by a projection."""
+        return self.sparse != "activation" and self.scale is None
+
     def set_mask(self, mask: Tensor | None, *, way: str | None = None) -> None:
         """Use this mask from now on; None goes back to magnitudes.
 
@@ -147,6 +152,8 @@ class SparseLinear(torch.nn.Linear):
         """
         if mask is not None and self.scale is not None:
             raise ArgumentError("a soft layer chooses its places itself; make it with soft=False")
+        if mask is not None and self.sparse == "activation":
+            raise ArgumentError(MASK_OF_WEIGHT)
         if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
             raise ShapeError(
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from sparse24 import _check
+from sparse24._errors import ArgumentError
 from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
 from sparse24._train_rule import Rule
 
 MODES = ("weight", "activation", "masked")
+MASK_OF_WEIGHT = "mask is of the weight, and activations are pruned here; use sparse='weight'"
 
 
 def linear(
@@ -68,6 +70,8 @@ def linear(
     """
     _check.one_of(sparse, MODES, argument="sparse")
     check_linear(x, weight)
+    if mask is not None and sparse == "activation":
+        raise ArgumentError(MASK_OF_WEIGHT)
     rule = Rule(gradient, transposable, decay, seed)
     x, weight, bias = autocast(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])

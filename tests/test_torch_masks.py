@@ -1,0 +1,90 @@
+"""Masks of schedulers in models: which layers they are for, and what does not go together."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from data_parallel import model  # noqa: E402
+
+from sparse24 import schedule as S  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import ArgumentError  # noqa: E402
+
+
+def backward(net):
+    net.zero_grad()
+    net(torch.randn(16, 32)).square().mean().backward()
+
+
+def test_layers_that_choose_their_places_themselves_are_left_alone():
+    rules = {"0": {}, "2": {"sparse": "activation"}, "3": {"soft": True}}
+    net = st.sparsify(model(), rules)
+    before = [net[i].weight.detach().clone() for i in (2, 3)]
+    phases = S.dense_sparse_dense(0.5, start=0, stop=2)
+    scheduler = S.MaskScheduler(S.Recipe(phases, pattern=S.NM()))
+    for _ in range(4):
+        assert list(st.update_masks(net, scheduler)) == ["0"]
+    assert torch.equal(net[2].weight, before[0])
+    assert torch.equal(net[3].weight, before[1])
+    assert net[2].mask is None
+
+
+def test_a_mask_of_an_activation_layer_is_refused():
+    keep = torch.ones(32, 64, dtype=torch.bool)
+    layer = st.SparseLinear(64, 32, sparse="activation")
+    with pytest.raises(ArgumentError, match=r"mask is of the weight.*sparse='weight'"):
+        layer.set_mask(keep)
+    with pytest.raises(ArgumentError, match=r"mask is of the weight.*sparse='weight'"):
+        st.linear(torch.ones(2, 64), layer.weight, mask=keep, sparse="activation")
+
+
+@pytest.mark.parametrize("rules", [None, {"*": {"soft": True}}])
+def test_a_model_without_layers_to_mask_is_refused(rules):
+    net = model() if rules is None else st.sparsify(model(), rules)
+    with pytest.raises(ArgumentError, match=r"model has no sparse layer .* call sparsify"):
+        st.update_masks(net, S.MaskScheduler(S.sr_ste()))
+
+
+def test_layers_of_another_model_are_named():
+    scheduler = S.MaskScheduler(S.sr_ste())
+    st.update_masks(st.sparsify(model(), {"*": {}}), scheduler)
+    with pytest.raises(ArgumentError, match=r"layers \['3'\] are no sparse layers of the model"):
+        st.update_masks(st.sparsify(model(), {"0": {}, "2": {}}), scheduler)
+
+
+def test_layers_outside_a_recipe_need_no_gradient():
+    net = st.sparsify(model(), {"*": {}})
+    net[3].weight.requires_grad_(False)
+    scheduler = S.MaskScheduler({"3": None, "*": S.rigl(0.5, total_steps=9, every=1)})
+    for _ in range(3):
+        backward(net)
+        masks = st.update_masks(net, scheduler)
+    assert list(masks) == ["0", "2"]
+    net[2].weight.requires_grad_(False)
+    net.zero_grad()
+    backward(net)
+    with pytest.raises(ArgumentError, match="GradientGrowth needs the grad of layer '2'"):
+        st.update_masks(net, scheduler)
+
+
+def test_growth_by_gradients_that_do_not_reach_pruned_weights_is_refused():
+    net = st.sparsify(model(), {"*": {"gradient": "24dense"}})
+    scheduler = S.MaskScheduler(S.rigl(0.5, total_steps=9, every=1))
+    st.update_masks(net, scheduler)  # at random
+    backward(net)
+    with pytest.raises(ArgumentError, match=r"GradientGrowth .*'24dense' .* gradient='ste'"):
+        st.update_masks(net, scheduler)
+    random = S.MaskScheduler(S.sparse_evolutionary(0.5, every=1))
+    for _ in range(2):
+        st.update_masks(net, random)
+
+
+def test_a_policy_that_is_none_is_refused_before_the_step():
+    net, scheduler = st.sparsify(model(), {"*": {}}), S.MaskScheduler(S.sr_ste())
+    with pytest.raises(ArgumentError, match=r"policy must be one of 'keep', .* got 'clear'"):
+        st.update_masks(net, scheduler, policy="clear")
+    assert scheduler.state is None
+    with pytest.raises(ArgumentError, match=r"policy must be one of 'keep', .* got 'clear'"):
+        S.mask_slots({}, torch.ones(1), torch.ones(1), policy="clear")
