@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -214,6 +214,19 @@ def advance(state: State) -> State:
     due = (number for number in range(len(state.groups)) if state.due(number))
     missed = frozenset(due) if state.frozen else frozenset()
     return replace(state, step=state.step + 1, missed=missed)
+
+
+def undone(state: State, events: Sequence[Update]) -> State:
+    """The state as if these updates, the latest of their layers, were still to be made."""
+    updated = dict(state.updated)
+    for event in reversed(events):  # the first of a layer comes last
+        if event.step == 0:
+            updated.pop(event.name, None)
+        else:
+            updated[event.name] = event.step - event.age
+    layers = {event.name for event in events}
+    missed = {i for i, (_, names) in enumerate(state.groups) if layers & set(names)}
+    return replace(state, updated=updated, missed=state.missed | missed)
 
 
 def freeze(state: State) -> State:

@@ -178,9 +178,10 @@ def test_resume_with_masks_under_way():
     ):
         for t in range(5):
             through.step(*data(t))
-        resumed.load_state_dict(through.state_dict())
+        resumed.load_state_dict(pickle.loads(pickle.dumps(through.state_dict())))
         for t in range(5, 12):
             assert_same(through.step(*data(t)), resumed.step(*data(t)))
+            assert [e.step for e in through.events] == [e.step for e in resumed.events]
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -199,6 +200,22 @@ def test_frozen_masks_under_way_are_dropped(background):
     assert_same(later[1], masks)
     assert (later[2]["a"] != masks["a"]).any()  # of step 9, for those of 6 and 8 were missed
     assert scheduler.state.step == 12
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_masks_that_were_dropped_are_made_anew(at):
+    recipe = S.Recipe(S.OneShot(0.5, at=at), initial=S.RandomScores())
+    with S.AsyncScheduler(recipe, data(0)[1], delay=2) as scheduler:
+        for t in range(at + 1):
+            scheduler.step(*data(t))
+        scheduler.freeze()
+        scheduler.step(*data(7))
+        scheduler.thaw()
+        masks = [scheduler.step(*data(8 + t)) for t in range(3)]
+    assert masks[1]["a"].all()
+    assert masks[2]["a"].mean() == 0.5
+    by_size = S.Unstructured().mask(np.abs(data(8)[1]["a"]), 0.5)
+    assert (masks[2]["a"] == by_size).all() == (at > 0)  # the first mask is at random
 
 
 def test_telemetry(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -88,3 +90,30 @@ def test_a_policy_that_is_none_is_refused_before_the_step():
     assert scheduler.state is None
     with pytest.raises(ArgumentError, match=r"policy must be one of 'keep', .* got 'clear'"):
         S.mask_slots({}, torch.ones(1), torch.ones(1), policy="clear")
+
+
+@pytest.mark.parametrize("cut", [5, 6, 7])
+def test_masks_under_way_reach_the_layers_after_a_resume(cut):
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=5), pattern=S.NM())
+
+    def start():
+        net = st.sparsify(model(), {"*": {}})
+        weights = {n: layer.weight for n, layer in st.sparse_layers(net).items()}
+        return net, S.AsyncScheduler(recipe, weights, delay=2, background=False)
+
+    runs, x = [start()], torch.randn(16, 32)
+    for step in range(9):
+        if step == cut:
+            runs.append(start())
+            for old, new in zip(*runs, strict=True):
+                new.load_state_dict(copy.deepcopy(old.state_dict()))
+        for net, scheduler in runs:
+            net.zero_grad()
+            net(x).square().mean().backward()
+            st.update_masks(net, scheduler)
+            with torch.no_grad():
+                for p in net.parameters():
+                    p -= 0.1 * p.grad
+    states = [net.state_dict() for net, _ in runs]
+    for a, b in zip(*(state.values() for state in states), strict=True):
+        assert torch.equal(a, b)
