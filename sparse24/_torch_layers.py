@@ -48,6 +48,7 @@ class SparseLinear(torch.nn.Linear):
     Notes
     -----
     Without gradients the packed weight is kept from call to call until the weight changes.
+    Derivatives are of the first order; a gradient of gradients is an error of torch's.
 
     References
     ----------
@@ -100,6 +101,13 @@ class SparseLinear(torch.nn.Linear):
         """A sparse layer that shares the parameters of a dense one."""
         for name in options:
             _check.one_of(name, OPTIONS, argument="an option of SparseLinear")
+        if "weight" not in layer._parameters:  # of torch.nn.utils.prune, say: made in a hook
+            sources = ", ".join(n for n in layer._parameters if n != "bias")
+            raise ArgumentError(
+                f"the weight of layer must be a parameter, and is made of {sources} before each "
+                "call; fold it first, as with torch.nn.utils.prune.remove(layer, 'weight') or "
+                "remove_weight_norm"
+            )
         new = cls.__new__(cls)
         torch.nn.Module.__init__(new)
         new.in_features, new.out_features = layer.in_features, layer.out_features

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparse24 import _check
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, DTypeError
 from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
 from sparse24._train_rule import Rule
 
@@ -88,6 +88,9 @@ def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     """``weight * mask`` with the rule's gradient; any mask."""
     if mask is None:
         return weight
+    _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
+    if mask.dtype != torch.bool:
+        raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
     if rule.decay:
         return _Decayed.apply(weight, mask, rule)
     kept = torch.where(mask, weight, 0.0)

@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from data_parallel import model  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import ArgumentError  # noqa: E402
+from sparse24._errors import ArgumentError, DTypeError, ShapeError  # noqa: E402
 
 
 def backward(net):
@@ -40,6 +41,32 @@ def test_a_mask_of_an_activation_layer_is_refused():
         layer.set_mask(keep)
     with pytest.raises(ArgumentError, match=r"mask is of the weight.*sparse='weight'"):
         st.linear(torch.ones(2, 64), layer.weight, mask=keep, sparse="activation")
+
+
+@pytest.mark.parametrize("sparse", ["weight", "masked"])
+def test_masks_that_do_not_fit_are_refused(sparse):
+    x, weight = torch.ones(2, 8), torch.ones(4, 8)
+    with pytest.raises(ShapeError, match=r"mask must have the shape of .* \(4, 8\), got \(4, 4\)"):
+        st.linear(x, weight, mask=weight[:, :4] > 0, sparse=sparse)
+    with pytest.raises(DTypeError, match=r"mask must be boolean, .*; use mask != 0"):
+        st.linear(x, weight, mask=weight, sparse=sparse)
+
+
+def test_a_weight_that_is_made_before_each_call_is_refused():
+    net = model()
+    prune.l1_unstructured(net[2], "weight", 0.3)
+    with pytest.raises(ArgumentError, match=r"is made of weight_orig before .*prune\.remove"):
+        st.sparsify(net, {"*": {}})
+    prune.remove(net[2], "weight")
+    assert list(st.sparse_layers(st.sparsify(net, {"*": {}}))) == ["0", "2", "3"]
+
+
+@pytest.mark.parametrize("sparse", ["weight", "activation"])
+def test_a_gradient_of_gradients_is_refused(sparse):
+    layer, x = st.SparseLinear(16, 8, sparse=sparse), torch.randn(4, 16, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.square().sum().backward()
 
 
 @pytest.mark.parametrize("rules", [None, {"*": {"soft": True}}])
