@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import namespace, plain, working
-from sparse24._sched_decide import decide, decisions, observation
+from sparse24._sched_decide import decide, decisions, forget_first, observation, observe_first
 from sparse24._sched_records import Array, Arrays, Recipe, Rules, State, Update
 
 
@@ -130,6 +130,10 @@ def observe(state: State, weights: Arrays | None = None, grads: Arrays | None = 
             for name in names:
                 seen = observation(state, name, weights, grads)
                 memory[name] = part.observe(memory[name], seen)
+        for name in names if recipe.looks_back else ():
+            if name not in state.updated:
+                seen = observation(state, name, weights, grads)
+                memory[name] = observe_first(recipe, memory[name], seen)
     return replace(state, memory=memory)
 
 
@@ -204,7 +208,7 @@ def step(
                 name = member[0]
                 events.append(_event(state, member, share, new[name], weights, seconds, measure))
                 masks[name], updated[name] = new[name], state.step
-                memory[name] = recipe.criterion.forget(memory[name])
+                memory[name] = recipe.criterion.forget(forget_first(memory[name]))
     after = replace(advance(state), masks=masks, memory=memory, updated=updated)
     return after, masks, tuple(events)
 

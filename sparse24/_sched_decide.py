@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import namespace, ranked, working
-from sparse24._sched_criteria import Magnitude, Observation
+from sparse24._sched_criteria import Magnitude, Memory, Observation
 from sparse24._sched_growers import NoGrowth
 from sparse24._sched_patterns import Turnover
 from sparse24._sched_records import Array, Arrays, Recipe, State
@@ -51,12 +51,33 @@ def decide(state: State, recipe: Recipe, members, share: float, arrays, reduce) 
     return {name: own.expand(chosen, state.shapes[name]) for name, own in members}
 
 
+FIRST = "initial."  # before the keys of what a recipe's initial criterion remembers
+
+
+def _first(memory: Memory) -> Memory:
+    return {key.removeprefix(FIRST): v for key, v in memory.items() if key.startswith(FIRST)}
+
+
+def forget_first(memory: Memory) -> Memory:
+    """What is left when the initial criterion has done its work."""
+    return {key: value for key, value in memory.items() if not key.startswith(FIRST)}
+
+
+def observe_first(recipe: Recipe, memory: Memory, seen: Observation) -> Memory:
+    """What to remember for the initial criterion too, apart from what is that of the others."""
+    assert recipe.initial is not None  # else nothing looks back
+    found = recipe.initial.observe(_first(memory), seen)
+    return forget_first(memory) | {FIRST + key: value for key, value in found.items()}
+
+
 def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) -> Array:
     """Unit scores of a decision: the members' pooled scores, added in order."""
+    initial = recipe.initial if members[0][0] not in state.updated else None
     total = None
     for name, pattern in members:
         seen = observation(state, name, *arrays)
-        scores = criterion.score(state.memory[name], seen)
+        memory = state.memory[name]
+        scores = criterion.score(_first(memory) if criterion is initial else memory, seen)
         scores = working(scores if reduce is None else reduce(scores))
         if tuple(scores.shape) != state.shapes[name]:
             raise ShapeError(

@@ -99,6 +99,11 @@ class Recipe:
         parts = (self.criterion, self.grower, self.distribution)
         return tuple(part for part in parts if part.remembers)
 
+    @property
+    def looks_back(self) -> bool:
+        """True if `initial` must see what comes before the first update."""
+        return self.initial is not None and self.initial.remembers
+
 
 @dataclass(frozen=True)
 class Update:
@@ -182,7 +187,10 @@ class State:
     def needs_arrays(self) -> bool:
         """True if the next `step` reads weights or gradients."""
         busy = any(self.due(number) for number in range(len(self.groups)))
-        return (busy and not self.frozen) or any(recipe.observers for recipe, _ in self.groups)
+        return (busy and not self.frozen) or any(
+            recipe.observers or (recipe.looks_back and not self.updated.keys() >= set(names))
+            for recipe, names in self.groups
+        )
 
 
 Rules = Recipe | Mapping[str, Recipe | None]

@@ -236,6 +236,25 @@ def test_micro_batches_add_up(rng):
     np.testing.assert_array_equal(mask, want)
 
 
+@pytest.mark.parametrize("later", [S.Magnitude(), S.Accumulated(S.GradientMagnitude())])
+def test_the_initial_criterion_may_look_back(rng, later):
+    first = S.Accumulated(S.Taylor())
+    weights, grads = layers(rng, a=(8, 16)), [layers(rng, a=(8, 16)) for _ in range(4)]
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=2), later, initial=first)
+    scheduler = S.MaskScheduler(recipe)
+    for grad in grads[:2]:
+        scheduler.observe(grad, weights)
+    masks = scheduler.step(grads[2], weights)
+    sums = sum(np.abs(weights["a"] * grad["a"]) for grad in grads[:3])
+    assert (masks["a"] == S.Unstructured().mask(sums, 0.5)).all()
+    assert not scheduler.state.memory["a"]
+    plain = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=2), later))
+    plain.step(grads[2], weights)
+    for grad in grads:
+        masks, want = scheduler.step(grad, weights), plain.step(grad, weights)
+    assert (masks["a"] == want["a"]).all()
+
+
 def test_criteria_and_given_scores(rng):
     weights, grads = layers(rng, w=(4, 8)), layers(rng, w=(4, 8))
     given_scores = rng.normal(size=(4, 8))
