@@ -255,13 +255,16 @@ class LayerWiseAdapter:
         check_share(self.reach, "reach")
 
     def observe(self, memory: Memory, grad) -> Memory:
-        """Fold a gradient into the statistics, a 0-d array that stays on its device."""
+        """Fold a gradient into the statistics, a 0-d array on its device, unless it overflowed."""
         xp = namespace(grad)
         square = working(grad) * working(grad)
         mean = tree_sum(xp.reshape(square, (-1,))) / max(1, math.prod(grad.shape))
         past = memory.get("grad_square")
-        new = mean if past is None else self.beta * past + (1 - self.beta) * mean
-        return {**memory, "grad_square": new}
+        if past is not None:  # an overflow, such as of a loss scaler, is no statistic
+            both = xp.isfinite(past) & xp.isfinite(mean)
+            either = xp.where(xp.isfinite(mean), mean, past)
+            mean = xp.where(both, self.beta * past + (1 - self.beta) * mean, either)
+        return {**memory, "grad_square": mean}
 
 
 @dataclass(frozen=True)
