@@ -221,14 +221,17 @@ class DynamicScheduler(MaskScheduler):
         if spread is not None:
             self._parts["distribution"] = spread
         self._criterion = criterion
-        recipe = Recipe(**self._parts)  # refuses impossible parts now, not at the first step
-        super().__init__(recipe, seed=seed, telemetry=telemetry, reduce=reduce)
+        # Refuses impossible parts now, not at the first step.
+        rules = self._rules_by(Magnitude())
+        super().__init__(rules, seed=seed, telemetry=telemetry, reduce=reduce)
+
+    def _rules_by(self, default: Criterion) -> dict[str, Recipe | None]:
+        recipe = Recipe(**self._parts, criterion=self._criterion or default)
+        return {**dict.fromkeys(self._dense, None), "*": recipe}
 
     def _begin(self, gradients, weights) -> None:
-        if self.state is None:
-            default = GradientMagnitude() if weights is None else Magnitude()
-            recipe = Recipe(**self._parts, criterion=self._criterion or default)
-            self._rules = {**dict.fromkeys(self._dense, None), "*": recipe}
+        if self.state is None and weights is None:
+            self._rules = self._rules_by(GradientMagnitude())
         super()._begin(gradients, weights)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparse24._errors import ArgumentError
+from sparse24 import _check
 from sparse24._sched_arrays import check_share, namespace, uniform
 from sparse24._sched_criteria import Memory, Observation
 
@@ -49,8 +49,8 @@ class _Turnover(Grower):
 
     def __post_init__(self):
         check_share(self.fraction, "fraction")
-        if self.stop is not None and self.stop < 1:
-            raise ArgumentError(f"stop must be at least 1, got {self.stop}")
+        if self.stop is not None:
+            _check.whole(self.stop, argument="stop", least=1)
 
     def share(self, step):
         if self.stop is None:
