@@ -53,7 +53,8 @@ def find_permutation(
     Raises
     ------
     ShapeError, DTypeError
-        If the weights are no matrices of the same width, or hold the bits of fp8.
+        If the weights are no matrices of the same width, or hold the bits of fp8, or
+        scores have not the shapes of the weights.
 
     See Also
     --------
@@ -100,9 +101,12 @@ def _columns(w, scores):
     if not len(weights) or len(scores) != len(weights):
         raise ArgumentError(f"w must hold weights and scores one for each, got {len(weights)}")
     for weight, score in zip(weights, scores, strict=True):
-        array, _ = _foreign.take(weight if score is None else score, argument="w")
+        array, _ = _foreign.take(weight, argument="w")
         if score is None:
             _check.not_bits(array, argument="w")
+        else:
+            shape, (array, _) = array.shape, _foreign.take(score, argument="scores")
+            _check.same_shape(array.shape, shape, argument="scores", other="w")
         if array.ndim != 2 or (parts and array.shape[1] != len(parts[0])):
             raise ShapeError(
                 f"w must be matrices (m, k) of the same k, got shape {tuple(array.shape)}"

@@ -7,7 +7,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _foreign
 from sparse24._calibration import Calibration
 from sparse24._errors import ShapeError
-from sparse24._sparsegpt import damped
+from sparse24._sparsegpt import damped, narrowed
 
 STEPS = 60  # of conjugate gradients at most
 TOLERANCE = 1e-5  # of the residual, relative to the right-hand side, at which they stop
@@ -33,7 +33,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     Returns
     -------
     array, shape (rows, k), dtype of `pruned`
-        Minimises the squared error of the outputs; in the library of `pruned`.
+        Minimises the squared error of the outputs; in the library of `pruned`.  int8 is
+        rounded and saturates, fp8 saturates.
 
     Raises
     ------
@@ -41,6 +42,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
         If shapes do not fit.
     ArgumentError
         If the inputs hold NaN or inf, or `damping` is not above 0.
+    DTypeError
+        If an array holds the bits of fp8.
 
     Notes
     -----
@@ -61,6 +64,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     seen = calibration if isinstance(calibration, Calibration) else Calibration(calibration)
     start, restore = _foreign.take(pruned, argument="pruned")
     anchor, _ = _foreign.take(dense, argument="dense")
+    for argument, array in (("pruned", start), ("dense", anchor)):
+        _check.not_bits(array, argument=argument)
     _check.same_shape(anchor.shape, start.shape, argument="dense", other="pruned")
     if start.ndim != 2 or start.shape[1] != len(seen.hessian):
         raise ShapeError(
@@ -71,7 +76,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     _check.same_shape(keep.shape, start.shape, argument="mask", other="pruned")
     matrix, scale = damped(seen.hessian, damping)
     wanted = right_hand_side(anchor.astype(np.float64), seen, damping, matrix, scale)
-    return restore(_solve(start.astype(np.float64), keep, matrix, wanted).astype(start.dtype))
+    values = _solve(start.astype(np.float64), keep, matrix, wanted)
+    return restore(narrowed(values, start.dtype))
 
 
 def fitted(dense, seen: Calibration, damping: float):
