@@ -12,9 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError
 from sparse24._sched_arrays import namespace, plain, working
-from sparse24._sched_decide import decide, decisions, forget_first, observation, observe_first
+from sparse24._sched_decide import (
+    check_shapes,
+    decide,
+    decisions,
+    forget_first,
+    observation,
+    observe_first,
+)
 from sparse24._sched_records import Array, Arrays, Recipe, Rules, State, Update
 
 
@@ -60,15 +67,13 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
         recipe = None if number is None else recipes[number][1]
         if number is None or recipe is None or weight.ndim < 2:
             continue
-        try:
-            recipe.pattern.check_shape(tuple(weight.shape))
-        except ShapeError as error:
-            raise ShapeError(f"layer {name!r}: {error}") from error
         names.setdefault(number, []).append(name)
     chosen = ((recipes[i][1], tuple(names[i])) for i in sorted(names))
     groups = tuple((recipe, inside) for recipe, inside in chosen if recipe is not None)
-    masks = {n: _ones(weights[n]) for _, inside in groups for n in inside}
-    shapes = {n: tuple(weights[n].shape) for n in masks}
+    shapes = {n: tuple(weights[n].shape) for _, inside in groups for n in inside}
+    for recipe, inside in groups:
+        check_shapes(recipe, inside, shapes)
+    masks = {n: _ones(weights[n]) for n in shapes}
     return State(groups, shapes, masks, int(seed), memory={n: {} for n in masks})
 
 

@@ -24,6 +24,16 @@ def decisions(recipe: Recipe, names: tuple[str, ...]):
     return [*together, *(((name, recipe.pattern),) for name in names if name not in taken)]
 
 
+def check_shapes(recipe: Recipe, names: tuple[str, ...], shapes) -> None:
+    """Refuse layers whose shapes do not suit their patterns."""
+    for members in decisions(recipe, names):
+        for name, pattern in members:
+            try:
+                pattern.check_shape(shapes[name])
+            except ShapeError as error:
+                raise ShapeError(f"layer {name!r}: {error}") from error
+
+
 def decide(state: State, recipe: Recipe, members, share: float, arrays, reduce) -> dict[str, Array]:
     """New masks of the layers of one decision."""
     leader, pattern = members[0]

@@ -102,7 +102,7 @@ class ERK(Distribution):
 
     def shares(self, sparsity, shapes, memory, most=1.0):
         sizes = _sizes(shapes)
-        weights = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
+        weights = {name: sum(shape) / max(1, sizes[name]) for name, shape in shapes.items()}
         total = floor_count(sparsity, sum(sizes.values()))
         bounds = dict.fromkeys(sizes, 1 - most), dict.fromkeys(sizes, 1.0)
         density = _fill(weights, sizes, sum(sizes.values()) - total, *bounds)

@@ -239,25 +239,6 @@ def test_micro_batches_add_up(rng):
     np.testing.assert_array_equal(mask, want)
 
 
-@pytest.mark.parametrize("later", [S.Magnitude(), S.Accumulated(S.GradientMagnitude())])
-def test_the_initial_criterion_may_look_back(rng, later):
-    first = S.Accumulated(S.Taylor())
-    weights, grads = layers(rng, a=(8, 16)), [layers(rng, a=(8, 16)) for _ in range(4)]
-    recipe = S.Recipe(S.ConstantScheduler(0.5, every=2), later, initial=first)
-    scheduler = S.MaskScheduler(recipe)
-    for grad in grads[:2]:
-        scheduler.observe(grad, weights)
-    masks = scheduler.step(grads[2], weights)
-    sums = sum(np.abs(weights["a"] * grad["a"]) for grad in grads[:3])
-    assert (masks["a"] == S.Unstructured().mask(sums, 0.5)).all()
-    assert not scheduler.state.memory["a"]
-    plain = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=2), later))
-    plain.step(grads[2], weights)
-    for grad in grads:
-        masks, want = scheduler.step(grad, weights), plain.step(grad, weights)
-    assert (masks["a"] == want["a"]).all()
-
-
 def test_criteria_and_given_scores(rng):
     weights, grads = layers(rng, w=(4, 8)), layers(rng, w=(4, 8))
     given_scores = rng.normal(size=(4, 8))
@@ -327,13 +308,6 @@ def test_a_layer_that_does_not_suit_the_pattern_is_named():
 def test_parts_of_another_kind_are_named(make, message):
     with pytest.raises(ArgumentError, match=message):
         make()
-
-
-def test_layers_that_are_fixed_before_the_first_step_stay_dense(rng):
-    weights = layers(rng, body=(8, 16), head=(8, 16))
-    scheduler = S.DynamicScheduler(0.5, S.ConstantScheduler(0.5), adapter=None, dense=("head",))
-    scheduler.start(weights)
-    assert list(scheduler.step(weights=weights)) == ["body"]
 
 
 def test_dense_layers_are_a_sequence_of_names():

@@ -1,0 +1,56 @@
+"""Which layers a scheduler takes, which of them belong together, and what chooses first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from schedule_cases import layers
+
+from sparse24 import schedule as S
+from sparse24._errors import ArgumentError, ShapeError
+
+
+@pytest.mark.parametrize(
+    ("ties", "message"),
+    [
+        ({"coupled": ((("a", 0), ("b", 1)), (("b", 0), ("c", 1)))}, r"\['b'\] are in more"),
+        ({"shared": (("a", "b"), ("c", "a"))}, r"\['a'\] are in more"),
+        ({"shared": ("a", "b")}, r"sequence of groups such as \(\"fc1\", \"fc2\"\), got 'a'"),
+        ({"coupled": (("a", 0), ("b", 1))}, "coupled must be a sequence of groups"),
+    ],
+)
+def test_a_layer_is_in_one_group_of_tied_layers(ties, message):
+    with pytest.raises(ArgumentError, match=message):
+        S.Recipe(S.OneShot(0.5), pattern=S.Channel(), **ties)
+
+
+def test_a_coupled_axis_that_is_not_there_is_named(rng):
+    recipe = S.Recipe(pattern=S.Channel(), coupled=((("a", 0), ("b", 2)),))
+    with pytest.raises(ShapeError, match=r"layer 'b': Channel\(axis=2\) needs that axis"):
+        S.init(recipe, layers(rng, a=(8, 4), b=(4, 8)))
+
+
+@pytest.mark.parametrize("later", [S.Magnitude(), S.Accumulated(S.GradientMagnitude())])
+def test_the_initial_criterion_may_look_back(rng, later):
+    first = S.Accumulated(S.Taylor())
+    weights, grads = layers(rng, a=(8, 16)), [layers(rng, a=(8, 16)) for _ in range(4)]
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=2), later, initial=first)
+    scheduler = S.MaskScheduler(recipe)
+    for grad in grads[:2]:
+        scheduler.observe(grad, weights)
+    masks = scheduler.step(grads[2], weights)
+    sums = sum(np.abs(weights["a"] * grad["a"]) for grad in grads[:3])
+    assert (masks["a"] == S.Unstructured().mask(sums, 0.5)).all()
+    assert not scheduler.state.memory["a"]
+    plain = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=2), later))
+    plain.step(grads[2], weights)
+    for grad in grads:
+        masks, want = scheduler.step(grad, weights), plain.step(grad, weights)
+    assert (masks["a"] == want["a"]).all()
+
+
+def test_layers_that_are_fixed_before_the_first_step_stay_dense(rng):
+    weights = layers(rng, body=(8, 16), head=(8, 16))
+    scheduler = S.DynamicScheduler(0.5, S.ConstantScheduler(0.5), adapter=None, dense=("head",))
+    scheduler.start(weights)
+    assert list(scheduler.step(weights=weights)) == ["body"]
