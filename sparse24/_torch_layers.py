@@ -42,6 +42,9 @@ class SparseLinear(torch.nn.Linear):
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it drew, so that
         training that is resumed draws the same as training that went on.
+    masked
+        In the ``state_dict`` of a layer with a mask: whether it multiplies densely with it.  A mask
+        of another pattern can be 2:4 by chance, and sparse sums are rounded otherwise.
     scale : Tensor of shape (), or None
         Of a soft layer: the factor that brings the first projection nearest to the weight.
 
@@ -224,6 +227,8 @@ class SparseLinear(torch.nn.Linear):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.rule.samples:
             destination[f"{prefix}clock"] = self._clock.clone()
+        if self.mask is not None:
+            destination[f"{prefix}masked"] = torch.tensor(self._way == "masked")
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if f"{prefix}mask" in state_dict and self.mask is None:
@@ -231,9 +236,10 @@ class SparseLinear(torch.nn.Linear):
         elif f"{prefix}mask" not in state_dict:
             self.mask = None
         self._clock.copy_(state_dict.get(f"{prefix}clock", self._clock))
-        others = {k: v for k, v in state_dict.items() if k != f"{prefix}clock"}
+        ours = (f"{prefix}clock", f"{prefix}masked")
+        others = {k: v for k, v in state_dict.items() if k not in ours}
         super()._load_from_state_dict(others, prefix, *args, **kwargs)
-        self._choose_way(None)
+        self._choose_way("masked" if state_dict.get(f"{prefix}masked", False) else None)
 
     def extra_repr(self) -> str:
         rule = self.rule

@@ -144,3 +144,17 @@ def test_masks_under_way_reach_the_layers_after_a_resume(cut):
     states = [net.state_dict() for net, _ in runs]
     for a, b in zip(*(state.values() for state in states), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_mask_that_is_24_by_chance_multiplies_as_before_after_a_resume():
+    nets = [st.sparsify(model(), {"*": {}}) for _ in range(2)]
+    few = S.Recipe(S.OneShot(0.98))
+    st.update_masks(nets[0], S.MaskScheduler(few))
+    nets[1].load_state_dict(copy.deepcopy(nets[0].state_dict()))
+    assert [layer._way for layer in st.sparse_layers(nets[1]).values()] == ["masked"] * 3
+    x = torch.randn(16, 32)
+    assert torch.equal(nets[0](x), nets[1](x))
+    st.update_masks(nets[0], S.MaskScheduler(S.sr_ste()))
+    older = {k: v for k, v in nets[0].state_dict().items() if not k.endswith("masked")}
+    nets[1].load_state_dict(older)
+    assert [layer._way for layer in st.sparse_layers(nets[1]).values()] == ["weight"] * 3
