@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _spec, _storage
+from sparse24 import _arrays, _check, _dtypes, _foreign, _spec, _storage
 from sparse24._compress import compress
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._records import Compressed24, Operand24
@@ -26,7 +26,8 @@ def compress_blocks(
     ----------
     x : array, shape (m, k)
         Anything with ``shape``, ``dtype`` and row slices that become NumPy arrays: an
-        ndarray, `numpy.memmap`, an HDF5 dataset.  Only one block is read at a time.
+        ndarray, `numpy.memmap`, an HDF5 dataset, a tensor on the CPU.  Only one block is
+        read at a time.
     rows : int, optional
         Rows of a block; by default what fits comfortably.
     device : str, default "auto"
@@ -57,10 +58,7 @@ def compress_blocks(
     >>> [block.shape for block in s24.compress_blocks(x, rows=4)]
     [(4, 8), (4, 8), (2, 8)]
     """
-    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-        raise ArgumentError(
-            f"x must have shape, dtype and row slices, as ndarray and memmap do, got {type(x)}"
-        )
+    x = _readable(x)
     if len(x.shape) != 2:
         raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}")
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
@@ -69,6 +67,17 @@ def compress_blocks(
     rows = _block_rows(x, device) if rows is None else rows
     step = _check.whole(rows, argument="rows", least=1)
     return _blocks(x, step, move, on_excess, dtype)
+
+
+def _readable(x):
+    """What has rows to slice: `x` itself, or a view of a tensor of torch or JAX."""
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        raise ArgumentError(
+            f"x must have shape, dtype and row slices, as ndarray and memmap do, got {type(x)}"
+        )
+    _check.unmasked(x, argument="x")
+    tensor = _arrays.is_torch(x) or _arrays.is_jax(x)
+    return _foreign.take(x)[0] if tensor else x
 
 
 def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array]:
@@ -92,6 +101,8 @@ def _on_host(values, metadata, shape, row: _dtypes.DType) -> Sparse24Array:
 
 def _movable(block: np.ndarray, dtype) -> tuple[np.ndarray, Any]:
     """The block as a GPU takes it, fp8 as bits, and the type to be named for it."""
+    if block.dtype == np.uint8 and dtype is not None:  # bits already
+        return block, dtype
     row = _arrays.logical_dtype(block)
     if row.is_float8 and (dtype is None or _dtypes.lookup(dtype) is row):
         return block.view(np.uint8), row.name
@@ -141,6 +152,7 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
     >>> bool((A.toarray() == s24.prune(x)).all())
     True
     """
+    x = _readable(x)
     blocks = compress_blocks(x, rows=rows, device=device, on_excess=on_excess, dtype=dtype)
     own = dtype is None
     row = _dtypes.lookup(x.dtype if own else dtype, argument="x.dtype" if own else "dtype")
