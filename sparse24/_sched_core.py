@@ -158,8 +158,8 @@ def step(
     weights, grads : mapping of str to array, optional
         Only those that the recipes use must be given, for every layer of `state`.
     reduce : callable, optional
-        Applied to the scores of a layer before the choice; an all-reduce makes the masks of
-        ranks agree that saw different data.
+        Applied to the scores of a layer before the choice, and to what distributions remember; an
+        all-reduce makes the masks of ranks agree that saw different data.
     measure : bool, default True
         Count flips and kept norm for the events; False saves a pass over the weights.
 
@@ -203,7 +203,7 @@ def step(
             continue
         shapes = {name: state.shapes[name] for name in names}
         sparsity = recipe.schedule.sparsity(state.step)
-        shares = recipe.distribution.shares(sparsity, shapes, memory, recipe.pattern.most)
+        shares = _shares(recipe, sparsity, shapes, memory, reduce)
         for members in decisions(recipe, names):
             began = time.perf_counter()
             share = shares[members[0][0]]
@@ -216,6 +216,13 @@ def step(
                 memory[name] = recipe.criterion.forget(forget_first(memory[name]))
     after = replace(advance(state), masks=masks, memory=memory, updated=updated)
     return after, masks, tuple(events)
+
+
+def _shares(recipe: Recipe, sparsity: float, shapes, memory, reduce) -> dict[str, float]:
+    """The sparsity of each layer, by statistics that ranks agree on."""
+    given = recipe.distribution
+    seen = {n: memory[n] if reduce is None else given.agreed(memory[n], reduce) for n in shapes}
+    return given.shares(sparsity, shapes, seen, recipe.pattern.most)
 
 
 def advance(state: State) -> State:

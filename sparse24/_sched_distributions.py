@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from sparse24._errors import ArgumentError
 from sparse24._sched_arrays import (
@@ -23,6 +24,7 @@ from sparse24._sched_arrays import (
 from sparse24._sched_criteria import Memory, Observation
 
 Shapes = Mapping[str, tuple[int, ...]]
+Reduce = Callable[[Any], Any]
 
 
 def _sizes(shapes: Shapes) -> dict[str, int]:
@@ -77,6 +79,10 @@ class Distribution:
     even = False  # True: layers may all have the schedule's sparsity, as fixed patterns need
 
     def observe(self, memory: Memory, seen: Observation) -> Memory:
+        return memory
+
+    def agreed(self, memory: Memory, reduce: Reduce) -> Memory:
+        """What `shares` reads of a layer's memory, made equal on all ranks."""
         return memory
 
     def shares(
@@ -216,6 +222,9 @@ class Hierarchical(Distribution):
     def observe(self, memory, seen):
         return self.inner.observe(memory, seen)
 
+    def agreed(self, memory, reduce):
+        return self.inner.agreed(memory, reduce)
+
     def shares(self, sparsity, shapes, memory, most=1.0):
         blocks: dict[str, dict] = {}
         for name, shape in shapes.items():
@@ -290,6 +299,11 @@ class Adaptive(Distribution):
 
     def observe(self, memory, seen):
         return self.of(seen.name).observe(memory, seen.need("grad", "LayerWiseAdapter"))
+
+    def agreed(self, memory, reduce):
+        square = memory["grad_square"]
+        one = namespace(square).reshape(square, (1,))  # as a library that reduces takes it
+        return {**memory, "grad_square": reduce(one)[0]}
 
     def shares(self, sparsity, shapes, memory, most=1.0):
         sizes = _sizes(shapes)

@@ -54,3 +54,27 @@ def test_layers_that_are_fixed_before_the_first_step_stay_dense(rng):
     scheduler = S.DynamicScheduler(0.5, S.ConstantScheduler(0.5), adapter=None, dense=("head",))
     scheduler.start(weights)
     assert list(scheduler.step(weights=weights)) == ["body"]
+
+
+@pytest.mark.parametrize("distribution", [S.Adaptive(), S.Hierarchical(inner=S.Adaptive())])
+def test_ranks_agree_on_the_layers_shares(rng, distribution):
+    weights = layers(rng, **{"block.a": (8, 16), "block.b": (16, 8)})
+    seen = [{n: i * rng.normal(size=w.shape) for n, w in weights.items()} for i in (1, 3)]
+    seen[1]["block.b"] /= 100
+    recipe = S.Recipe(S.ConstantScheduler(0.5), distribution=distribution)
+
+    def all_reduce(x):
+        if x.shape != (1,):
+            return x  # the magnitudes are equal already
+        name, own = next((n, i) for n in weights for i in (0, 1) if squares(n, i) == x[0])
+        return x + squares(name, 1 - own)
+
+    def squares(name, rank):
+        state = S.observe(S.init(recipe, weights), weights, seen[rank])
+        return state.memory[name]["grad_square"]
+
+    apart = [S.MaskScheduler(recipe).step(grads, weights) for grads in seen]
+    assert (apart[0]["block.a"] != apart[1]["block.a"]).any()
+    masks = [S.MaskScheduler(recipe, reduce=all_reduce).step(grads, weights) for grads in seen]
+    for name in weights:
+        np.testing.assert_array_equal(masks[0][name], masks[1][name])
