@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError
 from sparse24._sched_arrays import namespace, plain, working
 from sparse24._sched_decide import (
@@ -74,7 +75,8 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     for recipe, inside in groups:
         check_shapes(recipe, inside, shapes)
     masks = {n: _ones(weights[n]) for n in shapes}
-    return State(groups, shapes, masks, int(seed), memory={n: {} for n in masks})
+    seed = _check.whole(seed, argument="seed", least=0)
+    return State(groups, shapes, masks, seed, memory={n: {} for n in masks})
 
 
 def _check_patterns(rules: Mapping[str, Recipe | None], weights: Arrays) -> None:

@@ -51,7 +51,7 @@ class MaskScheduler:
         self, rules: Rules, *, seed: int = 0, telemetry: Telemetry | None = None, reduce=None
     ):
         self._rules = core.by_pattern(rules)
-        self._seed = seed
+        self._seed = _check.whole(seed, argument="seed", least=0)
         self._pending: dict[str, Any] | None = None
         self.telemetry = telemetry
         self.reduce = reduce
@@ -130,6 +130,8 @@ class MaskScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on later, as numbers, strings and arrays on the host."""
+        if self.state is None and self._pending is not None:
+            return dict(self._pending)  # was loaded, and is not in use yet
         return _sched_state.to_dict(self._started())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

@@ -78,3 +78,11 @@ def test_ranks_agree_on_the_layers_shares(rng, distribution):
     masks = [S.MaskScheduler(recipe, reduce=all_reduce).step(grads, weights) for grads in seen]
     for name in weights:
         np.testing.assert_array_equal(masks[0][name], masks[1][name])
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, -1, np.random.default_rng(0)])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on"):
+        S.MaskScheduler(S.sr_ste(), seed=seed)
+    with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on"):
+        S.AsyncScheduler(S.sr_ste(), {"w": np.ones((4, 8))}, seed=seed)

@@ -87,6 +87,15 @@ def test_torch_loads_the_state_of_its_layers_by_default(recipe, tmp_path):
         assert_same(masks, on_host.step(*data(t)))
 
 
+def test_a_state_that_is_loaded_can_be_saved_before_the_first_step():
+    first, second, third = (S.MaskScheduler(RECIPES["rigl"], seed=s) for s in (5, 6, 7))
+    for t in range(3):
+        first.step(*data(t))
+    second.load_state_dict(first.state_dict())
+    third.load_state_dict(second.state_dict())
+    assert_same(third.step(*data(3)), first.step(*data(3)))
+
+
 def test_state_is_small_and_versioned():
     scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5)))
     scheduler.step(weights=data(0)[1])
