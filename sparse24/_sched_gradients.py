@@ -79,7 +79,8 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     Returns
     -------
     array, shape (..., k)
-        At most two non-zeros in each group of four; the gradient passes straight through.
+        At most two non-zeros in each group of four.  In training its gradient is given to the
+        weight as it is, as a soft `sparse24.torch.SparseLinear` does.
 
     References
     ----------

@@ -57,6 +57,9 @@ def linear(
     Raises
     ------
     ShapeError, ArgumentError
+    PatternError
+        If `mask` is not 2:4 where it must be.  On the GPU that is not looked at, and what is
+        too much of a group is dropped.
 
     Examples
     --------

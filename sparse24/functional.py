@@ -74,6 +74,12 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     tuple of Sparse24Array
         The first serves ``x @ W.T``, the last ``dy @ W``.  Does not wait for the device.
 
+    Raises
+    ------
+    PatternError
+        If `mask` is not 2:4, along both axes with `transposable`.  On the GPU that is not
+        looked at, and what is too much of a group is dropped.
+
     Examples
     --------
     >>> import numpy as np
@@ -84,10 +90,11 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     """
     if mask is None:
         return (compress(weight, on_excess="prune", check=False, transposable=transposable),)
-    along_rows = compress(weight, mask=mask, check=False)
+    check = not _arrays.is_cupy(weight)  # would wait there
+    along_rows = compress(weight, mask=mask, check=check)
     if not transposable:
         return (along_rows,)
-    return along_rows, compress(weight, mask=mask, axis=-2, check=False)
+    return along_rows, compress(weight, mask=mask, axis=-2, check=check)
 
 
 def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
@@ -116,6 +123,8 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     ------
     ShapeError
         If the shapes do not fit.
+    PatternError
+        If `mask` is not 2:4; see `pack`.
 
     Examples
     --------

@@ -56,6 +56,8 @@ def linear(
         Inside ``jax.jit`` or ``jax.vmap``.
     ShapeError
         If the shapes do not fit.
+    PatternError
+        If `mask` is not 2:4, as in `sparse24.functional.pack`.
 
     Examples
     --------

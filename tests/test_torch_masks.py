@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 from data_parallel import model  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
+from sparse24 import functional  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import ArgumentError, DTypeError, ShapeError  # noqa: E402
+from sparse24._errors import ArgumentError, DTypeError, PatternError, ShapeError  # noqa: E402
 
 
 def backward(net):
@@ -50,6 +51,23 @@ def test_masks_that_do_not_fit_are_refused(sparse):
         st.linear(x, weight, mask=weight[:, :4] > 0, sparse=sparse)
     with pytest.raises(DTypeError, match=r"mask must be boolean, .*; use mask != 0"):
         st.linear(x, weight, mask=weight, sparse=sparse)
+
+
+@pytest.mark.parametrize("transposable", [False, True])
+def test_masks_that_are_not_24_are_refused_on_the_cpu(transposable):
+    x, weight = torch.randn(6, 8), torch.randn(8, 8)
+    keep = torch.ones(8, 8, dtype=torch.bool)
+    keep[:, 2::4] = keep[:, 3::4] = False  # 2:4 along rows alone
+    if not transposable:
+        assert torch.allclose(st.linear(x, weight, mask=keep), x @ (weight * keep).T, atol=1e-5)
+        keep[1, 6] = True
+    place = r"mask\[0:4, 0\]" if transposable else r"mask\[1, 4:8\]"
+    options = {"mask": keep, "transposable": transposable}
+    with pytest.raises(PatternError, match=f"{place} keeps more than 2 elements"):
+        st.linear(x, weight, **options)
+    options["mask"] = keep.numpy()
+    with pytest.raises(PatternError, match=f"{place} keeps more than 2 elements"):
+        functional.linear(x.numpy(), weight.numpy(), **options)
 
 
 def test_a_weight_that_is_made_before_each_call_is_refused():
