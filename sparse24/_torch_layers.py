@@ -50,7 +50,9 @@ class SparseLinear(torch.nn.Linear):
 
     Notes
     -----
-    Without gradients the packed weight is kept from call to call until the weight changes.
+    Without gradients the packed weight is kept from call to call until the weight changes.  What
+    is written through ``.data`` torch does not count as a change: call ``eval()`` or ``train()``
+    after it, which drop the packed weight.
     Derivatives are of the first order; a gradient of gradients is an error of torch's.
 
     References
@@ -195,6 +197,10 @@ class SparseLinear(torch.nn.Linear):
             decay=self.rule.decay, seed=self.rule.seed,
         )  # fmt: skip
 
+    def train(self, mode: bool = True) -> SparseLinear:
+        self._packed = None  # weights may have been exchanged through `.data`
+        return super().train(mode)
+
     def _inference(self, x: Tensor) -> Tensor:
         check_linear(x, self.weight)
         if not torch.compiler.is_compiling():
@@ -215,8 +221,9 @@ class SparseLinear(torch.nn.Linear):
         """The packed weight and the bias as kernels take it, until a parameter changes."""
         parts = (self.weight, self.mask, self.bias, self.scale)
         sources = [t for t in parts if t is not None]
-        key = (dtype, *((t.data_ptr(), t._version) for t in sources))
-        if self._packed is None or self._packed[0] != key:
+        tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
+        key = (dtype, *((t.data_ptr(), t._version) for t in sources)) if tracked else None
+        if self._packed is None or not tracked or self._packed[0] != key:
             weight = self._latent().to(dtype)
             array = ops.unpack(self._rows(weight), *weight.shape)
             wide = torch.float64 if dtype == torch.float64 else torch.float32

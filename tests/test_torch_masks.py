@@ -176,3 +176,23 @@ def test_a_mask_that_is_24_by_chance_multiplies_as_before_after_a_resume():
     older = {k: v for k, v in nets[0].state_dict().items() if not k.endswith("masked")}
     nets[1].load_state_dict(older)
     assert [layer._way for layer in st.sparse_layers(nets[1]).values()] == ["weight"] * 3
+
+
+def test_weights_that_are_exchanged_unseen_are_packed_anew():
+    net, x = st.sparsify(model(), {"*": {}}).eval(), torch.randn(4, 32)
+    with torch.no_grad():
+        before = net(x)
+        for p in net.parameters():
+            p.data.mul_(2)  # as averages of weights are often put in
+        twice = net.eval()(x)
+    assert not torch.equal(twice, before)
+    assert torch.allclose(twice, net.train()(x), atol=1e-5)
+
+
+def test_a_model_that_is_made_in_inference_mode_works():
+    x = torch.randn(4, 32)
+    with torch.inference_mode():
+        net = st.sparsify(model(), {"*": {}})
+        first = net(x)
+        net[3].bias.add_(1)
+        assert torch.allclose(net(x), first + 1, atol=1e-6)
