@@ -45,7 +45,8 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     Raises
     ------
     ArgumentError
-        If `rules` are something else, or a recipe's name pattern is that of no weight.
+        If `rules` are something else, or a recipe's name pattern is that of no weight, or comes
+        after a wider one, which takes its weights.
     ShapeError
         If a layer's shape does not suit the pattern.
 
@@ -80,13 +81,20 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
 
 
 def _check_patterns(rules: Mapping[str, Recipe | None], weights: Arrays) -> None:
-    """Refuse a recipe whose name pattern fits no weight: a slip of the pen would train dense."""
-    for pattern, recipe in rules.items():
-        if recipe is not None and not any(fnmatchcase(name, pattern) for name in weights):
+    """Refuse name patterns that are slips of the pen: they fit no weight, or come too late."""
+    fits = {p: {name for name in weights if fnmatchcase(name, p)} for p in rules}
+    for number, (pattern, names) in enumerate(fits.items()):
+        if rules[pattern] is not None and not names:
             some = ", ".join(map(repr, list(weights)[:4])) or "none"
             raise ArgumentError(
                 f"the name pattern {pattern!r} fits none of the {len(weights)} weights; "
                 f"their names are such as {some}"
+            )
+        before = next((p for p in list(fits)[:number] if names and fits[p] > names), None)
+        if before is not None:
+            raise ArgumentError(
+                f"the name pattern {pattern!r} comes after {before!r}, which takes all its weights "
+                "and others; put it before that"
             )
 
 

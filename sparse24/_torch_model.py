@@ -64,7 +64,8 @@ def sparsify(
     found = _replacements(model, replaced)
     if unused:
         raise ArgumentError(
-            f"no linear layer is named {sorted(unused)}; print the model for its layers' names"
+            f"no linear layer is named {sorted(unused)}, or patterns before take them all; put "
+            "narrow patterns first, or print the model for its layers' names"
         )
     model = _replace(model, found)
     _avoid_fused_inference(model)

@@ -86,3 +86,12 @@ def test_a_seed_is_a_whole_number(seed):
         S.MaskScheduler(S.sr_ste(), seed=seed)
     with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on"):
         S.AsyncScheduler(S.sr_ste(), {"w": np.ones((4, 8))}, seed=seed)
+
+
+def test_a_name_pattern_does_not_come_after_a_wider_one():
+    weights = {"body.w": np.ones((4, 8)), "head.w": np.ones((4, 8))}
+    for late in (None, S.Recipe()):
+        with pytest.raises(ArgumentError, match=r"'head\.\*' comes after '\*', .* put it before"):
+            S.init({"*": S.sr_ste(), "head.*": late}, weights)
+    assert S.init({"body.*": S.sr_ste(), "*.w": None}, weights).names == ("body.w",)
+    assert S.init({"*.w": S.sr_ste(), "*": None}, weights).names == tuple(weights)
