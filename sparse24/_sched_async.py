@@ -65,6 +65,7 @@ class AsyncScheduler:
         if weights is None:
             raise ArgumentError("weights must be given, to learn the layers, got None")
         self.delay = delay
+        self._closed = False
         self.telemetry = telemetry
         self.events: tuple[Update, ...] = ()
         self._state: State = core.init(rules, weights, seed=seed)  # owned by the worker
@@ -95,6 +96,7 @@ class AsyncScheduler:
             future.result()
 
     def _stop(self) -> None:
+        self._closed = True
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -136,6 +138,10 @@ class AsyncScheduler:
 
     def step(self, gradients=None, weights=None) -> dict[str, Any]:
         """Hand over a snapshot and return the masks to use at this step."""
+        if self._closed:
+            raise ArgumentError(
+                "the scheduler is closed; make another, and load this one's state_dict into it"
+            )
         gradients, weights = named(gradients), named(weights)
         if self._ahead.needs_arrays():
             weights, gradients = _snapshot(weights), _snapshot(gradients)

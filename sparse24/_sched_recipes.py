@@ -191,7 +191,8 @@ def iterative_magnitude(
 
     Round r, from 0, has sparsity ``1 - (1 - share) ** r``.  Train with the learning rate of
     ``RewoundRate(rate, train_steps, rewind_steps=steps_per_round)``, which goes back where this
-    prunes.
+    prunes.  A pruned weight that learns on competes again at each round; so that it stays pruned,
+    pass masked weights, or let gradients reach kept weights alone (torch: ``gradient="24dense"``).
 
     Parameters
     ----------

@@ -179,6 +179,16 @@ def test_what_fails_beside_the_training_is_raised_at_the_end():
         train(ZeroDivisionError())
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_scheduler_that_is_closed_says_so(background):
+    scheduler = S.AsyncScheduler(RECIPES["rigl"], data(0)[1], background=background)
+    scheduler.step(*data(0))
+    scheduler.close()
+    with pytest.raises(ArgumentError, match="the scheduler is closed; make another"):
+        scheduler.step(*data(1))
+    assert scheduler.state_dict()["step"] == 1
+
+
 def test_resume_with_masks_under_way():
     recipe = RECIPES["rigl"]
     with (
