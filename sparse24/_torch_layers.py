@@ -13,7 +13,7 @@ from sparse24._errors import ArgumentError, ShapeError
 from sparse24._obeys import is_24
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
-from sparse24._torch_linear import MASK_OF_WEIGHT, MODES, autocast, linear, projected
+from sparse24._torch_linear import MODES, autocast, check_activation, linear, projected
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
@@ -88,6 +88,7 @@ class SparseLinear(torch.nn.Linear):
         _check.one_of(sparse, MODES, argument="sparse")
         self.sparse = sparse
         self.rule = Rule(gradient, transposable, decay, seed)
+        check_activation(sparse, self.rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
         self._packed: tuple[Any, Sparse24Array, Tensor | None] | None = None
@@ -165,8 +166,7 @@ class SparseLinear(torch.nn.Linear):
         """
         if mask is not None and self.scale is not None:
             raise ArgumentError("a soft layer chooses its places itself; make it with soft=False")
-        if mask is not None and self.sparse == "activation":
-            raise ArgumentError(MASK_OF_WEIGHT)
+        check_activation(self.sparse, self.rule, mask)
         if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
             raise ShapeError(
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "

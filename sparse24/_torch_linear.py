@@ -11,7 +11,6 @@ from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linea
 from sparse24._train_rule import Rule
 
 MODES = ("weight", "activation", "masked")
-MASK_OF_WEIGHT = "mask is of the weight, and activations are pruned here; use sparse='weight'"
 
 
 def linear(
@@ -73,9 +72,8 @@ def linear(
     """
     _check.one_of(sparse, MODES, argument="sparse")
     check_linear(x, weight)
-    if mask is not None and sparse == "activation":
-        raise ArgumentError(MASK_OF_WEIGHT)
     rule = Rule(gradient, transposable, decay, seed)
+    check_activation(sparse, rule, mask)
     x, weight, bias = autocast(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
     if sparse == "activation":
@@ -85,6 +83,20 @@ def linear(
     else:
         y = WeightLinear.apply(rows, weight, bias, mask, rule, clock)
     return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def check_activation(sparse: str, rule: Rule, mask: Tensor | None = None) -> None:
+    """Refuse what only sparse weights have: a mask, a decay of the pruned, sampled gradients."""
+    if sparse != "activation":
+        return
+    if mask is not None:
+        raise ArgumentError("mask is of the weight, and activations are pruned; drop it")
+    for option, value in (("decay", rule.decay), ("gradient", rule.samples and rule.gradient)):
+        if value:
+            raise ArgumentError(
+                f"{option}={value!r} is of sparse weights, and sparse='activation' leaves them "
+                "dense; use decay=0 and gradient='ste' or '24dense'"
+            )
 
 
 def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:

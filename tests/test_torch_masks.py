@@ -38,10 +38,21 @@ def test_layers_that_choose_their_places_themselves_are_left_alone():
 def test_a_mask_of_an_activation_layer_is_refused():
     keep = torch.ones(32, 64, dtype=torch.bool)
     layer = st.SparseLinear(64, 32, sparse="activation")
-    with pytest.raises(ArgumentError, match=r"mask is of the weight.*sparse='weight'"):
+    with pytest.raises(ArgumentError, match=r"mask is of the weight, .* drop it"):
         layer.set_mask(keep)
-    with pytest.raises(ArgumentError, match=r"mask is of the weight.*sparse='weight'"):
+    with pytest.raises(ArgumentError, match=r"mask is of the weight, .* drop it"):
         st.linear(torch.ones(2, 64), layer.weight, mask=keep, sparse="activation")
+
+
+@pytest.mark.parametrize(
+    "option", [{"decay": 1e-3}, {"gradient": "24sparse"}, {"gradient": "ste_sampled"}]
+)
+def test_what_only_sparse_weights_have_is_refused(option):
+    words = rf"{next(iter(option))}=.* is of sparse weights, .* use decay=0"
+    with pytest.raises(ArgumentError, match=words):
+        st.SparseLinear(8, 4, sparse="activation", **option)
+    with pytest.raises(ArgumentError, match=words):
+        st.linear(torch.ones(2, 8), torch.ones(4, 8), sparse="activation", **option)
 
 
 @pytest.mark.parametrize("sparse", ["weight", "masked"])
