@@ -140,7 +140,7 @@ class SparseLinear(torch.nn.Linear):
         return self.weight if self.scale is None else projected(self.weight, self.scale)
 
     def current_mask(self) -> Tensor:
-        """The mask that a forward pass would use now."""
+        """The mask that a forward pass would use now; where autocast rounds, ties may differ."""
         if self.mask is not None:
             return self.mask
         if self.sparse == "masked":
