@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from sparse24 import _check
-from sparse24._sched_arrays import check_share, namespace, uniform
+from sparse24._sched_arrays import check_share, namespace, uniform, without_overflow
 from sparse24._sched_criteria import Memory, Observation
 
 
@@ -83,6 +83,8 @@ class GradientGrowth(_Turnover):
 class MomentumGrowth(_Turnover):
     """Largest smoothed gradient, as in sparse momentum (Dettmers and Zettlemoyer, 2019).
 
+    A gradient that overflowed counts as 0.
+
     Parameters
     ----------
     fraction : float, default 0.3
@@ -98,7 +100,7 @@ class MomentumGrowth(_Turnover):
     remembers = True
 
     def observe(self, memory, seen):
-        grad = seen.need("grad", "MomentumGrowth")
+        grad = without_overflow(seen.need("grad", "MomentumGrowth"))
         past = memory.get("momentum")
         mean = (1 - self.beta) * grad if past is None else self.beta * past + (1 - self.beta) * grad
         return {**memory, "momentum": mean}

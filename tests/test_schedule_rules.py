@@ -95,3 +95,17 @@ def test_a_name_pattern_does_not_come_after_a_wider_one():
             S.init({"*": S.sr_ste(), "head.*": late}, weights)
     assert S.init({"body.*": S.sr_ste(), "*.w": None}, weights).names == ("body.w",)
     assert S.init({"*.w": S.sr_ste(), "*": None}, weights).names == tuple(weights)
+
+
+@pytest.mark.parametrize("part", [{"criterion": S.Movement()}, {"grower": S.MomentumGrowth(0.3)}])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_an_overflow_is_not_remembered_for_good(rng, part, bad):
+    weights, grads = layers(rng, a=(8, 16)), [layers(rng, a=(8, 16)) for _ in range(6)]
+    runs = [S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=1), **part)) for _ in range(2)]
+    for step, grad in enumerate(grads):
+        skipped = np.zeros((8, 16)) if step == 2 else grad["a"]
+        masks = [
+            run.step({"a": np.full((8, 16), bad) if step == 2 and number else skipped}, weights)
+            for number, run in enumerate(runs)
+        ]
+    np.testing.assert_array_equal(masks[0]["a"], masks[1]["a"])
