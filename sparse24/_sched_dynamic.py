@@ -8,9 +8,10 @@ from typing import Any
 from sparse24 import _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError
+from sparse24._sched_adaptive import Adaptive, LayerWiseAdapter
 from sparse24._sched_arrays import check_part, check_share
 from sparse24._sched_criteria import Criterion, GradientMagnitude, Magnitude
-from sparse24._sched_distributions import Adaptive, Distribution, LayerWiseAdapter
+from sparse24._sched_distributions import Distribution
 from sparse24._sched_growers import Grower, NoGrowth
 from sparse24._sched_patterns import Pattern, Unstructured
 from sparse24._sched_records import Recipe, Rules, State, Update

@@ -108,3 +108,22 @@ def test_an_overflow_is_no_statistic_of_a_layer(rng, at, bad):
         want = 0.5 * want + 0.5 * value**2
     assert squares[-1] == want
     assert at == 0 or squares[at] == squares[at - 1]
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({0.0: 1.0, 50: 0.7}, r"a sparsity in seconds\['w'\] must be in \[0, 1\], got 50"),
+        ({0.0: 1.0, 0.5: -0.1}, "a time of 'w' must be 0 or more, got -0.1"),
+        ({0.0: math.nan}, "a time of 'w' must be 0 or more, got nan"),
+        ({0.0: "fast"}, "a time of 'w' must be a number, got 'fast'"),
+    ],
+)
+def test_measurements_that_are_none_are_refused(times, words):
+    with pytest.raises(ArgumentError, match=words):
+        S.BySpeedup({"w": times})
+
+
+def test_the_strength_of_an_adapter_is_a_number():
+    with pytest.raises(ArgumentError, match="strength must be a number, got 'x'"):
+        S.LayerWiseAdapter(strength="x")
