@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse24 import _check, _matmul
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._obeys import is_24
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
@@ -167,6 +167,8 @@ class SparseLinear(torch.nn.Linear):
         if mask is not None and self.scale is not None:
             raise ArgumentError("a soft layer chooses its places itself; make it with soft=False")
         check_activation(self.sparse, self.rule, mask)
+        if mask is not None and not isinstance(mask, Tensor):
+            raise DTypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}")
         if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
             raise ShapeError(
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "

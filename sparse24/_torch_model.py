@@ -51,6 +51,12 @@ def sparsify(
         raise ArgumentError(
             f"rules must map names to options, such as {{'*': {{}}}}, got {rules!r}"
         )
+    for pattern, options in rules.items():
+        if options is not None and not isinstance(options, Mapping):
+            raise ArgumentError(
+                f"rules[{pattern!r}] must be a mapping of options, such as {{}} or "
+                f"{{'transposable': True}}, or None, got {options!r}"
+            )
     unused = set(rules)
 
     def replaced(name: str, layer: torch.nn.Module) -> torch.nn.Module | None:

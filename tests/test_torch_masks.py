@@ -64,6 +64,20 @@ def test_masks_that_do_not_fit_are_refused(sparse):
         st.linear(x, weight, mask=weight, sparse=sparse)
 
 
+@pytest.mark.parametrize("options", [True, "weight", S.Recipe(), ["transposable"]])
+def test_options_of_a_layer_are_a_mapping(options):
+    net = model()
+    with pytest.raises(ArgumentError, match=r"rules\['2'\] must be a mapping of options"):
+        st.sparsify(net, {"0": {}, "2": options})
+    assert not st.sparse_layers(net)
+
+
+def test_a_mask_is_a_tensor():
+    layer = st.SparseLinear(8, 4)
+    with pytest.raises(DTypeError, match=r"mask must be a torch\.Tensor, got ndarray"):
+        layer.set_mask(layer.current_mask().numpy())
+
+
 @pytest.mark.parametrize("transposable", [False, True])
 def test_masks_that_are_not_24_are_refused_on_the_cpu(transposable):
     x, weight = torch.randn(6, 8), torch.randn(8, 8)
