@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _foreign
+from sparse24 import _arrays, _check, _foreign
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 
@@ -131,18 +131,40 @@ class Calibration:
         Returns
         -------
         array, shape (rows,), dtype of `bias` or else of `pruned`
+            In the library of `pruned`.
+
+        Raises
+        ------
+        ShapeError
+            If shapes do not fit.
+        ArgumentError
+            If there were no inputs, or neither targets nor `dense`.
         """
-        new, _ = _foreign.take(pruned, argument="pruned")
-        mean = self._input_sum / max(self.count, 1)
+        new, restore = _foreign.take(pruned, argument="pruned")
+        self._check_weights(new.shape)
+        before = _arrays.namespace(new).zeros(len(new), new.dtype)
+        if bias is not None:
+            before, _ = _foreign.take(bias, argument="bias")
+        _check.same_shape(before.shape, new.shape[:1], argument="bias", other="the rows of pruned")
+        mean = self._input_sum / self.count
         if self._cross is not None:
-            value = self._target_sum / max(self.count, 1) - new.astype(np.float64) @ mean
+            value = self._target_sum / self.count - new.astype(np.float64) @ mean
         elif dense is None:
             raise ArgumentError("new_bias needs the dense weights, as there were no targets")
         else:
             old, _ = _foreign.take(dense, argument="dense")
+            _check.same_shape(old.shape, new.shape, argument="dense", other="pruned")
             value = (old.astype(np.float64) - new.astype(np.float64)) @ mean
-            value = value + (0.0 if bias is None else bias)
-        return value.astype(new.dtype if bias is None else bias.dtype)
+            value = value + before.astype(np.float64)
+        return restore(value.astype(before.dtype))
+
+    def _check_weights(self, shape) -> None:
+        k, rows = len(self.hessian), None if self._cross is None else self._cross.shape[1]
+        if len(shape) != 2 or shape[1] != k or rows not in (None, shape[0]):
+            raise ShapeError(
+                f"pruned must have shape ({'rows' if rows is None else rows}, {k}), by what the "
+                f"calibration saw, got {tuple(shape)}"
+            )
 
     def __repr__(self) -> str:
         features = 0 if self._moment is None else len(self._moment)

@@ -7,7 +7,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _foreign
 from sparse24._calibration import Calibration
 from sparse24._errors import DTypeError, ShapeError
-from sparse24._sparsegpt import damped
+from sparse24._sparsegpt import damped, narrowed
 
 STEPS = 60  # of conjugate gradients at most
 TOLERANCE = 1e-5  # of the residual, relative to the right-hand side, at which they stop
@@ -33,7 +33,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     Returns
     -------
     array, shape (rows, k), dtype of `pruned`
-        Minimises the squared error of the outputs; in the library of `pruned`.
+        Minimises the squared error of the outputs; in the library of `pruned`.  int8 is
+        rounded and saturates, fp8 saturates.
 
     Raises
     ------
@@ -63,6 +64,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     seen = calibration if isinstance(calibration, Calibration) else Calibration(calibration)
     start, restore = _foreign.take(pruned, argument="pruned")
     anchor, _ = _foreign.take(dense, argument="dense")
+    for argument, array in (("pruned", start), ("dense", anchor)):
+        _check.not_bits(array, argument=argument)
     _check.same_shape(anchor.shape, start.shape, argument="dense", other="pruned")
     if start.ndim != 2 or start.shape[1] != len(seen.hessian):
         raise ShapeError(
@@ -78,20 +81,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
         raise DTypeError(f"mask must be boolean, got {keep.dtype}; use mask != 0")
     matrix, scale = damped(seen.hessian, damping)
     wanted = right_hand_side(anchor.astype(np.float64), seen, damping, matrix, scale)
-    solved = _solve(start.astype(np.float64), keep, matrix, wanted)
-    return restore(_stored(solved, start.dtype))
-
-
-def _stored(x, dtype: np.dtype):
-    """Float64 numbers in the type of the weights: integers round and saturate, fp8 saturates."""
-    if isinstance(x, np.ndarray):
-        from sparse24.kernels import reference
-
-        return reference.to_dtype(x, dtype)
-    if dtype == np.int8:
-        xp = _arrays.namespace(x)
-        x = xp.clip(xp.rint(x), -128, 127)
-    return x.astype(dtype)
+    values = _solve(start.astype(np.float64), keep, matrix, wanted)
+    return restore(narrowed(values, start.dtype))
 
 
 def fitted(dense, seen: Calibration, damping: float):

@@ -12,7 +12,7 @@ from sparse24 import _arrays, _check, _dtypes, _methods, _select
 from sparse24._calibration import Calibration
 from sparse24._errors import ArgumentError, PatternError, UnsupportedError
 from sparse24._refit import fitted
-from sparse24._sparsegpt import sparsegpt
+from sparse24._sparsegpt import narrowed, sparsegpt
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,4 @@ def _second_order(weights, rule: Rule):
     updated = xp.concatenate([part[0] for part in parts]).reshape(weights.shape)
     kept = xp.concatenate([part[1] for part in parts]).reshape(weights.shape)
     kept = _without_channels(kept, xp.abs(updated), rule.channels)
-    if rule.dtype.name == "int8":
-        updated = xp.clip(xp.rint(updated), -128, 127)
-    return kept, updated.astype(weights.dtype)
+    return kept, narrowed(updated, weights.dtype)

@@ -62,6 +62,12 @@ def bounded(x: Array, limit: float) -> Array:
     return xp.maximum(xp.minimum(x, xp.full_like(x, limit)), xp.full_like(x, -limit))
 
 
+def without_overflow(grad: Array) -> Array:
+    """A gradient to remember: 0 where it is inf or NaN, as in the first steps of a loss scaler."""
+    xp = namespace(grad)
+    return xp.where(xp.isfinite(grad), grad, xp.zeros_like(grad))
+
+
 def summable(scores: Array) -> Array:
     """Scores whose sums stay finite: bounded, NaN above all others."""
     scores = ranked(scores)

@@ -65,6 +65,7 @@ class AsyncScheduler:
         if weights is None:
             raise ArgumentError("weights must be given, to learn the layers, got None")
         self.delay = delay
+        self._closed = False
         self.telemetry = telemetry
         self.events: tuple[Update, ...] = ()
         self._state: State = core.init(rules, weights, seed=seed)  # owned by the worker
@@ -95,13 +96,19 @@ class AsyncScheduler:
             future.result()
 
     def _stop(self) -> None:
+        self._closed = True
         if self._pool is not None:
             self._pool.shutdown()
 
     def freeze(self) -> None:
-        """Keep the masks in use until `thaw`; those under way are dropped.  Waits for the work."""
+        """Keep the masks in use until `thaw`; those under way are dropped, and made anew then.
+
+        Waits for the work.
+        """
         self._settle()
-        self._state = self._ahead = core.freeze(replace(self._state, masks=self.masks))
+        dropped = [event for future, _ in self._queue for event in future.result()[1]]
+        state = replace(core.undone(self._state, dropped), masks=self.masks)
+        self._state = self._ahead = core.freeze(state)
         for place in range(len(self._queue)):
             self._queue[place] = (_done(self.masks), None)
 
@@ -131,6 +138,10 @@ class AsyncScheduler:
 
     def step(self, gradients=None, weights=None) -> dict[str, Any]:
         """Hand over a snapshot and return the masks to use at this step."""
+        if self._closed:
+            raise ArgumentError(
+                "the scheduler is closed; make another, and load this one's state_dict into it"
+            )
         gradients, weights = named(gradients), named(weights)
         if self._ahead.needs_arrays():
             weights, gradients = _snapshot(weights), _snapshot(gradients)
@@ -173,35 +184,41 @@ class AsyncScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, the masks that are not in use yet included; waits for the work."""
-        results = [future.result()[0] for future, _ in self._queue]
+        results = [self._take(future) for future, _ in self._queue]
         saved = _sched_state.to_dict(self._state)
         pack = _sched_state.pack_mask
         saved["in_use"] = {name: pack(mask) for name, mask in self._masks.items()}
-        saved["waiting"] = [{name: pack(m) for name, m in masks.items()} for masks in results]
+        saved["waiting"] = [{name: pack(m) for name, m in masks.items()} for masks, _ in results]
+        saved["events"] = [[_sched_state.pack_event(e) for e in events] for _, events in results]
         return saved
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         _sched_state.check(saved)
-        if len(saved.get("waiting", ())) > self.delay or "in_use" not in saved:
-            raise FormatError("the saved state is not of an AsyncScheduler with this delay")
+        whole = {"in_use", "waiting", "events"} <= saved.keys()
+        if not whole or len(saved["waiting"]) > self.delay:
+            raise FormatError(
+                f"the saved state must be of an AsyncScheduler with delay {self.delay} or less; "
+                "make the scheduler as it was made when the state was saved"
+            )
         self._settle()
         self._state = _sched_state.from_dict(self._state, dict(saved))
         self._ahead = self._state
         self._masks = self._unpack(saved["in_use"])
         self._queue.clear()
-        for packed in saved["waiting"]:
-            self._queue.append((_done(self._unpack(packed)), None))
+        for packed, events in zip(saved["waiting"], saved["events"], strict=True):
+            done = _done(self._unpack(packed), tuple(Update(**event) for event in events))
+            self._queue.append((done, None))
 
     def _unpack(self, packed) -> dict[str, Any]:
         like = self._state.masks
         return {name: _sched_state.unpack_mask(packed[name], like[name]) for name in like}
 
 
-def _done(masks: Mapping[str, Any]) -> Future:
+def _done(masks: Mapping[str, Any], events: tuple[Update, ...] = ()) -> Future:
     """Masks that need no work any more."""
     future: Future = Future()
-    future.set_result((masks, (), None))
+    future.set_result((masks, events, None))
     return future
 
 

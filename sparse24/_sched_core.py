@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24 import _check
+from sparse24._errors import ArgumentError
 from sparse24._sched_arrays import namespace, plain, working
-from sparse24._sched_decide import decide, decisions, observation
+from sparse24._sched_decide import (
+    check_shapes,
+    decide,
+    decisions,
+    forget_first,
+    observation,
+    observe_first,
+)
 from sparse24._sched_records import Array, Arrays, Recipe, Rules, State, Update
 
 
@@ -37,7 +45,8 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     Raises
     ------
     ArgumentError
-        If `rules` are something else, or a recipe's name pattern is that of no weight.
+        If `rules` are something else, or a recipe's name pattern is that of no weight, or comes
+        after a wider one, which takes its weights.
     ShapeError
         If a layer's shape does not suit the pattern.
 
@@ -60,26 +69,32 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
         recipe = None if number is None else recipes[number][1]
         if number is None or recipe is None or weight.ndim < 2:
             continue
-        try:
-            recipe.pattern.check_shape(tuple(weight.shape))
-        except ShapeError as error:
-            raise ShapeError(f"layer {name!r}: {error}") from error
         names.setdefault(number, []).append(name)
     chosen = ((recipes[i][1], tuple(names[i])) for i in sorted(names))
     groups = tuple((recipe, inside) for recipe, inside in chosen if recipe is not None)
-    masks = {n: _ones(weights[n]) for _, inside in groups for n in inside}
-    shapes = {n: tuple(weights[n].shape) for n in masks}
-    return State(groups, shapes, masks, int(seed), memory={n: {} for n in masks})
+    shapes = {n: tuple(weights[n].shape) for _, inside in groups for n in inside}
+    for recipe, inside in groups:
+        check_shapes(recipe, inside, shapes)
+    masks = {n: _ones(weights[n]) for n in shapes}
+    seed = _check.whole(seed, argument="seed", least=0)
+    return State(groups, shapes, masks, seed, memory={n: {} for n in masks})
 
 
 def _check_patterns(rules: Mapping[str, Recipe | None], weights: Arrays) -> None:
-    """Refuse a recipe whose name pattern fits no weight: a slip of the pen would train dense."""
-    for pattern, recipe in rules.items():
-        if recipe is not None and not any(fnmatchcase(name, pattern) for name in weights):
+    """Refuse name patterns that are slips of the pen: they fit no weight, or come too late."""
+    fits = {p: {name for name in weights if fnmatchcase(name, p)} for p in rules}
+    for number, (pattern, names) in enumerate(fits.items()):
+        if rules[pattern] is not None and not names:
             some = ", ".join(map(repr, list(weights)[:4])) or "none"
             raise ArgumentError(
                 f"the name pattern {pattern!r} fits none of the {len(weights)} weights; "
                 f"their names are such as {some}"
+            )
+        before = next((p for p in list(fits)[:number] if names and fits[p] > names), None)
+        if before is not None:
+            raise ArgumentError(
+                f"the name pattern {pattern!r} comes after {before!r}, which takes all its weights "
+                "and others; put it before that"
             )
 
 
@@ -130,6 +145,10 @@ def observe(state: State, weights: Arrays | None = None, grads: Arrays | None = 
             for name in names:
                 seen = observation(state, name, weights, grads)
                 memory[name] = part.observe(memory[name], seen)
+        for name in names if recipe.looks_back else ():
+            if name not in state.updated:
+                seen = observation(state, name, weights, grads)
+                memory[name] = observe_first(recipe, memory[name], seen)
     return replace(state, memory=memory)
 
 
@@ -149,8 +168,8 @@ def step(
     weights, grads : mapping of str to array, optional
         Only those that the recipes use must be given, for every layer of `state`.
     reduce : callable, optional
-        Applied to the scores of a layer before the choice; an all-reduce makes the masks of
-        ranks agree that saw different data.
+        Applied to the scores of a layer before the choice, and to what distributions remember; an
+        all-reduce makes the masks of ranks agree that saw different data.
     measure : bool, default True
         Count flips and kept norm for the events; False saves a pass over the weights.
 
@@ -194,7 +213,7 @@ def step(
             continue
         shapes = {name: state.shapes[name] for name in names}
         sparsity = recipe.schedule.sparsity(state.step)
-        shares = recipe.distribution.shares(sparsity, shapes, memory, recipe.pattern.most)
+        shares = _shares(recipe, sparsity, shapes, memory, reduce)
         for members in decisions(recipe, names):
             began = time.perf_counter()
             share = shares[members[0][0]]
@@ -204,9 +223,16 @@ def step(
                 name = member[0]
                 events.append(_event(state, member, share, new[name], weights, seconds, measure))
                 masks[name], updated[name] = new[name], state.step
-                memory[name] = recipe.criterion.forget(memory[name])
+                memory[name] = recipe.criterion.forget(forget_first(memory[name]))
     after = replace(advance(state), masks=masks, memory=memory, updated=updated)
     return after, masks, tuple(events)
+
+
+def _shares(recipe: Recipe, sparsity: float, shapes, memory, reduce) -> dict[str, float]:
+    """The sparsity of each layer, by statistics that ranks agree on."""
+    given = recipe.distribution
+    seen = {n: memory[n] if reduce is None else given.agreed(memory[n], reduce) for n in shapes}
+    return given.shares(sparsity, shapes, seen, recipe.pattern.most)
 
 
 def advance(state: State) -> State:
@@ -214,6 +240,19 @@ def advance(state: State) -> State:
     due = (number for number in range(len(state.groups)) if state.due(number))
     missed = frozenset(due) if state.frozen else frozenset()
     return replace(state, step=state.step + 1, missed=missed)
+
+
+def undone(state: State, events: Sequence[Update]) -> State:
+    """The state as if these updates, the latest of their layers, were still to be made."""
+    updated = dict(state.updated)
+    for event in reversed(events):  # the first of a layer comes last
+        if event.step == 0:
+            updated.pop(event.name, None)
+        else:
+            updated[event.name] = event.step - event.age
+    layers = {event.name for event in events}
+    missed = {i for i, (_, names) in enumerate(state.groups) if layers & set(names)}
+    return replace(state, updated=updated, missed=state.missed | missed)
 
 
 def freeze(state: State) -> State:

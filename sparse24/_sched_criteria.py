@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparse24._errors import ArgumentError
-from sparse24._sched_arrays import check_part, namespace, uniform, working
+from sparse24._sched_arrays import check_part, namespace, uniform, without_overflow, working
 
 Memory = dict[str, Any]
 
@@ -98,13 +98,17 @@ class Taylor(Criterion):
 
 @dataclass(frozen=True)
 class Movement(Criterion):
-    """``-sum of w g`` over all steps (Sanh et al., 2020): weights that move away from zero."""
+    """``-sum of w g`` over all steps (Sanh et al., 2020): weights that move away from zero.
+
+    A gradient that overflowed counts as 0.
+    """
 
     needs = ("weight", "grad")
     remembers = True
 
     def observe(self, memory, seen):
-        product = seen.need("weight", "Movement") * seen.need("grad", "Movement")
+        grad = without_overflow(seen.need("grad", "Movement"))
+        product = seen.need("weight", "Movement") * grad
         past = memory.get("movement")
         return {**memory, "movement": -product if past is None else past - product}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import namespace, ranked, working
-from sparse24._sched_criteria import Magnitude, Observation
+from sparse24._sched_criteria import Magnitude, Memory, Observation
 from sparse24._sched_growers import NoGrowth
 from sparse24._sched_patterns import Turnover
 from sparse24._sched_records import Array, Arrays, Recipe, State
@@ -22,6 +22,16 @@ def decisions(recipe: Recipe, names: tuple[str, ...]):
             f"shared and coupled layers must be in the recipe's group, {sorted(missing)} are not"
         )
     return [*together, *(((name, recipe.pattern),) for name in names if name not in taken)]
+
+
+def check_shapes(recipe: Recipe, names: tuple[str, ...], shapes) -> None:
+    """Refuse layers whose shapes do not suit their patterns."""
+    for members in decisions(recipe, names):
+        for name, pattern in members:
+            try:
+                pattern.check_shape(shapes[name])
+            except ShapeError as error:
+                raise ShapeError(f"layer {name!r}: {error}") from error
 
 
 def decide(state: State, recipe: Recipe, members, share: float, arrays, reduce) -> dict[str, Array]:
@@ -51,12 +61,33 @@ def decide(state: State, recipe: Recipe, members, share: float, arrays, reduce) 
     return {name: own.expand(chosen, state.shapes[name]) for name, own in members}
 
 
+FIRST = "initial."  # before the keys of what a recipe's initial criterion remembers
+
+
+def _first(memory: Memory) -> Memory:
+    return {key.removeprefix(FIRST): v for key, v in memory.items() if key.startswith(FIRST)}
+
+
+def forget_first(memory: Memory) -> Memory:
+    """What is left when the initial criterion has done its work."""
+    return {key: value for key, value in memory.items() if not key.startswith(FIRST)}
+
+
+def observe_first(recipe: Recipe, memory: Memory, seen: Observation) -> Memory:
+    """What to remember for the initial criterion too, apart from what is that of the others."""
+    assert recipe.initial is not None  # else nothing looks back
+    found = recipe.initial.observe(_first(memory), seen)
+    return forget_first(memory) | {FIRST + key: value for key, value in found.items()}
+
+
 def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) -> Array:
     """Unit scores of a decision: the members' pooled scores, added in order."""
+    initial = recipe.initial if members[0][0] not in state.updated else None
     total = None
     for name, pattern in members:
         seen = observation(state, name, *arrays)
-        scores = criterion.score(state.memory[name], seen)
+        memory = state.memory[name]
+        scores = criterion.score(_first(memory) if criterion is initial else memory, seen)
         scores = working(scores if reduce is None else reduce(scores))
         if tuple(scores.shape) != state.shapes[name]:
             raise ShapeError(
@@ -73,16 +104,14 @@ def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) ->
 
 
 def observation(state: State, name: str, weights, grads) -> Observation:
+    if weights is not None and name not in weights:
+        raise ArgumentError(f"weights has no layer {name!r}; pass all of {sorted(state.shapes)}")
     weight, grad = _pick(weights, name, state, "weights"), _pick(grads, name, state, "grads")
     return Observation(name, state.step, state.seed, weight, grad)
 
 
 def _pick(arrays: Arrays | None, name: str, state: State, what: str) -> Array | None:
-    if arrays is None:
-        return None
-    if name not in arrays:
-        raise ArgumentError(f"{what} has no layer {name!r}; pass all of {sorted(state.shapes)}")
-    array = arrays[name]
+    array = None if arrays is None else arrays.get(name)
     if array is not None and tuple(array.shape) != state.shapes[name]:
         raise ShapeError(
             f"{what}[{name!r}] must have the shape {state.shapes[name]}, got {tuple(array.shape)}"

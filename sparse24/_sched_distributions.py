@@ -10,26 +10,22 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError
-from sparse24._sched_arrays import (
-    check_part,
-    check_share,
-    floor_count,
-    namespace,
-    tree_sum,
-    working,
-)
+from sparse24._sched_arrays import check_part, check_share, floor_count
 from sparse24._sched_criteria import Memory, Observation
 
 Shapes = Mapping[str, tuple[int, ...]]
+Reduce = Callable[[Any], Any]
 
 
-def _sizes(shapes: Shapes) -> dict[str, int]:
+def sizes_of(shapes: Shapes) -> dict[str, int]:
     return {name: math.prod(shape) for name, shape in shapes.items()}
 
 
-def _round_to_total(
+def round_to_total(
     wanted: Mapping[str, float], sizes: Mapping[str, int], total: int, most: float
 ) -> dict[str, float]:
     """Shares of whole zeros near `wanted` that sum to `total`: largest remainders round up."""
@@ -51,7 +47,7 @@ def _round_to_total(
     return {name: zeros[name] / max(1, sizes[name]) for name in wanted}
 
 
-def _fill(weights: Mapping[str, float], sizes, total: float, low, high) -> dict[str, float]:
+def fill(weights: Mapping[str, float], sizes, total: float, low, high) -> dict[str, float]:
     """Densities ``clip(c * weight, low, high)`` with the one c that keeps `total` elements."""
 
     def densities(c):
@@ -79,6 +75,10 @@ class Distribution:
     def observe(self, memory: Memory, seen: Observation) -> Memory:
         return memory
 
+    def agreed(self, memory: Memory, reduce: Reduce) -> Memory:
+        """What `shares` reads of a layer's memory, made equal on all ranks."""
+        return memory
+
     def shares(
         self, sparsity: float, shapes: Shapes, memory: Mapping[str, Memory], most: float = 1.0
     ) -> dict[str, float]:
@@ -101,12 +101,12 @@ class ERK(Distribution):
     """Density in proportion to ``sum(shape) / prod(shape)`` (Evci et al., 2020); at most 1."""
 
     def shares(self, sparsity, shapes, memory, most=1.0):
-        sizes = _sizes(shapes)
-        weights = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
+        sizes = sizes_of(shapes)
+        weights = {name: sum(shape) / max(1, sizes[name]) for name, shape in shapes.items()}
         total = floor_count(sparsity, sum(sizes.values()))
         bounds = dict.fromkeys(sizes, 1 - most), dict.fromkeys(sizes, 1.0)
-        density = _fill(weights, sizes, sum(sizes.values()) - total, *bounds)
-        return _round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total, most)
+        density = fill(weights, sizes, sum(sizes.values()) - total, *bounds)
+        return round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total, most)
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,15 @@ class BySpeedup(Distribution):
 
     seconds: Mapping[str, Mapping[float, float]]
 
+    def __post_init__(self):
+        for name, times in self.seconds.items():
+            for sparsity, seconds in times.items():
+                check_share(sparsity, f"a sparsity in seconds[{name!r}]")
+                if not 0 <= _check.number(seconds, argument=f"a time of {name!r}") < math.inf:
+                    raise ArgumentError(f"a time of {name!r} must be 0 or more, got {seconds!r}")
+
     def shares(self, sparsity, shapes, memory, most=1.0):
-        sizes = _sizes(shapes)
+        sizes = sizes_of(shapes)
         total = left = floor_count(sparsity, sum(sizes.values()))
         pieces = [piece for name in shapes for piece in self._pieces(name, sizes[name])]
         wanted = dict.fromkeys(shapes, 0.0)
@@ -161,7 +168,7 @@ class BySpeedup(Distribution):
             take = min(count, left, floor_count(most, sizes[name]) - wanted[name])
             wanted[name] += take
             left -= take
-        return _round_to_total(wanted, sizes, total, most)
+        return round_to_total(wanted, sizes, total, most)
 
     def _pieces(self, name: str, size: int):
         """(seconds saved per zero, layer, zeros): the steps of the best convex envelope."""
@@ -216,92 +223,17 @@ class Hierarchical(Distribution):
     def observe(self, memory, seen):
         return self.inner.observe(memory, seen)
 
+    def agreed(self, memory, reduce):
+        return self.inner.agreed(memory, reduce)
+
     def shares(self, sparsity, shapes, memory, most=1.0):
         blocks: dict[str, dict] = {}
         for name, shape in shapes.items():
             blocks.setdefault(".".join(name.split(".")[: self.depth]), {})[name] = shape
-        sizes = {block: sum(_sizes(inside).values()) for block, inside in blocks.items()}
+        sizes = {block: sum(sizes_of(inside).values()) for block, inside in blocks.items()}
         whole = {block: (size,) for block, size in sizes.items()}
         budget = self.outer.shares(sparsity, whole, {}, most)
         shares: dict[str, float] = {}
         for block, inside in blocks.items():
             shares |= self.inner.shares(budget[block], inside, memory, most)
         return shares
-
-
-@dataclass(frozen=True)
-class LayerWiseAdapter:
-    """How one layer's threshold follows its own gradients.
-
-    The layer's density is ``(g / mean g) ** strength`` times the common one, where g is the
-    smoothed root mean square of its gradients: a layer that still learns keeps more weights.
-
-    Parameters
-    ----------
-    strength : float, default 0.5
-        0 follows the global schedule as it is.
-    beta : float, default 0.9
-        Smoothing of the statistics.
-    reach : float, default 0.2
-        The layer's sparsity stays within this distance of the global one.
-    """
-
-    strength: float = 0.5
-    beta: float = 0.9
-    reach: float = 0.2
-
-    def __post_init__(self):
-        check_share(self.beta, "beta")
-        check_share(self.reach, "reach")
-
-    def observe(self, memory: Memory, grad) -> Memory:
-        """Fold a gradient into the statistics, a 0-d array that stays on its device."""
-        xp = namespace(grad)
-        square = working(grad) * working(grad)
-        mean = tree_sum(xp.reshape(square, (-1,))) / max(1, math.prod(grad.shape))
-        past = memory.get("grad_square")
-        new = mean if past is None else self.beta * past + (1 - self.beta) * mean
-        return {**memory, "grad_square": new}
-
-
-@dataclass(frozen=True)
-class Adaptive(Distribution):
-    """One global sparsity, moved between layers by a `LayerWiseAdapter` each; the total is exact.
-
-    Parameters
-    ----------
-    adapter : LayerWiseAdapter
-    overrides : mapping of str to LayerWiseAdapter
-        Adapters of their own for layers whose names match.
-    """
-
-    adapter: LayerWiseAdapter = LayerWiseAdapter()
-    overrides: Mapping[str, LayerWiseAdapter] = field(default_factory=dict)
-    needs = ("grad",)
-    remembers = True
-
-    def of(self, name: str) -> LayerWiseAdapter:
-        """The adapter of a layer."""
-        found = (a for pattern, a in self.overrides.items() if fnmatchcase(name, pattern))
-        return next(found, self.adapter)
-
-    def observe(self, memory, seen):
-        return self.of(seen.name).observe(memory, seen.need("grad", "LayerWiseAdapter"))
-
-    def shares(self, sparsity, shapes, memory, most=1.0):
-        sizes = _sizes(shapes)
-        total = floor_count(sparsity, sum(sizes.values()))
-        roots = {n: self._root_mean_square(memory[n]) for n in shapes}
-        mean = sum(roots.values()) / max(1, len(roots))
-        weights = {n: self._weight(n, roots[n], mean) for n in shapes}
-        low = {n: max(1 - most, 1 - sparsity - self.of(n).reach) for n in shapes}
-        high = {n: min(1.0, 1 - sparsity + self.of(n).reach) for n in shapes}
-        density = _fill(weights, sizes, sum(sizes.values()) - total, low, high)
-        return _round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total, most)
-
-    def _root_mean_square(self, memory: Memory) -> float:
-        square = float(memory["grad_square"])
-        return math.sqrt(square) if math.isfinite(square) else 0.0
-
-    def _weight(self, name: str, root: float, mean: float) -> float:
-        return max(root / mean, 1e-3) ** self.of(name).strength if mean > 0 else 1.0

@@ -8,9 +8,10 @@ from typing import Any
 from sparse24 import _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError
+from sparse24._sched_adaptive import Adaptive, LayerWiseAdapter
 from sparse24._sched_arrays import check_part, check_share
 from sparse24._sched_criteria import Criterion, GradientMagnitude, Magnitude
-from sparse24._sched_distributions import Adaptive, Distribution, LayerWiseAdapter
+from sparse24._sched_distributions import Distribution
 from sparse24._sched_growers import Grower, NoGrowth
 from sparse24._sched_patterns import Pattern, Unstructured
 from sparse24._sched_records import Recipe, Rules, State, Update
@@ -51,7 +52,7 @@ class MaskScheduler:
         self, rules: Rules, *, seed: int = 0, telemetry: Telemetry | None = None, reduce=None
     ):
         self._rules = core.by_pattern(rules)
-        self._seed = seed
+        self._seed = _check.whole(seed, argument="seed", least=0)
         self._pending: dict[str, Any] | None = None
         self.telemetry = telemetry
         self.reduce = reduce
@@ -130,6 +131,8 @@ class MaskScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on later, as numbers, strings and arrays on the host."""
+        if self.state is None and self._pending is not None:
+            return dict(self._pending)  # was loaded, and is not in use yet
         return _sched_state.to_dict(self._started())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -221,14 +224,17 @@ class DynamicScheduler(MaskScheduler):
         if spread is not None:
             self._parts["distribution"] = spread
         self._criterion = criterion
-        recipe = Recipe(**self._parts)  # refuses impossible parts now, not at the first step
-        super().__init__(recipe, seed=seed, telemetry=telemetry, reduce=reduce)
+        # Refuses impossible parts now, not at the first step.
+        rules = self._rules_by(Magnitude())
+        super().__init__(rules, seed=seed, telemetry=telemetry, reduce=reduce)
+
+    def _rules_by(self, default: Criterion) -> dict[str, Recipe | None]:
+        recipe = Recipe(**self._parts, criterion=self._criterion or default)
+        return {**dict.fromkeys(self._dense, None), "*": recipe}
 
     def _begin(self, gradients, weights) -> None:
-        if self.state is None:
-            default = GradientMagnitude() if weights is None else Magnitude()
-            recipe = Recipe(**self._parts, criterion=self._criterion or default)
-            self._rules = {**dict.fromkeys(self._dense, None), "*": recipe}
+        if self.state is None and weights is None:
+            self._rules = self._rules_by(GradientMagnitude())
         super()._begin(gradients, weights)
 
     @property

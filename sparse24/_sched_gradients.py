@@ -79,7 +79,8 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     Returns
     -------
     array, shape (..., k)
-        At most two non-zeros in each group of four; the gradient passes straight through.
+        At most two non-zeros in each group of four.  In training its gradient is given to the
+        weight as it is, as a soft `sparse24.torch.SparseLinear` does.
 
     References
     ----------
@@ -246,6 +247,10 @@ def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") ->
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "nu", "v")
 
 
+# What of the optimizer's state is cleared after a change of masks.
+POLICIES = ("keep", "zero_dropped", "zero_grown", "zero_changed")
+
+
 def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     """Optimizer state after a change of masks.
 
@@ -265,6 +270,11 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     -------
     dict of str to array
 
+    Raises
+    ------
+    ArgumentError
+        If `policy` is another word.
+
     Examples
     --------
     >>> import numpy as np
@@ -274,6 +284,7 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     >>> S.mask_slots(slots, old, new)
     {'momentum': array([1., 0., 0.]), 'step': 7}
     """
+    _check.one_of(policy, POLICIES, argument="policy")
     clear = {
         "keep": None,
         "zero_dropped": old & ~new,

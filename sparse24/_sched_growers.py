@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparse24._errors import ArgumentError
-from sparse24._sched_arrays import check_share, namespace, uniform
+from sparse24 import _check
+from sparse24._sched_arrays import check_share, namespace, uniform, without_overflow
 from sparse24._sched_criteria import Memory, Observation
 
 
@@ -49,8 +49,8 @@ class _Turnover(Grower):
 
     def __post_init__(self):
         check_share(self.fraction, "fraction")
-        if self.stop is not None and self.stop < 1:
-            raise ArgumentError(f"stop must be at least 1, got {self.stop}")
+        if self.stop is not None:
+            _check.whole(self.stop, argument="stop", least=1)
 
     def share(self, step):
         if self.stop is None:
@@ -83,6 +83,8 @@ class GradientGrowth(_Turnover):
 class MomentumGrowth(_Turnover):
     """Largest smoothed gradient, as in sparse momentum (Dettmers and Zettlemoyer, 2019).
 
+    A gradient that overflowed counts as 0.
+
     Parameters
     ----------
     fraction : float, default 0.3
@@ -98,7 +100,7 @@ class MomentumGrowth(_Turnover):
     remembers = True
 
     def observe(self, memory, seen):
-        grad = seen.need("grad", "MomentumGrowth")
+        grad = without_overflow(seen.need("grad", "MomentumGrowth"))
         past = memory.get("momentum")
         mean = (1 - self.beta) * grad if past is None else self.beta * past + (1 - self.beta) * grad
         return {**memory, "momentum": mean}

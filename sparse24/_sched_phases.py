@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError
-from sparse24._sched_arrays import check_share
+from sparse24._sched_arrays import check_part, check_share
 from sparse24._sched_schedules import ConstantScheduler, Schedule, check_steps
 
 
@@ -90,12 +90,16 @@ class Phases(Schedule):
     parts: tuple[tuple[int | None, Schedule], ...]
 
     def __post_init__(self):
-        parts = tuple((length, part) for length, part in self.parts)
-        if not parts or any(length is None for length, _ in parts[:-1]):
+        given = self.parts if isinstance(self.parts, tuple | list) else ()
+        pairs = all(isinstance(part, tuple | list) and len(part) == 2 for part in given)
+        if not given or not pairs or any(length is None for length, _ in given[:-1]):
             raise ArgumentError(
-                "parts must be (length, schedule) pairs; only the last length may be None"
+                "parts must be (length, schedule) pairs, only the last length of them None, "
+                f"such as [(100, ConstantScheduler(0.0)), (None, OneShot(0.5))], got {self.parts!r}"
             )
-        for length, _ in parts:
+        parts = tuple((length, part) for length, part in given)
+        for length, part in parts:
+            check_part(part, Schedule, "the schedule of a phase", "ConstantScheduler(0.5)")
             _check.whole(1 if length is None else length, argument="the length of a phase", least=1)
         object.__setattr__(self, "parts", parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24._errors import ArgumentError
+from sparse24 import _check
 from sparse24._sched_arrays import check_share, floor_count
 from sparse24._sched_criteria import RandomScores
 from sparse24._sched_distributions import ERK, Distribution, Uniform
@@ -175,7 +175,8 @@ def sr_ste(n: int = 2, m: int = 4, *, every: int = 1) -> Recipe:
     >>> schedule.sr_ste().schedule.sparsity(0)
     0.5
     """
-    return Recipe(ConstantScheduler(1 - n / m, every=every), pattern=NM(n, m))
+    pattern = NM(n, m)
+    return Recipe(ConstantScheduler(1 - n / m, every=every), pattern=pattern)
 
 
 def iterative_magnitude(
@@ -190,7 +191,8 @@ def iterative_magnitude(
 
     Round r, from 0, has sparsity ``1 - (1 - share) ** r``.  Train with the learning rate of
     ``RewoundRate(rate, train_steps, rewind_steps=steps_per_round)``, which goes back where this
-    prunes.
+    prunes.  A pruned weight that learns on competes again at each round; so that it stays pruned,
+    pass masked weights, or let gradients reach kept weights alone (torch: ``gradient="24dense"``).
 
     Parameters
     ----------
@@ -224,11 +226,10 @@ def iterative_magnitude(
     """
     check_share(share, "share")
     first = steps_per_round if train_steps is None else train_steps
-    if min(rounds, steps_per_round, first) < 1:
-        raise ArgumentError(
-            "rounds, steps_per_round and train_steps must be at least 1, got "
-            f"{rounds}, {steps_per_round} and {first}"
-        )
+    for argument, value in (
+        ("rounds", rounds), ("steps_per_round", steps_per_round), ("train_steps", first),
+    ):  # fmt: skip
+        _check.whole(value, argument=argument, least=1)
     ends = [first + r * steps_per_round for r in range(rounds)]
     milestones = {0: 0.0} | {end: 1 - (1 - share) ** r for r, end in enumerate(ends, start=1)}
     return Recipe(

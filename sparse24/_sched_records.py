@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparse24._errors import PatternError
+from sparse24._errors import ArgumentError, PatternError
 from sparse24._sched_arrays import check_part
 from sparse24._sched_criteria import Criterion, Magnitude, Memory
 from sparse24._sched_distributions import Distribution, Uniform
@@ -52,11 +52,12 @@ class Recipe:
     coupled : sequence of sequences of (str, int)
         Channels that live and die together, e.g. ``(("fc1", 0), ("fc2", 1))``: the output
         channels of ``fc1`` are the input channels of ``fc2``.  Needs a `Channel` pattern.
+        A layer has one mask, so it may be in one group only.
 
     Raises
     ------
     ArgumentError
-        If a part is of another kind.
+        If a part is of another kind, or a layer in more than one group.
     PatternError
         If the pattern cannot have the schedule's sparsities or cannot follow the grower.
     """
@@ -86,6 +87,19 @@ class Recipe:
             )
         if self.coupled and not isinstance(self.pattern, Channel):
             raise PatternError(f"coupled layers need a Channel() pattern, got {self.pattern!r}")
+        self._check_ties()
+
+    def _check_ties(self) -> None:
+        """Refuse ties that are no groups, and layers whose mask two groups would choose."""
+        ties = [(name,) for group in self.shared for name in _members(group, "shared")]
+        ties += [tie for group in self.coupled for tie in _members(group, "coupled")]
+        names = [name for name, *_ in ties]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ArgumentError(
+                f"a layer may be in one group of shared and coupled layers, {twice} are in more, "
+                "of which only the last would count; leave them out of the others"
+            )
 
     def _check_kinds(self) -> None:
         for name, kind, example in _KINDS:
@@ -98,6 +112,25 @@ class Recipe:
         """The parts that must see every step."""
         parts = (self.criterion, self.grower, self.distribution)
         return tuple(part for part in parts if part.remembers)
+
+    @property
+    def looks_back(self) -> bool:
+        """True if `initial` must see what comes before the first update."""
+        return self.initial is not None and self.initial.remembers
+
+
+def _members(group, argument: str):
+    """The members of a group of tied layers; a single name, whose letters would pass, is none."""
+    if isinstance(group, str) or (argument == "coupled" and any(map(_is_no_pair, group))):
+        form = '(("fc1", 0), ("fc2", 1))' if argument == "coupled" else '("fc1", "fc2")'
+        raise ArgumentError(
+            f"{argument} must be a sequence of groups such as {form}, got {group!r}"
+        )
+    return group
+
+
+def _is_no_pair(tie) -> bool:
+    return isinstance(tie, str) or len(tie) != 2
 
 
 @dataclass(frozen=True)
@@ -182,7 +215,10 @@ class State:
     def needs_arrays(self) -> bool:
         """True if the next `step` reads weights or gradients."""
         busy = any(self.due(number) for number in range(len(self.groups)))
-        return (busy and not self.frozen) or any(recipe.observers for recipe, _ in self.groups)
+        return (busy and not self.frozen) or any(
+            recipe.observers or (recipe.looks_back and not self.updated.keys() >= set(names))
+            for recipe, names in self.groups
+        )
 
 
 Rules = Recipe | Mapping[str, Recipe | None]

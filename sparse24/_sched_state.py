@@ -20,7 +20,7 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._errors import FormatError
 from sparse24._sched_arrays import namespace, to_host
-from sparse24._sched_records import State
+from sparse24._sched_records import State, Update
 
 VERSION = 1
 KEYS = {"fingerprint", "seed", "step", "frozen", "missed", "updated", "masks", "memory"}
@@ -41,6 +41,12 @@ def _saved_as(host: np.ndarray, like: Any) -> Any:
     import torch
 
     return torch.from_numpy(host)
+
+
+def pack_event(event: Update) -> dict[str, Any]:
+    """An update as numbers and strings."""
+    record = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    return {**record, "flips": float(event.flips), "kept_norm": float(event.kept_norm)}
 
 
 def unpack_mask(packed: dict[str, Any], like: Any) -> Any:

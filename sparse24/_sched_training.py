@@ -181,9 +181,17 @@ class DecayFactorSearch:
 
     @property
     def factor(self) -> float:
-        """The candidate in the window nearest its middle, else the nearest to the window."""
+        """The candidate in the window nearest its middle, else the nearest to the window.
+
+        Raises `ArgumentError` if no mask flipped without decay: there is nothing to compare with.
+        """
         if not self.done:
             raise ArgumentError(f"the search has seen {len(self._rates)} flip rates; feed more")
+        if not sum(self._rates[: self.steps_each]):
+            raise ArgumentError(
+                "candidates are compared by flip rates, and without decay those were all 0; renew "
+                "masks more often, or train longer or at a higher rate in warm-up"
+            )
         middle = sum(self.window) / 2
         ratios: dict[float, Any] = self.ratios
         return min(ratios, key=lambda f: abs(ratios[f] - middle))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import ml_dtypes
 import numpy as np
 
 from sparse24 import _spec
@@ -84,6 +85,18 @@ def damped(hessian, damping: float):
     if scale == 0:
         return identity, 1.0
     return hessian / scale + damping * identity, scale
+
+
+def narrowed(x, dtype: np.dtype):
+    """`x` of float64 in another type: integers round to even and saturate, fp8 saturates."""
+    xp = namespace(x)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        x = xp.clip(xp.rint(x), info.min, info.max)
+    elif dtype.name.startswith("float8"):
+        limit = float(ml_dtypes.finfo(dtype).max)
+        x = xp.clip(x, -limit, limit)
+    return x.astype(dtype)
 
 
 def _inverse_factor(xp, hessian, size: int, damping: float):

@@ -26,7 +26,8 @@ def compress_blocks(
     ----------
     x : array, shape (m, k)
         Anything with ``shape``, ``dtype`` and row slices that become NumPy arrays: an
-        ndarray, `numpy.memmap`, an HDF5 dataset.  Only one block is read at a time.
+        ndarray, `numpy.memmap`, an HDF5 dataset, a tensor on the CPU.  Only one block is
+        read at a time.
     rows : int, optional
         Rows of a block; by default what fits comfortably.
     device : str, default "auto"
@@ -76,6 +77,7 @@ def _sliceable(x):
         raise ArgumentError(
             f"x must have shape, dtype and row slices, as ndarray and memmap do, got {type(x)}"
         )
+    _check.unmasked(x, argument="x")
     if len(x.shape) != 2:
         raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}")
     return x
@@ -102,6 +104,8 @@ def _on_host(values, metadata, shape, row: _dtypes.DType) -> Sparse24Array:
 
 def _movable(block: np.ndarray, dtype) -> tuple[np.ndarray, Any]:
     """The block as a GPU takes it, fp8 as bits, and the type to be named for it."""
+    if block.dtype == np.uint8 and dtype is not None:  # bits already
+        return block, dtype
     row = _dtypes.lookup(block.dtype) if block.dtype in _dtypes.LOGICAL else None
     if row is not None and row.is_float8 and (dtype is None or _dtypes.lookup(dtype) is row):
         return block.view(np.uint8), row.name

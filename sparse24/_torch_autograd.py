@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sparse24 import _torch_ops as ops
 from sparse24._errors import DTypeError, ShapeError
@@ -33,6 +34,7 @@ class WeightLinear(torch.autograd.Function):
         return ops.product(parts, m, k, x, bias, "x@At")
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, weight, mask, clock, *parts = ctx.saved_tensors
         m, k = weight.shape
@@ -86,6 +88,7 @@ class ActivationLinear(torch.autograd.Function):
         return y if bias is None else y + bias
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, weight, *parts = ctx.saved_tensors
         t, k = ctx.shape

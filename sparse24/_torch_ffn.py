@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError
@@ -27,6 +28,7 @@ class SquaredRelu(torch.autograd.Function):
         return ops.product(parts, *hidden.shape, down.t(), None, "A@b")
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, up, down, *parts = ctx.saved_tensors
         dy, shape = dy.contiguous(), (x.shape[0], up.shape[0])

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from sparse24 import _check, _matmul
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._obeys import is_24
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
-from sparse24._torch_linear import MODES, autocast, linear, projected
+from sparse24._torch_linear import MODES, autocast, check_activation, linear, projected
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
@@ -42,12 +42,18 @@ class SparseLinear(torch.nn.Linear):
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it drew, so that
         training that is resumed draws the same as training that went on.
+    masked
+        In the ``state_dict`` of a layer with a mask: whether it multiplies densely with it.  A mask
+        of another pattern can be 2:4 by chance, and sparse sums are rounded otherwise.
     scale : Tensor of shape (), or None
         Of a soft layer: the factor that brings the first projection nearest to the weight.
 
     Notes
     -----
-    Without gradients the packed weight is kept from call to call until the weight changes.
+    Without gradients the packed weight is kept from call to call until the weight changes.  What
+    is written through ``.data`` torch does not count as a change: call ``eval()`` or ``train()``
+    after it, which drop the packed weight.
+    Derivatives are of the first order; a gradient of gradients is an error of torch's.
 
     References
     ----------
@@ -82,6 +88,7 @@ class SparseLinear(torch.nn.Linear):
         _check.one_of(sparse, MODES, argument="sparse")
         self.sparse = sparse
         self.rule = Rule(gradient, transposable, decay, seed)
+        check_activation(sparse, self.rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
         self._packed: tuple[Any, Sparse24Array, Tensor | None] | None = None
@@ -100,6 +107,13 @@ class SparseLinear(torch.nn.Linear):
         """A sparse layer that shares the parameters of a dense one."""
         for name in options:
             _check.one_of(name, OPTIONS, argument="an option of SparseLinear")
+        if "weight" not in layer._parameters:  # of torch.nn.utils.prune, say: made in a hook
+            sources = ", ".join(n for n in layer._parameters if n != "bias")
+            raise ArgumentError(
+                f"the weight of layer must be a parameter, and is made of {sources} before each "
+                "call; fold it first, as with torch.nn.utils.prune.remove(layer, 'weight') or "
+                "remove_weight_norm"
+            )
         new = cls.__new__(cls)
         torch.nn.Module.__init__(new)
         new.in_features, new.out_features = layer.in_features, layer.out_features
@@ -126,12 +140,17 @@ class SparseLinear(torch.nn.Linear):
         return self.weight if self.scale is None else projected(self.weight, self.scale)
 
     def current_mask(self) -> Tensor:
-        """The mask that a forward pass would use now."""
+        """The mask that a forward pass would use now; where autocast rounds, ties may differ."""
         if self.mask is not None:
             return self.mask
         if self.sparse == "masked":
             return torch.ones_like(self.weight, dtype=torch.bool)
         return ops.keep(self._latent(), self.rule.transposable)
+
+    @property
+    def takes_masks(self) -> bool:
+        """True if a mask can be set: the layer's weight is pruned, and not by a projection."""
+        return self.sparse != "activation" and self.scale is None
 
     def set_mask(self, mask: Tensor | None, *, way: str | None = None) -> None:
         """Use this mask from now on; None goes back to magnitudes.
@@ -147,6 +166,9 @@ class SparseLinear(torch.nn.Linear):
         """
         if mask is not None and self.scale is not None:
             raise ArgumentError("a soft layer chooses its places itself; make it with soft=False")
+        check_activation(self.sparse, self.rule, mask)
+        if mask is not None and not isinstance(mask, Tensor):
+            raise DTypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}")
         if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
             raise ShapeError(
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "
@@ -177,6 +199,10 @@ class SparseLinear(torch.nn.Linear):
             decay=self.rule.decay, seed=self.rule.seed,
         )  # fmt: skip
 
+    def train(self, mode: bool = True) -> SparseLinear:
+        self._packed = None  # weights may have been exchanged through `.data`
+        return super().train(mode)
+
     def _inference(self, x: Tensor) -> Tensor:
         check_linear(x, self.weight)
         if not torch.compiler.is_compiling():
@@ -197,8 +223,9 @@ class SparseLinear(torch.nn.Linear):
         """The packed weight and the bias as kernels take it, until a parameter changes."""
         parts = (self.weight, self.mask, self.bias, self.scale)
         sources = [t for t in parts if t is not None]
-        key = (dtype, *((t.data_ptr(), t._version) for t in sources))
-        if self._packed is None or self._packed[0] != key:
+        tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
+        key = (dtype, *((t.data_ptr(), t._version) for t in sources)) if tracked else None
+        if self._packed is None or not tracked or self._packed[0] != key:
             weight = self._latent().to(dtype)
             array = ops.unpack(self._rows(weight), *weight.shape)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -209,6 +236,8 @@ class SparseLinear(torch.nn.Linear):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.rule.samples:
             destination[f"{prefix}clock"] = self._clock.clone()
+        if self.mask is not None:
+            destination[f"{prefix}masked"] = torch.tensor(self._way == "masked")
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if f"{prefix}mask" in state_dict and self.mask is None:
@@ -216,9 +245,10 @@ class SparseLinear(torch.nn.Linear):
         elif f"{prefix}mask" not in state_dict:
             self.mask = None
         self._clock.copy_(state_dict.get(f"{prefix}clock", self._clock))
-        others = {k: v for k, v in state_dict.items() if k != f"{prefix}clock"}
+        ours = (f"{prefix}clock", f"{prefix}masked")
+        others = {k: v for k, v in state_dict.items() if k not in ours}
         super()._load_from_state_dict(others, prefix, *args, **kwargs)
-        self._choose_way(None)
+        self._choose_way("masked" if state_dict.get(f"{prefix}masked", False) else None)
 
     def extra_repr(self) -> str:
         rule = self.rule

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sparse24 import _check
+from sparse24._errors import ArgumentError, DTypeError
 from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
 from sparse24._train_rule import Rule
 
@@ -55,6 +56,9 @@ def linear(
     Raises
     ------
     ShapeError, ArgumentError
+    PatternError
+        If `mask` is not 2:4 where it must be.  On the GPU that is not looked at, and what is
+        too much of a group is dropped.
 
     Examples
     --------
@@ -69,6 +73,7 @@ def linear(
     _check.one_of(sparse, MODES, argument="sparse")
     check_linear(x, weight)
     rule = Rule(gradient, transposable, decay, seed)
+    check_activation(sparse, rule, mask)
     x, weight, bias = autocast(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
     if sparse == "activation":
@@ -80,10 +85,27 @@ def linear(
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
+def check_activation(sparse: str, rule: Rule, mask: Tensor | None = None) -> None:
+    """Refuse what only sparse weights have: a mask, a decay of the pruned, sampled gradients."""
+    if sparse != "activation":
+        return
+    if mask is not None:
+        raise ArgumentError("mask is of the weight, and activations are pruned; drop it")
+    for option, value in (("decay", rule.decay), ("gradient", rule.samples and rule.gradient)):
+        if value:
+            raise ArgumentError(
+                f"{option}={value!r} is of sparse weights, and sparse='activation' leaves them "
+                "dense; use decay=0 and gradient='ste' or '24dense'"
+            )
+
+
 def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     """``weight * mask`` with the rule's gradient; any mask."""
     if mask is None:
         return weight
+    _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
+    if mask.dtype != torch.bool:
+        raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
     if rule.decay:
         return _Decayed.apply(weight, mask, rule)
     kept = torch.where(mask, weight, 0.0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError
+from sparse24._sched_gradients import POLICIES
 from sparse24._torch_layers import SparseLinear
 
 
@@ -50,6 +51,12 @@ def sparsify(
         raise ArgumentError(
             f"rules must map names to options, such as {{'*': {{}}}}, got {rules!r}"
         )
+    for pattern, options in rules.items():
+        if options is not None and not isinstance(options, Mapping):
+            raise ArgumentError(
+                f"rules[{pattern!r}] must be a mapping of options, such as {{}} or "
+                f"{{'transposable': True}}, or None, got {options!r}"
+            )
     unused = set(rules)
 
     def replaced(name: str, layer: torch.nn.Module) -> torch.nn.Module | None:
@@ -63,7 +70,8 @@ def sparsify(
     found = _replacements(model, replaced)
     if unused:
         raise ArgumentError(
-            f"no linear layer is named {sorted(unused)}; print the model for its layers' names"
+            f"no linear layer is named {sorted(unused)}, or patterns before take them all; put "
+            "narrow patterns first, or print the model for its layers' names"
         )
     model = _replace(model, found)
     _avoid_fused_inference(model)
@@ -166,7 +174,8 @@ def update_masks(
     Parameters
     ----------
     model : Module
-        Its `SparseLinear` layers are the scheduler's layers.  They multiply sparsely while
+        Its `SparseLinear` layers are the scheduler's layers, but for soft ones and those with
+        sparse activations, whose weights have no mask.  They multiply sparsely while
         their masks are 2:4, densely by other masks, and without a mask in dense phases.
     scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
     optimizer : torch.optim.Optimizer, optional
@@ -188,7 +197,8 @@ def update_masks(
     Raises
     ------
     ArgumentError
-        If `grown`, `lifted` or `policy` is another word.
+        If `grown`, `lifted` or `policy` is another word, the model has no layer to mask, or a
+        recipe grows weights by gradients that do not reach pruned weights.
 
     References
     ----------
@@ -207,11 +217,12 @@ def update_masks(
     """
     _check.one_of(grown, ("keep", "zero"), argument="grown")
     _check.one_of(lifted, ("keep", "zero"), argument="lifted")
-    layers = sparse_layers(model)
+    _check.one_of(policy, POLICIES, argument="policy")
+    layers = _masked_layers(model)
     weights = {name: layer.weight for name, layer in layers.items()}
-    grads = {name: layer.weight.grad for name, layer in layers.items()}
-    known = all(grad is not None for grad in grads.values())
-    masks = scheduler.step(grads if known else None, weights)
+    grads = {n: w.grad for n, w in weights.items() if w.grad is not None}
+    _check_groups(scheduler, layers)
+    masks = scheduler.step(grads or None, weights)
     groups = scheduler.state.groups
     patterns = {name: recipe.pattern for recipe, names in groups for name in names}
     for event in scheduler.events:
@@ -223,6 +234,38 @@ def update_masks(
                 layer.weight.masked_fill_(mask & ~layer.mask, 0.0)
         layer.set_mask(mask, way=_way(layer, patterns[event.name], event.sparsity))
     return masks
+
+
+def _masked_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
+    """The sparse layers whose weights take masks."""
+    layers = {n: layer for n, layer in sparse_layers(model).items() if layer.takes_masks}
+    if not layers:
+        raise ArgumentError(
+            "model has no sparse layer whose weight takes a mask; call sparsify(model, {'*': {}}), "
+            "without soft=True and sparse='activation', first"
+        )
+    return layers
+
+
+def _check_groups(scheduler, layers: dict[str, SparseLinear]) -> None:
+    """Refuse layers that are not the model's, and growth by gradients that are not there.
+
+    Where pruned weights have no gradient, a grower brings back what was just dropped.
+    """
+    for recipe, names in () if scheduler.state is None else scheduler.state.groups:
+        unknown = [name for name in names if name not in layers]
+        if unknown:
+            raise ArgumentError(
+                f"the scheduler's layers {unknown} are no sparse layers of the model whose weights "
+                "take masks; make it with rules and weights of this model"
+            )
+        blind = [name for name in names if not layers[name].rule.straight]
+        if blind and "grad" in recipe.grower.needs:
+            raise ArgumentError(
+                f"{type(recipe.grower).__name__} grows by gradients, and with "
+                f"gradient={layers[blind[0]].rule.gradient!r} none reaches pruned weights of "
+                f"layer {blind[0]!r}; sparsify it with gradient='ste' or 'ste_sampled'"
+            )
 
 
 def _treat_state(layer: SparseLinear, mask: Tensor, optimizer, policy: str) -> None:

@@ -70,8 +70,16 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
         else:
             keep = _compress.checked_mask(_foreign.view_of(mask), array)
             turns = ((array, keep), (array.T, keep.T))[: 1 + transposable]
-            records = tuple(_compress.compress_rows(a, row, "mask", m)[0] for a, m in turns)
+            records = tuple(_by_mask(a, m, row, axis) for (a, m), axis in zip(turns, (-1, -2)))
         return [_foreign.to_torch(part) for record in records for part in _parts(record)]
+
+
+def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
+    """The elements under a mask, which on the CPU is seen to be 2:4; on the GPU that would wait."""
+    record, status = _compress.compress_rows(array, row, "mask", keep)
+    if not _arrays.is_cupy(array):
+        _storage.raise_excess(status, record.shape, axis=axis, argument="mask")
+    return record
 
 
 def _row(x: Tensor) -> _dtypes.DType:

@@ -77,8 +77,8 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     Raises
     ------
     PatternError
-        If `mask` keeps more than two of four.  A GPU is not waited for, and such a group
-        loses some there.
+        If `mask` is not 2:4, along both axes with `transposable`.  On the GPU that is not
+        looked at, and what is too much of a group is dropped.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     """
     if mask is None:
         return (compress(weight, on_excess="prune", check=False, transposable=transposable),)
-    check = isinstance(weight, np.ndarray)
+    check = not _arrays.is_cupy(weight)  # would wait there
     along_rows = compress(weight, mask=mask, check=check)
     if not transposable:
         return (along_rows,)
@@ -123,6 +123,8 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     ------
     ShapeError
         If the shapes do not fit.
+    PatternError
+        If `mask` is not 2:4; see `pack`.
 
     Examples
     --------

@@ -9,7 +9,8 @@
 (4, 8)
 
 JAX arrays are seen as NumPy or CuPy arrays.  Inside ``jax.jit`` and ``jax.vmap`` there are no
-arrays yet, so these raise; JAX code around the layer may be jitted.
+arrays yet, nor inside ``jax.checkpoint`` and gradients of gradients, so these raise; JAX code
+around the layer may be jitted.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def linear(
         Inside ``jax.jit`` or ``jax.vmap``.
     ShapeError
         If the shapes do not fit.
+    PatternError
+        If `mask` is not 2:4, as in `sparse24.functional.pack`.
 
     Examples
     --------
@@ -149,8 +152,9 @@ def _view(x: Any) -> Any:
     """The array's memory as NumPy or CuPy sees it."""
     if isinstance(x, jax.core.Tracer):
         raise UnsupportedError(
-            "sparse24.jax works on arrays, eagerly; call it outside jax.jit and jax.vmap and "
-            "jit the functions around it"
+            "sparse24.jax works on arrays, eagerly, and has first derivatives; call it outside "
+            "jax.jit, jax.vmap, jax.checkpoint and gradients of gradients; what is around it may "
+            "be jitted"
         )
     if isinstance(x, jax.Array) and next(iter(x.devices())).platform == "gpu":
         if x.dtype == jnp.bfloat16:

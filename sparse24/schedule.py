@@ -6,6 +6,7 @@ weights come back).  The core is pure, ``step(state, weights, grads) -> state, m
 `MaskScheduler` and `DynamicScheduler` carry the state.
 """
 
+from sparse24._sched_adaptive import Adaptive, LayerWiseAdapter
 from sparse24._sched_apply import apply_masks
 from sparse24._sched_async import AsyncScheduler
 from sparse24._sched_core import freeze, init, observe, step, thaw
@@ -21,12 +22,10 @@ from sparse24._sched_criteria import (
 )
 from sparse24._sched_distributions import (
     ERK,
-    Adaptive,
     BySpeedup,
     Custom,
     Distribution,
     Hierarchical,
-    LayerWiseAdapter,
     Uniform,
 )
 from sparse24._sched_dynamic import DynamicScheduler, MaskScheduler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -160,6 +161,32 @@ def test_new_bias_keeps_the_mean_output(rng):
     np.testing.assert_allclose((x @ pruned.T + new).mean(0), (x @ w.T + bias).mean(0))
     with pytest.raises(s24.ArgumentError, match="needs the dense weights"):
         seen.new_bias(pruned)
+    with pytest.raises(s24.ShapeError, match=r"pruned must have shape \(rows, 32\)"):
+        seen.new_bias(pruned[:, :8], w, bias)
+    with pytest.raises(s24.ShapeError, match="dense must have the shape of pruned"):
+        seen.new_bias(pruned, w[:8], bias)
+    with pytest.raises(s24.ShapeError, match="bias must have the shape of the rows"):
+        seen.new_bias(pruned, w, bias[:8])
+    with pytest.raises(s24.ArgumentError, match="seen no inputs; call update"):
+        s24.Calibration(bias=True).new_bias(pruned, w, bias)
+    torch = pytest.importorskip("torch")
+    tensors = [torch.nn.Parameter(torch.tensor(x)) for x in (pruned, w, bias)]
+    np.testing.assert_array_equal(seen.new_bias(*tensors).numpy(), new)
+
+
+@pytest.mark.parametrize("name", ["int8", "float8_e4m3fn"])
+def test_values_that_grow_beyond_a_type_saturate(rng, name):
+    dtype = np.dtype(name) if name == "int8" else np.dtype(getattr(ml_dtypes, name))
+    limit = 127.0 if name == "int8" else 448.0
+    w = (rng.uniform(-limit, limit, (16, 32))).astype(dtype)
+    x = np.repeat(rng.standard_normal((40, 8)), 4, axis=1)  # the kept take over for the pruned
+    wide = s24.refit(s24.prune(w).astype(float), w.astype(float), x, damping=1e-3)
+    assert np.abs(wide).max() > 1.1 * limit
+    got = s24.refit(s24.prune(w), w, x, damping=1e-3).astype(float)
+    whole = np.rint(wide) if name == "int8" else wide
+    np.testing.assert_allclose(got, whole.clip(-limit - (name == "int8"), limit), rtol=0.07)
+    pruned = s24.prune(w, method="sparsegpt", calibration=x)
+    assert np.isfinite(pruned.astype(float)).all()
 
 
 def test_targets_make_up_for_damaged_inputs(rng):

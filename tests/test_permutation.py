@@ -133,6 +133,9 @@ def test_refusals(rng):
         s24.find_permutation(w, seconds="a")
     with pytest.raises(s24.DTypeError, match="w holds uint8"):
         s24.find_permutation(w.astype(np.uint8))
+    for scores in (w[:, :4], w[:1]):
+        with pytest.raises(s24.ShapeError, match="scores must have the shape of w"):
+            s24.find_permutation(w, scores=scores)
     with pytest.raises(s24.ArgumentError, match="one for each"):
         s24.find_permutation([w, w], scores=[w])
     with pytest.raises(s24.ArgumentError, match="each of 0 to k - 1 once"):

@@ -91,6 +91,9 @@ def test_updates_lie_at_least_a_step_apart(kind, every):
         (lambda t: S.ConstantScheduler(0.5, every=1, stop=t), "stop"),
         (lambda t: S.Phases([(t, S.ConstantScheduler(0.5))]), "the length of a phase"),
         (lambda t: S.dense_sparse_dense(0.5, 2, t), "stop"),
+        (lambda t: S.iterative_magnitude(rounds=t, steps_per_round=2), "rounds"),
+        (lambda t: S.iterative_magnitude(rounds=2, steps_per_round=t), "steps_per_round"),
+        (lambda t: S.GradientGrowth(0.3, stop=t), "stop"),
     ],
 )
 def test_a_step_that_training_never_meets_is_refused(make, words):
@@ -297,6 +300,9 @@ def test_a_layer_that_does_not_suit_the_pattern_is_named():
         (lambda: S.Hierarchical(inner="erk"), "inner must be a Distribution"),
         (lambda: S.Accumulated("taylor"), "inner must be a Criterion"),
         (lambda: S.AsyncScheduler(S.sr_ste(), None), "weights must be given"),
+        (lambda: S.Phases([(9, 0.5)]), "the schedule of a phase must be a Schedule"),
+        (lambda: S.Phases([S.OneShot(0.5)]), r"parts must be \(length, schedule\) pairs"),
+        (lambda: S.Phases(S.OneShot(0.5)), r"parts must be \(length, schedule\) pairs"),
     ],
 )
 def test_parts_of_another_kind_are_named(make, message):

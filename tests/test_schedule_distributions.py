@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,3 +92,38 @@ def test_by_speedup_stays_within_what_the_pattern_reaches():
 def test_budgets_of_blocks_do_not_look_at_gradients():
     with pytest.raises(ArgumentError, match="Adaptive does; use it as inner"):
         S.Hierarchical(outer=S.Adaptive())
+
+
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_an_overflow_is_no_statistic_of_a_layer(rng, at, bad):
+    adapter, memory, squares = S.LayerWiseAdapter(beta=0.5), {}, []
+    for step in range(8):
+        gradient = np.full((4, 8), bad if step == at else 1.0 + step)
+        memory = adapter.observe(memory, gradient)
+        squares.append(float(memory["grad_square"]))
+    kept = [1.0 + step for step in range(8) if step != at]
+    want = kept[0] ** 2
+    for value in kept[1:]:
+        want = 0.5 * want + 0.5 * value**2
+    assert squares[-1] == want
+    assert at == 0 or squares[at] == squares[at - 1]
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({0.0: 1.0, 50: 0.7}, r"a sparsity in seconds\['w'\] must be in \[0, 1\], got 50"),
+        ({0.0: 1.0, 0.5: -0.1}, "a time of 'w' must be 0 or more, got -0.1"),
+        ({0.0: math.nan}, "a time of 'w' must be 0 or more, got nan"),
+        ({0.0: "fast"}, "a time of 'w' must be a number, got 'fast'"),
+    ],
+)
+def test_measurements_that_are_none_are_refused(times, words):
+    with pytest.raises(ArgumentError, match=words):
+        S.BySpeedup({"w": times})
+
+
+def test_the_strength_of_an_adapter_is_a_number():
+    with pytest.raises(ArgumentError, match="strength must be a number, got 'x'"):
+        S.LayerWiseAdapter(strength="x")

@@ -115,7 +115,7 @@ def test_the_rate_goes_back_where_weights_are_pruned():
     pruned = [t for t in range(1, 19) if recipe.schedule.updates(t)]
     assert pruned == [t for t in range(1, 19) if rate(t) > rate(t - 1)] == [10, 13, 16]
     assert [recipe.schedule.sparsity(t) for t in (9, 10, 13, 16)] == [0.0, 0.5, 0.75, 0.875]
-    with pytest.raises(ArgumentError, match="train_steps must be at least 1"):
+    with pytest.raises(ArgumentError, match="train_steps must be a whole number from 1 on"):
         S.iterative_magnitude(rounds=1, steps_per_round=1, train_steps=0)
 
 
@@ -151,6 +151,14 @@ def test_decay_factor_search_picks_the_window():
     assert search.ratios[1e-4] == pytest.approx(0.75)
     with pytest.raises(ArgumentError, match="flip_rate must be a number"):
         search.feed(math.nan)
+
+
+def test_decay_factor_search_needs_masks_that_flip():
+    search = S.DecayFactorSearch((1e-5, 1e-4), steps_each=1)
+    for _ in range(3):
+        search.feed(0.0)
+    with pytest.raises(ArgumentError, match=r"without decay those were all 0; renew masks"):
+        search.factor  # noqa: B018
 
 
 def test_soft_threshold_is_continuous_and_two_four(rng):

@@ -87,6 +87,15 @@ def test_torch_loads_the_state_of_its_layers_by_default(recipe, tmp_path):
         assert_same(masks, on_host.step(*data(t)))
 
 
+def test_a_state_that_is_loaded_can_be_saved_before_the_first_step():
+    first, second, third = (S.MaskScheduler(RECIPES["rigl"], seed=s) for s in (5, 6, 7))
+    for t in range(3):
+        first.step(*data(t))
+    second.load_state_dict(first.state_dict())
+    third.load_state_dict(second.state_dict())
+    assert_same(third.step(*data(3)), first.step(*data(3)))
+
+
 def test_state_is_small_and_versioned():
     scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5)))
     scheduler.step(weights=data(0)[1])
@@ -170,6 +179,16 @@ def test_what_fails_beside_the_training_is_raised_at_the_end():
         train(ZeroDivisionError())
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_scheduler_that_is_closed_says_so(background):
+    scheduler = S.AsyncScheduler(RECIPES["rigl"], data(0)[1], background=background)
+    scheduler.step(*data(0))
+    scheduler.close()
+    with pytest.raises(ArgumentError, match="the scheduler is closed; make another"):
+        scheduler.step(*data(1))
+    assert scheduler.state_dict()["step"] == 1
+
+
 def test_resume_with_masks_under_way():
     recipe = RECIPES["rigl"]
     with (
@@ -178,9 +197,10 @@ def test_resume_with_masks_under_way():
     ):
         for t in range(5):
             through.step(*data(t))
-        resumed.load_state_dict(through.state_dict())
+        resumed.load_state_dict(pickle.loads(pickle.dumps(through.state_dict())))
         for t in range(5, 12):
             assert_same(through.step(*data(t)), resumed.step(*data(t)))
+            assert [e.step for e in through.events] == [e.step for e in resumed.events]
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -199,6 +219,22 @@ def test_frozen_masks_under_way_are_dropped(background):
     assert_same(later[1], masks)
     assert (later[2]["a"] != masks["a"]).any()  # of step 9, for those of 6 and 8 were missed
     assert scheduler.state.step == 12
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_masks_that_were_dropped_are_made_anew(at):
+    recipe = S.Recipe(S.OneShot(0.5, at=at), initial=S.RandomScores())
+    with S.AsyncScheduler(recipe, data(0)[1], delay=2) as scheduler:
+        for t in range(at + 1):
+            scheduler.step(*data(t))
+        scheduler.freeze()
+        scheduler.step(*data(7))
+        scheduler.thaw()
+        masks = [scheduler.step(*data(8 + t)) for t in range(3)]
+    assert masks[1]["a"].all()
+    assert masks[2]["a"].mean() == 0.5
+    by_size = S.Unstructured().mask(np.abs(data(8)[1]["a"]), 0.5)
+    assert (masks[2]["a"] == by_size).all() == (at > 0)  # the first mask is at random
 
 
 def test_telemetry(tmp_path):

@@ -101,3 +101,17 @@ def test_edges():
         s24.compress_blocks(np.zeros((5, 8), np.float32), rows=2.5)
     with pytest.raises(s24.ArgumentError, match="device must be"):
         s24.compress_blocks(np.zeros((5, 8), np.float32), device="tpu")
+
+
+def test_bits_of_fp8_tensors_and_masked_arrays(rng):
+    want = s24.compress(rng.integers(-9, 10, (40, 16)).astype(np.float32), on_excess="prune")
+    eighth = want.toarray().astype(_dtypes.TABLE["float8_e5m2"].logical)
+    got = s24.compress_stream(eighth.view(np.uint8), rows=16, dtype="float8_e5m2")
+    assert got.dtype == eighth.dtype
+    np.testing.assert_array_equal(got.toarray(), eighth)
+    with pytest.raises(s24.DTypeError, match="x must not be a MaskedArray"):
+        s24.compress_stream(np.ma.masked_greater(want.toarray(), 1))
+    torch = pytest.importorskip("torch")
+    tensor = torch.tensor(want.toarray(), dtype=torch.bfloat16, requires_grad=True)
+    read = s24.compress_stream(tensor, rows=16)
+    np.testing.assert_array_equal(read.toarray().astype(np.float32), want.toarray())

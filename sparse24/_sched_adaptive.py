@@ -1,0 +1,100 @@
+"""How layers share the zeros by their own gradients: one adapter a layer, one exact total."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from sparse24 import _check
+from sparse24._sched_arrays import check_share, floor_count, namespace, tree_sum, working
+from sparse24._sched_criteria import Memory
+from sparse24._sched_distributions import Distribution, fill, round_to_total, sizes_of
+
+
+@dataclass(frozen=True)
+class LayerWiseAdapter:
+    """How one layer's threshold follows its own gradients.
+
+    The layer's density is ``(g / mean g) ** strength`` times the common one, where g is the
+    smoothed root mean square of its gradients: a layer that still learns keeps more weights.
+
+    Parameters
+    ----------
+    strength : float, default 0.5
+        0 follows the global schedule as it is.
+    beta : float, default 0.9
+        Smoothing of the statistics.
+    reach : float, default 0.2
+        The layer's sparsity stays within this distance of the global one.
+    """
+
+    strength: float = 0.5
+    beta: float = 0.9
+    reach: float = 0.2
+
+    def __post_init__(self):
+        _check.number(self.strength, argument="strength")
+        check_share(self.beta, "beta")
+        check_share(self.reach, "reach")
+
+    def observe(self, memory: Memory, grad) -> Memory:
+        """Fold a gradient into the statistics, a 0-d array on its device, unless it overflowed."""
+        xp = namespace(grad)
+        square = working(grad) * working(grad)
+        mean = tree_sum(xp.reshape(square, (-1,))) / max(1, math.prod(grad.shape))
+        past = memory.get("grad_square")
+        if past is not None:  # an overflow, such as of a loss scaler, is no statistic
+            both = xp.isfinite(past) & xp.isfinite(mean)
+            either = xp.where(xp.isfinite(mean), mean, past)
+            mean = xp.where(both, self.beta * past + (1 - self.beta) * mean, either)
+        return {**memory, "grad_square": mean}
+
+
+@dataclass(frozen=True)
+class Adaptive(Distribution):
+    """One global sparsity, moved between layers by a `LayerWiseAdapter` each; the total is exact.
+
+    Parameters
+    ----------
+    adapter : LayerWiseAdapter
+    overrides : mapping of str to LayerWiseAdapter
+        Adapters of their own for layers whose names match.
+    """
+
+    adapter: LayerWiseAdapter = LayerWiseAdapter()
+    overrides: Mapping[str, LayerWiseAdapter] = field(default_factory=dict)
+    needs = ("grad",)
+    remembers = True
+
+    def of(self, name: str) -> LayerWiseAdapter:
+        """The adapter of a layer."""
+        found = (a for pattern, a in self.overrides.items() if fnmatchcase(name, pattern))
+        return next(found, self.adapter)
+
+    def observe(self, memory, seen):
+        return self.of(seen.name).observe(memory, seen.need("grad", "LayerWiseAdapter"))
+
+    def agreed(self, memory, reduce):
+        square = memory["grad_square"]
+        one = namespace(square).reshape(square, (1,))  # as a library that reduces takes it
+        return {**memory, "grad_square": reduce(one)[0]}
+
+    def shares(self, sparsity, shapes, memory, most=1.0):
+        sizes = sizes_of(shapes)
+        total = floor_count(sparsity, sum(sizes.values()))
+        roots = {n: self._root_mean_square(memory[n]) for n in shapes}
+        mean = sum(roots.values()) / max(1, len(roots))
+        weights = {n: self._weight(n, roots[n], mean) for n in shapes}
+        low = {n: max(1 - most, 1 - sparsity - self.of(n).reach) for n in shapes}
+        high = {n: min(1.0, 1 - sparsity + self.of(n).reach) for n in shapes}
+        density = fill(weights, sizes, sum(sizes.values()) - total, low, high)
+        return round_to_total({n: (1 - density[n]) * sizes[n] for n in sizes}, sizes, total, most)
+
+    def _root_mean_square(self, memory: Memory) -> float:
+        square = float(memory["grad_square"])
+        return math.sqrt(square) if math.isfinite(square) else 0.0
+
+    def _weight(self, name: str, root: float, mean: float) -> float:
+        return max(root / mean, 1e-3) ** self.of(name).strength if mean > 0 else 1.0

@@ -1,0 +1,111 @@
+"""Which layers a scheduler takes, which of them belong together, and what chooses first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from schedule_cases import layers
+
+from sparse24 import schedule as S
+from sparse24._errors import ArgumentError, ShapeError
+
+
+@pytest.mark.parametrize(
+    ("ties", "message"),
+    [
+        ({"coupled": ((("a", 0), ("b", 1)), (("b", 0), ("c", 1)))}, r"\['b'\] are in more"),
+        ({"shared": (("a", "b"), ("c", "a"))}, r"\['a'\] are in more"),
+        ({"shared": ("a", "b")}, r"sequence of groups such as \(\"fc1\", \"fc2\"\), got 'a'"),
+        ({"coupled": (("a", 0), ("b", 1))}, "coupled must be a sequence of groups"),
+    ],
+)
+def test_a_layer_is_in_one_group_of_tied_layers(ties, message):
+    with pytest.raises(ArgumentError, match=message):
+        S.Recipe(S.OneShot(0.5), pattern=S.Channel(), **ties)
+
+
+def test_a_coupled_axis_that_is_not_there_is_named(rng):
+    recipe = S.Recipe(pattern=S.Channel(), coupled=((("a", 0), ("b", 2)),))
+    with pytest.raises(ShapeError, match=r"layer 'b': Channel\(axis=2\) needs that axis"):
+        S.init(recipe, layers(rng, a=(8, 4), b=(4, 8)))
+
+
+@pytest.mark.parametrize("later", [S.Magnitude(), S.Accumulated(S.GradientMagnitude())])
+def test_the_initial_criterion_may_look_back(rng, later):
+    first = S.Accumulated(S.Taylor())
+    weights, grads = layers(rng, a=(8, 16)), [layers(rng, a=(8, 16)) for _ in range(4)]
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=2), later, initial=first)
+    scheduler = S.MaskScheduler(recipe)
+    for grad in grads[:2]:
+        scheduler.observe(grad, weights)
+    masks = scheduler.step(grads[2], weights)
+    sums = sum(np.abs(weights["a"] * grad["a"]) for grad in grads[:3])
+    assert (masks["a"] == S.Unstructured().mask(sums, 0.5)).all()
+    assert not scheduler.state.memory["a"]
+    plain = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=2), later))
+    plain.step(grads[2], weights)
+    for grad in grads:
+        masks, want = scheduler.step(grad, weights), plain.step(grad, weights)
+    assert (masks["a"] == want["a"]).all()
+
+
+def test_layers_that_are_fixed_before_the_first_step_stay_dense(rng):
+    weights = layers(rng, body=(8, 16), head=(8, 16))
+    scheduler = S.DynamicScheduler(0.5, S.ConstantScheduler(0.5), adapter=None, dense=("head",))
+    scheduler.start(weights)
+    assert list(scheduler.step(weights=weights)) == ["body"]
+
+
+@pytest.mark.parametrize("distribution", [S.Adaptive(), S.Hierarchical(inner=S.Adaptive())])
+def test_ranks_agree_on_the_layers_shares(rng, distribution):
+    weights = layers(rng, **{"block.a": (8, 16), "block.b": (16, 8)})
+    seen = [{n: i * rng.normal(size=w.shape) for n, w in weights.items()} for i in (1, 3)]
+    seen[1]["block.b"] /= 100
+    recipe = S.Recipe(S.ConstantScheduler(0.5), distribution=distribution)
+
+    def all_reduce(x):
+        if x.shape != (1,):
+            return x  # the magnitudes are equal already
+        name, own = next((n, i) for n in weights for i in (0, 1) if squares(n, i) == x[0])
+        return x + squares(name, 1 - own)
+
+    def squares(name, rank):
+        state = S.observe(S.init(recipe, weights), weights, seen[rank])
+        return state.memory[name]["grad_square"]
+
+    apart = [S.MaskScheduler(recipe).step(grads, weights) for grads in seen]
+    assert (apart[0]["block.a"] != apart[1]["block.a"]).any()
+    masks = [S.MaskScheduler(recipe, reduce=all_reduce).step(grads, weights) for grads in seen]
+    for name in weights:
+        np.testing.assert_array_equal(masks[0][name], masks[1][name])
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, -1, np.random.default_rng(0)])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on"):
+        S.MaskScheduler(S.sr_ste(), seed=seed)
+    with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on"):
+        S.AsyncScheduler(S.sr_ste(), {"w": np.ones((4, 8))}, seed=seed)
+
+
+def test_a_name_pattern_does_not_come_after_a_wider_one():
+    weights = {"body.w": np.ones((4, 8)), "head.w": np.ones((4, 8))}
+    for late in (None, S.Recipe()):
+        with pytest.raises(ArgumentError, match=r"'head\.\*' comes after '\*', .* put it before"):
+            S.init({"*": S.sr_ste(), "head.*": late}, weights)
+    assert S.init({"body.*": S.sr_ste(), "*.w": None}, weights).names == ("body.w",)
+    assert S.init({"*.w": S.sr_ste(), "*": None}, weights).names == tuple(weights)
+
+
+@pytest.mark.parametrize("part", [{"criterion": S.Movement()}, {"grower": S.MomentumGrowth(0.3)}])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_an_overflow_is_not_remembered_for_good(rng, part, bad):
+    weights, grads = layers(rng, a=(8, 16)), [layers(rng, a=(8, 16)) for _ in range(6)]
+    runs = [S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=1), **part)) for _ in range(2)]
+    for step, grad in enumerate(grads):
+        skipped = np.zeros((8, 16)) if step == 2 else grad["a"]
+        masks = [
+            run.step({"a": np.full((8, 16), bad) if step == 2 and number else skipped}, weights)
+            for number, run in enumerate(runs)
+        ]
+    np.testing.assert_array_equal(masks[0]["a"], masks[1]["a"])
