@@ -1,4 +1,4 @@
-"""Launch ``cuda/hybrid_scatter.cu``: unstructured 16-bit matrices times up to 64 columns."""
+"""Launch ``cuda/hybrid_scatter.cu``: unstructured 16-bit matrices times up to 128 columns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from sparse24.kernels import block_sums, loader, tensor_map
 from sparse24.kernels.clusters import most_clusters
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_scatter_plan import (
-    BATCH_GROUPS,
-    THREADS,
+    SPAN,
     Config,
     Deal,
     deal,
@@ -31,7 +30,7 @@ from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_scatter"
 DTYPES = ("float16", "bfloat16")
-MOST_COLUMNS = 64
+MOST_COLUMNS = 128
 LANES = 32
 LEFT = np.dtype(
     [
@@ -97,7 +96,7 @@ class Ready(BoundProduct):
         pitches = steps.shape[1], parts.shape[1]
         self._config = config
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
-        self._sizes = (kernel, len(counts), THREADS, config.shared_memory)
+        self._sizes = (kernel, len(counts), config.threads, config.shared_memory)
         addresses = (x.data.ptr for x in (layout.data, *self._tables))
         self._left = np.array(
             [(*addresses, *pitches, layout.shape[0], layout.units.rows)], LEFT
@@ -108,7 +107,7 @@ class Ready(BoundProduct):
 
     def bind(self, b, out, stream: int) -> Launch:
         view = (out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])
-        columns = 8 * self._config.tiles
+        columns = min(8 * self._config.tiles, SPAN)
         arguments = (
             self._left, _b_map(b, columns),
             _spill_map(b, columns) if self._config.base else tensor_map.empty(),
@@ -125,11 +124,13 @@ def _compiled(layout: ScatterLayout, dealt: Deal, n: int) -> tuple[Config, Any]:
 
 def _at_once(kernel: Any, config: Config, clusters: int) -> bool:
     """Whether the device runs so many clusters at a time; the plan only guesses."""
-    return clusters <= most_clusters(kernel, config.cluster, THREADS, config.shared_memory)
+    return clusters <= most_clusters(
+        kernel, config.cluster, config.threads, config.shared_memory
+    )
 
 
 def _b_map(b, columns: int) -> np.ndarray:
-    """64 rows of b at a time; those of 16 bytes that lie close together come as one line.
+    """64 rows and up to 64 columns of b at a time; rows of 16 bytes that lie close together come as one line.
 
     Such lines begin with every row, so they overlap, and the last ends where b does.
     """
@@ -219,7 +220,7 @@ def bound(
 
 
 def product(layout: ScatterLayout, b, out, **how: Any) -> None:
-    """out = A @ b, for CuPy matrices (k, n) and (m, n), up to 64 columns; see `bound`."""
+    """out = A @ b, for CuPy matrices (k, n) and (m, n), up to 128 columns; see `bound`."""
     run, b = bound(layout, b, out, **how)
     run(b, out)
 
@@ -227,7 +228,7 @@ def product(layout: ScatterLayout, b, out, **how: Any) -> None:
 def defines(name: str, config: Config) -> loader.Defines:
     return (
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
-        ("BATCH", BATCH_GROUPS), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
+        ("BATCH", config.batch), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
     )  # fmt: skip
 
 
@@ -250,6 +251,8 @@ COMPILE_CHECKS = [
         ("bfloat16", Config(8, cluster=2)),
         ("float16", Config(4, cluster=4)),
         ("float16", Config(2, cluster=4)),
+        ("float16", Config(16)),
+        ("bfloat16", Config(16, cluster=2)),
     )
 ] + [
     (defines(name, Config(tiles, True, cluster)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
@@ -260,5 +263,7 @@ COMPILE_CHECKS = [
         ("bfloat16", 4, 2),
         ("float16", 8, 1),
         ("float16", 8, 4),
+        ("float16", 16, 1),
+        ("bfloat16", 16, 2),
     )
 ]

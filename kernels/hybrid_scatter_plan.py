@@ -16,9 +16,8 @@ from sparse24.kernels.hybrid_scatter_units import (
 )
 from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
 
-BATCH_GROUPS = 9  # that a warp which writes holds at once, twice
-WRITERS = 8  # warps; with those that multiply 12, which leaves 168 registers a thread
-THREADS = 32 * (4 + WRITERS)
+WRITERS = 8  # warps
+SPAN = 64  # columns of b that lie together in shared memory
 UNIT = np.dtype([("column", "i4"), ("first", "i4"), ("groups", "i4"), ("lines", "i4")])
 PART = np.dtype([("band", "i4"), ("steps", "i4"), ("slot", "i4"), ("blocks", "i4")])
 
@@ -47,6 +46,21 @@ class Config:
         return f"{UNIT_ROWS}x{8 * self.tiles}" + "b" * self.base + cluster
 
     @property
+    def groups(self) -> int:
+        """Warpgroups that multiply: two have 64 rows each."""
+        return 2 if self.tiles > 8 else 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * (4 * self.groups + WRITERS)
+
+    @property
+    def batch(self) -> int:
+        """Groups that a warp which writes holds at once, twice: what its registers are enough for."""
+        return batch_of(self.tiles)
+
+    @property
     def width(self) -> int:
         """Columns of a dense instruction's result: those of b, or rows of the matrix instead."""
         return UNIT_ROWS if self.tiles == 8 and not self.base else 8 * self.tiles
@@ -70,7 +84,12 @@ class Config:
 
 def tiles_of(n: int) -> int:
     """Tiles of 8 columns of a product with `n` columns."""
-    return 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else 8
+    return 1 if n <= 8 else 1 << (n - 1).bit_length() - 3
+
+
+def batch_of(tiles: int) -> int:
+    """Groups of a batch; see `Config.batch`."""
+    return 9 if tiles <= 8 else 7
 
 
 # Cycles of shared memory, which set the time: to read or clear a tile; for the stores of a group
@@ -90,7 +109,7 @@ def cycles_of(units: Units, tiles: int) -> np.ndarray:
     """
     stores = units.sizes @ (GROUP_STORES, LINE_STORES)
     tile = TILE // 2 if units.base else TILE
-    clear = np.where(units.sizes[..., 0] <= BATCH_GROUPS, stores, tile + SECOND_BATCH)
+    clear = np.where(units.sizes[..., 0] <= batch_of(tiles), stores, tile + SECOND_BATCH)
     if units.base:  # two blocks of 64 rows read 64 rows of b, and half of them again
         return BASE_LINES + TILE // 2 + tile + (12 + 24) * tiles + stores + clear
     of_b = 64 if tiles == 8 else 16 * tiles

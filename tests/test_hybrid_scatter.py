@@ -170,7 +170,7 @@ def test_no_cluster_where_a_block_would_have_nothing():
 
 
 @pytest.mark.parametrize("base", [False, True])
-@pytest.mark.parametrize("n", [1, 3, 8, 9, 16, 17, 32, 64])
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 16, 17, 32, 64, 65, 128])
 @pytest.mark.parametrize("cluster", [1, 2, 4])
 def test_the_config_fits(n, base, cluster):
     config = Config(tiles_of(n), base, cluster)
@@ -180,8 +180,8 @@ def test_the_config_fits(n, base, cluster):
 
 
 def test_no_more_tiles_than_the_columns_take():
-    found = [tiles_of(n) for n in (1, 8, 9, 16, 17, 32, 33, 64)]
-    assert found == [1, 1, 2, 2, 4, 4, 8, 8]
+    found = [tiles_of(n) for n in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128)]
+    assert found == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,8 @@ def test_refuses_in_words():
     assert "8.0" not in hybrid_scatter.refuses(half, 64, "80")
     assert "80" in hybrid_scatter.refuses(half, 64, "80")
     assert "float32" in hybrid_scatter.refuses(lookup("float32"), 4, "90")
-    assert "65" in hybrid_scatter.refuses(half, 65, "90")
+    assert hybrid_scatter.refuses(half, 128, "90") is None
+    assert "129" in hybrid_scatter.refuses(half, 129, "90")
 
 
 def test_effort_is_that_of_the_busiest_block():
@@ -272,7 +273,7 @@ def test_packs_to_the_bit(family, zeros, base, rows):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.85, 0.95, 1.0])
-@pytest.mark.parametrize("n", [1, 3, 8, 16, 24, 32, 50, 64])
+@pytest.mark.parametrize("n", [1, 3, 8, 16, 24, 32, 50, 64, 65, 96, 128])
 def test_exact_on_whole_numbers(rng, dtype, zeros, n):
     cupy = pytest.importorskip("cupy")
     kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
@@ -286,7 +287,7 @@ def test_exact_on_whole_numbers(rng, dtype, zeros, n):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.6, 0.7, 0.95])
-@pytest.mark.parametrize("n", [8, 16, 32, 64])
+@pytest.mark.parametrize("n", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize(("blocks", "rows"), [(1, 128), (5, 96), (16, 128), (33, 120), (None, 128)])
 def test_every_way_again_and_again(rng, blocks, rows, n, zeros):
     cupy = pytest.importorskip("cupy")
@@ -301,7 +302,10 @@ def test_every_way_again_and_again(rng, blocks, rows, n, zeros):
 @pytest.mark.parametrize(("zeros", "rows"), [(0.6, 128), (0.7, 104), (0.95, 104)])
 @pytest.mark.parametrize(
     ("n", "cluster"),
-    [*itertools.product([1, 3, 8], [1, 2]), *itertools.product([9, 16, 27, 32, 57, 64], [1, 2, 4])],
+    [
+        *itertools.product([1, 3, 8], [1, 2]),
+        *itertools.product([9, 16, 27, 32, 57, 64, 77, 128], [1, 2, 4]),
+    ],
 )
 def test_blocks_that_have_a_band_together(rng, n, cluster, zeros, rows):
     cupy = pytest.importorskip("cupy")
@@ -328,7 +332,7 @@ def test_more_bands_than_multiprocessors(rng):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["iid", "beta2", "row_skewed", "dead_columns", "banded", "block"])
-@pytest.mark.parametrize("n", [16, 64])
+@pytest.mark.parametrize("n", [16, 64, 128])
 def test_error_is_that_of_a_dense_product(rng, name, n):
     cupy = pytest.importorskip("cupy")
     w = families.make(name, (1024, 2048), zeros=0.7, dtype="float16", rng=rng)
@@ -345,7 +349,7 @@ def test_error_is_that_of_a_dense_product(rng, name, n):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("k", "density"), [(515, 0.2), (516, 0.5), (512, 0.2), (512, 0.5)])
-@pytest.mark.parametrize("n", [1, 3, 8, 40])
+@pytest.mark.parametrize("n", [1, 3, 8, 40, 100])
 def test_operands_of_any_strides(rng, n, k, density):
     cupy = pytest.importorskip("cupy")
     w = rng.integers(-3, 4, (200, k)) * (rng.random((200, k)) < density)
@@ -354,7 +358,7 @@ def test_operands_of_any_strides(rng, n, k, density):
     want = (w @ b).astype(np.float16)
     right = cupy.asarray(b.astype(np.float16))
     spread = cupy.full((k, 2 * n + 3), cupy.nan, np.float16)[:, 1 : 2 * n + 1 : 2]
-    close, wide = (cupy.full((k, to), cupy.nan, np.float16)[:, :n] for to in (-(-n // 8) * 8, 64))
+    close, wide = (cupy.full((k, to), cupy.nan, np.float16)[:, :n] for to in (-(-n // 8) * 8, 128))
     spread[:], close[:], wide[:] = right, right, right
     for view in (right, cupy.asfortranarray(right), spread, close, wide):
         for order in "CF":
@@ -377,7 +381,7 @@ def test_what_is_not_finite_stays_in_its_row():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.6, 0.8])
-@pytest.mark.parametrize("n", [3, 8, 32])
+@pytest.mark.parametrize("n", [3, 8, 32, 120])
 def test_the_same_bits_in_a_graph_and_on_two_streams(rng, n, zeros):
     cupy = pytest.importorskip("cupy")
     w = families.make("beta2", (1000, 4096), zeros=zeros, dtype="float16", rng=rng)

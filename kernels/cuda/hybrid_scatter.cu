@@ -1,4 +1,4 @@
-// hybrid_scatter: unstructured 16-bit A (m, k) times up to 64 columns: non-zeros become dense tiles in
+// hybrid_scatter: unstructured 16-bit A (m, k) times up to 128 columns: non-zeros become dense tiles in
 // shared memory, which the tensor cores of Hopper multiply.
 //
 //   units  groups and lines of the units of A (include/scatter_units.cuh)                            (read)
@@ -13,8 +13,8 @@
 // bands are dealt to blocks in order, so a block takes a part of a band, and perhaps parts of the next ones.
 // Every stage of the ring has a warp of its own, the writer: it clears the tile and stores the non-zeros
 // of the next unit into it, while the copy engine brings 64 rows of b.  A non-zero costs one store and hardly an
-// instruction more, nearly always in a bank of its own.  One warpgroup multiplies, with the columns of b in the
-// place of rows where there are many.
+// instruction more, nearly always in a bank of its own.  One warpgroup multiplies, by 64 columns with those of b in the
+// place of rows, or two, by more.
 //
 // What takes the time is shared memory: a tile of 16 KB is written in parts and read as a whole.
 //
@@ -48,11 +48,12 @@ using Count = long long;
 #include "wgmma_dense.cuh"
 
 using Out = Scalar<Kind::ELEMENT>;
-constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns;
+constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns, kSpan = kLine < 128 ? kLine : 128;  // bytes of a line of b
 constexpr bool kColumnsFirst = TILES == 8 && !BASE;                                // the sums are those of out, transposed
-constexpr int kConsumers = 4, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
-// Of a thread: 168 by the size of a block, dealt out anew.  Writers hold two batches.
-constexpr int kConsumerRegisters = 104, kWriterRegisters = 200;
+constexpr int kGroups = TILES > 8 ? 2 : 1;                                         // warpgroups that multiply
+constexpr int kConsumers = 4 * kGroups, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
+// Of a thread: 168 or 128 by the size of a block, dealt out anew.  Writers hold two batches.
+constexpr int kConsumerRegisters = 104, kWriterRegisters = kGroups > 1 ? 152 : 200;
 
 // A stage: the tile that is scattered into, the 2:4 tile, 64 lines of b, and with BASE those that columns 2 and 3 of every
 // group meet a second time.
@@ -64,10 +65,10 @@ constexpr u32 kBarriersAt = STAGES * kStageBytes;
 constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // of the shares
 
 // Sums of a consumer thread: so many arrays of four for each tile of eight.
-constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64;
+constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64 / kGroups;
 using Sums = float[4 * kSumTiles];
-using Others = BlockSums<kSumTiles, 128 * kArrays>;
-using Shares = ClusterShares<kSumTiles, kArrays, CLUSTER>;
+using Others = BlockSums<kSumTiles, 128 * kGroups * kArrays>;
+using Shares = ClusterShares<kSumTiles, kArrays, 128 * kGroups, CLUSTER>;
 
 struct alignas(16) Unit {
     int column;                        // of its first element
@@ -203,7 +204,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         }
     } else {
         give_registers<kConsumerRegisters>();
-        Consumer consumer(ring, shared);
+        Consumer consumer(ring, shared, warp / 4);
         wait_for_previous();
         Part next = parts[0];
         for (int i = 0; i < counts.y; i++) {

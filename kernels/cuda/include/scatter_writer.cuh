@@ -128,9 +128,12 @@ class Writer {
         if (turn_ > 0) barrier_wait(empty_, (turn_ & 1) ^ 1);
         lead([&] {
             if (turn_ > 0) announce();
-            load_box(tile_ + kBAt, b, 0, here_.column, 0, full_);
-            for (int i = 0; i < (BASE ? 2 : 0); i++)
-                load_box(tile_ + kSpillAt + i * 16 * kLine, spill, 0, here_.column / 4, i, full_);
+#pragma unroll
+            for (int span = 0; span < kLine / kSpan; span++) {
+                load_box(tile_ + kBAt + span * kUnitColumns * kSpan, b, span * 64, here_.column, 0, full_);
+                for (int i = 0; i < (BASE ? 2 : 0); i++)
+                    load_box(tile_ + kSpillAt + (2 * span + i) * 16 * kSpan, spill, span * 64, here_.column / 4, i, full_);
+            }
         });
         if (turn_ > 0) {
             if (whole_) last.store<true>(tile_);
