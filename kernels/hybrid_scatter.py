@@ -130,9 +130,9 @@ def _at_once(kernel: Any, config: Config, clusters: int) -> bool:
 
 
 def _b_map(b, columns: int) -> np.ndarray:
-    """64 rows and up to 64 columns of b at a time; rows of 16 bytes that lie close together come as one line.
+    """64 rows and up to 64 columns of b at a time.
 
-    Such lines begin with every row, so they overlap, and the last ends where b does.
+    Rows of 16 bytes that lie close together come as one line.  Such lines begin with every row, so they overlap, and the last ends where b does.
     """
     k = b.shape[0]
     if columns > 8 or b.strides[0] > 16 or k % UNIT_COLUMNS:
@@ -251,6 +251,8 @@ COMPILE_CHECKS = [
         ("bfloat16", Config(8, cluster=2)),
         ("float16", Config(4, cluster=4)),
         ("float16", Config(2, cluster=4)),
+        ("bfloat16", Config(12)),
+        ("float16", Config(12, cluster=2)),
         ("float16", Config(16)),
         ("bfloat16", Config(16, cluster=2)),
     )
@@ -263,6 +265,7 @@ COMPILE_CHECKS = [
         ("bfloat16", 4, 2),
         ("float16", 8, 1),
         ("float16", 8, 4),
+        ("float16", 12, 1),
         ("float16", 16, 1),
         ("bfloat16", 16, 2),
     )

@@ -57,7 +57,7 @@ class Config:
 
     @property
     def batch(self) -> int:
-        """Groups that a warp which writes holds at once, twice: what its registers are enough for."""
+        """Groups of which a warp that writes holds two batches; more than that, and it would spill."""
         return batch_of(self.tiles)
 
     @property
@@ -75,7 +75,8 @@ class Config:
         return self._bytes(self.stages)
 
     def _bytes(self, stages: int) -> int:
-        b = 16 * self.tiles * UNIT_COLUMNS
+        spans = -(-8 * self.tiles // SPAN)
+        b = 2 * spans * min(8 * self.tiles, SPAN) * UNIT_COLUMNS
         tile = 2 * UNIT_ROWS * UNIT_COLUMNS
         stage = tile // 2 + LINE_BYTES * BASE_LINES + b + b // 2 if self.base else tile + b
         of_others = 32 * UNIT_ROWS * self.tiles * (self.cluster - 1) // self.cluster  # sums
@@ -84,7 +85,7 @@ class Config:
 
 def tiles_of(n: int) -> int:
     """Tiles of 8 columns of a product with `n` columns."""
-    return 1 if n <= 8 else 1 << (n - 1).bit_length() - 3
+    return next(tiles for tiles in (1, 2, 4, 8, 12, 16) if n <= 8 * tiles)
 
 
 def batch_of(tiles: int) -> int:

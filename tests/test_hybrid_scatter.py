@@ -180,8 +180,8 @@ def test_the_config_fits(n, base, cluster):
 
 
 def test_no_more_tiles_than_the_columns_take():
-    found = [tiles_of(n) for n in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128)]
-    assert found == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
+    found = [tiles_of(n) for n in (1, 8, 9, 16, 17, 32, 33, 64, 65, 96, 97, 128)]
+    assert found == [1, 1, 2, 2, 4, 4, 8, 8, 12, 12, 16, 16]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_packs_to_the_bit(family, zeros, base, rows):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.85, 0.95, 1.0])
-@pytest.mark.parametrize("n", [1, 3, 8, 16, 24, 32, 50, 64, 65, 96, 128])
+@pytest.mark.parametrize("n", [1, 3, 8, 16, 24, 32, 50, 64, 65, 96, 104, 128])
 def test_exact_on_whole_numbers(rng, dtype, zeros, n):
     cupy = pytest.importorskip("cupy")
     kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
@@ -287,7 +287,7 @@ def test_exact_on_whole_numbers(rng, dtype, zeros, n):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.6, 0.7, 0.95])
-@pytest.mark.parametrize("n", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("n", [8, 16, 32, 64, 96, 128])
 @pytest.mark.parametrize(("blocks", "rows"), [(1, 128), (5, 96), (16, 128), (33, 120), (None, 128)])
 def test_every_way_again_and_again(rng, blocks, rows, n, zeros):
     cupy = pytest.importorskip("cupy")

@@ -48,7 +48,7 @@ using Count = long long;
 #include "wgmma_dense.cuh"
 
 using Out = Scalar<Kind::ELEMENT>;
-constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns, kSpan = kLine < 128 ? kLine : 128;  // bytes of a line of b
+constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns, kSpan = kLine < 128 ? kLine : 128, kSpans = (kLine + 127) / 128;
 constexpr bool kColumnsFirst = TILES == 8 && !BASE;                                // the sums are those of out, transposed
 constexpr int kGroups = TILES > 8 ? 2 : 1;                                         // warpgroups that multiply
 constexpr int kConsumers = 4 * kGroups, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
@@ -57,7 +57,7 @@ constexpr int kConsumerRegisters = 104, kWriterRegisters = kGroups > 1 ? 152 : 2
 
 // A stage: the tile that is scattered into, the 2:4 tile, 64 lines of b, and with BASE those that columns 2 and 3 of every
 // group meet a second time.
-constexpr u32 kBBytes = kUnitColumns * kLine, kSpillBytes = BASE ? kBBytes / 2 : 0;
+constexpr u32 kBBytes = kUnitColumns * kSpan * kSpans, kSpillBytes = BASE ? kBBytes / 2 : 0;
 constexpr u32 kBaseAt = kTileBytes, kBAt = kBaseAt + kBaseBytes, kSpillAt = kBAt + kBBytes;
 constexpr u32 kStageBytes = kSpillAt + kSpillBytes;
 static_assert(kStageBytes % (BASE ? 512 : 1024) == 0);                   // what the swizzle of the tiles repeats after

@@ -129,7 +129,7 @@ class Writer {
         lead([&] {
             if (turn_ > 0) announce();
 #pragma unroll
-            for (int span = 0; span < kLine / kSpan; span++) {
+            for (int span = 0; span < kSpans; span++) {
                 load_box(tile_ + kBAt + span * kUnitColumns * kSpan, b, span * 64, here_.column, 0, full_);
                 for (int i = 0; i < (BASE ? 2 : 0); i++)
                     load_box(tile_ + kSpillAt + (2 * span + i) * 16 * kSpan, spill, span * 64, here_.column / 4, i, full_);
