@@ -132,7 +132,8 @@ def _at_once(kernel: Any, config: Config, clusters: int) -> bool:
 def _b_map(b, columns: int) -> np.ndarray:
     """64 rows and up to 64 columns of b at a time.
 
-    Rows of 16 bytes that lie close together come as one line.  Such lines begin with every row, so they overlap, and the last ends where b does.
+    Rows of 16 bytes that lie close together come as one line.  Such lines begin with every row, so
+    they overlap, and the last ends where b does.
     """
     k = b.shape[0]
     if columns > 8 or b.strides[0] > 16 or k % UNIT_COLUMNS:

@@ -57,7 +57,7 @@ class Config:
 
     @property
     def batch(self) -> int:
-        """Groups of which a warp that writes holds two batches; more than that, and it would spill."""
+        """Groups of a batch, of which a warp that writes holds two; more would spill."""
         return batch_of(self.tiles)
 
     @property
