@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -21,9 +22,9 @@ from sparse24.kernels.hybrid_scatter_plan import (
 )
 from sparse24.kernels.hybrid_scatter_units import (
     LINE_BYTES,
-    UNIT_COLUMNS,
-    UNIT_ROWS,
+    TILE_COLUMNS,
     Units,
+    columns_of_units,
     rows_of_bands,
 )
 from sparse24.kernels.launch import Launch
@@ -117,16 +118,14 @@ class Ready(BoundProduct):
 
 
 def _compiled(layout: ScatterLayout, dealt: Deal, n: int) -> tuple[Config, Any]:
-    config = Config(tiles_of(n), layout.units.base, dealt.cluster)
+    config = Config(tiles_of(n), layout.units.base, dealt.cluster, layout.units.columns)
     macros = defines(layout.dtype.name, config)
     return config, loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
 
 
 def _at_once(kernel: Any, config: Config, clusters: int) -> bool:
     """Whether the device runs so many clusters at a time; the plan only guesses."""
-    return clusters <= most_clusters(
-        kernel, config.cluster, config.threads, config.shared_memory
-    )
+    return clusters <= most_clusters(kernel, config.cluster, config.threads, config.shared_memory)
 
 
 def _b_map(b, columns: int) -> np.ndarray:
@@ -136,9 +135,9 @@ def _b_map(b, columns: int) -> np.ndarray:
     they overlap, and the last ends where b does.
     """
     k = b.shape[0]
-    if columns > 8 or b.strides[0] > 16 or k % UNIT_COLUMNS:
-        return matrix_map(b, 1, 0, (columns, UNIT_COLUMNS))
-    words, lines = 4 * UNIT_COLUMNS, k - UNIT_COLUMNS + 1
+    if columns > 8 or b.strides[0] > 16 or k % TILE_COLUMNS:
+        return matrix_map(b, 1, 0, (columns, TILE_COLUMNS))
+    words, lines = 4 * TILE_COLUMNS, k - TILE_COLUMNS + 1
     return tensor_map.tiled(
         b.data.ptr, (words, lines, 1), (16, 16 * lines), (words, 1), 4, tensor_float=False
     )
@@ -170,43 +169,58 @@ def survey(bits: Any) -> Units:
     return _measure(bits)[0]
 
 
-def prepare(
-    bits: Any, dtype: DType, *, base: bool | None = None, rows: int | None = None
-) -> ScatterLayout:
+def prepare(bits: Any, dtype: DType, **form: Any) -> ScatterLayout:
     """Pack a CuPy matrix (m, k) of uint16 with contiguous rows; waits for the counts.
 
-    `base`, and `rows` without it, as in `Units`; by default as suits the matrix.
+    `form`: `base`, `columns`, and without `base` `rows`, as in `Units`; by default as suits the
+    matrix.
     """
     import cupy
 
-    units, sizes = _measure(bits, base, rows)
+    units, sizes = _measure(bits, **form)
     lines = cupy.asarray(units.lines.ravel())
     starts = cupy.cumsum(lines, dtype=np.int64) - lines
     data = cupy.empty(int(units.lines.sum()) * LINE_BYTES, np.uint8)
-    _launch("pack", units.base, bits, units.rows, sizes, starts, data)
+    _launch("pack", units, bits, sizes, starts, data)
     settle()
     return ScatterLayout(bits.shape, dtype, data, units)
 
 
-def _measure(bits: Any, base: bool | None = None, rows: int | None = None) -> tuple[Units, Any]:
-    """The units, and their sizes on the GPU."""
+def _measure(bits: Any, **form: Any) -> tuple[Units, Any]:
+    """The units, and their sizes on the GPU; `form` as in `prepare`."""
     import cupy
 
-    m, k = bits.shape
+    (m, k), units = bits.shape, _form(bits, **form)
+    sizes = cupy.empty((-(-m // units.rows), -(-k // units.columns), 2), np.int32)
+    _launch("measure", units, bits, sizes)
+    return dataclasses.replace(units, sizes=sizes.get()), sizes
+
+
+NONE_YET = np.zeros((0, 0, 2), np.int32)
+
+
+def _form(
+    bits: Any, base: bool | None = None, rows: int | None = None, columns: int | None = None
+) -> Units:
+    """What the units are, before their sizes are known."""
+    import cupy
+
+    (m, k), sms = bits.shape, _multiprocessors(bits.device.id)
     if base is None:  # groups of four rows of b are addressed as a whole
         base = k % 4 == 0 and float(cupy.count_nonzero(bits)) >= BASE_FROM * max(bits.size, 1)
+    columns = columns or columns_of_units(m, k, sms)
+    most = Config(1, columns=columns).rows
     if rows is None:  # 2:4 tiles are bound by memory, and whole
-        rows = UNIT_ROWS if base else rows_of_bands(m, _multiprocessors(bits.device.id))
-    sizes = cupy.empty((-(-m // rows), -(-k // UNIT_COLUMNS), 2), np.int32)
-    _launch("measure", base, bits, rows, sizes)
-    return Units(sizes.get(), base, rows), sizes
+        rows = most if base or columns > TILE_COLUMNS else rows_of_bands(m, sms)
+    return Units(NONE_YET, base, rows, columns)
 
 
-def _launch(name: str, base: bool, bits: Any, rows: int, sizes: Any, *others: Any) -> None:
+def _launch(name: str, units: Units, bits: Any, sizes: Any, *others: Any) -> None:
     """One of the kernels that pack; a warp for each unit."""
     grid = (sizes.shape[1], sizes.shape[0])
-    matrix = (bits.data.ptr, *bits.shape, bits.strides[0] // 2, rows, 0)
-    kernel = loader.function(NAME, name, (("BASE", int(base)),))
+    matrix = (bits.data.ptr, *bits.shape, bits.strides[0] // 2, units.rows, 0)
+    macros = (("BASE", int(units.base)), ("UNIT_COLUMNS", units.columns))
+    kernel = loader.function(NAME, name, macros)
     kernel(grid, (LANES,), (np.array([matrix], MATRIX), sizes, *others))
 
 
@@ -230,6 +244,7 @@ def defines(name: str, config: Config) -> loader.Defines:
     return (
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
         ("BATCH", config.batch), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
+        ("UNIT_COLUMNS", config.columns),
     )  # fmt: skip
 
 
@@ -252,20 +267,25 @@ COMPILE_CHECKS = [
         ("bfloat16", Config(8, cluster=2)),
         ("float16", Config(4, cluster=4)),
         ("float16", Config(2, cluster=4)),
+        ("float16", Config(2, cluster=2, columns=128)),
+        ("bfloat16", Config(8, cluster=2, columns=128)),
+        ("bfloat16", Config(16, columns=128)),
         ("bfloat16", Config(12)),
         ("float16", Config(12, cluster=2)),
         ("float16", Config(16)),
         ("bfloat16", Config(16, cluster=2)),
     )
 ] + [
-    (defines(name, Config(tiles, True, cluster)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
-    for name, tiles, cluster in (
+    (defines(name, Config(tiles, True, *how)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
+    for name, tiles, *how in (
         ("bfloat16", 1, 1),
         ("float16", 1, 2),
         ("float16", 2, 1),
         ("bfloat16", 4, 2),
         ("float16", 8, 1),
         ("float16", 8, 4),
+        ("float16", 4, 2, 128),
+        ("float16", 8, 2, 128),
         ("float16", 12, 1),
         ("float16", 16, 1),
         ("bfloat16", 16, 2),

@@ -9,8 +9,8 @@
 //   spill  with BASE, b as [2][k / 4][n]: rows 2 and 3 of every group of four                        (read)
 //   out    [m, n]                  any strides                                                    (written)
 //
-// A step is a unit of up to 128 rows, a band, by 64 columns in which some of the rows has a non-zero.  The steps of all
-// bands are dealt to blocks in order, so a block takes a part of a band, and perhaps parts of the next ones.
+// A step is a unit of up to 128 rows, a band, by 64 columns in which some of the rows has a non-zero, or of 64 by 128: then
+// there are twice as many bands, and fewer blocks share one.  The steps of all bands are dealt to blocks in order, so a block takes a part of a band, and perhaps parts of the next ones.
 // Every stage of the ring has a warp of its own, the writer: it clears the tile and stores the non-zeros
 // of the next unit into it, while the copy engine brings 64 rows of b.  A non-zero costs one store and hardly an
 // instruction more, nearly always in a bank of its own.  One warpgroup multiplies, by 64 columns with those of b in the
@@ -27,7 +27,7 @@
 // Partial sums are added in a fixed order: the same bits every time.  With CLUSTER > 1 the blocks of a cluster have one
 // band, and send one another their sums; else blocks that share a band do so through global memory.
 //
-// Macros: BASE; for the product ELEMENT TILES STAGES BATCH CLUSTER, which kernels/hybrid_scatter_plan.py chooses.
+// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER, which kernels/hybrid_scatter_plan.py chooses.
 // Without ELEMENT the kernels that pack (include/scatter_pack.cuh).
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_scatter.py.
@@ -50,7 +50,7 @@ using Count = long long;
 using Out = Scalar<Kind::ELEMENT>;
 constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns, kSpan = kLine < 128 ? kLine : 128, kSpans = (kLine + 127) / 128;
 constexpr bool kColumnsFirst = TILES == 8 && !BASE;                                // the sums are those of out, transposed
-constexpr int kGroups = TILES > 8 ? 2 : 1;                                         // warpgroups that multiply
+constexpr int kGroups = TILES > 8 && kHalves == 1 ? 2 : 1;                         // warpgroups that multiply
 constexpr int kConsumers = 4 * kGroups, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
 // Of a thread: 168 or 128 by the size of a block, dealt out anew.  Writers hold two batches.
 constexpr int kConsumerRegisters = 104, kWriterRegisters = kGroups > 1 ? 152 : 200;

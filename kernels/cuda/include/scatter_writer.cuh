@@ -129,10 +129,11 @@ class Writer {
         lead([&] {
             if (turn_ > 0) announce();
 #pragma unroll
-            for (int span = 0; span < kSpans; span++) {
-                load_box(tile_ + kBAt + span * kUnitColumns * kSpan, b, span * 64, here_.column, 0, full_);
+            for (int box = 0; box < kSpans * kHalves; box++) {  // of 64 lines
+                const int column = box / kHalves * 64, line = here_.column + box % kHalves * 64;
+                load_box(tile_ + kBAt + box * 64 * kSpan, b, column, line, 0, full_);
                 for (int i = 0; i < (BASE ? 2 : 0); i++)
-                    load_box(tile_ + kSpillAt + (2 * span + i) * 16 * kSpan, spill, span * 64, here_.column / 4, i, full_);
+                    load_box(tile_ + kSpillAt + (2 * box + i) * 16 * kSpan, spill, column, line / 4, i, full_);
             }
         });
         if (turn_ > 0) {

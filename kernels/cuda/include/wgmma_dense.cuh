@@ -2,7 +2,7 @@
 //
 // Rows of the matrix are 128 bytes, 64 elements of k, swizzled over their length; lines of b as in
 // wgmma_pairs.cuh.  An instruction takes 16 of k.  With 8, 16 or 32 columns the matrix is the first operand,
-// 64 rows at a time.  With 64 columns b is, and the matrix the second, all of its 128 rows at once: so b
+// 64 rows at a time.  With 64 columns b is, and the matrix the second, all of its 128 rows at once, or 64: so b
 // is read once.
 // With 96 or 128 columns a line of b is two spans of 64 columns, and all first spans come before all second ones.
 //
@@ -29,7 +29,9 @@
 template <bool columns_first, int count>
 __device__ void multiply_dense(float (&d)[count], unsigned long long matrix, unsigned long long b, unsigned kept) {
     const unsigned long long first = columns_first ? b : matrix, second = columns_first ? matrix : b;
-    if constexpr (columns_first) WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "1, 0", SIXTY_FOUR(0));
+    if constexpr (columns_first && count == 64) WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "1, 0", SIXTY_FOUR(0));
+    else if constexpr (columns_first)
+        WGMMA_DENSE("64", PAIR_SUMS_32, "%32, %33", "%34", "1, 0", SIXTEEN(0), SIXTEEN(16));
     else if constexpr (count == 4) WGMMA_DENSE("8", PAIR_SUMS_4, "%4, %5", "%6", "0, 1", FOUR(0));
     else if constexpr (count == 8) WGMMA_DENSE("16", PAIR_SUMS_8, "%8, %9", "%10", "0, 1", FOUR(0), FOUR(4));
     else if constexpr (count == 16) WGMMA_DENSE("32", PAIR_SUMS_16, "%16, %17", "%18", "0, 1", SIXTEEN(0));
