@@ -55,7 +55,7 @@ class Config:
 
     @property
     def pieces(self) -> int:
-        """Of the sums, which the blocks of a cluster share out; see cuda/include/cluster_shares.cuh."""
+        """Of the sums, which the blocks of a cluster share out."""
         return self.tiles * self.rows // (64 * self.groups)
 
     @property

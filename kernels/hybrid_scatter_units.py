@@ -61,7 +61,7 @@ def rows_of_bands(m: int, multiprocessors: int) -> int:
 
 
 IN_PAIRS = 0.9  # of the multiprocessors, which clusters of two that have 64 rows must keep busy
-FLAT_MOST_K = 8192  # columns up to which sums that meet sooner outweigh more of b
+FLAT_MOST_K = 6144  # columns up to which sums that meet sooner outweigh more of b
 
 
 def columns_of_units(m: int, k: int, multiprocessors: int) -> int:
