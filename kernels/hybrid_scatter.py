@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24.kernels import block_sums, loader, tensor_map
+from sparse24.kernels import block_sums, hybrid_scatter_pack, loader, tensor_map
 from sparse24.kernels.clusters import most_clusters
-from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
+from sparse24.kernels.hybrid_launch import (
+    BoundProduct,
+    matrix_map,
+    readable,
+    right,
+    rows_contiguous,
+    settle,
+)
 from sparse24.kernels.hybrid_scatter_plan import (
     SPAN,
     Config,
@@ -20,28 +26,19 @@ from sparse24.kernels.hybrid_scatter_plan import (
     schedule,
     tiles_of,
 )
-from sparse24.kernels.hybrid_scatter_units import (
-    LINE_BYTES,
-    TILE_COLUMNS,
-    Units,
-    columns_of_units,
-    rows_of_bands,
-)
+from sparse24.kernels.hybrid_scatter_units import TILE_COLUMNS, Units
 from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_scatter"
 DTYPES = ("float16", "bfloat16")
 MOST_COLUMNS = 128
-LANES = 32
+BY_WARPS = 8  # columns of b that the warps which write bring themselves if the copy engine cannot
 LEFT = np.dtype(
     [
         ("units", "u8"), ("steps", "u8"), ("parts", "u8"), ("counts", "u8"),
         ("pitch", "i4"), ("parts_pitch", "i4"), ("m", "i4"), ("rows", "i4"),
     ]
 )  # fmt: skip
-MATRIX = np.dtype(
-    [("w", "u8"), ("m", "i8"), ("k", "i8"), ("pitch", "i8"), ("rows", "i4"), ("unused", "i4")]
-)
 OUT = np.dtype([("to", "u8"), ("row", "i8"), ("column", "i8"), ("n", "i8")])
 
 
@@ -74,7 +71,7 @@ class ScatterLayout:
         key = (n, balance, blocks)
         found = self._launches.get(key)
         if found is None:
-            blocks = blocks or _multiprocessors(self.data.device.id)
+            blocks = blocks or hybrid_scatter_pack.multiprocessors(self.data.device.id)
             found = self._launches[key] = Ready(self, n, balance, blocks)
         return found
 
@@ -89,15 +86,19 @@ class Ready(BoundProduct):
 
         super().__init__()
         dealt = deal(layout.units, blocks, tiles_of(n), balance=balance)
-        config, kernel = _compiled(layout, dealt, n)
-        if dealt.cluster > 1 and not _at_once(kernel, config, len(dealt.bands) - 1):
+        name, config = layout.dtype.name, _config(layout, dealt, n)
+        if dealt.cluster > 1 and not _at_once(name, config, len(dealt.bands) - 1):
             dealt = deal(layout.units, blocks, tiles_of(n), balance=balance, clusters=False)
-            config, kernel = _compiled(layout, dealt, n)
+            config = _config(layout, dealt, n)
+        self._config, ways = config, {n < BY_WARPS, n <= BY_WARPS}  # both for eight columns
+        self._kernels = {
+            by_warps: _kernel(name, dataclasses.replace(config, by_warps=by_warps))
+            for by_warps in ways
+        }
         steps, parts, counts = schedule(layout.units, dealt)
         pitches = steps.shape[1], parts.shape[1]
-        self._config = config
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
-        self._sizes = (kernel, len(counts), config.threads, config.shared_memory)
+        self._sizes = (len(counts), config.threads, config.shared_memory)
         addresses = (x.data.ptr for x in (layout.data, *self._tables))
         self._left = np.array(
             [(*addresses, *pitches, layout.shape[0], layout.units.rows)], LEFT
@@ -108,23 +109,34 @@ class Ready(BoundProduct):
 
     def bind(self, b, out, stream: int) -> Launch:
         view = (out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])
-        columns = min(8 * self._config.tiles, SPAN)
+        by_warps = out.shape[1] < BY_WARPS or not readable(b)
+        maps = (tensor_map.empty(),) * 2 if by_warps else self._maps(b)
         arguments = (
-            self._left, _b_map(b, columns),
-            _spill_map(b, columns) if self._config.base else tensor_map.empty(),
-            np.array([view], OUT), block_sums.rooms.of_stream(stream),
+            self._left, *maps, right(b), np.array([view], OUT), block_sums.rooms.of_stream(stream),
         )  # fmt: skip
-        return Launch(*self._sizes, arguments, early=True)
+        return Launch(self._kernels[by_warps], *self._sizes, arguments, early=True)
+
+    def _maps(self, b) -> tuple[np.ndarray, np.ndarray]:
+        """How the copy engine reads b, and rows 2 and 3 of every group of four of it."""
+        columns = min(8 * self._config.tiles, SPAN)
+        spill = _spill_map(b, columns) if self._config.base else tensor_map.empty()
+        return _b_map(b, columns), spill
 
 
-def _compiled(layout: ScatterLayout, dealt: Deal, n: int) -> tuple[Config, Any]:
-    config = Config(tiles_of(n), layout.units.base, dealt.cluster, layout.units.columns)
-    macros = defines(layout.dtype.name, config)
-    return config, loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
+def _config(layout: ScatterLayout, dealt: Deal, n: int) -> Config:
+    form = layout.units.base, dealt.cluster, layout.units.columns
+    return Config(tiles_of(n), *form, by_warps=n < BY_WARPS)
 
 
-def _at_once(kernel: Any, config: Config, clusters: int) -> bool:
+def _kernel(name: str, config: Config) -> Any:
+    """The compiled product of such elements."""
+    macros = defines(name, config)
+    return loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
+
+
+def _at_once(name: str, config: Config, clusters: int) -> bool:
     """Whether the device runs so many clusters at a time; the plan only guesses."""
+    kernel = _kernel(name, config)
     return clusters <= most_clusters(kernel, config.cluster, config.threads, config.shared_memory)
 
 
@@ -161,12 +173,9 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
     return None
 
 
-BASE_FROM = 0.27  # density from which 2:4 tiles take less time than scattering all non-zeros
-
-
 def survey(bits: Any) -> Units:
     """How much the units of a CuPy matrix would hold; waits for it."""
-    return _measure(bits)[0]
+    return hybrid_scatter_pack.measure(bits)[0]
 
 
 def prepare(bits: Any, dtype: DType, **form: Any) -> ScatterLayout:
@@ -175,53 +184,10 @@ def prepare(bits: Any, dtype: DType, **form: Any) -> ScatterLayout:
     `form`: `base`, `columns`, and without `base` `rows`, as in `Units`; by default as suits the
     matrix.
     """
-    import cupy
-
-    units, sizes = _measure(bits, **form)
-    lines = cupy.asarray(units.lines.ravel())
-    starts = cupy.cumsum(lines, dtype=np.int64) - lines
-    data = cupy.empty(int(units.lines.sum()) * LINE_BYTES, np.uint8)
-    _launch("pack", units, bits, sizes, starts, data)
+    units, sizes = hybrid_scatter_pack.measure(bits, **form)
+    data = hybrid_scatter_pack.pack(bits, units, sizes)
     settle()
     return ScatterLayout(bits.shape, dtype, data, units)
-
-
-def _measure(bits: Any, **form: Any) -> tuple[Units, Any]:
-    """The units, and their sizes on the GPU; `form` as in `prepare`."""
-    import cupy
-
-    (m, k), units = bits.shape, _form(bits, **form)
-    sizes = cupy.empty((-(-m // units.rows), -(-k // units.columns), 2), np.int32)
-    _launch("measure", units, bits, sizes)
-    return dataclasses.replace(units, sizes=sizes.get()), sizes
-
-
-NONE_YET = np.zeros((0, 0, 2), np.int32)
-
-
-def _form(
-    bits: Any, base: bool | None = None, rows: int | None = None, columns: int | None = None
-) -> Units:
-    """What the units are, before their sizes are known."""
-    import cupy
-
-    (m, k), sms = bits.shape, _multiprocessors(bits.device.id)
-    if base is None:  # groups of four rows of b are addressed as a whole
-        base = k % 4 == 0 and float(cupy.count_nonzero(bits)) >= BASE_FROM * max(bits.size, 1)
-    columns = columns or columns_of_units(m, k, sms)
-    most = Config(1, columns=columns).rows
-    if rows is None:  # 2:4 tiles are bound by memory, and whole
-        rows = most if base or columns > TILE_COLUMNS else rows_of_bands(m, sms)
-    return Units(NONE_YET, base, rows, columns)
-
-
-def _launch(name: str, units: Units, bits: Any, sizes: Any, *others: Any) -> None:
-    """One of the kernels that pack; a warp for each unit."""
-    grid = (sizes.shape[1], sizes.shape[0])
-    matrix = (bits.data.ptr, *bits.shape, bits.strides[0] // 2, units.rows, 0)
-    macros = (("BASE", int(units.base)), ("UNIT_COLUMNS", units.columns))
-    kernel = loader.function(NAME, name, macros)
-    kernel(grid, (LANES,), (np.array([matrix], MATRIX), sizes, *others))
 
 
 def bound(
@@ -231,7 +197,13 @@ def bound(
 
     `blocks` is at most the number of multiprocessors, its default.
     """
-    return layout.launch(b.shape[1], balance, blocks), rows_contiguous(b)
+    n = b.shape[1]
+    return layout.launch(n, balance, blocks), b if takes_any(n) else rows_contiguous(b)
+
+
+def takes_any(n: int) -> bool:
+    """Whether b may have any strides; else its rows are contiguous and begin on 16 bytes."""
+    return n <= BY_WARPS
 
 
 def product(layout: ScatterLayout, b, out, **how: Any) -> None:
@@ -244,15 +216,8 @@ def defines(name: str, config: Config) -> loader.Defines:
     return (
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
         ("BATCH", config.batch), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
-        ("UNIT_COLUMNS", config.columns),
+        ("UNIT_COLUMNS", config.columns), ("BY_WARPS", int(config.by_warps)),
     )  # fmt: skip
-
-
-@functools.cache
-def _multiprocessors(device: int) -> int:
-    import cupy
-
-    return cupy.cuda.Device(device).attributes["MultiProcessorCount"]
 
 
 COMPILE_CHECKS = [
@@ -260,6 +225,8 @@ COMPILE_CHECKS = [
     for name, config in (
         ("float16", Config(1)),
         ("bfloat16", Config(1, cluster=2)),
+        ("float16", Config(1, cluster=2, by_warps=True)),
+        ("bfloat16", Config(1, columns=128, by_warps=True)),
         ("bfloat16", Config(2)),
         ("float16", Config(4)),
         ("bfloat16", Config(8)),
@@ -280,6 +247,7 @@ COMPILE_CHECKS = [
     for name, tiles, *how in (
         ("bfloat16", 1, 1),
         ("float16", 1, 2),
+        ("bfloat16", 1, 1, 128, True),
         ("float16", 2, 1),
         ("bfloat16", 4, 2),
         ("float16", 8, 1),

@@ -36,12 +36,15 @@ class Config:
         Blocks that have a band together, and send one another their sums; 1: see `Deal`.
     columns : int
         Of a unit, as in `Units`.
+    by_warps : bool
+        The warps that write bring b, of any strides and up to 8 columns, and not the copy engine.
     """
 
     tiles: int
     base: bool = False
     cluster: int = 1
     columns: int = TILE_COLUMNS
+    by_warps: bool = False
 
     @property
     def name(self) -> str:

@@ -282,7 +282,7 @@ def explain(h, n: int, *, copied: bool | None = None) -> dict:
         reason = f"predicted {gain:.2f}x faster than {second}"
     if choice == "cublas":
         reason = f"no sparse path is predicted to gain; the best, {second}, {gain:.2f}x as long"
-    copying = copying_paths(h, times) if copied else []
+    copying = copying_paths(h, times, n) if copied else []
     if choice in copying:
         reason += "; it copies b at each call, whose rows do not begin on 16 bytes"
     return {

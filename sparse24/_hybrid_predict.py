@@ -30,6 +30,7 @@ STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
+BY_WARPS = 1.1  # how much longer scatter takes where it reads such a b, of few columns, as it is
 SPAN = 64  # columns of b in a line of 128 bytes
 ACROSS_LINES = 1.3  # how much longer it takes to fetch much of b where rows do not begin with one
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
@@ -61,13 +62,24 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
     if copied_by(n) if copied is None else copied:
         moved = 2 * h.shape[1] * n * dtype.itemsize
         copying = COPY_SECONDS + moved / _hybrid_cost.rates_for(dtype, True).bandwidth
-        times |= {path: times[path] + copying for path in copying_paths(h, times)}
+        times |= {path: times[path] + copying for path in copying_paths(h, times, n)}
+        if "scatter" in times and _scatter_takes_any(n):
+            times["scatter"] *= BY_WARPS
     return times
 
 
-def copying_paths(h, times: dict[str, float]) -> list[str]:
-    """Those of some paths that copy a `b` which the copy engine cannot read."""
-    return [path for path in times if path in COPYING and h.tiles.dtype.itemsize == ITEMSIZE]
+def copying_paths(h, times: dict[str, float], n: int) -> list[str]:
+    """Those of some paths that copy a `b` of `n` columns which the copy engine cannot read."""
+    if h.tiles.dtype.itemsize != ITEMSIZE:
+        return []
+    without = {"scatter"} if _scatter_takes_any(n) else set()
+    return [path for path in times if path in COPYING and path not in without]
+
+
+def _scatter_takes_any(n: int) -> bool:
+    from sparse24.kernels import hybrid_scatter
+
+    return hybrid_scatter.takes_any(n)
 
 
 def copied_by(n: int, b_order: str = "row") -> bool:

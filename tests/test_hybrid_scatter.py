@@ -238,6 +238,10 @@ def test_rows_of_sixteen_bytes_come_as_lines(monkeypatch, k, pitch, columns, as_
     assert maps == [(0, *(lines if as_lines else boxes))]
 
 
+def test_up_to_eight_columns_may_have_any_strides():
+    assert [hybrid_scatter.takes_any(n) for n in (1, 8, 9, 128)] == [True, True, False, False]
+
+
 def test_refuses_in_words():
     half = lookup("float16")
     assert hybrid_scatter.refuses(half, 64, "90") is None

@@ -7,10 +7,12 @@
 //   counts [blocks]                its steps and parts; empty ones follow                            (read)
 //   b      [k, n]                  n contiguous, rows on 16-byte boundaries                          (read)
 //   spill  with BASE, b as [2][k / 4][n]: rows 2 and 3 of every group of four                        (read)
+//   right  [k, n]                  with BY_WARPS, b of any strides and up to eight columns instead    (read)
 //   out    [m, n]                  any strides                                                    (written)
 //
 // A step is a unit of up to 128 rows, a band, by 64 columns in which some of the rows has a non-zero, or of 64 by 128: then
-// there are twice as many bands, and fewer blocks share one.  The steps of all bands are dealt to blocks in order, so a block takes a part of a band, and perhaps parts of the next ones.
+// there are twice as many bands, and fewer blocks share one.  The steps of all bands are dealt to blocks in order, so a
+// block takes a part of a band, and perhaps parts of the next ones.
 // Every stage of the ring has a warp of its own, the writer: it clears the tile and stores the non-zeros
 // of the next unit into it, while the copy engine brings 64 rows of b.  A non-zero costs one store and hardly an
 // instruction more, nearly always in a bank of its own.  One warpgroup multiplies, by 64 columns with those of b in the
@@ -27,7 +29,7 @@
 // Partial sums are added in a fixed order: the same bits every time.  With CLUSTER > 1 the blocks of a cluster have one
 // band, and send one another their sums; else blocks that share a band do so through global memory.
 //
-// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER, which kernels/hybrid_scatter_plan.py chooses.
+// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS, which kernels/hybrid_scatter_plan.py chooses.
 // Without ELEMENT the kernels that pack (include/scatter_pack.cuh).
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_scatter.py.
@@ -119,6 +121,7 @@ struct Ring {
 
 #include "band_store.cuh"
 #include "scatter_consumer.cuh"
+#include "scatter_lines.cuh"
 #include "scatter_writer.cuh"
 
 // Where the four sums of a tile of eight go, of a thread of an array of 128; `member` counts threads and arrays.
@@ -174,8 +177,8 @@ extern "C" __global__ void
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(kThreads, 1)
-product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap spill, const Product out,
-        const Room room) {
+product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap spill,
+        const __grid_constant__ Right right, const Product out, const Room room) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);               // known to be the same in all lanes
@@ -188,7 +191,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
 
     let_next_start();
     if (threadIdx.x == 0) {
-        prefetch_map(b);
+        if (!BY_WARPS) prefetch_map(b);
         ring.init();
         shares.init();
     }
@@ -196,11 +199,13 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
     if (warp >= kConsumers) {
         take_registers<kWriterRegisters>();
         if (warp < kConsumers + STAGES) {
-            Writer writer(a, counts.x, ring, warp - kConsumers, shared);
+            Writer writer(a, right, counts.x, ring, warp - kConsumers, shared);
             Batch even, odd;
             writer.begin(even);
             wait_for_previous();
-            while (writer.advance(b, spill, even, odd) && writer.advance(b, spill, odd, even)) {}
+            Lines lines;
+            writer.begin_lines(lines);
+            while (writer.advance(b, spill, lines, even, odd) && writer.advance(b, spill, lines, odd, even)) {}
         }
     } else {
         give_registers<kConsumerRegisters>();
