@@ -27,12 +27,17 @@ def result(out) -> np.ndarray:
     return np.array([(out.data.ptr, row, column)], OUT)
 
 
+def readable(b: Any) -> bool:
+    """Whether the copy engine can read b: its rows are contiguous and start on 16 bytes."""
+    contiguous = b.strides[1] == 2 or b.shape[1] == 1
+    return contiguous and tensor_map.addressable(b.data.ptr, (b.strides[0],))
+
+
 def rows_contiguous(b: Any):
     """b, or a copy of it whose rows are contiguous and start on 16-byte boundaries."""
-    if b.strides[1] == 2 or b.shape[1] == 1:
-        if tensor_map.addressable(b.data.ptr, (b.strides[0],)):
-            return b
-    elif transpose.takes(b.T):
+    if readable(b):
+        return b
+    if b.strides[1] != 2 and b.shape[1] > 1 and transpose.takes(b.T):
         return transpose.launch(b.T).T
     k, n = b.shape
     wide = _arrays.cupy_module().zeros((k, _arrays.row_pitch(n, 2)), np.uint16)

@@ -1,47 +1,44 @@
-"""Launch ``cuda/hybrid_scatter.cu``: unstructured 16-bit matrices times up to 64 columns."""
+"""Launch ``cuda/hybrid_scatter.cu``: unstructured 16-bit matrices times up to 128 columns."""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24.kernels import block_sums, loader, tensor_map
+from sparse24.kernels import block_sums, hybrid_scatter_pack, loader, tensor_map
 from sparse24.kernels.clusters import most_clusters
-from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
+from sparse24.kernels.hybrid_launch import (
+    BoundProduct,
+    matrix_map,
+    readable,
+    right,
+    rows_contiguous,
+    settle,
+)
 from sparse24.kernels.hybrid_scatter_plan import (
-    BATCH_GROUPS,
-    THREADS,
+    SPAN,
     Config,
     Deal,
     deal,
     schedule,
     tiles_of,
 )
-from sparse24.kernels.hybrid_scatter_units import (
-    LINE_BYTES,
-    UNIT_COLUMNS,
-    UNIT_ROWS,
-    Units,
-    rows_of_bands,
-)
+from sparse24.kernels.hybrid_scatter_units import TILE_COLUMNS, Units
 from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_scatter"
 DTYPES = ("float16", "bfloat16")
-MOST_COLUMNS = 64
-LANES = 32
+MOST_COLUMNS = 128
+BY_WARPS = 8  # columns of b that the warps which write bring themselves if the copy engine cannot
 LEFT = np.dtype(
     [
         ("units", "u8"), ("steps", "u8"), ("parts", "u8"), ("counts", "u8"),
         ("pitch", "i4"), ("parts_pitch", "i4"), ("m", "i4"), ("rows", "i4"),
     ]
 )  # fmt: skip
-MATRIX = np.dtype(
-    [("w", "u8"), ("m", "i8"), ("k", "i8"), ("pitch", "i8"), ("rows", "i4"), ("unused", "i4")]
-)
 OUT = np.dtype([("to", "u8"), ("row", "i8"), ("column", "i8"), ("n", "i8")])
 
 
@@ -74,7 +71,7 @@ class ScatterLayout:
         key = (n, balance, blocks)
         found = self._launches.get(key)
         if found is None:
-            blocks = blocks or _multiprocessors(self.data.device.id)
+            blocks = blocks or hybrid_scatter_pack.multiprocessors(self.data.device.id)
             found = self._launches[key] = Ready(self, n, balance, blocks)
         return found
 
@@ -89,15 +86,19 @@ class Ready(BoundProduct):
 
         super().__init__()
         dealt = deal(layout.units, blocks, tiles_of(n), balance=balance)
-        config, kernel = _compiled(layout, dealt, n)
-        if dealt.cluster > 1 and not _at_once(kernel, config, len(dealt.bands) - 1):
+        name, config = layout.dtype.name, _config(layout, dealt, n)
+        if dealt.cluster > 1 and not _at_once(name, config, len(dealt.bands) - 1):
             dealt = deal(layout.units, blocks, tiles_of(n), balance=balance, clusters=False)
-            config, kernel = _compiled(layout, dealt, n)
+            config = _config(layout, dealt, n)
+        self._config, ways = config, {n < BY_WARPS, n <= BY_WARPS}  # both for eight columns
+        self._kernels = {
+            by_warps: _kernel(name, dataclasses.replace(config, by_warps=by_warps))
+            for by_warps in ways
+        }
         steps, parts, counts = schedule(layout.units, dealt)
         pitches = steps.shape[1], parts.shape[1]
-        self._config = config
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
-        self._sizes = (kernel, len(counts), THREADS, config.shared_memory)
+        self._sizes = (len(counts), config.threads, config.shared_memory)
         addresses = (x.data.ptr for x in (layout.data, *self._tables))
         self._left = np.array(
             [(*addresses, *pitches, layout.shape[0], layout.units.rows)], LEFT
@@ -108,35 +109,47 @@ class Ready(BoundProduct):
 
     def bind(self, b, out, stream: int) -> Launch:
         view = (out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])
-        columns = 8 * self._config.tiles
+        by_warps = out.shape[1] < BY_WARPS or not readable(b)
+        maps = (tensor_map.empty(),) * 2 if by_warps else self._maps(b)
         arguments = (
-            self._left, _b_map(b, columns),
-            _spill_map(b, columns) if self._config.base else tensor_map.empty(),
-            np.array([view], OUT), block_sums.rooms.of_stream(stream),
+            self._left, *maps, right(b), np.array([view], OUT), block_sums.rooms.of_stream(stream),
         )  # fmt: skip
-        return Launch(*self._sizes, arguments, early=True)
+        return Launch(self._kernels[by_warps], *self._sizes, arguments, early=True)
+
+    def _maps(self, b) -> tuple[np.ndarray, np.ndarray]:
+        """How the copy engine reads b, and rows 2 and 3 of every group of four of it."""
+        columns = min(8 * self._config.tiles, SPAN)
+        spill = _spill_map(b, columns) if self._config.base else tensor_map.empty()
+        return _b_map(b, columns), spill
 
 
-def _compiled(layout: ScatterLayout, dealt: Deal, n: int) -> tuple[Config, Any]:
-    config = Config(tiles_of(n), layout.units.base, dealt.cluster)
-    macros = defines(layout.dtype.name, config)
-    return config, loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
+def _config(layout: ScatterLayout, dealt: Deal, n: int) -> Config:
+    form = layout.units.base, dealt.cluster, layout.units.columns
+    return Config(tiles_of(n), *form, by_warps=n < BY_WARPS)
 
 
-def _at_once(kernel: Any, config: Config, clusters: int) -> bool:
+def _kernel(name: str, config: Config) -> Any:
+    """The compiled product of such elements."""
+    macros = defines(name, config)
+    return loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
+
+
+def _at_once(name: str, config: Config, clusters: int) -> bool:
     """Whether the device runs so many clusters at a time; the plan only guesses."""
-    return clusters <= most_clusters(kernel, config.cluster, THREADS, config.shared_memory)
+    kernel = _kernel(name, config)
+    return clusters <= most_clusters(kernel, config.cluster, config.threads, config.shared_memory)
 
 
 def _b_map(b, columns: int) -> np.ndarray:
-    """64 rows of b at a time; those of 16 bytes that lie close together come as one line.
+    """64 rows and up to 64 columns of b at a time.
 
-    Such lines begin with every row, so they overlap, and the last ends where b does.
+    Rows of 16 bytes that lie close together come as one line.  Such lines begin with every row, so
+    they overlap, and the last ends where b does.
     """
     k = b.shape[0]
-    if columns > 8 or b.strides[0] > 16 or k % UNIT_COLUMNS:
-        return matrix_map(b, 1, 0, (columns, UNIT_COLUMNS))
-    words, lines = 4 * UNIT_COLUMNS, k - UNIT_COLUMNS + 1
+    if columns > 8 or b.strides[0] > 16 or k % TILE_COLUMNS:
+        return matrix_map(b, 1, 0, (columns, TILE_COLUMNS))
+    words, lines = 4 * TILE_COLUMNS, k - TILE_COLUMNS + 1
     return tensor_map.tiled(
         b.data.ptr, (words, lines, 1), (16, 16 * lines), (words, 1), 4, tensor_float=False
     )
@@ -160,52 +173,21 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
     return None
 
 
-BASE_FROM = 0.27  # density from which 2:4 tiles take less time than scattering all non-zeros
-
-
 def survey(bits: Any) -> Units:
     """How much the units of a CuPy matrix would hold; waits for it."""
-    return _measure(bits)[0]
+    return hybrid_scatter_pack.measure(bits)[0]
 
 
-def prepare(
-    bits: Any, dtype: DType, *, base: bool | None = None, rows: int | None = None
-) -> ScatterLayout:
+def prepare(bits: Any, dtype: DType, **form: Any) -> ScatterLayout:
     """Pack a CuPy matrix (m, k) of uint16 with contiguous rows; waits for the counts.
 
-    `base`, and `rows` without it, as in `Units`; by default as suits the matrix.
+    `form`: `base`, `columns`, and without `base` `rows`, as in `Units`; by default as suits the
+    matrix.
     """
-    import cupy
-
-    units, sizes = _measure(bits, base, rows)
-    lines = cupy.asarray(units.lines.ravel())
-    starts = cupy.cumsum(lines, dtype=np.int64) - lines
-    data = cupy.empty(int(units.lines.sum()) * LINE_BYTES, np.uint8)
-    _launch("pack", units.base, bits, units.rows, sizes, starts, data)
+    units, sizes = hybrid_scatter_pack.measure(bits, **form)
+    data = hybrid_scatter_pack.pack(bits, units, sizes)
     settle()
     return ScatterLayout(bits.shape, dtype, data, units)
-
-
-def _measure(bits: Any, base: bool | None = None, rows: int | None = None) -> tuple[Units, Any]:
-    """The units, and their sizes on the GPU."""
-    import cupy
-
-    m, k = bits.shape
-    if base is None:  # groups of four rows of b are addressed as a whole
-        base = k % 4 == 0 and float(cupy.count_nonzero(bits)) >= BASE_FROM * max(bits.size, 1)
-    if rows is None:  # 2:4 tiles are bound by memory, and whole
-        rows = UNIT_ROWS if base else rows_of_bands(m, _multiprocessors(bits.device.id))
-    sizes = cupy.empty((-(-m // rows), -(-k // UNIT_COLUMNS), 2), np.int32)
-    _launch("measure", base, bits, rows, sizes)
-    return Units(sizes.get(), base, rows), sizes
-
-
-def _launch(name: str, base: bool, bits: Any, rows: int, sizes: Any, *others: Any) -> None:
-    """One of the kernels that pack; a warp for each unit."""
-    grid = (sizes.shape[1], sizes.shape[0])
-    matrix = (bits.data.ptr, *bits.shape, bits.strides[0] // 2, rows, 0)
-    kernel = loader.function(NAME, name, (("BASE", int(base)),))
-    kernel(grid, (LANES,), (np.array([matrix], MATRIX), sizes, *others))
 
 
 def bound(
@@ -215,11 +197,17 @@ def bound(
 
     `blocks` is at most the number of multiprocessors, its default.
     """
-    return layout.launch(b.shape[1], balance, blocks), rows_contiguous(b)
+    n = b.shape[1]
+    return layout.launch(n, balance, blocks), b if takes_any(n) else rows_contiguous(b)
+
+
+def takes_any(n: int) -> bool:
+    """Whether b may have any strides; else its rows are contiguous and begin on 16 bytes."""
+    return n <= BY_WARPS
 
 
 def product(layout: ScatterLayout, b, out, **how: Any) -> None:
-    """out = A @ b, for CuPy matrices (k, n) and (m, n), up to 64 columns; see `bound`."""
+    """out = A @ b, for CuPy matrices (k, n) and (m, n), up to 128 columns; see `bound`."""
     run, b = bound(layout, b, out, **how)
     run(b, out)
 
@@ -227,15 +215,9 @@ def product(layout: ScatterLayout, b, out, **how: Any) -> None:
 def defines(name: str, config: Config) -> loader.Defines:
     return (
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
-        ("BATCH", BATCH_GROUPS), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
+        ("BATCH", config.batch), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
+        ("UNIT_COLUMNS", config.columns), ("BY_WARPS", int(config.by_warps)),
     )  # fmt: skip
-
-
-@functools.cache
-def _multiprocessors(device: int) -> int:
-    import cupy
-
-    return cupy.cuda.Device(device).attributes["MultiProcessorCount"]
 
 
 COMPILE_CHECKS = [
@@ -243,6 +225,8 @@ COMPILE_CHECKS = [
     for name, config in (
         ("float16", Config(1)),
         ("bfloat16", Config(1, cluster=2)),
+        ("float16", Config(1, cluster=2, by_warps=True)),
+        ("bfloat16", Config(1, columns=128, by_warps=True)),
         ("bfloat16", Config(2)),
         ("float16", Config(4)),
         ("bfloat16", Config(8)),
@@ -250,15 +234,28 @@ COMPILE_CHECKS = [
         ("bfloat16", Config(8, cluster=2)),
         ("float16", Config(4, cluster=4)),
         ("float16", Config(2, cluster=4)),
+        ("float16", Config(2, cluster=2, columns=128)),
+        ("bfloat16", Config(8, cluster=2, columns=128)),
+        ("bfloat16", Config(16, columns=128)),
+        ("bfloat16", Config(12)),
+        ("float16", Config(12, cluster=2)),
+        ("float16", Config(16)),
+        ("bfloat16", Config(16, cluster=2)),
     )
 ] + [
-    (defines(name, Config(tiles, True, cluster)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
-    for name, tiles, cluster in (
+    (defines(name, Config(tiles, True, *how)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
+    for name, tiles, *how in (
         ("bfloat16", 1, 1),
         ("float16", 1, 2),
+        ("bfloat16", 1, 1, 128, True),
         ("float16", 2, 1),
         ("bfloat16", 4, 2),
         ("float16", 8, 1),
         ("float16", 8, 4),
+        ("float16", 4, 2, 128),
+        ("float16", 8, 2, 128),
+        ("float16", 12, 1),
+        ("float16", 16, 1),
+        ("bfloat16", 16, 2),
     )
 ]

@@ -10,15 +10,14 @@ import numpy as np
 from sparse24.kernels.hybrid_scatter_units import (
     BASE_LINES,
     LINE_BYTES,
-    UNIT_COLUMNS,
-    UNIT_ROWS,
+    TILE_COLUMNS,
+    TILE_ROWS,
     Units,
 )
 from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
 
-BATCH_GROUPS = 9  # that a warp which writes holds at once, twice
-WRITERS = 8  # warps; with those that multiply 12, which leaves 168 registers a thread
-THREADS = 32 * (4 + WRITERS)
+WRITERS = 8  # warps
+SPAN = 64  # columns of b that lie together in shared memory
 UNIT = np.dtype([("column", "i4"), ("first", "i4"), ("groups", "i4"), ("lines", "i4")])
 PART = np.dtype([("band", "i4"), ("steps", "i4"), ("slot", "i4"), ("blocks", "i4")])
 
@@ -35,21 +34,52 @@ class Config:
         Units are 2:4 tiles, and what spills over; see `Units`.
     cluster : int
         Blocks that have a band together, and send one another their sums; 1: see `Deal`.
+    columns : int
+        Of a unit, as in `Units`.
+    by_warps : bool
+        The warps that write bring b, of any strides and up to 8 columns, and not the copy engine.
     """
 
     tiles: int
     base: bool = False
     cluster: int = 1
+    columns: int = TILE_COLUMNS
+    by_warps: bool = False
 
     @property
     def name(self) -> str:
         cluster = f"c{self.cluster}" if self.cluster > 1 else ""
-        return f"{UNIT_ROWS}x{8 * self.tiles}" + "b" * self.base + cluster
+        return f"{self.rows}x{8 * self.tiles}" + "b" * self.base + cluster
+
+    @property
+    def rows(self) -> int:
+        """Of a unit, at most."""
+        return TILE_ROWS * TILE_COLUMNS // self.columns
+
+    @property
+    def pieces(self) -> int:
+        """Of the sums, which the blocks of a cluster share out."""
+        return self.tiles * self.rows // (64 * self.groups)
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that multiply: two have 64 rows each."""
+        return 2 if self.tiles > 8 and self.rows == TILE_ROWS else 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * (4 * self.groups + WRITERS)
+
+    @property
+    def batch(self) -> int:
+        """Groups of a batch, of which a warp that writes holds two; more would spill."""
+        return 9 if self.groups == 1 else 7
 
     @property
     def width(self) -> int:
         """Columns of a dense instruction's result: those of b, or rows of the matrix instead."""
-        return UNIT_ROWS if self.tiles == 8 and not self.base else 8 * self.tiles
+        return self.rows if self.tiles == 8 and not self.base else 8 * self.tiles
 
     @property
     def stages(self) -> int:
@@ -61,22 +91,23 @@ class Config:
         return self._bytes(self.stages)
 
     def _bytes(self, stages: int) -> int:
-        b = 16 * self.tiles * UNIT_COLUMNS
-        tile = 2 * UNIT_ROWS * UNIT_COLUMNS
+        spans = -(-8 * self.tiles // SPAN)
+        b = 2 * spans * min(8 * self.tiles, SPAN) * self.columns
+        tile = 2 * TILE_ROWS * TILE_COLUMNS
         stage = tile // 2 + LINE_BYTES * BASE_LINES + b + b // 2 if self.base else tile + b
-        of_others = 32 * UNIT_ROWS * self.tiles * (self.cluster - 1) // self.cluster  # sums
+        of_others = 32 * self.rows * self.tiles * (self.cluster - 1) // self.cluster  # sums
         return stages * (stage + 16) + of_others + 8
 
 
 def tiles_of(n: int) -> int:
     """Tiles of 8 columns of a product with `n` columns."""
-    return 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else 8
+    return next(tiles for tiles in (1, 2, 4, 8, 12, 16) if n <= 8 * tiles)
 
 
 # Cycles of shared memory, which set the time: to read or clear a tile; for the stores of a group
-# and of a line, with conflicts of banks; for a second batch; to hand over the sums of a tile,
-# through global memory or in a cluster.
-TILE = 2 * UNIT_ROWS * UNIT_COLUMNS // 128
+# and of a line, with conflicts of banks; for a second batch; to hand over the sums of 128 rows by
+# 8 columns, through global memory or in a cluster.
+TILE = 2 * TILE_ROWS * TILE_COLUMNS // 128
 GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 700, 300
 CLUSTERS = (2, 4)  # sizes
 LEFT_OVER = 11  # one multiprocessor of so many, by clusters of four: an H200 of 132 runs 30 of them
@@ -89,12 +120,13 @@ def cycles_of(units: Units, tiles: int) -> np.ndarray:
     A unit of one batch is cleared by as many stores as it has.
     """
     stores = units.sizes @ (GROUP_STORES, LINE_STORES)
-    tile = TILE // 2 if units.base else TILE
-    clear = np.where(units.sizes[..., 0] <= BATCH_GROUPS, stores, tile + SECOND_BATCH)
+    tile, halves = TILE // 2 if units.base else TILE, units.columns // TILE_COLUMNS
+    batch = Config(tiles, units.base, columns=units.columns).batch
+    clear = np.where(units.sizes[..., 0] <= batch, stores, tile + SECOND_BATCH)
     if units.base:  # two blocks of 64 rows read 64 rows of b, and half of them again
-        return BASE_LINES + TILE // 2 + tile + (12 + 24) * tiles + stores + clear
-    of_b = 64 if tiles == 8 else 16 * tiles
-    return tile + of_b + 8 * tiles + stores + clear
+        return BASE_LINES + TILE // 2 + tile + (12 * halves + 24) * tiles + stores + clear
+    of_b = 64 * halves if tiles == 8 else 16 * tiles
+    return tile + of_b + 8 * tiles * halves + stores + clear
 
 
 class Deal(NamedTuple):
@@ -132,6 +164,7 @@ def deal(
     if not balance:
         cost = np.full(len(cost), cost.mean())
     running = np.concatenate([[0], np.cumsum(cost)])
+    config = Config(tiles, units.base, columns=units.columns)
     most = min(sms // len(live), live.shape[1])
     ways = [_even(running, bands, splits) for splits in range(1, most + 1)]
     ways.append(_through(running, bands, sms))
@@ -140,20 +173,21 @@ def deal(
         way._replace(cluster=splits)
         for splits, way in enumerate(found[:-1], 1)
         if clusters and splits in CLUSTERS
-        and 2 * tiles % splits == 0  # pieces of sums, as many to each block
+        and config.pieces % splits == 0  # as many to each block
         and len(live) * splits <= sms - (splits > 2) * (sms // LEFT_OVER)
         and len(way.cuts) == len(live) * splits + 1  # none is empty
     ]  # fmt: skip
-    return min(found, key=lambda way: _most(running, way, tiles))
+    return min(found, key=lambda way: _most(running, way, config))
 
 
-def _most(running: np.ndarray, dealt: Deal, tiles: int) -> float:
+def _most(running: np.ndarray, dealt: Deal, config: Config) -> float:
     """Cycles of the block that has most to do, with what handing over takes."""
     bands, cuts = dealt.bands, dealt.cuts
     begins_within, ends_within = ~np.isin(cuts[:-1], bands), ~np.isin(cuts[1:], bands)
     passes = np.searchsorted(bands, cuts[:-1], "right") < np.searchsorted(bands, cuts[1:])
     shared = np.where(passes, begins_within * 1 + ends_within, begins_within | ends_within)
-    each = (IN_CLUSTER if dealt.cluster > 1 else HAND_OVER) * tiles
+    each = IN_CLUSTER if dealt.cluster > 1 else HAND_OVER
+    each *= config.tiles * config.rows / TILE_ROWS
     return float((np.diff(running[cuts]) + each * shared).max())
 
 
@@ -205,7 +239,7 @@ def _table(units: Units) -> np.ndarray:
     """All units, as the kernel reads them."""
     lines, across = units.lines, units.sizes.shape[1]
     table = np.zeros(lines.size, UNIT)
-    table["column"] = np.arange(lines.size) % across * UNIT_COLUMNS
+    table["column"] = np.arange(lines.size) % across * units.columns
     table["first"] = np.cumsum(lines, dtype=np.int64) - lines.ravel()
     table["groups"], table["lines"] = units.sizes[..., 0].ravel(), units.sizes[..., 1].ravel()
     return table
@@ -229,4 +263,4 @@ def effort(units: Units, n: int, sms: int) -> tuple[float, float]:
     held = np.append(0, np.cumsum(units.lines.ravel()[dealt.units]))
     cost = np.append(0, np.cumsum(cycles_of(units, tiles).ravel()[dealt.units]))
     most = LINE_BYTES * float(np.diff(held[dealt.cuts]).max())
-    return _most(cost, dealt, tiles), most * sms
+    return _most(cost, dealt, Config(tiles, units.base, columns=units.columns)), most * sms

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-UNIT_ROWS, UNIT_COLUMNS = 128, 64  # the rows of units are called bands; see `rows_of_bands`
+TILE_ROWS, TILE_COLUMNS = 128, 64  # of a unit in shared memory; see `Units`
 LINE_BYTES = 128
 GROUP_BYTES = 6 * LINE_BYTES
 GROUP_ELEMENTS = 4  # of each list of a lane
@@ -25,12 +25,15 @@ class Units:
     base : bool
         The first two non-zeros of every group of four are stored as 2:4 tiles, and not scattered.
     rows : int
-        Of a band, the last one apart; `UNIT_ROWS` with `base`.
+        Of a band, the last one apart; `TILE_ROWS` with `base`, or 64.
+    columns : int
+        Of a unit; of `TILE_COLUMNS`, or of 128 and up to 64 rows.
     """
 
     sizes: np.ndarray
     base: bool = False
-    rows: int = UNIT_ROWS
+    rows: int = TILE_ROWS
+    columns: int = TILE_COLUMNS
 
     @property
     def lines(self) -> np.ndarray:
@@ -43,14 +46,30 @@ UNIT_SHARE = 0.35  # of a unit's time, whatever its rows
 
 
 def rows_of_bands(m: int, multiprocessors: int) -> int:
-    """How many rows to a band: fewer than `UNIT_ROWS` where multiprocessors would be idle else.
+    """How many rows to a band of units of 64 columns.
 
+    Fewer than `TILE_ROWS` where multiprocessors would be idle else.
     Every band is cut into as many parts as there are multiprocessors for; with more bands than
     those, parts pass from one to the next, and their rows do not matter.
     """
 
     def seconds(rows: int) -> float:
         parts = multiprocessors // max(-(-m // rows), 1)
-        return (UNIT_SHARE + (1 - UNIT_SHARE) * rows / UNIT_ROWS) / parts if parts else 1.0
+        return (UNIT_SHARE + (1 - UNIT_SHARE) * rows / TILE_ROWS) / parts if parts else 1.0
 
-    return min(range(UNIT_ROWS, UNIT_ROWS // 2, -8), key=seconds)
+    return min(range(TILE_ROWS, TILE_ROWS // 2, -8), key=seconds)
+
+
+IN_PAIRS = 0.9  # of the multiprocessors, which clusters of two that have 64 rows must keep busy
+FLAT_MOST_K = 6144  # columns up to which sums that meet sooner outweigh more of b
+
+
+def columns_of_units(m: int, k: int, multiprocessors: int) -> int:
+    """Whether units had better be of 128 columns, and 64 rows, or of 64.
+
+    Bands of half the height are shared by half as many blocks, and each block then reads twice
+    the rows of b.  It pays where the two blocks of a band form a cluster, and four could not.
+    """
+    blocks = 2 * -(-m // (TILE_ROWS // 2))
+    flat = IN_PAIRS * multiprocessors <= blocks <= multiprocessors and k <= FLAT_MOST_K
+    return 2 * TILE_COLUMNS if flat else TILE_COLUMNS

@@ -61,8 +61,14 @@ CPU = Rates("CPU", 10e9, 8e9, 8e9, 1e12, 6e9, 8e9)
 
 
 def bucket(n: int) -> int:
-    """The number of columns that stands for `n` where a choice is remembered."""
-    return n if n <= 4 else 1 << (n - 1).bit_length()
+    """The number of columns that stands for `n` where a choice is remembered.
+
+    From 65 to 512 times hang on how `n` fits into lines and tiles; else a power of two will do.
+    """
+    if n <= 4:
+        return n
+    step = 8 if 64 < n <= 128 else 64 if 128 < n <= 512 else 1 << (n - 1).bit_length()
+    return -(-n // step) * step
 
 
 def rates_for(dtype: DType, on_gpu: bool) -> Rates:
@@ -143,10 +149,13 @@ H200_LINES = {
     "scatter/16": Line(3.06e-6, 5.24e-10, 3.03e-14),
     "scatter/32": Line(3.03e-6, 4.72e-10, 5.01e-14),
     "scatter/64": Line(2.18e-6, 4.31e-10, 9.46e-14),
+    "scatter/96": Line(1.01e-6, 5.77e-10, 5.71e-14),
+    "scatter/128": Line(1.27e-6, 5.3e-10, 5.79e-14),
     "base/8": Line(2.94e-6, 5.53e-11, 2.08e-13),
     "base/16": Line(3.61e-6, 0.0, 2.28e-13),
     "base/32": Line(3.19e-6, 3.65e-10, 1.21e-13),
     "base/64": Line(1.66e-6, 6e-10, 0.0),
+    "base/128": Line(1.79e-6, 4.82e-10, 3.56e-14),
     "gather/1": Line(1.63e-6, 0.0, 2.7e-13),
     "gather/2": Line(1.86e-6, 0.0, 2.73e-13),
     "gather/4": Line(2.13e-6, 0.0, 2.76e-13),
@@ -167,23 +176,29 @@ H200_LINES = {
     "cublas/8": Line(5.4e-6, 0.0, 2.54e-13),
     "cublas/32": Line(5.7e-6, 0.0, 2.48e-13),
     "cublas/64": Line(4.15e-6, 0.0, 2.49e-13),
+    "cublas/120": Line(6.5e-6, 0.0, 2.45e-13),
+    "cublas/128": Line(4.15e-6, 0.0, 2.49e-13),
     "dense/512": Line(0.0, 2.88e-15, 0.0),
     "overflow/512": Line(2.27e-6, 2.38e-13, 2.02e-13),
     "slots/512": Line(0.0, 1.79e-15, 2.2e-14),
     "regrouped/512": Line(0.0, 1.99e-15, 0.0),
 }
 COLUMN_CLASSES = {
-    "stream": (8, 16, 32, 64), "scatter": (8, 16, 32, 64), "base": (8, 16, 32, 64),
+    "stream": (8, 16, 32, 64),
+    "scatter": (8, 16, 32, 64, 96, 128), "base": (8, 16, 32, 64, 128),
     "gather": (1, 2, 4, 8, 16),
     "panel16": (8, 64, 512), "panel": (8, 64, 512), "panel64": (8, 64, 512),
     "rows": (1, 2, 4),
-    "cublas": (8, 32, 64), "dense": (512,), "overflow": (512,), "slots": (512,),
+    "cublas": (8, 32, 64, 120, 128), "dense": (512,), "overflow": (512,), "slots": (512,),
     "regrouped": (512,),
 }  # fmt: skip
 
 
 # Tiles of cuBLAS, and their speed relative to the first.
-DENSE_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 1.0), (128, 64, 0.8), (64, 64, 0.6))
+DENSE_TILES = (
+    (128, 256, 1.0), (256, 128, 1.0), (128, 192, 1.0), (128, 160, 0.93), (128, 128, 1.0),
+    (128, 64, 0.8), (64, 192, 0.86), (64, 160, 0.8), (64, 64, 0.6),
+)  # fmt: skip
 IDLE = 0.7  # of a wave's time, what the missing tiles of the last one take
 # How long the dense product takes by its share of zeros, which save power; H200, by 4096 columns.
 POWER_ZEROS, POWER_TIME = (0.8, 0.9, 0.95, 0.99), (1.0, 0.96, 0.94, 0.9)

@@ -6,7 +6,7 @@
 ``gather``    up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
 ``panel``     16 to 64 bits: panels of the dense operand on chip, the non-zeros streamed past them
 ``stream``    up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
-``scatter``   up to 64 columns, 16-bit, Hopper: non-zeros scattered into dense tiles on chip
+``scatter``   up to 128 columns, 16-bit, Hopper: non-zeros scattered into dense tiles on chip
 ``tiles``     any dtype and size, tile by tile on plain cores
 ``slots``     from 128 columns, 16-bit, Hopper: one 2:4 product, what does not fit in more columns
 ``regrouped`` from 128 columns, 16-bit, Hopper: one 2:4 product, columns grouped anew in every strip
@@ -282,7 +282,7 @@ def explain(h, n: int, *, copied: bool | None = None) -> dict:
         reason = f"predicted {gain:.2f}x faster than {second}"
     if choice == "cublas":
         reason = f"no sparse path is predicted to gain; the best, {second}, {gain:.2f}x as long"
-    copying = copying_paths(h, times) if copied else []
+    copying = copying_paths(h, times, n) if copied else []
     if choice in copying:
         reason += "; it copies b at each call, whose rows do not begin on 16 bytes"
     return {

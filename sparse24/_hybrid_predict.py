@@ -30,6 +30,9 @@ STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
+BY_WARPS = 1.1  # how much longer scatter takes where it reads such a b, of few columns, as it is
+SPAN = 64  # columns of b in a line of 128 bytes
+ACROSS_LINES = 1.3  # how much longer it takes to fetch much of b where rows do not begin with one
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
 COPYING = ("scatter", "slots", "regrouped", "panel")  # paths of 16-bit elements that copy b
 ITEMSIZE = 2  # of what they copy, where its rows do not begin on 16 bytes
@@ -59,13 +62,24 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
     if copied_by(n) if copied is None else copied:
         moved = 2 * h.shape[1] * n * dtype.itemsize
         copying = COPY_SECONDS + moved / _hybrid_cost.rates_for(dtype, True).bandwidth
-        times |= {path: times[path] + copying for path in copying_paths(h, times)}
+        times |= {path: times[path] + copying for path in copying_paths(h, times, n)}
+        if "scatter" in times and _scatter_takes_any(n):
+            times["scatter"] *= BY_WARPS
     return times
 
 
-def copying_paths(h, times: dict[str, float]) -> list[str]:
-    """Those of some paths that copy a `b` which the copy engine cannot read."""
-    return [path for path in times if path in COPYING and h.tiles.dtype.itemsize == ITEMSIZE]
+def copying_paths(h, times: dict[str, float], n: int) -> list[str]:
+    """Those of some paths that copy a `b` of `n` columns which the copy engine cannot read."""
+    if h.tiles.dtype.itemsize != ITEMSIZE:
+        return []
+    without = {"scatter"} if _scatter_takes_any(n) else set()
+    return [path for path in times if path in COPYING and path not in without]
+
+
+def _scatter_takes_any(n: int) -> bool:
+    from sparse24.kernels import hybrid_scatter
+
+    return hybrid_scatter.takes_any(n)
 
 
 def copied_by(n: int, b_order: str = "row") -> bool:
@@ -110,7 +124,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         units = scatter_units(h)
         effort = hybrid_scatter_plan.effort(units, n, device.multiprocessors)
         line = line_of(lines, "base" if units.base else "scatter", n)
-        times["scatter"] = line.seconds(*effort)
+        times["scatter"] = _across_lines(units, n) * line.seconds(*effort)
     fits = hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
         effort = hybrid_rows_plan.effort(rows_plan(h), dtype, device.multiprocessors)
@@ -121,6 +135,12 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         effort = gather_plan.effort(gather_units(h), k, n, chip)
         times["gather"] = line_of(lines, "gather", n).seconds(*effort)
     return times
+
+
+def _across_lines(units, n: int) -> float:
+    """How much longer a product of several spans takes where rows of b lie across lines."""
+    much = units.base or units.columns > SPAN
+    return ACROSS_LINES if much and n > SPAN and n % SPAN else 1.0
 
 
 def _panel_time(h, n: int, lines, device: Device) -> dict[str, float]:

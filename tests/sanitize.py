@@ -132,8 +132,8 @@ def hybrids() -> None:
             for path in _hybrid_dispatch.predictions(h, n):
                 _hybrid_dispatch.multiply(h, b, out, path)
 
-    each_path((150, 330), 0.8, (2, 24, 300))
-    each_path((150, 332), 0.6, (24, 64))  # scatter with 2:4 tiles
+    each_path((150, 330), 0.8, (2, 24, 100, 300))
+    each_path((150, 332), 0.6, (24, 64, 100))  # scatter with 2:4 tiles
     each_path((150, 330), 0.8, (5, 28), "float32")
     each_path((150, 330), 0.8, (5, 28), "float64")
     each_path((40, 4500), 0.9, (8,), "float32")  # two panels

@@ -224,7 +224,7 @@ def test_named_algorithms_and_balance_are_other_calls(rng, weight, device):
 
 
 def test_explain_tells_what_copies_b(weight, device):
-    h = s24.hybrid(weight, n_hint=8)
+    h = s24.hybrid(weight, n_hint=16)
     device.times |= {"scatter": 0.5, "panel": 3.0}
     told = h.explain()
     assert (told["choice"], told["copies_b"]) == ("scatter", [])
@@ -232,6 +232,7 @@ def test_explain_tells_what_copies_b(weight, device):
         told = h.explain(**how)
         assert told["copies_b"] == ["scatter", "panel"]
         assert told["reason"].endswith("copies b at each call, whose rows do not begin on 16 bytes")
+    assert h.explain(7)["copies_b"] == ["panel"]  # scatter reads up to eight columns as they are
     wide = s24.hybrid(weight.astype(np.float32), n_hint=8)
     assert wide.explain(b_order="column")["copies_b"] == []
     with pytest.raises(ArgumentError, match="b_order must be one of"):

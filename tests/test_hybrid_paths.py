@@ -82,7 +82,7 @@ def test_overflow_keeps_every_element(rng):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
-@pytest.mark.parametrize("n", [1, 3, 60, 256, 300])
+@pytest.mark.parametrize("n", [1, 3, 60, 100, 128, 256, 300])
 def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
     cupy = pytest.importorskip("cupy")
     kind = lookup(dtype).logical
@@ -97,7 +97,8 @@ def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
         wanted |= {"gather"} if n <= 16 else set()
         wanted |= {"stream"} if n <= 64 else {"two_four"}
         if cupy.cuda.Device().compute_capability == "90":
-            wanted |= {"scatter"} if n <= 64 else {"slots", "regrouped"} if n >= 128 else set()
+            wanted |= {"scatter"} if n <= 128 else set()
+            wanted |= {"slots", "regrouped"} if n >= 128 else set()
     assert set(plan["candidates"]) == wanted
     assert plan["choice"] in wanted
     for algorithm in ("auto", *wanted):
@@ -105,6 +106,22 @@ def test_every_path_is_exact_on_whole_numbers(rng, dtype, n):
         np.testing.assert_array_equal(got.astype(np.int64), w @ b, err_msg=algorithm)
     assert h.nbytes > h.tiles.nbytes
     assert f"choice  {h.explain(h.n_hint or 16)['choice']}" in h.summary()
+
+
+def test_choices_are_as_near_as_times_hang_on_the_columns():
+    found = {n: _hybrid_cost.bucket(n) for n in (1, 3, 4, 5, 33, 64, 65, 96, 97, 128, 129, 192)}
+    assert found == {1: 1, 3: 3, 4: 4, 5: 8, 33: 64, 64: 64, 65: 72, 96: 96, 97: 104, 128: 128,
+                     129: 192, 192: 192}  # fmt: skip
+    assert [_hybrid_cost.bucket(n) for n in (511, 512, 513, 4096)] == [512, 512, 1024, 4096]
+
+
+def test_the_dense_product_has_tiles_for_columns_between_powers_of_two():
+    def work(m, n):
+        return _hybrid_cost.dense_work(m, 4096, n, 132, 0.3) / (m * 4096 * n)
+
+    assert work(14336, 192) < 1.25  # one wave of 112 tiles
+    assert work(8192, 384) < 1.05  # of 128
+    assert work(8192, 256) < 1.05
 
 
 def test_what_is_prepared_may_need_another_thing():

@@ -27,7 +27,12 @@ from sparse24.kernels.hybrid_scatter_plan import (
     schedule,
     tiles_of,
 )
-from sparse24.kernels.hybrid_scatter_units import UNIT_COLUMNS, Units, rows_of_bands
+from sparse24.kernels.hybrid_scatter_units import (
+    TILE_COLUMNS,
+    Units,
+    columns_of_units,
+    rows_of_bands,
+)
 
 pytestmark = pytest.mark.stem("hybrid_scatter")
 
@@ -38,12 +43,19 @@ def matrix(family: str, shape, zeros: float) -> np.ndarray:
     return families.make(family, shape, zeros=zeros, dtype="float16", rng=3).view(np.uint16)
 
 
-@pytest.mark.parametrize(("base", "rows"), [(True, 128), (False, 128), (False, 112), (False, 96)])
+FORMS = [
+    {"base": True, "rows": 128}, {"rows": 128}, {"rows": 112}, {"rows": 96},
+    {"base": True, "rows": 64, "columns": 128}, {"rows": 64, "columns": 128},
+    {"rows": 56, "columns": 128},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("shape", [(1, 1), (128, 64), (300, 517), (129, 1000)])
-def test_the_bytes_mean_the_matrix(shape, zeros, base, rows):
+def test_the_bytes_mean_the_matrix(shape, zeros, form):
     bits = matrix("iid", shape, zeros)
-    data, units = reference_scatter.pack(bits, base=base, rows=rows)
+    data, units = reference_scatter.pack(bits, **form)
     assert len(data) == 128 * units.lines.sum()
     np.testing.assert_array_equal(reference_scatter.unpack(data, units, shape), bits)
 
@@ -85,7 +97,7 @@ def test_every_unit_that_holds_anything_is_dealt_once(blocks, balance, base, rng
         assert of_bands["steps"][:number].min() > 0
         bands.extend(of_bands["band"][:number])
         for band, unit in zip(np.repeat(of_bands["band"], of_bands["steps"]), own):
-            at = band, unit["column"] // UNIT_COLUMNS
+            at = band, unit["column"] // TILE_COLUMNS
             assert (unit["groups"], unit["lines"]) == tuple(sizes[at])
             assert unit["first"] == first[at] or not lines[at]
             seen[at] += 1
@@ -170,18 +182,19 @@ def test_no_cluster_where_a_block_would_have_nothing():
 
 
 @pytest.mark.parametrize("base", [False, True])
-@pytest.mark.parametrize("n", [1, 3, 8, 9, 16, 17, 32, 64])
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 16, 17, 32, 64, 65, 128])
 @pytest.mark.parametrize("cluster", [1, 2, 4])
-def test_the_config_fits(n, base, cluster):
-    config = Config(tiles_of(n), base, cluster)
+@pytest.mark.parametrize("columns", [64, 128])
+def test_the_config_fits(n, base, cluster, columns):
+    config = Config(tiles_of(n), base, cluster, columns)
     assert config.shared_memory <= 227 << 10
     assert 8 * config.tiles >= n
-    assert 4 <= config.stages <= WRITERS
+    assert (4 if n <= 64 or columns == 64 else 3) <= config.stages <= WRITERS
 
 
 def test_no_more_tiles_than_the_columns_take():
-    found = [tiles_of(n) for n in (1, 8, 9, 16, 17, 32, 33, 64)]
-    assert found == [1, 1, 2, 2, 4, 4, 8, 8]
+    found = [tiles_of(n) for n in (1, 8, 9, 16, 17, 32, 33, 64, 65, 96, 97, 128)]
+    assert found == [1, 1, 2, 2, 4, 4, 8, 8, 12, 12, 16, 16]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +202,24 @@ def test_no_more_tiles_than_the_columns_take():
 )
 def test_bands_are_as_many_as_keep_the_chip_busy(m, rows):
     assert rows_of_bands(m, 132) == rows
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "columns"),
+    [
+        (4096, 4096, 128), (4224, 4096, 128), (4225, 4096, 64), (3700, 4096, 64), (2048, 4096, 64),
+        (4096, 14336, 64), (8192, 8192, 64), (14336, 4096, 64),
+    ],
+)  # fmt: skip
+def test_units_are_flat_where_two_blocks_then_have_a_band(m, k, columns):
+    assert columns_of_units(m, k, 132) == columns
+
+
+def test_flat_units_let_clusters_of_two_have_the_bands():
+    flat = Units(np.full((64, 32, 2), 3), rows=64, columns=128)
+    assert deal(flat, 132, 4).cluster == 2
+    assert deal(Units(np.full((32, 64, 2), 3)), 132, 4).cluster == 1
+    assert deal(flat, 132, 1).cluster == 1  # a single piece
 
 
 @pytest.mark.parametrize(
@@ -207,13 +238,18 @@ def test_rows_of_sixteen_bytes_come_as_lines(monkeypatch, k, pitch, columns, as_
     assert maps == [(0, *(lines if as_lines else boxes))]
 
 
+def test_up_to_eight_columns_may_have_any_strides():
+    assert [hybrid_scatter.takes_any(n) for n in (1, 8, 9, 128)] == [True, True, False, False]
+
+
 def test_refuses_in_words():
     half = lookup("float16")
     assert hybrid_scatter.refuses(half, 64, "90") is None
     assert "8.0" not in hybrid_scatter.refuses(half, 64, "80")
     assert "80" in hybrid_scatter.refuses(half, 64, "80")
     assert "float32" in hybrid_scatter.refuses(lookup("float32"), 4, "90")
-    assert "65" in hybrid_scatter.refuses(half, 65, "90")
+    assert hybrid_scatter.refuses(half, 128, "90") is None
+    assert "129" in hybrid_scatter.refuses(half, 129, "90")
 
 
 def test_effort_is_that_of_the_busiest_block():
@@ -238,9 +274,10 @@ def product(h, b, **options):
     return h.matmul(cupy.asarray(b), algorithm="scatter", **options).get()
 
 
-def form(zeros, rows):
+def form(zeros, rows, columns=64):
     """2:4 tiles, which have all their rows, where few are zeros."""
-    return {"base": True} if zeros < 0.65 else {"base": False, "rows": rows}
+    base = {"base": True} if zeros < 0.65 else {"base": False, "rows": rows}
+    return base | {"columns": columns}
 
 
 def whole_numbers(rng, shape, zeros, **units):
@@ -258,13 +295,14 @@ def whole_numbers(rng, shape, zeros, **units):
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.9, 0.97, 1.0])
 @pytest.mark.parametrize("family", ["iid", "beta2", "dead_columns"])
-@pytest.mark.parametrize(("base", "rows"), [(True, 128), (False, 128), (False, 104)])
-def test_packs_to_the_bit(family, zeros, base, rows):
+@pytest.mark.parametrize("form", FORMS)
+def test_packs_to_the_bit(family, zeros, form):
     cupy = pytest.importorskip("cupy")
     bits = matrix(family, (300, 1111), zeros)
     bits[0, 0] = 0x7E00  # a NaN
-    want, units = reference_scatter.pack(bits, base=base, rows=rows)
-    layout = hybrid_scatter.prepare(cupy.asarray(bits), lookup("float16"), base=base, rows=rows)
+    want, units = reference_scatter.pack(bits, **form)
+    form = {"base": False} | form
+    layout = hybrid_scatter.prepare(cupy.asarray(bits), lookup("float16"), **form)
     np.testing.assert_array_equal(layout.units.sizes, units.sizes)
     np.testing.assert_array_equal(layout.data.get(), want)
 
@@ -272,7 +310,7 @@ def test_packs_to_the_bit(family, zeros, base, rows):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.85, 0.95, 1.0])
-@pytest.mark.parametrize("n", [1, 3, 8, 16, 24, 32, 50, 64])
+@pytest.mark.parametrize("n", [1, 3, 8, 16, 24, 32, 50, 64, 65, 96, 104, 128])
 def test_exact_on_whole_numbers(rng, dtype, zeros, n):
     cupy = pytest.importorskip("cupy")
     kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
@@ -286,11 +324,17 @@ def test_exact_on_whole_numbers(rng, dtype, zeros, n):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.6, 0.7, 0.95])
-@pytest.mark.parametrize("n", [8, 16, 32, 64])
-@pytest.mark.parametrize(("blocks", "rows"), [(1, 128), (5, 96), (16, 128), (33, 120), (None, 128)])
-def test_every_way_again_and_again(rng, blocks, rows, n, zeros):
+@pytest.mark.parametrize("n", [8, 16, 32, 64, 96, 128])
+@pytest.mark.parametrize(
+    ("blocks", "rows", "columns"),
+    [
+        (1, 128, 64), (5, 96, 64), (16, 128, 64), (33, 120, 64), (None, 128, 64),
+        (7, 64, 128), (26, 56, 128), (None, 64, 128),
+    ],
+)  # fmt: skip
+def test_every_way_again_and_again(rng, blocks, rows, columns, n, zeros):
     cupy = pytest.importorskip("cupy")
-    layout, right, want = whole_numbers(rng, (700, 5000, n), zeros, **form(zeros, rows))
+    layout, right, want = whole_numbers(rng, (700, 5000, n), zeros, **form(zeros, rows, columns))
     for _ in range(20):
         out = cupy.full(want.shape, cupy.nan, np.float16)
         hybrid_scatter.product(layout, right, out, blocks=blocks)
@@ -299,15 +343,22 @@ def test_every_way_again_and_again(rng, blocks, rows, n, zeros):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("zeros", "rows"), [(0.6, 128), (0.7, 104), (0.95, 104)])
+@pytest.mark.parametrize("columns", [64, 128])
 @pytest.mark.parametrize(
     ("n", "cluster"),
-    [*itertools.product([1, 3, 8], [1, 2]), *itertools.product([9, 16, 27, 32, 57, 64], [1, 2, 4])],
+    [
+        *itertools.product([1, 3, 8], [1, 2]),
+        *itertools.product([9, 16, 27, 32, 57, 64, 77, 128], [1, 2, 4]),
+    ],
 )
-def test_blocks_that_have_a_band_together(rng, n, cluster, zeros, rows):
+def test_blocks_that_have_a_band_together(rng, n, cluster, zeros, rows, columns):
     cupy = pytest.importorskip("cupy")
-    layout, right, want = whole_numbers(rng, (300, 4096, n), zeros, **form(zeros, rows))
-    blocks = 3 * cluster + cluster // 4
-    assert deal(layout.units, blocks, tiles_of(n)).cluster == cluster
+    how = form(zeros, min(rows, 8192 // columns), columns)
+    layout, right, want = whole_numbers(rng, (300, 4096, n), zeros, **how)
+    blocks = len(layout.units.sizes) * cluster + cluster // 4
+    pieces = Config(tiles_of(n), layout.units.base, columns=columns).pieces
+    if pieces % cluster == 0:
+        assert deal(layout.units, blocks, tiles_of(n)).cluster == cluster
     wide = cupy.empty((300, n + 3), np.float16)
     whole, columns = cupy.empty((300, n), np.float16), cupy.empty((n, 300), np.float16).T
     for out in (whole, columns, wide[:, 2:-1]):
@@ -328,7 +379,7 @@ def test_more_bands_than_multiprocessors(rng):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["iid", "beta2", "row_skewed", "dead_columns", "banded", "block"])
-@pytest.mark.parametrize("n", [16, 64])
+@pytest.mark.parametrize("n", [16, 64, 128])
 def test_error_is_that_of_a_dense_product(rng, name, n):
     cupy = pytest.importorskip("cupy")
     w = families.make(name, (1024, 2048), zeros=0.7, dtype="float16", rng=rng)
@@ -345,7 +396,7 @@ def test_error_is_that_of_a_dense_product(rng, name, n):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("k", "density"), [(515, 0.2), (516, 0.5), (512, 0.2), (512, 0.5)])
-@pytest.mark.parametrize("n", [1, 3, 8, 40])
+@pytest.mark.parametrize("n", [1, 3, 8, 40, 100])
 def test_operands_of_any_strides(rng, n, k, density):
     cupy = pytest.importorskip("cupy")
     w = rng.integers(-3, 4, (200, k)) * (rng.random((200, k)) < density)
@@ -354,7 +405,7 @@ def test_operands_of_any_strides(rng, n, k, density):
     want = (w @ b).astype(np.float16)
     right = cupy.asarray(b.astype(np.float16))
     spread = cupy.full((k, 2 * n + 3), cupy.nan, np.float16)[:, 1 : 2 * n + 1 : 2]
-    close, wide = (cupy.full((k, to), cupy.nan, np.float16)[:, :n] for to in (-(-n // 8) * 8, 64))
+    close, wide = (cupy.full((k, to), cupy.nan, np.float16)[:, :n] for to in (-(-n // 8) * 8, 128))
     spread[:], close[:], wide[:] = right, right, right
     for view in (right, cupy.asfortranarray(right), spread, close, wide):
         for order in "CF":
@@ -377,7 +428,7 @@ def test_what_is_not_finite_stays_in_its_row():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("zeros", [0.6, 0.8])
-@pytest.mark.parametrize("n", [3, 8, 32])
+@pytest.mark.parametrize("n", [3, 8, 32, 120])
 def test_the_same_bits_in_a_graph_and_on_two_streams(rng, n, zeros):
     cupy = pytest.importorskip("cupy")
     w = families.make("beta2", (1000, 4096), zeros=zeros, dtype="float16", rng=rng)

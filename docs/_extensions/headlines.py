@@ -102,6 +102,8 @@ HEADLINES = (
              _hybrid("iid", 0.9, 1, 16)),
     Headline("unstructured, 90 % zeros, 32 to 64 columns", "hybrid", "best",
              _hybrid("iid", 0.9, 32, 64)),
+    Headline("unstructured, 90 % zeros, 96 to 256 columns", "hybrid", "best",
+             _hybrid("iid", 0.9, 96, 256)),
     Headline("unstructured, 90 % zeros, 512 columns and more", "hybrid", "best",
              _hybrid("iid", 0.9, 512, 1 << 30)),
     Headline("unstructured, uneven (Beta 5) tiles, 95 % zeros, 512 columns and more", "hybrid",

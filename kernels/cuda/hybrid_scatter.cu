@@ -1,4 +1,4 @@
-// hybrid_scatter: unstructured 16-bit A (m, k) times up to 64 columns: non-zeros become dense tiles in
+// hybrid_scatter: unstructured 16-bit A (m, k) times up to 128 columns: non-zeros become dense tiles in
 // shared memory, which the tensor cores of Hopper multiply.
 //
 //   units  groups and lines of the units of A (include/scatter_units.cuh)                            (read)
@@ -7,14 +7,16 @@
 //   counts [blocks]                its steps and parts; empty ones follow                            (read)
 //   b      [k, n]                  n contiguous, rows on 16-byte boundaries                          (read)
 //   spill  with BASE, b as [2][k / 4][n]: rows 2 and 3 of every group of four                        (read)
+//   right  [k, n]                  with BY_WARPS, b of any strides and up to eight columns instead    (read)
 //   out    [m, n]                  any strides                                                    (written)
 //
-// A step is a unit of up to 128 rows, a band, by 64 columns in which some of the rows has a non-zero.  The steps of all
-// bands are dealt to blocks in order, so a block takes a part of a band, and perhaps parts of the next ones.
+// A step is a unit of up to 128 rows, a band, by 64 columns in which some of the rows has a non-zero, or of 64 by 128: then
+// there are twice as many bands, and fewer blocks share one.  The steps of all bands are dealt to blocks in order, so a
+// block takes a part of a band, and perhaps parts of the next ones.
 // Every stage of the ring has a warp of its own, the writer: it clears the tile and stores the non-zeros
 // of the next unit into it, while the copy engine brings 64 rows of b.  A non-zero costs one store and hardly an
-// instruction more, nearly always in a bank of its own.  One warpgroup multiplies, with the columns of b in the
-// place of rows where there are many.
+// instruction more, nearly always in a bank of its own.  One warpgroup multiplies, by 64 columns with those of b in the
+// place of rows, or two, by more.
 //
 // What takes the time is shared memory: a tile of 16 KB is written in parts and read as a whole.
 //
@@ -27,7 +29,7 @@
 // Partial sums are added in a fixed order: the same bits every time.  With CLUSTER > 1 the blocks of a cluster have one
 // band, and send one another their sums; else blocks that share a band do so through global memory.
 //
-// Macros: BASE; for the product ELEMENT TILES STAGES BATCH CLUSTER, which kernels/hybrid_scatter_plan.py chooses.
+// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS, which kernels/hybrid_scatter_plan.py chooses.
 // Without ELEMENT the kernels that pack (include/scatter_pack.cuh).
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_scatter.py.
@@ -48,15 +50,16 @@ using Count = long long;
 #include "wgmma_dense.cuh"
 
 using Out = Scalar<Kind::ELEMENT>;
-constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns;
+constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns, kSpan = kLine < 128 ? kLine : 128, kSpans = (kLine + 127) / 128;
 constexpr bool kColumnsFirst = TILES == 8 && !BASE;                                // the sums are those of out, transposed
-constexpr int kConsumers = 4, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
-// Of a thread: 168 by the size of a block, dealt out anew.  Writers hold two batches.
-constexpr int kConsumerRegisters = 104, kWriterRegisters = 200;
+constexpr int kGroups = TILES > 8 && kHalves == 1 ? 2 : 1;                         // warpgroups that multiply
+constexpr int kConsumers = 4 * kGroups, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
+// Of a thread: 168 or 128 by the size of a block, dealt out anew.  Writers hold two batches.
+constexpr int kConsumerRegisters = 104, kWriterRegisters = kGroups > 1 ? 152 : 200;
 
 // A stage: the tile that is scattered into, the 2:4 tile, 64 lines of b, and with BASE those that columns 2 and 3 of every
 // group meet a second time.
-constexpr u32 kBBytes = kUnitColumns * kLine, kSpillBytes = BASE ? kBBytes / 2 : 0;
+constexpr u32 kBBytes = kUnitColumns * kSpan * kSpans, kSpillBytes = BASE ? kBBytes / 2 : 0;
 constexpr u32 kBaseAt = kTileBytes, kBAt = kBaseAt + kBaseBytes, kSpillAt = kBAt + kBBytes;
 constexpr u32 kStageBytes = kSpillAt + kSpillBytes;
 static_assert(kStageBytes % (BASE ? 512 : 1024) == 0);                   // what the swizzle of the tiles repeats after
@@ -64,10 +67,10 @@ constexpr u32 kBarriersAt = STAGES * kStageBytes;
 constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // of the shares
 
 // Sums of a consumer thread: so many arrays of four for each tile of eight.
-constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64;
+constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64 / kGroups;
 using Sums = float[4 * kSumTiles];
-using Others = BlockSums<kSumTiles, 128 * kArrays>;
-using Shares = ClusterShares<kSumTiles, kArrays, CLUSTER>;
+using Others = BlockSums<kSumTiles, 128 * kGroups * kArrays>;
+using Shares = ClusterShares<kSumTiles, kArrays, 128 * kGroups, CLUSTER>;
 
 struct alignas(16) Unit {
     int column;                        // of its first element
@@ -118,6 +121,7 @@ struct Ring {
 
 #include "band_store.cuh"
 #include "scatter_consumer.cuh"
+#include "scatter_lines.cuh"
 #include "scatter_writer.cuh"
 
 // Where the four sums of a tile of eight go, of a thread of an array of 128; `member` counts threads and arrays.
@@ -173,8 +177,8 @@ extern "C" __global__ void
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(kThreads, 1)
-product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap spill, const Product out,
-        const Room room) {
+product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap spill,
+        const __grid_constant__ Right right, const Product out, const Room room) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);               // known to be the same in all lanes
@@ -187,7 +191,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
 
     let_next_start();
     if (threadIdx.x == 0) {
-        prefetch_map(b);
+        if (!BY_WARPS) prefetch_map(b);
         ring.init();
         shares.init();
     }
@@ -195,15 +199,17 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
     if (warp >= kConsumers) {
         take_registers<kWriterRegisters>();
         if (warp < kConsumers + STAGES) {
-            Writer writer(a, counts.x, ring, warp - kConsumers, shared);
+            Writer writer(a, right, counts.x, ring, warp - kConsumers, shared);
             Batch even, odd;
             writer.begin(even);
             wait_for_previous();
-            while (writer.advance(b, spill, even, odd) && writer.advance(b, spill, odd, even)) {}
+            Lines lines;
+            writer.begin_lines(lines);
+            while (writer.advance(b, spill, lines, even, odd) && writer.advance(b, spill, lines, odd, even)) {}
         }
     } else {
         give_registers<kConsumerRegisters>();
-        Consumer consumer(ring, shared);
+        Consumer consumer(ring, shared, warp / 4);
         wait_for_previous();
         Part next = parts[0];
         for (int i = 0; i < counts.y; i++) {

@@ -38,6 +38,7 @@ STEMS_OF = {
 STEMS = sorted({stem for stems in STEMS_OF.values() for stem in stems})
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
+MIDDLE = (96, 128, 192, 256)  # columns between few and many
 CHECKED_ROWS = 64
 ROTATED_COLUMNS = 256  # up to here products are bound by memory
 CUSPARSE_MOST = 64  # columns of 16 bits; beyond, cuSPARSE takes milliseconds
@@ -229,7 +230,7 @@ def plan(quick: bool):
     """(family, shape, zeros, columns) of every float16 matrix."""
     for shape in SHAPES[:2] if quick else SHAPES:
         for zeros in ZEROS:
-            columns = (1, 4, 8, 16, 64) if quick else (1, 2, 4, 8, 16, 32, 64, 512, 4096)
+            columns = (1, 4, 8, 16, 64) if quick else (1, 2, 4, 8, 16, 32, 64, *MIDDLE, 512, 4096)
             yield "iid", shape, zeros, columns
     if quick:
         for zeros in (0.7, 0.9, 0.95):

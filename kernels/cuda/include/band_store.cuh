@@ -3,7 +3,7 @@
 // Stored from where they are, sums would be requests of 16 bytes to the L2 cache, eight times as many as there are
 // lines, and 64 pieces of code to fetch: 2 µs.
 //
-// Register 2 i + c of thread 32 w + 4 g + t in piece j (cluster_shares.cuh) is element
+// Register 2 i + c of thread 32 w + 4 g + t in piece j (cluster_shares.cuh), of 128 threads or 256, is element
 //
 //   columns first   row 8 j + 2 t + c                      column 16 w + 8 i + g
 //   rows first      row 64 (j / tiles) + 16 w + 8 i + g    column 8 (j % tiles) + 2 t + c
@@ -21,10 +21,11 @@ __device__ inline void store_two_matrices_transposed(u32 to, u32 a, u32 b) {
 
 class BandStore {
     static constexpr int kAcross = kColumnsFirst ? kColumns / 8 : Shares::kShare < kSumTiles ? Shares::kShare : kSumTiles;
+    static constexpr int kPieceRows = 64 * kGroups;  // or columns
     static constexpr u32 kPitch = kLine | 16;  // of a row, an odd multiple of 16: eight begin in different banks
 
   public:
-    // `staging`: 128 * kPitch bytes of shared memory, 18 KB at most.
+    // `staging`: 128 * kPitch bytes of shared memory, 34 KB at most.
     __device__ BandStore(u32 staging, const Shares& shares)
         : staging_(staging), row_(kColumnsFirst ? 8 * shares.first() : shares.first() / kSumTiles * 64),
           column_(kColumnsFirst ? 0 : shares.first() % kSumTiles * 8) {}
@@ -44,7 +45,7 @@ class BandStore {
     // Write what has been put, 16 bytes at a time where the result's lines allow; all threads of the block.
     __device__ void copy(const Rows& band, const Product& out) const {
         const bool wide = out.column == 1 && out.row % 8 == 0 && reinterpret_cast<Count>(out.to) % 16 == 0;
-        for (int i = threadIdx.x; i < Shares::kShare * 64; i += kThreads) {
+        for (int i = threadIdx.x; i < Shares::kShare * kPieceRows; i += kThreads) {
             const int line = i / kAcross, octet = i % kAcross, row = band.first + row_ + line;
             if (row >= band.end) continue;
             const uint4 x = load_shared4(staging_ + line * kPitch + octet * 16);

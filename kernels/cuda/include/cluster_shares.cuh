@@ -1,15 +1,15 @@
 // cluster_shares: the blocks of a cluster send one another their sums of the same rows through distributed shared
 // memory, and each adds up one share.  A cluster may be one block.
 //
-// A piece is four sums of each of 128 threads: tile j of array i is piece i * tiles + j.  Every block owns as many
+// A piece is four sums of each of so many threads: tile j of array i is piece i * tiles + j.  Every block owns as many
 // pieces.  The same thread has the same sums of a piece in all blocks, so each adds what was sent to it alone, and in
 // the order of the ranks: the same bits every time.
 // Source: PTX ISA, st.async.
 #pragma once
 #include "hopper_ptx.cuh"
 
-template <int tiles, int arrays, int blocks> class ClusterShares {
-    static constexpr u32 kPieceBytes = 128 * sizeof(float4);
+template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
+    static constexpr u32 kPieceBytes = threads * sizeof(float4);
 
   public:
     static constexpr int kShare = tiles * arrays / blocks;  // pieces of a block
@@ -59,7 +59,7 @@ template <int tiles, int arrays, int blocks> class ClusterShares {
     // Where the owner has this thread's sums of what `sender` sends.
     __device__ u32 place(int piece, u32 sender, u32 owner) const {
         const u32 share = sender - (sender > owner);
-        return room_ + (share * kShare + piece % kShare) * kPieceBytes + threadIdx.x % 128 * sizeof(float4);
+        return room_ + (share * kShare + piece % kShare) * kPieceBytes + threadIdx.x % threads * sizeof(float4);
     }
     __device__ float4 sent(int piece, u32 sender) const {
         const uint4 x = load_shared4(place(piece, sender, rank_));

@@ -1,4 +1,6 @@
-// scatter_consumer: the warpgroup of hybrid_scatter.cu that multiplies the tiles of its stages by lines of b.
+// scatter_consumer: a warpgroup of hybrid_scatter.cu that multiplies the tiles of the stages by lines of b: all rows, or
+// if there are two of them 64.  It takes 64 rows of a tile at a time, or where columns come first all that are rows
+// of the matrix.
 #pragma once
 
 using Words = u32[2];                                                     // metadata of a thread
@@ -7,7 +9,7 @@ class Consumer {
   public:
     Sums sums[kArrays];
 
-    __device__ Consumer(const Ring& ring, u32 shared) : ring_(ring), shared_(shared) {}
+    __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
 
     // At least one step.  One group of instructions is always under way, and its metadata stay.
     __device__ void multiply(int steps) {
@@ -33,6 +35,7 @@ class Consumer {
     // Instructions that add to the same sums wait for one another, 60 cycles each: with few columns, which take less,
     // every other one has sums of its own.
     static constexpr bool kTwin = !BASE && TILES <= 2;
+    static constexpr int kBlocks = kColumnsFirst ? kHalves : 2 / kGroups;
 
     __device__ void add_twins() {
 #pragma unroll
@@ -59,33 +62,43 @@ class Consumer {
     }
     __device__ static void load(Words& words, u32 from) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) words[i] = load_shared(from + i * 512 + threadIdx.x * 4);
+        for (int i = 0; i < 2; i++) words[i] = i < kBlocks ? load_shared(from + i * 512 + threadIdx.x * 4) : 0;
     }
     template <bool fresh> __device__ void multiply_base(const Words& words, u32 values, u32 b_at) {
 #if BASE
-        const u64 first = b_descriptor<TILES>(b_at), second = b_descriptor<TILES>(b_at + 32 * kLine);
+        const u64 first = b_lines<kUnitColumns>(b_at), second = b_lines<kUnitColumns>(b_at + 32 * kSpan);
 #pragma unroll
-        for (int i = 0; i < kArrays; i++) {
-            const u32 rows = values + i * kValueBytes / 2;
-            multiply_sparse<0>(sums[i], half_descriptor(rows), first, words[i], !fresh);
-            multiply_sparse<1>(sums[i], half_descriptor(rows + 32), second, words[i], 1);
+        for (int i = 0; i < kBlocks; i++) {
+            const u32 rows = values + (group_ + i) * kValueBytes / 2;
+            const u32 past = past_lines(i, kTileColumns);
+            multiply_sparse<0>(of_block(sums, i), half_descriptor(rows), first + past, words[i], !fresh || turn(0, i) > 0);
+            multiply_sparse<1>(of_block(sums, i), half_descriptor(rows + 32), second + past, words[i], 1);
         }
 #endif
     }
     // The tile that was scattered into.
     template <bool fresh> __device__ void multiply_tile(u32 tile, u32 b_at) {
-        constexpr int kSteps = kTileBytes / kUnitRows / 32;               // of 16 columns
+        constexpr int kSteps = kTileBytes / kTileRows / 32;               // of 16 columns
 #pragma unroll
         for (int step = 0; step < kSteps; step++) {
-            const u64 b = b_descriptor<TILES>(b_at + step * 16 * kLine);
+            const u64 b = b_lines<BASE ? kUnitColumns / 2 : kUnitColumns>(b_at + step * 16 * kSpan);
 #pragma unroll
-            for (int i = 0; i < kArrays; i++) {
-                const u32 rows = tile + i * kTileBytes / 2 + step * 32;
-                multiply_dense<kColumnsFirst>(kTwin && step % 2 ? twins_[i] : sums[i],
-                                              BASE ? half_descriptor(rows) : a_descriptor(rows), b, step > kTwin || !fresh);
+            for (int i = 0; i < kBlocks; i++) {
+                const u32 rows = tile + (group_ + i) * kTileBytes / 2 + step * 32;
+                multiply_dense<kColumnsFirst>(of_block(kTwin && turn(step, i) % 2 ? twins_ : sums, i),
+                                              BASE ? half_descriptor(rows) : a_descriptor(rows),
+                                              b + past_lines(i, BASE ? kTileColumns / 2 : kTileColumns),
+                                              turn(step, i) > kTwin || !fresh);
             }
         }
     }
+    // Blocks of a tile are rows of the matrix, or more of its columns.  Then they add to the same sums, in turn, and each
+    // multiplies so many lines of b of its own, in units of 16 bytes.
+    __device__ static Sums& of_block(Sums (&all)[kArrays], int i) { return all[i % kArrays]; }
+    __device__ static constexpr int turn(int step, int i) { return kHalves > 1 ? step * kBlocks + i : step; }
+    __device__ static constexpr u32 past_lines(int i, int lines) { return kHalves > 1 ? i * lines * kSpan / 16 : 0; }
+    // Of a stage that has so many lines.
+    template <int lines> __device__ static u64 b_lines(u32 at) { return lines_descriptor<TILES, lines>(at); }
     __device__ void release() const {
         if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty + 8 * previous_);
     }
@@ -93,6 +106,7 @@ class Consumer {
     Sums twins_[kArrays];
     const Ring& ring_;
     u32 shared_;
+    int group_;                            // its first 64 rows of a tile, in 64 rows
     Cursor<STAGES> at_;
     int previous_ = -1;
 };

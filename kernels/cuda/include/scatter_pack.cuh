@@ -25,7 +25,9 @@ struct Bank {
         columns = int(min(a.k - column, Count(kUnitColumns)));
     }
 
+    // Of the tile: row r, column c.
     __device__ Element at(int r, int c) const {
+        c += r / kUnitRows * kTileColumns, r %= kUnitRows;
         const Element x = r < rows && c < columns ? w[r * pitch + c] : Element(0);
         return x & 0x7fff ? x : Element(0);
     }
@@ -96,7 +98,7 @@ __device__ void pack_base(const Bank& bank, unsigned char* to) {
     auto* words = reinterpret_cast<unsigned*>(to + kValueBytes);
     for (int i = bank.lane; i < 256; i += 32) words[i] = 0;
     __syncwarp();
-    for (int i = bank.lane; i < kUnitRows * 16; i += 32) {
+    for (int i = bank.lane; i < kTileRows * 16; i += 32) {
         const int r = i / 16, group = i % 16;
         Element x[4];
         unsigned held = 0;                 // places of the non-zeros

@@ -86,8 +86,8 @@ struct Batch {
 // A warp that writes the tile of one stage, again and again.
 class Writer {
   public:
-    __device__ Writer(const Left& a, int steps, const Ring& ring, int stage, u32 shared)
-        : units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch + stage),
+    __device__ Writer(const Left& a, const Right& right, int steps, const Ring& ring, int stage, u32 shared)
+        : right_(right), units_(a.units), steps_(a.steps + (Count)blockIdx.x * a.pitch + stage),
           full_(ring.full + 8 * stage), empty_(ring.empty + 8 * stage), turns_((steps - stage + STAGES - 1) / STAGES),
           tile_(shared + stage * kStageBytes) {
         here_ = unit(0);
@@ -99,13 +99,20 @@ class Writer {
         clear();
         __syncwarp();  // other lanes may store into the same places now
     }
+    // Lines of b of the first unit, once the kernel before this one has ended.
+    __device__ void begin_lines(Lines& lines) const {
+        if (BY_WARPS) lines.load(right_, here_.column);
+    }
     // Store one batch and ask for the one after it; false when all is done.
-    __device__ bool advance(const TensorMap& b, const TensorMap& spill, const Batch& batch, Batch& other) {
+    __device__ bool advance(const TensorMap& b, const TensorMap& spill, Lines& lines, const Batch& batch, Batch& other) {
         if (turn_ == turns_) return false;
         const bool begins = batch_ == 0, ends = batch.groups <= BATCH && batch.lines <= kMostLines;
         if (begins) open(b, spill, other);
+        if (BY_WARPS && begins) lines.store(tile_ + kBAt, tile_ + kSpillAt);
         batch_ = ends ? 0 : batch_ + 1;
-        ask(other, ends ? next_ : here_, nothing_after(batch));
+        const u32 nothing = nothing_after(batch);
+        ask(other, ends ? next_ : here_, nothing);
+        if (BY_WARPS && ends) lines.load(right_, next_.column + nothing);
         batch.store<false>(tile_);
         if (ends) {
             whole_ = begins;
@@ -128,9 +135,13 @@ class Writer {
         if (turn_ > 0) barrier_wait(empty_, (turn_ & 1) ^ 1);
         lead([&] {
             if (turn_ > 0) announce();
-            load_box(tile_ + kBAt, b, 0, here_.column, 0, full_);
-            for (int i = 0; i < (BASE ? 2 : 0); i++)
-                load_box(tile_ + kSpillAt + i * 16 * kLine, spill, 0, here_.column / 4, i, full_);
+#pragma unroll
+            for (int box = 0; box < (BY_WARPS ? 0 : kSpans * kHalves); box++) {  // of 64 lines
+                const int column = box / kHalves * 64, line = here_.column + box % kHalves * 64;
+                load_box(tile_ + kBAt + box * 64 * kSpan, b, column, line, 0, full_);
+                for (int i = 0; i < (BASE ? 2 : 0); i++)
+                    load_box(tile_ + kSpillAt + (2 * box + i) * 16 * kSpan, spill, column, line / 4, i, full_);
+            }
         });
         if (turn_ > 0) {
             if (whole_) last.store<true>(tile_);
@@ -145,7 +156,7 @@ class Writer {
     }
     // All bytes that copies bring to the stage, of which those of the matrix are asked for; the leader.
     __device__ void announce() const {
-        barrier_expect(full_, kBaseBytes + kBBytes + kSpillBytes);
+        barrier_expect(full_, kBaseBytes + (BY_WARPS ? 0 : kBBytes + kSpillBytes));
         if (BASE) load_bytes(tile_ + kBaseAt, units_ + (Count)here_.first * kLineBytes, kBaseBytes, full_);
     }
     __device__ void publish() {
@@ -161,6 +172,7 @@ class Writer {
         for (int i = 0; i < kTileBytes; i += 512) store_zeros(tile_ + i + threadIdx.x % 32 * 16);
     }
 
+    const Right right_;
     const unsigned char* units_;
     const Unit* steps_;
     u32 full_, empty_;                     // barriers of the stage

@@ -37,6 +37,8 @@ class Producer {
 
     // Stages whose rows of b are neighbours; work of one lane, which looks an atom ahead.
     __device__ void fetch_plain(const Piece& piece) const {
+        // Boxes beyond b, which the copy engine would fill with zeros, are not asked for: columns that are never stored.
+        const int spans = min(BLOCK_N / 64, (of_.n - piece.column + 63) / 64);
         Place place = place_;
         int sources[kParts];
 #pragma unroll
@@ -49,10 +51,12 @@ class Producer {
             for (int part = 0; part < kParts; part++) {
                 if (stage + part == piece.plain) break;
                 const u32 barrier = ring_.acquire(place.at), to = shared_ + place.at.stage * kStageBytes;
-                fetch_a(stage / kParts, part, blocks_of(sources[part]), place, barrier, true);
+                fetch_a(stage / kParts, part, blocks_of(sources[part]), place, barrier, spans * BLOCK_K * 128);
 #pragma unroll
-                for (int span = 0; span < BLOCK_N / 64; span++)
+                for (int span = 0; span < BLOCK_N / 64; span++) {
+                    if (span == spans) break;
                     load_box(to + span * BLOCK_K * 128, b_map_, piece.column + span * 64, row_of(sources[part]), 0, barrier);
+                }
                 place.advance(part);
             }
 #pragma unroll
@@ -73,7 +77,7 @@ class Producer {
         for (u32 stage = piece.plain; stage < piece.end; stage++) {
             const u32 barrier = ring_.acquire(place_.at), part = stage % kParts;
             const uint4 sources = load_shared4(sources_at(place_.at));
-            lead(stage % kWarps, [&] { fetch_a(stage / kParts, part, blocks_of(sources.x), place_, barrier, false); });
+            lead(stage % kWarps, [&] { fetch_a(stage / kParts, part, blocks_of(sources.x), place_, barrier, 0); });
             gather_rows(sources, piece.column + lane_ % 8 * 8);
             ask_sources(piece, stage + STAGES, place_.at);
             Ring::follow(barrier);
@@ -121,11 +125,11 @@ class Producer {
     }
 
     // The stored elements of a stage, those of 64 rows for each of `blocks`, and the metadata of an atom with its
-    // first stage.  `alone`: nobody gathers for it.
-    __device__ void fetch_a(int atom, int part, u32 blocks, const Place& place, u32 barrier, bool alone) const {
+    // first stage.  `b_bytes` come with it; 0: they are gathered.
+    __device__ void fetch_a(int atom, int part, u32 blocks, const Place& place, u32 barrier, u32 b_bytes) const {
         const u32 a_bytes = SKIPS ? __popc(blocks) * kRowBlockBytes : kABytes;
         if (SKIPS) set_shared(shared_ + kLiveAt + 4 * place.at.stage, blocks);
-        Ring::announce(barrier, a_bytes + (alone ? kBBytes : 0) + (part ? 0 : kMetadataBytes), alone);
+        Ring::announce(barrier, a_bytes + b_bytes + (part ? 0 : kMetadataBytes), b_bytes > 0);
         if (part == 0) {
             const u32 metadata = shared_ + kMetadataAt + place.slot * kMetadataBytes;
             load_bytes(metadata, of_.packed + (long long)atom * kMetadataBytes, kMetadataBytes, barrier);

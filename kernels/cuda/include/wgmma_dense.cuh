@@ -2,8 +2,9 @@
 //
 // Rows of the matrix are 128 bytes, 64 elements of k, swizzled over their length; lines of b as in
 // wgmma_pairs.cuh.  An instruction takes 16 of k.  With 8, 16 or 32 columns the matrix is the first operand,
-// 64 rows at a time.  With 64 columns b is, and the matrix the second, all of its 128 rows at once: so b
+// 64 rows at a time.  With 64 columns b is, and the matrix the second, all of its 128 rows at once, or 64: so b
 // is read once.
+// With 96 or 128 columns a line of b is two spans of 64 columns, and all first spans come before all second ones.
 //
 // Register 4 j + 2 i + c of thread (warp w, g = lane / 4, t = lane % 4) is element
 // (16 w + g + 8 i, 8 j + 2 t + c).
@@ -11,9 +12,10 @@
 #pragma once
 #include "wgmma_pairs.cuh"
 
-#define WIDE_SUMS_64 PAIR_SUMS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 16), SIXTEEN(i + 32), SIXTEEN(i + 48)
+#define WIDE_SUMS_48 PAIR_SUMS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define WIDE_SUMS_64 WIDE_SUMS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FORTY_EIGHT(i) SIXTEEN(i), SIXTEEN(i + 16), SIXTEEN(i + 32)
+#define SIXTY_FOUR(i) FORTY_EIGHT(i), SIXTEEN(i + 48)
 
 // `transposed`: whether each operand is, "1" for lines of b.
 #define WGMMA_DENSE(width, names, inputs, keep, transposed, ...)                                            \
@@ -27,11 +29,15 @@
 template <bool columns_first, int count>
 __device__ void multiply_dense(float (&d)[count], unsigned long long matrix, unsigned long long b, unsigned kept) {
     const unsigned long long first = columns_first ? b : matrix, second = columns_first ? matrix : b;
-    if constexpr (columns_first) WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "1, 0", SIXTY_FOUR(0));
+    if constexpr (columns_first && count == 64) WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "1, 0", SIXTY_FOUR(0));
+    else if constexpr (columns_first)
+        WGMMA_DENSE("64", PAIR_SUMS_32, "%32, %33", "%34", "1, 0", SIXTEEN(0), SIXTEEN(16));
     else if constexpr (count == 4) WGMMA_DENSE("8", PAIR_SUMS_4, "%4, %5", "%6", "0, 1", FOUR(0));
     else if constexpr (count == 8) WGMMA_DENSE("16", PAIR_SUMS_8, "%8, %9", "%10", "0, 1", FOUR(0), FOUR(4));
     else if constexpr (count == 16) WGMMA_DENSE("32", PAIR_SUMS_16, "%16, %17", "%18", "0, 1", SIXTEEN(0));
-    else WGMMA_DENSE("64", PAIR_SUMS_32, "%32, %33", "%34", "0, 1", SIXTEEN(0), SIXTEEN(16));
+    else if constexpr (count == 32) WGMMA_DENSE("64", PAIR_SUMS_32, "%32, %33", "%34", "0, 1", SIXTEEN(0), SIXTEEN(16));
+    else if constexpr (count == 48) WGMMA_DENSE("96", WIDE_SUMS_48, "%48, %49", "%50", "0, 1", FORTY_EIGHT(0));
+    else WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "0, 1", SIXTY_FOUR(0));
 }
 
 #define WGMMA_SPARSE(width, names, inputs, keep, ...)                                                            \
@@ -48,7 +54,18 @@ __device__ void multiply_sparse(float (&d)[count], unsigned long long matrix, un
     if constexpr (count == 4) WGMMA_SPARSE("8", PAIR_SUMS_4, "%4, %5, %6, %7", "%8", FOUR(0));
     else if constexpr (count == 8) WGMMA_SPARSE("16", PAIR_SUMS_8, "%8, %9, %10, %11", "%12", FOUR(0), FOUR(4));
     else if constexpr (count == 16) WGMMA_SPARSE("32", PAIR_SUMS_16, "%16, %17, %18, %19", "%20", SIXTEEN(0));
-    else WGMMA_SPARSE("64", PAIR_SUMS_32, "%32, %33, %34, %35", "%36", SIXTEEN(0), SIXTEEN(16));
+    else if constexpr (count == 32)
+        WGMMA_SPARSE("64", PAIR_SUMS_32, "%32, %33, %34, %35", "%36", SIXTEEN(0), SIXTEEN(16));
+    else if constexpr (count == 48)
+        WGMMA_SPARSE("96", WIDE_SUMS_48, "%48, %49, %50, %51", "%52", FORTY_EIGHT(0));
+    else WGMMA_SPARSE("128", WIDE_SUMS_64, "%64, %65, %66, %67", "%68", SIXTY_FOUR(0));
+}
+
+// Lines of b from a shared address on, of a span in which there are `lines`.
+template <int tiles, int lines> __device__ unsigned long long lines_descriptor(unsigned at) {
+    if constexpr (tiles <= 8) return b_descriptor<tiles>(at);
+    constexpr unsigned long long swizzle = 1, next_eight = 1024 / 16, next_span = lines * 128 / 16;
+    return swizzle << 62 | next_eight << 32 | next_span << 16 | (at & 0x3FFFF) >> 4;
 }
 
 // Rows of 64 bytes, swizzled over their length.
