@@ -66,15 +66,13 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     anchor, _ = _foreign.take(dense, argument="dense")
     for argument, array in (("pruned", start), ("dense", anchor)):
         _check.not_bits(array, argument=argument)
+        _arrays.check_real(array, argument=argument)
     _check.same_shape(anchor.shape, start.shape, argument="dense", other="pruned")
     if start.ndim != 2 or start.shape[1] != len(seen.hessian):
         raise ShapeError(
             f"pruned must have shape (rows, {len(seen.hessian)}), as many columns as the "
             f"calibration has features, got {start.shape}"
         )
-    for argument, array in (("pruned", start), ("dense", anchor)):
-        _check.not_bits(array, argument=argument)
-        _arrays.check_real(array, argument=argument)
     keep = start != 0 if mask is None else _foreign.take(mask, argument="mask")[0]
     _check.same_shape(keep.shape, start.shape, argument="mask", other="pruned")
     if keep.dtype != bool:
