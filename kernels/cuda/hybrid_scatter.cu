@@ -29,7 +29,8 @@
 // Partial sums are added in a fixed order: the same bits every time.  With CLUSTER > 1 the blocks of a cluster have one
 // band, and send one another their sums; else blocks that share a band do so through global memory.
 //
-// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS, which kernels/hybrid_scatter_plan.py chooses.
+// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS, which
+// kernels/hybrid_scatter_plan.py chooses.
 // Without ELEMENT the kernels that pack (include/scatter_pack.cuh).
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_scatter.py.

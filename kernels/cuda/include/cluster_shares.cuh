@@ -1,7 +1,7 @@
 // cluster_shares: the blocks of a cluster send one another their sums of the same rows through distributed shared
 // memory, and each adds up one share.  A cluster may be one block.
 //
-// A piece is four sums of each of so many threads: tile j of array i is piece i * tiles + j.  Every block owns as many
+// A piece is four sums of each of `threads`: tile j of array i is piece i * tiles + j.  Every block owns as many
 // pieces.  The same thread has the same sums of a piece in all blocks, so each adds what was sent to it alone, and in
 // the order of the ranks: the same bits every time.
 // Source: PTX ISA, st.async.
