@@ -243,19 +243,19 @@ COMPILE_CHECKS = [
         ("bfloat16", Config(16, cluster=2)),
     )
 ] + [
-    (defines(name, Config(tiles, True, *how)), "sm_90a", f"HGMMA.SP.64x{8 * tiles}x32")
-    for name, tiles, *how in (
-        ("bfloat16", 1, 1),
-        ("float16", 1, 2),
-        ("bfloat16", 1, 1, 128, True),
-        ("float16", 2, 1),
-        ("bfloat16", 4, 2),
-        ("float16", 8, 1),
-        ("float16", 8, 4),
-        ("float16", 4, 2, 128),
-        ("float16", 8, 2, 128),
-        ("float16", 12, 1),
-        ("float16", 16, 1),
-        ("bfloat16", 16, 2),
+    (defines(name, config), "sm_90a", f"HGMMA.SP.64x{8 * config.tiles}x32")
+    for name, config in (
+        ("bfloat16", Config(1, True)),
+        ("float16", Config(1, True, cluster=2)),
+        ("bfloat16", Config(1, True, columns=128, by_warps=True)),
+        ("float16", Config(2, True)),
+        ("bfloat16", Config(4, True, cluster=2)),
+        ("float16", Config(8, True)),
+        ("float16", Config(8, True, cluster=4)),
+        ("float16", Config(4, True, cluster=2, columns=128)),
+        ("float16", Config(8, True, cluster=2, columns=128)),
+        ("float16", Config(12, True)),
+        ("float16", Config(16, True)),
+        ("bfloat16", Config(16, True, cluster=2)),
     )
 ]

@@ -186,8 +186,7 @@ def _most(running: np.ndarray, dealt: Deal, config: Config) -> float:
     begins_within, ends_within = ~np.isin(cuts[:-1], bands), ~np.isin(cuts[1:], bands)
     passes = np.searchsorted(bands, cuts[:-1], "right") < np.searchsorted(bands, cuts[1:])
     shared = np.where(passes, begins_within * 1 + ends_within, begins_within | ends_within)
-    each = IN_CLUSTER if dealt.cluster > 1 else HAND_OVER
-    each *= config.tiles * config.rows / TILE_ROWS
+    each = (IN_CLUSTER if dealt.cluster > 1 else HAND_OVER) * config.tiles * config.rows / TILE_ROWS
     return float((np.diff(running[cuts]) + each * shared).max())
 
 

@@ -30,9 +30,11 @@ STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
-BY_WARPS = 1.1  # how much longer scatter takes where it reads such a b, of few columns, as it is
 SPAN = 64  # columns of b in a line of 128 bytes
-ACROSS_LINES = 1.3  # how much longer it takes to fetch much of b where rows do not begin with one
+# How much longer than its line says scatter takes, docs/benchmarks/log_hybrid.rst: where warps read
+# b and not the copy engine; where much of b is read and its rows begin within lines; and units of
+# 128 columns by up to 8 columns of b, whose sums go through global memory.
+BY_WARPS, ACROSS_LINES, FLAT_FEW = 1.1, 1.3, 1.12
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
 COPYING = ("scatter", "slots", "regrouped", "panel")  # paths of 16-bit elements that copy b
 ITEMSIZE = 2  # of what they copy, where its rows do not begin on 16 bytes
@@ -124,7 +126,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         units = scatter_units(h)
         effort = hybrid_scatter_plan.effort(units, n, device.multiprocessors)
         line = line_of(lines, "base" if units.base else "scatter", n)
-        times["scatter"] = _across_lines(units, n) * line.seconds(*effort)
+        times["scatter"] = _longer(units, n) * line.seconds(*effort)
     fits = hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
         effort = hybrid_rows_plan.effort(rows_plan(h), dtype, device.multiprocessors)
@@ -137,10 +139,12 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
     return times
 
 
-def _across_lines(units, n: int) -> float:
-    """How much longer a product of several spans takes where rows of b lie across lines."""
-    much = units.base or units.columns > SPAN
-    return ACROSS_LINES if much and n > SPAN and n % SPAN else 1.0
+def _longer(units, n: int) -> float:
+    """How much longer than its line says scatter takes with these units."""
+    flat = units.columns > SPAN
+    if n > SPAN and n % SPAN:
+        return ACROSS_LINES ** (flat + units.base)
+    return FLAT_FEW if flat and not units.base and _scatter_takes_any(n) else 1.0
 
 
 def _panel_time(h, n: int, lines, device: Device) -> dict[str, float]:
