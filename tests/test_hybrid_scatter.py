@@ -369,6 +369,18 @@ def test_blocks_that_have_a_band_together(rng, n, cluster, zeros, rows, columns)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 64, 96, 128])
+@pytest.mark.parametrize("k", [64, 128])
+def test_fewer_steps_than_stages(rng, n, k):
+    cupy = pytest.importorskip("cupy")
+    layout, right, want = whole_numbers(rng, (3000, k, n), 0.8, base=False, columns=64)
+    for _ in range(50):
+        out = cupy.full(want.shape, cupy.nan, np.float16)
+        hybrid_scatter.product(layout, right, out)
+        np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.gpu
 def test_more_bands_than_multiprocessors(rng):
     cupy = pytest.importorskip("cupy")
     m = 128 * 140 + 5

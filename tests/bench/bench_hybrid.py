@@ -185,7 +185,7 @@ def measure(family: str, w: cp.ndarray, zeros: float, columns) -> list[dict]:
         if n > ROTATED_COLUMNS:  # as long as in gemm.json: the chip slows down at its power limit
             race(found)
         else:
-            race(found, rounds=5, budget_ms=3)
+            race(found, rounds=6, budget_ms=3)
         ours, unbalanced = found.pop("ours"), found.pop("unbalanced", None)
         extra = {"unbalanced_us": round(unbalanced.us, 3)} if unbalanced else {}
         rows.append(

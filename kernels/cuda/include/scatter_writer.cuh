@@ -95,7 +95,8 @@ class Writer {
     }
     __device__ void begin(Batch& first) {
         first.load(units_, here_, 0, 0);
-        if (turns_ > 0) lead([&] { announce(); });
+        if (turns_ <= 0) return;  // the result may already be where its stage would be
+        lead([&] { announce(); });
         clear();
         __syncwarp();  // other lanes may store into the same places now
     }
