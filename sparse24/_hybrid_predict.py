@@ -31,10 +31,12 @@ INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 SPAN = 64  # columns of b in a line of 128 bytes
-# How much longer than its line says scatter takes, docs/benchmarks/log_hybrid.rst: where warps read
-# b and not the copy engine; where much of b is read and its rows begin within lines; and units of
-# 128 columns by up to 8 columns of b, whose sums go through global memory.
-BY_WARPS, ACROSS_LINES, FLAT_FEW = 1.1, 1.3, 1.12
+# How much longer than its line says scatter takes, docs/benchmarks/log_hybrid.rst: where much of b is
+# read and its rows begin within lines; with units of 128 columns by up to 8 columns of b, whose
+# sums go through global memory; and in seconds, by whether there are 2:4 tiles, where warps read
+# b and not the copy engine.
+ACROSS_LINES, FLAT_FEW = 1.3, 1.12
+BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
 COPYING = ("scatter", "slots", "regrouped", "panel")  # paths of 16-bit elements that copy b
 ITEMSIZE = 2  # of what they copy, where its rows do not begin on 16 bytes
@@ -66,7 +68,7 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
         copying = COPY_SECONDS + moved / _hybrid_cost.rates_for(dtype, True).bandwidth
         times |= {path: times[path] + copying for path in copying_paths(h, times, n)}
         if "scatter" in times and _scatter_takes_any(n):
-            times["scatter"] *= BY_WARPS
+            times["scatter"] += BY_WARPS[scatter_units(h).base]
     return times
 
 

@@ -26,7 +26,14 @@ import numpy as np
 
 import sparse24 as s24
 from sparse24 import _dtypes, _evidence, _hybrid_dispatch, _storage
-from sparse24.kernels import activate_compress, hybrid_wgmma_plan, loader, sample, targets
+from sparse24.kernels import (
+    activate_compress,
+    hybrid_scatter,
+    hybrid_wgmma_plan,
+    loader,
+    sample,
+    targets,
+)
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 DATA = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "data"
@@ -134,6 +141,7 @@ def hybrids() -> None:
 
     each_path((150, 330), 0.8, (2, 24, 100, 300))
     each_path((150, 332), 0.6, (24, 64, 100))  # scatter with 2:4 tiles
+    flat_units()
     each_path((150, 330), 0.8, (5, 28), "float32")
     each_path((150, 330), 0.8, (5, 28), "float64")
     each_path((40, 4500), 0.9, (8,), "float32")  # two panels
@@ -142,6 +150,19 @@ def hybrids() -> None:
         each_path((300, 700), 0.97, (130, 900))  # 64 rows without elements are passed by
     with mock.patch.multiple(hybrid_wgmma_plan, multiprocessors=lambda: 4, SHARING=0):
         each_path((600, 1024), 0.8, (300,))  # tiles that blocks share
+
+
+def flat_units() -> None:
+    """The scatter kernel with units of 128 columns, which large matrices have."""
+    import cupy as cp
+
+    w, dtype = draw((150, 332), "float16"), _dtypes.TABLE["float16"]
+    w[cp.random.default_rng(1).random(w.shape) < 0.7] = 0
+    for base in (False, True):
+        layout = hybrid_scatter.prepare(w.view(np.uint16), dtype, base=base, columns=128)
+        for n in (5, 24, 64, 100):
+            out = cp.empty((150, n), "float16")
+            hybrid_scatter.product(layout, draw((332, n), "float16"), out)
 
 
 PARTS = {
@@ -161,6 +182,11 @@ EVERY_LANE = {
     "class Pipeline": (
         ("consumer_warps * cluster)", "consumer_warps * cluster * (cluster == 1 ? 32 : 1))"),
         ("if (lane == 0) barrier_arrive(empty_", "barrier_arrive(empty_"),
+    ),
+    "struct Ring {": (  # of the scatter kernel
+        ("barrier_init(empty + 8 * s, kConsumers)", "barrier_init(empty + 8 * s, 32 * kConsumers)"),
+        ("if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty",
+         "if (previous_ >= 0) barrier_arrive(ring_.empty"),
     ),
     "class GatherPipeline": (
         ("empty_ + 8 * s, consumer_warps)", "empty_ + 8 * s, 32 * consumer_warps)"),

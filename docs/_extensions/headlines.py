@@ -98,6 +98,8 @@ HEADLINES = (
     Headline("large products, fp8 and int8", "gemm", "cusparselt", _few(1, 1 << 30, *EIGHT)),
     Headline("float32, 64 columns and more", "gemm", "cublas", _split),
     Headline("float32 at 1:2 in TF32", "gemm", "cublas", _named("TF32")),
+    Headline("unstructured, 60 % zeros, 1 to 16 columns", "hybrid", "best",
+             _hybrid("iid", 0.6, 1, 16)),
     Headline("unstructured, 90 % zeros, 1 to 16 columns", "hybrid", "best",
              _hybrid("iid", 0.9, 1, 16)),
     Headline("unstructured, 90 % zeros, 32 to 64 columns", "hybrid", "best",
