@@ -31,8 +31,8 @@ INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 SPAN = 64  # columns of b in a line of 128 bytes
-# How much longer than its line says scatter takes, docs/benchmarks/log_hybrid.rst: where much of b is
-# read and its rows begin within lines; with units of 128 columns by up to 8 columns of b, whose
+# How much longer than its line says scatter takes, docs/benchmarks/log_hybrid.rst: where much of b
+# is read and its rows begin within lines; with units of 128 columns by up to 8 columns of b, whose
 # sums go through global memory; and in seconds, by whether there are 2:4 tiles, where warps read
 # b and not the copy engine.
 ACROSS_LINES, FLAT_FEW = 1.3, 1.12
