@@ -100,7 +100,7 @@ class Report:
         return "\n".join(lines)
 
 
-def report(pruned, dense=None, *, pattern=(2, 4), axis=-1) -> Report:
+def report(pruned, dense=None, *, pattern=None, axis=None) -> Report:
     """Tell what pruning kept: energy, magnitude and how full the groups are.
 
     Parameters
@@ -109,9 +109,10 @@ def report(pruned, dense=None, *, pattern=(2, 4), axis=-1) -> Report:
         The weights after pruning.
     dense : array or mapping of names to arrays, optional
         The weights before, for the kept energy and magnitude.
-    pattern : tuple (n, m), default (2, 4)
-    axis : int, default -1
-        The axis that the groups run along.
+    pattern : tuple (n, m), optional
+        By default that of each compressed array, and (2, 4) for others.
+    axis : int, optional
+        The axis that the groups run along; by default that of each compressed array, else -1.
 
     Returns
     -------
@@ -136,7 +137,7 @@ def report(pruned, dense=None, *, pattern=(2, 4), axis=-1) -> Report:
     up     1x8    2:4      yes    50.0%    94.3%   84.6%      0 0 2 0 0
     kept of all: 94.3% energy, 84.6% magnitude
     """
-    pattern = _check.pattern(pattern)
+    pattern = None if pattern is None else _check.pattern(pattern)
     if not isinstance(pruned, Mapping):
         pruned, dense = {"x": pruned}, None if dense is None else {"x": dense}
     layers = []
@@ -148,7 +149,9 @@ def report(pruned, dense=None, *, pattern=(2, 4), axis=-1) -> Report:
         before = None if dense is None else _host(dense[name], name)
         if before is not None:
             _check.same_shape(before.shape, x.shape, argument=f"dense {name}", other="the pruned")
-        layers.append(_layer(str(name), x, before, pattern, _check.axis(axis, x.ndim)))
+        along = getattr(array, "axis", -1) if axis is None else axis
+        own = pattern or getattr(array, "pattern", (2, 4))
+        layers.append(_layer(str(name), x, before, own, _check.axis(along, x.ndim)))
     return Report(tuple(layers))
 
 

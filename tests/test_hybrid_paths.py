@@ -23,6 +23,7 @@ from sparse24._hybrid import hybrid
 from sparse24.kernels import (
     hybrid_gather_plan,
     hybrid_overflow,
+    hybrid_panel_plan,
     hybrid_rows_plan,
     hybrid_wgmma_plan,
 )
@@ -299,6 +300,48 @@ def test_fit_is_kept_and_used(tmp_path, monkeypatch):
     assert _hybrid_fit.lines(0) == found
     assert _hybrid_fit._read(_hybrid_fit.path(0)) == found
     assert all(line.seconds(1e6, 1e6) > 0 for line in found.values())
+
+
+def scattered(base: bool) -> SimpleNamespace:
+    """A float16 matrix of 8192 x 8192 on an H200 of which the units of scatter are known."""
+    sizes = np.full((64, 128, 2), 1 if base else 6)
+    known = {
+        "scatter units": SimpleNamespace(value=Units(sizes, base)),
+        "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(np.full(8192, 820), 8192)),
+        "gather units": SimpleNamespace(value=hybrid_gather_plan.plan(np.full(8192, 820), 2)),
+        "stored tiles": SimpleNamespace(value=16384.0),
+        "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(np.full(8192, 820), 2)),
+    }
+    return SimpleNamespace(
+        tiles=SimpleNamespace(dtype=lookup("float16"), grid=(128, 128), nbytes=1e8),
+        size=8192 * 8192, shape=(8192, 8192), density=0.1, nnz=6.7e6, device="cuda:0",
+        prepared=lambda name, make: known[name],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_scatter_copies_no_few_columns_but_takes_a_little_longer(monkeypatch, base):
+    monkeypatch.setattr(_hybrid_fit, "lines", lambda number: _hybrid_cost.H200_LINES)
+    monkeypatch.setattr(_hybrid_predict, "_device", lambda number: HOPPER)
+    h = scattered(base)
+    longer = {
+        n: _hybrid_predict.predictions(h, n, True)["scatter"]
+        - _hybrid_predict.predictions(h, n, False)["scatter"]
+        for n in (1, 8, 9)
+    }
+    assert longer[1] == longer[8] == pytest.approx(_hybrid_predict.BY_WARPS[base])
+    assert longer[9] > _hybrid_predict.COPY_SECONDS
+
+
+def test_rows_across_lines_are_counted_where_much_of_b_is_read():
+    plain, base = (Units(np.ones((2, 2, 2), int), base) for base in (False, True))
+    flat = Units(np.ones((2, 2, 2), int), rows=64, columns=128)
+    flat_base = Units(np.ones((2, 2, 2), int), True, 64, 128)
+    longer = {n: [_hybrid_predict._longer(u, n) for u in (plain, base, flat, flat_base)]
+              for n in (64, 96, 128)}  # fmt: skip
+    across = _hybrid_predict.ACROSS_LINES
+    assert longer == {64: [1, 1, 1, 1], 96: [1, across, across, across**2], 128: [1, 1, 1, 1]}
+    assert _hybrid_predict._longer(flat, 8) == _hybrid_predict.FLAT_FEW
 
 
 def test_small_chips_get_no_path_that_wants_more_shared_memory():

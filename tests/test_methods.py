@@ -315,6 +315,19 @@ def test_calibration_refuses_uneven_batches():
         s24.prune(np.ones((4, 8)), method="wanda", activations=np.ones(9))
 
 
+def test_report_takes_the_pattern_of_compressed_arrays():
+    w = np.random.default_rng(0).standard_normal((16, 16))
+    arrays = {
+        "rows": s24.compress(w, pattern=(4, 8), on_excess="prune"),
+        "columns": s24.compress(w, pattern=(1, 4), axis=-2, on_excess="prune"),
+        "plain": s24.prune(w),
+    }
+    found = s24.report(arrays)
+    assert [layer.pattern for layer in found.layers] == [(4, 8), (1, 4), (2, 4)]
+    assert found.obeys
+    assert not s24.report(arrays["rows"], pattern=(2, 4)).obeys
+
+
 def test_report_refuses_the_bits_of_fp8():
     with pytest.raises(s24.DTypeError, match="up holds uint8, perhaps the bits of fp8"):
         s24.report({"up": np.zeros((2, 8), np.uint8)})
