@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
-from sparse24._errors import PatternError, ShapeError
+from sparse24._errors import ArgumentError, PatternError, ShapeError
 from sparse24.formats.n_m_parts import as_24
 from sparse24.formats.two_four import Sparse24Array
 
@@ -47,6 +47,8 @@ class Windows24:
     (array([[1., 2., 0., 0., 3., 4., 0., 0., 5., 0., 6., 0.]], dtype=float32), \
 array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
     >>> W @ np.ones(8, np.float32)
+    array([21.], dtype=float32)
+    >>> np.ones(8, np.float32) @ W.T
     array([21.], dtype=float32)
     """
 
@@ -98,8 +100,41 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         return self.array.dtype
 
     @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def device(self) -> str:
+        return self.array.device
+
+    @property
     def nbytes(self) -> int:
         return self.array.nbytes + self.index.nbytes
+
+    @property
+    def mT(self) -> Windows24:
+        """The last two axes exchanged, without a copy."""
+        shape = (*self.shape[:-2], self.shape[-1], self.shape[-2])
+        return Windows24(self.array.mT, self.index, shape, self.pattern)
+
+    @property
+    def T(self) -> Windows24:
+        """The transpose of a matrix, without a copy."""
+        if self.ndim != 2:
+            raise ArgumentError(f"T is for matrices, got {self.ndim} axes; use .mT")
+        return self.mT
+
+    def toarray(self):
+        """The dense array that the windows stand for."""
+        turned = self.axis == -2
+        rows = (self.array.mT if turned else self.array).toarray()
+        m, k = self.pattern[1], self.shape[self.axis]
+        windows = rows.reshape(*rows.shape[:-1], -1, m // 2 - 1, _spec.GROUP)
+        groups = _arrays.namespace(rows).zeros((*windows.shape[:-2], m), rows.dtype)
+        for j in range(m // 2 - 1):  # an element is in one of the windows that cover its place
+            groups[..., 2 * j : 2 * j + _spec.GROUP] += windows[..., j, :]
+        dense = groups.reshape(*rows.shape[:-1], -1)[..., :k]
+        return dense.swapaxes(-1, -2) if turned else dense
 
     def __repr__(self) -> str:
         n, m = self.pattern

@@ -196,6 +196,23 @@ def test_products_over_windows(xp, rng, pattern):
     np.testing.assert_array_equal(_arrays.to_numpy(got), b[0].T @ x.T)
     with pytest.raises(s24.ShapeError, match="serve x @ W"):
         turned @ xp.asarray(b[0])
+    again = xp.asarray(b[0].T.copy()) @ windows.T
+    np.testing.assert_array_equal(_arrays.to_numpy(again), b[0].T @ x.T)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("shape", [(5, 16), (3, 13), (2, 4, 24)])
+@pytest.mark.parametrize("pattern", [(6, 8), (4, 6), (2, 6)])
+def test_windows_give_the_matrix_back(rng, pattern, shape, dtype):
+    x = rng.integers(1, 9, shape).astype(np.float32)
+    array = s24.compress(x, pattern=pattern, on_excess="prune", dtype=dtype)
+    windows = array.windows()
+    np.testing.assert_array_equal(windows.toarray(), array.toarray())
+    np.testing.assert_array_equal(windows.mT.toarray(), array.mT.toarray())
+    assert (windows.ndim, windows.device) == (len(shape), "cpu")
+    if len(shape) > 2:
+        with pytest.raises(s24.ArgumentError, match="T is for matrices, got 3 axes"):
+            windows.T  # noqa: B018
 
 
 def test_refusals(rng):
