@@ -30,7 +30,6 @@ STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
-SPAN = 64  # columns of b in a line of 128 bytes
 # How much longer than its line says scatter takes, docs/benchmarks/log_hybrid.rst: where much of b
 # is read and its rows begin within lines; with units of 128 columns by up to 8 columns of b, whose
 # sums go through global memory; and in seconds, by whether there are 2:4 tiles, where warps read
@@ -143,7 +142,10 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
 
 def _longer(units, n: int) -> float:
     """How much longer than its line says scatter takes with these units."""
-    flat = units.columns > SPAN
+    from sparse24.kernels.hybrid_scatter_plan import SPAN
+    from sparse24.kernels.hybrid_scatter_units import TILE_COLUMNS
+
+    flat = units.columns > TILE_COLUMNS
     if n > SPAN and n % SPAN:
         return ACROSS_LINES ** (flat + units.base)
     return FLAT_FEW if flat and not units.base and _scatter_takes_any(n) else 1.0

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from data_parallel import model  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
+from torch_cases import masked_step  # noqa: E402
 
 from sparse24 import functional  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
@@ -178,12 +179,7 @@ def test_masks_under_way_reach_the_layers_after_a_resume(cut):
             for old, new in zip(*runs, strict=True):
                 new.load_state_dict(copy.deepcopy(old.state_dict()))
         for net, scheduler in runs:
-            net.zero_grad()
-            net(x).square().mean().backward()
-            st.update_masks(net, scheduler)
-            with torch.no_grad():
-                for p in net.parameters():
-                    p -= 0.1 * p.grad
+            masked_step(net, x, scheduler)
     states = [net.state_dict() for net, _ in runs]
     for a, b in zip(*(state.values() for state in states), strict=True):
         assert torch.equal(a, b)

@@ -11,7 +11,13 @@ torch = pytest.importorskip("torch")
 
 import data_parallel  # noqa: E402
 from data_parallel import model  # noqa: E402
-from torch_cases import CLOSE, gradients, layer_and_input, masked_reference  # noqa: E402
+from torch_cases import (  # noqa: E402
+    CLOSE,
+    gradients,
+    layer_and_input,
+    masked_reference,
+    masked_step,
+)
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
@@ -201,12 +207,7 @@ def test_masks_from_beside_the_training():
     ):
         for _ in range(5):
             for net, scheduler in zip(nets, (beside, within), strict=True):
-                net.zero_grad()
-                net(x).square().mean().backward()
-                st.update_masks(net, scheduler)
-                with torch.no_grad():
-                    for p in net.parameters():
-                        p -= 0.1 * p.grad
+                masked_step(net, x, scheduler)
         assert beside.telemetry.column("step", "0") == [0, 2]
     for a, b in zip(nets[0].state_dict().values(), nets[1].state_dict().values(), strict=True):
         assert torch.equal(a, b)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from sparse24 import torch as st
+
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
@@ -23,3 +25,13 @@ def masked_reference(layer, x, mask, gradient, decay):
     dx, dw, db = gradients(y, x, weight, layer.bias)
     dw = dw if gradient == "ste" else dw * mask
     return y, dx, dw + decay * layer.weight.detach() * ~mask, db
+
+
+def masked_step(net, x, scheduler):
+    """A step of gradient descent, with an update of the masks before it."""
+    net.zero_grad()
+    net(x).square().mean().backward()
+    st.update_masks(net, scheduler)
+    with torch.no_grad():
+        for p in net.parameters():
+            p -= 0.1 * p.grad
