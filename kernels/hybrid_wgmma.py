@@ -139,8 +139,8 @@ def defines(
     return (
         ("ELEMENT", name), ("OUTPUT", name),
         ("BLOCK_M", config.block_m), ("BLOCK_N", config.block_n),
-        ("IN_FLIGHT", int(config.in_flight)), ("CUTS", int(config.cuts)),
-        ("STAGES", config.stages), ("K_PARTS", config.parts), ("SKIPS", int(config.skips)),
+        ("CUTS", int(config.cuts)), ("STAGES", config.stages), ("K_PARTS", config.parts),
+        ("SKIPS", int(config.skips)),
         ("ROWS_BY_NUMBER", int(by_number)),
         ("OUT_ROW_MAJOR", int(not column)), ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
     )  # fmt: skip
@@ -162,7 +162,7 @@ class Ready(BoundProduct):
         )  # fmt: skip
         self._rows = layout.rows.data.ptr if self._by_number else 0
         self._left = tuple(x.data.ptr for x in (layout.packed, layout.sources, self._pieces))
-        self.per_stream = bool(work["gives"].any())
+        self.per_stream = bool((work["helpers"] < 0).any())
         if not _arrays.cupy_module().cuda.get_current_stream().is_capturing():
             partial_sums.rooms.reserve()
             settle()

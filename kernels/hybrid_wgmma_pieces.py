@@ -6,9 +6,11 @@ import numpy as np
 
 from sparse24.kernels.hybrid_wgmma_plan import LEAST_PIECE, Config, Walk, Work, loads, walk
 
-PIECE = np.dtype([(name, "i4") for name in (
-    "first", "end", "plain", "row", "column", "helpers", "gives", "unused",
-)])  # fmt: skip
+# `helpers`: blocks before this one that give their sums of the tile; -1: this one gives them.
+PIECE = np.dtype(
+    [(name, "i4") for name in ("first", "end", "plain", "row", "column", "helpers")]
+    + [("unused", "i4", 2)]
+)
 
 
 def pieces(table: np.ndarray, work: Work, config: Config, n: int) -> np.ndarray:
@@ -66,9 +68,8 @@ def _cut(
     block = np.searchsorted(cuts, first, "right") - 1
     tile = np.searchsorted(edges, first, "right") - 1
     found = _pieces(table, walked, config, tile, first - edges[tile], end - edges[tile])
-    found["gives"] = end < edges[tile + 1]
     began = np.searchsorted(cuts, edges[tile], "right") - 1  # the block with the tile's first atom
-    found["helpers"] = np.where(found["gives"] == 1, 0, block - began)
+    found["helpers"] = np.where(end < edges[tile + 1], -1, block - began)
     backwards = np.lexsort((-first, block))
     return found[backwards], block[backwards]
 

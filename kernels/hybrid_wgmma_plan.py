@@ -35,7 +35,7 @@ class Config:
     rate : float
         Speed relative to the first config, waves being full.
     skips : bool
-        Whether 64 rows without elements are passed by; each 64 rows then have a warpgroup.
+        Whether 64 rows without elements are passed by.
     """
 
     block_m: int
@@ -51,8 +51,8 @@ class Config:
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply."""
-        return self.block_m // 64 if self.skips else 2
+        """Warpgroups that multiply; all the more can pass by, but they must have registers."""
+        return self.block_m // 64 if self.skips and self.block_n <= 128 else 2
 
     @property
     def threads(self) -> int:
@@ -65,17 +65,12 @@ class Config:
         return 22 if self.block_n == 256 else 15
 
     @property
-    def in_flight(self) -> bool:
-        """Whether instructions run on while the next atom begins; it takes registers."""
-        return self.block_m * self.block_n < 256 * 192
-
-    @property
     def cuts(self) -> bool:
         """Whether tiles may be cut along k to fill the last wave.
 
         Not where most rows of b are neighbours: blocks that are at the same k share them in L2.
         """
-        return self.block_m == 256 and self.parts == 1 and not self.skips
+        return self.block_m == 256 and self.parts == 1 and (self.block_n == 192 or not self.skips)
 
     @property
     def staging(self) -> int:
@@ -106,19 +101,24 @@ TABLES = {
     256: (Config(256, 192), Config(256, 128, rate=0.915), Config(256, 128, 2, 0.9)),
 }  # fmt: skip
 # For strips of 256 rows of which few stages have elements in all rows.
-SKIPPING = (Config(256, 128, rate=0.92, skips=True), Config(256, 128, 2, 0.92, skips=True))
+SKIPPING = (
+    Config(256, 192, skips=True), Config(256, 128, rate=0.92, skips=True),
+    Config(256, 128, 2, 0.92, skips=True),
+)  # fmt: skip
 # To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums
 # of a cluster, after every wave.
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 4.9e14, 2.6e13, 3.5e-6
 
 LOW_BAND = 8  # strips of about the same length, which all blocks then have at the same time
-MOST_LIVE = 0.8  # share of instructions with elements up to which it pays to look for the others
+MOST_LIVE = 0.85  # share of instructions with elements up to which it pays to look for the others
 WORTH_CHANGING = 1.02  # a less even deal that leaves the usual bands as they are
 UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once
 # Measured over predicted time, by rows of a strip, where rows are stored by number: that takes
 # longer, and strips always differ.  docs/benchmarks/log_hybrid.rst.
 BY_NUMBER = {128: 1.13, 256: 1.09}
-SHARING = 12  # stages in whose time a block gives sums away and takes those of another
+# Stages in whose time a block gives sums away and takes those of another; by whether stages are
+# passed by.
+SHARING = {False: 12, True: 24}
 LEAST_PIECE = 2  # atoms of a tile that is cut
 
 
@@ -279,7 +279,7 @@ class Work:
         owner = owners(lengths, cut, sms)
         least = loads(lengths, owner, sms).max() + 4 * LEAST_PIECE
         helpers = -(-sms // cut)
-        busiest = max(least, lengths.sum() / sms) + SHARING * helpers
+        busiest = max(least, lengths.sum() / sms) + SHARING[self.skips] * helpers
         shared = Deal(walked, sms, cut, owner, float(busiest))
         return shared if shared.busiest < whole.busiest else whole
 

@@ -146,9 +146,15 @@ def hybrids() -> None:
     each_path((150, 330), 0.8, (5, 28), "float64")
     each_path((40, 4500), 0.9, (8,), "float32")  # two panels
     regrouped = property(lambda work: work.rows == 256)
+    few = mock.patch.multiple(
+        hybrid_wgmma_plan, multiprocessors=lambda: 4, SHARING={False: 0, True: 0},
+        SKIPPING=hybrid_wgmma_plan.SKIPPING[:1],
+    )  # fmt: skip
     with mock.patch.object(hybrid_wgmma_plan.Work, "skips", regrouped):
         each_path((300, 700), 0.97, (130, 900))  # 64 rows without elements are passed by
-    with mock.patch.multiple(hybrid_wgmma_plan, multiprocessors=lambda: 4, SHARING=0):
+        with few:
+            each_path((600, 1024), 0.97, (300,))
+    with few:
         each_path((600, 1024), 0.8, (300,))  # tiles that blocks share
 
 

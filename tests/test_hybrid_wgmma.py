@@ -21,6 +21,7 @@ CONFIGS = pytest.mark.parametrize(
     ids=lambda c: c.name,
 )
 FIRST = plan.TABLES[128][0]
+CUT = [c for c in (*plan.TABLES[256], *plan.SKIPPING) if c.cuts]
 
 REWRITES = {128: hybrid_evict, 256: hybrid_regroup}
 
@@ -97,7 +98,7 @@ def test_every_atom_is_multiplied_once_and_sums_meet(monkeypatch, config, name, 
     for block, row in enumerate(dealt):
         used = int((row["first"] < row["end"]).sum())
         assert (row["first"] < row["end"])[:used].all()
-        assert row["gives"].sum() <= 1
+        assert (row["helpers"] < 0).sum() <= 1
         for turn, piece in enumerate(row[:used]):
             by_tile.setdefault((piece["row"], piece["column"]), []).append((piece, block, turn))
     assert len(by_tile) == len(table) * -(-n // config.block_n)
@@ -113,9 +114,9 @@ def test_every_atom_is_multiplied_once_and_sums_meet(monkeypatch, config, name, 
         blocks = [block for _, block, _ in found]
         np.testing.assert_array_equal(np.diff(blocks), 1)
         if config.parts == 1:
-            assert [piece["gives"] for piece, _, _ in found] == [1] * (len(found) - 1) + [0]
-            assert found[-1][0]["helpers"] == len(found) - 1
-            assert all(turn == 0 for piece, _, turn in found if piece["gives"])
+            helpers = [piece["helpers"] for piece, _, _ in found]
+            assert helpers == [-1] * (len(found) - 1) + [len(found) - 1]
+            assert all(turn == 0 for piece, _, turn in found if piece["helpers"] < 0)
 
 
 @pytest.mark.parametrize("count", [4, 6, 34, 62, 128, 130])
@@ -224,16 +225,16 @@ def test_whole_numbers_are_exact(rng, monkeypatch, shape, dtype, config):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sms", [7, 11, 23])
-@pytest.mark.parametrize("config", plan.TABLES[256][:2], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", CUT, ids=lambda c: c.name)
 def test_sums_of_cut_tiles_are_exact(rng, monkeypatch, config, sms):
     cupy, row, (m, k, n) = hopper(), TABLE["bfloat16"], (700, 2048, 900)
     monkeypatch.setattr(plan, "multiprocessors", lambda: sms)
-    monkeypatch.setattr(plan, "SHARING", 0)
+    monkeypatch.setattr(plan, "SHARING", dict.fromkeys(plan.SHARING, 0))
     w = rng.integers(-3, 4, (m, k)) * (rng.random((m, k)) < 0.2)
     b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.1)
     bits = cupy.asarray(w.astype(row.logical)).view(np.uint16)
-    layout = hybrid_wgmma.prepare(bits, row, hybrid_regroup)
-    assert pieces(layout.table, layout.work, config, n)["gives"].any()
+    layout = layout_for(monkeypatch, config, bits, row)
+    assert pieces(layout.table, layout.work, config, n)["helpers"].min() < 0
     right, want = cupy.asarray(b.astype(row.logical)), (w @ b).astype(row.logical)
     for order in "CF":
         for _ in range(3):

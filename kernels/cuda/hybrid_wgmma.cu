@@ -32,7 +32,7 @@
 //
 // The matrix is read before the kernel waits for the one before it in the stream; b is not.
 //
-// Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N IN_FLIGHT STAGES CUTS K_PARTS SKIPS ROWS_BY_NUMBER OUT_ROW_MAJOR
+// Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N STAGES CUTS K_PARTS SKIPS ROWS_BY_NUMBER OUT_ROW_MAJOR
 // OUT_BULK STAGING; kernels/hybrid_wgmma.py chooses.
 //
 // Reference: the dense product.  Launcher: kernels/hybrid_wgmma.py.  How it works:
@@ -56,9 +56,10 @@
 struct alignas(16) Piece {
     int first, end, plain;  // stages of the whole matrix; up to `plain` the rows of b are neighbours
     int row, column;        // of the result, the row in the order of the strips
-    int helpers;            // blocks before this one that give their sums of the tile
-    int gives;              // to the next block
-    int unused;
+    int helpers;            // blocks before this one that give their sums of the tile; -1: this one gives them
+    int unused[2];
+
+    __device__ bool gives() const { return CUTS && helpers < 0; }
 };
 struct Operands {
     const unsigned char* packed;
@@ -71,12 +72,12 @@ struct Operands {
     const int* rows;
 };
 
-constexpr int BLOCK_K = 64, kConsumers = SKIPS ? BLOCK_M / 64 : 2;
+constexpr int BLOCK_K = 64, kConsumers = SKIPS && BLOCK_N <= 128 ? BLOCK_M / 64 : 2;
 constexpr int kRowBlocks = BLOCK_M / (64 * kConsumers);    // of 64 rows, of a consumer
 constexpr int kProducer = kConsumers * 128;              // first thread of the producers
 constexpr int kThreads = kProducer + 128;
 // Of what a block is launched with, a multiple of 8 a thread; more would never be there.
-constexpr int kProducerRegisters = 56, kConsumerRegisters = kConsumers == 2 ? 224 : 104;
+constexpr int kProducerRegisters = 40, kConsumerRegisters = kConsumers == 2 ? 232 : 104;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8));
 
 constexpr int kParts = kAtomK / BLOCK_K;                 // stages of an atom
@@ -130,13 +131,8 @@ struct Place {
 
 // Call act(piece) for each of this block's.
 template <class Act> __device__ void for_each_piece(const Operands& of, Act act) {
-    const Piece* from = of.pieces + (long long)blockIdx.x * of.pitch;
-    Piece next = *from;
-    while (next.first < next.end) {
-        const Piece piece = next;
-        next = *++from;  // in time
-        act(piece);
-    }
+    int number = blockIdx.x * of.pitch;  // a pointer would take two registers
+    for (Piece piece = of.pieces[number]; piece.first < piece.end; piece = of.pieces[++number]) act(piece);
 }
 
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
@@ -167,14 +163,14 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
             const int row = piece.row + (group * kRowBlocks + r) * 64;
             result.store(consumer.d[r], row, piece.column, 0, [&](auto& sums, int first) {
                 if constexpr (K_PARTS > 1) return parts.add(sums, r, first);
-                if (CUTS && piece.gives)
+                if (piece.gives())
                     others.give(sums, r, first);
                 else if (CUTS)
                     others.add(sums, piece.helpers, r, first);
-                return !(CUTS && piece.gives);
+                return !piece.gives();
             });
         }
-        if (CUTS && piece.gives) others.publish();
+        if (piece.gives()) others.publish();
     });
     result.finish();
 }
