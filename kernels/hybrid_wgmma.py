@@ -21,7 +21,7 @@ from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contig
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
 from sparse24.kernels.hybrid_strips import Tables
 from sparse24.kernels.hybrid_wgmma_pieces import pieces
-from sparse24.kernels.hybrid_wgmma_plan import SKIPPING, TABLES, Config, Work
+from sparse24.kernels.hybrid_wgmma_plan import SPECIALISATIONS, Config, Work
 from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_wgmma"
@@ -193,10 +193,10 @@ class Ready(BoundProduct):
 
 COMPILE_CHECKS = [
     (defines(name, config, **how), "sm_90a", f"HGMMA.SP.64x{config.block_n}x32")
-    for table in (*TABLES.values(), SKIPPING)
-    for name, config, how in (
-        *(("bfloat16", config, {}) for config in table),
-        *(("bfloat16", config, {"bulk": False, "by_number": True}) for config in table),
-        ("float16", table[0], {"column": True, "bulk": False}),
+    for config in SPECIALISATIONS
+    for name, how in (
+        ("bfloat16", {}),
+        ("bfloat16", {"bulk": False, "by_number": True}),
+        ("float16", {"column": True, "bulk": False}),
     )
 ]

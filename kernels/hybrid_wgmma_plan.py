@@ -33,7 +33,8 @@ class Config:
     parts : int
         Blocks of a cluster that share every tile along k.
     rate : float
-        Speed relative to the first config, waves being full.
+        Speed relative to that of the first config for such strips, waves being full and all rows
+        having elements.
     skips : bool
         Whether 64 rows without elements are passed by.
     """
@@ -98,13 +99,16 @@ TABLES = {
     128: (
         Config(128, 256), Config(128, 128, rate=0.7), Config(128, 256, 2), Config(128, 128, 2, 0.7),
     ),
-    256: (Config(256, 192), Config(256, 128, rate=0.915), Config(256, 128, 2, 0.9)),
+    256: (
+        Config(256, 192, skips=True), Config(256, 128, rate=0.915), Config(256, 128, 2, 0.9),
+    ),
 }  # fmt: skip
 # For strips of 256 rows of which few stages have elements in all rows.
 SKIPPING = (
-    Config(256, 192, skips=True), Config(256, 128, rate=0.92, skips=True),
-    Config(256, 128, 2, 0.92, skips=True),
+    Config(256, 192, rate=0.96, skips=True), Config(256, 128, rate=0.845, skips=True),
+    Config(256, 128, 2, 0.83, skips=True),
 )  # fmt: skip
+SPECIALISATIONS = tuple({c.name: c for t in (*TABLES.values(), SKIPPING) for c in t}.values())
 # To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums
 # of a cluster, after every wave.
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 4.9e14, 2.6e13, 3.5e-6

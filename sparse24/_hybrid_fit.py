@@ -212,7 +212,7 @@ def _sample_many(cupy, dense, density: float, rng, samples: dict[str, list]) -> 
         work = dense_work(m, k, n, hybrid_wgmma_plan.multiprocessors(), density)
         samples["dense/512"].append((work, 0, seconds))
         for path, layout in strips.items():
-            config = hybrid_wgmma.TABLES[layout.work.rows][0]
+            config = hybrid_wgmma_plan.TABLES[layout.work.rows][0]
             call = functools.partial(hybrid_wgmma.product, layout, b, out, config)
             effort = layout.work.effort(config, n)
             seconds = _time(cupy, [call], captured=True, warm=SUSTAINED)

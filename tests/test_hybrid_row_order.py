@@ -154,7 +154,7 @@ def test_rows_come_back_to_their_places(rng, shape, dtype, config):
 @pytest.mark.gpu
 @pytest.mark.parametrize("sms", [7, 23])
 @pytest.mark.parametrize(
-    "config", [c for c in (*plan.TABLES[256], *plan.SKIPPING) if c.cuts], ids=lambda c: c.name
+    "config", [c for c in plan.SPECIALISATIONS if c.cuts], ids=lambda c: c.name
 )
 def test_cut_tiles_of_sorted_rows_are_exact(rng, monkeypatch, config, sms):
     cupy, row, (m, k, n) = hopper(), TABLE["bfloat16"], (1100, 2048, 900)

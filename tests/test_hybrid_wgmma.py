@@ -15,13 +15,9 @@ from sparse24.kernels.hybrid_wgmma_pieces import pieces
 pytestmark = pytest.mark.stem("hybrid_wgmma")
 
 SHAPES = [(300, 517, 128), (128, 128, 256), (1000, 2000, 520), (130, 4096, 301)]
-CONFIGS = pytest.mark.parametrize(
-    "config",
-    [c for table in (*plan.TABLES.values(), plan.SKIPPING) for c in table],
-    ids=lambda c: c.name,
-)
+CONFIGS = pytest.mark.parametrize("config", plan.SPECIALISATIONS, ids=lambda c: c.name)
 FIRST = plan.TABLES[128][0]
-CUT = [c for c in (*plan.TABLES[256], *plan.SKIPPING) if c.cuts]
+CUT = [c for c in plan.SPECIALISATIONS if c.cuts]
 
 REWRITES = {128: hybrid_evict, 256: hybrid_regroup}
 

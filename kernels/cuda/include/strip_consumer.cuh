@@ -1,10 +1,6 @@
 // strip_consumer: a warpgroup of hybrid_wgmma.cu that multiplies the stages of a piece of a strip.
 #pragma once
 
-// Whether instructions run on while the next atom begins: there are no registers for its metadata where rows are stored
-// by number from the widest tiles.
-constexpr bool kInFlight = BLOCK_M * BLOCK_N < 256 * 192 || !ROWS_BY_NUMBER;
-
 // One consumer warpgroup: its accumulators and its place in the ring.
 class Consumer {
   public:
@@ -22,7 +18,7 @@ class Consumer {
         multiply_atom<true>(even, odd);
         drain();  // the compiler serialises all groups if it sees metadata loaded while this one runs
         for (int atom = 1; atom < atoms; atom++) {
-            if (kInFlight && atom % 2)
+            if (atom % 2)
                 multiply_atom<false>(odd, even);
             else
                 multiply_atom<false>(even, odd);
@@ -48,12 +44,11 @@ class Consumer {
             multiply_stage(metadata, part, part || !fresh);
             group_commit();
             group_wait<1>();
-            if (kInFlight && part == 0) last.hold(shared_);
+            if (part == 0) last.hold(shared_);
             if (previous_ >= 0) ring_.release(previous_);
             previous_ = at_.stage;
             at_.advance();
         }
-        if (!kInFlight) drain();
     }
     __device__ void fetch(Metadata<kRowBlocks>& metadata) {
         metadata.load(shared_ + kMetadataAt + slot_ * kMetadataBytes + group_ * kRowBlocks * kAtomBytes + metadata_offset());
