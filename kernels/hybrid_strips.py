@@ -12,7 +12,7 @@ BLOCK = 64  # columns of a stage of the product
 ATOM = 2 * BLOCK
 LEAST_ATOMS = 2  # of a strip: one for each of the blocks that may share it
 # Of a stage's time: its rows of b are fetched whatever it has.  docs/benchmarks/log_hybrid.rst.
-FIXED_SHARE = 0.25
+FIXED_SHARE = 0.35
 GOLDEN = (5**0.5 - 1) / 2
 
 

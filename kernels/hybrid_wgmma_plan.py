@@ -105,8 +105,8 @@ TABLES = {
 }  # fmt: skip
 # For strips of 256 rows of which few stages have elements in all rows.
 SKIPPING = (
-    Config(256, 192, rate=0.96, skips=True), Config(256, 128, rate=0.845, skips=True),
-    Config(256, 128, 2, 0.83, skips=True),
+    Config(256, 192, rate=1.02, skips=True), Config(256, 128, rate=0.88, skips=True),
+    Config(256, 128, 2, 0.865, skips=True),
 )  # fmt: skip
 SPECIALISATIONS = tuple({c.name: c for t in (*TABLES.values(), SKIPPING) for c in t}.values())
 # To choose among them: multiply-adds and gathered bytes a second, seconds of an exchange of sums
