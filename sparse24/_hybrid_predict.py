@@ -35,6 +35,7 @@ STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second lau
 # sums go through global memory; and in seconds, by whether there are 2:4 tiles, where warps read
 # b and not the copy engine.
 ACROSS_LINES, FLAT_FEW = 1.3, 1.12
+SORTED = 1.045  # the same of regrouped strips of rows sorted by density, beside what they plan
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
 COPYING = ("scatter", "slots", "regrouped", "panel")  # paths of 16-bit elements that copy b
@@ -186,6 +187,8 @@ def _strips_time(h, path: str, n: int, lines) -> float:
     work = strips_work(h, path)
     config = work.choose(n)
     seconds = max(line_of(lines, path, n).seconds(*work.effort(config, n)), STRIPS_LEAST)
+    if path == "regrouped" and work.by_number:
+        seconds *= SORTED
     return seconds + work.exchange(config, n)
 
 
