@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -273,6 +274,20 @@ def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
     assert min(swing, key=swing.__getitem__) == "regrouped"
     dense = planned(monkeypatch, 3e7, 64 * 256, 64 * 128, anew=32 * 256)
     assert min(dense, key=dense.__getitem__) == "cublas"
+
+
+def test_sorted_rows_whose_strips_tie_with_the_dense_product_leave_it(monkeypatch):
+    """4096 x 4096 by 4096 at 70 % zeros, lengths by a power law: 201 us, and cuBLAS 195."""
+    monkeypatch.setattr(hybrid_wgmma_plan, "multiprocessors", lambda: 132)
+    work = Work(np.sort(np.arange(60, 92, 2))[::-1], 1206, 256, by_number=True)
+    h = SimpleNamespace(prepared=lambda name, make: SimpleNamespace(value=work))
+    lines, shape, dtype = _hybrid_cost.H200_LINES, (4096, 4096), lookup("float16")
+    seconds = _hybrid_predict._strips_time(h, "regrouped", 4096, lines)
+    dense = _hybrid_predict.dense_time(shape, dtype, 4096, lines, HOPPER, 0.3)
+    assert _hybrid_dispatch.WORTH_LEAVING * dense < seconds < 1.05 * dense
+    unsorted = dataclasses.replace(work, by_number=False, lengths=np.full(16, 76))
+    h.prepared = lambda name, make: SimpleNamespace(value=unsorted)
+    assert _hybrid_predict._strips_time(h, "regrouped", 4096, lines) < 0.92 * seconds
 
 
 @pytest.mark.gpu

@@ -66,7 +66,7 @@ class Consumer {
         give_back();
         running_ = false;
     }
-    // The stage of the instructions before the last ones.
+    // The stage before this one, if it was multiplied: its instructions are through.
     __device__ void give_back() const {
         if (running_) ring_.release(at_.stage == 0 ? STAGES - 1 : at_.stage - 1);
     }
@@ -133,6 +133,6 @@ class Consumer {
     int group_, left_ = 0;
     Ring::Position at_;
     u32 half_ = 0;  // of an atom, of those whose metadata are there
-    bool running_ = false;  // instructions of the stage before
+    bool running_ = false;  // instructions of the stage before this one
     Words even_, odd_;
 };
