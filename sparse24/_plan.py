@@ -36,12 +36,12 @@ class MatmulPlan:
     <MatmulPlan: cpu_sparse, 0 candidates>
     """
 
-    def __init__(self, a: Sparse24Array, b, out_order: str, options: dict):
+    def __init__(self, a: Sparse24Array, b, out_order: str, b_dtype, options: dict):
         self._a = a
-        call = Call(**options)
+        call = Call(**options, other_dtype=b_dtype)
         self._call = PLAIN if call.is_plain else call
         self._out_order = out_order
-        self.explanation = explained(a, b, out_order=out_order, **options)
+        self.explanation = explained(a, b, out_order=out_order, b_dtype=b_dtype, **options)
         self.candidates = self.explanation.candidates
         self.chosen = self.explanation.chosen
         self.execute(b)  # compiles, and lays out the launch
@@ -81,7 +81,9 @@ def _by_columns(a: Sparse24Array, b, call: Call):
         return a._multiply(b, restore(types.allocate(None).swapaxes(-1, -2)), call)
 
 
-def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="row") -> MatmulPlan:
+def plan(
+    a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="row", b_dtype=None
+) -> MatmulPlan:
     """Choose and compile the kernel of ``matmul(a, b)`` before there is a `b`.
 
     Parameters
@@ -93,6 +95,9 @@ def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="r
         As for `matmul`.
     out_order : {"row", "column"}
         Memory order of the result; ``"column"`` for a layer, whose ``y`` is ``out.T``.
+    b_dtype : dtype, optional
+        fp8 type of a `b` that is an array of ``uint8`` bits, as CuPy has no other; known from a
+        `b_spec` that names it.
 
     Returns
     -------
@@ -122,13 +127,14 @@ def plan(a, b_spec, *, dtype=None, epilogue=None, algorithm="auto", out_order="r
         )
     _check.one_of(out_order, ("row", "column"), argument="out_order")
     options = {"dtype": dtype, "epilogue": epilogue, "algorithm": algorithm}
-    return MatmulPlan(a, _example(a, b_spec), out_order, options)
+    b, b_dtype = _example(a, b_spec, b_dtype)
+    return MatmulPlan(a, b, out_order, b_dtype, options)
 
 
-def _example(a: Sparse24Array, b_spec):
-    """An array like those that a plan is for."""
+def _example(a: Sparse24Array, b_spec, b_dtype):
+    """An array like those that a plan is for, and what its bits mean if that must be said."""
     if not isinstance(b_spec, tuple):
-        return _foreign.take(b_spec)[0]
+        return _foreign.take(b_spec)[0], b_dtype
     if len(b_spec) != 2:
         raise ArgumentError(f"b_spec must be an array, or its shape and dtype, got {b_spec!r}")
     shape, dtype = b_spec
@@ -141,8 +147,11 @@ def _example(a: Sparse24Array, b_spec):
     shape = tuple(_check.whole(size, argument="a size in b_spec", least=0) for size in axes)
     row = _dtypes.lookup(dtype)
     if a.device == "cpu":
-        return np.zeros(shape, row.logical)
-    return _arrays.cupy_module().zeros(shape, np.uint8 if row.is_float8 else row.logical)
+        return np.zeros(shape, row.logical), b_dtype
+    xp = _arrays.cupy_module()
+    if row.is_float8:
+        return xp.zeros(shape, np.uint8), row.name
+    return xp.zeros(shape, row.logical), b_dtype
 
 
 @contextlib.contextmanager

@@ -319,6 +319,35 @@ def test_plans_execute_on_the_cpu(rng):
         s24.plan(a, (32, 4, np.float32))
 
 
+def _fp8(rng):
+    """A 2:4 matrix of fp8, a dense operand, and its bits."""
+    a = s24.random((64, 32), dtype="float8_e4m3fn", rng=0)
+    b = rng.standard_normal((32, 8)).astype(a.dtype)
+    return a, b, b.view(np.uint8)
+
+
+@pytest.mark.parametrize("out_order", ["row", "column"])
+def test_plans_take_fp8_as_such_or_as_bits(rng, out_order):
+    a, b, bits = _fp8(rng)
+    named = s24.plan(a, ((32, 8), b.dtype.name), out_order=out_order)
+    np.testing.assert_array_equal(named.execute(b), a @ b)
+    by_bits = s24.plan(a, bits, b_dtype="float8_e4m3fn", out_order=out_order)
+    np.testing.assert_array_equal(by_bits.execute(bits), a @ b)
+    with pytest.raises(s24.DTypeError, match="b_dtype"):
+        s24.plan(a, bits)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
+def test_plans_of_fp8_know_what_bits_mean_on_the_gpu(rng):
+    import cupy
+
+    a, b, bits = _fp8(rng)
+    p = s24.plan(a.to_device("cuda"), ((32, 8), "float8_e4m3fn"))
+    got = to_numpy(p.execute(cupy.asarray(bits)))
+    np.testing.assert_allclose(got.astype(float), (a @ b).astype(float), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.gpu
 @pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
 def test_autotune_measures_and_remembers(untuned, rng):
