@@ -52,7 +52,7 @@ class Config:
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply: if there are registers, one for all 64 rows to pass by."""
+        """Warpgroups that multiply; those that pass by rows have 64 each, if registers allow it."""
         return self.block_m // 64 if self.skips and self.block_n <= 128 else 2
 
     @property

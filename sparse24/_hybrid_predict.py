@@ -35,8 +35,10 @@ STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second lau
 # sums go through global memory; and in seconds, by whether there are 2:4 tiles, where warps read
 # b and not the copy engine.
 ACROSS_LINES, FLAT_FEW = 1.3, 1.12
-SORTED = 1.045  # the same of regrouped strips of rows sorted by density, beside what they plan
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
+# The same of regrouped strips of rows sorted by density, beside what their plan counts for it,
+# `hybrid_wgmma_plan.BY_NUMBER`.
+SORTED = 1.045
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
 COPYING = ("scatter", "slots", "regrouped", "panel")  # paths of 16-bit elements that copy b
 ITEMSIZE = 2  # of what they copy, where its rows do not begin on 16 bytes

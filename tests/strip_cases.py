@@ -5,9 +5,28 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 
 from sparse24 import families
+from sparse24.kernels import hybrid_evict, hybrid_regroup, hybrid_wgmma, hybrid_wgmma_plan
 from sparse24.kernels.hybrid_strips import BLOCK, Strips, Tables, cost
+
+REWRITES = {128: hybrid_evict, 256: hybrid_regroup}  # by rows of a strip
+CUT = [config for config in hybrid_wgmma_plan.SPECIALISATIONS if config.cuts]
+
+
+def hopper():
+    """CuPy; skips the test where there is no GPU that can multiply strips."""
+    cupy = pytest.importorskip("cupy")
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("needs compute capability 9.0")
+    return cupy
+
+
+def layout_for(monkeypatch, config, bits, row):
+    """A layout that is multiplied by `config`."""
+    monkeypatch.setattr(hybrid_wgmma_plan, "MOST_LIVE", 2.0 if config.skips else 0.0)
+    return hybrid_wgmma.prepare(bits, row, REWRITES[config.block_m])
 
 
 def matrix(family: str, zeros: float, shape) -> np.ndarray:

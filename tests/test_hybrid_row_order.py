@@ -6,13 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from strip_cases import matrix, restored
+from strip_cases import CUT, REWRITES, hopper, layout_for, matrix, restored
 
 from sparse24 import families
 from sparse24._dtypes import TABLE
 from sparse24.kernels import (
-    hybrid_evict,
-    hybrid_regroup,
     hybrid_row_order,
     hybrid_wgmma,
     reference_evict,
@@ -24,7 +22,6 @@ from sparse24.kernels.hybrid_wgmma_pieces import pieces
 pytestmark = pytest.mark.stem("hybrid_wgmma")
 
 SHAPE = (700, 512)
-REWRITES = {128: hybrid_evict, 256: hybrid_regroup}
 REWRITTEN = pytest.mark.parametrize("height", REWRITES, ids=lambda h: REWRITES[h].NAME)
 REFERENCES = {128: reference_evict, 256: reference_regroup}
 
@@ -110,13 +107,6 @@ def test_rows_that_share_columns_stay_together(rng):
 # --- on a GPU ---------------------------------------------------------------------------------
 
 
-def hopper():
-    cupy = pytest.importorskip("cupy")
-    if cupy.cuda.Device().compute_capability != "90":
-        pytest.skip("needs compute capability 9.0")
-    return cupy
-
-
 def targets(cupy, m: int, n: int):
     """Results of many strides, full of NaN, by name."""
     nan = 0xFFFF  # of float16 and bfloat16
@@ -153,9 +143,7 @@ def test_rows_come_back_to_their_places(rng, shape, dtype, config):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sms", [7, 23])
-@pytest.mark.parametrize(
-    "config", [c for c in plan.SPECIALISATIONS if c.cuts], ids=lambda c: c.name
-)
+@pytest.mark.parametrize("config", CUT, ids=lambda c: c.name)
 def test_cut_tiles_of_sorted_rows_are_exact(rng, monkeypatch, config, sms):
     cupy, row, (m, k, n) = hopper(), TABLE["bfloat16"], (1100, 2048, 900)
     monkeypatch.setattr(plan, "multiprocessors", lambda: sms)
@@ -163,8 +151,7 @@ def test_cut_tiles_of_sorted_rows_are_exact(rng, monkeypatch, config, sms):
     w = skewed(m, k, rng)
     b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.02)
     bits = cupy.asarray(w.astype(row.logical)).view(np.uint16)
-    monkeypatch.setattr(plan, "MOST_LIVE", 2.0 if config.skips else 0.0)
-    layout = hybrid_wgmma.prepare(bits, row, hybrid_regroup)
+    layout = layout_for(monkeypatch, config, bits, row)
     assert layout.rows is not None
     assert pieces(layout.table, layout.work, config, n)["helpers"].min() < 0
     right, want = cupy.asarray(b.astype(row.logical)), (w @ b).astype(row.logical)

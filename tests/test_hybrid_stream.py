@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
-import ml_dtypes
 import numpy as np
 import pytest
+from hybrid_cases import assert_exact_on_whole_numbers
 
 from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
@@ -101,14 +101,7 @@ def product(h, b, **options):
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.7, 0.85, 0.95, 1.0])
 @pytest.mark.parametrize("n", [1, 8, 9, 16, 24, 32, 50, 64])
 def test_exact_on_whole_numbers(rng, dtype, zeros, n):
-    cupy = pytest.importorskip("cupy")
-    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
-    w = rng.integers(-3, 4, (333, 1111)) * (rng.random((333, 1111)) >= zeros)
-    b = rng.integers(-1, 2, (1111, n)) * (rng.random((1111, n)) < 0.1)
-    h = hybrid(cupy.asarray(w.astype(kind)))
-    want = (w @ b).astype(kind)
-    for balance in (True, False):
-        np.testing.assert_array_equal(product(h, b.astype(kind), balance=balance), want)
+    assert_exact_on_whole_numbers(product, rng, 1111, dtype, zeros, n)
 
 
 @pytest.mark.gpu

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from strip_cases import CUT, REWRITES, hopper, layout_for
 
 from sparse24 import families
 from sparse24._dtypes import TABLE
-from sparse24.kernels import hybrid_evict, hybrid_regroup, hybrid_wgmma
+from sparse24.kernels import hybrid_wgmma
 from sparse24.kernels import hybrid_wgmma_plan as plan
 from sparse24.kernels.hybrid_strips import FIXED_SHARE, interleaved, tables
 from sparse24.kernels.hybrid_wgmma_pieces import pieces
@@ -17,22 +18,6 @@ pytestmark = pytest.mark.stem("hybrid_wgmma")
 SHAPES = [(300, 517, 128), (128, 128, 256), (1000, 2000, 520), (130, 4096, 301)]
 CONFIGS = pytest.mark.parametrize("config", plan.SPECIALISATIONS, ids=lambda c: c.name)
 FIRST = plan.TABLES[128][0]
-CUT = [c for c in plan.SPECIALISATIONS if c.cuts]
-
-REWRITES = {128: hybrid_evict, 256: hybrid_regroup}
-
-
-def layout_for(monkeypatch, config, bits, row):
-    """A layout that is multiplied by `config`."""
-    monkeypatch.setattr(plan, "MOST_LIVE", 2.0 if config.skips else 0.0)
-    return hybrid_wgmma.prepare(bits, row, REWRITES[config.block_m])
-
-
-def hopper():
-    cupy = pytest.importorskip("cupy")
-    if cupy.cuda.Device().compute_capability != "90":
-        pytest.skip("needs compute capability 9.0")
-    return cupy
 
 
 def test_refusals():

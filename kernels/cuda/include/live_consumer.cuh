@@ -13,7 +13,7 @@ class Consumer {
 
     __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
 
-    // Begin d = the products of the stages.  The ring goes on where the last work left it.
+    // d = the products of the stages.  The ring goes on where the last work left it.
     __device__ void multiply(const Piece& piece) {
         left_ = piece.end - piece.first;
         clear();
@@ -25,7 +25,7 @@ class Consumer {
             if (kRowBlocks == 2 && live == 2) live = multiply_run<2>();
         }
     }
-    // Wait for what multiply began.
+    // The sums are there: multiply has waited.
     __device__ void finish() {
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
