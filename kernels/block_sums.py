@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24.kernels import loader
+from sparse24.kernels.chip import multiprocessors
 from sparse24.kernels.stream_rooms import StreamRooms
 
 _VIEW = np.dtype([("slots", "u8")])
@@ -19,8 +20,7 @@ MISSING = 0xFFFFFFFF  # kMissing of the header
 def _allocate() -> tuple:
     import cupy
 
-    sms = cupy.cuda.Device().attributes["MultiProcessorCount"]
-    slots = cupy.full((sms, 2, MOST_SUMS), MISSING, np.uint32)
+    slots = cupy.full((multiprocessors(), 2, MOST_SUMS), MISSING, np.uint32)
     cupy.cuda.get_current_stream().synchronize()  # nothing is there yet, for every stream
     return loader.by_value(np.array([(slots.data.ptr,)], _VIEW)), slots
 

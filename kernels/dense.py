@@ -7,6 +7,7 @@ every value of both fp8 types exactly; int8 sums in int32.  Neither is fast: a d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -170,15 +171,23 @@ class Gemm:
 
     def __call__(self, stream: int) -> None:
         """Enqueue on the stream of this address, without waiting."""
-        from cupy.cuda import ExternalStream
-        from cupy.cuda.device import get_cublas_handle
-        from cupy_backends.cuda.libs import cublas
+        if stream != current_stream():
+            from cupy.cuda import ExternalStream
 
-        if stream == current_stream():
-            cublas.gemmStridedBatchedEx(get_cublas_handle(), *self._arguments)
+            with ExternalStream(stream):
+                self(stream)
             return
-        with ExternalStream(stream):
-            cublas.gemmStridedBatchedEx(get_cublas_handle(), *self._arguments)
+        launch, handle = _cublas()
+        launch(handle(), *self._arguments)
+
+
+@functools.cache
+def _cublas() -> tuple[Any, Any]:
+    """The product, and what finds the handle of the device in use; looked up once."""
+    from cupy.cuda.device import get_cublas_handle
+    from cupy_backends.cuda.libs import cublas
+
+    return cublas.gemmStridedBatchedEx, get_cublas_handle
 
 
 _SCALARS = tuple(np.array([1, 0], kind) for kind in (np.float32, np.float64))
@@ -193,7 +202,10 @@ def _factor(x, by_columns: bool) -> tuple[int, int, int, int, int]:
 
 
 class BoundDense:
-    """Products with one dense matrix (m, k); called with ``(b, out)``, it enqueues one."""
+    """Products with one dense matrix (m, k); called with ``(b, out)``, it enqueues one.
+
+    Both are matrices, or stacks of one batch axis.
+    """
 
     nbytes = 0  # the matrix is another's
     captured = False  # CuPy does not capture cuBLAS
@@ -207,8 +219,10 @@ class BoundDense:
         return lie_well and _name(self._a) in CUDA_TYPE
 
     def bind(self, b: Any, out: Any, stream: int) -> Gemm:
-        name, (m, k) = _name(self._a), self._a.shape
-        return Gemm(self._a, b, out, Problem(m, b.shape[1], k, 1, name, name, name))
+        name, (m, k), n = _name(self._a), self._a.shape, b.shape[-1]
+        batch = b.shape[0] if b.ndim == 3 else 1
+        problem = Problem(m, n, k, batch, name, name, name, b_batched=batch > 1)
+        return Gemm(self._a, b, out, problem)
 
     def __call__(self, b: Any, out: Any) -> None:
         stream = current_stream()

@@ -9,12 +9,11 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24.kernels import loader
+from sparse24.kernels.chip import H200, chip
 from sparse24.kernels.hybrid_gather_layout import Words, lay_out, row_counts
 from sparse24.kernels.hybrid_gather_plan import (
-    H200,
     MOST_PANELS,
     PANEL,
-    Chip,
     Config,
     configure,
     dealt,
@@ -71,27 +70,12 @@ class Ready(BoundProduct):
         cluster = -(-layout.panels // config.held)
         sets, groups = -(-len(layout.units) // config.units), -(-n // config.width)
         self._sizes = (kernel, cluster * sets * groups, 32 * config.units * config.group, shared)
-        self._early = _early()
+        self._early = chip().launches_early
         addresses = (x.data.ptr for x in layout.arrays)
         self._left = np.array([(*addresses, len(layout.units), 0)], LEFT)
 
     def bind(self, b, out, stream: int) -> Launch:
         return Launch(*self._sizes, (self._left, right(b), result(out)), early=self._early)
-
-
-def chip() -> Chip:
-    """The current device."""
-    import cupy
-
-    found = cupy.cuda.Device().attributes
-    return Chip(found["MultiProcessorCount"], found["MaxSharedMemoryPerBlockOptin"])
-
-
-def _early() -> bool:
-    """Whether a launch of the current device may begin before the one before it has ended."""
-    import cupy
-
-    return int(cupy.cuda.Device().compute_capability) >= 90
 
 
 def refuses(k: int, dtype: DType) -> str | None:

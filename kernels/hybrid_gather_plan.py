@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
+from sparse24.kernels.chip import H200, Chip
 from sparse24.kernels.hybrid_units import MOST_HEIGHT, Units, deal, units_of
 
 PANEL = 4096  # columns of the matrix that a block reads b for
@@ -19,16 +19,6 @@ START_ROWS = 48  # of the matrix, as dear as to begin a block and read its panel
 START_UNITS = 0.3  # the same for blocks that run at once
 SHARING = 0.03  # to add the sums of lanes that share a row, of what a unit of one row takes
 WORD_BYTES = 4
-
-
-class Chip(NamedTuple):
-    """What of a GPU decides how products are cut up."""
-
-    multiprocessors: int
-    most_shared: int  # bytes of shared memory of a block
-
-
-H200 = Chip(132, 227 << 10)
 
 
 @dataclass(frozen=True)

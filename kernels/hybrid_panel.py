@@ -9,7 +9,7 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24.kernels import loader
-from sparse24.kernels.hybrid_gather_plan import H200, Chip
+from sparse24.kernels.chip import H200, Chip, chip
 from sparse24.kernels.hybrid_launch import (
     OUT,
     RIGHT,
@@ -64,7 +64,7 @@ class Ready(BoundProduct):
         kernel = loader.function(NAME, "product", macros, shared_memory=shared)
         threads = 32 * config.warps(len(layout.units))
         self._sizes = (kernel, config.groups(n) * config.shares, threads, shared)
-        self._early = _early()
+        self._early = chip().launches_early
         addresses = (x.data.ptr for x in layout.arrays)
         self._left = np.array([(*addresses, len(layout.units), layout.panels)], LEFT)
         self._shares = np.array([config.shares], np.int32)
@@ -92,21 +92,6 @@ def _in_runs(x, nbytes: int) -> bool:
     """Whether the columns of a row lie in aligned runs of so many bytes."""
     aligned = x.data.ptr % nbytes == 0 and (x.strides[0] % nbytes == 0 or x.shape[0] == 1)
     return aligned and (x.strides[1] == x.itemsize or x.shape[1] == 1)
-
-
-def chip() -> Chip:
-    """The current device."""
-    import cupy
-
-    found = cupy.cuda.Device().attributes
-    return Chip(found["MultiProcessorCount"], found["MaxSharedMemoryPerBlockOptin"])
-
-
-def _early() -> bool:
-    """Whether a launch of the current device may begin before the one before it has ended."""
-    import cupy
-
-    return int(cupy.cuda.Device().compute_capability) >= 90
 
 
 def refuses(k: int, dtype: DType, most_shared: int) -> str | None:

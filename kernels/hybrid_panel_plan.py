@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparse24.kernels.hybrid_gather_plan import Chip, Units, units_of
+from sparse24.kernels.chip import Chip
+from sparse24.kernels.hybrid_units import Units, units_of
 
 MOST_LINES, LEAST_LINES = 4096, 512  # rows of b in shared memory
 LINE_BYTES = 16  # of a plane

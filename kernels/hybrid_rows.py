@@ -15,8 +15,9 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import TABLE, DType
 from sparse24.kernels import loader
+from sparse24.kernels.chip import H200, multiprocessors
 from sparse24.kernels.hybrid_launch import BoundProduct
-from sparse24.kernels.hybrid_rows_plan import H200, SLICE, STEP, Plan, plan
+from sparse24.kernels.hybrid_rows_plan import SLICE, STEP, Plan, plan
 from sparse24.kernels.launch import Launch, pointer
 
 NAME = "hybrid_rows"
@@ -85,18 +86,13 @@ def _count(x: int) -> np.ndarray:
     return np.array([x], np.int64)
 
 
-def multiprocessors() -> int:
-    """Of the current device."""
-    return _arrays.cupy_module().cuda.Device().attributes["MultiProcessorCount"]
-
-
 def prepare(
     dense: Any, dtype: DType, xp=np, *, cut: Callable[[np.ndarray, int, int], Plan] = plan
 ) -> RowsLayout:
     """Lay out a dense (m, k) matrix; `xp` is its array library.  Waits for the sizes."""
     held = _entries(dense, xp)
     lengths = -np.sort(-_arrays.to_numpy(held.lengths))
-    made = cut(lengths, dense.shape[1], H200 if xp is np else multiprocessors())
+    made = cut(lengths, dense.shape[1], H200.multiprocessors if xp is np else multiprocessors())
     order = xp.argsort(-held.lengths, kind="stable") if xp is np else xp.argsort(-held.lengths)
     return RowsLayout(dense.shape, dtype, made, _lay_out(held, made, order, xp))
 

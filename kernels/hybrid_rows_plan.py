@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparse24._dtypes import DType
+from sparse24.kernels.chip import H200
 from sparse24.kernels.hybrid_units import MOST_HEIGHT, Units, deal, units_of
 
 SLICE = MOST_HEIGHT  # lines, one for every lane
@@ -18,7 +19,6 @@ MANY = 264  # slices: two blocks of half the warps for each multiprocessor of a 
 PER_BLOCK = range(1, 9)  # slices, each with warps for up to four columns
 CHANCE = 6.0  # standard deviations that the longest of rows that are alike lies above their mean
 START = 2.0  # entries, guessed to take as long as a block needs for each row of b
-H200 = 132  # multiprocessors
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Plan:
         return starts, of, np.append(begins, self.ends[-1])
 
 
-def plan(lengths: np.ndarray, k: int, multiprocessors: int = H200) -> Plan:
+def plan(lengths: np.ndarray, k: int, multiprocessors: int = H200.multiprocessors) -> Plan:
     """The slices with which a product takes the least time.
 
     Parameters

@@ -9,6 +9,7 @@ import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels import block_sums, hybrid_scatter_pack, loader, tensor_map
+from sparse24.kernels.chip import multiprocessors
 from sparse24.kernels.clusters import most_clusters
 from sparse24.kernels.hybrid_launch import (
     BoundProduct,
@@ -71,7 +72,7 @@ class ScatterLayout:
         key = (n, balance, blocks)
         found = self._launches.get(key)
         if found is None:
-            blocks = blocks or hybrid_scatter_pack.multiprocessors(self.data.device.id)
+            blocks = blocks or multiprocessors(self.data.device.id)
             found = self._launches[key] = Ready(self, n, balance, blocks)
         return found
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
 
 from sparse24.kernels import loader
+from sparse24.kernels.chip import multiprocessors
 from sparse24.kernels.hybrid_scatter_units import (
     LINE_BYTES,
     TILE_COLUMNS,
@@ -73,11 +73,3 @@ def _launch(name: str, units: Units, bits: Any, sizes: Any, *others: Any) -> Non
     macros = (("BASE", int(units.base)), ("UNIT_COLUMNS", units.columns))
     kernel = loader.function("hybrid_scatter", name, macros)
     kernel(grid, (LANES,), (np.array([matrix], MATRIX), sizes, *others))
-
-
-@functools.cache
-def multiprocessors(device: int) -> int:
-    """Of the device of this number."""
-    import cupy
-
-    return cupy.cuda.Device(device).attributes["MultiProcessorCount"]

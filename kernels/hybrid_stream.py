@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels import block_sums, loader
+from sparse24.kernels.chip import chip
 from sparse24.kernels.hybrid_launch import BoundProduct, result, right, settle
 from sparse24.kernels.hybrid_stream_plan import STRIP, Config, configs, schedule, warp_starts
 from sparse24.kernels.launch import Launch
@@ -64,9 +64,12 @@ class StreamLayout:
         key = (n, vector, balance, config)
         found = self._launches.get(key)
         if found is None:
-            sms, major, shared = _device(self.blob.device.id)
-            config = config or configs(self, n, sms, major == 9, shared)[0]
-            found = self._launches[key] = Ready(self, vector, balance, config, early=major >= 9)
+            here = chip(self.blob.device.id)
+            if config is None:
+                sizes = here.multiprocessors, here.has_wgmma, here.most_shared
+                config = configs(self, n, *sizes)[0]
+            early = here.launches_early
+            found = self._launches[key] = Ready(self, vector, balance, config, early=early)
         return found
 
 
@@ -162,17 +165,6 @@ def defines(layout_span: int, dtype_name: str, config: Config, vector: bool) -> 
         ("PANEL", config.panel), ("BUFFERS", config.buffers), ("STAGES", config.stages),
         ("B_VECTOR", int(vector)), ("WGMMA", int(config.wgmma)),
     )  # fmt: skip
-
-
-@functools.cache
-def _device(device: int) -> tuple[int, int, int]:
-    """Multiprocessors, major compute capability, most shared memory of a block."""
-    import cupy
-
-    handle = cupy.cuda.Device(device)
-    sms = handle.attributes["MultiProcessorCount"]
-    shared = handle.attributes["MaxSharedMemoryPerBlockOptin"]
-    return sms, int(handle.compute_capability) // 10, shared
 
 
 def bound(

@@ -10,16 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays
+from sparse24.kernels.chip import multiprocessors
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
 from sparse24.kernels.hybrid_strips import cost
 from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
-
-
-@functools.cache
-def multiprocessors() -> int:
-    """Of the device in use."""
-    return _arrays.cupy_module().cuda.Device().attributes["MultiProcessorCount"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +56,13 @@ class Config:
 
     @property
     def band(self) -> int:
-        """Tiles along m that are walked together; see `sparse_wgmma_plan.band`."""
+        """Tiles along m that are walked together; see `sparse_wgmma_plan.band`.
+
+        A quarter of an H200's multiprocessors, where each strip gathers rows of b in an order of
+        its own: docs/benchmarks/log_hybrid.rst.
+        """
+        if self.block_m == 256:
+            return 33
         return 22 if self.block_n == 256 else 15
 
     @property
@@ -119,7 +119,7 @@ WORTH_CHANGING = 1.02  # a less even deal that leaves the usual bands as they ar
 UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once
 # Measured over predicted time, by rows of a strip, where rows are stored by number: that takes
 # longer, and strips always differ.  docs/benchmarks/log_hybrid.rst.
-BY_NUMBER = {128: 1.13, 256: 1.09}
+BY_NUMBER = {128: 1.13, 256: 1.14}
 # Stages in whose time a block gives sums away and takes those of another; by whether stages are
 # passed by.
 SHARING = {False: 12, True: 24}

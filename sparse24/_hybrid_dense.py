@@ -1,55 +1,21 @@
-"""Dense products beside a hybrid matrix: of one operand, or of a whole stack in one launch."""
+"""Dense products of a whole stack in one launch, beside a hybrid matrix."""
 
 from __future__ import annotations
 
 import copy
-import functools
 from itertools import pairwise
 from typing import Any
 
 from sparse24._ready import View
-from sparse24._records import Problem
-from sparse24.kernels import dense
-from sparse24.kernels.launch import current_stream
-
-
-class Gemm(dense.Gemm):
-    """The same launch; it looks for CuPy's parts once, not at each call."""
-
-    __slots__ = ()
-
-    def __call__(self, stream: int) -> None:
-        if stream != current_stream():
-            super().__call__(stream)
-            return
-        launch, handle = _cublas()
-        launch(handle(), *self._arguments)
-
-
-@functools.cache
-def _cublas() -> tuple[Any, Any]:
-    from cupy.cuda.device import get_cublas_handle
-    from cupy_backends.cuda.libs import cublas
-
-    return cublas.gemmStridedBatchedEx, get_cublas_handle
-
-
-class DenseProduct(dense.BoundDense):
-    """Products with one dense matrix (m, k); stacks (batch, k, n) and (batch, m, n) as well."""
-
-    def bind(self, b: Any, out: Any, stream: int) -> Gemm:
-        name, (m, k), n = self._a.dtype.name, self._a.shape, b.shape[-1]
-        batch = b.shape[0] if b.ndim == 3 else 1
-        problem = Problem(m, n, k, batch, name, name, name, b_batched=batch > 1)
-        return Gemm(self._a, b, out, problem)
+from sparse24.kernels.dense import BoundDense, Gemm
 
 
 class DenseStack:
-    """The same for stacks (..., k, n) and (..., m, n) that `flat_views` takes."""
+    """Products of one matrix and stacks (..., k, n) and (..., m, n) that `flat_views` takes."""
 
     captured = False  # CuPy does not capture cuBLAS
 
-    def __init__(self, product: DenseProduct):
+    def __init__(self, product: BoundDense):
         self._product = product
 
     def bind(self, stack: Any, out: Any, stream: int) -> Gemm:

@@ -28,11 +28,12 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes, _foreign, _hybrid_cost, _product, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError, UnsupportedError
-from sparse24._hybrid_dense import DenseProduct, DenseStack, flat_views
+from sparse24._hybrid_dense import DenseStack, flat_views
 from sparse24._hybrid_layouts import layout
 from sparse24._hybrid_predict import copied_by, copying_paths, predictions
 from sparse24._hybrid_staged import Staged, by_rows, room_for
 from sparse24._records import PLAIN, Problem
+from sparse24.kernels.dense import BoundDense
 
 WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
 NOT_CAPTURED = ("cublas", "compact")
@@ -145,7 +146,7 @@ def _bound(path: str, h, b, out, balance: bool):
 
 
 def _bound_dense(h):
-    return DenseProduct(h.prepared("dense", h.toarray))
+    return BoundDense(h.prepared("dense", h.toarray))
 
 
 def _choose(h, b, algorithm: str, balance: bool) -> str:

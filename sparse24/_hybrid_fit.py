@@ -131,16 +131,16 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
         hybrid_scatter_plan,
         hybrid_stream,
     )
+    from sparse24.kernels.chip import chip
 
-    dtype, gpu = TABLE["float16"], cupy.cuda.Device()
-    sms = gpu.attributes["MultiProcessorCount"]
+    dtype = TABLE["float16"]
     rng = cupy.random.default_rng(7)
     drawn = rng.standard_normal(shape, dtype=cupy.float32)
     dense = cupy.where(rng.random(shape, dtype=cupy.float32) >= zeros, drawn, 0)
     dense = dense.astype(cupy.float16)
     bits = dense.view(np.uint16)
     stream = hybrid_stream.prepare(dense, dtype, 1 - zeros)
-    gather, chip = hybrid_gather.prepare(bits, dtype, cupy), hybrid_gather.chip()
+    gather, here = hybrid_gather.prepare(bits, dtype, cupy), chip()
     rows = hybrid_rows.prepare(bits, dtype, cupy)
     layouts: dict[str, Any] = {
         "stream": stream,
@@ -150,14 +150,16 @@ def _sample(cupy, shape, zeros: float, samples: dict[str, list]) -> None:
     }
     efforts: dict[str, Callable[[int], tuple[float, float]]] = {
         "stream": lambda n: (dense.size, stream.nbytes),
-        "gather": lambda n: hybrid_gather_plan.effort(gather.units, shape[1], n, chip),
-        "rows": lambda n: hybrid_rows_plan.effort(rows.plan, dtype, sms),
+        "gather": lambda n: hybrid_gather_plan.effort(gather.units, shape[1], n, here),
+        "rows": lambda n: hybrid_rows_plan.effort(rows.plan, dtype, here.multiprocessors),
         "cublas": lambda n: (dense.size, dense.nbytes),
     }
-    if gpu.compute_capability == "90":
+    if here.has_wgmma:
         for name in ("scatter", "base"):
             layouts[name] = made = hybrid_scatter.prepare(bits, dtype, base=name == "base")
-            efforts[name] = functools.partial(hybrid_scatter_plan.effort, made.units, sms=sms)
+            efforts[name] = functools.partial(
+                hybrid_scatter_plan.effort, made.units, sms=here.multiprocessors
+            )
     products: dict[str, Callable[..., Any]] = {
         "stream": hybrid_stream.product,
         "scatter": hybrid_scatter.product,
@@ -192,12 +194,12 @@ def _sample_many(cupy, dense, density: float, rng, samples: dict[str, list]) -> 
         hybrid_wgmma,
         hybrid_wgmma_plan,
     )
+    from sparse24.kernels.chip import chip
 
     dtype, (m, k), bits = TABLE["float16"], dense.shape, dense.view(np.uint16)
     few = bits * (rng.random(dense.shape, dtype=cupy.float32) >= 0.99)
     rest = hybrid_overflow.prepare(few, dtype, cupy)
-    hopper = cupy.cuda.Device().compute_capability == "90"
-    rewrites = {"slots": hybrid_evict, "regrouped": hybrid_regroup} if hopper else {}
+    rewrites = {"slots": hybrid_evict, "regrouped": hybrid_regroup} if chip().has_wgmma else {}
     strips = {
         path: hybrid_wgmma.prepare(bits, dtype, rewrite) for path, rewrite in rewrites.items()
     }
@@ -209,7 +211,7 @@ def _sample_many(cupy, dense, density: float, rng, samples: dict[str, list]) -> 
         samples["overflow/512"].append((rest.values.size * n, 2 * out.nbytes, seconds))
         call = functools.partial(cupy.matmul, dense, b, out=out)
         seconds = _time(cupy, [call] * 4, captured=False, warm=SUSTAINED)
-        work = dense_work(m, k, n, hybrid_wgmma_plan.multiprocessors(), density)
+        work = dense_work(m, k, n, chip().multiprocessors, density)
         samples["dense/512"].append((work, 0, seconds))
         for path, layout in strips.items():
             config = hybrid_wgmma_plan.TABLES[layout.work.rows][0]
@@ -223,9 +225,10 @@ def _sample_panel(cupy, drawn, zeros: float, name: str, rng, samples: dict[str, 
     """The path of few non-zeros, of elements of one type."""
     from sparse24._dtypes import TABLE
     from sparse24.kernels import hybrid_panel, hybrid_panel_plan
+    from sparse24.kernels.chip import chip
 
-    dtype, (m, k), chip = TABLE[name], drawn.shape, hybrid_panel.chip()
-    if hybrid_panel.refuses(k, dtype, chip.most_shared) is not None:
+    dtype, (m, k), here = TABLE[name], drawn.shape, chip()
+    if hybrid_panel.refuses(k, dtype, here.most_shared) is not None:
         return
     held = rng.random(drawn.shape, dtype=cupy.float32) >= 1 - (1 - zeros) / FEWER[name]
     dense = cupy.where(held, drawn, 0).astype(dtype.logical)
@@ -236,7 +239,7 @@ def _sample_panel(cupy, drawn, zeros: float, name: str, rng, samples: dict[str, 
         out = cupy.empty((m, n), dtype.logical)
         call = functools.partial(hybrid_panel.product, layout, b, out)
         seconds = _time(cupy, [call], captured=True)
-        effort = hybrid_panel_plan.effort(layout.units, k, n, chip, dtype.itemsize)
+        effort = hybrid_panel_plan.effort(layout.units, k, n, here, dtype.itemsize)
         samples[class_of(line, n)].append((*effort, seconds))
 
 

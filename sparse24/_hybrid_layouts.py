@@ -146,12 +146,13 @@ def gather_units(h):
 
 
 def _gather_units(h):
-    from sparse24.kernels import hybrid_gather, hybrid_gather_plan
+    from sparse24.kernels import hybrid_gather_plan
+    from sparse24.kernels.chip import chip
 
     if h.is_prepared("gather"):
         return layout(h, "gather").units
     panels = -(-h.shape[1] // hybrid_gather_plan.PANEL)
-    return hybrid_gather_plan.plan(row_lengths(h), panels, hybrid_gather.chip())
+    return hybrid_gather_plan.plan(row_lengths(h), panels, chip())
 
 
 def rows_plan(h):
@@ -160,11 +161,12 @@ def rows_plan(h):
 
 
 def _rows_plan(h):
-    from sparse24.kernels import hybrid_rows, hybrid_rows_plan
+    from sparse24.kernels import hybrid_rows_plan
+    from sparse24.kernels.chip import multiprocessors
 
     if h.is_prepared("rows"):
         return layout(h, "rows").plan
-    return hybrid_rows_plan.plan(row_lengths(h), h.shape[1], hybrid_rows.multiprocessors())
+    return hybrid_rows_plan.plan(row_lengths(h), h.shape[1], multiprocessors())
 
 
 def panel_units(h):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import NamedTuple
 
-from sparse24 import _arrays, _dtypes, _hybrid_cost, _hybrid_fit
+from sparse24 import _dtypes, _hybrid_cost, _hybrid_fit
 from sparse24._hybrid_cost import Line, line_of
 from sparse24._hybrid_layouts import (
     excess,
@@ -19,6 +17,7 @@ from sparse24._hybrid_layouts import (
     stored_tiles,
     strips_work,
 )
+from sparse24.kernels.chip import Chip, chip
 
 MANY = 256  # columns from which a gather of the dense operand can pay
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
@@ -36,9 +35,6 @@ STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second lau
 # b and not the copy engine.
 ACROSS_LINES, FLAT_FEW = 1.3, 1.12
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
-# The same of regrouped strips of rows sorted by density, beside what their plan counts for it,
-# `hybrid_wgmma_plan.BY_NUMBER`.
-SORTED = 1.045
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
 COPYING = ("scatter", "slots", "regrouped", "panel")  # paths of 16-bit elements that copy b
 ITEMSIZE = 2  # of what they copy, where its rows do not begin on 16 bytes
@@ -54,7 +50,7 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
     if h.device == "cpu":
         return {"cpu": _tile_time(h, n)}
     dtype, number = h.tiles.dtype, int(h.device.partition(":")[2])
-    lines, device = _hybrid_fit.lines(number), _device(number)
+    lines, device = _hybrid_fit.lines(number), chip(number)
     dense = dense_time(h.shape, dtype, n, lines, device, h.density)
     times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense}
     if not h.size:
@@ -93,23 +89,7 @@ def copied_by(n: int, b_order: str = "row") -> bool:
     return b_order != "row" or n * ITEMSIZE % 16 != 0
 
 
-class Device(NamedTuple):
-    """What decides which kernels a GPU can run."""
-
-    compute_capability: str
-    most_shared: int  # bytes of shared memory of a block
-    multiprocessors: int
-
-
-@functools.cache
-def _device(number: int) -> Device:
-    device = _arrays.cupy_module().cuda.Device(number)
-    most_shared = device.attributes["MaxSharedMemoryPerBlockOptin"]
-    sms = device.attributes["MultiProcessorCount"]
-    return Device(device.compute_capability, most_shared, sms)
-
-
-def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
+def _few_columns_times(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The paths that read the non-zeros once."""
     from sparse24.kernels import (
         hybrid_gather,
@@ -137,8 +117,7 @@ def _few_columns_times(h, n: int, lines, device: Device) -> dict[str, float]:
         times["rows"] = line_of(lines, "rows", n).seconds(*effort)
     fits = device.most_shared >= gather_plan.PANEL_BYTES * (1 + gather_plan.MOST_HELD)
     if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
-        chip = gather_plan.Chip(device.multiprocessors, device.most_shared)
-        effort = gather_plan.effort(gather_units(h), k, n, chip)
+        effort = gather_plan.effort(gather_units(h), k, n, device)
         times["gather"] = line_of(lines, "gather", n).seconds(*effort)
     return times
 
@@ -154,21 +133,19 @@ def _longer(units, n: int) -> float:
     return FLAT_FEW if flat and not units.base and _scatter_takes_any(n) else 1.0
 
 
-def _panel_time(h, n: int, lines, device: Device) -> dict[str, float]:
+def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The path that multiplies a panel of `b` by the non-zeros alone."""
     from sparse24.kernels import hybrid_panel, hybrid_panel_plan
-    from sparse24.kernels.hybrid_gather_plan import Chip
 
     dtype, k = h.tiles.dtype, h.shape[1]
     if hybrid_panel.refuses(k, dtype, device.most_shared) is not None:
         return {}
-    chip = Chip(device.multiprocessors, device.most_shared)
-    effort = hybrid_panel_plan.effort(panel_units(h), k, n, chip, dtype.itemsize)
+    effort = hybrid_panel_plan.effort(panel_units(h), k, n, device, dtype.itemsize)
     line = line_of(lines, _hybrid_cost.PANEL_LINES[dtype.itemsize], n)
     return {"panel": line.seconds(*effort)}
 
 
-def _two_four_times(h, n: int, lines, device: Device) -> dict[str, float]:
+def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The paths that multiply 2:4 matrices: what does not fit is added, or columns are moved."""
     from sparse24.kernels import hybrid_overflow, hybrid_wgmma
 
@@ -189,8 +166,6 @@ def _strips_time(h, path: str, n: int, lines) -> float:
     work = strips_work(h, path)
     config = work.choose(n)
     seconds = max(line_of(lines, path, n).seconds(*work.effort(config, n)), STRIPS_LEAST)
-    if path == "regrouped" and work.by_number:
-        seconds *= SORTED
     return seconds + work.exchange(config, n)
 
 
@@ -201,7 +176,7 @@ def _excess_of_longest_row(h) -> float:
     return k / _hybrid_cost.ELEMENTS * float(_hybrid_cost.expected_overflow(density))
 
 
-def _compact_time(h, n: int, lines, device: Device) -> dict[str, float]:
+def _compact_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     """The path's time, if enough columns are empty for it to be worth a gather of b."""
     live = len(live_columns(h).places)
     if live > WORTH_COMPACTING * h.shape[1]:
@@ -213,7 +188,7 @@ def _compact_time(h, n: int, lines, device: Device) -> dict[str, float]:
 
 
 def dense_time(
-    shape: tuple[int, int], dtype: _dtypes.DType, n: int, lines, device: Device, density: float
+    shape: tuple[int, int], dtype: _dtypes.DType, n: int, lines, device: Chip, density: float
 ) -> float:
     """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
     size = math.prod(shape)

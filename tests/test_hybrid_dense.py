@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,7 +149,7 @@ def blas(ta, tb, m, n, k, alpha, a, type_a, lda, of_a, b, type_b, ldb, of_b, bet
 def test_the_arguments_of_cublas(rng, device, name, dtype):
     batch, lay, _ = LAYOUTS[name]
     weight = whole(rng, M, K, dtype=dtype)
-    product = _hybrid_dense.DenseStack(_hybrid_dense.DenseProduct(array(weight)))
+    product = _hybrid_dense.DenseStack(dense.BoundDense(array(weight)))
     for of_out in ("contiguous", "columns", "by columns"):
         stack = lay(array(whole(rng, *batch, K, N + 8, dtype=dtype)))
         lead, n = stack.shape[:-2], stack.shape[-1]
@@ -162,15 +164,24 @@ def test_the_arguments_of_cublas(rng, device, name, dtype):
 
 def test_cublas_is_launched_on_the_stream_of_the_call(rng, device, monkeypatch):
     ran = []
-    monkeypatch.setattr(_hybrid_dense, "current_stream", lambda: device.stream)
-    monkeypatch.setattr(_hybrid_dense, "_cublas", lambda: (lambda *a: ran.append(a), lambda: 5))
-    monkeypatch.setattr(dense.Gemm, "__call__", lambda gemm, stream: ran.append(stream))
-    product = _hybrid_dense.DenseProduct(array(whole(rng, M, K)))
+
+    @contextlib.contextmanager
+    def external(stream):
+        before, device.stream = device.stream, stream
+        yield
+        device.stream = before
+
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(ExternalStream=external))
+    monkeypatch.setattr(dense, "current_stream", lambda: device.stream)
+    launch = (lambda *a: ran.append((device.stream, *a)), lambda: 5)
+    monkeypatch.setattr(dense, "_cublas", lambda: launch)
+    product = dense.BoundDense(array(whole(rng, M, K)))
     b, out = array(whole(rng, K, N)), array(np.zeros((M, N), np.float16))
     gemm = product.bind(b, out, 7)
     gemm(7)
     gemm(8)
-    assert ran == [(5, *gemm._arguments), 8]
+    assert ran == [(stream, 5, *gemm._arguments) for stream in (7, 8)]
+    assert device.stream == 7
 
 
 # On the GPU; no kernel's record depends on cuBLAS.

@@ -8,9 +8,9 @@ import pytest
 from sparse24 import families
 from sparse24._dtypes import lookup
 from sparse24.kernels import hybrid_gather
+from sparse24.kernels.chip import H200
 from sparse24.kernels.hybrid_gather_layout import STEP
 from sparse24.kernels.hybrid_gather_plan import (
-    H200,
     PANEL,
     configure,
     effort,

@@ -11,7 +11,7 @@ import pytest
 from sparse24 import _hybrid_cost, _hybrid_predict, families
 from sparse24._dtypes import lookup
 from sparse24.kernels import hybrid_panel, hybrid_panel_mix, reference_panel
-from sparse24.kernels.hybrid_gather_plan import H200, Chip
+from sparse24.kernels.chip import H200, Chip
 from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP
 from sparse24.kernels.hybrid_panel_mix import mix_rows
 from sparse24.kernels.hybrid_panel_order import bank_order
@@ -26,7 +26,7 @@ from sparse24.kernels.hybrid_panel_plan import (
 )
 
 pytestmark = pytest.mark.stem("hybrid_panel")
-A100, RTX_50 = Chip(108, 163 << 10), Chip(170, 99 << 10)
+A100, RTX_50 = Chip(108, 163 << 10, "80"), Chip(170, 99 << 10, "120")
 
 
 TYPES = ("float16", "float32", "float64")
@@ -229,7 +229,7 @@ def test_dear_units_come_first(itemsize):
 
 def predicted(dtype, shape, zeros, n):
     """Seconds of the panel path, None if it is refused, and of the dense product on an H200."""
-    lines, device = _hybrid_cost.H200_LINES, _hybrid_predict.Device("90", 227 << 10, 132)
+    lines, device = _hybrid_cost.H200_LINES, H200
     dtype = lookup(dtype)
     units = plan(lengths_of("iid", shape, zeros), dtype.itemsize)
     h = SimpleNamespace(

@@ -9,6 +9,7 @@ from sparse24 import families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
 from sparse24.kernels import hybrid_panel
+from sparse24.kernels.chip import chip
 from sparse24.kernels.hybrid_panel_plan import Config, most_columns
 
 pytestmark = [pytest.mark.stem("hybrid_panel"), pytest.mark.gpu]
@@ -173,7 +174,7 @@ def test_empty_matrix(cupy, dtype):
 
 
 def test_the_longest_rows_that_fit(cupy, rng):
-    k = most_columns(hybrid_panel.chip().most_shared)
+    k = most_columns(chip().most_shared)
     w, b = whole(rng, (100, k), 0.01, "float16"), whole(rng, (k, 11), 0.05, "float16")
     out = poisoned(cupy, (100, 11), "float16", "columns")
     hybrid_panel.product(lay_out(cupy, w), cupy.asarray(b), out)

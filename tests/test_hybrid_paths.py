@@ -28,6 +28,7 @@ from sparse24.kernels import (
     hybrid_rows_plan,
     hybrid_wgmma_plan,
 )
+from sparse24.kernels.chip import H200, Chip
 from sparse24.kernels.hybrid_scatter_plan import Units
 from sparse24.kernels.hybrid_wgmma_plan import Work
 
@@ -239,9 +240,6 @@ def test_strips_can_be_captured(rng, path):
     assert (out == want).all()
 
 
-HOPPER = _hybrid_predict.Device("90", 227 << 10, 132)
-
-
 def planned(
     monkeypatch, excess: float, stages: int, gathered: int, longest: int = 410, anew: int = 32 * 128
 ) -> dict:
@@ -258,8 +256,8 @@ def planned(
         density=0.2, prepared=lambda name, make: known[name],
     )  # fmt: skip
     lines = _hybrid_cost.H200_LINES
-    dense = _hybrid_predict.dense_time(h.shape, h.tiles.dtype, 4096, lines, HOPPER, 0.2)
-    return {"cublas": dense} | _hybrid_predict._two_four_times(h, 4096, lines, HOPPER)
+    dense = _hybrid_predict.dense_time(h.shape, h.tiles.dtype, 4096, lines, H200, 0.2)
+    return {"cublas": dense} | _hybrid_predict._two_four_times(h, 4096, lines, H200)
 
 
 def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
@@ -283,7 +281,7 @@ def test_sorted_rows_whose_strips_tie_with_the_dense_product_leave_it(monkeypatc
     h = SimpleNamespace(prepared=lambda name, make: SimpleNamespace(value=work))
     lines, shape, dtype = _hybrid_cost.H200_LINES, (4096, 4096), lookup("float16")
     seconds = _hybrid_predict._strips_time(h, "regrouped", 4096, lines)
-    dense = _hybrid_predict.dense_time(shape, dtype, 4096, lines, HOPPER, 0.3)
+    dense = _hybrid_predict.dense_time(shape, dtype, 4096, lines, H200, 0.3)
     assert _hybrid_dispatch.WORTH_LEAVING * dense < seconds < 1.05 * dense
     unsorted = dataclasses.replace(work, by_number=False, lengths=np.full(16, 76))
     h.prepared = lambda name, make: SimpleNamespace(value=unsorted)
@@ -337,7 +335,7 @@ def scattered(base: bool) -> SimpleNamespace:
 @pytest.mark.parametrize("base", [False, True])
 def test_scatter_copies_no_few_columns_but_takes_a_little_longer(monkeypatch, base):
     monkeypatch.setattr(_hybrid_fit, "lines", lambda number: _hybrid_cost.H200_LINES)
-    monkeypatch.setattr(_hybrid_predict, "_device", lambda number: HOPPER)
+    monkeypatch.setattr(_hybrid_predict, "chip", lambda number: H200)
     h = scattered(base)
     longer = {
         n: _hybrid_predict.predictions(h, n, True)["scatter"]
@@ -373,9 +371,9 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
     hopper, ampere, small = (
         _hybrid_predict._few_columns_times(h, 4, lines, device)
         for device in (
-            HOPPER,
-            _hybrid_predict.Device("80", 163 << 10, 108),
-            _hybrid_predict.Device("75", 48 << 10, 40),
+            H200,
+            Chip(108, 163 << 10, "80"),
+            Chip(40, 48 << 10, "75"),
         )
     )
     assert hopper.keys() == {"stream", "scatter", "rows", "gather"}
