@@ -20,8 +20,9 @@ from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
 from sparse24.kernels.hybrid_strips import Tables
+from sparse24.kernels.hybrid_wgmma_configs import SPECIALISATIONS, Config
 from sparse24.kernels.hybrid_wgmma_pieces import pieces
-from sparse24.kernels.hybrid_wgmma_plan import SPECIALISATIONS, Config, Work
+from sparse24.kernels.hybrid_wgmma_plan import Work
 from sparse24.kernels.launch import Launch
 
 NAME = "hybrid_wgmma"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24.kernels.hybrid_wgmma_plan import LEAST_PIECE, Config, Walk, Work, loads, walk
+from sparse24.kernels.hybrid_wgmma_configs import Config
+from sparse24.kernels.hybrid_wgmma_plan import LEAST_PIECE, Walk, Work, loads, walk
 
 # `helpers`: blocks before this one that give their sums of the tile; -1: this one gives them.
 PIECE = np.dtype(

@@ -10,9 +10,10 @@ import pytest
 from sparse24 import families
 from sparse24.kernels import hybrid_evict, hybrid_regroup, hybrid_wgmma, hybrid_wgmma_plan
 from sparse24.kernels.hybrid_strips import BLOCK, Strips, Tables, cost
+from sparse24.kernels.hybrid_wgmma_configs import SPECIALISATIONS
 
 REWRITES = {128: hybrid_evict, 256: hybrid_regroup}  # by rows of a strip
-CUT = [config for config in hybrid_wgmma_plan.SPECIALISATIONS if config.cuts]
+CUT = [config for config in SPECIALISATIONS if config.cuts]
 
 
 def hopper():

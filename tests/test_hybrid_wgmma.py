@@ -11,12 +11,13 @@ from sparse24._dtypes import TABLE
 from sparse24.kernels import hybrid_wgmma
 from sparse24.kernels import hybrid_wgmma_plan as plan
 from sparse24.kernels.hybrid_strips import FIXED_SHARE, interleaved, tables
+from sparse24.kernels.hybrid_wgmma_configs import SPECIALISATIONS
 from sparse24.kernels.hybrid_wgmma_pieces import pieces
 
 pytestmark = pytest.mark.stem("hybrid_wgmma")
 
 SHAPES = [(300, 517, 128), (128, 128, 256), (1000, 2000, 520), (130, 4096, 301)]
-CONFIGS = pytest.mark.parametrize("config", plan.SPECIALISATIONS, ids=lambda c: c.name)
+CONFIGS = pytest.mark.parametrize("config", SPECIALISATIONS, ids=lambda c: c.name)
 FIRST = plan.TABLES[128][0]
 
 

@@ -1,0 +1,103 @@
+"""Specialisations of ``cuda/hybrid_wgmma.cu``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
+from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One specialisation.
+
+    Attributes
+    ----------
+    block_m, block_n : int
+        Rows of a tile, which are those of a strip, and columns.
+    parts : int
+        Blocks of a cluster that share every tile along k.
+    rate : float
+        Speed relative to that of the first config for such strips, waves being full and all rows
+        having elements.
+    skips : bool
+        Whether 64 rows without elements are passed by.
+    """
+
+    block_m: int
+    block_n: int
+    parts: int = 1
+    rate: float = 1.0
+    skips: bool = False
+
+    @property
+    def name(self) -> str:
+        name = f"{self.block_m}x{self.block_n}" + (f"k{self.parts}" if self.parts > 1 else "")
+        return name + ("s" if self.skips else "")
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply; those that pass by rows have 64 each, if registers allow it."""
+        return self.block_m // 64 if self.skips and self.block_n <= 128 else 2
+
+    @property
+    def threads(self) -> int:
+        """Of a block; one warpgroup fetches."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def band(self) -> int:
+        """Tiles along m that are walked together; see `sparse_wgmma_plan.band`.
+
+        A quarter of an H200's multiprocessors, where each strip gathers rows of b in an order of
+        its own: docs/benchmarks/log_hybrid.rst.
+        """
+        if self.block_m == 256:
+            return 33
+        return 22 if self.block_n == 256 else 15
+
+    @property
+    def cuts(self) -> bool:
+        """Whether tiles may be cut along k to fill the last wave.
+
+        Not where most rows of b are neighbours: blocks that are at the same k share them in L2.
+        """
+        return self.block_m == 256 and self.parts == 1 and (self.block_n == 192 or not self.skips)
+
+    @property
+    def staging(self) -> int:
+        """Output buffers of a warpgroup."""
+        return 2 if self.parts == 1 and not self.skips else 1
+
+    def _bytes(self, stages: int) -> int:
+        stage = self.block_m * BLOCK_K + 2 * self.block_n * BLOCK_K
+        metadata = (stages // 2 + 1 if self.skips else -(-stages // 2)) * 16 * self.block_m
+        words = 16 * -(-stages // 4) + stages * 4 * BLOCK_K  # which rows have elements; sources
+        return stages * (stage + 16) + metadata + words + self.consumers * self.staging * 8192 + 8
+
+    @property
+    def stages(self) -> int:
+        """As many as fit."""
+        return max(s for s in range(1, 9) if self._bytes(s) <= SHARED_MEMORY[1])
+
+    @property
+    def shared_memory(self) -> int:
+        return self._bytes(self.stages)
+
+
+# By rows of a strip.
+TABLES = {
+    128: (
+        Config(128, 256), Config(128, 128, rate=0.7), Config(128, 256, 2), Config(128, 128, 2, 0.7),
+    ),
+    256: (
+        Config(256, 192, skips=True), Config(256, 128, rate=0.915), Config(256, 128, 2, 0.9),
+    ),
+}  # fmt: skip
+# For strips of 256 rows of which few stages have elements in all rows.
+SKIPPING = (
+    Config(256, 192, rate=1.02, skips=True), Config(256, 128, rate=0.88, skips=True),
+    Config(256, 128, 2, 0.865, skips=True),
+)  # fmt: skip
+SPECIALISATIONS = tuple({c.name: c for t in (*TABLES.values(), SKIPPING) for c in t}.values())
