@@ -196,23 +196,28 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         ring.init();
         shares.init();
     }
-    if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
+    __syncwarp();
+    shares.arrive();
     if (warp >= kConsumers) {
+        const int stage = warp - kConsumers;
+        Writer writer(a, right, stage < STAGES ? counts.x : 0, ring, min(stage, STAGES - 1), shared);
+        Batch even, odd;
+        writer.prepare(even);                                             // what needs no barrier takes as long
+        group_sync(0, kThreads);
         take_registers<kWriterRegisters>();
-        if (warp < kConsumers + STAGES) {
-            Writer writer(a, right, counts.x, ring, warp - kConsumers, shared);
-            Batch even, odd;
-            writer.begin(even);
-            wait_for_previous();
-            Lines lines;
-            writer.begin_lines(lines);
-            while (writer.advance(b, spill, lines, even, odd) && writer.advance(b, spill, lines, odd, even)) {}
-        }
+        writer.begin();
+        wait_for_previous();
+        Lines lines;
+        writer.begin_lines(lines);
+        while (writer.advance(b, spill, lines, even, odd) && writer.advance(b, spill, lines, odd, even)) {}
+        shares.await();
     } else {
+        Part next = parts[0];
+        group_sync(0, kThreads);
         give_registers<kConsumerRegisters>();
         Consumer consumer(ring, shared, warp / 4);
         wait_for_previous();
-        Part next = parts[0];
+        shares.await();
         for (int i = 0; i < counts.y; i++) {
             const Part part = next;
             const bool last = i == counts.y - 1;

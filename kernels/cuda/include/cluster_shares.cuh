@@ -19,11 +19,18 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
     // `room`: kBytes of shared memory that nothing else uses, for what the others send, and the barrier.
     __device__ explicit ClusterShares(u32 room) : room_(room), rank_(blocks > 1 ? cluster_rank() : 0) {}
 
-    __device__ void init() const {  // by one thread, before a cluster barrier
+    __device__ void init() const {  // by one thread, before it says so
         if (blocks == 1) return;
         barrier_init(room_ + kBytes, 1);
         barrier_init_fence();
         barrier_expect(room_ + kBytes, kBytes);
+    }
+    // Say that this block can receive, and wait until all can: by all threads, each once.
+    __device__ static void arrive() {
+        if (blocks > 1) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+    }
+    __device__ static void await() {
+        if (blocks > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     }
     __device__ int first() const { return rank_ * kShare; }  // piece of the block's own
 

@@ -93,16 +93,20 @@ class Writer {
         here_ = unit(0);
         next_ = unit(1);
     }
-    __device__ void begin(Batch& first) {
+    // Ask for the first batch, and clear the tile.
+    __device__ void prepare(Batch& first) const {
+        if (turns_ == 0) return;  // the result may already be where its stage would be
         first.load(units_, here_, 0, 0);
-        if (turns_ <= 0) return;  // the result may already be where its stage would be
-        lead([&] { announce(); });
         clear();
         __syncwarp();  // other lanes may store into the same places now
     }
+    // Once the barriers are there.
+    __device__ void begin() const {
+        if (turns_ > 0) lead([&] { announce(); });
+    }
     // Lines of b of the first unit, once the kernel before this one has ended.
     __device__ void begin_lines(Lines& lines) const {
-        if (BY_WARPS) lines.load(right_, here_.column);
+        if (BY_WARPS && turns_ > 0) lines.load(right_, here_.column);
     }
     // Store one batch and ask for the one after it; false when all is done.
     __device__ bool advance(const TensorMap& b, const TensorMap& spill, Lines& lines, const Batch& batch, Batch& other) {
