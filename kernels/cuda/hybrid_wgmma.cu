@@ -203,7 +203,7 @@ hybrid_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
         if (K_PARTS > 1) parts.init();
     }
     let_next_start();
-    if constexpr (K_PARTS > 1) cluster_sync(); else __syncthreads();
+    __syncthreads();  // blocks of a cluster meet before they send anything
 
     if (threadIdx.x >= kProducer) {
         give_registers<kProducerRegisters>();

@@ -19,8 +19,7 @@ class Producer {
           warp_(__shfl_sync(~0u, threadIdx.x / 32 % kWarps, 0)), lane_(threadIdx.x % 32) {}
 
     __device__ void fetch(const Piece& piece) {
-        if (!waited_) wait_for_previous();
-        waited_ = true;
+        if (piece.first < piece.plain) await_b();
         lead(0, [&] { fetch_plain(piece); });
         // A barrier's parity tells two walks through the ring apart, not three: nobody may be further ahead.
         group_sync(1 + kConsumers, 128);
@@ -29,6 +28,11 @@ class Producer {
     }
 
   private:
+    // Until the kernel before this one has ended, which may have written b.
+    __device__ void await_b() {
+        if (!waited_) wait_for_previous();
+        waited_ = true;
+    }
     // The test stands before the work, and is not passed on as a value: see elected().
     template <class Act> __device__ void lead(int warp, Act act) const {
         if (warp_ == warp && elected()) act();
@@ -73,6 +77,7 @@ class Producer {
     __device__ void gather(const Piece& piece) {
         Ring::Position at = place_.at;
         for (int i = 0; i < STAGES; i++, at.advance()) ask_sources(piece, piece.plain + i, at);
+        await_b();
         await_copies();
         for (u32 stage = piece.plain; stage < piece.end; stage++) {
             const u32 barrier = ring_.acquire(place_.at), part = stage % kParts;
@@ -150,5 +155,5 @@ class Producer {
     u32 shared_;
     int warp_, lane_;
     Place place_;
-    bool waited_ = false;  // for the kernel before this one
+    bool waited_ = false;  // for b
 };
