@@ -22,12 +22,15 @@ from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_operand import Operand, first_row, pack_panels, step_of, widths
 
 _TILES_ROWS = 24  # a multiple of the rows of every tile
-# Rows that share what is read of b (measured: 96 took up to a tenth longer where b exceeds the L2
-# cache, 384 no less).
+# Rows that share what is read of b (measured: 96 take up to a tenth longer where b exceeds the L2
+# cache, 384 no less time).
 _BLOCK_ROWS = 192
 _PARTS_OF_COLUMNS = 512  # columns of a task where blocks of rows are too few for the threads
 _TASKS = 4  # of a thread
 _LINE_BYTES = 64
+# Fewer tiles read each row of a panel so few times that fetching it ahead costs more than it saves
+# (measured with 8 and 24 rows of 4096: up to a tenth).
+_TILES_TO_FETCH_BESIDE = 16
 
 
 @njit
@@ -45,6 +48,8 @@ def multiply_panels(a, m, stored, pattern, panels, sums, row, column, shape):
     held = np.empty((tiles * rows, width), sums.dtype)
     line = _LINE_BYTES // panels.itemsize
     ahead = -(-(step // n * group * width) // (line * tiles))  # lines to fetch beside a tile
+    if tiles < _TILES_TO_FETCH_BESIDE:
+        ahead = 0
     for j in range(panels.shape[0]):
         left = column + j * width
         whole = left + width <= sums.shape[1]
@@ -86,7 +91,7 @@ def multiply_many(a: Operand, b, out, epilogue: Epilogue) -> None:
         width = vectors * _simd.VECTOR_BYTES // b.dtype.itemsize
         shape = ((0,) * _simd.ROWS_OF_TILE[vectors], (0,) * width, (0,) * step_of(vectors))
         panels = pack_panels(b[:, first : first + columns], a.high, width)
-        whole = m >= _TASKS * threads() * _BLOCK_ROWS
+        whole = threads() == 1 or m >= _TASKS * threads() * _BLOCK_ROWS
         some = len(panels) if whole else -(-_PARTS_OF_COLUMNS // width)
         for j in range(0, len(panels), some):
             left = first + j * width
