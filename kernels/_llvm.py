@@ -61,6 +61,15 @@ class Emit:
         function = cgutils.get_or_insert_function(self.builder.module, kind, name)
         return self.builder.call(function, arguments)
 
+    def pinned(self, pointer):
+        """The pointer, held in a register.
+
+        LLVM would add its terms anew in the address of each load, which then takes two slots of
+        a cycle instead of one.
+        """
+        kind = ir.FunctionType(pointer.type, [pointer.type])
+        return self.builder.asm(kind, "", "=r,0", [pointer], side_effect=False)
+
     def clamped(self, row, count: int, last):
         """The numbers row, row + 1, ..., none above `last`."""
         rows = [self.builder.add(row, I64(i)) for i in range(count)]
@@ -74,6 +83,32 @@ class Emit:
         view = self.context.make_array(kind)(self.context, self.builder, array)
         pitch = self.builder.extract_value(view.shape, 1)
         return self.at(view.data, self.builder.mul(row, pitch))
+
+    def place(self, kind, array, row, column):
+        """Pointer to an element of a matrix of any strides."""
+        view = self.context.make_array(kind)(self.context, self.builder, array)
+        pitches = (self.builder.extract_value(view.strides, axis) for axis in (0, 1))
+        steps = (self.builder.mul(i, p) for i, p in zip((row, column), pitches, strict=True))
+        byte = self.builder.bitcast(view.data, ir.IntType(8).as_pointer())
+        return self.builder.bitcast(self.at(byte, *steps), self.element.as_pointer())
+
+    def transposed(self, lines: list):
+        """Rows of a square matrix, one a vector, as its columns: blocks of 8, 4, 2 and 1 swap."""
+        lines, size = list(lines), len(lines)
+        block = size // 2
+        while block:
+            first = [i + size - block if i & block else i for i in range(size)]
+            second = [i + size if i & block else i + block for i in range(size)]
+            for i in range(size):
+                if not i & block:
+                    pair = lines[i], lines[i + block]
+                    lines[i], lines[i + block] = (self._mixed(*pair, x) for x in (first, second))
+            block //= 2
+        return lines
+
+    def _mixed(self, x, y, order: list[int]):
+        kind = ir.VectorType(I32, len(order))
+        return self.builder.shuffle_vector(x, y, ir.Constant(kind, order))
 
     def places(self, metadata, t):
         """Places, among 2 * lanes columns, of the t-th run of `lanes` stored elements of a row.
@@ -93,10 +128,11 @@ class Emit:
         return builder.or_(builder.and_(fields, ir.Constant(index, [3] * self.lanes)), groups)
 
     def multiply_add(self, x, y, z):
+        """x * y + z, fused where the machine can; elsewhere ``fma`` is a call for each lane."""
         if isinstance(self.element, ir.IntType):
             return self.builder.add(self.builder.mul(x, y), z)
         suffix = f"v{self.lanes}f{8 * self.bytes}"
-        return self.intrinsic(f"llvm.fma.{suffix}", self.vector, x, y, z)
+        return self.intrinsic(f"llvm.fmuladd.{suffix}", self.vector, x, y, z)
 
     def add(self, x, y):
         is_integer = isinstance(self.element, ir.IntType)

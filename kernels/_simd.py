@@ -15,6 +15,8 @@ Source of the metadata order: `_spec`.
 
 from __future__ import annotations
 
+import platform
+
 import llvmlite.binding
 from llvmlite import ir
 from numba import config, types
@@ -38,67 +40,96 @@ FEATURES = _features()
 HALVES = "f16c" in FEATURES  # LLVM's other way to widen float16 is a call of a library
 VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx2" in FEATURES else 16
 # Rows of a tile by its width in machine vectors.  The sums fill at most 24 of 32 registers,
-# or 8 of 16, and are at least 8 chains of dependent additions, to hide their latency.
-ROWS_OF_TILE = {4: 6, 2: 6, 1: 8} if VECTOR_BYTES != 32 else {4: 2, 2: 4, 1: 8}
+# or 12 of 16, and are at least 8 chains of dependent additions, to hide their latency.  Wide
+# tiles share the load of a stored element, and of its place, among more loads of b.
+_REGISTERS = 32 if VECTOR_BYTES == 64 or platform.machine() in ("aarch64", "arm64") else 16
+ROWS_OF_TILE = {8: 3, 4: 6, 2: 6, 1: 8} if _REGISTERS == 32 else {8: 1, 4: 3, 2: 4, 1: 8}
 # Rows of `dots` by the columns: one column is a stream of A at memory speed, and four streams
 # at once were measured slower; with more columns the rows share what is read of b.
 ROWS_OF_DOTS = {1: 1, 2: 4, 3: 4, 4: 4}
 
 
 @intrinsic
-def tile(typingctx, values, indices, row, last, start, count, panel, panel_start, sums, add, shape):
+def tile(
+    typingctx, values, first_value, value_pitch, places, first_place, place_pitch, count,
+    panel, panel_start, held, held_row, add, out, row, last, column, shape,
+):  # fmt: skip
     """Multiply some rows of A by a panel of b.
 
-    ``sums[i, :] (+)= values[row + i, start + t] * panel[panel_start + indices[..], :]`` over t
-    below `count`, for i below the rows of a tile; rows beyond `last` repeat it.
+    ``out[row + i, column:] = held[held_row + i, :] + sum(values[..] * panel[places[..], :])`` over
+    `count` elements from ``first_value + value_pitch * i`` and ``first_place + place_pitch * i``
+    on, for i below the rows of a tile.  Rows beyond `last` of `out` are stored over it, so they
+    must equal it.
 
     Parameters
     ----------
-    values, indices : array (m, stored), array of int32 of the same shape, C order
+    values, places : arrays, flat, C order; places of an unsigned type
         Float values with int32 sums are exact as long as sums of `count` products are.
-    row, last, start, count : int
-    panel : array, flat, C order; `panel_start` counts elements
-    sums : array (rows, width), C order
+    first_value, value_pitch, first_place, place_pitch, count : int
+    panel : array, flat, C order; place 0 begins at its element `panel_start`
+    held : array (rows, width), C order
+    held_row : int
     add : bool
-        Add to `sums`, or overwrite it.
+        Add `held`, or leave it out.
+    out : array (m, n) of the type of `held`, C order; may be `held`
+    row, last, column : int
     shape : tuple (tuple of zeros, tuple of zeros)
         Their lengths are the rows and the width of the tile.
     """
     signature = types.void(
-        values, indices, row, last, start, count, panel, panel_start, sums, add, shape
-    )
+        values, first_value, value_pitch, places, first_place, place_pitch, count,
+        panel, panel_start, held, held_row, add, out, row, last, column, shape,
+    )  # fmt: skip
     rows, width = len(shape[0]), len(shape[1])
 
     def codegen(context, builder, signature, arguments):
-        values, indices, row, last, start, count, panel, panel_start, sums, add, _ = arguments
+        (
+            values, first_value, value_pitch, places, first_place, place_pitch, count,
+            panel, panel_start, held, held_row, add, out, row, last, column, _,
+        ) = arguments  # fmt: skip
         emit = Emit(context, builder, context.get_value_type(signature.args[0].dtype), width)
-        b = emit.at(emit.data(signature.args[6], panel), panel_start)
-        c = emit.data(signature.args[8], sums)
-        here = emit.clamped(row, rows, last)
-        v_rows = [emit.at(emit.line(signature.args[0], values, i), start) for i in here]
-        x_rows = [emit.at(emit.line(signature.args[1], indices, i), start) for i in here]
+        b = emit.at(emit.data(signature.args[7], panel), panel_start)
+        v, p = emit.data(signature.args[0], values), emit.data(signature.args[3], places)
+        v_rows = [emit.at(v, first_value, builder.mul(value_pitch, I64(i))) for i in range(rows)]
+        p_rows = [emit.at(p, first_place, builder.mul(place_pitch, I64(i))) for i in range(rows)]
 
-        def step(t, held):
+        def step(t, sums):
             new = []
             for i in range(rows):
-                k = builder.zext(builder.load(emit.at(x_rows[i], t)), I64)
-                partner = emit.load(emit.at(b, builder.mul(k, I64(width))))
+                place = builder.zext(builder.load(emit.at(p_rows[i], t)), I64)
+                partner = emit.pinned(emit.at(b, builder.mul(place, I64(width))))
                 value = emit.splat(builder.load(emit.at(v_rows[i], t)))
-                new.append(emit.multiply_add(value, partner, held[i]))
+                new.append(emit.multiply_add(value, emit.load(partner), sums[i]))
             return new
 
-        held = emit.sum_loop(count, rows, step)
-        if signature.args[8].dtype != signature.args[0].dtype:
-            emit = Emit(context, builder, context.get_value_type(signature.args[8].dtype), width)
-            held = [builder.fptosi(value, emit.vector) for value in held]
-        targets = [emit.at(c, I64(i * width)) for i in range(rows)]
-        with builder.if_else(builder.trunc(add, ir.IntType(1))) as (then, otherwise):
-            with then:
-                for value, target in zip(held, targets, strict=True):
-                    emit.store(emit.add(emit.load(target), value), target)
-            with otherwise:
-                for value, target in zip(held, targets, strict=True):
-                    emit.store(value, target)
+        sums = emit.sum_loop(count, rows, step)
+        if signature.args[9].dtype != signature.args[0].dtype:
+            emit = Emit(context, builder, context.get_value_type(signature.args[9].dtype), width)
+            sums = [builder.fptosi(value, emit.vector) for value in sums]
+        old = emit.line(signature.args[9], held, held_row)
+        for i, here in enumerate(emit.clamped(row, rows, last)):
+            target = emit.at(emit.line(signature.args[12], out, here), column)
+            with builder.if_else(builder.trunc(add, ir.IntType(1))) as (then, otherwise):
+                with then:
+                    emit.store(emit.add(emit.load(emit.at(old, I64(i * width))), sums[i]), target)
+                with otherwise:
+                    emit.store(sums[i], target)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def prefetch(typingctx, array, place):
+    """Bring the cache line of an element of a flat array, or beyond it, into the L2 cache."""
+    signature = types.void(array, place)
+
+    def codegen(context, builder, signature, arguments):
+        emit = Emit(context, builder, context.get_value_type(signature.args[0].dtype), 1)
+        at = emit.at(emit.data(signature.args[0], arguments[0]), arguments[1])
+        byte = builder.bitcast(at, ir.IntType(8).as_pointer())
+        read, level, data = I32(0), I32(2), I32(1)
+        emit.intrinsic("llvm.prefetch.p0", ir.VoidType(), byte, read, level, data)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -183,30 +214,6 @@ def dots(typingctx, values, metadata, row, last, count, b, column, sums, shape):
         c = emit.data(signature.args[7], sums)
         for slot, vector in enumerate(held):
             builder.store(emit.total(vector), emit.at(c, I64(slot)))
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-INDEX_LANES = 16
-
-
-@intrinsic
-def write_indices(typingctx, metadata, row, run, indices):
-    """Write the columns of 16 stored elements, the `run`-th such run of a row.
-
-    `metadata` is an array of uint8 (m, bytes), `indices` of int32 (m, stored), both in C order.
-    """
-    signature = types.void(metadata, row, run, indices)
-
-    def codegen(context, builder, signature, arguments):
-        metadata, row, run, indices = arguments
-        emit = Emit(context, builder, I32, INDEX_LANES)
-        places = emit.places(emit.line(signature.args[0], metadata, row), run)
-        first = builder.trunc(builder.mul(run, I64(2 * INDEX_LANES)), I32)
-        target = emit.line(signature.args[3], indices, row)
-        target = emit.at(target, builder.mul(run, I64(INDEX_LANES)))
-        emit.store(builder.add(places, emit.splat(first)), target)
         return context.get_dummy_value()
 
     return signature, codegen

@@ -14,8 +14,7 @@ from sparse24._dtypes import DType
 from sparse24.kernels import _simd
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels._simd import tile
-from sparse24.kernels.cpu_matmul import STEP
-from sparse24.kernels.cpu_operand import pack_panels, widths
+from sparse24.kernels.cpu_operand import STEP, pack_panels, widths
 
 _LEAST_ROWS = 16  # of a task
 _LEAST_WORK = 4  # multiplications that take as long as to find and read one non-zero
@@ -80,8 +79,9 @@ def _multiply_panels(starts, columns, values, panels, first, last, out, step, sh
             for start in range(begin, end, step):
                 count = min(step, end - start)
                 tile(
-                    values, columns, 0, 0, start, count, flat, j * high, held, start > begin, shape
-                )
+                    values, start, 0, columns, start, 0, count, flat, j * high, held, 0,
+                    start > begin, held, 0, 0, 0, shape,
+                )  # fmt: skip
             for c in range(wide):
                 out[row, j * width + c] = held[0, c]
 
@@ -105,14 +105,14 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
             _multiply_vector(rows.starts, rows.columns, rows.values, column, first, last, out)
     else:
         parts = _parts(b)
-        values, columns = rows.values[None], rows.columns[None]
 
         def task(i: int) -> None:
             first, last = blocks[i].start, blocks[i].stop
             for here, panels, shape in parts:
                 _multiply_panels(
-                    rows.starts, columns, values, panels, first, last, out[:, here], STEP, shape
-                )
+                    rows.starts, rows.columns, rows.values, panels, first, last,
+                    out[:, here], STEP, shape,
+                )  # fmt: skip
 
     parallel(task, len(blocks), work)
 

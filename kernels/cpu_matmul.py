@@ -1,9 +1,9 @@
 """Products of a 2:4 matrix with a dense one, on the CPU.
 
 The sparse kernels multiply only what is stored.  `b` is first copied into the layout that
-they read: *panels*, a few machine vectors wide and k high, for the many-column kernel;
-whole columns for the few-column kernel.  Then the threads share blocks of rows; a block's
-sums stay in cache, pass the epilogue and go to `out`.  The inner loops are in `_simd`.
+they read: *panels*, a few machine vectors wide and k high, for the many-column kernel, which
+is in `cpu_panels`; whole columns for the few-column kernel.  Then the threads share blocks of
+rows, whose sums pass the epilogue and go to `out`.  The inner loops are in `_simd`.
 
 `decompress_matmul` expands A and calls BLAS instead; `choose` says which is faster.
 """
@@ -16,21 +16,15 @@ import numpy as np
 
 from sparse24 import _dtypes, _spec
 from sparse24._records import PLAIN, Epilogue
-from sparse24.kernels import _simd, cpu_compress
-from sparse24.kernels._numba import njit, parallel, slices, threads
-from sparse24.kernels._simd import ROWS_OF_DOTS, dots, lanes_of_dots, tile
+from sparse24.kernels import cpu_compress
+from sparse24.kernels._numba import njit, parallel, slices
+from sparse24.kernels._simd import ROWS_OF_DOTS, dots, lanes_of_dots
 from sparse24.kernels.cpu_batch import at_place, checked, fold, folds, over_batch
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
-from sparse24.kernels.cpu_operand import Operand, pack_columns, pack_panels, widths
+from sparse24.kernels.cpu_operand import Operand, pack_columns
+from sparse24.kernels.cpu_panels import multiply_many
 
-_TILES_ROWS = 24  # a multiple of the rows of every tile
-BLOCK_ROWS = 96
-# Stored elements of a row added up before they join the sums: the fewer, the less rounding.  With
-# 128 a float32 product of some hundred elements errs up to 2.7 times as much as OpenBLAS, with 48
-# up to 1.8 times.
-STEP = 48
-_PARTS_OF_COLUMNS = 512  # columns of a task where blocks of rows are too few for the threads
 FEW_COLUMNS = 16  # up to here `dots`
 # Rows of A below which BLAS wins over `tile`: copying b into panels is most of the work.
 _FEW_ROWS = {"float64": 24, "int8": 1}
@@ -44,28 +38,6 @@ _SMALL_DENSE_BYTES = 1 << 28  # m * k * n elements
 # m * n * k of a product of a stack that a call of its own would take longer for than BLAS
 # (measured on two cores: 60 us a call; 1000 products 64x64x8 took 58 ms in turn, 12 ms as one).
 _SMALL_OF_STACK = 1 << 18
-
-
-@njit
-def multiply_panels(values, indices, panels, sums, step, shape):
-    """``sums[:, j w : (j + 1) w] = A @ panels[j]`` for every panel j; `shape` as for `tile`."""
-    rows, width = len(shape[0]), len(shape[1])
-    m, stored = values.shape
-    flat = panels.reshape(panels.size)
-    high = panels.shape[1] * width
-    held = np.empty((-(-m // rows) * rows, width), sums.dtype)
-    for j in range(panels.shape[0]):
-        for start in range(0, stored, step):
-            count = min(step, stored - start)
-            for row in range(0, m, rows):
-                tile(
-                    values, indices, row, m - 1, start, count, flat, j * high,
-                    held[row:], start > 0, shape,
-                )  # fmt: skip
-        wide = min(width, sums.shape[1] - j * width)
-        for row in range(m):
-            for column in range(wide):
-                sums[row, j * width + column] = held[row, column]
 
 
 @njit
@@ -98,31 +70,6 @@ def _sums(out, epilogue: Epilogue, rows: slice, columns: slice, dtype) -> np.nda
     return np.empty(target.shape, dtype)
 
 
-def multiply_many(a: Operand, b, out, epilogue: Epilogue) -> None:
-    m, n = out.shape
-    parts = []
-    for first, columns, vectors in widths(n, b.dtype.itemsize):
-        width = vectors * _simd.VECTOR_BYTES // b.dtype.itemsize
-        shape = ((0,) * _simd.ROWS_OF_TILE[vectors], (0,) * width)
-        panels = pack_panels(b[:, first : first + columns], a.high, width)
-        some = len(panels) if m > 2 * threads() * BLOCK_ROWS else -(-_PARTS_OF_COLUMNS // width)
-        for j in range(0, len(panels), some):
-            left = first + j * width
-            right = min(first + columns, left + some * width)
-            parts.append((slice(left, right), panels[j : j + some], shape))
-    work = m * n * a.values.shape[1] / 4
-    blocks = slices(m, _TILES_ROWS, BLOCK_ROWS, _TILES_ROWS, work)
-
-    def task(number: int):
-        rows = blocks[number // len(parts)]
-        columns, panels, shape = parts[number % len(parts)]
-        sums = _sums(out, epilogue, rows, columns, a.dtype.accumulator)
-        multiply_panels(a.block(rows), a.indices(rows), panels, sums, STEP, shape)
-        finish(sums, out, epilogue, rows, columns)
-
-    parallel(task, len(blocks) * len(parts), work)
-
-
 def _multiply_few(a: Operand, b, out, epilogue: Epilogue) -> None:
     m, n = out.shape
     columns = pack_columns(b, a.high)
@@ -153,7 +100,7 @@ def _multiply(values, metadata, dtypes, b, out, epilogue: Epilogue) -> None:
 def work_type(dtype: _dtypes.DType, few: bool) -> np.dtype:
     """What the inner loop computes in.
 
-    Sums of STEP products of int8 are exact in float32, whose products are faster.
+    Sums of `cpu_operand.STEP` products of int8 are exact in float32, whose products are faster.
     """
     return np.dtype(np.float32) if dtype.name == "int8" and not few else dtype.accumulator
 

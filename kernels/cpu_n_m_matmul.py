@@ -13,29 +13,29 @@ from sparse24._records import PLAIN, Epilogue
 from sparse24.kernels import cpu_batch, cpu_matmul, cpu_operand
 from sparse24.kernels._numba import njit
 from sparse24.kernels.cpu_n_m import check_stored
+from sparse24.kernels.cpu_operand import pack_tiles
+from sparse24.kernels.cpu_panels import multiply_many
 
 
 @njit
-def _write_indices(places, n, m, indices):
-    """The column of every stored element, in loops over whole rows, which LLVM vectorises."""
+def _rows_of_step(places, n, m, step, found):
+    """The rows of b of every stored element, counted from the first that its step may read."""
     rows, stored = places.shape
-    first = np.empty(stored, np.int32)  # column of the group of each
+    first = np.empty(stored, np.int64)  # column of the group of each
     for t in range(stored):
-        first[t] = t // n * m
+        first[t] = (t // n - t // step * step // n) * m
     for row in range(rows):
         for t in range(stored):
-            indices[row, t] = first[t] + places[row, t]
+            found[row, t] = first[t] + places[row, t]
 
 
 class _Operand(cpu_operand.Operand):
     """An n:m matrix; its metadata are the places."""
 
-    pattern: tuple[int, int]
-
-    def indices(self, rows: slice) -> np.ndarray:
-        indices = np.empty(self.values[rows].shape, np.int32)
-        _write_indices(self.metadata[rows], *self.pattern, indices)
-        return indices
+    def _pack_places(self, rows: slice, high: int, step: int, places: np.ndarray) -> None:
+        found = np.empty(self.values[rows].shape, np.uint16)
+        _rows_of_step(self.metadata[rows], *self.pattern, step, found)
+        pack_tiles(found, high, step, places)
 
 
 def matmul_n_m(
@@ -68,6 +68,6 @@ def matmul_n_m(
         work = cpu_matmul.work_type(dtype, few=False)
         a = _Operand(values, places, high, dtype, work)
         a.pattern = (n, m)
-        cpu_matmul.multiply(a, b, b_dtype, out, epilogue, cpu_matmul.multiply_many)
+        cpu_matmul.multiply(a, b, b_dtype, out, epilogue, multiply_many)
 
     cpu_batch.over_batch(values, places, b, out, epilogue, one)

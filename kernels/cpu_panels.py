@@ -1,0 +1,120 @@
+"""The CPU product by many columns: `b` in panels, A in tiles, in the order in which they are read.
+
+A *panel* is a copy of a few machine vectors of columns of `b`, k high, so that the rows of it
+that A asks for lie together in cache.  A *tile* is the few rows of A whose sums the registers
+hold.  Its stored elements are copied too, `STEP` of a row and then `STEP` of the next, so that
+the inner loop, `_simd.tile`, reads A as one stream.
+
+All tiles of a block of rows take one step before any takes the next: they read the same rows of
+a panel, which stay in the L1 cache, while those of the next step are fetched into L2.  Between
+steps the sums wait in `held`; the last one stores them where they belong.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24._records import Epilogue
+from sparse24.kernels import _simd
+from sparse24.kernels._numba import njit, parallel, slices, threads
+from sparse24.kernels._simd import prefetch, tile
+from sparse24.kernels.cpu_epilogue import finish
+from sparse24.kernels.cpu_operand import Operand, first_row, pack_panels, step_of, widths
+
+_TILES_ROWS = 24  # a multiple of the rows of every tile
+# Rows that share what is read of b (measured: 96 take up to a tenth longer where b exceeds the L2
+# cache, 384 no less time).
+_BLOCK_ROWS = 192
+_PARTS_OF_COLUMNS = 512  # columns of a task where blocks of rows are too few for the threads
+_TASKS = 4  # of a thread
+_LINE_BYTES = 64
+# Fewer tiles read each row of a panel so few times that fetching it ahead costs more than it saves
+# (measured with 8 and 24 rows of 4096: up to a tenth).
+_TILES_TO_FETCH_BESIDE = 16
+
+
+@njit
+def multiply_panels(a, m, stored, pattern, panels, sums, row, column, shape):
+    """``sums[row : row + m, column:] = A @ b`` of a block of rows and the columns in `panels`.
+
+    `a` is what `Operand.packed` returns; `shape` is that of `tile` and then as many zeros as a
+    step has stored elements, so that LLVM knows the distance of rows.
+    """
+    values, in_tiles, places = a
+    rows, width, step = len(shape[0]), len(shape[1]), len(shape[2])
+    n, group = pattern
+    steps, tiles = -(-stored // step), -(-m // rows)
+    flat = panels.reshape(panels.size)
+    held = np.empty((tiles * rows, width), sums.dtype)
+    line = _LINE_BYTES // panels.itemsize
+    ahead = -(-(step // n * group * width) // (line * tiles))  # lines to fetch beside a tile
+    if tiles < _TILES_TO_FETCH_BESIDE:
+        ahead = 0
+    for j in range(panels.shape[0]):
+        left = column + j * width
+        whole = left + width <= sums.shape[1]
+        for s in range(steps):
+            start = j * panels.shape[1] * width + s * step // n * group * width
+            following = start + step // n * group * width
+            last = s == steps - 1 and whole
+            target, bottom = (sums, row + m - 1) if last else (held, tiles * rows - 1)
+            for t in range(tiles):
+                for number in range(t * ahead, (t + 1) * ahead):
+                    prefetch(flat, following + number * line)
+                top = first_row(t, rows, m)
+                place = (t * steps + s) * rows * step
+                tile(
+                    values, place if in_tiles else top * stored + s * step,
+                    step if in_tiles else stored, places, place, step,
+                    min(step, stored - s * step), flat, start, held, t * rows, s > 0,
+                    target, row + top if last else t * rows, bottom, left if last else 0, shape,
+                )  # fmt: skip
+        if not whole:
+            _store_part(held, rows, m, sums[row : row + m, left:])
+
+
+@njit
+def _store_part(held, rows, m, target):
+    """The first columns of what is held for each tile."""
+    for t in range(-(-m // rows)):
+        top = first_row(t, rows, m)
+        for i in range(min(rows, m)):
+            for column in range(target.shape[1]):
+                target[top + i, column] = held[t * rows + i, column]
+
+
+def multiply_many(a: Operand, b, out, epilogue: Epilogue) -> None:
+    """``out = epilogue(a @ b)``."""
+    (m, n), stored = out.shape, a.values.shape[1]
+    parts = []
+    for first, columns, vectors in widths(n, b.dtype.itemsize):
+        width = vectors * _simd.VECTOR_BYTES // b.dtype.itemsize
+        shape = ((0,) * _simd.ROWS_OF_TILE[vectors], (0,) * width, (0,) * step_of(vectors))
+        panels = pack_panels(b[:, first : first + columns], a.high, width)
+        whole = threads() == 1 or m >= _TASKS * threads() * _BLOCK_ROWS
+        some = len(panels) if whole else -(-_PARTS_OF_COLUMNS // width)
+        for j in range(0, len(panels), some):
+            left = first + j * width
+            right = min(first + columns, left + some * width)
+            parts.append((slice(left, right), panels[j : j + some], shape))
+    work = m * n * stored / 4
+    even = m * len(parts) // (_TASKS * threads())
+    at_least = max(_TILES_ROWS, min(_BLOCK_ROWS, even))
+    blocks = slices(m, at_least, _BLOCK_ROWS, _TILES_ROWS, work)
+    plain = epilogue.is_plain and out.dtype == a.dtype.accumulator and out.flags.carray
+
+    def task(number: int):
+        rows = blocks[number // len(parts)]
+        columns, panels, shape = parts[number % len(parts)]
+        high, wide = rows.stop - rows.start, columns.stop - columns.start
+        sums, row, column = out, rows.start, columns.start
+        if not plain:
+            sums, row, column = np.empty((high, wide), a.dtype.accumulator), 0, 0
+        multiply_panels(
+            a.packed(rows, len(shape[0]), len(shape[2]), len(panels) == 1), high, stored,
+            a.pattern, panels, sums, row, column, shape,
+        )  # fmt: skip
+        if not plain:
+            finish(sums, out, epilogue, rows, columns)
+
+    parallel(task, len(blocks) * len(parts), work)
