@@ -198,12 +198,13 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
     }
     __syncwarp();
     shares.arrive();
+    const int stage = warp - kConsumers;
+    const bool writes = 0 <= stage && stage < STAGES;
+    Writer writer(a, right, writes ? counts.x : 0, ring, writes ? stage : 0, shared);
+    Batch even, odd;
+    writer.prepare(even);                                                 // what needs no barrier takes as long
+    __syncthreads();
     if (warp >= kConsumers) {
-        const int stage = warp - kConsumers;
-        Writer writer(a, right, stage < STAGES ? counts.x : 0, ring, min(stage, STAGES - 1), shared);
-        Batch even, odd;
-        writer.prepare(even);                                             // what needs no barrier takes as long
-        group_sync(0, kThreads);
         take_registers<kWriterRegisters>();
         writer.begin();
         wait_for_previous();
@@ -212,12 +213,11 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         while (writer.advance(b, spill, lines, even, odd) && writer.advance(b, spill, lines, odd, even)) {}
         shares.await();
     } else {
-        Part next = parts[0];
-        group_sync(0, kThreads);
         give_registers<kConsumerRegisters>();
         Consumer consumer(ring, shared, warp / 4);
         wait_for_previous();
         shares.await();
+        Part next = parts[0];
         for (int i = 0; i < counts.y; i++) {
             const Part part = next;
             const bool last = i == counts.y - 1;
