@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class SparseLinear(torch.nn.Linear):
         check_activation(sparse, self.rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
-        self._packed: tuple[Any, Sparse24Array, Tensor | None] | None = None
+        self._packed: tuple[_Sources | None, Sparse24Array, Tensor | None] | None = None
         self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
         self.register_buffer("mask", None)
         hard = sparse != "weight" or transposable or decay or not self.rule.straight
@@ -223,14 +224,18 @@ class SparseLinear(torch.nn.Linear):
         """The packed weight and the bias as kernels take it, until a parameter changes."""
         parts = (self.weight, self.mask, self.bias, self.scale)
         sources = [t for t in parts if t is not None]
-        tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
-        key = (dtype, *((t.data_ptr(), t._version) for t in sources)) if tracked else None
-        if self._packed is None or not tracked or self._packed[0] != key:
+        made_of = self._packed and self._packed[0]
+        if self._packed is None or made_of is None or not made_of.are(dtype, sources):
             weight = self._latent().to(dtype)
             array = ops.unpack(self._rows(weight), *weight.shape)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
-            self._packed = (key, array, None if bias is None else bias.detach().to(wide))
+            tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
+            made_of = _Sources(dtype, sources) if tracked else None
+            self._packed = (made_of, array, None if bias is None else bias.detach().to(wide))
         return self._packed[1:]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}  # a copy packs its own weight
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -255,6 +260,29 @@ class SparseLinear(torch.nn.Linear):
         return (
             f"{super().extra_repr()}, sparse={self.sparse!r}, gradient={rule.gradient!r}, "
             f"transposable={rule.transposable}, soft={self.scale is not None}"
+        )
+
+
+class _Sources:
+    """Tensors as they were when a weight was packed.
+
+    Held weakly: their addresses alone are soon those of other tensors, where weights are exchanged,
+    as by `torch.func.functional_call`.
+    """
+
+    def __init__(self, dtype: torch.dtype, tensors: list[Tensor]):
+        self._dtype = dtype
+        self._seen = [(weakref.ref(t), t.data_ptr(), t._version) for t in tensors]
+
+    def are(self, dtype: torch.dtype, tensors: list[Tensor]) -> bool:
+        """True if they are these, unchanged."""
+        return (
+            dtype == self._dtype
+            and len(tensors) == len(self._seen)
+            and all(
+                seen() is t and address == t.data_ptr() and version == t._version
+                for (seen, address, version), t in zip(self._seen, tensors, strict=True)
+            )
         )
 
 
