@@ -206,7 +206,7 @@ class SparseLinear(torch.nn.Linear):
 
     def _inference(self, x: Tensor) -> Tensor:
         check_linear(x, self.weight)
-        if not torch.compiler.is_compiling():
+        if _has_elements(x):
             x, weight, bias = autocast(x, self.weight, self.bias)
             array, bias = self._kept(weight.dtype, bias)
             return _matmul.linear(x, array, bias)
@@ -261,6 +261,12 @@ class SparseLinear(torch.nn.Linear):
             f"{super().extra_repr()}, sparse={self.sparse!r}, gradient={rule.gradient!r}, "
             f"transposable={rule.transposable}, soft={self.scale is not None}"
         )
+
+
+def _has_elements(x: Tensor) -> bool:
+    """False where torch only follows which operators are called, with tensors that hold nothing."""
+    follows = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not follows and not x.is_meta and type(x) in (Tensor, torch.nn.Parameter)
 
 
 class _Sources:

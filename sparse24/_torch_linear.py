@@ -140,7 +140,7 @@ class _Decayed(torch.autograd.Function):
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None):
     """What torch's own linear does under ``torch.autocast``."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     cast = lambda t: t if t is None or t.dtype == torch.float64 else t.to(dtype)  # noqa: E731

@@ -1,0 +1,38 @@
+"""Layers that torch only follows: inputs without elements, traces, transforms."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch_cases import CLOSE  # noqa: E402
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_shapes_are_told_without_elements(learns):
+    with torch.set_grad_enabled(learns):
+        on_meta = st.SparseLinear(32, 16, device="meta")
+        assert on_meta(torch.empty(2, 3, 32, device="meta")).shape == (2, 3, 16)
+        layer = st.SparseLinear(32, 16)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert layer(torch.empty(3, 32)).shape == (3, 16)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_multiplies_what_it_is_given():
+    layer, x = st.SparseLinear(32, 16).eval(), torch.randn(5, 32)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, (torch.randn(3, 32),))
+        torch.testing.assert_close(traced(x), layer(x), **CLOSE)
+
+
+def test_products_without_gradient_are_refused_within_transforms():
+    a, x = s24.random((16, 32), rng=0), torch.randn(3, 32)
+    for transform in (torch.func.grad(lambda x: (x @ a.T).sum()), torch.vmap(lambda x: x @ a.T)):
+        with pytest.raises(s24.DTypeError, match=r"dense tensor with memory.*torch\.func"):
+            transform(x)
