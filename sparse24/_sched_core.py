@@ -178,6 +178,7 @@ def step(
     state : State
         With ``step`` one higher.
     masks : mapping of str to boolean array
+        Those of `state`: copy a mask before you write to it.
     events : tuple of Update
         One for each layer that was updated.
 
