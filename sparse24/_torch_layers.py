@@ -282,14 +282,12 @@ class _Sources:
 
     def are(self, dtype: torch.dtype, tensors: list[Tensor]) -> bool:
         """True if they are these, unchanged."""
-        return (
-            dtype == self._dtype
-            and len(tensors) == len(self._seen)
-            and all(
-                seen() is t and address == t.data_ptr() and version == t._version
-                for (seen, address, version), t in zip(self._seen, tensors, strict=True)
-            )
-        )
+        if dtype != self._dtype or len(tensors) != len(self._seen):
+            return False
+        if not all(seen() is t for (seen, _, _), t in zip(self._seen, tensors, strict=True)):
+            return False
+        then = [(address, version) for _, address, version in self._seen]
+        return then == [(t.data_ptr(), t._version) for t in tensors]
 
 
 def _way_of(mask: Tensor, both: bool) -> str:
