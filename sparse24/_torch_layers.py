@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from sparse24._obeys import is_24
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
 from sparse24._torch_linear import MODES, autocast, check_activation, linear, projected
+from sparse24._torch_sources import Sources
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
@@ -60,6 +60,15 @@ class SparseLinear(torch.nn.Linear):
     ----------
     .. [1] Y. Hu, J. Zhu, J. Chen, *S-STE: Continuous Pruning Function for Efficient 2:4 Sparse
        Pre-training*, 2024.
+
+    Examples
+    --------
+    >>> import torch, sparse24 as s24
+    >>> layer = s24.torch.SparseLinear(8, 4)
+    >>> layer(torch.ones(2, 8)).shape
+    torch.Size([2, 4])
+    >>> int(layer.current_mask().sum()), layer.to_dense()
+    (16, Linear(in_features=8, out_features=4, bias=True))
     """
 
     mask: Tensor | None
@@ -92,7 +101,7 @@ class SparseLinear(torch.nn.Linear):
         check_activation(sparse, self.rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
-        self._packed: tuple[_Sources | None, Sparse24Array, Tensor | None] | None = None
+        self._packed: tuple[Sources | None, Sparse24Array, Tensor | None] | None = None
         self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
         self.register_buffer("mask", None)
         hard = sparse != "weight" or transposable or decay or not self.rule.straight
@@ -230,7 +239,7 @@ class SparseLinear(torch.nn.Linear):
             array = ops.unpack(self._rows(weight), *weight.shape)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
-            made_of = _Sources(dtype, sources) if tracked else None
+            made_of = Sources(dtype, sources) if tracked else None
             self._packed = (made_of, array, None if bias is None else bias.detach().to(wide))
         return self._packed[1:]
 
@@ -267,27 +276,6 @@ def _has_elements(x: Tensor) -> bool:
     """False where torch only follows which operators are called, with tensors that hold nothing."""
     follows = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return not follows and not x.is_meta and type(x) in (Tensor, torch.nn.Parameter)
-
-
-class _Sources:
-    """Tensors as they were when a weight was packed.
-
-    Held weakly: their addresses alone are soon those of other tensors, where weights are exchanged,
-    as by `torch.func.functional_call`.
-    """
-
-    def __init__(self, dtype: torch.dtype, tensors: list[Tensor]):
-        self._dtype = dtype
-        self._seen = [(weakref.ref(t), t.data_ptr(), t._version) for t in tensors]
-
-    def are(self, dtype: torch.dtype, tensors: list[Tensor]) -> bool:
-        """True if they are these, unchanged."""
-        if dtype != self._dtype or len(tensors) != len(self._seen):
-            return False
-        if not all(seen() is t for (seen, _, _), t in zip(self._seen, tensors, strict=True)):
-            return False
-        then = [(address, version) for _, address, version in self._seen]
-        return then == [(t.data_ptr(), t._version) for t in tensors]
 
 
 def _way_of(mask: Tensor, both: bool) -> str:

@@ -20,6 +20,16 @@ class Sparse24Tensor(torch.Tensor):
 
     Made by `sparsify24` and `to_sparse_semi_structured`.  Other operations raise; use
     `to_dense` first.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import to_sparse_semi_structured
+    >>> a = to_sparse_semi_structured(torch.eye(4))
+    >>> a
+    Sparse24Tensor(shape=(4, 4), dtype=torch.float32, device=cpu, transposable=False)
+    >>> torch.ones(1, 4) @ a.T
+    tensor([[1., 1., 1., 1.]])
     """
 
     @staticmethod
