@@ -95,7 +95,8 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
     _check.one_of(check, (True, False, "deferred"), argument="check")
     check = check if isinstance(check, str) else bool(check)  # of 1 and NumPy's booleans
     if _check.pattern(pattern) != (2, 4):
-        _only_24(scores=scores, like=like, transposable=transposable, keep_dense=keep_dense)
+        _only_24(scores=scores, like=like)
+        _only_24(transposable=bool(transposable), keep_dense=bool(keep_dense))
         _only_24(check=check if check == "deferred" else None)
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign.stream_of(x):
