@@ -239,7 +239,7 @@ def test_a_reader_that_leaves_early_is_no_error(checkpoint):
 
 
 def test_a_terminal_without_all_characters_shows_the_rest(checkpoint):
-    command = [sys.executable, "-m", "sparse24", "inspect", str(checkpoint)]
+    command = [sys.executable, "-P", "-m", "sparse24", "inspect", str(checkpoint)]
     plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, env=plain, capture_output=True, text=True, check=True)
     assert "48?36" in done.stdout
