@@ -13,7 +13,14 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._obeys import is_24
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
-from sparse24._torch_linear import MODES, autocast, check_activation, linear, projected
+from sparse24._torch_linear import (
+    MODES,
+    autocast,
+    check_activation,
+    linear,
+    projected,
+    tokens,
+)
 from sparse24._torch_sources import Sources
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
@@ -221,7 +228,7 @@ class SparseLinear(torch.nn.Linear):
             return _matmul.linear(x, array, bias)
         x, weight, bias = autocast(x, self._latent(), self.bias)
         parts = self._rows(weight)
-        rows = x.reshape(-1, x.shape[-1])
+        rows = tokens(x)
         y = ops.product(parts, *self.weight.shape, rows, bias, "x@At")
         return y.reshape(*x.shape[:-1], self.out_features)
 

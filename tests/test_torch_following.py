@@ -1,7 +1,8 @@
-"""Layers that torch only follows: inputs without elements, traces, transforms."""
+"""Layers that torch only follows: inputs without elements, traces, transforms, no features."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch_cases import CLOSE  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
+from sparse24 import functional  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 
 
@@ -36,3 +38,38 @@ def test_products_without_gradient_are_refused_within_transforms():
     for transform in (torch.func.grad(lambda x: (x @ a.T).sum()), torch.vmap(lambda x: x @ a.T)):
         with pytest.raises(s24.DTypeError, match=r"dense tensor with memory.*torch\.func"):
             transform(x)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_compiled_layers_take_any_number_of_tokens(learns):
+    layer = st.SparseLinear(32, 16)
+    fast = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.set_grad_enabled(learns):
+        for shape in ((2, 3, 32), (4, 5, 32)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(fast(x), layer(x), **CLOSE)
+
+
+def test_exported_layers_take_any_number_of_tokens():
+    layer = st.SparseLinear(32, 16).eval()
+    many = {0: torch.export.Dim("tokens", min=2, max=64)}
+    exported = torch.export.export(layer, (torch.randn(8, 32),), dynamic_shapes=(many,)).module()
+    x = torch.randn(5, 32)
+    torch.testing.assert_close(exported(x), layer(x), **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(("x", "weight"), [((3, 0), (4, 0)), ((2, 3, 8), (0, 8)), ((0,), (4, 0))])
+def test_layers_without_features(x, weight):
+    m, k = weight
+    layer = st.SparseLinear(k, m)
+    y = layer(torch.ones(x, requires_grad=True))
+    assert torch.equal(y, layer.bias.expand(*x[:-1], m))
+    y.sum().backward()
+    assert layer.weight.grad.shape == weight
+    got, saved = functional.linear(np.ones(x), np.ones(weight))
+    assert not got.any()
+    dx, dweight, _ = functional.linear_backward(got, saved)
+    assert (dx.shape, dweight.shape) == (x, weight)
+    wide = st.feed_forward(torch.ones(x), torch.ones(weight), torch.ones(5, m))
+    assert wide.shape == (*x[:-1], 5)
