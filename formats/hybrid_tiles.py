@@ -152,7 +152,7 @@ def check(tiles: Tiles) -> None:
     """Raise `FormatError` unless the NumPy arrays of `tiles` fit together.
 
     Everything that a kernel indexes with is checked, so that a damaged file
-    cannot make one read out of bounds.
+    cannot make one read out of bounds; and that nothing lies outside of the matrix.
     """
     count = int(np.prod(tiles.grid, dtype=np.int64))
     _require(tiles.kinds.shape == (count,), "kinds", f"have {count} entries")
@@ -171,6 +171,7 @@ def check(tiles: Tiles) -> None:
     nibbles = tiles.codes[~bitmap][:, :, None] >> shifts & np.uint64(15)
     _require(np.isin(nibbles, _spec.LEGAL_CODES).all(), "codes", "hold the six legal 2:4 codes")
     _check_overflow(tiles, count)
+    _check_edges(tiles)
 
 
 def _check_overflow(tiles: Tiles, count: int) -> None:
@@ -183,6 +184,39 @@ def _check_overflow(tiles: Tiles, count: int) -> None:
         shape = getattr(tiles, name).shape
         _require(shape == (starts[-1],), name, f"have {starts[-1]} elements")
     _require((tiles.overflow_places < ELEMENTS).all(), "overflow_places", f"be below {ELEMENTS}")
+
+
+def _check_edges(tiles: Tiles) -> None:
+    """Tiles at the right and lower edge hold zeros outside of the matrix."""
+    (m, k), (down, across) = tiles.shape, tiles.grid
+    numbers = np.arange(down * across).reshape(down, across)
+    last_row = numbers[-1:] if m % TILE else numbers[:0]
+    last_column = numbers[:, -1:] if k % TILE else numbers[:, :0]
+    for number in np.union1d(last_row, last_column).tolist():
+        i, j = divmod(number, across)
+        filled = _filled(tiles, number)
+        filled[: m - TILE * i, : k - TILE * j] = False
+        _require(not filled.any(), "values", f"lie within its {m} rows and {k} columns")
+
+
+def _filled(tiles: Tiles, number: int) -> np.ndarray:
+    """Where a tile holds elements, (64, 64)."""
+    kind, start = int(tiles.kinds[number]), int(tiles.starts[number])
+    stored = tiles.values[start : int(tiles.starts[number + 1])] != 0
+    filled = np.zeros((TILE, TILE), bool)
+    if kind in (EMPTY, DENSE):
+        return stored.reshape(TILE, TILE) if kind == DENSE else filled
+    words = tiles.codes[int(tiles.slots[number])][:, None]
+    shifts = np.arange(TILE, dtype=np.uint64)
+    if kind == BITMAP:
+        return (words >> shifts & np.uint64(1)).astype(bool)
+    codes = (words >> shifts[::4] & np.uint64(15)).astype(np.intp)
+    columns = shifts[::4, None].astype(np.intp) + np.stack([codes & 3, codes >> 2], axis=-1)
+    row, group, slot = np.nonzero(stored.reshape(TILE, -1, 2))
+    filled[row, columns[row, group, slot]] = True
+    first, last = tiles.overflow_starts[number : number + 2]
+    filled.reshape(-1)[tiles.overflow_places[first:last]] = True
+    return filled
 
 
 def _require(condition, name: str, rule: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ class Calibration:
             raise DTypeError(
                 f"{argument} must be an array of numbers (..., k), got shape {x.shape} of {x.dtype}"
             )
-        x = x.reshape(-1, x.shape[-1]).astype(np.float32 if x.dtype.kind == "V" else np.float64)
+        x = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        x = x.astype(np.float32 if x.dtype.kind == "V" else np.float64)
         if width is not None and x.shape[1] != width:
             raise ShapeError(
                 f"{argument} must have {width} features on the last axis as in the batches "

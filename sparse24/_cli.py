@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import re
@@ -21,6 +22,9 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 if all went well, 1 on an error, 130 if interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # one that has no × shows a question mark
+            stream.reconfigure(errors="replace")
     options = parser().parse_args(arguments)
     try:
         code = options.run(options)

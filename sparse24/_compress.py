@@ -41,8 +41,8 @@ def compress(
     mask : array of bool, shape of `x`, optional
         The elements to keep, at most two in a group; all others are dropped.
     like : Sparse24Array, optional
-        Take the places of the non-zeros from this array: its codes are reused and only
-        values are gathered.
+        Take the places of the non-zeros from this array, whose groups run along `axis`: its
+        codes are reused and only values are gathered.
     axis : {-1, -2}
         The axis that the groups of four run along.
     on_excess : {"raise", "prune"}
@@ -71,7 +71,7 @@ def compress(
     Raises
     ------
     PatternError
-        If a group has too many non-zeros, or the mask keeps more than two in one.
+        If a group has too many non-zeros, or `mask` or `like` keep more than two in one.
     ShapeError, DTypeError, ArgumentError
         If an argument does not fit; the message says how to mend it.
 
@@ -93,8 +93,10 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
     x = densified(x)
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     _check.one_of(check, (True, False, "deferred"), argument="check")
+    check = check if isinstance(check, str) else bool(check)  # of 1 and NumPy's booleans
     if _check.pattern(pattern) != (2, 4):
-        _only_24(scores=scores, like=like, transposable=transposable, keep_dense=keep_dense)
+        _only_24(scores=scores, like=like)
+        _only_24(transposable=bool(transposable), keep_dense=bool(keep_dense))
         _only_24(check=check if check == "deferred" else None)
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign.stream_of(x):
@@ -114,14 +116,14 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
             x = x.swapaxes(-1, -2)
             scores_or_mask = None if scores_or_mask is None else scores_or_mask.swapaxes(-1, -2)
         record, status = compress_rows(x, row, rule, scores_or_mask)
-        if rule != "check" and mask is None:
-            status = None
+        looked_at = _looked_at(rule, mask, like, swap)
+        status = status if looked_at else None
         if keep_dense and rule != "check":
             dense = _storage.decompress(record)
             dense = dense.swapaxes(-1, -2) if swap else dense
-        if check is True:
-            checked = "x" if mask is None else "mask"
-            _storage.raise_excess(status, record.shape, axis=-2 if swap else -1, argument=checked)
+        if check is True and looked_at:
+            axis = -2 if swap else -1
+            _storage.raise_excess(status, record.shape, axis=axis, argument=looked_at)
         return Sparse24Array(_operand(record, dense, swap), status=status if check else None)
 
 
@@ -212,12 +214,26 @@ def _rule(on_excess, scores, mask, like, x):
     return ("magnitude", None) if on_excess == "prune" else ("check", None)
 
 
+def _looked_at(rule: str, mask, like, swap: bool) -> str | None:
+    """The argument that may have too many elements in a group; None where none can."""
+    if rule == "check":
+        return "x"
+    if mask is not None:
+        return "mask"
+    return "like" if like is not None and _along(like, swap) is None else None
+
+
+def _along(like: Sparse24Array, swap: bool) -> Compressed24 | None:
+    """What `like` stores of its groups along the rows, or with `swap` the columns."""
+    return like._operand.columns if swap else like._operand.rows
+
+
 def _like(x, row, like, swap: bool) -> Sparse24Array | None:
     """`x` at the non-zeros of `like`, by its codes, where a kernel can; else None."""
     if not isinstance(like, Sparse24Array) or not _arrays.is_cupy(x) or like._dtype is not row:
         return None
     _check.same_shape(x.shape, like.shape, argument="x", other="like")
-    record = like._operand.columns if swap else like._operand.rows
+    record = _along(like, swap)
     if record is None or not _arrays.is_cupy(record.values):
         return None
     from sparse24.kernels import like as kernel

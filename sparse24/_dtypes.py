@@ -99,6 +99,8 @@ def _way_out(key: np.dtype | None, argument: str) -> str:
             "convert it first, for example with .astype('float32'), or name the fp8 type of its "
             "bits: dtype=, a_dtype= or b_dtype="
         )
+    if key is not None and key.newbyteorder("=") in _BY_LOGICAL:
+        return f"it is in the byte order of other machines; use .astype({key.name!r})"
     real = ".real" if key is not None and key.kind == "c" else ""
     return f"convert it first, for example with {real}.astype('float32')"
 

@@ -77,6 +77,11 @@ def from_torch(x: Any, *, argument: str = "x") -> Any:
         return view_of(x)
     except TypeError as error:  # a layout or device without elements in rows
         raise DTypeError(f"{argument} must be a dense tensor with memory: {error}") from error
+    except RuntimeError as error:  # one that only stands for others
+        raise DTypeError(
+            f"{argument} must be a dense tensor with memory: {error} (within torch.func's "
+            "transforms there is none; multiply outside)"
+        ) from error
 
 
 def view_of(x: Any) -> Any:

@@ -155,6 +155,7 @@ def report(pruned, dense=None, *, pattern=None, axis=None) -> Report:
     return Report(tuple(layers))
 
 
+@np.errstate(over="ignore", invalid="ignore")  # shares of what is not finite are NaN
 def _layer(name: str, x: np.ndarray, dense, pattern: tuple[int, int], axis: int) -> LayerReport:
     n, m = pattern
     nonzero = x != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -146,7 +147,7 @@ def _scores(x, rule: Rule):
 def _without_channels(kept, scores, fraction: float):
     if not fraction:
         return kept
-    flat = kept.reshape(len(kept), -1)
+    flat = kept.reshape(len(kept), math.prod(kept.shape[1:]))
     return _select.without_channels(flat, scores.reshape(flat.shape), fraction).reshape(kept.shape)
 
 
@@ -160,7 +161,8 @@ def _second_order(weights, rule: Rule):
         )
     k = weights.shape[-1]
     hessian = _methods.input_hessian(k, rule.calibration, rule.hessian)
-    rows = weights.reshape((-1, *weights.shape[-2:]) if rule.transposable else (1, -1, k))
+    together = (1, math.prod(weights.shape[:-1]), k)
+    rows = weights.reshape((-1, *weights.shape[-2:]) if rule.transposable else together)
     parts = []
     for part in rows.astype(np.float64):
         if not bool(xp.isfinite(part).all()):

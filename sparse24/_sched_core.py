@@ -32,7 +32,7 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     Parameters
     ----------
     rules : Recipe, or mapping of str to Recipe or None
-        One recipe for every layer with two axes or more, or recipes by name pattern
+        One recipe for every layer with elements and two axes or more, or recipes by name pattern
         (``"encoder.*"``); the first match counts, None keeps a layer dense.
     weights : mapping of str to array
     seed : int
@@ -67,7 +67,7 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
         matches = (i for i, (pattern, _) in enumerate(recipes) if fnmatchcase(name, pattern))
         number = next(matches, None)
         recipe = None if number is None else recipes[number][1]
-        if number is None or recipe is None or weight.ndim < 2:
+        if number is None or recipe is None or weight.ndim < 2 or 0 in weight.shape:
             continue
         names.setdefault(number, []).append(name)
     chosen = ((recipes[i][1], tuple(names[i])) for i in sorted(names))
@@ -178,6 +178,7 @@ def step(
     state : State
         With ``step`` one higher.
     masks : mapping of str to boolean array
+        Those of `state`: copy a mask before you write to it.
     events : tuple of Update
         One for each layer that was updated.
 

@@ -88,6 +88,11 @@ class MaskScheduler:
         ----------
         gradients, weights : mapping of str to array, or sequence of arrays, optional
             Only what the recipes use must be given.  Sequences are named "0", "1", ….
+
+        Returns
+        -------
+        dict of str to array of bool
+            Those that the scheduler goes on from: copy a mask before you write to it.
         """
         gradients, weights = named(gradients), named(weights)
         self._begin(gradients, weights)

@@ -133,8 +133,10 @@ def raise_excess(status, shape: tuple[int, ...], *, axis: int = -1, argument: st
         places[-1], places[-2] = places[-2], places[-1]
     fault = "has more than 2 non-zeros"
     way_out = "prune it first (sparse24.prune), or compress with on_excess='prune'"
-    if argument == "mask":
+    if argument in ("mask", "like"):
         fault, way_out = "keeps more than 2 elements", "keep at most 2, as sparse24.mask(x) does"
+    if argument == "like":
+        way_out = f"its groups run along the other axis: pass axis={-3 - axis}"
     raise PatternError(
         f"{argument}[{', '.join(places)}] {fault}, the first of {count} such groups; {way_out}"
     )

@@ -13,7 +13,15 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._obeys import is_24
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
-from sparse24._torch_linear import MODES, autocast, check_activation, linear, projected
+from sparse24._torch_linear import (
+    MODES,
+    autocast,
+    check_activation,
+    linear,
+    projected,
+    tokens,
+)
+from sparse24._torch_sources import Sources
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
@@ -59,6 +67,15 @@ class SparseLinear(torch.nn.Linear):
     ----------
     .. [1] Y. Hu, J. Zhu, J. Chen, *S-STE: Continuous Pruning Function for Efficient 2:4 Sparse
        Pre-training*, 2024.
+
+    Examples
+    --------
+    >>> import torch, sparse24 as s24
+    >>> layer = s24.torch.SparseLinear(8, 4)
+    >>> layer(torch.ones(2, 8)).shape
+    torch.Size([2, 4])
+    >>> int(layer.current_mask().sum()), layer.to_dense()
+    (16, Linear(in_features=8, out_features=4, bias=True))
     """
 
     mask: Tensor | None
@@ -91,7 +108,7 @@ class SparseLinear(torch.nn.Linear):
         check_activation(sparse, self.rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
-        self._packed: tuple[Any, Sparse24Array, Tensor | None] | None = None
+        self._packed: tuple[Sources | None, Sparse24Array, Tensor | None] | None = None
         self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
         self.register_buffer("mask", None)
         hard = sparse != "weight" or transposable or decay or not self.rule.straight
@@ -205,13 +222,13 @@ class SparseLinear(torch.nn.Linear):
 
     def _inference(self, x: Tensor) -> Tensor:
         check_linear(x, self.weight)
-        if not torch.compiler.is_compiling():
+        if _has_elements(x):
             x, weight, bias = autocast(x, self.weight, self.bias)
             array, bias = self._kept(weight.dtype, bias)
             return _matmul.linear(x, array, bias)
         x, weight, bias = autocast(x, self._latent(), self.bias)
         parts = self._rows(weight)
-        rows = x.reshape(-1, x.shape[-1])
+        rows = tokens(x)
         y = ops.product(parts, *self.weight.shape, rows, bias, "x@At")
         return y.reshape(*x.shape[:-1], self.out_features)
 
@@ -223,14 +240,18 @@ class SparseLinear(torch.nn.Linear):
         """The packed weight and the bias as kernels take it, until a parameter changes."""
         parts = (self.weight, self.mask, self.bias, self.scale)
         sources = [t for t in parts if t is not None]
-        tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
-        key = (dtype, *((t.data_ptr(), t._version) for t in sources)) if tracked else None
-        if self._packed is None or not tracked or self._packed[0] != key:
+        made_of = self._packed and self._packed[0]
+        if self._packed is None or made_of is None or not made_of.are(dtype, sources):
             weight = self._latent().to(dtype)
             array = ops.unpack(self._rows(weight), *weight.shape)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
-            self._packed = (key, array, None if bias is None else bias.detach().to(wide))
+            tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
+            made_of = Sources(dtype, sources) if tracked else None
+            self._packed = (made_of, array, None if bias is None else bias.detach().to(wide))
         return self._packed[1:]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}  # a copy packs its own weight
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -256,6 +277,12 @@ class SparseLinear(torch.nn.Linear):
             f"{super().extra_repr()}, sparse={self.sparse!r}, gradient={rule.gradient!r}, "
             f"transposable={rule.transposable}, soft={self.scale is not None}"
         )
+
+
+def _has_elements(x: Tensor) -> bool:
+    """False where torch only follows which operators are called, with tensors that hold nothing."""
+    follows = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not follows and not x.is_meta and type(x) in (Tensor, torch.nn.Parameter)
 
 
 def _way_of(mask: Tensor, both: bool) -> str:

@@ -75,7 +75,7 @@ def linear(
     rule = Rule(gradient, transposable, decay, seed)
     check_activation(sparse, rule, mask)
     x, weight, bias = autocast(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = tokens(x)
     if sparse == "activation":
         y = ActivationLinear.apply(rows, weight, bias, rule)
     elif sparse == "masked":
@@ -83,6 +83,11 @@ def linear(
     else:
         y = WeightLinear.apply(rows, weight, bias, mask, rule, clock)
     return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def tokens(x: Tensor) -> Tensor:
+    """A tensor (..., k) as a matrix (t, k), in a way that holds for any t, and for k = 0."""
+    return x.flatten(0, -2) if x.ndim > 1 else x[None]
 
 
 def check_activation(sparse: str, rule: Rule, mask: Tensor | None = None) -> None:
@@ -140,7 +145,7 @@ class _Decayed(torch.autograd.Function):
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None):
     """What torch's own linear does under ``torch.autocast``."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     cast = lambda t: t if t is None or t.dtype == torch.float64 else t.to(dtype)  # noqa: E731

@@ -20,6 +20,16 @@ class Sparse24Tensor(torch.Tensor):
 
     Made by `sparsify24` and `to_sparse_semi_structured`.  Other operations raise; use
     `to_dense` first.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import to_sparse_semi_structured
+    >>> a = to_sparse_semi_structured(torch.eye(4))
+    >>> a
+    Sparse24Tensor(shape=(4, 4), dtype=torch.float32, device=cpu, transposable=False)
+    >>> torch.ones(1, 4) @ a.T
+    tensor([[1., 1., 1., 1.]])
     """
 
     @staticmethod
@@ -77,8 +87,16 @@ def _detach(a: Sparse24Tensor) -> Sparse24Tensor:
     return Sparse24Tensor(a.parts, a.shape, turned=a.turned)
 
 
-def _turn(a: Sparse24Tensor, *_) -> Sparse24Tensor:
+def _turn(a: Sparse24Tensor) -> Sparse24Tensor:
     return Sparse24Tensor(a.parts, a.shape[::-1], turned=not a.turned)
+
+
+def _transpose(a: Sparse24Tensor, first: int, second: int) -> Sparse24Tensor:
+    return _detach(a) if first % 2 == second % 2 else _turn(a)
+
+
+def _permute(a: Sparse24Tensor, axes: list[int]) -> Sparse24Tensor:
+    return _transpose(a, 0, axes[0])
 
 
 def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -98,7 +116,12 @@ def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
     if beta == alpha == 1:
         return _mm(a, b, bias)
-    return beta * bias + alpha * _mm(a, b)
+    product = alpha * _mm(a, b)
+    return beta * bias + product if beta else product
+
+
+def _mv(a: Tensor, vector: Tensor) -> Tensor:
+    return _mm(a, vector[:, None])[:, 0]
 
 
 def _clone(a: Sparse24Tensor, **_) -> Sparse24Tensor:
@@ -109,8 +132,10 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: _detach,
     _aten.alias.default: _detach,
     _aten.t.default: _turn,
-    _aten.transpose.int: _turn,
+    _aten.transpose.int: _transpose,
+    _aten.permute.default: _permute,
     _aten.mm.default: _mm,
+    _aten.mv.default: _mv,
     _aten.matmul.default: _mm,
     _aten.addmm.default: _addmm,
     _aten.clone.default: _clone,

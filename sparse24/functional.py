@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +41,8 @@ class Saved:
     ----------
     x, weight : array
         As they were given.
-    mask : array of bool
-        The elements of the weight that are multiplied.
+    mask : array of bool or None
+        As it was given.
     packed : tuple of Sparse24Array
         The pruned weight, as `pack` gives it.
     has_bias : bool
@@ -194,7 +195,8 @@ def linear_backward(
     if tuple(dy.shape) != (*saved.x.shape[:-1], m):
         raise ShapeError(f"dy must have shape {(*saved.x.shape[:-1], m)}, got {dy.shape}")
     dx = matmul(dy, saved.packed[-1])
-    rows, outer = saved.x.reshape(-1, k), dy.reshape(-1, m)
+    tokens = math.prod(dy.shape[:-1])
+    rows, outer = saved.x.reshape(tokens, k), dy.reshape(tokens, m)
     if rule.samples:
         dweight = matmul(compress_mvue_24(outer.T, step=step, seed=seed), rows)
     else:

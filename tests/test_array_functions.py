@@ -97,6 +97,29 @@ def test_mask_and_like(rng):
         s24.compress(x, mask=mask, like=a)
 
 
+@pytest.mark.stem("compress")
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_like_along_the_other_axis_loses_nothing(xp, axis):
+    x = xp.ones((8, 8), np.float32)
+    old = s24.prune(np.ones((8, 8), np.float32), axis=-3 - axis)
+    like = s24.compress(xp.asarray(old), axis=-3 - axis)
+    with pytest.raises(s24.PatternError, match=rf"^like\[.*keeps more than 2.*axis={-3 - axis}"):
+        s24.compress(x, like=like, axis=axis)
+    like = s24.compress(xp.eye(8, dtype=np.float32), axis=-3 - axis)
+    np.testing.assert_array_equal(
+        to_numpy(s24.compress(x, like=like, axis=axis).toarray()), np.eye(8)
+    )
+
+
+@pytest.mark.parametrize("pattern", [(2, 4), (1, 4)])
+def test_whatever_is_true_looks(pattern):
+    for check in (True, 1, np.True_):
+        with pytest.raises(s24.PatternError, match="non-zeros"):
+            s24.compress(np.ones((2, 8)), check=check, pattern=pattern)
+    for check in (False, 0, np.False_):
+        s24.compress(np.ones((2, 8)), check=check, pattern=pattern, keep_dense=np.False_)
+
+
 def test_transposable_serves_both_sides(rng):
     x = rng.normal(size=(12, 20)).astype(np.float32)
     a = s24.compress(x, transposable=True)

@@ -238,6 +238,13 @@ def test_a_reader_that_leaves_early_is_no_error(checkpoint):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_terminal_without_all_characters_shows_the_rest(checkpoint):
+    command = [sys.executable, "-P", "-m", "sparse24", "inspect", str(checkpoint)]
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, check=True)
+    assert "48?36" in done.stdout
+
+
 @pytest.mark.parametrize("command", ["convert", "advise", "demo --checkpoint"])
 def test_a_compressed_file_is_not_compressed_again(command, checkpoint, tmp_path, capsys):
     out, again = tmp_path / "o.npz", tmp_path / "again.npz"

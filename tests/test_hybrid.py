@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -234,6 +235,15 @@ def test_damaged_files_are_refused(rng, tmp_path, suffix):
     parts.pop("codes")
     with pytest.raises(FormatError, match="codes are missing"):
         load(broken(parts))
+
+
+@pytest.mark.parametrize("kind", [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
+def test_elements_outside_of_the_matrix_are_refused(rng, kind):
+    tiles = with_kinds(matrix(rng, (100, 130)), [kind]).tiles
+    HybridArray.from_tiles(tiles)
+    for shape in ((100, 129), (99, 130)):
+        with pytest.raises(FormatError, match=r"lie within its \d+ rows and \d+ columns"):
+            HybridArray.from_tiles(replace(tiles, shape=shape))
 
 
 def test_operands_of_other_libraries(rng):

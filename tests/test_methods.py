@@ -340,6 +340,21 @@ def test_report_is_of_real_numbers(x):
             s24.report(*arrays)
 
 
+def test_weights_without_inputs_or_outputs():
+    for shape in ((4, 0), (0, 8)):
+        w, x = np.ones(shape), np.ones((3, shape[1]))
+        for method in ("wanda", "sparsegpt"):
+            assert s24.prune(w, method=method, calibration=x).shape == shape
+        assert s24.refit(w, w, calibration=x).shape == shape
+        assert s24.prune(w, channels=0.5).shape == shape
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [np.inf, np.nan, 1e200])
+def test_report_of_what_is_not_finite_does_not_warn(size):
+    assert np.isnan(s24.report(np.full((4, 4), size), np.full((4, 4), size)).kept_energy)
+
+
 def test_report_counts_and_totals(rng):
     dense = {"a": rng.standard_normal((4, 10)), "b": rng.standard_normal((2, 8))}
     pruned = {"a": s24.compress(dense["a"], on_excess="prune"), "b": dense["b"]}

@@ -269,6 +269,15 @@ def test_check_along_another_axis(xp):
         s24.check_24(xp.asarray(x), axis=0)
 
 
+def test_masks_are_checked_like_other_arrays(xp):
+    mask = np.zeros((4, 12), bool)
+    mask[1, 4:7] = True
+    assert s24.is_24(xp.asarray(mask), axis=0)
+    with pytest.raises(s24.PatternError, match=r"x\[1, 4:8\].*1 of 12 groups"):
+        s24.check_24(xp.asarray(mask))
+    assert s24.is_24(xp.asarray(mask)[::-1, 5:])
+
+
 @pytest.mark.parametrize("name", FLOATS)
 def test_minus_zero_is_a_zero(xp, name):
     x = np.array([[-0.0, 1, 0, 2]]).astype(_dtypes.TABLE[name].logical)

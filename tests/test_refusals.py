@@ -144,6 +144,7 @@ def test_an_unknown_type_says_what_to_do():
         (lambda: s24.compress(w), r"x\.dtype .*\.astype\('float32'\), or name the fp8 type"),
         (lambda: s24.compress(w * 1j), r"with \.real\.astype\('float32'\)"),
         (lambda: s24.compress(w.astype(int)), r"int64.*convert it first.*\.astype\('float32'\)"),
+        (lambda: s24.compress(w.astype(">f8")), r"byte order.*use \.astype\('float64'\)"),
         (lambda: s24.hybrid(w.astype(int)), r"w\.dtype must be one of"),
         (lambda: s24.hybrid(w, dtype="fp8"), "^dtype must be one of .*'fp8'; name one of these"),
         (lambda: s24.random((4, 4), dtype="int32"), "'int32'; name one of these"),

@@ -125,3 +125,12 @@ def test_fixed_pattern_with_another_target_says_so():
         S.Recipe(S.OneShot(0.8), pattern=S.Elastic())
     with pytest.raises(ShapeError, match=r"multiples of 32 by 32, got \(30, 32\)"):
         S.init(S.Recipe(pattern=S.Block()), {"w": np.zeros((30, 32))})
+
+
+@pytest.mark.parametrize("pattern", [S.Unstructured(), S.Elastic(), S.Block((4, 4)), S.Channel()])
+@pytest.mark.parametrize("distribution", [S.Uniform(), S.ERK(), S.Adaptive()])
+def test_layers_without_elements_have_no_mask(pattern, distribution):
+    weights = {"a": np.ones((0, 64)), "b": np.ones((8, 64)), "c": np.ones((8, 0))}
+    recipe = S.Recipe(S.OneShot(0.5), pattern=pattern, distribution=distribution)
+    assert set(S.MaskScheduler(recipe).step(weights, weights)) == {"b"}
+    assert float(S.soft_threshold_scale(weights["c"])) == 1.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -208,6 +210,29 @@ def test_weights_that_are_exchanged_unseen_are_packed_anew():
         twice = net.eval()(x)
     assert not torch.equal(twice, before)
     assert torch.allclose(twice, net.train()(x), atol=1e-5)
+
+
+def test_other_weights_at_the_address_of_earlier_ones_are_packed_anew():
+    layer, x = st.SparseLinear(8, 4, bias=False).eval(), torch.ones(1, 8)
+    memory = np.ones((4, 8), np.float32)  # stands for a block that an allocator hands out again
+    sums = []
+    for factor in (1, 2):
+        memory[:] = factor
+        with torch.no_grad():
+            weight = {"weight": torch.from_numpy(memory)}
+            sums.append(torch.func.functional_call(layer, weight, (x,))[0, 0].item())
+    assert sums == [4.0, 8.0]
+
+
+def test_a_copy_of_a_layer_packs_its_own_weight():
+    layer, x = st.SparseLinear(8, 4).eval(), torch.ones(1, 8)
+    with torch.no_grad():
+        want = layer(x)
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert torch.equal(other(x), want)
+            other.weight.zero_()
+            assert torch.equal(other(x)[0], other.bias)
+        assert torch.equal(layer(x), want)
 
 
 def test_a_model_that_is_made_in_inference_mode_works():

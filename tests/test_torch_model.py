@@ -15,7 +15,6 @@ from torch_cases import (  # noqa: E402
     CLOSE,
     gradients,
     layer_and_input,
-    masked_reference,
     masked_step,
 )
 
@@ -24,8 +23,6 @@ from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
     ArgumentError,
-    PatternError,
-    UnsupportedError,
 )
 
 F = torch.nn.functional
@@ -261,34 +258,6 @@ def test_unstructured_masks_multiply_densely():
     net.zero_grad()
     net(x).sum().backward()
     assert not net[0].weight.grad[~masks["0"]].any()
-
-
-@pytest.mark.parametrize("gradient", ["ste", "24dense", "24sparse"])
-def test_sparsify24_stands_in_for_xformers(device, gradient):
-    layer, x = layer_and_input(device)
-    a = st.sparsify24(layer.weight, gradient=gradient)
-    mask = s24.mask(layer.weight.detach(), transposable=True)
-    torch.testing.assert_close(a.to_dense(), layer.weight * mask)
-    torch.testing.assert_close(a.t().to_dense(), (layer.weight * mask).t())
-    y = F.linear(x, a, layer.bias)
-    got = (y, *gradients(y, x, layer.weight, layer.bias))
-    for p, q in zip(got, masked_reference(layer, x, mask, gradient, 0.0), strict=True):
-        torch.testing.assert_close(p, q, **CLOSE)
-    torch.testing.assert_close(a @ x.t(), (layer.weight * mask) @ x.t(), **CLOSE)
-    assert F.linear(x.reshape(2, 6, 32), a).shape == (2, 6, 16)
-    with pytest.raises(UnsupportedError, match=r"call .to_dense\(\) first"):
-        a + 1
-
-
-def test_to_sparse_semi_structured_as_a_parameter(device):
-    layer, x = layer_and_input(device)
-    with torch.no_grad():
-        layer.weight.copy_(s24.prune(layer.weight.detach()))
-    want = layer(x)
-    layer.weight = torch.nn.Parameter(st.to_sparse_semi_structured(layer.weight.detach()))
-    torch.testing.assert_close(layer(x), want, **CLOSE)
-    with pytest.raises(PatternError, match="more than 2 non-zeros"):
-        st.to_sparse_semi_structured(torch.ones(4, 8))
 
 
 def test_two_data_parallel_processes_equal_one(tmp_path):

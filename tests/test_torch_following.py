@@ -1,0 +1,75 @@
+"""Layers that torch only follows: inputs without elements, traces, transforms, no features."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch_cases import CLOSE  # noqa: E402
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import functional  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_shapes_are_told_without_elements(learns):
+    with torch.set_grad_enabled(learns):
+        on_meta = st.SparseLinear(32, 16, device="meta")
+        assert on_meta(torch.empty(2, 3, 32, device="meta")).shape == (2, 3, 16)
+        layer = st.SparseLinear(32, 16)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert layer(torch.empty(3, 32)).shape == (3, 16)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_multiplies_what_it_is_given():
+    layer, x = st.SparseLinear(32, 16).eval(), torch.randn(5, 32)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, (torch.randn(3, 32),))
+        torch.testing.assert_close(traced(x), layer(x), **CLOSE)
+
+
+def test_products_without_gradient_are_refused_within_transforms():
+    a, x = s24.random((16, 32), rng=0), torch.randn(3, 32)
+    for transform in (torch.func.grad(lambda x: (x @ a.T).sum()), torch.vmap(lambda x: x @ a.T)):
+        with pytest.raises(s24.DTypeError, match=r"dense tensor with memory.*torch\.func"):
+            transform(x)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_compiled_layers_take_any_number_of_tokens(learns):
+    layer = st.SparseLinear(32, 16)
+    fast = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.set_grad_enabled(learns):
+        for shape in ((2, 3, 32), (4, 5, 32)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(fast(x), layer(x), **CLOSE)
+
+
+def test_exported_layers_take_any_number_of_tokens():
+    layer = st.SparseLinear(32, 16).eval()
+    many = {0: torch.export.Dim("tokens", min=2, max=64)}
+    exported = torch.export.export(layer, (torch.randn(8, 32),), dynamic_shapes=(many,)).module()
+    x = torch.randn(5, 32)
+    torch.testing.assert_close(exported(x), layer(x), **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(("x", "weight"), [((3, 0), (4, 0)), ((2, 3, 8), (0, 8)), ((0,), (4, 0))])
+def test_layers_without_features(x, weight):
+    m, k = weight
+    layer = st.SparseLinear(k, m)
+    y = layer(torch.ones(x, requires_grad=True))
+    assert torch.equal(y, layer.bias.expand(*x[:-1], m))
+    y.sum().backward()
+    assert layer.weight.grad.shape == weight
+    got, saved = functional.linear(np.ones(x), np.ones(weight))
+    assert not got.any()
+    dx, dweight, _ = functional.linear_backward(got, saved)
+    assert (dx.shape, dweight.shape) == (x, weight)
+    wide = st.feed_forward(torch.ones(x), torch.ones(weight), torch.ones(5, m))
+    assert wide.shape == (*x[:-1], 5)

@@ -1,0 +1,62 @@
+"""`Sparse24Tensor`, which stands in for the tensors of xformers and of ``torch.sparse``."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch_cases import CLOSE, gradients, layer_and_input, masked_reference  # noqa: E402
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import PatternError, UnsupportedError  # noqa: E402
+
+F = torch.nn.functional
+
+
+@pytest.mark.parametrize("gradient", ["ste", "24dense", "24sparse"])
+def test_sparsify24_stands_in_for_xformers(device, gradient):
+    layer, x = layer_and_input(device)
+    a = st.sparsify24(layer.weight, gradient=gradient)
+    mask = s24.mask(layer.weight.detach(), transposable=True)
+    torch.testing.assert_close(a.to_dense(), layer.weight * mask)
+    torch.testing.assert_close(a.t().to_dense(), (layer.weight * mask).t())
+    y = F.linear(x, a, layer.bias)
+    got = (y, *gradients(y, x, layer.weight, layer.bias))
+    for p, q in zip(got, masked_reference(layer, x, mask, gradient, 0.0), strict=True):
+        torch.testing.assert_close(p, q, **CLOSE)
+    torch.testing.assert_close(a @ x.t(), (layer.weight * mask) @ x.t(), **CLOSE)
+    assert F.linear(x.reshape(2, 6, 32), a).shape == (2, 6, 16)
+    with pytest.raises(UnsupportedError, match=r"call .to_dense\(\) first"):
+        a + 1
+
+
+def test_to_sparse_semi_structured_as_a_parameter(device):
+    layer, x = layer_and_input(device)
+    with torch.no_grad():
+        layer.weight.copy_(s24.prune(layer.weight.detach()))
+    want = layer(x)
+    layer.weight = torch.nn.Parameter(st.to_sparse_semi_structured(layer.weight.detach()))
+    torch.testing.assert_close(layer(x), want, **CLOSE)
+    with pytest.raises(PatternError, match="more than 2 non-zeros"):
+        st.to_sparse_semi_structured(torch.ones(4, 8))
+
+
+def test_it_is_turned_by_every_name_that_torch_has_for_it():
+    dense = s24.prune(torch.randn(8, 8))
+    a = st.to_sparse_semi_structured(dense)
+    turned = [a.t(), a.T, a.mT, a.transpose(0, 1), a.transpose(-1, 0), a.permute(1, 0)]
+    assert all(torch.equal(x.to_dense(), dense.t()) for x in turned)
+    same = [a.transpose(0, 0), a.transpose(1, -1), a.permute(0, 1)]
+    assert all(torch.equal(x.to_dense(), dense) for x in same)
+
+
+def test_products_with_vectors_and_sums_that_are_not_read():
+    dense = s24.prune(torch.randn(16, 8))
+    a, x = st.to_sparse_semi_structured(dense), torch.randn(8)
+    torch.testing.assert_close(a @ x, dense @ x, **CLOSE)
+    torch.testing.assert_close(a.t() @ torch.ones(16), dense.sum(0), **CLOSE)
+    nothing = torch.full((3, 16), torch.nan)
+    got = torch.addmm(nothing, torch.ones(3, 8), a.t(), beta=0, alpha=2)
+    torch.testing.assert_close(got, 2 * torch.ones(3, 8) @ dense.t(), **CLOSE)
