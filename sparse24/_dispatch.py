@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -16,9 +17,9 @@ OVERLAP = "{} shares memory with an operand; pass another array"
 
 
 class Launched(NamedTuple):
-    """What ran on the GPU: ``launcher(a, b, out, epilogue)``."""
+    """What ran: ``launcher(a, b, out, epilogue)``."""
 
-    launcher: Any  # a callable, often a `Launcher`
+    launcher: Any  # a callable, on the GPU often a `Launcher`
     a: Any  # Compressed24, or a dense array
     b: Any
     out: Any
@@ -43,13 +44,12 @@ def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launche
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
     a, b, flat_out, epilogue = flatten(a, b, out, epilogue, batch)
-    if not types.on_gpu:
-        _on_cpu(a, b, flat_out, epilogue, call.algorithm)
-        _copy_back(flat_out, out)
-        return None
-    problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
-    launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
-    _foreign.make_current()
+    if types.on_gpu:
+        problem = problem_of(a, b, flat_out, epilogue, types, call.fast_accumulation)
+        launched = prepare(a, b, flat_out, epilogue, call.algorithm, problem)
+        _foreign.make_current()
+    else:
+        launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)
     launched.launcher(*launched[1:])
     if _copy_back(flat_out, out):
         return None
@@ -241,21 +241,23 @@ def _dense_of(a: Operand24):
     return _storage.decompress(a.stored).swapaxes(-1, -2)
 
 
-def _on_cpu(a: Operand24, b, out, epilogue: Epilogue, algorithm: str) -> None:
+def _prepare_on_cpu(a: Operand24, b, out, epilogue: Epilogue, algorithm: str) -> Launched:
     from sparse24.kernels import cpu
 
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
     if a.rows is None:
-        cpu.dense_matmul(_dense_of(a), b, out, epilogue)
-        return
-    record = a.rows
+        return Launched(cpu.dense_matmul, _dense_of(a), b, out, epilogue)
     choice = {"cpu_sparse": "sparse", "cpu_dense": "dense", "dense": "dense"}.get(algorithm)
     kept = a.dense is not None
     choice = choice or cpu.choose(
         a.shape[-2], a.shape[-1], b.shape[-1], a.dtype.name, kept=kept, stacked=len(a.shape) > 2
     )
     if choice == "dense" and kept:
-        cpu.dense_matmul(a.dense, b, out, epilogue)
-        return
+        return Launched(cpu.dense_matmul, a.dense, b, out, epilogue)
     product = cpu.matmul if choice == "sparse" else cpu.decompress_matmul
+    return Launched(functools.partial(_of_record, product), a.rows, b, out, epilogue)
+
+
+def _of_record(product, record: Compressed24, b, out, epilogue: Epilogue) -> None:
+    """One of the CPU products, of a record."""
     product(record.values, _storage.canonical(record), record.k, b, out, epilogue)

@@ -16,7 +16,7 @@ from sparse24 import _arrays, _autotune, _tuning_cache
 from sparse24 import _records as records
 from sparse24._dispatch import Launched
 from sparse24._fuse import PLAIN, Call, Epilogue
-from sparse24._ready import Ready, ReadyArrays, ReadyProduct, allocator
+from sparse24._ready import Ready, ReadyArrays, ReadyOnCpu, ReadyProduct, allocator
 from sparse24.kernels.launch import Launcher
 
 MOST_SIGNATURES = 256
@@ -53,7 +53,12 @@ _PLAIN_TYPES = frozenset((type(None), str, float, int, bool, type))
 
 
 def layout_of(x: Any) -> tuple | None:
-    """How an array on the GPU lies there, its address but for 16 bytes; None for others."""
+    """How an array lies in memory, on the GPU its address but for 16 bytes; None for others.
+
+    On the CPU of NumPy's arrays alone: those of other libraries are converted at each call.
+    """
+    if type(x) is np.ndarray:
+        return x.shape, x.strides, x.dtype
     if _arrays.is_cupy(x):
         return x.shape, x.strides, x.dtype, x.data.ptr & 15, x.data.device_id
     if _arrays.is_torch(x) and x.is_cuda:
@@ -101,6 +106,10 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
 
 def remember(plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call) -> None:
     """Keep what a call launched for the next one of its signature, if that can be replayed."""
+    if type(x) is np.ndarray:
+        if launched.epilogue.is_plain and x.ndim == result.ndim == 2:
+            keep(plans, key, ReadyOnCpu(launched, result, turned=key[0]))
+        return
     allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):
         if _addresses_are_the_callers(launched, x, result, call):

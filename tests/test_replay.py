@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _fuse, _replay
 from sparse24._arrays import to_numpy
+from sparse24._errors import ArgumentError
 from sparse24.kernels.launch import Launch
 
 STEMS = ("sparse_skinny", "sparse_wgmma")
@@ -16,11 +16,48 @@ gpu = pytest.mark.gpu
 on_gpu = pytest.mark.stem(*STEMS)
 
 
-def test_numpy_operands_are_not_remembered(rng):
-    x = np.ones((4, 3), np.float32)
-    assert _replay.signature(x, None, _fuse.PLAIN, from_left=False) is None
-    a = s24.random((8, 4), rng=0)
-    np.testing.assert_array_equal(a @ x, a @ x)
+def on_cpu(rng, m=24, k=32, **how):
+    weight = s24.prune(rng.standard_normal((m, k)).astype(np.float32))
+    return weight, s24.compress(weight, **how)
+
+
+@pytest.mark.parametrize("n", [1, 5, 40])
+@pytest.mark.parametrize("how", [{}, {"keep_dense": True}])
+def test_products_of_numpy_operands_are_remembered(rng, n, how):
+    weight, a = on_cpu(rng, **how)
+    for _ in range(3):
+        for order in "CF":
+            b = np.asarray(rng.standard_normal((a.shape[1], n)), np.float32, order=order)
+            x = np.asarray(rng.standard_normal((n, a.shape[1])), np.float32, order=order)
+            np.testing.assert_allclose(a @ b, weight @ b, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(s24.linear(x, a), x @ weight.T, rtol=1e-4, atol=1e-5)
+    assert a._plans
+    assert a.mT._plans
+
+
+def test_remembered_results_are_new_and_given_ones_are_checked(rng):
+    weight, a = on_cpu(rng, 32, 32)
+    b = rng.standard_normal((32, 32)).astype(np.float32)
+    first, second = a @ b, a @ b
+    assert not np.shares_memory(first, second)
+    out = np.full((32, 32), np.nan, np.float32)
+    for _ in range(2):
+        assert s24.matmul(a, b, out=out) is out
+        np.testing.assert_array_equal(out, first)
+    with pytest.raises(ArgumentError, match="shares memory"):
+        s24.matmul(a, b, out=b)
+    out.flags.writeable = False
+    with pytest.raises(ArgumentError, match="out"):
+        s24.matmul(a, b, out=out)
+    np.testing.assert_allclose(first, weight @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_other_numpy_operands_are_not_remembered(rng):
+    _, a = on_cpu(rng)
+    b = rng.standard_normal((32, 3))
+    for operand in (b, b[:, 0].astype(np.float32), b.astype(np.float32)[None], b.tolist()):
+        np.testing.assert_array_equal(a @ operand, a @ operand)
+    s24.matmul(a, b.astype(np.float32), alpha=2.0)
     assert not a._plans
 
 
