@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numba
@@ -13,19 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sparse24 as s24
 from sparse24 import _dtypes, testing
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import PLAIN, Epilogue
 from sparse24.kernels import (
     _numba,
-    _simd,
     cpu_batch,
     cpu_compress,
     cpu_decode,
     cpu_matmul,
-    cpu_operand,
-    cpu_panels,
     reference,
 )
 
@@ -294,51 +287,6 @@ def test_the_kernels_agree_with_the_dense_product(m, k, n, name, seed):
     assert_close(out, a, b)
 
 
-PORTABLE = """
-import numpy as np
-from sparse24.kernels import _simd, cpu_compress, cpu_matmul, reference
-assert _simd.VECTOR_BYTES == 16
-rng = np.random.default_rng(0)
-for kind in (np.float32, np.float64, np.int8):
-    for n in (3, 21, 75):
-        a = reference.prune((5 * rng.standard_normal((9, 75))).astype(kind))
-        b = (5 * rng.standard_normal((75, n))).astype(kind)
-        out = np.empty((9, n), np.int32 if kind is np.int8 else kind)
-        values, metadata, _ = cpu_compress.compress(a, "check")
-        cpu_matmul.matmul(values, metadata, 75, b, out)
-        np.testing.assert_allclose(out, reference.matmul(a, b), rtol=1e-4, atol=1e-4)
-"""
-
-
-def test_machines_without_wide_vectors(tmp_path):
-    """The same kernels compiled for the plainest CPU of this architecture."""
-    environment = os.environ | {
-        "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "SPARSE24_CACHE_DIR": str(tmp_path),
-    }  # fmt: skip
-    command = [sys.executable, "-P", "-c", PORTABLE]
-    assert subprocess.run(command, env=environment, check=False).returncode == 0
-
-
-FORKED = """
-import os
-import numpy as np
-from sparse24.kernels import cpu_compress
-x = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
-want = cpu_compress.prune(x)
-child = os.fork()
-if child == 0:
-    os._exit(0 if np.array_equal(cpu_compress.prune(x), want) else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system knows no fork")
-def test_a_forked_child_has_workers_of_its_own():
-    environment = os.environ | {"NUMBA_NUM_THREADS": "2"}
-    command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED]
-    assert subprocess.run(command, env=environment, check=False, timeout=300).returncode == 0
-
-
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("n", [1, 5, 40, 700])
 def test_the_number_of_threads_changes_no_bit(rng, monkeypatch, n, name):
@@ -351,97 +299,6 @@ def test_the_number_of_threads_changes_no_bit(rng, monkeypatch, n, name):
         cpu_matmul.matmul(values, metadata, 300, b, results[-1])
     for other in results[1:]:
         np.testing.assert_array_equal(results[0].view(np.uint8), other.view(np.uint8))
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-@pytest.mark.parametrize("vectors", [1, 8])
-@pytest.mark.parametrize(("k", "n"), [(5, 3), (37, 300), (64, 64), (50, 129)])
-def test_panels_hold_b_and_zeros(rng, k, n, vectors, kind):
-    width = vectors * _simd.VECTOR_BYTES // np.dtype(kind).itemsize
-    large = rng.standard_normal((3 * k, 3 * n)).astype(kind)
-    raw = np.zeros(k * n * large.itemsize + 1, np.uint8)[1:].view(kind).reshape(k, n)
-    b = large[:k, :n]
-    raw[...] = b
-    for other in (
-        b, b.copy(), np.asfortranarray(b), large[::3, ::3], b[::-1], b[:, ::-1], raw,
-        np.broadcast_to(b[0], b.shape), np.broadcast_to(b[:, :1], b.shape),
-    ):  # fmt: skip
-        panels = cpu_operand.pack_panels(other, k + 3, width)
-        rows = panels.swapaxes(0, 1).reshape(k + 3, -1)
-        np.testing.assert_array_equal(rows[:k, :n], other)
-        assert not rows[k:].any()
-        assert not rows[:, n:].any()
-
-
-@pytest.mark.parametrize("n", [1, 16, 17, 40, 64, 70, 128, 150, 511, 1024])
-def test_panels_of_all_widths_share_the_columns(n):
-    runs, at = cpu_operand.widths(n, 4), 0
-    for first, columns, vectors in runs:
-        lanes = _simd.VECTOR_BYTES // 4
-        assert first == at
-        assert vectors in _simd.ROWS_OF_TILE
-        assert vectors <= 4 or columns % (vectors * lanes) == 0
-        at += columns
-    assert at == n
-
-
-def test_sums_stay_in_registers():
-    """The loop over stored elements multiplies and adds in vectors, without touching the sums."""
-    register = {64: "%zmm", 32: "%ymm"}.get(_simd.VECTOR_BYTES)
-    if "fma" not in _simd.FEATURES or register is None:
-        pytest.skip("this CPU has no fused multiply-add of wide vectors")
-    # Compiled anew: Numba does not show code that it loads from its cache.
-    multiply = numba.njit(error_model="numpy")(cpu_panels.multiply_panels.py_func)
-    rows, width = _simd.ROWS_OF_TILE[8], 8 * _simd.VECTOR_BYTES // 4
-    a = np.ones(32 * rows, np.float32), True, np.zeros(32 * rows, np.uint16)
-    panels, sums = np.ones((1, 64, width), np.float32), np.zeros((rows, width), np.float32)
-    shape = ((0,) * rows, (0,) * width, (0,) * 32)
-    multiply(a, rows, 32, (2, 4), panels, sums, 0, 0, shape)
-    assert (sums == 32).all()
-    listing = "".join(multiply.inspect_asm().values())
-    fused = [line for line in listing.splitlines() if "vfmadd" in line and register in line]
-    assert len(fused) >= 8 * rows
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "chosen"),
-    [
-        ((1, 4096, 16), "float32", "sparse"),
-        ((4, 4096, 64), "float32", "dense"),
-        ((8, 4096, 64), "float32", "sparse"),
-        ((16, 4096, 17), "float32", "dense"),
-        ((16, 384, 1024), "float64", "dense"),
-        ((4, 4096, 64), "int8", "sparse"),
-        ((384, 384, 1024), "float32", "sparse"),
-    ],
-)
-def test_few_rows_go_to_blas(shape, dtype, chosen):
-    assert cpu_matmul.choose(*shape, dtype) == chosen
-
-
-def test_stacks_of_small_matrices_go_to_blas_together(monkeypatch):
-    assert cpu_matmul.choose(64, 64, 64, "int8", stacked=True) == "dense"
-    assert cpu_matmul.choose(64, 64, 128, "int8", stacked=True) == "sparse"
-    monkeypatch.setattr(cpu_matmul, "over_batch", None)
-    stack, x = s24.random((30, 16, 16), rng=0), np.ones((16, 3), np.float32)
-    np.testing.assert_allclose(stack @ x, stack.toarray() @ x, rtol=1e-5, atol=1e-5)
-    assert s24.explain(stack, x).chosen == "cpu_dense"
-    assert s24.explain(stack[:1], x).chosen == "cpu_sparse"
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "chosen"),
-    [
-        ((64, 64, 8), "float32", "dense"),
-        ((1024, 1024, 64), "float32", "dense"),
-        ((1024, 1024, 128), "float32", "sparse"),
-        ((4096, 4096, 1), "float32", "sparse"),
-        ((1024, 1024, 64), "float64", "sparse"),
-        ((64, 64, 8), "float16", "sparse"),
-    ],
-)
-def test_small_products_of_a_kept_matrix_go_to_blas(shape, dtype, chosen):
-    assert cpu_matmul.choose(*shape, dtype, kept=True) == chosen
 
 
 def test_messages(rng):

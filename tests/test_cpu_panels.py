@@ -1,0 +1,59 @@
+"""What the CPU product by many columns reads, and its loop."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+
+from sparse24.kernels import _simd, cpu_operand, cpu_panels
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("vectors", [1, 8])
+@pytest.mark.parametrize(("k", "n"), [(5, 3), (37, 300), (64, 64), (50, 129)])
+def test_panels_hold_b_and_zeros(rng, k, n, vectors, kind):
+    width = vectors * _simd.VECTOR_BYTES // np.dtype(kind).itemsize
+    large = rng.standard_normal((3 * k, 3 * n)).astype(kind)
+    raw = np.zeros(k * n * large.itemsize + 1, np.uint8)[1:].view(kind).reshape(k, n)
+    b = large[:k, :n]
+    raw[...] = b
+    for other in (
+        b, b.copy(), np.asfortranarray(b), large[::3, ::3], b[::-1], b[:, ::-1], raw,
+        np.broadcast_to(b[0], b.shape), np.broadcast_to(b[:, :1], b.shape),
+    ):  # fmt: skip
+        panels = cpu_operand.pack_panels(other, k + 3, width)
+        rows = panels.swapaxes(0, 1).reshape(k + 3, -1)
+        np.testing.assert_array_equal(rows[:k, :n], other)
+        assert not rows[k:].any()
+        assert not rows[:, n:].any()
+
+
+@pytest.mark.parametrize("n", [1, 16, 17, 40, 64, 70, 128, 150, 511, 1024])
+def test_panels_of_all_widths_share_the_columns(n):
+    runs, at = cpu_operand.widths(n, 4), 0
+    for first, columns, vectors in runs:
+        lanes = _simd.VECTOR_BYTES // 4
+        assert first == at
+        assert vectors in _simd.ROWS_OF_TILE
+        assert vectors <= 4 or columns % (vectors * lanes) == 0
+        at += columns
+    assert at == n
+
+
+def test_sums_stay_in_registers():
+    """The loop over stored elements multiplies and adds in vectors, without touching the sums."""
+    register = {64: "%zmm", 32: "%ymm"}.get(_simd.VECTOR_BYTES)
+    if "fma" not in _simd.FEATURES or register is None:
+        pytest.skip("this CPU has no fused multiply-add of wide vectors")
+    # Compiled anew: Numba does not show code that it loads from its cache.
+    multiply = numba.njit(error_model="numpy")(cpu_panels.multiply_panels.py_func)
+    rows, width = _simd.ROWS_OF_TILE[8], 8 * _simd.VECTOR_BYTES // 4
+    a = np.ones(32 * rows, np.float32), True, np.zeros(32 * rows, np.uint16)
+    panels, sums = np.ones((1, 64, width), np.float32), np.zeros((rows, width), np.float32)
+    shape = ((0,) * rows, (0,) * width, (0,) * 32)
+    multiply(a, rows, 32, (2, 4), panels, sums, 0, 0, shape)
+    assert (sums == 32).all()
+    listing = "".join(multiply.inspect_asm().values())
+    fused = [line for line in listing.splitlines() if "vfmadd" in line and register in line]
+    assert len(fused) >= 8 * rows
