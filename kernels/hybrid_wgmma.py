@@ -144,6 +144,7 @@ def defines(
         ("SKIPS", int(config.skips)),
         ("ROWS_BY_NUMBER", int(by_number)),
         ("OUT_ROW_MAJOR", int(not column)), ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
+        ("IN_STAGE", int(config.in_stage)),
     )  # fmt: skip
 
 

@@ -30,10 +30,13 @@
 //   bits 0-27   row of b
 //   bits 28-31  a bit for 64 rows of the strip, from the top: 1 if the stage has elements there
 //
+// A chunk of the result is arranged in a buffer before it is written.  With IN_STAGE the buffers of a tile are the
+// memory of its last stage, which the producers get back later, and the ring has a stage more.
+//
 // The matrix is read before the kernel waits for the one before it in the stream; b is not.
 //
 // Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N STAGES CUTS K_PARTS SKIPS ROWS_BY_NUMBER OUT_ROW_MAJOR
-// OUT_BULK STAGING; kernels/hybrid_wgmma.py chooses.
+// OUT_BULK STAGING IN_STAGE; kernels/hybrid_wgmma.py chooses.
 //
 // Reference: the dense product.  Launcher: kernels/hybrid_wgmma.py.  How it works:
 // docs/explanation/hybrid.rst.
@@ -91,7 +94,8 @@ constexpr u32 kMetadataBytes = kConsumers * kRowBlocks * kAtomBytes;
 constexpr int kSlots = SKIPS ? STAGES / kParts + 1 : (STAGES + kParts - 1) / kParts;
 constexpr u32 kMetadataAt = STAGES * kStageBytes;
 constexpr u32 kStagingAt = kMetadataAt + kSlots * kMetadataBytes;
-constexpr u32 kLiveAt = kStagingAt + kConsumers * STAGING * kStagingBytes;  // a word a stage: blocks of rows
+constexpr u32 kStaging = STAGING * kStagingBytes;  // of a consumer
+constexpr u32 kLiveAt = kStagingAt + (IN_STAGE ? 0 : kConsumers * kStaging);  // a word a stage: blocks of rows
 constexpr u32 kSourcesAt = kLiveAt + 16 * ((STAGES + 3) / 4);
 constexpr u32 kBarriersAt = kSourcesAt + STAGES * BLOCK_K * 4;
 
@@ -103,6 +107,8 @@ constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, BLOCK_K * 128);
 using Ring = GatherPipeline<STAGES, kConsumers * 4>;
 using Others = ClusterSums<kRowBlocks, kConsumers>;
 static_assert(Others::bytes <= kMetadataAt);
+static_assert(!IN_STAGE || SKIPS && K_PARTS == 1 && kConsumers * kStaging <= kStageBytes);
+static_assert(kRowBlocks * BLOCK_N / kChunk % STAGING == 0);  // so that each piece begins with the first buffer
 
 // Where a stage lies in the ring, and the metadata of its atom.
 struct Place {
@@ -139,12 +145,6 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
                                const Operands& of, const Ring& ring, const Workspace& workspace, const Others& parts,
                                u32 shared) {
     const int group = uniform(threadIdx.x / 128);
-    const u32 staging = shared + kStagingAt + group * STAGING * kStagingBytes;
-#if ROWS_BY_NUMBER
-    const StripStore result(out, of.rows, of.m, of.n, staging);
-#else
-    ResultStore result(out_map, out, params, of.m, of.n, staging);
-#endif
     const PartialSums<kRowBlocks, kConsumers> others(workspace);
     Consumer consumer(ring, shared, group);
     for_each_piece(of, [&](const Piece& piece) {
@@ -158,6 +158,16 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
         } else if constexpr (CUTS) {
             others.await(piece.helpers);
         }
+#if IN_STAGE
+        const u32 staging = consumer.last_stage() + group * kStaging;
+#else
+        const u32 staging = shared + kStagingAt + group * kStaging;
+#endif
+#if ROWS_BY_NUMBER
+        const StripStore result(out, of.rows, of.m, of.n, staging);
+#else
+        ResultStore result(out_map, out, params, of.m, of.n, staging);
+#endif
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) {
             const int row = piece.row + (group * kRowBlocks + r) * 64;
@@ -171,8 +181,12 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
             });
         }
         if (piece.gives()) others.publish();
+#if IN_STAGE
+        result.finish();
+        consumer.leave();
+#endif
     });
-    result.finish();
+    if (OUT_BULK) store_wait<0>();  // shared memory must outlive the copies
 }
 
 __device__ inline void produce(const TensorMap& values, const TensorMap& b, const Operands& of, const Ring& ring,

@@ -30,6 +30,16 @@ class Consumer {
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
+    // With IN_STAGE: the memory of the last stage, once no consumer reads it, until all leave it.
+    __device__ u32 last_stage() const {
+        group_sync(2 + kConsumers, kProducer);
+        return shared_ + last() * kStageBytes;
+    }
+    __device__ void leave() const {
+        async_proxy_fence();  // the copy engine writes where threads have written
+        __syncwarp();
+        ring_.release(last());
+    }
 
   private:
     // The metadata of a stage's instructions.
@@ -54,7 +64,7 @@ class Consumer {
                 live |= __any_sync(~0u, word >> r & 1) ? 1u << r : 0;  // the same in all lanes, and known to be
             if (live) return live;
             drain();  // or the stages after it might never come
-            ring_.release(at_.stage);
+            if (!IN_STAGE || left_ > 1) ring_.release(at_.stage);
         }
         return 0;
     }
@@ -68,8 +78,9 @@ class Consumer {
     }
     // The stage before this one, if it was multiplied: its instructions are through.
     __device__ void give_back() const {
-        if (running_) ring_.release(at_.stage == 0 ? STAGES - 1 : at_.stage - 1);
+        if (running_ && (!IN_STAGE || left_ > 0)) ring_.release(last());
     }
+    __device__ int last() const { return at_.stage == 0 ? STAGES - 1 : at_.stage - 1; }
     __device__ void pass() {
         at_.advance();
         left_--;
