@@ -133,6 +133,7 @@ def explained(
     left = isinstance(a, Sparse24Array)
     named, given = (b_dtype, b) if left else (a_dtype, a)
     named = given.dtype if isinstance(given, SparseArray) else named
+    other = _product.real(other, operand.dtype, named)
     call = Call(dtype=dtype, epilogue=epilogue, other_dtype=named)
     types, fused = _asked(operand, other, call, out_order, left=left)
     _dispatch.check_stored(operand, algorithm)
@@ -160,6 +161,7 @@ def _explain_n_m(a, b) -> Explanation:
     array, other = (a, b) if left else (b, a)
     other = _array(densified(other), "b" if left else "a")
     _product.check_inner(*((array.shape, other.shape) if left else (other.shape, array.shape)))
+    other = _product.real(other, array._dtype)
     _product.promote(array._dtype, _arrays.logical_dtype(other, argument="b" if left else "a"))
     n, m = array.pattern
     if n_m_products.is_direct(array, other, left=left):

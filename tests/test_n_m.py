@@ -240,3 +240,9 @@ def test_patterns_that_embed_take_every_argument(rng):
     e = s24.Epilogue(bias=bias, activation="relu")
     assert s24.matmul(x, a.T, out, epilogue=e) is out
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+
+
+def test_batch_axes_that_do_not_fit_are_named():
+    a = s24.compress(np.zeros((2, 3, 8), np.float32), pattern=(4, 8))
+    with pytest.raises(s24.ShapeError, match=r"batch axes \(2,\) and \(3,\) do not broadcast"):
+        _ = a @ np.ones((3, 8, 1), np.float32)
