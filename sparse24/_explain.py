@@ -242,6 +242,11 @@ def _explain_cpu(operand, other, row: DType, algorithm: str) -> Explanation:
         )
     else:
         reason = "the Numba kernel skips the zeros and wins at this size"
+    if cpu.is_small((m, n), k) and not stacked:
+        reason += (
+            "; the Python of a call takes longer than a product this small, which is quicker with "
+            "a dense array of NumPy"
+        )
     return Explanation(chosen, (), {}, reason)
 
 

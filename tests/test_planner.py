@@ -245,6 +245,16 @@ def test_explain_of_other_patterns(rng, pattern, n, chosen, words):
         s24.explain(a, b[:3])
 
 
+def test_explain_tells_of_calls_that_take_longer_than_their_product():
+    words = "the Python of a call takes longer"
+    for keep_dense in (False, True):
+        a = s24.compress(np.eye(64, dtype=np.float32), keep_dense=keep_dense)
+        assert words in s24.explain(a, np.ones((64, 8), np.float32)).reason
+        assert words not in s24.explain(a, np.ones((64, 512), np.float32)).reason
+    stack = s24.random((9, 64, 64), rng=0)
+    assert words not in s24.explain(stack, np.ones((64, 8), np.float32)).reason
+
+
 @pytest.mark.parametrize(
     ("b", "more", "error", "words"),
     [
