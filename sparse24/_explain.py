@@ -181,7 +181,7 @@ def _as_left(a, b):
         other = _array(densified(a), "a")
         other = other if other.ndim > 1 else other[None]
         if other.ndim > 2 and b.ndim == 2:
-            other = other.reshape(-1, other.shape[-1])
+            other = other.reshape(math.prod(other.shape[:-1]), other.shape[-1])
         operand, other = b._operand.transposed(), other.swapaxes(-1, -2)
     else:
         raise ArgumentError(

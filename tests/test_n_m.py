@@ -201,7 +201,7 @@ def test_products_over_windows(xp, rng, pattern):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3fn"])
-@pytest.mark.parametrize("shape", [(5, 16), (3, 13), (2, 4, 24)])
+@pytest.mark.parametrize("shape", [(5, 16), (3, 13), (2, 4, 24), (0, 16), (5, 0), (2, 0, 7)])
 @pytest.mark.parametrize("pattern", [(6, 8), (4, 6), (2, 6)])
 def test_windows_give_the_matrix_back(rng, pattern, shape, dtype):
     x = rng.integers(1, 9, shape).astype(np.float32)

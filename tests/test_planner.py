@@ -245,6 +245,12 @@ def test_explain_of_other_patterns(rng, pattern, n, chosen, words):
         s24.explain(a, b[:3])
 
 
+def test_explain_of_matrices_without_elements():
+    a = s24.compress(np.zeros((0, 8), np.float32))
+    for b in (np.ones((3, 0), np.float32), np.ones((2, 0, 0), np.float32)):
+        assert s24.explain(b, a).chosen == "dense"
+
+
 def test_explain_tells_of_calls_that_take_longer_than_their_product():
     words = "the Python of a call takes longer"
     for keep_dense in (False, True):
