@@ -29,6 +29,7 @@ from pathlib import Path
 import numba
 from numba.core import caching
 
+from sparse24._errors import UnsupportedError
 from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
@@ -123,7 +124,18 @@ class _Cache(caching.FunctionCache):
 
 
 def njit(function: Callable) -> Callable:
-    """Compile `function` at its first call: no GIL, IEEE arithmetic, cached."""
+    """Compile `function` at its first call: no GIL, IEEE arithmetic, cached.
+
+    Raises
+    ------
+    UnsupportedError
+        If the environment has Numba run the text itself, which parts of the kernels have not.
+    """
+    if numba.config.DISABLE_JIT:
+        raise UnsupportedError(
+            "the CPU kernels of sparse24 exist as machine code only, and Numba was told not to "
+            "compile; unset NUMBA_DISABLE_JIT"
+        )
     kernel = numba.njit(nogil=True, error_model="numpy")(function)
     try:
         kernel._cache = _Cache(function)
