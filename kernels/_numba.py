@@ -23,7 +23,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numba
@@ -216,6 +216,19 @@ _thread = threading.local()
 WAKING = 1 << 22
 
 
+def _ask_workers(drain: Callable[[], None], helpers: int, futures: list[Future]) -> None:
+    """Submit `drain` to workers; to none once the main thread has ended, which closes the pool.
+
+    Threads that outlive it, and functions of `atexit`, then do their work alone.
+    """
+    try:
+        for _ in range(helpers):
+            futures.append(_workers().submit(drain))
+    except RuntimeError:
+        if threading.main_thread().is_alive():
+            raise
+
+
 def parallel(task: Callable[[int], None], count: int, work: float = float("inf")) -> None:
     """Call ``task(i)`` for every i below `count`, on several threads, each taking the next i.
 
@@ -239,8 +252,9 @@ def parallel(task: Callable[[int], None], count: int, work: float = float("inf")
             _thread.busy = False
 
     _places.clear()
-    futures = [_workers().submit(drain) for _ in range(helpers)]
+    futures: list[Future] = []
     try:
+        _ask_workers(drain, helpers, futures)
         drain()
     finally:
         wait(futures)
