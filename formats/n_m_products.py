@@ -24,7 +24,10 @@ def product(array: Any, other, *, left: bool):
             )
         _check.at_least_1d(other.shape, argument="b" if left else "a")
         _product.check_inner(*((array.shape, other.shape) if left else (other.shape, array.shape)))
-        own, its = _product.promote(array._dtype, _arrays.logical_dtype(other, argument="b"))
+        _product.batch_of(array, other)
+        other = _product.real(other, array._dtype)
+        its = _arrays.logical_dtype(other, argument="b" if left else "a")
+        own, its = _product.promote(array._dtype, its)
         if is_direct(array, other, left=left):
             return restore(_direct(array, other, left))
         dense = n_m_parts.widened(array.toarray(), array._dtype)

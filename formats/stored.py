@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _raw_files, _spec, _storage
-from sparse24._errors import ArgumentError, FormatError
+from sparse24._errors import ArgumentError, FormatError, PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid import HybridArray
@@ -57,7 +57,12 @@ def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
     taken = set()
     for name, entry in entries_of(file).items():
         parts = read_parts(file, name, entry)
-        loaded[name] = array_of(parts, device)
+        try:
+            loaded[name] = array_of(parts, device)
+        except PatternError as error:
+            raise FormatError(
+                f"{file.path}, array {name!r} claims to be transposable: {error.args[0]}"
+            ) from error
         taken |= {f"{name}.{key}" for key in parts.pieces()}
     for name in file:
         if name not in taken:
@@ -165,7 +170,7 @@ def _turned(record: Compressed24) -> Compressed24:
 
     dense = _storage.decompress(record).swapaxes(-1, -2)
     values, metadata, status = cpu.compress(dense, "check")
-    _storage.raise_excess(status, dense.shape, argument="the transposed array")
+    _storage.raise_excess(status, dense.shape, argument="its transpose")
     return Compressed24(values, metadata, None, dense.shape, record.dtype)
 
 

@@ -129,11 +129,12 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         turned = self.axis == -2
         rows = (self.array.mT if turned else self.array).toarray()
         m, k = self.pattern[1], self.shape[self.axis]
-        windows = rows.reshape(*rows.shape[:-1], -1, m // 2 - 1, _spec.GROUP)
-        groups = _arrays.namespace(rows).zeros((*windows.shape[:-2], m), rows.dtype)
-        for j in range(m // 2 - 1):  # an element is in one of the windows that cover its place
+        count, among = m // 2 - 1, -(-k // m)
+        windows = rows.reshape(*rows.shape[:-1], among, count, _spec.GROUP)
+        groups = _arrays.namespace(rows).zeros((*rows.shape[:-1], among, m), rows.dtype)
+        for j in range(count):  # an element is in one of the windows that cover its place
             groups[..., 2 * j : 2 * j + _spec.GROUP] += windows[..., j, :]
-        dense = groups.reshape(*rows.shape[:-1], -1)[..., :k]
+        dense = groups.reshape(*rows.shape[:-1], among * m)[..., :k]
         return dense.swapaxes(-1, -2) if turned else dense
 
     def __repr__(self) -> str:

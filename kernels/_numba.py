@@ -23,12 +23,13 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numba
 from numba.core import caching
 
+from sparse24._errors import UnsupportedError
 from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
@@ -123,7 +124,18 @@ class _Cache(caching.FunctionCache):
 
 
 def njit(function: Callable) -> Callable:
-    """Compile `function` at its first call: no GIL, IEEE arithmetic, cached."""
+    """Compile `function` at its first call: no GIL, IEEE arithmetic, cached.
+
+    Raises
+    ------
+    UnsupportedError
+        If the environment has Numba run the text itself, which parts of the kernels have not.
+    """
+    if numba.config.DISABLE_JIT:
+        raise UnsupportedError(
+            "the CPU kernels of sparse24 exist as machine code only, and Numba was told not to "
+            "compile; unset NUMBA_DISABLE_JIT"
+        )
     kernel = numba.njit(nogil=True, error_model="numpy")(function)
     try:
         kernel._cache = _Cache(function)
@@ -204,6 +216,19 @@ _thread = threading.local()
 WAKING = 1 << 22
 
 
+def _ask_workers(drain: Callable[[], None], helpers: int, futures: list[Future]) -> None:
+    """Submit `drain` to workers; to none once the main thread has ended, which closes the pool.
+
+    Threads that outlive it, and functions of `atexit`, then do their work alone.
+    """
+    try:
+        for _ in range(helpers):
+            futures.append(_workers().submit(drain))
+    except RuntimeError:
+        if threading.main_thread().is_alive():
+            raise
+
+
 def parallel(task: Callable[[int], None], count: int, work: float = float("inf")) -> None:
     """Call ``task(i)`` for every i below `count`, on several threads, each taking the next i.
 
@@ -227,8 +252,9 @@ def parallel(task: Callable[[int], None], count: int, work: float = float("inf")
             _thread.busy = False
 
     _places.clear()
-    futures = [_workers().submit(drain) for _ in range(helpers)]
+    futures: list[Future] = []
     try:
+        _ask_workers(drain, helpers, futures)
         drain()
     finally:
         wait(futures)

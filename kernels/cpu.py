@@ -1,7 +1,7 @@
 """The CPU backend in one place: every entry point that the floors above call."""
 
 from sparse24.kernels.cpu_compress import compress, decompress, like, prune
-from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, matmul
+from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul
 from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, prune_n_m
 from sparse24.kernels.cpu_n_m_matmul import matmul_n_m
 from sparse24.kernels.cpu_transposable import transposable_mask
@@ -18,6 +18,7 @@ __all__ = [
     "decompress_matmul",
     "decompress_n_m",
     "dense_matmul",
+    "is_small",
     "like",
     "matmul",
     "matmul_n_m",

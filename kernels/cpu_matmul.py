@@ -35,9 +35,9 @@ _BLOCK_STORED = 1 << 21  # stored elements of a task of `dots`
 # of times passes 1 between 2**26 and 2**28 multiplications of float32).
 _CACHED_BYTES = 1 << 23
 _SMALL_DENSE_BYTES = 1 << 28  # m * k * n elements
-# m * n * k of a product of a stack that a call of its own would take longer for than BLAS
+# m * n * k of a product, such as one of a stack, for which a call takes longer than BLAS
 # (measured on two cores: 60 us a call; 1000 products 64x64x8 took 58 ms in turn, 12 ms as one).
-_SMALL_OF_STACK = 1 << 18
+_SMALL_PRODUCT = 1 << 18
 
 
 @njit
@@ -165,7 +165,7 @@ def decompress_matmul(
 ) -> None:
     """The same product by expanding A and calling BLAS.  Parameters as for `matmul`."""
     dtype, b_dtype = checked(values, _spec.values_per_row(k), k, b, out)
-    if values.ndim == 2 or _is_small(out.shape, k):
+    if values.ndim == 2 or is_small(out.shape, k):
         dense = cpu_compress.decompress(values, metadata, k)
         dense_matmul(dense, b, out, epilogue)
         return
@@ -186,15 +186,15 @@ def dense_matmul(
     def one(a, _, b, out, epilogue):
         _multiply_dense(a, dtype, b, b_dtype, out, epilogue)
 
-    if _is_small(out.shape, a.shape[-1]):
+    if is_small(out.shape, a.shape[-1]):
         one(a, None, b, out, epilogue)
     else:
         over_batch(a, a, b, out, epilogue, one)
 
 
-def _is_small(shape: tuple[int, ...], k: int) -> bool:
+def is_small(shape: tuple[int, ...], k: int) -> bool:
     """True for products with a result of this shape of which a call takes longer than BLAS."""
-    return shape[-2] * shape[-1] * k <= _SMALL_OF_STACK
+    return shape[-2] * shape[-1] * k <= _SMALL_PRODUCT
 
 
 def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Epilogue) -> None:
@@ -241,7 +241,7 @@ def choose(
         itemsize = np.dtype(dtype).itemsize
         if m * k * itemsize <= _CACHED_BYTES and m * k * n * itemsize <= _SMALL_DENSE_BYTES:
             return "dense"
-    if stacked and _is_small((m, n), k):
+    if stacked and is_small((m, n), k):
         return "dense"
     rows = _FEW_ROWS.get(dtype, _FEW_ROWS_OF_OTHERS) * (3 if n < 2 * FEW_COLUMNS else 1)
     return "dense" if n > FEW_COLUMNS and m < rows else "sparse"

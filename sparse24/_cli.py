@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import io
-import math
 import os
-import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparse24 import _checkpoint, _dtypes, _raw_files
-from sparse24._errors import ArgumentError, Sparse24Error
-from sparse24._table import count, share, sides, size, table
+from sparse24 import _checkpoint, _commands, _dtypes
+from sparse24._errors import Sparse24Error
 from sparse24._version import __version__
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -54,10 +50,10 @@ def parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_convert(commands)
     info = commands.add_parser("info", help="show versions, devices and folders")
-    info.set_defaults(run=_info)
+    info.set_defaults(run=_commands.info)
     inspect = commands.add_parser("inspect", help="list and check the arrays of a file")
     inspect.add_argument("file", metavar="FILE", type=Path, help=".safetensors, .npz or .npy")
-    inspect.set_defaults(run=_inspect)
+    inspect.set_defaults(run=_commands.inspect)
     _add_advise(commands)
     _add_bench(commands)
     return root
@@ -76,7 +72,7 @@ def _add_demo(commands) -> None:
     )  # fmt: skip
     _add_device(demo)
     demo.add_argument("--tokens", type=_positive, default=1024, help="columns of x (%(default)s)")
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=_commands.demo)
 
 
 def _add_device(command) -> None:
@@ -112,7 +108,7 @@ def _add_convert(commands) -> None:
                          default=_checkpoint.DEFAULT_MIN_SIZE,
                          help="smallest side of an eligible matrix (%(default)s)")  # fmt: skip
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
-    convert.set_defaults(run=_convert)
+    convert.set_defaults(run=_commands.convert)
 
 
 def _add_advise(commands) -> None:
@@ -127,7 +123,7 @@ def _add_advise(commands) -> None:
                         help="columns of x (1 16 128 1024 4096)")  # fmt: skip
     advise.add_argument("--dtype", default="bfloat16", choices=_dtypes.NAMES,
                         help="element type of the products (%(default)s)")  # fmt: skip
-    advise.set_defaults(run=_advise)
+    advise.set_defaults(run=_commands.advise)
 
 
 def _add_bench(commands) -> None:
@@ -139,7 +135,7 @@ def _add_bench(commands) -> None:
         help="may be given repeatedly; by default three or four that are usual",
     )  # fmt: skip
     _add_device(bench)
-    bench.set_defaults(run=_bench)
+    bench.set_defaults(run=_commands.bench)
 
 
 def _positive(text: str) -> int:
@@ -161,142 +157,3 @@ def _shape(text: str) -> tuple[int, int, int]:
         raise argparse.ArgumentTypeError(f"must be M,K,N, such as 4096,4096,64, got {text!r}")
     m, k, n = map(int, sizes)
     return m, k, n
-
-
-def _info(options) -> int:
-    from sparse24._config import show_config
-
-    show_config()
-    return 0
-
-
-def _demo(options) -> int:
-    from sparse24 import _demo
-
-    passed = _demo.run(
-        options.checkpoint, device=options.device, dtype=options.dtype, tokens=options.tokens
-    )
-    return 0 if passed else 1
-
-
-def _advise(options) -> int:
-    from sparse24._advise import SHORT_NOTE, SHORT_SECONDS, advise
-
-    file = _raw_files.open_arrays(options.file)
-    names = _checkpoint.Selection().eligible(file)
-    if not names:
-        raise ArgumentError(
-            f"{options.file} has no matrix that 2:4 would suit; inspect lists what it holds"
-        )
-    kinds = Counter((_numberless(name), file.specs[name][0]) for name in _by_number(names))
-    advices = {shape: advise(shape, options.tokens, options.dtype) for _, shape in kinds}
-    rows = []
-    for (name, shape), layers in kinds.items():
-        rows.append([name, str(layers), sides(shape), *advices[shape].ratios])
-    dense, sparse = (
-        [sum(n * getattr(advices[shape], which)[i] for (_, shape), n in kinds.items())
-         for i in range(len(options.tokens))]
-        for which in ("dense", "sparse")
-    )  # fmt: skip
-    totals = [f"{d / s:.2f}x" for d, s in zip(dense, sparse, strict=True)]
-    rows.append(["all, one after another", str(len(names)), "", *totals])
-    chip = next(iter(advices.values())).chip
-    print(f"predicted speed-up over dense, {options.dtype}, {chip}, by tokens\n")
-    print(table(["layer", "count", "shape", *map(str, options.tokens)], rows))
-    if min(min(advice.dense) for advice in advices.values()) < SHORT_SECONDS:
-        print(SHORT_NOTE)
-    return 0
-
-
-def _by_number(names: Sequence[str]) -> list[str]:
-    """Names in the order of a person: layer 2 before layer 10."""
-    return sorted(names, key=lambda name: [
-        (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
-        for part in re.split(r"(\d+)", name)
-    ])  # fmt: skip
-
-
-def _numberless(name: str) -> str:
-    """A name with a star for each number between dots: what the layers of a model share."""
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
-
-
-def _bench(options) -> int:
-    from sparse24 import _bench
-
-    _bench.run(options.shape, device=options.device, dtype=options.dtype)
-    return 0
-
-
-def _convert(options) -> int:
-    calibration = _calibration(options)
-    if options.report is not None:
-        given = [path for path in (options.source, options.target, options.calibration) if path]
-        _checkpoint.check_report(options.report, *given)
-    record = _checkpoint.convert(
-        options.source,
-        options.target,
-        selection=_checkpoint.Selection(options.include, options.exclude, options.min_size),
-        recipe=_checkpoint.Recipe(options.pattern, options.method, calibration),
-        progress=not options.quiet,
-    )
-    if options.report is not None:
-        _checkpoint.write_report(options.report, record)
-    if not options.quiet:
-        _print_report(record)
-    return 0
-
-
-def _calibration(options) -> dict:
-    """The inputs of the layers, if the method looks at them."""
-    if options.method not in _checkpoint.NEED_INPUTS:
-        if options.calibration is not None:
-            raise ArgumentError(
-                f"--method {options.method} does not look at --calibration; drop it, or name "
-                f"--method {' or '.join(_checkpoint.NEED_INPUTS)}"
-            )
-        return {}
-    if options.calibration is None:
-        raise ArgumentError(
-            f"--method {options.method} weighs elements by the layer's inputs; "
-            "pass them with --calibration FILE"
-        )
-    return dict(_raw_files.open_arrays(options.calibration))
-
-
-def _print_report(record: dict) -> None:
-    header = ["layer", "shape", "dtype", "kept energy", "before", "after"]
-    rows = [
-        [
-            row["name"], sides(row["shape"]), row["dtype"],
-            share(row["kept_energy"]), size(row["bytes_before"]), size(row["bytes_after"]),
-        ]
-        for row in record["layers"]
-    ]  # fmt: skip
-    totals = record["totals"]
-    print(table(header, rows))
-    print(
-        f"\n{count(totals['matrices'], 'matrix', 'matrices')}: {size(totals['bytes_before'])} -> "
-        f"{size(totals['bytes_after'])}; file: {size(totals['file_before'])} -> "
-        f"{size(totals['file_after'])}; {count(len(record['unchanged']), 'array')} unchanged"
-    )
-
-
-def _inspect(options) -> int:
-    from sparse24.formats import stored
-
-    file = _raw_files.open_arrays(options.file)
-    rows, taken = [], set()
-    for name, entry in (stored.entries_of(file) if file.header else {}).items():
-        parts = stored.read_parts(file, name, entry)  # checks codes and checksums
-        nbytes = sum(piece.nbytes for piece in parts.pieces().values())
-        rows.append([name, parts.kind, sides(parts.shape), parts.dtype.name, size(nbytes)])
-        taken |= {f"{name}.{key}" for key in parts.pieces()}
-    eligible = set() if rows else set(_checkpoint.Selection().eligible(file))
-    for name, (shape, dtype) in file.specs.items():
-        if name not in taken:
-            kind = "dense, eligible" if name in eligible else "dense"
-            nbytes = dtype.itemsize * math.prod(shape)
-            rows.append([name, kind, sides(shape), dtype.name, size(nbytes)])
-    print(table(["array", "kind", "shape", "dtype", "bytes"], rows))
-    return 0

@@ -102,10 +102,10 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
     with _foreign.stream_of(x):
         x, row = _prepared(x, dtype)
         dense = x.copy() if keep_dense else None
+        swap = _check_axis(axis, x.ndim) == -2
         if transposable:
             _no_other_rule(scores=scores, mask=mask, like=like)
             return _transposable(x, row, keep_dense)
-        swap = _check_axis(axis, x.ndim) == -2
         if sum(chosen is not None for chosen in (scores, mask, like)) > 1:
             raise ArgumentError("give one of scores=, mask= and like=, not two")
         again = None if keep_dense else _like(x, row, like, swap)

@@ -133,6 +133,7 @@ def explained(
     left = isinstance(a, Sparse24Array)
     named, given = (b_dtype, b) if left else (a_dtype, a)
     named = given.dtype if isinstance(given, SparseArray) else named
+    other = _product.real(other, operand.dtype, named)
     call = Call(dtype=dtype, epilogue=epilogue, other_dtype=named)
     types, fused = _asked(operand, other, call, out_order, left=left)
     _dispatch.check_stored(operand, algorithm)
@@ -160,6 +161,7 @@ def _explain_n_m(a, b) -> Explanation:
     array, other = (a, b) if left else (b, a)
     other = _array(densified(other), "b" if left else "a")
     _product.check_inner(*((array.shape, other.shape) if left else (other.shape, array.shape)))
+    other = _product.real(other, array._dtype)
     _product.promote(array._dtype, _arrays.logical_dtype(other, argument="b" if left else "a"))
     n, m = array.pattern
     if n_m_products.is_direct(array, other, left=left):
@@ -179,7 +181,7 @@ def _as_left(a, b):
         other = _array(densified(a), "a")
         other = other if other.ndim > 1 else other[None]
         if other.ndim > 2 and b.ndim == 2:
-            other = other.reshape(-1, other.shape[-1])
+            other = other.reshape(math.prod(other.shape[:-1]), other.shape[-1])
         operand, other = b._operand.transposed(), other.swapaxes(-1, -2)
     else:
         raise ArgumentError(
@@ -240,6 +242,11 @@ def _explain_cpu(operand, other, row: DType, algorithm: str) -> Explanation:
         )
     else:
         reason = "the Numba kernel skips the zeros and wins at this size"
+    if cpu.is_small((m, n), k) and not stacked:
+        reason += (
+            "; the Python of a call takes longer than a product this small, which is quicker with "
+            "a dense array of NumPy"
+        )
     return Explanation(chosen, (), {}, reason)
 
 

@@ -37,7 +37,8 @@ class Epilogue:
     out_scale : float, default 1
         Factor of the result, for instance before it is rounded to fp8 or int8.
     lower, upper : float
-        relu only: values at or below `lower` become 0, values above `upper` become it.
+        Of relu, and of no other activation: values at or below `lower` become 0, values above
+        `upper` become it.
     aux : array, optional
         Receives the value before the activation; shape and dtype of the result.  Must not
         overlap another array of the product.
@@ -97,10 +98,10 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
     e = e if e is not None else Epilogue()
     if not isinstance(e, Epilogue):
         raise ArgumentError(f"epilogue must be a sparse24.Epilogue, got {type(e).__name__}")
-    lower, upper = (_check.number(getattr(e, x), argument=x) for x in ("lower", "upper"))
     out_scale = _check.number(e.out_scale, argument="out_scale")
     if e.activation is not None:
         _check.one_of(e.activation, ACTIVATIONS, argument="activation")
+    lower, upper = _bounds(e)
     m, n = left[-2] if len(left) > 1 else 1, right[-1] if len(right) > 1 else 1
     row_bias, column_bias, _ = _vector("bias", e.bias, m, n, xp, real)
     row, column, factor = _vector("alpha_vector", e.alpha_vector, m, n, xp, real)
@@ -115,6 +116,17 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
         row_bias, column_bias, e.activation or "identity", lower, upper, out_scale,
         _written("aux", e.aux),
     )  # fmt: skip
+
+
+def _bounds(e: Epilogue) -> tuple[float, float]:
+    """Where relu begins and ends; refuses bounds that no activation would look at."""
+    lower, upper = (_check.number(getattr(e, x), argument=x) for x in ("lower", "upper"))
+    if e.activation != "relu" and (lower, upper) != (Epilogue.lower, Epilogue.upper):
+        raise ArgumentError(
+            f"lower and upper are the bounds of activation='relu', got lower={lower:g} and "
+            f"upper={upper:g} with activation={e.activation!r}; name relu, or drop them"
+        )
+    return lower, upper
 
 
 def _pair(scales):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24 import _arrays, _check, _dtypes, _foreign, _other_formats, _product
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._records import Operand24
 from sparse24.formats import hybrid_products
@@ -13,6 +13,9 @@ from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.two_four import Sparse24Array
+from sparse24.formats.windows import Windows24
+
+OURS = (SparseArray, Windows24)  # what multiplies by itself
 
 
 def matmul(
@@ -23,7 +26,7 @@ def matmul(
 
     Parameters
     ----------
-    a, b : Sparse24Array or array
+    a, b : Sparse24Array, NMArray, HybridArray, Windows24 or array
         Shapes (..., m, k) and (..., k, n); 1-D operands and batch axes as in
         `numpy.matmul`.  Plain arrays of which one obeys 2:4 are compressed at each call,
         which waits for the device; where none does, the product is dense.  Nothing is ever
@@ -37,7 +40,9 @@ def matmul(
         Factors.
     dtype : dtype, optional
         Type of the result.  By default that of the operands; int8 gives int32 and fp8
-        gives bfloat16.
+        gives bfloat16.  Other formats than `Sparse24Array` whose results are of 16 bits are
+        multiplied in float32 for another float type, for which a `HybridArray` keeps a copy of
+        itself.
     epilogue : Epilogue, optional
         Bias, activation and scales in the same pass; a pass of their own with other formats
         than `Sparse24Array`.
@@ -85,7 +90,7 @@ def matmul(
     >>> np.allclose(s24.matmul(A, x), A.toarray() @ x)
     True
     """
-    if not isinstance(a, SparseArray) and not isinstance(b, SparseArray):
+    if not isinstance(a, OURS) and not isinstance(b, OURS):
         a, b = _one_sparse(a, b, a_dtype, b_dtype)
     if precision == "full":
         a, b = embedded(a), embedded(b)
@@ -95,13 +100,13 @@ def matmul(
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = PLAIN if call.is_plain else call
     if precision != "full":
-        return _other_format(_in_tf32(precision, a, b), out, call, _shape(a), _shape(b))
+        return _other_formats.in_tf32(precision, a, b, out, call)
     if isinstance(a, Sparse24Array):
         return a._multiply(b, out, call)
     if isinstance(b, Sparse24Array):
         return b._multiply_from_left(a, out, call)
-    if isinstance(a, SparseArray) or isinstance(b, SparseArray):
-        return _other_format(lambda: a @ b, out, call, _shape(a), _shape(b))
+    if isinstance(a, OURS) or isinstance(b, OURS):
+        return _other_formats.multiply(a, b, out, call)
     return _dense(a, b, a_dtype, out, call)
 
 
@@ -127,7 +132,7 @@ def linear(x, A, bias=None, *, activation=None):
     Parameters
     ----------
     x : array, shape (..., k)
-    A : Sparse24Array, NMArray or HybridArray, shape (m, k)
+    A : Sparse24Array, NMArray, HybridArray or Windows24, shape (m, k)
         The weight, compressed along its rows.
     bias : array, shape (m,), optional
     activation : str, optional
@@ -212,14 +217,23 @@ def _dense(a, b, a_dtype, out, call: Call):
     right, _ = _foreign.take(b, argument="b")
     b_dtype = call.other_dtype
     if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
-        product = _by_library(left, right, out, call)
+        product = _other_formats.by_library(left, right, out, call)
         return restore(product) if out is None else out
     if left.ndim == 1 and right.ndim > 1:
         call = call._replace(other_dtype=a_dtype)
         return _product.multiply_from_left(a, _operand(right, b_dtype, "b"), out, call)
-    if left.ndim == right.ndim == 1 and out is None:
-        return _product.multiply(_operand(left[None], a_dtype, "a"), b, call=call)[0]
+    if left.ndim == right.ndim == 1:
+        row = _operand(left[None], a_dtype, "a")
+        product = _product.multiply(row, b, None if out is None else _one_element(out), call)
+        return product[0] if out is None else out
     return _product.multiply(_operand(left, a_dtype, "a"), b, out, call)
+
+
+def _one_element(out):
+    """The array without axes behind `out` as a vector."""
+    target = _product.given(out)
+    _check.same_shape(target.shape, (), argument="out", other="the product of two vectors")
+    return target[None]
 
 
 def _operand(x, named, argument: str) -> Operand24:
@@ -227,59 +241,3 @@ def _operand(x, named, argument: str) -> Operand24:
     _check.at_least_2d(x.shape, argument=argument)
     row = _arrays.logical_dtype(x, named, argument=argument)
     return Operand24(None, None, _arrays.as_storage(x, row), tuple(x.shape), row)
-
-
-def _by_library(a, b, out, call: Call):
-    """Types that sparse24 does not know, such as int64 and complex: NumPy's or CuPy's product."""
-    if not call.is_plain:
-        raise DTypeError(
-            f"plain operands of {a.dtype} and {b.dtype} have only the plain product; convert "
-            f"them to one of {', '.join(_dtypes.NAMES)}"
-        )
-    for argument, array in (("a", a), ("b", b)):
-        _check.at_least_1d(array.shape, argument=argument)
-    _product.check_inner(a.shape, b.shape)
-    return _other_format(lambda: _arrays.namespace(a).matmul(a, b), out, call)
-
-
-def _in_tf32(precision: str, a, b):
-    """A function that makes the product in TF32; other formats multiply in full precision only."""
-    _check.one_of(precision, ("full", "tf32"), argument="precision")
-    left = isinstance(a, SparseArray)
-    sparse, other = (a, b) if left else (b, a)
-    if not isinstance(sparse, NMArray):
-        raise ArgumentError(
-            "precision='tf32' needs a float32 NMArray of pattern (1, 2), got "
-            f"{type(sparse).__name__}; compress it with pattern=(1, 2)"
-        )
-    return lambda: sparse.multiply_tf32(other, left=left)
-
-
-def _shape(x) -> tuple[int, ...]:
-    return tuple(x.shape if hasattr(x, "shape") else np.shape(x))
-
-
-def _other_format(product, out, call: Call, left=(), right=()):
-    """Formats that multiply by their own rules: what is fused elsewhere takes a pass of its own.
-
-    `left` and `right` are the shapes of the operands.
-    """
-    finish = call._replace(algorithm="auto", other_dtype=None, fast_accumulation=True)
-    if finish != call:
-        raise ArgumentError(
-            "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands; "
-            "HybridArray.matmul takes algorithm="
-        )
-    result, restore = _foreign.take(product(), argument="the product")
-    if not finish.is_plain:
-        product = _finish.finished(result, out, finish, left, right)
-        return restore(product) if out is None else out
-    target = _product.given(out)
-    if target is None:
-        return restore(result)
-    _check.same_shape(target.shape, result.shape, argument="out", other="the product")
-    if target.dtype != result.dtype:
-        raise DTypeError(f"out must have dtype {result.dtype}, got {target.dtype}")
-    _check.writable(target, argument="out")
-    target[...] = result
-    return out

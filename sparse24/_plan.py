@@ -73,6 +73,7 @@ def _by_columns(a: Sparse24Array, b, call: Call):
     """``a @ b`` in an array of column order; a vector has no order."""
     with _foreign.stream_of(b):
         array, restore = _foreign.take(b, argument="b")
+        array = _product.real(array, a._dtype, call.other_dtype)
         if array.ndim < 2:
             return a._multiply(b, None, call)
         _product.check_inner(a.shape, array.shape)
@@ -134,7 +135,7 @@ def plan(
 def _example(a: Sparse24Array, b_spec, b_dtype):
     """An array like those that a plan is for, and what its bits mean if that must be said."""
     if not isinstance(b_spec, tuple):
-        return _foreign.take(b_spec)[0], b_dtype
+        return _foreign.take(b_spec, argument="b_spec")[0], b_dtype
     if len(b_spec) != 2:
         raise ArgumentError(f"b_spec must be an array, or its shape and dtype, got {b_spec!r}")
     shape, dtype = b_spec

@@ -28,9 +28,7 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
     if plans is not None and key is not None and key in plans:
         return plans[key](b, out)
     with _foreign.stream_of(b):
-        matrix, restore = _foreign.take(b, argument="b")
-        if matrix.ndim == 0:
-            raise ShapeError("b must have at least one axis, got a scalar")
+        matrix, restore, as_given = _taken(b, a, call, "b")
         check_inner(a.shape, matrix.shape)
         vector = matrix.ndim == 1
         matrix = matrix[:, None] if vector else matrix
@@ -42,7 +40,7 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
         epilogue = result.fitted(fuse(call, a.shape, matrix.shape, *vectors), dropped)
         launched = _dispatch.fill(a, matrix, target, epilogue, call, result)
         product = restore(_without(target, dropped)) if out is None else out
-    if plans is not None and key is not None and launched is not None:
+    if plans is not None and key is not None and launched is not None and as_given:
         _replay.remember(plans, key, launched, b, product, call)
     return product
 
@@ -55,9 +53,7 @@ def multiply_from_left(
     if plans is not None and key is not None and key in plans:
         return plans[key](x, out)
     with _foreign.stream_of(x):
-        matrix, restore = _foreign.take(x, argument="a")
-        if matrix.ndim == 0:
-            raise ShapeError("a must have at least one axis, got a scalar")
+        matrix, restore, as_given = _taken(x, a, call, "a")
         check_inner(matrix.shape, a.shape)
         vector = matrix.ndim == 1
         matrix = matrix[None] if vector else matrix
@@ -73,9 +69,31 @@ def multiply_from_left(
             epilogue.transposed(), call, result,
         )  # fmt: skip
         product = restore(_without(target, dropped)) if out is None else out
-    if plans is not None and key is not None and launched is not None:
+    if plans is not None and key is not None and launched is not None and as_given:
         _replay.remember(plans, key, launched, x, product, call)
     return product
+
+
+def _taken(x, a: Operand24, call: Call, argument: str):
+    """The dense operand as an array that `a` multiplies, the way back, and if it is `x` itself."""
+    array, restore = _foreign.take(x, argument=argument)
+    if array.ndim == 0:
+        raise ShapeError(f"{argument} must have at least one axis, got a scalar")
+    known = real(array, a.dtype, call.other_dtype)
+    _arrays.logical_dtype(known, call.other_dtype, argument=argument)
+    return known, restore, known is array
+
+
+def real(x, row: DType, named=None):
+    """An operand of whole numbers or booleans in NumPy's common type with `row`; others as is.
+
+    ``uint8`` may be the bits of fp8, and is left alone, as is what `named` says the type of.
+    """
+    if named is not None or x.dtype.kind not in "biu" or x.dtype in (np.int8, np.uint8):
+        return x
+    of_numpy = row.logical.isbuiltin == 1  # which knows no common type of the others
+    common = np.promote_types(row.logical if of_numpy else np.float32, x.dtype)
+    return x.astype(common) if common in _dtypes.LOGICAL else x
 
 
 def vectors_of(a: Operand24, result: str):
@@ -227,8 +245,8 @@ def check_inner(left: tuple, right: tuple) -> None:
         )
 
 
-def batch_of(a: Operand24, other) -> tuple[int, ...]:
-    """The batch axes of a product."""
+def batch_of(a, other) -> tuple[int, ...]:
+    """The batch axes of the product of two operands with shapes."""
     try:
         return np.broadcast_shapes(a.shape[:-2], other.shape[:-2])
     except ValueError:

@@ -161,6 +161,8 @@ def _second_order(weights, rule: Rule):
         )
     k = weights.shape[-1]
     hessian = _methods.input_hessian(k, rule.calibration, rule.hessian)
+    if not weights.size:
+        return xp.ones(weights.shape, bool), weights
     together = (1, math.prod(weights.shape[:-1]), k)
     rows = weights.reshape((-1, *weights.shape[-2:]) if rule.transposable else together)
     parts = []

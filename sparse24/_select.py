@@ -91,7 +91,9 @@ def raised_tiles(scores):
     if not scores.size:
         return scores
     largest = np.finfo(np.float32).max / 16
-    scores = xp.nan_to_num(scores.astype(np.float32), True, largest, np.inf, -largest)
+    with np.errstate(over="ignore"):  # what float32 does not hold is the largest there
+        scores = scores.astype(np.float32)
+    scores = xp.nan_to_num(scores, True, largest, np.inf, -largest)
     padded = _padded(_padded(scores, -1, g, 0), -2, g, 0)
     tiles = padded.reshape(*batch, padded.shape[-2] // g, g, padded.shape[-1] // g, g)
     tiles = tiles - xp.minimum(tiles.min((-3, -1), keepdims=True), 0)

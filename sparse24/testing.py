@@ -88,7 +88,8 @@ def assert_accurate(actual: Any, exact: Any, *, rival: Any, factor: float = 2.0)
     actual : array
         The product under test.
     exact : array
-        The same product in float64.
+        The same product in float64; that of float64 is computed in `numpy.longdouble`, as a rival
+        of the same type would show no error beside its own.
     rival : array
         The same product by a trusted routine in the type of `actual`, such as
         ``np.matmul`` of the decompressed operand.

@@ -133,6 +133,8 @@ def test_transposable_serves_both_sides(rng):
     np.testing.assert_allclose(a.T @ g, dense.T @ g, rtol=1e-5, atol=1e-6)
     with pytest.raises(s24.ArgumentError, match="transposable=True chooses the mask"):
         s24.compress(x, transposable=True, mask=dense != 0)
+    with pytest.raises(s24.ArgumentError, match=r"axis must be in \[-2, 2\), got 7"):
+        s24.compress(x, transposable=True, axis=7)
 
 
 def test_keep_dense_holds_what_was_compressed(rng):

@@ -312,7 +312,7 @@ def test_inspect_checks(checkpoint, tmp_path, capsys):
     assert "cannot be read" in run(capsys, "inspect", out, code=1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_the_demo_multiplies_and_checks_every_layer(dtype, checkpoint, capsys):
     text = run(capsys, "demo", "--checkpoint", checkpoint, "--device", "cpu", "--tokens", "8",
                "--dtype", dtype)  # fmt: skip

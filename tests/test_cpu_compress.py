@@ -6,13 +6,14 @@ import errno
 import os
 import threading
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse24 import _dtypes, _spec
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from sparse24.kernels import _numba, cpu_compress, reference
 
 SHAPES = [(0, 8), (3, 0), (1, 1), (1, 4), (5, 3), (7, 10), (2, 3, 13), (4, 64), (300, 130)]
@@ -278,6 +279,12 @@ def test_an_unwritable_cache_folder_is_no_error(tmp_path, monkeypatch):
     blocked.write_text("in the way")
     monkeypatch.setenv("SPARSE24_CACHE_DIR", str(blocked))
     assert _numba.njit(lambda x: x + 1)(1) == 2
+
+
+def test_numba_without_its_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(UnsupportedError, match="unset NUMBA_DISABLE_JIT"):
+        _numba.njit(double)
 
 
 def test_messages(rng):

@@ -1,4 +1,4 @@
-"""CPU products on the plainest machines, and after a fork."""
+"""CPU kernels on the plainest machines, after a fork, and while the interpreter ends."""
 
 from __future__ import annotations
 
@@ -51,3 +51,32 @@ def test_a_forked_child_has_workers_of_its_own():
     environment = os.environ | {"NUMBA_NUM_THREADS": "2"}
     command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED]
     assert subprocess.run(command, env=environment, check=False, timeout=300).returncode == 0
+
+
+OUTLIVING = """
+import atexit, threading, time
+import numpy as np
+from sparse24.kernels import cpu_compress
+x = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
+want = cpu_compress.prune(x)
+
+def outlive():
+    threading.main_thread().join()
+    time.sleep(0.2)  # until the pool is closed
+    again()
+
+def again():
+    print(np.array_equal(cpu_compress.prune(x), want), flush=True)
+
+threading.Thread(target=outlive).start()
+atexit.register(again)
+"""
+
+
+def test_threads_that_outlive_the_main_one_and_exit_functions_work_alone():
+    environment = os.environ | {"NUMBA_NUM_THREADS": "2"}
+    command = [sys.executable, "-P", "-c", OUTLIVING]
+    done = subprocess.run(
+        command, env=environment, check=True, timeout=300, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr

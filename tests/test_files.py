@@ -169,6 +169,7 @@ def test_a_spare_code_must_be_empty():
         ({"layout": "rows"}, "has the layout 'rows'"),
         ({"pattern": [1, 4]}, "has the layout 'codes'"),
         ({"crc32": {"values": 1}}, "do not match the checksum"),
+        ({"transposable": True}, r"claims to be transposable: its transpose\[\d, 0:4\] has"),
     ],
 )
 def test_a_header_that_lies_is_refused(change, message, tmp_path):

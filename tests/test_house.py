@@ -31,7 +31,7 @@ FLOORS = (
      "_rule", "_select", "_sparsegpt", "_storage", "_tuning_cache"),
     ("formats", "formats.*"),
     ("_activate", "_advise", "_calibrate", "_compress", "_explain", "_hybrid", "_make",
-     "_matmul", "_obeys", "_plan", "_prune", "_sched_*", "schedule", "tuning"),
+     "_matmul", "_obeys", "_other_formats", "_plan", "_prune", "_sched_*", "schedule", "tuning"),
 )  # fmt: skip
 TOP = len(FLOORS)
 

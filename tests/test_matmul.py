@@ -194,13 +194,14 @@ def test_epilogues(xp, name, algorithm, activation, rng):
     columns = rng.random((1, n)).astype(np.float32)
     c = rng.standard_normal((m, n)).astype(np.float32)
     aux = xp.full((m, n), 77, np.float32)
-    e = s24.Epilogue(bias=put(bias, xp), activation=activation, out_scale=0.5, upper=3.0, aux=aux)
+    upper = 3.0 if activation == "relu" else np.inf  # no other activation has bounds
+    e = s24.Epilogue(put(bias, xp), activation, out_scale=0.5, upper=upper, aux=aux)
     got = s24.matmul(
         a, x, c=put(c, xp), alpha=0.1, beta=2.0, dtype=out_name, epilogue=e,
         scales=(0.5, put(columns, xp)), algorithm=algorithm, b_dtype=name,
     )  # fmt: skip
     fused = Fused(0.05, 2.0, c, None, columns[0], bias[:, 0], None, activation or "identity",
-                  0.0, 3.0, 0.5)  # fmt: skip
+                  0.0, upper, 0.5)  # fmt: skip
     want, before = reference.apply_epilogue(exact, fused, out_name)
     tolerance = 2e-3 if name.startswith("float8") else 2e-4
     np.testing.assert_allclose(to_numpy(got), want, rtol=tolerance, atol=tolerance)

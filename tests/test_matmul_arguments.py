@@ -107,7 +107,10 @@ def test_what_is_no_epilogue_is_refused():
         (s24.ArgumentError, "out_scale must be a number", s24.Epilogue(out_scale=np.ones(4))),
         (s24.ArgumentError, "upper must be a number, got 'a'", s24.Epilogue(upper="a")),
         (s24.DTypeError, "bias must hold real", s24.Epilogue(bias=np.ones(4, complex))),
-    ):
+        (s24.ArgumentError, "bounds of activation='relu', got lower=0 and upper=6 with activation="
+         "None", s24.Epilogue(upper=6)),
+        (s24.ArgumentError, "name relu", s24.Epilogue(lower=1, activation="gelu")),
+    ):  # fmt: skip
         with pytest.raises(error, match=words):
             s24.matmul(a, x, epilogue=epilogue)
     for dtype in (3, "text", object()):
@@ -142,6 +145,15 @@ def test_plain_operands_of_mixed_types_multiply_whatever_they_hold(a):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, int])
+def test_two_vectors_fill_an_out_without_axes(dtype):
+    x, out = np.arange(4).astype(dtype), np.zeros((), dtype)
+    assert s24.matmul(x, x, out) is out
+    assert out == 14
+    with pytest.raises(s24.ShapeError, match=r"out must have the shape of the product.*\(\)"):
+        s24.matmul(x, x, np.zeros(1, dtype))
+
+
 def test_a_sparse_matrix_among_plain_operands_is_named():
     m, x = scipy.sparse.eye_array(8, format="csr"), np.ones((8, 8))
     with pytest.raises(s24.DTypeError, match=r"a must be a dense array.*sparse24\.hybrid"):
@@ -167,6 +179,10 @@ def test_a_plan_without_a_type_says_what_it_wants():
         (lambda a, x: s24.matmul(a, x, np.empty((3, 3))), s24.ShapeError, "out must have shape"),
         (lambda a, x: s24.matmul(a, x, np.empty((8, 4))), s24.DTypeError, "out must have dtype"),
         (lambda a, x: a @ x.astype(complex), s24.DTypeError, "convert it first"),
+        (lambda a, x: x.T.astype(complex) @ a.T, s24.DTypeError, r"a\.dtype must be one of"),
+        (lambda a, x: a @ x.astype(np.uint8), s24.DTypeError, "name the fp8 type of its bits"),
+        (lambda a, x: a.astype("int8") @ x.astype(int), s24.DTypeError, "b.dtype must be one of"),
+        (lambda a, x: s24.plan(a, None), s24.DTypeError, "b_spec must be an array, got NoneType"),
         (lambda a, x: a @ 3.0, s24.ArgumentError, "got a scalar"),
         (lambda a, x: s24.matmul(a, x, algorithm="fast"), s24.ArgumentError, "algorithm"),
         (lambda a, x: s24.matmul(a.T, x[:8], algorithm="cpu_sparse"), s24.UnsupportedError,

@@ -345,6 +345,8 @@ def test_weights_without_inputs_or_outputs():
         w, x = np.ones(shape), np.ones((3, shape[1]))
         for method in ("wanda", "sparsegpt"):
             assert s24.prune(w, method=method, calibration=x).shape == shape
+            kept = s24.mask(w, method=method, calibration=x, transposable=True)
+            assert kept.shape == shape
         assert s24.refit(w, w, calibration=x).shape == shape
         assert s24.prune(w, channels=0.5).shape == shape
 

@@ -201,7 +201,7 @@ def test_products_over_windows(xp, rng, pattern):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3fn"])
-@pytest.mark.parametrize("shape", [(5, 16), (3, 13), (2, 4, 24)])
+@pytest.mark.parametrize("shape", [(5, 16), (3, 13), (2, 4, 24), (0, 16), (5, 0), (2, 0, 7)])
 @pytest.mark.parametrize("pattern", [(6, 8), (4, 6), (2, 6)])
 def test_windows_give_the_matrix_back(rng, pattern, shape, dtype):
     x = rng.integers(1, 9, shape).astype(np.float32)
@@ -240,3 +240,9 @@ def test_patterns_that_embed_take_every_argument(rng):
     e = s24.Epilogue(bias=bias, activation="relu")
     assert s24.matmul(x, a.T, out, epilogue=e) is out
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+
+
+def test_batch_axes_that_do_not_fit_are_named():
+    a = s24.compress(np.zeros((2, 3, 8), np.float32), pattern=(4, 8))
+    with pytest.raises(s24.ShapeError, match=r"batch axes \(2,\) and \(3,\) do not broadcast"):
+        _ = a @ np.ones((3, 8, 1), np.float32)

@@ -245,6 +245,22 @@ def test_explain_of_other_patterns(rng, pattern, n, chosen, words):
         s24.explain(a, b[:3])
 
 
+def test_explain_of_matrices_without_elements():
+    a = s24.compress(np.zeros((0, 8), np.float32))
+    for b in (np.ones((3, 0), np.float32), np.ones((2, 0, 0), np.float32)):
+        assert s24.explain(b, a).chosen == "dense"
+
+
+def test_explain_tells_of_calls_that_take_longer_than_their_product():
+    words = "the Python of a call takes longer"
+    for keep_dense in (False, True):
+        a = s24.compress(np.eye(64, dtype=np.float32), keep_dense=keep_dense)
+        assert words in s24.explain(a, np.ones((64, 8), np.float32)).reason
+        assert words not in s24.explain(a, np.ones((64, 512), np.float32)).reason
+    stack = s24.random((9, 64, 64), rng=0)
+    assert words not in s24.explain(stack, np.ones((64, 8), np.float32)).reason
+
+
 @pytest.mark.parametrize(
     ("b", "more", "error", "words"),
     [
@@ -252,7 +268,7 @@ def test_explain_of_other_patterns(rng, pattern, n, chosen, words):
         (3.0, {}, s24.ShapeError, "at least one axis"),
         (np.ones(64), {"algorithm": "fast"}, s24.ArgumentError, "algorithm must be one of"),
         (np.ones(64, complex), {}, s24.DTypeError, "b.dtype must be one of"),
-        (np.ones(64, np.int64), {}, s24.DTypeError, "b.dtype must be one of"),
+        (np.ones(64, np.uint8), {}, s24.DTypeError, "b.dtype must be one of"),
         (np.ones(64), {"dtype": "double precision"}, s24.DTypeError, "dtype must be one of"),
         (np.ones(64), {"epilogue": "relu"}, s24.ArgumentError, "must be a sparse24.Epilogue"),
     ],

@@ -203,6 +203,14 @@ def test_transposable_takes_negative_scores(xp, rng):
         assert (tile * mask).sum() == pytest.approx(brute_force(tile + 9) - 72)
 
 
+@pytest.mark.filterwarnings("error")
+def test_transposable_takes_scores_beyond_float32():
+    scores = np.full((4, 4), -1e300)
+    scores[[0, 0, 1, 1, 2, 2, 3, 3], [0, 2, 1, 3, 0, 2, 1, 3]] = 1
+    kept = s24.mask(np.ones((4, 4)), scores=scores, transposable=True)
+    np.testing.assert_array_equal(kept, scores == 1)
+
+
 def test_transposable_matches_a_flow_solver(rng):
     """The optimum as a linear programme, whose corners are integral."""
     from scipy.optimize import linprog

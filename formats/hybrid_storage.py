@@ -1,0 +1,215 @@
+"""What a hybrid matrix holds: its tiles, its dense form, and the matrices made of them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Self
+
+import numpy as np
+
+from sparse24 import _arrays, _dtypes, _hybrid_cost, _storage
+from sparse24.formats import convert, hybrid_build
+from sparse24.formats import hybrid_tiles as ht
+from sparse24.formats.base import SparseArray, made_by
+
+
+class HybridStorage(SparseArray):
+    """The tiles of a `HybridArray`; the products are its own."""
+
+    __slots__ = (
+        "_dtype", "_lock", "_n_hint", "_nnz", "_plans", "_prepared", "_tiles", "_turned",
+    )  # fmt: skip
+
+    _lock: threading.RLock
+    _n_hint: int | None
+    _nnz: int
+    _plans: dict[tuple, Any]
+    _prepared: dict[str, Any]
+    _tiles: ht.Tiles | ht.TurnedTiles
+    _turned: Any
+
+    def __init__(
+        self, tiles: ht.Tiles | ht.TurnedTiles, nnz: int | None = None,
+        n_hint: int | None = None, *, _turned=None,
+    ):  # fmt: skip
+        if not isinstance(tiles, ht.Tiles | ht.TurnedTiles) or nnz is None:
+            raise made_by(self, tiles, "sparse24.hybrid(w)")
+        fields = {
+            "_tiles": tiles,
+            "_turned": _turned,  # weakly, the matrix whose transpose this is
+            "_dtype": tiles.dtype,
+            "_nnz": int(nnz),
+            "_n_hint": n_hint,
+            "_lock": threading.RLock(),  # what is prepared may need another
+            "_plans": {},  # prepared launches, by signature of b
+            "_prepared": {},
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"a HybridArray is immutable; cannot set {name}")
+
+    @classmethod
+    def build(cls, w, *, n_hint: int | None = None, dtype=None) -> Self:
+        """Build from a dense, scipy or cupyx matrix; see `sparse24.hybrid`."""
+        source = hybrid_build.Source(w, dtype)
+        rates = _hybrid_cost.rates_for(source.dtype, source.xp is not np)
+        n = n_hint or _hybrid_cost.DEFAULT_N
+        tiles, nnz = hybrid_build.build(
+            source, lambda held, spill: _hybrid_cost.choose(held, spill, source.dtype, n, rates)
+        )
+        return cls(tiles, nnz, n_hint)
+
+    @classmethod
+    def from_tiles(cls, tiles: ht.Tiles, n_hint: int | None = None) -> Self:
+        """Wrap NumPy arrays that may come from anywhere, after checking them.
+
+        Raises
+        ------
+        FormatError
+            If the arrays do not fit together.
+        """
+        ht.check(tiles)
+        mask = tiles.dtype.logical.type(0)
+        nnz = np.count_nonzero(tiles.values != mask) + tiles.overflow_values.size
+        return cls(tiles, nnz, n_hint)
+
+    # What it is
+
+    @property
+    def tiles(self) -> ht.Tiles:
+        """The arrays, for those who write kernels; those of a transposed matrix are built now."""
+        tiles = self._tiles
+        return self._built() if isinstance(tiles, ht.TurnedTiles) else tiles
+
+    def _built(self) -> ht.Tiles:
+        with self._lock:
+            tiles = self._tiles
+            if isinstance(tiles, ht.TurnedTiles):
+                source = type(self)(tiles.source, self._nnz).toarray().T
+                tiles = type(self).build(source, n_hint=self._n_hint).tiles
+                object.__setattr__(self, "_tiles", tiles)
+            return tiles
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._tiles.shape
+
+    @property
+    def n_hint(self) -> int | None:
+        """Columns of `b` for which the kinds were chosen, if they were told."""
+        return self._n_hint
+
+    @property
+    def nnz(self) -> int:
+        """Number of non-zeros, counted when the matrix was built."""
+        return self._nnz
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tiles and of every layout that products have prepared so far."""
+        with self._lock:
+            return self._tiles.nbytes + sum(layout.nbytes for layout in self._prepared.values())
+
+    @property
+    def device(self) -> str:
+        return _arrays.device_of(self._tiles.kinds)
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """Kinds of the tiles, (down, across): 0 empty, 1 dense, 2 2:4, 3 bitmap."""
+        return _arrays.to_numpy(self.tiles.kinds).reshape(self.tiles.grid)
+
+    def __repr__(self) -> str:
+        return (
+            f"<HybridArray {self.shape[0]}x{self.shape[1]} {self._dtype.name}, "
+            f"{1 - self.density:.1%} zeros, {self.device}>"
+        )
+
+    # Out of it
+
+    def toarray(self, out=None):
+        """The dense matrix on the same device, equal to the input bit for bit (-0.0 as 0.0).
+
+        Parameters
+        ----------
+        out : array, optional
+            Where to write it; shape and dtype of the result.
+        """
+        return _storage.dense_into(
+            out, lambda: hybrid_build.decode(self.tiles), self.shape, self._dtype,
+            like=self.tiles.values,
+        )  # fmt: skip
+
+    def pieces(self):
+        """Iterate over the dense matrix, a few rows at a time."""
+        return hybrid_build.decoded(self.tiles)
+
+    def tocsr(self, dtype=None):
+        """As for all formats; on the CPU no more than a part of the matrix is dense at a time."""
+        if self.device != "cpu" or not self.size:
+            return super().tocsr(dtype)
+        return convert.stack([convert.to_csr(rows, dtype) for rows in self.pieces()])
+
+    def _fields(self):
+        return self.tiles, self._nnz, self.n_hint
+
+    def copy(self) -> Self:
+        """A deep copy."""
+        return type(self)(self.tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
+
+    def to_device(self, device, /, *, stream=None) -> Self:
+        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
+        if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
+            return self
+        mover = _storage.mover(device, stream)
+        return type(self)(self.tiles.map(mover), self.nnz, self.n_hint)
+
+    def astype(self, dtype) -> Self:
+        """The matrix with elements of another type, built anew."""
+        if _dtypes.lookup(dtype) is self._dtype:
+            return self
+        return type(self).build(self.toarray(), n_hint=self.n_hint, dtype=dtype)
+
+    def mask(self):
+        """Boolean array (m, k): the places of the elements that are not zero."""
+        return self.toarray().view(self._dtype.storage) != 0
+
+    @property
+    def T(self) -> Self:
+        """The transposed matrix, kept; its tiles are built where they are first needed.
+
+        ``x @ H.T`` does not need them: it multiplies with those of ``H``.
+        """
+        other = self._turned and self._turned()
+        if other is not None:
+            return other
+        return self.prepared("transposed", self._transposed_anew)
+
+    def _transposed_anew(self) -> Self:
+        """Which knows this one weakly, so that neither waits for the garbage collector."""
+        with self._lock:
+            held = self._tiles
+            tiles = held.source if isinstance(held, ht.TurnedTiles) else ht.TurnedTiles(held)
+        return type(self)(tiles, self._nnz, self._n_hint, _turned=weakref.ref(self))
+
+    @property
+    def mT(self) -> Self:
+        """The same as `T`: there are no batches."""
+        return self.T
+
+    def prepared(self, name: str, make):
+        """A layout or another derived thing, made by `make()` at the first use and kept."""
+        found = self._prepared.get(name)
+        if found is None:
+            with self._lock:
+                found = self._prepared.get(name)
+                if found is None:
+                    found = self._prepared[name] = make()
+        return found
+
+    def is_prepared(self, name: str) -> bool:
+        """True if `prepared` has made this thing."""
+        return name in self._prepared

@@ -1,0 +1,154 @@
+"""What the commands of the command line do; `_cli` reads their arguments.
+
+Each returns the exit status.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from sparse24 import _checkpoint, _raw_files
+from sparse24._errors import ArgumentError
+from sparse24._table import count, share, sides, size, table
+
+
+def info(options) -> int:
+    from sparse24._config import show_config
+
+    show_config()
+    return 0
+
+
+def demo(options) -> int:
+    from sparse24 import _demo
+
+    passed = _demo.run(
+        options.checkpoint, device=options.device, dtype=options.dtype, tokens=options.tokens
+    )
+    return 0 if passed else 1
+
+
+def advise(options) -> int:
+    from sparse24 import _advise
+
+    file = _raw_files.open_arrays(options.file)
+    names = _checkpoint.Selection().eligible(file)
+    if not names:
+        raise ArgumentError(
+            f"{options.file} has no matrix that 2:4 would suit; inspect lists what it holds"
+        )
+    kinds = Counter((_numberless(name), file.specs[name][0]) for name in _by_number(names))
+    advices = {shape: _advise.advise(shape, options.tokens, options.dtype) for _, shape in kinds}
+    rows = []
+    for (name, shape), layers in kinds.items():
+        rows.append([name, str(layers), sides(shape), *advices[shape].ratios])
+    dense, sparse = (
+        [sum(n * getattr(advices[shape], which)[i] for (_, shape), n in kinds.items())
+         for i in range(len(options.tokens))]
+        for which in ("dense", "sparse")
+    )  # fmt: skip
+    totals = [f"{d / s:.2f}x" for d, s in zip(dense, sparse, strict=True)]
+    rows.append(["all, one after another", str(len(names)), "", *totals])
+    chip = next(iter(advices.values())).chip
+    print(f"predicted speed-up over dense, {options.dtype}, {chip}, by tokens\n")
+    print(table(["layer", "count", "shape", *map(str, options.tokens)], rows))
+    if min(min(advice.dense) for advice in advices.values()) < _advise.SHORT_SECONDS:
+        print(_advise.SHORT_NOTE)
+    return 0
+
+
+def _by_number(names: Sequence[str]) -> list[str]:
+    """Names in the order of a person: layer 2 before layer 10."""
+    return sorted(names, key=lambda name: [
+        (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
+        for part in re.split(r"(\d+)", name)
+    ])  # fmt: skip
+
+
+def _numberless(name: str) -> str:
+    """A name with a star for each number between dots: what the layers of a model share."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def bench(options) -> int:
+    from sparse24 import _bench
+
+    _bench.run(options.shape, device=options.device, dtype=options.dtype)
+    return 0
+
+
+def convert(options) -> int:
+    calibration = _calibration(options)
+    if options.report is not None:
+        given = [path for path in (options.source, options.target, options.calibration) if path]
+        _checkpoint.check_report(options.report, *given)
+    record = _checkpoint.convert(
+        options.source,
+        options.target,
+        selection=_checkpoint.Selection(options.include, options.exclude, options.min_size),
+        recipe=_checkpoint.Recipe(options.pattern, options.method, calibration),
+        progress=not options.quiet,
+    )
+    if options.report is not None:
+        _checkpoint.write_report(options.report, record)
+    if not options.quiet:
+        _print_report(record)
+    return 0
+
+
+def _calibration(options) -> dict:
+    """The inputs of the layers, if the method looks at them."""
+    if options.method not in _checkpoint.NEED_INPUTS:
+        if options.calibration is not None:
+            raise ArgumentError(
+                f"--method {options.method} does not look at --calibration; drop it, or name "
+                f"--method {' or '.join(_checkpoint.NEED_INPUTS)}"
+            )
+        return {}
+    if options.calibration is None:
+        raise ArgumentError(
+            f"--method {options.method} weighs elements by the layer's inputs; "
+            "pass them with --calibration FILE"
+        )
+    return dict(_raw_files.open_arrays(options.calibration))
+
+
+def _print_report(record: dict) -> None:
+    header = ["layer", "shape", "dtype", "kept energy", "before", "after"]
+    rows = [
+        [
+            row["name"], sides(row["shape"]), row["dtype"],
+            share(row["kept_energy"]), size(row["bytes_before"]), size(row["bytes_after"]),
+        ]
+        for row in record["layers"]
+    ]  # fmt: skip
+    totals = record["totals"]
+    print(table(header, rows))
+    print(
+        f"\n{count(totals['matrices'], 'matrix', 'matrices')}: {size(totals['bytes_before'])} -> "
+        f"{size(totals['bytes_after'])}; file: {size(totals['file_before'])} -> "
+        f"{size(totals['file_after'])}; {count(len(record['unchanged']), 'array')} unchanged"
+    )
+
+
+def inspect(options) -> int:
+    from sparse24.formats import stored
+
+    file = _raw_files.open_arrays(options.file)
+    rows, taken = [], set()
+    for name, entry in (stored.entries_of(file) if file.header else {}).items():
+        parts = stored.read_parts(file, name, entry)  # checks codes and checksums
+        nbytes = sum(piece.nbytes for piece in parts.pieces().values())
+        rows.append([name, parts.kind, sides(parts.shape), parts.dtype.name, size(nbytes)])
+        taken |= {f"{name}.{key}" for key in parts.pieces()}
+    eligible = set() if rows else set(_checkpoint.Selection().eligible(file))
+    for name, (shape, dtype) in file.specs.items():
+        if name not in taken:
+            kind = "dense, eligible" if name in eligible else "dense"
+            nbytes = dtype.itemsize * math.prod(shape)
+            rows.append([name, kind, sides(shape), dtype.name, size(nbytes)])
+    print(table(["array", "kind", "shape", "dtype", "bytes"], rows))
+    return 0

@@ -1,0 +1,89 @@
+"""Types in which operands meet, and formats that round their products themselves."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import sparse24 as s24
+
+MAKE = {
+    "2:4": lambda w: s24.compress(w, on_excess="prune"),
+    "4:8": lambda w: s24.compress(w, pattern=(4, 8), on_excess="prune"),
+    "windows": lambda w: s24.compress(w, pattern=(6, 8), on_excess="prune").windows(),
+    "hybrid": s24.hybrid,
+}
+
+
+@pytest.fixture(params=list(MAKE))
+def make(request):
+    return MAKE[request.param]
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "common"),
+    [
+        ("float32", "int64", "float64"),
+        ("float32", "int16", "float32"),
+        ("float16", "bool", "float16"),
+        ("bfloat16", "uint16", "float32"),
+        ("float64", "int32", "float64"),
+        ("int8", "bool", "int32"),
+    ],
+)
+def test_whole_numbers_meet_a_matrix_as_in_numpy(make, rng, own, given, common):
+    a = make(rng.integers(-4, 5, (16, 24)).astype(s24.random((1, 4), dtype=own).dtype))
+    x = rng.integers(0, 3, (24, 3)).astype(given)
+    want = a.toarray().astype(np.float64) @ x
+    for _ in range(2):  # the second call may go the way of the first
+        for got in (a @ x, (x.T @ a.T).T, np.stack([a @ column for column in x.T], 1)):
+            assert got.dtype == common
+            np.testing.assert_array_equal(got.astype(np.float64), want)
+
+
+def test_lists_and_plans_of_whole_numbers(make):
+    a = make(np.eye(8, dtype=np.float32))
+    np.testing.assert_array_equal(a @ [1, 2, 3, 4, 5, 6, 7, 8], range(1, 9))
+    x = np.arange(16).reshape(8, 2)
+    if isinstance(a, s24.Sparse24Array | s24.NMArray):  # 4:8 of another type than x is dense
+        assert s24.explain(a, x).chosen in ("cpu_sparse", "dense")
+    if isinstance(a, s24.Sparse24Array):
+        y = s24.plan(a, x, out_order="column").execute(x)
+        assert y.dtype == np.float64
+        assert y.flags.f_contiguous
+        np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("own", [np.float16, ml_dtypes.bfloat16])
+def test_a_wider_result_is_not_rounded_to_16_bits_first(make, rng, own, dtype):
+    a = make(rng.standard_normal((16, 96)).astype(own))
+    x = rng.standard_normal((96, 5)).astype(own)
+    want = a.toarray().astype(np.float64) @ x.astype(np.float64)
+    for got in (s24.matmul(a, x, dtype=dtype), s24.matmul(x.T, a.T, dtype=dtype).T):
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    bias = np.ones(5)
+    e = s24.Epilogue(bias=bias, activation="relu")
+    got = s24.matmul(a, x, dtype=dtype, epilogue=e)
+    np.testing.assert_allclose(got, np.maximum(want + bias, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_wider_result_holds_what_16_bits_do_not(make):
+    a = make(np.eye(8, dtype=np.float16) * 300)
+    x = np.full((8, 2), 300, np.float16)
+    assert np.isinf(a @ x).all()
+    np.testing.assert_array_equal(s24.matmul(a, x, dtype="float32"), 90000)
+    np.testing.assert_array_equal(s24.matmul(a, x, alpha=0.1, dtype="bfloat16"), 9024)
+
+
+def test_another_type_of_16_bits_is_rounded_once():
+    w = s24.random((8, 64), dtype="float8_e4m3fn", rng=0)
+    n_m = s24.NMArray.from_dense(w.toarray(), pattern=(4, 8))
+    x = np.ones((64, 3), ml_dtypes.float8_e4m3fn)
+    got, want = (s24.matmul(a, x, dtype="float16") for a in (n_m, w))
+    assert got.dtype == np.float16
+    np.testing.assert_array_equal(got, want)
+    sparse = s24.matmul(n_m, s24.random((64, 8), dtype="float8_e4m3fn", rng=1), dtype="float32")
+    assert sparse.dtype == np.float32
