@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparse24 import _torch_ops as ops
-from sparse24._errors import DTypeError, ShapeError
+from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._train_rule import Rule
 
 
@@ -20,6 +20,16 @@ def check_linear(x: Tensor, weight: Tensor) -> None:
             f"x must have shape (..., k) and weight (m, k), got {tuple(x.shape)} and "
             f"{tuple(weight.shape)}"
         )
+
+
+def differentiable(function: type[torch.autograd.Function], *operands):
+    """The function, or the message that torch would not give."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            "products that are sparse have derivatives by backward() and torch.autograd.grad only, "
+            "not by torch.func's transforms (grad, jvp, vmap, ...); use those, or sparse='masked'"
+        )
+    return function.apply(*operands)
 
 
 class WeightLinear(torch.autograd.Function):

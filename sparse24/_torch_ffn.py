@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError
+from sparse24._torch_autograd import differentiable
 from sparse24._torch_linear import autocast, tokens
 
 
@@ -96,6 +97,6 @@ def feed_forward(
         raise ShapeError(f"up must have shape (k, d) and down (m, k), got {shapes}")
     x, up, up_bias = autocast(x, up, up_bias)
     _, down, down_bias = autocast(x, down, down_bias)
-    y = SquaredRelu.apply(tokens(x), up, up_bias, down)
+    y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)
     y = y if down_bias is None else y + down_bias
     return y.reshape(*x.shape[:-1], down.shape[0])

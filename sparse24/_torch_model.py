@@ -131,11 +131,20 @@ def _replace(model: torch.nn.Module, found: Replacements) -> torch.nn.Module:
 
 
 def _avoid_fused_inference(model: torch.nn.Module) -> None:
-    """torch's encoder layers pass their linear layers by in evaluation, and read their weights."""
+    """torch's encoder layers pass their linear layers by in evaluation, and read their weights.
+
+    For that its encoders put sequences with padding into nested tensors, which layers that are not
+    passed by do not take.
+    """
     for layer in model.modules():
-        sparse = any(isinstance(child, SparseLinear) for child in layer.children())
-        if sparse and isinstance(layer, torch.nn.TransformerEncoderLayer):
+        if isinstance(layer, torch.nn.TransformerEncoderLayer) and _is_sparse(layer):
             layer.activation_relu_or_gelu = 0  # what torch asks before it does
+        if isinstance(layer, torch.nn.TransformerEncoder) and _is_sparse(layer):
+            layer.use_nested_tensor = False
+
+
+def _is_sparse(module: torch.nn.Module) -> bool:
+    return any(isinstance(layer, SparseLinear) for layer in module.modules())
 
 
 def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:

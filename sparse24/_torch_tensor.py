@@ -11,6 +11,7 @@ from torch import Tensor
 from sparse24 import _check, _foreign, _obeys
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._torch_autograd import differentiable
 
 _aten = torch.ops.aten
 
@@ -190,7 +191,7 @@ def sparsify24(
     _check.one_of(gradient, ("24sparse", "24dense", "ste"), argument="gradient")
     if x.ndim != 2:
         raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
-    return _Sparsify.apply(x, gradient, True)
+    return differentiable(_Sparsify, x, gradient, True)
 
 
 def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False) -> Sparse24Tensor:
