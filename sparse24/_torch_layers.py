@@ -21,7 +21,7 @@ from sparse24._torch_linear import (
     tokens,
 )
 from sparse24._torch_sources import Sources
-from sparse24._torch_ways import WAYS, version_of, way_of
+from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
@@ -105,6 +105,7 @@ class SparseLinear(torch.nn.Linear):
     ) -> None:
         _check.one_of(sparse, MODES, argument="sparse")
         self.sparse = sparse
+        seed = _check.whole(seed, argument="seed", least=0)
         self.rule = Rule(gradient, transposable, decay, seed)
         check_activation(sparse, self.rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
@@ -219,7 +220,7 @@ class SparseLinear(torch.nn.Linear):
 
     def _look_again(self) -> None:
         """A mask that was written in place may be multiplied by in another way."""
-        if self.mask is None or self._way == "masked" or not _has_elements(self.mask):
+        if self.mask is None or self._way == "masked" or not has_elements(self.mask):
             return  # that way serves any mask
         if self._looked_at != version_of(self.mask):
             self._choose_way(None)
@@ -246,8 +247,8 @@ class SparseLinear(torch.nn.Linear):
         return super().train(mode)
 
     def _inference(self, x: Tensor) -> Tensor:
-        check_linear(x, self.weight)
-        if _has_elements(x):
+        check_linear(x, self.weight, self.bias)
+        if has_elements(x):
             x, weight, bias = autocast(x, self.weight, self.bias)
             array, bias = self._kept(weight.dtype, bias)
             return _matmul.linear(x, array, bias)
@@ -293,9 +294,3 @@ class SparseLinear(torch.nn.Linear):
             f"{super().extra_repr()}, sparse={self.sparse!r}, gradient={rule.gradient!r}, "
             f"transposable={rule.transposable}, soft={self.scale is not None}"
         )
-
-
-def _has_elements(x: Tensor) -> bool:
-    """False where torch only follows which operators are called, with tensors that hold nothing."""
-    follows = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return not follows and not x.is_meta and type(x) in (Tensor, torch.nn.Parameter)

@@ -76,7 +76,7 @@ def linear(
     (7.0, tensor([[1., 1., 1., 1.]]))
     """
     _check.one_of(sparse, MODES, argument="sparse")
-    check_linear(x, weight)
+    check_linear(x, weight, bias, mask)
     rule = Rule(gradient, transposable, decay, seed)
     check_activation(sparse, rule, mask)
     x, weight, bias = autocast(x, weight, bias)

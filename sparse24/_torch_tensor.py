@@ -109,7 +109,8 @@ def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
         return y if bias is None else y + bias
     form = "x@At" if b.turned else "x@A"
-    fused = bias if bias is not None and bias.ndim == 1 else None
+    fits = bias is not None and tuple(bias.shape) == (b.shape[1],)  # torch spreads others itself
+    fused = bias if fits else None
     y = ops.product(b.parts, *b.stored_shape, a, fused, form)
     return y if bias is None or fused is not None else y + bias
 

@@ -1,4 +1,4 @@
-"""How a layer multiplies by its mask."""
+"""How a layer multiplies: by which mask, and whether there are elements to look at."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def way_of(mask: Tensor, both: bool) -> str:
 def version_of(mask: Tensor | None) -> int | None:
     """How often a mask was written; None where torch does not count it."""
     return None if mask is None or mask.is_inference() else mask._version
+
+
+def has_elements(x: Tensor) -> bool:
+    """False where torch only follows which operators are called, with tensors that hold nothing."""
+    follows = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not follows and not x.is_meta and type(x) in (Tensor, torch.nn.Parameter)

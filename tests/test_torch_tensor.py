@@ -60,3 +60,14 @@ def test_products_with_vectors_and_sums_that_are_not_read():
     nothing = torch.full((3, 16), torch.nan)
     got = torch.addmm(nothing, torch.ones(3, 8), a.t(), beta=0, alpha=2)
     torch.testing.assert_close(got, 2 * torch.ones(3, 8) @ dense.t(), **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1,), (), (3, 1), (1, 4)])
+def test_sums_are_spread_as_torch_does(shape):
+    weight, x, bias = torch.eye(4, 8), torch.randn(3, 8), torch.randn(shape)
+    a = st.to_sparse_semi_structured(weight)
+    want = torch.addmm(bias, x, weight.t())
+    torch.testing.assert_close(torch.addmm(bias, x, a.t()), want)
+    torch.testing.assert_close(torch.nn.functional.linear(x, a, bias), want)
+    with pytest.raises(RuntimeError):  # torch's own
+        torch.addmm(torch.ones(5), x, a.t())
