@@ -35,6 +35,7 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     Returns
     -------
     array, shape (m, k)
+        Of the wider dtype of `weight` and `gradient`.
 
     Raises
     ------
@@ -56,7 +57,9 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     xp = namespace(gradient)
     for name, array in (("gradient", gradient), ("mask", mask)):
         _check.same_shape(array.shape, weight.shape, argument=name, other="weight")
-    return gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)
+    dtype = xp.result_type(gradient, weight)  # of bfloat16 NumPy would make float32
+    decayed = gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)
+    return xp.astype(decayed, dtype, copy=False)
 
 
 masked_decay_gradient = sr_ste_gradient
@@ -78,7 +81,7 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
 
     Returns
     -------
-    array, shape (..., k)
+    array, shape and dtype of `weight`
         At most two non-zeros in each group of four.  In training its gradient is given to the
         weight as it is, as a soft `sparse24.torch.SparseLinear` does.
 
@@ -101,7 +104,7 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     least, most = xp.maximum(xp.minimum(a, b), xp.minimum(c, d)), xp.maximum(a, b)
     threshold = xp.minimum(least, xp.minimum(most, xp.maximum(c, d)))  # the second smallest
     shrunk = xp.where(size > threshold, xp.sign(groups) * (size - threshold), groups * 0.0)
-    return join_groups(scale * shrunk, weight.shape[-1])
+    return xp.astype(join_groups(scale * shrunk, weight.shape[-1]), weight.dtype, copy=False)
 
 
 def soft_threshold_scale(weight: Array) -> Array:

@@ -52,7 +52,7 @@ def pack_event(event: Update) -> dict[str, Any]:
 def unpack_mask(packed: dict[str, Any], like: Any) -> Any:
     """A boolean array of the library and device of `like`."""
     shape = tuple(int(x) for x in packed["shape"])
-    bits, count = np.asarray(packed["bits"]), math.prod(shape)
+    bits, count = to_host(packed["bits"]), math.prod(shape)
     if shape != tuple(like.shape) or bits.dtype != np.uint8 or bits.size != -(-count // 8):
         raise FormatError(
             f"a packed mask of shape {shape} with {bits.size} bytes does not fit a layer of shape "
@@ -138,7 +138,7 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     state : State
         As `init` makes it of the same recipes and layers.
     saved : dict
-        What `to_dict` gave.
+        What `to_dict` gave; its tensors may be on any device, as `torch.load` puts them.
 
     Returns
     -------
@@ -167,7 +167,7 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
         )
     masks = {name: unpack_mask(saved["masks"][name], mask) for name, mask in state.masks.items()}
     memory = {
-        name: {key: _move(np.asarray(value), masks[name]) for key, value in entries.items()}
+        name: {key: _move(to_host(value), masks[name]) for key, value in entries.items()}
         for name, entries in saved["memory"].items()
     }
     return replace(

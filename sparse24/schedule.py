@@ -28,7 +28,7 @@ from sparse24._sched_distributions import (
     Hierarchical,
     Uniform,
 )
-from sparse24._sched_dynamic import DynamicScheduler, MaskScheduler
+from sparse24._sched_dynamic import DynamicScheduler
 from sparse24._sched_gradients import (
     mask_slots,
     masked_decay_gradient,
@@ -39,6 +39,7 @@ from sparse24._sched_gradients import (
     transition,
 )
 from sparse24._sched_growers import GradientGrowth, Grower, MomentumGrowth, NoGrowth, RandomGrowth
+from sparse24._sched_masks import MaskScheduler
 from sparse24._sched_patterns import (
     NM,
     Pattern,
