@@ -186,7 +186,11 @@ class HybridArray(SparseArray):
         return HybridArray(self.tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
 
     def to_device(self, device, /, *, stream=None) -> HybridArray:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
+        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU.
+
+        Devices of torch and CuPy are taken, too.
+        """
+        device = _storage.device_name(device)
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
             return self
         mover = _storage.mover(device, stream)

@@ -112,7 +112,7 @@ def test_an_error_beside_the_training_stops_an_async_scheduler(rng):
         scheduler.step(None, weights)
         with pytest.raises(ArgumentError, match="needs the grad"):
             scheduler.step(weights, weights)
-        with pytest.raises(ArgumentError, match="work of an earlier step failed.*load a state"):
+        with pytest.raises(ArgumentError, match=r"work of an earlier step failed.*load a state"):
             scheduler.step(weights, weights)
         scheduler.load_state_dict(saved)
         assert equal(scheduler.step(weights, weights), want)
