@@ -18,6 +18,7 @@ from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError, FormatError
 from sparse24._sched_arrays import namespace, plain
+from sparse24._sched_init import init
 from sparse24._sched_masks import MaskScheduler, named
 from sparse24._sched_records import Rules, State, Update
 from sparse24._sched_telemetry import Telemetry
@@ -69,7 +70,7 @@ class AsyncScheduler:
         self._closed = self._failed = False
         self.telemetry = telemetry
         self.events: tuple[Update, ...] = ()
-        self._state: State = core.init(rules, weights, seed=seed)  # owned by the worker
+        self._state: State = init(rules, weights, seed=seed)  # owned by the worker
         self._ahead = self._state  # the state's schedule, known without waiting
         self._masks = dict(self._state.masks)
         self._queue: deque[tuple[Future, Any]] = deque()  # results and the snapshots they read

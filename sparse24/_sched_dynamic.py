@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sparse24 import _sched_core as core
 from sparse24 import _sched_state
 from sparse24._errors import ArgumentError
 from sparse24._sched_adaptive import Adaptive, LayerWiseAdapter
@@ -14,6 +13,7 @@ from sparse24._sched_arrays import check_part, check_share
 from sparse24._sched_criteria import Criterion, GradientMagnitude, Magnitude
 from sparse24._sched_distributions import Distribution
 from sparse24._sched_growers import Grower, NoGrowth
+from sparse24._sched_init import init
 from sparse24._sched_masks import MaskScheduler
 from sparse24._sched_patterns import Pattern, Unstructured
 from sparse24._sched_records import Recipe
@@ -125,7 +125,7 @@ class DynamicScheduler(MaskScheduler):
         """What a loaded state scores by, if one waits; else magnitude if there are weights."""
         choices = (Magnitude(), GradientMagnitude())[:: 1 if has_weights else -1]
         for choice in choices if self._pending is not None else ():
-            state = core.init(self._rules_by(choice), seen, seed=self._seed)
+            state = init(self._rules_by(choice), seen, seed=self._seed)
             if _sched_state.fingerprint(state) == self._pending["fingerprint"]:
                 return choice
         return choices[0]

@@ -8,6 +8,7 @@ from typing import Any
 from sparse24 import _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError
+from sparse24._sched_init import by_pattern, init
 from sparse24._sched_records import Rules, State, Update
 from sparse24._sched_telemetry import Telemetry
 
@@ -44,7 +45,7 @@ class MaskScheduler:
     def __init__(
         self, rules: Rules, *, seed: int = 0, telemetry: Telemetry | None = None, reduce=None
     ):
-        self._rules = core.by_pattern(rules)
+        self._rules = by_pattern(rules)
         self._seed = _check.whole(seed, argument="seed", least=0)
         self._pending: dict[str, Any] | None = None
         self.telemetry = telemetry
@@ -68,7 +69,7 @@ class MaskScheduler:
 
     def start(self, weights) -> None:
         """Fix the layers, by the shapes of these arrays; the first `step` does it otherwise."""
-        state = core.init(self._rules, named(weights) or {}, seed=self._seed)
+        state = init(self._rules, named(weights) or {}, seed=self._seed)
         if self._pending is not None:
             state = _sched_state.from_dict(state, self._pending)
             self._pending = None

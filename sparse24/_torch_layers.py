@@ -20,6 +20,7 @@ from sparse24._torch_linear import (
     projected,
     tokens,
 )
+from sparse24._torch_parts import unpack
 from sparse24._torch_sources import Sources
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import Rule
@@ -269,7 +270,7 @@ class SparseLinear(torch.nn.Linear):
         packed = self._packed  # once: another thread may drop it
         if packed is None or packed[0] is None or not packed[0].are(dtype, sources):
             weight = self._latent().to(dtype)
-            array = ops.unpack(self._rows(weight), *weight.shape)
+            array = unpack(self._rows(weight), *weight.shape)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
             made_of = Sources(dtype, sources) if tracked else None

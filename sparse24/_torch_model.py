@@ -12,7 +12,7 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError
-from sparse24._sched_gradients import POLICIES
+from sparse24._sched_transition import POLICIES
 from sparse24._torch_layers import SparseLinear
 
 
