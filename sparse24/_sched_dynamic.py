@@ -124,9 +124,10 @@ class DynamicScheduler(MaskScheduler):
     def _default(self, seen, has_weights: bool) -> Criterion:
         """What a loaded state scores by, if one waits; else magnitude if there are weights."""
         choices = (Magnitude(), GradientMagnitude())[:: 1 if has_weights else -1]
-        for choice in choices if self._pending is not None else ():
+        waits = (self._pending or {}).get("fingerprint")
+        for choice in choices if waits else ():
             state = init(self._rules_by(choice), seen, seed=self._seed)
-            if _sched_state.fingerprint(state) == self._pending["fingerprint"]:
+            if _sched_state.fingerprint(state) == waits:
                 return choice
         return choices[0]
 

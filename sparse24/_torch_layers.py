@@ -162,9 +162,10 @@ class SparseLinear(torch.nn.Linear):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if getattr(self, "scale", None) is not None:  # torch calls this before there is one
+        scale = getattr(self, "scale", None)  # torch calls this before there is one
+        if scale is not None:
             with torch.no_grad():
-                self.scale.copy_(soft_threshold_scale(self.weight))
+                scale.copy_(soft_threshold_scale(self.weight))
 
     def _latent(self) -> Tensor:
         """The weight before pruning; of a soft layer its projection, which obeys 2:4 already."""

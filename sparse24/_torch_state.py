@@ -39,7 +39,7 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     if clock is not None:
         layer._clock.copy_(clock)
     yield {k: v for k, v in state_dict.items() if k not in {f"{prefix}{key}" for key in OWN}}
-    if made and mask.shape != layer.weight.shape:
+    if made and mask is not None and mask.shape != layer.weight.shape:
         layer.mask = None  # torch refuses the saved one, and ours was never written
     if weight is not None or mask is not None:
         layer._choose_way("masked" if masked else None)
