@@ -91,7 +91,8 @@ def step(
 
     Notes
     -----
-    Does not wait for a device: counts in the events are 0-d arrays.
+    Counts in the events are 0-d arrays.  Waits for a device at updates alone, and then only where a
+    grower counts the elements in use, or layers share by statistics of their gradients.
 
     Examples
     --------

@@ -103,7 +103,8 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     a, b, c, d = (size[..., place : place + 1] for place in range(_spec.GROUP))
     least, most = xp.maximum(xp.minimum(a, b), xp.minimum(c, d)), xp.maximum(a, b)
     threshold = xp.minimum(least, xp.minimum(most, xp.maximum(c, d)))  # the second smallest
-    shrunk = xp.where(size > threshold, xp.sign(groups) * (size - threshold), groups * 0.0)
+    rest = size - threshold  # no xp.sign, which looks for NaN and so waits for the device
+    shrunk = xp.where(size > threshold, xp.where(groups < 0, -rest, rest), groups * 0.0)
     return xp.astype(join_groups(scale * shrunk, weight.shape[-1]), weight.dtype, copy=False)
 
 

@@ -139,3 +139,15 @@ def test_gradients_and_projections_keep_the_type(rng, name):
     assert S.sr_ste_gradient(weight, weight, weight > 0).dtype == dtype
     wide = weight.astype(np.float64)
     assert S.sr_ste_gradient(wide, weight, weight > 0).dtype == np.float64
+
+
+def test_the_projection_looks_at_no_element():
+    """It is operations alone: nothing waits for a device, and transforms follow it."""
+    torch = pytest.importorskip("torch")
+    weight = torch.randn(3, 4, 10)
+    batched = torch.vmap(S.soft_threshold_24)(weight)
+    assert torch.equal(batched, torch.stack([S.soft_threshold_24(w) for w in weight]))
+    whole = np.array([[-np.inf, 2.0, -3.0, 1.0, 5.0, np.nan, -1.0, 2.0]])
+    with np.errstate(invalid="ignore"):
+        got = S.soft_threshold_24(whole)
+    np.testing.assert_array_equal(got, [[-np.inf, 0, -1, 0, 0, np.nan, 0, 0]])
