@@ -130,6 +130,12 @@ def _clone(a: Sparse24Tensor, **_) -> Sparse24Tensor:
     return Sparse24Tensor([part.clone() for part in a.parts], a.shape, turned=a.turned)
 
 
+def _to_copy(a: Sparse24Tensor, *, dtype=None, device=None, **_) -> Sparse24Tensor:
+    """Packed anew, as the layout depends on the device and the size of an element."""
+    stored = ops.dense(a.parts, *a.stored_shape).to(dtype=dtype, device=device)
+    return Sparse24Tensor(ops.pack(stored, None, len(a.parts) == 4), a.shape, turned=a.turned)
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: _detach,
     _aten.alias.default: _detach,
@@ -141,6 +147,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.matmul.default: _mm,
     _aten.addmm.default: _addmm,
     _aten.clone.default: _clone,
+    _aten._to_copy.default: _to_copy,
 }
 
 
@@ -229,4 +236,5 @@ def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False)
         raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")
     with _foreign.stream_of(original_tensor):
         _obeys.check_24(original_tensor.detach())
-    return Sparse24Tensor(ops.pack(original_tensor, None, False), original_tensor.shape)
+    parts = ops.pack(original_tensor.detach(), None, False)  # else they would belong to its graph
+    return Sparse24Tensor(parts, original_tensor.shape)
