@@ -45,7 +45,8 @@ def update_masks(
     Returns
     -------
     dict of str to Tensor
-        The masks.
+        The masks, which the layers have now.  Waits for the device where a layer had none and its
+        own is not of this step.
 
     Raises
     ------
@@ -86,6 +87,9 @@ def update_masks(
             with torch.no_grad():
                 layer.weight.masked_fill_(mask & ~layer.mask, 0.0)
         layer.set_mask(mask, way=_way(layer, patterns[event.name], event.sparsity))
+    for name, mask in masks.items():
+        if layers[name].mask is None:  # its first one is under way, or came with a loaded state
+            layers[name].set_mask(mask)
     return masks
 
 
