@@ -124,10 +124,9 @@ class DynamicScheduler(MaskScheduler):
     def _default(self, seen, has_weights: bool) -> Criterion:
         """What a loaded state scores by, if one waits; else magnitude if there are weights."""
         choices = (Magnitude(), GradientMagnitude())[:: 1 if has_weights else -1]
-        waits = (self._pending or {}).get("fingerprint")
-        for choice in choices if waits else ():
+        for choice in choices if self._pending else ():
             state = init(self._rules_by(choice), seen, seed=self._seed)
-            if _sched_state.fingerprint(state) == waits:
+            if _sched_state.matching(state, self._pending or {}) is not None:
                 return choice
         return choices[0]
 

@@ -72,6 +72,21 @@ def fingerprint(state: State) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def matching(state: State, saved: Mapping[str, Any]) -> State | None:
+    """A fresh state with its layers in the order of the saved one; None if that is of others.
+
+    Dictionaries come back in another order from JAX, which sorts them.
+    """
+    if set(saved["masks"]) != set(state.masks):
+        return None
+    place = {name: number for number, name in enumerate(saved["masks"])}
+    groups = tuple((recipe, tuple(sorted(n, key=place.__getitem__))) for recipe, n in state.groups)
+    shapes = {name: state.shapes[name] for name in place}
+    masks = {name: state.masks[name] for name in place}
+    ordered = replace(state, groups=groups, shapes=shapes, masks=masks)
+    return next((s for s in (state, ordered) if fingerprint(s) == saved["fingerprint"]), None)
+
+
 def _words(part: Any) -> str:
     """A part of a recipe in words; arrays and callables inside count by their kind alone."""
     if dataclasses.is_dataclass(part):
@@ -160,11 +175,13 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     1
     """
     check(saved)
-    if saved["fingerprint"] != fingerprint(state) or set(saved["masks"]) != set(state.masks):
+    fitting = matching(state, saved)
+    if fitting is None:
         raise FormatError(
             "the saved state belongs to other recipes or layers; build the scheduler as it was "
             "built when the state was saved"
         )
+    state = fitting
     masks = {name: unpack_mask(saved["masks"][name], mask) for name, mask in state.masks.items()}
     memory = {
         name: {key: _move(to_host(value), masks[name]) for key, value in entries.items()}

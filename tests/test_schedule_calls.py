@@ -151,3 +151,22 @@ def test_the_projection_looks_at_no_element():
     with np.errstate(invalid="ignore"):
         got = S.soft_threshold_24(whole)
     np.testing.assert_array_equal(got, [[-np.inf, 0, -1, 0, 0, np.nan, 0, 0]])
+
+
+def rigl_scheduler():
+    return S.MaskScheduler(S.rigl(0.5, total_steps=10))
+
+
+@pytest.mark.parametrize("kind", [S.DynamicScheduler, rigl_scheduler])
+def test_states_fit_layers_in_another_order(rng, kind):
+    """JAX sorts the dictionaries that pass through it."""
+    weights = {name: rng.normal(size=(8, 16)) for name in ("up", "down", "a")}
+    weights |= {"bias": rng.normal(size=4)}
+    first, second = kind(), kind()
+    first.step(weights, weights)
+    second.load_state_dict(first.state_dict())
+    ordered = dict(sorted(weights.items()))
+    masks = second.step(ordered, ordered)
+    assert list(masks) == ["up", "down", "a"]
+    assert equal(masks, first.step(weights, weights))
+    assert second.state_dict()["fingerprint"] == first.state_dict()["fingerprint"]
