@@ -215,15 +215,6 @@ def made_by(array: Any, given: Any, maker: str) -> DTypeError:
     )
 
 
-def read_only(x: Any) -> Any:
-    """A view that cannot be written to, of a part of an immutable array; CuPy has no such views."""
-    if not isinstance(x, np.ndarray):
-        return x
-    view = x.view()
-    view.flags.writeable = False
-    return view
-
-
 def densified(x: Any) -> Any:
     """A sparse array of this library, SciPy or cupyx made dense; all else as it is."""
     if isinstance(x, SparseArray) or _arrays.is_sparse_matrix(x):

@@ -161,7 +161,11 @@ class HybridStorage(SparseArray):
         return type(self)(self.tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
 
     def to_device(self, device, /, *, stream=None) -> Self:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
+        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU.
+
+        Devices of torch and CuPy are taken, too.
+        """
+        device = _storage.device_name(device)
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
             return self
         mover = _storage.mover(device, stream)

@@ -7,7 +7,7 @@ from typing import Any, Self
 from sparse24 import _arrays, _check, _dtypes, _storage
 from sparse24._errors import ArgumentError
 from sparse24.formats import n_m_parts
-from sparse24.formats.base import SparseArray, made_by, read_only
+from sparse24.formats.base import SparseArray, made_by
 
 
 class NMStorage(SparseArray):
@@ -63,11 +63,11 @@ class NMStorage(SparseArray):
 
     @property
     def values(self):
-        return read_only(self._values)
+        return _arrays.read_only(self._values)
 
     @property
     def indices(self):
-        return read_only(self._indices)
+        return _arrays.read_only(self._indices)
 
     @property
     def device(self) -> str:
@@ -144,7 +144,11 @@ class NMStorage(SparseArray):
         return self._with(values=self._values.copy(), indices=self._indices.copy())
 
     def to_device(self, device, /, *, stream=None) -> Self:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
+        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU.
+
+        Devices of torch and CuPy are taken, too.
+        """
+        device = _storage.device_name(device)
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
             return self
         mover = _storage.mover(device, stream)

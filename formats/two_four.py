@@ -9,7 +9,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _dtypes, _foreign, _fuse, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._records import Compressed24, Operand24
-from sparse24.formats.base import SparseArray, densified, made_by, read_only
+from sparse24.formats.base import SparseArray, densified, made_by
 
 
 class Sparse24Array(SparseArray):
@@ -118,7 +118,7 @@ class Sparse24Array(SparseArray):
 
         Of the transposed matrix if `axis` is -2.  On the CPU a view that cannot be written to.
         """
-        return read_only(self._operand.stored.values)
+        return _arrays.read_only(self._operand.stored.values)
 
     @property
     def metadata(self):
@@ -134,10 +134,10 @@ class Sparse24Array(SparseArray):
         record = self._operand.stored
         there = getattr(record, name)
         if there is not None:
-            return read_only(there)
+            return _arrays.read_only(there)
         if name not in self._cache:
             self._cache[name] = convert(record)
-        return read_only(self._cache[name])
+        return _arrays.read_only(self._cache[name])
 
     def __repr__(self) -> str:
         dense = self.size * self._dtype.itemsize
@@ -210,7 +210,11 @@ class Sparse24Array(SparseArray):
         return self._map(_storage.copy, self._dtype, dense=lambda d: d.copy())
 
     def to_device(self, device, /, *, stream=None) -> Sparse24Array:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU."""
+        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU.
+
+        Devices of torch and CuPy are taken, too.
+        """
+        device = _storage.device_name(device)
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
             return self
         mover = _storage.mover(device, stream)

@@ -169,6 +169,15 @@ def overlaps(x: Any, y: Any) -> bool:
     return low_x < high_y and low_y < high_x
 
 
+def read_only(x: Any) -> Any:
+    """A view that cannot be written to, as of a part of something immutable; CuPy has none."""
+    if not isinstance(x, np.ndarray):
+        return x
+    view = x.view()
+    view.flags.writeable = False
+    return view
+
+
 def same_view(x: Any, y: Any) -> bool:
     """True if two arrays of one library hold the same elements in the same order."""
     address = lambda a: a.data.ptr if is_cupy(a) else a.ctypes.data  # noqa: E731

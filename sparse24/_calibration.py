@@ -35,7 +35,7 @@ class Calibration:
     count : int
         Inputs seen.
     hessian : ndarray, shape (k, k), float64
-        Sum of the outer products of the inputs, ``X.T @ X``.
+        Sum of the outer products of the inputs, ``X.T @ X``.  Copy it before you write to it.
     cross : ndarray, shape (k, rows), float64, or None
         The same of inputs and targets, ``X.T @ Y``.
     norms : ndarray, shape (k,)
@@ -105,13 +105,13 @@ class Calibration:
         if not self.count:
             raise ArgumentError("calibration has seen no inputs; call update(inputs) first")
         if not self.bias:
-            return self._moment
+            return _arrays.read_only(self._moment)
         return self._moment - self._input_sum[:, None] * self._input_sum / max(self.count, 1)
 
     @property
     def cross(self):
         if self._cross is None or not self.bias:
-            return self._cross
+            return _arrays.read_only(self._cross)
         return self._cross - self._input_sum[:, None] * self._target_sum / max(self.count, 1)
 
     @property

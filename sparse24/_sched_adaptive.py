@@ -68,6 +68,10 @@ class Adaptive(Distribution):
     needs = ("grad",)
     remembers = True
 
+    @property
+    def patterns(self):  # type: ignore[override]
+        return tuple(self.overrides)
+
     def of(self, name: str) -> LayerWiseAdapter:
         """The adapter of a layer."""
         found = (a for pattern, a in self.overrides.items() if fnmatchcase(name, pattern))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparse24 import _check
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24 import _arrays, _check
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._sched_arrays import Array, namespace
 
 
@@ -16,6 +16,7 @@ def apply_masks(weights, masks):
     ----------
     weights : array, mapping of str to array, or sequence of arrays
     masks : the same form
+        Booleans, or numbers of which those that are not zero count as true.
 
     Returns
     -------
@@ -23,8 +24,8 @@ def apply_masks(weights, masks):
 
     Raises
     ------
-    ArgumentError, ShapeError
-        If masks and weights differ in number or shape, or no name is that of both.
+    ArgumentError, ShapeError, DTypeError
+        If masks and weights differ in number, shape or library, or no name is that of both.
 
     Examples
     --------
@@ -62,10 +63,17 @@ def _names(arrays: Mapping) -> str:
 
 
 def _masked(weight: Array, mask: Array, name: str) -> Array:
+    for what, given in (("weight", weight), ("mask", mask)):
+        _check.is_array(given, argument=f"the {what} of layer {name!r}")
     if tuple(weight.shape) != tuple(mask.shape):
         raise ShapeError(
             f"the mask of layer {name!r} must have its weight's shape, {tuple(weight.shape)}, got "
             f"{tuple(mask.shape)}"
         )
+    if _arrays.is_torch(weight) != _arrays.is_torch(mask):
+        raise DTypeError(
+            f"the mask of layer {name!r} must be an array of its weight's library, "
+            f"{type(weight).__name__}, got {type(mask).__name__}; convert it first"
+        )
     xp = namespace(weight)
-    return xp.where(mask, weight, xp.zeros_like(weight))
+    return xp.where(xp.astype(mask, xp.bool, copy=False), weight, xp.zeros_like(weight))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError, FormatError
 from sparse24._sched_arrays import namespace, plain
-from sparse24._sched_dynamic import MaskScheduler, named
+from sparse24._sched_init import init
+from sparse24._sched_masks import MaskScheduler, named
 from sparse24._sched_records import Rules, State, Update
 from sparse24._sched_telemetry import Telemetry
 
@@ -42,7 +43,8 @@ class AsyncScheduler:
 
     Notes
     -----
-    Use it as a context manager, or call `close`.
+    Use it as a context manager, or call `close`.  An error of the work is raised by the step that
+    was to use its masks, or by `close`; after it the scheduler goes on from a loaded state only.
 
     Examples
     --------
@@ -65,10 +67,10 @@ class AsyncScheduler:
         if weights is None:
             raise ArgumentError("weights must be given, to learn the layers, got None")
         self.delay = delay
-        self._closed = False
+        self._closed = self._failed = False
         self.telemetry = telemetry
         self.events: tuple[Update, ...] = ()
-        self._state: State = core.init(rules, weights, seed=seed)  # owned by the worker
+        self._state: State = init(rules, weights, seed=seed)  # owned by the worker
         self._ahead = self._state  # the state's schedule, known without waiting
         self._masks = dict(self._state.masks)
         self._queue: deque[tuple[Future, Any]] = deque()  # results and the snapshots they read
@@ -92,7 +94,7 @@ class AsyncScheduler:
     def close(self) -> None:
         """Finish what is under way and stop the thread; raises what that work raised."""
         self._stop()
-        for future, _ in self._queue:
+        for future, _ in () if self._failed else self._queue:
             future.result()
 
     def _stop(self) -> None:
@@ -142,13 +144,18 @@ class AsyncScheduler:
             raise ArgumentError(
                 "the scheduler is closed; make another, and load this one's state_dict into it"
             )
-        gradients, weights = named(gradients), named(weights)
+        if self._failed:
+            raise ArgumentError(
+                "the work of an earlier step failed, so that later masks would be of other steps; "
+                "load a state_dict, or make another scheduler"
+            )
+        gradients, weights = named(gradients, missing=True), named(weights)
         if self._ahead.needs_arrays():
             weights, gradients = _snapshot(weights), _snapshot(gradients)
         else:
             weights = gradients = None
-        self._ahead = core.advance(self._ahead)
         self._queue.append((self._submit(weights, gradients), (weights, gradients)))
+        self._ahead = core.advance(self._ahead)
         self.events = ()
         if len(self._queue) > self.delay:
             future, snapshot = self._queue.popleft()
@@ -177,6 +184,7 @@ class AsyncScheduler:
             return masks, events, self._lane.mark() if self._lane else None
 
     def _take(self, future: Future):
+        self._failed = self._failed or future.exception() is not None
         masks, events, end = future.result()
         if self._lane is not None and end is not None:
             self._lane.wait(end)
@@ -201,9 +209,9 @@ class AsyncScheduler:
                 f"the saved state must be of an AsyncScheduler with delay {self.delay} or less; "
                 "make the scheduler as it was made when the state was saved"
             )
-        self._settle()
+        wait(future for future, _ in self._queue)
         self._state = _sched_state.from_dict(self._state, dict(saved))
-        self._ahead = self._state
+        self._ahead, self._failed = self._state, False
         self._masks = self._unpack(saved["in_use"])
         self._queue.clear()
         for packed, events in zip(saved["waiting"], saved["events"], strict=True):

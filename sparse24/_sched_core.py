@@ -8,112 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
-from sparse24 import _check
-from sparse24._errors import ArgumentError
-from sparse24._sched_arrays import namespace, plain, working
-from sparse24._sched_decide import (
-    check_shapes,
-    decide,
-    decisions,
-    forget_first,
-    observation,
-    observe_first,
-)
-from sparse24._sched_records import Array, Arrays, Recipe, Rules, State, Update
-
-
-def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
-    """The state before step 0: all layers dense.
-
-    Parameters
-    ----------
-    rules : Recipe, or mapping of str to Recipe or None
-        One recipe for every layer with elements and two axes or more, or recipes by name pattern
-        (``"encoder.*"``); the first match counts, None keeps a layer dense.
-    weights : mapping of str to array
-    seed : int
-        Of the counter-based generator; the same on every rank.
-
-    Returns
-    -------
-    State
-
-    Raises
-    ------
-    ArgumentError
-        If `rules` are something else, or a recipe's name pattern is that of no weight, or comes
-        after a wider one, which takes its weights.
-    ShapeError
-        If a layer's shape does not suit the pattern.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from sparse24 import schedule as S
-    >>> weights = {"w1": np.ones((4, 8)), "b": np.ones(4)}
-    >>> state = S.init({"w*": S.rigl(0.5, total_steps=100)}, weights)
-    >>> list(state.shapes)
-    ['w1']
-    """
-    names: dict[int, list[str]] = {}
-    recipes = list(by_pattern(rules).items())
-    if isinstance(rules, Mapping):
-        _check_patterns(rules, weights)
-    for name, weight in weights.items():
-        matches = (i for i, (pattern, _) in enumerate(recipes) if fnmatchcase(name, pattern))
-        number = next(matches, None)
-        recipe = None if number is None else recipes[number][1]
-        if number is None or recipe is None or weight.ndim < 2 or 0 in weight.shape:
-            continue
-        names.setdefault(number, []).append(name)
-    chosen = ((recipes[i][1], tuple(names[i])) for i in sorted(names))
-    groups = tuple((recipe, inside) for recipe, inside in chosen if recipe is not None)
-    shapes = {n: tuple(weights[n].shape) for _, inside in groups for n in inside}
-    for recipe, inside in groups:
-        check_shapes(recipe, inside, shapes)
-    masks = {n: _ones(weights[n]) for n in shapes}
-    seed = _check.whole(seed, argument="seed", least=0)
-    return State(groups, shapes, masks, seed, memory={n: {} for n in masks})
-
-
-def _check_patterns(rules: Mapping[str, Recipe | None], weights: Arrays) -> None:
-    """Refuse name patterns that are slips of the pen: they fit no weight, or come too late."""
-    fits = {p: {name for name in weights if fnmatchcase(name, p)} for p in rules}
-    for number, (pattern, names) in enumerate(fits.items()):
-        if rules[pattern] is not None and not names:
-            some = ", ".join(map(repr, list(weights)[:4])) or "none"
-            raise ArgumentError(
-                f"the name pattern {pattern!r} fits none of the {len(weights)} weights; "
-                f"their names are such as {some}"
-            )
-        before = next((p for p in list(fits)[:number] if names and fits[p] > names), None)
-        if before is not None:
-            raise ArgumentError(
-                f"the name pattern {pattern!r} comes after {before!r}, which takes all its weights "
-                "and others; put it before that"
-            )
-
-
-def by_pattern(rules: Rules) -> Mapping[str, Recipe | None]:
-    """The recipes by name pattern; refuses what is none."""
-    found = {"*": rules} if isinstance(rules, Recipe) else rules
-    if not isinstance(found, Mapping) or not all(
-        recipe is None or isinstance(recipe, Recipe) for recipe in found.values()
-    ):
-        raise ArgumentError(
-            "rules must be a Recipe, or a mapping of name patterns to recipes or None, "
-            f"got {rules!r}"
-        )
-    return found
-
-
-def _ones(weight: Array) -> Array:
-    xp = namespace(weight)
-    return xp.ones_like(plain(weight), dtype=xp.bool)
+from sparse24._sched_arrays import namespace, working
+from sparse24._sched_decide import decide, decisions, forget_first, observation, observe_first
+from sparse24._sched_records import Array, Arrays, Recipe, State, Update
 
 
 def observe(state: State, weights: Arrays | None = None, grads: Arrays | None = None) -> State:
@@ -191,7 +91,8 @@ def step(
 
     Notes
     -----
-    Does not wait for a device: counts in the events are 0-d arrays.
+    Counts in the events are 0-d arrays.  Waits for a device at updates alone, and then only where a
+    grower counts the elements in use, or layers share by statistics of their gradients.
 
     Examples
     --------

@@ -71,6 +71,7 @@ class Distribution:
     needs: tuple[str, ...] = ()
     remembers = False
     even = False  # True: layers may all have the schedule's sparsity, as fixed patterns need
+    patterns: tuple[str, ...] = ()  # of the names of layers that are treated otherwise
 
     def observe(self, memory: Memory, seen: Observation) -> Memory:
         return memory
@@ -122,6 +123,10 @@ class Custom(Distribution):
 
     rule: Callable[[float, Shapes], Mapping[str, float]] | Mapping[str, float]
     even = True  # if the rule says so; the pattern checks each layer
+
+    @property
+    def patterns(self):  # type: ignore[override]
+        return () if callable(self.rule) else tuple(self.rule)
 
     def shares(self, sparsity, shapes, memory, most=1.0):
         if callable(self.rule):
@@ -219,6 +224,10 @@ class Hierarchical(Distribution):
     @property
     def remembers(self):  # type: ignore[override]
         return self.inner.remembers
+
+    @property
+    def patterns(self):  # type: ignore[override]
+        return self.inner.patterns
 
     def observe(self, memory, seen):
         return self.inner.observe(memory, seen)

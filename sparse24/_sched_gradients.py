@@ -35,6 +35,7 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     Returns
     -------
     array, shape (m, k)
+        Of the wider dtype of `weight` and `gradient`.
 
     Raises
     ------
@@ -56,7 +57,9 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     xp = namespace(gradient)
     for name, array in (("gradient", gradient), ("mask", mask)):
         _check.same_shape(array.shape, weight.shape, argument=name, other="weight")
-    return gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)
+    dtype = xp.result_type(gradient, weight)  # of bfloat16 NumPy would make float32
+    decayed = gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)
+    return xp.astype(decayed, dtype, copy=False)
 
 
 masked_decay_gradient = sr_ste_gradient
@@ -78,7 +81,7 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
 
     Returns
     -------
-    array, shape (..., k)
+    array, shape and dtype of `weight`
         At most two non-zeros in each group of four.  In training its gradient is given to the
         weight as it is, as a soft `sparse24.torch.SparseLinear` does.
 
@@ -100,8 +103,9 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     a, b, c, d = (size[..., place : place + 1] for place in range(_spec.GROUP))
     least, most = xp.maximum(xp.minimum(a, b), xp.minimum(c, d)), xp.maximum(a, b)
     threshold = xp.minimum(least, xp.minimum(most, xp.maximum(c, d)))  # the second smallest
-    shrunk = xp.where(size > threshold, xp.sign(groups) * (size - threshold), groups * 0.0)
-    return join_groups(scale * shrunk, weight.shape[-1])
+    rest = size - threshold  # no xp.sign, which looks for NaN and so waits for the device
+    shrunk = xp.where(size > threshold, xp.where(groups < 0, -rest, rest), groups * 0.0)
+    return xp.astype(join_groups(scale * shrunk, weight.shape[-1]), weight.dtype, copy=False)
 
 
 def soft_threshold_scale(weight: Array) -> Array:
@@ -207,95 +211,3 @@ def compress_mvue_24(gradient, *, step: int, seed: int = 0, name: str = "") -> S
         sampled = mvue_24(gradient, step=step, seed=seed, name=name)
         record, _ = compress_rows(sampled, row, "magnitude")
     return Sparse24Array(Operand24(record, None, None, record.shape, row))
-
-
-def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") -> Array:
-    """The weight after a change of masks.
-
-    Parameters
-    ----------
-    weight, old, new : array
-        The weight and its masks before and after.
-    grown : {"keep", "zero"}
-        Whether weights that come back keep their latent value or start from zero, as in RigL.
-
-    Returns
-    -------
-    array, shape of `weight`
-
-    Raises
-    ------
-    ArgumentError
-        If `grown` is another word.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from sparse24 import schedule as S
-    >>> old, new = np.array([True, False, False]), np.array([True, True, False])
-    >>> S.transition(np.array([1.0, 2, 3]), old, new, grown="zero")
-    array([1., 0., 3.])
-    """
-    _check.one_of(grown, ("keep", "zero"), argument="grown")
-    xp = namespace(weight)
-    if grown == "zero":
-        weight = xp.where(new & ~old, xp.zeros_like(weight), weight)
-    return weight
-
-
-# Running means of squares, as torch, optax and others name them.
-SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "nu", "v")
-
-
-# What of the optimizer's state is cleared after a change of masks.
-POLICIES = ("keep", "zero_dropped", "zero_grown", "zero_changed")
-
-
-def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
-    """Optimizer state after a change of masks.
-
-    Means of squares (`exp_avg_sq`, `square_avg`, `nu` and the like) always pass unchanged: from
-    zero, with a step counter that goes on, Adam's next step would be ``(1 - beta1) /
-    sqrt(1 - beta2)`` times the learning rate, three times too long, for every changed weight.
-
-    Parameters
-    ----------
-    slots : mapping of str to array
-        One weight's state, e.g. momentum and second moment; entries of another shape than the
-        mask (step counters) pass unchanged.
-    old, new : array of bool
-    policy : {"keep", "zero_dropped", "zero_grown", "zero_changed"}
-
-    Returns
-    -------
-    dict of str to array
-
-    Raises
-    ------
-    ArgumentError
-        If `policy` is another word.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from sparse24 import schedule as S
-    >>> slots = {"momentum": np.array([1.0, 2, 3]), "step": 7}
-    >>> old, new = np.array([True, True, False]), np.array([True, False, True])
-    >>> S.mask_slots(slots, old, new)
-    {'momentum': array([1., 0., 0.]), 'step': 7}
-    """
-    _check.one_of(policy, POLICIES, argument="policy")
-    clear = {
-        "keep": None,
-        "zero_dropped": old & ~new,
-        "zero_grown": new & ~old,
-        "zero_changed": old ^ new,
-    }[policy]
-    if clear is None:
-        return dict(slots)
-    return {
-        key: namespace(slot).where(clear, namespace(slot).zeros_like(slot), slot)
-        if key not in SQUARES and tuple(getattr(slot, "shape", ())) == tuple(new.shape)
-        else slot
-        for key, slot in slots.items()
-    }

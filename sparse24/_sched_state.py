@@ -52,7 +52,7 @@ def pack_event(event: Update) -> dict[str, Any]:
 def unpack_mask(packed: dict[str, Any], like: Any) -> Any:
     """A boolean array of the library and device of `like`."""
     shape = tuple(int(x) for x in packed["shape"])
-    bits, count = np.asarray(packed["bits"]), math.prod(shape)
+    bits, count = to_host(packed["bits"]), math.prod(shape)
     if shape != tuple(like.shape) or bits.dtype != np.uint8 or bits.size != -(-count // 8):
         raise FormatError(
             f"a packed mask of shape {shape} with {bits.size} bytes does not fit a layer of shape "
@@ -70,6 +70,21 @@ def fingerprint(state: State) -> str:
     """A digest of the recipes and layers, to refuse the state of another scheduler."""
     text = repr([(_words(recipe), names) for recipe, names in state.groups]) + repr(state.shapes)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def matching(state: State, saved: Mapping[str, Any]) -> State | None:
+    """A fresh state with its layers in the order of the saved one; None if that is of others.
+
+    Dictionaries come back in another order from JAX, which sorts them.
+    """
+    if set(saved["masks"]) != set(state.masks):
+        return None
+    place = {name: number for number, name in enumerate(saved["masks"])}
+    groups = tuple((recipe, tuple(sorted(n, key=place.__getitem__))) for recipe, n in state.groups)
+    shapes = {name: state.shapes[name] for name in place}
+    masks = {name: state.masks[name] for name in place}
+    ordered = replace(state, groups=groups, shapes=shapes, masks=masks)
+    return next((s for s in (state, ordered) if fingerprint(s) == saved["fingerprint"]), None)
 
 
 def _words(part: Any) -> str:
@@ -138,7 +153,7 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     state : State
         As `init` makes it of the same recipes and layers.
     saved : dict
-        What `to_dict` gave.
+        What `to_dict` gave; its tensors may be on any device, as `torch.load` puts them.
 
     Returns
     -------
@@ -160,14 +175,16 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     1
     """
     check(saved)
-    if saved["fingerprint"] != fingerprint(state) or set(saved["masks"]) != set(state.masks):
+    fitting = matching(state, saved)
+    if fitting is None:
         raise FormatError(
             "the saved state belongs to other recipes or layers; build the scheduler as it was "
             "built when the state was saved"
         )
+    state = fitting
     masks = {name: unpack_mask(saved["masks"][name], mask) for name, mask in state.masks.items()}
     memory = {
-        name: {key: _move(np.asarray(value), masks[name]) for key, value in entries.items()}
+        name: {key: _move(to_host(value), masks[name]) for key, value in entries.items()}
         for name, entries in saved["memory"].items()
     }
     return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,8 +166,19 @@ def copy(record: Compressed24) -> Compressed24:
     return move(record, lambda x: x.copy())
 
 
+def device_name(device) -> Any:
+    """A device by its name; those of torch and CuPy are named as ours, others unchanged."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(device, torch.device):
+        return str(device)
+    if cupy is not None and isinstance(device, cupy.cuda.Device):
+        return f"cuda:{device.id}"
+    return device
+
+
 def mover(device, stream=None):
     """A function that copies an array to `device`."""
+    device = device_name(device)
     if device == "cpu":
         return lambda x: x.get(stream=stream) if _arrays.is_cupy(x) else x.copy()
     name, _, index = str(device).partition(":")

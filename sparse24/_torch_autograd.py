@@ -7,19 +7,44 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparse24 import _torch_ops as ops
-from sparse24._errors import DTypeError, ShapeError
+from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._train_rule import Rule
 
 
-def check_linear(x: Tensor, weight: Tensor) -> None:
-    """The message that a plain product would not give."""
-    if not isinstance(x, Tensor):
-        raise DTypeError(f"x must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor")
+def check_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, mask: Tensor | None = None
+) -> None:
+    """The messages that a plain product would not give; a bias it would read beyond its end."""
+    for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
+        is_optional = name in ("bias", "mask") and given is None
+        if not isinstance(given, Tensor) and not is_optional:
+            kind = type(given).__name__
+            raise DTypeError(f"{name} must be a torch.Tensor, got {kind}; use torch.as_tensor")
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {tuple(x.shape)} and "
             f"{tuple(weight.shape)}"
         )
+    check_bias(bias, weight)
+
+
+def check_bias(bias: Tensor | None, weight: Tensor, *, argument: str = "bias") -> None:
+    """Refuse a bias that is not one number for each row of the weight."""
+    if bias is not None and tuple(bias.shape) != tuple(weight.shape[:1]):
+        raise ShapeError(
+            f"{argument} must have shape ({weight.shape[0]},), one number for each row of the "
+            f"weight, got {tuple(bias.shape)}"
+        )
+
+
+def differentiable(function: type[torch.autograd.Function], *operands):
+    """The function, or the message that torch would not give."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            "products that are sparse have derivatives by backward() and torch.autograd.grad only, "
+            "not by torch.func's transforms (grad, jvp, vmap, ...); use those, or sparse='masked'"
+        )
+    return function.apply(*operands)
 
 
 class WeightLinear(torch.autograd.Function):

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError
+from sparse24._torch_autograd import check_bias, differentiable
 from sparse24._torch_linear import autocast, tokens
 
 
@@ -94,8 +95,10 @@ def feed_forward(
     if down.ndim != 2 or down.shape[1] != up.shape[0]:
         shapes = f"{tuple(up.shape)} and {tuple(down.shape)}"
         raise ShapeError(f"up must have shape (k, d) and down (m, k), got {shapes}")
+    check_bias(up_bias, up, argument="up_bias")
+    check_bias(down_bias, down, argument="down_bias")
     x, up, up_bias = autocast(x, up, up_bias)
     _, down, down_bias = autocast(x, down, down_bias)
-    y = SquaredRelu.apply(tokens(x), up, up_bias, down)
+    y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)
     y = y if down_bias is None else y + down_bias
     return y.reshape(*x.shape[:-1], down.shape[0])

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _matmul
+from sparse24 import _check, _matmul, _torch_state
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
-from sparse24._obeys import is_24
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
 from sparse24._torch_linear import (
@@ -21,7 +20,9 @@ from sparse24._torch_linear import (
     projected,
     tokens,
 )
+from sparse24._torch_parts import unpack
 from sparse24._torch_sources import Sources
+from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
 
@@ -60,7 +61,8 @@ class SparseLinear(torch.nn.Linear):
     -----
     Without gradients the packed weight is kept from call to call until the weight changes.  What
     is written through ``.data`` torch does not count as a change: call ``eval()`` or ``train()``
-    after it, which drop the packed weight.
+    after it, which drop the packed weight.  They, and calls without gradients, look anew at a mask
+    that was written in place, as where averages of models copy buffers.
     Derivatives are of the first order; a gradient of gradients is an error of torch's.
 
     References
@@ -104,12 +106,14 @@ class SparseLinear(torch.nn.Linear):
     ) -> None:
         _check.one_of(sparse, MODES, argument="sparse")
         self.sparse = sparse
+        seed = _check.whole(seed, argument="seed", least=0)
         self.rule = Rule(gradient, transposable, decay, seed)
         check_activation(sparse, self.rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
         self._packed: tuple[Sources | None, Sparse24Array, Tensor | None] | None = None
         self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
+        self._looked_at: int | None = None  # the version of the mask that the way was chosen for
         self.register_buffer("mask", None)
         hard = sparse != "weight" or transposable or decay or not self.rule.straight
         if soft and hard:
@@ -137,6 +141,7 @@ class SparseLinear(torch.nn.Linear):
         new.weight, new.bias = layer.weight, layer.bias
         new.training = layer.training
         new._configure(**options)
+        _torch_state.hand_on_hooks(layer, new)
         return new
 
     def to_dense(self) -> torch.nn.Linear:
@@ -146,11 +151,21 @@ class SparseLinear(torch.nn.Linear):
         new.in_features, new.out_features = self.in_features, self.out_features
         new.weight, new.bias = self.weight, self.bias
         new.training = self.training
+        _torch_state.hand_on_hooks(self, new)
         if self.sparse != "activation":
             with torch.no_grad():
                 keep = self.current_mask()
                 new.weight.copy_(self._latent().masked_fill(~keep, 0.0))
+                if self.scale is not None:
+                    self.scale.fill_(1.0)  # the weight is projected, and stays as it is from now on
         return new
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        scale = getattr(self, "scale", None)  # torch calls this before there is one
+        if scale is not None:
+            with torch.no_grad():
+                scale.copy_(soft_threshold_scale(self.weight))
 
     def _latent(self) -> Tensor:
         """The weight before pruning; of a soft layer its projection, which obeys 2:4 already."""
@@ -184,6 +199,7 @@ class SparseLinear(torch.nn.Linear):
         if mask is not None and self.scale is not None:
             raise ArgumentError("a soft layer chooses its places itself; make it with soft=False")
         check_activation(self.sparse, self.rule, mask)
+        _check.one_of(way, (None, *WAYS), argument="way")
         if mask is not None and not isinstance(mask, Tensor):
             raise DTypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}")
         if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
@@ -201,12 +217,23 @@ class SparseLinear(torch.nn.Linear):
         if self.mask is None or self.sparse != "weight":
             self._way = self.sparse
         else:
-            self._way = way or _way_of(self.mask, self.rule.transposable)
+            self._way = way or way_of(self.mask, self.rule.transposable)
+        self._looked_at = version_of(self.mask)
+
+    def _look_again(self) -> None:
+        """A mask that was written in place may be multiplied by in another way."""
+        if self.mask is None or self._way == "masked" or not has_elements(self.mask):
+            return  # that way serves any mask
+        if self._looked_at != version_of(self.mask):
+            self._choose_way(None)
 
     def forward(self, x: Tensor) -> Tensor:
+        learns = torch.is_grad_enabled()
+        if not learns:
+            self._look_again()
         if self._way == "dense":
             return torch.nn.functional.linear(x, self.weight, self.bias)
-        if self._way == "weight" and not torch.is_grad_enabled():
+        if self._way == "weight" and not learns:
             return self._inference(x)
         samples = self.training and self.rule.samples and self._way == "weight"
         clock = ops.tick(self._clock) if samples else None  # its backward may run at any time
@@ -218,11 +245,12 @@ class SparseLinear(torch.nn.Linear):
 
     def train(self, mode: bool = True) -> SparseLinear:
         self._packed = None  # weights may have been exchanged through `.data`
+        self._look_again()
         return super().train(mode)
 
     def _inference(self, x: Tensor) -> Tensor:
-        check_linear(x, self.weight)
-        if _has_elements(x):
+        check_linear(x, self.weight, self.bias)
+        if has_elements(x):
             x, weight, bias = autocast(x, self.weight, self.bias)
             array, bias = self._kept(weight.dtype, bias)
             return _matmul.linear(x, array, bias)
@@ -240,36 +268,27 @@ class SparseLinear(torch.nn.Linear):
         """The packed weight and the bias as kernels take it, until a parameter changes."""
         parts = (self.weight, self.mask, self.bias, self.scale)
         sources = [t for t in parts if t is not None]
-        made_of = self._packed and self._packed[0]
-        if self._packed is None or made_of is None or not made_of.are(dtype, sources):
+        packed = self._packed  # once: another thread may drop it
+        if packed is None or packed[0] is None or not packed[0].are(dtype, sources):
             weight = self._latent().to(dtype)
-            array = ops.unpack(self._rows(weight), *weight.shape)
+            array = unpack(self._rows(weight), *weight.shape)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
             made_of = Sources(dtype, sources) if tracked else None
-            self._packed = (made_of, array, None if bias is None else bias.detach().to(wide))
-        return self._packed[1:]
+            packed = (made_of, array, None if bias is None else bias.detach().to(wide))
+            self._packed = packed
+        return packed[1:]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": None}  # a copy packs its own weight
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.rule.samples:
-            destination[f"{prefix}clock"] = self._clock.clone()
-        if self.mask is not None:
-            destination[f"{prefix}masked"] = torch.tensor(self._way == "masked")
+        destination.update({f"{prefix}{key}": v for key, v in _torch_state.saved(self).items()})
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        if f"{prefix}mask" in state_dict and self.mask is None:
-            self.mask = torch.empty_like(self.weight, dtype=torch.bool)
-        elif f"{prefix}mask" not in state_dict:
-            self.mask = None
-        self._clock.copy_(state_dict.get(f"{prefix}clock", self._clock))
-        ours = (f"{prefix}clock", f"{prefix}masked")
-        others = {k: v for k, v in state_dict.items() if k not in ours}
-        super()._load_from_state_dict(others, prefix, *args, **kwargs)
-        self._choose_way("masked" if state_dict.get(f"{prefix}masked", False) else None)
+        with _torch_state.loading(self, state_dict, prefix) as others:
+            super()._load_from_state_dict(others, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         rule = self.rule
@@ -277,17 +296,3 @@ class SparseLinear(torch.nn.Linear):
             f"{super().extra_repr()}, sparse={self.sparse!r}, gradient={rule.gradient!r}, "
             f"transposable={rule.transposable}, soft={self.scale is not None}"
         )
-
-
-def _has_elements(x: Tensor) -> bool:
-    """False where torch only follows which operators are called, with tensors that hold nothing."""
-    follows = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return not follows and not x.is_meta and type(x) in (Tensor, torch.nn.Parameter)
-
-
-def _way_of(mask: Tensor, both: bool) -> str:
-    """How to multiply by a mask: is it 2:4 along its rows (and columns), or all true?"""
-    sides = (mask, mask.mT.contiguous())[: 1 + both]
-    if all(is_24(side.to(torch.int8)) for side in sides):
-        return "weight"
-    return "dense" if mask.all() else "masked"

@@ -7,7 +7,12 @@ from torch import Tensor
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
+from sparse24._torch_autograd import (
+    ActivationLinear,
+    WeightLinear,
+    check_linear,
+    differentiable,
+)
 from sparse24._train_rule import Rule
 
 MODES = ("weight", "activation", "masked")
@@ -71,17 +76,17 @@ def linear(
     (7.0, tensor([[1., 1., 1., 1.]]))
     """
     _check.one_of(sparse, MODES, argument="sparse")
-    check_linear(x, weight)
+    check_linear(x, weight, bias, mask)
     rule = Rule(gradient, transposable, decay, seed)
     check_activation(sparse, rule, mask)
     x, weight, bias = autocast(x, weight, bias)
     rows = tokens(x)
     if sparse == "activation":
-        y = ActivationLinear.apply(rows, weight, bias, rule)
+        y = differentiable(ActivationLinear, rows, weight, bias, rule)
     elif sparse == "masked":
         y = torch.nn.functional.linear(rows, masked(weight, mask, rule), bias)
     else:
-        y = WeightLinear.apply(rows, weight, bias, mask, rule, clock)
+        y = differentiable(WeightLinear, rows, weight, bias, mask, rule, clock)
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 

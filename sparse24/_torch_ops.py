@@ -20,16 +20,15 @@ from sparse24 import (
     _dtypes,
     _foreign,
     _prune,
-    _spec,
     _storage,
     _torch_replay,
 )
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call
 from sparse24._product import Result
-from sparse24._records import PLAIN, Compressed24, Epilogue, Operand24
+from sparse24._records import PLAIN, Compressed24, Epilogue
 from sparse24._sched_gradients import compress_mvue_24
-from sparse24.formats.two_four import Sparse24Array
+from sparse24._torch_parts import dtype_of, empty_parts, operand_of, parts_of, record_of
 
 FORMS = ("x@At", "x@A", "A@b", "At@b")
 _library = torch.library.Library("sparse24", "DEF")
@@ -61,7 +60,7 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
     Two tensors, or four for a transposable matrix: those of the transpose follow.
     """
     with _foreign.stream_of(x):
-        array, row = _foreign.view_of(x), _row(x)
+        array, row = _foreign.view_of(x), dtype_of(x)
         records: tuple[Compressed24, ...]
         if mask is None and transposable:
             records = _compress.transposable_records(array, row)
@@ -71,7 +70,7 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
             keep = _compress.checked_mask(_foreign.view_of(mask), array)
             turns = ((array, keep), (array.T, keep.T))[: 1 + transposable]
             records = tuple(_by_mask(a, m, row, axis) for (a, m), axis in zip(turns, (-1, -2)))
-        return [_foreign.to_torch(part) for record in records for part in _parts(record)]
+        return [_foreign.to_torch(part) for record in records for part in parts_of(record)]
 
 
 def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
@@ -82,67 +81,11 @@ def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
     return record
 
 
-def _row(x: Tensor) -> _dtypes.DType:
-    return _row_of(x.dtype)
-
-
-@functools.cache
-def _row_of(dtype: torch.dtype) -> _dtypes.DType:
-    return _dtypes.lookup(str(dtype).removeprefix("torch."), argument="dtype")
-
-
 @_meaning_for_tracing("pack")
 def _(x, mask, transposable):
     m, k = x.shape
     shapes = ((m, k), (k, m))[: 1 + transposable]
-    return [part for shape in shapes for part in _like_parts(x, *shape)]
-
-
-def _like_parts(x: Tensor, m: int, k: int) -> list[Tensor]:
-    columns = _spec.values_per_row(k)
-    codes: tuple[int, ...] = (m, _spec.metadata_bytes_per_row(k))
-    if x.device.type == "cuda":
-        columns = _arrays.row_pitch(columns, x.element_size())
-        codes = _spec.packed_shape(m, k)
-    return [x.new_empty((m, columns)), x.new_empty(codes, dtype=torch.uint8)]
-
-
-def _parts(record: Compressed24):
-    """(values with their row padding, codes) as whole arrays."""
-    values = record.values
-    if not _arrays.is_cupy(values):
-        return values, _storage.canonical(record)
-    m, columns = values.shape
-    pitch = _arrays.row_pitch(columns, values.itemsize)
-    if pitch != columns:  # the rows' storage is that wide
-        cupy = _arrays.cupy_module()
-        strides = (pitch * values.itemsize, values.itemsize)
-        values = cupy.lib.stride_tricks.as_strided(values, (m, pitch), strides)
-    return values, _storage.packed(record)
-
-
-def unpack(parts: list[Tensor], m: int, k: int) -> Sparse24Array:
-    """The array that the tensors of `pack` describe; nothing is copied."""
-    rows = _record(parts[0], parts[1], m, k, _row(parts[0]))
-    columns = _record(parts[2], parts[3], k, m, rows.dtype) if len(parts) == 4 else None
-    return Sparse24Array(Operand24(rows, columns, None, (m, k), rows.dtype))
-
-
-def _operand(parts: list[Tensor], m: int, k: int, *, turned: bool) -> Operand24:
-    """The matrix (m, k), or its transpose, with what is stored for products from the left."""
-    row = _row(parts[0])
-    if not turned:
-        return Operand24(_record(parts[0], parts[1], m, k, row), None, None, (m, k), row)
-    if len(parts) == 4:
-        return Operand24(_record(parts[2], parts[3], k, m, row), None, None, (k, m), row)
-    return Operand24(None, _record(parts[0], parts[1], m, k, row), None, (k, m), row)
-
-
-def _record(values: Tensor, codes: Tensor, m: int, k: int, row: _dtypes.DType) -> Compressed24:
-    stored = _foreign.view_of(values)[:, : _spec.values_per_row(k)]
-    bits = _foreign.view_of(codes)
-    metadata, packed = (bits, None) if bits.ndim == 2 else (None, bits)
-    return Compressed24(stored, metadata, packed, (m, k), row)
+    return [part for shape in shapes for part in empty_parts(x, *shape)]
 
 
 @_operator
@@ -163,9 +106,9 @@ def product(
         return known(values, codes, dense, PLAIN if bias is None else _biased(bias))
     with _foreign.stream_of(dense):
         epilogue = PLAIN if bias is None else _biased(bias)
-        a, b = _operand(parts, m, k, turned=turned), _foreign.view_of(dense)
+        a, b = operand_of(parts, m, k, turned=turned), _foreign.view_of(dense)
         b = b.T if left else b
-        call = Call(other_dtype=_row(dense))
+        call = Call(other_dtype=dtype_of(dense))
         shape = (a.shape[0], b.shape[1])
         result = Result.plan(a, b, None, call, shape[::-1] if left else shape)
         out = result.allocate(None)
@@ -205,7 +148,7 @@ _RESULTS = {
 def dense(parts: list[Tensor], m: int, k: int) -> Tensor:
     """The packed matrix with its zeros."""
     with _foreign.stream_of(parts[0]):
-        record = _record(parts[0], parts[1], m, k, _row(parts[0]))
+        record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
         return _foreign.to_torch(_storage.decompress(record))
 
 
@@ -218,11 +161,11 @@ def _(parts, m, k):
 def like(parts: list[Tensor], m: int, k: int, x: Tensor) -> list[Tensor]:
     """Values of `x` (m, k) in the places of a packed matrix, for each orientation it holds."""
     with _foreign.stream_of(x):
-        array, row = _foreign.view_of(x), _row(x)
+        array, row = _foreign.view_of(x), dtype_of(x)
         turns = ((parts[:2], m, k, array), (parts[2:], k, m, array.T))[: len(parts) // 2]
         found = []
         for (values, codes), rows, columns, turned in turns:
-            record = _record(values, codes, rows, columns, row)
+            record = record_of(values, codes, rows, columns, row)
             found.append(_foreign.to_torch(_values_like(record, turned)))
         return found
 
@@ -234,7 +177,7 @@ def _values_like(record: Compressed24, x):
         return reference.like(_storage.canonical(record), x)
     from sparse24.kernels import like as kernel
 
-    return _parts(kernel.launch(record, x))[0]
+    return parts_of(kernel.launch(record, x))[0]
 
 
 @_meaning_for_tracing("like")
@@ -276,12 +219,12 @@ def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
     """Values and codes of `x` sampled to 2:4 along its rows without bias, by `clock` and `seed`."""
     with _foreign.stream_of(x):
         array = compress_mvue_24(_foreign.view_of(x), step=int(clock), seed=seed)
-        return [_foreign.to_torch(part) for part in _parts(array._operand.stored)]
+        return [_foreign.to_torch(part) for part in parts_of(array._operand.stored)]
 
 
 @_meaning_for_tracing("pack_sample")
 def _(x, seed, clock):
-    return _like_parts(x, *x.shape)
+    return empty_parts(x, *x.shape)
 
 
 @_operator
@@ -292,7 +235,7 @@ def masked_gradient(
     ``gradient + decay * weight``.
     """
     with _foreign.stream_of(gradient):
-        record = _record(parts[0], parts[1], m, k, _row(parts[0]))
+        record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
         dense = _foreign.view_of(gradient)
         decaying = None if weight is None else _foreign.view_of(weight)
         if _arrays.is_cupy(dense):

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparse24 import _check, _foreign, _obeys
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._torch_autograd import differentiable
 
 _aten = torch.ops.aten
 
@@ -108,7 +109,8 @@ def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
         return y if bias is None else y + bias
     form = "x@At" if b.turned else "x@A"
-    fused = bias if bias is not None and bias.ndim == 1 else None
+    fits = bias is not None and tuple(bias.shape) == (b.shape[1],)  # torch spreads others itself
+    fused = bias if fits else None
     y = ops.product(b.parts, *b.stored_shape, a, fused, form)
     return y if bias is None or fused is not None else y + bias
 
@@ -128,6 +130,12 @@ def _clone(a: Sparse24Tensor, **_) -> Sparse24Tensor:
     return Sparse24Tensor([part.clone() for part in a.parts], a.shape, turned=a.turned)
 
 
+def _to_copy(a: Sparse24Tensor, *, dtype=None, device=None, **_) -> Sparse24Tensor:
+    """Packed anew, as the layout depends on the device and the size of an element."""
+    stored = ops.dense(a.parts, *a.stored_shape).to(dtype=dtype, device=device)
+    return Sparse24Tensor(ops.pack(stored, None, len(a.parts) == 4), a.shape, turned=a.turned)
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: _detach,
     _aten.alias.default: _detach,
@@ -139,6 +147,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.matmul.default: _mm,
     _aten.addmm.default: _addmm,
     _aten.clone.default: _clone,
+    _aten._to_copy.default: _to_copy,
 }
 
 
@@ -190,7 +199,7 @@ def sparsify24(
     _check.one_of(gradient, ("24sparse", "24dense", "ste"), argument="gradient")
     if x.ndim != 2:
         raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
-    return _Sparsify.apply(x, gradient, True)
+    return differentiable(_Sparsify, x, gradient, True)
 
 
 def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False) -> Sparse24Tensor:
@@ -227,4 +236,5 @@ def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False)
         raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")
     with _foreign.stream_of(original_tensor):
         _obeys.check_24(original_tensor.detach())
-    return Sparse24Tensor(ops.pack(original_tensor, None, False), original_tensor.shape)
+    parts = ops.pack(original_tensor.detach(), None, False)  # else they would belong to its graph
+    return Sparse24Tensor(parts, original_tensor.shape)

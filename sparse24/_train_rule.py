@@ -45,5 +45,5 @@ class Rule:
 
     def __post_init__(self):
         _check.one_of(self.gradient, GRADIENTS, argument="gradient")
-        if self.decay < 0:
+        if not self.decay >= 0:  # NaN is not
             raise ArgumentError(f"decay must be at least 0, got {self.decay}")

@@ -139,10 +139,14 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     """
     _check.is_array(x, argument="x")
     _check.is_array(weight, argument="weight")
+    if bias is not None:
+        _check.is_array(bias, argument="bias")
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
         )
+    if bias is not None and tuple(bias.shape) != weight.shape[:1]:
+        raise ShapeError(f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
     packed = pack(weight, mask=mask, transposable=transposable)
     y = _sparse_linear(x, packed[0], bias)
     return y, Saved(x, weight, mask, packed, bias is not None)

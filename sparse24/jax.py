@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse24 import _arrays, functional
+from sparse24 import _arrays, _check, functional
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._prune import mask as choose_mask
 from sparse24._train_rule import Rule
@@ -71,6 +71,8 @@ def linear(
     Array([[1., 1., 1., 1.]], dtype=float32)
     """
     rule = Rule(gradient, transposable, decay, seed)
+    for name, given in (("x", x), ("weight", weight)):
+        _check.is_array(given, argument=name)
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
@@ -125,7 +127,7 @@ def _linear(x, weight, bias, mask, rule: Rule, step: int):
 def _forward(x, weight, bias, mask, rule: Rule, step: int):
     views = [None if a is None else _view(a) for a in (x, weight, bias, mask)]
     y, saved = functional.linear(*views[:3], mask=views[3], transposable=rule.transposable)
-    return _back(y), _Residual(saved)
+    return _back(y), _Residual(saved, [None if a is None else a.dtype for a in (x, weight, bias)])
 
 
 def _backward(rule: Rule, step: int, residual: _Residual, dy):
@@ -134,7 +136,8 @@ def _backward(rule: Rule, step: int, residual: _Residual, dy):
         _view(dy), saved, gradient=rule.gradient, decay=rule.decay, seed=rule.seed, step=step
     )
     flat = None if saved.mask is None else np.zeros(saved.mask.shape, jax.dtypes.float0)
-    return _back(dx), _back(dweight), None if dbias is None else _back(dbias), flat
+    pairs = zip((dx, dweight, dbias), residual.dtypes, strict=True)  # as those of JAX's own
+    return *(None if g is None else _back(g).astype(dtype) for g, dtype in pairs), flat
 
 
 _linear.defvjp(_forward, _backward)
@@ -144,8 +147,9 @@ _linear.defvjp(_forward, _backward)
 class _Residual:
     """What forward saves, as one object that JAX hands on unopened; equal only to itself."""
 
-    def __init__(self, saved: functional.Saved):
+    def __init__(self, saved: functional.Saved, dtypes: list):
         self.saved = saved
+        self.dtypes = dtypes  # of x, the weight and the bias
 
 
 def _view(x: Any) -> Any:

@@ -9,7 +9,7 @@ weights come back).  The core is pure, ``step(state, weights, grads) -> state, m
 from sparse24._sched_adaptive import Adaptive, LayerWiseAdapter
 from sparse24._sched_apply import apply_masks
 from sparse24._sched_async import AsyncScheduler
-from sparse24._sched_core import freeze, init, observe, step, thaw
+from sparse24._sched_core import freeze, observe, step, thaw
 from sparse24._sched_criteria import (
     Accumulated,
     Criterion,
@@ -28,17 +28,17 @@ from sparse24._sched_distributions import (
     Hierarchical,
     Uniform,
 )
-from sparse24._sched_dynamic import DynamicScheduler, MaskScheduler
+from sparse24._sched_dynamic import DynamicScheduler
 from sparse24._sched_gradients import (
-    mask_slots,
     masked_decay_gradient,
     mvue_24,
     soft_threshold_24,
     soft_threshold_scale,
     sr_ste_gradient,
-    transition,
 )
 from sparse24._sched_growers import GradientGrowth, Grower, MomentumGrowth, NoGrowth, RandomGrowth
+from sparse24._sched_init import init
+from sparse24._sched_masks import MaskScheduler
 from sparse24._sched_patterns import (
     NM,
     Pattern,
@@ -65,6 +65,7 @@ from sparse24._sched_state import from_dict, to_dict
 from sparse24._sched_telemetry import MaskWarning, Telemetry
 from sparse24._sched_tiles import Block, Channel, Elastic, TileHybrid
 from sparse24._sched_training import DecayFactorSearch, RewoundRate, targeted_dropout
+from sparse24._sched_transition import mask_slots, transition
 
 __all__ = [
     "ERK",

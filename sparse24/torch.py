@@ -12,7 +12,8 @@ torch.Size([4, 8])
 from sparse24._torch_ffn import feed_forward
 from sparse24._torch_layers import SparseLinear
 from sparse24._torch_linear import linear
-from sparse24._torch_model import desparsify, sparse_layers, sparsify, update_masks
+from sparse24._torch_masks import update_masks
+from sparse24._torch_model import desparsify, sparse_layers, sparsify
 from sparse24._torch_tensor import Sparse24Tensor, sparsify24, to_sparse_semi_structured
 
 __all__ = [

@@ -7,7 +7,7 @@ import pytest
 
 import sparse24 as s24
 from sparse24 import functional as F
-from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
 
 def data(rng, dtype=np.float64, tokens=(3, 4), m=8, k=16):
@@ -133,3 +133,30 @@ def test_jax_bfloat16_and_jit(rng):
     for sparse in (s24.random((16, 8), rng=0), s24.hybrid(np.eye(16, 8, dtype=np.float32))):
         with pytest.raises(UnsupportedError, match=r"tracer of JAX; multiply outside jax.jit"):
             jax.jit(lambda x: x @ sparse)(x)  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    "types", [("float32", "bfloat16", "float32"), ("bfloat16", "bfloat16", "float32")]
+)
+def test_jax_gradients_have_the_types_of_the_arrays(rng, types):
+    jax = pytest.importorskip("jax")
+    from sparse24 import jax as sj
+
+    x, weight, bias = (jax.numpy.asarray(a, t) for a, t in zip(data(rng), types, strict=False))
+    found = jax.grad(lambda *given: sj.linear(*given).sum(), argnums=(0, 1, 2))(x, weight, bias)
+    assert tuple(gradient.dtype.name for gradient in found) == types
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 1), (1, 8), ()])
+def test_a_bias_is_one_number_a_row(rng, shape):
+    x, weight, *_ = data(rng, tokens=(3,))
+    with pytest.raises(ShapeError, match=r"bias must have shape \(8,\)"):
+        F.linear(x, weight, np.ones(shape))
+
+
+def test_jax_names_what_is_no_array():
+    jax = pytest.importorskip("jax")
+    from sparse24 import jax as sj
+
+    with pytest.raises(DTypeError, match="x must be an array, got list"):
+        sj.linear([[1.0, 2.0]], jax.numpy.ones((3, 2)))

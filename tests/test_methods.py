@@ -152,6 +152,15 @@ def test_calibration_sums_batches(xp, rng):
     np.testing.assert_allclose(bias, y.mean(0) - 0.5 * w @ x.mean(0))
 
 
+def test_what_a_calibration_hands_out_cannot_be_written_to(rng):
+    inputs = rng.normal(size=(20, 8))
+    seen = s24.Calibration(inputs, inputs)
+    for moment in (seen.hessian, seen.cross):
+        with pytest.raises(ValueError, match="read-only"):
+            moment[:] = 0
+    np.testing.assert_array_equal(seen.hessian, s24.Calibration(inputs).hessian)
+
+
 def test_new_bias_keeps_the_mean_output(rng):
     w, x = layer(rng)
     x, bias = x + 1, rng.standard_normal(24)

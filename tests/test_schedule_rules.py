@@ -7,7 +7,7 @@ import pytest
 from schedule_cases import layers
 
 from sparse24 import schedule as S
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,25 @@ def test_an_overflow_is_not_remembered_for_good(rng, part, bad):
             for number, run in enumerate(runs)
         ]
     np.testing.assert_array_equal(masks[0]["a"], masks[1]["a"])
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        S.Custom({"bdoy.*": 0.5}),
+        S.Adaptive(overrides={"bdoy.*": S.LayerWiseAdapter()}),
+        S.Hierarchical(inner=S.Custom({"bdoy.*": 0.5})),
+    ],
+)
+def test_name_patterns_within_recipes_fit_weights(rng, spread):
+    weights = {"body.w": rng.normal(size=(8, 16)), "head.w": rng.normal(size=(8, 16))}
+    with pytest.raises(ArgumentError, match=r"name pattern 'bdoy\.\*' fits none of the 2 weights"):
+        S.init(S.Recipe(distribution=spread), weights)
+    right = S.Recipe(distribution=S.Custom({"body.*": 0.5}))
+    assert S.init(right, weights).names == tuple(weights)
+
+
+@pytest.mark.parametrize("recipe", [S.Recipe(), S.sr_ste()])
+def test_complex_layers_are_refused(recipe):
+    with pytest.raises(DTypeError, match="layer 'w' must hold real numbers, got complex128"):
+        S.init(recipe, {"w": np.ones((4, 8), complex)})

@@ -294,3 +294,27 @@ def test_operators_pass_torchs_own_checks():
     clock = torch.tensor(3)
     torch.library.opcheck(ops.tick.default, (clock.clone(),), test_utils=tests)
     torch.library.opcheck(ops.pack_sample.default, (x, 0, clock), test_utils=tests)
+
+
+@pytest.mark.parametrize("shape", [(5,), (1,), (), (3, 1), (1, 4)])
+def test_a_bias_is_one_number_a_row(shape):
+    x, weight, bias = torch.randn(3, 8), torch.randn(4, 8), torch.ones(shape)
+    for sparse in ("weight", "masked", "activation"):
+        with pytest.raises(ShapeError, match=r"bias must have shape \(4,\)"):
+            st.linear(x, weight, bias, sparse=sparse)
+    with pytest.raises(ShapeError, match=r"up_bias must have shape \(4,\)"):
+        st.feed_forward(x, weight, torch.ones(2, 4), bias)
+    with pytest.raises(ShapeError, match=r"down_bias must have shape \(2,\)"):
+        st.feed_forward(x, weight, torch.ones(2, 4), None, bias)
+
+
+def test_what_is_no_tensor_is_named():
+    x, weight = torch.randn(3, 8), torch.randn(4, 8)
+    with pytest.raises(DTypeError, match=r"weight must be a torch\.Tensor, got ndarray"):
+        st.linear(x, weight.numpy())
+    with pytest.raises(DTypeError, match=r"mask must be a torch\.Tensor, got ndarray"):
+        st.linear(x, weight, mask=s24.mask(weight.numpy()))
+    with pytest.raises(ArgumentError, match="decay must be at least 0, got nan"):
+        st.SparseLinear(8, 4, decay=float("nan"))
+    with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on, got None"):
+        st.SparseLinear(8, 4, seed=None)

@@ -40,9 +40,11 @@ def test_products_without_gradient_are_refused_within_transforms():
             transform(x)
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("learns", [False, True])
-def test_compiled_layers_take_any_number_of_tokens(learns):
+def test_compiled_layers_take_any_number_of_tokens(learns, masked):
     layer = st.SparseLinear(32, 16)
+    layer.set_mask(layer.current_mask() if masked else None)
     fast = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     with torch.set_grad_enabled(learns):
         for shape in ((2, 3, 32), (4, 5, 32)):

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from data_parallel import model  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
-from torch_cases import masked_step  # noqa: E402
+from torch_cases import CLOSE, masked_step  # noqa: E402
 
 from sparse24 import functional  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
@@ -242,3 +242,26 @@ def test_a_model_that_is_made_in_inference_mode_works():
         first = net(x)
         net[3].bias.add_(1)
         assert torch.allclose(net(x), first + 1, atol=1e-6)
+
+
+def test_layers_are_dense_until_the_first_masks_come():
+    """An asynchronous scheduler's masks are all true until then, so the layers' are."""
+    net, x = st.sparsify(model(), {"*": {}}), torch.randn(5, 32)
+    weights = {name: layer.weight for name, layer in st.sparse_layers(net).items()}
+    with S.AsyncScheduler(S.sr_ste(), weights, delay=2) as scheduler:
+        for step in range(3):
+            masks = st.update_masks(net, scheduler)
+            assert masks["0"].all() == (step < 2)
+            want = torch.nn.functional.linear(x, net[0].weight * masks["0"], net[0].bias)
+            torch.testing.assert_close(net[0](x), want, **CLOSE)
+
+
+def test_masks_of_a_loaded_state_reach_layers_without_one():
+    """As of a model whose weights alone were saved."""
+    net, scheduler = st.sparsify(model(), {"*": {}}), S.MaskScheduler(S.rigl(0.5, total_steps=10))
+    masks = st.update_masks(net, scheduler)
+    again, later = st.sparsify(model(), {"*": {}}), S.MaskScheduler(S.rigl(0.5, total_steps=10))
+    later.load_state_dict(scheduler.state_dict())
+    st.update_masks(again, later)
+    for name, layer in st.sparse_layers(again).items():
+        assert torch.equal(layer.mask, masks[name])

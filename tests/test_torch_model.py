@@ -268,3 +268,12 @@ def test_two_data_parallel_processes_equal_one(tmp_path):
         for key, value in single.items():
             np.testing.assert_array_equal(first[key], second[key])
             np.testing.assert_allclose(first[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_other_kinds_of_linear_layers_are_named():
+    attention = torch.nn.MultiheadAttention(16, 2)  # reads the weight of its layer by itself
+    with pytest.raises(ArgumentError, match="NonDynamicallyQuantizableLinear stay as they are"):
+        st.sparsify(attention, {"*": {}})
+    net = st.sparsify(model(), {"*": {}})
+    with pytest.raises(ArgumentError, match=r"no linear layer is named.*SparseLinear stay as"):
+        st.sparsify(net, {"0": {}})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -60,3 +62,38 @@ def test_products_with_vectors_and_sums_that_are_not_read():
     nothing = torch.full((3, 16), torch.nan)
     got = torch.addmm(nothing, torch.ones(3, 8), a.t(), beta=0, alpha=2)
     torch.testing.assert_close(got, 2 * torch.ones(3, 8) @ dense.t(), **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1,), (), (3, 1), (1, 4)])
+def test_sums_are_spread_as_torch_does(shape):
+    weight, x, bias = torch.eye(4, 8), torch.randn(3, 8), torch.randn(shape)
+    a = st.to_sparse_semi_structured(weight)
+    want = torch.addmm(bias, x, weight.t())
+    torch.testing.assert_close(torch.addmm(bias, x, a.t()), want)
+    torch.testing.assert_close(torch.nn.functional.linear(x, a, bias), want)
+    with pytest.raises(RuntimeError):  # torch's own
+        torch.addmm(torch.ones(5), x, a.t())
+
+
+@pytest.mark.parametrize("transposable", [False, True])
+def test_a_layer_with_a_packed_parameter_is_a_layer_as_any(transposable):
+    layer, x = layer_and_input()
+    weight = st.sparsify24(layer.weight) if transposable else None
+    with torch.no_grad():
+        layer.weight.copy_(weight.to_dense() if transposable else s24.prune(layer.weight))
+    want = layer(x)
+    packed = weight.detach() if transposable else st.to_sparse_semi_structured(layer.weight)
+    layer.weight = torch.nn.Parameter(packed)
+    for net in (layer, copy.deepcopy(layer)):
+        torch.testing.assert_close(net(x), want, **CLOSE)
+    wide = layer.double()
+    assert len(wide.weight.parts) == (4 if transposable else 2)
+    torch.testing.assert_close(wide(x.double()), want.double(), **CLOSE)
+    turned = wide.weight.t().to(torch.float16)
+    assert turned.dtype == torch.float16
+    assert torch.equal(turned.to_dense(), wide.weight.to_dense().t().half())
+
+
+def test_a_packed_matrix_belongs_to_no_graph():
+    weight = torch.eye(4, 8, requires_grad=True)
+    assert not (torch.ones(1, 8) @ st.to_sparse_semi_structured(weight).t()).requires_grad

@@ -187,6 +187,19 @@ def test_device_names_are_checked():
         a.to_device("gpu")
 
 
+def test_devices_of_torch_are_taken(tmp_path):
+    torch, matrix = pytest.importorskip("torch"), np.eye(4, dtype=np.float32)
+    patterns = (s24.compress(matrix, pattern=pattern) for pattern in ((2, 4), (1, 4)))
+    for a in (*patterns, s24.hybrid(matrix)):
+        assert a.to_device(torch.device("cpu")) is a
+    assert s24.random((4, 4), device=torch.device("cpu")).device == "cpu"
+    s24.save_npz(tmp_path / "a.npz", {"a": a, "matrix": matrix})
+    loaded = s24.load_npz(tmp_path / "a.npz", device=torch.device("cpu"))
+    np.testing.assert_array_equal(loaded["matrix"], loaded["a"].toarray())
+    with pytest.raises(s24.ArgumentError, match=r"device must be 'cpu', .* got 'meta'"):
+        a.to_device(torch.device("meta"))
+
+
 def test_zeros_of_narrow_floats_are_found_as_quickly_as_others():
     def seconds(expression, x):
         return min(timeit.repeat(expression, globals={"x": x}, number=1, repeat=20))

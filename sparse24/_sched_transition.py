@@ -1,0 +1,98 @@
+"""What a change of masks does to weights and to the optimizer's state."""
+
+from __future__ import annotations
+
+from sparse24 import _check
+from sparse24._sched_arrays import Array, namespace
+
+
+def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") -> Array:
+    """The weight after a change of masks.
+
+    Parameters
+    ----------
+    weight, old, new : array
+        The weight and its masks before and after.
+    grown : {"keep", "zero"}
+        Whether weights that come back keep their latent value or start from zero, as in RigL.
+
+    Returns
+    -------
+    array, shape of `weight`
+
+    Raises
+    ------
+    ArgumentError
+        If `grown` is another word.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> old, new = np.array([True, False, False]), np.array([True, True, False])
+    >>> S.transition(np.array([1.0, 2, 3]), old, new, grown="zero")
+    array([1., 0., 3.])
+    """
+    _check.one_of(grown, ("keep", "zero"), argument="grown")
+    xp = namespace(weight)
+    if grown == "zero":
+        weight = xp.where(new & ~old, xp.zeros_like(weight), weight)
+    return weight
+
+
+# Running means of squares, as torch, optax and others name them.
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "nu", "v")
+
+
+# What of the optimizer's state is cleared after a change of masks.
+POLICIES = ("keep", "zero_dropped", "zero_grown", "zero_changed")
+
+
+def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
+    """Optimizer state after a change of masks.
+
+    Means of squares (`exp_avg_sq`, `square_avg`, `nu` and the like) always pass unchanged: from
+    zero, with a step counter that goes on, Adam's next step would be ``(1 - beta1) /
+    sqrt(1 - beta2)`` times the learning rate, three times too long, for every changed weight.
+
+    Parameters
+    ----------
+    slots : mapping of str to array
+        One weight's state, e.g. momentum and second moment; entries of another shape than the
+        mask (step counters) pass unchanged.
+    old, new : array of bool
+    policy : {"keep", "zero_dropped", "zero_grown", "zero_changed"}
+
+    Returns
+    -------
+    dict of str to array
+
+    Raises
+    ------
+    ArgumentError
+        If `policy` is another word.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule as S
+    >>> slots = {"momentum": np.array([1.0, 2, 3]), "step": 7}
+    >>> old, new = np.array([True, True, False]), np.array([True, False, True])
+    >>> S.mask_slots(slots, old, new)
+    {'momentum': array([1., 0., 0.]), 'step': 7}
+    """
+    _check.one_of(policy, POLICIES, argument="policy")
+    clear = {
+        "keep": None,
+        "zero_dropped": old & ~new,
+        "zero_grown": new & ~old,
+        "zero_changed": old ^ new,
+    }[policy]
+    if clear is None:
+        return dict(slots)
+    return {
+        key: namespace(slot).where(clear, namespace(slot).zeros_like(slot), slot)
+        if key not in SQUARES and tuple(getattr(slot, "shape", ())) == tuple(new.shape)
+        else slot
+        for key, slot in slots.items()
+    }

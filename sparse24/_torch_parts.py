@@ -1,0 +1,71 @@
+"""A packed matrix as tensors: to records of arrays, and back; nothing is copied."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from sparse24 import _arrays, _dtypes, _foreign, _spec, _storage
+from sparse24._records import Compressed24, Operand24
+from sparse24.formats.two_four import Sparse24Array
+
+
+def dtype_of(x: Tensor) -> _dtypes.DType:
+    """The table's row for a tensor."""
+    return _named(x.dtype)
+
+
+@functools.cache
+def _named(dtype: torch.dtype) -> _dtypes.DType:
+    return _dtypes.lookup(str(dtype).removeprefix("torch."), argument="dtype")
+
+
+def empty_parts(x: Tensor, m: int, k: int) -> list[Tensor]:
+    """Tensors like those that hold a packed matrix (m, k) of the type of `x`."""
+    columns = _spec.values_per_row(k)
+    codes: tuple[int, ...] = (m, _spec.metadata_bytes_per_row(k))
+    if x.device.type == "cuda":
+        columns = _arrays.row_pitch(columns, x.element_size())
+        codes = _spec.packed_shape(m, k)
+    return [x.new_empty((m, columns)), x.new_empty(codes, dtype=torch.uint8)]
+
+
+def parts_of(record: Compressed24):
+    """(values with their row padding, codes) as whole arrays."""
+    values = record.values
+    if not _arrays.is_cupy(values):
+        return values, _storage.canonical(record)
+    m, columns = values.shape
+    pitch = _arrays.row_pitch(columns, values.itemsize)
+    if pitch != columns:  # the rows' storage is that wide
+        cupy = _arrays.cupy_module()
+        strides = (pitch * values.itemsize, values.itemsize)
+        values = cupy.lib.stride_tricks.as_strided(values, (m, pitch), strides)
+    return values, _storage.packed(record)
+
+
+def unpack(parts: list[Tensor], m: int, k: int) -> Sparse24Array:
+    """The array that the tensors of `pack` describe; nothing is copied."""
+    rows = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
+    columns = record_of(parts[2], parts[3], k, m, rows.dtype) if len(parts) == 4 else None
+    return Sparse24Array(Operand24(rows, columns, None, (m, k), rows.dtype))
+
+
+def operand_of(parts: list[Tensor], m: int, k: int, *, turned: bool) -> Operand24:
+    """The matrix (m, k), or its transpose, with what is stored for products from the left."""
+    row = dtype_of(parts[0])
+    if not turned:
+        return Operand24(record_of(parts[0], parts[1], m, k, row), None, None, (m, k), row)
+    if len(parts) == 4:
+        return Operand24(record_of(parts[2], parts[3], k, m, row), None, None, (k, m), row)
+    return Operand24(None, record_of(parts[0], parts[1], m, k, row), None, (k, m), row)
+
+
+def record_of(values: Tensor, codes: Tensor, m: int, k: int, row: _dtypes.DType) -> Compressed24:
+    """The record of one orientation of a packed matrix."""
+    stored = _foreign.view_of(values)[:, : _spec.values_per_row(k)]
+    bits = _foreign.view_of(codes)
+    metadata, packed = (bits, None) if bits.ndim == 2 else (None, bits)
+    return Compressed24(stored, metadata, packed, (m, k), row)

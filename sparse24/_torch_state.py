@@ -1,0 +1,52 @@
+"""What of a sparse layer is saved, loaded, and handed on when another layer takes its place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OWN = ("clock", "masked")  # entries of a state_dict that are no parameters or buffers
+
+
+def saved(layer) -> dict[str, Tensor]:
+    """What the state_dict of a layer holds beside its parameters and buffers."""
+    found = {}
+    if layer.rule.samples:
+        found["clock"] = layer._clock.clone()
+    if layer.mask is not None:
+        found["masked"] = torch.tensor(layer._way == "masked")
+    return found
+
+
+@contextlib.contextmanager
+def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
+    """What torch is to load of a state; then the layer multiplies as it did when it was saved.
+
+    A state that holds the weight and no mask takes the mask away; one of other layers alone, as
+    with ``strict=False``, leaves all as it is.
+    """
+    weight, mask = (state_dict.get(f"{prefix}{key}") for key in ("weight", "mask"))
+    clock, masked = (state_dict.get(f"{prefix}{key}") for key in OWN)
+    made = mask is not None and layer.mask is None and layer.takes_masks
+    if made:
+        layer.mask = torch.empty_like(layer.weight, dtype=torch.bool)
+    elif mask is None and weight is not None:
+        layer.mask = None
+    if clock is not None:
+        layer._clock.copy_(clock)
+    yield {k: v for k, v in state_dict.items() if k not in {f"{prefix}{key}" for key in OWN}}
+    if made and mask is not None and mask.shape != layer.weight.shape:
+        layer.mask = None  # torch refuses the saved one, and ours was never written
+    if weight is not None or mask is not None:
+        layer._choose_way("masked" if masked else None)
+
+
+def hand_on_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """Hooks of forward and backward run in the new layer, and their handles remove them there."""
+    for name, hooks in vars(old).items():
+        if "hook" in name and ("forward" in name or "backward" in name):
+            setattr(new, name, hooks)

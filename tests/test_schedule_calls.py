@@ -1,0 +1,172 @@
+"""Schedulers as training scripts call them: frozen parameters, micro-batches, files, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparse24 import schedule as S
+from sparse24._errors import ArgumentError, DTypeError
+
+
+def layers(rng, count=3):
+    return {f"l{i}": rng.normal(size=(8, 16)) for i in range(count)}
+
+
+def equal(first, second):
+    return all((first[name] == second[name]).all() for name in first)
+
+
+def test_frozen_parameters_have_no_gradient(rng):
+    weights = layers(rng)
+    gradients = {"l0": weights["l0"], "l1": None, "l2": None}
+    rules = {"l0": S.rigl(0.5, total_steps=10, every=1), "l1": S.sr_ste(), "*": None}
+    scheduler = S.MaskScheduler(rules)
+    background = S.AsyncScheduler(rules, weights, delay=0, background=False)
+    for _ in range(3):
+        masks = scheduler.step(gradients, weights)
+        assert equal(background.step(gradients, weights), masks)
+    assert list(masks) == ["l0", "l1"]
+    with pytest.raises(ArgumentError, match="GradientGrowth needs the grad of layer 'l0'"):
+        scheduler.step(dict.fromkeys(weights), weights)
+    with pytest.raises(DTypeError, match="layer 'l1' must be an array, got NoneType"):
+        S.DynamicScheduler().step(gradients)  # from which the layers would be learnt
+
+
+def test_micro_batches_do_not_decide_the_criterion(rng):
+    weights, gradients = layers(rng), layers(rng)
+    ours, plain = S.DynamicScheduler(0.5), S.DynamicScheduler(0.5)
+    ours.observe(gradients)
+    masks = ours.step(gradients, weights)
+    plain.start(weights)
+    plain.observe(gradients)
+    assert equal(masks, plain.step(gradients, weights))
+    kept = {n: np.abs(w)[masks[n]].min() > np.abs(w)[~masks[n]].max() for n, w in weights.items()}
+    assert all(kept.values())
+
+
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_training_resumes_with_a_micro_batch(rng, has_weights):
+    steps = [(layers(rng), layers(rng)) for _ in range(4)]
+
+    def train(scheduler, some):
+        for gradients, weights in some:
+            scheduler.observe(gradients)
+            masks = scheduler.step(gradients, weights if has_weights else None)
+        return masks
+
+    through, first, second = (S.DynamicScheduler(0.4) for _ in range(3))
+    want = train(through, steps)
+    train(first, steps[:2])
+    second.load_state_dict(first.state_dict())
+    assert equal(train(second, steps[2:]), want)
+
+
+def test_states_come_from_tensors_on_other_devices():
+    """`torch.load(..., map_location=...)` puts the whole state on a GPU."""
+    torch = pytest.importorskip("torch")
+
+    class Far(torch.Tensor):
+        def __array__(self, *args, **kwargs):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+        def to(self, *args, **kwargs):
+            return self.as_subclass(torch.Tensor)
+
+    def far(value):
+        if isinstance(value, dict):
+            return {key: far(inside) for key, inside in value.items()}
+        if isinstance(value, list):
+            return [far(inside) for inside in value]
+        return value.as_subclass(Far) if isinstance(value, torch.Tensor) else value
+
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=2), criterion=S.Movement())
+    weights = {"w": torch.randn(8, 16)}
+    first, second = (S.MaskScheduler(recipe) for _ in range(2))
+    third, fourth = (S.AsyncScheduler(recipe, weights, background=False) for _ in range(2))
+    for old, new in ((first, second), (third, fourth)):
+        old.step(weights, weights)
+        new.load_state_dict(far(old.state_dict()))
+        assert equal(old.step(weights, weights), new.step(weights, weights))
+
+
+def test_an_error_within_the_step_leaves_an_async_scheduler_as_it_was(rng):
+    weights, recipe = layers(rng), S.rigl(0.5, total_steps=10, every=1)
+    steady, shaken = (S.AsyncScheduler(recipe, weights, background=False) for _ in range(2))
+    for _ in range(3):
+        want = steady.step(weights, weights)
+        shaken.step(weights, weights)
+        with pytest.raises(ArgumentError, match="needs the grad"):
+            shaken.step(None, weights)
+    assert equal(shaken.masks, want)
+    assert shaken.state.step == 3
+
+
+def test_an_error_beside_the_training_stops_an_async_scheduler(rng):
+    weights, recipe = layers(rng), S.rigl(0.5, total_steps=10, every=1)
+    with S.AsyncScheduler(recipe, weights, delay=1) as scheduler:
+        scheduler.step(weights, weights)
+        scheduler.step(weights, weights)
+        saved = scheduler.state_dict()
+        want = scheduler.step(weights, weights)
+        scheduler.step(None, weights)
+        with pytest.raises(ArgumentError, match="needs the grad"):
+            scheduler.step(weights, weights)
+        with pytest.raises(ArgumentError, match=r"work of an earlier step failed.*load a state"):
+            scheduler.step(weights, weights)
+        scheduler.load_state_dict(saved)
+        assert equal(scheduler.step(weights, weights), want)
+
+
+def test_masks_are_booleans_or_numbers_of_the_weights_library():
+    torch = pytest.importorskip("torch")
+    numbers, weight = np.array([[1, 0, 0, 2]]), np.arange(1.0, 5)[None]
+    want = [[1.0, 0.0, 0.0, 4.0]]
+    assert S.apply_masks(weight, numbers).tolist() == want
+    assert S.apply_masks(torch.from_numpy(weight), torch.from_numpy(numbers)).tolist() == want
+    with pytest.raises(DTypeError, match="mask of layer '0' must be an array of its weight's lib"):
+        S.apply_masks(torch.from_numpy(weight), numbers)
+    with pytest.raises(DTypeError, match="mask of layer 'w' must be an array, got list"):
+        S.apply_masks({"w": weight}, {"w": [[1, 0, 0, 1]]})
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_gradients_and_projections_keep_the_type(rng, name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    weight = rng.normal(size=(4, 8)).astype(dtype)
+    assert S.soft_threshold_24(weight, S.soft_threshold_scale(weight)).dtype == dtype
+    assert S.sr_ste_gradient(weight, weight, weight > 0).dtype == dtype
+    wide = weight.astype(np.float64)
+    assert S.sr_ste_gradient(wide, weight, weight > 0).dtype == np.float64
+
+
+def test_the_projection_looks_at_no_element():
+    """It is operations alone: nothing waits for a device, and transforms follow it."""
+    torch = pytest.importorskip("torch")
+    weight = torch.randn(3, 4, 10)
+    batched = torch.vmap(S.soft_threshold_24)(weight)
+    assert torch.equal(batched, torch.stack([S.soft_threshold_24(w) for w in weight]))
+    whole = np.array([[-np.inf, 2.0, -3.0, 1.0, 5.0, np.nan, -1.0, 2.0]])
+    with np.errstate(invalid="ignore"):
+        got = S.soft_threshold_24(whole)
+    np.testing.assert_array_equal(got, [[-np.inf, 0, -1, 0, 0, np.nan, 0, 0]])
+
+
+def rigl_scheduler():
+    return S.MaskScheduler(S.rigl(0.5, total_steps=10))
+
+
+@pytest.mark.parametrize("kind", [S.DynamicScheduler, rigl_scheduler])
+def test_states_fit_layers_in_another_order(rng, kind):
+    """JAX sorts the dictionaries that pass through it."""
+    weights = {name: rng.normal(size=(8, 16)) for name in ("up", "down", "a")}
+    weights |= {"bias": rng.normal(size=4)}
+    first, second = kind(), kind()
+    first.step(weights, weights)
+    second.load_state_dict(first.state_dict())
+    ordered = dict(sorted(weights.items()))
+    masks = second.step(ordered, ordered)
+    assert list(masks) == ["up", "down", "a"]
+    assert equal(masks, first.step(weights, weights))
+    assert second.state_dict()["fingerprint"] == first.state_dict()["fingerprint"]

@@ -1,0 +1,143 @@
+"""Sparse layers of torch: what they take from saved states, from other layers and in place."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from data_parallel import model  # noqa: E402
+from torch_cases import CLOSE, layer_and_input  # noqa: E402
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import schedule as S  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import ArgumentError, UnsupportedError  # noqa: E402
+from sparse24._torch_sources import Sources  # noqa: E402
+
+
+def masked_layer(**options):
+    layer = st.SparseLinear(8, 8, **options)
+    layer.set_mask(layer.current_mask())
+    return layer
+
+
+def test_a_state_of_other_layers_leaves_masks_alone():
+    net = st.sparsify(model(), {"*": {"gradient": "24sparse"}})
+    net[0].set_mask(net[0].current_mask())
+    kept = net[0].mask.clone()
+    net.load_state_dict({"3.bias": torch.zeros_like(net[3].bias)}, strict=False)
+    assert torch.equal(net[0].mask, kept)
+    dense = {key: value for key, value in net.state_dict().items() if not key.startswith("0.m")}
+    net.load_state_dict(dense)
+    assert net[0].mask is None  # that was the layer's state, without a mask
+
+
+def test_a_mask_of_another_shape_leaves_the_layer_without_one():
+    layer = st.SparseLinear(8, 8)
+    state = {**layer.state_dict(), "mask": torch.ones(4, 4, dtype=torch.bool)}
+    with pytest.raises(RuntimeError, match="size mismatch for mask"):
+        layer.load_state_dict(state)
+    assert layer.mask is None
+
+
+@pytest.mark.parametrize("options", [{"sparse": "activation"}, {"soft": True}])
+def test_layers_that_take_no_mask_load_none(options):
+    layer, state = st.SparseLinear(8, 8, **options), masked_layer().state_dict()
+    scale = {key: value for key, value in layer.state_dict().items() if key == "scale"}
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "mask"'):
+        layer.load_state_dict({**state, **scale})
+    layer.load_state_dict({**state, **scale}, strict=False)
+    assert layer.mask is None
+    assert layer(torch.ones(2, 8)).shape == (2, 8)
+
+
+def test_hooks_run_in_the_layer_that_takes_the_place():
+    layer, x = layer_and_input()
+    seen = []
+    forward = layer.register_forward_hook(lambda *_: seen.append("forward"))
+    layer.register_forward_pre_hook(lambda *_: seen.append("before"))
+    layer.register_full_backward_hook(lambda *_: seen.append("backward"))
+    net = st.sparsify(torch.nn.Sequential(layer), {"*": {}})
+    net(x).sum().backward()
+    assert seen == ["before", "forward", "backward"]
+    forward.remove()
+    seen.clear()
+    st.desparsify(net)(x).sum().backward()
+    assert seen == ["before", "backward"]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_mask_that_is_copied_in_place_is_looked_at(trains):
+    """As averaged models get it: their buffers are copied, and nothing else tells of it."""
+    net = st.sparsify(model(), {"*": {}})
+    scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5, at=1), pattern=S.NM(2, 4)))
+    st.update_masks(net, scheduler)
+    average = torch.optim.swa_utils.AveragedModel(net)
+    st.update_masks(net, scheduler)
+    average.update_parameters(net)
+    average.train(trains)
+    x = torch.randn(5, 32)
+    with torch.set_grad_enabled(trains):
+        torch.testing.assert_close(average(x), net.train(trains)(x), **CLOSE)
+
+
+def test_any_mask_may_be_written_in_place_where_no_gradient_is_wanted():
+    layer, x = masked_layer(), torch.randn(3, 8)
+    with torch.no_grad():
+        layer(x)
+        layer.mask.fill_(True)[:, 0] = False
+        want = torch.nn.functional.linear(x, layer.weight * layer.mask, layer.bias)
+        torch.testing.assert_close(layer(x), want, **CLOSE)
+
+
+def test_a_soft_layer_is_made_dense_once():
+    layer, x = st.SparseLinear(32, 16, soft=True), torch.randn(5, 32)
+    want = layer(x)
+    for dense in (layer.to_dense(), layer, layer.to_dense()):
+        torch.testing.assert_close(dense(x), want, **CLOSE)
+
+
+def test_soft_layers_without_memory_are_scaled_when_they_get_it():
+    layer = st.SparseLinear(32, 16, soft=True, device="meta").to_empty(device="cpu")
+    layer.reset_parameters()
+    assert layer.scale == S.soft_threshold_scale(layer.weight)
+
+
+def test_the_way_of_a_mask_is_checked():
+    layer = st.SparseLinear(8, 8)
+    with pytest.raises(ArgumentError, match="way must be one of None, 'weight', 'masked', 'dense'"):
+        layer.set_mask(layer.current_mask(), way="sparse")
+
+
+def test_encoders_do_not_nest_sequences_for_sparse_layers():
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    net = st.sparsify(torch.nn.TransformerEncoder(layer, 2), {"*.linear*": {}})
+    x, padding = torch.randn(2, 5, 16), torch.zeros(2, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    want = net(x, src_key_padding_mask=padding)
+    with torch.no_grad():
+        got = net.eval()(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(got[~padding], want[~padding], **CLOSE)
+
+
+def test_sparse_layers_are_refused_within_transforms():
+    layer, x = st.SparseLinear(8, 4), torch.ones(2, 8)
+    calls = (
+        lambda x: layer(x).sum(),
+        lambda x: st.feed_forward(x, torch.ones(4, 8), torch.ones(4, 4)).sum(),
+        lambda x: st.sparsify24(x) @ torch.ones(8, 1),
+    )
+    for call in calls:
+        with pytest.raises(UnsupportedError, match=r"not by torch\.func's transforms"):
+            torch.func.grad(call)(x)
+    layer.set_mask(s24.mask(layer.weight), way="masked")
+    assert torch.func.grad(calls[0])(x).shape == x.shape
+
+
+def test_a_packed_weight_that_another_thread_drops_is_used_to_the_end(monkeypatch):
+    layer, x = masked_layer().eval(), torch.randn(3, 8)
+    with torch.no_grad():
+        want = layer(x)
+        monkeypatch.setattr(Sources, "are", lambda *_: bool(layer.eval()))  # as if meanwhile
+        assert torch.equal(layer(x), want)
