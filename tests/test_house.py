@@ -88,11 +88,40 @@ def test_the_door_opens_without_heavy_packages():
     assert not loaded & {"cupy", "torch", "jax", "scipy", "numba", "matplotlib", "numpy"}
 
 
-@pytest.mark.parametrize("name", sparse24.__all__)
+@pytest.mark.parametrize("name", [*sparse24.__all__, *sparse24._BRIDGES])
 def test_every_public_name_is_there(name):
     if name in ("torch", "jax"):
         pytest.importorskip(f"sparse24.{name}")
     assert getattr(sparse24, name) is not None
+
+
+def test_all_names_can_be_had_without_frameworks():
+    """As `help(sparse24)` and a star import fetch them; the bridges say what they need."""
+    script = (
+        "import sys; sys.modules.update(torch=None, jax=None)\n"
+        "import pydoc, sparse24\n"
+        "pydoc.render_doc(sparse24)\n"
+        "from sparse24 import *\n"
+        "try:\n    sparse24.torch\nexcept ModuleNotFoundError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'sparse24[torch]'" in done.stdout
+
+
+def test_a_star_import_leaves_the_frameworks_their_names():
+    assert not {"torch", "jax"} & set(sparse24.__all__)
+
+
+def test_editors_see_the_names_that_are_imported_at_first_use():
+    """The imports for type checkers at the head of the package are those of `_HOMES`."""
+    seen = {}
+    for node in ast.walk(ast.parse(MODULES["sparse24"].read_text())):
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if alias.asname is not None:
+                seen[alias.asname] = node.module
+    modules = dict.fromkeys(sparse24._MODULES, "sparse24")
+    assert seen == sparse24._HOMES | modules
 
 
 REFERENCE = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.rst"))
@@ -107,7 +136,7 @@ def parts():
 
 def test_every_public_name_is_in_the_reference():
     words = set(re.findall(r"\w+", REFERENCE))
-    assert set(sparse24.__all__) - words - {"__version__"} == set()
+    assert {*sparse24.__all__, *sparse24._BRIDGES} - words - {"__version__"} == set()
     for module, part in parts():
         if not re.search(rf"^   {module}$", REFERENCE, re.MULTILINE):  # its page lists all of it
             assert set(part.__all__) - words == set(), module
