@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparse24._errors import ArgumentError
+from sparse24._pyplot import pyplot
 from sparse24._sched_records import Update
 
 COLUMNS = (
@@ -93,11 +94,12 @@ class Telemetry:
             writer.writerows(self.rows)
 
     def plot(self, axes=None):
-        """Sparsity and flip rate over the steps, one line a layer; returns the two Axes."""
-        import matplotlib.pyplot as plt
+        """Sparsity and flip rate over the steps, one line a layer; returns the two Axes.
 
+        Without matplotlib it is an `UnsupportedError`.
+        """
         if axes is None:
-            _, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 5), layout="constrained")
+            _, axes = pyplot().subplots(2, 1, sharex=True, figsize=(7, 5), layout="constrained")
         self._axes = axes
         for ax, key, label in zip(
             axes, ("sparsity", "flip_rate"), ("share of zeros", "flip rate"), strict=True

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparse24 import _arrays, _spec
-from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
+from sparse24._errors import ArgumentError, ShapeError
+from sparse24._pyplot import pyplot
 from sparse24.formats.base import SparseArray
 
 if TYPE_CHECKING:
@@ -24,13 +25,7 @@ __all__ = ["group_histogram", "roofline", "speedup", "spy", "tile_map"]
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise UnsupportedError(
-            "figures need matplotlib; install it with: pip install 'sparse24[plot]'"
-        ) from error
-    return plt.subplots()[1]
+    return pyplot().subplots()[1]
 
 
 def _dense_matrix(a: Any) -> np.ndarray:

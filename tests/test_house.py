@@ -23,7 +23,7 @@ STEMS = sorted(path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu"))
 # sideways.
 FLOORS = (
     ("_errors", "_spec", "_version"),
-    ("_arrays", "_check", "_dtypes", "_raw_files", "_raw_writers", "_records", "_table",
+    ("_arrays", "_check", "_dtypes", "_pyplot", "_raw_files", "_raw_writers", "_records", "_table",
      "_user_folder", "_whole_files"),
     ("kernels", "kernels.*"),
     ("_autotune", "_backend", "_calibration", "_dispatch", "_evidence", "_finish", "_foreign",
