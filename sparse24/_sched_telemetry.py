@@ -51,6 +51,19 @@ class Telemetry:
     References
     ----------
     .. [1] Y. Hu et al., *Accelerating Transformer Pre-training with 2:4 Sparsity*, 2024.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> telemetry = schedule.Telemetry()
+    >>> recipe = schedule.Recipe(schedule.StepScheduler({0: 0.0, 2: 0.5}))
+    >>> scheduler = schedule.MaskScheduler(recipe, telemetry=telemetry)
+    >>> for _ in range(4):
+    ...     masks = scheduler.step(weights={"w": np.arange(8.0)[None]})
+    ...
+    >>> telemetry.column("step"), telemetry.column("nnz", "w")
+    ([0, 2], [8, 4])
     """
 
     flip_limit: float | None = None

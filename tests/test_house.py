@@ -177,6 +177,12 @@ def test_every_public_class_says_what_it_takes_or_who_makes_it():
             assert not missing, f"{name} does not explain {missing}"
 
 
+def test_every_public_class_shows_an_example():
+    for name, kind in public(inspect.isclass).items():
+        if not issubclass(kind, Exception):
+            assert ">>> " in (inspect.getdoc(kind) or ""), f"{name} shows no example"
+
+
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_kernel_has_one_name_in_all_its_places(stem):
     launchers = [path.read_text() for path in (ROOT / "kernels").glob("*.py")]
