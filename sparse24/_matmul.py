@@ -23,7 +23,7 @@ def matmul(
 
     Parameters
     ----------
-    a, b : Sparse24Array or array
+    a, b : Sparse24Array, NMArray, HybridArray or array
         Shapes (..., m, k) and (..., k, n); 1-D operands and batch axes as in
         `numpy.matmul`.  Plain arrays of which one obeys 2:4 are compressed at each call,
         which waits for the device; where none does, the product is dense.  Nothing is ever
