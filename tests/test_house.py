@@ -191,6 +191,8 @@ def test_a_kernel_has_one_name_in_all_its_places(stem):
     assert any(f'"{stem}"' in text for text in tests), "a test that is marked with its stem"
     pages = [path.read_text() for path in (ROOT / "docs" / "explanation").glob("*.rst")]
     assert any(f"``{stem}``" in text for text in pages), "a page in docs/explanation"
+    table = (ROOT / "docs" / "explanation" / "kernels.rst").read_text()
+    assert f"* - ``{stem}``" in table, "the table of all kernels"
 
 
 def test_no_word_of_unfinished_work():
