@@ -68,7 +68,8 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     Examples
     --------
     >>> import numpy as np
-    >>> ax = spy(np.eye(8))
+    >>> from sparse24 import plot
+    >>> ax = plot.spy(np.eye(8))
     >>> ax.get_xlabel()
     'k'
     """
@@ -113,7 +114,8 @@ def group_histogram(a: Any, *, ax: Axes | None = None) -> Axes:
     Examples
     --------
     >>> import numpy as np
-    >>> ax = group_histogram(np.eye(8))
+    >>> from sparse24 import plot
+    >>> ax = plot.group_histogram(np.eye(8))
     >>> [int(bar.get_height()) for bar in ax.patches]
     [8, 8, 0, 0, 0]
     """
@@ -157,8 +159,9 @@ def speedup(
 
     Examples
     --------
+    >>> from sparse24 import plot
     >>> cases = [{"name": "a", "ours_us": 10.0, "rivals": {"cublas": 15.0}}]
-    >>> ax = speedup(cases, rival="cublas")
+    >>> ax = plot.speedup(cases, rival="cublas")
     >>> float(ax.patches[0].get_width())
     1.5
     """
@@ -208,7 +211,8 @@ def roofline(
 
     Examples
     --------
-    >>> ax = roofline({"4096^3": (1365.0, 9.0e14)})
+    >>> from sparse24 import plot
+    >>> ax = plot.roofline({"4096^3": (1365.0, 9.0e14)})
     >>> ax.get_xscale()
     'log'
     """
