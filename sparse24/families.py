@@ -4,16 +4,17 @@
 chance.  The families, the keys of ``FAMILIES``, are those on which the block-hybrid product
 is measured:
 
-==========================  ===========================================================
-``iid``                     every element is a zero with the same probability
-``beta20, beta5, beta2``    the density of each 64x64 tile follows a Beta law, the wider
-                            the smaller the number
-``dead_columns``            half of the zeros sit in empty columns, as after channel pruning
-``row_skewed``              row densities follow a log-normal law
-``banded``                  non-zeros lie near the diagonal
-``power_law``               degrees of rows and columns follow power laws, as in graphs
-``block``                   32x32 blocks that are full or empty
-==========================  ===========================================================
+================================  ============================================================
+``iid``                           every element is a zero with the same probability
+``beta20``, ``beta5``, ``beta2``  the density of each 64x64 tile follows a Beta law, the
+                                  wider the smaller the number
+``dead_columns``                  half of the zeros sit in empty columns, as after channel
+                                  pruning
+``row_skewed``                    row densities follow a log-normal law
+``banded``                        non-zeros lie near the diagonal
+``power_law``                     degrees of rows and columns follow power laws, as in graphs
+``block``                         32x32 blocks that are full or empty
+================================  ============================================================
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import fnmatch
 import importlib.util
 import inspect
@@ -193,6 +194,21 @@ def test_a_kernel_has_one_name_in_all_its_places(stem):
     assert any(f"``{stem}``" in text for text in pages), "a page in docs/explanation"
     table = (ROOT / "docs" / "explanation" / "kernels.rst").read_text()
     assert f"* - ``{stem}``" in table, "the table of all kernels"
+
+
+# Parts of the CUDA toolkit, and what of CuPy needs each; CuPy's wheels hold none of them.
+TOOLKIT = {
+    "nvrtc": "kernels", "cudart": "kernels", "cublas": "dense products", "curand": "cupy.random",
+    "cusolver": "cupy.linalg", "cusparse": "cupyx.scipy.sparse",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", ["cuda12", "cuda13"])
+def test_a_driver_and_an_extra_are_all_that_a_gpu_needs(extra):
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    parts = re.search(r"cuda-toolkit\[(.*)\]", config["options.extras_require"][extra]).group(1)
+    assert set(parts.split(",")) == set(TOOLKIT)
 
 
 def test_no_word_of_unfinished_work():
