@@ -66,8 +66,8 @@ assert (H @ b[:, 0]).shape == (1024,)
 # %%
 # A layer
 # -------
-# The weight of a layer has its outputs along the rows, so the product is ``tokens @ H.T``; `linear`
-# adds a bias and an activation, and builds nothing for the transpose.
+# The weight of a layer has its outputs along the rows, so the product is ``tokens @ H.T``;
+# :func:`sparse24.linear` adds a bias and an activation, and builds nothing for the transpose.
 
 tokens = np.random.default_rng(2).standard_normal((2, 16, 1536)).astype(np.float32)
 hidden = s24.linear(tokens, H, np.zeros(1024, np.float32), activation="gelu")
@@ -94,7 +94,7 @@ assert np.array_equal(again.toarray(), dense)
 # %%
 # Which path, and why
 # -------------------
-# `explain` lists the paths with their predicted seconds.  On a GPU there are several; where the
+# ``H.explain`` lists the paths with their predicted seconds.  On a GPU there are several; where the
 # dense product would win, it is the choice, and the reason says so.
 
 H.explain(n=16)
