@@ -133,15 +133,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _MODULES:
-        value = _module(name)
-    else:
-        raise AttributeError(f"module 'sparse24' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # with it, a type checker would let every misspelt name pass
+
+    def __getattr__(name: str):
+        if name in _HOMES:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        elif name in _MODULES:
+            value = _module(name)
+        else:
+            raise AttributeError(f"module 'sparse24' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def _module(name: str):
