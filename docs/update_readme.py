@@ -1,4 +1,4 @@
-"""Write the table of figures in README.md from the recorded runs: ``python docs/update_readme.py``.
+"""Write the figures in README.md from the recorded runs: ``python docs/update_readme.py``.
 
 With ``--check`` nothing is written, and the exit code says whether the table is current.
 """
@@ -16,6 +16,8 @@ import recorded  # noqa: E402
 
 BEGIN = "<!-- figures: made by docs/update_readme.py -->"
 END = "<!-- end of figures -->"
+BEGIN_SHORT = "<!-- figures in short: made by docs/update_readme.py -->"
+END_SHORT = "<!-- end of figures in short -->"
 
 
 def figures() -> str:
@@ -36,10 +38,15 @@ def figures() -> str:
 
 
 def updated(text: str) -> str:
-    """The README with the table between its two marks renewed."""
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{figures()}\n{END}{after}"
+    """The README with what stands between its marks renewed."""
+    text = _between(text, BEGIN_SHORT, END_SHORT, headlines.in_short())
+    return _between(text, BEGIN, END, figures())
+
+
+def _between(text: str, begin: str, end: str, new: str) -> str:
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    return f"{before}{begin}\n{new}\n{end}{after}"
 
 
 def main(arguments: list[str]) -> int:

@@ -10,6 +10,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
 
 from sparse24._errors import (
     ArgumentError,
@@ -23,6 +26,51 @@ from sparse24._errors import (
     UnsupportedError,
 )
 from sparse24._version import __version__
+
+if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run `__getattr__`
+    from sparse24 import convert as convert
+    from sparse24 import families as families
+    from sparse24 import functional as functional
+    from sparse24 import jax as jax
+    from sparse24 import plot as plot
+    from sparse24 import schedule as schedule
+    from sparse24 import testing as testing
+    from sparse24 import torch as torch
+    from sparse24 import tuning as tuning
+    from sparse24._activate import activate_compress as activate_compress
+    from sparse24._advise import advise as advise
+    from sparse24._backend import backend as backend
+    from sparse24._calibration import Calibration as Calibration
+    from sparse24._compress import compress as compress
+    from sparse24._config import show_config as show_config
+    from sparse24._explain import explain as explain
+    from sparse24._fuse import Epilogue as Epilogue
+    from sparse24._hybrid import hybrid as hybrid
+    from sparse24._make import asarray as asarray
+    from sparse24._make import from_scipy as from_scipy
+    from sparse24._make import random as random
+    from sparse24._matmul import linear as linear
+    from sparse24._matmul import matmul as matmul
+    from sparse24._obeys import check_24 as check_24
+    from sparse24._obeys import is_24 as is_24
+    from sparse24._permutation import find_permutation as find_permutation
+    from sparse24._permutation import fold_permutation as fold_permutation
+    from sparse24._plan import MatmulPlan as MatmulPlan
+    from sparse24._plan import autotune as autotune
+    from sparse24._plan import plan as plan
+    from sparse24._prune import mask as mask
+    from sparse24._prune import prune as prune
+    from sparse24._refit import refit as refit
+    from sparse24._report import report as report
+    from sparse24._stream import compress_blocks as compress_blocks
+    from sparse24._stream import compress_stream as compress_stream
+    from sparse24.formats.files import load_npz as load_npz
+    from sparse24.formats.files import load_safetensors as load_safetensors
+    from sparse24.formats.files import save_npz as save_npz
+    from sparse24.formats.files import save_safetensors as save_safetensors
+    from sparse24.formats.hybrid import HybridArray as HybridArray
+    from sparse24.formats.n_m import NMArray as NMArray
+    from sparse24.formats.two_four import Sparse24Array as Sparse24Array
 
 # Public names and the modules that hold them; imported at first use, so that
 # `import sparse24` is quick and needs neither SciPy nor Numba nor CuPy.
@@ -65,6 +113,9 @@ _HOMES = {
 _MODULES = (
     "convert", "families", "functional", "jax", "plot", "schedule", "testing", "torch", "tuning",
 )  # fmt: skip
+# Named as the framework that each of them needs, so no `from sparse24 import *` brings them:
+# that would take the place of `import torch`.
+_BRIDGES = ("jax", "torch")
 
 __all__ = [
     "ArgumentError",
@@ -78,20 +129,42 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     *_HOMES,
-    *_MODULES,
+    *(name for name in _MODULES if name not in _BRIDGES),
 ]
 
 
-def __getattr__(name: str):
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"sparse24.{name}")
-    else:
-        raise AttributeError(f"module 'sparse24' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # with it, a type checker would let every misspelt name pass
+
+    def __getattr__(name: str):
+        if name in _HOMES:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        elif name in _MODULES:
+            value = _module(name)
+        else:
+            raise AttributeError(f"module 'sparse24' has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def _module(name: str):
+    try:
+        return importlib.import_module(f"sparse24.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != name or name not in _BRIDGES:
+            raise
+        raise ModuleNotFoundError(
+            f"sparse24.{name} needs {name}, which is not installed; install it with: "
+            f"pip install 'sparse24[{name}]'",
+            name=name,
+        ) from error
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    """What can be had here, so that `help` and completion may fetch all of it."""
+    return sorted([*__all__, *filter(_is_installed, _BRIDGES)])
+
+
+def _is_installed(framework: str) -> bool:
+    if framework in sys.modules:
+        return sys.modules[framework] is not None  # None: an import that is forbidden
+    return importlib.util.find_spec(framework) is not None

@@ -157,7 +157,9 @@ def _counts(tokens) -> tuple[int, ...]:
 def _pair(shape) -> tuple[int, int]:
     m, k = _check.sizes(shape, argument="shape", count=2)
     if not m * k:
-        raise ShapeError(f"shape must be (output features, input features), got {shape!r}")
+        raise ShapeError(
+            f"shape must be (output features, input features), both positive, got {shape!r}"
+        )
     return m, k
 
 

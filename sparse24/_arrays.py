@@ -13,6 +13,11 @@ import numpy as np
 from sparse24 import _dtypes
 from sparse24._errors import DeviceError, DTypeError
 
+_INSTALL_CUPY = (
+    "install the extra that matches the driver: pip install 'sparse24[cuda13]' or "
+    "'sparse24[cuda12]'"
+)
+
 
 def is_cupy(x: Any) -> bool:
     cupy = sys.modules.get("cupy")
@@ -74,10 +79,7 @@ def cupy_module():
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError(
-            "this needs CuPy, which is not installed; install the extra that matches the "
-            "driver: pip install 'sparse24[cuda13]' or 'sparse24[cuda12]'"
-        ) from error
+        raise DeviceError(f"this needs CuPy, which is not installed; {_INSTALL_CUPY}") from error
     return cupy
 
 
@@ -89,6 +91,15 @@ def cuda_available() -> bool:
         return cupy.cuda.runtime.getDeviceCount() > 0
     except (ImportError, RuntimeError):  # CuPy absent, or no driver
         return False
+
+
+def why_no_cuda() -> str:
+    """Where `cuda_available` is false: what is missing, as the end of an error's sentence."""
+    try:
+        import cupy  # noqa: F401
+    except ImportError:
+        return f"sparse24 finds no CUDA device without CuPy; {_INSTALL_CUPY}"
+    return "CuPy finds no CUDA device"
 
 
 def device_of(x: Any) -> str:

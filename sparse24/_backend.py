@@ -42,7 +42,7 @@ def backend(name: str) -> Iterator[None]:
     """
     _check.one_of(name, ("cpu", "cuda", "auto"), argument="name")
     if name == "cuda" and not _arrays.cuda_available():
-        raise DeviceError("backend('cuda') was named, but CuPy finds no CUDA device")
+        raise DeviceError(f"backend('cuda') was named, but {_arrays.why_no_cuda()}")
     token = _chosen.set(name)
     try:
         yield

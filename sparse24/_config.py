@@ -12,7 +12,7 @@ from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
 _PACKAGES = (
-    "numpy", "scipy", "numba", "ml_dtypes", "safetensors", "cupy-cuda12x", "cupy-cuda13x",
+    "numpy", "scipy", "numba", "ml_dtypes", "safetensors", "cupy-cuda12x", "cupy-cuda13x", "cupy",
     "cuda-toolkit", "torch", "jax", "matplotlib",
 )  # fmt: skip
 

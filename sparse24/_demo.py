@@ -159,7 +159,7 @@ def choose_device(device: str) -> str:
     """``"cuda"`` or ``"cpu"``; raises `DeviceError` if a GPU was named and none is there."""
     there = _arrays.cuda_available()
     if device == "cuda" and not there:
-        raise DeviceError("--device cuda was named, but CuPy finds no CUDA device; see info")
+        raise DeviceError(f"--device cuda was named, but {_arrays.why_no_cuda()}; see info")
     return ("cuda" if there else "cpu") if device == "auto" else device
 
 

@@ -29,7 +29,19 @@ class Launched(NamedTuple):
 def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launched | None:
     """Write ``a @ b`` into `out` (..., m, n), through the epilogue.
 
-    Returns what was launched, if the arrays that were given are all that it needed.
+    Parameters
+    ----------
+    a : Operand24
+        Any batch axes, as `b` and `out` have them.
+    epilogue : Epilogue
+        Of `_records`: what `call` asks for, already as the kernels take it.
+    types : _product.Result
+        In which types the operands meet, which type the result has, and where it is.
+
+    Returns
+    -------
+    Launched or None
+        What was launched, if the arrays that were given are all that it needed.
     """
     if types.out is not None:
         _refuse_overlap("out", out, a, b)
@@ -92,7 +104,7 @@ def prepare(
 
 
 def problem_of(a: Operand24, b, out, epilogue: Epilogue, types, fast: bool = True) -> Problem:
-    """What the planner must know of this product."""
+    """What the planner must know of this product; `types` as for `fill`."""
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1
     return Problem(

@@ -187,7 +187,7 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
         yield
         return
     if not _arrays.cuda_available():
-        raise DeviceError("autotune measures on a GPU, but CuPy finds no CUDA device")
+        raise DeviceError(f"autotune measures on a GPU, but {_arrays.why_no_cuda()}")
     device = _arrays.cupy_module().cuda.Device().id
     if cache is not None:
         _tuning_cache.merge(Path(cache), device)

@@ -23,7 +23,11 @@ Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the sign
 
 
 def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None = None):
-    """``a @ b`` with NumPy's rules for shapes; `plans` remembers what the call prepared."""
+    """``a @ b`` with NumPy's rules for shapes; `plans` remembers what the call prepared.
+
+    A call like an earlier one is launched at once; all others are checked, filled by `_dispatch`,
+    and remembered.
+    """
     key = None if plans is None else _replay.signature(b, out, call, from_left=False)
     if plans is not None and key is not None and key in plans:
         return plans[key](b, out)

@@ -28,6 +28,13 @@ class LayerWiseAdapter:
         Smoothing of the statistics.
     reach : float, default 0.2
         The layer's sparsity stays within this distance of the global one.
+
+    Examples
+    --------
+    >>> from sparse24 import schedule
+    >>> still = schedule.LayerWiseAdapter(strength=0.0)  # follows the global schedule
+    >>> schedule.Adaptive(overrides={"head": still}).of("head").strength
+    0.0
     """
 
     strength: float = 0.5
@@ -61,6 +68,17 @@ class Adaptive(Distribution):
     adapter : LayerWiseAdapter
     overrides : mapping of str to LayerWiseAdapter
         Adapters of their own for layers whose names match.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), distribution=schedule.Adaptive())
+    >>> weights = {"a": np.arange(64.0).reshape(8, 8), "b": np.arange(64.0).reshape(8, 8)}
+    >>> gradients = {"a": np.full((8, 8), 0.1), "b": np.full((8, 8), 0.2)}
+    >>> masks = schedule.MaskScheduler(recipe).step(gradients, weights)
+    >>> {name: int(mask.sum()) for name, mask in masks.items()}  # half of 128 in all
+    {'a': 27, 'b': 37}
     """
 
     adapter: LayerWiseAdapter = LayerWiseAdapter()

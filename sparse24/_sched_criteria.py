@@ -46,7 +46,22 @@ class Observation:
 
 
 class Criterion:
-    """Base of all criteria."""
+    """Base of all criteria.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> @dataclass(frozen=True)
+    ... class Smallest(schedule.Criterion):
+    ...     def score(self, memory, seen):
+    ...         return -abs(seen.weight)
+    ...
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), Smallest())
+    >>> schedule.MaskScheduler(recipe).step(weights={"w": np.array([[1.0, -4.0, 2.0, 3.0]])})["w"]
+    array([[ True, False,  True, False]])
+    """
 
     needs: tuple[str, ...] = ("weight",)
     remembers = False  # True: `observe` must see every step, not only those that update
@@ -70,7 +85,17 @@ def _abs(x):
 
 @dataclass(frozen=True)
 class Magnitude(Criterion):
-    """``|w|``."""
+    """``|w|``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.Magnitude())
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> schedule.MaskScheduler(recipe).step(weights=weights)["w"]
+    array([[False,  True, False,  True]])
+    """
 
     def score(self, memory, seen):
         return _abs(seen.need("weight", "Magnitude"))
@@ -78,7 +103,16 @@ class Magnitude(Criterion):
 
 @dataclass(frozen=True)
 class GradientMagnitude(Criterion):
-    """``|g|`` of the present step; needs no weights."""
+    """``|g|`` of the present step; needs no weights.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.GradientMagnitude())
+    >>> schedule.MaskScheduler(recipe).step({"w": np.array([[0.1, 0.2, 0.9, -0.8]])})["w"]
+    array([[False, False,  True,  True]])
+    """
 
     needs = ("grad",)
 
@@ -88,7 +122,18 @@ class GradientMagnitude(Criterion):
 
 @dataclass(frozen=True)
 class Taylor(Criterion):
-    """``|w g|``, the first-order change of the loss (Molchanov et al., 2019)."""
+    """``|w g|``, the first-order change of the loss (Molchanov et al., 2019).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.Taylor())
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> gradients = {"w": np.array([[0.1, 0.2, 0.9, -0.8]])}
+    >>> schedule.MaskScheduler(recipe).step(gradients, weights)["w"]
+    array([[False, False,  True,  True]])
+    """
 
     needs = ("weight", "grad")
 
@@ -101,6 +146,16 @@ class Movement(Criterion):
     """``-sum of w g`` over all steps (Sanh et al., 2020): weights that move away from zero.
 
     A gradient that overflowed counts as 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.Movement())
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> gradients = {"w": np.array([[0.1, 0.2, 0.9, -0.8]])}
+    >>> schedule.MaskScheduler(recipe).step(gradients, weights)["w"]
+    array([[False,  True, False,  True]])
     """
 
     needs = ("weight", "grad")
@@ -118,7 +173,18 @@ class Movement(Criterion):
 
 @dataclass(frozen=True)
 class RandomScores(Criterion):
-    """Uniform scores of a counter-based generator: the same on every rank and after resuming."""
+    """Uniform scores of a counter-based generator: the same on every rank and after resuming.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.RandomScores())
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> masks = [schedule.MaskScheduler(recipe, seed=7).step(weights=weights)["w"] for _ in "ab"]
+    >>> bool((masks[0] == masks[1]).all()), int(masks[0].sum())
+    (True, 2)
+    """
 
     needs = ()
 
@@ -134,6 +200,16 @@ class GivenScores(Criterion):
     ----------
     scores : mapping of str to array
         For each layer an array of the shape of its weight; higher is better.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> scores = {"w": np.array([[1, 2, 3, 4]])}
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.GivenScores(scores))
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> schedule.MaskScheduler(recipe).step(weights=weights)["w"]
+    array([[False, False,  True,  True]])
     """
 
     scores: Mapping[str, Any]
@@ -152,6 +228,21 @@ class Accumulated(Criterion):
     Parameters
     ----------
     inner : Criterion, default Taylor()
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(
+    ...     schedule.ConstantScheduler(0.5, every=2), schedule.Accumulated(schedule.Taylor())
+    ... )
+    >>> scheduler = schedule.MaskScheduler(recipe)
+    >>> weights = {"w": np.ones((1, 4))}
+    >>> for gradient in ([1, 0, 0, 2], [1, 0, 0, 2], [9, 8, 0, 0]):
+    ...     mask = scheduler.step({"w": np.array([gradient], float)}, weights)["w"]
+    ...
+    >>> mask  # by the second and third gradient, the sum since the update before
+    array([[ True,  True, False, False]])
     """
 
     inner: Criterion = Taylor()

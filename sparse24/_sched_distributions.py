@@ -66,7 +66,20 @@ def fill(weights: Mapping[str, float], sizes, total: float, low, high) -> dict[s
 
 
 class Distribution:
-    """Base of all distributions."""
+    """Base of all distributions.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from sparse24.schedule import Distribution, Recipe
+    >>> @dataclass(frozen=True)
+    ... class OnlyMatrices(Distribution):
+    ...     def shares(self, sparsity, shapes, memory, most=1.0):
+    ...         return {name: sparsity * (len(shape) == 2) for name, shape in shapes.items()}
+    ...
+    >>> Recipe(distribution=OnlyMatrices()).distribution.shares(0.5, {"w": (8, 8), "b": (8,)}, {})
+    {'w': 0.5, 'b': 0.0}
+    """
 
     needs: tuple[str, ...] = ()
     remembers = False
@@ -89,7 +102,14 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Uniform(Distribution):
-    """The same sparsity in every layer."""
+    """The same sparsity in every layer.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import Uniform
+    >>> Uniform().shares(0.5, {"up": (64, 16), "head": (4, 16)}, {})
+    {'up': 0.5, 'head': 0.5}
+    """
 
     even = True
 
@@ -99,7 +119,14 @@ class Uniform(Distribution):
 
 @dataclass(frozen=True)
 class ERK(Distribution):
-    """Density in proportion to ``sum(shape) / prod(shape)`` (Evci et al., 2020); at most 1."""
+    """Density in proportion to ``sum(shape) / prod(shape)`` (Evci et al., 2020); at most 1.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import ERK
+    >>> ERK().shares(0.5, {"up": (64, 16), "head": (4, 16)}, {})
+    {'up': 0.53125, 'head': 0.0}
+    """
 
     def shares(self, sparsity, shapes, memory, most=1.0):
         sizes = sizes_of(shapes)
@@ -119,6 +146,12 @@ class Custom(Distribution):
     rule : callable or mapping
         ``rule(sparsity, shapes) -> {name: sparsity}``, or a mapping from name patterns
         such as ``"decoder.*"`` to a factor on the schedule's sparsity (1 elsewhere).
+
+    Examples
+    --------
+    >>> from sparse24.schedule import Custom
+    >>> Custom({"head": 0.0}).shares(0.5, {"up": (64, 16), "head": (4, 16)}, {})
+    {'up': 0.5, 'head': 0.0}
     """
 
     rule: Callable[[float, Shapes], Mapping[str, float]] | Mapping[str, float]
@@ -153,6 +186,13 @@ class BySpeedup(Distribution):
     ----------
     seconds : mapping of str to mapping of float to float
         For each layer its measured time at several sparsities, 0 among them.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import BySpeedup
+    >>> seconds = {"up": {0.0: 41e-6, 0.8: 19e-6}, "down": {0.0: 40e-6, 0.8: 31e-6}}
+    >>> BySpeedup(seconds).shares(0.5, {"up": (50, 10), "down": (10, 50)}, {})
+    {'up': 0.8, 'down': 0.2}
     """
 
     seconds: Mapping[str, Mapping[float, float]]
@@ -202,6 +242,13 @@ class Hierarchical(Distribution):
     outer, inner : Distribution
     depth : int, default 1
         Number of dot-separated parts of a layer's name that name its block.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import Hierarchical
+    >>> shapes = {"a.up": (64, 16), "a.head": (4, 16), "b.up": (64, 16)}
+    >>> Hierarchical().shares(0.5, shapes, {})
+    {'a.up': 0.53125, 'a.head': 0.0, 'b.up': 0.5}
     """
 
     outer: Distribution = field(default_factory=Uniform)

@@ -15,7 +15,26 @@ from sparse24._sched_criteria import Memory, Observation
 
 
 class Grower:
-    """Base of all growers."""
+    """Base of all growers.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> @dataclass(frozen=True)
+    ... class FirstComeBack(schedule.Grower):
+    ...     def share(self, step):
+    ...         return 0.5
+    ...     def score(self, memory, seen):
+    ...         return -np.arange(seen.like.size, dtype=float).reshape(seen.like.shape)
+    ...
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5, every=1), grower=FirstComeBack())
+    >>> scheduler = schedule.MaskScheduler(recipe)
+    >>> weights = {"w": np.array([[1.0, 2.0, 3.0, 4.0]])}
+    >>> [scheduler.step(weights=weights)["w"].astype(int).tolist() for _ in range(2)]
+    [[[0, 0, 1, 1]], [[1, 0, 0, 1]]]
+    """
 
     needs: tuple[str, ...] = ()
     remembers = False
@@ -34,7 +53,14 @@ class Grower:
 
 @dataclass(frozen=True)
 class NoGrowth(Grower):
-    """All weights compete at every update by the criterion alone."""
+    """All weights compete at every update by the criterion alone.
+
+    Examples
+    --------
+    >>> from sparse24 import schedule
+    >>> schedule.Recipe(grower=schedule.NoGrowth()) == schedule.Recipe()
+    True
+    """
 
     def share(self, step):
         return 0.0
@@ -70,6 +96,19 @@ class GradientGrowth(_Turnover):
         Share of the kept weights that is replaced at step 0.
     stop : int, optional
         The share falls by a cosine to nothing at this step; without it, it stays.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(
+    ...     schedule.ConstantScheduler(0.5, every=1), grower=schedule.GradientGrowth(0.5)
+    ... )
+    >>> scheduler = schedule.MaskScheduler(recipe)
+    >>> weights = {"w": np.array([[1.0, 2.0, 3.0, 4.0]])}
+    >>> gradients = {"w": np.array([[9.0, 0.0, 0.0, 0.0]])}
+    >>> [scheduler.step(gradients, weights)["w"].astype(int).tolist() for _ in range(2)]
+    [[[0, 0, 1, 1]], [[1, 0, 0, 1]]]
     """
 
     needs = ("grad",)
@@ -93,6 +132,19 @@ class MomentumGrowth(_Turnover):
         The share falls by a cosine to nothing at this step; without it, it stays.
     beta : float, default 0.9
         What of the mean of past gradients is kept at each step.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(
+    ...     schedule.ConstantScheduler(0.5, every=1), grower=schedule.MomentumGrowth(0.5)
+    ... )
+    >>> scheduler = schedule.MaskScheduler(recipe)
+    >>> weights = {"w": np.array([[1.0, 2.0, 3.0, 4.0]])}
+    >>> gradients = {"w": np.array([[9.0, 0.0, 0.0, 0.0]])}
+    >>> [scheduler.step(gradients, weights)["w"].astype(int).tolist() for _ in range(2)]
+    [[[0, 0, 1, 1]], [[1, 0, 0, 1]]]
     """
 
     beta: float = 0.9
@@ -120,6 +172,19 @@ class RandomGrowth(_Turnover):
         Share of the kept weights that is replaced at step 0.
     stop : int, optional
         The share falls by a cosine to nothing at this step; without it, it stays.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(
+    ...     schedule.ConstantScheduler(0.5, every=1), grower=schedule.RandomGrowth(0.5)
+    ... )
+    >>> scheduler = schedule.MaskScheduler(recipe)
+    >>> weights = {"w": np.arange(64.0).reshape(8, 8)}
+    >>> first, second = (scheduler.step(weights=weights)["w"] for _ in range(2))
+    >>> int(first.sum()), int(second.sum()), bool((first != second).any())
+    (32, 32, True)
     """
 
     def score(self, memory, seen):

@@ -44,7 +44,26 @@ class Turnover:
 
 
 class Pattern:
-    """Base of all patterns."""
+    """Base of all patterns.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> @dataclass(frozen=True)
+    ... class Chessboard(schedule.Pattern):
+    ...     grows, fixed = False, True
+    ...     def kept(self, shape, sparsity):
+    ...         return int(self.mask(np.empty(shape), sparsity).sum())
+    ...     def choose(self, units, sparsity, turnover=None):
+    ...         return np.indices(units.shape).sum(0) % 2 == 0
+    ...
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), pattern=Chessboard())
+    >>> schedule.MaskScheduler(recipe).step(weights={"w": np.ones((2, 4))})["w"].astype(int)
+    array([[1, 0, 1, 0],
+           [0, 1, 0, 1]])
+    """
 
     grows = True  # False: the pattern cannot follow a grower
     fixed = False  # True: it has one sparsity, besides 0
@@ -117,7 +136,17 @@ def _choose_exactly(units: Array, keep: int, turnover: Turnover | None) -> Array
 
 @dataclass(frozen=True)
 class Unstructured(Pattern):
-    """Any element by itself: every sparsity, to one element."""
+    """Any element by itself: every sparsity, to one element.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> scores = np.array([[1.0, 9.0, 2.0, 8.0], [3.0, 4.0, 5.0, 7.0]])
+    >>> schedule.Unstructured().mask(scores, 0.5).astype(int)
+    array([[0, 1, 0, 1],
+           [0, 0, 1, 1]])
+    """
 
     def kept(self, shape, sparsity):
         return math.prod(shape) - floor_count(sparsity, math.prod(shape))
@@ -135,6 +164,15 @@ class NM(Pattern):
     Parameters
     ----------
     n, m : int, default 2 and 4
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> scores = np.arange(8.0).reshape(2, 4)
+    >>> schedule.NM(2, 4).mask(scores, 0.5).astype(int)
+    array([[0, 0, 1, 1],
+           [0, 0, 1, 1]])
     """
 
     n: int = 2
@@ -208,6 +246,17 @@ class Transposable24(Pattern):
 
     Sums are in float32, where a NaN counts as a sixteenth of the largest number, as in
     ``sparse24.mask(x, transposable=True)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> scores = np.arange(16.0).reshape(4, 4)
+    >>> schedule.Transposable24().mask(scores, 0.5).astype(int)
+    array([[0, 0, 1, 1],
+           [0, 0, 1, 1],
+           [1, 1, 0, 0],
+           [1, 1, 0, 0]])
     """
 
     grows = False

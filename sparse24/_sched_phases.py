@@ -19,6 +19,13 @@ class StepScheduler(Schedule):
     ----------
     milestones : mapping of int to float
         The sparsity from each of these steps on; before the first it is 0.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import StepScheduler
+    >>> scheduler = StepScheduler({100: 0.25, 200: 0.5})
+    >>> [scheduler.sparsity(t) for t in (0, 100, 300)]
+    [0.0, 0.25, 0.5]
     """
 
     milestones: Mapping[int, float]

@@ -60,6 +60,16 @@ class Recipe:
         If a part is of another kind, or a layer in more than one group.
     PatternError
         If the pattern cannot have the schedule's sparsities or cannot follow the grower.
+
+    Examples
+    --------
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(
+    ...     schedule.CubicScheduler(0.5, stop=1_000, every=50),
+    ...     pattern=schedule.Elastic(least=2),
+    ... )
+    >>> recipe.schedule.sparsity(1_000)
+    0.5
     """
 
     schedule: Schedule = field(default_factory=lambda: ConstantScheduler(0.5))
@@ -154,6 +164,16 @@ class Update:
         Steps since the update before.
     seconds : float
         Of the host: on a GPU the time it took to launch the work.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> weights = {"w": np.arange(16.0).reshape(4, 4)}
+    >>> recipe = schedule.Recipe(schedule.OneShot(0.5))
+    >>> *_, (update,) = schedule.step(schedule.init(recipe, weights), weights)
+    >>> update.name, update.nnz
+    ('w', 8)
     """
 
     name: str
@@ -192,6 +212,14 @@ class State:
         The step of each mask's last update.
     missed : frozenset of int
         Groups with an update that fell due while frozen.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> state = schedule.init(schedule.Recipe(), {"w": np.ones((4, 8))})
+    >>> state.step, state.names
+    (0, ('w',))
     """
 
     groups: tuple[tuple[Recipe, tuple[str, ...]], ...]

@@ -23,7 +23,25 @@ def check_steps(start: int, stop: int, every: int) -> None:
 
 
 class Schedule:
-    """Base of all schedules: `sparsity` at a step, and whether masks change at it."""
+    """Base of all schedules: `sparsity` at a step, and whether masks change at it.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from sparse24.schedule import Recipe, Schedule
+    >>> @dataclass(frozen=True)
+    ... class Late(Schedule):
+    ...     at: int
+    ...     def sparsity(self, step):
+    ...         return 0.5 if step >= self.at else 0.0
+    ...     def updates(self, step):
+    ...         return step in (0, self.at)
+    ...     def values(self):
+    ...         return (0.0, 0.5)
+    ...
+    >>> [Recipe(Late(100)).schedule.sparsity(t) for t in (99, 100)]
+    [0.0, 0.5]
+    """
 
     def sparsity(self, step: int) -> float:
         """Share of zeros that the masks of `step` have."""
@@ -49,6 +67,13 @@ class ConstantScheduler(Schedule):
         Without it the masks of step 0 stay.
     stop : int, optional
         Last step at which masks may change.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import ConstantScheduler
+    >>> scheduler = ConstantScheduler(0.5, every=10, stop=30)
+    >>> [t for t in range(100) if scheduler.updates(t)]
+    [0, 10, 20, 30]
     """
 
     target_sparsity: float
@@ -131,6 +156,13 @@ class LinearScheduler(_Ramp):
         First and last step of the ramp.
     every : int, default 1
         Steps from one update of the masks to the next.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import LinearScheduler
+    >>> ramp = LinearScheduler(0.6, start=100, stop=200, every=50)
+    >>> [(t, ramp.sparsity(t)) for t in range(300) if ramp.updates(t)]
+    [(0, 0.0), (100, 0.0), (150, 0.3), (200, 0.6)]
     """
 
 
@@ -151,6 +183,13 @@ class CubicScheduler(_Ramp):
     References
     ----------
     .. [1] M. Zhu and S. Gupta, *To prune, or not to prune*, 2017, equation 1.
+
+    Examples
+    --------
+    >>> from sparse24.schedule import CubicScheduler
+    >>> ramp = CubicScheduler(0.8, stop=100)
+    >>> [round(ramp.sparsity(t), 3) for t in (0, 50, 100)]
+    [0.0, 0.7, 0.8]
     """
 
     @staticmethod

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparse24._errors import ArgumentError
+from sparse24._pyplot import pyplot
 from sparse24._sched_records import Update
 
 COLUMNS = (
@@ -50,6 +51,19 @@ class Telemetry:
     References
     ----------
     .. [1] Y. Hu et al., *Accelerating Transformer Pre-training with 2:4 Sparsity*, 2024.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> telemetry = schedule.Telemetry()
+    >>> recipe = schedule.Recipe(schedule.StepScheduler({0: 0.0, 2: 0.5}))
+    >>> scheduler = schedule.MaskScheduler(recipe, telemetry=telemetry)
+    >>> for _ in range(4):
+    ...     masks = scheduler.step(weights={"w": np.arange(8.0)[None]})
+    ...
+    >>> telemetry.column("step"), telemetry.column("nnz", "w")
+    ([0, 2], [8, 4])
     """
 
     flip_limit: float | None = None
@@ -93,11 +107,12 @@ class Telemetry:
             writer.writerows(self.rows)
 
     def plot(self, axes=None):
-        """Sparsity and flip rate over the steps, one line a layer; returns the two Axes."""
-        import matplotlib.pyplot as plt
+        """Sparsity and flip rate over the steps, one line a layer; returns the two Axes.
 
+        Without matplotlib it is an `UnsupportedError`.
+        """
         if axes is None:
-            _, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 5), layout="constrained")
+            _, axes = pyplot().subplots(2, 1, sharex=True, figsize=(7, 5), layout="constrained")
         self._axes = axes
         for ax, key, label in zip(
             axes, ("sparsity", "flip_rate"), ("share of zeros", "flip rate"), strict=True

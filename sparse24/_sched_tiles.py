@@ -34,6 +34,15 @@ class Block(Pattern):
     ----------
     tile : (int, int), default (32, 32)
         Rows and columns of a block.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> scores = np.arange(8.0).reshape(2, 4)
+    >>> schedule.Block((2, 2)).mask(scores, 0.5).astype(int)
+    array([[0, 0, 1, 1],
+           [0, 0, 1, 1]])
     """
 
     tile: tuple[int, int] = (32, 32)
@@ -69,6 +78,17 @@ class Channel(Pattern):
     ----------
     axis : int, default 0
         0 for the output channels of a matrix, 1 or -1 for its input channels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> scores = np.arange(16.0).reshape(4, 4)
+    >>> schedule.Channel().mask(scores, 0.5).astype(int)
+    array([[0, 0, 0, 0],
+           [0, 0, 0, 0],
+           [1, 1, 1, 1],
+           [1, 1, 1, 1]])
     """
 
     axis: int = 0
@@ -189,6 +209,15 @@ class Elastic(_Levels):
     least : {1, 2, 3}
         Kept elements of four at the least.  2 makes a ramp from dense to 0.5 that ends as
         2:4 everywhere.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> weights = np.random.default_rng(0).standard_normal((8, 64))
+    >>> ramp = schedule.Elastic(tile=(2, 32), least=2)
+    >>> [int(ramp.mask(abs(weights), sparsity).sum()) for sparsity in (0, 0.25, 0.5)]
+    [512, 384, 256]
     """
 
     least: int = 1
@@ -212,6 +241,16 @@ class TileHybrid(_Levels):
     tile : (int, int), default (64, 64)
     empty : bool, default True
         False leaves 2:4 and dense; a ramp to 0.5 then ends as 2:4 everywhere.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> scores = np.repeat([[4.0, 2.0], [1.0, 0.0]], 4, 0).repeat(4, 1)  # four tiles of 4 x 4
+    >>> mask = schedule.TileHybrid(tile=(4, 4)).mask(scores, 0.625)
+    >>> mask.reshape(2, 4, 2, 4).sum((1, 3))  # kept in each: all, half, none
+    array([[16,  8],
+           [ 0,  0]])
     """
 
     tile: tuple[int, int] | None = (64, 64)

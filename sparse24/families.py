@@ -1,8 +1,20 @@
 """Unstructured test matrices: generators of families, and readers of public formats.
 
-Each generator returns a dense NumPy matrix whose share of zeros is `zeros`, up to
-chance; `make` finds one by name.  The families are those on which the block-hybrid
-product is measured.
+`make` draws a dense NumPy matrix of a family, whose share of zeros is `zeros`, up to
+chance.  The families, the keys of ``FAMILIES``, are those on which the block-hybrid product
+is measured:
+
+================================  ============================================================
+``iid``                           every element is a zero with the same probability
+``beta20``, ``beta5``, ``beta2``  the density of each 64x64 tile follows a Beta law, the
+                                  wider the smaller the number
+``dead_columns``                  half of the zeros sit in empty columns, as after channel
+                                  pruning
+``row_skewed``                    row densities follow a log-normal law
+``banded``                        non-zeros lie near the diagonal
+``power_law``                     degrees of rows and columns follow power laws, as in graphs
+``block``                         32x32 blocks that are full or empty
+================================  ============================================================
 """
 
 from __future__ import annotations
@@ -120,7 +132,7 @@ def make(name: str, shape, *, zeros: float, dtype="float32", rng=None) -> np.nda
     Parameters
     ----------
     name : str
-        A key of ``sparse24.families.FAMILIES``.
+        A key of ``sparse24.families.FAMILIES``, which the module lists.
     shape : tuple of int
         (m, k).
     zeros : float

@@ -46,6 +46,14 @@ class Saved:
     packed : tuple of Sparse24Array
         The pruned weight, as `pack` gives it.
     has_bias : bool
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import functional
+    >>> y, saved = functional.linear(np.ones((3, 8), np.float32), np.ones((4, 8), np.float32))
+    >>> saved.packed[0].shape, saved.has_bias
+    ((4, 8), False)
     """
 
     x: Any

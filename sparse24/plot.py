@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparse24 import _arrays, _spec
-from sparse24._errors import ArgumentError, ShapeError, UnsupportedError
+from sparse24._errors import ArgumentError, ShapeError
+from sparse24._pyplot import pyplot
 from sparse24.formats.base import SparseArray
 
 if TYPE_CHECKING:
@@ -24,13 +25,7 @@ __all__ = ["group_histogram", "roofline", "speedup", "spy", "tile_map"]
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise UnsupportedError(
-            "figures need matplotlib; install it with: pip install 'sparse24[plot]'"
-        ) from error
-    return plt.subplots()[1]
+    return pyplot().subplots()[1]
 
 
 def _dense_matrix(a: Any) -> np.ndarray:
@@ -73,7 +68,8 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     Examples
     --------
     >>> import numpy as np
-    >>> ax = spy(np.eye(8))
+    >>> from sparse24 import plot
+    >>> ax = plot.spy(np.eye(8))
     >>> ax.get_xlabel()
     'k'
     """
@@ -118,7 +114,8 @@ def group_histogram(a: Any, *, ax: Axes | None = None) -> Axes:
     Examples
     --------
     >>> import numpy as np
-    >>> ax = group_histogram(np.eye(8))
+    >>> from sparse24 import plot
+    >>> ax = plot.group_histogram(np.eye(8))
     >>> [int(bar.get_height()) for bar in ax.patches]
     [8, 8, 0, 0, 0]
     """
@@ -162,8 +159,9 @@ def speedup(
 
     Examples
     --------
+    >>> from sparse24 import plot
     >>> cases = [{"name": "a", "ours_us": 10.0, "rivals": {"cublas": 15.0}}]
-    >>> ax = speedup(cases, rival="cublas")
+    >>> ax = plot.speedup(cases, rival="cublas")
     >>> float(ax.patches[0].get_width())
     1.5
     """
@@ -213,7 +211,8 @@ def roofline(
 
     Examples
     --------
-    >>> ax = roofline({"4096^3": (1365.0, 9.0e14)})
+    >>> from sparse24 import plot
+    >>> ax = plot.roofline({"4096^3": (1365.0, 9.0e14)})
     >>> ax.get_xscale()
     'log'
     """

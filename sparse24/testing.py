@@ -31,6 +31,7 @@ def assert_24(x: Any, *, axis: int = -1) -> None:
     Examples
     --------
     >>> import numpy as np
+    >>> from sparse24.testing import assert_24
     >>> assert_24(np.eye(4))
     >>> assert_24(np.ones((1, 4)))
     Traceback (most recent call last):
@@ -65,6 +66,7 @@ def relative_error(actual: Any, exact: Any) -> float:
     Examples
     --------
     >>> import numpy as np
+    >>> from sparse24.testing import relative_error
     >>> relative_error(np.array([1.1, 1.1]), np.array([1.0, 1.0])).__round__(3)
     0.1
     """
@@ -106,7 +108,7 @@ def assert_accurate(actual: Any, exact: Any, *, rival: Any, factor: float = 2.0)
     >>> import numpy as np, sparse24 as s24
     >>> A, b = s24.random((32, 64), rng=0), np.ones((64, 8), np.float32)
     >>> dense = A.toarray()
-    >>> assert_accurate(A @ b, dense.astype(float) @ b, rival=dense @ b)
+    >>> s24.testing.assert_accurate(A @ b, dense.astype(float) @ b, rival=dense @ b)
     """
     ours, theirs = relative_error(actual, exact), relative_error(rival, exact)
     row = _dtypes.TABLE.get(str(np.dtype(actual.dtype)))
@@ -156,9 +158,9 @@ def arrays(
     >>> import sparse24 as s24
     >>> from hypothesis import given, settings
     >>> @settings(max_examples=5, deadline=None)
-    ... @given(arrays(dtypes=("float32",)))
+    ... @given(s24.testing.arrays(dtypes=("float32",)))
     ... def test(x):
-    ...     assert_24(s24.prune(x))
+    ...     s24.testing.assert_24(s24.prune(x))
     >>> test()
     """
     from hypothesis import strategies as st

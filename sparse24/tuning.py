@@ -12,7 +12,7 @@ __all__ = ["calibrate", "clear", "load", "path", "save"]
 
 def _device() -> int:
     if not _arrays.cuda_available():
-        raise DeviceError("the tuning cache belongs to a GPU, but CuPy finds no CUDA device")
+        raise DeviceError(f"the tuning cache belongs to a GPU, but {_arrays.why_no_cuda()}")
     return _arrays.cupy_module().cuda.Device().id
 
 

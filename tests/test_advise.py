@@ -68,6 +68,11 @@ def test_shapes_are_two_sizes(shape):
         s24.advise(shape)
 
 
+def test_a_size_of_zero_is_told_that_sizes_are_positive():
+    with pytest.raises(s24.ShapeError, match=r"both positive, got \(0, 4\)"):
+        s24.advise((0, 4))
+
+
 def test_more_tokens_never_take_less_time():
     advice = s24.advise(LARGE)
     for seconds in (advice.dense, advice.sparse):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -337,6 +339,15 @@ def test_backend_cuda_takes_numpy_input():
 def test_backend_cuda_does_not_fall_back(monkeypatch):
     monkeypatch.setattr("sparse24._arrays.cuda_available", lambda: False)
     with pytest.raises(s24.DeviceError, match="no CUDA device"), s24.backend("cuda"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: s24.backend("cuda"), s24.autotune, lambda: nullcontext(s24.tuning.path())]
+)
+def test_who_asks_for_a_gpu_without_cupy_learns_what_to_install(ask, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(s24.DeviceError, match=r"without CuPy; install .*sparse24\[cuda13\]"), ask():
         pass
 
 

@@ -70,7 +70,7 @@ def test_examples(name, monkeypatch, tmp_path):
         pytest.importorskip(framework)
     module = importlib.import_module(name)
     monkeypatch.chdir(tmp_path)
-    result = doctest.testmod(module, optionflags=FLAGS)
+    result = doctest.testmod(module, globs={}, optionflags=FLAGS)  # as a reader copies them
     assert result.attempted > 0
     assert result.failed == 0
     if name == "sparse24.plot":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import fnmatch
 import importlib.util
 import inspect
@@ -23,7 +24,7 @@ STEMS = sorted(path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu"))
 # sideways.
 FLOORS = (
     ("_errors", "_spec", "_version"),
-    ("_arrays", "_check", "_dtypes", "_raw_files", "_raw_writers", "_records", "_table",
+    ("_arrays", "_check", "_dtypes", "_pyplot", "_raw_files", "_raw_writers", "_records", "_table",
      "_user_folder", "_whole_files"),
     ("kernels", "kernels.*"),
     ("_autotune", "_backend", "_calibration", "_dispatch", "_evidence", "_finish", "_foreign",
@@ -88,11 +89,40 @@ def test_the_door_opens_without_heavy_packages():
     assert not loaded & {"cupy", "torch", "jax", "scipy", "numba", "matplotlib", "numpy"}
 
 
-@pytest.mark.parametrize("name", sparse24.__all__)
+@pytest.mark.parametrize("name", [*sparse24.__all__, *sparse24._BRIDGES])
 def test_every_public_name_is_there(name):
     if name in ("torch", "jax"):
         pytest.importorskip(f"sparse24.{name}")
     assert getattr(sparse24, name) is not None
+
+
+def test_all_names_can_be_had_without_frameworks():
+    """As `help(sparse24)` and a star import fetch them; the bridges say what they need."""
+    script = (
+        "import sys; sys.modules.update(torch=None, jax=None)\n"
+        "import pydoc, sparse24\n"
+        "pydoc.render_doc(sparse24)\n"
+        "from sparse24 import *\n"
+        "try:\n    sparse24.torch\nexcept ModuleNotFoundError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'sparse24[torch]'" in done.stdout
+
+
+def test_a_star_import_leaves_the_frameworks_their_names():
+    assert not {"torch", "jax"} & set(sparse24.__all__)
+
+
+def test_editors_see_the_names_that_are_imported_at_first_use():
+    """The imports for type checkers at the head of the package are those of `_HOMES`."""
+    seen = {}
+    for node in ast.walk(ast.parse(MODULES["sparse24"].read_text())):
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if alias.asname is not None:
+                seen[alias.asname] = node.module
+    modules = dict.fromkeys(sparse24._MODULES, "sparse24")
+    assert seen == sparse24._HOMES | modules
 
 
 REFERENCE = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.rst"))
@@ -107,7 +137,7 @@ def parts():
 
 def test_every_public_name_is_in_the_reference():
     words = set(re.findall(r"\w+", REFERENCE))
-    assert set(sparse24.__all__) - words - {"__version__"} == set()
+    assert {*sparse24.__all__, *sparse24._BRIDGES} - words - {"__version__"} == set()
     for module, part in parts():
         if not re.search(rf"^   {module}$", REFERENCE, re.MULTILINE):  # its page lists all of it
             assert set(part.__all__) - words == set(), module
@@ -148,6 +178,12 @@ def test_every_public_class_says_what_it_takes_or_who_makes_it():
             assert not missing, f"{name} does not explain {missing}"
 
 
+def test_every_public_class_shows_an_example():
+    for name, kind in public(inspect.isclass).items():
+        if not issubclass(kind, Exception):
+            assert ">>> " in (inspect.getdoc(kind) or ""), f"{name} shows no example"
+
+
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_kernel_has_one_name_in_all_its_places(stem):
     launchers = [path.read_text() for path in (ROOT / "kernels").glob("*.py")]
@@ -156,6 +192,23 @@ def test_a_kernel_has_one_name_in_all_its_places(stem):
     assert any(f'"{stem}"' in text for text in tests), "a test that is marked with its stem"
     pages = [path.read_text() for path in (ROOT / "docs" / "explanation").glob("*.rst")]
     assert any(f"``{stem}``" in text for text in pages), "a page in docs/explanation"
+    table = (ROOT / "docs" / "explanation" / "kernels.rst").read_text()
+    assert f"* - ``{stem}``" in table, "the table of all kernels"
+
+
+# Parts of the CUDA toolkit, and what of CuPy needs each; CuPy's wheels hold none of them.
+TOOLKIT = {
+    "nvrtc": "kernels", "cudart": "kernels", "cublas": "dense products", "curand": "cupy.random",
+    "cusolver": "cupy.linalg", "cusparse": "cupyx.scipy.sparse",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", ["cuda12", "cuda13"])
+def test_a_driver_and_an_extra_are_all_that_a_gpu_needs(extra):
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    parts = re.search(r"cuda-toolkit\[(.*)\]", config["options.extras_require"][extra]).group(1)
+    assert set(parts.split(",")) == set(TOOLKIT)
 
 
 def test_no_word_of_unfinished_work():

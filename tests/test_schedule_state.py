@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import sys
 import warnings
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from sparse24 import _arrays
 from sparse24 import schedule as S
-from sparse24._errors import ArgumentError, FormatError
+from sparse24._errors import ArgumentError, FormatError, UnsupportedError
 
 RECIPES = {
     "rigl": S.rigl(0.6, total_steps=12, every=2),
@@ -268,6 +269,12 @@ def test_telemetry_plots():
         scheduler.step(*data(t))
     axes = telemetry.plot()
     assert len(axes[0].lines) == 2
+
+
+def test_telemetry_without_matplotlib_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'sparse24\[plot\]'"):
+        S.Telemetry().plot()
 
 
 @pytest.mark.parametrize("saved", [None, "text", [1], {}, {"format": "sparse24.schedule"}])

@@ -135,6 +135,30 @@ HEADLINES = (
 )  # fmt: skip
 
 
+# The README's first lines: which rows they take, and what they call the work and its rival.
+IN_SHORT = (
+    ("1 to 32 tokens, bfloat16", "cuBLAS's dense product with 1 to 32 tokens in bfloat16"),
+    ("4096 tokens and more, 16 bits", "the same with 4096 tokens and more in 16 bits"),
+    ("CPU, 1 to 64 columns, float32", "NumPy's dense product with up to 64 columns on the CPU"),
+)
+
+
+def in_short() -> str:
+    """The figures of a few rows in one item of a list; nothing where none is recorded."""
+    by_title = {headline.title: headline for headline in HEADLINES}
+    parts = []
+    for title, words in IN_SHORT:
+        headline = by_title[title]
+        if found := headline.ratios():
+            mark = STALE if any(map(recorded.is_stale, headline.cases())) else ""
+            mean = recorded.number(statistics.geometric_mean(found))
+            parts.append(f"  {mean} times as fast as {words}{mark}")
+    if not parts:
+        return ""
+    begin = "- **Fast**, as recorded ([figures](#figures), geometric means):\n"
+    return begin + ",\n".join(parts) + "."
+
+
 def rows() -> list[str]:
     """Lines of the README's table; kinds of work without a recorded case have none."""
     lines = []

@@ -38,6 +38,7 @@ pruned[:2, :8]
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
 plot.spy(weights, ax=left).set_title("dense")
 plot.spy(pruned, ax=right).set_title("2:4")
+plt.show()
 
 # %%
 # What is kept
@@ -59,6 +60,13 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 2.6), layout="constrained", sharey
 unstructured = np.where(abs(weights) > np.median(abs(weights)), weights, 0)
 plot.group_histogram(unstructured, ax=axes[0]).set_title("any half of the elements")
 plot.group_histogram(pruned, ax=axes[1]).set_title("2:4")
+plt.show()
 
 # %%
 # Groups in red do not fit into the pattern: they hold more than two non-zeros.
+
+# %%
+# Where to go next
+# ----------------
+# :doc:`/gallery/02_prune_compress_multiply` does the same with three calls, in half the memory, and
+# multiplies with it.  :doc:`/explanation/layout` shows which bits are stored.

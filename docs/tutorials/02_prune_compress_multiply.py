@@ -2,8 +2,8 @@
 Prune, compress, multiply
 =========================
 
-The three steps from a dense weight to a sparse product, and how much each saves or costs.  The same
-lines run on CuPy arrays: replace ``np`` by ``cupy``.
+The three steps from a dense weight to a sparse product, and how much each saves or costs.  This
+page runs on the CPU; given CuPy arrays, the same calls run on their GPU and return CuPy arrays.
 """
 
 # %%
@@ -72,6 +72,10 @@ assert np.allclose(h, np.maximum(x @ pruned.T + bias, 0), rtol=1e-4, atol=1e-4)
 print(s24.explain(A, x.T))
 
 # %%
+# Where it says that a dense product would be faster still, ``compress(..., keep_dense=True)`` keeps
+# the dense matrix too and lets that product run.
+
+# %%
 # What pruning costs
 # ------------------
 # On random normal numbers the two largest of four carry most of the energy.  Trained weights behave
@@ -86,10 +90,13 @@ ax.set(xlabel="value", ylabel="elements")
 ax.legend(frameon=False)
 energy = (pruned.astype(np.float64) ** 2).sum() / (weight.astype(np.float64) ** 2).sum()
 ax.set_title(f"{energy:.1%} of the sum of squares is kept")
+plt.show()
 
 # %%
 # Save it
 # -------
+# Only what is stored goes into the file.  ``load_safetensors(path, device="cuda")`` reads it to a
+# GPU.
 
 import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -99,3 +106,13 @@ with tempfile.TemporaryDirectory() as folder:
     s24.save_safetensors(path, {"weight": A, "bias": bias})
     loaded = s24.load_safetensors(path)
 assert (loaded["weight"].toarray() == pruned).all()
+
+# %%
+# Where to go next
+# ----------------
+# - Does it pay for your shapes?  :doc:`/how_to/when_24_pays` predicts and measures it.
+# - :doc:`/how_to/products` has the rest of multiplying: ``out=``, 8-bit types, streams and graphs.
+# - A whole checkpoint takes one command: :doc:`/how_to/checkpoints`.
+# - Masks that cost less: :doc:`/gallery/03_better_than_magnitude`, and with training
+#   :doc:`/gallery/04_sparse_training`.
+# - A matrix whose zeros lie anywhere: :doc:`/gallery/05_scipy_on_tensor_cores`.

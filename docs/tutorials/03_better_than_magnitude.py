@@ -146,6 +146,7 @@ ax.axvline(accuracy(weights, biases), color="#E45756", label="dense")
 ax.set(xlim=(0, 1), xlabel="share of test images recognised")
 ax.invert_yaxis()
 ax.legend(loc="lower left")
+plt.show()
 
 # %%
 # What comes out is ready for the kernels: 1:4 is a special case of 2:4.
@@ -154,3 +155,10 @@ A = s24.compress(new_weights[1].astype(np.float32), pattern=PATTERN)
 print(A)
 y = A @ inputs[1].T.astype(np.float32)
 print(np.allclose(y, new_weights[1] @ inputs[1].T, atol=1e-3))
+
+# %%
+# Where to go next
+# ----------------
+# :doc:`/how_to/checkpoints` prunes a whole checkpoint by these methods, given inputs of its layers;
+# :doc:`/explanation/masks` tells how they work.  Where there is time to train with the masks:
+# :doc:`/gallery/04_sparse_training`.

@@ -4,7 +4,7 @@ Sparse training with a scheduler
 
 A network that is to run sparse can be trained sparse.  Here a small network learns the digits of
 scikit-learn, in NumPy, while a scheduler takes its weights from dense to 2:4.  Then the same with
-the two-level :class:`~sparse24.schedule.DynamicScheduler`, and with SR-STE.
+SR-STE, and with the two-level :class:`~sparse24.schedule.DynamicScheduler`.
 """
 
 # %%
@@ -156,3 +156,10 @@ again = schedule.DynamicScheduler(
 again.load_state_dict(saved)
 same = again.step(dense, dense)  # the layers are known from the first step on
 print("masks agree:", all((same[name] == masks[name]).all() for name in masks))
+
+# %%
+# Where to go next
+# ----------------
+# :doc:`/how_to/training_recipes` says which method to take for a large model, and what each cost
+# and gained.  :mod:`sparse24.torch` has layers that use these masks; :doc:`/reference/schedule`
+# lists all parts of a recipe.

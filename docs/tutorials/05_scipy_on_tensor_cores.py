@@ -4,14 +4,14 @@ A SciPy matrix on Tensor Cores
 
 Most sparse matrices are not 2:4.  `sparse24.hybrid` takes any of them, from SciPy, CuPy or NumPy,
 keeps every element, and multiplies it by the path that should be fastest.  This page runs on the
-CPU; with CuPy arrays the same lines run on the GPU.
+CPU; a matrix of CuPy or cupyx is multiplied on its GPU by the same calls.
 """
 
 # %%
 # Any matrix
 # ----------
 # A layer pruned by magnitude over the whole network has crowded and empty regions.  The family
-# ``beta2`` imitates that: 70 % zeros in all, spread unevenly over tiles of 64 by 64.
+# ``beta2`` imitates that: some 70 % zeros in all, spread unevenly over tiles of 64 by 64.
 
 import tempfile
 from pathlib import Path
@@ -66,8 +66,8 @@ assert (H @ b[:, 0]).shape == (1024,)
 # %%
 # A layer
 # -------
-# The weight of a layer has its outputs along the rows, so the product is ``tokens @ H.T``; `linear`
-# adds a bias and an activation, and builds nothing for the transpose.
+# The weight of a layer has its outputs along the rows, so the product is ``tokens @ H.T``;
+# :func:`sparse24.linear` adds a bias and an activation, and builds nothing for the transpose.
 
 tokens = np.random.default_rng(2).standard_normal((2, 16, 1536)).astype(np.float32)
 hidden = s24.linear(tokens, H, np.zeros(1024, np.float32), activation="gelu")
@@ -94,7 +94,13 @@ assert np.array_equal(again.toarray(), dense)
 # %%
 # Which path, and why
 # -------------------
-# `explain` lists the paths with their predicted seconds.  On a GPU there are several; where the
+# ``H.explain`` lists the paths with their predicted seconds.  On a GPU there are several; where the
 # dense product would win, it is the choice, and the reason says so.
 
 H.explain(n=16)
+
+# %%
+# Where to go next
+# ----------------
+# :doc:`/explanation/hybrid` tells how each path works and from how many zeros on it beats the dense
+# product; :doc:`/how_to/other_libraries` has more of SciPy, and torch and JAX.

@@ -133,3 +133,10 @@ layer = torch.nn.Linear(64, 32)
 y = torch.nn.functional.linear(x, st.sparsify24(layer.weight, gradient="24dense"), layer.bias)
 y.sum().backward()
 print(layer.weight.grad.shape)
+
+# %%
+# Where to go next
+# ----------------
+# :doc:`/how_to/training_recipes` says which of these to take, with recorded times and losses;
+# :doc:`/explanation/training` what a sparse layer does in a step.  :doc:`/reference/layers` lists
+# all options.

@@ -7,7 +7,7 @@ relu, many activations are zero or small, and the small ones matter little.  If 
 features of a token may stay, the second product of a feed-forward layer runs on the 2:4 kernels,
 and the weights stay dense: nothing has to be trained again to fit a mask.  This page measures
 what that costs on a small network.  It runs on the CPU in some seconds; with float16 or bfloat16
-CuPy arrays the same lines run on the GPU, where activation, choice, packing and quantisation to
+CuPy arrays the same calls run on the GPU, where activation, choice, packing and quantisation to
 fp8 are one pass.
 """
 
@@ -91,3 +91,9 @@ axes.set_ylabel("images")
 axes.legend()
 figure.tight_layout()
 plt.show()
+
+# %%
+# Where to go next
+# ----------------
+# :doc:`/how_to/training_recipes` trains with sparse activations, and says what that cost and gained
+# on a language model.  :doc:`/explanation/packing_kernels` tells how one pass does all of it.
