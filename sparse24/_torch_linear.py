@@ -150,7 +150,8 @@ class _Decayed(torch.autograd.Function):
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None):
     """What torch's own linear does under ``torch.autocast``."""
     kind = x.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    # Older releases of torch.compile cannot follow torch.amp.is_autocast_available.
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     cast = lambda t: t if t is None or t.dtype == torch.float64 else t.to(dtype)  # noqa: E731
