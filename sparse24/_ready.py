@@ -93,15 +93,19 @@ class Ready:
             key = (x.data_ptr(), result.data_ptr(), _arrays.torch_stream(x))
         if vector is not None:
             key = (*key, _arrays.address(vector) or 0)
+        _foreign.make_current()
+        if _arrays.is_cupy(x):
+            self._launch(key)
+        else:
+            self._launch_for_torch(key, x)
+        return result
+
+    def _launch(self, key: tuple[int, ...]) -> None:
+        """Where the operands lie: what is not remembered is laid out for the current device."""
         launch = self._launches.get(key)
         if launch is None:
             launch = self._remember(*key)
-        _foreign.make_current()
-        if _arrays.is_cupy(x):
-            launch(key[2])
-        else:
-            self._launch_for_torch(launch, x, key[2])
-        return result
+        launch(key[2])
 
     def _remember(self, b_address: int, out_address: int, *rest: int) -> Launch:
         launch = self._lay_out(self._b.at(b_address), self._out.at(out_address), *rest)
@@ -110,17 +114,17 @@ class Ready:
         self._launches[b_address, out_address, *rest] = launch
         return launch
 
-    def _launch_for_torch(self, launch: Any, x: Any, stream: int) -> None:
+    def _launch_for_torch(self, key: tuple[int, ...], x: Any) -> None:
         """Nothing is allocated: of `_foreign.stream_of` only what this launch asks for is made."""
         here = _is_on_current_device(x)
         if here and self.captured:
-            launch(stream)
+            self._launch(key)
         elif here and _foreign.is_current_device(x):
-            with _foreign.current(stream):  # cuBLAS asks CuPy for the stream
-                launch(stream)
+            with _foreign.current(key[2]):  # cuBLAS asks CuPy for the stream
+                self._launch(key)
         else:
             with _foreign.stream_of(x):
-                launch(stream)
+                self._launch(key)
 
     def _lay_out(self, b: View, out: View, *rest: int) -> Launch:
         if _arrays.overlaps(out, b):

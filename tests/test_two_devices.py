@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
+from sparse24._compress import compress
 from sparse24._hybrid import hybrid
 
 pytestmark = pytest.mark.gpu
@@ -14,18 +17,19 @@ def whole(rng, shape):
     return (rng.integers(-3, 4, shape) * (rng.random(shape) < 0.1)).astype(np.float16)
 
 
-def test_torch_tensors_of_a_device_that_is_not_the_current_one(rng):
+@pytest.mark.parametrize("make", [hybrid, functools.partial(compress, transposable=True)])
+def test_torch_tensors_of_a_device_that_is_not_the_current_one(rng, make):
     cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    weight = whole(rng, (512, 512))
     with cupy.cuda.Device(1):
-        h = hybrid(cupy.asarray(weight))
-    for n in (2, 8, 40):
+        a = make(cupy.asarray(whole(rng, (512, 512))))
+        weight = a.toarray().get()
+    for n in (2, 8, 40, 512):
         for _ in range(3):
             b = whole(rng, (512, n))
             right = torch.from_numpy(b).to("cuda:1")
-            for got in (h @ right, (right.T.contiguous() @ h.T).T):
+            for got in (a @ right, (right.T.contiguous() @ a.T).T):
                 assert got.device == right.device
                 np.testing.assert_array_equal(got.cpu().numpy(), weight @ b)
     assert torch.cuda.current_device() == 0
