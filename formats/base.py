@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign
+from sparse24 import _arrays, _check, _foreign, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import DTypeError, UnsupportedError
 from sparse24.formats import convert
@@ -20,7 +21,7 @@ class SparseArray(Refusals, ABC):
     """Shape, sizes, conversions and products that all formats share.
 
     A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `toarray`, `mask`,
-    `astype`, `copy`, `to_device`, `_multiply`, `_multiply_from_left` and `_fields`.
+    `astype`, `copy`, `_moved`, `_multiply`, `_multiply_from_left` and `_fields`.
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
@@ -65,9 +66,19 @@ class SparseArray(Refusals, ABC):
     def copy(self) -> Any:
         """A deep copy."""
 
+    def to_device(self, device, /, *, stream=None) -> Self:
+        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU.
+
+        Devices of torch and CuPy are taken, too.
+        """
+        device = _storage.device_name(device)
+        if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
+            return self
+        return self._moved(_storage.mover(device, stream))
+
     @abstractmethod
-    def to_device(self, device) -> Any:
-        """The same array on another device."""
+    def _moved(self, mover: Callable[[Any], Any]) -> Any:
+        """A copy of which `mover` has copied each array."""
 
     @abstractmethod
     def _fields(self) -> tuple:

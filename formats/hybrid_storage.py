@@ -160,15 +160,7 @@ class HybridStorage(SparseArray):
         """A deep copy."""
         return type(self)(self.tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
 
-    def to_device(self, device, /, *, stream=None) -> Self:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU.
-
-        Devices of torch and CuPy are taken, too.
-        """
-        device = _storage.device_name(device)
-        if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
-            return self
-        mover = _storage.mover(device, stream)
+    def _moved(self, mover) -> Self:
         return type(self)(self.tiles.map(mover), self.nnz, self.n_hint)
 
     def astype(self, dtype) -> Self:
@@ -179,7 +171,7 @@ class HybridStorage(SparseArray):
 
     def mask(self):
         """Boolean array (m, k): the places of the elements that are not zero."""
-        return self.toarray().view(self._dtype.storage) != 0
+        return _arrays.not_zero(self.toarray(), self._dtype)
 
     @property
     def T(self) -> Self:

@@ -143,15 +143,7 @@ class NMStorage(SparseArray):
         """A deep copy."""
         return self._with(values=self._values.copy(), indices=self._indices.copy())
 
-    def to_device(self, device, /, *, stream=None) -> Self:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU.
-
-        Devices of torch and CuPy are taken, too.
-        """
-        device = _storage.device_name(device)
-        if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
-            return self
-        mover = _storage.mover(device, stream)
+    def _moved(self, mover) -> Self:
         values = _storage.move_values(self._values, self._dtype, mover)
         return self._with(values=values, indices=mover(self._indices))
 

@@ -209,15 +209,7 @@ class Sparse24Array(SparseArray):
         """A deep copy."""
         return self._map(_storage.copy, self._dtype, dense=lambda d: d.copy())
 
-    def to_device(self, device, /, *, stream=None) -> Sparse24Array:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU.
-
-        Devices of torch and CuPy are taken, too.
-        """
-        device = _storage.device_name(device)
-        if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
-            return self
-        mover = _storage.mover(device, stream)
+    def _moved(self, mover) -> Sparse24Array:
         return self._map(lambda record: _storage.move(record, mover), self._dtype, dense=mover)
 
     def _map(self, record_function, row, *, dense=None) -> Sparse24Array:
