@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 BLOCK = 64  # columns of a stage of the product
+ROW_BLOCK = 64  # rows of an instruction
+FIRST_ROWS = 3  # from this column of a table of strips on
 ATOM = 2 * BLOCK
 LEAST_ATOMS = 2  # of a strip: one for each of the blocks that may share it
 # Of a stage's time: its rows of b are fetched whatever it has.  docs/benchmarks/log_hybrid.rst.
@@ -22,9 +24,9 @@ class Tables:
 
     Attributes
     ----------
-    table : ndarray of int32, shape (strips, 4)
+    table : ndarray of int32, shape (strips, FIRST_ROWS + rows of a strip / 64)
         First stage (half an atom), stages, those of them whose columns are neighbours in
-        the matrix, and the first row; the dearest strips first.
+        the matrix, and the first row of each 64; the dearest strips first.
     first : ndarray of int32, shape (strips,)
         First atom of every strip, from the top of the matrix down.
     strip_of_atom : ndarray of int32, shape (atoms,)
@@ -105,18 +107,18 @@ def tables(
     count = plain + -(-columns // BLOCK)
     atoms = np.maximum(-(-count // 2), LEAST_ATOMS)
     first = np.cumsum(atoms) - atoms
-    strips = np.arange(len(atoms))
-    strip_of_atom = np.repeat(strips, atoms).astype(np.int32)
+    strip_of_atom = np.repeat(np.arange(len(atoms)), atoms).astype(np.int32)
     order = np.arange if live is None else interleaved
     stages = np.concatenate([np.zeros(0, int), *(order(2 * x) for x in atoms)]).astype(np.int32)
     if live is None:
-        masks = np.full(len(stages), (1 << rows // 64) - 1, np.uint16)
+        masks = np.full(len(stages), (1 << rows // ROW_BLOCK) - 1, np.uint16)
     else:
         wide = np.pad(live, ((0, 0), (0, max(0, 2 * int(atoms.max(initial=0)) - live.shape[1]))))
         masks = wide[np.repeat(strip_of_atom, 2), stages].astype(np.uint16)
-    bits = (masks[:, None] >> np.arange(rows // 64) & 1).mean(axis=1)
+    bits = (masks[:, None] >> np.arange(rows // ROW_BLOCK) & 1).mean(axis=1)
     shares = np.add.reduceat(bits, 2 * first) / (2 * atoms) if len(atoms) else np.zeros(0)
-    table = np.stack([2 * first, 2 * atoms, plain, strips * rows], axis=1)
+    row_blocks = np.arange(len(atoms))[:, None] * rows + np.arange(0, rows, ROW_BLOCK)
+    table = np.column_stack([2 * first, 2 * atoms, plain, row_blocks])
     dearest = np.argsort(-cost(2 * atoms, shares), kind="stable")
     return Tables(
         table[dearest].astype(np.int32), first.astype(np.int32), strip_of_atom, stages, masks,

@@ -19,7 +19,6 @@ from sparse24.kernels import (
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.hybrid_launch import BoundProduct, matrix_map, rows_contiguous, settle
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
-from sparse24.kernels.hybrid_strips import Tables
 from sparse24.kernels.hybrid_wgmma_configs import SPECIALISATIONS, Config
 from sparse24.kernels.hybrid_wgmma_pieces import pieces
 from sparse24.kernels.hybrid_wgmma_plan import Work
@@ -42,7 +41,7 @@ _OPERANDS = np.dtype(
 class Layout:
     """A matrix as 2:4 strips with compressed values; arrays as in the kernel's header.
 
-    `rows` is None where strips are of rows that follow one another.
+    `rows` is None where strips are of blocks of 64 rows that follow one another.
     """
 
     def __init__(self, shape, dtype: DType, values, packed, sources, rows, table, work: Work):
@@ -84,8 +83,7 @@ def refuses(dtype: DType, n: int, compute_capability: str) -> str | None:
 def survey(bits: Any, rewrite: Any = hybrid_evict) -> Work:
     """What a product with the matrix will cost, rewritten as `prepare` does; waits."""
     ordered = hybrid_row_order.ordered(bits, rewrite)
-    made = ordered.plan.tables
-    return _work(made, rewrite.ROWS, ordered)
+    return _work(ordered, rewrite.ROWS)
 
 
 def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
@@ -99,8 +97,8 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
     ordered = hybrid_row_order.ordered(bits, rewrite)
     strips = rewrite.fill(ordered.bits, ordered.plan)
     record, _ = compress.launch(strips.dense.view(dtype.logical), dtype, rule="check")
-    where = strips.tables
-    work = _work(where, rewrite.ROWS, ordered)
+    where = ordered.tables
+    work = _work(ordered, rewrite.ROWS)
     live = _arrays.cupy_module().asarray(where.live.astype(np.int32) << LIVE_SHIFT)
     strips.sources[:, ::SOURCES_OF_LANE] |= live[:, None]
     arrays = record.values, record.packed, strips.sources, ordered.rows
@@ -108,7 +106,8 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
     return Layout(bits.shape, dtype, *arrays, where.table, work)
 
 
-def _work(where: Tables, rows: int, ordered: hybrid_row_order.Ordered) -> Work:
+def _work(ordered: hybrid_row_order.Ordered, rows: int) -> Work:
+    where = ordered.tables
     return Work(where.lengths, where.gathered, rows, ordered.rows is not None, where.shares)
 
 

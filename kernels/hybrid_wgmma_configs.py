@@ -23,6 +23,10 @@ class Config:
         having elements.
     skips : bool
         Whether 64 rows without elements are passed by.
+    in_stage : bool
+        Whether results are staged in the last stage of their tile, which leaves room for one more.
+    most_columns : int, optional
+        Of *b*, for which it is offered.
     """
 
     block_m: int
@@ -30,11 +34,13 @@ class Config:
     parts: int = 1
     rate: float = 1.0
     skips: bool = False
+    in_stage: bool = False
+    most_columns: int | None = None
 
     @property
     def name(self) -> str:
         name = f"{self.block_m}x{self.block_n}" + (f"k{self.parts}" if self.parts > 1 else "")
-        return name + ("s" if self.skips else "")
+        return name + ("s" if self.skips else "") + ("i" if self.in_stage else "")
 
     @property
     def consumers(self) -> int:
@@ -66,14 +72,6 @@ class Config:
         return self.block_m == 256 and self.parts == 1 and (self.block_n == 192 or not self.skips)
 
     @property
-    def in_stage(self) -> bool:
-        """Whether results are staged in the last stage of their tile.
-
-        With wide tiles the stage that this saves is worth 1 to 3 % by many columns.
-        """
-        return self.skips and self.block_n == 192
-
-    @property
     def staging(self) -> int:
         """Output buffers of a warpgroup."""
         return 2 if self.parts == 1 and (self.in_stage or not self.skips) else 1
@@ -95,18 +93,26 @@ class Config:
         return self._bytes(self.stages)
 
 
-# By rows of a strip.
+# By rows of a strip.  A stage more lets blocks drift apart, which by many columns costs more than it
+# gains.
 TABLES = {
     128: (
-        Config(128, 256), Config(128, 128, rate=0.7), Config(128, 256, 2), Config(128, 128, 2, 0.7),
+        Config(128, 256), Config(128, 256, rate=1.015, in_stage=True, most_columns=512),
+        Config(128, 128, rate=0.7), Config(128, 256, 2), Config(128, 128, 2, 0.7),
     ),
     256: (
-        Config(256, 192, skips=True), Config(256, 128, rate=0.915), Config(256, 128, 2, 0.9),
+        Config(256, 192, skips=True, in_stage=True), Config(256, 128, rate=0.915),
+        Config(256, 128, 2, 0.9),
     ),
 }  # fmt: skip
 # For strips of 256 rows of which few stages have elements in all rows.
 SKIPPING = (
-    Config(256, 192, rate=1.02, skips=True), Config(256, 128, rate=0.88, skips=True),
+    Config(256, 192, rate=1.02, skips=True, in_stage=True), Config(256, 128, rate=0.88, skips=True),
     Config(256, 128, 2, 0.865, skips=True),
 )  # fmt: skip
 SPECIALISATIONS = tuple({c.name: c for t in (*TABLES.values(), SKIPPING) for c in t}.values())
+
+
+def offered(table: tuple[Config, ...], n: int) -> list[Config]:
+    """Those for products by so many columns."""
+    return [c for c in table if c.most_columns is None or n <= c.most_columns]

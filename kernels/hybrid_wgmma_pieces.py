@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparse24.kernels.hybrid_strips import FIRST_ROWS
 from sparse24.kernels.hybrid_wgmma_configs import Config
 from sparse24.kernels.hybrid_wgmma_plan import LEAST_PIECE, Walk, Work, loads, walk
 
 # `helpers`: blocks before this one that give their sums of the tile; -1: this one gives them.
 PIECE = np.dtype(
     [(name, "i4") for name in ("first", "end", "plain", "row", "column", "helpers")]
-    + [("unused", "i4", 2)]
+    + [("unused", "i4", 2), ("rows", "i4", 4)]
 )
 
 
@@ -19,8 +20,8 @@ def pieces(table: np.ndarray, work: Work, config: Config, n: int) -> np.ndarray:
 
     Parameters
     ----------
-    table : ndarray of int, shape (strips, 4)
-        As in `hybrid_strips.Strips`.
+    table : ndarray of int, shape (strips, FIRST_ROWS + rows of a strip / 64)
+        As in `hybrid_strips.Tables`.
 
     Returns
     -------
@@ -81,7 +82,9 @@ def _pieces(table: np.ndarray, walked: Walk, config: Config, tile, first, end) -
     found = np.zeros(len(tile), PIECE)
     found["first"], found["end"] = strip[:, 0] + 2 * first, strip[:, 0] + 2 * end
     found["plain"] = np.clip(strip[:, 0] + strip[:, 2], found["first"], found["end"])
-    found["row"], found["column"] = strip[:, 3], walked.column[tile] * config.block_n
+    found["rows"][:, : strip.shape[1] - FIRST_ROWS] = strip[:, FIRST_ROWS:]
+    found["row"] = strip[:, FIRST_ROWS]
+    found["column"] = walked.column[tile] * config.block_n
     return found
 
 

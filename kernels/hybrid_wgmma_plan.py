@@ -13,7 +13,7 @@ import numpy as np
 from sparse24.kernels.chip import multiprocessors
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
 from sparse24.kernels.hybrid_strips import cost
-from sparse24.kernels.hybrid_wgmma_configs import SKIPPING, TABLES, Config
+from sparse24.kernels.hybrid_wgmma_configs import SKIPPING, TABLES, Config, offered
 
 # To choose among specialisations: multiply-adds and gathered bytes a second, seconds of an exchange
 # of sums of a cluster, after every wave.
@@ -204,6 +204,5 @@ class Work:
             moved = gathered / GATHERED + self.exchange(config, n)
             return multiply_adds / MULTIPLY_ADDS + moved
 
-        table = SKIPPING if self.skips else TABLES[self.rows]
-        table = tuple(c for c in table if c.parts == 1 or not self.by_number)
-        return min(table, key=seconds)
+        configs = offered(SKIPPING if self.skips else TABLES[self.rows], n)
+        return min((c for c in configs if c.parts == 1 or not self.by_number), key=seconds)

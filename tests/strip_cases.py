@@ -9,7 +9,7 @@ import pytest
 
 from sparse24 import families
 from sparse24.kernels import hybrid_evict, hybrid_regroup, hybrid_wgmma, hybrid_wgmma_plan
-from sparse24.kernels.hybrid_strips import BLOCK, Strips, Tables, cost
+from sparse24.kernels.hybrid_strips import BLOCK, ROW_BLOCK, Strips, Tables, cost
 from sparse24.kernels.hybrid_wgmma_configs import SPECIALISATIONS
 
 REWRITES = {128: hybrid_evict, 256: hybrid_regroup}  # by rows of a strip
@@ -40,11 +40,12 @@ def restored(strips: Strips, shape) -> np.ndarray:
     """The matrix that the strips mean; elements that meet are added."""
     (m, k), rows = shape, strips.dense.shape[1]
     out = np.zeros((-(-m // rows) * rows, k + 1), np.int64)
-    for first, stages, _, row in strips.tables.table:
+    for first, stages, _, *row_blocks in strips.tables.table:
+        numbers = (np.array(row_blocks)[:, None] + np.arange(ROW_BLOCK)).reshape(-1, 1)
         for stage in range(first, first + stages):
             columns = np.minimum(strips.sources[stage], k)
             part = strips.dense[stage // 2, :, stage % 2 * BLOCK :][:, :BLOCK]
-            np.add.at(out, (np.arange(row, row + rows)[:, None], columns), part)
+            np.add.at(out, (numbers, columns), part)
     assert not out[:, k].any()
     assert not out[m:].any()
     return out[:m, :k]

@@ -84,7 +84,7 @@ def test_every_atom_is_multiplied_once_and_sums_meet(monkeypatch, config, name, 
         for turn, piece in enumerate(row[:used]):
             by_tile.setdefault((piece["row"], piece["column"]), []).append((piece, block, turn))
     assert len(by_tile) == len(table) * -(-n // config.block_n)
-    strips = {row: (first, first + stages, first + plain) for first, stages, plain, row in table}
+    strips = {row: (at, at + stages, at + plain) for at, stages, plain, row, *_ in table}
     for (row, _), found in by_tile.items():
         found.sort(key=lambda item: item[0]["first"])
         first, end, plain = strips[row]

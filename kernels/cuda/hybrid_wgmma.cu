@@ -23,6 +23,8 @@
 // Rows that differ in density are sorted by it before strips are cut.  With ROWS_BY_NUMBER the result's rows
 // are then stored by their numbers; without it `rows` is not read.
 //
+// Otherwise a strip is of any blocks of 64 rows, such as are empty in the same columns.
+//
 // Where zeros are spread unevenly, many columns of a strip are empty in 64 rows of it, or in 128, and columns of
 // which that is true alike stand together.  With SKIPS those 64 rows are neither fetched nor multiplied.  Every
 // fourth source says which they are:
@@ -58,9 +60,10 @@
 // Some atoms of a strip, for one tile of the result.
 struct alignas(16) Piece {
     int first, end, plain;  // stages of the whole matrix; up to `plain` the rows of b are neighbours
-    int row, column;        // of the result, the row in the order of the strips
+    int row, column;        // of the result; the row with ROWS_BY_NUMBER, in the order of the strips
     int helpers;            // blocks before this one that give their sums of the tile; -1: this one gives them
     int unused[2];
+    int rows[4];            // without ROWS_BY_NUMBER: the first of each 64 of the strip
 
     __device__ bool gives() const { return CUTS && helpers < 0; }
 };
@@ -107,7 +110,7 @@ constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024, BLOCK_K * 128);
 using Ring = GatherPipeline<STAGES, kConsumers * 4>;
 using Others = ClusterSums<kRowBlocks, kConsumers>;
 static_assert(Others::bytes <= kMetadataAt);
-static_assert(!IN_STAGE || SKIPS && K_PARTS == 1 && kConsumers * kStaging <= kStageBytes);
+static_assert(!IN_STAGE || K_PARTS == 1 && kConsumers * kStaging <= kStageBytes);
 static_assert(kRowBlocks * BLOCK_N / kChunk % STAGING == 0);  // so that each piece begins with the first buffer
 
 // Where a stage lies in the ring, and the metadata of its atom.
@@ -135,10 +138,11 @@ struct Place {
 #include "strip_consumer.cuh"
 #endif
 
-// Call act(piece) for each of this block's.
+// Call act(piece, its rows) for each of this block's: in memory, rows can be read by the number of a consumer.
 template <class Act> __device__ void for_each_piece(const Operands& of, Act act) {
     int number = blockIdx.x * of.pitch;  // a pointer would take two registers
-    for (Piece piece = of.pieces[number]; piece.first < piece.end; piece = of.pieces[++number]) act(piece);
+    for (Piece piece = of.pieces[number]; piece.first < piece.end; piece = of.pieces[++number])
+        act(piece, of.pieces[number].rows);
 }
 
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
@@ -147,7 +151,11 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
     const int group = uniform(threadIdx.x / 128);
     const PartialSums<kRowBlocks, kConsumers> others(workspace);
     Consumer consumer(ring, shared, group);
-    for_each_piece(of, [&](const Piece& piece) {
+    for_each_piece(of, [&](const Piece& piece, const int* rows) {
+        int row[kRowBlocks];
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++)
+            row[r] = ROWS_BY_NUMBER ? piece.row + (group * kRowBlocks + r) * 64 : rows[group * kRowBlocks + r];
         consumer.multiply(piece);
         consumer.finish();
         if constexpr (K_PARTS > 1) {
@@ -170,8 +178,7 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
 #endif
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) {
-            const int row = piece.row + (group * kRowBlocks + r) * 64;
-            result.store(consumer.d[r], row, piece.column, 0, [&](auto& sums, int first) {
+            result.store(consumer.d[r], row[r], piece.column, 0, [&](auto& sums, int first) {
                 if constexpr (K_PARTS > 1) return parts.add(sums, r, first);
                 if (piece.gives())
                     others.give(sums, r, first);
@@ -192,7 +199,7 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
 __device__ inline void produce(const TensorMap& values, const TensorMap& b, const Operands& of, const Ring& ring,
                                u32 shared) {
     Producer producer(values, b, of, ring, shared);
-    for_each_piece(of, [&](const Piece& piece) { producer.fetch(piece); });
+    for_each_piece(of, [&](const Piece& piece, const int*) { producer.fetch(piece); });
 }
 
 extern "C" __global__ void

@@ -16,7 +16,8 @@ class Consumer {
         even.clear();
         odd.clear();
         multiply_atom<true>(even, odd);
-        drain();  // the compiler serialises all groups if it sees metadata loaded while this one runs
+        group_wait<0>();  // the compiler serialises all groups if it sees metadata loaded while this one runs
+        if (!IN_STAGE || atoms > 1) give_back();
         for (int atom = 1; atom < atoms; atom++) {
             if (atom % 2)
                 multiply_atom<false>(odd, even);
@@ -26,9 +27,20 @@ class Consumer {
     }
     // Wait for what multiply began.
     __device__ void finish() {
-        drain();
+        group_wait<0>();
+        if (!IN_STAGE) give_back();
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
+    }
+    // With IN_STAGE: the memory of the last stage, once no consumer reads it, until all leave it.
+    __device__ u32 last_stage() const {
+        group_sync(2 + kConsumers, kProducer);
+        return shared_ + previous_ * kStageBytes;
+    }
+    __device__ void leave() {
+        async_proxy_fence();  // the copy engine writes where threads have written
+        __syncwarp();
+        give_back();
     }
 
   private:
@@ -45,7 +57,7 @@ class Consumer {
             group_commit();
             group_wait<1>();
             if (part == 0) last.hold(shared_);
-            if (previous_ >= 0) ring_.release(previous_);
+            give_back();
             previous_ = at_.stage;
             at_.advance();
         }
@@ -69,9 +81,8 @@ class Consumer {
                     wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][step], step ? 1 : keep);
             }
     }
-    // Wait for all groups and give back the last stage.
-    __device__ void drain() {
-        group_wait<0>();
+    // The stage before this one, if there is one: its instructions are through.
+    __device__ void give_back() {
         if (previous_ >= 0) ring_.release(previous_);
         previous_ = -1;
     }
