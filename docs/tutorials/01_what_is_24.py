@@ -32,8 +32,8 @@ pruned = np.where(keep, groups, 0).reshape(weights.shape)
 pruned[:2, :8]
 
 # %%
-# The picture shows the zeros in white.  Orange lines part the groups: between two of them there
-# are never more than two dark squares.
+# The picture shows zeros in white.  Orange lines separate the groups: after pruning, each holds at
+# most two dark squares.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
 plot.spy(weights, ax=left).set_title("dense")
@@ -49,12 +49,12 @@ energy = (pruned**2).sum() / (weights**2).sum()
 print(f"{energy:.1%} of the sum of squares is kept")
 
 # %%
-# Why just this pattern
-# ---------------------
-# With two stored of every four, and a few bits that say which, each group takes the same room.  So
+# Why this pattern
+# ----------------
+# With two stored of every four, and a few bits that say which, each group takes the same space.  So
 # rows have the same length, addresses can be computed, and the Tensor Cores of NVIDIA GPUs since
 # Ampere select the matching elements of the other operand in hardware: the same result in half
-# the multiplications.  Unstructured zeros give no such order.
+# the multiplications.  Zeros without a pattern give no such regularity:
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 2.6), layout="constrained", sharey=True)
 unstructured = np.where(abs(weights) > np.median(abs(weights)), weights, 0)

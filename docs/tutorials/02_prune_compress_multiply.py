@@ -2,8 +2,9 @@
 Prune, compress, multiply
 =========================
 
-The three steps from a dense weight to a sparse product, and how much each saves or costs.  This
-page runs on the CPU; given CuPy arrays, the same calls run on their GPU and return CuPy arrays.
+The three steps from a dense weight to a sparse product, what they save and what pruning costs.
+This page runs on the CPU; given CuPy arrays, the same calls run on their GPU and return CuPy
+arrays.
 """
 
 # %%
@@ -52,7 +53,7 @@ print(f"{A.nbytes / weight.nbytes:.1%} of the dense bytes")
 # Multiply
 # --------
 # ``@`` works from both sides.  From the left the groups run along the axis that is summed over, so
-# the kernel skips the zeros; a layer computes ``x @ A.T``, which is the same product turned.
+# the kernel skips the zeros; a layer computes ``x @ A.T``, which is the same product transposed.
 
 x = rng.standard_normal((32, 2048)).astype(np.float32)
 y = x @ A.T
@@ -78,9 +79,9 @@ print(s24.explain(A, x.T))
 # %%
 # What pruning costs
 # ------------------
-# On random normal numbers the two largest of four carry most of the energy.  Trained weights behave
-# alike; what it means for a network is another matter, and is what calibration and training with
-# masks are for.
+# The two largest of four random normal numbers carry most of the energy (the sum of squares), and
+# trained weights are similar.  A network may still lose accuracy; that is what
+# calibration and training with masks are for.
 
 figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
 bins = np.linspace(-4, 4, 81)
@@ -95,8 +96,7 @@ plt.show()
 # %%
 # Save it
 # -------
-# Only what is stored goes into the file.  ``load_safetensors(path, device="cuda")`` reads it to a
-# GPU.
+# The file holds the compressed form.  ``load_safetensors(path, device="cuda")`` reads it to a GPU.
 
 import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402

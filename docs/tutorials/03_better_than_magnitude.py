@@ -2,9 +2,9 @@
 Better than magnitude
 =====================
 
-Pruning by magnitude looks at the weights alone.  But a weight that multiplies a feature that is
-always small hardly matters, however large it is, and the weights that stay could make up for
-those that go.  This page prunes a small network in one shot, without training it again, and
+Pruning by magnitude looks at the weights alone.  But a weight hardly matters, however large, if the
+feature that it multiplies is always small; and the weights that stay could make up for those that
+go.  This page prunes a small network in one shot, without training it again, and
 compares ways to choose the mask.  It runs on the CPU in some seconds.
 """
 
@@ -83,9 +83,9 @@ print(f"wanda: {results['wanda']:.1%}")
 # %%
 # Let the others make up for it
 # -----------------------------
-# ``method="sparsegpt"`` prices every way to prune a group by the error that is left in the layer's
-# outputs after the weights behind it have moved, and moves them.  It returns other values, not
-# only other zeros.
+# ``method="sparsegpt"`` rates every way to prune a group by the error that is left in the layer's
+# outputs after the weights to its right have been adjusted, and adjusts them.  It changes values,
+# not only which of them are zero.
 
 second_order = [
     s24.prune(w, pattern=PATTERN, method="sparsegpt", calibration=s24.Calibration(x))
@@ -117,10 +117,10 @@ print(f"sequential: {results['sequential']:.1%}")
 # %%
 # Permute the columns
 # -------------------
-# Which columns stand together in a group is an accident.  :func:`sparse24.find_permutation` puts
-# columns together that want to be kept in different rows, and :func:`sparse24.fold_permutation`
-# lets the layer before put its outputs out in that order, so that nothing has to be permuted at
-# run time.  The dense network computes the same as before.
+# Which columns stand together in a group is an accident of their order.
+# :func:`sparse24.find_permutation` puts columns together that matter in different rows, and
+# :func:`sparse24.fold_permutation` makes the layer before produce its outputs in that order, so
+# that nothing has to be permuted at run time.  The dense network computes the same as before.
 
 scores = np.abs(weights[1]) * s24.Calibration(inputs[1]).norms
 started = time.perf_counter()
@@ -137,7 +137,7 @@ for name, ordered in (("as it was", weights[1]), ("permuted", second)):
     print(f"{name}: {kept.kept_magnitude:.2%} of the magnitude kept")
 
 # %%
-# The sum
+# Compare
 # -------
 
 figure, ax = plt.subplots(figsize=(6, 2.6), layout="constrained")

@@ -2,7 +2,7 @@
 Sparse training with a scheduler
 ================================
 
-A network that is to run sparse can be trained sparse.  Here a small network learns the digits of
+A network that will run sparse can be trained sparse.  Here a small network learns the digits of
 scikit-learn, in NumPy, while a scheduler takes its weights from dense to 2:4.  Then the same with
 SR-STE, and with the two-level :class:`~sparse24.schedule.DynamicScheduler`.
 """
@@ -82,7 +82,7 @@ print(f"dense      {accuracy(dense):.3f}")
 # %%
 # Gradual, to 2:4
 # ---------------
-# A recipe joins parts: *how sparse when* (a cubic ramp that ends at half time), *which weights*
+# A recipe combines parts: *how sparse, when* (a cubic ramp that ends at half time), *which weights*
 # (those of least magnitude, the default), and *in which pattern*.  A fixed 2:4 pattern is either
 # there or not; :class:`~sparse24.schedule.Elastic` with ``least=2`` lets tiles be 4:4, 3:4 or
 # 2:4, so that any sparsity on the way is met exactly, and ends as 2:4 everywhere.

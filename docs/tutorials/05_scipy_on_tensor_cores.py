@@ -3,14 +3,14 @@ A SciPy matrix on Tensor Cores
 ==============================
 
 Most sparse matrices are not 2:4.  `sparse24.hybrid` takes any of them, from SciPy, CuPy or NumPy,
-keeps every element, and multiplies it by the path that should be fastest.  This page runs on the
-CPU; a matrix of CuPy or cupyx is multiplied on its GPU by the same calls.
+keeps every element, and multiplies by whichever of several kernels should be the fastest.  This
+page runs on the CPU; the same calls multiply a CuPy or cupyx matrix on its GPU.
 """
 
 # %%
 # Any matrix
 # ----------
-# A layer pruned by magnitude over the whole network has crowded and empty regions.  The family
+# A layer of a network that was pruned by one threshold has full and empty regions.  The family
 # ``beta2`` imitates that: some 70 % zeros in all, spread unevenly over tiles of 64 by 64.
 
 import tempfile

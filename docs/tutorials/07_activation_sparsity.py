@@ -4,8 +4,8 @@ Activation sparsity
 
 Weights are not the only operand that can be sparse.  After a relu, and more so after a squared
 relu, many activations are zero or small, and the small ones matter little.  If two of every four
-features of a token may stay, the second product of a feed-forward layer runs on the 2:4 kernels,
-and the weights stay dense: nothing has to be trained again to fit a mask.  This page measures
+features of a token are kept, the second product of a feed-forward layer runs on the 2:4 kernels
+while the weights stay dense: nothing has to be retrained to fit a mask.  This page measures
 what that costs on a small network.  It runs on the CPU in some seconds; with float16 or bfloat16
 CuPy arrays the same calls run on the GPU, where activation, choice, packing and quantisation to
 fp8 are one pass.
@@ -75,7 +75,7 @@ print(f"2:4 and fp8: {accuracy(product + bias_down):.1%}, {share:.0%} of the byt
 # %%
 # Squared relu
 # ------------
-# Squaring makes large activations larger, so pruning takes less of them.  Here are the shares
+# Squaring makes large activations larger, so pruning loses less of the energy.  Here are the shares
 # of the energy that 2:4 keeps, for the same inputs.
 
 kept = {}
