@@ -105,7 +105,7 @@ class TensorFloat:
         problem = Problem(
             m, b.shape[1], k, 1, "float32", "float32", "float32",
             dispatch.order(b), dispatch.order(out),
-            aligned=dispatch.aligned(b) and dispatch.aligned(out), tensor_float=True,
+            **dispatch.alignment(b, out), tensor_float=True,
             compute_capability=int(b.device.compute_capability),
         )  # fmt: skip
         launch = self._launches.get(problem)

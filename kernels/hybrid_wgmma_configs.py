@@ -93,7 +93,7 @@ class Config:
         return self._bytes(self.stages)
 
 
-# By rows of a strip.  A stage more lets blocks drift apart, which by many columns costs more than it
+# By rows of a strip.  A stage more lets blocks drift apart, which by many columns costs what it
 # gains.
 TABLES = {
     128: (

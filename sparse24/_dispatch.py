@@ -7,7 +7,7 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from sparse24 import _arrays, _autotune, _check, _foreign, _planner, _storage
+from sparse24 import _arrays, _autotune, _check, _foreign, _graphs, _planner, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._fuse import Call
@@ -43,6 +43,13 @@ def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launche
     Launched or None
         What was launched, if the arrays that were given are all that it needed.
     """
+    if not types.on_gpu:
+        return _fill(a, b, out, epilogue, call, types)
+    with _graphs.keeping(a.rows, out):
+        return _fill(a, b, out, epilogue, call, types)
+
+
+def _fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launched | None:
     if types.out is not None:
         _refuse_overlap("out", out, a, b)
     if epilogue.aux is not None:
@@ -112,7 +119,7 @@ def problem_of(a: Operand24, b, out, epilogue: Epilogue, types, fast: bool = Tru
         batch=out.shape[0] if out.ndim == 3 else 1,
         dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
         b_order=order(b), out_order=order(out), a_batched=batched_a, b_batched=batched_b,
-        aligned=aligned(b) and _ends_on_16_bytes(b) and aligned(out), plain=epilogue.is_plain,
+        **alignment(b, out), plain=epilogue.is_plain,
         activation=epilogue.activation, fast_accumulation=fast,
         compute_capability=int(b.device.compute_capability),
     )  # fmt: skip
@@ -140,6 +147,12 @@ def aligned(x) -> bool:
     if order(x) == "column":
         return columns == 1 or x.strides[-1] % 16 == 0
     return rows == 1 or x.strides[-2] % 16 == 0
+
+
+def alignment(b, out) -> dict[str, bool]:
+    """What a `Problem` says of it."""
+    found = {"b_aligned": aligned(b) and _ends_on_16_bytes(b), "out_aligned": aligned(out)}
+    return {"aligned": all(found.values()), **found}
 
 
 def _ends_on_16_bytes(x) -> bool:

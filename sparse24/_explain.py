@@ -74,7 +74,7 @@ class Explanation:
             notes.append("runs")
         if candidate.kernel == _planner.DENSE_KERNEL and not self.keeps_dense:
             notes.append("not kept")
-        if candidate.stage_b or candidate.stage_out:
+        if candidate.copies:
             notes.append("copies first")
         measured = duration(self.measured[name]) if name in self.measured else ""
         return [name, duration(candidate.seconds), measured, ", ".join(notes)]

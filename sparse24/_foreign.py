@@ -100,7 +100,7 @@ def to_torch(x: Any) -> Any:
     import torch
 
     name = x.dtype.name
-    if _arrays.is_cupy(x) and isinstance(x.data.mem, _torch_memory()):
+    if is_torchs(x):
         return _tensor_of(x, getattr(torch, name))
     if name not in _AS_BITS:
         return torch.from_dlpack(x) if _arrays.is_cupy(x) else torch.from_numpy(x)
@@ -127,6 +127,11 @@ def _torch_memory() -> type:
             self.tensor = tensor
 
     return TorchMemory
+
+
+def is_torchs(x: Any) -> bool:
+    """Whether a tensor owns the memory of an array."""
+    return _arrays.is_cupy(x) and isinstance(x.data.mem, _torch_memory())
 
 
 def _join(x) -> None:

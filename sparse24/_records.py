@@ -187,6 +187,8 @@ class Problem:
     a_batched: bool = False  # False: one A serves the whole batch
     b_batched: bool = False
     aligned: bool = True  # b and out start on, and advance by, multiples of 16 bytes
+    b_aligned: bool = False  # where they do not both: b does
+    out_aligned: bool = False  # where they do not both: out does
     plain: bool = True  # no epilogue
     activation: str = "identity"
     fast_accumulation: bool = True  # fp8 only: False promotes partial sums to float32

@@ -120,7 +120,7 @@ def remember(plans: dict, key: tuple, launched: Launched, x: Any, result: Any, c
         def run(x: Any, out: Any) -> None:
             launcher(a, *((x.T, out.T) if turn else (x, out)), records.PLAIN)
 
-        keep(plans, key, ReadyArrays(run, allocate))
+        keep(plans, key, ReadyArrays(run, allocate, captured=False))  # see _graphs.keeping
 
 
 def capturing(x: Any) -> bool:

@@ -84,7 +84,7 @@ def _cleared_for(choice):
     """
     import cupy as cp
 
-    if choice.kernel == "dense" or choice.stage_out:
+    if choice.kernel == "dense" or choice.variant.stage_out:
         cp.cuda.set_allocator(_cleared)
     yield
     cp.cuda.set_allocator(None)

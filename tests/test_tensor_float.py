@@ -61,7 +61,7 @@ def test_only_the_kernel_that_reads_this_metadata_is_a_candidate(order, n):
     ranked = _planner.rank(problem, chip, dense=True, scale=lambda name: 1.0)
     assert {candidate.kernel for candidate in ranked} == {"sparse_wgmma"}
     assert ranked[0].refusal is None
-    assert ranked[0].stage_b == (order == "row")
+    assert ranked[0].variant.stage_b == (order == "row")
 
 
 @pytest.mark.gpu

@@ -1,0 +1,37 @@
+"""What a captured graph reads must outlive the call that it was captured from.
+
+A product may need memory of its own: an aligned copy of an operand, partial sums.  CuPy's pool
+would give it to the next array, into which every replay of the graph would then write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from sparse24 import _arrays, _foreign
+from sparse24._records import Compressed24
+
+
+@contextlib.contextmanager
+def keeping(record: Compressed24 | None, out: Any) -> Iterator[None]:
+    """While a graph is captured, what CuPy allocates lives as long as the sparse operand.
+
+    The graph reads that one, too.  Memory of torch's, in which results for its tensors lie, stays
+    with torch: its graphs have pools of their own.
+    """
+    cuda = _arrays.cupy_module().cuda
+    if record is None or not cuda.get_current_stream().is_capturing() or _foreign.is_torchs(out):
+        yield
+        return
+
+    allocate, kept = cuda.get_allocator(), record.derived.setdefault("graphs", [])
+
+    def keep(size: int) -> Any:
+        memory = allocate(size)
+        kept.append(memory)
+        return memory
+
+    with cuda.using_allocator(keep):
+        yield

@@ -1,0 +1,118 @@
+"""Operands that no kernel can read or write as they lie: what is copied first, and what that costs.
+
+Kernels copy 16 bytes at a time.  Where a row of *b* does not begin on 16 bytes, as with an odd
+number of columns, an aligned copy of it is multiplied; where the result's do not, most kernels
+write to scratch memory that is copied afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sparse24 import _arrays, _dtypes
+from sparse24._records import Compressed24, Epilogue, Problem
+
+# A strided copy of an operand moves its bytes twice at about this share of copy speed
+# (an elementwise kernel with one side uncoalesced; measured on an H200); `transpose` at this one.
+STAGING_EFFICIENCY = 0.25
+TRANSPOSE_EFFICIENCY = 0.7
+STAGING_LAUNCH = 4e-6  # seconds
+
+# Kernels that store any result: what the TMA cannot write goes out element by element, whole lines
+# of memory a warp.
+STORES_ANY = ("sparse_wgmma",)
+# How many times as long a kernel takes that reads such a b element by element: docs/benchmarks/
+# log_gemm.rst, "Odd sizes".
+BY_ELEMENT = {"sparse_mma": 12.0}
+
+
+class Variant(NamedTuple):
+    """A problem as kernels may see it.
+
+    Attributes
+    ----------
+    problem : Problem
+        After staging.
+    stage_b, stage_out : bool
+        Whether b, or the result, goes through a copy.
+    kernels : tuple of str or None
+        Which may take it; None for all.
+    """
+
+    problem: Problem
+    stage_b: bool = False
+    stage_out: bool = False
+    kernels: tuple[str, ...] | None = None
+
+    def slowdown(self, kernel: str) -> float:
+        """How many times as long a kernel takes for want of alignment."""
+        return 1.0 if self.problem.aligned else BY_ELEMENT.get(kernel, 1.0)
+
+
+def variants(problem: Problem) -> list[Variant]:
+    """The problem as it is, and with what does not fit copied, or left to who can store it."""
+    p, found = problem, [Variant(problem)]
+    by_rows = p.b_order == "row" and (p.tensor_float or _b_itemsize(p) == 1)
+    stage_b = not (p.aligned or p.b_aligned) or p.b_order == "strided" or by_rows
+    fits = (p.aligned or p.out_aligned) and p.out_order != "strided"
+    staged = dataclasses.replace(p, b_order="column" if stage_b else p.b_order, aligned=True)
+    if fits and stage_b:
+        found.append(Variant(staged, True))
+    if not fits:
+        if stage_b or not p.aligned:
+            found.append(Variant(staged, stage_b, False, STORES_ANY))
+        order = "row" if p.out_order == "strided" else p.out_order
+        found.append(Variant(dataclasses.replace(staged, out_order=order), stage_b, True))
+    return found
+
+
+def seconds(variant: Variant, original: Problem, bandwidth: float) -> float:
+    """What the copies take, at so many bytes a second of a plain copy."""
+    p, moved = original, 0.0
+    if variant.stage_b:
+        share = TRANSPOSE_EFFICIENCY if p.b_order == "row" else STAGING_EFFICIENCY
+        moved += p.k * p.n * _b_itemsize(p) * (p.batch if p.b_batched else 1) / share
+    if variant.stage_out:
+        itemsize = _dtypes.numpy_dtype(p.out_dtype).itemsize
+        moved += p.m * p.n * p.batch * itemsize / STAGING_EFFICIENCY
+    return 2 * moved / bandwidth + STAGING_LAUNCH * (variant.stage_b + variant.stage_out)
+
+
+def _b_itemsize(problem: Problem) -> int:
+    return _dtypes.TABLE[problem.b_dtype].itemsize
+
+
+def staged(launch: Callable[..., None], variant: Variant) -> Callable[..., None]:
+    """``launch(a, b, out, epilogue)`` between the copies of a variant."""
+
+    def run(a: Compressed24 | Any, b, out, epilogue: Epilogue) -> None:
+        inner_b = _aligned_columns(b) if variant.stage_b else b
+        inner_out = _aligned_like(out, variant.problem.out_order) if variant.stage_out else out
+        launch(a, inner_b, inner_out, epilogue)
+        if variant.stage_out:
+            out[...] = inner_out
+
+    return run
+
+
+def _aligned_columns(b):
+    """A copy of b (..., k, n) whose columns are contiguous and 16-byte aligned."""
+    from sparse24.kernels import transpose
+
+    if transpose.takes(b):
+        return transpose.launch(b)
+    turned = b.swapaxes(-1, -2)
+    copy = _arrays.empty_rows(_arrays.namespace(b), turned.shape, b.dtype)
+    copy[...] = turned
+    return copy.swapaxes(-1, -2)
+
+
+def _aligned_like(out, order: str):
+    """Scratch of the shape of `out`, in the given order, rows 16-byte aligned."""
+    xp = _arrays.namespace(out)
+    if order == "column":
+        turned = _arrays.empty_rows(xp, out.swapaxes(-1, -2).shape, out.dtype)
+        return turned.swapaxes(-1, -2)
+    return _arrays.empty_rows(xp, out.shape, out.dtype)

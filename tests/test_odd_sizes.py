@@ -1,0 +1,118 @@
+"""Rows that do not begin on 16 bytes: what is copied for a product, and what graphs keep."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _planner, _staging
+from sparse24._dtypes import TABLE
+from sparse24._records import Problem
+
+FACTS = {"sms": 132, "clock_hz": 1.7e9, "bandwidth": 4.2e12}
+STEMS = ("sparse_fma", "sparse_mma", "sparse_wgmma", "sparse_skinny", "transpose")
+
+
+def problem(m=4096, n=646, k=4096, dtype="float16", capability=90, **more) -> Problem:
+    types = (dtype, dtype, TABLE[dtype].result)
+    return Problem(m, n, k, 1, *types, compute_capability=capability, **more)
+
+
+def copies(case: Problem) -> set[tuple[bool, bool, bool]]:
+    found = _staging.variants(case)
+    return {(v.stage_b, v.stage_out, v.kernels is not None) for v in found}
+
+
+def test_what_fits_is_not_copied():
+    assert copies(problem()) == {(False, False, False)}
+    assert copies(problem(dtype="int8", b_order="column")) == {(False, False, False)}
+
+
+def test_what_does_not_fit_is_copied_or_left_to_kernels_that_store_any_result():
+    as_it_is, only_some, scratch = (False, False, False), (False, False, True), (False, True, False)
+    unaligned = {"aligned": False}
+    of_out = problem(**unaligned, b_aligned=True)
+    assert copies(of_out) == {as_it_is, only_some, scratch}
+    of_b = problem(**unaligned, out_aligned=True)
+    assert copies(of_b) == {as_it_is, (True, False, False)}
+    of_both = problem(**unaligned)
+    assert copies(of_both) == {as_it_is, (True, False, True), (True, True, False)}
+    assert copies(problem(out_order="strided")) == {as_it_is, scratch}
+    assert copies(problem(b_order="strided")) == {as_it_is, (True, False, False)}
+    assert copies(problem(dtype="int8")) == {as_it_is, (True, False, False)}
+
+
+@pytest.mark.parametrize("known", [{}, {"b_aligned": True}, {"out_aligned": True}])
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_large_products_of_odd_sizes_run_on_warpgroups(known, order):
+    case = problem(aligned=False, b_order=order, **known)
+    best = _planner.rank(case, FACTS, dense=False, scale=lambda kernel: 1.0)[0]
+    assert best.kernel == "sparse_wgmma"
+    assert not best.variant.stage_out
+    assert best.variant.stage_b == ("b_aligned" not in known)
+
+
+def test_without_warpgroups_odd_sizes_are_copied():
+    case = problem(aligned=False, capability=89)
+    best = _planner.rank(case, FACTS, dense=False, scale=lambda kernel: 1.0)[0]
+    assert best.kernel == "sparse_mma"
+    assert best.variant.stage_b
+    assert best.variant.stage_out
+
+
+# --- on a GPU ---------------------------------------------------------------------------------
+
+
+def operands(cupy, rng, dtype: str, m: int, n: int, k: int, order: str):
+    row = TABLE[dtype]
+    w = rng.integers(-3, 4, (m, k)).astype(np.float32)
+    a = s24.compress(cupy.asarray(w), dtype=row.name, on_excess="prune")
+    b = rng.integers(-2, 3, (k, n)).astype(row.logical)
+    return a, cupy.asarray(b, order="C" if order == "row" else "F"), b
+
+
+@pytest.mark.gpu
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float32"])
+@pytest.mark.parametrize("order", ["row", "column"])
+@pytest.mark.parametrize("shape", [(256, 77, 512), (640, 301, 1204), (1024, 646, 320), (96, 9, 36)])
+def test_odd_sizes_are_exact(rng, dtype, order, shape):
+    cupy = pytest.importorskip("cupy")
+    m, n, k = shape
+    a, b, host = operands(cupy, rng, dtype, m, n, k, order)
+    want = a.toarray().get().astype(np.float64) @ host.astype(np.float64)
+    outs = [None]
+    if dtype != "int8":
+        wide = cupy.full((m + 1, n + 3), np.nan, b.dtype)
+        outs += [wide[1:, 3:], cupy.full((n, m + 1), np.nan, b.dtype).T[1:]]
+    for out in outs:
+        got = s24.matmul(a, b, out=out).get()
+        np.testing.assert_array_equal(got.astype(np.float64), want.astype(got.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.stem(*STEMS)
+@pytest.mark.parametrize("algorithm", ["auto", "sparse_mma", "sparse_fma"])
+@pytest.mark.parametrize(
+    ("shape", "order"), [((448, 872, 4408), "row"), ((640, 301, 1204), "column")]
+)
+def test_a_graph_keeps_the_memory_that_its_products_need(rng, algorithm, shape, order):
+    cupy = pytest.importorskip("cupy")
+    m, n, k = shape
+    a, b, host = operands(cupy, rng, "float16", m, n, k, order)
+    want = a.toarray().get().astype(np.float64) @ host.astype(np.float64)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        out = cupy.empty((m, n), np.float16)
+        for _ in range(2):  # the second call is remembered
+            s24.matmul(a, b, out=out, algorithm=algorithm)
+        stream.begin_capture()
+        s24.matmul(a, b, out=out, algorithm=algorithm)
+        graph = stream.end_capture()
+        others = [cupy.full(1 << size, 7, np.uint8) for size in range(9, 26) for _ in range(3)]
+        for _ in range(2):
+            out.fill(cupy.nan)
+            graph.launch(stream)
+            np.testing.assert_array_equal(out.get(), want.astype(np.float16))
+        assert all(bool((x == 7).all()) for x in others)
