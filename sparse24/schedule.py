@@ -2,8 +2,8 @@
 
 A `Recipe` joins a schedule (how sparse, when), a criterion (what a weight is worth), a pattern
 (which weights may stay together), a distribution (how layers share the zeros) and a grower (which
-weights come back).  The core is pure, ``step(state, weights, grads) -> state, masks, events``;
-`MaskScheduler` and `DynamicScheduler` carry the state.
+weights come back).  The core is pure: ``step(state, weights=, gradients=)`` returns a state, masks
+and events; `MaskScheduler` and `DynamicScheduler` carry the state.
 """
 
 from sparse24._sched_adaptive import Adaptive, LayerWiseAdapter

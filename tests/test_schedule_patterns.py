@@ -119,7 +119,9 @@ def test_fixed_pattern_with_another_target_says_so():
     with pytest.raises(PatternError, match=r"NM\(n=2, m=4\) has one sparsity, and ERK\(\) gives"):
         S.Recipe(S.OneShot(0.5), pattern=S.NM(2, 4), distribution=S.ERK())
     weight = np.arange(16.0).reshape(2, 8)
-    masks = S.DynamicScheduler(0.5, S.OneShot(0.5), pattern=S.NM(2, 4)).step({"w": weight})
+    masks = S.DynamicScheduler(0.5, S.OneShot(0.5), pattern=S.NM(2, 4)).step(
+        gradients={"w": weight}
+    )
     assert masks["w"].sum() == 8
     with pytest.raises(PatternError, match=r"sparsity 0.8 is beyond Elastic"):
         S.Recipe(S.OneShot(0.8), pattern=S.Elastic())
@@ -132,5 +134,5 @@ def test_fixed_pattern_with_another_target_says_so():
 def test_layers_without_elements_have_no_mask(pattern, distribution):
     weights = {"a": np.ones((0, 64)), "b": np.ones((8, 64)), "c": np.ones((8, 0))}
     recipe = S.Recipe(S.OneShot(0.5), pattern=pattern, distribution=distribution)
-    assert set(S.MaskScheduler(recipe).step(weights, weights)) == {"b"}
+    assert set(S.MaskScheduler(recipe).step(weights=weights, gradients=weights)) == {"b"}
     assert float(S.soft_threshold_scale(weights["c"])) == 1.0

@@ -66,7 +66,7 @@ def learn(scheduler=None, straight_through=False, decay=0.0):
         used = schedule.apply_masks(weights, masks)
         grads = gradients(used, images[rows], labels[rows])
         if scheduler is not None:
-            masks = scheduler.step(grads, weights)
+            masks = scheduler.step(weights=weights, gradients=grads)
         for name, grad in grads.items():
             if name in masks:
                 grad = grad if straight_through else grad * masks[name]
