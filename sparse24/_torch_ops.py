@@ -16,6 +16,7 @@ from torch import Tensor
 from sparse24 import (
     _arrays,
     _compress,
+    _compress_records,
     _dispatch,
     _dtypes,
     _foreign,
@@ -63,9 +64,9 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
         array, row = _foreign.view_of(x), dtype_of(x)
         records: tuple[Compressed24, ...]
         if mask is None and transposable:
-            records = _compress.transposable_records(array, row)
+            records = _compress_records.transposable_records(array, row)
         elif mask is None:
-            records = (_compress.compress_rows(array, row, "magnitude")[0],)
+            records = (_compress_records.compress_rows(array, row, "magnitude")[0],)
         else:
             keep = _compress.checked_mask(_foreign.view_of(mask), array)
             turns = ((array, keep), (array.T, keep.T))[: 1 + transposable]
@@ -75,7 +76,7 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
 
 def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
     """The elements under a mask, which on the CPU is seen to be 2:4; on the GPU that would wait."""
-    record, status = _compress.compress_rows(array, row, "mask", keep)
+    record, status = _compress_records.compress_rows(array, row, "mask", keep)
     if not _arrays.is_cupy(array):
         _storage.raise_excess(status, record.shape, axis=axis, argument="mask")
     return record
