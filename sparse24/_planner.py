@@ -17,7 +17,7 @@ from typing import Any
 
 from sparse24 import _dtypes, _tuning_cache
 from sparse24._errors import ArgumentError, UnsupportedError
-from sparse24._records import Compressed24, Epilogue, Problem
+from sparse24._records import Compressed24, Fused, Problem
 from sparse24.kernels import epilogue as _epilogue
 
 SPARSE_KERNELS = (
@@ -190,7 +190,7 @@ def _choose(
     return named[0]
 
 
-def prepare(candidate: Candidate, epilogue: Epilogue) -> Callable[..., None]:
+def prepare(candidate: Candidate, epilogue: Fused) -> Callable[..., None]:
     """A callable ``run(a, b, out, epilogue)`` that stages and launches.
 
     ``a`` is a `Compressed24` with packed metadata, or a dense array for the dense kernel.
@@ -202,13 +202,13 @@ def prepare(candidate: Candidate, epilogue: Epilogue) -> Callable[..., None]:
 
 
 @functools.lru_cache(REMEMBERED)
-def _prepare(candidate: Candidate, epilogue: Epilogue, device: int) -> Callable[..., None]:
+def _prepare(candidate: Candidate, epilogue: Fused, device: int) -> Callable[..., None]:
     module = kernel_module(candidate.kernel)
     launch = module.prepare(candidate.problem, candidate.settings, epilogue)
     if not (candidate.stage_b or candidate.stage_out):
         return launch
 
-    def staged(a: Compressed24 | Any, b, out, epilogue: Epilogue) -> None:
+    def staged(a: Compressed24 | Any, b, out, epilogue: Fused) -> None:
         inner_b = _aligned_column_order(b) if candidate.stage_b else b
         inner_out = out
         if candidate.stage_out:

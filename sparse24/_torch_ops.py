@@ -27,7 +27,7 @@ from sparse24 import (
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call
 from sparse24._product import Result
-from sparse24._records import PLAIN, Compressed24, Epilogue
+from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24._sched_gradients import compress_mvue_24
 from sparse24._torch_parts import dtype_of, empty_parts, operand_of, parts_of, record_of
 
@@ -119,9 +119,9 @@ def product(
         return product
 
 
-def _biased(bias: Tensor) -> Epilogue:
+def _biased(bias: Tensor) -> Fused:
     real = torch.float64 if bias.dtype == torch.float64 else torch.float32
-    return Epilogue(row_bias=_foreign.view_of(bias.to(real)))
+    return Fused(row_bias=_foreign.view_of(bias.to(real)))
 
 
 @_meaning_for_tracing("product")
