@@ -37,6 +37,50 @@ def test_arithmetic_names_the_way_out(a, name):
             single(a)
 
 
+def test_ufuncs_of_numpy_name_the_way_out(a):
+    x = np.ones((8, 16))
+    for call, name in (
+        (lambda: np.add(a, x), "add"),
+        (lambda: np.multiply(2.0, a), "multiply"),
+        (lambda: np.sqrt(a), "sqrt"),
+        (lambda: np.add.reduce(a), r"add\.reduce"),
+        (lambda: np.sum(a), r"add\.reduce"),
+        (lambda: operator.iadd(x, a), "add"),
+    ):
+        with pytest.raises(s24.DTypeError, match=rf"no numpy\.{name}; it multiplies with @.*\.to"):
+            call()
+
+
+def test_matmul_of_numpy_multiplies(a, rng):
+    dense, x, y = a.toarray(), rng.standard_normal((16, 3)), rng.standard_normal((2, 8))
+    for got, want in (
+        (np.matmul(a, x), dense @ x),
+        (np.matmul(a, x[:, 0]), dense @ x[:, 0]),
+        (np.matmul(y, a), y @ dense),
+        (np.matmul(a, a.T), dense @ dense.T),
+        (y @ a, y @ dense),
+    ):
+        assert type(got) is np.ndarray
+        np.testing.assert_allclose(got, want)
+    for options in ({"out": np.empty((8, 3))}, {"dtype": np.float32}):
+        with pytest.raises(s24.ArgumentError, match=r"no (out|dtype)= .* call sparse24\.matmul"):
+            np.matmul(a, x, **options)
+    with pytest.raises(s24.ArgumentError, match=r"call sparse24\.matmul"):
+        y @= a
+
+
+def test_transpose_is_t(a):
+    for turned in (a.transpose(), a.transpose((1, 0)), np.transpose(a), np.transpose(a, (-1, -2))):
+        np.testing.assert_array_equal(turned.toarray(), a.toarray().T)
+    with pytest.raises(s24.ArgumentError, match=r"axes must be \(1, 0\), got \(0, 1\)"):
+        a.transpose((0, 1))
+
+
+def test_a_batch_is_transposed_by_mt(rng):
+    with pytest.raises(s24.ArgumentError, match=r"use \.mT"):
+        s24.random((3, 4, 8), rng=rng).transpose()
+
+
 def test_equality_is_identity_and_never_silent_beside_arrays(a):
     assert a == a
     assert a != a.copy()
