@@ -25,6 +25,21 @@ def a(request, rng):
     return MAKERS[request.param](rng.standard_normal((8, 16)))
 
 
+def test_complex_operands_are_multiplied_by_their_parts(a, rng):
+    u, v = rng.standard_normal((2, 16, 3))
+    b = u + 1j * v
+    for call, name in (
+        (lambda: a @ b, "b"),
+        (lambda: s24.matmul(a, b), "b"),
+        (lambda: b.T @ a.T, "."),
+    ):
+        with pytest.raises(
+            s24.DTypeError, match=rf"take {name}\.real and {name}\.imag one by one: "
+        ):
+            call()
+    np.testing.assert_allclose(a @ b.real + 1j * (a @ b.imag), a.toarray() @ b)
+
+
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt"])
 def test_arithmetic_names_the_way_out(a, name):
     combine = getattr(operator, name)
@@ -186,7 +201,7 @@ def test_an_unknown_type_says_what_to_do():
     w = np.ones((4, 4), np.uint8)
     for call, words in (
         (lambda: s24.compress(w), r"x\.dtype .*\.astype\('float32'\), or name the fp8 type"),
-        (lambda: s24.compress(w * 1j), r"with \.real\.astype\('float32'\)"),
+        (lambda: s24.compress(w * 1j), r"take x\.real and x\.imag one by one"),
         (lambda: s24.compress(w.astype(int)), r"int64.*convert it first.*\.astype\('float32'\)"),
         (lambda: s24.compress(w.astype(">f8")), r"byte order.*use \.astype\('float64'\)"),
         (lambda: s24.hybrid(w.astype(int)), r"w\.dtype must be one of"),
