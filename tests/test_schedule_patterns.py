@@ -8,7 +8,7 @@ from schedule_cases import PATTERNS
 
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError, PatternError, ShapeError
-from sparse24._sched_patterns import _TRANSPOSABLE
+from sparse24._sched_transposable import MASKS
 from sparse24._spec import PAIRS
 from sparse24.kernels import reference
 
@@ -71,8 +71,8 @@ def test_kernels_and_array_api_choose_the_same(pattern, dtype, rng):
 
 
 def test_transposable_is_optimal(rng):
-    tiles = np.zeros((len(_TRANSPOSABLE), 4, 4))
-    for t, rows in enumerate(_TRANSPOSABLE):
+    tiles = np.zeros((len(MASKS), 4, 4))
+    for t, rows in enumerate(MASKS):
         for r, pair in enumerate(rows):
             tiles[t, r, list(PAIRS[pair])] = 1
     assert len(tiles) == 90
