@@ -102,29 +102,26 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign.stream_of(x):
         x, row = _prepared(x, dtype)
-        dense = x.copy() if keep_dense else None
         swap = _check_axis(axis, x.ndim) == -2
         if transposable:
             _no_other_rule(scores=scores, mask=mask, like=like)
-            return _transposable(x, row, on_excess, check, dense)
+            return _transposable(x, row, on_excess, check, keep_dense)
         if sum(chosen is not None for chosen in (scores, mask, like)) > 1:
             raise ArgumentError("give one of scores=, mask= and like=, not two")
         again = None if keep_dense else _like(x, row, like, swap)
         if again is not None:
             return again
         rule, scores_or_mask = _rule(on_excess, scores, mask, like, x)
-        if swap:
-            x = x.swapaxes(-1, -2)
-            scores_or_mask = None if scores_or_mask is None else scores_or_mask.swapaxes(-1, -2)
-        record, status = compress_rows(x, row, rule, scores_or_mask)
+        rows = x.swapaxes(-1, -2) if swap else x
+        if swap and scores_or_mask is not None:
+            scores_or_mask = scores_or_mask.swapaxes(-1, -2)
+        record, status = compress_rows(rows, row, rule, scores_or_mask)
         looked_at = _looked_at(rule, mask, like, swap)
         status = status if looked_at else None
-        if keep_dense and rule != "check":
-            dense = _storage.decompress(record)
-            dense = dense.swapaxes(-1, -2) if swap else dense
         if check is True and looked_at:
             axis = -2 if swap else -1
             _storage.raise_excess(status, record.shape, axis=axis, argument=looked_at)
+        dense = _kept_dense(x, record, rule, swap) if keep_dense else None
         return Sparse24Array(_operand(record, dense, swap), status=status if check else None)
 
 
@@ -148,6 +145,14 @@ def _only_24(**given) -> None:
         if value is not None and value is not False:
             text = f"{name}=" if hasattr(value, "shape") else f"{name}={value!r}"
             raise ArgumentError(f"{text} needs pattern (2, 4); drop one of them")
+
+
+def _kept_dense(x, record: Compressed24, rule: str, swap: bool):
+    """The dense matrix beside a record of it: `x` itself, copied, where nothing was pruned."""
+    if rule == "check":
+        return x.copy()
+    dense = _storage.decompress(record)
+    return dense.swapaxes(-1, -2) if swap else dense
 
 
 def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
@@ -255,10 +260,11 @@ def checked_mask(mask, x):
     return mask
 
 
-def _transposable(x, row, on_excess: str, check, dense) -> Sparse24Array:
-    if on_excess == "prune":
+def _transposable(x, row, on_excess: str, check, keep_dense: bool) -> Sparse24Array:
+    rule = "magnitude" if on_excess == "prune" else "check"
+    if rule == "magnitude":
         rows, columns = transposable_records(x, row)
-        dense = None if dense is None else _storage.decompress(rows)
     else:
         rows, columns = records_both_ways(x, row, check)
+    dense = _kept_dense(x, rows, rule, swap=False) if keep_dense else None
     return Sparse24Array(Operand24(rows, columns, dense, tuple(x.shape), row))
