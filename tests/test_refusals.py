@@ -84,6 +84,12 @@ def test_matmul_of_numpy_multiplies(a, rng):
         y @= a
 
 
+def test_cupy_leaves_products_to_the_sparse_array(a):
+    """It asks the array, not the type, and defers where it finds None."""
+    assert a.__array_ufunc__ is None
+    assert callable(type(a).__array_ufunc__)
+
+
 def test_transpose_is_t(a):
     for turned in (a.transpose(), a.transpose((1, 0)), np.transpose(a), np.transpose(a, (-1, -2))):
         np.testing.assert_array_equal(turned.toarray(), a.toarray().T)

@@ -154,7 +154,7 @@ again = schedule.DynamicScheduler(
     scheduler=schedule.CosineScheduler(target_sparsity=0.6, stop=STEPS // 2, every=10),
 )
 again.load_state_dict(saved)
-same = again.step(dense, dense)  # the layers are known from the first step on
+same = again.step(weights=dense, gradients=dense)  # the layers are known from the first step on
 print("masks agree:", all((same[name] == masks[name]).all() for name in masks))
 
 # %%
