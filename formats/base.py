@@ -12,9 +12,10 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _foreign, _storage
 from sparse24._dtypes import DType
-from sparse24._errors import DTypeError, UnsupportedError
+from sparse24._errors import ArgumentError, DTypeError, UnsupportedError
 from sparse24.formats import convert
 from sparse24.formats.refusals import Refusals
+from sparse24.formats.ufuncs import MatmulAlone
 
 
 class SparseArray(Refusals, ABC):
@@ -25,7 +26,7 @@ class SparseArray(Refusals, ABC):
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
-    __array_ufunc__ = None
+    __array_ufunc__ = MatmulAlone()
     __array_priority__ = 1000.0
 
     _dtype: DType
@@ -149,6 +150,23 @@ class SparseArray(Refusals, ABC):
         known += ("dia", "bsr", "dok", "lil") if self.device == "cpu" else ()
         _check.one_of(format, known, argument="format")
         return self.tocsr(dtype).asformat(format)
+
+    def transpose(self, axes=None) -> Any:
+        """`T`, by the name that SciPy and NumPy use beside it; also ``numpy.transpose(A)``.
+
+        Parameters
+        ----------
+        axes : (1, 0), optional
+            The only order that there is.
+
+        Raises
+        ------
+        ArgumentError
+            If `axes` are others, or this is a batch.
+        """
+        if axes is not None and tuple(axes) not in ((1, 0), (-1, -2)):
+            raise ArgumentError(f"axes must be (1, 0), got {_check.shown(axes)}; drop it")
+        return self._transposed()
 
     def __matmul__(self, other):
         return self._multiply(other)

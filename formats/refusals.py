@@ -9,13 +9,18 @@ from typing import Any, NoReturn
 from sparse24._errors import ArgumentError, DTypeError
 
 
+def refusal(array: Any, operation: str) -> DTypeError:
+    """The error of arithmetic that a sparse array does not have."""
+    return DTypeError(
+        f"{type(array).__name__} has no {operation}; it multiplies with @, where alpha= of "
+        "sparse24.matmul is a factor; for other arithmetic use .toarray(), or .tocsr() beside "
+        "SciPy's formats"
+    )
+
+
 def _refuse(operator: str) -> Callable[..., NoReturn]:
     def refuse(self, *others: Any) -> NoReturn:
-        raise DTypeError(
-            f"{type(self).__name__} has no {operator}; it multiplies with @, where alpha= of "
-            "sparse24.matmul is a factor; for other arithmetic use .toarray(), or .tocsr() beside "
-            "SciPy's formats"
-        )
+        raise refusal(self, operator)
 
     return refuse
 

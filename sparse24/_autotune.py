@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 
 from sparse24 import _arrays, _planner, _storage, _tuning_cache
-from sparse24._records import Epilogue, Operand24, Problem
+from sparse24._records import Fused, Operand24, Problem
 
 active: contextvars.ContextVar[bool] = contextvars.ContextVar("sparse24_autotune", default=False)
 
@@ -22,7 +22,7 @@ TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-
 LOOSE = 0.15  # fp8 results
 
 
-def visit(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: int) -> None:
+def visit(a: Operand24, b, out, epilogue: Fused, problem: Problem, device: int) -> None:
     """Inside `sparse24.autotune`, measure this problem unless it is known.  Synchronises."""
     dense = a.dense is not None
     if not active.get() or _tuning_cache.measured(device, problem, dense=dense):
@@ -33,7 +33,7 @@ def visit(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: in
 
 
 def measure(
-    a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: int, *,
+    a: Operand24, b, out, epilogue: Fused, problem: Problem, device: int, *,
     most: int = 0, kernels: tuple[str, ...] = (),
 ) -> dict:  # fmt: skip
     """Seconds of every correct candidate within reach of the best prediction, by name.
@@ -71,7 +71,7 @@ def _before(ranked: list, kernel: str) -> int:
     return sum(candidate.kernel == kernel for candidate in ranked)
 
 
-def _reference(a: Operand24, b, out, epilogue: Epilogue, problem: Problem, device: int):
+def _reference(a: Operand24, b, out, epilogue: Fused, problem: Problem, device: int):
     candidate = _planner.choose(problem, device, dense=False, algorithm="sparse_fma")
     assert a.rows is not None
     wanted = _arrays.namespace(out).empty_like(out)

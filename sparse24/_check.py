@@ -99,6 +99,19 @@ def same_shape(got, want, *, argument: str, other: str) -> None:
         )
 
 
+def bias(value, m: int, *, argument: str = "bias"):
+    """The bias of a layer of `m` rows as a vector (m,); None stays."""
+    if value is None:
+        return None
+    shape = tuple(value.shape)
+    if shape not in ((m,), (1, m)):
+        raise ShapeError(
+            f"{argument} must have shape ({m},) or (1, {m}), one number for each row of the "
+            f"weight, got {shape}"
+        )
+    return value if len(shape) == 1 else value.reshape(m)
+
+
 def one_of(value, choices, *, argument: str):
     try:
         known = value in choices

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _methods, _storage
+from sparse24._compress_records import compress_rows, records_both_ways, transposable_records
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray, densified
@@ -53,8 +52,10 @@ def compress(
         ``"deferred"`` does not, and ``A.check()`` raises later; with ``False`` a group
         of more than two non-zeros silently loses some.
     transposable : bool
-        Prune by the best 4x4 mask that has two elements in every row and column, and
-        store both orientations, so that products with ``A`` and ``A.T`` are sparse.
+        Store both orientations, so that products with ``A`` and ``A.T`` are sparse.  `x` obeys
+        2:4 along both of its last axes or, with ``on_excess="prune"``, is pruned by the best
+        4x4 masks that have two elements in every row and column.  Looks at once or, with
+        ``check=False``, not at all.
     keep_dense : bool
         Keep the dense matrix beside the compressed one: a dense product is then a
         candidate, and no product is slower than dense.
@@ -101,29 +102,26 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
         return _n_m(x, pattern, mask, axis, on_excess, check, dtype)
     with _foreign.stream_of(x):
         x, row = _prepared(x, dtype)
-        dense = x.copy() if keep_dense else None
         swap = _check_axis(axis, x.ndim) == -2
         if transposable:
             _no_other_rule(scores=scores, mask=mask, like=like)
-            return _transposable(x, row, keep_dense)
+            return _transposable(x, row, on_excess, check, keep_dense)
         if sum(chosen is not None for chosen in (scores, mask, like)) > 1:
             raise ArgumentError("give one of scores=, mask= and like=, not two")
         again = None if keep_dense else _like(x, row, like, swap)
         if again is not None:
             return again
         rule, scores_or_mask = _rule(on_excess, scores, mask, like, x)
-        if swap:
-            x = x.swapaxes(-1, -2)
-            scores_or_mask = None if scores_or_mask is None else scores_or_mask.swapaxes(-1, -2)
-        record, status = compress_rows(x, row, rule, scores_or_mask)
+        rows = x.swapaxes(-1, -2) if swap else x
+        if swap and scores_or_mask is not None:
+            scores_or_mask = scores_or_mask.swapaxes(-1, -2)
+        record, status = compress_rows(rows, row, rule, scores_or_mask)
         looked_at = _looked_at(rule, mask, like, swap)
         status = status if looked_at else None
-        if keep_dense and rule != "check":
-            dense = _storage.decompress(record)
-            dense = dense.swapaxes(-1, -2) if swap else dense
         if check is True and looked_at:
             axis = -2 if swap else -1
             _storage.raise_excess(status, record.shape, axis=axis, argument=looked_at)
+        dense = _kept_dense(x, record, rule, swap) if keep_dense else None
         return Sparse24Array(_operand(record, dense, swap), status=status if check else None)
 
 
@@ -147,6 +145,14 @@ def _only_24(**given) -> None:
         if value is not None and value is not False:
             text = f"{name}=" if hasattr(value, "shape") else f"{name}={value!r}"
             raise ArgumentError(f"{text} needs pattern (2, 4); drop one of them")
+
+
+def _kept_dense(x, record: Compressed24, rule: str, swap: bool):
+    """The dense matrix beside a record of it: `x` itself, copied, where nothing was pruned."""
+    if rule == "check":
+        return x.copy()
+    dense = _storage.decompress(record)
+    return dense.swapaxes(-1, -2) if swap else dense
 
 
 def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
@@ -195,7 +201,10 @@ def _check_axis(axis, ndim: int) -> int:
 def _no_other_rule(**given) -> None:
     for name, value in given.items():
         if value is not None:
-            raise ArgumentError(f"transposable=True chooses the mask itself; drop {name}=")
+            raise ArgumentError(
+                f"transposable=True takes no {name}=; zero the other elements first, as "
+                "sparse24.prune(x, scores=..., transposable=True) does"
+            )
 
 
 def _rule(on_excess, scores, mask, like, x):
@@ -251,37 +260,11 @@ def checked_mask(mask, x):
     return mask
 
 
-def compress_rows(x, row, rule: str, chosen=None) -> tuple[Compressed24, Any]:
-    """Record and check status of (..., m, k), groups along the last axis, on x's device.
-
-    `chosen` holds the scores or the mask of the rules of these names.
-    """
-    given = {rule: chosen} if rule in ("scores", "mask") else {}
-    if _arrays.is_cupy(x):
-        from sparse24.kernels import compress as kernel
-
-        return kernel.launch(x, row, rule=rule, **given)
-    from sparse24.kernels import cpu
-
-    values, metadata, status = cpu.compress(x, rule, **given)
-    return Compressed24(values, metadata, None, x.shape, row), status
-
-
-def transposable_records(x, row) -> tuple[Compressed24, Compressed24]:
-    """Records of (..., m, k), pruned by the best 4x4 masks, and of its transpose."""
-    if _arrays.is_cupy(x):
-        from sparse24.kernels import transposable
-
-        return transposable.launch(x, row)
-    from sparse24.kernels import cpu
-
-    keep = cpu.transposable_mask(x)
-    rows, _ = compress_rows(x, row, "mask", keep)
-    columns, _ = compress_rows(x.swapaxes(-1, -2), row, "mask", keep.swapaxes(-1, -2))
-    return rows, columns
-
-
-def _transposable(x, row, keep_dense: bool) -> Sparse24Array:
-    rows, columns = transposable_records(x, row)
-    dense = _storage.decompress(rows) if keep_dense else None
+def _transposable(x, row, on_excess: str, check, keep_dense: bool) -> Sparse24Array:
+    rule = "magnitude" if on_excess == "prune" else "check"
+    if rule == "magnitude":
+        rows, columns = transposable_records(x, row)
+    else:
+        rows, columns = records_both_ways(x, row, check)
+    dense = _kept_dense(x, rows, rule, swap=False) if keep_dense else None
     return Sparse24Array(Operand24(rows, columns, dense, tuple(x.shape), row))

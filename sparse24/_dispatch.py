@@ -11,7 +11,7 @@ from sparse24 import _arrays, _autotune, _check, _foreign, _graphs, _planner, _s
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._fuse import Call
-from sparse24._records import Compressed24, Epilogue, Operand24, Problem
+from sparse24._records import Compressed24, Fused, Operand24, Problem
 
 OVERLAP = "{} shares memory with an operand; pass another array"
 
@@ -23,17 +23,17 @@ class Launched(NamedTuple):
     a: Any  # Compressed24, or a dense array
     b: Any
     out: Any
-    epilogue: Epilogue
+    epilogue: Fused
 
 
-def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launched | None:
+def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched | None:
     """Write ``a @ b`` into `out` (..., m, n), through the epilogue.
 
     Parameters
     ----------
     a : Operand24
         Any batch axes, as `b` and `out` have them.
-    epilogue : Epilogue
+    epilogue : Fused
         Of `_records`: what `call` asks for, already as the kernels take it.
     types : _product.Result
         In which types the operands meet, which type the result has, and where it is.
@@ -49,7 +49,7 @@ def fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launche
         return _fill(a, b, out, epilogue, call, types)
 
 
-def _fill(a: Operand24, b, out, epilogue: Epilogue, call: Call, types) -> Launched | None:
+def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched | None:
     if types.out is not None:
         _refuse_overlap("out", out, a, b)
     if epilogue.aux is not None:
@@ -94,7 +94,7 @@ def check_stored(a: Operand24, algorithm: str) -> None:
 
 
 def prepare(
-    a: Operand24, b, out, epilogue: Epilogue, algorithm: str, problem: Problem
+    a: Operand24, b, out, epilogue: Fused, algorithm: str, problem: Problem
 ) -> Launched:
     """Choose and compile a kernel, and gather what it takes; nothing runs yet."""
     device, has_dense = b.device.id, a.dense is not None
@@ -110,7 +110,7 @@ def prepare(
     return Launched(launcher, _dense_of(a), b, out, epilogue)
 
 
-def problem_of(a: Operand24, b, out, epilogue: Epilogue, types, fast: bool = True) -> Problem:
+def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) -> Problem:
     """What the planner must know of this product; `types` as for `fill`."""
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1
@@ -187,7 +187,7 @@ def _convert(b, row: DType, b_dtype):
     return _arrays.as_storage(b, own).astype(row.logical)
 
 
-def flatten(a: Operand24, b, out, epilogue: Epilogue, batch: tuple[int, ...]):
+def flatten(a: Operand24, b, out, epilogue: Fused, batch: tuple[int, ...]):
     """At most one batch axis: an operand without one serves the whole batch."""
     if not batch:
         if len(a.shape) > 2:
@@ -266,7 +266,7 @@ def _dense_of(a: Operand24):
     return _storage.decompress(a.stored).swapaxes(-1, -2)
 
 
-def _prepare_on_cpu(a: Operand24, b, out, epilogue: Epilogue, algorithm: str) -> Launched:
+def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> Launched:
     from sparse24.kernels import cpu
 
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
@@ -283,6 +283,6 @@ def _prepare_on_cpu(a: Operand24, b, out, epilogue: Epilogue, algorithm: str) ->
     return Launched(functools.partial(_of_record, product), a.rows, b, out, epilogue)
 
 
-def _of_record(product, record: Compressed24, b, out, epilogue: Epilogue) -> None:
+def _of_record(product, record: Compressed24, b, out, epilogue: Fused) -> None:
     """One of the CPU products, of a record."""
     product(record.values, _storage.canonical(record), record.k, b, out, epilogue)

@@ -101,8 +101,10 @@ def _way_out(key: np.dtype | None, argument: str) -> str:
         )
     if key is not None and key.newbyteorder("=") in _BY_LOGICAL:
         return f"it is in the byte order of other machines; use .astype({key.name!r})"
-    real = ".real" if key is not None and key.kind == "c" else ""
-    return f"convert it first, for example with {real}.astype('float32')"
+    if key is not None and key.kind == "c":
+        x = argument.removesuffix(".dtype")
+        return f"take {x}.real and {x}.imag one by one: A @ (u + 1j * v) is A @ u + 1j * (A @ v)"
+    return "convert it first, for example with .astype('float32')"
 
 
 def numpy_dtype(name: str) -> np.dtype:

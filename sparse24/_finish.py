@@ -10,7 +10,7 @@ from sparse24 import _arrays, _dtypes, _foreign, _fuse
 from sparse24._fuse import Call, fuse
 from sparse24._product import Target, given, real_of, result_name
 from sparse24._ready import View
-from sparse24._records import Epilogue
+from sparse24._records import Fused
 
 
 def finished(product, out, call: Call, left: tuple, right: tuple):
@@ -40,7 +40,7 @@ def whole(x, dropped: int | None):
     return x if dropped is None else _arrays.namespace(x).expand_dims(x, dropped)
 
 
-def fused(full, goes: Target, call: Call, left: tuple, right: tuple) -> Epilogue:
+def fused(full, goes: Target, call: Call, left: tuple, right: tuple) -> Fused:
     """The epilogue of a call; a `column_bias` of 16 bits is the caller's own, see `readable`."""
     real = real_of(goes.name)
     bias = _bias_in_place(full, goes, call)
@@ -70,7 +70,7 @@ def _bias_in_place(full, goes: Target, call: Call):
     return bias.reshape(-1) if fits and apart and here else None
 
 
-def readable(epilogue: Epilogue, m: int) -> Epilogue:
+def readable(epilogue: Fused, m: int) -> Fused:
     """The same for the kernel, which reads biases of 32 bits or more, and `c` in the result's type.
 
     Of a product with `m` rows.  A `column_bias` of 16 bits becomes a `c` of equal rows.
@@ -82,7 +82,7 @@ def readable(epilogue: Epilogue, m: int) -> Epilogue:
     return replace(epilogue, c=rows, beta=1.0, column_bias=None)
 
 
-def _finish_all(full, target, name: str, epilogue: Epilogue) -> None:
+def _finish_all(full, target, name: str, epilogue: Fused) -> None:
     """Every matrix of a stack; as one, where rows of all are treated alike."""
     e = epilogue
     by_row = any(part is not None for part in (e.c, e.aux, e.row_scale, e.row_bias))
@@ -97,7 +97,7 @@ def _at(stack, index: tuple[int, ...]):
     return None if stack is None else stack[index]
 
 
-def _finish(product, out, name: str, epilogue: Epilogue) -> None:
+def _finish(product, out, name: str, epilogue: Fused) -> None:
     """One matrix."""
     if not _arrays.is_cupy(product):
         from sparse24.kernels import cpu_epilogue

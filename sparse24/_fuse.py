@@ -85,7 +85,7 @@ class Call(NamedTuple):
 PLAIN = Call()
 
 
-def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
+def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Fused:
     """All factors, biases and the activation of a call as one record.
 
     `left` and `right` are the shapes of the operands; vectors become arrays of `xp` and
@@ -111,7 +111,7 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Epilogue:
         more_row, more_column, more = _vector(name, scale, m, n, xp, real)
         row, column = _times(row, more_row), _times(column, more_column)
         factor *= more
-    return records.Epilogue(
+    return records.Fused(
         float(call.alpha) * factor, float(beta), _matrix("c", c) if beta else None, row, column,
         row_bias, column_bias, e.activation or "identity", lower, upper, out_scale,
         _written("aux", e.aux),

@@ -12,7 +12,7 @@ from sparse24 import _arrays, _finish, _replay
 from sparse24._fuse import Call
 from sparse24._product import Target
 from sparse24._ready import Ready, ReadyInTurn, View, allocator
-from sparse24._records import Epilogue
+from sparse24._records import Fused
 from sparse24.kernels import dense, loader
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import Launch
@@ -79,7 +79,7 @@ def _converter(name: str) -> Callable[[Any], Any]:
 class _Laid:
     """An epilogue as a launch, laid out for each place of the product; keeps no array alive."""
 
-    def __init__(self, full: Any, epilogue: Epilogue):
+    def __init__(self, full: Any, epilogue: Fused):
         views = {name: View(x) for name in VECTORS if (x := getattr(epilogue, name)) is not None}
         self._epilogue = replace(epilogue, **views)  # type: ignore[arg-type]
         *_, self._m, self._n = full.shape
@@ -88,7 +88,7 @@ class _Laid:
         defines = (*zip(("ACCUMULATOR", "OUTPUT"), names, strict=True), *_epilogue.defines(seen))
         self._kernel = loader.function(dense.EPILOGUE_STEM, dense.EPILOGUE_STEM, defines)
 
-    def _readable(self, *vector: int) -> Epilogue:
+    def _readable(self, *vector: int) -> Fused:
         """The epilogue as the kernel takes it, with the bias at another address if one is given."""
         e = self._epilogue
         if vector:

@@ -134,7 +134,7 @@ def linear(x, A, bias=None, *, activation=None):
     x : array, shape (..., k)
     A : Sparse24Array, NMArray, HybridArray or Windows24, shape (m, k)
         The weight, compressed along its rows.
-    bias : array, shape (m,), optional
+    bias : array, shape (m,) or (1, m), optional
     activation : str, optional
         As in `Epilogue`.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sparse24 import _staging, _tuning_cache
 from sparse24._errors import ArgumentError, UnsupportedError
-from sparse24._records import Epilogue, Problem
+from sparse24._records import Fused, Problem
 from sparse24._staging import Variant
 from sparse24.kernels import epilogue as _epilogue
 
@@ -165,7 +165,7 @@ def _choose(
     return named[0]
 
 
-def prepare(candidate: Candidate, epilogue: Epilogue) -> Callable[..., None]:
+def prepare(candidate: Candidate, epilogue: Fused) -> Callable[..., None]:
     """A callable ``run(a, b, out, epilogue)`` that stages and launches.
 
     ``a`` is a `Compressed24` with packed metadata, or a dense array for the dense kernel.
@@ -177,7 +177,7 @@ def prepare(candidate: Candidate, epilogue: Epilogue) -> Callable[..., None]:
 
 
 @functools.lru_cache(REMEMBERED)
-def _prepare(candidate: Candidate, epilogue: Epilogue, device: int) -> Callable[..., None]:
+def _prepare(candidate: Candidate, epilogue: Fused, device: int) -> Callable[..., None]:
     module = kernel_module(candidate.kernel)
     launch = module.prepare(candidate.problem, candidate.settings, epilogue)
     return _staging.staged(launch, candidate.variant) if candidate.copies else launch

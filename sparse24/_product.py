@@ -17,7 +17,7 @@ from sparse24 import _arrays, _check, _dispatch, _dtypes, _foreign, _replay
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call, fuse
-from sparse24._records import Epilogue, Operand24
+from sparse24._records import Fused, Operand24
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
 
@@ -134,7 +134,7 @@ class Target:
         _check.writable(self.out, argument="out")
         return target
 
-    def fitted(self, epilogue: Epilogue, dropped: int | None) -> Epilogue:
+    def fitted(self, epilogue: Fused, dropped: int | None) -> Fused:
         """The epilogue with its matrices checked, and with both axes.
 
         `c` may be `out` itself; `aux` overlaps neither.
@@ -154,7 +154,7 @@ class Target:
             aux = self._with_both_axes(aux, "aux", dropped)
         return replace(epilogue, c=c, aux=aux)
 
-    def _with_vectors_apart(self, epilogue: Epilogue) -> Epilogue:
+    def _with_vectors_apart(self, epilogue: Fused) -> Fused:
         """The epilogue with copies of its vectors that lie in what the product writes to."""
         written = [x for x in (self.out, epilogue.aux) if x is not None]
         copies = {}
@@ -259,7 +259,7 @@ def batch_of(a, other) -> tuple[int, ...]:
         ) from None
 
 
-def _fold(x, target, a: Operand24, epilogue: Epilogue):
+def _fold(x, target, a: Operand24, epilogue: Fused):
     """Token axes of ``x`` (..., t, k) folded into one, where a single matrix serves them all."""
     e = epilogue
     by_row = any(part is not None for part in (e.c, e.aux, e.row_scale, e.row_bias))

@@ -105,10 +105,11 @@ class Operand24:
 
 
 @dataclass(frozen=True, slots=True)
-class Epilogue:
-    """What happens to an accumulator before it is stored, as plain arrays and numbers.
+class Fused:
+    """An epilogue as kernels take it, in plain arrays and numbers; see `_fuse.fuse`.
 
-    In this order, for element (i, j) of the (m, n) result::
+    What happens to an accumulator before it is stored.  In this order, for element (i, j) of the
+    (m, n) result::
 
         x   = alpha * row_scale[i] * column_scale[j] * acc + beta * c[i, j]
         x  += row_bias[i] + column_bias[j]
@@ -144,10 +145,10 @@ class Epilogue:
             and self.aux is None
         )
 
-    def transposed(self) -> Epilogue:
+    def transposed(self) -> Fused:
         """The epilogue of the transposed product, out.T."""
         turn = lambda x: None if x is None else x.swapaxes(-1, -2)  # noqa: E731
-        return Epilogue(
+        return Fused(
             self.alpha,
             self.beta,
             turn(self.c),
@@ -163,7 +164,8 @@ class Epilogue:
         )
 
 
-PLAIN = Epilogue()
+PLAIN = Fused()
+Epilogue = Fused  # its name in the kernels, where there is no other
 
 
 @dataclass(frozen=True, slots=True)

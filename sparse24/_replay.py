@@ -152,7 +152,7 @@ def _addresses_are_the_callers(launched: Launched, x: Any, result: Any, call: Ca
     return same and is_the_callers(launched.epilogue, call)
 
 
-def is_the_callers(e: records.Epilogue, call: Call) -> bool:
+def is_the_callers(e: records.Fused, call: Call) -> bool:
     """Whether an epilogue reads the arrays that the caller gave, not copies of them."""
     parts = (e.c, e.aux, e.row_scale, e.column_scale, e.row_bias, e.column_bias)
     used = {part.data.ptr for part in parts if part is not None}

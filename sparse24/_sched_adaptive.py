@@ -46,11 +46,11 @@ class LayerWiseAdapter:
         check_share(self.beta, "beta")
         check_share(self.reach, "reach")
 
-    def observe(self, memory: Memory, grad) -> Memory:
+    def observe(self, memory: Memory, gradient) -> Memory:
         """Fold a gradient into the statistics, a 0-d array on its device, unless it overflowed."""
-        xp = namespace(grad)
-        square = working(grad) * working(grad)
-        mean = tree_sum(xp.reshape(square, (-1,))) / max(1, math.prod(grad.shape))
+        xp = namespace(gradient)
+        square = working(gradient) * working(gradient)
+        mean = tree_sum(xp.reshape(square, (-1,))) / max(1, math.prod(gradient.shape))
         past = memory.get("grad_square")
         if past is not None:  # an overflow, such as of a loss scaler, is no statistic
             both = xp.isfinite(past) & xp.isfinite(mean)
@@ -76,14 +76,14 @@ class Adaptive(Distribution):
     >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), distribution=schedule.Adaptive())
     >>> weights = {"a": np.arange(64.0).reshape(8, 8), "b": np.arange(64.0).reshape(8, 8)}
     >>> gradients = {"a": np.full((8, 8), 0.1), "b": np.full((8, 8), 0.2)}
-    >>> masks = schedule.MaskScheduler(recipe).step(gradients, weights)
+    >>> masks = schedule.MaskScheduler(recipe).step(weights=weights, gradients=gradients)
     >>> {name: int(mask.sum()) for name, mask in masks.items()}  # half of 128 in all
     {'a': 27, 'b': 37}
     """
 
     adapter: LayerWiseAdapter = LayerWiseAdapter()
     overrides: Mapping[str, LayerWiseAdapter] = field(default_factory=dict)
-    needs = ("grad",)
+    needs = ("gradient",)
     remembers = True
 
     @property
@@ -96,7 +96,7 @@ class Adaptive(Distribution):
         return next(found, self.adapter)
 
     def observe(self, memory, seen):
-        return self.of(seen.name).observe(memory, seen.need("grad", "LayerWiseAdapter"))
+        return self.of(seen.name).observe(memory, seen.need("gradient", "LayerWiseAdapter"))
 
     def agreed(self, memory, reduce):
         square = memory["grad_square"]

@@ -62,10 +62,10 @@ def bounded(x: Array, limit: float) -> Array:
     return xp.maximum(xp.minimum(x, xp.full_like(x, limit)), xp.full_like(x, -limit))
 
 
-def without_overflow(grad: Array) -> Array:
+def without_overflow(gradient: Array) -> Array:
     """A gradient to remember: 0 where it is inf or NaN, as in the first steps of a loss scaler."""
-    xp = namespace(grad)
-    return xp.where(xp.isfinite(grad), grad, xp.zeros_like(grad))
+    xp = namespace(gradient)
+    return xp.where(xp.isfinite(gradient), gradient, xp.zeros_like(gradient))
 
 
 def summable(scores: Array) -> Array:

@@ -53,7 +53,7 @@ class AsyncScheduler:
     >>> weights = {"w": np.arange(8.0).reshape(1, 8)}
     >>> recipe = schedule.Recipe(schedule.OneShot(0.5), pattern=schedule.NM())
     >>> with schedule.AsyncScheduler(recipe, weights, delay=2) as scheduler:
-    ...     counts = [int(scheduler.step(None, weights)["w"].sum()) for _ in range(4)]
+    ...     counts = [int(scheduler.step(weights=weights)["w"].sum()) for _ in range(4)]
     >>> counts
     [8, 8, 4, 4]
     """
@@ -138,8 +138,11 @@ class AsyncScheduler:
         """The masks in use."""
         return dict(self._masks)
 
-    def step(self, gradients=None, weights=None) -> dict[str, Any]:
-        """Hand over a snapshot and return the masks to use at this step."""
+    def step(self, gradients=None, *, weights=None) -> dict[str, Any]:
+        """Hand over a snapshot and return the masks to use at this step.
+
+        Takes what `MaskScheduler.step` takes.
+        """
         if self._closed:
             raise ArgumentError(
                 "the scheduler is closed; make another, and load this one's state_dict into it"
@@ -149,7 +152,7 @@ class AsyncScheduler:
                 "the work of an earlier step failed, so that later masks would be of other steps; "
                 "load a state_dict, or make another scheduler"
             )
-        gradients, weights = named(gradients, missing=True), named(weights)
+        weights, gradients = named(weights), named(gradients, missing=True)
         if self._ahead.needs_arrays():
             weights, gradients = _snapshot(weights), _snapshot(gradients)
         else:
@@ -179,7 +182,10 @@ class AsyncScheduler:
             if self._lane is not None and begin is not None:
                 self._lane.wait(begin)
             self._state, masks, events = core.step(
-                self._state, weights, gradients, measure=self.telemetry is not None
+                self._state,
+                weights=weights,
+                gradients=gradients,
+                measure=self.telemetry is not None,
             )
             return masks, events, self._lane.mark() if self._lane else None
 

@@ -1,4 +1,4 @@
-"""The pure core: ``step(state, weights, grads) -> state, masks, events``.
+"""The pure core: ``step(state, weights=, gradients=) -> state, masks, events``.
 
 Nothing here is changed in place.  Arrays may be of any array API library; the layers of one
 state should share one.
@@ -16,13 +16,15 @@ from sparse24._sched_decide import decide, decisions, forget_first, observation,
 from sparse24._sched_records import Array, Arrays, Recipe, State, Update
 
 
-def observe(state: State, weights: Arrays | None = None, grads: Arrays | None = None) -> State:
+def observe(
+    state: State, *, weights: Arrays | None = None, gradients: Arrays | None = None
+) -> State:
     """Show a micro-batch to the parts that accumulate, without ending the step.
 
     Parameters
     ----------
     state : State
-    weights, grads : mapping of str to array, optional
+    weights, gradients : mapping of str to array, optional
         As for `step`.
 
     Returns
@@ -36,27 +38,27 @@ def observe(state: State, weights: Arrays | None = None, grads: Arrays | None = 
     >>> from sparse24 import schedule as S
     >>> weights = {"w": np.ones((4, 8))}
     >>> state = S.init(S.rigl(0.5, total_steps=100), weights)
-    >>> S.observe(state, weights, {"w": np.ones((4, 8))}).step == state.step
+    >>> S.observe(state, weights=weights, gradients=weights).step == state.step
     True
     """
     memory = dict(state.memory)
     for recipe, names in state.groups:
         for part in recipe.observers:
             for name in names:
-                seen = observation(state, name, weights, grads)
+                seen = observation(state, name, weights, gradients)
                 memory[name] = part.observe(memory[name], seen)
         for name in names if recipe.looks_back else ():
             if name not in state.updated:
-                seen = observation(state, name, weights, grads)
+                seen = observation(state, name, weights, gradients)
                 memory[name] = observe_first(recipe, memory[name], seen)
     return replace(state, memory=memory)
 
 
 def step(
     state: State,
-    weights: Arrays | None = None,
-    grads: Arrays | None = None,
     *,
+    weights: Arrays | None = None,
+    gradients: Arrays | None = None,
     reduce: Callable[[Array], Array] | None = None,
     measure: bool = True,
 ) -> tuple[State, Arrays, tuple[Update, ...]]:
@@ -65,7 +67,7 @@ def step(
     Parameters
     ----------
     state : State
-    weights, grads : mapping of str to array, optional
+    weights, gradients : mapping of str to array, optional
         Only those that the recipes use must be given, for every layer of `state`.
     reduce : callable, optional
         Applied to the scores of a layer before the choice, and to what distributions remember; an
@@ -100,13 +102,13 @@ def step(
     >>> from sparse24 import schedule
     >>> weights = {"w": np.array([[4.0, 3.0, 2.0, 1.0]])}
     >>> recipe = schedule.Recipe(schedule.OneShot(0.5), pattern=schedule.NM(2, 4))
-    >>> state, masks, events = schedule.step(schedule.init(recipe, weights), weights)
+    >>> state, masks, events = schedule.step(schedule.init(recipe, weights), weights=weights)
     >>> masks["w"]
     array([[ True,  True, False, False]])
     >>> state.step, events[0].nnz
     (1, 2)
     """
-    state = observe(state, weights, grads)
+    state = observe(state, weights=weights, gradients=gradients)
     masks, memory, updated = dict(state.masks), dict(state.memory), dict(state.updated)
     events: list[Update] = []
     due = {number for number in range(len(state.groups)) if state.due(number)}
@@ -119,7 +121,7 @@ def step(
         for members in decisions(recipe, names):
             began = time.perf_counter()
             share = shares[members[0][0]]
-            new = decide(state, recipe, members, share, (weights, grads), reduce)
+            new = decide(state, recipe, members, share, (weights, gradients), reduce)
             seconds = (time.perf_counter() - began) / len(members)
             for member in members:
                 name = member[0]

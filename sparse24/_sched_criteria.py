@@ -24,7 +24,7 @@ class Observation:
     step: int
     seed: int
     weight: Any = None
-    grad: Any = None
+    gradient: Any = None
 
     def need(self, what: str, who: str) -> Any:
         """The weight or gradient, in a type to compute in."""
@@ -34,15 +34,14 @@ class Observation:
         """The weight or gradient as it came."""
         value = getattr(self, what)
         if value is None:
-            keyword = "gradients" if what == "grad" else "weights"
             raise ArgumentError(
-                f"{who} needs the {what} of layer {self.name!r}; pass step({keyword}=...)"
+                f"{who} needs the {what} of layer {self.name!r}; pass step({what}s=...)"
             )
         return value
 
     @property
     def like(self) -> Any:
-        return self.weight if self.weight is not None else self.grad
+        return self.weight if self.weight is not None else self.gradient
 
 
 class Criterion:
@@ -110,14 +109,15 @@ class GradientMagnitude(Criterion):
     >>> import numpy as np
     >>> from sparse24 import schedule
     >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.GradientMagnitude())
-    >>> schedule.MaskScheduler(recipe).step({"w": np.array([[0.1, 0.2, 0.9, -0.8]])})["w"]
+    >>> gradients = {"w": np.array([[0.1, 0.2, 0.9, -0.8]])}
+    >>> schedule.MaskScheduler(recipe).step(gradients=gradients)["w"]
     array([[False, False,  True,  True]])
     """
 
-    needs = ("grad",)
+    needs = ("gradient",)
 
     def score(self, memory, seen):
-        return _abs(seen.need("grad", "GradientMagnitude"))
+        return _abs(seen.need("gradient", "GradientMagnitude"))
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ class Taylor(Criterion):
     >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.Taylor())
     >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
     >>> gradients = {"w": np.array([[0.1, 0.2, 0.9, -0.8]])}
-    >>> schedule.MaskScheduler(recipe).step(gradients, weights)["w"]
+    >>> schedule.MaskScheduler(recipe).step(weights=weights, gradients=gradients)["w"]
     array([[False, False,  True,  True]])
     """
 
-    needs = ("weight", "grad")
+    needs = ("weight", "gradient")
 
     def score(self, memory, seen):
-        return _abs(seen.need("weight", "Taylor") * seen.need("grad", "Taylor"))
+        return _abs(seen.need("weight", "Taylor") * seen.need("gradient", "Taylor"))
 
 
 @dataclass(frozen=True)
@@ -154,16 +154,16 @@ class Movement(Criterion):
     >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.Movement())
     >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
     >>> gradients = {"w": np.array([[0.1, 0.2, 0.9, -0.8]])}
-    >>> schedule.MaskScheduler(recipe).step(gradients, weights)["w"]
+    >>> schedule.MaskScheduler(recipe).step(weights=weights, gradients=gradients)["w"]
     array([[False,  True, False,  True]])
     """
 
-    needs = ("weight", "grad")
+    needs = ("weight", "gradient")
     remembers = True
 
     def observe(self, memory, seen):
-        grad = without_overflow(seen.need("grad", "Movement"))
-        product = seen.need("weight", "Movement") * grad
+        gradient = without_overflow(seen.need("gradient", "Movement"))
+        product = seen.need("weight", "Movement") * gradient
         past = memory.get("movement")
         return {**memory, "movement": -product if past is None else past - product}
 
@@ -239,7 +239,8 @@ class Accumulated(Criterion):
     >>> scheduler = schedule.MaskScheduler(recipe)
     >>> weights = {"w": np.ones((1, 4))}
     >>> for gradient in ([1, 0, 0, 2], [1, 0, 0, 2], [9, 8, 0, 0]):
-    ...     mask = scheduler.step({"w": np.array([gradient], float)}, weights)["w"]
+    ...     gradients = {"w": np.array([gradient], float)}
+    ...     mask = scheduler.step(weights=weights, gradients=gradients)["w"]
     ...
     >>> mask  # by the second and third gradient, the sum since the update before
     array([[ True,  True, False, False]])

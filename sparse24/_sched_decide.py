@@ -103,11 +103,12 @@ def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) ->
     return total
 
 
-def observation(state: State, name: str, weights, grads) -> Observation:
+def observation(state: State, name: str, weights, gradients) -> Observation:
     if weights is not None and name not in weights:
         raise ArgumentError(f"weights has no layer {name!r}; pass all of {sorted(state.shapes)}")
-    weight, grad = _pick(weights, name, state, "weights"), _pick(grads, name, state, "grads")
-    return Observation(name, state.step, state.seed, weight, grad)
+    weight = _pick(weights, name, state, "weights")
+    gradient = _pick(gradients, name, state, "gradients")
+    return Observation(name, state.step, state.seed, weight, gradient)
 
 
 def _pick(arrays: Arrays | None, name: str, state: State, what: str) -> Array | None:

@@ -62,7 +62,7 @@ class DynamicScheduler(MaskScheduler):
     >>> scheduler = DynamicScheduler(init_sparsity=0.3, scheduler=CosineScheduler(0.6, stop=10))
     >>> for _ in range(11):
     ...     gradients = {name: rng.normal(size=w.shape) for name, w in weights.items()}
-    ...     masks = scheduler.step(gradients, weights)
+    ...     masks = scheduler.step(weights=weights, gradients=gradients)
     >>> sum(int((~mask).sum()) for mask in masks.values())  # floor(0.6 * 96)
     57
     >>> sparse = apply_masks(weights, masks)
@@ -110,11 +110,11 @@ class DynamicScheduler(MaskScheduler):
         recipe = Recipe(**self._parts, criterion=self._criterion or default)
         return {**dict.fromkeys(self._dense, None), "*": recipe}
 
-    def _begin(self, gradients, weights) -> None:
+    def _begin(self, weights, gradients) -> None:
         seen = gradients if weights is None else weights
         if self.state is None and seen is not None:
             self._rules = self._rules_by(self._default(seen, weights is not None))
-        super()._begin(gradients, weights)
+        super()._begin(weights, gradients)
         assert self.state is not None  # else that raised
         if self._criterion is None and self.state.step == 0 and weights is not None:
             # Micro-batches may have been shown before, without weights.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparse24 import _arrays, _check, _dtypes, _spec
-from sparse24._compress import compress_rows
+from sparse24._compress_records import compress_rows
 from sparse24._records import Operand24
 from sparse24._sched_arrays import (
     Array,

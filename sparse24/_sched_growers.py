@@ -107,15 +107,18 @@ class GradientGrowth(_Turnover):
     >>> scheduler = schedule.MaskScheduler(recipe)
     >>> weights = {"w": np.array([[1.0, 2.0, 3.0, 4.0]])}
     >>> gradients = {"w": np.array([[9.0, 0.0, 0.0, 0.0]])}
-    >>> [scheduler.step(gradients, weights)["w"].astype(int).tolist() for _ in range(2)]
-    [[[0, 0, 1, 1]], [[1, 0, 0, 1]]]
+    >>> for _ in range(2):
+    ...     print(scheduler.step(weights=weights, gradients=gradients)["w"].astype(int))
+    ...
+    [[0 0 1 1]]
+    [[1 0 0 1]]
     """
 
-    needs = ("grad",)
+    needs = ("gradient",)
 
     def score(self, memory, seen):
-        grad = seen.need("grad", "GradientGrowth")
-        return namespace(grad).abs(grad)
+        gradient = seen.need("gradient", "GradientGrowth")
+        return namespace(gradient).abs(gradient)
 
 
 @dataclass(frozen=True)
@@ -143,18 +146,22 @@ class MomentumGrowth(_Turnover):
     >>> scheduler = schedule.MaskScheduler(recipe)
     >>> weights = {"w": np.array([[1.0, 2.0, 3.0, 4.0]])}
     >>> gradients = {"w": np.array([[9.0, 0.0, 0.0, 0.0]])}
-    >>> [scheduler.step(gradients, weights)["w"].astype(int).tolist() for _ in range(2)]
-    [[[0, 0, 1, 1]], [[1, 0, 0, 1]]]
+    >>> for _ in range(2):
+    ...     print(scheduler.step(weights=weights, gradients=gradients)["w"].astype(int))
+    ...
+    [[0 0 1 1]]
+    [[1 0 0 1]]
     """
 
     beta: float = 0.9
-    needs = ("grad",)
+    needs = ("gradient",)
     remembers = True
 
     def observe(self, memory, seen):
-        grad = without_overflow(seen.need("grad", "MomentumGrowth"))
+        gradient = without_overflow(seen.need("gradient", "MomentumGrowth"))
         past = memory.get("momentum")
-        mean = (1 - self.beta) * grad if past is None else self.beta * past + (1 - self.beta) * grad
+        new = (1 - self.beta) * gradient
+        mean = new if past is None else self.beta * past + new
         return {**memory, "momentum": mean}
 
     def score(self, memory, seen):

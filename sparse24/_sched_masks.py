@@ -75,47 +75,52 @@ class MaskScheduler:
             self._pending = None
         self.state = state
 
-    def step(self, gradients=None, weights=None) -> dict[str, Any]:
+    def step(self, gradients=None, *, weights=None) -> dict[str, Any]:
         """Advance by one training step and return the masks by layer.
 
         Parameters
         ----------
-        gradients, weights : mapping of str to array, or sequence of arrays, optional
-            Only what the recipes use must be given.  Sequences are named "0", "1", ….
-            A gradient may be None, as that of a frozen parameter in torch.
+        weights, gradients : mapping of str to array, or sequence of arrays, optional
+            Only what the recipes use must be given, by name; gradients alone may go by place.
+            Sequences are named "0", "1", ….  A gradient may be None, as that of a frozen
+            parameter in torch.
 
         Returns
         -------
         dict of str to array of bool
             Those that the scheduler goes on from: copy a mask before you write to it.
         """
-        gradients, weights = self._named(gradients, weights)
-        self._begin(gradients, weights)
+        weights, gradients = self._named(weights, gradients)
+        self._begin(weights, gradients)
         assert self.state is not None  # _begin made it
         self.state, masks, self.events = core.step(
-            self.state, weights, gradients, reduce=self.reduce, measure=self.telemetry is not None
+            self.state,
+            weights=weights,
+            gradients=gradients,
+            reduce=self.reduce,
+            measure=self.telemetry is not None,
         )
         if self.telemetry is not None:
             self.telemetry.record(self.events)
         return dict(masks)
 
-    def observe(self, gradients=None, weights=None) -> None:
+    def observe(self, gradients=None, *, weights=None) -> None:
         """Show a micro-batch to criteria that accumulate; the step goes on."""
-        gradients, weights = self._named(gradients, weights)
-        self._begin(gradients, weights)
+        weights, gradients = self._named(weights, gradients)
+        self._begin(weights, gradients)
         assert self.state is not None  # _begin made it
-        self.state = core.observe(self.state, weights, gradients)
+        self.state = core.observe(self.state, weights=weights, gradients=gradients)
 
-    def _named(self, gradients, weights):
+    def _named(self, weights, gradients):
         """Both by name; gradients may be missing unless the layers are learnt from them."""
         learns = self.state is None and weights is None
-        return named(gradients, missing=not learns), named(weights)
+        return named(weights), named(gradients, missing=not learns)
 
-    def _begin(self, gradients, weights) -> None:
+    def _begin(self, weights, gradients) -> None:
         if self.state is None:
             if gradients is None and weights is None:
                 raise ArgumentError(
-                    "the first step must see gradients or weights, to learn the layers"
+                    "the first step must see weights or gradients, to learn the layers"
                 )
             self.start(weights if weights is not None else gradients)
 

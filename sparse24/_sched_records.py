@@ -171,7 +171,7 @@ class Update:
     >>> from sparse24 import schedule
     >>> weights = {"w": np.arange(16.0).reshape(4, 4)}
     >>> recipe = schedule.Recipe(schedule.OneShot(0.5))
-    >>> *_, (update,) = schedule.step(schedule.init(recipe, weights), weights)
+    >>> *_, (update,) = schedule.step(schedule.init(recipe, weights), weights=weights)
     >>> update.name, update.nnz
     ('w', 8)
     """

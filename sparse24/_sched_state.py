@@ -170,7 +170,7 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     >>> import numpy as np
     >>> from sparse24 import schedule
     >>> fresh = schedule.init(schedule.sr_ste(), {"w": np.ones((4, 8))})
-    >>> after, _, _ = schedule.step(fresh, {"w": np.ones((4, 8))})
+    >>> after, _, _ = schedule.step(fresh, weights={"w": np.ones((4, 8))})
     >>> schedule.from_dict(fresh, schedule.to_dict(after)).step
     1
     """

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sparse24 import _arrays, _dtypes
-from sparse24._records import Compressed24, Epilogue, Problem
+from sparse24._records import Compressed24, Fused, Problem
 
 # A strided copy of an operand moves its bytes twice at about this share of copy speed
 # (an elementwise kernel with one side uncoalesced; measured on an H200); `transpose` at this one.
@@ -87,7 +87,7 @@ def _b_itemsize(problem: Problem) -> int:
 def staged(launch: Callable[..., None], variant: Variant) -> Callable[..., None]:
     """``launch(a, b, out, epilogue)`` between the copies of a variant."""
 
-    def run(a: Compressed24 | Any, b, out, epilogue: Epilogue) -> None:
+    def run(a: Compressed24 | Any, b, out, epilogue: Fused) -> None:
         inner_b = _aligned_columns(b) if variant.stage_b else b
         inner_out = _aligned_like(out, variant.problem.out_order) if variant.stage_out else out
         launch(a, inner_b, inner_out, epilogue)

@@ -112,11 +112,18 @@ def waited(status):
     return None if status is None else _check.excess(status)
 
 
-def raise_excess(status, shape: tuple[int, ...], *, axis: int = -1, argument: str = "x") -> None:
+def raise_excess(
+    status,
+    shape: tuple[int, ...],
+    *,
+    axis: int = -1,
+    argument: str = "x",
+    prune: str = "sparse24.prune",
+) -> None:
     """Raise `PatternError` if a check found a bad group; waits for the device.
 
     `status` is that of a kernel's check; `shape` that of the array with the groups along
-    its last axis.
+    its last axis; `prune` the call that would make it fit.
     """
     if status is None:
         return
@@ -133,7 +140,7 @@ def raise_excess(status, shape: tuple[int, ...], *, axis: int = -1, argument: st
     if axis == -2:
         places[-1], places[-2] = places[-2], places[-1]
     fault = "has more than 2 non-zeros"
-    way_out = "prune it first (sparse24.prune), or compress with on_excess='prune'"
+    way_out = f"prune it first ({prune}), or compress with on_excess='prune'"
     if argument in ("mask", "like"):
         fault, way_out = "keeps more than 2 elements", "keep at most 2, as sparse24.mask(x) does"
     if argument == "like":

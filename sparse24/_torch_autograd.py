@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparse24 import _check
 from sparse24 import _torch_ops as ops
 from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._train_rule import Rule
@@ -13,8 +14,8 @@ from sparse24._train_rule import Rule
 
 def check_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, mask: Tensor | None = None
-) -> None:
-    """The messages that a plain product would not give; a bias it would read beyond its end."""
+) -> Tensor | None:
+    """The bias as a vector (m,), after the messages that a plain product would not give."""
     for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
         is_optional = name in ("bias", "mask") and given is None
         if not isinstance(given, Tensor) and not is_optional:
@@ -25,16 +26,7 @@ def check_linear(
             f"x must have shape (..., k) and weight (m, k), got {tuple(x.shape)} and "
             f"{tuple(weight.shape)}"
         )
-    check_bias(bias, weight)
-
-
-def check_bias(bias: Tensor | None, weight: Tensor, *, argument: str = "bias") -> None:
-    """Refuse a bias that is not one number for each row of the weight."""
-    if bias is not None and tuple(bias.shape) != tuple(weight.shape[:1]):
-        raise ShapeError(
-            f"{argument} must have shape ({weight.shape[0]},), one number for each row of the "
-            f"weight, got {tuple(bias.shape)}"
-        )
+    return _check.bias(bias, weight.shape[0])
 
 
 def differentiable(function: type[torch.autograd.Function], *operands):

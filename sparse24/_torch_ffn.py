@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparse24 import _check
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError
-from sparse24._torch_autograd import check_bias, differentiable
+from sparse24._torch_autograd import differentiable
 from sparse24._torch_linear import autocast, tokens
 
 
@@ -65,8 +66,8 @@ def feed_forward(
     x : Tensor, shape (..., d)
     up : Tensor, shape (k, d)
     down : Tensor, shape (m, k)
-    up_bias : Tensor, shape (k,), optional
-    down_bias : Tensor, shape (m,), optional
+    up_bias : Tensor, shape (k,) or (1, k), optional
+    down_bias : Tensor, shape (m,) or (1, m), optional
 
     Returns
     -------
@@ -95,8 +96,8 @@ def feed_forward(
     if down.ndim != 2 or down.shape[1] != up.shape[0]:
         shapes = f"{tuple(up.shape)} and {tuple(down.shape)}"
         raise ShapeError(f"up must have shape (k, d) and down (m, k), got {shapes}")
-    check_bias(up_bias, up, argument="up_bias")
-    check_bias(down_bias, down, argument="down_bias")
+    up_bias = _check.bias(up_bias, up.shape[0], argument="up_bias")
+    down_bias = _check.bias(down_bias, down.shape[0], argument="down_bias")
     x, up, up_bias = autocast(x, up, up_bias)
     _, down, down_bias = autocast(x, down, down_bias)
     y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)

@@ -249,12 +249,12 @@ class SparseLinear(torch.nn.Linear):
         return super().train(mode)
 
     def _inference(self, x: Tensor) -> Tensor:
-        check_linear(x, self.weight, self.bias)
+        bias = check_linear(x, self.weight, self.bias)
         if has_elements(x):
-            x, weight, bias = autocast(x, self.weight, self.bias)
+            x, weight, bias = autocast(x, self.weight, bias)
             array, bias = self._kept(weight.dtype, bias)
             return _matmul.linear(x, array, bias)
-        x, weight, bias = autocast(x, self._latent(), self.bias)
+        x, weight, bias = autocast(x, self._latent(), bias)
         parts = self._rows(weight)
         rows = tokens(x)
         y = ops.product(parts, *self.weight.shape, rows, bias, "x@At")

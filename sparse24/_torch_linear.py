@@ -37,7 +37,7 @@ def linear(
     ----------
     x : Tensor, shape (..., k)
     weight : Tensor, shape (m, k)
-    bias : Tensor, shape (m,), optional
+    bias : Tensor, shape (m,) or (1, m), optional
     mask : Tensor of bool, shape (m, k), optional
         2:4 mask of the weight; without it the largest magnitudes are kept.
     sparse : {"weight", "activation", "masked"}
@@ -76,7 +76,7 @@ def linear(
     (7.0, tensor([[1., 1., 1., 1.]]))
     """
     _check.one_of(sparse, MODES, argument="sparse")
-    check_linear(x, weight, bias, mask)
+    bias = check_linear(x, weight, bias, mask)
     rule = Rule(gradient, transposable, decay, seed)
     check_activation(sparse, rule, mask)
     x, weight, bias = autocast(x, weight, bias)

@@ -74,9 +74,9 @@ def update_masks(
     _check.one_of(policy, POLICIES, argument="policy")
     layers = _masked_layers(model)
     weights = {name: layer.weight for name, layer in layers.items()}
-    grads = {n: w.grad for n, w in weights.items() if w.grad is not None}
+    gradients = {n: w.grad for n, w in weights.items() if w.grad is not None}
     _check_groups(scheduler, layers)
-    masks = scheduler.step(grads or None, weights)
+    masks = scheduler.step(weights=weights, gradients=gradients or None)
     groups = scheduler.state.groups
     patterns = {name: recipe.pattern for recipe, names in groups for name in names}
     for event in scheduler.events:
@@ -117,7 +117,7 @@ def _check_groups(scheduler, layers: dict[str, SparseLinear]) -> None:
                 "take masks; make it with rules and weights of this model"
             )
         blind = [name for name in names if not layers[name].rule.straight]
-        if blind and "grad" in recipe.grower.needs:
+        if blind and "gradient" in recipe.grower.needs:
             raise ArgumentError(
                 f"{type(recipe.grower).__name__} grows by gradients, and with "
                 f"gradient={layers[blind[0]].rule.gradient!r} none reaches pruned weights of "

@@ -16,6 +16,7 @@ from torch import Tensor
 from sparse24 import (
     _arrays,
     _compress,
+    _compress_records,
     _dispatch,
     _dtypes,
     _foreign,
@@ -26,7 +27,7 @@ from sparse24 import (
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call
 from sparse24._product import Result
-from sparse24._records import PLAIN, Compressed24, Epilogue
+from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24._sched_gradients import compress_mvue_24
 from sparse24._torch_parts import dtype_of, empty_parts, operand_of, parts_of, record_of
 
@@ -63,9 +64,9 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
         array, row = _foreign.view_of(x), dtype_of(x)
         records: tuple[Compressed24, ...]
         if mask is None and transposable:
-            records = _compress.transposable_records(array, row)
+            records = _compress_records.transposable_records(array, row)
         elif mask is None:
-            records = (_compress.compress_rows(array, row, "magnitude")[0],)
+            records = (_compress_records.compress_rows(array, row, "magnitude")[0],)
         else:
             keep = _compress.checked_mask(_foreign.view_of(mask), array)
             turns = ((array, keep), (array.T, keep.T))[: 1 + transposable]
@@ -75,7 +76,7 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
 
 def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
     """The elements under a mask, which on the CPU is seen to be 2:4; on the GPU that would wait."""
-    record, status = _compress.compress_rows(array, row, "mask", keep)
+    record, status = _compress_records.compress_rows(array, row, "mask", keep)
     if not _arrays.is_cupy(array):
         _storage.raise_excess(status, record.shape, axis=axis, argument="mask")
     return record
@@ -118,9 +119,9 @@ def product(
         return product
 
 
-def _biased(bias: Tensor) -> Epilogue:
+def _biased(bias: Tensor) -> Fused:
     real = torch.float64 if bias.dtype == torch.float64 else torch.float32
-    return Epilogue(row_bias=_foreign.view_of(bias.to(real)))
+    return Fused(row_bias=_foreign.view_of(bias.to(real)))
 
 
 @_meaning_for_tracing("product")

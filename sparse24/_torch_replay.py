@@ -12,7 +12,7 @@ from torch import Tensor
 from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
 from sparse24._dispatch import Launched
 from sparse24._ready import View
-from sparse24._records import PLAIN, Compressed24, Epilogue
+from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import Launch, Launcher
 
@@ -56,7 +56,7 @@ class Repeat:
         self._result = (tuple(out.shape), out.dtype)
         self._launches: dict[tuple, Launch] = {}
 
-    def __call__(self, values: Tensor, codes: Tensor, dense: Tensor, epilogue: Epilogue) -> Tensor:
+    def __call__(self, values: Tensor, codes: Tensor, dense: Tensor, epilogue: Fused) -> Tensor:
         shape, dtype = self._result
         out, stream = dense.new_empty(shape, dtype=dtype), _arrays.torch_stream(dense)
         key = (values.data_ptr(), codes.data_ptr(), dense.data_ptr(), out.data_ptr(), stream)

@@ -45,22 +45,22 @@ class Saved:
         As it was given.
     packed : tuple of Sparse24Array
         The pruned weight, as `pack` gives it.
-    has_bias : bool
+    bias_shape : tuple of int, or None without a bias
 
     Examples
     --------
     >>> import numpy as np
     >>> from sparse24 import functional
     >>> y, saved = functional.linear(np.ones((3, 8), np.float32), np.ones((4, 8), np.float32))
-    >>> saved.packed[0].shape, saved.has_bias
-    ((4, 8), False)
+    >>> saved.packed[0].shape, saved.bias_shape
+    ((4, 8), None)
     """
 
     x: Any
     weight: Any
     mask: Any
     packed: tuple[Sparse24Array, ...]
-    has_bias: bool
+    bias_shape: tuple[int, ...] | None
 
     @property
     def transposable(self) -> bool:
@@ -115,7 +115,7 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
         NumPy or CuPy, as all others.
     weight : array, shape (m, k)
         Dense; pruned to 2:4 on the way.
-    bias : array, shape (m,), optional
+    bias : array, shape (m,) or (1, m), optional
     mask : array of bool, shape (m, k), optional
         The elements to keep; without it the largest magnitudes.
     transposable : bool
@@ -153,11 +153,10 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
         )
-    if bias is not None and tuple(bias.shape) != weight.shape[:1]:
-        raise ShapeError(f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
+    vector = _check.bias(bias, weight.shape[0])
     packed = pack(weight, mask=mask, transposable=transposable)
-    y = _sparse_linear(x, packed[0], bias)
-    return y, Saved(x, weight, mask, packed, bias is not None)
+    y = _sparse_linear(x, packed[0], vector)
+    return y, Saved(x, weight, mask, packed, None if bias is None else tuple(bias.shape))
 
 
 def linear_backward(
@@ -183,7 +182,7 @@ def linear_backward(
     -------
     dx : array, shape (..., k)
     dweight : array, shape (m, k)
-    dbias : array, shape (m,), or None without a bias
+    dbias : array, shape of the bias, or None without one
 
     Raises
     ------
@@ -219,7 +218,8 @@ def linear_backward(
             kept = choose_mask(saved.weight, transposable=saved.transposable)
         dweight = dweight if rule.straight else dweight * kept
         dweight = sr_ste_gradient(saved.weight, dweight, kept, decay) if decay else dweight
-    return dx, dweight, outer.sum(0) if saved.has_bias else None
+    shape = saved.bias_shape
+    return dx, dweight, None if shape is None else outer.sum(0).reshape(shape)
 
 
 def _dense_product(a, b):

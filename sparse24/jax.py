@@ -41,7 +41,7 @@ def linear(
     x : jax.Array, shape (..., k)
     weight : jax.Array, shape (m, k)
         Dense; pruned on the way.
-    bias : jax.Array, shape (m,), optional
+    bias : jax.Array, shape (m,) or (1, m), optional
     mask : jax.Array of bool, shape (m, k), optional
         The elements to keep; without it the largest magnitudes.
     gradient, transposable, decay, seed, step

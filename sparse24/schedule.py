@@ -2,8 +2,8 @@
 
 A `Recipe` joins a schedule (how sparse, when), a criterion (what a weight is worth), a pattern
 (which weights may stay together), a distribution (how layers share the zeros) and a grower (which
-weights come back).  The core is pure, ``step(state, weights, grads) -> state, masks, events``;
-`MaskScheduler` and `DynamicScheduler` carry the state.
+weights come back).  The core is pure: ``step(state, weights=, gradients=)`` returns a state, masks
+and events; `MaskScheduler` and `DynamicScheduler` carry the state.
 """
 
 from sparse24._sched_adaptive import Adaptive, LayerWiseAdapter
@@ -39,12 +39,7 @@ from sparse24._sched_gradients import (
 from sparse24._sched_growers import GradientGrowth, Grower, MomentumGrowth, NoGrowth, RandomGrowth
 from sparse24._sched_init import init
 from sparse24._sched_masks import MaskScheduler
-from sparse24._sched_patterns import (
-    NM,
-    Pattern,
-    Transposable24,
-    Unstructured,
-)
+from sparse24._sched_patterns import NM, Pattern, Unstructured
 from sparse24._sched_phases import OneShot, Phases, StepScheduler, dense_sparse_dense
 from sparse24._sched_recipes import (
     gradual_magnitude,
@@ -66,6 +61,7 @@ from sparse24._sched_telemetry import MaskWarning, Telemetry
 from sparse24._sched_tiles import Block, Channel, Elastic, TileHybrid
 from sparse24._sched_training import DecayFactorSearch, RewoundRate, targeted_dropout
 from sparse24._sched_transition import mask_slots, transition
+from sparse24._sched_transposable import Transposable24
 
 __all__ = [
     "ERK",

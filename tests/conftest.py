@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from sparse24 import _arrays, _evidence
+from sparse24._errors import CompileError
 
 # The same examples in every run, however slow the machine is at the moment: what fails on one
 # commit fails on all copies of it.  `pytest --hypothesis-profile=explore` tries others.
@@ -44,6 +45,30 @@ def xp(request):
     if request.param == "numpy":
         return np
     return pytest.importorskip("cupy")
+
+
+@pytest.fixture(scope="session")
+def nvrtc():
+    """Skips where kernels cannot be compiled: without CuPy, NVRTC or the CUDA headers."""
+    pytest.importorskip("cupy", reason="NVRTC is reached through CuPy")
+    from sparse24.kernels import loader
+
+    try:
+        loader.compile_cubin("cast", (("ELEMENT", "float32"), ("OUTPUT", "float16")), "sm_90a")
+    except (CompileError, ImportError, OSError, RuntimeError) as error:
+        pytest.skip(f"cannot compile here: {str(error).splitlines()[0]}")
+
+
+@pytest.fixture(scope="session")
+def disassembler(nvrtc):
+    """Skips where compiled kernels cannot be read."""
+    from sparse24.kernels import targets
+
+    try:
+        targets._tool("nvdisasm")
+        targets._tool("cuobjdump")
+    except CompileError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -9,20 +9,7 @@ pytest.importorskip("cupy", reason="NVRTC is reached through CuPy")
 from sparse24._errors import CompileError
 from sparse24.kernels import epilogue, loader, targets
 
-
-def _nvrtc_missing() -> str | None:
-    try:
-        loader.compile_cubin("cast", (("ELEMENT", "float32"), ("OUTPUT", "float16")), "sm_90a")
-        targets._tool("nvdisasm")
-        targets._tool("cuobjdump")
-    except (CompileError, OSError, RuntimeError) as error:
-        return str(error).splitlines()[0]
-    return None
-
-
-pytestmark = pytest.mark.skipif(
-    _nvrtc_missing() is not None, reason=f"cannot compile here: {_nvrtc_missing()}"
-)
+pytestmark = pytest.mark.usefixtures("disassembler")
 
 
 def _name(target: targets.Target) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 import sparse24 as s24
 from sparse24 import _arrays
-from sparse24._records import Epilogue as Fused
+from sparse24._records import Fused
 from sparse24.kernels import reference
 
 pytestmark = pytest.mark.stem("apply_epilogue")

@@ -147,11 +147,25 @@ def test_jax_gradients_have_the_types_of_the_arrays(rng, types):
     assert tuple(gradient.dtype.name for gradient in found) == types
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 1), (1, 8), ()])
+@pytest.mark.parametrize("shape", [(5,), (3, 1), (1, 7), ()])
 def test_a_bias_is_one_number_a_row(rng, shape):
     x, weight, *_ = data(rng, tokens=(3,))
-    with pytest.raises(ShapeError, match=r"bias must have shape \(8,\)"):
+    with pytest.raises(ShapeError, match=r"bias must have shape \(8,\) or \(1, 8\)"):
         F.linear(x, weight, np.ones(shape))
+
+
+def test_the_gradient_of_a_bias_has_its_shape(rng):
+    x, weight, bias, dy = data(rng, tokens=(3,))
+    (y, saved), (same, of_row) = F.linear(x, weight, bias), F.linear(x, weight, bias[None])
+    np.testing.assert_array_equal(same, y)
+    want, got = (F.linear_backward(dy, record)[2] for record in (saved, of_row))
+    np.testing.assert_array_equal(got, want[None])
+    jax = pytest.importorskip("jax")
+    from sparse24 import jax as sj
+
+    arrays = (jax.numpy.asarray(a) for a in (x, weight, bias[None]))
+    found = jax.grad(lambda *given: sj.linear(*given).sum(), argnums=2)(*arrays)
+    np.testing.assert_allclose(found, np.full((1, 8), 3.0))
 
 
 def test_jax_names_what_is_no_array():

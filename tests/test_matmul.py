@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
-from sparse24._records import Epilogue as Fused
+from sparse24._records import Fused
 from sparse24.kernels import reference
 
 STEMS = (

@@ -25,6 +25,21 @@ def a(request, rng):
     return MAKERS[request.param](rng.standard_normal((8, 16)))
 
 
+def test_complex_operands_are_multiplied_by_their_parts(a, rng):
+    u, v = rng.standard_normal((2, 16, 3))
+    b = u + 1j * v
+    for call, name in (
+        (lambda: a @ b, "b"),
+        (lambda: s24.matmul(a, b), "b"),
+        (lambda: b.T @ a.T, "."),
+    ):
+        with pytest.raises(
+            s24.DTypeError, match=rf"take {name}\.real and {name}\.imag one by one: "
+        ):
+            call()
+    np.testing.assert_allclose(a @ b.real + 1j * (a @ b.imag), a.toarray() @ b)
+
+
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt"])
 def test_arithmetic_names_the_way_out(a, name):
     combine = getattr(operator, name)
@@ -35,6 +50,56 @@ def test_arithmetic_names_the_way_out(a, name):
     for single in (operator.neg, operator.pos, abs):
         with pytest.raises(s24.DTypeError, match=r"use \.toarray\(\)"):
             single(a)
+
+
+def test_ufuncs_of_numpy_name_the_way_out(a):
+    x = np.ones((8, 16))
+    for call, name in (
+        (lambda: np.add(a, x), "add"),
+        (lambda: np.multiply(2.0, a), "multiply"),
+        (lambda: np.sqrt(a), "sqrt"),
+        (lambda: np.add.reduce(a), r"add\.reduce"),
+        (lambda: np.sum(a), r"add\.reduce"),
+        (lambda: operator.iadd(x, a), "add"),
+    ):
+        with pytest.raises(s24.DTypeError, match=rf"no numpy\.{name}; it multiplies with @.*\.to"):
+            call()
+
+
+def test_matmul_of_numpy_multiplies(a, rng):
+    dense, x, y = a.toarray(), rng.standard_normal((16, 3)), rng.standard_normal((2, 8))
+    for got, want in (
+        (np.matmul(a, x), dense @ x),
+        (np.matmul(a, x[:, 0]), dense @ x[:, 0]),
+        (np.matmul(y, a), y @ dense),
+        (np.matmul(a, a.T), dense @ dense.T),
+        (y @ a, y @ dense),
+    ):
+        assert type(got) is np.ndarray
+        np.testing.assert_allclose(got, want)
+    for options in ({"out": np.empty((8, 3))}, {"dtype": np.float32}):
+        with pytest.raises(s24.ArgumentError, match=r"no (out|dtype)= .* call sparse24\.matmul"):
+            np.matmul(a, x, **options)
+    with pytest.raises(s24.ArgumentError, match=r"call sparse24\.matmul"):
+        y @= a
+
+
+def test_cupy_leaves_products_to_the_sparse_array(a):
+    """It asks the array, not the type, and defers where it finds None."""
+    assert a.__array_ufunc__ is None
+    assert callable(type(a).__array_ufunc__)
+
+
+def test_transpose_is_t(a):
+    for turned in (a.transpose(), a.transpose((1, 0)), np.transpose(a), np.transpose(a, (-1, -2))):
+        np.testing.assert_array_equal(turned.toarray(), a.toarray().T)
+    with pytest.raises(s24.ArgumentError, match=r"axes must be \(1, 0\), got \(0, 1\)"):
+        a.transpose((0, 1))
+
+
+def test_a_batch_is_transposed_by_mt(rng):
+    with pytest.raises(s24.ArgumentError, match=r"use \.mT"):
+        s24.random((3, 4, 8), rng=rng).transpose()
 
 
 def test_equality_is_identity_and_never_silent_beside_arrays(a):
@@ -142,7 +207,7 @@ def test_an_unknown_type_says_what_to_do():
     w = np.ones((4, 4), np.uint8)
     for call, words in (
         (lambda: s24.compress(w), r"x\.dtype .*\.astype\('float32'\), or name the fp8 type"),
-        (lambda: s24.compress(w * 1j), r"with \.real\.astype\('float32'\)"),
+        (lambda: s24.compress(w * 1j), r"take x\.real and x\.imag one by one"),
         (lambda: s24.compress(w.astype(int)), r"int64.*convert it first.*\.astype\('float32'\)"),
         (lambda: s24.compress(w.astype(">f8")), r"byte order.*use \.astype\('float64'\)"),
         (lambda: s24.hybrid(w.astype(int)), r"w\.dtype must be one of"),

@@ -20,7 +20,7 @@ RAMPS = (S.LinearScheduler, S.CubicScheduler, S.CosineScheduler)
 def run(recipe, weights, steps, grads=None, seed=0):
     state = S.init(recipe, weights, seed=seed)
     for _ in range(steps):
-        state, masks, events = S.step(state, weights, grads)
+        state, masks, events = S.step(state, weights=weights, gradients=grads)
         yield state, masks, events
 
 
@@ -220,8 +220,8 @@ def test_step_is_pure(rng):
     kept = weights["w"].copy()
     recipe = S.Recipe(S.CosineScheduler(0.5, stop=5), criterion=S.Accumulated(S.Movement()))
     state = S.init(recipe, weights)
-    first, _, _ = S.step(state, weights, grads)
-    again, _, _ = S.step(state, weights, grads)
+    first, _, _ = S.step(state, weights=weights, gradients=grads)
+    again, _, _ = S.step(state, weights=weights, gradients=grads)
     assert state.step == 0
     assert state.masks["w"].all()
     np.testing.assert_array_equal(weights["w"], kept)
@@ -232,9 +232,9 @@ def test_micro_batches_add_up(rng):
     weights = layers(rng, w=(8, 8))
     parts = [layers(rng, w=(8, 8)) for _ in range(3)]
     scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5), S.Accumulated(S.GradientMagnitude())))
-    scheduler.observe(parts[0], weights)
-    scheduler.observe(parts[1], weights)
-    mask = scheduler.step(parts[2], weights)["w"]
+    scheduler.observe(weights=weights, gradients=parts[0])
+    scheduler.observe(weights=weights, gradients=parts[1])
+    mask = scheduler.step(weights=weights, gradients=parts[2])["w"]
     want = S.Unstructured().mask(sum(np.abs(p["w"]) for p in parts), 0.5)
     np.testing.assert_array_equal(mask, want)
 
@@ -250,17 +250,17 @@ def test_criteria_and_given_scores(rng):
         (S.GivenScores({"w": given_scores}), given_scores),
     ]:
         recipe = S.Recipe(S.OneShot(0.5), criterion)
-        mask = S.MaskScheduler(recipe).step(grads, weights)["w"]
+        mask = S.MaskScheduler(recipe).step(weights=weights, gradients=grads)["w"]
         np.testing.assert_array_equal(mask, S.Unstructured().mask(scores, 0.5))
     with pytest.raises(ArgumentError, match="Magnitude needs the weight of layer 'w'"):
-        S.MaskScheduler(S.Recipe(S.OneShot(0.5))).step(grads)
+        S.MaskScheduler(S.Recipe(S.OneShot(0.5))).step(gradients=grads)
 
 
 def test_reduce_makes_ranks_agree(rng):
     total = rng.normal(size=(2, 8, 8))
     recipe = S.Recipe(S.OneShot(0.5), S.GradientMagnitude())
     ranks = [S.MaskScheduler(recipe, reduce=lambda _: np.abs(total).sum(0)) for _ in total]
-    masks = [r.step({"w": g}) for r, g in zip(ranks, total, strict=True)]
+    masks = [r.step(gradients={"w": g}) for r, g in zip(ranks, total, strict=True)]
     np.testing.assert_array_equal(masks[0]["w"], masks[1]["w"])
 
 

@@ -24,23 +24,47 @@ def test_frozen_parameters_have_no_gradient(rng):
     scheduler = S.MaskScheduler(rules)
     background = S.AsyncScheduler(rules, weights, delay=0, background=False)
     for _ in range(3):
-        masks = scheduler.step(gradients, weights)
-        assert equal(background.step(gradients, weights), masks)
+        masks = scheduler.step(weights=weights, gradients=gradients)
+        assert equal(background.step(weights=weights, gradients=gradients), masks)
     assert list(masks) == ["l0", "l1"]
-    with pytest.raises(ArgumentError, match="GradientGrowth needs the grad of layer 'l0'"):
-        scheduler.step(dict.fromkeys(weights), weights)
+    with pytest.raises(ArgumentError, match="GradientGrowth needs the gradient of layer 'l0'"):
+        scheduler.step(weights=weights, gradients=dict.fromkeys(weights))
     with pytest.raises(DTypeError, match="layer 'l1' must be an array, got NoneType"):
-        S.DynamicScheduler().step(gradients)  # from which the layers would be learnt
+        S.DynamicScheduler().step(gradients=gradients)  # from which the layers would be learnt
+
+
+@pytest.mark.parametrize("call", ["step", "observe"])
+def test_weights_and_gradients_cannot_be_swapped(rng, call):
+    weights, gradients = layers(rng), layers(rng)
+    schedulers = [S.MaskScheduler(S.sr_ste()), S.DynamicScheduler()]
+    if call == "step":
+        schedulers.append(S.AsyncScheduler(S.sr_ste(), weights, background=False))
+    for scheduler in schedulers:
+        for first, second in ((weights, gradients), (gradients, weights)):
+            with pytest.raises(TypeError, match="positional argument"):
+                getattr(scheduler, call)(first, second)
+    state = S.init(S.sr_ste(), weights)
+    for arrays in ((weights,), (weights, gradients)):
+        with pytest.raises(TypeError, match="positional argument"):
+            getattr(S, call)(state, *arrays)
+
+
+def test_gradients_alone_may_go_by_place(rng):
+    gradients = layers(rng)
+    first, second = S.DynamicScheduler(), S.DynamicScheduler()
+    assert equal(first.step(gradients), second.step(gradients=gradients))
+    with pytest.raises(ArgumentError, match=r"Magnitude needs the weight .*; pass step\(weights="):
+        S.MaskScheduler(S.sr_ste()).step(gradients)
 
 
 def test_micro_batches_do_not_decide_the_criterion(rng):
     weights, gradients = layers(rng), layers(rng)
     ours, plain = S.DynamicScheduler(0.5), S.DynamicScheduler(0.5)
-    ours.observe(gradients)
-    masks = ours.step(gradients, weights)
+    ours.observe(gradients=gradients)
+    masks = ours.step(weights=weights, gradients=gradients)
     plain.start(weights)
-    plain.observe(gradients)
-    assert equal(masks, plain.step(gradients, weights))
+    plain.observe(gradients=gradients)
+    assert equal(masks, plain.step(weights=weights, gradients=gradients))
     kept = {n: np.abs(w)[masks[n]].min() > np.abs(w)[~masks[n]].max() for n, w in weights.items()}
     assert all(kept.values())
 
@@ -51,8 +75,8 @@ def test_training_resumes_with_a_micro_batch(rng, has_weights):
 
     def train(scheduler, some):
         for gradients, weights in some:
-            scheduler.observe(gradients)
-            masks = scheduler.step(gradients, weights if has_weights else None)
+            scheduler.observe(gradients=gradients)
+            masks = scheduler.step(weights=weights if has_weights else None, gradients=gradients)
         return masks
 
     through, first, second = (S.DynamicScheduler(0.4) for _ in range(3))
@@ -85,19 +109,22 @@ def test_states_come_from_tensors_on_other_devices():
     first, second = (S.MaskScheduler(recipe) for _ in range(2))
     third, fourth = (S.AsyncScheduler(recipe, weights, background=False) for _ in range(2))
     for old, new in ((first, second), (third, fourth)):
-        old.step(weights, weights)
+        old.step(weights=weights, gradients=weights)
         new.load_state_dict(far(old.state_dict()))
-        assert equal(old.step(weights, weights), new.step(weights, weights))
+        assert equal(
+            old.step(weights=weights, gradients=weights),
+            new.step(weights=weights, gradients=weights),
+        )
 
 
 def test_an_error_within_the_step_leaves_an_async_scheduler_as_it_was(rng):
     weights, recipe = layers(rng), S.rigl(0.5, total_steps=10, every=1)
     steady, shaken = (S.AsyncScheduler(recipe, weights, background=False) for _ in range(2))
     for _ in range(3):
-        want = steady.step(weights, weights)
-        shaken.step(weights, weights)
-        with pytest.raises(ArgumentError, match="needs the grad"):
-            shaken.step(None, weights)
+        want = steady.step(weights=weights, gradients=weights)
+        shaken.step(weights=weights, gradients=weights)
+        with pytest.raises(ArgumentError, match="needs the gradient"):
+            shaken.step(weights=weights)
     assert equal(shaken.masks, want)
     assert shaken.state.step == 3
 
@@ -105,17 +132,17 @@ def test_an_error_within_the_step_leaves_an_async_scheduler_as_it_was(rng):
 def test_an_error_beside_the_training_stops_an_async_scheduler(rng):
     weights, recipe = layers(rng), S.rigl(0.5, total_steps=10, every=1)
     with S.AsyncScheduler(recipe, weights, delay=1) as scheduler:
-        scheduler.step(weights, weights)
-        scheduler.step(weights, weights)
+        scheduler.step(weights=weights, gradients=weights)
+        scheduler.step(weights=weights, gradients=weights)
         saved = scheduler.state_dict()
-        want = scheduler.step(weights, weights)
-        scheduler.step(None, weights)
-        with pytest.raises(ArgumentError, match="needs the grad"):
-            scheduler.step(weights, weights)
+        want = scheduler.step(weights=weights, gradients=weights)
+        scheduler.step(weights=weights)
+        with pytest.raises(ArgumentError, match="needs the gradient"):
+            scheduler.step(weights=weights, gradients=weights)
         with pytest.raises(ArgumentError, match=r"work of an earlier step failed.*load a state"):
-            scheduler.step(weights, weights)
+            scheduler.step(weights=weights, gradients=weights)
         scheduler.load_state_dict(saved)
-        assert equal(scheduler.step(weights, weights), want)
+        assert equal(scheduler.step(weights=weights, gradients=weights), want)
 
 
 def test_masks_are_booleans_or_numbers_of_the_weights_library():
@@ -163,10 +190,10 @@ def test_states_fit_layers_in_another_order(rng, kind):
     weights = {name: rng.normal(size=(8, 16)) for name in ("up", "down", "a")}
     weights |= {"bias": rng.normal(size=4)}
     first, second = kind(), kind()
-    first.step(weights, weights)
+    first.step(weights=weights, gradients=weights)
     second.load_state_dict(first.state_dict())
     ordered = dict(sorted(weights.items()))
-    masks = second.step(ordered, ordered)
+    masks = second.step(weights=ordered, gradients=ordered)
     assert list(masks) == ["up", "down", "a"]
-    assert equal(masks, first.step(weights, weights))
+    assert equal(masks, first.step(weights=weights, gradients=weights))
     assert second.state_dict()["fingerprint"] == first.state_dict()["fingerprint"]

@@ -56,7 +56,7 @@ def test_adapters_keep_more_where_gradients_are_large(rng):
     grads = {"busy": 10 * weights["busy"], "calm": 0.1 * weights["calm"]}
     scheduler = S.DynamicScheduler(0.3, S.CosineScheduler(0.6, stop=4))
     for t in range(6):
-        masks = scheduler.step(grads, weights)
+        masks = scheduler.step(weights=weights, gradients=grads)
         zeros = {n: int((~m).sum()) for n, m in masks.items()}
         assert sum(zeros.values()) == math.floor(round(scheduler.scheduler.sparsity(t) * 2048, 6))
         assert zeros["busy"] < zeros["calm"]
@@ -75,7 +75,7 @@ def test_layers_stay_within_what_the_pattern_reaches(distribution, pattern, targ
     ramp = S.CosineScheduler(target, stop=4)
     scheduler = S.MaskScheduler(S.Recipe(ramp, pattern=pattern, distribution=distribution))
     for t in range(6):
-        masks = scheduler.step(grads, weights)
+        masks = scheduler.step(weights=weights, gradients=grads)
         zeros = sum(int((~m).sum()) for m in masks.values())
         size = sum(m.size for m in masks.values())
         unit = math.prod(pattern.tile) // 2  # a layer rounds down by less than a unit

@@ -28,10 +28,10 @@ def test_rigl_drops_small_weights_and_grows_large_gradients(rng):
     weights = {"w": rng.normal(size=(30, 40))}
     recipe = S.rigl(0.8, total_steps=100, every=10)
     scheduler = S.MaskScheduler(recipe)
-    old = scheduler.step({"w": np.ones((30, 40))}, weights)["w"]
+    old = scheduler.step(weights=weights, gradients={"w": np.ones((30, 40))})["w"]
     for t in range(1, 101):
         slopes = {"w": rng.normal(size=(30, 40))}
-        new = scheduler.step(slopes, weights)["w"]
+        new = scheduler.step(weights=weights, gradients=slopes)["w"]
         assert new.sum() == 240
         if t % 10 or t > 75:
             np.testing.assert_array_equal(new, old)
@@ -49,7 +49,9 @@ def test_rigl_starts_at_random_with_erk(rng):
     weights = {"a": rng.normal(size=(16, 16)), "b": rng.normal(size=(64, 64))}
     grads = {n: np.ones_like(w) for n, w in weights.items()}
     masks = [
-        S.MaskScheduler(S.rigl(0.9, total_steps=10), seed=seed).step(grads, weights)
+        S.MaskScheduler(S.rigl(0.9, total_steps=10), seed=seed).step(
+            weights=weights, gradients=grads
+        )
         for seed in (1, 1, 2)
     ]
     assert sum(int(m.sum()) for m in masks[0].values()) == 4352 - math.floor(0.9 * 4352)
@@ -60,7 +62,10 @@ def test_rigl_starts_at_random_with_erk(rng):
 def test_rigl_with_a_fixed_pattern_stays_in_it(rng):
     weights = {"w": rng.normal(size=(8, 32))}
     scheduler = S.MaskScheduler(S.rigl(0.5, total_steps=8, every=1, pattern=S.NM()))
-    masks = [scheduler.step({"w": rng.normal(size=(8, 32))}, weights)["w"] for _ in range(5)]
+    masks = [
+        scheduler.step(weights=weights, gradients={"w": rng.normal(size=(8, 32))})["w"]
+        for _ in range(5)
+    ]
     assert all((mask.reshape(8, 8, 4).sum(-1) == 2).all() for mask in masks)
     assert (masks[0] != masks[1]).any()
 
@@ -70,7 +75,7 @@ def test_growing_from_dense_keeps_the_largest_of_each_group(rng):
     recipe = S.Recipe(S.OneShot(0.5, at=1), pattern=S.NM(), grower=S.GradientGrowth(0.0))
     scheduler = S.MaskScheduler(recipe)
     for _ in range(2):
-        mask = scheduler.step({"w": rng.normal(size=(4, 32))}, weights)["w"]
+        mask = scheduler.step(weights=weights, gradients={"w": rng.normal(size=(4, 32))})["w"]
     np.testing.assert_array_equal(mask, S.NM().mask(np.abs(weights["w"]), 0.5))
 
 

@@ -59,7 +59,7 @@ def masks_of(convert, recipe, rng):
     for t in range(5):
         now = {n: convert(w * np.float32(1 + t)) for n, w in weights.items()}
         slopes = {n: convert(np.roll(g, t)) for n, g in grads.items()}
-        state, masks, _ = S.step(state, now, slopes)
+        state, masks, _ = S.step(state, weights=now, gradients=slopes)
         yield {n: _arrays.to_numpy(m) for n, m in masks.items()}
 
 
@@ -86,10 +86,10 @@ def test_a_state_goes_from_library_to_library(name, recipe, rng):
     theirs = {n: convert(w) for n, w in weights.items()}
     state, ours = (S.init(recipe, w, seed=3) for w in (theirs, weights))
     for _ in range(2):
-        state, _, _ = S.step(state, theirs, theirs)
+        state, _, _ = S.step(state, weights=theirs, gradients=theirs)
     ours = S.from_dict(ours, S.to_dict(state))
-    _, masks, _ = S.step(state, theirs, theirs)
-    _, want, _ = S.step(ours, weights, weights)
+    _, masks, _ = S.step(state, weights=theirs, gradients=theirs)
+    _, want, _ = S.step(ours, weights=weights, gradients=weights)
     for layer in want:
         np.testing.assert_array_equal(_arrays.to_numpy(masks[layer]), want[layer])
 

@@ -8,7 +8,7 @@ from schedule_cases import PATTERNS
 
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError, PatternError, ShapeError
-from sparse24._sched_patterns import _TRANSPOSABLE
+from sparse24._sched_transposable import MASKS
 from sparse24._spec import PAIRS
 from sparse24.kernels import reference
 
@@ -71,8 +71,8 @@ def test_kernels_and_array_api_choose_the_same(pattern, dtype, rng):
 
 
 def test_transposable_is_optimal(rng):
-    tiles = np.zeros((len(_TRANSPOSABLE), 4, 4))
-    for t, rows in enumerate(_TRANSPOSABLE):
+    tiles = np.zeros((len(MASKS), 4, 4))
+    for t, rows in enumerate(MASKS):
         for r, pair in enumerate(rows):
             tiles[t, r, list(PAIRS[pair])] = 1
     assert len(tiles) == 90
@@ -119,7 +119,9 @@ def test_fixed_pattern_with_another_target_says_so():
     with pytest.raises(PatternError, match=r"NM\(n=2, m=4\) has one sparsity, and ERK\(\) gives"):
         S.Recipe(S.OneShot(0.5), pattern=S.NM(2, 4), distribution=S.ERK())
     weight = np.arange(16.0).reshape(2, 8)
-    masks = S.DynamicScheduler(0.5, S.OneShot(0.5), pattern=S.NM(2, 4)).step({"w": weight})
+    masks = S.DynamicScheduler(0.5, S.OneShot(0.5), pattern=S.NM(2, 4)).step(
+        gradients={"w": weight}
+    )
     assert masks["w"].sum() == 8
     with pytest.raises(PatternError, match=r"sparsity 0.8 is beyond Elastic"):
         S.Recipe(S.OneShot(0.8), pattern=S.Elastic())
@@ -132,5 +134,5 @@ def test_fixed_pattern_with_another_target_says_so():
 def test_layers_without_elements_have_no_mask(pattern, distribution):
     weights = {"a": np.ones((0, 64)), "b": np.ones((8, 64)), "c": np.ones((8, 0))}
     recipe = S.Recipe(S.OneShot(0.5), pattern=pattern, distribution=distribution)
-    assert set(S.MaskScheduler(recipe).step(weights, weights)) == {"b"}
+    assert set(S.MaskScheduler(recipe).step(weights=weights, gradients=weights)) == {"b"}
     assert float(S.soft_threshold_scale(weights["c"])) == 1.0

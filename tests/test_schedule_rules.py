@@ -37,15 +37,18 @@ def test_the_initial_criterion_may_look_back(rng, later):
     recipe = S.Recipe(S.ConstantScheduler(0.5, every=2), later, initial=first)
     scheduler = S.MaskScheduler(recipe)
     for grad in grads[:2]:
-        scheduler.observe(grad, weights)
-    masks = scheduler.step(grads[2], weights)
+        scheduler.observe(weights=weights, gradients=grad)
+    masks = scheduler.step(weights=weights, gradients=grads[2])
     sums = sum(np.abs(weights["a"] * grad["a"]) for grad in grads[:3])
     assert (masks["a"] == S.Unstructured().mask(sums, 0.5)).all()
     assert not scheduler.state.memory["a"]
     plain = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5, every=2), later))
-    plain.step(grads[2], weights)
+    plain.step(weights=weights, gradients=grads[2])
     for grad in grads:
-        masks, want = scheduler.step(grad, weights), plain.step(grad, weights)
+        masks, want = (
+            scheduler.step(weights=weights, gradients=grad),
+            plain.step(weights=weights, gradients=grad),
+        )
     assert (masks["a"] == want["a"]).all()
 
 
@@ -70,12 +73,15 @@ def test_ranks_agree_on_the_layers_shares(rng, distribution):
         return x + squares(name, 1 - own)
 
     def squares(name, rank):
-        state = S.observe(S.init(recipe, weights), weights, seen[rank])
+        state = S.observe(S.init(recipe, weights), weights=weights, gradients=seen[rank])
         return state.memory[name]["grad_square"]
 
-    apart = [S.MaskScheduler(recipe).step(grads, weights) for grads in seen]
+    apart = [S.MaskScheduler(recipe).step(weights=weights, gradients=grads) for grads in seen]
     assert (apart[0]["block.a"] != apart[1]["block.a"]).any()
-    masks = [S.MaskScheduler(recipe, reduce=all_reduce).step(grads, weights) for grads in seen]
+    masks = [
+        S.MaskScheduler(recipe, reduce=all_reduce).step(weights=weights, gradients=grads)
+        for grads in seen
+    ]
     for name in weights:
         np.testing.assert_array_equal(masks[0][name], masks[1][name])
 
@@ -105,7 +111,10 @@ def test_an_overflow_is_not_remembered_for_good(rng, part, bad):
     for step, grad in enumerate(grads):
         skipped = np.zeros((8, 16)) if step == 2 else grad["a"]
         masks = [
-            run.step({"a": np.full((8, 16), bad) if step == 2 and number else skipped}, weights)
+            run.step(
+                weights=weights,
+                gradients={"a": np.full((8, 16), bad) if step == 2 and number else skipped},
+            )
             for number, run in enumerate(runs)
         ]
     np.testing.assert_array_equal(masks[0]["a"], masks[1]["a"])

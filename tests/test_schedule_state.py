@@ -6,6 +6,7 @@ import csv
 import pickle
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -33,10 +34,15 @@ SHAPES = {"a": (16, 32), "b": (8, 16)}
 
 def data(t):
     rng = np.random.default_rng(t)
-    return (
-        {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()},
-        {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()},
+    gradients, weights = (
+        {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()} for _ in range(2)
     )
+    return {"weights": weights, "gradients": gradients}
+
+
+def converted(convert, t):
+    """`data` in another library."""
+    return {k: {n: convert(x) for n, x in arrays.items()} for k, arrays in data(t).items()}
 
 
 def assert_same(a, b):
@@ -50,28 +56,28 @@ def assert_same(a, b):
 def test_resume_equals_no_interruption(recipe, stop):
     first = S.MaskScheduler(recipe, seed=5)
     for t in range(stop):
-        first.step(*data(t))
-    first.observe(*data(100))
+        first.step(**data(t))
+    first.observe(**data(100))
     saved = pickle.loads(pickle.dumps(first.state_dict()))
     second = S.MaskScheduler(recipe, seed=99)
     second.load_state_dict(saved)
     fresh = S.MaskScheduler(recipe, seed=5)
     for t in range(stop):
-        fresh.step(*data(t))
-    fresh.observe(*data(100))
+        fresh.step(**data(t))
+    fresh.observe(**data(100))
     for t in range(stop, 12):
-        assert_same(second.step(*data(t)), fresh.step(*data(t)))
+        assert_same(second.step(**data(t)), fresh.step(**data(t)))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_torch_loads_the_state_of_its_layers_by_default(recipe, tmp_path):
     torch = pytest.importorskip("torch")
-    tensors = lambda t: [{n: torch.from_numpy(x) for n, x in part.items()} for part in data(t)]  # noqa: E731
+    tensors = partial(converted, torch.from_numpy)
     through, resumed = (S.MaskScheduler(RECIPES[recipe]) for _ in range(2))
-    under_way = S.AsyncScheduler(RECIPES[recipe], tensors(0)[1], delay=2)
+    under_way = S.AsyncScheduler(RECIPES[recipe], tensors(0)["weights"], delay=2)
     for t in range(5):
-        through.step(*tensors(t))
-        under_way.step(*tensors(t))
+        through.step(**tensors(t))
+        under_way.step(**tensors(t))
     states = {"scheduler": through.state_dict(), "under_way": under_way.state_dict()}
     under_way.close()
     torch.save(states, tmp_path / "state.pt")
@@ -79,39 +85,39 @@ def test_torch_loads_the_state_of_its_layers_by_default(recipe, tmp_path):
     resumed.load_state_dict(loaded["scheduler"])
     on_host = S.MaskScheduler(RECIPES[recipe])  # and one of NumPy takes it, too
     on_host.load_state_dict(loaded["scheduler"])
-    with S.AsyncScheduler(RECIPES[recipe], tensors(0)[1], delay=2) as again:
+    with S.AsyncScheduler(RECIPES[recipe], tensors(0)["weights"], delay=2) as again:
         again.load_state_dict(loaded["under_way"])
         assert_same(again.masks, under_way.masks)
     for t in range(5, 12):
-        masks = through.step(*tensors(t))
-        assert_same(masks, resumed.step(*tensors(t)))
-        assert_same(masks, on_host.step(*data(t)))
+        masks = through.step(**tensors(t))
+        assert_same(masks, resumed.step(**tensors(t)))
+        assert_same(masks, on_host.step(**data(t)))
 
 
 def test_a_state_that_is_loaded_can_be_saved_before_the_first_step():
     first, second, third = (S.MaskScheduler(RECIPES["rigl"], seed=s) for s in (5, 6, 7))
     for t in range(3):
-        first.step(*data(t))
+        first.step(**data(t))
     second.load_state_dict(first.state_dict())
     third.load_state_dict(second.state_dict())
-    assert_same(third.step(*data(3)), first.step(*data(3)))
+    assert_same(third.step(**data(3)), first.step(**data(3)))
 
 
 def test_state_is_small_and_versioned():
     scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5)))
-    scheduler.step(weights=data(0)[1])
+    scheduler.step(weights=data(0)["weights"])
     saved = scheduler.state_dict()
     assert saved["version"] == 1
     assert saved["masks"]["a"]["bits"].nbytes == 16 * 32 // 8
     other = S.MaskScheduler(S.Recipe(S.OneShot(0.25)))
-    other.step(weights=data(0)[1])
+    other.step(weights=data(0)["weights"])
     with pytest.raises(FormatError, match="other recipes or layers"):
         other.load_state_dict(saved)
     taylor, movement = (
         S.MaskScheduler(S.Recipe(criterion=S.Accumulated(c))) for c in (S.Taylor(), S.Movement())
     )
-    taylor.step(*data(0))
-    movement.step(*data(0))
+    taylor.step(**data(0))
+    movement.step(**data(0))
     with pytest.raises(FormatError, match="other recipes or layers"):
         taylor.load_state_dict(movement.state_dict())
     with pytest.raises(FormatError, match="has version 2, this library reads 1"):
@@ -127,11 +133,11 @@ def test_state_is_small_and_versioned():
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_background_equals_synchronous_with_the_same_delay(recipe, delay):
     plain = S.MaskScheduler(recipe, seed=5)
-    at_once = [plain.step(*data(t)) for t in range(12)]
-    with S.AsyncScheduler(recipe, data(0)[1], delay=delay, seed=5) as beside:
-        slow = S.AsyncScheduler(recipe, data(0)[1], delay=delay, background=False, seed=5)
+    at_once = [plain.step(**data(t)) for t in range(12)]
+    with S.AsyncScheduler(recipe, data(0)["weights"], delay=delay, seed=5) as beside:
+        slow = S.AsyncScheduler(recipe, data(0)["weights"], delay=delay, background=False, seed=5)
         for t in range(12):
-            a, b = beside.step(*data(t)), slow.step(*data(t))
+            a, b = beside.step(**data(t)), slow.step(**data(t))
             assert_same(a, b)
             if t >= delay:
                 assert_same(a, at_once[t - delay])
@@ -145,36 +151,33 @@ def test_background_equals_synchronous_with_the_same_delay(recipe, delay):
 def test_a_side_stream_equals_the_cpu(recipe, library):
     module = pytest.importorskip(library)
     move = module.asarray if library == "cupy" else lambda x: module.as_tensor(x, device="cuda")
-    with S.AsyncScheduler(
-        recipe, {n: move(w) for n, w in data(0)[1].items()}, delay=2, seed=5
-    ) as beside:
-        plain = S.AsyncScheduler(recipe, data(0)[1], delay=2, background=False, seed=5)
+    with S.AsyncScheduler(recipe, converted(move, 0)["weights"], delay=2, seed=5) as beside:
+        plain = S.AsyncScheduler(recipe, data(0)["weights"], delay=2, background=False, seed=5)
         for t in range(12):
-            moved = ({n: move(x) for n, x in arrays.items()} for arrays in data(t))
-            got = beside.step(*moved)
-            assert_same({n: _arrays.to_numpy(m) for n, m in got.items()}, plain.step(*data(t)))
+            got = beside.step(**converted(move, t))
+            assert_same({n: _arrays.to_numpy(m) for n, m in got.items()}, plain.step(**data(t)))
 
 
 def test_background_reads_a_snapshot():
-    grads, weights = data(0)
-    recipe = S.Recipe(S.OneShot(0.5))
+    arrays = data(0)
+    weights, recipe = arrays["weights"], S.Recipe(S.OneShot(0.5))
     with S.AsyncScheduler(recipe, weights, delay=1) as scheduler:
         want = S.MaskScheduler(recipe).step(weights=weights)
-        scheduler.step(grads, weights)
+        scheduler.step(**arrays)
         weights["a"][:] = 0  # the training goes on in place
-        assert_same(scheduler.step(grads, weights), want)
+        assert_same(scheduler.step(**arrays), want)
 
 
 def test_what_fails_beside_the_training_is_raised_at_the_end():
-    weights, recipe = data(0)[1], S.Recipe(S.OneShot(0.5), S.Taylor())
+    weights, recipe = data(0)["weights"], S.Recipe(S.OneShot(0.5), S.Taylor())
 
     def train(error=None):
         with S.AsyncScheduler(recipe, weights, delay=2) as scheduler:
-            scheduler.step(None, weights)  # without the gradients that Taylor() needs
+            scheduler.step(weights=weights)  # without the gradients that Taylor() needs
             if error is not None:
                 raise error
 
-    with pytest.raises(ArgumentError, match="Taylor needs the grad of layer 'a'"):
+    with pytest.raises(ArgumentError, match="Taylor needs the gradient of layer 'a'"):
         train()
     with pytest.raises(ZeroDivisionError):
         train(ZeroDivisionError())
@@ -182,41 +185,41 @@ def test_what_fails_beside_the_training_is_raised_at_the_end():
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_scheduler_that_is_closed_says_so(background):
-    scheduler = S.AsyncScheduler(RECIPES["rigl"], data(0)[1], background=background)
-    scheduler.step(*data(0))
+    scheduler = S.AsyncScheduler(RECIPES["rigl"], data(0)["weights"], background=background)
+    scheduler.step(**data(0))
     scheduler.close()
     with pytest.raises(ArgumentError, match="the scheduler is closed; make another"):
-        scheduler.step(*data(1))
+        scheduler.step(**data(1))
     assert scheduler.state_dict()["step"] == 1
 
 
 def test_resume_with_masks_under_way():
     recipe = RECIPES["rigl"]
     with (
-        S.AsyncScheduler(recipe, data(0)[1], delay=2, seed=5) as through,
-        S.AsyncScheduler(recipe, data(0)[1], delay=2, seed=7) as resumed,
+        S.AsyncScheduler(recipe, data(0)["weights"], delay=2, seed=5) as through,
+        S.AsyncScheduler(recipe, data(0)["weights"], delay=2, seed=7) as resumed,
     ):
         for t in range(5):
-            through.step(*data(t))
+            through.step(**data(t))
         resumed.load_state_dict(pickle.loads(pickle.dumps(through.state_dict())))
         for t in range(5, 12):
-            assert_same(through.step(*data(t)), resumed.step(*data(t)))
+            assert_same(through.step(**data(t)), resumed.step(**data(t)))
             assert [e.step for e in through.events] == [e.step for e in resumed.events]
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_frozen_masks_under_way_are_dropped(background):
     recipe = RECIPES["set-2:4"]
-    with S.AsyncScheduler(recipe, data(0)[1], delay=2, background=background) as scheduler:
+    with S.AsyncScheduler(recipe, data(0)["weights"], delay=2, background=background) as scheduler:
         for t in range(5):
-            masks = scheduler.step(*data(t))
+            masks = scheduler.step(**data(t))
         scheduler.freeze()
         assert scheduler.frozen
         for t in range(5, 9):
-            assert_same(scheduler.step(*data(t)), masks)
+            assert_same(scheduler.step(**data(t)), masks)
             assert not scheduler.events
         scheduler.thaw()
-        later = [scheduler.step(*data(t)) for t in range(9, 12)]
+        later = [scheduler.step(**data(t)) for t in range(9, 12)]
     assert_same(later[1], masks)
     assert (later[2]["a"] != masks["a"]).any()  # of step 9, for those of 6 and 8 were missed
     assert scheduler.state.step == 12
@@ -225,16 +228,16 @@ def test_frozen_masks_under_way_are_dropped(background):
 @pytest.mark.parametrize("at", [0, 3])
 def test_masks_that_were_dropped_are_made_anew(at):
     recipe = S.Recipe(S.OneShot(0.5, at=at), initial=S.RandomScores())
-    with S.AsyncScheduler(recipe, data(0)[1], delay=2) as scheduler:
+    with S.AsyncScheduler(recipe, data(0)["weights"], delay=2) as scheduler:
         for t in range(at + 1):
-            scheduler.step(*data(t))
+            scheduler.step(**data(t))
         scheduler.freeze()
-        scheduler.step(*data(7))
+        scheduler.step(**data(7))
         scheduler.thaw()
-        masks = [scheduler.step(*data(8 + t)) for t in range(3)]
+        masks = [scheduler.step(**data(8 + t)) for t in range(3)]
     assert masks[1]["a"].all()
     assert masks[2]["a"].mean() == 0.5
-    by_size = S.Unstructured().mask(np.abs(data(8)[1]["a"]), 0.5)
+    by_size = S.Unstructured().mask(np.abs(data(8)["weights"]["a"]), 0.5)
     assert (masks[2]["a"] == by_size).all() == (at > 0)  # the first mask is at random
 
 
@@ -244,13 +247,13 @@ def test_telemetry(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for t in range(5):
-            scheduler.step(*data(t))
+            scheduler.step(**data(t))
     assert all(w.category is S.MaskWarning for w in caught)
     assert "of the mask flipped at step 2, more than flip_limit=1.0%" in str(caught[0].message)
     assert telemetry.column("step", "a") == [0, 2, 4]
     assert telemetry.column("age", "a") == [0, 2, 2]
     assert telemetry.rows[-1]["flip_rate"] > 0
-    weight = data(4)[1]["b"]
+    weight = data(4)["weights"]["b"]
     norm = np.sqrt((weight[scheduler.masks["b"]] ** 2).sum())
     assert telemetry.rows[-1]["kept_norm"] == pytest.approx(norm, rel=1e-5)
     telemetry.to_csv(tmp_path / "masks.csv")
@@ -266,7 +269,7 @@ def test_telemetry_plots():
     telemetry = S.Telemetry(live=True)
     scheduler = S.MaskScheduler(RECIPES["rigl"], telemetry=telemetry)
     for t in range(3):
-        scheduler.step(*data(t))
+        scheduler.step(**data(t))
     axes = telemetry.plot()
     assert len(axes[0].lines) == 2
 

@@ -11,7 +11,6 @@ from split_cases import prepared, split_product
 import sparse24 as s24
 from sparse24 import _planner
 from sparse24._arrays import to_numpy
-from sparse24._errors import CompileError
 from sparse24._records import PLAIN, Epilogue, Problem
 from sparse24.kernels import pieces, reference, sparse_split, sparse_wgmma_configs, targets
 
@@ -90,12 +89,8 @@ def test_many_columns_of_float32_are_split():
     assert _planner.rank(batched, CHIP, dense=False, scale=scale)[0].kernel == "sparse_split"
 
 
+@pytest.mark.usefixtures("disassembler")
 def test_promoted_kernels_keep_their_registers():
-    pytest.importorskip("cupy", reason="NVRTC is reached through CuPy")
-    try:
-        targets._tool("nvdisasm")
-    except CompileError as error:
-        pytest.skip(str(error))
     tiles = {tile.name: tile for tile in sparse_wgmma_configs.TABLE}
     for name in ("128x192x64", "128x128x64", "64x32x64k3d"):
         assert sparse_split.promotable(tiles[name])

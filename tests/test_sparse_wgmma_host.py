@@ -10,7 +10,7 @@ import pytest
 from wgmma_cases import DEFAULT, make_problem
 
 from sparse24 import _arrays, _dtypes
-from sparse24._errors import CompileError, UnsupportedError
+from sparse24._errors import UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Epilogue
 from sparse24.kernels import (
     launch,
@@ -102,13 +102,9 @@ def test_addressable_needs_16_bytes():
     assert not tensor_map.addressable(1024, (-256, 4096))
 
 
+@pytest.mark.usefixtures("disassembler")
 def test_metadata_registers_survive_the_instructions_that_read_them():
     """Two sets of registers take turns, and no instruction is waited for alone."""
-    pytest.importorskip("cupy", reason="NVRTC is reached through CuPy")
-    try:
-        targets._tool("nvdisasm")
-    except CompileError as error:
-        pytest.skip(str(error))
     macros, arch, instruction = sparse_wgmma.COMPILE_CHECKS[0]
     code, _ = targets.inspect(targets.Target("sparse_wgmma", macros, arch, instruction))
     steps = re.findall(

@@ -296,16 +296,39 @@ def test_operators_pass_torchs_own_checks():
     torch.library.opcheck(ops.pack_sample.default, (x, 0, clock), test_utils=tests)
 
 
-@pytest.mark.parametrize("shape", [(5,), (1,), (), (3, 1), (1, 4)])
+@pytest.mark.parametrize("shape", [(5,), (1,), (), (3, 1), (1, 5), (1, 1, 4)])
 def test_a_bias_is_one_number_a_row(shape):
     x, weight, bias = torch.randn(3, 8), torch.randn(4, 8), torch.ones(shape)
     for sparse in ("weight", "masked", "activation"):
-        with pytest.raises(ShapeError, match=r"bias must have shape \(4,\)"):
+        with pytest.raises(ShapeError, match=r"bias must have shape \(4,\) or \(1, 4\)"):
             st.linear(x, weight, bias, sparse=sparse)
-    with pytest.raises(ShapeError, match=r"up_bias must have shape \(4,\)"):
+    with pytest.raises(ShapeError, match=r"up_bias must have shape \(4,\) or \(1, 4\)"):
         st.feed_forward(x, weight, torch.ones(2, 4), bias)
-    with pytest.raises(ShapeError, match=r"down_bias must have shape \(2,\)"):
+    with pytest.raises(ShapeError, match=r"down_bias must have shape \(2,\) or \(1, 2\)"):
         st.feed_forward(x, weight, torch.ones(2, 4), None, bias)
+
+
+@pytest.mark.parametrize("sparse", ["weight", "masked", "activation"])
+def test_a_bias_may_be_a_row(sparse):
+    layer = st.SparseLinear(8, 4, sparse=sparse)
+    row = torch.nn.Parameter(layer.bias.detach()[None].clone())
+    x = torch.randn(2, 3, 8)
+    want = layer(x)
+    y = st.linear(x, layer.weight, row, mask=layer.mask, sparse=sparse)
+    assert torch.equal(y, want)
+    dy = torch.randn_like(y)
+    (got,), (of_vector,) = (
+        torch.autograd.grad((out * dy).sum(), b) for out, b in ((y, row), (want, layer.bias))
+    )
+    assert torch.equal(got, of_vector[None])
+    layer.bias = row  # as torch's own layers take it
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), want)
+    up, down = torch.randn(16, 8), torch.randn(4, 16)
+    biases = torch.randn(16), torch.randn(4)
+    want = st.feed_forward(x, up, down, *biases)
+    assert torch.equal(st.feed_forward(x, up, down, *(b[None] for b in biases)), want)
 
 
 def test_what_is_no_tensor_is_named():

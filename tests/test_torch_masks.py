@@ -140,7 +140,7 @@ def test_layers_outside_a_recipe_need_no_gradient():
     net[2].weight.requires_grad_(False)
     net.zero_grad()
     backward(net)
-    with pytest.raises(ArgumentError, match="GradientGrowth needs the grad of layer '2'"):
+    with pytest.raises(ArgumentError, match="GradientGrowth needs the gradient of layer '2'"):
         st.update_masks(net, scheduler)
 
 

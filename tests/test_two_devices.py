@@ -17,7 +17,10 @@ def whole(rng, shape):
     return (rng.integers(-3, 4, shape) * (rng.random(shape) < 0.1)).astype(np.float16)
 
 
-@pytest.mark.parametrize("make", [hybrid, functools.partial(compress, transposable=True)])
+both_ways = functools.partial(compress, on_excess="prune", transposable=True)
+
+
+@pytest.mark.parametrize("make", [hybrid, both_ways])
 def test_torch_tensors_of_a_device_that_is_not_the_current_one(rng, make):
     cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
     if torch.cuda.device_count() < 2:

@@ -66,7 +66,7 @@ def learn(scheduler=None, straight_through=False, decay=0.0):
         used = schedule.apply_masks(weights, masks)
         grads = gradients(used, images[rows], labels[rows])
         if scheduler is not None:
-            masks = scheduler.step(grads, weights)
+            masks = scheduler.step(weights=weights, gradients=grads)
         for name, grad in grads.items():
             if name in masks:
                 grad = grad if straight_through else grad * masks[name]
@@ -154,7 +154,7 @@ again = schedule.DynamicScheduler(
     scheduler=schedule.CosineScheduler(target_sparsity=0.6, stop=STEPS // 2, every=10),
 )
 again.load_state_dict(saved)
-same = again.step(dense, dense)  # the layers are known from the first step on
+same = again.step(weights=dense, gradients=dense)  # the layers are known from the first step on
 print("masks agree:", all((same[name] == masks[name]).all() for name in masks))
 
 # %%

@@ -67,7 +67,7 @@ def update_cases(side: int = 2048):
         times = []
         for _ in range(5):
             began = time.perf_counter()
-            state, _, _ = S.step(state, weights, measure=False)
+            state, _, _ = S.step(state, weights=weights, measure=False)
             times.append(time.perf_counter() - began)
         yield {
             "name": f"mask update / {name} / numpy",

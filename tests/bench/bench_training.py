@@ -235,7 +235,7 @@ def update_case(sizes: Sizes, device: str, timer: Timer) -> dict:
         weights = {n: cupy.from_dlpack(w.half()) for n, w in weights.items()}
     recipe = S.Recipe(S.ConstantScheduler(0.5, every=1), pattern=S.NM())
     state = S.init(recipe, weights)
-    times = timer.race({"ours": lambda: S.step(state, weights, measure=False)})
+    times = timer.race({"ours": lambda: S.step(state, weights=weights, measure=False)})
     count = sizes.matrices * sizes.side**2
     return row(f"mask update, {count / 2**30:.2g} Gi weights", times, sizes, "float16", 0.0)
 

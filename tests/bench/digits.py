@@ -124,7 +124,7 @@ def _train_numpy(method: Method, seed: int, steps: int):
         grads = gradients(S.apply_masks(parameters, masks), x[rows], labels[rows])
         if scheduler is not None:
             weights = {n: p for n, p in parameters.items() if n.startswith("w")}
-            masks = scheduler.step({n: grads[n] for n in weights}, weights)
+            masks = scheduler.step(weights=weights, gradients={n: grads[n] for n in weights})
         for name, grad in grads.items():
             if name in masks:
                 kept = masks[name]
