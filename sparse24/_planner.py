@@ -120,9 +120,9 @@ def rank(
             if refusal:
                 found.append((math.inf, Candidate(name, "", variant, math.inf, refusal)))
                 continue
-            correction = scale(name) * variant.slowdown(name)
             for config in module.configs(variant.problem):
-                running = correction * module.predict(variant.problem, config, facts)
+                running = scale(name) * module.predict(variant.problem, config, facts)
+                running += _staging.reading(name, variant.problem, config, facts["sms"])
                 total = staging + max(LEAST_SECONDS, running)
                 candidate = Candidate(name, config.name, variant, total, None, config)
                 found.append((staging + running, candidate))

@@ -29,8 +29,9 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
     and remembered.
     """
     key = None if plans is None else _replay.signature(b, out, call, from_left=False)
-    if plans is not None and key is not None and key in plans:
-        return plans[key](b, out)
+    known = None if plans is None else _replay.find(plans, key, b)
+    if known is not None:
+        return known(b, out)
     with _foreign.stream_of(b):
         matrix, restore, as_given = _taken(b, a, call, "b")
         check_inner(a.shape, matrix.shape)
@@ -54,8 +55,9 @@ def multiply_from_left(
 ):
     """``x @ a``: the transposed product of transposed operands."""
     key = None if plans is None else _replay.signature(x, out, call, from_left=True)
-    if plans is not None and key is not None and key in plans:
-        return plans[key](x, out)
+    known = None if plans is None else _replay.find(plans, key, x)
+    if known is not None:
+        return known(x, out)
     with _foreign.stream_of(x):
         matrix, restore, as_given = _taken(x, a, call, "a")
         check_inner(matrix.shape, a.shape)

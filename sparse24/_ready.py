@@ -205,6 +205,8 @@ class ReadyOnCpu:
         Whether what was launched is the transposed product.
     """
 
+    captured = True  # nothing is, on the CPU
+
     def __init__(self, launched: Launched, result: np.ndarray, *, turned: bool):
         self._launcher, self._a, self._turned = launched.launcher, launched.a, turned
         self._shape, self._dtype = result.shape, result.dtype

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from sparse24 import _arrays, _dtypes
 from sparse24._records import Compressed24, Fused, Problem
+from sparse24.kernels import sparse_tile
 
 # A strided copy of an operand moves its bytes twice at about this share of copy speed
 # (an elementwise kernel with one side uncoalesced; measured on an H200); `transpose` at this one.
@@ -23,9 +24,9 @@ STAGING_LAUNCH = 4e-6  # seconds
 # Kernels that store any result: what the TMA cannot write goes out element by element, whole lines
 # of memory a warp.
 STORES_ANY = ("sparse_wgmma",)
-# How many times as long a kernel takes that reads such a b element by element: docs/benchmarks/
-# log_gemm.rst, "Odd sizes".
-BY_ELEMENT = {"sparse_mma": 12.0}
+# Those that read any b, but element by element, each block those of its tile: seconds an element.
+# docs/benchmarks/log_gemm.rst, "Odd sizes".
+READ_BY_ELEMENT, ELEMENT_SECONDS = ("sparse_mma", "sparse_skinny"), 0.9e-9
 
 
 class Variant(NamedTuple):
@@ -45,10 +46,6 @@ class Variant(NamedTuple):
     stage_b: bool = False
     stage_out: bool = False
     kernels: tuple[str, ...] | None = None
-
-    def slowdown(self, kernel: str) -> float:
-        """How many times as long a kernel takes for want of alignment."""
-        return 1.0 if self.problem.aligned else BY_ELEMENT.get(kernel, 1.0)
 
 
 def variants(problem: Problem) -> list[Variant]:
@@ -78,6 +75,14 @@ def seconds(variant: Variant, original: Problem, bandwidth: float) -> float:
         itemsize = _dtypes.numpy_dtype(p.out_dtype).itemsize
         moved += p.m * p.n * p.batch * itemsize / STAGING_EFFICIENCY
     return 2 * moved / bandwidth + STAGING_LAUNCH * (variant.stage_b + variant.stage_out)
+
+
+def reading(kernel: str, problem: Problem, config: Any, sms: float) -> float:
+    """Seconds that a kernel takes longer for reading b element by element."""
+    if kernel not in READ_BY_ELEMENT or (problem.aligned and problem.b_order != "strided"):
+        return 0.0
+    waves = -(-sparse_tile.tiles(problem, config) // sms)
+    return waves * config.n * problem.k / config.split * ELEMENT_SECONDS
 
 
 def _b_itemsize(problem: Problem) -> int:
