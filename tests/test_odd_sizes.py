@@ -11,7 +11,7 @@ from sparse24._dtypes import TABLE
 from sparse24._records import Problem
 
 FACTS = {"sms": 132, "clock_hz": 1.7e9, "bandwidth": 4.2e12}
-STEMS = ("sparse_fma", "sparse_mma", "sparse_wgmma", "sparse_skinny", "transpose")
+STEMS = ("sparse_fma", "sparse_mma", "sparse_wgmma", "sparse_skinny")
 
 
 def problem(m=4096, n=646, k=4096, dtype="float16", capability=90, **more) -> Problem:
