@@ -104,7 +104,7 @@ def _balance_lines(gains: dict[str, float]) -> list[str]:
     if not gains:
         return []
     lines = [
-        ".. list-table:: What balance gains in the stream path",
+        ".. list-table:: What even cuts gain in stream and scatter",
         "   :header-rows: 1",
         "",
         "   * - family",
