@@ -102,10 +102,11 @@ class TensorFloat:
         if not out.size:
             return
         m, k = self._record.shape
+        fits = dispatch.alignment(b, out)
         problem = Problem(
             m, b.shape[1], k, 1, "float32", "float32", "float32",
             dispatch.order(b), dispatch.order(out),
-            **dispatch.alignment(b, out), tensor_float=True,
+            aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out, tensor_float=True,
             compute_capability=int(b.device.compute_capability),
         )  # fmt: skip
         launch = self._launches.get(problem)

@@ -114,12 +114,13 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) 
     """What the planner must know of this product; `types` as for `fill`."""
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1
+    fits = alignment(b, out)
     return Problem(
         m=a.shape[-2], n=b.shape[-1], k=a.shape[-1],
         batch=out.shape[0] if out.ndim == 3 else 1,
         dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
         b_order=order(b), out_order=order(out), a_batched=batched_a, b_batched=batched_b,
-        **alignment(b, out), plain=epilogue.is_plain,
+        aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out, plain=epilogue.is_plain,
         activation=epilogue.activation, fast_accumulation=fast,
         compute_capability=int(b.device.compute_capability),
     )  # fmt: skip
@@ -149,10 +150,15 @@ def aligned(x) -> bool:
     return rows == 1 or x.strides[-2] % 16 == 0
 
 
-def alignment(b, out) -> dict[str, bool]:
-    """What a `Problem` says of it."""
-    found = {"b_aligned": aligned(b) and _ends_on_16_bytes(b), "out_aligned": aligned(out)}
-    return {"aligned": all(found.values()), **found}
+class Alignment(NamedTuple):
+    """Whether kernels may copy 16 bytes at a time of these."""
+
+    b: bool
+    out: bool
+
+
+def alignment(b, out) -> Alignment:
+    return Alignment(aligned(b) and _ends_on_16_bytes(b), aligned(out))
 
 
 def _ends_on_16_bytes(x) -> bool:

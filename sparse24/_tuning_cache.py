@@ -21,8 +21,8 @@ from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
 FORMAT = 1
-# Measured over predicted time on an H200, where they are far apart: float32, 512 to 4096 columns, and
-# 16 bits where blocks share k (docs/benchmarks/log_gemm.rst, "Odd sizes").
+# Measured over predicted time on an H200, where they are far apart: float32, 512 to 4096 columns,
+# and 16 bits where blocks share k (docs/benchmarks/log_gemm.rst, "Odd sizes").
 SCALES = {"sparse_fma": 4.0, "sparse_mma": 1.5}
 _lock = threading.Lock()
 _state: dict[int, dict] = {}  # by device: {"winners": {...}, "scales": {...}, "bandwidth": float}
