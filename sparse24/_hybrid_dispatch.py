@@ -282,7 +282,7 @@ def explain(h, n: int, *, copied: bool | None = None) -> dict:
         gain = others[second] / max(times[choice], 1e-12)
         reason = f"predicted {gain:.2f}x faster than {second}"
     if choice == "cublas":
-        reason = f"no sparse path is predicted to gain; the best, {second}, {gain:.2f}x as long"
+        reason = f"no sparse path is predicted to gain: {second} takes {gain:.2f} times as long"
     copying = copying_paths(h, times, n) if copied else []
     if choice in copying:
         reason += "; it copies b at each call, whose rows do not begin on 16 bytes"

@@ -78,26 +78,30 @@ def write(folder: Path) -> None:
 
 
 def _break_even_lines(table: dict[str, dict[int, float | None]]) -> list[str]:
-    columns = sorted({n for row in table.values() for n in row})
     published = ", ".join(f"{name} {zeros:g} %" for name, zeros in PUBLISHED)
     lines = [
         "The lowest recorded share of zeros from which on the product beats cuBLAS at every",
         "shape, by family and number of columns.  Published for pruned BERT weights on an A100:",
         f"{published}.",
         "",
-        ".. list-table:: Break-even with cuBLAS",
-        "   :header-rows: 1",
-        "",
-        "   * - family",
-        *(f"     - {n}" for n in columns),
     ]
+    alike: dict[tuple[int, ...], list[str]] = defaultdict(list)  # families by their columns
     for family, row in table.items():
-        lines.append(f"   * - {family}")
-        for n in columns:
-            found = row.get(n)
-            never = "–" if n in row else ""
-            lines.append(f"     - {found:.0%}" if found else f"     - {never}".rstrip())
-    return [*lines, ""]
+        alike[tuple(sorted(row))].append(family)
+    for columns, families in sorted(alike.items(), key=lambda pair: -len(pair[0])):
+        lines += [
+            ".. list-table:: Break-even with cuBLAS, by columns",
+            "   :header-rows: 1",
+            "",
+            "   * - family",
+            *(f"     - {n}" for n in columns),
+        ]
+        for family in families:
+            found = [table[family][n] for n in columns]
+            lines.append(f"   * - {family}")
+            lines += [f"     - {zeros:.0%}" if zeros else "     - –" for zeros in found]
+        lines.append("")
+    return lines
 
 
 def _balance_lines(gains: dict[str, float]) -> list[str]:
