@@ -18,6 +18,7 @@ from sparse24.kernels.cpu_operand import STEP, pack_panels, widths
 
 _LEAST_ROWS = 16  # of a task
 _LEAST_WORK = 4  # multiplications that take as long as to find and read one non-zero
+_1, _2, _3, _4, _5, _6, _7, _SUMS = (np.uint64(x) for x in range(1, 9))
 
 
 class Rows:
@@ -42,22 +43,25 @@ class Rows:
 
 @njit
 def _multiply_vector(starts, columns, values, b, first, last, out):
-    """``out[first:last] = rows @ b``: eight sums a row, which hide latency and round less."""
+    """``out[first:last] = rows @ b``: eight sums a row, which hide latency and round less.
+
+    Of every signed index Numba asks whether it counts from the end: as long as all else together.
+    """
     zero = out.dtype.type(0)
     for row in range(first, last):
-        begin, end = starts[row], starts[row + 1]
-        whole = begin + (end - begin) // 8 * 8
+        begin, end = np.uint64(starts[row]), np.uint64(starts[row + 1])
+        whole = end - (end - begin) % _SUMS
         s0, s1, s2, s3 = zero, zero, zero, zero
         s4, s5, s6, s7 = zero, zero, zero, zero
-        for e in range(begin, whole, 8):
+        for e in range(begin, whole, _SUMS):
             s0 += values[e] * b[columns[e]]
-            s1 += values[e + 1] * b[columns[e + 1]]
-            s2 += values[e + 2] * b[columns[e + 2]]
-            s3 += values[e + 3] * b[columns[e + 3]]
-            s4 += values[e + 4] * b[columns[e + 4]]
-            s5 += values[e + 5] * b[columns[e + 5]]
-            s6 += values[e + 6] * b[columns[e + 6]]
-            s7 += values[e + 7] * b[columns[e + 7]]
+            s1 += values[e + _1] * b[columns[e + _1]]
+            s2 += values[e + _2] * b[columns[e + _2]]
+            s3 += values[e + _3] * b[columns[e + _3]]
+            s4 += values[e + _4] * b[columns[e + _4]]
+            s5 += values[e + _5] * b[columns[e + _5]]
+            s6 += values[e + _6] * b[columns[e + _6]]
+            s7 += values[e + _7] * b[columns[e + _7]]
         for e in range(whole, end):
             s0 += values[e] * b[columns[e]]
         out[row, 0] = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
