@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from sparse24 import families
+from sparse24._dtypes import TABLE
 from sparse24.kernels import hybrid_evict, hybrid_regroup, hybrid_wgmma, hybrid_wgmma_plan
 from sparse24.kernels.hybrid_strips import BLOCK, ROW_BLOCK, Strips, Tables, cost
 from sparse24.kernels.hybrid_wgmma_configs import SPECIALISATIONS
+from sparse24.kernels.hybrid_wgmma_pieces import pieces
 
 REWRITES = {128: hybrid_evict, 256: hybrid_regroup}  # by rows of a strip
 CUT = [config for config in SPECIALISATIONS if config.cuts]
@@ -28,6 +30,24 @@ def layout_for(monkeypatch, config, bits, row):
     """A layout that is multiplied by `config`."""
     monkeypatch.setattr(hybrid_wgmma_plan, "MOST_LIVE", 2.0 if config.skips else 0.0)
     return hybrid_wgmma.prepare(bits, row, REWRITES[config.block_m])
+
+
+def cut_and_multiplied(monkeypatch, config, sms: int, w: np.ndarray, b: np.ndarray):
+    """The layout of `w` on a chip so small that its tiles are cut; its products are exact."""
+    cupy, row, (m, n) = hopper(), TABLE["bfloat16"], (len(w), b.shape[1])
+    monkeypatch.setattr(hybrid_wgmma_plan, "multiprocessors", lambda: sms)
+    monkeypatch.setattr(
+        hybrid_wgmma_plan, "SHARING", dict.fromkeys(hybrid_wgmma_plan.SHARING, 0)
+    )
+    bits = cupy.asarray(w.astype(row.logical)).view(np.uint16)
+    layout = layout_for(monkeypatch, config, bits, row)
+    assert pieces(layout.table, layout.work, config, n)["helpers"].min() < 0
+    right, want = cupy.asarray(b.astype(row.logical)), (w @ b).astype(row.logical)
+    for _ in range(3):
+        out = cupy.full((m, n), 0xFFFF, np.uint16).view(row.logical)
+        hybrid_wgmma.product(layout, right, out, config)
+        np.testing.assert_array_equal(out.get(), want)
+    return layout
 
 
 def matrix(family: str, zeros: float, shape) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from strip_cases import CUT, REWRITES, hopper, layout_for, matrix, restored
+from strip_cases import CUT, REWRITES, cut_and_multiplied, hopper, layout_for, matrix, restored
 
 from sparse24 import families
 from sparse24._dtypes import TABLE
@@ -15,9 +15,7 @@ from sparse24.kernels import (
     reference_evict,
     reference_regroup,
 )
-from sparse24.kernels import hybrid_wgmma_plan as plan
 from sparse24.kernels.hybrid_wgmma_configs import SPECIALISATIONS
-from sparse24.kernels.hybrid_wgmma_pieces import pieces
 
 pytestmark = pytest.mark.stem("hybrid_wgmma")
 
@@ -122,19 +120,9 @@ def test_blocks_come_back_to_their_places(rng, monkeypatch, shape, config):
 @pytest.mark.parametrize("sms", [7, 23])
 @pytest.mark.parametrize("config", CUT, ids=lambda c: c.name)
 def test_cut_tiles_of_such_strips_are_exact(rng, monkeypatch, config, sms):
-    cupy, row, (m, k, n) = hopper(), TABLE["bfloat16"], (1301, 2048, 900)
-    monkeypatch.setattr(plan, "multiprocessors", lambda: sms)
-    monkeypatch.setattr(plan, "SHARING", dict.fromkeys(plan.SHARING, 0))
-    w = in_turns(m, k, rng)
-    b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.05)
-    bits = cupy.asarray(w.astype(row.logical)).view(np.uint16)
-    layout = layout_for(monkeypatch, config, bits, row)
-    assert pieces(layout.table, layout.work, config, n)["helpers"].min() < 0
-    right, want = cupy.asarray(b.astype(row.logical)), (w @ b).astype(row.logical)
-    for _ in range(3):
-        out = cupy.full((m, n), 0xFFFF, np.uint16).view(row.logical)
-        hybrid_wgmma.product(layout, right, out, config)
-        np.testing.assert_array_equal(out.get(), want)
+    w = in_turns(1301, 2048, rng)
+    b = rng.integers(-1, 2, (2048, 900)) * (rng.random((2048, 900)) < 0.05)
+    cut_and_multiplied(monkeypatch, config, sms, w, b)
 
 
 @pytest.mark.gpu

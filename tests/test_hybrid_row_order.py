@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from strip_cases import CUT, REWRITES, hopper, layout_for, matrix, restored
+from strip_cases import CUT, REWRITES, cut_and_multiplied, hopper, matrix, restored
 
 from sparse24 import families
 from sparse24._dtypes import TABLE
@@ -17,7 +17,6 @@ from sparse24.kernels import (
     reference_regroup,
 )
 from sparse24.kernels import hybrid_wgmma_plan as plan
-from sparse24.kernels.hybrid_wgmma_pieces import pieces
 
 pytestmark = pytest.mark.stem("hybrid_wgmma")
 
@@ -145,20 +144,10 @@ def test_rows_come_back_to_their_places(rng, shape, dtype, config):
 @pytest.mark.parametrize("sms", [7, 23])
 @pytest.mark.parametrize("config", CUT, ids=lambda c: c.name)
 def test_cut_tiles_of_sorted_rows_are_exact(rng, monkeypatch, config, sms):
-    cupy, row, (m, k, n) = hopper(), TABLE["bfloat16"], (1100, 2048, 900)
-    monkeypatch.setattr(plan, "multiprocessors", lambda: sms)
-    monkeypatch.setattr(plan, "SHARING", dict.fromkeys(plan.SHARING, 0))
-    w = skewed(m, k, rng)
-    b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.02)
-    bits = cupy.asarray(w.astype(row.logical)).view(np.uint16)
-    layout = layout_for(monkeypatch, config, bits, row)
+    w = skewed(1100, 2048, rng)
+    b = rng.integers(-1, 2, (2048, 900)) * (rng.random((2048, 900)) < 0.02)
+    layout = cut_and_multiplied(monkeypatch, config, sms, w, b)
     assert layout.rows is not None
-    assert pieces(layout.table, layout.work, config, n)["helpers"].min() < 0
-    right, want = cupy.asarray(b.astype(row.logical)), (w @ b).astype(row.logical)
-    for _ in range(3):
-        out = cupy.full((m, n), 0xFFFF, np.uint16).view(row.logical)
-        hybrid_wgmma.product(layout, right, out, config)
-        np.testing.assert_array_equal(out.get(), want)
 
 
 @pytest.mark.gpu
