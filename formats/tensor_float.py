@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _planner, _spec
+from sparse24 import _arrays, _dtypes, _foreign, _graphs, _planner, _spec
 from sparse24 import _dispatch as dispatch
 from sparse24._errors import DeviceError, DTypeError, PatternError, ShapeError, UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Problem
@@ -115,7 +115,8 @@ class TensorFloat:
             if len(self._launches) >= MOST_LAUNCHES:
                 self._launches.clear()
             self._launches[problem] = launch
-        launch(self._record, b, out, PLAIN)
+        with _graphs.keeping(self._record, out):  # b may be copied
+            launch(self._record, b, out, PLAIN)
 
     def _prepare(self, problem: Problem, device: int):
         if not problem.k:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sparse24 import _arrays, _foreign
 from sparse24._records import Compressed24
+from sparse24.kernels import pieces
 
 
 @contextlib.contextmanager
@@ -26,11 +27,11 @@ def keeping(record: Compressed24 | None, out: Any) -> Iterator[None]:
         yield
         return
 
-    allocate, kept = cuda.get_allocator(), record.derived.setdefault("graphs", [])
+    allocate = cuda.get_allocator()
 
     def keep(size: int) -> Any:
         memory = allocate(size)
-        kept.append(memory)
+        pieces.keep_for_graph(record, memory)
         return memory
 
     with cuda.using_allocator(keep):

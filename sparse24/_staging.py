@@ -24,8 +24,8 @@ STAGING_LAUNCH = 4e-6  # seconds
 # Kernels that store any result: what the TMA cannot write goes out element by element, whole lines
 # of memory a warp.
 STORES_ANY = ("sparse_wgmma",)
-# Those that read any b, but element by element, each block those of its tile: seconds an element.
-# docs/benchmarks/log_gemm.rst, "Odd sizes".
+# Those that read any b, but element by element, each block those of its tile: seconds an element,
+# of which `sparse_skinny` predicts a small part itself.  docs/benchmarks/log_gemm.rst, "Odd sizes".
 READ_BY_ELEMENT, ELEMENT_SECONDS = ("sparse_mma", "sparse_skinny"), 0.9e-9
 
 

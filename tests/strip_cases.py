@@ -32,8 +32,8 @@ def layout_for(monkeypatch, config, bits, row):
     return hybrid_wgmma.prepare(bits, row, REWRITES[config.block_m])
 
 
-def cut_and_multiplied(monkeypatch, config, sms: int, w: np.ndarray, b: np.ndarray):
-    """The layout of `w` on a chip so small that its tiles are cut; its products are exact."""
+def assert_cut_tiles_are_exact(monkeypatch, config, sms: int, w: np.ndarray, b: np.ndarray):
+    """Products with the layout of `w`, which it returns, on a chip so small that tiles are cut."""
     cupy, row, (m, n) = hopper(), TABLE["bfloat16"], (len(w), b.shape[1])
     monkeypatch.setattr(hybrid_wgmma_plan, "multiprocessors", lambda: sms)
     monkeypatch.setattr(

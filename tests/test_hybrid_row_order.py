@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from strip_cases import CUT, REWRITES, cut_and_multiplied, hopper, matrix, restored
+from strip_cases import CUT, REWRITES, assert_cut_tiles_are_exact, hopper, matrix, restored
 
 from sparse24 import families
 from sparse24._dtypes import TABLE
@@ -146,7 +146,7 @@ def test_rows_come_back_to_their_places(rng, shape, dtype, config):
 def test_cut_tiles_of_sorted_rows_are_exact(rng, monkeypatch, config, sms):
     w = skewed(1100, 2048, rng)
     b = rng.integers(-1, 2, (2048, 900)) * (rng.random((2048, 900)) < 0.02)
-    layout = cut_and_multiplied(monkeypatch, config, sms, w, b)
+    layout = assert_cut_tiles_are_exact(monkeypatch, config, sms, w, b)
     assert layout.rows is not None
 
 
