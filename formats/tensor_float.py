@@ -106,7 +106,8 @@ class TensorFloat:
         problem = Problem(
             m, b.shape[1], k, 1, "float32", "float32", "float32",
             dispatch.order(b), dispatch.order(out),
-            aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out, tensor_float=True,
+            aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out,
+            b_in_lines=dispatch.aligned(b, _arrays.LINE), tensor_float=True,
             compute_capability=int(b.device.compute_capability),
         )  # fmt: skip
         launch = self._launches.get(problem)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes
 from sparse24._errors import DTypeError, ShapeError
-from sparse24._records import Epilogue
+from sparse24._records import Fused
 from sparse24.kernels._numba import parallel, threads
 
 _SMALL = 1 << 24  # m * n * k of a product of a batch that one thread computes alone
@@ -39,7 +39,7 @@ def checked(values, stored: int, k: int, b, out) -> tuple[_dtypes.DType, _dtypes
     return dtype, b_dtype
 
 
-def over_batch(values, metadata, b, out, epilogue: Epilogue, one) -> None:
+def over_batch(values, metadata, b, out, epilogue: Fused, one) -> None:
     """Call ``one(values, metadata, b, out, epilogue)`` for every product of a batch.
 
     Of many small products each runs on one thread; others share all threads.
@@ -65,13 +65,13 @@ def over_batch(values, metadata, b, out, epilogue: Epilogue, one) -> None:
             task(number)
 
 
-def folds(values, b, epilogue: Epilogue) -> bool:
+def folds(values, b, epilogue: Fused) -> bool:
     """True if a stack of products with one matrix is better done as one, by `fold`."""
     whole = epilogue.c is None and epilogue.aux is None
     return whole and values.ndim == 2 < b.ndim and b.shape[-1] <= FOLD_UP_TO
 
 
-def fold(b, out, epilogue: Epilogue, one) -> None:
+def fold(b, out, epilogue: Fused, one) -> None:
     """Call ``one(b, out, epilogue)`` for the columns of many products beside one another."""
     *lead, m, n = out.shape
     rest = math.prod(lead[1:])
@@ -90,7 +90,7 @@ def fold(b, out, epilogue: Epilogue, one) -> None:
         out[start : start + step] = np.moveaxis(columns, 0, -2)
 
 
-def at_place(epilogue: Epilogue, place: tuple[int, ...]) -> Epilogue:
+def at_place(epilogue: Fused, place: tuple[int, ...]) -> Fused:
     """The epilogue of one product of a batch."""
     if not place or (epilogue.c is None and epilogue.aux is None):
         return epilogue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from sparse24._records import Epilogue
+from sparse24._records import Fused
 from sparse24.kernels import reference
 from sparse24.kernels.cpu_decode import encode_bfloat, encode_half
 
@@ -31,7 +31,7 @@ def _store(x: np.ndarray, out: np.ndarray) -> None:
         out[...] = x
 
 
-def _activate(x: np.ndarray, e: Epilogue) -> np.ndarray:
+def _activate(x: np.ndarray, e: Fused) -> np.ndarray:
     if e.activation == "gelu":
         from scipy.special import erf
 
@@ -39,7 +39,7 @@ def _activate(x: np.ndarray, e: Epilogue) -> np.ndarray:
     return reference.activate(x, e.activation, e.lower, e.upper)
 
 
-def finish(sums: np.ndarray, out: np.ndarray, e: Epilogue, rows: slice, columns: slice) -> None:
+def finish(sums: np.ndarray, out: np.ndarray, e: Fused, rows: slice, columns: slice) -> None:
     """Store a block of sums, (rows, columns) of the (m, n) result, through the epilogue.
 
     It works in float32, or in float64 where the sums are float64 or int32.

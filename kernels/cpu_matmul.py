@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from sparse24 import _dtypes, _spec
-from sparse24._records import PLAIN, Epilogue
+from sparse24._records import PLAIN, Fused
 from sparse24.kernels import cpu_compress
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels._simd import ROWS_OF_DOTS, dots, lanes_of_dots
@@ -62,7 +62,7 @@ def multiply_columns(values, rest, metadata, b, column, lanes, sums, shape):
                 sums[row + i, column + j] = total
 
 
-def _sums(out, epilogue: Epilogue, rows: slice, columns: slice, dtype) -> np.ndarray:
+def _sums(out, epilogue: Fused, rows: slice, columns: slice, dtype) -> np.ndarray:
     """Where a block is added up: in `out` itself, if nothing happens to the sums and it fits."""
     target = out[rows, columns]
     if epilogue.is_plain and out.dtype == dtype and target.flags.carray:
@@ -70,7 +70,7 @@ def _sums(out, epilogue: Epilogue, rows: slice, columns: slice, dtype) -> np.nda
     return np.empty(target.shape, dtype)
 
 
-def _multiply_few(a: Operand, b, out, epilogue: Epilogue) -> None:
+def _multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
     m, n = out.shape
     columns = pack_columns(b, a.high)
     stored = a.values.shape[1]
@@ -90,7 +90,7 @@ def _multiply_few(a: Operand, b, out, epilogue: Epilogue) -> None:
     parallel(task, len(blocks), m * n * stored)
 
 
-def _multiply(values, metadata, dtypes, b, out, epilogue: Epilogue) -> None:
+def _multiply(values, metadata, dtypes, b, out, epilogue: Fused) -> None:
     """One product of matrices."""
     few = out.shape[1] <= FEW_COLUMNS
     a = Operand(values, metadata, 2 * values.shape[1], dtypes[0], work_type(dtypes[0], few))
@@ -105,7 +105,7 @@ def work_type(dtype: _dtypes.DType, few: bool) -> np.dtype:
     return np.dtype(np.float32) if dtype.name == "int8" and not few else dtype.accumulator
 
 
-def multiply(a: Operand, b, b_dtype: _dtypes.DType, out, epilogue: Epilogue, kernel) -> None:
+def multiply(a: Operand, b, b_dtype: _dtypes.DType, out, epilogue: Fused, kernel) -> None:
     """``out = epilogue(a @ b)`` by one of the two kernels."""
     m, n = out.shape
     if not (m and n):
@@ -123,7 +123,7 @@ def matmul(
     k: int,
     b: np.ndarray,
     out: np.ndarray,
-    epilogue: Epilogue = PLAIN,
+    epilogue: Fused = PLAIN,
 ) -> None:
     """Write ``epilogue(A @ b)`` into `out` with the sparse kernels.
 
@@ -136,7 +136,7 @@ def matmul(
     b : ndarray, shape (..., k, n), any strides
         Of a type that sums in the same type as `values`.  Leading axes broadcast.
     out : ndarray, shape (..., m, n), any strides and result type
-    epilogue : Epilogue
+    epilogue : Fused
         Its `c` and `aux` have the shape of `out`.
 
     Raises
@@ -161,7 +161,7 @@ def decompress_matmul(
     k: int,
     b: np.ndarray,
     out: np.ndarray,
-    epilogue: Epilogue = PLAIN,
+    epilogue: Fused = PLAIN,
 ) -> None:
     """The same product by expanding A and calling BLAS.  Parameters as for `matmul`."""
     dtype, b_dtype = checked(values, _spec.values_per_row(k), k, b, out)
@@ -178,7 +178,7 @@ def decompress_matmul(
 
 
 def dense_matmul(
-    a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Epilogue = PLAIN
+    a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Fused = PLAIN
 ) -> None:
     """Write ``epilogue(a @ b)`` of two dense arrays into `out`, by BLAS in the sums' type."""
     dtype, b_dtype = checked(a, a.shape[-1], a.shape[-1], b, out)
@@ -197,7 +197,7 @@ def is_small(shape: tuple[int, ...], k: int) -> bool:
     return shape[-2] * shape[-1] * k <= _SMALL_PRODUCT
 
 
-def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Epilogue) -> None:
+def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Fused) -> None:
     """One product, or a stack of small ones, by BLAS.
 
     It has no integers: floats that hold every sum take their place.

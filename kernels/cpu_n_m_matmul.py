@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _check
-from sparse24._records import PLAIN, Epilogue
+from sparse24._records import PLAIN, Fused
 from sparse24.kernels import cpu_batch, cpu_matmul, cpu_operand
 from sparse24.kernels._numba import njit
 from sparse24.kernels.cpu_n_m import check_stored
@@ -46,7 +46,7 @@ def matmul_n_m(
     k: int,
     b: np.ndarray,
     out: np.ndarray,
-    epilogue: Epilogue = PLAIN,
+    epilogue: Fused = PLAIN,
 ) -> None:
     """Write ``epilogue(A @ b)`` of an n:m matrix A into `out`.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24._records import Epilogue
+from sparse24._records import Fused
 from sparse24.kernels import _simd
 from sparse24.kernels._numba import njit, parallel, slices, threads
 from sparse24.kernels._simd import prefetch, tile
@@ -83,7 +83,7 @@ def _store_part(held, rows, m, target):
                 target[top + i, column] = held[t * rows + i, column]
 
 
-def multiply_many(a: Operand, b, out, epilogue: Epilogue) -> None:
+def multiply_many(a: Operand, b, out, epilogue: Fused) -> None:
     """``out = epilogue(a @ b)``."""
     (m, n), stored = out.shape, a.values.shape[1]
     parts = []

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _dtypes
-from sparse24._records import Epilogue, Problem
+from sparse24._records import Fused, Problem
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import loader
 from sparse24.kernels.launch import current_stream
@@ -80,12 +80,12 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
 
 
 def prepare(
-    problem: Problem, config: Config, epilogue: Epilogue
-) -> Callable[[Any, Any, Any, Epilogue], None]:
+    problem: Problem, config: Config, epilogue: Fused
+) -> Callable[[Any, Any, Any, Fused], None]:
     """The callable multiplies a dense (m, k) or (batch, m, k) array by b."""
     direct = problem.plain and problem.out_dtype == problem.dtype and problem.dtype in CUDA_TYPE
 
-    def launch(a, b, out, epilogue: Epilogue) -> None:
+    def launch(a, b, out, epilogue: Fused) -> None:
         if direct and _leading(out) is not None:
             _gemm(a, b, out, problem)
             return
@@ -233,7 +233,7 @@ def _name(x) -> str:
     return x.dtype.name
 
 
-def apply_epilogue(acc, out, out_dtype: str, epilogue: Epilogue) -> None:
+def apply_epilogue(acc, out, out_dtype: str, epilogue: Fused) -> None:
     """``out = epilogue(acc)`` for CuPy arrays (m, n) or (batch, m, n), `acc` contiguous."""
     if out.size == 0:
         return

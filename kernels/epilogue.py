@@ -9,7 +9,7 @@ import struct
 
 import numpy as np
 
-from sparse24._records import PLAIN, Epilogue
+from sparse24._records import PLAIN, Fused
 from sparse24.kernels import loader
 
 ALPHA, C, ROW_SCALE, COLUMN_SCALE, ROW_BIAS, COLUMN_BIAS, ACTIVATION, OUT_SCALE, AUX = (
@@ -29,7 +29,7 @@ NO_PARAMS = loader.by_value(np.zeros(1, PARAMS))
 _pack = struct.Struct("=5dQ3qQ3q4Q").pack  # PARAMS, ten times as fast as filling its fields
 
 
-def bits(epilogue: Epilogue) -> int:
+def bits(epilogue: Fused) -> int:
     """The value of the macro EPILOGUE."""
     return (
         ALPHA * (epilogue.alpha != 1.0)
@@ -44,7 +44,7 @@ def bits(epilogue: Epilogue) -> int:
     )
 
 
-def defines(epilogue: Epilogue) -> tuple[tuple[str, int], ...]:
+def defines(epilogue: Fused) -> tuple[tuple[str, int], ...]:
     """The macros that specialise a kernel for this epilogue."""
     return (
         ("EPILOGUE", bits(epilogue)),
@@ -52,14 +52,14 @@ def defines(epilogue: Epilogue) -> tuple[tuple[str, int], ...]:
     )
 
 
-def skeleton(epilogue: Epilogue) -> Epilogue:
+def skeleton(epilogue: Fused) -> Fused:
     """The epilogue with marks for its arrays and factors: all that a kernel is compiled for."""
     if epilogue is PLAIN:
         return PLAIN
     e = epilogue
     factor = lambda x: 1.0 if x == 1.0 else 2.0  # noqa: E731
     arrays = (e.row_scale, e.column_scale, e.row_bias, e.column_bias)
-    return Epilogue(  # type: ignore[call-arg, misc]
+    return Fused(  # type: ignore[call-arg, misc]
         factor(e.alpha), float(e.beta != 0.0), _mark(e.c), *map(_mark, arrays), e.activation,  # type: ignore[arg-type]
         out_scale=factor(e.out_scale), aux=_mark(e.aux),
     )  # fmt: skip
@@ -69,7 +69,7 @@ def _mark(array) -> bool | None:
     return None if array is None else True
 
 
-def params(epilogue: Epilogue) -> np.ndarray:
+def params(epilogue: Fused) -> np.ndarray:
     """The parameter block, an array of size 1 that CuPy passes by value.
 
     Arrays are CuPy arrays; `c` and `aux` are (batch, m, n) or (m, n).

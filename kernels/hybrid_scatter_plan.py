@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparse24.kernels.chip import H200
 from sparse24.kernels.hybrid_scatter_units import (
     BASE_LINES,
     LINE_BYTES,
@@ -14,7 +15,6 @@ from sparse24.kernels.hybrid_scatter_units import (
     TILE_ROWS,
     Units,
 )
-from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
 
 WRITERS = 8  # warps
 SPAN = 64  # columns of b that lie together in shared memory
@@ -84,7 +84,7 @@ class Config:
     @property
     def stages(self) -> int:
         """As many as fit, and no more than warps that write."""
-        return max(s for s in range(1, WRITERS + 1) if self._bytes(s) <= SHARED_MEMORY[1])
+        return max(s for s in range(1, WRITERS + 1) if self._bytes(s) <= H200.most_shared)
 
     @property
     def shared_memory(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparse24.kernels.chip import H200
 from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
-from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Config:
     @property
     def stages(self) -> int:
         """As many as fit."""
-        return max(s for s in range(1, 9) if self._bytes(s) <= SHARED_MEMORY[1])
+        return max(s for s in range(1, 9) if self._bytes(s) <= H200.most_shared)
 
     @property
     def shared_memory(self) -> int:

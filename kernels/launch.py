@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparse24._errors import DeviceError
-from sparse24._records import PLAIN, Compressed24, Epilogue
+from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24.kernels import epilogue as _epilogue
 
 
@@ -159,7 +159,7 @@ class Launcher:
         """Lay out the arguments for these operands, with a plain epilogue as the last one."""
         raise NotImplementedError
 
-    def __call__(self, a: Compressed24, b: Any, out: Any, epilogue: Epilogue) -> None:
+    def __call__(self, a: Compressed24, b: Any, out: Any, epilogue: Fused) -> None:
         stream = current_stream()
         key = (
             a.values.data.ptr, a.packed.data.ptr, b.data.ptr, out.data.ptr,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from sparse24._dtypes import DType, numpy_dtype
-from sparse24._records import Epilogue
+from sparse24._records import Fused
 from sparse24.kernels.reference_arrays import to_dtype
 
 
@@ -34,7 +34,7 @@ def activate(x: np.ndarray, name: str, lower: float = 0.0, upper: float = math.i
     return x
 
 
-def apply_epilogue(acc: np.ndarray, e: Epilogue, out: DType | str) -> tuple[np.ndarray, np.ndarray]:
+def apply_epilogue(acc: np.ndarray, e: Fused, out: DType | str) -> tuple[np.ndarray, np.ndarray]:
     """Result and pre-activation, both in the dtype of the result, for accumulators (..., m, n)."""
     dtype = numpy_dtype(out if isinstance(out, str) else out.name)
     if e.is_plain:

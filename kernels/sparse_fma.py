@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparse24 import _dtypes
-from sparse24._records import Compressed24, Epilogue, Problem
+from sparse24._records import Compressed24, Fused, Problem
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import loader
 
@@ -86,8 +86,8 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
 
 
 def prepare(
-    problem: Problem, config: Config, epilogue: Epilogue
-) -> Callable[[Compressed24, object, object, Epilogue], None]:
+    problem: Problem, config: Config, epilogue: Fused
+) -> Callable[[Compressed24, object, object, Fused], None]:
     """Compile for this problem; the callable launches on the current stream."""
     defines = (
         ("ELEMENT", problem.dtype),
@@ -101,7 +101,7 @@ def prepare(
     grid = (-(-problem.m // TILE_M), -(-problem.n // config.tile_n), min(problem.batch, MAX_GRID_Z))
     sizes = tuple(np.int32(x) for x in (problem.m, problem.n, problem.k, problem.batch))
 
-    def launch(a: Compressed24, b, out, epilogue: Epilogue) -> None:
+    def launch(a: Compressed24, b, out, epilogue: Fused) -> None:
         values, packed = a.values, a.packed
         arguments = (
             values, _pitch(values, -2), _batch_stride(values, 3),

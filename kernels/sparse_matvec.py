@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sparse24._records import PLAIN, Epilogue, Problem
+from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import epilogue as epilogues
 from sparse24.kernels import loader, sparse_tile
 
@@ -120,7 +120,7 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
     return _LAUNCH + max(reading, multiplying) + _NOT_HIDDEN * min(reading, multiplying)
 
 
-def prepare(problem: Problem, config: Config, epilogue: Epilogue) -> Callable:
+def prepare(problem: Problem, config: Config, epilogue: Fused) -> Callable:
     """Compile, and return the callable ``(a, b, out, epilogue)`` that only launches."""
     b_column = problem.aligned and problem.b_order == "column"
     macros = _macros(config, b_column=b_column, out=problem.out_dtype, epilogue=epilogue)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sparse24._arrays import cupy_module
 from sparse24._dtypes import TABLE
-from sparse24._records import Compressed24, Epilogue, Problem
+from sparse24._records import Compressed24, Fused, Problem
 from sparse24.kernels import epilogue as epilogues
 from sparse24.kernels import loader, sparse_tile
 from sparse24.kernels.sparse_tile import TileConfig
@@ -67,9 +67,9 @@ def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
     item = TABLE[problem.dtype].itemsize
     blocks = sparse_tile.tiles(problem, config)
     waves = -(-blocks // (chip["sms"] * max(1, 220_000 // config.shared_memory(item) // 2)))
-    emulated = problem.dtype in sparse_tile.FLOAT8 and problem.compute_capability in (90, 100)
+    slower = 0.25 if sparse_tile.emulates(problem) else 1.0
     # Measured on an H200: a block's tile advances at about this many multiply-adds a second.
-    rate = 2.6e12 * (2 / item) * (0.25 if emulated else 1.0) * min(1.0, config.m * config.n / 16384)
+    rate = 2.6e12 * (2 / item) * slower * min(1.0, config.m * config.n / 16384)
     work = waves * config.m * config.n * (problem.k / config.split) / rate
     memory = sparse_tile.bytes_moved(problem) / (0.8 * chip["bandwidth"])
     extra = 0.0
@@ -78,7 +78,7 @@ def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
     return max(work, memory) + extra + 4e-6
 
 
-def prepare(problem: Problem, config: TileConfig, epilogue: Epilogue) -> Callable:
+def prepare(problem: Problem, config: TileConfig, epilogue: Fused) -> Callable:
     """Compile, and return the callable ``(a, b, out, epilogue)`` that only launches."""
     cp = cupy_module()
     macros = sparse_tile.defines(problem, config, epilogue)
@@ -92,7 +92,7 @@ def prepare(problem: Problem, config: TileConfig, epilogue: Epilogue) -> Callabl
     shapes = sparse_tile.Shapes()
     workspace_size = config.split * elements
 
-    def launch(a: Compressed24, b, out, epilogue: Epilogue) -> None:
+    def launch(a: Compressed24, b, out, epilogue: Fused) -> None:
         if not elements:
             return
         shape, params = shapes(a, b, out), epilogues.params(epilogue)

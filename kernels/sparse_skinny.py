@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sparse24._dtypes import TABLE
-from sparse24._records import PLAIN, Epilogue, Problem
+from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import loader, sparse_tile
 from sparse24.kernels.sparse_tile import TileConfig
 
@@ -123,11 +123,6 @@ def configs(problem: Problem) -> list[TileConfig]:
     return sorted(found, key=lambda config: predict(problem, config, chip))
 
 
-def _emulates(problem: Problem) -> bool:
-    """Whether mma.sp of float8 becomes products of float16 on this chip."""
-    return problem.compute_capability in (90, 100, 103)
-
-
 def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
     """Seconds: the longest of HBM, L2 and the blocks of one multiprocessor one after another."""
     item, sms = TABLE[problem.dtype].itemsize, chip["sms"]
@@ -140,19 +135,17 @@ def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
     rate = min((config.stages - 1) * stage / _LATENCY, _PER_BLOCK, _PER_SM / beside)
     block = stages * (stage / rate + _STAGE)
     flops = (_FLOPS_PER_SM if config.wgmma else _WARP_FLOPS_PER_SM) * 2 / item / beside
-    if problem.dtype in sparse_tile.FLOAT8 and not config.wgmma and _emulates(problem):
+    if not config.wgmma and sparse_tile.emulates(problem):
         flops /= 4
     block += 2 * config.m * config.n * stages * config.k / flops
     block += (1 + (config.split > 1)) * 4 * config.m * config.n / _STORE
     hbm = sparse_tile.bytes_moved(problem) / (_HBM * chip["bandwidth"])
     times = (hbm, stages * stage * blocks / (_L2_PER_SM * sms), waves * block)
     overhead = _LAUNCH + (_CLUSTER if config.split > 1 else 0.0)
-    if not problem.aligned or problem.b_order == "strided":
-        overhead += times[1]  # b goes element by element, in view of every stage
     return overhead + max(times) + _OVERLAP_LOSS * min(times)
 
 
-def prepare(problem: Problem, config: TileConfig, epilogue: Epilogue) -> Callable:
+def prepare(problem: Problem, config: TileConfig, epilogue: Fused) -> Callable:
     """Compile, and return the callable ``(a, b, out, epilogue)`` that only launches."""
     macros = sparse_tile.defines(problem, config, epilogue)
     memory = config.shared_memory(TABLE[problem.dtype].itemsize)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparse24 import _arrays
-from sparse24._records import Compressed24, Epilogue, Problem
+from sparse24._records import Compressed24, Fused, Problem
 from sparse24.kernels import loader, pieces, sparse_wgmma
 from sparse24.kernels import sparse_wgmma_plan as plan
 from sparse24.kernels.sparse_wgmma_configs import Config
@@ -79,7 +79,7 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
     return split + plan.predict(widened(p), config, chip)
 
 
-def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool) -> loader.Defines:
+def defines(problem: Problem, config: Config, epilogue: Fused, *, bulk: bool) -> loader.Defines:
     """The macros of ``sparse_wgmma.cu`` for a widened problem, its sums moved to float32."""
     changed = {"PROMOTE": 1, "IN_FLIGHT": 0}
     macros = sparse_wgmma.defines(problem, config, epilogue, bulk=bulk)
@@ -96,8 +96,8 @@ class _Promoted(sparse_wgmma._Launcher):
 
 
 def prepare(
-    problem: Problem, config: Config, epilogue: Epilogue
-) -> Callable[[Compressed24, Any, Any, Epilogue], None]:
+    problem: Problem, config: Config, epilogue: Fused
+) -> Callable[[Compressed24, Any, Any, Fused], None]:
     """Compile `config` for `problem`; the callable enqueues on CuPy's current stream.
 
     The first product of a record makes its pieces, 3 times the bytes of its values, which
@@ -108,7 +108,7 @@ def prepare(
     widths = {min(step, problem.n - start) for start in range(0, problem.n, step)}
     products = {n: _Promoted(replace(wide, n=n), config, epilogue) for n in widths}
 
-    def launch(a: Compressed24, b, out, epilogue: Epilogue) -> None:
+    def launch(a: Compressed24, b, out, epilogue: Fused) -> None:
         capturing = _arrays.cupy_module().cuda.get_current_stream().is_capturing()
         pieces_of_a = pieces.of_sparse(a)
         for start in range(0, problem.n, step):
@@ -122,7 +122,7 @@ def prepare(
     return launch
 
 
-def _columns(epilogue: Epilogue, part: slice) -> Epilogue:
+def _columns(epilogue: Fused, part: slice) -> Fused:
     """The epilogue of these columns of the result."""
     e = epilogue
     if all(x is None for x in (e.c, e.aux, e.column_scale, e.column_bias)):

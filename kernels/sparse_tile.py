@@ -100,6 +100,11 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
+def emulates(problem: Problem) -> bool:
+    """Whether ``mma.sp`` of float8 becomes products of float16 on this chip."""
+    return problem.dtype in FLOAT8 and problem.compute_capability in (90, 100, 103)
+
+
 def b_in_columns(problem: Problem) -> bool:
     """Whether the staged tile of b has K contiguous (else n)."""
     return problem.b_order != "row"

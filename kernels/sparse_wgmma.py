@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparse24._dtypes import numpy_dtype
-from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
+from sparse24._records import PLAIN, Compressed24, Fused, Problem
 from sparse24.kernels import epilogue as _epilogue
-from sparse24.kernels import loader, partial_sums, tensor_map
+from sparse24.kernels import loader, tensor_map
 from sparse24.kernels import sparse_wgmma_plan as plan
 from sparse24.kernels.launch import Launch, Launcher, pointer
 from sparse24.kernels.sparse_wgmma_configs import TABLE, Config, layout
@@ -27,17 +27,7 @@ OUTPUTS = {
     "float32": ("float32",),
 }
 
-_TILING = np.dtype(
-    [
-        ("clusters_m", "i4"),
-        ("tiles_n", "i4"),
-        ("batch", "i4"),
-        ("band", "i4"),
-        ("split_tiles", "i4"),
-        ("range", "i4"),
-        ("longer", "i4"),
-    ]
-)
+_TILING = np.dtype([("clusters_m", "i4"), ("tiles_n", "i4"), ("batch", "i4"), ("band", "i4")])
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _SHAPE = np.dtype(
     [
@@ -77,8 +67,8 @@ def _family(dtype: str) -> str:
 
 
 def prepare(
-    problem: Problem, config: Config, epilogue: Epilogue
-) -> Callable[[Compressed24, Any, Any, Epilogue], None]:
+    problem: Problem, config: Config, epilogue: Fused
+) -> Callable[[Compressed24, Any, Any, Fused], None]:
     """Compile `config` for `problem` and return what launches it.
 
     The callable enqueues ``out = epilogue(a @ b)`` on CuPy's current stream and does
@@ -88,7 +78,7 @@ def prepare(
     return _Launcher(problem, config, epilogue)
 
 
-def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool) -> loader.Defines:
+def defines(problem: Problem, config: Config, epilogue: Fused, *, bulk: bool) -> loader.Defines:
     """The macros of one specialisation; `bulk`: the TMA writes the result."""
     itemsize = numpy_dtype(problem.dtype).itemsize
     stages = layout(config, itemsize, numpy_dtype(problem.out_dtype).itemsize).stages
@@ -99,8 +89,7 @@ def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool)
         ("CONSUMERS", config.consumers), ("BLOCKS", config.blocks),
         ("CLUSTER", config.cluster), ("K_PARTS", config.parts),
         ("IN_FLIGHT", int(config.in_flight and not plan.promotes(problem))),
-        ("PROMOTE", int(plan.promotes(problem))), ("SPLIT", int(config.split)),
-        ("PINGPONG", int(config.pingpong)),
+        ("PROMOTE", int(plan.promotes(problem))), ("PINGPONG", int(config.pingpong)),
         ("B_ROW_MAJOR", int(problem.b_order == "row")),
         ("OUT_ROW_MAJOR", int(problem.out_order != "column")),
         ("OUT_BULK", int(bulk)), ("STAGING", config.staging),
@@ -111,7 +100,7 @@ def defines(problem: Problem, config: Config, epilogue: Epilogue, *, bulk: bool)
 class _Launcher(Launcher):
     """A compiled specialisation."""
 
-    def __init__(self, problem: Problem, config: Config, epilogue: Epilogue):
+    def __init__(self, problem: Problem, config: Config, epilogue: Fused):
         from sparse24._arrays import cupy_module
 
         super().__init__()
@@ -121,11 +110,8 @@ class _Launcher(Launcher):
         self.shared_memory = layout(config, self.itemsize, self.out_itemsize).shared_memory
         self.block = (config.consumers + 1) * 128
         sms = cupy_module().cuda.Device().attributes["MultiProcessorCount"]
-        self.tiling = loader.by_value(_tiling(problem, config, sms))
+        self.tiling = loader.by_value(_tiling(problem, config))
         self.grid = _grid(problem, config, sms)
-        self.per_stream = config.split
-        if config.split:
-            partial_sums.rooms.reserve()
         self._kernel(bulk=True)
 
     def _kernel(self, *, bulk: bool):
@@ -137,7 +123,6 @@ class _Launcher(Launcher):
         arguments: tuple[Any, ...] = (
             self._values_map(a), self._b_map(b), self._out_map(out) if bulk else tensor_map.empty(),
             pointer(a.packed), _out_view(out), self._shape(a, b), self.tiling,
-            partial_sums.rooms.of_stream(stream) if self.config.split else partial_sums.NONE,
             _epilogue.NO_PARAMS,
         )  # fmt: skip
         kernel = self._kernel(bulk=bulk)
@@ -220,12 +205,10 @@ def _out_view(out) -> np.ndarray:
     return loader.by_value(np.array([view], _OUT_VIEW))
 
 
-def _tiling(problem: Problem, config: Config, sms: int) -> np.ndarray:
-    shared = plan.shared_tiles(problem, config, sms) if config.split else 0
-    share, longer = divmod(shared * plan.atoms_k(problem), sms)
+def _tiling(problem: Problem, config: Config) -> np.ndarray:
     tiles_n = -(-problem.n // config.block_n)
     grid = (plan.clusters_m(problem, config), tiles_n, problem.batch, plan.band(config))
-    return np.array([(*grid, shared, share, longer)], _TILING)
+    return np.array([grid], _TILING)
 
 
 def _grid(problem: Problem, config: Config, sms: int) -> int:
@@ -233,10 +216,7 @@ def _grid(problem: Problem, config: Config, sms: int) -> int:
     tiles = plan.tiles_of(problem, config)
     if config.parts > 1:
         return tiles * config.parts
-    blocks = sms * config.blocks
-    if config.split and plan.shared_tiles(problem, config, sms):
-        return blocks
-    return min(tiles, blocks) // config.cluster * config.cluster
+    return min(tiles, sms * config.blocks) // config.cluster * config.cluster
 
 
 def _compile_checks() -> list[tuple[loader.Defines, str, str]]:

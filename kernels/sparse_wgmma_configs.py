@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sparse24 import _spec
+from sparse24.kernels.chip import H200
 
-SHARED_MEMORY = {1: 232_448, 2: 115_712}  # bytes for one block a multiprocessor, or two (sm_90)
+# Bytes for one block a multiprocessor, or two; 1 KB of a block's share is not for it (sm_90).
+SHARED_MEMORY = {1: H200.most_shared, 2: (H200.most_shared - 1024) // 2}
 MOST_STAGES = 12
 
 
@@ -28,16 +30,12 @@ class Config:
         Output buffers of a warpgroup.
     pingpong : bool
         Warpgroups take tiles in turn instead of sharing them.
-    split : bool
-        Share tiles between blocks along k where they do not fill whole waves.
     in_flight : bool
         Keep a group of instructions running from one atom of k to the next.
     parts : int
-        Blocks of a cluster that share every tile along k: for few columns.
+        Blocks of a cluster that share every tile along k: for few tiles.
     blocks : int
         Blocks that a multiprocessor runs at a time.
-    rate : float
-        Sustained speed relative to the first row, waves being full, measured.
     """
 
     block_m: int
@@ -47,16 +45,14 @@ class Config:
     cluster: int = 1
     staging: int = 2
     pingpong: bool = False
-    split: bool = False
     in_flight: bool = True
     parts: int = 1
     blocks: int = 1
-    rate: float = 1.0
 
     @property
     def name(self) -> str:
         tail = f"c{self.cluster}" if self.cluster > 1 else ""
-        tail += "s" * self.split + "p" * self.pingpong
+        tail += "p" * self.pingpong
         tail += (f"k{self.parts}" if self.parts > 1 else "") + ("d" if self.blocks > 1 else "")
         return f"{self.block_m}x{self.block_n}x{64 * self.spans}{tail}"
 
@@ -85,34 +81,29 @@ def layout(config: Config, itemsize: int, out_itemsize: int) -> Layout:
     return Layout(stages, total(stages))
 
 
-# Best guess first; `rate` from docs/benchmarks/log_gemm.rst.
 TABLE = (
-    Config(128, 256, rate=1.0),
-    Config(256, 192, in_flight=False, rate=1.02),
-    Config(256, 128, rate=0.92),
-    Config(128, 192, rate=0.91),
-    Config(192, 192, consumers=3, staging=1, rate=0.96),
-    Config(128, 128, rate=0.83),
-    Config(128, 256, staging=1, cluster=2, rate=0.97),
-    Config(128, 256, split=True, rate=1.0),
-    Config(128, 192, pingpong=True, rate=0.95),
-    # For few columns; the rate matters less there than how many blocks read at a time.
-    *(Config(64, 32, 1, staging=1, blocks=2, parts=parts, rate=0.4) for parts in (2, 3, 4)),
-    *(Config(64, 64, 1, staging=1, blocks=2, parts=parts, rate=0.4) for parts in (1, 2, 3, 4)),
-    *(Config(128, 32, staging=1, parts=parts, rate=0.4) for parts in (1, 2, 3)),
-    *(Config(128, 64, staging=1, parts=parts, rate=0.58) for parts in (1, 2, 3)),
-    Config(256, 32, staging=1, rate=0.58),
-    Config(256, 64, staging=1, rate=0.83),
-    *(Config(128, 128, staging=1, parts=parts, rate=0.83) for parts in (2, 3)),
-    Config(128, 256, staging=1, parts=2, rate=1.0),
+    Config(128, 256),
+    Config(256, 192, in_flight=False),
+    Config(256, 128),
+    Config(128, 192),
+    Config(192, 192, consumers=3, staging=1),
+    Config(128, 128),
+    Config(128, 256, staging=1, cluster=2),
+    Config(128, 192, pingpong=True),
+    # For few tiles, where it matters how many blocks read at a time.
+    *(Config(64, 32, 1, staging=1, blocks=2, parts=parts) for parts in (2, 3, 4)),
+    *(Config(64, 64, 1, staging=1, blocks=2, parts=parts) for parts in (1, 2, 3, 4)),
+    *(Config(128, 32, staging=1, parts=parts) for parts in (1, 2, 3)),
+    *(Config(128, 64, staging=1, parts=parts) for parts in (1, 2, 3, 4)),
+    Config(256, 32, staging=1),
+    Config(256, 64, staging=1),
+    *(Config(128, 128, staging=1, parts=parts) for parts in (2, 3, 4)),
+    Config(128, 256, staging=1, parts=2),
     # Wide stages, 128 bytes of a row of A: 1 to 4 % faster where they are possible.
-    *(
-        Config(64, 32, 1, spans=2, staging=1, blocks=2, parts=parts, rate=0.4)
-        for parts in (1, 2, 3)
-    ),
-    Config(64, 64, 1, spans=2, staging=1, blocks=2, rate=0.4),
-    *(Config(128, 32, spans=2, staging=1, parts=parts, rate=0.4) for parts in (1, 2)),
-    *(Config(128, 64, spans=2, staging=1, parts=parts, rate=0.58) for parts in (1, 2, 3)),
-    Config(256, 64, spans=2, staging=1, rate=0.83),
+    *(Config(64, 32, 1, spans=2, staging=1, blocks=2, parts=parts) for parts in (1, 2, 3)),
+    Config(64, 64, 1, spans=2, staging=1, blocks=2),
+    *(Config(128, 32, spans=2, staging=1, parts=parts) for parts in (1, 2)),
+    *(Config(128, 64, spans=2, staging=1, parts=parts) for parts in (1, 2, 3, 4)),
+    Config(256, 64, spans=2, staging=1),
 )
 WIDE = {replace(config, spans=1) for config in TABLE if config.spans == 2}

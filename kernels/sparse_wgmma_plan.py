@@ -1,6 +1,8 @@
-"""Which tile of the Hopper kernel suits a product, from waves of tiles and measured rates."""
+"""Which tile of the Hopper kernel suits a product: what a stage, a block and the chip take."""
 
 from __future__ import annotations
+
+import math
 
 from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
@@ -9,36 +11,33 @@ from sparse24.kernels import sparse_tile
 from sparse24.kernels.sparse_wgmma_configs import TABLE, WIDE, Config, layout
 
 MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
-# Share of the tensor cores' rate at the highest clock that the best tile keeps up: the power limit
-# holds the clock near 1.4 of 1.98 GHz.  Measured, docs/benchmarks/log_gemm.rst.
-SUSTAINED = 0.51
-MOST_SHARED_B = 40e6  # bytes of b
-MOST_WAVES = 4
-LEAST_SHARE = 4  # atoms of k that a block must get when tiles are shared
-EXCHANGE = 18e-6  # seconds that sharing tiles costs, measured
-LAUNCH = 2e-6
+LEAST_ATOMS = 4  # of k that a block gets of a tile that a cluster shares
+CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}  # orders configs; H200
 
-# With few columns the bytes are the time.  Fitted to 600 timings on an H200 (bfloat16, 1 to 256
-# columns, five weights): 9 % root mean square, and the tile put first takes 1 % longer than the
-# fastest.
-FEW_COLUMNS = 256
-USABLE = {1: 1.0, 2: 1.0, 3: 117 / 132, 4: 120 / 132}  # of the chip, by clusters of this size
-READING = 1.18  # bandwidth, of that of a copy
-L2_PER_SM = 1.08e11  # bytes a second
-MOST_INTO_SM = 1.6e11
-LATENCY = 1.13e-6  # seconds from a stage's copy to its arrival
-FEW_SUSTAINED = 1.04  # as SUSTAINED, while the tensor cores mostly wait
-FILL = 2.8e-6  # seconds to start and finish a block
-STORE = 147e-12  # seconds for a sum of the tile
-PARTS_EXCHANGE = 0.1e-6
-NOT_HIDDEN = 0.63  # share of the second longest of three times that the longest does not hide
+# Fitted to 6900 timings on an H200: 570 random products by 40 to 12000 columns with all tiles that
+# suit, and those of gemm.json and few_tokens.json.  9 % root mean square, and the tile put first
+# takes 2 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Which tile".
+LAUNCH = 1.9e-6  # seconds
+INSTRUCTION_CLOCKS = 26.8  # of an instruction, beside half a clock a column
+STAGE_SECONDS = 34e-9  # from one stage to the next, whatever is in it
+LATENCY = 1.12e-6  # seconds from a stage's copy to its arrival
+INTO_SM = 1.6e11  # bytes a second
+L2_PER_SM = 1.23e11
+READING = 1.16  # bandwidth, of that of a copy
+STORE = 44e-12  # seconds for a sum of the tile
+EXCHANGE = 0.81e-6  # seconds for each block that shares a tile
+SHARED_SUM = 57e-12  # seconds for a sum that blocks exchange
+POWER = 1.9e-15 * 132  # seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all
+USABLE = {1: 1.0, 2: 1.0, 3: 117 / 132, 4: 120 / 132}  # of the chip, by blocks of a cluster
+# 128 bytes of b that begin inside a line of memory are five sectors of 32 bytes instead of four, in
+# two requests to the L2 cache instead of one.
+ASTRIDE_SECTORS, ASTRIDE_REQUESTS = 5 / 4, 2
 
 
 def configs(problem: Problem) -> list[Config]:
     """Every config that suits, the one with the least predicted time first."""
-    chip = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
     suits = [config for config in TABLE if _suits(problem, config)]
-    return sorted(suits, key=lambda config: predict(problem, config, chip))
+    return sorted(suits, key=lambda config: predict(problem, config, CHIP))
 
 
 def _suits(problem: Problem, config: Config) -> bool:
@@ -53,11 +52,7 @@ def _suits(problem: Problem, config: Config) -> bool:
         return False  # lines of 64 columns of b, or of 64 bytes of the result
     if problem.tensor_float and config.parts * config.blocks > 1:
         return False  # not measured
-    if config.parts > 1 and problem.n > (2 if config.block_n == 256 else 1) * FEW_COLUMNS:
-        return False  # not measured
-    if config.parts > 1 and atoms_k(problem) < LEAST_SHARE * config.parts:
-        return False
-    return not config.split or shared_tiles(problem, config, 132) > 0
+    return config.parts == 1 or atoms_k(problem) >= LEAST_ATOMS * config.parts
 
 
 def promotes(problem: Problem) -> bool:
@@ -66,71 +61,52 @@ def promotes(problem: Problem) -> bool:
 
 
 def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
-    """Seconds: with many columns the tensor cores', with few those of the bytes."""
-    if problem.n > FEW_COLUMNS:
-        return _multiplying(problem, config, chip)
-    return _moving(problem, config, chip)
+    """Seconds: those of the busiest multiprocessor, of the L2 cache and of memory together.
 
-
-def _multiplying(p: Problem, config: Config, chip: dict[str, float]) -> float:
-    """Waves of tiles at the tile's measured rate, or the bytes if they take longer."""
-    sms = int(chip["sms"])
-    shared = shared_tiles(p, config, sms) if config.split else 0
-    waves = tiles_of(p, config) / sms if shared else _waves(p, config, sms)
-    clocks = _instructions(p, config) * config.block_n / 2 / (SUSTAINED * config.rate)
-    clocks += _store_clocks(config)
-    exchange = EXCHANGE if shared else FILL if config.parts > 1 else 0.0
-    busy = waves * config.blocks * clocks / chip["clock_hz"]
-    return LAUNCH + exchange + max(busy, sparse_tile.bytes_moved(p) / chip["bandwidth"])
-
-
-def _instructions(p: Problem, config: Config) -> float:
-    """Of 64 rows by 64 bytes of k by block_n, for one tile; each takes block_n / 2 clocks."""
-    columns = atoms_k(p) * (_spec.ATOM_K_TF32 if p.tensor_float else _spec.ATOM_K)
-    return config.block_m // 64 * columns * numpy_dtype(p.dtype).itemsize // 64 / config.parts
-
-
-def _usable(config: Config, sms: int) -> int:
-    """Multiprocessors that clusters of this size can fill."""
-    return int(sms * USABLE.get(config.parts * config.cluster, 0.8))
-
-
-def _waves(p: Problem, config: Config, sms: int) -> int:
-    blocks = tiles_of(p, config) * config.parts
-    return -(-blocks // (_usable(config, sms) * config.blocks))
-
-
-def _moving(p: Problem, config: Config, chip: dict[str, float]) -> float:
-    """The longest of memory, L2, and blocks that wait for stage after stage."""
-    itemsize, sms = numpy_dtype(p.dtype).itemsize, int(chip["sms"])
-    blocks = tiles_of(p, config) * config.parts
-    beside = max(1, min(config.blocks, -(-blocks // _usable(config, sms))))
-    columns = min(config.block_n, -(-p.n // 8) * 8) / config.cluster
-    stage = (config.block_m * (64 + 16 / itemsize) + 128 * columns) * config.spans
-    stages = _instructions(p, config) / (config.block_m // 64) / 2 / config.spans
-    ring = layout(config, itemsize, 2).stages * stage
-    rate = min(ring / LATENCY, MOST_INTO_SM / beside)
-    clocks = config.block_m // 64 * config.block_n * config.spans * beside
-    multiply = clocks / (FEW_SUSTAINED * config.rate * chip["clock_hz"])
-    block = stages * max(stage / rate, multiply) + FILL + STORE * config.block_m * config.block_n
-    shared = shared_tiles(p, config, sms) if config.split else 0
-    waves = blocks / sms if shared else _waves(p, config, sms)
-    times = sorted(
-        (
-            sparse_tile.bytes_moved(p) / (READING * chip["bandwidth"]),
-            blocks * stages * stage / (L2_PER_SM * sms),
-            waves * block,
-        )
+    None of the three hides wholly behind another one; the root of the sum of their squares is as
+    close to what is measured as any power.  Long products take what the power limit leaves them.
+    """
+    itemsize, sms = numpy_dtype(problem.dtype).itemsize, int(chip["sms"])
+    blocks = tiles_of(problem, config) * config.parts
+    usable = int(sms * USABLE.get(config.parts * config.cluster, 0.8))
+    beside = max(1, min(config.blocks, -(-blocks // usable)))
+    waves = -(-blocks // (usable * config.blocks))
+    stages = _stages(problem, config)
+    from_l2 = blocks * stages * _stage_bytes(problem, config, ASTRIDE_REQUESTS, config.cluster)
+    ring = layout(config, itemsize, 2).stages
+    together = math.hypot(
+        waves * _block(problem, config, ring, beside, chip["clock_hz"]),
+        from_l2 / (L2_PER_SM * sms),
+        sparse_tile.bytes_moved(problem) / (READING * chip["bandwidth"]),
     )
-    exchange = EXCHANGE if shared else PARTS_EXCHANGE if config.parts > 1 else 0.0
-    return exchange + times[-1] + NOT_HIDDEN * times[-2]
+    products = problem.m * problem.n * problem.k * problem.batch * itemsize / 2
+    return LAUNCH + max(together, products * POWER / sms)
 
 
-def _store_clocks(config: Config) -> int:
-    """What a tile's result adds: little where another warpgroup multiplies meanwhile."""
-    if config.pingpong:
-        return 1500
-    return 3000 if config.block_m * config.block_n < 40_000 else 4500
+def _block(p: Problem, config: Config, ring: int, beside: int, clock_hz: float) -> float:
+    """Seconds of a block for its part of a tile, with others on its multiprocessor."""
+    arriving = _stage_bytes(p, config, ASTRIDE_SECTORS)
+    asked_for = ring * _stage_bytes(p, config, sharers=config.cluster)
+    rate = min(asked_for / LATENCY, INTO_SM / beside)
+    instructions = config.block_m // 64 * 2 * config.spans
+    clocks = instructions * (config.block_n / 2 + INSTRUCTION_CLOCKS) * beside
+    stage = STAGE_SECONDS + max(arriving / rate, clocks / clock_hz)
+    sums = config.block_m * config.block_n
+    exchange = EXCHANGE * config.parts + SHARED_SUM * sums if config.parts > 1 else 0.0
+    return _stages(p, config) * stage + STORE * sums * beside + exchange
+
+
+def _stages(p: Problem, config: Config) -> float:
+    """Of 128 bytes of b along k, or twice that, for one tile, or a block's part of one."""
+    columns = atoms_k(p) * (_spec.ATOM_K_TF32 if p.tensor_float else _spec.ATOM_K)
+    return columns * numpy_dtype(p.dtype).itemsize / (128 * config.spans * config.parts)
+
+
+def _stage_bytes(p: Problem, config: Config, astride: float = 1, sharers: int = 1) -> float:
+    """Of A, its metadata and b: what `sharers` bring, and `astride` as much off its lines."""
+    of_a = config.block_m * (64 + 16 / numpy_dtype(p.dtype).itemsize)
+    of_b = 128 * min(config.block_n, -(-p.n // 8) * 8) / sharers
+    return (of_a + of_b * (1 if p.b_in_lines else astride)) * config.spans
 
 
 def atoms_k(problem: Problem) -> int:
@@ -146,20 +122,6 @@ def tiles_of(problem: Problem, config: Config) -> int:
     """Tiles of the result, those that only fill up a cluster included."""
     tiles_n = -(-problem.n // config.block_n)
     return clusters_m(problem, config) * config.cluster * tiles_n * problem.batch
-
-
-def shared_tiles(problem: Problem, config: Config, sms: int) -> int:
-    """How many tiles blocks share along k: those beyond whole waves, and one wave with them.
-
-    None where little is gained, or where b does not stay in L2: blocks that are at
-    different places of k read it apart from each other.
-    """
-    tiles = tiles_of(problem, config)
-    shared = tiles if tiles < sms else tiles % sms + sms
-    enough = shared * atoms_k(problem) >= LEAST_SHARE * sms
-    b_bytes = problem.k * problem.n * numpy_dtype(problem.b_dtype).itemsize
-    near = b_bytes <= MOST_SHARED_B and tiles <= MOST_WAVES * sms
-    return shared if tiles % sms and enough and near else 0
 
 
 def band(config: Config) -> int:

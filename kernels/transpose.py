@@ -20,7 +20,7 @@ def takes(b) -> bool:
 
 
 def launch(b):
-    """Return a copy of b (..., k, n) whose columns are contiguous and 16-byte aligned.
+    """Return a copy of b (..., k, n) whose columns are contiguous and begin on lines of memory.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def launch(b):
         A transposed view of its storage.  Enqueued on the current stream; does not wait.
     """
     xp, size = _arrays.namespace(b), b.dtype.itemsize
-    turned = _arrays.empty_rows(xp, b.swapaxes(-1, -2).shape, b.dtype)
+    turned = _arrays.empty_rows(xp, b.swapaxes(-1, -2).shape, b.dtype, _arrays.LINE)
     if b.size:
         *batch, k, n = b.shape
         tile = VECTORS * 16 // size

@@ -13,6 +13,7 @@ import numpy as np
 from sparse24 import _dtypes
 from sparse24._errors import DeviceError, DTypeError
 
+LINE = 128  # bytes of a line of the GPU's L2 cache
 _INSTALL_CUPY = (
     "install the extra that matches the driver: pip install 'sparse24[cuda13]' or "
     "'sparse24[cuda12]'"
@@ -145,14 +146,14 @@ def not_zero(x: Any, row: _dtypes.DType) -> Any:
     return x.view(row.storage) & magnitude != 0
 
 
-def row_pitch(columns: int, itemsize: int) -> int:
-    """Smallest number of elements >= `columns` whose rows start on 16-byte boundaries."""
-    step = 16 // itemsize
+def row_pitch(columns: int, itemsize: int, boundary: int = 16) -> int:
+    """Smallest number of elements >= `columns` whose rows start on boundaries of so many bytes."""
+    step = boundary // itemsize
     return -(-columns // step) * step
 
 
-def empty_rows(xp, shape: tuple[int, ...], dtype) -> Any:
-    """An uninitialised array whose rows are 16-byte aligned on the GPU, plain on the CPU.
+def empty_rows(xp, shape: tuple[int, ...], dtype, boundary: int = 16) -> Any:
+    """An uninitialised array whose rows are aligned on the GPU, plain on the CPU.
 
     The bulk-copy engine of the GPU can only address rows that start on 16-byte
     boundaries, so storage there may be wider than the view that is returned.
@@ -160,7 +161,7 @@ def empty_rows(xp, shape: tuple[int, ...], dtype) -> Any:
     dtype = np.dtype(dtype)
     if xp is np or not shape[-1]:
         return xp.empty(shape, dtype)
-    pitch = row_pitch(shape[-1], dtype.itemsize)
+    pitch = row_pitch(shape[-1], dtype.itemsize, boundary)
     return xp.empty((*shape[:-1], pitch), dtype)[..., : shape[-1]]
 
 

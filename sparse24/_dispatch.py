@@ -14,6 +14,7 @@ from sparse24._fuse import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
 
 OVERLAP = "{} shares memory with an operand; pass another array"
+VECTOR = 16  # bytes that kernels copy at a time
 
 
 class Launched(NamedTuple):
@@ -120,7 +121,8 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) 
         batch=out.shape[0] if out.ndim == 3 else 1,
         dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
         b_order=order(b), out_order=order(out), a_batched=batched_a, b_batched=batched_b,
-        aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out, plain=epilogue.is_plain,
+        aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out,
+        b_in_lines=aligned(b, _arrays.LINE), plain=epilogue.is_plain,
         activation=epilogue.activation, fast_accumulation=fast,
         compute_capability=int(b.device.compute_capability),
     )  # fmt: skip
@@ -140,14 +142,14 @@ def order(x) -> str:
     return "column" if row == size else "strided"
 
 
-def aligned(x) -> bool:
-    """True if the matrix starts on, and its contiguous lines advance by, multiples of 16 bytes."""
-    if x.data.ptr % 16 or (x.ndim == 3 and x.shape[0] > 1 and x.strides[0] % 16):
+def aligned(x, boundary: int = VECTOR) -> bool:
+    """True if the matrix starts on, and its lines advance by, multiples of so many bytes."""
+    if x.data.ptr % boundary or (x.ndim == 3 and x.shape[0] > 1 and x.strides[0] % boundary):
         return False
     rows, columns = x.shape[-2:]
     if order(x) == "column":
-        return columns == 1 or x.strides[-1] % 16 == 0
-    return rows == 1 or x.strides[-2] % 16 == 0
+        return columns == 1 or x.strides[-1] % boundary == 0
+    return rows == 1 or x.strides[-2] % boundary == 0
 
 
 class Alignment(NamedTuple):

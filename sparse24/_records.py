@@ -165,7 +165,6 @@ class Fused:
 
 
 PLAIN = Fused()
-Epilogue = Fused  # its name in the kernels, where there is no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +190,7 @@ class Problem:
     aligned: bool = True  # b and out start on, and advance by, multiples of 16 bytes
     b_aligned: bool = False  # where they do not both: b does
     out_aligned: bool = False  # where they do not both: out does
+    b_in_lines: bool = True  # lines of b begin where lines of 128 bytes of memory do
     plain: bool = True  # no epilogue
     activation: str = "identity"
     fast_accumulation: bool = True  # fp8 only: False promotes partial sums to float32

@@ -2,7 +2,8 @@
 
 Kernels copy 16 bytes at a time.  Where a row of *b* does not begin on 16 bytes, as with an odd
 number of columns, an aligned copy of it is multiplied; where the result's do not, most kernels
-write to scratch memory that is copied afterwards.
+write to scratch memory that is copied afterwards.  A row that begins inside a line of memory costs
+the L2 cache twice as many requests, so a copy may pay even where kernels can read *b*.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ STAGING_LAUNCH = 4e-6  # seconds
 # Kernels that store any result: what the TMA cannot write goes out element by element, whole lines
 # of memory a warp.
 STORES_ANY = ("sparse_wgmma",)
-# Those that read any b, but element by element, each block those of its tile: seconds an element,
-# of which `sparse_skinny` predicts a small part itself.  docs/benchmarks/log_gemm.rst, "Odd sizes".
+# Those whose prediction knows of lines of memory.
+ASKS_FOR_LINES = ("sparse_wgmma",)
+# Those that read any b, but element by element, each block those of its tile: seconds an element.
+# docs/benchmarks/log_gemm.rst, "Odd sizes".
 READ_BY_ELEMENT, ELEMENT_SECONDS = ("sparse_mma", "sparse_skinny"), 0.9e-9
 
 
@@ -54,9 +57,10 @@ def variants(problem: Problem) -> list[Variant]:
     by_rows = p.b_order == "row" and (p.tensor_float or _b_itemsize(p) == 1)
     stage_b = not (p.aligned or p.b_aligned) or p.b_order == "strided" or by_rows
     fits = (p.aligned or p.out_aligned) and p.out_order != "strided"
-    staged = dataclasses.replace(p, b_order="column" if stage_b else p.b_order, aligned=True)
-    if fits and stage_b:
-        found.append(Variant(staged, True))
+    copied = dataclasses.replace(p, b_order="column", aligned=True, b_in_lines=True)
+    staged = copied if stage_b else dataclasses.replace(p, aligned=True)
+    if fits and (stage_b or not p.b_in_lines):
+        found.append(Variant(copied, True, kernels=None if stage_b else ASKS_FOR_LINES))
     if not fits:
         if stage_b or not p.aligned:
             found.append(Variant(staged, stage_b, False, STORES_ANY))
@@ -103,13 +107,13 @@ def staged(launch: Callable[..., None], variant: Variant) -> Callable[..., None]
 
 
 def _aligned_columns(b):
-    """A copy of b (..., k, n) whose columns are contiguous and 16-byte aligned."""
+    """A copy of b (..., k, n) whose columns are contiguous and begin on lines of memory."""
     from sparse24.kernels import transpose
 
     if transpose.takes(b):
         return transpose.launch(b)
     turned = b.swapaxes(-1, -2)
-    copy = _arrays.empty_rows(_arrays.namespace(b), turned.shape, b.dtype)
+    copy = _arrays.empty_rows(_arrays.namespace(b), turned.shape, b.dtype, _arrays.LINE)
     copy[...] = turned
     return copy.swapaxes(-1, -2)
 

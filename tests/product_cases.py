@@ -7,7 +7,7 @@ import numpy as np
 from sparse24 import _dtypes
 from sparse24._arrays import empty_rows
 from sparse24._dtypes import TABLE, numpy_dtype
-from sparse24._records import PLAIN, Compressed24, Epilogue, Problem
+from sparse24._records import PLAIN, Compressed24, Fused, Problem
 from sparse24.kernels import reference
 
 
@@ -72,7 +72,7 @@ def empty_result(problem: Problem, *, pad: int = 0):
     return out
 
 
-def on_device(e: Epilogue) -> Epilogue:
+def on_device(e: Fused) -> Fused:
     """The epilogue with its NumPy arrays moved to the GPU."""
     from dataclasses import fields
 
@@ -82,7 +82,7 @@ def on_device(e: Epilogue) -> Epilogue:
     for name in ("row_scale", "column_scale", "row_bias", "column_bias", "c", "aux"):
         if moved[name] is not None:
             moved[name] = cp.asarray(moved[name])
-    return Epilogue(**moved)
+    return Fused(**moved)
 
 
 def tolerance(a, b, want, out_dtype: str) -> np.ndarray:
@@ -120,7 +120,7 @@ def dense_float8(a, b, *, fast: bool) -> tuple[np.ndarray, np.ndarray]:
     return got, reference.matmul(a, b)
 
 
-def no_worse_than_dense(got, want, a, b, problem: Problem, epilogue: Epilogue) -> None:
+def no_worse_than_dense(got, want, a, b, problem: Problem, epilogue: Fused) -> None:
     """The tensor cores keep about 14 bits of an fp8 sum: at most twice the error of cuBLAS."""
     dense, exact = dense_float8(a, b, fast=problem.fast_accumulation)
     dense, exact = (

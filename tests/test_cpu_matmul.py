@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparse24 import _dtypes, testing
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
-from sparse24._records import PLAIN, Epilogue
+from sparse24._records import PLAIN, Fused
 from sparse24.kernels import (
     _numba,
     cpu_batch,
@@ -151,7 +151,7 @@ def test_epilogue(rng, name, activation):
     c = rng.standard_normal((m, n)).astype(result)
     aux = result_like((m, n), result)
     scale = 1e-4 if name == "int8" else 0.5
-    e = Epilogue(
+    e = Fused(
         scale, 0.25, c, *(rng.standard_normal(size).astype(kind) for size in (m, n, m, n)),
         activation, 0.1, 2.0, 3.0, aux,
     )  # fmt: skip
@@ -170,7 +170,7 @@ def test_narrow_results_saturate_and_round_to_even(rng, result):
     _, values, metadata, b = operands(rng, 8, 64, 40, "float32")
     dtype = _dtypes.TABLE[result].logical
     out = np.zeros((8, 40), dtype)
-    e = Epilogue(alpha=100.0)
+    e = Fused(alpha=100.0)
     cpu_matmul.matmul(values, metadata, 64, b, out, e)
     sums = np.empty((8, 40), np.float32)
     cpu_matmul.matmul(values, metadata, 64, b, sums)
@@ -224,7 +224,7 @@ def test_bfloat16_keeps_nan_and_infinity():
 def test_batched_c_and_aux(rng, n):
     a, values, metadata, b = operands(rng, 6, 12, n, "float32", (), (2,))
     c, out, aux = (rng.standard_normal((2, 6, n)).astype(np.float32) for _ in range(3))
-    cpu_matmul.matmul(values, metadata, 12, b, out, Epilogue(beta=2.0, c=c, aux=aux))
+    cpu_matmul.matmul(values, metadata, 12, b, out, Fused(beta=2.0, c=c, aux=aux))
     np.testing.assert_allclose(out, a @ b + 2 * c, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(aux, out)
 
@@ -240,9 +240,9 @@ def test_stacks_give_what_their_products_give_in_turn(rng, product, name, lead_a
     c = (10 * number(3, m, n)).astype(_dtypes.numpy_dtype(_dtypes.TABLE[name].result))
     for epilogue in (
         PLAIN,
-        Epilogue(column_scale=number(n), column_bias=number(n), activation="relu"),
-        Epilogue(row_scale=number(m), row_bias=number(m), alpha=2.0),
-        Epilogue(beta=2.0, c=c, aux=np.empty_like(c)),
+        Fused(column_scale=number(n), column_bias=number(n), activation="relu"),
+        Fused(row_scale=number(m), row_bias=number(m), alpha=2.0),
+        Fused(beta=2.0, c=c, aux=np.empty_like(c)),
     ):
         out = np.asarray(result_like((3, m, n), name), order=order)
         product(values, metadata, k, b, out, epilogue)
@@ -270,7 +270,7 @@ def test_a_stack_with_one_matrix_is_one_product(rng, monkeypatch):
     monkeypatch.setattr(cpu_batch, "MOST_FOLDED", 210)  # of three times 70
     calls.clear()
     out[...] = 0
-    cpu_matmul.matmul(values, metadata, 16, b, out, Epilogue(column_bias=np.ones(7)))
+    cpu_matmul.matmul(values, metadata, 16, b, out, Fused(column_bias=np.ones(7)))
     assert calls == [(16, 210), (16, 70)]
     assert_close(out - 1, a, b)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, PatternError, ShapeError
-from sparse24._records import Epilogue
+from sparse24._records import Fused
 from sparse24.kernels import cpu, cpu_n_m_matmul, reference
 
 PATTERNS = [(1, 2), (1, 4), (2, 4), (2, 8), (4, 8), (6, 8), (8, 16), (1, 32), (31, 32), (3, 5)]
@@ -102,7 +102,7 @@ def test_product(rng, name, columns):
         dense = reference.prune_n_m(x, n, m)
         values, places, _ = cpu.compress_n_m(x, n, m)
         out = np.empty((3, 19, columns), _dtypes.numpy_dtype(dtype.result))
-        cpu.matmul_n_m(values, places, n, m, 50, b, out, Epilogue())
+        cpu.matmul_n_m(values, places, n, m, 50, b, out, Fused())
         want = reference.matmul(dense, b)
         tolerance = {"float32": 1e-5, "float64": 1e-13, "int8": 0, "float16": 2e-3}.get(name, 1e-2)
         np.testing.assert_allclose(

@@ -8,7 +8,7 @@ import pytest
 import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
-from sparse24._records import Epilogue
+from sparse24._records import Fused
 from sparse24.kernels import dense, reference
 
 
@@ -44,7 +44,7 @@ def test_epilogue_of_an_array_without_sparse_kernel(rng):
     e = s24.Epilogue(bias=cupy.asarray(bias), activation="silu")
     got = s24.matmul(a.T, cupy.asarray(x), epilogue=e)
     exact = reference.matmul(to_numpy(a.toarray()).T, x)
-    fused = Epilogue(row_bias=bias[:, 0], activation="silu")
+    fused = Fused(row_bias=bias[:, 0], activation="silu")
     want, _ = reference.apply_epilogue(exact, fused, "float32")
     np.testing.assert_allclose(to_numpy(got), want, rtol=1e-5, atol=1e-5)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from product_cases import check, compressed, problem_of, random_24, random_dense, to_device
 
-from sparse24._records import PLAIN, Epilogue, Problem
+from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import reference, sparse_matvec
 
 gpu = pytest.mark.gpu
@@ -66,8 +66,8 @@ def test_orders_batches_and_epilogues(rng, b_order, out_order):
         a, b = random_24(rng, (*a_batch, 70, 516), "float32"), f32(3, 516, 5)
         check(sparse_matvec, a, b, **orders)
         for e in (
-            Epilogue(alpha=0.5, row_bias=f32(70), activation="gelu"),
-            Epilogue(beta=2.0, c=f32(3, 70, 5), column_scale=f32(5), out_scale=0.25),
+            Fused(alpha=0.5, row_bias=f32(70), activation="gelu"),
+            Fused(beta=2.0, c=f32(3, 70, 5), column_scale=f32(5), out_scale=0.25),
         ):
             check(sparse_matvec, a, b, epilogue=e, **orders)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from product_cases import check, problem_of, random_24, random_dense
 
-from sparse24._records import Epilogue, Problem
+from sparse24._records import Fused, Problem
 from sparse24.kernels import sparse_mma
 from sparse24.kernels.sparse_tile import DTYPES, TileConfig
 
@@ -93,9 +93,9 @@ def test_epilogues(rng, out_order, split):
     config = TileConfig(64, 32, 256, (2, 1, 2), 4, split)
     f32 = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
     for e in (
-        Epilogue(alpha=0.5, row_bias=f32(130), activation="relu", upper=6.0),
-        Epilogue(beta=2.0, c=np.float16(f32(130, 40)), column_scale=f32(40), activation="silu"),
-        Epilogue(row_scale=f32(130), column_bias=f32(40), activation="gelu", out_scale=0.25),
+        Fused(alpha=0.5, row_bias=f32(130), activation="relu", upper=6.0),
+        Fused(beta=2.0, c=np.float16(f32(130, 40)), column_scale=f32(40), activation="silu"),
+        Fused(row_scale=f32(130), column_bias=f32(40), activation="gelu", out_scale=0.25),
     ):
         check(sparse_mma, a, b, config=config, epilogue=e, out_order=out_order)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from product_cases import check, problem_of, random_24, random_dense
 
-from sparse24._records import Epilogue, Problem
+from sparse24._records import Fused, Problem
 from sparse24.kernels import sparse_skinny
 from sparse24.kernels.sparse_tile import DTYPES, TileConfig
 
@@ -102,9 +102,9 @@ def test_epilogues_and_batches(rng, split):
     config = TileConfig(64, 16, 256, (2, 1, 2), 4, split, 2)
     f32 = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
     for e in (
-        Epilogue(alpha=0.5, row_bias=f32(130), activation="relu", upper=6.0),
-        Epilogue(beta=2.0, c=np.float16(f32(3, 130, 12)), activation="gelu_tanh"),
-        Epilogue(row_scale=f32(130), column_bias=f32(12), activation="relu2", out_scale=0.25),
+        Fused(alpha=0.5, row_bias=f32(130), activation="relu", upper=6.0),
+        Fused(beta=2.0, c=np.float16(f32(3, 130, 12)), activation="gelu_tanh"),
+        Fused(row_scale=f32(130), column_bias=f32(12), activation="relu2", out_scale=0.25),
     ):
         check(sparse_skinny, a, b, config=config, epilogue=e, b_order="column", out_order="column")
 

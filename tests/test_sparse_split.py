@@ -11,7 +11,7 @@ from split_cases import prepared, split_product
 import sparse24 as s24
 from sparse24 import _planner
 from sparse24._arrays import to_numpy
-from sparse24._records import PLAIN, Epilogue, Problem
+from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import pieces, reference, sparse_split, sparse_wgmma_configs, targets
 
 CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
@@ -229,7 +229,7 @@ def test_epilogue_and_c(rng, out_order):
     )
     out = on(c, order=out_order)
     split_product(a, on(x), out, c=out, alpha=0.5, beta=-2.0, epilogue=epilogue)
-    host = Epilogue(alpha=0.5, beta=-2.0, c=c, column_bias=bias, row_scale=scale, activation="gelu")
+    host = Fused(alpha=0.5, beta=-2.0, c=c, column_bias=bias, row_scale=scale, activation="gelu")
     exact = reference.matmul(to_numpy(a.toarray()), x)
     want, want_aux = reference.apply_epilogue(exact, host, "float32")
     np.testing.assert_allclose(out.get(), want, rtol=1e-4, atol=1e-4)
@@ -283,7 +283,7 @@ def test_many_columns_are_multiplied_in_parts(rng, monkeypatch, order, memory):
     x, c = (rng.integers(-4, 5, s).astype(np.float32) for s in ((k, n), (m, n)))
     bias = rng.integers(-4, 5, n).astype(np.float32)
     b, out = (cupy.asarray(y, order=memory) for y in (x, c))
-    epilogue = Epilogue(beta=2.0, c=out, column_bias=cupy.asarray(bias))
+    epilogue = Fused(beta=2.0, c=out, column_bias=cupy.asarray(bias))
     problem = make_problem(m, n, k, b_order=order, out_order=order, plain=False)
     config = sparse_split.configs(problem)[0]
     launch = sparse_split.prepare(problem, config, epilogue)

@@ -16,7 +16,7 @@ from wgmma_cases import (
 )
 
 from sparse24 import _dtypes
-from sparse24._records import PLAIN, Epilogue
+from sparse24._records import PLAIN, Fused
 from sparse24.kernels import reference, sparse_wgmma, sparse_wgmma_configs
 
 gpu = pytest.mark.gpu
@@ -90,15 +90,16 @@ def test_other_types(rng, dtype, b_dtype, out_dtype, out_order):
 @on_gpu
 @pytest.mark.parametrize("shape", [(520, 776, 2056), (1000, 136, 4096), (3000, 2600, 1160)])
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_shared_tiles_are_exact_and_the_same_again(rng, shape, dtype):
+@pytest.mark.parametrize("name", ["128x64x64k4", "128x128x64k4", "128x256x64k2"])
+def test_shared_tiles_are_exact_and_the_same_again(rng, name, shape, dtype):
     m, n, k = shape
-    split = next(config for config in sparse_wgmma_configs.TABLE if config.split)
+    shared = next(config for config in sparse_wgmma_configs.TABLE if config.name == name)
     a = reference.prune(random_matrix(rng, (m, k), dtype, integers=True))
     b = random_matrix(rng, (k, n), dtype, integers=True)
     out_dtype = "float32" if dtype == "float16" else "int32"
     problem = make_problem(m, n, k, dtype, out_dtype=out_dtype)
     for _ in range(3):
-        np.testing.assert_array_equal(run(problem, split, a, b), reference.matmul(a, b))
+        np.testing.assert_array_equal(run(problem, shared, a, b), reference.matmul(a, b))
 
 
 @gpu
@@ -176,12 +177,12 @@ def test_epilogues(rng, name, out_order):
         elif value == "mn":
             host[key] = rng.standard_normal((m, n)).astype(np.float16)
             device[key] = cupy.asarray(host[key])
-    epilogue = Epilogue(**device)
+    epilogue = Fused(**device)
     problem = make_problem(
         m, n, k, dtype, out_order=out_order, plain=False, activation=epilogue.activation
     )
     got = run(problem, DEFAULT, a, b, epilogue=epilogue)
-    want, aux = reference.apply_epilogue(reference.matmul(a, b), Epilogue(**host), dtype)
+    want, aux = reference.apply_epilogue(reference.matmul(a, b), Fused(**host), dtype)
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)
     if epilogue.aux is not None:
         np.testing.assert_allclose(epilogue.aux.get(), aux, rtol=2e-3, atol=2e-2)

@@ -10,11 +10,9 @@ import pytest
 from wgmma_cases import DEFAULT, make_problem
 
 from sparse24 import _arrays, _dtypes
-from sparse24._errors import UnsupportedError
-from sparse24._records import PLAIN, Compressed24, Epilogue
+from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24.kernels import (
     launch,
-    partial_sums,
     sparse_wgmma,
     sparse_wgmma_configs,
     targets,
@@ -71,21 +69,6 @@ def test_prediction_orders_sizes_and_picks_small_tiles_for_few_columns():
     assert sparse_wgmma.configs(large)[0].block_n >= 192
     few = sparse_wgmma.configs(make_problem(4096, 512, 4096))
     assert few[0].name in ("128x128x64", "128x256x64k2")
-
-
-def test_a_capture_without_room_for_partial_sums_says_what_to_do():
-    with pytest.raises(UnsupportedError, match="run the product once on the stream before"):
-        partial_sums.rooms._assign(-1, capturing=True)
-
-
-def test_shared_tiles_fill_the_last_wave():
-    split = next(config for config in sparse_wgmma_configs.TABLE if config.split)
-    problem = make_problem(5120, 1024, 16384)  # 160 tiles of 128 x 256
-    tiling = sparse_wgmma._tiling(problem, split, 132)[0]
-    assert tiling["split_tiles"] == 160
-    assert tiling["range"] * 132 + tiling["longer"] == 160 * 128
-    assert sparse_wgmma.configs(problem)[0] == split
-    assert split not in sparse_wgmma.configs(make_problem(5120, 1024, 64))
 
 
 def test_tensor_map_room_is_aligned():
@@ -156,7 +139,7 @@ def launched(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("epilogue", [PLAIN, Epilogue(alpha=2.0)], ids=["plain", "alpha"])
+@pytest.mark.parametrize("epilogue", [PLAIN, Fused(alpha=2.0)], ids=["plain", "alpha"])
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_launcher_lays_out_the_arguments(launched, epilogue, order):
     m, n, k = 512, 1024, 256
@@ -172,4 +155,4 @@ def test_launcher_lays_out_the_arguments(launched, epilogue, order):
     run_it(record, b, out, epilogue)
     run_it(record, b, out, epilogue)
     assert [call[:2] for call in launched] == [(16, 384)] * 2
-    assert len(launched[0][2]) == 9
+    assert len(launched[0][2]) == 8

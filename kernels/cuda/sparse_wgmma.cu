@@ -16,12 +16,11 @@
 // Ragged edges need no code: the TMA reads zeros outside A and b and writes nothing outside out.
 // Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
 //
-// Where tiles do not fill whole waves of blocks, some are shared between blocks along k (SPLIT) and
-// their partial sums added in a fixed order: the same launch gives the same bits.  For few columns
-// the K_PARTS blocks of a cluster share one tile instead, and then end (cluster_sums.cuh).
+// Where there are few tiles the K_PARTS blocks of a cluster share one along k, and then end
+// (cluster_sums.cuh): their sums are added in a fixed order, so the same launch gives the same bits.
 //
 // Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS
-// IN_FLIGHT PINGPONG PROMOTE SPLIT B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION.
+// IN_FLIGHT PINGPONG PROMOTE B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION.
 // Tiles: kernels/sparse_wgmma_configs.py; their choice: kernels/sparse_wgmma_plan.py.
 //
 // Reference: reference.matmul.  Launcher: kernels/sparse_wgmma.py.  How it works:
@@ -30,7 +29,6 @@
 #include "hopper_metadata.cuh"
 #include "hopper_pipeline.cuh"
 #include "hopper_store.cuh"
-#include "partial_sums.cuh"
 #include "programmatic.cuh"
 #include "tile_scheduler.cuh"
 
@@ -243,10 +241,9 @@ class Consumer {
 
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
                                const Shape& shape, TileScheduler tiles, const Ring& ring, const Turns& turns,
-                               const Workspace& workspace, const Others& parts, u32 shared) {
+                               const Others& parts, u32 shared) {
     const int group = threadIdx.x / 128;
     ResultStore result(out_map, out, params, shape.m, shape.n, shared + kStagingAt + group * STAGING * kStagingBytes);
-    const PartialSums<kRowBlocks, CONSUMERS> others(workspace);
     const int part = PINGPONG ? 0 : group;
     Consumer consumer(ring, shared, part);
     Work work;
@@ -262,7 +259,6 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
             consumer.multiply(work.atoms);
         if (PINGPONG) turns.pass();
         consumer.finish();
-        if (SPLIT) others.await(work.helpers);
         if (K_PARTS > 1) {
             parts.meet();
 #pragma unroll
@@ -273,15 +269,9 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
         for (int r = 0; r < kRowBlocks; r++) {
             const int row = work.m * BLOCK_M + (part * kRowBlocks + r) * 64;
             result.store(consumer.d[r], row, work.n * BLOCK_N, work.batch, [&](auto& sums, int first) {
-                if (SPLIT && work.partial)
-                    others.give(sums, r, first);
-                else if (SPLIT)
-                    others.add(sums, work.helpers, r, first);
-                if (K_PARTS > 1) return parts.add(sums, r, first);
-                return !(SPLIT && work.partial);
+                return K_PARTS == 1 || parts.add(sums, r, first);
             });
         }
-        if (SPLIT && work.partial) others.publish();
     }
     result.finish();
 }
@@ -301,8 +291,7 @@ __launch_bounds__(kThreads, BLOCKS)
 sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b,
              const __grid_constant__ TensorMap out_map, const unsigned char* packed,
              const __grid_constant__ OutView out, const __grid_constant__ Shape shape,
-             const __grid_constant__ Tiling tiling, const __grid_constant__ Workspace workspace,
-             const __grid_constant__ EpilogueParams params) {
+             const __grid_constant__ Tiling tiling, const __grid_constant__ EpilogueParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const u32 rank = kClustered ? cluster_rank() : 0;
@@ -331,7 +320,7 @@ sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
         if (K_PARTS > 1) parts.meet();
     } else {
         if (kDealRegisters) take_registers<kConsumerRegisters>();
-        consume(out_map, out, params, shape, tiles, ring, turns, workspace, parts, shared);
+        consume(out_map, out, params, shape, tiles, ring, turns, parts, shared);
     }
     if constexpr (CLUSTER > 1) {  // a block must not end while its neighbours still write to it
         __syncwarp();
