@@ -27,12 +27,13 @@ OUTPUTS = {
     "float32": ("float32",),
 }
 
+BOXES = (64, 32)  # lines of a copy where whole tiles do not divide the matrix
 _TILING = np.dtype([("clusters_m", "i4"), ("tiles_n", "i4"), ("batch", "i4"), ("band", "i4")])
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _SHAPE = np.dtype(
     [
         ("m", "i4"), ("n", "i4"), ("atoms_m", "i4"), ("atoms_k", "i4"),
-        ("a_batched", "i4"), ("b_batched", "i4"), ("b_bytes", "i4"), ("unused", "i4"),
+        ("a_batched", "i4"), ("b_batched", "i4"), ("a_box", "i4"), ("b_box", "i4"),
         ("packed_batch", "i8"),
     ]
 )  # fmt: skip
@@ -135,8 +136,8 @@ class _Launcher(Launcher):
         a_batched = int(a.values.ndim > 2 and a.values.shape[0] > 1)
         b_batched = int(b.ndim > 2 and b.shape[0] > 1)
         stride = a.packed.strides[-4] if a_batched else 0
-        b_bytes = 128 * self.config.spans * self._b_columns()
-        extents = (p.m, p.n, atoms_m, atoms_k, a_batched, b_batched, b_bytes, 0, stride)
+        boxes = self._a_box(), self._b_box()
+        extents = (p.m, p.n, atoms_m, atoms_k, a_batched, b_batched, *boxes, stride)
         return loader.by_value(np.array([extents], _SHAPE))
 
     def _values_map(self, a: Compressed24) -> np.ndarray:
@@ -145,18 +146,19 @@ class _Launcher(Launcher):
         pitch = values.strides[-2] if self.problem.m > 1 else _round16(columns * size)
         batch = values.shape[0] if values.ndim > 2 else 1
         batch_pitch = values.strides[0] if batch > 1 else pitch * self.problem.m
-        box = (64 * self.config.spans // size, self.config.block_m)
+        box = (64 * self.config.spans // size, self._a_box())
         return tensor_map.tiled(
             values.data.ptr, (columns, self.problem.m, batch), (pitch, batch_pitch), box, size
         )
 
-    def _b_columns(self) -> int:
-        """Columns of b that come to a stage.  What lies beyond b is not even filled with zeros:
-        it makes columns of the tile that are never stored."""
-        p, config = self.problem, self.config
-        if p.b_order == "row" or config.cluster > 1:
-            return config.block_n
-        return min(config.block_n, -(-p.n // 8) * 8)
+    def _a_box(self) -> int:
+        return _box(self.problem.m, self.config.block_m)
+
+    def _b_box(self) -> int:
+        """Columns of b of one copy."""
+        if self.problem.b_order == "row":
+            return 64  # 128 bytes of each row
+        return _box(self.problem.n, self.config.block_n, self.config.cluster)
 
     def _b_map(self, b) -> np.ndarray:
         p, config, size = self.problem, self.config, self.itemsize
@@ -164,7 +166,7 @@ class _Launcher(Launcher):
         if p.b_order == "row":
             box = (128 // size, 128 * config.spans // size // config.cluster)
         else:
-            box = (128 // size, self._b_columns() // config.cluster)
+            box = (128 // size, self._b_box())
         return _matrix_map(b, inner, outer, box, size)
 
     def _out_map(self, out) -> np.ndarray:
@@ -179,6 +181,16 @@ class _Launcher(Launcher):
         if out.shape[inner] > 1 and out.strides[inner] != self.out_itemsize:
             return False
         return tensor_map.addressable(out.data.ptr, _outer_strides(out, inner, outer))
+
+
+def _box(lines: int, of_tile: int, sharers: int = 1) -> int:
+    """Rows of A or columns of b of one copy: the fewest copies that bring little from outside."""
+    if lines % of_tile == 0:
+        return of_tile // sharers
+    if lines < of_tile and sharers == 1:
+        return -(-lines // 8) * 8
+    tail = lines % of_tile
+    return min(BOXES, key=lambda box: -tail % box)
 
 
 def _round16(size: int) -> int:

@@ -14,20 +14,20 @@ MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers ar
 LEAST_ATOMS = 4  # of k that a block gets of a tile that a cluster shares
 CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}  # orders configs; H200
 
-# Fitted to 6900 timings on an H200: 570 random products by 40 to 12000 columns with all tiles that
-# suit, and those of gemm.json and few_tokens.json.  9 % root mean square, and the tile put first
-# takes 2 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Which tile".
-LAUNCH = 1.9e-6  # seconds
-INSTRUCTION_CLOCKS = 26.8  # of an instruction, beside half a clock a column
-STAGE_SECONDS = 34e-9  # from one stage to the next, whatever is in it
-LATENCY = 1.12e-6  # seconds from a stage's copy to its arrival
-INTO_SM = 1.6e11  # bytes a second
-L2_PER_SM = 1.23e11
-READING = 1.16  # bandwidth, of that of a copy
-STORE = 44e-12  # seconds for a sum of the tile
-EXCHANGE = 0.81e-6  # seconds for each block that shares a tile
-SHARED_SUM = 57e-12  # seconds for a sum that blocks exchange
-POWER = 1.9e-15 * 132  # seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all
+# Fitted to 3700 timings on an H200: 700 random products by 8 to 12000 columns with all tiles that
+# suit, and those of gemm.json and few_tokens.json.  8 % root mean square, and the tile put first
+# takes 2 to 4 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Which tile".
+LAUNCH = 1.7e-6  # seconds
+INSTRUCTION_CLOCKS = 21.3  # of an instruction, beside half a clock a column
+STAGE_SECONDS = 45e-9  # from one stage to the next, whatever is in it
+LATENCY = 1.03e-6  # seconds from a stage's copy to its arrival
+INTO_SM = 1.5e11  # bytes a second
+L2_PER_SM = 1.39e11
+READING = 1.11  # bandwidth, of that of a copy
+STORE = 52e-12  # seconds for a sum of the tile
+EXCHANGE, OF_PART = 0.84e-6, 0.42e-6  # seconds of a tile that blocks share, and for each of them
+SHARED_SUM = 36e-12  # seconds for a sum that they exchange
+POWER = 1.89e-15 * 132  # seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all
 USABLE = {1: 1.0, 2: 1.0, 3: 117 / 132, 4: 120 / 132}  # of the chip, by blocks of a cluster
 # 128 bytes of b that begin inside a line of memory are five sectors of 32 bytes instead of four, in
 # two requests to the L2 cache instead of one.
@@ -71,42 +71,52 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
     usable = int(sms * USABLE.get(config.parts * config.cluster, 0.8))
     beside = max(1, min(config.blocks, -(-blocks // usable)))
     waves = -(-blocks // (usable * config.blocks))
-    stages = _stages(problem, config)
-    from_l2 = blocks * stages * _stage_bytes(problem, config, ASTRIDE_REQUESTS, config.cluster)
-    ring = layout(config, itemsize, 2).stages
     together = math.hypot(
-        waves * _block(problem, config, ring, beside, chip["clock_hz"]),
-        from_l2 / (L2_PER_SM * sms),
+        waves * _block(problem, config, beside, chip["clock_hz"]),
+        _from_l2(problem, config) / (L2_PER_SM * sms),
         sparse_tile.bytes_moved(problem) / (READING * chip["bandwidth"]),
     )
     products = problem.m * problem.n * problem.k * problem.batch * itemsize / 2
     return LAUNCH + max(together, products * POWER / sms)
 
 
-def _block(p: Problem, config: Config, ring: int, beside: int, clock_hz: float) -> float:
+def _block(p: Problem, config: Config, beside: int, clock_hz: float) -> float:
     """Seconds of a block for its part of a tile, with others on its multiprocessor."""
-    arriving = _stage_bytes(p, config, ASTRIDE_SECTORS)
-    asked_for = ring * _stage_bytes(p, config, sharers=config.cluster)
+    itemsize = numpy_dtype(p.dtype).itemsize
+    of_a = config.block_m * _bytes_of_row(itemsize) * config.spans
+    of_b = min(config.block_n, _columns(p)) * 128 * config.spans
+    asked_for = layout(config, itemsize, 2).stages * (of_a + of_b / config.cluster)
     rate = min(asked_for / LATENCY, INTO_SM / beside)
+    arriving = of_a + of_b * (1 if p.b_in_lines else ASTRIDE_SECTORS)
     instructions = config.block_m // 64 * 2 * config.spans
     clocks = instructions * (config.block_n / 2 + INSTRUCTION_CLOCKS) * beside
     stage = STAGE_SECONDS + max(arriving / rate, clocks / clock_hz)
     sums = config.block_m * config.block_n
-    exchange = EXCHANGE * config.parts + SHARED_SUM * sums if config.parts > 1 else 0.0
+    exchange = EXCHANGE + OF_PART * config.parts + SHARED_SUM * sums if config.parts > 1 else 0.0
     return _stages(p, config) * stage + STORE * sums * beside + exchange
+
+
+def _from_l2(p: Problem, config: Config) -> float:
+    """Bytes that all blocks ask the L2 cache for: A for each tile along n, b for each along m."""
+    of_a = p.m * -(-p.n // config.block_n) * _bytes_of_row(numpy_dtype(p.dtype).itemsize)
+    of_b = clusters_m(p, config) * _columns(p) * 128 * (1 if p.b_in_lines else ASTRIDE_REQUESTS)
+    return (of_a + of_b) * p.batch * _stages(p, config) * config.spans * config.parts
+
+
+def _bytes_of_row(itemsize: int) -> float:
+    """Of A and its metadata in a stage."""
+    return 64 + 16 / itemsize
+
+
+def _columns(p: Problem) -> int:
+    """Columns of b that are read."""
+    return -(-p.n // 8) * 8
 
 
 def _stages(p: Problem, config: Config) -> float:
     """Of 128 bytes of b along k, or twice that, for one tile, or a block's part of one."""
     columns = atoms_k(p) * (_spec.ATOM_K_TF32 if p.tensor_float else _spec.ATOM_K)
     return columns * numpy_dtype(p.dtype).itemsize / (128 * config.spans * config.parts)
-
-
-def _stage_bytes(p: Problem, config: Config, astride: float = 1, sharers: int = 1) -> float:
-    """Of A, its metadata and b: what `sharers` bring, and `astride` as much off its lines."""
-    of_a = config.block_m * (64 + 16 / numpy_dtype(p.dtype).itemsize)
-    of_b = 128 * min(config.block_n, -(-p.n // 8) * 8) / sharers
-    return (of_a + of_b * (1 if p.b_in_lines else astride)) * config.spans
 
 
 def atoms_k(problem: Problem) -> int:

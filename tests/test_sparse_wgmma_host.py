@@ -71,6 +71,18 @@ def test_prediction_orders_sizes_and_picks_small_tiles_for_few_columns():
     assert few[0].name in ("128x128x64", "128x256x64k2")
 
 
+@pytest.mark.parametrize(
+    ("lines", "of_tile", "sharers", "box"),
+    [
+        (512, 256, 1, 256), (512, 256, 2, 128), (264, 256, 1, 32), (320, 256, 1, 64),
+        (24, 256, 1, 24), (9, 256, 1, 16), (24, 256, 2, 32), (200, 192, 1, 32), (250, 192, 1, 64),
+    ],
+)  # fmt: skip
+def test_boxes_bring_little_from_outside(lines, of_tile, sharers, box):
+    assert sparse_wgmma._box(lines, of_tile, sharers) == box
+    assert (of_tile // sharers) % box == 0 or lines < of_tile
+
+
 def test_tensor_map_room_is_aligned():
     for _ in range(4):
         room = tensor_map.empty()

@@ -13,8 +13,9 @@
 // one atom of k to the next), and write their part of the result while the producer already fetches the
 // next tile.  With PINGPONG they take whole tiles in turn: one multiplies while the other applies the
 // epilogue.  CLUSTER blocks with neighbouring tiles along m share what they load of b by multicast.
-// Ragged edges need no code: the TMA reads zeros outside A and b and writes nothing outside out.
-// Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
+// Ragged edges: the TMA reads zeros outside A and b and writes nothing outside out.  It fills zeros in
+// slowly, so boxes that lie outside along m or n are left out: what they would hold makes sums that are
+// never stored.  Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
 //
 // Where there are few tiles the K_PARTS blocks of a cluster share one along k, and then end
 // (cluster_sums.cuh): their sums are added in a fixed order, so the same launch gives the same bits.
@@ -35,8 +36,7 @@
 struct Shape {
     int m, n, atoms_m, atoms_k;
     int a_batched, b_batched;  // 0: one operand for all products
-    int b_bytes;               // of b that come to a stage; with few columns less than there is room for
-    int unused;                // aligns what follows
+    int a_box, b_box;          // rows of A and columns of b of one copy
     long long packed_batch;    // bytes
 };
 
@@ -74,170 +74,9 @@ using Others = ClusterSums<kRowBlocks, CONSUMERS>;
 static_assert(Others::bytes <= kMetadataAt && (K_PARTS == 1 || (CLUSTER == 1 && !PINGPONG)));
 constexpr bool kClustered = CLUSTER * K_PARTS > 1;
 
-// Fetch this block's share of B: all of it, or its part of what the cluster multicasts.
-__device__ inline void fetch_b(const TensorMap& map, u32 to, int n0, int k0, int batch, u32 rank, u32 barrier) {
-    const auto fetch = [&](u32 at, int x, int y) {
-        if constexpr (CLUSTER == 1)
-            load_box(at, map, x, y, batch, barrier);
-        else
-            load_box_multicast(at, map, x, y, batch, barrier, (1 << CLUSTER) - 1);
-    };
-    if constexpr (B_ROW_MAJOR) {  // boxes of 64 columns by this block's share of the k rows
-        const u32 share = rank * (BLOCK_K / CLUSTER);
-#pragma unroll
-        for (int span = 0; span < BLOCK_N / 64; span++)
-            fetch(to + span * BLOCK_K * 128 + share * 128, n0 + span * 64, k0 + share);
-    } else {  // boxes of 128 bytes along k by this block's share of the columns
-        const u32 share = rank * (BLOCK_N / CLUSTER);
-#pragma unroll
-        for (int span = 0; span < kSpans; span++)
-            fetch(to + span * BLOCK_N * 128 + share * 128, k0 + span * (128 / kElementBytes), n0 + share);
-    }
-}
+#include "tile_producer.cuh"
 
-__device__ inline void produce(const TensorMap& values, const TensorMap& b, const unsigned char* packed,
-                               const Shape& shape, TileScheduler tiles, const Ring& ring, u32 shared, u32 rank) {
-    typename Ring::Position at;
-    int slot = 0;
-    Work work;
-    while (tiles.advance(work)) {
-        const int m0 = work.m * BLOCK_M, n0 = work.n * BLOCK_N, atom_m = work.m * kAtoms;
-        const int a_batch = shape.a_batched * work.batch, b_batch = shape.b_batched * work.batch;
-        const u32 metadata_bytes = max(0, min(kAtoms, shape.atoms_m - atom_m)) * kAtomBytes;
-        const unsigned char* metadata = packed + a_batch * shape.packed_batch;
-        metadata += ((long long)work.first_atom * shape.atoms_m + atom_m) * kAtomBytes;
-        for (int atom = work.first_atom; atom < work.first_atom + work.atoms; atom++) {
-            for (int part = 0; part < kParts; part++) {
-                const int k0 = atom * kAtomK + part * BLOCK_K;
-                const u32 stage = shared + at.stage * kStageBytes;
-                const u32 barrier = ring.acquire(at, kABytes + shape.b_bytes + (part == 0 ? metadata_bytes : 0));
-                if (part == 0) {
-                    const u32 to = shared + kMetadataAt + slot * kAtoms * kAtomBytes;
-                    if (metadata_bytes) load_bytes(to, metadata, metadata_bytes, barrier);
-                    slot = slot + 1 == kSlots ? 0 : slot + 1;
-                    metadata += (long long)shape.atoms_m * kAtomBytes;
-                }
-                load_box(stage + kBBytes, values, k0 / 2, m0, a_batch, barrier);
-                fetch_b(b, stage, n0, k0, b_batch, rank, barrier);
-                at.advance();
-            }
-        }
-    }
-}
-
-// One consumer warpgroup: its accumulators and its place in the ring.
-class Consumer {
-  public:
-    Sum d[kRowBlocks][BLOCK_N / 2];
-
-    // `part`: which share of a tile's rows.
-    __device__ Consumer(const Ring& ring, u32 shared, int part) : ring_(ring), shared_(shared), part_(part) {}
-
-    // Pass over the stages of work that another warpgroup does.
-    __device__ void skip(int atoms) {
-        const int stage = at_.stage + atoms * kParts;
-        at_.phase ^= stage / STAGES & 1;
-        at_.stage = stage % STAGES;
-        slot_ = (slot_ + atoms) % kSlots;
-    }
-
-    // Begin d = the products of one tile over `atoms` of k.  The ring goes on where the last work left it.
-    __device__ void multiply(int atoms) {
-        Metadata<kRowBlocks> even, odd;
-        even.clear();
-        odd.clear();
-        multiply_atom<true>(even, odd);
-        drain();  // the compiler serialises all groups if it sees metadata loaded while this one runs
-        for (int atom = 1; atom < atoms; atom++) {
-            if (IN_FLIGHT && atom % 2)
-                multiply_atom<false>(odd, even);
-            else
-                multiply_atom<false>(even, odd);
-        }
-    }
-    // Wait for what multiply began.
-    __device__ void finish() {
-        drain();
-#pragma unroll
-        for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
-    }
-
-    // Both, with the sums of kPromoted atoms added up in float32 by this thread, which rounds.  The
-    // instructions keep about 14 bits of an fp8 sum (source: sparse_tile.cuh), and cut off the longer sums
-    // of bfloat16 that stand for float32 (kernels/sparse_split.py).
-    __device__ void multiply_promoted(int atoms) {
-        Sum total[kRowBlocks][BLOCK_N / 2] = {};
-        for (int atom = 0; atom < atoms; atom += kPromoted) {
-            multiply(min(kPromoted, atoms - atom));
-            finish();
-#pragma unroll
-            for (int r = 0; r < kRowBlocks; r++)
-#pragma unroll
-                for (int i = 0; i < BLOCK_N / 2; i++) total[r][i] += d[r][i];
-        }
-#pragma unroll
-        for (int r = 0; r < kRowBlocks; r++)
-#pragma unroll
-            for (int i = 0; i < BLOCK_N / 2; i++) d[r][i] = total[r][i];
-    }
-
-  private:
-    // One group of instructions a stage.  With IN_FLIGHT a group still runs when the next atom
-    // begins, and the metadata of `last` must stay; without it the atom ends with a wait.
-    // A `fresh` atom overwrites the sums; said at compile time, so that they take no registers before.
-    template <bool fresh>
-    __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last) {
-#pragma unroll
-        for (int part = 0; part < kParts; part++) {
-            ring_.wait(at_);
-            if (part == 0) fetch(metadata);
-            wgmma_fence();
-            multiply_stage(metadata, part, part || !fresh);
-            group_commit();
-            group_wait<1>();
-            if (IN_FLIGHT && part == 0) last.hold(shared_);
-            if (previous_ >= 0) ring_.release(previous_);
-            previous_ = at_.stage;
-            at_.advance();
-        }
-        if (!IN_FLIGHT) drain();
-    }
-    __device__ void fetch(Metadata<kRowBlocks>& metadata) {
-        const u32 first = slot_ * kAtoms + part_ * kRowBlocks;
-        metadata.load(shared_ + kMetadataAt + first * kAtomBytes + metadata_offset());
-        slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
-    }
-    __device__ void multiply_stage(const Metadata<kRowBlocks>& metadata, int part, u32 keep) {
-        const u32 stage = shared_ + at_.stage * kStageBytes, rows = part_ * kRowBlocks * 4096 * kSpans;
-        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + rows);
-        const u64 b = kBDescriptor | descriptor_start(stage);
-#pragma unroll
-        for (int step = 0; step < kSteps; step++) {
-            const u32 b_offset = B_ROW_MAJOR ? step * 4096 : step / 2 * BLOCK_N * 128 + step % 2 * 64;
-            const int word = part * kSteps + step;
-#pragma unroll
-            for (int r = 0; r < kRowBlocks; r++) {
-                const u64 a_step = a + (r * 4096 * kSpans + step * 32) / 16, b_step = b + b_offset / 16;
-                if (!kBytes && word >= 2)
-                    wgmma_sp<!kBytes>(d[r], a_step, b_step, metadata.words[r][word % 2], 1);
-                else
-                    wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][word % 2], step ? 1 : keep);
-            }
-        }
-    }
-    // Wait for all groups and give back the last stage.
-    __device__ void drain() {
-        group_wait<0>();
-        if (previous_ >= 0) ring_.release(previous_);
-        previous_ = -1;
-    }
-
-    const Ring& ring_;
-    u32 shared_;
-    int part_;
-    typename Ring::Position at_;
-    int slot_ = 0, previous_ = -1;
-};
+#include "tile_consumer.cuh"
 
 __device__ inline void consume(const TensorMap& out_map, const OutView& out, const EpilogueParams& params,
                                const Shape& shape, TileScheduler tiles, const Ring& ring, const Turns& turns,

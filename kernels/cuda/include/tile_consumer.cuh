@@ -1,0 +1,116 @@
+// tile_consumer: a warpgroup of sparse_wgmma.cu that multiplies the stages of a tile.
+#pragma once
+
+// One consumer warpgroup: its accumulators and its place in the ring.
+class Consumer {
+  public:
+    Sum d[kRowBlocks][BLOCK_N / 2];
+
+    // `part`: which share of a tile's rows.
+    __device__ Consumer(const Ring& ring, u32 shared, int part) : ring_(ring), shared_(shared), part_(part) {}
+
+    // Pass over the stages of work that another warpgroup does.
+    __device__ void skip(int atoms) {
+        const int stage = at_.stage + atoms * kParts;
+        at_.phase ^= stage / STAGES & 1;
+        at_.stage = stage % STAGES;
+        slot_ = (slot_ + atoms) % kSlots;
+    }
+
+    // Begin d = the products of one tile over `atoms` of k.  The ring goes on where the last work left it.
+    __device__ void multiply(int atoms) {
+        Metadata<kRowBlocks> even, odd;
+        even.clear();
+        odd.clear();
+        multiply_atom<true>(even, odd);
+        drain();  // the compiler serialises all groups if it sees metadata loaded while this one runs
+        for (int atom = 1; atom < atoms; atom++) {
+            if (IN_FLIGHT && atom % 2)
+                multiply_atom<false>(odd, even);
+            else
+                multiply_atom<false>(even, odd);
+        }
+    }
+    // Wait for what multiply began.
+    __device__ void finish() {
+        drain();
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
+    }
+
+    // Both, with the sums of kPromoted atoms added up in float32 by this thread, which rounds.  The
+    // instructions keep about 14 bits of an fp8 sum (source: sparse_tile.cuh), and cut off the longer sums
+    // of bfloat16 that stand for float32 (kernels/sparse_split.py).
+    __device__ void multiply_promoted(int atoms) {
+        Sum total[kRowBlocks][BLOCK_N / 2] = {};
+        for (int atom = 0; atom < atoms; atom += kPromoted) {
+            multiply(min(kPromoted, atoms - atom));
+            finish();
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++)
+#pragma unroll
+                for (int i = 0; i < BLOCK_N / 2; i++) total[r][i] += d[r][i];
+        }
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; r++)
+#pragma unroll
+            for (int i = 0; i < BLOCK_N / 2; i++) d[r][i] = total[r][i];
+    }
+
+  private:
+    // One group of instructions a stage.  With IN_FLIGHT a group still runs when the next atom
+    // begins, and the metadata of `last` must stay; without it the atom ends with a wait.
+    // A `fresh` atom overwrites the sums; said at compile time, so that they take no registers before.
+    template <bool fresh>
+    __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last) {
+#pragma unroll
+        for (int part = 0; part < kParts; part++) {
+            ring_.wait(at_);
+            if (part == 0) fetch(metadata);
+            wgmma_fence();
+            multiply_stage(metadata, part, part || !fresh);
+            group_commit();
+            group_wait<1>();
+            if (IN_FLIGHT && part == 0) last.hold(shared_);
+            if (previous_ >= 0) ring_.release(previous_);
+            previous_ = at_.stage;
+            at_.advance();
+        }
+        if (!IN_FLIGHT) drain();
+    }
+    __device__ void fetch(Metadata<kRowBlocks>& metadata) {
+        const u32 first = slot_ * kAtoms + part_ * kRowBlocks;
+        metadata.load(shared_ + kMetadataAt + first * kAtomBytes + metadata_offset());
+        slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
+    }
+    __device__ void multiply_stage(const Metadata<kRowBlocks>& metadata, int part, u32 keep) {
+        const u32 stage = shared_ + at_.stage * kStageBytes, rows = part_ * kRowBlocks * 4096 * kSpans;
+        const u64 a = kADescriptor | descriptor_start(stage + kBBytes + rows);
+        const u64 b = kBDescriptor | descriptor_start(stage);
+#pragma unroll
+        for (int step = 0; step < kSteps; step++) {
+            const u32 b_offset = B_ROW_MAJOR ? step * 4096 : step / 2 * BLOCK_N * 128 + step % 2 * 64;
+            const int word = part * kSteps + step;
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; r++) {
+                const u64 a_step = a + (r * 4096 * kSpans + step * 32) / 16, b_step = b + b_offset / 16;
+                if (!kBytes && word >= 2)
+                    wgmma_sp<!kBytes>(d[r], a_step, b_step, metadata.words[r][word % 2], 1);
+                else
+                    wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][word % 2], step ? 1 : keep);
+            }
+        }
+    }
+    // Wait for all groups and give back the last stage.
+    __device__ void drain() {
+        group_wait<0>();
+        if (previous_ >= 0) ring_.release(previous_);
+        previous_ = -1;
+    }
+
+    const Ring& ring_;
+    u32 shared_;
+    int part_;
+    typename Ring::Position at_;
+    int slot_ = 0, previous_ = -1;
+};
