@@ -27,13 +27,12 @@ OUTPUTS = {
     "float32": ("float32",),
 }
 
-BOXES = (64, 32)  # lines of a copy where whole tiles do not divide the matrix
 _TILING = np.dtype([("clusters_m", "i4"), ("tiles_n", "i4"), ("batch", "i4"), ("band", "i4")])
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _SHAPE = np.dtype(
     [
         ("m", "i4"), ("n", "i4"), ("atoms_m", "i4"), ("atoms_k", "i4"),
-        ("a_batched", "i4"), ("b_batched", "i4"), ("a_box", "i4"), ("b_box", "i4"),
+        ("a_batched", "i4"), ("b_batched", "i4"), ("a_tail", "i4"), ("b_tail", "i4"),
         ("packed_batch", "i8"),
     ]
 )  # fmt: skip
@@ -122,9 +121,9 @@ class _Launcher(Launcher):
     def bind(self, a: Compressed24, b, out, stream: int) -> Launch:
         bulk = self._out_addressable(out)
         arguments: tuple[Any, ...] = (
-            self._values_map(a), self._b_map(b), self._out_map(out) if bulk else tensor_map.empty(),
-            pointer(a.packed), _out_view(out), self._shape(a, b), self.tiling,
-            _epilogue.NO_PARAMS,
+            self._values_maps(a), self._b_maps(b),
+            self._out_map(out) if bulk else tensor_map.empty(),
+            pointer(a.packed), _out_view(out), self._shape(a, b), self.tiling, _epilogue.NO_PARAMS,
         )  # fmt: skip
         kernel = self._kernel(bulk=bulk)
         sizes = (self.grid, self.block, self.shared_memory)
@@ -136,38 +135,40 @@ class _Launcher(Launcher):
         a_batched = int(a.values.ndim > 2 and a.values.shape[0] > 1)
         b_batched = int(b.ndim > 2 and b.shape[0] > 1)
         stride = a.packed.strides[-4] if a_batched else 0
-        boxes = self._a_box(), self._b_box()
-        extents = (p.m, p.n, atoms_m, atoms_k, a_batched, b_batched, *boxes, stride)
+        tails = self._a_tail(), self._b_tail()
+        extents = (p.m, p.n, atoms_m, atoms_k, a_batched, b_batched, *tails, stride)
         return loader.by_value(np.array([extents], _SHAPE))
 
-    def _values_map(self, a: Compressed24) -> np.ndarray:
+    def _values_maps(self, a: Compressed24) -> np.ndarray:
         values, size = a.values, self.itemsize
         columns = values.shape[-1]
-        pitch = values.strides[-2] if self.problem.m > 1 else _round16(columns * size)
+        pitch = values.strides[-2] if self.problem.m > 1 else _rounded(columns * size, 16)
         batch = values.shape[0] if values.ndim > 2 else 1
         batch_pitch = values.strides[0] if batch > 1 else pitch * self.problem.m
-        box = (64 * self.config.spans // size, self._a_box())
-        return tensor_map.tiled(
-            values.data.ptr, (columns, self.problem.m, batch), (pitch, batch_pitch), box, size
+        extents, inner = (columns, self.problem.m, batch), 64 * self.config.spans // size
+        return tensor_map.several(
+            tensor_map.tiled(values.data.ptr, extents, (pitch, batch_pitch), (inner, rows), size)
+            for rows in (self.config.block_m, self._a_tail())
         )
 
-    def _a_box(self) -> int:
-        return _box(self.problem.m, self.config.block_m)
+    def _a_tail(self) -> int:
+        """Rows of A that the last tile along m has, as whole swizzled groups of eight."""
+        return _rounded(self.problem.m % self.config.block_m or self.config.block_m, 8)
 
-    def _b_box(self) -> int:
-        """Columns of b of one copy."""
-        if self.problem.b_order == "row":
-            return 64  # 128 bytes of each row
-        return _box(self.problem.n, self.config.block_n, self.config.cluster)
+    def _b_tail(self) -> int:
+        """Columns of b that the last tile along n gets, as whole boxes."""
+        tail = self.problem.n % self.config.block_n or self.config.block_n
+        return _rounded(tail, 64 if self.problem.b_order == "row" else 8 * self.config.cluster)
 
-    def _b_map(self, b) -> np.ndarray:
+    def _b_maps(self, b) -> np.ndarray:
         p, config, size = self.problem, self.config, self.itemsize
-        inner, outer = (-1, -2) if p.b_order == "row" else (-2, -1)
         if p.b_order == "row":
             box = (128 // size, 128 * config.spans // size // config.cluster)
-        else:
-            box = (128 // size, self._b_box())
-        return _matrix_map(b, inner, outer, box, size)
+            return tensor_map.several([_matrix_map(b, -1, -2, box, size)] * 2)
+        return tensor_map.several(
+            _matrix_map(b, -2, -1, (128 // size, columns // config.cluster), size)
+            for columns in (config.block_n, self._b_tail())
+        )
 
     def _out_map(self, out) -> np.ndarray:
         size = self.out_itemsize
@@ -183,26 +184,17 @@ class _Launcher(Launcher):
         return tensor_map.addressable(out.data.ptr, _outer_strides(out, inner, outer))
 
 
-def _box(lines: int, of_tile: int, sharers: int = 1) -> int:
-    """Rows of A or columns of b of one copy: the fewest copies that bring little from outside."""
-    if lines % of_tile == 0:
-        return of_tile // sharers
-    if lines < of_tile and sharers == 1:
-        return -(-lines // 8) * 8
-    tail = lines % of_tile
-    return min(BOXES, key=lambda box: -tail % box)
-
-
-def _round16(size: int) -> int:
-    return -(-size // 16) * 16
+def _rounded(size: int, step: int) -> int:
+    """Up to a multiple."""
+    return -(-size // step) * step
 
 
 def _outer_strides(x, inner: int, outer: int) -> tuple[int, int]:
     """Strides in bytes of the outer axis and of the batch; of an axis of one, any that is legal."""
-    pitch = x.strides[outer] if x.shape[outer] > 1 else _round16(x.shape[inner] * x.itemsize)
+    pitch = x.strides[outer] if x.shape[outer] > 1 else _rounded(x.shape[inner] * x.itemsize, 16)
     if x.ndim > 2 and x.shape[0] > 1:
         return pitch, x.strides[0]
-    return pitch, _round16(pitch * x.shape[outer])
+    return pitch, _rounded(pitch * x.shape[outer], 16)
 
 
 def _matrix_map(x, inner: int, outer: int, box: tuple[int, int], size: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -47,6 +48,12 @@ def empty() -> np.ndarray:
     room = np.zeros(BYTES + ALIGNMENT, np.uint8)
     skip = -room.ctypes.data % ALIGNMENT
     return room[skip : skip + BYTES].view(f"V{BYTES}")
+
+
+def several(maps: Iterable[np.ndarray]) -> np.ndarray:
+    """Maps as one kernel argument, a struct of them."""
+    together = np.concatenate(list(maps))
+    return together.view(f"V{together.nbytes}")
 
 
 def addressable(pointer: int, strides: tuple[int, ...]) -> bool:

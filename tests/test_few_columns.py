@@ -84,7 +84,8 @@ def test_promoted_sums_of_shared_tiles(rng):
     a, b = random_24(rng, (200, 8704), dtype), random_dense(rng, (8704, 24), dtype)
     for fast in (True, False):
         wanted = problem_of(a, b, "float32", b_order="column", fast_accumulation=fast)
-        for config in [c for c in sparse_wgmma.configs(wanted) if c in FEW][::4]:
+        shared = [c for c in sparse_wgmma.configs(wanted) if c.parts > 1]
+        for config in shared[::4]:
             check(
                 sparse_wgmma, a, b, "float32", config=config, b_order="column",
                 fast_accumulation=fast,

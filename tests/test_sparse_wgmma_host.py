@@ -72,15 +72,18 @@ def test_prediction_orders_sizes_and_picks_small_tiles_for_few_columns():
 
 
 @pytest.mark.parametrize(
-    ("lines", "of_tile", "sharers", "box"),
+    ("m", "n", "cluster", "order", "tails"),
     [
-        (512, 256, 1, 256), (512, 256, 2, 128), (264, 256, 1, 32), (320, 256, 1, 64),
-        (24, 256, 1, 24), (9, 256, 1, 16), (24, 256, 2, 32), (200, 192, 1, 32), (250, 192, 1, 64),
+        (512, 512, 1, "column", (128, 256)), (513, 264, 1, "column", (8, 8)),
+        (130, 1, 1, "column", (8, 8)), (7, 500, 2, "column", (8, 256)),
+        (100, 300, 2, "column", (104, 48)), (100, 300, 1, "row", (104, 64)),
     ],
 )  # fmt: skip
-def test_boxes_bring_little_from_outside(lines, of_tile, sharers, box):
-    assert sparse_wgmma._box(lines, of_tile, sharers) == box
-    assert (of_tile // sharers) % box == 0 or lines < of_tile
+def test_boxes_of_the_last_tiles_end_where_the_matrix_does(launched, m, n, cluster, order, tails):
+    wide = (c for c in sparse_wgmma_configs.TABLE if c.block_n == 256)
+    config = next(c for c in wide if c.cluster == cluster)
+    launcher = sparse_wgmma.prepare(make_problem(m, n, b_order=order), config, PLAIN)
+    assert (launcher._a_tail(), launcher._b_tail()) == tails
 
 
 def test_tensor_map_room_is_aligned():

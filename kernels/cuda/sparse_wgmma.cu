@@ -14,8 +14,9 @@
 // next tile.  With PINGPONG they take whole tiles in turn: one multiplies while the other applies the
 // epilogue.  CLUSTER blocks with neighbouring tiles along m share what they load of b by multicast.
 // Ragged edges: the TMA reads zeros outside A and b and writes nothing outside out.  It fills zeros in
-// slowly, so boxes that lie outside along m or n are left out: what they would hold makes sums that are
-// never stored.  Atoms of metadata exist for whole K atoms, so the loop over k counts atoms.
+// slowly, so the last tiles along m and n have tensor maps of their own, whose boxes end where the
+// matrix does: what lies beyond makes sums that are never stored.  Atoms of metadata exist for whole
+// K atoms, so the loop over k counts atoms.
 //
 // Where there are few tiles the K_PARTS blocks of a cluster share one along k, and then end
 // (cluster_sums.cuh): their sums are added in a fixed order, so the same launch gives the same bits.
@@ -33,10 +34,12 @@
 #include "programmatic.cuh"
 #include "tile_scheduler.cuh"
 
+struct TensorMaps { TensorMap of[2]; };  // for whole tiles, and for the last ones
+
 struct Shape {
     int m, n, atoms_m, atoms_k;
     int a_batched, b_batched;  // 0: one operand for all products
-    int a_box, b_box;          // rows of A and columns of b of one copy
+    int a_tail, b_tail;        // rows of A and columns of b of a box of the last tiles
     long long packed_batch;    // bytes
 };
 
@@ -127,7 +130,7 @@ extern "C" __global__ void
 __cluster_dims__(CLUSTER * K_PARTS, 1, 1)
 #endif
 __launch_bounds__(kThreads, BLOCKS)
-sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b,
+sparse_wgmma(const __grid_constant__ TensorMaps values, const __grid_constant__ TensorMaps b,
              const __grid_constant__ TensorMap out_map, const unsigned char* packed,
              const __grid_constant__ OutView out, const __grid_constant__ Shape shape,
              const __grid_constant__ Tiling tiling, const __grid_constant__ EpilogueParams params) {
@@ -141,8 +144,7 @@ sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
     const Others parts(shared, shared + kBarriersAt + Ring::bytes, of_k);
 
     if (threadIdx.x == kProducer) {
-        prefetch_map(values);
-        prefetch_map(b);
+        for (int last = 0; last < 2; last++) prefetch_map(values.of[last]), prefetch_map(b.of[last]);
         if (OUT_BULK) prefetch_map(out_map);
         if (PINGPONG) turns.init();
         ring.init();
@@ -155,7 +157,8 @@ sparse_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
 
     if (threadIdx.x >= kProducer) {
         if (kDealRegisters) give_registers<kProducerRegisters>();
-        if (threadIdx.x == kProducer) produce(values, b, packed, shape, tiles, ring, shared, of_tiles);
+        if (threadIdx.x / 32 == kProducer / 32 && elected())
+            produce({values, b, packed}, shape, tiles, ring, shared, of_tiles);
         if (K_PARTS > 1) parts.meet();
     } else {
         if (kDealRegisters) take_registers<kConsumerRegisters>();

@@ -51,15 +51,6 @@ template <int stages, int consumer_warps> class GatherPipeline {
     u32 full_, empty_;
 };
 
-// True in one lane of a warp whose lanes all are here.  Where the compiler sees that one lane is left it
-// issues the instructions of the TMA one after the other; after a test of the thread's number it puts each
-// into a loop over the lanes.
-__device__ inline bool elected() {
-    u32 is;
-    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
-    return is;
-}
-
 // 16 bytes into shared memory, or zeros, or nothing at all.  With the test in a branch the compiler reckons the address
 // once for each copy.
 __device__ inline void copy16_if(bool when, u32 to, u64 from, bool zeros) {

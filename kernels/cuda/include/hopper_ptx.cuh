@@ -13,6 +13,15 @@ struct alignas(64) TensorMap { u64 words[16]; };
 
 __device__ inline u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
+// True in one lane of a warp whose lanes all are here.  Where the compiler sees that one lane is left it
+// issues the instructions of the TMA one after the other; after a test of the thread's number it puts each
+// into a loop over the lanes.
+__device__ inline bool elected() {
+    u32 is;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
+    return is;
+}
+
 __device__ inline u32 cluster_rank() {
     u32 rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
