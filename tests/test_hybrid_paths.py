@@ -119,12 +119,14 @@ def test_choices_are_as_near_as_times_hang_on_the_columns():
 
 
 def test_the_dense_product_has_tiles_for_columns_between_powers_of_two():
-    def work(m, n):
-        return _hybrid_cost.dense_work(m, 4096, n, 132, 0.3) / (m * 4096 * n)
+    def work(m, n, k=4096):
+        whole = k + _hybrid_cost.TILE_K
+        return _hybrid_cost.dense_work(m, k, n, 132, 0.3) / (m * whole * n)
 
     assert work(14336, 192) < 1.25  # one wave of 112 tiles
     assert work(8192, 384) < 1.05  # of 128
     assert work(8192, 256) < 1.05
+    assert work(320, 128, k=14592) < 7  # ten tiles of 64 x 64 would be 22; they are cut along k
 
 
 def test_what_is_prepared_may_need_another_thing():

@@ -43,6 +43,18 @@ def test_what_does_not_fit_is_copied_or_left_to_kernels_that_store_any_result():
     assert copies(problem(dtype="int8")) == {as_it_is, (True, False, False)}
 
 
+def test_rows_inside_lines_of_memory_may_be_copied_for_the_kernel_that_asks_for_lines():
+    off = problem(n=424, b_in_lines=False)
+    assert copies(off) == {(False, False, False), (True, False, True)}
+    copied = _staging.variants(off)[1]
+    assert copied.kernels == ("sparse_wgmma",)
+    assert copied.problem.b_in_lines
+    assert copied.problem.b_order == "column"
+    rank = lambda case: _planner.rank(case, FACTS, dense=False, scale=lambda kernel: 1.0)[0]  # noqa: E731
+    assert rank(problem(14336, 1000, 4096, b_in_lines=False)).variant.stage_b
+    assert not rank(problem(n=64, b_in_lines=False)).variant.stage_b
+
+
 @pytest.mark.parametrize("known", [{}, {"b_aligned": True}, {"out_aligned": True}])
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_large_products_of_odd_sizes_run_on_warpgroups(known, order):
@@ -76,7 +88,9 @@ def operands(cupy, rng, dtype: str, m: int, n: int, k: int, order: str):
 @pytest.mark.stem(*STEMS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float32"])
 @pytest.mark.parametrize("order", ["row", "column"])
-@pytest.mark.parametrize("shape", [(256, 77, 512), (640, 301, 1204), (1024, 646, 320), (96, 9, 36)])
+@pytest.mark.parametrize(
+    "shape", [(256, 77, 512), (640, 301, 1204), (1024, 646, 320), (96, 9, 36), (5376, 424, 1000)]
+)
 def test_odd_sizes_are_exact(rng, dtype, order, shape):
     cupy = pytest.importorskip("cupy")
     m, n, k = shape

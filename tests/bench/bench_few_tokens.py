@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import cupy as cp
+import precompile
 import rivals
 import shapes
 import torch
@@ -28,8 +26,7 @@ from bench_gemm import as_cupy, error_of
 from harness import Contender, case, copies, geometric_mean, race, to_torch, write_suite
 
 import sparse24 as s24
-from sparse24 import _autotune, _planner
-from sparse24._records import PLAIN, Problem
+from sparse24._records import Problem
 
 STEMS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
 TORCH = {
@@ -163,28 +160,6 @@ def problems(names: list[str], tokens: list[int]) -> Iterator[Problem]:
         yield Problem(m, n, k, 1, name, name, out, "column", "column")
 
 
-def compile_part(part: int, parts: int, asked: Iterator[Problem]) -> None:
-    """Compile every `parts`-th candidate, from `part` on, into CuPy's cache on disk."""
-    wanted = {}
-    for problem in asked:
-        ranked = [c for c in _planner.candidates(problem, 0, dense=False) if c.refusal is None]
-        limit = _autotune.MEASURE_WITHIN * ranked[0].seconds
-        reference = [c for c in ranked if c.kernel == "sparse_fma"]
-        for candidate in [c for c in ranked if c.seconds <= limit] + reference:
-            wanted[candidate.name, problem.dtype] = candidate
-    for key in sorted(wanted)[part::parts]:
-        _planner.prepare(wanted[key], PLAIN)
-
-
-def compile_in_parallel() -> None:
-    parts = max(1, (os.cpu_count() or 1) - 2)
-    command = [sys.executable, *sys.argv, "--compile"]
-    children = [subprocess.Popen([*command, str(i), str(parts)]) for i in range(parts)]
-    for child in children:
-        if child.wait():
-            sys.exit("a process that compiles kernels has failed")
-
-
 def report(rows: list[dict]) -> None:
     by_tokens: dict[tuple[str, int], list[float]] = {}
     for row in rows:
@@ -218,20 +193,14 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=TORCH, default=list(TORCH))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(shapes.FEW_TOKENS))
     parser.add_argument("--block", action="store_true", help="only the token step of a block")
-    parser.add_argument(
-        "--compile",
-        nargs=2,
-        type=int,
-        metavar=("PART", "PARTS"),
-        help="compile a part, time nothing",
-    )
+    precompile.add_argument(parser)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     names = [] if arguments.block else arguments.dtypes
     if arguments.compile:
-        compile_part(*arguments.compile, problems(names, arguments.tokens))
+        precompile.part(*arguments.compile, problems(names, arguments.tokens))
         return
-    compile_in_parallel()
+    precompile.in_parallel()
     rows = []
     for name in names:
         for n in tokens_of(name, arguments.tokens):

@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import cupy as cp
 import numpy as np
+import precompile
 import rivals
 import shapes
 import torch
 from harness import Contender, case, geometric_mean, race, to_torch, write_suite
 
 import sparse24 as s24
+from sparse24._records import Problem
 
 STEMS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_fma")
 CHECKED_ROWS = 64
@@ -101,6 +105,14 @@ def dense_rival(w, x, name: str) -> Contender:
     return rivals.dense([w], x)
 
 
+def problems(listed, dtypes) -> Iterator[Problem]:
+    """What the planner will be asked."""
+    for name in dtypes:
+        out = name if name in ("bfloat16", "float16") else "bfloat16"
+        for m, k, n in listed:
+            yield Problem(m, n, k, 1, name, name, out, "column", "column")
+
+
 def report(rows: list[dict]) -> None:
     for row in rows:
         tera = 2e-6 * row["m"] * row["k"] * row["n"]
@@ -128,11 +140,17 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=sets, default=list(sets))
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"])
     parser.add_argument("--no-search", action="store_true", help="skip cuSPARSELt")
+    precompile.add_argument(parser)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    for name in arguments.sets:
-        listed, fixed = sets[name]
-        for dtype in fixed or arguments.dtypes:
+    wanted = [(sets[name][0], sets[name][1] or arguments.dtypes) for name in arguments.sets]
+    if arguments.compile:
+        asked = itertools.chain.from_iterable(itertools.starmap(problems, wanted))
+        precompile.part(*arguments.compile, asked)
+        return
+    precompile.in_parallel()
+    for listed, dtypes in wanted:
+        for dtype in dtypes:
             rival_out = "none" if dtype in ("bfloat16", "float16") else "bfloat16"
             chosen = {}
             if not arguments.no_search:
