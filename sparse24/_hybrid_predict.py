@@ -25,6 +25,8 @@ TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over dense, up to n
 TWO_FOUR_LEAST = 4e9  # multiply-adds; with fewer, launches take what 2:4 gains
 # The dense product of a matrix that the lines of large ones overrate; an element is one of a row.
 SMALL_DENSE = Line(2.9e-6, 1.45e-9, 2.5e-13)
+# By more columns than STREAM_COLUMNS it takes this at least, of the bytes of all operands.
+SHORT_DENSE = Line(3.6e-6, 0.0, 2.4e-13)
 STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
@@ -203,6 +205,8 @@ def dense_time(
     few = min(few, SMALL_DENSE.seconds(shape[1], nbytes))
     if dtype.itemsize == 2:
         work = _hybrid_cost.dense_work(*shape, n, device.multiprocessors, density)
+        if n > STREAM_COLUMNS:
+            few = max(few, SHORT_DENSE.seconds(0, nbytes + sum(shape) * n * dtype.itemsize))
         return max(few, line_of(lines, "dense", n).seconds(work, 0))
     return max(few, 3e-6 + size * n / _hybrid_cost.rates_for(dtype, True).dense)
 
