@@ -36,6 +36,11 @@ class Windows24:
     pattern : tuple of int
     axis : int
 
+    Notes
+    -----
+    The rows of b stand against zeros too where they are repeated: what an infinity gives may be
+    NaN, also where the matrix has an element.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24

@@ -57,7 +57,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched 
         _refuse_overlap("aux", epilogue.aux, a, b)
     check_stored(a, call.algorithm)
     batch = out.shape[:-2]
-    given, record = b, a.rows
+    given, record, aux = b, a.rows, epilogue.aux
     a = _cast_operand(a, types.row_a)
     b = _convert(b, types.row_b, call.other_dtype)
     as_given = b is given and a.rows is record and not batch
@@ -71,6 +71,8 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched 
     else:
         launched = _prepare_on_cpu(a, b, flat_out, epilogue, call.algorithm)
     launched.launcher(*launched[1:])
+    if aux is not None:
+        _copy_back(epilogue.aux, aux)
     if _copy_back(flat_out, out):
         return None
     kept = launched.a is a.dense or isinstance(launched.a, Compressed24)
@@ -207,8 +209,6 @@ def flatten(a: Operand24, b, out, epilogue: Fused, batch: tuple[int, ...]):
     one = math.prod(batch) == 1  # then no operand has a batch axis, and the result none either
     out = out.reshape(out.shape[-2:] if one else (-1, *out.shape[-2:]))
     c, aux = (_flat_batch(x, batch) for x in (epilogue.c, epilogue.aux))
-    if aux is not None and not _arrays.shares_memory(aux, epilogue.aux):
-        raise ArgumentError("aux of a batched product must be C-contiguous")
     if c is not epilogue.c or aux is not epilogue.aux:
         epilogue = dataclasses.replace(epilogue, c=c, aux=aux)
     return a, b, out, epilogue

@@ -217,6 +217,8 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
         If `permutation` is none.
     ShapeError
         If the layers do not fit it.
+    DTypeError
+        If one of them is no array.
 
     Examples
     --------
@@ -235,6 +237,8 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
         shown = _check.shown(permutation)
         raise ArgumentError(f"permutation must hold each of 0 to k - 1 once, got {shown}")
     for name, given, axis in (("producer", producer, 0), ("consumer", consumer, -1)):
+        _check.is_array(given, argument=name)
+        _check.at_least_1d(given.shape, argument=name)
         if given.shape[axis] != k:
             raise ShapeError(
                 f"{name} must have {k} elements on axis {axis}, one for each of the permutation, "
@@ -242,6 +246,7 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
             )
     if bias is None:
         return producer[order], consumer[..., order]
+    _check.is_array(bias, argument="bias")
     if tuple(bias.shape) != (k,):
         raise ShapeError(f"bias must have shape ({k},), got {tuple(bias.shape)}")
     return producer[order], consumer[..., order], bias[order]

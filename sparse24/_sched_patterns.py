@@ -206,7 +206,7 @@ class NM(Pattern):
         keep = int(xp.sum(xp.astype(alive, xp.int32)))
         grown = floor_count(turnover.share, keep)
         survivors = _survivors(units, keep, grown, alive)
-        growth = bounded(turnover.growth, float(xp.finfo(units.dtype).max))
+        growth = bounded(turnover.growth, float(xp.finfo(turnover.growth.dtype).max))
         return xp.where(survivors, xp.full_like(units, math.inf), growth)
 
     def of_magnitudes(self, weight):

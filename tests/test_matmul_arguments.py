@@ -214,3 +214,17 @@ def test_out_must_be_writable_and_apart():
     with pytest.raises(s24.ArgumentError, match="read-only"):
         s24.matmul(a, x, out)
     np.testing.assert_array_equal(out, 0)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_aux_of_a_stack_has_any_strides(rng, left):
+    """Also those that one axis for the whole stack cannot have."""
+    a = s24.random((5, 8), rng=0)
+    x = rng.standard_normal((2, 3, 8, 4)).astype(np.float32)
+    b = x if left else x.mT
+    pair = (a, b) if left else (b, a.T)
+    exact = np.matmul(*(p.toarray() if p is not b else b for p in pair))
+    aux = np.zeros((3, 2, *exact.shape[:1:-1]), np.float32).transpose(1, 0, 3, 2)
+    got = s24.matmul(*pair, epilogue=s24.Epilogue(activation="relu", aux=aux))
+    np.testing.assert_allclose(aux, exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(got, np.maximum(aux, 0))

@@ -144,3 +144,9 @@ def test_refusals(rng):
         s24.fold_permutation(np.arange(8), w, w)
     with pytest.raises(s24.ShapeError, match=r"bias must have shape \(8,\)"):
         s24.fold_permutation(np.arange(8), w.T, w, bias=np.ones(4))
+    lists = [(w.T.tolist(), w, None), (w.T, w.tolist(), None), (w.T, w, [0.0] * 8)]
+    for producer, consumer, bias in lists:
+        with pytest.raises(s24.DTypeError, match="must be an array, got list"):
+            s24.fold_permutation(np.arange(8), producer, consumer, bias=bias)
+    with pytest.raises(s24.ShapeError, match="producer must have at least one axis"):
+        s24.fold_permutation(np.arange(8), np.float32(1), w)

@@ -129,6 +129,20 @@ def test_fixed_pattern_with_another_target_says_so():
         S.init(S.Recipe(pattern=S.Block()), {"w": np.zeros((30, 32))})
 
 
+def test_gradients_narrower_than_the_weights_take_no_place_of_survivors():
+    """A gradient of NaN ranks first among what grows, never before what stays."""
+    weights = {"w": np.array([[4.0, 3.0, 2.0, 1.0]])}
+    gradients = {"w": np.array([[np.nan, np.nan, 0, 0]], np.float32)}
+    recipe = S.Recipe(
+        S.ConstantScheduler(0.5, every=1), pattern=S.NM(2, 4), grower=S.GradientGrowth(0.5),
+        initial=S.GivenScores({"w": np.arange(4.0)[None]}),
+    )  # fmt: skip
+    scheduler = S.MaskScheduler(recipe)
+    scheduler.step(weights=weights, gradients=gradients)
+    masks = scheduler.step(weights=weights, gradients=gradients)
+    np.testing.assert_array_equal(masks["w"], [[True, False, True, False]])
+
+
 @pytest.mark.parametrize("pattern", [S.Unstructured(), S.Elastic(), S.Block((4, 4)), S.Channel()])
 @pytest.mark.parametrize("distribution", [S.Uniform(), S.ERK(), S.Adaptive()])
 def test_layers_without_elements_have_no_mask(pattern, distribution):
