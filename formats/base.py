@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +25,6 @@ class SparseArray(Refusals, ABC):
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
     __array_ufunc__ = MatmulAlone()
-    __array_priority__ = 1000.0
 
     _dtype: DType
 
@@ -202,17 +199,6 @@ class SparseArray(Refusals, ABC):
             )
         return transposed
 
-    def __array__(self, *args, **kwargs):
-        if _scipy_multiplies(sys._getframe(1)):
-            opaque = np.empty((), object)
-            opaque[()] = self
-            return opaque
-        raise DTypeError(
-            f"{type(self).__name__} does not turn into a dense array by itself; multiply with "
-            "@ or sparse24.matmul, or call .toarray() (NumPy on the CPU, CuPy on the GPU), or "
-            ".tocsr() beside SciPy's formats"
-        )
-
     def __copy__(self):
         return self  # immutable
 
@@ -224,16 +210,6 @@ class SparseArray(Refusals, ABC):
 
     def __len__(self) -> int:
         return self.shape[0]
-
-
-def _scipy_multiplies(caller: FrameType) -> bool:
-    """True if ``csr @ A`` of a SciPy matrix asks for the array of A.
-
-    SciPy knows no protocol for other sparse arrays.  It leaves the product to
-    ``A.__rmatmul__`` if A turns into an array without axes, and only then.
-    """
-    module = caller.f_globals.get("__name__", "")
-    return module.startswith("scipy.sparse.") and caller.f_code.co_name == "_matmul_dispatch"
 
 
 def made_by(array: Any, given: Any, maker: str) -> DTypeError:

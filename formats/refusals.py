@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import numbers
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NoReturn
+
+import numpy as np
 
 from sparse24._errors import ArgumentError, DTypeError
 
@@ -31,6 +35,8 @@ class Refusals:
     ``==`` and ``!=`` between two of them, and with what is no number or array, ask whether
     both are the same object, so that they can stand in sets and as keys.
     """
+
+    __array_priority__ = 1000.0
 
     shape: Any
     ndim: Any
@@ -68,6 +74,17 @@ class Refusals:
             ".toarray()[...]"
         )
 
+    def __array__(self, *args, **kwargs):
+        if _scipy_multiplies(sys._getframe(1)):
+            opaque = np.empty((), object)
+            opaque[()] = self
+            return opaque
+        raise DTypeError(
+            f"{type(self).__name__} does not turn into a dense array by itself; multiply with "
+            "@ or sparse24.matmul, or call .toarray() (NumPy on the CPU, CuPy on the GPU), or "
+            ".tocsr() beside SciPy's formats"
+        )
+
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """NumPy's functions meet `__array__`, whose error these two would take for a "no"."""
         if function.__name__ in ("array_equal", "array_equiv"):
@@ -84,3 +101,13 @@ class Refusals:
             f"{type(self).__name__} of two axes is not gone through row by row; use .toarray(), "
             "or .tocsr()"
         )
+
+
+def _scipy_multiplies(caller: FrameType) -> bool:
+    """True if ``csr @ A`` of a SciPy matrix asks for the array of A.
+
+    SciPy knows no protocol for other sparse arrays.  It leaves the product to
+    ``A.__rmatmul__`` if A turns into an array without axes, and only then.
+    """
+    module = caller.f_globals.get("__name__", "")
+    return module.startswith("scipy.sparse.") and caller.f_code.co_name == "_matmul_dispatch"

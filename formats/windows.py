@@ -9,17 +9,22 @@ multiplies are repeated instead.  k grows by 4 (N - 1) / 2N: x1.33 for 4:6, x1.5
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
 from sparse24._errors import ArgumentError, PatternError, ShapeError
+from sparse24.formats import convert
+from sparse24.formats.base import densified
 from sparse24.formats.n_m_parts import as_24
+from sparse24.formats.refusals import Refusals
 from sparse24.formats.two_four import Sparse24Array
+from sparse24.formats.ufuncs import MatmulAlone
 
 
-class Windows24:
+class Windows24(Refusals):
     """An exact 2:4 stand-in for an n:m matrix with n <= m - 2 and m even.
 
     Made by `NMArray.windows` or `from_dense`.  ``W @ b`` (``x @ W`` for ``axis=-2``)
@@ -57,8 +62,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
     array([21.], dtype=float32)
     """
 
-    __array_ufunc__ = None  # numpy_array @ W comes to __rmatmul__
-    __array_priority__ = 1000.0
+    __array_ufunc__ = MatmulAlone()  # numpy_array @ W comes to __rmatmul__
 
     def __init__(self, array: Sparse24Array, index, shape, pattern):
         self.array, self.index = array, index
@@ -113,6 +117,16 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         return self.array.device
 
     @property
+    def nnz(self) -> int:
+        """Number of non-zero elements (waits for the device)."""
+        return self.array.nnz
+
+    @property
+    def size(self) -> int:
+        """Number of elements, zeros included."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         return self.array.nbytes + self.index.nbytes
 
@@ -142,6 +156,14 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         dense = groups.reshape(*rows.shape[:-1], among * m)[..., :k]
         return dense.swapaxes(-1, -2) if turned else dense
 
+    def tocsr(self, dtype=None):
+        """The matrix as `Sparse24Array.tocsr` gives it."""
+        array = self.array
+        if array._dtype.is_float8 and self.device != "cpu":  # its dense form there is bits
+            array = array.astype("float32")
+        whole = Windows24(array, self.index, self.shape, self.pattern)
+        return convert.to_csr(whole.toarray(), dtype)
+
     def __repr__(self) -> str:
         n, m = self.pattern
         return (
@@ -160,6 +182,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         return self._product(x, lambda x: x @ self.array, axis=-1)
 
     def _product(self, other, multiply, *, axis: int):
+        other = densified(other)
         with _foreign.stream_of(other):
             other, restore = _foreign.take(other, argument="b")
             axis = axis if other.ndim > 1 else -1

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -213,6 +214,24 @@ def test_windows_give_the_matrix_back(rng, pattern, shape, dtype):
     if len(shape) > 2:
         with pytest.raises(s24.ArgumentError, match="T is for matrices, got 3 axes"):
             windows.T  # noqa: B018
+
+
+def test_windows_meet_numpy_and_scipy_as_other_formats_do(rng):
+    x, b = rng.standard_normal((6, 20)).astype(np.float32), np.ones((20, 3), np.float32)
+    windows = s24.compress(x, pattern=(6, 8), on_excess="prune").windows()
+    dense = windows.toarray()
+    assert (windows.nnz, windows.size) == (np.count_nonzero(dense), 120)
+    np.testing.assert_array_equal(windows.tocsr().toarray(), dense)
+    other = scipy.sparse.csr_array(b)
+    for product in (np.matmul(windows, b), windows @ other, (other.T @ windows.mT).T):
+        np.testing.assert_allclose(product, dense @ b, rtol=1e-5, atol=1e-5)
+    for function in (np.asarray, np.count_nonzero, np.transpose, np.sum, lambda w: w == 0):
+        with pytest.raises(s24.DTypeError, match="Windows24"):
+            function(windows)
+    with pytest.raises(s24.DTypeError, match="Windows24 is not compared element by element"):
+        np.array_equal(windows, dense)
+    with pytest.raises(s24.ArgumentError, match="truth value of Windows24"):
+        bool(windows)
 
 
 def test_refusals(rng):
