@@ -161,7 +161,8 @@ class SparseArray(Refusals, ABC):
         ArgumentError
             If `axes` are others, or this is a batch.
         """
-        if axes is not None and tuple(axes) not in ((1, 0), (-1, -2)):
+        known = np.ndim(axes) == 1 and tuple(axes) in ((1, 0), (-1, -2))
+        if axes is not None and not known:
             raise ArgumentError(f"axes must be (1, 0), got {_check.shown(axes)}; drop it")
         return self._transposed()
 

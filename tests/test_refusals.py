@@ -95,6 +95,8 @@ def test_transpose_is_t(a):
         np.testing.assert_array_equal(turned.toarray(), a.toarray().T)
     with pytest.raises(s24.ArgumentError, match=r"axes must be \(1, 0\), got \(0, 1\)"):
         a.transpose((0, 1))
+    with pytest.raises(s24.ArgumentError, match=r"axes must be \(1, 0\), got 1"):
+        np.transpose(a, 1)
 
 
 def test_a_batch_is_transposed_by_mt(rng):
