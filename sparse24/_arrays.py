@@ -13,6 +13,7 @@ import numpy as np
 from sparse24 import _dtypes
 from sparse24._errors import DeviceError, DTypeError
 
+VECTOR = 16  # bytes that kernels copy at a time, on such a boundary
 LINE = 128  # bytes of a line of the GPU's L2 cache
 _INSTALL_CUPY = (
     "install the extra that matches the driver: pip install 'sparse24[cuda13]' or "
@@ -146,13 +147,13 @@ def not_zero(x: Any, row: _dtypes.DType) -> Any:
     return x.view(row.storage) & magnitude != 0
 
 
-def row_pitch(columns: int, itemsize: int, boundary: int = 16) -> int:
+def row_pitch(columns: int, itemsize: int, boundary: int = VECTOR) -> int:
     """Smallest number of elements >= `columns` whose rows start on boundaries of so many bytes."""
     step = boundary // itemsize
     return -(-columns // step) * step
 
 
-def empty_rows(xp, shape: tuple[int, ...], dtype, boundary: int = 16) -> Any:
+def empty_rows(xp, shape: tuple[int, ...], dtype, boundary: int = VECTOR) -> Any:
     """An uninitialised array whose rows are aligned on the GPU, plain on the CPU.
 
     The bulk-copy engine of the GPU can only address rows that start on 16-byte

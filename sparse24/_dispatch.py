@@ -14,7 +14,6 @@ from sparse24._fuse import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
 
 OVERLAP = "{} shares memory with an operand; pass another array"
-VECTOR = 16  # bytes that kernels copy at a time
 
 
 class Launched(NamedTuple):
@@ -144,7 +143,7 @@ def order(x) -> str:
     return "column" if row == size else "strided"
 
 
-def aligned(x, boundary: int = VECTOR) -> bool:
+def aligned(x, boundary: int = _arrays.VECTOR) -> bool:
     """True if the matrix starts on, and its lines advance by, multiples of so many bytes."""
     if x.data.ptr % boundary or (x.ndim == 3 and x.shape[0] > 1 and x.strides[0] % boundary):
         return False

@@ -24,6 +24,10 @@ def copies(case: Problem) -> set[tuple[bool, bool, bool]]:
     return {(v.stage_b, v.stage_out, v.kernels is not None) for v in found}
 
 
+def best(case: Problem) -> _planner.Candidate:
+    return _planner.rank(case, FACTS, dense=False, scale=lambda kernel: 1.0)[0]
+
+
 def test_what_fits_is_not_copied():
     assert copies(problem()) == {(False, False, False)}
     assert copies(problem(dtype="int8", b_order="column")) == {(False, False, False)}
@@ -50,27 +54,26 @@ def test_rows_inside_lines_of_memory_may_be_copied_for_the_kernel_that_asks_for_
     assert copied.kernels == ("sparse_wgmma",)
     assert copied.problem.b_in_lines
     assert copied.problem.b_order == "column"
-    rank = lambda case: _planner.rank(case, FACTS, dense=False, scale=lambda kernel: 1.0)[0]  # noqa: E731
-    assert rank(problem(14336, 1000, 4096, b_in_lines=False)).variant.stage_b
-    assert not rank(problem(n=64, b_in_lines=False)).variant.stage_b
+    assert best(problem(14336, 1000, 4096, b_in_lines=False)).variant.stage_b
+    assert not best(problem(n=64, b_in_lines=False)).variant.stage_b
 
 
 @pytest.mark.parametrize("known", [{}, {"b_aligned": True}, {"out_aligned": True}])
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_large_products_of_odd_sizes_run_on_warpgroups(known, order):
     case = problem(aligned=False, b_order=order, **known)
-    best = _planner.rank(case, FACTS, dense=False, scale=lambda kernel: 1.0)[0]
-    assert best.kernel == "sparse_wgmma"
-    assert not best.variant.stage_out
-    assert best.variant.stage_b == ("b_aligned" not in known)
+    found = best(case)
+    assert found.kernel == "sparse_wgmma"
+    assert not found.variant.stage_out
+    assert found.variant.stage_b == ("b_aligned" not in known)
 
 
 def test_without_warpgroups_odd_sizes_are_copied():
     case = problem(aligned=False, capability=89)
-    best = _planner.rank(case, FACTS, dense=False, scale=lambda kernel: 1.0)[0]
-    assert best.kernel == "sparse_mma"
-    assert best.variant.stage_b
-    assert best.variant.stage_out
+    found = best(case)
+    assert found.kernel == "sparse_mma"
+    assert found.variant.stage_b
+    assert found.variant.stage_out
 
 
 # --- on a GPU ---------------------------------------------------------------------------------
