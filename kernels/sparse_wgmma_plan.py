@@ -8,30 +8,35 @@ from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import Problem
 from sparse24.kernels import sparse_tile
-from sparse24.kernels.sparse_wgmma_configs import TABLE, WIDE, Config, layout
+from sparse24.kernels.sparse_wgmma_configs import LARGE, TABLE, WIDE, Config, layout
 
 MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
 LEAST_ATOMS = 4  # of k that a block gets of a tile that a cluster shares
 CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}  # orders configs; H200
 
-# Fitted to 3700 timings on an H200: 700 random products by 8 to 12000 columns with all tiles that
-# suit, and those of gemm.json and few_tokens.json.  8 % root mean square, and the tile put first
-# takes 2 to 4 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Which tile".
-LAUNCH = 1.7e-6  # seconds
-INSTRUCTION_CLOCKS = 21.3  # of an instruction, beside half a clock a column
-STAGE_SECONDS = 45e-9  # from one stage to the next, whatever is in it
-LATENCY = 1.03e-6  # seconds from a stage's copy to its arrival
-INTO_SM = 1.5e11  # bytes a second
-L2_PER_SM = 1.39e11
-READING = 1.11  # bandwidth, of that of a copy
-STORE = 52e-12  # seconds for a sum of the tile
-EXCHANGE, OF_PART = 0.84e-6, 0.42e-6  # seconds of a tile that blocks share, and for each of them
-SHARED_SUM = 36e-12  # seconds for a sum that they exchange
-POWER = 1.89e-15 * 132  # seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all
-USABLE = {1: 1.0, 2: 1.0, 3: 117 / 132, 4: 120 / 132}  # of the chip, by blocks of a cluster
-# 128 bytes of b that begin inside a line of memory are five sectors of 32 bytes instead of four, in
-# two requests to the L2 cache instead of one.
-ASTRIDE_SECTORS, ASTRIDE_REQUESTS = 5 / 4, 2
+# Fitted to 22000 timings on an H200: 990 random products by 64 to 6000 columns with all tiles that
+# suit, and those of gemm.json and few_tokens.json.  12 % root mean square, and the tile put first
+# takes 3 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Which tile, again".
+LAUNCH = 1.40e-6  # seconds
+INSTRUCTION_CLOCKS = 26.5  # of an instruction, beside half a clock a column
+STAGE_SECONDS = 40e-9  # from one stage to the next, whatever is in it
+LATENCY = 0.906e-6  # seconds from a stage's copy to its arrival
+INTO_SM = 1.53e11  # bytes a second
+L2_PER_SM = 1.09e11
+READING = 1.13  # bandwidth, of that of a copy
+STORE = 52.5e-12  # seconds for a sum of the tile
+TILE = 0.61e-6  # seconds of a multiprocessor for a tile, or a block's part of one
+OF_PART = 0.322e-6  # seconds for each of the blocks that share a tile
+SHARED_SUM = 55e-12  # seconds for a sum that they exchange
+POWER = 1.91e-15 * 132  # seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all
+# Multiprocessors that clusters of so many blocks find, as `clusters.most_clusters` counts them.
+USABLE = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 8: 120}
+# The L2 cache is asked for lines of 128 bytes: half a line of A costs it as much as a whole one.
+# Whole lines of b, which blocks along m ask for at the same time, cost it nothing.  128 bytes that
+# begin inside a line are five sectors of 32 bytes instead of four, in two requests.
+HALF_LINE = 2
+ASTRIDE_SECTORS, ASTRIDE_REQUESTS = 5 / 4, 1.73
+ROWS_OF_B = 1.42  # how much longer b takes to arrive by rows than by columns
 
 
 def configs(problem: Problem) -> list[Config]:
@@ -44,8 +49,8 @@ def _suits(problem: Problem, config: Config) -> bool:
     sharers = 1 if config.pingpong else config.consumers
     if promotes(problem) and config.block_m * config.block_n > MOST_PROMOTED * sharers:
         return False
-    wide = numpy_dtype(problem.dtype).itemsize == 2 and problem.b_order == "column"
-    if (config.spans == 2 and not wide) or (config in WIDE and wide):
+    wide = numpy_dtype(problem.dtype).itemsize == 2
+    if (config.spans == 2 and not wide) or (config in WIDE and wide and config not in LARGE):
         return False
     out_itemsize = numpy_dtype(problem.out_dtype).itemsize
     if config.block_n == 32 and (problem.b_order == "row" or out_itemsize == 1):
@@ -68,7 +73,7 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
     """
     itemsize, sms = numpy_dtype(problem.dtype).itemsize, int(chip["sms"])
     blocks = tiles_of(problem, config) * config.parts
-    usable = int(sms * USABLE.get(config.parts * config.cluster, 0.8))
+    usable = sms * USABLE[config.parts * config.cluster] // USABLE[1]
     beside = max(1, min(config.blocks, -(-blocks // usable)))
     waves = -(-blocks // (usable * config.blocks))
     together = math.hypot(
@@ -77,30 +82,38 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
         sparse_tile.bytes_moved(problem) / (READING * chip["bandwidth"]),
     )
     products = problem.m * problem.n * problem.k * problem.batch * itemsize / 2
-    return LAUNCH + max(together, products * POWER / sms)
+    return LAUNCH + max(together + TILE * blocks / sms, products * POWER / sms)
 
 
 def _block(p: Problem, config: Config, beside: int, clock_hz: float) -> float:
     """Seconds of a block for its part of a tile, with others on its multiprocessor."""
     itemsize = numpy_dtype(p.dtype).itemsize
-    of_a = config.block_m * _bytes_of_row(itemsize) * config.spans
-    of_b = min(config.block_n, _columns(p)) * 128 * config.spans
+    of_a = min(config.block_m, _rounded(p.m)) * _bytes_of_row(itemsize) * config.spans
+    of_b = min(config.block_n, _rounded(p.n)) * 128 * config.spans
     asked_for = layout(config, itemsize, 2).stages * (of_a + of_b / config.cluster)
     rate = min(asked_for / LATENCY, INTO_SM / beside)
-    arriving = of_a + of_b * (1 if p.b_in_lines else ASTRIDE_SECTORS)
+    arriving = of_a + of_b * _slower(p)
     instructions = config.block_m // 64 * 2 * config.spans
     clocks = instructions * (config.block_n / 2 + INSTRUCTION_CLOCKS) * beside
     stage = STAGE_SECONDS + max(arriving / rate, clocks / clock_hz)
     sums = config.block_m * config.block_n
-    exchange = EXCHANGE + OF_PART * config.parts + SHARED_SUM * sums if config.parts > 1 else 0.0
+    exchange = OF_PART * config.parts + SHARED_SUM * sums if config.parts > 1 else 0.0
     return _stages(p, config) * stage + STORE * sums * beside + exchange
+
+
+def _slower(p: Problem) -> float:
+    """How much longer b takes to arrive than whole lines of memory would."""
+    return (1 if p.b_in_lines else ASTRIDE_SECTORS) * (ROWS_OF_B if p.b_order == "row" else 1)
 
 
 def _from_l2(p: Problem, config: Config) -> float:
     """Bytes that all blocks ask the L2 cache for: A for each tile along n, b for each along m."""
-    of_a = p.m * -(-p.n // config.block_n) * _bytes_of_row(numpy_dtype(p.dtype).itemsize)
-    of_b = clusters_m(p, config) * _columns(p) * 128 * (1 if p.b_in_lines else ASTRIDE_REQUESTS)
-    return (of_a + of_b) * p.batch * _stages(p, config) * config.spans * config.parts
+    line = HALF_LINE if config.spans == 1 else 1
+    of_a = p.m * -(-p.n // config.block_n) * _bytes_of_row(numpy_dtype(p.dtype).itemsize) * line
+    astride = 0 if p.b_in_lines else ASTRIDE_REQUESTS
+    of_b = clusters_m(p, config) * _rounded(p.n) * 128 * astride
+    stages = -(-p.k * numpy_dtype(p.dtype).itemsize // 128)
+    return (of_a + of_b) * p.batch * stages
 
 
 def _bytes_of_row(itemsize: int) -> float:
@@ -108,15 +121,16 @@ def _bytes_of_row(itemsize: int) -> float:
     return 64 + 16 / itemsize
 
 
-def _columns(p: Problem) -> int:
-    """Columns of b that are read."""
-    return -(-p.n // 8) * 8
+def _rounded(extent: int) -> int:
+    """Rows of A or columns of b that are read."""
+    return -(-extent // 8) * 8
 
 
 def _stages(p: Problem, config: Config) -> float:
-    """Of 128 bytes of b along k, or twice that, for one tile, or a block's part of one."""
-    columns = atoms_k(p) * (_spec.ATOM_K_TF32 if p.tensor_float else _spec.ATOM_K)
-    return columns * numpy_dtype(p.dtype).itemsize / (128 * config.spans * config.parts)
+    """Of 128 bytes of b along k, or twice that, for one tile, or the longest part of one."""
+    atom = _spec.ATOM_K_TF32 if p.tensor_float else _spec.ATOM_K
+    of_atom = atom * numpy_dtype(p.dtype).itemsize / (128 * config.spans)
+    return -(-atoms_k(p) // config.parts) * of_atom
 
 
 def atoms_k(problem: Problem) -> int:
