@@ -14,29 +14,30 @@ MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers ar
 LEAST_ATOMS = 4  # of k that a block gets of a tile that a cluster shares
 CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}  # orders configs; H200
 
-# Fitted to 22000 timings on an H200: 990 random products by 64 to 6000 columns with all tiles that
+# Fitted to 23000 timings on an H200: 1090 random products by 64 to 14000 columns with all tiles that
 # suit, and those of gemm.json and few_tokens.json.  12 % root mean square, and the tile put first
-# takes 3 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Which tile, again".
-LAUNCH = 1.40e-6  # seconds
-INSTRUCTION_CLOCKS = 26.5  # of an instruction, beside half a clock a column
-STAGE_SECONDS = 40e-9  # from one stage to the next, whatever is in it
-LATENCY = 0.906e-6  # seconds from a stage's copy to its arrival
-INTO_SM = 1.53e11  # bytes a second
-L2_PER_SM = 1.09e11
-READING = 1.13  # bandwidth, of that of a copy
-STORE = 52.5e-12  # seconds for a sum of the tile
-TILE = 0.61e-6  # seconds of a multiprocessor for a tile, or a block's part of one
-OF_PART = 0.322e-6  # seconds for each of the blocks that share a tile
-SHARED_SUM = 55e-12  # seconds for a sum that they exchange
-POWER = 1.91e-15 * 132  # seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all
+# takes 3 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Wide stages for all".
+LAUNCH = 1.36e-6  # seconds
+INSTRUCTION_CLOCKS = 23.1  # of an instruction, beside half a clock a column
+STAGE_SECONDS = 49.6e-9  # from one stage to the next, whatever is in it
+LATENCY = 0.837e-6  # seconds from a stage's copy to its arrival
+INTO_SM = 1.64e11  # bytes a second
+READING = 1.22  # bandwidth, of that of a copy
+STORE = 61.3e-12  # seconds for a sum of the tile
+TILE = 0.484e-6  # seconds of a multiprocessor for a tile, or a block's part of one
+OF_PART = 0.317e-6  # seconds for each of the blocks that share a tile
+SHARED_SUM = 61.4e-12  # seconds for a sum that they exchange
+POWER = 1.95e-15 * 132  # seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all
 # Multiprocessors that clusters of so many blocks find, as `clusters.most_clusters` counts them.
 USABLE = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 8: 120}
-# The L2 cache is asked for lines of 128 bytes: half a line of A costs it as much as a whole one.
-# Whole lines of b, which blocks along m ask for at the same time, cost it nothing.  128 bytes that
-# begin inside a line are five sectors of 32 bytes instead of four, in two requests.
-HALF_LINE = 2
-ASTRIDE_SECTORS, ASTRIDE_REQUESTS = 5 / 4, 1.73
-ROWS_OF_B = 1.42  # how much longer b takes to arrive by rows than by columns
+# The L2 cache gives so many bytes a second to each multiprocessor, and is asked for lines of 128
+# bytes: half lines of A cost it more.  Blocks along m ask for the same lines of b at about the same
+# time, which costs it less, but more where lines of b are astride of lines of memory: two requests
+# then, of five sectors of 32 bytes instead of four.
+L2_PER_SM = 6.76e10
+HALF_LINE, WHOLE_B, ASTRIDE_B = 1.23, 0.33, 0.93
+ASTRIDE_SECTORS = 5 / 4
+ROWS_OF_B = 1.47  # how much longer b takes to arrive by rows than by columns
 
 
 def configs(problem: Problem) -> list[Config]:
@@ -92,7 +93,7 @@ def _block(p: Problem, config: Config, beside: int, clock_hz: float) -> float:
     of_b = min(config.block_n, _rounded(p.n)) * 128 * config.spans
     asked_for = layout(config, itemsize, 2).stages * (of_a + of_b / config.cluster)
     rate = min(asked_for / LATENCY, INTO_SM / beside)
-    arriving = of_a + of_b * _slower(p)
+    arriving = of_a + of_b * (1 + (_slower(p) - 1) / config.cluster)
     instructions = config.block_m // 64 * 2 * config.spans
     clocks = instructions * (config.block_n / 2 + INSTRUCTION_CLOCKS) * beside
     stage = STAGE_SECONDS + max(arriving / rate, clocks / clock_hz)
@@ -102,7 +103,7 @@ def _block(p: Problem, config: Config, beside: int, clock_hz: float) -> float:
 
 
 def _slower(p: Problem) -> float:
-    """How much longer b takes to arrive than whole lines of memory would."""
+    """How much longer what a block asks for of b takes to arrive than whole lines by columns."""
     return (1 if p.b_in_lines else ASTRIDE_SECTORS) * (ROWS_OF_B if p.b_order == "row" else 1)
 
 
@@ -110,8 +111,7 @@ def _from_l2(p: Problem, config: Config) -> float:
     """Bytes that all blocks ask the L2 cache for: A for each tile along n, b for each along m."""
     line = HALF_LINE if config.spans == 1 else 1
     of_a = p.m * -(-p.n // config.block_n) * _bytes_of_row(numpy_dtype(p.dtype).itemsize) * line
-    astride = 0 if p.b_in_lines else ASTRIDE_REQUESTS
-    of_b = clusters_m(p, config) * _rounded(p.n) * 128 * astride
+    of_b = clusters_m(p, config) * _rounded(p.n) * 128 * (WHOLE_B if p.b_in_lines else ASTRIDE_B)
     stages = -(-p.k * numpy_dtype(p.dtype).itemsize // 128)
     return (of_a + of_b) * p.batch * stages
 

@@ -23,7 +23,7 @@ def problem(m=4096, k=14336, n=32, **fields) -> Problem:
 
 
 def test_few_rows_are_shared_and_many_columns_are_not():
-    assert sparse_wgmma.configs(problem(n=128))[0].name == "128x128x64k3"
+    assert sparse_wgmma.configs(problem(n=128))[0].name == "128x128x128k3"
     assert sparse_wgmma.configs(problem(28672, 8192, 16))[0].parts == 1
     assert sparse_wgmma.configs(problem(n=4096))[0].parts == 1
     assert all(config.parts == 1 for config in sparse_wgmma.configs(problem(k=512)))
