@@ -28,10 +28,11 @@ NAME = "hybrid_wgmma"
 DTYPES = ("float16", "bfloat16")
 LEAST_COLUMNS = 128
 LIVE_SHIFT, SOURCES_OF_LANE = 28, 4  # as in the kernel
+PIECES_OF_ROW = 4  # of 16 bytes, in a stage
 _OUT_VIEW = np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8"), ("batch", "i8")])
 _OPERANDS = np.dtype(
     [
-        ("packed", "u8"), ("sources", "u8"), ("pieces", "u8"), ("b", "u8"),
+        ("values", "u8"), ("packed", "u8"), ("sources", "u8"), ("pieces", "u8"), ("b", "u8"),
         ("b_pitch", "i4"), ("pitch", "i4"), ("m", "i4"), ("n", "i4"), ("k", "i4"), ("unused", "i4"),
         ("rows", "u8"),
     ]
@@ -101,9 +102,25 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
     work = _work(ordered, rewrite.ROWS)
     live = _arrays.cupy_module().asarray(where.live.astype(np.int32) << LIVE_SHIFT)
     strips.sources[:, ::SOURCES_OF_LANE] |= live[:, None]
-    arrays = record.values, record.packed, strips.sources, ordered.rows
+    arrays = _by_stages(record.values), record.packed, strips.sources, ordered.rows
     settle()
     return Layout(bits.shape, dtype, *arrays, where.table, work)
+
+
+def _by_stages(values: Any) -> Any:
+    """Stored elements (atoms, rows, 64) of 16 bits as the stages of the kernel hold them.
+
+    A row has 64 bytes of each of the two stages of an atom.  Whole stages in a piece are whole lines
+    of memory, where those rows would be halves.  Pieces of 16 bytes are exchanged within a row of a
+    stage by bits 1 and 2 of the row's number, as swizzles of 64 bytes do (PTX ISA, tensor swizzling modes).
+    """
+    atoms, rows, _ = values.shape
+    row, place = np.arange(rows)[:, None], np.arange(PIECES_OF_ROW)
+    of_stage = 2 * PIECES_OF_ROW * row + (place ^ row // 2 % PIECES_OF_ROW)
+    order = np.concatenate([of_stage.ravel(), of_stage.ravel() + PIECES_OF_ROW])
+    pieces_of_16 = values.view(np.complex128).reshape(atoms, -1)
+    stages = pieces_of_16.take(_arrays.cupy_module().asarray(order), axis=1)
+    return stages.view(values.dtype).reshape(2 * atoms, rows, BLOCK_K // 2)
 
 
 def _work(ordered: hybrid_row_order.Ordered, rows: int) -> Work:
@@ -156,13 +173,10 @@ class Ready(BoundProduct):
         work = pieces(layout.table, layout.work, config, n)
         self._grid, self._pitch = work.shape
         self._pieces = _arrays.cupy_module().asarray(work.view(np.int32))
-        self._by_number, values = layout.rows is not None, layout.values
-        self._values = tensor_map.tiled(
-            values.data.ptr, (BLOCK_K, config.block_m, len(values)), values.strides[1::-1],
-            (BLOCK_K // 2, 64 if config.skips else config.block_m), 2,
-        )  # fmt: skip
+        self._by_number = layout.rows is not None
         self._rows = layout.rows.data.ptr if self._by_number else 0
-        self._left = tuple(x.data.ptr for x in (layout.packed, layout.sources, self._pieces))
+        left = layout.values, layout.packed, layout.sources, self._pieces
+        self._left = tuple(x.data.ptr for x in left)
         self.per_stream = bool((work["helpers"] < 0).any())
         if not _arrays.cupy_module().cuda.get_current_stream().is_capturing():
             partial_sums.rooms.reserve()
@@ -183,7 +197,7 @@ class Ready(BoundProduct):
         sizes = (b.strides[0], self._pitch, out.shape[0], b.shape[1], b.shape[0], 0)
         operands = np.array([(*self._left, b.data.ptr, *sizes, self._rows)], _OPERANDS)
         arguments = (
-            self._values, matrix_map(b, 1, 0, (64, BLOCK_K)),
+            matrix_map(b, 1, 0, (64, BLOCK_K)),
             matrix_map(out, inner, outer, (64, 64)) if bulk else tensor_map.empty(),
             loader.by_value(np.array([view], _OUT_VIEW)), loader.by_value(operands),
             partial_sums.rooms.of_stream(stream) if self.per_stream else partial_sums.NONE,

@@ -4,8 +4,8 @@
 // number.  Either most columns of a strip stay where they are, 64 together, and slots hold what did not fit
 // (hybrid_evict.cu), or all of them are grouped anew (hybrid_regroup.cu).
 //
-//   values  [atoms, BLOCK_M, 64]    stored elements; an atom is 128 columns of a strip           (read)
-//   packed  [atoms, BLOCK_M * 16]   metadata in 64x128 atoms (sparse24/_spec.py)                 (read)
+//   values  [2 atoms, BLOCK_M, 32]  stored elements of a stage, swizzled as in shared memory     (read)
+//   packed  [atoms, BLOCK_M * 16]   metadata in 64x128 atoms (sparse24/_spec.py), two stages     (read)
 //   sources [2 atoms, 64]           rows of b of every half atom, a stage; k or more: zeros      (read)
 //   pieces  [blocks][pitch]         what each block multiplies, in order; an empty one follows   (read)
 //   b       [k, n]                  n contiguous, rows on 16-byte boundaries                     (read)
@@ -68,7 +68,7 @@ struct alignas(16) Piece {
     __device__ bool gives() const { return CUTS && helpers < 0; }
 };
 struct Operands {
-    const unsigned char* packed;
+    const unsigned char *values, *packed;
     const int* sources;
     const Piece* pieces;
     const unsigned short* b;
@@ -196,9 +196,8 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
     if (OUT_BULK) store_wait<0>();  // shared memory must outlive the copies
 }
 
-__device__ inline void produce(const TensorMap& values, const TensorMap& b, const Operands& of, const Ring& ring,
-                               u32 shared) {
-    Producer producer(values, b, of, ring, shared);
+__device__ inline void produce(const TensorMap& b, const Operands& of, const Ring& ring, u32 shared) {
+    Producer producer(b, of, ring, shared);
     for_each_piece(of, [&](const Piece& piece, const int*) { producer.fetch(piece); });
 }
 
@@ -207,17 +206,15 @@ extern "C" __global__ void
 __cluster_dims__(K_PARTS, 1, 1)
 #endif
 __launch_bounds__(kThreads, 1)
-hybrid_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ TensorMap b,
-             const __grid_constant__ TensorMap out_map, const __grid_constant__ OutView out,
-             const __grid_constant__ Operands of, const __grid_constant__ Workspace workspace,
-             const __grid_constant__ EpilogueParams params) {
+hybrid_wgmma(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap out_map,
+             const __grid_constant__ OutView out, const __grid_constant__ Operands of,
+             const __grid_constant__ Workspace workspace, const __grid_constant__ EpilogueParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = uniform(shared_address(memory));
     const Ring ring(shared + kBarriersAt);
     const Others parts(shared, shared + kBarriersAt + Ring::bytes, K_PARTS > 1 ? cluster_rank() : 0);
 
     if (threadIdx.x == kProducer) {
-        prefetch_map(values);
         prefetch_map(b);
         if (OUT_BULK) prefetch_map(out_map);
         ring.init();
@@ -228,7 +225,7 @@ hybrid_wgmma(const __grid_constant__ TensorMap values, const __grid_constant__ T
 
     if (threadIdx.x >= kProducer) {
         give_registers<kProducerRegisters>();
-        produce(values, b, of, ring, shared);
+        produce(b, of, ring, shared);
         if (K_PARTS > 1) parts.meet();
     } else {
         take_registers<kConsumerRegisters>();

@@ -13,9 +13,8 @@ class Producer {
     static constexpr int kOfWarp = BLOCK_K / kWarps;  // rows of b that a warp gathers for a stage
 
   public:
-    __device__ Producer(const TensorMap& values, const TensorMap& b_map, const Operands& of, const Ring& ring,
-                        u32 shared)
-        : values_(values), b_map_(b_map), of_(of), ring_(ring), shared_(shared),
+    __device__ Producer(const TensorMap& b_map, const Operands& of, const Ring& ring, u32 shared)
+        : b_map_(b_map), of_(of), ring_(ring), shared_(shared),
           warp_(__shfl_sync(~0u, threadIdx.x / 32 % kWarps, 0)), lane_(threadIdx.x % 32) {}
 
     __device__ void fetch(const Piece& piece) {
@@ -140,16 +139,17 @@ class Producer {
             load_bytes(metadata, of_.packed + (long long)atom * kMetadataBytes, kMetadataBytes, barrier);
         }
         const u32 to = shared_ + place.at.stage * kStageBytes + kBBytes;
+        const unsigned char* from = of_.values + (long long)(atom * kParts + part) * kABytes;
         if constexpr (SKIPS) {
 #pragma unroll
-            for (int r = 0; r < BLOCK_M / 64; r++)
-                if (blocks >> r & 1) load_box(to + r * kRowBlockBytes, values_, part * (BLOCK_K / 2), r * 64, atom, barrier);
+            for (u32 r = 0; r < BLOCK_M / 64; r++)
+                if (blocks >> r & 1) load_bytes(to + r * kRowBlockBytes, from + r * kRowBlockBytes, kRowBlockBytes, barrier);
         } else {
-            load_box(to, values_, part * (BLOCK_K / 2), 0, atom, barrier);
+            load_bytes(to, from, kABytes, barrier);
         }
     }
 
-    const TensorMap &values_, &b_map_;
+    const TensorMap& b_map_;
     const Operands& of_;
     const Ring& ring_;
     u32 shared_;
