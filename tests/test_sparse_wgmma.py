@@ -90,7 +90,10 @@ def test_other_types(rng, dtype, b_dtype, out_dtype, out_order):
 @on_gpu
 @pytest.mark.parametrize("shape", [(520, 776, 2056), (1000, 136, 4096), (3000, 2600, 1160)])
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-@pytest.mark.parametrize("name", ["128x64x64k4", "128x128x64k4", "128x256x64k2"])
+@pytest.mark.parametrize(
+    "name",
+    ["128x64x64k4", "128x128x64k8", "128x256x64k2", "128x192x64k3", "256x128x64k4"],
+)
 def test_shared_tiles_are_exact_and_the_same_again(rng, name, shape, dtype):
     m, n, k = shape
     shared = next(config for config in sparse_wgmma_configs.TABLE if config.name == name)
@@ -104,16 +107,31 @@ def test_shared_tiles_are_exact_and_the_same_again(rng, name, shape, dtype):
 
 @gpu
 @on_gpu
+@pytest.mark.parametrize("shape", [(520, 776, 2056), (40, 200, 136), (300, 1032, 1160)])
+@pytest.mark.parametrize("order", ["column", "row"])
+@pytest.mark.parametrize("name", ["64x64x128k3d", "128x64x128k6", "128x128x128k5", "256x128x128k2"])
+def test_wide_stages_are_exact_in_both_orders(rng, name, order, shape):
+    m, n, k = shape
+    config = next(config for config in sparse_wgmma_configs.TABLE if config.name == name)
+    a = reference.prune(random_matrix(rng, (m, k), "float16", integers=True))
+    b = random_matrix(rng, (k, n), "float16", integers=True)
+    problem = make_problem(m, n, k, "float16", b_order=order, out_dtype="float32")
+    for _ in range(3):
+        np.testing.assert_array_equal(run(problem, config, a, b), reference.matmul(a, b))
+
+
+@gpu
+@on_gpu
 @pytest.mark.parametrize("shape", [(129, 264), (300, 1032), (520, 300), (40, 200), (7, 9)])
 @pytest.mark.parametrize(
-    "name", ["128x256x64", "256x192x64", "128x256x64c2", "128x64x64", "128x64x128k2"]
+    "name",
+    ["128x256x64", "256x192x64", "128x256x64c2", "128x64x64", "128x64x128k2", "256x128x128"],
 )
 def test_what_lies_outside_is_not_fetched(rng, name, shape):
     """Tails of all lengths along m and n, over memory that other products have filled."""
     (m, n), k, dtype = shape, 520, "float16"
     config = next(config for config in sparse_wgmma_configs.TABLE if config.name == name)
-    orders = ["column"] if config.spans == 2 else ["column", "row"]  # wide stages have k contiguous
-    for order in orders * 2:
+    for order in ["column", "row"] * 2:
         problem = make_problem(m, n, k, dtype, b_order=order, out_dtype="float32")
         a = reference.prune(random_matrix(rng, (m, k), dtype, integers=True))
         b = random_matrix(rng, (k, n), dtype, integers=True)
