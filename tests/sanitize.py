@@ -76,6 +76,17 @@ def products(name: str, columns: int) -> None:
         s24.matmul(half, by_rows, precision="tf32")
 
 
+def shared_tiles() -> None:
+    """Tiles that the blocks of a cluster share along k."""
+    a = s24.compress(draw((136, 2056), "bfloat16"), on_excess="prune", dtype="bfloat16")
+    for b in (draw((72, 2056), "bfloat16").T, draw((2056, 72), "bfloat16")):
+        known = [c for c in s24.explain(a, b).candidates if c.refusal is None]
+        for tile in ("64x64x128k2d", "128x64x128k4", "128x128x128k3", "256x128x128k2"):
+            choice = next(c for c in known if c.name == f"sparse_wgmma/{tile}")
+            with _cleared_for(choice):
+                s24.matmul(a, b, algorithm=choice.name)
+
+
 @contextlib.contextmanager
 def _cleared_for(choice):
     """Zeros in new memory where initcheck does not see what is stored, or what is not read.
@@ -176,6 +187,7 @@ def flat_units() -> None:
 PARTS = {
     "packing": packing,
     "hybrids": hybrids,
+    "shared tiles": shared_tiles,
     **{
         f"{name}, {columns} columns": functools.partial(products, name, columns)
         for name in TYPES
