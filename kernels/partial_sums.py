@@ -13,7 +13,7 @@ from sparse24.kernels.stream_rooms import StreamRooms
 _VIEW = np.dtype([("sums", "u8"), ("flags", "u8")])
 NONE = loader.by_value(np.zeros(1, _VIEW))  # the argument of a kernel that shares nothing
 MOST_SUMS = 256 * 192  # of a tile that blocks share
-MOST_CONSUMERS = 3
+MOST_CONSUMERS = 2  # warpgroups that give sums of a tile, each with a flag
 
 
 def _allocate() -> tuple:
