@@ -224,23 +224,28 @@ def _grid(problem: Problem, config: Config, sms: int) -> int:
 
 
 def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
-    """Every type with the first tile, and every tile with bfloat16."""
+    """Every type with the first tile and with a wide one, and every tile with bfloat16."""
 
     def check(config: Config, dtype: str, b_dtype: str, out_dtype: str, instruction: str):
         orders = ("column", "row") if dtype == "float16" else ("row", "column")
-        if numpy_dtype(dtype).itemsize != 2 or config.spans == 2 or config.block_n == 32:
+        if numpy_dtype(dtype).itemsize != 2 or config.block_n == 32:
             orders = ("column", "column")
         problem = Problem(256, 256, 256, 1, dtype, b_dtype, out_dtype, *orders)
         return defines(problem, config, PLAIN, bulk=True), "sm_90a", instruction
 
-    first = TABLE[0]
+    types = {
+        ("float16", "float16", "float16"): "HGMMA.SP.64x{}x32.F32",
+        ("float8_e4m3fn", "float8_e5m2", "bfloat16"): "QGMMA.SP.64x{}x64.F32.E4M3.E5M2",
+        ("int8", "int8", "int32"): "IGMMA.SP.64x{}x64.S8.S8",
+        ("float32", "float32", "float32"): "HGMMA.SP.64x{}x16.F32.TF32",
+    }
+    wide = next(tile for tile in TABLE if tile.spans == 2 and tile.block_n == 64)
     return [
-        check(first, "float16", "float16", "float16", "HGMMA.SP.64x256x32.F32"),
-        check(
-            first, "float8_e4m3fn", "float8_e5m2", "bfloat16", "QGMMA.SP.64x256x64.F32.E4M3.E5M2"
+        *(
+            check(tile, *names, instruction.format(tile.block_n))
+            for tile in (TABLE[0], wide)
+            for names, instruction in types.items()
         ),
-        check(first, "int8", "int8", "int32", "IGMMA.SP.64x256x64.S8.S8"),
-        check(first, "float32", "float32", "float32", "HGMMA.SP.64x256x16.F32.TF32"),
         *(
             check(tile, *("bfloat16",) * 3, f"HGMMA.SP.64x{tile.block_n}x32.F32.BF16")
             for tile in TABLE

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sparse24 import _spec
 from sparse24.kernels.chip import H200
@@ -24,7 +25,7 @@ class Config:
     consumers : int
         Warpgroups that multiply; each owns ``block_m / consumers`` rows.
     spans : int
-        128-byte columns of b in a stage: 1 is 64 elements of 16 bits along k.
+        128-byte columns of b in a stage: 1 is 64 elements of 16 bits along k, or 128 of 8.
     cluster : int
         Blocks along m that share what they load of b.
     staging : int
@@ -66,12 +67,13 @@ class Layout:
     shared_memory: int
 
 
+@functools.cache
 def layout(config: Config, itemsize: int, out_itemsize: int) -> Layout:
     """As many stages as fit."""
     stage = (64 * config.block_m + 128 * config.block_n) * config.spans
-    atom_k = _spec.ATOM_K_TF32 if itemsize == 4 else _spec.ATOM_K
-    parts = atom_k * itemsize // (128 * config.spans)
-    slot = config.block_m // _spec.ATOM_M * _spec.ATOM_BYTES
+    of_atom = (_spec.ATOM_K_TF32 if itemsize == 4 else _spec.ATOM_K) * itemsize
+    parts, atoms = max(1, of_atom // (128 * config.spans)), max(1, 128 * config.spans // of_atom)
+    slot = atoms * config.block_m // _spec.ATOM_M * _spec.ATOM_BYTES
     staging = config.consumers * config.staging * (4096 if out_itemsize == 1 else 8192)
 
     def total(stages: int) -> int:
@@ -107,20 +109,19 @@ FEW = {
     (256, 64): (1, 2, 3, 4),
     (256, 128): (1, 2, 3, 4),
 }
-MOST_OF_A_WIDE_STAGE = 65536  # bytes of A and b: three stages fit
+MOST_OF_A_WIDE_STAGE = 65536  # bytes of A and b: LEAST_STAGES fit
+LEAST_STAGES = 3
 
 
-def _few(spans: int) -> Iterator[Config]:
+def _few() -> Iterator[Config]:
+    """With wide stages, which are whole lines of memory of A, too: 2 to 17 % faster than half lines."""
     for (block_m, block_n), several in FEW.items():
-        if spans == 2 and 128 * block_m + 256 * block_n > MOST_OF_A_WIDE_STAGE:
-            continue
+        spans = 2 if 128 * block_m + 256 * block_n <= MOST_OF_A_WIDE_STAGE else 1
         consumers, blocks = (1, 2) if block_m == 64 else (2, 1)
         for parts in several:
-            tile = Config(block_m, block_n, consumers, spans, staging=1, parts=parts, blocks=blocks)
-            if tile.name not in {large.name for large in LARGE}:
-                yield tile
+            yield Config(
+                block_m, block_n, consumers, spans, staging=1, parts=parts, blocks=blocks
+            )
 
 
-# A wide stage has 128 bytes of a row of A, all of a line of memory: 2 to 17 % faster than half of it.
-TABLE = (*LARGE, *_few(1), *_few(2))
-WIDE = {replace(config, spans=1) for config in TABLE if config.spans == 2}
+TABLE = (*LARGE, *_few())

@@ -8,7 +8,7 @@ from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import Problem
 from sparse24.kernels import sparse_tile
-from sparse24.kernels.sparse_wgmma_configs import LARGE, TABLE, WIDE, Config, layout
+from sparse24.kernels.sparse_wgmma_configs import LEAST_STAGES, TABLE, Config, layout
 
 MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
 LEAST_ATOMS = 4  # of k that a block gets of a tile that a cluster shares
@@ -50,10 +50,9 @@ def _suits(problem: Problem, config: Config) -> bool:
     sharers = 1 if config.pingpong else config.consumers
     if promotes(problem) and config.block_m * config.block_n > MOST_PROMOTED * sharers:
         return False
-    wide = numpy_dtype(problem.dtype).itemsize == 2
-    if (config.spans == 2 and not wide) or (config in WIDE and wide and config not in LARGE):
-        return False
     out_itemsize = numpy_dtype(problem.out_dtype).itemsize
+    if layout(config, numpy_dtype(problem.dtype).itemsize, out_itemsize).stages < LEAST_STAGES:
+        return False  # bytes have twice the metadata
     if config.block_n == 32 and (problem.b_order == "row" or out_itemsize == 1):
         return False  # lines of 64 columns of b, or of 64 bytes of the result
     if problem.tensor_float and config.parts * config.blocks > 1:

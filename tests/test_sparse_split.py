@@ -92,7 +92,7 @@ def test_many_columns_of_float32_are_split():
 @pytest.mark.usefixtures("disassembler")
 def test_promoted_kernels_keep_their_registers():
     tiles = {tile.name: tile for tile in sparse_wgmma_configs.TABLE}
-    for name in ("128x192x64", "128x128x64", "64x32x64k3d"):
+    for name in ("128x192x64", "128x128x64", "64x32x128k3d"):
         assert sparse_split.promotable(tiles[name])
         wide = sparse_split.widened(make_problem())
         macros = sparse_split.defines(wide, tiles[name], PLAIN, bulk=True)

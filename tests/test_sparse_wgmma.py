@@ -92,7 +92,7 @@ def test_other_types(rng, dtype, b_dtype, out_dtype, out_order):
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.parametrize(
     "name",
-    ["128x64x64k4", "128x128x64k8", "128x256x64k2", "128x192x64k3", "256x128x64k4"],
+    ["128x64x128k4", "128x128x128k8", "128x256x64k2", "128x192x128k3", "256x128x128k4"],
 )
 def test_shared_tiles_are_exact_and_the_same_again(rng, name, shape, dtype):
     m, n, k = shape
@@ -125,7 +125,7 @@ def test_wide_stages_are_exact_in_both_orders(rng, name, order, shape):
 @pytest.mark.parametrize("shape", [(129, 264), (300, 1032), (520, 300), (40, 200), (7, 9)])
 @pytest.mark.parametrize(
     "name",
-    ["128x256x64", "256x192x64", "128x256x64c2", "128x64x64", "128x64x128k2", "256x128x128"],
+    ["128x256x64", "256x192x64", "128x256x64c2", "128x64x128", "128x64x128k2", "256x128x128"],
 )
 def test_what_lies_outside_is_not_fetched(rng, name, shape):
     """Tails of all lengths along m and n, over memory that other products have filled."""

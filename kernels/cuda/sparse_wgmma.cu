@@ -10,13 +10,13 @@
 // Persistent blocks, BLOCKS of them an SM.  The last warpgroup is the producer: one of its threads has
 // the TMA fill a ring of stages.  The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS rows of
 // the tile, multiply stage after stage with one group of instructions in flight (IN_FLIGHT: also from
-// one atom of k to the next), and write their part of the result while the producer already fetches the
+// one slice of k to the next), and write their part of the result while the producer already fetches the
 // next tile.  With PINGPONG they take whole tiles in turn: one multiplies while the other applies the
 // epilogue.  CLUSTER blocks with neighbouring tiles along m share what they load of b by multicast.
 // Ragged edges: the TMA reads zeros outside A and b and writes nothing outside out.  It fills zeros in
 // slowly, so the last tiles along m and n have tensor maps of their own, whose boxes end where the
 // matrix does: what lies beyond makes sums that are never stored.  Atoms of metadata exist for whole
-// K atoms, so the loop over k counts atoms.
+// K atoms, so the loop over k counts slices: an atom, or the two that a wide stage of bytes has.
 //
 // Where there are few tiles the K_PARTS blocks of a cluster share one along k, and then end
 // (cluster_sums.cuh): their sums are added in a fixed order, so the same launch gives the same bits.
@@ -46,7 +46,9 @@ struct Shape {
 constexpr int kElementBytes = sizeof(Scalar<Kind::ELEMENT>::type);
 constexpr int kSpans = BLOCK_K * kElementBytes / 128;    // 128-byte columns of B in a stage
 constexpr int kSteps = 2 * kSpans;                       // instructions along k in a stage
-constexpr int kParts = kAtomK / BLOCK_K;                 // stages of an atom
+constexpr int kAtomsOfStage = BLOCK_K > kAtomK ? BLOCK_K / kAtomK : 1;
+constexpr int kSliceK = kAtomsOfStage * kAtomK;          // of k: an atom, or the atoms of a stage
+constexpr int kParts = kSliceK / BLOCK_K;                // stages of a slice
 constexpr int kSharers = PINGPONG ? 1 : CONSUMERS;       // warpgroups that share a tile
 constexpr int kRowBlocks = BLOCK_M / (64 * kSharers);    // 64-row blocks of a warpgroup
 constexpr int kProducer = CONSUMERS * 128;               // first thread of the producer
@@ -59,14 +61,15 @@ constexpr int kConsumerRegisters = CONSUMERS == 3 ? 160 : kMany ? 232 : 224;
 constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : kMany ? 40 : 56;
 constexpr bool kDealRegisters = CONSUMERS > 1 && BLOCKS == 1;
 
-constexpr int kPromoted = 2;                             // atoms: 4 fp8 instructions, as cuBLAS; for PROMOTE
+constexpr int kPromoted = 2 / kAtomsOfStage;             // slices: 4 fp8 instructions, as cuBLAS; for PROMOTE
 constexpr u32 kABytes = BLOCK_M * 64 * kSpans;
 constexpr u32 kBBytes = BLOCK_N * 128 * kSpans;
 constexpr u32 kStageBytes = kABytes + kBBytes;
 constexpr int kAtoms = BLOCK_M / kAtomM;                 // metadata atoms of a tile
-constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for kParts stages
+constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for a slice
+constexpr u32 kSlotBytes = kAtomsOfStage * kAtoms * kAtomBytes;
 constexpr u32 kMetadataAt = STAGES * kStageBytes;
-constexpr u32 kStagingAt = kMetadataAt + kSlots * kAtoms * kAtomBytes;
+constexpr u32 kStagingAt = kMetadataAt + kSlots * kSlotBytes;
 constexpr u32 kBarriersAt = kStagingAt + CONSUMERS * STAGING * kStagingBytes;
 
 constexpr u64 kADescriptor = descriptor(kSpans == 2 ? kSwizzle128 : kSwizzle64, 512 * kSpans);
@@ -91,14 +94,14 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
     Work work;
     for (int turn = 0; tiles.advance(work); turn++) {
         if (PINGPONG && turn % CONSUMERS != group) {
-            consumer.skip(work.atoms);
+            consumer.skip(work.slices);
             continue;
         }
         if (PINGPONG) turns.await(turn);
         if constexpr (PROMOTE)
-            consumer.multiply_promoted(work.atoms);
+            consumer.multiply_promoted(work.slices);
         else
-            consumer.multiply(work.atoms);
+            consumer.multiply(work.slices);
         if (PINGPONG) turns.pass();
         consumer.finish();
         if (K_PARTS > 1) {
@@ -118,9 +121,9 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
     result.finish();
 }
 
-// Legal codes everywhere: atoms past the last row are never fetched.
+// Legal codes everywhere: atoms past the last row or column are never fetched.
 __device__ inline void clear_metadata(u32 shared) {
-    for (u32 i = threadIdx.x * 4; i < kSlots * kAtoms * kAtomBytes; i += kThreads * 4)
+    for (u32 i = threadIdx.x * 4; i < kSlots * kSlotBytes; i += kThreads * 4)
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + kMetadataAt + i), "r"(0x44444444u) : "memory");
     async_proxy_fence();
 }
@@ -139,7 +142,7 @@ sparse_wgmma(const __grid_constant__ TensorMaps values, const __grid_constant__ 
     const u32 rank = kClustered ? cluster_rank() : 0;
     const u32 of_tiles = CLUSTER > 1 ? rank : 0, of_k = K_PARTS > 1 ? rank : 0;
     const Ring ring(shared + kBarriersAt);
-    const TileScheduler tiles(tiling, shape.atoms_k, of_tiles, of_k);
+    const TileScheduler tiles(tiling, (shape.atoms_k + kAtomsOfStage - 1) / kAtomsOfStage, of_tiles, of_k);
     const Turns turns(shared + kBarriersAt + Ring::bytes);  // or parts: never both, so they share a barrier
     const Others parts(shared, shared + kBarriersAt + Ring::bytes, of_k);
 

@@ -25,37 +25,46 @@ __device__ inline u32 metadata_offset() {
     return 16 * g + 128 * (t & 1) + 256 * warp + 8 * (t >> 1);
 }
 
-// The words of `count` 64-row blocks for one atom of k.
+// The words of `count` 64-row blocks for one atom of k, or for `atoms` that follow one another.
 //
 // Instructions read their word while they run, and the compiler does not know it: it may give the
 // register to something else as soon as the instruction is issued (seen in machine code, and
 // in wrong sums).  So a set is loaded anew only after the group that took it has been waited for;
 // `hold`, placed after that wait, is a use that keeps its registers until then.
-template <int count> struct Metadata {
-    u32 words[count][2];
+template <int count, int atoms = 1> struct Metadata {
+    u32 words[count][2 * atoms];
 
     __device__ void clear() {
 #pragma unroll
-        for (int r = 0; r < count; r++) words[r][0] = words[r][1] = 0;
-    }
-    __device__ void load(u32 from) {
+        for (int r = 0; r < count; r++)
 #pragma unroll
-        for (int r = 0; r < count; r++) {
-            if constexpr (kBytes) {
-                words[r][0] = load_shared(from + r * kAtomBytes);
-                words[r][1] = load_shared(from + r * kAtomBytes + 8);
-            } else {
-                const uint2 x = load_shared2(from + r * kAtomBytes);
-                words[r][0] = x.x, words[r][1] = x.y;
-            }
-        }
+            for (int i = 0; i < 2 * atoms; i++) words[r][i] = 0;
+    }
+    // `pitch`: from one atom of k to the next.
+    __device__ void load(u32 from, u32 pitch = 0) {
+#pragma unroll
+        for (int r = 0; r < count; r++)
+#pragma unroll
+            for (int i = 0; i < atoms; i++) load_two(&words[r][2 * i], from + r * kAtomBytes + i * pitch);
     }
     // A use that never happens: `never` is not 1, which the compiler cannot know.
     __device__ void hold(u32 never) const {
         u32 x = 0;
 #pragma unroll
-        for (int r = 0; r < count; r++) x ^= words[r][0] ^ words[r][1];
+        for (int r = 0; r < count; r++)
+#pragma unroll
+            for (int i = 0; i < 2 * atoms; i++) x ^= words[r][i];
         asm volatile("{ .reg .pred p; setp.eq.u32 p, %1, 1; @p st.shared.u32 [%1], %0; }"
                      ::"r"(x), "r"(never) : "memory");
+    }
+
+  private:
+    __device__ static void load_two(u32* to, u32 from) {
+        if constexpr (kBytes) {
+            to[0] = load_shared(from), to[1] = load_shared(from + 8);
+        } else {
+            const uint2 x = load_shared2(from);
+            to[0] = x.x, to[1] = x.y;
+        }
     }
 };

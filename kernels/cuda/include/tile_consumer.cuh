@@ -10,25 +10,25 @@ class Consumer {
     __device__ Consumer(const Ring& ring, u32 shared, int part) : ring_(ring), shared_(shared), part_(part) {}
 
     // Pass over the stages of work that another warpgroup does.
-    __device__ void skip(int atoms) {
-        const int stage = at_.stage + atoms * kParts;
+    __device__ void skip(int slices) {
+        const int stage = at_.stage + slices * kParts;
         at_.phase ^= stage / STAGES & 1;
         at_.stage = stage % STAGES;
-        slot_ = (slot_ + atoms) % kSlots;
+        slot_ = (slot_ + slices) % kSlots;
     }
 
-    // Begin d = the products of one tile over `atoms` of k.  The ring goes on where the last work left it.
-    __device__ void multiply(int atoms) {
-        Metadata<kRowBlocks> even, odd;
+    // Begin d = the products of one tile over `slices` of k.  The ring goes on where the last work left it.
+    __device__ void multiply(int slices) {
+        Words even, odd;
         even.clear();
         odd.clear();
-        multiply_atom<true>(even, odd);
+        multiply_slice<true>(even, odd);
         drain();  // the compiler serialises all groups if it sees metadata loaded while this one runs
-        for (int atom = 1; atom < atoms; atom++) {
-            if (IN_FLIGHT && atom % 2)
-                multiply_atom<false>(odd, even);
+        for (int slice = 1; slice < slices; slice++) {
+            if (IN_FLIGHT && slice % 2)
+                multiply_slice<false>(odd, even);
             else
-                multiply_atom<false>(even, odd);
+                multiply_slice<false>(even, odd);
         }
     }
     // Wait for what multiply began.
@@ -38,13 +38,13 @@ class Consumer {
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
 
-    // Both, with the sums of kPromoted atoms added up in float32 by this thread, which rounds.  The
+    // Both, with the sums of kPromoted slices added up in float32 by this thread, which rounds.  The
     // instructions keep about 14 bits of an fp8 sum (source: sparse_tile.cuh), and cut off the longer sums
     // of bfloat16 that stand for float32 (kernels/sparse_split.py).
-    __device__ void multiply_promoted(int atoms) {
+    __device__ void multiply_promoted(int slices) {
         Sum total[kRowBlocks][BLOCK_N / 2] = {};
-        for (int atom = 0; atom < atoms; atom += kPromoted) {
-            multiply(min(kPromoted, atoms - atom));
+        for (int slice = 0; slice < slices; slice += kPromoted) {
+            multiply(min(kPromoted, slices - slice));
             finish();
 #pragma unroll
             for (int r = 0; r < kRowBlocks; r++)
@@ -58,11 +58,12 @@ class Consumer {
     }
 
   private:
-    // One group of instructions a stage.  With IN_FLIGHT a group still runs when the next atom
-    // begins, and the metadata of `last` must stay; without it the atom ends with a wait.
-    // A `fresh` atom overwrites the sums; said at compile time, so that they take no registers before.
-    template <bool fresh>
-    __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last) {
+    using Words = Metadata<kRowBlocks, kAtomsOfStage>;  // of a slice
+
+    // One group of instructions a stage.  With IN_FLIGHT a group still runs when the next slice
+    // begins, and the metadata of `last` must stay; without it the slice ends with a wait.
+    // A `fresh` slice overwrites the sums; said at compile time, so that they take no registers before.
+    template <bool fresh> __device__ void multiply_slice(Words& metadata, const Words& last) {
 #pragma unroll
         for (int part = 0; part < kParts; part++) {
             ring_.wait(at_);
@@ -78,12 +79,12 @@ class Consumer {
         }
         if (!IN_FLIGHT) drain();
     }
-    __device__ void fetch(Metadata<kRowBlocks>& metadata) {
-        const u32 first = slot_ * kAtoms + part_ * kRowBlocks;
-        metadata.load(shared_ + kMetadataAt + first * kAtomBytes + metadata_offset());
+    __device__ void fetch(Words& metadata) {
+        const u32 first = kMetadataAt + slot_ * kSlotBytes + part_ * kRowBlocks * kAtomBytes;
+        metadata.load(shared_ + first + metadata_offset(), kAtoms * kAtomBytes);
         slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
     }
-    __device__ void multiply_stage(const Metadata<kRowBlocks>& metadata, int part, u32 keep) {
+    __device__ void multiply_stage(const Words& metadata, int part, u32 keep) {
         const u32 stage = shared_ + at_.stage * kStageBytes, rows = part_ * kRowBlocks * 4096 * kSpans;
         const u64 a = kADescriptor | descriptor_start(stage + kBBytes + rows);
         const u64 b = kBDescriptor | descriptor_start(stage);
@@ -94,10 +95,11 @@ class Consumer {
 #pragma unroll
             for (int r = 0; r < kRowBlocks; r++) {
                 const u64 a_step = a + (r * 4096 * kSpans + step * 32) / 16, b_step = b + b_offset / 16;
+                const u32 code = metadata.words[r][kBytes ? word : word % 2];
                 if (!kBytes && word >= 2)
-                    wgmma_sp<!kBytes>(d[r], a_step, b_step, metadata.words[r][word % 2], 1);
+                    wgmma_sp<!kBytes>(d[r], a_step, b_step, code, 1);
                 else
-                    wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][word % 2], step ? 1 : keep);
+                    wgmma_sp<0>(d[r], a_step, b_step, code, step ? 1 : keep);
             }
         }
     }

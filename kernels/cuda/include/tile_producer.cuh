@@ -54,19 +54,23 @@ __device__ inline void produce(const Sources& from, const Shape& shape, TileSche
         const TileSource tile = source_of(from, shape, work);
         const int atom_m = work.m * kAtoms;
         const u32 metadata_bytes = max(0, min(kAtoms, shape.atoms_m - atom_m)) * kAtomBytes;
+        const long long next_atom = (long long)shape.atoms_m * kAtomBytes;
         const unsigned char* metadata = from.packed + tile.a_batch * shape.packed_batch;
-        metadata += ((long long)work.first_atom * shape.atoms_m + atom_m) * kAtomBytes;
+        metadata += work.first_slice * kAtomsOfStage * next_atom + atom_m * kAtomBytes;
 #pragma unroll 1  // more code than the loop's end takes time to fetch
-        for (int atom = work.first_atom; atom < work.first_atom + work.atoms; atom++) {
+        for (int slice = work.first_slice; slice < work.first_slice + work.slices; slice++) {
+            const int atoms = min(kAtomsOfStage, shape.atoms_k - slice * kAtomsOfStage);
             for (int part = 0; part < kParts; part++) {
-                const int k0 = atom * kAtomK + part * BLOCK_K;
+                const int k0 = slice * kSliceK + part * BLOCK_K;
                 const u32 stage = shared + at.stage * kStageBytes;
-                const u32 barrier = ring.acquire(at, tile.bytes + (part == 0 ? metadata_bytes : 0));
+                const u32 barrier = ring.acquire(at, tile.bytes + (part == 0 ? atoms * metadata_bytes : 0));
                 if (part == 0) {
-                    const u32 to = shared + kMetadataAt + slot * kAtoms * kAtomBytes;
-                    if (metadata_bytes) load_bytes(to, metadata, metadata_bytes, barrier);
+                    const u32 to = shared + kMetadataAt + slot * kSlotBytes;
+#pragma unroll
+                    for (int i = 0; i < kAtomsOfStage; i++, metadata += next_atom)
+                        if (metadata_bytes && i < atoms)
+                            load_bytes(to + i * kAtoms * kAtomBytes, metadata, metadata_bytes, barrier);
                     slot = slot + 1 == kSlots ? 0 : slot + 1;
-                    metadata += (long long)shape.atoms_m * kAtomBytes;
                 }
                 if (tile.rows) load_box(stage + kBBytes, tile.values, k0 / 2, tile.m0, tile.a_batch, barrier);
                 fetch_b(tile, stage, k0, rank, barrier);

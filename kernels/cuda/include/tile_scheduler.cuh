@@ -1,6 +1,6 @@
 // tile_scheduler: which work a persistent thread block does, and in which order.
 //
-// Work is a tile of the result and a range of k, counted in atoms of metadata.  A cluster of CLUSTER
+// Work is a tile of the result and a range of k, counted in slices: see sparse_wgmma.cu.  A cluster of CLUSTER
 // blocks takes CLUSTER neighbouring tiles along m at once.  Blocks that run at the same time should share
 // rows of A and columns of B in L2, so the tiles are walked in bands of `band` clusters along m: down
 // the band first, then along n, then the next band.
@@ -17,23 +17,23 @@ struct Tiling {
 
 struct Work {
     int m, n, batch;        // the tile, in tiles
-    int first_atom, atoms;  // the range of k
+    int first_slice, slices;  // the range of k
 };
 
 class TileScheduler {
   public:
     // `rank` of the block among those of a cluster that take neighbouring tiles, `part` among those
     // that share one.
-    __device__ TileScheduler(const Tiling& tiling, int atoms_k, u32 rank, u32 part)
-        : tiling_(tiling), atoms_k_(atoms_k), rank_(rank), part_(part),
+    __device__ TileScheduler(const Tiling& tiling, int slices, u32 rank, u32 part)
+        : tiling_(tiling), slices_(slices), rank_(rank), part_(part),
           next_(blockIdx.x / (CLUSTER * K_PARTS)) {}
 
     // False when no work is left.
     __device__ bool advance(Work& work) {
         if (next_ >= tiling_.clusters_m * tiling_.tiles_n * tiling_.batch) return false;
         place(work, next_);
-        work.first_atom = atoms_k_ * part_ / K_PARTS;
-        work.atoms = atoms_k_ * (part_ + 1) / K_PARTS - work.first_atom;
+        work.first_slice = slices_ * part_ / K_PARTS;
+        work.slices = slices_ * (part_ + 1) / K_PARTS - work.first_slice;
         next_ += gridDim.x / (CLUSTER * K_PARTS);
         return true;
     }
@@ -52,5 +52,5 @@ class TileScheduler {
     }
 
     const Tiling& tiling_;
-    int atoms_k_, rank_, part_, next_;
+    int slices_, rank_, part_, next_;
 };
