@@ -70,6 +70,15 @@ def _sums(out, epilogue: Fused, rows: slice, columns: slice, dtype) -> np.ndarra
     return np.empty(target.shape, dtype)
 
 
+def runs_of_columns(n: int) -> list[tuple[int, tuple]]:
+    """Cut n columns into runs: the first one, and rows and columns as `dots` takes them."""
+    runs = []
+    for first in range(0, n, 4):
+        some = min(4, n - first)
+        runs.append((first, ((0,) * ROWS_OF_DOTS[some], (0,) * some)))
+    return runs
+
+
 def _multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
     m, n = out.shape
     columns = pack_columns(b, a.high)
@@ -81,10 +90,8 @@ def _multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
         rows = blocks[number]
         sums = _sums(out, epilogue, rows, slice(0, n), a.dtype.accumulator)
         values, rest = a.streamed(rows, lanes)
-        for j in range(0, n, 4):
-            some = min(4, n - j)
-            shape = ((0,) * ROWS_OF_DOTS[some], (0,) * some)
-            multiply_columns(values, rest, a.metadata[rows], columns, j, lanes, sums, shape)
+        for first, shape in runs_of_columns(n):
+            multiply_columns(values, rest, a.metadata[rows], columns, first, lanes, sums, shape)
         finish(sums, out, epilogue, rows, slice(0, n))
 
     parallel(task, len(blocks), m * n * stored)

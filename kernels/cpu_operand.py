@@ -142,12 +142,17 @@ def pack_panels(b: np.ndarray, high: int, width: int) -> np.ndarray:
     return panels
 
 
+def columns_room(k: int, n: int, high: int, dtype) -> np.ndarray:
+    """Room (n, at least high) for n columns, each from a cache line on, with zeros from k on."""
+    columns = _aligned((n, -(-high // 16) * 16), dtype)
+    columns[:, k:] = 0
+    return columns
+
+
 def pack_columns(b: np.ndarray, high: int) -> np.ndarray:
     """(k, n) as (n, at least high): columns, each from a cache line on, zeros behind."""
-    pitch = -(-high // 16) * 16
-    columns = _aligned((b.shape[1], pitch), b.dtype)
+    columns = columns_room(*b.shape, high, b.dtype)
     columns[:, : b.shape[0]] = b.T
-    columns[:, b.shape[0] :] = 0
     return columns
 
 
