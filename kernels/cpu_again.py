@@ -15,12 +15,17 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN
+from sparse24.kernels import cpu_hybrid_rows
 from sparse24.kernels._numba import WAKING
 from sparse24.kernels._simd import lanes_of_dots
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import store
 from sparse24.kernels.cpu_matmul import (
-    FEW_COLUMNS, dense_matmul, multiply_columns, runs_of_columns, work_type,
+    FEW_COLUMNS,
+    dense_matmul,
+    multiply_columns,
+    runs_of_columns,
+    work_type,
 )  # fmt: skip
 from sparse24.kernels.cpu_operand import Operand, columns_room
 
@@ -119,5 +124,18 @@ def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Again | None:
             np.matmul(a, b, out=out)
         else:
             dense_matmul(a, b, out, PLAIN)
+
+    return again
+
+
+def vector_of_rows(rows: cpu_hybrid_rows.Rows) -> Again | None:
+    """The same of an unstructured matrix by one column, in the type of the sums."""
+    if not cpu_hybrid_rows.is_small(rows, 1):
+        return None
+
+    def again(b: np.ndarray, out: np.ndarray) -> None:
+        cpu_hybrid_rows.multiply_vector(
+            rows.starts, rows.columns, rows.values, np.ascontiguousarray(b[:, 0]), 0, len(out), out
+        )
 
     return again

@@ -12,7 +12,7 @@ import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels import _simd
-from sparse24.kernels._numba import njit, parallel, slices
+from sparse24.kernels._numba import WAKING, njit, parallel, slices
 from sparse24.kernels._simd import tile
 from sparse24.kernels.cpu_operand import STEP, pack_panels, widths
 
@@ -42,7 +42,7 @@ class Rows:
 
 
 @njit
-def _multiply_vector(starts, columns, values, b, first, last, out):
+def multiply_vector(starts, columns, values, b, first, last, out):
     """``out[first:last] = rows @ b``: eight sums a row, which hide latency and round less.
 
     Of every signed index Numba asks whether it counts from the end: as long as all else together.
@@ -90,6 +90,15 @@ def _multiply_panels(starts, columns, values, panels, first, last, out, step, sh
                 out[row, j * width + c] = held[0, c]
 
 
+def _work(rows: Rows, n: int) -> int:
+    return rows.values.size * max(n, _LEAST_WORK)
+
+
+def is_small(rows: Rows, n: int) -> bool:
+    """Whether one thread multiplies by so many columns."""
+    return _work(rows, n) < WAKING
+
+
 def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
     """out = rows @ b, with `b` (k, n) and `out` (m, n) in the accumulator's dtype.
 
@@ -99,14 +108,14 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
     if not b.size:
         out[:] = 0
         return
-    work = rows.values.size * max(n, _LEAST_WORK)
+    work = _work(rows, n)
     blocks = slices(m, _LEAST_ROWS, work=work)
     if n == 1:
         column = np.ascontiguousarray(b[:, 0])
 
         def task(i: int) -> None:
             first, last = blocks[i].start, blocks[i].stop
-            _multiply_vector(rows.starts, rows.columns, rows.values, column, first, last, out)
+            multiply_vector(rows.starts, rows.columns, rows.values, column, first, last, out)
     else:
         parts = _parts(b)
 

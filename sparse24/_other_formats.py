@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._fuse import Call
+from sparse24._fuse import PLAIN, Call
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.n_m import NMArray
@@ -88,7 +88,10 @@ def _asked(product: Callable[[], Any], out, call: Call, left: tuple, right: tupl
             "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands; "
             "HybridArray.matmul takes algorithm="
         )
-    result, restore = _foreign.take(product(), argument="the product")
+    made = product()
+    if out is None and call is PLAIN and type(made) is np.ndarray:
+        return made
+    result, restore = _foreign.take(made, argument="the product")
     if not finish.is_plain:
         product = _finish.finished(result, out, finish, left, right)
         return restore(product) if out is None else out

@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from sparse24 import _arrays, _foreign
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched

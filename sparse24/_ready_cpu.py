@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,8 @@ class ReadyOnCpu:
         return out
 
     def _check_given(self, x: np.ndarray, out: np.ndarray) -> None:
-        _check.writable(out, argument="out")
+        if not out.flags.writeable:
+            _check.writable(out, argument="out")
         held = self._held
         overlaps = np.may_share_memory(out, x)
         if overlaps or (held is not None and np.may_share_memory(out, held)):

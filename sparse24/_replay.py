@@ -41,6 +41,8 @@ def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
     target = None if out is None else layout_of(out)
     if out is not None and (target is None or type(out) is not type(x)):
         return None
+    if call is PLAIN:
+        return from_left, _tuning_cache.generation(), layout, target
     try:
         facts = tuple([v if type(v) in _PLAIN_TYPES else _fact(v) for v in call])
     except _Unknown:
