@@ -15,7 +15,6 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN
-from sparse24.kernels import cpu_hybrid_rows
 from sparse24.kernels._numba import WAKING
 from sparse24.kernels._simd import lanes_of_dots
 from sparse24.kernels.cpu_decode import decoded
@@ -23,11 +22,14 @@ from sparse24.kernels.cpu_epilogue import store
 from sparse24.kernels.cpu_matmul import (
     FEW_COLUMNS,
     dense_matmul,
+    multiply,
     multiply_columns,
+    multiply_few,
     runs_of_columns,
     work_type,
-)  # fmt: skip
+)
 from sparse24.kernels.cpu_operand import Operand, columns_room
+from sparse24.kernels.cpu_panels import multiply_many
 
 Again = Callable[[np.ndarray, np.ndarray], None]  # of b (k, n) and out (m, n)
 
@@ -101,16 +103,20 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again 
     Returns
     -------
     callable or None
-        ``again(b, out)``; None where the product is made by `cpu_matmul.matmul` as well.
+        ``again(b, out)``; None where `cpu_matmul.matmul` has to look at the operands each time.
     """
     (m, n), stored = out.shape, values.shape[-1]
-    if n > FEW_COLUMNS or m * n * stored >= WAKING or 0 in b.shape or values.ndim > 2:
+    if values.ndim > 2 or not (out.size and b.size):
         return None
-    dtype = _arrays.logical_dtype(values, argument="values")
-    a = Operand(values, metadata, 2 * stored, dtype, np.dtype(work_type(dtype, few=True)))
+    dtype, few = _arrays.logical_dtype(values, argument="values"), n <= FEW_COLUMNS
+    a = Operand(values, metadata, 2 * stored, dtype, np.dtype(work_type(dtype, few)))
     if a.values is not values or a.metadata is not metadata:
         return None  # copies, which would not change with the matrix
-    return _Few(a, b, _arrays.logical_dtype(b, argument="b"))
+    b_dtype = _arrays.logical_dtype(b, argument="b")
+    if few and m * n * stored < WAKING:
+        return _Few(a, b, b_dtype)
+    kernel = multiply_few if few else multiply_many
+    return lambda b, out: multiply(a, b, b_dtype, out, PLAIN, kernel)
 
 
 def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Again | None:
@@ -124,18 +130,5 @@ def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Again | None:
             np.matmul(a, b, out=out)
         else:
             dense_matmul(a, b, out, PLAIN)
-
-    return again
-
-
-def vector_of_rows(rows: cpu_hybrid_rows.Rows) -> Again | None:
-    """The same of an unstructured matrix by one column, in the type of the sums."""
-    if not cpu_hybrid_rows.is_small(rows, 1):
-        return None
-
-    def again(b: np.ndarray, out: np.ndarray) -> None:
-        cpu_hybrid_rows.multiply_vector(
-            rows.starts, rows.columns, rows.values, np.ascontiguousarray(b[:, 0]), 0, len(out), out
-        )
 
     return again

@@ -42,7 +42,7 @@ class Rows:
 
 
 @njit
-def multiply_vector(starts, columns, values, b, first, last, out):
+def _multiply_vector(starts, columns, values, b, first, last, out):
     """``out[first:last] = rows @ b``: eight sums a row, which hide latency and round less.
 
     Of every signed index Numba asks whether it counts from the end: as long as all else together.
@@ -90,15 +90,6 @@ def _multiply_panels(starts, columns, values, panels, first, last, out, step, sh
                 out[row, j * width + c] = held[0, c]
 
 
-def _work(rows: Rows, n: int) -> int:
-    return rows.values.size * max(n, _LEAST_WORK)
-
-
-def is_small(rows: Rows, n: int) -> bool:
-    """Whether one thread multiplies by so many columns."""
-    return _work(rows, n) < WAKING
-
-
 def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
     """out = rows @ b, with `b` (k, n) and `out` (m, n) in the accumulator's dtype.
 
@@ -108,14 +99,15 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
     if not b.size:
         out[:] = 0
         return
-    work = _work(rows, n)
-    blocks = slices(m, _LEAST_ROWS, work=work)
+    work = rows.values.size * max(n, _LEAST_WORK)
     if n == 1:
-        column = np.ascontiguousarray(b[:, 0])
+        arguments = rows.starts, rows.columns, rows.values, np.ascontiguousarray(b[:, 0])
+        if work < WAKING:  # 2 us less than one block by way of `parallel`
+            _multiply_vector(*arguments, 0, m, out)
+            return
 
         def task(i: int) -> None:
-            first, last = blocks[i].start, blocks[i].stop
-            multiply_vector(rows.starts, rows.columns, rows.values, column, first, last, out)
+            _multiply_vector(*arguments, blocks[i].start, blocks[i].stop, out)
     else:
         parts = _parts(b)
 
@@ -127,6 +119,7 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
                     out[:, here], STEP, shape,
                 )  # fmt: skip
 
+    blocks = slices(m, _LEAST_ROWS, work=work)
     parallel(task, len(blocks), work)
 
 

@@ -79,7 +79,7 @@ def runs_of_columns(n: int) -> list[tuple[int, tuple]]:
     return runs
 
 
-def _multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
+def multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
     m, n = out.shape
     columns = pack_columns(b, a.high)
     stored = a.values.shape[1]
@@ -101,7 +101,7 @@ def _multiply(values, metadata, dtypes, b, out, epilogue: Fused) -> None:
     """One product of matrices."""
     few = out.shape[1] <= FEW_COLUMNS
     a = Operand(values, metadata, 2 * values.shape[1], dtypes[0], work_type(dtypes[0], few))
-    multiply(a, b, dtypes[1], out, epilogue, _multiply_few if few else multiply_many)
+    multiply(a, b, dtypes[1], out, epilogue, multiply_few if few else multiply_many)
 
 
 def work_type(dtype: _dtypes.DType, few: bool) -> np.dtype:

@@ -19,26 +19,19 @@ def multiply(h, b, out) -> None:
 
 
 def _multiply(rows, accumulator, b, out) -> None:
-    from sparse24.kernels import cpu_hybrid_rows
+    from sparse24.kernels import cpu_epilogue, cpu_hybrid_rows
 
-    wide = np.ascontiguousarray(b.astype(accumulator, copy=False))
+    wide = np.ascontiguousarray(b if b.dtype == accumulator else b.astype(accumulator))
     direct = out.dtype == accumulator
-    acc = out if direct else np.empty(out.shape, accumulator)
-    cpu_hybrid_rows.matmul(rows, wide, acc)
+    sums = out if direct else np.empty(out.shape, accumulator)
+    cpu_hybrid_rows.matmul(rows, wide, sums)
     if not direct:
-        with np.errstate(over="ignore"):
-            out[...] = acc
+        cpu_epilogue.store(sums, out)
 
 
 def remember(h, key: tuple, b: np.ndarray, product: np.ndarray) -> None:
     """Keep what repeats ``h @ b`` for a matrix or a vector, neither of them empty."""
-    from sparse24.kernels import cpu_again
-
     if b.ndim > 2 or not (b.size and product.size):
         return
-    rows, accumulator = layout(h, "cpu"), h.tiles.dtype.accumulator
-    again = None
-    if product.size == h.shape[0] and product.dtype == accumulator:
-        again = cpu_again.vector_of_rows(rows)
-    multiply = again or functools.partial(_multiply, rows, accumulator)
+    multiply = functools.partial(_multiply, layout(h, "cpu"), h.tiles.dtype.accumulator)
     _replay.keep(h._plans, key, ReadyOnCpu(multiply, None, product, overlap=OVERLAP))

@@ -82,7 +82,9 @@ def _asked(product: Callable[[], Any], out, call: Call, left: tuple, right: tupl
 
     `left` and `right` are the shapes of the operands.
     """
-    finish = call._replace(algorithm="auto", other_dtype=None, fast_accumulation=True)
+    finish = PLAIN
+    if call is not PLAIN:
+        finish = call._replace(algorithm="auto", other_dtype=None, fast_accumulation=True)
     if finish != call:
         raise ArgumentError(
             "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands; "
@@ -90,9 +92,9 @@ def _asked(product: Callable[[], Any], out, call: Call, left: tuple, right: tupl
         )
     made = product()
     if out is None and call is PLAIN and type(made) is np.ndarray:
-        return made
+        return made  # as most are
     result, restore = _foreign.take(made, argument="the product")
-    if not finish.is_plain:
+    if finish is not PLAIN and not finish.is_plain:
         product = _finish.finished(result, out, finish, left, right)
         return restore(product) if out is None else out
     target = _product.given(out)
