@@ -17,6 +17,9 @@ def store(x: np.ndarray, out: np.ndarray) -> None:
     if x.dtype == np.float32 and out.dtype in _HALVES:
         _store_halves(x, out)
         return
+    if x.dtype == out.dtype:
+        out[...] = x
+        return
     with np.errstate(over="ignore", invalid="ignore"):
         _store_others(x, out)
 
@@ -33,7 +36,7 @@ def _store_halves(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def _store_others(x: np.ndarray, out: np.ndarray) -> None:
-    if out.dtype.kind == "i" and x.dtype != out.dtype:
+    if out.dtype.kind == "i":
         out[...] = reference.to_dtype(x, out.dtype)
     elif out.dtype.name.startswith("float8"):
         limit = np.float32(ml_dtypes.finfo(out.dtype).max)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
@@ -71,10 +72,10 @@ def _pack_places(metadata, groups, rows, step, packed):
 
 def _aligned(shape: tuple[int, ...], dtype) -> np.ndarray:
     """An uninitialised array on a cache-line boundary, so that no vector straddles two."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
+    dtype = np.dtype(dtype)
+    raw = np.empty(math.prod(shape) * dtype.itemsize + 64, np.uint8)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(raw))  # in half the time of `raw.ctypes`
+    return np.ndarray(shape, dtype, raw, -address % 64)
 
 
 def widths(n: int, itemsize: int) -> list[tuple[int, int, int]]:

@@ -20,6 +20,8 @@ _OF_16_BITS = ("float16", "bfloat16")
 
 def multiply(a, b, out, call: Call):
     """``a @ b`` where one operand is of such a format."""
+    if call is PLAIN and out is None and np.ndarray in (type(a), type(b)):
+        return a @ b
     left, right = _in_sums(a, b, call.dtype)
     return _asked(lambda: left @ right, out, call, _shape(a), _shape(b))
 
@@ -82,19 +84,14 @@ def _asked(product: Callable[[], Any], out, call: Call, left: tuple, right: tupl
 
     `left` and `right` are the shapes of the operands.
     """
-    finish = PLAIN
-    if call is not PLAIN:
-        finish = call._replace(algorithm="auto", other_dtype=None, fast_accumulation=True)
+    finish = call._replace(algorithm="auto", other_dtype=None, fast_accumulation=True)
     if finish != call:
         raise ArgumentError(
             "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands; "
             "HybridArray.matmul takes algorithm="
         )
-    made = product()
-    if out is None and call is PLAIN and type(made) is np.ndarray:
-        return made  # as most are
-    result, restore = _foreign.take(made, argument="the product")
-    if finish is not PLAIN and not finish.is_plain:
+    result, restore = _foreign.take(product(), argument="the product")
+    if not finish.is_plain:
         product = _finish.finished(result, out, finish, left, right)
         return restore(product) if out is None else out
     target = _product.given(out)

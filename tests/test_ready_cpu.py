@@ -83,6 +83,16 @@ def test_a_repeated_product_is_that_of_the_first_call(rng, n, name):
             assert_same(out, first)
 
 
+@pytest.mark.parametrize("dtype", _dtypes.OUTPUT_NAMES)
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "int8"])
+def test_types_of_the_result(rng, name, dtype):
+    for n in COLUMNS:
+        a, b = operands(rng, n, name)
+        first = s24.matmul(a, b, dtype=dtype)
+        assert first.dtype.name == dtype
+        assert_same(s24.matmul(a, b, dtype=dtype), first)
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", COLUMNS)
