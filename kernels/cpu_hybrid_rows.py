@@ -14,6 +14,7 @@ from sparse24._dtypes import DType
 from sparse24.kernels import _simd
 from sparse24.kernels._numba import WAKING, njit, parallel, slices
 from sparse24.kernels._simd import tile
+from sparse24.kernels.cpu_epilogue import store
 from sparse24.kernels.cpu_operand import STEP, pack_panels, widths
 
 _LEAST_ROWS = 16  # of a task
@@ -121,6 +122,18 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
 
     blocks = slices(m, _LEAST_ROWS, work=work)
     parallel(task, len(blocks), work)
+
+
+def multiply(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
+    """The same of a `b` and an `out` of the matrix's own types, in any order."""
+    work = rows.values.dtype
+    wide = np.ascontiguousarray(b if b.dtype == work else b.astype(work))
+    if out.dtype == work:
+        matmul(rows, wide, out)
+        return
+    sums = np.empty(out.shape, work)
+    matmul(rows, wide, sums)
+    store(sums, out)
 
 
 def _parts(b: np.ndarray) -> list[tuple[slice, np.ndarray, tuple]]:
