@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _finish, _foreign, _hybrid_dispatch, _hybrid_finish, _replay
+from sparse24 import (
+    _arrays,
+    _check,
+    _finish,
+    _foreign,
+    _hybrid_dispatch,
+    _hybrid_finish,
+    _hybrid_on_cpu,
+    _replay,
+)
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call
 from sparse24._hybrid_staged import kept_for_graphs
@@ -31,7 +40,11 @@ def matmul(h, b, out, algorithm: str, balance: bool):
         same, operand = _in_one_type(h, array, "b")
         result, run = _product(same, operand, given(out), algorithm, balance)
         product = restore(result) if out is None else out
-    if key is not None and run is not None and same is h and operand is array:
+    if key is None or same is not h or operand is not array:
+        return product
+    if type(array) is np.ndarray:
+        _hybrid_on_cpu.remember(h, key, array, result)
+    elif run is not None:
         _replay.keep(h._plans, key, _replay.ready(run, _matrices, array, result, product))
     return product
 
@@ -146,4 +159,4 @@ def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
         raise DTypeError(f"out must have dtype {dtype}, got {out.dtype}")
     _check.writable(out, argument="out")
     if _arrays.shares_memory(out, b):
-        raise ArgumentError("out shares memory with b; pass another array")
+        raise ArgumentError(_hybrid_on_cpu.OVERLAP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
 
 
+@functools.cache
 def embeds_in_24(n: int, m: int) -> bool:
     """True if every n:m matrix is a 2:4 matrix of the same width.
 

@@ -262,13 +262,13 @@ class Sparse24Array(SparseArray):
     # --- products -----------------------------------------------------------------------
 
     def _multiply(self, other, out=None, call=_fuse.PLAIN):
-        if isinstance(other, SparseArray):
+        if type(other) is not np.ndarray and isinstance(other, SparseArray):
             call = call._replace(other_dtype=other.dtype)  # its dense form may be fp8 bits
         other = _dense_operand(other, self)
         return _product.multiply(self._operand, other, out, call, self._plans)
 
     def _multiply_from_left(self, other, out=None, call=_fuse.PLAIN):
-        if isinstance(other, SparseArray):
+        if type(other) is not np.ndarray and isinstance(other, SparseArray):
             call = call._replace(other_dtype=other.dtype)
         other = _dense_operand(other, self)
         return _product.multiply_from_left(other, self._operand, out, call, self._plans)
@@ -276,7 +276,8 @@ class Sparse24Array(SparseArray):
 
 def _dense_operand(other, sparse: Sparse24Array):
     """The other operand as a dense array; sparse ones are made dense."""
-    if _arrays.is_cupy(other):
+    both_on_cpu = type(other) is type(sparse._operand.elements) is np.ndarray
+    if both_on_cpu or _arrays.is_cupy(other):
         return other
     other = densified(other)
     if np.isscalar(other):

@@ -89,13 +89,17 @@ def decoded(x: np.ndarray, dtype: _dtypes.DType, work=None) -> np.ndarray:
     work = np.dtype(dtype.accumulator if work is None else work)
     if dtype.logical == work:
         return x
-    if x.ndim == 2 and x.T.flags.c_contiguous and not x.flags.c_contiguous:
+    if x.ndim == 2 and x.flags.f_contiguous and not x.flags.c_contiguous:
         return decoded(x.T, dtype, work).T
-    flat = np.require(x, requirements="CA").reshape(-1)
-    out = np.empty(flat.size, work)
+    out = np.empty(x.shape, work)
+    whole = np.require(x, requirements="CA")
+    if x.size <= _CHUNK:
+        decode_into(whole, dtype, out)
+        return out
+    flat, to = whole.reshape(-1), out.reshape(-1)
     parts = slices(flat.size, _CHUNK)
-    parallel(lambda i: decode_into(flat[parts[i]], dtype, out[parts[i]]), len(parts), out.nbytes)
-    return out.reshape(x.shape)
+    parallel(lambda i: decode_into(flat[parts[i]], dtype, to[parts[i]]), len(parts), out.nbytes)
+    return out
 
 
 @njit

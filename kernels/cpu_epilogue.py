@@ -12,17 +12,31 @@ from sparse24.kernels.cpu_decode import encode_bfloat, encode_half
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
-def _store(x: np.ndarray, out: np.ndarray) -> None:
+def store(x: np.ndarray, out: np.ndarray) -> None:
     """Convert as the kernels do: integers round and saturate, fp8 saturates."""
     if x.dtype == np.float32 and out.dtype in _HALVES:
-        flat = np.ascontiguousarray(x).reshape(-1)
-        bits = np.empty(flat.size, np.uint16)
-        if out.dtype == np.float16:
-            encode_half(flat, flat.view(np.uint32), bits)
-        else:
-            encode_bfloat(flat.view(np.uint32), bits)
+        _store_halves(x, out)
+        return
+    if x.dtype == out.dtype:
+        out[...] = x
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        _store_others(x, out)
+
+
+def _store_halves(x: np.ndarray, out: np.ndarray) -> None:
+    flat, in_place = np.ascontiguousarray(x).reshape(-1), out.flags.carray
+    bits = out.view(np.uint16).reshape(-1) if in_place else np.empty(flat.size, np.uint16)
+    if out.dtype == np.float16:
+        encode_half(flat, flat.view(np.uint32), bits)
+    else:
+        encode_bfloat(flat.view(np.uint32), bits)
+    if not in_place:
         out[...] = bits.view(out.dtype).reshape(out.shape)
-    elif out.dtype.kind == "i" and x.dtype != out.dtype:
+
+
+def _store_others(x: np.ndarray, out: np.ndarray) -> None:
+    if out.dtype.kind == "i":
         out[...] = reference.to_dtype(x, out.dtype)
     elif out.dtype.name.startswith("float8"):
         limit = np.float32(ml_dtypes.finfo(out.dtype).max)
@@ -47,10 +61,10 @@ def finish(sums: np.ndarray, out: np.ndarray, e: Fused, rows: slice, columns: sl
     target = out[rows, columns]
     if sums.base is out:  # added up in place
         return
+    if e.is_plain:
+        store(sums, target)
+        return
     with np.errstate(over="ignore", invalid="ignore"):
-        if e.is_plain:
-            _store(sums, target)
-            return
         work = np.float32 if sums.dtype == np.float32 else np.float64
         x = sums.astype(work) * work(e.alpha)
         if e.row_scale is not None:
@@ -64,5 +78,5 @@ def finish(sums: np.ndarray, out: np.ndarray, e: Fused, rows: slice, columns: sl
         if e.column_bias is not None:
             x += np.asarray(e.column_bias, work)[columns]
         if e.aux is not None:
-            _store(x, e.aux[rows, columns])
-        _store(work(e.out_scale) * _activate(x, e), target)
+            store(x, e.aux[rows, columns])
+        store(work(e.out_scale) * _activate(x, e), target)

@@ -12,8 +12,9 @@ import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels import _simd
-from sparse24.kernels._numba import njit, parallel, slices
+from sparse24.kernels._numba import WAKING, njit, parallel, slices
 from sparse24.kernels._simd import tile
+from sparse24.kernels.cpu_epilogue import store
 from sparse24.kernels.cpu_operand import STEP, pack_panels, widths
 
 _LEAST_ROWS = 16  # of a task
@@ -100,13 +101,14 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
         out[:] = 0
         return
     work = rows.values.size * max(n, _LEAST_WORK)
-    blocks = slices(m, _LEAST_ROWS, work=work)
     if n == 1:
-        column = np.ascontiguousarray(b[:, 0])
+        arguments = rows.starts, rows.columns, rows.values, np.ascontiguousarray(b[:, 0])
+        if work < WAKING:  # 2 us less than one block by way of `parallel`
+            _multiply_vector(*arguments, 0, m, out)
+            return
 
         def task(i: int) -> None:
-            first, last = blocks[i].start, blocks[i].stop
-            _multiply_vector(rows.starts, rows.columns, rows.values, column, first, last, out)
+            _multiply_vector(*arguments, blocks[i].start, blocks[i].stop, out)
     else:
         parts = _parts(b)
 
@@ -118,7 +120,20 @@ def matmul(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
                     out[:, here], STEP, shape,
                 )  # fmt: skip
 
+    blocks = slices(m, _LEAST_ROWS, work=work)
     parallel(task, len(blocks), work)
+
+
+def multiply(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
+    """The same of a `b` and an `out` of the matrix's own types, in any order."""
+    work = rows.values.dtype
+    wide = np.ascontiguousarray(b if b.dtype == work else b.astype(work))
+    if out.dtype == work:
+        matmul(rows, wide, out)
+        return
+    sums = np.empty(out.shape, work)
+    matmul(rows, wide, sums)
+    store(sums, out)
 
 
 def _parts(b: np.ndarray) -> list[tuple[slice, np.ndarray, tuple]]:

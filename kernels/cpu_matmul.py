@@ -70,7 +70,16 @@ def _sums(out, epilogue: Fused, rows: slice, columns: slice, dtype) -> np.ndarra
     return np.empty(target.shape, dtype)
 
 
-def _multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
+def runs_of_columns(n: int) -> list[tuple[int, tuple]]:
+    """Cut n columns into runs: the first one, and rows and columns as `dots` takes them."""
+    runs = []
+    for first in range(0, n, 4):
+        some = min(4, n - first)
+        runs.append((first, ((0,) * ROWS_OF_DOTS[some], (0,) * some)))
+    return runs
+
+
+def multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
     m, n = out.shape
     columns = pack_columns(b, a.high)
     stored = a.values.shape[1]
@@ -81,10 +90,8 @@ def _multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
         rows = blocks[number]
         sums = _sums(out, epilogue, rows, slice(0, n), a.dtype.accumulator)
         values, rest = a.streamed(rows, lanes)
-        for j in range(0, n, 4):
-            some = min(4, n - j)
-            shape = ((0,) * ROWS_OF_DOTS[some], (0,) * some)
-            multiply_columns(values, rest, a.metadata[rows], columns, j, lanes, sums, shape)
+        for first, shape in runs_of_columns(n):
+            multiply_columns(values, rest, a.metadata[rows], columns, first, lanes, sums, shape)
         finish(sums, out, epilogue, rows, slice(0, n))
 
     parallel(task, len(blocks), m * n * stored)
@@ -94,7 +101,7 @@ def _multiply(values, metadata, dtypes, b, out, epilogue: Fused) -> None:
     """One product of matrices."""
     few = out.shape[1] <= FEW_COLUMNS
     a = Operand(values, metadata, 2 * values.shape[1], dtypes[0], work_type(dtypes[0], few))
-    multiply(a, b, dtypes[1], out, epilogue, _multiply_few if few else multiply_many)
+    multiply(a, b, dtypes[1], out, epilogue, multiply_few if few else multiply_many)
 
 
 def work_type(dtype: _dtypes.DType, few: bool) -> np.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
@@ -71,10 +72,10 @@ def _pack_places(metadata, groups, rows, step, packed):
 
 def _aligned(shape: tuple[int, ...], dtype) -> np.ndarray:
     """An uninitialised array on a cache-line boundary, so that no vector straddles two."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
+    dtype = np.dtype(dtype)
+    raw = np.empty(math.prod(shape) * dtype.itemsize + 64, np.uint8)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(raw))  # in half the time of `raw.ctypes`
+    return np.ndarray(shape, dtype, raw, -address % 64)
 
 
 def widths(n: int, itemsize: int) -> list[tuple[int, int, int]]:
@@ -142,12 +143,17 @@ def pack_panels(b: np.ndarray, high: int, width: int) -> np.ndarray:
     return panels
 
 
+def columns_room(k: int, n: int, high: int, dtype) -> np.ndarray:
+    """Room (n, at least high) for n columns, each from a cache line on, with zeros from k on."""
+    columns = _aligned((n, -(-high // 16) * 16), dtype)
+    columns[:, k:] = 0
+    return columns
+
+
 def pack_columns(b: np.ndarray, high: int) -> np.ndarray:
     """(k, n) as (n, at least high): columns, each from a cache line on, zeros behind."""
-    pitch = -(-high // 16) * 16
-    columns = _aligned((b.shape[1], pitch), b.dtype)
+    columns = columns_room(*b.shape, high, b.dtype)
     columns[:, : b.shape[0]] = b.T
-    columns[:, b.shape[0] :] = 0
     return columns
 
 

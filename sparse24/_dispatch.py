@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -287,9 +286,13 @@ def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> La
     if choice == "dense" and kept:
         return Launched(cpu.dense_matmul, a.dense, b, out, epilogue)
     product = cpu.matmul if choice == "sparse" else cpu.decompress_matmul
-    return Launched(functools.partial(_of_record, product), a.rows, b, out, epilogue)
+    return Launched(OfRecord(product), a.rows, b, out, epilogue)
 
 
-def _of_record(product, record: Compressed24, b, out, epilogue: Fused) -> None:
+class OfRecord(NamedTuple):
     """One of the CPU products, of a record."""
-    product(record.values, _storage.canonical(record), record.k, b, out, epilogue)
+
+    product: Any
+
+    def __call__(self, record: Compressed24, b, out, epilogue: Fused) -> None:
+        self.product(record.values, _storage.canonical(record), record.k, b, out, epilogue)

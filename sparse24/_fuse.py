@@ -77,9 +77,9 @@ class Call(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """True if nothing was asked for."""
-        given = (self.c, self.dtype, self.epilogue, self.scales, self.other_dtype)
         plain = self.alpha == 1.0 and self.algorithm == "auto" and self.fast_accumulation
-        return plain and all(option is None for option in given)
+        nothing = self.c is None and self.dtype is None and self.epilogue is None
+        return plain and nothing and self.scales is None and self.other_dtype is None
 
 
 PLAIN = Call()

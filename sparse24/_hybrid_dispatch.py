@@ -26,7 +26,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _hybrid_cost, _product, _tuning_cache
+from sparse24 import (
+    _arrays,
+    _dtypes,
+    _foreign,
+    _hybrid_cost,
+    _hybrid_on_cpu,
+    _product,
+    _tuning_cache,
+)
 from sparse24._errors import ArgumentError, DeviceError, UnsupportedError
 from sparse24._hybrid_dense import DenseStack, flat_views
 from sparse24._hybrid_layouts import layout
@@ -197,19 +205,6 @@ class _Choice:
         self.path = explain(h, _hybrid_cost.bucket(n), copied=copied)["choice"]
 
 
-def _multiply_cpu(h, b, out) -> None:
-    from sparse24.kernels import cpu_hybrid_rows
-
-    accumulator = h.tiles.dtype.accumulator
-    wide = np.ascontiguousarray(b.astype(accumulator, copy=False))
-    direct = out.dtype == accumulator
-    acc = out if direct else np.empty(out.shape, accumulator)
-    cpu_hybrid_rows.matmul(layout(h, "cpu"), wide, acc)
-    if not direct:
-        with np.errstate(over="ignore"):
-            out[...] = acc
-
-
 def _multiply_tiles(h, b, out) -> None:
     from sparse24.kernels import hybrid_tiles
 
@@ -256,7 +251,7 @@ def _binder(path: str):
 
 
 _PATHS: dict[str, Callable[..., None]] = {
-    "cpu": _multiply_cpu,
+    "cpu": _hybrid_on_cpu.multiply,
     "tiles": _multiply_tiles,
     "two_four": _multiply_two_four,
     "compact": _multiply_compact,

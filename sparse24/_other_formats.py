@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._fuse import Call
+from sparse24._fuse import PLAIN, Call
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.n_m import NMArray
@@ -20,6 +20,8 @@ _OF_16_BITS = ("float16", "bfloat16")
 
 def multiply(a, b, out, call: Call):
     """``a @ b`` where one operand is of such a format."""
+    if call is PLAIN and out is None and np.ndarray in (type(a), type(b)):
+        return a @ b
     left, right = _in_sums(a, b, call.dtype)
     return _asked(lambda: left @ right, out, call, _shape(a), _shape(b))
 

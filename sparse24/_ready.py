@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from sparse24 import _arrays, _foreign
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched
@@ -190,38 +188,6 @@ class ReadyArrays:
         if given and _arrays.overlaps(result, x):
             raise ArgumentError(OVERLAP.format("out"))
         self._run(x, result)
-
-
-class ReadyOnCpu:
-    """The same for NumPy's arrays.
-
-    Parameters
-    ----------
-    launched : Launched
-        Of the call that prepared it.
-    result : ndarray
-        Of that call.
-    turned : bool
-        Whether what was launched is the transposed product.
-    """
-
-    captured = True  # nothing is, on the CPU
-
-    def __init__(self, launched: Launched, result: np.ndarray, *, turned: bool):
-        self._launcher, self._a, self._turned = launched.launcher, launched.a, turned
-        self._shape, self._dtype = result.shape, result.dtype
-
-    def __call__(self, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-        result = np.empty(self._shape, self._dtype) if out is None else out
-        if out is not None and any(_arrays.shares_memory(out, y) for y in (x, *self._held())):
-            raise ArgumentError(OVERLAP.format("out"))
-        matrices = (x.T, result.T) if self._turned else (x, result)
-        self._launcher(self._a, *matrices, records.PLAIN)
-        return result
-
-    def _held(self) -> tuple[np.ndarray, ...]:
-        a = self._a
-        return (a,) if isinstance(a, np.ndarray) else (a.values,)
 
 
 class ReadyInTurn:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _autotune, _tuning_cache
+from sparse24 import _arrays, _autotune, _ready_cpu, _tuning_cache
 from sparse24 import _records as records
 from sparse24._dispatch import Launched
 from sparse24._fuse import PLAIN, Call, Epilogue
-from sparse24._ready import Ready, ReadyArrays, ReadyOnCpu, ReadyProduct, allocator
+from sparse24._ready import Ready, ReadyArrays, ReadyProduct, allocator
 from sparse24.kernels.launch import Launcher
 
 MOST_SIGNATURES = 256
@@ -41,6 +41,8 @@ def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
     target = None if out is None else layout_of(out)
     if out is not None and (target is None or type(out) is not type(x)):
         return None
+    if call is PLAIN:
+        return from_left, _tuning_cache.generation(), layout, target
     try:
         facts = tuple([v if type(v) in _PLAIN_TYPES else _fact(v) for v in call])
     except _Unknown:
@@ -107,8 +109,8 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
 def remember(plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call) -> None:
     """Keep what a call launched for the next one of its signature, if that can be replayed."""
     if type(x) is np.ndarray:
-        if launched.epilogue.is_plain and x.ndim == result.ndim == 2:
-            keep(plans, key, ReadyOnCpu(launched, result, turned=key[0]))
+        if launched.epilogue.is_plain and x.ndim == result.ndim <= 2:
+            keep(plans, key, _ready_cpu.of_launched(launched, result, turned=key[0]))
         return
     allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):

@@ -1,0 +1,136 @@
+"""CPU products once more, of operands that lie in memory like those of an earlier call.
+
+What types and layouts decide is decided at the first call: to check it anew, and to find aligned
+room for the columns of b, takes three times as long as the kernel of 384 x 384 by one column.
+The elements are read at every call, for those of A may have changed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays
+from sparse24._dtypes import DType
+from sparse24._records import PLAIN
+from sparse24.kernels._numba import WAKING
+from sparse24.kernels._simd import lanes_of_dots
+from sparse24.kernels.cpu_decode import decoded
+from sparse24.kernels.cpu_epilogue import store
+from sparse24.kernels.cpu_matmul import (
+    FEW_COLUMNS,
+    dense_matmul,
+    multiply,
+    multiply_columns,
+    multiply_few,
+    runs_of_columns,
+    work_type,
+)
+from sparse24.kernels.cpu_operand import Operand, columns_room
+from sparse24.kernels.cpu_panels import multiply_many
+
+Again = Callable[[np.ndarray, np.ndarray], None]  # of b (k, n) and out (m, n)
+
+# Bytes of room for columns that a product keeps, of each of the 256 calls that an array remembers.
+# 16 columns of 384 float32 take 24 KB.
+_MOST_KEPT = 1 << 15
+
+
+class _Columns:
+    """Room for the columns of b: whoever multiplies takes one, and gives it back."""
+
+    def __init__(self, shape: tuple[int, int], high: int, dtype: np.dtype):
+        self._shape, self._high, self._dtype = shape, high, dtype
+        self._free: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """The columns as the kernel reads them, and the view of them to which b is written."""
+        try:
+            return self._free.pop()
+        except IndexError:  # all are in use by other threads, or there is none yet
+            columns = columns_room(*self._shape, self._high, self._dtype)
+            return columns, columns[:, : self._shape[0]].T
+
+    def give(self, room: tuple[np.ndarray, np.ndarray]) -> None:
+        if room[0].nbytes <= _MOST_KEPT:
+            self._free.append(room)
+
+
+class _Few:
+    """``out = A @ b`` by few columns, on the thread that calls it."""
+
+    def __init__(self, a: Operand, b: np.ndarray, b_dtype: DType):
+        self._a, self._b_dtype = a, b_dtype
+        self._columns = _Columns(b.shape, a.high, a.work)
+        # NumPy converts halves and 8-bit floats slowly; all else it converts as it copies.
+        self._decodes = b.dtype != a.work and b.dtype.kind != "i"
+        self._lanes = lanes_of_dots(a.work.itemsize)
+        self._runs = runs_of_columns(b.shape[1])
+        self._accumulator = np.dtype(a.dtype.accumulator)
+        values, rest = self._streamed()
+        in_place = not rest.size and np.may_share_memory(values, a.values)
+        self._views = (values, rest) if in_place else None  # else decoded at each call
+
+    def _streamed(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._a.streamed(slice(0, len(self._a.values)), self._lanes)
+
+    def __call__(self, b: np.ndarray, out: np.ndarray) -> None:
+        room = self._columns.take()
+        columns, target = room
+        target[...] = decoded(b, self._b_dtype, self._a.work) if self._decodes else b
+        values, rest = self._views or self._streamed()
+        direct = out.dtype == self._accumulator and out.flags.carray
+        sums = out if direct else np.empty(out.shape, self._accumulator)
+        for first, shape in self._runs:
+            multiply_columns(
+                values, rest, self._a.metadata, columns, first, self._lanes, sums, shape
+            )
+        self._columns.give(room)
+        if not direct:
+            store(sums, out)
+
+
+def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again | None:
+    """What repeats the product of a 2:4 matrix, without an epilogue.
+
+    Parameters
+    ----------
+    values, metadata : ndarray
+        As for `cpu_matmul.matmul`, of one matrix.
+    b, out : ndarray
+        Of the call that was made; only how they lie counts.
+
+    Returns
+    -------
+    callable or None
+        ``again(b, out)``; None where `cpu_matmul.matmul` has to look at the operands each time.
+    """
+    (m, n), stored = out.shape, values.shape[-1]
+    if values.ndim > 2 or not (out.size and b.size):
+        return None
+    dtype, few = _arrays.logical_dtype(values, argument="values"), n <= FEW_COLUMNS
+    a = Operand(values, metadata, 2 * stored, dtype, np.dtype(work_type(dtype, few)))
+    if a.values is not values or a.metadata is not metadata:
+        return None  # copies, which would not change with the matrix
+    b_dtype = _arrays.logical_dtype(b, argument="b")
+    if few and m * n * stored < WAKING:
+        return _Few(a, b, b_dtype)
+    kernel = multiply_few if few else multiply_many
+    return lambda b, out: multiply(a, b, b_dtype, out, PLAIN, kernel)
+
+
+def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Again | None:
+    """The same of a dense matrix, where BLAS takes both operands and the result."""
+    work = a.dtype
+    if work not in (np.float32, np.float64) or not (b.dtype == out.dtype == work):
+        return None
+
+    def again(b: np.ndarray, out: np.ndarray) -> None:
+        if out.flags.forc and out.flags.aligned:
+            np.matmul(a, b, out=out)
+        else:
+            dense_matmul(a, b, out, PLAIN)
+
+    return again
