@@ -110,9 +110,11 @@ def prepare(bits: Any, dtype: DType, rewrite: Any = hybrid_evict) -> Layout:
 def _by_stages(values: Any) -> Any:
     """Stored elements (atoms, rows, 64) of 16 bits as the stages of the kernel hold them.
 
-    A row has 64 bytes of each of the two stages of an atom.  Whole stages in a piece are whole lines
-    of memory, where those rows would be halves.  Pieces of 16 bytes are exchanged within a row of a
-    stage by bits 1 and 2 of the row's number, as swizzles of 64 bytes do (PTX ISA, tensor swizzling modes).
+    A row has 64 bytes of each of the two stages of an atom.  A stage in a piece is whole lines of
+    memory, where its rows would be halves.  Pieces of 16 bytes are exchanged within a row of it
+    by bits 1 and 2 of the row's number, as swizzles of 64 bytes do.
+
+    Source: PTX ISA, tensor swizzling modes.
     """
     atoms, rows, _ = values.shape
     row, place = np.arange(rows)[:, None], np.arange(PIECES_OF_ROW)

@@ -114,7 +114,7 @@ LEAST_STAGES = 3
 
 
 def _few() -> Iterator[Config]:
-    """With wide stages, which are whole lines of memory of A, too: 2 to 17 % faster than half lines."""
+    """With wide stages, which bring whole lines of A: 2 to 17 % faster than half lines."""
     for (block_m, block_n), several in FEW.items():
         spans = 2 if 128 * block_m + 256 * block_n <= MOST_OF_A_WIDE_STAGE else 1
         consumers, blocks = (1, 2) if block_m == 64 else (2, 1)

@@ -14,7 +14,7 @@ MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers ar
 LEAST_ATOMS = 4  # of k that a block gets of a tile that a cluster shares
 CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}  # orders configs; H200
 
-# Fitted to 23000 timings on an H200: 1090 random products by 64 to 14000 columns with all tiles that
+# Fitted to 23000 timings on an H200: 1090 random products by 64 to 14000 columns with tiles that
 # suit, and those of gemm.json and few_tokens.json.  12 % root mean square, and the tile put first
 # takes 3 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Wide stages for all".
 LAUNCH = 1.36e-6  # seconds

@@ -52,9 +52,9 @@ def test_no_prediction_is_below_the_bytes(weight):
 @pytest.mark.parametrize("config", FEW, ids=lambda config: config.name)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
 def test_every_configuration(rng, config, dtype):
-    a = random_24(rng, (300, 2100), dtype)
+    a = random_24(rng, (300, 4200), dtype)  # long enough for eight blocks a tile
     for n, out_order in ((5, "column"), (40, "row"), (150, "column")):
-        b = random_dense(rng, (2100, n), dtype)
+        b = random_dense(rng, (4200, n), dtype)
         orders = {"b_order": "column", "out_order": out_order}
         out = "int32" if dtype == "int8" else "bfloat16"
         if config in sparse_wgmma.configs(problem_of(a, b, out, **orders)):

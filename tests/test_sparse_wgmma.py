@@ -92,7 +92,7 @@ def test_other_types(rng, dtype, b_dtype, out_dtype, out_order):
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.parametrize(
     "name",
-    ["128x64x128k4", "128x128x128k8", "128x256x64k2", "128x192x128k3", "256x128x128k4"],
+    ["128x64x128k4", "128x128x128k5", "128x256x64k2", "128x192x128k3", "256x128x128k4"],
 )
 def test_shared_tiles_are_exact_and_the_same_again(rng, name, shape, dtype):
     m, n, k = shape
@@ -107,9 +107,9 @@ def test_shared_tiles_are_exact_and_the_same_again(rng, name, shape, dtype):
 
 @gpu
 @on_gpu
-@pytest.mark.parametrize("shape", [(520, 776, 2056), (40, 200, 136), (300, 1032, 1160)])
+@pytest.mark.parametrize("shape", [(520, 776, 2056), (40, 200, 1096), (300, 1032, 1160)])
 @pytest.mark.parametrize("order", ["column", "row"])
-@pytest.mark.parametrize("name", ["64x64x128k3d", "128x64x128k6", "128x128x128k5", "256x128x128k2"])
+@pytest.mark.parametrize("name", ["64x64x128k3d", "128x64x128k6", "128x128x128k8", "256x128x128k2"])
 def test_wide_stages_are_exact_in_both_orders(rng, name, order, shape):
     m, n, k = shape
     config = next(config for config in sparse_wgmma_configs.TABLE if config.name == name)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes
 from sparse24._records import PLAIN, Compressed24, Problem
-from sparse24.kernels import reference, sparse_wgmma, sparse_wgmma_configs
+from sparse24.kernels import reference, sparse_wgmma, sparse_wgmma_configs, sparse_wgmma_plan
 
 DEFAULT = sparse_wgmma_configs.TABLE[0]
 
@@ -56,6 +56,12 @@ def poisoned(shape, name, order):
     return device_matrix(poison, name, order)
 
 
+def _slices(problem, config):
+    """Of k, of which each block that shares a tile needs one: atoms, or pairs of atoms of bytes."""
+    of_slice = config.spans if storage(problem.dtype).itemsize == 1 else 1
+    return -(-sparse_wgmma_plan.atoms_k(problem) // of_slice)
+
+
 def run(problem, config, a, b, *, epilogue=PLAIN, out=None):
     """The product of NumPy operands on the GPU, as a NumPy array."""
     shape = (
@@ -63,6 +69,7 @@ def run(problem, config, a, b, *, epilogue=PLAIN, out=None):
     )
     if out is None:
         out = poisoned(shape, problem.out_dtype, problem.out_order)
+    assert _slices(problem, config) >= config.parts, "a block would wait for stages that never come"
     launch = sparse_wgmma.prepare(problem, config, epilogue)
     launch(
         compressed(a, problem.dtype),
