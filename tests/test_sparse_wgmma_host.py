@@ -15,6 +15,7 @@ from sparse24.kernels import (
     launch,
     sparse_wgmma,
     sparse_wgmma_configs,
+    sparse_wgmma_plan,
     targets,
     tensor_map,
 )
@@ -56,6 +57,16 @@ def test_layout_fits_and_pipelines(config, itemsize, out_itemsize):
     problem = make_problem(4096, 4096, 4096, dtype, b_dtype=dtype, out_dtype=out)
     assert plan.stages >= 3 or config not in sparse_wgmma.configs(problem)
     assert plan.shared_memory <= sparse_wgmma_configs.SHARED_MEMORY[config.blocks]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
+def test_every_block_gets_a_part_of_k(dtype):
+    """One without would wait for stages that never come; of bytes a wide stage has two atoms."""
+    for k in [*range(8, 600, 40), *range(600, 9000, 376)]:
+        problem = make_problem(264, 72, k, dtype)
+        for config in sparse_wgmma.configs(problem):
+            of_stage = config.spans if dtype != "bfloat16" else 1
+            assert -(-sparse_wgmma_plan.atoms_k(problem) // of_stage) >= config.parts
 
 
 def test_config_names_are_unique():
