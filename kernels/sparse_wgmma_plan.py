@@ -16,7 +16,8 @@ CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}  # orders configs; 
 
 # Fitted to 23000 timings on an H200: 1090 random products by 64 to 14000 columns with tiles that
 # suit, and those of gemm.json and few_tokens.json.  12 % root mean square, and the tile put first
-# takes 3 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Wide stages for all".
+# takes 3 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Wide stages for all"; again:
+# tests/bench/bench_tiles.py and fit_tiles.py.
 LAUNCH = 1.36e-6  # seconds
 INSTRUCTION_CLOCKS = 23.1  # of an instruction, beside half a clock a column
 STAGE_SECONDS = 49.6e-9  # from one stage to the next, whatever is in it
