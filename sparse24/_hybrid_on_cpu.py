@@ -27,4 +27,6 @@ def _bound(h):
 def remember(h, key: tuple, b: np.ndarray, product: np.ndarray) -> None:
     """Keep what repeats ``h @ b`` for a matrix or a vector, neither of them empty."""
     if b.ndim <= 2 and b.size and product.size:
-        _replay.keep(h._plans, key, ReadyOnCpu(_bound(h), None, product, overlap=OVERLAP))
+        bound = _bound(h)
+        again = ReadyOnCpu(lambda b, out, _: bound(b, out), None, product, overlap=OVERLAP)
+        _replay.keep(h._plans, key, again)
