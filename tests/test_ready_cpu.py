@@ -197,6 +197,30 @@ def test_unstructured_matrices(rng, n, name):
     assert_same(h @ b, s24.hybrid(dense) @ b)
 
 
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("n", COLUMNS)
+def test_unstructured_matrices_from_the_right(rng, n, name):
+    dense = numbers(rng, (M, K), name)
+    dense[rng.random((M, K)) < 0.7] = 0
+    h, bias = s24.hybrid(dense), rng.standard_normal(M).astype(np.float32)
+    for of, k in ((h.T, K), (h, M)):  # x @ h.T and x @ h
+        x = numbers(rng, (k,) if n is None else (n, k), name)
+        first = x @ of
+        assert len(of.T._plans) == 1
+        for layout in LAYOUTS.values():
+            again = layout(x) @ of
+            assert_same(again, first)
+            assert again.strides == first.strides
+        x[...] = x[::-1].copy()
+        assert_same(x @ of, x @ of.copy())
+    x = numbers(rng, (3, K), name)
+    want = s24.linear(x, s24.hybrid(dense), bias, activation="relu")
+    for _ in range(3):
+        assert_same(s24.linear(x, h, bias, activation="relu"), want)
+        other = s24.linear(x, s24.hybrid(dense), activation="gelu")
+        assert_same(s24.linear(x, h, activation="gelu"), other)
+
+
 def test_an_unstructured_result_that_overlaps_is_refused_every_time(rng):
     h = s24.hybrid(np.eye(K, dtype=np.float32))
     room = np.ones(2 * K, np.float32)
