@@ -61,7 +61,10 @@ def multiply_rows(h, x):
         _check_inner(h, array, "x", rows=True)
         same, operand = _in_one_type(h, array, "x")
         if same.device == "cpu":
-            return restore(_rows_on_cpu(same, operand))
+            result = _rows_on_cpu(same, operand)
+            if key is not None and same is h and operand is array:
+                _hybrid_on_cpu.remember(h, key, array, result, rows=True)
+            return restore(result)
         shape = (*operand.shape[:-1], h.shape[0])
         dtype = _hybrid_dispatch.result_dtype(same.tiles.dtype)
         result = _arrays.namespace(operand).empty(shape, dtype)
@@ -76,7 +79,8 @@ def linear(h, x, call: Call):
     """``x @ h.T`` with the epilogue of a call, which is a pass of its own over the result."""
     if call.epilogue is None:
         return multiply_rows(h, x)
-    key = _replay.signature(x, None, call, from_left=True)
+    on_cpu = type(x) is np.ndarray  # where the product alone is remembered
+    key = None if on_cpu else _replay.signature(x, None, call, from_left=True)
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
         return ready(x, call.epilogue.bias)

@@ -14,11 +14,11 @@ import numpy as np
 
 from sparse24 import _arrays
 from sparse24._dtypes import DType
-from sparse24._records import PLAIN
+from sparse24._records import PLAIN, Fused
 from sparse24.kernels._numba import WAKING
 from sparse24.kernels._simd import lanes_of_dots
 from sparse24.kernels.cpu_decode import decoded
-from sparse24.kernels.cpu_epilogue import store
+from sparse24.kernels.cpu_epilogue import finish, store
 from sparse24.kernels.cpu_matmul import (
     FEW_COLUMNS,
     dense_matmul,
@@ -31,7 +31,7 @@ from sparse24.kernels.cpu_matmul import (
 from sparse24.kernels.cpu_operand import Operand, columns_room
 from sparse24.kernels.cpu_panels import multiply_many
 
-Again = Callable[[np.ndarray, np.ndarray], None]  # of b (k, n) and out (m, n)
+Again = Callable[[np.ndarray, np.ndarray, Fused], None]  # of b (k, n) and out (m, n)
 
 # Bytes of room for columns that a product keeps, of each of the 256 calls that an array remembers.
 # 16 columns of 384 float32 take 24 KB.
@@ -59,7 +59,7 @@ class _Columns:
 
 
 class _Few:
-    """``out = A @ b`` by few columns, on the thread that calls it."""
+    """``out = epilogue(A @ b)`` by few columns, on the thread that calls it."""
 
     def __init__(self, a: Operand, b: np.ndarray, b_dtype: DType):
         self._a, self._b_dtype = a, b_dtype
@@ -76,24 +76,27 @@ class _Few:
     def _streamed(self) -> tuple[np.ndarray, np.ndarray]:
         return self._a.streamed(slice(0, len(self._a.values)), self._lanes)
 
-    def __call__(self, b: np.ndarray, out: np.ndarray) -> None:
+    def __call__(self, b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
         room = self._columns.take()
         columns, target = room
         target[...] = decoded(b, self._b_dtype, self._a.work) if self._decodes else b
         values, rest = self._views or self._streamed()
-        direct = out.dtype == self._accumulator and out.flags.carray
+        plain = epilogue is PLAIN
+        direct = plain and out.dtype == self._accumulator and out.flags.carray
         sums = out if direct else np.empty(out.shape, self._accumulator)
         for first, shape in self._runs:
             multiply_columns(
                 values, rest, self._a.metadata, columns, first, self._lanes, sums, shape
             )
         self._columns.give(room)
-        if not direct:
+        if not plain:
+            finish(sums, out, epilogue, slice(None), slice(None))
+        elif not direct:
             store(sums, out)
 
 
 def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again | None:
-    """What repeats the product of a 2:4 matrix, without an epilogue.
+    """What repeats the product of a 2:4 matrix, with any epilogue.
 
     Parameters
     ----------
@@ -105,7 +108,8 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again 
     Returns
     -------
     callable or None
-        ``again(b, out)``; None where `cpu_matmul.matmul` has to look at the operands each time.
+        ``again(b, out, epilogue)``; None where `cpu_matmul.matmul` has to look at the operands
+        each time.
     """
     (m, n), stored = out.shape, values.shape[-1]
     if values.ndim > 2 or not (out.size and b.size):
@@ -118,7 +122,7 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again 
     if few and m * n * stored < WAKING:
         return _Few(a, b, b_dtype)
     kernel = multiply_few if few else multiply_many
-    return lambda b, out: multiply(a, b, b_dtype, out, PLAIN, kernel)
+    return lambda b, out, epilogue: multiply(a, b, b_dtype, out, epilogue, kernel)
 
 
 def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Again | None:
@@ -127,10 +131,10 @@ def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Again | None:
     if work not in (np.float32, np.float64) or not (b.dtype == out.dtype == work):
         return None
 
-    def again(b: np.ndarray, out: np.ndarray) -> None:
-        if out.flags.forc and out.flags.aligned:
+    def again(b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
+        if epilogue is PLAIN and out.flags.forc and out.flags.aligned:
             np.matmul(a, b, out=out)
         else:
-            dense_matmul(a, b, out, PLAIN)
+            dense_matmul(a, b, out, epilogue)
 
     return again

@@ -46,6 +46,8 @@ def _store_others(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def _activate(x: np.ndarray, e: Fused) -> np.ndarray:
+    if e.activation == "relu" and e.lower == 0.0 and e.upper == np.inf:
+        return np.maximum(x, 0) + 0  # the sum makes 0 of -0.0
     if e.activation == "gelu":
         from scipy.special import erf
 
@@ -66,7 +68,7 @@ def finish(sums: np.ndarray, out: np.ndarray, e: Fused, rows: slice, columns: sl
         return
     with np.errstate(over="ignore", invalid="ignore"):
         work = np.float32 if sums.dtype == np.float32 else np.float64
-        x = sums.astype(work) * work(e.alpha)
+        x = sums.astype(work, copy=False) * work(e.alpha)
         if e.row_scale is not None:
             x *= np.asarray(e.row_scale, work)[rows, None]
         if e.column_scale is not None:
@@ -79,4 +81,5 @@ def finish(sums: np.ndarray, out: np.ndarray, e: Fused, rows: slice, columns: sl
             x += np.asarray(e.column_bias, work)[columns]
         if e.aux is not None:
             store(x, e.aux[rows, columns])
-        store(work(e.out_scale) * _activate(x, e), target)
+        x = _activate(x, e)
+        store(x if e.out_scale == 1.0 else work(e.out_scale) * x, target)

@@ -154,6 +154,8 @@ def generator(rng, *, argument: str = "rng") -> np.random.Generator:
 
 def number(value, *, argument: str) -> float:
     """Return a factor as a float; refuses arrays with axes and text."""
+    if type(value) is float:
+        return value
     try:
         if isinstance(value, str) or np.ndim(value):
             raise TypeError

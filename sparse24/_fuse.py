@@ -171,7 +171,7 @@ def _vector(name: str, x, m: int, n: int, xp, real):
     """(row vector, column vector, number) of a factor or bias; two of them neutral."""
     if x is None:
         return None, None, 1.0
-    if np.isscalar(x):
+    if type(x) is not np.ndarray and np.isscalar(x):  # of an array, NumPy tells that slowly
         x = _check.number(x, argument=name)
         return (None, xp.full(n, x, real), 1.0) if name == "bias" else (None, None, x)
     x, _ = _foreign.take(x, argument=name)

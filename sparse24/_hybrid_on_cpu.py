@@ -24,7 +24,31 @@ def _bound(h):
     return functools.partial(cpu_hybrid_rows.multiply, layout(h, "cpu"))
 
 
-def remember(h, key: tuple, b: np.ndarray, product: np.ndarray) -> None:
-    """Keep what repeats ``h @ b`` for a matrix or a vector, neither of them empty."""
-    if b.ndim <= 2 and b.size and product.size:
-        _replay.keep(h._plans, key, ReadyOnCpu(_bound(h), None, product, overlap=OVERLAP))
+class _ReadyRows:
+    """``x @ h.T``: the kernel writes rows of ``h @ x.T``, and the result is a view of those."""
+
+    captured = True  # nothing is, on the CPU
+
+    def __init__(self, multiply, product: np.ndarray):
+        self._multiply, self._dtype = multiply, product.dtype
+        self._shape = product.shape[::-1]
+
+    def __call__(self, x: np.ndarray, out: None) -> np.ndarray:
+        rows = np.empty(self._shape, self._dtype)
+        self._multiply(x.T, rows)
+        return rows.T
+
+
+def remember(h, key: tuple, b: np.ndarray, product: np.ndarray, *, rows: bool = False) -> None:
+    """Keep what repeats ``h @ b`` for a matrix or a vector, neither of them empty.
+
+    With `rows`, ``b @ h.T``.
+    """
+    if b.ndim > 2 or not (b.size and product.size):
+        return
+    bound = _bound(h)
+    if rows and b.ndim == 2:
+        _replay.keep(h._plans, key, _ReadyRows(bound, product))
+        return
+    again = ReadyOnCpu(lambda b, out, _: bound(b, out), None, product, overlap=OVERLAP)
+    _replay.keep(h._plans, key, again)

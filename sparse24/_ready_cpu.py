@@ -9,9 +9,11 @@ import numpy as np
 from sparse24 import _check
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
-from sparse24._records import PLAIN, Compressed24
+from sparse24._fuse import Call
+from sparse24._records import PLAIN, Compressed24, Fused
 
-Multiply = Callable[[np.ndarray, np.ndarray], None]  # of matrices, b and out
+Multiply = Callable[[np.ndarray, np.ndarray, Fused], None]  # of matrices, b and out
+Asked = Callable[[Call, np.ndarray | None], Fused]
 
 
 class ReadyOnCpu:
@@ -20,7 +22,7 @@ class ReadyOnCpu:
     Parameters
     ----------
     multiply : callable
-        ``multiply(b, out)`` of matrices like those of the call that prepared it.
+        ``multiply(b, out, epilogue)`` of matrices like those of the call that prepared it.
     held : array or None
         Which the result must not overlap, no more than the operand.
     result : ndarray
@@ -42,23 +44,57 @@ class ReadyOnCpu:
         self._lay = _columns if result.ndim == 1 else _transposed if turned else None
 
     def __call__(self, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+        if out is not None:
+            self._check_writable(out)
+            self._check_apart(out, x, self._overlap)
+        return self._fill(x, out, PLAIN)
+
+    def _check_writable(self, out: np.ndarray) -> None:
+        if not out.flags.writeable:  # its layout was checked at the first call
+            _check.writable(out, argument="out")
+
+    def _check_apart(self, written: np.ndarray, x: np.ndarray, error: str) -> None:
+        held = self._held
+        overlaps = np.may_share_memory(written, x)
+        if overlaps or (held is not None and np.may_share_memory(written, held)):
+            raise ArgumentError(error)
+
+    def _fill(self, x: np.ndarray, out: np.ndarray | None, epilogue: Fused) -> np.ndarray:
         if out is None:
             out = np.empty(self._shape, self._dtype)
-        else:
-            self._check_given(x, out)
         if self._lay is None:
-            self._multiply(x, out)
+            self._multiply(x, out, epilogue)
         else:
-            self._multiply(*self._lay(x, out))
+            self._multiply(*self._lay(x, out), epilogue)
         return out
 
-    def _check_given(self, x: np.ndarray, out: np.ndarray) -> None:
-        if not out.flags.writeable:
-            _check.writable(out, argument="out")
-        held = self._held
-        overlaps = np.may_share_memory(out, x)
-        if overlaps or (held is not None and np.may_share_memory(out, held)):
-            raise ArgumentError(self._overlap)
+
+class ReadyWithOptions(ReadyOnCpu):
+    """The same of a call with options, of which nothing but the types and the kernel is kept.
+
+    `asked` makes the epilogue of each call, and refuses what does not fit.
+    """
+
+    def __init__(
+        self, multiply: Multiply, held: np.ndarray, result: np.ndarray, asked: Asked,
+        *, turned: bool,
+    ):  # fmt: skip
+        super().__init__(multiply, held, result, turned=turned)
+        self._asked, self._turned = asked, turned
+
+    def __call__(  # type: ignore[override]
+        self, x: np.ndarray, out: np.ndarray | None, call: Call
+    ) -> np.ndarray:
+        if out is not None:
+            self._check_writable(out)
+        epilogue = self._asked(call, out)
+        if out is not None:
+            self._check_apart(out, x, self._overlap)
+        if epilogue.aux is not None:
+            self._check_apart(epilogue.aux, x, OVERLAP.format("aux"))
+        if self._turned and epilogue is not PLAIN:
+            epilogue = epilogue.transposed()
+        return self._fill(x, out, epilogue)
 
 
 def _columns(x: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -69,10 +105,14 @@ def _transposed(x: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return x.T, out.T
 
 
-def of_launched(launched: Launched, result: np.ndarray, *, turned: bool) -> ReadyOnCpu:
-    """What repeats a plain product of matrices, or of one with a vector."""
+def of_launched(
+    launched: Launched, result: np.ndarray, asked: Asked | None, *, turned: bool
+) -> ReadyOnCpu:
+    """What repeats a product of matrices, or of one with a vector; with `asked`, its options."""
     held = launched.a.values if isinstance(launched.a, Compressed24) else launched.a
-    return ReadyOnCpu(_again(launched), held, result, turned=turned)
+    if asked is None:
+        return ReadyOnCpu(_again(launched), held, result, turned=turned)
+    return ReadyWithOptions(_again(launched), held, result, asked, turned=turned)
 
 
 def _again(launched: Launched) -> Multiply:
@@ -84,4 +124,4 @@ def _again(launched: Launched) -> Multiply:
         found = cpu_again.dense(a, launched.b, launched.out)
     elif launcher.product is cpu.matmul and a.metadata is not None:
         found = cpu_again.sparse(a.values, a.metadata, launched.b, launched.out)
-    return found or (lambda b, out: launcher(a, b, out, PLAIN))
+    return found or (lambda b, out, epilogue: launcher(a, b, out, epilogue))

@@ -29,7 +29,8 @@ class _Unknown(Exception):
 def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
     """What decides how a call is launched, hashable; None for calls that are not remembered.
 
-    Layouts of the operands, all options, and the addresses of the epilogue's vectors.
+    Layouts of the operands and all options, with the addresses of the epilogue's vectors; of
+    NumPy's arrays only what is not read anew at each call.
     """
     if _autotune.active.get():
         return None
@@ -43,8 +44,9 @@ def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
         return None
     if call is PLAIN:
         return from_left, _tuning_cache.generation(), layout, target
+    options = (call.dtype, call.algorithm, call.other_dtype) if type(x) is np.ndarray else call
     try:
-        facts = tuple([v if type(v) in _PLAIN_TYPES else _fact(v) for v in call])
+        facts = tuple([v if type(v) in _PLAIN_TYPES else _fact(v) for v in options])
     except _Unknown:
         return None
     return from_left, _tuning_cache.generation(), layout, target, facts
@@ -106,11 +108,18 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
     return ReadyArrays(lambda x, out: run(*lay(x, out)), allocate, captured=captured)
 
 
-def remember(plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call) -> None:
-    """Keep what a call launched for the next one of its signature, if that can be replayed."""
+def remember(
+    plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call,
+    asked: Callable[[Call, Any], records.Fused],
+) -> None:  # fmt: skip
+    """Keep what a call launched for the next one of its signature, if that can be replayed.
+
+    `asked` makes the epilogue of a call with options, and of its `out`.
+    """
     if type(x) is np.ndarray:
-        if launched.epilogue.is_plain and x.ndim == result.ndim <= 2:
-            keep(plans, key, _ready_cpu.of_launched(launched, result, turned=key[0]))
+        if x.ndim == result.ndim <= 2:
+            asked_anew = None if call is PLAIN else asked
+            keep(plans, key, _ready_cpu.of_launched(launched, result, asked_anew, turned=key[0]))
         return
     allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):
@@ -123,6 +132,11 @@ def remember(plans: dict, key: tuple, launched: Launched, x: Any, result: Any, c
             launcher(a, *((x.T, out.T) if turn else (x, out)), records.PLAIN)
 
         keep(plans, key, ReadyArrays(run, allocate, captured=False))  # see _graphs.keeping
+
+
+def again(plan: Any, x: Any, out: Any, call: Call) -> Any:
+    """Repeat a call with options, which are read anew on the CPU, and else part of the plan."""
+    return plan(x, out, call) if type(x) is np.ndarray else plan(x, out)
 
 
 def capturing(x: Any) -> bool:

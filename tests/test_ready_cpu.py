@@ -8,59 +8,24 @@ import weakref
 
 import numpy as np
 import pytest
+from ready_cases import (
+    COLUMNS,
+    LAYOUTS,
+    WRITABLE,
+    K,
+    M,
+    assert_same,
+    bits,
+    misaligned,
+    numbers,
+    operands,
+    read_only,
+)
 
 import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError
 from sparse24.kernels import cpu_again
-
-M, K = 29, 77  # neither whole groups, nor whole vectors; rows enough for panels
-COLUMNS = (None, 1, 3, 16, 17)
-
-
-def numbers(rng, shape, name):
-    scale = 20 if name == "int8" else 1
-    return (scale * rng.standard_normal(shape)).astype(_dtypes.TABLE[name].logical)
-
-
-def operands(rng, n, name, k=K):
-    a = s24.compress(numbers(rng, (M, k), name), on_excess="prune")
-    return a, numbers(rng, (k,) if n is None else (k, n), name)
-
-
-def bits(x):
-    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-
-
-def assert_same(got, want):
-    assert (got.shape, got.dtype) == (want.shape, want.dtype)
-    np.testing.assert_array_equal(bits(got), bits(want))
-
-
-def misaligned(x):
-    """The same array one byte beyond where its elements may begin."""
-    room = np.empty(x.nbytes + x.dtype.itemsize + 1, np.uint8)
-    start = 1 + -room.ctypes.data % x.dtype.itemsize
-    view = room[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
-    view[...] = x
-    return view
-
-
-def read_only(x):
-    x = x.copy()
-    x.flags.writeable = False
-    return x
-
-
-LAYOUTS = {
-    "rows": np.ascontiguousarray,
-    "columns": np.asfortranarray,
-    "strided": lambda x: np.repeat(x, 2, axis=0)[::2],
-    "backwards": lambda x: x[::-1].copy()[::-1],
-    "read-only": read_only,
-    "misaligned": misaligned,
-}
-WRITABLE = [name for name in LAYOUTS if name != "read-only"]
 
 
 @pytest.mark.parametrize("name", _dtypes.NAMES)
@@ -230,6 +195,30 @@ def test_unstructured_matrices(rng, n, name):
             assert_same(out, first)
     b[...] = b[::-1].copy()
     assert_same(h @ b, s24.hybrid(dense) @ b)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("n", COLUMNS)
+def test_unstructured_matrices_from_the_right(rng, n, name):
+    dense = numbers(rng, (M, K), name)
+    dense[rng.random((M, K)) < 0.7] = 0
+    h, bias = s24.hybrid(dense), rng.standard_normal(M).astype(np.float32)
+    for of, k in ((h.T, K), (h, M)):  # x @ h.T and x @ h
+        x = numbers(rng, (k,) if n is None else (n, k), name)
+        first = x @ of
+        assert len(of.T._plans) == 1
+        for layout in LAYOUTS.values():
+            again = layout(x) @ of
+            assert_same(again, first)
+            assert again.strides == first.strides
+        x[...] = x[::-1].copy()
+        assert_same(x @ of, x @ of.copy())
+    x = numbers(rng, (3, K), name)
+    want = s24.linear(x, s24.hybrid(dense), bias, activation="relu")
+    for _ in range(3):
+        assert_same(s24.linear(x, h, bias, activation="relu"), want)
+        other = s24.linear(x, s24.hybrid(dense), activation="gelu")
+        assert_same(s24.linear(x, h, activation="gelu"), other)
 
 
 def test_an_unstructured_result_that_overlaps_is_refused_every_time(rng):
