@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 import sparse24 as s24
@@ -28,6 +31,24 @@ def bits(x):
 def assert_same(got, want):
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
     np.testing.assert_array_equal(bits(got), bits(want))
+
+
+def assert_alike_in_threads(product: Callable, cases: Sequence[tuple], wanted: Sequence) -> None:
+    """Each case in a thread of its own, a hundred times while the others run."""
+    start, wrong = threading.Barrier(len(cases)), []
+
+    def work(number: int) -> None:
+        start.wait()
+        for _ in range(100):
+            if not np.array_equal(bits(product(*cases[number])), bits(wanted[number])):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def misaligned(x):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import numpy as np
@@ -14,8 +13,8 @@ from ready_cases import (
     WRITABLE,
     K,
     M,
+    assert_alike_in_threads,
     assert_same,
-    bits,
     misaligned,
     numbers,
     operands,
@@ -235,21 +234,8 @@ def test_an_unstructured_result_that_overlaps_is_refused_every_time(rng):
 def test_threads_at_once(rng, n):
     a, b = operands(rng, n, "float32", 128)
     several = [numbers(rng, b.shape, "float32") for _ in range(4)]
-    want, wrong = [a.copy() @ x for x in several], []
-    start = threading.Barrier(len(several))
-
-    def work(x, expected):
-        start.wait()
-        for _ in range(200):
-            if not np.array_equal(bits(a @ x), bits(expected)):
-                wrong.append(x)
-
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(several, want, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    want = [a.copy() @ x for x in several]
+    assert_alike_in_threads(lambda x: a @ x, [(x,) for x in several], want)
 
 
 def test_no_array_of_a_call_is_kept(rng):

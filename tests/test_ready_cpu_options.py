@@ -6,12 +6,21 @@ An array forgets what it knows when it is copied, so the product of a copy is al
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import numpy as np
 import pytest
-from ready_cases import COLUMNS, LAYOUTS, WRITABLE, K, M, assert_same, bits, numbers, operands
+from ready_cases import (
+    COLUMNS,
+    LAYOUTS,
+    WRITABLE,
+    K,
+    M,
+    assert_alike_in_threads,
+    assert_same,
+    numbers,
+    operands,
+)
 
 import sparse24 as s24
 from sparse24 import _dtypes
@@ -250,24 +259,9 @@ def test_threads_at_once(rng, n):
     x = np.ascontiguousarray(b.T)
     biases = rng.standard_normal((len(ACTIVATIONS), M)).astype("f")
     several = [(x * bias[0], bias, act) for bias, act in zip(biases, ACTIVATIONS, strict=True)]
-    want, wrong = [s24.linear(x, a.copy(), c, activation=act) for x, c, act in several], []
-    start = threading.Barrier(len(several))
-
-    def work(x, bias, activation, expected):
-        start.wait()
-        for _ in range(100):
-            if not np.array_equal(bits(s24.linear(x, a, bias, activation=activation)), expected):
-                wrong.append(activation)
-
-    threads = [
-        threading.Thread(target=work, args=(*case, bits(y)))
-        for case, y in zip(several, want, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    linear = lambda a, x, bias, act: s24.linear(x, a, bias, activation=act)  # noqa: E731
+    want = [linear(a.copy(), *case) for case in several]
+    assert_alike_in_threads(lambda *case: linear(a, *case), several, want)
 
 
 def test_no_array_of_a_call_is_kept(rng):
