@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparse24 import _check
+from sparse24 import _check, _spec
 from sparse24 import _torch_ops as ops
 from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._train_rule import Rule
@@ -80,6 +80,8 @@ def _through_the_mask(dw, weight, mask, parts, rule: Rule) -> Tensor:
     """What of the gradient the dense weight receives."""
     if rule.straight and rule.decay == 0.0:
         return dw
+    if mask is None and rule.transposable and weight.shape[1] % _spec.GROUP:
+        mask = ops.keep(weight, True)  # rows of a cut tile may keep fewer than the two of a code
     if mask is not None:
         dw = dw if rule.straight else dw * mask
         return dw if rule.decay == 0.0 else dw + rule.decay * (weight * ~mask)

@@ -43,6 +43,20 @@ def test_gradients_equal_those_of_the_masked_layer(device, transposable, gradien
         torch.testing.assert_close(a, b, **CLOSE)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(9, 1), (4, 2), (5, 33), (16, 7)])
+def test_gradients_keep_to_the_mask_in_cut_tiles(device, shape, decay):
+    """Rows of a tile that the edge cuts may keep fewer than the two places that a code names."""
+    layer, x = layer_and_input(device, m=shape[0], k=shape[1])
+    options = {"gradient": "24dense", "transposable": True, "decay": decay}
+    sparse = st.SparseLinear.from_dense(layer, **options)
+    y = sparse(x)
+    got = (y, *gradients(y, x, layer.weight, layer.bias))
+    reference = masked_reference(layer, x, sparse.current_mask(), "24dense", decay)
+    for a, b in zip(got, reference, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
 def test_gradients_pass_finite_differences():
     layer, x = layer_and_input(tokens=3, m=4, k=8, dtype=torch.float64)
     mask = s24.mask(layer.weight.detach(), transposable=True)
