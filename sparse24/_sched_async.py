@@ -21,7 +21,7 @@ from sparse24._sched_arrays import namespace, plain
 from sparse24._sched_init import init
 from sparse24._sched_masks import MaskScheduler, named
 from sparse24._sched_records import Rules, State, Update
-from sparse24._sched_telemetry import Telemetry
+from sparse24._sched_telemetry import Telemetry, check_telemetry
 
 
 class AsyncScheduler:
@@ -68,7 +68,7 @@ class AsyncScheduler:
             raise ArgumentError("weights must be given, to learn the layers, got None")
         self.delay = delay
         self._closed = self._failed = False
-        self.telemetry = telemetry
+        self.telemetry = check_telemetry(telemetry)
         self.events: tuple[Update, ...] = ()
         self._state: State = init(rules, weights, seed=seed)  # owned by the worker
         self._ahead = self._state  # the state's schedule, known without waiting

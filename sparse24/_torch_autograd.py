@@ -12,15 +12,20 @@ from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._train_rule import Rule
 
 
+def check_tensor(given, argument: str) -> None:
+    """Refuse what is no tensor, by its name."""
+    if not isinstance(given, Tensor):
+        kind = type(given).__name__
+        raise DTypeError(f"{argument} must be a torch.Tensor, got {kind}; use torch.as_tensor")
+
+
 def check_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor | None:
     """The bias as a vector (m,), after the messages that a plain product would not give."""
     for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
-        is_optional = name in ("bias", "mask") and given is None
-        if not isinstance(given, Tensor) and not is_optional:
-            kind = type(given).__name__
-            raise DTypeError(f"{name} must be a torch.Tensor, got {kind}; use torch.as_tensor")
+        if given is not None or name in ("x", "weight"):
+            check_tensor(given, name)
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {tuple(x.shape)} and "

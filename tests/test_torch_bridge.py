@@ -355,3 +355,33 @@ def test_what_is_no_tensor_is_named():
         st.SparseLinear(8, 4, decay=float("nan"))
     with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on, got None"):
         st.SparseLinear(8, 4, seed=None)
+    with pytest.raises(ArgumentError, match=r"decay must be a number, got '0\.1'"):
+        st.linear(x, weight, decay="0.1")
+    with pytest.raises(ArgumentError, match=r"seed must be a whole number from 0 on, got 1\.5"):
+        st.linear(x, weight, gradient="24sparse", seed=1.5)
+    up = torch.randn(16, 8)
+    with pytest.raises(DTypeError, match=r"down must be a torch\.Tensor, got ndarray"):
+        st.feed_forward(x, up, up.numpy())
+    with pytest.raises(DTypeError, match=r"up_bias must be a torch\.Tensor, got list"):
+        st.feed_forward(x, up, up.T, [0.0] * 16)
+    for make, name in (
+        (st.sparsify24, "x"),
+        (st.to_sparse_semi_structured, "original_tensor"),
+    ):
+        with pytest.raises(DTypeError, match=rf"^{name} must be a torch\.Tensor, got ndarray"):
+            make(weight.numpy())
+
+
+def test_what_is_no_model_or_scheduler_is_named():
+    model = st.sparsify(torch.nn.Sequential(torch.nn.Linear(8, 8)), {"*": {}})
+    weights = model.state_dict()
+    for call in (lambda: st.sparsify(weights, {"*": {}}), lambda: st.desparsify(weights)):
+        with pytest.raises(
+            ArgumentError, match=r"model must be a torch\.nn\.Module, got OrderedDict"
+        ):
+            call()
+    recipe = S.Recipe(S.OneShot(0.5))
+    with pytest.raises(ArgumentError, match=r"scheduler must be a scheduler .* got Recipe\("):
+        st.update_masks(model, recipe)
+    with pytest.raises(ArgumentError, match=r"optimizer must be one of torch\.optim, got 0\.1"):
+        st.update_masks(model, S.MaskScheduler(recipe), 0.1)
