@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -197,3 +198,12 @@ def is_array(x, *, argument: str) -> None:
     """Refuse what cannot be written to, such as a list."""
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise DTypeError(f"{argument} must be an array, got {type(x).__name__}")
+
+
+def by_name(value, *, argument: str, of: str = "arrays", optional: bool = False) -> None:
+    """Refuse what has no names, where names tell the layers."""
+    if not isinstance(value, Mapping) and not (optional and value is None):
+        raise ArgumentError(
+            f"{argument} must be a mapping of names to {of}, such as {{'w': ...}}, got "
+            f"{shown(value)}"
+        )

@@ -79,7 +79,7 @@ def lookup(dtype, *, argument: str = "dtype") -> DType:
         return TABLE[dtype]
     try:
         key = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         key = None
     row = _BY_LOGICAL.get(key) if key is not None else None
     if row is None:

@@ -21,7 +21,7 @@ from sparse24._sched_arrays import namespace, plain
 from sparse24._sched_init import init
 from sparse24._sched_masks import MaskScheduler, named
 from sparse24._sched_records import Rules, State, Update
-from sparse24._sched_telemetry import Telemetry
+from sparse24._sched_telemetry import Telemetry, check_telemetry
 
 
 class AsyncScheduler:
@@ -68,7 +68,7 @@ class AsyncScheduler:
             raise ArgumentError("weights must be given, to learn the layers, got None")
         self.delay = delay
         self._closed = self._failed = False
-        self.telemetry = telemetry
+        self.telemetry = check_telemetry(telemetry)
         self.events: tuple[Update, ...] = ()
         self._state: State = init(rules, weights, seed=seed)  # owned by the worker
         self._ahead = self._state  # the state's schedule, known without waiting
@@ -210,23 +210,26 @@ class AsyncScheduler:
         """Go on where `state_dict` was taken."""
         _sched_state.check(saved)
         whole = {"in_use", "waiting", "events"} <= saved.keys()
-        if not whole or len(saved["waiting"]) > self.delay:
+        waiting = saved["waiting"] if whole else ()
+        if not whole or not isinstance(waiting, list | tuple) or len(waiting) > self.delay:
             raise FormatError(
                 f"the saved state must be of an AsyncScheduler with delay {self.delay} or less; "
                 "make the scheduler as it was made when the state was saved"
             )
         wait(future for future, _ in self._queue)
-        self._state = _sched_state.from_dict(self._state, dict(saved))
-        self._ahead, self._failed = self._state, False
-        self._masks = self._unpack(saved["in_use"])
-        self._queue.clear()
-        for packed, events in zip(saved["waiting"], saved["events"], strict=True):
-            done = _done(self._unpack(packed), tuple(Update(**event) for event in events))
-            self._queue.append((done, None))
+        state = _sched_state.from_dict(self._state, dict(saved))
+        with _sched_state.reading():  # all of it, before anything changes
+            masks = _unpacked(saved["in_use"], state.masks)
+            events = [tuple(Update(**event) for event in past) for past in saved["events"]]
+            waits = [_unpacked(packed, state.masks) for packed in waiting]
+            queue = [(_done(*pair), None) for pair in zip(waits, events, strict=True)]
+        self._state = self._ahead = state
+        self._masks, self._failed = masks, False
+        self._queue = deque(queue)
 
-    def _unpack(self, packed) -> dict[str, Any]:
-        like = self._state.masks
-        return {name: _sched_state.unpack_mask(packed[name], like[name]) for name in like}
+
+def _unpacked(packed, like: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _sched_state.unpack_mask(packed[name], like[name]) for name in like}
 
 
 def _done(masks: Mapping[str, Any], events: tuple[Update, ...] = ()) -> Future:

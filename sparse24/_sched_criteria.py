@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError
 from sparse24._sched_arrays import check_part, namespace, uniform, without_overflow, working
 
@@ -214,6 +215,9 @@ class GivenScores(Criterion):
 
     scores: Mapping[str, Any]
     needs = ()
+
+    def __post_init__(self):
+        _check.by_name(self.scores, argument="scores")
 
     def score(self, memory, seen):
         if seen.name not in self.scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import namespace, ranked, working
 from sparse24._sched_criteria import Magnitude, Memory, Observation
@@ -104,6 +105,8 @@ def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) ->
 
 
 def observation(state: State, name: str, weights, gradients) -> Observation:
+    for what, arrays in (("weights", weights), ("gradients", gradients)):
+        _check.by_name(arrays, argument=what, optional=True)
     if weights is not None and name not in weights:
         raise ArgumentError(f"weights has no layer {name!r}; pass all of {sorted(state.shapes)}")
     weight = _pick(weights, name, state, "weights")

@@ -157,6 +157,10 @@ class Custom(Distribution):
     rule: Callable[[float, Shapes], Mapping[str, float]] | Mapping[str, float]
     even = True  # if the rule says so; the pattern checks each layer
 
+    def __post_init__(self):
+        if not callable(self.rule):
+            _check.by_name(self.rule, argument="rule", of="factors")
+
     @property
     def patterns(self):  # type: ignore[override]
         return () if callable(self.rule) else tuple(self.rule)
@@ -198,6 +202,7 @@ class BySpeedup(Distribution):
     seconds: Mapping[str, Mapping[float, float]]
 
     def __post_init__(self):
+        _check.by_name(self.seconds, argument="seconds", of="times")
         for name, times in self.seconds.items():
             for sparsity, seconds in times.items():
                 check_share(sparsity, f"a sparsity in seconds[{name!r}]")

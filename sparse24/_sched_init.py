@@ -47,6 +47,7 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     >>> list(state.shapes)
     ['w1']
     """
+    _check.by_name(weights, argument="weights")
     names: dict[int, list[str]] = {}
     recipes = list(by_pattern(rules).items())
     if isinstance(rules, Mapping):

@@ -10,7 +10,7 @@ from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError
 from sparse24._sched_init import by_pattern, init
 from sparse24._sched_records import Rules, State, Update
-from sparse24._sched_telemetry import Telemetry
+from sparse24._sched_telemetry import Telemetry, check_telemetry
 
 
 class MaskScheduler:
@@ -48,7 +48,7 @@ class MaskScheduler:
         self._rules = by_pattern(rules)
         self._seed = _check.whole(seed, argument="seed", least=0)
         self._pending: dict[str, Any] | None = None
-        self.telemetry = telemetry
+        self.telemetry = check_telemetry(telemetry)
         self.reduce = reduce
         self.state: State | None = None
         self.events: tuple[Update, ...] = ()

@@ -95,6 +95,7 @@ def rigl(
     >>> type(recipe.grower).__name__
     'GradientGrowth'
     """
+    total_steps = _check.whole(total_steps, argument="total_steps", least=0)
     last = floor_count(check_share(stop, "stop"), total_steps)
     pattern = pattern or Unstructured()
     return Recipe(

@@ -7,6 +7,7 @@ interruption, bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -18,7 +19,7 @@ import array_api_compat
 import numpy as np
 
 from sparse24 import _arrays
-from sparse24._errors import FormatError
+from sparse24._errors import FormatError, Sparse24Error
 from sparse24._sched_arrays import namespace, to_host
 from sparse24._sched_records import State, Update
 
@@ -163,7 +164,7 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     Raises
     ------
     FormatError
-        If `saved` is no state, of another version, incomplete, or of other recipes or layers.
+        If `saved` is no state, damaged, of another version, or of other recipes or layers.
 
     Examples
     --------
@@ -175,6 +176,24 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     1
     """
     check(saved)
+    with reading():
+        return _restored(state, saved)
+
+
+@contextlib.contextmanager
+def reading():
+    """What a damaged state does to the code that reads it, as a `FormatError`."""
+    try:
+        yield
+    except Sparse24Error:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise FormatError(
+            f"the saved state is damaged ({type(error).__name__}: {error}); load another one"
+        ) from error
+
+
+def _restored(state: State, saved: Mapping[str, Any]) -> State:
     fitting = matching(state, saved)
     if fitting is None:
         raise FormatError(
@@ -187,6 +206,11 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
         name: {key: _move(to_host(value), masks[name]) for key, value in entries.items()}
         for name, entries in saved["memory"].items()
     }
+    if memory.keys() != masks.keys():
+        raise FormatError(
+            f"the saved state remembers layers {sorted(memory)}, and has masks of {sorted(masks)}; "
+            "it is damaged"
+        )
     return replace(
         state,
         masks=masks,
@@ -205,7 +229,7 @@ def check(saved: Any) -> None:
         raise FormatError(
             f"a saved state must be a mapping, as state_dict gives it, got {type(saved).__name__}"
         )
-    if saved.get("format") != FORMAT:
+    if not isinstance(saved.get("format"), str) or saved["format"] != FORMAT:
         raise FormatError(f"this is no {FORMAT} state: its format is {saved.get('format')!r}")
     if saved.get("version") != VERSION:
         raise FormatError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError
 from sparse24._pyplot import pyplot
 from sparse24._sched_records import Update
@@ -133,3 +134,10 @@ class Telemetry:
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
+
+
+def check_telemetry(given) -> Telemetry | None:
+    """Refuse what cannot record events, such as True."""
+    if given is not None and not hasattr(given, "record"):
+        raise ArgumentError(f"telemetry must be a Telemetry() or None, got {_check.shown(given)}")
+    return given

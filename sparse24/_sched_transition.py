@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparse24 import _check
+from sparse24._errors import DTypeError
 from sparse24._sched_arrays import Array, namespace
 
 
@@ -71,6 +72,8 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     ------
     ArgumentError
         If `policy` is another word.
+    DTypeError, ShapeError
+        If the masks are not boolean, or differ in shape.
 
     Examples
     --------
@@ -82,6 +85,11 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     {'momentum': array([1., 0., 0.]), 'step': 7}
     """
     _check.one_of(policy, POLICIES, argument="policy")
+    for name, mask in (("old", old), ("new", new)):
+        _check.is_array(mask, argument=name)
+        if not str(mask.dtype).endswith("bool"):  # "torch.bool" as well
+            raise DTypeError(f"{name} must be boolean, got {mask.dtype}; use {name} != 0")
+    _check.same_shape(old.shape, new.shape, argument="old", other="new")
     clear = {
         "keep": None,
         "zero_dropped": old & ~new,

@@ -6,10 +6,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparse24 import _check
+from sparse24 import _check, _spec
 from sparse24 import _torch_ops as ops
 from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._train_rule import Rule
+
+
+def check_tensor(given, argument: str) -> None:
+    """Refuse what is no tensor, by its name."""
+    if not isinstance(given, Tensor):
+        kind = type(given).__name__
+        raise DTypeError(f"{argument} must be a torch.Tensor, got {kind}; use torch.as_tensor")
 
 
 def check_linear(
@@ -17,10 +24,8 @@ def check_linear(
 ) -> Tensor | None:
     """The bias as a vector (m,), after the messages that a plain product would not give."""
     for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
-        is_optional = name in ("bias", "mask") and given is None
-        if not isinstance(given, Tensor) and not is_optional:
-            kind = type(given).__name__
-            raise DTypeError(f"{name} must be a torch.Tensor, got {kind}; use torch.as_tensor")
+        if given is not None or name in ("x", "weight"):
+            check_tensor(given, name)
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {tuple(x.shape)} and "
@@ -70,7 +75,7 @@ class WeightLinear(torch.autograd.Function):
 def _weight_gradient(dy, x, rule: Rule, clock) -> Tensor:
     """``dy.T @ x``, dense or with dy sampled to 2:4 along the tokens."""
     if not rule.samples:
-        return dy.t() @ x
+        return dy.t() @ x.to(dy.dtype)  # a narrower x has met a wider weight
     clock = torch.zeros((), dtype=torch.int64) if clock is None else clock
     parts = ops.pack_sample(dy.t(), rule.seed, clock)
     return ops.product(parts, dy.shape[1], dy.shape[0], x, None, "A@b")
@@ -80,6 +85,8 @@ def _through_the_mask(dw, weight, mask, parts, rule: Rule) -> Tensor:
     """What of the gradient the dense weight receives."""
     if rule.straight and rule.decay == 0.0:
         return dw
+    if mask is None and rule.transposable and weight.shape[1] % _spec.GROUP:
+        mask = ops.keep(weight, True)  # rows of a cut tile may keep fewer than the two of a code
     if mask is not None:
         dw = dw if rule.straight else dw * mask
         return dw if rule.decay == 0.0 else dw + rule.decay * (weight * ~mask)
@@ -112,7 +119,7 @@ class ActivationLinear(torch.autograd.Function):
         dy = dy.contiguous()
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            dx = dy @ weight
+            dx = dy @ weight.to(dy.dtype)  # a narrower weight has met a wider x
             if not ctx.rule.straight:
                 dx = dx * ops.keep(x, ctx.rule.transposable)
         if ctx.needs_input_grad[1]:

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from sparse24 import _check
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError
-from sparse24._torch_autograd import differentiable
+from sparse24._torch_autograd import check_tensor, differentiable
 from sparse24._torch_linear import autocast, tokens
 
 
@@ -75,7 +75,7 @@ def feed_forward(
 
     Raises
     ------
-    ShapeError
+    ShapeError, DTypeError
 
     References
     ----------
@@ -90,6 +90,11 @@ def feed_forward(
     tensor([[512., 512., 512., 512.],
             [512., 512., 512., 512.]])
     """
+    for name, given in (("x", x), ("up", up), ("down", down)):
+        check_tensor(given, name)
+    for name, given in (("up_bias", up_bias), ("down_bias", down_bias)):
+        if given is not None:
+            check_tensor(given, name)
     if up.ndim != 2 or x.ndim < 1 or x.shape[-1] != up.shape[1]:
         shapes = f"{tuple(x.shape)} and {tuple(up.shape)}"
         raise ShapeError(f"x must have shape (..., d) and up (k, d), got {shapes}")

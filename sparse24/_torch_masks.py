@@ -72,6 +72,13 @@ def update_masks(
     _check.one_of(grown, ("keep", "zero"), argument="grown")
     _check.one_of(lifted, ("keep", "zero"), argument="lifted")
     _check.one_of(policy, POLICIES, argument="policy")
+    if not hasattr(scheduler, "state") or not hasattr(scheduler, "step"):
+        raise ArgumentError(
+            "scheduler must be a scheduler of sparse24.schedule, such as MaskScheduler(recipe), "
+            f"got {_check.shown(scheduler)}"
+        )
+    if optimizer is not None and not hasattr(optimizer, "state"):
+        raise ArgumentError(f"optimizer must be one of torch.optim, got {_check.shown(optimizer)}")
     layers = _masked_layers(model)
     weights = {name: layer.weight for name, layer in layers.items()}
     gradients = {n: w.grad for n, w in weights.items() if w.grad is not None}

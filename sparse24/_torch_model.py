@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError
 from sparse24._torch_layers import SparseLinear
 
@@ -43,6 +44,7 @@ def sparsify(
     >>> list(st.sparse_layers(model)), model(torch.ones(2, 16)).shape
     (['0'], torch.Size([2, 4]))
     """
+    _check_module(model)
     if not isinstance(rules, Mapping):
         raise ArgumentError(
             f"rules must map names to options, such as {{'*': {{}}}}, got {rules!r}"
@@ -107,6 +109,7 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     >>> type(desparsify(model)[0]).__name__
     'Linear'
     """
+    _check_module(model)
     found = _replacements(
         model, lambda _, layer: layer.to_dense() if isinstance(layer, SparseLinear) else None
     )
@@ -171,4 +174,10 @@ def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
     >>> list(sparse_layers(model))
     ['0']
     """
+    _check_module(model)
     return {n: layer for n, layer in model.named_modules() if isinstance(layer, SparseLinear)}
+
+
+def _check_module(model) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(f"model must be a torch.nn.Module, got {_check.shown(model)}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparse24 import _check, _foreign, _obeys
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
-from sparse24._torch_autograd import differentiable
+from sparse24._torch_autograd import check_tensor, differentiable
 
 _aten = torch.ops.aten
 
@@ -197,6 +197,7 @@ def sparsify24(
     torch.Size([8, 2])
     """
     _check.one_of(gradient, ("24sparse", "24dense", "ste"), argument="gradient")
+    check_tensor(x, "x")
     if x.ndim != 2:
         raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
     return differentiable(_Sparsify, x, gradient, True)
@@ -231,6 +232,7 @@ def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False)
     """
     if transposed:
         raise UnsupportedError("transposed=True is not supported; transpose the result with .t()")
+    check_tensor(original_tensor, "original_tensor")
     if original_tensor.ndim != 2:
         shape = tuple(original_tensor.shape)
         raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")

@@ -45,5 +45,9 @@ class Rule:
 
     def __post_init__(self):
         _check.one_of(self.gradient, GRADIENTS, argument="gradient")
+        if not isinstance(self.decay, int | float):  # those torch.compile follows as they are
+            _check.number(self.decay, argument="decay")
+        if not isinstance(self.seed, int):
+            _check.whole(self.seed, argument="seed", least=0)
         if not self.decay >= 0:  # NaN is not
             raise ArgumentError(f"decay must be at least 0, got {self.decay}")

@@ -357,3 +357,9 @@ def test_a_layer_names_the_shapes_as_they_were_given(a):
     for x in (np.ones((3, 8)), np.ones(8)):
         with pytest.raises(s24.ShapeError, match=r"A \(m, k\), got \(.*8,?\) and \(8, 16\)"):
             s24.linear(x, a)
+
+
+@pytest.mark.parametrize("dtype", ["2:4", "fp32", "float32,"])
+def test_what_names_no_type_is_refused(dtype):
+    with pytest.raises(s24.DTypeError, match=f"dtype must be one of float16, .* got '{dtype}'"):
+        s24.compress(np.eye(4), dtype=dtype)

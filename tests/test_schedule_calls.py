@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparse24 import schedule as S
-from sparse24._errors import ArgumentError, DTypeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 
 def layers(rng, count=3):
@@ -197,3 +197,42 @@ def test_states_fit_layers_in_another_order(rng, kind):
     assert list(masks) == ["up", "down", "a"]
     assert equal(masks, first.step(weights=weights, gradients=weights))
     assert second.state_dict()["fingerprint"] == first.state_dict()["fingerprint"]
+
+
+def test_parts_of_another_kind_are_named(rng):
+    weights, recipe = layers(rng, 1), S.Recipe(S.OneShot(0.5))
+    state, places = S.init(recipe, weights), list(weights.values())
+    cases = {
+        "weights must be a mapping of names to arrays, such as .* got": [
+            lambda: S.init(recipe, places),
+            lambda: S.step(state, weights=places),
+            lambda: S.observe(S.init(S.Recipe(criterion=S.Movement()), weights), weights=places[0]),
+        ],
+        "gradients must be a mapping of names to arrays": [
+            lambda: S.step(state, weights=weights, gradients=places[0]),
+        ],
+        "rule must be a mapping of names to factors, .* got 0.5": [lambda: S.Custom(0.5)],
+        "scores must be a mapping .* got ndarray of shape": [lambda: S.GivenScores(places[0])],
+        "seconds must be a mapping of names to times": [lambda: S.BySpeedup([1.0])],
+        r"telemetry must be a Telemetry\(\) or None, got True": [
+            lambda: S.MaskScheduler(recipe, telemetry=True),
+            lambda: S.AsyncScheduler(recipe, weights, telemetry=True),
+        ],
+        "total_steps must be a whole number from 0 on, got 1000.0": [
+            lambda: S.rigl(0.5, total_steps=1e3),
+        ],
+    }
+    for message, calls in cases.items():
+        for call in calls:
+            with pytest.raises(ArgumentError, match=message):
+                call()
+
+
+def test_slots_take_boolean_masks_of_one_shape():
+    slots, mask = {"momentum": np.ones((4, 8))}, np.ones((4, 8), bool)
+    with pytest.raises(DTypeError, match="old must be boolean, got float64; use old != 0"):
+        S.mask_slots(slots, mask.astype(float), mask)
+    with pytest.raises(DTypeError, match="new must be an array, got NoneType"):
+        S.mask_slots(slots, mask, None)
+    with pytest.raises(ShapeError, match=r"old must have the shape of new, \(4, 8\), got \(1, 8\)"):
+        S.mask_slots(slots, mask[:1], mask)

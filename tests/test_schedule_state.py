@@ -297,3 +297,50 @@ def test_a_state_of_other_layers_never_starts_a_training():
     for _ in range(2):
         with pytest.raises(FormatError, match="other recipes or layers"):
             scheduler.step(weights={"w": np.ones((4, 8))})
+
+
+DAMAGE = {
+    ("step",): "x",
+    ("seed",): None,
+    ("missed",): 3,
+    ("updated",): [],
+    ("updated", "w"): float("nan"),
+    ("masks", "w"): None,
+    ("masks", "w", "shape"): 1.5,
+    ("masks", "w", "bits"): [],
+    ("memory",): {},
+    ("memory", "w"): 0,
+    ("format",): np.ones(3),
+    ("in_use",): {},
+    ("in_use", "w", "bits"): None,
+    ("waiting",): 2,
+    ("waiting", 0, "w"): None,
+    ("events", 0): [{"step": 1}],
+}
+
+
+@pytest.mark.parametrize("place", DAMAGE, ids=lambda place: ".".join(map(str, place)))
+@pytest.mark.parametrize("kind", ["MaskScheduler", "AsyncScheduler"])
+def test_a_damaged_state_is_refused_and_changes_nothing(rng, kind, place):
+    weights, recipe = {"w": rng.normal(size=(4, 8))}, S.rigl(0.5, total_steps=9, every=1)
+
+    def started(steps):
+        late = kind == "AsyncScheduler"
+        new = (
+            S.AsyncScheduler(recipe, weights, background=False) if late else S.MaskScheduler(recipe)
+        )
+        for _ in range(steps):
+            new.step(weights=weights, gradients=weights)
+        return new
+
+    saved, scheduler = started(3).state_dict(), started(2)
+    if place[0] not in saved:
+        return
+    part = saved
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = DAMAGE[place]
+    before = scheduler.state_dict()
+    with pytest.raises(FormatError, match=r"damaged|format is|delay 1 or less|does not fit"):
+        scheduler.load_state_dict(saved)
+    assert repr(scheduler.state_dict()) == repr(before)

@@ -43,6 +43,20 @@ def test_gradients_equal_those_of_the_masked_layer(device, transposable, gradien
         torch.testing.assert_close(a, b, **CLOSE)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(9, 1), (4, 2), (5, 33), (16, 7)])
+def test_gradients_keep_to_the_mask_in_cut_tiles(device, shape, decay):
+    """Rows of a tile that the edge cuts may keep fewer than the two places that a code names."""
+    layer, x = layer_and_input(device, m=shape[0], k=shape[1])
+    options = {"gradient": "24dense", "transposable": True, "decay": decay}
+    sparse = st.SparseLinear.from_dense(layer, **options)
+    y = sparse(x)
+    got = (y, *gradients(y, x, layer.weight, layer.bias))
+    reference = masked_reference(layer, x, sparse.current_mask(), "24dense", decay)
+    for a, b in zip(got, reference, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
 def test_gradients_pass_finite_differences():
     layer, x = layer_and_input(tokens=3, m=4, k=8, dtype=torch.float64)
     mask = s24.mask(layer.weight.detach(), transposable=True)
@@ -331,6 +345,25 @@ def test_a_bias_may_be_a_row(sparse):
     assert torch.equal(st.feed_forward(x, up, down, *(b[None] for b in biases)), want)
 
 
+@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+@pytest.mark.parametrize("sparse", ["weight", "activation"])
+@pytest.mark.parametrize("narrow", ["x", "weight"])
+def test_operands_of_two_types_have_gradients(sparse, gradient, narrow):
+    x, weight = torch.randn(8, 16), torch.randn(4, 16)
+    if narrow == "x":
+        x = x.bfloat16()
+    else:
+        weight = weight.bfloat16()
+
+    def of(x, weight):
+        given = [t.clone().requires_grad_() for t in (x, weight)]
+        y = st.linear(*given, sparse=sparse, gradient=gradient)
+        return y, *torch.autograd.grad(y.square().sum(), given)
+
+    for got, want in zip(of(x, weight), of(x.float(), weight.float()), strict=True):
+        torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.02)
+
+
 def test_what_is_no_tensor_is_named():
     x, weight = torch.randn(3, 8), torch.randn(4, 8)
     with pytest.raises(DTypeError, match=r"weight must be a torch\.Tensor, got ndarray"):
@@ -341,3 +374,33 @@ def test_what_is_no_tensor_is_named():
         st.SparseLinear(8, 4, decay=float("nan"))
     with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on, got None"):
         st.SparseLinear(8, 4, seed=None)
+    with pytest.raises(ArgumentError, match=r"decay must be a number, got '0\.1'"):
+        st.linear(x, weight, decay="0.1")
+    with pytest.raises(ArgumentError, match=r"seed must be a whole number from 0 on, got 1\.5"):
+        st.linear(x, weight, gradient="24sparse", seed=1.5)
+    up = torch.randn(16, 8)
+    with pytest.raises(DTypeError, match=r"down must be a torch\.Tensor, got ndarray"):
+        st.feed_forward(x, up, up.numpy())
+    with pytest.raises(DTypeError, match=r"up_bias must be a torch\.Tensor, got list"):
+        st.feed_forward(x, up, up.T, [0.0] * 16)
+    for make, name in (
+        (st.sparsify24, "x"),
+        (st.to_sparse_semi_structured, "original_tensor"),
+    ):
+        with pytest.raises(DTypeError, match=rf"^{name} must be a torch\.Tensor, got ndarray"):
+            make(weight.numpy())
+
+
+def test_what_is_no_model_or_scheduler_is_named():
+    model = st.sparsify(torch.nn.Sequential(torch.nn.Linear(8, 8)), {"*": {}})
+    weights = model.state_dict()
+    for call in (lambda: st.sparsify(weights, {"*": {}}), lambda: st.desparsify(weights)):
+        with pytest.raises(
+            ArgumentError, match=r"model must be a torch\.nn\.Module, got OrderedDict"
+        ):
+            call()
+    recipe = S.Recipe(S.OneShot(0.5))
+    with pytest.raises(ArgumentError, match=r"scheduler must be a scheduler .* got Recipe\("):
+        st.update_masks(model, recipe)
+    with pytest.raises(ArgumentError, match=r"optimizer must be one of torch\.optim, got 0\.1"):
+        st.update_masks(model, S.MaskScheduler(recipe), 0.1)
