@@ -125,12 +125,14 @@ def explained(
     a, b, dtype=None, epilogue=None, algorithm="auto", a_dtype=None, b_dtype=None,
     out_order="row",
 ) -> Explanation:  # fmt: skip
-    """The same for a result of another memory order."""
+    """The same for a result of another memory order, that of the whole product."""
     a, b = embedded(a), embedded(b)
     if isinstance(a, NMArray) or (isinstance(b, NMArray) and not isinstance(a, Sparse24Array)):
         return _explain_n_m(a, b)
     operand, other = _as_left(a, b)
     left = isinstance(a, Sparse24Array)
+    if not left:  # the kernel sees the product from the other side
+        out_order = "column" if out_order == "row" else "row"
     named, given = (b_dtype, b) if left else (a_dtype, a)
     named = given.dtype if isinstance(given, SparseArray) else named
     other = _product.real(other, operand.dtype, named)

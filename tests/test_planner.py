@@ -366,18 +366,24 @@ def test_plans_of_fp8_know_what_bits_mean_on_the_gpu(rng):
 
 @pytest.mark.gpu
 @pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
-def test_autotune_measures_and_remembers(untuned, rng):
+@pytest.mark.parametrize("side", ["left", "right", "right, a stack"])
+def test_autotune_measures_and_remembers(untuned, rng, side):
     import cupy
 
     a = s24.random((256, 512), dtype="float16", rng=0).to_device("cuda")
     x = cupy.asarray(rng.standard_normal((512, 128)).astype(np.float16))
-    before = to_numpy(a @ x)
+    tokens = cupy.ascontiguousarray(x.T)
     fresh = a.copy()
+    operands = {
+        "left": (fresh, x), "right": (tokens, fresh.T),
+        "right, a stack": (tokens.reshape(2, 64, 512), fresh.T),
+    }[side]  # fmt: skip
+    before = to_numpy(s24.matmul(*operands))
     with s24.autotune(cache=untuned / "t.json"):
-        tuned = to_numpy(fresh @ x)
+        tuned = to_numpy(s24.matmul(*operands))
     np.testing.assert_allclose(tuned, before, rtol=1e-2, atol=1e-2)
-    told = s24.explain(fresh, x)
-    assert told.measured
+    told = s24.explain(*operands)
+    assert told.measured  # of the product that ran, so seen from the same side
     assert "measured fastest" in told.reason
     assert (untuned / "t.json").exists()
 
