@@ -280,7 +280,7 @@ def _dense_operand(other, sparse: Sparse24Array):
     if both_on_cpu or _arrays.is_cupy(other):
         return other
     other = densified(other)
-    if np.isscalar(other):
+    if _check.is_scalar(other):
         raise ArgumentError(
             "@ needs an array on either side, got a scalar; factors go to alpha= of sparse24.matmul"
         )

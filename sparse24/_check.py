@@ -153,6 +153,11 @@ def generator(rng, *, argument: str = "rng") -> np.random.Generator:
         ) from None
 
 
+def is_scalar(value) -> bool:
+    """`numpy.isscalar`, which takes long to tell that of an array."""
+    return not getattr(value, "ndim", 0) and np.isscalar(value)
+
+
 def number(value, *, argument: str) -> float:
     """Return a factor as a float; refuses arrays with axes and text."""
     if type(value) is float:

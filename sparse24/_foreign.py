@@ -59,6 +59,11 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
     return array, identity
 
 
+def is_on_host(x: Any) -> bool:
+    """True for a tensor of torch on the CPU and for an array of JAX: `take` gives NumPy's."""
+    return not x.is_cuda if _arrays.is_torch(x) else _arrays.is_jax(x)
+
+
 def _from_dlpack(x: Any) -> Any:
     device_type, _ = x.__dlpack_device__()
     if device_type == 1:  # kDLCPU
@@ -99,6 +104,8 @@ def to_torch(x: Any) -> Any:
     """Tensor that shares the memory of a NumPy or CuPy array."""
     import torch
 
+    if type(x) is np.ndarray and x.dtype.isbuiltin == 1:
+        return torch.from_numpy(x)
     name = x.dtype.name
     if is_torchs(x):
         return _tensor_of(x, getattr(torch, name))

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sparse24 import _check, _foreign
 from sparse24 import _records as records
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
@@ -105,9 +103,7 @@ def fuse(call: Call, left: tuple, right: tuple, xp, real) -> records.Fused:
     m, n = left[-2] if len(left) > 1 else 1, right[-1] if len(right) > 1 else 1
     row_bias, column_bias, _ = _vector("bias", e.bias, m, n, xp, real)
     row, column, factor = _vector("alpha_vector", e.alpha_vector, m, n, xp, real)
-    of_a, of_b = _pair(call.scales)
-    of_a, of_b = _scale("scales[0]", of_a, (m, 1)), _scale("scales[1]", of_b, (1, n))
-    for name, scale in (("scales[0]", of_a), ("scales[1]", of_b)):
+    for name, scale in _scales(call.scales, m, n):
         more_row, more_column, more = _vector(name, scale, m, n, xp, real)
         row, column = _times(row, more_row), _times(column, more_column)
         factor *= more
@@ -129,19 +125,21 @@ def _bounds(e: Epilogue) -> tuple[float, float]:
     return lower, upper
 
 
-def _pair(scales):
-    if scales is None:
-        return None, None
-    if not isinstance(scales, tuple | list) or len(scales) != 2:
+def _scales(pair, m: int, n: int) -> list[tuple[str, Any]]:
+    """The scales of the operands by name, as `_vector` takes them."""
+    if pair is None:
+        return []
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ArgumentError(
-            f"scales must be a pair, that of a and that of b, got {_check.shown(scales)}"
+            f"scales must be a pair, that of a and that of b, got {_check.shown(pair)}"
         )
-    return scales
+    named = zip(("scales[0]", "scales[1]"), pair, ((m, 1), (1, n)), strict=True)
+    return [(name, _scale(name, scale, shape)) for name, scale, shape in named]
 
 
 def _scale(name: str, x, shape: tuple[int, int]):
     """The scale of an operand with both axes: one of `a` belongs to rows, one of `b` to columns."""
-    if x is None or np.isscalar(x):
+    if x is None or _check.is_scalar(x):
         return x
     x, _ = _foreign.take(x, argument=name)
     size = math.prod(shape)
@@ -171,7 +169,7 @@ def _vector(name: str, x, m: int, n: int, xp, real):
     """(row vector, column vector, number) of a factor or bias; two of them neutral."""
     if x is None:
         return None, None, 1.0
-    if type(x) is not np.ndarray and np.isscalar(x):  # of an array, NumPy tells that slowly
+    if _check.is_scalar(x):
         x = _check.number(x, argument=name)
         return (None, xp.full(n, x, real), 1.0) if name == "bias" else (None, None, x)
     x, _ = _foreign.take(x, argument=name)

@@ -32,6 +32,8 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
     known = None if plans is None else _replay.find(plans, key, b)
     if known is not None:
         return known(b, out) if call is PLAIN else _replay.again(known, b, out, call)
+    if key is None and _foreign.is_on_host(b):
+        return on_host(lambda b, out: multiply(a, b, out, call, plans), b, out, argument="b")
     with _foreign.stream_of(b):
         matrix, restore, as_given = _taken(b, a, call, "b")
         check_inner(a.shape, matrix.shape)
@@ -59,6 +61,9 @@ def multiply_from_left(
     known = None if plans is None else _replay.find(plans, key, x)
     if known is not None:
         return known(x, out) if call is PLAIN else _replay.again(known, x, out, call)
+    if key is None and _foreign.is_on_host(x):
+        product = lambda x, out: multiply_from_left(x, a, out, call, plans)  # noqa: E731
+        return on_host(product, x, out, argument="a")
     with _foreign.stream_of(x):
         matrix, restore, as_given = _taken(x, a, call, "a")
         check_inner(matrix.shape, a.shape)
@@ -80,6 +85,13 @@ def multiply_from_left(
         asked = Asked(replace(result, out=None), dropped, matrix.shape, a.shape, *vectors)
         _replay.remember(plans, key, launched, x, product, call, asked)
     return product
+
+
+def on_host(product: Callable[[Any, Any], Any], x, out, *, argument: str):
+    """``product(x, out)`` of NumPy's views of another library's arrays, remembered as of those."""
+    array, restore = _foreign.take(x, argument=argument)
+    made = product(array, given(out))
+    return restore(made) if out is None else out
 
 
 def _taken(x, a: Operand24, call: Call, argument: str):

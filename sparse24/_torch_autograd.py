@@ -23,8 +23,10 @@ def check_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor | None:
     """The bias as a vector (m,), after the messages that a plain product would not give."""
-    for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
-        if given is not None or name in ("x", "weight"):
+    check_tensor(x, "x")
+    check_tensor(weight, "weight")
+    for name, given in (("bias", bias), ("mask", mask)):
+        if given is not None:
             check_tensor(given, name)
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(

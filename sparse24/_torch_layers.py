@@ -15,6 +15,8 @@ from sparse24._torch_autograd import check_linear
 from sparse24._torch_linear import (
     MODES,
     autocast,
+    autocast_dtype,
+    cast,
     check_activation,
     linear,
     projected,
@@ -249,12 +251,13 @@ class SparseLinear(torch.nn.Linear):
         return super().train(mode)
 
     def _inference(self, x: Tensor) -> Tensor:
-        bias = check_linear(x, self.weight, self.bias)
+        weight, bias = self.weight, self.bias  # once: a module looks them up
+        vector = check_linear(x, weight, bias)
         if has_elements(x):
-            x, weight, bias = autocast(x, self.weight, bias)
-            array, bias = self._kept(weight.dtype, bias)
-            return _matmul.linear(x, array, bias)
-        x, weight, bias = autocast(x, self._latent(), bias)
+            dtype = autocast_dtype(x)
+            array, vector = self._kept(weight, bias, dtype)
+            return _matmul.linear(cast(x, dtype), array, vector)
+        x, weight, bias = autocast(x, self._latent(), vector)
         parts = self._rows(weight)
         rows = tokens(x)
         y = ops.product(parts, *self.weight.shape, rows, bias, "x@At")
@@ -264,19 +267,24 @@ class SparseLinear(torch.nn.Linear):
         """The weight packed along its rows, in the places that a training step would keep."""
         return ops.pack(weight, self.mask, self.mask is None and self.rule.transposable)[:2]
 
-    def _kept(self, dtype: torch.dtype, bias: Tensor | None) -> tuple[Sparse24Array, Tensor | None]:
-        """The packed weight and the bias as kernels take it, until a parameter changes."""
-        parts = (self.weight, self.mask, self.bias, self.scale)
-        sources = [t for t in parts if t is not None]
+    def _kept(
+        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None
+    ) -> tuple[Sparse24Array, Tensor | None]:
+        """The packed weight and the bias as kernels take it, until a parameter changes.
+
+        `weight` and `bias` are the layer's, `dtype` is what autocast asks for.
+        """
+        sources = [t for t in (weight, self.mask, bias, self.scale) if t is not None]
         packed = self._packed  # once: another thread may drop it
         if packed is None or packed[0] is None or not packed[0].are(dtype, sources):
-            weight = self._latent().to(dtype)
-            array = unpack(self._rows(weight), *weight.shape)
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            latent = cast(self._latent(), dtype)
+            array = unpack(self._rows(latent), *latent.shape)
             tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
             made_of = Sources(dtype, sources) if tracked else None
-            packed = (made_of, array, None if bias is None else bias.detach().to(wide))
-            self._packed = packed
+            if bias is not None:
+                wide = torch.float64 if latent.dtype == torch.float64 else torch.float32
+                bias = cast(bias.detach(), dtype).to(wide).reshape(self.out_features)
+            self._packed = packed = (made_of, array, bias)
         return packed[1:]
 
     def __getstate__(self) -> dict[str, Any]:

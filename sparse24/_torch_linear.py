@@ -149,13 +149,22 @@ class _Decayed(torch.autograd.Function):
 
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None):
     """What torch's own linear does under ``torch.autocast``."""
+    dtype = autocast_dtype(x)
+    return cast(x, dtype), cast(weight, dtype), None if bias is None else cast(bias, dtype)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """To which type ``torch.autocast`` casts operands where `x` is; None outside of it."""
     kind = x.device.type
     # Older releases of torch.compile cannot follow torch.amp.is_autocast_available.
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
-        return x, weight, bias
-    dtype = torch.get_autocast_dtype(kind)
-    cast = lambda t: t if t is None or t.dtype == torch.float64 else t.to(dtype)  # noqa: E731
-    return cast(x), cast(weight), cast(bias)
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """An operand in the type of `autocast_dtype`; float64 is left alone."""
+    return x if dtype is None or x.dtype == torch.float64 else x.to(dtype)
 
 
 def projected(weight: Tensor, scale: Tensor) -> Tensor:

@@ -15,15 +15,15 @@ class Sources:
     as by `torch.func.functional_call`.
     """
 
-    def __init__(self, dtype: torch.dtype, tensors: list[Tensor]):
+    def __init__(self, dtype: torch.dtype | None, tensors: list[Tensor]):
         self._dtype = dtype
         self._seen = [(weakref.ref(t), t.data_ptr(), t._version) for t in tensors]
 
-    def are(self, dtype: torch.dtype, tensors: list[Tensor]) -> bool:
-        """True if they are these, unchanged."""
+    def are(self, dtype: torch.dtype | None, tensors: list[Tensor]) -> bool:
+        """True if they are these, unchanged, and to be cast to the same type."""
         if dtype != self._dtype or len(tensors) != len(self._seen):
             return False
-        if not all(seen() is t for (seen, _, _), t in zip(self._seen, tensors, strict=True)):
-            return False
-        then = [(address, version) for _, address, version in self._seen]
-        return then == [(t.data_ptr(), t._version) for t in tensors]
+        return all(
+            version == t._version and address == t.data_ptr() and seen() is t
+            for (seen, address, version), t in zip(self._seen, tensors, strict=True)
+        )

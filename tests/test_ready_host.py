@@ -1,0 +1,105 @@
+"""Products of torch's and JAX's arrays on the CPU: they are NumPy's, and remembered as such."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _dtypes, _foreign
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
+
+SIZE = 96
+TYPES = ("float32", "float16", "bfloat16", "int8")  # float64 as well, but JAX has to be told
+
+
+def as_torch(x):
+    pytest.importorskip("torch")
+    return _foreign.to_torch(x)
+
+
+def as_jax(x):
+    return pytest.importorskip("jax.numpy").asarray(x)
+
+
+def two_four(rng, name: str = "float32"):
+    return s24.compress(dense(rng, (SIZE, SIZE), name), on_excess="prune")
+
+
+def hybrid(rng):
+    w = dense(rng, (SIZE, SIZE), "float32")
+    w[rng.random(w.shape) < 0.8] = 0
+    return s24.hybrid(w)
+
+
+def dense(rng, shape, name: str):
+    return (rng.standard_normal(shape) * 4).astype(_dtypes.TABLE[name].logical)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [*itertools.product((as_torch, as_jax), TYPES), (as_torch, "float64")]
+)
+def test_it_is_numpys_product_in_the_callers_type(rng, make, name):
+    a, b = two_four(rng, name), dense(rng, (SIZE, 5), name)
+    given = make(b)
+    for call in (lambda x: a @ x, lambda x: s24.matmul(x.T, a.T)):
+        want = call(b)
+        for _ in range(3):
+            got = call(given)
+            assert type(got) is type(given)
+            np.testing.assert_array_equal(
+                _foreign.take(got)[0].astype(np.float64), want.astype(np.float64)
+            )
+
+
+@pytest.mark.parametrize("weight", [two_four, hybrid])
+@pytest.mark.parametrize("make", [as_torch, as_jax])
+def test_what_numpys_array_prepared_serves_them_too(rng, make, weight):
+    a, b = weight(rng), dense(rng, (SIZE, 5), "float32")
+    x = np.ascontiguousarray(b.T)
+    calls = (lambda y: a @ y, b), (lambda y: s24.matmul(y, a.T), x), (lambda y: s24.linear(y, a), x)
+    for call, array in calls:
+        call(make(array))
+        known = len(a._plans)
+        assert known > 0
+        call(array)
+        call(make(array))
+        assert len(a._plans) == known
+
+
+def test_results_and_biases_of_torch(rng):
+    torch = pytest.importorskip("torch")
+    a, x = two_four(rng), torch.randn(3, SIZE)
+    bias, out = torch.randn(SIZE), torch.empty(3, SIZE)
+    for _ in range(2):
+        want = x @ torch.from_numpy(a.toarray()).T
+        assert s24.matmul(x, a.T, out=out) is out
+        torch.testing.assert_close(out, want)
+        torch.testing.assert_close(s24.linear(x, a, bias, activation="relu"), (want + bias).relu())
+        bias += 1  # read at each call
+
+
+def test_errors_name_the_argument(rng):
+    torch = pytest.importorskip("torch")
+    a = two_four(rng)
+    x = torch.ones(3, SIZE)
+    for _ in range(2):
+        with pytest.raises(ShapeError, match="inner dimensions 95 and 96 differ"):
+            s24.matmul(x[:, 1:], a.T)
+        with pytest.raises(ShapeError, match="out must have shape"):
+            s24.matmul(x, a.T, out=torch.empty(2, SIZE))
+        with pytest.raises(DTypeError, match="out must have dtype float32, got float64"):
+            s24.matmul(x, a.T, out=torch.empty(3, SIZE, dtype=torch.float64))
+        with pytest.raises(DTypeError, match="b must be a dense tensor with memory"):
+            a @ torch.eye(SIZE).to_sparse()
+        s24.matmul(x, a.T)
+
+
+def test_operands_that_overlap_the_result(rng):
+    torch = pytest.importorskip("torch")
+    a, x = two_four(rng), torch.randn(SIZE, SIZE)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="out shares memory with an operand"):
+            s24.matmul(x, a.T, out=x)
