@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sparse24 import _arrays, _check, _foreign, _product
@@ -42,7 +43,7 @@ def is_direct(array: Any, other, *, left: bool) -> bool:
     Dense patterns with many columns are quicker by BLAS.
     """
     along = array.axis == (-1 if left else -2)  # groups run along the contracted axis
-    if array.device != "cpu" or array.ndim != 2 or other.ndim > 2 or not along:
+    if array.device != "cpu" or array.ndim != 2 or (left and other.ndim > 2) or not along:
         return False
     if _arrays.logical_dtype(other, argument="b") is not array._dtype:
         return False
@@ -52,14 +53,19 @@ def is_direct(array: Any, other, *, left: bool) -> bool:
 
 def _columns(other, left: bool) -> int:
     """How many columns the dense operand has for the kernel, on whichever side it stands."""
-    return 1 if other.ndim == 1 else other.shape[1 if left else 0]
+    if left:
+        return 1 if other.ndim == 1 else other.shape[1]
+    return math.prod(other.shape[:-1])
 
 
 def _direct(array: Any, other, left: bool):
     """The product of the stored elements on the CPU."""
+    k = array.shape[1] if array.axis == -1 else array.shape[0]
+    if not left and other.ndim > 2:
+        rows = _direct(array, other.reshape(math.prod(other.shape[:-1]), k), left)
+        return rows.reshape(*other.shape[:-1], rows.shape[-1])
     b = other if left else other.T
     matrix = b[:, None] if b.ndim == 1 else b
-    k = array.shape[1] if array.axis == -1 else array.shape[0]
     result = n_m_parts.multiply_on_cpu(
         array._values, array._indices, array.pattern, k, matrix, array._dtype.result
     )

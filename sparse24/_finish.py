@@ -88,8 +88,11 @@ def _finish_all(full, target, name: str, epilogue: Fused) -> None:
     by_row = any(part is not None for part in (e.c, e.aux, e.row_scale, e.row_bias))
     if full.ndim > 2 and not by_row and target.flags.c_contiguous:
         full, target = (x.reshape(-1, x.shape[-1]) if x.size else x for x in (full, target))
+    if full.ndim == 2:
+        _finish(full, target, name, e)
+        return
     for index in np.ndindex(full.shape[:-2]):
-        of_one = replace(epilogue, c=_at(epilogue.c, index), aux=_at(epilogue.aux, index))
+        of_one = replace(e, c=_at(e.c, index), aux=_at(e.aux, index))
         _finish(full[index], target[index], name, of_one)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _dispatch, _dtypes, _foreign, _replay
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from sparse24._fuse import PLAIN, Call, fuse
+from sparse24._fuse import PLAIN, Call, Epilogue, fuse
 from sparse24._records import Fused, Operand24
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
@@ -64,6 +64,10 @@ def multiply_from_left(
     if key is None and _foreign.is_on_host(x):
         product = lambda x, out: multiply_from_left(x, a, out, call, plans)  # noqa: E731
         return on_host(product, x, out, argument="a")
+    if out is None and type(x) is np.ndarray and x.ndim > 2 and _treats_rows_alike(a, call):
+        check_inner(x.shape, a.shape)
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # remembered, as stacks are not
+        return multiply_from_left(rows, a, None, call, plans).reshape(*x.shape[:-1], a.shape[-1])
     with _foreign.stream_of(x):
         matrix, restore, as_given = _taken(x, a, call, "a")
         check_inner(matrix.shape, a.shape)
@@ -85,6 +89,17 @@ def multiply_from_left(
         asked = Asked(replace(result, out=None), dropped, matrix.shape, a.shape, *vectors)
         _replay.remember(plans, key, launched, x, product, call, asked)
     return product
+
+
+def _treats_rows_alike(a: Operand24, call: Call) -> bool:
+    """Whether a product from the left is the same for each row of x, whatever stack it is in."""
+    if len(a.shape) > 2 or call is PLAIN:
+        return len(a.shape) == 2
+    e = call.epilogue
+    by_row = call.c is not None or call.scales is not None
+    if by_row or not isinstance(e, Epilogue) or e.aux is not None or e.alpha_vector is not None:
+        return False
+    return e.bias is None or getattr(e.bias, "ndim", 0) == 1
 
 
 def on_host(product: Callable[[Any, Any], Any], x, out, *, argument: str):

@@ -265,3 +265,14 @@ def test_batch_axes_that_do_not_fit_are_named():
     a = s24.compress(np.zeros((2, 3, 8), np.float32), pattern=(4, 8))
     with pytest.raises(s24.ShapeError, match=r"batch axes \(2,\) and \(3,\) do not broadcast"):
         _ = a @ np.ones((3, 8, 1), np.float32)
+
+
+@pytest.mark.parametrize("pattern", [(3, 8), (6, 8)])
+def test_stacks_of_tokens_are_one_matrix(rng, pattern):
+    a = s24.compress(rng.standard_normal((24, 40)).astype(np.float32), pattern=pattern,
+                     on_excess="prune")  # fmt: skip
+    x = rng.standard_normal((2, 3, 40)).astype(np.float32)
+    want = (x.reshape(6, 40) @ a.T).reshape(2, 3, 24)
+    for stack in (x, x.copy(order="F")):
+        np.testing.assert_array_equal(stack @ a.T, want)
+    assert (x[:0] @ a.T).shape == (0, 3, 24)

@@ -237,7 +237,8 @@ def test_explain_of_other_patterns(rng, pattern, n, chosen, words):
     dense = rng.standard_normal((64, 64)).astype(np.float32)
     a = s24.compress(dense, pattern=pattern, on_excess="prune")
     b = np.ones((64, n), np.float32)
-    for told in (s24.explain(a, b), s24.explain(b.T, a.T)):
+    tokens = b.T.reshape(2, n // 2, 64)
+    for told in (s24.explain(a, b), s24.explain(b.T, a.T), s24.explain(tokens, a.T)):
         assert told.chosen == chosen
         assert re.search(words, told.reason)
     assert s24.explain(a, b.astype(np.float64)).chosen in ("cpu_sparse", "dense")  # promoted

@@ -103,3 +103,19 @@ def test_operands_that_overlap_the_result(rng):
     for _ in range(2):
         with pytest.raises(ArgumentError, match="out shares memory with an operand"):
             s24.matmul(x, a.T, out=x)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"bias": True, "activation": "relu"}])
+@pytest.mark.parametrize("weight", [two_four, hybrid])
+def test_stacks_of_tokens_are_one_matrix(rng, weight, options):
+    a, x = weight(rng), dense(rng, (2, 3, 4, SIZE), "float32")
+    rows = x.reshape(24, SIZE)
+    options = options | {"bias": dense(rng, SIZE, "float32")} if options else {}
+    want = s24.linear(rows, a, **options)
+    known = len(a._plans)
+    for stack in (x, x.copy(order="F"), x[:, ::-1][:, ::-1]):
+        np.testing.assert_array_equal(s24.linear(stack, a, **options), want.reshape(2, 3, 4, SIZE))
+    assert len(a._plans) == known
+    assert s24.linear(x[:0], a, **options).shape == (0, 3, 4, SIZE)
+    with pytest.raises(ShapeError, match=r"x must have shape \(\.\.\., k\).*\(2, 3, 4, 95\)"):
+        s24.linear(x[..., 1:], a, **options)
