@@ -1,0 +1,189 @@
+"""How long the paths of unstructured matrices take on the GPU in use: samples for `_hybrid_fit`."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparse24._dtypes import TABLE
+from sparse24._hybrid_cost import COLUMN_CLASSES, PANEL_LINES, class_of, dense_work
+from sparse24.kernels.chip import chip
+
+MANY = (512, 2048)  # columns of the paths for many
+FEWER = {"float16": 16, "float32": 4, "float64": 8}  # times fewer non-zeros for the panel path
+MOST_PANEL = 1 << 25  # places of a matrix of which the panel path is measured
+ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
+FILLER_BYTES = 64 << 20  # cleared in about the time of a launch by CuPy
+SUSTAINED = 0.03  # seconds after which a chip has slowed down as far as it will
+FLOAT16 = TABLE["float16"]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A path by few columns: a matrix as it takes it, and what a product costs it."""
+
+    layout: Any
+    product: Callable[..., Any]  # of a layout, b and out
+    effort: Callable[[int], tuple[float, float]]  # by n columns: elements or the like, and bytes
+
+
+def sample(cupy, shape: tuple[int, int], zeros: float, samples: dict[str, list]) -> None:
+    """Add what each path takes by matrices of a shape and share of zeros, class by class.
+
+    A sample is (elements, bytes, seconds).
+    """
+    rng = cupy.random.default_rng(7)
+    drawn = rng.standard_normal(shape, dtype=cupy.float32)
+    dense = cupy.where(rng.random(shape, dtype=cupy.float32) >= zeros, drawn, 0)
+    dense = dense.astype(cupy.float16)
+    for name, path in _paths_of_few(cupy, dense, 1 - zeros).items():
+        copies = min(7, ROTATE_BYTES // max(path.layout.nbytes, 1))
+        turns = [path.layout, *(path.layout.copy() for _ in range(copies))]
+        for n in COLUMN_CLASSES[name]:
+            b = rng.standard_normal((shape[1], n), dtype=cupy.float32).astype(cupy.float16)
+            out = cupy.empty((shape[0], n), cupy.float16)
+            call = functools.partial(path.product, b=b, out=out)
+            calls = [functools.partial(call, turn) for turn in turns]
+            seconds = _time(cupy, calls, captured=name != "cublas")
+            samples[f"{name}/{n}"].append((*path.effort(n), seconds))
+    _sample_many(cupy, dense, 1 - zeros, rng, samples)
+    if drawn.size <= MOST_PANEL:
+        for name in FEWER:
+            _sample_panel(cupy, drawn, zeros, name, rng, samples)
+
+
+def _paths_of_few(cupy, dense, density: float) -> dict[str, _Measured]:
+    """The paths for few columns by name, and the dense product."""
+    from sparse24.kernels import (
+        hybrid_gather,
+        hybrid_gather_plan,
+        hybrid_rows,
+        hybrid_rows_plan,
+        hybrid_stream,
+    )
+
+    here, bits, size, k = chip(), dense.view(np.uint16), dense.size, dense.shape[1]
+    stream = hybrid_stream.prepare(dense, FLOAT16, density)
+    gather = hybrid_gather.prepare(bits, FLOAT16, cupy)
+    rows = hybrid_rows.prepare(bits, FLOAT16, cupy)
+    of_gather = functools.partial(hybrid_gather_plan.effort, gather.units, k, chip=here)
+    of_rows = hybrid_rows_plan.effort(rows.plan, FLOAT16, here.multiprocessors)
+    paths = {
+        "stream": _Measured(stream, hybrid_stream.product, lambda n: (size, stream.nbytes)),
+        "gather": _Measured(gather, hybrid_gather.product, of_gather),
+        "rows": _Measured(rows, hybrid_rows.product, lambda n: of_rows),
+    }
+    if here.has_wgmma:
+        paths |= {name: _scatter(bits, base=name == "base") for name in ("scatter", "base")}
+    multiply = lambda dense, b, out: cupy.matmul(dense, b, out=out)  # noqa: E731
+    return paths | {"cublas": _Measured(dense, multiply, lambda n: (size, dense.nbytes))}
+
+
+def _scatter(bits, *, base: bool) -> _Measured:
+    from sparse24.kernels import hybrid_scatter, hybrid_scatter_plan
+
+    layout = hybrid_scatter.prepare(bits, FLOAT16, base=base)
+    effort = functools.partial(
+        hybrid_scatter_plan.effort, layout.units, sms=chip().multiprocessors
+    )
+    return _Measured(layout, hybrid_scatter.product, effort)
+
+
+def _sample_many(cupy, dense, density: float, rng, samples: dict[str, list]) -> None:
+    """The paths for many columns: the dense product, 2:4 strips, and what a 2:4 part leaves out."""
+    from sparse24.kernels import (
+        hybrid_evict,
+        hybrid_overflow,
+        hybrid_regroup,
+        hybrid_wgmma,
+        hybrid_wgmma_plan,
+    )
+
+    (m, k), bits = dense.shape, dense.view(np.uint16)
+    few = bits * (rng.random(dense.shape, dtype=cupy.float32) >= 0.99)
+    rest = hybrid_overflow.prepare(few, FLOAT16, cupy)
+    rewrites = {"slots": hybrid_evict, "regrouped": hybrid_regroup} if chip().has_wgmma else {}
+    strips = {
+        path: hybrid_wgmma.prepare(bits, FLOAT16, rewrite) for path, rewrite in rewrites.items()
+    }
+    for n in MANY:
+        b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
+        out = cupy.zeros((m, n), cupy.float16)
+        call = functools.partial(hybrid_overflow.add, rest, b, out)
+        seconds = _time(cupy, [call], captured=True)
+        samples["overflow/512"].append((rest.values.size * n, 2 * out.nbytes, seconds))
+        call = functools.partial(cupy.matmul, dense, b, out=out)
+        seconds = _time(cupy, [call] * 4, captured=False, warm=SUSTAINED)
+        work = dense_work(m, k, n, chip().multiprocessors, density)
+        samples["dense/512"].append((work, 0, seconds))
+        for path, layout in strips.items():
+            config = hybrid_wgmma_plan.TABLES[layout.work.rows][0]
+            call = functools.partial(hybrid_wgmma.product, layout, b, out, config)
+            effort = layout.work.effort(config, n)
+            seconds = _time(cupy, [call], captured=True, warm=SUSTAINED)
+            samples[f"{path}/512"].append((*effort, seconds))
+
+
+def _sample_panel(cupy, drawn, zeros: float, name: str, rng, samples: dict[str, list]) -> None:
+    """The path of few non-zeros, of elements of one type."""
+    from sparse24.kernels import hybrid_panel, hybrid_panel_plan
+
+    dtype, (m, k), here = TABLE[name], drawn.shape, chip()
+    if hybrid_panel.refuses(k, dtype, here.most_shared) is not None:
+        return
+    held = rng.random(drawn.shape, dtype=cupy.float32) >= 1 - (1 - zeros) / FEWER[name]
+    dense = cupy.where(held, drawn, 0).astype(dtype.logical)
+    layout = hybrid_panel.prepare(dense.view(dtype.storage), dtype, cupy)
+    line = PANEL_LINES[dtype.itemsize]
+    for n in (*COLUMN_CLASSES[line], MANY[-1]):
+        b = rng.standard_normal((k, n), dtype=cupy.float32).astype(dtype.logical)
+        out = cupy.empty((m, n), dtype.logical)
+        call = functools.partial(hybrid_panel.product, layout, b, out)
+        seconds = _time(cupy, [call], captured=True)
+        effort = hybrid_panel_plan.effort(layout.units, k, n, here, dtype.itemsize)
+        samples[class_of(line, n)].append((*effort, seconds))
+
+
+def _time(cupy, calls, *, captured: bool, rounds: int = 5, warm: float = 0.0) -> float:
+    """Median seconds of a call, the calls as one graph where they can be captured.
+
+    CuPy does not capture cuBLAS; those calls are queued behind other work, so that the GPU does
+    not wait for their launches.  The calls have gone on for `warm` seconds before.
+    """
+    stream = cupy.cuda.get_current_stream()
+    filler = cupy.empty(0 if captured else FILLER_BYTES, np.uint8)
+
+    def run() -> None:
+        for call in calls * 4:
+            call()
+
+    run()
+    launch = run
+    if captured:
+        stream.begin_capture()
+        run()
+        graph = stream.end_capture()
+        launch = functools.partial(graph.launch, stream)
+    begin = time.perf_counter()
+    while True:
+        launch()
+        stream.synchronize()
+        if time.perf_counter() - begin >= warm:
+            break
+    times = []
+    for _ in range(rounds):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        if not captured:
+            for _ in calls * 4:
+                filler.data.memset_async(0, filler.nbytes, stream)
+        start.record(stream)
+        launch()
+        stop.record(stream)
+        stop.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / (4 * len(calls)))
+    return float(np.median(times))
