@@ -188,6 +188,23 @@ def test_inference_packs_once_until_the_weight_changes(device):
         torch.testing.assert_close(sparse(x), want, **CLOSE)
 
 
+def test_inference_under_autocast_packs_what_it_casts(device):
+    layer, x = layer_and_input(device)
+    sparse = st.SparseLinear.from_dense(layer)
+    with torch.no_grad():
+        plain = sparse(x)
+        with torch.autocast(device, torch.bfloat16):
+            first = sparse(x)
+            packed = sparse._packed[1]
+            torch.testing.assert_close(sparse(x), first, rtol=0, atol=0)
+            assert sparse._packed[1] is packed
+            assert first.dtype is torch.bfloat16
+            mask = s24.mask(layer.weight.bfloat16())
+            want = F.linear(x, layer.weight * mask, layer.bias)
+            torch.testing.assert_close(first, want, rtol=3e-2, atol=3e-2)
+        torch.testing.assert_close(sparse(x), plain, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("transposable", [False, True])
 def test_inference_keeps_what_training_keeps(device, transposable, given):
