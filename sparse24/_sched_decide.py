@@ -89,7 +89,10 @@ def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) ->
         seen = observation(state, name, *arrays)
         memory = state.memory[name]
         scores = criterion.score(_first(memory) if criterion is initial else memory, seen)
-        scores = working(scores if reduce is None else reduce(scores))
+        scores = scores if reduce is None else reduce(scores)
+        _check.is_array(scores, argument=f"the scores of layer {name!r}")
+        namespace(scores, state.masks[name])  # refuses another library, of which masks would be
+        scores = working(scores)
         if tuple(scores.shape) != state.shapes[name]:
             raise ShapeError(
                 f"scores of {name!r} must have the shape {state.shapes[name]}, "

@@ -171,6 +171,7 @@ class Custom(Distribution):
     def shares(self, sparsity, shapes, memory, most=1.0):
         if callable(self.rule):
             wanted = self.rule(sparsity, shapes)
+            _check.by_name(wanted, argument="what rule returns", of="sparsities")
         else:
             wanted = {name: min(most, sparsity * self._factor(name)) for name in shapes}
         if set(wanted) != set(shapes):

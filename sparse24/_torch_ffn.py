@@ -105,10 +105,11 @@ def feed_forward(
     down_bias = _check.bias(down_bias, down.shape[0], argument="down_bias")
     check_device(x, up=up, down=down, up_bias=up_bias, down_bias=down_bias)
     x, up, up_bias = autocast(x, up, up_bias)
-    if x.dtype != up.dtype or not x.is_floating_point():
+    types = [x.dtype, up.dtype] + ([] if up_bias is None else [up_bias.dtype])
+    if len(set(types)) > 1 or not x.is_floating_point():
         raise DTypeError(
-            f"x and up must be of one floating-point type, got {x.dtype} and {up.dtype}; convert "
-            "one of them, or use torch.autocast"
+            "x, up and up_bias must be of one floating-point type, got "
+            f"{', '.join(map(str, types))}; convert them, or use torch.autocast"
         )
     _, down, down_bias = autocast(x, down, down_bias)
     y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)

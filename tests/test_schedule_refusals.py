@@ -62,6 +62,25 @@ def test_arrays_of_another_library_than_the_state_are_refused(measure):
             call()
 
 
+def test_scores_are_arrays_of_the_weights_library():
+    """Else the masks would be of the other library."""
+    torch = pytest.importorskip("torch")
+    given = S.Recipe(criterion=S.GivenScores({n: torch.from_numpy(w) for n, w in W.items()}))
+    for call, words in (
+        (lambda: S.step(started(given), weights=W), "must be dense arrays of one library"),
+        (lambda: S.step(started(), weights=W, reduce=torch.from_numpy), "arrays of one library"),
+        (lambda: S.step(started(), weights=W, reduce=list), "the scores of layer 'up' must be an "),
+    ):
+        with pytest.raises(DTypeError, match=words):
+            call()
+
+
+def test_a_rule_of_ones_own_returns_a_mapping():
+    recipe = S.Recipe(distribution=S.Custom(lambda *_: None))
+    with pytest.raises(ArgumentError, match=r"what rule returns must be a mapping .* got None"):
+        S.step(started(recipe), weights=W)
+
+
 @pytest.mark.parametrize(
     "make",
     [

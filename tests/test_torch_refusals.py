@@ -142,5 +142,7 @@ def test_tensors_are_dense_and_on_one_device():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.complex64])
 def test_a_feed_forward_is_of_one_type(dtype):
     x, up, down = torch.ones(4, 8), torch.ones(16, 8), torch.ones(4, 16)
-    with pytest.raises(DTypeError, match=rf"one floating-point type, got {dtype} and torch\.f"):
+    with pytest.raises(DTypeError, match=rf"one floating-point type, got {dtype}, torch\.f"):
         st.feed_forward(x.to(dtype), up, down)
+    with pytest.raises(DTypeError, match=rf"x, up and up_bias must be of .*float32, {dtype}; conv"):
+        st.feed_forward(x, up, down, torch.ones(16).to(dtype))
