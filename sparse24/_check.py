@@ -116,7 +116,7 @@ def bias(value, m: int, *, argument: str = "bias"):
 def one_of(value, choices, *, argument: str):
     try:
         known = value in choices
-    except (TypeError, ValueError):  # an array compares element by element
+    except (TypeError, ValueError, RuntimeError):  # an array compares element by element
         known = False
     if not known:
         listed = ", ".join(repr(choice) for choice in choices)
@@ -135,6 +135,12 @@ def whole(value, *, argument: str, least: int) -> int:
             f"{argument} must be a whole number from {least} on, got {shown(value)}"
         )
     return found
+
+
+def function(value, *, argument: str) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise ArgumentError(f"{argument} must be a function, got {shown(value)}")
 
 
 def is_index(value) -> bool:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from sparse24 import _check
-from sparse24._sched_arrays import check_share, floor_count, namespace, tree_sum, working
+from sparse24._errors import ArgumentError
+from sparse24._sched_arrays import (
+    check_part,
+    check_share,
+    floor_count,
+    namespace,
+    tree_sum,
+    working,
+)
 from sparse24._sched_criteria import Memory
 from sparse24._sched_distributions import Distribution, fill, round_to_total, sizes_of
 
@@ -42,7 +50,8 @@ class LayerWiseAdapter:
     reach: float = 0.2
 
     def __post_init__(self):
-        _check.number(self.strength, argument="strength")
+        if not math.isfinite(_check.number(self.strength, argument="strength")):
+            raise ArgumentError(f"strength must be finite, got {self.strength!r}")
         check_share(self.beta, "beta")
         check_share(self.reach, "reach")
 
@@ -85,6 +94,12 @@ class Adaptive(Distribution):
     overrides: Mapping[str, LayerWiseAdapter] = field(default_factory=dict)
     needs = ("gradient",)
     remembers = True
+
+    def __post_init__(self):
+        check_part(self.adapter, LayerWiseAdapter, "adapter", "LayerWiseAdapter()")
+        _check.by_name(self.overrides, argument="overrides", of="adapters")
+        for name, one in self.overrides.items():
+            check_part(one, LayerWiseAdapter, f"overrides[{name!r}]", "LayerWiseAdapter()")
 
     @property
     def patterns(self):  # type: ignore[override]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
@@ -37,14 +37,13 @@ def apply_masks(weights, masks):
     if isinstance(weights, Mapping):
         if not isinstance(masks, Mapping):
             raise ArgumentError(f"masks must be a mapping, as weights, got {_check.shown(masks)}")
-        if masks and not masks.keys() & weights.keys():
-            raise ArgumentError(
-                f"masks must be of these weights, {_names(weights)}, got those of {_names(masks)}"
-            )
+        _check_names(weights, masks)
         return {n: _masked(w, masks[n], n) if n in masks else w for n, w in weights.items()}
     if isinstance(weights, list | tuple):
         if isinstance(masks, Mapping):
-            masks = [masks.get(str(i)) for i in range(len(weights))]
+            places = [str(i) for i in range(len(weights))]
+            _check_names(places, masks)
+            masks = [masks.get(place) for place in places]
         if not isinstance(masks, list | tuple):
             raise ArgumentError(f"masks must be a sequence, as weights, got {_check.shown(masks)}")
         if len(masks) != len(weights):
@@ -58,7 +57,15 @@ def apply_masks(weights, masks):
     return _masked(weights, masks, "0")
 
 
-def _names(arrays: Mapping) -> str:
+def _check_names(names: Collection[str], masks: Mapping) -> None:
+    """Refuse masks of other weights; none at all are those before the first step."""
+    if masks and not masks.keys() & set(names):
+        raise ArgumentError(
+            f"masks must be of these weights, {_names(names)}, got those of {_names(masks)}"
+        )
+
+
+def _names(arrays: Collection[str]) -> str:
     return ", ".join(map(repr, list(arrays)[:4])) or "none"
 
 

@@ -102,6 +102,30 @@ def check_part(part, kind: type, argument: str, example: str) -> None:
         )
 
 
+def check_layer(name, array) -> None:
+    """Refuse a layer whose name is no string, or whose array is none."""
+    if not isinstance(name, str):
+        raise ArgumentError(f"layers must have names that are strings, got {name!r}")
+    _check.is_array(array, argument=f"the array of layer {name!r}")
+
+
+def check_factor(value, argument: str) -> None:
+    """Refuse what is no number; an array is not read, as that would wait for its device."""
+    if not hasattr(value, "shape"):
+        _check.number(value, argument=argument)
+
+
+def check_floats(x, argument: str) -> None:
+    """Refuse all but arrays (..., k) of floating-point numbers; integers would be truncated."""
+    _check.is_array(x, argument=argument)
+    if "float" not in str(x.dtype):  # those of ml_dtypes are so named, too
+        raise DTypeError(
+            f"{argument} must hold floating-point numbers, got {x.dtype}; convert it first"
+        )
+    if not x.shape:
+        raise ShapeError(f"{argument} must have shape (..., k), got a scalar; reshape it")
+
+
 def _kth_largest(scores: Array, k: int) -> Array:
     """Of each row (..., size)."""
     xp = namespace(scores)

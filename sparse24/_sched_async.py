@@ -19,7 +19,7 @@ from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError, FormatError
 from sparse24._sched_arrays import namespace, plain
 from sparse24._sched_init import init
-from sparse24._sched_masks import MaskScheduler, named
+from sparse24._sched_masks import MaskScheduler, named, named_gradients
 from sparse24._sched_records import Rules, State, Update
 from sparse24._sched_telemetry import Telemetry, check_telemetry
 
@@ -152,7 +152,7 @@ class AsyncScheduler:
                 "the work of an earlier step failed, so that later masks would be of other steps; "
                 "load a state_dict, or make another scheduler"
             )
-        weights, gradients = named(weights), named(gradients, missing=True)
+        weights, gradients = named(weights), named_gradients(gradients, missing=True)
         if self._ahead.needs_arrays():
             weights, gradients = _snapshot(weights), _snapshot(gradients)
         else:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from sparse24 import _check
 from sparse24._sched_arrays import namespace, working
 from sparse24._sched_decide import decide, decisions, forget_first, observation, observe_first
-from sparse24._sched_records import Array, Arrays, Recipe, State, Update
+from sparse24._sched_records import Array, Arrays, Recipe, State, Update, check_state
 
 
 def observe(
@@ -41,6 +42,7 @@ def observe(
     >>> S.observe(state, weights=weights, gradients=weights).step == state.step
     True
     """
+    check_state(state)
     memory = dict(state.memory)
     for recipe, names in state.groups:
         for part in recipe.observers:
@@ -87,7 +89,9 @@ def step(
     Raises
     ------
     ArgumentError
-        If a layer, or an array that a recipe needs, is missing.
+        If `state` is none, or a layer, or an array that a recipe needs, is missing.
+    DTypeError
+        If an array is not of the library that the masks are of.
     ShapeError
         If an array has not the shape of its layer.
 
@@ -108,6 +112,8 @@ def step(
     >>> state.step, events[0].nnz
     (1, 2)
     """
+    if reduce is not None:
+        _check.function(reduce, argument="reduce")
     state = observe(state, weights=weights, gradients=gradients)
     masks, memory, updated = dict(state.masks), dict(state.memory), dict(state.updated)
     events: list[Update] = []
@@ -177,6 +183,7 @@ def freeze(state: State) -> State:
     >>> S.freeze(S.init(S.rigl(0.5, total_steps=100), {"w": np.ones((4, 8))})).frozen
     True
     """
+    check_state(state)
     return replace(state, frozen=True)
 
 
@@ -198,6 +205,7 @@ def thaw(state: State) -> State:
     >>> S.thaw(S.freeze(S.init(S.rigl(0.5, total_steps=100), {"w": np.ones((4, 8))}))).frozen
     False
     """
+    check_state(state)
     return replace(state, frozen=False)
 
 

@@ -218,6 +218,8 @@ class GivenScores(Criterion):
 
     def __post_init__(self):
         _check.by_name(self.scores, argument="scores")
+        for name, scores in self.scores.items():
+            _check.is_array(scores, argument=f"scores[{name!r}]")
 
     def score(self, memory, seen):
         if seen.name not in self.scores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, ShapeError
-from sparse24._sched_arrays import namespace, ranked, working
+from sparse24._sched_arrays import check_layer, namespace, ranked, working
 from sparse24._sched_criteria import Magnitude, Memory, Observation
 from sparse24._sched_growers import NoGrowth
 from sparse24._sched_patterns import Turnover
@@ -89,7 +89,10 @@ def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) ->
         seen = observation(state, name, *arrays)
         memory = state.memory[name]
         scores = criterion.score(_first(memory) if criterion is initial else memory, seen)
-        scores = working(scores if reduce is None else reduce(scores))
+        scores = scores if reduce is None else reduce(scores)
+        _check.is_array(scores, argument=f"the scores of layer {name!r}")
+        namespace(scores, state.masks[name])  # refuses another library, of which masks would be
+        scores = working(scores)
         if tuple(scores.shape) != state.shapes[name]:
             raise ShapeError(
                 f"scores of {name!r} must have the shape {state.shapes[name]}, "
@@ -116,8 +119,12 @@ def observation(state: State, name: str, weights, gradients) -> Observation:
 
 def _pick(arrays: Arrays | None, name: str, state: State, what: str) -> Array | None:
     array = None if arrays is None else arrays.get(name)
-    if array is not None and tuple(array.shape) != state.shapes[name]:
+    if array is None:
+        return None
+    check_layer(name, array)
+    if tuple(array.shape) != state.shapes[name]:
         raise ShapeError(
             f"{what}[{name!r}] must have the shape {state.shapes[name]}, got {tuple(array.shape)}"
         )
+    namespace(array, state.masks[name])  # refuses another library
     return array

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sparse24 import _sched_state
+from sparse24 import _check, _sched_state
 from sparse24._errors import ArgumentError
 from sparse24._sched_adaptive import Adaptive, LayerWiseAdapter
 from sparse24._sched_arrays import check_part, check_share
@@ -16,7 +16,7 @@ from sparse24._sched_growers import Grower, NoGrowth
 from sparse24._sched_init import init
 from sparse24._sched_masks import MaskScheduler
 from sparse24._sched_patterns import Pattern, Unstructured
-from sparse24._sched_records import Recipe
+from sparse24._sched_records import Recipe, State
 from sparse24._sched_schedules import CosineScheduler, Schedule
 from sparse24._sched_telemetry import Telemetry
 
@@ -88,38 +88,38 @@ class DynamicScheduler(MaskScheduler):
         if hasattr(schedule, "with_init"):
             schedule = schedule.with_init(init_sparsity)
         self.scheduler = schedule
-        if isinstance(dense, str):  # whose letters would pass for patterns
-            raise ArgumentError(f"dense must be a sequence of name patterns, got {dense!r}")
-        self._dense = tuple(dense)
+        self._dense = _patterns(dense)
         self._parts: dict[str, Any] = {
             "schedule": schedule,
-            "pattern": pattern or Unstructured(),
-            "grower": grower or NoGrowth(),
+            "pattern": Unstructured() if pattern is None else pattern,
+            "grower": NoGrowth() if grower is None else grower,
         }
         check_part(self._parts["pattern"], Pattern, "pattern", "Elastic()")
         even = self._parts["pattern"].fixed  # nothing to adapt then
-        spread = distribution or (None if even else _distribution(adapter))
-        if spread is not None:
-            self._parts["distribution"] = spread
+        if distribution is None and not even:
+            distribution = _distribution(adapter)
+        if distribution is not None:
+            self._parts["distribution"] = distribution
         self._criterion = criterion
         # Refuses impossible parts now, not at the first step.
         rules = self._rules_by(Magnitude())
         super().__init__(rules, seed=seed, telemetry=telemetry, reduce=reduce)
 
     def _rules_by(self, default: Criterion) -> dict[str, Recipe | None]:
-        recipe = Recipe(**self._parts, criterion=self._criterion or default)
+        criterion = default if self._criterion is None else self._criterion
+        recipe = Recipe(**self._parts, criterion=criterion)
         return {**dict.fromkeys(self._dense, None), "*": recipe}
 
-    def _begin(self, weights, gradients) -> None:
+    def _begun(self, weights, gradients) -> State:
         seen = gradients if weights is None else weights
         if self.state is None and seen is not None:
             self._rules = self._rules_by(self._default(seen, weights is not None))
-        super()._begin(weights, gradients)
-        assert self.state is not None  # else that raised
-        if self._criterion is None and self.state.step == 0 and weights is not None:
+        state = super()._begun(weights, gradients)
+        if self._criterion is None and state.step == 0 and weights is not None:
             # Micro-batches may have been shown before, without weights.
-            groups = ((replace(r, criterion=Magnitude()), names) for r, names in self.state.groups)
-            self.state = replace(self.state, groups=tuple(groups))
+            groups = ((replace(r, criterion=Magnitude()), names) for r, names in state.groups)
+            state = replace(state, groups=tuple(groups))
+        return state
 
     def _default(self, seen, has_weights: bool) -> Criterion:
         """What a loaded state scores by, if one waits; else magnitude if there are weights."""
@@ -134,6 +134,18 @@ class DynamicScheduler(MaskScheduler):
     def sparsity(self) -> float:
         """The global sparsity of the latest step."""
         return self.scheduler.sparsity(max(0, self.state.step - 1) if self.state else 0)
+
+
+def _patterns(dense) -> tuple[str, ...]:
+    """Name patterns of layers; a single one, whose letters would pass for several, is none."""
+    several = isinstance(dense, Iterable) and not isinstance(dense, str | Mapping)
+    found = tuple(dense) if several else (None,)
+    if not all(isinstance(pattern, str) for pattern in found):
+        raise ArgumentError(
+            f"dense must be a sequence of name patterns, got {_check.shown(dense)}; write it as "
+            "('head',)"
+        )
+    return found
 
 
 def _distribution(adapter) -> Adaptive | None:

@@ -7,6 +7,8 @@ from sparse24._compress_records import compress_rows
 from sparse24._records import Operand24
 from sparse24._sched_arrays import (
     Array,
+    check_factor,
+    check_floats,
     join_groups,
     namespace,
     random_key,
@@ -39,8 +41,10 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
 
     Raises
     ------
-    ShapeError
-        If the three differ in shape.
+    ShapeError, DTypeError
+        If the three differ in shape or library.
+    ArgumentError
+        If `decay` is no number.
 
     Examples
     --------
@@ -54,9 +58,11 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     .. [1] A. Zhou et al., *Learning N:M Fine-grained Structured Sparse Neural Networks From
        Scratch*, 2021, equation 5.
     """
-    xp = namespace(gradient)
-    for name, array in (("gradient", gradient), ("mask", mask)):
+    for name, array in (("weight", weight), ("gradient", gradient), ("mask", mask)):
+        _check.is_array(array, argument=name)
         _check.same_shape(array.shape, weight.shape, argument=name, other="weight")
+    xp = namespace(gradient, weight, mask)
+    check_factor(decay, "decay")
     dtype = xp.result_type(gradient, weight)  # of bfloat16 NumPy would make float32
     decayed = gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)
     return xp.astype(decayed, dtype, copy=False)
@@ -85,6 +91,11 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
         At most two non-zeros in each group of four.  In training its gradient is given to the
         weight as it is, as a soft `sparse24.torch.SparseLinear` does.
 
+    Raises
+    ------
+    DTypeError, ShapeError
+        If `weight` is no array of floating-point numbers with an axis.
+
     References
     ----------
     .. [1] Y. Hu, J. Zhu, J. Chen, *S-STE: Continuous Pruning Function for Efficient 2:4 Sparse
@@ -97,6 +108,8 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     >>> S.soft_threshold_24(np.array([[1.0, 2, -3, 4]]))
     array([[ 0.,  0., -1.,  2.]])
     """
+    check_floats(weight, "weight")
+    check_factor(scale, "scale")
     xp = namespace(weight)
     groups = split_groups(weight, _spec.GROUP, 0.0)
     size = xp.abs(groups)
@@ -153,6 +166,13 @@ def mvue_24(gradient: Array, *, step: int, seed: int = 0, name: str = "") -> Arr
     array, shape (..., k)
         At most two non-zeros in each group of four; its expectation is `gradient`.
 
+    Raises
+    ------
+    DTypeError, ShapeError
+        If `gradient` is no array of floating-point numbers with an axis.
+    ArgumentError
+        If `step` or `seed` is no whole number from 0 on.
+
     References
     ----------
     .. [1] B. Chmiel et al., *Minimum Variance Unbiased N:M Sparsity for the Neural Gradients*,
@@ -169,6 +189,9 @@ def mvue_24(gradient: Array, *, step: int, seed: int = 0, name: str = "") -> Arr
     >>> bool(np.allclose(mean, g, atol=0.1))
     True
     """
+    check_floats(gradient, "gradient")
+    step = _check.whole(step, argument="step", least=0)
+    seed = _check.whole(seed, argument="seed", least=0)
     xp = namespace(gradient)
     groups = split_groups(working(gradient), _spec.GROUP, 0.0)
     rank = ranks_in_groups(ranked(xp.abs(gradient)), _spec.GROUP)

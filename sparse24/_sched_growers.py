@@ -154,6 +154,11 @@ class MomentumGrowth(_Turnover):
     """
 
     beta: float = 0.9
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_share(self.beta, "beta")
+
     needs = ("gradient",)
     remembers = True
 

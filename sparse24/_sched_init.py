@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._sched_arrays import namespace, plain
+from sparse24._sched_arrays import check_layer, namespace, plain
 from sparse24._sched_decide import check_shapes
 from sparse24._sched_records import Array, Arrays, Recipe, Rules, State
 
@@ -31,12 +31,12 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     Raises
     ------
     ArgumentError
-        If `rules` are something else, or a name pattern of a recipe, or within one, is that of no
-        weight, or comes after a wider one, which takes its weights.
+        If `rules` are something else, a name is no string, or a name pattern of a recipe, or
+        within one, is that of no weight, or comes after a wider one, which takes its weights.
     ShapeError
         If a layer's shape does not suit the pattern.
     DTypeError
-        If a layer's weights are complex.
+        If a layer's weights are no array, or complex.
 
     Examples
     --------
@@ -48,6 +48,8 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     ['w1']
     """
     _check.by_name(weights, argument="weights")
+    for name, weight in weights.items():
+        check_layer(name, weight)
     names: dict[int, list[str]] = {}
     recipes = list(by_pattern(rules).items())
     if isinstance(rules, Mapping):
@@ -58,7 +60,7 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
         matches = (i for i, (pattern, _) in enumerate(recipes) if fnmatchcase(name, pattern))
         number = next(matches, None)
         recipe = None if number is None else recipes[number][1]
-        if number is None or recipe is None or weight.ndim < 2 or 0 in weight.shape:
+        if number is None or recipe is None or len(weight.shape) < 2 or 0 in weight.shape:
             continue
         names.setdefault(number, []).append(name)
     chosen = ((recipes[i][1], tuple(names[i])) for i in sorted(names))
@@ -106,11 +108,12 @@ def by_pattern(rules: Rules) -> Mapping[str, Recipe | None]:
     """The recipes by name pattern; refuses what is none."""
     found = {"*": rules} if isinstance(rules, Recipe) else rules
     if not isinstance(found, Mapping) or not all(
-        recipe is None or isinstance(recipe, Recipe) for recipe in found.values()
+        isinstance(pattern, str) and (recipe is None or isinstance(recipe, Recipe))
+        for pattern, recipe in found.items()
     ):
         raise ArgumentError(
             "rules must be a Recipe, or a mapping of name patterns to recipes or None, "
-            f"got {rules!r}"
+            f"got {_check.shown(rules)}"
         )
     return found
 

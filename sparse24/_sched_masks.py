@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparse24 import _check, _sched_state
+from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError
+from sparse24._sched_arrays import check_layer
 from sparse24._sched_init import by_pattern, init
 from sparse24._sched_records import Rules, State, Update
 from sparse24._sched_telemetry import Telemetry, check_telemetry
@@ -49,6 +50,8 @@ class MaskScheduler:
         self._seed = _check.whole(seed, argument="seed", least=0)
         self._pending: dict[str, Any] | None = None
         self.telemetry = check_telemetry(telemetry)
+        if reduce is not None:
+            _check.function(reduce, argument="reduce")
         self.reduce = reduce
         self.state: State | None = None
         self.events: tuple[Update, ...] = ()
@@ -69,11 +72,10 @@ class MaskScheduler:
 
     def start(self, weights) -> None:
         """Fix the layers, by the shapes of these arrays; the first `step` does it otherwise."""
-        state = init(self._rules, named(weights) or {}, seed=self._seed)
-        if self._pending is not None:
-            state = _sched_state.from_dict(state, self._pending)
-            self._pending = None
-        self.state = state
+        found = named(weights)
+        if found is None:
+            raise ArgumentError("weights must be given, to learn the layers, got None")
+        self._go_on(self._initial(found))
 
     def step(self, gradients=None, *, weights=None) -> dict[str, Any]:
         """Advance by one training step and return the masks by layer.
@@ -81,25 +83,30 @@ class MaskScheduler:
         Parameters
         ----------
         weights, gradients : mapping of str to array, or sequence of arrays, optional
-            Only what the recipes use must be given, by name; gradients alone may go by place.
-            Sequences are named "0", "1", ….  A gradient may be None, as that of a frozen
-            parameter in torch.
+            Only what the recipes use must be given, by name; what goes by place alone is the
+            gradients.  Sequences are named "0", "1", ….  A gradient may be None, as that of a
+            frozen parameter in torch.
 
         Returns
         -------
         dict of str to array of bool
             Those that the scheduler goes on from: copy a mask before you write to it.
+
+        Raises
+        ------
+        ArgumentError, DTypeError, ShapeError
+            If arrays do not fit the layers or recipes, or tensors that are to learn are given as
+            gradients.  The scheduler is as it was then.
         """
         weights, gradients = self._named(weights, gradients)
-        self._begin(weights, gradients)
-        assert self.state is not None  # _begin made it
-        self.state, masks, self.events = core.step(
-            self.state,
+        state, masks, self.events = core.step(
+            self._begun(weights, gradients),
             weights=weights,
             gradients=gradients,
             reduce=self.reduce,
             measure=self.telemetry is not None,
         )
+        self._go_on(state)
         if self.telemetry is not None:
             self.telemetry.record(self.events)
         return dict(masks)
@@ -107,22 +114,28 @@ class MaskScheduler:
     def observe(self, gradients=None, *, weights=None) -> None:
         """Show a micro-batch to criteria that accumulate; the step goes on."""
         weights, gradients = self._named(weights, gradients)
-        self._begin(weights, gradients)
-        assert self.state is not None  # _begin made it
-        self.state = core.observe(self.state, weights=weights, gradients=gradients)
+        state = self._begun(weights, gradients)
+        self._go_on(core.observe(state, weights=weights, gradients=gradients))
 
     def _named(self, weights, gradients):
         """Both by name; gradients may be missing unless the layers are learnt from them."""
         learns = self.state is None and weights is None
-        return named(weights), named(gradients, missing=not learns)
+        return named(weights), named_gradients(gradients, missing=not learns)
 
-    def _begin(self, weights, gradients) -> None:
-        if self.state is None:
-            if gradients is None and weights is None:
-                raise ArgumentError(
-                    "the first step must see weights or gradients, to learn the layers"
-                )
-            self.start(weights if weights is not None else gradients)
+    def _begun(self, weights, gradients) -> State:
+        """The state to go on from; a first one is not kept, in case that its step fails."""
+        if self.state is not None:
+            return self.state
+        if gradients is None and weights is None:
+            raise ArgumentError("the first step must see weights or gradients, to learn the layers")
+        return self._initial(weights if weights is not None else gradients)
+
+    def _initial(self, arrays: Mapping[str, Any]) -> State:
+        state = init(self._rules, arrays, seed=self._seed)
+        return state if self._pending is None else _sched_state.from_dict(state, self._pending)
+
+    def _go_on(self, state: State) -> None:
+        self.state, self._pending = state, None
 
     def freeze(self) -> None:
         """Keep the masks as they are until `thaw`."""
@@ -170,7 +183,18 @@ def named(arrays, *, missing: bool = False) -> dict[str, Any] | None:
     if missing:
         found = {name: array for name, array in found.items() if array is not None}
     for name, array in found.items():
-        if not isinstance(name, str):
-            raise ArgumentError(f"layers must have names that are strings, got {name!r}")
-        _check.is_array(array, argument=f"the array of layer {name!r}")
+        check_layer(name, array)
+    return found
+
+
+def named_gradients(arrays, *, missing: bool) -> dict[str, Any] | None:
+    """Gradients by name; refuses torch's weights, which show that they are to learn."""
+    found = named(arrays, missing=missing)
+    for name, array in () if found is None else found.items():
+        if _arrays.is_torch(array) and array.is_leaf and array.requires_grad:
+            raise ArgumentError(
+                f"the gradient of layer {name!r} must be a gradient, got a "
+                f"{type(array).__name__} that learns, a weight; call step(weights=..., "
+                "gradients=...), with the .grad of each weight as its gradient"
+            )
     return found

@@ -71,7 +71,7 @@ def OneShot(target_sparsity: float = 0.5, at: int = 0) -> StepScheduler:
     >>> [OneShot(0.5, at=3).sparsity(step) for step in (2, 3)]
     [0.0, 0.5]
     """
-    return StepScheduler({at: target_sparsity})
+    return StepScheduler({_check.whole(at, argument="at", least=0): target_sparsity})
 
 
 @dataclass(frozen=True)

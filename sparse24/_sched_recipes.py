@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparse24 import _check
-from sparse24._sched_arrays import check_share, floor_count
+from sparse24._sched_arrays import check_part, check_share, floor_count
 from sparse24._sched_criteria import RandomScores
 from sparse24._sched_distributions import ERK, Distribution, Uniform
 from sparse24._sched_growers import GradientGrowth, RandomGrowth
@@ -50,7 +50,7 @@ def gradual_magnitude(
     [0.0, 0.7, 0.8]
     """
     ramp = CubicScheduler(target_sparsity, start=start, stop=stop, every=every)
-    return Recipe(ramp, pattern=pattern or Unstructured())
+    return Recipe(ramp, pattern=Unstructured() if pattern is None else pattern)
 
 
 def rigl(
@@ -97,11 +97,14 @@ def rigl(
     """
     total_steps = _check.whole(total_steps, argument="total_steps", least=0)
     last = floor_count(check_share(stop, "stop"), total_steps)
-    pattern = pattern or Unstructured()
+    pattern = Unstructured() if pattern is None else pattern
+    check_part(pattern, Pattern, "pattern", "Unstructured()")
+    if distribution is None:
+        distribution = Uniform() if pattern.fixed else ERK()
     return Recipe(
         ConstantScheduler(sparsity, every=every, stop=last),
         pattern=pattern,
-        distribution=distribution or (Uniform() if pattern.fixed else ERK()),
+        distribution=distribution,
         grower=GradientGrowth(fraction, stop=max(1, last)),
         initial=RandomScores(),
     )
@@ -143,7 +146,7 @@ def sparse_evolutionary(
     """
     return Recipe(
         ConstantScheduler(sparsity, every=every),
-        distribution=distribution or ERK(),
+        distribution=ERK() if distribution is None else distribution,
         grower=RandomGrowth(fraction),
         initial=RandomScores(),
     )
@@ -234,5 +237,7 @@ def iterative_magnitude(
     ends = [first + r * steps_per_round for r in range(rounds)]
     milestones = {0: 0.0} | {end: 1 - (1 - share) ** r for r, end in enumerate(ends, start=1)}
     return Recipe(
-        StepScheduler(milestones), distribution=Uniform(), pattern=pattern or Unstructured()
+        StepScheduler(milestones),
+        distribution=Uniform(),
+        pattern=Unstructured() if pattern is None else pattern,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError, PatternError
 from sparse24._sched_arrays import check_part
 from sparse24._sched_criteria import Criterion, Magnitude, Memory
@@ -95,14 +96,14 @@ class Recipe:
                 f"{self.pattern!r} has one sparsity, and {type(self.distribution).__name__}() "
                 "gives layers different ones; use Uniform(), or Custom() to leave layers dense"
             )
+        self._check_ties()
         if self.coupled and not isinstance(self.pattern, Channel):
             raise PatternError(f"coupled layers need a Channel() pattern, got {self.pattern!r}")
-        self._check_ties()
 
     def _check_ties(self) -> None:
         """Refuse ties that are no groups, and layers whose mask two groups would choose."""
-        ties = [(name,) for group in self.shared for name in _members(group, "shared")]
-        ties += [tie for group in self.coupled for tie in _members(group, "coupled")]
+        ties = [(name,) for name in _members(self.shared, "shared")]
+        ties += _members(self.coupled, "coupled")
         names = [name for name, *_ in ties]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -129,18 +130,22 @@ class Recipe:
         return self.initial is not None and self.initial.remembers
 
 
-def _members(group, argument: str):
-    """The members of a group of tied layers; a single name, whose letters would pass, is none."""
-    if isinstance(group, str) or (argument == "coupled" and any(map(_is_no_pair, group))):
-        form = '(("fc1", 0), ("fc2", 1))' if argument == "coupled" else '("fc1", "fc2")'
-        raise ArgumentError(
-            f"{argument} must be a sequence of groups such as {form}, got {group!r}"
-        )
-    return group
+def _members(groups, argument: str) -> list[Any]:
+    """All members of groups of tied layers; a name, whose letters would pass, is no group."""
+    fits = _is_pair if argument == "coupled" else lambda tie: isinstance(tie, str)
+    for group in groups if isinstance(groups, tuple | list) else (groups,):
+        if not isinstance(group, tuple | list) or not all(map(fits, group)):
+            form = '(("fc1", 0), ("fc2", 1))' if argument == "coupled" else '("fc1", "fc2")'
+            raise ArgumentError(
+                f"{argument} must be a sequence of groups such as {form}, got {_check.shown(group)}"
+            )
+    return [tie for group in groups for tie in group]
 
 
-def _is_no_pair(tie) -> bool:
-    return isinstance(tie, str) or len(tie) != 2
+def _is_pair(tie) -> bool:
+    """True for (layer, axis)."""
+    fits = isinstance(tie, tuple | list) and len(tie) == 2
+    return fits and isinstance(tie[0], str) and _check.is_index(tie[1])
 
 
 @dataclass(frozen=True)
@@ -246,6 +251,15 @@ class State:
         return (busy and not self.frozen) or any(
             recipe.observers or (recipe.looks_back and not self.updated.keys() >= set(names))
             for recipe, names in self.groups
+        )
+
+
+def check_state(state) -> None:
+    """Refuse what is no state, such as the three results of a step together."""
+    if not isinstance(state, State):
+        raise ArgumentError(
+            "state must be a State, as init returns it and step returns first, got "
+            f"{_check.shown(state)}"
         )
 
 

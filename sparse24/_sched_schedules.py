@@ -82,7 +82,8 @@ class ConstantScheduler(Schedule):
 
     def __post_init__(self):
         check_share(self.target_sparsity, "target_sparsity")
-        check_steps(0, self.stop or 0, 1 if self.every is None else self.every)
+        every = 1 if self.every is None else self.every
+        check_steps(0, 0 if self.stop is None else self.stop, every)
 
     def sparsity(self, step):
         return self.target_sparsity

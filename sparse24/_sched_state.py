@@ -21,7 +21,7 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._errors import FormatError, Sparse24Error
 from sparse24._sched_arrays import namespace, to_host
-from sparse24._sched_records import State, Update
+from sparse24._sched_records import State, Update, check_state
 
 VERSION = 1
 KEYS = {"fingerprint", "seed", "step", "frozen", "missed", "updated", "masks", "memory"}
@@ -128,6 +128,7 @@ def to_dict(state: State) -> dict[str, Any]:
     >>> S.from_dict(state, saved).step == state.step
     True
     """
+    check_state(state)
     memory = {
         name: {key: _saved_as(to_host(value), value) for key, value in entries.items()}
         for name, entries in state.memory.items()
@@ -175,6 +176,7 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     >>> schedule.from_dict(fresh, schedule.to_dict(after)).step
     1
     """
+    check_state(state)
     check(saved)
     with reading():
         return _restored(state, saved)

@@ -12,6 +12,7 @@ from typing import Any
 from sparse24 import _check
 from sparse24._errors import ArgumentError
 from sparse24._pyplot import pyplot
+from sparse24._sched_arrays import check_share
 from sparse24._sched_records import Update
 
 COLUMNS = (
@@ -71,6 +72,10 @@ class Telemetry:
     live: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)
     _axes: Any = field(default=None, repr=False)
+
+    def __post_init__(self):
+        if self.flip_limit is not None:
+            check_share(self.flip_limit, "flip_limit")
 
     def record(self, events: tuple[Update, ...]) -> None:
         """Add the events of one step.  Reads counts back, so it waits for the device."""

@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from sparse24 import _spec
+from sparse24 import _check, _spec
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._sched_arrays import (
     as_matrix,
@@ -92,6 +92,10 @@ class Channel(Pattern):
     """
 
     axis: int = 0
+
+    def __post_init__(self):
+        if not _check.is_index(self.axis):
+            raise ArgumentError(f"axis must be a whole number, got {_check.shown(self.axis)}")
 
     def check_shape(self, shape):
         if not -len(shape) <= self.axis < len(shape):
@@ -224,8 +228,7 @@ class Elastic(_Levels):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.least not in (1, 2, 3):
-            raise ArgumentError(f"least must be 1, 2 or 3, got {self.least!r}")
+        _check.one_of(self.least, (1, 2, 3), argument="least")
 
     @property
     def levels(self):

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sparse24 import _check
 from sparse24._errors import ArgumentError
 from sparse24._sched_arrays import (
     Array,
+    check_floats,
+    check_part,
     check_share,
     floor_count,
     namespace,
@@ -49,6 +52,9 @@ class RewoundRate:
     rewind_steps: int
 
     def __post_init__(self):
+        _check.function(self.rate, argument="rate")
+        for name in ("train_steps", "rewind_steps"):
+            _check.whole(getattr(self, name), argument=name, least=0)
         if not 0 < self.rewind_steps <= self.train_steps:
             raise ArgumentError(
                 f"0 < rewind_steps <= train_steps must hold, got {self.rewind_steps} "
@@ -92,6 +98,13 @@ def targeted_dropout(
     array of bool, shape (m, k)
         For one forward pass; the gradient passes where it is true.
 
+    Raises
+    ------
+    ArgumentError
+        If a share, a rate, a step or a seed is out of range, or `pattern` is none.
+    DTypeError, ShapeError
+        If `weight` is no array of floating-point numbers with an axis.
+
     References
     ----------
     .. [1] A. Gomez et al., *Learning Sparse Networks Using Targeted Dropout*, 2019.
@@ -104,8 +117,13 @@ def targeted_dropout(
     >>> S.targeted_dropout(weight, share=0.5, rate=1.0, step=0)
     array([[False, False,  True,  True]])
     """
+    check_floats(weight, "weight")
     check_share(share, "share")
     check_share(rate, "rate")
+    step = _check.whole(step, argument="step", least=0)
+    seed = _check.whole(seed, argument="seed", least=0)
+    if pattern is not None:
+        check_part(pattern, Pattern, "pattern", "NM(2, 4)")
     scores = namespace(weight).abs(ranked(plain(weight)))
     if pattern is not None:
         kept = pattern.mask(scores, share)
@@ -113,6 +131,14 @@ def targeted_dropout(
         k = scores.shape[-1]
         kept = top_in_rows(scores, k - floor_count(share, k))
     return kept | (uniform(scores, seed, step, name, "dropout") >= rate)
+
+
+def _is_window(pair) -> bool:
+    """True for two numbers in order."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        return False
+    low, high = (_check.number(edge, argument="an edge of window") for edge in pair)
+    return low <= high
 
 
 @dataclass
@@ -148,9 +174,20 @@ class DecayFactorSearch:
     window: tuple[float, float] = (0.60, 0.95)
 
     def __post_init__(self):
-        if not self.candidates or min(self.candidates) <= 0 or self.steps_each < 1:
-            raise ArgumentError("candidates must be positive and steps_each at least 1")
-        self._order = (0.0, *sorted(self.candidates))
+        given = self.candidates if isinstance(self.candidates, tuple | list) else ()
+        found = [_check.number(factor, argument="a candidate") for factor in given]
+        if not found or not all(0 < factor < math.inf for factor in found):
+            raise ArgumentError(
+                "candidates must be a sequence of positive factors, such as (1e-5, 1e-4), got "
+                f"{_check.shown(self.candidates)}"
+            )
+        _check.whole(self.steps_each, argument="steps_each", least=1)
+        if not _is_window(self.window):
+            raise ArgumentError(
+                "window must be a pair of ratios (low, high), such as (0.6, 0.95), got "
+                f"{_check.shown(self.window)}"
+            )
+        self._order = (0.0, *sorted(found))
         self._rates: list[float] = []
 
     @property
@@ -164,10 +201,11 @@ class DecayFactorSearch:
 
     def feed(self, flip_rate: float) -> None:
         """The flip rate of one step trained with `trial`."""
-        if not math.isfinite(flip_rate) or flip_rate < 0:
+        rate = _check.number(flip_rate, argument="flip_rate")
+        if not 0 <= rate < math.inf:
             raise ArgumentError(f"flip_rate must be a number >= 0, got {flip_rate!r}")
         if not self.done:
-            self._rates.append(float(flip_rate))
+            self._rates.append(rate)
 
     @property
     def ratios(self) -> dict[float, float]:

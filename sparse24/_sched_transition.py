@@ -25,6 +25,8 @@ def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") ->
     ------
     ArgumentError
         If `grown` is another word.
+    DTypeError, ShapeError
+        If the masks are not boolean, or the three differ in shape or library.
 
     Examples
     --------
@@ -35,10 +37,21 @@ def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") ->
     array([1., 0., 3.])
     """
     _check.one_of(grown, ("keep", "zero"), argument="grown")
-    xp = namespace(weight)
+    _check.is_array(weight, argument="weight")
+    _check_masks(old, new)
+    _check.same_shape(weight.shape, new.shape, argument="weight", other="new")
+    xp = namespace(weight, old, new)
     if grown == "zero":
         weight = xp.where(new & ~old, xp.zeros_like(weight), weight)
     return weight
+
+
+def _check_masks(old: Array, new: Array) -> None:
+    for name, mask in (("old", old), ("new", new)):
+        _check.is_array(mask, argument=name)
+        if not str(mask.dtype).endswith("bool"):  # "torch.bool" as well
+            raise DTypeError(f"{name} must be boolean, got {mask.dtype}; use {name} != 0")
+    _check.same_shape(old.shape, new.shape, argument="old", other="new")
 
 
 # Running means of squares, as torch, optax and others name them.
@@ -71,9 +84,9 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     Raises
     ------
     ArgumentError
-        If `policy` is another word.
+        If `policy` is another word, or `slots` is no mapping.
     DTypeError, ShapeError
-        If the masks are not boolean, or differ in shape.
+        If the masks are not boolean, differ in shape, or are of another library than the slots.
 
     Examples
     --------
@@ -85,11 +98,8 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     {'momentum': array([1., 0., 0.]), 'step': 7}
     """
     _check.one_of(policy, POLICIES, argument="policy")
-    for name, mask in (("old", old), ("new", new)):
-        _check.is_array(mask, argument=name)
-        if not str(mask.dtype).endswith("bool"):  # "torch.bool" as well
-            raise DTypeError(f"{name} must be boolean, got {mask.dtype}; use {name} != 0")
-    _check.same_shape(old.shape, new.shape, argument="old", other="new")
+    _check.by_name(slots, argument="slots")
+    _check_masks(old, new)
     clear = {
         "keep": None,
         "zero_dropped": old & ~new,
@@ -99,7 +109,7 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     if clear is None:
         return dict(slots)
     return {
-        key: namespace(slot).where(clear, namespace(slot).zeros_like(slot), slot)
+        key: namespace(slot, clear).where(clear, namespace(slot).zeros_like(slot), slot)
         if key not in SQUARES and tuple(getattr(slot, "shape", ())) == tuple(new.shape)
         else slot
         for key, slot in slots.items()

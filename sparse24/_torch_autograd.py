@@ -8,15 +8,30 @@ from torch.autograd.function import once_differentiable
 
 from sparse24 import _check, _spec
 from sparse24 import _torch_ops as ops
-from sparse24._errors import DTypeError, ShapeError, UnsupportedError
+from sparse24._errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from sparse24._train_rule import Rule
 
 
 def check_tensor(given, argument: str) -> None:
-    """Refuse what is no tensor, by its name."""
+    """Refuse what is no dense tensor, by its name."""
     if not isinstance(given, Tensor):
         kind = type(given).__name__
         raise DTypeError(f"{argument} must be a torch.Tensor, got {kind}; use torch.as_tensor")
+    if given.layout is not torch.strided:
+        raise DTypeError(
+            f"{argument} must be a dense tensor, got layout {given.layout}; use .to_dense()"
+        )
+
+
+def check_device(x: Tensor, **others: Tensor | None) -> None:
+    """Refuse tensors that are apart; where one has no elements, torch would make some up."""
+    device = x.device
+    for name, given in others.items():
+        if given is not None and given.device != device:
+            raise DeviceError(
+                f"{name} must be on the device of x, {device}, got {given.device}; move it with "
+                ".to()"
+            )
 
 
 def check_linear(
@@ -33,6 +48,7 @@ def check_linear(
             f"x must have shape (..., k) and weight (m, k), got {tuple(x.shape)} and "
             f"{tuple(weight.shape)}"
         )
+    check_device(x, weight=weight, bias=bias, mask=mask)
     return _check.bias(bias, weight.shape[0])
 
 

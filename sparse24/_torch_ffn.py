@@ -8,8 +8,8 @@ from torch.autograd.function import once_differentiable
 
 from sparse24 import _check
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ShapeError
-from sparse24._torch_autograd import check_tensor, differentiable
+from sparse24._errors import DTypeError, ShapeError
+from sparse24._torch_autograd import check_device, check_tensor, differentiable
 from sparse24._torch_linear import autocast, tokens
 
 
@@ -75,7 +75,7 @@ def feed_forward(
 
     Raises
     ------
-    ShapeError, DTypeError
+    ShapeError, DTypeError, DeviceError
 
     References
     ----------
@@ -103,7 +103,14 @@ def feed_forward(
         raise ShapeError(f"up must have shape (k, d) and down (m, k), got {shapes}")
     up_bias = _check.bias(up_bias, up.shape[0], argument="up_bias")
     down_bias = _check.bias(down_bias, down.shape[0], argument="down_bias")
+    check_device(x, up=up, down=down, up_bias=up_bias, down_bias=down_bias)
     x, up, up_bias = autocast(x, up, up_bias)
+    types = [x.dtype, up.dtype] + ([] if up_bias is None else [up_bias.dtype])
+    if len(set(types)) > 1 or not x.is_floating_point():
+        raise DTypeError(
+            "x, up and up_bias must be of one floating-point type, got "
+            f"{', '.join(map(str, types))}; convert them, or use torch.autocast"
+        )
     _, down, down_bias = autocast(x, down, down_bias)
     y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)
     y = y if down_bias is None else y + down_bias

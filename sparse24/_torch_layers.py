@@ -52,7 +52,8 @@ class SparseLinear(torch.nn.Linear):
         keeps the places in between.
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it drew, so that
-        training that is resumed draws the same as training that went on.
+        training that is resumed draws the same as training that went on.  A pass that
+        `torch.utils.checkpoint` computes anew draws its own.
     masked
         In the ``state_dict`` of a layer with a mask: whether it multiplies densely with it.  A mask
         of another pattern can be 2:4 by chance, and sparse sums are rounded otherwise.
@@ -117,6 +118,7 @@ class SparseLinear(torch.nn.Linear):
         self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
         self._looked_at: int | None = None  # the version of the mask that the way was chosen for
         self.register_buffer("mask", None)
+        _check.one_of(soft, (True, False), argument="soft")
         hard = sparse != "weight" or transposable or decay or not self.rule.straight
         if soft and hard:
             raise ArgumentError(
@@ -127,16 +129,10 @@ class SparseLinear(torch.nn.Linear):
 
     @classmethod
     def from_dense(cls, layer: torch.nn.Linear, **options) -> SparseLinear:
-        """A sparse layer that shares the parameters of a dense one."""
+        """A sparse layer that shares the parameters of a `torch.nn.Linear`."""
         for name in options:
             _check.one_of(name, OPTIONS, argument="an option of SparseLinear")
-        if "weight" not in layer._parameters:  # of torch.nn.utils.prune, say: made in a hook
-            sources = ", ".join(n for n in layer._parameters if n != "bias")
-            raise ArgumentError(
-                f"the weight of layer must be a parameter, and is made of {sources} before each "
-                "call; fold it first, as with torch.nn.utils.prune.remove(layer, 'weight') or "
-                "remove_weight_norm"
-            )
+        _torch_state.check_dense(layer)
         new = cls.__new__(cls)
         torch.nn.Module.__init__(new)
         new.in_features, new.out_features = layer.in_features, layer.out_features

@@ -60,7 +60,7 @@ def linear(
 
     Raises
     ------
-    ShapeError, ArgumentError
+    ShapeError, DTypeError, DeviceError, ArgumentError
     PatternError
         If `mask` is not 2:4 where it must be.  On the GPU that is not looked at, and what is
         too much of a group is dropped.
@@ -79,6 +79,7 @@ def linear(
     bias = check_linear(x, weight, bias, mask)
     rule = Rule(gradient, transposable, decay, seed)
     check_activation(sparse, rule, mask)
+    _check_clock(clock)
     x, weight, bias = autocast(x, weight, bias)
     rows = tokens(x)
     if sparse == "activation":
@@ -88,6 +89,16 @@ def linear(
     else:
         y = differentiable(WeightLinear, rows, weight, bias, mask, rule, clock)
     return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _check_clock(clock) -> None:
+    if clock is None:
+        return
+    if not isinstance(clock, Tensor) or clock.ndim or clock.dtype != torch.int64:
+        raise ArgumentError(
+            "clock must be a tensor of int64 with shape (), such as torch.tensor(0), got "
+            f"{_check.shown(clock)}"
+        )
 
 
 def tokens(x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -72,18 +74,19 @@ def update_masks(
     _check.one_of(grown, ("keep", "zero"), argument="grown")
     _check.one_of(lifted, ("keep", "zero"), argument="lifted")
     _check.one_of(policy, POLICIES, argument="policy")
-    if not hasattr(scheduler, "state") or not hasattr(scheduler, "step"):
+    if not isinstance(scheduler, S.MaskScheduler | S.AsyncScheduler):  # an optimizer steps as well
         raise ArgumentError(
             "scheduler must be a scheduler of sparse24.schedule, such as MaskScheduler(recipe), "
             f"got {_check.shown(scheduler)}"
         )
-    if optimizer is not None and not hasattr(optimizer, "state"):
+    if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
         raise ArgumentError(f"optimizer must be one of torch.optim, got {_check.shown(optimizer)}")
     layers = _masked_layers(model)
     weights = {name: layer.weight for name, layer in layers.items()}
     gradients = {n: w.grad for n, w in weights.items() if w.grad is not None}
-    _check_groups(scheduler, layers)
+    _check_groups(_state(scheduler, weights), layers)
     masks = scheduler.step(weights=weights, gradients=gradients or None)
+    assert scheduler.state is not None  # the step made it
     groups = scheduler.state.groups
     patterns = {name: recipe.pattern for recipe, names in groups for name in names}
     for event in scheduler.events:
@@ -111,12 +114,18 @@ def _masked_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
     return layers
 
 
-def _check_groups(scheduler, layers: dict[str, SparseLinear]) -> None:
+def _state(scheduler, weights) -> S.State:
+    """The scheduler's state, or the one that its first step would begin from."""
+    state = scheduler.state
+    return scheduler._begun(weights, None) if state is None else state
+
+
+def _check_groups(state: S.State, layers: dict[str, SparseLinear]) -> None:
     """Refuse layers that are not the model's, and growth by gradients that are not there.
 
     Where pruned weights have no gradient, a grower brings back what was just dropped.
     """
-    for recipe, names in () if scheduler.state is None else scheduler.state.groups:
+    for recipe, names in state.groups:
         unknown = [name for name in names if name not in layers]
         if unknown:
             raise ArgumentError(

@@ -45,16 +45,7 @@ def sparsify(
     (['0'], torch.Size([2, 4]))
     """
     _check_module(model)
-    if not isinstance(rules, Mapping):
-        raise ArgumentError(
-            f"rules must map names to options, such as {{'*': {{}}}}, got {rules!r}"
-        )
-    for pattern, options in rules.items():
-        if options is not None and not isinstance(options, Mapping):
-            raise ArgumentError(
-                f"rules[{pattern!r}] must be a mapping of options, such as {{}} or "
-                f"{{'transposable': True}}, or None, got {options!r}"
-            )
+    _check_rules(rules)
     unused = set(rules)
 
     def replaced(name: str, layer: torch.nn.Module) -> torch.nn.Module | None:
@@ -71,6 +62,20 @@ def sparsify(
     model = _replace(model, found)
     _avoid_fused_inference(model)
     return model
+
+
+def _check_rules(rules) -> None:
+    if not isinstance(rules, Mapping) or not all(isinstance(name, str) for name in rules):
+        raise ArgumentError(
+            f"rules must map names to options, such as {{'*': {{}}}}, got {_check.shown(rules)}"
+        )
+    for pattern, options in rules.items():
+        named = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+        if options is not None and not named:
+            raise ArgumentError(
+                f"rules[{pattern!r}] must be a mapping of options, such as {{}} or "
+                f"{{'transposable': True}}, or None, got {_check.shown(options)}"
+            )
 
 
 def _unused(model: torch.nn.Module, patterns: set[str]) -> ArgumentError:

@@ -9,7 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse24 import _check
+from sparse24._errors import ArgumentError
+
 OWN = ("clock", "masked")  # entries of a state_dict that are no parameters or buffers
+
+
+def check_dense(layer) -> None:
+    """Refuse what is no linear layer with a weight of its own."""
+    if not isinstance(layer, torch.nn.Linear):
+        raise ArgumentError(f"layer must be a torch.nn.Linear, got {_check.shown(layer)}")
+    if "weight" not in layer._parameters:  # of torch.nn.utils.prune, say: made in a hook
+        sources = ", ".join(n for n in layer._parameters if n != "bias")
+        raise ArgumentError(
+            f"the weight of layer must be a parameter, and is made of {sources} before each call; "
+            "fold it first, as with torch.nn.utils.prune.remove(layer, 'weight') or "
+            "remove_weight_norm"
+        )
+    if torch.nn.parameter.is_lazy(layer.weight):
+        raise ArgumentError(
+            "layer must have a weight, and a LazyLinear has none yet; call it once before"
+        )
 
 
 def saved(layer) -> dict[str, Tensor]:

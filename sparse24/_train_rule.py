@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sparse24 import _check
@@ -45,9 +46,10 @@ class Rule:
 
     def __post_init__(self):
         _check.one_of(self.gradient, GRADIENTS, argument="gradient")
+        _check.one_of(self.transposable, (True, False), argument="transposable")
         if not isinstance(self.decay, int | float):  # those torch.compile follows as they are
             _check.number(self.decay, argument="decay")
-        if not isinstance(self.seed, int):
+        if not isinstance(self.seed, int) or self.seed < 0:
             _check.whole(self.seed, argument="seed", least=0)
-        if not self.decay >= 0:  # NaN is not
-            raise ArgumentError(f"decay must be at least 0, got {self.decay}")
+        if not 0 <= self.decay < math.inf:  # NaN is not
+            raise ArgumentError(f"decay must be at least 0 and finite, got {self.decay}")

@@ -20,7 +20,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check
 from sparse24._compress import compress
-from sparse24._errors import ShapeError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._matmul import linear as _sparse_linear
 from sparse24._matmul import matmul
 from sparse24._prune import mask as choose_mask
@@ -189,7 +189,7 @@ def linear_backward(
     ShapeError
         If `dy` has not the shape of the output.
     ArgumentError
-        If `gradient` is another word.
+        If `gradient` is another word, or `saved` no result of `linear`.
 
     Examples
     --------
@@ -201,6 +201,11 @@ def linear_backward(
     ((3, 8), (4, 8), True)
     """
     _check.is_array(dy, argument="dy")
+    if not isinstance(saved, Saved):
+        raise ArgumentError(
+            f"saved must be the second result of linear, a Saved, got {_check.shown(saved)}"
+        )
+    step = _check.whole(step, argument="step", least=0)
     rule = Rule(gradient, saved.transposable, decay, seed)
     m, k = saved.weight.shape
     if tuple(dy.shape) != (*saved.x.shape[:-1], m):

@@ -71,8 +71,10 @@ def linear(
     Array([[1., 1., 1., 1.]], dtype=float32)
     """
     rule = Rule(gradient, transposable, decay, seed)
-    for name, given in (("x", x), ("weight", weight)):
-        _check.is_array(given, argument=name)
+    step = _check.whole(step, argument="step", least=0)
+    for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
+        if given is not None or name in ("x", "weight"):
+            _check.is_array(given, argument=name)
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
@@ -105,6 +107,7 @@ def mask(x, *, transposable: bool = False):
     >>> mask(jnp.array([[1.0, 2, 3, 4]]))
     Array([[False, False,  True,  True]], dtype=bool)
     """
+    _check.is_array(x, argument="x")
     return _mask(x, transposable)
 
 

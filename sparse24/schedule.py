@@ -22,7 +22,6 @@ from sparse24._sched_criteria import (
 )
 from sparse24._sched_distributions import (
     ERK,
-    BySpeedup,
     Custom,
     Distribution,
     Hierarchical,
@@ -56,6 +55,7 @@ from sparse24._sched_schedules import (
     LinearScheduler,
     Schedule,
 )
+from sparse24._sched_speedup import BySpeedup
 from sparse24._sched_state import from_dict, to_dict
 from sparse24._sched_telemetry import MaskWarning, Telemetry
 from sparse24._sched_tiles import Block, Channel, Elastic, TileHybrid

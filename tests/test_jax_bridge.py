@@ -172,5 +172,14 @@ def test_jax_names_what_is_no_array():
     jax = pytest.importorskip("jax")
     from sparse24 import jax as sj
 
-    with pytest.raises(DTypeError, match="x must be an array, got list"):
-        sj.linear([[1.0, 2.0]], jax.numpy.ones((3, 2)))
+    x, weight = jax.numpy.ones((3, 4)), jax.numpy.ones((2, 4))
+    for call, name in (
+        (lambda: sj.linear([[1.0, 2.0]], weight), "x"),
+        (lambda: sj.linear(x, weight, [0.0, 0.0]), "bias"),
+        (lambda: sj.linear(x, weight, mask=[[True] * 4] * 2), "mask"),
+        (lambda: sj.mask([[1.0, 2.0]]), "x"),
+    ):
+        with pytest.raises(DTypeError, match=f"^{name} must be an array, got list"):
+            call()
+    with pytest.raises(ArgumentError, match="step must be a whole number from 0 on, got None"):
+        sj.linear(x, weight, step=None)

@@ -84,7 +84,8 @@ def test_updates_lie_at_least_a_step_apart(kind, every):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda t: S.OneShot(0.5, at=t), "a milestone"),
+        (lambda t: S.OneShot(0.5, at=t), "at"),
+        (lambda t: S.StepScheduler({t: 0.5}), "a milestone"),
         (lambda t: S.CubicScheduler(0.5, stop=t), "stop"),
         (lambda t: S.CubicScheduler(0.5, start=t), "start"),
         (lambda t: S.ConstantScheduler(0.5, every=t), "every"),

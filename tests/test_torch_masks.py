@@ -146,11 +146,12 @@ def test_layers_outside_a_recipe_need_no_gradient():
 
 def test_growth_by_gradients_that_do_not_reach_pruned_weights_is_refused():
     net = st.sparsify(model(), {"*": {"gradient": "24dense"}})
-    scheduler = S.MaskScheduler(S.rigl(0.5, total_steps=9, every=1))
-    st.update_masks(net, scheduler)  # at random
-    backward(net)
-    with pytest.raises(ArgumentError, match=r"GradientGrowth .*'24dense' .* gradient='ste'"):
-        st.update_masks(net, scheduler)
+    recipe, layers = S.rigl(0.5, total_steps=9, every=1), st.sparse_layers(net)
+    weights = {name: layer.weight for name, layer in layers.items()}
+    for scheduler in (S.MaskScheduler(recipe), S.AsyncScheduler(recipe, weights)):
+        with pytest.raises(ArgumentError, match=r"GradientGrowth .*'24dense' .* gradient='ste'"):
+            st.update_masks(net, scheduler)  # the first one already, which needs no gradients
+        assert all(layer.mask is None for layer in layers.values())
     random = S.MaskScheduler(S.sparse_evolutionary(0.5, every=1))
     for _ in range(2):
         st.update_masks(net, random)

@@ -145,8 +145,9 @@ print("the same digits:", (hidden @ gradual["w2"].T).argmax(1)[:10], labels[test
 # %%
 # Stop and go on
 # --------------
-# The state is a dictionary of numbers and packed masks.  Resuming equals no interruption, bit for
-# bit, also in the middle of accumulating scores.
+# The state is a dictionary of numbers and packed masks.  A scheduler that is made in the same way
+# takes it over.  Resuming equals no interruption, bit for bit, also in the middle of accumulating
+# scores.
 
 saved = scheduler.state_dict()
 again = schedule.DynamicScheduler(
@@ -154,7 +155,9 @@ again = schedule.DynamicScheduler(
     scheduler=schedule.CosineScheduler(target_sparsity=0.6, stop=STEPS // 2, every=10),
 )
 again.load_state_dict(saved)
-same = again.step(weights=dense, gradients=dense)  # the layers are known from the first step on
+grads = gradients(dynamic, images[train], labels[train])
+masks = scheduler.step(weights=dynamic, gradients=grads)
+same = again.step(weights=dynamic, gradients=grads)  # now it knows the layers, and reads the state
 print("masks agree:", all((same[name] == masks[name]).all() for name in masks))
 
 # %%

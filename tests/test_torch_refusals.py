@@ -1,0 +1,148 @@
+"""What sparse24.torch says to arguments of another kind; it changes nothing then."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from data_parallel import model  # noqa: E402
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import schedule as S  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import (  # noqa: E402
+    ArgumentError,
+    DeviceError,
+    DTypeError,
+)
+
+
+def test_what_is_no_tensor_is_named():
+    x, weight = torch.randn(3, 8), torch.randn(4, 8)
+    with pytest.raises(DTypeError, match=r"weight must be a torch\.Tensor, got ndarray"):
+        st.linear(x, weight.numpy())
+    with pytest.raises(DTypeError, match=r"mask must be a torch\.Tensor, got ndarray"):
+        st.linear(x, weight, mask=s24.mask(weight.numpy()))
+    with pytest.raises(ArgumentError, match="decay must be at least 0 and finite, got nan"):
+        st.SparseLinear(8, 4, decay=float("nan"))
+    with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on, got None"):
+        st.SparseLinear(8, 4, seed=None)
+    with pytest.raises(ArgumentError, match=r"decay must be a number, got '0\.1'"):
+        st.linear(x, weight, decay="0.1")
+    with pytest.raises(ArgumentError, match=r"seed must be a whole number from 0 on, got 1\.5"):
+        st.linear(x, weight, gradient="24sparse", seed=1.5)
+    up = torch.randn(16, 8)
+    with pytest.raises(DTypeError, match=r"down must be a torch\.Tensor, got ndarray"):
+        st.feed_forward(x, up, up.numpy())
+    with pytest.raises(DTypeError, match=r"up_bias must be a torch\.Tensor, got list"):
+        st.feed_forward(x, up, up.T, [0.0] * 16)
+    for make, name in (
+        (st.sparsify24, "x"),
+        (st.to_sparse_semi_structured, "original_tensor"),
+    ):
+        with pytest.raises(DTypeError, match=rf"^{name} must be a torch\.Tensor, got ndarray"):
+            make(weight.numpy())
+
+
+def test_what_is_no_model_or_scheduler_is_named():
+    model = st.sparsify(torch.nn.Sequential(torch.nn.Linear(8, 8)), {"*": {}})
+    weights = model.state_dict()
+    for call in (lambda: st.sparsify(weights, {"*": {}}), lambda: st.desparsify(weights)):
+        with pytest.raises(
+            ArgumentError, match=r"model must be a torch\.nn\.Module, got OrderedDict"
+        ):
+            call()
+    recipe = S.Recipe(S.OneShot(0.5))
+    with pytest.raises(ArgumentError, match=r"scheduler must be a scheduler .* got Recipe\("):
+        st.update_masks(model, recipe)
+    with pytest.raises(ArgumentError, match=r"optimizer must be one of torch\.optim, got 0\.1"):
+        st.update_masks(model, S.MaskScheduler(recipe), 0.1)
+
+
+@pytest.mark.parametrize("layer", [None, 5, torch.ones(4, 8), torch.nn.Conv1d(4, 4, 1)])
+def test_what_is_no_linear_layer_is_named(layer):
+    with pytest.raises(ArgumentError, match=r"layer must be a torch\.nn\.Linear, got"):
+        st.SparseLinear.from_dense(layer)
+
+
+def test_a_lazy_layer_is_called_once_before():
+    layer = torch.nn.LazyLinear(4)
+    with pytest.raises(ArgumentError, match="a LazyLinear has none yet; call it once before"):
+        st.SparseLinear.from_dense(layer)
+    x = torch.randn(2, 8)
+    layer(x)
+    assert st.SparseLinear.from_dense(layer)(x).shape == (2, 4)
+
+
+@pytest.mark.parametrize("wrong", ["no", 2, torch.ones(2, 2)])
+@pytest.mark.parametrize("option", ["transposable", "soft"])
+def test_flags_are_true_or_false(option, wrong):
+    net = model()
+    with pytest.raises(ArgumentError, match=f"{option} must be one of True, False, got"):
+        st.sparsify(net, {"*": {option: wrong}})
+    assert not st.sparse_layers(net)
+    if option == "transposable":
+        with pytest.raises(ArgumentError, match="transposable must be one of True, False, got"):
+            st.linear(torch.randn(2, 8), torch.randn(4, 8), transposable=wrong)
+
+
+def test_rules_have_names():
+    with pytest.raises(ArgumentError, match=r"rules must map names to options.*got \{1: \{\}\}"):
+        st.sparsify(model(), {1: {}})
+    with pytest.raises(ArgumentError, match=r"rules\['\*'\] must be a mapping of options.*\{1: 2"):
+        st.sparsify(model(), {"*": {1: 2}})
+
+
+def test_what_else_has_a_state_is_no_scheduler_or_optimizer():
+    net = st.sparsify(model(), {"*": {}})
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    scheduler = S.MaskScheduler(S.sr_ste())
+    with pytest.raises(ArgumentError, match=r"scheduler must be a scheduler .* got SGD"):
+        st.update_masks(net, optimizer, scheduler)
+    with pytest.raises(ArgumentError, match=r"optimizer must be one of torch\.optim, got <Mask"):
+        st.update_masks(net, scheduler, scheduler)
+    assert scheduler.state is None
+    assert all(layer.mask is None for layer in st.sparse_layers(net).values())
+
+
+@pytest.mark.parametrize("clock", [5, 0.5, "x", torch.ones(()), torch.ones(2, dtype=torch.int64)])
+def test_a_clock_is_a_tensor_of_one_number(clock):
+    with pytest.raises(ArgumentError, match=r"clock must be a tensor of int64 with shape \(\)"):
+        st.linear(torch.randn(4, 8), torch.randn(4, 8), gradient="24sparse", clock=clock)
+
+
+def test_a_seed_and_a_decay_have_bounds():
+    x, weight = torch.randn(4, 8), torch.randn(4, 8)
+    with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on, got -1"):
+        st.linear(x, weight, seed=-1)
+    with pytest.raises(ArgumentError, match="decay must be at least 0 and finite, got inf"):
+        st.linear(x, weight, decay=float("inf"))
+
+
+def test_tensors_are_dense_and_on_one_device():
+    x, weight, up = torch.randn(4, 8), torch.randn(4, 8), torch.randn(16, 8)
+    for call, name in (
+        (lambda: st.linear(x.to_sparse(), weight), "x"),
+        (lambda: st.feed_forward(x, up.to_sparse(), up.T), "up"),
+        (lambda: st.sparsify24(x.to_sparse()), "x"),
+    ):
+        with pytest.raises(DTypeError, match=rf"^{name} must be a dense .*sparse_coo; .*to_dense"):
+            call()
+    for call, name in (
+        (lambda: st.linear(x, weight.to("meta")), "weight"),
+        (lambda: st.linear(x, weight, mask=(weight > 0).to("meta")), "mask"),
+        (lambda: st.feed_forward(x, up, up.T.to("meta")), "down"),
+        (lambda: torch.no_grad()(st.SparseLinear(8, 4, device="meta"))(x), "weight"),
+    ):
+        with pytest.raises(DeviceError, match=f"^{name} must be on the device of x, cpu, got meta"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.complex64])
+def test_a_feed_forward_is_of_one_type(dtype):
+    x, up, down = torch.ones(4, 8), torch.ones(16, 8), torch.ones(4, 16)
+    with pytest.raises(DTypeError, match=rf"one floating-point type, got {dtype}, torch\.f"):
+        st.feed_forward(x.to(dtype), up, down)
+    with pytest.raises(DTypeError, match=rf"x, up and up_bias must be of .*float32, {dtype}; conv"):
+        st.feed_forward(x, up, down, torch.ones(16).to(dtype))
