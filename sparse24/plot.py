@@ -281,4 +281,6 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         bar = ax.figure.colorbar(image, ax=ax, ticks=range(4))
         bar.ax.set_yticklabels(KIND_NAMES)
     ax.set(xlabel="tile along k", ylabel="tile along m")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     return ax
