@@ -27,6 +27,7 @@ RIVALS = headlines.RIVALS | {
     "numpy_float64": "NumPy, dense, in float64",
 }
 MOST_BARS = 120  # of a picture that one can still read
+SCREEN = 30  # bars that one sees at a time
 
 
 def _heading(text: str, line: str) -> list[str]:
@@ -162,7 +163,8 @@ def _draw(name: str, record: dict[str, Any]) -> list[str]:
         means = len(bars) < len(recorded.ratios(record["cases"], rival))
         title = RIVALS.get(rival, rival) + means * ", geometric means over zeros and shapes"
         ax.set(title=title, xlabel="its time / ours")
-        ax.tick_params(axis="x", top=True, labeltop=True)
+        tall = len(bars) > SCREEN
+        ax.tick_params(axis="x", top=tall, labeltop=tall)
         drawn.append(f"{name}_{rival}.png")
         figure.savefig(GENERATED / drawn[-1], dpi=110)
         plt.close(figure)
