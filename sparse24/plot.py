@@ -270,15 +270,17 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         )
     _check.one_of(what, ("kind", "density"), argument="what")
     ax = _axes(ax)
+    from matplotlib import colors, ticker
+
     if what == "density":
         image = ax.imshow(_hybrid_summary.tile_density(h), vmin=0, vmax=1, cmap="viridis")
         ax.figure.colorbar(image, ax=ax)
     else:
-        import matplotlib as mpl
-
-        colours = mpl.colors.ListedColormap(["white", "tab:gray", "tab:orange", "tab:blue"])
+        colours = colors.ListedColormap(["white", "tab:gray", "tab:orange", "tab:blue"])
         image = ax.imshow(h.kinds, vmin=-0.5, vmax=3.5, cmap=colours)
         bar = ax.figure.colorbar(image, ax=ax, ticks=range(4))
         bar.ax.set_yticklabels(KIND_NAMES)
     ax.set(xlabel="tile along k", ylabel="tile along m")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(ticker.MaxNLocator("auto", integer=True))
     return ax

@@ -219,3 +219,20 @@ def test_no_word_of_unfinished_work():
             if path.suffix in (".py", ".cu", ".cuh", ".rst") and "_build" not in path.parts:
                 text = path.read_text()
                 assert not any(word in text for word in words), path
+
+
+def test_files_that_the_text_names_are_there():
+    """The headers, docstrings and pages; ``<stem>`` and the kernel that CONTRIBUTING adds apart."""
+    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "kernels/cuda").rglob("*.cu*")]
+    texts += [x for x in (ROOT / "docs").glob("*/*.rst") if x.parent.name != "gallery"]
+    texts += [x for folder in ("docs/tutorials", *FOLDERS) for x in (ROOT / folder).glob("*.py")]
+    folders = ("docs", "tests", *FOLDERS)
+    there = {f"/{x.relative_to(ROOT)}" for folder in folders for x in (ROOT / folder).rglob("*.*")}
+    name = re.compile(r"(?<![\w*/.<>{}-])[\w/]+\.(?:py|cuh?|rst)\b")
+    missing = [
+        (text.name, found)
+        for text in texts
+        for found in name.findall(text.read_text())
+        if "frobnicate" not in found and not any(x.endswith(f"/{found}") for x in there)
+    ]
+    assert missing == []

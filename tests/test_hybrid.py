@@ -438,8 +438,9 @@ def test_tile_map(rng, what):
     from sparse24 import plot
 
     h = hybrid(families.make("beta2", (256, 192), zeros=0.7, rng=rng))
-    image = plot.tile_map(h, what=what).images[0]
-    assert image.get_array().shape == (4, 3)
+    ax = plot.tile_map(h, what=what)
+    assert ax.images[0].get_array().shape == (4, 3)
+    assert all(tick == int(tick) for tick in (*ax.get_xticks(), *ax.get_yticks()))
     with pytest.raises(ArgumentError, match="'kind', 'density'"):
         plot.tile_map(h, what="size")
     with pytest.raises(ArgumentError, match="h must be a HybridArray, got ndarray"):

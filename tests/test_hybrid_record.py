@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "_extensions"))
+import benchmark_pages
 import hybrid_figures
 import hybrid_pictures as pictures
 
@@ -47,6 +48,7 @@ def test_the_page_has_a_picture_and_two_tables(tmp_path, monkeypatch):
     assert (tmp_path / "hybrid_curves.png").stat().st_size > 1000
     assert text.count("list-table") == 2
     assert "60%" in text
+    assert "below 1 even cuts were\nfaster" in text
 
 
 def test_the_tiles_of_a_layer_are_drawn_with_and_without_the_model(tmp_path, monkeypatch, rng):
@@ -63,6 +65,15 @@ def test_the_tiles_of_a_layer_are_drawn_with_and_without_the_model(tmp_path, mon
         assert words in (tmp_path / "hybrid_tiles.txt").read_text()
         for name in ("hybrid_bands.png", "hybrid_tiles.png"):
             assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_bars_of_many_cases_are_means_by_family_and_columns():
+    few = [case(0.6, 5.0) | {"name": "a"}, case(0.9, 5.0) | {"rivals": {}}]
+    assert benchmark_pages._bars(few, "cublas") == few[:1]
+    many = [case(0.6, 2.5 if i % 2 else 10.0, n=8 + i % 4) for i in range(200)]
+    bars = benchmark_pages._bars(many, "cublas")
+    assert [bar["name"] for bar in bars] == [f"float16 iid, n = {n}" for n in (8, 9, 10, 11)]
+    assert [bar["rivals"]["cublas"] for bar in bars] == pytest.approx([1, 4, 1, 4])
 
 
 def test_bands_of_tiles():

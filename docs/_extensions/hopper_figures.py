@@ -54,7 +54,7 @@ def _draw(cases: list[dict[str, Any]], folder: Path) -> None:
     plt.close(figure)
 
     figure, ax = plt.subplots(figsize=(9, 0.8 + 0.22 * len(cases)), layout="constrained")
-    plot.speedup(cases, rival="cublas", ax=ax)
+    plot.speedup(cases, rival="cublas", ax=ax).set_xlabel("cuBLAS time / ours")
     figure.savefig(folder / "hopper_speedup.png", dpi=110)
     plt.close(figure)
 

@@ -50,7 +50,7 @@ def break_even(cases: list[dict[str, Any]]) -> dict[str, dict[int, float | None]
 
 
 def balance_gain(cases: list[dict[str, Any]]) -> dict[str, float]:
-    """By family, how many times longer products take without balance, geometric mean."""
+    """By family, how many times longer products take that are cut evenly, geometric mean."""
     found = defaultdict(list)
     for case in cases:
         if "unbalanced_us" in case:
@@ -108,11 +108,14 @@ def _balance_lines(gains: dict[str, float]) -> list[str]:
     if not gains:
         return []
     lines = [
-        ".. list-table:: What even cuts gain in stream and scatter",
+        "What it costs scatter and stream to cut evenly instead of by time; below 1 even cuts were",
+        "faster:",
+        "",
+        ".. list-table::",
         "   :header-rows: 1",
         "",
         "   * - family",
-        "     - time without / with",
+        "     - even / by time",
     ]
     for family, gain in gains.items():
         lines += [f"   * - {family}", f"     - {gain:.2f}"]
@@ -126,18 +129,25 @@ def _draw(found: dict[tuple[tuple[int, int], int], Curve], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     shapes = list(dict.fromkeys(shape for shape, _ in found))
+    count = max(len(shapes), 1)
     figure, axes = plt.subplots(
-        1, max(len(shapes), 1), figsize=(4 * max(len(shapes), 1), 3.5), sharey=True, squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+        1, count, figsize=(3.4 * count, 3.8), sharey=True, squeeze=False, layout="constrained"
+    )
+    columns = sorted({n for _, n in found})
+    colours = plt.colormaps["viridis"].resampled(len(columns) + 1)  # but for the palest
     for ax, shape in zip(axes[0], shapes):
         for (of, n), curve in found.items():
             if of == shape:
-                ax.plot(list(curve), list(curve.values()), marker="o", label=str(n))
+                colour = colours(columns.index(n))
+                ax.plot(list(curve), list(curve.values()), marker=".", label=str(n), color=colour)
         ax.axhline(1.0, color="0.5", linewidth=1)
-        ax.set_title(f"{shape[0]} x {shape[1]}")
-        ax.set_xlabel("share of zeros")
+        ax.set(title=f"{shape[0]} x {shape[1]}", xlabel="share of zeros", yscale="log")
+        ax.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        ax.minorticks_off()
     axes[0][0].set_ylabel("cuBLAS time / ours")
-    axes[0][-1].legend(title="columns")
+    handles = {line.get_label(): line for ax in axes[0] for line in ax.get_lines()}
+    figure.legend(
+        [handles[str(n)] for n in columns], columns, title="columns", loc="outside right upper"
+    )
     figure.savefig(path, dpi=110)
     plt.close(figure)

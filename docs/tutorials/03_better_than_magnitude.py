@@ -145,7 +145,7 @@ ax.barh(list(results), list(results.values()), color="#4C78A8")
 ax.axvline(accuracy(weights, biases), color="#E45756", label="dense")
 ax.set(xlim=(0, 1), xlabel="share of test images recognised")
 ax.invert_yaxis()
-ax.legend(loc="lower left")
+figure.legend(loc="outside upper right")
 plt.show()
 
 # %%

@@ -58,7 +58,7 @@ print(f"2:4 activations: {accuracy(sparse):.1%}")
 
 full = np.maximum(before, 0)
 print(f"{(active.toarray() ** 2).sum() / (full**2).sum():.1%} of the energy is kept")
-print(f"{s24.is_24(full):d}: without pruning the activations do not obey 2:4")
+print("2:4 without pruning:", s24.is_24(full))
 
 # %%
 # Eight bits
@@ -84,12 +84,11 @@ for name, wide in (("relu", full), ("relu2", full**2)):
     kept[name] = (pruned**2).sum(1) / np.maximum((wide**2).sum(1), 1e-12)
     print(f"{name}: {kept[name].mean():.1%}")
 
-figure, axes = plt.subplots(figsize=(6, 3))
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 axes.hist(list(kept.values()), bins=30, label=list(kept))
 axes.set_xlabel("share of an image's activation energy that 2:4 keeps")
 axes.set_ylabel("images")
 axes.legend()
-figure.tight_layout()
 plt.show()
 
 # %%
