@@ -266,7 +266,9 @@ def test_an_interrupted_conversion_keeps_the_old_target(
 
     monkeypatch.setattr(np.lib.format, "write_array", fail)
     code = 130 if error is KeyboardInterrupt else 1
-    run(capsys, "convert", checkpoint, out, "--quiet", code=code)
+    told = run(capsys, "convert", checkpoint, out, "--quiet", code=code)
+    words = "no file is left unfinished" if error is KeyboardInterrupt else "error: disk full"
+    assert words in told
     assert out.read_bytes() == b"precious"
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "out.npz"]
 
@@ -348,6 +350,19 @@ def test_bench_prints_a_row_for_each_shape(capsys):
     text = run(capsys, "bench", "--device", "cpu", "--shape", "64,64,8", "--shape", "32,64,1")
     assert "64×64×8" in text
     assert "32×64×1" in text
+
+
+def test_commands_run_without_anywhere_to_print(checkpoint, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # as where the caller has closed it
+    assert _cli.main(["inspect", str(checkpoint)]) == 0
+
+
+def test_the_demo_counts_what_it_takes(checkpoint, tmp_path, capsys):
+    one = tmp_path / "one.npy"
+    np.save(one, np.eye(64, dtype=np.float32))
+    for file, words in ((one, "1 eligible matrix of 1 array\n"), (checkpoint, "matrices of 6 ")):
+        options = "--device", "cpu", "--tokens", "8"
+        assert words in run(capsys, "demo", "--checkpoint", file, *options)
 
 
 def test_info_names_versions(capsys):
