@@ -96,6 +96,8 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
         If `shape` is not a pair of positive sizes.
     ArgumentError
         If a token count is no positive whole number.
+    DTypeError
+        If the element type is not one of sparse24's.
 
     Notes
     -----

@@ -335,6 +335,7 @@ def test_report_takes_the_pattern_of_compressed_arrays():
     assert [layer.pattern for layer in found.layers] == [(4, 8), (1, 4), (2, 4)]
     assert found.obeys
     assert not s24.report(arrays["rows"], pattern=(2, 4)).obeys
+    assert "kept of all" not in str(s24.report({}))
 
 
 def test_report_refuses_the_bits_of_fp8():
