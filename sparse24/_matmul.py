@@ -149,8 +149,9 @@ def linear(x, A, bias=None, *, activation=None):
 
     Notes
     -----
-    Does not wait for the device.  Only the kernels of `Sparse24Array` fuse the bias and the
-    activation; with other formats they are a pass over the result, which is rounded twice.
+    Does not wait for the device, save for the first product of a `HybridArray`.  Only the kernels
+    of `Sparse24Array` fuse the bias and the activation; with other formats they are a pass over
+    the result, which is rounded twice.
 
     Examples
     --------

@@ -26,7 +26,9 @@ class MatmulPlan:
     candidates : tuple of Candidate
         What could run, fastest prediction first.
     chosen : str
-        What runs.
+        What runs, until more is tuned.
+    explanation : Explanation
+        What `explain` says of it.
 
     Examples
     --------
@@ -41,11 +43,11 @@ class MatmulPlan:
         call = Call(**options, other_dtype=b_dtype)
         self._call = PLAIN if call.is_plain else call
         self._out_order = out_order
+        self.execute(b)  # compiles, lays out the launch, and within `autotune` measures first
         out = _column_out(a, b, call) if out_order == "column" else None
         self.explanation = explained(a, b, out, call)
         self.candidates = self.explanation.candidates
         self.chosen = self.explanation.chosen
-        self.execute(b)  # compiles, and lays out the launch
 
     def execute(self, b, out=None):
         """Multiply; `b` has the shape, dtype, order and alignment that the plan was made for.

@@ -407,6 +407,21 @@ def test_plans_take_fp8_as_such_or_as_bits(rng, out_order):
         s24.plan(a, bits)
 
 
+def test_plans_tell_what_is_chosen_once_their_product_was_tuned(monkeypatch):
+    a, chosen = s24.random((16, 32), rng=0), "dense"
+    monkeypatch.setattr("sparse24.kernels.cpu.choose", lambda *of, **how: chosen)
+    multiply = s24.Sparse24Array._multiply
+
+    def tuned(*of):  # as within `autotune`
+        nonlocal chosen
+        chosen = "sparse"
+        return multiply(*of)
+
+    monkeypatch.setattr(s24.Sparse24Array, "_multiply", tuned)
+    p = s24.plan(a, ((32, 4), np.float32))
+    assert p.chosen == p.explanation.chosen == "cpu_sparse"
+
+
 @pytest.mark.gpu
 @pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
 def test_plans_of_fp8_know_what_bits_mean_on_the_gpu(rng):
