@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 
 import sparse24 as s24
-from sparse24 import _checkpoint, _cli, _demo, _raw_files, _raw_writers
+from sparse24 import _checkpoint, _cli, _config, _demo, _raw_files, _raw_writers
 
 BFLOAT16 = s24._dtypes.TABLE["bfloat16"].logical
 
@@ -369,6 +369,12 @@ def test_info_names_versions(capsys):
     text = run(capsys, "info")
     assert s24.__version__ in text
     assert "numpy" in text
+    of_all = {"sparse_matvec", "sparse_fma"}
+    of_ampere = of_all | {"sparse_mma"}
+    of_hopper = of_ampere | {"sparse_skinny", "sparse_wgmma", "sparse_split"}
+    for capability, kernels in (((7, 5), of_all), ((8, 0), of_ampere), ((9, 0), of_hopper)):
+        properties = dict(zip(("major", "minor"), capability, strict=True))
+        assert set(_config._kernels(properties)) == kernels
 
 
 def test_kept_energy_of_zeros_is_whole():
