@@ -40,7 +40,7 @@ class Explanation:
     chosen : str
         Name of the candidate that runs; ``"none"`` where the result has no elements.
     candidates : tuple of Candidate
-        Fastest prediction first, refused ones last; empty on the CPU.
+        Fastest prediction first, refused ones last; empty on the CPU, and where none is chosen.
     measured : dict
         Seconds by candidate name where this problem was tuned.
     reason : str
