@@ -333,6 +333,9 @@ def test_explain_refuses_what_matmul_refuses(b, more, error, words):
         s24.explain(a, b, **more)
     with pytest.raises(s24.UnsupportedError, match="stored 2:4 along"):
         s24.explain(a.T, np.ones(64), algorithm="cpu_sparse")
+    for call in (s24.explain, s24.matmul):
+        with pytest.raises(s24.ArgumentError, match=r"algorithm must be one of .* got 'fast'"):
+            call(a.T, np.ones(64), algorithm="fast")
     with pytest.raises(s24.ArgumentError, match="must be a Sparse24Array"):
         s24.explain(np.ones((4, 4)), np.ones((4, 4)))
     with pytest.raises(s24.ArgumentError, match=r"a HybridArray has \.explain\(n\)"):
