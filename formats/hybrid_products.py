@@ -20,7 +20,8 @@ from sparse24 import (
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call
 from sparse24._hybrid_staged import kept_for_graphs
-from sparse24._product import given, on_host, promote, real
+from sparse24._product import on_host, promote, real
+from sparse24._target import given
 from sparse24.formats import hybrid_stacks
 from sparse24.formats.base import densified
 

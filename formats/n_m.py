@@ -121,14 +121,13 @@ class NMArray(NMStorage):
         Returns
         -------
         Windows24
-            For ``A @ b``: holds the 2:4 array and the rows of b that it multiplies.
+            For ``A @ b``, or ``x @ A`` where the groups run along axis -2: holds the 2:4 array and
+            the rows of b, or columns of x, that it multiplies.
 
         Raises
         ------
         PatternError
             If m is odd or n > m - 2, for which there is none.
-        ArgumentError
-            If the groups run along axis -2.
         """
         from sparse24.formats.windows import Windows24
 
@@ -136,6 +135,9 @@ class NMArray(NMStorage):
 
     def embedded(self) -> Sparse24Array | None:
         """What `to_24` gives, kept; None where the pattern does not embed."""
+        if self._axis == -2:  # one serves both sides
+            rows = self.mT.embedded()
+            return None if rows is None else rows.mT
         if not n_m_parts.embeds_in_24(*self._pattern):
             return None
         if "24" not in self._cache:

@@ -18,18 +18,8 @@ def product(array: Any, other, *, left: bool):
     other = densified(other)
     with _foreign.stream_of(other):
         other, restore = _foreign.take(other, argument="b" if left else "a")
-        if _arrays.device_of(other) != array.device:
-            raise DeviceError(
-                f"the array is on {array.device}, the other operand on "
-                f"{_arrays.device_of(other)}; move one: A.to_device(...) or cupy.asarray(x)"
-            )
-        _check.at_least_1d(other.shape, argument="b" if left else "a")
-        _product.check_inner(*((array.shape, other.shape) if left else (other.shape, array.shape)))
-        _product.batch_of(array, other)
-        other = _product.real(other, array._dtype)
-        its = _arrays.logical_dtype(other, argument="b" if left else "a")
-        own, its = _product.promote(array._dtype, its)
-        if is_direct(array, other, left=left):
+        other, own, its = fitted(array, other, left=left)
+        if why_dense(array, other, left=left) is None:
             return restore(_direct(array, other, left))
         dense = n_m_parts.widened(array.toarray(), array._dtype)
         pair = (dense, n_m_parts.widened(other, its))
@@ -37,18 +27,47 @@ def product(array: Any, other, *, left: bool):
         return restore(n_m_parts.narrowed(result, own.result))
 
 
-def is_direct(array: Any, other, *, left: bool) -> bool:
-    """True if the stored elements are multiplied, on the CPU; else the dense matrix is.
+def fitted(array: Any, other, *, left: bool):
+    """The dense operand as it is multiplied, and the types in which both meet.
+
+    Refuses what does not fit.
+    """
+    if _arrays.device_of(other) != array.device:
+        raise DeviceError(
+            f"the array is on {array.device}, the other operand on "
+            f"{_arrays.device_of(other)}; move one: A.to_device(...) or cupy.asarray(x)"
+        )
+    _check.at_least_1d(other.shape, argument="b" if left else "a")
+    pair = (array, other) if left else (other, array)
+    _product.check_inner(*(x.shape for x in pair))
+    _product.batch_of(*pair)
+    other = _product.real(other, array._dtype)
+    its = _arrays.logical_dtype(other, argument="b" if left else "a")
+    own, its = _product.promote(array._dtype, its)
+    return other, own, its
+
+
+def why_dense(array: Any, other, *, left: bool) -> str | None:
+    """Why the dense matrix is multiplied, and not the stored elements, on the CPU; else None.
 
     Dense patterns with many columns are quicker by BLAS.
     """
-    along = array.axis == (-1 if left else -2)  # groups run along the contracted axis
-    if array.device != "cpu" or array.ndim != 2 or (left and other.ndim > 2) or not along:
-        return False
-    if _arrays.logical_dtype(other, argument="b") is not array._dtype:
-        return False
+    if array.axis != (-1 if left else -2):
+        return "the groups do not run along the contracted axis, so the product is dense"
     n, m = array.pattern
-    return 2 * n <= m or _columns(other, left) <= FEW_COLUMNS
+    many = 2 * n > m and _columns(other, left) > FEW_COLUMNS
+    if array.device != "cpu" or array.ndim != 2 or (left and other.ndim > 2) or many:
+        way_out = "; .windows() makes an exact 2:4 product over a longer k"
+        has_windows = m % 2 == 0 and n <= m - 2
+        return f"{n}:{m} does not embed into 2:4, so the product is dense" + has_windows * way_out
+    its = _arrays.logical_dtype(other, argument="b")
+    if its is not array._dtype:
+        common, same = _product.promote(array._dtype, its)
+        return (
+            f"operands of {array._dtype.name} and {its.name} meet in the dense matrix; convert "
+            f"both to {common.name if common is same else 'float32'} first"
+        )
+    return None
 
 
 def _columns(other, left: bool) -> int:

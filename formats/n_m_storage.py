@@ -80,8 +80,9 @@ class NMStorage(SparseArray):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and indices, and of what products have made of them."""
-        made = sum(array.nbytes for array in tuple(self._cache.values()))
+        """Bytes of values and indices, and of what products from either side have made of them."""
+        views = (self,) if self._turned is None else (self, self._turned)
+        made = sum(array.nbytes for view in views for array in tuple(view._cache.values()))
         return self._values.nbytes + self._indices.nbytes + made
 
     def __repr__(self) -> str:

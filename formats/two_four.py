@@ -109,6 +109,8 @@ class Sparse24Array(SparseArray):
         """Bytes of all arrays that are held: both orientations, kept dense and converted ones."""
         records = (self._operand.rows, self._operand.columns)
         arrays = [self._operand.dense, *self._cache.values()]
+        if self.transposable and self._turned is not None:
+            arrays += self._turned._cache.values()
         arrays += [x for record in records if record for x in _storage.arrays(record)]
         return sum(x.nbytes for x in arrays if x is not None)
 
@@ -195,6 +197,8 @@ class Sparse24Array(SparseArray):
         if self._turned is None:
             turned = Sparse24Array(self._operand.transposed(), status=self._status)
             object.__setattr__(turned, "_turned", self)
+            if not self.transposable:  # then what is stored is the same
+                object.__setattr__(turned, "_cache", self._cache)
             object.__setattr__(self, "_turned", turned)
         return self._turned
 

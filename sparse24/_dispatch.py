@@ -88,6 +88,10 @@ def _copy_back(flat_out, out) -> bool:
 def check_stored(a: Operand24, algorithm: str) -> None:
     """Refuse a sparse kernel for an operand whose groups do not run along the contracted axis."""
     if a.rows is None and algorithm not in ("auto", "dense", "cpu_dense"):
+        if not _arrays.is_cupy(a.elements):
+            from sparse24.kernels import cpu
+
+            _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
         raise UnsupportedError(
             f"{algorithm} cannot multiply this: no operand is stored 2:4 along the contracted "
             "axis; see sparse24.compress"
@@ -230,10 +234,8 @@ def _batch_of(a: Operand24, batch: tuple[int, ...]) -> Operand24:
     def record(old: Compressed24 | None) -> Compressed24 | None:
         if old is None:
             return None
-        parts = (old.values, old.metadata, old.packed)
-        core = (2, 2, 3)
         new: list[Any] = []
-        for x, keep in zip(parts, core, strict=True):
+        for x, keep in ((old.values, 2), (old.metadata, 2), (old.packed, 3)):
             if x is None:
                 new.append(None)
             elif single:
@@ -257,8 +259,7 @@ def _spread(x, batch: tuple[int, ...], keep: int):
     lead = math.prod(batch)
     if x.shape[:-keep] == batch:
         return x.reshape(lead, *x.shape[-keep:])
-    xp = _arrays.namespace(x)
-    copy = _arrays.empty_rows(xp, (*batch, *x.shape[-keep:]), x.dtype)
+    copy = _arrays.empty_rows(_arrays.namespace(x), (*batch, *x.shape[-keep:]), x.dtype)
     copy[...] = x
     return copy.reshape(lead, *x.shape[-keep:])
 

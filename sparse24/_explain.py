@@ -5,17 +5,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparse24 import _arrays, _check, _dispatch, _foreign, _planner, _product, _tuning_cache
-from sparse24._dtypes import DType
+import numpy as np
+
+from sparse24 import (
+    _arrays,
+    _check,
+    _dispatch,
+    _foreign,
+    _other_formats,
+    _planner,
+    _product,
+    _tuning_cache,
+)
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call, fuse
-from sparse24._matmul import embedded
+from sparse24._matmul import OURS, embedded, factors
 from sparse24._planner import Candidate
+from sparse24._records import Operand24, Problem
 from sparse24._table import duration, table
 from sparse24.formats import n_m_products
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.two_four import Sparse24Array
+
+NOTHING = "none"  # what runs where a result has no elements
 
 
 @dataclass(frozen=True)
@@ -25,9 +38,9 @@ class Explanation:
     Attributes
     ----------
     chosen : str
-        Name of the candidate that runs.
+        Name of the candidate that runs; ``"none"`` where the result has no elements.
     candidates : tuple of Candidate
-        Fastest prediction first, refused ones last; empty on the CPU.
+        Fastest prediction first, refused ones last; empty on the CPU, and where none is chosen.
     measured : dict
         Seconds by candidate name where this problem was tuned.
     reason : str
@@ -81,16 +94,17 @@ class Explanation:
 
 
 def explain(
-    a, b, *, dtype=None, epilogue=None, algorithm="auto", a_dtype=None, b_dtype=None
-) -> Explanation:
+    a, b, out=None, *, c=None, alpha=1.0, beta=0.0, dtype=None, epilogue=None, scales=None,
+    algorithm="auto", a_dtype=None, b_dtype=None, fast_accumulation=True,
+) -> Explanation:  # fmt: skip
     """Say which kernel ``matmul(a, b)`` runs, and why.
 
     Parameters
     ----------
     a, b : Sparse24Array, NMArray or array
         As for `matmul`; one is a `Sparse24Array` or an `NMArray`.  Nothing is multiplied.
-    dtype, epilogue, algorithm, a_dtype, b_dtype
-        As for `matmul`.
+    out, c, alpha, beta, dtype, epilogue, scales, algorithm, a_dtype, b_dtype, fast_accumulation
+        As for `matmul`; what is tuned and where arrays lie differs with them.  Nothing is written.
 
     Returns
     -------
@@ -118,116 +132,95 @@ def explain(
     >>> print(s24.explain(A, np.ones((256, 1), np.float32)).chosen)
     cpu_sparse
     """
-    return explained(a, b, dtype, epilogue, algorithm, a_dtype, b_dtype)
+    alpha, beta = factors(alpha, beta, c)
+    other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
+    call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
+    return explained(a, b, out, call)
 
 
-def explained(
-    a, b, dtype=None, epilogue=None, algorithm="auto", a_dtype=None, b_dtype=None,
-    out_order="row",
-) -> Explanation:  # fmt: skip
-    """The same for a result of another memory order, that of the whole product."""
+def explained(a, b, out, call: Call) -> Explanation:
+    """The same for the options of a call."""
     a, b = embedded(a), embedded(b)
-    if isinstance(a, NMArray) or (isinstance(b, NMArray) and not isinstance(a, Sparse24Array)):
-        return _explain_n_m(a, b)
-    operand, other = _as_left(a, b)
-    left = isinstance(a, Sparse24Array)
-    if not left:  # the kernel sees the product from the other side
-        out_order = "column" if out_order == "row" else "row"
-    named, given = (b_dtype, b) if left else (a_dtype, a)
-    named = given.dtype if isinstance(given, SparseArray) else named
-    other = _product.real(other, operand.dtype, named)
-    call = Call(dtype=dtype, epilogue=epilogue, other_dtype=named)
-    types, fused = _asked(operand, other, call, out_order, left=left)
-    _dispatch.check_stored(operand, algorithm)
-    if operand.rows is None:
+    from_left = not isinstance(a, Sparse24Array)
+    operand, other = (b, a) if from_left else (a, b)
+    if isinstance(operand, Sparse24Array):
+        if isinstance(other, SparseArray):
+            call = call._replace(other_dtype=other.dtype)
+        return _explain_24(operand._operand, densified(other), out, call, from_left=from_left)
+    if isinstance(a, NMArray) or (isinstance(b, NMArray) and not isinstance(a, OURS)):
+        return _explain_n_m(a, b, call)
+    raise ArgumentError(
+        "one operand must be a Sparse24Array or an NMArray; plain arrays are checked at each "
+        "call, and a HybridArray has .explain(n) of its own"
+    )
+
+
+def _explain_n_m(a, b, call: Call) -> Explanation:
+    """For patterns that 2:4 cannot hold."""
+    finish = _other_formats.checked(call)
+    a, b = _other_formats.in_sums(a, b, call.dtype)
+    left = isinstance(a, NMArray)
+    array, other = (a, b) if left else (b, a)
+    with _foreign.stream_of(other):
+        other, _ = _foreign.take(densified(other), argument="b" if left else "a")
+        other, _, _ = n_m_products.fitted(array, other, left=left)
+        shapes = (array.shape, other.shape) if left else (other.shape, array.shape)
+        fuse(finish, *shapes, _arrays.namespace(other), np.float32)
+        why = n_m_products.why_dense(array, other, left=left)
+    if why is not None:
+        return Explanation("dense", (), {}, why)
+    n, m = array.pattern
+    return Explanation("cpu_n_m", (), {}, f"the Numba kernel for {n}:{m} skips the zeros")
+
+
+def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) -> Explanation:
+    with _foreign.stream_of(other):
+        matrix, _, _ = _product.taken(other, operand, call, "a" if from_left else "b")
+        laid = _product.laid_out(operand, matrix, out, call, from_left=from_left)
+        a, b, target, epilogue = _as_multiplied(laid)
+    kept = laid.a.dense is not None and laid.a.dtype is laid.types.row_a
+    _dispatch.check_stored(laid.a, call.algorithm)
+    if not laid.target.size:
+        return Explanation(NOTHING, (), {}, "the result has no elements, so nothing runs")
+    if laid.a.rows is None:
+        how = "the kept dense matrix is multiplied" if kept else "the array is decompressed"
         reason = (
-            "the groups do not run along the contracted axis, so the array is decompressed; "
+            f"the groups do not run along the contracted axis, so {how}; "
             "compress with transposable=True to multiply from both sides"
         )
         return Explanation("dense", (), {}, reason)
-    if not _arrays.is_cupy(other):
-        return _explain_cpu(operand, other, types.row_a, algorithm)
-    problem = _problem(operand, other, types, fused, out_order)
-    device = other.device.id
-    dense = operand.dense is not None
-    ranked = tuple(_planner.candidates(problem, device, dense=True))
-    chosen = _planner.choose(problem, device, dense=dense, algorithm=algorithm)
-    measured = _tuning_cache.measured(device, problem, dense=dense)
-    reason = _reason(chosen, ranked, measured, dense, algorithm)
-    return Explanation(chosen.name, ranked, measured, reason, dense)
+    way_out = "keep_dense=True would let"
+    if laid.a.dtype is not a.dtype:  # a conversion keeps nothing dense
+        way_out = f"a matrix compressed in {a.dtype.name} with {way_out}"
+    if not laid.types.on_gpu:
+        return _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
+    problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
+    return _explain_gpu(problem, b.device.id, call.algorithm, kept, way_out)
 
 
-def _explain_n_m(a, b) -> Explanation:
-    """For patterns that 2:4 cannot hold."""
-    left = isinstance(a, NMArray)
-    array, other = (a, b) if left else (b, a)
-    other = _array(densified(other), "b" if left else "a")
-    _product.check_inner(*((array.shape, other.shape) if left else (other.shape, array.shape)))
-    other = _product.real(other, array._dtype)
-    _product.promote(array._dtype, _arrays.logical_dtype(other, argument="b" if left else "a"))
-    n, m = array.pattern
-    if n_m_products.is_direct(array, other, left=left):
-        return Explanation("cpu_n_m", (), {}, f"the Numba kernel for {n}:{m} skips the zeros")
-    reason = f"{n}:{m} does not embed into 2:4, so the product is dense"
-    if m % 2 == 0 and n <= m - 2:
-        reason += "; .windows() makes an exact 2:4 product over a longer k"
-    return Explanation("dense", (), {}, reason)
+def _as_multiplied(laid: _product.LaidOut):
+    """Operands, result and epilogue as `_dispatch.fill` chooses by; of `a` the shape and type.
 
-
-def _as_left(a, b):
-    """The product as sparse operand times dense operand, both with two axes or more."""
-    if isinstance(a, Sparse24Array):
-        other = _array(densified(b), "b")
-        operand, other = a._operand, other if other.ndim > 1 else other[:, None]
-    elif isinstance(b, Sparse24Array):
-        other = _array(densified(a), "a")
-        other = other if other.ndim > 1 else other[None]
-        if other.ndim > 2 and b.ndim == 2:
-            other = other.reshape(math.prod(other.shape[:-1]), other.shape[-1])
-        operand, other = b._operand.transposed(), other.swapaxes(-1, -2)
+    An operand that would be converted is an array like the converted one.
+    """
+    types, b = laid.types, laid.b
+    a = Operand24(None, None, None, laid.a.shape, types.row_a)
+    if _arrays.logical_dtype(b, laid.named, argument="b") is types.row_b:
+        b = _arrays.as_storage(b, types.row_b)
     else:
-        raise ArgumentError(
-            "one operand must be a Sparse24Array or an NMArray; plain arrays are checked at each "
-            "call, and a HybridArray has .explain(n) of its own"
-        )
-    _product.check_inner(operand.shape, other.shape)
-    return operand, other
+        row = types.row_b
+        dtype = row.storage if row.is_float8 and types.on_gpu else row.logical
+        b = _arrays.empty_rows(_arrays.namespace(b), b.shape, dtype)
+    if not laid.target.size:
+        return a, b, laid.out, laid.epilogue
+    return _dispatch.flatten(a, b, laid.out, laid.epilogue, laid.out.shape[:-2])
 
 
-def _array(x, argument: str):
-    array, _ = _foreign.take(x, argument=argument)
-    _check.at_least_1d(array.shape, argument=argument)
-    return array
-
-
-def _asked(operand, other, call: Call, out_order: str, *, left: bool):
-    """Types and epilogue of a product as `_as_left` gives it, checked as `matmul` does."""
-    m, n = operand.shape[-2], other.shape[-1]
-    shape = (m, n) if out_order == "row" else (n, m)
-    batch = _product.batch_of(operand, other)
-    types = _product.Result.plan(operand, other, None, call, (*batch, *shape))
-    vectors = _product.vectors_of(operand, types.name)
-    if left:
-        return types, fuse(call, operand.shape, other.shape, *vectors)
-    turned = ((*x.shape[:-2], x.shape[-1], x.shape[-2]) for x in (other, operand))
-    return types, fuse(call, *turned, *vectors).transposed()
-
-
-def _problem(operand, other, types, fused, out_order: str):
-    out = types.allocate(None)
-    out = out if out_order == "row" else out.swapaxes(-1, -2)
-    batch = types.shape[:-2]
-    operand, other, out, fused = _dispatch.flatten(operand, other, out, fused, batch)
-    return _dispatch.problem_of(operand, other, out, fused, types)
-
-
-def _explain_cpu(operand, other, row: DType, algorithm: str) -> Explanation:
-    """For operands that meet in the type of `row`, in which nothing dense is kept if it is new."""
+def _explain_cpu(a: Operand24, n: int, algorithm: str, kept: bool, way_out: str) -> Explanation:
+    """For operands that meet in the type of `a`, and by `n` columns."""
     from sparse24.kernels import cpu
 
-    (m, k), n, name = operand.shape[-2:], other.shape[-1], row.name
-    kept = operand.dense is not None and operand.dtype is row
-    stacked = math.prod(operand.shape[:-2]) > 1
+    (m, k), name, stacked = a.shape[-2:], a.dtype.name, len(a.shape) > 2
     choice = cpu.choose(m, k, n, name, kept=kept, stacked=stacked)
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
     if algorithm != "auto":
@@ -240,7 +233,7 @@ def _explain_cpu(operand, other, row: DType, algorithm: str) -> Explanation:
     elif not kept and cpu.choose(m, k, n, name, kept=True) == "dense":
         reason = (
             "the Numba kernel skips the zeros and beats decompressing first; a dense product of "
-            "this size is faster still, and keep_dense=True would let it run"
+            f"this size is faster still, and {way_out} it run"
         )
     else:
         reason = "the Numba kernel skips the zeros and wins at this size"
@@ -252,9 +245,19 @@ def _explain_cpu(operand, other, row: DType, algorithm: str) -> Explanation:
     return Explanation(chosen, (), {}, reason)
 
 
-def _reason(chosen, ranked, measured, dense: bool, algorithm: str) -> str:
-    if algorithm != "auto":
-        return "it was asked for"
+def _explain_gpu(
+    problem: Problem, device: int, algorithm: str, dense: bool, way_out: str
+) -> Explanation:
+    ranked = tuple(_planner.candidates(problem, device, dense=True))
+    chosen = _planner.choose(problem, device, dense=dense, algorithm=algorithm)
+    measured = _tuning_cache.measured(device, problem, dense=dense)
+    reason = "it was asked for"
+    if algorithm == "auto":
+        reason = _reason(chosen, ranked, measured, way_out)
+    return Explanation(chosen.name, ranked, measured, reason, dense)
+
+
+def _reason(chosen: Candidate, ranked, measured, way_out: str) -> str:
     dense_row = next(c for c in ranked if c.kernel == _planner.DENSE_KERNEL)
     if chosen.name in measured:
         return f"it measured fastest of {len(measured)} candidates on this GPU"
@@ -263,5 +266,7 @@ def _reason(chosen, ranked, measured, dense: bool, algorithm: str) -> str:
     ratio = dense_row.seconds / chosen.seconds
     if ratio >= 1:
         return f"it is predicted fastest, {ratio:.2f} times as fast as the dense product"
-    way_out = "the dense matrix is not kept; keep_dense=True would let the dense product run"
-    return f"it is predicted at {ratio:.2f} times the speed of the dense product; {way_out}"
+    return (
+        f"it is predicted at {ratio:.2f} times the speed of the dense product; the dense matrix "
+        f"is not kept; {way_out} the dense product run"
+    )

@@ -8,9 +8,9 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes, _foreign, _fuse
 from sparse24._fuse import Call, fuse
-from sparse24._product import Target, given, real_of, result_name
 from sparse24._ready import View
 from sparse24._records import Fused
+from sparse24._target import Target, given, real_of, result_name
 
 
 def finished(product, out, call: Call, left: tuple, right: tuple):

@@ -159,11 +159,11 @@ def _bound_dense(h):
 
 def _choose(h, b, algorithm: str, balance: bool) -> str:
     n = b.shape[1]
+    copied = copied_by(n, "row" if by_rows(b) else "column")
     if algorithm == "auto":
-        copied = copied_by(n, "row" if by_rows(b) else "column")
         path = h.prepared(choice_for(n, copied=copied), lambda: _Choice(h, n, copied=copied)).path
         return _captured(h, n, balance) if path in NOT_CAPTURED and _capturing() else path
-    possible = ("auto", *predictions(h, n))
+    possible = ("auto", *explain(h, n, copied=copied)["candidates"])
     if algorithm not in possible:
         listed = ", ".join(map(repr, possible))
         raise ArgumentError(
@@ -263,24 +263,34 @@ def explain(h, n: int, *, copied: bool | None = None) -> dict:
     """Predicted seconds by path, what they copy, the choice, and the reason in words.
 
     `copied`: whether paths that can copy `b` must; by default as for one with contiguous rows.
+    The choice is that of all numbers of columns for which one is remembered.
     """
     copied = copied_by(n) if copied is None else copied
-    times = predictions(h, n, copied)
-    choice = min(times, key=times.__getitem__)
-    if times[choice] > WORTH_LEAVING * times.get("cublas", np.inf):
-        choice = "cublas"
-    others = {name: t for name, t in times.items() if name != choice}
-    if not others:
-        reason = "the only path on this device"
-    else:
-        second = min(others, key=others.__getitem__)
-        gain = others[second] / max(times[choice], 1e-12)
-        reason = f"predicted {gain:.2f}x faster than {second}"
-    if choice == "cublas":
-        reason = f"no sparse path is predicted to gain: {second} takes {gain:.2f} times as long"
+    known = _hybrid_cost.bucket(n)
+    times = predictions(h, known, copied)
+    choice, reason = _best(times)
+    if known != n and len(times) > 1:
+        reason += f", by {known} columns, for which choices by {n} are made"
+        times = {choice: times[choice]} | predictions(h, n, copied)
     copying = copying_paths(h, times, n) if copied else []
     if choice in copying:
         reason += "; it copies b at each call, whose rows do not begin on 16 bytes"
     return {
         "n": n, "candidates": times, "copies_b": copying, "choice": choice, "reason": reason,
     }  # fmt: skip
+
+
+def _best(times: dict[str, float]) -> tuple[str, str]:
+    """The path to take by predicted seconds, and why."""
+    choice = min(times, key=times.__getitem__)
+    if times[choice] > WORTH_LEAVING * times.get("cublas", np.inf):
+        choice = "cublas"
+    others = {name: t for name, t in times.items() if name != choice}
+    if not others:
+        return choice, "the only path on this device"
+    second = min(others, key=others.__getitem__)
+    gain = others[second] / max(times[choice], 1e-12)
+    if choice == "cublas":
+        longer = f"{second} takes {gain:.2f} times as long"
+        return choice, f"no sparse path is predicted to gain: {longer}"
+    return choice, f"predicted {gain:.2f}x faster than {second}"

@@ -10,9 +10,9 @@ import numpy as np
 
 from sparse24 import _arrays, _finish, _replay
 from sparse24._fuse import Call
-from sparse24._product import Target
 from sparse24._ready import Ready, ReadyInTurn, View, allocator
 from sparse24._records import Fused
+from sparse24._target import Target
 from sparse24.kernels import dense, loader
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import Launch

@@ -107,7 +107,7 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
 
     Raises
     ------
-    ShapeError, DTypeError, DeviceError
+    ShapeError, DTypeError, ArgumentError, DeviceError
         If an argument does not fit, or the device is not there.
 
     Notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _other_formats, _product
+from sparse24 import _arrays, _check, _dtypes, _foreign, _other_formats, _product, _target
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._records import Operand24
@@ -95,7 +95,7 @@ def matmul(
     if precision == "full":
         a, b = embedded(a), embedded(b)
     if type(alpha) is not float or type(beta) is not float or beta:
-        alpha, beta = _factors(alpha, beta, c)
+        alpha, beta = factors(alpha, beta, c)
     other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = PLAIN if call.is_plain else call
@@ -110,7 +110,7 @@ def matmul(
     return _dense(a, b, a_dtype, out, call)
 
 
-def _factors(alpha, beta, c) -> tuple[float, float]:
+def factors(alpha, beta, c) -> tuple[float, float]:
     """Both factors as floats; refuses `beta` where there is nothing to add."""
     alpha, beta = _check.number(alpha, argument="alpha"), _check.number(beta, argument="beta")
     if beta and c is None:
@@ -149,8 +149,9 @@ def linear(x, A, bias=None, *, activation=None):
 
     Notes
     -----
-    Does not wait for the device.  Only the kernels of `Sparse24Array` fuse the bias and the
-    activation; with other formats they are a pass over the result, which is rounded twice.
+    Does not wait for the device, save for the first product of a `HybridArray`.  Only the kernels
+    of `Sparse24Array` fuse the bias and the activation; with other formats they are a pass over
+    the result, which is rounded twice.
 
     Examples
     --------
@@ -231,7 +232,7 @@ def _dense(a, b, a_dtype, out, call: Call):
 
 def _one_element(out):
     """The array without axes behind `out` as a vector."""
-    target = _product.given(out)
+    target = _target.given(out)
     _check.same_shape(target.shape, (), argument="out", other="the product of two vectors")
     return target[None]
 

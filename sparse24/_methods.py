@@ -106,10 +106,14 @@ def input_hessian(k: int, calibration, hessian, *, method: str = "sparsegpt", mo
     if hessian is None:
         seen = calibration if isinstance(calibration, Calibration) else Calibration(calibration)
         hessian = seen.hessian
+        if len(hessian) != k:
+            raise ShapeError(
+                f"calibration must hold inputs of {k} features, as the weights have, got inputs "
+                f"of {len(hessian)}"
+            )
     hessian, _ = _foreign.take(hessian, argument="hessian")
     if hessian.shape != (k, k):
-        name = "hessian" if calibration is None else "the Hessian of calibration"
         raise ShapeError(
-            f"{name} must have shape ({k}, {k}) for weights with {k} inputs, got {hessian.shape}"
+            f"hessian must have shape ({k}, {k}) for weights with {k} inputs, got {hessian.shape}"
         )
     return hessian

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product
+from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product, _target
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._fuse import PLAIN, Call
 from sparse24.formats import n_m_parts
@@ -22,7 +22,7 @@ def multiply(a, b, out, call: Call):
     """``a @ b`` where one operand is of such a format."""
     if call is PLAIN and out is None and np.ndarray in (type(a), type(b)):
         return a @ b
-    left, right = _in_sums(a, b, call.dtype)
+    left, right = in_sums(a, b, call.dtype)
     return _asked(lambda: left @ right, out, call, _shape(a), _shape(b))
 
 
@@ -53,13 +53,13 @@ def by_library(a, b, out, call: Call):
     return _asked(lambda: _arrays.namespace(a).matmul(a, b), out, call, a.shape, b.shape)
 
 
-def _in_sums(a, b, dtype) -> tuple[Any, Any]:
+def in_sums(a, b, dtype) -> tuple[Any, Any]:
     """The operands in the type of the sums, where the result would be rounded to 16 bits first.
 
     These formats round their products to a type of 16 bits themselves; in another float type
     a result would show both roundings, and infinities of the first.
     """
-    name = None if dtype is None else _product.result_name(dtype)
+    name = None if dtype is None else _target.result_name(dtype)
     if name not in (*_OF_16_BITS, "float32", "float64"):
         return a, b
     left = isinstance(a, SparseArray | Windows24)
@@ -84,17 +84,12 @@ def _asked(product: Callable[[], Any], out, call: Call, left: tuple, right: tupl
 
     `left` and `right` are the shapes of the operands.
     """
-    finish = call._replace(algorithm="auto", other_dtype=None, fast_accumulation=True)
-    if finish != call:
-        raise ArgumentError(
-            "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands; "
-            "HybridArray.matmul takes algorithm="
-        )
+    finish = checked(call)
     result, restore = _foreign.take(product(), argument="the product")
     if not finish.is_plain:
         product = _finish.finished(result, out, finish, left, right)
         return restore(product) if out is None else out
-    target = _product.given(out)
+    target = _target.given(out)
     if target is None:
         return restore(result)
     _check.same_shape(target.shape, result.shape, argument="out", other="the product")
@@ -103,6 +98,17 @@ def _asked(product: Callable[[], Any], out, call: Call, left: tuple, right: tupl
     _check.writable(target, argument="out")
     target[...] = result
     return out
+
+
+def checked(call: Call) -> Call:
+    """A call of these formats; refuses options that only the kernels of 2:4 have."""
+    finish = call._replace(algorithm="auto", other_dtype=None, fast_accumulation=True)
+    if finish != call:
+        raise ArgumentError(
+            "algorithm=, operand types and fast_accumulation= are for Sparse24Array operands; "
+            "HybridArray.matmul takes algorithm="
+        )
+    return finish
 
 
 def _shape(x) -> tuple[int, ...]:

@@ -55,6 +55,8 @@ def find_permutation(
     ShapeError, DTypeError
         If the weights are no matrices of the same width, scores have another shape, or either
         holds no real numbers or the bits of fp8.
+    PatternError, ArgumentError
+        If `pattern` is none, another argument does not fit, or the weights are none.
 
     See Also
     --------

@@ -26,7 +26,9 @@ class MatmulPlan:
     candidates : tuple of Candidate
         What could run, fastest prediction first.
     chosen : str
-        What runs.
+        What runs, until more is tuned.
+    explanation : Explanation
+        What `explain` says of it.
 
     Examples
     --------
@@ -41,10 +43,11 @@ class MatmulPlan:
         call = Call(**options, other_dtype=b_dtype)
         self._call = PLAIN if call.is_plain else call
         self._out_order = out_order
-        self.explanation = explained(a, b, out_order=out_order, b_dtype=b_dtype, **options)
+        self.execute(b)  # compiles, lays out the launch, and within `autotune` measures first
+        out = _column_out(a, b, call) if out_order == "column" else None
+        self.explanation = explained(a, b, out, call)
         self.candidates = self.explanation.candidates
         self.chosen = self.explanation.chosen
-        self.execute(b)  # compiles, and lays out the launch
 
     def execute(self, b, out=None):
         """Multiply; `b` has the shape, dtype, order and alignment that the plan was made for.
@@ -70,16 +73,21 @@ class MatmulPlan:
 
 
 def _by_columns(a: Sparse24Array, b, call: Call):
-    """``a @ b`` in an array of column order; a vector has no order."""
+    """``a @ b`` in an array of column order."""
     with _foreign.stream_of(b):
-        array, restore = _foreign.take(b, argument="b")
-        array = _product.real(array, a._dtype, call.other_dtype)
-        if array.ndim < 2:
-            return a._multiply(b, None, call)
-        _product.check_inner(a.shape, array.shape)
-        shape = (*_product.batch_of(a._operand, array), array.shape[-1], a.shape[-2])
-        types = _product.Result.plan(a._operand, array, None, call, shape)
-        return a._multiply(b, restore(types.allocate(None).swapaxes(-1, -2)), call)
+        return a._multiply(b, _column_out(a, b, call), call)
+
+
+def _column_out(a: Sparse24Array, b, call: Call):
+    """An array of column order for ``a @ b``; None for a vector, which has no order."""
+    array, restore = _foreign.take(b, argument="b")
+    if array.ndim < 2:
+        return None
+    array = _product.real(array, a._dtype, call.other_dtype)
+    _product.check_inner(a.shape, array.shape)
+    shape = (*_product.batch_of(a._operand, array), array.shape[-1], a.shape[-2])
+    types = _product.Result.plan(a._operand, array, None, call, shape)
+    return restore(types.allocate(None).swapaxes(-1, -2))
 
 
 def plan(

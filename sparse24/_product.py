@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dispatch, _dtypes, _foreign, _replay
+from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _replay
 from sparse24._dtypes import DType
-from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24._errors import DeviceError, ShapeError
 from sparse24._fuse import PLAIN, Call, Epilogue, fuse
 from sparse24._records import Fused, Operand24
+from sparse24._target import Target, given, real_of, result_name
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
 
@@ -34,23 +35,7 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
         return known(b, out) if call is PLAIN else _replay.again(known, b, out, call)
     if key is None and _foreign.is_on_host(b):
         return on_host(lambda b, out: multiply(a, b, out, call, plans), b, out, argument="b")
-    with _foreign.stream_of(b):
-        matrix, restore, as_given = _taken(b, a, call, "b")
-        check_inner(a.shape, matrix.shape)
-        vector = matrix.ndim == 1
-        matrix = matrix[:, None] if vector else matrix
-        shape = (*batch_of(a, matrix), a.shape[-2], matrix.shape[-1])
-        result = Result.plan(a, matrix, out, call, shape)
-        dropped = -1 if vector else None
-        target = result.allocate(dropped)
-        vectors = vectors_of(a, result.name)
-        epilogue = result.fitted(fuse(call, a.shape, matrix.shape, *vectors), dropped)
-        launched = _dispatch.fill(a, matrix, target, epilogue, call, result)
-        product = restore(_without(target, dropped)) if out is None else out
-    if plans is not None and key is not None and launched is not None and as_given:
-        asked = Asked(replace(result, out=None), dropped, a.shape, matrix.shape, *vectors)
-        _replay.remember(plans, key, launched, b, product, call, asked)
-    return product
+    return _anew(a, b, out, call, plans, key, from_left=False)
 
 
 def multiply_from_left(
@@ -68,25 +53,20 @@ def multiply_from_left(
         check_inner(x.shape, a.shape)
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # remembered, as stacks are not
         return multiply_from_left(rows, a, None, call, plans).reshape(*x.shape[:-1], a.shape[-1])
+    return _anew(a, x, out, call, plans, key, from_left=True)
+
+
+def _anew(
+    a: Operand24, x, out, call: Call, plans: Plans | None, key: tuple | None, *, from_left: bool
+):
+    """A product like none before: checked, filled by `_dispatch`, and remembered."""
     with _foreign.stream_of(x):
-        matrix, restore, as_given = _taken(x, a, call, "a")
-        check_inner(matrix.shape, a.shape)
-        vector = matrix.ndim == 1
-        matrix = matrix[None] if vector else matrix
-        shape = (*batch_of(a, matrix), matrix.shape[-2], a.shape[-1])
-        result = Result.plan(a, matrix, out, call, shape)
-        dropped = -2 if vector else None
-        target = result.allocate(dropped)
-        vectors = vectors_of(a, result.name)
-        epilogue = result.fitted(fuse(call, matrix.shape, a.shape, *vectors), dropped)
-        folded, folded_target = _fold(matrix, target, a, epilogue)
-        launched = _dispatch.fill(
-            a.transposed(), folded.swapaxes(-1, -2), folded_target.swapaxes(-1, -2),
-            epilogue.transposed(), call, result,
-        )  # fmt: skip
-        product = restore(_without(target, dropped)) if out is None else out
+        matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
+        laid = laid_out(a, matrix, out, call, from_left=from_left)
+        launched = _dispatch.fill(laid.a, laid.b, laid.out, laid.epilogue, call, laid.types)
+        product = restore(_without(laid.target, laid.dropped)) if out is None else out
     if plans is not None and key is not None and launched is not None and as_given:
-        asked = Asked(replace(result, out=None), dropped, matrix.shape, a.shape, *vectors)
+        asked = Asked(replace(laid.types, out=None), laid.dropped, *laid.shapes, *laid.vectors)
         _replay.remember(plans, key, launched, x, product, call, asked)
     return product
 
@@ -109,7 +89,44 @@ def on_host(product: Callable[[Any, Any], Any], x, out, *, argument: str):
     return restore(made) if out is None else out
 
 
-def _taken(x, a: Operand24, call: Call, argument: str):
+class LaidOut(NamedTuple):
+    """A call as `_dispatch.fill` takes it: sparse operand times dense one, both with two axes."""
+
+    a: Operand24
+    b: Any
+    out: Any
+    epilogue: Fused
+    types: Result
+    target: Any  # the result as the caller sees it, but for the axis that a vector drops
+    dropped: int | None
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of the operands as the caller gave them
+    vectors: tuple[Any, type[np.floating]]
+    named: Any  # type of the dense operand, where that was said
+
+
+def laid_out(a: Operand24, matrix, out, call: Call, *, from_left: bool) -> LaidOut:
+    """Check a call and make its result; `matrix` may be a vector.
+
+    What is to be multiplied from the left is turned, and with it all else.
+    """
+    check_inner(*((matrix.shape, a.shape) if from_left else (a.shape, matrix.shape)))
+    dropped = None
+    if matrix.ndim == 1:
+        matrix, dropped = (matrix[None], -2) if from_left else (matrix[:, None], -1)
+    left, right = (matrix, a) if from_left else (a, matrix)
+    shape = (*batch_of(left, right), left.shape[-2], right.shape[-1])
+    types = Result.plan(a, matrix, out, call, shape)
+    target = types.allocate(dropped)
+    vectors = vectors_of(a, types.name)
+    epilogue = types.fitted(fuse(call, left.shape, right.shape, *vectors), dropped)
+    also = types, target, dropped, (left.shape, right.shape), vectors, call.other_dtype
+    if not from_left:
+        return LaidOut(a, matrix, target, epilogue, *also)
+    x, y = (part.swapaxes(-1, -2) for part in _fold(matrix, target, a, epilogue))
+    return LaidOut(a.transposed(), x, y, epilogue.transposed(), *also)
+
+
+def taken(x, a: Operand24, call: Call, argument: str):
     """The dense operand as an array that `a` multiplies, the way back, and if it is `x` itself."""
     array, restore = _foreign.take(x, argument=argument)
     if array.ndim == 0:
@@ -134,81 +151,6 @@ def real(x, row: DType, named=None):
 def vectors_of(a: Operand24, result: str):
     """Library and type of the epilogue's vectors, which is that of the kernels for this result."""
     return _arrays.namespace(a.elements), real_of(result)
-
-
-def real_of(result: str) -> type[np.floating]:
-    """In which type an epilogue works, by the name of the result's."""
-    return np.float64 if result == "float64" else np.float32
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a product goes, and of which type it is."""
-
-    shape: tuple[int, ...]
-    name: str  # of the result's type
-    out: Any
-    on_gpu: bool
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The array type that carries the result."""
-        logical = _dtypes.numpy_dtype(self.name)
-        carried = self.on_gpu and self.name.startswith("float8")
-        return np.dtype(np.uint8) if carried else logical
-
-    def allocate(self, dropped: int | None):
-        """The array to fill, always with both matrix axes; the caller's has not the dropped one."""
-        if self.out is None:
-            return (_arrays.cupy_module() if self.on_gpu else np).empty(self.shape, self.dtype)
-        target = self._with_both_axes(self.out, "out", dropped)
-        _check.writable(self.out, argument="out")
-        return target
-
-    def fitted(self, epilogue: Fused, dropped: int | None) -> Fused:
-        """The epilogue with its matrices checked, and with both axes.
-
-        `c` may be `out` itself; `aux` overlaps neither.
-        """
-        epilogue = self._with_vectors_apart(epilogue)
-        c, aux = epilogue.c, epilogue.aux
-        if c is None and aux is None:
-            return epilogue
-        if c is not None:
-            if _overlaps(c, self.out) and not _arrays.same_view(c, self.out):
-                raise ArgumentError("c overlaps out without being out; pass a copy of c")
-            c = self._with_both_axes(c, "c", dropped)
-        if aux is not None:
-            if _overlaps(aux, self.out) or _overlaps(aux, epilogue.c):
-                raise ArgumentError("aux shares memory with out or c; pass another array")
-            _check.writable(aux, argument="aux")
-            aux = self._with_both_axes(aux, "aux", dropped)
-        return replace(epilogue, c=c, aux=aux)
-
-    def _with_vectors_apart(self, epilogue: Fused) -> Fused:
-        """The epilogue with copies of its vectors that lie in what the product writes to."""
-        written = [x for x in (self.out, epilogue.aux) if x is not None]
-        copies = {}
-        for name in ("row_scale", "column_scale", "row_bias", "column_bias") if written else ():
-            vector = getattr(epilogue, name)
-            if any(_overlaps(vector, x) for x in written):
-                copies[name] = vector.copy()
-        return replace(epilogue, **copies) if copies else epilogue
-
-    def _with_both_axes(self, array, name: str, dropped: int | None):
-        """An array of the caller's, checked against the result, as a view with both axes."""
-        if _arrays.is_cupy(array) != self.on_gpu:
-            raise DeviceError(f"{name} is on {_arrays.device_of(array)}, the operands are not")
-        wanted = list(self.shape)
-        if dropped is not None:
-            del wanted[dropped]
-        if tuple(array.shape) != tuple(wanted):
-            raise ShapeError(f"{name} must have shape {tuple(wanted)}, got {tuple(array.shape)}")
-        if array.dtype != self.dtype:
-            raise DTypeError(f"{name} must have dtype {self.dtype}, got {array.dtype}")
-        if dropped is None:
-            return array
-        return array[..., None] if dropped == -1 else array[..., None, :]
 
 
 @dataclass(frozen=True)
@@ -251,27 +193,8 @@ class Asked:
         return replace(self.types, out=out).fitted(epilogue, self.dropped)
 
 
-def given(out):
-    """The caller's `out` as a NumPy or CuPy array; None if there is none."""
-    if out is None:
-        return None
-    _check.is_array(out, argument="out")
-    return _foreign.take(out, argument="out")[0]
-
-
 def _without(array, dropped: int | None):
     return array if dropped is None else array.squeeze(dropped)
-
-
-def _overlaps(x, y) -> bool:
-    return x is not None and y is not None and _arrays.shares_memory(x, y)
-
-
-def result_name(dtype) -> str:
-    """Name of a result's type, which may be int32 beside those of operands."""
-    if dtype in ("int32", np.int32):  # an np.dtype equals its name
-        return "int32"
-    return _dtypes.lookup(dtype).name
 
 
 def promote(a: DType, b: DType) -> tuple[DType, DType]:
@@ -298,13 +221,14 @@ def check_inner(left: tuple, right: tuple) -> None:
         )
 
 
-def batch_of(a, other) -> tuple[int, ...]:
+def batch_of(left, right) -> tuple[int, ...]:
     """The batch axes of the product of two operands with shapes."""
     try:
-        return np.broadcast_shapes(a.shape[:-2], other.shape[:-2])
+        return np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     except ValueError:
         raise ShapeError(
-            f"matmul: batch axes {a.shape[:-2]} and {tuple(other.shape[:-2])} do not broadcast"
+            f"matmul: batch axes {tuple(left.shape[:-2])} and {tuple(right.shape[:-2])} do not "
+            "broadcast"
         ) from None
 
 

@@ -124,14 +124,16 @@ def prune(
     array([[1., 0., 2., 0., 5., 0., 0., 1.]])
     """
     with _foreign.stream_of(x):
-        array, restore = _foreign.take(x)
+        given, restore = _foreign.take(x)
+        array = _as_numbers(given, dtype)
         rule = _rule.of(
             array, pattern=pattern, axis=axis, method=method, scores=scores,
             transposable=transposable, dtype=dtype, rng=rng, calibration=calibration,
             hessian=hessian, activations=activations, damping=damping, channels=channels,
         )  # fmt: skip
-        target = None if out is None else _target(array, out)
+        target = None if out is None else _target(given, out)
         result = np.moveaxis(_rule.pruned(array, rule), -1, rule.axis)
+        result = result if result.dtype == given.dtype else result.view(given.dtype)
         if target is None:
             return restore(_arrays.namespace(array).ascontiguousarray(result))
         target[...] = result
@@ -193,7 +195,8 @@ activations, damping, channels
            [0, 0, 1, 1]])
     """
     with _foreign.stream_of(x):
-        array, restore = _foreign.take(x)
+        given, restore = _foreign.take(x)
+        array = _as_numbers(given, dtype)
         rule = _rule.of(
             array, pattern=pattern, axis=axis, method=method, scores=scores,
             transposable=transposable, dtype=dtype, rng=rng, calibration=calibration,
@@ -201,6 +204,13 @@ activations, damping, channels
         )  # fmt: skip
         kept = np.moveaxis(_rule.kept(array, rule), -1, rule.axis)
         return restore(_arrays.namespace(array).ascontiguousarray(kept))
+
+
+def _as_numbers(x, dtype):
+    """Bits of the host as the type that `dtype` names; a GPU has no other than bits."""
+    if dtype is None or not isinstance(x, np.ndarray):
+        return x
+    return _arrays.as_storage(x, _arrays.logical_dtype(x, dtype))
 
 
 def _target(x, out):

@@ -94,7 +94,7 @@ class Report:
             ))  # fmt: skip
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-        if not math.isnan(self.kept_energy):
+        if self.layers and not math.isnan(self.kept_energy):
             energy, magnitude = _percent(self.kept_energy), _percent(self.kept_magnitude)
             lines.append(f"kept of all: {energy} energy, {magnitude} magnitude")
         return "\n".join(lines)

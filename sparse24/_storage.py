@@ -193,7 +193,7 @@ def mover(device, stream=None):
         raise ArgumentError(f"device must be 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
     cupy = _arrays.cupy_module()
     if not _arrays.cuda_available():
-        raise DeviceError(f"cannot move to {device}: no CUDA device is available")
+        raise DeviceError(f"cannot move to {device}, as {_arrays.why_no_cuda()}; name 'cpu'")
 
     def to_cuda(x):
         with cupy.cuda.Device(int(index) if index else cupy.cuda.Device().id):

@@ -46,6 +46,8 @@ def compress_blocks(
     ------
     PatternError
         If a group has more than two non-zeros; names the place in `x`.
+    ShapeError, DTypeError, ArgumentError, DeviceError
+        If `x` is no matrix on the host, an argument does not fit, or the device is not there.
 
     See Also
     --------
@@ -146,6 +148,8 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
     ------
     PatternError
         If a group has more than two non-zeros; names the place in `x`.
+    ShapeError, DTypeError, ArgumentError, DeviceError
+        If `x` is no matrix on the host, an argument does not fit, or the device is not there.
 
     Examples
     --------

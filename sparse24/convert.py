@@ -40,7 +40,9 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
     Raises
     ------
     FormatError
-        If shapes or types do not fit, or a code is not one of the six legal ones.
+        If the parts do not fit together, or a code is not one of the six legal ones.
+    ShapeError, DTypeError
+        If `shape` is none, or the values are of a type that sparse24 does not store.
 
     Examples
     --------

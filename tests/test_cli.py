@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 
 import sparse24 as s24
-from sparse24 import _checkpoint, _cli, _demo, _raw_files, _raw_writers
+from sparse24 import _checkpoint, _cli, _config, _demo, _raw_files, _raw_writers
 
 BFLOAT16 = s24._dtypes.TABLE["bfloat16"].logical
 
@@ -266,7 +266,9 @@ def test_an_interrupted_conversion_keeps_the_old_target(
 
     monkeypatch.setattr(np.lib.format, "write_array", fail)
     code = 130 if error is KeyboardInterrupt else 1
-    run(capsys, "convert", checkpoint, out, "--quiet", code=code)
+    told = run(capsys, "convert", checkpoint, out, "--quiet", code=code)
+    words = "no file is left unfinished" if error is KeyboardInterrupt else "error: disk full"
+    assert words in told
     assert out.read_bytes() == b"precious"
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "out.npz"]
 
@@ -350,10 +352,29 @@ def test_bench_prints_a_row_for_each_shape(capsys):
     assert "32×64×1" in text
 
 
+def test_commands_run_without_anywhere_to_print(checkpoint, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # as where the caller has closed it
+    assert _cli.main(["inspect", str(checkpoint)]) == 0
+
+
+def test_the_demo_counts_what_it_takes(checkpoint, tmp_path, capsys):
+    one = tmp_path / "one.npy"
+    np.save(one, np.eye(64, dtype=np.float32))
+    for file, words in ((one, "1 eligible matrix of 1 array\n"), (checkpoint, "matrices of 6 ")):
+        options = "--device", "cpu", "--tokens", "8"
+        assert words in run(capsys, "demo", "--checkpoint", file, *options)
+
+
 def test_info_names_versions(capsys):
     text = run(capsys, "info")
     assert s24.__version__ in text
     assert "numpy" in text
+    of_all = {"sparse_matvec", "sparse_fma"}
+    of_ampere = of_all | {"sparse_mma"}
+    of_hopper = of_ampere | {"sparse_skinny", "sparse_wgmma", "sparse_split"}
+    for capability, kernels in (((7, 5), of_all), ((8, 0), of_ampere), ((9, 0), of_hopper)):
+        properties = dict(zip(("major", "minor"), capability, strict=True))
+        assert set(_config._kernels(properties)) == kernels
 
 
 def test_kept_energy_of_zeros_is_whole():

@@ -250,6 +250,24 @@ def test_choices_know_whether_b_is_copied(rng, weight, device, monkeypatch):
     assert [product.path for product in device.ran] == ["scatter", "gather", "gather"]
 
 
+def test_explain_tells_the_choice_of_all_columns_that_share_it(rng, weight, device, monkeypatch):
+    def predictions(h, n, copied=None):
+        return {"gather": 5.0, "cublas": 9.0} | ({"scatter": 16.0 / n} if n >= 8 else {})
+
+    monkeypatch.setattr(_hybrid_dispatch, "predictions", predictions)
+    h = s24.hybrid(weight)
+    for n, choice in ((4, "gather"), (5, "scatter"), (8, "scatter")):
+        told = h.explain(n)
+        assert (told["n"], told["choice"]) == (n, choice)
+        assert ("by 8 columns, for which choices by 5 are made" in told["reason"]) == (n == 5)
+        b = array(whole(rng, K, n))
+        for algorithm in ("auto", *told["candidates"]):
+            h.matmul(b, algorithm=algorithm)
+        assert [product.path for product in device.ran] == [choice, *told["candidates"]]
+        device.ran.clear()
+        assert f"choice  {choice}: " in h.summary(n)
+
+
 def test_the_transposed_matrix_is_built_where_it_is_needed(rng, weight):
     h, x = s24.hybrid(weight.astype(np.float32)), whole(rng, 5, K, dtype=np.float32)
     held = h.nbytes

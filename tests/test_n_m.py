@@ -261,6 +261,16 @@ def test_patterns_that_embed_take_every_argument(rng):
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 
 
+def test_one_embedded_array_serves_both_sides_and_is_counted():
+    a = s24.compress(np.eye(8, dtype=np.float32), pattern=(1, 4))
+    before = a.nbytes
+    _ = np.ones((2, 8), np.float32) @ a.T
+    held = a.nbytes
+    assert held == a.T.nbytes == before + a.embedded().nbytes
+    _ = a @ np.ones(8, np.float32)
+    assert a.nbytes == held
+
+
 def test_batch_axes_that_do_not_fit_are_named():
     a = s24.compress(np.zeros((2, 3, 8), np.float32), pattern=(4, 8))
     with pytest.raises(s24.ShapeError, match=r"batch axes \(2,\) and \(3,\) do not broadcast"):

@@ -248,8 +248,62 @@ def test_explain_of_other_patterns(rng, pattern, n, chosen, words):
 
 def test_explain_of_matrices_without_elements():
     a = s24.compress(np.zeros((0, 8), np.float32))
-    for b in (np.ones((3, 0), np.float32), np.ones((2, 0, 0), np.float32)):
-        assert s24.explain(b, a).chosen == "dense"
+    assert s24.explain(np.ones((3, 0), np.float32), a).chosen == "dense"  # zeros
+    for b in (np.ones((2, 0, 0), np.float32), np.ones((0, 0), np.float32)):
+        told = s24.explain(b, a)
+        assert told.chosen == "none"
+        assert told.reason == "the result has no elements, so nothing runs"
+    assert s24.plan(a, ((8, 3), np.float32)).chosen == "none"
+
+
+def test_explain_names_a_way_to_the_dense_product_that_works():
+    dense = np.eye(64, dtype=np.float32)
+    a, kept = s24.compress(dense), s24.compress(dense, keep_dense=True)
+    x = np.ones((64, 64))  # of float64, in which nothing dense is kept
+    assert s24.explain(a, x.astype(np.float32)).reason.count("and keep_dense=True would let it run")
+    for array in (a, kept):
+        told = s24.explain(array, x)
+        assert told.chosen == "cpu_sparse"
+        assert "a matrix compressed in float64 with keep_dense=True would let it run" in told.reason
+    wide = s24.compress(dense, keep_dense=True, dtype="float64")
+    assert s24.explain(wide, x).chosen == "cpu_dense"
+    assert "the array is decompressed" in s24.explain(a.T, x).reason
+    assert "the kept dense matrix is multiplied" in s24.explain(kept.T, dense).reason
+
+
+def test_explain_names_a_way_to_the_stored_elements_that_works():
+    rows = np.eye(64, dtype=np.float32)
+    a = s24.compress(rows, pattern=(4, 8))
+    told = s24.explain(a.T, rows)
+    assert told.reason.startswith("the groups do not run along the contracted axis")
+    assert "windows" not in told.reason
+    told = s24.explain(a, rows, dtype="float64")
+    assert told.chosen == "cpu_n_m"
+    told = s24.explain(a, rows.astype(np.float64))
+    assert "convert both to float64 first" in told.reason
+    assert s24.explain(a.astype("float64"), rows.astype(np.float64)).chosen == "cpu_n_m"
+    half = s24.explain(a.astype("float16"), rows.astype(np.float16), dtype="float32")
+    assert "operands of float16 and float32 meet in the dense matrix" in half.reason
+
+
+def test_explain_of_other_patterns_refuses_what_matmul_refuses():
+    a, b = s24.compress(np.eye(64), pattern=(4, 8)), np.ones((64, 4))
+    stack = s24.compress(np.zeros((3, 8, 64)), pattern=(4, 8))
+    for more, error, words in (
+        ({"algorithm": "dense"}, s24.ArgumentError, "algorithm=, operand types"),
+        ({"b_dtype": "float64"}, s24.ArgumentError, "are for Sparse24Array operands"),
+        ({"epilogue": "relu"}, s24.ArgumentError, "must be a sparse24.Epilogue"),
+        ({"beta": 1.0}, s24.ArgumentError, "beta=1 needs c"),
+    ):
+        for call in (s24.explain, s24.matmul):
+            with pytest.raises(error, match=words):
+                call(a, b, **more)
+    for call in (s24.explain, s24.matmul):
+        with pytest.raises(s24.ShapeError, match=r"batch axes \(2,\) and \(3,\) do not broadcast"):
+            call(np.ones((2, 4, 64)), stack.mT)
+        two_four = s24.random((3, 8, 64), rng=0)
+        with pytest.raises(s24.ShapeError, match=r"batch axes \(2,\) and \(3,\) do not broadcast"):
+            call(np.ones((2, 4, 64)), two_four.mT)
 
 
 def test_explain_tells_of_calls_that_take_longer_than_their_product():
@@ -280,6 +334,9 @@ def test_explain_refuses_what_matmul_refuses(b, more, error, words):
         s24.explain(a, b, **more)
     with pytest.raises(s24.UnsupportedError, match="stored 2:4 along"):
         s24.explain(a.T, np.ones(64), algorithm="cpu_sparse")
+    for call in (s24.explain, s24.matmul):
+        with pytest.raises(s24.ArgumentError, match=r"algorithm must be one of .* got 'fast'"):
+            call(a.T, np.ones(64), algorithm="fast")
     with pytest.raises(s24.ArgumentError, match="must be a Sparse24Array"):
         s24.explain(np.ones((4, 4)), np.ones((4, 4)))
     with pytest.raises(s24.ArgumentError, match=r"a HybridArray has \.explain\(n\)"):
@@ -352,6 +409,21 @@ def test_plans_take_fp8_as_such_or_as_bits(rng, out_order):
     np.testing.assert_array_equal(by_bits.execute(bits), a @ b)
     with pytest.raises(s24.DTypeError, match="b_dtype"):
         s24.plan(a, bits)
+
+
+def test_plans_tell_what_is_chosen_once_their_product_was_tuned(monkeypatch):
+    a, chosen = s24.random((16, 32), rng=0), "dense"
+    monkeypatch.setattr("sparse24.kernels.cpu.choose", lambda *of, **how: chosen)
+    multiply = s24.Sparse24Array._multiply
+
+    def tuned(*of):  # as within `autotune`
+        nonlocal chosen
+        chosen = "sparse"
+        return multiply(*of)
+
+    monkeypatch.setattr(s24.Sparse24Array, "_multiply", tuned)
+    p = s24.plan(a, ((32, 4), np.float32))
+    assert p.chosen == p.explanation.chosen == "cpu_sparse"
 
 
 @pytest.mark.gpu

@@ -361,3 +361,24 @@ def test_bad_arrays():
         s24.prune(np.float32(1))
     with pytest.raises(s24.ShapeError, match="at least two axes"):
         s24.prune(np.ones(8, np.float32), transposable=True)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {}, {"transposable": True}, {"pattern": (4, 8)}, {"axis": 0}, {"channels": 0.5},
+        {"method": "sparsegpt", "calibration": np.eye(8) + 0.1},
+        {"method": lambda x: x.astype(np.float64)},
+    ],
+    ids=["24", "transposable", "4:8", "axis", "channels", "sparsegpt", "callable"],
+)  # fmt: skip
+def test_bits_of_fp8_on_the_cpu_are_pruned_as_the_numbers_that_they_are(rng, how):
+    x = rng.standard_normal((4, 8)).astype(_dtypes.TABLE["float8_e4m3fn"].logical)
+    bits, named = x.view(np.uint8), {"dtype": "float8_e4m3fn", **how}
+    want = s24.prune(x, **how).view(np.uint8)
+    got, out = s24.prune(bits, **named), np.zeros_like(bits)
+    assert got.dtype == np.uint8
+    np.testing.assert_array_equal(got, want)
+    assert s24.prune(bits, out=out, **named) is out
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(s24.mask(bits, **named), s24.mask(x, **how))

@@ -180,6 +180,17 @@ def test_nbytes_of_sixteen_bits_is_nine_sixteenths():
     assert a.copy().nbytes == a.nbytes
 
 
+@pytest.mark.parametrize("transposable", [False, True])
+def test_nbytes_counts_what_either_view_has_made(transposable):
+    dense = np.eye(64, dtype=np.float32)
+    a = s24.compress(dense, on_excess="prune", transposable=transposable)
+    before = a.nbytes
+    assert a.T.nbytes == before
+    made = {id(x.base): x.base.nbytes for x in (a.T.packed, a.packed)}  # one where they are alike
+    assert len(made) == 1 + transposable
+    assert a.nbytes == a.T.nbytes == before + sum(made.values())
+
+
 def test_device_names_are_checked():
     a = s24.random((4, 4), rng=0)
     assert a.to_device("cpu") is a

@@ -70,7 +70,7 @@ assert np.allclose(h, np.maximum(x @ pruned.T + bias, 0), rtol=1e-4, atol=1e-4)
 # %%
 # Which kernel ran, and why:
 
-print(s24.explain(A, x.T))
+print(s24.explain(x, A.T))
 
 # %%
 # Where it says that a dense product would be faster still, ``compress(..., keep_dense=True)`` keeps

@@ -95,7 +95,7 @@ def orders(name: str, out_name: str) -> list[dict]:
             call = lambda b=b, out=out: s24.matmul(a, b, out, **options)  # noqa: E731
             call()
             errors[key] = checked(cp.ascontiguousarray(out), exact)
-            kernels[key] = s24.explain(a, b, **options).chosen
+            kernels[key] = s24.explain(a, b, out, **options).chosen
             calls[key] = call
     found = timed(calls)
     best = found["b by column, result by column"].us

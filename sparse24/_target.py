@@ -1,0 +1,106 @@
+"""Where a product goes: a new array, or one of the caller's that is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _check, _dtypes, _foreign
+from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24._records import Fused
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a product goes, and of which type it is."""
+
+    shape: tuple[int, ...]
+    name: str  # of the result's type
+    out: Any
+    on_gpu: bool
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The array type that carries the result."""
+        logical = _dtypes.numpy_dtype(self.name)
+        carried = self.on_gpu and self.name.startswith("float8")
+        return np.dtype(np.uint8) if carried else logical
+
+    def allocate(self, dropped: int | None):
+        """The array to fill, always with both matrix axes; the caller's has not the dropped one."""
+        if self.out is None:
+            return (_arrays.cupy_module() if self.on_gpu else np).empty(self.shape, self.dtype)
+        target = self._with_both_axes(self.out, "out", dropped)
+        _check.writable(self.out, argument="out")
+        return target
+
+    def fitted(self, epilogue: Fused, dropped: int | None) -> Fused:
+        """The epilogue with its matrices checked, and with both axes.
+
+        `c` may be `out` itself; `aux` overlaps neither.
+        """
+        epilogue = self._with_vectors_apart(epilogue)
+        c, aux = epilogue.c, epilogue.aux
+        if c is None and aux is None:
+            return epilogue
+        if c is not None:
+            if _overlaps(c, self.out) and not _arrays.same_view(c, self.out):
+                raise ArgumentError("c overlaps out without being out; pass a copy of c")
+            c = self._with_both_axes(c, "c", dropped)
+        if aux is not None:
+            if _overlaps(aux, self.out) or _overlaps(aux, epilogue.c):
+                raise ArgumentError("aux shares memory with out or c; pass another array")
+            _check.writable(aux, argument="aux")
+            aux = self._with_both_axes(aux, "aux", dropped)
+        return replace(epilogue, c=c, aux=aux)
+
+    def _with_vectors_apart(self, epilogue: Fused) -> Fused:
+        """The epilogue with copies of its vectors that lie in what the product writes to."""
+        written = [x for x in (self.out, epilogue.aux) if x is not None]
+        copies = {}
+        for name in ("row_scale", "column_scale", "row_bias", "column_bias") if written else ():
+            vector = getattr(epilogue, name)
+            if any(_overlaps(vector, x) for x in written):
+                copies[name] = vector.copy()
+        return replace(epilogue, **copies) if copies else epilogue
+
+    def _with_both_axes(self, array, name: str, dropped: int | None):
+        """An array of the caller's, checked against the result, as a view with both axes."""
+        if _arrays.is_cupy(array) != self.on_gpu:
+            raise DeviceError(f"{name} is on {_arrays.device_of(array)}, the operands are not")
+        wanted = list(self.shape)
+        if dropped is not None:
+            del wanted[dropped]
+        if tuple(array.shape) != tuple(wanted):
+            raise ShapeError(f"{name} must have shape {tuple(wanted)}, got {tuple(array.shape)}")
+        if array.dtype != self.dtype:
+            raise DTypeError(f"{name} must have dtype {self.dtype}, got {array.dtype}")
+        if dropped is None:
+            return array
+        return array[..., None] if dropped == -1 else array[..., None, :]
+
+
+def given(out):
+    """The caller's `out` as a NumPy or CuPy array; None if there is none."""
+    if out is None:
+        return None
+    _check.is_array(out, argument="out")
+    return _foreign.take(out, argument="out")[0]
+
+
+def real_of(result: str) -> type[np.floating]:
+    """In which type an epilogue works, by the name of the result's."""
+    return np.float64 if result == "float64" else np.float32
+
+
+def result_name(dtype) -> str:
+    """Name of a result's type, which may be int32 beside those of operands."""
+    if dtype in ("int32", np.int32):  # an np.dtype equals its name
+        return "int32"
+    return _dtypes.lookup(dtype).name
+
+
+def _overlaps(x, y) -> bool:
+    return x is not None and y is not None and _arrays.shares_memory(x, y)
