@@ -88,7 +88,9 @@ def _copy_back(flat_out, out) -> bool:
 def check_stored(a: Operand24, algorithm: str) -> None:
     """Refuse a sparse kernel for an operand whose groups do not run along the contracted axis."""
     if a.rows is None and algorithm not in ("auto", "dense", "cpu_dense"):
-        if not _arrays.is_cupy(a.elements):
+        if _arrays.is_cupy(a.elements):
+            _planner.check_name(algorithm)
+        else:
             from sparse24.kernels import cpu
 
             _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")

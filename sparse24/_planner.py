@@ -156,13 +156,24 @@ def _choose(
         return ranked[0]
     named = [c for c in ranked if algorithm in (c.kernel, c.name)]
     if not named:
-        raise ArgumentError(
-            f"algorithm must be 'auto' or one of {', '.join((*SPARSE_KERNELS, DENSE_KERNEL))}, "
-            f"optionally with '/config', got {algorithm!r}"
-        )
+        raise _unknown(algorithm)
     if named[0].refusal is not None:
         raise UnsupportedError(f"{algorithm} cannot multiply this: {named[0].refusal}")
     return named[0]
+
+
+def check_name(algorithm: str) -> None:
+    """Refuse what no kernel is called; configurations are not looked at."""
+    kernel = str(algorithm).partition("/")[0]
+    if kernel not in ("auto", *SPARSE_KERNELS, DENSE_KERNEL):
+        raise _unknown(algorithm)
+
+
+def _unknown(algorithm: str) -> ArgumentError:
+    return ArgumentError(
+        f"algorithm must be 'auto' or one of {', '.join((*SPARSE_KERNELS, DENSE_KERNEL))}, "
+        f"optionally with '/config', got {algorithm!r}"
+    )
 
 
 def prepare(candidate: Candidate, epilogue: Fused) -> Callable[..., None]:

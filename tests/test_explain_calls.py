@@ -282,3 +282,13 @@ def test_explain_names_the_product_of_other_patterns(on_cpu, pattern, dtype, n):
     two_four = s24.random((64, 64), dtype=dtype, rng=0)
     check_on_cpu(on_cpu, a, two_four)
     check_on_cpu(on_cpu, two_four, a.T)
+
+
+@pytest.mark.parametrize("name", ["sparse_wgma", "sparse wgmma/128x256x64", ""])
+def test_a_misspelt_algorithm_is_told_as_such_whichever_way_an_array_is_stored(gpu, name):
+    a, b = sparse(), dense((M, N), "float16")
+    for call in (s24.matmul, s24.explain):
+        with pytest.raises(s24.ArgumentError, match="algorithm must be 'auto' or one of sparse_wg"):
+            call(a.mT, b, algorithm=name)
+        with pytest.raises(s24.UnsupportedError, match=r"sparse_mma cannot.*stored 2:4"):
+            call(a.mT, b, algorithm="sparse_mma")
