@@ -18,6 +18,7 @@ number ``i * grid[1] + j``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,7 +155,7 @@ def check(tiles: Tiles) -> None:
     Everything that a kernel indexes with is checked, so that a damaged file
     cannot make one read out of bounds; and that nothing lies outside of the matrix.
     """
-    count = int(np.prod(tiles.grid, dtype=np.int64))
+    count = math.prod(tiles.grid)  # NumPy's product would wrap around
     _require(tiles.kinds.shape == (count,), "kinds", f"have {count} entries")
     _require(count == 0 or int(tiles.kinds.max()) <= BITMAP, "kinds", "be 0 to 3")
     coded = tiles.kinds >= TWO_FOUR
