@@ -153,6 +153,11 @@ def test_families_round_trip(rng, name):
     assert_same_bits(hybrid(w, n_hint=512).toarray(), w)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_small_numbers_of_fp8_are_no_zeros(dtype):
+    assert (families.make("iid", (200, 200), zeros=0, dtype=dtype, rng=0) != 0).all()
+
+
 def test_scipy_matrices(rng):
     for form in ("csr", "csc", "coo", "lil", "bsr"):
         w = scipy.sparse.random_array((100, 90), density=0.2, rng=rng, format=form)
@@ -376,6 +381,8 @@ def test_smtx(tmp_path):
     assert (w.toarray() != 0).tolist() == [[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]]
     for text, words in (
         ("3, 4, 4", "header"),
+        ("-1, 4, 0\n\n", "must not be negative, got -1 and 4"),
+        ("1, -4, 0\n0 0\n", "must not be negative, got 1 and -4"),
         ("3, 4, 4\n0 2 2 5\n0 3 1 2", "row offsets"),
         ("3, 4, 4\n0 2 2 4\n0 3 1 4", "column indices"),
         ("\udcff\udcfe\n1\n1", "whole numbers"),
