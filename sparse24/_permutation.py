@@ -246,6 +246,7 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
                 f"{name} must have {k} elements on axis {axis}, one for each of the permutation, "
                 f"got shape {tuple(given.shape)}"
             )
+    order = np.ascontiguousarray(order, np.int64)  # torch takes uint8 for a mask
     if bias is None:
         return producer[order], consumer[..., order]
     _check.is_array(bias, argument="bias")
