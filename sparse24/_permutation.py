@@ -146,7 +146,9 @@ def _best_deals(columns, pairs: np.ndarray, deals: np.ndarray, n: int, stop: flo
     def task(number: int):
         if time.monotonic() < stop:
             some = slice(number * step, (number + 1) * step)
-            totals = _kept(xp, columns[xp.asarray(pairs[some].T)], deals, n)
+            with np.errstate(invalid="ignore"):
+                totals = _kept(xp, columns[xp.asarray(pairs[some].T)], deals, n)
+            totals[xp.isnan(totals)] = -np.inf  # inf less inf, which argmax would take
             best[some] = _arrays.to_numpy(xp.argmax(totals, axis=0))
 
     count = -(-len(pairs) // step)
