@@ -93,4 +93,5 @@ def _fits_cupyx(dtype: np.dtype) -> bool:
 
 
 def _fits_scipy(dtype: np.dtype) -> bool:
-    return dtype.kind in _SCIPY_KINDS and not (dtype.kind == "f" and dtype.itemsize < 4)
+    known = dtype.kind in _SCIPY_KINDS and dtype.isnative
+    return known and not (dtype.kind == "f" and dtype.itemsize < 4)

@@ -337,7 +337,7 @@ def test_half_precision_goes_to_scipy_as_float32():
     assert a.tocsr(dtype=np.float64).dtype == np.float64
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", object, "nonsense"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", ">f4", object, "nonsense"])
 def test_types_that_scipy_does_not_store_are_refused(dtype):
     a = s24.random((4, 8), rng=0)
     for x in (a, s24.hybrid(a.toarray()), s24.compress(a.toarray(), pattern=(6, 8)).windows()):
