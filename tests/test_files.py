@@ -347,6 +347,13 @@ def test_a_target_that_cannot_be_is_named(suffix, tmp_path):
         save(tmp_path, a)
 
 
+def test_names_may_be_as_long_as_the_system_allows(suffix, tmp_path):
+    save, load = FORMATS[suffix]
+    path = tmp_path / f"{'ä' * ((254 - len(suffix)) // 2)}.{suffix}"
+    save(path, s24.random((4, 8), rng=0))
+    assert load(path).shape == (4, 8)
+
+
 def test_permissions_are_those_of_any_new_file_or_of_the_old_one(suffix, tmp_path):
     save, _ = FORMATS[suffix]
     path, plain = tmp_path / f"a.{suffix}", tmp_path / "plain"
