@@ -72,8 +72,9 @@ class HybridStorage(SparseArray):
             If the arrays do not fit together.
         """
         ht.check(tiles)
-        mask = tiles.dtype.logical.type(0)
-        nnz = np.count_nonzero(tiles.values != mask) + tiles.overflow_values.size
+        zero = tiles.dtype.logical.type(0)
+        held = (tiles.values, tiles.overflow_values)
+        nnz = sum(int((values != zero).sum()) for values in held)
         return cls(tiles, nnz, n_hint)
 
     # What it is

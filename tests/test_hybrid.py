@@ -251,6 +251,19 @@ def test_elements_outside_of_the_matrix_are_refused(rng, kind):
             HybridArray.from_tiles(replace(tiles, shape=shape))
 
 
+def test_two_elements_in_one_place_are_refused():
+    w = np.zeros((64, 64), np.float32)
+    w[0, :4] = w[1, 4:8] = (1, 2, 3, 4)
+    tiles = with_kinds(w, [ht.TWO_FOUR]).tiles
+    assert tiles.overflow_places.tolist() == [2, 3, 70, 71]
+    for places in ([2, 2, 70, 71], [2, 1, 70, 71], [2, 3, 68, 71]):
+        changed = replace(tiles, overflow_places=np.array(places, np.uint16))
+        with pytest.raises(FormatError, match=r"overflow_places of .* must hold one element each"):
+            HybridArray.from_tiles(changed)
+    spill = np.array([0, -0.0, 3, 4], np.float32)
+    assert HybridArray.from_tiles(replace(tiles, overflow_values=spill)).nnz == 6
+
+
 def test_operands_of_other_libraries(rng):
     torch = pytest.importorskip("torch")
     w = matrix(rng, (70, 80))
