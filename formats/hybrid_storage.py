@@ -166,9 +166,10 @@ class HybridStorage(SparseArray):
 
     def astype(self, dtype) -> Self:
         """The matrix with elements of another type, built anew."""
-        if _dtypes.lookup(dtype) is self._dtype:
+        row = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
+        if row is self._dtype:
             return self
-        return type(self).build(self.toarray(), n_hint=self.n_hint, dtype=dtype)
+        return type(self).build(self.toarray(), n_hint=self.n_hint, dtype=row)
 
     def mask(self):
         """Boolean array (m, k): the places of the elements that are not zero."""
