@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays
-from sparse24._errors import ArgumentError, FormatError
+from sparse24 import _arrays, _check
+from sparse24._errors import ArgumentError, DTypeError, FormatError
 
 # What SciPy's and cupyx's sparse arrays take; other types go through float32.
 _SCIPY_KINDS = "biufc"
@@ -26,19 +26,23 @@ def densify(m: Any):
 
 def checked(m: Any, *, argument: str) -> Any:
     """A SciPy matrix after a look at its indices, which SciPy itself follows out of bounds."""
-    if not _arrays.is_scipy_sparse(m) or m.format not in ("csr", "csc", "bsr"):
+    if not _arrays.is_scipy_sparse(m) or m.format not in ("csr", "csc", "bsr", "coo", "lil"):
         return m
     from scipy import sparse
 
-    view = getattr(sparse, f"{m.format}_array")
     try:
-        view((m.data, m.indices, m.indptr), shape=m.shape).check_format(full_check=True)
+        if m.format == "coo":  # which looks when it is made
+            sparse.coo_array((m.data, m.coords), shape=m.shape)
+            return m
+        rows = m.tocsr() if m.format == "lil" else m  # lists of which no array looks at the ends
+        view = getattr(sparse, f"{rows.format}_array")
+        view((rows.data, rows.indices, rows.indptr), shape=m.shape).check_format(full_check=True)
     except ValueError as error:
         raise FormatError(
             f"{argument} is no sound {m.format} matrix: {error}; build it anew, for "
             "example from scipy.sparse.coo_array, which checks the places"
         ) from error
-    return m
+    return rows
 
 
 def to_csr(dense, dtype=None):
@@ -48,7 +52,10 @@ def to_csr(dense, dtype=None):
             f"only a matrix converts to CSR, got {dense.ndim} axes; slice a batch first"
         )
     on_gpu = _arrays.is_cupy(dense)
-    if dtype is None and not (_fits_cupyx if on_gpu else _fits_scipy)(dense.dtype):
+    fits = _fits_cupyx if on_gpu else _fits_scipy
+    if dtype is not None:
+        dtype = _stored_type(dtype, fits)
+    elif not fits(dense.dtype):
         dtype = np.float32
     dense = dense if dtype is None else dense.astype(dtype)
     if on_gpu:
@@ -58,6 +65,20 @@ def to_csr(dense, dtype=None):
     from scipy import sparse
 
     return sparse.csr_array(dense)
+
+
+def _stored_type(dtype, fits) -> np.dtype:
+    """The type that was asked for, if the library's sparse matrices store it."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not fits(found):
+        raise DTypeError(
+            f"dtype must be one that sparse matrices store, such as float32 or float64, got "
+            f"{_check.shown(dtype)}; without dtype= what they do not store becomes float32"
+        )
+    return found
 
 
 def stack(pieces: list[Any]):
@@ -72,4 +93,5 @@ def _fits_cupyx(dtype: np.dtype) -> bool:
 
 
 def _fits_scipy(dtype: np.dtype) -> bool:
-    return dtype.kind in _SCIPY_KINDS and not (dtype.kind == "f" and dtype.itemsize < 4)
+    known = dtype.kind in _SCIPY_KINDS and dtype.isnative
+    return known and not (dtype.kind == "f" and dtype.itemsize < 4)

@@ -72,8 +72,9 @@ class HybridStorage(SparseArray):
             If the arrays do not fit together.
         """
         ht.check(tiles)
-        mask = tiles.dtype.logical.type(0)
-        nnz = np.count_nonzero(tiles.values != mask) + tiles.overflow_values.size
+        zero = tiles.dtype.logical.type(0)
+        held = (tiles.values, tiles.overflow_values)
+        nnz = sum(int((values != zero).sum()) for values in held)
         return cls(tiles, nnz, n_hint)
 
     # What it is
@@ -165,9 +166,10 @@ class HybridStorage(SparseArray):
 
     def astype(self, dtype) -> Self:
         """The matrix with elements of another type, built anew."""
-        if _dtypes.lookup(dtype) is self._dtype:
+        row = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
+        if row is self._dtype:
             return self
-        return type(self).build(self.toarray(), n_hint=self.n_hint, dtype=dtype)
+        return type(self).build(self.toarray(), n_hint=self.n_hint, dtype=row)
 
     def mask(self):
         """Boolean array (m, k): the places of the elements that are not zero."""

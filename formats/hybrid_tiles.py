@@ -18,6 +18,7 @@ number ``i * grid[1] + j``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -152,9 +153,10 @@ def check(tiles: Tiles) -> None:
     """Raise `FormatError` unless the NumPy arrays of `tiles` fit together.
 
     Everything that a kernel indexes with is checked, so that a damaged file
-    cannot make one read out of bounds; and that nothing lies outside of the matrix.
+    cannot make one read out of bounds; and that nothing lies outside of the matrix, or
+    twice in one place.
     """
-    count = int(np.prod(tiles.grid, dtype=np.int64))
+    count = math.prod(tiles.grid)  # NumPy's product would wrap around
     _require(tiles.kinds.shape == (count,), "kinds", f"have {count} entries")
     _require(count == 0 or int(tiles.kinds.max()) <= BITMAP, "kinds", "be 0 to 3")
     coded = tiles.kinds >= TWO_FOUR
@@ -184,6 +186,20 @@ def _check_overflow(tiles: Tiles, count: int) -> None:
         shape = getattr(tiles, name).shape
         _require(shape == (starts[-1],), name, f"have {starts[-1]} elements")
     _require((tiles.overflow_places < ELEMENTS).all(), "overflow_places", f"be below {ELEMENTS}")
+    tile, places = np.repeat(np.arange(count), held), tiles.overflow_places.astype(np.int64)
+    once = np.unique(tile * ELEMENTS + places).size == places.size
+    _require(once and not _stored_too(tiles, tile, places).any(), "overflow_places",
+             "hold one element each")  # fmt: skip
+
+
+def _stored_too(tiles: Tiles, tile: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Whether the two values that a group keeps are at these places of 2:4 tiles, too."""
+    groups = places // _spec.GROUP
+    words = tiles.codes[tiles.slots[tile], places // TILE]
+    codes = (words >> (4 * (groups % 16)).astype(np.uint64) & np.uint64(15)).astype(np.int64)
+    pairs = tiles.starts[tile] + 2 * groups
+    first = (codes & 3 == places % 4) & (tiles.values[pairs] != 0)
+    return first | (codes >> 2 == places % 4) & (tiles.values[pairs + 1] != 0)
 
 
 def _check_edges(tiles: Tiles) -> None:

@@ -151,7 +151,7 @@ def _fields(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise FormatError(f"{where}: the shape must be two or more sizes, got {shape!r}")
     if not is_sizes(pattern) or len(pattern) != 2 or not 0 < pattern[0] < pattern[1] <= 32:
         raise FormatError(f"{where}: the pattern must be a pair such as [2, 4], got {pattern!r}")
-    if axis not in (-1, -2) or not isinstance(transposable, bool):
+    if type(axis) is not int or axis not in (-1, -2) or not isinstance(transposable, bool):
         raise FormatError(f"{where}: axis must be -1 or -2, and transposable true or false")
     if layout != "places" and (layout != "codes" or pattern != [2, 4]):
         raise FormatError(f"{where}: no array of pattern {pattern} has the layout {layout!r}")
@@ -165,5 +165,5 @@ def _fields(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def is_sizes(value: Any) -> TypeGuard[list[int]]:
-    """True for a list of whole numbers that are not negative."""
-    return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
+    """True for a list of whole numbers that can be sizes of an array."""
+    return isinstance(value, list) and all(type(x) is int and 0 <= x < 1 << 63 for x in value)

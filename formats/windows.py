@@ -146,14 +146,15 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
     def toarray(self):
         """The dense array that the windows stand for."""
         turned = self.axis == -2
-        rows = (self.array.mT if turned else self.array).toarray()
+        dense = (self.array.mT if turned else self.array).toarray()
+        rows = dense.view(self.array._dtype.storage)
         m, k = self.pattern[1], self.shape[self.axis]
         count, among = m // 2 - 1, -(-k // m)
         windows = rows.reshape(*rows.shape[:-1], among, count, _spec.GROUP)
         groups = _arrays.namespace(rows).zeros((*rows.shape[:-1], among, m), rows.dtype)
         for j in range(count):  # an element is in one of the windows that cover its place
-            groups[..., 2 * j : 2 * j + _spec.GROUP] += windows[..., j, :]
-        dense = groups.reshape(*rows.shape[:-1], among * m)[..., :k]
+            groups[..., 2 * j : 2 * j + _spec.GROUP] |= windows[..., j, :]
+        dense = groups.reshape(*rows.shape[:-1], among * m)[..., :k].view(dense.dtype)
         return dense.swapaxes(-1, -2) if turned else dense
 
     def tocsr(self, dtype=None):

@@ -9,6 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _foreign
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._sparsegpt import narrowed
 
 
 class Calibration:
@@ -75,7 +76,7 @@ class Calibration:
             y = self._rows(targets, "targets", width)
             if len(x) != len(y):
                 raise ShapeError(f"targets must be as many as inputs, {len(x)}, got {len(y)}")
-        if self.count and (y is None) != (self._cross is None):
+        if self._moment is not None and (y is None) != (self._cross is None):
             raise ArgumentError("targets must come with every batch of inputs, or with none")
         self._moment = x.T @ x + (0.0 if self._moment is None else self._moment)
         self._input_sum = x.sum(0) + self._input_sum
@@ -87,7 +88,8 @@ class Calibration:
     @staticmethod
     def _rows(given, argument: str, width: int | None):
         x, _ = _foreign.take(given, argument=argument)
-        if x.ndim < 1 or x.dtype.kind not in "fiuV":
+        numbers = x.dtype.kind in "fiu" or x.dtype.isbuiltin == 2  # of ml_dtypes, such as bfloat16
+        if x.ndim < 1 or not numbers:
             raise DTypeError(
                 f"{argument} must be an array of numbers (..., k), got shape {x.shape} of {x.dtype}"
             )
@@ -133,7 +135,7 @@ class Calibration:
         Returns
         -------
         array, shape (rows,), dtype of `bias` or else of `pruned`
-            In the library of `pruned`.
+            In the library of `pruned`.  int8 is rounded and saturates, fp8 saturates.
 
         Raises
         ------
@@ -158,7 +160,7 @@ class Calibration:
             _check.same_shape(old.shape, new.shape, argument="dense", other="pruned")
             value = (old.astype(np.float64) - new.astype(np.float64)) @ mean
             value = value + before.astype(np.float64)
-        return restore(value.astype(before.dtype))
+        return restore(narrowed(value, before.dtype))
 
     def _check_weights(self, shape) -> None:
         k, rows = len(self.hessian), None if self._cross is None else self._cross.shape[1]

@@ -146,7 +146,9 @@ def _best_deals(columns, pairs: np.ndarray, deals: np.ndarray, n: int, stop: flo
     def task(number: int):
         if time.monotonic() < stop:
             some = slice(number * step, (number + 1) * step)
-            totals = _kept(xp, columns[xp.asarray(pairs[some].T)], deals, n)
+            with np.errstate(invalid="ignore"):
+                totals = _kept(xp, columns[xp.asarray(pairs[some].T)], deals, n)
+            totals[xp.isnan(totals)] = -np.inf  # inf less inf, which argmax would take
             best[some] = _arrays.to_numpy(xp.argmax(totals, axis=0))
 
     count = -(-len(pairs) // step)
@@ -246,6 +248,7 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
                 f"{name} must have {k} elements on axis {axis}, one for each of the permutation, "
                 f"got shape {tuple(given.shape)}"
             )
+    order = np.ascontiguousarray(order, np.int64)  # torch takes uint8 for a mask
     if bias is None:
         return producer[order], consumer[..., order]
     _check.is_array(bias, argument="bias")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -38,6 +40,11 @@ NPY_KINDS = "biufc"
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, OSError, EOFError,
     RuntimeError, NotImplementedError, UnicodeDecodeError,
+)  # fmt: skip
+# What NumPy raises of a damaged npy header, which it reads as text of Python.
+_NPY_ERRORS = (
+    ValueError, TypeError, OverflowError, EOFError, RecursionError, SyntaxError,
+    tokenize.TokenError,
 )  # fmt: skip
 
 
@@ -107,7 +114,7 @@ class ArrayFile(Mapping[str, np.ndarray]):
     def _parse_header(self, text: str | bytes) -> None:
         try:
             header = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise damaged(self.path, f"its header is not JSON ({error})") from error
         if not isinstance(header, dict):
             raise damaged(self.path, "its header is not a JSON object")
@@ -147,7 +154,7 @@ class SafetensorsFile(ArrayFile):
                 raise damaged(self.path, f"array {name!r} has type {type_name}, not one of {known}")
             dtype = np.dtype(SAFETENSORS_TYPES[type_name])
             self.specs[name] = (shape, dtype)
-            sizes[name] = dtype.itemsize * int(np.prod(shape, dtype=object))
+            sizes[name] = _bytes_of(shape, dtype, self.path, name)
         offset = self.path.stat().st_size - sum(sizes.values())
         offsets = {}
         for name, size in sizes.items():
@@ -186,7 +193,7 @@ class NpzFile(ArrayFile):
             self._rename(name, type_name)
 
     def _rename(self, name: str, type_name: str) -> None:
-        row = _dtypes.TABLE.get(type_name)
+        row = _dtypes.TABLE.get(type_name) if isinstance(type_name, str) else None
         if row is None or name not in self.specs or self.specs[name][1] != row.storage:
             raise damaged(self.path, f"array {name!r} does not hold the bits of {type_name!r}")
         self.specs[name] = (self.specs[name][0], row.logical)
@@ -202,11 +209,8 @@ class NpzFile(ArrayFile):
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         with self._archive() as archive, archive.open(f"{name}.npy") as file:
-            try:
-                x = np.lib.format.read_array(file, allow_pickle=False)
-                file.read()  # to the end, where the checksum is compared
-            except ValueError as error:
-                raise damaged(self.path, f"array {name!r}: {error}") from error
+            x = _npy_array(file, self.path, name)
+            file.read()  # to the end, where the checksum is compared
         return x.view(dtype) if x.dtype != dtype else x
 
 
@@ -219,7 +223,15 @@ class NpyFile(ArrayFile):
             self.specs[path.stem] = _npy_spec(file, path.stat().st_size, path, path.stem)
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        return np.load(self.path, allow_pickle=False)
+        with self.path.open("rb") as file:
+            return _npy_array(file, self.path, name)
+
+
+def _npy_array(file: Any, path: Path, name: str) -> np.ndarray:
+    try:
+        return np.lib.format.read_array(file, allow_pickle=False)
+    except _NPY_ERRORS as error:
+        raise damaged(path, f"array {name!r}: {error}") from error
 
 
 def _npy_spec(file: Any, size: int, path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
@@ -231,13 +243,22 @@ def _npy_spec(file: Any, size: int, path: Path, name: str) -> tuple[tuple[int, .
             shape, _, dtype = np.lib.format.read_array_header_1_0(head)
         else:
             shape, _, dtype = np.lib.format.read_array_header_2_0(head)
-    except (ValueError, EOFError) as error:
+    except _NPY_ERRORS as error:
         raise damaged(path, f"array {name!r}: {error}") from error
     if dtype.kind not in NPY_KINDS:
         raise FormatError(
             f"{path}: array {name!r} has element type {dtype}, which is not numeric; "
             "save it as numbers (bfloat16 and fp8 go through sparse24.save_npz or safetensors)"
         )
-    if dtype.itemsize * int(np.prod(shape, dtype=object)) != size - head.tell():
+    if _bytes_of(shape, dtype, path, name) != size - head.tell():
         raise damaged(path, f"array {name!r} of shape {shape} and type {dtype} does not fill it")
     return shape, dtype
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: np.dtype, path: Path, name: str) -> int:
+    """Bytes of an array; refuses shapes that no array of NumPy has, empty ones too."""
+    sizes = all(type(size) is int and size >= 0 for size in shape)
+    # NumPy's limit passes over sizes of 0.
+    if not sizes or dtype.itemsize * math.prod(size or 1 for size in shape) >= 1 << 63:
+        raise damaged(path, f"array {name!r} has shape {shape}")
+    return dtype.itemsize * math.prod(shape)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _spec, _storage
 from sparse24._compress import compress
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
 
@@ -47,7 +47,8 @@ def compress_blocks(
     PatternError
         If a group has more than two non-zeros; names the place in `x`.
     ShapeError, DTypeError, ArgumentError, DeviceError
-        If `x` is no matrix on the host, an argument does not fit, or the device is not there.
+        If `x` is no matrix on the host or its rows are not what it says, an argument does not
+        fit, or the device is not there.
 
     See Also
     --------
@@ -88,7 +89,8 @@ def _sliceable(x):
 def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array]:
     groups = _spec.groups(x.shape[1])
     for start in range(0, x.shape[0], step):
-        block, named = _movable(np.ascontiguousarray(x[start : start + step]), dtype)
+        stop = min(start + step, x.shape[0])
+        block, named = _movable(_read(x, start, stop, dtype), dtype)
         check = "deferred" if on_excess == "raise" else True
         piece = compress(move(block), on_excess=on_excess, check=check, dtype=named)
         if piece._status is not None:
@@ -97,6 +99,23 @@ def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array
         values = _arrays.to_numpy(piece.values).view(piece.dtype)
         metadata = _arrays.to_numpy(piece.metadata)
         yield _on_host(values, metadata, piece.shape, piece._dtype)
+
+
+def _read(x, start: int, stop: int, dtype) -> np.ndarray:
+    """Rows [start, stop), which must be what `x` says that it holds."""
+    rows, what = x[start:stop], f"x[{start}:{stop}]"
+    _check.unmasked(rows, argument=what)
+    block = np.ascontiguousarray(rows)
+    if block.shape != (stop - start, x.shape[1]):
+        raise ShapeError(
+            f"{what} must have shape {(stop - start, x.shape[1])}, as x.shape says, got "
+            f"{block.shape}"
+        )
+    if dtype is None and block.dtype != np.dtype(x.dtype):
+        raise DTypeError(
+            f"{what} must have the dtype of x, {x.dtype}, got {block.dtype}; name one with dtype="
+        )
+    return block
 
 
 def _on_host(values, metadata, shape, row: _dtypes.DType) -> Sparse24Array:
@@ -149,7 +168,8 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
     PatternError
         If a group has more than two non-zeros; names the place in `x`.
     ShapeError, DTypeError, ArgumentError, DeviceError
-        If `x` is no matrix on the host, an argument does not fit, or the device is not there.
+        If `x` is no matrix on the host or its rows are not what it says, an argument does not
+        fit, or the device is not there.
 
     Examples
     --------

@@ -17,7 +17,8 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """Give a temporary path beside `path`; put it in place at the end, or remove it on an error."""
     check_target(path)
     target = Path(os.path.realpath(path))
-    fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    # A name may have 255 bytes: of a long one only a part is in the temporary one.
+    fresh = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp")
     mode = _mode_of(target, fresh)
     try:
         yield fresh

@@ -52,7 +52,7 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
     >>> bool((A.toarray() == B.toarray()).all())
     True
     """
-    values, metadata = _host(values), _host(metadata)
+    values, metadata = _host(values, "values"), _host(metadata, "metadata")
     row = _arrays.logical_dtype(values, dtype, argument="values")
     values = _arrays.as_storage(values, row)
     parts = Parts(values, metadata, _check.sizes(shape, argument="shape"), row)
@@ -95,7 +95,7 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
     array([[1., 2., 0., 0., 3., 0., 0., 4.]])
     """
     m, k = _check.sizes(shape, argument="shape", count=2)
-    values, bitmask = _host(values), _host(bitmask)
+    values, bitmask = _host(values, "values"), _host(bitmask, "bitmask")
     if bitmask.dtype != np.uint8 or bitmask.shape != (m, -(-k // 8)):
         raise FormatError(
             f"bitmask must be uint8 of shape {(m, -(-k // 8))}, got {bitmask.dtype} {bitmask.shape}"
@@ -208,9 +208,13 @@ def to_torch(a: Sparse24Array) -> Any:
     return _foreign.to_torch(dense)
 
 
-def _host(x: Any) -> np.ndarray:
+def _host(x: Any, argument: str) -> np.ndarray:
     """A part as a NumPy array; tensors of torch keep their type, bfloat16 and fp8 too."""
-    return np.asarray(_arrays.to_numpy(x))
+    _check.unmasked(x, argument=argument)
+    try:
+        return np.asarray(_arrays.to_numpy(x))
+    except ValueError as error:  # lists of two lengths
+        raise ShapeError(f"{argument} must be an array: {error}") from error
 
 
 def _check_ours(a: Any) -> None:

@@ -38,8 +38,8 @@ def _normal(rng, keep: np.ndarray, dtype) -> np.ndarray:
     if row.name == "int8":
         values = rng.integers(1, 9, keep.shape) * rng.choice((-1, 1), keep.shape)
     else:
-        values = rng.standard_normal(keep.shape, np.float32)
-        values[values == 0] = 1
+        values = rng.standard_normal(keep.shape, np.float32).astype(row.logical)
+        values[values == 0] = 1  # fp8 has more zeros than float32
     return np.where(keep, values, 0).astype(row.logical)
 
 
@@ -221,6 +221,8 @@ def read_smtx(path, *, dtype="float32", rng=None):
         columns = np.array(lines[2].split() if len(lines) > 2 else [], np.int64)
     except (ValueError, OverflowError) as error:
         raise FormatError(f"{path} holds something other than whole numbers: {error}") from None
+    if min(m, k) < 0:
+        raise FormatError(f"{path}: its rows and columns must not be negative, got {m} and {k}")
     ordered = offsets.shape == (m + 1,) and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
     if not ordered or offsets[-1] != nnz or columns.shape != (nnz,):
         raise FormatError(

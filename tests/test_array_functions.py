@@ -337,6 +337,23 @@ def test_half_precision_goes_to_scipy_as_float32():
     assert a.tocsr(dtype=np.float64).dtype == np.float64
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", ">f4", object, "nonsense"])
+def test_types_that_scipy_does_not_store_are_refused(dtype):
+    a = s24.random((4, 8), rng=0)
+    for x in (a, s24.hybrid(a.toarray()), s24.compress(a.toarray(), pattern=(6, 8)).windows()):
+        with pytest.raises(s24.DTypeError, match=r"dtype must be one that .* becomes float32"):
+            x.tocsr(dtype)
+    with pytest.raises(s24.DTypeError, match=r"dtype must be one that .* got "):
+        a.asformat("coo", dtype)
+
+
+@pytest.mark.parametrize("dtype", [None, np.float64, "float64"])
+def test_astype_takes_what_names_a_type_to_numpy(dtype):
+    a = s24.random((4, 8), rng=0)
+    for x in (a, s24.hybrid(a.toarray()), s24.compress(a.toarray(), pattern=(4, 8))):
+        assert x.astype(dtype).dtype == np.float64
+
+
 def test_random_is_reproducible_and_full():
     a, b = s24.random((8, 16), rng=3), s24.random((8, 16), rng=3)
     np.testing.assert_array_equal(a.values, b.values)

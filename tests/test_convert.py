@@ -21,6 +21,16 @@ def test_parts_round_trip_and_are_checked():
         s24.convert.from_parts(a.values[:, 1:], a.metadata, a.shape)
 
 
+def test_parts_are_plain_arrays():
+    a = s24.random((4, 8), rng=0)
+    values, bits = s24.convert.to_bitmask(a)
+    for make, other in ((s24.convert.from_parts, a.metadata), (s24.convert.from_bitmask, bits)):
+        with pytest.raises(s24.DTypeError, match="values must not be a MaskedArray"):
+            make(np.ma.array(values), other, a.shape)
+        with pytest.raises(s24.ShapeError, match=r"values must be an array: .*sequence"):
+            make([[1.0], [2.0, 3.0]], other, a.shape)
+
+
 def test_bitmask_round_trip():
     a = s24.random((6, 20), dtype="float16", rng=0)
     values, bitmask = s24.convert.to_bitmask(a)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zipfile
@@ -166,6 +167,7 @@ def test_a_spare_code_must_be_empty():
         ({"dtype": ["float32"]}, "must be one of sparse24's"),
         ({"pattern": [4, 2]}, "pattern must be a pair"),
         ({"axis": 7}, "axis must be"),
+        ({"axis": -2.0}, "axis must be"),
         ({"layout": "rows"}, "has the layout 'rows'"),
         ({"pattern": [1, 4]}, "has the layout 'codes'"),
         ({"crc32": {"values": 1}}, "do not match the checksum"),
@@ -210,6 +212,66 @@ def test_a_claim_larger_than_the_file_is_refused(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"(2, 2)", b"(9, 9)"))
     with pytest.raises(s24.FormatError, match="does not fill it"):
         _raw_files.open_arrays(path)
+
+
+@pytest.mark.filterwarnings("ignore:Reading .* required additional header parsing")
+def test_every_byte_of_an_npy_header_may_be_damaged(tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(3, dtype=np.float32))
+    whole = path.read_bytes()
+    for place in range(whole.index(b"\n")):
+        for byte in b"\x00\t\n #'(),-0:9L[{\xff":
+            path.write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+            with contextlib.suppress(s24.FormatError):
+                assert _raw_files.open_arrays(path)["a"].nbytes == 12
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "(-2, -3)", "(True, 6)", f"({2**70}, 0)", f"({2**40}, {2**40}, 0)", str((6, *[1] * 67)),
+        "[" * 99, "(0, 01)",
+    ],
+)  # fmt: skip
+def test_shapes_that_no_array_has_are_refused(shape, wrapped, tmp_path):
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    data = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text
+    data += bytes(0 if shape.endswith(" 0)") else 24)
+    path = tmp_path / ("a.npz" if wrapped else "a.npy")
+    path.write_bytes(data)
+    if wrapped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.npy", data)
+    with pytest.raises(s24.FormatError, match=r"array 'a'.*fetch or save the file again"):
+        _raw_files.open_arrays(path)["a"]
+
+
+def test_a_header_that_nests_too_deep_is_refused(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"x": np.ones(2)}, tmp_path / "a.safetensors", metadata={"sparse24": "[" * 100_000})
+    with pytest.raises(s24.FormatError, match="its header is not JSON"):
+        s24.load_safetensors(tmp_path / "a.safetensors")
+
+
+def test_bits_of_a_type_without_a_name_are_refused(tmp_path):
+    raw, header = stored.pack(s24.random((4, 8), rng=0))
+    _raw_writers.write_npz(tmp_path / "a.npz", raw, {**header, "bits": {"array.values": []}})
+    with pytest.raises(s24.FormatError, match=r"does not hold the bits of \[\]"):
+        s24.load_npz(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [([2**38, 2**38], "kinds of the hybrid matrix must have"), ([2**70, 0], "must be two sizes")],
+)
+def test_a_hybrid_matrix_of_more_tiles_than_can_be_counted_is_refused(shape, message, tmp_path):
+    raw, header = stored.pack(s24.hybrid(np.zeros((0, 0), np.float32)))
+    header["arrays"]["array"]["shape"] = shape
+    _raw_writers.write_npz(tmp_path / "a.npz", raw, header)
+    with pytest.raises(s24.FormatError, match=message):
+        s24.load_npz(tmp_path / "a.npz")
 
 
 def test_names_that_a_file_would_not_give_back_are_refused(suffix, tmp_path):
@@ -283,6 +345,13 @@ def test_a_target_that_cannot_be_is_named(suffix, tmp_path):
         save(tmp_path / "none" / f"a.{suffix}", a)
     with pytest.raises(s24.ArgumentError, match="is a folder"):
         save(tmp_path, a)
+
+
+def test_names_may_be_as_long_as_the_system_allows(suffix, tmp_path):
+    save, load = FORMATS[suffix]
+    path = tmp_path / f"{'ä' * ((254 - len(suffix)) // 2)}.{suffix}"
+    save(path, s24.random((4, 8), rng=0))
+    assert load(path).shape == (4, 8)
 
 
 def test_permissions_are_those_of_any_new_file_or_of_the_old_one(suffix, tmp_path):

@@ -153,6 +153,11 @@ def test_families_round_trip(rng, name):
     assert_same_bits(hybrid(w, n_hint=512).toarray(), w)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_small_numbers_of_fp8_are_no_zeros(dtype):
+    assert (families.make("iid", (200, 200), zeros=0, dtype=dtype, rng=0) != 0).all()
+
+
 def test_scipy_matrices(rng):
     for form in ("csr", "csc", "coo", "lil", "bsr"):
         w = scipy.sparse.random_array((100, 90), density=0.2, rng=rng, format=form)
@@ -244,6 +249,19 @@ def test_elements_outside_of_the_matrix_are_refused(rng, kind):
     for shape in ((100, 129), (99, 130)):
         with pytest.raises(FormatError, match=r"lie within its \d+ rows and \d+ columns"):
             HybridArray.from_tiles(replace(tiles, shape=shape))
+
+
+def test_two_elements_in_one_place_are_refused():
+    w = np.zeros((64, 64), np.float32)
+    w[0, :4] = w[1, 4:8] = (1, 2, 3, 4)
+    tiles = with_kinds(w, [ht.TWO_FOUR]).tiles
+    assert tiles.overflow_places.tolist() == [2, 3, 70, 71]
+    for places in ([2, 2, 70, 71], [2, 1, 70, 71], [2, 3, 68, 71]):
+        changed = replace(tiles, overflow_places=np.array(places, np.uint16))
+        with pytest.raises(FormatError, match=r"overflow_places of .* must hold one element each"):
+            HybridArray.from_tiles(changed)
+    spill = np.array([0, -0.0, 3, 4], np.float32)
+    assert HybridArray.from_tiles(replace(tiles, overflow_values=spill)).nnz == 6
 
 
 def test_operands_of_other_libraries(rng):
@@ -376,6 +394,8 @@ def test_smtx(tmp_path):
     assert (w.toarray() != 0).tolist() == [[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]]
     for text, words in (
         ("3, 4, 4", "header"),
+        ("-1, 4, 0\n\n", "must not be negative, got -1 and 4"),
+        ("1, -4, 0\n0 0\n", "must not be negative, got 1 and -4"),
         ("3, 4, 4\n0 2 2 5\n0 3 1 2", "row offsets"),
         ("3, 4, 4\n0 2 2 4\n0 3 1 4", "column indices"),
         ("\udcff\udcfe\n1\n1", "whole numbers"),

@@ -152,6 +152,17 @@ def test_calibration_sums_batches(xp, rng):
     np.testing.assert_allclose(bias, y.mean(0) - 0.5 * w @ x.mean(0))
 
 
+@pytest.mark.parametrize(("dtype", "want"), [("int8", 127), ("float8_e4m3fn", 448)])
+def test_a_new_bias_saturates(dtype, want):
+    seen = s24.Calibration(np.full((3, 8), 50.0))
+    weights = np.full((2, 8), 100, np.float32).astype(np.dtype(dtype))
+    got = seen.new_bias(weights * 0, weights)
+    assert got.dtype == dtype
+    assert got.tolist() == [want] * 2
+    half = s24.Calibration(np.full((2, 8), 0.19)).new_bias(weights * 0, np.sign(weights))
+    assert half.astype(float).tolist() == [2.0 if dtype == "int8" else 1.5] * 2
+
+
 def test_what_a_calibration_hands_out_cannot_be_written_to(rng):
     inputs = rng.normal(size=(20, 8))
     seen = s24.Calibration(inputs, inputs)
@@ -318,8 +329,13 @@ def test_calibration_refuses_uneven_batches():
         seen.update(np.ones((3, 9)))
     with pytest.raises(s24.ArgumentError, match="targets must come with every batch"):
         seen.update(np.ones((3, 8)), np.ones((3, 2)))
+    none_yet = s24.Calibration(np.ones((0, 8)), np.ones((0, 2)))
+    with pytest.raises(s24.ArgumentError, match="targets must come with every batch"):
+        none_yet.update(np.ones((3, 8)))
     with pytest.raises(s24.ShapeError, match="as many as inputs"):
         s24.Calibration(np.ones((3, 8)), np.ones((2, 2)))
+    with pytest.raises(s24.DTypeError, match="must be an array of numbers"):
+        s24.Calibration(np.zeros((3, 8), "V4"))
     with pytest.raises(s24.ShapeError, match="activations must be the norms of the 8 inputs"):
         s24.prune(np.ones((4, 8)), method="wanda", activations=np.ones(9))
 

@@ -216,6 +216,12 @@ def test_windows_give_the_matrix_back(rng, pattern, shape, dtype):
             windows.T  # noqa: B018
 
 
+def test_windows_give_the_bits_of_nan_back():
+    bits = np.array([[0x7F800001, 0xFFC12345, 0, 0, 0x7F800000, 0x80000001, 0, 0]], np.uint32)
+    array = s24.compress(bits.view(np.float32), pattern=(6, 8))
+    np.testing.assert_array_equal(array.windows().toarray().view(np.uint32), bits)
+
+
 def test_windows_meet_numpy_and_scipy_as_other_formats_do(rng):
     x, b = rng.standard_normal((6, 20)).astype(np.float32), np.ones((20, 3), np.float32)
     windows = s24.compress(x, pattern=(6, 8), on_excess="prune").windows()

@@ -113,6 +113,25 @@ def test_folds_into_its_neighbours_exactly(rng):
     assert len(s24.fold_permutation(order, up, down)) == 2
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_numbers_beyond_float32_are_not_lost():
+    big = 1e300
+    w = np.array([[big, big, big, 1.0, big, 1.0, 1.0, 1.0]])
+    for seed in range(8):
+        order = s24.find_permutation(w, pattern=(3, 4), rng=seed)
+        assert s24.prune(w[:, order], pattern=(3, 4)).sum() == w.sum()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, ">i8"])
+def test_tensors_are_folded_by_any_order_of_numbers(dtype, rng):
+    torch = pytest.importorskip("torch")
+    order = np.arange(8, dtype=dtype)[::-1]
+    up, down = torch.arange(16.0).reshape(8, 2), torch.arange(24.0).reshape(3, 8)
+    up2, down2 = s24.fold_permutation(order, up, down)
+    assert torch.equal(up2, up.flip(0))
+    assert torch.equal(down2, down.flip(1))
+
+
 def test_scores_are_those_of_the_weights(rng):
     w = rng.standard_normal((4, 16))
     with pytest.raises(s24.ShapeError, match=r"scores must have the shape of w, \(4, 16\)"):

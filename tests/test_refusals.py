@@ -269,6 +269,19 @@ def test_matrices_that_point_outside_are_refused(form, indices, indptr):
             call(m)
 
 
+@pytest.mark.parametrize("form", ["coo", "lil"])
+@pytest.mark.parametrize("place", [-3, 9])
+def test_places_that_were_written_to_are_looked_at(form, place):
+    m = getattr(scipy.sparse, f"{form}_array")(np.eye(2, dtype=np.float32))
+    if form == "coo":
+        m.coords[1][0] = place
+    else:
+        m.rows[0] = [place]
+    for call in (s24.hybrid, s24.from_scipy, lambda m: s24.random((4, 2), rng=0) @ m):
+        with pytest.raises(s24.FormatError, match=rf"no sound {form} matrix: .*ind.*coo_array"):
+            call(m)
+
+
 def test_what_scipy_allows_is_taken():
     data, indptr = np.array([1, 2, 3, 4], np.float32), [0, 2, 2, 4]
     for indices in ([1, 1, 2, 2], [4, 1, 5, 2]):  # duplicates; not in order

@@ -37,6 +37,25 @@ def test_equals_compress(rng, device, name):
     np.testing.assert_array_equal(got.metadata, want.metadata)
 
 
+@pytest.mark.parametrize(
+    ("read", "error", "message"),
+    [
+        (lambda part: part[:-1], s24.ShapeError, r"x\[0:3\] must have shape \(3, 8\), .*\(2, 8\)"),
+        (lambda part: part[:, :7], s24.ShapeError, r"must have shape \(3, 8\), .*got \(3, 7\)"),
+        (lambda part: part.astype(np.float64), s24.DTypeError, "dtype of x, float32, got float64"),
+        (np.ma.array, s24.DTypeError, r"x\[0:3\] must not be a MaskedArray"),
+    ],
+)
+def test_rows_that_are_not_what_the_source_says_are_refused(read, error, message):
+    class Source(Reader):
+        def __getitem__(self, key):
+            return read(super().__getitem__(key))
+
+    source = Source(np.eye(7, 8, dtype=np.float32))
+    with pytest.raises(error, match=message):
+        s24.compress_stream(source, rows=3, device="cpu")
+
+
 @pytest.mark.gpu
 @pytest.mark.stem("compress")
 def test_a_matrix_larger_than_the_memory_that_cupy_may_use(rng):
