@@ -11,7 +11,6 @@ from sparse24 import _torch_ops as ops
 from sparse24._errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from sparse24._train_rule import Rule
 
-
 _MULTIPLIED = frozenset(getattr(torch, name) for name in _dtypes.NAMES)
 
 
