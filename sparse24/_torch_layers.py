@@ -64,9 +64,10 @@ class SparseLinear(torch.nn.Linear):
     -----
     Without gradients the packed weight is kept from call to call until the weight changes: a write
     that torch counts, a step of an optimizer, a call with gradients to the weight.  What is written
-    through ``.data`` or by a collective of ``torch.distributed`` does not show: call ``eval()`` or
-    ``train()`` after it, which drop the packed weight.  They, and calls without gradients, look
-    anew at a mask that was written in place, as where averages of models copy buffers.
+    through ``.data``, by a collective of ``torch.distributed`` or by another process does not show:
+    call ``eval()`` or ``train()`` after it, which drop the packed weight.  They, and calls without
+    gradients, look anew at a mask that was written in place, as where averages of models copy
+    buffers.
     Derivatives are of the first order; a gradient of gradients is an error of torch's.
 
     References

@@ -42,11 +42,12 @@ class Sources:
 
     def are(self, dtype: torch.dtype | None, tensors: list[Tensor]) -> bool:
         """True if they are these, unchanged, and to be cast to the same type."""
-        if dtype != self._dtype or len(tensors) != len(self._seen):
+        known = self._seen  # once: an optimizer in another thread may take them away
+        if dtype != self._dtype or len(tensors) != len(known):
             return False
         return all(
             version == t._version and address == t.data_ptr() and seen() is t
-            for (seen, address, version), t in zip(self._seen, tensors, strict=True)
+            for (seen, address, version), t in zip(known, tensors, strict=True)
         )
 
     def written(self, tensors: set[int]) -> None:
