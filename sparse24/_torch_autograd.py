@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparse24 import _check, _spec
+from sparse24 import _check, _dtypes, _spec
 from sparse24 import _torch_ops as ops
 from sparse24._errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from sparse24._train_rule import Rule
+
+_MULTIPLIED = frozenset(getattr(torch, name) for name in _dtypes.NAMES)
 
 
 def check_tensor(given, argument: str) -> None:
@@ -49,6 +51,12 @@ def check_linear(
             f"{tuple(weight.shape)}"
         )
     check_device(x, weight=weight, bias=bias, mask=mask)
+    for name, given in (("x", x), ("weight", weight)):
+        if given.dtype not in _MULTIPLIED:
+            raise DTypeError(
+                f"{name} must be of one of the types {', '.join(_dtypes.NAMES)}, got "
+                f"{given.dtype}; use for example {name}.to(torch.float32)"
+            )
     return _check.bias(bias, weight.shape[0])
 
 

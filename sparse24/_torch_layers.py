@@ -23,7 +23,7 @@ from sparse24._torch_linear import (
     tokens,
 )
 from sparse24._torch_parts import unpack
-from sparse24._torch_sources import Sources
+from sparse24._torch_sources import Sources, will_change
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
@@ -62,10 +62,12 @@ class SparseLinear(torch.nn.Linear):
 
     Notes
     -----
-    Without gradients the packed weight is kept from call to call until the weight changes.  What
-    is written through ``.data`` torch does not count as a change: call ``eval()`` or ``train()``
-    after it, which drop the packed weight.  They, and calls without gradients, look anew at a mask
-    that was written in place, as where averages of models copy buffers.
+    Without gradients the packed weight is kept from call to call until the weight changes: a write
+    that torch counts, a step of an optimizer, a call with gradients to the weight.  What is written
+    through ``.data``, by a collective of ``torch.distributed`` or by another process does not show:
+    call ``eval()`` or ``train()`` after it, which drop the packed weight.  They, and calls without
+    gradients, look anew at a mask that was written in place, as where averages of models copy
+    buffers.
     Derivatives are of the first order; a gradient of gradients is an error of torch's.
 
     References
@@ -229,6 +231,8 @@ class SparseLinear(torch.nn.Linear):
         learns = torch.is_grad_enabled()
         if not learns:
             self._look_again()
+        elif will_change(self):
+            self._packed = None
         if self._way == "dense":
             return torch.nn.functional.linear(x, self.weight, self.bias)
         if self._way == "weight" and not learns:
@@ -241,6 +245,10 @@ class SparseLinear(torch.nn.Linear):
             decay=self.rule.decay, seed=self.rule.seed,
         )  # fmt: skip
 
+    def _apply(self, *args, **kwargs) -> SparseLinear:
+        self._packed = None  # of another type or device; torch swaps no tensor with weak references
+        return super()._apply(*args, **kwargs)
+
     def train(self, mode: bool = True) -> SparseLinear:
         self._packed = None  # weights may have been exchanged through `.data`
         self._look_again()
@@ -249,7 +257,7 @@ class SparseLinear(torch.nn.Linear):
     def _inference(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias  # once: a module looks them up
         vector = check_linear(x, weight, bias)
-        if has_elements(x):
+        if has_elements(x) and not x.is_neg():  # the bit stands for a sign that NumPy cannot see
             dtype = autocast_dtype(x)
             array, vector = self._kept(weight, bias, dtype)
             return _matmul.linear(cast(x, dtype), array, vector)
@@ -273,10 +281,9 @@ class SparseLinear(torch.nn.Linear):
         sources = [t for t in (weight, self.mask, bias, self.scale) if t is not None]
         packed = self._packed  # once: another thread may drop it
         if packed is None or packed[0] is None or not packed[0].are(dtype, sources):
+            made_of = Sources.of(dtype, sources)  # first: others may write meanwhile
             latent = cast(self._latent(), dtype)
             array = unpack(self._rows(latent), *latent.shape)
-            tracked = not any(t.is_inference() for t in sources)  # else nothing tells of changes
-            made_of = Sources(dtype, sources) if tracked else None
             if bias is not None:
                 wide = torch.float64 if latent.dtype == torch.float64 else torch.float32
                 bias = cast(bias.detach(), dtype).to(wide).reshape(self.out_features)

@@ -174,8 +174,10 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """An operand in the type of `autocast_dtype`; float64 is left alone."""
-    return x if dtype is None or x.dtype == torch.float64 else x.to(dtype)
+    """An operand in the type of `autocast_dtype`; float64 and what is no float are left alone."""
+    if dtype is None or x.dtype == torch.float64 or not x.is_floating_point():
+        return x
+    return x.to(dtype)
 
 
 def projected(weight: Tensor, scale: Tensor) -> Tensor:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import weakref
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+
+def will_change(layer) -> bool:
+    """True if a layer with a packed weight learns: optimizers may write in ways not counted.
+
+    Those that hold flat copies of all weights do.  False in compiled code, which packs anew.
+    """
+    if torch.compiler.is_compiling() or layer._packed is None:
+        return False
+    return any(p.requires_grad for p in layer.parameters())
 
 
 class Sources:
@@ -18,12 +31,46 @@ class Sources:
     def __init__(self, dtype: torch.dtype | None, tensors: list[Tensor]):
         self._dtype = dtype
         self._seen = [(weakref.ref(t), t.data_ptr(), t._version) for t in tensors]
+        _watch_optimizers()
+        with _lock:
+            _in_use.add(self)
+
+    @classmethod
+    def of(cls, dtype: torch.dtype | None, tensors: list[Tensor]) -> Sources | None:
+        """None for tensors made in inference mode, of which nothing tells of changes."""
+        return None if any(t.is_inference() for t in tensors) else cls(dtype, tensors)
 
     def are(self, dtype: torch.dtype | None, tensors: list[Tensor]) -> bool:
         """True if they are these, unchanged, and to be cast to the same type."""
-        if dtype != self._dtype or len(tensors) != len(self._seen):
+        known = self._seen  # once: an optimizer in another thread may take them away
+        if dtype != self._dtype or len(tensors) != len(known):
             return False
         return all(
             version == t._version and address == t.data_ptr() and seen() is t
-            for (seen, address, version), t in zip(self._seen, tensors, strict=True)
+            for (seen, address, version), t in zip(known, tensors, strict=True)
         )
+
+    def written(self, tensors: set[int]) -> None:
+        """Those with these ids were written: if one is among the sources, they are no longer so."""
+        if any(id(seen()) in tensors for seen, _, _ in self._seen):
+            self._seen = []
+
+
+_in_use: weakref.WeakSet[Sources] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """From the first packed weight on: fused optimizers write without counting that as a change."""
+    register_optimizer_step_post_hook(_stepped)
+
+
+@torch._disable_dynamo  # torch.compiler.disable, which imports the compiler only when called
+def _stepped(optimizer: Optimizer, *_) -> None:
+    with _lock:
+        in_use = list(_in_use)
+    if in_use:
+        written = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for sources in in_use:
+            sources.written(written)

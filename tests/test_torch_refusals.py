@@ -146,3 +146,16 @@ def test_a_feed_forward_is_of_one_type(dtype):
         st.feed_forward(x.to(dtype), up, down)
     with pytest.raises(DTypeError, match=rf"x, up and up_bias must be of .*float32, {dtype}; conv"):
         st.feed_forward(x, up, down, torch.ones(16).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("sparse", ["weight", "activation", "masked"])
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_kernels_do_not_multiply_is_refused_in_training_and_inference(dtype, sparse, learns):
+    layer, x = st.SparseLinear(8, 4, sparse=sparse), torch.ones(3, 8).to(dtype)
+    error = rf"x must be of one of the types float16, .*, got {dtype}; use .*x\.to\(torch\.float32"
+    with torch.set_grad_enabled(learns):
+        with pytest.raises(DTypeError, match=error):
+            layer(x)
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(DTypeError, match=error):
+            layer(x)  # which casts floats alone

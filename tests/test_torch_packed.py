@@ -1,0 +1,100 @@
+"""When a layer without gradients packs its weight anew, and when it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch_cases import CLOSE  # noqa: E402
+
+from sparse24 import torch as st  # noqa: E402
+
+
+def used_once(**options):
+    """A layer that keeps its packed weight, and what it is called with."""
+    torch.manual_seed(0)
+    layer, x = st.SparseLinear(16, 8, **options), torch.randn(5, 16)
+    with torch.no_grad():
+        layer(x)
+    assert layer._packed is not None
+    return layer, x
+
+
+def assert_follows(layer, x):
+    with torch.no_grad():
+        want = torch.nn.functional.linear(x, layer.weight * layer.current_mask(), layer.bias)
+        torch.testing.assert_close(layer(x), want, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "AdamW"])
+@pytest.mark.parametrize("by", ["fused", "foreach"])
+def test_a_step_of_an_optimizer_is_seen(kind, by):
+    layer, x = used_once()
+    optimizer = getattr(torch.optim, kind)(layer.parameters(), lr=0.5, **{by: True})
+    loss = layer(x).square().sum()
+    assert_follows(layer, x)  # packs once more, before the step
+    loss.backward()
+    optimizer.step()
+    assert_follows(layer, x)
+
+
+def test_a_step_of_an_optimizer_of_other_weights_changes_nothing():
+    layer, x = used_once()
+    other = torch.nn.Linear(4, 4)
+    other(torch.ones(1, 4)).sum().backward()
+    packed = layer._packed[1]
+    torch.optim.SGD(other.parameters(), fused=True).step()
+    assert_follows(layer, x)
+    assert layer._packed[1] is packed
+
+
+def test_weights_that_learn_may_be_written_by_flat_optimizers():
+    layer, x = used_once()
+    layer(x).sum().backward()
+    for p in layer.parameters():
+        p.data.add_(p.grad)
+    assert_follows(layer, x)
+
+
+def test_a_frozen_layer_keeps_its_packed_weight_in_training():
+    layer, x = used_once()
+    packed = layer.requires_grad_(False)._packed[1]
+    layer(x.requires_grad_()).sum().backward()
+    assert_follows(layer, x)
+    assert layer._packed[1] is packed
+
+
+def test_a_compiled_step_of_an_optimizer_is_seen_and_not_compiled_anew():
+    layer, x = used_once()
+    optimizer = torch.optim.SGD(layer.parameters(), fused=True)
+    step = torch.compile(optimizer.step, backend="eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(4):
+            layer(x).sum().backward()
+            assert_follows(layer, x)
+            step()
+            assert_follows(layer, x)
+
+
+def test_weights_are_swapped_where_torch_is_told_to():
+    layer, x = used_once()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        layer.load_state_dict(st.SparseLinear(16, 8).state_dict())
+        assert_follows(layer, x)
+        assert_follows(layer.double(), x.double())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_layer_that_moves_leaves_no_packed_weight_behind():
+    layer, _ = used_once()
+    assert layer.to("meta")._packed is None
+
+
+def test_negated_views_are_multiplied():
+    layer, _ = used_once()
+    x = torch.randn(5, 16, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    assert_follows(layer, x)
