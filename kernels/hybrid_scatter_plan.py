@@ -112,6 +112,9 @@ GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 700
 CLUSTERS = (2, 4)  # sizes
 LEFT_OVER = 11  # one multiprocessor of so many, by clusters of four: an H200 of 132 runs 30 of them
 NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most
+# Cycles that a product takes longer where shares pass from band to band, and a block so waits for
+# others that come to its band late: 1100 to 1800 in ten products by 8 columns.
+PASSING = 1500
 
 
 def cycles_of(units: Units, tiles: int) -> np.ndarray:
@@ -177,15 +180,21 @@ def deal(
         and len(live) * splits <= sms - (splits > 2) * (sms // LEFT_OVER)
         and len(way.cuts) == len(live) * splits + 1  # none is empty
     ]  # fmt: skip
-    return min(found, key=lambda way: _most(running, way, config))
+    return min(found, key=lambda way: _most(running, way, config) + PASSING * _passes(way).any())
+
+
+def _passes(dealt: Deal) -> np.ndarray:
+    """Which shares go on in another band than they begin in."""
+    bands, cuts = dealt.bands, dealt.cuts
+    return np.searchsorted(bands, cuts[:-1], "right") < np.searchsorted(bands, cuts[1:])
 
 
 def _most(running: np.ndarray, dealt: Deal, config: Config) -> float:
     """Cycles of the block that has most to do, with what handing over takes."""
     bands, cuts = dealt.bands, dealt.cuts
     begins_within, ends_within = ~np.isin(cuts[:-1], bands), ~np.isin(cuts[1:], bands)
-    passes = np.searchsorted(bands, cuts[:-1], "right") < np.searchsorted(bands, cuts[1:])
-    shared = np.where(passes, begins_within * 1 + ends_within, begins_within | ends_within)
+    both = begins_within * 1 + ends_within
+    shared = np.where(_passes(dealt), both, begins_within | ends_within)
     each = (IN_CLUSTER if dealt.cluster > 1 else HAND_OVER) * config.tiles * config.rows / TILE_ROWS
     return float((np.diff(running[cuts]) + each * shared).max())
 
@@ -194,18 +203,25 @@ def _even(running: np.ndarray, bands: np.ndarray, splits: int) -> np.ndarray:
     """Cuts of every band into parts of about the same cost."""
     first, size = running[bands[:-1], None], np.diff(running[bands])[:, None]
     wanted = first + size * np.arange(splits) / splits
-    return np.unique(np.append(np.searchsorted(running, wanted.ravel()), bands[-1]))
+    return np.unique(np.append(_nearest(running, wanted.ravel()), bands[-1]))
 
 
 def _through(running: np.ndarray, bands: np.ndarray, blocks: int) -> np.ndarray:
     """Cuts into shares of about the same cost, at the edge of a band where one is near."""
     share = running[-1] / blocks
-    cuts = np.searchsorted(running, share * np.arange(1, blocks))
+    cuts = _nearest(running, share * np.arange(1, blocks))
     after = np.minimum(np.searchsorted(bands, cuts), len(bands) - 1)
     for edge in (bands[after], bands[np.maximum(after - 1, 0)]):
         near = np.abs(running[edge] - running[cuts]) < share / NEAR
         cuts = np.where(near, edge, cuts)
     return np.unique(np.concatenate([[0], cuts, bands[-1:]]))
+
+
+def _nearest(running: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where the running cost is nearest: units that cost about the same so come in even numbers."""
+    after = np.searchsorted(running, wanted)
+    before = np.maximum(after - 1, 0)
+    return np.where(wanted - running[before] < running[after] - wanted, before, after)
 
 
 def schedule(units: Units, dealt: Deal) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

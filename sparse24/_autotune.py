@@ -14,7 +14,7 @@ active: contextvars.ContextVar[bool] = contextvars.ContextVar("sparse24_autotune
 
 ROUNDS = 5
 CALLS = 3  # timed calls a round
-FLUSH = 3  # times the L2 cache that is overwritten between calls
+FLUSH = 3  # times the L2 cache that is read between calls
 MEASURE_WITHIN = 2.5  # candidates predicted slower than this times the best are not measured
 # Relative Frobenius distance to the reference kernel that a candidate may have: a few
 # roundings of the result's type.  Integers must agree exactly.
@@ -98,20 +98,22 @@ def agrees(got, wanted, out_dtype: str) -> bool:
 def time_all(runs: dict) -> dict[str, float]:
     """Median seconds of one call of each, in interleaved rounds on the current stream.
 
-    Between calls the L2 cache is filled with something else: in a model other weights pass
-    through it before the same one is needed again.  The filling also keeps the GPU busy
-    until the call is enqueued, so no time of Python is measured.
+    Between calls something else is read through the L2 cache, as other weights are in a model
+    before the same one is needed again.  Written instead, it would go back to memory while the
+    call runs, which favours other candidates.  The reading also keeps the GPU busy until the
+    call is enqueued, so no time of Python is measured.
     """
     import cupy
 
     cache = cupy.cuda.Device().attributes["L2CacheSize"]
-    others = cupy.empty(FLUSH * max(cache, 1), np.uint8)
+    others = cupy.zeros(FLUSH * max(cache, 4) // 4, np.float32)
+    total = cupy.empty((), np.float32)
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
         for name, run in runs.items():
             events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(CALLS)]
             for start, stop in events:
-                others.fill(0)
+                others.sum(out=total)
                 start.record()
                 run()
                 stop.record()
