@@ -112,8 +112,9 @@ GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 700
 CLUSTERS = (2, 4)  # sizes
 LEFT_OVER = 11  # one multiprocessor of so many, by clusters of four: an H200 of 132 runs 30 of them
 NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most
-# Cycles that a product takes longer where shares pass from band to band, and a block so waits for
-# others that come to its band late: 1100 to 1800 in ten products by 8 columns.
+# Cycles that a product takes longer where shares pass from band to band than where bands are shared
+# by as many blocks each, since blocks come late to the second band of theirs: 1100 to 1800 in ten
+# products by 8 columns.
 PASSING = 1500
 
 
@@ -180,7 +181,8 @@ def deal(
         and len(live) * splits <= sms - (splits > 2) * (sms // LEFT_OVER)
         and len(way.cuts) == len(live) * splits + 1  # none is empty
     ]  # fmt: skip
-    return min(found, key=lambda way: _most(running, way, config) + PASSING * _passes(way).any())
+    late = PASSING if most > 1 else 0
+    return min(found, key=lambda way: _most(running, way, config) + late * _passes(way).any())
 
 
 def _passes(dealt: Deal) -> np.ndarray:

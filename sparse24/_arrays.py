@@ -85,6 +85,11 @@ def cupy_module():
     return cupy
 
 
+def is_capturing() -> bool:
+    """True if a CUDA graph is captured from CuPy's current stream."""
+    return cupy_module().cuda.get_current_stream().is_capturing()
+
+
 def cuda_available() -> bool:
     """True if CuPy is installed and sees a device."""
     try:

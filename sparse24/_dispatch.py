@@ -110,6 +110,8 @@ def prepare(
     elif algorithm == "auto":
         _autotune.visit(a, b, out, epilogue, problem, device)
     choice = _planner.choose(problem, device, dense=has_dense, algorithm=algorithm)
+    if choice.kernel == _planner.DENSE_KERNEL and algorithm == "auto" and _arrays.is_capturing():
+        choice = _planner.choose(problem, device, dense=False)  # CuPy captures no call of cuBLAS
     launcher = _planner.prepare(choice, epilogue)
     if choice.kernel != _planner.DENSE_KERNEL:
         assert a.rows is not None

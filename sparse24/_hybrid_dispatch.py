@@ -80,7 +80,7 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
     _foreign.make_current()
     path = _choose(h, b, algorithm, balance)
     kind = _kind(path, b.shape[1], balance)
-    if not h.is_prepared(kind) and _capturing():
+    if not h.is_prepared(kind) and _arrays.is_capturing():
         raise UnsupportedError(
             f"the first product by {b.shape[1]} columns copies its plan to the GPU, which a graph "
             "cannot hold; run it once before the capture"
@@ -96,7 +96,7 @@ def multiply_together(h, stack, out, algorithm: str, balance: bool) -> DenseStac
         return None
     _foreign.make_current()
     views = flat_views(stack, out)
-    if views is None or _capturing():
+    if views is None or _arrays.is_capturing():
         return None
     b, result = (view.matrix((0,)) for view in views)
     if _choose(h, b, algorithm, balance) != "cublas":
@@ -162,7 +162,7 @@ def _choose(h, b, algorithm: str, balance: bool) -> str:
     copied = copied_by(n, "row" if by_rows(b) else "column")
     if algorithm == "auto":
         path = h.prepared(choice_for(n, copied=copied), lambda: _Choice(h, n, copied=copied)).path
-        return _captured(h, n, balance) if path in NOT_CAPTURED and _capturing() else path
+        return _captured(h, n, balance) if path in NOT_CAPTURED and _arrays.is_capturing() else path
     possible = ("auto", *explain(h, n, copied=copied)["candidates"])
     if algorithm not in possible:
         listed = ", ".join(map(repr, possible))
@@ -176,10 +176,6 @@ def choice_for(n: int, *, copied: bool) -> str:
     """The name under which a matrix remembers a choice; another one after a calibration."""
     known = _tuning_cache.generation()
     return f"choice for {_hybrid_cost.bucket(n)}, copied {copied}, known {known}"
-
-
-def _capturing() -> bool:
-    return _arrays.cupy_module().cuda.get_current_stream().is_capturing()
 
 
 def _captured(h, n: int, balance: bool) -> str:

@@ -33,9 +33,10 @@ GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 # How much longer than its line says scatter takes, docs/benchmarks/log_hybrid.rst: where much of b
 # is read and its rows begin within lines; with units of 128 columns by up to 8 columns of b, whose
-# sums go through global memory; and in seconds, by whether there are 2:4 tiles, where warps read
-# b and not the copy engine.
-ACROSS_LINES, FLAT_FEW = 1.3, 1.12
+# sums go through global memory; with such units of 2:4 tiles by more than 32 columns; and in
+# seconds, by whether there are 2:4 tiles, where warps read b and not the copy engine.
+ACROSS_LINES, FLAT_FEW, FLAT_BASE = 1.3, 1.12, 1.13
+FLAT_BASE_FROM = 33
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
 OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
 COPYING = ("scatter", "slots", "regrouped", "panel")  # paths of 16-bit elements that copy b
@@ -135,7 +136,9 @@ def _longer(units, n: int) -> float:
     flat = units.columns > TILE_COLUMNS
     if n > SPAN and n % SPAN:
         return ACROSS_LINES ** (flat + units.base)
-    return FLAT_FEW if flat and not units.base and _scatter_takes_any(n) else 1.0
+    if flat and units.base:
+        return FLAT_BASE if n >= FLAT_BASE_FROM else 1.0
+    return FLAT_FEW if flat and _scatter_takes_any(n) else 1.0
 
 
 def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:

@@ -206,10 +206,7 @@ def _known_dtypes(named) -> tuple[np.dtype, ...]:
 
 
 def _capturing(x) -> bool:
-    if not _arrays.is_cupy(x):
-        return False
-    cupy = _arrays.cupy_module()
-    return cupy.cuda.get_current_stream().is_capturing()
+    return _arrays.is_cupy(x) and _arrays.is_capturing()
 
 
 def _dense(a, b, a_dtype, out, call: Call):

@@ -145,7 +145,7 @@ def capturing(x: Any) -> bool:
         import torch
 
         return torch.cuda.is_current_stream_capturing()
-    return _arrays.cupy_module().cuda.get_current_stream().is_capturing()
+    return _arrays.is_capturing()
 
 
 def keep(plans: dict, key: tuple, plan: Any) -> None:

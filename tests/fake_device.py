@@ -95,7 +95,7 @@ class Device:
         ))
         put(_ready, "current_stream", lambda: self.stream)
         put(_replay, "capturing", lambda x: self.capturing)
-        put(_hybrid_dispatch, "_capturing", lambda: self.capturing)
+        put(_arrays, "is_capturing", lambda: self.capturing)
         put(_hybrid_dispatch, "predictions", lambda h, n, copied=None: dict(self.times))
         put(_hybrid_dispatch, "layout", lambda h, path: SimpleNamespace(rows=None))
         put(_hybrid_dispatch, "_bound", self._bound)

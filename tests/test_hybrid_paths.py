@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sparse24 import (
+    _arrays,
     _hybrid_cost,
     _hybrid_dispatch,
     _hybrid_fit,
@@ -184,7 +185,7 @@ def test_a_capture_takes_what_is_prepared(monkeypatch):
 
 def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
     h, ran = hybrid(np.eye(3, dtype=np.float32)), []
-    monkeypatch.setattr(_hybrid_dispatch, "_capturing", lambda: True)
+    monkeypatch.setattr(_arrays, "is_capturing", lambda: True)
     monkeypatch.setattr(_hybrid_dispatch, "_choose", lambda *_: "scatter")
     monkeypatch.setattr(_hybrid_dispatch, "_run", lambda path, *_: ran.append(path))
     monkeypatch.setattr(_hybrid_dispatch._foreign, "make_current", lambda: None)
@@ -193,7 +194,7 @@ def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
     with pytest.raises(UnsupportedError, match=r"first product by 5 columns .* before the capture"):
         _hybrid_dispatch.multiply(h, b, out)
     with monkeypatch.context() as before:
-        before.setattr(_hybrid_dispatch, "_capturing", lambda: False)
+        before.setattr(_arrays, "is_capturing", lambda: False)
         _hybrid_dispatch.multiply(h, b, out)
     _hybrid_dispatch.multiply(h, b, out)
     assert ran == ["scatter", "scatter"]
@@ -355,8 +356,10 @@ def test_rows_across_lines_are_counted_where_much_of_b_is_read():
     longer = {n: [_hybrid_predict._longer(u, n) for u in (plain, base, flat, flat_base)]
               for n in (64, 96, 128)}  # fmt: skip
     across = _hybrid_predict.ACROSS_LINES
-    assert longer == {64: [1, 1, 1, 1], 96: [1, across, across, across**2], 128: [1, 1, 1, 1]}
+    many = _hybrid_predict.FLAT_BASE
+    assert longer == {64: [1, 1, 1, many], 96: [1, across, across, across**2], 128: [1, 1, 1, many]}
     assert _hybrid_predict._longer(flat, 8) == _hybrid_predict.FLAT_FEW
+    assert _hybrid_predict._longer(flat_base, 32) == 1
 
 
 def test_small_chips_get_no_path_that_wants_more_shared_memory():

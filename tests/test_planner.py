@@ -7,14 +7,23 @@ import itertools
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _autotune, _explain, _planner, _tuning_cache
+from sparse24 import (
+    _arrays,
+    _autotune,
+    _dispatch,
+    _explain,
+    _planner,
+    _storage,
+    _tuning_cache,
+)
 from sparse24._arrays import to_numpy
-from sparse24._records import Problem
+from sparse24._records import PLAIN, Problem
 
 KEY = {"format": 1, "gpu": "test"}
 
@@ -505,3 +514,45 @@ def test_graph_capture_and_streams(rng):
         graph.launch(stream)
     stream.synchronize()
     np.testing.assert_array_equal(to_numpy(out), want)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "dense"])
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_capture_takes_the_dense_product_only_if_told(monkeypatch, h200, algorithm, capturing):
+    case = problem(m=64, n=4096, k=64)
+    ranked = {dense: _planner.candidates(case, 0, dense=dense) for dense in (True, False)}
+    choose = lambda of, device, *, dense, algorithm="auto": next(  # noqa: E731
+        c for c in ranked[dense] if not dense or c.kernel == "dense"
+    )
+    monkeypatch.setattr(_planner, "choose", choose)
+    monkeypatch.setattr(_planner, "prepare", lambda choice, epilogue: choice.kernel)
+    monkeypatch.setattr(_arrays, "is_capturing", lambda: capturing)
+    monkeypatch.setattr(_storage, "with_packed", lambda rows: rows)
+    a = s24.compress(np.eye(64, dtype=np.float32), keep_dense=True)._operand
+    b = SimpleNamespace(device=SimpleNamespace(id=0))
+    launched = _dispatch.prepare(a, b, None, PLAIN, algorithm, case)
+    sparse = capturing and algorithm == "auto"
+    assert (launched.launcher != "dense") == sparse
+    assert launched.a is (a.rows if sparse else a.dense)
+
+
+@pytest.mark.gpu
+def test_a_graph_holds_a_sparse_product_where_the_dense_one_is_faster(monkeypatch, untuned, rng):
+    import cupy
+
+    monkeypatch.setattr(_tuning_cache, "winner", lambda *of, dense: "dense" if dense else None)
+    a = s24.random((256, 256), dtype="float16", rng=0).to_device("cuda")
+    a = s24.compress(a.toarray(), keep_dense=True)
+    x = cupy.asarray(rng.standard_normal((256, 256)).astype(np.float16))
+    assert s24.explain(a, x).chosen == "dense"
+    want, out = to_numpy(a @ x), cupy.zeros((256, 256), np.float16)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        s24.matmul(a, x, out)
+        stream.begin_capture()
+        s24.matmul(a, x, out)
+        graph = stream.end_capture()
+        out.fill(0)
+        graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_allclose(to_numpy(out), want, rtol=2e-3, atol=2e-3)
