@@ -243,3 +243,10 @@ def test_out_on_another_device_is_refused(make, monkeypatch):
     with pytest.raises(s24.DeviceError, match="out is on cuda:0, the product on cpu; pass an arr"):
         s24.matmul(a, x, out)
     assert not out.any()
+
+
+def test_windows_refuse_an_operand_on_another_device(monkeypatch):
+    a = s24.compress(np.eye(8, dtype=np.float32), pattern=(6, 8)).windows()
+    Device(monkeypatch)
+    with pytest.raises(s24.DeviceError, match="windows are on cpu, the other operand on cuda:0; "):
+        _ = a @ array(np.ones((8, 2), np.float32))
