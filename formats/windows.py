@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
-from sparse24._errors import ArgumentError, PatternError, ShapeError
+from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24.formats import convert
 from sparse24.formats.base import densified
 from sparse24.formats.n_m_parts import as_24
@@ -186,6 +186,12 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         other = densified(other)
         with _foreign.stream_of(other):
             other, restore = _foreign.take(other, argument="b")
+            if _arrays.device_of(other) != self.device:
+                raise DeviceError(
+                    f"the windows are on {self.device}, the other operand on "
+                    f"{_arrays.device_of(other)}; move one: A.to_device(...).windows() or "
+                    "cupy.asarray(x)"
+                )
             axis = axis if other.ndim > 1 else -1
             k = self.shape[-1 if self.axis == -1 else -2]
             if not other.ndim or other.shape[axis] != k:

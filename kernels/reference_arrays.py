@@ -34,14 +34,25 @@ def transpose(b: np.ndarray) -> np.ndarray:
 
 
 def to_dtype(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Convert as the kernels do: integers round half to even and saturate, fp8 saturates."""
+    """Convert as the kernels do: integers round half to even and saturate, fp8 saturates.
+
+    NaN becomes the integer 0.
+    """
     if dtype.kind == "i":
-        info = np.iinfo(dtype)
-        whole = x if x.dtype.kind in "iu" else np.rint(x)
-        return np.clip(whole, info.min, info.max).astype(dtype)
+        return _to_whole(x, dtype)
     if dtype.name.startswith("float8"):
         import ml_dtypes
 
         limit = float(ml_dtypes.finfo(dtype).max)
         return np.clip(x.astype(np.float64), -limit, limit).astype(np.float32).astype(dtype)
     return x.astype(dtype)
+
+
+def _to_whole(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    info = np.iinfo(dtype)
+    if x.dtype.kind in "iu":
+        return np.clip(x, info.min, info.max).astype(dtype)
+    if dtype.itemsize >= x.dtype.itemsize:  # float32 has no 2147483647
+        x = x.astype(np.float64)
+    whole = np.clip(np.rint(x), info.min, info.max)
+    return np.where(np.isnan(whole), whole.dtype.type(0), whole).astype(dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product, _target
-from sparse24._errors import ArgumentError, DTypeError
+from sparse24._errors import ArgumentError, DeviceError, DTypeError
 from sparse24._fuse import PLAIN, Call
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, densified
@@ -92,6 +92,11 @@ def _asked(product: Callable[[], Any], out, call: Call, left: tuple, right: tupl
     target = _target.given(out)
     if target is None:
         return restore(result)
+    if _arrays.device_of(target) != _arrays.device_of(result):
+        raise DeviceError(
+            f"out is on {_arrays.device_of(target)}, the product on {_arrays.device_of(result)}; "
+            "pass an array on the device of the operands"
+        )
     _check.same_shape(target.shape, result.shape, argument="out", other="the product")
     if target.dtype != result.dtype:
         raise DTypeError(f"out must have dtype {result.dtype}, got {target.dtype}")

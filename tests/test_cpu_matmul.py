@@ -178,6 +178,24 @@ def test_narrow_results_saturate_and_round_to_even(rng, result):
     np.testing.assert_array_equal(out.astype(np.float32), want.astype(np.float32))
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # of inf and NaN by BLAS
+def test_integer_results_saturate_and_nan_is_zero(name, product):
+    a = np.zeros((6, 4), _dtypes.TABLE[name].logical)
+    a[:, 0] = [2**15, -(2**15), np.inf, -np.inf, np.nan, 2.5]
+    values, metadata, _ = cpu_compress.compress(a, "check")
+    for scale, last in ((2**17, 2.5 * 2**17), (1, 2)):
+        b = np.full((4, 3), 1, a.dtype)
+        for dtype in (np.int32, np.int8):
+            out = np.empty((6, 3), dtype)
+            product(values, metadata, 4, b, out, Fused(alpha=float(scale)))
+            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+            size = min(2**15 * scale, high)
+            want = [size, max(-(2**15) * scale, low), high, low, 0, min(last, high)]
+            np.testing.assert_array_equal(out, np.tile(want, (3, 1)).T)
+
+
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_halves_round_as_numpy_does(rng, name):
     words = rng.integers(0, 2**32, 1 << 16, dtype=np.uint32)

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse
+from fake_device import Device, array
 
 import sparse24 as s24
 
@@ -228,3 +229,24 @@ def test_aux_of_a_stack_has_any_strides(rng, left):
     got = s24.matmul(*pair, epilogue=s24.Epilogue(activation="relu", aux=aux))
     np.testing.assert_allclose(aux, exact, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(got, np.maximum(aux, 0))
+
+
+@pytest.mark.parametrize("make", [
+    s24.hybrid, lambda x: s24.compress(x, pattern=(3, 5)),
+    lambda x: s24.compress(x, pattern=(6, 8)).windows(), lambda x: x.astype(np.int64),
+])  # fmt: skip
+def test_out_on_another_device_is_refused(make, monkeypatch):
+    a, x = make(np.eye(8, dtype=np.float32)), np.ones((8, 2), np.float32)
+    Device(monkeypatch).times = {"cpu": 1.0}
+    monkeypatch.setattr(s24.HybridArray, "device", "cpu")
+    out = array(np.zeros((8, 2), np.float32 if a.dtype == np.float32 else np.float64))
+    with pytest.raises(s24.DeviceError, match="out is on cuda:0, the product on cpu; pass an arr"):
+        s24.matmul(a, x, out)
+    assert not out.any()
+
+
+def test_windows_refuse_an_operand_on_another_device(monkeypatch):
+    a = s24.compress(np.eye(8, dtype=np.float32), pattern=(6, 8)).windows()
+    Device(monkeypatch)
+    with pytest.raises(s24.DeviceError, match="windows are on cpu, the other operand on cuda:0; "):
+        _ = a @ array(np.ones((8, 2), np.float32))
