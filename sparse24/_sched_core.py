@@ -89,11 +89,11 @@ def step(
     Raises
     ------
     ArgumentError
-        If `state` is none, or a layer, or an array that a recipe needs, is missing.
+        If `state` is not a `State`, or a layer or an array that a recipe needs is missing.
     DTypeError
         If an array is not of the library that the masks are of.
     ShapeError
-        If an array has not the shape of its layer.
+        If the shape of an array is not that of its layer.
 
     Notes
     -----

@@ -31,12 +31,12 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     Raises
     ------
     ArgumentError
-        If `rules` are something else, a name is no string, or a name pattern of a recipe, or
-        within one, is that of no weight, or comes after a wider one, which takes its weights.
+        If `rules` are something else, a name is not a string, or a name pattern matches no weight,
+        be it because an earlier, wider one takes all that it matches.
     ShapeError
         If a layer's shape does not suit the pattern.
     DTypeError
-        If a layer's weights are no array, or complex.
+        If a layer's weights are not an array, or are complex.
 
     Examples
     --------

@@ -165,7 +165,8 @@ def from_dict(state: State, saved: dict[str, Any]) -> State:
     Raises
     ------
     FormatError
-        If `saved` is no state, damaged, of another version, or of other recipes or layers.
+        If `saved` is not a saved state, is damaged, or is of another version, other recipes or
+        other layers.
 
     Examples
     --------

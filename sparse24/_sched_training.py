@@ -101,9 +101,9 @@ def targeted_dropout(
     Raises
     ------
     ArgumentError
-        If a share, a rate, a step or a seed is out of range, or `pattern` is none.
+        If a share, a rate, a step or a seed is out of range, or `pattern` is not a `Pattern`.
     DTypeError, ShapeError
-        If `weight` is no array of floating-point numbers with an axis.
+        If `weight` is not an array of floating-point numbers with at least one axis.
 
     References
     ----------

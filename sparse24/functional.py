@@ -187,9 +187,9 @@ def linear_backward(
     Raises
     ------
     ShapeError
-        If `dy` has not the shape of the output.
+        If the shape of `dy` is not that of the output.
     ArgumentError
-        If `gradient` is another word, or `saved` no result of `linear`.
+        If `gradient` is unknown, or `saved` is not a result of `linear`.
 
     Examples
     --------
