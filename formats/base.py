@@ -1,4 +1,4 @@
-"""What every format of sparse24 has in common with a NumPy or SciPy array."""
+"""`SparseArray`: the attributes and methods that all formats share with NumPy and SciPy arrays."""
 
 from __future__ import annotations
 

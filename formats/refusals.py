@@ -1,4 +1,4 @@
-"""What a NumPy user may try on a sparse array of sparse24 in vain: errors that say what works."""
+"""NumPy operations that sparse arrays refuse, with errors that say what works instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`advise`: is 2:4 worth it for this layer, before anyone prunes?"""
+"""`advise`: predict the speed-up of a layer or checkpoint from 2:4, before pruning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of other libraries: in as views, out as what came in.
+"""Arrays of other libraries: views of them as NumPy or CuPy arrays, and conversion back.
 
 torch and JAX tensors, and anything else with ``__dlpack__``, become NumPy or CuPy
 arrays that share memory; results go back the same way.  torch's bfloat16 and fp8 on the

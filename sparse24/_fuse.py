@@ -1,4 +1,4 @@
-"""What a product is asked beside its operands, and how the kernels are told of it."""
+"""The options of a product (`Epilogue`, `Call`), and `fuse`, which turns them into a `Fused`."""
 
 from __future__ import annotations
 

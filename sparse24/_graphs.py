@@ -1,4 +1,4 @@
-"""What a captured graph reads must outlive the call that it was captured from.
+"""Memory of captured CUDA graphs, which must outlive the call that was captured.
 
 A product may need memory of its own: an aligned copy of an operand, partial sums.  CuPy's pool
 would give it to the next array, into which every replay of the graph would then write.

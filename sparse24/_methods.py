@@ -1,4 +1,4 @@
-"""How much every element of a weight is worth: the scores behind a mask.
+"""Scores of the elements of a weight, from which masks are chosen.
 
 The weights come with the grouped axis last; scores have their shape.
 """

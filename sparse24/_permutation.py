@@ -1,8 +1,8 @@
-"""Permute columns so that an n:m mask keeps more, and fold the permutation away.
+"""Permute columns so that an n:m mask keeps more, and fold the permutation into the weights.
 
-Which columns stand together in a group decides what a mask must drop.  The search
-repeatedly pairs all groups at random and, for every pair at once, deals its columns
-to the two groups in the best way; nothing ever gets worse (after Pool, Yu, *Channel
+Which columns share a group decides what a mask must drop.  The search repeatedly pairs all
+groups at random and, for all pairs at once, divides the columns of a pair between its two
+groups in the best way; no step makes the result worse (after Pool, Yu, *Channel
 Permutations for N:M Sparsity*, 2021).
 """
 

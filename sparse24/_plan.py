@@ -1,4 +1,4 @@
-"""`plan` and `autotune`: what is prepared once, and what ran fastest."""
+"""`plan`, which prepares a product, and `autotune`, which measures the fastest kernel."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _column_out(a: Sparse24Array, b, call: Call):
     array, restore = _foreign.take(b, argument="b")
     if array.ndim < 2:
         return None
-    array = _product.real(array, a._dtype, call.other_dtype)
+    array = _product.promoted_integers(array, a._dtype, call.other_dtype)
     _product.check_inner(a.shape, array.shape)
     shape = (*_product.batch_of(a._operand, array), array.shape[-1], a.shape[-2])
     types = _product.Result.plan(a._operand, array, None, call, shape)

@@ -1,4 +1,4 @@
-"""What repeats a product of NumPy's arrays: what their layouts decide is decided already."""
+"""Prepared products of one signature, which repeat a call on NumPy arrays without planning."""
 
 from __future__ import annotations
 

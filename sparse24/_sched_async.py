@@ -31,20 +31,20 @@ class AsyncScheduler:
     ----------
     rules : Recipe, or mapping of str to Recipe or None
     weights : mapping of str to array
-        The layers, by shape.
+        Arrays with the names and shapes of the layers.
     delay : int, default 1
-        The staleness, exact: the masks of step t are in use at step ``t + delay``.  Until
-        then those of the beginning, all true, are.
+        The exact delay in steps: the masks of step t are in use at step ``t + delay``, and
+        masks that are all true before step `delay`.
     background : bool, default True
-        False does the work within `step`, with the same results.
+        Whether a thread computes the masks; with False `step` does, with the same results.
     seed : int, default 0
     telemetry : Telemetry, optional
         Records the events of the masks as they come into use, which waits for their counts.
 
     Notes
     -----
-    Use it as a context manager, or call `close`.  An error of the work is raised by the step that
-    was to use its masks, or by `close`; after it the scheduler goes on from a loaded state only.
+    Use it as a context manager, or call `close`.  An error in the computation is raised by the
+    step that was to use its masks, or by `close`; after it a state must be loaded to continue.
 
     Examples
     --------

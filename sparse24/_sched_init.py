@@ -13,16 +13,16 @@ from sparse24._sched_records import Array, Arrays, Recipe, Rules, State
 
 
 def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
-    """The state before step 0: all layers dense.
+    """Make the state before step 0, in which all layers are dense.
 
     Parameters
     ----------
     rules : Recipe, or mapping of str to Recipe or None
-        One recipe for every layer with elements and two axes or more, or recipes by name pattern
-        (``"encoder.*"``); the first match counts, None keeps a layer dense.
+        One recipe for every non-empty layer with at least two axes, or recipes by name pattern
+        (``"encoder.*"``), of which the first match decides; None keeps a layer dense.
     weights : mapping of str to array
     seed : int
-        Of the counter-based generator; the same on every rank.
+        Seed of the counter-based generator; the same on every rank.
 
     Returns
     -------

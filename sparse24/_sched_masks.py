@@ -23,7 +23,7 @@ class MaskScheduler:
         See `sparse24.schedule.init`.
     seed : int, default 0
     telemetry : Telemetry, optional
-        Records the events; without it the flips and norms are not even counted.
+        Records the events; without it, flips and norms are not measured.
     reduce : callable, optional
         Makes scores agree across ranks before masks are chosen.
 
@@ -83,20 +83,20 @@ class MaskScheduler:
         Parameters
         ----------
         weights, gradients : mapping of str to array, or sequence of arrays, optional
-            Only what the recipes use must be given, by name; what goes by place alone is the
-            gradients.  Sequences are named "0", "1", ….  A gradient may be None, as that of a
-            frozen parameter in torch.
+            Only what the recipes use must be given.  The one positional argument is
+            `gradients`.  Layers of a sequence are named "0", "1", ….  A gradient may be None, as
+            that of a frozen parameter in torch.
 
         Returns
         -------
         dict of str to array of bool
-            Those that the scheduler goes on from: copy a mask before you write to it.
+            The scheduler's own masks: copy a mask before you write to it.
 
         Raises
         ------
         ArgumentError, DTypeError, ShapeError
-            If arrays do not fit the layers or recipes, or tensors that are to learn are given as
-            gradients.  The scheduler is as it was then.
+            If arrays do not fit the layers or recipes, or parameters of torch are given as
+            gradients.  The scheduler is then unchanged.
         """
         weights, gradients = self._named(weights, gradients)
         state, masks, self.events = core.step(

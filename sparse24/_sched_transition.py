@@ -8,7 +8,7 @@ from sparse24._sched_arrays import Array, namespace
 
 
 def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") -> Array:
-    """The weight after a change of masks.
+    """Return the weight after a change of masks.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where a product goes: a new array, or one of the caller's that is checked."""
+"""The result of a product: a new array, or the caller's `out`, checked."""
 
 from __future__ import annotations
 
