@@ -135,7 +135,7 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) 
 
 
 def order(x) -> str:
-    """``"row"``, ``"column"`` or ``"strided"``; a packed column is ``"column"``, a row ``"row"``."""
+    """``"row"``, ``"column"`` or ``"strided"``; a contiguous single column is ``"column"``."""
     rows, columns = x.shape[-2:]
     row, column = x.strides[-2:]
     size = x.dtype.itemsize

@@ -60,7 +60,7 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
 
 
 def is_on_host(x: Any) -> bool:
-    """True for a tensor of torch on the CPU and for an array of JAX: `take` gives NumPy's."""
+    """True for torch tensors on the CPU and JAX arrays, which `take` views as NumPy arrays."""
     return not x.is_cuda if _arrays.is_torch(x) else _arrays.is_jax(x)
 
 

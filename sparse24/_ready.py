@@ -116,7 +116,7 @@ class Ready:
         return launch
 
     def _launch_for_torch(self, key: tuple[int, ...], x: Any) -> None:
-        """Launch on torch's stream: nothing is allocated, so little of `_foreign.stream_of` is due."""
+        """Launch on torch's stream; as nothing is allocated, less than `stream_of` is set up."""
         here = _is_on_current_device(x)
         if here and self.captured:
             self._launch(key)
