@@ -153,7 +153,7 @@ class ReadyProduct(Ready):
         if self._aux is not None and _arrays.overlaps(self._aux, out):
             raise ArgumentError("aux shares memory with out; pass another array")
         if self._c is not None and _arrays.overlaps(self._c, out) and not _same(self._c, out):
-            raise ArgumentError("c overlaps out without being out; pass a copy of c")
+            raise ArgumentError("c overlaps out and is another array; pass out itself, or a copy")
         launch = super()._lay_out(b, out, *rest)
         return launch if self._params is None else launch.with_last(self._params)
 

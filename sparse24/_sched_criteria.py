@@ -86,6 +86,7 @@ def _abs(x):
 @dataclass(frozen=True)
 class Magnitude(Criterion):
     """The magnitude of the weight, ``|w|``.
+
     Examples
     --------
     >>> import numpy as np

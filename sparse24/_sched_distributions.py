@@ -140,6 +140,7 @@ class ERK(Distribution):
 @dataclass(frozen=True)
 class Custom(Distribution):
     """Sparsities by a rule of your own.
+
     Parameters
     ----------
     rule : callable or mapping

@@ -55,9 +55,8 @@ class SparseLinear(torch.nn.Linear):
         that resumed training draws the same samples as uninterrupted training.  A pass that
         `torch.utils.checkpoint` recomputes draws its own.
     masked
-        In the ``state_dict`` of a layer with a mask: whether it multiplies densely with the mask.
-        It is saved because a mask of another pattern can be 2:4 by chance, and a sparse product
-        would round differently.
+        In the ``state_dict`` of a layer with a mask: whether it multiplies densely with it.  A mask
+        of another pattern can be 2:4 by chance, and a sparse product would round differently.
     scale : Tensor of shape (), or None
         In a soft layer: the factor that brings the first projection nearest to the weight.
 
@@ -68,9 +67,7 @@ class SparseLinear(torch.nn.Linear):
     through ``.data``, by a collective of ``torch.distributed`` or by another process are not
     noticed: call ``eval()`` or ``train()`` after them, which drop the packed weight.  Those two,
     and calls without gradients, notice a mask that was written in place, as by averages of models
-    that copy buffers.
-
-    Only first derivatives are available; torch raises an error for gradients of gradients.
+    that copy buffers.  Only first derivatives are available.
 
     References
     ----------
@@ -200,7 +197,7 @@ class SparseLinear(torch.nn.Linear):
             device.
         """
         if mask is not None and self.scale is not None:
-            raise ArgumentError("a soft layer chooses its places itself; make it with soft=False")
+            raise ArgumentError("a soft layer takes no mask; make it with soft=False")
         check_activation(self.sparse, self.rule, mask)
         _check.one_of(way, (None, *WAYS), argument="way")
         if mask is not None and not isinstance(mask, Tensor):

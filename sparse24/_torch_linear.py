@@ -115,12 +115,14 @@ def check_activation(sparse: str, rule: Rule, mask: Tensor | None = None) -> Non
     if sparse != "activation":
         return
     if mask is not None:
-        raise ArgumentError("mask is of the weight, and activations are pruned; drop it")
+        raise ArgumentError(
+            "mask applies to a sparse weight, and sparse='activation' leaves it dense; drop it"
+        )
     for option, value in (("decay", rule.decay), ("gradient", rule.samples and rule.gradient)):
         if value:
             raise ArgumentError(
-                f"{option}={value!r} is of sparse weights, and sparse='activation' leaves them "
-                "dense; use decay=0 and gradient='ste' or '24dense'"
+                f"{option}={value!r} applies to sparse weights, and sparse='activation' leaves "
+                "them dense; use decay=0 and gradient='ste' or '24dense'"
             )
 
 
