@@ -25,7 +25,7 @@ from sparse24.formats.ufuncs import MatmulAlone
 
 
 class Windows24(Refusals):
-    """An exact 2:4 stand-in for an n:m matrix with n <= m - 2 and m even.
+    """An n:m matrix with n <= m - 2 and m even, stored exactly as 2:4 over a longer k.
 
     Made by `NMArray.windows` or `from_dense`.  ``W @ b`` (``x @ W`` for ``axis=-2``)
     gathers the rows of b and multiplies on the 2:4 kernels.
@@ -43,8 +43,8 @@ class Windows24(Refusals):
 
     Notes
     -----
-    The rows of b stand against zeros too where they are repeated: what an infinity gives may be
-    NaN, also where the matrix has an element.
+    Repeated rows of b are multiplied by zeros, too, so the result may be NaN for an infinity in
+    b, even where the matrix has a non-zero.
 
     Examples
     --------
