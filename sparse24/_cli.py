@@ -79,7 +79,7 @@ def _add_demo(commands) -> None:
 
 def _add_device(command) -> None:
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
-                         help="auto takes a GPU if there is one (default: %(default)s)")  # fmt: skip
+                         help="auto takes a GPU if there is one (default: auto)")  # fmt: skip
     command.add_argument(
         "--dtype", choices=FLOATS,
         help="element type (default: float16 on a GPU, float32 on the CPU)",
@@ -108,7 +108,7 @@ def _add_convert(commands) -> None:
     convert.add_argument("--include", default="", metavar="REGEX",
                          help="only matrices with a matching name (default: all)")  # fmt: skip
     convert.add_argument("--exclude", default=_checkpoint.DEFAULT_EXCLUDE, metavar="REGEX",
-                         help="no matrices with a matching name (default: %(default)s)")  # fmt: skip
+                         help="no matrix with a matching name (default: %(default)s)")  # fmt: skip
     convert.add_argument("--min-size", metavar="N", type=_positive,
                          default=_checkpoint.DEFAULT_MIN_SIZE,
                          help="smallest side of an eligible matrix "
