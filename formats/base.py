@@ -1,4 +1,4 @@
-"""What every format of sparse24 has in common with a NumPy or SciPy array."""
+"""`SparseArray`: the attributes and methods that all formats share with NumPy and SciPy arrays."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SparseArray(Refusals, ABC):
 
     @abstractmethod
     def mask(self):
-        """Boolean array: the places of the elements that are not zero."""
+        """Boolean array: true where elements are not zero."""
 
     @abstractmethod
     def astype(self, dtype) -> Any:
@@ -110,14 +110,14 @@ class SparseArray(Refusals, ABC):
         return self.nnz / self.size if self.size else 0.0
 
     def todense(self):
-        """The dense array; the name that SciPy uses beside `toarray`."""
+        """The same as `toarray`, as in SciPy."""
         return self.toarray()
 
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        SciPy stores no 16-bit or 8-bit floats, and cupyx no int8 either: these become float32
-        unless `dtype` says otherwise.
+        SciPy does not store 16-bit or 8-bit floats, nor does cupyx, which does not store int8
+        either: these types become float32 unless `dtype` says otherwise.
         """
         array: Any = self
         if self._dtype.is_float8 and self.device != "cpu":  # its dense form there is bits
@@ -134,14 +134,14 @@ class SparseArray(Refusals, ABC):
         Parameters
         ----------
         format : {"csr", "csc", "coo", "dia", "bsr", "dok", "lil"}
-            The first three on a GPU, where CuPy makes no others.
+            On a GPU only the first three, as CuPy converts to no others.
         dtype : dtype, optional
             Element type of the result.
 
         Raises
         ------
         ArgumentError
-            If the format is unknown there, or this is a batch.
+            If the format is not available, or this is a batch.
         """
         known: tuple[str, ...] = ("csr", "csc", "coo")
         known += ("dia", "bsr", "dok", "lil") if self.device == "cpu" else ()
@@ -149,17 +149,17 @@ class SparseArray(Refusals, ABC):
         return self.tocsr(dtype).asformat(format)
 
     def transpose(self, axes=None) -> Any:
-        """`T`, by the name that SciPy and NumPy use beside it; also ``numpy.transpose(A)``.
+        """The same as `T`, as in SciPy and NumPy; also ``numpy.transpose(A)``.
 
         Parameters
         ----------
         axes : (1, 0), optional
-            The only order that there is.
+            Taken for compatibility.
 
         Raises
         ------
         ArgumentError
-            If `axes` are others, or this is a batch.
+            If `axes` is something else, or this is a batch.
         """
         known = np.ndim(axes) == 1 and tuple(axes) in ((1, 0), (-1, -2))
         if axes is not None and not known:
@@ -177,13 +177,13 @@ class SparseArray(Refusals, ABC):
         return self._multiply(other)
 
     def matvec(self, x):
-        """``A @ x`` for a vector or, as `matmat`, a matrix: what `scipy.sparse.linalg` calls."""
+        """``A @ x`` for a vector (`matvec`) or a matrix (`matmat`), for `scipy.sparse.linalg`."""
         return self._multiply(x)
 
     matmat = matvec
 
     def rmatvec(self, x):
-        """``A.T @ x`` for a vector (or, as `rmatmat`, a matrix); the elements are real."""
+        """``A.T @ x`` for a vector (`rmatvec`) or a matrix (`rmatmat`)."""
         return self._transposed()._multiply(x)
 
     rmatmat = rmatvec
@@ -222,7 +222,7 @@ def made_by(array: Any, given: Any, maker: str) -> DTypeError:
 
 
 def densified(x: Any) -> Any:
-    """A sparse array of this library, SciPy or cupyx made dense; all else as it is."""
+    """A sparse array of this library, SciPy or cupyx made dense; all else unchanged."""
     if isinstance(x, SparseArray) or _arrays.is_sparse_matrix(x):
         return convert.checked(x, argument="the operand").toarray()
     return x

@@ -39,8 +39,8 @@ def checked(m: Any, *, argument: str) -> Any:
         view((rows.data, rows.indices, rows.indptr), shape=m.shape).check_format(full_check=True)
     except ValueError as error:
         raise FormatError(
-            f"{argument} is no sound {m.format} matrix: {error}; build it anew, for "
-            "example from scipy.sparse.coo_array, which checks the places"
+            f"{argument} is not a valid {m.format} matrix: {error}; rebuild it, for "
+            "example with scipy.sparse.coo_array, which checks indices"
         ) from error
     return rows
 

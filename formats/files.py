@@ -32,7 +32,7 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     Parameters
     ----------
     path : path
-        Should end in ``.npz``.  An existing file is replaced when the new one is whole.
+        Should end in ``.npz``.  An existing file is replaced only by a complete one.
     arrays : Sparse24Array, NMArray, HybridArray or mapping of str to arrays
         Arrays on a GPU are copied to the host, which waits for it.  Values of a mapping
         may be dense NumPy or CuPy arrays too.  A dense matrix kept by
@@ -41,7 +41,7 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     Raises
     ------
     ArgumentError
-        If two names collide, something is no array, or the path names the other kind of file.
+        If two names collide, a value is not an array, or the path has the other format's suffix.
     DTypeError
         If a dense array has a type that the format does not know.
     PatternError
@@ -86,9 +86,9 @@ def load_npz(path: str | os.PathLike, *, device: str = "cpu") -> Any:
     FormatError
         If the file is damaged, truncated, of a newer version, or not sparse24's.
     FileNotFoundError
-        If there is none.
+        If there is no such file.
     ArgumentError
-        If the path names a folder or the other kind of file.
+        If the path is a folder or has the suffix of the other format.
 
     Examples
     --------
@@ -109,14 +109,14 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
     Parameters
     ----------
     path : path
-        Should end in ``.safetensors``.  An existing file is replaced when the new one is whole.
+        Should end in ``.safetensors``.  An existing file is replaced only by a complete one.
     arrays : Sparse24Array, NMArray, HybridArray or mapping of str to arrays
         As for `save_npz`.  Any safetensors reader can read the parts.
 
     Raises
     ------
     ArgumentError
-        If two names collide, something is no array, or the path names the other kind of file.
+        If two names collide, a value is not an array, or the path has the other format's suffix.
     DTypeError
         If a dense array has a type that the format does not know.
     PatternError
@@ -159,9 +159,9 @@ def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
     FormatError
         If the file is damaged, truncated, of a newer version, or not sparse24's.
     FileNotFoundError
-        If there is none.
+        If there is no such file.
     ArgumentError
-        If the path names a folder or the other kind of file.
+        If the path is a folder or has the suffix of the other format.
 
     See Also
     --------

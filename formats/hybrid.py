@@ -1,4 +1,4 @@
-"""`HybridArray`: an unstructured sparse matrix in tiles, exact, for products with dense ones."""
+"""`HybridArray`: an unstructured sparse matrix, stored in tiles without loss, and its products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparse24.formats.hybrid_storage import HybridStorage
 
 
 class HybridArray(HybridStorage):
-    """A matrix cut into 64x64 tiles, each empty, dense, 2:4 with overflow, or a bitmap.
+    """An unstructured sparse matrix in 64x64 tiles: empty, dense, 2:4 with overflow, or bitmap.
 
     Made by `sparse24.hybrid` or `from_tiles`, and immutable.  ``H @ b`` equals
     ``H.toarray() @ b`` up to the order of summation.
@@ -90,7 +90,9 @@ class HybridArray(HybridStorage):
     # What it costs, and why
 
     def explain(self, n: int | None = None, *, b_order: str = "row") -> dict:
-        """The paths of a product with `n` columns, their predicted seconds, the choice and why.
+        """The paths of a product with `n` columns, their predicted times, the choice and why.
+
+        A path is one way to multiply: a kernel and its layout of the matrix.
 
         Parameters
         ----------

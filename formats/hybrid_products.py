@@ -20,7 +20,7 @@ from sparse24 import (
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call
 from sparse24._hybrid_staged import kept_for_graphs
-from sparse24._product import on_host, promote, real
+from sparse24._product import on_host, promote, promoted_integers
 from sparse24._target import given
 from sparse24.formats import hybrid_stacks
 from sparse24.formats.base import densified
@@ -155,7 +155,7 @@ def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
     _hybrid_dispatch.same_device(h.device, b, argument)
     if b.dtype == h.dtype:
         return h, b
-    b = real(b, h.tiles.dtype)
+    b = promoted_integers(b, h.tiles.dtype)
     row, _ = promote(h.tiles.dtype, _arrays.logical_dtype(b, argument=argument))
     if row is not h.tiles.dtype:
         h = h.prepared(f"as {row.name}", lambda: h.astype(row))

@@ -1,4 +1,4 @@
-"""What a hybrid matrix holds: its tiles, its dense form, and the matrices made of them."""
+"""The tiles of a hybrid matrix, its dense form, and other arrays derived from the tiles."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class HybridStorage(SparseArray):
 
     @classmethod
     def from_tiles(cls, tiles: ht.Tiles, n_hint: int | None = None) -> Self:
-        """Wrap NumPy arrays that may come from anywhere, after checking them.
+        """Make a matrix of given tiles, NumPy arrays, after checking them.
 
         Raises
         ------
@@ -81,7 +81,7 @@ class HybridStorage(SparseArray):
 
     @property
     def tiles(self) -> ht.Tiles:
-        """The arrays, for those who write kernels; those of a transposed matrix are built now."""
+        """The stored arrays, for writers of kernels; a transposed matrix builds its own now."""
         tiles = self._tiles
         return self._built() if isinstance(tiles, ht.TurnedTiles) else tiles
 
@@ -100,7 +100,7 @@ class HybridStorage(SparseArray):
 
     @property
     def n_hint(self) -> int | None:
-        """Columns of `b` for which the kinds were chosen, if they were told."""
+        """Columns of `b` for which the kinds were chosen, if given."""
         return self._n_hint
 
     @property
@@ -149,7 +149,10 @@ class HybridStorage(SparseArray):
         return hybrid_build.decoded(self.tiles)
 
     def tocsr(self, dtype=None):
-        """As for all formats; on the CPU no more than a part of the matrix is dense at a time."""
+        """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
+
+        On the CPU only a few rows are dense at a time; on the GPU the whole matrix is.
+        """
         if self.device != "cpu" or not self.size:
             return super().tocsr(dtype)
         return convert.stack([convert.to_csr(rows, dtype) for rows in self.pieces()])
@@ -165,19 +168,19 @@ class HybridStorage(SparseArray):
         return type(self)(self.tiles.map(mover), self.nnz, self.n_hint)
 
     def astype(self, dtype) -> Self:
-        """The matrix with elements of another type, built anew."""
+        """The matrix converted to another element type and built again."""
         row = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
         if row is self._dtype:
             return self
         return type(self).build(self.toarray(), n_hint=self.n_hint, dtype=row)
 
     def mask(self):
-        """Boolean array (m, k): the places of the elements that are not zero."""
+        """Boolean array (m, k): true where elements are not zero."""
         return _arrays.not_zero(self.toarray(), self._dtype)
 
     @property
     def T(self) -> Self:
-        """The transposed matrix, kept; its tiles are built where they are first needed.
+        """The transposed matrix; its tiles are built where they are first needed, and kept.
 
         ``x @ H.T`` does not need them: it multiplies with those of ``H``.
         """
@@ -187,7 +190,7 @@ class HybridStorage(SparseArray):
         return self.prepared("transposed", self._transposed_anew)
 
     def _transposed_anew(self) -> Self:
-        """Which knows this one weakly, so that neither waits for the garbage collector."""
+        """Make the transposed matrix; it refers back weakly, so the two form no reference cycle."""
         with self._lock:
             held = self._tiles
             tiles = held.source if isinstance(held, ht.TurnedTiles) else ht.TurnedTiles(held)
@@ -199,7 +202,7 @@ class HybridStorage(SparseArray):
         return self.T
 
     def prepared(self, name: str, make):
-        """A layout or another derived thing, made by `make()` at the first use and kept."""
+        """The derived layout `name`, made by `make()` at the first use and kept."""
         found = self._prepared.get(name)
         if found is None:
             with self._lock:
@@ -209,5 +212,5 @@ class HybridStorage(SparseArray):
         return found
 
     def is_prepared(self, name: str) -> bool:
-        """True if `prepared` has made this thing."""
+        """Whether `prepared` has already made the layout `name`."""
         return name in self._prepared

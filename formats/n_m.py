@@ -52,7 +52,7 @@ class NMArray(NMStorage):
     def from_dense(
         cls, x, *, pattern=(2, 4), axis=-1, on_excess="raise", check: bool = True, dtype=None
     ) -> NMArray:
-        """Compress an array that obeys n:m, or prune it by magnitude on the way.
+        """Compress an array that obeys n:m, or prune it to n:m by magnitude and compress it.
 
         Parameters
         ----------
@@ -134,7 +134,7 @@ class NMArray(NMStorage):
         return Windows24.from_dense(self.toarray(), self._pattern, self._dtype, axis=self._axis)
 
     def embedded(self) -> Sparse24Array | None:
-        """What `to_24` gives, kept; None where the pattern does not embed."""
+        """The result of `to_24`, cached; None if the pattern does not embed into 2:4."""
         if self._axis == -2:  # one serves both sides
             rows = self.mT.embedded()
             return None if rows is None else rows.mT

@@ -1,4 +1,4 @@
-"""What `NMArray` does with whole arrays, on either device."""
+"""The steps of `NMArray` on whole arrays: compress, decompress and cast, on either device."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def fitted(array: Any, other, *, left: bool):
     pair = (array, other) if left else (other, array)
     _product.check_inner(*(x.shape for x in pair))
     _product.batch_of(*pair)
-    other = _product.real(other, array._dtype)
+    other = _product.promoted_integers(other, array._dtype)
     its = _arrays.logical_dtype(other, argument="b" if left else "a")
     own, its = _product.promote(array._dtype, its)
     return other, own, its

@@ -1,4 +1,4 @@
-"""What an n:m array holds: its parts, its dense form, and the arrays that are made of the parts."""
+"""The stored parts of an n:m array, its dense form, and other arrays derived from the parts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class NMStorage(SparseArray):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and indices, and of what products from either side have made of them."""
+        """Bytes of values and indices, and of the layouts that products have derived from them."""
         views = (self,) if self._turned is None else (self, self._turned)
         made = sum(array.nbytes for view in views for array in tuple(view._cache.values()))
         return self._values.nbytes + self._indices.nbytes + made
@@ -114,7 +114,7 @@ class NMStorage(SparseArray):
         return dense if self._axis == -1 else dense.swapaxes(-1, -2)
 
     def mask(self):
-        """Boolean array (..., m, k): the places of the stored elements that are not zero."""
+        """Boolean array (..., m, k): true where elements are not zero."""
         return _arrays.not_zero(self.toarray(), self._dtype)
 
     @property

@@ -1,4 +1,4 @@
-"""The stored parts of a compressed array, and whether they can be what they claim."""
+"""The stored parts of a compressed array, and checks that they are valid."""
 
 from __future__ import annotations
 

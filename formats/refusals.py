@@ -1,4 +1,4 @@
-"""What a NumPy user may try on a sparse array of sparse24 in vain: errors that say what works."""
+"""NumPy operations that sparse arrays refuse, with errors that say what works instead."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Refusals:
         if isinstance(other, numbers.Number) or (is_array and not isinstance(other, Refusals)):
             raise DTypeError(
                 f"{type(self).__name__} is not compared element by element; compare its "
-                ".toarray(), or take .mask() for the places that are not zero"
+                ".toarray(), or use .mask(), which is true where elements are not zero"
             )
         return True if self is other else NotImplemented
 
@@ -70,8 +70,7 @@ class Refusals:
 
     def __getitem__(self, key: Any) -> Any:
         raise ArgumentError(
-            f"{type(self).__name__} has no rows or elements to pick; use .tocsr()[...] or "
-            ".toarray()[...]"
+            f"{type(self).__name__} cannot be indexed; use .tocsr()[...] or .toarray()[...]"
         )
 
     def __array__(self, *args, **kwargs):
@@ -80,13 +79,13 @@ class Refusals:
             opaque[()] = self
             return opaque
         raise DTypeError(
-            f"{type(self).__name__} does not turn into a dense array by itself; multiply with "
+            f"{type(self).__name__} is not converted to a dense array implicitly; multiply with "
             "@ or sparse24.matmul, or call .toarray() (NumPy on the CPU, CuPy on the GPU), or "
-            ".tocsr() beside SciPy's formats"
+            ".tocsr() for use with SciPy's formats"
         )
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """NumPy's functions meet `__array__`, whose error these two would take for a "no"."""
+        """Refuse two functions that would read the error of `__array__` as "not equal"."""
         if function.__name__ in ("array_equal", "array_equiv"):
             raise DTypeError(
                 f"{type(self).__name__} is not compared element by element; compare its .toarray()"
@@ -98,8 +97,7 @@ class Refusals:
         if self.ndim > 2:
             return (self[i] for i in range(self.shape[0]))
         raise DTypeError(
-            f"{type(self).__name__} of two axes is not gone through row by row; use .toarray(), "
-            "or .tocsr()"
+            f"{type(self).__name__} of two axes cannot be iterated over; use .toarray() or .tocsr()"
         )
 
 

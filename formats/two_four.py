@@ -33,9 +33,9 @@ class Sparse24Array(SparseArray):
 
     Notes
     -----
-    ``A @ b`` is sparse where the groups run along the contracted axis: ``A @ b`` for
+    A product is sparse where the groups run along the contracted axis: ``A @ b`` for
     ``axis=-1``, ``x @ A`` for ``axis=-2`` (so ``x @ A.T`` for a weight compressed along
-    its rows), both for a transposable array.  Otherwise the array is decompressed and the
+    its rows), and both for a transposable array.  Otherwise the array is decompressed and the
     product is dense.
 
     Work goes to CuPy's current stream.  `nnz`, `density`, `check`, `tocsr`, `tocoo` and a move to
@@ -106,7 +106,7 @@ class Sparse24Array(SparseArray):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays that are held: both orientations, kept dense and converted ones."""
+        """Bytes of all arrays held: both orientations, a kept dense matrix, and derived layouts."""
         records = (self._operand.rows, self._operand.columns)
         arrays = [self._operand.dense, *self._cache.values()]
         if self.transposable and self._turned is not None:
@@ -124,7 +124,7 @@ class Sparse24Array(SparseArray):
 
     @property
     def metadata(self):
-        """Canonical codes, uint8 (..., m, ceil(k / 8)), low K in the low nibble: :ref:`layout`."""
+        """Canonical codes, uint8 (..., m, ceil(k / 8)), two per byte: see :ref:`layout`."""
         return self._converted("metadata", _storage.canonical)
 
     @property
@@ -181,7 +181,7 @@ class Sparse24Array(SparseArray):
         return out
 
     def mask(self):
-        """Boolean array (..., m, k): the places of the stored elements that are not zero."""
+        """Boolean array (..., m, k): true where elements are not zero."""
         return _arrays.not_zero(self.toarray(), self._dtype)
 
     @property

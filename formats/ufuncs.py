@@ -1,4 +1,4 @@
-"""How NumPy's ufuncs meet a sparse array: `numpy.matmul` multiplies, all others are refused."""
+"""NumPy's ufuncs on sparse arrays: `numpy.matmul` multiplies, all others are refused."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`Windows24`: patterns such as 6:8 as an exact 2:4 matrix over a longer k.
 
 A group of m = 2N elements with at most 2N - 2 non-zeros is covered by N - 1 windows
-of four that start two apart.  Dealing the non-zeros to windows from left to right
-leaves at most two in each, so every window is a 2:4 group; the rows of b that it
-multiplies are repeated instead.  k grows by 4 (N - 1) / 2N: x1.33 for 4:6, x1.5 for 6:8
+of four that start two apart and so overlap.  Assigning the non-zeros to windows from left to
+right leaves at most two in each, so every window is a 2:4 group; the rows of b under two
+windows are repeated.  k grows by a factor of 4 (N - 1) / 2N: 1.33 for 4:6, 1.5 for 6:8
 (SlideSparse, 2026).
 """
 
@@ -25,7 +25,7 @@ from sparse24.formats.ufuncs import MatmulAlone
 
 
 class Windows24(Refusals):
-    """An exact 2:4 stand-in for an n:m matrix with n <= m - 2 and m even.
+    """An n:m matrix with n <= m - 2 and m even, stored exactly as 2:4 over a longer k.
 
     Made by `NMArray.windows` or `from_dense`.  ``W @ b`` (``x @ W`` for ``axis=-2``)
     gathers the rows of b and multiplies on the 2:4 kernels.
@@ -43,8 +43,8 @@ class Windows24(Refusals):
 
     Notes
     -----
-    The rows of b stand against zeros too where they are repeated: what an infinity gives may be
-    NaN, also where the matrix has an element.
+    Repeated rows of b are multiplied by zeros, too, so the result may be NaN for an infinity in
+    b, even where the matrix has a non-zero.
 
     Examples
     --------

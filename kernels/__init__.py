@@ -1,1 +1,1 @@
-"""Kernels: for every stem a NumPy meaning, a Numba twin, a CuPy launcher and a ``.cu`` file."""
+"""Kernels: for each stem a NumPy reference, a Numba version, a CuPy launcher and a ``.cu`` file."""

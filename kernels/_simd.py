@@ -1,6 +1,6 @@
 """The two inner loops of the CPU products, as LLVM vector code.
 
-Numba gives no registers to hold a tile of sums in, so these two loops are written with
+Numba cannot be told to keep a tile of sums in registers, so these two loops are written with
 LLVM's vector types; the code around them is ordinary Numba.  The vectors may be wider than
 the machine's: LLVM splits them.
 

@@ -1,4 +1,4 @@
-"""Room in which blocks give one another their sums (``cuda/include/block_sums.cuh``).
+"""Workspace through which blocks pass sums to one another (``cuda/include/block_sums.cuh``).
 
 It takes 17 MB on an H200.
 """

@@ -1,4 +1,4 @@
-"""What of a GPU decides how products are cut up for it."""
+"""The properties of a GPU that decide how products are divided among its blocks."""
 
 from __future__ import annotations
 

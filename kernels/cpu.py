@@ -1,4 +1,4 @@
-"""The CPU backend in one place: every entry point that the floors above call."""
+"""The CPU backend in one place: every entry point that higher layers call."""
 
 from sparse24.kernels.cpu_compress import compress, decompress, like, prune
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul

@@ -1,8 +1,8 @@
-"""CPU products once more, of operands that lie in memory like those of an earlier call.
+"""Repeated CPU products: operands with the types and layouts of an earlier call.
 
-What types and layouts decide is decided at the first call: to check it anew, and to find aligned
-room for the columns of b, takes three times as long as the kernel of 384 x 384 by one column.
-The elements are read at every call, for those of A may have changed too.
+What types and layouts decide is kept from the first call: to check it again, and to find aligned
+room for the columns of b, would take three times as long as the kernel of 384 x 384 by one column.
+The elements are read at every call, since those of A may have changed too.
 """
 
 from __future__ import annotations

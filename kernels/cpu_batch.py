@@ -1,4 +1,4 @@
-"""What every CPU product does first: look whether its operands fit, and go through a batch."""
+"""The first steps of every CPU product: check that operands fit, and loop over a batch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """prune, compress, decompress and like on the CPU, bit for bit as `reference`.
 
 A matrix is cut into runs of whole rows, which the threads share.  A run is seen as a flat
-list of groups of four and passes two kernels of `cpu_groups` while it is in cache: the
-first sets the flags of every group by one of four rules, the second stores what is flagged.
+list of groups of four and passes through two kernels of `cpu_groups` while it is in cache: the
+first sets the flags of every group by one of four rules, the second stores the flagged elements.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From stored elements to the type that products sum in and back, fast, on the CPU.
+"""Fast conversions on the CPU between stored elements and the type in which products are summed.
 
-NumPy converts half precision one element at a time; these loops do it with integer steps
-that LLVM vectorises.  8-bit floats go through a table to float32, or by such loops to half
-precision, which holds them all.
+NumPy converts half precision one element at a time; these loops use integer operations that
+LLVM vectorises.  8-bit floats are converted by a table to float32, or by such loops to half
+precision, which represents all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the CPU products see their operands: A block by block, b in the layout of a kernel."""
+"""The operands of CPU products in the layouts of their kernels: A block by block, and b."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The CPU product by many columns: `b` in panels, A in tiles, in the order in which they are read.
 
 A *panel* is a copy of a few machine vectors of columns of `b`, k high, so that the rows of it
-that A asks for lie together in cache.  A *tile* is the few rows of A whose sums the registers
-hold.  Its stored elements are copied too, `STEP` of a row and then `STEP` of the next, so that
-the inner loop, `_simd.tile`, reads A as one stream.
+that A needs lie together in cache.  A *tile* is the few rows of A whose sums are kept in
+registers.  Its stored elements are copied too, `STEP` of a row and then `STEP` of the next, so
+that the inner loop, `_simd.tile`, reads A as one stream.
 
 All tiles of a block of rows take one step before any takes the next: they read the same rows of
 a panel, which stay in the L1 cache, while those of the next step are fetched into L2.  Between

@@ -1,4 +1,4 @@
-"""From compressed back to dense, and metadata from one order to the other, on the GPU.
+"""Decompress to dense, and convert metadata between its two orders, on the GPU.
 
 Launcher of ``cuda/decompress.cu``.  Nothing here waits for the device.
 """

@@ -1,4 +1,4 @@
-"""What the kernels of hybrid matrices share: operands laid out as they want them, and launches."""
+"""Shared by the kernels of hybrid matrices: operands in the layouts they need, and launches."""
 
 from __future__ import annotations
 

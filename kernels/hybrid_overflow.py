@@ -1,4 +1,4 @@
-"""Launch ``cuda/hybrid_overflow.cu``: add what a 2:4 product left out."""
+"""Launch ``cuda/hybrid_overflow.cu``: add the products of elements that a 2:4 product left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which eight rows of a unit come together: such that they need all banks of shared memory alike.
+"""Which eight rows of a unit are combined, such that they read all banks of shared memory evenly.
 
 In Numba; `reference_panel` gives the same in NumPy.
 """

@@ -1,8 +1,8 @@
 """In which order eight lanes take their elements, such that they mostly read eight different banks.
 
-Shared memory serves eight lanes at a time, and once for every line that they read of the same
-bank.  So rows that together need all banks about alike come together (`hybrid_panel_mix`), and at
-each turn lanes and banks are matched anew: those that have the most left come first.
+Shared memory serves eight lanes at a time, one line of each bank at once.  So rows are combined
+that together need all banks about equally often (`hybrid_panel_mix`), and at each step lanes are
+matched with banks: those with the most elements left come first.
 
 In Numba; `reference_panel` gives the same in NumPy.
 """

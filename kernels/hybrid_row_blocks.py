@@ -1,8 +1,8 @@
 """Which blocks of 64 rows form strips: those that are empty in the same columns.
 
 A strip takes every column in which any of its rows has an element.  Where zeros are spread
-unevenly, blocks differ in their columns, and a strip of blocks that share theirs takes fewer.  A
-block keeps its rows, so that the copy engine can store it.
+unevenly, blocks have different columns, and a strip of blocks with the same columns takes fewer.
+A block keeps its 64 rows together, so that the copy engine can store it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """In which order the rows of a matrix form strips: sorted, or in other blocks of 64, if that pays.
 
 No row of a 2:4 matrix has more than two elements in a group of four, so a strip takes at least
-twice as many columns as its fullest row has non-zeros.  One full row makes a strip as dear as a
-dense one; sorted by their non-zeros, full rows share few strips.
+twice as many columns as its fullest row has non-zeros.  One full row makes a strip as costly as a
+dense one; if rows are sorted by their non-zeros, full rows share few strips.
 
 A strip also takes every column in which one of its rows has an element: see `hybrid_row_blocks`.
 """

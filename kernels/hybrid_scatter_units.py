@@ -1,4 +1,4 @@
-"""What the units are that the scatter kernel reads, and how much they hold."""
+"""The units that the scatter kernel reads, and how much they hold."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rows of like length in units, so many to a unit that units take about the same time.
+"""Group rows of similar length into units that take about the same time.
 
-What the kernels share that give the lanes of a warp one long row or many short ones.
+Shared by the kernels that give the lanes of a warp one long row or many short ones.
 """
 
 from __future__ import annotations

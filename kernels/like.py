@@ -1,4 +1,4 @@
-"""Reuse the places of a compressed matrix: new values, and gradients through its mask.
+"""Compress by the codes of a compressed matrix: new values, and gradients through its mask.
 
 Launcher of ``cuda/like.cu``.  Nothing here waits for the device.
 """

@@ -1,4 +1,4 @@
-"""Room in which blocks of one launch exchange partial sums (``cuda/include/partial_sums.cuh``).
+"""Workspace through which blocks of a launch exchange partial sums (``include/partial_sums.cuh``).
 
 It takes 26 MB on an H200.
 """

@@ -1,4 +1,4 @@
-"""What every kernel means, in NumPy: short, slow and right.
+"""References for all kernels, in NumPy: short, slow and right.
 
 The CPU and CUDA kernels are tested against these functions, bit for bit where
 bits are moved and against float64 where numbers are summed.  Each topic is a file,

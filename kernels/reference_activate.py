@@ -1,4 +1,4 @@
-"""What an activation means that is pruned, compressed and quantised in the same pass."""
+"""Reference in NumPy for activations that are pruned, compressed and quantised in one pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups along the last axis, and conversions: what the other references are made of."""
+"""Groups along the last axis, and conversions, for the other references in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the canonical and the packed form of a 2:4 matrix mean."""
+"""Reference in NumPy for the canonical and the packed form of a 2:4 matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``cuda/hybrid_evict.cu`` means, in NumPy: slow, and the same to the last bit."""
+"""Reference in NumPy for ``cuda/hybrid_evict.cu``: slow, and the same to the last bit."""
 
 from __future__ import annotations
 

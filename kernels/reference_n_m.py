@@ -1,4 +1,4 @@
-"""What pruning to n:m, and its compressed form, mean."""
+"""Reference in NumPy for pruning to n:m, and for its compressed form."""
 
 from __future__ import annotations
 

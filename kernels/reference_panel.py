@@ -1,4 +1,4 @@
-"""What the layout of the panel kernel means, in NumPy: slow, and the same to the last bit.
+"""Reference in NumPy for the layout of the panel kernel: slow, and the same to the last bit.
 
 See `hybrid_panel_layout`, whose arrays these are, `hybrid_panel_mix` and `hybrid_panel_order`.
 """

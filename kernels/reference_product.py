@@ -1,4 +1,4 @@
-"""What products and their epilogues mean: exact sums, and one rounding."""
+"""Reference in NumPy for products and their epilogues: exact sums, and one rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What choosing the elements that stay means."""
+"""Reference in NumPy for pruning: which elements are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sampling two of every four elements means: right on average."""
+"""Reference in NumPy for sampling two of every four elements, which is right on average."""
 
 from __future__ import annotations
 

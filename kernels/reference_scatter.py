@@ -1,4 +1,4 @@
-"""What the layout of ``cuda/hybrid_scatter.cu`` means, in NumPy, to the last bit."""
+"""Reference in NumPy for the layout of ``cuda/hybrid_scatter.cu``, to the last bit."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Both operands become six sections of bfloat16 pieces (`kernels.pieces`), and the product is
 one of bfloat16 along a six times longer k, run by ``cuda/sparse_wgmma.cu``.  Tensor cores
-cut their sums off instead of rounding them, so a long sum drifts towards zero: the kernel
+truncate their sums instead of rounding them, so a long sum drifts towards zero: the kernel
 is compiled to sum a few instructions at a time and to add these sums in float32.
 
 Sources: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype

@@ -1,4 +1,4 @@
-"""What the launchers of the tiled products share: ``cuda/include/sparse_tile.cuh``'s host side."""
+"""Host side of ``cuda/include/sparse_tile.cuh``, shared by the launchers of the tiled products."""
 
 from __future__ import annotations
 

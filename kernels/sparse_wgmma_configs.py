@@ -1,4 +1,4 @@
-"""The tiles of the Hopper kernel, in one table, and the shared memory that they take."""
+"""The table of tiles of the Hopper kernel, and the shared memory that each takes."""
 
 from __future__ import annotations
 

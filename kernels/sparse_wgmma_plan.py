@@ -1,4 +1,4 @@
-"""Which tile of the Hopper kernel suits a product: what a stage, a block and the chip take."""
+"""Choose a tile of the Hopper kernel: predicted times of a stage, a block and the whole chip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory in which the blocks of a launch meet: one room for every stream."""
+"""Workspaces that blocks of a launch share, such as for partial sums: one for every stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparse24._errors import UnsupportedError
 
 
 class StreamRooms:
-    """Rooms of one kind.  Two launches that may run at the same time must not share one.
+    """Workspaces ("rooms") of one kind.  Launches that may run concurrently must not share one.
 
     A room is kept for good, because a captured graph may hold its address.  A graph uses
     the room of the stream on which it was captured.

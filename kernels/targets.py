@@ -1,4 +1,4 @@
-"""Which kernels are compiled for which chips, and what their machine code must hold.
+"""Which kernels are compiled for which chips, and what their machine code must contain.
 
 Each launcher lists its own rows, ``COMPILE_CHECKS = [(defines, arch, instruction)]``;
 this module gathers them, compiles without a GPU and reads the machine code back.

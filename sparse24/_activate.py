@@ -17,8 +17,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
     """Apply an activation, prune its result to 2:4 along the features, and compress it.
 
-    For a feed-forward layer whose activations, not weights, are the sparse operand: squared
-    relu zeroes half of them anyway.
+    For a feed-forward layer in which the activations, not the weights, are the sparse operand:
+    squared relu zeroes about half of them anyway.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`advise`: is 2:4 worth it for this layer, before anyone prunes?"""
+"""`advise`: predict the speed-up of a layer or checkpoint from 2:4, before pruning."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     ShapeError
         If `shape` is not a pair of positive sizes.
     ArgumentError
-        If a token count is no positive whole number.
+        If a token count is not a positive integer.
     DTypeError
         If the element type is not one of sparse24's.
 
     Notes
     -----
-    The predictions are of the model, not measured; the page "When does 2:4 pay?" compares them
+    The times are predicted, not measured; the page "When does 2:4 pay?" compares predictions
     with the recorded runs.  Does not synchronise.
 
     Examples

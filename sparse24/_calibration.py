@@ -13,23 +13,23 @@ from sparse24._sparsegpt import narrowed
 
 
 class Calibration:
-    """What a layer's inputs say about its weights, gathered batch by batch.
+    """Statistics of a layer's inputs, accumulated batch by batch, that calibrated pruning needs.
 
-    Feed it the inputs of one layer; hand it to ``prune(..., calibration=...)`` with
+    Give it the inputs of one layer, and pass it to ``prune(..., calibration=...)`` with
     ``method="wanda"`` or ``"sparsegpt"``, and to `refit`.  It holds one (k, k) matrix,
-    however many inputs it saw.
+    however many inputs it has seen.
 
     Parameters
     ----------
     inputs : array, shape (..., k), optional
         A first batch: every vector along the last axis is one input.
     targets : array, shape (..., rows), optional
-        What the layer should put out for them.  By default what the dense weights put
-        out; where the layers before are pruned already, the outputs of the dense model
-        let this layer make up for them.
+        The outputs that the layer should have for them.  By default those of the dense
+        weights; if the layers before are pruned already, the outputs of the dense model
+        let this layer compensate for their errors.
     bias : bool, default False
-        The layer adds a bias, which `new_bias` adapts: then only what varies between
-        inputs counts, and moments are taken about the mean.
+        Whether the layer adds a bias, which `new_bias` adapts.  The moments are then taken
+        about the mean, because the bias absorbs a constant part of the inputs.
 
     Attributes
     ----------

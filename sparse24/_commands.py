@@ -104,7 +104,7 @@ def _calibration(options) -> dict:
     if options.method not in _checkpoint.NEED_INPUTS:
         if options.calibration is not None:
             raise ArgumentError(
-                f"--method {options.method} does not look at --calibration; drop it, or name "
+                f"--method {options.method} does not use --calibration; drop it, or name "
                 f"--method {' or '.join(_checkpoint.NEED_INPUTS)}"
             )
         return {}

@@ -26,7 +26,7 @@ def compress(
     keep_dense=False,
     dtype=None,
 ):
-    """Compress an array that obeys 2:4, or prune it on the way.
+    """Compress an array that obeys 2:4, or prune it to 2:4 and compress it.
 
     Parameters
     ----------
@@ -34,34 +34,36 @@ def compress(
         NumPy, CuPy, torch or any DLPack array of a supported dtype, any strides; or a
         sparse array of sparse24, SciPy or cupyx.
     pattern : (int, int), default (2, 4)
-        Kept elements in a group.  Others than (2, 4) give an `NMArray`.
+        (n, m): at most n non-zeros in every m elements.  Patterns other than (2, 4) give an
+        `NMArray`.
     scores : array of real numbers, shape of `x`, optional
-        With ``on_excess="prune"``: keep the two of best score, not of largest magnitude.
+        With ``on_excess="prune"``: keep the two elements of highest score, not of largest
+        magnitude.
     mask : array of bool, shape of `x`, optional
         The elements to keep, at most two in a group; all others are dropped.
     like : Sparse24Array, optional
-        Take the places of the non-zeros from this array, whose groups run along `axis`: its
-        codes are reused and only values are gathered.
+        Keep the elements where this array has non-zeros; its groups must run along `axis`.
+        Its codes are reused, and only values are gathered.
     axis : {-1, -2}
         The axis that the groups of four run along.
     on_excess : {"raise", "prune"}
         What to do with a group of more than two non-zeros: raise, or keep the two of
         largest magnitude (ties keep the lower index, NaN counts as largest).
     check : {True, "deferred", False}
-        Whether ``on_excess="raise"`` looks.  ``True`` waits for the device;
+        Whether ``on_excess="raise"`` checks the pattern.  ``True`` waits for the device;
         ``"deferred"`` does not, and ``A.check()`` raises later; with ``False`` a group
         of more than two non-zeros silently loses some.
     transposable : bool
-        Store both orientations, so that products with ``A`` and ``A.T`` are sparse.  `x` obeys
-        2:4 along both of its last axes or, with ``on_excess="prune"``, is pruned by the best
-        4x4 masks that have two elements in every row and column.  Looks at once or, with
-        ``check=False``, not at all.
+        Store both orientations, so that products with ``A`` and ``A.T`` are sparse.  `x` must
+        obey 2:4 along both of its last axes or, with ``on_excess="prune"``, is pruned by the
+        best 4x4 masks that keep two elements in every row and column.  The check is made at
+        once or, with ``check=False``, not at all.
     keep_dense : bool
-        Keep the dense matrix beside the compressed one: a dense product is then a
-        candidate, and no product is slower than dense.
+        Keep the dense matrix beside the compressed one, as a candidate for products: where
+        the dense product is predicted to be faster, it runs.
     dtype : dtype, optional
-        Convert first, also from whole numbers of any size and from booleans; nothing is
-        narrowed unless asked for here.  It also names the logical type of fp8 bits
+        Convert to this type first; `x` may then also hold integers of any size or booleans.
+        Nothing is narrowed unless asked for here.  Also names the logical type of fp8 bits
         carried as ``uint8``.
 
     Returns
@@ -74,7 +76,7 @@ def compress(
     PatternError
         If a group has too many non-zeros, or `mask` or `like` keep more than two in one.
     ShapeError, DTypeError, ArgumentError
-        If an argument does not fit; the message says how to mend it.
+        If an argument does not fit; the message says what to do.
 
     Examples
     --------

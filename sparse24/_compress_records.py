@@ -1,4 +1,4 @@
-"""The records of a dense array: what the kernels make of it on either device."""
+"""Compress a dense array to `Compressed24` records, on either device."""
 
 from __future__ import annotations
 

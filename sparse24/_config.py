@@ -18,7 +18,7 @@ _PACKAGES = (
 
 
 def show_config(*, mode: str = "print") -> dict[str, dict[str, Any]] | None:
-    """Print versions, devices and folders: what a bug report should hold.
+    """Print versions, devices and folders, as a bug report should include them.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def show_config(*, mode: str = "print") -> dict[str, dict[str, Any]] | None:
     Raises
     ------
     ArgumentError
-        If `mode` is another word.
+        If `mode` is unknown.
 
     Examples
     --------

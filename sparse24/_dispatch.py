@@ -1,4 +1,4 @@
-"""From a shaped product to a kernel: batches, types, and the planner's choice."""
+"""From a checked product to a kernel: flatten batches, convert types, plan and launch."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched |
     a : Operand24
         Any batch axes, as `b` and `out` have them.
     epilogue : Fused
-        Of `_records`: what `call` asks for, already as the kernels take it.
+        The record of `_records`: the factors, biases and activation of `call`.
     types : _product.Result
-        In which types the operands meet, which type the result has, and where it is.
+        The types to which operands are converted, the type of the result, and where it goes.
 
     Returns
     -------
     Launched or None
-        What was launched, if the arrays that were given are all that it needed.
+        What was launched, if it used the given arrays without copies, so that it can be replayed.
     """
     if not types.on_gpu:
         return _fill(a, b, out, epilogue, call, types)
@@ -120,7 +120,7 @@ def prepare(
 
 
 def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) -> Problem:
-    """What the planner must know of this product; `types` as for `fill`."""
+    """The description of this product for the planner; `types` as for `fill`."""
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1
     fits = alignment(b, out)
@@ -137,7 +137,7 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) 
 
 
 def order(x) -> str:
-    """``"row"``, ``"column"`` or ``"strided"``; a single row or column counts as what it is."""
+    """``"row"``, ``"column"`` or ``"strided"``; a contiguous single column is ``"column"``."""
     rows, columns = x.shape[-2:]
     row, column = x.strides[-2:]
     size = x.dtype.itemsize
@@ -295,7 +295,7 @@ def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> La
 
 
 class OfRecord(NamedTuple):
-    """One of the CPU products, of a record."""
+    """A CPU product that takes a `Compressed24` instead of its parts."""
 
     product: Any
 

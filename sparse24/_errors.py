@@ -2,7 +2,7 @@
 
 Each is also the built-in error that a NumPy user would expect, so code that
 catches ``ValueError`` or ``TypeError`` keeps working.  A message names the
-argument, the rule, the value and the way out.
+argument, the rule, the value and a way out.
 """
 
 
@@ -31,15 +31,15 @@ class DeviceError(Sparse24Error, RuntimeError):
 
 
 class FormatError(Sparse24Error, ValueError):
-    """A file, or the parts of an array, that are damaged or not ours."""
+    """A file, or the parts of an array, that are damaged or not in a format of sparse24."""
 
 
 class UnsupportedError(Sparse24Error, NotImplementedError):
-    """Something well-defined that no kernel here can do."""
+    """A well-defined operation that sparse24 does not implement."""
 
 
 class CompileError(Sparse24Error, RuntimeError):
-    """A CUDA kernel that did not compile; carries the log and the options."""
+    """A CUDA kernel that did not compile; the message has the log and the options."""
 
 
 # As users import them, and as tracebacks should show them.

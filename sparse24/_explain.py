@@ -33,7 +33,7 @@ NOTHING = "none"  # what runs where a result has no elements
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which kernel multiplies, what else could, and why; ``str()`` gives a table.
+    """Which kernel runs a product, the alternatives, and the reason; ``str()`` gives a table.
 
     Attributes
     ----------
@@ -97,14 +97,15 @@ def explain(
     a, b, out=None, *, c=None, alpha=1.0, beta=0.0, dtype=None, epilogue=None, scales=None,
     algorithm="auto", a_dtype=None, b_dtype=None, fast_accumulation=True,
 ) -> Explanation:  # fmt: skip
-    """Say which kernel ``matmul(a, b)`` runs, and why.
+    """Explain which kernel ``matmul(a, b)`` runs, and why.
 
     Parameters
     ----------
     a, b : Sparse24Array, NMArray or array
         As for `matmul`; one is a `Sparse24Array` or an `NMArray`.  Nothing is multiplied.
     out, c, alpha, beta, dtype, epilogue, scales, algorithm, a_dtype, b_dtype, fast_accumulation
-        As for `matmul`; what is tuned and where arrays lie differs with them.  Nothing is written.
+        As for `matmul`: pass those of the call to explain, since the choice depends on types,
+        memory layouts and the epilogue.  Nothing is written.
 
     Returns
     -------

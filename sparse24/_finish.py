@@ -1,4 +1,4 @@
-"""The epilogue of a product that a format has made by its own rules, as a pass of its own."""
+"""The epilogue as a second pass, for products of formats whose kernels do not fuse it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of other libraries: in as views, out as what came in.
+"""Arrays of other libraries: views of them as NumPy or CuPy arrays, and conversion back.
 
 torch and JAX tensors, and anything else with ``__dlpack__``, become NumPy or CuPy
 arrays that share memory; results go back the same way.  torch's bfloat16 and fp8 on the
@@ -60,7 +60,7 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
 
 
 def is_on_host(x: Any) -> bool:
-    """True for a tensor of torch on the CPU and for an array of JAX: `take` gives NumPy's."""
+    """True for torch tensors on the CPU and JAX arrays, which `take` views as NumPy arrays."""
     return not x.is_cuda if _arrays.is_torch(x) else _arrays.is_jax(x)
 
 

@@ -1,4 +1,4 @@
-"""What a product is asked beside its operands, and how the kernels are told of it."""
+"""The options of a product (`Epilogue`, `Call`), and `fuse`, which turns them into a `Fused`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What happens to a product before it is stored, in one pass.
+    """Bias, activation and scales of a product, applied in the same pass before it is stored.
 
     For element (i, j) of the result::
 
@@ -31,12 +31,12 @@ class Epilogue:
         ``relu2`` is the square of relu; ``gelu`` uses erf, ``gelu_tanh`` its usual
         approximation.
     alpha_vector : array, optional
-        Factors of the product, shaped like `bias`.
+        A factor for each column or row of the product; shapes as for `bias`.
     out_scale : float, default 1
         Factor of the result, for instance before it is rounded to fp8 or int8.
     lower, upper : float
-        Of relu, and of no other activation: values at or below `lower` become 0, values above
-        `upper` become it.
+        Bounds of ``"relu"``, only: values at or below `lower` become 0, values above `upper`
+        become `upper`.
     aux : array, optional
         Receives the value before the activation; shape and dtype of the result.  Must not
         overlap another array of the product.

@@ -1,4 +1,4 @@
-"""What a captured graph reads must outlive the call that it was captured from.
+"""Memory of captured CUDA graphs, which must outlive the call that was captured.
 
 A product may need memory of its own: an aligned copy of an operand, partial sums.  CuPy's pool
 would give it to the next array, into which every replay of the graph would then write.
@@ -17,10 +17,10 @@ from sparse24.kernels import pieces
 
 @contextlib.contextmanager
 def keeping(record: Compressed24 | None, out: Any) -> Iterator[None]:
-    """While a graph is captured, what CuPy allocates lives as long as the sparse operand.
+    """While a graph is captured, keep what CuPy allocates for as long as the sparse operand lives.
 
-    The graph reads that one, too.  Memory of torch's, in which results for its tensors lie, stays
-    with torch: its graphs have pools of their own.
+    The graph reads that operand, too.  Memory that torch allocates, such as that of results for
+    its tensors, is left to torch, whose graphs have pools of their own.
     """
     cuda = _arrays.cupy_module().cuda
     if record is None or not cuda.get_current_stream().is_capturing() or _foreign.is_torchs(out):

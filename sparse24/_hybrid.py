@@ -6,10 +6,10 @@ from sparse24 import _check
 
 
 def hybrid(w, *, n_hint: int | None = None, dtype=None):
-    """Store an unstructured sparse matrix so that products with it are exact and fast.
+    """Store an unstructured sparse matrix, with all its elements, for fast products.
 
-    The matrix is cut into 64x64 tiles; each becomes empty, dense, 2:4 with a little
-    overflow, or bitmap-coded, whichever a cost model finds cheapest.
+    The matrix is divided into 64x64 tiles; each is stored as empty, dense, 2:4 with a list of
+    the elements that do not fit, or a bitmap, whichever a cost model finds cheapest.
 
     Parameters
     ----------
@@ -17,8 +17,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
         NumPy or CuPy array, or a scipy or cupyx sparse matrix, of float16, bfloat16,
         float32, float64 or int8.  Any strides.
     n_hint : int, optional
-        Columns of the dense operands to expect.  The path of a product is chosen for
-        its own number of columns all the same.
+        Expected number of columns of the dense operands, for which the tiles are stored.
+        The kernel of a product is chosen by its own number of columns in any case.
     dtype : str or dtype, optional
         Convert the elements first; nothing is narrowed unless this asks for it.
 
@@ -34,17 +34,17 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     DTypeError
         If the element type has no hybrid kernels.
     ArgumentError
-        If `n_hint` is no whole number from 1 on.
+        If `n_hint` is not a positive integer.
 
     Notes
     -----
     On the GPU this waits, once, for the counts of the first pass.  Building reads all m * k
-    places, a few rows of tiles at a time.  The transpose, and on the GPU the first product of
-    a kind and `tocsr`, make the whole matrix dense for a moment, so that must fit into memory.
+    elements, a few rows of tiles at a time.  The transpose, and on the GPU the first product of
+    a kind and `tocsr`, temporarily make the whole matrix dense, which must fit into memory.
     On the CPU SciPy's CSR is smaller, and with few columns faster, where fewer than about one
-    place in a hundred holds a non-zero.
+    element in a hundred is a non-zero.
 
-    The idea of deciding block by block with a dense, a swing and a sparse band is CROSS's [1]_.
+    Deciding block by block, with a dense, a swing and a sparse band, is the idea of CROSS [1]_.
 
     References
     ----------

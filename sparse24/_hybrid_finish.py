@@ -1,4 +1,4 @@
-"""The epilogue of products of hybrid matrices like an earlier one: one launch, laid out once."""
+"""The epilogue of repeated products of hybrid matrices: one launch, laid out once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The cost model of the GPU in use: measured once with `fit`, kept beside the tuning file.
 
-Without a fit the shipped figures of an H200 serve; they rank the paths about right on
-other chips, and a fit makes them right.
+Without a fit the shipped figures of an H200 are used; on other chips they rank the paths
+approximately, and a fit corrects them.
 """
 
 from __future__ import annotations

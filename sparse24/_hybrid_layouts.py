@@ -1,4 +1,4 @@
-"""What the paths of a hybrid product make of the matrix, each at its first need.
+"""The layouts that the paths of a hybrid product derive from the matrix, each at its first use.
 
 Every layout is kept with the matrix and has `nbytes`.
 """

@@ -27,7 +27,7 @@ def _bound(h):
 class _ReadyRows:
     """``x @ h.T``: the kernel writes rows of ``h @ x.T``, and the result is a view of those."""
 
-    captured = True  # nothing is, on the CPU
+    captured = True  # there are no graphs on the CPU
 
     def __init__(self, multiply, product: np.ndarray):
         self._multiply, self._dtype = multiply, product.dtype

@@ -1,4 +1,4 @@
-"""Products of a hybrid matrix by kernels that want their operands in other places."""
+"""Products of a hybrid matrix by kernels that need copies of their operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hybrid matrix holds and costs, in a few lines for people."""
+"""`HybridArray.summary`: what a hybrid matrix holds and costs, in a few lines."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ from sparse24.formats.two_four import Sparse24Array
 
 
 def asarray(x, *, dtype=None):
-    """Return `x` as a `Sparse24Array`; arrays that already are one pass unchanged.
+    """Return `x` as a `Sparse24Array`; one that already is a `Sparse24Array` is returned unchanged.
 
     Parameters
     ----------
     x : Sparse24Array, array or scipy.sparse matrix
-        Anything else than a `Sparse24Array` must obey 2:4; it is checked, which waits
-        for the device.
+        Anything but a `Sparse24Array` must obey 2:4, which is checked; this waits for the
+        device.
     dtype : dtype, optional
         Convert to this type.
 
@@ -64,7 +64,7 @@ def from_scipy(m, *, dtype=None, on_excess="raise"):
     PatternError
         If the matrix does not obey 2:4; `sparse24.hybrid` takes it then, exactly.
     ArgumentError
-        If `m` is no sparse matrix.
+        If `m` is not a sparse matrix.
     DTypeError
         If the elements are of a type that sparse24 does not store, and `dtype` is not given.
 
@@ -88,7 +88,7 @@ def from_scipy(m, *, dtype=None, on_excess="raise"):
 
 
 def random(shape, *, dtype="float32", rng=None, device="cpu"):
-    """A random 2:4 array: two normal values at random places of every group.
+    """Return a random 2:4 array: two normal values at random positions of every group.
 
     Parameters
     ----------

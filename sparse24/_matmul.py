@@ -28,27 +28,27 @@ def matmul(
     ----------
     a, b : Sparse24Array, NMArray, HybridArray, Windows24 or array
         Shapes (..., m, k) and (..., k, n); 1-D operands and batch axes as in
-        `numpy.matmul`.  Plain arrays of which one obeys 2:4 are compressed at each call,
-        which waits for the device; where none does, the product is dense.  Nothing is ever
-        pruned.  Whoever multiplies twice compresses once.
+        `numpy.matmul`.  Of two plain arrays, one that obeys 2:4 is compressed at each call,
+        which waits for the device; if neither does, the product is dense.  Nothing is ever
+        pruned.  Use `compress` for an operand of more than one product.
     out : array, optional
         Where to write the result; any strides.  Must not overlap an operand.
     c : array, optional
-        Added with factor `beta`, not read where that is 0, its default; shape and dtype of
-        the result.  May be `out` itself.
+        Array to add, with factor `beta`; shape and dtype of the result.  May be `out`
+        itself.  Not read where `beta` is 0, the default.
     alpha, beta : float
-        Factors.
+        Factors of the product and of `c`.
     dtype : dtype, optional
         Type of the result.  By default that of the operands; int8 gives int32 and fp8
-        gives bfloat16.  Other formats than `Sparse24Array` whose results are of 16 bits are
-        multiplied in float32 for another float type, for which a `HybridArray` keeps a copy of
-        itself.
+        gives bfloat16.  Formats other than `Sparse24Array` multiply in float32 if their
+        result would have 16 bits and this asks for another float type; a `HybridArray` then
+        keeps a float32 copy of itself.
     epilogue : Epilogue, optional
-        Bias, activation and scales in the same pass; a pass of their own with other formats
-        than `Sparse24Array`.
+        Bias, activation and scales in the same pass; with formats other than
+        `Sparse24Array`, in a second pass over the result.
     scales : (array or float, array or float), optional
-        Factors of `a` and of `b`: a number, or a vector of shape (m,) or (m, 1) for `a`
-        and (n,) or (1, n) for `b`; the scales of quantised fp8 and int8 operands.
+        Factors of `a` and of `b`, such as the scales of quantised fp8 and int8 operands:
+        numbers, or vectors of shape (m,) or (m, 1) for `a` and (n,) or (1, n) for `b`.
     algorithm : str, default "auto"
         A kernel's name, or ``"kernel/config"``, as `explain` lists them; ``"dense"``
         decompresses.
@@ -56,9 +56,9 @@ def matmul(
         Logical type of a plain operand that carries fp8 bits as ``uint8``.
     fast_accumulation : bool, default True
         fp8 on Hopper: keep sums inside the tensor core (14 bits of mantissa).  ``False``
-        moves them to float32 at short intervals.
+        adds them up in float32 at short intervals.
     precision : {"full", "tf32"}
-        ``"tf32"``: multiply a float32 `NMArray` of pattern (1, 2) on the sparse tensor cores
+        ``"tf32"`` multiplies a float32 `NMArray` of pattern (1, 2) on the sparse tensor cores
         of Hopper, which round both operands to TF32 (10 bits of mantissa).
 
     Returns
@@ -69,18 +69,18 @@ def matmul(
     Raises
     ------
     ShapeError, DTypeError, DeviceError, ArgumentError
-        If operands do not fit; the message gives both.
+        If operands or options do not fit.
     UnsupportedError
         If the named `algorithm` cannot multiply this.
 
     Notes
     -----
-    Enqueues on CuPy's current stream (torch's for torch tensors) and does not wait, save
-    for plain operands.  Sums are in float32 for 16-bit and 8-bit floats, in the operands'
-    type otherwise, in int32 for int8.  A float32 product keeps its precision; on Hopper it
-    runs in bfloat16 pieces, and the first one keeps those of the sparse operand with it,
-    three times its values.  Where the dense operand holds inf or NaN against a
-    pruned place, the result may be either NaN or not.
+    Enqueues on CuPy's current stream (torch's for torch tensors) and does not wait, except
+    for plain operands.  Sums are in float32 for 16-bit and 8-bit floats, in int32 for int8,
+    and in the operands' type otherwise.  On Hopper a float32 product may run as products of
+    bfloat16 pieces, as accurate as FP32; the first one stores the pieces of the sparse
+    operand, three times the bytes of its values, with the array.  Where the dense operand
+    holds inf or NaN that a pruned element would multiply, the result may or may not be NaN.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def matmul(
 
 
 def factors(alpha, beta, c) -> tuple[float, float]:
-    """Both factors as floats; refuses `beta` where there is nothing to add."""
+    """Both factors as floats; refuses `beta` without an array `c` to add."""
     alpha, beta = _check.number(alpha, argument="alpha"), _check.number(beta, argument="beta")
     if beta and c is None:
         raise ArgumentError(
@@ -121,19 +121,19 @@ def factors(alpha, beta, c) -> tuple[float, float]:
 
 
 def embedded(x):
-    """The 2:4 array in the place of an n:m array that is one, such as 1:4; all else as it is."""
+    """An n:m array that is a 2:4 matrix, such as 1:4, as `Sparse24Array`; all else unchanged."""
     array = x.embedded() if isinstance(x, NMArray) else None
     return x if array is None else array
 
 
 def linear(x, A, bias=None, *, activation=None):
-    """A layer's product ``activation(x @ A.T + bias)``, fused.
+    """The product of a linear layer, ``activation(x @ A.T + bias)``, fused.
 
     Parameters
     ----------
     x : array, shape (..., k)
     A : Sparse24Array, NMArray, HybridArray or Windows24, shape (m, k)
-        The weight, compressed along its rows.
+        The weight, with groups along its rows.
     bias : array, shape (m,) or (1, m), optional
     activation : str, optional
         As in `Epilogue`.
@@ -149,9 +149,9 @@ def linear(x, A, bias=None, *, activation=None):
 
     Notes
     -----
-    Does not wait for the device, save for the first product of a `HybridArray`.  Only the kernels
-    of `Sparse24Array` fuse the bias and the activation; with other formats they are a pass over
-    the result, which is rounded twice.
+    Does not wait for the device, except in the first product of a `HybridArray`.  Only the kernels
+    of `Sparse24Array` fuse the bias and the activation; with other formats they take a second pass
+    over the result, which is then rounded twice.
 
     Examples
     --------

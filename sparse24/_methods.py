@@ -1,4 +1,4 @@
-"""How much every element of a weight is worth: the scores behind a mask.
+"""Scores of the elements of a weight, from which masks are chosen.
 
 The weights come with the grouped axis last; scores have their shape.
 """
@@ -64,8 +64,8 @@ def check_inputs(method, **given) -> None:
         if name not in _TAKES.get(method, ()):
             methods = " or ".join(repr(key) for key, names in _TAKES.items() if name in names)
             raise ArgumentError(
-                f"{name}= is for method={methods}, and {method or 'scores'!r} does not look at "
-                "it; drop it, or name such a method"
+                f"{name}= is for method={methods}, and {method or 'scores'!r} does not use it; "
+                "drop it, or name such a method"
             )
     if len(given) > 1:
         raise ArgumentError(f"{' and '.join(given)} say the same; pass one of them")

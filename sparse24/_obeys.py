@@ -23,12 +23,12 @@ def is_24(x, *, axis=-1):
     Returns
     -------
     bool
-        Waits for the GPU.  -0.0 is a zero, NaN is none.
+        Waits for the GPU.  -0.0 is a zero, NaN is not.
 
     Raises
     ------
     DTypeError, ShapeError, ArgumentError
-        If `x` is no array of a known type with an axis, or has no such `axis`.
+        If `x` is not an array of a supported type with at least one axis, or has no such `axis`.
 
     See Also
     --------

@@ -1,4 +1,4 @@
-"""Products of formats that multiply by their own rules, and of types that only NumPy knows."""
+"""Products of formats other than `Sparse24Array`, and of element types that only NumPy knows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def in_sums(a, b, dtype) -> tuple[Any, Any]:
         row, wide = other._dtype, lambda: other.astype("float32")
     else:
         array, restore = _foreign.take(other, argument="b" if left else "a")
-        array = _product.real(array, _dtypes.lookup(ours.dtype))
+        array = _product.promoted_integers(array, _dtypes.lookup(ours.dtype))
         row = _arrays.logical_dtype(array, argument="b" if left else "a")
         wide = lambda: restore(n_m_parts.cast(array, row, _dtypes.lookup("float32")))  # noqa: E731
     result = _product.promote(_dtypes.lookup(ours.dtype), row)[0].result

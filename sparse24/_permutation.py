@@ -1,8 +1,8 @@
-"""Permute columns so that an n:m mask keeps more, and fold the permutation away.
+"""Permute columns so that an n:m mask keeps more, and fold the permutation into the weights.
 
-Which columns stand together in a group decides what a mask must drop.  The search
-repeatedly pairs all groups at random and, for every pair at once, deals its columns
-to the two groups in the best way; nothing ever gets worse (after Pool, Yu, *Channel
+Which columns share a group decides what a mask must drop.  The search repeatedly pairs all
+groups at random and, for all pairs at once, divides the columns of a pair between its two
+groups in the best way; no step makes the result worse (after Pool, Yu, *Channel
 Permutations for N:M Sparsity*, 2021).
 """
 
@@ -36,7 +36,7 @@ def find_permutation(
         A weight; or several that share their input and so must share the permutation.
     pattern : tuple (n, m), default (2, 4)
     scores : array like `w`, optional
-        What to keep much of, instead of magnitudes; not negative.
+        Non-negative scores whose kept sum is maximised, instead of the magnitudes.
     rounds : int, default 200
         How often all groups are paired.  The result depends on `rounds` and `rng` only.
     seconds : float, optional
@@ -53,14 +53,14 @@ def find_permutation(
     Raises
     ------
     ShapeError, DTypeError
-        If the weights are no matrices of the same width, scores have another shape, or either
-        holds no real numbers or the bits of fp8.
+        If the weights are not matrices of the same width, scores have another shape, or either
+        holds the bits of fp8 or other than real numbers.
     PatternError, ArgumentError
-        If `pattern` is none, another argument does not fit, or the weights are none.
+        If `pattern` is not a valid one, another argument does not fit, or no weights are given.
 
     See Also
     --------
-    fold_permutation : Make the layers around absorb it, so that it costs nothing.
+    fold_permutation : Fold the permutation into the weights, so that it costs nothing at run time.
 
     Notes
     -----
@@ -193,7 +193,7 @@ def _top_sum(xp, x, group: tuple[int, ...], n: int):
 
 
 def fold_permutation(permutation, producer, consumer, *, bias=None):
-    """Permute what a layer puts out, and the next layer's inputs, so that nothing changes.
+    """Permute the outputs of a layer and the inputs of the next, so that their result is the same.
 
     For ``consumer @ f(producer @ x + bias)`` with any elementwise f.
 
@@ -202,27 +202,27 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
     permutation : array of int, shape (k,)
         From `find_permutation` of the consumer.
     producer : array, shape (k, ...)
-        Weights whose rows make the features.
+        Weights of the first layer, whose rows compute the k features.
     consumer : array, shape (m, k)
-        Weights that take them.
+        Weights of the second layer, which takes the features.
     bias : array, shape (k,), optional
         The producer's bias.
 
     Returns
     -------
     producer, consumer : arrays
-        Rows, and columns, in the new order.
+        With rows and columns, respectively, in the new order.
     bias : array
         Only if `bias` was given.
 
     Raises
     ------
     ArgumentError
-        If `permutation` is none.
+        If `permutation` is not a permutation.
     ShapeError
         If the layers do not fit it.
     DTypeError
-        If one of them is no array.
+        If one of them is not an array.
 
     Examples
     --------

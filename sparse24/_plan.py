@@ -1,4 +1,4 @@
-"""`plan` and `autotune`: what is prepared once, and what ran fastest."""
+"""`plan`, which prepares a product, and `autotune`, which measures the fastest kernel."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _column_out(a: Sparse24Array, b, call: Call):
     array, restore = _foreign.take(b, argument="b")
     if array.ndim < 2:
         return None
-    array = _product.real(array, a._dtype, call.other_dtype)
+    array = _product.promoted_integers(array, a._dtype, call.other_dtype)
     _product.check_inner(a.shape, array.shape)
     shape = (*_product.batch_of(a._operand, array), array.shape[-1], a.shape[-2])
     types = _product.Result.plan(a._operand, array, None, call, shape)
@@ -103,10 +103,11 @@ def plan(
     dtype, epilogue, algorithm
         As for `matmul`.
     out_order : {"row", "column"}
-        Memory order of the result; ``"column"`` for a layer, whose ``y`` is ``out.T``.
+        Memory order of the result; ``"column"`` for ``x @ a.T``, which is computed as the
+        transpose of ``a @ x.T``.
     b_dtype : dtype, optional
-        fp8 type of a `b` that is an array of ``uint8`` bits, as CuPy has no other; known from a
-        `b_spec` that names it.
+        fp8 type of a `b` that carries its bits as ``uint8``, as in CuPy; not needed if `b_spec`
+        names it.
 
     Returns
     -------
@@ -119,8 +120,8 @@ def plan(
 
     Notes
     -----
-    Multiplies zeros once, so that nothing is compiled or laid out later; that takes up to two
-    seconds for a kernel that no process compiled before.  Does not wait for the device.
+    Multiplies zeros once, so that nothing is compiled or laid out later; this takes up to two
+    seconds for a kernel that no process has compiled before.  Does not wait for the device.
 
     Examples
     --------
@@ -167,10 +168,10 @@ def _example(a: Sparse24Array, b_spec, b_dtype):
 def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     """Measure every new product inside the block, and remember the fastest kernel.
 
-    The first product of each signature runs all candidates within reach of the best
-    prediction, checks each against the reference kernel (one that errs cannot win), and
-    takes the median of interleaved rounds; it synchronises.  Winners serve all later
-    calls, inside the block and after it.
+    The first product with given sizes, types and layouts runs all candidates whose prediction
+    is close to the best, checks each against the reference kernel (one with wrong results
+    cannot win), and takes the median of interleaved rounds; it synchronises.  Winners are used
+    by all later calls, inside the block and after it.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
-"""Products of an operand, 2:4 or dense: shapes and types; the planner chooses the kernel.
+"""One product of a 2:4 or dense operand: replay it, or check shapes and types and run it.
 
-Everything becomes ``out (m, n) = A (m, k) @ b (k, n)`` with A's groups along k; a
-product from the right, ``x @ A``, is the transposed one and only exchanges views.
+Everything becomes ``out (m, n) = A (m, k) @ b (k, n)`` with A's groups along k.  ``x @ A`` is
+computed as its transpose, ``A.T @ x.T``, which only exchanges views.  `_dispatch` takes the
+checked product to a kernel.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the sign
 
 
 def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None = None):
-    """``a @ b`` with NumPy's rules for shapes; `plans` remembers what the call prepared.
+    """``a @ b`` with NumPy's rules for shapes.
 
-    A call like an earlier one is launched at once; all others are checked, filled by `_dispatch`,
-    and remembered.
+    `plans` holds the prepared launches of earlier calls.  A call with the same signature is
+    launched at once; others are checked, computed by `_dispatch.fill`, and remembered.
     """
     key = None if plans is None else _replay.signature(b, out, call, from_left=False)
     known = None if plans is None else _replay.find(plans, key, b)
@@ -41,7 +42,7 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
 def multiply_from_left(
     x, a: Operand24, out=None, call: Call = PLAIN, plans: Plans | None = None
 ):
-    """``x @ a``: the transposed product of transposed operands."""
+    """``x @ a``, computed as the transpose of ``a.T @ x.T``; see `multiply`."""
     key = None if plans is None else _replay.signature(x, out, call, from_left=True)
     known = None if plans is None else _replay.find(plans, key, x)
     if known is not None:
@@ -59,7 +60,7 @@ def multiply_from_left(
 def _anew(
     a: Operand24, x, out, call: Call, plans: Plans | None, key: tuple | None, *, from_left: bool
 ):
-    """A product like none before: checked, filled by `_dispatch`, and remembered."""
+    """A product without a remembered launch: check it, compute it by `_dispatch`, remember it."""
     with _foreign.stream_of(x):
         matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)
@@ -83,7 +84,7 @@ def _treats_rows_alike(a: Operand24, call: Call) -> bool:
 
 
 def on_host(product: Callable[[Any, Any], Any], x, out, *, argument: str):
-    """``product(x, out)`` of NumPy's views of another library's arrays, remembered as of those."""
+    """``product(x, out)`` on NumPy views of another library's arrays, and remembered as such."""
     array, restore = _foreign.take(x, argument=argument)
     made = product(array, given(out))
     return restore(made) if out is None else out
@@ -101,13 +102,14 @@ class LaidOut(NamedTuple):
     dropped: int | None
     shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of the operands as the caller gave them
     vectors: tuple[Any, type[np.floating]]
-    named: Any  # type of the dense operand, where that was said
+    named: Any  # type of the dense operand, where the call names it (`b_dtype`)
 
 
 def laid_out(a: Operand24, matrix, out, call: Call, *, from_left: bool) -> LaidOut:
     """Check a call and make its result; `matrix` may be a vector.
 
-    What is to be multiplied from the left is turned, and with it all else.
+    With `from_left` it is ``matrix @ a``, and everything is transposed, so that the sparse
+    operand is the left one.
     """
     check_inner(*((matrix.shape, a.shape) if from_left else (a.shape, matrix.shape)))
     dropped = None
@@ -127,19 +129,19 @@ def laid_out(a: Operand24, matrix, out, call: Call, *, from_left: bool) -> LaidO
 
 
 def taken(x, a: Operand24, call: Call, argument: str):
-    """The dense operand as an array that `a` multiplies, the way back, and if it is `x` itself."""
+    """The dense operand as a NumPy or CuPy array, how to convert back, and whether it is `x`."""
     array, restore = _foreign.take(x, argument=argument)
     if array.ndim == 0:
         raise ShapeError(f"{argument} must have at least one axis, got a scalar")
-    known = real(array, a.dtype, call.other_dtype)
+    known = promoted_integers(array, a.dtype, call.other_dtype)
     _arrays.logical_dtype(known, call.other_dtype, argument=argument)
     return known, restore, known is array
 
 
-def real(x, row: DType, named=None):
-    """An operand of whole numbers or booleans in NumPy's common type with `row`; others as is.
+def promoted_integers(x, row: DType, named=None):
+    """Integers and booleans converted to NumPy's common type with `row`; other arrays unchanged.
 
-    ``uint8`` may be the bits of fp8, and is left alone, as is what `named` says the type of.
+    ``uint8`` may be the bits of fp8, and is left alone, as is an array whose type is `named`.
     """
     if named is not None or x.dtype.kind not in "biu" or x.dtype in (np.int8, np.uint8):
         return x
@@ -149,7 +151,7 @@ def real(x, row: DType, named=None):
 
 
 def vectors_of(a: Operand24, result: str):
-    """Library and type of the epilogue's vectors, which is that of the kernels for this result."""
+    """Array library, and element type, of the epilogue's vectors for this type of result."""
     return _arrays.namespace(a.elements), real_of(result)
 
 
@@ -177,7 +179,7 @@ class Result(Target):
 
 @dataclass(frozen=True)
 class Asked:
-    """Makes an epilogue of the options of a call; keeps what is alike in calls of one signature."""
+    """Makes the epilogue of a repeated call from its options; holds what does not change."""
 
     types: Result  # whose `out` is that of each call
     dropped: int | None
@@ -198,7 +200,7 @@ def _without(array, dropped: int | None):
 
 
 def promote(a: DType, b: DType) -> tuple[DType, DType]:
-    """Types in which the operands meet; nothing is narrowed."""
+    """The types to which the operands are converted; nothing is narrowed."""
     if a is b or (a.is_float8 and b.is_float8):
         return a, b
     try:

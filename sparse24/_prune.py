@@ -46,16 +46,15 @@ def prune(
             `calibration`, `hessian` or `activations`.
         ``"sparsegpt"``
             the error that its removal causes in the layer's outputs after the
-            elements to its right have made up for it [2]_; needs `calibration` or
-            `hessian`.  Changes the kept values too.
+            elements to its right have been adjusted to compensate [2]_; needs
+            `calibration` or `hessian`.  Changes the kept values too.
         ``"random"``
-            chance; see `rng`.
+            a random number; see `rng`.
         callable
             ``method(x)``, called with the NumPy or CuPy array behind `x`, returns scores of
             its shape; more is better.
     scores : array, shape of `x`, optional
-        Scores themselves, in place of a method.  NaN ranks
-        highest.
+        Your own scores instead of a method; higher is better.  NaN ranks highest.
     transposable : bool, default False
         Keep exactly 2 of 4 in rows and in columns, so that the transpose obeys 2:4
         too: of the 90 legal masks of each 4x4 tile over the last two axes, the
@@ -69,12 +68,12 @@ def prune(
     calibration : array, shape (..., k), or Calibration, optional
         Inputs of the layer; k is the length of `axis`.
     hessian : array, shape (k, k), optional
-        ``X.T @ X`` of those inputs, in place of them.
+        ``X.T @ X`` of those inputs, instead of `calibration`.
     activations : array, shape (k,), optional
-        Norms of the input features, in place of them, for ``"wanda"``.
+        Norms of the input features, instead of `calibration`; for ``"wanda"`` only.
     damping : float, default 0.01
-        Part of the mean of the Hessian's diagonal that ``"sparsegpt"`` adds to it.  Few
-        inputs for many features, or targets, ask for more, such as 0.1.
+        Fraction of the mean of the Hessian's diagonal that ``"sparsegpt"`` adds to the
+        diagonal.  Use more, such as 0.1, with targets or with few inputs for many features.
     channels : float, default 0.0
         Fraction of the output channels (slices along the first other axis) to
         zero as a whole, on top of the pattern: those with the least kept scores.
@@ -87,23 +86,23 @@ def prune(
     Raises
     ------
     PatternError
-        If `pattern` is none, or not (2, 4) with `transposable`.
+        If `pattern` is not a valid one, or not (2, 4) with `transposable`.
     ArgumentError
         If an argument is unknown, missing for `method`, or `out` is read-only; also if the
         inputs hold NaN or inf, and with ``"sparsegpt"`` if `x` does.  On a GPU ``"wanda"`` does
-        not look, as that waits.
+        not check this, since a check waits.
     ShapeError, DTypeError
         If an array does not fit `x`.
 
     See Also
     --------
-    mask : Only where the kept elements are.
+    mask : The positions of the kept elements only.
     compress : Prune and store without the zeros.
 
     Notes
     -----
-    Equal scores keep the lower index.  The same input gives the same mask on every
-    device.  Does not wait for the GPU, except with ``"sparsegpt"``.
+    Of equal scores the one with the lower index is kept.  The same input gives the same mask on
+    every device.  Does not wait for the GPU, except with ``"sparsegpt"``.
 
     References
     ----------
@@ -167,8 +166,8 @@ activations, damping, channels
     Returns
     -------
     array of bool, shape of `x`
-        In the library of `x`.  Zeros may be kept: a full group has exactly n true
-        elements.
+        In the library of `x`.  A full group has exactly n true elements, even if fewer are
+        non-zero.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""What repeats a product: the prepared kernel, a new result, and the arguments by address."""
+"""Prepared products of one signature, which repeat a call on the GPU without planning.
+
+Each holds the compiled kernel and, for recent addresses of operands, its laid-out arguments.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ class Ready:
         return result
 
     def _launch(self, key: tuple[int, ...]) -> None:
-        """Where the operands lie: what is not remembered is laid out for the current device."""
+        """Launch for these addresses; unknown ones are laid out first, for the current device."""
         launch = self._launches.get(key)
         if launch is None:
             launch = self._remember(*key)
@@ -113,7 +116,7 @@ class Ready:
         return launch
 
     def _launch_for_torch(self, key: tuple[int, ...], x: Any) -> None:
-        """Nothing is allocated: of `_foreign.stream_of` only what this launch asks for is made."""
+        """Launch on torch's stream; as nothing is allocated, less than `stream_of` is set up."""
         here = _is_on_current_device(x)
         if here and self.captured:
             self._launch(key)
@@ -131,7 +134,7 @@ class Ready:
 
 
 class ReadyProduct(Ready):
-    """The same with a 2:4 operand and an epilogue."""
+    """A `Ready` with a 2:4 operand and an epilogue."""
 
     def __init__(self, launched: Launched, allocate: Callable[[], Any]):
         self._record = launched.a
@@ -150,13 +153,13 @@ class ReadyProduct(Ready):
         if self._aux is not None and _arrays.overlaps(self._aux, out):
             raise ArgumentError("aux shares memory with out; pass another array")
         if self._c is not None and _arrays.overlaps(self._c, out) and not _same(self._c, out):
-            raise ArgumentError("c overlaps out without being out; pass a copy of c")
+            raise ArgumentError("c overlaps out and is another array; pass out itself, or a copy")
         launch = super()._lay_out(b, out, *rest)
         return launch if self._params is None else launch.with_last(self._params)
 
 
 class ReadyArrays:
-    """The same for what takes arrays: cuBLAS beside 2:4 operands, copies, several products.
+    """A prepared product that runs a function of arrays: cuBLAS, copies, several products.
 
     Parameters
     ----------
@@ -191,7 +194,7 @@ class ReadyArrays:
 
 
 class ReadyInTurn:
-    """A call that another one begins: what that makes is finished by a second.
+    """Two prepared steps of one call: the result of the first is finished by the second.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What repeats a product of NumPy's arrays: what their layouts decide is decided already."""
+"""Prepared products of one signature, which repeat a call on NumPy arrays without planning."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Asked = Callable[[Call, np.ndarray | None], Fused]
 
 
 class ReadyOnCpu:
-    """A product of one signature, as `_ready.Ready` is one on a GPU.
+    """A prepared product of one signature, as `_ready.Ready` on a GPU.
 
     Parameters
     ----------
     multiply : callable
         ``multiply(b, out, epilogue)`` of matrices like those of the call that prepared it.
     held : array or None
-        Which the result must not overlap, no more than the operand.
+        Another array that the result must not overlap.
     result : ndarray
         Of that call.
     turned : bool
-        Whether what multiplies is the transposed product.
+        Whether `multiply` computes the transposed product.
     overlap : str
-        The error where a result overlaps.
+        The message of the error if it does.
     """
 
-    captured = True  # nothing is, on the CPU
+    captured = True  # there are no graphs on the CPU
 
     def __init__(
         self, multiply: Multiply, held: np.ndarray | None, result: np.ndarray,

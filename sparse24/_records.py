@@ -61,7 +61,7 @@ class Compressed24:
 
 @dataclass(frozen=True, slots=True)
 class Operand24:
-    """A matrix as a product sees it: what is stored for either contraction.
+    """The sparse (or left) operand of a product, with all stored forms of the matrix.
 
     A plain dense operand has neither `rows` nor `columns`.
 
@@ -72,7 +72,7 @@ class Operand24:
     columns : Compressed24 or None
         The transposed matrix, pattern along *its* last axis: serves ``x @ A``.
     dense : array or None
-        The same matrix dense, kept so that a dense product is a candidate.
+        The same matrix dense, kept so that the dense product is a candidate.
     shape : tuple of int
         Logical shape (..., m, k).
     dtype : DType
@@ -106,10 +106,10 @@ class Operand24:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """An epilogue as kernels take it, in plain arrays and numbers; see `_fuse.fuse`.
+    """An epilogue as kernels take it, in plain arrays and numbers; made by `_fuse.fuse`.
 
-    What happens to an accumulator before it is stored.  In this order, for element (i, j) of the
-    (m, n) result::
+    It says what happens to an accumulator before it is stored.  In this order, for element (i, j)
+    of the (m, n) result::
 
         x   = alpha * row_scale[i] * column_scale[j] * acc + beta * c[i, j]
         x  += row_bias[i] + column_bias[j]
@@ -169,11 +169,11 @@ PLAIN = Fused()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a product kernel must know before it sees data: out (m, n) = A (m, k) @ b (k, n).
+    """All that the planner and kernels know of a product before they see its data.
 
-    A is the 2:4 operand.  Orders are ``"row"`` (last axis contiguous), ``"column"``
-    (first axis contiguous) or ``"strided"``.  A matrix with one row or one column
-    counts as either; the planner then says what suits.
+    The product is out (m, n) = A (m, k) @ b (k, n), and A is the 2:4 operand.  Orders are
+    ``"row"`` (last axis contiguous), ``"column"`` (first axis contiguous) or ``"strided"``.  A
+    matrix with one row or one column could be either; `_dispatch.order` decides.
     """
 
     m: int

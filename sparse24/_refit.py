@@ -41,7 +41,7 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     ShapeError
         If shapes do not fit.
     DTypeError
-        If weights are no real numbers or the bits of fp8, or the mask is not boolean.
+        If weights are not real numbers, are the bits of fp8, or the mask is not boolean.
     ArgumentError
         If the inputs hold NaN or inf, or `damping` is not above 0.
 

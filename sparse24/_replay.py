@@ -1,8 +1,8 @@
-"""A call like an earlier one goes straight to the kernel that was prepared for it.
+"""Repeated calls: signatures of calls, and the prepared products that they find.
 
-Choosing and preparing a kernel is a hundred microseconds of Python; a product of few
-tokens takes the GPU five.  So every array remembers, by the signature of a call, what
-launches it, and by the addresses of the operands the laid-out arguments.
+Choosing and preparing a kernel takes a hundred microseconds of Python, a product of few
+tokens five on the GPU.  So every sparse array remembers prepared products (`_ready`) by the
+signature of the call: layouts and options.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MOST_SIGNATURES = 256
 
 
 class _Unknown(Exception):
-    """Something in a call whose identity cannot be told cheaply."""
+    """An option of a call that cannot be compared cheaply."""
 
 
 def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
-    """What decides how a call is launched, hashable; None for calls that are not remembered.
+    """A hashable key of all that decides how a call is launched; None if it is not remembered.
 
-    Layouts of the operands and all options, with the addresses of the epilogue's vectors; of
-    NumPy's arrays only what is not read anew at each call.
+    It holds the layouts of the operands and all options, with the addresses of the epilogue's
+    vectors.  For NumPy arrays it leaves out the options that are read again at each call.
     """
     if _autotune.active.get():
         return None
@@ -52,14 +52,15 @@ def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
     return from_left, _tuning_cache.generation(), layout, target, facts
 
 
-# Told apart by value; all else of a call is looked at more closely.
+# Types that are compared by value; `_fact` handles the others.
 _PLAIN_TYPES = frozenset((type(None), str, float, int, bool, type))
 
 
 def layout_of(x: Any) -> tuple | None:
-    """How an array lies in memory, on the GPU its address but for 16 bytes; None for others.
+    """Shape, strides, type and, on the GPU, alignment to 16 bytes and device of an array.
 
-    On the CPU of NumPy's arrays alone: those of other libraries are converted at each call.
+    None for what is not remembered: on the CPU arrays of other libraries than NumPy, which are
+    converted at each call.
     """
     if type(x) is np.ndarray:
         return x.shape, x.strides, x.dtype
@@ -88,7 +89,7 @@ def _fact(value: Any) -> Any:
 
 
 def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) -> Any:
-    """What repeats a call in which ``run(*lay(x, result))`` multiplied.
+    """A prepared product that repeats a call in which ``run(*lay(x, result))`` multiplied.
 
     Parameters
     ----------
@@ -135,7 +136,7 @@ def remember(
 
 
 def again(plan: Any, x: Any, out: Any, call: Call) -> Any:
-    """Repeat a call with options, which are read anew on the CPU, and else part of the plan."""
+    """Repeat a call with options: on the CPU they are read again, on the GPU part of the plan."""
     return plan(x, out, call) if type(x) is np.ndarray else plan(x, out)
 
 
@@ -149,14 +150,14 @@ def capturing(x: Any) -> bool:
 
 
 def keep(plans: dict, key: tuple, plan: Any) -> None:
-    """Remember what repeats a call; all others are forgotten where there are too many."""
+    """Remember a prepared product; if there are too many, all others are forgotten."""
     if len(plans) >= MOST_SIGNATURES:
         plans.clear()
     plans[key] = plan
 
 
 def find(plans: dict, key: tuple | None, x: Any) -> Any:
-    """What repeats a call, if it is known and, where a graph is captured, can be held by one."""
+    """The prepared product of a call; None if it is unknown, or a captured graph cannot hold it."""
     plan = None if key is None else plans.get(key)
     return plan if plan is None or plan.captured or not capturing(x) else None
 

@@ -101,7 +101,7 @@ class Report:
 
 
 def report(pruned, dense=None, *, pattern=None, axis=None) -> Report:
-    """Tell what pruning kept: energy, magnitude and how full the groups are.
+    """Report what pruning kept: energy, magnitude and how full the groups are.
 
     Parameters
     ----------

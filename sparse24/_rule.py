@@ -1,4 +1,4 @@
-"""What `prune` and `mask` were asked, checked, and how it is carried out."""
+"""The checked arguments of `prune` and `mask`, and the functions that carry them out."""
 
 from __future__ import annotations
 

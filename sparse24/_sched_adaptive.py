@@ -23,7 +23,7 @@ from sparse24._sched_distributions import Distribution, fill, round_to_total, si
 
 @dataclass(frozen=True)
 class LayerWiseAdapter:
-    """How one layer's threshold follows its own gradients.
+    """How the sparsity of one layer follows its own gradients.
 
     The layer's density is ``(g / mean g) ** strength`` times the common one, where g is the
     smoothed root mean square of its gradients: a layer that still learns keeps more weights.
@@ -31,7 +31,7 @@ class LayerWiseAdapter:
     Parameters
     ----------
     strength : float, default 0.5
-        0 follows the global schedule as it is.
+        0 follows the global schedule unchanged.
     beta : float, default 0.9
         Smoothing of the statistics.
     reach : float, default 0.2

@@ -1,4 +1,4 @@
-"""Masks put to use."""
+"""`apply_masks`: weights with their masks applied."""
 
 from __future__ import annotations
 

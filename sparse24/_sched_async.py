@@ -25,26 +25,26 @@ from sparse24._sched_telemetry import Telemetry, check_telemetry
 
 
 class AsyncScheduler:
-    """A scheduler whose masks come into use `delay` steps after the step that they are of.
+    """A scheduler that computes masks in the background, for use exactly `delay` steps later.
 
     Parameters
     ----------
     rules : Recipe, or mapping of str to Recipe or None
     weights : mapping of str to array
-        The layers, by shape.
+        Arrays with the names and shapes of the layers.
     delay : int, default 1
-        The staleness, exact: the masks of step t are in use at step ``t + delay``.  Until
-        then those of the beginning, all true, are.
+        The exact delay in steps: the masks of step t are in use at step ``t + delay``, and
+        masks that are all true before step `delay`.
     background : bool, default True
-        False does the work within `step`, with the same results.
+        Whether a thread computes the masks; with False `step` does, with the same results.
     seed : int, default 0
     telemetry : Telemetry, optional
         Records the events of the masks as they come into use, which waits for their counts.
 
     Notes
     -----
-    Use it as a context manager, or call `close`.  An error of the work is raised by the step that
-    was to use its masks, or by `close`; after it the scheduler goes on from a loaded state only.
+    Use it as a context manager, or call `close`.  An error in the computation is raised by the
+    step that was to use its masks, or by `close`; after it a state must be loaded to continue.
 
     Examples
     --------
@@ -92,7 +92,7 @@ class AsyncScheduler:
             self._stop()
 
     def close(self) -> None:
-        """Finish what is under way and stop the thread; raises what that work raised."""
+        """Finish the pending work and stop the thread; raises what that work raised."""
         self._stop()
         for future, _ in () if self._failed else self._queue:
             future.result()
@@ -103,9 +103,9 @@ class AsyncScheduler:
             self._pool.shutdown()
 
     def freeze(self) -> None:
-        """Keep the masks in use until `thaw`; those under way are dropped, and made anew then.
+        """Keep the masks in use until `thaw`, which computes pending ones anew.
 
-        Waits for the work.
+        Waits for the pending work.
         """
         self._settle()
         dropped = [event for future, _ in self._queue for event in future.result()[1]]
@@ -115,7 +115,7 @@ class AsyncScheduler:
             self._queue[place] = (_done(self.masks), None)
 
     def thaw(self) -> None:
-        """Let the masks follow the schedule again, `delay` steps later.  Waits for the work."""
+        """Let the masks follow the schedule again, `delay` steps later.  Waits for pending work."""
         self._settle()
         self._state = self._ahead = core.thaw(self._state)
 
@@ -130,7 +130,7 @@ class AsyncScheduler:
 
     @property
     def state(self) -> State:
-        """The schedule's state at the latest step; its masks may still be under way."""
+        """The schedule's state at the latest step; its masks may still be pending."""
         return self._ahead
 
     @property

@@ -20,7 +20,7 @@ from sparse24._sched_records import Array, Arrays, Recipe, State, Update, check_
 def observe(
     state: State, *, weights: Arrays | None = None, gradients: Arrays | None = None
 ) -> State:
-    """Show a micro-batch to the parts that accumulate, without ending the step.
+    """Show a micro-batch to the parts that accumulate scores, without ending the step.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def step(
     reduce: Callable[[Array], Array] | None = None,
     measure: bool = True,
 ) -> tuple[State, Arrays, tuple[Update, ...]]:
-    """One training step: observe, and where a schedule says so choose masks anew.
+    """One training step: observe and, at the steps that a schedule names, choose masks anew.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ def step(
     weights, gradients : mapping of str to array, optional
         Only those that the recipes use must be given, for every layer of `state`.
     reduce : callable, optional
-        Applied to the scores of a layer before the choice, and to what distributions remember; an
-        all-reduce makes the masks of ranks agree that saw different data.
+        Applied to the scores of a layer before masks are chosen, and to the statistics of
+        distributions; an all-reduce makes the masks of ranks with different data agree.
     measure : bool, default True
         Count flips and kept norm for the events; False saves a pass over the weights.
 
@@ -89,16 +89,16 @@ def step(
     Raises
     ------
     ArgumentError
-        If `state` is none, or a layer, or an array that a recipe needs, is missing.
+        If `state` is not a `State`, or a layer or an array that a recipe needs is missing.
     DTypeError
         If an array is not of the library that the masks are of.
     ShapeError
-        If an array has not the shape of its layer.
+        If the shape of an array is not that of its layer.
 
     Notes
     -----
-    Counts in the events are 0-d arrays.  Waits for a device at updates alone, and then only where a
-    grower counts the elements in use, or layers share by statistics of their gradients.
+    Counts in the events are 0-d arrays.  Waits for a device only at updates, and only where a
+    grower counts the kept elements, or a distribution uses statistics of gradients.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def undone(state: State, events: Sequence[Update]) -> State:
 
 
 def freeze(state: State) -> State:
-    """Masks stay as they are until `thaw`; steps go on counting.
+    """Keep the masks as they are until `thaw`; steps are still counted.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def freeze(state: State) -> State:
 
 
 def thaw(state: State) -> State:
-    """Masks follow the schedule again; an update that fell due while frozen is made at once.
+    """Let masks follow the schedule again; an update missed while frozen is made at the next step.
 
     Parameters
     ----------

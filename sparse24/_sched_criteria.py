@@ -85,7 +85,7 @@ def _abs(x):
 
 @dataclass(frozen=True)
 class Magnitude(Criterion):
-    """``|w|``.
+    """The magnitude of the weight, ``|w|``.
 
     Examples
     --------
@@ -103,7 +103,7 @@ class Magnitude(Criterion):
 
 @dataclass(frozen=True)
 class GradientMagnitude(Criterion):
-    """``|g|`` of the present step; needs no weights.
+    """The magnitude of the current gradient, ``|g|``; needs no weights.
 
     Examples
     --------
@@ -195,7 +195,7 @@ class RandomScores(Criterion):
 
 @dataclass(frozen=True)
 class GivenScores(Criterion):
-    """Scores from outside; from a Hessian, say.
+    """Scores that you compute elsewhere, such as from a Hessian.
 
     Parameters
     ----------

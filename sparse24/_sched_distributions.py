@@ -139,7 +139,7 @@ class ERK(Distribution):
 
 @dataclass(frozen=True)
 class Custom(Distribution):
-    """Your own rule.
+    """Sparsities by a rule of your own.
 
     Parameters
     ----------
@@ -188,13 +188,13 @@ class Custom(Distribution):
 
 @dataclass(frozen=True)
 class Hierarchical(Distribution):
-    """The model's budget goes to blocks by `outer`, each block's to its layers by `inner`.
+    """Divide the model's zeros among blocks by `outer`, and each block's among layers by `inner`.
 
     Parameters
     ----------
     outer, inner : Distribution
     depth : int, default 1
-        Number of dot-separated parts of a layer's name that name its block.
+        How many leading, dot-separated parts of a layer's name are the name of its block.
 
     Examples
     --------

@@ -22,9 +22,9 @@ from sparse24._sched_telemetry import Telemetry
 
 
 class DynamicScheduler(MaskScheduler):
-    """A global schedule over layers that adapt: the two-level controller.
+    """A two-level scheduler: a global sparsity, and layers that adapt to their gradients.
 
-    A global scheduler sets how sparse the model is at each step.  A `LayerWiseAdapter` per layer
+    A global schedule sets how sparse the model is at each step.  A `LayerWiseAdapter` per layer
     moves that layer's threshold with its gradients, within limits; the model's total stays exact.
 
     Parameters
@@ -36,8 +36,8 @@ class DynamicScheduler(MaskScheduler):
     adapter : LayerWiseAdapter, mapping of str to LayerWiseAdapter, or None
         One for all layers, or by name pattern; None follows the global schedule everywhere.
     criterion : Criterion, optional
-        Magnitude if the first step sees weights, else gradient magnitude; micro-batches that
-        `observe` sees do not decide it.
+        By default `Magnitude` if the first step has weights, else `GradientMagnitude`;
+        micro-batches shown to `observe` do not decide it.
     pattern : Pattern, optional
         `Unstructured` by default.  `Elastic` and `TileHybrid` meet any target too; a fixed N:M
         pattern takes only its own sparsity, in all layers alike.

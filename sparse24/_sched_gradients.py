@@ -44,7 +44,7 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     ShapeError, DTypeError
         If the three differ in shape or library.
     ArgumentError
-        If `decay` is no number.
+        If `decay` is not a number.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     Raises
     ------
     DTypeError, ShapeError
-        If `weight` is no array of floating-point numbers with an axis.
+        If `weight` is not an array of floating-point numbers with at least one axis.
 
     References
     ----------
@@ -169,9 +169,9 @@ def mvue_24(gradient: Array, *, step: int, seed: int = 0, name: str = "") -> Arr
     Raises
     ------
     DTypeError, ShapeError
-        If `gradient` is no array of floating-point numbers with an axis.
+        If `gradient` is not an array of floating-point numbers with at least one axis.
     ArgumentError
-        If `step` or `seed` is no whole number from 0 on.
+        If `step` or `seed` is not a non-negative integer.
 
     References
     ----------

@@ -53,7 +53,7 @@ class Grower:
 
 @dataclass(frozen=True)
 class NoGrowth(Grower):
-    """All weights compete at every update by the criterion alone.
+    """No growth: at every update all weights compete by the criterion alone.
 
     Examples
     --------
@@ -88,14 +88,14 @@ class _Turnover(Grower):
 
 @dataclass(frozen=True)
 class GradientGrowth(_Turnover):
-    """Largest ``|g|`` of the dense gradient, as in RigL (Evci et al., 2020).
+    """Grow the weights with the largest dense gradient ``|g|``, as in RigL (Evci et al., 2020).
 
     Parameters
     ----------
     fraction : float, default 0.3
         Share of the kept weights that is replaced at step 0.
     stop : int, optional
-        The share falls by a cosine to nothing at this step; without it, it stays.
+        Step at which the share has fallen to 0, on a cosine; by default it stays constant.
 
     Examples
     --------
@@ -123,7 +123,7 @@ class GradientGrowth(_Turnover):
 
 @dataclass(frozen=True)
 class MomentumGrowth(_Turnover):
-    """Largest smoothed gradient, as in sparse momentum (Dettmers and Zettlemoyer, 2019).
+    """Grow by the largest smoothed gradient, as in sparse momentum (Dettmers, Zettlemoyer, 2019).
 
     A gradient that overflowed counts as 0.
 
@@ -132,9 +132,9 @@ class MomentumGrowth(_Turnover):
     fraction : float, default 0.3
         Share of the kept weights that is replaced at step 0.
     stop : int, optional
-        The share falls by a cosine to nothing at this step; without it, it stays.
+        Step at which the share has fallen to 0, on a cosine; by default it stays constant.
     beta : float, default 0.9
-        What of the mean of past gradients is kept at each step.
+        Smoothing factor: the weight of the past mean at each step.
 
     Examples
     --------
@@ -176,14 +176,14 @@ class MomentumGrowth(_Turnover):
 
 @dataclass(frozen=True)
 class RandomGrowth(_Turnover):
-    """Anywhere, as in SET (Mocanu et al., 2018); the same on every rank.
+    """Grow random weights, as in SET (Mocanu et al., 2018); the same ones on every rank.
 
     Parameters
     ----------
     fraction : float, default 0.3
         Share of the kept weights that is replaced at step 0.
     stop : int, optional
-        The share falls by a cosine to nothing at this step; without it, it stays.
+        Step at which the share has fallen to 0, on a cosine; by default it stays constant.
 
     Examples
     --------

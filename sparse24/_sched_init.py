@@ -13,16 +13,16 @@ from sparse24._sched_records import Array, Arrays, Recipe, Rules, State
 
 
 def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
-    """The state before step 0: all layers dense.
+    """Make the state before step 0, in which all layers are dense.
 
     Parameters
     ----------
     rules : Recipe, or mapping of str to Recipe or None
-        One recipe for every layer with elements and two axes or more, or recipes by name pattern
-        (``"encoder.*"``); the first match counts, None keeps a layer dense.
+        One recipe for every non-empty layer with at least two axes, or recipes by name pattern
+        (``"encoder.*"``), of which the first match decides; None keeps a layer dense.
     weights : mapping of str to array
     seed : int
-        Of the counter-based generator; the same on every rank.
+        Seed of the counter-based generator; the same on every rank.
 
     Returns
     -------
@@ -31,12 +31,12 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     Raises
     ------
     ArgumentError
-        If `rules` are something else, a name is no string, or a name pattern of a recipe, or
-        within one, is that of no weight, or comes after a wider one, which takes its weights.
+        If `rules` are something else, a name is not a string, or a name pattern matches no weight,
+        be it because an earlier, wider one takes all that it matches.
     ShapeError
         If a layer's shape does not suit the pattern.
     DTypeError
-        If a layer's weights are no array, or complex.
+        If a layer's weights are not an array, or are complex.
 
     Examples
     --------

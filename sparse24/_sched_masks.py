@@ -1,4 +1,4 @@
-"""`MaskScheduler`: the stateful face of the pure core."""
+"""`MaskScheduler`: the pure core, with its state kept in an object."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MaskScheduler:
         See `sparse24.schedule.init`.
     seed : int, default 0
     telemetry : Telemetry, optional
-        Records the events; without it the flips and norms are not even counted.
+        Records the events; without it, flips and norms are not measured.
     reduce : callable, optional
         Makes scores agree across ranks before masks are chosen.
 
@@ -71,7 +71,7 @@ class MaskScheduler:
         return self.state is not None and self.state.frozen
 
     def start(self, weights) -> None:
-        """Fix the layers, by the shapes of these arrays; the first `step` does it otherwise."""
+        """Define the layers by the names and shapes of these arrays, before the first `step`."""
         found = named(weights)
         if found is None:
             raise ArgumentError("weights must be given, to learn the layers, got None")
@@ -83,20 +83,20 @@ class MaskScheduler:
         Parameters
         ----------
         weights, gradients : mapping of str to array, or sequence of arrays, optional
-            Only what the recipes use must be given, by name; what goes by place alone is the
-            gradients.  Sequences are named "0", "1", ….  A gradient may be None, as that of a
-            frozen parameter in torch.
+            Only what the recipes use must be given.  The one positional argument is
+            `gradients`.  Layers of a sequence are named "0", "1", ….  A gradient may be None, as
+            that of a frozen parameter in torch.
 
         Returns
         -------
         dict of str to array of bool
-            Those that the scheduler goes on from: copy a mask before you write to it.
+            The scheduler's own masks: copy a mask before you write to it.
 
         Raises
         ------
         ArgumentError, DTypeError, ShapeError
-            If arrays do not fit the layers or recipes, or tensors that are to learn are given as
-            gradients.  The scheduler is as it was then.
+            If arrays do not fit the layers or recipes, or parameters of torch are given as
+            gradients.  The scheduler is then unchanged.
         """
         weights, gradients = self._named(weights, gradients)
         state, masks, self.events = core.step(
@@ -112,7 +112,7 @@ class MaskScheduler:
         return dict(masks)
 
     def observe(self, gradients=None, *, weights=None) -> None:
-        """Show a micro-batch to criteria that accumulate; the step goes on."""
+        """Show a micro-batch to criteria that accumulate, without ending the step."""
         weights, gradients = self._named(weights, gradients)
         state = self._begun(weights, gradients)
         self._go_on(core.observe(state, weights=weights, gradients=gradients))
@@ -142,7 +142,7 @@ class MaskScheduler:
         self.state = core.freeze(self._started())
 
     def thaw(self) -> None:
-        """Let the masks follow the schedule again; an update that fell due is made at once."""
+        """Let the masks follow the schedule again, and make up an update missed meanwhile."""
         self.state = core.thaw(self._started())
 
     def _started(self) -> State:
@@ -153,13 +153,13 @@ class MaskScheduler:
         return self.state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as numbers, strings and arrays on the host."""
+        """The state to resume from, as numbers, strings and arrays on the host."""
         if self.state is None and self._pending is not None:
             return dict(self._pending)  # was loaded, and is not in use yet
         return _sched_state.to_dict(self._started())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take over a saved state; before the first step it waits until the layers are known."""
+        """Load a saved state; before the first step this takes effect when the layers are known."""
         _sched_state.check(saved)
         if self.state is None:
             self._pending = dict(saved)

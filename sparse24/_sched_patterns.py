@@ -131,7 +131,7 @@ def _choose_exactly(units: Array, keep: int, turnover: Turnover | None) -> Array
 
 @dataclass(frozen=True)
 class Unstructured(Pattern):
-    """Any element by itself: every sparsity, to one element.
+    """Every element by itself: meets any sparsity, to one element.
 
     Examples
     --------

@@ -54,7 +54,7 @@ class StepScheduler(Schedule):
 
 
 def OneShot(target_sparsity: float = 0.5, at: int = 0) -> StepScheduler:
-    """Dense before step `at`, `target_sparsity` from it on; one update.
+    """One pruning step: dense before step `at`, `target_sparsity` from then on.
 
     Parameters
     ----------
@@ -76,12 +76,13 @@ def OneShot(target_sparsity: float = 0.5, at: int = 0) -> StepScheduler:
 
 @dataclass(frozen=True)
 class Phases(Schedule):
-    """One schedule after another; each counts its steps from its own beginning.
+    """A sequence of schedules, each of which counts steps from its own beginning.
 
     Parameters
     ----------
     parts : sequence of (int or None, Schedule)
-        Length of each phase in steps; the last may be None, without end.
+        The length of each phase in steps, and its schedule; the last length may be None, for no
+        end.
 
     Examples
     --------

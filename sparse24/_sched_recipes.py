@@ -1,4 +1,4 @@
-"""Published methods, as recipes made of the parts."""
+"""Published pruning methods, as recipes."""
 
 from __future__ import annotations
 
@@ -194,9 +194,9 @@ def iterative_magnitude(
     """Iterative pruning: after each round, drop `share` of what is left [1]_.
 
     Round r, from 0, has sparsity ``1 - (1 - share) ** r``.  Train with the learning rate of
-    ``RewoundRate(rate, train_steps, rewind_steps=steps_per_round)``, which goes back where this
-    prunes.  A pruned weight that learns on competes again at each round; so that it stays pruned,
-    pass masked weights, or let gradients reach kept weights alone (torch: ``gradient="24dense"``).
+    ``RewoundRate(rate, train_steps, rewind_steps=steps_per_round)``, which rewinds at each round.
+    A pruned weight that still receives gradients competes again at each round; to keep it pruned,
+    pass masked weights, or let gradients reach kept weights only (torch: ``gradient="24dense"``).
 
     Parameters
     ----------

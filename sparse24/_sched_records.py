@@ -32,7 +32,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a group of layers is made sparse: one part of each kind.
+    """How a group of layers is made sparse, by one part of each kind.
 
     Parameters
     ----------
@@ -51,16 +51,16 @@ class Recipe:
     shared : sequence of sequences of str
         Layers of one shape that have one mask; their scores are added in this order.
     coupled : sequence of sequences of (str, int)
-        Channels that live and die together, e.g. ``(("fc1", 0), ("fc2", 1))``: the output
+        Channels that are kept or pruned together, e.g. ``(("fc1", 0), ("fc2", 1))``: the output
         channels of ``fc1`` are the input channels of ``fc2``.  Needs a `Channel` pattern.
         A layer has one mask, so it may be in one group only.
 
     Raises
     ------
     ArgumentError
-        If a part is of another kind, or a layer in more than one group.
+        If a part is of the wrong kind, or a layer in more than one group.
     PatternError
-        If the pattern cannot have the schedule's sparsities or cannot follow the grower.
+        If the pattern cannot meet the schedule's sparsities, or does not work with the grower.
 
     Examples
     --------
@@ -158,17 +158,17 @@ class Update:
         The layer.
     step : int
     sparsity : float
-        Share of zeros that the layer was to have.
+        The sparsity (share of zeros) that the schedule asked of the layer.
     size, nnz : int
-        Elements of the mask, and those that it keeps.
+        Number of elements of the mask, and of those that it keeps.
     flips : 0-d array, or NaN
-        Elements that the update changed; NaN where nobody asked for it.
+        Number of elements that the update changed; NaN if not measured.
     kept_norm : 0-d array, or NaN
-        Euclidean norm of the kept weights; NaN where nobody asked for it.
+        Euclidean norm of the kept weights; NaN if not measured.
     age : int
-        Steps since the update before.
+        Steps since the previous update.
     seconds : float
-        Of the host: on a GPU the time it took to launch the work.
+        Time on the host: on a GPU, that of launching the work.
 
     Examples
     --------
@@ -194,7 +194,7 @@ class Update:
 
 @dataclass(frozen=True)
 class State:
-    """Everything a step depends on besides its arguments.
+    """Everything that a step depends on besides its arguments.
 
     Made by `init`; `to_dict` and `from_dict` save it.
 
@@ -216,7 +216,7 @@ class State:
     updated : mapping of str to int
         The step of each mask's last update.
     missed : frozenset of int
-        Groups with an update that fell due while frozen.
+        Groups that missed an update while frozen.
 
     Examples
     --------

@@ -58,13 +58,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ConstantScheduler(Schedule):
-    """The same sparsity always; masks are chosen anew every `every` steps until `stop`.
+    """A constant sparsity; masks are chosen anew every `every` steps until `stop`.
 
     Parameters
     ----------
     target_sparsity : float
     every : int, optional
-        Without it the masks of step 0 stay.
+        Steps from one update of the masks to the next; by default the masks of step 0 stay.
     stop : int, optional
         Last step at which masks may change.
 
@@ -152,7 +152,7 @@ class LinearScheduler(_Ramp):
     ----------
     target_sparsity : float, default 0.5
     init_sparsity : float, optional
-        Without it, that of the `DynamicScheduler`, or 0.
+        By default that of the `DynamicScheduler`, or 0.
     start, stop : int
         First and last step of the ramp.
     every : int, default 1
@@ -169,13 +169,13 @@ class LinearScheduler(_Ramp):
 
 @dataclass(frozen=True)
 class CubicScheduler(_Ramp):
-    """Fast first, slow at the end: ``target + (init - target) * (1 - p) ** 3`` [1]_.
+    """A cubic ramp, fast first: ``target + (init - target) * (1 - progress) ** 3`` [1]_.
 
     Parameters
     ----------
     target_sparsity : float, default 0.5
     init_sparsity : float, optional
-        Without it, that of the `DynamicScheduler`, or 0.
+        By default that of the `DynamicScheduler`, or 0.
     start, stop : int
         First and last step of the ramp.
     every : int, default 1
@@ -200,13 +200,13 @@ class CubicScheduler(_Ramp):
 
 @dataclass(frozen=True)
 class CosineScheduler(_Ramp):
-    """Half a cosine from `init_sparsity` at `start` to `target_sparsity` at `stop`.
+    """A cosine ramp from `init_sparsity` at `start` to `target_sparsity` at `stop`.
 
     Parameters
     ----------
     target_sparsity : float, default 0.6
     init_sparsity : float, optional
-        Without it, that of the `DynamicScheduler`, or 0.
+        By default that of the `DynamicScheduler`, or 0.
     start, stop : int
         First and last step of the ramp.
     every : int, default 1

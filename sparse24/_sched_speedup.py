@@ -14,7 +14,7 @@ from sparse24._sched_distributions import Distribution, round_to_total, sizes_of
 
 @dataclass(frozen=True)
 class BySpeedup(Distribution):
-    """Zeros go first where a measurement says that they save the most time.
+    """Place zeros first where, by your measurements, they save the most time.
 
     Parameters
     ----------

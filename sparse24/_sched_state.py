@@ -148,24 +148,25 @@ def to_dict(state: State) -> dict[str, Any]:
 
 
 def from_dict(state: State, saved: dict[str, Any]) -> State:
-    """A saved state again.
+    """Restore a state that `to_dict` saved.
 
     Parameters
     ----------
     state : State
-        As `init` makes it of the same recipes and layers.
+        A state that `init` made of the same recipes and layers.
     saved : dict
         What `to_dict` gave; its tensors may be on any device, as `torch.load` puts them.
 
     Returns
     -------
     State
-        With the saved contents, its arrays where those of `state` are.
+        With the saved contents, and its arrays on the devices of those of `state`.
 
     Raises
     ------
     FormatError
-        If `saved` is no state, damaged, of another version, or of other recipes or layers.
+        If `saved` is not a saved state, is damaged, or is of another version, other recipes or
+        other layers.
 
     Examples
     --------

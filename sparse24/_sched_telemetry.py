@@ -1,4 +1,4 @@
-"""What the masks did: rows per update, limits, CSV and a plot that can stay open."""
+"""`Telemetry`: how masks changed, as rows per update, warnings, CSV and a live plot."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class MaskWarning(UserWarning):
 
 @dataclass
 class Telemetry:
-    """Collects the events of a scheduler.
+    """Records the events of a scheduler, as rows, CSV and a plot.
 
     Parameters
     ----------
     flip_limit : float, optional
         Warn when more than this share of a layer's mask flips in an update (step 0 aside);
-        a high flip rate late in training tells of masks that do not settle [1]_.
+        a high flip rate late in training shows that masks do not settle [1]_.
     live : bool, default False
         Redraw the plot at every update; needs matplotlib.
 
     Attributes
     ----------
     rows : list of dict
-        One a layer and update; the keys are the columns of the CSV file.
+        One per layer and update; the keys are the columns of the CSV file.
 
     References
     ----------

@@ -72,7 +72,7 @@ class Block(Pattern):
 
 @dataclass(frozen=True)
 class Channel(Pattern):
-    """Whole slices of a weight, scored by the sums of their elements' scores.
+    """Whole channels (slices along an axis), scored by the sums of their elements' scores.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ class Elastic(_Levels):
 
 @dataclass(frozen=True)
 class TileHybrid(_Levels):
-    """Each tile empty, 2:4 or dense: any sparsity, in the shape that `sparse24.hybrid` takes.
+    """Tiles that are empty, 2:4 or dense: any sparsity, in a form that suits `sparse24.hybrid`.
 
     Parameters
     ----------

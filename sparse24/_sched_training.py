@@ -1,4 +1,4 @@
-"""What published methods ask of training beside a recipe: a rate, a dropout, a decay."""
+"""What published methods need of training besides a recipe: a rate, a dropout, a decay."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from sparse24._sched_patterns import Pattern
 
 @dataclass(frozen=True)
 class RewoundRate:
-    """Learning-rate rewinding: every round replays the last steps of the schedule.
+    """Learning-rate rewinding: every round repeats the last steps of the rate's schedule.
 
-    Weights are kept; only the rate goes back (Renda et al., 2020).
+    Weights are kept; only the learning rate goes back (Renda et al., 2020).
 
     Parameters
     ----------
     rate : callable
-        ``rate(step)``, the schedule of the dense training.
+        ``rate(step)``, the learning rate of the dense training.
     train_steps : int
         Length of the dense training, round 0.
     rewind_steps : int
-        How many of its last steps each later round replays.
+        How many of its last steps each later round repeats.
 
     Examples
     --------
@@ -78,16 +78,16 @@ def targeted_dropout(
     name: str = "",
     pattern: Pattern | None = None,
 ) -> Array:
-    """Mask of targeted dropout: of the least important weights, drop each with some chance.
+    """Mask of targeted dropout: drop each of the least important weights with some probability.
 
     Parameters
     ----------
     weight : array, shape (m, k)
     share : float
-        Of the weights, those of least magnitude are candidates; with a pattern, the
-        candidates are what it would prune.  Per row, as in the paper's per-unit selection.
+        Share of the weights of each row, those of least magnitude, that are candidates; with a
+        pattern, the candidates are what it would prune.
     rate : float
-        Chance of a candidate to be dropped; 1 prunes them all.
+        Probability that a candidate is dropped; 1 drops them all.
     step, seed, name
         The draw is a pure function of these.
     pattern : Pattern, optional
@@ -101,9 +101,9 @@ def targeted_dropout(
     Raises
     ------
     ArgumentError
-        If a share, a rate, a step or a seed is out of range, or `pattern` is none.
+        If a share, a rate, a step or a seed is out of range, or `pattern` is not a `Pattern`.
     DTypeError, ShapeError
-        If `weight` is no array of floating-point numbers with an axis.
+        If `weight` is not an array of floating-point numbers with at least one axis.
 
     References
     ----------
@@ -145,10 +145,10 @@ def _is_window(pair) -> bool:
 class DecayFactorSearch:
     """Find the factor of masked decay in warm-up, from flip rates (Hu et al., 2024).
 
-    Train a short while with each candidate, each time from the same weights (0 first: the flip
-    rate of masks that nothing holds), and feed the flip rates, but for that of the first step,
-    which prunes.  Taken is the candidate whose rate over that of 0 lies in `window`: masks that
-    settle faster than without decay, but do not freeze.
+    Train for a few steps with each candidate, each time from the same weights, and feed the flip
+    rates, except that of the first step, which prunes.  The factor 0 comes first: its flip rate is
+    the reference.  The candidate is chosen whose rate, relative to that of 0, lies in `window`:
+    masks then settle faster than without decay, but do not freeze.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from sparse24._sched_arrays import Array, namespace
 
 
 def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") -> Array:
-    """The weight after a change of masks.
+    """Return the weight after a change of masks.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") ->
     Raises
     ------
     ArgumentError
-        If `grown` is another word.
+        If `grown` is unknown.
     DTypeError, ShapeError
         If the masks are not boolean, or the three differ in shape or library.
 
@@ -65,17 +65,20 @@ POLICIES = ("keep", "zero_dropped", "zero_grown", "zero_changed")
 def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     """Optimizer state after a change of masks.
 
-    Means of squares (`exp_avg_sq`, `square_avg`, `nu` and the like) always pass unchanged: from
-    zero, with a step counter that goes on, Adam's next step would be ``(1 - beta1) /
+    Means of squares (`exp_avg_sq`, `square_avg`, `nu` and similar) are never cleared: starting
+    from zero while the step counter goes on, Adam's next step would be ``(1 - beta1) /
     sqrt(1 - beta2)`` times the learning rate, three times too long, for every changed weight.
 
     Parameters
     ----------
     slots : mapping of str to array
-        One weight's state, e.g. momentum and second moment; entries of another shape than the
-        mask (step counters) pass unchanged.
+        One weight's state, e.g. momentum and second moment; entries whose shape differs from the
+        mask's (step counters) are returned unchanged.
     old, new : array of bool
+        The masks before and after.
     policy : {"keep", "zero_dropped", "zero_grown", "zero_changed"}
+        Clear the state of no weights, of those that were pruned, of those that came back, or of
+        both.
 
     Returns
     -------
@@ -84,7 +87,7 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     Raises
     ------
     ArgumentError
-        If `policy` is another word, or `slots` is no mapping.
+        If `policy` is unknown, or `slots` is not a mapping.
     DTypeError, ShapeError
         If the masks are not boolean, differ in shape, or are of another library than the slots.
 

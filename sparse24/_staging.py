@@ -1,4 +1,4 @@
-"""Operands that no kernel can read or write as they lie: what is copied first, and what that costs.
+"""Copies of operands and results whose layout kernels cannot read or write, and their cost.
 
 Kernels copy 16 bytes at a time.  Where a row of *b* does not begin on 16 bytes, as with an odd
 number of columns, an aligned copy of it is multiplied; where the result's do not, most kernels
@@ -22,8 +22,8 @@ STAGING_EFFICIENCY = 0.25
 TRANSPOSE_EFFICIENCY = 0.7
 STAGING_LAUNCH = 4e-6  # seconds
 
-# Kernels that store any result: what the TMA cannot write goes out element by element, whole lines
-# of memory a warp.
+# Kernels that store results of any strides: what the TMA cannot write, their threads write element
+# by element, each warp whole lines of memory.
 STORES_ANY = ("sparse_wgmma",)
 # Those whose prediction knows of lines of memory.
 ASKS_FOR_LINES = ("sparse_wgmma",)
@@ -52,7 +52,7 @@ class Variant(NamedTuple):
 
 
 def variants(problem: Problem) -> list[Variant]:
-    """The problem as it is, and with what does not fit copied, or left to who can store it."""
+    """The problem as it is and, where layouts require it, with copies or for fewer kernels."""
     p, found = problem, [Variant(problem)]
     by_rows = p.b_order == "row" and (p.tensor_float or _b_itemsize(p) == 1)
     stage_b = not (p.aligned or p.b_aligned) or p.b_order == "strided" or by_rows

@@ -20,7 +20,7 @@ GPU_SHARE = 8  # a block takes at most this part of the free memory; its results
 def compress_blocks(
     x, *, rows=None, device="auto", on_excess="raise", dtype=None
 ) -> Iterator[Sparse24Array]:
-    """Compress a large host matrix block of rows by block of rows.
+    """Compress a large host matrix in blocks of rows, one at a time.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def compress_blocks(
         ndarray, `numpy.memmap`, an HDF5 dataset, a tensor on the CPU.  Only one block is
         read at a time.
     rows : int, optional
-        Rows of a block; by default what fits comfortably.
+        Rows of a block; by default chosen by the free memory.
     device : str, default "auto"
         Where blocks are compressed: ``"cpu"``, ``"cuda"``, ``"cuda:<index>"``, or a GPU if
         there is one.
@@ -47,12 +47,12 @@ def compress_blocks(
     PatternError
         If a group has more than two non-zeros; names the place in `x`.
     ShapeError, DTypeError, ArgumentError, DeviceError
-        If `x` is no matrix on the host or its rows are not what it says, an argument does not
-        fit, or the device is not there.
+        If `x` is not a matrix on the host, or reading it gives other rows than its shape and dtype
+        say; if an argument does not fit, or the device is not there.
 
     See Also
     --------
-    compress_stream : The same as one array.
+    compress_stream : The same, as one array.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def _free_memory() -> int:
 
 
 def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=None) -> Sparse24Array:
-    """Compress a large host matrix in blocks of rows to one host array.
+    """Compress a large host matrix in blocks of rows into one array on the host.
 
     Parameters
     ----------
@@ -168,8 +168,8 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
     PatternError
         If a group has more than two non-zeros; names the place in `x`.
     ShapeError, DTypeError, ArgumentError, DeviceError
-        If `x` is no matrix on the host or its rows are not what it says, an argument does not
-        fit, or the device is not there.
+        If `x` is not a matrix on the host, or reading it gives other rows than its shape and dtype
+        say; if an argument does not fit, or the device is not there.
 
     Examples
     --------

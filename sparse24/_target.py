@@ -1,4 +1,4 @@
-"""Where a product goes: a new array, or one of the caller's that is checked."""
+"""The result of a product: a new array, or the caller's `out`, checked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Target:
             return epilogue
         if c is not None:
             if _overlaps(c, self.out) and not _arrays.same_view(c, self.out):
-                raise ArgumentError("c overlaps out without being out; pass a copy of c")
+                raise ArgumentError(
+                    "c overlaps out and is another array; pass out itself, or a copy"
+                )
             c = self._with_both_axes(c, "c", dropped)
         if aux is not None:
             if _overlaps(aux, self.out) or _overlaps(aux, epilogue.c):

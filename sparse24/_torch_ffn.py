@@ -16,9 +16,10 @@ from sparse24._torch_linear import autocast, tokens
 class SquaredRelu(torch.autograd.Function):
     """``prune(relu(x @ up.T + b) ** 2) @ down.T`` for x (t, d).
 
-    Pruned activations have no gradient, so that of the hidden layer lies in the same 2:4
-    places: both its products are sparse, too.  Its factor, twice the relu, is twice the root of
-    what is stored, so nothing dense of the hidden layer is kept for backward.
+    Pruned activations have no gradient, so the gradient of the hidden layer is non-zero in the
+    same 2:4 positions only, and both its products are sparse, too.  The derivative of the squared
+    relu is twice the relu, the square root of the stored value, so backward needs nothing dense
+    of the hidden layer.
     """
 
     @staticmethod
@@ -59,7 +60,7 @@ def feed_forward(
     """``prune(relu(x @ up.T + up_bias) ** 2) @ down.T + down_bias``, differentiable.
 
     The activations are pruned to 2:4 by 4x4 tiles.  Squared relu leaves most of them zero, so
-    little is lost [1]_.  Sparse are the second product and, in backward, all but one.
+    little is lost [1]_.  The second product is sparse and, in backward, all but one.
 
     Parameters
     ----------

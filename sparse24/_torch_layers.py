@@ -47,28 +47,27 @@ class SparseLinear(torch.nn.Linear):
     Attributes
     ----------
     mask : Tensor of bool or None
-        A buffer, saved with the model.  None: the mask follows the magnitudes at each call.
-        `set_mask` and `update_masks` set it; a scheduler that updates in every 40 steps, say,
-        keeps the places in between.
+        A buffer, saved with the model.  With None, the layer chooses its mask anew by magnitude
+        at each call.  `set_mask` and `update_masks` set it, and it then stays until the next
+        update.
     clock
-        In the ``state_dict`` of a layer that samples gradients: how many samples it drew, so that
-        training that is resumed draws the same as training that went on.  A pass that
-        `torch.utils.checkpoint` computes anew draws its own.
+        In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
+        that resumed training draws the same samples as uninterrupted training.  A pass that
+        `torch.utils.checkpoint` recomputes draws its own.
     masked
         In the ``state_dict`` of a layer with a mask: whether it multiplies densely with it.  A mask
-        of another pattern can be 2:4 by chance, and sparse sums are rounded otherwise.
+        of another pattern can be 2:4 by chance, and a sparse product would round differently.
     scale : Tensor of shape (), or None
-        Of a soft layer: the factor that brings the first projection nearest to the weight.
+        In a soft layer: the factor that brings the first projection nearest to the weight.
 
     Notes
     -----
-    Without gradients the packed weight is kept from call to call until the weight changes: a write
-    that torch counts, a step of an optimizer, a call with gradients to the weight.  What is written
-    through ``.data``, by a collective of ``torch.distributed`` or by another process does not show:
-    call ``eval()`` or ``train()`` after it, which drop the packed weight.  They, and calls without
-    gradients, look anew at a mask that was written in place, as where averages of models copy
-    buffers.
-    Derivatives are of the first order; a gradient of gradients is an error of torch's.
+    Without gradients the packed weight is kept from call to call until the weight changes: by a
+    write that torch counts, a step of an optimizer, or a call with gradients to the weight.  Writes
+    through ``.data``, by a collective of ``torch.distributed`` or by another process are not
+    noticed: call ``eval()`` or ``train()`` after them, which drop the packed weight.  Those two,
+    and calls without gradients, notice a mask that was written in place, as by averages of models
+    that copy buffers.  Only first derivatives are available.
 
     References
     ----------
@@ -172,7 +171,7 @@ class SparseLinear(torch.nn.Linear):
         return self.weight if self.scale is None else projected(self.weight, self.scale)
 
     def current_mask(self) -> Tensor:
-        """The mask that a forward pass would use now; where autocast rounds, ties may differ."""
+        """The mask that a forward pass would use now (with autocast, rounding may change ties)."""
         if self.mask is not None:
             return self.mask
         if self.sparse == "masked":
@@ -185,19 +184,20 @@ class SparseLinear(torch.nn.Linear):
         return self.sparse != "activation" and self.scale is None
 
     def set_mask(self, mask: Tensor | None, *, way: str | None = None) -> None:
-        """Use this mask from now on; None goes back to magnitudes.
+        """Use this mask from now on; None returns to masks chosen by magnitude.
 
         Parameters
         ----------
         mask : Tensor of bool, shape of the weight, or None
-            A mask that is not 2:4 (in both directions, for a transposable layer) is
-            multiplied by densely, until one comes that is.
+            With a mask that is not 2:4 (along both axes, for a transposable layer) the layer
+            multiplies densely.
         way : {"weight", "masked", "dense"}, optional
-            Says which of these it is: 2:4, any mask, or all true.  Without it the mask is
-            looked at, which waits for the device.
+            How to multiply: sparsely, with a 2:4 mask; densely, with any mask; or without the
+            mask, if all of it is true.  By default the mask is inspected, which waits for the
+            device.
         """
         if mask is not None and self.scale is not None:
-            raise ArgumentError("a soft layer chooses its places itself; make it with soft=False")
+            raise ArgumentError("a soft layer takes no mask; make it with soft=False")
         check_activation(self.sparse, self.rule, mask)
         _check.one_of(way, (None, *WAYS), argument="way")
         if mask is not None and not isinstance(mask, Tensor):

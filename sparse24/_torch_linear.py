@@ -31,7 +31,7 @@ def linear(
     seed: int = 0,
     clock: Tensor | None = None,
 ) -> Tensor:
-    """A linear layer with a dense weight that is pruned on the way; differentiable.
+    """A linear layer that prunes its dense weight at each call; differentiable.
 
     Parameters
     ----------
@@ -43,16 +43,20 @@ def linear(
     sparse : {"weight", "activation", "masked"}
         The operand that is 2:4; ``"masked"`` multiplies densely with any `mask`.
     gradient : {"ste", "24dense", "24sparse", "ste_sampled"}
-        What reaches the pruned operand: its whole gradient or that of kept elements; in the
-        latter two from an output gradient that is sampled to 2:4 without bias.
+        The gradient of the pruned operand: the whole one (``"ste"``, straight-through, and
+        ``"ste_sampled"``), or that of the kept elements only (``"24dense"`` and
+        ``"24sparse"``).  ``"24sparse"`` and ``"ste_sampled"`` compute it from an output
+        gradient that is sampled to 2:4 without bias.
     transposable : bool
-        4x4 masks: the product in backward is sparse too.  A given `mask` must then be 2:4
-        along both axes.
+        Prune by 4x4 tiles, so that the backward product with the weight is sparse too.  A
+        given `mask` must then be 2:4 along both axes.
     decay : float
-        SR-STE's factor: decay of the pruned weights, added to the gradient.
+        SR-STE's factor: this times the pruned weights is added to the gradient.
     seed : int
+        Seed of the samples.
     clock : Tensor of int64 on the CPU, shape (), optional
-        The samples are a pure function of both; count `clock` up from call to call.
+        Number of the call.  The samples are a pure function of `seed` and `clock`, so count
+        `clock` up from call to call.
 
     Returns
     -------
@@ -62,8 +66,8 @@ def linear(
     ------
     ShapeError, DTypeError, DeviceError, ArgumentError
     PatternError
-        If `mask` is not 2:4 where it must be.  On the GPU that is not looked at, and what is
-        too much of a group is dropped.
+        If `mask` is not 2:4 where it must be.  On the GPU this is not checked, and the excess
+        elements of a group are dropped.
 
     Examples
     --------
@@ -111,12 +115,14 @@ def check_activation(sparse: str, rule: Rule, mask: Tensor | None = None) -> Non
     if sparse != "activation":
         return
     if mask is not None:
-        raise ArgumentError("mask is of the weight, and activations are pruned; drop it")
+        raise ArgumentError(
+            "mask applies to a sparse weight, and sparse='activation' leaves it dense; drop it"
+        )
     for option, value in (("decay", rule.decay), ("gradient", rule.samples and rule.gradient)):
         if value:
             raise ArgumentError(
-                f"{option}={value!r} is of sparse weights, and sparse='activation' leaves them "
-                "dense; use decay=0 and gradient='ste' or '24dense'"
+                f"{option}={value!r} applies to sparse weights, and sparse='activation' leaves "
+                "them dense; use decay=0 and gradient='ste' or '24dense'"
             )
 
 

@@ -29,31 +29,31 @@ def update_masks(
     Parameters
     ----------
     model : Module
-        Its `SparseLinear` layers are the scheduler's layers, but for soft ones and those with
+        Its `SparseLinear` layers are the scheduler's layers, except soft ones and those with
         sparse activations, whose weights have no mask.  They multiply sparsely while
-        their masks are 2:4, densely by other masks, and without a mask in dense phases.
+        their masks are 2:4, densely with other masks, and without a mask in dense phases.
     scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
     optimizer : torch.optim.Optimizer, optional
-        Its state for weights whose masks changed is treated by `policy`.
+        Its state is adapted to the changed masks, as `policy` says.
     policy : str
         See `sparse24.schedule.mask_slots`.
     grown : {"keep", "zero"}
-        What a weight that comes back within a sparse phase starts from: its latent value, or
-        zero, as in RigL.
+        The value from which a weight that comes back within a sparse phase starts: its latent
+        value, or zero, as in RigL.
     lifted : {"zero", "keep"}
-        What pruned weights start from where a mask is lifted for a dense phase.  From zero the
-        model goes on as it was [1]_; latent values would disturb it.
+        The value from which pruned weights start where a mask is lifted for a dense phase.  With
+        zero the model's output does not change [1]_; latent values would disturb it.
 
     Returns
     -------
     dict of str to Tensor
-        The masks, which the layers have now.  Waits for the device where a layer had none and its
+        The masks, now set in the layers.  Waits for the device where a layer had no mask and its
         own is not of this step.
 
     Raises
     ------
     ArgumentError
-        If `grown`, `lifted` or `policy` is another word, the model has no layer to mask, or a
+        If `grown`, `lifted` or `policy` is unknown, the model has no layer to mask, or a
         recipe grows weights by gradients that do not reach pruned weights.
 
     References

@@ -22,8 +22,8 @@ def sparsify(
     ----------
     model : Module
     rules : mapping of str to mapping or None
-        Options of `SparseLinear` by name pattern of the layer (``"blocks.*.ffn.*"``); the
-        first match counts and None keeps a layer dense.
+        Options of `SparseLinear` by name pattern of the layer (``"blocks.*.ffn.*"``).  The
+        first match decides; None, or no match, keeps a layer dense.
 
     Returns
     -------
@@ -33,7 +33,7 @@ def sparsify(
     Raises
     ------
     ArgumentError
-        If a pattern matches no linear layer, or an option is none.  The model is as it was then.
+        If a pattern matches no linear layer, or an option is unknown.  The model is then unchanged.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""The operators of torch that the bridge is made of: pack, multiply, mask, sample.
+"""The custom operators of the torch bridge: pack, multiply, mask, sample.
 
-A packed 2:4 matrix travels as a plain list of tensors, (values, codes) for each orientation, so
-that autograd, checkpointing and ``torch.compile`` carry it like any other.  CPU tensors are
+A packed 2:4 matrix is passed as a plain list of tensors, (values, codes) for each orientation, so
+that autograd, checkpointing and ``torch.compile`` treat it like any others.  CPU tensors are
 seen as NumPy arrays and CUDA tensors as CuPy arrays; nothing is copied, work goes to torch's
 current stream, and memory comes from torch's pool.
 """

@@ -1,4 +1,4 @@
-"""A packed matrix as tensors: to records of arrays, and back; nothing is copied."""
+"""Convert a packed matrix between tensors and records of arrays; nothing is copied."""
 
 from __future__ import annotations
 

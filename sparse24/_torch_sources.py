@@ -1,4 +1,4 @@
-"""What a packed weight was made of, and whether that is still what a layer holds."""
+"""The tensors that a packed weight was made of, and whether they have changed since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a sparse layer is saved, loaded, and handed on when another layer takes its place."""
+"""The state of a sparse layer: saved, loaded, and passed on when another layer replaces it."""
 
 from __future__ import annotations
 

@@ -102,7 +102,9 @@ def _permute(a: Sparse24Tensor, axes: list[int]) -> Sparse24Tensor:
 
 def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if isinstance(a, Sparse24Tensor) and isinstance(b, Sparse24Tensor):
-        raise UnsupportedError("the product of two Sparse24Tensors: call .to_dense() on one")
+        raise UnsupportedError(
+            "two Sparse24Tensors cannot be multiplied; call .to_dense() on one of them"
+        )
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     if isinstance(a, Sparse24Tensor):

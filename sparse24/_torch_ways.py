@@ -1,4 +1,4 @@
-"""How a layer multiplies: by which mask, and whether there are elements to look at."""
+"""How a layer multiplies (sparsely, masked or densely), and whether its tensors have elements."""
 
 from __future__ import annotations
 

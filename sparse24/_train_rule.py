@@ -1,4 +1,4 @@
-"""How a sparse layer learns: one description for all bridges."""
+"""How a sparse layer learns: the options that the torch, JAX and NumPy layers share."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
     FormatError
         If the parts do not fit together, or a code is not one of the six legal ones.
     ShapeError, DTypeError
-        If `shape` is none, or the values are of a type that sparse24 does not store.
+        If `shape` is not a shape, or the values are of a type that sparse24 does not store.
 
     Examples
     --------

@@ -251,7 +251,7 @@ def read_mtx(path, *, dtype=None):
     Raises
     ------
     FormatError
-        If the file is damaged, or no Matrix Market file.
+        If the file is damaged, or not a Matrix Market file.
     DTypeError
         If SciPy has no sparse matrices of `dtype`, or complex elements were to become real.
 
@@ -276,7 +276,7 @@ def read_mtx(path, *, dtype=None):
     except (ValueError, OverflowError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, FileNotFoundError) or getattr(error, "errno", None):
             raise  # of the system; a damaged archive has no such number
-        raise FormatError(f"{path} is no Matrix Market file that can be read: {error}") from None
+        raise FormatError(f"{path} is not a readable Matrix Market file: {error}") from None
     if row is not None:
         _arrays.check_real(matrix, argument="the matrix")
         data = reference.to_dtype(matrix.data, row.logical)

@@ -33,7 +33,7 @@ __all__ = ["Saved", "linear", "linear_backward", "pack"]
 
 @dataclass(frozen=True)
 class Saved:
-    """What `linear` keeps for `linear_backward`; the packed weight is used twice.
+    """What `linear` saves for `linear_backward`, among it the packed weight.
 
     Made by `linear`.
 
@@ -86,8 +86,8 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     Raises
     ------
     PatternError
-        If `mask` is not 2:4, along both axes with `transposable`.  On the GPU that is not
-        looked at, and what is too much of a group is dropped.
+        If `mask` is not 2:4, along both axes with `transposable`.  On the GPU this is not
+        checked, and the excess elements of a group are dropped.
 
     Examples
     --------
@@ -119,8 +119,8 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     mask : array of bool, shape (m, k), optional
         The elements to keep; without it the largest magnitudes.
     transposable : bool
-        4x4 masks, so that the product in backward is sparse too.  A given `mask` must be 2:4
-        along both axes then.
+        Prune by 4x4 tiles, so that the backward product with the weight is sparse too.  A given
+        `mask` must then be 2:4 along both axes.
 
     Returns
     -------
@@ -170,9 +170,10 @@ def linear_backward(
         Gradient of the output of `linear`.
     saved : Saved
     gradient : {"ste", "24dense", "24sparse", "ste_sampled"}
-        What the weight receives: all of the pruned weight's gradient (straight-through) or that
-        of kept elements; in the latter two from a `dy` that is sampled to 2:4 along the tokens
-        without bias, so that its product is sparse as well.
+        The gradient of the weight: that of all elements (``"ste"``, straight-through, and
+        ``"ste_sampled"``), or of the kept ones only (``"24dense"`` and ``"24sparse"``).
+        ``"24sparse"`` and ``"ste_sampled"`` compute it from a `dy` that is sampled to 2:4 along
+        the tokens, without bias, so that this product is sparse as well.
     decay : float
         SR-STE: this times the pruned weights is added to the weight's gradient.
     seed, step : int
@@ -187,9 +188,9 @@ def linear_backward(
     Raises
     ------
     ShapeError
-        If `dy` has not the shape of the output.
+        If the shape of `dy` is not that of the output.
     ArgumentError
-        If `gradient` is another word, or `saved` no result of `linear`.
+        If `gradient` is unknown, or `saved` is not a result of `linear`.
 
     Examples
     --------

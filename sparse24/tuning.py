@@ -56,7 +56,7 @@ def save(file=None, *, replace: bool = False) -> Path:
     Raises
     ------
     FormatError
-        If the file belongs to another GPU, driver or version, or is no tuning file.
+        If the file belongs to another GPU, driver or version, or is not a tuning file.
     DeviceError
         If no GPU is there.
 

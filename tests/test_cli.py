@@ -96,7 +96,7 @@ def test_convert_weighs_by_calibration(checkpoint, tmp_path, capsys, rng):
     assert "--calibration FILE" in error
     error = run(capsys, "convert", checkpoint, out,
                 "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
-    assert "--method magnitude does not look at --calibration" in error
+    assert "--method magnitude does not use --calibration" in error
     assert not out.exists()
     run(capsys, "convert", checkpoint, out, "--method", "wanda", "--include", r"layer\.0",
         "--calibration", tmp_path / "inputs.npz")  # fmt: skip

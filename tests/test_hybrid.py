@@ -433,12 +433,12 @@ def test_matrix_market(tmp_path):
         families.read_mtx(tmp_path / "c.mtx", dtype="float32")
     for text in ("hello", "%%MatrixMarket matrix coordinate real general\n3 3 2\n1 1 1.0\n"):
         (tmp_path / "b.mtx").write_text(text)
-        with pytest.raises(FormatError, match=r"b\.mtx is no Matrix Market file"):
+        with pytest.raises(FormatError, match=r"b\.mtx is not a readable Matrix Market file"):
             families.read_mtx(tmp_path / "b.mtx")
     packed = gzip.compress((tmp_path / "a.mtx").read_bytes())
     for damaged in (b"hello", packed[:60], packed[:30] + b"?" + packed[31:]):
         (tmp_path / "b.mtx.gz").write_bytes(damaged)
-        with pytest.raises(FormatError, match=r"b\.mtx\.gz is no Matrix Market file"):
+        with pytest.raises(FormatError, match=r"b\.mtx\.gz is not a readable Matrix Market file"):
             families.read_mtx(tmp_path / "b.mtx.gz")
     with pytest.raises(FileNotFoundError):
         families.read_mtx(tmp_path / "none.mtx")

@@ -121,9 +121,9 @@ def test_truth_rows_and_numpy_functions_name_the_way_out(a):
         bool(a)
     with pytest.raises(s24.ArgumentError, match="toarray"):
         a[0]
-    with pytest.raises(s24.DTypeError, match="row by row"):
+    with pytest.raises(s24.DTypeError, match=r"cannot be iterated over; use \.toarray\(\)"):
         list(a)
-    with pytest.raises(s24.DTypeError, match="multiply with @"):
+    with pytest.raises(s24.DTypeError, match="implicitly; multiply with @"):
         np.dot(a, np.ones(16))
     assert (np.shape(a), np.ndim(a), np.size(a)) == ((8, 16), 2, 128)
 
@@ -265,7 +265,7 @@ def test_matrices_that_point_outside_are_refused(form, indices, indptr):
     m = getattr(scipy.sparse, f"{form}_array")(np.eye(2, dtype=np.float32))
     m.indices, m.indptr = np.array(indices, np.int32), np.array(indptr, np.int32)
     for call in (s24.hybrid, s24.from_scipy, lambda m: s24.random((4, 2), rng=0) @ m):
-        with pytest.raises(s24.FormatError, match=f"no sound {form} matrix: .*ind.*coo_array"):
+        with pytest.raises(s24.FormatError, match=f"not a valid {form} matrix: .*ind.*coo_array"):
             call(m)
 
 
@@ -278,7 +278,7 @@ def test_places_that_were_written_to_are_looked_at(form, place):
     else:
         m.rows[0] = [place]
     for call in (s24.hybrid, s24.from_scipy, lambda m: s24.random((4, 2), rng=0) @ m):
-        with pytest.raises(s24.FormatError, match=rf"no sound {form} matrix: .*ind.*coo_array"):
+        with pytest.raises(s24.FormatError, match=rf"not a valid {form} matrix: .*ind.*coo_array"):
             call(m)
 
 

@@ -41,9 +41,9 @@ def test_layers_that_choose_their_places_themselves_are_left_alone():
 def test_a_mask_of_an_activation_layer_is_refused():
     keep = torch.ones(32, 64, dtype=torch.bool)
     layer = st.SparseLinear(64, 32, sparse="activation")
-    with pytest.raises(ArgumentError, match=r"mask is of the weight, .* drop it"):
+    with pytest.raises(ArgumentError, match=r"mask applies to a sparse weight, .* drop it"):
         layer.set_mask(keep)
-    with pytest.raises(ArgumentError, match=r"mask is of the weight, .* drop it"):
+    with pytest.raises(ArgumentError, match=r"mask applies to a sparse weight, .* drop it"):
         st.linear(torch.ones(2, 64), layer.weight, mask=keep, sparse="activation")
 
 
@@ -51,7 +51,7 @@ def test_a_mask_of_an_activation_layer_is_refused():
     "option", [{"decay": 1e-3}, {"gradient": "24sparse"}, {"gradient": "ste_sampled"}]
 )
 def test_what_only_sparse_weights_have_is_refused(option):
-    words = rf"{next(iter(option))}=.* is of sparse weights, .* use decay=0"
+    words = rf"{next(iter(option))}=.* applies to sparse weights, .* use decay=0"
     with pytest.raises(ArgumentError, match=words):
         st.SparseLinear(8, 4, sparse="activation", **option)
     with pytest.raises(ArgumentError, match=words):

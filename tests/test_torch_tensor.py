@@ -32,6 +32,8 @@ def test_sparsify24_stands_in_for_xformers(device, gradient):
     assert F.linear(x.reshape(2, 6, 32), a).shape == (2, 6, 16)
     with pytest.raises(UnsupportedError, match=r"call .to_dense\(\) first"):
         a + 1
+    with pytest.raises(UnsupportedError, match=r"cannot be multiplied; call .to_dense\(\)"):
+        a @ a.t()
 
 
 def test_to_sparse_semi_structured_as_a_parameter(device):

@@ -22,7 +22,7 @@ weights = rng.standard_normal((16, 32)).astype(np.float32)
 # %%
 # Prune it
 # --------
-# Of each group the two elements of largest magnitude stay; the other two become zero.
+# In each group the two elements of largest magnitude are kept; the other two become zero.
 
 groups = weights.reshape(16, 8, 4)
 order = np.argsort(-abs(groups), axis=-1, kind="stable")
@@ -43,7 +43,8 @@ plt.show()
 # %%
 # What is kept
 # ------------
-# Half of the elements are gone, but not half of what they carry: the small ones were dropped.
+# Half of the elements are gone, but much less than half of the *energy*, the sum of squares: the
+# dropped elements are the small ones.
 
 energy = (pruned**2).sum() / (weights**2).sum()
 print(f"{energy:.1%} of the sum of squares is kept")
@@ -51,10 +52,10 @@ print(f"{energy:.1%} of the sum of squares is kept")
 # %%
 # Why this pattern
 # ----------------
-# With two stored of every four, and a few bits that say which, each group takes the same space.  So
-# rows have the same length, addresses can be computed, and the Tensor Cores of NVIDIA GPUs since
-# Ampere select the matching elements of the other operand in hardware: the same result in half
-# the multiplications.  Zeros without a pattern give no such regularity:
+# Each group is stored as two elements and a few bits that say which two, so all groups take the
+# same space.  All rows therefore have the same length, addresses can be computed, and the Tensor
+# Cores of NVIDIA GPUs since Ampere select the matching elements of the other operand in hardware:
+# the same result with half the multiplications.  Zeros without a pattern lack this regularity:
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 2.6), layout="constrained", sharey=True)
 unstructured = np.where(abs(weights) > np.median(abs(weights)), weights, 0)
@@ -63,10 +64,10 @@ plot.group_histogram(pruned, ax=axes[1]).set_title("2:4")
 plt.show()
 
 # %%
-# Groups in red do not fit into the pattern: they hold more than two non-zeros.
+# Groups in red do not fit the pattern: they hold more than two non-zeros.
 
 # %%
 # Where to go next
 # ----------------
-# :doc:`/gallery/02_prune_compress_multiply` does the same with three calls, in half the memory, and
-# multiplies with it.  :doc:`/explanation/layout` shows which bits are stored.
+# :doc:`/gallery/02_prune_compress_multiply` prunes with one call, stores the result in half the
+# memory, and multiplies with it.  :doc:`/explanation/layout` shows which bits are stored.

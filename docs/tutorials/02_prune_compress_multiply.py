@@ -2,9 +2,9 @@
 Prune, compress, multiply
 =========================
 
-The three steps from a dense weight to a sparse product, what they save and what pruning costs.
-This page runs on the CPU; given CuPy arrays, the same calls run on their GPU and return CuPy
-arrays.
+This page takes a dense weight to a sparse product in three steps, and shows how much memory they
+save and what pruning costs.  It runs on the CPU; given CuPy arrays, the same calls run on their
+GPU and return CuPy arrays.
 """
 
 # %%
@@ -26,8 +26,8 @@ print(s24.is_24(weight), s24.is_24(pruned))
 # %%
 # Compress
 # --------
-# :func:`sparse24.compress` stores what is left.  A matrix that does not obey the pattern is
-# refused, because dropping elements silently would be a wrong result:
+# :func:`sparse24.compress` stores what is left.  It refuses a matrix that does not obey the
+# pattern: dropping elements silently would give wrong results.
 
 try:
     s24.compress(weight)
@@ -35,7 +35,7 @@ except s24.PatternError as error:
     print(error)
 
 # %%
-# Given a pruned matrix it loses nothing; ``on_excess="prune"`` does both steps in one pass.
+# Compressing a pruned matrix loses nothing; ``on_excess="prune"`` does both steps in one pass.
 
 A = s24.compress(pruned)
 B = s24.compress(weight, on_excess="prune")
@@ -44,7 +44,8 @@ assert (B.toarray() == pruned).all()
 print(A)
 
 # %%
-# ``values`` holds two elements of every four, ``metadata`` four bits that say where they stood.
+# ``values`` holds two elements of each group of four, ``metadata`` a 4-bit code with their
+# positions.
 
 print(A.values.shape, A.metadata.shape)
 print(f"{A.nbytes / weight.nbytes:.1%} of the dense bytes")
@@ -52,8 +53,9 @@ print(f"{A.nbytes / weight.nbytes:.1%} of the dense bytes")
 # %%
 # Multiply
 # --------
-# ``@`` works from both sides.  From the left the groups run along the axis that is summed over, so
-# the kernel skips the zeros; a layer computes ``x @ A.T``, which is the same product transposed.
+# ``@`` works from both sides.  In ``A @ b`` the groups of four run along the axis that is summed
+# over, so the kernel skips the zeros.  A linear layer computes ``x @ A.T``, the same product
+# transposed.
 
 x = rng.standard_normal((32, 2048)).astype(np.float32)
 y = x @ A.T
@@ -73,15 +75,15 @@ assert np.allclose(h, np.maximum(x @ pruned.T + bias, 0), rtol=1e-4, atol=1e-4)
 print(s24.explain(x, A.T))
 
 # %%
-# Where it says that a dense product would be faster still, ``compress(..., keep_dense=True)`` keeps
-# the dense matrix too and lets that product run.
+# Where this says that a dense product would be faster, ``compress(..., keep_dense=True)`` keeps
+# the dense matrix as well, so that the dense product can be chosen.
 
 # %%
 # What pruning costs
 # ------------------
 # The two largest of four random normal numbers carry most of the energy (the sum of squares), and
-# trained weights are similar.  A network may still lose accuracy; that is what
-# calibration and training with masks are for.
+# trained weights are similar.  A network may still lose accuracy; calibration and training with
+# masks reduce that loss.
 
 figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
 bins = np.linspace(-4, 4, 81)
@@ -110,9 +112,9 @@ assert (loaded["weight"].toarray() == pruned).all()
 # %%
 # Where to go next
 # ----------------
-# - Does it pay for your shapes?  :doc:`/how_to/when_24_pays` predicts and measures it.
-# - :doc:`/how_to/products` has the rest of multiplying: ``out=``, 8-bit types, streams and graphs.
-# - A whole checkpoint takes one command: :doc:`/how_to/checkpoints`.
-# - Masks that cost less: :doc:`/gallery/03_better_than_magnitude`, and with training
+# - Is it faster for your shapes?  :doc:`/how_to/when_24_pays` predicts and measures it.
+# - :doc:`/how_to/products` has all options of a product: ``out=``, 8-bit types, streams and graphs.
+# - One command converts a whole checkpoint: :doc:`/how_to/checkpoints`.
+# - Masks that cost less accuracy: :doc:`/gallery/03_better_than_magnitude`, and with training
 #   :doc:`/gallery/04_sparse_training`.
 # - A matrix whose zeros lie anywhere: :doc:`/gallery/05_scipy_on_tensor_cores`.

@@ -3,9 +3,9 @@ Better than magnitude
 =====================
 
 Pruning by magnitude looks at the weights alone.  But a weight hardly matters, however large, if the
-feature that it multiplies is always small; and the weights that stay could make up for those that
-go.  This page prunes a small network in one shot, without training it again, and
-compares ways to choose the mask.  It runs on the CPU in some seconds.
+feature that it multiplies is always small; and the remaining weights can compensate for the pruned
+ones.  This page prunes a small network in one shot, without training it again, and compares ways to
+choose the mask.  It runs on the CPU in a few seconds.
 """
 
 # %%
@@ -52,8 +52,9 @@ print(f"dense: {accuracy(weights, biases):.1%} of the test images")
 # %%
 # Magnitude
 # ---------
-# One of every four weights is to stay in the hidden layers, so that the choice matters; the last
-# layer stays dense.  :func:`sparse24.report` tells what was kept.
+# The hidden layers keep one of every four weights, fewer than 2:4 would, so that differences
+# between the methods show; the last layer stays dense.  :func:`sparse24.report` lists what was
+# kept.
 
 PATTERN = (1, 4)
 results = {}
@@ -68,8 +69,8 @@ print(s24.report({"first": by_size[0], "second": by_size[1]},
 # Look at the inputs
 # ------------------
 # *Wanda* ranks a weight by its magnitude times the norm of its input.  The inputs come from some of
-# the training images; a :class:`sparse24.Calibration` gathers what the methods need, batch by batch
-# if there are many.
+# the training images; a :class:`sparse24.Calibration` accumulates the statistics that the methods
+# need, batch by batch if there are many.
 
 calibration_images = x_train[:400]
 inputs = layers(calibration_images, weights, biases)
@@ -81,11 +82,11 @@ results["wanda"] = accuracy(by_input, biases)
 print(f"wanda: {results['wanda']:.1%}")
 
 # %%
-# Let the others make up for it
-# -----------------------------
-# ``method="sparsegpt"`` rates every way to prune a group by the error that is left in the layer's
-# outputs after the weights to its right have been adjusted, and adjusts them.  It changes values,
-# not only which of them are zero.
+# Let the remaining weights compensate
+# ------------------------------------
+# ``method="sparsegpt"`` rates every way to prune a group by the error that remains in the layer's
+# outputs after the weights to the right of the group have been adjusted, and then adjusts them.  It
+# changes values, not only which of them are zero.
 
 second_order = [
     s24.prune(w, pattern=PATTERN, method="sparsegpt", calibration=s24.Calibration(x))
@@ -98,9 +99,9 @@ print(f"sparsegpt: {results['sparsegpt']:.1%}")
 # Layer by layer, towards the dense outputs
 # -----------------------------------------
 # Once the first layer is pruned, the second sees other inputs.  So prune in order: give each layer
-# the inputs that the pruned layers before it make, and as *targets* the outputs of the dense
-# network.  :func:`sparse24.refit` then finds the best values under the mask, and the calibration
-# adapts the bias.
+# the inputs that the pruned layers before it produce, and as *targets* the outputs of the dense
+# network.  :func:`sparse24.refit` then finds the best values under the mask, and
+# :meth:`Calibration.new_bias <sparse24.Calibration.new_bias>` adapts the bias.
 
 new_weights, new_biases = list(weights), list(biases)
 for i in range(2):
@@ -117,10 +118,10 @@ print(f"sequential: {results['sequential']:.1%}")
 # %%
 # Permute the columns
 # -------------------
-# Which columns stand together in a group is an accident of their order.
-# :func:`sparse24.find_permutation` puts columns together that matter in different rows, and
-# :func:`sparse24.fold_permutation` makes the layer before produce its outputs in that order, so
-# that nothing has to be permuted at run time.  The dense network computes the same as before.
+# Which columns share a group is an accident of their order.  :func:`sparse24.find_permutation`
+# groups columns whose large weights lie in different rows, and :func:`sparse24.fold_permutation`
+# makes the preceding layer produce its outputs in that order, so that nothing has to be permuted
+# at run time.  The dense network computes the same as before.
 
 scores = np.abs(weights[1]) * s24.Calibration(inputs[1]).norms
 started = time.perf_counter()
@@ -149,7 +150,7 @@ figure.legend(loc="outside upper right")
 plt.show()
 
 # %%
-# What comes out is ready for the kernels: 1:4 is a special case of 2:4.
+# The result is ready for the kernels: 1:4 is a special case of 2:4.
 
 A = s24.compress(new_weights[1].astype(np.float32), pattern=PATTERN)
 print(A)
@@ -160,5 +161,5 @@ print(np.allclose(y, new_weights[1] @ inputs[1].T, atol=1e-3))
 # Where to go next
 # ----------------
 # :doc:`/how_to/checkpoints` prunes a whole checkpoint by these methods, given inputs of its layers;
-# :doc:`/explanation/masks` tells how they work.  Where there is time to train with the masks:
-# :doc:`/gallery/04_sparse_training`.
+# :doc:`/explanation/masks` explains how they work.  If there is time to train with the masks, go on
+# with :doc:`/gallery/04_sparse_training`.

@@ -2,9 +2,10 @@
 Sparse training with a scheduler
 ================================
 
-A network that will run sparse can be trained sparse.  Here a small network learns the digits of
-scikit-learn, in NumPy, while a scheduler takes its weights from dense to 2:4.  Then the same with
-SR-STE, and with the two-level :class:`~sparse24.schedule.DynamicScheduler`.
+A network that will run sparse can be trained sparse.  Here a small network, written in NumPy,
+learns scikit-learn's handwritten digits while a scheduler takes its weights from dense to 2:4.
+The same network is then trained with SR-STE and with the two-level
+:class:`~sparse24.schedule.DynamicScheduler`.
 """
 
 # %%
@@ -51,8 +52,9 @@ def accuracy(weights):
 # %%
 # The loop
 # --------
-# The weights stay dense.  At each step the scheduler is shown the gradients and the weights and
-# returns masks; the *masked* weights compute, and the dense ones learn.  Momentum moves them.
+# The weights stay dense.  At each step the scheduler takes the gradients and the weights and
+# returns masks.  Forward and backward use the *masked* weights; the optimizer, SGD with momentum,
+# updates the dense ones.
 
 STEPS = 500
 
@@ -82,10 +84,11 @@ print(f"dense      {accuracy(dense):.3f}")
 # %%
 # Gradual, to 2:4
 # ---------------
-# A recipe combines parts: *how sparse, when* (a cubic ramp that ends at half time), *which weights*
-# (those of least magnitude, the default), and *in which pattern*.  A fixed 2:4 pattern is either
-# there or not; :class:`~sparse24.schedule.Elastic` with ``least=2`` lets tiles be 4:4, 3:4 or
-# 2:4, so that any sparsity on the way is met exactly, and ends as 2:4 everywhere.
+# A recipe combines parts: the *schedule* (how sparse at which step, here a cubic ramp that ends
+# at half time), the *criterion* (which weights are pruned, by default those of least magnitude)
+# and the *pattern*.  A fixed 2:4 pattern has a single sparsity, so it cannot follow a ramp.
+# :class:`~sparse24.schedule.Elastic` with ``least=2`` makes each tile 4:4, 3:4 or 2:4, so that
+# any sparsity on the way is met exactly, and ends as 2:4 everywhere.
 
 recipe = schedule.Recipe(
     schedule.CubicScheduler(0.5, stop=STEPS // 2, every=10),
@@ -96,8 +99,8 @@ gradual, masks = learn(schedule.MaskScheduler({"w1": recipe, "*": None}, telemet
 print(f"gradual    {accuracy(gradual):.3f}, 2:4: {s24.is_24(gradual['w1'])}")
 
 # %%
-# Telemetry tells what the masks did.  The flip rate falls as they settle; one that stays high
-# late in training is the sign to watch for.
+# Telemetry records how the masks changed.  The *flip rate*, the share of a mask that changes in an
+# update, falls as the masks settle; a rate that stays high late in training is a sign of trouble.
 
 telemetry.plot()
 plt.show()
@@ -105,8 +108,8 @@ plt.show()
 # %%
 # SR-STE
 # ------
-# Another way: be 2:4 from the first step, choose the mask anew at every step, let the whole
-# gradient through to the dense weights, and let pruned weights decay.
+# SR-STE is 2:4 from the first step: it chooses the mask anew at every step, passes the whole
+# gradient to the dense weights (straight-through), and lets pruned weights decay.
 
 steady, _ = learn(
     schedule.MaskScheduler({"w1": schedule.sr_ste(), "*": None}), straight_through=True, decay=2e-4
@@ -117,8 +120,8 @@ print(f"SR-STE     {accuracy(steady):.3f}, 2:4: {s24.is_24(steady['w1'])}")
 # Two levels: a global schedule, and layers that adapt
 # ----------------------------------------------------
 # :class:`~sparse24.schedule.DynamicScheduler` sets how sparse the model is as a whole, here from
-# 0.3 to 0.6 on a cosine.  Each layer has a ``LayerWiseAdapter``, which moves its own threshold
-# with its gradients: a layer that still learns keeps more.  The total stays exact.
+# 0.3 to 0.6 on a cosine.  Each layer has a ``LayerWiseAdapter``, which moves the layer's threshold
+# with its gradients: a layer that still learns keeps more weights.  The total stays exact.
 
 scheduler = schedule.DynamicScheduler(
     init_sparsity=0.3,
@@ -134,8 +137,8 @@ print(f"zeros      {count} of {total}, exactly 60 %, rounded down")
 # %%
 # Use it
 # ------
-# The trained 2:4 weight is compressed once.  From then on the layer is a sparse product, on this
-# machine or, with CuPy arrays, on the Tensor Cores of a GPU.
+# The trained 2:4 weight is compressed once.  From then on the layer is a sparse product, here on
+# the CPU or, with CuPy arrays, on the Tensor Cores of a GPU.
 
 w1 = s24.compress(gradual["w1"])
 hidden = s24.linear(images[test], w1, activation="relu")
@@ -143,11 +146,11 @@ print(w1)
 print("the same digits:", (hidden @ gradual["w2"].T).argmax(1)[:10], labels[test][:10])
 
 # %%
-# Stop and go on
-# --------------
-# The state is a dictionary of numbers and packed masks.  A scheduler that is made in the same way
-# takes it over.  Resuming equals no interruption, bit for bit, also in the middle of accumulating
-# scores.
+# Stop and resume
+# ---------------
+# The state is a dictionary of numbers and packed masks, which a scheduler constructed in the same
+# way loads.  Resumed training equals uninterrupted training bit for bit, even in the middle of
+# accumulating scores.
 
 saved = scheduler.state_dict()
 again = schedule.DynamicScheduler(
@@ -157,12 +160,12 @@ again = schedule.DynamicScheduler(
 again.load_state_dict(saved)
 grads = gradients(dynamic, images[train], labels[train])
 masks = scheduler.step(weights=dynamic, gradients=grads)
-same = again.step(weights=dynamic, gradients=grads)  # now it knows the layers, and reads the state
+same = again.step(weights=dynamic, gradients=grads)  # its first step, which restores the state
 print("masks agree:", all((same[name] == masks[name]).all() for name in masks))
 
 # %%
 # Where to go next
 # ----------------
-# :doc:`/how_to/training_recipes` says which method to take for a large model, and what each cost
-# and gained.  :mod:`sparse24.torch` has layers that use these masks; :doc:`/reference/schedule`
-# lists all parts of a recipe.
+# :doc:`/how_to/training_recipes` says which method suits a large model, and what each cost in
+# loss and gained in time.  :mod:`sparse24.torch` has layers that use these masks;
+# :doc:`/reference/schedule` lists all parts of a recipe.

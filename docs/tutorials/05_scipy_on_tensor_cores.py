@@ -2,16 +2,17 @@
 A SciPy matrix on Tensor Cores
 ==============================
 
-Most sparse matrices are not 2:4.  `sparse24.hybrid` takes any of them, from SciPy, CuPy or NumPy,
-keeps every element, and multiplies by whichever of several kernels should be the fastest.  This
-page runs on the CPU; the same calls multiply a CuPy or cupyx matrix on its GPU.
+Most sparse matrices are not 2:4.  :func:`sparse24.hybrid` takes any of them, from SciPy, CuPy or
+NumPy, keeps every element, and multiplies with the kernel that a cost model predicts to be the
+fastest.  This page runs on the CPU; the same calls multiply a CuPy or cupyx matrix on its GPU.
 """
 
 # %%
 # Any matrix
 # ----------
-# A layer of a network that was pruned by one threshold has full and empty regions.  The family
-# ``beta2`` imitates that: some 70 % zeros in all, spread unevenly over tiles of 64 by 64.
+# When a whole network is pruned by one threshold, its layers have dense and nearly empty regions.
+# The family ``beta2`` imitates that: some 70 % zeros in all, spread unevenly over tiles of 64 by
+# 64.
 
 import tempfile
 from pathlib import Path
@@ -31,8 +32,9 @@ print(f"{weights.nnz / dense.size:.1%} non-zeros, 2:4: {s24.is_24(dense)}")
 # %%
 # Store it
 # --------
-# Each tile becomes empty, dense, 2:4 with a little overflow, or a bitmap, whichever a cost model
-# finds cheapest for the number of columns to come.
+# Each tile is stored as empty, dense, 2:4 with a list of the elements that do not fit, or a
+# bitmap with its non-zeros, whichever the cost model finds cheapest for products with ``n_hint``
+# columns.
 
 H = s24.hybrid(weights, n_hint=256)
 print(H.summary())
@@ -45,7 +47,7 @@ assert np.array_equal(H.toarray(), dense)
 # %%
 # The tiles
 # ---------
-# The left picture is how full each tile is, the right one what it became.
+# The left picture shows how full each tile is, the right one how it is stored.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
 plot.tile_map(H, what="density", ax=left).set(title="share of non-zeros")
@@ -66,25 +68,25 @@ assert (H @ b[:, 0]).shape == (1024,)
 # %%
 # A layer
 # -------
-# The weight of a layer has its outputs along the rows, so the product is ``tokens @ H.T``;
-# :func:`sparse24.linear` adds a bias and an activation, and builds nothing for the transpose.
+# A layer's weight has one row for each output, so the product is ``tokens @ H.T``.
+# :func:`sparse24.linear` adds a bias and an activation; no transposed copy of the matrix is made.
 
 tokens = np.random.default_rng(2).standard_normal((2, 16, 1536)).astype(np.float32)
 hidden = s24.linear(tokens, H, np.zeros(1024, np.float32), activation="gelu")
 assert hidden.shape == (2, 16, 1024)
 
 # %%
-# A solver sees an operator
-# -------------------------
-# ``matvec`` and ``rmatvec`` are there, so SciPy's iterative methods take it.
+# An operator for SciPy's solvers
+# -------------------------------
+# The matrix has ``matvec`` and ``rmatvec``, so SciPy's iterative methods accept it.
 
 leading = svds(aslinearoperator(H), k=1, return_singular_vectors=False, random_state=0)
 print(f"largest singular value {leading[0]:.1f}")
 
 # %%
-# Keep it
+# Save it
 # -------
-# The file is plain arrays, checked when they are read.
+# The file holds plain arrays, which are checked when they are read.
 
 with tempfile.TemporaryDirectory() as folder:
     s24.save_npz(Path(folder) / "weights.npz", H)
@@ -94,13 +96,14 @@ assert np.array_equal(again.toarray(), dense)
 # %%
 # Which path, and why
 # -------------------
-# ``H.explain`` lists the paths with their predicted seconds.  On a GPU there are several; where the
-# dense product would win, it is the choice, and the reason says so.
+# A *path* is one way to multiply the matrix.  ``H.explain`` lists the paths with their predicted
+# times in seconds.  On a GPU there are several; where the dense product is predicted to win, it
+# is chosen, and the reason says so.
 
 H.explain(n=16)
 
 # %%
 # Where to go next
 # ----------------
-# :doc:`/explanation/hybrid` tells how each path works and from how many zeros on it beats the dense
-# product; :doc:`/how_to/other_libraries` has more of SciPy, and torch and JAX.
+# :doc:`/explanation/hybrid` explains how each path works and from what share of zeros on it beats
+# the dense product; :doc:`/how_to/other_libraries` has more on SciPy, and on torch and JAX.

@@ -3,8 +3,8 @@
 ====================
 
 ``sparse24.torch`` swaps linear layers for layers whose products are 2:4 sparse.  Parameters,
-optimizers, checkpoints, autocast and ``torch.compile`` go on as before.  This page runs on the
-CPU, where the point is the behaviour; the speed is that of a GPU.
+optimizers, checkpoints, autocast and ``torch.compile`` work as before.  This page runs on the CPU
+and shows the behaviour; the speed-up needs a GPU.
 """
 
 # %%
@@ -39,9 +39,9 @@ model = torch.nn.Sequential(Block(), torch.nn.Linear(64, 64))
 # %%
 # Make layers sparse
 # ------------------
-# Layers are named by pattern; what is not named stays dense.  ``transposable=True`` prunes by 4x4
-# tiles, so that the product in backward is sparse as well; ``decay`` is SR-STE's pull of pruned
-# weights towards zero.
+# Layers are selected by name patterns; all others stay dense.  ``transposable=True`` prunes by
+# 4x4 tiles, so that the backward product with the weight is sparse as well; ``decay`` is SR-STE's
+# pull of pruned weights towards zero.
 
 rule = {"transposable": True, "decay": 1e-3}
 st.sparsify(model, {"*.up": rule, "*.down": rule})
@@ -51,10 +51,10 @@ print(model[0].down)
 # %%
 # Train
 # -----
-# Learn what another, fixed network makes of random sequences.  By default the mask is chosen anew
-# from the magnitudes at each call, and the whole gradient reaches the dense weight
-# (straight-through).  Here a scheduler holds the masks instead and renews them every 10 steps for
-# the first 100.
+# The model learns to reproduce a fixed function of random sequences.  By default a layer chooses
+# its mask anew from the magnitudes at each call, and the whole gradient reaches the dense weight
+# (straight-through).  Here a scheduler sets the masks instead and renews them every 10 steps up
+# to step 100.
 
 scheduler = schedule.MaskScheduler(
     schedule.Recipe(
@@ -76,8 +76,8 @@ for step in range(150):
         print(f"step {step:3d}  loss {loss.item():.3f}")
 
 # %%
-# The masks settle: the share of one that flips, update by update.  Without the decay it would
-# stay near 0.2.
+# The masks settle.  This is the flip rate of one of them, the share that changes, update by update;
+# without the decay it would stay near 0.2.
 
 print([f"{rate:.3f}" for rate in scheduler.telemetry.column("flip_rate", "0.up")])
 
@@ -98,9 +98,10 @@ print(torch.allclose(compiled(x), model[0].up(x)))
 # %%
 # Other ways to be sparse
 # -----------------------
-# A *soft* layer has no mask: it projects its weight to 2:4 continuously (S-STE).  ``feed_forward``
-# prunes activations instead; squared relu leaves most of them zero, and so this costs the least
-# loss.  :doc:`/how_to/training_recipes` says what each cost and gained.
+# A *soft* layer has no mask: it projects its weight to 2:4 continuously (S-STE).
+# ``feed_forward`` prunes activations instead of weights; squared relu leaves most of them zero,
+# so this costs the least in loss.  :doc:`/how_to/training_recipes` says what each method cost and
+# gained.
 
 soft = st.SparseLinear.from_dense(torch.nn.Linear(64, 256), soft=True)
 down = torch.nn.Linear(256, 64)
@@ -110,10 +111,10 @@ y.sum().backward()
 print(soft(x).shape, y.shape, soft.weight.grad.shape)
 
 # %%
-# Hand over
-# ---------
-# ``desparsify`` puts ordinary layers back, their weights pruned for good.  Such a weight can be
-# compressed for serving, saved, or given to any other runtime.
+# Back to dense layers
+# --------------------
+# ``desparsify`` puts ordinary layers back, with their weights pruned for good.  Such a weight can
+# be compressed for serving, saved, or given to any other runtime.
 
 model.eval()
 with torch.no_grad():
@@ -124,10 +125,10 @@ weight = s24.compress(model[0].up.weight.detach())
 print(weight)
 
 # %%
-# Code that was written for others
-# --------------------------------
-# ``sparsify24`` and ``to_sparse_semi_structured`` take the places of xformers' and torch's
-# functions of these names.
+# Code written for xformers or torch's sparse tensors
+# ---------------------------------------------------
+# ``sparsify24`` and ``to_sparse_semi_structured`` replace the functions of the same names in
+# xformers and torch.
 
 layer = torch.nn.Linear(64, 32)
 y = torch.nn.functional.linear(x, st.sparsify24(layer.weight, gradient="24dense"), layer.bias)
@@ -137,6 +138,6 @@ print(layer.weight.grad.shape)
 # %%
 # Where to go next
 # ----------------
-# :doc:`/how_to/training_recipes` says which of these to take, with recorded times and losses;
-# :doc:`/explanation/training` what a sparse layer does in a step.  :doc:`/reference/layers` lists
-# all options.
+# :doc:`/how_to/training_recipes` says which of these to choose, with recorded times and losses;
+# :doc:`/explanation/training` explains what a sparse layer does in a training step, and
+# :doc:`/reference/layers` lists all options.

@@ -6,8 +6,8 @@ Weights are not the only operand that can be sparse.  After a relu, and more so 
 relu, many activations are zero or small, and the small ones matter little.  If two of every four
 features of a token are kept, the second product of a feed-forward layer runs on the 2:4 kernels
 while the weights stay dense: nothing has to be retrained to fit a mask.  This page measures
-what that costs on a small network.  It runs on the CPU in some seconds; with float16 or bfloat16
-CuPy arrays the same calls run on the GPU, where activation, choice, packing and quantisation to
+what that costs on a small network.  It runs on the CPU in a few seconds; with float16 or bfloat16
+CuPy arrays the same calls run on the GPU, where activation, pruning, packing and quantisation to
 fp8 are one pass.
 """
 
@@ -54,7 +54,8 @@ sparse = active @ down + bias_down
 print(f"2:4 activations: {accuracy(sparse):.1%}")
 
 # %%
-# What is dropped is what a relu left of the third and fourth largest of a group:
+# A relu alone does not make the activations 2:4: a group can have three or four positive features.
+# Pruning drops the smaller of them, which hold little of the energy (the sum of squares):
 
 full = np.maximum(before, 0)
 print(f"{(active.toarray() ** 2).sum() / (full**2).sum():.1%} of the energy is kept")
@@ -63,8 +64,8 @@ print("2:4 without pruning:", s24.is_24(full))
 # %%
 # Eight bits
 # ----------
-# ``quantise=True`` also stores fp8, scaled so that the largest activation of each image becomes
-# 448, the largest number of the type.  The product takes the scales.
+# ``quantise=True`` stores the result in fp8, scaled so that the largest activation of each image
+# becomes 448, the largest number of the type.  The product takes the scales.
 
 eighth, scales = s24.activate_compress(before, "relu", quantise=True)
 weights = down.astype(eighth.dtype)
@@ -95,4 +96,4 @@ plt.show()
 # Where to go next
 # ----------------
 # :doc:`/how_to/training_recipes` trains with sparse activations, and says what that cost and gained
-# on a language model.  :doc:`/explanation/packing_kernels` tells how one pass does all of it.
+# on a language model.  :doc:`/explanation/packing_kernels` explains how one pass does all of it.
