@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes
+from sparse24 import _arrays, _check, _dtypes, _storage
 from sparse24._errors import PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
@@ -38,18 +39,7 @@ def in_dtype(x, dtype) -> tuple[Any, _dtypes.DType]:
     wanted = row if dtype is None else _dtypes.lookup(dtype)
     if wanted is row:
         return x, row
-    return cast(x, row, wanted), wanted
-
-
-def cast(x, row: _dtypes.DType, wanted: _dtypes.DType):
-    """An array in another element type, as its device carries it."""
-    if _arrays.is_cupy(x):
-        from sparse24.kernels import cast as kernel
-
-        return kernel.launch(_arrays.namespace(x).ascontiguousarray(x), row, wanted)
-    from sparse24.kernels import reference
-
-    return reference.to_dtype(x, wanted.logical)
+    return _storage.converted(x, row, wanted), wanted
 
 
 def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
@@ -60,9 +50,17 @@ def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
         return cpu.compress_n_m(x, n, m, "magnitude" if on_excess == "prune" else "check")
     from sparse24.kernels import n_m
 
+    batch, x = x.shape[:-2], _one_batch(x)
     if on_excess == "prune":
         x = n_m.prune_n_m(x, row, n, m)
-    return n_m.compress_n_m(x, row, n, m)
+    values, places, status = n_m.compress_n_m(x, row, n, m)
+    shape = (*batch, *values.shape[-2:])
+    return values.reshape(shape), places.reshape(shape), status
+
+
+def _one_batch(x):
+    """A CuPy array (..., rows, k) as its kernels take it: a copy where one stride is not enough."""
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
 def as_24(dense, row: _dtypes.DType) -> Sparse24Array:
@@ -88,7 +86,9 @@ def decompress(values, indices, row: _dtypes.DType, pattern, k: int):
         return cpu.decompress_n_m(values, indices, n, m, k)
     from sparse24.kernels import n_m
 
-    return n_m.decompress_n_m(values, indices, row, n, m, k)
+    batch = values.shape[:-2]
+    values, indices = (_one_batch(part) for part in (values, indices))
+    return n_m.decompress_n_m(values, indices, row, n, m, k).reshape(*batch, values.shape[-2], k)
 
 
 def raise_excess(status, pattern, shape, axis: int) -> None:
@@ -112,14 +112,16 @@ def widened(x, row: _dtypes.DType):
     wide = np.dtype(np.float64 if row.name in ("int8", "float64") else np.float32)
     if x.dtype == wide:
         return x
-    return x.astype(wide) if row.name == "int8" else cast(x, row, _dtypes.lookup(wide))
+    if row.name == "int8":
+        return x.astype(wide)
+    return _storage.converted(x, row, _dtypes.lookup(wide))
 
 
 def narrowed(x, name: str):
     """A result in the type `name`, as its device carries it."""
     if name == "int32" or x.dtype == _dtypes.numpy_dtype(name):
         return x.astype(_dtypes.numpy_dtype(name))
-    return cast(x, _dtypes.lookup(x.dtype), _dtypes.lookup(name))
+    return _storage.converted(x, _dtypes.lookup(x.dtype), _dtypes.lookup(name))
 
 
 def multiply_on_cpu(values, indices, pattern, k: int, b, name: str):

@@ -18,11 +18,12 @@ def product(array: Any, other, *, left: bool):
     other = densified(other)
     with _foreign.stream_of(other):
         other, restore = _foreign.take(other, argument="b" if left else "a")
-        other, own, its = fitted(array, other, left=left)
+        other, own, _ = fitted(array, other, left=left)
         if why_dense(array, other, left=left) is None:
             return restore(_direct(array, other, left))
         dense = n_m_parts.widened(array.toarray(), array._dtype)
-        pair = (dense, n_m_parts.widened(other, its))
+        carried = _arrays.logical_dtype(other, argument="b" if left else "a")
+        pair = (dense, n_m_parts.widened(other, carried))
         result = _arrays.namespace(dense).matmul(*(pair if left else pair[::-1]))
         return restore(n_m_parts.narrowed(result, own.result))
 

@@ -138,7 +138,7 @@ class NMStorage(SparseArray):
         row = _dtypes.lookup(dtype)
         if row is self._dtype:
             return self
-        return self._with(values=n_m_parts.cast(self._values, self._dtype, row), dtype=row)
+        return self._with(values=_storage.converted(self._values, self._dtype, row), dtype=row)
 
     def copy(self) -> Self:
         """A deep copy."""

@@ -107,6 +107,7 @@ class TensorFloat:
             m, b.shape[1], k, 1, "float32", "float32", "float32",
             dispatch.order(b), dispatch.order(out),
             aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out,
+            out_spills=dispatch.spills(out),
             b_in_lines=dispatch.aligned(b, _arrays.LINE), tensor_float=True,
             compute_capability=int(b.device.compute_capability),
         )  # fmt: skip

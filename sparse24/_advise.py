@@ -137,6 +137,7 @@ def _problem(m: int, k: int, n: int, row: DType, capability: int) -> Problem:
     return Problem(
         m, n, k, 1, row.name, row.name, row.result, b_order="column", out_order="column",
         aligned=b_aligned and out_aligned, b_aligned=b_aligned, out_aligned=out_aligned,
+        out_spills=n == 1 and lines_of_out % _arrays.VECTOR != 0,
         b_in_lines=n == 1 or lines_of_b % _arrays.LINE == 0, compute_capability=capability,
     )  # fmt: skip
 

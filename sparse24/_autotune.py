@@ -57,7 +57,7 @@ def measure(
             break
         operand = a.dense if candidate.kernel == _planner.DENSE_KERNEL else record
         run = _planner.prepare(candidate, epilogue)
-        got = _arrays.namespace(out).empty_like(out)
+        got = _another(out)
         got.fill(1)  # a stale result must not pass for a computed one
         run(operand, b, got, epilogue)
         if agrees(got, wanted, problem.out_dtype):
@@ -74,10 +74,20 @@ def _before(ranked: list, kernel: str) -> int:
 def _reference(a: Operand24, b, out, epilogue: Fused, problem: Problem, device: int):
     candidate = _planner.choose(problem, device, dense=False, algorithm="sparse_fma")
     assert a.rows is not None
-    wanted = _arrays.namespace(out).empty_like(out)
+    wanted = _another(out)
     run = _planner.prepare(candidate, epilogue)
     run(_storage.with_packed(a.rows), b, wanted, epilogue)
     return wanted
+
+
+def _another(out):
+    """A CuPy array laid out as `out`, gaps between its lines included: candidates rely on that."""
+    xp = _arrays.namespace(out)
+    if min(out.strides) < 0:
+        return xp.empty_like(out)
+    extent = sum((n - 1) * stride for n, stride in zip(out.shape, out.strides))
+    memory = xp.empty(extent + out.dtype.itemsize, np.uint8)
+    return xp.ndarray(out.shape, out.dtype, memory.data, out.strides)
 
 
 def agrees(got, wanted, out_dtype: str) -> bool:

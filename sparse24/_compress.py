@@ -176,19 +176,8 @@ def _prepared(x, dtype):
     if dtype is not None and not carries_bits:
         wanted = _dtypes.lookup(dtype)
         if wanted is not row:
-            x, row = _converted(x, row, wanted), wanted
+            x, row = _storage.converted(x, row, wanted), wanted
     return x, row
-
-
-def _converted(x, row, wanted):
-    if _arrays.is_cupy(x):
-        from sparse24.kernels import cast
-
-        xp = _arrays.namespace(x)
-        return cast.launch(xp.ascontiguousarray(x), row, wanted)
-    from sparse24.kernels import reference
-
-    return reference.to_dtype(x, wanted.logical)
 
 
 def _check_axis(axis, ndim: int) -> int:

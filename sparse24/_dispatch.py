@@ -130,7 +130,7 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) 
         dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
         b_order=order(b), out_order=order(out), a_batched=batched_a, b_batched=batched_b,
         aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out,
-        b_in_lines=aligned(b, _arrays.LINE), plain=epilogue.is_plain,
+        out_spills=spills(out), b_in_lines=aligned(b, _arrays.LINE), plain=epilogue.is_plain,
         activation=epilogue.activation, fast_accumulation=fast,
         compute_capability=int(b.device.compute_capability),
     )  # fmt: skip
@@ -158,6 +158,14 @@ def aligned(x, boundary: int = _arrays.VECTOR) -> bool:
     if order(x) == "column":
         return columns == 1 or x.strides[-1] % boundary == 0
     return rows == 1 or x.strides[-2] % boundary == 0
+
+
+def spills(out) -> bool:
+    """True if a result is aligned for 16-byte stores, but the last one of a line passes its end."""
+    along = order(out)
+    extent = out.shape[-2] if along == "column" else out.shape[-1]
+    ends = extent * out.dtype.itemsize % _arrays.VECTOR == 0
+    return not ends and along != "strided" and aligned(out)
 
 
 class Alignment(NamedTuple):
@@ -195,12 +203,7 @@ def _convert(b, row: DType, b_dtype):
     own = _arrays.logical_dtype(b, b_dtype, argument="b")
     if own is row:
         return _arrays.as_storage(b, row)
-    if _arrays.is_cupy(b):
-        from sparse24.kernels import cast
-
-        xp = _arrays.namespace(b)
-        return cast.launch(xp.ascontiguousarray(_arrays.as_storage(b, own)), own, row)
-    return _arrays.as_storage(b, own).astype(row.logical)
+    return _storage.converted(_arrays.as_storage(b, own), own, row)
 
 
 def flatten(a: Operand24, b, out, epilogue: Fused, batch: tuple[int, ...]):

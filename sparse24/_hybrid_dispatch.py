@@ -28,6 +28,7 @@ import numpy as np
 
 from sparse24 import (
     _arrays,
+    _dispatch,
     _dtypes,
     _foreign,
     _hybrid_cost,
@@ -122,17 +123,19 @@ class _Ran:
 
 
 def _run(path: str, h, b, out, balance: bool):
-    turned = _stores_rows(path, h) and not by_rows(out)
-    room = room_for(out) if turned else out
+    elsewhere = path in STRIPS and (
+        _dispatch.spills(out) or (_stores_rows(path, h) and not by_rows(out))
+    )
+    room = room_for(out) if elsewhere else out
     found = _bound(path, h, b, room, balance)
     if found is None:
         _PATHS[path](h, b, out)
         return None
     product, operand = found
-    if operand is b and not turned:
+    if operand is b and not elsewhere:
         product(b, out)
         return product
-    staged = Staged(product, room=turned)
+    staged = Staged(product, room=elsewhere)
     staged.multiply(operand, room, out)
     return staged
 

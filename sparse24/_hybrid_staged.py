@@ -16,7 +16,8 @@ class Staged:
     product : BoundProduct
         Of a kernel that reads rows of `b` by 16 bytes.
     room : bool
-        Whether the result is made by rows and then stored by columns.
+        Whether the result is made by rows elsewhere: it is stored by columns, or the kernel
+        would write past the ends of its lines (`_dispatch.spills`).
     """
 
     captured = False  # a graph would not keep the copies
@@ -35,7 +36,7 @@ class Staged:
 
         self._product(b, room)
         if self._room:
-            out[...] = transpose.launch(room)
+            out[...] = room if by_rows(out) else transpose.launch(room)
 
 
 def by_rows(x) -> bool:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product, _target
+from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product, _storage, _target
 from sparse24._errors import ArgumentError, DeviceError, DTypeError
 from sparse24._fuse import PLAIN, Call
-from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.windows import Windows24
@@ -71,7 +70,7 @@ def in_sums(a, b, dtype) -> tuple[Any, Any]:
         array, restore = _foreign.take(other, argument="b" if left else "a")
         array = _product.promoted_integers(array, _dtypes.lookup(ours.dtype))
         row = _arrays.logical_dtype(array, argument="b" if left else "a")
-        wide = lambda: restore(n_m_parts.cast(array, row, _dtypes.lookup("float32")))  # noqa: E731
+        wide = lambda: restore(_storage.converted(array, row, _dtypes.lookup("float32")))  # noqa: E731
     result = _product.promote(_dtypes.lookup(ours.dtype), row)[0].result
     if result not in _OF_16_BITS or result == name:
         return a, b

@@ -147,7 +147,8 @@ def choose(problem: Problem, device: int, *, dense: bool, algorithm: str = "auto
 def _choose(
     problem: Problem, device: int, dense: bool, algorithm: str, generation: int
 ) -> Candidate:
-    ranked = candidates(problem, device, dense=dense or algorithm == DENSE_KERNEL)
+    dense = dense or algorithm.partition("/")[0] == DENSE_KERNEL
+    ranked = candidates(problem, device, dense=dense)
     if algorithm == "auto":
         tuned = _tuning_cache.winner(device, problem, dense=dense)
         for candidate in ranked:

@@ -190,6 +190,7 @@ class Problem:
     aligned: bool = True  # b and out start on, and advance by, multiples of 16 bytes
     b_aligned: bool = False  # where they do not both: b does
     out_aligned: bool = False  # where they do not both: out does
+    out_spills: bool = False  # out is aligned, but 16-byte stores pass the ends of its lines
     b_in_lines: bool = True  # lines of b begin where lines of 128 bytes of memory do
     plain: bool = True  # no epilogue
     activation: str = "identity"

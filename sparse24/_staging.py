@@ -25,6 +25,10 @@ STAGING_LAUNCH = 4e-6  # seconds
 # Kernels that store results of any strides: what the TMA cannot write, their threads write element
 # by element, each warp whole lines of memory.
 STORES_ANY = ("sparse_wgmma",)
+# Kernels that write only the result.  The others store by the TMA, which always writes 16 bytes:
+# where a line of the result ends within these, they would write to what lies behind it, such as
+# the next columns of a larger array.
+STORES_NO_MORE = ("sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma", "dense")
 # Those whose prediction knows of lines of memory.
 ASKS_FOR_LINES = ("sparse_wgmma",)
 # Those that read any b, but element by element, each block those of its tile: seconds an element.
@@ -53,6 +57,11 @@ class Variant(NamedTuple):
 
 def variants(problem: Problem) -> list[Variant]:
     """The problem as it is and, where layouts require it, with copies or for fewer kernels."""
+    if problem.out_spills:
+        inside = variants(dataclasses.replace(problem, out_spills=False))
+        able = [variant for variant in inside if variant.kernels is None]
+        exact = [variant._replace(kernels=STORES_NO_MORE) for variant in able]
+        return exact + [variant._replace(stage_out=True) for variant in able]
     p, found = problem, [Variant(problem)]
     by_rows = p.b_order == "row" and (p.tensor_float or _b_itemsize(p) == 1)
     stage_b = not (p.aligned or p.b_aligned) or p.b_order == "strided" or by_rows

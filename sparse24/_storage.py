@@ -150,6 +150,20 @@ def raise_excess(
     )
 
 
+def converted(x: Any, own: DType, wanted: DType) -> Any:
+    """An array of type `own` in another one, as its device carries both; never `x` itself."""
+    if not _arrays.is_cupy(x):
+        from sparse24.kernels import reference
+
+        return reference.to_dtype(x, wanted.logical)
+    from sparse24.kernels import cast
+
+    xp = _arrays.namespace(x)
+    if not x.size:
+        return xp.empty(x.shape, wanted.storage)
+    return cast.launch(xp.ascontiguousarray(x), own, wanted)
+
+
 def cast(record: Compressed24, row: DType) -> Compressed24:
     """The record with elements of another type; the codes stay."""
     values = record.values

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _planner, _staging
+from sparse24 import _dispatch, _planner, _staging
 from sparse24._dtypes import TABLE
 from sparse24._records import Problem
 
@@ -56,6 +58,39 @@ def test_rows_inside_lines_of_memory_may_be_copied_for_the_kernel_that_asks_for_
     assert copied.problem.b_order == "column"
     assert best(problem(14336, 1000, 4096, b_in_lines=False)).variant.stage_b
     assert not best(problem(n=64, b_in_lines=False)).variant.stage_b
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "float32"])
+@pytest.mark.parametrize("n", [1, 13, 509])
+@pytest.mark.parametrize("known", [{}, {"aligned": False, "out_aligned": True}])
+def test_kernels_that_store_by_16_bytes_get_scratch_for_lines_that_end_earlier(dtype, n, known):
+    case = problem(n=n, dtype=dtype, b_order="column", out_spills=True, **known)
+    found = _planner.rank(case, FACTS, dense=True, scale=lambda kernel: 1.0)
+    able = [c for c in found if c.refusal is None]
+    on_hopper = "sparse_split" if dtype == "float32" else "sparse_wgmma"
+    assert {on_hopper, "sparse_fma", "dense"} <= {c.kernel for c in able}
+    for candidate in able:
+        assert candidate.variant.stage_out or candidate.kernel in _staging.STORES_NO_MORE
+        assert candidate.kernel != on_hopper or not candidate.problem.out_spills
+
+
+@pytest.mark.parametrize(
+    ("out", "spills"),
+    [
+        (np.zeros((40, 64), np.float32)[:, :61], True),  # the next columns would be written
+        (np.zeros((40, 64), np.float32)[:, :60], False),
+        (np.zeros((40, 61), np.float32), False),  # rows do not begin on 16 bytes
+        (np.zeros((40, 64), np.float32)[:, :61].T, True),
+        (np.zeros((61, 1), np.float32), True),
+        (np.zeros((60, 1), np.float32), False),
+        (np.zeros((40, 64), np.float32)[:, :1], True),  # a column of a matrix
+        (np.zeros((40, 64), np.float32)[:, ::2], False),  # stored element by element
+    ],
+)
+def test_which_results_16_byte_stores_pass_the_end_of(out, spills):
+    at_zero = SimpleNamespace(ptr=0)
+    facts = {name: getattr(out, name) for name in ("shape", "strides", "dtype", "ndim")}
+    assert _dispatch.spills(SimpleNamespace(data=at_zero, **facts)) == spills
 
 
 @pytest.mark.parametrize("known", [{}, {"b_aligned": True}, {"out_aligned": True}])
@@ -133,3 +168,52 @@ def test_a_graph_keeps_the_memory_that_its_products_need(rng, algorithm, shape, 
             graph.launch(stream)
             np.testing.assert_array_equal(out.get(), want.astype(np.float16))
         assert all(bool((x == 7).all()) for x in others)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "int8", "float32", "float8_e4m3fn"])
+@pytest.mark.parametrize("n", [1, 13, 509])
+@pytest.mark.parametrize("order", ["row", "column"])
+@pytest.mark.parametrize("algorithm", ["auto", "sparse_wgmma", "sparse_split", "sparse_fma"])
+def test_nothing_is_written_behind_the_lines_of_a_result(rng, dtype, n, order, algorithm):
+    cupy = pytest.importorskip("cupy")
+    m, k = 301, 256
+    a, _, _ = operands(cupy, rng, dtype, m, n, k, "column")
+    wanted = "bfloat16" if dtype.startswith("float8") else TABLE[dtype].result
+    b = cupy.ones((k, n), np.float32).astype(np.float16 if dtype != "float32" else np.float32)
+    b = cupy.ones((n, k), np.int8).T if dtype == "int8" else b
+    options = {"dtype": wanted}
+    if algorithm == "sparse_split" and dtype != "float32":
+        pytest.skip("splits float32")
+    if algorithm == "sparse_wgmma" and dtype in ("float32", "float8_e4m3fn"):
+        pytest.skip("operands of one type of the tensor cores")
+    lines, extent = (m, n) if order == "row" else (n, m)
+    whole = cupy.empty((lines, -(-extent // 16) * 16), s24._dtypes.numpy_dtype(wanted))
+    whole.view(np.uint8).fill(0x55)
+    before = whole.view(np.uint8).get()
+    out = whole[:, :extent] if order == "row" else whole[:, :extent].T
+    for _ in range(2):  # the second call is remembered
+        s24.matmul(a, b, out=out, algorithm=algorithm, **options)
+    after, size = whole.view(np.uint8).get(), extent * whole.itemsize
+    np.testing.assert_array_equal(after[:, size:], before[:, size:])
+    assert (after[:, :size] != before[:, :size]).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", ["slots", "regrouped"])
+@pytest.mark.parametrize("columns", [500, 509])
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_nothing_is_written_behind_the_lines_of_an_unstructured_result(rng, path, columns, order):
+    cupy = pytest.importorskip("cupy")
+    m, k = 301, 512
+    w = rng.integers(-3, 4, (m, k)) * (rng.random((m, k)) < 0.2)
+    h = s24.hybrid(cupy.asarray(w.astype(np.float16)))
+    b = cupy.asarray(rng.integers(-2, 3, (k, columns)).astype(np.float16))
+    lines, extent = (m, columns) if order == "row" else (columns, m)
+    whole = cupy.full((lines, -(-extent // 16) * 16), 77, np.float16)
+    out = whole[:, :extent] if order == "row" else whole[:, :extent].T
+    for _ in range(2):
+        out.fill(np.nan)
+        h.matmul(b, out=out, algorithm=path)
+        np.testing.assert_array_equal(out.get(), (w @ b.get().astype(int)).astype(np.float16))
+    assert (whole[:, extent:] == 77).all()

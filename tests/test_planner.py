@@ -516,6 +516,12 @@ def test_graph_capture_and_streams(rng):
     np.testing.assert_array_equal(to_numpy(out), want)
 
 
+@pytest.mark.parametrize("algorithm", ["dense", "dense/cublas"])
+def test_the_dense_product_can_be_asked_for_as_explain_names_it(h200, algorithm):
+    found = _planner.choose(problem(m=64), 0, dense=False, algorithm=algorithm)
+    assert found.name == "dense/cublas"
+
+
 @pytest.mark.parametrize("algorithm", ["auto", "dense"])
 @pytest.mark.parametrize("capturing", [False, True])
 def test_a_capture_takes_the_dense_product_only_if_told(monkeypatch, h200, algorithm, capturing):
@@ -540,11 +546,12 @@ def test_a_capture_takes_the_dense_product_only_if_told(monkeypatch, h200, algor
 def test_a_graph_holds_a_sparse_product_where_the_dense_one_is_faster(monkeypatch, untuned, rng):
     import cupy
 
-    monkeypatch.setattr(_tuning_cache, "winner", lambda *of, dense: "dense" if dense else None)
+    winner = lambda *of, dense: "dense/cublas" if dense else None  # noqa: E731
+    monkeypatch.setattr(_tuning_cache, "winner", winner)
     a = s24.random((256, 256), dtype="float16", rng=0).to_device("cuda")
     a = s24.compress(a.toarray(), keep_dense=True)
     x = cupy.asarray(rng.standard_normal((256, 256)).astype(np.float16))
-    assert s24.explain(a, x).chosen == "dense"
+    assert s24.explain(a, x).chosen == "dense/cublas"
     want, out = to_numpy(a @ x), cupy.zeros((256, 256), np.float16)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:

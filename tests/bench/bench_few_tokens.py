@@ -26,6 +26,7 @@ from bench_gemm import as_cupy, error_of
 from harness import Contender, case, copies, geometric_mean, race, to_torch, write_suite
 
 import sparse24 as s24
+from sparse24._planner import DENSE_KERNEL
 from sparse24._records import Problem
 
 STEMS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
@@ -74,8 +75,12 @@ class Layer:
 
     @property
     def chosen(self) -> str:
-        """What the planner chooses as things are."""
-        return s24.explain(self.tokens, self.sparse[0].T, **self.options).chosen
+        """What the planner chooses as things are, of what a graph can hold: not cuBLAS."""
+        told = s24.explain(self.tokens, self.sparse[0].T, **self.options)
+        if not told.chosen.startswith(DENSE_KERNEL):
+            return told.chosen
+        able = (c for c in told.candidates if c.refusal is None and c.kernel != DENSE_KERNEL)
+        return next(able).name
 
     def step(self, copy: int, algorithm: str = "auto") -> None:
         a = self.sparse[copy].T
