@@ -2,8 +2,9 @@
 //
 // A warpgroup turns 64 rows by kChunk columns at a time into output elements, arranges them in
 // shared memory as lines along the contiguous axis of the result, and hands them to the TMA, which
-// drops what lies outside the result.  Results that it cannot address (start or pitch not a multiple
-// of 16 bytes, or no contiguous axis) are written by the threads instead.
+// drops what lies outside the result, but always writes 16 bytes: a line must end on 16 bytes, or what
+// lies behind it must be free to be overwritten (sparse24/_staging.py).  Results that it cannot address
+// (start or pitch not a multiple of 16 bytes, or no contiguous axis) are written by the threads instead.
 //
 // Compiled with -DOUTPUT, -DOUT_ROW_MAJOR, -DOUT_BULK (1: by the TMA) and -DSTAGING (buffers).
 // Source: PTX ISA, wgmma.mma_async, fragment of D; stmatrix; tensor swizzling modes.
