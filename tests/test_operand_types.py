@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _dtypes, functional
 
 MAKE = {
     "2:4": lambda w: s24.compress(w, on_excess="prune"),
@@ -87,3 +88,14 @@ def test_another_type_of_16_bits_is_rounded_once():
     np.testing.assert_array_equal(got, want)
     sparse = s24.matmul(n_m, s24.random((64, 8), dtype="float8_e4m3fn", rng=1), dtype="float32")
     assert sparse.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_the_gradient_of_a_bias_is_summed_in_float32(name):
+    """In 16 bits themselves a sum of ones stands still, at 2048 or 256."""
+    dtype = _dtypes.numpy_dtype(name)
+    x, weight, bias = np.ones((4096, 4), dtype), np.eye(2, 4, dtype=dtype), np.zeros(2, dtype)
+    y, saved = functional.linear(x, weight, bias)
+    dbias = functional.linear_backward(np.ones_like(y), saved)[2]
+    assert dbias.dtype == dtype
+    np.testing.assert_array_equal(dbias.astype(np.float32), 4096)
