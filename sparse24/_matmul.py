@@ -193,9 +193,10 @@ def _one_sparse(a, b, a_dtype, b_dtype):
         (a, left, -1, a_dtype, b), (b, right, -2, b_dtype, a)
     ):  # fmt: skip
         wide_enough = array.ndim >= 2 and min(array.shape[-2:]) > 1
-        if wide_enough and is_24(array, axis=axis):
-            packed = compress(array, axis=axis, dtype=row, check=False)
-            return (packed, other) if x is a else (other, packed)
+        with _foreign.stream_of(x):  # `array` does not tell that it is torch's
+            if wide_enough and is_24(array, axis=axis):
+                packed = compress(array, axis=axis, dtype=row, check=False)
+                return (packed, other) if x is a else (other, packed)
     return a, b
 
 
@@ -215,8 +216,9 @@ def _dense(a, b, a_dtype, out, call: Call):
     right, _ = _foreign.take(b, argument="b")
     b_dtype = call.other_dtype
     if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
-        product = _other_formats.by_library(left, right, out, call)
-        return restore(product) if out is None else out
+        with _foreign.stream_of(a):
+            product = _other_formats.by_library(left, right, out, call)
+            return restore(product) if out is None else out
     if left.ndim == 1 and right.ndim > 1:
         call = call._replace(other_dtype=a_dtype)
         return _product.multiply_from_left(a, _operand(right, b_dtype, "b"), out, call)
