@@ -76,11 +76,12 @@ def matmul(
     Notes
     -----
     Enqueues on CuPy's current stream (torch's for torch tensors) and does not wait, except
-    for plain operands.  Sums are in float32 for 16-bit and 8-bit floats, in int32 for int8,
-    and in the operands' type otherwise.  On Hopper a float32 product may run as products of
-    bfloat16 pieces, as accurate as FP32; the first one stores the pieces of the sparse
-    operand, three times the bytes of its values, with the array.  Where the dense operand
-    holds inf or NaN that a pruned element would multiply, the result may or may not be NaN.
+    for plain operands and in the first product of an `NMArray`.  Sums are in float32 for 16-bit
+    and 8-bit floats, in int32 for int8, and in the operands' type otherwise.  On Hopper a float32
+    product may run as products of bfloat16 pieces, as accurate as FP32; the first one stores the
+    pieces of the sparse operand, three times the bytes of its values, with the array.  Where the
+    dense operand holds inf or NaN that a pruned element would multiply, the result may or may not
+    be NaN.
 
     Examples
     --------
@@ -149,9 +150,9 @@ def linear(x, A, bias=None, *, activation=None):
 
     Notes
     -----
-    Does not wait for the device, except in the first product of a `HybridArray`.  Only the kernels
-    of `Sparse24Array` fuse the bias and the activation; with other formats they take a second pass
-    over the result, which is then rounded twice.
+    Does not wait for the device, except in the first product of a `HybridArray` or `NMArray`.
+    Only the kernels of `Sparse24Array` fuse the bias and the activation; with other formats they
+    take a second pass over the result, which is then rounded twice.
 
     Examples
     --------
