@@ -144,3 +144,18 @@ def test_all_work_of_a_product_goes_to_the_stream_of_an_operand(call, monkeypatc
         watched(module, name)
     call(np.ones((16, 3), np.float16).view(Theirs))
     assert outside == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("own", ["float16", "bfloat16", "int8", "float32"])
+@pytest.mark.parametrize("given", ["float16", "float32"])
+def test_products_without_columns_have_their_type_on_a_gpu(make, own, given):
+    cupy = pytest.importorskip("cupy")
+    dtype = _dtypes.numpy_dtype(own)
+    host = np.ones((8, 16), dtype)
+    a = make(cupy.asarray(host.view(_dtypes.TABLE[own].storage)).view(dtype))
+    want = make(host) @ np.ones((16, 0), given)
+    got = a @ cupy.ones((16, 0), given)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    stack = [a @ cupy.ones((2, 16, 0), given)] if not isinstance(a, s24.HybridArray) else []
+    assert all((x.shape, x.dtype) == ((2, 8, 0), want.dtype) for x in stack)
