@@ -91,6 +91,7 @@ class HybridStorage(SparseArray):
             if isinstance(tiles, ht.TurnedTiles):
                 source = type(self)(tiles.source, self._nnz).toarray().T
                 tiles = type(self).build(source, n_hint=self._n_hint).tiles
+                _arrays.settle(tiles.kinds)
                 object.__setattr__(self, "_tiles", tiles)
             return tiles
 
@@ -202,13 +203,19 @@ class HybridStorage(SparseArray):
         return self.T
 
     def prepared(self, name: str, make):
-        """The derived layout `name`, made by `make()` at the first use and kept."""
+        """The derived layout `name`, made by `make()` at the first use and kept.
+
+        Waits for its arrays, if it has any: the next product may run on another stream.
+        """
         found = self._prepared.get(name)
         if found is None:
             with self._lock:
                 found = self._prepared.get(name)
                 if found is None:
-                    found = self._prepared[name] = make()
+                    found = make()
+                    if found.nbytes:
+                        _arrays.settle(self._tiles.kinds)
+                    self._prepared[name] = found
         return found
 
     def is_prepared(self, name: str) -> bool:

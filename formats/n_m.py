@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _check, _foreign
+from sparse24 import _arrays, _check, _foreign
 from sparse24._errors import ArgumentError, PatternError
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
 from sparse24.formats.n_m_storage import NMStorage
@@ -141,7 +141,9 @@ class NMArray(NMStorage):
         if not n_m_parts.embeds_in_24(*self._pattern):
             return None
         if "24" not in self._cache:
-            self._cache["24"] = self.to_24()
+            sparse = self.to_24()
+            _arrays.settle(self._values)  # products run on streams of their operands
+            self._cache["24"] = sparse
         return self._cache["24"]
 
     def _multiply(self, other):
@@ -170,7 +172,9 @@ class NMArray(NMStorage):
         """
         if "tf32" not in self._cache:
             tensor_float.check(self._pattern, self._dtype, self.device)
-            self._cache["tf32"] = tensor_float.TensorFloat(
+            made = tensor_float.TensorFloat(
                 self._values, self._indices, self._rows_shape, self._axis
             )
+            _arrays.settle(self._values)
+            self._cache["tf32"] = made
         return self._cache["tf32"].product(other, left=left)

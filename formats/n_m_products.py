@@ -33,12 +33,12 @@ def fitted(array: Any, other, *, left: bool):
 
     Refuses what does not fit.
     """
+    _check.at_least_1d(other.shape, argument="b" if left else "a")
     if _arrays.device_of(other) != array.device:
         raise DeviceError(
             f"the array is on {array.device}, the other operand on "
             f"{_arrays.device_of(other)}; move one: A.to_device(...) or cupy.asarray(x)"
         )
-    _check.at_least_1d(other.shape, argument="b" if left else "a")
     pair = (array, other) if left else (other, array)
     _product.check_inner(*(x.shape for x in pair))
     _product.batch_of(*pair)

@@ -36,11 +36,13 @@ def pack(places, k: int):
     """
     xp = _arrays.namespace(places)
     atoms_k, atoms_m, size = _spec.packed_shape(places.shape[0], k, atom_k=_spec.ATOM_K_TF32)
-    wide = xp.full((atoms_m * _spec.ATOM_M, atoms_k * _spec.ATOM_K_TF32 // 2), CODES[0])
+    pairs = _spec.ATOM_K_TF32 // 2  # in a row of an atom
+    wide = xp.full((atoms_m * _spec.ATOM_M, atoms_k * pairs), CODES[0])
     wide[: places.shape[0], : places.shape[1]] = xp.asarray(CODES)[places]
-    atoms = wide.reshape(atoms_m, _spec.ATOM_M, atoms_k, -1).transpose(2, 0, 1, 3)
+    atoms = wide.reshape(atoms_m, _spec.ATOM_M, atoms_k, pairs).transpose(2, 0, 1, 3)
+    atoms = atoms.reshape(atoms_k, atoms_m, _spec.ATOM_M * pairs)
     nibbles = xp.empty((atoms_k, atoms_m, 2 * size), np.uint8)
-    nibbles[..., xp.asarray(_spec.ATOM_NIBBLES_TF32.ravel())] = atoms.reshape(atoms_k, atoms_m, -1)
+    nibbles[..., xp.asarray(_spec.ATOM_NIBBLES_TF32.ravel())] = atoms
     return nibbles[..., ::2] | nibbles[..., 1::2] << 4
 
 

@@ -186,6 +186,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         other = densified(other)
         with _foreign.stream_of(other):
             other, restore = _foreign.take(other, argument="b")
+            _check.at_least_1d(other.shape, argument="b" if self.axis == -1 else "a")
             if _arrays.device_of(other) != self.device:
                 raise DeviceError(
                     f"the windows are on {self.device}, the other operand on "
@@ -194,7 +195,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
                 )
             axis = axis if other.ndim > 1 else -1
             k = self.shape[-1 if self.axis == -1 else -2]
-            if not other.ndim or other.shape[axis] != k:
+            if other.shape[axis] != k:
                 raise ShapeError(
                     f"matmul: the contracted axis must have {k} elements, got shape "
                     f"{tuple(other.shape)}"

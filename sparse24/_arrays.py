@@ -90,6 +90,15 @@ def is_capturing() -> bool:
     return cupy_module().cuda.get_current_stream().is_capturing()
 
 
+def settle(x: Any) -> None:
+    """Wait for what makes something of a CuPy array `x`, so that every stream may read it.
+
+    A graph that is captured orders its own work.
+    """
+    if is_cupy(x) and not is_capturing():
+        cupy_module().cuda.get_current_stream().synchronize()
+
+
 def cuda_available() -> bool:
     """True if CuPy is installed and sees a device."""
     try:

@@ -76,11 +76,12 @@ def matmul(
     Notes
     -----
     Enqueues on CuPy's current stream (torch's for torch tensors) and does not wait, except
-    for plain operands.  Sums are in float32 for 16-bit and 8-bit floats, in int32 for int8,
-    and in the operands' type otherwise.  On Hopper a float32 product may run as products of
-    bfloat16 pieces, as accurate as FP32; the first one stores the pieces of the sparse
-    operand, three times the bytes of its values, with the array.  Where the dense operand
-    holds inf or NaN that a pruned element would multiply, the result may or may not be NaN.
+    for plain operands and in the first product of an `NMArray`.  Sums are in float32 for 16-bit
+    and 8-bit floats, in int32 for int8, and in the operands' type otherwise.  On Hopper a float32
+    product may run as products of bfloat16 pieces, as accurate as FP32; the first one stores the
+    pieces of the sparse operand, three times the bytes of its values, with the array.  Where the
+    dense operand holds inf or NaN that a pruned element would multiply, the result may or may not
+    be NaN.
 
     Examples
     --------
@@ -149,9 +150,9 @@ def linear(x, A, bias=None, *, activation=None):
 
     Notes
     -----
-    Does not wait for the device, except in the first product of a `HybridArray`.  Only the kernels
-    of `Sparse24Array` fuse the bias and the activation; with other formats they take a second pass
-    over the result, which is then rounded twice.
+    Does not wait for the device, except in the first product of a `HybridArray` or `NMArray`.
+    Only the kernels of `Sparse24Array` fuse the bias and the activation; with other formats they
+    take a second pass over the result, which is then rounded twice.
 
     Examples
     --------
@@ -193,9 +194,10 @@ def _one_sparse(a, b, a_dtype, b_dtype):
         (a, left, -1, a_dtype, b), (b, right, -2, b_dtype, a)
     ):  # fmt: skip
         wide_enough = array.ndim >= 2 and min(array.shape[-2:]) > 1
-        if wide_enough and is_24(array, axis=axis):
-            packed = compress(array, axis=axis, dtype=row, check=False)
-            return (packed, other) if x is a else (other, packed)
+        with _foreign.stream_of(x):  # `array` does not tell that it is torch's
+            if wide_enough and is_24(array, axis=axis):
+                packed = compress(array, axis=axis, dtype=row, check=False)
+                return (packed, other) if x is a else (other, packed)
     return a, b
 
 
@@ -215,8 +217,9 @@ def _dense(a, b, a_dtype, out, call: Call):
     right, _ = _foreign.take(b, argument="b")
     b_dtype = call.other_dtype
     if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
-        product = _other_formats.by_library(left, right, out, call)
-        return restore(product) if out is None else out
+        with _foreign.stream_of(a):
+            product = _other_formats.by_library(left, right, out, call)
+            return restore(product) if out is None else out
     if left.ndim == 1 and right.ndim > 1:
         call = call._replace(other_dtype=a_dtype)
         return _product.multiply_from_left(a, _operand(right, b_dtype, "b"), out, call)

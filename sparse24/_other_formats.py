@@ -21,8 +21,9 @@ def multiply(a, b, out, call: Call):
     """``a @ b`` where one operand is of such a format."""
     if call is PLAIN and out is None and np.ndarray in (type(a), type(b)):
         return a @ b
-    left, right = in_sums(a, b, call.dtype)
-    return _asked(lambda: left @ right, out, call, _shape(a), _shape(b))
+    with _foreign.stream_of(a), _foreign.stream_of(b):  # one of them is ours
+        left, right = in_sums(a, b, call.dtype)
+        return _asked(lambda: left @ right, out, call, _shape(a), _shape(b))
 
 
 def in_tf32(precision: str, a, b, out, call: Call):
@@ -36,7 +37,8 @@ def in_tf32(precision: str, a, b, out, call: Call):
             f"{type(sparse).__name__}; compress it with pattern=(1, 2)"
         )
     product = lambda: sparse.multiply_tf32(other, left=left)  # noqa: E731
-    return _asked(product, out, call, _shape(a), _shape(b))
+    with _foreign.stream_of(other):
+        return _asked(product, out, call, _shape(a), _shape(b))
 
 
 def by_library(a, b, out, call: Call):

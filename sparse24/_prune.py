@@ -58,7 +58,7 @@ def prune(
     transposable : bool, default False
         Keep exactly 2 of 4 in rows and in columns, so that the transpose obeys 2:4
         too: of the 90 legal masks of each 4x4 tile over the last two axes, the
-        one with the largest sum of scores.  Pattern (2, 4) only.
+        one with the largest sum of scores, whichever of them is `axis`.  Pattern (2, 4) only.
     out : array, shape and dtype of `x`, optional
         Where to write; may be `x` itself or overlap it.
     dtype : str or dtype, optional

@@ -117,13 +117,14 @@ def decide(x, rule: Rule):
     weights = np.moveaxis(x, rule.axis, -1)
     if scores is None:
         return _second_order(weights, rule)
-    scores = np.moveaxis(scores, rule.axis, -1)
-    if rule.transposable:
+    grouped = np.moveaxis(scores, rule.axis, -1)
+    if rule.transposable:  # in the axes of x: which of two equal sums is first depends on them
         any_sign = rule.scores is not None or callable(rule.method)
         kept = _select.best_of_tiles(_select.raised_tiles(scores) if any_sign else scores)
+        kept = np.moveaxis(kept, rule.axis, -1)
     else:
-        kept = _select.best_of_groups(scores, rule.n, rule.m)
-    return _without_channels(kept, scores, rule.channels), weights
+        kept = _select.best_of_groups(grouped, rule.n, rule.m)
+    return _without_channels(kept, grouped, rule.channels), weights
 
 
 def _scores(x, rule: Rule):

@@ -14,7 +14,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from sparse24 import _check
+from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError, DTypeError, PatternError, ShapeError
 from sparse24.kernels import reference
 
@@ -54,6 +54,18 @@ def ranked(scores: Array) -> Array:
     top = float(xp.finfo(scores.dtype).max)
     nan = xp.isnan(scores)
     return xp.where(nan, xp.full_like(scores, math.inf), bounded(scores, top))
+
+
+def select(mask: Array, x: Array, otherwise: Array) -> Array:
+    """``where(mask, x, otherwise)`` for two arrays of one dtype, and in that dtype.
+
+    CuPy's has no bfloat16 and gives float32, so there the bits are selected.
+    """
+    xp = namespace(x)
+    if not _arrays.is_cupy(x) or x.dtype.isbuiltin == 1:
+        return xp.where(mask, x, otherwise)
+    bits = np.dtype(f"u{x.dtype.itemsize}")
+    return xp.where(mask, x.view(bits), otherwise.view(bits)).view(x.dtype)
 
 
 def bounded(x: Array, limit: float) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparse24 import _check
 from sparse24._errors import DTypeError
-from sparse24._sched_arrays import Array, namespace
+from sparse24._sched_arrays import Array, namespace, select
 
 
 def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") -> Array:
@@ -42,7 +42,7 @@ def transition(weight: Array, old: Array, new: Array, *, grown: str = "keep") ->
     _check.same_shape(weight.shape, new.shape, argument="weight", other="new")
     xp = namespace(weight, old, new)
     if grown == "zero":
-        weight = xp.where(new & ~old, xp.zeros_like(weight), weight)
+        weight = select(new & ~old, xp.zeros_like(weight), weight)
     return weight
 
 
@@ -112,7 +112,7 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     if clear is None:
         return dict(slots)
     return {
-        key: namespace(slot, clear).where(clear, namespace(slot).zeros_like(slot), slot)
+        key: select(clear, namespace(slot, clear).zeros_like(slot), slot)
         if key not in SQUARES and tuple(getattr(slot, "shape", ())) == tuple(new.shape)
         else slot
         for key, slot in slots.items()

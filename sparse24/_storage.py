@@ -167,7 +167,10 @@ def converted(x: Any, own: DType, wanted: DType) -> Any:
 def cast(record: Compressed24, row: DType) -> Compressed24:
     """The record with elements of another type; the codes stay."""
     values = record.values
-    if _arrays.is_cupy(values):
+    if _arrays.is_cupy(values) and not values.size:  # CuPy cannot fold the rows of such a stack
+        carried = row.storage if row.is_float8 else row.logical
+        converted = _arrays.namespace(values).empty(values.shape, carried)
+    elif _arrays.is_cupy(values):
         from sparse24.kernels import cast as kernel
 
         converted = kernel.launch(values, record.dtype, row)

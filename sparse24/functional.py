@@ -225,7 +225,14 @@ def linear_backward(
         dweight = dweight if rule.straight else dweight * kept
         dweight = sr_ste_gradient(saved.weight, dweight, kept, decay) if decay else dweight
     shape = saved.bias_shape
-    return dx, dweight, None if shape is None else outer.sum(0).reshape(shape)
+    return dx, dweight, None if shape is None else _sum_of_rows(outer).reshape(shape)
+
+
+def _sum_of_rows(x):
+    """``x.sum(0)`` in the operand's type; NumPy would add 16-bit floats one by one in 16 bits."""
+    if _arrays.namespace(x) is np and x.dtype.itemsize == 2:
+        return x.sum(0, dtype=np.float32).astype(x.dtype)
+    return x.sum(0)
 
 
 def _dense_product(a, b):

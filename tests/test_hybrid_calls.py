@@ -10,7 +10,7 @@ import pytest
 from fake_device import Device, array
 
 import sparse24 as s24
-from sparse24 import _hybrid_dispatch, _tuning_cache
+from sparse24 import _arrays, _hybrid_dispatch, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError, ShapeError
 
 M, K = 70, 80
@@ -280,6 +280,21 @@ def test_the_transposed_matrix_is_built_where_it_is_needed(rng, weight):
     assert_same(turned @ x[:, :M].T, weight.T @ x[:, :M].T)
     assert h.nbytes > held
     assert_same(turned.toarray(), weight.T)
+
+
+def test_layouts_are_waited_for_once(weight, monkeypatch):
+    """The next product may run on another stream, which does not wait for the first one's."""
+    h, settled = s24.hybrid(weight), []
+    monkeypatch.setattr(_arrays, "settle", settled.append)
+    for _ in range(2):
+        h.prepared("a layout", lambda: np.ones(3))
+        h.prepared("a mark", _hybrid_dispatch._Ran)
+    assert len(settled) == 1
+    turned = h.T
+    before = len(settled)
+    for _ in range(2):
+        assert turned.tiles.shape == weight.shape[::-1]
+    assert len(settled) == before + 1
 
 
 @pytest.mark.parametrize("built", [False, True])

@@ -250,3 +250,16 @@ def test_windows_refuse_an_operand_on_another_device(monkeypatch):
     Device(monkeypatch)
     with pytest.raises(s24.DeviceError, match="windows are on cpu, the other operand on cuda:0; "):
         _ = a @ array(np.ones((8, 2), np.float32))
+
+
+@pytest.mark.parametrize("make", [
+    s24.hybrid, lambda x: s24.compress(x, pattern=(3, 5)),
+    lambda x: s24.compress(x, pattern=(6, 8)).windows(),
+])  # fmt: skip
+def test_a_scalar_is_refused_by_its_shape_and_not_its_device(make, monkeypatch):
+    a = make(np.eye(8, dtype=np.float32))
+    monkeypatch.setattr(type(a), "device", "cuda:0")
+    with pytest.raises(s24.ShapeError, match=r"one axis, got a scalar|must have shape .* got \(\)"):
+        _ = a @ 2
+    with pytest.raises(s24.ShapeError, match=r"one axis, got a scalar|must have shape .* got \(\)"):
+        _ = 2 @ a.mT if not isinstance(a, s24.HybridArray) else s24.linear(2, a)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -240,6 +241,29 @@ def test_windows_meet_numpy_and_scipy_as_other_formats_do(rng):
         np.array_equal(windows, dense)
     with pytest.raises(s24.ArgumentError, match="truth value of Windows24"):
         bool(windows)
+
+
+def test_what_products_are_made_of_is_waited_for_once(monkeypatch):
+    """Other streams may read it next, such as torch's, which do not wait for CuPy's."""
+    settled: list = []
+    monkeypatch.setattr(_arrays, "settle", settled.append)
+    array = s24.compress(np.eye(8, dtype=np.float32), pattern=(1, 4))
+    for _ in range(2):
+        array @ np.ones(8, np.float32)
+        np.ones(8, np.float32) @ array.T
+    assert [x is array._values for x in settled] == [True]
+
+
+def test_a_gpu_is_waited_for_but_in_a_capture(monkeypatch):
+    waits: list = []
+    stream = SimpleNamespace(synchronize=lambda: waits.append(1))
+    cuda = SimpleNamespace(get_current_stream=lambda: stream)
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: SimpleNamespace(cuda=cuda))
+    for on_gpu, capturing, want in ((False, False, 0), (True, True, 0), (True, False, 1)):
+        monkeypatch.setattr(_arrays, "is_cupy", lambda x, on_gpu=on_gpu: on_gpu)
+        monkeypatch.setattr(_arrays, "is_capturing", lambda capturing=capturing: capturing)
+        _arrays.settle(np.ones(3))
+        assert len(waits) == want
 
 
 def test_refusals(rng):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _dtypes, _finish, _foreign, _other_formats, functional
+from sparse24.kernels import cpu, reference
 
 MAKE = {
     "2:4": lambda w: s24.compress(w, on_excess="prune"),
@@ -14,6 +18,9 @@ MAKE = {
     "windows": lambda w: s24.compress(w, pattern=(6, 8), on_excess="prune").windows(),
     "hybrid": s24.hybrid,
 }
+
+
+A48 = s24.compress(np.ones((8, 16), np.float16), pattern=(4, 8), on_excess="prune")
 
 
 @pytest.fixture(params=list(MAKE))
@@ -87,3 +94,68 @@ def test_another_type_of_16_bits_is_rounded_once():
     np.testing.assert_array_equal(got, want)
     sparse = s24.matmul(n_m, s24.random((64, 8), dtype="float8_e4m3fn", rng=1), dtype="float32")
     assert sparse.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_the_gradient_of_a_bias_is_summed_in_float32(name):
+    """In 16 bits themselves a sum of ones stands still, at 2048 or 256."""
+    dtype = _dtypes.numpy_dtype(name)
+    x, weight, bias = np.ones((4096, 4), dtype), np.eye(2, 4, dtype=dtype), np.zeros(2, dtype)
+    y, saved = functional.linear(x, weight, bias)
+    dbias = functional.linear_backward(np.ones_like(y), saved)[2]
+    assert dbias.dtype == dtype
+    np.testing.assert_array_equal(dbias.astype(np.float32), 4096)
+
+
+class Theirs(np.ndarray):
+    """Of another library: `_foreign.take` makes a plain array of it."""
+
+
+@pytest.mark.parametrize("call", [
+    lambda b: s24.matmul(A48, b, dtype="float32"),  # `b` is widened before
+    lambda b: s24.matmul(A48, b, alpha=2.0),
+    lambda b: s24.matmul(np.eye(8, 16, dtype=np.float16).view(Theirs), b),  # obeys 2:4
+    lambda b: s24.matmul(np.ones((8, 16), int).view(Theirs), b.astype(np.int64)),
+])  # fmt: skip
+def test_all_work_of_a_product_goes_to_the_stream_of_an_operand(call, monkeypatch):
+    """What runs elsewhere on a GPU is ordered neither with torch's work nor with its memory."""
+    within, outside = [], []
+
+    @contextlib.contextmanager
+    def stream_of(x):
+        within.append(x)
+        yield
+        within.pop()
+
+    def watched(module, name):
+        works = getattr(module, name)
+
+        def watch(*given, **named):
+            outside.extend([] if any(type(x) is Theirs for x in within) else [name])
+            return works(*given, **named)
+
+        monkeypatch.setattr(module, name, watch)
+
+    monkeypatch.setattr(_foreign, "stream_of", stream_of)
+    for module, name in (
+        (_finish, "finished"), (reference, "to_dtype"), (_other_formats, "in_sums"),
+        (_other_formats, "_asked"), (cpu, "compress"),
+    ):  # fmt: skip
+        watched(module, name)
+    call(np.ones((16, 3), np.float16).view(Theirs))
+    assert outside == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("own", ["float16", "bfloat16", "int8", "float32"])
+@pytest.mark.parametrize("given", ["float16", "float32"])
+def test_products_without_columns_have_their_type_on_a_gpu(make, own, given):
+    cupy = pytest.importorskip("cupy")
+    dtype = _dtypes.numpy_dtype(own)
+    host = np.ones((8, 16), dtype)
+    a = make(cupy.asarray(host.view(_dtypes.TABLE[own].storage)).view(dtype))
+    want = make(host) @ np.ones((16, 0), given)
+    got = a @ cupy.ones((16, 0), given)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    stack = [a @ cupy.ones((2, 16, 0), given)] if not isinstance(a, s24.HybridArray) else []
+    assert all((x.shape, x.dtype) == ((2, 8, 0), want.dtype) for x in stack)

@@ -186,6 +186,21 @@ def test_transposable_equals_the_reference(xp, rng):
     np.testing.assert_array_equal(_arrays.to_numpy(got), reference.transposable_mask(x))
 
 
+def test_a_transposable_mask_does_not_depend_on_the_axis(xp, rng):
+    x = rng.integers(-2, 3, (2, 21, 38)).astype(np.float32)  # full of ties
+    given = xp.asarray(x)
+    want = reference.transposable_mask(x)
+    for axis in (-1, -2):
+        kept = s24.mask(given, transposable=True, axis=axis)
+        np.testing.assert_array_equal(_arrays.to_numpy(kept), want)
+        pruned = s24.prune(given, transposable=True, axis=axis)
+        np.testing.assert_array_equal(_arrays.to_numpy(pruned), np.where(want, x, 0))
+        ranked = s24.mask(given, scores=abs(given), transposable=True, axis=axis)
+        np.testing.assert_array_equal(_arrays.to_numpy(ranked), want)
+    packed = s24.compress(given, on_excess="prune", transposable=True)
+    np.testing.assert_array_equal(_arrays.to_numpy(packed.toarray()), np.where(want, x, 0))
+
+
 def test_scores_rank(xp, rng):
     scores = rng.standard_normal((5, 24)).astype(np.float32)
     scores[0, 3], scores[1, :4], scores[2, 8] = np.nan, -np.inf, np.inf

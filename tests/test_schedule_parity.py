@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import array_api_compat
 import numpy as np
 import pytest
 
-from sparse24 import _arrays
+from sparse24 import _arrays, _dtypes
 from sparse24 import schedule as S
 
 RECIPES = {
@@ -104,6 +105,60 @@ def test_other_dtypes(dtype, rng):
     np.testing.assert_array_equal(mask["w"], want)
     applied = S.apply_masks({"w": weight}, mask)["w"]
     assert applied.dtype == weight.dtype
+
+
+class LikeCuPy:
+    """The array API on NumPy's arrays with the `where` of CuPy, which has none for bfloat16."""
+
+    def __getattr__(self, name):
+        return getattr(array_api_compat.numpy, name)
+
+    def where(self, condition, x, y):
+        found = np.where(condition, x, y)
+        return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
+
+
+@pytest.fixture
+def like_cupy(monkeypatch):
+    monkeypatch.setattr(_arrays, "is_cupy", lambda x: isinstance(x, np.ndarray))
+    monkeypatch.setattr(array_api_compat, "array_namespace", lambda *arrays: LikeCuPy())
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_masked_arrays_keep_their_type_and_bits(name, like_cupy, rng):
+    row = _dtypes.TABLE[name]
+    bits = rng.integers(0, 256, (6, 8 * row.itemsize)).astype(np.uint8).view(row.storage)
+    weight, keep = bits.view(row.logical).T, rng.random((8, 6)) < 0.5  # not contiguous
+    old = rng.random((8, 6)) < 0.5
+    for got, kept in (
+        (S.apply_masks({"w": weight}, {"w": keep})["w"], keep),
+        (S.apply_masks(weight, keep.astype(np.int8)), keep),
+        (S.transition(weight, old, keep, grown="zero"), ~keep | old),
+        (S.mask_slots({"momentum": weight}, old, keep)["momentum"], keep == old),
+    ):
+        assert got.dtype == row.logical
+        np.testing.assert_array_equal(got.view(row.storage), np.where(kept, bits.T, 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64"])
+def test_a_gpu_keeps_types(name, rng):
+    cupy = pytest.importorskip("cupy")
+    row = _dtypes.TABLE[name]
+    host, keep = rng.normal(size=(8, 12)).astype(row.logical), rng.random((8, 12)) < 0.5
+    weight, mask = cupy.asarray(host.view(row.storage)).view(row.logical), cupy.asarray(keep)
+    applied = S.apply_masks(weight, mask)
+    assert applied.dtype == row.logical
+    got = applied.view(row.storage).get()
+    np.testing.assert_array_equal(got, np.where(keep, host.view(row.storage), 0))
+    for more in (
+        S.transition(weight, mask, ~mask, grown="zero"),
+        S.mask_slots({"m": weight}, mask, ~mask)["m"],
+        S.sr_ste_gradient(weight, weight, mask),
+        S.soft_threshold_24(weight),
+        S.mvue_24(weight, step=0),
+    ):
+        assert more.dtype == row.logical
 
 
 def test_torch_parameters_need_no_detach():

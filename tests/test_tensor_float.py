@@ -29,6 +29,23 @@ def test_codes_lie_where_the_instruction_takes_them(rng):
     assert set(np.unique(nibbles)) == {0x4, 0xE}
 
 
+@pytest.mark.parametrize(("m", "k"), [(3, 0), (0, 6), (0, 0)])
+def test_an_empty_matrix_has_no_codes(m, k):
+    packed = tensor_float.pack(np.zeros((m, k // 2), np.uint8), k)
+    assert packed.shape == _spec.packed_shape(m, k, atom_k=64)
+    assert packed.size == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "k"), [(3, 0), (0, 6)])
+def test_products_of_an_empty_matrix(m, k):
+    cp = pytest.importorskip("cupy")
+    a = s24.compress(cp.zeros((m, k), np.float32), pattern=(1, 2))
+    y = s24.matmul(a, cp.ones((k, 5), np.float32), precision="tf32")
+    assert (y.shape, y.dtype) == ((m, 5), np.dtype(np.float32))
+    assert not y.any()
+
+
 @pytest.mark.parametrize(
     ("pattern", "dtype", "words"),
     [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparse24 as s24
-from sparse24 import _dtypes, _foreign, _spec
+from sparse24 import _arrays, _dtypes, _foreign, _spec, _storage
 from sparse24._arrays import to_numpy
 
 SHAPES = [(1, 1), (1, 4), (3, 5), (8, 16), (17, 37), (64, 128), (65, 130), (2, 3, 9, 12)]
@@ -172,6 +172,30 @@ def test_astype_converts_values_only():
     assert tiny.dtype.name == "float8_e4m3fn"
     np.testing.assert_array_equal(tiny.packed, s24.compress(tiny.toarray()).packed)
     assert a.astype(np.float32) is a
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_empty_stacks_are_converted_on_a_gpu(name, monkeypatch):
+    a, row = s24.compress(np.zeros((2, 3, 0), np.float32)), _dtypes.TABLE[name]
+    monkeypatch.setattr(_arrays, "is_cupy", lambda x: isinstance(x, np.ndarray))
+    monkeypatch.setattr(_arrays, "namespace", lambda x: np)
+    converted = _storage.cast(a._operand.rows, row)
+    assert converted.values.shape == (2, 3, 0)
+    assert converted.values.dtype == (np.uint8 if row.is_float8 else row.logical)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2, 3, 0), (2, 0, 8), (0, 4, 8)])
+def test_empty_stacks_are_converted_and_multiplied(shape):
+    cupy = pytest.importorskip("cupy")
+    *batch, _, k = shape
+    for name, result in (("float16", "float32"), ("float64", "float64")):
+        a = s24.compress(cupy.zeros(shape, np.float32)).astype(name)
+        assert (a.shape, a.dtype.name) == (shape, name)
+        for b in (cupy.ones((k, 3), np.float32), cupy.ones((*batch, k, 0), np.float32)):
+            y = a @ b
+            assert (y.shape, y.dtype.name) == ((*shape[:-1], b.shape[-1]), result)
+            assert not y.any()
 
 
 def test_nbytes_of_sixteen_bits_is_nine_sixteenths():
