@@ -78,7 +78,7 @@ def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
         )
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(out.shape)}")
-    if out.dtype not in (row.logical, row.storage if row.is_float8 else row.logical):
+    if out.dtype not in (row.logical, carried(row)):
         raise DTypeError(f"out must have dtype {row.logical}, got {out.dtype}")
     _check.writable(out, argument="out")
     return out
@@ -156,33 +156,27 @@ def converted(x: Any, own: DType, wanted: DType) -> Any:
         from sparse24.kernels import reference
 
         return reference.to_dtype(x, wanted.logical)
-    from sparse24.kernels import cast
+    from sparse24.kernels import cast as cast_kernel
 
     xp = _arrays.namespace(x)
-    if not x.size:
-        return xp.empty(x.shape, wanted.storage)
-    return cast.launch(xp.ascontiguousarray(x), own, wanted)
+    if not x.size:  # CuPy cannot fold the rows of an empty stack
+        return xp.empty(x.shape, carried(wanted))
+    by_rows = x if x.strides[-1] == x.itemsize else xp.ascontiguousarray(x)
+    return cast_kernel.launch(by_rows, own, wanted)
+
+
+def carried(row: DType) -> np.dtype:
+    """The type in which a GPU carries elements: fp8 as bits."""
+    return row.storage if row.is_float8 else row.logical
 
 
 def cast(record: Compressed24, row: DType) -> Compressed24:
     """The record with elements of another type; the codes stay."""
-    values = record.values
-    if _arrays.is_cupy(values) and not values.size:  # CuPy cannot fold the rows of such a stack
-        carried = row.storage if row.is_float8 else row.logical
-        converted = _arrays.namespace(values).empty(values.shape, carried)
-    elif _arrays.is_cupy(values):
-        from sparse24.kernels import cast as kernel
-
-        converted = kernel.launch(values, record.dtype, row)
-    else:
-        from sparse24.kernels import reference
-
-        converted = reference.to_dtype(values, row.logical)
+    values = converted(record.values, record.dtype, row)
     keep_order = (row.itemsize == 1) == (record.dtype.itemsize == 1)
     metadata = canonical(record) if not keep_order else record.metadata
-    return Compressed24(
-        converted, metadata, record.packed if keep_order else None, record.shape, row
-    )
+    packed_too = record.packed if keep_order else None
+    return Compressed24(values, metadata, packed_too, record.shape, row)
 
 
 def copy(record: Compressed24) -> Compressed24:
