@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparse24 import _arrays, _check, _foreign
-from sparse24._errors import ArgumentError, PatternError
+from sparse24._errors import ArgumentError, PatternError, UnsupportedError
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
 from sparse24.formats.n_m_storage import NMStorage
 from sparse24.formats.two_four import Sparse24Array
@@ -140,11 +140,20 @@ class NMArray(NMStorage):
             return None if rows is None else rows.mT
         if not n_m_parts.embeds_in_24(*self._pattern):
             return None
-        if "24" not in self._cache:
-            sparse = self.to_24()
+        return self._converted("24", self.to_24)
+
+    def _converted(self, name: str, make):
+        """The form `name` for products, made by `make()` at the first one and kept."""
+        if name not in self._cache:
+            if _arrays.is_cupy(self._values) and _arrays.is_capturing():
+                raise UnsupportedError(
+                    "the first product of an n:m array converts it, which a graph cannot hold; "
+                    "run it once before the capture"
+                )
+            made = make()
             _arrays.settle(self._values)  # products run on streams of their operands
-            self._cache["24"] = sparse
-        return self._cache["24"]
+            self._cache[name] = made
+        return self._cache[name]
 
     def _multiply(self, other):
         sparse = self.embedded()
@@ -170,11 +179,10 @@ class NMArray(NMStorage):
         PatternError, DTypeError, UnsupportedError
             If the pattern is not 1:2, a type not float32, or the device not Hopper.
         """
-        if "tf32" not in self._cache:
-            tensor_float.check(self._pattern, self._dtype, self.device)
-            made = tensor_float.TensorFloat(
-                self._values, self._indices, self._rows_shape, self._axis
-            )
-            _arrays.settle(self._values)
-            self._cache["tf32"] = made
-        return self._cache["tf32"].product(other, left=left)
+        return self._converted("tf32", self._in_tf32).product(other, left=left)
+
+    def _in_tf32(self) -> tensor_float.TensorFloat:
+        tensor_float.check(self._pattern, self._dtype, self.device)
+        return tensor_float.TensorFloat(
+            self._values, self._indices, self._rows_shape, self._axis
+        )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _storage
+from sparse24._errors import UnsupportedError
 from sparse24.formats import n_m_parts
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.n_m_parts import embeds_in_24
@@ -365,6 +366,19 @@ def test_kernels_get_one_batch_axis(monkeypatch, rng):
     back = n_m_parts.decompress(values[:, ::2], places[:, ::2], row, (3, 4), 9)
     assert back.shape == (2, 3, 3, 9)
     assert shapes == [(10, 3, 9)] * 2 + [(6, 3, 9)] * 2
+
+
+def test_a_graph_does_not_hold_the_first_product(monkeypatch, rng):
+    a = NMArray.from_dense(sample(rng, (8, 16), "float32", (1, 2)), pattern=(1, 2))
+    with monkeypatch.context() as capture:
+        capture.setattr(_arrays, "is_cupy", lambda x: True)
+        capture.setattr(_arrays, "is_capturing", lambda: True)
+        with pytest.raises(UnsupportedError, match="run it once before the capture"):
+            a.embedded()
+    first = a.embedded()
+    monkeypatch.setattr(_arrays, "is_cupy", lambda x: True)
+    monkeypatch.setattr(_arrays, "is_capturing", lambda: True)
+    assert a.embedded() is first
 
 
 @pytest.mark.gpu
