@@ -124,7 +124,7 @@ def explain(
 
     Notes
     -----
-    Does not wait for the device.
+    Does not wait for the device, unless an `NMArray` has not been multiplied yet.
 
     Examples
     --------
