@@ -495,6 +495,21 @@ def test_explain_and_plan_on_the_gpu(rng):
     )
 
 
+def replayed(cupy, a, x):
+    """The product as a graph writes it, captured after a first call."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        out = cupy.zeros((a.shape[0], x.shape[1]), x.dtype)
+        s24.matmul(a, x, out)
+        stream.begin_capture()
+        s24.matmul(a, x, out)
+        graph = stream.end_capture()
+        out.fill(0)
+        graph.launch(stream)
+    stream.synchronize()
+    return to_numpy(out)
+
+
 @pytest.mark.gpu
 @pytest.mark.stem("sparse_fma", "sparse_mma", "sparse_wgmma")
 def test_graph_capture_and_streams(rng):
@@ -503,17 +518,7 @@ def test_graph_capture_and_streams(rng):
     a = s24.random((256, 256), dtype="float16", rng=0).to_device("cuda")
     x = cupy.asarray(rng.standard_normal((256, 256)).astype(np.float16))
     want = to_numpy(a @ x)
-    out = cupy.zeros((256, 256), np.float16)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        s24.matmul(a, x, out)
-        stream.begin_capture()
-        s24.matmul(a, x, out)
-        graph = stream.end_capture()
-        out.fill(0)
-        graph.launch(stream)
-    stream.synchronize()
-    np.testing.assert_array_equal(to_numpy(out), want)
+    np.testing.assert_array_equal(replayed(cupy, a, x), want)
 
 
 @pytest.mark.parametrize("algorithm", ["dense", "dense/cublas"])
@@ -552,14 +557,5 @@ def test_a_graph_holds_a_sparse_product_where_the_dense_one_is_faster(monkeypatc
     a = s24.compress(a.toarray(), keep_dense=True)
     x = cupy.asarray(rng.standard_normal((256, 256)).astype(np.float16))
     assert s24.explain(a, x).chosen == "dense/cublas"
-    want, out = to_numpy(a @ x), cupy.zeros((256, 256), np.float16)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        s24.matmul(a, x, out)
-        stream.begin_capture()
-        s24.matmul(a, x, out)
-        graph = stream.end_capture()
-        out.fill(0)
-        graph.launch(stream)
-    stream.synchronize()
-    np.testing.assert_allclose(to_numpy(out), want, rtol=2e-3, atol=2e-3)
+    want = to_numpy(a @ x)
+    np.testing.assert_allclose(replayed(cupy, a, x), want, rtol=2e-3, atol=2e-3)
