@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _graphs, _planner, _spec
-from sparse24 import _dispatch as dispatch
+from sparse24 import _arrays, _dtypes, _foreign, _graphs, _lines, _planner, _spec
 from sparse24._errors import DeviceError, DTypeError, PatternError, ShapeError, UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Problem
 
@@ -104,13 +103,13 @@ class TensorFloat:
         if not out.size:
             return
         m, k = self._record.shape
-        fits = dispatch.alignment(b, out)
+        fits = _lines.alignment(b, out)
         problem = Problem(
             m, b.shape[1], k, 1, "float32", "float32", "float32",
-            dispatch.order(b), dispatch.order(out),
+            _lines.order(b), _lines.order(out),
             aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out,
-            out_spills=dispatch.spills(out),
-            b_in_lines=dispatch.aligned(b, _arrays.LINE), tensor_float=True,
+            out_spills=_lines.spills(out),
+            b_in_lines=_lines.aligned(b, _arrays.LINE), tensor_float=True,
             compute_capability=int(b.device.compute_capability),
         )  # fmt: skip
         launch = self._launches.get(problem)

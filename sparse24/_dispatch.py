@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from sparse24 import _arrays, _autotune, _check, _foreign, _graphs, _planner, _storage
+from sparse24 import _arrays, _autotune, _check, _foreign, _graphs, _lines, _planner, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._fuse import Call
@@ -123,66 +123,19 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) 
     """The description of this product for the planner; `types` as for `fill`."""
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1
-    fits = alignment(b, out)
+    fits = _lines.alignment(b, out)
     return Problem(
         m=a.shape[-2], n=b.shape[-1], k=a.shape[-1],
         batch=out.shape[0] if out.ndim == 3 else 1,
         dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
-        b_order=order(b), out_order=order(out), a_batched=batched_a, b_batched=batched_b,
+        b_order=_lines.order(b), out_order=_lines.order(out),
+        a_batched=batched_a, b_batched=batched_b,
         aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out,
-        out_spills=spills(out), b_in_lines=aligned(b, _arrays.LINE), plain=epilogue.is_plain,
+        out_spills=_lines.spills(out), b_in_lines=_lines.aligned(b, _arrays.LINE),
+        plain=epilogue.is_plain,
         activation=epilogue.activation, fast_accumulation=fast,
         compute_capability=int(b.device.compute_capability),
     )  # fmt: skip
-
-
-def order(x) -> str:
-    """``"row"``, ``"column"`` or ``"strided"``; a contiguous single column is ``"column"``."""
-    rows, columns = x.shape[-2:]
-    row, column = x.strides[-2:]
-    size = x.dtype.itemsize
-    if columns == 1 and row == size and rows > 1:
-        return "column"
-    if (column == size or columns == 1) and rows == 1:
-        return "row"
-    if column == size:
-        return "row"
-    return "column" if row == size else "strided"
-
-
-def aligned(x, boundary: int = _arrays.VECTOR) -> bool:
-    """True if the matrix starts on, and its lines advance by, multiples of so many bytes."""
-    if x.data.ptr % boundary or (x.ndim == 3 and x.shape[0] > 1 and x.strides[0] % boundary):
-        return False
-    rows, columns = x.shape[-2:]
-    if order(x) == "column":
-        return columns == 1 or x.strides[-1] % boundary == 0
-    return rows == 1 or x.strides[-2] % boundary == 0
-
-
-def spills(out) -> bool:
-    """True if a result is aligned for 16-byte stores, but the last one of a line passes its end."""
-    along = order(out)
-    extent = out.shape[-2] if along == "column" else out.shape[-1]
-    ends = extent * out.dtype.itemsize % _arrays.VECTOR == 0
-    return not ends and along != "strided" and aligned(out)
-
-
-class Alignment(NamedTuple):
-    """Whether kernels may copy 16 bytes at a time of these."""
-
-    b: bool
-    out: bool
-
-
-def alignment(b, out) -> Alignment:
-    return Alignment(aligned(b) and _ends_on_16_bytes(b), aligned(out))
-
-
-def _ends_on_16_bytes(x) -> bool:
-    """False for a single line that the last copy of 16 bytes would read past the end of."""
-    rows, columns = x.shape[-2:]
-    return min(rows, columns) > 1 or max(rows, columns) * x.dtype.itemsize % 16 == 0
 
 
 def _refuse_overlap(name: str, target, a: Operand24, b) -> None:

@@ -28,11 +28,11 @@ import numpy as np
 
 from sparse24 import (
     _arrays,
-    _dispatch,
     _dtypes,
     _foreign,
     _hybrid_cost,
     _hybrid_on_cpu,
+    _lines,
     _product,
     _tuning_cache,
 )
@@ -124,7 +124,7 @@ class _Ran:
 
 def _run(path: str, h, b, out, balance: bool):
     elsewhere = path in STRIPS and (
-        _dispatch.spills(out) or (_stores_rows(path, h) and not by_rows(out))
+        _lines.spills(out) or (_stores_rows(path, h) and not by_rows(out))
     )
     room = room_for(out) if elsewhere else out
     found = _bound(path, h, b, room, balance)

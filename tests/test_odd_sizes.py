@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _dispatch, _planner, _staging
+from sparse24 import _lines, _planner, _staging
 from sparse24._dtypes import TABLE
 from sparse24._records import Problem
 
@@ -90,7 +90,7 @@ def test_kernels_that_store_by_16_bytes_get_scratch_for_lines_that_end_earlier(d
 def test_which_results_16_byte_stores_pass_the_end_of(out, spills):
     at_zero = SimpleNamespace(ptr=0)
     facts = {name: getattr(out, name) for name in ("shape", "strides", "dtype", "ndim")}
-    assert _dispatch.spills(SimpleNamespace(data=at_zero, **facts)) == spills
+    assert _lines.spills(SimpleNamespace(data=at_zero, **facts)) == spills
 
 
 @pytest.mark.parametrize("known", [{}, {"b_aligned": True}, {"out_aligned": True}])

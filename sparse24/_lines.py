@@ -1,0 +1,59 @@
+"""How a matrix on the GPU lies in memory: along which axis its lines run, where they begin and end.
+
+Kernels copy 16 bytes at a time along a line, a row or a column whose elements are contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparse24 import _arrays
+
+
+def order(x) -> str:
+    """``"row"``, ``"column"`` or ``"strided"``; a contiguous single column is ``"column"``."""
+    rows, columns = x.shape[-2:]
+    row, column = x.strides[-2:]
+    size = x.dtype.itemsize
+    if columns == 1 and row == size and rows > 1:
+        return "column"
+    if (column == size or columns == 1) and rows == 1:
+        return "row"
+    if column == size:
+        return "row"
+    return "column" if row == size else "strided"
+
+
+def aligned(x, boundary: int = _arrays.VECTOR) -> bool:
+    """True if the matrix starts on, and its lines advance by, multiples of so many bytes."""
+    if x.data.ptr % boundary or (x.ndim == 3 and x.shape[0] > 1 and x.strides[0] % boundary):
+        return False
+    rows, columns = x.shape[-2:]
+    if order(x) == "column":
+        return columns == 1 or x.strides[-1] % boundary == 0
+    return rows == 1 or x.strides[-2] % boundary == 0
+
+
+def spills(out) -> bool:
+    """True if a result is aligned for 16-byte stores, but the last one of a line passes its end."""
+    along = order(out)
+    extent = out.shape[-2] if along == "column" else out.shape[-1]
+    ends = extent * out.dtype.itemsize % _arrays.VECTOR == 0
+    return not ends and along != "strided" and aligned(out)
+
+
+class Alignment(NamedTuple):
+    """Whether kernels may copy 16 bytes at a time of these."""
+
+    b: bool
+    out: bool
+
+
+def alignment(b, out) -> Alignment:
+    return Alignment(aligned(b) and _ends_on_16_bytes(b), aligned(out))
+
+
+def _ends_on_16_bytes(x) -> bool:
+    """False for a single line that the last copy of 16 bytes would read past the end of."""
+    rows, columns = x.shape[-2:]
+    return min(rows, columns) > 1 or max(rows, columns) * x.dtype.itemsize % 16 == 0
