@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -50,17 +49,12 @@ def compress(x, row: _dtypes.DType, n: int, m: int, on_excess: str):
         return cpu.compress_n_m(x, n, m, "magnitude" if on_excess == "prune" else "check")
     from sparse24.kernels import n_m
 
-    batch, x = x.shape[:-2], _one_batch(x)
+    batch, x = x.shape[:-2], _arrays.one_batch(x)  # kernels fold no others
     if on_excess == "prune":
         x = n_m.prune_n_m(x, row, n, m)
     values, places, status = n_m.compress_n_m(x, row, n, m)
     shape = (*batch, *values.shape[-2:])
     return values.reshape(shape), places.reshape(shape), status
-
-
-def _one_batch(x):
-    """A CuPy array (..., rows, k) as its kernels take it: a copy where one stride is not enough."""
-    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
 def as_24(dense, row: _dtypes.DType) -> Sparse24Array:
@@ -87,7 +81,7 @@ def decompress(values, indices, row: _dtypes.DType, pattern, k: int):
     from sparse24.kernels import n_m
 
     batch = values.shape[:-2]
-    values, indices = (_one_batch(part) for part in (values, indices))
+    values, indices = map(_arrays.one_batch, (values, indices))
     return n_m.decompress_n_m(values, indices, row, n, m, k).reshape(*batch, values.shape[-2], k)
 
 

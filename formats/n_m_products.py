@@ -18,18 +18,17 @@ def product(array: Any, other, *, left: bool):
     other = densified(other)
     with _foreign.stream_of(other):
         other, restore = _foreign.take(other, argument="b" if left else "a")
-        other, own, _ = fitted(array, other, left=left)
+        other, its, result_type = fitted(array, other, left=left)
         if why_dense(array, other, left=left) is None:
             return restore(_direct(array, other, left))
         dense = n_m_parts.widened(array.toarray(), array._dtype)
-        carried = _arrays.logical_dtype(other, argument="b" if left else "a")
-        pair = (dense, n_m_parts.widened(other, carried))
+        pair = (dense, n_m_parts.widened(other, its))
         result = _arrays.namespace(dense).matmul(*(pair if left else pair[::-1]))
-        return restore(n_m_parts.narrowed(result, own.result))
+        return restore(n_m_parts.narrowed(result, result_type))
 
 
 def fitted(array: Any, other, *, left: bool):
-    """The dense operand as it is multiplied, and the types in which both meet.
+    """The dense operand as it is multiplied, its type, and the name of the result's.
 
     Refuses what does not fit.
     """
@@ -44,8 +43,8 @@ def fitted(array: Any, other, *, left: bool):
     _product.batch_of(*pair)
     other = _product.promoted_integers(other, array._dtype)
     its = _arrays.logical_dtype(other, argument="b" if left else "a")
-    own, its = _product.promote(array._dtype, its)
-    return other, own, its
+    common, _ = _product.promote(array._dtype, its)
+    return other, its, common.result
 
 
 def why_dense(array: Any, other, *, left: bool) -> str | None:

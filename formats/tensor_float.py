@@ -103,14 +103,9 @@ class TensorFloat:
         if not out.size:
             return
         m, k = self._record.shape
-        fits = _lines.alignment(b, out)
         problem = Problem(
-            m, b.shape[1], k, 1, "float32", "float32", "float32",
-            _lines.order(b), _lines.order(out),
-            aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out,
-            out_spills=_lines.spills(out),
-            b_in_lines=_lines.aligned(b, _arrays.LINE), tensor_float=True,
-            compute_capability=int(b.device.compute_capability),
+            m, b.shape[1], k, 1, "float32", "float32", "float32", tensor_float=True,
+            compute_capability=int(b.device.compute_capability), **_lines.facts(b, out),
         )  # fmt: skip
         launch = self._launches.get(problem)
         if launch is None:

@@ -5,6 +5,7 @@ No framework is imported here unless its array is already in hand.
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -178,6 +179,11 @@ def empty_rows(xp, shape: tuple[int, ...], dtype, boundary: int = VECTOR) -> Any
         return xp.empty(shape, dtype)
     pitch = row_pitch(shape[-1], dtype.itemsize, boundary)
     return xp.empty((*shape[:-1], pitch), dtype)[..., : shape[-1]]
+
+
+def one_batch(x: Any) -> Any:
+    """An array (..., rows, columns) with one batch axis; a copy where one stride is not enough."""
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
 def shares_memory(x: Any, y: Any) -> bool:

@@ -123,18 +123,13 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) 
     """The description of this product for the planner; `types` as for `fill`."""
     batched_a = len(a.shape) == 3 and a.shape[0] > 1
     batched_b = b.ndim == 3 and b.shape[0] > 1
-    fits = _lines.alignment(b, out)
     return Problem(
         m=a.shape[-2], n=b.shape[-1], k=a.shape[-1],
         batch=out.shape[0] if out.ndim == 3 else 1,
         dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
-        b_order=_lines.order(b), out_order=_lines.order(out),
         a_batched=batched_a, b_batched=batched_b,
-        aligned=all(fits), b_aligned=fits.b, out_aligned=fits.out,
-        out_spills=_lines.spills(out), b_in_lines=_lines.aligned(b, _arrays.LINE),
-        plain=epilogue.is_plain,
-        activation=epilogue.activation, fast_accumulation=fast,
-        compute_capability=int(b.device.compute_capability),
+        plain=epilogue.is_plain, activation=epilogue.activation, fast_accumulation=fast,
+        compute_capability=int(b.device.compute_capability), **_lines.facts(b, out),
     )  # fmt: skip
 
 

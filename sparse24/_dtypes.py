@@ -50,6 +50,11 @@ class DType:
     def is_float8(self) -> bool:
         return self.name.startswith("float8")
 
+    @property
+    def carried(self) -> np.dtype:
+        """What ``array.dtype`` says on a GPU: CuPy knows fp8 as bits alone."""
+        return self.storage if self.is_float8 else self.logical
+
 
 def _row(name, logical, storage, accumulator, result=None):
     return DType(name, np.dtype(logical), np.dtype(storage), np.dtype(accumulator), result or name)

@@ -209,8 +209,7 @@ def _as_multiplied(laid: _product.LaidOut):
     if _arrays.logical_dtype(b, laid.named, argument="b") is types.row_b:
         b = _arrays.as_storage(b, types.row_b)
     else:
-        row = types.row_b
-        dtype = row.storage if row.is_float8 and types.on_gpu else row.logical
+        dtype = types.row_b.carried if types.on_gpu else types.row_b.logical
         b = _arrays.empty_rows(_arrays.namespace(b), b.shape, dtype)
     if not laid.target.size:
         return a, b, laid.out, laid.epilogue

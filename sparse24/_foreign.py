@@ -163,7 +163,7 @@ def _carrier(dtype) -> np.dtype:
     """The type in which CuPy sees a tensor of this type."""
     name = str(dtype).removeprefix("torch.")
     row = _dtypes.TABLE.get(name)
-    return np.dtype(name) if row is None else row.storage if row.is_float8 else row.logical
+    return np.dtype(name) if row is None else row.carried
 
 
 def _tensor_of(x, dtype):

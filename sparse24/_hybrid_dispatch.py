@@ -123,9 +123,7 @@ class _Ran:
 
 
 def _run(path: str, h, b, out, balance: bool):
-    elsewhere = path in STRIPS and (
-        _lines.spills(out) or (_stores_rows(path, h) and not by_rows(out))
-    )
+    elsewhere = _made_elsewhere(path, h, out)
     room = room_for(out) if elsewhere else out
     found = _bound(path, h, b, room, balance)
     if found is None:
@@ -140,9 +138,15 @@ def _run(path: str, h, b, out, balance: bool):
     return staged
 
 
-def _stores_rows(path: str, h) -> bool:
-    """Whether a path that takes any result is slow at all but one whose rows are contiguous."""
-    return path in STRIPS and layout(h, path).rows is not None
+def _made_elsewhere(path: str, h, out) -> bool:
+    """Whether a result is made in memory of its own and copied.
+
+    Strips would write past the ends of some lines, and where they store rows by number they are
+    slow at all but contiguous ones.
+    """
+    if path not in STRIPS:
+        return False
+    return _lines.spills(out) or (layout(h, path).rows is not None and not by_rows(out))
 
 
 def _bound(path: str, h, b, out, balance: bool):

@@ -5,7 +5,7 @@ Kernels copy 16 bytes at a time along a line, a row or a column whose elements a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 from sparse24 import _arrays
 
@@ -42,18 +42,17 @@ def spills(out) -> bool:
     return not ends and along != "strided" and aligned(out)
 
 
-class Alignment(NamedTuple):
-    """Whether kernels may copy 16 bytes at a time of these."""
-
-    b: bool
-    out: bool
-
-
-def alignment(b, out) -> Alignment:
-    return Alignment(aligned(b) and _ends_on_16_bytes(b), aligned(out))
+def facts(b, out) -> dict[str, Any]:
+    """The fields of a `Problem` that tell how b and the result lie."""
+    b_aligned, out_aligned = aligned(b) and _ends_on_16_bytes(b), aligned(out)
+    return {
+        "b_order": order(b), "out_order": order(out),
+        "aligned": b_aligned and out_aligned, "b_aligned": b_aligned, "out_aligned": out_aligned,
+        "out_spills": spills(out), "b_in_lines": aligned(b, _arrays.LINE),
+    }  # fmt: skip
 
 
 def _ends_on_16_bytes(x) -> bool:
     """False for a single line that the last copy of 16 bytes would read past the end of."""
     rows, columns = x.shape[-2:]
-    return min(rows, columns) > 1 or max(rows, columns) * x.dtype.itemsize % 16 == 0
+    return min(rows, columns) > 1 or max(rows, columns) * x.dtype.itemsize % _arrays.VECTOR == 0

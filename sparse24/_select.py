@@ -6,11 +6,9 @@ is that of `kernels.reference`, on NumPy and CuPy arrays alike; nothing here wai
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from sparse24 import _dtypes, _spec
+from sparse24 import _arrays, _dtypes, _spec
 from sparse24._arrays import namespace
 
 
@@ -50,7 +48,7 @@ def best_elements(x, row: _dtypes.DType, n: int, m: int, scores=None):
 def _as_matrix(x):
     """A CuPy array as its kernels take it, with one batch axis at most; may be a copy."""
     if x.ndim > 3:
-        return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+        return _arrays.one_batch(x)
     return x if x.ndim > 1 else x[None]
 
 

@@ -78,7 +78,7 @@ def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
         )
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(out.shape)}")
-    if out.dtype not in (row.logical, carried(row)):
+    if out.dtype not in (row.logical, row.carried):
         raise DTypeError(f"out must have dtype {row.logical}, got {out.dtype}")
     _check.writable(out, argument="out")
     return out
@@ -160,14 +160,9 @@ def converted(x: Any, own: DType, wanted: DType) -> Any:
 
     xp = _arrays.namespace(x)
     if not x.size:  # CuPy cannot fold the rows of an empty stack
-        return xp.empty(x.shape, carried(wanted))
+        return xp.empty(x.shape, wanted.carried)
     by_rows = x if x.strides[-1] == x.itemsize else xp.ascontiguousarray(x)
     return cast_kernel.launch(by_rows, own, wanted)
-
-
-def carried(row: DType) -> np.dtype:
-    """The type in which a GPU carries elements: fp8 as bits."""
-    return row.storage if row.is_float8 else row.logical
 
 
 def cast(record: Compressed24, row: DType) -> Compressed24:
