@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from planner_cases import KEY
 
-from sparse24 import _arrays, _evidence
+from sparse24 import _arrays, _evidence, _planner, _tuning_cache
 from sparse24._errors import CompileError
 
 # The same examples in every run, however slow the machine is at the moment: what fails on one
@@ -69,6 +70,26 @@ def disassembler(nvrtc):
         targets._tool("cuobjdump")
     except CompileError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def untuned(monkeypatch, tmp_path):
+    """Nothing is known of the device, and what is learnt is forgotten, choices included."""
+    monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_tuning_cache, "_state", {})
+    _tuning_cache.forget(0)
+    yield tmp_path
+    _tuning_cache.forget(0)
+
+
+@pytest.fixture
+def h200(monkeypatch, untuned):
+    """The planner as on an H200, without one."""
+    monkeypatch.setattr(_planner, "_sms_and_clock", lambda device: (132, 1.7e9))
+    monkeypatch.setattr(_planner, "DEFAULT_BANDWIDTH_PER_SM", 4.2e12 / 132)
+    monkeypatch.setattr(_tuning_cache, "key", lambda device: KEY)
+    monkeypatch.setattr(_tuning_cache, "_gpu_name", lambda device: "test gpu")
+    return untuned
 
 
 @pytest.fixture

@@ -1,18 +1,44 @@
-"""What tests of several paths of hybrid products share."""
+"""Hybrid matrices for tests, and what several paths of their products must give."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from sparse24._dtypes import lookup
+from sparse24 import _dtypes, families
 from sparse24._hybrid import hybrid
+from sparse24.formats import hybrid_build
+from sparse24.formats import hybrid_tiles as ht
+from sparse24.formats.hybrid import HybridArray
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8")
+
+
+def matrix(rng, shape, zeros=0.7, dtype="float32"):
+    return families.make("iid", shape, zeros=zeros, dtype=dtype, rng=rng)
+
+
+def with_kinds(w, kinds):
+    """A hybrid matrix whose tiles have the kinds that are given, in turn."""
+    source = hybrid_build.Source(w)
+    turn = np.resize(np.asarray(kinds), int(np.prod(ht.grid_of(w.shape))))
+    tiles, nnz = hybrid_build.build(source, lambda held, spill: np.where(held == 0, ht.EMPTY, turn))
+    return HybridArray(tiles, nnz)
+
+
+def assert_same_bits(got, want):
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    word = _dtypes.lookup(want.dtype).storage
+    if want.dtype.kind != "i":
+        want = np.where(want == 0, np.zeros((), want.dtype), want)
+    np.testing.assert_array_equal(got.view(word), np.ascontiguousarray(want).view(word))
 
 
 def assert_exact_on_whole_numbers(product, rng, k: int, dtype: str, zeros: float, n: int) -> None:
     """``product(h, b, balance=...)`` of 333 rows on the GPU, whose sums are small enough."""
     cupy = pytest.importorskip("cupy")
-    kind = lookup(dtype).logical
+    kind = _dtypes.lookup(dtype).logical
     w = rng.integers(-3, 4, (333, k)) * (rng.random((333, k)) >= zeros)
     b = rng.integers(-1, 2, (k, n)) * (rng.random((k, n)) < 0.1)
     h = hybrid(cupy.asarray(w.astype(kind)))

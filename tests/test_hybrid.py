@@ -1,46 +1,21 @@
-"""The block-hybrid format: exactness, products, files, messages."""
+"""The block-hybrid format: exactness, products, messages."""
 
 from __future__ import annotations
-
-import gzip
-from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse
+from hybrid_cases import DTYPES, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_writers, families
-from sparse24._errors import ArgumentError, DTypeError, FormatError, ShapeError
+from sparse24 import _dtypes, families
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._hybrid import hybrid
-from sparse24.formats import hybrid_build, stored
+from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
-from sparse24.formats.hybrid import HybridArray
 
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8")
 pytestmark = pytest.mark.stem("hybrid_tiles")
-
-
-def matrix(rng, shape, zeros=0.7, dtype="float32"):
-    return families.make("iid", shape, zeros=zeros, dtype=dtype, rng=rng)
-
-
-def with_kinds(w, kinds):
-    """A hybrid matrix whose tiles have the kinds that are given, in turn."""
-    source = hybrid_build.Source(w)
-    turn = np.resize(np.asarray(kinds), int(np.prod(ht.grid_of(w.shape))))
-    tiles, nnz = hybrid_build.build(source, lambda held, spill: np.where(held == 0, ht.EMPTY, turn))
-    return HybridArray(tiles, nnz)
-
-
-def assert_same_bits(got, want):
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    word = _dtypes.lookup(want.dtype).storage
-    if want.dtype.kind != "i":
-        want = np.where(want == 0, np.zeros((), want.dtype), want)
-    np.testing.assert_array_equal(got.view(word), np.ascontiguousarray(want).view(word))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -177,93 +152,6 @@ def test_build_in_steps_with_a_bar(rng, monkeypatch, capsys):
     assert "sparse24.hybrid: fill" in capsys.readouterr().err
 
 
-FILES = {
-    "npz": (s24.save_npz, s24.load_npz, _raw_writers.write_npz),
-    "safetensors": (s24.save_safetensors, s24.load_safetensors, _raw_writers.write_safetensors),
-}
-
-
-@pytest.mark.parametrize("suffix", FILES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_save_and_load(rng, tmp_path, dtype, suffix):
-    save, load, _ = FILES[suffix]
-    w = matrix(rng, (100, 130), dtype=dtype)
-    h = with_kinds(w, [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
-    save(tmp_path / f"h.{suffix}", h)
-    again = load(tmp_path / f"h.{suffix}")
-    assert_same_bits(again.toarray(), w)
-    assert (again.nnz, again.n_hint) == (h.nnz, h.n_hint)
-    save(tmp_path / f"h.{suffix}", {"up": h, "bias": np.ones(3, np.float32)})
-    loaded = load(tmp_path / f"h.{suffix}")
-    assert_same_bits(loaded["up"].toarray(), w)
-    assert set(loaded) == {"up", "bias"}
-
-
-@pytest.mark.parametrize("suffix", FILES)
-def test_damaged_files_are_refused(rng, tmp_path, suffix):
-    _, load, write = FILES[suffix]
-    h = with_kinds(matrix(rng, (100, 130)), [ht.TWO_FOUR, ht.BITMAP])
-    raw, header = stored.pack(h)
-    header["arrays"]["array"].pop("crc32")
-    parts = {name.removeprefix("array."): piece for name, piece in raw.items()}
-    codes = parts["codes"].copy()
-    codes[0, 0] = 0
-
-    def broken(parts, **change):
-        arrays = {f"array.{name}": piece for name, piece in parts.items()}
-        entry = header["arrays"]["array"] | change
-        write(tmp_path / f"x.{suffix}", arrays, {**header, "arrays": {"array": entry}})
-        return tmp_path / f"x.{suffix}"
-
-    for change, words in (
-        ({"kinds": parts["kinds"] + np.uint8(9)}, "kinds"),
-        ({"starts": parts["starts"] + 1}, "starts"),
-        ({"slots": parts["slots"][::-1].copy()}, "slots"),
-        ({"codes": codes}, "legal"),
-        ({"values": parts["values"][:-1]}, "values"),
-        ({"overflow_places": parts["overflow_places"] + np.uint16(4000)}, "overflow_places"),
-        ({"overflow_starts": parts["overflow_starts"] - 1}, "overflow_starts"),
-        ({"values": parts["values"].astype(float)}, "must be float32"),
-    ):
-        with pytest.raises(FormatError, match=words):
-            load(broken({**parts, **change}))
-    for change, words in (
-        ({"dtype": "complex64"}, "must be one of"),
-        ({"dtype": ["float32"]}, "must be one of"),
-        ({"shape": [1.0, 2.0]}, "two sizes"),
-        ({"n_hint": "many"}, "n_hint"),
-        ({"layout": "codes"}, "metadata are missing"),
-        ({"crc32": {"codes": 1}}, "checksum"),
-    ):
-        with pytest.raises(FormatError, match=words):
-            load(broken(parts, **change))
-    parts.pop("codes")
-    with pytest.raises(FormatError, match="codes are missing"):
-        load(broken(parts))
-
-
-@pytest.mark.parametrize("kind", [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
-def test_elements_outside_of_the_matrix_are_refused(rng, kind):
-    tiles = with_kinds(matrix(rng, (100, 130)), [kind]).tiles
-    HybridArray.from_tiles(tiles)
-    for shape in ((100, 129), (99, 130)):
-        with pytest.raises(FormatError, match=r"lie within its \d+ rows and \d+ columns"):
-            HybridArray.from_tiles(replace(tiles, shape=shape))
-
-
-def test_two_elements_in_one_place_are_refused():
-    w = np.zeros((64, 64), np.float32)
-    w[0, :4] = w[1, 4:8] = (1, 2, 3, 4)
-    tiles = with_kinds(w, [ht.TWO_FOUR]).tiles
-    assert tiles.overflow_places.tolist() == [2, 3, 70, 71]
-    for places in ([2, 2, 70, 71], [2, 1, 70, 71], [2, 3, 68, 71]):
-        changed = replace(tiles, overflow_places=np.array(places, np.uint16))
-        with pytest.raises(FormatError, match=r"overflow_places of .* must hold one element each"):
-            HybridArray.from_tiles(changed)
-    spill = np.array([0, -0.0, 3, 4], np.float32)
-    assert HybridArray.from_tiles(replace(tiles, overflow_values=spill)).nnz == 6
-
-
 def test_operands_of_other_libraries(rng):
     torch = pytest.importorskip("torch")
     w = matrix(rng, (70, 80))
@@ -385,70 +273,6 @@ def test_summary_tells_bands_memory_and_choice(rng):
         assert word in text
     assert h.explain(4)["choice"] == "cpu"
     assert repr(h).startswith("<HybridArray 512x512 float32, ")
-
-
-def test_smtx(tmp_path):
-    path = tmp_path / "a.smtx"
-    path.write_text("3, 4, 4\n0 2 2 4\n0 3 1 2\n")
-    w = families.read_smtx(path, rng=0)
-    assert (w.toarray() != 0).tolist() == [[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]]
-    for text, words in (
-        ("3, 4, 4", "header"),
-        ("-1, 4, 0\n\n", "must not be negative, got -1 and 4"),
-        ("1, -4, 0\n0 0\n", "must not be negative, got 1 and -4"),
-        ("3, 4, 4\n0 2 2 5\n0 3 1 2", "row offsets"),
-        ("3, 4, 4\n0 2 2 4\n0 3 1 4", "column indices"),
-        ("\udcff\udcfe\n1\n1", "whole numbers"),
-        ("3, 4, x\n0 2 2 4\n0 3 1 4", "whole numbers"),
-        (f"3, {10**20}, 4\n0 2 2 4\n0 3 1 2", "whole numbers"),
-        (f"3, 4, 4\n0 2 2 4\n0 {10**20} 1 2", "whole numbers"),
-    ):
-        path.write_text(text, errors="surrogateescape")
-        with pytest.raises(FormatError, match=words):
-            families.read_smtx(path)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
-def test_readers_name_the_way_to_types_that_scipy_has_not(dtype, tmp_path):
-    path = tmp_path / "a.smtx"
-    path.write_text("1, 2, 1\n0 1\n1\n")
-    for read in (families.read_smtx, families.read_mtx):
-        with pytest.raises(DTypeError, match=rf"no sparse matrices of {dtype}; .*sparse24\.hybrid"):
-            read(path, dtype=dtype)
-
-
-def test_matrix_market(tmp_path):
-    import scipy.io
-
-    w = scipy.sparse.random_array((10, 12), density=0.4, rng=1)
-    scipy.io.mmwrite(tmp_path / "a.mtx", w)
-    got = families.read_mtx(tmp_path / "a.mtx", dtype="float32")
-    np.testing.assert_allclose(got.toarray(), w.toarray(), rtol=1e-6)
-    scipy.io.mmwrite(tmp_path / "a.mtx", scipy.sparse.coo_array([[300.0, 0], [0, 1.6]]))
-    got = families.read_mtx(tmp_path / "a.mtx", dtype="int8")
-    assert got.toarray().tolist() == [[127, 0], [0, 2]]
-    scipy.io.mmwrite(tmp_path / "c.mtx", w * 1j)
-    assert families.read_mtx(tmp_path / "c.mtx").dtype == complex
-    with pytest.raises(DTypeError, match="must hold real numbers, got complex128"):
-        families.read_mtx(tmp_path / "c.mtx", dtype="float32")
-    for text in ("hello", "%%MatrixMarket matrix coordinate real general\n3 3 2\n1 1 1.0\n"):
-        (tmp_path / "b.mtx").write_text(text)
-        with pytest.raises(FormatError, match=r"b\.mtx is not a readable Matrix Market file"):
-            families.read_mtx(tmp_path / "b.mtx")
-    packed = gzip.compress((tmp_path / "a.mtx").read_bytes())
-    for damaged in (b"hello", packed[:60], packed[:30] + b"?" + packed[31:]):
-        (tmp_path / "b.mtx.gz").write_bytes(damaged)
-        with pytest.raises(FormatError, match=r"b\.mtx\.gz is not a readable Matrix Market file"):
-            families.read_mtx(tmp_path / "b.mtx.gz")
-    with pytest.raises(FileNotFoundError):
-        families.read_mtx(tmp_path / "none.mtx")
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
-def test_families_of_no_elements(shape):
-    for name in families.FAMILIES:
-        assert families.make(name, shape, zeros=0.5, rng=0).shape == shape
 
 
 @pytest.mark.parametrize("what", ["kind", "density"])

@@ -1,0 +1,200 @@
+"""`explain`: the table, the reasons, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from planner_cases import problem
+
+import sparse24 as s24
+from sparse24 import _explain, _planner, _tuning_cache
+
+
+def printed(case, *, dense, measured=()):
+    """What is told of a problem, and the cells of its table."""
+    ranked = tuple(_planner.candidates(case, 0, dense=True))
+    chosen = _planner.choose(case, 0, dense=dense)
+    told = _explain.Explanation(chosen.name, ranked, dict(measured), "why", dense)
+    lines = str(told).splitlines()
+    assert lines[0] == f"{chosen.name}: why"
+    return ranked, [re.split(r"\s{2,}", line) for line in lines[4:]]
+
+
+def test_an_explanation_has_a_line_for_each_kernel(h200):
+    ranked, rows = printed(problem(n=16), dense=False)
+    able = {c.kernel for c in ranked if c.refusal is None}
+    assert [row[0].split("/")[0] for row in rows[: len(able)]] == list(
+        dict.fromkeys(c.kernel for c in ranked if c.refusal is None)
+    )
+    assert rows[0][-1] == "runs"
+    assert [row[-1] for row in rows if row[0] == "dense/cublas"] == ["not kept"]
+    other = len({c.name for c in ranked if c.refusal is None}) - len(able)
+    assert rows[len(able)] == [f"and {other} other configurations: see .candidates"]
+    assert any(row[0].startswith("sparse_matvec cannot: ") for row in rows)
+
+
+def test_an_explanation_shows_what_was_measured(h200):
+    case = problem(n=16)
+    skinny = [c.name for c in _planner.candidates(case, 0, dense=False)
+              if c.kernel == "sparse_skinny"]  # fmt: skip
+    times = {skinny[0]: 3e-5, skinny[-1]: 2e-5, "dense/cublas": 4e-5}
+    _tuning_cache.record_winner(0, case, dense=True, seconds=times)
+    _, rows = printed(case, dense=True, measured=times)
+    told = {row[0]: row[1:] for row in rows}
+    assert told[skinny[-1]][1:] == ["20.0 µs", "runs"]
+    assert skinny[0] not in told
+    assert told["dense/cublas"][1:] == ["40.0 µs"]
+
+
+def test_explain_on_the_cpu_gives_a_reason():
+    a = s24.random((64, 64), rng=0)
+    told = s24.explain(a, np.ones((64, 8), np.float32))
+    assert told.chosen in ("cpu_sparse", "cpu_dense")
+    assert "keep_dense=True would let it run" in str(told)
+    turned = s24.explain(a.T, np.ones((64, 8), np.float32))
+    assert turned.chosen == "dense"
+    assert "transposable=True" in turned.reason
+    assert s24.explain(a, np.ones((64, 8), np.float32), algorithm="dense").chosen == "cpu_dense"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "n", "chosen", "words"),
+    [
+        ((1, 4), 8, "cpu_sparse", "skips the zeros"),  # as the 2:4 matrix that it is
+        ((6, 8), 8, "cpu_n_m", "6:8 skips the zeros"),
+        ((6, 8), 64, "dense", r"6:8 does not embed into 2:4.*\.windows\(\)"),
+        ((7, 8), 64, "dense", "so the product is dense$"),
+        ((4, 8), 64, "cpu_n_m", "4:8 skips the zeros"),
+    ],
+)
+def test_explain_of_other_patterns(rng, pattern, n, chosen, words):
+    dense = rng.standard_normal((64, 64)).astype(np.float32)
+    a = s24.compress(dense, pattern=pattern, on_excess="prune")
+    b = np.ones((64, n), np.float32)
+    tokens = b.T.reshape(2, n // 2, 64)
+    for told in (s24.explain(a, b), s24.explain(b.T, a.T), s24.explain(tokens, a.T)):
+        assert told.chosen == chosen
+        assert re.search(words, told.reason)
+    assert s24.explain(a, b.astype(np.float64)).chosen in ("cpu_sparse", "dense")  # promoted
+    with pytest.raises(s24.ShapeError, match="inner dimensions 64 and 3 differ"):
+        s24.explain(a, b[:3])
+
+
+def test_explain_of_matrices_without_elements():
+    a = s24.compress(np.zeros((0, 8), np.float32))
+    assert s24.explain(np.ones((3, 0), np.float32), a).chosen == "dense"  # zeros
+    for b in (np.ones((2, 0, 0), np.float32), np.ones((0, 0), np.float32)):
+        told = s24.explain(b, a)
+        assert told.chosen == "none"
+        assert told.reason == "the result has no elements, so nothing runs"
+    assert s24.plan(a, ((8, 3), np.float32)).chosen == "none"
+
+
+def test_explain_names_a_way_to_the_dense_product_that_works():
+    dense = np.eye(64, dtype=np.float32)
+    a, kept = s24.compress(dense), s24.compress(dense, keep_dense=True)
+    x = np.ones((64, 64))  # of float64, in which nothing dense is kept
+    assert s24.explain(a, x.astype(np.float32)).reason.count("and keep_dense=True would let it run")
+    for array in (a, kept):
+        told = s24.explain(array, x)
+        assert told.chosen == "cpu_sparse"
+        assert "a matrix compressed in float64 with keep_dense=True would let it run" in told.reason
+    wide = s24.compress(dense, keep_dense=True, dtype="float64")
+    assert s24.explain(wide, x).chosen == "cpu_dense"
+    assert "the array is decompressed" in s24.explain(a.T, x).reason
+    assert "the kept dense matrix is multiplied" in s24.explain(kept.T, dense).reason
+
+
+def test_explain_names_a_way_to_the_stored_elements_that_works():
+    rows = np.eye(64, dtype=np.float32)
+    a = s24.compress(rows, pattern=(4, 8))
+    told = s24.explain(a.T, rows)
+    assert told.reason.startswith("the groups do not run along the contracted axis")
+    assert "windows" not in told.reason
+    told = s24.explain(a, rows, dtype="float64")
+    assert told.chosen == "cpu_n_m"
+    told = s24.explain(a, rows.astype(np.float64))
+    assert "convert both to float64 first" in told.reason
+    assert s24.explain(a.astype("float64"), rows.astype(np.float64)).chosen == "cpu_n_m"
+    half = s24.explain(a.astype("float16"), rows.astype(np.float16), dtype="float32")
+    assert "operands of float16 and float32 meet in the dense matrix" in half.reason
+
+
+def test_explain_of_other_patterns_refuses_what_matmul_refuses():
+    a, b = s24.compress(np.eye(64), pattern=(4, 8)), np.ones((64, 4))
+    stack = s24.compress(np.zeros((3, 8, 64)), pattern=(4, 8))
+    for more, error, words in (
+        ({"algorithm": "dense"}, s24.ArgumentError, "algorithm=, operand types"),
+        ({"b_dtype": "float64"}, s24.ArgumentError, "are for Sparse24Array operands"),
+        ({"epilogue": "relu"}, s24.ArgumentError, "must be a sparse24.Epilogue"),
+        ({"beta": 1.0}, s24.ArgumentError, "beta=1 needs c"),
+    ):
+        for call in (s24.explain, s24.matmul):
+            with pytest.raises(error, match=words):
+                call(a, b, **more)
+    for call in (s24.explain, s24.matmul):
+        with pytest.raises(s24.ShapeError, match=r"batch axes \(2,\) and \(3,\) do not broadcast"):
+            call(np.ones((2, 4, 64)), stack.mT)
+        two_four = s24.random((3, 8, 64), rng=0)
+        with pytest.raises(s24.ShapeError, match=r"batch axes \(2,\) and \(3,\) do not broadcast"):
+            call(np.ones((2, 4, 64)), two_four.mT)
+
+
+def test_explain_tells_of_calls_that_take_longer_than_their_product():
+    words = "the Python of a call takes longer"
+    for keep_dense in (False, True):
+        a = s24.compress(np.eye(64, dtype=np.float32), keep_dense=keep_dense)
+        assert words in s24.explain(a, np.ones((64, 8), np.float32)).reason
+        assert words not in s24.explain(a, np.ones((64, 512), np.float32)).reason
+    stack = s24.random((9, 64, 64), rng=0)
+    assert words not in s24.explain(stack, np.ones((64, 8), np.float32)).reason
+
+
+@pytest.mark.parametrize(
+    ("b", "more", "error", "words"),
+    [
+        (np.ones((3, 3), np.float32), {}, s24.ShapeError, "inner dimensions 64 and 3 differ"),
+        (3.0, {}, s24.ShapeError, "at least one axis"),
+        (np.ones(64), {"algorithm": "fast"}, s24.ArgumentError, "algorithm must be one of"),
+        (np.ones(64, complex), {}, s24.DTypeError, "b.dtype must be one of"),
+        (np.ones(64, np.uint8), {}, s24.DTypeError, "b.dtype must be one of"),
+        (np.ones(64), {"dtype": "double precision"}, s24.DTypeError, "dtype must be one of"),
+        (np.ones(64), {"epilogue": "relu"}, s24.ArgumentError, "must be a sparse24.Epilogue"),
+    ],
+)
+def test_explain_refuses_what_matmul_refuses(b, more, error, words):
+    a = s24.random((64, 64), rng=0)
+    with pytest.raises(error, match=words):
+        s24.explain(a, b, **more)
+    with pytest.raises(s24.UnsupportedError, match="stored 2:4 along"):
+        s24.explain(a.T, np.ones(64), algorithm="cpu_sparse")
+    for call in (s24.explain, s24.matmul):
+        with pytest.raises(s24.ArgumentError, match=r"algorithm must be one of .* got 'fast'"):
+            call(a.T, np.ones(64), algorithm="fast")
+    with pytest.raises(s24.ArgumentError, match="must be a Sparse24Array"):
+        s24.explain(np.ones((4, 4)), np.ones((4, 4)))
+    with pytest.raises(s24.ArgumentError, match=r"a HybridArray has \.explain\(n\)"):
+        s24.explain(s24.hybrid(np.eye(64, dtype=np.float32)), np.ones(64, np.float32))
+
+
+def test_explain_takes_types_batches_and_epilogues_as_matmul_does(rng):
+    few_rows = s24.random((8, 64), dtype="int8", rng=0)
+    for x in (np.ones((64, 512), np.int8), np.ones((64, 512))):
+        told = s24.explain(few_rows, x)
+        wide = s24.explain(few_rows.astype(x.dtype), x)
+        assert told.chosen == wide.chosen
+    kept = s24.compress(few_rows.toarray().astype(np.float32), keep_dense=True)
+    assert s24.explain(kept, np.ones((64, 4), np.float32)).chosen == "cpu_dense"
+    assert s24.explain(kept, np.ones((64, 4))).chosen == "cpu_sparse"  # kept in float32 only
+    bias = s24.Epilogue(bias=np.ones(8))
+    assert s24.explain(np.ones((3, 64), np.float32), kept.T, epilogue=bias).chosen == "cpu_dense"
+    with pytest.raises(s24.ShapeError, match=r"bias must have shape \(8,\)"):
+        s24.explain(np.ones((3, 64), np.float32), kept.T, epilogue=s24.Epilogue(bias=np.ones(5)))
+    stack = s24.random((3, 8, 16), rng=0)
+    for b in (np.ones((2, 16, 4), np.float32), np.ones((2, 2, 16, 4), np.float32)):
+        with pytest.raises(s24.ShapeError, match=r"batch axes .* do not broadcast"):
+            s24.explain(stack, b)
+    with pytest.raises(s24.DTypeError, match=r"b.dtype must be one of"):
+        s24.explain(s24.compress(np.eye(8), pattern=(3, 8)), np.ones((2, 8, 4), complex))

@@ -1,0 +1,75 @@
+"""Readers of matrices in files, and families without elements."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from sparse24 import families
+from sparse24._errors import DTypeError, FormatError
+
+
+def test_smtx(tmp_path):
+    path = tmp_path / "a.smtx"
+    path.write_text("3, 4, 4\n0 2 2 4\n0 3 1 2\n")
+    w = families.read_smtx(path, rng=0)
+    assert (w.toarray() != 0).tolist() == [[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]]
+    for text, words in (
+        ("3, 4, 4", "header"),
+        ("-1, 4, 0\n\n", "must not be negative, got -1 and 4"),
+        ("1, -4, 0\n0 0\n", "must not be negative, got 1 and -4"),
+        ("3, 4, 4\n0 2 2 5\n0 3 1 2", "row offsets"),
+        ("3, 4, 4\n0 2 2 4\n0 3 1 4", "column indices"),
+        ("\udcff\udcfe\n1\n1", "whole numbers"),
+        ("3, 4, x\n0 2 2 4\n0 3 1 4", "whole numbers"),
+        (f"3, {10**20}, 4\n0 2 2 4\n0 3 1 2", "whole numbers"),
+        (f"3, 4, 4\n0 2 2 4\n0 {10**20} 1 2", "whole numbers"),
+    ):
+        path.write_text(text, errors="surrogateescape")
+        with pytest.raises(FormatError, match=words):
+            families.read_smtx(path)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
+def test_readers_name_the_way_to_types_that_scipy_has_not(dtype, tmp_path):
+    path = tmp_path / "a.smtx"
+    path.write_text("1, 2, 1\n0 1\n1\n")
+    for read in (families.read_smtx, families.read_mtx):
+        with pytest.raises(DTypeError, match=rf"no sparse matrices of {dtype}; .*sparse24\.hybrid"):
+            read(path, dtype=dtype)
+
+
+def test_matrix_market(tmp_path):
+    import scipy.io
+
+    w = scipy.sparse.random_array((10, 12), density=0.4, rng=1)
+    scipy.io.mmwrite(tmp_path / "a.mtx", w)
+    got = families.read_mtx(tmp_path / "a.mtx", dtype="float32")
+    np.testing.assert_allclose(got.toarray(), w.toarray(), rtol=1e-6)
+    scipy.io.mmwrite(tmp_path / "a.mtx", scipy.sparse.coo_array([[300.0, 0], [0, 1.6]]))
+    got = families.read_mtx(tmp_path / "a.mtx", dtype="int8")
+    assert got.toarray().tolist() == [[127, 0], [0, 2]]
+    scipy.io.mmwrite(tmp_path / "c.mtx", w * 1j)
+    assert families.read_mtx(tmp_path / "c.mtx").dtype == complex
+    with pytest.raises(DTypeError, match="must hold real numbers, got complex128"):
+        families.read_mtx(tmp_path / "c.mtx", dtype="float32")
+    for text in ("hello", "%%MatrixMarket matrix coordinate real general\n3 3 2\n1 1 1.0\n"):
+        (tmp_path / "b.mtx").write_text(text)
+        with pytest.raises(FormatError, match=r"b\.mtx is not a readable Matrix Market file"):
+            families.read_mtx(tmp_path / "b.mtx")
+    packed = gzip.compress((tmp_path / "a.mtx").read_bytes())
+    for damaged in (b"hello", packed[:60], packed[:30] + b"?" + packed[31:]):
+        (tmp_path / "b.mtx.gz").write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"b\.mtx\.gz is not a readable Matrix Market file"):
+            families.read_mtx(tmp_path / "b.mtx.gz")
+    with pytest.raises(FileNotFoundError):
+        families.read_mtx(tmp_path / "none.mtx")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_families_of_no_elements(shape):
+    for name in families.FAMILIES:
+        assert families.make(name, shape, zeros=0.5, rng=0).shape == shape
