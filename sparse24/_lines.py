@@ -25,13 +25,14 @@ def order(x) -> str:
 
 
 def aligned(x, boundary: int = _arrays.VECTOR) -> bool:
-    """True if the matrix starts on, and its lines advance by, multiples of so many bytes."""
-    if x.data.ptr % boundary or (x.ndim == 3 and x.shape[0] > 1 and x.strides[0] % boundary):
-        return False
-    rows, columns = x.shape[-2:]
-    if order(x) == "column":
-        return columns == 1 or x.strides[-1] % boundary == 0
-    return rows == 1 or x.strides[-2] % boundary == 0
+    """True if the matrix starts on, and its lines advance by, multiples of so many bytes.
+
+    Lines that run backwards are not: the copy engine takes no negative strides.
+    """
+    along = -2 if order(x) == "column" else -1
+    across = [i for i in range(-x.ndim, 0) if i != along and x.shape[i] > 1]
+    steps = [x.strides[i] for i in across]
+    return x.data.ptr % boundary == 0 and all(s >= 0 and s % boundary == 0 for s in steps)
 
 
 def spills(out) -> bool:

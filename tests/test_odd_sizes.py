@@ -88,9 +88,32 @@ def test_kernels_that_store_by_16_bytes_get_scratch_for_lines_that_end_earlier(d
     ],
 )
 def test_which_results_16_byte_stores_pass_the_end_of(out, spills):
-    at_zero = SimpleNamespace(ptr=0)
-    facts = {name: getattr(out, name) for name in ("shape", "strides", "dtype", "ndim")}
-    assert _lines.spills(SimpleNamespace(data=at_zero, **facts)) == spills
+    assert _lines.spills(at_zero(out)) == spills
+
+
+def at_zero(x):
+    """How a matrix lies, as if its first element lay at address 0."""
+    facts = {name: getattr(x, name) for name in ("shape", "strides", "dtype", "ndim")}
+    return SimpleNamespace(data=SimpleNamespace(ptr=0), **facts)
+
+
+@pytest.mark.parametrize(
+    ("x", "aligned"),
+    [
+        (np.zeros((40, 64), np.int8), True),
+        (np.zeros((40, 64), np.int8).T, True),
+        (np.zeros((40, 64), np.int8)[::2], True),
+        (np.zeros((40, 64), np.int8)[:1, :3], True),  # a line advances to no other
+        (np.zeros((40, 60), np.int8), False),
+        (np.zeros((40, 64), np.int8)[::-1], False),  # the copy engine takes no negative strides
+        (np.zeros((40, 64), np.int8)[::-2].T, False),
+        (np.zeros((3, 40, 64), np.int8)[::-1], False),
+        (np.zeros((3, 40, 64), np.int8)[::-1][:1], True),
+        (np.broadcast_to(np.zeros((40, 64), np.int8), (3, 40, 64)), True),
+    ],
+)
+def test_which_lines_begin_on_16_bytes(x, aligned):
+    assert _lines.aligned(at_zero(x)) == aligned
 
 
 @pytest.mark.parametrize("known", [{}, {"b_aligned": True}, {"out_aligned": True}])
@@ -114,12 +137,15 @@ def test_without_warpgroups_odd_sizes_are_copied():
 # --- on a GPU ---------------------------------------------------------------------------------
 
 
-def operands(cupy, rng, dtype: str, m: int, n: int, k: int, order: str):
-    row = TABLE[dtype]
+def weight(cupy, rng, dtype: str, m: int, k: int):
     w = rng.integers(-3, 4, (m, k)).astype(np.float32)
-    a = s24.compress(cupy.asarray(w), dtype=row.name, on_excess="prune")
-    b = rng.integers(-2, 3, (k, n)).astype(row.logical)
-    return a, cupy.asarray(b, order="C" if order == "row" else "F"), b
+    return s24.compress(cupy.asarray(w), dtype=dtype, on_excess="prune")
+
+
+def operands(cupy, rng, dtype: str, m: int, n: int, k: int, order: str):
+    b = rng.integers(-2, 3, (k, n)).astype(TABLE[dtype].logical)
+    on_device = cupy.asarray(b, order="C" if order == "row" else "F")
+    return weight(cupy, rng, dtype, m, k), on_device, b
 
 
 @pytest.mark.gpu
@@ -141,6 +167,24 @@ def test_odd_sizes_are_exact(rng, dtype, order, shape):
     for out in outs:
         got = s24.matmul(a, b, out=out).get()
         np.testing.assert_array_equal(got.astype(np.float64), want.astype(got.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "int8", "float32"])
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_operands_and_results_that_run_backwards(rng, dtype, order):
+    cupy = pytest.importorskip("cupy")
+    a, b, host = operands(cupy, rng, dtype, 256, 64, 512, order)
+    want = a.toarray().get().astype(np.float64) @ host.astype(np.float64)
+    lines = b if order == "row" else b.T
+    backwards = lines[::-1].copy()[::-1]
+    assert backwards.strides[0] < 0
+    turned = backwards if order == "row" else backwards.T
+    got = s24.matmul(a, turned)
+    np.testing.assert_array_equal(got.get().astype(np.float64), want.astype(got.dtype))
+    whole = cupy.empty(got.shape, got.dtype)
+    s24.matmul(a, turned, out=whole[::-1])
+    np.testing.assert_array_equal(whole.get(), got.get()[::-1])
 
 
 @pytest.mark.gpu
@@ -178,7 +222,7 @@ def test_a_graph_keeps_the_memory_that_its_products_need(rng, algorithm, shape, 
 def test_nothing_is_written_behind_the_lines_of_a_result(rng, dtype, n, order, algorithm):
     cupy = pytest.importorskip("cupy")
     m, k = 301, 256
-    a, _, _ = operands(cupy, rng, dtype, m, n, k, "column")
+    a = weight(cupy, rng, dtype, m, k)
     wanted = "bfloat16" if dtype.startswith("float8") else TABLE[dtype].result
     b = cupy.ones((k, n), np.float32).astype(np.float16 if dtype != "float32" else np.float32)
     b = cupy.ones((n, k), np.int8).T if dtype == "int8" else b
