@@ -30,7 +30,8 @@ def matmul(
         Shapes (..., m, k) and (..., k, n); 1-D operands and batch axes as in
         `numpy.matmul`.  Of two plain arrays, one that obeys 2:4 is compressed at each call,
         which waits for the device; if neither does, the product is dense.  Nothing is ever
-        pruned.  Use `compress` for an operand of more than one product.
+        pruned.  Use `compress` for an operand of more than one product.  Plain arrays of types
+        that sparse24 does not store, such as int64 and complex128, have NumPy's product.
     out : array, optional
         Where to write the result; any strides.  Must not overlap an operand.
     c : array, optional

@@ -34,6 +34,7 @@ def make(request):
         ("float32", "int64", "float64"),
         ("float32", "int16", "float32"),
         ("float16", "bool", "float16"),
+        ("bfloat16", "bool", "bfloat16"),
         ("bfloat16", "uint16", "float32"),
         ("float64", "int32", "float64"),
         ("int8", "bool", "int32"),
@@ -47,6 +48,14 @@ def test_whole_numbers_meet_a_matrix_as_in_numpy(make, rng, own, given, common):
         for got in (a @ x, (x.T @ a.T).T, np.stack([a @ column for column in x.T], 1)):
             assert got.dtype == common
             np.testing.assert_array_equal(got.astype(np.float64), want)
+
+
+@pytest.mark.parametrize("given", ["int16", "uint16", "int64", "uint64"])
+def test_wider_whole_numbers_do_not_meet_int8(make, given):
+    a = make(np.eye(8, dtype=np.int8))
+    for product in (lambda x: a @ x, lambda x: x @ a.T, lambda x: s24.linear(x, a)):
+        with pytest.raises(s24.DTypeError, match=f"got dtype\\('{given}'\\); convert it first"):
+            product(np.ones((8, 8), given))
 
 
 def test_lists_and_plans_of_whole_numbers(make):
