@@ -205,6 +205,29 @@ def test_errors_name_the_rule(call, error, words):
         call(a, x)
 
 
+@pytest.mark.parametrize("make", [
+    s24.hybrid,
+    lambda w: s24.compress(w, pattern=(3, 8), on_excess="prune"),
+    lambda w: s24.compress(w, pattern=(6, 8), on_excess="prune").windows(),
+    lambda w: w.astype(np.int64),  # NumPy's product
+])  # fmt: skip
+def test_out_is_apart_in_every_format(make, rng):
+    a = make(rng.integers(-9, 9, (8, 8)).astype(np.float32))
+    buffer = np.ones(80, a.dtype)
+    x, kept = buffer[:64].reshape(8, 8), buffer.copy()
+    calls = [
+        lambda out: s24.matmul(a, x, out),
+        lambda out: s24.matmul(x, a.T, out),
+    ]
+    calls += [lambda out: s24.matmul(a, x, out, alpha=2.0)] if a.dtype != np.int64 else []
+    for call in calls:
+        for out in (x, buffer[16:].reshape(8, 8)):
+            with pytest.raises(s24.ArgumentError, match="out shares memory with an operand"):
+                call(out)
+    np.testing.assert_array_equal(buffer, kept)
+    assert s24.matmul(a, x, np.empty((8, 8), a.dtype)).shape == (8, 8)
+
+
 def test_out_must_be_writable_and_apart():
     a = s24.random((8, 8), rng=0)
     x = np.ones((8, 8), np.float32)
