@@ -121,6 +121,16 @@ def test_other_indices_name_the_way_out(key):
         s24.random((8, 8), rng=0)[key]
 
 
+def test_what_parts_keep():
+    eye = np.eye(8, dtype=np.float32)
+    one = s24.compress(eye, transposable=True, keep_dense=True)
+    rows, stored = one[:4], s24.compress(eye[:4])
+    assert (rows.transposable, rows.nbytes) == (False, stored.nbytes)
+    assert np.shares_memory(rows.values, one.values)
+    (part,) = s24.compress(eye[None], transposable=True, keep_dense=True)
+    assert (part.transposable, part.nbytes) == (True, one.nbytes - eye.nbytes)
+
+
 def test_is_immutable():
     a = s24.random((4, 4), rng=0)
     with pytest.raises(AttributeError, match="immutable"):
