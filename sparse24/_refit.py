@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _check, _foreign
-from sparse24._calibration import Calibration
+from sparse24._calibration import Calibration, check_stored
 from sparse24._errors import DTypeError, ShapeError
 from sparse24._sparsegpt import damped, narrowed
 
@@ -68,12 +68,7 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     for argument, array in (("pruned", start), ("dense", anchor)):
         _check.not_bits(array, argument=argument)
         _arrays.check_real(array, argument=argument)
-    if start.dtype == bool:
-        raise DTypeError(
-            "pruned must hold weights, as the result has its type, got bool; pass a mask as mask=, "
-            "and the dense weights as pruned, too"
-        )
-    _arrays.logical_dtype(start, argument="pruned")
+    check_stored(start, argument="pruned", way_out="pass a mask as mask=, and dense as pruned, too")
     _check.same_shape(anchor.shape, start.shape, argument="dense", other="pruned")
     if start.ndim != 2 or start.shape[1] != len(seen.hessian):
         raise ShapeError(
