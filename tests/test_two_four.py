@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import timeit
 
 import ml_dtypes
@@ -64,6 +66,18 @@ def test_the_parts_cannot_be_written_to(pattern):
     with pytest.raises(AttributeError, match="immutable"):
         a.values = np.ones(3)
     np.testing.assert_array_equal(a.toarray(), np.eye(8))
+
+
+def test_other_formats_are_not_written_to_either():
+    eye = np.eye(8, dtype=np.float32)
+    windows = s24.compress(eye, pattern=(6, 8)).windows()
+    for a, name in ((s24.hybrid(eye), "kinds"), (windows, "index")):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(a, name)[...] = 0
+        with pytest.raises(AttributeError, match=f"{type(a).__name__} is immutable; cannot set"):
+            a.shape = (4, 16)
+        for same in (a, copy.copy(a), pickle.loads(pickle.dumps(a))):
+            np.testing.assert_array_equal(same.toarray(), eye)
 
 
 @pytest.mark.gpu
