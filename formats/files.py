@@ -32,7 +32,8 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     Parameters
     ----------
     path : path
-        Should end in ``.npz``.  An existing file is replaced only by a complete one.
+        Taken as it is: no ``.npz`` is appended, as `numpy.savez` would.  An existing file is
+        replaced only by a complete one.
     arrays : Sparse24Array, NMArray, HybridArray or mapping of str to arrays
         Arrays on a GPU are copied to the host, which waits for it.  Values of a mapping
         may be dense NumPy or CuPy arrays too.  A dense matrix kept by
@@ -109,7 +110,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
     Parameters
     ----------
     path : path
-        Should end in ``.safetensors``.  An existing file is replaced only by a complete one.
+        Taken as it is.  An existing file is replaced only by a complete one.
     arrays : Sparse24Array, NMArray, HybridArray or mapping of str to arrays
         As for `save_npz`.  Any safetensors reader can read the parts.
 

@@ -121,8 +121,8 @@ class HybridStorage(SparseArray):
 
     @property
     def kinds(self) -> np.ndarray:
-        """Kinds of the tiles, (down, across): 0 empty, 1 dense, 2 2:4, 3 bitmap."""
-        return _arrays.to_numpy(self.tiles.kinds).reshape(self.tiles.grid)
+        """Kinds of the tiles, (down, across): 0 empty, 1 dense, 2 2:4, 3 bitmap; read-only."""
+        return _arrays.read_only(_arrays.to_numpy(self.tiles.kinds).reshape(self.tiles.grid))
 
     def __repr__(self) -> str:
         return (

@@ -34,6 +34,9 @@ class NMArray(NMStorage):
     and through the dense matrix else.  For patterns such as 6:8, `windows` prepares an
     exact 2:4 product over a longer k.
 
+    ``A[i:j]`` are rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` matrices of a batch;
+    their values are views.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24

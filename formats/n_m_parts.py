@@ -32,7 +32,7 @@ def embeds_in_24(n: int, m: int) -> bool:
 
 def in_dtype(x, dtype) -> tuple[Any, _dtypes.DType]:
     """The array in the wanted type, as it is carried on its device, and its table row."""
-    bits = dtype is not None and x.dtype == np.uint8
+    bits = dtype is not None and x.dtype == np.uint8 and _dtypes.lookup(dtype).is_float8
     row = _arrays.logical_dtype(x, dtype if bits else None)
     x = _arrays.as_storage(x, row)
     wanted = row if dtype is None else _dtypes.lookup(dtype)

@@ -38,6 +38,9 @@ class Sparse24Array(SparseArray):
     its rows), and both for a transposable array.  Otherwise the array is decompressed and the
     product is dense.
 
+    ``A[i:j]`` are rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` matrices of a batch;
+    their values are views.  Rows of a transposable array are stored along the rows only.
+
     Work goes to CuPy's current stream.  `nnz`, `density`, `check`, `tocsr`, `tocoo` and a move to
     the CPU wait for the device; products, `toarray`, `mask`, `astype` and views do not.
 

@@ -25,7 +25,7 @@ from sparse24.formats.ufuncs import MatmulAlone
 
 
 class Windows24(Refusals):
-    """An n:m matrix with n <= m - 2 and m even, stored exactly as 2:4 over a longer k.
+    """An n:m matrix with n <= m - 2 and m even, stored exactly as 2:4 over a longer k.  Immutable.
 
     Made by `NMArray.windows` or `from_dense`.  ``W @ b`` (``x @ W`` for ``axis=-2``)
     gathers the rows of b and multiplies on the 2:4 kernels.
@@ -64,9 +64,23 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
 
     __array_ufunc__ = MatmulAlone()  # numpy_array @ W comes to __rmatmul__
 
+    array: Sparse24Array
+    index: Any
+    shape: tuple[int, ...]
+    pattern: tuple[int, int]
+
     def __init__(self, array: Sparse24Array, index, shape, pattern):
-        self.array, self.index = array, index
-        self.shape, self.pattern = tuple(shape), tuple(pattern)
+        fields = {
+            "array": array,
+            "index": _arrays.read_only(index),
+            "shape": tuple(shape),
+            "pattern": tuple(pattern),
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"a Windows24 is immutable; cannot set {name}")
 
     @classmethod
     def from_dense(cls, dense, pattern, dtype: _dtypes.DType | None = None, *, axis: int = -1):

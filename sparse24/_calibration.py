@@ -141,10 +141,14 @@ class Calibration:
         ------
         ShapeError
             If shapes do not fit.
+        DTypeError
+            If `pruned` is of a type that sparse24 does not store, such as a mask.
         ArgumentError
             If there were no inputs, or neither targets nor `dense`.
         """
         new, restore = _foreign.take(pruned, argument="pruned")
+        _check.not_bits(new, argument="pruned")
+        check_stored(new, argument="pruned", way_out="multiply the weights by a mask first")
         self._check_weights(new.shape)
         before = _arrays.namespace(new).zeros(len(new), new.dtype)
         if bias is not None:
@@ -173,3 +177,10 @@ class Calibration:
     def __repr__(self) -> str:
         features = 0 if self._moment is None else len(self._moment)
         return f"Calibration({self.count} inputs of {features} features)"
+
+
+def check_stored(x, *, argument: str, way_out: str) -> None:
+    """Refuse weights of other types than sparse24 stores, in which results would be returned."""
+    if x.dtype == bool:
+        raise DTypeError(f"{argument} must hold weights, got bool; {way_out}")
+    _arrays.logical_dtype(x, argument=argument)

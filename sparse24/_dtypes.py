@@ -76,8 +76,8 @@ _BY_LOGICAL = {row.logical: row for row in _ROWS}
 LOGICAL: frozenset[np.dtype] = frozenset(_BY_LOGICAL)
 
 
-def lookup(dtype, *, argument: str = "dtype") -> DType:
-    """Return the table's row for a dtype, a name, or raise `DTypeError`."""
+def lookup(dtype, *, argument: str = "dtype", known: tuple[str, ...] = NAMES) -> DType:
+    """Return the table's row for a dtype, a name, or raise `DTypeError`, which lists `known`."""
     if isinstance(dtype, DType):
         return dtype
     if isinstance(dtype, str) and dtype in TABLE:
@@ -89,7 +89,7 @@ def lookup(dtype, *, argument: str = "dtype") -> DType:
     row = _BY_LOGICAL.get(key) if key is not None else None
     if row is None:
         raise DTypeError(
-            f"{argument} must be one of {', '.join(NAMES)}, got {dtype!r}; "
+            f"{argument} must be one of {', '.join(known)}, got {dtype!r}; "
             f"{_way_out(key, argument)}"
         )
     return row

@@ -25,14 +25,14 @@ class Epilogue:
 
     Attributes
     ----------
-    bias : array, optional
-        Shape (n,) or (1, n) adds to columns, (m, 1) to rows.
+    bias : array or float, optional
+        Shape (n,) or (1, n) adds to columns, (m, 1) to rows, a number to all.
     activation : {None, "relu", "relu2", "gelu", "gelu_tanh", "silu"}
         ``relu2`` is the square of relu; ``gelu`` uses erf, ``gelu_tanh`` its usual
         approximation.  On a GPU, for results of 16 bits or fewer, the last three take one
         approximate instruction: values are right to 8e-4 of themselves where x is positive, and
         to ``2.5e-4 * abs(x) + 2.7e-4`` where it is negative.
-    alpha_vector : array, optional
+    alpha_vector : array or float, optional
         A factor for each column or row of the product; shapes as for `bias`.
     out_scale : float, default 1
         Factor of the result, for instance before it is rounded to fp8 or int8.

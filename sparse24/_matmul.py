@@ -30,7 +30,8 @@ def matmul(
         Shapes (..., m, k) and (..., k, n); 1-D operands and batch axes as in
         `numpy.matmul`.  Of two plain arrays, one that obeys 2:4 is compressed at each call,
         which waits for the device; if neither does, the product is dense.  Nothing is ever
-        pruned.  Use `compress` for an operand of more than one product.
+        pruned.  Use `compress` for an operand of more than one product.  Plain arrays of types
+        that sparse24 does not store, such as int64 and complex128, have NumPy's product.
     out : array, optional
         Where to write the result; any strides.  Must not overlap an operand.
     c : array, optional
@@ -39,10 +40,10 @@ def matmul(
     alpha, beta : float
         Factors of the product and of `c`.
     dtype : dtype, optional
-        Type of the result.  By default that of the operands; int8 gives int32 and fp8
-        gives bfloat16.  Formats other than `Sparse24Array` multiply in float32 if their
-        result would have 16 bits and this asks for another float type; a `HybridArray` then
-        keeps a float32 copy of itself.
+        Type of the result, int32 or one that operands may have.  By default that of the
+        operands; int8 gives int32 and fp8 gives bfloat16.  Formats other than `Sparse24Array`
+        multiply in float32 if their result would have 16 bits and this asks for another float
+        type; a `HybridArray` then keeps a float32 copy of itself.
     epilogue : Epilogue, optional
         Bias, activation and scales in the same pass; with formats other than
         `Sparse24Array`, in a second pass over the result.
@@ -135,7 +136,7 @@ def linear(x, A, bias=None, *, activation=None):
     x : array, shape (..., k)
     A : Sparse24Array, NMArray, HybridArray or Windows24, shape (m, k)
         The weight, with groups along its rows.
-    bias : array, shape (m,) or (1, m), optional
+    bias : array, shape (m,) or (1, m), or float, optional
     activation : str, optional
         As in `Epilogue`.
 

@@ -16,7 +16,8 @@ def is_24(x, *, axis=-1):
     Parameters
     ----------
     x : array, any shape with at least one axis
-        NumPy, CuPy, torch or JAX array, boolean ones too; ``uint8`` is read as the bits of fp8.
+        NumPy, CuPy, torch or JAX array, of booleans or integers of any size too; ``uint8`` is
+        read as the bits of fp8.
     axis : int, default -1
         The axis that is cut into groups.
 
@@ -41,7 +42,7 @@ def is_24(x, *, axis=-1):
     True
     >>> s24.is_24(np.ones((4, 2)), axis=0)
     False
-    >>> s24.is_24(np.array([True, False, False, True]))
+    >>> s24.is_24([2, 0, 0, 1])
     True
     """
     _, count, _ = _excess(x, axis)
@@ -91,7 +92,8 @@ def _excess(x, axis):
     """First bad group and their number, along (axis, the shape with the axis moved last)."""
     with _foreign.stream_of(x):
         array, _ = _foreign.take(x)
-        array = array.view(np.int8) if array.dtype == bool else array
+        if array.dtype.kind in "biu" and array.dtype not in (np.int8, np.uint8):
+            array = (array != 0).view(np.int8)
         _check.at_least_1d(array.shape, argument="x")
         number = _check.axis(axis, array.ndim)
         # Bare bytes are the bits of fp8: of either type, as both have the sign on top.

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _product, _storage, _target
+from sparse24 import (
+    _arrays,
+    _check,
+    _dispatch,
+    _dtypes,
+    _finish,
+    _foreign,
+    _product,
+    _storage,
+    _target,
+)
 from sparse24._errors import ArgumentError, DeviceError, DTypeError
 from sparse24._fuse import PLAIN, Call
 from sparse24.formats.base import SparseArray, densified
@@ -22,6 +32,7 @@ def multiply(a, b, out, call: Call):
     if call is PLAIN and out is None and np.ndarray in (type(a), type(b)):
         return a @ b
     with _foreign.stream_of(a), _foreign.stream_of(b):  # one of them is ours
+        _apart(out, a, b)
         left, right = in_sums(a, b, call.dtype)
         return _asked(lambda: left @ right, out, call, _shape(a), _shape(b))
 
@@ -38,6 +49,7 @@ def in_tf32(precision: str, a, b, out, call: Call):
         )
     product = lambda: sparse.multiply_tf32(other, left=left)  # noqa: E731
     with _foreign.stream_of(other):
+        _apart(out, a, b)
         return _asked(product, out, call, _shape(a), _shape(b))
 
 
@@ -51,7 +63,20 @@ def by_library(a, b, out, call: Call):
     for argument, array in (("a", a), ("b", b)):
         _check.at_least_1d(array.shape, argument=argument)
     _product.check_inner(a.shape, b.shape)
+    _apart(out, a, b)
     return _asked(lambda: _arrays.namespace(a).matmul(a, b), out, call, a.shape, b.shape)
+
+
+def _apart(out, a, b) -> None:
+    """Refuse an `out` over an operand, as every format does, though here nothing would be lost."""
+    target = _target.given(out)
+    if target is None:
+        return
+    for argument, x in (("a", a), ("b", b)):
+        if isinstance(x, SparseArray | Windows24) or _arrays.is_sparse_matrix(x):
+            continue
+        if _arrays.shares_memory(_foreign.take(x, argument=argument)[0], target):
+            raise ArgumentError(_dispatch.OVERLAP.format("out"))
 
 
 def in_sums(a, b, dtype) -> tuple[Any, Any]:

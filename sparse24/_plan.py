@@ -104,7 +104,7 @@ def plan(
         As for `matmul`.
     out_order : {"row", "column"}
         Memory order of the result; ``"column"`` for ``x @ a.T``, which is computed as the
-        transpose of ``a @ x.T``.
+        transpose of ``a @ x.T``: pass ``x.T``, and transpose the result.
     b_dtype : dtype, optional
         fp8 type of a `b` that carries its bits as ``uint8``, as in CuPy; not needed if `b_spec`
         names it.
@@ -130,11 +130,20 @@ def plan(
     >>> p = s24.plan(A, ((32, 8), np.float32))
     >>> p.execute(np.ones((32, 8), np.float32)).shape
     (64, 8)
+
+    A linear layer, ``x @ A.T``:
+
+    >>> x = np.ones((8, 32), np.float32)
+    >>> p = s24.plan(A, x.T, out_order="column")
+    >>> y = p.execute(x.T).T
+    >>> y.shape, y.flags.c_contiguous
+    ((8, 64), True)
     """
     if not isinstance(a, Sparse24Array):
-        raise ArgumentError(
-            f"a must be a Sparse24Array, got {type(a).__name__}; make one with sparse24.compress"
-        )
+        way_out = "make one with sparse24.compress"
+        if isinstance(b_spec, Sparse24Array):
+            way_out = "x @ A.T is the transpose of A @ x.T: plan(A, x.T, out_order='column')"
+        raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}; {way_out}")
     _check.one_of(out_order, ("row", "column"), argument="out_order")
     options = {"dtype": dtype, "epilogue": epilogue, "algorithm": algorithm}
     b, b_dtype = _example(a, b_spec, b_dtype)

@@ -141,11 +141,16 @@ def taken(x, a: Operand24, call: Call, argument: str):
 def promoted_integers(x, row: DType, named=None):
     """Integers and booleans converted to NumPy's common type with `row`; other arrays unchanged.
 
-    ``uint8`` may be the bits of fp8, and is left alone, as is an array whose type is `named`.
+    ``uint8`` may be the bits of fp8, and is left alone, as are an array whose type is `named` and
+    whole numbers that int8 does not hold beside an int8 matrix, whose sums are whole numbers.
     """
     if named is not None or x.dtype.kind not in "biu" or x.dtype in (np.int8, np.uint8):
         return x
     of_numpy = row.logical.isbuiltin == 1  # which knows no common type of the others
+    if x.dtype == bool and not of_numpy:
+        return x.astype(np.int8)
+    if x.dtype != bool and row.name == "int8":
+        return x
     common = np.promote_types(row.logical if of_numpy else np.float32, x.dtype)
     return x.astype(common) if common in _dtypes.LOGICAL else x
 

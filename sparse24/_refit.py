@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _check, _foreign
-from sparse24._calibration import Calibration
+from sparse24._calibration import Calibration, check_stored
 from sparse24._errors import DTypeError, ShapeError
 from sparse24._sparsegpt import damped, narrowed
 
@@ -19,7 +19,7 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     Parameters
     ----------
     pruned : array, shape (rows, k)
-        Weights after any pruning; the first guess.
+        Weights after any pruning; the first guess.  With `mask` it may be `dense` itself.
     dense : array, shape (rows, k)
         The weights before.
     calibration : Calibration or array, shape (..., k)
@@ -41,7 +41,8 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     ShapeError
         If shapes do not fit.
     DTypeError
-        If weights are not real numbers, are the bits of fp8, or the mask is not boolean.
+        If weights are not real numbers, are the bits of fp8, or `pruned` has a type that
+        sparse24 does not store; if the mask is not boolean.
     ArgumentError
         If the inputs hold NaN or inf, or `damping` is not above 0.
 
@@ -67,6 +68,7 @@ def refit(pruned, dense, calibration, *, mask=None, damping=0.1):
     for argument, array in (("pruned", start), ("dense", anchor)):
         _check.not_bits(array, argument=argument)
         _arrays.check_real(array, argument=argument)
+    check_stored(start, argument="pruned", way_out="pass a mask as mask=, and dense as pruned, too")
     _check.same_shape(anchor.shape, start.shape, argument="dense", other="pruned")
     if start.ndim != 2 or start.shape[1] != len(seen.hessian):
         raise ShapeError(

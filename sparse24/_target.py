@@ -101,7 +101,7 @@ def result_name(dtype) -> str:
     """Name of a result's type, which may be int32 beside those of operands."""
     if dtype in ("int32", np.int32):  # an np.dtype equals its name
         return "int32"
-    return _dtypes.lookup(dtype).name
+    return _dtypes.lookup(dtype, known=_dtypes.OUTPUT_NAMES).name
 
 
 def _overlaps(x, y) -> bool:

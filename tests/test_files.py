@@ -370,6 +370,13 @@ def test_a_folder_is_no_file(suffix, tmp_path):
         FORMATS[suffix][1](tmp_path)
 
 
+def test_no_suffix_is_appended(suffix, tmp_path):
+    save, load = FORMATS[suffix]
+    save(tmp_path / "a", s24.random((4, 8), rng=0))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert load(tmp_path / "a").shape == (4, 8)
+
+
 def test_a_missing_file_is_a_missing_file(suffix, tmp_path):
     with pytest.raises(FileNotFoundError):
         FORMATS[suffix][1](tmp_path / f"none.{suffix}")

@@ -183,3 +183,17 @@ def test_jax_names_what_is_no_array():
             call()
     with pytest.raises(ArgumentError, match="step must be a whole number from 0 on, got None"):
         sj.linear(x, weight, step=None)
+
+
+def test_jax_itself_decides_on_float64():
+    jax = pytest.importorskip("jax")
+    a, x = s24.random((8, 16), dtype="float64", rng=0), np.ones((16, 2))
+    before = jax.config.jax_enable_x64
+    try:
+        for x64 in (False, True):
+            jax.config.update("jax_enable_x64", x64)
+            y = a @ jax.numpy.asarray(x)
+            assert y.dtype == ("float64" if x64 else "float32")
+            np.testing.assert_allclose(y, a @ x, rtol=1e-6)
+    finally:
+        jax.config.update("jax_enable_x64", before)

@@ -183,7 +183,11 @@ def test_a_plan_without_a_type_says_what_it_wants():
         (lambda a, x: x.T.astype(complex) @ a.T, s24.DTypeError, r"a\.dtype must be one of"),
         (lambda a, x: a @ x.astype(np.uint8), s24.DTypeError, "name the fp8 type of its bits"),
         (lambda a, x: a.astype("int8") @ x.astype(int), s24.DTypeError, "b.dtype must be one of"),
+        (lambda a, x: s24.matmul(a, x, dtype="int16"), s24.DTypeError,
+         "float8_e5m2, int32, got 'int16'"),
         (lambda a, x: s24.plan(a, None), s24.DTypeError, "b_spec must be an array, got NoneType"),
+        (lambda a, x: s24.plan(x, x), s24.ArgumentError, "make one with sparse24.compress"),
+        (lambda a, x: s24.plan(x.T, a.T), s24.ArgumentError, r"plan\(A, x\.T, out_order='col"),
         (lambda a, x: a @ 3.0, s24.ArgumentError, "got a scalar"),
         (lambda a, x: s24.matmul(a, x, algorithm="fast"), s24.ArgumentError, "algorithm"),
         (lambda a, x: s24.matmul(a.T, x[:8], algorithm="cpu_sparse"), s24.UnsupportedError,
@@ -203,6 +207,29 @@ def test_errors_name_the_rule(call, error, words):
     a, x = s24.random((8, 16), rng=0), np.ones((16, 4), np.float32)
     with pytest.raises(error, match=words):
         call(a, x)
+
+
+@pytest.mark.parametrize("make", [
+    s24.hybrid,
+    lambda w: s24.compress(w, pattern=(3, 8), on_excess="prune"),
+    lambda w: s24.compress(w, pattern=(6, 8), on_excess="prune").windows(),
+    lambda w: w.astype(np.int64),  # NumPy's product
+])  # fmt: skip
+def test_out_is_apart_in_every_format(make, rng):
+    a = make(rng.integers(-9, 9, (8, 8)).astype(np.float32))
+    buffer = np.ones(80, a.dtype)
+    x, kept = buffer[:64].reshape(8, 8), buffer.copy()
+    calls = [
+        lambda out: s24.matmul(a, x, out),
+        lambda out: s24.matmul(x, a.T, out),
+    ]
+    calls += [lambda out: s24.matmul(a, x, out, alpha=2.0)] if a.dtype != np.int64 else []
+    for call in calls:
+        for out in (x, buffer[16:].reshape(8, 8)):
+            with pytest.raises(s24.ArgumentError, match="out shares memory with an operand"):
+                call(out)
+    np.testing.assert_array_equal(buffer, kept)
+    assert s24.matmul(a, x, np.empty((8, 8), a.dtype)).shape == (8, 8)
 
 
 def test_out_must_be_writable_and_apart():

@@ -252,6 +252,14 @@ def test_refit_takes_a_mask_and_checks_shapes(rng):
     got = s24.refit(np.zeros_like(w), w, x, mask=kept)
     assert not got[~kept].any()
     assert got[kept].all()
+    np.testing.assert_allclose(s24.refit(w, w, x, mask=kept), got, atol=1e-4)
+    with pytest.raises(s24.DTypeError, match="got bool; pass a mask as mask=, and dense"):
+        s24.refit(kept, w, x)
+    for unsuited in (np.uint16, np.int64):
+        with pytest.raises(s24.DTypeError, match=r"pruned\.dtype must be one of"):
+            s24.refit(kept.astype(unsuited), w, x)
+    with pytest.raises(s24.DTypeError, match="got bool; multiply the weights by a mask first"):
+        s24.Calibration(x, bias=True).new_bias(kept, w)
     with pytest.raises(s24.ShapeError, match=r"pruned must have shape \(rows, 32\)"):
         s24.refit(w[:, :8], w[:, :8], x)
     with pytest.raises(s24.ShapeError, match="dense must have the shape of pruned"):

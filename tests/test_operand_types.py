@@ -34,6 +34,7 @@ def make(request):
         ("float32", "int64", "float64"),
         ("float32", "int16", "float32"),
         ("float16", "bool", "float16"),
+        ("bfloat16", "bool", "bfloat16"),
         ("bfloat16", "uint16", "float32"),
         ("float64", "int32", "float64"),
         ("int8", "bool", "int32"),
@@ -47,6 +48,14 @@ def test_whole_numbers_meet_a_matrix_as_in_numpy(make, rng, own, given, common):
         for got in (a @ x, (x.T @ a.T).T, np.stack([a @ column for column in x.T], 1)):
             assert got.dtype == common
             np.testing.assert_array_equal(got.astype(np.float64), want)
+
+
+@pytest.mark.parametrize("given", ["int16", "uint16", "int64", "uint64"])
+def test_wider_whole_numbers_do_not_meet_int8(make, given):
+    a = make(np.eye(8, dtype=np.int8))
+    for product in (lambda x: a @ x, lambda x: x @ a.T, lambda x: s24.linear(x, a)):
+        with pytest.raises(s24.DTypeError, match=f"got dtype\\('{given}'\\); convert it first"):
+            product(np.ones((8, 8), given))
 
 
 def test_lists_and_plans_of_whole_numbers(make):
@@ -94,6 +103,24 @@ def test_another_type_of_16_bits_is_rounded_once():
     np.testing.assert_array_equal(got, want)
     sparse = s24.matmul(n_m, s24.random((64, 8), dtype="float8_e4m3fn", rng=1), dtype="float32")
     assert sparse.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "between"),
+    [("float16", 11), ("bfloat16", 8), ("float8_e4m3fn", 4), ("float8_e5m2", 3)],
+)
+def test_float64_is_narrowed_by_way_of_float32_but_to_float16(name, between):
+    """As ml_dtypes does: just above halfway between two numbers becomes halfway in float32."""
+    x = np.zeros((1, 8))
+    x[0, 0] = 1 + 2.0**-between + 2.0**-40
+    dtype = _dtypes.numpy_dtype(name)
+    want = x.astype(dtype if name == "float16" else np.float32).astype(dtype)
+    assert (want[0, 0] > 1) == (name == "float16")
+    a = s24.compress(x)
+    products = [s24.matmul(s, np.eye(8), dtype=name) for s in (a, s24.hybrid(x))]
+    for got in (a.astype(name).toarray(), s24.compress(x, dtype=name).toarray(), *products):
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])

@@ -292,9 +292,10 @@ def test_check_along_another_axis(xp):
         s24.check_24(xp.asarray(x), axis=0)
 
 
-def test_masks_are_checked_like_other_arrays(xp):
-    mask = np.zeros((4, 12), bool)
-    mask[1, 4:7] = True
+@pytest.mark.parametrize("name", ["bool", "int16", "uint32", "int64"])
+def test_masks_and_whole_numbers_are_checked_like_other_arrays(xp, name):
+    mask = np.zeros((4, 12), name)
+    mask[1, 4:7] = 256  # of which one byte is zero
     assert s24.is_24(xp.asarray(mask), axis=0)
     with pytest.raises(s24.PatternError, match=r"x\[1, 4:8\].*1 of 12 groups"):
         s24.check_24(xp.asarray(mask))

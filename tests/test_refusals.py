@@ -209,6 +209,7 @@ def test_an_unknown_type_says_what_to_do():
     w = np.ones((4, 4), np.uint8)
     for call, words in (
         (lambda: s24.compress(w), r"x\.dtype .*\.astype\('float32'\), or name the fp8 type"),
+        (lambda: s24.NMArray.from_dense(w, dtype="float32"), r"x\.dtype .*\.astype\('float32'\)"),
         (lambda: s24.compress(w * 1j), r"take x\.real and x\.imag one by one"),
         (lambda: s24.compress(w.astype(int)), r"int64.*convert it first.*\.astype\('float32'\)"),
         (lambda: s24.compress(w.astype(">f8")), r"byte order.*use \.astype\('float64'\)"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import timeit
 
 import ml_dtypes
@@ -66,6 +68,18 @@ def test_the_parts_cannot_be_written_to(pattern):
     np.testing.assert_array_equal(a.toarray(), np.eye(8))
 
 
+def test_other_formats_are_not_written_to_either():
+    eye = np.eye(8, dtype=np.float32)
+    windows = s24.compress(eye, pattern=(6, 8)).windows()
+    for a, name in ((s24.hybrid(eye), "kinds"), (windows, "index")):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(a, name)[...] = 0
+        with pytest.raises(AttributeError, match=f"{type(a).__name__} is immutable; cannot set"):
+            a.shape = (4, 16)
+        for same in (a, copy.copy(a), pickle.loads(pickle.dumps(a))):
+            np.testing.assert_array_equal(same.toarray(), eye)
+
+
 @pytest.mark.gpu
 @pytest.mark.stem("compress", "decompress", "cast")
 @pytest.mark.parametrize("name", _dtypes.NAMES)
@@ -119,6 +133,16 @@ def test_batches_are_indexed():
 def test_other_indices_name_the_way_out(key):
     with pytest.raises(s24.ArgumentError, match="toarray"):
         s24.random((8, 8), rng=0)[key]
+
+
+def test_what_parts_keep():
+    eye = np.eye(8, dtype=np.float32)
+    one = s24.compress(eye, transposable=True, keep_dense=True)
+    rows, stored = one[:4], s24.compress(eye[:4])
+    assert (rows.transposable, rows.nbytes) == (False, stored.nbytes)
+    assert np.shares_memory(rows.values, one.values)
+    (part,) = s24.compress(eye[None], transposable=True, keep_dense=True)
+    assert (part.transposable, part.nbytes) == (True, one.nbytes - eye.nbytes)
 
 
 def test_is_immutable():
