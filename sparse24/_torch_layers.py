@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse24 import _check, _matmul, _torch_state
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
 from sparse24._torch_linear import (
@@ -24,6 +24,7 @@ from sparse24._torch_linear import (
 )
 from sparse24._torch_parts import unpack
 from sparse24._torch_sources import Sources, will_change
+from sparse24._torch_transforms import refuse_transforms
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
@@ -67,7 +68,8 @@ class SparseLinear(torch.nn.Linear):
     through ``.data``, by a collective of ``torch.distributed`` or by another process are not
     noticed: call ``eval()`` or ``train()`` after them, which drop the packed weight.  Those two,
     and calls without gradients, notice a mask that was written in place, as by averages of models
-    that copy buffers.  Only first derivatives are available.
+    that copy buffers.  Only first derivatives are available; others, and the transforms of
+    `torch.func`, are refused where the product is sparse.
 
     References
     ----------
@@ -257,6 +259,7 @@ class SparseLinear(torch.nn.Linear):
     def _inference(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias  # once: a module looks them up
         vector = check_linear(x, weight, bias)
+        refuse_transforms(x, weight, bias)
         if has_elements(x) and not x.is_neg():  # the bit stands for a sign that NumPy cannot see
             dtype = autocast_dtype(x)
             array, vector = self._kept(weight, bias, dtype)
@@ -289,6 +292,12 @@ class SparseLinear(torch.nn.Linear):
                 bias = cast(bias.detach(), dtype).to(wide).reshape(self.out_features)
             self._packed = packed = (made_of, array, bias)
         return packed[1:]
+
+    def __prepare_scriptable__(self):
+        raise UnsupportedError(
+            "torch.jit.script cannot compile sparse layers; use torch.jit.trace, torch.export or "
+            "torch.compile"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": None}  # a copy packs its own weight

@@ -7,12 +7,8 @@ from torch import Tensor
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._torch_autograd import (
-    ActivationLinear,
-    WeightLinear,
-    check_linear,
-    differentiable,
-)
+from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
+from sparse24._torch_transforms import differentiable
 from sparse24._train_rule import Rule
 
 MODES = ("weight", "activation", "masked")
@@ -151,11 +147,16 @@ def _straight(value: Tensor, weight: Tensor) -> Tensor:
 class _Decayed(torch.autograd.Function):
     """``weight * mask``; pruned weights also decay, as in SR-STE."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, weight, mask, rule: Rule):
-        ctx.rule = rule
-        ctx.save_for_backward(weight, mask)
+    def forward(weight, mask, rule: Rule):
         return torch.where(mask, weight, 0.0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        weight, mask, ctx.rule = inputs
+        ctx.save_for_backward(weight, mask)
 
     @staticmethod
     def backward(ctx, dw):

@@ -107,14 +107,6 @@ def test_a_weight_that_is_made_before_each_call_is_refused():
     assert list(st.sparse_layers(st.sparsify(net, {"*": {}}))) == ["0", "2", "3"]
 
 
-@pytest.mark.parametrize("sparse", ["weight", "activation"])
-def test_a_gradient_of_gradients_is_refused(sparse):
-    layer, x = st.SparseLinear(16, 8, sparse=sparse), torch.randn(4, 16, requires_grad=True)
-    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        gradient.square().sum().backward()
-
-
 @pytest.mark.parametrize("rules", [None, {"*": {"soft": True}}])
 def test_a_model_without_layers_to_mask_is_refused(rules):
     net = model() if rules is None else st.sparsify(model(), rules)
