@@ -62,6 +62,20 @@ class Sparse24Tensor(torch.Tensor):
             f"transposable={len(self.parts) == 4})"
         )
 
+    def share_memory_(self) -> Sparse24Tensor:
+        """Move the values and codes to shared memory, as for other processes."""
+        for part in self.parts:
+            part.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return all(part.is_shared() for part in self.parts)
+
+    def __dlpack__(self, **_):  # torch would hand out an address without elements
+        raise UnsupportedError(
+            "a Sparse24Tensor has no dense memory to share by DLPack; call .to_dense() first"
+        )
+
     def __tensor_flatten__(self):
         names = [f"_part{i}" for i in range(len(self.parts))]
         for name, part in zip(names, self.parts, strict=True):
