@@ -50,7 +50,8 @@ class SparseLinear(torch.nn.Linear):
     mask : Tensor of bool or None
         A buffer, saved with the model.  With None, the layer chooses its mask anew by magnitude
         at each call.  `set_mask` and `update_masks` set it, and it then stays until the next
-        update.
+        update.  ``torch.distributed.checkpoint.load`` reads only entries that a model has already:
+        set masks in a new model before.
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
         that resumed training draws the same samples as uninterrupted training.  A pass that
@@ -184,6 +185,16 @@ class SparseLinear(torch.nn.Linear):
     def takes_masks(self) -> bool:
         """True if a mask can be set: the layer's weight is pruned, and not by a projection."""
         return self.sparse != "activation" and self.scale is None
+
+    @property
+    def clock(self) -> Tensor:
+        """Samples drawn so far; `torch.distributed.checkpoint` looks up entries of states here."""
+        return self._clock
+
+    @property
+    def masked(self) -> bool:
+        """True if the layer multiplies densely, with its mask."""
+        return self._way == "masked"
 
     def set_mask(self, mask: Tensor | None, *, way: str | None = None) -> None:
         """Use this mask from now on; None returns to masks chosen by magnitude.

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from data_parallel import model  # noqa: E402
+from torch.distributed.checkpoint import state_dict as dcp  # noqa: E402
 from torch_cases import CLOSE, layer_and_input  # noqa: E402
 
 from sparse24 import schedule as S  # noqa: E402
@@ -49,6 +50,17 @@ def test_layers_that_take_no_mask_load_none(options):
     layer.load_state_dict({**state, **scale}, strict=False)
     assert layer.mask is None
     assert layer(torch.ones(2, 8)).shape == (2, 8)
+
+
+def test_states_of_distributed_checkpoints_are_taken_and_set():
+    net, other = (st.sparsify(model(), {"*": {"gradient": "ste_sampled"}}) for _ in range(2))
+    layer = net[0]
+    layer.set_mask(torch.ones_like(layer.weight, dtype=torch.bool).tril(), way="masked")
+    net[2](torch.ones(4, net[2].in_features)).sum().backward()  # draws a sample
+    dcp.set_model_state_dict(other, dcp.get_model_state_dict(net))
+    assert torch.equal(other[0].mask, layer.mask)
+    assert (other[0].masked, other[2].masked) == (True, False)
+    assert (int(other[0].clock), int(other[2].clock)) == (0, 1)
 
 
 def test_hooks_run_in_the_layer_that_takes_the_place():
