@@ -135,7 +135,7 @@ class ActivationLinear(torch.autograd.Function):
         ctx.save_for_backward(x.new_empty(0) if rule.straight else x, weight, *parts)
         ctx.shape = (t, k)
         y = ops.product(parts, t, k, weight.t(), None, "A@b")
-        return y if bias is None else y + bias
+        return y if bias is None else (y + bias).to(y.dtype)  # a bias widens no sparse product
 
     @staticmethod
     @first_derivative((1,), (0,), ())  # of x, weight and bias

@@ -114,5 +114,5 @@ def feed_forward(
         )
     _, down, down_bias = autocast(x, down, down_bias)
     y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)
-    y = y if down_bias is None else y + down_bias
+    y = y if down_bias is None else (y + down_bias).to(y.dtype)
     return y.reshape(*x.shape[:-1], down.shape[0])

@@ -21,6 +21,7 @@ from sparse24._torch_linear import (
     linear,
     projected,
     tokens,
+    unpruned,
 )
 from sparse24._torch_parts import unpack
 from sparse24._torch_sources import Sources, will_change
@@ -247,7 +248,7 @@ class SparseLinear(torch.nn.Linear):
         elif will_change(self):
             self._packed = None
         if self._way == "dense":
-            return torch.nn.functional.linear(x, self.weight, self.bias)
+            return unpruned(x, self.weight, self.bias)
         if self._way == "weight" and not learns:
             return self._inference(x)
         samples = self.training and self.rule.samples and self._way == "weight"

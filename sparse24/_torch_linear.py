@@ -85,10 +85,22 @@ def linear(
     if sparse == "activation":
         y = differentiable(ActivationLinear, rows, weight, bias, rule)
     elif sparse == "masked":
-        y = torch.nn.functional.linear(rows, masked(weight, mask, rule), bias)
+        y = _promoted(rows, masked(weight, mask, rule), bias)
     else:
         y = differentiable(WeightLinear, rows, weight, bias, mask, rule, clock)
     return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def unpruned(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's linear, for operands that sparse products take."""
+    return _promoted(x, weight, check_linear(x, weight, bias))
+
+
+def _promoted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's linear, which takes one type only, in the type of the sparse product."""
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    bias = None if bias is None else bias.to(dtype)
+    return torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
 
 
 def _check_clock(clock) -> None:
