@@ -114,6 +114,14 @@ def test_a_model_without_layers_to_mask_is_refused(rules):
         st.update_masks(net, S.MaskScheduler(S.sr_ste()))
 
 
+def test_weights_that_are_made_before_each_call_take_no_masks_from_a_scheduler():
+    net = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(st.SparseLinear(8, 8)))
+    with pytest.raises(ArgumentError, match=r"layers \['0'\] must be parameters.*call set_mask"):
+        st.update_masks(net, S.MaskScheduler(S.sr_ste()))
+    torch.nn.utils.parametrize.remove_parametrizations(net[0], "weight")
+    assert st.update_masks(net, S.MaskScheduler(S.sr_ste()))["0"].sum() == 32
+
+
 def test_layers_of_another_model_are_named():
     scheduler = S.MaskScheduler(S.sr_ste())
     st.update_masks(st.sparsify(model(), {"*": {}}), scheduler)
