@@ -76,6 +76,11 @@ def from_torch(x: Any, *, argument: str = "x") -> Any:
 
     CuPy's current stream waits for torch's if they differ.
     """
+    if hasattr(type(x), "__tensor_flatten__"):  # the address of such a one has no elements
+        raise DTypeError(
+            f"{argument} must be a dense tensor with memory, got a {type(x).__name__}; make it a "
+            "plain tensor first, as with .to_dense()"
+        )
     if x.is_cuda:
         _join(x)
     try:

@@ -54,8 +54,11 @@ def _check_masks(old: Array, new: Array) -> None:
     _check.same_shape(old.shape, new.shape, argument="old", other="new")
 
 
-# Running means of squares, as torch, optax and others name them.
-SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "nu", "v")
+# Running means and sums of squares, and Rprop's step sizes, as torch, optax and others name them.
+SIZES = (
+    "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum", "sum_of_squares", "nu", "v",
+    "e_g", "e_x", "step_size",
+)  # fmt: skip
 
 
 # What of the optimizer's state is cleared after a change of masks.
@@ -68,6 +71,7 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     Means of squares (`exp_avg_sq`, `square_avg`, `nu` and similar) are never cleared: starting
     from zero while the step counter goes on, Adam's next step would be ``(1 - beta1) /
     sqrt(1 - beta2)`` times the learning rate, three times too long, for every changed weight.
+    Nor are Rprop's step sizes, which would take long to grow again.
 
     Parameters
     ----------
@@ -113,7 +117,7 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
         return dict(slots)
     return {
         key: select(clear, namespace(slot, clear).zeros_like(slot), slot)
-        if key not in SQUARES and tuple(getattr(slot, "shape", ())) == tuple(new.shape)
+        if key not in SIZES and tuple(getattr(slot, "shape", ())) == tuple(new.shape)
         else slot
         for key, slot in slots.items()
     }

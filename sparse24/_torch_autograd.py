@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sparse24 import _check, _dtypes, _spec
 from sparse24 import _torch_ops as ops
 from sparse24._errors import DeviceError, DTypeError, ShapeError, UnsupportedError
+from sparse24._torch_transforms import first_derivative
 from sparse24._train_rule import Rule
 
 _MULTIPLIED = frozenset(getattr(torch, name) for name in _dtypes.NAMES)
@@ -17,8 +17,18 @@ _MULTIPLIED = frozenset(getattr(torch, name) for name in _dtypes.NAMES)
 def check_tensor(given, argument: str) -> None:
     """Refuse what is no dense tensor, by its name."""
     if not isinstance(given, Tensor):
+        if isinstance(given, torch.fx.Proxy):
+            raise UnsupportedError(
+                "torch.fx.symbolic_trace cannot look into sparse layers; use torch.export, or a "
+                "torch.fx.Tracer whose is_leaf_module is true of SparseLinear"
+            )
         kind = type(given).__name__
         raise DTypeError(f"{argument} must be a torch.Tensor, got {kind}; use torch.as_tensor")
+    if given.is_nested:
+        raise DTypeError(
+            f"{argument} must be a dense tensor, got a nested one; use "
+            f"torch.nested.to_padded_tensor({argument}, 0.0)"
+        )
     if given.layout is not torch.strided:
         raise DTypeError(
             f"{argument} must be a dense tensor, got layout {given.layout}; use .to_dense()"
@@ -60,16 +70,6 @@ def check_linear(
     return _check.bias(bias, weight.shape[0])
 
 
-def differentiable(function: type[torch.autograd.Function], *operands):
-    """The function, or the message that torch would not give."""
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise UnsupportedError(
-            "products that are sparse have derivatives by backward() and torch.autograd.grad only, "
-            "not by torch.func's transforms (grad, jvp, vmap, ...); use those, or sparse='masked'"
-        )
-    return function.apply(*operands)
-
-
 class WeightLinear(torch.autograd.Function):
     """``x @ prune(weight).T + bias`` for x (t, k); the packing is made once and used twice."""
 
@@ -82,9 +82,9 @@ class WeightLinear(torch.autograd.Function):
         return ops.product(parts, m, k, x, bias, "x@At")
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, dy):
-        x, weight, mask, clock, *parts = ctx.saved_tensors
+    @first_derivative((1,), (0,), ())  # of x, weight and bias
+    def backward(ctx, saved, dy):
+        x, weight, mask, clock, *parts = saved
         m, k = weight.shape
         dy = dy.contiguous()
         dx = dw = db = None
@@ -135,12 +135,12 @@ class ActivationLinear(torch.autograd.Function):
         ctx.save_for_backward(x.new_empty(0) if rule.straight else x, weight, *parts)
         ctx.shape = (t, k)
         y = ops.product(parts, t, k, weight.t(), None, "A@b")
-        return y if bias is None else y + bias
+        return y if bias is None else (y + bias).to(y.dtype)  # a bias widens no sparse product
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, dy):
-        x, weight, *parts = ctx.saved_tensors
+    @first_derivative((1,), (0,), ())  # of x, weight and bias
+    def backward(ctx, saved, dy):
+        x, weight, *parts = saved
         t, k = ctx.shape
         dy = dy.contiguous()
         dx = dw = db = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sparse24 import _check
 from sparse24 import _torch_ops as ops
 from sparse24._errors import DTypeError, ShapeError
-from sparse24._torch_autograd import check_device, check_tensor, differentiable
+from sparse24._torch_autograd import check_device, check_tensor
 from sparse24._torch_linear import autocast, tokens
+from sparse24._torch_transforms import differentiable, first_derivative
 
 
 class SquaredRelu(torch.autograd.Function):
@@ -26,14 +26,14 @@ class SquaredRelu(torch.autograd.Function):
     def forward(ctx, x, up, up_bias, down):
         hidden = torch.nn.functional.linear(x, up, up_bias).relu().square()
         parts = ops.pack(hidden, None, True)
-        ctx.save_for_backward(x, up, down, *parts)
+        ctx.save_for_backward(x, up, down, up_bias, *parts)
         ctx.has_bias = up_bias is not None
         return ops.product(parts, *hidden.shape, down.t(), None, "A@b")
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, dy):
-        x, up, down, *parts = ctx.saved_tensors
+    @first_derivative((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 3))
+    def backward(ctx, saved, dy):
+        x, up, down, _, *parts = saved
         dy, shape = dy.contiguous(), (x.shape[0], up.shape[0])
         dx = d_up = d_bias = d_down = None
         if ctx.needs_input_grad[3]:
@@ -114,5 +114,5 @@ def feed_forward(
         )
     _, down, down_bias = autocast(x, down, down_bias)
     y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)
-    y = y if down_bias is None else y + down_bias
+    y = y if down_bias is None else (y + down_bias).to(y.dtype)
     return y.reshape(*x.shape[:-1], down.shape[0])

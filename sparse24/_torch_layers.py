@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse24 import _check, _matmul, _torch_state
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_autograd import check_linear
 from sparse24._torch_linear import (
@@ -21,9 +21,11 @@ from sparse24._torch_linear import (
     linear,
     projected,
     tokens,
+    unpruned,
 )
 from sparse24._torch_parts import unpack
 from sparse24._torch_sources import Sources, will_change
+from sparse24._torch_transforms import refuse_transforms
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import Rule
 from sparse24.formats.two_four import Sparse24Array
@@ -49,7 +51,8 @@ class SparseLinear(torch.nn.Linear):
     mask : Tensor of bool or None
         A buffer, saved with the model.  With None, the layer chooses its mask anew by magnitude
         at each call.  `set_mask` and `update_masks` set it, and it then stays until the next
-        update.
+        update.  ``torch.distributed.checkpoint.load`` reads only entries that a model has already:
+        set masks in a new model before.
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
         that resumed training draws the same samples as uninterrupted training.  A pass that
@@ -67,7 +70,8 @@ class SparseLinear(torch.nn.Linear):
     through ``.data``, by a collective of ``torch.distributed`` or by another process are not
     noticed: call ``eval()`` or ``train()`` after them, which drop the packed weight.  Those two,
     and calls without gradients, notice a mask that was written in place, as by averages of models
-    that copy buffers.  Only first derivatives are available.
+    that copy buffers.  Only first derivatives are available; others, and the transforms of
+    `torch.func`, are refused where the product is sparse.
 
     References
     ----------
@@ -183,6 +187,16 @@ class SparseLinear(torch.nn.Linear):
         """True if a mask can be set: the layer's weight is pruned, and not by a projection."""
         return self.sparse != "activation" and self.scale is None
 
+    @property
+    def clock(self) -> Tensor:
+        """Samples drawn so far; `torch.distributed.checkpoint` looks up entries of states here."""
+        return self._clock
+
+    @property
+    def masked(self) -> bool:
+        """True if the layer multiplies densely, with its mask."""
+        return self._way == "masked"
+
     def set_mask(self, mask: Tensor | None, *, way: str | None = None) -> None:
         """Use this mask from now on; None returns to masks chosen by magnitude.
 
@@ -234,7 +248,7 @@ class SparseLinear(torch.nn.Linear):
         elif will_change(self):
             self._packed = None
         if self._way == "dense":
-            return torch.nn.functional.linear(x, self.weight, self.bias)
+            return unpruned(x, self.weight, self.bias)
         if self._way == "weight" and not learns:
             return self._inference(x)
         samples = self.training and self.rule.samples and self._way == "weight"
@@ -257,6 +271,7 @@ class SparseLinear(torch.nn.Linear):
     def _inference(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias  # once: a module looks them up
         vector = check_linear(x, weight, bias)
+        refuse_transforms(x, weight, bias)
         if has_elements(x) and not x.is_neg():  # the bit stands for a sign that NumPy cannot see
             dtype = autocast_dtype(x)
             array, vector = self._kept(weight, bias, dtype)
@@ -289,6 +304,12 @@ class SparseLinear(torch.nn.Linear):
                 bias = cast(bias.detach(), dtype).to(wide).reshape(self.out_features)
             self._packed = packed = (made_of, array, bias)
         return packed[1:]
+
+    def __prepare_scriptable__(self):
+        raise UnsupportedError(
+            "torch.jit.script cannot compile sparse layers; use torch.jit.trace, torch.export or "
+            "torch.compile"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": None}  # a copy packs its own weight

@@ -7,12 +7,8 @@ from torch import Tensor
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._torch_autograd import (
-    ActivationLinear,
-    WeightLinear,
-    check_linear,
-    differentiable,
-)
+from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
+from sparse24._torch_transforms import differentiable
 from sparse24._train_rule import Rule
 
 MODES = ("weight", "activation", "masked")
@@ -89,10 +85,22 @@ def linear(
     if sparse == "activation":
         y = differentiable(ActivationLinear, rows, weight, bias, rule)
     elif sparse == "masked":
-        y = torch.nn.functional.linear(rows, masked(weight, mask, rule), bias)
+        y = _promoted(rows, masked(weight, mask, rule), bias)
     else:
         y = differentiable(WeightLinear, rows, weight, bias, mask, rule, clock)
     return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def unpruned(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's linear, for operands that sparse products take."""
+    return _promoted(x, weight, check_linear(x, weight, bias))
+
+
+def _promoted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's linear, which takes one type only, in the type of the sparse product."""
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    bias = None if bias is None else bias.to(dtype)
+    return torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
 
 
 def _check_clock(clock) -> None:
@@ -151,11 +159,16 @@ def _straight(value: Tensor, weight: Tensor) -> Tensor:
 class _Decayed(torch.autograd.Function):
     """``weight * mask``; pruned weights also decay, as in SR-STE."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, weight, mask, rule: Rule):
-        ctx.rule = rule
-        ctx.save_for_backward(weight, mask)
+    def forward(weight, mask, rule: Rule):
         return torch.where(mask, weight, 0.0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        weight, mask, ctx.rule = inputs
+        ctx.save_for_backward(weight, mask)
 
     @staticmethod
     def backward(ctx, dw):

@@ -53,8 +53,8 @@ def update_masks(
     Raises
     ------
     ArgumentError
-        If `grown`, `lifted` or `policy` is unknown, the model has no layer to mask, or a
-        recipe grows weights by gradients that do not reach pruned weights.
+        If `grown`, `lifted` or `policy` is unknown, the model has no layer to mask, a weight is
+        parametrized, or a recipe grows weights by gradients that do not reach pruned weights.
 
     References
     ----------
@@ -110,6 +110,13 @@ def _masked_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
         raise ArgumentError(
             "model has no sparse layer whose weight takes a mask; call sparsify(model, {'*': {}}), "
             "without soft=True and sparse='activation', first"
+        )
+    made = [name for name, layer in layers.items() if "weight" not in layer._parameters]
+    if made:
+        raise ArgumentError(
+            f"the weights of layers {made} must be parameters, and are made before each call, so "
+            "that they cannot be set; fold them first, as with "
+            "torch.nn.utils.parametrize.remove_parametrizations, or call set_mask"
         )
     return layers
 

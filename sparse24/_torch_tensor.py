@@ -11,7 +11,8 @@ from torch import Tensor
 from sparse24 import _check, _foreign, _obeys
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
-from sparse24._torch_autograd import check_tensor, differentiable
+from sparse24._torch_autograd import check_tensor
+from sparse24._torch_transforms import differentiable
 
 _aten = torch.ops.aten
 
@@ -59,6 +60,20 @@ class Sparse24Tensor(torch.Tensor):
         return (
             f"Sparse24Tensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
             f"transposable={len(self.parts) == 4})"
+        )
+
+    def share_memory_(self) -> Sparse24Tensor:
+        """Move the values and codes to shared memory, as for other processes."""
+        for part in self.parts:
+            part.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return all(part.is_shared() for part in self.parts)
+
+    def __dlpack__(self, **_):  # torch would hand out an address without elements
+        raise UnsupportedError(
+            "a Sparse24Tensor has no dense memory to share by DLPack; call .to_dense() first"
         )
 
     def __tensor_flatten__(self):

@@ -24,6 +24,10 @@ def version_of(mask: Tensor | None) -> int | None:
 
 
 def has_elements(x: Tensor) -> bool:
-    """False where torch only follows which operators are called, with tensors that hold nothing."""
+    """False where torch follows which operators are called, mostly with tensors without elements.
+
+    So do the modes of `torch.utils._python_dispatch`, such as those of make_fx.
+    """
     follows = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    follows = follows or torch._C._len_torch_dispatch_stack() > 0
     return not follows and not x.is_meta and type(x) in (Tensor, torch.nn.Parameter)

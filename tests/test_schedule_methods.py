@@ -206,7 +206,8 @@ def test_transition_and_optimizer_slots():
     weight = np.arange(1.0, 5.0)
     assert S.transition(weight, old, new, grown="zero").tolist() == [1, 2, 0, 4]
     assert S.transition(weight, old, new).tolist() == [1, 2, 3, 4]
-    slots = {"exp_avg": np.ones(4), "exp_avg_sq": np.ones(4), "step": 7}
+    squares = ("exp_avg_sq", "acc_delta", "sum_of_squares")
+    slots = {"exp_avg": np.ones(4), "step": 7} | {name: np.ones(4) for name in squares}
     for policy, want in {
         "keep": [1, 1, 1, 1],
         "zero_dropped": [1, 0, 1, 1],
@@ -215,5 +216,24 @@ def test_transition_and_optimizer_slots():
     }.items():
         after = S.mask_slots(slots, old, new, policy=policy)
         assert after["exp_avg"].tolist() == want
-        assert after["exp_avg_sq"].tolist() == [1, 1, 1, 1]
+        assert all(after[name].tolist() == [1, 1, 1, 1] for name in squares)
         assert after["step"] == 7
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "Adagrad", "Adadelta", "Rprop"])
+def test_no_optimizer_stalls_weights_whose_mask_changed(name):
+    torch = pytest.importorskip("torch")
+    moved = []
+    for policy in ("keep", "zero_changed"):
+        weight = torch.nn.Parameter(torch.ones(8))
+        optimizer = getattr(torch.optim, name)([weight])
+        for _ in range(20):
+            weight.grad = torch.ones(8)
+            optimizer.step()
+        old, new = torch.ones(8, dtype=torch.bool), torch.arange(8) < 4
+        optimizer.state[weight] = S.mask_slots(optimizer.state[weight], old, new, policy=policy)
+        before = weight.detach().clone()
+        for _ in range(5):
+            optimizer.step()
+        moved.append((before - weight.detach()).abs())
+    assert (moved[1] >= moved[0] / 5).all()

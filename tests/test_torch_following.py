@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch_cases import CLOSE  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
@@ -31,6 +32,16 @@ def test_a_trace_multiplies_what_it_is_given():
     with torch.no_grad():
         traced = torch.jit.trace(layer, (torch.randn(3, 32),))
         torch.testing.assert_close(traced(x), layer(x), **CLOSE)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_follows_layers_without_gradient(mode):
+    layer, x = st.SparseLinear(32, 16).eval(), torch.randn(3, 32)
+    with torch.no_grad():
+        layer(x)  # packs its weight
+        follow = make_fx(layer, tracing_mode=mode, _allow_non_fake_inputs=True)
+        graph = follow(torch.randn(3, 32))
+        torch.testing.assert_close(graph(x), layer(x), **CLOSE)
 
 
 def test_products_without_gradient_are_refused_within_transforms():

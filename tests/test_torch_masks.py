@@ -107,19 +107,19 @@ def test_a_weight_that_is_made_before_each_call_is_refused():
     assert list(st.sparse_layers(st.sparsify(net, {"*": {}}))) == ["0", "2", "3"]
 
 
-@pytest.mark.parametrize("sparse", ["weight", "activation"])
-def test_a_gradient_of_gradients_is_refused(sparse):
-    layer, x = st.SparseLinear(16, 8, sparse=sparse), torch.randn(4, 16, requires_grad=True)
-    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        gradient.square().sum().backward()
-
-
 @pytest.mark.parametrize("rules", [None, {"*": {"soft": True}}])
 def test_a_model_without_layers_to_mask_is_refused(rules):
     net = model() if rules is None else st.sparsify(model(), rules)
     with pytest.raises(ArgumentError, match=r"model has no sparse layer .* call sparsify"):
         st.update_masks(net, S.MaskScheduler(S.sr_ste()))
+
+
+def test_weights_that_are_made_before_each_call_take_no_masks_from_a_scheduler():
+    net = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(st.SparseLinear(8, 8)))
+    with pytest.raises(ArgumentError, match=r"layers \['0'\] must be parameters.*call set_mask"):
+        st.update_masks(net, S.MaskScheduler(S.sr_ste()))
+    torch.nn.utils.parametrize.remove_parametrizations(net[0], "weight")
+    assert st.update_masks(net, S.MaskScheduler(S.sr_ste()))["0"].sum() == 32
 
 
 def test_layers_of_another_model_are_named():

@@ -15,6 +15,7 @@ from sparse24._errors import (  # noqa: E402
     ArgumentError,
     DeviceError,
     DTypeError,
+    UnsupportedError,
 )
 
 
@@ -159,3 +160,23 @@ def test_what_kernels_do_not_multiply_is_refused_in_training_and_inference(dtype
             layer(x)
         with torch.autocast("cpu", torch.bfloat16), pytest.raises(DTypeError, match=error):
             layer(x)  # which casts floats alone
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("learns", [False, True])
+def test_nested_tensors_are_refused(layout, learns):
+    x = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=layout)
+    message = r"x must be a dense tensor, got a nested one; use torch\.nested\.to_padded_tensor"
+    with torch.set_grad_enabled(learns), pytest.raises(DTypeError, match=message):
+        st.SparseLinear(8, 4)(x)
+    assert st.SparseLinear(8, 4)(torch.nested.to_padded_tensor(x, 0.0)).shape == (2, 3, 4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_torch_compiles_by_other_means_is_refused():
+    net = torch.nn.Sequential(st.SparseLinear(8, 4))
+    with pytest.raises(UnsupportedError, match=r"jit\.script .*use torch\.jit\.trace"):
+        torch.jit.script(net)
+    with pytest.raises(UnsupportedError, match=r"symbolic_trace .*use torch\.export"):
+        torch.fx.symbolic_trace(net)

@@ -7,12 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from data_parallel import model  # noqa: E402
+from torch.distributed.checkpoint import state_dict as dcp  # noqa: E402
 from torch_cases import CLOSE, layer_and_input  # noqa: E402
 
-import sparse24 as s24  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import ArgumentError, UnsupportedError  # noqa: E402
+from sparse24._errors import ArgumentError  # noqa: E402
 from sparse24._torch_sources import Sources  # noqa: E402
 
 
@@ -50,6 +50,17 @@ def test_layers_that_take_no_mask_load_none(options):
     layer.load_state_dict({**state, **scale}, strict=False)
     assert layer.mask is None
     assert layer(torch.ones(2, 8)).shape == (2, 8)
+
+
+def test_states_of_distributed_checkpoints_are_taken_and_set():
+    net, other = (st.sparsify(model(), {"*": {"gradient": "ste_sampled"}}) for _ in range(2))
+    layer = net[0]
+    layer.set_mask(torch.ones_like(layer.weight, dtype=torch.bool).tril(), way="masked")
+    net[2](torch.ones(4, net[2].in_features)).sum().backward()  # draws a sample
+    dcp.set_model_state_dict(other, dcp.get_model_state_dict(net))
+    assert torch.equal(other[0].mask, layer.mask)
+    assert (other[0].masked, other[2].masked) == (True, False)
+    assert (int(other[0].clock), int(other[2].clock)) == (0, 1)
 
 
 def test_hooks_run_in_the_layer_that_takes_the_place():
@@ -119,20 +130,6 @@ def test_encoders_do_not_nest_sequences_for_sparse_layers():
     with torch.no_grad():
         got = net.eval()(x, src_key_padding_mask=padding)
     torch.testing.assert_close(got[~padding], want[~padding], **CLOSE)
-
-
-def test_sparse_layers_are_refused_within_transforms():
-    layer, x = st.SparseLinear(8, 4), torch.ones(2, 8)
-    calls = (
-        lambda x: layer(x).sum(),
-        lambda x: st.feed_forward(x, torch.ones(4, 8), torch.ones(4, 4)).sum(),
-        lambda x: st.sparsify24(x) @ torch.ones(8, 1),
-    )
-    for call in calls:
-        with pytest.raises(UnsupportedError, match=r"not by torch\.func's transforms"):
-            torch.func.grad(call)(x)
-    layer.set_mask(s24.mask(layer.weight), way="masked")
-    assert torch.func.grad(calls[0])(x).shape == x.shape
 
 
 def test_a_packed_weight_that_another_thread_drops_is_used_to_the_end(monkeypatch):

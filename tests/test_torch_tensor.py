@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,7 +13,7 @@ from torch_cases import CLOSE, gradients, layer_and_input, masked_reference  # n
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import PatternError, UnsupportedError  # noqa: E402
+from sparse24._errors import DTypeError, PatternError, UnsupportedError  # noqa: E402
 
 F = torch.nn.functional
 
@@ -99,3 +100,21 @@ def test_a_layer_with_a_packed_parameter_is_a_layer_as_any(transposable):
 def test_a_packed_matrix_belongs_to_no_graph():
     weight = torch.eye(4, 8, requires_grad=True)
     assert not (torch.ones(1, 8) @ st.to_sparse_semi_structured(weight).t()).requires_grad
+
+
+def test_a_packed_matrix_is_not_read_as_a_dense_one():
+    packed = st.to_sparse_semi_structured(torch.eye(4))
+    with pytest.raises(UnsupportedError, match=r"no dense memory to share.*\.to_dense\(\)"):
+        np.from_dlpack(packed)
+    with pytest.raises(DTypeError, match=r"x must be .* got a Sparse24Tensor.*\.to_dense\(\)"):
+        s24.compress(packed)
+
+
+def test_a_layer_with_a_packed_parameter_moves_to_shared_memory():
+    layer = torch.nn.Linear(8, 4)
+    layer.weight = torch.nn.Parameter(st.to_sparse_semi_structured(s24.prune(layer.weight)))
+    with torch.no_grad():
+        want = layer(torch.ones(2, 8))
+        assert not layer.weight.is_shared()
+        assert layer.share_memory().weight.is_shared()
+        torch.testing.assert_close(layer(torch.ones(2, 8)), want)

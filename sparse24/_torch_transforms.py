@@ -1,0 +1,100 @@
+"""What derivatives sparse products have: first ones, by backward; all else is refused.
+
+torch itself would raise errors that do not say what works or, worse, give zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sparse24._errors import UnsupportedError
+
+
+def differentiable(function: type[torch.autograd.Function], *operands):
+    """The function, or the message that torch would not give."""
+    if not torch.compiler.is_compiling():
+        tensors = [x for x in operands if isinstance(x, Tensor)]
+        if torch._C._are_functorch_transforms_active() or _has_tangents(tensors):
+            raise _not_by_transforms()
+    return function.apply(*operands)
+
+
+def refuse_transforms(*tensors: Tensor | None) -> None:
+    """For products without gradients: torch's transforms would lose what they follow."""
+    if torch.compiler.is_compiling():
+        return
+    given = [x for x in tensors if x is not None]
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if any(wrapped(x) for x in given) or _has_tangents(given):
+        raise _not_by_transforms()
+
+
+def _has_tangents(tensors: list[Tensor]) -> bool:
+    """Whether derivatives in forward mode are asked for."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def _refuse_batches(gradients) -> None:
+    """Of ``is_grads_batched=True``, or vmap around a backward, which operators cannot take."""
+    functorch = torch._C._functorch
+    if any(map(functorch.is_legacy_batchedtensor, gradients)) or any(
+        map(functorch.is_functorch_wrapped_tensor, gradients)
+    ):
+        raise _not_by_transforms()
+
+
+def _not_by_transforms() -> UnsupportedError:
+    return UnsupportedError(
+        "products that are sparse have derivatives by backward() and torch.autograd.grad only, "
+        "not by torch.func's transforms (grad, jvp, vmap, ...), batched gradients or forward "
+        "mode; use those, or sparse='masked'"
+    )
+
+
+def first_derivative(*needs: tuple[int, ...]):
+    """Decorates ``backward(ctx, saved, *gradients)``, whose results have no derivatives.
+
+    `needs` names for each result the saved tensors that it is made of, beside the gradients.  With
+    torch's own `once_differentiable` a Hessian is zero, and a result that depends on saved tensors
+    alone is a constant, both without an error.
+    """
+
+    def decorate(backward):
+        @functools.wraps(backward)
+        def once(ctx, *gradients):
+            if not torch.compiler.is_compiling():
+                _refuse_batches(gradients)
+            saved = ctx.saved_tensors  # once: torch.utils.checkpoint allows no more
+            with torch.no_grad():
+                found = backward(ctx, saved, *gradients)
+            if not torch.is_grad_enabled():
+                return found
+            made_of = [[saved[i] for i in places] for places in needs]
+            ends = zip(found[: len(needs)], made_of, strict=True)
+            last = (None if g is None else _Last.apply(g, *gradients, *own) for g, own in ends)
+            return *last, *found[len(needs) :]
+
+        return once
+
+    return decorate
+
+
+class _Last(torch.autograd.Function):
+    """A gradient as it is, which depends on the other operands in a way that raises."""
+
+    @staticmethod
+    def forward(ctx, gradient: Tensor, *made_of):
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise UnsupportedError(
+            "products that are sparse have first derivatives only, and a gradient of their "
+            "gradients was asked for; use sparse='masked' in linear layers"
+        )

@@ -1,0 +1,62 @@
+"""Operands of several types: what a layer gives is of the type that holds x and the weight."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import DTypeError  # noqa: E402
+
+
+@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+@pytest.mark.parametrize("sparse", ["weight", "activation"])
+@pytest.mark.parametrize("narrow", ["x", "weight"])
+def test_operands_of_two_types_have_gradients(sparse, gradient, narrow):
+    x, weight = torch.randn(8, 16), torch.randn(4, 16)
+    if narrow == "x":
+        x = x.bfloat16()
+    else:
+        weight = weight.bfloat16()
+
+    def of(x, weight):
+        given = [t.clone().requires_grad_() for t in (x, weight)]
+        y = st.linear(*given, sparse=sparse, gradient=gradient)
+        return y, *torch.autograd.grad(y.square().sum(), given)
+
+    for got, want in zip(of(x, weight), of(x.float(), weight.float()), strict=True):
+        torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("bias", [None, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("types", [(torch.float16, torch.float32), (torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("way", ["weight", "activation", "masked", "dense"])
+def test_every_way_to_multiply_gives_the_type_of_both_operands(way, types, bias):
+    x, layer = torch.randn(4, 8, dtype=types[0]), st.SparseLinear(8, 4, bias=bias is not None)
+    if way in ("masked", "dense"):
+        full = torch.full(layer.weight.shape, way == "dense")
+        layer.set_mask(s24.mask(layer.weight.detach()) | full, way=way)
+    elif way == "activation":
+        layer = st.SparseLinear(8, 4, bias=bias is not None, sparse=way)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().to(types[1]))
+    if bias is not None:
+        layer.bias = torch.nn.Parameter(layer.bias.detach().to(bias))
+    y = layer(x)
+    y.sum().backward()
+    assert [p.grad.dtype for p in layer.parameters()] == [p.dtype for p in layer.parameters()]
+    with torch.no_grad():
+        assert layer(x).dtype == y.dtype == torch.float32
+
+
+def test_a_wide_bias_of_a_feed_forward_widens_nothing():
+    x, up, down = (torch.ones(s, dtype=torch.bfloat16) for s in ((2, 8), (16, 8), (4, 16)))
+    assert st.feed_forward(x, up, down, None, torch.ones(4)).dtype == torch.bfloat16
+
+
+def test_an_unpruned_layer_refuses_what_a_sparse_one_does():
+    layer = st.SparseLinear(8, 4)
+    layer.set_mask(torch.ones(4, 8, dtype=torch.bool))
+    with pytest.raises(DTypeError, match=r"x must be of one of the types .* got torch\.int64"):
+        layer(torch.ones(2, 8, dtype=torch.int64))
