@@ -7,6 +7,8 @@ first sets the flags of every group by one of four rules, the second stores the 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sparse24 import _arrays, _check, _spec
@@ -36,7 +38,7 @@ def groups_of(x: np.ndarray, rows: slice, size: int = _spec.GROUP, fill=0) -> np
 def matrix_of(x: np.ndarray, dtype=None) -> np.ndarray:
     """(..., k) as (rows, k), seen as `dtype`."""
     x = x if dtype is None else x.view(dtype)
-    return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
+    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def runs_of(x: np.ndarray) -> list[slice]:
