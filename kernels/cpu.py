@@ -1,5 +1,6 @@
 """The CPU backend in one place: every entry point that higher layers call."""
 
+from sparse24.kernels.cpu_across import matmul_across
 from sparse24.kernels.cpu_compress import compress, decompress, like, prune
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul
 from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, prune_n_m
@@ -21,6 +22,7 @@ __all__ = [
     "is_small",
     "like",
     "matmul",
+    "matmul_across",
     "matmul_n_m",
     "prune",
     "prune_n_m",

@@ -67,27 +67,28 @@ class _Few:
         # NumPy converts halves and 8-bit floats slowly; all else it converts as it copies.
         self._decodes = b.dtype != a.work and b.dtype.kind != "i"
         self._lanes = lanes_of_dots(a.work.itemsize)
-        self._runs = runs_of_columns(b.shape[1])
+        self._n = b.shape[1]
+        self._runs = runs_of_columns(self._n)
         self._accumulator = np.dtype(a.dtype.accumulator)
-        values, rest = self._streamed()
-        in_place = not rest.size and np.may_share_memory(values, a.values)
-        self._views = (values, rest) if in_place else None  # else decoded at each call
+        streams = self._streamed()
+        self._pads = bool(streams[3].size)
+        in_place = not streams[2].size and np.may_share_memory(streams[0], a.values)
+        self._views = streams if in_place else None  # else decoded at each call
 
-    def _streamed(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._a.streamed(slice(0, len(self._a.values)), self._lanes)
+    def _streamed(self) -> tuple[np.ndarray, ...]:
+        return self._a.streamed(slice(0, len(self._a.values)), self._lanes, self._n)
 
     def __call__(self, b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
         room = self._columns.take()
         columns, target = room
         target[...] = decoded(b, self._b_dtype, self._a.work) if self._decodes else b
-        values, rest = self._views or self._streamed()
+        streams = self._views or self._streamed()
+        ends = self._a.ends(columns) if self._pads else columns
         plain = epilogue is PLAIN
         direct = plain and out.dtype == self._accumulator and out.flags.carray
         sums = out if direct else np.empty(out.shape, self._accumulator)
         for first, shape in self._runs:
-            multiply_columns(
-                values, rest, self._a.metadata, columns, first, self._lanes, sums, shape
-            )
+            multiply_columns(*streams, columns, ends, first, self._lanes, sums, shape)
         self._columns.give(room)
         if not plain:
             finish(sums, out, epilogue, slice(None), slice(None))

@@ -7,12 +7,16 @@ first sets the flags of every group by one of four rules, the second stores the 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sparse24 import _arrays, _check, _spec
 from sparse24._errors import ArgumentError
 from sparse24.kernels import cpu_groups
 from sparse24.kernels._numba import parallel, slices
+from sparse24.kernels._simd_copy import RUN
+from sparse24.kernels.cpu_turn import by_columns, copy_rows
 
 RULES = ("magnitude", "scores", "mask", "check")
 NO_BAD_GROUP = -1
@@ -23,22 +27,26 @@ def groups_of(x: np.ndarray, rows: slice, size: int = _spec.GROUP, fill=0) -> np
     """Rows of a matrix as one contiguous list of whole groups, filled up with `fill`."""
     part = x[rows]
     k = part.shape[1]
-    if k % size == 0:
+    if k % size == 0 and not by_columns(x):
         return np.require(part, requirements="CA").reshape(-1)
-    padded = np.full((part.shape[0], -(-k // size) * size), fill, part.dtype)
-    padded[:, :k] = part
-    return padded.reshape(-1)
+    whole = np.empty((part.shape[0], -(-k // size) * size), part.dtype)
+    copy_rows(x, rows, whole)
+    whole[:, k:] = fill
+    return whole.reshape(-1)
 
 
 def matrix_of(x: np.ndarray, dtype=None) -> np.ndarray:
     """(..., k) as (rows, k), seen as `dtype`."""
     x = x if dtype is None else x.view(dtype)
-    return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
+    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _runs(rows: int, k: int, itemsize: int) -> list[slice]:
-    rows_of_run = max(1, _RUN_BYTES // max(1, k * itemsize))
-    return slices(rows, max(1, rows_of_run // 4), rows_of_run)
+def runs_of(x: np.ndarray) -> list[slice]:
+    """Runs of rows of a matrix; whole squares of those whose columns are contiguous."""
+    rows, k = x.shape
+    multiple = RUN if by_columns(x) else 1
+    rows_of_run = max(multiple, _RUN_BYTES // max(1, k * x.itemsize))
+    return slices(rows, max(1, rows_of_run // 4), rows_of_run, multiple)
 
 
 def _scores_of(scores, shape) -> np.ndarray:
@@ -96,7 +104,7 @@ def prune(x: np.ndarray, scores: np.ndarray | None = None) -> np.ndarray:
             cpu_groups.select(part, flags, whole)
             out[rows] = whole.reshape(len(out[rows]), -1)[:, :k]
 
-    _each(run, _runs(rows, k, dtype.itemsize), matrix.nbytes)
+    _each(run, runs_of(matrix), matrix.nbytes)
     return out.reshape(x.shape).view(dtype.logical)
 
 
@@ -141,7 +149,7 @@ def compress(
     groups = _spec.groups(k)
     values = np.empty((rows, _spec.values_per_row(k)), dtype.storage)
     metadata = np.empty((rows, _spec.metadata_bytes_per_row(k)), np.uint8)
-    runs = _runs(rows, k, dtype.itemsize)
+    runs = runs_of(matrix)
     found = [(NO_BAD_GROUP, 0)] * len(runs)
 
     def run(number: int):
@@ -231,7 +239,7 @@ def decompress(
             cpu_groups.scatter(kept, codes.reshape(-1), whole.reshape(-1))
             rows[part] = whole[:, :k]
 
-    _each(run, _runs(*rows.shape, dtype.itemsize), rows.nbytes)
+    _each(run, runs_of(rows), rows.nbytes)
     if out is None or plain:
         return target
     out[...] = target
@@ -256,5 +264,5 @@ def like(metadata: np.ndarray, x: np.ndarray) -> np.ndarray:
         dense = groups_of(matrix, part)
         cpu_groups.gather(dense, codes.reshape(-1), size, values[part].reshape(-1))
 
-    _each(run, _runs(rows, k, dtype.itemsize), matrix.nbytes)
+    _each(run, runs_of(matrix), matrix.nbytes)
     return shaped(values, x.shape, dtype)

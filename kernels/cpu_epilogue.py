@@ -14,6 +14,8 @@ _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 def store(x: np.ndarray, out: np.ndarray) -> None:
     """Convert as the kernels do: integers round and saturate, fp8 saturates."""
+    if out.flags.f_contiguous:
+        x, out = x.T, out.T  # in the order of `out`
     if x.dtype == np.float32 and out.dtype in _HALVES:
         _store_halves(x, out)
         return

@@ -41,25 +41,32 @@ _SMALL_PRODUCT = 1 << 18
 
 
 @njit
-def multiply_columns(values, rest, metadata, b, column, lanes, sums, shape):
+def multiply_columns(values, metadata, rest, places, b, ends, column, lanes, sums, shape):
     """``sums = A @ b[column : column + columns].T``; `b` holds columns, `shape` as for `dots`.
 
-    `rest` are the stored elements of each row that fill no vector, in the type of `b`.
+    The first four are what `Operand.streamed` returns; `ends` are the ends of the columns, which
+    the elements that fill no vector multiply.
     """
     rows, columns = len(shape[0]), len(shape[1])
     m, stored = values.shape
     whole = stored // lanes
     first = whole * lanes
+    alone = first if len(places) else stored  # up to here one by one
     held = np.empty((rows, columns), b.dtype)
     for row in range(0, m, rows):
         dots(values, metadata, row, m - 1, whole, b, column, held, shape)
         for i in range(min(rows, m - row)):
             for j in range(columns):
                 total = held[i, j]
-                for t in range(first, stored):
+                for t in range(first, alone):
                     place = metadata[row + i, t >> 2] >> (2 * (t & 3)) & 3
                     total += rest[row + i, t - first] * b[column + j, 4 * (t >> 1) + place]
                 sums[row + i, column + j] = total
+    for row in range(0, len(places), rows):
+        dots(rest, places, row, m - 1, 1, ends, column, held, shape)
+        for i in range(min(rows, m - row)):
+            for j in range(columns):
+                sums[row + i, column + j] += held[i, j]
 
 
 def _sums(out, epilogue: Fused, rows: slice, columns: slice, dtype) -> np.ndarray:
@@ -83,15 +90,16 @@ def multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
     m, n = out.shape
     columns = pack_columns(b, a.high)
     stored = a.values.shape[1]
+    ends = a.ends(columns)
     blocks = slices(m, 16, max(16, _BLOCK_STORED // max(1, stored)), work=m * n * stored)
     lanes = lanes_of_dots(b.dtype.itemsize)
 
     def task(number: int):
         rows = blocks[number]
         sums = _sums(out, epilogue, rows, slice(0, n), a.dtype.accumulator)
-        values, rest = a.streamed(rows, lanes)
+        streams = a.streamed(rows, lanes, n)
         for first, shape in runs_of_columns(n):
-            multiply_columns(values, rest, a.metadata[rows], columns, first, lanes, sums, shape)
+            multiply_columns(*streams, columns, ends, first, lanes, sums, shape)
         finish(sums, out, epilogue, rows, slice(0, n))
 
     parallel(task, len(blocks), m * n * stored)

@@ -11,9 +11,8 @@ import numpy as np
 from sparse24 import _arrays, _check
 from sparse24._errors import ShapeError
 from sparse24.kernels import cpu_compress, cpu_groups
-from sparse24.kernels._numba import njit, parallel, slices
+from sparse24.kernels._numba import njit, parallel
 
-_RUN_BYTES = 1 << 17
 _EVERY = np.uint32(0xFFFFFFFF)
 
 
@@ -95,11 +94,6 @@ def _scatter(values, places, n, m, out):
             out[m * g + places[t]] = values[t]
 
 
-def _runs(rows: int, k: int, itemsize: int) -> list[slice]:
-    at_most = max(1, _RUN_BYTES // max(1, k * itemsize))
-    return slices(rows, max(1, at_most // 4), at_most)
-
-
 def _flags(part: np.ndarray, scores, n: int, m: int, bits: cpu_groups.Bits) -> np.ndarray:
     """Flags of the n best of every group, by magnitude or by scores."""
     ranks = np.empty(part.size, np.uint64)
@@ -145,7 +139,7 @@ def prune_n_m(x: np.ndarray, n: int, m: int, scores: np.ndarray | None = None) -
     bits = cpu_groups.bits_of(dtype)
     out = np.empty(matrix.shape, dtype.storage)
     k = matrix.shape[1]
-    runs = _runs(*matrix.shape, dtype.itemsize)
+    runs = cpu_compress.runs_of(matrix)
 
     def task(number: int):
         rows = runs[number]
@@ -192,7 +186,7 @@ def compress_n_m(
     groups = -(-k // m)
     values = np.empty((rows_, n * groups), dtype.storage)
     places = np.empty(values.shape, np.uint8)
-    runs = _runs(rows_, k, dtype.itemsize)
+    runs = cpu_compress.runs_of(matrix)
     found = [(cpu_compress.NO_BAD_GROUP, 0)] * len(runs)
 
     def task(number: int):
@@ -224,7 +218,7 @@ def decompress_n_m(
     stored, at = cpu_compress.matrix_of(values, dtype.storage), cpu_compress.matrix_of(places)
     out = np.empty((len(stored), k), dtype.storage)
     groups = -(-k // m)
-    runs = _runs(*out.shape, dtype.itemsize)
+    runs = cpu_compress.runs_of(out)
 
     def task(number: int):
         rows = runs[number]

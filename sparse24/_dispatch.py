@@ -55,10 +55,10 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched 
         _refuse_overlap("aux", epilogue.aux, a, b)
     check_stored(a, call.algorithm)
     batch = out.shape[:-2]
-    given, record, aux = b, a.rows, epilogue.aux
+    given, records, aux = b, (a.rows, a.columns), epilogue.aux
     a = _cast_operand(a, types.row_a)
     b = _convert(b, types.row_b, call.other_dtype)
-    as_given = b is given and a.rows is record and not batch
+    as_given = b is given and a.rows is records[0] and a.columns is records[1] and not batch
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
     a, b, flat_out, epilogue = flatten(a, b, out, epilogue, batch)
@@ -232,6 +232,8 @@ def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> La
     from sparse24.kernels import cpu
 
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
+    if a.rows is None and a.dense is None and len(a.shape) == b.ndim == 2:
+        return Launched(OfRecord(cpu.matmul_across), a.columns, b, out, epilogue)
     if a.rows is None:
         return Launched(cpu.dense_matmul, _dense_of(a), b, out, epilogue)
     choice = {"cpu_sparse": "sparse", "cpu_dense": "dense", "dense": "dense"}.get(algorithm)

@@ -134,7 +134,7 @@ def prune(
         result = np.moveaxis(_rule.pruned(array, rule), -1, rule.axis)
         result = result if result.dtype == given.dtype else result.view(given.dtype)
         if target is None:
-            return restore(_arrays.namespace(array).ascontiguousarray(result))
+            return restore(_in_c_order(result))
         target[...] = result
         return out
 
@@ -202,7 +202,16 @@ activations, damping, channels
             hessian=hessian, activations=activations, damping=damping, channels=channels,
         )  # fmt: skip
         kept = np.moveaxis(_rule.kept(array, rule), -1, rule.axis)
-        return restore(_arrays.namespace(array).ascontiguousarray(kept))
+        return restore(_in_c_order(kept))
+
+
+def _in_c_order(x):
+    """`x`, or a copy of it where the groups run along another axis than the last."""
+    if not isinstance(x, np.ndarray):
+        return _arrays.namespace(x).ascontiguousarray(x)
+    from sparse24.kernels import cpu_turn
+
+    return cpu_turn.in_c_order(x)
 
 
 def _as_numbers(x, dtype):

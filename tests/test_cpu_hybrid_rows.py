@@ -8,7 +8,7 @@ import pytest
 
 import sparse24 as s24
 from sparse24._dtypes import TABLE
-from sparse24.kernels import _numba, cpu_matmul, reference
+from sparse24.kernels import _numba, cpu_hybrid_rows, cpu_matmul, reference
 from sparse24.kernels.cpu_hybrid_rows import Rows, matmul
 
 COLUMNS = [1, 2, 7, 16, 17, 64, 65, 130]
@@ -50,6 +50,29 @@ def test_operands_of_any_strides(rng, n):
     matmul(rows, b[:, :n].astype(np.float32), out[:, ::2])
     np.testing.assert_array_equal(out[:, ::2], w @ b[:, :n])
     assert not out[:, 1::2].any()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("n", [2, 5, 64, 130])
+def test_few_non_zeros_copy_nothing_of_b(rng, n, order, monkeypatch):
+    """Panels of b are made only where enough non-zeros read them."""
+    made = []
+    pack = cpu_hybrid_rows.pack_panels
+    monkeypatch.setattr(cpu_hybrid_rows, "pack_panels", lambda *x: made.append(x) or pack(*x))
+    b = np.asarray(rng.integers(-4, 5, (2000, n)), np.float32, order=order)
+    for density, packs in ((0.03, False), (0.5, True)):
+        w = whole(rng, (60, 2000), density)
+        w[7] = 0
+        np.testing.assert_array_equal(product(w, b), w @ b)
+        assert bool(made) == packs
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_a_transposed_operand_is_widened_in_its_order(rng, dtype):
+    H = s24.hybrid(whole(rng, (96, 300), 0.2).astype(TABLE[dtype].logical))
+    x = rng.integers(-4, 5, (90, 300)).astype(H.dtype)
+    want = x.astype(float) @ H.toarray().astype(float).T
+    np.testing.assert_array_equal((x @ H.T).astype(float), want)
 
 
 @pytest.mark.parametrize("n", [1, 8, 100])

@@ -19,6 +19,7 @@ from sparse24.kernels import (
     cpu_compress,
     cpu_decode,
     cpu_matmul,
+    cpu_operand,
     reference,
 )
 
@@ -331,3 +332,19 @@ def test_messages(rng):
     out.flags.writeable = False
     with pytest.raises(ArgumentError, match="out is read-only"):
         cpu_matmul.matmul(values, metadata, 8, b, out)
+
+
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("k", [3, 12, 24, 37, 60, 127, 252])
+def test_rests_of_rows_in_vectors_and_one_by_one(rng, name, k, monkeypatch):
+    """Zeros that fill a vector up multiply no element of b, nor what lies behind its columns."""
+    logical = _dtypes.TABLE[name].logical
+    values, metadata, _ = cpu_compress.compress(rng.integers(-3, 4, (21, k)).astype(logical))
+    dense = cpu_compress.decompress(values, metadata, k).astype(float)
+    for n in (1, 3, 16):
+        b = rng.integers(-2, 3, (k, n)).astype(logical)
+        for limit in (0, 1 << 30):
+            monkeypatch.setattr(cpu_operand, "_PADDED", limit)
+            out = np.empty((21, n), _dtypes.TABLE[name].accumulator)
+            cpu_matmul.matmul(values, metadata, k, b, out)
+            np.testing.assert_array_equal(out, dense @ b.astype(float))
