@@ -220,7 +220,7 @@ def on_cpu(monkeypatch):
     homes = {
         "cpu_sparse": (cpu, "matmul"), "cpu_dense": (cpu, "dense_matmul"),
         "cpu_dense, decompressed": (cpu, "decompress_matmul"), "cpu_n_m": (n_m_products, "_direct"),
-        "dense": (n_m_products.n_m_parts, "narrowed"),
+        "dense": (n_m_products.n_m_parts, "narrowed"), "dense, by blocks": (cpu, "matmul_across"),
     }  # fmt: skip
 
     def counted(name, product):
