@@ -48,9 +48,6 @@ class HybridStorage(SparseArray):
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    def __setattr__(self, name, value):
-        raise AttributeError(f"a HybridArray is immutable; cannot set {name}")
-
     @classmethod
     def build(cls, w, *, n_hint: int | None = None, dtype=None) -> Self:
         """Build from a dense, scipy or cupyx matrix; see `sparse24.hybrid`."""

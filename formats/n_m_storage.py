@@ -43,9 +43,6 @@ class NMStorage(SparseArray):
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    def __setattr__(self, name, value):
-        raise AttributeError(f"an NMArray is immutable; cannot set {name}")
-
     # --- what it is ---------------------------------------------------------------------
 
     @property

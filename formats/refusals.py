@@ -30,7 +30,7 @@ def _refuse(operator: str) -> Callable[..., NoReturn]:
 
 
 class Refusals:
-    """Operators that a format of sparse24 does not have.
+    """Operators that a format of sparse24 does not have, and attributes, which cannot be set.
 
     ``==`` and ``!=`` between two of them, and with what is no number or array, ask whether
     both are the same object, so that they can stand in sets and as keys.
@@ -51,6 +51,9 @@ class Refusals:
     __lt__ = __gt__ = __le__ = __ge__ = _refuse("order")
     __neg__ = __pos__ = _refuse("sign")
     __abs__ = _refuse("abs()")
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"{type(self).__name__} is immutable; cannot set {name}")
 
     def __eq__(self, other: object) -> bool:
         is_array = hasattr(other, "shape") and hasattr(other, "dtype")

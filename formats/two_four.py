@@ -73,9 +73,6 @@ class Sparse24Array(SparseArray):
         object.__setattr__(self, "_plans", {})  # prepared launches, by signature of b
         object.__setattr__(self, "_turned", None)  # the transposed view, made at first use
 
-    def __setattr__(self, name, value):
-        raise AttributeError(f"a Sparse24Array is immutable; cannot set {name}")
-
     # --- what it is ---------------------------------------------------------------------
 
     @property

@@ -79,9 +79,6 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    def __setattr__(self, name, value):
-        raise AttributeError(f"a Windows24 is immutable; cannot set {name}")
-
     @classmethod
     def from_dense(cls, dense, pattern, dtype: _dtypes.DType | None = None, *, axis: int = -1):
         """Spread a dense array that obeys a pattern over windows.

@@ -6,6 +6,7 @@ from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul,
 from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, prune_n_m
 from sparse24.kernels.cpu_n_m_matmul import matmul_n_m
 from sparse24.kernels.cpu_transposable import transposable_mask
+from sparse24.kernels.cpu_turn import in_c_order
 
 # Names of the products, as `algorithm` takes them; "dense" is "cpu_dense".
 ALGORITHMS = ("auto", "cpu_sparse", "cpu_dense", "dense")
@@ -19,6 +20,7 @@ __all__ = [
     "decompress_matmul",
     "decompress_n_m",
     "dense_matmul",
+    "in_c_order",
     "is_small",
     "like",
     "matmul",

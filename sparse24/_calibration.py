@@ -148,7 +148,7 @@ class Calibration:
         """
         new, restore = _foreign.take(pruned, argument="pruned")
         _check.not_bits(new, argument="pruned")
-        check_stored(new, argument="pruned", way_out="multiply the weights by a mask first")
+        check_weight_type(new, argument="pruned", way_out="multiply the weights by a mask first")
         self._check_weights(new.shape)
         before = _arrays.namespace(new).zeros(len(new), new.dtype)
         if bias is not None:
@@ -179,7 +179,7 @@ class Calibration:
         return f"Calibration({self.count} inputs of {features} features)"
 
 
-def check_stored(x, *, argument: str, way_out: str) -> None:
+def check_weight_type(x, *, argument: str, way_out: str) -> None:
     """Refuse weights of other types than sparse24 stores, in which results would be returned."""
     if x.dtype == bool:
         raise DTypeError(f"{argument} must hold weights, got bool; {way_out}")

@@ -32,9 +32,8 @@ def multiply(a, b, out, call: Call):
     if call is PLAIN and out is None and np.ndarray in (type(a), type(b)):
         return a @ b
     with _foreign.stream_of(a), _foreign.stream_of(b):  # one of them is ours
-        _apart(out, a, b)
         left, right = in_sums(a, b, call.dtype)
-        return _asked(lambda: left @ right, out, call, _shape(a), _shape(b))
+        return _asked(lambda: left @ right, a, b, out, call)
 
 
 def in_tf32(precision: str, a, b, out, call: Call):
@@ -49,8 +48,7 @@ def in_tf32(precision: str, a, b, out, call: Call):
         )
     product = lambda: sparse.multiply_tf32(other, left=left)  # noqa: E731
     with _foreign.stream_of(other):
-        _apart(out, a, b)
-        return _asked(product, out, call, _shape(a), _shape(b))
+        return _asked(product, a, b, out, call)
 
 
 def by_library(a, b, out, call: Call):
@@ -63,15 +61,11 @@ def by_library(a, b, out, call: Call):
     for argument, array in (("a", a), ("b", b)):
         _check.at_least_1d(array.shape, argument=argument)
     _product.check_inner(a.shape, b.shape)
-    _apart(out, a, b)
-    return _asked(lambda: _arrays.namespace(a).matmul(a, b), out, call, a.shape, b.shape)
+    return _asked(lambda: _arrays.namespace(a).matmul(a, b), a, b, out, call)
 
 
-def _apart(out, a, b) -> None:
-    """Refuse an `out` over an operand, as every format does, though here nothing would be lost."""
-    target = _target.given(out)
-    if target is None:
-        return
+def _refuse_overlap(target, a, b) -> None:
+    """Refuse a result over an operand, as every format does, though here nothing would be lost."""
     for argument, x in (("a", a), ("b", b)):
         if isinstance(x, SparseArray | Windows24) or _arrays.is_sparse_matrix(x):
             continue
@@ -105,17 +99,15 @@ def in_sums(a, b, dtype) -> tuple[Any, Any]:
         return (a, wide()) if left else (wide(), b)
 
 
-def _asked(product: Callable[[], Any], out, call: Call, left: tuple, right: tuple):
-    """What a call asks of a product: what is fused elsewhere takes a pass of its own.
-
-    `left` and `right` are the shapes of the operands.
-    """
-    finish = checked(call)
+def _asked(product: Callable[[], Any], a, b, out, call: Call):
+    """What a call with such operands asks of a product: what is fused elsewhere takes a pass."""
+    finish, target = checked(call), _target.given(out)
+    if target is not None:
+        _refuse_overlap(target, a, b)
     result, restore = _foreign.take(product(), argument="the product")
     if not finish.is_plain:
-        product = _finish.finished(result, out, finish, left, right)
+        product = _finish.finished(result, out, finish, _shape(a), _shape(b))
         return restore(product) if out is None else out
-    target = _target.given(out)
     if target is None:
         return restore(result)
     if _arrays.device_of(target) != _arrays.device_of(result):

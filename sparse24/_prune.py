@@ -209,9 +209,9 @@ def _in_c_order(x):
     """`x`, or a copy of it where the groups run along another axis than the last."""
     if not isinstance(x, np.ndarray):
         return _arrays.namespace(x).ascontiguousarray(x)
-    from sparse24.kernels import cpu_turn
+    from sparse24.kernels import cpu
 
-    return cpu_turn.in_c_order(x)
+    return cpu.in_c_order(x)
 
 
 def _as_numbers(x, dtype):
