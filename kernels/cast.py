@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sparse24 import _arrays
@@ -26,7 +28,7 @@ def launch(x, source: DType, target: DType):
     """
     import cupy as cp
 
-    flat = x.reshape(-1, x.shape[-1]) if x.ndim != 2 else x
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) if x.ndim != 2 else x
     carried = np.dtype(np.uint8) if target.is_float8 else target.logical
     out = _arrays.empty_rows(cp, flat.shape, carried)
     if flat.size:

@@ -112,10 +112,9 @@ GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 700
 CLUSTERS = (2, 4)  # sizes
 LEFT_OVER = 11  # one multiprocessor of so many, by clusters of four: an H200 of 132 runs 30 of them
 NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most
-# Cycles that a product takes longer where shares pass from band to band than where bands are shared
-# by as many blocks each, since blocks come late to the second band of theirs: 1100 to 1800 in ten
-# products by 8 columns.
-PASSING = 1500
+# Cycles that a product takes longer where shares pass from band to band, since blocks come late to
+# the second band of theirs; by 140 products, docs/benchmarks/log_hybrid.rst.
+PASSING = 5000
 
 
 def cycles_of(units: Units, tiles: int) -> np.ndarray:
@@ -181,8 +180,7 @@ def deal(
         and len(live) * splits <= sms - (splits > 2) * (sms // LEFT_OVER)
         and len(way.cuts) == len(live) * splits + 1  # none is empty
     ]  # fmt: skip
-    late = PASSING if most > 1 else 0
-    return min(found, key=lambda way: _most(running, way, config) + late * _passes(way).any())
+    return min(found, key=lambda way: _most(running, way, config) + PASSING * _passes(way).any())
 
 
 def _passes(dealt: Deal) -> np.ndarray:

@@ -163,7 +163,8 @@ def _view(array) -> tuple[int, int, int, int]:
     if array is None:
         return NO_VIEW
     flat = array.reshape(-1, *array.shape[-2:]) if array.ndim != 3 else array
-    return (array.data.ptr, *flat.strides)
+    assert flat.data.ptr == array.data.ptr, "a copy of what is written to"
+    return (flat.data.ptr, *flat.strides)
 
 
 COMPILE_CHECKS = (
