@@ -124,6 +124,12 @@ def _through_the_mask(dw, weight, mask, parts, rule: Rule) -> Tensor:
     return dw
 
 
+def _biased(y: Tensor, bias: Tensor) -> Tensor:
+    """``y + bias`` in the type of y: a bias widens no sparse product."""
+    biased = y + bias  # torch 2.11 compiles a function that ends in an idle `to` without gradients
+    return biased if biased.dtype == y.dtype else biased.to(y.dtype)
+
+
 class ActivationLinear(torch.autograd.Function):
     """``prune(x) @ weight.T + bias`` for x (t, k): the activations are sparse."""
 
@@ -135,7 +141,7 @@ class ActivationLinear(torch.autograd.Function):
         ctx.save_for_backward(x.new_empty(0) if rule.straight else x, weight, *parts)
         ctx.shape = (t, k)
         y = ops.product(parts, t, k, weight.t(), None, "A@b")
-        return y if bias is None else (y + bias).to(y.dtype)  # a bias widens no sparse product
+        return y if bias is None else _biased(y, bias)
 
     @staticmethod
     @first_derivative((1,), (0,), ())  # of x, weight and bias
