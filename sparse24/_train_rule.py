@@ -47,7 +47,8 @@ class Rule:
     def __post_init__(self):
         _check.one_of(self.gradient, GRADIENTS, argument="gradient")
         _check.one_of(self.transposable, (True, False), argument="transposable")
-        if not isinstance(self.decay, int | float):  # those torch.compile follows as they are
+        # torch.compile follows numbers as they are; of types torch 2.8 follows no union
+        if not isinstance(self.decay, (int, float)):
             _check.number(self.decay, argument="decay")
         if not isinstance(self.seed, int) or self.seed < 0:
             _check.whole(self.seed, argument="seed", least=0)
