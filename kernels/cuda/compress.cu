@@ -6,7 +6,7 @@
 //   metadata [batch, m, ceil(k/8)]    canonical codes, if METADATA                  (written)
 //   packed   [batch, ceil(k/128), ceil(m/64), 1024]  tensor core order, if PACKED   (written)
 //   status   [2]  uint64, RULE 2 and 3: ~(lowest flat index) of the groups that have more than
-//                 two elements to keep, and their number; 0 where there is none   (only raised)
+//                 two elements to keep, and their number; 0: none.  Atomic maxima and sums
 //
 // RULE 0 keeps the two largest magnitudes, 1 the two best scores, 2 what the mask says, 3 the
 // non-zeros.  VALUES 0 writes no values.  Memory-bound: bf16 moves 3.125 bytes an element.
