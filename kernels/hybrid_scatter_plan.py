@@ -104,17 +104,18 @@ def tiles_of(n: int) -> int:
     return next(tiles for tiles in (1, 2, 4, 8, 12, 16) if n <= 8 * tiles)
 
 
-# Cycles of shared memory, which set the time: to read or clear a tile; for the stores of a group
-# and of a line, with conflicts of banks; for a second batch; to hand over the sums of 128 rows by
-# 8 columns, through global memory or in a cluster.
+# Cycles of shared memory, which set the time.  TILE: to read or clear a tile; GROUP_STORES and
+# LINE_STORES: for the stores of a group and of a line, with bank conflicts; SECOND_BATCH: for a
+# unit of several batches; HAND_OVER and IN_CLUSTER: to hand over the sums of 128 rows by 8 columns
+# through global memory, and in a cluster.
 TILE = 2 * TILE_ROWS * TILE_COLUMNS // 128
 GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 700, 300
 CLUSTERS = (2, 4)  # sizes
-LEFT_OVER = 11  # one multiprocessor of so many, by clusters of four: an H200 of 132 runs 30 of them
-NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most
-# Cycles that a product takes longer where shares pass from band to band than where bands are shared
-# by as many blocks each, since blocks come late to the second band of theirs: 1100 to 1800 in ten
-# products by 8 columns.
+LEFT_OVER = 11  # clusters of four leave one of 11 multiprocessors idle: an H200 with 132 runs 30
+NEAR = 50  # a cut moves to the edge of a band over at most 1 / NEAR of a block's share
+# Cycles that a product takes longer where blocks work on two bands, than where each band has the
+# same number of blocks of its own, because blocks come late to their second band: 1100 to 1800
+# cycles in ten products with 8 columns.
 PASSING = 1500
 
 

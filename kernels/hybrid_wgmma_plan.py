@@ -15,19 +15,19 @@ from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
 from sparse24.kernels.hybrid_strips import cost
 from sparse24.kernels.hybrid_wgmma_configs import SKIPPING, TABLES, Config, offered
 
-# To choose among specialisations: multiply-adds and gathered bytes a second, seconds of an exchange
-# of sums of a cluster, after every wave.
+# To choose among specialisations: multiply-adds a second, gathered bytes a second, and the seconds
+# in which the blocks of a cluster exchange sums, after every wave.
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 4.9e14, 2.6e13, 3.5e-6
 
-LOW_BAND = 8  # strips of about the same length, which all blocks then have at the same time
-MOST_LIVE = 0.85  # share of instructions with elements up to which it pays to look for the others
-WORTH_CHANGING = 1.02  # a less even deal that leaves the usual bands as they are
+LOW_BAND = 8  # strips: so few are of about the same length, and all blocks have them at once
+MOST_LIVE = 0.85  # share of instructions with elements above which skipping does not pay
+WORTH_CHANGING = 1.02  # gain from which low bands are taken instead of the usual ones
 UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once
-# Measured over predicted time, by rows of a strip, where rows are stored by number: that takes
+# Factor of the predicted time, by rows of a strip, where rows are stored by number: storing takes
 # longer, and strips always differ.  docs/benchmarks/log_hybrid.rst.
 BY_NUMBER = {128: 1.13, 256: 1.14}
-# Stages in whose time a block gives sums away and takes those of another; by whether stages are
-# passed by.
+# A block gives sums away and takes those of another in the time of so many stages; without and with
+# skipping.
 SHARING = {False: 12, True: 24}
 LEAST_PIECE = 2  # atoms of a tile that is cut
 
@@ -165,9 +165,10 @@ class Work:
     def deal(self, config: Config, n: int) -> Deal:
         """How blocks that do not form clusters share the tiles.
 
-        The usual bands divide the multiprocessors of an H200, so whole tiles that go round the
-        blocks bring a block to the same strips again; if those differ, lower bands are walked.
-        Sorted rows make strips of which few are much longer: who has had one gets fewer tiles.
+        The height of the usual bands divides the multiprocessors of an H200, so blocks that take
+        tiles in turn get the same strips in every column.  If strips differ in length, that is
+        uneven, and lower bands may be better.  Where rows are sorted, a few strips are much longer
+        than the others; a block that has had one of those then gets fewer tiles.
         """
         strips, tiles_n = len(self.lengths), -(-n // config.block_n)
         uneven = _as_they_end if self.by_number else _round

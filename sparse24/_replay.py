@@ -1,8 +1,8 @@
 """Repeated calls: signatures of calls, and the prepared products that they find.
 
-Choosing and preparing a kernel takes a hundred microseconds of Python, a product of few
-tokens five on the GPU.  So every sparse array remembers prepared products (`_ready`) by the
-signature of the call: layouts and options.
+Choosing and preparing a kernel takes a hundred microseconds of Python, while a product with few
+tokens may take five on the GPU.  So every sparse array remembers prepared products (`_ready`) by
+the signature of the call: layouts and options.
 """
 
 from __future__ import annotations
