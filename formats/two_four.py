@@ -165,6 +165,11 @@ class Sparse24Array(SparseArray):
         out : array, optional
             Where to write it; shape and dtype of the result.  Also a tensor of torch.
 
+        Returns
+        -------
+        array, shape (..., m, k)
+            `out`, if that is given; fp8 on a GPU as bits (``uint8``).
+
         Raises
         ------
         ShapeError, DTypeError, ArgumentError
