@@ -67,8 +67,9 @@ def _anew(
         launched = _dispatch.fill(laid.a, laid.b, laid.out, laid.epilogue, call, laid.types)
         product = restore(_without(laid.target, laid.dropped)) if out is None else out
     if plans is not None and key is not None and launched is not None and as_given:
-        asked = Asked(replace(laid.types, out=None), laid.dropped, *laid.shapes, *laid.vectors)
-        _replay.remember(plans, key, launched, x, product, call, asked)
+        types = replace(laid.types, out=None)
+        make_epilogue = EpilogueMaker(types, laid.dropped, *laid.shapes, *laid.vectors)
+        _replay.remember(plans, key, launched, x, product, call, make_epilogue)
     return product
 
 
@@ -186,7 +187,7 @@ class Result(Target):
 
 
 @dataclass(frozen=True)
-class Asked:
+class EpilogueMaker:
     """Makes the epilogue of a repeated call from its options; holds what does not change."""
 
     types: Result  # but for its `out`, which each call brings
