@@ -12,15 +12,15 @@ from sparse24.formats.hybrid_storage import HybridStorage
 class HybridArray(HybridStorage):
     """An unstructured sparse matrix in 64x64 tiles: empty, dense, 2:4 with overflow, or bitmap.
 
-    Made by `sparse24.hybrid` or `from_tiles`, and immutable.  ``H @ b`` equals
-    ``H.toarray() @ b`` up to the order of summation.
+    Made by `sparse24.hybrid` or `from_tiles`, and immutable.  Elements are float16, bfloat16,
+    float32, float64 or int8.  ``H @ b`` equals ``H.toarray() @ b`` up to the order of summation.
 
     Attributes
     ----------
     shape : tuple of int
         (m, k).
     dtype : numpy.dtype
-        float16, bfloat16, float32, float64 or int8.
+        Element type.
     n_hint : int or None
         Columns of `b` for which the kinds of the tiles were chosen.
 

@@ -12,7 +12,8 @@ from sparse24.formats.two_four import Sparse24Array
 class NMArray(NMStorage):
     """An n:m sparse array on the CPU or a GPU.  Immutable.
 
-    Made by ``sparse24.compress(x, pattern=(n, m))`` or `from_dense`.
+    Made by ``sparse24.compress(x, pattern=(n, m))`` or `from_dense`, of the element types of
+    `Sparse24Array`.
 
     Attributes
     ----------
@@ -64,7 +65,7 @@ class NMArray(NMStorage):
         Parameters
         ----------
         x : array, shape (..., m, k)
-            NumPy, CuPy, torch or JAX array of a supported dtype.
+            NumPy, CuPy, torch or JAX array of an element type of `Sparse24Array`.
         pattern : tuple (n, m), default (2, 4)
         axis : {-1, -2}
             The axis that the groups run along.
