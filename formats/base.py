@@ -65,9 +65,24 @@ class SparseArray(Refusals, ABC):
         """A deep copy."""
 
     def to_device(self, device, /, *, stream=None) -> Self:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; waits when it leaves the GPU.
+        """Move to another device; waits when it leaves the GPU.
 
-        Devices of torch and CuPy are taken, too.
+        Parameters
+        ----------
+        device : str or device
+            ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``, or a device of torch or CuPy.
+        stream : cupy.cuda.Stream, optional
+            For copies to the CPU; by default CuPy's current stream.
+
+        Returns
+        -------
+        array of the same class
+            The array itself, if it is there already.
+
+        Raises
+        ------
+        DeviceError, ArgumentError
+            If the device is not there or unknown.
         """
         device = _storage.device_name(device)
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
@@ -116,8 +131,18 @@ class SparseArray(Refusals, ABC):
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        SciPy does not store 16-bit or 8-bit floats, nor does cupyx, which does not store int8
-        either: these types become float32 unless `dtype` says otherwise.
+        Waits for the device.
+
+        Parameters
+        ----------
+        dtype : dtype, optional
+            Element type of the result.  By default that of the array, or float32 for types that
+            the library does not store: floats of 16 and 8 bits, and in cupyx int8.
+
+        Raises
+        ------
+        ArgumentError
+            If this is a batch.
         """
         array: Any = self
         if self._dtype.is_float8 and self.device != "cpu":  # its dense form there is bits

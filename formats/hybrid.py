@@ -12,17 +12,23 @@ from sparse24.formats.hybrid_storage import HybridStorage
 class HybridArray(HybridStorage):
     """An unstructured sparse matrix in 64x64 tiles: empty, dense, 2:4 with overflow, or bitmap.
 
-    Made by `sparse24.hybrid` or `from_tiles`, and immutable.  ``H @ b`` equals
-    ``H.toarray() @ b`` up to the order of summation.
+    Made by `sparse24.hybrid` or `from_tiles`, and immutable.  Elements are float16, bfloat16,
+    float32, float64 or int8.  ``H @ b`` equals ``H.toarray() @ b`` up to the order of summation.
 
-    Parameters
+    Attributes
     ----------
-    tiles : Tiles
-        The arrays, all NumPy or all CuPy.
-    nnz : int
-        Number of non-zeros.
-    n_hint : int, optional
-        Columns of `b` for which the kinds were chosen.
+    shape : tuple of int
+        (m, k).
+    dtype : numpy.dtype
+        Element type.
+    n_hint : int or None
+        Columns of `b` for which the kinds of the tiles were chosen.
+
+    Notes
+    -----
+    Work goes to CuPy's current stream.  `kinds`, `tocsr`, `tocoo` and a move to the CPU wait for
+    the device, and so do the first product of a kind, `explain` and `summary` where they need
+    counts of the matrix for the first time.  Later products, `toarray` and `mask` do not.
 
     Examples
     --------

@@ -136,6 +136,16 @@ class HybridStorage(SparseArray):
         ----------
         out : array, optional
             Where to write it; shape and dtype of the result.
+
+        Returns
+        -------
+        array, shape (m, k)
+            `out`, if that is given.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            If `out` does not fit or is read-only.
         """
         return _storage.dense_into(
             out, lambda: hybrid_build.decode(self.tiles), self.shape, self._dtype,

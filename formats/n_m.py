@@ -12,7 +12,8 @@ from sparse24.formats.two_four import Sparse24Array
 class NMArray(NMStorage):
     """An n:m sparse array on the CPU or a GPU.  Immutable.
 
-    Made by ``sparse24.compress(x, pattern=(n, m))`` or `from_dense`.
+    Made by ``sparse24.compress(x, pattern=(n, m))`` or `from_dense`, of the element types of
+    `Sparse24Array`.
 
     Attributes
     ----------
@@ -28,14 +29,18 @@ class NMArray(NMStorage):
 
     Notes
     -----
-    Products run on the 2:4 kernels where the pattern embeds into 2:4 exactly (1:2, 1:4,
-    2:8, …: at most two elements in any aligned group of four).  Others run on a kernel
-    of their own on the CPU, unless they are more than half full and meet many columns,
-    and through the dense matrix else.  For patterns such as 6:8, `windows` prepares an
-    exact 2:4 product over a longer k.
+    Products run on the 2:4 kernels if the pattern is a special case of 2:4, with at most two
+    elements in any aligned group of four, such as 1:2, 1:4 and 2:8.  Other patterns have a kernel
+    of their own on the CPU, which runs if they are at most half full or the columns are few.
+    Otherwise, and on the GPU, the product is dense.  For patterns such as 6:8, `windows` prepares
+    an exact 2:4 product over a longer k.
 
     ``A[i:j]`` are rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` matrices of a batch;
     their values are views.
+
+    Work goes to CuPy's current stream.  The first product, `nnz`, `density`, `tocsr`, `tocoo` and a
+    move to the CPU wait for the device; later products, `toarray`, `mask`, `astype` and views do
+    not.
 
     Examples
     --------
@@ -60,7 +65,7 @@ class NMArray(NMStorage):
         Parameters
         ----------
         x : array, shape (..., m, k)
-            NumPy, CuPy, torch or JAX array of a supported dtype.
+            NumPy, CuPy, torch or JAX array of an element type of `Sparse24Array`.
         pattern : tuple (n, m), default (2, 4)
         axis : {-1, -2}
             The axis that the groups run along.

@@ -99,6 +99,16 @@ class NMStorage(SparseArray):
         ----------
         out : array, optional
             Where to write it; shape and dtype of the result.
+
+        Returns
+        -------
+        array, shape (..., m, k)
+            `out`, if that is given; fp8 on a GPU as bits (``uint8``).
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            If `out` does not fit or is read-only.
         """
         return _storage.dense_into(
             out, self._decompressed, self.shape, self._dtype, like=self._values

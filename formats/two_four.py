@@ -16,7 +16,8 @@ class Sparse24Array(SparseArray):
     """A 2:4 sparse array on the CPU or a GPU.  Immutable.
 
     Made by `sparse24.compress`, `sparse24.asarray`, `sparse24.from_scipy` or
-    `sparse24.random`; not by its constructor.
+    `sparse24.random`; not by its constructor.  Elements are float16, bfloat16, float32, float64,
+    int8, float8_e4m3fn or float8_e5m2.
 
     Attributes
     ----------
@@ -164,6 +165,11 @@ class Sparse24Array(SparseArray):
         ----------
         out : array, optional
             Where to write it; shape and dtype of the result.  Also a tensor of torch.
+
+        Returns
+        -------
+        array, shape (..., m, k)
+            `out`, if that is given; fp8 on a GPU as bits (``uint8``).
 
         Raises
         ------

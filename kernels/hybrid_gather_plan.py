@@ -12,12 +12,12 @@ from sparse24.kernels.hybrid_units import MOST_HEIGHT, Units, deal, units_of
 PANEL = 4096  # columns of the matrix that a block reads b for
 PANEL_BYTES = PANEL * 16
 MOST_HELD = 2  # panels that fit into shared memory beside the sums
-MOST_PANELS, MOST_CLUSTER = 16, 8  # of a matrix; blocks
+MOST_PANELS, MOST_CLUSTER = 16, 8  # panels of a matrix; blocks of a cluster
 MOST_WARPS = 32
 MOST_WIDE_WARPS = 24  # with two planes, which need more registers
-START_ROWS = 48  # of the matrix, as dear as to begin a block and read its panel
-START_UNITS = 0.3  # the same for blocks that run at once
-SHARING = 0.03  # to add the sums of lanes that share a row, of what a unit of one row takes
+START_ROWS = 48  # rows of the matrix that take as long as to begin a block and read its panel
+START_UNITS = 0.3  # the same in units, for blocks that run at once
+SHARING = 0.03  # to add the sums of lanes that share a row, relative to the time of a unit
 WORD_BYTES = 4
 
 

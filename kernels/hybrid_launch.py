@@ -22,13 +22,13 @@ def right(b) -> np.ndarray:
 
 
 def result(out) -> np.ndarray:
-    """The matrix that they write."""
+    """A CuPy matrix of 16-bit elements as the argument that the kernels write."""
     row, column = (s // 2 for s in out.strides)
     return np.array([(out.data.ptr, row, column)], OUT)
 
 
 def readable(b: Any) -> bool:
-    """Whether the copy engine can read b: its rows are contiguous and start on 16 bytes."""
+    """Whether the copy engine can read b: its rows are contiguous, on 16-byte boundaries."""
     contiguous = b.strides[1] == 2 or b.shape[1] == 1
     return contiguous and tensor_map.addressable(b.data.ptr, (b.strides[0],))
 
@@ -41,7 +41,7 @@ def rows_contiguous(b: Any):
         return transpose.launch(b.T).T
     k, n = b.shape
     wide = _arrays.cupy_module().zeros((k, _arrays.row_pitch(n, 2)), np.uint16)
-    wide[:, :n] = b.view(np.uint16)  # what follows is zeros: 16 bytes are read at once
+    wide[:, :n] = b.view(np.uint16)  # the rest of 16 bytes, which are read at once, is zeros
     return wide[:, :n].view(b.dtype)
 
 
@@ -56,8 +56,8 @@ class BoundProduct(abc.ABC):
     """One way of running a product with a matrix; called with ``(b, out)``, it enqueues it.
 
     Launches are remembered by the addresses of the operands and keep no operand alive.  The
-    kernel reads the matrix before the work that precedes it in the stream has ended, so
-    whoever makes a layout waits for it once.
+    kernel may read the matrix before the preceding work of the stream has ended (programmatic
+    dependent launch), so whoever makes a layout waits until it is complete.
     """
 
     REMEMBERED = 1024
@@ -87,9 +87,9 @@ class BoundProduct(abc.ABC):
 
 
 class CutLayout(abc.ABC):
-    """A matrix in the order in which a kernel reads it; how products are cut up is kept.
+    """A matrix in the order in which a kernel reads it, with the ways to cut up its products.
 
-    A subclass says how to cut one up, and what then runs it.
+    A subclass says how to cut up a product, and what then runs it.
     """
 
     def __init__(self, shape: tuple[int, int], arrays: Any):

@@ -18,13 +18,13 @@ UNIT_WORDS = 4096  # of a unit, at most, if it has more than one row
 PLACE_BYTES = 2
 STEP_WORDS = 128  # that a warp reads together
 
-# Round figures of a multiprocessor of an H200, in seconds and bytes a second.  Measured over
-# predicted time, float32: 1.0 to 1.2 from 90 to 97 % zeros, up to 1.5 at 99 %, and 5 µs more below
-# 20 µs.
+# Round figures of a multiprocessor of an H200, in seconds and bytes a second.  Products in float32
+# take 1.0 to 1.2 times the predicted time at 90 to 97 % zeros, up to 1.5 times at 99 %; those that
+# take less than 20 µs, 5 µs more.
 START = 1.5e-6  # of a block
-SHARED_RATE = 128 * 1.7e9 / 1.1  # with the lines that meet in a bank
+SHARED_RATE = 128 * 1.7e9 / 1.1  # a tenth is lost to bank conflicts
 L2_RATE = 45e9
-SHOWN = 0.25  # of the time of L2 or shared memory that shows where the other takes longer
+SHOWN = 0.25  # of the times of L2 and of shared memory, the part of the shorter that is not hidden
 
 
 @dataclass(frozen=True)

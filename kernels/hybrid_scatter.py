@@ -33,7 +33,7 @@ from sparse24.kernels.launch import Launch
 NAME = "hybrid_scatter"
 DTYPES = ("float16", "bfloat16")
 MOST_COLUMNS = 128
-BY_WARPS = 8  # columns of b that the warps which write bring themselves if the copy engine cannot
+BY_WARPS = 8  # up to so many columns of b writer warps load it if the copy engine cannot
 LEFT = np.dtype(
     [
         ("units", "u8"), ("steps", "u8"), ("parts", "u8"), ("counts", "u8"),
@@ -91,7 +91,7 @@ class Ready(BoundProduct):
         if dealt.cluster > 1 and not _at_once(name, config, len(dealt.bands) - 1):
             dealt = deal(layout.units, blocks, tiles_of(n), balance=balance, clusters=False)
             config = _config(layout, dealt, n)
-        self._config, ways = config, {n < BY_WARPS, n <= BY_WARPS}  # both for eight columns
+        self._config, ways = config, {n < BY_WARPS, n <= BY_WARPS}  # both for 8 columns
         self._kernels = {
             by_warps: _kernel(name, dataclasses.replace(config, by_warps=by_warps))
             for by_warps in ways

@@ -33,11 +33,11 @@ class Config:
     base : bool
         Units are 2:4 tiles, and what spills over; see `Units`.
     cluster : int
-        Blocks that have a band together, and send one another their sums; 1: see `Deal`.
+        Blocks of a cluster, which work on one band and send one another their sums; 1: see `Deal`.
     columns : int
-        Of a unit, as in `Units`.
+        Columns of a unit, as in `Units`.
     by_warps : bool
-        The warps that write bring b, of any strides and up to 8 columns, and not the copy engine.
+        Writer warps load b, of any strides and up to 8 columns, instead of the copy engine.
     """
 
     tiles: int
@@ -53,27 +53,27 @@ class Config:
 
     @property
     def rows(self) -> int:
-        """Of a unit, at most."""
+        """Rows of a unit, at most."""
         return TILE_ROWS * TILE_COLUMNS // self.columns
 
     @property
     def pieces(self) -> int:
-        """Of the sums, which the blocks of a cluster share out."""
+        """Pieces of the sums, which the blocks of a cluster divide among themselves."""
         return self.tiles * self.rows // (64 * self.groups)
 
     @property
     def groups(self) -> int:
-        """Warpgroups that multiply: two have 64 rows each."""
+        """Warpgroups that multiply; if there are two, each has 64 rows."""
         return 2 if self.tiles > 8 and self.rows == TILE_ROWS else 1
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 32 * (4 * self.groups + WRITERS)
 
     @property
     def batch(self) -> int:
-        """Groups of a batch, of which a warp that writes holds two; more would spill."""
+        """Groups of a batch.  A writer warp holds two; larger ones would spill registers."""
         return 9 if self.groups == 1 else 7
 
     @property
@@ -104,23 +104,24 @@ def tiles_of(n: int) -> int:
     return next(tiles for tiles in (1, 2, 4, 8, 12, 16) if n <= 8 * tiles)
 
 
-# Cycles of shared memory, which set the time: to read or clear a tile; for the stores of a group
-# and of a line, with conflicts of banks; for a second batch; to hand over the sums of 128 rows by
-# 8 columns, through global memory or in a cluster.
+# Cycles of shared memory, which set the time.  TILE: to read or clear a tile; GROUP_STORES and
+# LINE_STORES: for the stores of a group and of a line, with bank conflicts; SECOND_BATCH: for a
+# unit of several batches; HAND_OVER and IN_CLUSTER: to hand over the sums of 128 rows by 8 columns
+# through global memory, and in a cluster.
 TILE = 2 * TILE_ROWS * TILE_COLUMNS // 128
 GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 700, 300
 CLUSTERS = (2, 4)  # sizes
-LEFT_OVER = 11  # one multiprocessor of so many, by clusters of four: an H200 of 132 runs 30 of them
-NEAR = 50  # a cut moves to the edge of a band by one such part of a share at most
-# Cycles that a product takes longer where shares pass from band to band, since blocks come late to
-# the second band of theirs; by 140 products, docs/benchmarks/log_hybrid.rst.
+LEFT_OVER = 11  # clusters of four leave one of 11 multiprocessors idle: an H200 with 132 runs 30
+NEAR = 50  # a cut moves to the edge of a band over at most 1 / NEAR of a block's share
+# Cycles that a product takes longer where blocks work on two bands, because they come late to the
+# second one; from 140 products, docs/benchmarks/log_hybrid.rst.
 PASSING = 5000
 
 
 def cycles_of(units: Units, tiles: int) -> np.ndarray:
-    """For which each unit keeps shared memory busy, in a product with so many tiles of 8 columns.
+    """Cycles that each unit keeps shared memory busy, in a product with so many tiles of 8 columns.
 
-    A unit of one batch is cleared by as many stores as it has.
+    The tile of a unit that is a single batch is cleared by as many stores as have filled it.
     """
     stores = units.sizes @ (GROUP_STORES, LINE_STORES)
     tile, halves = TILE // 2 if units.base else TILE, units.columns // TILE_COLUMNS
@@ -133,16 +134,17 @@ def cycles_of(units: Units, tiles: int) -> np.ndarray:
 
 
 class Deal(NamedTuple):
-    """Who takes which units; where some unit of a band holds anything, the empty ones are left out.
+    """Which block takes which units.
 
     Attributes
     ----------
     units : ndarray of int
-        Flat indices, band by band.
+        Flat indices of the units, band by band.  Empty units are left out, but for one in a band
+        that has no others.
     bands, cuts : ndarray of int
         Where each band, and each block's share, begins in `units`, and the end.
     cluster : int
-        Blocks that form a cluster and have a band, all of it and nothing else; or 1.
+        Blocks of a cluster, which has one whole band and nothing else; or 1.
     """
 
     units: np.ndarray
@@ -156,8 +158,9 @@ def deal(
 ) -> Deal:
     """Deal units to at most `sms` blocks, about even in cost, or in number if not `balance`.
 
-    Either every band is cut into as many parts, for `clusters` if there may be any, or all units
-    into as many shares as there are SMs, as is cheapest with so many `tiles` of 8 columns.
+    Either every band is cut into the same number of parts, which may be the blocks of a cluster
+    (with `clusters`); or all units are cut into as many shares as there are SMs.  The way that is
+    cheapest with so many `tiles` of 8 columns is taken.
     """
     live = units.lines > 0
     live[~live.any(1), 0] = True
@@ -176,21 +179,21 @@ def deal(
         way._replace(cluster=splits)
         for splits, way in enumerate(found[:-1], 1)
         if clusters and splits in CLUSTERS
-        and config.pieces % splits == 0  # as many to each block
+        and config.pieces % splits == 0  # the same number for each block
         and len(live) * splits <= sms - (splits > 2) * (sms // LEFT_OVER)
-        and len(way.cuts) == len(live) * splits + 1  # none is empty
+        and len(way.cuts) == len(live) * splits + 1  # no part is empty
     ]  # fmt: skip
     return min(found, key=lambda way: _most(running, way, config) + PASSING * _passes(way).any())
 
 
 def _passes(dealt: Deal) -> np.ndarray:
-    """Which shares go on in another band than they begin in."""
+    """Which shares end in another band than they begin in."""
     bands, cuts = dealt.bands, dealt.cuts
     return np.searchsorted(bands, cuts[:-1], "right") < np.searchsorted(bands, cuts[1:])
 
 
 def _most(running: np.ndarray, dealt: Deal, config: Config) -> float:
-    """Cycles of the block that has most to do, with what handing over takes."""
+    """Cycles of the block that has most to do, with those in which it hands over sums."""
     bands, cuts = dealt.bands, dealt.cuts
     begins_within, ends_within = ~np.isin(cuts[:-1], bands), ~np.isin(cuts[1:], bands)
     both = begins_within * 1 + ends_within
@@ -218,7 +221,7 @@ def _through(running: np.ndarray, bands: np.ndarray, blocks: int) -> np.ndarray:
 
 
 def _nearest(running: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where the running cost is nearest: units that cost about the same so come in even numbers."""
+    """Where the running cost is nearest, so that units of about the same cost are dealt evenly."""
     after = np.searchsorted(running, wanted)
     before = np.maximum(after - 1, 0)
     return np.where(wanted - running[before] < running[after] - wanted, before, after)
@@ -272,7 +275,7 @@ def _parts(dealt: Deal, edges: np.ndarray, block: np.ndarray) -> np.ndarray:
 
 
 def effort(units: Units, n: int, sms: int) -> tuple[float, float]:
-    """Cycles of shared memory of the busiest block, and bytes that all SMs could read meanwhile."""
+    """Cycles of shared memory of the busiest block, and the most bytes of a block times all SMs."""
     tiles = tiles_of(n)
     dealt = deal(units, sms, tiles)
     held = np.append(0, np.cumsum(units.lines.ravel()[dealt.units]))

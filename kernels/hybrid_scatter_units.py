@@ -42,15 +42,15 @@ class Units:
         return scattered + (BASE_LINES if self.base else 0)
 
 
-UNIT_SHARE = 0.35  # of a unit's time, whatever its rows
+UNIT_SHARE = 0.35  # the part of a unit's time that does not depend on its rows
 
 
 def rows_of_bands(m: int, multiprocessors: int) -> int:
-    """How many rows to a band of units of 64 columns.
+    """The number of rows of a band of units of 64 columns.
 
-    Fewer than `TILE_ROWS` where multiprocessors would be idle else.
-    Every band is cut into as many parts as there are multiprocessors for; with more bands than
-    those, parts pass from one to the next, and their rows do not matter.
+    Fewer than `TILE_ROWS` where multiprocessors would be idle otherwise.  Every band is cut into as
+    many parts as there are multiprocessors for it.  If there are more bands than multiprocessors,
+    blocks go from one band to the next, and the number of rows does not matter.
     """
 
     def seconds(rows: int) -> float:

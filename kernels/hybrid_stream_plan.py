@@ -92,8 +92,8 @@ def _panels(layout, parts: int):
 
 
 LATENCY = 1.0  # µs, of memory and of the sharing of sums
-MEMORY = 4300.0  # bytes a nanosecond, all multiprocessors together; one alone gets
-ONE = 45.0  # from memory or the L2 cache
+MEMORY = 4300.0  # bytes a nanosecond, of all multiprocessors together
+ONE = 45.0  # bytes a nanosecond, of one alone, from memory or the L2 cache
 CLOCK = 1.7  # cycles a nanosecond
 SLAB = (50, 330)  # cycles a 16x32 slab takes to issue, and from begin to end
 

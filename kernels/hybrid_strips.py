@@ -13,7 +13,8 @@ ROW_BLOCK = 64  # rows of an instruction
 FIRST_ROWS = 3  # from this column of a table of strips on
 ATOM = 2 * BLOCK
 LEAST_ATOMS = 2  # of a strip: one for each of the blocks that may share it
-# Of a stage's time: its rows of b are fetched whatever it has.  docs/benchmarks/log_hybrid.rst.
+# The part of a stage's time that does not depend on its elements: rows of b are fetched anyway.
+# docs/benchmarks/log_hybrid.rst.
 FIXED_SHARE = 0.35
 GOLDEN = (5**0.5 - 1) / 2
 

@@ -93,8 +93,8 @@ class Config:
         return self._bytes(self.stages)
 
 
-# By rows of a strip.  A stage more lets blocks drift apart, which by many columns costs what it
-# gains.
+# By rows of a strip.  One more stage (`in_stage`) lets blocks drift apart; with many columns that
+# costs as much as it gains.
 TABLES = {
     128: (
         Config(128, 256), Config(128, 256, rate=1.015, in_stage=True, most_columns=512),
@@ -105,7 +105,7 @@ TABLES = {
         Config(256, 128, 2, 0.9),
     ),
 }  # fmt: skip
-# For strips of 256 rows of which few stages have elements in all rows.
+# For strips of 256 rows in which few stages have elements in all four blocks of rows.
 SKIPPING = (
     Config(256, 192, rate=1.02, skips=True, in_stage=True), Config(256, 128, rate=0.88, skips=True),
     Config(256, 128, 2, 0.865, skips=True),

@@ -15,19 +15,19 @@ from sparse24.kernels.hybrid_strips import BLOCK as BLOCK_K
 from sparse24.kernels.hybrid_strips import cost
 from sparse24.kernels.hybrid_wgmma_configs import SKIPPING, TABLES, Config, offered
 
-# To choose among specialisations: multiply-adds and gathered bytes a second, seconds of an exchange
-# of sums of a cluster, after every wave.
+# To choose among specialisations: multiply-adds a second, gathered bytes a second, and the seconds
+# in which the blocks of a cluster exchange sums, after every wave.
 MULTIPLY_ADDS, GATHERED, EXCHANGE = 4.9e14, 2.6e13, 3.5e-6
 
-LOW_BAND = 8  # strips of about the same length, which all blocks then have at the same time
-MOST_LIVE = 0.85  # share of instructions with elements up to which it pays to look for the others
-WORTH_CHANGING = 1.02  # a less even deal that leaves the usual bands as they are
+LOW_BAND = 8  # strips: so few are of about the same length, and all blocks have them at once
+MOST_LIVE = 0.85  # share of instructions with elements above which skipping does not pay
+WORTH_CHANGING = 1.02  # gain from which low bands are taken instead of the usual ones
 UNEVEN = 0.5  # blocks whose strips differ do not ask the L2 cache for the same rows of b at once
-# Measured over predicted time, by rows of a strip, where rows are stored by number: that takes
+# Factor of the predicted time, by rows of a strip, where rows are stored by number: storing takes
 # longer, and strips always differ.  docs/benchmarks/log_hybrid.rst.
 BY_NUMBER = {128: 1.13, 256: 1.14}
-# Stages in whose time a block gives sums away and takes those of another; by whether stages are
-# passed by.
+# A block gives sums away and takes those of another in the time of so many stages; without and with
+# skipping.
 SHARING = {False: 12, True: 24}
 LEAST_PIECE = 2  # atoms of a tile that is cut
 
@@ -47,7 +47,7 @@ def walk(strips: int, tiles_n: int, height: int) -> Walk:
     return Walk(first + within % lines, within // lines)
 
 
-# How whole tiles are dealt: their owners, from lengths, the first of them, and blocks.
+# How whole tiles are dealt: owners(lengths of all tiles, first whole tile, number of blocks).
 Owners = Callable[[np.ndarray, int, int], np.ndarray]
 
 
@@ -59,11 +59,11 @@ class Deal(NamedTuple):
     walk : Walk
     blocks : int
     cut : int
-        Tiles, the first ones, that blocks share.
+        The number of tiles, the first ones, that several blocks share.
     owner : ndarray of int
-        Blocks of the others.
+        For each of the other tiles, the block that takes it.
     busiest : float
-        Stages of the block that has most to do, and what it takes to exchange sums.
+        Stages of the block that has most to do; the exchange of sums is counted in stages, too.
     """
 
     walk: Walk
@@ -74,12 +74,12 @@ class Deal(NamedTuple):
 
 
 def _round(lengths: np.ndarray, cut: int, blocks: int) -> np.ndarray:
-    """Owners of the tiles from `cut` on that go round the blocks."""
+    """Owners of the tiles from `cut` on, which blocks take in turn."""
     return np.arange(cut, len(lengths)) % blocks
 
 
 def _as_they_end(lengths: np.ndarray, cut: int, blocks: int) -> np.ndarray:
-    """Owners of the tiles from `cut` on if a block that ends a tile takes the next one."""
+    """Owners of the tiles from `cut` on, if a block that ends a tile takes the next one."""
     free = [(0, block) for block in range(blocks)]
     owner = []
     for length in lengths[cut:].tolist():
@@ -90,7 +90,7 @@ def _as_they_end(lengths: np.ndarray, cut: int, blocks: int) -> np.ndarray:
 
 
 def loads(lengths: np.ndarray, owner: np.ndarray, blocks: int) -> np.ndarray:
-    """Stages of every block in whole tiles, which are the last ones."""
+    """Stages of every block in the tiles that have one owner, which are the last ones."""
     whole = lengths[len(lengths) - len(owner) :]
     return np.bincount(owner, whole, minlength=blocks)
 
@@ -104,13 +104,13 @@ class Work:
     lengths : ndarray of int, shape (strips,)
         Stages of every strip, the dearest strip first.
     gathered : int
-        Those of them that gather rows of b.
+        Number of stages, of all strips, that gather rows of b.
     rows : int
-        Of a strip.
+        Rows of a strip.
     by_number : bool
-        Whether rows of the result are stored by number, those of like density being a strip.
+        Whether strips are of rows of similar density, so that rows are stored by number.
     shares : ndarray of float, shape (strips,), optional
-        Of 64 rows in the stages of a strip, those that have elements; by default all.
+        In the stages of a strip, the share of blocks of 64 rows that have elements; by default 1.
     """
 
     lengths: np.ndarray
@@ -125,7 +125,7 @@ class Work:
 
     @functools.cached_property
     def skips(self) -> bool:
-        """Whether so many instructions have no element that testing for it pays."""
+        """Whether so many instructions have no elements that it pays to skip them."""
         if self.rows != SKIPPING[0].block_m or self.shares is None or not len(self.shares):
             return False
         return float(np.average(self.shares, weights=self.lengths)) < MOST_LIVE
@@ -138,10 +138,10 @@ class Work:
         return cost(self.lengths, self.shares)
 
     def effort(self, config: Config, n: int) -> tuple[float, float]:
-        """Multiply-adds and gathered bytes that the whole chip could do in the time it takes.
+        """The time of a product as multiply-adds, and as gathered bytes, of the whole chip.
 
-        More than there are, where tiles do not fill whole waves of blocks, strips differ or rows
-        are stored by number.
+        These are more than the product has where tiles do not fill whole waves of blocks, strips
+        differ, or rows are stored by number.
         """
         sms = multiprocessors()
         if config.parts == 1:
@@ -165,9 +165,10 @@ class Work:
     def deal(self, config: Config, n: int) -> Deal:
         """How blocks that do not form clusters share the tiles.
 
-        The usual bands divide the multiprocessors of an H200, so whole tiles that go round the
-        blocks bring a block to the same strips again; if those differ, lower bands are walked.
-        Sorted rows make strips of which few are much longer: who has had one gets fewer tiles.
+        The height of the usual bands divides the multiprocessors of an H200, so blocks that take
+        tiles in turn get the same strips in every column.  If strips differ in length, that is
+        uneven, and lower bands may be better.  Where rows are sorted, a few strips are much longer
+        than the others; a block that has had one of those then gets fewer tiles.
         """
         strips, tiles_n = len(self.lengths), -(-n // config.block_n)
         uneven = _as_they_end if self.by_number else _round
@@ -178,7 +179,7 @@ class Work:
         return usual if usual.busiest <= WORTH_CHANGING * low.busiest else low
 
     def _deal(self, walked: Walk, cuts: bool, owners: Owners) -> Deal:
-        """Cut no tiles, or as many as do not fill a wave and a wave with them, if that pays."""
+        """Cut no tiles or, if that pays, the tiles of the last wave and of a whole one with it."""
         sms, lengths = multiprocessors(), self.costs[walked.strip]
         tiles = len(lengths)
         owner = owners(lengths, 0, sms)
@@ -194,9 +195,9 @@ class Work:
         return shared if shared.busiest < whole.busiest else whole
 
     def choose(self, n: int) -> Config:
-        """The config that takes the least time.
+        """The config that is predicted to take the least time.
 
-        Clusters, which exchange sums after every tile, are for few tiles of strips that are alike.
+        Clusters, which exchange sums after every tile, are not for strips of very different length.
         """
 
         def seconds(config: Config) -> float:

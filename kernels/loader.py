@@ -61,7 +61,7 @@ def digest(stem: str) -> str:
     return hashlib.sha256(_BLANK.sub(" ", " ".join(parts)).encode()).hexdigest()[:16]
 
 
-# Modules that decide nothing of what a kernel does that a launcher of another one imports.
+# Modules that launchers import, but that do not decide what their kernels do.
 NOT_COUNTED = ("loader", "reference", "cast", "_numba")
 # A .cu file whose launcher has another name.
 LAUNCHER_OF = {"apply_epilogue": "dense"}

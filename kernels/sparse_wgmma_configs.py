@@ -95,8 +95,8 @@ LARGE = (
     Config(128, 192, pingpong=True),
 )
 
-# Where tiles are few it matters how many blocks read at a time: rows and columns of the tile, and
-# by how many blocks it is shared along k.
+# For few tiles, where it matters how many blocks read at a time: (rows, columns) of a tile, and the
+# numbers of blocks that may share it along k.
 FEW = {
     (64, 32): (1, 2, 3, 4, 6),
     (64, 64): (1, 2, 3, 4),

@@ -11,30 +11,31 @@ from sparse24.kernels import sparse_tile
 from sparse24.kernels.sparse_wgmma_configs import LEAST_STAGES, TABLE, Config, layout
 
 MOST_PROMOTED = 64 * 192  # sums of a warpgroup for which twice the registers are there
-LEAST_ATOMS = 4  # of k that a block gets of a tile that a cluster shares
+LEAST_ATOMS = 4  # along k, for each block of a cluster that shares a tile
 CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}  # orders configs; H200
 
-# Fitted to 23000 timings on an H200: 1090 random products by 64 to 14000 columns with tiles that
-# suit, and those of gemm.json and few_tokens.json.  12 % root mean square, and the tile put first
-# takes 3 % longer than the fastest.  docs/benchmarks/log_gemm.rst, "Wide stages for all"; again:
-# tests/bench/bench_tiles.py and fit_tiles.py.
+# Fitted to 23000 timings on an H200: of 1090 random products with 64 to 14000 columns, each with
+# the tiles that suit it, and those of gemm.json and few_tokens.json.  The root mean square error is
+# 12 %; the tile that is predicted to be the fastest takes 3 % longer than the one that is.
+# docs/benchmarks/log_gemm.rst, "Wide stages for all".  To fit again: tests/bench/bench_tiles.py and
+# fit_tiles.py.
 LAUNCH = 1.36e-6  # seconds
-INSTRUCTION_CLOCKS = 23.1  # of an instruction, beside half a clock a column
+INSTRUCTION_CLOCKS = 23.1  # of an instruction, and half a clock for each column
 STAGE_SECONDS = 49.6e-9  # from one stage to the next, whatever is in it
 LATENCY = 0.837e-6  # seconds from a stage's copy to its arrival
 INTO_SM = 1.64e11  # bytes a second
-READING = 1.22  # bandwidth, of that of a copy
+READING = 1.22  # bandwidth of reading, relative to that of a copy
 STORE = 61.3e-12  # seconds for a sum of the tile
 TILE = 0.484e-6  # seconds of a multiprocessor for a tile, or a block's part of one
 OF_PART = 0.317e-6  # seconds for each of the blocks that share a tile
 SHARED_SUM = 61.4e-12  # seconds for a sum that they exchange
 POWER = 1.95e-15 * 132  # seconds of a multiprocessor for a multiply-add of 16 bits, at 700 W in all
-# Multiprocessors that clusters of so many blocks find, as `clusters.most_clusters` counts them.
+# Multiprocessors that clusters of so many blocks can occupy, as `clusters.most_clusters` counts.
 USABLE = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 8: 120}
-# The L2 cache gives so many bytes a second to each multiprocessor, and is asked for lines of 128
-# bytes: half lines of A cost it more.  Blocks along m ask for the same lines of b at about the same
-# time, which costs it less, but more where lines of b are astride of lines of memory: two requests
-# then, of five sectors of 32 bytes instead of four.
+# L2_PER_SM: bytes a second from the L2 cache to each multiprocessor.  It is asked for lines of 128
+# bytes, so half lines of A cost more (HALF_LINE).  Blocks along m ask for the same lines of b at
+# about the same time, so these cost less (WHOLE_B); more if they begin within lines of memory
+# (ASTRIDE_B), when each takes two requests, for five sectors of 32 bytes instead of four.
 L2_PER_SM = 6.76e10
 HALF_LINE, WHOLE_B, ASTRIDE_B = 1.23, 0.33, 0.93
 ASTRIDE_SECTORS = 5 / 4

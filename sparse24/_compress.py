@@ -31,8 +31,9 @@ def compress(
     Parameters
     ----------
     x : array, shape (..., m, k)
-        NumPy, CuPy, torch or any DLPack array of a supported dtype, any strides; or a
-        sparse array of sparse24, SciPy or cupyx.
+        NumPy, CuPy, torch or any DLPack array, any strides; or a sparse array of sparse24, SciPy
+        or cupyx.  Elements are float16, bfloat16, float32, float64, int8 or fp8 (float8_e4m3fn,
+        float8_e5m2); other types need `dtype`.
     pattern : (int, int), default (2, 4)
         (n, m): at most n non-zeros in every m elements.  Patterns other than (2, 4) give an
         `NMArray`.

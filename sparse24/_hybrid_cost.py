@@ -132,14 +132,19 @@ class Line:
         return self.fixed + self.element * elements + self.byte * nbytes
 
 
-# By path and most columns, 16-bit elements, for "panel" float32; measured on one H200, see
-# docs/benchmarks.  "panel16" is that of 16 bits, "panel64" of float64; both by up to 8 columns are
-# calculated: 1.6 times what `hybrid_panel_plan` expects.
-# An element is a place of the matrix for "stream" and "cublas", a cycle of shared memory for
-# "scatter" and "base" (scatter with 2:4 tiles), else a non-zero, with padding; for "overflow" it is
-# one that the 2:4 part leaves out, times the columns, and the bytes are those of the result; for
-# "dense", "slots", "regrouped" and the panels it is a multiply-add (for "dense" as `dense_work`
-# counts them), and the bytes are those that are gathered, for the panels all that is read.
+# "path/columns": the line of a path for products with up to so many columns, of 16-bit elements;
+# "panel" is for float32, "panel16" for 16 bits, "panel64" for float64, and "base" is scatter with
+# 2:4 tiles.  Measured on one H200, see docs/benchmarks, but for "panel16/8" and "panel64/8", which
+# are 1.6 times what `hybrid_panel_plan` expects.  What counts as elements and bytes differs:
+#
+# path                  elements                                      bytes
+# stream, cublas        of the matrix, zeros too                      read of the matrix
+# rows, gather          non-zeros and padding                         read of the matrix
+# scatter, base         cycles of shared memory                       read of the matrix
+# panels                multiply-adds                                 all that are read
+# dense                 multiply-adds, as `dense_work` counts them    none
+# slots, regrouped      multiply-adds                                 gathered of b
+# overflow              elements left out, times columns              of the result
 H200_LINES = {
     "stream/8": Line(4.95e-6, 1.38e-13, 1.535e-13),
     "stream/16": Line(6.03e-6, 1.783e-13, 1.273e-13),
@@ -199,20 +204,21 @@ DENSE_TILES = (
     (128, 256, 1.0), (256, 128, 1.0), (128, 192, 1.0), (128, 160, 0.93), (128, 128, 1.0),
     (128, 64, 0.8), (64, 192, 0.86), (64, 160, 0.8), (64, 64, 0.6),
 )  # fmt: skip
-DENSE_PARTS = (1, 2, 4, 8)  # of k, where there are few tiles
-# Columns of k that the start and end of a tile take as long as, and multiply-adds of all
-# multiprocessors that the sum of parts does: from 660 random products of float16 on an H200.
+DENSE_PARTS = (1, 2, 4, 8)  # into which cuBLAS may cut k, where there are few tiles
+# Fitted to 660 random products of float16 on an H200: starting and ending a tile takes as long as
+# TILE_K columns of k, and adding up the parts of a tile as long as PARTS_WORK multiply-adds.
 TILE_K, PARTS_WORK = 91, 2e9
-IDLE = 0.7  # of a wave's time, what the missing tiles of the last one take
-# How long the dense product takes by its share of zeros, which save power; H200, by 4096 columns.
+IDLE = 0.7  # what a missing tile of the last wave takes, relative to a tile
+# Zeros save power, so dense products of sparser matrices are faster: relative time by share of
+# zeros, with 4096 columns on an H200.
 POWER_ZEROS, POWER_TIME = (0.8, 0.9, 0.95, 0.99), (1.0, 0.96, 0.94, 0.9)
 
 
 def dense_work(m: int, k: int, n: int, multiprocessors: int, density: float) -> float:
-    """Multiply-adds that the chip could do in the time of a dense product of many columns.
+    """The time of a dense product with many columns, as multiply-adds at the full rate.
 
-    More than there are, where tiles do not fill whole waves of blocks; fewer, where most elements
-    are zeros.
+    More than the product has where tiles do not fill whole waves of blocks; fewer where most
+    elements are zeros.
     """
 
     def work(rows: int, columns: int, rate: float, parts: int) -> float:

@@ -2,15 +2,15 @@
 
 ============  ==========================================================================
 ``cpu``       Numba, the non-zeros row by row
-``rows``      up to 4 columns: the non-zeros of 32 rows or parts of rows at a time, any dtype
-``gather``    up to 16 columns, 16-bit: every non-zero reads its line of the dense operand
-``panel``     16 to 64 bits: panels of the dense operand on chip, the non-zeros streamed past them
-``stream``    up to 64 columns, 16-bit: non-zeros streamed into sparse tensor-core fragments
-``scatter``   up to 128 columns, 16-bit, Hopper: non-zeros scattered into dense tiles on chip
-``tiles``     any dtype and size, tile by tile on plain cores
-``slots``     from 128 columns, 16-bit, Hopper: one 2:4 product, what does not fit in more columns
-``regrouped`` from 128 columns, 16-bit, Hopper: one 2:4 product, columns grouped anew in every strip
-``two_four``  more than 64 columns, 16-bit: a 2:4 product, and what it left out added
+``rows``      up to 4 columns, any dtype: each lane walks along the non-zeros of a row
+``gather``    up to 16 columns, 16-bit: every non-zero reads its row of the dense operand
+``panel``     16 to 64 bits: non-zeros multiply panels of the dense operand in shared memory
+``stream``    up to 64 columns, 16-bit: non-zeros go to registers, sparse tensor cores place them
+``scatter``   up to 128 columns, 16-bit, Hopper: non-zeros become dense tiles in shared memory
+``tiles``     any dtype and size: the stored tiles, one by one, on CUDA cores
+``slots``     from 128 columns, 16-bit, Hopper: 2:4 strips; what does not fit gets extra columns
+``regrouped`` from 128 columns, 16-bit, Hopper: 2:4 strips, each with its columns grouped anew
+``two_four``  more than 64 columns, 16-bit: a 2:4 product, then the elements left out are added
 ``compact``   many columns: the dense product without the empty columns of the matrix
 ``cublas``    the dense product, on a dense copy
 ============  ==========================================================================
@@ -44,10 +44,10 @@ from sparse24._hybrid_staged import Staged, by_rows, room_for
 from sparse24._records import PLAIN, Problem
 from sparse24.kernels.dense import BoundDense
 
-WORTH_LEAVING = 0.97  # a path must be predicted to take so much of cuBLAS's time, or less
+WORTH_LEAVING = 0.97  # a path is taken if it is predicted to take at most so much of cuBLAS's time
 NOT_CAPTURED = ("cublas", "compact")
 STRIPS = ("slots", "regrouped")
-PLANNED = ("stream", "scatter", *STRIPS)  # anew for every number of columns
+PLANNED = ("stream", "scatter", *STRIPS)  # paths with a plan for each number of columns
 
 
 def result_dtype(dtype: _dtypes.DType) -> np.dtype:
@@ -139,10 +139,10 @@ def _run(path: str, h, b, out, balance: bool):
 
 
 def _made_elsewhere(path: str, h, out) -> bool:
-    """Whether a result is made in memory of its own and copied.
+    """Whether a result is made in scratch memory and copied.
 
-    Strips would write past the ends of some lines, and where they store rows by number they are
-    slow at all but contiguous ones.
+    The kernel of strips would write past the ends of some lines; and if it stores rows by number,
+    it is slow unless they are contiguous.
     """
     if path not in STRIPS:
         return False
@@ -239,7 +239,7 @@ def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
     dense.prepare(problem, dense.Config(), PLAIN)(a, b, out, PLAIN)
 
 
-# Paths of one launch, and the kernel whose launcher finds it.
+# Paths that are a single launch, and the kernel of each.
 _KERNEL_OF = {
     "rows": "hybrid_rows", "gather": "hybrid_gather", "panel": "hybrid_panel",
     "stream": "hybrid_stream", "scatter": "hybrid_scatter",
@@ -265,8 +265,8 @@ _PATHS: dict[str, Callable[..., None]] = {
 def explain(h, n: int, *, copied: bool | None = None) -> dict:
     """Predicted seconds by path, what they copy, the choice, and the reason in words.
 
-    `copied`: whether paths that can copy `b` must; by default as for one with contiguous rows.
-    The choice is that of all numbers of columns for which one is remembered.
+    `copied`: whether paths that cannot read `b` must copy it; by default as if its rows are
+    contiguous.  Choices are remembered for ranges of columns; this returns that of the range.
     """
     copied = copied_by(n) if copied is None else copied
     known = _hybrid_cost.bucket(n)

@@ -21,28 +21,30 @@ from sparse24.kernels.chip import Chip, chip
 
 MANY = 256  # columns from which a gather of the dense operand can pay
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
-TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (1 << 62, 1.5))  # over dense, up to n
+# Speed-up of a 2:4 product over the dense one, by the largest number of columns.
+TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (1 << 62, 1.5))
 TWO_FOUR_LEAST = 4e9  # multiply-adds; with fewer, launches take what 2:4 gains
-# The dense product of a matrix that the lines of large ones overrate; an element is one of a row.
+# The dense product of a small matrix, for which the lines of large ones predict too long a time.
+# Its elements are those of one row.
 SMALL_DENSE = Line(2.9e-6, 1.45e-9, 2.5e-13)
-# By more columns than STREAM_COLUMNS it takes this at least, of the bytes of all operands.
+# The least time of the dense product with more than STREAM_COLUMNS columns; bytes of all operands.
 SHORT_DENSE = Line(3.6e-6, 0.0, 2.4e-13)
 STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
-# How much longer than its line says scatter takes, docs/benchmarks/log_hybrid.rst: where much of b
-# is read and its rows begin within lines; with units of 128 columns by up to 8 columns of b, whose
-# sums go through global memory; with such units of 2:4 tiles by more than 32 columns; and in
-# seconds, by whether there are 2:4 tiles, where warps read b and not the copy engine.
-ACROSS_LINES, FLAT_FEW, FLAT_BASE = 1.3, 1.12, 1.13
-FLAT_BASE_FROM = 33
+# Where scatter takes longer than its line predicts (docs/benchmarks/log_hybrid.rst), as factors:
+ACROSS_LINES = 1.3  # much of b is read, and its rows begin within lines of memory
+FLAT_FEW = 1.12  # units of 128 columns, up to 8 columns of b: sums go through global memory
+FLAT_BASE, FLAT_BASE_FROM = 1.13, 33  # units of 128 columns with 2:4 tiles, from 33 columns on
+# Seconds more where warps load b instead of the copy engine, with and without 2:4 tiles.
 BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
-OVERFLOW_STEP = 1.3e-7  # of an element that a 2:4 matrix leaves out, in its row's sequence
-COPYING = ("scatter", "slots", "regrouped", "panel")  # paths of 16-bit elements that copy b
-ITEMSIZE = 2  # of what they copy, where its rows do not begin on 16 bytes
+OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp adds them in turn
+# Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
+COPYING = ("scatter", "slots", "regrouped", "panel")
+ITEMSIZE = 2  # bytes of their elements
 COPY_SECONDS = 3e-6  # of such a copy, beside its bytes
-TILE_SECONDS = 1e-6  # of one tile in the walk of a block, at least
+TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
 PANEL_STORES = 7e11
@@ -51,7 +53,7 @@ PANEL_STORES = 7e11
 def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
     """Seconds by path, for every path that the device of `h` can take.
 
-    `copied`: whether paths that can copy `b` must; by default as for one with contiguous rows.
+    `copied`: whether paths in `COPYING` must copy `b`; by default as if its rows are contiguous.
     """
     if h.device == "cpu":
         return {"cpu": _tile_time(h, n)}
@@ -77,7 +79,7 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
 
 
 def copying_paths(h, times: dict[str, float], n: int) -> list[str]:
-    """Those of some paths that copy a `b` of `n` columns which the copy engine cannot read."""
+    """Which of the paths in `times` copy a `b` of `n` columns that the copy engine cannot read."""
     if h.tiles.dtype.itemsize != ITEMSIZE:
         return []
     without = {"scatter"} if _scatter_takes_any(n) else set()
@@ -91,7 +93,7 @@ def _scatter_takes_any(n: int) -> bool:
 
 
 def copied_by(n: int, b_order: str = "row") -> bool:
-    """Whether the copy engine cannot read `b`: it wants rows that begin on 16 bytes."""
+    """Whether the copy engine cannot read `b`: its rows must begin on 16-byte boundaries."""
     return b_order != "row" or n * ITEMSIZE % 16 != 0
 
 
@@ -129,7 +131,7 @@ def _few_columns_times(h, n: int, lines, device: Chip) -> dict[str, float]:
 
 
 def _longer(units, n: int) -> float:
-    """How much longer than its line says scatter takes with these units."""
+    """The factor by which scatter takes longer with these units than its line predicts."""
     from sparse24.kernels.hybrid_scatter_plan import SPAN
     from sparse24.kernels.hybrid_scatter_units import TILE_COLUMNS
 

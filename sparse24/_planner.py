@@ -24,14 +24,14 @@ SPARSE_KERNELS = (
     "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_split", "sparse_fma"
 )  # fmt: skip
 DENSE_KERNEL = "dense"
-TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the one that reads the metadata of 1:2
+TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
 
-# What any product takes, however small: a launch, and memory's latency a few times over.
+# The time of the smallest product: a launch, and a few times the latency of memory.
 LEAST_SECONDS = 3e-6
 
 REMEMBERED = 512  # choices, and prepared kernels, of the latest problems
 
-# Copy bandwidth where none was measured: bytes a second and multiprocessor of an H200.
+# Copy bandwidth where none was measured: that of an H200, in bytes a second per multiprocessor.
 DEFAULT_BANDWIDTH_PER_SM = 4.2e12 / 132
 
 
@@ -109,7 +109,7 @@ def rank(
     names: tuple[str, ...] = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
     if problem.tensor_float:
         names = (TENSOR_FLOAT_KERNEL,)
-    found: list[tuple[float, Candidate]] = []  # beside the prediction without a floor
+    found: list[tuple[float, Candidate]] = []  # with predictions without a floor
     for variant in _staging.variants(problem):
         staging = _staging.seconds(variant, problem, facts["bandwidth"])
         for name in names:

@@ -67,8 +67,9 @@ def _anew(
         launched = _dispatch.fill(laid.a, laid.b, laid.out, laid.epilogue, call, laid.types)
         product = restore(_without(laid.target, laid.dropped)) if out is None else out
     if plans is not None and key is not None and launched is not None and as_given:
-        asked = Asked(replace(laid.types, out=None), laid.dropped, *laid.shapes, *laid.vectors)
-        _replay.remember(plans, key, launched, x, product, call, asked)
+        types = replace(laid.types, out=None)
+        make_epilogue = EpilogueMaker(types, laid.dropped, *laid.shapes, *laid.vectors)
+        _replay.remember(plans, key, launched, x, product, call, make_epilogue)
     return product
 
 
@@ -91,17 +92,20 @@ def on_host(product: Callable[[Any, Any], Any], x, out, *, argument: str):
 
 
 class LaidOut(NamedTuple):
-    """A call as `_dispatch.fill` takes it: sparse operand times dense one, both with two axes."""
+    """A call as `_dispatch.fill` takes it: sparse operand times dense one.
+
+    A vector has become a matrix with one row or column, and ``x @ A`` the product of transposes.
+    """
 
     a: Operand24
     b: Any
     out: Any
     epilogue: Fused
     types: Result
-    target: Any  # the result as the caller sees it, but for the axis that a vector drops
+    target: Any  # the result before it loses the axis `dropped`, which a vector had gained
     dropped: int | None
     shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of the operands as the caller gave them
-    vectors: tuple[Any, type[np.floating]]
+    vectors: tuple[Any, type[np.floating]]  # array library and type of the epilogue's vectors
     named: Any  # type of the dense operand, where the call names it (`b_dtype`)
 
 
@@ -141,12 +145,12 @@ def taken(x, a: Operand24, call: Call, argument: str):
 def promoted_integers(x, row: DType, named=None):
     """Integers and booleans converted to NumPy's common type with `row`; other arrays unchanged.
 
-    ``uint8`` may be the bits of fp8, and is left alone, as are an array whose type is `named` and
-    whole numbers that int8 does not hold beside an int8 matrix, whose sums are whole numbers.
+    Unchanged are also ``uint8``, which may be the bits of fp8, an array whose type is `named`, and
+    integers wider than int8 beside an int8 matrix, which are refused later.
     """
     if named is not None or x.dtype.kind not in "biu" or x.dtype in (np.int8, np.uint8):
         return x
-    of_numpy = row.logical.isbuiltin == 1  # which knows no common type of the others
+    of_numpy = row.logical.isbuiltin == 1  # NumPy knows no common type with ml_dtypes
     if x.dtype == bool and not of_numpy:
         return x.astype(np.int8)
     if x.dtype != bool and row.name == "int8":
@@ -164,7 +168,7 @@ def vectors_of(a: Operand24, result: str):
 class Result(Target):
     """Where a product goes, and in which types it is computed."""
 
-    row_a: DType  # types of the operands after promotion
+    row_a: DType  # types to which the operands are converted
     row_b: DType
 
     @classmethod
@@ -183,10 +187,10 @@ class Result(Target):
 
 
 @dataclass(frozen=True)
-class Asked:
+class EpilogueMaker:
     """Makes the epilogue of a repeated call from its options; holds what does not change."""
 
-    types: Result  # whose `out` is that of each call
+    types: Result  # but for its `out`, which each call brings
     dropped: int | None
     left: tuple[int, ...]  # shapes of the operands
     right: tuple[int, ...]

@@ -30,7 +30,7 @@ def prune(
     Parameters
     ----------
     x : array, any shape with at least one axis
-        NumPy, CuPy, torch or JAX array of a supported dtype.
+        NumPy, CuPy, torch or JAX array of an element type of `Sparse24Array`.
     pattern : tuple (n, m), default (2, 4)
         Keep at most n of every m neighbours, ``0 < n < m <= 32``.  A last, shorter
         group keeps its n best as well.

@@ -1,6 +1,7 @@
 """Prepared products of one signature, which repeat a call on the GPU without planning.
 
-Each holds the compiled kernel and, for recent addresses of operands, its laid-out arguments.
+A signature is what decides how a call is launched: layouts and options (`_replay`).  A prepared
+product holds the compiled kernel and, for recent addresses of operands, its laid-out arguments.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from sparse24._fuse import Call
 from sparse24._records import PLAIN, Compressed24, Fused
 
 Multiply = Callable[[np.ndarray, np.ndarray, Fused], None]  # of matrices, b and out
-Asked = Callable[[Call, np.ndarray | None], Fused]
+MakeEpilogue = Callable[[Call, np.ndarray | None], Fused]  # of a call, and of its `out`
 
 
 class ReadyOnCpu:
@@ -70,24 +70,24 @@ class ReadyOnCpu:
 
 
 class ReadyWithOptions(ReadyOnCpu):
-    """The same of a call with options, of which nothing but the types and the kernel is kept.
+    """The same of a call with options, which are read again each time.
 
-    `asked` makes the epilogue of each call, and refuses what does not fit.
+    `make_epilogue` makes the epilogue of a call from them, and refuses what does not fit.
     """
 
     def __init__(
-        self, multiply: Multiply, held: np.ndarray, result: np.ndarray, asked: Asked,
-        *, turned: bool,
+        self, multiply: Multiply, held: np.ndarray, result: np.ndarray,
+        make_epilogue: MakeEpilogue, *, turned: bool,
     ):  # fmt: skip
         super().__init__(multiply, held, result, turned=turned)
-        self._asked, self._turned = asked, turned
+        self._make_epilogue, self._turned = make_epilogue, turned
 
     def __call__(  # type: ignore[override]
         self, x: np.ndarray, out: np.ndarray | None, call: Call
     ) -> np.ndarray:
         if out is not None:
             self._check_writable(out)
-        epilogue = self._asked(call, out)
+        epilogue = self._make_epilogue(call, out)
         if out is not None:
             self._check_apart(out, x, self._overlap)
         if epilogue.aux is not None:
@@ -106,13 +106,16 @@ def _transposed(x: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def of_launched(
-    launched: Launched, result: np.ndarray, asked: Asked | None, *, turned: bool
+    launched: Launched, result: np.ndarray, make_epilogue: MakeEpilogue | None, *, turned: bool
 ) -> ReadyOnCpu:
-    """What repeats a product of matrices, or of one with a vector; with `asked`, its options."""
+    """What repeats a product of matrices, or of a matrix and a vector.
+
+    `make_epilogue` is None for a product without options.
+    """
     held = launched.a.values if isinstance(launched.a, Compressed24) else launched.a
-    if asked is None:
+    if make_epilogue is None:
         return ReadyOnCpu(_again(launched), held, result, turned=turned)
-    return ReadyWithOptions(_again(launched), held, result, asked, turned=turned)
+    return ReadyWithOptions(_again(launched), held, result, make_epilogue, turned=turned)
 
 
 def _again(launched: Launched) -> Multiply:

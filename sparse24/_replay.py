@@ -1,8 +1,8 @@
 """Repeated calls: signatures of calls, and the prepared products that they find.
 
-Choosing and preparing a kernel takes a hundred microseconds of Python, a product of few
-tokens five on the GPU.  So every sparse array remembers prepared products (`_ready`) by the
-signature of the call: layouts and options.
+Choosing and preparing a kernel takes a hundred microseconds of Python, while a product with few
+tokens may take five on the GPU.  So every sparse array remembers prepared products (`_ready`) by
+the signature of the call: layouts and options.
 """
 
 from __future__ import annotations
@@ -111,16 +111,16 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
 
 def remember(
     plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call,
-    asked: Callable[[Call, Any], records.Fused],
+    make_epilogue: Callable[[Call, Any], records.Fused],
 ) -> None:  # fmt: skip
     """Keep what a call launched for the next one of its signature, if that can be replayed.
 
-    `asked` makes the epilogue of a call with options, and of its `out`.
+    `make_epilogue` makes the epilogue of a later call with options, and of its `out`.
     """
     if type(x) is np.ndarray:
         if x.ndim == result.ndim <= 2:
-            asked_anew = None if call is PLAIN else asked
-            keep(plans, key, _ready_cpu.of_launched(launched, result, asked_anew, turned=key[0]))
+            make = None if call is PLAIN else make_epilogue
+            keep(plans, key, _ready_cpu.of_launched(launched, result, make, turned=key[0]))
         return
     allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):
@@ -173,5 +173,5 @@ def is_the_callers(e: records.Fused, call: Call) -> bool:
     """Whether an epilogue reads the arrays that the caller gave, not copies of them."""
     parts = (e.c, e.aux, e.row_scale, e.column_scale, e.row_bias, e.column_bias)
     used = {part.data.ptr for part in parts if part is not None}
-    asked = vars(call.epilogue).values() if call.epilogue is not None else ()
-    return used <= {_arrays.address(value) for value in (call.c, *asked, *(call.scales or ()))}
+    own = vars(call.epilogue).values() if call.epilogue is not None else ()
+    return used <= {_arrays.address(value) for value in (call.c, *own, *(call.scales or ()))}

@@ -16,23 +16,23 @@ from sparse24 import _arrays, _dtypes
 from sparse24._records import Compressed24, Fused, Problem
 from sparse24.kernels import sparse_tile
 
-# A strided copy of an operand moves its bytes twice at about this share of copy speed
-# (an elementwise kernel with one side uncoalesced; measured on an H200); `transpose` at this one.
+# Shares of copy speed, measured on an H200: of a strided copy of an operand, which reads or writes
+# single elements, and of the kernel `transpose`.
 STAGING_EFFICIENCY = 0.25
 TRANSPOSE_EFFICIENCY = 0.7
 STAGING_LAUNCH = 4e-6  # seconds
 
-# Kernels that store results of any strides: what the TMA cannot write, their threads write element
-# by element, each warp whole lines of memory.
+# Kernels that store results of any strides: where the copy engine (TMA) cannot write, their threads
+# do, element by element, each warp whole lines of memory.
 STORES_ANY = ("sparse_wgmma",)
-# Kernels that write only the result.  The others store by the TMA, which always writes 16 bytes:
-# where a line of the result ends within these, they would write to what lies behind it, such as
-# the next columns of a larger array.
+# Kernels that write nothing but the result.  The others store by the copy engine, which always
+# writes 16 bytes.  Where a line of the result ends within these, they would overwrite what lies
+# behind it, such as the next columns of a larger array.
 STORES_NO_MORE = ("sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma", "dense")
-# Those whose prediction knows of lines of memory.
+# Kernels whose prediction depends on whether rows of b begin on lines of memory.
 ASKS_FOR_LINES = ("sparse_wgmma",)
-# Those that read any b, but element by element, each block those of its tile: seconds an element.
-# docs/benchmarks/log_gemm.rst, "Odd sizes".
+# Kernels that read a b of any strides, element by element, and the seconds that a block takes for
+# each element of its tile.  docs/benchmarks/log_gemm.rst, "Odd sizes".
 READ_BY_ELEMENT, ELEMENT_SECONDS = ("sparse_mma", "sparse_skinny"), 0.9e-9
 
 

@@ -185,6 +185,17 @@ def test_every_public_class_shows_an_example():
             assert ">>> " in (inspect.getdoc(kind) or ""), f"{name} shows no example"
 
 
+@pytest.mark.parametrize("name", ["Sparse24Array", "NMArray", "HybridArray"])
+def test_every_array_class_says_what_waits_for_the_gpu(name):
+    kind = getattr(sparse24, name)
+    words = " ".join((inspect.getdoc(kind) or "").split())
+    assert "Work goes to CuPy's current stream." in words
+    assert "wait for the device" in words
+    for method in (kind.toarray, kind.to_device):
+        missing = {"Parameters", "Returns", "Raises"} - set((method.__doc__ or "").split())
+        assert not missing, f"{name}.{method.__name__} lacks {missing}"
+
+
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_kernel_has_one_name_in_all_its_places(stem):
     launchers = [path.read_text() for path in (ROOT / "kernels").glob("*.py")]

@@ -6,7 +6,7 @@
 //   metadata [batch, m, ceil(k/8)]    canonical codes, if METADATA                  (written)
 //   packed   [batch, ceil(k/128), ceil(m/64), 1024]  tensor core order, if PACKED   (written)
 //   status   [2]  uint64, RULE 2 and 3: ~(lowest flat index) of the groups that have more than
-//                 two elements to keep, and their number; 0 where there is none   (only raised)
+//                 two elements to keep, and their number; 0: none.  Atomic maxima and sums
 //
 // RULE 0 keeps the two largest magnitudes, 1 the two best scores, 2 what the mask says, 3 the
 // non-zeros.  VALUES 0 writes no values.  Memory-bound: bf16 moves 3.125 bytes an element.
@@ -30,7 +30,7 @@ constexpr int ITEM = bytes_of(kind);
 using Word = Lanes<ITEM>::word;
 constexpr Word TOP = Lanes<ITEM>::top;
 
-// Flag where an element is not zero; the sign does not count.
+// Flag where an element is not zero, whatever its sign.
 Word nonzero_element(Word x) { return nonzero<kind>(kind == Kind::int8 ? x : x & ~TOP); }
 
 // Groups of this thread that had more than two elements to keep.
@@ -38,8 +38,8 @@ struct Excess {
     int count = 0;
     long long first = 0x7fffffffffffffffll;
 
-    // `history` has one appended flag a step; index(lane, step) is the flat index of the group
-    // and grows with the lane, then with the step.
+    // `history` has one appended flag for each step.  index(lane, step) is the flat index of the group; it grows with
+    // the lane, then with the step.
     template <int STEPS, class Index> void note(Word history, Index index) {
         if (!(RULE == kMask || RULE == kCheck) || history == 0) return;
         for (int j = 0; j < Lanes<ITEM>::count; j++) {
@@ -48,7 +48,7 @@ struct Excess {
             count += __popc(steps);
         }
     }
-    // One pair of atomics a block, and only where there is something to say.
+    // One pair of atomics for a block, and only if it found such a group.
     void report(unsigned long long* status) {
         __shared__ unsigned long long least, total;
         if (!__syncthreads_or(count)) return;

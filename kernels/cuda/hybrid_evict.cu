@@ -1,13 +1,13 @@
 // hybrid_evict: rewrite strips of 128 rows of any matrix as 2:4 matrices with a few more columns.
 //
-// A group of four columns keeps two elements a row.  Those that do not fit are evicted, from as few of
-// the four columns as possible: from none, one, or two, which always suffice.  An evicted column becomes
-// a slot.  Four slots are a group again, so slots are grouped such that no row has more than two
-// elements in a group.  A block of 64 columns that would cost more than slots for all of its columns is
-// dissolved: all of its elements are evicted.
+// A group of four columns keeps two elements of each row.  Those that do not fit are evicted, from as few of the four
+// columns as possible: none, one, or two, which is always enough.  The evicted elements of a column become a new
+// column, a slot.  Slots form groups of four again, such that no row has more than two elements in a group.  A block
+// of 64 columns is dissolved if slots for all of its columns cost less than the block and its slots: then all of its
+// elements are evicted.
 //
 //   bits    [m, k]              elements, -0.0 made 0; rows `pitch` elements apart         (read)
-//   evicted [strips, 64 blocks] rows of each column that are evicted, a bit each           (written)
+//   evicted [strips, 64 blocks] rows in which a column's element is evicted, a bit each    (written)
 //   kept    [strips, blocks]    whether a block of 64 columns stays where it is            (written)
 //   plain   [strips, blocks]    numbers of the blocks that stay                            (written)
 //   slots   [strips, room]      columns, in groups of four; k where a slot is empty        (written)
@@ -15,16 +15,16 @@
 //   dense   [atoms, 128, 128]   the strips as 2:4 matrices, an atom is two stages          (written)
 //   sources [2 atoms, 64]       columns of A of every stage; k or more: none               (written)
 //
-// A stage is 64 columns: first the blocks of a strip that stay, then its slots.
+// A stage is 64 columns.  In a strip the blocks that stay come first, then the slots.
 //
-// A thread block of `evict` takes a block of a strip, of `pack` a strip with one warp, of `fill` an atom.
+// A thread block of `evict` takes a block of a strip, one of `pack` (a single warp) a strip, one of `fill` an atom.
 //
 // Reference: kernels/reference_evict.py.  Launcher: kernels/hybrid_evict.py.
 using u64 = unsigned long long;
 using u32 = unsigned int;
 
 constexpr int kRows = 128, kColumns = 64, kGroup = 4;
-constexpr int kHeavy = 26;      // rows of a column from which it is counted as two slots
+constexpr int kHeavy = 26;      // a column that evicts so many rows counts as two slots
 constexpr int kAll = 0xFFFFFFFF;
 
 // A set of rows of a strip.
@@ -40,7 +40,7 @@ __device__ inline Rows operator~(Rows a) { return {~a.low, ~a.high}; }
 
 __device__ inline int weight(Rows column) { return column.any() ? 1 + (column.count() >= kHeavy) : 0; }
 
-// The column, `except` apart, that has the most of these rows.
+// The column other than `except` that has elements in the most of these rows.
 __device__ inline int richest(const Rows (&column)[kGroup], Rows rows, int except) {
     int found = 0, most = -1;
 #pragma unroll
@@ -51,13 +51,13 @@ __device__ inline int richest(const Rows (&column)[kGroup], Rows rows, int excep
     return found;
 }
 
-// What a group of four columns must give up, by column.
+// The rows that each column of a group must give up.
 __device__ inline void choose(const Rows (&column)[kGroup], Rows (&out)[kGroup]) {
     const Rows both = column[0] & column[1], others = column[2] & column[3];
     const Rows four = both & others;
-    const Rows three = (both & (column[2] | column[3])) | (others & (column[0] | column[1]));  // or four
+    const Rows three = (both & (column[2] | column[3])) | (others & (column[0] | column[1]));  // rows of three elements or four
     const int first = richest(column, three, -1);
-    Rows rest = four;  // of these rows a second column must give one
+    Rows rest = four;  // rows in which a second column must give up an element
 #pragma unroll
     for (int i = 0; i < kGroup; i++)
         if (i == first) rest = rest | (three & ~column[i]);
@@ -70,7 +70,7 @@ __device__ inline void choose(const Rows (&column)[kGroup], Rows (&out)[kGroup])
     }
 }
 
-// Grid (blocks, strips).  A slot costs `dearer` times what a column costs that stays where it is.
+// Grid (blocks, strips).  A slot costs `dearer` times as much as a column that stays where it is.
 extern "C" __global__ void __launch_bounds__(128)
 evict(const unsigned short* bits, int m, int k, long long pitch, Rows* evicted, unsigned char* kept, float dearer) {
     __shared__ u64 halves[2][kColumns];
@@ -86,7 +86,7 @@ evict(const unsigned short* bits, int m, int k, long long pitch, Rows* evicted, 
     }
     halves[half][local] = held;
     __syncthreads();
-    int stay = 0, dissolve = 0;  // slots that each would take
+    int stay = 0, dissolve = 0;  // slots that the block would take either way
     if (threadIdx.x < kColumns / kGroup) {
         Rows columns[kGroup], out[kGroup];
 #pragma unroll
@@ -115,8 +115,8 @@ evict(const unsigned short* bits, int m, int k, long long pitch, Rows* evicted, 
     }
 }
 
-// The group of slots that a lane is filling: 32 of them are open at a time, and a column goes to the
-// fullest in which it fits.
+// The group of slots that a lane is filling.  So 32 groups are open at a time, and a column goes to the
+// fullest one that it fits.
 struct Bin {
     Rows once, twice;  // rows with an element or more, and with two
     int columns[kGroup];
@@ -168,7 +168,7 @@ pack(const Rows* evicted, const unsigned char* kept, int blocks, int k, int* pla
             const int at = __ffs(left) - 1;
             const Rows rows = {__shfl_sync(kAll, mine.low, at), __shfl_sync(kAll, mine.high, at)};
             int taker = fullest(bin.fits(rows), bin.count);
-            if (taker < 0) {  // no bin has room: the fullest goes as it is
+            if (taker < 0) {  // it fits none: the fullest is written as it is, and begun anew
                 taker = fullest(true, bin.count);
                 if (lane == taker) bin.give(slots + given), bin.clear(k);
                 given += kGroup;

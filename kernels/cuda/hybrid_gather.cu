@@ -1,24 +1,27 @@
-// hybrid_gather: A @ b for a very sparse 16-bit A: every non-zero gathers a line of b.
+// hybrid_gather: A @ b for a very sparse 16-bit A and up to 16 columns: every non-zero reads its line of b.
 //
-//   words  [steps][32 lanes][4]   element << 16 | 16 * (column within its panel); 0 is padding
-//   begins [PANELS][units] + 1    first step of a unit's part in a panel
+//   words   [steps][32 lanes][4]  element << 16 | 16 * (column within its panel); 0 is padding
+//   begins  [PANELS][units] + 1   first step of a unit's part in a panel
 //   heights [units]               rows of a unit, a power of two up to HEIGHT
-//   rows   [units][HEIGHT]        the rows of a unit, then -1; rows of a unit are of like length
+//   rows    [units][HEIGHT]       numbers of a unit's rows, then -1; rows of a unit are of similar length
 //
-// A panel is 4096 columns of A and as many rows ("lines") of b, in shared memory: PLANES planes of lines
-// of COLUMNS elements, which have the same banks in every plane.  A unit is some rows, the fewer the longer
-// they are, so that all units take about the same time; 32 / height lanes share a row.  GROUP warps take a
-// unit, a block UNITS of them and HELD panels, a cluster all PANELS of the same rows.  A block makes PLANES * COLUMNS columns; blocks for all rows come first, then
-// those for the next columns.
-// Words are asked for before the kernel waits for the one before it in the stream; b is not.
+// A panel is 4096 columns of A and the matching 4096 rows of b, which are kept in shared memory: PLANES planes of
+// lines of COLUMNS elements.  A line has the same banks in every plane.  A unit is some rows of A, the fewer the longer
+// they are, so that all units take about the same time; 32 / height lanes share a row.  GROUP warps take a unit.  A
+// block has UNITS units and HELD panels; the blocks of a cluster have the same units, and together all panels.  A
+// block makes PLANES * COLUMNS columns of the result.  In the grid the blocks for all rows come first, then those for
+// the next columns.
 //
-// The order of a row's elements is free, so the launcher orders them by column modulo 8, every lane
-// with another offset: the eight lanes that shared memory serves together mostly meet eight banks.
-// Partial sums are added in a fixed order: the same bits every time.
-// Moves 4 bytes a non-zero; an instruction or two for each multiply-add set the other limit.
+// The first words are loaded before the kernel waits for the preceding one in the stream, as no kernel writes them;
+// b is loaded afterwards (programmatic.cuh).
 //
-// Macros: ELEMENT PANELS HEIGHT COLUMNS PLANES UNITS GROUP HELD, and B_LOAD, how b is read: 2 one run of
-// memory, 1 rows of 16 bytes a plane, 0 element by element.
+// The elements of a row may come in any order.  The launcher sorts them by column modulo 8, beginning at another
+// remainder for every lane, so the eight lanes that shared memory serves at once mostly read from eight different
+// banks.  Partial sums are added in a fixed order: the same bits every time.
+// The bounds are the 4 bytes read for each non-zero, and the one or two instructions of each multiply-add.
+//
+// Macros: ELEMENT PANELS HEIGHT COLUMNS PLANES UNITS GROUP HELD, and B_LOAD, how b is read: 2 as one stretch of
+// memory, 1 by 16 bytes for a row and plane, 0 element by element.
 // Reference: a dense product.  Launcher: kernels/hybrid_gather.py.
 #include "numeric.cuh"
 #include "programmatic.cuh"
@@ -64,21 +67,21 @@ __device__ void copy16(unsigned to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 
-// The lines of b that panel number `rank` needs.  What lies beyond b is left as it is: no word
-// points there but padding, whose line 0 is real, and columns beyond n are never written.  Blocks
-// begin at different lines, or they would all ask the same slice of L2 at the same time.
+// Copies the lines of b that panel number `rank` needs.  Lines and columns beyond b are not filled: no
+// word points at such a line (padding points at line 0), and such columns are not stored.  Blocks begin
+// at different lines; otherwise all would ask the same slice of L2 at the same time.
 __device__ void fetch_panel(unsigned panel, const Right& b, int rank, Count column0) {
     if (rank >= PANELS) return;
     const Count first = Count(rank) * kLines;
     const int lines = int(min(Count(kLines), b.k - first)), turn = blockIdx.x * 352;
     const unsigned short* from = b.b + first * b.row + column0 * b.column;
-#if B_LOAD == 2     // one run of memory
+#if B_LOAD == 2     // one stretch of memory
     const int bytes = lines * kLineBytes;
     for (int i = threadIdx.x; i < kLines * kLineBytes / 16; i += kThreads) {
         const int at = (i + turn) % (kLines * kLineBytes / 16) * 16;
         if (at < bytes) copy16(panel + at, from + at / 2, min(16, bytes - at));
     }
-#elif B_LOAD == 1   // rows of 16 bytes a plane
+#elif B_LOAD == 1   // 16 bytes for a row and plane
     for (int i = threadIdx.x; i < kLines * PLANES; i += kThreads) {
         const int line = (i / PLANES + turn) % kLines, plane = i % PLANES;
         if (line < lines && column0 + 8 * plane < b.n)
@@ -130,13 +133,13 @@ __device__ void add_step(float (&acc)[kColumns], const uint4& four, unsigned pan
     }
 }
 
-// The steps of a warp, kAhead of them on their way from memory.
+// The steps of a warp; the next kAhead of them are already being loaded.
 struct Steps {
     const uint4* from;
     int left, height;
     uint4 ahead[kAhead];
 
-    // Part `part` of `parts` of a unit.
+    // Begin part `part` of the `parts` into which a unit is cut.
     __device__ void begin(const Left& a, int rank, int unit, int part, int parts) {
         left = 0, height = HEIGHT;
         if (unit >= a.units || rank >= PANELS) return;
@@ -166,11 +169,12 @@ struct Steps {
     }
 };
 
-// Of the first panel: beyond the sums of one plane, and a multiple of a plane's size, so that | adds.
+// Address of the first panel: behind the sums of a kernel with one plane, and a multiple of the size of a
+// plane, so that `|` can add an offset to it.
 __device__ unsigned panel_address(const void* shared) {
     return (in_shared(shared) + kPlaneBytes / 2 + 16 + kPlaneBytes - 1) / kPlaneBytes * kPlaneBytes;
 }
-// A float of the block that holds panel `rank` of the same rows.
+// A float from the shared memory of block `rank` of the cluster, which holds other panels of the same rows.
 __device__ float shared_float(unsigned at, int rank) {
     float x;
 #if PANELS > HELD

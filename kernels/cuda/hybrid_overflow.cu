@@ -1,4 +1,4 @@
-// hybrid_overflow: out += A @ b, in place, for the few elements that a 2:4 product left out, as A.
+// hybrid_overflow: out += A @ b, in place, where A holds the few elements that a 2:4 product left out.
 //
 //   rows    [count]      rows of out that get something, each once           (read)
 //   starts  [count + 1]  where a row's elements begin                        (read)
@@ -6,9 +6,9 @@
 //   b       [k, n]       any strides                                         (read)
 //   out     [m, n]       any strides                                         (updated)
 //
-// A warp takes one row and 256 columns of out, a lane eight of them: neighbours where b and out can be
-// read 16 bytes at a time (VECTOR), else 32 apart.  kAhead lines of b are read at once.
-// One lane adds to one place, in order: the same bits every time.
+// A warp takes one row and 256 columns of out, a lane eight of them: neighbours where b and out can be read 16 bytes at
+// a time (VECTOR), otherwise columns that are 32 apart.  kAhead rows of b are loaded at once.  An element of out is
+// updated by a single lane, which adds in order: the same bits every time.
 //
 // Macros: ELEMENT THREADS VECTOR.  Launcher: kernels/hybrid_overflow.py.
 #include "numeric.cuh"

@@ -1,25 +1,27 @@
 // hybrid_panel: A @ b for a very sparse A and any number of columns: a panel of b stays on the chip.
 //
-//   values [steps][32 lanes][4]   elements; 0 is padding
-//   places [steps][32 lanes][4]   uint16: column within its panel; padding points at lines of zeros
-//   begins [panels][units] + 1    4 times the first step of a unit's part in a panel, plus the turns of its last
-//                                 step modulo 4
+//   values  [steps][32 lanes][4]  elements; 0 is padding
+//   places  [steps][32 lanes][4]  uint16: column within its panel; padding points at lines of zeros
+//   begins  [panels][units] + 1   4 times the first step of a unit's part in a panel, plus the number of turns
+//                                 (include/panel_mma.cuh) in that part's last step, modulo 4
 //   heights [units]               rows of a unit, a power of two
-//   rows   [units][kHeight]       the rows of a unit, then -1; rows of a unit are of like length
+//   rows    [units][kHeight]      numbers of a unit's rows, then -1; rows of a unit are of similar length
 //
-// A panel is LINES columns of A and as many rows ("lines") of b by PLANES * kLineColumns columns, in shared memory:
-// PLANES planes of lines of 16 bytes.  A block takes one panel after the other, and with each it walks its share of
-// the units, a warp a unit at a time.  Sums of panels meet in the result, in order: the same bits every time; those
-// of 16-bit elements would lose bits there, so a panel then holds all of b.  Blocks for all shares come first, then
-// those for the next columns.
-// Words of A are asked for before the kernel waits for the one before it in the stream; b is not.
+// A panel is LINES columns of A and the matching rows ("lines") of b, of which PLANES * kLineColumns columns are kept
+// in shared memory: PLANES planes of lines of 16 bytes.  A block takes one panel after the other.  With each, its warps
+// walk through the block's share of the units, a unit at a time.  Every panel adds its sums to the result, in order:
+// the same bits every time.  16-bit results would lose bits that way, so for those one panel holds all of b.  In the
+// grid the blocks for all shares come first, then those for the next columns.
 //
-// What sets the time is that every multiply-add reads an element of b from shared memory.  It serves eight lanes
-// at once if their lines lie in eight different banks of 16 bytes; the launcher orders the elements of rows such that
-// they mostly do.  An element and its place come from L2 for all columns of a block.
+// The first elements of A are loaded before the kernel waits for the preceding one in the stream, as no kernel writes
+// them; b is loaded afterwards (programmatic.cuh).
 //
-// Macros: ELEMENT LINES PLANES WARPS, the most of a block, and B_LOAD, how b is read: 1 by 16 bytes, 0 element by
-// element, which those of 16 bits are not.
+// The bound is shared memory, from which every multiply-add reads an element of b.  It serves eight lanes at once if
+// their lines lie in eight different banks of 16 bytes, and the launcher orders the elements of rows such that they
+// mostly do.  Elements and places are read from L2 once for all columns of a block.
+//
+// Macros: ELEMENT LINES PLANES, WARPS (the largest number of a block), and B_LOAD, how b is read: 1 by 16 bytes,
+// 0 element by element (not for 16-bit elements).
 // Reference: a dense product; reference_panel for the order.  Launcher: kernels/hybrid_panel.py.
 #include "numeric.cuh"
 #include "pair.cuh"
@@ -68,7 +70,7 @@ struct Product {
 #include "panel_fma.cuh"
 #endif
 
-// Words are read once by a block and again by others: they stay in L2 only.
+// A block reads each word once, other blocks read it again: so it is cached in L2, not in L1.
 template <class Words> __device__ Words read_once(const Words* from) {
     constexpr int kParts = (sizeof(Words) + 15) / 16;
     union {
@@ -88,9 +90,9 @@ template <class Words> __device__ Words read_once(const Words* from) {
     return x.whole;
 }
 
-// The lines of b that a panel needs.  What lies beyond b is left as it is: no word points there, and
-// columns beyond n are never written.  Blocks begin at different lines, or they would all ask the
-// same slice of L2 at the same time.
+// Copies the lines of b that a panel needs.  Lines and columns beyond b are not filled: no element points
+// at such a line, and such columns are not stored.  Blocks begin at different lines; otherwise all would
+// ask the same slice of L2 at the same time.
 __device__ void fetch_panel(Line* panel, const Right& b, int number, Count column0) {
     const Count first = Count(number) * LINES;
     const int lines = int(min(Count(LINES), b.k - first));
@@ -106,7 +108,7 @@ __device__ void fetch_panel(Line* panel, const Right& b, int number, Count colum
                        held * kSize);
     }
 #else
-    const bool by_lines = b.column > b.row;     // neighbours in memory are neighbouring threads
+    const bool by_lines = b.column > b.row;     // then neighbouring threads take neighbouring lines
     for (int i = threadIdx.x; i < LINES * kColumns; i += blockDim.x) {
         const int line = by_lines ? i % LINES : i / kColumns, c = by_lines ? i / LINES : i % kColumns;
         if (line < lines && c < real)
@@ -118,10 +120,10 @@ __device__ void fetch_panel(Line* panel, const Right& b, int number, Count colum
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// The parts of a warp's units in the panels, one after the other.
+// Walks through a warp's units, panel by panel.
 struct Order {
     int first, stride, panel, unit;
-    int begin, end;     // words of the next part; asked for a part earlier
+    int begin, end;     // entries of `begins` for the next part, loaded one part ahead
 
     __device__ Order(const Left& a, int first, int stride) : first(first), stride(stride), panel(0), unit(first) {
         ask(a);
@@ -139,7 +141,7 @@ struct Order {
     }
 };
 
-// A unit's part in a panel, kAhead of its steps on their way from memory.
+// A unit's part in a panel; the next kAhead of its steps are already being loaded.
 struct Part {
     const Values* values;
     const uint2* places;
@@ -196,7 +198,7 @@ product(const Left a, const Right b, const Product out, const int shares, const 
         reinterpret_cast<uint4*>(panel)[i / kBanks * kPlane + LINES + i % kBanks] = make_uint4(0, 0, 0, 0);
     wait_for_previous();
     for (int number = 0; number < a.panels; ++number) {
-        if (number) __syncthreads();    // all warps have read the one before
+        if (number) __syncthreads();    // until all warps have read the last panel
         fetch_panel(panel, b, number, column0);
         __syncthreads();
         for (int unit = unit0; unit < a.units; unit += stride) {

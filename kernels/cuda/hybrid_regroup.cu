@@ -1,25 +1,27 @@
-// hybrid_regroup: rewrite strips of ROWS rows of any matrix as 2:4 matrices, their columns grouped anew.
+// hybrid_regroup: rewrite strips of ROWS rows of any matrix as 2:4 matrices, with their columns grouped anew.
 //
-// A group of four columns keeps two elements a row.  Which columns are a group is free in every strip, where
-// the product fetches each row of b by its number: dense columns meet sparse ones, and those whose rows differ.
-// Of a matrix with 80 % zeros hardly anything is left over, where neighbours would leave a third more columns.
+// A group of four columns keeps two elements of each row.  Which columns form a group may differ from strip to strip,
+// because the product fetches each row of b by its number.  So full columns are combined with sparse ones, and with
+// columns whose elements lie in other rows.  At 80 % zeros hardly any element is left over, where groups of neighbours
+// would leave a third more columns.
 //
-// The columns of a strip are dealt to pools, 32 neighbours at a time, and grouped greedily.  The fullest column
-// begins a group; then the one joins that shares the fewest rows with it, and two more that overflow in few rows.  What
-// overflows stays in the pool as a column of its own, mostly a sparse one, which is welcome as the last of a group; and
-// where that would be more than half of every column the group remains short.
+// The columns of a strip are dealt to pools, 32 neighbours at a time.  In a pool, groups are formed greedily.  The
+// fullest column begins a group; the column that shares the fewest rows with it joins, and then two more that overflow
+// in few rows.  The elements of a column that overflow stay in the pool as a column of its own, mostly a sparse one,
+// which fits well as the last member of another group.  A column of which more than half would overflow may not join;
+// if there is no other, the group remains short.
 //
-// The product multiplies 64 rows at a time and leaves out those without an element in 64 columns, so columns that
-// are empty in the same 64 rows of a strip had better be together: in a group, and groups in a stage.
+// The product multiplies 64 rows at a time and skips those without an element in a stage of 64 columns.  So columns
+// that are empty in the same 64 rows should share a group, and such groups a stage.
 //
-//   bits    [m, k]                      elements, -0.0 made 0; rows `pitch` elements apart      (read)
-//   slots   [strips, pools, room]       columns, in groups of four; k where a slot is empty     (written)
-//   taken   [strips, pools, room]       rows of each slot, a bit each                           (written)
-//   blocks  [strips, pools, room / 4]   64 rows of each group that hold elements, a bit each    (written)
-//   order   [strips, pools * room / 4]  groups, those with the same blocks together, none last  (read)
-//   stages  [2 atoms]                   of each stage: which sixteen of its strip's order       (read)
-//   dense   [atoms, ROWS, 128]          the strips as 2:4 matrices, an atom is two stages       (written)
-//   sources [2 atoms, 64]               columns of A of every stage; k: none                    (written)
+//   bits    [m, k]                      elements, -0.0 made 0; rows `pitch` elements apart       (read)
+//   slots   [strips, pools, room]       columns, in groups of four; k where a slot is empty      (written)
+//   taken   [strips, pools, room]       rows that each slot takes of its column, a bit each      (written)
+//   blocks  [strips, pools, room / 4]   a bit for each 64 rows in which a group has elements     (written)
+//   order   [strips, pools * room / 4]  groups, those with equal `blocks` together, empty last   (read)
+//   stages  [2 atoms]                   which sixteen groups of its strip's order make a stage   (read)
+//   dense   [atoms, ROWS, 128]          the strips as 2:4 matrices, an atom is two stages        (written)
+//   sources [2 atoms, 64]               columns of A of every stage; k: none                     (written)
 //
 // A thread block of `regroup` takes a pool of a strip, of `fill` an atom.  `blocks` must be cleared before.
 //
@@ -33,12 +35,12 @@ constexpr int kMine = kPool / kThreads;      // columns of a thread
 constexpr int kRoom = 2 * kPool;             // slots of a pool: every group but the last holds two whole columns
 constexpr int kWords = ROWS / 32;
 constexpr int kBlocks = ROWS / 64;           // of rows
-// What a column costs as the first, second, third and fourth member of a group; each of its elements is worth 1.  Found
-// by search, see docs/benchmarks/log_hybrid.rst.
-constexpr int kOverflow[] = {0, 0, 270, 420};  // a row that overflows
-constexpr int kFills[] = {0, 32, 3, 0};        // a row that it fills for the next
-constexpr int kFresh[] = {0, 2000, 160, 125};  // 64 rows in which the group has no element yet
-constexpr int kMissing[] = {0, 65, 165, 45};   // 64 rows in which only the group has any
+// A column is worth as much as it has elements, less these costs as the first, second, third and fourth member of a
+// group.  They were found by search, see docs/benchmarks/log_hybrid.rst.
+constexpr int kOverflow[] = {0, 0, 270, 420};  // for each row that overflows
+constexpr int kFills[] = {0, 32, 3, 0};        // for each row in which the group has an element already
+constexpr int kFresh[] = {0, 2000, 160, 125};  // for each 64 rows in which only the column has elements
+constexpr int kMissing[] = {0, 65, 165, 45};   // for each 64 rows in which only the group has elements
 constexpr u32 kAll = ~0u;
 
 // A set of rows of a strip.
@@ -51,7 +53,7 @@ struct alignas(16) Rows {
         for (int i = 0; i < kWords; i++) found += __popc(words[i]);
         return found;
     }
-    // The 64 rows that hold elements, a bit each.
+    // A bit for each 64 rows that hold elements.
     __device__ u32 blocks() const {
         u32 found = 0;
 #pragma unroll
@@ -66,7 +68,7 @@ struct alignas(16) Rows {
     }
 };
 
-// Rows of the group that is being formed which hold an element or more, and two.
+// Rows in which the group that is being formed has at least one element, and two.
 struct Load {
     Rows once, twice;
 
@@ -83,14 +85,14 @@ struct Load {
     }
 };
 
-// The columns of a pool that a thread keeps: every kThreads-th.
+// The columns of a pool that a thread looks after: every kThreads-th.
 struct Columns {
     Rows rows[kMine];
     int count[kMine];
     u32 blocks[kMine];
-    bool joined[kMine];                      // the group that is being formed
+    bool joined[kMine];                      // whether in the group that is being formed
 
-    // Of the `index`-th column of a pool.
+    // Number of a pool's `index`-th column in the matrix.
     __device__ static int place(int index, int pool, int pools) {
         return (index / kNeighbours * pools + pool) * kNeighbours + index % kNeighbours;
     }
@@ -110,7 +112,7 @@ struct Columns {
             count[i] = rows[i].count(), blocks[i] = rows[i].blocks();
         }
     }
-    // The best column to join as the `member`-th, and how good it is; 0: none.
+    // The best column to join as the `member`-th: how much it is worth, and below that its place; 0: none.
     template <int member> __device__ u32 best(const Load& load) const {
         constexpr int over_by = kOverflow[member], fills_by = kFills[member], fresh_by = kFresh[member],
                       missing_by = kMissing[member], bias = (over_by + fills_by) * ROWS + (fresh_by + missing_by) * kBlocks;
@@ -122,7 +124,7 @@ struct Columns {
             const int fresh = __popc(blocks[i] & ~of_group), missing = __popc(of_group & ~blocks[i]);
             const u32 worth = bias + count[i] - over_by * over - fills_by * fills - fresh_by * fresh - missing_by * missing;
             const bool may = count[i] > 0 && !joined[i] && 2 * over <= count[i];
-            const u32 key = worth * kPool + kPool - 1 - (threadIdx.x + i * kThreads);  // of equals the first
+            const u32 key = worth * kPool + kPool - 1 - (threadIdx.x + i * kThreads);  // of equal ones the first
             if (may) found = max(found, key);
         }
         return found;
@@ -135,7 +137,7 @@ struct Columns {
             default: return best<3>(load);
         }
     }
-    // Give the rows of a column that fit to the group; what is left stays.
+    // Take the rows of a column that fit the group out of it; the others stay in the pool.
     __device__ Rows take(int which, const Load& load) {
         Rows given = {};
 #pragma unroll
@@ -183,7 +185,7 @@ regroup(const unsigned short* bits, int m, int k, long long pitch, int* slots, R
         columns.begin_group();
         for (int member = 0; member < kGroup; member++) {
             const u32 key = greatest_of_block(columns.best(load, member));
-            if (key == 0) {  // none: the group stays short, or there is none
+            if (key == 0) {  // no column fits: the group stays short, or all are done
                 more = member > 0;
                 if (more && threadIdx.x >= member && threadIdx.x < kGroup) slots[formed * kGroup + threadIdx.x] = k;
                 __syncthreads();

@@ -1,18 +1,18 @@
-// hybrid_rows: unstructured matrix times one to four columns, by its non-zeros alone.
+// hybrid_rows: unstructured matrix times one to four columns, reading only its non-zeros.
 //
-//   deltas [steps][32 lanes][4]  uint8: distance to the row's previous entry
-//   values [steps][32 lanes][4]  elements; a filler or padding entry is a zero
-//   parts  [blocks WARPS + 1]    first step of every warp; slices follow one another
-//   begins [blocks WARPS][32]    column at which a lane of a warp begins
-//   starts [slices + 1]          first warp of every slice
-//   heights [slices]             rows of a slice, a power of two
-//   rows   [slices][32]          row of the first lane that has it, -1 of the others and of no row
+//   deltas  [steps][32 lanes][4]  uint8: distance to the row's previous entry
+//   values  [steps][32 lanes][4]  elements; filler (where a distance exceeds 255) and padding are zeros
+//   parts   [blocks WARPS + 1]    first step of every warp; slices follow one another
+//   begins  [blocks WARPS][32]    column at which a lane of a warp begins
+//   starts  [slices + 1]          first warp of every slice
+//   heights [slices]              rows of a slice, a power of two
+//   rows    [slices][32]          number of a row, at its first lane; -1 at its other lanes, and where there is none
 //
-// A slice is 32 lines, one for a lane: rows of like length, and 32 / height successive lines of each, the
-// more the longer they are.  A block takes per_block slices and gives each of them warps in proportion to
-// its steps.  The columns of b stand in shared memory in the type of the sums.  The warps' sums are added
-// in order, then those of the lanes of a row: the same bits every time.
-// Memory-bound from some 80 % zeros: itemsize + 1 bytes a non-zero.
+// A slice is 32 lines, one for each lane.  It has `height` rows of similar length, each cut into 32 / height successive
+// lines; the longer the rows, the more lines.  A block takes per_block slices, and gives each of them warps in
+// proportion to its steps.  The columns of b are kept in shared memory, in the type of the sums.  The sums of the
+// warps are added in order, then those of the lanes of a row: the same bits every time.
+// Memory-bound from some 80 % zeros on: itemsize + 1 bytes for each non-zero.
 //
 // Macros: ELEMENT OUTPUT COLUMNS (1, 2 or 4) WARPS.
 // Reference: a dense product.  Launcher: kernels/hybrid_rows.py.
@@ -27,7 +27,7 @@ constexpr int kThreads = 32 * WARPS;
 struct alignas(4 * sizeof(typename In::type)) Four { typename In::type x[4]; };
 struct alignas(COLUMNS * sizeof(Sum) > 16 ? 16 : COLUMNS * sizeof(Sum)) Line { Sum x[COLUMNS]; };
 
-// kAhead steps of a lane, on their way from memory.
+// kAhead steps of a lane, loaded ahead of use.
 constexpr int kAhead = sizeof(typename In::type) * (COLUMNS + 1) >= 16 ? 2 : 4;
 struct Batch {
     unsigned deltas[kAhead];
@@ -65,7 +65,7 @@ product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, co
     const int end = parts[warp0 + warp + 1];
     deltas += lane;
     values += lane;
-    Batch batch;                        // under way while b is staged
+    Batch batch;                        // loaded while b is copied to shared memory
     if (at + kAhead <= end) batch.load(deltas, values, at);
     int column = begins[(warp0 + warp) * 32 + lane];
 #pragma unroll 4
@@ -85,7 +85,7 @@ product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, co
     }
     for (; at < end; ++at) add_step(acc, column, deltas[Count(at) * 32], values[Count(at) * 32], lines);
 
-    // From here on a warp is one column of a slice.
+    // From here on each warp adds up one column of one slice.
     const int slice = blockIdx.x * per_block + warp / COLUMNS, c = warp % COLUMNS;
     const bool adds = warp < per_block * COLUMNS && c < n;
     int first = 0, last = 0, height = 32, row = -1;

@@ -1,37 +1,41 @@
-// hybrid_scatter: unstructured 16-bit A (m, k) times up to 128 columns: non-zeros become dense tiles in
-// shared memory, which the tensor cores of Hopper multiply.
+// hybrid_scatter: unstructured 16-bit A (m, k) times up to 128 columns.  Warps expand the non-zeros of A to dense
+// tiles in shared memory, which the tensor cores of Hopper multiply.
 //
-//   units  groups and lines of the units of A (include/scatter_units.cuh)                            (read)
-//   steps  [blocks][pitch]         the units of a block, and where they are                          (read)
-//   parts  [blocks][parts_pitch]   its steps in each band of rows                                    (read)
-//   counts [blocks]                its steps and parts; empty ones follow                            (read)
-//   b      [k, n]                  n contiguous, rows on 16-byte boundaries                          (read)
-//   spill  with BASE, b as [2][k / 4][n]: rows 2 and 3 of every group of four                        (read)
-//   right  [k, n]                  with BY_WARPS, b of any strides and up to eight columns instead    (read)
-//   out    [m, n]                  any strides                                                    (written)
+//   units  A as groups and lines of elements (include/scatter_units.cuh)                          (read)
+//   steps  [blocks][pitch]         the units that a block multiplies, and where they are stored     (read)
+//   parts  [blocks][parts_pitch]   the bands of rows to which they belong, with their numbers       (read)
+//   counts [blocks]                numbers of steps and parts; unused entries follow                (read)
+//   b      [k, n]                  n contiguous, rows on 16-byte boundaries                         (read)
+//   spill  with BASE: b as [2][k / 4][n], the rows 2 and 3 of every group of four                   (read)
+//   right  [k, n]                  with BY_WARPS, in place of b: any strides, up to eight columns   (read)
+//   out    [m, n]                  any strides                                                      (written)
 //
-// A step is a unit of up to 128 rows, a band, by 64 columns in which some of the rows has a non-zero, or of 64 by 128: then
-// there are twice as many bands, and fewer blocks share one.  The steps of all bands are dealt to blocks in order, so a
-// block takes a part of a band, and perhaps parts of the next ones.
-// Every stage of the ring has a warp of its own, the writer: it clears the tile and stores the non-zeros
-// of the next unit into it, while the copy engine brings 64 rows of b.  A non-zero costs one store and hardly an
-// instruction more, nearly always in a bank of its own.  One warpgroup multiplies, by 64 columns with those of b in the
-// place of rows, or two, by more.
+// A band is 128 rows of A.  A unit is 64 neighbouring columns of a band; those without a non-zero are left out.
+// (Or a band is 64 rows and a unit 128 columns: with twice as many bands, fewer blocks have to share one.)  A step
+// multiplies one unit.  The steps of all bands form one sequence, which is cut into a piece for each block.  So a
+// block may begin and end in the middle of a band; what it does in one band is a part.
 //
-// What takes the time is shared memory: a tile of 16 KB is written in parts and read as a whole.
+// Every stage of the ring has a warp of its own, its writer.  The writer clears the stage's tile and stores the
+// non-zeros of the next unit into it, while the copy engine brings the matching 64 rows of b.  A non-zero costs one
+// store and hardly any other instruction, and the stores nearly always go to different banks.  One warpgroup
+// multiplies the full stages; with more than 64 columns there are two.  With 64 columns (and without BASE) b is the
+// left operand of the instruction, so the sums are those of the transposed result.
 //
-// With BASE, for matrices with a quarter of non-zeros and more, a unit is a 2:4 tile, copied as it is and multiplied by
-// sparse instructions, and what spills over it: the third and fourth non-zero of a group of four, which lie in its
-// columns 2 and 3.  So the tile that is scattered into has half as many columns and few non-zeros; it is
-// multiplied by those lines of b alone, which come a second time.
+// The bound is shared memory: a tile of 16 KB is cleared and written in parts, and read as a whole.
 //
-// Units are asked for before the kernel waits for the one before it in the stream; b is not.
-// Partial sums are added in a fixed order: the same bits every time.  With CLUSTER > 1 the blocks of a cluster have one
-// band, and send one another their sums; else blocks that share a band do so through global memory.
+// With BASE, for matrices with a quarter of non-zeros and more, a unit is a 2:4 tile, which is copied as it is and
+// multiplied by sparse instructions, and its spill: the third and fourth non-zeros of each group of four.  These can
+// only lie in columns 2 and 3 of the group, so the tile into which they are scattered has half as many columns.  It
+// is multiplied by those rows of b alone, of which the stage holds a second copy.
+//
+// The first units are loaded before the kernel waits for the preceding one in the stream, as no kernel writes them;
+// b is loaded afterwards (programmatic.cuh).  Partial sums are added in a fixed order, so the bits are always the
+// same.  With CLUSTER > 1 all blocks of a cluster work on one band and exchange their sums directly
+// (cluster_shares.cuh); otherwise blocks that share a band exchange them through global memory (block_sums.cuh).
 //
 // Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS, which
-// kernels/hybrid_scatter_plan.py chooses.
-// Without ELEMENT the kernels that pack (include/scatter_pack.cuh).
+// kernels/hybrid_scatter_plan.py chooses.  Without ELEMENT the file holds the kernels that pack
+// (include/scatter_pack.cuh).
 //
 // Reference: a dense product.  Launcher: kernels/hybrid_scatter.py.
 #include "numeric.cuh"
@@ -52,22 +56,23 @@ using Count = long long;
 
 using Out = Scalar<Kind::ELEMENT>;
 constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns, kSpan = kLine < 128 ? kLine : 128, kSpans = (kLine + 127) / 128;
-constexpr bool kColumnsFirst = TILES == 8 && !BASE;                                // the sums are those of out, transposed
+constexpr bool kColumnsFirst = TILES == 8 && !BASE;                                // b is the left operand
 constexpr int kGroups = TILES > 8 && kHalves == 1 ? 2 : 1;                         // warpgroups that multiply
 constexpr int kConsumers = 4 * kGroups, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
-// Of a thread: 168 or 128 by the size of a block, dealt out anew.  Writers hold two batches.
+// Registers of a thread, moved from consumers to writers, which hold two batches.  A block is launched with 168
+// for each thread, or with 128 where it has two warpgroups of consumers.
 constexpr int kConsumerRegisters = 104, kWriterRegisters = kGroups > 1 ? 152 : 200;
 
-// A stage: the tile that is scattered into, the 2:4 tile, 64 lines of b, and with BASE those that columns 2 and 3 of every
-// group meet a second time.
+// A stage: the tile that is scattered into, the 2:4 tile, the lines (rows) of b, and with BASE a second copy of the
+// lines that columns 2 and 3 of every group of four multiply.
 constexpr u32 kBBytes = kUnitColumns * kSpan * kSpans, kSpillBytes = BASE ? kBBytes / 2 : 0;
 constexpr u32 kBaseAt = kTileBytes, kBAt = kBaseAt + kBaseBytes, kSpillAt = kBAt + kBBytes;
 constexpr u32 kStageBytes = kSpillAt + kSpillBytes;
-static_assert(kStageBytes % (BASE ? 512 : 1024) == 0);                   // what the swizzle of the tiles repeats after
+static_assert(kStageBytes % (BASE ? 512 : 1024) == 0);                   // period of the swizzle
 constexpr u32 kBarriersAt = STAGES * kStageBytes;
-constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // of the shares
+constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // memory of `shares`
 
-// Sums of a consumer thread: so many arrays of four for each tile of eight.
+// Sums of a consumer thread: kArrays arrays, each with four sums for every tile of eight rows or columns.
 constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64 / kGroups;
 using Sums = float[4 * kSumTiles];
 using Others = BlockSums<kSumTiles, 128 * kGroups * kArrays>;
@@ -81,8 +86,8 @@ struct alignas(16) Unit {
 // A block's steps in one band.
 struct alignas(16) Part {
     int band, steps;
-    int slot;                          // of the sums of the block that begins the band (include/block_sums.cuh)
-    int blocks;                        // that share it
+    int slot;                          // where the first block of the band gives its sums (include/block_sums.cuh)
+    int blocks;                        // that share the band
 
     __device__ Others::Group group() const { return {slot, blocks}; }
 };
@@ -105,7 +110,7 @@ struct Product {
     int n;
 };
 
-// full[s]   an arrival by the writer when it asks for b, one when the tile is written, and the bytes of b
+// full[s]   two arrivals by the writer, when it asks for b and when the tile is written, and the bytes of b
 // empty[s]  one arrival by every consumer warp
 struct Ring {
     u32 full, empty;
@@ -125,7 +130,7 @@ struct Ring {
 #include "scatter_lines.cuh"
 #include "scatter_writer.cuh"
 
-// Where the four sums of a tile of eight go, of a thread of an array of 128; `member` counts threads and arrays.
+// Where a thread's four sums of one tile of eight belong in the result; `member` is 128 * array + thread.
 class Place {
   public:
     __device__ Place(const Rows& band, int tile, int member, const Product& out) {
@@ -148,13 +153,14 @@ class Place {
   private:
     Out::type* to_;
     Count next_, eighth_;                  // strides
-    int across_, down_;                    // elements that there are, from the first sum on
+    int across_, down_;                    // rows and columns left in the band, from the first sum on
 };
 
-// Whether no block of another cluster shares the band, and shared memory is free when it is done.
+// Whether the result of a part can be arranged in shared memory: no other cluster shares the band, and the block
+// needs its stages no more.
 __device__ bool alone(const Part& part, bool last) { return CLUSTER > 1 || part.blocks == 1 && last; }
 
-// The sums of the block's `index`-th part: stored, or given to those that share its band.  The consumers.
+// By the consumers: store the sums of the block's `index`-th part, or give them to the blocks that share its band.
 __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int index, bool last, const Others& others,
                           const Rows& band, const Product& out) {
     if (Others::kKeeps && last) group_sync(1, 32 * kConsumers);  // no instruction reads tiles any more
@@ -182,7 +188,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         const __grid_constant__ Right right, const Product out, const Room room) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);               // known to be the same in all lanes
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);               // so the compiler knows it is uniform
     const Ring ring(shared + kBarriersAt);
     const Others others(room, memory);
     const Shares shares(shared + kRoomAt);
@@ -202,7 +208,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
     const bool writes = 0 <= stage && stage < STAGES;
     Writer writer(a, right, writes ? counts.x : 0, ring, writes ? stage : 0, shared);
     Batch even, odd;
-    writer.prepare(even);                                                 // what needs no barrier takes as long
+    writer.prepare(even);                                                 // while thread 0 makes the barriers
     __syncthreads();
     if (warp >= kConsumers) {
         take_registers<kWriterRegisters>();

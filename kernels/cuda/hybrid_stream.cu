@@ -1,8 +1,8 @@
 // hybrid_stream: unstructured 16-bit matrix times a few columns, at the speed of memory.
 //
-// Sparse tensor cores multiply compressed pairs and place them by a code, so a streamed
-// non-zero needs no scatter: it only has to reach the register of its group of four.  A lane
-// of mma.sp m16n8k32 owns four groups of a 16x32 slab ("quads").  Each has one of four kinds:
+// Sparse tensor cores take pairs of elements and a code that says where in its group of four each belongs.  So a
+// decoder need not put a non-zero at its place in a row: it only has to reach the register of its group.  A lane of
+// mma.sp m16n8k32 owns four groups of a slab of 16 rows by 32 columns ("quads").  A quad is of one of four kinds:
 //
 //   0 empty    nothing stored
 //   1 single   16 bits        one non-zero at place 0, 1 or 2
@@ -13,19 +13,19 @@
 // Layout.  A strip of 16 rows is cut into chunks of SPAN columns.  A chunk is
 //   per 128 columns   codes [lane][2 words], kinds [lane][1 word, 2 bits a quad]
 //   then              rows [lane] of words, as many as the fullest lane needs
-// A lane reads words from the first row on, and single halves from the last row back: the low
-// halves for the first half of the slabs, the high halves for the second.  It only ever touches
-// its own bank of shared memory, so there are no conflicts.
+// A lane reads words from the first row on, and singles from the last row back: the low halves of those words for the
+// first half of the slabs, the high halves for the second.  It only ever touches its own bank of shared memory, so
+// there are no conflicts.
 //
-// product: a team of four warps takes 64 rows and a part of k.  A block has TEAMS by PARTS teams; on
-// Hopper a team multiplies by warpgroup instructions (WGMMA), elsewhere each warp for itself.
-// SPLITS blocks share the columns of the matrix.  A warp has up to STAGES chunks on their way; b comes in
-// panels of PANEL lines for each part, BUFFERS - 1 of them ahead.  Chunks are asked for before the
-// kernel waits for the one before it in the stream; b is not.
+// product: a team of four warps takes 64 rows and a part of k.  A block has TEAMS by PARTS teams; on Hopper a team
+// multiplies by warpgroup instructions (WGMMA), elsewhere each warp multiplies for itself.  SPLITS blocks share the
+// columns of the matrix.  Up to STAGES chunks of a warp are being loaded at a time.  b comes in panels of PANEL lines
+// for each part, BUFFERS - 1 of them ahead.  The first chunks are loaded before the kernel waits for the preceding one
+// in the stream, as no kernel writes them; b is loaded afterwards (programmatic.cuh).
 //
-// Partial sums of the parts meet in shared memory, those of the blocks in global memory, where each
-// block then adds one share of them.  Blocks of the same rows are neighbours in the grid, so they
-// run at the same time.  All are added in the order of k: the same bits every time.
+// Partial sums of the parts meet in shared memory.  Those of the blocks meet in global memory, where each block then
+// adds up one share; blocks of the same rows are neighbours in the grid, so they run at the same time.  All sums are
+// added in the order of k: the same bits every time.
 //
 // Macros: SPAN, and for the product ELEMENT TEAMS PARTS N_TILES SPLITS PANEL BUFFERS STAGES B_VECTOR (1:
 // 16-byte copies of b) WGMMA; kernels/hybrid_stream_plan.py chooses.
@@ -133,7 +133,7 @@ __device__ unsigned swizzled(int line, int piece) {
 }
 
 // PANEL lines of b from line `first` on, by the teams of one part; what lies beyond `end` is zero.
-// Blocks begin at different lines, or they would all ask the same slice of L2 at the same time.
+// Blocks begin at different lines; otherwise all would ask the same slice of L2 at the same time.
 __device__ void fetch_b(unsigned to, const Right& b, Count first, Count end) {
     const int turn = blockIdx.x / SPLITS * 88, index = threadIdx.x % (128 * TEAMS);
     end = min(end, b.k);
@@ -159,9 +159,9 @@ struct Product {
 };
 #include "stream_multiply.cuh"
 
-// Multiply 128 columns of A, whose first slab is decoded already.  A slab is decoded while the one before
-// it is multiplied; the codes change only when no instruction reads them any more.  Ends with the first
-// slab of the next 128 columns decoded.
+// Multiply 128 columns of A, whose first slab is decoded already, and decode the first slab of the next 128.
+// A slab is decoded while the one before it is multiplied.  The registers of the codes change only when
+// no instruction reads them any more.
 __device__ void multiply_block(Sums& acc, Sums& spill, Fragment (&fragments)[2], Stream& stream, unsigned b_at) {
     if (WGMMA) b_at = uniform(b_at);
 #pragma unroll

@@ -1,15 +1,16 @@
 // hybrid_tiles: survey, fill, decode and multiply the 64x64 tiles of a block-hybrid matrix.
 //
 //   kinds, starts, values, slots, codes    as in formats/hybrid_tiles.py
-//   spill_starts, spill, places            there overflow_starts, overflow_values, overflow_places
-//   nonzeros, overflow [bands, across]     non-zeros of a tile, and those beyond two of a group
+//   spill_starts, spill, places            overflow_starts, overflow_values, overflow_places there
+//   nonzeros, overflow [bands, across]     non-zeros of a tile, and those beyond two in a group
 //
-// One block takes one tile (survey, fill, decode; grid = tiles across, bands) or one
-// 64-row band by kColumns columns of the result (product; grid = column blocks, bands).
-// A tile is staged in shared memory as bits; -DWORD is the unsigned integer of the
-// element's width and -DMAGNITUDE its bits without the sign, so -0.0 is a zero.
-// The product is exact and plain: float32, float64 and int8, and the 16-bit types where
-// no tensor-core kernel serves.  Sums run over k in order: the same bits every time.
+// A block takes one tile (survey, fill, decode; grid = tiles across, bands), or one 64-row band by kColumns
+// columns of the result (product; grid = column blocks, bands).  A tile is staged in shared memory as bits:
+// -DWORD is the unsigned integer of the element's width, and -DMAGNITUDE its bits but for the sign, so that -0.0
+// counts as a zero.
+//
+// The product is plain; sums run over k in order, so the bits are always the same.  It serves float32, float64 and
+// int8, and the 16-bit types where no tensor-core kernel can run.
 //
 // Reference: kernels/cpu_hybrid.py, whose arrays these equal bit for bit.
 // Launcher: kernels/hybrid_tiles.py.
@@ -57,7 +58,7 @@ survey(const Word* bits, Count m, Count k, Count row_pitch, Count* nonzeros, Cou
     if (threadIdx.x == 1) overflow[at] = total[1];
 }
 
-// What 64 rows hold, turned into where each begins.
+// Turns the counts of 64 rows into the offsets at which they begin.
 __device__ void exclusive_sum(int* held) {
     __syncthreads();
     if (threadIdx.x == 0) {

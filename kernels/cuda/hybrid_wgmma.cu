@@ -1,41 +1,42 @@
-// hybrid_wgmma: out (m, n) = A (m, k; any zeros) @ b (k, n) on the sparse tensor cores of Hopper.
+// hybrid_wgmma: out (m, n) = A (m, k; zeros anywhere) @ b (k, n) on the sparse tensor cores of Hopper.
 //
-// A comes as strips of BLOCK_M rows, each rewritten as a 2:4 matrix of its own, of which b's rows are fetched by
-// number.  Either most columns of a strip stay where they are, 64 together, and slots hold what did not fit
-// (hybrid_evict.cu), or all of them are grouped anew (hybrid_regroup.cu).
+// A comes as strips of BLOCK_M rows, each rewritten as a 2:4 matrix of its own.  The columns of a strip may be any
+// columns of A, in any order and more than once; the kernel fetches the rows of b in the same order.  Either most
+// columns of a strip stay where they are, 64 together, and slots hold what did not fit (hybrid_evict.cu), or all of
+// them are grouped anew (hybrid_regroup.cu).
 //
-//   values  [2 atoms, BLOCK_M, 32]  stored elements of a stage, swizzled as in shared memory     (read)
-//   packed  [atoms, BLOCK_M * 16]   metadata in 64x128 atoms (sparse24/_spec.py), two stages     (read)
-//   sources [2 atoms, 64]           rows of b of every half atom, a stage; k or more: zeros      (read)
-//   pieces  [blocks][pitch]         what each block multiplies, in order; an empty one follows   (read)
-//   b       [k, n]                  n contiguous, rows on 16-byte boundaries                     (read)
-//   rows    [strips * BLOCK_M]      numbers of the rows in the order of strips; m or more: none  (read)
-//   out     [m, n]                  any strides; fastest with m or n contiguous                  (written)
+//   values  [2 atoms, BLOCK_M, 32]  stored elements of a stage, swizzled as in shared memory        (read)
+//   packed  [atoms, BLOCK_M * 16]   metadata in 64x128 atoms (sparse24/_spec.py), two stages each   (read)
+//   sources [2 atoms, 64]           rows of b of every stage (half an atom); k or more: zeros       (read)
+//   pieces  [blocks][pitch]         what each block multiplies, in order; an empty one ends them    (read)
+//   b       [k, n]                  n contiguous, rows on 16-byte boundaries                        (read)
+//   rows    [strips * BLOCK_M]      rows of A in the order of the strips; m or more: none           (read)
+//   out     [m, n]                  any strides; fastest with m or n contiguous                     (written)
 //
-// The kernel is sparse_wgmma.cu with other lists of stages.  Where a stage's rows of b are not
-// neighbours, the four producer warps fetch them one by one, 128 bytes of four rows an instruction,
-// into the very layout in which the TMA would have put them.  Gathered stages come last in a strip.
+// The main loop is that of sparse_wgmma.cu.  What is new are stages whose rows of b are not neighbours: the four
+// producer warps copy these one by one, 128 bytes of four rows with an instruction, to where the TMA would have put
+// them.  In a strip the gathered stages come last.
 //
-// Tiles rarely fill whole waves of blocks, and strips differ in length.  Some tiles are therefore cut along k: a
-// block gives its sums of the beginning of a tile to the next block (include/partial_sums.cuh).  With K_PARTS > 1
-// every tile is cut, and the blocks of a cluster add up.
+// Tiles rarely fill whole waves of blocks, and strips differ in length.  So some tiles are cut along k: a block gives
+// its sums of the beginning of a tile to the next block (include/partial_sums.cuh).  With K_PARTS > 1 every tile is
+// cut, and the blocks of a cluster add up their sums.
 //
-// Rows that differ in density are sorted by it before strips are cut.  With ROWS_BY_NUMBER the result's rows
-// are then stored by their numbers; without it `rows` is not read.
+// Where rows differ in density, they are sorted by it before they are cut into strips.  With ROWS_BY_NUMBER each row of
+// the result is then stored where `rows` says; without it `rows` is not read, and a strip consists of blocks of 64
+// neighbouring rows from anywhere in A, chosen such that they are empty in the same columns.
 //
-// Otherwise a strip is of any blocks of 64 rows, such as are empty in the same columns.
-//
-// Where zeros are spread unevenly, many columns of a strip are empty in 64 rows of it, or in 128, and columns of
-// which that is true alike stand together.  With SKIPS those 64 rows are neither fetched nor multiplied.  Every
-// fourth source says which they are:
+// Where zeros are spread unevenly, many columns are empty in 64 or 128 rows of a strip.  Those that are empty in the
+// same rows stand together in a stage.  With SKIPS, such 64 rows are neither fetched nor multiplied in that stage;
+// every fourth source says which they are:
 //
 //   bits 0-27   row of b
-//   bits 28-31  a bit for 64 rows of the strip, from the top: 1 if the stage has elements there
+//   bits 28-31  a bit for each 64 rows of the strip, the lowest for the first: 1 if the stage has elements there
 //
-// A chunk of the result is arranged in a buffer before it is written.  With IN_STAGE the buffers of a tile are the
-// memory of its last stage, which the producers get back later, and the ring has a stage more.
+// A chunk of the result is arranged in a buffer before it is written.  With IN_STAGE a tile takes the memory of its
+// last stage for these buffers, and gives it back to the producers afterwards, so that the ring has room for one more
+// stage.
 //
-// The matrix is read before the kernel waits for the one before it in the stream; b is not.
+// A is loaded before the kernel waits for the preceding one in the stream, b afterwards (programmatic.cuh).
 //
 // Macros: ELEMENT OUTPUT BLOCK_M BLOCK_N STAGES CUTS K_PARTS SKIPS ROWS_BY_NUMBER OUT_ROW_MAJOR
 // OUT_BULK STAGING IN_STAGE; kernels/hybrid_wgmma.py chooses.
@@ -60,10 +61,10 @@
 // Some atoms of a strip, for one tile of the result.
 struct alignas(16) Piece {
     int first, end, plain;  // stages of the whole matrix; up to `plain` the rows of b are neighbours
-    int row, column;        // of the result; the row with ROWS_BY_NUMBER, in the order of the strips
-    int helpers;            // blocks before this one that give their sums of the tile; -1: this one gives them
+    int row, column;        // of the result; `row` only with ROWS_BY_NUMBER, in the order of the strips
+    int helpers;            // blocks before this one that give their sums of the tile; -1: this one gives its own
     int unused[2];
-    int rows[4];            // without ROWS_BY_NUMBER: the first of each 64 of the strip
+    int rows[4];            // without ROWS_BY_NUMBER: where each 64 rows of the strip begin
 
     __device__ bool gives() const { return CUTS && helpers < 0; }
 };
@@ -82,7 +83,8 @@ constexpr int BLOCK_K = 64, kConsumers = SKIPS && BLOCK_N <= 128 ? BLOCK_M / 64 
 constexpr int kRowBlocks = BLOCK_M / (64 * kConsumers);    // of 64 rows, of a consumer
 constexpr int kProducer = kConsumers * 128;              // first thread of the producers
 constexpr int kThreads = kProducer + 128;
-// Of what a block is launched with, a multiple of 8 a thread; more would never be there.
+// Registers of a thread, multiples of 8.  Together they must not exceed what the block was launched with: it would
+// wait for them for ever.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = kConsumers == 2 ? 232 : 104;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8));
 
@@ -93,12 +95,14 @@ constexpr u32 kABytes = BLOCK_M * BLOCK_K;
 constexpr u32 kBBytes = BLOCK_N * BLOCK_K * 2;
 constexpr u32 kStageBytes = kABytes + kBBytes;
 constexpr u32 kMetadataBytes = kConsumers * kRowBlocks * kAtomBytes;
-// Metadata buffers, one for kParts stages.  With SKIPS each of these is read by itself, not both with the first.
+// Metadata buffers, one for kParts stages.  With SKIPS a buffer is read for each of these stages, not once for all, so
+// it is needed longer and there is one more.
 constexpr int kSlots = SKIPS ? STAGES / kParts + 1 : (STAGES + kParts - 1) / kParts;
 constexpr u32 kMetadataAt = STAGES * kStageBytes;
 constexpr u32 kStagingAt = kMetadataAt + kSlots * kMetadataBytes;
 constexpr u32 kStaging = STAGING * kStagingBytes;  // of a consumer
-constexpr u32 kLiveAt = kStagingAt + (IN_STAGE ? 0 : kConsumers * kStaging);  // a word a stage: blocks of rows
+// With SKIPS a word for each stage: a bit for each 64 rows of the strip that are not empty in it.
+constexpr u32 kLiveAt = kStagingAt + (IN_STAGE ? 0 : kConsumers * kStaging);
 constexpr u32 kSourcesAt = kLiveAt + 16 * ((STAGES + 3) / 4);
 constexpr u32 kBarriersAt = kSourcesAt + STAGES * BLOCK_K * 4;
 
@@ -111,7 +115,7 @@ using Ring = GatherPipeline<STAGES, kConsumers * 4>;
 using Others = ClusterSums<kRowBlocks, kConsumers>;
 static_assert(Others::bytes <= kMetadataAt);
 static_assert(!IN_STAGE || K_PARTS == 1 && kConsumers * kStaging <= kStageBytes);
-static_assert(kRowBlocks * BLOCK_N / kChunk % STAGING == 0);  // so that each piece begins with the first buffer
+static_assert(kRowBlocks * BLOCK_N / kChunk % STAGING == 0);  // each piece begins with the first buffer
 
 // Where a stage lies in the ring, and the metadata of its atom.
 struct Place {
@@ -138,7 +142,8 @@ struct Place {
 #include "strip_consumer.cuh"
 #endif
 
-// Call act(piece, its rows) for each of this block's: in memory, rows can be read by the number of a consumer.
+// Call act(piece, its rows) for each piece of this block.  The rows are passed where they lie in memory, because a
+// consumer indexes them by its number, and registers cannot be indexed.
 template <class Act> __device__ void for_each_piece(const Operands& of, Act act) {
     int number = blockIdx.x * of.pitch;  // a pointer would take two registers
     for (Piece piece = of.pieces[number]; piece.first < piece.end; piece = of.pieces[++number])
@@ -221,7 +226,7 @@ hybrid_wgmma(const __grid_constant__ TensorMap b, const __grid_constant__ Tensor
         if (K_PARTS > 1) parts.init();
     }
     let_next_start();
-    __syncthreads();  // blocks of a cluster meet before they send anything
+    __syncthreads();  // no cluster_sync: the blocks of a cluster meet before they send sums
 
     if (threadIdx.x >= kProducer) {
         give_registers<kProducerRegisters>();

@@ -1,4 +1,4 @@
-// like: take the places of the non-zeros from codes that exist.
+// like: compress a matrix at the positions of another one, whose codes are given.
 //
 //   codes  canonical metadata [batch, m, ceil(k/8)] (CODES 0) or packed (CODES 1)      (read)
 //   x      [batch, m, k]  new elements; ALIGNMENT 16: contiguous rows on 16-byte
@@ -6,8 +6,8 @@
 //   values [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16       (written)
 //   old    values of the same shape; rows on 16-byte boundaries; if NONZERO             (read)
 //
-//   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.  NONZERO leaves
-//                            a place empty where `old` has a zero.
+//   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.  NONZERO stores
+//                            a zero where `old` has one.
 //   masked_gradient          out = x in stored places, and in the others 0 or, if DECAYED,
 //                            x + decay * weight (SR-STE, Zhou et al. 2021).
 //

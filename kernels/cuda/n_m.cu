@@ -32,7 +32,7 @@ struct View {
     }
 };
 
-// How a view is handed over, and taken.
+// A view as kernel parameters, and made of them.
 #define VIEW(name) char *name##_data, long long name##_batch, long long name##_row, long long name##_column
 #define TAKE(name) {name##_data, name##_batch, name##_row, name##_column}
 

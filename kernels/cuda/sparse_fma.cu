@@ -5,16 +5,16 @@
 //   b      [batch, k, n]                    B_ELEMENT, any strides                 (read)
 //   out    [batch, m, n]                    OUTPUT, any strides                    (written)
 //
-// A block of 256 threads makes a tile of 64 rows by 32 COLUMNS columns of the result; a warp makes eight
-// rows of it, a lane COLUMNS columns.  All lanes of a warp meet the same codes, so a branch on the code
-// diverges nowhere: the four rows of b that a group can meet lie in registers for all eight rows of A,
-// and each of the six codes has its own multiply-adds on two of them.  A product costs half the
-// multiply-adds of the dense one.  It serves float32 and float64, which tensor cores do not
-// multiply at 2:4, and any operand that the tensor core kernels refuse.
+// A block of 256 threads makes a tile of 64 rows by 32 COLUMNS columns of the result: each of its eight warps makes
+// eight rows, each lane COLUMNS columns.  All lanes of a warp meet the same codes, so a branch on the code never
+// diverges.  The four rows of b that a group can select are loaded into registers once for all eight rows of A, and
+// each of the six codes has multiply-adds of its own, with two of them.  So a product takes half the multiply-adds
+// of the dense one.  It serves float32 and float64, which tensor cores do not multiply at 2:4, and any operand that
+// the tensor-core kernels refuse.
 //
 // Reference: reference.matmul.  Launcher: kernels/sparse_fma.py, which chooses COLUMNS.
-// Sums run over ascending k in float, double (float64) or int (int8): first inside a tile of
-// 32 columns, then over the tiles, which keeps the rounding error near that of a blocked sum.
+// Sums run over ascending k in float, double (float64) or int (int8): first inside a tile of 32 columns of A, then over
+// the tiles, which keeps the rounding error near that of a blocked sum.
 #include "epilogue.cuh"
 #include "packed_layout.cuh"
 

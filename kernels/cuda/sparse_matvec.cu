@@ -5,16 +5,15 @@
 //   b      [batch, k, n]              any strides                                    (read)
 //   out    [batch, m, n]              any strides                                    (written)
 //
-// The tensor cores do not multiply float32 at 2:4, so the sums are fused multiply-adds, and while n is
-// small the bytes of A are the time: 17 for 32 of the dense matrix.  A warp goes along PAIRS pairs of
-// rows (g, g + 8), 512 columns a step.  A lane takes 16 columns of them: one metadata word serves both
-// rows of a pair, and 16-byte loads bring the values, those of the next step before this one is
-// multiplied.  The step's rows of b lie in shared memory as [place in 16][lane][column], so that lanes
-// that pick different rows of their 16 never meet in a bank.  Lanes add up by shuffles, then the PARTS
-// warps that share rows along k, both in fixed order.
+// Tensor cores do not multiply float32 at 2:4, so this uses fused multiply-adds.  While n is small, the time is that of
+// reading A: 17 bytes for every 32 of the dense matrix.  A warp walks along PAIRS pairs of rows (g, g + 8), 512 columns
+// a step.  A lane takes 16 of these columns: one metadata word serves both rows of a pair, and 16-byte loads bring the
+// values, those of the next step before this one is multiplied.  The step's rows of b lie in shared memory as
+// [place in 16][lane][column], so lanes that select different rows of their 16 never meet in a bank.  The sums of the
+// lanes are added by shuffles, then those of the PARTS warps that share rows along k, both in a fixed order.
 //
-// Compiled with COLUMNS (1, 2, 4, 8: of a block), PAIRS, PARTS, B_COLUMN (1: 16-byte loads along k of
-// b), and those of epilogue.  More columns than COLUMNS are taken by further blocks.
+// Compiled with COLUMNS (1, 2, 4, 8: of a block), PAIRS, PARTS, B_COLUMN (1: 16-byte loads along k of b), and the
+// macros of epilogue.cuh.  Where n exceeds COLUMNS, further blocks take the other columns.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_matvec.py.
 #include "epilogue.cuh"
@@ -164,7 +163,7 @@ sparse_matvec(const char* values, const char* packed, const float* b, Scalar<Kin
         for (int i = 0; i < PAIRS; ++i) now[i] = next[i];
         rows.load(next, s, step + PARTS);
         load_b(of_b, b, s, step, column0, warp);
-        __syncthreads();  // who writes here next has passed the barrier after this one
+        __syncthreads();  // one for each round is enough: the buffer is written again two rounds later
         multiply(sums, now, of_b);
     }
 

@@ -5,11 +5,10 @@
 //   b      [batch, k, n]              any strides                                    (read)
 //   out    [batch, m, n]              any strides                                    (written)
 //
-// The bytes of A are the time: 9 bytes for 16 of the dense matrix in 16-bit types, 5 for 8 in
-// 8-bit ones.  So a block holds all of n where it can, keeps STAGES - 1 stages of copies in
-// flight, and K is split twice, over the warps of a block (WARPS_K) and over the SPLIT blocks of a
-// cluster.  The partial sums meet in shared memory: each block adds its share of the rows, over
-// the blocks and warps in fixed order.  No workspace, no atomics.
+// The time is that of reading A: 9 bytes for every 16 of the dense matrix in 16-bit types, 5 for every 8 in 8-bit
+// ones.  So a block takes all of n where it can, and keeps STAGES - 1 stages of copies in flight.  K is split twice:
+// over the warps of a block (WARPS_K) and over the SPLIT blocks of a cluster.  The partial sums meet in shared memory.
+// Each block adds up its share of the rows, over blocks and warps in a fixed order: no workspace, no atomics.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_skinny.py.
 #include "programmatic.cuh"
@@ -63,6 +62,6 @@ sparse_skinny(const char* values, const char* packed, const char* b, Out::type* 
         const int row0 = part * kRowsOfBlock;
         const auto sum = [&](int row, int column) { return cluster_sum(partials, row0 + row, column); };
         store_tile<kRowsOfBlock>(sum, s, out, p, m0 + row0, n0, batch);
-        cluster_sync();  // the others may still read from here
+        cluster_sync();  // shared memory must outlive what other blocks read from it
     }
 }

@@ -1,16 +1,15 @@
 // sparse_split: the bfloat16 pieces of a float32 matrix, arranged in six sections for one long product.
 //
 //   x    [batch, lines, length]                      float32, any strides             (read)
-//   out  [batch, lines_out, 6 sections, length_out]  bfloat16 bits; the sections of a line lie
-//        `out_section` elements apart, be it within the line or behind all lines      (written)
+//   out  [batch, lines_out, 6 sections, length_out]  bfloat16 bits; the sections of a line are `out_section`
+//        elements apart, either within the line or behind all lines                   (written)
 //
-// x = p1 + p2 + p3 of eight significant bits each: exactly down to |x| = 2^-110, below which bits under
-// 2^-133 are lost.  p1 is cut off, so that it cannot overflow; p2 is rounded to nearest, so that the
-// products left out, p2 q3 and p3 q2, have either sign.  SIDE 0 (the sparse operand) and 1 (the dense
-// one) put the pieces into the sections so that a product along all of them sums p1 q3, p3 q1, p2 q2,
-// p1 q2, p2 q1 and p1 q1, small terms first.  An infinity or a NaN stands in the last section alone:
-// there it meets the leading piece of the other operand, elsewhere it would meet zeros.  What lies
-// outside x is zero.
+// x = p1 + p2 + p3 with eight significant bits each: exactly down to |x| = 2^-110, below which bits under 2^-133 are
+// lost.  p1 is truncated, so that it cannot overflow; p2 is rounded to nearest, so that the products that are left
+// out, p2 q3 and p3 q2, have either sign.  SIDE 0 (the sparse operand) and SIDE 1 (the dense one) arrange their pieces
+// such that a product along all sections sums p1 q3, p3 q1, p2 q2, p1 q2, p2 q1 and p1 q1, small terms first.  An
+// infinity or a NaN is put into the last section alone, where it meets the leading piece of the other operand; in the
+// other sections it might meet a zero.  Outside of x, pieces are zero.
 //
 // Macros: SIDE.  Reference: reference.split_bfloat16.  Launcher: kernels/pieces.py.  Memory-bound.
 constexpr int kThreads = 256;

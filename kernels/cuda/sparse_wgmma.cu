@@ -7,19 +7,22 @@
 //
 // float32 is multiplied as TF32, whose pattern is 1:2 and whose atoms are 64x64.
 //
-// Persistent blocks, BLOCKS of them an SM.  The last warpgroup is the producer: one of its threads has
-// the TMA fill a ring of stages.  The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS rows of
-// the tile, multiply stage after stage with one group of instructions in flight (IN_FLIGHT: also from
-// one slice of k to the next), and write their part of the result while the producer already fetches the
-// next tile.  With PINGPONG they take whole tiles in turn: one multiplies while the other applies the
-// epilogue.  CLUSTER blocks with neighbouring tiles along m share what they load of b by multicast.
-// Ragged edges: the TMA reads zeros outside A and b and writes nothing outside out.  It fills zeros in
-// slowly, so the last tiles along m and n have tensor maps of their own, whose boxes end where the
-// matrix does: what lies beyond makes sums that are never stored.  Atoms of metadata exist for whole
-// K atoms, so the loop over k counts slices: an atom, or the two that a wide stage of bytes has.
+// The kernel is persistent, with BLOCKS blocks on each multiprocessor.  The last warpgroup of a block is the producer:
+// one of its threads has the copy engine (TMA) fill a ring of stages.  A stage is BLOCK_K columns of A and as many
+// rows of b.  The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS rows of the tile.  They multiply stage after
+// stage, with one group of instructions always in flight, and write their part of the result while the producer
+// already fetches the next tile.  Atoms of metadata cover 128 columns, so the loop over k counts slices: a slice is an
+// atom, or the two atoms that a wide stage of 8-bit elements has.
 //
-// Where there are few tiles the K_PARTS blocks of a cluster share one along k, and then end
-// (cluster_sums.cuh): their sums are added in a fixed order, so the same launch gives the same bits.
+//   IN_FLIGHT  the group in flight stays so from one slice to the next, too
+//   PINGPONG   consumers take whole tiles in turn: one multiplies while the other applies the epilogue
+//   CLUSTER    so many blocks, with neighbouring tiles along m, share what they load of b by multicast
+//   K_PARTS    where tiles are few: so many blocks of a cluster share one tile along k, and then end
+//              (cluster_sums.cuh); sums are added in a fixed order, so the same launch gives the same bits
+//
+// Ragged edges: the TMA reads zeros outside A and b and writes nothing outside out.  But it fills in zeros slowly, so
+// the last tiles along m and n have tensor maps of their own, whose boxes end where the matrix does.  Stages then keep
+// old data there; it only affects sums that are never stored.
 //
 // Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS
 // IN_FLIGHT PINGPONG PROMOTE B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION.
@@ -39,7 +42,7 @@ struct TensorMaps { TensorMap of[2]; };  // for whole tiles, and for the last on
 struct Shape {
     int m, n, atoms_m, atoms_k;
     int a_batched, b_batched;  // 0: one operand for all products
-    int a_tail, b_tail;        // rows of A and columns of b of a box of the last tiles
+    int a_tail, b_tail;        // rows of A and columns of b in a box of the last tiles
     long long packed_batch;    // bytes
 };
 
@@ -54,14 +57,14 @@ constexpr int kRowBlocks = BLOCK_M / (64 * kSharers);    // 64-row blocks of a w
 constexpr int kProducer = CONSUMERS * 128;               // first thread of the producer
 constexpr int kThreads = kProducer + 128;
 
-// Of the 65,536 registers of an SM a block gets 168 a thread (128 with three consumers) to deal out, not
-// one more.  With one consumer there are enough.
+// A block is launched with 168 registers for each thread (128 with three consumers), all that 65,536 allow, and
+// moves some from the producer to the consumers.  With a single consumer there are enough without.
 constexpr bool kMany = kRowBlocks * BLOCK_N / 2 > 128;
 constexpr int kConsumerRegisters = CONSUMERS == 3 ? 160 : kMany ? 232 : 224;
 constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : kMany ? 40 : 56;
 constexpr bool kDealRegisters = CONSUMERS > 1 && BLOCKS == 1;
 
-constexpr int kPromoted = 2 / kAtomsOfStage;             // slices: 4 fp8 instructions, as cuBLAS; for PROMOTE
+constexpr int kPromoted = 2 / kAtomsOfStage;             // PROMOTE: slices between promotions, 4 fp8 instructions, as cuBLAS
 constexpr u32 kABytes = BLOCK_M * 64 * kSpans;
 constexpr u32 kBBytes = BLOCK_N * 128 * kSpans;
 constexpr u32 kStageBytes = kABytes + kBBytes;
@@ -121,7 +124,7 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
     result.finish();
 }
 
-// Legal codes everywhere: atoms past the last row or column are never fetched.
+// Puts legal codes into all buffers: atoms past the last row or column are never fetched.
 __device__ inline void clear_metadata(u32 shared) {
     for (u32 i = threadIdx.x * 4; i < kSlots * kSlotBytes; i += kThreads * 4)
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + kMetadataAt + i), "r"(0x44444444u) : "memory");
@@ -143,7 +146,7 @@ sparse_wgmma(const __grid_constant__ TensorMaps values, const __grid_constant__ 
     const u32 of_tiles = CLUSTER > 1 ? rank : 0, of_k = K_PARTS > 1 ? rank : 0;
     const Ring ring(shared + kBarriersAt);
     const TileScheduler tiles(tiling, (shape.atoms_k + kAtomsOfStage - 1) / kAtomsOfStage, of_tiles, of_k);
-    const Turns turns(shared + kBarriersAt + Ring::bytes);  // or parts: never both, so they share a barrier
+    const Turns turns(shared + kBarriersAt + Ring::bytes);  // `parts` has the same barrier: never both are used
     const Others parts(shared, shared + kBarriersAt + Ring::bytes, of_k);
 
     if (threadIdx.x == kProducer) {

@@ -3,12 +3,11 @@
 //   in   [batch, k, n]  n contiguous, any pitch and start              (read)
 //   out  [batch, n, k]  k contiguous, rows on 16-byte boundaries       (written)
 //
-// The tensor cores take 8-bit and TF32 operands with k contiguous only; others pass through here.
-// A block of 256 threads turns one tile through shared memory, 16 bytes (kPer elements) of a line at a
-// time on either side.  Lines in shared memory are 33 words apart.  Two neighbouring lanes gather kPer
-// elements each of one column, from lines kPer apart, and write a whole 32-byte sector; the 16 pairs
-// of lanes of a warp take neighbouring columns.  Words of different lines never meet in a bank, save
-// for 4-byte elements, two to a bank.
+// The tensor cores take 8-bit and TF32 operands with k contiguous only; others pass through here.  A block of 256
+// threads turns one tile through shared memory, reading and writing 16 bytes (kPer elements) of a line at a time.  To
+// write, two neighbouring lanes gather kPer elements each of one column, from lines that are kPer apart, and together
+// fill a 32-byte sector; the 16 pairs of lanes of a warp take neighbouring columns.  Lines in shared memory are 33
+// words apart, so words of different lines are never in the same bank (4-byte elements: two are).
 //
 // Reference: reference.transpose.  Launcher: kernels/transpose.py.  Memory-bound.
 #if BYTES == 1

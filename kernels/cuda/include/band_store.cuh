@@ -1,7 +1,7 @@
-// band_store: a block's share of the result of a band, out of the fragments of a warpgroup and through shared memory.
+// band_store: writes a block's share of the result of a band, from the fragments of a warpgroup through shared memory.
 //
-// Stored from where they are, sums would be requests of 16 bytes to the L2 cache, eight times as many as there are
-// lines, and 64 pieces of code to fetch: 2 µs.
+// Stored directly from the registers, the sums would be requests of 16 bytes to the L2 cache, eight times as many as
+// with whole lines, by 64 separate pieces of code that must be fetched: together that took 2 µs longer.
 //
 // Register 2 i + c of thread 32 w + 4 g + t in piece j (cluster_shares.cuh), of 128 threads or 256, is element
 //

@@ -1,12 +1,14 @@
-// block_sums: blocks that share rows of a result give one another their sums through global memory, and each adds up one share.
+// block_sums: blocks that share rows of a result exchange their sums through global memory, and each adds up one
+// share of the elements.
 //
-// A block's sums are those of `members` threads, 4 * tiles each, in the fragments of the tensor cores.  Blocks that
-// share rows are neighbours in the grid, so that they run at the same time.  All add in the same order: the same bits
-// every time.  A block may share its first rows and its last ones with others: it has two slots.
+// A block's sums are those of `members` threads, 4 * tiles each, in the fragment layout of the tensor cores.  Blocks
+// that share rows are neighbours in the grid, so they run at the same time.  All add in the order of the blocks,
+// which gives the same bits every time.  A block may share its first rows with the blocks before it and its last
+// rows with those after it, so it has two slots.
 //
-// There are no flags: a word says itself whether it is there.  Between launches all are kMissing, a NaN that no sum is; who
-// takes a word puts that back.  So a sum costs one way to the L2 cache and one back, and nobody waits for fences.
-// Every word is a message of its own, so nothing hangs on the order in which words become visible.
+// There are no flags.  Between launches all words are kMissing, a NaN that no sum can be.  A reader polls a word until
+// it is something else, and then puts kMissing back.  So a sum travels to the L2 cache and back just once, and nobody
+// waits for fences: every word is a message of its own, in whatever order they become visible.
 #pragma once
 
 struct Room {
@@ -17,20 +19,21 @@ template <int tiles, int members> class BlockSums {
     static constexpr int kAll = tiles * members;
 
   public:
-    // Many sums: a block keeps its own share in shared memory, which takes a barrier and spares traffic.
+    // Whether a block keeps its own share in shared memory.  That saves traffic but takes a barrier, so it is done
+    // where there are many sums.
     static constexpr bool kKeeps = kAll > 1024;
 
-    // The blocks that share rows: `slot` is that of the first one, the others give in their first slot.
+    // The blocks that share rows.  The first of them gives its sums in `slot`, the others in their first slot.
     struct Group {
         int slot, blocks;
 
         __device__ int rank() const { return blockIdx.x - slot / 2; }
         __device__ int share() const { return (kAll + blocks - 1) / blocks; }
     };
-    // `kept` is shared memory for kAll / 2 sums, which nothing else uses when the last ones are given.
+    // `kept` is shared memory for kAll / 2 sums; nothing else may use it from the last give() on.
     __device__ BlockSums(const Room& room, void* kept) : room_(room), kept_(static_cast<float4*>(kept)) {}
 
-    // Give the sums to those that share the rows; `last` are kept where the block's own share is.
+    // Give the sums to the blocks that share the rows.  If these are the block's last sums, its own share is kept.
     __device__ void give(const float (&sums)[4 * tiles], int member, const Group& group, int slot, bool last) const {
         const int begin = group.rank() * group.share();
         float4* to = at(slot);
@@ -42,7 +45,7 @@ template <int tiles, int members> class BlockSums {
             else write(to + i, x);
         }
     }
-    // Call store(four sums, tile, member) for the block's share, which of the `last` sums is kept; all threads.
+    // Call store(four sums, tile, member) for the block's share.  By all threads.
     template <class Store> __device__ void collect(const Group& group, bool last, Store store) const {
         if (kKeeps) __syncthreads();
         const int begin = group.rank() * group.share(), end = min(begin + group.share(), kAll);
@@ -60,7 +63,8 @@ template <int tiles, int members> class BlockSums {
 
   private:
     static constexpr unsigned kMissing = 0xffffffff, kNan = 0x7fffffff;
-    // A thread asks for the sums of so many members and blocks at once.  More code would take longer to fetch than it saves.
+    // A thread asks for the sums of kItems members and kBlocks blocks at once.  With more, fetching the longer code
+    // would take more time than is saved.
     static constexpr int kItems = kKeeps ? 2 : 1, kBlocks = 4;
 
     __device__ float4* at(int slot) const { return room_.slots + (long long)slot * kAll; }

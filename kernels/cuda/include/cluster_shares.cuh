@@ -1,9 +1,9 @@
-// cluster_shares: the blocks of a cluster send one another their sums of the same rows through distributed shared
-// memory, and each adds up one share.  A cluster may be one block.
+// cluster_shares: the blocks of a cluster, which hold sums of the same rows, exchange them through distributed
+// shared memory, and each adds up one share.  A cluster may be a single block.
 //
-// A piece is four sums of each of `threads`: tile j of array i is piece i * tiles + j.  Every block owns as many
-// pieces.  The same thread has the same sums of a piece in all blocks, so each adds what was sent to it alone, and in
-// the order of the ranks: the same bits every time.
+// The sums are divided into pieces: piece i * tiles + j is what all `threads` threads hold of tile j in array i, four
+// sums each.  Every block owns the same number of pieces.  A thread has the same elements of the result in every
+// block, so it adds only what was sent to itself, in the order of the ranks: the same bits every time.
 // Source: PTX ISA, st.async.
 #pragma once
 #include "hopper_ptx.cuh"
@@ -19,7 +19,7 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
     // `room`: kBytes of shared memory that nothing else uses, for what the others send, and the barrier.
     __device__ explicit ClusterShares(u32 room) : room_(room), rank_(blocks > 1 ? cluster_rank() : 0) {}
 
-    __device__ void init() const {  // by one thread, before it says so
+    __device__ void init() const {  // by one thread, before it calls arrive()
         if (blocks == 1) return;
         barrier_init(room_ + kBytes, 1);
         barrier_init_fence();

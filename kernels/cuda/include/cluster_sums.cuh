@@ -1,9 +1,9 @@
-// cluster_sums: how the K_PARTS blocks of a cluster add up their sums of one tile, each of its part of k.
+// cluster_sums: how the K_PARTS blocks of a cluster, each of which has multiplied a part of k, add up their sums of one
+// tile.
 //
-// Every block owns some chunks of the tile.  Once no block needs its ring of stages any more, each sends
-// its sums of all other chunks through distributed shared memory to their owners, whose barrier counts
-// the bytes.  An owner adds what came to its own, in the order of the ranks: the same launch gives the
-// same bits.
+// Every block owns some chunks of the tile.  Once no block needs its ring of stages any more, each sends its sums of
+// all other chunks through distributed shared memory to their owners, whose barrier counts the bytes.  An owner adds
+// what it has received to its own sums, in the order of the ranks: the same launch gives the same bits.
 // Source: PTX ISA, st.async.
 #pragma once
 #include "hopper_store.cuh"
@@ -25,7 +25,7 @@ template <int row_blocks, int consumers> class ClusterSums {
         barrier_init_fence();
         barrier_expect(barrier_, (K_PARTS - 1) * ((kChunks + K_PARTS - 1 - rank_) / K_PARTS) * kBytes);
     }
-    // By all warps of all blocks, when they have done with the ring.
+    // By all warps of all blocks, when they need the ring no more.
     __device__ void meet() const {
         __syncwarp();
         cluster_meet();
@@ -46,8 +46,8 @@ template <int row_blocks, int consumers> class ClusterSums {
         }
     }
     __device__ void await() const { barrier_wait(barrier_, 0); }
-    // Add what the others sent to the sums of row block `r` from sum `first` on; false if another
-    // block owns them.
+    // If this block owns the chunk of row block `r` that begins at sum `first`, add what the others sent to `sums`;
+    // false if another block owns it.
     __device__ bool add(Sum (&sums)[kChunk / 2], int r, int first) const {
         const u32 index = index_of(r, first / (kChunk / 2));
         if (index % K_PARTS != rank_) return false;

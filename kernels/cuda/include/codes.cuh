@@ -95,15 +95,15 @@ template <int ITEM> struct Places {
     }
 };
 
-// How kernels that write dense rows share them out: a thread takes 16 bytes of a row (8-byte
-// elements: 32), so that every store instruction fills whole sectors, where a piece would
-// fill halves.  A block covers the same rows and columns as that of Place.
+// How kernels that write dense rows divide them among threads.  A thread takes 16 bytes of a row (8-byte elements: 32),
+// so that every store instruction fills whole sectors of 32 bytes; with pieces it would fill halves.  A block covers
+// the same rows and columns as with Place.
 template <int ITEM> struct Line {
     static constexpr int columns = ITEM == 1 ? 16 : ITEM == 2 ? 8 : 4, groups = columns / 4;
     static constexpr int across = Place<ITEM>::columns / columns;  // threads on a row
     static constexpr int rows = ITEM == 1 ? 1 : 2;                 // g, and g + 8
-    static constexpr int step = 32 / across;                       // rows of a warp's access
-    static constexpr int count = (ITEM == 1 ? 16 : 8) / step;      // of them, to its 16 rows
+    static constexpr int step = 32 / across;                       // rows of an access of a warp
+    static constexpr int count = (ITEM == 1 ? 16 : 8) / step;      // accesses, for its 16 rows
     static constexpr int words = columns * ITEM / 4;
 
     Place<ITEM> piece;  // whose row, column and word are those of access 0

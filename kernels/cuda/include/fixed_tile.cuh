@@ -1,16 +1,17 @@
-// fixed_tile: the best mask of a 4x4 tile of 16-bit elements, as best_tile.cuh, by integers.
+// fixed_tile: the best mask of a 4x4 tile of 16-bit elements, as best_tile.cuh finds it, but by integers.
 //
-// Where all 16 magnitudes are multiples of one 21-bit unit, that of the largest, every sum is
-// exact, in float32 too, so integers find the same mask.  They leave eight bits below the sums
-// to say which mask it is, so that ties fall to the smallest mask by themselves.  It is named by
+// If all 16 magnitudes of a tile are multiples of one unit, the largest being less than 2^21 units, every sum of them
+// is exact, in float32 too.  So integers find the same mask.  They have eight bits to spare below the sums, which say
+// which mask a sum belongs to; so the largest sum has the number of the best mask, and ties fall to the smallest
+// mask by themselves.  The number of a mask is
 //
 //   choice = 36 (5 - p3) + 6 (5 - p2) + (5 - p1)
 //
-// with p the place of a row's pair in kPairMask; row 0 takes what the others leave.  5 - p is
-// the sum of kColumnRank of the pair's columns, so each element carries its own part.
+// where p1, p2 and p3 say which pair of columns rows 1, 2 and 3 keep (places in kPairMask); row 0 takes what the others
+// leave.  5 - p is the sum of kColumnRank of the pair's columns, so each element brings its own part of the number.
 //
-// Other tiles (about one in five hundred of normal bfloat16 numbers), and NaN and infinity, are
-// searched by a warp together, in float32.
+// Other tiles (about one in five hundred of normal bfloat16 numbers), and those with NaN or infinity, are searched by
+// a warp together, in float32.
 #pragma once
 #include "best_tile.cuh"
 

@@ -55,8 +55,9 @@ template <int stages, int consumer_warps, int cluster> class Pipeline {
     u32 full_, empty_;
 };
 
-// Warpgroups that take tiles in turn (ping-pong).  Turn t may wait for its first stage when turn t - 1 has
-// waited for its last: a barrier's parity tells two walks through the ring apart, not three.
+// Warpgroups that take tiles in turn (ping-pong).  Turn t may wait for its first stage when turn t - 1 has waited for
+// its last.  A barrier has only a parity, which distinguishes a pass through the ring from the one before but not from
+// earlier ones; a warpgroup that waited too early might mistake one for another.
 class Turns {
   public:
     static constexpr int bytes = 8;

@@ -13,9 +13,9 @@ struct alignas(64) TensorMap { u64 words[16]; };
 
 __device__ inline u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// True in one lane of a warp whose lanes all are here.  Where the compiler sees that one lane is left it
-// issues the instructions of the TMA one after the other; after a test of the thread's number it puts each
-// into a loop over the lanes.
+// True in one lane of a warp; all lanes must call it.  In a branch on elect.sync the compiler knows that only one lane
+// is left, and issues the instructions of the copy engine one after the other.  In a branch on the thread's number, or
+// on a stored result of this, it would put each of them into a loop over the lanes.
 __device__ inline bool elected() {
     u32 is;
     asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
@@ -27,15 +27,15 @@ __device__ inline u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Until all threads of the cluster are here; says nothing about memory.
+// Waits until all threads of the cluster are here; does not order memory.
 __device__ inline void cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
-// The same, and what they wrote before can be seen by all of them.
+// The same; what each of them wrote before can then be seen by all.
 __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
-// Where another CTA of the cluster has what lies at `address` here.
+// The address in another block of the cluster that corresponds to `address` in this one.
 __device__ inline u32 remote_address(u32 address, u32 rank) {
     u32 remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
@@ -60,19 +60,19 @@ __device__ inline void barrier_init(u32 barrier, u32 arrivals) {
 }
 __device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Arrive, and let this phase also wait for so many bytes of asynchronous copies.
+// Arrive, and make this phase wait for so many bytes of asynchronous copies, too.
 __device__ inline void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 __device__ inline void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrive on the same barrier of another CTA of the cluster.
+// Arrive on the same barrier of another block of the cluster.
 __device__ inline void barrier_arrive_remote(u32 barrier, u32 rank) {
     asm volatile("{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
                  " mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(rank) : "memory");
 }
-// Until the phase of this parity is complete; of a new barrier, parity 1 counts as complete.
+// Waits until the phase of this parity is complete; in a new barrier that of parity 1 counts as complete.
 __device__ inline void barrier_wait(u32 barrier, u32 parity) {
     asm volatile("{ .reg .pred done;\n"
                  "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -111,7 +111,7 @@ __device__ inline void store_box(const TensorMap& map, int x, int y, int z, u32 
                  ::"l"(&map), "r"(from), "r"(x), "r"(y), "r"(z) : "memory");
 }
 __device__ inline void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until at most `pending` groups of stores still read shared memory.
+// Waits until at most `pending` groups of stores still read shared memory.
 template <int pending> __device__ void store_wait() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }

@@ -39,8 +39,9 @@ class ResultStore {
                            u32 staging)
         : map_(map), out_(out), params_(params), numbers_(params), m_(m), n_(n), staging_(staging) {}
 
-    // Store d, whose corner is (row, column) of product `batch`.  `complete(sums, first)` adds to
-    // sums `first` and on what other blocks hold of them, or gives them away and returns false.
+    // Store d, whose corner is (row, column) of product `batch`.  `complete(sums, first)` is called for each chunk,
+    // which begins at sum `first`.  It adds the sums of other blocks and returns true, or gives these sums to
+    // another block and returns false.
     template <class Complete>
     __device__ void store(Sum (&d)[BLOCK_N / 2], int row, int column, int batch, Complete complete) {
         using Real = Out::real;
@@ -89,7 +90,7 @@ class ResultStore {
 
     __device__ auto value(Sum sum, int row, int column, int batch, EpilogueTerms<Out::real> of_row,
                           EpilogueTerms<Out::real> of_column) const {
-        if constexpr (EPILOGUE & (kC | kAux)) {  // others need no place, and a branch for each costs a tenth
+        if constexpr (EPILOGUE & (kC | kAux)) {  // only these read or write at (row, column); the test costs a tenth
             if (row >= m_ || column >= n_) return Out::real(0);
         }
         return epilogue_value<Kind::OUTPUT, EPILOGUE, ACTIVATION>(sum, params_, batch, row, column, of_row,

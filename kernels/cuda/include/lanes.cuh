@@ -1,9 +1,9 @@
-// lanes: groups of four, several at a time in one machine word.
+// lanes: groups of four elements, several at a time in one machine word.
 //
-// A word has one lane for each of several groups: lane j of word x[i] is element i of group j.
-// Elements of 1, 2 and 4 bytes share 32-bit words (4, 2, 1 lanes), those of 8 bytes take 64.
-// A flag is the top bit of a lane; the bits below it mean nothing.  With flags, a rule on one
-// group is a few bitwise operations on all lanes at once, and nothing branches.
+// A word is divided into lanes, one for each of several groups: lane j of word x[i] is element i of group j.  Elements
+// of 1, 2 and 4 bytes share 32-bit words (with 4, 2 and 1 lanes), those of 8 bytes take 64-bit words.  A flag is the
+// top bit of a lane; the bits below it are arbitrary.  With flags, a rule on a group is a few bitwise operations on
+// all lanes at once, and nothing branches.
 //
 // Meaning: reference.top_mask, reference.compress.  Codes: sparse24/_spec.py.
 #pragma once
@@ -36,7 +36,7 @@ inline unsigned permute(unsigned a, unsigned b, unsigned selector) {
     return out;
 }
 
-// Every bit of a lane from its flag.
+// Sets or clears all bits of each lane according to its flag.
 template <int BYTES, class Word> Word fill(Word flags) {
     if constexpr (BYTES == 1) return permute(flags, 0, 0xba98);
     if constexpr (BYTES == 2) return permute(flags, 0, 0xbb99);
@@ -88,8 +88,8 @@ template <Kind kind, class Word> Word nonzero(Word size) {
 
 template <class Word> Word majority(Word a, Word b, Word c) { return (a & b) | (a & c) | (b & c); }
 
-// Flags of the two best of four: those that beat at least two others.  `beats(i, j)`, asked for
-// i < j, flags where element i goes before element j, so a tie should answer yes.
+// Flags of the two best of four, which are those that beat at least two others.  `beats(i, j)` is called for
+// i < j; it flags where element i goes before element j, and should do so for a tie.
 template <class Word, class Beats> void best_two(Beats beats, Word (&keep)[4]) {
     const Word b01 = beats(0, 1), b02 = beats(0, 2), b03 = beats(0, 3);
     const Word b12 = beats(1, 2), b13 = beats(1, 3), b23 = beats(2, 3);
@@ -99,7 +99,7 @@ template <class Word, class Beats> void best_two(Beats beats, Word (&keep)[4]) {
     keep[3] = majority(~b03, ~b13, ~b23);
 }
 
-// Flags of the two largest magnitudes, ties to the lower index; a kept zero loses its flag.
+// Flags of the two largest magnitudes, of equal ones those of lower index; a kept zero loses its flag.
 template <Kind kind, class Word> void largest_two(const Word (&x)[4], Word (&keep)[4]) {
     Word size[4];
     for (int i = 0; i < 4; i++) size[i] = magnitude<kind>(x[i]);
@@ -107,7 +107,7 @@ template <Kind kind, class Word> void largest_two(const Word (&x)[4], Word (&kee
     for (int i = 0; i < 4; i++) keep[i] &= nonzero<kind>(size[i]);
 }
 
-// Leaves the first and the last of more than two flags; returns a flag where there were more.
+// Where there are more than two flags, leaves only the first and the last; returns flags of such groups.
 template <class Word> Word drop_excess(Word (&keep)[4]) {
     const Word extra1 = keep[1] & keep[0] & (keep[2] | keep[3]);
     const Word extra2 = keep[2] & keep[3] & (keep[0] | keep[1]);
@@ -127,8 +127,7 @@ void stored_pair(const Word (&x)[4], const Word (&keep)[4], Word& first, Word& s
     second = y[3] | (y[1] & mask[0]) | (y[2] & upper);
 }
 
-// Puts a flag on top of what earlier calls put there: the first of n appended flags ends up in
-// bit (lane width - n).
+// Shifts each lane right and puts a flag on top: after n calls the first flag is in bit (lane width - n).
 template <int BYTES, class Word> Word append(Word bits, Word flags) {
     constexpr Word top = Lanes<BYTES>::top;
     return (flags & top) | (bits >> 1 & ~top);

@@ -1,8 +1,9 @@
-// live_consumer: a warpgroup of hybrid_wgmma.cu that multiplies 64 rows of a strip, or twice 64, by the stages in
-// which they have elements, and passes by the others.
+// live_consumer: a warpgroup of hybrid_wgmma.cu with SKIPS.  It has 64 or 128 rows of a strip, multiplies the stages in
+// which they have elements, and passes over the others.
 //
-// What is passed by is a loop of its own between the instructions, and so is a run of stages in which the same rows
-// have elements: the compiler waits for all instructions wherever they stand in a branch.
+// The loop over stages to pass stands between the instructions, not around them, and every run of stages in which the
+// same rows have elements is a loop of its own.  If an instruction stood in a branch, the compiler would wait for all
+// instructions there.
 #pragma once
 
 class Consumer {
@@ -13,11 +14,11 @@ class Consumer {
 
     __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
 
-    // d = the products of the stages.  The ring goes on where the last work left it.
+    // d = A @ b over the stages of a piece, beginning at the stage of the ring where the last piece ended.
     __device__ void multiply(const Piece& piece) {
         left_ = piece.end - piece.first;
         clear();
-        even_ = odd_ = {};  // or the compiler would keep the last ones until now
+        even_ = odd_ = {};  // otherwise the compiler would keep the old ones in registers until here
         u32 live = find();
         while (live) {
             if (live == kAll) live = multiply_run<kAll>();
@@ -30,13 +31,13 @@ class Consumer {
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
-    // With IN_STAGE: the memory of the last stage, once no consumer reads it, until all leave it.
+    // With IN_STAGE: the memory of the last stage, when no consumer reads it any more.  It is theirs until all leave().
     __device__ u32 last_stage() const {
         group_sync(2 + kConsumers, kProducer);
         return shared_ + last() * kStageBytes;
     }
     __device__ void leave() const {
-        async_proxy_fence();  // the copy engine writes where threads have written
+        async_proxy_fence();  // the copy engine will write where threads have written
         __syncwarp();
         ring_.release(last());
     }
@@ -61,9 +62,9 @@ class Consumer {
             u32 live = 0;
 #pragma unroll
             for (int r = 0; r < kRowBlocks; r++)
-                live |= __any_sync(~0u, word >> r & 1) ? 1u << r : 0;  // the same in all lanes, and known to be
+                live |= __any_sync(~0u, word >> r & 1) ? 1u << r : 0;  // so the compiler knows it is the same in all lanes
             if (live) return live;
-            drain();  // or the stages after it might never come
+            drain();  // gives back the last stage, without which the producers might not go on
             if (!IN_STAGE || left_ > 1) ring_.release(at_.stage);
         }
         return 0;
@@ -76,7 +77,7 @@ class Consumer {
         give_back();
         running_ = false;
     }
-    // The stage before this one, if it was multiplied: its instructions are through.
+    // Give back the stage before this one, if it was multiplied; its instructions have finished.
     __device__ void give_back() const {
         if (running_ && (!IN_STAGE || left_ > 0)) ring_.release(last());
     }
@@ -86,7 +87,7 @@ class Consumer {
         left_--;
         half_ = half_ + 1 == kParts * kSlots ? 0 : half_ + 1;
     }
-    // Multiply up to the first stage in which others than `rows` have elements; which of them do there.
+    // Multiply all stages up to the first in which not just `rows` have elements; returns the rows of that one.
     template <u32 rows> __device__ u32 multiply_run() {
         u32 live;
         while (true) {
@@ -98,12 +99,13 @@ class Consumer {
         drain();
         return live;
     }
-    // One group of instructions, of which one still runs when the next stage begins: its words, `last`, must stay.
+    // One group of instructions.  It still runs when the next stage begins; until then its metadata must stay in
+    // their registers, as must those of the group before it, `last`.
     template <u32 rows> __device__ void multiply_stage(Words& words, const Words& last) {
         const u32 stage = shared_ + at_.stage * kStageBytes;
         const u64 a = kADescriptor | descriptor_start(stage + kBBytes + group_ * kRowBlocks * kRowBlockBytes);
         const u64 b = kBDescriptor | descriptor_start(stage);
-        async_proxy_fence();  // the tensor cores read what threads have copied
+        async_proxy_fence();  // makes what threads copied visible to the tensor cores
         load<rows>(words);
         wgmma_fence();
 #pragma unroll
@@ -120,7 +122,8 @@ class Consumer {
         running_ = true;
         pass();
     }
-    // Lanes 2 and 3 of a quad read what lanes 0 and 1 need of either half of an atom, so that the selector is 0.
+    // Only lanes 0 and 1 of a quad need words.  They read those of the half atom of this stage, so the selector is
+    // always 0; lanes 2 and 3 read the same.
     template <u32 rows> __device__ void load(Words& words) const {
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const u32 of_lane = 16 * (lane / 4) + 128 * (lane & 1) + 256 * warp;
@@ -143,7 +146,7 @@ class Consumer {
     u32 shared_;
     int group_, left_ = 0;
     Ring::Position at_;
-    u32 half_ = 0;  // of an atom, of those whose metadata are there
+    u32 half_ = 0;  // which half of which metadata buffer
     bool running_ = false;  // instructions of the stage before this one
     Words even_, odd_;
 };

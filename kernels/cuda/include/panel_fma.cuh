@@ -4,7 +4,7 @@
 #pragma once
 
 constexpr int kHeight = 32;     // rows of the tallest unit
-constexpr int kAhead = (PLANES > 1 ? 3 : 4) - (sizeof(Element) == 8);    // steps, as there are registers
+constexpr int kAhead = (PLANES > 1 ? 3 : 4) - (sizeof(Element) == 8);    // steps, limited by registers
 
 struct __align__(16) Values {
     Element x[4];
@@ -30,7 +30,7 @@ struct Sums {
                 for (int c = 0; c < kLineColumns; ++c) sums[kLineColumns * plane + c] += values.x[i] * line.x[c];
             }
     }
-    // Adds the lanes of a row, and stores its sums, or adds them to those of earlier panels.
+    // Adds up the lanes of a row, and stores its sums, or adds them to those of earlier panels.
     __device__ void store(const Rows& rows, int height, const Product& out, Count column0, Count n, bool wide,
                           bool first) {
         for (int step = height; step < 32; step *= 2)

@@ -1,15 +1,19 @@
 // panel_mma: what a step of the panel kernel adds to its sums, by sparse tensor cores (float16, bfloat16).
 //
-// Plain multiply-adds would take an instruction to widen each element of b and one to multiply it, more than a
-// multiprocessor issues while shared memory brings the lines.  mma.sp takes lines as ldmatrix reads them: 32 in a
-// turn, two for each of 16 rows, and 8 columns an instruction.
+// Plain multiply-adds would take one instruction to widen an element of b and one to multiply it, more than a
+// multiprocessor issues in the time in which shared memory delivers the lines.  mma.sp m16n8k32 takes lines as
+// ldmatrix reads them: in one turn 32 lines of 8 columns, two lines for each of its 16 rows.
 //
-// Of the 16 x 32 elements of A that it multiplies, 32 are not zero.  Rows below 8 have theirs in the lower 16 lines,
-// the others in the upper ones, alike.  In turn t row r has one in four number f = (r / 2 ^ t) % 4, and one in four
-// number f ^ 2: so each eight lines, which shared memory serves at once, are of eight rows.  They are the first and
-// second of the two places of a four that the row may fill: 0 and 1, or 2 and 3 if r is odd.  In four turns, a step, a
-// lane of the fragment thus multiplies one element as the first and one as the second for its low row, and for its
-// high row, and the codes of the places are always the same.  Rows of a unit with fewer than 16 come several times.
+// So only 32 of the 16 x 32 elements of A that it multiplies are not zero, and their positions are fixed.  Rows 0 to 7
+// use lines 0 to 15, rows 8 to 15 use lines 16 to 31 in the same way.  In turn t row r uses one line of the group of
+// four number f = (r / 2 ^ t) % 4, and one of the group f ^ 2.  In the first it is place 0, in the second place 1; for
+// an odd r they are 2 and 3.  Then every eight neighbouring lines, which shared memory delivers at once, belong to
+// eight different rows.
+//
+// A lane of the fragment holds one group of row lane / 4, and one of row lane / 4 + 8.  A step is four turns: in one
+// of them the lane multiplies an element at the first place of its group, in one an element at the second place, in
+// the others zeros.  So it takes four elements in a step, two for each row, and the metadata codes are constants.  If
+// a unit has fewer than 16 rows, each of them is several rows of the instruction.
 //
 // A zero of A multiplies lines of other rows: an infinity in b may reach them as NaN.
 // Source: PTX ISA, mma.sp::ordered_metadata m16n8k32, ldmatrix.
@@ -19,10 +23,10 @@ constexpr int kHeight = 16;     // rows of the tallest unit
 constexpr int kAhead = 3;       // steps
 constexpr Kind kKind = Kind::ELEMENT;
 
-// Of a step: first and second of the low row, and of the high row.
+// A lane's elements of a step: the first and the second of the low row, then of the high row.
 using Values = uint2;
 
-// The rows of a lane's sums.
+// The two rows to which a lane's sums belong.
 struct Rows {
     int low, high;
     __device__ void find(const int* of_unit) {
@@ -56,7 +60,7 @@ struct Sums {
             mma_sp<kKind, kKind, 0>(sums[plane], a, b, codes);
         }
     }
-    // Adds the lanes of a row, and stores its sums.
+    // Adds up the lanes of a row, and stores its sums.
     __device__ void store(const Rows& rows, int height, const Product& out, Count column0, Count n, bool wide, bool) {
         const Count column = column0 + threadIdx.x % 4 * 2;
 #pragma unroll

@@ -1,7 +1,8 @@
 // partial_sums: how blocks that share a tile add up, in a fixed order, through global memory.
 //
 // Every block has one slot of BLOCK_M * BLOCK_N sums and a flag for each consumer warpgroup.  A block
-// gives at most one part away in a launch.  The flags are 0 between launches: who takes, resets.
+// gives at most one part away in a launch.  The flags are 0 between launches: the block that takes the sums resets
+// them.
 // A block waits only for blocks of lower numbers.  The hardware starts those first, and the grid is one
 // block an SM at most, so the blocks that it waits for are running or have ended.
 #pragma once

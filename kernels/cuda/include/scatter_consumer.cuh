@@ -1,6 +1,7 @@
-// scatter_consumer: a warpgroup of hybrid_scatter.cu that multiplies the tiles of the stages by lines of b: all rows, or
-// if there are two of them 64.  It takes 64 rows of a tile at a time, or where columns come first all that are rows
-// of the matrix.
+// scatter_consumer: a warpgroup of hybrid_scatter.cu that multiplies the tiles of the stages by lines of b.
+//
+// A single warpgroup multiplies all rows of a tile; of two, each multiplies 64.  An instruction takes 64 rows of the
+// tile or, where b is the left operand, all that are rows of the matrix.
 #pragma once
 
 using Words = u32[2];                                                     // metadata of a thread
@@ -11,7 +12,8 @@ class Consumer {
 
     __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
 
-    // At least one step.  One group of instructions is always under way, and its metadata stay.
+    // At least one step.  One group of instructions is always in flight; the registers of its metadata must not
+    // be reused meanwhile.
     __device__ void multiply(int steps) {
         Words even, odd = {};
         multiply_step<true>(even, odd);
@@ -32,8 +34,8 @@ class Consumer {
     }
 
   private:
-    // Instructions that add to the same sums wait for one another, 60 cycles each: with few columns, which take less,
-    // every other one has sums of its own.
+    // Instructions that add to the same sums wait for one another, 60 cycles each.  With few columns an instruction
+    // is shorter than that, so every other one adds to a second set of sums, the twins.
     static constexpr bool kTwin = !BASE && TILES <= 2;
     static constexpr int kBlocks = kColumnsFirst ? kHalves : 2 / kGroups;
 
@@ -92,8 +94,9 @@ class Consumer {
             }
         }
     }
-    // Blocks of a tile are rows of the matrix, or more of its columns.  Then they add to the same sums, in turn, and each
-    // multiplies so many lines of b of its own, in units of 16 bytes.
+    // The two blocks of 64 rows of a tile are either different rows of the matrix, or (kHalves > 1) the same rows
+    // and different columns.  Then they add to the same sums, in turn, and each multiplies other lines of b, which
+    // begin `past_lines` further on (in units of 16 bytes).
     __device__ static Sums& of_block(Sums (&all)[kArrays], int i) { return all[i % kArrays]; }
     __device__ static constexpr int turn(int step, int i) { return kHalves > 1 ? step * kBlocks + i : step; }
     __device__ static constexpr u32 past_lines(int i, int lines) { return kHalves > 1 ? i * lines * kSpan / 16 : 0; }

@@ -1,7 +1,7 @@
-// scatter_lines: up to eight columns of b, of any strides, which a warp of hybrid_scatter.cu brings to its stage itself.
+// scatter_lines: up to eight columns of b, of any strides, which the writers of hybrid_scatter.cu load themselves.
 //
-// Rows of fewer than 16 bytes, and those that do not begin on 16, the copy engine does not take.  In a stage a line is
-// 16 bytes, zeros where b has no column.
+// The copy engine takes neither rows of fewer than 16 bytes nor rows that do not begin on 16-byte boundaries.  In a
+// stage every line (row) of b is 16 bytes, with zeros where b has no column.
 #pragma once
 
 // b as it lies in memory; strides in elements.
@@ -34,7 +34,8 @@ class Lines {
             for (int j = 0; j < kWidth; j++) x_[i][j] = load_if(row < right.k && j < right.n, from + j * right.column);
         }
     }
-    // With BASE also where columns 2 and 3 of every group of four meet them a second time, 16 groups after 16.
+    // With BASE the lines of columns 2 and 3 of every group of four are stored a second time, at `spill`: for each
+    // 16 groups first those of the columns 2, then those of the columns 3.
     __device__ void store(u32 lines, u32 spill) const {
 #pragma unroll
         for (int i = 0; i < kMine; i++) {

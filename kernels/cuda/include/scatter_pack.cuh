@@ -25,13 +25,13 @@ struct Bank {
         columns = int(min(a.k - column, Count(kUnitColumns)));
     }
 
-    // Of the tile: row r, column c.
+    // The element at row r, column c of the tile.
     __device__ Element at(int r, int c) const {
         c += r / kUnitRows * kTileColumns, r %= kUnitRows;
         const Element x = r < rows && c < columns ? w[r * pitch + c] : Element(0);
         return x & 0x7fff ? x : Element(0);
     }
-    // Of line r of the tile.
+    // The even or odd element of the bank in line r of the tile.
     __device__ Element element(int r, int odd) const {
         if (!BASE) return at(r, (lane / 4 ^ r % 8) * 8 + lane % 4 * 2 + odd);
         const int i = 2 * r + lane / 16, j = (lane % 16 / 4 ^ r % 4) * 8 + lane % 4 * 2 + odd, c = 4 * (j % 16) + 2 + j / 16;
@@ -68,7 +68,7 @@ __device__ Size best_size(int even, int odd) {
     return best;
 }
 
-// sizes[unit]; one warp a unit, grid (columns, rows of units).
+// Writes sizes[unit]: how many groups and lines each unit takes.  A warp takes one unit; grid (columns, rows of units).
 extern "C" __global__ void __launch_bounds__(32)
 measure(const Matrix a, Size* sizes) {
     const Bank bank(a);
@@ -76,7 +76,7 @@ measure(const Matrix a, Size* sizes) {
     if (threadIdx.x == 0) sizes[Count(blockIdx.y) * gridDim.x + blockIdx.x] = size;
 }
 
-// Store the first `held` elements of a list in the groups; how many lines that took.
+// Store the first `held` elements of a list in the groups; returns the line of the tile behind the last of them.
 __device__ int fill_groups(const Bank& bank, int odd, int held, unsigned char* to) {
     Element x = 0;
     int r = 0, row = 0;
@@ -112,7 +112,7 @@ __device__ void pack_base(const Bank& bank, unsigned char* to) {
         for (int c = 0; c < 4; ++c) kept[0] = c == low ? x[c] : kept[0], kept[1] = c == high ? x[c] : kept[1];
         const int at = r * 64 + (group / 4 ^ r / 2 % 4) * 16 + group % 4 * 4;
         *reinterpret_cast<unsigned*>(to + at) = kept[0] | (unsigned)kept[1] << 16;
-        // Bits 4 (k / 4 % 4) and 16 of the word are the group of 16 columns' and the upper eight rows' (sparse24/_spec.py).
+        // A word holds 16 columns of rows g and g + 8: four bits for each group, 16 for each row (sparse24/_spec.py).
         const int thread = r % 64 / 16 * 32 + r % 8 * 4 + group / 8 * 2 + group / 4 % 2;
         atomicOr(words + r / 64 * 128 + thread, (unsigned)(low | high << 2) << (group % 4 * 4 + r / 8 % 2 * 16));
     }

@@ -1,7 +1,7 @@
-// scatter_writer: warps of hybrid_scatter.cu that turn units of the matrix into dense tiles in shared memory.
+// scatter_writer: the warps of hybrid_scatter.cu that turn units of the matrix into dense tiles in shared memory.
 //
-// A writer holds two batches of BATCH groups: one is on its way while the other is stored.  Where a batch was
-// all of a unit, the tile is cleared by storing zeros where the non-zeros were; else all of it is overwritten.
+// A writer holds two batches of BATCH groups: one is being loaded while the other is stored.  Where a unit was a
+// single batch, its tile is cleared by storing zeros where the non-zeros were; otherwise all of it is overwritten.
 #pragma once
 
 __device__ inline uint4 load_once(const uint4* from) {
@@ -29,7 +29,8 @@ __device__ inline void store_high(u32 at, u32 pair) {
 __device__ inline void store_zeros(u32 at) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
 }
-// Of an element in a lane's bank: 128 times one of four bytes, added in one instruction.
+// Address of an element in a lane's bank: `bank` plus 128 bytes times its row, which is byte `which` of `rows`.
+// One instruction extracts, multiplies and adds.
 template <int which> __device__ u32 place_of(u32 bank, u32 rows) { return __dp4a(rows, 128u << 8 * which, bank); }
 // Four elements of a list at these rows of the lane's bank, or zeros.
 template <bool zeros> __device__ void store_four(u32 bank, u32 first, u32 second, u32 rows) {
@@ -39,8 +40,8 @@ template <bool zeros> __device__ void store_four(u32 bank, u32 first, u32 second
     store_high(place_of<3>(bank, rows), zeros ? 0 : second);
 }
 
-// A part of a unit, on its way or in hand.  Loops are left where it ends: to step over each group that is not there, a
-// branch in a line of code of its own, takes longer than to store a few.
+// A part of a unit, being loaded or in registers.  Its loops end at the first group that does not exist: skipping
+// missing groups one by one, each by a branch to another line of code, takes longer than storing a few.
 struct Batch {
     uint4 elements[BATCH];
     uint2 rows[BATCH];
@@ -132,8 +133,10 @@ class Writer {
     __device__ void ask(Batch& batch, const Unit& unit, u32 nothing) const {
         batch.load(units_ + nothing, unit, batch_ * BATCH, batch_ * kMostLines);
     }
-    // 0, when a batch is here.  All loads count on one scoreboard: were the next ones under way by the time that
-    // the batch is stored, its stores would wait for them too.  That columns are multiples of 64 is not known to the compiler.
+    // Zero, but known only when the batch has arrived.  Addresses that it is added to make the next loads wait for
+    // that.  If they were issued earlier, the stores of this batch would have to wait for them too, because all
+    // loads count on one scoreboard.  (The compiler does not know that columns of units are multiples of
+    // kUnitColumns, so it cannot see the zero.)
     __device__ u32 nothing_after(const Batch& batch) const { return batch.elements[0].x & here_.column % kUnitColumns; }
     // Wait until the stage is free, ask for its lines of b, and clear the tile.  The first turn has begun already.
     __device__ void open(const TensorMap& b, const TensorMap& spill, const Batch& last) {
@@ -154,12 +157,12 @@ class Writer {
             __syncwarp();
         }
     }
-    // The test stands before the work, and is not passed on as a value: see elected().
+    // Tests elected() directly before the work; a stored result of the test would not do, see there.
     template <class Act> __device__ void lead(Act act) const {
         if (elected()) act();
         __syncwarp();
     }
-    // All bytes that copies bring to the stage, of which those of the matrix are asked for; the leader.
+    // By the leader: announce all bytes that copies will bring to the stage, and ask for those of the matrix.
     __device__ void announce() const {
         barrier_expect(full_, kBaseBytes + (BY_WARPS ? 0 : kBBytes + kSpillBytes));
         if (BASE) load_bytes(tile_ + kBaseAt, units_ + (Count)here_.first * kLineBytes, kBaseBytes, full_);

@@ -1,8 +1,8 @@
-// stream_chunks: a warp's way through its chunks of a streamed matrix, and how it reads them.
+// stream_chunks: how a warp of hybrid_stream.cu goes through its chunks of the matrix, and reads them.
 //
-// All STAGES stages are asked for at once; the stage that was read takes the chunk STAGES further on.
-// On Hopper the TMA fetches a chunk at the word of one lane, and an mbarrier tells when it is there;
-// elsewhere the lanes copy it by cp.async, and the number of groups under way tells.
+// At the beginning all STAGES stages are requested; a stage that has been read takes the chunk STAGES further on.  On
+// Hopper one lane asks the TMA for a chunk, and an mbarrier tells when it has arrived.  Elsewhere the lanes copy it by
+// cp.async, and the number of copy groups in flight tells.
 #pragma once
 
 __device__ unsigned address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
@@ -13,8 +13,8 @@ __device__ void copy16(unsigned to, const void* from, bool real = true) {
 template <int most> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(most) : "memory"); }
 __device__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 
-// Read a word if its flag, `bit` of `flags`, is set, else zero; then, over it, a single half if that has a
-// flag.  Words move on to the next row of 128 bytes, halves to the one before.
+// Read a word if its flag, `bit` of `flags`, is set, else zero; then in its place a single half, if that has a
+// flag.  The next word is in the next row of 128 bytes, the next half in the row before.
 __device__ unsigned take_word(unsigned flags, int bit, unsigned& at) {
     unsigned x;
     asm volatile("{.reg .pred p; .reg .b32 t; and.b32 t, %2, %3; setp.ne.u32 p, t, 0; mov.u32 %0, 0;\n"
@@ -35,7 +35,7 @@ struct Stream {
     unsigned arrivals;               // shared address of the first stage's barrier
     unsigned ends[STAGES + 1];       // where the chunks in hand begin and end
     int left, block;                 // chunks left, with the present one; 128 columns in it
-    bool there;                      // a strip that is not has empty chunks
+    bool there;                      // whether the strip exists; one that does not has empty chunks
     unsigned here, parity;           // the present stage; odd or even turn of the stages
     unsigned word, half, last;       // shared addresses: next word, next half, last row
     unsigned kinds, singles, fulls;  // of 128 columns: two bits a quad, and single ones of them
@@ -43,7 +43,7 @@ struct Stream {
     unsigned high;                   // the codes of all second pairs
 
     __device__ void begin() {
-        high = kHighPairs | (stage_bytes & 1);   // sizes are even: so the compiler keeps it in a register
+        high = kHighPairs | (stage_bytes & 1);   // adds 0, as sizes are even: the compiler cannot see that, and keeps this in a register
         here = parity = block = 0;
         prepare_stages();
 #pragma unroll
@@ -133,7 +133,7 @@ struct Fragment {
     unsigned pair[4], more[4];
     bool full;
 
-    // Halfway through a chunk the single halves turn to the high ones.
+    // Halfway through a chunk single halves begin anew, in the high halves of words.
     __device__ void decode(Stream& s, int slab) {
         const int base = 8 * slab;
         if (SPAN == 128 ? slab == 2 : slab == 0 && s.block == kBlocks / 2) s.half = s.last + 2;

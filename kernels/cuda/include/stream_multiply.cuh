@@ -1,6 +1,6 @@
-// stream_multiply: sums += the pairs of a slab of 32 columns by 32 lines of b in shared memory.
+// stream_multiply: adds the product of a slab of 32 columns and 32 lines (rows) of b in shared memory to the sums.
 //
-// By warpgroup instructions where WGMMA is set, else by every warp for itself.
+// By warpgroup instructions where WGMMA is set, otherwise by every warp for itself.
 // Source: PTX ISA, mma.sp::ordered_metadata m16n8k32, ldmatrix.
 #pragma once
 
@@ -33,7 +33,7 @@ __device__ void multiply(float* d, const unsigned (&a)[4], const unsigned (&b)[4
                    "r"(codes), "n"(sel));
 }
 
-// The same by single warps, 16 rows each; third and fourth elements have sums of their own.
+// The same by single warps, 16 rows each.  The products of third and fourth elements have sums of their own.
 __device__ void multiply_slab(Sums& d, Sums& spill, const Fragment& f, unsigned b_at, unsigned codes, unsigned high,
                               int slab) {
     const unsigned line = b_at + swizzled(threadIdx.x % 32, 0);

@@ -8,7 +8,7 @@ class Consumer {
 
     __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
 
-    // Begin d = the products of the stages.  The ring goes on where the last work left it.
+    // Begin d = A @ b over the stages of a piece, at the stage of the ring where the last piece ended.
     __device__ void multiply(const Piece& piece) {
         const int atoms = (piece.end - piece.first) / kParts;
         plain_ = piece.plain - piece.first;
@@ -32,25 +32,25 @@ class Consumer {
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
-    // With IN_STAGE: the memory of the last stage, once no consumer reads it, until all leave it.
+    // With IN_STAGE: the memory of the last stage, when no consumer reads it any more.  It is theirs until all leave().
     __device__ u32 last_stage() const {
         group_sync(2 + kConsumers, kProducer);
         return shared_ + previous_ * kStageBytes;
     }
     __device__ void leave() {
-        async_proxy_fence();  // the copy engine writes where threads have written
+        async_proxy_fence();  // the copy engine will write where threads have written
         __syncwarp();
         give_back();
     }
 
   private:
-    // One group of instructions a stage, of which one still runs when the next atom begins: the metadata of
-    // `last` must stay.  A `fresh` atom overwrites the sums.
+    // One group of instructions for each stage.  The last one still runs when the next atom begins, so the metadata
+    // of `last` must stay in registers.  A `fresh` atom overwrites the sums.
     template <bool fresh> __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last) {
 #pragma unroll
         for (int part = 0; part < kParts; part++) {
             ring_.wait(at_);
-            if (plain_-- <= 0) async_proxy_fence();  // the tensor cores read what threads have copied
+            if (plain_-- <= 0) async_proxy_fence();  // makes what threads copied visible to the tensor cores
             if (part == 0) fetch(metadata);
             wgmma_fence();
             multiply_stage(metadata, part, part || !fresh);
@@ -81,7 +81,7 @@ class Consumer {
                     wgmma_sp<0>(d[r], a_step, b_step, metadata.words[r][step], step ? 1 : keep);
             }
     }
-    // The stage before this one, if there is one: its instructions are through.
+    // Give back the stage before this one, if there is one; its instructions have finished.
     __device__ void give_back() {
         if (previous_ >= 0) ring_.release(previous_);
         previous_ = -1;

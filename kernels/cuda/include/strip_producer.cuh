@@ -3,11 +3,11 @@
 // The copy engine brings A, and b where its rows are neighbours; others are copied by all four warps.
 #pragma once
 
-// The producer warpgroup's place in the ring.  A lane of the first warp asks for stages whose rows of b are
-// neighbours; for others a lane of each warp in turn asks for A, which takes as long as a warp's share of the gather.
+// Stages whose rows of b are neighbours are requested by one lane of the first warp.  For gathered stages one lane of
+// each warp in turn requests A: that takes as long as a warp's share of the gather, so the warps share this too.
 //
-// All threads step through the stages alike, and what a single lane does changes nothing that outlives
-// it, so that the compiler knows its operands to be the same in all lanes.
+// All threads step through the stages alike, and what a single lane does leaves no trace in variables.  So the compiler
+// knows that the operands of copies are the same in all lanes.
 class Producer {
     static constexpr int kWarps = 4;
     static constexpr int kOfWarp = BLOCK_K / kWarps;  // rows of b that a warp gathers for a stage
@@ -20,19 +20,20 @@ class Producer {
     __device__ void fetch(const Piece& piece) {
         if (piece.first < piece.plain) await_b();
         lead(0, [&] { fetch_plain(piece); });
-        // A barrier's parity tells two walks through the ring apart, not three: nobody may be further ahead.
+        // A barrier's parity distinguishes a pass through the ring from the one before, not from the one before
+        // that: so no warp may be further ahead.
         group_sync(1 + kConsumers, 128);
         place_.skip(piece.plain - piece.first);
         gather(piece);
     }
 
   private:
-    // Until the kernel before this one has ended, which may have written b.
+    // Wait for the kernel before this one, which may have written b.
     __device__ void await_b() {
         if (!waited_) wait_for_previous();
         waited_ = true;
     }
-    // The test stands before the work, and is not passed on as a value: see elected().
+    // Tests elected() directly before the work; a stored result of the test would not do, see there.
     template <class Act> __device__ void lead(int warp, Act act) const {
         if (warp_ == warp && elected()) act();
         __syncwarp();
@@ -40,7 +41,7 @@ class Producer {
 
     // Stages whose rows of b are neighbours; work of one lane, which looks an atom ahead.
     __device__ void fetch_plain(const Piece& piece) const {
-        // Boxes beyond b, which the copy engine would fill with zeros, are not asked for: columns that are never stored.
+        // Boxes beyond b are not requested: the copy engine would fill them with zeros, for columns that are not stored.
         const int spans = min(BLOCK_N / 64, (of_.n - piece.column + 63) / 64);
         Place place = place_;
         int sources[kParts];
@@ -71,8 +72,9 @@ class Producer {
     }
     // The others: 16 rows of b a warp, of which it copies 128 bytes of four at once.
     //
-    // Sources take longer from memory than a stage.  They are asked for with the rows of b of the stage that has this
-    // place of the ring before, and are there once its consumers give it back, as they have waited for both.
+    // Loading the sources takes longer than a stage.  Those of a stage are requested STAGES stages ahead, together with
+    // the rows of b of the stage that then has the same place in the ring.  Its consumers wait for both copies, so when
+    // they give the place back, the sources are there.
     __device__ void gather(const Piece& piece) {
         Ring::Position at = place_.at;
         for (int i = 0; i < STAGES; i++, at.advance()) ask_sources(piece, piece.plain + i, at);
@@ -104,8 +106,7 @@ class Producer {
     __device__ static u32 row_of(u32 source) { return source & ((1u << kLiveShift) - 1); }
     __device__ static u32 blocks_of(u32 source) { return source >> kLiveShift; }
 
-    // `column`: the lane's first.  Beyond b, stages keep what they held: it makes columns that are never
-    // stored.
+    // `column`: the lane's first.  Columns beyond b are not copied: what they multiply is not stored.
     __device__ void gather_rows(const uint4& sources, int column) const {
         const u32 row[4] = {row_of(sources.x), sources.y, sources.z, sources.w};
         const u32 stage = shared_ + place_.at.stage * kStageBytes;
@@ -128,8 +129,8 @@ class Producer {
         return sum;
     }
 
-    // The stored elements of a stage, those of 64 rows for each of `blocks`, and the metadata of an atom with its
-    // first stage.  `b_bytes` come with it; 0: they are gathered.
+    // Request the stored elements of a stage (with SKIPS only the 64 rows of each bit in `blocks`) and, with the first
+    // stage of an atom, its metadata.  `b_bytes` of b come by the copy engine too; 0: they are gathered.
     __device__ void fetch_a(int atom, int part, u32 blocks, const Place& place, u32 barrier, u32 b_bytes) const {
         const u32 a_bytes = SKIPS ? __popc(blocks) * kRowBlockBytes : kABytes;
         if (SKIPS) set_shared(shared_ + kLiveAt + 4 * place.at.stage, blocks);

@@ -1,6 +1,6 @@
-// strip_store: from the accumulators of a warpgroup to rows of the result that are no neighbours.
+// strip_store: from the accumulators of a warpgroup to rows of the result that are not neighbours.
 //
-// Strips of rows of like density hold rows from anywhere in the matrix.  The TMA copies boxes, so it cannot
+// Strips of rows of similar density hold rows from anywhere in the matrix.  The TMA copies boxes, so it cannot
 // put them back; `rows` says where each of them belongs.  As in hopper_store.cuh, 64 rows by 64 columns at a
 // time become lines of 128 bytes in shared memory.  Eight threads then write one line, 16 bytes each, so that
 // every row of a chunk is one full cache line, and a warp writes four.  Where rows of the result are not
@@ -82,7 +82,7 @@ class StripStore {
             if (targets.row[i] < (u32)m_) put(to, unit);
         }
     }
-    // The compiler makes four instructions of an assignment.
+    // In PTX, because the compiler would make four instructions of an assignment.
     __device__ static void put(void* to, const uint4& x) {
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                      ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");

@@ -9,7 +9,7 @@ class Consumer {
     // `part`: which share of a tile's rows.
     __device__ Consumer(const Ring& ring, u32 shared, int part) : ring_(ring), shared_(shared), part_(part) {}
 
-    // Pass over the stages of work that another warpgroup does.
+    // Skip the stages of a tile that another warpgroup multiplies.
     __device__ void skip(int slices) {
         const int stage = at_.stage + slices * kParts;
         at_.phase ^= stage / STAGES & 1;
@@ -17,7 +17,7 @@ class Consumer {
         slot_ = (slot_ + slices) % kSlots;
     }
 
-    // Begin d = the products of one tile over `slices` of k.  The ring goes on where the last work left it.
+    // Begin d = A @ b of one tile over `slices` of k, at the stage of the ring where the last tile ended.
     __device__ void multiply(int slices) {
         Words even, odd;
         even.clear();
@@ -38,9 +38,9 @@ class Consumer {
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
 
-    // Both, with the sums of kPromoted slices added up in float32 by this thread, which rounds.  The
-    // instructions keep about 14 bits of an fp8 sum (source: sparse_tile.cuh), and cut off the longer sums
-    // of bfloat16 that stand for float32 (kernels/sparse_split.py).
+    // Like multiply and finish, but every kPromoted slices the sums are added to a second set by ordinary float32
+    // additions, which round.  The instructions themselves keep only about 14 bits of an fp8 sum (source:
+    // sparse_tile.cuh), and truncate where bfloat16 pieces stand for float32 (kernels/sparse_split.py).
     __device__ void multiply_promoted(int slices) {
         Sum total[kRowBlocks][BLOCK_N / 2] = {};
         for (int slice = 0; slice < slices; slice += kPromoted) {
@@ -60,9 +60,9 @@ class Consumer {
   private:
     using Words = Metadata<kRowBlocks, kAtomsOfStage>;  // of a slice
 
-    // One group of instructions a stage.  With IN_FLIGHT a group still runs when the next slice
-    // begins, and the metadata of `last` must stay; without it the slice ends with a wait.
-    // A `fresh` slice overwrites the sums; said at compile time, so that they take no registers before.
+    // One group of instructions for each stage.  With IN_FLIGHT a group still runs when the next slice begins, so
+    // the metadata of `last` must stay in registers; without it the slice ends with a wait.
+    // A `fresh` slice overwrites the sums.  As this is known at compile time, they take no registers before it.
     template <bool fresh> __device__ void multiply_slice(Words& metadata, const Words& last) {
 #pragma unroll
         for (int part = 0; part < kParts; part++) {

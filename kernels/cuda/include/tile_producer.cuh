@@ -18,7 +18,7 @@ struct TileSource {
 __device__ inline TileSource source_of(const Sources& from, const Shape& shape, const Work& work) {
     const int m0 = work.m * BLOCK_M, n0 = work.n * BLOCK_N, beyond = shape.m - m0, right = shape.n - n0;
     const bool last_m = beyond < BLOCK_M, last_n = right < BLOCK_N;
-    const int rows = beyond <= 0 ? 0 : last_m ? shape.a_tail : BLOCK_M;  // none where a tile fills up a cluster
+    const int rows = beyond <= 0 ? 0 : last_m ? shape.a_tail : BLOCK_M;  // none where a tile only completes a cluster
     const int columns = last_n ? shape.b_tail : BLOCK_N;
     return {from.values.of[last_m], from.b.of[last_n], m0, n0, shape.a_batched * work.batch, shape.b_batched * work.batch,
             rows, columns, u32(rows * 64 + columns * 128) * kSpans};
@@ -57,7 +57,7 @@ __device__ inline void produce(const Sources& from, const Shape& shape, TileSche
         const long long next_atom = (long long)shape.atoms_m * kAtomBytes;
         const unsigned char* metadata = from.packed + tile.a_batch * shape.packed_batch;
         metadata += work.first_slice * kAtomsOfStage * next_atom + atom_m * kAtomBytes;
-#pragma unroll 1  // more code than the loop's end takes time to fetch
+#pragma unroll 1  // fetching unrolled code takes longer than the loop's branch
         for (int slice = work.first_slice; slice < work.first_slice + work.slices; slice++) {
             const int atoms = min(kAtomsOfStage, shape.atoms_k - slice * kAtomsOfStage);
             for (int part = 0; part < kParts; part++) {

@@ -1,5 +1,6 @@
-// uniform: values that are the same in all lanes of a warp, and known to be.
+// uniform: values that the compiler knows to be the same in all lanes of a warp.
 #pragma once
 
-// What comes of it stays in uniform registers; else the compiler transfers each descriptor before its instruction.
+// What is computed from such a value stays in uniform registers, where wgmma takes its descriptors.  Otherwise the
+// compiler moves every descriptor there before its instruction.
 __device__ inline unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }

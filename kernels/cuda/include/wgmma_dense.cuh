@@ -1,10 +1,10 @@
-// wgmma_dense: dense warpgroup products of a matrix tile and lines of b, both in shared memory (sm_90a).
+// wgmma_dense: dense warpgroup products of a matrix tile and lines (rows) of b, both in shared memory (sm_90a).
 //
-// Rows of the matrix are 128 bytes, 64 elements of k, swizzled over their length; lines of b as in
-// wgmma_pairs.cuh.  An instruction takes 16 of k.  With 8, 16 or 32 columns the matrix is the first operand,
-// 64 rows at a time.  With 64 columns b is, and the matrix the second, all of its 128 rows at once, or 64: so b
-// is read once.
-// With 96 or 128 columns a line of b is two spans of 64 columns, and all first spans come before all second ones.
+// Rows of the matrix are 128 bytes, 64 elements of k, swizzled over their length; lines of b as in wgmma_pairs.cuh.
+// An instruction takes 16 elements of k.  The matrix is the left operand, 64 rows at a time.  With 64 columns the
+// operands may change places: b is then the left one, and the matrix, with all of its 128 or 64 rows at once, the
+// right one, so that b is read only once.
+// With 96 or 128 columns a line of b is two spans of 64 columns; the first spans of all lines come before the second.
 //
 // Register 4 j + 2 i + c of thread (warp w, g = lane / 4, t = lane % 4) is element
 // (16 w + g + 8 i, 8 j + 2 t + c).
