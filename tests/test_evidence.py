@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
@@ -44,27 +43,6 @@ def test_the_figures_in_the_readme_are_those_recorded():
     pages = load(ROOT / "docs" / "update_readme.py")
     text = (ROOT / "README.md").read_text()
     assert pages.updated(text) == text, "run python docs/update_readme.py"
-
-
-def unstructured_rows() -> list[list[str]]:
-    """The rows of the changelog's table: zeros, columns, path, time, cuBLAS, cuSPARSE."""
-    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
-    return [line.strip(" |").split(" | ") for line in lines if re.match(r"  \| \d+ % \|", line)]
-
-
-def rounded(us: float) -> str:
-    return f"{us:#.3g} µs".replace(". ", " ")
-
-
-def test_the_table_in_the_changelog_is_as_recorded():
-    cases = {case["name"]: case for case in recorded.suites()["hybrid"]["cases"]}
-    assert unstructured_rows()
-    for zeros, columns, path, *times in unstructured_rows():
-        case = cases[f"iid-4096x4096x{columns}-{int(zeros.removesuffix(' %')) / 100:g}"]
-        assert path == f"`{case['ours_kernel']}`"
-        rivals = (case["rivals"].get(name) for name in ("cublas", "cusparse"))
-        found = [case["ours_us"], *rivals]
-        assert times == ["–" if us is None else rounded(us) for us in found]
 
 
 def test_the_hopper_times_in_the_changelog_are_as_recorded():
