@@ -27,7 +27,7 @@ from sparse24._torch_parts import unpack
 from sparse24._torch_sources import Sources, will_change
 from sparse24._torch_transforms import refuse_transforms
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
-from sparse24._train_rule import Rule
+from sparse24._train_rule import checked_rule
 from sparse24.formats.two_four import Sparse24Array
 
 OPTIONS = ("sparse", "gradient", "transposable", "decay", "seed", "soft")
@@ -115,7 +115,7 @@ class SparseLinear(torch.nn.Linear):
         _check.one_of(sparse, MODES, argument="sparse")
         self.sparse = sparse
         seed = _check.whole(seed, argument="seed", least=0)
-        self.rule = Rule(gradient, transposable, decay, seed)
+        self.rule = checked_rule(gradient, transposable, decay, seed)
         check_activation(sparse, self.rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)

@@ -9,7 +9,7 @@ from sparse24 import _check
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
 from sparse24._torch_transforms import differentiable
-from sparse24._train_rule import Rule
+from sparse24._train_rule import Rule, checked_rule
 
 MODES = ("weight", "activation", "masked")
 
@@ -77,7 +77,7 @@ def linear(
     """
     _check.one_of(sparse, MODES, argument="sparse")
     bias = check_linear(x, weight, bias, mask)
-    rule = Rule(gradient, transposable, decay, seed)
+    rule = checked_rule(gradient, transposable, decay, seed)
     check_activation(sparse, rule, mask)
     _check_clock(clock)
     x, weight, bias = autocast(x, weight, bias)

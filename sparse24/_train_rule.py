@@ -44,13 +44,18 @@ class Rule:
         """True if the output's gradient is sampled."""
         return self.gradient in ("24sparse", "ste_sampled")
 
-    def __post_init__(self):
-        _check.one_of(self.gradient, GRADIENTS, argument="gradient")
-        _check.one_of(self.transposable, (True, False), argument="transposable")
-        # torch.compile follows numbers as they are; of types torch 2.8 follows no union
-        if not isinstance(self.decay, (int, float)):
-            _check.number(self.decay, argument="decay")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            _check.whole(self.seed, argument="seed", least=0)
-        if not 0 <= self.decay < math.inf:  # NaN is not
-            raise ArgumentError(f"decay must be at least 0 and finite, got {self.decay}")
+
+def checked_rule(gradient: str, transposable: bool, decay: float, seed: int) -> Rule:
+    """The rule of these options, or the error that names the wrong one.
+
+    Not part of making a `Rule`: up to torch 2.10, torch.compile makes them of symbols.
+    """
+    _check.one_of(gradient, GRADIENTS, argument="gradient")
+    _check.one_of(transposable, (True, False), argument="transposable")
+    if not isinstance(decay, (int, float)):  # torch.compile follows these as they are
+        _check.number(decay, argument="decay")
+    if not isinstance(seed, int) or seed < 0:
+        _check.whole(seed, argument="seed", least=0)
+    if not 0 <= decay < math.inf:  # NaN is not
+        raise ArgumentError(f"decay must be at least 0 and finite, got {decay}")
+    return Rule(gradient, transposable, decay, seed)

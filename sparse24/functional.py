@@ -25,7 +25,7 @@ from sparse24._matmul import linear as _sparse_linear
 from sparse24._matmul import matmul
 from sparse24._prune import mask as choose_mask
 from sparse24._sched_gradients import compress_mvue_24, sr_ste_gradient
-from sparse24._train_rule import Rule
+from sparse24._train_rule import checked_rule
 from sparse24.formats.two_four import Sparse24Array
 
 __all__ = ["Saved", "linear", "linear_backward", "pack"]
@@ -207,7 +207,7 @@ def linear_backward(
             f"saved must be the second result of linear, a Saved, got {_check.shown(saved)}"
         )
     step = _check.whole(step, argument="step", least=0)
-    rule = Rule(gradient, saved.transposable, decay, seed)
+    rule = checked_rule(gradient, saved.transposable, decay, seed)
     m, k = saved.weight.shape
     if tuple(dy.shape) != (*saved.x.shape[:-1], m):
         raise ShapeError(f"dy must have shape {(*saved.x.shape[:-1], m)}, got {dy.shape}")

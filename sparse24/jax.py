@@ -25,7 +25,7 @@ import numpy as np
 from sparse24 import _arrays, _check, functional
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._prune import mask as choose_mask
-from sparse24._train_rule import Rule
+from sparse24._train_rule import Rule, checked_rule
 
 __all__ = ["linear", "mask"]
 
@@ -70,7 +70,7 @@ def linear(
     >>> jax.grad(lambda w: linear(jnp.ones((1, 4)), w).sum())(weight)
     Array([[1., 1., 1., 1.]], dtype=float32)
     """
-    rule = Rule(gradient, transposable, decay, seed)
+    rule = checked_rule(gradient, transposable, decay, seed)
     step = _check.whole(step, argument="step", least=0)
     for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
         if given is not None or name in ("x", "weight"):
