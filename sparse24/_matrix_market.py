@@ -12,6 +12,7 @@ import io
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def read(path: str | os.PathLike):
 
 def _text(path: Path) -> bytes:
     """What is in a file, without NUL and with an end of its last line."""
-    opened = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
+    opened: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
     with opened(path, "rb") as file:
         return file.read().replace(b"\0", b"?") + b"\n"
 
