@@ -136,6 +136,18 @@ def test_an_overflow_is_not_remembered_for_good(rng, part, bad):
     np.testing.assert_array_equal(masks[0]["a"], masks[1]["a"])
 
 
+@pytest.mark.parametrize("inner", [S.Taylor(), S.GradientMagnitude(), S.Movement()])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_an_overflow_adds_nothing_to_scores(rng, inner, bad):
+    weights, gradients = layers(rng, a=(8, 16)), layers(rng, a=(8, 16))
+    recipe = S.Recipe(S.ConstantScheduler(0.5), S.Accumulated(inner))
+    scheduler = S.MaskScheduler(recipe)
+    scheduler.observe(weights=weights, gradients={"a": np.full((8, 16), bad, np.float32)})
+    masks = scheduler.step(weights=weights, gradients=gradients)
+    clean = S.MaskScheduler(recipe).step(weights=weights, gradients=gradients)
+    np.testing.assert_array_equal(masks["a"], clean["a"])
+
+
 @pytest.mark.parametrize(
     "spread",
     [
