@@ -24,6 +24,13 @@ def densify(m: Any):
     )
 
 
+def as_numbers(m: Any, dtype) -> Any:
+    """A sparse matrix of bytes as float32 where a type is asked for: they are no bits of fp8."""
+    if dtype is None or not _arrays.is_sparse_matrix(m) or m.dtype != np.uint8:
+        return m
+    return m.astype(np.float32)
+
+
 def checked(m: Any, *, argument: str) -> Any:
     """A SciPy matrix after a look at its indices, which SciPy itself follows out of bounds."""
     if not _arrays.is_scipy_sparse(m) or m.format not in ("csr", "csc", "bsr", "coo", "lil"):

@@ -50,8 +50,8 @@ def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
 
     Notes
     -----
-    One pass on the GPU, which does not wait.  The activation is computed in float32 and
-    rounded to the type of `x`; the rounded numbers are compared.
+    One pass on the GPU, which does not wait.  The activation is computed in float32
+    (float64 of float64) and rounded to the type of `x`; the rounded numbers are compared.
 
     Examples
     --------

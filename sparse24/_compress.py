@@ -8,6 +8,7 @@ from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _methods, _st
 from sparse24._compress_records import compress_rows, records_both_ways, transposable_records
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._records import Compressed24, Operand24
+from sparse24.formats import convert
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.two_four import Sparse24Array
 
@@ -65,7 +66,7 @@ def compress(
     dtype : dtype, optional
         Convert to this type first; `x` may then also hold integers of any size or booleans.
         Nothing is narrowed unless asked for here.  Also names the logical type of fp8 bits
-        carried as ``uint8``.
+        carried as ``uint8`` in a dense array.
 
     Returns
     -------
@@ -94,7 +95,7 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
     if isinstance(x, SparseArray) and x.dtype.name.startswith("float8"):
         x = x if dtype is None else x.astype(dtype)
         dtype = x.dtype  # the dense form may be bits
-    x = densified(x)
+    x = densified(convert.as_numbers(x, dtype))
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     _check.one_of(check, (True, False, "deferred"), argument="check")
     check = check if isinstance(check, str) else bool(check)  # of 1 and NumPy's booleans

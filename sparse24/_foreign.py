@@ -46,10 +46,11 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
             f"{argument} must be a dense array, got a {type(x).__name__}; use its .toarray(), or "
             "sparse24.hybrid, or sparse24.from_scipy if it is 2:4"
         )
-    if hasattr(x, "toarray"):
-        raise DTypeError(
-            f"{argument} must be a dense array, got {type(x).__name__}; use its .toarray()"
-        )
+    for way_out in ("toarray", "todense"):
+        if hasattr(x, way_out):
+            raise DTypeError(
+                f"{argument} must be a dense array, got {type(x).__name__}; use its .{way_out}()"
+            )
     try:
         array = np.asarray(x)
     except ValueError as error:

@@ -80,7 +80,8 @@ def from_scipy(m, *, dtype=None, on_excess="raise"):
     (8, 'float16')
     """
     try:
-        return compress(convert.densify(m), on_excess=on_excess, dtype=dtype)
+        dense = convert.densify(convert.as_numbers(m, dtype))
+        return compress(dense, on_excess=on_excess, dtype=dtype)
     except PatternError as error:
         raise PatternError(
             f"{error}; a matrix that does not obey 2:4 keeps all its elements in sparse24.hybrid(m)"

@@ -126,7 +126,7 @@ def step(
         shares = _shares(recipe, sparsity, shapes, memory, reduce)
         for members in decisions(recipe, names):
             began = time.perf_counter()
-            share = shares[members[0][0]]
+            share = _of_all([name for name, _ in members], shares, shapes)
             new = decide(state, recipe, members, share, (weights, gradients), reduce)
             seconds = (time.perf_counter() - began) / len(members)
             for member in members:
@@ -143,6 +143,14 @@ def _shares(recipe: Recipe, sparsity: float, shapes, memory, reduce) -> dict[str
     given = recipe.distribution
     seen = {n: memory[n] if reduce is None else given.agreed(memory[n], reduce) for n in shapes}
     return given.shares(sparsity, shapes, seen, recipe.pattern.most)
+
+
+def _of_all(names: Sequence[str], shares: dict[str, float], shapes) -> float:
+    """The one sparsity of layers that are chosen together: the mean, which keeps the total."""
+    if len({shares[name] for name in names}) == 1:
+        return shares[names[0]]
+    sizes = {name: math.prod(shapes[name]) for name in names}
+    return sum(shares[name] * sizes[name] for name in names) / sum(sizes.values())
 
 
 def advance(state: State) -> State:

@@ -7,7 +7,7 @@ the core carries, so that a step stays a pure function.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparse24 import _check
@@ -50,7 +50,7 @@ class Criterion:
 
     Examples
     --------
-    >>> from dataclasses import dataclass
+    >>> from dataclasses import dataclass, replace
     >>> import numpy as np
     >>> from sparse24 import schedule
     >>> @dataclass(frozen=True)
@@ -231,6 +231,8 @@ class GivenScores(Criterion):
 class Accumulated(Criterion):
     """The sum of another criterion's scores since the last update, micro-batches included.
 
+    A gradient that overflowed counts as 0.
+
     Parameters
     ----------
     inner : Criterion, default Taylor()
@@ -263,6 +265,8 @@ class Accumulated(Criterion):
         return self.inner.needs
 
     def observe(self, memory, seen):
+        if seen.gradient is not None:
+            seen = replace(seen, gradient=without_overflow(working(seen.gradient)))
         memory = self.inner.observe(memory, seen)
         scores = working(self.inner.score(memory, seen))
         past = memory.get("accumulated")

@@ -53,7 +53,8 @@ class Recipe:
     coupled : sequence of sequences of (str, int)
         Channels that are kept or pruned together, e.g. ``(("fc1", 0), ("fc2", 1))``: the output
         channels of ``fc1`` are the input channels of ``fc2``.  Needs a `Channel` pattern.
-        A layer has one mask, so it may be in one group only.
+        A layer has one mask, so it may be in one group only.  The layers of a group have the mean
+        of the sparsities that `distribution` gives them.
 
     Raises
     ------

@@ -20,12 +20,21 @@ import numpy as np
 
 from sparse24 import _arrays
 from sparse24._errors import FormatError, Sparse24Error
+from sparse24._sched_adaptive import Adaptive
 from sparse24._sched_arrays import namespace, to_host
-from sparse24._sched_records import State, Update, check_state
+from sparse24._sched_criteria import Accumulated, Movement
+from sparse24._sched_decide import FIRST
+from sparse24._sched_growers import MomentumGrowth
+from sparse24._sched_records import Recipe, State, Update, check_state
 
 VERSION = 1
 KEYS = {"fingerprint", "seed", "step", "frozen", "missed", "updated", "masks", "memory"}
 FORMAT = "sparse24.schedule"
+# The key under which each part remembers an array, as large as its layer but for the mean square.
+REMEMBERED = {
+    Accumulated: "accumulated", Movement: "movement", MomentumGrowth: "momentum",
+    Adaptive: "grad_square",
+}  # fmt: skip
 
 
 def pack_mask(mask: Any) -> dict[str, Any]:
@@ -205,25 +214,50 @@ def _restored(state: State, saved: Mapping[str, Any]) -> State:
         )
     state = fitting
     masks = {name: unpack_mask(saved["masks"][name], mask) for name, mask in state.masks.items()}
-    memory = {
-        name: {key: _move(to_host(value), masks[name]) for key, value in entries.items()}
-        for name, entries in saved["memory"].items()
-    }
-    if memory.keys() != masks.keys():
+    given = saved["memory"]
+    if given.keys() != masks.keys():
         raise FormatError(
-            f"the saved state remembers layers {sorted(memory)}, and has masks of {sorted(masks)}; "
+            f"the saved state remembers layers {sorted(given)}, and has masks of {sorted(masks)}; "
             "it is damaged"
         )
+    memory = {
+        name: {key: _move(_remembered(recipe, key, value, masks[name]), masks[name])
+               for key, value in given[name].items()}
+        for recipe, names in state.groups for name in names
+    }  # fmt: skip
+    memory = {name: memory[name] for name in given}
     return replace(
         state,
         masks=masks,
         memory=memory,
-        seed=int(saved["seed"]),
-        step=int(saved["step"]),
+        seed=_whole(saved["seed"]),
+        step=_whole(saved["step"]),
         frozen=bool(saved["frozen"]),
-        missed=frozenset(int(number) for number in saved["missed"]),
-        updated={name: int(at) for name, at in saved["updated"].items()},
+        missed=frozenset(_whole(number) for number in saved["missed"]),
+        updated={name: _whole(at) for name, at in saved["updated"].items()},
     )
+
+
+def _whole(value: Any) -> int:
+    """A number as it was saved, be it in an array."""
+    number = int(value)
+    if number != value or number < 0:
+        raise ValueError(f"{value!r} is no whole number from 0 on")
+    return number
+
+
+def _remembered(recipe: Recipe, key: str, value: Any, mask: Any) -> np.ndarray:
+    """What a part of the recipe remembers of a layer, if it can be that."""
+    host = to_host(value)
+    parts = [recipe.criterion, recipe.grower, recipe.initial, recipe.distribution]
+    parts += [getattr(part, "inner", None) for part in parts]
+    own = {REMEMBERED[type(part)] for part in parts if type(part) in REMEMBERED}
+    name, shape = key.removeprefix(FIRST), host.shape  # parts of your own may remember any shape
+    if name in own:
+        shape = () if name == REMEMBERED[Adaptive] else tuple(mask.shape)
+    if host.shape != shape or host.dtype.kind in "OSU":
+        raise ValueError(f"{key} is an array of {host.dtype} of shape {host.shape}")
+    return host
 
 
 def check(saved: Any) -> None:
@@ -234,9 +268,10 @@ def check(saved: Any) -> None:
         )
     if not isinstance(saved.get("format"), str) or saved["format"] != FORMAT:
         raise FormatError(f"this is no {FORMAT} state: its format is {saved.get('format')!r}")
-    if saved.get("version") != VERSION:
+    version = saved.get("version")
+    if getattr(version, "ndim", 0) or version != VERSION:
         raise FormatError(
-            f"the saved state has version {saved.get('version')!r}, this library reads {VERSION}"
+            f"the saved state has version {version!r}, this library reads {VERSION}"
         )
     missing = KEYS - saved.keys()
     if missing:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparse24 import _spec
-from sparse24._sched_arrays import as_matrix, check_tiles, namespace, split_tiles, working
+from sparse24._sched_arrays import as_matrix, check_tiles, namespace, plain, split_tiles, working
 from sparse24._sched_patterns import NM, Pattern, by_kernel
 
 Array = Any
@@ -40,6 +40,7 @@ MASKS = _masks()
 class Transposable24(Pattern):
     """2:4 along both axes: the best of the 90 masks of every 4x4 tile.
 
+    Leading axes of a layer count as rows, as in `Block`.
     Sums are in float32, where a NaN counts as a sixteenth of the largest number, as in
     ``sparse24.mask(x, transposable=True)``.
 
@@ -71,7 +72,8 @@ class Transposable24(Pattern):
         return xp.where(nan, xp.full_like(scores, float(xp.finfo(xp.float32).max) / 16), scores)
 
     def of_magnitudes(self, weight):
-        return by_kernel(weight, transposable=True)
+        mask = by_kernel(as_matrix(plain(weight)), transposable=True)  # tiles as in `choose`
+        return mask if mask is None else namespace(mask).reshape(mask, tuple(weight.shape))
 
     def kept(self, shape, sparsity):
         return math.prod(shape) // (1 if sparsity == 0 else 2)

@@ -112,13 +112,14 @@ def tile_masks() -> np.ndarray:
 def without_channels(keep, scores, fraction: float):
     """`keep` (rows, k) with whole rows cleared: those whose kept scores sum to least.
 
-    The worst ``int(fraction * rows)`` go, of equals the later one.
+    The worst ``floor(fraction * rows)`` go, of equals the later one; NaN ranks highest.
     """
     xp = namespace(keep)
     totals = xp.where(keep, scores, 0).sum(-1, dtype=np.float64)
-    order = xp.argsort(-totals, kind="stable")
+    order = xp.argsort(-xp.where(xp.isnan(totals), np.inf, totals), kind="stable")
+    gone = int(round(fraction * len(keep), 6))  # 0.29 * 100 is a little less than 29
     alive = xp.ones(len(keep), bool)
-    alive[order[len(keep) - int(fraction * len(keep)) :]] = False
+    alive[order[len(keep) - gone :]] = False
     return keep & alive[:, None]
 
 

@@ -19,12 +19,11 @@ is measured:
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes
+from sparse24 import _arrays, _check, _dtypes, _matrix_market
 from sparse24._errors import ArgumentError, DTypeError, FormatError
 
 __all__ = ["FAMILIES", "make", "read_mtx", "read_smtx"]
@@ -265,18 +264,12 @@ def read_mtx(path, *, dtype=None):
     ...     s24.families.read_mtx(path, dtype="float32").nnz
     3
     """
-    import scipy.io
     import scipy.sparse
 
     from sparse24.kernels import reference
 
     row = None if dtype is None else _type_in_scipy(dtype)
-    try:
-        matrix = scipy.sparse.csr_array(scipy.io.mmread(path))
-    except (ValueError, OverflowError, EOFError, zlib.error, OSError) as error:
-        if isinstance(error, FileNotFoundError) or getattr(error, "errno", None):
-            raise  # of the system; a damaged archive has no such number
-        raise FormatError(f"{path} is not a readable Matrix Market file: {error}") from None
+    matrix = _matrix_market.read(path)
     if row is not None:
         _arrays.check_real(matrix, argument="the matrix")
         data = reference.to_dtype(matrix.data, row.logical)

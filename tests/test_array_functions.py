@@ -237,9 +237,10 @@ def test_dtype_narrows_on_request_only():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bfloat16", "float8_e4m3fn"])
-@pytest.mark.parametrize("given", [bool, np.int64, np.uint16])
-def test_whole_numbers_are_converted_on_request(given, dtype):
-    a = s24.from_scipy(scipy.sparse.eye_array(8, dtype=given), dtype=dtype)
+@pytest.mark.parametrize("given", [bool, np.int64, np.uint8, np.uint16])
+@pytest.mark.parametrize("make", [s24.from_scipy, s24.compress, s24.asarray])
+def test_whole_numbers_are_converted_on_request(make, given, dtype):
+    a = make(scipy.sparse.eye_array(8, dtype=given), dtype=dtype)
     assert a.dtype.name == dtype
     np.testing.assert_array_equal(a.toarray().astype(np.float32), np.eye(8))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 
 import numpy as np
@@ -66,6 +67,60 @@ def test_matrix_market(tmp_path):
             families.read_mtx(tmp_path / "b.mtx.gz")
     with pytest.raises(FileNotFoundError):
         families.read_mtx(tmp_path / "none.mtx")
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
+@pytest.mark.parametrize("form", ["array", "coordinate"])
+def test_matrix_market_without_elements(shape, form, tmp_path):
+    path = tmp_path / "a.mtx"
+    size = f"{shape[0]} {shape[1]}"
+    end = "" if form == "array" else " 0"
+    path.write_text(f"%%MatrixMarket matrix {form} integer general\n{size}{end}\n")
+    got = families.read_mtx(path)
+    assert (got.shape, got.dtype, got.nnz) == (shape, np.int64, 0)
+    path.write_text(f"%%MatrixMarket matrix coordinate real general\n{size} 1\n1 1 1")
+    with pytest.raises(FormatError, match="has no place for 1 entries"):
+        families.read_mtx(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("array integer general\n2 1\n1 2", "Truncated file"),  # harms SciPy
+        ("coordinate integer general\n2 2 2\n1 1 5\n1 2 3 \0 4", None),
+        ("array real general\n2 1\n1\n2", None),
+    ],
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
+def test_matrix_market_lines_with_words_too_many(body, words, pack, tmp_path):
+    path = tmp_path / f"a.mtx{ {bytes: '', gzip.compress: '.gz'}.get(pack, '.bz2') }"
+    path.write_bytes(pack(f"%%MatrixMarket matrix {body}".encode()))
+    if words is None:
+        assert families.read_mtx(path).nnz == 2
+    else:
+        with pytest.raises(FormatError, match=words):
+            families.read_mtx(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("coordinate real general\n9 9 1000000000000", "too few for 1000000000000 entries"),
+        ("array real general\n1000000 1000000", "too few for 1000000000000 entries"),
+        (
+            "coordinate real symmetric\n2 3 1\n1 2 1",
+            r"symmetric matrix must be square, got the shape \(2, 3\)",
+        ),
+        (
+            "array real symmetric\n2 3\n1\n2\n3\n4",
+            r"symmetric matrix must be square, got the shape \(2, 3\)",
+        ),
+    ],
+)
+def test_matrix_market_headers_that_do_not_fit_the_file(header, words, tmp_path):
+    (tmp_path / "a.mtx").write_text(f"%%MatrixMarket matrix {header}")
+    with pytest.raises(FormatError, match=rf"not a readable Matrix Market file: .*{words}"):
+        families.read_mtx(tmp_path / "a.mtx")
 
 
 @pytest.mark.filterwarnings("error")

@@ -197,3 +197,16 @@ def test_jax_itself_decides_on_float64():
             np.testing.assert_allclose(y, a @ x, rtol=1e-6)
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.parametrize("form", ["BCOO", "BCSR"])
+@pytest.mark.parametrize(
+    "take", [s24.compress, s24.hybrid, s24.prune, s24.random((2, 2), rng=0).dot]
+)
+def test_sparse_arrays_of_jax_are_refused(form, take):
+    sparse = pytest.importorskip("jax.experimental.sparse")
+    x = getattr(sparse, form).fromdense(np.eye(2, dtype=np.float32))
+    with pytest.raises(
+        s24.DTypeError, match=rf"must be a dense array, got {form}; .*\.todense\(\)"
+    ):
+        take(x)

@@ -319,6 +319,20 @@ def test_channels_go_as_a_whole(xp, rng):
     np.testing.assert_array_equal(_arrays.to_numpy(turned).T, kept)
 
 
+@pytest.mark.parametrize("bad", [np.nan, [np.inf, -np.inf]])
+def test_channels_that_hold_nan_stay(bad):
+    x = np.ones((4, 8), np.float32)
+    scores = np.ones_like(x)
+    scores[1, :2] = bad
+    assert s24.mask(x, scores=scores, channels=0.75).any(1).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize(("share", "gone"), [(0.29, 29), (0.58, 58), (0.3, 30), (0.295, 29)])
+def test_counts_of_channels_are_not_a_rounding_short(share, gone):
+    kept = s24.mask(np.ones((100, 4), np.float32), channels=share)
+    assert int((~kept.any(1)).sum()) == gone
+
+
 def test_torch_and_jax_arrays_come_back_as_such(rng):
     torch = pytest.importorskip("torch")
     jax = pytest.importorskip("jax")

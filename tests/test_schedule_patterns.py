@@ -70,6 +70,14 @@ def test_kernels_and_array_api_choose_the_same(pattern, dtype, rng):
     )
 
 
+@pytest.mark.parametrize("shape", [(2, 2, 8), (4, 1, 4), (2, 6, 4), (2, 4, 8)])
+def test_transposable_layers_of_more_axes_are_one_matrix(shape, rng):
+    weight = rng.normal(size=shape).astype(np.float32)
+    flat = S.Transposable24().of_magnitudes(weight.reshape(-1, shape[-1]))
+    np.testing.assert_array_equal(S.Transposable24().of_magnitudes(weight), flat.reshape(shape))
+    np.testing.assert_array_equal(S.Transposable24().mask(abs(weight), 0.5), flat.reshape(shape))
+
+
 def test_transposable_is_optimal(rng):
     tiles = np.zeros((len(MASKS), 4, 4))
     for t, rows in enumerate(MASKS):

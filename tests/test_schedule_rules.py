@@ -30,6 +30,22 @@ def test_a_coupled_axis_that_is_not_there_is_named(rng):
         S.init(recipe, layers(rng, a=(8, 4), b=(4, 8)))
 
 
+def test_tied_layers_have_the_mean_sparsity(rng):
+    weights = layers(rng, a=(8, 16), b=(8, 16), c=(8, 16))
+    recipe = S.Recipe(
+        S.ConstantScheduler(0.5, every=1), shared=(("a", "b"),),
+        distribution=S.Adaptive(S.LayerWiseAdapter(strength=1.0, reach=0.4)),
+    )  # fmt: skip
+    gradients = {name: scale * np.ones((8, 16)) for name, scale in zip("abc", (9, 1, 5))}
+    scheduler = S.MaskScheduler(recipe)
+    for _ in range(2):
+        masks = scheduler.step(weights=weights, gradients=gradients)
+    zeros = {name: int((~mask).sum()) for name, mask in masks.items()}
+    assert zeros["a"] == zeros["b"] == 64
+    assert sum(zeros.values()) == 192
+    assert {event.sparsity for event in scheduler.events} == {0.5}
+
+
 @pytest.mark.parametrize("later", [S.Magnitude(), S.Accumulated(S.GradientMagnitude())])
 def test_the_initial_criterion_may_look_back(rng, later):
     first = S.Accumulated(S.Taylor())
@@ -118,6 +134,18 @@ def test_an_overflow_is_not_remembered_for_good(rng, part, bad):
             for number, run in enumerate(runs)
         ]
     np.testing.assert_array_equal(masks[0]["a"], masks[1]["a"])
+
+
+@pytest.mark.parametrize("inner", [S.Taylor(), S.GradientMagnitude(), S.Movement()])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_an_overflow_adds_nothing_to_scores(rng, inner, bad):
+    weights, gradients = layers(rng, a=(8, 16)), layers(rng, a=(8, 16))
+    recipe = S.Recipe(S.ConstantScheduler(0.5), S.Accumulated(inner))
+    scheduler = S.MaskScheduler(recipe)
+    scheduler.observe(weights=weights, gradients={"a": np.full((8, 16), bad, np.float32)})
+    masks = scheduler.step(weights=weights, gradients=gradients)
+    clean = S.MaskScheduler(recipe).step(weights=weights, gradients=gradients)
+    np.testing.assert_array_equal(masks["a"], clean["a"])
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,7 @@ DAMAGE = {
     ("memory",): {},
     ("memory", "w"): 0,
     ("format",): np.ones(3),
+    ("version",): np.ones(3),
     ("in_use",): {},
     ("in_use", "w", "bits"): None,
     ("waiting",): 2,
@@ -341,6 +342,49 @@ def test_a_damaged_state_is_refused_and_changes_nothing(rng, kind, place):
         part = part[key]
     part[place[-1]] = DAMAGE[place]
     before = scheduler.state_dict()
-    with pytest.raises(FormatError, match=r"damaged|format is|delay 1 or less|does not fit"):
+    words = r"damaged|format is|has version|delay 1 or less|does not fit"
+    with pytest.raises(FormatError, match=words):
         scheduler.load_state_dict(saved)
     assert repr(scheduler.state_dict()) == repr(before)
+
+
+@pytest.mark.parametrize("wrong", [np.ones((1, 8)), np.ones(()), np.array("x"), None])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"criterion": S.Movement()},
+        {"criterion": S.Accumulated(S.Movement())},
+        {"grower": S.MomentumGrowth()},
+        {"distribution": S.Hierarchical(inner=S.Adaptive())},
+        {"initial": S.Movement()},
+    ],
+    ids=["movement", "accumulated", "momentum", "adaptive", "initial"],
+)
+def test_what_a_damaged_state_remembers_is_looked_at(rng, part, wrong):
+    weights = {"w": rng.normal(size=(4, 8))}
+    schedule = S.OneShot(0.5, at=9) if "initial" in part else S.ConstantScheduler(0.5, every=5)
+    scheduler = S.MaskScheduler(S.Recipe(schedule, **part))
+    if "initial" in part:
+        scheduler.observe(weights=weights, gradients=weights)
+    else:
+        for _ in range(2):
+            scheduler.step(weights=weights, gradients=weights)
+    saved = scheduler.state_dict()
+    for key in saved["memory"]["w"]:
+        if key == "grad_square" and np.shape(wrong) == () and np.asarray(wrong).dtype == float:
+            continue  # a mean, which this may be
+        broken = {**saved, "memory": {"w": {**saved["memory"]["w"], key: wrong}}}
+        with pytest.raises(FormatError, match="the saved state is damaged"):
+            scheduler.load_state_dict(broken)
+    assert saved["memory"]["w"]
+
+
+@pytest.mark.parametrize("key", ["step", "seed"])
+@pytest.mark.parametrize("wrong", [-1, 1.5, "2"])
+def test_numbers_of_a_damaged_state_are_whole(key, wrong):
+    scheduler = S.MaskScheduler(S.sr_ste())
+    scheduler.step(weights={"w": np.ones((4, 8))})
+    with pytest.raises(FormatError, match=r"damaged .*no whole number from 0 on"):
+        scheduler.load_state_dict({**scheduler.state_dict(), key: wrong})
+    scheduler.load_state_dict({**scheduler.state_dict(), key: np.array(2)})
+    assert getattr(scheduler.state, key) == 2
