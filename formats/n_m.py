@@ -29,10 +29,10 @@ class NMArray(NMStorage):
     Notes
     -----
     Products run on the 2:4 kernels where the pattern embeds into 2:4 exactly (1:2, 1:4,
-    2:8, …: at most two elements in any aligned group of four).  Others run on a kernel
-    of their own on the CPU, unless they are more than half full and meet many columns,
-    and through the dense matrix else.  For patterns such as 6:8, `windows` prepares an
-    exact 2:4 product over a longer k.
+    2:8, …: at most two elements in any aligned group of four).  Others run on kernels
+    of their own on the CPU, unless they are more than three quarters full and meet
+    hundreds of columns, and through the dense matrix else.  For patterns such as 6:8,
+    `windows` prepares an exact 2:4 product over a longer k.
 
     ``A[i:j]`` are rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` matrices of a batch;
     their values are views.

@@ -32,7 +32,9 @@ class Again:
     def __init__(self, array: Any, x: np.ndarray, *, left: bool):
         self._left, self._vector = left, x.ndim == 1
         b = self._matrix(x)
-        multiply = along if array.axis == (-1 if left else -2) else across
+        multiply = along
+        if array.axis != (-1 if left else -2):
+            multiply = rows_by_rows if adds_rows(b.shape[1], array._dtype) else across
         self._multiply = multiply(array if left else array.mT, b)
         self._shape = array.shape[0 if left else 1], b.shape[1]
         self._dtype = _dtypes.numpy_dtype(array._dtype.result)
@@ -61,11 +63,27 @@ def along(array: Any, b: np.ndarray) -> Multiply:
     return cpu.many_columns(array._values, array._indices, (n, m), k, b)
 
 
-def across(array: Any, b: np.ndarray) -> Multiply:
-    """What multiplies an array with groups along its columns; neither is empty."""
+def adds_rows(columns: int, row: _dtypes.DType) -> bool:
+    """Whether products across the groups by so many columns add up rows of stored elements."""
     from sparse24.kernels import cpu
 
-    rows, masks = array.mT, functools.partial(_masks, array.mT)
+    return cpu.few_rows_pay(columns, row)
+
+
+def rows_by_rows(array: Any, b: np.ndarray) -> Multiply:
+    """What multiplies an array with groups along its columns by few columns."""
+    from sparse24.kernels import cpu
+
+    rows = array.mT
+    return cpu.FewRows(rows._values, _masks(rows), rows.pattern, rows.shape[1], b)
+
+
+def across(array: Any, b: np.ndarray) -> Multiply:
+    """What multiplies it by many columns, by BLAS; neither is empty."""
+    from sparse24.kernels import cpu
+
+    rows = array.mT
+    masks = functools.partial(_masks, rows)
     values, places = (np.require(x, requirements="CA") for x in (rows._values, rows._indices))
     return cpu.AcrossOfNM(values, places, masks, rows.pattern, rows.shape[1], b)
 

@@ -50,9 +50,8 @@ def _is_remembered(array: Any, other, its, *, left: bool) -> bool:
     """Whether a product on the CPU is one of `n_m_on_cpu`, and not that of the dense matrix."""
     if array.ndim > 2 or (left and other.ndim > 2) or its is not array._dtype:
         return False
-    if array.axis != (-1 if left else -2):
-        return bool(array._values.size and other.size)
-    return why_dense(array, other, left=left) is None
+    across = array.axis != (-1 if left else -2) and array._values.size and other.size
+    return bool(across) or why_dense(array, other, left=left) is None
 
 
 def _dense(array: Any, other, its, result_type: str, left: bool):
@@ -85,15 +84,17 @@ def fitted(array: Any, other, *, left: bool):
 
 def why_dense(array: Any, other, *, left: bool) -> str | None:
     """Why the dense matrix is multiplied, and not the stored elements, on the CPU; else None."""
+    known = array.device == "cpu" and array.ndim == 2 and not (left and other.ndim > 2)
+    columns, its = _columns(other, left), _arrays.logical_dtype(other, argument="b")
     if array.axis != (-1 if left else -2):
+        if known and its is array._dtype and n_m_on_cpu.adds_rows(columns, its):
+            return None
         return "the groups do not run along the contracted axis, so the product is dense"
     n, m = array.pattern
-    known = array.device == "cpu" and array.ndim == 2 and not (left and other.ndim > 2)
-    if not known or _is_quicker_dense(array, _columns(other, left), left):
+    if not known or _is_quicker_dense(array, columns, left):
         way_out = "; .windows() makes an exact 2:4 product over a longer k"
         has_windows = m % 2 == 0 and n <= m - 2
         return f"{n}:{m} does not embed into 2:4, so the product is dense" + has_windows * way_out
-    its = _arrays.logical_dtype(other, argument="b")
     if its is not array._dtype:
         common, same = _product.promote(array._dtype, its)
         return (

@@ -23,6 +23,8 @@ _PAIRS = {"avx512f", "avx512vbmi2", "avx512bw", "avx512vl"} <= FEATURES
 INTEGERS = "int16" if _PAIRS else "int32"
 AVAILABLE = ("float32", INTEGERS, "float64")[: {64: 3, 32: 2}.get(VECTOR_BYTES, 0)]
 
+SPREAD = {64: ("float32", "int32", "float64"), 32: ("float32", "int32")}.get(VECTOR_BYTES, ())
+
 _I1, _I8 = ir.IntType(1), ir.IntType(8)
 
 
@@ -209,6 +211,68 @@ def expand_row(typingctx, values, start, masks, row, count, out, to):
             return [builder.add(held[0], number)]
 
         emit.loop(count, [I64(0)], step)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def add_expanded(
+    typingctx, values, start, stored, masks, row, first, count, x, column, sums, shape
+):
+    """Add some rows of A, each times an element of some columns of b, to sums.
+
+    ``sums[j]`` grows by the columns of ``x[column + j, row + i] * A[row + i]``, over i, in steps
+    `first` to ``first + count`` of `lanes_of` columns.
+
+    Parameters
+    ----------
+    values : array, flat
+        As for `expanded_dots`; the first element of step `first` of row `row` is at `start`.
+    stored : int
+        Elements of a row.
+    masks : array of uint8 (m, bytes), C order
+    row, first, count, column : int
+    x : array (n, m), C order
+    sums : array (columns, width), C order
+        Of the type of `x`.
+    shape : tuple (tuple of zeros, tuple of zeros)
+        Their lengths are the numbers of rows and of columns.
+    """
+    signature = types.void(values, start, stored, masks, row, first, count, x, column, sums, shape)
+    rows, columns = len(shape[0]), len(shape[1])
+
+    def codegen(context, builder, signature, arguments):
+        values, start, stored, masks, row, first, count, x, column, sums, _ = arguments
+        element = context.get_value_type(signature.args[7].dtype)
+        emit = Emit(context, builder, element, lanes_of(context.get_abi_sizeof(element)))
+        expand = _Expand(emit, signature.args[0].dtype)
+        v = emit.at(emit.data(signature.args[0], values), start)
+        v_rows = [emit.at(v, builder.mul(stored, I64(i))) for i in range(rows)]
+        here = [builder.add(row, I64(i)) for i in range(rows)]
+        m_rows = [emit.line(signature.args[3], masks, i) for i in here]
+        x_rows = [
+            emit.line(signature.args[7], x, builder.add(column, I64(j))) for j in range(columns)
+        ]
+        factors = [[emit.splat(builder.load(emit.at(line, i))) for line in x_rows] for i in here]
+        targets = [emit.line(signature.args[9], sums, I64(j)) for j in range(columns)]
+
+        def step(t, used):
+            places = [emit.at(target, builder.mul(t, I64(emit.lanes))) for target in targets]
+            totals, new = [emit.load(place) for place in places], []
+            for i in range(rows):
+                at = emit.at(v_rows[i], used[i])
+                value, flags, number = expand(at, m_rows[i], builder.add(first, t))
+                new.append(builder.add(used[i], number))
+                totals = [
+                    _add(emit, flags, value, factor, total)
+                    for factor, total in zip(factors[i], totals, strict=True)
+                ]
+            for total, place in zip(totals, places, strict=True):
+                emit.store(total, place)
+            return new
+
+        emit.loop(count, [I64(0)] * rows, step)
         return context.get_dummy_value()
 
     return signature, codegen

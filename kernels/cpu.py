@@ -8,6 +8,8 @@ from sparse24.kernels.cpu_n_m_across import Across as AcrossOfNM
 from sparse24.kernels.cpu_n_m_few import FewColumns, masks_of
 from sparse24.kernels.cpu_n_m_few import pays as few_columns_pay
 from sparse24.kernels.cpu_n_m_matmul import many_columns, matmul_n_m
+from sparse24.kernels.cpu_n_m_rows import FewRows
+from sparse24.kernels.cpu_n_m_rows import pays as few_rows_pay
 from sparse24.kernels.cpu_transposable import transposable_mask
 from sparse24.kernels.cpu_turn import in_c_order
 
@@ -18,6 +20,7 @@ __all__ = [
     "ALGORITHMS",
     "AcrossOfNM",
     "FewColumns",
+    "FewRows",
     "choose",
     "compress",
     "compress_n_m",
@@ -26,6 +29,7 @@ __all__ = [
     "decompress_n_m",
     "dense_matmul",
     "few_columns_pay",
+    "few_rows_pay",
     "in_c_order",
     "is_small",
     "like",

@@ -23,6 +23,7 @@ from sparse24.kernels.cpu_operand import Operand
 _ROWS = 4  # that share what is read of b
 _COLUMNS = 4  # that share what is spread of A
 _LEAST_ROWS = 16  # of a task
+_BLOCK_BYTES = 1 << 18  # of A, which stay in the L2 cache for all columns
 WORD = 64  # columns to which masks are filled up, with zeros
 # Runs of columns up to which this is faster than the kernel for many columns where every column of
 # A is stored (measured with 3:32 to 7:8): this takes its time for columns, the other for elements.
@@ -75,14 +76,14 @@ def masks_of(places: np.ndarray, n: int, m: int, k: int) -> np.ndarray:
 
 
 @njit
-def _end_of_safe(values, lanes):
+def end_of_safe(values, lanes):
     """The rows from which no vector behind their elements ends beyond the array."""
     m, stored = values.shape
     return max(0, m - -(-lanes // max(1, stored)))
 
 
 @njit
-def _with_room(values, first, lanes):
+def with_room(values, first, lanes):
     """The last rows with room behind them, flat."""
     stored = values.shape[1]
     room = np.zeros((len(values) - first) * stored + lanes, values.dtype)
@@ -107,39 +108,47 @@ def _multiply_rows(flat, stored, masks, first, begin, end, count, b, column, sum
 
 
 @njit
-def multiply_expanded(values, masks, begin, end, count, lanes, b, column, sums, shape):
-    """``sums[begin:end] = A[begin:end] @ b[column : column + columns].T``; `b` holds columns.
+def multiply_expanded(values, masks, begin, end, count, lanes, high, b, sums, shape, rest):
+    """``sums[begin:end] = A[begin:end] @ b.T``, `high` rows at a time; `b` holds columns.
 
-    `count` steps of `lanes` columns cover a row.
+    `count` steps of `lanes` columns cover a row.  `shape` and `rest` are those of
+    `_simd_expand.expanded_dots` for whole runs of columns and for what is left.
     """
-    stored = values.shape[1]
-    safe = min(max(begin, _end_of_safe(values, lanes)), end)
+    stored, n, wide = values.shape[1], sums.shape[1], len(shape[1])
+    safe = min(max(begin, end_of_safe(values, lanes)), end)
     flat = values.reshape(values.size)
-    _multiply_rows(flat, stored, masks, 0, begin, safe, count, b, column, sums, shape)
-    if safe < end:
-        flat = _with_room(values, safe, lanes)
-        _multiply_rows(flat, stored, masks, safe, safe, end, count, b, column, sums, shape)
+    last = with_room(values, safe if safe < end else len(values), lanes)
+    for top in range(begin, end, high):
+        bottom = min(top + high, end)
+        middle = min(max(top, safe), bottom)
+        for column in range(0, n // wide * wide, wide):
+            _multiply_rows(flat, stored, masks, 0, top, middle, count, b, column, sums, shape)
+            _multiply_rows(last, stored, masks, safe, middle, bottom, count, b, column, sums, shape)
+        if n % wide:
+            column = n // wide * wide
+            _multiply_rows(flat, stored, masks, 0, top, middle, count, b, column, sums, rest)
+            _multiply_rows(last, stored, masks, safe, middle, bottom, count, b, column, sums, rest)
 
 
 @njit
 def expand_rows(values, masks, begin, end, count, lanes, out):
     """``out = A[begin:end]`` dense, with zeros behind the columns up to whole vectors."""
     stored, to = values.shape[1], out.reshape(out.size)
-    safe = min(max(begin, _end_of_safe(values, lanes)), end)
+    safe = min(max(begin, end_of_safe(values, lanes)), end)
     flat = values.reshape(values.size)
     for row in range(begin, safe):
         expand_row(flat, row * stored, masks, row, count, to, (row - begin) * out.shape[1])
     if safe < end:
-        flat = _with_room(values, safe, lanes)
+        flat = with_room(values, safe, lanes)
         for row in range(safe, end):
             start, line = (row - safe) * stored, (row - begin) * out.shape[1]
             expand_row(flat, start, masks, row, count, to, line)
 
 
-def _runs_of_columns(n: int) -> list[tuple[int, tuple]]:
-    """Cut n columns into runs: the first one, and rows and columns as the kernel takes them."""
-    firsts = range(0, n, _COLUMNS)
-    return [(first, ((0,) * _ROWS, (0,) * min(_COLUMNS, n - first))) for first in firsts]
+def shapes_of(n: int, rows: int = _ROWS) -> tuple[tuple, tuple]:
+    """Tuples of rows and columns that stand for a whole run of n columns, and for the last."""
+    wide = min(n, _COLUMNS) or 1
+    return tuple(((0,) * rows, (0,) * some) for some in (wide, n % wide or wide))
 
 
 class FewColumns:
@@ -165,7 +174,8 @@ class FewColumns:
         self._count = -(-high // self._lanes)
         self._columns = ColumnsRoom(b.shape, high, work)
         self._decodes = b.dtype != work and b.dtype.kind != "i"
-        self._runs = _runs_of_columns(b.shape[1])
+        self._shapes = shapes_of(b.shape[1])
+        self._high = max(_LEAST_ROWS, _BLOCK_BYTES // max(1, values[:1].nbytes))
         self._accumulator = np.dtype(dtype.accumulator)
         # One column takes half as long as four, and int8 half as long as others.
         self._work = len(values) * high * (b.shape[1] + 1) // (4 if dtype.name == "int8" else 2)
@@ -184,10 +194,10 @@ class FewColumns:
 
         def task(number: int) -> None:
             rows = self._blocks[number]
-            for first, shape in self._runs:
-                multiply_expanded(
-                    values, masks, rows.start, rows.stop, count, lanes, columns, first, sums, shape
-                )
+            multiply_expanded(
+                values, masks, rows.start, rows.stop, count, lanes, self._high, columns, sums,
+                *self._shapes,
+            )  # fmt: skip
             if not direct:
                 finish(sums[rows], out, epilogue, rows, slice(0, out.shape[1]))
 

@@ -222,6 +222,7 @@ def on_cpu(monkeypatch):
         "cpu_dense, decompressed": (cpu, "decompress_matmul"), "cpu_n_m": (n_m_on_cpu, "along"),
         "dense": (n_m_products.n_m_parts, "narrowed"), "dense, by blocks": (cpu, "matmul_across"),
         "dense, by blocks of n:m": (n_m_on_cpu, "across"),
+        "cpu_n_m, row by row": (n_m_on_cpu, "rows_by_rows"),
     }  # fmt: skip
 
     def counted(name, product):
