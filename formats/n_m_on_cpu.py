@@ -84,7 +84,7 @@ def across(array: Any, b: np.ndarray) -> Multiply:
 
     rows = array.mT
     masks = functools.partial(_masks, rows)
-    values, places = (np.require(x, requirements="CA") for x in (rows._values, rows._indices))
+    values, places = (np.require(x, None, ["C", "A"]) for x in (rows._values, rows._indices))
     return cpu.AcrossOfNM(values, places, masks, rows.pattern, rows.shape[1], b)
 
 
@@ -92,5 +92,5 @@ def _masks(array: Any) -> np.ndarray:
     """The columns of the stored elements as bits, made once."""
     from sparse24.kernels import cpu
 
-    made = functools.partial(cpu.masks_of, array._indices, *array.pattern, array.shape[1])
-    return array._converted("masks", made)
+    (n, m), k = array.pattern, array.shape[1]
+    return array._converted("masks", lambda: cpu.masks_of(array._indices, n, m, k))

@@ -15,7 +15,7 @@ from sparse24.formats.base import densified
 
 # Columns up to which a product on the CPU skips zeros whatever the pattern, and the share of stored
 # elements up to which it does with more (measured at 5:8 and 7:8).
-_SOME_COLUMNS, _SHARE = 256, 0.75
+_SOME_COLUMNS, _SHARE = 128, 0.75
 
 
 def product(array: Any, other, *, left: bool):

@@ -27,8 +27,8 @@ _BLOCK_BYTES = 1 << 18  # of A, which stay in the L2 cache for all columns
 WORD = 64  # columns to which masks are filled up, with zeros
 # Runs of columns up to which this is faster than the kernel for many columns where every column of
 # A is stored (measured with 3:32 to 7:8): this takes its time for columns, the other for elements.
-_RUNS_OF_FULL = {"int8": 20.0, "float64": 5.0}
-_RUNS_OF_OTHERS = 8.5
+_RUNS_OF_FULL = {"int8": 19.0, "float64": 3.0} if _simd_expand.VECTOR_BYTES == 64 else {}
+_RUNS_OF_OTHERS = 7.0 if _simd_expand.VECTOR_BYTES == 64 else 3.0
 
 
 def work_type(dtype: DType) -> np.dtype:
@@ -40,7 +40,7 @@ def pays(n: int, m: int, columns: int, dtype: DType) -> bool:
     """Whether products of an n:m matrix by so many columns are faster here."""
     if work_type(dtype).name not in _simd_expand.AVAILABLE:
         return False
-    runs = -(-columns // _COLUMNS)
+    runs = 0.5 if columns == 1 else -(-columns // _COLUMNS)
     return runs * m <= n * _RUNS_OF_FULL.get(dtype.name, _RUNS_OF_OTHERS)
 
 
@@ -189,17 +189,23 @@ class FewColumns:
         target[...] = decoded(b, self._b_dtype, self._a.work) if self._decodes else b
         direct = epilogue is PLAIN and out.dtype == self._accumulator and out.flags.carray
         sums = out if direct else np.empty(out.shape, self._accumulator)
-        values = self._a.as_read(self._a.values) if self._values is None else self._values
-        masks, count, lanes = self._a.metadata, self._count, self._lanes
 
         def task(number: int) -> None:
             rows = self._blocks[number]
-            multiply_expanded(
-                values, masks, rows.start, rows.stop, count, lanes, self._high, columns, sums,
-                *self._shapes,
-            )  # fmt: skip
+            self._multiply(rows, columns, sums)
             if not direct:
                 finish(sums[rows], out, epilogue, rows, slice(0, out.shape[1]))
 
         parallel(task, len(self._blocks), self._work)
         self._columns.give(room)
+
+    def _multiply(self, rows: slice, columns: np.ndarray, sums: np.ndarray) -> None:
+        """The sums of some rows."""
+        values, masks, first = self._values, self._a.metadata, rows.start
+        if values is None:
+            values, masks = self._a.as_read(self._a.values[rows]), masks[rows]
+            sums, first = sums[rows], 0
+        multiply_expanded(
+            values, masks, first, first + rows.stop - rows.start, self._count, self._lanes,
+            self._high, columns, sums, *self._shapes,
+        )  # fmt: skip
