@@ -30,10 +30,10 @@ class NMArray(NMStorage):
     Notes
     -----
     Products run on the 2:4 kernels if the pattern is a special case of 2:4, with at most two
-    elements in any aligned group of four, such as 1:2, 1:4 and 2:8.  Other patterns have a kernel
-    of their own on the CPU, which runs if they are at most half full or the columns are few.
-    Otherwise, and on the GPU, the product is dense.  For patterns such as 6:8, `windows` prepares
-    an exact 2:4 product over a longer k.
+    elements in any aligned group of four, such as 1:2, 1:4 and 2:8.  Other patterns have kernels
+    of their own on the CPU, unless they are more than three quarters full and multiply hundreds
+    of columns.  Otherwise, and on the GPU, the product is dense.  For patterns such as 6:8,
+    `windows` prepares an exact 2:4 product over a longer k.
 
     ``A[i:j]`` are rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` matrices of a batch;
     their values are views.

@@ -116,13 +116,3 @@ def narrowed(x, name: str):
     if name == "int32" or x.dtype == _dtypes.numpy_dtype(name):
         return x.astype(_dtypes.numpy_dtype(name))
     return _storage.converted(x, _dtypes.lookup(x.dtype), _dtypes.lookup(name))
-
-
-def multiply_on_cpu(values, indices, pattern, k: int, b, name: str):
-    """``A @ b`` of an n:m matrix in NumPy arrays and a matrix b of its dtype."""
-    from sparse24.kernels import cpu
-
-    n, m = pattern
-    out = np.empty((len(values), b.shape[1]), _dtypes.numpy_dtype(name))
-    cpu.matmul_n_m(values, indices, n, m, k, b, out)
-    return out

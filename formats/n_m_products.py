@@ -5,26 +5,61 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sparse24 import _arrays, _check, _foreign, _product
+import numpy as np
+
+from sparse24 import _arrays, _check, _foreign, _product, _replay
 from sparse24._errors import DeviceError
-from sparse24.formats import n_m_parts
+from sparse24._fuse import PLAIN
+from sparse24.formats import n_m_on_cpu, n_m_parts
 from sparse24.formats.base import densified
 
-FEW_COLUMNS = 16  # up to which a sparse product on the CPU wins whatever the pattern
+# Columns up to which a product on the CPU skips zeros whatever the pattern, and the share of stored
+# elements up to which it does with more (measured at 5:8 and 7:8).
+_SOME_COLUMNS, _SHARE = 128, 0.75
 
 
 def product(array: Any, other, *, left: bool):
     """``array @ other``, or ``other @ array``, with NumPy's rules for shapes."""
+    on_cpu = type(array._values) is np.ndarray
+    key = _replay.signature(other, None, PLAIN, from_left=not left) if on_cpu else None
+    known = array._plans.get(key)
+    if known is not None:
+        return known(other)
+    argument = "b" if left else "a"
+    if on_cpu and key is None and _foreign.is_on_host(other):  # remembered as a NumPy array
+        again = lambda x, out: product(array, x, left=left)  # noqa: E731
+        return _product.on_host(again, other, None, argument=argument)
     other = densified(other)
     with _foreign.stream_of(other):
-        other, restore = _foreign.take(other, argument="b" if left else "a")
-        other, its, result_type = fitted(array, other, left=left)
-        if why_dense(array, other, left=left) is None:
-            return restore(_direct(array, other, left))
-        dense = n_m_parts.widened(array.toarray(), array._dtype)
-        pair = (dense, n_m_parts.widened(other, its))
-        result = _arrays.namespace(dense).matmul(*(pair if left else pair[::-1]))
-        return restore(n_m_parts.narrowed(result, result_type))
+        given, restore = _foreign.take(other, argument=argument)
+        other, its, result_type = fitted(array, given, left=left)
+        if not on_cpu or not _is_remembered(array, other, its, left=left):
+            return restore(_dense(array, other, its, result_type, left))
+        if other.ndim > 2:
+            rows = other.reshape(math.prod(other.shape[:-1]), other.shape[-1])
+            stack = product(array, rows, left=False)
+            return restore(stack.reshape(*other.shape[:-1], array.shape[1]))
+        again = n_m_on_cpu.Again(array, other, left=left)
+        result = restore(again(other))
+    if key is not None and other is given:
+        _replay.keep(array._plans, key, again)
+    return result
+
+
+def _is_remembered(array: Any, other, its, *, left: bool) -> bool:
+    """Whether a product on the CPU is one of `n_m_on_cpu`, and not that of the dense matrix."""
+    if array.ndim > 2 or (left and other.ndim > 2) or its is not array._dtype:
+        return False
+    across = array.axis != (-1 if left else -2) and array._values.size and other.size
+    return bool(across) or why_dense(array, other, left=left) is None
+
+
+def _dense(array: Any, other, its, result_type: str, left: bool):
+    """The product of the dense matrix."""
+    dense = n_m_parts.widened(array.toarray(), array._dtype)
+    pair = (dense, n_m_parts.widened(other, its))
+    result = _arrays.namespace(dense).matmul(*(pair if left else pair[::-1]))
+    return n_m_parts.narrowed(result, result_type)
 
 
 def fitted(array: Any, other, *, left: bool):
@@ -48,19 +83,18 @@ def fitted(array: Any, other, *, left: bool):
 
 
 def why_dense(array: Any, other, *, left: bool) -> str | None:
-    """Why the dense matrix is multiplied, and not the stored elements, on the CPU; else None.
-
-    Dense patterns with many columns are quicker by BLAS.
-    """
+    """Why the dense matrix is multiplied, and not the stored elements, on the CPU; else None."""
+    known = array.device == "cpu" and array.ndim == 2 and not (left and other.ndim > 2)
+    columns, its = _columns(other, left), _arrays.logical_dtype(other, argument="b")
     if array.axis != (-1 if left else -2):
+        if known and its is array._dtype and n_m_on_cpu.adds_rows(columns, its):
+            return None
         return "the groups do not run along the contracted axis, so the product is dense"
     n, m = array.pattern
-    many = 2 * n > m and _columns(other, left) > FEW_COLUMNS
-    if array.device != "cpu" or array.ndim != 2 or (left and other.ndim > 2) or many:
+    if not known or _is_quicker_dense(array, columns, left):
         way_out = "; .windows() makes an exact 2:4 product over a longer k"
         has_windows = m % 2 == 0 and n <= m - 2
         return f"{n}:{m} does not embed into 2:4, so the product is dense" + has_windows * way_out
-    its = _arrays.logical_dtype(other, argument="b")
     if its is not array._dtype:
         common, same = _product.promote(array._dtype, its)
         return (
@@ -70,23 +104,19 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
     return None
 
 
+def _is_quicker_dense(array: Any, columns: int, left: bool) -> bool:
+    """Whether BLAS wins by so many columns: it has no integers, but takes few rows as they are."""
+    from sparse24.kernels import cpu
+
+    (n, m), (rows, k), row = array.pattern, array.shape if left else array.shape[::-1], array._dtype
+    if cpu.few_columns_pay(n, m, columns, row):
+        return False
+    full = n > _SHARE * m and columns > _SOME_COLUMNS and row.name != "int8"
+    return full or cpu.choose(rows, k, columns, row.name) == "dense"
+
+
 def _columns(other, left: bool) -> int:
     """How many columns the dense operand has for the kernel, on whichever side it stands."""
     if left:
         return 1 if other.ndim == 1 else other.shape[1]
     return math.prod(other.shape[:-1])
-
-
-def _direct(array: Any, other, left: bool):
-    """The product of the stored elements on the CPU."""
-    k = array.shape[1] if array.axis == -1 else array.shape[0]
-    if not left and other.ndim > 2:
-        rows = _direct(array, other.reshape(math.prod(other.shape[:-1]), k), left)
-        return rows.reshape(*other.shape[:-1], rows.shape[-1])
-    b = other if left else other.T
-    matrix = b[:, None] if b.ndim == 1 else b
-    result = n_m_parts.multiply_on_cpu(
-        array._values, array._indices, array.pattern, k, matrix, array._dtype.result
-    )
-    result = result[:, 0] if b.ndim == 1 else result
-    return result if left else result.T

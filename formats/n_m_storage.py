@@ -14,13 +14,15 @@ class NMStorage(SparseArray):
     """The parts of an `NMArray`; the products are its own."""
 
     __slots__ = (
-        "_axis", "_cache", "_dtype", "_indices", "_pattern", "_rows_shape", "_turned", "_values",
+        "_axis", "_cache", "_dtype", "_indices", "_pattern", "_plans", "_rows_shape", "_turned",
+        "_values",
     )  # fmt: skip
 
     _axis: int
     _cache: dict[str, Any]
     _indices: Any
     _pattern: tuple[int, int]
+    _plans: dict[Any, Any]
     _rows_shape: tuple[int, ...]
     _turned: Any  # the transposed view, an NMArray, or None
     _values: Any
@@ -38,6 +40,7 @@ class NMStorage(SparseArray):
             "_dtype": dtype,
             "_axis": axis,
             "_cache": {},  # the forms that products take, made at first use
+            "_plans": {},  # prepared products on the CPU, by signature of the other operand
             "_turned": None,
         }
         for name, value in fields.items():

@@ -150,6 +150,10 @@ class Emit:
 
     def sum_loop(self, count, sums: int, step):
         """Run ``step(t, sums) -> sums`` for t in range(count), from vectors of zeros."""
+        return self.loop(count, [ir.Constant(self.vector, None)] * sums, step)
+
+    def loop(self, count, held: list, step):
+        """Run ``step(t, held) -> held`` for t in range(count)."""
         builder = self.builder
         before = builder.basic_block
         head = builder.append_basic_block("sum.head")
@@ -158,15 +162,15 @@ class Emit:
         builder.branch(head)
         builder.position_at_end(head)
         t = builder.phi(I64)
-        held = [builder.phi(self.vector) for _ in range(sums)]
+        old = [builder.phi(value.type) for value in held]
         builder.cbranch(builder.icmp_signed("<", t, count), body, after)
         builder.position_at_end(body)
-        new = step(t, held)
+        new = step(t, old)
         t.add_incoming(I64(0), before)
         t.add_incoming(builder.add(t, I64(1)), builder.basic_block)
-        for old, value in zip(held, new, strict=True):
-            old.add_incoming(ir.Constant(self.vector, None), before)
-            old.add_incoming(value, builder.basic_block)
+        for phi, first, value in zip(old, held, new, strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(value, builder.basic_block)
         builder.branch(head)
         builder.position_at_end(after)
-        return held
+        return old

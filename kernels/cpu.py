@@ -4,7 +4,12 @@ from sparse24.kernels.cpu_across import matmul_across
 from sparse24.kernels.cpu_compress import compress, decompress, like, prune
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul
 from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, prune_n_m
-from sparse24.kernels.cpu_n_m_matmul import matmul_n_m
+from sparse24.kernels.cpu_n_m_across import Across as AcrossOfNM
+from sparse24.kernels.cpu_n_m_few import FewColumns, masks_of
+from sparse24.kernels.cpu_n_m_few import pays as few_columns_pay
+from sparse24.kernels.cpu_n_m_matmul import many_columns, matmul_n_m
+from sparse24.kernels.cpu_n_m_rows import FewRows
+from sparse24.kernels.cpu_n_m_rows import pays as few_rows_pay
 from sparse24.kernels.cpu_transposable import transposable_mask
 from sparse24.kernels.cpu_turn import in_c_order
 
@@ -13,6 +18,9 @@ ALGORITHMS = ("auto", "cpu_sparse", "cpu_dense", "dense")
 
 __all__ = [
     "ALGORITHMS",
+    "AcrossOfNM",
+    "FewColumns",
+    "FewRows",
     "choose",
     "compress",
     "compress_n_m",
@@ -20,9 +28,13 @@ __all__ = [
     "decompress_matmul",
     "decompress_n_m",
     "dense_matmul",
+    "few_columns_pay",
+    "few_rows_pay",
     "in_c_order",
     "is_small",
     "like",
+    "many_columns",
+    "masks_of",
     "matmul",
     "matmul_across",
     "matmul_n_m",

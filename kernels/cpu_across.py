@@ -34,7 +34,7 @@ class Across:
         self._accumulator = np.dtype(self._dtype.accumulator)
         exact = self._dtype.name == "int8"  # BLAS has no integers
         self._work = np.dtype(np.float32) if exact else self._accumulator
-        k, whole = len(values), _spec.GROUP * _spec.groups(m)
+        k, whole = len(values), self._width(m)
         alone = threads() == 1 and b.shape[1] <= _FEW_COLUMNS
         size = threads() * (_BLOCK_BYTES if alone else _LARGE_BYTES)
         high = max(_LEAST_ROWS, size // max(1, whole * self._work.itemsize))
@@ -77,15 +77,25 @@ class Across:
         def expand(number: int) -> None:
             here = parts[number]
             rows = slice(block.start + here.start, block.start + here.stop)
-            codes = np.empty((here.stop - here.start, self._shape[1] // _spec.GROUP), np.uint8)
-            cpu_groups.split_codes(self._metadata[rows], codes)
-            cpu_groups.scatter(
-                self._values[rows].reshape(-1), codes.reshape(-1), room[here].reshape(-1)
-            )
-            if wide.dtype != self._dtype.logical:
-                decode_into(room[here].view(self._dtype.logical), self._dtype, wide[here])
+            self._expand_rows(rows, room[here], wide[here])
 
         parallel(expand, len(parts), work)
+
+    def _expand_rows(self, rows: slice, room: np.ndarray, wide: np.ndarray) -> None:
+        """Some rows of A in their parts of the rooms."""
+        self._scatter(rows, room)
+        if wide.dtype != self._dtype.logical:
+            decode_into(room.view(self._dtype.logical), self._dtype, wide)
+
+    def _scatter(self, rows: slice, room: np.ndarray) -> None:
+        """Some rows of A dense."""
+        codes = np.empty((len(room), self._shape[1] // _spec.GROUP), np.uint8)
+        cpu_groups.split_codes(self._metadata[rows], codes)
+        cpu_groups.scatter(self._values[rows].reshape(-1), codes.reshape(-1), room.reshape(-1))
+
+    def _width(self, m: int) -> int:
+        """Columns of a room for rows of `m`."""
+        return _spec.GROUP * _spec.groups(m)
 
 
 def again(values: np.ndarray, metadata: np.ndarray, m: int, b: np.ndarray) -> Across | None:

@@ -38,7 +38,7 @@ Again = Callable[[np.ndarray, np.ndarray, Fused], None]  # of b (k, n) and out (
 _MOST_KEPT = 1 << 15
 
 
-class _Columns:
+class ColumnsRoom:
     """Room for the columns of b: whoever multiplies takes one, and gives it back."""
 
     def __init__(self, shape: tuple[int, int], high: int, dtype: np.dtype):
@@ -63,7 +63,7 @@ class _Few:
 
     def __init__(self, a: Operand, b: np.ndarray, b_dtype: DType):
         self._a, self._b_dtype = a, b_dtype
-        self._columns = _Columns(b.shape, a.high, a.work)
+        self._columns = ColumnsRoom(b.shape, a.high, a.work)
         # NumPy converts halves and 8-bit floats slowly; all else it converts as it copies.
         self._decodes = b.dtype != a.work and b.dtype.kind != "i"
         self._lanes = lanes_of_dots(a.work.itemsize)

@@ -86,7 +86,7 @@ def _store(x, flags, n, m, size, values, places):
 
 
 @njit
-def _scatter(values, places, n, m, out):
+def scatter(values, places, n, m, out):
     for i in range(out.size):
         out[i] = 0
     for g in range(values.size // n):
@@ -225,7 +225,7 @@ def decompress_n_m(
         whole = np.empty((rows.stop - rows.start, m * groups), dtype.storage)
         kept = np.require(stored[rows], requirements="CA").reshape(-1)
         where = np.require(at[rows], requirements="CA").reshape(-1)
-        _scatter(kept, where, n, m, whole.reshape(-1))
+        scatter(kept, where, n, m, whole.reshape(-1))
         out[rows] = whole[:, :k]
 
     if out.size:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _check
+from sparse24 import _arrays, _check
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import cpu_batch, cpu_matmul, cpu_operand
 from sparse24.kernels._numba import njit
+from sparse24.kernels.cpu_again import Again
 from sparse24.kernels.cpu_n_m import check_stored
 from sparse24.kernels.cpu_operand import pack_tiles
 from sparse24.kernels.cpu_panels import multiply_many
@@ -61,13 +62,22 @@ def matmul_n_m(
     """
     n, m = _check.pattern((n, m))
     check_stored(values, n, m, k)
-    dtype, b_dtype = cpu_batch.checked(values, values.shape[-1], k, b, out)
-    high = m * -(-k // m)
+    cpu_batch.checked(values, values.shape[-1], k, b, out)
 
     def one(values, places, b, out, epilogue):
-        work = cpu_matmul.work_type(dtype, few=False)
-        a = _Operand(values, places, high, dtype, work)
-        a.pattern = (n, m)
-        cpu_matmul.multiply(a, b, b_dtype, out, epilogue, multiply_many)
+        many_columns(values, places, (n, m), k, b)(b, out, epilogue)
 
     cpu_batch.over_batch(values, places, b, out, epilogue, one)
+
+
+def many_columns(
+    values: np.ndarray, places: np.ndarray, pattern: tuple[int, int], k: int, b: np.ndarray
+) -> Again:
+    """The product of one matrix with many `b` like this one."""
+    dtype, b_dtype = (_arrays.logical_dtype(x) for x in (values, b))
+    work = cpu_matmul.work_type(dtype, few=False)
+    a = _Operand(values, places, pattern[1] * -(-k // pattern[1]), dtype, work)
+    a.pattern = pattern
+    return lambda b, out, epilogue: cpu_matmul.multiply(
+        a, b, b_dtype, out, epilogue, multiply_many
+    )

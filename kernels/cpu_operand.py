@@ -191,7 +191,7 @@ class Operand:
             rest[:, :left] = some
             found = metadata[:, first * lanes // 4 :]
             places[:, : found.shape[1]] = found
-        return self._as_read(part), metadata, rest, places
+        return self.as_read(part), metadata, rest, places
 
     def ends(self, columns: np.ndarray) -> np.ndarray:
         """What the rests of rows multiply of the columns of b, zeros behind."""
@@ -199,7 +199,7 @@ class Operand:
         first = self.values.shape[1] // lanes * 2 * lanes
         return np.ascontiguousarray(columns[:, first : first + 2 * lanes])
 
-    def _as_read(self, part: np.ndarray) -> np.ndarray:
+    def as_read(self, part: np.ndarray) -> np.ndarray:
         """Stored elements in a type that `dots` widens, or in that of the sums."""
         if self.dtype.name == "int8":
             return part

@@ -64,9 +64,10 @@ def test_explain_on_the_cpu_gives_a_reason():
     [
         ((1, 4), 8, "cpu_sparse", "skips the zeros"),  # as the 2:4 matrix that it is
         ((6, 8), 8, "cpu_n_m", "6:8 skips the zeros"),
-        ((6, 8), 64, "dense", r"6:8 does not embed into 2:4.*\.windows\(\)"),
-        ((7, 8), 64, "dense", "so the product is dense$"),
-        ((4, 8), 64, "cpu_n_m", "4:8 skips the zeros"),
+        ((14, 16), 1024, "dense", r"14:16 does not embed into 2:4.*\.windows\(\)"),
+        ((7, 8), 1024, "dense", "so the product is dense$"),
+        ((7, 8), 64, "cpu_n_m", "7:8 skips the zeros"),
+        ((4, 8), 1024, "cpu_n_m", "4:8 skips the zeros"),
     ],
 )
 def test_explain_of_other_patterns(rng, pattern, n, chosen, words):

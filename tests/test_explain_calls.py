@@ -22,7 +22,7 @@ from sparse24 import (
     _storage,
 )
 from sparse24._fuse import PLAIN
-from sparse24.formats import n_m_products
+from sparse24.formats import n_m_on_cpu, n_m_products
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import cast, cpu
 
@@ -219,8 +219,10 @@ def on_cpu(monkeypatch):
     ran = []
     homes = {
         "cpu_sparse": (cpu, "matmul"), "cpu_dense": (cpu, "dense_matmul"),
-        "cpu_dense, decompressed": (cpu, "decompress_matmul"), "cpu_n_m": (n_m_products, "_direct"),
+        "cpu_dense, decompressed": (cpu, "decompress_matmul"), "cpu_n_m": (n_m_on_cpu, "along"),
         "dense": (n_m_products.n_m_parts, "narrowed"), "dense, by blocks": (cpu, "matmul_across"),
+        "dense, by blocks of n:m": (n_m_on_cpu, "across"),
+        "cpu_n_m, row by row": (n_m_on_cpu, "rows_by_rows"),
     }  # fmt: skip
 
     def counted(name, product):
@@ -270,14 +272,14 @@ def test_explain_names_the_product_of_the_cpu(on_cpu, size, dtype, keep_dense):
 
 @pytest.mark.parametrize("pattern", [(1, 4), (4, 8), (6, 8), (7, 8)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [1, 64])
+@pytest.mark.parametrize("n", [1, 64, 300])
 def test_explain_names_the_product_of_other_patterns(on_cpu, pattern, dtype, n):
     row = _dtypes.numpy_dtype(dtype)
     a = s24.compress(np.ones((32, 64), row), pattern=pattern, on_excess="prune")
     for b in (np.ones((64, n), row), np.ones((64, n), np.float64), np.ones((2, 64, n), row)):
         check_on_cpu(on_cpu, a, b)
         check_on_cpu(on_cpu, b.mT, a.T)
-        check_on_cpu(on_cpu, a, b, dtype="float32")
+        check_on_cpu(on_cpu, a.copy(), b, dtype="float32")  # which remembers no product
     check_on_cpu(on_cpu, a.T, np.ones((32, n), row))
     two_four = s24.random((64, 64), dtype=dtype, rng=0)
     check_on_cpu(on_cpu, a, two_four)

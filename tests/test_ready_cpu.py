@@ -251,7 +251,7 @@ def test_no_array_of_a_call_is_kept(rng):
 
 
 def test_much_room_is_not_kept():
-    few, many = (cpu_again._Columns((k, 1), k, np.dtype(np.float32)) for k in (64, 1 << 16))
+    few, many = (cpu_again.ColumnsRoom((k, 1), k, np.dtype(np.float32)) for k in (64, 1 << 16))
     for columns in (few, many):
         columns.give(columns.take())
     assert (len(few._free), len(many._free)) == (1, 0)

@@ -1,0 +1,278 @@
+"""The inner loops of products of n:m matrices by few columns, as LLVM vector code.
+
+A row's stored elements are loaded as they lie, a vector from the first that is not used yet, and
+spread over the columns where they belong: AVX-512 has an instruction for it, AVX2 a permutation
+whose order a table gives for each byte of the mask.  The mask has a bit for every column, 1 where
+an element is stored; the number of its ones says where the next vector begins.
+
+The lanes without an element keep their sums, so what stands there in b has no effect, not even NaN.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sparse24.kernels._llvm import I32, I64, Emit
+from sparse24.kernels._simd import FEATURES, VECTOR_BYTES
+
+# int8 meets int16 where bytes can be spread and pairs of products added in one instruction.
+_PAIRS = {"avx512f", "avx512vbmi2", "avx512bw", "avx512vl"} <= FEATURES
+INTEGERS = "int16" if _PAIRS else "int32"
+AVAILABLE = ("float32", INTEGERS, "float64")[: {64: 3, 32: 2}.get(VECTOR_BYTES, 0)]
+
+SPREAD = {64: ("float32", "int32", "float64"), 32: ("float32", "int32")}.get(VECTOR_BYTES, ())
+
+_I1, _I8 = ir.IntType(1), ir.IntType(8)
+
+
+def lanes_of(itemsize: int) -> int:
+    """Columns of a step, for elements of b of this size."""
+    return VECTOR_BYTES // itemsize
+
+
+def _places_by_byte() -> bytearray:
+    """For each mask of 8 columns, the stored elements that they take."""
+    table = bytearray()
+    for mask in range(256):
+        table += bytes((mask & ((1 << lane) - 1)).bit_count() for lane in range(8))
+    return table
+
+
+class _Expand:
+    """One step of a row: load stored elements, spread them, and say how many there were."""
+
+    def __init__(self, emit: Emit, kind: types.Type):
+        self.emit, self.kind = emit, kind
+
+    def __call__(self, values, masks, t):
+        """The vector of a step, which lanes hold an element, and their number."""
+        emit, builder = self.emit, self.emit.builder
+        at = emit.at(masks, builder.mul(t, I64(emit.lanes // 8)))
+        word = builder.bitcast(at, ir.IntType(emit.lanes).as_pointer())
+        bits = builder.load(word, align=1)
+        spread = self._of_bytes if emit.bytes == 2 else self._of_vectors
+        vector, flags = spread(values, bits)
+        return vector, flags, builder.zext(builder.ctpop(bits), I64)
+
+    def _of_bytes(self, values, bits):
+        emit, builder = self.emit, self.emit.builder
+        kind, flags = ir.VectorType(_I8, emit.lanes), self._flags(bits)
+        stored = builder.load(builder.bitcast(values, kind.as_pointer()), align=1)
+        name = f"llvm.x86.avx512.mask.expand.v{emit.lanes}i8"
+        wide = emit.intrinsic(name, kind, stored, ir.Constant(kind, None), flags)
+        return builder.sext(wide, emit.vector), flags
+
+    def _of_vectors(self, values, bits):
+        emit = self.emit
+        stored = emit.load_narrow(values, self.kind)
+        is_integer = isinstance(emit.element, ir.IntType)
+        if VECTOR_BYTES == 64:
+            flags, letter = self._flags(bits), "i" if is_integer else "f"
+            name = f"llvm.x86.avx512.mask.expand.v{emit.lanes}{letter}{8 * emit.bytes}"
+            zeros = ir.Constant(emit.vector, None)
+            return emit.intrinsic(name, emit.vector, stored, zeros, flags), flags
+        name = f"llvm.x86.avx2.perm{'d' if is_integer else 'ps'}"
+        flags = self._flags_of_lanes(bits)
+        moved = emit.intrinsic(name, emit.vector, stored, self._order(bits))
+        return emit.builder.select(flags, moved, ir.Constant(emit.vector, None)), flags
+
+    def _flags(self, bits):
+        return self.emit.builder.bitcast(bits, ir.VectorType(_I1, self.emit.lanes))
+
+    def _flags_of_lanes(self, bits):
+        """The same by a comparison: without mask registers a bit cast goes through memory."""
+        emit, builder = self.emit, self.emit.builder
+        lane = ir.Constant(ir.VectorType(I32, 8), [1 << i for i in range(8)])
+        found = builder.and_(emit.splat(builder.zext(bits, I32)), lane)
+        return builder.icmp_unsigned("==", found, lane)
+
+    def _order(self, bits):
+        emit, builder = self.emit, self.emit.builder
+        table = cgutils.global_constant(
+            builder, "places_by_byte", cgutils.make_bytearray(_places_by_byte())
+        )
+        first = builder.bitcast(table, _I8.as_pointer())
+        at = emit.at(first, builder.mul(builder.zext(bits, I64), I64(8)))
+        eight = ir.VectorType(_I8, 8)
+        order = builder.load(builder.bitcast(at, eight.as_pointer()), align=1)
+        return builder.zext(order, ir.VectorType(I32, 8))
+
+
+def _add(emit: Emit, flags, value, partner, total):
+    """``total + value * partner`` in the lanes that hold an element."""
+    builder = emit.builder
+    if emit.bytes == 2:
+        name = "llvm.x86.avx512.pmaddw.d.512"
+        return builder.add(emit.intrinsic(name, total.type, value, partner), total)
+    if isinstance(emit.element, ir.IntType):
+        return emit.multiply_add(value, partner, total)
+    return builder.select(flags, emit.multiply_add(value, partner, total), total)
+
+
+@intrinsic
+def expanded_dots(
+    typingctx, values, stored, masks, first, row, last, count, b, column, sums, shape
+):
+    """Multiply some rows of A by a few columns of b.
+
+    ``sums[i, j]`` becomes the product of row ``row + i`` with row ``column + j`` of b, which
+    holds the columns; rows beyond `last` repeat it.
+
+    Parameters
+    ----------
+    values : array, flat
+        Of the type of `b`, or narrow as in `Emit.load_narrow`, `stored` elements a row.  A vector
+        is read from behind the elements of each row on.
+    masks : array of uint8 (m, bytes), C order
+        Those of `values` from row `first` on.
+    row, last, count, column : int
+        `count` steps of `lanes_of` columns cover a row.
+    b : array (n, k), C order
+    sums : array (rows, columns), C order
+        int32 where `b` is int16.
+    shape : tuple (tuple of zeros, tuple of zeros)
+        Their lengths are the numbers of rows and of columns.
+    """
+    signature = types.void(values, stored, masks, first, row, last, count, b, column, sums, shape)
+    rows, columns = len(shape[0]), len(shape[1])
+
+    def codegen(context, builder, signature, arguments):
+        values, stored, masks, first, row, last, count, b, column, sums, _ = arguments
+        element = context.get_value_type(signature.args[7].dtype)
+        emit = Emit(context, builder, element, lanes_of(context.get_abi_sizeof(element)))
+        total = context.get_value_type(signature.args[9].dtype)
+        out = Emit(context, builder, total, lanes_of(context.get_abi_sizeof(total)))
+        expand = _Expand(emit, signature.args[0].dtype)
+        here = emit.clamped(row, rows, last)
+        v = emit.data(signature.args[0], values)
+        v_rows = [emit.at(v, builder.mul(stored, i)) for i in here]
+        m_rows = [emit.line(signature.args[2], masks, builder.add(first, i)) for i in here]
+        b_rows = [
+            emit.line(signature.args[7], b, builder.add(column, I64(j))) for j in range(columns)
+        ]
+
+        def step(t, held):
+            used, totals = list(held[:rows]), list(held[rows:])
+            at = builder.mul(t, I64(emit.lanes))
+            partners = [emit.load(emit.at(b, at)) for b in b_rows]
+            for i in range(rows):
+                value, flags, number = expand(emit.at(v_rows[i], used[i]), m_rows[i], t)
+                used[i] = builder.add(used[i], number)
+                for j in range(columns):
+                    slot = i * columns + j
+                    totals[slot] = _add(emit, flags, value, partners[j], totals[slot])
+            return used + totals
+
+        zeros = [ir.Constant(out.vector, None)] * (rows * columns)
+        held = emit.loop(count, [I64(0)] * rows + zeros, step)
+        c = emit.data(signature.args[9], sums)
+        for slot, vector in enumerate(held[rows:]):
+            builder.store(out.total(vector), emit.at(c, I64(slot)))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def expand_row(typingctx, values, start, masks, row, count, out, to):
+    """``out[to:]`` becomes `count` vectors of a row's columns, zeros where nothing is stored.
+
+    Parameters
+    ----------
+    values : array, flat
+        The row begins at element `start`; as for `expanded_dots`.
+    masks : array of uint8 (m, bytes), C order
+    row, count : int
+    out : array of floats, flat
+        Of `lanes_of` elements a vector.
+    """
+    signature = types.void(values, start, masks, row, count, out, to)
+
+    def codegen(context, builder, signature, arguments):
+        values, start, masks, row, count, out, to = arguments
+        kind = signature.args[0].dtype
+        target = context.get_value_type(signature.args[5].dtype)
+        size = context.get_abi_sizeof(target)
+        result = Emit(context, builder, target, lanes_of(size))
+        whole = kind == types.int8  # spread as int32
+        emit = Emit(context, builder, I32, lanes_of(size)) if whole else result
+        expand = _Expand(emit, kind)
+        v = emit.at(emit.data(signature.args[0], values), start)
+        m = emit.line(signature.args[2], masks, row)
+        c = emit.at(result.data(signature.args[5], out), to)
+
+        def step(t, held):
+            value, _, number = expand(emit.at(v, held[0]), m, t)
+            value = builder.sitofp(value, result.vector) if whole else value
+            result.store(value, result.at(c, builder.mul(t, I64(emit.lanes))))
+            return [builder.add(held[0], number)]
+
+        emit.loop(count, [I64(0)], step)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def add_expanded(
+    typingctx, values, start, stored, masks, row, first, count, x, column, sums, shape
+):
+    """Add some rows of A, each times an element of some columns of b, to sums.
+
+    ``sums[j]`` grows by the columns of ``x[column + j, row + i] * A[row + i]``, over i, in steps
+    `first` to ``first + count`` of `lanes_of` columns.
+
+    Parameters
+    ----------
+    values : array, flat
+        As for `expanded_dots`; the first element of step `first` of row `row` is at `start`.
+    stored : int
+        Elements of a row.
+    masks : array of uint8 (m, bytes), C order
+    row, first, count, column : int
+    x : array (n, m), C order
+    sums : array (columns, width), C order
+        Of the type of `x`.
+    shape : tuple (tuple of zeros, tuple of zeros)
+        Their lengths are the numbers of rows and of columns.
+    """
+    signature = types.void(values, start, stored, masks, row, first, count, x, column, sums, shape)
+    rows, columns = len(shape[0]), len(shape[1])
+
+    def codegen(context, builder, signature, arguments):
+        values, start, stored, masks, row, first, count, x, column, sums, _ = arguments
+        element = context.get_value_type(signature.args[7].dtype)
+        emit = Emit(context, builder, element, lanes_of(context.get_abi_sizeof(element)))
+        expand = _Expand(emit, signature.args[0].dtype)
+        v = emit.at(emit.data(signature.args[0], values), start)
+        v_rows = [emit.at(v, builder.mul(stored, I64(i))) for i in range(rows)]
+        here = [builder.add(row, I64(i)) for i in range(rows)]
+        m_rows = [emit.line(signature.args[3], masks, i) for i in here]
+        x_rows = [
+            emit.line(signature.args[7], x, builder.add(column, I64(j))) for j in range(columns)
+        ]
+        factors = [[emit.splat(builder.load(emit.at(line, i))) for line in x_rows] for i in here]
+        targets = [emit.line(signature.args[9], sums, I64(j)) for j in range(columns)]
+
+        def step(t, used):
+            places = [emit.at(target, builder.mul(t, I64(emit.lanes))) for target in targets]
+            totals, new = [emit.load(place) for place in places], []
+            for i in range(rows):
+                at = emit.at(v_rows[i], used[i])
+                value, flags, number = expand(at, m_rows[i], builder.add(first, t))
+                new.append(builder.add(used[i], number))
+                totals = [
+                    _add(emit, flags, value, factor, total)
+                    for factor, total in zip(factors[i], totals, strict=True)
+                ]
+            for total, place in zip(totals, places, strict=True):
+                emit.store(total, place)
+            return new
+
+        emit.loop(count, [I64(0)] * rows, step)
+        return context.get_dummy_value()
+
+    return signature, codegen

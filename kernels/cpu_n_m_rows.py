@@ -1,0 +1,140 @@
+"""Products by few columns on the CPU that add up across the groups of an n:m matrix.
+
+``A.T @ b`` adds up rows of A, each times elements of b.  Four rows at a time are spread over their
+columns (``_simd_expand.py``) and added to sums that stay in the L1 cache: those of a *strip*, some
+columns that begin with a group, so that it is known where the elements of a row begin in it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sparse24 import _arrays
+from sparse24._dtypes import DType
+from sparse24._records import PLAIN, Fused
+from sparse24.kernels import _simd_expand
+from sparse24.kernels._numba import njit, parallel
+from sparse24.kernels._simd_expand import add_expanded, lanes_of
+from sparse24.kernels.cpu_decode import decoded
+from sparse24.kernels.cpu_epilogue import finish
+from sparse24.kernels.cpu_n_m_few import end_of_safe, shapes_of, with_room
+from sparse24.kernels.cpu_operand import STEP, Operand
+
+_FEW_COLUMNS = 16  # of b, up to which this is used
+_STRIP = 512  # columns, or some more
+
+
+@njit
+def _add_rows(flat, first_row, stored, masks, begin, end, start, first, count, x, column, sums,
+              shape, one):  # fmt: skip
+    """Rows `begin` to `end` of a strip; `flat` holds those from `first_row` on."""
+    rows = len(shape[0])
+    whole = begin + (end - begin) // rows * rows
+    for row in range(begin, whole, rows):
+        at = (row - first_row) * stored + start
+        add_expanded(flat, at, stored, masks, row, first, count, x, column, sums, shape)
+    for row in range(whole, end):
+        at = (row - first_row) * stored + start
+        add_expanded(flat, at, stored, masks, row, first, count, x, column, sums, one)
+
+
+@njit
+def add_strip(
+    values, masks, start, first, count, lanes, step, x, left, sums, shape, one, rest, rest_one
+):
+    """``sums[:, left :] = x @ A``, in a strip of `count` steps from `first` on.
+
+    The strip's elements begin with number `start` of each row.  Rows are added up `step` at a
+    time.  The shapes are those of `_simd_expand.add_expanded` for whole runs of columns, for
+    `rows` rows and for one, and for what is left.
+    """
+    (m, stored), n, wide = values.shape, len(x), len(shape[1])
+    flat, safe = values.reshape(values.size), end_of_safe(values, lanes)
+    last = with_room(values, safe, lanes)
+    total = np.zeros((n, count * lanes), x.dtype)
+    part = np.empty((wide, count * lanes), x.dtype)
+    for top in range(0, m, step):
+        bottom = min(top + step, m)
+        middle = min(max(top, safe), bottom)
+        for column in range(0, n, wide):
+            part[:] = 0
+            if n - column >= wide:
+                _add_rows(flat, 0, stored, masks, top, middle, start, first, count, x, column,
+                          part, shape, one)  # fmt: skip
+                _add_rows(last, safe, stored, masks, middle, bottom, start, first, count, x,
+                          column, part, shape, one)  # fmt: skip
+            else:
+                _add_rows(flat, 0, stored, masks, top, middle, start, first, count, x, column,
+                          part, rest, rest_one)  # fmt: skip
+                _add_rows(last, safe, stored, masks, middle, bottom, start, first, count, x,
+                          column, part, rest, rest_one)  # fmt: skip
+            total[column : column + wide] += part[: n - column]
+    high = min(count * lanes, sums.shape[1] - left)
+    sums[:, left : left + high] = total[:, :high]
+
+
+def pays(columns: int, dtype: DType) -> bool:
+    """Whether products by so many columns of b are faster here than by BLAS."""
+    return columns <= _FEW_COLUMNS and work_type(dtype).name in _simd_expand.SPREAD
+
+
+def work_type(dtype: DType) -> np.dtype:
+    """What b is multiplied in."""
+    return np.dtype(dtype.accumulator)
+
+
+class FewRows:
+    """``out = epilogue(A.T @ b)`` for one n:m matrix A (k, m) and many `b` like that of a call.
+
+    Parameters
+    ----------
+    values : ndarray, shape (k, n * groups)
+    masks : ndarray
+        As `cpu_n_m_few.masks_of` returns them.
+    pattern : tuple of int
+    m : int
+        Columns of A.
+    b : ndarray, shape (k, n)
+        Only its type and shape count.
+    """
+
+    def __init__(
+        self, values: np.ndarray, masks: np.ndarray, pattern: tuple[int, int], m: int,
+        b: np.ndarray,
+    ):  # fmt: skip
+        dtype = _arrays.logical_dtype(values, argument="values")
+        self._b_dtype = _arrays.logical_dtype(b, argument="b")
+        self._work, self._m = work_type(dtype), m
+        self._a = Operand(values, masks, m, dtype, self._work)
+        self._lanes = lanes_of(self._work.itemsize)
+        unit = math.lcm(pattern[1], self._lanes)
+        wide = -(-_STRIP // unit) * unit
+        self._strips = [
+            (left // pattern[1] * pattern[0], left // self._lanes,
+             -(-min(wide, m - left) // self._lanes), left)
+            for left in range(0, m, wide)
+        ]  # fmt: skip
+        n = b.shape[1]
+        (shape, rest), (one, rest_one) = shapes_of(n), shapes_of(n, rows=1)
+        self._shapes = shape, one, rest, rest_one
+        self._size = len(values) * m * (n + 1) // 2
+
+    def __call__(self, b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
+        x = np.ascontiguousarray(decoded(b, self._b_dtype, self._work).T)
+        target, lanes = out.T, self._lanes
+        direct = epilogue is PLAIN and out.dtype == self._work and target.flags.carray
+        sums = target if direct else np.empty(target.shape, self._work)
+        values, masks = self._a.as_read(self._a.values), self._a.metadata
+
+        def task(number: int) -> None:
+            start, first, count, left = self._strips[number]
+            add_strip(
+                values, masks, start, first, count, lanes, STEP, x, left, sums, *self._shapes
+            )
+
+        parallel(task, len(self._strips), self._size)
+        if not direct:
+            every = slice(0, out.shape[0]), slice(0, out.shape[1])
+            finish(sums.T, out, epilogue, *every)
