@@ -34,7 +34,7 @@ def read(path: str | os.PathLike):
         _check_header(len(text), (m, k), entries, form, symmetry)
         if 0 in (m, k):
             return scipy.sparse.csr_array((m, k), dtype=TYPES.get(field, np.float64))
-        return scipy.sparse.csr_array(scipy.io.mmread(io.BytesIO(text)))
+        return scipy.sparse.csr_array(scipy.io.mmread(io.BytesIO(text), spmatrix=False))
     except (ValueError, OverflowError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, FileNotFoundError) or getattr(error, "errno", None):
             raise  # of the system; a damaged archive has no such number

@@ -384,6 +384,7 @@ def test_backend_cuda_does_not_fall_back(monkeypatch):
     monkeypatch.setattr("sparse24._arrays.cuda_available", lambda: False)
     with pytest.raises(s24.DeviceError, match="no CUDA device"), s24.backend("cuda"):
         pass
+    monkeypatch.setattr("sparse24._arrays.cupy_module", lambda: None)  # as if it were installed
     with pytest.raises(s24.DeviceError, match=r"cannot move to cuda:0, as .*; name 'cpu'"):
         s24.random((4, 4), device="cuda:0")
 

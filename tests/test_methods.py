@@ -156,10 +156,11 @@ def test_calibration_sums_batches(xp, rng):
 def test_a_new_bias_saturates(dtype, want):
     seen = s24.Calibration(np.full((3, 8), 50.0))
     weights = np.full((2, 8), 100, np.float32).astype(np.dtype(dtype))
-    got = seen.new_bias(weights * 0, weights)
+    zeros = np.zeros_like(weights)
+    got = seen.new_bias(zeros, weights)
     assert got.dtype == dtype
     assert got.tolist() == [want] * 2
-    half = s24.Calibration(np.full((2, 8), 0.19)).new_bias(weights * 0, np.sign(weights))
+    half = s24.Calibration(np.full((2, 8), 0.19)).new_bias(zeros, np.sign(weights))
     assert half.astype(float).tolist() == [2.0 if dtype == "int8" else 1.5] * 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -108,3 +110,15 @@ def test_no_folder_is_left_out():
     for top in PACKAGES:
         folders = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / top).rglob("*.py")}
         assert folders == {top}
+
+
+def test_the_releases_that_were_tested_begin_with_the_oldest_allowed():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    needed = "".join([setup["options"]["install_requires"], *map(extras.get, extras)])
+    allowed = dict(re.findall(r"([\w-]+)>=([\d.]+)", needed))
+    page = (ROOT / "docs" / "install.rst").read_text("utf-8")
+    tested = dict(re.findall(r"``([\w-]+)`` ([\d.]+) to [\d.]+", page))
+    assert {"numpy", "scipy", "numba", "torch", "jax", "matplotlib"} <= set(tested)
+    assert tested == {name: allowed[name] for name in tested}
