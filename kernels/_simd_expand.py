@@ -33,6 +33,17 @@ def lanes_of(itemsize: int) -> int:
     return VECTOR_BYTES // itemsize
 
 
+def _emit_for(context, builder, kind: types.Array) -> Emit:
+    """Vectors of the elements of such an array, as wide as there are."""
+    element = context.get_value_type(kind.dtype)
+    return Emit(context, builder, element, lanes_of(context.get_abi_sizeof(element)))
+
+
+def _lines(emit: Emit, kind: types.Array, array, first, number: int) -> list:
+    """Pointers to some rows of a matrix in C order, from row `first` on."""
+    return [emit.line(kind, array, emit.builder.add(first, I64(i))) for i in range(number)]
+
+
 def _places_by_byte() -> bytearray:
     """For each mask of 8 columns, the stored elements that they take."""
     table = bytearray()
@@ -141,18 +152,14 @@ def expanded_dots(
 
     def codegen(context, builder, signature, arguments):
         values, stored, masks, first, row, last, count, b, column, sums, _ = arguments
-        element = context.get_value_type(signature.args[7].dtype)
-        emit = Emit(context, builder, element, lanes_of(context.get_abi_sizeof(element)))
-        total = context.get_value_type(signature.args[9].dtype)
-        out = Emit(context, builder, total, lanes_of(context.get_abi_sizeof(total)))
+        emit = _emit_for(context, builder, signature.args[7])
+        out = _emit_for(context, builder, signature.args[9])
         expand = _Expand(emit, signature.args[0].dtype)
         here = emit.clamped(row, rows, last)
         v = emit.data(signature.args[0], values)
         v_rows = [emit.at(v, builder.mul(stored, i)) for i in here]
         m_rows = [emit.line(signature.args[2], masks, builder.add(first, i)) for i in here]
-        b_rows = [
-            emit.line(signature.args[7], b, builder.add(column, I64(j))) for j in range(columns)
-        ]
+        b_rows = _lines(emit, signature.args[7], b, column, columns)
 
         def step(t, held):
             used, totals = list(held[:rows]), list(held[rows:])
@@ -194,11 +201,9 @@ def expand_row(typingctx, values, start, masks, row, count, out, to):
     def codegen(context, builder, signature, arguments):
         values, start, masks, row, count, out, to = arguments
         kind = signature.args[0].dtype
-        target = context.get_value_type(signature.args[5].dtype)
-        size = context.get_abi_sizeof(target)
-        result = Emit(context, builder, target, lanes_of(size))
+        result = _emit_for(context, builder, signature.args[5])
         whole = kind == types.int8  # spread as int32
-        emit = Emit(context, builder, I32, lanes_of(size)) if whole else result
+        emit = Emit(context, builder, I32, result.lanes) if whole else result
         expand = _Expand(emit, kind)
         v = emit.at(emit.data(signature.args[0], values), start)
         m = emit.line(signature.args[2], masks, row)
@@ -244,18 +249,15 @@ def add_expanded(
 
     def codegen(context, builder, signature, arguments):
         values, start, stored, masks, row, first, count, x, column, sums, _ = arguments
-        element = context.get_value_type(signature.args[7].dtype)
-        emit = Emit(context, builder, element, lanes_of(context.get_abi_sizeof(element)))
+        emit = _emit_for(context, builder, signature.args[7])
         expand = _Expand(emit, signature.args[0].dtype)
         v = emit.at(emit.data(signature.args[0], values), start)
         v_rows = [emit.at(v, builder.mul(stored, I64(i))) for i in range(rows)]
         here = [builder.add(row, I64(i)) for i in range(rows)]
-        m_rows = [emit.line(signature.args[3], masks, i) for i in here]
-        x_rows = [
-            emit.line(signature.args[7], x, builder.add(column, I64(j))) for j in range(columns)
-        ]
+        m_rows = _lines(emit, signature.args[3], masks, row, rows)
+        x_rows = _lines(emit, signature.args[7], x, column, columns)
         factors = [[emit.splat(builder.load(emit.at(line, i))) for line in x_rows] for i in here]
-        targets = [emit.line(signature.args[9], sums, I64(j)) for j in range(columns)]
+        targets = _lines(emit, signature.args[9], sums, I64(0), columns)
 
         def step(t, used):
             places = [emit.at(target, builder.mul(t, I64(emit.lanes))) for target in targets]

@@ -108,6 +108,16 @@ def _multiply_rows(flat, stored, masks, first, begin, end, count, b, column, sum
 
 
 @njit
+def _multiply_both(
+    flat, last, safe, stored, masks, top, bottom, count, b, column, sums, shape
+):
+    """Rows `top` to `bottom`; those from `safe` on have room behind them in `last`."""
+    middle = min(max(top, safe), bottom)
+    _multiply_rows(flat, stored, masks, 0, top, middle, count, b, column, sums, shape)
+    _multiply_rows(last, stored, masks, safe, middle, bottom, count, b, column, sums, shape)
+
+
+@njit
 def multiply_expanded(values, masks, begin, end, count, lanes, high, b, sums, shape, rest):
     """``sums[begin:end] = A[begin:end] @ b.T``, `high` rows at a time; `b` holds columns.
 
@@ -120,14 +130,13 @@ def multiply_expanded(values, masks, begin, end, count, lanes, high, b, sums, sh
     last = with_room(values, safe if safe < end else len(values), lanes)
     for top in range(begin, end, high):
         bottom = min(top + high, end)
-        middle = min(max(top, safe), bottom)
         for column in range(0, n // wide * wide, wide):
-            _multiply_rows(flat, stored, masks, 0, top, middle, count, b, column, sums, shape)
-            _multiply_rows(last, stored, masks, safe, middle, bottom, count, b, column, sums, shape)
+            _multiply_both(flat, last, safe, stored, masks, top, bottom, count, b, column, sums,
+                           shape)  # fmt: skip
         if n % wide:
             column = n // wide * wide
-            _multiply_rows(flat, stored, masks, 0, top, middle, count, b, column, sums, rest)
-            _multiply_rows(last, stored, masks, safe, middle, bottom, count, b, column, sums, rest)
+            _multiply_both(flat, last, safe, stored, masks, top, bottom, count, b, column, sums,
+                           rest)  # fmt: skip
 
 
 @njit

@@ -41,6 +41,17 @@ def _add_rows(flat, first_row, stored, masks, begin, end, start, first, count, x
 
 
 @njit
+def _add_both(flat, last, safe, stored, masks, top, bottom, start, first, count, x, column, sums,
+              shape, one):  # fmt: skip
+    """Rows `top` to `bottom`; those from `safe` on have room behind them in `last`."""
+    middle = min(max(top, safe), bottom)
+    _add_rows(flat, 0, stored, masks, top, middle, start, first, count, x, column, sums, shape,
+              one)  # fmt: skip
+    _add_rows(last, safe, stored, masks, middle, bottom, start, first, count, x, column, sums,
+              shape, one)  # fmt: skip
+
+
+@njit
 def add_strip(
     values, masks, start, first, count, lanes, step, x, left, sums, shape, one, rest, rest_one
 ):
@@ -57,18 +68,13 @@ def add_strip(
     part = np.empty((wide, count * lanes), x.dtype)
     for top in range(0, m, step):
         bottom = min(top + step, m)
-        middle = min(max(top, safe), bottom)
         for column in range(0, n, wide):
             part[:] = 0
             if n - column >= wide:
-                _add_rows(flat, 0, stored, masks, top, middle, start, first, count, x, column,
-                          part, shape, one)  # fmt: skip
-                _add_rows(last, safe, stored, masks, middle, bottom, start, first, count, x,
+                _add_both(flat, last, safe, stored, masks, top, bottom, start, first, count, x,
                           column, part, shape, one)  # fmt: skip
             else:
-                _add_rows(flat, 0, stored, masks, top, middle, start, first, count, x, column,
-                          part, rest, rest_one)  # fmt: skip
-                _add_rows(last, safe, stored, masks, middle, bottom, start, first, count, x,
+                _add_both(flat, last, safe, stored, masks, top, bottom, start, first, count, x,
                           column, part, rest, rest_one)  # fmt: skip
             total[column : column + wide] += part[: n - column]
     high = min(count * lanes, sums.shape[1] - left)

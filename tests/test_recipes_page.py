@@ -36,11 +36,19 @@ def model():
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_runs(number):
-    made = model()
+    made, block = model(), textwrap.dedent(BLOCKS[number])
+    if "sparse_layers(" in block:  # of a model that an earlier block made sparse
+        st.sparsify(made, {"*.ffn.*": {}})
     optimizer = torch.optim.AdamW(made.parameters())
     names = {"torch": torch, "st": st, "schedule": schedule, "model": made, "optimizer": optimizer}
     exec(EARLIER, names)
-    exec(compile(textwrap.dedent(BLOCKS[number]), PAGE.name, "exec"), names)
+    exec(compile(block, PAGE.name, "exec"), names)
+    sparse = "sparse_layers(" in block or "st.sparsify(" in block
+    assert bool(st.sparse_layers(made)) == (sparse and "st.desparsify(" not in block)
+    if "set_mask(" in block:
+        assert all(layer.mask is not None for layer in st.sparse_layers(made).values())
+    assert isinstance(names["recipe"], schedule.Recipe)
+    assert torch.isfinite(made(torch.ones(8, 64))).all()
 
 
 def test_the_page_has_blocks_whose_names_match():
