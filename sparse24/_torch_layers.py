@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _matmul, _torch_state
+from sparse24 import _check, _torch_state
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from sparse24._sched_gradients import soft_threshold_scale
-from sparse24._torch_autograd import check_linear
+from sparse24._torch_autograd import check_linear, check_tensor
 from sparse24._torch_linear import (
     MODES,
     autocast,
@@ -23,12 +23,11 @@ from sparse24._torch_linear import (
     tokens,
     unpruned,
 )
-from sparse24._torch_parts import unpack
-from sparse24._torch_sources import Sources, will_change
-from sparse24._torch_transforms import refuse_transforms
+from sparse24._torch_packed import Packed
+from sparse24._torch_sources import will_change
+from sparse24._torch_transforms import are_transformed, refuse_transforms
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import checked_rule
-from sparse24.formats.two_four import Sparse24Array
 
 OPTIONS = ("sparse", "gradient", "transposable", "decay", "seed", "soft")
 
@@ -119,7 +118,7 @@ class SparseLinear(torch.nn.Linear):
         check_activation(sparse, self.rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
-        self._packed: tuple[Sources | None, Sparse24Array, Tensor | None] | None = None
+        self._packed: Packed | None = None
         self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
         self._looked_at: int | None = None  # the version of the mask that the way was chosen for
         self.register_buffer("mask", None)
@@ -269,41 +268,32 @@ class SparseLinear(torch.nn.Linear):
         return super().train(mode)
 
     def _inference(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias  # once: a module looks them up
-        vector = check_linear(x, weight, bias)
-        refuse_transforms(x, weight, bias)
-        if has_elements(x) and not x.is_neg():  # the bit stands for a sign that NumPy cannot see
-            dtype = autocast_dtype(x)
-            array, vector = self._kept(weight, bias, dtype)
-            return _matmul.linear(cast(x, dtype), array, vector)
+        check_tensor(x, "x")
+        if not has_elements(x) or x.is_neg():  # the bit stands for a sign that NumPy cannot see
+            return self._followed(x)
+        dtype = autocast_dtype(x)
+        packed = self._packed  # once: another thread may drop it
+        current = packed is not None and packed.is_of(self, dtype)
+        product = packed.known(cast(x, dtype)) if current and not are_transformed() else None
+        if product is not None:
+            return product(cast(x, dtype), None)
+        check_linear(x, self.weight, self.bias)
+        refuse_transforms(x, self.weight, self.bias)
+        if not current:
+            self._packed = packed = Packed.of(self, dtype)
+        return packed.multiply(cast(x, dtype))
+
+    def _followed(self, x: Tensor) -> Tensor:
+        """By operators that torch can follow, such as its compiler; the weight is packed anew."""
+        vector = check_linear(x, self.weight, self.bias)
+        refuse_transforms(x, self.weight, self.bias)
         x, weight, bias = autocast(x, self._latent(), vector)
-        parts = self._rows(weight)
-        rows = tokens(x)
-        y = ops.product(parts, *self.weight.shape, rows, bias, "x@At")
+        y = ops.product(self._rows(weight), *self.weight.shape, tokens(x), bias, "x@At")
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def _rows(self, weight: Tensor) -> list[Tensor]:
         """The weight packed along its rows, in the places that a training step would keep."""
         return ops.pack(weight, self.mask, self.mask is None and self.rule.transposable)[:2]
-
-    def _kept(
-        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None
-    ) -> tuple[Sparse24Array, Tensor | None]:
-        """The packed weight and the bias as kernels take it, until a parameter changes.
-
-        `weight` and `bias` are the layer's, `dtype` is what autocast asks for.
-        """
-        sources = [t for t in (weight, self.mask, bias, self.scale) if t is not None]
-        packed = self._packed  # once: another thread may drop it
-        if packed is None or packed[0] is None or not packed[0].are(dtype, sources):
-            made_of = Sources.of(dtype, sources)  # first: others may write meanwhile
-            latent = cast(self._latent(), dtype)
-            array = unpack(self._rows(latent), *latent.shape)
-            if bias is not None:
-                wide = torch.float64 if latent.dtype == torch.float64 else torch.float32
-                bias = cast(bias.detach(), dtype).to(wide).reshape(self.out_features)
-            self._packed = packed = (made_of, array, bias)
-        return packed[1:]
 
     def __prepare_scriptable__(self):
         raise UnsupportedError(

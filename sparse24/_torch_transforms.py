@@ -33,6 +33,11 @@ def refuse_transforms(*tensors: Tensor | None) -> None:
         raise _not_by_transforms()
 
 
+def are_transformed() -> bool:
+    """Whether any of torch's transforms is active, which `refuse_transforms` looks at closely."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def _has_tangents(tensors: list[Tensor]) -> bool:
     """Whether derivatives in forward mode are asked for."""
     if forward_ad._current_level < 0:

@@ -180,9 +180,9 @@ def test_inference_packs_once_until_the_weight_changes(device):
     sparse = st.SparseLinear.from_dense(layer)
     with torch.no_grad():
         first = sparse(x)
-        packed = sparse._packed[1]
+        packed = sparse._packed.weight
         torch.testing.assert_close(sparse(x), first, rtol=0, atol=0)
-        assert sparse._packed[1] is packed
+        assert sparse._packed.weight is packed
         layer.weight.mul_(2)
         want = F.linear(x, layer.weight * sparse.current_mask(), layer.bias)
         torch.testing.assert_close(sparse(x), want, **CLOSE)
@@ -195,9 +195,9 @@ def test_inference_under_autocast_packs_what_it_casts(device):
         plain = sparse(x)
         with torch.autocast(device, torch.bfloat16):
             first = sparse(x)
-            packed = sparse._packed[1]
+            packed = sparse._packed.weight
             torch.testing.assert_close(sparse(x), first, rtol=0, atol=0)
-            assert sparse._packed[1] is packed
+            assert sparse._packed.weight is packed
             assert first.dtype is torch.bfloat16
             mask = s24.mask(layer.weight.bfloat16())
             want = F.linear(x, layer.weight * mask, layer.bias)

@@ -9,12 +9,19 @@ torch = pytest.importorskip("torch")
 from torch_cases import CLOSE  # noqa: E402
 
 from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import (  # noqa: E402
+    DeviceError,
+    DTypeError,
+    ShapeError,
+    UnsupportedError,
+)  # fmt: skip
 
 
-def used_once(**options):
+def used_once(device="cpu", **options):
     """A layer that keeps its packed weight, and what it is called with."""
     torch.manual_seed(0)
-    layer, x = st.SparseLinear(16, 8, **options), torch.randn(5, 16)
+    layer = st.SparseLinear(16, 8, device=device, **options)
+    x = torch.randn(5, 16, device=device)
     with torch.no_grad():
         layer(x)
     assert layer._packed is not None
@@ -43,10 +50,10 @@ def test_a_step_of_an_optimizer_of_other_weights_changes_nothing():
     layer, x = used_once()
     other = torch.nn.Linear(4, 4)
     other(torch.ones(1, 4)).sum().backward()
-    packed = layer._packed[1]
+    packed = layer._packed.weight
     torch.optim.SGD(other.parameters(), fused=True).step()
     assert_follows(layer, x)
-    assert layer._packed[1] is packed
+    assert layer._packed.weight is packed
 
 
 def test_weights_that_learn_may_be_written_by_flat_optimizers():
@@ -59,10 +66,10 @@ def test_weights_that_learn_may_be_written_by_flat_optimizers():
 
 def test_a_frozen_layer_keeps_its_packed_weight_in_training():
     layer, x = used_once()
-    packed = layer.requires_grad_(False)._packed[1]
+    packed = layer.requires_grad_(False)._packed.weight
     layer(x.requires_grad_()).sum().backward()
     assert_follows(layer, x)
-    assert layer._packed[1] is packed
+    assert layer._packed.weight is packed
 
 
 def test_a_compiled_step_of_an_optimizer_is_seen_and_not_compiled_anew():
@@ -98,3 +105,63 @@ def test_negated_views_are_multiplied():
     x = torch.randn(5, 16, dtype=torch.complex64).conj().imag
     assert x.is_neg()
     assert_follows(layer, x)
+
+
+WRITES = {
+    "the weight": lambda layer: layer.weight.neg_(),
+    "the bias": lambda layer: layer.bias.add_(1),
+    "a mask": lambda layer: layer.set_mask(torch.ones_like(layer.weight, dtype=torch.bool)),
+    "another weight": lambda layer: setattr(layer, "weight", torch.nn.Parameter(-layer.weight)),
+    "the type": lambda layer: layer.double(),
+    "what eval finds": lambda layer: (layer.weight.data.neg_(), layer.eval()),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+@pytest.mark.parametrize("shape", [(16,), (1, 16), (5, 16), (2, 3, 16)])
+def test_repeated_calls_follow_what_is_written(device, what, shape):
+    layer, _ = used_once(device)
+    x = torch.randn(shape, device=device)
+    for _ in range(3):
+        assert_follows(layer, x)
+    with torch.no_grad():
+        WRITES[what](layer)
+    x = x.to(layer.weight.dtype)
+    for y in (x, x.clone(), 2 * x):
+        assert_follows(layer, y)
+
+
+@pytest.mark.gpu
+def test_a_product_is_prepared_for_each_layout():
+    layer, x = used_once("cuda")
+    assert layer._packed.known(x) is not None
+    assert layer._packed.known(torch.randn(5, 16, device="cuda")) is layer._packed.known(x)
+    for other in (x[:4], x.double(), x.mT.contiguous().mT, x.cpu(), x[:, :8]):
+        assert layer._packed.known(other) is None
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert layer._packed.known(x) is None
+
+
+def test_repeated_calls_check_what_the_first_one_checked(device):
+    layer, x = used_once(device)
+    for _ in range(2):
+        with torch.no_grad():
+            for wrong, error in (
+                (x[:, :8], ShapeError), (x.tolist(), DTypeError), (x.to("meta"), DeviceError),
+                (x.to_sparse(), DTypeError), (x.long(), DTypeError),
+            ):  # fmt: skip
+                with pytest.raises(error):
+                    layer(wrong)
+            with pytest.raises(UnsupportedError, match="transforms"):
+                torch.func.vmap(layer)(x)
+            assert_follows(layer, x)
+
+
+def test_repeated_calls_follow_autocast(device):
+    layer, x = used_once(device)
+    with torch.no_grad():
+        plain = layer(x)
+        for _ in range(3):
+            with torch.autocast(device, torch.bfloat16):
+                assert layer(x).dtype is torch.bfloat16
+            assert torch.equal(layer(x), plain)

@@ -1,0 +1,77 @@
+"""The packed weight of a layer without gradients, and the products that are prepared with it.
+
+A layer in inference is called with the same few layouts again and again, and most of its tensors
+are small: what is looked up at each call is what the call takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse24 import _replay
+from sparse24._fuse import PLAIN, Epilogue
+from sparse24._torch_linear import cast
+from sparse24._torch_parts import unpack
+from sparse24._torch_sources import Sources
+from sparse24.formats.two_four import Sparse24Array
+
+
+class Packed:
+    """The weight (m, k) and the bias of a layer as kernels take them, as long as they are its own.
+
+    Parameters
+    ----------
+    sources : Sources or None
+        What they were made of; None if nothing tells of changes.
+    weight : Sparse24Array, shape (m, k)
+    bias : Tensor, shape (m,), optional
+        Of float64 for such a weight, of float32 for others.
+    """
+
+    def __init__(self, sources: Sources | None, weight: Sparse24Array, bias: Tensor | None):
+        self.weight, self._sources = weight, sources
+        self._call = PLAIN if bias is None else PLAIN._replace(epilogue=Epilogue(bias=bias))
+        self._again: dict[tuple, Any] = {}  # without the address of the bias, which does not change
+
+    @classmethod
+    def of(cls, layer, dtype: torch.dtype | None) -> Packed:
+        """A layer's own; `dtype` is what autocast asks for."""
+        sources = Sources.of(dtype, _tensors(layer))  # first: others may write meanwhile
+        latent, bias = cast(layer._latent(), dtype), layer.bias
+        weight = unpack(layer._rows(latent), *latent.shape)
+        if bias is not None:
+            wide = torch.float64 if latent.dtype == torch.float64 else torch.float32
+            bias = cast(bias.detach(), dtype).to(wide).reshape(len(latent))
+        return cls(sources, weight, bias)
+
+    def is_of(self, layer, dtype: torch.dtype | None) -> bool:
+        """True if the layer's tensors have not changed, and autocast asks for the same."""
+        return self._sources is not None and self._sources.are(dtype, _tensors(layer))
+
+    def known(self, x: Tensor) -> Any:
+        """The prepared product ``x @ weight.T + bias`` for tensors like x (..., k), if any."""
+        return _replay.find(self._again, _layout(x), x)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """``x @ weight.T + bias`` for x (..., k), which is prepared for the next one like it."""
+        turned = self.weight.mT
+        y = turned._multiply_from_left(x, None, self._call)
+        key = _layout(x)
+        if key is not None:
+            whole = _replay.signature(x, None, self._call, from_left=True)
+            plan = turned._plans.get(whole)
+            if plan is not None:
+                _replay.keep(self._again, key, plan)
+        return y
+
+
+def _tensors(layer) -> list[Tensor]:
+    """What a layer's packed weight and bias are made of."""
+    return [t for t in (layer.weight, layer.mask, layer.bias, layer.scale) if t is not None]
+
+
+def _layout(x: Tensor) -> tuple | None:
+    return _replay.signature(x, None, PLAIN, from_left=True)
