@@ -35,6 +35,27 @@ def test_dense_products_are_exact_on_small_integers(name, order, rng):
 
 @pytest.mark.gpu
 @pytest.mark.stem("apply_epilogue")
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "int8"])
+@pytest.mark.parametrize("backwards", ["operand", "result", "both"])
+@pytest.mark.parametrize("inner", ["C", "F"])
+def test_stacks_that_run_backwards(name, backwards, inner, rng):
+    import cupy
+
+    row = _dtypes.TABLE[name]
+    a = s24.compress(rng.integers(-3, 4, (40, 52)).astype(row.logical), on_excess="prune")
+    x = rng.integers(-3, 4, (3, 52, 24)).astype(row.logical)
+    b, out = cupy.asarray(x), cupy.full((3, 40, 24), 99, row.result)
+    if inner == "F":
+        b, out = (y.swapaxes(1, 2).copy().swapaxes(1, 2) for y in (b, out))
+    b = b[::-1] if backwards != "result" else b
+    out = out[::-1] if backwards != "operand" else out
+    s24.matmul(a.to_device("cuda"), b, out, algorithm="dense")
+    want = reference.matmul(a.toarray(), x[::-1] if backwards != "result" else x)
+    np.testing.assert_array_equal(to_numpy(out).astype(np.float64), want.astype(np.float64))
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("apply_epilogue")
 def test_epilogue_of_an_array_without_sparse_kernel(rng):
     import cupy
 
@@ -56,3 +77,7 @@ def test_leading_dimensions_as_blas_sees_them():
     assert dense._leading(x[:, :3]) == (False, 6)
     assert dense._leading(x[:, ::2]) is None
     assert dense._leading(x[:1, :1]) is not None
+    stack = np.zeros((3, 4, 6), np.float32)
+    assert dense._leading(stack) == dense._leading(stack[::2]) == (False, 6)
+    assert dense._leading(stack[::-1]) is None
+    assert dense._leading(stack[:1][::-1]) == (False, 6)

@@ -133,10 +133,14 @@ def test_repeated_calls_follow_what_is_written(device, what, shape):
 
 @pytest.mark.gpu
 def test_a_product_is_prepared_for_each_layout():
-    layer, x = used_once("cuda")
-    assert layer._packed.known(x) is not None
-    assert layer._packed.known(torch.randn(5, 16, device="cuda")) is layer._packed.known(x)
-    for other in (x[:4], x.double(), x.mT.contiguous().mT, x.cpu(), x[:, :8]):
+    layer = st.SparseLinear(64, 128, device="cuda", dtype=torch.float16)
+    x = torch.randn(8, 64, device="cuda", dtype=torch.float16)
+    with torch.no_grad():
+        layer(x)
+    known = layer._packed.known(x)
+    assert known is not None
+    assert layer._packed.known(torch.ones_like(x)) is known
+    for other in (x[:4], x.float(), x.mT.contiguous().mT, x.cpu(), x[:, :32]):
         assert layer._packed.known(other) is None
     with torch.cuda.stream(torch.cuda.Stream()):
         assert layer._packed.known(x) is None
