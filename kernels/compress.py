@@ -14,6 +14,7 @@ from sparse24 import _arrays, _check, _spec
 from sparse24._dtypes import NAMES, TABLE, DType
 from sparse24._records import Compressed24
 from sparse24.kernels import loader
+from sparse24.kernels.call import KernelCall
 
 NAME = "compress"
 RULES = ("magnitude", "scores", "mask", "check")
@@ -138,7 +139,19 @@ def _run(x, row, rule, chosen, values, metadata, packed):
         if packed is not None:
             packed.fill(_spec.EMPTY_CODE * 0x11)
         return status
-    x = x.reshape(-1, m, k)
+    if chosen is not None:
+        chosen = chosen.reshape(-1, m, k)
+    call_of(x.reshape(-1, m, k), row, rule, chosen, values, metadata, packed, status).enqueue()
+    return status
+
+
+def call_of(x, row: DType, rule: str, chosen, values, metadata, packed, status) -> KernelCall:
+    """What `launch` enqueues: all but the arithmetic of the kernel itself.
+
+    `x` and `chosen` are (batch, m, k), the others as in `launch`, or None.  Addresses and layouts
+    of them all suffice.
+    """
+    batch, m, k = x.shape
     by_columns = runs_by_columns(x, row.itemsize)
     alignment = row_alignment(x, row.itemsize)
     if by_columns:
@@ -148,7 +161,6 @@ def _run(x, row, rule, chosen, values, metadata, packed):
     macros |= {"metadata": metadata is not None, "packed": packed is not None}
     chosen_arguments = (NULL, 0, 0, 0)
     if chosen is not None:
-        chosen = chosen.reshape(-1, m, k)
         size = chosen.dtype.itemsize
         reach = 4 if rule == "mask" else 16
         macros["chosen_aligned"] = row_alignment(chosen, size, reach) == reach
@@ -156,12 +168,11 @@ def _run(x, row, rule, chosen, values, metadata, packed):
         chosen_arguments = (chosen, *chosen.strides)
     name = "compress_columns" if by_columns else "compress_rows"
     kernel = loader.function(NAME, name, defines(row, rule, **macros))
-    count = x.shape[0] * blocks(m, k, row.itemsize, by_columns)
+    count = batch * blocks(m, k, row.itemsize, by_columns)
     pitch = 0 if values is None else values.strides[-2]
     outputs = (_or_null(values), pitch, _or_null(metadata), _or_null(packed), _or_null(status))
-    threads = 256 if by_columns else 128
-    kernel((count,), (threads,), (x, *x.strides, *chosen_arguments, *outputs, m, k))
-    return status
+    arguments = (x, *x.strides, *chosen_arguments, *outputs, m, k)
+    return KernelCall(kernel, count, 256 if by_columns else 128, arguments)
 
 
 def blocks(m: int, k: int, itemsize: int, by_columns: bool) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _spec
-from sparse24._dtypes import NAMES
+from sparse24._dtypes import NAMES, DType
 from sparse24._records import Compressed24
 from sparse24.kernels import loader
+from sparse24.kernels.call import KernelCall
 from sparse24.kernels.compress import blocks, row_alignment, runs_by_columns
 
 NAME = "decompress"
@@ -86,27 +87,34 @@ def values_by_row(record: Compressed24):
 def _run(record, out, *, masked):
     if out.size == 0:
         return
-    m, k = out.shape[-2:]
-    target = out.reshape(-1, m, k)
-    item = target.itemsize
+    target = out.reshape(-1, *out.shape[-2:])
+    codes, packed = codes_of(record)
+    values = values_by_row(record)
+    call_of(values, codes, target, record.dtype, packed=packed, masked=masked).enqueue()
+    if not _shares(target, out):
+        out[...] = target.reshape(out.shape)
+
+
+def call_of(
+    values, codes, target, row: DType, *, packed: bool = True, masked: bool = False
+) -> KernelCall:
+    """What writes the dense (batch, m, k) `target`, or where it is not zero.
+
+    `values` as from `values_by_row`; addresses and layouts of the arrays suffice.
+    """
+    batch, m, k = target.shape
+    item = target.dtype.itemsize
     by_columns = not masked and runs_by_columns(target, item)
     by_columns = by_columns and all(
         part % max(item, 4) == 0 for part in (target.data.ptr, target.strides[0], target.strides[2])
     )
     alignment = 16 if not by_columns and row_alignment(target, item) == 16 else 0
-    codes, packed = codes_of(record)
-    values = values_by_row(record)
-    macros = defines(record.dtype.name, packed=packed, mask=masked, out_alignment=alignment)
+    macros = defines(row.name, packed=packed, mask=masked, out_alignment=alignment)
     name = "decompress_columns" if by_columns else "decompress_rows"
     kernel = loader.function(NAME, name, macros)
-    count = target.shape[0] * blocks(m, k, record.dtype.itemsize, by_columns)
-    kernel(
-        (count,),
-        (256 if by_columns else 128,),
-        (values, *values.strides[:2], codes, target, *target.strides, m, k),
-    )
-    if not _shares(target, out):
-        out[...] = target.reshape(out.shape)
+    count = batch * blocks(m, k, row.itemsize, by_columns)
+    arguments = (values, *values.strides[:2], codes, target, *target.strides, m, k)
+    return KernelCall(kernel, count, 256 if by_columns else 128, arguments)
 
 
 def _shares(target, out) -> bool:

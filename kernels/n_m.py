@@ -174,5 +174,6 @@ COMPILE_CHECKS = (
         (defines(name, 2, 4, mask=True, span=max(4, 16 // TABLE[name].itemsize)), "sm_90a", None)
         for name in NAMES
     ),
+    (defines("int8", 1, 2, score="double", dense=False, mask=True, span=2), "sm_90a", None),
     *((defines("float16", 2, 8), f"sm_{arch}", None) for arch in ("80", "86", "89", "100a", "120")),
 )

@@ -11,6 +11,7 @@ from sparse24 import _arrays, _spec
 from sparse24._dtypes import NAMES, DType
 from sparse24._records import Compressed24
 from sparse24.kernels import compress, loader
+from sparse24.kernels.call import KernelCall
 
 NAME = "transposable"
 TILES = 128  # that a block of tile_mask takes; one for each thread
@@ -24,7 +25,7 @@ def launch(x, row: DType) -> tuple[Compressed24, Compressed24]:
     """
     *_, m, k = x.shape
     dense = x.reshape(-1, m, k) if x.size else x
-    if x.size and _in_squares(dense, row):
+    if x.size and in_squares(dense, row):
         return _pack(dense, x.shape, row)
     keep = mask(x, row)
     rows, _ = compress.launch(x, row, rule="mask", mask=keep)
@@ -41,7 +42,7 @@ def mask(x, row: DType, *, out=None):
         return out
     m, k = x.shape[-2:]
     dense, target = x.reshape(-1, m, k), out.reshape(-1, m, k)
-    if _in_squares(dense, row) and compress.row_alignment(target, 1, 8) == 8:
+    if in_squares(dense, row) and compress.row_alignment(target, 1, 8) == 8:
         loader.function(NAME, "square_mask", defines(row.name, pack=True))(
             (_squares(dense),),
             (256,),
@@ -57,8 +58,8 @@ def mask(x, row: DType, *, out=None):
     return out
 
 
-def _in_squares(dense, row: DType) -> bool:
-    """True if (batch, m, k) can be taken in squares of 8 x 8 elements."""
+def in_squares(dense, row: DType) -> bool:
+    """True if (batch, m, k) can be taken in squares of 8 x 8 elements, and packed in one pass."""
     whole = row.itemsize == 2 and dense.shape[1] % 4 == 0 and dense.shape[2] % 4 == 0
     return whole and compress.row_alignment(dense, 2) == 16
 
@@ -78,16 +79,25 @@ def _pack(dense, shape, row):
         parts.append(_arrays.empty_rows(xp, (*batch, rows, columns // 2), dense.dtype))
         parts.append(xp.empty((*batch, *_spec.packed_shape(rows, columns)), np.uint8))
     values, packed, t_values, t_packed = parts
-    loader.function(NAME, "tile_pack", defines(row.name, pack=True))(
-        (_squares(dense),),
-        (256,),
-        (dense, *dense.strides[:2], values, values.strides[-2], packed,
-         t_values, t_values.strides[-2], t_packed, m, k),
-    )  # fmt: skip
+    call_of(dense, row, *parts).enqueue()
     return (
         Compressed24(values, None, packed, tuple(shape), row),
         Compressed24(t_values, None, t_packed, turned, row),
     )
+
+
+def call_of(dense, row: DType, values, packed, t_values, t_packed) -> KernelCall:
+    """What packs a matrix (batch, m, k) that is taken in squares, and its transpose, in one pass.
+
+    Addresses and layouts of the arrays suffice.
+    """
+    *_, m, k = dense.shape
+    kernel = loader.function(NAME, "tile_pack", defines(row.name, pack=True))
+    arguments = (
+        dense, *dense.strides[:2], values, values.strides[-2], packed,
+        t_values, t_values.strides[-2], t_packed, m, k,
+    )  # fmt: skip
+    return KernelCall(kernel, _squares(dense), 256, arguments)
 
 
 def defines(name: str, *, pack: bool = False) -> loader.Defines:

@@ -40,10 +40,10 @@ def matmul(
     alpha, beta : float
         Factors of the product and of `c`.
     dtype : dtype, optional
-        Type of the result, int32 or one that operands may have.  By default that of the
-        operands; int8 gives int32 and fp8 gives bfloat16.  Formats other than `Sparse24Array`
-        multiply in float32 if their result would have 16 bits and this asks for another float
-        type; a `HybridArray` then keeps a float32 copy of itself.
+        Type of the result, int32 (of float64 operands on the CPU only) or one that operands may
+        have.  By default that of the operands; int8 gives int32 and fp8 gives bfloat16.
+        Formats other than `Sparse24Array` multiply in float32 if their result would have 16 bits
+        and this asks for another float type; a `HybridArray` then keeps a float32 copy of itself.
     epilogue : Epilogue, optional
         Bias, activation and scales in the same pass; with formats other than
         `Sparse24Array`, in a second pass over the result.
@@ -72,7 +72,7 @@ def matmul(
     ShapeError, DTypeError, DeviceError, ArgumentError
         If operands or options do not fit.
     UnsupportedError
-        If the named `algorithm` cannot multiply this.
+        If the named `algorithm` cannot multiply this, or no kernel stores the `dtype`.
 
     Notes
     -----

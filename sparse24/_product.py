@@ -16,7 +16,7 @@ import numpy as np
 
 from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _replay
 from sparse24._dtypes import DType
-from sparse24._errors import DeviceError, ShapeError
+from sparse24._errors import DeviceError, ShapeError, UnsupportedError
 from sparse24._fuse import PLAIN, Call, Epilogue, fuse
 from sparse24._records import Fused, Operand24
 from sparse24._target import Target, given, real_of, result_name
@@ -183,6 +183,10 @@ class Result(Target):
             a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
         )
         name = row_a.result if call.dtype is None else result_name(call.dtype)
+        if name == "int32" and row_a.name == "float64" and _arrays.is_cupy(held):
+            raise UnsupportedError(
+                "products of float64 have no int32 result on a GPU; leave dtype out and round"
+            )
         return cls(shape, name, given(out), _arrays.is_cupy(held), row_a, row_b)
 
 

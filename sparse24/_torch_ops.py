@@ -22,6 +22,7 @@ from sparse24 import (
     _foreign,
     _prune,
     _storage,
+    _torch_repack,
     _torch_replay,
 )
 from sparse24._errors import ArgumentError
@@ -60,6 +61,10 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
 
     Two tensors, or four for a transposable matrix: those of the transpose follow.
     """
+    key = _torch_repack.packing_key(x, mask, transposable)
+    known = _torch_replay.find(key)
+    if known is not None:
+        return known(x, mask)
     with _foreign.stream_of(x):
         array, row = _foreign.view_of(x), dtype_of(x)
         records: tuple[Compressed24, ...]
@@ -71,6 +76,9 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
             keep = _compress.checked_mask(_foreign.view_of(mask), array)
             turns = ((array, keep), (array.T, keep.T))[: 1 + transposable]
             records = tuple(_by_mask(a, m, row, axis) for (a, m), axis in zip(turns, (-1, -2)))
+        prepared = None if key is None else _torch_repack.Packing.of(x, mask, transposable)
+        if prepared is not None:
+            _torch_replay.keep(key, prepared)
         return [_foreign.to_torch(part) for record in records for part in parts_of(record)]
 
 
@@ -100,13 +108,15 @@ def product(
     """
     turned, left = form in ("x@A", "At@b"), form.startswith("x")
     stored = parts[2:] if turned else parts[:2]
-    key = _torch_replay.signature(parts[0], dense, bias, m, k, form) if stored else None
+    if not stored and bias is None and _multiplies_densely(parts[0], dense):
+        return _dense_product(parts, m, k, dense, left=left)
+    key = _torch_replay.product_key(parts[0], dense, bias, m, k, form) if stored else None
     known = _torch_replay.find(key)
+    added = None if bias is None else _as_added(bias)
     if known is not None:
-        values, codes = stored
-        return known(values, codes, dense, PLAIN if bias is None else _biased(bias))
+        return known(*stored, dense, added)
     with _foreign.stream_of(dense):
-        epilogue = PLAIN if bias is None else _biased(bias)
+        epilogue = PLAIN if added is None else Fused(row_bias=_foreign.view_of(added))
         a, b = operand_of(parts, m, k, turned=turned), _foreign.view_of(dense)
         b = b.T if left else b
         call = Call(other_dtype=dtype_of(dense))
@@ -119,9 +129,25 @@ def product(
         return product
 
 
-def _biased(bias: Tensor) -> Fused:
+def _as_added(bias: Tensor) -> Tensor:
+    """A bias as kernels take it."""
     real = torch.float64 if bias.dtype == torch.float64 else torch.float32
-    return Fused(row_bias=_foreign.view_of(bias.to(real)))
+    return bias.to(real).contiguous()
+
+
+def _multiplies_densely(values: Tensor, dense: Tensor) -> bool:
+    """Whether a product across the groups is torch's, of the matrix with its zeros.
+
+    On the CPU a kernel of ours does without that matrix.
+    """
+    return dense.is_cuda and values.dtype in _FLOATS and dense.dtype in _FLOATS
+
+
+def _dense_product(parts: list[Tensor], m: int, k: int, given: Tensor, *, left: bool) -> Tensor:
+    """``x @ A`` or ``A.T @ b``."""
+    common = torch.promote_types(parts[0].dtype, given.dtype)
+    whole, given = _whole(parts, m, k).to(common), given.to(common)
+    return given @ whole if left else whole.t() @ given
 
 
 @_meaning_for_tracing("product")
@@ -138,6 +164,7 @@ def _(parts, m, k, dense, bias, form):
     return dense.new_empty((rows, columns), dtype=_RESULTS.get(dtype, dtype))
 
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _RESULTS = {
     torch.int8: torch.int32,
     torch.float8_e4m3fn: torch.bfloat16,
@@ -148,9 +175,21 @@ _RESULTS = {
 @_operator
 def dense(parts: list[Tensor], m: int, k: int) -> Tensor:
     """The packed matrix with its zeros."""
+    return _whole(parts, m, k)
+
+
+def _whole(parts: list[Tensor], m: int, k: int) -> Tensor:
+    key = _torch_repack.unpacking_key(parts, m, k)
+    known = _torch_replay.find(key)
+    if known is not None:
+        return known(parts)
     with _foreign.stream_of(parts[0]):
         record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
-        return _foreign.to_torch(_storage.decompress(record))
+        whole = _foreign.to_torch(_storage.decompress(record))
+        prepared = None if key is None else _torch_repack.Unpacking.of(parts, m, k)
+        if prepared is not None:
+            _torch_replay.keep(key, prepared)
+        return whole
 
 
 @_meaning_for_tracing("dense")

@@ -1,51 +1,110 @@
-"""Products with matrices that are packed anew at every call, launched without planning.
+"""Operators on matrices that are packed anew at every call, launched without planning.
 
 `sparse24._replay` remembers launches of one array; a training step makes new arrays of the same
-shapes, at addresses that torch's allocator soon hands out again.
+shapes, at addresses that torch's allocator soon hands out again.  Choosing a kernel, and seeing
+tensors as arrays of CuPy, takes longer than many a kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
 from sparse24._dispatch import Launched
 from sparse24._ready import View
-from sparse24._records import PLAIN, Compressed24, Fused
+from sparse24._records import Compressed24, Fused
 from sparse24.kernels import epilogue as _epilogue
+from sparse24.kernels.call import KernelCall
 from sparse24.kernels.launch import Launch, Launcher
 
 MOST_SIGNATURES = 512
 MOST_ADDRESSES = 1024  # a signature
 
-_known: dict[tuple, Repeat] = {}
+_known: dict[tuple, Any] = {}
 
 
-def signature(values: Tensor, dense: Tensor, bias: Tensor | None, m: int, k: int, form: str):
-    """All that the choice of a kernel depends on; None where calls are not remembered."""
-    if not dense.is_cuda or _autotune.active.get():
-        return None
-    return (
-        form, m, k, values.dtype, dense.shape, dense.stride(), dense.dtype, dense.data_ptr() & 15,
-        bias is None, dense.device.index, _tuning_cache.generation(),
-    )  # fmt: skip
-
-
-def find(key: tuple | None) -> Repeat | None:
+def find(key: tuple | None) -> Any:
+    """What was prepared for the operators of a signature."""
     return None if key is None else _known.get(key)
 
 
-def remember(key: tuple | None, launched: Launched | None, out: Tensor) -> None:
-    """Keep what a call launched, if that can be launched again elsewhere."""
-    if key is None or launched is None or not isinstance(launched.launcher, Launcher):
-        return
+def keep(key: tuple, prepared: Any) -> None:
     if len(_known) >= MOST_SIGNATURES:
         _known.clear()
-    _known[key] = Repeat(launched, out)
+    _known[key] = prepared
 
 
-class Repeat:
+def layout(x: Tensor) -> tuple:
+    """All of a CUDA tensor that a launch depends on, but for its address."""
+    return x.shape, x.stride(), x.dtype, x.data_ptr() & 15, x.device.index
+
+
+def view(x: Tensor) -> View:
+    """The address and the layout of a CUDA tensor."""
+    return View(_foreign.view_of(x))
+
+
+def launch_of(call: KernelCall) -> Launch:
+    """A launch with the arguments of a call, whose arrays are `View` s."""
+    values = [x.ptr if isinstance(x, View) else int(x) for x in call.arguments]
+    words = np.array(values, np.int64)
+    return Launch(call.kernel, call.blocks, call.threads, 0, np.split(words, len(words)))
+
+
+class Launches:
+    """The launches of one signature, laid out once for each set of addresses.
+
+    Parameters
+    ----------
+    lay_out : callable
+        ``lay_out(*addresses, stream)`` gives launches, one after the other, for torch's stream.
+    """
+
+    def __init__(self, lay_out: Callable[..., Sequence[Launch]]):
+        self._lay_out = lay_out
+        self._known: dict[tuple[int, ...], Sequence[Launch]] = {}
+
+    def enqueue(self, beside: Tensor, *addresses: int) -> None:
+        """Launch on the device and the stream of a tensor, without waiting."""
+        _foreign.make_current()
+        key = (*addresses, _arrays.torch_stream(beside))
+        if torch.cuda.current_device() == beside.device.index:
+            self._enqueue(key)
+        else:
+            with torch.cuda.device(beside.device):
+                self._enqueue(key)
+
+    def _enqueue(self, key: tuple[int, ...]) -> None:
+        launches = self._known.get(key)
+        if launches is None:
+            if len(self._known) >= MOST_ADDRESSES:
+                self._known.clear()
+            launches = self._known[key] = self._lay_out(*key)
+        for launch in launches:
+            launch(key[-1])
+
+
+def product_key(
+    values: Tensor, dense: Tensor, bias: Tensor | None, m: int, k: int, form: str
+) -> tuple | None:
+    """All that the choice of a product's kernel depends on; None where it is not remembered."""
+    if not dense.is_cuda or _autotune.active.get():
+        return None
+    return form, m, k, values.dtype, bias is None, _tuning_cache.generation(), *layout(dense)
+
+
+def remember(key: tuple | None, launched: Launched | None, out: Tensor) -> None:
+    """Keep what a product launched, if that can be launched again elsewhere."""
+    if key is not None and launched is not None and isinstance(launched.launcher, Launcher):
+        keep(key, Product(launched, out))
+
+
+class Product:
     """A prepared product of one signature."""
 
     def __init__(self, launched: Launched, out: Tensor):
@@ -53,28 +112,27 @@ class Repeat:
         self._values, self._packed = View(record.values), View(record.packed)
         self._shape, self._dtype = record.shape, record.dtype
         self._b, self._out = View(launched.b), View(launched.out)
+        bias = launched.epilogue.row_bias
+        self._bias = None if bias is None else View(bias)
         self._result = (tuple(out.shape), out.dtype)
-        self._launches: dict[tuple, Launch] = {}
+        self._launches = Launches(self._lay_out)
 
-    def __call__(self, values: Tensor, codes: Tensor, dense: Tensor, epilogue: Fused) -> Tensor:
+    def __call__(
+        self, values: Tensor, codes: Tensor, dense: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """The product; `bias` is of the type that kernels add."""
         shape, dtype = self._result
-        out, stream = dense.new_empty(shape, dtype=dtype), _arrays.torch_stream(dense)
-        key = (values.data_ptr(), codes.data_ptr(), dense.data_ptr(), out.data_ptr(), stream)
-        launch = self._launches.get(key)
-        if launch is None:
-            if len(self._launches) >= MOST_ADDRESSES:
-                self._launches.clear()
-            with torch.cuda.device(dense.device):
-                launch = self._launches[key] = self._lay_out(*key)
-        if epilogue is not PLAIN:
-            launch = launch.with_last(_epilogue.params(epilogue))
-        _foreign.make_current()
-        with torch.cuda.device(dense.device):
-            launch(stream)
+        out = dense.new_empty(shape, dtype=dtype)
+        added = 0 if bias is None else bias.data_ptr()
+        addresses = (x.data_ptr() for x in (values, codes, dense, out))
+        self._launches.enqueue(dense, *addresses, added)
         return out
 
-    def _lay_out(self, values: int, codes: int, dense: int, out: int, stream: int) -> Launch:
-        record = Compressed24(
+    def _lay_out(self, values: int, codes: int, dense: int, out: int, bias: int, stream: int):
+        a = Compressed24(
             self._values.at(values), None, self._packed.at(codes), self._shape, self._dtype
         )
-        return self._bind(record, self._b.at(dense), self._out.at(out), stream)
+        launch = self._bind(a, self._b.at(dense), self._out.at(out), stream)
+        if self._bias is not None:
+            launch = launch.with_last(_epilogue.params(Fused(row_bias=self._bias.at(bias))))
+        return [launch]

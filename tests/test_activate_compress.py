@@ -97,8 +97,9 @@ def test_refuses_other_types():
 @stem
 @pytest.mark.parametrize("quantise", [False, True], ids=["same type", "fp8"])
 @pytest.mark.parametrize("activation", ["relu", "relu2"])
-def test_array_function_follows_the_reference(xp, rng, activation, quantise):
-    x = matrix(rng, (37, 100), _dtypes.TABLE["float16"], "odd")
+@pytest.mark.parametrize("shape", [(37, 100), (3, 0), (0, 8)])
+def test_array_function_follows_the_reference(xp, rng, activation, quantise, shape):
+    x = matrix(rng, shape, _dtypes.TABLE["float16"], "odd")
     want, metadata, scales = reference.activate_compress(x, activation, quantise=quantise)
     got = s24.activate_compress(xp.asarray(x), activation, quantise=quantise)
     if quantise:

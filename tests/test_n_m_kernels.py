@@ -45,6 +45,18 @@ def test_scores_and_in_place(rng):
         same(got, reference.prune_n_m(x, 2, 8, scores))
 
 
+@pytest.mark.parametrize("pattern", [(1, 2), (2, 4), (2, 8)])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["int8", "float16", "float64"])
+def test_masks_by_scores_of_any_width(rng, name, kind, pattern):
+    row = _dtypes.TABLE[name]
+    for shape in SHAPES:
+        scores = rng.integers(-3, 4, shape).astype(kind)
+        for x in (matrix(rng, shape, row), scores):  # scores that stand for the elements, too
+            got = n_m.mask_n_m(place(x), row, *pattern, scores=place(scores))
+            same(got, reference.top_mask(scores, *pattern))
+
+
 @pytest.mark.parametrize("name", _dtypes.NAMES)
 def test_compress_and_back(rng, name):
     row = _dtypes.TABLE[name]

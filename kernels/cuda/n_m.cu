@@ -62,10 +62,10 @@ using Key = decltype(score_key(SCORE()));
 using Key = conditional<ITEM == 8, long long, int>;
 #endif
 
-// COUNT elements of a row, of which `valid` exist; in 16-byte accesses if VECTOR.
+// COUNT elements of a row, of which `valid` exist; in 16-byte accesses if VECTOR, where they fill any.
 template <class T, int COUNT> void load_row(const View& in, const Group& place, T (&out)[COUNT]) {
     const char* at = in.at(place.batch, place.row, place.column);
-    if constexpr (VECTOR) {
+    if constexpr (VECTOR && COUNT * sizeof(T) % 16 == 0) {
         load_words<16>(at, reinterpret_cast<unsigned(&)[COUNT * sizeof(T) / 4]>(out));
     } else {
 #pragma unroll

@@ -1,0 +1,115 @@
+"""Operators of the torch bridge that repeat a launch: the same bits as the first time."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sparse24 import _torch_ops as ops  # noqa: E402
+from sparse24 import _torch_repack, _torch_replay  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+
+HALF = torch.float16
+HOW = {
+    "magnitude": lambda x: (x, None, False),
+    "by tiles": lambda x: (x, None, True),
+    "a mask": lambda x: (x, ops.keep(x, False), False),
+    "a mask for both axes": lambda x: (x, ops.keep(x, True), True),
+}
+LAYOUTS = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.t().contiguous().t(),
+    "part of wider rows": lambda x: torch.cat([x, x], 1)[:, : x.shape[1]],
+    "off by an element": lambda x: torch.cat([x[:1, :1].expand(len(x), 1), x], 1)[:, 1:],
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch):
+    monkeypatch.setattr(_torch_replay, "_known", {})
+
+
+def bits(parts):
+    """What was written of parts: rows may be padded, and nobody writes there."""
+    return [part.contiguous().view(torch.uint8).cpu() for part in parts]
+
+
+def trimmed(parts, m, k):
+    widths = [2 * -(-columns // 4) for columns in (k, m)]
+    return [p if p.ndim == 3 or p.dtype == torch.uint8 else p[:, : widths[i // 2]]
+            for i, p in enumerate(parts)]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(64, 128), (12, 20), (37, 53), (1, 4)])
+def test_packing_again_gives_the_same_bits(device, how, layout, dtype, shape):
+    x, y = (LAYOUTS[layout](torch.randn(shape, device=device).to(dtype)) for _ in range(2))
+    first, other = (bits(trimmed(ops.pack(*HOW[how](z)), *shape)) for z in (x, y))
+    _torch_replay._known.clear()
+    for z, want in ((y, other), (x, first), (y, other), (LAYOUTS[layout](y.clone()), other)):
+        assert all(map(torch.equal, bits(trimmed(ops.pack(*HOW[how](z)), *shape)), want))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", HOW)
+def test_packing_is_prepared(how):
+    given = HOW[how](torch.randn(64, 128, device="cuda", dtype=HALF))
+    assert _torch_replay.find(_torch_repack.packing_key(*given)) is None
+    parts = ops.pack(*given)
+    assert _torch_replay.find(_torch_repack.packing_key(*given)) is not None
+    ops.dense(parts, 64, 128)
+    assert _torch_replay.find(_torch_repack.unpacking_key(parts, 64, 128)) is not None
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float32, torch.float64, torch.int8])
+@pytest.mark.parametrize("shape", [(64, 128), (12, 20), (37, 53), (0, 8)])
+def test_unpacking_again_gives_the_same_bits(device, dtype, shape):
+    for _ in range(3):
+        x = torch.randint(-9, 10, shape, device=device).to(dtype)
+        want = torch.where(ops.keep(x, False), x, torch.zeros_like(x))
+        assert torch.equal(ops.dense(ops.pack(x, None, False), *shape), want)
+
+
+@pytest.mark.parametrize("types", [(HALF, HALF), (HALF, torch.bfloat16), (torch.int8, torch.int8)])
+@pytest.mark.parametrize("shape", [(64, 128), (37, 53)])
+@pytest.mark.parametrize("form", ["x@A", "At@b"])
+def test_products_across_the_groups(device, types, shape, form):
+    for _ in range(2):
+        x = torch.randint(-3, 4, shape, device=device).to(types[0])
+        parts = ops.pack(x, None, False)
+        whole = ops.dense(parts, *shape).double()
+        b = torch.randint(-3, 4, (shape[0], 16), device=device).to(types[1])
+        given = b.t().contiguous() if form == "x@A" else b
+        got = ops.product(parts, *shape, given, None, form)
+        want = given.double() @ whole if form == "x@A" else whole.t() @ given.double()
+        assert torch.equal(got.double(), want)
+        assert got.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32, torch.float64])
+def test_a_bias_of_any_stride_and_type(device, dtype):
+    a = st.to_sparse_semi_structured(torch.eye(64, 128, device=device, dtype=dtype))
+    for step in (1, 2, 1, 2):
+        x = torch.randint(-3, 4, (16, 128), device=device).to(dtype)
+        bias = torch.arange(64 * step, device=device).to(dtype)[::step]
+        assert torch.equal(torch.addmm(bias, x, a.t()), x[:, :64] + bias)
+
+
+@pytest.mark.gpu
+def test_streams_and_addresses_have_launches_of_their_own():
+    weight = torch.randint(-3, 4, (64, 128), device="cuda").to(HALF)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    held = []
+    for stream in streams * 2:
+        with torch.cuda.stream(stream):
+            x = torch.randint(-3, 4, (8, 128), device="cuda").to(HALF)
+            parts = ops.pack(weight, None, True)
+            y = ops.product(parts, 64, 128, x, None, "x@At")
+            held.append((x, parts, y, ops.dense(parts, 64, 128)))
+    torch.cuda.synchronize()
+    for x, _, y, whole in held:
+        assert torch.equal(y, x @ whole.t())
