@@ -66,7 +66,7 @@ def launch(x, row: DType, *, activation: str = "relu2", gate=None, quantise: boo
             source = (x, x.strides[0], gate, gate.strides[0])
         output = (values, values.strides[0], packed)
         (_quantise if quantise else _keep)(row, activation, source, output, scales, m, k)
-    elif quantise:
+    elif scales is not None:
         scales.fill(1)  # as of rows of zeros
     return Compressed24(values, None, packed, (m, k), result), scales
 

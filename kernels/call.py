@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class KernelCall(NamedTuple):
-    """A kernel with arguments of eight bytes each: arrays, by their address, and integers."""
+    """A kernel with arguments of eight bytes each: arrays, by their address, and numbers."""
 
     kernel: Any  # cupy.RawKernel
     blocks: int

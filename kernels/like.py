@@ -6,8 +6,10 @@ Launcher of ``cuda/like.cu``.  Nothing here waits for the device.
 from __future__ import annotations
 
 from sparse24 import _arrays, _spec
+from sparse24._dtypes import DType
 from sparse24._records import Compressed24
 from sparse24.kernels import loader
+from sparse24.kernels.call import KernelCall
 from sparse24.kernels.compress import NULL, blocks, row_alignment, runs_by_columns
 from sparse24.kernels.decompress import codes_of, values_by_row
 
@@ -66,22 +68,34 @@ def masked_gradient(record: Compressed24, gradient, *, weight=None, decay: float
     if not gradient.size:
         return out
     m, k = gradient.shape[-2:]
-    arrays = [x.reshape(-1, m, k) for x in (gradient, weight, out) if x is not None]
-    aligned = all(row_alignment(x, x.itemsize) == 16 for x in arrays)
+    source, target = gradient.reshape(-1, m, k), out.reshape(-1, m, k)
+    decaying = None if weight is None else weight.reshape(-1, m, k)
     codes, packed = codes_of(record)
-    macros = defines(
-        record.dtype.name, packed=packed, alignment=16 if aligned else 0, decayed=weight is not None
-    )
-    source, *middle, target = arrays
-    weight_arguments = (middle[0], *middle[0].strides) if middle else (NULL, 0, 0, 0)
-    loader.function(NAME, "masked_gradient", macros)(
-        (source.shape[0] * blocks(m, k, gradient.itemsize, False),),
-        (128,),
-        (source, *source.strides, *weight_arguments, codes, target, *target.strides, decay, m, k),
-    )
+    masked_call(source, decaying, codes, target, record.dtype, decay, packed=packed).enqueue()
     if target.data.ptr != out.data.ptr:
         out[...] = target.reshape(out.shape)
     return out
+
+
+def masked_call(
+    source, weight, codes, target, row: DType, decay: float, *, packed: bool = True
+) -> KernelCall:
+    """What `masked_gradient` enqueues, for (batch, m, k) matrices; `weight` may be None.
+
+    Addresses and layouts of the arrays suffice.
+    """
+    batch, m, k = source.shape
+    given = [x for x in (source, weight, target) if x is not None]
+    aligned = all(row_alignment(x, row.itemsize) == 16 for x in given)
+    macros = defines(
+        row.name, packed=packed, alignment=16 if aligned else 0, decayed=weight is not None
+    )
+    kernel = loader.function(NAME, "masked_gradient", macros)
+    of_weight = (NULL, 0, 0, 0) if weight is None else (weight, *weight.strides)
+    arguments = (
+        source, *source.strides, *of_weight, codes, target, *target.strides, float(decay), m, k,
+    )  # fmt: skip
+    return KernelCall(kernel, batch * blocks(m, k, row.itemsize, False), 128, arguments)
 
 
 def defines(

@@ -11,6 +11,7 @@ from sparse24 import _arrays, _spec
 from sparse24._dtypes import DType
 from sparse24._records import Compressed24
 from sparse24.kernels import compress, loader
+from sparse24.kernels.call import KernelCall
 
 NAME = "sample"
 DTYPES = ("float16", "bfloat16", "float32")
@@ -27,17 +28,22 @@ def launch(x, row: DType, key: int) -> Compressed24:
     values = _arrays.empty_rows(xp, (*batch, m, _spec.values_per_row(k)), x.dtype)
     packed = xp.empty((*batch, *_spec.packed_shape(m, k)), np.uint8)
     if x.size:
-        dense = x.reshape(-1, m, k)
-        strides = (dense.data.ptr, dense.strides[0], dense.strides[2])
-        by_columns = compress.runs_by_columns(dense, row.itemsize)
-        aligned = by_columns and all(part % 4 == 0 for part in strides)
-        loader.function(NAME, "sample_columns", defines(row.name, 4 if aligned else 0))(
-            (dense.shape[0] * compress.blocks(m, k, row.itemsize, True),),
-            (256,),
-            (dense, *dense.strides, values, values.strides[-2], packed,
-             np.uint64(key & (1 << 64) - 1), np.uint64(key >> 64), m, k),
-        )  # fmt: skip
+        call_of(x.reshape(-1, m, k), row, key, values, packed).enqueue()
     return Compressed24(values, None, packed, tuple(x.shape), row)
+
+
+def call_of(dense, row: DType, key: int, values, packed) -> KernelCall:
+    """What `launch` enqueues, for (batch, m, k); addresses and layouts of the arrays suffice."""
+    batch, m, k = dense.shape
+    strides = (dense.data.ptr, dense.strides[0], dense.strides[2])
+    by_columns = compress.runs_by_columns(dense, row.itemsize)
+    aligned = by_columns and all(part % 4 == 0 for part in strides)
+    kernel = loader.function(NAME, "sample_columns", defines(row.name, 4 if aligned else 0))
+    arguments = (
+        dense, *dense.strides, values, values.strides[-2], packed,
+        np.uint64(key & (1 << 64) - 1), np.uint64(key >> 64), m, k,
+    )  # fmt: skip
+    return KernelCall(kernel, batch * compress.blocks(m, k, row.itemsize, True), 256, arguments)
 
 
 def defines(name: str, alignment: int = 4) -> loader.Defines:

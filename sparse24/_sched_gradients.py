@@ -225,11 +225,16 @@ def _sum_of_four(x: Array) -> Array:
     return (x[..., 0:1] + x[..., 2:3]) + (x[..., 1:2] + x[..., 3:4])
 
 
+def mvue_key(seed: int, step: int, name: str = "") -> int:
+    """The key of `mvue_24`'s draw."""
+    return random_key(seed, step, name, "mvue")
+
+
 def compress_mvue_24(gradient, *, step: int, seed: int = 0, name: str = "") -> Sparse24Array:
     """`mvue_24` of a NumPy or CuPy matrix, compressed; on a GPU in one pass, the same numbers."""
     row = _dtypes.lookup(gradient.dtype, argument="gradient.dtype")
     if _arrays.is_cupy(gradient) and row.name in sample.DTYPES:
-        record = sample.launch(gradient, row, random_key(seed, step, name, "mvue"))
+        record = sample.launch(gradient, row, mvue_key(seed, step, name))
     else:
         sampled = mvue_24(gradient, step=step, seed=seed, name=name)
         record, _ = compress_rows(sampled, row, "magnitude")

@@ -273,13 +273,15 @@ class SparseLinear(torch.nn.Linear):
             return self._followed(x)
         dtype = autocast_dtype(x)
         packed = self._packed  # once: another thread may drop it
-        current = packed is not None and packed.is_of(self, dtype)
-        product = packed.known(cast(x, dtype)) if current and not are_transformed() else None
-        if product is not None:
-            return product(cast(x, dtype), None)
+        if packed is not None and not packed.is_of(self, dtype):
+            packed = None
+        if packed is not None and not are_transformed():
+            product = packed.known(cast(x, dtype))
+            if product is not None:
+                return product(cast(x, dtype), None)
         check_linear(x, self.weight, self.bias)
         refuse_transforms(x, self.weight, self.bias)
-        if not current:
+        if packed is None:
             self._packed = packed = Packed.of(self, dtype)
         return packed.multiply(cast(x, dtype))
 

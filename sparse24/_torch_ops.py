@@ -29,7 +29,7 @@ from sparse24._errors import ArgumentError
 from sparse24._fuse import Call
 from sparse24._product import Result
 from sparse24._records import PLAIN, Compressed24, Fused
-from sparse24._sched_gradients import compress_mvue_24
+from sparse24._sched_gradients import compress_mvue_24, mvue_key
 from sparse24._torch_parts import dtype_of, empty_parts, operand_of, parts_of, record_of
 
 FORMS = ("x@At", "x@A", "A@b", "At@b")
@@ -76,9 +76,8 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
             keep = _compress.checked_mask(_foreign.view_of(mask), array)
             turns = ((array, keep), (array.T, keep.T))[: 1 + transposable]
             records = tuple(_by_mask(a, m, row, axis) for (a, m), axis in zip(turns, (-1, -2)))
-        prepared = None if key is None else _torch_repack.Packing.of(x, mask, transposable)
-        if prepared is not None:
-            _torch_replay.keep(key, prepared)
+        if key is not None:
+            _torch_replay.keep(key, _torch_repack.Packing.of(x, mask, transposable))
         return [_foreign.to_torch(part) for record in records for part in parts_of(record)]
 
 
@@ -186,9 +185,8 @@ def _whole(parts: list[Tensor], m: int, k: int) -> Tensor:
     with _foreign.stream_of(parts[0]):
         record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
         whole = _foreign.to_torch(_storage.decompress(record))
-        prepared = None if key is None else _torch_repack.Unpacking.of(parts, m, k)
-        if prepared is not None:
-            _torch_replay.keep(key, prepared)
+        if key is not None:
+            _torch_replay.keep(key, _torch_repack.Unpacking.of(parts, m, k))
         return whole
 
 
@@ -257,8 +255,14 @@ def _(clock):
 @_operator
 def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
     """Values and codes of `x` sampled to 2:4 along its rows without bias, by `clock` and `seed`."""
+    key = _torch_repack.sampling_key(x)
+    known = _torch_replay.find(key)
+    if known is not None:
+        return known(x, mvue_key(seed, int(clock)))
     with _foreign.stream_of(x):
         array = compress_mvue_24(_foreign.view_of(x), step=int(clock), seed=seed)
+        if key is not None:
+            _torch_replay.keep(key, _torch_repack.Sampling(x))
         return [_foreign.to_torch(part) for part in parts_of(array._operand.stored)]
 
 
@@ -274,6 +278,10 @@ def masked_gradient(
     """`gradient` where the packed matrix stores elements, elsewhere 0 or, with a `weight`,
     ``gradient + decay * weight``.
     """
+    key = _torch_repack.masking_key(parts, gradient, weight, decay)
+    known = _torch_replay.find(key)
+    if known is not None:
+        return known(parts, gradient, weight)
     with _foreign.stream_of(gradient):
         record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
         dense = _foreign.view_of(gradient)
@@ -282,6 +290,7 @@ def masked_gradient(
             from sparse24.kernels import like
 
             result = like.masked_gradient(record, dense, weight=decaying, decay=decay)
+            _torch_replay.keep(key, _torch_repack.Masking.of(parts, gradient, weight, decay))
         else:
             from sparse24.kernels import reference
 

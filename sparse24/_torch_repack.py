@@ -1,14 +1,17 @@
-"""Packing and unpacking of CUDA tensors like earlier ones."""
+"""Packed CUDA tensors like earlier ones: packing, unpacking, masking and sampling again."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from sparse24 import _spec
+from sparse24 import _arrays, _spec
 from sparse24._ready import View
 from sparse24._torch_parts import dtype_of, empty_parts
-from sparse24._torch_replay import Launches, launch_of, layout, view
+from sparse24._torch_replay import Launches, launch_of, layout, on_device, view
+from sparse24.kernels import compress, decompress, like, sample
+from sparse24.kernels import transposable as squares
+from sparse24.kernels.call import KernelCall
 from sparse24.kernels.launch import Launch
 
 
@@ -40,8 +43,6 @@ class Packing:
     @classmethod
     def of(cls, x: Tensor, mask: Tensor | None, transposable: bool) -> Packing | None:
         """None where packing takes more than a launch for each orientation."""
-        from sparse24.kernels import transposable as squares
-
         if not x.numel():
             return None
         made = cls(x, mask, transposable)
@@ -60,22 +61,22 @@ class Packing:
         return [part for shape in shapes for part in empty_parts(x, *shape)]
 
     def _lay_out(self, x: int, mask: int, *rest: int) -> list[Launch]:
-        from sparse24.kernels import compress
-        from sparse24.kernels import transposable as squares
-
         parts = [part.at(address) for part, address in zip(self._parts, rest[:-1], strict=True)]
         dense = [turn.at(x) for turn in self._x]
         if self._mask is None and self._turns == 2:
             return [launch_of(squares.call_of(dense[0], self._row, *parts))]
+        calls = (
+            self._call(dense[i], i, mask, *parts[2 * i : 2 * i + 2]) for i in range(self._turns)
+        )
+        return [launch_of(call) for call in calls]
+
+    def _call(self, dense: View, turn: int, mask: int, values: View, codes: View) -> KernelCall:
+        """What packs one orientation."""
         if self._mask is None:
-            how = "magnitude", None, *parts[:1], None, parts[1], None
-            return [launch_of(compress.call_of(dense[0], self._row, *how))]
-        status, found = view(self._status), []
-        for i in range(self._turns):
-            values, codes = parts[2 * i : 2 * i + 2]
-            how = "mask", self._mask[i].at(mask), values, None, codes, status
-            found.append(launch_of(compress.call_of(dense[i], self._row, *how)))
-        return found
+            rule, chosen, status = "magnitude", None, None
+        else:
+            rule, chosen, status = "mask", self._mask[turn].at(mask), view(self._status)
+        return compress.call_of(dense, self._row, rule, chosen, values, None, codes, status)
 
 
 def unpacking_key(parts: list[Tensor], m: int, k: int) -> tuple | None:
@@ -112,10 +113,82 @@ class Unpacking:
         return out
 
     def _lay_out(self, values: int, codes: int, out: int, stream: int) -> list[Launch]:
-        from sparse24.kernels import decompress
-
         arrays = self._values.at(values), self._codes.at(codes), self._out.at(out)
         return [launch_of(decompress.call_of(*arrays, self._row))]
+
+
+def masking_key(
+    parts: list[Tensor], gradient: Tensor, weight: Tensor | None, decay: float
+) -> tuple | None:
+    """All that `Masking` depends on; None where it is not remembered."""
+    given = (*parts[:2], gradient) if weight is None else (*parts[:2], gradient, weight)
+    if not all(x.is_cuda for x in given):
+        return None
+    return "masked", decay, *(fact for x in given for fact in layout(x))
+
+
+class Masking:
+    """Gradients of one layout, as the operator `masked_gradient` makes them."""
+
+    def __init__(
+        self, parts: list[Tensor], gradient: Tensor, weight: Tensor | None, decay: float
+    ):
+        self._row, self._decay = dtype_of(parts[0]), decay
+        self._codes, self._source = _as_written(parts[1]), _both_ways(gradient)[0]
+        self._weight = None if weight is None else _both_ways(weight)[0]
+        self._out = _both_ways(_plain_like(gradient))[0]
+        self._launches = Launches(self._lay_out)
+
+    @classmethod
+    def of(
+        cls, parts: list[Tensor], gradient: Tensor, weight: Tensor | None, decay: float
+    ) -> Masking | None:
+        """None for tensors that kernels take copies of."""
+        codes = parts[1]
+        in_place = codes.ndim == 3 and codes.is_contiguous()
+        if not gradient.numel() or not in_place or gradient.dtype != parts[0].dtype:
+            return None
+        return cls(parts, gradient, weight, decay)
+
+    def __call__(self, parts: list[Tensor], gradient: Tensor, weight: Tensor | None) -> Tensor:
+        out = _plain_like(gradient)
+        given = parts[1].data_ptr(), gradient.data_ptr()
+        extra = 0 if weight is None else weight.data_ptr()
+        self._launches.enqueue(gradient, *given, extra, out.data_ptr())
+        return out
+
+    def _lay_out(self, codes: int, source: int, weight: int, out: int, stream: int):
+        turned = None if self._weight is None else self._weight.at(weight)
+        arrays = self._source.at(source), turned, self._codes.at(codes), self._out.at(out)
+        return [launch_of(like.masked_call(*arrays, self._row, self._decay))]
+
+
+def sampling_key(x: Tensor) -> tuple | None:
+    """All that `Sampling` depends on; None where it is not remembered."""
+    if not x.is_cuda or not x.numel() or dtype_of(x).name not in sample.DTYPES:
+        return None
+    return "sample", *layout(x)
+
+
+class Sampling:
+    """Packs samples of matrices of one layout, as the operator `pack_sample` does."""
+
+    def __init__(self, x: Tensor):
+        self._row, self._x = dtype_of(x), _both_ways(x)[0]
+        self._parts = [_as_written(part) for part in empty_parts(x, *x.shape)]
+
+    def __call__(self, x: Tensor, key: int) -> list[Tensor]:
+        """`key` is that of `kernels.sample.launch`, another one in each call."""
+        parts = empty_parts(x, *x.shape)
+        views = (view.at(part.data_ptr()) for view, part in zip(self._parts, parts, strict=True))
+        with on_device(x):
+            call = sample.call_of(self._x.at(x.data_ptr()), self._row, key, *views)
+            launch_of(call)(_arrays.torch_stream(x))
+        return parts
+
+
+def _plain_like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _both_ways(x: Tensor) -> tuple[View, View]:

@@ -7,6 +7,7 @@ tensors as arrays of CuPy, takes longer than many a kernel.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +34,10 @@ def find(key: tuple | None) -> Any:
     return None if key is None else _known.get(key)
 
 
-def keep(key: tuple, prepared: Any) -> None:
+def keep(key: tuple | None, prepared: Any) -> None:
+    """Remember what serves the operators of a signature, if both are there."""
+    if key is None or prepared is None:
+        return
     if len(_known) >= MOST_SIGNATURES:
         _known.clear()
     _known[key] = prepared
@@ -51,9 +55,15 @@ def view(x: Tensor) -> View:
 
 def launch_of(call: KernelCall) -> Launch:
     """A launch with the arguments of a call, whose arrays are `View` s."""
-    values = [x.ptr if isinstance(x, View) else int(x) for x in call.arguments]
-    words = np.array(values, np.int64)
+    words = np.array([_word(x) for x in call.arguments], np.uint64)
     return Launch(call.kernel, call.blocks, call.threads, 0, np.split(words, len(words)))
+
+
+def _word(x: Any) -> int:
+    """The eight bytes of an argument."""
+    if isinstance(x, View):
+        return x.ptr
+    return int(np.float64(x).view(np.uint64)) if isinstance(x, float) else int(x) % 2**64
 
 
 class Launches:
@@ -71,22 +81,23 @@ class Launches:
 
     def enqueue(self, beside: Tensor, *addresses: int) -> None:
         """Launch on the device and the stream of a tensor, without waiting."""
-        _foreign.make_current()
         key = (*addresses, _arrays.torch_stream(beside))
-        if torch.cuda.current_device() == beside.device.index:
-            self._enqueue(key)
-        else:
-            with torch.cuda.device(beside.device):
-                self._enqueue(key)
+        with on_device(beside):
+            launches = self._known.get(key)
+            if launches is None:
+                if len(self._known) >= MOST_ADDRESSES:
+                    self._known.clear()
+                launches = self._known[key] = self._lay_out(*key)
+            for launch in launches:
+                launch(key[-1])
 
-    def _enqueue(self, key: tuple[int, ...]) -> None:
-        launches = self._known.get(key)
-        if launches is None:
-            if len(self._known) >= MOST_ADDRESSES:
-                self._known.clear()
-            launches = self._known[key] = self._lay_out(*key)
-        for launch in launches:
-            launch(key[-1])
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager:
+    """The context in which this thread launches on the device of a tensor."""
+    _foreign.make_current()
+    if torch.cuda.current_device() == x.device.index:
+        return contextlib.nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def product_key(
@@ -100,7 +111,7 @@ def product_key(
 
 def remember(key: tuple | None, launched: Launched | None, out: Tensor) -> None:
     """Keep what a product launched, if that can be launched again elsewhere."""
-    if key is not None and launched is not None and isinstance(launched.launcher, Launcher):
+    if launched is not None and isinstance(launched.launcher, Launcher):
         keep(key, Product(launched, out))
 
 

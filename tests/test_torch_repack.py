@@ -113,3 +113,33 @@ def test_streams_and_addresses_have_launches_of_their_own():
     torch.cuda.synchronize()
     for x, _, y, whole in held:
         assert torch.equal(y, x @ whole.t())
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("decay", [None, 0.0, 0.25])
+@pytest.mark.parametrize("shape", [(64, 128), (37, 53)])
+def test_masked_gradients_again(device, dtype, decay, shape):
+    for _ in range(3):
+        weight, gradient = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+        parts, keep = ops.pack(weight, None, False), ops.keep(weight, False)
+        given = (None, 0.0) if decay is None else (weight, decay)
+        got = ops.masked_gradient(parts, *shape, gradient, *given)
+        added = torch.zeros_like(weight) if decay is None else gradient + decay * weight
+        want = torch.where(keep, gradient, added)
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("turned", [False, True])
+def test_sampling_again_draws_by_the_clock(device, dtype, turned):
+    x, y = (torch.randn(96, 64, device=device).to(dtype) for _ in range(2))
+    x, y = (x.t(), y.t()) if turned else (x, y)
+    first = [bits(trimmed(ops.pack_sample(z, 5, torch.tensor(t)), *x.shape))
+             for z, t in ((x, 0), (y, 0), (x, 1))]  # fmt: skip
+    assert not all(map(torch.equal, first[0], first[2]))
+    for z, t, want in ((y, 0, first[1]), (x, 1, first[2]), (x, 0, first[0]), (y.clone(), 0, None)):
+        again = bits(trimmed(ops.pack_sample(z, 5, torch.tensor(t)), *x.shape))
+        assert all(map(torch.equal, again, first[1] if want is None else want))
+    _torch_replay._known.clear()
+    again = bits(trimmed(ops.pack_sample(x, 5, torch.tensor(1)), *x.shape))
+    assert all(map(torch.equal, again, first[2]))

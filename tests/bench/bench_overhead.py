@@ -76,6 +76,26 @@ def calls(n: int) -> Calls:
     }  # fmt: skip
 
 
+def steps(n: int) -> Calls:
+    """A forward and a backward pass of one layer."""
+    x = torch.randn(n, SIZE, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    dy = torch.ones_like(x)
+    layer = torch.nn.Linear(SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
+    options = {"": {}, ", transposable": {"transposable": True}}
+    options[", masked gradient"] = {"transposable": True, "gradient": "24dense"}
+    options[", sampled gradient"] = {"gradient": "ste_sampled"}
+
+    def step(module: torch.nn.Linear) -> Call:
+        return lambda: module(x).backward(dy)
+
+    return {
+        f"step of SparseLinear{name}": (
+            step(st.SparseLinear.from_dense(layer, **chosen)), {"torch": step(layer)},
+        )
+        for name, chosen in options.items()
+    }  # fmt: skip
+
+
 def hybrid_calls(n: int) -> Calls:
     """The calls on an unstructured matrix."""
     weight = cp.random.standard_normal((SIZE, SIZE), dtype=np.float32).astype(np.float16)
@@ -104,10 +124,17 @@ def overheads() -> list[dict]:
     rows = []
     for n in (1, 16, 512):
         for name, (ours, rivals) in (calls(n) | hybrid_calls(n)).items():
-            row = {"name": f"{name}, n = {n}", "ours_kernel": "replayed", "ours_us": host_us(ours)}
-            row["rivals"] = {rival: host_us(call) for rival, call in rivals.items()}
-            rows.append(row | {"m": SIZE, "k": SIZE, "n": n, "dtype": "float16"})
+            rows.append(timed(f"{name}, n = {n}", ours, rivals, n, "float16"))
+    with torch.enable_grad():
+        for name, (ours, rivals) in steps(512).items():
+            rows.append(timed(name, ours, rivals, 512, "bfloat16"))
     return rows
+
+
+def timed(name: str, ours: Call, rivals: dict[str, Call], n: int, dtype: str) -> dict:
+    row = {"name": name, "ours_kernel": "replayed", "ours_us": host_us(ours)}
+    row["rivals"] = {rival: host_us(call) for rival, call in rivals.items()}
+    return row | {"m": SIZE, "k": SIZE, "n": n, "dtype": dtype}
 
 
 def compiles() -> list[dict]:
