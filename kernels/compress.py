@@ -146,10 +146,10 @@ def _run(x, row, rule, chosen, values, metadata, packed):
 
 
 def call_of(x, row: DType, rule: str, chosen, values, metadata, packed, status) -> KernelCall:
-    """What `launch` enqueues: all but the arithmetic of the kernel itself.
+    """What `launch` enqueues.
 
     `x` and `chosen` are (batch, m, k), the others as in `launch`, or None.  Addresses and layouts
-    of them all suffice.
+    of the arrays suffice.
     """
     batch, m, k = x.shape
     by_columns = runs_by_columns(x, row.itemsize)

@@ -143,10 +143,11 @@ def _multiplies_densely(values: Tensor, dense: Tensor) -> bool:
 
 
 def _dense_product(parts: list[Tensor], m: int, k: int, given: Tensor, *, left: bool) -> Tensor:
-    """``x @ A`` or ``A.T @ b``."""
+    """``x @ A`` or ``A.T @ b`` by torch, in the type that ours would have."""
     common = torch.promote_types(parts[0].dtype, given.dtype)
     whole, given = _whole(parts, m, k).to(common), given.to(common)
-    return given @ whole if left else whole.t() @ given
+    with torch.autocast(given.device.type, enabled=False):
+        return given @ whole if left else whole.t() @ given
 
 
 @_meaning_for_tracing("product")

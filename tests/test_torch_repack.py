@@ -143,3 +143,13 @@ def test_sampling_again_draws_by_the_clock(device, dtype, turned):
     _torch_replay._known.clear()
     again = bits(trimmed(ops.pack_sample(x, 5, torch.tensor(1)), *x.shape))
     assert all(map(torch.equal, again, first[2]))
+
+
+def test_autocast_does_not_narrow_products_across_the_groups(device, monkeypatch):
+    monkeypatch.setattr(ops, "_multiplies_densely", lambda values, dense: True)
+    x = torch.randn(64, 128, device=device)
+    parts = ops.pack(x, None, False)
+    b = torch.randn(64, 16, device=device)
+    want = ops.product(parts, 64, 128, b, None, "At@b")
+    with torch.autocast(device, torch.bfloat16):
+        assert torch.equal(ops.product(parts, 64, 128, b, None, "At@b"), want)
