@@ -120,13 +120,14 @@ def of_launched(
 
 def _again(launched: Launched) -> Multiply:
     """The product with what can be decided beforehand, else as it was launched."""
-    from sparse24.kernels import cpu, cpu_across, cpu_again
+    from sparse24.kernels import cpu, cpu_across, cpu_again, cpu_expanded
 
     launcher, a, found = launched.launcher, launched.a, None
     if launcher is cpu.dense_matmul:
         found = cpu_again.dense(a, launched.b, launched.out)
     elif launcher.product is cpu.matmul and a.metadata is not None:
-        found = cpu_again.sparse(a.values, a.metadata, launched.b, launched.out)
+        found = cpu_expanded.again(a, launched.b)
+        found = found or cpu_again.sparse(a.values, a.metadata, launched.b, launched.out)
     elif launcher.product is cpu.matmul_across and a.metadata is not None:
         found = cpu_across.again(a.values, a.metadata, a.k, launched.b)
     return found or (lambda b, out, epilogue: launcher(a, b, out, epilogue))

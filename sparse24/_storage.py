@@ -50,7 +50,8 @@ def arrays(record: Compressed24) -> tuple[Any, ...]:
     """All arrays that a record holds, in other layouts too; None for what is not there."""
     from sparse24.kernels import pieces
 
-    return (record.values, record.metadata, record.packed, *pieces.kept(record))
+    masks = record.derived.get("masks")  # of kernels/cpu_expanded.py
+    return (record.values, record.metadata, record.packed, masks, *pieces.kept(record))
 
 
 def decompress(record: Compressed24, out=None):
