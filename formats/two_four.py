@@ -37,7 +37,7 @@ class Sparse24Array(SparseArray):
     A product is sparse where the groups run along the contracted axis: ``A @ b`` for
     ``axis=-1``, ``x @ A`` for ``axis=-2`` (so ``x @ A.T`` for a weight compressed along
     its rows), and both for a transposable array.  Otherwise the array is decompressed and the
-    product is dense.
+    product is dense; on the CPU, by up to 16 columns, stored rows are added up instead.
 
     ``A[i:j]`` are rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` matrices of a batch;
     their values are views.  Rows of a transposable array are stored along the rows only.

@@ -2,6 +2,7 @@
 
 from sparse24.kernels.cpu_across import matmul_across
 from sparse24.kernels.cpu_compress import compress, decompress, like, prune
+from sparse24.kernels.cpu_expanded import add_rows
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul
 from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, prune_n_m
 from sparse24.kernels.cpu_n_m_across import Across as AcrossOfNM
@@ -21,6 +22,7 @@ __all__ = [
     "AcrossOfNM",
     "FewColumns",
     "FewRows",
+    "add_rows",
     "choose",
     "compress",
     "compress_n_m",

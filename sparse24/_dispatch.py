@@ -233,7 +233,9 @@ def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> La
 
     _check.one_of(algorithm, cpu.ALGORITHMS, argument="algorithm")
     if a.rows is None and a.dense is None and len(a.shape) == b.ndim == 2:
-        return Launched(OfRecord(cpu.matmul_across), a.columns, b, out, epilogue)
+        by_rows = algorithm == "auto" and adds_rows(a.shape, b.shape, a.dtype)
+        across: Any = cpu.add_rows if by_rows else OfRecord(cpu.matmul_across)
+        return Launched(across, a.columns, b, out, epilogue)
     if a.rows is None:
         return Launched(cpu.dense_matmul, _dense_of(a), b, out, epilogue)
     choice = {"cpu_sparse": "sparse", "cpu_dense": "dense", "dense": "dense"}.get(algorithm)
@@ -245,6 +247,14 @@ def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> La
         return Launched(cpu.dense_matmul, a.dense, b, out, epilogue)
     product = cpu.matmul if choice == "sparse" else cpu.decompress_matmul
     return Launched(OfRecord(product), a.rows, b, out, epilogue)
+
+
+def adds_rows(left: tuple[int, ...], right: tuple[int, ...], row: DType) -> bool:
+    """Whether a product of these shapes across the groups adds up stored rows, on the CPU."""
+    from sparse24.kernels import cpu
+
+    matrices = len(left) == len(right) == 2
+    return matrices and math.prod(left) > 0 and cpu.few_rows_pay(right[1], row)
 
 
 class OfRecord(NamedTuple):

@@ -184,6 +184,9 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
     if not laid.target.size:
         return Explanation(NOTHING, (), {}, "the result has no elements, so nothing runs")
     if laid.a.rows is None:
+        may = not laid.types.on_gpu and not kept and call.algorithm == "auto"
+        if may and _dispatch.adds_rows(a.shape, b.shape, a.dtype):
+            return Explanation("cpu_sparse", (), {}, _BY_ROWS)
         how = "the kept dense matrix is multiplied" if kept else "the array is decompressed"
         reason = (
             f"the groups do not run along the contracted axis, so {how}; "
@@ -197,6 +200,12 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
         return _explain_cpu(a, b.shape[-1], call.algorithm, kept, way_out)
     problem = _dispatch.problem_of(a, b, target, epilogue, laid.types, call.fast_accumulation)
     return _explain_gpu(problem, b.device.id, call.algorithm, kept, way_out)
+
+
+_BY_ROWS = (
+    "the groups do not run along the contracted axis, so the Numba kernel adds up rows, of which "
+    "it skips the zeros"
+)
 
 
 def _as_multiplied(laid: _product.LaidOut):

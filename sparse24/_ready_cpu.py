@@ -123,10 +123,12 @@ def _again(launched: Launched) -> Multiply:
     from sparse24.kernels import cpu, cpu_across, cpu_again, cpu_expanded
 
     launcher, a, found = launched.launcher, launched.a, None
-    if launcher is cpu.dense_matmul:
+    if launcher is cpu.add_rows:
+        found = cpu_expanded.across(a, launched.b)
+    elif launcher is cpu.dense_matmul:
         found = cpu_again.dense(a, launched.b, launched.out)
     elif launcher.product is cpu.matmul and a.metadata is not None:
-        found = cpu_expanded.again(a, launched.b)
+        found = cpu_expanded.along(a, launched.b)
         found = found or cpu_again.sparse(a.values, a.metadata, launched.b, launched.out)
     elif launcher.product is cpu.matmul_across and a.metadata is not None:
         found = cpu_across.again(a.values, a.metadata, a.k, launched.b)

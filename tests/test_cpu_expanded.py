@@ -1,4 +1,4 @@
-"""2:4 products of int8 by few columns on the CPU, repeated: by masks."""
+"""2:4 products by few columns on the CPU that spread what is stored."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _dtypes
 from sparse24.kernels import _simd_expand, cpu_expanded, cpu_n_m_few, reference
 
 needs_pairs = pytest.mark.skipif(
@@ -80,3 +81,49 @@ def test_threads_share_a_matrix(rng):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: a @ b, range(40)))
     assert all(np.array_equal(x, want) for x in found)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 16, 17])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (64, 40), (100, 37), (33, 1030)])
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_products_across_the_groups(rng, name, shape, n):
+    dtype = _dtypes.TABLE[name].logical
+    a = s24.compress(rng.integers(-3, 4, shape).astype(dtype), on_excess="prune")
+    b = rng.integers(-3, 4, (shape[0], n)).astype(dtype)
+    want = reference.matmul(a.toarray().T, b)
+    for _ in range(3):
+        for got in (a.T @ b, (b.T @ a).T, (np.stack([b.T, b.T]) @ a)[1].T):
+            np.testing.assert_array_equal(got.astype(np.float64), want)
+        np.testing.assert_array_equal((a.T @ b[:, 0]).astype(np.float64), want[:, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_first_product_across_the_groups_has_the_bits_of_all_others(rng, dtype):
+    a = s24.compress(rng.standard_normal((300, 260)).astype(dtype), on_excess="prune")
+    x = rng.standard_normal((5, 300)).astype(dtype)
+    first = x @ a
+    for again in (x @ a, s24.matmul(x, a), a.copy().T @ x.T):
+        np.testing.assert_array_equal(again if again.shape == first.shape else again.T, first)
+
+
+def test_parts_of_a_matrix_and_options_across_the_groups(rng):
+    a = s24.compress(rng.integers(-3, 4, (96, 100)).astype(np.float32), on_excess="prune")
+    x = rng.integers(-3, 4, (4, 96)).astype(np.float32)
+    want = reference.matmul(x, a.toarray())
+    out, bias = np.full((8, 200), 7, np.float32), np.arange(100, dtype=np.float32)
+    for _ in range(3):
+        part = reference.matmul(x[:, 16:49], a.toarray()[16:49])
+        np.testing.assert_array_equal(x[:, 16:49] @ a[16:49], part)
+        s24.matmul(x, a, out[::2, ::2])
+        np.testing.assert_array_equal(out[::2, ::2], want)
+        got = s24.matmul(x, a, epilogue=s24.Epilogue(bias=bias, activation="relu"))
+        np.testing.assert_array_equal(got, np.maximum(want + bias, 0))
+        np.testing.assert_array_equal(s24.matmul(x, a, algorithm="dense"), want)
+    assert (out[1::2] == 7).all()
+
+
+@pytest.mark.skipif("float32" not in _simd_expand.SPREAD, reason="this processor spreads nothing")
+def test_what_is_not_stored_meets_no_nan():
+    a = s24.compress(np.array([[1, 0, 2, 0], [0, 3, 0, 4]], np.float32))
+    got = np.array([[np.nan, 1], [1, np.inf]], np.float32) @ a
+    np.testing.assert_array_equal(got, [[np.nan, 3, np.nan, 4], [1, np.inf, 2, np.inf]])

@@ -53,7 +53,7 @@ def test_explain_on_the_cpu_gives_a_reason():
     told = s24.explain(a, np.ones((64, 8), np.float32))
     assert told.chosen in ("cpu_sparse", "cpu_dense")
     assert "keep_dense=True would let it run" in str(told)
-    turned = s24.explain(a.T, np.ones((64, 8), np.float32))
+    turned = s24.explain(a.T, np.ones((64, 64), np.float32))
     assert turned.chosen == "dense"
     assert "transposable=True" in turned.reason
     assert s24.explain(a, np.ones((64, 8), np.float32), algorithm="dense").chosen == "cpu_dense"

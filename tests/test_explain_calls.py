@@ -223,6 +223,7 @@ def on_cpu(monkeypatch):
         "dense": (n_m_products.n_m_parts, "narrowed"), "dense, by blocks": (cpu, "matmul_across"),
         "dense, by blocks of n:m": (n_m_on_cpu, "across"),
         "cpu_n_m, row by row": (n_m_on_cpu, "rows_by_rows"),
+        "cpu_sparse, row by row": (cpu, "add_rows"),
     }  # fmt: skip
 
     def counted(name, product):
