@@ -14,14 +14,13 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _spec
-from sparse24._records import Compressed24, Fused
+from sparse24._records import MASKS, Compressed24, Fused
 from sparse24.kernels import _simd_expand
 from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels.cpu_again import Again
 from sparse24.kernels.cpu_n_m_few import WORD, FewColumns, pays
 from sparse24.kernels.cpu_n_m_rows import FewRows
 
-MASKS = "masks"  # of `Compressed24.derived`
 PATTERN = (2, _spec.GROUP)
 _LEAST_ROWS = 16  # of a task
 

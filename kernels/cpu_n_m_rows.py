@@ -112,7 +112,7 @@ class FewRows:
     ):  # fmt: skip
         dtype = _arrays.logical_dtype(values, argument="values")
         self._b_dtype = _arrays.logical_dtype(b, argument="b")
-        self._work, self._m = work_type(dtype), m
+        self._work = work_type(dtype)
         self._a = Operand(values, masks, m, dtype, self._work)
         self._lanes = lanes_of(self._work.itemsize)
         unit = math.lcm(pattern[1], self._lanes)

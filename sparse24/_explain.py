@@ -184,8 +184,8 @@ def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) 
     if not laid.target.size:
         return Explanation(NOTHING, (), {}, "the result has no elements, so nothing runs")
     if laid.a.rows is None:
-        may = not laid.types.on_gpu and not kept and call.algorithm == "auto"
-        if may and _dispatch.adds_rows(a.shape, b.shape, a.dtype):
+        is_free = not laid.types.on_gpu and not kept and call.algorithm == "auto"
+        if is_free and _dispatch.adds_rows(a.shape, b.shape, a.dtype):
             return Explanation("cpu_sparse", (), {}, _BY_ROWS)
         how = "the kept dense matrix is multiplied" if kept else "the array is decompressed"
         reason = (

@@ -10,6 +10,8 @@ from typing import Any
 
 from sparse24._dtypes import DType
 
+MASKS = "masks"  # key of `Compressed24.derived`
+
 
 @dataclass(frozen=True, slots=True)
 class Compressed24:
@@ -31,7 +33,8 @@ class Compressed24:
     dtype : DType
         Logical element type.
     derived : dict
-        Other layouts of the same elements, made by kernels that need them (``kernels/pieces.py``).
+        Other layouts of the same elements, made by kernels that need them
+        (``kernels/pieces.py``, and under `MASKS` ``kernels/cpu_expanded.py``).
     """
 
     values: Any

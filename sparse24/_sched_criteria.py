@@ -50,7 +50,7 @@ class Criterion:
 
     Examples
     --------
-    >>> from dataclasses import dataclass, replace
+    >>> from dataclasses import dataclass
     >>> import numpy as np
     >>> from sparse24 import schedule
     >>> @dataclass(frozen=True)

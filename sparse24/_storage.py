@@ -10,7 +10,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _foreign, _spec
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, PatternError, ShapeError
-from sparse24._records import Compressed24
+from sparse24._records import MASKS, Compressed24
 
 
 def canonical(record: Compressed24) -> Any:
@@ -50,8 +50,8 @@ def arrays(record: Compressed24) -> tuple[Any, ...]:
     """All arrays that a record holds, in other layouts too; None for what is not there."""
     from sparse24.kernels import pieces
 
-    masks = record.derived.get("masks")  # of kernels/cpu_expanded.py
-    return (record.values, record.metadata, record.packed, masks, *pieces.kept(record))
+    given = (record.values, record.metadata, record.packed)
+    return (*given, record.derived.get(MASKS), *pieces.kept(record))
 
 
 def decompress(record: Compressed24, out=None):

@@ -272,18 +272,19 @@ class SparseLinear(torch.nn.Linear):
         if not has_elements(x) or x.is_neg():  # the bit stands for a sign that NumPy cannot see
             return self._followed(x)
         dtype = autocast_dtype(x)
+        x = cast(x, dtype)
         packed = self._packed  # once: another thread may drop it
         if packed is not None and not packed.is_of(self, dtype):
             packed = None
         if packed is not None and not are_transformed():
-            product = packed.known(cast(x, dtype))
+            product = packed.known(x)
             if product is not None:
-                return product(cast(x, dtype), None)
+                return product(x, None)
         check_linear(x, self.weight, self.bias)
         refuse_transforms(x, self.weight, self.bias)
         if packed is None:
             self._packed = packed = Packed.of(self, dtype)
-        return packed.multiply(cast(x, dtype))
+        return packed.multiply(x)
 
     def _followed(self, x: Tensor) -> Tensor:
         """By operators that torch can follow, such as its compiler; the weight is packed anew."""

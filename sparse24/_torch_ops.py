@@ -111,7 +111,7 @@ def product(
         return _dense_product(parts, m, k, dense, left=left)
     key = _torch_replay.product_key(parts[0], dense, bias, m, k, form) if stored else None
     known = _torch_replay.find(key)
-    added = None if bias is None else _as_added(bias)
+    added = None if bias is None else _as_added(bias, parts[0], dense)
     if known is not None:
         return known(*stored, dense, added)
     with _foreign.stream_of(dense):
@@ -128,10 +128,10 @@ def product(
         return product
 
 
-def _as_added(bias: Tensor) -> Tensor:
-    """A bias as kernels take it."""
-    real = torch.float64 if bias.dtype == torch.float64 else torch.float32
-    return bias.to(real).contiguous()
+def _as_added(bias: Tensor, values: Tensor, dense: Tensor) -> Tensor:
+    """A bias as kernels add it to the products of these operands, whatever its own type."""
+    wide = torch.float64 in (values.dtype, dense.dtype)
+    return bias.to(torch.float64 if wide else torch.float32).contiguous()
 
 
 def _multiplies_densely(values: Tensor, dense: Tensor) -> bool:

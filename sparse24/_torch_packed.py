@@ -1,7 +1,7 @@
 """The packed weight of a layer without gradients, and the products that are prepared with it.
 
-A layer in inference is called with the same few layouts again and again, and most of its tensors
-are small: what is looked up at each call is what the call takes.
+A layer in inference is called with the same few layouts again and again.  With few tokens such a
+call takes as long as what Python looks up, so little is.
 """
 
 from __future__ import annotations

@@ -98,6 +98,18 @@ def test_a_bias_of_any_stride_and_type(device, dtype):
         assert torch.equal(torch.addmm(bias, x, a.t()), x[:, :64] + bias)
 
 
+@pytest.mark.parametrize("dtype", [HALF, torch.float32, torch.float64])
+@pytest.mark.parametrize("added", [HALF, torch.float32, torch.float64])
+def test_a_bias_of_another_type_than_the_operands(device, dtype, added):
+    parts = ops.pack(torch.eye(64, 128, device=device, dtype=dtype), None, False)
+    bias = torch.arange(64, device=device).to(added)
+    for _ in range(2):
+        x = torch.randint(-3, 4, (16, 128), device=device).to(dtype)
+        y = ops.product(parts, 64, 128, x, bias, "x@At")
+        assert y.dtype is dtype
+        assert torch.equal(y.double(), x[:, :64].double() + bias.double())
+
+
 @pytest.mark.gpu
 def test_streams_and_addresses_have_launches_of_their_own():
     weight = torch.randint(-3, 4, (64, 128), device="cuda").to(HALF)
