@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _dtypes
+from sparse24 import _arrays, _dtypes
 from sparse24._records import Fused, Problem
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import loader
@@ -175,9 +175,7 @@ class Gemm:
     def __call__(self, stream: int) -> None:
         """Enqueue on the stream of this address, without waiting."""
         if stream != current_stream():
-            from cupy.cuda import ExternalStream
-
-            with ExternalStream(stream):
+            with _arrays.cupy_stream(stream):
                 self(stream)
             return
         launch, handle = _cublas()

@@ -5,6 +5,7 @@ No framework is imported here unless its array is already in hand.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from typing import Any
@@ -54,6 +55,22 @@ def torch_stream(x: Any) -> int:
     if raw is not None:
         return raw(x.device.index)
     return torch.cuda.current_stream(x.device).cuda_stream
+
+
+@functools.lru_cache(maxsize=64)
+def cupy_stream(address: int) -> Any:
+    """CuPy's stream for one that another library made, or the context of work on it."""
+    return cupy_module().cuda.Stream.from_external(_CudaStream(address))
+
+
+class _CudaStream:
+    """A stream's address behind the ``__cuda_stream__`` protocol."""
+
+    def __init__(self, address: int):
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
 
 
 def address(x: Any) -> int | None:

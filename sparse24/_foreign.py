@@ -213,7 +213,7 @@ def stream_of(x: Any):
 
     make_current()
     cuda, device = _arrays.cupy_module().cuda, x.device
-    stream = _cupy_stream(_arrays.torch_stream(x))
+    stream = _arrays.cupy_stream(_arrays.torch_stream(x))
     allocator = cuda.using_allocator(functools.partial(_allocate, device))
     with cuda.Device(device.index), stream, allocator:
         yield
@@ -230,19 +230,9 @@ def make_current() -> None:
         _thread.has_context = True
 
 
-def current(stream: int):
-    """The context in which CuPy enqueues on a stream of torch's on the current device."""
-    return _cupy_stream(stream)
-
-
 def is_current_device(x: Any) -> bool:
     """Whether CuPy's work goes to the device of a tensor."""
     return _arrays.cupy_module().cuda.runtime.getDevice() == x.device.index
-
-
-@functools.lru_cache(maxsize=64)
-def _cupy_stream(handle: int):
-    return _arrays.cupy_module().cuda.Stream.from_external(_CudaStream(handle))
 
 
 def _allocate(device, size: int):
@@ -250,16 +240,6 @@ def _allocate(device, size: int):
 
     owner = torch.empty(size, dtype=torch.uint8, device=device)
     return _arrays.cupy_module().cuda.MemoryPointer(_torch_memory()(owner), 0)
-
-
-class _CudaStream:
-    """A stream's handle behind the ``__cuda_stream__`` protocol."""
-
-    def __init__(self, handle: int):
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
 
 
 def torch_function(function: Callable, args: tuple, kwargs: dict) -> Any:

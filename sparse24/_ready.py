@@ -122,7 +122,7 @@ class Ready:
         if here and self.captured:
             self._launch(key)
         elif here and _foreign.is_current_device(x):
-            with _foreign.current(key[2]):  # cuBLAS asks CuPy for the stream
+            with _arrays.cupy_stream(key[2]):  # cuBLAS asks CuPy for the stream
                 self._launch(key)
         else:
             with _foreign.stream_of(x):

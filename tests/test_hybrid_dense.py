@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,7 +170,7 @@ def test_cublas_is_launched_on_the_stream_of_the_call(rng, device, monkeypatch):
         yield
         device.stream = before
 
-    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(ExternalStream=external))
+    monkeypatch.setattr(dense._arrays, "cupy_stream", external)
     monkeypatch.setattr(dense, "current_stream", lambda: device.stream)
     launch = (lambda *a: ran.append((device.stream, *a)), lambda: 5)
     monkeypatch.setattr(dense, "_cublas", lambda: launch)

@@ -42,7 +42,7 @@ def machine(monkeypatch):
     put(_arrays, "torch_stream", lambda x: 7)
     put(_foreign, "make_current", lambda: None)
     put(_foreign, "stream_of", lambda x: entered("all of torch's"))
-    put(_foreign, "current", lambda stream: entered(f"stream {stream}"))
+    put(_arrays, "cupy_stream", lambda stream: entered(f"stream {stream}"))
     put(_foreign, "is_current_device", lambda x: machine.cupy == x.device.index)
     put(_ready, "_is_on_current_device", lambda x: machine.torch == x.device.index)
     return machine

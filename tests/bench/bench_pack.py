@@ -84,7 +84,7 @@ class Uncaptured(Contender):
         torch.cuda.synchronize()
 
     def _replay(self):
-        with cp.cuda.ExternalStream(self.stream.cuda_stream):
+        with cp.cuda.Stream.from_external(self.stream):
             for call in self._all:
                 call()
 

@@ -40,7 +40,7 @@ class Contender:
         self._kept = calls  # and with them the operands whose addresses the graph holds
         self.samples: list[float] = []
         self.stream = torch.cuda.Stream()
-        external = cp.cuda.ExternalStream(self.stream.cuda_stream)
+        external = cp.cuda.Stream.from_external(self.stream)
         torch.cuda.synchronize()
         with external, torch.cuda.stream(self.stream):
             for call in calls:  # compile, load, fill caches
