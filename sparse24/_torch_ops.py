@@ -25,7 +25,7 @@ from sparse24 import (
     _torch_repack,
     _torch_replay,
 )
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._fuse import Call
 from sparse24._product import Result
 from sparse24._records import PLAIN, Compressed24, Fused
@@ -256,6 +256,7 @@ def _(clock):
 @_operator
 def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
     """Values and codes of `x` sampled to 2:4 along its rows without bias, by `clock` and `seed`."""
+    _refuse_capture(x)
     key = _torch_repack.sampling_key(x)
     known = _torch_replay.find(key)
     if known is not None:
@@ -265,6 +266,15 @@ def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
         if key is not None:
             _torch_replay.keep(key, _torch_repack.Sampling(x))
         return [_foreign.to_torch(part) for part in parts_of(array._operand.stored)]
+
+
+def _refuse_capture(x: Tensor) -> None:
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "sampled gradients cannot be captured into a CUDA graph, which would draw the same "
+            "samples at every replay; capture a step with gradient='ste' or '24dense', or run this "
+            "one without a graph"
+        )
 
 
 @_meaning_for_tracing("pack_sample")

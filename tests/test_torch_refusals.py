@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +11,7 @@ torch = pytest.importorskip("torch")
 from data_parallel import model  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
+from sparse24 import _torch_ops as ops  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
@@ -111,6 +114,29 @@ def test_what_else_has_a_state_is_no_scheduler_or_optimizer():
 def test_a_clock_is_a_tensor_of_one_number(clock):
     with pytest.raises(ArgumentError, match=r"clock must be a tensor of int64 with shape \(\)"):
         st.linear(torch.randn(4, 8), torch.randn(4, 8), gradient="24sparse", clock=clock)
+
+
+def test_samples_are_not_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(UnsupportedError, match="the same samples at every replay; capture a step"):
+        ops._refuse_capture(SimpleNamespace(is_cuda=True))
+    assert len(ops.pack_sample(torch.ones(4, 8), 0, torch.tensor(1))) == 2  # on the CPU
+
+
+@pytest.mark.gpu
+def test_a_graph_of_sampled_gradients_is_refused():
+    layer = st.SparseLinear(64, 32, device="cuda", dtype=torch.float16, gradient="ste_sampled")
+    x = torch.randn(16, 64, device="cuda", dtype=torch.float16)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        layer(x).sum().backward()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.graph(torch.cuda.CUDAGraph())
+    with pytest.raises(UnsupportedError, match="sampled gradients cannot be captured"), graph:
+        layer(x).sum().backward()
+    torch.cuda.synchronize()
+    layer(x).sum().backward()
+    assert torch.isfinite(layer.weight.grad).all()
 
 
 def test_a_seed_and_a_decay_have_bounds():
