@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check
+from sparse24 import _arrays, _check, _dtypes
 from sparse24._errors import ArgumentError, DTypeError, FormatError
 
 # What SciPy's and cupyx's sparse arrays take; other types go through float32.
@@ -91,7 +91,7 @@ def _stored(values, dtype, fits):
 def _stored_type(dtype, fits) -> np.dtype:
     """The type that was asked for, if the library's sparse matrices store it."""
     try:
-        found = np.dtype(dtype)
+        found = np.dtype(_dtypes.by_name(dtype))
     except TypeError:
         found = None
     if found is None or not fits(found):
