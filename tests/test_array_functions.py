@@ -13,6 +13,7 @@ import scipy.sparse
 import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
+from sparse24.kernels import reference
 
 FORMATS = ("csr", "csc", "coo", "bsr", "lil", "dok", "dia")
 
@@ -376,6 +377,14 @@ def test_astype_takes_what_names_a_type_to_numpy(dtype):
     a = s24.random((4, 8), rng=0)
     for x in (a, s24.hybrid(a.toarray()), s24.compress(a.toarray(), pattern=(4, 8))):
         assert x.astype(dtype).dtype == np.float64
+
+
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_random_places_are_chosen_by_a_kernel(name, monkeypatch):
+    scores = np.random.default_rng(3).random((5, 30))
+    places = reference.top_mask(scores, 2, 4)
+    monkeypatch.setattr(reference, "top_mask", None)  # slow, and many times the memory
+    np.testing.assert_array_equal(s24.random((5, 30), dtype=name, rng=3).mask(), places)
 
 
 def test_random_is_reproducible_and_full():
