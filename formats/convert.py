@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check
+from sparse24 import _arrays, _check, _dtypes
 from sparse24._errors import ArgumentError, DTypeError, FormatError
 
 # What SciPy's and cupyx's sparse arrays take; other types go through float32.
@@ -59,12 +59,7 @@ def to_csr(dense, dtype=None):
             f"only a matrix converts to CSR, got {dense.ndim} axes; slice a batch first"
         )
     on_gpu = _arrays.is_cupy(dense)
-    fits = _fits_cupyx if on_gpu else _fits_scipy
-    if dtype is not None:
-        dtype = _stored_type(dtype, fits)
-    elif not fits(dense.dtype):
-        dtype = np.float32
-    dense = dense if dtype is None else dense.astype(dtype)
+    dense = _stored(dense, dtype, _fits_cupyx if on_gpu else _fits_scipy)
     if on_gpu:
         from cupyx.scipy import sparse as cupyx_sparse
 
@@ -74,10 +69,29 @@ def to_csr(dense, dtype=None):
     return sparse.csr_array(dense)
 
 
+def csr_of(starts, columns, values, shape, dtype=None):
+    """CSR matrix of SciPy from where its rows start and the elements of each, in order."""
+    from scipy import sparse
+
+    values = _stored(values, dtype, _fits_scipy)
+    index = sparse.get_index_dtype(maxval=max(values.size, *shape))
+    csr = sparse.csr_array((values, columns.astype(index), starts.astype(index)), shape=shape)
+    csr.eliminate_zeros()  # -0.0, and what a narrower type rounds to zero
+    csr.has_canonical_format = True
+    return csr
+
+
+def _stored(values, dtype, fits):
+    """The values in a type that the library's sparse matrices store, by default their own."""
+    if dtype is not None:
+        return values.astype(_stored_type(dtype, fits), copy=False)
+    return values if fits(values.dtype) else values.astype(np.float32)
+
+
 def _stored_type(dtype, fits) -> np.dtype:
     """The type that was asked for, if the library's sparse matrices store it."""
     try:
-        found = np.dtype(dtype)
+        found = np.dtype(_dtypes.by_name(dtype))
     except TypeError:
         found = None
     if found is None or not fits(found):
@@ -86,13 +100,6 @@ def _stored_type(dtype, fits) -> np.dtype:
             f"{_check.shown(dtype)}; without dtype= what they do not store becomes float32"
         )
     return found
-
-
-def stack(pieces: list[Any]):
-    """CSR matrices of SciPy above one another."""
-    from scipy import sparse
-
-    return sparse.vstack(pieces, format="csr")
 
 
 def _fits_cupyx(dtype: np.dtype) -> bool:

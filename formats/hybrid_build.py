@@ -7,7 +7,7 @@ second pass writes.  A scipy or cupyx matrix is made dense a few bands at a time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,8 @@ class Source:
         self.shape = (int(w.shape[0]), int(w.shape[1]))
         on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)
         self.xp = _arrays.cupy_module() if on_gpu else np
+        if self.sparse and not on_gpu and self.dtype.name in ("float32", "float64"):
+            self.matrix = self.matrix.astype(self.dtype.logical, copy=False)  # not its zeros
 
     def bits(self, first: int, last: int):
         """Rows [first, last) as unsigned integers, each row contiguous."""
@@ -69,15 +71,9 @@ class Source:
     def steps(self, task: str):
         """(first row, last row) of a few bands at a time, with a bar on long builds."""
         m, k = self.shape
-        pieces = steps_of(self.shape)
+        rows = max(1, STEP_ELEMENTS // max(1, k * ht.TILE)) * ht.TILE
+        pieces = [(at, min(m, at + rows)) for at in range(0, m, rows)] if k else []
         return tqdm(pieces, desc=f"sparse24.hybrid: {task}", disable=m * k < BAR_FROM, unit="step")
-
-
-def steps_of(shape) -> list[tuple[int, int]]:
-    """(first row, last row) of as many tiles as are dense at a time."""
-    m, k = shape
-    rows = max(1, STEP_ELEMENTS // max(1, k * ht.TILE)) * ht.TILE
-    return [(at, min(m, at + rows)) for at in range(0, m, rows)] if k else []
 
 
 Chooser = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -145,15 +141,12 @@ def decode(tiles: ht.Tiles):
     out = xp.zeros(tiles.shape, tiles.dtype.storage)
     if not out.size:
         return out.view(tiles.dtype.logical)
-    bits = ht.replace(
-        tiles, values=tiles.values.view(tiles.dtype.storage),
-        overflow_values=tiles.overflow_values.view(tiles.dtype.storage),
-    )  # fmt: skip
-    _kernel(xp).decode(bits, out)
+    _kernel(xp).decode(as_bits(tiles), out)
     return out.view(tiles.dtype.logical)
 
 
-def decoded(tiles: ht.Tiles) -> Iterator[Any]:
-    """The dense matrix, a few rows of tiles at a time."""
-    for first, last in steps_of(tiles.shape):
-        yield decode(tiles.rows(first, last))
+def as_bits(tiles: ht.Tiles) -> ht.Tiles:
+    """The tiles with their elements as unsigned integers, as kernels read them."""
+    storage = tiles.dtype.storage
+    values, overflow = tiles.values.view(storage), tiles.overflow_values.view(storage)
+    return ht.replace(tiles, values=values, overflow_values=overflow)

@@ -72,7 +72,7 @@ def multiply_rows(h, x):
                 _hybrid_on_cpu.remember(h, key, array, result, rows=True)
             return restore(result)
         shape = (*operand.shape[:-1], h.shape[0])
-        dtype = _hybrid_dispatch.result_dtype(same.tiles.dtype)
+        dtype = _hybrid_dispatch.result_dtype(same._dtype)
         result = _arrays.namespace(operand).empty(shape, dtype)
         run = _hybrid_dispatch.multiply(same, *_tokens(operand, result))
         product = restore(result)
@@ -127,7 +127,7 @@ def _tokens(x, out):
 def _product(h, b, out=None, algorithm: str = "auto", balance: bool = True):
     """The product, and what multiplied, if it can again with arrays like these."""
     shape = (h.shape[0],) if b.ndim == 1 else (*b.shape[:-2], h.shape[0], b.shape[-1])
-    result = _hybrid_dispatch.result_dtype(h.tiles.dtype)
+    result = _hybrid_dispatch.result_dtype(h._dtype)
     if out is None:
         out = _arrays.namespace(b).empty(shape, result)
     else:
@@ -155,9 +155,9 @@ def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
     _hybrid_dispatch.same_device(h.device, b, argument)
     if b.dtype == h.dtype:
         return h, b
-    b = promoted_integers(b, h.tiles.dtype)
-    row, _ = promote(h.tiles.dtype, _arrays.logical_dtype(b, argument=argument))
-    if row is not h.tiles.dtype:
+    b = promoted_integers(b, h._dtype)
+    row, _ = promote(h._dtype, _arrays.logical_dtype(b, argument=argument))
+    if row is not h._dtype:
         h = h.prepared(f"as {row.name}", lambda: h.astype(row))
     return h, b.astype(h.dtype, copy=False)
 

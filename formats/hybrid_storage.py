@@ -13,6 +13,8 @@ from sparse24.formats import convert, hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
 
+CSR_BELOW = 4  # elements for each non-zero, above which CSR takes less memory than the dense matrix
+
 
 class HybridStorage(SparseArray):
     """The tiles of a `HybridArray`; the products are its own."""
@@ -86,11 +88,17 @@ class HybridStorage(SparseArray):
         with self._lock:
             tiles = self._tiles
             if isinstance(tiles, ht.TurnedTiles):
-                source = type(self)(tiles.source, self._nnz).toarray().T
-                tiles = type(self).build(source, n_hint=self._n_hint).tiles
+                tiles = type(self).build(self._to_build(tiles), n_hint=self._n_hint,
+                                         dtype=self._dtype).tiles  # fmt: skip
                 _arrays.settle(tiles.kinds)
                 object.__setattr__(self, "_tiles", tiles)
             return tiles
+
+    def _to_build(self, turned: ht.TurnedTiles) -> Any:
+        """What a transposed matrix is built from; on the CPU CSR, where that is less."""
+        if self.device == "cpu" and CSR_BELOW * self._nnz < self.size:
+            return self.tocsr()
+        return type(self)(turned.source, self._nnz).toarray().T
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -152,18 +160,29 @@ class HybridStorage(SparseArray):
             like=self.tiles.values,
         )  # fmt: skip
 
-    def pieces(self):
-        """Iterate over the dense matrix, a few rows at a time."""
-        return hybrid_build.decoded(self.tiles)
+    def held(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """On the CPU: where rows start, and the columns and bits of their elements.
+
+        A transposed matrix takes them from the tiles of the other.
+        """
+        from sparse24.kernels import cpu_hybrid_held
+
+        tiles = self._tiles
+        if isinstance(tiles, ht.TurnedTiles):
+            rows = cpu_hybrid_held.held(hybrid_build.as_bits(tiles.source))
+            return cpu_hybrid_held.turned(*rows, self.shape[0])
+        return cpu_hybrid_held.held(hybrid_build.as_bits(tiles))
 
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
-        On the CPU only a few rows are dense at a time; on the GPU the whole matrix is.
+        On the CPU nothing becomes dense; on the GPU the whole matrix does.
         """
-        if self.device != "cpu" or not self.size:
+        if self.device != "cpu":
             return super().tocsr(dtype)
-        return convert.stack([convert.to_csr(rows, dtype) for rows in self.pieces()])
+        starts, columns, bits = self.held()
+        values = bits.view(self._dtype.logical)
+        return convert.csr_of(starts, columns, values, self.shape, dtype)
 
     def _fields(self):
         return self.tiles, self._nnz, self.n_hint
@@ -180,7 +199,9 @@ class HybridStorage(SparseArray):
         row = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
         if row is self._dtype:
             return self
-        return type(self).build(self.toarray(), n_hint=self.n_hint, dtype=row)
+        few = self.device == "cpu" and CSR_BELOW * self._nnz < self.size
+        source = self.tocsr() if few else self.toarray()
+        return type(self).build(source, n_hint=self.n_hint, dtype=row)
 
     def mask(self):
         """Boolean array (m, k): true where elements are not zero."""

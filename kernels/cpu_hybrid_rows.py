@@ -8,8 +8,6 @@ added up instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from sparse24 import _dtypes
@@ -36,17 +34,10 @@ _1, _2, _3, _4, _5, _6, _7, _SUMS = (np.uint64(x) for x in range(1, 9))
 class Rows:
     """The non-zeros of a matrix row by row, in the accumulator's type: what products read."""
 
-    def __init__(self, pieces: Iterable[np.ndarray], dtype: DType):
-        """`pieces` are the dense rows, some at a time."""
-        counts, columns, values = [np.zeros(1, np.int64)], [], []
-        for dense in pieces:
-            held = dense.view(dtype.storage) != 0
-            counts.append(held.sum(1))
-            columns.append(np.nonzero(held)[1].astype(np.uint32))
-            values.append(dense[held].astype(dtype.accumulator, copy=False))
-        self.starts = np.cumsum(np.concatenate(counts))
-        self.columns = np.concatenate([np.zeros(0, np.uint32), *columns])
-        self.values = np.concatenate([np.zeros(0, dtype.accumulator), *values])
+    def __init__(self, starts: np.ndarray, columns: np.ndarray, bits: np.ndarray, dtype: DType):
+        """As `cpu_hybrid_held.held` finds them."""
+        self.starts, self.columns = starts, columns
+        self.values = bits.view(dtype.logical).astype(dtype.accumulator, copy=False)
 
     @property
     def nbytes(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import sparse24 as s24
 from sparse24 import _dtypes, _raw_files, _raw_writers, _whole_files
 from sparse24._errors import ArgumentError, Sparse24Error
+from sparse24._table import count
 from sparse24.formats import stored
 from sparse24.formats.two_four import Sparse24Array
 
@@ -201,7 +202,7 @@ def convert(
     names = selection.eligible(file)
     if not names:
         raise ArgumentError(
-            f"{source} has no eligible matrix among its {len(file)} arrays: "
+            f"{source} has no eligible matrix among its {count(len(file), 'array')}: "
             f"{_why_none(file, selection)}; see --include, --exclude and --min-size"
         )
     _raw_writers.check(target, {name: file.specs[name][1] for name in file if name not in names})

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparse24 import _checkpoint, _commands, _dtypes
+from sparse24 import _checkpoint, _commands, _dtypes, _table
 from sparse24._errors import Sparse24Error
 from sparse24._version import __version__
 
@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error.strerror or error}{where}", file=sys.stderr)
         return 1
     except (Sparse24Error, MemoryError) as error:
-        print(f"error: {error or 'not enough memory'}", file=sys.stderr)
+        text = str(error) or "not enough memory"
+        lines = map(_table.printable, text.split("\n"))  # a compiler's log has several
+        print("error:", "\n".join(lines), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; no file is left unfinished", file=sys.stderr)

@@ -54,7 +54,8 @@ def compress(
     check : {True, "deferred", False}
         Whether ``on_excess="raise"`` checks the pattern.  ``True`` waits for the device;
         ``"deferred"`` does not, and ``A.check()`` raises later; with ``False`` a group
-        of more than two non-zeros silently loses some.
+        of more than two non-zeros silently loses some.  ``True`` also makes up a check that
+        `x` itself has put off.
     transposable : bool
         Store both orientations, so that products with ``A`` and ``A.T`` are sparse.  `x` must
         obey 2:4 along both of its last axes or, with ``on_excess="prune"``, is pruned by the
@@ -95,10 +96,12 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
     if isinstance(x, SparseArray) and x.dtype.name.startswith("float8"):
         x = x if dtype is None else x.astype(dtype)
         dtype = x.dtype  # the dense form may be bits
-    x = densified(convert.as_numbers(x, dtype))
+    given, x = x, densified(convert.as_numbers(x, dtype))
     _check.one_of(on_excess, ("raise", "prune"), argument="on_excess")
     _check.one_of(check, (True, False, "deferred"), argument="check")
     check = check if isinstance(check, str) else bool(check)  # of 1 and NumPy's booleans
+    if check is True and isinstance(given, Sparse24Array):
+        given.check()  # what it has lost cannot be seen in its dense form
     if _check.pattern(pattern) != (2, 4):
         _only_24(scores=scores, like=like)
         _only_24(transposable=bool(transposable), keep_dense=bool(keep_dense))
@@ -125,6 +128,8 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
         if check is True and looked_at:
             axis = -2 if swap else -1
             _storage.raise_excess(status, record.shape, axis=axis, argument=looked_at)
+        if looked_at in ("mask", "like"):
+            status = _storage.of_whole(status, record.shape, looked_at)
         dense = _kept_dense(x, record, rule, swap) if keep_dense else None
         return Sparse24Array(_operand(record, dense, swap), status=status if check else None)
 

@@ -80,10 +80,11 @@ def lookup(dtype, *, argument: str = "dtype", known: tuple[str, ...] = NAMES) ->
     """Return the table's row for a dtype, a name, or raise `DTypeError`, which lists `known`."""
     if isinstance(dtype, DType):
         return dtype
-    if isinstance(dtype, str) and dtype in TABLE:
-        return TABLE[dtype]
+    name = by_name(dtype)
+    if isinstance(name, str) and name in TABLE:
+        return TABLE[name]
     try:
-        key = np.dtype(dtype)
+        key = np.dtype(name)
     except (TypeError, ValueError):
         key = None
     row = _BY_LOGICAL.get(key) if key is not None else None
@@ -93,6 +94,16 @@ def lookup(dtype, *, argument: str = "dtype", known: tuple[str, ...] = NAMES) ->
             f"{_way_out(key, argument)}"
         )
     return row
+
+
+def by_name(dtype):
+    """A type of torch, such as ``torch.bfloat16``, by its name; all else unchanged."""
+    return str(dtype).removeprefix("torch.") if is_torchs(dtype) else dtype
+
+
+def is_torchs(dtype) -> bool:
+    kind = type(dtype)
+    return kind.__name__ == "dtype" and kind.__module__ == "torch"
 
 
 def _way_out(key: np.dtype | None, argument: str) -> str:

@@ -19,7 +19,7 @@ from sparse24 import (
 )
 from sparse24._errors import ArgumentError
 from sparse24._fuse import Call, fuse
-from sparse24._matmul import OURS, embedded, factors
+from sparse24._matmul import OURS, embedded, factors, named_type
 from sparse24._planner import Candidate
 from sparse24._records import Operand24, Problem
 from sparse24._table import duration, table
@@ -134,7 +134,7 @@ def explain(
     cpu_sparse
     """
     alpha, beta = factors(alpha, beta, c)
-    other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
+    other_dtype = named_type(a, b, a_dtype, b_dtype)
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     return explained(a, b, out, call)
 

@@ -39,8 +39,9 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     Notes
     -----
     On the GPU this waits, once, for the counts of the first pass.  Building reads all m * k
-    elements, a few rows of tiles at a time.  The transpose, and on the GPU the first product of
-    a kind and `tocsr`, temporarily make the whole matrix dense, which must fit into memory.
+    elements, a few rows of tiles at a time.  On the GPU the transpose, `astype`, `tocsr` and the
+    first product of a kind temporarily make the whole matrix dense, which must fit into memory; on
+    the CPU they do not, where at least three quarters of the elements are zeros.
     On the CPU SciPy's CSR is smaller, and with few columns faster, where fewer than about one
     element in a hundred is a non-zero.
 

@@ -239,7 +239,8 @@ def live_columns(h) -> _Live:
 def _cpu_layout(h):
     from sparse24.kernels import cpu_hybrid_rows
 
-    return cpu_hybrid_rows.Rows(h.pieces(), h.tiles.dtype)
+    starts, columns, bits = h.held()
+    return cpu_hybrid_rows.Rows(starts, columns, bits, h._dtype)
 
 
 _LAYOUTS: dict[str, Callable[[Any], Any]] = {

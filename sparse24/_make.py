@@ -121,20 +121,17 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
     >>> s24.random((3, 10), rng=0).density
     0.6
     """
+    from sparse24.kernels import cpu
+
     row = _dtypes.lookup(dtype)
     shape = _check.sizes(shape, argument="shape")
     rng = _check.generator(rng)
-    keep = _random_places(shape, rng)
+    scores = rng.random(shape)
     if row.name == "int8":
         x = rng.integers(-100, 101, shape).astype(np.int8)
     else:
         x = rng.standard_normal(shape).astype(np.float32).astype(row.logical)
     x[x == 0] = 1  # rounding to fp8 makes zeros, too
-    array = compress(np.where(keep, x, np.zeros((), x.dtype)))
+    array = compress(cpu.prune(x, scores))
     return array if device == "cpu" else array.to_device(device)
 
-
-def _random_places(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    from sparse24.kernels import reference
-
-    return reference.top_mask(rng.random(shape), 2, 4)

@@ -54,7 +54,7 @@ def matmul(
         A kernel's name, or ``"kernel/config"``, as `explain` lists them; ``"dense"``
         decompresses.
     a_dtype, b_dtype : dtype, optional
-        Logical type of a plain operand that carries fp8 bits as ``uint8``.
+        Logical type of a plain operand that carries fp8 bits as ``uint8``; of a sparse one its own.
     fast_accumulation : bool, default True
         fp8 on Hopper: keep sums inside the tensor core (14 bits of mantissa).  ``False``
         adds them up in float32 at short intervals.
@@ -98,7 +98,7 @@ def matmul(
         a, b = embedded(a), embedded(b)
     if type(alpha) is not float or type(beta) is not float or beta:
         alpha, beta = factors(alpha, beta, c)
-    other_dtype = a_dtype if isinstance(b, SparseArray) else b_dtype
+    other_dtype = named_type(a, b, a_dtype, b_dtype)
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
     call = PLAIN if call.is_plain else call
     if precision != "full":
@@ -120,6 +120,19 @@ def factors(alpha, beta, c) -> tuple[float, float]:
             f"beta={beta:g} needs c, the array to add; pass c=out to add to what out holds"
         )
     return alpha, beta
+
+
+def named_type(a, b, a_dtype, b_dtype):
+    """The type that is named for the plain operand; a sparse one has no other than its own."""
+    for argument, x, named in (("a", a, a_dtype), ("b", b, b_dtype)):
+        if named is None or not isinstance(x, OURS):
+            continue
+        if _dtypes.lookup(named, argument=f"{argument}_dtype").logical != x.dtype:
+            raise ArgumentError(
+                f"{argument}_dtype={named!r} names the type of a plain operand, but {argument} is "
+                f"a {type(x).__name__} of {x.dtype.name}; drop it, or convert with .astype()"
+            )
+    return a_dtype if isinstance(b, SparseArray) else b_dtype
 
 
 def embedded(x):

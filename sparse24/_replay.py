@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _autotune, _ready_cpu, _tuning_cache
+from sparse24 import _arrays, _autotune, _dtypes, _ready_cpu, _tuning_cache
 from sparse24 import _records as records
 from sparse24._dispatch import Launched
 from sparse24._fuse import PLAIN, Call, Epilogue
@@ -76,6 +76,8 @@ def layout_of(x: Any) -> tuple | None:
 
 def _fact(value: Any) -> Any:
     if type(value) in _PLAIN_TYPES or isinstance(value, np.generic | np.dtype):
+        return value
+    if _dtypes.is_torchs(value):
         return value
     if isinstance(value, Epilogue):
         return tuple([v if type(v) in _PLAIN_TYPES else _fact(v) for v in vars(value).values()])

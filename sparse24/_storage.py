@@ -99,17 +99,18 @@ class Whole(NamedTuple):
 
     status: Any
     shape: tuple[int, ...]
+    argument: str  # what was looked at
 
 
-def of_whole(status, shape: tuple[int, ...]) -> Whole | None:
+def of_whole(status, shape: tuple[int, ...], argument: str = "x") -> Whole | None:
     """What a part of an array of this shape keeps of its check, which nothing waits for."""
-    return status if status is None or isinstance(status, Whole) else Whole(status, shape)
+    return status if status is None or isinstance(status, Whole) else Whole(status, shape, argument)
 
 
 def waited(status):
     """A check's result on the host; waits for the device."""
     if isinstance(status, Whole):
-        return Whole(_check.excess(status.status), status.shape)
+        return status._replace(status=_check.excess(status.status))
     return None if status is None else _check.excess(status)
 
 
@@ -129,7 +130,7 @@ def raise_excess(
     if status is None:
         return
     if isinstance(status, Whole):
-        status, shape = status
+        status, shape, argument = status
     first, count = _check.excess(status)
     if count == 0:
         return

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Columns padded to their widest cell; the first `left` ones flush left."""
+    header, *rows = ([printable(cell) for cell in row] for row in (header, *rows))
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -19,6 +20,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
 
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([line(header), rule, *map(line, rows)])
+
+
+def printable(text: str) -> str:
+    """Text of a file, such as a name, in which nothing breaks lines or steers the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def sides(shape: Sequence[int]) -> str:

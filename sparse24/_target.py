@@ -99,7 +99,7 @@ def real_of(result: str) -> type[np.floating]:
 
 def result_name(dtype) -> str:
     """Name of a result's type, which may be int32 beside those of operands."""
-    if dtype in ("int32", np.int32):  # an np.dtype equals its name
+    if _dtypes.by_name(dtype) in ("int32", np.int32):  # an np.dtype equals its name
         return "int32"
     return _dtypes.lookup(dtype, known=_dtypes.OUTPUT_NAMES).name
 

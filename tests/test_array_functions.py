@@ -13,6 +13,7 @@ import scipy.sparse
 import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
+from sparse24.kernels import reference
 
 FORMATS = ("csr", "csc", "coo", "bsr", "lil", "dok", "dia")
 
@@ -32,6 +33,29 @@ def test_a_deferred_check_raises_when_asked():
     with pytest.raises(s24.PatternError, match="first of 2"):
         a.check()
     s24.compress(np.ones((2, 4), np.float32), check=False).check()
+
+
+def test_a_deferred_check_names_what_it_looked_at():
+    x, mask = np.ones((2, 8), np.float32), np.ones((2, 8), bool)
+    a = s24.compress(x, mask=mask, check="deferred")
+    for kept in (a, a[1:], a.astype("float16"), pickle.loads(pickle.dumps(a))):
+        with pytest.raises(s24.PatternError, match=r"^mask\[0, 0:4\] keeps more than 2"):
+            kept.check()
+    like = s24.compress(np.eye(8, dtype=np.float32) + np.eye(8, k=1, dtype=np.float32))
+    ones = np.ones((8, 8), np.float32)
+    b = s24.compress(ones, like=like, axis=0, check="deferred")
+    b.check()
+    full = s24.compress(ones, on_excess="prune")
+    with pytest.raises(s24.PatternError, match=r"^like\[0:4, 0\] keeps more .* pass axis=-1"):
+        s24.compress(ones, like=full, axis=0, check="deferred").check()
+
+
+def test_an_array_whose_check_is_due_is_not_compressed_anew():
+    a = s24.compress(np.ones((2, 8), np.float32), check="deferred")
+    for options in ({}, {"dtype": "float16"}, {"pattern": (3, 4)}, {"on_excess": "prune"}):
+        with pytest.raises(s24.PatternError, match=r"x\[0, 0:4\] has more than 2 non-zeros"):
+            s24.compress(a, **options)
+    assert s24.compress(a, check=False).nnz == 8
 
 
 def test_parts_of_an_array_keep_its_deferred_check(xp, tmp_path):
@@ -353,6 +377,14 @@ def test_astype_takes_what_names_a_type_to_numpy(dtype):
     a = s24.random((4, 8), rng=0)
     for x in (a, s24.hybrid(a.toarray()), s24.compress(a.toarray(), pattern=(4, 8))):
         assert x.astype(dtype).dtype == np.float64
+
+
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_random_places_are_chosen_by_a_kernel(name, monkeypatch):
+    scores = np.random.default_rng(3).random((5, 30))
+    places = reference.top_mask(scores, 2, 4)
+    monkeypatch.setattr(reference, "top_mask", None)  # slow, and many times the memory
+    np.testing.assert_array_equal(s24.random((5, 30), dtype=name, rng=3).mask(), places)
 
 
 def test_random_is_reproducible_and_full():

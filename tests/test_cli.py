@@ -147,7 +147,7 @@ def test_a_file_of_scipy_is_named(tmp_path, capsys):
 def test_nothing_eligible_says_why(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32))
     error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", code=1)
-    assert "no eligible matrix" in error
+    assert "no eligible matrix among its 1 array:" in error
     assert "shape (3,): 1 axis, not two" in error
     assert not (tmp_path / "o.npz").exists()
 
@@ -302,6 +302,19 @@ def test_inspect_lists_both_kinds_of_files(checkpoint, tmp_path, capsys):
     after = run(capsys, "inspect", tmp_path / "o.npz")
     assert "2:4" in after
     assert "eligible" not in after
+
+
+def test_names_do_not_steer_the_terminal(tmp_path, capsys):
+    path, name = tmp_path / "names.npz", "a\nb\x1b[2J é"
+    np.savez(path, **{name: np.ones((64, 64), np.float32)})
+    lines = run(capsys, "inspect", path).splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith(r"a\nb\x1b[2J é  dense, eligible")
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, **{"\x1b[2J": np.ones((2, 64))})
+    options = "--method", "wanda", "--calibration", inputs
+    error = run(capsys, "convert", path, tmp_path / "out.npz", *options, code=1)
+    assert r"b\x1b[2J é: the calibration has no inputs of this name, but \x1b[2J" in error
 
 
 def test_inspect_checks(checkpoint, tmp_path, capsys):

@@ -18,10 +18,17 @@ def whole(rng, shape, density):
     return rng.integers(-4, 5, shape) * (rng.random(shape) < density)
 
 
+def rows_of(w, dtype):
+    dense = w.astype(dtype.logical)
+    starts = np.concatenate([[0], np.cumsum(np.count_nonzero(dense, axis=1))])
+    columns = np.nonzero(dense)[1].astype(np.uint32)
+    return Rows(starts, columns, dense[dense != 0].view(dtype.storage), dtype)
+
+
 def product(w, b, name="float32"):
     dtype = TABLE[name]
     out = np.full((w.shape[0], b.shape[1]), 7, dtype.accumulator)
-    matmul(Rows([w.astype(dtype.logical)], dtype), b.astype(dtype.accumulator), out)
+    matmul(rows_of(w, dtype), b.astype(dtype.accumulator), out)
     return out
 
 
@@ -46,7 +53,7 @@ def test_operands_of_any_strides(rng, n):
     w, b = whole(rng, (50, 90), 0.2), rng.integers(-4, 5, (90, 2 * n))
     for view in (b[:, ::2], np.asfortranarray(b[:, :n]), b[::-1, :n]):
         np.testing.assert_array_equal(product(w, view), w @ view)
-    rows, out = Rows([w.astype(np.float32)], TABLE["float32"]), np.zeros((50, 2 * n), np.float32)
+    rows, out = rows_of(w, TABLE["float32"]), np.zeros((50, 2 * n), np.float32)
     matmul(rows, b[:, :n].astype(np.float32), out[:, ::2])
     np.testing.assert_array_equal(out[:, ::2], w @ b[:, :n])
     assert not out[:, 1::2].any()

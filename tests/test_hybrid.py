@@ -14,6 +14,7 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
+from sparse24.formats.hybrid import HybridArray
 
 pytestmark = pytest.mark.stem("hybrid_tiles")
 
@@ -29,20 +30,61 @@ def test_toarray_returns_the_bits(rng, xp, shape, kind, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_conversions_and_products_go_a_few_rows_at_a_time(rng, dtype, monkeypatch):
-    w = matrix(rng, (300, 130), 0.8, dtype)
+@pytest.mark.parametrize("zeros", [0.3, 0.8, 0.97])
+def test_csr_and_products_make_nothing_dense(rng, dtype, zeros, monkeypatch):
+    w = matrix(rng, (300, 130), zeros, dtype)
     w[64:128] = 0
     h = with_kinds(w, [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
-    monkeypatch.setattr(hybrid_build, "STEP_ELEMENTS", 64 * 130)
-    assert [len(rows) for rows in h.pieces()] == [64, 64, 64, 64, 44]
-    assert_same_bits(np.concatenate(list(h.pieces())), w)
-    csr, want = h.tocsr(), scipy.sparse.csr_array(w.astype(np.float64))
-    assert csr.has_canonical_format
-    for name in ("indptr", "indices", "data"):
-        np.testing.assert_array_equal(getattr(csr, name), getattr(want, name))
-    x = rng.integers(-3, 4, (130, 2)).astype(w.dtype)
-    wide = w.astype(np.float64) @ x.astype(np.float64)
-    np.testing.assert_allclose((h @ x).astype(np.float64), wide, rtol=0.02, atol=0.1)
+    monkeypatch.setattr(hybrid_build, "decode", None)
+    for matrix_, dense in ((h, w), (h.T, w.T)):
+        csr, want = matrix_.tocsr(), scipy.sparse.csr_array(dense.astype(np.float64))
+        csr.check_format(full_check=True)
+        assert csr.has_canonical_format
+        for name in ("indptr", "indices", "data"):
+            np.testing.assert_array_equal(getattr(csr, name), getattr(want, name))
+        x = rng.integers(-3, 4, (dense.shape[1], 2)).astype(w.dtype)
+        wide = dense.astype(np.float64) @ x.astype(np.float64)
+        np.testing.assert_allclose((matrix_ @ x).astype(np.float64), wide, rtol=0.02, atol=0.1)
+
+
+def test_a_sparse_matrix_is_turned_and_converted_without_a_dense_copy(rng, monkeypatch):
+    w = matrix(rng, (300, 130), 0.95)
+    h = hybrid(w, n_hint=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(hybrid_build, "decode", None)
+        turned, wide = h.T, h.astype("float64")
+        assert turned.kinds.shape == (3, 5)
+    assert (turned.n_hint, wide.n_hint) == (4, 4)
+    assert_same_bits(turned.toarray(), w.T)
+    assert_same_bits(wide.toarray(), w.astype(np.float64))
+
+
+def test_csr_has_no_stored_zeros(rng):
+    w = matrix(rng, (70, 70), 0.5)
+    tiles = with_kinds(w, [ht.BITMAP]).tiles
+    tiles.values[:2] = [-0.0, 0.0]
+    h = HybridArray.from_tiles(tiles)
+    assert h.tocsr().nnz == h.nnz == np.count_nonzero(w) - 2
+    small = hybrid(np.array([[1e-300, 1.0]]))
+    assert small.tocsr("float32").nnz == 1
+    assert small.tocsr().nnz == 2
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+def test_csr_of_an_empty_matrix(shape):
+    h = hybrid(np.zeros(shape, np.float32))
+    assert h.tocsr().shape == h.T.tocsr().shape[::-1] == shape
+
+
+def test_overflow_in_any_order(rng):
+    w = matrix(rng, (64, 64), 0.2)
+    tiles = with_kinds(w, [ht.TWO_FOUR]).tiles
+    tiles.overflow_values[:], tiles.overflow_places[:] = (
+        tiles.overflow_values[::-1].copy(), tiles.overflow_places[::-1].copy()
+    )  # fmt: skip
+    h = HybridArray.from_tiles(tiles)
+    assert_same_bits(h.tocsr().toarray(), w)
+    assert_same_bits(h.toarray(), w)
 
 
 def test_is_immutable():

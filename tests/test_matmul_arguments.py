@@ -163,6 +163,19 @@ def test_a_sparse_matrix_among_plain_operands_is_named():
         s24.matmul(x, m)
 
 
+@pytest.mark.parametrize("function", [s24.matmul, s24.explain])
+def test_a_type_of_a_sparse_operand_is_its_own(function):
+    a, x = s24.random((8, 16), rng=0), np.ones((16, 4), np.float32)
+    function(a, x, a_dtype="float32")
+    function(x.T, a.T, b_dtype=np.float32)
+    with pytest.raises(s24.ArgumentError, match="a_dtype='float16' names the type of a plain oper"):
+        function(a, x, a_dtype="float16")
+    with pytest.raises(s24.ArgumentError, match="b is a Sparse24Array of float32; drop it, or"):
+        function(x.T, a.T, b_dtype="float8_e5m2")
+    with pytest.raises(s24.DTypeError, match="b_dtype must be one of"):
+        function(x.T, a.T, b_dtype="int4")
+
+
 def test_a_plan_without_a_type_says_what_it_wants():
     a = s24.random((8, 16), rng=0)
     with pytest.raises(s24.ArgumentError, match=r"such as \(\(16, 3\), 'float32'\)"):

@@ -11,6 +11,29 @@ from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import DTypeError  # noqa: E402
 
 
+@pytest.mark.parametrize(
+    "name", ["float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2"]
+)
+def test_types_of_torch_name_element_types(name):
+    kind, weight = getattr(torch, name), torch.randn(8, 16)
+    A = s24.compress(weight, on_excess="prune", dtype=kind)
+    assert A.dtype.name == name
+    assert s24.convert.to_torch(A.astype("float32").astype(kind)).dtype == kind
+    assert s24.random((4, 8), dtype=kind).dtype.name == name
+    for _ in range(2):  # the second product is the first one's, prepared
+        assert s24.matmul(A, torch.ones(16, 2), dtype=kind).dtype == kind
+    if not name.startswith("float8"):
+        assert s24.hybrid(weight, dtype=kind).dtype.name == name
+
+
+def test_other_types_of_torch():
+    A, x = s24.random((8, 16), dtype=torch.int8), torch.ones(16, 2, dtype=torch.int8)
+    assert s24.matmul(A, x, dtype=torch.int32).dtype == torch.int32
+    assert A.tocsr(torch.float64).dtype == "float64"
+    with pytest.raises(DTypeError, match=r"dtype must be one of .*, got torch\.complex64"):
+        A.astype(torch.complex64)
+
+
 @pytest.mark.parametrize("gradient", ["ste", "24dense"])
 @pytest.mark.parametrize("sparse", ["weight", "activation"])
 @pytest.mark.parametrize("narrow", ["x", "weight"])

@@ -111,12 +111,14 @@ def unstructured(m: int, k: int, n: int, zeros: float, threads: int) -> dict:
     rng = np.random.default_rng(m + n)
     w = families.make("iid", (m, k), zeros=zeros, dtype="float32", rng=rng)
     b, out = rng.standard_normal((k, n), np.float32), np.empty((m, n), np.float32)
-    held = cpu_hybrid_rows.Rows([w], _dtypes.TABLE["float32"])
+    rows = scipy.sparse.csr_array(w)
+    places = rows.indptr.astype(np.int64), rows.indices.astype(np.uint32)
+    bits = rows.data.view(np.uint32)
+    held = cpu_hybrid_rows.Rows(*places, bits, _dtypes.TABLE["float32"])
     cpu_hybrid_rows.matmul(held, b, out)
     want = w.astype(np.float64) @ b
     error = float(np.abs(out - want).max() / np.abs(want).max())
     assert error < 1e-5
-    rows = scipy.sparse.csr_array(w)
     contenders = {
         "cpu_hybrid": lambda: cpu_hybrid_rows.matmul(held, b, out),
         "numpy_float32": lambda: w @ b,

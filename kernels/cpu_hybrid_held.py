@@ -1,0 +1,128 @@
+"""The non-zeros of block-hybrid matrices row by row, on the CPU, straight from the tiles.
+
+Nothing becomes dense but one 2:4 tile at a time, whose overflow lies apart.  The kinds of tiles and
+the arrays are those of ``formats/hybrid_tiles.py``; elements are bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24.kernels._numba import njit, parallel
+from sparse24.kernels.cpu_hybrid import BITMAP, DENSE, EMPTY, TILE, _bit_index, _tile_row
+
+
+@njit
+def _put(ends, row, column, value, columns, bits):
+    """Append an element to its row; where there are no places yet, only count it."""
+    if columns.size:
+        columns[ends[row]] = column
+        bits[ends[row]] = value
+    ends[row] += 1
+
+
+@njit
+def _put_bitmap(words, at, values, row0, column0, ends, columns, bits):
+    for r in range(TILE):
+        word = words[r]
+        while word:
+            low = word & (~word + np.uint64(1))
+            if values[at]:
+                _put(ends, row0 + r, column0 + _bit_index(low), values[at], columns, bits)
+            at += 1
+            word ^= low
+
+
+@njit
+def _put_dense(tile, row0, column0, ends, columns, bits):
+    for r in range(TILE):
+        for c in range(TILE):
+            if tile[r * TILE + c]:
+                _put(ends, row0 + r, column0 + c, tile[r * TILE + c], columns, bits)
+
+
+@njit
+def _spread(kind, words, start, values, spill, spill_places, places, columns, tile):
+    """A 2:4 tile, and its overflow, as a dense one."""
+    tile[:] = 0
+    for r in range(TILE):
+        held = _tile_row(kind, start, words[r], r, columns, places)
+        for e in range(held):
+            if values[places[e]]:
+                tile[r * TILE + columns[e]] = values[places[e]]
+    for e in range(spill.size):
+        tile[np.int64(spill_places[e])] = spill[e]
+
+
+@njit
+def _put_band(
+    kinds, starts, values, slots, codes, spill_starts, spill, spill_places, band, across,
+    ends, columns, bits,
+):  # fmt: skip
+    """The elements of a band of tiles, by rising columns in each row; `ends` move on."""
+    tile = np.empty(TILE * TILE, values.dtype)
+    within, places = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+    row0 = band * TILE
+    for j in range(across):
+        number = band * across + j
+        kind, start, slot = kinds[number], starts[number], slots[number]
+        if kind == EMPTY:
+            continue
+        if kind == BITMAP:
+            _put_bitmap(codes[slot], start, values, row0, j * TILE, ends, columns, bits)
+        elif kind == DENSE:
+            whole = values[start : start + TILE * TILE]
+            _put_dense(whole, row0, j * TILE, ends, columns, bits)
+        else:
+            here = slice(spill_starts[number], spill_starts[number + 1])
+            _spread(kind, codes[slot], start, values, spill[here], spill_places[here],
+                    places, within, tile)  # fmt: skip
+            _put_dense(tile, row0, j * TILE, ends, columns, bits)
+
+
+def held(tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the rows start (m + 1), and the columns and bits of their elements.
+
+    Parameters
+    ----------
+    tiles : Tiles
+        NumPy arrays, of which the elements are bits.
+    """
+    m, bands = tiles.shape[0], tiles.grid[0]
+    columns, bits = np.empty(0, np.uint32), np.empty(0, tiles.values.dtype)
+    arrays = (
+        tiles.kinds, tiles.starts, tiles.values, tiles.slots, tiles.codes,
+        tiles.overflow_starts, tiles.overflow_values, tiles.overflow_places,
+    )  # fmt: skip
+
+    def walk(ends, columns, bits) -> None:
+        parallel(lambda i: _put_band(*arrays, i, tiles.grid[1], ends, columns, bits), bands)
+
+    counts = np.zeros(m, np.int64)
+    walk(counts, columns, bits)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    if starts[-1]:
+        columns, bits = np.empty(starts[-1], np.uint32), np.empty(starts[-1], bits.dtype)
+        walk(starts[:-1].copy(), columns, bits)
+    return starts, columns, bits
+
+
+@njit
+def _turn(starts, columns, bits, ends, turned_columns, turned_bits):
+    for row in range(starts.size - 1):
+        for e in range(starts[row], starts[row + 1]):
+            at = ends[columns[e]]
+            turned_columns[at] = row
+            turned_bits[at] = bits[e]
+            ends[columns[e]] = at + 1
+
+
+def turned(
+    starts: np.ndarray, columns: np.ndarray, bits: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same of the transposed matrix, whose rows are the `k` columns."""
+    counts = np.bincount(columns, minlength=k)
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+    turned_columns, turned_bits = np.empty_like(columns), np.empty_like(bits)
+    _turn(starts, columns, bits, ends[:-1].copy(), turned_columns, turned_bits)
+    return ends, turned_columns, turned_bits
