@@ -249,9 +249,8 @@ def batch_of(left, right) -> tuple[int, ...]:
 
 def _fold(x, target, a: Operand24, epilogue: Fused):
     """Token axes of ``x`` (..., t, k) folded into one, where a single matrix serves them all."""
-    e = epilogue
-    by_row = any(part is not None for part in (e.c, e.aux, e.row_scale, e.row_bias))
-    if by_row or x.ndim <= 2 or len(a.shape) > 2 or not target.flags.c_contiguous:
+    folds = epilogue.treats_rows_alike and x.ndim > 2 and len(a.shape) <= 2
+    if not folds or not target.flags.c_contiguous:
         return x, target
     tokens = math.prod(x.shape[:-1])
     return x.reshape(tokens, x.shape[-1]), target.reshape(tokens, target.shape[-1])
