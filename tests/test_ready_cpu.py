@@ -22,7 +22,7 @@ from ready_cases import (
 )
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _dtypes, _replay
 from sparse24._errors import ArgumentError
 from sparse24.kernels import cpu_again
 
@@ -105,6 +105,15 @@ def test_elements_that_changed_are_read_anew(rng, n, name):
         assert_same(a @ b, a.copy() @ b)
         b[...] = b[::-1].copy()
         assert_same(a @ b, a.copy() @ b)
+
+
+def test_a_matrix_remembers_so_many_calls_at_the_most(rng, monkeypatch):
+    monkeypatch.setattr(_replay, "MOST_SIGNATURES", 4)
+    a, _ = operands(rng, None, "float32")
+    for n in range(1, 10):
+        b = numbers(rng, (K, n), "float32")
+        assert_same(a @ b, a.copy() @ b)
+        assert 0 < len(a._plans) <= 4
 
 
 @pytest.mark.parametrize("n", COLUMNS)

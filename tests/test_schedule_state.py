@@ -225,6 +225,16 @@ def test_frozen_masks_under_way_are_dropped(background):
     assert scheduler.state.step == 12
 
 
+def test_the_latest_update_of_a_layer_is_that_of_the_masks_in_use():
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=1), pattern=S.NM())
+    with S.AsyncScheduler(recipe, data(0)["weights"], delay=3) as scheduler:
+        for t in range(6):
+            scheduler.step(**data(t))
+        assert scheduler.events[0].step == 2
+        scheduler.freeze()  # drops three updates
+        assert set(scheduler.state.updated.values()) == {2}
+
+
 @pytest.mark.parametrize("at", [0, 3])
 def test_masks_that_were_dropped_are_made_anew(at):
     recipe = S.Recipe(S.OneShot(0.5, at=at), initial=S.RandomScores())
