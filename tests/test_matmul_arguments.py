@@ -25,6 +25,7 @@ def test_c_and_aux_are_checked():
         (s24.DTypeError, "aux must have dtype float32", {"aux": np.zeros((8, 4))}),
         (s24.ArgumentError, "aux is read-only", {"aux": fixed}),
         (s24.ArgumentError, "aux shares memory with out", {"aux": right, "out": right}),
+        (s24.ArgumentError, "aux shares memory with out or c", {"aux": right, "c": right}),
         (s24.ArgumentError, "aux shares memory with an operand", {"aux": x[:8]}),
     ]
     for error, words, arrays in cases:

@@ -205,6 +205,20 @@ def test_unstructured_matrices(rng, n, name):
     assert_same(h @ b, s24.hybrid(dense) @ b)
 
 
+@pytest.mark.parametrize("other", ["float64", "bfloat16", "int8"])
+@pytest.mark.parametrize("n", COLUMNS)
+def test_an_unstructured_matrix_meets_another_type_every_time(rng, n, other):
+    dense = numbers(rng, (M, K), "float32")
+    dense[rng.random((M, K)) < 0.7] = 0
+    h, b = s24.hybrid(dense), numbers(rng, (K,) if n is None else (K, n), other)
+    want = dense @ b.astype(np.float64)
+    for product in (lambda: h @ b, lambda: (b.T @ h.T).T):
+        first = product()
+        assert first.dtype == (np.float64 if other == "float64" else np.float32)
+        np.testing.assert_allclose(first, want, rtol=1e-4, atol=1e-4)
+        assert_same(product(), first)
+
+
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("n", COLUMNS)
 def test_unstructured_matrices_from_the_right(rng, n, name):
