@@ -158,3 +158,16 @@ def test_layers_without_elements_have_no_mask(pattern, distribution):
     recipe = S.Recipe(S.OneShot(0.5), pattern=pattern, distribution=distribution)
     assert set(S.MaskScheduler(recipe).step(weights=weights, gradients=weights)) == {"b"}
     assert float(S.soft_threshold_scale(weights["c"])) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        (S.Unstructured(), [4, 5, 6, 7]),
+        (S.NM(2, 4), [2, 3, 6, 7]),
+        (S.Elastic((1, 8), least=2), [2, 3, 6, 7]),
+    ],
+)
+def test_scores_in_float64_are_not_rounded(pattern, kept):
+    mask = pattern.mask(1 + 1e-12 * np.arange(8.0)[None], 0.5)
+    assert np.flatnonzero(mask).tolist() == kept
