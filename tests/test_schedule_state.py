@@ -103,6 +103,20 @@ def test_a_state_that_is_loaded_can_be_saved_before_the_first_step():
     assert_same(third.step(**data(3)), first.step(**data(3)))
 
 
+def test_parts_within_parts_of_a_recipe_tell_states_apart():
+    def scheduler(length, names):
+        phases = S.Phases([(length, S.ConstantScheduler(0.5)), (None, S.ConstantScheduler(0.0))])
+        made = S.MaskScheduler(S.Recipe(phases, distribution=S.Custom(names)))
+        made.step(**data(0))
+        return made
+
+    saved = scheduler(3, {"a": 1.0}).state_dict()
+    scheduler(3, {"a": 1.0}).load_state_dict(saved)
+    for other in (scheduler(4, {"a": 1.0}), scheduler(3, {"a": 0.5})):
+        with pytest.raises(FormatError, match="other recipes or layers"):
+            other.load_state_dict(saved)
+
+
 def test_state_is_small_and_versioned():
     scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5)))
     scheduler.step(weights=data(0)["weights"])
