@@ -171,3 +171,9 @@ def test_layers_without_elements_have_no_mask(pattern, distribution):
 def test_scores_in_float64_are_not_rounded(pattern, kept):
     mask = pattern.mask(1 + 1e-12 * np.arange(8.0)[None], 0.5)
     assert np.flatnonzero(mask).tolist() == kept
+
+
+def test_a_tile_is_worth_what_all_elements_that_it_keeps_are_worth():
+    scores = np.tile([10.0, 1, 0, 0, 6, 6, 0, 0], (4, 1))  # two tiles of 4 x 4
+    mask = S.TileHybrid((4, 4)).mask(scores, 0.75)
+    np.testing.assert_array_equal(mask, np.tile(scores[0] == 6, (4, 1)))
