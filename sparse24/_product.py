@@ -232,8 +232,17 @@ def check_inner(left: tuple, right: tuple) -> None:
     if k_left != k_right:
         raise ShapeError(
             f"matmul: shapes {tuple(left)} @ {tuple(right)} do not fit: inner dimensions "
-            f"{k_left} and {k_right} differ"
+            f"{k_left} and {k_right} differ{_if_turned(left, right)}"
         )
+
+
+def _if_turned(left: tuple, right: tuple) -> str:
+    """The way out where one of the operands, transposed, would fit."""
+    if len(right) > 1 and right[-1] == left[-1]:
+        return "; the second one fits transposed, as in x @ A.T"
+    if len(left) > 1 and left[-2] == right[-2 if len(right) > 1 else 0]:
+        return "; the first one fits transposed, as in A.T @ x"
+    return ""
 
 
 def batch_of(left, right) -> tuple[int, ...]:

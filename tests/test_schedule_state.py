@@ -134,7 +134,7 @@ def test_state_is_small_and_versioned():
     movement.step(**data(0))
     with pytest.raises(FormatError, match="other recipes or layers"):
         taylor.load_state_dict(movement.state_dict())
-    with pytest.raises(FormatError, match="has version 2, this library reads 1"):
+    with pytest.raises(FormatError, match="has version 2, this library reads 1; load it"):
         scheduler.load_state_dict({**saved, "version": 2})
     with pytest.raises(FormatError, match="this is no sparse24"):
         scheduler.load_state_dict({})
