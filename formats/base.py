@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _storage
+from sparse24 import _arrays, _check, _storage, _torch_functions
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DTypeError, UnsupportedError
 from sparse24.formats import convert
@@ -215,7 +215,7 @@ class SparseArray(Refusals, ABC):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        return _foreign.torch_function(function, args, kwargs or {})
+        return _torch_functions.apply(function, args, kwargs or {})
 
     def _transposed(self) -> Any:
         transposed = getattr(self, "T", None)

@@ -164,7 +164,10 @@ def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
 
 def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
     if _arrays.is_cupy(out) != _arrays.is_cupy(b):
-        raise DeviceError(f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}")
+        raise DeviceError(
+            f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}; pass an array where "
+            "b is"
+        )
     if out.shape != shape:
         raise ShapeError(f"out must have shape {shape}, got {out.shape}")
     if out.dtype != dtype:

@@ -23,9 +23,13 @@ def check(pattern: tuple[int, int], dtype: _dtypes.DType, device: str) -> None:
             "pattern=(1, 2)"
         )
     if dtype is not FLOAT32:
-        raise DTypeError(f"precision='tf32' is for float32, the array is {dtype.name}")
+        raise DTypeError(
+            f"precision='tf32' is for float32, the array is {dtype.name}; use precision='full'"
+        )
     if device == "cpu":
-        raise UnsupportedError("precision='tf32' needs a GPU; the array is on the cpu")
+        raise UnsupportedError(
+            "precision='tf32' needs a GPU; the array is on the cpu: use precision='full' there"
+        )
 
 
 def pack(places, k: int):

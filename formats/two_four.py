@@ -233,7 +233,7 @@ class Sparse24Array(SparseArray):
         return self._operand, _storage.waited(self._status)
 
     def __getitem__(self, key) -> Sparse24Array:
-        """Rows ``A[i:j]`` of a matrix, or products ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
+        """Rows ``A[i:j]`` of a matrix, or matrices ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
         if isinstance(key, tuple) and len(key) == 1:
             key = key[0]
         is_slice = isinstance(key, slice) and key.step in (None, 1)
@@ -263,7 +263,7 @@ class Sparse24Array(SparseArray):
         try:
             picked = self._map(take, self._dtype)
         except IndexError as error:
-            raise ArgumentError(f"A[{key}] is out of range for {self.shape[0]} products") from error
+            raise ArgumentError(f"A[{key}] is out of range for {len(self)} matrices") from error
         old = picked._operand
         shape = (*old.stored.shape[:-2], *self.shape[-2:])
         status = _storage.of_whole(self._status, self._operand.stored.shape)

@@ -185,12 +185,17 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
 
     def __matmul__(self, b: Any):
         if self.axis == -2:
-            raise ShapeError("the windows run along axis -2 and serve x @ W, not W @ b")
+            raise ShapeError(
+                "the windows run along axis -2 and serve x @ W, not W @ b; use W.toarray() @ b"
+            )
         return self._product(b, lambda b: self.array @ b, axis=-2)
 
     def __rmatmul__(self, x: Any):
         if self.axis == -1:
-            raise ShapeError("the windows run along axis -1 and serve W @ b, not x @ W")
+            raise ShapeError(
+                "the windows run along axis -1 and serve W @ b and x @ W.T, not x @ W; use "
+                "x @ W.toarray()"
+            )
         return self._product(x, lambda x: x @ self.array, axis=-1)
 
     def _product(self, other, multiply, *, axis: int):

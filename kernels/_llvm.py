@@ -49,8 +49,8 @@ class Emit:
         pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
         self.builder.store(value, pointer, align=self.bytes)
 
-    def splat(self, scalar, lanes: int | None = None):
-        kind = ir.VectorType(scalar.type, lanes or self.lanes)
+    def splat(self, scalar):
+        kind = ir.VectorType(scalar.type, self.lanes)
         blank = ir.Constant(kind, ir.Undefined)
         one = self.builder.insert_element(blank, scalar, I32(0))
         order = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)

@@ -34,7 +34,7 @@ _BLOCK_STORED = 1 << 21  # stored elements of a task of `dots`
 # Kept dense matrices up to here win over the sparse kernels (measured on two cores: the ratio
 # of times passes 1 between 2**26 and 2**28 multiplications of float32).
 _CACHED_BYTES = 1 << 23
-_SMALL_DENSE_BYTES = 1 << 28  # m * k * n elements
+_SMALL_DENSE_BYTES = 1 << 28  # of m * k * n elements
 # m * n * k of a product, such as one of a stack, for which a call takes longer than BLAS
 # (measured on two cores: 60 us a call; 1000 products 64x64x8 took 58 ms in turn, 12 ms as one).
 _SMALL_PRODUCT = 1 << 18
@@ -226,9 +226,8 @@ def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Fused) -> None:
         np.matmul(left, right, out=out)
         return
     sums = (left @ right).astype(dtype.accumulator, copy=False)
-    e = epilogue
-    alike = all(x is None for x in (e.c, e.aux, e.row_scale, e.row_bias))
-    if out.ndim > 2 and alike and out.flags.c_contiguous:  # all rows of the stack as one matrix
+    alike = epilogue.treats_rows_alike and out.flags.c_contiguous
+    if out.ndim > 2 and alike:  # all rows of the stack as one matrix
         sums, out = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (sums, out))
     every = slice(0, out.shape[-2]), slice(0, out.shape[-1])
     for place in np.ndindex(out.shape[:-2]):

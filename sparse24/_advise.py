@@ -194,6 +194,6 @@ def _chip() -> Chip:
     if not _arrays.cuda_available():
         return h200()
     device = _arrays.cupy_module().cuda.Device()
-    name = _tuning_cache._gpu_name(device.id)
+    name = _tuning_cache.gpu_name(device.id)
     scale = lambda kernel: _tuning_cache.scale(device.id, kernel)  # noqa: E731
     return Chip(name, _planner.chip(device.id), int(device.compute_capability), scale)

@@ -24,7 +24,7 @@ def run(shapes: list[tuple[int, int, int]] | None, *, device: str, dtype: str | 
             sides(shape), duration(dense), duration(ours), f"{dense / ours:.2f}x",
             f"{flops / ours / 1e12:.3g}", kernel,
         ])  # fmt: skip
-    print(f"{row.name} on {_demo._device_name(device)}; rates count the zeros\n")
+    print(f"{row.name} on {_demo.device_in_words(device)}; rates count the zeros\n")
     print(table(["m×k×n", "dense", "2:4", "speed-up", "Tflop/s", "kernel"], rows))
 
 

@@ -143,7 +143,7 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
         )
     of_them = count(len(names), "eligible matrix", "eligible matrices")
     print(f"{file.path.name}: {of_them} of {count(len(file), 'array')}")
-    print(f"A (m, k) in {row.name} times x (k, {tokens}), on {_device_name(device)}\n")
+    print(f"A (m, k) in {row.name} times x (k, {tokens}), on {device_in_words(device)}\n")
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "compressed.safetensors"
@@ -164,7 +164,8 @@ def choose_device(device: str) -> str:
     return ("cuda" if there else "cpu") if device == "auto" else device
 
 
-def _device_name(device: str) -> str:
+def device_in_words(device: str) -> str:
+    """``"cpu"`` or ``"cuda"`` as a person reads it."""
     if device == "cpu":
         from sparse24.kernels import _numba
 

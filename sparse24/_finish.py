@@ -85,8 +85,7 @@ def readable(epilogue: Fused, m: int) -> Fused:
 def _finish_all(full, target, name: str, epilogue: Fused) -> None:
     """Every matrix of a stack; as one, where rows of all are treated alike."""
     e = epilogue
-    by_row = any(part is not None for part in (e.c, e.aux, e.row_scale, e.row_bias))
-    if full.ndim > 2 and not by_row and target.flags.c_contiguous:
+    if full.ndim > 2 and e.treats_rows_alike and target.flags.c_contiguous:
         full, target = (x.reshape(-1, x.shape[-1]) if x.size else x for x in (full, target))
     if full.ndim == 2:
         _finish(full, target, name, e)

@@ -159,7 +159,9 @@ def _choose(
     if not named:
         raise _unknown(algorithm)
     if named[0].refusal is not None:
-        raise UnsupportedError(f"{algorithm} cannot multiply this: {named[0].refusal}")
+        raise UnsupportedError(
+            f"{algorithm} cannot multiply this: {named[0].refusal}; algorithm='auto' finds what can"
+        )
     return named[0]
 
 

@@ -232,8 +232,17 @@ def check_inner(left: tuple, right: tuple) -> None:
     if k_left != k_right:
         raise ShapeError(
             f"matmul: shapes {tuple(left)} @ {tuple(right)} do not fit: inner dimensions "
-            f"{k_left} and {k_right} differ"
+            f"{k_left} and {k_right} differ{_if_turned(left, right)}"
         )
+
+
+def _if_turned(left: tuple, right: tuple) -> str:
+    """The way out where one of the operands, transposed, would fit."""
+    if len(right) > 1 and right[-1] == left[-1]:
+        return "; the second one fits transposed, as in x @ A.T"
+    if len(left) > 1 and left[-2] == right[-2 if len(right) > 1 else 0]:
+        return "; the first one fits transposed, as in A.T @ x"
+    return ""
 
 
 def batch_of(left, right) -> tuple[int, ...]:
@@ -249,9 +258,8 @@ def batch_of(left, right) -> tuple[int, ...]:
 
 def _fold(x, target, a: Operand24, epilogue: Fused):
     """Token axes of ``x`` (..., t, k) folded into one, where a single matrix serves them all."""
-    e = epilogue
-    by_row = any(part is not None for part in (e.c, e.aux, e.row_scale, e.row_bias))
-    if by_row or x.ndim <= 2 or len(a.shape) > 2 or not target.flags.c_contiguous:
+    folds = epilogue.treats_rows_alike and x.ndim > 2 and len(a.shape) <= 2
+    if not folds or not target.flags.c_contiguous:
         return x, target
     tokens = math.prod(x.shape[:-1])
     return x.reshape(tokens, x.shape[-1]), target.reshape(tokens, target.shape[-1])

@@ -148,6 +148,11 @@ class Fused:
             and self.aux is None
         )
 
+    @property
+    def treats_rows_alike(self) -> bool:
+        """True if all rows of a result, in whichever matrix of a stack, have the same epilogue."""
+        return all(part is None for part in (self.c, self.aux, self.row_scale, self.row_bias))
+
     def transposed(self) -> Fused:
         """The epilogue of the transposed product, out.T."""
         turn = lambda x: None if x is None else x.swapaxes(-1, -2)  # noqa: E731

@@ -223,7 +223,10 @@ class GivenScores(Criterion):
 
     def score(self, memory, seen):
         if seen.name not in self.scores:
-            raise ArgumentError(f"GivenScores has no scores for layer {seen.name!r}")
+            raise ArgumentError(
+                f"GivenScores has no scores for layer {seen.name!r}, but for "
+                f"{sorted(self.scores)}; give those of all layers of the recipe"
+            )
         return self.scores[seen.name]
 
 

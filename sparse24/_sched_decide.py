@@ -101,7 +101,9 @@ def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) ->
         units = pattern.pool(scores)
         if total is not None and total.shape != units.shape:
             raise ShapeError(
-                f"layers {[n for n, _ in members]} are tied, but their units differ in shape"
+                f"layers {[n for n, _ in members]} are tied, but their units differ in shape, "
+                f"{tuple(total.shape)} and {tuple(units.shape)}; tie layers of one shape, or axes "
+                "of one length"
             )
         total = units if total is None else ranked(total + units)
     return total

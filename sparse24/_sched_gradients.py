@@ -225,17 +225,17 @@ def _sum_of_four(x: Array) -> Array:
     return (x[..., 0:1] + x[..., 2:3]) + (x[..., 1:2] + x[..., 3:4])
 
 
-def mvue_key(seed: int, step: int, name: str = "") -> int:
-    """The key of `mvue_24`'s draw."""
-    return random_key(seed, step, name, "mvue")
+def mvue_key(seed: int, step: int) -> int:
+    """The key of `mvue_24`'s draw for a gradient without a name."""
+    return random_key(seed, step, "", "mvue")
 
 
-def compress_mvue_24(gradient, *, step: int, seed: int = 0, name: str = "") -> Sparse24Array:
+def compress_mvue_24(gradient, *, step: int, seed: int = 0) -> Sparse24Array:
     """`mvue_24` of a NumPy or CuPy matrix, compressed; on a GPU in one pass, the same numbers."""
     row = _dtypes.lookup(gradient.dtype, argument="gradient.dtype")
     if _arrays.is_cupy(gradient) and row.name in sample.DTYPES:
-        record = sample.launch(gradient, row, mvue_key(seed, step, name))
+        record = sample.launch(gradient, row, mvue_key(seed, step))
     else:
-        sampled = mvue_24(gradient, step=step, seed=seed, name=name)
+        sampled = mvue_24(gradient, step=step, seed=seed)
         record, _ = compress_rows(sampled, row, "magnitude")
     return Sparse24Array(Operand24(record, None, None, record.shape, row))

@@ -271,7 +271,8 @@ def check(saved: Any) -> None:
     version = saved.get("version")
     if getattr(version, "ndim", 0) or version != VERSION:
         raise FormatError(
-            f"the saved state has version {version!r}, this library reads {VERSION}"
+            f"the saved state has version {version!r}, this library reads {VERSION}; load it with "
+            "the release of sparse24 that saved it"
         )
     missing = KEYS - saved.keys()
     if missing:

@@ -59,9 +59,9 @@ def _prune_on_cpu(x, n: int, m: int, scores=None):
     return cpu.prune(x, scores) if is_24 else cpu.prune_n_m(x, n, m, scores)
 
 
-def in_groups(x, m: int, fill=0):
-    """(..., k) -> (..., ceil(k / m), m), the last group filled up."""
-    x = _padded(x, -1, m, fill)
+def in_groups(x, m: int):
+    """(..., k) -> (..., ceil(k / m), m), the last group filled up with zeros."""
+    x = _padded(x, -1, m)
     return x.reshape(*x.shape[:-1], x.shape[-1] // m, m)
 
 
@@ -97,7 +97,7 @@ def raised_tiles(scores):
     with np.errstate(over="ignore"):  # what float32 does not hold is the largest there
         scores = scores.astype(np.float32)
     scores = xp.nan_to_num(scores, True, largest, np.inf, -largest)
-    padded = _padded(_padded(scores, -1, g, 0), -2, g, 0)
+    padded = _padded(_padded(scores, -1, g), -2, g)
     tiles = padded.reshape(*batch, padded.shape[-2] // g, g, padded.shape[-1] // g, g)
     tiles = tiles - xp.minimum(tiles.min((-3, -1), keepdims=True), 0)
     return tiles.reshape(padded.shape)[..., :rows, :columns]
@@ -123,10 +123,10 @@ def without_channels(keep, scores, fraction: float):
     return keep & alive[:, None]
 
 
-def _padded(x, axis: int, multiple: int, fill):
+def _padded(x, axis: int, multiple: int):
     missing = -x.shape[axis] % multiple
     if not missing:
         return x
     width = [(0, 0)] * x.ndim
     width[axis] = (0, missing)
-    return namespace(x).pad(x, width, constant_values=fill)
+    return namespace(x).pad(x, width)

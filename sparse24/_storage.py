@@ -75,7 +75,8 @@ def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
     out, _ = _foreign.take(out, argument="out")
     if _arrays.is_cupy(out) != _arrays.is_cupy(like):
         raise DeviceError(
-            f"out is on {_arrays.device_of(out)}, the operands on {_arrays.device_of(like)}"
+            f"out is on {_arrays.device_of(out)}, the sparse array on {_arrays.device_of(like)}; "
+            "pass an array where that is"
         )
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(out.shape)}")

@@ -71,7 +71,10 @@ class Target:
     def _with_both_axes(self, array, name: str, dropped: int | None):
         """An array of the caller's, checked against the result, as a view with both axes."""
         if _arrays.is_cupy(array) != self.on_gpu:
-            raise DeviceError(f"{name} is on {_arrays.device_of(array)}, the operands are not")
+            raise DeviceError(
+                f"{name} is on {_arrays.device_of(array)}, the operands are not; pass an array "
+                "where they are"
+            )
         wanted = list(self.shape)
         if dropped is not None:
             del wanted[dropped]

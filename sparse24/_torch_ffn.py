@@ -8,7 +8,7 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24 import _torch_ops as ops
 from sparse24._errors import DTypeError, ShapeError
-from sparse24._torch_autograd import check_device, check_tensor
+from sparse24._torch_check import check_device, check_tensor
 from sparse24._torch_linear import autocast, tokens
 from sparse24._torch_transforms import differentiable, first_derivative
 

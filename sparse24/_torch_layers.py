@@ -11,7 +11,7 @@ from sparse24 import _check, _torch_state
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from sparse24._sched_gradients import soft_threshold_scale
-from sparse24._torch_autograd import check_linear, check_tensor
+from sparse24._torch_check import check_linear, check_tensor
 from sparse24._torch_linear import (
     MODES,
     autocast,

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._torch_autograd import ActivationLinear, WeightLinear, check_linear
+from sparse24._torch_autograd import ActivationLinear, WeightLinear
+from sparse24._torch_check import check_linear
 from sparse24._torch_transforms import differentiable
 from sparse24._train_rule import Rule, checked_rule
 

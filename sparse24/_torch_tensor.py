@@ -11,7 +11,7 @@ from torch import Tensor
 from sparse24 import _check, _foreign, _obeys
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
-from sparse24._torch_autograd import check_tensor
+from sparse24._torch_check import check_tensor
 from sparse24._torch_transforms import differentiable
 
 _aten = torch.ops.aten

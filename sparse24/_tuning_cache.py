@@ -42,11 +42,12 @@ def changed() -> None:
 
 def path(device: int) -> Path:
     """The tuning file of a device."""
-    return user_folder() / f"tuning-{_gpu_name(device).replace(' ', '-')}.json"
+    return user_folder() / f"tuning-{gpu_name(device).replace(' ', '-')}.json"
 
 
 @functools.cache
-def _gpu_name(device: int) -> str:
+def gpu_name(device: int) -> str:
+    """The name of a GPU, as its driver gives it."""
     import cupy
 
     return cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
@@ -63,7 +64,7 @@ def key(device: int) -> dict:
     return {
         "format": FORMAT,
         "sparse24": __version__,
-        "gpu": _gpu_name(device),
+        "gpu": gpu_name(device),
         "driver": cupy.cuda.runtime.driverGetVersion(),
         "kernels": {stem: loader.digest(stem) for stem in SPARSE_KERNELS},
     }

@@ -157,7 +157,7 @@ def to_cupyx(a: Sparse24Array) -> Any:
 
     Parameters
     ----------
-    a : Sparse24Array, shape (m, k)
+    a : Sparse24Array, NMArray or HybridArray, shape (m, k)
 
     Returns
     -------
@@ -168,6 +168,8 @@ def to_cupyx(a: Sparse24Array) -> Any:
     ------
     DeviceError
         If no GPU is there.
+    ArgumentError
+        If `a` is something else, or a batch.
 
     Examples
     --------
@@ -185,12 +187,17 @@ def to_torch(a: Sparse24Array) -> Any:
 
     Parameters
     ----------
-    a : Sparse24Array, shape (..., m, k)
+    a : Sparse24Array, NMArray or HybridArray, shape (..., m, k)
 
     Returns
     -------
     torch.Tensor, shape (..., m, k)
         Of the same element type, fp8 too.
+
+    Raises
+    ------
+    ArgumentError
+        If `a` is something else.
 
     Examples
     --------
@@ -220,5 +227,6 @@ def _host(x: Any, argument: str) -> np.ndarray:
 def _check_ours(a: Any) -> None:
     if not isinstance(a, SparseArray):
         raise ArgumentError(
-            f"a must be a Sparse24Array, got {type(a).__name__}; make one with sparse24.compress"
+            "a must be a Sparse24Array, NMArray or HybridArray, got "
+            f"{type(a).__name__}; make one with sparse24.compress or sparse24.hybrid"
         )

@@ -88,7 +88,7 @@ def h200(monkeypatch, untuned):
     monkeypatch.setattr(_planner, "_sms_and_clock", lambda device: (132, 1.7e9))
     monkeypatch.setattr(_planner, "DEFAULT_BANDWIDTH_PER_SM", 4.2e12 / 132)
     monkeypatch.setattr(_tuning_cache, "key", lambda device: KEY)
-    monkeypatch.setattr(_tuning_cache, "_gpu_name", lambda device: "test gpu")
+    monkeypatch.setattr(_tuning_cache, "gpu_name", lambda device: "test gpu")
     return untuned
 
 

@@ -188,6 +188,15 @@ def test_transposable_prunes_nothing_unasked(xp, rng):
         assert s24.compress(kept, transposable=True, check=False).nnz == int((kept != 0).sum())
 
 
+@pytest.mark.parametrize("transposable", [False, True])
+def test_a_kept_dense_matrix_is_a_copy(transposable):
+    x = np.eye(8, dtype=np.float32)
+    a = s24.compress(x, keep_dense=True, transposable=transposable)
+    x[...] = 7
+    y = s24.matmul(a, np.ones((8, 2), np.float32), algorithm="dense")
+    assert (y == 1).all()
+
+
 def test_keep_dense_holds_what_was_compressed(rng):
     x = rng.normal(size=(4, 8)).astype(np.float32)
     a = s24.compress(x, on_excess="prune", keep_dense=True)

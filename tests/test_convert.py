@@ -74,3 +74,6 @@ def test_to_torch():
     torch = pytest.importorskip("torch")
     a = s24.random((4, 8), dtype="bfloat16", rng=0)
     assert s24.convert.to_torch(a).dtype == torch.bfloat16
+    eye = np.eye(4, dtype=np.float32)
+    for other in (s24.hybrid(eye), s24.compress(eye, pattern=(3, 4))):
+        assert torch.equal(s24.convert.to_torch(other), torch.eye(4))

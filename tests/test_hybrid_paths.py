@@ -384,3 +384,9 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
     assert hopper.keys() == {"stream", "scatter", "rows", "gather"}
     assert ampere.keys() == {"stream", "rows"}
     assert small.keys() == {"stream"}
+
+
+def test_a_path_is_left_to_cublas_unless_it_is_clearly_faster():
+    for seconds, choice in ((0.98e-5, "cublas"), (0.96e-5, "stream"), (2e-5, "cublas")):
+        found, _ = _hybrid_dispatch._best({"stream": seconds, "cublas": 1e-5, "tiles": 1e-3})
+        assert found == choice

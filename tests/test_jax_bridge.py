@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _dtypes
 from sparse24 import functional as F
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
@@ -60,6 +61,16 @@ def test_plain_layer_passes_finite_differences(rng, transposable):
                 moved[place][index] += shift
                 ends.append((F.linear(*moved, transposable=transposable)[0] * dy).sum())
             assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(slope[index], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_the_gradient_of_a_bias_is_summed_in_float32(name):
+    dtype = _dtypes.numpy_dtype(name)
+    x, weight, bias = (np.ones(shape, dtype) for shape in ((4096, 4), (8, 4), (8,)))
+    y, saved = F.linear(x, weight, bias)
+    *_, dbias = F.linear_backward(np.ones_like(y), saved)
+    assert dbias.dtype == dtype
+    assert (dbias == 4096).all()  # one by one, float16 stops at 2048 and bfloat16 at 256
 
 
 def test_plain_layer_refuses(rng):

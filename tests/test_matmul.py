@@ -280,6 +280,20 @@ def test_plain_arrays_give_the_same_type_with_and_without_zeros(xp, name, rng):
         assert_close(to_numpy(got), reference.matmul(a, x), name, 8)
 
 
+@pytest.mark.parametrize("number", [0.5, 2, np.float32(3), np.array(-1.5)])
+def test_a_number_serves_all_elements(rng, number):
+    a, x = s24.random((6, 8), rng=rng), rng.standard_normal((8, 5)).astype(np.float32)
+    want, value = a @ x, float(number)
+    for options, exact in (
+        ({"epilogue": s24.Epilogue(bias=number)}, want + value),
+        ({"epilogue": s24.Epilogue(alpha_vector=number)}, want * value),
+        ({"scales": (number, 2.0)}, 2 * value * want),
+        ({"scales": (None, number), "alpha": 3}, 3 * value * want),
+    ):
+        np.testing.assert_allclose(s24.matmul(a, x, **options), exact, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(s24.linear(x.T, a, number), want.T + value, rtol=1e-5, atol=1e-6)
+
+
 def test_plain_arrays_take_every_argument(rng):
     full, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 8), (8, 5)))
     sparse = s24.prune(full)

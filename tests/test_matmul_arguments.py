@@ -25,6 +25,7 @@ def test_c_and_aux_are_checked():
         (s24.DTypeError, "aux must have dtype float32", {"aux": np.zeros((8, 4))}),
         (s24.ArgumentError, "aux is read-only", {"aux": fixed}),
         (s24.ArgumentError, "aux shares memory with out", {"aux": right, "out": right}),
+        (s24.ArgumentError, "aux shares memory with out or c", {"aux": right, "c": right}),
         (s24.ArgumentError, "aux shares memory with an operand", {"aux": x[:8]}),
     ]
     for error, words, arrays in cases:
@@ -189,7 +190,9 @@ def test_a_plan_without_a_type_says_what_it_wants():
     ("call", "error", "words"),
     [
         (lambda a, x: a @ x[:5], s24.ShapeError, "inner dimensions 16 and 5 differ"),
-        (lambda a, x: x.T @ a, s24.ShapeError, "inner dimensions 16 and 8 differ"),
+        (lambda a, x: x.T @ a, s24.ShapeError,
+         r"inner dimensions 16 and 8 differ; the second one fits transposed, as in x @ A\.T"),
+        (lambda a, x: a.T @ x, s24.ShapeError, r"the first one fits transposed, as in A\.T @ x"),
         (lambda a, x: s24.matmul(a, x, np.empty((3, 3))), s24.ShapeError, "out must have shape"),
         (lambda a, x: s24.matmul(a, x, np.empty((8, 4))), s24.DTypeError, "out must have dtype"),
         (lambda a, x: a @ x.astype(complex), s24.DTypeError, r"take b\.real and b\.imag one by"),
@@ -282,6 +285,17 @@ def test_out_on_another_device_is_refused(make, monkeypatch):
     out = array(np.zeros((8, 2), np.float32 if a.dtype == np.float32 else np.float64))
     with pytest.raises(s24.DeviceError, match="out is on cuda:0, the product on cpu; pass an arr"):
         s24.matmul(a, x, out)
+    assert not out.any()
+
+
+def test_an_out_apart_from_the_operands_is_refused(monkeypatch):
+    a, h = s24.random((8, 8), rng=0), s24.hybrid(np.eye(8, dtype=np.float32))
+    Device(monkeypatch)
+    monkeypatch.setattr(s24.HybridArray, "device", "cpu")
+    x, out = np.ones((8, 8), np.float32), array(np.zeros((8, 8), np.float32))
+    for call in (lambda: s24.matmul(a, x, out), lambda: h.matmul(x, out), lambda: a.toarray(out)):
+        with pytest.raises(s24.DeviceError, match=r"out is on cuda:0, .*; pass an array where"):
+            call()
     assert not out.any()
 
 

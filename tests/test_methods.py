@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays
+from sparse24 import _arrays, _sparsegpt
 from sparse24._sparsegpt import sparsegpt
 
 
@@ -87,14 +87,29 @@ def least_squares(dense, hessian, places):
 def test_sparsegpt_of_a_large_group_is_close_to_the_exhaustive_choice(rng):
     w, x = layer(rng, rows=16, k=8)
     exact, _ = sparsegpt(w, x.T @ x, 4, 8)
-    from sparse24 import _sparsegpt
-
     kept, pull = _sparsegpt._settle_one_by_one(
         np, w, np.linalg.inv(_sparsegpt.damped(x.T @ x, 0.01)[0]), 4
     )
     greedy = np.where(kept, w - pull @ np.linalg.inv(_sparsegpt.damped(x.T @ x, 0.01)[0]), 0)
     assert (kept.sum(1) == 4).all()
     assert loss(exact, w, x) <= loss(greedy, w, x) < 2 * loss(exact, w, x)
+
+
+def test_sparsegpt_makes_up_for_errors_of_earlier_blocks(rng, monkeypatch):
+    w, x = layer(rng, rows=6, k=40)
+    want, mask = sparsegpt(w, x.T @ x, 2, 4)
+    monkeypatch.setattr(_sparsegpt, "BLOCK", 8)
+    got, kept = sparsegpt(w, x.T @ x, 2, 4)
+    np.testing.assert_array_equal(kept, mask)
+    np.testing.assert_allclose(got, want, atol=1e-10)
+
+
+def test_sparsegpt_zeroes_the_channels_that_keep_least(rng):
+    w, x = layer(rng, rows=8, k=16)
+    full = s24.prune(w, method="sparsegpt", calibration=x)
+    got = s24.prune(w, method="sparsegpt", calibration=x, channels=0.25)
+    full[np.argsort(np.abs(full).sum(1))[:2]] = 0
+    np.testing.assert_array_equal(got, full)
 
 
 def test_sparsegpt_without_inputs_is_magnitude(rng):

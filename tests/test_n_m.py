@@ -199,8 +199,10 @@ def test_products_over_windows(xp, rng, pattern):
     turned = array.T.windows()
     got = xp.asarray(b[0].T.copy()) @ turned
     np.testing.assert_array_equal(_arrays.to_numpy(got), b[0].T @ x.T)
-    with pytest.raises(s24.ShapeError, match="serve x @ W"):
+    with pytest.raises(s24.ShapeError, match=r"serve x @ W, not W @ b; use W\.toarray\(\) @ b"):
         turned @ xp.asarray(b[0])
+    with pytest.raises(s24.ShapeError, match=r"and x @ W\.T, not x @ W; use x @ W\.toarray"):
+        xp.asarray(b[0].T.copy()) @ windows
     again = xp.asarray(b[0].T.copy()) @ windows.T
     np.testing.assert_array_equal(_arrays.to_numpy(again), b[0].T @ x.T)
 

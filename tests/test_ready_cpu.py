@@ -22,7 +22,7 @@ from ready_cases import (
 )
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _dtypes, _replay
 from sparse24._errors import ArgumentError
 from sparse24.kernels import cpu_again
 
@@ -105,6 +105,15 @@ def test_elements_that_changed_are_read_anew(rng, n, name):
         assert_same(a @ b, a.copy() @ b)
         b[...] = b[::-1].copy()
         assert_same(a @ b, a.copy() @ b)
+
+
+def test_a_matrix_remembers_so_many_calls_at_the_most(rng, monkeypatch):
+    monkeypatch.setattr(_replay, "MOST_SIGNATURES", 4)
+    a, _ = operands(rng, None, "float32")
+    for n in range(1, 10):
+        b = numbers(rng, (K, n), "float32")
+        assert_same(a @ b, a.copy() @ b)
+        assert 0 < len(a._plans) <= 4
 
 
 @pytest.mark.parametrize("n", COLUMNS)
@@ -194,6 +203,20 @@ def test_unstructured_matrices(rng, n, name):
             assert_same(out, first)
     b[...] = b[::-1].copy()
     assert_same(h @ b, s24.hybrid(dense) @ b)
+
+
+@pytest.mark.parametrize("other", ["float64", "bfloat16", "int8"])
+@pytest.mark.parametrize("n", COLUMNS)
+def test_an_unstructured_matrix_meets_another_type_every_time(rng, n, other):
+    dense = numbers(rng, (M, K), "float32")
+    dense[rng.random((M, K)) < 0.7] = 0
+    h, b = s24.hybrid(dense), numbers(rng, (K,) if n is None else (K, n), other)
+    want = dense @ b.astype(np.float64)
+    for product in (lambda: h @ b, lambda: (b.T @ h.T).T):
+        first = product()
+        assert first.dtype == (np.float64 if other == "float64" else np.float32)
+        np.testing.assert_allclose(first, want, rtol=1e-4, atol=1e-4)
+        assert_same(product(), first)
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8"])

@@ -130,6 +130,22 @@ def test_vectors_and_scales(rng, n):
         assert_like_the_first(a, b, epilogue=e, scales=(None, 0.5))
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "dense"])
+@pytest.mark.parametrize("what", ["bias", "alpha_vector", "scales"])
+@pytest.mark.parametrize("left", [False, True])
+def test_each_matrix_of_a_stack_has_the_same_vector_of_rows(rng, left, what, algorithm):
+    a, _ = operands(rng, 1, "float32")
+    stack = numbers(rng, (2, 5, K) if left else (2, K, 5), "float32")
+    product = lambda x, **o: s24.matmul(x, a.T, **o) if left else s24.matmul(a, x, **o)  # noqa: E731
+    rows = numbers(rng, (5 if left else M, 1), "float32")
+    e = s24.Epilogue(activation="relu", **({} if what == "scales" else {what: rows}))
+    options = {"epilogue": e, "algorithm": algorithm}
+    options |= {"scales": (rows[:, 0], 0.5)} if what == "scales" else {}
+    want = [product(x, **options) for x in stack]
+    for _ in range(2):
+        np.testing.assert_allclose(product(stack, **options), want, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("n", COLUMNS)
 def test_c_and_aux(rng, n, left):

@@ -127,3 +127,15 @@ def test_measurements_that_are_none_are_refused(times, words):
 def test_the_strength_of_an_adapter_is_a_number():
     with pytest.raises(ArgumentError, match="strength must be a number, got 'x'"):
         S.LayerWiseAdapter(strength="x")
+
+
+def test_coupled_layers_of_two_sizes_keep_the_total(rng):
+    weights = layers(rng, up=(12, 32), down=(2, 12))
+    shares = S.Custom(lambda sparsity, shapes: {"up": 0.75, "down": 0.25})
+    recipe = S.Recipe(
+        S.OneShot(0.5), pattern=S.Channel(), distribution=shares,
+        coupled=((("up", 0), ("down", 1)),),
+    )  # fmt: skip
+    masks = S.MaskScheduler(recipe).step(weights=weights)
+    zeros = math.floor((0.75 * 384 + 0.25 * 24) / 408 * 12)  # of 12 channels
+    assert (~masks["up"].any(1)).sum() == (~masks["down"].any(0)).sum() == zeros

@@ -79,6 +79,15 @@ def test_growing_from_dense_keeps_the_largest_of_each_group(rng):
     np.testing.assert_array_equal(mask, S.NM().mask(np.abs(weights["w"]), 0.5))
 
 
+def test_where_sparsity_falls_the_largest_gradients_come_back(rng):
+    weights, gradients = {"w": rng.normal(size=(4, 16))}, {"w": np.arange(64.0).reshape(4, 16)}
+    falling = S.StepScheduler({0: 0.75, 1: 0.5})
+    scheduler = S.MaskScheduler(S.Recipe(falling, grower=S.GradientGrowth(0.0)))
+    old, new = (scheduler.step(weights=weights, gradients=gradients)["w"] for _ in range(2))
+    rest = np.where(old, -1, gradients["w"])
+    np.testing.assert_array_equal(new, old | (rest >= np.sort(rest, axis=None)[-16]))
+
+
 def test_set_turns_over_a_fixed_share(rng):
     weights = {"w": rng.normal(size=(20, 50))}
     scheduler = S.MaskScheduler(S.sparse_evolutionary(0.5, every=1, fraction=0.2))

@@ -158,3 +158,22 @@ def test_layers_without_elements_have_no_mask(pattern, distribution):
     recipe = S.Recipe(S.OneShot(0.5), pattern=pattern, distribution=distribution)
     assert set(S.MaskScheduler(recipe).step(weights=weights, gradients=weights)) == {"b"}
     assert float(S.soft_threshold_scale(weights["c"])) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        (S.Unstructured(), [4, 5, 6, 7]),
+        (S.NM(2, 4), [2, 3, 6, 7]),
+        (S.Elastic((1, 8), least=2), [2, 3, 6, 7]),
+    ],
+)
+def test_scores_in_float64_are_not_rounded(pattern, kept):
+    mask = pattern.mask(1 + 1e-12 * np.arange(8.0)[None], 0.5)
+    assert np.flatnonzero(mask).tolist() == kept
+
+
+def test_a_tile_is_worth_what_all_elements_that_it_keeps_are_worth():
+    scores = np.tile([10.0, 1, 0, 0, 6, 6, 0, 0], (4, 1))  # two tiles of 4 x 4
+    mask = S.TileHybrid((4, 4)).mask(scores, 0.75)
+    np.testing.assert_array_equal(mask, np.tile(scores[0] == 6, (4, 1)))

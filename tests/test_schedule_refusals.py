@@ -75,6 +75,16 @@ def test_scores_are_arrays_of_the_weights_library():
             call()
 
 
+def test_a_layer_without_scores_and_tied_layers_of_two_shapes_are_named():
+    given = S.Recipe(criterion=S.GivenScores({"other": W["up"]}))
+    with pytest.raises(ArgumentError, match=r"no scores for layer 'up', but for \['other'\]; give"):
+        S.step(started(given), weights=W)
+    weights = {"a": np.ones((4, 8)), "b": np.ones((4, 4))}
+    tied = S.init(S.Recipe(shared=(("a", "b"),)), weights)
+    with pytest.raises(ShapeError, match=r"differ in shape, \(4, 8\) and \(4, 4\); tie layers"):
+        S.step(tied, weights=weights)
+
+
 def test_a_rule_of_ones_own_returns_a_mapping():
     recipe = S.Recipe(distribution=S.Custom(lambda *_: None))
     with pytest.raises(ArgumentError, match=r"what rule returns must be a mapping .* got None"):

@@ -103,6 +103,20 @@ def test_a_state_that_is_loaded_can_be_saved_before_the_first_step():
     assert_same(third.step(**data(3)), first.step(**data(3)))
 
 
+def test_parts_within_parts_of_a_recipe_tell_states_apart():
+    def scheduler(length, names):
+        phases = S.Phases([(length, S.ConstantScheduler(0.5)), (None, S.ConstantScheduler(0.0))])
+        made = S.MaskScheduler(S.Recipe(phases, distribution=S.Custom(names)))
+        made.step(**data(0))
+        return made
+
+    saved = scheduler(3, {"a": 1.0}).state_dict()
+    scheduler(3, {"a": 1.0}).load_state_dict(saved)
+    for other in (scheduler(4, {"a": 1.0}), scheduler(3, {"a": 0.5})):
+        with pytest.raises(FormatError, match="other recipes or layers"):
+            other.load_state_dict(saved)
+
+
 def test_state_is_small_and_versioned():
     scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5)))
     scheduler.step(weights=data(0)["weights"])
@@ -120,7 +134,7 @@ def test_state_is_small_and_versioned():
     movement.step(**data(0))
     with pytest.raises(FormatError, match="other recipes or layers"):
         taylor.load_state_dict(movement.state_dict())
-    with pytest.raises(FormatError, match="has version 2, this library reads 1"):
+    with pytest.raises(FormatError, match="has version 2, this library reads 1; load it"):
         scheduler.load_state_dict({**saved, "version": 2})
     with pytest.raises(FormatError, match="this is no sparse24"):
         scheduler.load_state_dict({})
@@ -223,6 +237,16 @@ def test_frozen_masks_under_way_are_dropped(background):
     assert_same(later[1], masks)
     assert (later[2]["a"] != masks["a"]).any()  # of step 9, for those of 6 and 8 were missed
     assert scheduler.state.step == 12
+
+
+def test_the_latest_update_of_a_layer_is_that_of_the_masks_in_use():
+    recipe = S.Recipe(S.ConstantScheduler(0.5, every=1), pattern=S.NM())
+    with S.AsyncScheduler(recipe, data(0)["weights"], delay=3) as scheduler:
+        for t in range(6):
+            scheduler.step(**data(t))
+        assert scheduler.events[0].step == 2
+        scheduler.freeze()  # drops three updates
+        assert set(scheduler.state.updated.values()) == {2}
 
 
 @pytest.mark.parametrize("at", [0, 3])

@@ -47,6 +47,18 @@ def test_a_mask_of_an_activation_layer_is_refused():
         st.linear(torch.ones(2, 64), layer.weight, mask=keep, sparse="activation")
 
 
+@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+def test_pruned_weights_alone_decay_under_any_mask(gradient):
+    weight = torch.randn(8, 12, requires_grad=True)
+    x, mask = torch.randn(5, 12), torch.rand(8, 12) < 0.7
+    y = st.linear(x, weight, mask=mask, sparse="masked", gradient=gradient, decay=0.1)
+    torch.testing.assert_close(y, x @ (weight * mask).T)
+    y.sum().backward()
+    whole = torch.ones(8, 5) @ x
+    want = (whole if gradient == "ste" else whole * mask) + 0.1 * weight * ~mask
+    torch.testing.assert_close(weight.grad, want)
+
+
 @pytest.mark.parametrize(
     "option", [{"decay": 1e-3}, {"gradient": "24sparse"}, {"gradient": "ste_sampled"}]
 )

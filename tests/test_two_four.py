@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _foreign, _spec, _storage
 from sparse24._arrays import to_numpy
+from sparse24._records import Compressed24
 
 SHAPES = [(1, 1), (1, 4), (3, 5), (8, 16), (17, 37), (64, 128), (65, 130), (2, 3, 9, 12)]
 
@@ -125,8 +126,18 @@ def test_batches_are_indexed():
     np.testing.assert_array_equal(a[1].toarray(), a.toarray()[1])
     np.testing.assert_array_equal(a[1:].toarray(), a.toarray()[1:])
     assert a[2].shape == (5, 8)
-    with pytest.raises(s24.ArgumentError, match="out of range"):
+    with pytest.raises(s24.ArgumentError, match=r"out of range for \d+ matrices"):
         a[3]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 64), (64, 130), (128, 200), (5, 70), (64, 64)])
+def test_rows_of_packed_codes(rng, start, stop):
+    a = s24.random((200, 72), rng=rng)
+    record = a._operand.stored
+    packed = Compressed24(record.values, None, a.packed, record.shape, record.dtype)
+    part = _storage.row_slice(packed, start, stop)
+    assert part.shape == (stop - start, 72)
+    np.testing.assert_array_equal(_storage.decompress(part), a.toarray()[start:stop])
 
 
 @pytest.mark.parametrize("key", [3, slice(0, 4, 2), (slice(None), 0), [0, 1]])

@@ -1,0 +1,49 @@
+"""torch's own functions on sparse arrays: products multiply, all others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sparse24 import _arrays, _check
+from sparse24._errors import DTypeError
+
+
+def apply(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """What `function` gives where a sparse array is one of its operands."""
+    import torch
+
+    products = (
+        torch.matmul, torch.mm, torch.mv, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__
+    )  # fmt: skip
+    if function in products:
+        return _multiply(*args, **kwargs)
+    if function is torch.nn.functional.linear:
+        return _linear(*args, **kwargs)
+    raise DTypeError(
+        f"torch's {function.__name__} takes no sparse array of sparse24; multiply with @, "
+        "torch.matmul or torch.nn.functional.linear, or call sparse24.convert.to_torch, which "
+        "makes it dense"
+    )
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    y = _multiply(input, weight.mT)
+    return y if bias is None else y + bias
+
+
+def _multiply(
+    input: Any, other: Any = None, *, mat2: Any = None, vec: Any = None, out: Any = None
+) -> Any:
+    """``input @ other`` without asking torch again: the sparse operand multiplies.
+
+    The names are torch's: `torch.mm` calls its second operand ``mat2``, `torch.mv` ``vec``.
+    """
+    other = next(x for x in (other, mat2, vec) if x is not None)
+    y = other.__rmatmul__(input) if _arrays.is_torch(input) else input.__matmul__(other)
+    if out is None:
+        return y
+    _check.same_shape(out.shape, y.shape, argument="out", other="the product")
+    if out.dtype != y.dtype:
+        raise DTypeError(f"out must have dtype {y.dtype}, got {out.dtype}")
+    return out.copy_(y)
