@@ -23,7 +23,7 @@ from sparse24._torch_linear import (
     tokens,
     unpruned,
 )
-from sparse24._torch_packed import Packed
+from sparse24._torch_packed import Packed, is_captured, kept
 from sparse24._torch_sources import will_change
 from sparse24._torch_transforms import are_transformed, refuse_transforms
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
@@ -69,7 +69,9 @@ class SparseLinear(torch.nn.Linear):
     through ``.data``, by a collective of ``torch.distributed`` or by another process are not
     noticed: call ``eval()`` or ``train()`` after them, which drop the packed weight.  Those two,
     and calls without gradients, notice a mask that was written in place, as by averages of models
-    that copy buffers.  Only first derivatives are available; others, and the transforms of
+    that copy buffers.  A CUDA graph that captures such a call reads the packed weight that is kept
+    then, at all of its replays; without one, or with gradients, it packs the weight anew at each.
+    Only first derivatives are available; others, and the transforms of
     `torch.func`, are refused where the product is sparse.
 
     References
@@ -119,6 +121,7 @@ class SparseLinear(torch.nn.Linear):
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
         self._packed: Packed | None = None
+        self._captured: list[tuple] = []  # memory that CUDA graphs read
         self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
         self._looked_at: int | None = None  # the version of the mask that the way was chosen for
         self.register_buffer("mask", None)
@@ -273,15 +276,15 @@ class SparseLinear(torch.nn.Linear):
             return self._followed(x)
         dtype = autocast_dtype(x)
         x = cast(x, dtype)
-        packed = self._packed  # once: another thread may drop it
-        if packed is not None and not packed.is_of(self, dtype):
-            packed = None
+        packed = kept(self, x, dtype)
         if packed is not None and not are_transformed():
             product = packed.known(x)
             if product is not None:
                 return product(x, None)
         check_linear(x, self.weight, self.bias)
         refuse_transforms(x, self.weight, self.bias)
+        if packed is None and is_captured(x):
+            return self._followed(x)  # what a graph packs is there at its replays only
         if packed is None:
             self._packed = packed = Packed.of(self, dtype)
         return packed.multiply(x)
@@ -305,7 +308,7 @@ class SparseLinear(torch.nn.Linear):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None}  # a copy packs its own weight
+        return {**self.__dict__, "_packed": None, "_captured": []}  # a copy packs its own weight
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -11,12 +11,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _replay
+from sparse24 import _arrays, _replay
 from sparse24._fuse import PLAIN, Epilogue
 from sparse24._torch_linear import cast
 from sparse24._torch_parts import unpack
 from sparse24._torch_sources import Sources
 from sparse24.formats.two_four import Sparse24Array
+
+
+def is_captured(x: Tensor) -> bool:
+    """True if a CUDA graph is captured from torch's stream for a tensor."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def kept(layer, x: Tensor, dtype: torch.dtype | None) -> Packed | None:
+    """A layer's own, for an operand x, if its tensors have not changed since.
+
+    A graph that is captured reads it at every replay, so from then on the layer holds its memory.
+    """
+    packed = layer._packed  # once: another thread may drop it
+    if packed is None or not packed.is_of(layer, dtype):
+        return None
+    if not is_captured(x):
+        packed.await_on_stream_of(x)
+    elif not packed.captured:
+        packed.captured = True
+        layer._captured.append(packed.memory)
+    return packed
 
 
 class Packed:
@@ -29,10 +50,30 @@ class Packed:
     weight : Sparse24Array, shape (m, k)
     bias : Tensor, shape (m,), optional
         Of float64 for such a weight, of float32 for others.
+    tensors : list of Tensor
+        All that both are kept in.
+
+    Attributes
+    ----------
+    captured : bool
+        Whether a CUDA graph reads it.
+    memory : tuple
+        What must live for that; not the sources, to which weak references would stay.
     """
 
-    def __init__(self, sources: Sources | None, weight: Sparse24Array, bias: Tensor | None):
-        self.weight, self._sources = weight, sources
+    def __init__(
+        self,
+        sources: Sources | None,
+        weight: Sparse24Array,
+        bias: Tensor | None,
+        tensors: list[Tensor],
+    ):
+        self.weight, self._sources, self._tensors = weight, sources, tensors
+        self.captured, self.memory = False, (weight, tensors)
+        self._stream: int | None = None  # on which it is made, until `_made`
+        if tensors[0].is_cuda:
+            self._stream, self._made = _arrays.torch_stream(tensors[0]), torch.cuda.Event()
+            self._made.record(torch.cuda.current_stream(tensors[0].device))
         self._call = PLAIN if bias is None else PLAIN._replace(epilogue=Epilogue(bias=bias))
         self._again: dict[tuple, Any] = {}  # without the address of the bias, which does not change
 
@@ -41,15 +82,26 @@ class Packed:
         """A layer's own; `dtype` is what autocast asks for."""
         sources = Sources.of(dtype, _tensors(layer))  # first: others may write meanwhile
         latent, bias = cast(layer._latent(), dtype), layer.bias
-        weight = unpack(layer._rows(latent), *latent.shape)
+        tensors = layer._rows(latent)
+        weight = unpack(tensors, *latent.shape)
         if bias is not None:
             wide = torch.float64 if latent.dtype == torch.float64 else torch.float32
             bias = cast(bias.detach(), dtype).to(wide).reshape(len(latent))
-        return cls(sources, weight, bias)
+            tensors = [*tensors, bias]
+        return cls(sources, weight, bias, tensors)
 
     def is_of(self, layer, dtype: torch.dtype | None) -> bool:
         """True if the layer's tensors have not changed, and autocast asks for the same."""
         return self._sources is not None and self._sources.are(dtype, _tensors(layer))
+
+    def await_on_stream_of(self, x: Tensor) -> None:
+        """Let torch's stream for x wait until all is made, if that is another stream's work."""
+        if self._stream is None or not x.is_cuda or _arrays.torch_stream(x) == self._stream:
+            return
+        stream = torch.cuda.current_stream(x.device)
+        stream.wait_event(self._made)
+        for tensor in self._tensors:  # so that nobody else gets their memory before it has read
+            tensor.record_stream(stream)
 
     def known(self, x: Tensor) -> Any:
         """The prepared product ``x @ weight.T + bias`` for tensors like x (..., k), if any."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -169,3 +172,105 @@ def test_repeated_calls_follow_autocast(device):
             with torch.autocast(device, torch.bfloat16):
                 assert layer(x).dtype is torch.bfloat16
             assert torch.equal(layer(x), plain)
+
+
+def frozen(m=256, k=512):
+    """A layer on the GPU that has not been called, an operand, and their product."""
+    torch.manual_seed(0)
+    layer = st.SparseLinear(k, m, device="cuda", dtype=torch.float16).requires_grad_(False)
+    x = torch.randn(64, k, device="cuda", dtype=torch.float16)
+    return layer, x, torch.nn.functional.linear(x, layer.weight * layer.current_mask(), layer.bias)
+
+
+def captured(layer, x):
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = layer(x)
+    return graph, y
+
+
+@pytest.mark.gpu
+def test_a_graph_reads_the_packed_weight_as_long_as_its_layer_lives():
+    layer, x, want = frozen()
+    with torch.no_grad():
+        layer(x)
+    graph, y = captured(layer, x)
+    layer.eval()  # drops the packed weight
+    torch.cuda.synchronize()
+    others = [torch.full_like(part, 100) for memory in layer._captured for part in memory[1]]
+    graph.replay()
+    torch.testing.assert_close(y, want, rtol=2e-2, atol=2e-2)
+    assert len(layer._captured) == 1
+    assert len(others) == 3
+
+
+@pytest.mark.gpu
+def test_a_layer_packed_in_a_graph_packs_again_outside():
+    layer, x, want = frozen()
+    with torch.no_grad():
+        layer.train(False)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            layer._followed(x)  # compiles
+        side.synchronize()
+    graph, y = captured(layer, x)
+    assert layer._packed is None
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), want, rtol=2e-2, atol=2e-2)
+        layer.weight.mul_(-1)
+    graph.replay()  # packs what the weight is now
+    bias = layer.bias
+    torch.testing.assert_close(y - bias, bias - want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_another_stream_waits_until_the_weight_is_packed():
+    layer, x, want = frozen()
+    with torch.no_grad():
+        layer(x)
+        layer.eval()
+        side = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)  # cycles, 0.1 s
+            layer(x)
+        assert not side.query()
+        torch.testing.assert_close(layer(x), want, rtol=2e-2, atol=2e-2)
+
+
+def test_streams_are_told_to_wait_once_they_are_others(monkeypatch):
+    from sparse24 import _torch_packed
+
+    layer, x = used_once()
+    packed, waited, recorded = layer._packed, [], []
+    stream = SimpleNamespace(wait_event=waited.append)
+    monkeypatch.setattr(_torch_packed._arrays, "torch_stream", lambda x: 7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    packed._tensors = [SimpleNamespace(record_stream=recorded.append)]
+    there = SimpleNamespace(is_cuda=True, device=None)
+    packed.await_on_stream_of(there)  # made on the CPU
+    packed._stream, packed._made = 7, "event"
+    packed.await_on_stream_of(there)
+    packed.await_on_stream_of(x)
+    assert not waited
+    packed._stream = 8
+    packed.await_on_stream_of(there)
+    assert waited == ["event"]
+    assert recorded == [stream]
+
+
+def test_what_a_graph_captures_stays(monkeypatch):
+    from sparse24 import _torch_packed
+
+    layer, x = used_once()
+    monkeypatch.setattr(_torch_packed, "is_captured", lambda x: True)
+    with torch.no_grad():
+        layer(x), layer(x)
+    assert layer._captured == [layer._packed.memory]
+    layer.eval()
+    assert layer._packed is None
+    assert len(layer._captured) == 1
+    assert not copy.deepcopy(layer)._captured
+    monkeypatch.setattr("sparse24._torch_layers.is_captured", lambda x: True)
+    assert_follows(layer, x)
+    assert layer._packed is None  # packed for the graph alone
