@@ -21,7 +21,7 @@ from sparse24.formats.two_four import Sparse24Array
 
 def is_captured(x: Tensor) -> bool:
     """True if a CUDA graph is captured from torch's stream for a tensor."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return x.is_cuda and _replay.capturing(x)
 
 
 def kept(layer, x: Tensor, dtype: torch.dtype | None) -> Packed | None:
