@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -63,6 +65,7 @@ def test_a_matrix_larger_than_the_memory_that_cupy_may_use(rng):
 
     x = rng.standard_normal((4096, 2048)).astype(np.float16)
     source, pool = Reader(x), cp.get_default_memory_pool()
+    gc.collect()  # arrays of other tests, which the pool would find when it runs short
     pool.free_all_blocks()
     before = pool.get_limit()
     pool.set_limit(pool.used_bytes() + x.nbytes // 4)
