@@ -40,8 +40,8 @@ def matmul(
     alpha, beta : float
         Factors of the product and of `c`.
     dtype : dtype, optional
-        Type of the result, int32 (of float64 operands on the CPU only) or one that operands may
-        have.  By default that of the operands; int8 gives int32 and fp8 gives bfloat16.
+        Type of the result, int32 or one that operands may have; of float64 operands int8 and int32
+        on the CPU only.  By default that of the operands; int8 gives int32 and fp8 gives bfloat16.
         Formats other than `Sparse24Array` multiply in float32 if their result would have 16 bits
         and this asks for another float type; a `HybridArray` then keeps a float32 copy of itself.
     epilogue : Epilogue, optional

@@ -183,9 +183,9 @@ class Result(Target):
             a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
         )
         name = row_a.result if call.dtype is None else result_name(call.dtype)
-        if name == "int32" and row_a.name == "float64" and _arrays.is_cupy(held):
+        if row_a.name == "float64" and name in ("int8", "int32") and _arrays.is_cupy(held):
             raise UnsupportedError(
-                "products of float64 have no int32 result on a GPU; leave dtype out and round"
+                f"products of float64 have no {name} result on a GPU; leave dtype out and round"
             )
         return cls(shape, name, given(out), _arrays.is_cupy(held), row_a, row_b)
 

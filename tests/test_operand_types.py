@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _dtypes, _finish, _foreign, _other_formats, functional
+from sparse24 import _dtypes, _finish, _foreign, _other_formats, _product, functional
+from sparse24._fuse import PLAIN
 from sparse24.kernels import cpu, reference
 
 MAKE = {
@@ -48,6 +49,17 @@ def test_whole_numbers_meet_a_matrix_as_in_numpy(make, rng, own, given, common):
         for got in (a @ x, (x.T @ a.T).T, np.stack([a @ column for column in x.T], 1)):
             assert got.dtype == common
             np.testing.assert_array_equal(got.astype(np.float64), want)
+
+
+@pytest.mark.parametrize("name", ["int8", "int32"])
+@pytest.mark.parametrize("own", ["float32", "float64"])
+def test_whole_results_of_float64_are_refused_on_a_gpu(monkeypatch, own, name):
+    a, x = s24.compress(np.eye(8, dtype=own)), np.ones((8, 2))
+    assert s24.matmul(a, x, dtype=name).dtype == name
+    monkeypatch.setattr(_product._arrays, "is_cupy", lambda x: True)
+    message = f"products of float64 have no {name} result on a GPU; leave dtype out and round"
+    with pytest.raises(s24.UnsupportedError, match=message):
+        _product.Result.plan(a._operand, x, None, PLAIN._replace(dtype=name), (8, 2))
 
 
 @pytest.mark.parametrize("given", ["int16", "uint16", "int64", "uint64"])
