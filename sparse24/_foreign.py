@@ -240,5 +240,3 @@ def _allocate(device, size: int):
 
     owner = torch.empty(size, dtype=torch.uint8, device=device)
     return _arrays.cupy_module().cuda.MemoryPointer(_torch_memory()(owner), 0)
-
-

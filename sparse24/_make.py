@@ -134,4 +134,3 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
     x[x == 0] = 1  # rounding to fp8 makes zeros, too
     array = compress(cpu.prune(x, scores))
     return array if device == "cpu" else array.to_device(device)
-

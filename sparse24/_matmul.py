@@ -124,6 +124,8 @@ def factors(alpha, beta, c) -> tuple[float, float]:
 
 def named_type(a, b, a_dtype, b_dtype):
     """The type that is named for the plain operand; a sparse one has no other than its own."""
+    if a_dtype is None and b_dtype is None:
+        return None
     for argument, x, named in (("a", a, a_dtype), ("b", b, b_dtype)):
         if named is None or not isinstance(x, OURS):
             continue
