@@ -71,8 +71,9 @@ class SparseLinear(torch.nn.Linear):
     and calls without gradients, notice a mask that was written in place, as by averages of models
     that copy buffers.  A CUDA graph that captures such a call reads the packed weight that is kept
     then, at all of its replays; without one, or with gradients, it packs the weight anew at each.
-    Only first derivatives are available; others, and the transforms of
-    `torch.func`, are refused where the product is sparse.
+    So does code of ``torch.compile`` at each call: where weights are final, give an ordinary layer
+    one of `to_sparse_semi_structured`.  Only first derivatives are available; others, and the
+    transforms of `torch.func`, are refused where the product is sparse.
 
     References
     ----------

@@ -118,3 +118,18 @@ def test_a_layer_with_a_packed_parameter_moves_to_shared_memory():
         assert not layer.weight.is_shared()
         assert layer.share_memory().weight.is_shared()
         torch.testing.assert_close(layer(torch.ones(2, 8)), want)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_with_a_packed_parameter_compiles(bias):
+    layer = torch.nn.Linear(64, 32, bias=bias).requires_grad_(False)
+    layer.weight *= s24.mask(layer.weight)
+    xs = [torch.randn(*shape) for shape in ((4, 64), (7, 64), (2, 3, 64))]
+    want = [layer(x) for x in xs]
+    packed = st.to_sparse_semi_structured(layer.weight)
+    layer.weight = torch.nn.Parameter(packed, requires_grad=False)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for x, y in zip(xs, want, strict=True):
+        torch.testing.assert_close(layer(x), y, **CLOSE)
+        torch.testing.assert_close(compiled(x), y, **CLOSE)
