@@ -118,20 +118,26 @@ groups; prune it first (sparse24.prune), or compress with on_excess='prune'
         again = None if keep_dense else _like(x, row, like, swap)
         if again is not None:
             return again
-        rule, scores_or_mask = _rule(on_excess, scores, mask, like, x)
-        rows = x.swapaxes(-1, -2) if swap else x
-        if swap and scores_or_mask is not None:
-            scores_or_mask = scores_or_mask.swapaxes(-1, -2)
-        record, status = compress_rows(rows, row, rule, scores_or_mask)
+        rule, chosen = _rule(on_excess, scores, mask, like, x)
+        record, status = compress_rows(_turned(x, swap), row, rule, _turned(chosen, swap))
         looked_at = _looked_at(rule, mask, like, swap)
-        status = status if looked_at else None
-        if check is True and looked_at:
-            axis = -2 if swap else -1
-            _storage.raise_excess(status, record.shape, axis=axis, argument=looked_at)
-        if looked_at in ("mask", "like"):
-            status = _storage.of_whole(status, record.shape, looked_at)
+        status = _checked(status, record.shape, looked_at, check, swap)
         dense = _kept_dense(x, record, rule, swap) if keep_dense else None
-        return Sparse24Array(_operand(record, dense, swap), status=status if check else None)
+        return Sparse24Array(_operand(record, dense, swap), status=status)
+
+
+def _turned(x, swap: bool):
+    """An array, or None, with its last two axes exchanged where groups run along the columns."""
+    return x.swapaxes(-1, -2) if swap and x is not None else x
+
+
+def _checked(status, shape, looked_at: str | None, check: bool | str, swap: bool):
+    """What is left to look at of a check, after the one that does not wait to be asked for."""
+    if not check or looked_at is None:
+        return None
+    if check is True:
+        _storage.raise_excess(status, shape, axis=-2 if swap else -1, argument=looked_at)
+    return status if looked_at == "x" else _storage.of_whole(status, shape, looked_at)
 
 
 def _n_m(x, pattern, mask, axis, on_excess: str, check: bool, dtype):
@@ -160,8 +166,7 @@ def _kept_dense(x, record: Compressed24, rule: str, swap: bool):
     """The dense matrix beside a record of it: `x` itself, copied, where nothing was pruned."""
     if rule == "check":
         return x.copy()
-    dense = _storage.decompress(record)
-    return dense.swapaxes(-1, -2) if swap else dense
+    return _turned(_storage.decompress(record), swap)
 
 
 def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
@@ -245,7 +250,7 @@ def _like(x, row, like, swap: bool) -> Sparse24Array | None:
         return None
     from sparse24.kernels import like as kernel
 
-    source = x.swapaxes(-1, -2) if swap else x
+    source = _turned(x, swap)
     return Sparse24Array(_operand(kernel.launch(record, source, nonzero=True), None, swap))
 
 

@@ -167,7 +167,8 @@ def _bound_dense(h):
 def _choose(h, b, algorithm: str, balance: bool) -> str:
     if algorithm == "auto" and h.device == "cpu":
         return "cpu"  # there is no other, and tiles of a transposed matrix need not be built
-    n, copied = b.shape[1], copied_by(b.shape[1], "row" if by_rows(b) else "column")
+    n = b.shape[1]
+    copied = copied_by(n, "row" if by_rows(b) else "column")
     if algorithm == "auto":
         path = h.prepared(choice_for(n, copied=copied), lambda: _Choice(h, n, copied=copied)).path
         return _captured(h, n, balance) if path in NOT_CAPTURED and _arrays.is_capturing() else path

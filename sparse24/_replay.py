@@ -147,7 +147,7 @@ def capturing(x: Any) -> bool:
     if _arrays.is_torch(x):
         import torch
 
-        return torch.cuda.is_current_stream_capturing()
+        return x.is_cuda and torch.cuda.is_current_stream_capturing()
     return _arrays.is_capturing()
 
 

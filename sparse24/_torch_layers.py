@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _torch_state
+from sparse24 import _check, _replay, _torch_state
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from sparse24._sched_gradients import soft_threshold_scale
@@ -23,7 +23,7 @@ from sparse24._torch_linear import (
     tokens,
     unpruned,
 )
-from sparse24._torch_packed import Packed, is_captured, kept
+from sparse24._torch_packed import Packed, kept
 from sparse24._torch_sources import will_change
 from sparse24._torch_transforms import are_transformed, refuse_transforms
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
@@ -284,9 +284,9 @@ class SparseLinear(torch.nn.Linear):
                 return product(x, None)
         check_linear(x, self.weight, self.bias)
         refuse_transforms(x, self.weight, self.bias)
-        if packed is None and is_captured(x):
-            return self._followed(x)  # what a graph packs is there at its replays only
         if packed is None:
+            if _replay.capturing(x):
+                return self._followed(x)  # what a graph packs is there at its replays only
             self._packed = packed = Packed.of(self, dtype)
         return packed.multiply(x)
 

@@ -21,6 +21,7 @@ from sparse24 import (
     _dtypes,
     _foreign,
     _prune,
+    _replay,
     _storage,
     _torch_repack,
     _torch_replay,
@@ -269,7 +270,7 @@ def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
 
 
 def _refuse_capture(x: Tensor) -> None:
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+    if _replay.capturing(x):
         raise UnsupportedError(
             "sampled gradients cannot be captured into a CUDA graph, which would draw the same "
             "samples at every replay; capture a step with gradient='ste' or '24dense', or run this "

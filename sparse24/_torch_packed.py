@@ -19,24 +19,20 @@ from sparse24._torch_sources import Sources
 from sparse24.formats.two_four import Sparse24Array
 
 
-def is_captured(x: Tensor) -> bool:
-    """True if a CUDA graph is captured from torch's stream for a tensor."""
-    return x.is_cuda and _replay.capturing(x)
-
-
 def kept(layer, x: Tensor, dtype: torch.dtype | None) -> Packed | None:
     """A layer's own, for an operand x, if its tensors have not changed since.
 
-    A graph that is captured reads it at every replay, so from then on the layer holds its memory.
+    A graph that is captured reads it at every replay, so from then on the layer holds its memory;
+    not `Packed` itself, whose weak references would stay with the weight.
     """
     packed = layer._packed  # once: another thread may drop it
     if packed is None or not packed.is_of(layer, dtype):
         return None
-    if not is_captured(x):
+    if not _replay.capturing(x):
         packed.await_on_stream_of(x)
     elif not packed.captured:
         packed.captured = True
-        layer._captured.append(packed.memory)
+        layer._captured.append((packed.weight, packed.tensors))
     return packed
 
 
@@ -57,8 +53,6 @@ class Packed:
     ----------
     captured : bool
         Whether a CUDA graph reads it.
-    memory : tuple
-        What must live for that; not the sources, to which weak references would stay.
     """
 
     def __init__(
@@ -68,11 +62,12 @@ class Packed:
         bias: Tensor | None,
         tensors: list[Tensor],
     ):
-        self.weight, self._sources, self._tensors = weight, sources, tensors
-        self.captured, self.memory = False, (weight, tensors)
-        self._stream: int | None = None  # on which it is made, until `_made`
+        self.weight, self.tensors, self._sources = weight, tensors, sources
+        self.captured = False
+        self._streams: set[int] = set()  # that come after its making, which ends with an event
         if tensors[0].is_cuda:
-            self._stream, self._made = _arrays.torch_stream(tensors[0]), torch.cuda.Event()
+            self._streams.add(_arrays.torch_stream(tensors[0]))
+            self._made = torch.cuda.Event()
             self._made.record(torch.cuda.current_stream(tensors[0].device))
         self._call = PLAIN if bias is None else PLAIN._replace(epilogue=Epilogue(bias=bias))
         self._again: dict[tuple, Any] = {}  # without the address of the bias, which does not change
@@ -95,13 +90,14 @@ class Packed:
         return self._sources is not None and self._sources.are(dtype, _tensors(layer))
 
     def await_on_stream_of(self, x: Tensor) -> None:
-        """Let torch's stream for x wait until all is made, if that is another stream's work."""
-        if self._stream is None or not x.is_cuda or _arrays.torch_stream(x) == self._stream:
+        """Let torch's stream for x wait, once, until all is made, if another stream makes it."""
+        if not self._streams or not x.is_cuda or _arrays.torch_stream(x) in self._streams:
             return
         stream = torch.cuda.current_stream(x.device)
         stream.wait_event(self._made)
-        for tensor in self._tensors:  # so that nobody else gets their memory before it has read
+        for tensor in self.tensors:  # so that nobody else gets their memory before it has read
             tensor.record_stream(stream)
+        self._streams.add(stream.cuda_stream)
 
     def known(self, x: Tensor) -> Any:
         """The prepared product ``x @ weight.T + bias`` for tensors like x (..., k), if any."""

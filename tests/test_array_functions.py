@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from contextlib import nullcontext
 
@@ -15,8 +14,6 @@ from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
 from sparse24.kernels import reference
 
-FORMATS = ("csr", "csc", "coo", "bsr", "lil", "dok", "dia")
-
 
 def test_a_bad_group_is_named():
     x = np.zeros((3, 12), np.float32)
@@ -26,52 +23,6 @@ def test_a_bad_group_is_named():
         s24.compress(x)
     with pytest.raises(s24.PatternError, match=r"x\[4:8, 1\]"):
         s24.compress(x.T, axis=-2)
-
-
-def test_a_deferred_check_raises_when_asked():
-    a = s24.compress(np.ones((2, 4), np.float32), check="deferred")
-    with pytest.raises(s24.PatternError, match="first of 2"):
-        a.check()
-    s24.compress(np.ones((2, 4), np.float32), check=False).check()
-
-
-def test_a_deferred_check_names_what_it_looked_at():
-    x, mask = np.ones((2, 8), np.float32), np.ones((2, 8), bool)
-    a = s24.compress(x, mask=mask, check="deferred")
-    for kept in (a, a[1:], a.astype("float16"), pickle.loads(pickle.dumps(a))):
-        with pytest.raises(s24.PatternError, match=r"^mask\[0, 0:4\] keeps more than 2"):
-            kept.check()
-    like = s24.compress(np.eye(8, dtype=np.float32) + np.eye(8, k=1, dtype=np.float32))
-    ones = np.ones((8, 8), np.float32)
-    b = s24.compress(ones, like=like, axis=0, check="deferred")
-    b.check()
-    full = s24.compress(ones, on_excess="prune")
-    with pytest.raises(s24.PatternError, match=r"^like\[0:4, 0\] keeps more .* pass axis=-1"):
-        s24.compress(ones, like=full, axis=0, check="deferred").check()
-
-
-def test_an_array_whose_check_is_due_is_not_compressed_anew():
-    a = s24.compress(np.ones((2, 8), np.float32), check="deferred")
-    for options in ({}, {"dtype": "float16"}, {"pattern": (3, 4)}, {"on_excess": "prune"}):
-        with pytest.raises(s24.PatternError, match=r"x\[0, 0:4\] has more than 2 non-zeros"):
-            s24.compress(a, **options)
-    assert s24.compress(a, check=False).nnz == 8
-
-
-def test_parts_of_an_array_keep_its_deferred_check(xp, tmp_path):
-    x = np.eye(8, 16, dtype=np.float32)
-    x[2, 4:8] = 1
-    a = s24.compress(xp.asarray(x), check="deferred")
-    batch = s24.compress(xp.asarray(np.stack([0 * x, x])), check="deferred")
-    for whole, parts in ((a, (a[1:4], a[1:4].T, a[1:][1:])), (batch, (batch[1], batch[1:][0][2:]))):
-        where = r"x\[2, 4:8\]" if whole.ndim == 2 else r"x\[1, 2, 4:8\]"
-        for part in (*parts, pickle.loads(pickle.dumps(parts[0]))):
-            place = r"x\[4:8, 2\]" if part.axis == -2 else where
-            with pytest.raises(s24.PatternError, match=f"{place} has more than 2 non-zeros"):
-                part.check()
-        with pytest.raises(s24.PatternError, match="has more than 2 non-zeros"):
-            s24.save_npz(tmp_path / "a.npz", parts[0])
-    s24.compress(xp.asarray(0 * x), check="deferred")[1:].check()
 
 
 def test_pruning_keeps_the_largest():
@@ -312,73 +263,6 @@ def test_shapes_are_whole_numbers(shape):
 def test_errors_are_ours_and_name_the_rule(call, error, words):
     with pytest.raises(error, match=words):
         call()
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_every_scipy_format(kind):
-    dense = s24.random((8, 12), rng=0).toarray()
-    a = s24.from_scipy(scipy.sparse.coo_array(dense).asformat(kind))
-    np.testing.assert_array_equal(a.toarray(), dense)
-    np.testing.assert_array_equal(a.tocsr().toarray(), dense)
-    np.testing.assert_array_equal(a.tocoo().toarray(), dense)
-
-
-@pytest.mark.gpu
-@pytest.mark.stem("compress", "decompress")
-@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "dia"])
-def test_every_cupyx_format(kind):
-    from cupyx.scipy import sparse as cupyx_sparse
-
-    dense = s24.random((8, 12), rng=0).toarray()
-    on_cpu = scipy.sparse.csr_matrix(dense).asformat(kind)
-    a = s24.from_scipy(getattr(cupyx_sparse, f"{kind}_matrix")(on_cpu))
-    assert a.device.startswith("cuda")
-    np.testing.assert_array_equal(to_numpy(a.toarray()), dense)
-    np.testing.assert_array_equal(a.tocsr().get().toarray(), dense)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *((kind, name) for kind in ("2:4", "1:4") for name in _dtypes.NAMES),
-        *(("hybrid", name) for name in _dtypes.NAMES if not name.startswith("float8")),
-    ],
-)
-@pytest.mark.stem("compress", "decompress", "cast", "n_m", "hybrid_tiles")
-def test_every_type_becomes_csr(xp, kind, name):
-    a = s24.random((8, 12), dtype=name, rng=0)
-    if kind == "1:4":
-        a = s24.compress(a, pattern=(1, 4), on_excess="prune")
-    if kind == "hybrid":
-        a = s24.hybrid(a.toarray())
-    want = a.toarray().astype(np.float64)
-    m = (a if xp is np else a.to_device("cuda")).tocsr()
-    m = m if xp is np else m.get()
-    np.testing.assert_array_equal(m.toarray(), want)
-    assert m.nnz == a.nnz
-
-
-def test_scipy_matrices_beyond_24_are_sent_to_hybrid():
-    with pytest.raises(s24.PatternError, match=r"sparse24\.hybrid"):
-        s24.from_scipy(scipy.sparse.csr_array(np.ones((2, 4))))
-    with pytest.raises(s24.ArgumentError, match=r"scipy\.sparse"):
-        s24.from_scipy(np.ones((2, 4)))
-
-
-def test_half_precision_goes_to_scipy_as_float32():
-    a = s24.random((4, 8), dtype="bfloat16", rng=0)
-    assert a.tocsr().dtype == np.float32
-    assert a.tocsr(dtype=np.float64).dtype == np.float64
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", ">f4", object, "nonsense"])
-def test_types_that_scipy_does_not_store_are_refused(dtype):
-    a = s24.random((4, 8), rng=0)
-    for x in (a, s24.hybrid(a.toarray()), s24.compress(a.toarray(), pattern=(6, 8)).windows()):
-        with pytest.raises(s24.DTypeError, match=r"dtype must be one that .* becomes float32"):
-            x.tocsr(dtype)
-    with pytest.raises(s24.DTypeError, match=r"dtype must be one that .* got "):
-        a.asformat("coo", dtype)
 
 
 @pytest.mark.parametrize("dtype", [None, np.float64, "float64"])

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE  # noqa: E402
 
+from sparse24 import _arrays, _replay  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
     DeviceError,
@@ -239,38 +240,34 @@ def test_another_stream_waits_until_the_weight_is_packed():
 
 
 def test_streams_are_told_to_wait_once_they_are_others(monkeypatch):
-    from sparse24 import _torch_packed
-
     layer, x = used_once()
     packed, waited, recorded = layer._packed, [], []
-    stream = SimpleNamespace(wait_event=waited.append)
-    monkeypatch.setattr(_torch_packed._arrays, "torch_stream", lambda x: 7)
+    stream = SimpleNamespace(wait_event=waited.append, cuda_stream=7)
+    monkeypatch.setattr(_arrays, "torch_stream", lambda x: 7)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    packed._tensors = [SimpleNamespace(record_stream=recorded.append)]
+    packed.tensors = [SimpleNamespace(record_stream=recorded.append)]
     there = SimpleNamespace(is_cuda=True, device=None)
     packed.await_on_stream_of(there)  # made on the CPU
-    packed._stream, packed._made = 7, "event"
+    packed._streams, packed._made = {7}, "event"
     packed.await_on_stream_of(there)
     packed.await_on_stream_of(x)
     assert not waited
-    packed._stream = 8
-    packed.await_on_stream_of(there)
+    packed._streams = {8}
+    for _ in range(2):
+        packed.await_on_stream_of(there)
     assert waited == ["event"]
     assert recorded == [stream]
 
 
 def test_what_a_graph_captures_stays(monkeypatch):
-    from sparse24 import _torch_packed
-
     layer, x = used_once()
-    monkeypatch.setattr(_torch_packed, "is_captured", lambda x: True)
+    monkeypatch.setattr(_replay, "capturing", lambda x: True)
     with torch.no_grad():
         layer(x), layer(x)
-    assert layer._captured == [layer._packed.memory]
+    assert [memory[0] for memory in layer._captured] == [layer._packed.weight]
     layer.eval()
     assert layer._packed is None
     assert len(layer._captured) == 1
     assert not copy.deepcopy(layer)._captured
-    monkeypatch.setattr("sparse24._torch_layers.is_captured", lambda x: True)
     assert_follows(layer, x)
     assert layer._packed is None  # packed for the graph alone

@@ -1,0 +1,80 @@
+"""Matrices of SciPy and cupyx become sparse arrays, and sparse arrays matrices of theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import sparse24 as s24
+from sparse24 import _dtypes
+from sparse24._arrays import to_numpy
+
+FORMATS = ("csr", "csc", "coo", "bsr", "lil", "dok", "dia")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_scipy_format(kind):
+    dense = s24.random((8, 12), rng=0).toarray()
+    a = s24.from_scipy(scipy.sparse.coo_array(dense).asformat(kind))
+    np.testing.assert_array_equal(a.toarray(), dense)
+    np.testing.assert_array_equal(a.tocsr().toarray(), dense)
+    np.testing.assert_array_equal(a.tocoo().toarray(), dense)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("compress", "decompress")
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "dia"])
+def test_every_cupyx_format(kind):
+    from cupyx.scipy import sparse as cupyx_sparse
+
+    dense = s24.random((8, 12), rng=0).toarray()
+    on_cpu = scipy.sparse.csr_matrix(dense).asformat(kind)
+    a = s24.from_scipy(getattr(cupyx_sparse, f"{kind}_matrix")(on_cpu))
+    assert a.device.startswith("cuda")
+    np.testing.assert_array_equal(to_numpy(a.toarray()), dense)
+    np.testing.assert_array_equal(a.tocsr().get().toarray(), dense)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((kind, name) for kind in ("2:4", "1:4") for name in _dtypes.NAMES),
+        *(("hybrid", name) for name in _dtypes.NAMES if not name.startswith("float8")),
+    ],
+)
+@pytest.mark.stem("compress", "decompress", "cast", "n_m", "hybrid_tiles")
+def test_every_type_becomes_csr(xp, kind, name):
+    a = s24.random((8, 12), dtype=name, rng=0)
+    if kind == "1:4":
+        a = s24.compress(a, pattern=(1, 4), on_excess="prune")
+    if kind == "hybrid":
+        a = s24.hybrid(a.toarray())
+    want = a.toarray().astype(np.float64)
+    m = (a if xp is np else a.to_device("cuda")).tocsr()
+    m = m if xp is np else m.get()
+    np.testing.assert_array_equal(m.toarray(), want)
+    assert m.nnz == a.nnz
+
+
+def test_scipy_matrices_beyond_24_are_sent_to_hybrid():
+    with pytest.raises(s24.PatternError, match=r"sparse24\.hybrid"):
+        s24.from_scipy(scipy.sparse.csr_array(np.ones((2, 4))))
+    with pytest.raises(s24.ArgumentError, match=r"scipy\.sparse"):
+        s24.from_scipy(np.ones((2, 4)))
+
+
+def test_half_precision_goes_to_scipy_as_float32():
+    a = s24.random((4, 8), dtype="bfloat16", rng=0)
+    assert a.tocsr().dtype == np.float32
+    assert a.tocsr(dtype=np.float64).dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", ">f4", object, "nonsense"])
+def test_types_that_scipy_does_not_store_are_refused(dtype):
+    a = s24.random((4, 8), rng=0)
+    for x in (a, s24.hybrid(a.toarray()), s24.compress(a.toarray(), pattern=(6, 8)).windows()):
+        with pytest.raises(s24.DTypeError, match=r"dtype must be one that .* becomes float32"):
+            x.tocsr(dtype)
+    with pytest.raises(s24.DTypeError, match=r"dtype must be one that .* got "):
+        a.asformat("coo", dtype)
