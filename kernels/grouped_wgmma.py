@@ -7,14 +7,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import Compressed24, Problem
 from sparse24.kernels import loader, tensor_map
 from sparse24.kernels import sparse_wgmma_plan as plan
 from sparse24.kernels.chip import chip
-from sparse24.kernels.launch import Launch, current_stream, pointer
-from sparse24.kernels.sparse_wgmma_configs import SHARED_MEMORY, Config
+from sparse24.kernels.grouped_wgmma_configs import (
+    FEW,
+    MANY,
+    MOST,
+    MOST_GROUPS,
+    PROMOTED,
+    SOME,
+    Config,
+    Types,
+    choose,
+    layout,
+)
+from sparse24.kernels.launch import Launch, current_stream
 
 NAME = "grouped_wgmma"
 
@@ -25,20 +35,9 @@ OUTPUTS = {
     "float8_e5m2": ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"),
     "int8": ("int32", "int8", "bfloat16", "float16", "float32"),
 }
-MOST_GROUPS = 1024
-TABLE_BYTES = 2 * (MOST_GROUPS + 1) * 4
-MOST_STAGES = 12
+REMEMBERED = 1024  # launches, by the addresses of their operands
 OFFSETS = {"int32": "int", "int64": "long"}  # of 64 bits in CUDA on Linux
 
-# Tiles, and up to how many columns a group, on average, each is used.
-BY_COLUMNS = (
-    (16, Config(128, 32, spans=2)),
-    (48, Config(128, 64, spans=2)),
-    (160, Config(128, 128, spans=2)),
-    (1 << 31, Config(128, 256)),
-)
-PROMOTED = Config(128, 128, spans=2)  # whose sums fit into the registers twice
-CONFIGS = tuple(config for _, config in BY_COLUMNS)
 
 _SHAPE = np.dtype(
     [("m", "i4"), ("atoms_m", "i4"), ("atoms_k", "i4"), ("tail", "i4"), ("packed_batch", "i8")]
@@ -47,21 +46,6 @@ _GROUPING = np.dtype(
     [("offsets", "u8"), ("groups", "i4"), ("columns", "i4"), ("tiles_m", "i4"), ("band", "i4")]
 )
 _OUT = np.dtype([("data", "u8"), ("pitch", "i8"), ("bias", "u8"), ("m", "i4"), ("unused", "i4")])
-
-
-class Types(NamedTuple):
-    """What a specialisation is compiled for, beside its tile."""
-
-    dtype: str
-    b_dtype: str
-    out_dtype: str
-    offsets: str
-    bias: bool
-    fast_accumulation: bool
-
-    @property
-    def promotes(self) -> bool:
-        return self.dtype.startswith("float8") and not self.fast_accumulation
 
 
 def refuses(problem: Problem) -> str | None:
@@ -85,13 +69,6 @@ def refuses(problem: Problem) -> str | None:
     if p.b_order != "column" or p.out_order != "column" or not p.aligned:
         return "columns of b and of the result must be contiguous, on 16-byte boundaries; copy them"
     return None
-
-
-def choose(groups: int, columns: int, types: Types) -> Config:
-    """The tile for so many columns of all groups together."""
-    if types.promotes:
-        return PROMOTED
-    return next(config for most, config in BY_COLUMNS if columns <= most * groups)
 
 
 def multiply(
@@ -124,19 +101,65 @@ def multiply(
         a.dtype.name, b_dtype or b.dtype.name, out_dtype or out.dtype.name, offsets.dtype.name,
         bias is not None, fast_accumulation,
     )  # fmt: skip
-    groups, m, _ = a.shape
-    columns = b.shape[1]
-    config = config or choose(groups, columns, types)
-    maps = _values_maps(a, config), _b_map(b, config)
+    values, packed = a.values, a.packed
+    groups, m, stored = values.shape
+    columns, sms = b.shape[1], chip().multiprocessors
+    config = config or choose(groups, m, columns, types, sms)
+    operands = Operands(
+        groups, m, stored, columns, *packed.shape[-3:-1],
+        values.data.ptr, values.strides[-2] if m > 1 else _rounded(stored * values.itemsize, 16),
+        values.strides[0], packed.data.ptr, packed.strides[-4],
+        b.data.ptr, b.shape[0], _pitch(b), offsets.data.ptr, out.data.ptr, _pitch(out),
+        0 if bias is None else bias.data.ptr,
+    )  # fmt: skip
+    _launch(operands, types, config, b.device.id)(current_stream())
+
+
+def _pitch(x: Any) -> int:
+    """Bytes from one column to the next; of a single column, any that is legal."""
+    return x.strides[1] if x.shape[1] > 1 else _rounded(x.shape[0] * x.itemsize, 16)
+
+
+def _rounded(size: int, step: int) -> int:
+    """Up to a multiple."""
+    return -(-size // step) * step
+
+
+class Operands(NamedTuple):
+    """Sizes, and where everything lies: addresses, and pitches in bytes."""
+
+    groups: int
+    m: int
+    stored: int  # elements of a row of A
+    columns: int
+    atoms_k: int
+    atoms_m: int
+    values: int
+    values_pitch: int
+    values_group: int
+    packed: int
+    packed_group: int
+    b: int
+    k: int
+    b_pitch: int
+    offsets: int
+    out: int
+    out_pitch: int
+    bias: int
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _launch(of: Operands, types: Types, config: Config, device: int) -> Launch:
+    """The launch for these operands; it keeps none of them alive."""
     arguments = (
-        *maps, pointer(a.packed), _out_view(out, bias), _shape(a, config),
-        _grouping(offsets, groups, columns, m, config),
+        _values_maps(of, types, config), _b_map(of, types, config),
+        np.array([of.packed], np.uint64), _out_view(of, types), _shape(of, config),
+        _grouping(of, config),
     )  # fmt: skip
     _, shared_memory = layout(config, types)
     kernel = loader.function(NAME, NAME, defines(config, types), shared_memory=shared_memory)
-    grid = min(_most_tiles(groups, m, columns, config), chip().multiprocessors * config.blocks)
-    block = (config.consumers + 1) * 128
-    Launch(kernel, grid, block, shared_memory, arguments, early=True)(current_stream())
+    grid = min(_most_tiles(of, config), chip(device).multiprocessors * config.blocks)
+    return Launch(kernel, grid, (config.consumers + 1) * 128, shared_memory, arguments, early=True)
 
 
 def defines(config: Config, types: Types) -> loader.Defines:
@@ -153,72 +176,46 @@ def defines(config: Config, types: Types) -> loader.Defines:
     )  # fmt: skip
 
 
-@functools.cache
-def layout(config: Config, types: Types) -> tuple[int, int]:
-    """As many stages as fit, and the bytes of shared memory that they take with all else."""
-    itemsize, out_itemsize = (numpy_dtype(x).itemsize for x in (types.dtype, types.out_dtype))
-    stage = (64 * config.block_m + 128 * config.block_n) * config.spans
-    of_atom = _spec.ATOM_K * itemsize  # bytes of b along k
-    parts, atoms = max(1, of_atom // (128 * config.spans)), max(1, 128 * config.spans // of_atom)
-    slot = atoms * config.block_m // _spec.ATOM_M * _spec.ATOM_BYTES
-    chunk = 32 if out_itemsize == 4 else min(64, config.block_n)
-    staging = config.consumers * chunk * 64 * out_itemsize
-
-    def total(stages: int) -> int:
-        return stages * (stage + 16) + -(-stages // parts) * slot + staging + TABLE_BYTES
-
-    most = SHARED_MEMORY[config.blocks]
-    stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= most)
-    return stages, total(stages)
-
-
-def _most_tiles(groups: int, m: int, columns: int, config: Config) -> int:
+def _most_tiles(of: Operands, config: Config) -> int:
     """Every group may have one tile that is not full."""
-    return -(-m // config.block_m) * (columns // config.block_n + min(groups, columns))
+    tiles_n = of.columns // config.block_n + min(of.groups, of.columns)
+    return -(-of.m // config.block_m) * tiles_n
 
 
 def _tail(m: int, config: Config) -> int:
     """Rows of A that the last tile along m has, as whole swizzled groups of eight."""
-    return -(-(m % config.block_m or config.block_m) // 8) * 8
+    return _rounded(m % config.block_m or config.block_m, 8)
 
 
-def _values_maps(a: Compressed24, config: Config) -> np.ndarray:
-    values, size = a.values, a.values.itemsize
-    groups, m, columns = values.shape
-    pitch = values.strides[-2] if m > 1 else -(-columns * size // 16) * 16
-    batch_pitch = values.strides[0] if groups > 1 else pitch * m
-    inner = 64 * config.spans // size
+def _values_maps(of: Operands, types: Types, config: Config) -> np.ndarray:
+    size = numpy_dtype(types.dtype).itemsize
+    extents, inner = (of.stored, of.m, of.groups), 64 * config.spans // size
+    pitches = of.values_pitch, of.values_group if of.groups > 1 else of.values_pitch * of.m
     return tensor_map.several(
-        tensor_map.tiled(
-            values.data.ptr, (columns, m, groups), (pitch, batch_pitch), (inner, rows), size
-        )
-        for rows in (config.block_m, _tail(m, config))
+        tensor_map.tiled(of.values, extents, pitches, (inner, rows), size)
+        for rows in (config.block_m, _tail(of.m, config))
     )
 
 
-def _b_map(b: Any, config: Config) -> np.ndarray:
-    k, n = b.shape
-    pitch = b.strides[1] if n > 1 else -(-k * b.itemsize // 16) * 16
-    box = (128 // b.itemsize, config.block_n)
-    return tensor_map.tiled(b.data.ptr, (k, n, 1), (pitch, pitch * n), box, b.itemsize)
+def _b_map(of: Operands, types: Types, config: Config) -> np.ndarray:
+    size = numpy_dtype(types.b_dtype).itemsize
+    pitches, box = (of.b_pitch, of.b_pitch * of.columns), (128 // size, config.block_n)
+    return tensor_map.tiled(of.b, (of.k, of.columns, 1), pitches, box, size)
 
 
-def _out_view(out: Any, bias: Any) -> np.ndarray:
-    m, n = out.shape
-    pitch = out.strides[1] // out.itemsize if n > 1 else m
-    view = (out.data.ptr, pitch, 0 if bias is None else bias.data.ptr, m, 0)
-    return loader.by_value(np.array([view], _OUT))
+def _out_view(of: Operands, types: Types) -> np.ndarray:
+    pitch = of.out_pitch // numpy_dtype(types.out_dtype).itemsize
+    return loader.by_value(np.array([(of.out, pitch, of.bias, of.m, 0)], _OUT))
 
 
-def _shape(a: Compressed24, config: Config) -> np.ndarray:
-    atoms_k, atoms_m, _ = a.packed.shape[-3:]
-    extents = (a.m, atoms_m, atoms_k, _tail(a.m, config), a.packed.strides[-4])
+def _shape(of: Operands, config: Config) -> np.ndarray:
+    extents = (of.m, of.atoms_m, of.atoms_k, _tail(of.m, config), of.packed_group)
     return loader.by_value(np.array([extents], _SHAPE))
 
 
-def _grouping(offsets: Any, groups: int, columns: int, m: int, config: Config) -> np.ndarray:
-    tiles_m = -(-m // config.block_m)
-    block = (offsets.data.ptr, groups, columns, tiles_m, plan.band(config))
+def _grouping(of: Operands, config: Config) -> np.ndarray:
+    tiles_m = -(-of.m // config.block_m)
+    block = (of.offsets, of.groups, of.columns, tiles_m, plan.band(config))
     return loader.by_value(np.array([block], _GROUPING))
 
 
@@ -237,14 +234,14 @@ def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
     return [
         *(
             check(tile, Types(*names, "int64", True, True), instruction)
-            for tile in (CONFIGS[1], CONFIGS[-1])
+            for tile in (SOME, MOST)
             for names, instruction in types.items()
         ),
         *(
             check(
                 tile, Types(*("bfloat16",) * 3, "int32", False, True), "HGMMA.SP.64x{}x32.F32.BF16"
             )
-            for tile in CONFIGS
+            for tile in (FEW, SOME, MANY, MOST)
         ),
         check(PROMOTED, promoted, "QGMMA.SP.64x{}x64.F32.E4M3.E4M3"),
     ]

@@ -1,0 +1,70 @@
+"""The tiles of the grouped kernel, their choice, and the shared memory that each takes."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from sparse24 import _spec
+from sparse24._dtypes import numpy_dtype
+from sparse24.kernels.sparse_wgmma_configs import MOST_STAGES, SHARED_MEMORY, Config
+
+MOST_GROUPS = 1024
+TABLE_BYTES = 2 * (MOST_GROUPS + 1) * 4  # where groups begin, and the tiles before each
+
+# Tiles for few columns a group, for some, for many, and for so many that groups fill wide tiles.
+# Raced on an H100 for layers of 8, 64 and 128 experts with 8 to 32768 tokens, unevenly shared:
+# docs/benchmarks/log_grouped.rst.
+FEW, SOME, MANY, MOST = (
+    Config(128, 32, spans=2), Config(128, 64, spans=2), Config(256, 128), Config(128, 256),
+)  # fmt: skip
+FEW_COLUMNS, SOME_COLUMNS, MANY_COLUMNS = 16, 48, 400  # a group, on average
+MANY_WAVES = 3  # of the large tiles; with fewer, smaller ones fill the chip better
+PROMOTED = Config(128, 128, spans=2)  # whose sums fit into the registers twice
+
+
+class Types(NamedTuple):
+    """What a specialisation is compiled for, beside its tile."""
+
+    dtype: str
+    b_dtype: str
+    out_dtype: str
+    offsets: str
+    bias: bool
+    fast_accumulation: bool
+
+    @property
+    def promotes(self) -> bool:
+        return self.dtype.startswith("float8") and not self.fast_accumulation
+
+
+def choose(groups: int, m: int, columns: int, types: Types, multiprocessors: int) -> Config:
+    """The tile for so many columns of all groups together."""
+    if types.promotes:
+        return PROMOTED
+    each = columns / groups
+    if each <= FEW_COLUMNS:
+        return FEW
+    if each > MANY_COLUMNS:
+        return MOST
+    tiles = -(-m // MANY.block_m) * (columns / MANY.block_n + groups / 2)
+    return MANY if each > SOME_COLUMNS and tiles >= MANY_WAVES * multiprocessors else SOME
+
+
+@functools.cache
+def layout(config: Config, types: Types) -> tuple[int, int]:
+    """As many stages as fit, and the bytes of shared memory that they take with all else."""
+    itemsize, out_itemsize = (numpy_dtype(x).itemsize for x in (types.dtype, types.out_dtype))
+    stage = (64 * config.block_m + 128 * config.block_n) * config.spans
+    of_atom = _spec.ATOM_K * itemsize  # bytes of b along k
+    parts, atoms = max(1, of_atom // (128 * config.spans)), max(1, 128 * config.spans // of_atom)
+    slot = atoms * config.block_m // _spec.ATOM_M * _spec.ATOM_BYTES
+    chunk = 32 if out_itemsize == 4 else min(64, config.block_n)
+    staging = config.consumers * chunk * 64 * out_itemsize
+
+    def total(stages: int) -> int:
+        return stages * (stage + 16) + -(-stages // parts) * slot + staging + TABLE_BYTES
+
+    most = SHARED_MEMORY[config.blocks]
+    stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= most)
+    return stages, total(stages)
