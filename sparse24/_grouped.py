@@ -56,20 +56,21 @@ def grouped_matmul(As, b, /, out=None, *, offsets, dtype=None, b_dtype=None):
     ShapeError, DTypeError, DeviceError, ArgumentError
         If operands, offsets or `out` do not fit.
     UnsupportedError
-        If the groups of `As` run along its rows' axis, no kernel stores the `dtype`, or a CUDA
-        graph that is captured would have to wait for offsets.
+        If the groups of `As` run along the axis of its rows, no kernel stores the `dtype`, or a
+        CUDA graph that is captured would have to copy offsets from or to the host.
 
     Notes
     -----
     Enqueues on CuPy's current stream (torch's for torch tensors).  Offsets on the host are
     validated and do not make it wait.  Offsets on a GPU are neither read nor validated there: the
     kernel clamps them to [0, t], so that nothing outside of the arrays is touched, and columns
-    that no expert owns keep undefined values.  A CUDA graph then reads them anew at each replay.
+    that no expert owns keep undefined values.  A captured CUDA graph reads them anew at each
+    replay.
 
     One launch serves all experts on Hopper, for types of 16 and 8 bits.  A `b` or an `out` of
     another layout, such as C order, goes through a copy.  Other types and GPUs have one product
     for each expert that has tokens.  For these, offsets on a GPU are copied to the host, which
-    waits, and validated.
+    waits, and validated; a graph can only be captured with offsets on the host, which it keeps.
 
     Types are promoted, and sums accumulated, as in `matmul`.
 

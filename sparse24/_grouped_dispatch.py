@@ -50,23 +50,33 @@ def fill(product: Grouped, call: Call, types) -> None:
     if not types.on_gpu:
         _one_by_one(product, call, types)
         return
-    on_device, capturing = _arrays.is_cupy(product.offsets), _arrays.is_capturing()
-    kernel = _planner.kernel_module(KERNEL)
+    on_device, kernel = _arrays.is_cupy(product.offsets), _planner.kernel_module(KERNEL)
     refusal = kernel.refuses(problem_of(product, types))
-    if refusal is None and (on_device or not capturing):
+    if _arrays.is_capturing():
+        _check_captured(refusal, on_device=on_device)
+    if refusal is None:
         _by_kernel(kernel, product, call, types)
         return
-    if on_device and capturing:
-        raise UnsupportedError(
-            "this grouped product runs expert by expert, for which offsets are copied to the "
-            f"host, and a CUDA graph that is captured cannot wait for that ({KERNEL}: {refusal}); "
-            "pass offsets as a list or NumPy array, which the graph then keeps"
-        )
     if on_device:
         tokens = product.b.shape[1]
         offsets = _grouped_offsets.validated(product.offsets.get().astype(np.int64), tokens)
         product = product._replace(offsets=offsets)
     _one_by_one(product, call, types)
+
+
+def _check_captured(refusal: str | None, *, on_device: bool) -> None:
+    """Refuse what a CUDA graph cannot hold: copies of offsets to the device, and to the host."""
+    if refusal is None and not on_device:
+        raise UnsupportedError(
+            "a CUDA graph that is captured cannot hold a copy of offsets from the host; pass an "
+            "array on the GPU, which the graph reads anew at each replay"
+        )
+    if refusal is not None and on_device:
+        raise UnsupportedError(
+            "this grouped product runs expert by expert, for which offsets are copied to the "
+            f"host, and a CUDA graph that is captured cannot wait for that ({KERNEL}: {refusal}); "
+            "pass offsets as a list or NumPy array, which the graph then keeps"
+        )
 
 
 def problem_of(product: Grouped, types) -> Problem:
