@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24._config import show_config as show_config
     from sparse24._explain import explain as explain
     from sparse24._fuse import Epilogue as Epilogue
+    from sparse24._grouped import grouped_linear as grouped_linear
+    from sparse24._grouped import grouped_matmul as grouped_matmul
     from sparse24._hybrid import hybrid as hybrid
     from sparse24._make import asarray as asarray
     from sparse24._make import from_scipy as from_scipy
@@ -97,6 +99,8 @@ _HOMES = {
     "backend": "sparse24._backend",
     "matmul": "sparse24._matmul",
     "linear": "sparse24._matmul",
+    "grouped_matmul": "sparse24._grouped",
+    "grouped_linear": "sparse24._grouped",
     "Epilogue": "sparse24._fuse",
     "plan": "sparse24._plan",
     "MatmulPlan": "sparse24._plan",

@@ -50,14 +50,14 @@ def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched |
 
 def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched | None:
     if types.out is not None:
-        _refuse_overlap("out", out, a, b)
+        refuse_overlap("out", out, a, b)
     if epilogue.aux is not None:
-        _refuse_overlap("aux", epilogue.aux, a, b)
+        refuse_overlap("aux", epilogue.aux, a, b)
     check_stored(a, call.algorithm)
     batch = out.shape[:-2]
     given, records, aux = b, (a.rows, a.columns), epilogue.aux
-    a = _cast_operand(a, types.row_a)
-    b = _convert(b, types.row_b, call.other_dtype)
+    a = cast_operand(a, types.row_a)
+    b = convert(b, types.row_b, call.other_dtype)
     as_given = b is given and a.rows is records[0] and a.columns is records[1] and not batch
     if math.prod(batch) == 0 or 0 in out.shape:
         return None
@@ -133,21 +133,24 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) 
     )  # fmt: skip
 
 
-def _refuse_overlap(name: str, target, a: Operand24, b) -> None:
+def refuse_overlap(name: str, target, a: Operand24, b) -> None:
+    """Refuse to write to `target`, the argument `name`, if it shares memory with an operand."""
     if _arrays.shares_memory(target, b) or _arrays.shares_memory(target, a.elements):
         raise ArgumentError(OVERLAP.format(name))
 
 
-def _cast_operand(a: Operand24, row: DType) -> Operand24:
+def cast_operand(a: Operand24, row: DType) -> Operand24:
+    """The operand with elements of another type."""
     if a.dtype is row:
         return a
     if a.rows is None and a.columns is None:
-        return Operand24(None, None, _convert(a.dense, row, a.dtype), a.shape, row)
+        return Operand24(None, None, convert(a.dense, row, a.dtype), a.shape, row)
     turn = lambda record: None if record is None else _storage.cast(record, row)  # noqa: E731
     return Operand24(turn(a.rows), turn(a.columns), None, a.shape, row)
 
 
-def _convert(b, row: DType, b_dtype):
+def convert(b, row: DType, b_dtype):
+    """A dense operand, of type `b_dtype` if that is named, as kernels for type `row` take it."""
     own = _arrays.logical_dtype(b, b_dtype, argument="b")
     if own is row:
         return _arrays.as_storage(b, row)

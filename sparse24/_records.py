@@ -10,7 +10,7 @@ from typing import Any
 
 from sparse24._dtypes import DType
 
-MASKS = "masks"  # key of `Compressed24.derived`
+MASKS, EXPERTS = "masks", "experts"  # keys of `Compressed24.derived`
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Compressed24:
         Logical element type.
     derived : dict
         Other layouts of the same elements, made by kernels that need them
-        (``kernels/pieces.py``, and under `MASKS` ``kernels/cpu_expanded.py``).
+        (``kernels/pieces.py``, and under `MASKS` ``kernels/cpu_expanded.py``); under `EXPERTS`
+        the matrices of a batch that were multiplied one by one, by number.
     """
 
     values: Any

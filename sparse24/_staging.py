@@ -106,8 +106,8 @@ def staged(launch: Callable[..., None], variant: Variant) -> Callable[..., None]
     """``launch(a, b, out, epilogue)`` between the copies of a variant."""
 
     def run(a: Compressed24 | Any, b, out, epilogue: Fused) -> None:
-        inner_b = _aligned_columns(b) if variant.stage_b else b
-        inner_out = _aligned_like(out, variant.problem.out_order) if variant.stage_out else out
+        inner_b = aligned_columns(b) if variant.stage_b else b
+        inner_out = aligned_like(out, variant.problem.out_order) if variant.stage_out else out
         launch(a, inner_b, inner_out, epilogue)
         if variant.stage_out:
             out[...] = inner_out
@@ -115,7 +115,7 @@ def staged(launch: Callable[..., None], variant: Variant) -> Callable[..., None]
     return run
 
 
-def _aligned_columns(b):
+def aligned_columns(b):
     """A copy of b (..., k, n) whose columns are contiguous and begin on lines of memory."""
     from sparse24.kernels import transpose
 
@@ -127,7 +127,7 @@ def _aligned_columns(b):
     return copy.swapaxes(-1, -2)
 
 
-def _aligned_like(out, order: str):
+def aligned_like(out, order: str):
     """Scratch of the shape of `out`, in the given order, rows 16-byte aligned."""
     xp = _arrays.namespace(out)
     if order == "column":

@@ -10,7 +10,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _foreign, _spec
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, PatternError, ShapeError
-from sparse24._records import MASKS, Compressed24
+from sparse24._records import EXPERTS, MASKS, Compressed24
 
 
 def canonical(record: Compressed24) -> Any:
@@ -48,10 +48,15 @@ def with_packed(record: Compressed24) -> Compressed24:
 
 def arrays(record: Compressed24) -> tuple[Any, ...]:
     """All arrays that a record holds, in other layouts too; None for what is not there."""
+    own = (record.values, record.metadata, record.packed, *_derived(record))
+    experts = record.derived.get(EXPERTS, {}).values()  # views, but for what is derived from them
+    return (*own, *(x for part in list(experts) for x in _derived(part)))
+
+
+def _derived(record: Compressed24) -> tuple[Any, ...]:
     from sparse24.kernels import pieces
 
-    given = (record.values, record.metadata, record.packed)
-    return (*given, record.derived.get(MASKS), *pieces.kept(record))
+    return record.derived.get(MASKS), *pieces.kept(record)
 
 
 def decompress(record: Compressed24, out=None):

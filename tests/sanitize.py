@@ -87,6 +87,22 @@ def shared_tiles() -> None:
                 s24.matmul(a, b, algorithm=choice.name)
 
 
+def experts() -> None:
+    """Products of experts, as their kernel takes operands, then with copies and biases."""
+    import cupy as cp
+
+    offsets = cp.asarray([0, 0, 3, 73, 74])
+    for name in TYPES:
+        a = s24.compress(draw((4, 200, 272), name), on_excess="prune", dtype=name)
+        x = draw((74, 272), name)
+        s24.grouped_matmul(a, x.T, offsets=offsets, b_dtype=name)
+        cp.cuda.set_allocator(_cleared)
+        s24.grouped_matmul(a, cp.ascontiguousarray(x.T), offsets=offsets, b_dtype=name)
+        if not name.startswith("float8"):
+            s24.grouped_linear(x, a, cp.ones((4, 200), _real(name)), offsets=offsets)
+        cp.cuda.set_allocator(None)
+
+
 @contextlib.contextmanager
 def _cleared_for(choice):
     """Zeros in new memory where initcheck does not see what is stored, or what is not read.
@@ -188,6 +204,7 @@ PARTS = {
     "packing": packing,
     "hybrids": hybrids,
     "shared tiles": shared_tiles,
+    "experts": experts,
     **{
         f"{name}, {columns} columns": functools.partial(products, name, columns)
         for name in TYPES

@@ -28,11 +28,11 @@ FLOORS = (
      "_table", "_user_folder", "_whole_files"),
     ("kernels", "kernels.*"),
     ("_autotune", "_backend", "_calibration", "_compress_records", "_dispatch", "_evidence",
-     "_finish", "_foreign", "_fuse", "_graphs", "_hybrid_*", "_methods", "_planner", "_product",
-     "_ready", "_ready_cpu", "_refit", "_replay", "_rule", "_select", "_sparsegpt", "_staging",
-     "_storage", "_target", "_torch_functions", "_tuning_cache"),
+     "_finish", "_foreign", "_fuse", "_graphs", "_grouped_*", "_hybrid_*", "_methods", "_planner",
+     "_product", "_ready", "_ready_cpu", "_refit", "_replay", "_rule", "_select", "_sparsegpt",
+     "_staging", "_storage", "_target", "_torch_functions", "_tuning_cache"),
     ("formats", "formats.*"),
-    ("_activate", "_advise", "_calibrate", "_compress", "_explain", "_hybrid", "_make",
+    ("_activate", "_advise", "_calibrate", "_compress", "_explain", "_grouped", "_hybrid", "_make",
      "_matmul", "_obeys", "_other_formats", "_plan", "_prune", "_sched_*", "schedule", "tuning"),
 )  # fmt: skip
 TOP = len(FLOORS)

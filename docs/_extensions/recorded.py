@@ -19,6 +19,7 @@ STEMS = sorted(path.stem for path in KERNELS.glob("*.cu"))
 TITLES = {
     "gemm": "2:4 products, large and middle sizes",
     "few_tokens": "2:4 products with few columns",
+    "grouped": "products of mixture-of-experts layers",
     "pack": "pruning, compressing and packing",
     "hybrid": "unstructured matrices in the block-hybrid format",
     "training": "a training step",

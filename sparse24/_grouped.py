@@ -1,0 +1,203 @@
+"""Products of mixture-of-experts layers: `grouped_matmul` and `grouped_linear`."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+from sparse24 import (
+    _arrays,
+    _check,
+    _dispatch,
+    _foreign,
+    _graphs,
+    _grouped_dispatch,
+    _grouped_offsets,
+    _product,
+)
+from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError, UnsupportedError
+from sparse24._fuse import PLAIN, Call
+from sparse24._grouped_dispatch import Grouped
+from sparse24._records import Operand24
+from sparse24.formats.two_four import Sparse24Array
+
+
+def grouped_matmul(As, b, /, out=None, *, offsets, dtype=None, b_dtype=None):
+    """Multiply each expert's matrix by its own tokens, as in a mixture-of-experts layer.
+
+    ``out[:, i0:i1] = As[i] @ b[:, i0:i1]`` with ``i0, i1 = offsets[i], offsets[i + 1]``.
+
+    Parameters
+    ----------
+    As : Sparse24Array, shape (e, m, k)
+        A matrix for each of e experts, groups along the last axis.
+    b : array, shape (k, t)
+        Tokens as columns, sorted by expert.  The fast layout is that of a transposed (t, k)
+        array: each token's elements are contiguous.
+    out : array, shape (m, t), optional
+        Where to write the result; any strides.  Must not overlap an operand.  By default it is
+        stored token by token, as the transpose of a (t, m) array in C order.
+    offsets : array or list of integers, shape (e + 1,)
+        Tokens ``offsets[i]`` to ``offsets[i + 1]`` belong to expert i, which may have none.  The
+        first one is 0, the last one t, and none is less than the one before.  On a GPU int32 or
+        int64, if it is not on the host.
+    dtype : dtype, optional
+        Type of the result, as in `matmul`.
+    b_dtype : dtype, optional
+        Logical type of a `b` that carries fp8 bits as ``uint8``.
+
+    Returns
+    -------
+    array, shape (m, t)
+        In the library of `b` (NumPy, CuPy, torch, JAX); `out`, if that is given.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, ArgumentError
+        If operands, offsets or `out` do not fit.
+    UnsupportedError
+        If the groups of `As` run along the axis of its rows, no kernel stores the `dtype`, or a
+        CUDA graph that is captured would have to copy offsets from or to the host.
+
+    Notes
+    -----
+    Enqueues on CuPy's current stream (torch's for torch tensors).  Offsets on the host are
+    validated and do not make it wait.  Offsets on a GPU are neither read nor validated there: the
+    kernel clamps them to [0, t], so that nothing outside of the arrays is touched, and columns
+    that no expert owns keep undefined values.  A captured CUDA graph reads them anew at each
+    replay.
+
+    One launch serves all experts on Hopper, for types of 16 and 8 bits.  A `b` or an `out` of
+    another layout, such as C order, goes through a copy.  Other types and GPUs have one product
+    for each expert that has tokens.  For these, offsets on a GPU are copied to the host, which
+    waits, and validated; a graph can only be captured with offsets on the host, which it keeps.
+
+    Types are promoted, and sums accumulated, as in `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> As = s24.random((3, 8, 16), rng=0)
+    >>> tokens = np.ones((16, 5), np.float32)
+    >>> y = s24.grouped_matmul(As, tokens, offsets=[0, 2, 2, 5])    # 2, 0 and 3 tokens
+    >>> np.allclose(y[:, :2], As[0] @ tokens[:, :2]), np.allclose(y[:, 2:], As[2] @ tokens[:, 2:])
+    (True, True)
+    """
+    call = PLAIN._replace(dtype=dtype, other_dtype=b_dtype)
+    a = _experts(As)
+    with _foreign.stream_of(b):
+        tokens, restore, _ = _product.taken(b, a, call, "b")
+        if tokens.ndim != 2 or tokens.shape[0] != a.shape[2]:
+            raise ShapeError(
+                f"b must have shape (k, t), with k = {a.shape[2]} as As of shape {a.shape}, got "
+                f"{tuple(tokens.shape)}; tokens are its columns"
+            )
+        result = _multiply(a, tokens, out, offsets, None, call)
+        return restore(result) if out is None else out
+
+
+def grouped_linear(x, As, bias=None, *, offsets):
+    """The linear layers of experts on their tokens: ``x[i0:i1] @ As[i].T + bias[i]``.
+
+    As `grouped_matmul`, with tokens as rows; ``i0, i1 = offsets[i], offsets[i + 1]``.
+
+    Parameters
+    ----------
+    x : array, shape (t, k)
+        Tokens, sorted by expert.
+    As : Sparse24Array, shape (e, m, k)
+        The weights, groups along the last axis.
+    bias : array, shape (e, m), optional
+        Where the operands are.
+    offsets : array or list of integers, shape (e + 1,)
+        As for `grouped_matmul`.
+
+    Returns
+    -------
+    array, shape (t, m)
+        In the library of `x`, in C order.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError, ArgumentError, UnsupportedError
+        As `grouped_matmul`.
+
+    Notes
+    -----
+    Waits where `grouped_matmul` does.  Where one launch serves all experts, the bias is added in a
+    second pass over the result, which is then rounded twice.
+
+    Examples
+    --------
+    >>> import numpy as np, sparse24 as s24
+    >>> As = s24.compress(np.stack([np.eye(4), 2 * np.eye(4)]))
+    >>> s24.grouped_linear(np.ones((3, 4)), As, np.array([[0.] * 4, [5.] * 4]), offsets=[0, 1, 3])
+    array([[1., 1., 1., 1.],
+           [7., 7., 7., 7.],
+           [7., 7., 7., 7.]])
+    """
+    a = _experts(As)
+    with _foreign.stream_of(x):
+        tokens, restore, _ = _product.taken(x, a, PLAIN, "x")
+        if tokens.ndim != 2 or tokens.shape[1] != a.shape[2]:
+            raise ShapeError(
+                f"x must have shape (t, k), with k = {a.shape[2]} as As of shape {a.shape}, got "
+                f"{tuple(tokens.shape)}; fold other axes of tokens by x.reshape(-1, k)"
+            )
+        return restore(_multiply(a, tokens.T, None, offsets, bias, PLAIN).T)
+
+
+def _experts(As) -> Operand24:
+    """The matrices of the experts, stored along their rows."""
+    if not isinstance(As, Sparse24Array):
+        raise DTypeError(
+            f"As must be a Sparse24Array of shape (e, m, k), got {_check.shown(As)}; compress the "
+            "stacked weights: sparse24.compress(w)"
+        )
+    if As.ndim != 3:
+        raise ShapeError(
+            f"As must have shape (e, m, k), a matrix for each expert, got {As.shape}; for a single "
+            "matrix use matmul"
+        )
+    if As._operand.rows is None:
+        raise UnsupportedError(
+            "As must have its groups along the last axis, got axis=-2; pass As.mT if that is the "
+            "weight, or compress with transposable=True"
+        )
+    return As._operand
+
+
+def _multiply(a: Operand24, b, out, offsets, bias, call: Call):
+    """Check the rest of a call, and compute its result (m, t)."""
+    types = _product.Result.plan(a, b, out, call, (a.shape[1], b.shape[1]))
+    if out is None:  # token by token
+        target = replace(types, shape=types.shape[::-1]).allocate(None).T
+    else:
+        target = types.allocate(None)
+        _dispatch.refuse_overlap("out", target, a, b)
+    keeping = _graphs.keeping(a.rows, target) if types.on_gpu else contextlib.nullcontext()
+    with keeping:
+        offsets = _grouped_offsets.taken(offsets, a.shape[0], b.shape[1], like=b)
+        if out is not None and _arrays.shares_memory(target, offsets):
+            raise ArgumentError(_dispatch.OVERLAP.format("out"))
+        product = Grouped(a, b, target, offsets, _bias(bias, a, types.name))
+        _grouped_dispatch.fill(product, call, types)
+    return target
+
+
+def _bias(bias, a: Operand24, result: str):
+    """The bias (e, m) in the type in which it is added."""
+    if bias is None:
+        return None
+    array, _ = _foreign.take(bias, argument="bias")
+    if array.shape != a.shape[:2]:
+        raise ShapeError(
+            f"bias must have shape (e, m) = {a.shape[:2]}, a row for each expert, got "
+            f"{tuple(array.shape)}"
+        )
+    here, there = _arrays.device_of(array), _arrays.device_of(a.elements)
+    if here != there:
+        raise DeviceError(f"bias is on {here}, As on {there}; pass an array where that is")
+    _arrays.check_real(array, argument="bias")
+    xp, real = _product.vectors_of(a, result)
+    return xp.ascontiguousarray(array.astype(real, copy=False))

@@ -1,0 +1,154 @@
+"""From a checked grouped product to its kernel, or to one product for each expert.
+
+The kernel ``grouped_wgmma`` computes all products in one launch and reads the offsets on the
+device.  It takes operands and results of one layout alone, columns that are contiguous and begin
+on 16-byte boundaries; others go through copies.  What it refuses, and all on the CPU, is
+multiplied expert by expert, by `_dispatch.fill`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparse24 import (
+    _arrays,
+    _dispatch,
+    _foreign,
+    _grouped_offsets,
+    _planner,
+    _staging,
+    _storage,
+)
+from sparse24._errors import UnsupportedError
+from sparse24._fuse import Call
+from sparse24._records import EXPERTS, PLAIN, Compressed24, Fused, Operand24, Problem
+
+KERNEL = "grouped_wgmma"
+BIAS_BYTES = 1 << 24  # of the rows of a bias that are spread out at a time: they stay in L2
+
+
+class Grouped(NamedTuple):
+    """A checked product: ``out[:, j] = a[i] @ b[:, j] + bias[i]``, where expert i has token j."""
+
+    a: Operand24  # (e, m, k), with rows
+    b: Any  # (k, t)
+    out: Any  # (m, t)
+    offsets: Any  # (e + 1,), as `_grouped_offsets.taken` gives it
+    bias: Any  # (e, m) of float32 (float64 for float64 results), or None
+
+
+def fill(product: Grouped, call: Call, types) -> None:
+    """Compute a product; `types` is its `_product.Result`.
+
+    On the GPU enqueues on CuPy's current stream and does not wait, except for offsets on the
+    device where the kernel refuses.  Runs inside `_graphs.keeping`.
+    """
+    if 0 in product.out.shape or not product.a.shape[0]:
+        return
+    if not types.on_gpu:
+        _one_by_one(product, call, types)
+        return
+    on_device, kernel = _arrays.is_cupy(product.offsets), _planner.kernel_module(KERNEL)
+    refusal = kernel.refuses(problem_of(product, types))
+    if _arrays.is_capturing():
+        _check_captured(refusal, on_device=on_device)
+    if refusal is None:
+        _by_kernel(kernel, product, call, types)
+        return
+    if on_device:
+        tokens = product.b.shape[1]
+        offsets = _grouped_offsets.validated(product.offsets.get().astype(np.int64), tokens)
+        product = product._replace(offsets=offsets)
+    _one_by_one(product, call, types)
+
+
+def _check_captured(refusal: str | None, *, on_device: bool) -> None:
+    """Refuse what a CUDA graph cannot hold: copies of offsets to the device, and to the host."""
+    if refusal is None and not on_device:
+        raise UnsupportedError(
+            "a CUDA graph that is captured cannot hold a copy of offsets from the host; pass an "
+            "array on the GPU, which the graph reads anew at each replay"
+        )
+    if refusal is not None and on_device:
+        raise UnsupportedError(
+            "this grouped product runs expert by expert, for which offsets are copied to the "
+            f"host, and a CUDA graph that is captured cannot wait for that ({KERNEL}: {refusal}); "
+            "pass offsets as a list or NumPy array, which the graph then keeps"
+        )
+
+
+def problem_of(product: Grouped, types) -> Problem:
+    """The description of a product on the GPU, as it is behind all copies."""
+    (experts, m, k), tokens = product.a.shape, product.b.shape[1]
+    return Problem(
+        m, tokens, k, experts, types.row_a.name, types.row_b.name, types.name, "column", "column",
+        a_batched=experts > 1, b_aligned=True, out_aligned=True,
+        compute_capability=int(product.b.device.compute_capability),
+    )  # fmt: skip
+
+
+def _by_kernel(kernel, product: Grouped, call: Call, types) -> None:
+    """All experts in one launch."""
+    a, b, out, offsets, bias = product
+    rows = _dispatch.cast_operand(a, types.row_a).rows
+    assert rows is not None
+    b = _dispatch.convert(b, types.row_b, call.other_dtype)
+    if not _in_vectors(b):
+        b = _staging.aligned_columns(b)
+    # The copy engine stores 16 bytes at a time, also at the end of a column.
+    whole = out.shape[0] * out.itemsize % _arrays.VECTOR == 0
+    target = out if whole and _in_vectors(out) else _staging.aligned_like(out, "column")
+    offsets = _arrays.namespace(b).asarray(offsets)
+    _foreign.make_current()
+    kernel.multiply(_storage.with_packed(rows), b, offsets, target)
+    if target is not out:
+        out[...] = target
+    if bias is not None:
+        _add_bias(out, offsets, bias, types.name)
+
+
+def _in_vectors(x) -> bool:
+    """Whether columns are contiguous, and each begins on a boundary of 16 bytes."""
+    step, pitch = x.strides
+    return step == x.itemsize and pitch > 0 and (x.data.ptr | pitch) % _arrays.VECTOR == 0
+
+
+def _add_bias(out, offsets, bias, name: str) -> None:
+    """Add ``bias[i]`` to the tokens of expert i: `out` is rounded once more."""
+    from sparse24.kernels import dense
+
+    xp, (m, tokens) = _arrays.namespace(out), out.shape
+    # How many experts end before or at a token: within the rows of `bias`, whatever offsets hold.
+    places = xp.arange(tokens, dtype=offsets.dtype)
+    experts = xp.searchsorted(offsets[1:-1], places, side="right")
+    step = max(1, BIAS_BYTES // (m * bias.itemsize))
+    for start in range(0, tokens, step):
+        part = out.T[start : start + step]
+        spread = bias[experts[start : start + step]]
+        dense.apply_epilogue(spread, part, name, Fused(beta=1.0, c=part))
+
+
+def _one_by_one(product: Grouped, call: Call, types) -> None:
+    """One product for each expert that has tokens."""
+    a, b, out, offsets, bias = product
+    for i in np.flatnonzero(np.diff(offsets)).tolist():
+        tokens = slice(offsets[i], offsets[i + 1])
+        epilogue = PLAIN if bias is None else Fused(row_bias=bias[i])
+        _dispatch.fill(_expert(a, i), b[:, tokens], out[:, tokens], epilogue, call, types)
+
+
+def _expert(a: Operand24, number: int) -> Operand24:
+    """One matrix; its record is kept, as layouts may be derived from it."""
+    rows = a.rows
+    assert rows is not None
+    parts = rows.derived.setdefault(EXPERTS, {})
+    part = parts.get(number)
+    if part is None:
+        arrays = (rows.values, rows.metadata, rows.packed)
+        values, metadata, packed = (None if x is None else x[number] for x in arrays)
+        one = Compressed24(values, metadata, packed, rows.shape[1:], rows.dtype)
+        part = parts.setdefault(number, one)
+    dense = None if a.dense is None else a.dense[number]
+    return Operand24(part, None, dense, a.shape[1:], a.dtype)

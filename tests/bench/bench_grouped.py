@@ -1,0 +1,223 @@
+"""Products of mixture-of-experts layers beside torch and cuBLAS: writes ``grouped.json``.
+
+    python tests/bench/bench_grouped.py [--layers NAME ...] [--dtypes bfloat16 ...]
+        [--tokens 8 64 ...] [--quick]
+
+The layout is that of linear layers, y (t, m) = x (t, k) @ w[i].T for the tokens of expert i, and
+tokens are spread over the experts unevenly.  Every contender goes round over several routings,
+which give the same numbers of tokens to other experts, so that weights come from memory and not
+from the L2 cache.  Offsets are on the device for ours and torch's grouped product; the loop over
+cuBLAS, a product for each expert that has tokens, has them in its graph.
+
+Each case is first checked against float64 products of some tokens, and so are the rivals'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import cupy as cp
+import numpy as np
+import rivals_grouped as rivals
+import torch
+from bench_gemm import as_cupy
+from harness import Contender, case, copies, geometric_mean, race, to_torch, write_suite
+from rivals_grouped import TORCH, Routing
+
+import sparse24 as s24
+
+STEMS = ("grouped_wgmma",)
+RESULT = {"bfloat16": "bfloat16", "float8_e4m3fn": "bfloat16", "int8": "int32"}
+TOKENS = (8, 64, 512, 4096, 32768)  # each counted once for each of its experts
+MOST_ROUTINGS = 8
+CHECKED_TOKENS, CHECKED_EXPERTS = 64, 4
+MOST_ERROR = 2e-2  # bfloat16 rounds to 4e-3; a wrong product is off by far more
+
+
+class Shape(NamedTuple):
+    """The weights (m, k) of e experts."""
+
+    name: str
+    e: int
+    m: int
+    k: int
+
+
+# Two experts of each token in Mixtral, eight in the others.
+SHAPES = (
+    Shape("Mixtral-8x7B gate", 8, 14336, 4096),
+    Shape("Mixtral-8x7B down", 8, 4096, 14336),
+    Shape("Qwen3-30B-A3B gate", 128, 768, 2048),
+    Shape("Qwen3-30B-A3B down", 128, 2048, 768),
+    Shape("DeepSeek-like gate", 64, 2048, 7168),
+)
+EIGHT_BIT_SHAPE = "Mixtral-8x7B gate"
+QUICK_TOKENS = (64, 4096)
+
+
+class Layer:
+    """Random 2:4 weights of the experts, in the compressed form and, dense, for the rivals."""
+
+    def __init__(self, shape: Shape, name: str):
+        torch.manual_seed(shape.m + shape.k)
+        self.shape, self.name = shape, name
+        scale = 30 if name == "int8" else 1
+        self.draw = lambda *size: (scale * torch.randn(*size, device="cuda")).to(TORCH[name])
+        self.dense = torch.empty(*shape[1:], dtype=TORCH[name], device="cuda")
+        for weight in self.dense:  # one at a time, as the numbers are drawn in float32
+            weight.copy_(self.draw(shape.m, shape.k))
+        dtype = None if name == "bfloat16" else name
+        self.sparse = s24.compress(self.dense, on_excess="prune", dtype=dtype, check=False)
+
+    def routings(self, tokens: int) -> list[Routing]:
+        """Shares that fall as 1 / rank, drawn once, and given to other experts in turn."""
+        rng = np.random.default_rng(tokens)
+        shares = rng.permutation(1 / np.arange(1, self.shape.e + 1))
+        counts = rng.multinomial(tokens, shares / shares.sum())
+        touched = int((counts > 0).sum()) * self.dense[0].nbytes // 2
+        several = min(copies(touched), self.shape.e, MOST_ROUTINGS)
+        turns = [turn * self.shape.e // several for turn in range(several)]
+        return [Routing.of(np.roll(counts, turn)) for turn in turns]
+
+
+class Ours:
+    """Our product of a layer with tokens `x`, into one result for all routings."""
+
+    def __init__(self, layer: Layer, x: torch.Tensor):
+        self.layer, self.x, self.tokens = layer, x, as_cupy(x)
+        result = RESULT[layer.name]
+        self.y = cp.empty((len(x), layer.shape.m), s24._dtypes.numpy_dtype(result))
+
+    def step(self, offsets: cp.ndarray) -> None:
+        a, b = self.layer.sparse, self.tokens.T
+        s24.grouped_matmul(a, b, self.y.T, offsets=offsets, b_dtype=self.layer.name)
+
+    def contender(self, routings: list[Routing]) -> Contender:
+        known = [as_cupy(routing.offsets) for routing in routings]
+        return Contender([lambda offsets=offsets: self.step(offsets) for offsets in known])
+
+    def error(self, routing: Routing) -> float:
+        """Against float64, written over poison."""
+        self.y.view(cp.uint8).fill(0xFF)
+        self.step(as_cupy(routing.offsets))
+        pruned = lambda i: to_torch(self.layer.sparse[i].toarray(), TORCH[self.layer.name])  # noqa: E731
+        wide = torch.bfloat16 if RESULT[self.layer.name] == "bfloat16" else None
+        return error_of(to_torch(self.y, wide), pruned, self.x, routing)
+
+    def bytes(self, routing: Routing) -> int:
+        """Read and written: of the weights, those of experts that have tokens."""
+        a, share = self.layer.sparse, len(routing.busy) / self.layer.shape.e
+        weights = (a.values.nbytes + a.packed.nbytes) * share
+        return int(weights + self.x.nbytes + self.y.nbytes)
+
+
+def error_of(y: torch.Tensor, weight_of, x: torch.Tensor, routing: Routing) -> float:
+    """Relative error of some tokens of some experts against float64."""
+    got, want = [], []
+    for i, tokens in routing.busy[:CHECKED_EXPERTS]:
+        some = slice(tokens.start, min(tokens.stop, tokens.start + CHECKED_TOKENS))
+        want.append(x[some].double() @ weight_of(i).double().T)
+        got.append(y[some].double())
+    exact = torch.cat(want)
+    return float((torch.cat(got) - exact).norm() / exact.norm())
+
+
+def run(layer: Layer, tokens: int) -> dict:
+    x = layer.draw(tokens, layer.shape.k)
+    routings, ours = layer.routings(tokens), Ours(layer, x)
+    error = checked("ours", ours.error(routings[0]))
+    racing = {"ours": ours.contender(routings)}
+    for name, product in rivals.of(layer.dense, x, layer.name).items():
+        try:
+            y = product(routings[0])
+        except RuntimeError as reason:  # a type or layout that this version of torch does not take
+            print(f"{name} cannot run {layer.name}: {reason}")
+            continue
+        checked(name, error_of(y, layer.dense.__getitem__, x, routings[0]))
+        calls = [lambda r=r, product=product: product(r) for r in routings]
+        racing[name] = Contender(calls, library="torch")
+    race(racing)
+    _, e, m, k = layer.shape
+    return case(
+        f"{layer.name} {layer.shape.name} {tokens} tokens", ours=racing["ours"],
+        kernel=STEMS[0], rivals=best_of_each(racing), m=m, k=k, n=tokens, experts=e,
+        busy=len(routings[0].busy), routings=len(routings), dtype=layer.name, error=error,
+        bytes=ours.bytes(routings[0]),
+    )  # fmt: skip
+
+
+def checked(name: str, error: float) -> float:
+    """The relative error of a contender, if it multiplies right."""
+    if not error < MOST_ERROR:
+        raise SystemExit(f"{name} is wrong: relative error {error:.1e}")
+    return error
+
+
+def best_of_each(racing: dict[str, Contender]) -> dict[str, Contender]:
+    """Rivals, each in the faster of its ways: ``"name, way"`` counts as ``"name"``."""
+    best: dict[str, Contender] = {}
+    for label, contender in racing.items():
+        name = label.partition(",")[0]
+        if name != "ours" and (name not in best or contender.us < best[name].us):
+            best[name] = contender
+    return best
+
+
+def report(rows: list[dict]) -> None:
+    by_tokens: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        ratio = min(row["rivals"].values()) / row["ours_us"]
+        rate = 2 * row["m"] * row["k"] * row["n"] / row["ours_us"] * 1e-6
+        others = "  ".join(f"{name} {us:8.1f}" for name, us in row["rivals"].items())
+        print(
+            f"{row['name']:44} ours {row['ours_us']:8.1f} us "
+            f"{row['bytes'] / row['ours_us'] * 1e-6:5.2f} TB/s {rate:6.0f} TFLOP/s  {others}  "
+            f"{ratio:5.2f}x  error {row['error']:.1e}"
+        )
+        by_tokens.setdefault((row["dtype"], row["n"]), []).append(ratio)
+    for (name, tokens), ratios in by_tokens.items():
+        worst = f"worst {min(ratios):.2f}x"
+        print(f"{name}, {tokens} tokens: {geometric_mean(ratios):.2f}x the best rival ({worst})")
+
+
+def wanted(arguments) -> Iterator[tuple[Shape, str]]:
+    for shape in SHAPES:
+        for name in arguments.dtypes:
+            of_layer = shape.name in (arguments.layers or [s.name for s in SHAPES])
+            if of_layer and (name == "bfloat16" or shape.name == EIGHT_BIT_SHAPE):
+                yield shape, name
+
+
+def free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    cp.get_default_memory_pool().free_all_blocks()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", nargs="+", choices=[shape.name for shape in SHAPES])
+    parser.add_argument("--dtypes", nargs="+", choices=TORCH, default=list(TORCH))
+    parser.add_argument("--tokens", nargs="+", type=int)
+    parser.add_argument("--quick", action="store_true", help=f"only {QUICK_TOKENS} tokens")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for shape, name in wanted(arguments):
+        layer = Layer(shape, name)
+        for tokens in arguments.tokens or (QUICK_TOKENS if arguments.quick else TOKENS):
+            rows.append(run(layer, tokens))
+            print(rows[-1]["name"], rows[-1]["ours_us"], rows[-1]["rivals"], flush=True)
+            free()
+        del layer
+        free()
+    report(rows)
+    write_suite("grouped", rows, stems=STEMS, out=arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""Grouped products: every type and layout, refusals, arrays of other libraries."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import scipy.sparse
+from grouped_cases import Layer, offsets_of
+from test_matmul import assert_close, logical
+
+import sparse24 as s24
+from sparse24 import _dtypes
+
+COUNTS = (3, 0, 7, 1, 0, 0, 12)
+
+
+def layer(rng, name="float32", m=20, k=36, counts=COUNTS) -> Layer:
+    return Layer(name, m, k, counts, np, rng)
+
+
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("size", [(1, 1), (5, 7), (33, 130), (64, 128)], ids=str)
+def test_every_type_is_right_for_each_expert(rng, name, size):
+    case = layer(rng, name, *size)
+    assert_close(logical(case.multiply(), name), case.exact, name, size[1])
+    y = s24.grouped_linear(case.x, case.experts, offsets=case.offsets)
+    assert y.flags.c_contiguous
+    assert_close(y, case.exact.T, name, size[1])
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "int8"])
+def test_results_have_the_bits_of_single_products(rng, name):
+    case = layer(rng, name, 65, 130, (3, 0, 40, 1))
+    np.testing.assert_array_equal(case.multiply(), case.one_by_one())
+
+
+@pytest.mark.parametrize(
+    "counts", [(), (0,), (4,), (0, 0, 5), (5, 0, 0), (0, 0, 0), (1, 1, 1)], ids=str
+)
+def test_empty_experts_no_tokens_and_no_experts(rng, counts):
+    case = layer(rng, counts=counts)
+    got = case.multiply()
+    assert got.shape == (20, sum(counts))
+    assert_close(got, case.exact, "float32", 36)
+
+
+@pytest.mark.parametrize(("m", "k"), [(0, 8), (8, 0), (0, 0)])
+def test_matrices_without_elements(m, k):
+    experts = s24.compress(np.zeros((2, m, k), np.float32))
+    out = np.full((m, 5), 77, np.float32)
+    s24.grouped_matmul(experts, np.ones((k, 5), np.float32), out, offsets=[0, 2, 5])
+    np.testing.assert_array_equal(out, np.zeros((m, 5)))
+
+
+def test_thousands_of_empty_experts_take_no_time(rng):
+    experts = s24.random((4000, 2, 4), rng=rng)
+    x = np.ones((4, 2), np.float32)
+    offsets = np.array([0] * 1000 + [1] * 2000 + [2] * 1001)
+    got = s24.grouped_matmul(experts, x, offsets=offsets)
+    start = time.perf_counter()
+    s24.grouped_matmul(experts, x, offsets=offsets)
+    assert time.perf_counter() - start < 0.1
+    np.testing.assert_array_equal(got[:, 1], experts[2999].toarray() @ x[:, 1])
+
+
+@pytest.mark.parametrize("out_order", ["C", "F", "strided", "backwards"])
+@pytest.mark.parametrize("b_order", ["C", "F", "strided"])
+def test_every_layout_and_results_in_place(rng, b_order, out_order):
+    case = layer(rng)
+    m, t = case.exact.shape
+    b = np.asarray(case.x.T, order="C" if b_order == "C" else "F")
+    if b_order == "strided":
+        wide = np.zeros((2 * len(b), 3 * t), np.float32)
+        wide[::2, ::3] = b
+        b = wide[::2, ::3]
+    room = np.full((2 * m, 2 * t), 77, np.float32)
+    outs = {"C": room[:m, :t], "F": room.T.copy().T[:m, :t], "strided": room[::2, 1::2],
+            "backwards": room[m - 1 :: -1, t - 1 :: -1]}  # fmt: skip
+    out = outs[out_order]
+    assert s24.grouped_matmul(case.experts, b, out, offsets=case.offsets) is out
+    assert_close(out, case.exact, "float32", 36)
+    if out_order == "strided":
+        assert (room[1::2] == 77).all()
+        assert (room[:, ::2] == 77).all()
+
+
+def test_new_results_are_stored_token_by_token(rng):
+    case = layer(rng)
+    assert case.multiply().flags.f_contiguous
+    assert s24.grouped_matmul(
+        case.experts, np.ascontiguousarray(case.x.T), offsets=case.offsets
+    ).flags.f_contiguous
+
+
+def test_types_of_results_are_those_of_matmul(rng):
+    tokens = np.ones((36, 23))
+    for name, other, result in (
+        ("float16", "float32", "float32"), ("float32", "float64", "float64"),
+        ("bfloat16", "float16", "float32"), ("int8", "int8", "int32"), ("int8", "bool", "int32"),
+        ("int8", "float8_e5m2", "float32"), ("float8_e4m3fn", "float8_e5m2", "bfloat16"),
+        ("float32", "int64", "float64"),
+    ):  # fmt: skip
+        case = layer(rng, name)
+        b = tokens.astype(_dtypes.TABLE[other].logical if other in _dtypes.TABLE else other)
+        got = s24.grouped_matmul(case.experts, b, offsets=case.offsets)
+        assert got.dtype == _dtypes.numpy_dtype(result)
+        assert got.dtype == (case.experts[0] @ b).dtype
+    for wanted in ("float16", "float64", "int32"):
+        got = layer(rng).multiply(dtype=wanted)
+        assert got.dtype == wanted
+    bits = layer(rng, "float8_e4m3fn")
+    same = s24.grouped_matmul(
+        bits.experts, bits.x.T.view(np.uint8), offsets=bits.offsets, b_dtype="float8_e4m3fn"
+    )
+    np.testing.assert_array_equal(same, bits.multiply())
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "float64", "int8"])
+def test_biases_are_those_of_the_experts(rng, name):
+    case = layer(rng, name)
+    bias = rng.integers(-9, 10, (7, 20)).astype(np.float64)
+    want = case.exact.T + np.repeat(bias, COUNTS, axis=0)
+    for kind in (np.float64, np.float16, np.int8):
+        y = s24.grouped_linear(case.x, case.experts, bias.astype(kind), offsets=case.offsets)
+        assert_close(y, want, name, 36)
+    as_lists = s24.grouped_linear(case.x, case.experts, bias.tolist(), offsets=case.offsets)
+    assert_close(as_lists, want, name, 36)
+
+
+def test_nan_stays_with_the_tokens_of_its_expert(rng):
+    case = layer(rng)
+    case.x[3:10] = np.nan
+    got = case.multiply()
+    assert np.isnan(got[:, 3:10]).all()
+    assert np.isfinite(np.delete(got, np.s_[3:10], axis=1)).all()
+
+
+def test_slices_and_both_orientations_of_a_stack(rng):
+    case = layer(rng)
+    part = case.experts[2:6]
+    got = s24.grouped_matmul(part, case.x[3:11].T, offsets=offsets_of(COUNTS[2:6]))
+    assert_close(got, case.exact[:, 3:11], "float32", 36)
+    w = rng.standard_normal((3, 16, 24)).astype(np.float32)
+    both = s24.compress(w, on_excess="prune", transposable=True)
+    y = rng.standard_normal((5, 16)).astype(np.float32)
+    got = s24.grouped_linear(y, both.mT, offsets=[0, 1, 1, 5])
+    want = [y[0] @ both.toarray()[0], *(y[1:] @ both.toarray()[2])]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_kept_dense_matrices_and_deferred_checks(rng):
+    w = s24.prune(rng.standard_normal((2, 16, 24)).astype(np.float32))
+    x = rng.standard_normal((5, 24)).astype(np.float32)
+    for how in ({"keep_dense": True}, {"check": "deferred"}):
+        got = s24.grouped_linear(x, s24.compress(w, **how), offsets=[0, 2, 5])
+        np.testing.assert_allclose(got[:2], x[:2] @ w[0].T, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(got[2:], x[2:] @ w[1].T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.int32, np.uint8, np.int64, ">i8"])
+def test_offsets_of_any_integers(rng, kind):
+    case = layer(rng)
+    as_list = case.offsets.tolist()
+    given = kind(as_list) if kind in (list, tuple) else np.array(as_list, kind)
+    np.testing.assert_array_equal(case.multiply(offsets=given), case.multiply())
+    every_other = np.repeat(case.offsets, 2)[::2]
+    np.testing.assert_array_equal(case.multiply(offsets=every_other), case.multiply())
+
+
+@pytest.mark.parametrize(
+    ("offsets", "error", "words"),
+    [
+        ([0, 5], s24.ShapeError, r"offsets must have shape \(e \+ 1,\) = \(4,\) for 3 .*\(2,\)"),
+        ([[0, 1, 2, 5]], s24.ShapeError, r"offsets must have shape .*, got \(1, 4\)"),
+        (5, s24.ShapeError, r"offsets must have shape .*, got \(\); it begins with 0"),
+        ([0, 1.5, 2, 5], s24.DTypeError, r"offsets must hold integers, got float64; .*\.astype"),
+        ([False, True, True, True], s24.DTypeError, "offsets must hold integers, got bool"),
+        ([1, 1, 2, 5], s24.ArgumentError, "offsets must begin with 0, the first token, got 1;"),
+        ([-1, 1, 2, 5], s24.ArgumentError, "offsets must begin with 0, .* leave them out"),
+        ([0, 1, 2, 4], s24.ArgumentError, "offsets must end with the number of tokens, 5, got 4"),
+        ([0, 1, 2, 6], s24.ArgumentError, "offsets must end with the number of tokens, 5, got 6"),
+        ([0, 3, 2, 5], s24.ArgumentError, "must not decrease, got 3 at 1 and 2 at 2; .*cumulative"),
+        ([0, 7, 2, 5], s24.ArgumentError, "must not decrease, got 7 at 1 and 2 at 2"),
+        (scipy.sparse.eye_array(2), s24.DTypeError, "offsets must be a dense array, got a dia_"),
+    ],
+)
+def test_offsets_that_do_not_split_the_tokens_are_refused(offsets, error, words):
+    experts = s24.random((3, 4, 8), rng=0)
+    with pytest.raises(error, match=words):
+        s24.grouped_matmul(experts, np.ones((8, 5), np.float32), offsets=offsets)
+    with pytest.raises(error, match=words):
+        s24.grouped_linear(np.ones((5, 8), np.float32), experts, offsets=offsets)
+
+
+def refused(error, words, experts, b, out=None, **options):
+    options.setdefault("offsets", [0, 2, 2, 5])
+    with pytest.raises(error, match=words):
+        s24.grouped_matmul(experts, b, out, **options)
+
+
+def test_other_operands_are_refused():
+    experts, b = s24.random((3, 4, 8), rng=0), np.ones((8, 5), np.float32)
+    dense = experts.toarray()
+    refused(s24.DTypeError, r"As must be a Sparse24Array.*ndarray of shape \(3, 4, 8\)", dense, b)
+    refused(s24.DTypeError, "As must be a Sparse24Array", s24.compress(dense, pattern=(4, 8)), b)
+    refused(s24.DTypeError, r"As must be .*, got \[<Sparse24Array", [experts[0]], b)
+    refused(s24.ShapeError, r"As must have shape \(e, m, k\).*\(4, 8\); .* matmul", experts[0], b)
+    refused(s24.UnsupportedError, r"last axis, got axis=-2; pass As\.mT .*transp", experts.mT, b)
+    refused(s24.ShapeError, r"b must have shape \(k, t\), with k = 8 .*\(5, 8\)", experts, b.T)
+    refused(s24.ShapeError, "b must have shape", experts, b[0])
+    refused(s24.ShapeError, "b must have shape", experts, b[None])
+    refused(s24.ShapeError, "b must have at least one axis, got a scalar", experts, 3.0)
+    refused(s24.DTypeError, "b must be a dense array, got a csr_array", experts,
+            scipy.sparse.csr_array(b))  # fmt: skip
+    refused(s24.DTypeError, r"b must be a dense array, got Sparse24Array; use its \.toarray",
+            experts, s24.random((8, 5), rng=0))  # fmt: skip
+    refused(s24.DTypeError, "b.dtype must be one of", experts, b.astype(complex))
+    refused(s24.DTypeError, "b has dtype float32, which cannot carry float8_e5m2", experts, b,
+            b_dtype="float8_e5m2")  # fmt: skip
+    refused(s24.DTypeError, "dtype must be one of", experts, b, dtype="complex64")
+    with pytest.raises(s24.ShapeError, match=r"x must have shape \(t, k\), with k = 8 .*reshape"):
+        s24.grouped_linear(np.ones((1, 5, 8)), experts, offsets=[0, 2, 2, 5])
+    with pytest.raises(s24.DTypeError, match=r"x\.dtype must be one of"):
+        s24.grouped_linear(np.ones((5, 8), complex), experts, offsets=[0, 2, 2, 5])
+
+
+def test_results_that_do_not_fit_are_refused_and_not_written():
+    experts = s24.random((3, 4, 8), rng=0)
+    room = np.ones(1000, np.float32)
+    b = room[:40].reshape(8, 5)
+    out = room[20:40].reshape(4, 5)
+    refused(s24.ArgumentError, "out shares memory with an operand; pass another", experts, b, out)
+    refused(s24.ShapeError, r"out must have shape \(4, 5\), got \(5, 4\)", experts, b, out.T)
+    refused(s24.DTypeError, "out must have dtype float32, got float64", experts, b,
+            np.ones((4, 5)))  # fmt: skip
+    fixed, same = np.ones((4, 5), np.float32), np.lib.stride_tricks.as_strided(room, (4, 5), (0, 0))
+    fixed.flags.writeable = False
+    refused(s24.ArgumentError, "out is read-only", experts, b, fixed)
+    refused(s24.ArgumentError, "must not be a broadcast view", experts, b.copy(), same)
+    refused(s24.DTypeError, "out must be an array, got list", experts, b, [[0.0]])
+    whole = np.array([0, 1, 2, 2])
+    refused(s24.ArgumentError, "out shares memory", s24.random((3, 1, 8), dtype="float64", rng=0),
+            np.ones((8, 2)), whole.view(np.float64)[:2].reshape(1, 2), offsets=whole)  # fmt: skip
+    assert (room == 1).all()
+
+
+def test_biases_that_do_not_fit_are_refused():
+    experts, x = s24.random((3, 4, 8), rng=0), np.ones((5, 8), np.float32)
+    for bias, error, words in (
+        (np.ones(4), s24.ShapeError, r"bias must have shape \(e, m\) = \(3, 4\), .* got \(4,\)"),
+        (np.ones((3, 4)) * 1j, s24.DTypeError, "bias must hold real numbers, got complex128"),
+        (scipy.sparse.eye_array(3, 4), s24.DTypeError, "bias must be a dense array"),
+    ):
+        with pytest.raises(error, match=words):
+            s24.grouped_linear(x, experts, bias, offsets=[0, 2, 2, 5])
+
+
+def test_torch_tensors_in_and_out(rng):
+    torch = pytest.importorskip("torch")
+    for name in ("float32", "bfloat16"):
+        case = layer(rng, name)
+        kind = getattr(torch, name)
+        x = torch.from_numpy(case.x.astype(np.float32)).to(kind)
+        for offsets in (case.offsets, torch.from_numpy(case.offsets)):
+            y = s24.grouped_linear(x, case.experts, torch.zeros(7, 20), offsets=offsets)
+            assert (type(y), y.dtype) == (torch.Tensor, kind)
+            assert y.is_contiguous()
+            assert_close(y.float().numpy(), case.exact.T, name, 36)
+        out = torch.zeros(20, 23, dtype=kind)
+        assert s24.grouped_matmul(case.experts, x.T, out, offsets=offsets, dtype=kind) is out
+        assert_close(out.float().numpy(), case.exact, name, 36)
+
+
+def test_jax_arrays_in_and_out(rng):
+    jnp = pytest.importorskip("jax.numpy")
+    case = layer(rng)
+    y = s24.grouped_linear(jnp.asarray(case.x), case.experts, offsets=jnp.asarray(case.offsets))
+    assert isinstance(y, jnp.ndarray)
+    assert_close(np.asarray(y), case.exact.T, "float32", 36)
+    words = "out is read-only"
+    refused(s24.ArgumentError, words, case.experts, case.x.T, y.T, offsets=case.offsets)
+
+
+def test_what_was_derived_of_an_expert_is_kept_and_counted(rng):
+    experts = s24.random((3, 64, 128), dtype="int8", rng=rng)
+    before, x = experts.nbytes, np.ones((4, 128), np.int8)
+    first = s24.grouped_linear(x, experts, offsets=[0, 2, 2, 4])
+    parts = experts._operand.rows.derived["experts"]
+    assert sorted(parts) == [0, 2]
+    assert experts.nbytes == before
+    parts[0].derived["masks"] = np.zeros(10, np.uint8)
+    assert experts.nbytes == before + 10
+    again = s24.grouped_linear(x, experts, offsets=[0, 2, 2, 4])
+    np.testing.assert_array_equal(first, again)
+    assert experts._operand.rows.derived["experts"][0] is parts[0]

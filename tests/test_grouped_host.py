@@ -1,0 +1,283 @@
+"""How grouped products reach their kernel on a GPU, without one: layouts, copies, offsets."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import fake_device
+import numpy as np
+import pytest
+from grouped_cases import offsets_of
+
+import sparse24 as s24
+from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _graphs, _grouped_dispatch, _planner
+from sparse24._records import Compressed24, Operand24
+from sparse24.formats.two_four import Sparse24Array
+from sparse24.kernels import dense, reference, reference_grouped, transpose
+
+M, K, COUNTS = 24, 16, (3, 0, 7, 1)
+OFFSETS = offsets_of(COUNTS)
+
+
+class Array(fake_device.Array):
+    """NumPy memory that passes for CuPy's."""
+
+    @property
+    def device(self):
+        return SimpleNamespace(id=self.number, compute_capability="90")
+
+    def get(self):
+        return np.array(self)
+
+
+def array(x, order="C") -> Array:
+    """On a boundary of 16 bytes, as CuPy's memory is."""
+    x = np.asarray(x)
+    room = np.empty(x.nbytes + 16, np.uint8)
+    start = -room.ctypes.data % 16
+    made = room[start : start + x.nbytes].view(x.dtype).reshape(x.shape, order=order)
+    made[...] = x
+    return made.view(Array)
+
+
+class Kernel:
+    """In the place of the launcher: checks what it is given, and multiplies."""
+
+    def __init__(self):
+        self.refusal, self.problems, self.given = None, [], []
+
+    def refuses(self, problem):
+        self.problems.append(problem)
+        return self.refusal
+
+    def multiply(self, a, b, offsets, out):
+        assert a.values.shape[:2] == (len(a.packed), a.m)
+        assert a.packed.ndim == 4
+        assert offsets.dtype in (np.int32, np.int64)
+        assert all(isinstance(x, Array) for x in (b, offsets, out))
+        assert offsets.flags.c_contiguous
+        for x in (b, out):
+            assert x.strides[0] == x.itemsize
+            assert x.strides[1] % 16 == 0
+            assert x.data.ptr % 16 == 0
+        self.given.append((b, offsets, out))
+        metadata = reference.unpack_metadata(np.array(a.packed), a.m, a.k, a.values.itemsize)
+        matrices = reference.decompress(np.array(a.values), metadata, a.k)
+        product = reference_grouped.grouped_matmul(matrices, np.array(b), np.array(offsets))
+        out[...] = reference.to_dtype(product, out.dtype)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A GPU of NumPy memory with a stand-in for the kernel."""
+    found = Kernel()
+
+    asarray = lambda x: x if isinstance(x, Array) else array(x)  # noqa: E731
+    gpu = SimpleNamespace(
+        empty=lambda shape, dtype: array(np.full(shape, 99).astype(dtype)), asarray=asarray,
+        ascontiguousarray=lambda x: x if x.flags.c_contiguous else array(x),
+        arange=np.arange, searchsorted=np.searchsorted,
+    )  # fmt: skip
+    put, take = monkeypatch.setattr, _foreign.take
+    put(_arrays, "is_cupy", lambda x: isinstance(x, Array))
+    put(_arrays, "namespace", lambda x: gpu if isinstance(x, Array) else np)
+    put(_arrays, "cupy_module", lambda: gpu)
+    put(_arrays, "is_capturing", lambda: False)
+    put(_foreign, "make_current", lambda: None)
+    put(
+        _foreign,
+        "take",
+        lambda x, **how: (x, _foreign.identity) if isinstance(x, Array) else take(x, **how),
+    )
+    put(_graphs, "keeping", lambda record, out: contextlib.nullcontext())
+    put(_planner, "kernel_module", {"grouped_wgmma": found}.__getitem__)
+    put(transpose, "takes", lambda b: False)
+    put(
+        dense,
+        "apply_epilogue",
+        lambda acc, out, name, e: out.__setitem__(..., reference.apply_epilogue(acc, e, name)[0]),
+    )
+    return found
+
+
+def operands(rng, m=M, k=K, dtype="float32"):
+    """Experts on the stand-in for a GPU, tokens (t, k), and the exact result (m, t)."""
+    matrices = s24.random((len(COUNTS), m, k), dtype=dtype, rng=rng)
+    codes = array(reference.pack_metadata(matrices.metadata, k, matrices.dtype.itemsize))
+    row = _dtypes.TABLE[dtype]
+    record = Compressed24(array(matrices.values), None, codes, matrices.shape, row)
+    experts = Sparse24Array(Operand24(record, None, None, matrices.shape, record.dtype))
+    x = rng.standard_normal((OFFSETS[-1], k)).astype(np.float32)
+    return experts, array(x), reference_grouped.grouped_matmul(matrices.toarray(), x.T, OFFSETS)
+
+
+def close(got, want):
+    np.testing.assert_allclose(np.array(got), want, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_in_rows_and_offsets_on_the_device_go_to_the_kernel_as_they_are(kernel, rng):
+    experts, x, exact = operands(rng)
+    out, offsets = array(np.full((11, M), 99, np.float32)).T, array(OFFSETS)
+    assert s24.grouped_matmul(experts, x.T, out, offsets=offsets) is out
+    close(out, exact)
+    ((b, read, written),) = kernel.given
+    assert [y.data.ptr for y in (b, read, written)] == [y.data.ptr for y in (x, offsets, out)]
+    (problem,) = kernel.problems
+    assert (problem.m, problem.n, problem.k, problem.batch) == (M, 11, K, 4)
+    assert (problem.dtype, problem.b_dtype, problem.out_dtype) == ("float32",) * 3
+    assert (problem.b_order, problem.out_order) == ("column", "column")
+    assert problem.aligned
+    assert problem.a_batched
+    assert problem.compute_capability == 90
+
+
+@pytest.mark.parametrize("m", [24, 23, 1])
+@pytest.mark.parametrize("k", [16, 13])
+@pytest.mark.parametrize("b_order", ["C", "F", "shifted"])
+@pytest.mark.parametrize("out_order", ["C", "F", "wide", None])
+def test_other_layouts_go_through_copies(kernel, rng, m, k, b_order, out_order):
+    experts, x, exact = operands(rng, m, k)
+    b = array(x.T, order="F" if b_order == "F" else "C")
+    if b_order == "shifted":
+        b = array(np.concatenate([x[:, :1], x], axis=1)).T[1:]
+    room = array(np.full((11, 32), 77, np.float32))
+    outs = {"C": array(np.full((m, 11), 77, np.float32)), "F": array(np.ones((m, 11), "f4"), "F"),
+            "wide": room[:, :m].T, None: None}  # fmt: skip
+    out = outs[out_order]
+    got = s24.grouped_matmul(experts, b, out, offsets=OFFSETS)
+    close(got, exact)
+    assert got is out or out is None
+    assert (room[:, m:] == 77).all()
+    written = kernel.given[0][2]
+    whole = m * 4 % 16 == 0  # the kernel stores 16 bytes at a time
+    assert (written.data.ptr == got.data.ptr) == (whole and out_order != "C")
+    assert (kernel.given[0][0].data.ptr == b.data.ptr) == (b_order == "F" and k == 16)
+
+
+@pytest.mark.parametrize("kind", [list, np.int64, np.int32])
+def test_offsets_of_the_host_are_checked_and_copied(kernel, rng, kind):
+    experts, x, exact = operands(rng)
+    given = OFFSETS.tolist() if kind is list else OFFSETS.astype(kind)
+    close(s24.grouped_linear(x, experts, offsets=given), exact.T)
+    with pytest.raises(s24.ArgumentError, match="offsets must end with the number of tokens"):
+        s24.grouped_linear(x, experts, offsets=OFFSETS // 2)
+
+
+def test_offsets_of_the_device_are_not_looked_at(kernel, rng, monkeypatch):
+    experts, x, exact = operands(rng)
+    monkeypatch.setattr(Array, "get", None)
+    wrong = array(np.array([0, 3, 3, 10, 900], np.int32))
+    close(s24.grouped_linear(x, experts, offsets=wrong), exact.T)
+    every_other = array(np.repeat(OFFSETS, 2))[::2]
+    close(s24.grouped_linear(x, experts, offsets=every_other), exact.T)
+    with pytest.raises(s24.DTypeError, match=r"offsets on a GPU must be int32 or int64, got int16"):
+        s24.grouped_linear(x, experts, offsets=array(OFFSETS.astype(np.int16)))
+    with pytest.raises(s24.ShapeError, match=r"offsets must have shape \(e \+ 1,\)"):
+        s24.grouped_linear(x, experts, offsets=array(OFFSETS[1:]))
+
+
+def test_types_meet_before_the_kernel(kernel, rng, monkeypatch):
+    from sparse24 import _storage
+
+    monkeypatch.setattr(
+        _storage, "converted", lambda x, own, wanted: array(np.array(x).astype(wanted.logical))
+    )
+    experts, x, exact = operands(rng, dtype="float16")
+    got = s24.grouped_linear(x, experts, offsets=OFFSETS)
+    assert got.dtype == np.float32
+    close(got, exact.T)
+    assert kernel.problems[0].dtype == "float32"
+
+
+@pytest.mark.parametrize("bias_bytes", [1 << 24, 2 * M * 4, 1])
+@pytest.mark.parametrize("counts", [COUNTS, (11, 0, 0, 0), (0, 0, 0, 11)])
+def test_the_bias_of_the_expert_of_each_token_is_added(
+    kernel, rng, monkeypatch, counts, bias_bytes
+):
+    monkeypatch.setattr(_grouped_dispatch, "BIAS_BYTES", bias_bytes)
+    experts, x, _ = operands(rng)
+    bias, offsets = rng.standard_normal((4, M)).astype(np.float32), array(offsets_of(counts))
+    plain = s24.grouped_linear(x, experts, offsets=offsets)
+    got = s24.grouped_linear(x, experts, array(bias), offsets=offsets)
+    close(got, np.array(plain) + np.repeat(bias, counts, axis=0))
+    with pytest.raises(s24.DeviceError, match=r"bias is on cpu, As on cuda:0; pass an array"):
+        s24.grouped_linear(x, experts, bias, offsets=OFFSETS)
+
+
+@pytest.fixture
+def single(monkeypatch):
+    """The products that are computed one by one: experts' values, tokens and results."""
+    calls = []
+
+    def fill(a, b, out, epilogue, call, types):
+        calls.append((a.rows, b, out))
+        out[...] = 5 if epilogue.row_bias is None else np.array(epilogue.row_bias)[:, None]
+
+    monkeypatch.setattr(_dispatch, "fill", fill)
+    return calls
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_what_the_kernel_refuses_is_multiplied_expert_by_expert(kernel, single, rng, on_device):
+    kernel.refusal = "not this"
+    experts, x, _ = operands(rng)
+    offsets = array(OFFSETS) if on_device else OFFSETS
+    got = s24.grouped_linear(x, experts, offsets=offsets)
+    assert (got == 5).all()
+    assert [b.shape[1] for _, b, _ in single] == [3, 7, 1]
+    assert [b.data.ptr - x.data.ptr for _, b, _ in single] == [0, 3 * 64, 10 * 64]
+    assert [out.data.ptr - got.data.ptr for _, _, out in single] == [0, 3 * 96, 10 * 96]
+    strides = experts.values.strides[0]
+    assert [a.values.data.ptr - experts.values.data.ptr for a, _, _ in single] == [
+        0, 2 * strides, 3 * strides
+    ]  # fmt: skip
+    bias = array(np.repeat(np.arange(4.0)[:, None], M, axis=1))
+    got = s24.grouped_linear(x, experts, bias, offsets=offsets)
+    np.testing.assert_array_equal(got[:, 0], np.repeat(np.arange(4.0), COUNTS))
+    wrong = array(OFFSETS[::-1].copy()) if on_device else OFFSETS[::-1]
+    with pytest.raises(s24.ArgumentError, match="offsets must begin with 0"):
+        s24.grouped_linear(x, experts, offsets=wrong)
+    assert not kernel.given
+
+
+def test_a_capture_never_waits(kernel, single, rng, monkeypatch):
+    monkeypatch.setattr(_arrays, "is_capturing", lambda: True)
+    experts, x, exact = operands(rng)
+    close(s24.grouped_linear(x, experts, offsets=array(OFFSETS)), exact.T)
+    assert not single
+    with pytest.raises(s24.UnsupportedError, match="pass an array on the GPU, which the graph"):
+        s24.grouped_linear(x, experts, offsets=OFFSETS)
+    kernel.refusal = "it is float99"
+    s24.grouped_linear(x, experts, offsets=OFFSETS)
+    assert len(single) == 3
+    words = r"runs expert by expert.*\(grouped_wgmma: it is float99\); pass offsets as a list"
+    with pytest.raises(s24.UnsupportedError, match=words):
+        s24.grouped_linear(x, experts, offsets=array(OFFSETS))
+
+
+def test_operands_on_two_devices_are_refused(kernel, rng):
+    experts, x, _ = operands(rng)
+    there = array(OFFSETS)
+    there.number = 1
+    with pytest.raises(s24.DeviceError, match="offsets are on cuda:1, the operands on cuda:0; "):
+        s24.grouped_linear(x, experts, offsets=there)
+    on_cpu = s24.random((4, M, K), rng=rng)
+    with pytest.raises(s24.DeviceError, match=r"offsets are on cuda:0, .* on cpu; .*\.get\(\)"):
+        s24.grouped_linear(np.array(x), on_cpu, offsets=array(OFFSETS))
+    with pytest.raises(s24.DeviceError, match="one operand is on cuda:0, the other on cpu"):
+        s24.grouped_linear(np.array(x), experts, offsets=OFFSETS)
+    with pytest.raises(s24.DeviceError, match="out is on cpu, the operands are not"):
+        s24.grouped_matmul(experts, x.T, np.ones((M, 11), np.float32), offsets=OFFSETS)
+
+
+def test_nothing_to_do_asks_no_kernel(kernel, rng):
+    experts, x, _ = operands(rng)
+    assert s24.grouped_linear(x[:0], experts, offsets=array(0 * OFFSETS)).shape == (0, M)
+    none = Compressed24(
+        experts._operand.rows.values[:0], None, experts.packed[:0], (0, M, K),
+        experts._operand.dtype,
+    )  # fmt: skip
+    nobody = Sparse24Array(Operand24(none, None, None, (0, M, K), none.dtype))
+    assert s24.grouped_linear(x, nobody, offsets=array(OFFSETS[:1])).shape == (11, M)
+    assert not kernel.problems
