@@ -22,7 +22,9 @@ from sparse24._records import Operand24
 from sparse24.formats.two_four import Sparse24Array
 
 
-def grouped_matmul(As, b, /, out=None, *, offsets, dtype=None, b_dtype=None):
+def grouped_matmul(
+    As, b, /, out=None, *, offsets, dtype=None, b_dtype=None, fast_accumulation=True
+):
     """Multiply each expert's matrix by its own tokens, as in a mixture-of-experts layer.
 
     ``out[:, i0:i1] = As[i] @ b[:, i0:i1]`` with ``i0, i1 = offsets[i], offsets[i + 1]``.
@@ -45,6 +47,8 @@ def grouped_matmul(As, b, /, out=None, *, offsets, dtype=None, b_dtype=None):
         Type of the result, as in `matmul`.
     b_dtype : dtype, optional
         Logical type of a `b` that carries fp8 bits as ``uint8``.
+    fast_accumulation : bool, default True
+        For fp8 on Hopper, as in `matmul`.
 
     Returns
     -------
@@ -83,7 +87,9 @@ def grouped_matmul(As, b, /, out=None, *, offsets, dtype=None, b_dtype=None):
     >>> np.allclose(y[:, :2], As[0] @ tokens[:, :2]), np.allclose(y[:, 2:], As[2] @ tokens[:, 2:])
     (True, True)
     """
-    call = PLAIN._replace(dtype=dtype, other_dtype=b_dtype)
+    call = PLAIN._replace(
+        dtype=dtype, other_dtype=b_dtype, fast_accumulation=fast_accumulation
+    )
     a = _experts(As)
     with _foreign.stream_of(b):
         tokens, restore, _ = _product.taken(b, a, call, "b")
@@ -124,8 +130,7 @@ def grouped_linear(x, As, bias=None, *, offsets):
 
     Notes
     -----
-    Waits where `grouped_matmul` does.  Where one launch serves all experts, the bias is added in a
-    second pass over the result, which is then rounded twice.
+    Waits where `grouped_matmul` does.  The bias is added before the result is rounded.
 
     Examples
     --------

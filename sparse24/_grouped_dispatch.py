@@ -26,7 +26,6 @@ from sparse24._fuse import Call
 from sparse24._records import EXPERTS, PLAIN, Compressed24, Fused, Operand24, Problem
 
 KERNEL = "grouped_wgmma"
-BIAS_BYTES = 1 << 24  # of the rows of a bias that are spread out at a time: they stay in L2
 
 
 class Grouped(NamedTuple):
@@ -102,32 +101,18 @@ def _by_kernel(kernel, product: Grouped, call: Call, types) -> None:
     target = out if whole and _in_vectors(out) else _staging.aligned_like(out, "column")
     offsets = _arrays.namespace(b).asarray(offsets)
     _foreign.make_current()
-    kernel.multiply(_storage.with_packed(rows), b, offsets, target)
+    kernel.multiply(
+        _storage.with_packed(rows), b, offsets, target, bias, b_dtype=types.row_b.name,
+        out_dtype=types.name, fast_accumulation=call.fast_accumulation,
+    )  # fmt: skip
     if target is not out:
         out[...] = target
-    if bias is not None:
-        _add_bias(out, offsets, bias, types.name)
 
 
 def _in_vectors(x) -> bool:
     """Whether columns are contiguous, and each begins on a boundary of 16 bytes."""
     step, pitch = x.strides
     return step == x.itemsize and pitch > 0 and (x.data.ptr | pitch) % _arrays.VECTOR == 0
-
-
-def _add_bias(out, offsets, bias, name: str) -> None:
-    """Add ``bias[i]`` to the tokens of expert i: `out` is rounded once more."""
-    from sparse24.kernels import dense
-
-    xp, (m, tokens) = _arrays.namespace(out), out.shape
-    # How many experts end before or at a token: within the rows of `bias`, whatever offsets hold.
-    places = xp.arange(tokens, dtype=offsets.dtype)
-    experts = xp.searchsorted(offsets[1:-1], places, side="right")
-    step = max(1, BIAS_BYTES // (m * bias.itemsize))
-    for start in range(0, tokens, step):
-        part = out.T[start : start + step]
-        spread = bias[experts[start : start + step]]
-        dense.apply_epilogue(spread, part, name, Fused(beta=1.0, c=part))
 
 
 def _one_by_one(product: Grouped, call: Call, types) -> None:

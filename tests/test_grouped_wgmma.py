@@ -33,7 +33,9 @@ def launches(cupy, monkeypatch):
 
     calls, multiply = [], grouped_wgmma.multiply
     monkeypatch.setattr(
-        grouped_wgmma, "multiply", lambda *given: (calls.append(given), multiply(*given))[1]
+        grouped_wgmma,
+        "multiply",
+        lambda *given, **named: (calls.append(given), multiply(*given, **named))[1],
     )
     takes = cupy.cuda.Device().compute_capability == "90"
     return lambda n: len(calls) == (n if takes else 0)

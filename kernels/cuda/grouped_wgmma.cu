@@ -17,7 +17,7 @@
 // Macros: ELEMENT B_ELEMENT OUTPUT OFFSET BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS IN_FLIGHT PROMOTE BIAS
 // MOST_GROUPS; kernels/grouped_wgmma.py chooses.
 //
-// Reference: reference.grouped_wgmma.  Launcher: kernels/grouped_wgmma.py.  How it works:
+// Reference: reference_grouped.grouped_matmul.  Launcher: kernels/grouped_wgmma.py.  How it works:
 // docs/explanation/hopper_kernel.rst.
 #define B_ROW_MAJOR 0
 #define OUT_ROW_MAJOR 0
