@@ -125,7 +125,8 @@ def grouped_linear(x, As, bias=None, *, offsets):
     Notes
     -----
     Waits where `grouped_matmul` does.  Where one launch serves all experts, the bias is added in a
-    second pass over the result, which is then rounded twice.
+    second pass over the result, which is then rounded twice.  An `x` that carries fp8 as ``uint8``
+    goes to `grouped_matmul`, which takes `b_dtype`.
 
     Examples
     --------
