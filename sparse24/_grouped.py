@@ -130,7 +130,8 @@ def grouped_linear(x, As, bias=None, *, offsets):
 
     Notes
     -----
-    Waits where `grouped_matmul` does.  The bias is added before the result is rounded.
+    Waits where `grouped_matmul` does.  The bias is added before the result is rounded.  An `x` that
+    carries fp8 as ``uint8`` goes to `grouped_matmul`, which takes `b_dtype`.
 
     Examples
     --------

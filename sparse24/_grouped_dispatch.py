@@ -125,15 +125,18 @@ def _one_by_one(product: Grouped, call: Call, types) -> None:
 
 
 def _expert(a: Operand24, number: int) -> Operand24:
-    """One matrix; its record is kept, as layouts may be derived from it."""
-    rows = a.rows
-    assert rows is not None
-    parts = rows.derived.setdefault(EXPERTS, {})
-    part = parts.get(number)
-    if part is None:
+    """One matrix of a stack."""
+    assert a.rows is not None
+    dense = None if a.dense is None else a.dense[number]
+    return Operand24(_record(a.rows, number), None, dense, a.shape[1:], a.dtype)
+
+
+def _record(rows: Compressed24, number: int) -> Compressed24:
+    """That of one matrix; on a GPU it is kept, with the layouts that kernels derive from it."""
+    kept = rows.derived.setdefault(EXPERTS, {}) if _arrays.is_cupy(rows.values) else {}
+    if number not in kept:
         arrays = (rows.values, rows.metadata, rows.packed)
         values, metadata, packed = (None if x is None else x[number] for x in arrays)
         one = Compressed24(values, metadata, packed, rows.shape[1:], rows.dtype)
-        part = parts.setdefault(number, one)
-    dense = None if a.dense is None else a.dense[number]
-    return Operand24(part, None, dense, a.shape[1:], a.dtype)
+        kept.setdefault(number, one)
+    return kept[number]

@@ -45,8 +45,9 @@ class Layer:
 
     def one_by_one(self, **options) -> np.ndarray:
         """The same by a product for each expert."""
+        options = {"b_dtype": self.name, **options}
         parts = [
-            to_numpy(s24.matmul(a, self.x[start:stop].T, b_dtype=self.name, **options))
+            to_numpy(s24.matmul(a, self.x[start:stop].T, **options))
             for a, start, stop in zip(self.experts, self.offsets, self.offsets[1:])
         ]
         return np.concatenate(parts, axis=1)

@@ -236,6 +236,19 @@ def test_what_the_kernel_refuses_is_multiplied_expert_by_expert(kernel, single, 
     assert not kernel.given
 
 
+def test_what_kernels_derive_from_an_expert_is_kept_and_counted(kernel, single, rng):
+    kernel.refusal = "not this"
+    experts, x, _ = operands(rng)
+    before = experts.nbytes
+    s24.grouped_linear(x, experts, offsets=OFFSETS)
+    assert experts.nbytes == before
+    first = [record for record, _, _ in single]
+    first[1].derived["masks"] = np.zeros(10, np.uint8)
+    assert experts.nbytes == before + 10
+    s24.grouped_linear(x, experts, offsets=OFFSETS)
+    assert all(a is record for a, (record, _, _) in zip(first, single[3:], strict=True))
+
+
 def test_a_capture_never_waits(kernel, single, rng, monkeypatch):
     monkeypatch.setattr(_arrays, "is_capturing", lambda: True)
     experts, x, exact = operands(rng)

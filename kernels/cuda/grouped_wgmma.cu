@@ -18,7 +18,7 @@
 // MOST_GROUPS; kernels/grouped_wgmma.py chooses.
 //
 // Reference: reference_grouped.grouped_matmul.  Launcher: kernels/grouped_wgmma.py.  How it works:
-// docs/explanation/hopper_kernel.rst.
+// docs/explanation/kernels.rst.
 #define B_ROW_MAJOR 0
 #define OUT_ROW_MAJOR 0
 #define OUT_BULK 0
