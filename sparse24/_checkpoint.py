@@ -32,21 +32,25 @@ class Selection:
     """Which arrays of a file are pruned.
 
     A matrix is eligible if it has two axes, an element type of sparse24, both sides of at
-    least `min_size`, and a name that `include` matches and `exclude` does not.  An npy
-    file holds one array, which is meant: only axes and type count there.
+    least `min_size`, and a name that `include` matches and `exclude` does not.  With `stacks`
+    so is an array of three axes, the matrices (e, m, k) of e experts; kernels of convolutions
+    have three axes, too.  An npy file holds one array, which is meant: only axes and type count
+    there.
     """
 
     include: str = ""
     exclude: str = DEFAULT_EXCLUDE
     min_size: int = DEFAULT_MIN_SIZE
+    stacks: bool = False
 
     def refuses(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> str | None:
         """Why an array stays as it is, or None if it is eligible."""
-        if len(shape) != 2:
-            return f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}, not two"
+        if len(shape) != 2 and not (self.stacks and len(shape) == 3):
+            wanted = "two or three" if self.stacks else "two"
+            return f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}, not {wanted}"
         if dtype not in [row.logical for row in _dtypes.TABLE.values()]:
             return f"type {dtype}"
-        if min(shape) < self.min_size:
+        if min(shape[-2:]) < self.min_size:
             return f"smaller than {self.min_size}"
         if not _search("include", self.include, name):
             return "not included"
@@ -68,7 +72,7 @@ class Selection:
             )
         rule = self
         if isinstance(file, _raw_files.NpyFile):
-            rule = Selection(include="", exclude="", min_size=0)
+            rule = Selection(include="", exclude="", min_size=0, stacks=self.stacks)
         return [name for name, spec in file.specs.items() if rule.refuses(name, *spec) is None]
 
 

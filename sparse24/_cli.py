@@ -115,6 +115,9 @@ def _add_convert(commands) -> None:
                          default=_checkpoint.DEFAULT_MIN_SIZE,
                          help="smallest side of an eligible matrix "
                          "(default: %(default)s)")  # fmt: skip
+    convert.add_argument("--stacks", action="store_true",
+                         help="also arrays of three axes, the matrices (e, m, k) of experts; not "
+                         "for weights stored as (e, k, m)")  # fmt: skip
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(run=_commands.convert)
 

@@ -88,7 +88,9 @@ def convert(options) -> int:
     record = _checkpoint.convert(
         options.source,
         options.target,
-        selection=_checkpoint.Selection(options.include, options.exclude, options.min_size),
+        selection=_checkpoint.Selection(
+            options.include, options.exclude, options.min_size, options.stacks
+        ),
         recipe=_checkpoint.Recipe(options.pattern, options.method, calibration),
         progress=not options.quiet,
     )

@@ -88,6 +88,33 @@ def test_convert_takes_npz_and_npy(arrays, tmp_path, capsys):
     np.testing.assert_array_equal(loaded.toarray(), s24.prune(weight))
 
 
+def test_stacks_of_experts_are_pruned_on_request(arrays, rng, tmp_path, capsys):
+    arrays["experts.up"] = rng.standard_normal((3, 36, 40)).astype(np.float32)
+    arrays["convolution"] = rng.standard_normal((64, 40, 3)).astype(np.float32)
+    arrays["image"] = rng.standard_normal((2, 2, 40, 40)).astype(np.float32)
+    source, out = tmp_path / "experts.safetensors", tmp_path / "out.safetensors"
+    _raw_writers.write_safetensors(source, arrays, None)
+    run(capsys, "convert", source, out)
+    assert isinstance(s24.load_safetensors(out)["experts.up"], np.ndarray)
+    text = run(capsys, "convert", source, out, "--stacks")
+    assert "3×36×40" in text
+    loaded = s24.load_safetensors(out)
+    pruned = s24.prune(arrays["experts.up"])
+    np.testing.assert_array_equal(loaded["experts.up"].toarray(), pruned)
+    assert all(isinstance(loaded[name], np.ndarray) for name in ("convolution", "image"))
+    tokens = rng.standard_normal((5, 40)).astype(np.float32)
+    y = s24.grouped_linear(tokens, loaded["experts.up"], offsets=[0, 2, 2, 5])
+    np.testing.assert_allclose(y[2:], tokens[2:] @ pruned[2].T, rtol=1e-5, atol=1e-5)
+
+
+def test_what_stacks_leaves_alone_is_said(tmp_path, capsys):
+    _raw_writers.write_safetensors(tmp_path / "a.safetensors", {"x": np.ones((2, 2, 4, 4))}, None)
+    line = run(
+        capsys, "convert", tmp_path / "a.safetensors", tmp_path / "b.npz", "--stacks", code=1
+    )
+    assert "4 axes, not two or three" in line
+
+
 def test_convert_weighs_by_calibration(checkpoint, tmp_path, capsys, rng):
     out = tmp_path / "out.npz"
     inputs = {"layer.0.weight": rng.standard_normal((50, 36)).astype(np.float32)}
