@@ -101,18 +101,29 @@ def multiply(
         a.dtype.name, b_dtype or b.dtype.name, out_dtype or out.dtype.name, offsets.dtype.name,
         bias is not None, fast_accumulation,
     )  # fmt: skip
-    values, packed = a.values, a.packed
+    vectors = offsets.data.ptr, 0 if bias is None else bias.data.ptr
+    bind(a, b, out, types, *vectors, config)(current_stream())
+
+
+def bind(
+    a: Compressed24, b: Any, out: Any, types: Types, offsets: int, bias: int = 0,
+    config: Config | None = None,
+) -> Launch:  # fmt: skip
+    """The launch of `multiply` on the current device, for offsets and a bias at these addresses.
+
+    Of `b` and `out` only the layouts and addresses count.
+    """
+    values, packed, device = a.values, a.packed, chip()
     groups, m, stored = values.shape
-    columns, sms = b.shape[1], chip().multiprocessors
-    config = config or choose(groups, m, columns, types, sms)
+    columns = b.shape[1]
+    config = config or choose(groups, m, columns, types, device.multiprocessors)
     operands = Operands(
         groups, m, stored, columns, *packed.shape[-3:-1],
         values.data.ptr, values.strides[-2] if m > 1 else _rounded(stored * values.itemsize, 16),
         values.strides[0], packed.data.ptr, packed.strides[-4],
-        b.data.ptr, b.shape[0], _pitch(b), offsets.data.ptr, out.data.ptr, _pitch(out),
-        0 if bias is None else bias.data.ptr,
+        b.data.ptr, b.shape[0], _pitch(b), offsets, out.data.ptr, _pitch(out), bias,
     )  # fmt: skip
-    _launch(operands, types, config, b.device.id)(current_stream())
+    return _launch(operands, types, config, values.device.id)
 
 
 def _pitch(x: Any) -> int:

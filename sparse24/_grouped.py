@@ -13,7 +13,9 @@ from sparse24 import (
     _graphs,
     _grouped_dispatch,
     _grouped_offsets,
+    _grouped_replay,
     _product,
+    _replay,
 )
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError, UnsupportedError
 from sparse24._fuse import PLAIN, Call
@@ -87,19 +89,12 @@ def grouped_matmul(
     >>> np.allclose(y[:, :2], As[0] @ tokens[:, :2]), np.allclose(y[:, 2:], As[2] @ tokens[:, 2:])
     (True, True)
     """
-    call = PLAIN._replace(
-        dtype=dtype, other_dtype=b_dtype, fast_accumulation=fast_accumulation
-    )
-    a = _experts(As)
-    with _foreign.stream_of(b):
-        tokens, restore, _ = _product.taken(b, a, call, "b")
-        if tokens.ndim != 2 or tokens.shape[0] != a.shape[2]:
-            raise ShapeError(
-                f"b must have shape (k, t), with k = {a.shape[2]} as As of shape {a.shape}, got "
-                f"{tuple(tokens.shape)}; tokens are its columns"
-            )
-        result = _multiply(a, tokens, out, offsets, None, call)
-        return restore(result) if out is None else out
+    call = PLAIN
+    if dtype is not None or b_dtype is not None or not fast_accumulation:
+        call = PLAIN._replace(
+            dtype=dtype, other_dtype=b_dtype, fast_accumulation=fast_accumulation
+        )
+    return _multiplied(As, b, out, offsets, None, call, by_rows=False)
 
 
 def grouped_linear(x, As, bias=None, *, offsets):
@@ -142,15 +137,43 @@ def grouped_linear(x, As, bias=None, *, offsets):
            [7., 7., 7., 7.],
            [7., 7., 7., 7.]])
     """
+    return _multiplied(As, x, None, offsets, bias, PLAIN, by_rows=True)
+
+
+def _multiplied(As, x, out, offsets, bias, call: Call, *, by_rows: bool):
+    """A product, by the prepared launch of an earlier call like it if there is one.
+
+    `by_rows`: tokens are the rows of `x` and of the result, not the columns.
+    """
     a = _experts(As)
+    key = _grouped_replay.signature(x, out, offsets, bias, call, by_rows=by_rows)
+    known = _replay.find(As._plans, key, x)
+    if known is not None:
+        return known(x, out, offsets)
     with _foreign.stream_of(x):
-        tokens, restore, _ = _product.taken(x, a, PLAIN, "x")
-        if tokens.ndim != 2 or tokens.shape[1] != a.shape[2]:
-            raise ShapeError(
-                f"x must have shape (t, k), with k = {a.shape[2]} as As of shape {a.shape}, got "
-                f"{tuple(tokens.shape)}; fold other axes of tokens by x.reshape(-1, k)"
-            )
-        return restore(_multiply(a, tokens.T, None, offsets, bias, PLAIN).T)
+        tokens, restore, _ = _product.taken(x, a, call, "x" if by_rows else "b")
+        _check_tokens(tokens.shape, a.shape, by_rows=by_rows)
+        b = tokens.T if by_rows else tokens
+        product, bind = _multiply(a, b, out, offsets, bias, call)
+        result = restore(product.out.T if by_rows else product.out) if out is None else out
+    if key is not None and bind is not None:
+        _grouped_replay.remember(As._plans, key, bind, product, (x, result, offsets, bias))
+    return result
+
+
+def _check_tokens(shape: tuple[int, ...], of_experts: tuple[int, ...], *, by_rows: bool) -> None:
+    k = of_experts[2]
+    if len(shape) == 2 and shape[1 if by_rows else 0] == k:
+        return
+    if by_rows:
+        raise ShapeError(
+            f"x must have shape (t, k), with k = {k} as As of shape {of_experts}, got "
+            f"{tuple(shape)}; fold other axes of tokens by x.reshape(-1, k)"
+        )
+    raise ShapeError(
+        f"b must have shape (k, t), with k = {k} as As of shape {of_experts}, got "
+        f"{tuple(shape)}; tokens are its columns"
+    )
 
 
 def _experts(As) -> Operand24:
@@ -174,7 +197,7 @@ def _experts(As) -> Operand24:
 
 
 def _multiply(a: Operand24, b, out, offsets, bias, call: Call):
-    """Check the rest of a call, and compute its result (m, t)."""
+    """Check the rest of a call, and compute it; the product and what its `fill` returns."""
     types = _product.Result.plan(a, b, out, call, (a.shape[1], b.shape[1]))
     if out is None:  # token by token
         target = replace(types, shape=types.shape[::-1]).allocate(None).T
@@ -187,8 +210,8 @@ def _multiply(a: Operand24, b, out, offsets, bias, call: Call):
         if out is not None and _arrays.shares_memory(target, offsets):
             raise ArgumentError(_dispatch.OVERLAP.format("out"))
         product = Grouped(a, b, target, offsets, _bias(bias, a, types.name))
-        _grouped_dispatch.fill(product, call, types)
-    return target
+        bind = _grouped_dispatch.fill(product, call, types)
+    return product, bind
 
 
 def _bias(bias, a: Operand24, result: str):

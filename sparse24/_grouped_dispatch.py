@@ -8,6 +8,7 @@ multiplied expert by expert, by `_dispatch.fill`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,29 +39,32 @@ class Grouped(NamedTuple):
     bias: Any  # (e, m) of float32 (float64 for float64 results), or None
 
 
-def fill(product: Grouped, call: Call, types) -> None:
+def fill(product: Grouped, call: Call, types) -> Callable[..., Any] | None:
     """Compute a product; `types` is its `_product.Result`.
+
+    Returns ``bind(b, out, stream, offsets)``, which makes the same launch for arrays of the same
+    layouts, where the kernel has multiplied the arrays of `product` themselves.
 
     On the GPU enqueues on CuPy's current stream and does not wait, except for offsets on the
     device where the kernel refuses.  Runs inside `_graphs.keeping`.
     """
     if 0 in product.out.shape or not product.a.shape[0]:
-        return
+        return None
     if not types.on_gpu:
         _one_by_one(product, call, types)
-        return
+        return None
     on_device, kernel = _arrays.is_cupy(product.offsets), _planner.kernel_module(KERNEL)
     refusal = kernel.refuses(problem_of(product, types))
     if _arrays.is_capturing():
         _check_captured(refusal, on_device=on_device)
     if refusal is None:
-        _by_kernel(kernel, product, call, types)
-        return
+        return _by_kernel(kernel, product, call, types)
     if on_device:
         tokens = product.b.shape[1]
         offsets = _grouped_offsets.validated(product.offsets.get().astype(np.int64), tokens)
         product = product._replace(offsets=offsets)
     _one_by_one(product, call, types)
+    return None
 
 
 def _check_captured(refusal: str | None, *, on_device: bool) -> None:
@@ -88,7 +92,7 @@ def problem_of(product: Grouped, types) -> Problem:
     )  # fmt: skip
 
 
-def _by_kernel(kernel, product: Grouped, call: Call, types) -> None:
+def _by_kernel(kernel, product: Grouped, call: Call, types) -> Callable[..., Any] | None:
     """All experts in one launch."""
     a, b, out, offsets, bias = product
     rows = _dispatch.cast_operand(a, types.row_a).rows
@@ -101,12 +105,29 @@ def _by_kernel(kernel, product: Grouped, call: Call, types) -> None:
     target = out if whole and _in_vectors(out) else _staging.aligned_like(out, "column")
     offsets = _arrays.namespace(b).asarray(offsets)
     _foreign.make_current()
+    rows = _storage.with_packed(rows)
     kernel.multiply(
-        _storage.with_packed(rows), b, offsets, target, bias, b_dtype=types.row_b.name,
-        out_dtype=types.name, fast_accumulation=call.fast_accumulation,
+        rows, b, offsets, target, bias, b_dtype=types.row_b.name, out_dtype=types.name,
+        fast_accumulation=call.fast_accumulation,
     )  # fmt: skip
     if target is not out:
         out[...] = target
+    used = product._replace(b=b, out=target, offsets=offsets)
+    return _binder(kernel, rows, used, call, types) if _same(used, product) else None
+
+
+def _same(used: Grouped, given: Grouped) -> bool:
+    """Whether the kernel took all arrays as they were given."""
+    return all(x is y for x, y in zip(used, given, strict=True))
+
+
+def _binder(kernel, rows: Compressed24, product: Grouped, call: Call, types) -> Callable[..., Any]:
+    bias = 0 if product.bias is None else product.bias.data.ptr
+    of = kernel.Types(
+        types.row_a.name, types.row_b.name, types.name, product.offsets.dtype.name, bias != 0,
+        call.fast_accumulation,
+    )  # fmt: skip
+    return lambda b, out, stream, offsets: kernel.bind(rows, b, out, of, offsets, bias)
 
 
 def _in_vectors(x) -> bool:

@@ -187,3 +187,68 @@ def test_streams_share_the_experts(cupy, rng):
     cupy.cuda.Device().synchronize()
     for got in results:
         np.testing.assert_array_equal(to_numpy(got), want)
+
+
+@pytest.fixture
+def planned(cupy, monkeypatch):
+    """Counts calls that were planned, not replayed."""
+    from sparse24 import _grouped_dispatch
+
+    calls, fill = [], _grouped_dispatch.fill
+    monkeypatch.setattr(
+        _grouped_dispatch, "fill", lambda *given: (calls.append(given), fill(*given))[1]
+    )
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("only products in one launch are replayed")
+    return calls
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_call_like_an_earlier_one_is_replayed(cupy, planned, rng, library, with_bias):
+    routes = [COUNTS, (534, *8 * (0,)), (*8 * (0,), 534)]
+    cases = [Layer("float16", 136, 264, counts, cupy, np.random.default_rng(3)) for counts in routes]
+    give = lambda x: x  # noqa: E731
+    if library == "torch":
+        give = pytest.importorskip("torch").from_dlpack
+    bias = rng.integers(-9, 10, (len(COUNTS), 136)).astype(np.float32)
+    of_call = give(cupy.asarray(bias)) if with_bias else None
+    experts = cases[0].experts
+    for case in [*cases, *cases]:
+        tokens, offsets = give(case.x.copy()), give(cupy.asarray(case.offsets))  # other memory
+        y = s24.grouped_linear(tokens, experts, of_call, offsets=offsets)
+        assert type(y) is type(tokens)
+        want = case.exact.T
+        if with_bias:
+            want = want + np.repeat(bias, np.diff(case.offsets), axis=0)
+        got = to_numpy(cupy.from_dlpack(y)).astype(np.float64)
+        assert (np.abs(got - want) <= 2**-9 * (np.abs(want) + 10)).all()
+    assert len(planned) == 1
+
+
+def test_what_is_copied_or_converted_is_not_replayed(cupy, planned, rng):
+    case = Layer("float16", 136, 264, COUNTS, cupy, rng)
+    offsets, bias = cupy.asarray(case.offsets), cupy.ones((len(COUNTS), 136), np.float16)
+    spread = cupy.zeros(2 * len(offsets), offsets.dtype)[::2]
+    spread[...] = offsets
+    strided = cupy.zeros((len(case.x), 528), np.float16)[:, ::2]
+    strided[...] = case.x
+    calls = [
+        (case.x, None, case.offsets), (case.x, None, spread), (case.x, bias, offsets),
+        (strided, None, offsets), (case.x.astype(np.float32), None, offsets),
+    ]  # fmt: skip
+    for x, of_call, where in 2 * calls:
+        y = s24.grouped_linear(x, case.experts, of_call, offsets=where)
+        want = case.exact.T + (0 if of_call is None else 1)
+        assert (np.abs(to_numpy(y) - want) <= 2**-9 * (np.abs(want) + 10)).all()
+    assert len(planned) == 2 * len(calls)
+
+
+def test_a_replayed_result_must_not_overlap(cupy, planned, rng):
+    case = Layer("float16", 264, 264, COUNTS, cupy, rng)
+    offsets, out = cupy.asarray(case.offsets), cupy.empty_like(case.x).T
+    for _ in range(2):
+        s24.grouped_matmul(case.experts, case.x.T, out, offsets=offsets)
+    assert len(planned) == 1
+    with pytest.raises(s24.ArgumentError, match="overlap"):
+        s24.grouped_matmul(case.experts, case.x.T, case.x.T, offsets=offsets)

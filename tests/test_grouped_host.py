@@ -11,7 +11,7 @@ import pytest
 from grouped_cases import offsets_of
 
 import sparse24 as s24
-from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _graphs, _planner
+from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _graphs, _grouped_replay, _planner
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import reference, reference_grouped, transpose
@@ -46,6 +46,7 @@ class Kernel:
 
     def __init__(self):
         self.refusal, self.problems, self.given = None, [], []
+        self.Types = lambda *names: names
 
     def refuses(self, problem):
         self.problems.append(problem)
@@ -95,6 +96,7 @@ def kernel(monkeypatch):
         lambda x, **how: (x, _foreign.identity) if isinstance(x, Array) else take(x, **how),
     )
     put(_graphs, "keeping", lambda record, out: contextlib.nullcontext())
+    put(_grouped_replay, "signature", lambda *given, by_rows: None)  # it asks for the device
     put(_planner, "kernel_module", {"grouped_wgmma": found}.__getitem__)
     put(transpose, "takes", lambda b: False)
     return found

@@ -1,0 +1,54 @@
+"""Repeated grouped products on a GPU: prepared launches, by the layouts of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _replay
+from sparse24._fuse import Call
+from sparse24._grouped_dispatch import Grouped
+from sparse24._ready import Ready, allocator
+
+
+def signature(
+    x: Any, out: Any, offsets: Any, bias: Any, call: Call, *, by_rows: bool
+) -> tuple | None:
+    """A hashable key of all that decides how a call is launched; None if it is not remembered.
+
+    Remembered are calls with all arrays of one library on a GPU.  The offsets may lie elsewhere at
+    the next call, the bias may not.
+    """
+    if out is None and not by_rows:
+        return None  # the result is not in C order, in which prepared products make theirs
+    kind = type(x)
+    if kind is np.ndarray or type(offsets) is not kind or type(bias) not in (kind, type(None)):
+        return None
+    of_call = _replay.signature(x, out, call, from_left=by_rows)
+    of_offsets = None if of_call is None else _replay.layout_of(offsets)
+    if of_offsets is None:
+        return None
+    of_bias = None if bias is None else (_arrays.address(bias), _replay.layout_of(bias))
+    return "experts", of_call, of_offsets, of_bias
+
+
+def remember(
+    plans: dict, key: tuple, bind: Callable[..., Any], used: Grouped, given: tuple[Any, ...]
+) -> None:
+    """Keep the launch of a call for the next one of its signature, if that can be replayed.
+
+    Parameters
+    ----------
+    bind : callable
+        Of `_grouped_dispatch.fill`.
+    used : Grouped
+        The arrays as the kernel took them.
+    given : (array, array, array, array or None)
+        The tokens, the result, the offsets and the bias as the caller has them.
+    """
+    ours = (used.b, used.out, used.offsets, used.bias)
+    of_kernel = [None if array is None else array.data.ptr for array in ours]
+    if of_kernel == [_arrays.address(array) for array in given]:
+        _replay.keep(plans, key, Ready(bind, used.b, used.out, allocator(given[1])))
