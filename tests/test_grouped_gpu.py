@@ -207,7 +207,8 @@ def planned(cupy, monkeypatch):
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_a_call_like_an_earlier_one_is_replayed(cupy, planned, rng, library, with_bias):
     routes = [COUNTS, (534, *8 * (0,)), (*8 * (0,), 534)]
-    cases = [Layer("float16", 136, 264, counts, cupy, np.random.default_rng(3)) for counts in routes]
+    draw = lambda counts: Layer("float16", 136, 264, counts, cupy, np.random.default_rng(3))  # noqa: E731
+    cases = [draw(counts) for counts in routes]
     give = lambda x: x  # noqa: E731
     if library == "torch":
         give = pytest.importorskip("torch").from_dlpack
@@ -250,5 +251,5 @@ def test_a_replayed_result_must_not_overlap(cupy, planned, rng):
     for _ in range(2):
         s24.grouped_matmul(case.experts, case.x.T, out, offsets=offsets)
     assert len(planned) == 1
-    with pytest.raises(s24.ArgumentError, match="overlap"):
+    with pytest.raises(s24.ArgumentError, match="shares memory with an operand"):
         s24.grouped_matmul(case.experts, case.x.T, case.x.T, offsets=offsets)
