@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparse24 import _arrays, _check, _dtypes, _planner, _tuning_cache
+from sparse24 import _arrays, _check, _chip_facts, _dtypes, _planner, _tuning_cache
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._records import Problem
@@ -196,4 +196,4 @@ def _chip() -> Chip:
     device = _arrays.cupy_module().cuda.Device()
     name = _tuning_cache.gpu_name(device.id)
     scale = lambda kernel: _tuning_cache.scale(device.id, kernel)  # noqa: E731
-    return Chip(name, _planner.chip(device.id), int(device.compute_capability), scale)
+    return Chip(name, _chip_facts.facts(device.id), int(device.compute_capability), scale)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from planner_cases import KEY
+from planner_cases import H200, KEY
 
-from sparse24 import _arrays, _evidence, _planner, _tuning_cache
+from sparse24 import _arrays, _chip_facts, _evidence, _tuning_cache
 from sparse24._errors import CompileError
 
 # The same examples in every run, however slow the machine is at the moment: what fails on one
@@ -85,8 +85,7 @@ def untuned(monkeypatch, tmp_path):
 @pytest.fixture
 def h200(monkeypatch, untuned):
     """The planner as on an H200, without one."""
-    monkeypatch.setattr(_planner, "_sms_and_clock", lambda device: (132, 1.7e9))
-    monkeypatch.setattr(_planner, "DEFAULT_BANDWIDTH_PER_SM", 4.2e12 / 132)
+    monkeypatch.setattr(_chip_facts, "attributes", lambda device: H200)
     monkeypatch.setattr(_tuning_cache, "key", lambda device: KEY)
     monkeypatch.setattr(_tuning_cache, "gpu_name", lambda device: "test gpu")
     return untuned
