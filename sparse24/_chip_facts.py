@@ -11,8 +11,8 @@ from sparse24 import _tuning_cache
 # an H200, 3.02 of 3.35 on an H100 (`_calibrate.copy_bandwidth`).
 COPY_SHARE = 0.87
 EDGES = 2  # transfers a clock of every memory that GPUs have: it is of double data rate
-# Where the driver does not tell: a copy on an H200, in bytes a second per multiprocessor.
-BANDWIDTH_PER_SM = 4.2e12 / 132
+# An H200, as its driver and a copy tell.
+H200 = {"sms": 132.0, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
 
 
 def facts(device: int) -> dict[str, float]:
@@ -43,9 +43,9 @@ def copy_bandwidth(told: Mapping[str, int]) -> float:
     ----------
     told : mapping of str to int
         ``MemoryClockRate`` in kHz and ``GlobalMemoryBusWidth`` in bits, either of which a driver
-        may leave out or give as 0, and ``MultiProcessorCount``.
+        may leave out or give as 0, and ``MultiProcessorCount``, by which an H200's is then scaled.
     """
     clock_khz, bits = told.get("MemoryClockRate", 0), told.get("GlobalMemoryBusWidth", 0)
     if clock_khz <= 0 or bits <= 0:
-        return BANDWIDTH_PER_SM * told["MultiProcessorCount"]
+        return H200["bandwidth"] * told["MultiProcessorCount"] / H200["sms"]
     return COPY_SHARE * EDGES * 1e3 * clock_khz * bits / 8
