@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from planner_cases import H200, KEY
 
 from sparse24 import _arrays, _chip_facts, _evidence, _tuning_cache
-from sparse24._errors import CompileError
+from sparse24._errors import CompileError, FormatError
 
 # The same examples in every run, however slow the machine is at the moment: what fails on one
 # commit fails on all copies of it.  `pytest --hypothesis-profile=explore` tries others.
@@ -132,6 +132,11 @@ class _Recorder:
 def pytest_configure(config):
     path = config.getoption("--record-gpu", default=None)
     if path and not hasattr(config, "workerinput"):  # one process records
+        if _arrays.cuda_available():  # before the tests have run
+            try:
+                _evidence.refuse_other_gpu(Path(path), _evidence.header().get("gpu"))
+            except FormatError as error:
+                raise pytest.UsageError(f"--record-gpu: {error}") from None
         config.pluginmanager.register(_Recorder(Path(path)), "sparse24-gpu-recorder")
 
 
