@@ -24,11 +24,10 @@ def figures() -> str:
     """The table, in Markdown."""
     lines = headlines.rows()
     if lines:
-        header = "| work | against | faster, geometric mean | range | cases |"
         where = "; ".join(headlines.machines())
         marked = any(headlines.STALE in line for line in lines)
         note = "† A kernel changed after some of these cases ran. " if marked else ""
-        lines = [header, "|---|---|---|---|---|", *lines, "", f"{note}Machines: {where}."]
+        lines = [*headlines.header(), *lines, "", f"{note}Machines: {where}."]
     else:
         lines = ["No benchmark run against a rival has been recorded yet."]
     listed = recorded.unverified_lines()

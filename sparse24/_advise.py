@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparse24 import _arrays, _check, _dtypes, _planner, _tuning_cache
+from sparse24 import _arrays, _check, _chip_facts, _dtypes, _planner, _tuning_cache
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._records import Problem
@@ -22,9 +22,6 @@ CUBLAS_FLOPS_PER_CLOCK = {"float8_e4m3fn": 5350, "float8_e5m2": 5350, "int8": 34
 # does: the shortest one takes some 18 µs.
 SHORT_SECONDS = 6e-6
 SHORT_NOTE = "~ mostly the launch; measure it: python -m sparse24 bench"
-
-# An H200, as its driver and a copy tell, where no GPU is there to ask.
-H200 = {"sms": 132.0, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
 
 
 @dataclass(frozen=True)
@@ -186,7 +183,8 @@ class Chip(NamedTuple):
 
 def h200() -> Chip:
     """An H200 as it is known without one."""
-    return Chip("model of an H200", H200, 90, lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0))
+    scale = lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0)  # noqa: E731
+    return Chip("model of an H200", _chip_facts.H200, 90, scale)
 
 
 def _chip() -> Chip:
@@ -196,4 +194,4 @@ def _chip() -> Chip:
     device = _arrays.cupy_module().cuda.Device()
     name = _tuning_cache.gpu_name(device.id)
     scale = lambda kernel: _tuning_cache.scale(device.id, kernel)  # noqa: E731
-    return Chip(name, _planner.chip(device.id), int(device.compute_capability), scale)
+    return Chip(name, _chip_facts.facts(device.id), int(device.compute_capability), scale)

@@ -1,7 +1,7 @@
 """Records of what was run on a GPU: who, when, on what, and which kernel text.
 
-`docs/benchmarks/data` holds the records; a test compares their digests with the
-kernels as they are now.
+`docs/benchmarks/data` holds the records of one GPU, and a folder in it those of each other one; a
+test compares their digests with the kernels as they are now.
 """
 
 from __future__ import annotations
@@ -10,13 +10,53 @@ import datetime
 import json
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 
 from sparse24 import _whole_files
 from sparse24._arrays import cuda_available
+from sparse24._errors import FormatError
 
 PACKAGES = ("numpy", "scipy", "numba", "cupy-cuda12x", "cupy-cuda13x", "torch", "ml-dtypes")
+
+
+FIRST_GPU = "NVIDIA H200"  # whose records lie in the folder itself
+# Words of a GPU's name that its folder leaves out: makers, and how much memory of which kind.
+LEFT_OUT = re.compile(r"NVIDIA|GeForce|Tesla|\d+GB|HBM\w*")
+
+
+def short_name(gpu: str) -> str:
+    """What a GPU's folder is called: ``h100`` for ``NVIDIA H100 80GB HBM3``."""
+    words = re.split(r"[ -]", gpu)
+    return "-".join(word for word in words if not LEFT_OUT.fullmatch(word)).lower()
+
+
+def folder(data: Path, gpu: str | None) -> Path:
+    """Where the records of a GPU lie, or those of a machine without one."""
+    return data if gpu in (None, FIRST_GPU) else data / short_name(gpu)
+
+
+def refuse_other_gpu(path: Path, gpu: str | None) -> None:
+    """Raise if a file holds records of another GPU than this, which a merge would mix with its own.
+
+    Raises
+    ------
+    FormatError
+        If it does; the message names both, and the folder of this one.
+    """
+    if not path.exists():
+        return
+    record = json.loads(path.read_text())
+    parts = [record.get("header", {}), *record.get("stems", {}).values()]
+    named = [part["gpu"] for part in parts if isinstance(part, dict) and part.get("gpu")]
+    others = {name for name in named if name != gpu}
+    if others:
+        own = "" if gpu is None else f"; those of this one belong in a folder {short_name(gpu)!r}"
+        raise FormatError(
+            f"{path} holds records of {', '.join(sorted(others))}, but this machine has "
+            f"{gpu or 'no GPU'}{own}"
+        )
 
 
 def header() -> dict:
@@ -59,8 +99,9 @@ def merge_gpu_tests(path: Path, counts: dict[str, dict[str, int]]) -> None:
     """Put the outcome counts of these stems into the record, with their digests."""
     from sparse24.kernels import loader
 
-    record = json.loads(path.read_text()) if path.exists() else {"stems": {}}
     head = header()
+    refuse_other_gpu(path, head.get("gpu"))
+    record = json.loads(path.read_text()) if path.exists() else {"stems": {}}
     for stem, outcome in counts.items():
         record["stems"][stem] = {
             "digest": loader.digest(stem),

@@ -1,7 +1,7 @@
 """The cost model of the GPU in use: measured once with `fit`, kept beside the tuning file.
 
-Without a fit the shipped figures of an H200 are used; on other chips they rank the paths
-approximately, and a fit corrects them.
+Without a fit the shipped figures are used, those of an H200 or an H100, or scaled from them; on
+other chips they rank the paths approximately, and a fit corrects them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sparse24 import _evidence, _hybrid_samples, _tuning_cache
-from sparse24._hybrid_cost import H200_LINES, Line
+from sparse24 import _chip_facts, _evidence, _hybrid_lines, _hybrid_samples, _tuning_cache
+from sparse24._hybrid_lines import Line
 from sparse24._version import __version__
 
 STEMS = (
@@ -45,8 +45,16 @@ def lines(device: int) -> dict[str, Line]:
     """The figures of a device: its own fit where there is one, else those shipped."""
     with _lock:
         if device not in _known:
-            _known[device] = _read(path(device)) or H200_LINES
+            _known[device] = _read(path(device)) or shipped(device)
         return _known[device]
+
+
+def shipped(device: int) -> dict[str, Line]:
+    """The figures of a device that was not measured."""
+    from sparse24.kernels.chip import chip
+
+    name, facts = _tuning_cache.gpu_name(device), _chip_facts.facts(device)
+    return _hybrid_lines.shipped(name, facts, chip(device).compute_capability)
 
 
 def _read(file: Path) -> dict[str, Line] | None:
@@ -58,7 +66,7 @@ def _read(file: Path) -> dict[str, Line] | None:
         found = {name: Line(**line) for name, line in record["lines"].items()}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if found.keys() == H200_LINES.keys() else None
+    return found if found.keys() == _hybrid_lines.H200_LINES.keys() else None
 
 
 def solve(samples: list[tuple[float, float, float]]) -> Line:
@@ -89,12 +97,13 @@ def fit(device: int | None = None) -> dict[str, Line]:
     import cupy
 
     device = cupy.cuda.Device().id if device is None else device
-    samples: dict[str, list] = {name: [] for name in H200_LINES}
+    found = shipped(device)
+    samples: dict[str, list] = {name: [] for name in found}
     with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True):
         for shape in SHAPES:
             for zeros in ZEROS:
                 _hybrid_samples.sample(cupy, shape, zeros, samples)
-    found = {name: solve(rows) if rows else H200_LINES[name] for name, rows in samples.items()}
+    found = found | {name: solve(rows) for name, rows in samples.items() if rows}
     record = {"key": _key(), "lines": {name: dataclasses.asdict(x) for name, x in found.items()}}
     _evidence.write_json(path(device), record)
     with _lock:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
-from sparse24 import _dtypes, _hybrid_cost, _hybrid_fit
-from sparse24._hybrid_cost import Line, line_of
+from sparse24 import _dtypes, _hybrid_cost, _hybrid_fit, _hybrid_lines
 from sparse24._hybrid_layouts import (
     excess,
     gather_units,
@@ -17,20 +17,15 @@ from sparse24._hybrid_layouts import (
     stored_tiles,
     strips_work,
 )
+from sparse24._hybrid_lines import line_of
 from sparse24.kernels.chip import Chip, chip
 
 MANY = 256  # columns from which a gather of the dense operand can pay
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
 # Speed-up of a 2:4 product over the dense one, by the largest number of columns.
-TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (1 << 62, 1.5))
-TWO_FOUR_LEAST = 4e9  # multiply-adds; with fewer, launches take what 2:4 gains
-# The dense product of a small matrix, for which the lines of large ones predict too long a time.
-# Its elements are those of one row.
-SMALL_DENSE = Line(2.9e-6, 1.45e-9, 2.5e-13)
-# The least time of the dense product with more than STREAM_COLUMNS columns; bytes of all operands.
-SHORT_DENSE = Line(3.6e-6, 0.0, 2.4e-13)
+TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (512, 1.4), (1 << 62, 1.5))
+TWO_FOUR_LEAST = 1e10  # multiply-adds; with fewer, launches and tiles take what 2:4 gains
 STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
-INT8_DENSE_RATE = 2e12  # multiply-adds a second of the dense int8 product
 GATHER_COLUMNS = 16
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 # Where scatter takes longer than its line predicts (docs/benchmarks/log_hybrid.rst), as factors:
@@ -43,7 +38,6 @@ OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp a
 # Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
 COPYING = ("scatter", "slots", "regrouped", "panel")
 ITEMSIZE = 2  # bytes of their elements
-COPY_SECONDS = 3e-6  # of such a copy, beside its bytes
 TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
 # Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
 # with 99 % zeros by 1160 columns took 46.6 µs on an H200.
@@ -56,11 +50,11 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
     `copied`: whether paths in `COPYING` must copy `b`; by default as if its rows are contiguous.
     """
     if h.device == "cpu":
-        return {"cpu": _tile_time(h, n)}
+        return {"cpu": _time_on_cpu(h, n)}
     dtype, number = h.tiles.dtype, int(h.device.partition(":")[2])
     lines, device = _hybrid_fit.lines(number), chip(number)
     dense = dense_time(h.shape, dtype, n, lines, device, h.density)
-    times = {"tiles": _tile_time(h, n) + 5e-6, "cublas": dense}
+    times = {"tiles": _tile_time(h, n, lines) + 5e-6, "cublas": dense}
     if not h.size:
         return times
     times |= _few_columns_times(h, n, lines, device)
@@ -71,7 +65,7 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
         times |= _two_four_times(h, n, lines, device)
     if copied_by(n) if copied is None else copied:
         moved = 2 * h.shape[1] * n * dtype.itemsize
-        copying = COPY_SECONDS + moved / _hybrid_cost.rates_for(dtype, True).bandwidth
+        copying = line_of(lines, "copy", n).seconds(0, moved)
         times |= {path: times[path] + copying for path in copying_paths(h, times, n)}
         if "scatter" in times and _scatter_takes_any(n):
             times["scatter"] += BY_WARPS[scatter_units(h).base]
@@ -151,7 +145,7 @@ def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     if hybrid_panel.refuses(k, dtype, device.most_shared) is not None:
         return {}
     effort = hybrid_panel_plan.effort(panel_units(h), k, n, device, dtype.itemsize)
-    line = line_of(lines, _hybrid_cost.PANEL_LINES[dtype.itemsize], n)
+    line = line_of(lines, _hybrid_lines.PANEL_LINES[dtype.itemsize], n)
     storing = h.shape[0] * n * dtype.itemsize / PANEL_STORES
     return {"panel": max(line.seconds(*effort), storing)}
 
@@ -192,10 +186,10 @@ def _compact_time(h, n: int, lines, device: Chip) -> dict[str, float]:
     live = len(live_columns(h).places)
     if live > WORTH_COMPACTING * h.shape[1]:
         return {}
-    gather = 2 * live * n * h.dtype.itemsize / _hybrid_cost.rates_for(h.tiles.dtype, True).bandwidth
+    gather = line_of(lines, "copy", n).seconds(0, 2 * live * n * h.dtype.itemsize)
     shape, density = (h.shape[0], live), h.nnz / max(h.shape[0] * live, 1)
     dense = dense_time(shape, h.tiles.dtype, n, lines, device, density)
-    return {"compact": dense + gather + 3e-6}
+    return {"compact": dense + gather}
 
 
 def dense_time(
@@ -203,24 +197,27 @@ def dense_time(
 ) -> float:
     """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
     size = math.prod(shape)
+    line = functools.partial(line_of, lines, n=n)
     if dtype.name == "int8":
-        return 1e-5 + size * n / INT8_DENSE_RATE
+        return line("int8").seconds(size * n, 0)
     nbytes = size * dtype.itemsize
-    few = line_of(lines, "cublas", n).seconds(size, nbytes)
-    few = min(few, SMALL_DENSE.seconds(shape[1], nbytes))
+    few = min(line("cublas").seconds(size, nbytes), line("small").seconds(shape[1], nbytes))
     if dtype.itemsize == 2:
         work = _hybrid_cost.dense_work(*shape, n, device.multiprocessors, density)
         if n > STREAM_COLUMNS:
-            few = max(few, SHORT_DENSE.seconds(0, nbytes + sum(shape) * n * dtype.itemsize))
-        return max(few, line_of(lines, "dense", n).seconds(work, 0))
-    return max(few, 3e-6 + size * n / _hybrid_cost.rates_for(dtype, True).dense)
+            moved = nbytes + sum(shape) * n * dtype.itemsize
+            few = max(few, line("short").seconds(0, moved))
+        return max(few, line("dense").seconds(work, 0))
+    return max(few, line("plain").seconds(size * n, 0))
 
 
-def _tile_time(h, n: int) -> float:
-    """Seconds tile by tile; on the GPU a block walks a band of tiles, 32 columns at a time."""
-    on_gpu = h.device != "cpu"
-    rates = _hybrid_cost.rates_for(h.tiles.dtype, on_gpu)
-    columns = -(-n // 32) * 32 if on_gpu else n
-    work = stored_tiles(h) * _hybrid_cost.ELEMENTS * columns
-    walk = h.tiles.grid[1] * TILE_SECONDS if on_gpu else 0.0
-    return max(walk, h.tiles.nbytes / rates.bandwidth + work / rates.tiles)
+def _tile_time(h, n: int, lines) -> float:
+    """Seconds tile by tile on the GPU: a block walks a band of tiles, 32 columns at a time."""
+    work = stored_tiles(h) * _hybrid_cost.ELEMENTS * -(-n // 32) * 32
+    walk = h.tiles.grid[1] * TILE_SECONDS
+    return max(walk, line_of(lines, "tiles", n).seconds(work, h.tiles.nbytes))
+
+
+def _time_on_cpu(h, n: int) -> float:
+    work = stored_tiles(h) * _hybrid_cost.ELEMENTS * n
+    return h.tiles.nbytes / _hybrid_cost.CPU.bandwidth + work / _hybrid_cost.CPU_TILES

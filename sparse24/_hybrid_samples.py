@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from sparse24._dtypes import TABLE
-from sparse24._hybrid_cost import COLUMN_CLASSES, PANEL_LINES, class_of, dense_work
+from sparse24._hybrid_cost import dense_work
+from sparse24._hybrid_lines import COLUMN_CLASSES, PANEL_LINES, class_of
 from sparse24.kernels.chip import chip
 
 MANY = (512, 2048)  # columns of the paths for many
 FEWER = {"float16": 16, "float32": 4, "float64": 8}  # times fewer non-zeros for the panel path
 MOST_PANEL = 1 << 25  # places of a matrix of which the panel path is measured
+FROM_MEMORY = 256  # columns up to which products are bound by reading the matrix
+LEAST_SECONDS = 1e-6  # of a sample, whatever is taken off
 ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
 FILLER_BYTES = 64 << 20  # cleared in about the time of a launch by CuPy
 SUSTAINED = 0.03  # seconds after which a chip has slowed down as far as it will
@@ -101,7 +104,6 @@ def _sample_many(cupy, dense, density: float, rng, samples: dict[str, list]) -> 
         hybrid_overflow,
         hybrid_regroup,
         hybrid_wgmma,
-        hybrid_wgmma_plan,
     )
 
     (m, k), bits = dense.shape, dense.view(np.uint16)
@@ -121,12 +123,28 @@ def _sample_many(cupy, dense, density: float, rng, samples: dict[str, list]) -> 
         seconds = _time(cupy, [call] * 4, captured=False, warm=SUSTAINED)
         work = dense_work(m, k, n, chip().multiprocessors, density)
         samples["dense/512"].append((work, 0, seconds))
-        for path, layout in strips.items():
-            config = hybrid_wgmma_plan.TABLES[layout.work.rows][0]
-            call = functools.partial(hybrid_wgmma.product, layout, b, out, config)
-            effort = layout.work.effort(config, n)
-            seconds = _time(cupy, [call], captured=True, warm=SUSTAINED)
-            samples[f"{path}/512"].append((*effort, seconds))
+    for path, layout in strips.items():
+        _sample_strips(cupy, path, layout, rng, samples)
+
+
+def _sample_strips(cupy, path: str, layout, rng, samples: dict[str, list]) -> None:
+    """A path of 2:4 strips; with few columns the strips come from memory, as `b` does not."""
+    from sparse24.kernels import hybrid_wgmma
+
+    m, k = layout.shape
+    copies = min(7, ROTATE_BYTES // max(layout.nbytes, 1))
+    turns = [layout, *(layout.copy() for _ in range(copies))]
+    for n in COLUMN_CLASSES[path]:
+        b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
+        out = cupy.zeros((m, n), cupy.float16)
+        config = layout.work.choose(n)
+        calls = [
+            functools.partial(hybrid_wgmma.product, turn, b, out, config)
+            for turn in (turns if n <= FROM_MEMORY else turns[:1])
+        ]
+        seconds = _time(cupy, calls, captured=True, warm=SUSTAINED)
+        effort, exchange = layout.work.effort(config, n), layout.work.exchange(config, n)
+        samples[class_of(path, n)].append((*effort, max(seconds - exchange, LEAST_SECONDS)))
 
 
 def _sample_panel(cupy, drawn, zeros: float, name: str, rng, samples: dict[str, list]) -> None:

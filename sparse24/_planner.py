@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparse24 import _staging, _tuning_cache
+from sparse24 import _chip_facts, _staging, _tuning_cache
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._records import Fused, Problem
 from sparse24._staging import Variant
 from sparse24.kernels import epilogue as _epilogue
+from sparse24.kernels import sparse_tile
 
 SPARSE_KERNELS = (
     "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_split", "sparse_fma"
@@ -31,8 +32,11 @@ LEAST_SECONDS = 3e-6
 
 REMEMBERED = 512  # choices, and prepared kernels, of the latest problems
 
-# Copy bandwidth where none was measured: that of an H200, in bytes a second per multiprocessor.
-DEFAULT_BANDWIDTH_PER_SM = 4.2e12 / 132
+# The model of this kernel hides a part of reading behind the rest, and so lets it read faster than
+# memory can where that is slow.  It reads at about this share of the speed of a copy: 28672 x 8192
+# by 1 column at 0.93 of it on an H100, at 1.0 on an H200 (few_tokens.json of both).
+READING = {"sparse_wgmma": 0.96}
+READING_LAUNCH = 2e-6  # seconds beside it, as in the model of `sparse_skinny`
 
 
 @dataclass(frozen=True)
@@ -77,29 +81,10 @@ def kernel_module(name: str):
     return importlib.import_module(f"sparse24.kernels.{name}")
 
 
-def chip(device: int) -> dict[str, float]:
-    """Multiprocessors, clock in Hz and copy bandwidth in bytes a second of a device."""
-    sms, clock = _sms_and_clock(device)
-    measured = _tuning_cache.bandwidth(device)
-    return {
-        "sms": sms,
-        "clock_hz": clock,
-        "bandwidth": measured or DEFAULT_BANDWIDTH_PER_SM * sms,
-    }
-
-
-@functools.cache
-def _sms_and_clock(device: int) -> tuple[int, float]:
-    import cupy
-
-    attributes = cupy.cuda.Device(device).attributes
-    return attributes["MultiProcessorCount"], 1e3 * attributes["ClockRate"]
-
-
 def candidates(problem: Problem, device: int, *, dense: bool) -> list[Candidate]:
     """All candidates on a device, fastest prediction first, refused ones last."""
     scale = functools.partial(_tuning_cache.scale, device)
-    return rank(problem, chip(device), dense=dense, scale=scale)
+    return rank(problem, _chip_facts.facts(device), dense=dense, scale=scale)
 
 
 def rank(
@@ -122,12 +107,20 @@ def rank(
                 continue
             for config in module.configs(variant.problem):
                 running = scale(name) * module.predict(variant.problem, config, facts)
+                running = max(running, _reading(name, variant.problem, facts["bandwidth"]))
                 running += _staging.reading(name, variant.problem, config, facts["sms"])
                 total = staging + max(LEAST_SECONDS, running)
                 candidate = Candidate(name, config.name, variant, total, None, config)
                 found.append((staging + running, candidate))
     found.sort(key=lambda pair: (pair[1].seconds, pair[0]))
     return [candidate for _, candidate in found]
+
+
+def _reading(kernel: str, problem: Problem, bandwidth: float) -> float:
+    """Seconds that a kernel takes at least, at so many bytes a second of a copy."""
+    if kernel not in READING:
+        return 0.0
+    return READING_LAUNCH + sparse_tile.bytes_moved(problem) / (READING[kernel] * bandwidth)
 
 
 def choose(problem: Problem, device: int, *, dense: bool, algorithm: str = "auto") -> Candidate:

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from planner_cases import KEY
+from planner_cases import H200, KEY
 
-from sparse24 import _arrays, _evidence, _planner, _tuning_cache
-from sparse24._errors import CompileError
+from sparse24 import _arrays, _chip_facts, _evidence, _tuning_cache
+from sparse24._errors import CompileError, FormatError
 
 # The same examples in every run, however slow the machine is at the moment: what fails on one
 # commit fails on all copies of it.  `pytest --hypothesis-profile=explore` tries others.
@@ -85,8 +85,7 @@ def untuned(monkeypatch, tmp_path):
 @pytest.fixture
 def h200(monkeypatch, untuned):
     """The planner as on an H200, without one."""
-    monkeypatch.setattr(_planner, "_sms_and_clock", lambda device: (132, 1.7e9))
-    monkeypatch.setattr(_planner, "DEFAULT_BANDWIDTH_PER_SM", 4.2e12 / 132)
+    monkeypatch.setattr(_chip_facts, "attributes", lambda device: H200)
     monkeypatch.setattr(_tuning_cache, "key", lambda device: KEY)
     monkeypatch.setattr(_tuning_cache, "gpu_name", lambda device: "test gpu")
     return untuned
@@ -133,6 +132,11 @@ class _Recorder:
 def pytest_configure(config):
     path = config.getoption("--record-gpu", default=None)
     if path and not hasattr(config, "workerinput"):  # one process records
+        if _arrays.cuda_available():  # before the tests have run
+            try:
+                _evidence.refuse_other_gpu(Path(path), _evidence.header().get("gpu"))
+            except FormatError as error:
+                raise pytest.UsageError(f"--record-gpu: {error}") from None
         config.pluginmanager.register(_Recorder(Path(path)), "sparse24-gpu-recorder")
 
 

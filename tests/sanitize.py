@@ -306,7 +306,7 @@ def _version() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
-    parser.add_argument("--out", type=Path, default=DATA)
+    parser.add_argument("--out", type=Path, help="by default the folder of the GPU's records")
     parser.add_argument("--logs", type=Path, help="folder for the tools' own reports")
     parser.add_argument("--run", choices=PARTS, help="only run this part, unwatched")
     parser.add_argument("--every-lane", action="store_true", help="as racecheck needs it")
@@ -314,7 +314,10 @@ def main() -> None:
     if arguments.run:
         run_part(arguments.run, every_lane=arguments.every_lane)
         return
-    for folder in (arguments.out, arguments.logs):
+    header = _evidence.header()
+    out = arguments.out or _evidence.folder(DATA, header.get("gpu"))
+    _evidence.refuse_other_gpu(out / "sanitizer.json", header.get("gpu"))
+    for folder in (out, arguments.logs):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(PROCESSES) as pool:
@@ -333,13 +336,13 @@ def main() -> None:
             found[tool][part] = outcome.reports
             print(tool, part, outcome.errors, outcome.reports)
     record = {
-        "header": _evidence.header(),
+        "header": header,
         "compute-sanitizer": _version(),
         "errors": errors,
         "reports": found,
         "stems": {stem: loader.digest(stem) for stem in targets.stems()},
     }
-    _evidence.write_json(arguments.out / "sanitizer.json", record)
+    _evidence.write_json(out / "sanitizer.json", record)
 
 
 if __name__ == "__main__":

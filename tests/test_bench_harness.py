@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparse24 import _evidence
+from sparse24._errors import FormatError
 
 HARNESS = Path(__file__).parent / "bench" / "harness.py"
 
@@ -39,3 +40,17 @@ def test_cases_keep_the_digests_of_their_kernels_however_often_they_are_written(
         "two": {"hybrid_evict", "cast"}, "none": set(), "its own": {"like"}, "unknown": {*stems},
     }  # fmt: skip
     assert not any("used" in case for case in cases.values())
+
+
+def test_a_suite_of_another_gpu_has_a_folder_of_its_own(harness, tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "DATA", tmp_path)
+    row = {"name": "one", "ours_kernel": "cublas", "used": ()}
+    files = {}
+    for gpu in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
+        monkeypatch.setattr(_evidence, "header", lambda gpu=gpu: {"gpu": gpu})
+        files[gpu] = harness.write_suite("suite", [row], stems=())
+        assert json.loads(files[gpu].read_text())["header"] == {"gpu": gpu}
+    assert [*files.values()] == [tmp_path / "suite.json", tmp_path / "h100" / "suite.json"]
+    with pytest.raises(FormatError, match="holds records of NVIDIA H200, but"):
+        harness.write_suite("suite", [row], stems=(), out=tmp_path)
+    assert json.loads(files["NVIDIA H200"].read_text())["header"] == {"gpu": "NVIDIA H200"}

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import conftest
 import pytest
+
+from sparse24 import _arrays, _evidence
+from sparse24._errors import FormatError
 
 ROOT = Path(__file__).resolve().parents[1]
 RIVALS = ("cublas", "cusparselt")
@@ -36,7 +42,8 @@ def test_a_kernel_was_run_on_a_gpu_as_it_is(stem):
 
 def test_only_kernels_that_exist_are_listed():
     assert set(recorded.unverified()) <= set(recorded.STEMS)
-    assert set(recorded.gpu_tests()) <= set(recorded.STEMS)
+    for gpu in ("", *recorded.others()):
+        assert set(recorded.gpu_tests(gpu)) <= set(recorded.STEMS)
 
 
 def test_the_figures_in_the_readme_are_those_recorded():
@@ -53,3 +60,120 @@ def test_the_hopper_times_in_the_changelog_are_as_recorded():
     )
     words = f"bfloat16 {ours} (cuBLAS dense {dense}, cuSPARSELt {rival})"
     assert words in " ".join((ROOT / "CHANGELOG.md").read_text().split())
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        (H100, "h100"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("NVIDIA GH200 480GB", "gh200"),
+    ],
+)  # fmt: skip
+def test_every_other_gpu_has_a_folder_of_its_name(gpu, name, tmp_path):
+    assert _evidence.folder(tmp_path, gpu) == tmp_path / name
+    assert _evidence.folder(tmp_path, _evidence.FIRST_GPU) == tmp_path
+    assert _evidence.folder(tmp_path, None) == tmp_path
+
+
+def test_every_record_lies_in_the_folder_of_its_gpu():
+    for path in recorded.DATA.rglob("*.json"):
+        record = json.loads(path.read_text())
+        assert path.parent == _evidence.folder(recorded.DATA, record["header"].get("gpu")), path
+        _evidence.refuse_other_gpu(path, record["header"].get("gpu"))
+
+
+def write(path: Path, record: dict) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"header": {"gpu": _evidence.FIRST_GPU}, "stems": {}},
+        {"header": {"gpu": H100}, "stems": {"cast": {"gpu": _evidence.FIRST_GPU}}},
+    ],
+)
+def test_results_of_two_gpus_are_not_merged(record, tmp_path, monkeypatch):
+    file = tmp_path / "gpu_tests.json"
+    write(file, record)
+    monkeypatch.setattr(_evidence, "header", lambda: {"gpu": H100, "date": "2026-11-25"})
+    words = r"gpu_tests.json holds records of NVIDIA H200, but .*H100.* 'h100'"
+    with pytest.raises(FormatError, match=words):
+        _evidence.merge_gpu_tests(file, {"cast": {"passed": 1}})
+    assert json.loads(file.read_text()) == record
+    monkeypatch.setattr(_evidence, "header", dict)
+    with pytest.raises(FormatError, match="has no GPU"):
+        _evidence.merge_gpu_tests(file, {"cast": {"passed": 1}})
+
+
+def test_results_are_merged_into_a_file_of_their_gpu(tmp_path, monkeypatch):
+    file = tmp_path / "h100" / "gpu_tests.json"
+    monkeypatch.setattr(_evidence, "header", lambda: {"gpu": H100, "date": "2026-11-25"})
+    for stem in ("cast", "compress"):
+        _evidence.merge_gpu_tests(file, {stem: {"passed": 2}})
+    stems = json.loads(file.read_text())["stems"]
+    assert {stem: row["gpu"] for stem, row in stems.items()} == {"cast": H100, "compress": H100}
+
+
+def test_a_run_for_a_file_of_another_gpu_does_not_begin(tmp_path, monkeypatch):
+    file = tmp_path / "gpu_tests.json"
+    write(file, {"header": {"gpu": _evidence.FIRST_GPU}, "stems": {}})
+    monkeypatch.setattr(_arrays, "cuda_available", lambda: True)
+    taken = []
+    plugins = SimpleNamespace(register=lambda *plugin: taken.append(plugin))
+    config = SimpleNamespace(getoption=lambda *_, **__: str(file), pluginmanager=plugins)
+    monkeypatch.setattr(_evidence, "header", lambda: {"gpu": H100})
+    with pytest.raises(pytest.UsageError, match=r"--record-gpu: .* holds records of NVIDIA H200"):
+        conftest.pytest_configure(config)
+    assert not taken
+    monkeypatch.setattr(_evidence, "header", lambda: {"gpu": _evidence.FIRST_GPU})
+    conftest.pytest_configure(config)
+    assert len(taken) == 1
+
+
+def test_a_clean_run_on_any_gpu_verifies_a_kernel(tmp_path, monkeypatch):
+    digest = recorded.loader.digest("cast")
+    clean = {"digest": digest, "passed": 3, "failed": 0, "skipped": 0, "date": "2026-11-25"}
+    monkeypatch.setattr(recorded, "DATA", tmp_path)
+    assert "no GPU run" in recorded.complaint("cast")
+    write(tmp_path / "gpu_tests.json", {"header": {}, "stems": {"cast": clean | {"digest": "old"}}})
+    assert "changed after" in recorded.complaint("cast")
+    write(tmp_path / "h100" / "gpu_tests.json", {"header": {}, "stems": {"cast": clean}})
+    assert recorded.complaint("cast") is None
+    unclean = {"cast": clean | {"failed": 1}}
+    write(tmp_path / "h100" / "gpu_tests.json", {"header": {}, "stems": unclean})
+    assert "changed after" in recorded.complaint("cast")
+    write(tmp_path / "gpu_tests.json", {"header": {}, "stems": {}})
+    assert "not clean" in recorded.complaint("cast")
+
+
+def case(name: str, us: float, rival: float) -> dict:
+    shape = {"m": 4096, "k": 4096, "n": 1, "dtype": "bfloat16"}
+    return shape | {"name": name, "ours_us": us, "ours_kernel": "x", "rivals": {"cublas": rival}}
+
+
+def test_the_readme_compares_another_gpu_where_it_has_all_cases(tmp_path, monkeypatch):
+    pages = load(ROOT / "docs" / "update_readme.py")
+    monkeypatch.setattr(pages.recorded, "DATA", tmp_path)
+    monkeypatch.setattr(pages.recorded, "UNVERIFIED", tmp_path / "UNVERIFIED.md")
+    here, there = ({"gpu": gpu, "date": date} for gpu, date in (("H200", "1"), (H100, "2")))
+    cases = [case("bfloat16 a", 1.0, 2.0), case("bfloat16 b", 1.0, 8.0)]
+    write(tmp_path / "few_tokens.json", {"header": here, "cases": cases})
+    first = "| 1 to 32 tokens, bfloat16 | cuBLAS, dense | **4x** | 2 – 8 | 2 |"
+    assert first in pages.figures().splitlines()
+    other = [case("bfloat16 a", 1.0, 3.0)]
+    write(tmp_path / "h100" / "few_tokens.json", {"header": there, "cases": other})
+    assert first in pages.figures().splitlines(), "no column for a part of the cases"
+    assert H100 not in pages.figures()
+    other.append(case("bfloat16 b", 2.0, 24.0))
+    write(tmp_path / "h100" / "few_tokens.json", {"header": there, "cases": other})
+    write(tmp_path / "gemm.json", {"header": here, "cases": [case("TF32", 1.0, 2.0)]})
+    text = pages.figures()
+    assert f"{first} 6x |" in text.splitlines()
+    assert "| cases | H100 |" in text
+    assert "| float32 at 1:2 in TF32 | cuBLAS, dense | **2x** | 2 – 2 | 1 | – |" in text
+    assert text.endswith(f"Machines: H200, 1; {H100}, 2.")

@@ -151,6 +151,7 @@ def test_a_fit_of_the_cost_model_is_such_a_calibration(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "cupy", type("cupy", (), {"cuda": cuda}))
     monkeypatch.setattr(_hybrid_fit._hybrid_samples, "sample", lambda *_: None)
     monkeypatch.setattr(_hybrid_fit, "path", lambda device: None)
+    monkeypatch.setattr(_hybrid_fit, "shipped", lambda device: {})
     monkeypatch.setattr(_hybrid_fit._evidence, "write_json", lambda *_: None)
     monkeypatch.setattr(_hybrid_fit, "_known", {})
     _hybrid_fit.fit(0)

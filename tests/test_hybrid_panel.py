@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _hybrid_cost, _hybrid_predict, families
+from sparse24 import _hybrid_lines, _hybrid_predict, families
 from sparse24._dtypes import lookup
 from sparse24.kernels import hybrid_panel, hybrid_panel_mix, reference_panel
 from sparse24.kernels.chip import H200, Chip
@@ -229,7 +229,7 @@ def test_dear_units_come_first(itemsize):
 
 def predicted(dtype, shape, zeros, n):
     """Seconds of the panel path, None if it is refused, and of the dense product on an H200."""
-    lines, device = _hybrid_cost.H200_LINES, H200
+    lines, device = _hybrid_lines.H200_LINES, H200
     dtype = lookup(dtype)
     units = plan(lengths_of("iid", shape, zeros), dtype.itemsize)
     h = SimpleNamespace(

@@ -16,6 +16,7 @@ from sparse24 import (
     _hybrid_dispatch,
     _hybrid_fit,
     _hybrid_layouts,
+    _hybrid_lines,
     _hybrid_predict,
     families,
 )
@@ -56,7 +57,7 @@ def test_kinds_follow_the_cost():
 
 
 def test_fit_recovers_a_line(rng):
-    line = _hybrid_cost.Line(4e-6, 2e-13, 3e-13)
+    line = _hybrid_lines.Line(4e-6, 2e-13, 3e-13)
     points = [(e, b, line.seconds(e, b)) for e, b in rng.uniform(1e6, 1e8, (6, 2))]
     found = _hybrid_fit.solve(points)
     for name in ("fixed", "element", "byte"):
@@ -69,7 +70,7 @@ def test_damaged_fits_are_ignored(tmp_path):
     for text in ("{", "[]", "{}", json.dumps({"key": _hybrid_fit._key(), "lines": {}})):
         file.write_text(text)
         assert _hybrid_fit._read(file) is None
-    lines = {name: {"fixed": 1.0, "element": 2.0, "byte": 3.0} for name in _hybrid_cost.H200_LINES}
+    lines = {name: {"fixed": 1.0, "element": 2.0, "byte": 3.0} for name in _hybrid_lines.H200_LINES}
     file.write_text(json.dumps({"key": _hybrid_fit._key(), "lines": lines}))
     assert _hybrid_fit._read(file)["rows/1"].byte == 3.0
 
@@ -258,7 +259,7 @@ def planned(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=8192 * 8192, shape=(8192, 8192),
         density=0.2, prepared=lambda name, make: known[name],
     )  # fmt: skip
-    lines = _hybrid_cost.H200_LINES
+    lines = _hybrid_lines.H200_LINES
     dense = _hybrid_predict.dense_time(h.shape, h.tiles.dtype, 4096, lines, H200, 0.2)
     return {"cublas": dense} | _hybrid_predict._two_four_times(h, 4096, lines, H200)
 
@@ -282,7 +283,7 @@ def test_sorted_rows_whose_strips_tie_with_the_dense_product_leave_it(monkeypatc
     monkeypatch.setattr(hybrid_wgmma_plan, "multiprocessors", lambda: 132)
     work = Work(np.sort(np.arange(60, 92, 2))[::-1], 1206, 256, by_number=True)
     h = SimpleNamespace(prepared=lambda name, make: SimpleNamespace(value=work))
-    lines, shape, dtype = _hybrid_cost.H200_LINES, (4096, 4096), lookup("float16")
+    lines, shape, dtype = _hybrid_lines.H200_LINES, (4096, 4096), lookup("float16")
     seconds = _hybrid_predict._strips_time(h, "regrouped", 4096, lines)
     dense = _hybrid_predict.dense_time(shape, dtype, 4096, lines, H200, 0.3)
     assert _hybrid_dispatch.WORTH_LEAVING * dense < seconds < 1.05 * dense
@@ -337,7 +338,7 @@ def scattered(base: bool) -> SimpleNamespace:
 
 @pytest.mark.parametrize("base", [False, True])
 def test_scatter_copies_no_few_columns_but_takes_a_little_longer(monkeypatch, base):
-    monkeypatch.setattr(_hybrid_fit, "lines", lambda number: _hybrid_cost.H200_LINES)
+    monkeypatch.setattr(_hybrid_fit, "lines", lambda number: _hybrid_lines.H200_LINES)
     monkeypatch.setattr(_hybrid_predict, "chip", lambda number: H200)
     h = scattered(base)
     longer = {
@@ -346,7 +347,7 @@ def test_scatter_copies_no_few_columns_but_takes_a_little_longer(monkeypatch, ba
         for n in (1, 8, 9)
     }
     assert longer[1] == longer[8] == pytest.approx(_hybrid_predict.BY_WARPS[base])
-    assert longer[9] > _hybrid_predict.COPY_SECONDS
+    assert longer[9] > _hybrid_lines.H200_LINES["copy/512"].fixed
 
 
 def test_rows_across_lines_are_counted_where_much_of_b_is_read():
@@ -372,7 +373,7 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
         tiles=SimpleNamespace(dtype=lookup("float16")), size=4096 * 4096, shape=(4096, 4096),
         density=0.1, nnz=1.6e6, prepared=lambda name, make: known[name],
     )  # fmt: skip
-    lines = _hybrid_cost.H200_LINES
+    lines = _hybrid_lines.H200_LINES
     hopper, ampere, small = (
         _hybrid_predict._few_columns_times(h, 4, lines, device)
         for device in (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparse24 import _hybrid_samples
-from sparse24._hybrid_cost import H200_LINES
+from sparse24._hybrid_lines import H200_LINES
 from sparse24.kernels import (
     hybrid_gather,
     hybrid_gather_plan,
@@ -33,8 +33,11 @@ LAYOUTS = (
 class Layout:
     """Any matrix on a GPU that is not there."""
 
-    nbytes, units, plan, values = 1 << 24, None, None, np.empty(3)
-    work = SimpleNamespace(rows=128, effort=lambda config, n: (7.0, n))
+    nbytes, units, plan, values, shape = 1 << 24, None, None, np.empty(3), (256, 128)
+    work = SimpleNamespace(
+        choose=lambda n: "config", effort=lambda config, n: (7.0, n),
+        exchange=lambda config, n: 4e-7 if n == 512 else 0.0,
+    )  # fmt: skip
 
     def copy(self):
         return self
@@ -49,14 +52,24 @@ def measured(monkeypatch):
         monkeypatch.setattr(plan, "effort", lambda *_, **__: (5.0, 6.0))
     calls = []
     monkeypatch.setattr(_hybrid_samples, "chip", lambda: H200)
-    monkeypatch.setattr(_hybrid_samples, "_time", lambda _, them, **__: calls.append(them) or 1e-6)
+    monkeypatch.setattr(_hybrid_samples, "_time", lambda _, them, **__: calls.append(them) or 5e-6)
     return calls
 
 
 def test_every_figure_of_the_model_is_measured(measured):
     samples = {name: [] for name in H200_LINES}
     _hybrid_samples.sample(np, (256, 128), 0.8, samples)
-    assert all(samples.values())
+    left_out = {name.partition("/")[0] for name, rows in samples.items() if not rows}
+    assert left_out == {"small", "short", "plain", "int8", "tiles", "copy"}
     assert {len(row) for rows in samples.values() for row in rows} == {3}
     few = [calls for calls in measured if len(calls) > 1]
     assert {len(calls) for calls in few} == {4, 8}  # the dense product's four, and copies
+
+
+def test_strips_are_measured_as_they_are_chosen_without_their_exchange(measured):
+    samples = {name: [] for name in H200_LINES}
+    _hybrid_samples.sample(np, (256, 128), 0.8, samples)
+    for path in ("slots", "regrouped"):
+        found = {n: samples[f"{path}/{n}"] for n in (128, 256, 512, 2048)}
+        assert found.pop(512) == [(7.0, 512, pytest.approx(4.6e-6))]
+        assert found == {n: [(7.0, n, 5e-6)] for n in found}

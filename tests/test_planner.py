@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from planner_cases import KEY, problem
+from planner_cases import H100, H200, KEY, RTX_4090, problem
 
 import sparse24 as s24
-from sparse24 import _autotune, _planner, _tuning_cache
+from sparse24 import _autotune, _chip_facts, _planner, _tuning_cache
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float8_e4m3fn", "float32"])
@@ -84,14 +84,51 @@ def test_tuning_files_round_trip_and_merge(h200):
 
 def test_a_measured_bandwidth_counts_at_once(h200):
     file = h200 / "tuning.json"
-    assert _planner.chip(0)["bandwidth"] == pytest.approx(4.2e12)
+    expected = _chip_facts.copy_bandwidth(H200)
+    assert _chip_facts.facts(0)["bandwidth"] == expected
     _tuning_cache.record_model(0, bandwidth=1e12, scales={})
-    assert _planner.chip(0)["bandwidth"] == 1e12
+    assert _chip_facts.facts(0)["bandwidth"] == 1e12
     assert _tuning_cache.write(file, 0, replace=False)
     _tuning_cache.forget(0)
-    assert _planner.chip(0)["bandwidth"] == pytest.approx(4.2e12)
+    assert _chip_facts.facts(0)["bandwidth"] == expected
     assert _tuning_cache.merge(file, 0)
-    assert _planner.chip(0)["bandwidth"] == 1e12
+    assert _chip_facts.facts(0)["bandwidth"] == 1e12
+
+
+@pytest.mark.parametrize(
+    ("attributes", "measured"),
+    [(H200, 4.2e12), (H100, 3.02e12), (RTX_4090, 0.9e12)],  # the last one: 0.9 of the data sheet
+)
+def test_bandwidth_follows_from_what_the_driver_says(attributes, measured):
+    assert _chip_facts.copy_bandwidth(attributes) == pytest.approx(measured, rel=0.04)
+
+
+@pytest.mark.parametrize("name", ["MemoryClockRate", "GlobalMemoryBusWidth"])
+def test_a_driver_that_does_not_tell_leaves_a_guess_by_multiprocessors(name):
+    want = pytest.approx(4.2e12 * 128 / 132)
+    assert _chip_facts.copy_bandwidth(RTX_4090 | {name: 0}) == want
+    rest = {key: value for key, value in RTX_4090.items() if key != name}
+    assert _chip_facts.copy_bandwidth(rest) == want
+
+
+def fastest(attributes, case) -> str:
+    """The kernel that an uncalibrated planner takes on a GPU of these attributes."""
+    facts = {
+        "sms": attributes["MultiProcessorCount"], "clock_hz": 1e3 * attributes["ClockRate"],
+        "bandwidth": _chip_facts.copy_bandwidth(attributes),
+    }  # fmt: skip
+    scale = lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0)  # noqa: E731
+    return _planner.rank(case, facts, dense=False, scale=scale)[0].kernel
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_slower_memory_asks_for_the_kernel_that_reads_fastest(dtype):
+    """28672 x 8192 by 16 tokens: the kernels that `autotune` chose (few_tokens.json of both)."""
+    case = problem(28672, 16, 8192, dtype, out_order="column")
+    assert fastest(H100, case) == "sparse_skinny"
+    assert fastest(H200, case) == "sparse_wgmma"
+    many = problem(28672, 256, 8192, dtype, out_order="column")
+    assert fastest(H100, many) == fastest(H200, many) == "sparse_wgmma"
 
 
 def test_processes_that_tune_at_once_leave_a_whole_file(h200):

@@ -46,6 +46,25 @@ def _summary_page() -> str:
     suites = recorded.suites()
     if not suites:
         lines += ["No run has been recorded yet.", ""]
+    else:
+        lines += ["How many times faster than its rivals sparse24 ran, in the geometric mean:", ""]
+        lines += _summary_table("", suites)
+    listed = recorded.unverified_lines()
+    if listed:
+        lines += [".. warning::", "", "   Not yet verified on a GPU in their present form:", ""]
+        lines += [f"   {line.replace('`', '``')}" for line in listed]
+        lines.append("")
+    for gpu in recorded.others():
+        found = recorded.suites(gpu)
+        machines = dict.fromkeys(recorded.machine(record["header"]) for record in found.values())
+        if found:
+            lines += _heading(recorded.name_of(gpu), "-")
+            lines += [f"By the same drivers, on {'; '.join(machines)}:", ""]
+            lines += _summary_table(gpu, found)
+    return "\n".join(lines) + "\n"
+
+
+def _summary_table(gpu: str, suites: dict[str, dict[str, Any]]) -> list[str]:
     rows = []
     for name, record in suites.items():
         stale = sum(map(recorded.is_stale, record["cases"]))
@@ -53,21 +72,21 @@ def _summary_page() -> str:
             span = f"{recorded.number(least)} – {recorded.number(most)}"
             note = f"{stale} stale" if stale else ""
             against = RIVALS.get(rival, rival)
-            rows.append([f":doc:`{name} <generated/suite_{name}>`", against, str(count),
+            rows.append([f":doc:`{name} <generated/{_page(gpu, name)}>`", against, str(count),
                          f"**{recorded.number(mean)}**", span, note])  # fmt: skip
-    if rows:
-        lines += ["How many times faster than its rivals sparse24 ran, in the geometric mean:", ""]
-        lines += _list_table(["suite", "rival", "cases", "mean", "range", ""], rows)
-    listed = recorded.unverified_lines()
-    if listed:
-        lines += [".. warning::", "", "   Not yet verified on a GPU in their present form:", ""]
-        lines += [f"   {line.replace('`', '``')}" for line in listed]
-    return "\n".join(lines) + "\n"
+    if not rows:
+        return []
+    return _list_table(["suite", "rival", "cases", "mean", "range", ""], rows)
 
 
-def _suite_page(name: str, record: dict[str, Any], figures: list[str]) -> str:
-    title = recorded.TITLES.get(name, name)
-    lines = _heading(f"{name}: {title}", "=")
+def _page(gpu: str, suite: str) -> str:
+    """The name of a suite's page."""
+    return f"suite_{gpu}_{suite}" if gpu else f"suite_{suite}"
+
+
+def _suite_page(name: str, record: dict[str, Any], figures: list[str], gpu: str = "") -> str:
+    where = f", {gpu.upper()}" if gpu else ""
+    lines = _heading(f"{name}{where}: {recorded.TITLES.get(name, name)}", "=")
     lines += [f"Recorded on {recorded.machine(record['header'])}.  Times in microseconds.", ""]
     for figure in figures:
         lines += [f".. image:: {figure}", "   :width: 100%", f"   :alt: speed-up, suite {name}", ""]
@@ -140,12 +159,16 @@ def _masks_page(record: dict[str, Any]) -> str:
 
 
 def _toctree() -> str:
-    pages = [f"   generated/suite_{name}" for name in recorded.suites()]
+    pages = [
+        f"   generated/{_page(gpu, name)}"
+        for gpu in ("", *recorded.others())
+        for name in recorded.suites(gpu)
+    ]
     return "\n".join([".. toctree::", "   :maxdepth: 1", "", *pages, ""]) if pages else ""
 
 
-def _draw(name: str, record: dict[str, Any]) -> list[str]:
-    """One figure a rival; returns the file names."""
+def _draw(page: str, record: dict[str, Any]) -> list[str]:
+    """One figure a rival of a suite's page; returns the file names."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -165,7 +188,7 @@ def _draw(name: str, record: dict[str, Any]) -> list[str]:
         ax.set(title=title, xlabel="its time / ours")
         tall = len(bars) > SCREEN
         ax.tick_params(axis="x", top=tall, labeltop=tall)
-        drawn.append(f"{name}_{rival}.png")
+        drawn.append(f"{page}_{rival}.png")
         figure.savefig(GENERATED / drawn[-1], dpi=110)
         plt.close(figure)
     return drawn
@@ -191,12 +214,15 @@ def write_pages(app) -> None:
     GENERATED.mkdir(parents=True)
     (GENERATED / "summary.txt").write_text(_summary_page())
     (GENERATED / "toctree.txt").write_text(_toctree())
-    for name, record in recorded.suites().items():
-        is_accuracy = "permutation" in record
-        page = (
-            _masks_page(record) if is_accuracy else _suite_page(name, record, _draw(name, record))
-        )
-        (GENERATED / f"suite_{name}.rst").write_text(page)
+    for gpu in ("", *recorded.others()):
+        for name, record in recorded.suites(gpu).items():
+            page = _page(gpu, name)
+            text = (
+                _masks_page(record)
+                if "permutation" in record
+                else _suite_page(name, record, _draw(page, record), gpu)
+            )
+            (GENERATED / f"{page}.rst").write_text(text)
     advice_figures.write(GENERATED)
     crossover.write(GENERATED)
     hopper_figures.write(GENERATED)

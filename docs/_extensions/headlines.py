@@ -38,18 +38,28 @@ class Headline:
     rival: str
     picks: Callable[[Case], bool]
 
-    def cases(self) -> list[Case]:
-        """The recorded cases that have the rival."""
-        suite = recorded.suites().get(self.suite, {"cases": []})
+    def cases(self, gpu: str = "") -> list[Case]:
+        """The recorded cases that have the rival, of the first GPU or one of `recorded.others`."""
+        suite = recorded.suites(gpu).get(self.suite, {"cases": []})
         cases = [case for case in suite["cases"] if case.get("rivals") and self.picks(case)]
         return [case for case in cases if self.rival in ("best", *case["rivals"])]
 
-    def ratios(self) -> list[float]:
+    def ratios(self, gpu: str = "") -> list[float]:
         """How many times faster than the rival each case is."""
-        cases = self.cases()
+        cases = self.cases(gpu)
         if self.rival != "best":
             return recorded.ratios(cases, self.rival)
         return [min(case["rivals"].values()) / case["ours_us"] for case in cases]
+
+    def mean(self, gpu: str = "") -> str:
+        """The geometric mean of the ratios, marked where a case is stale."""
+        mark = STALE if any(map(recorded.is_stale, self.cases(gpu))) else ""
+        return recorded.number(statistics.geometric_mean(self.ratios(gpu))) + "x" + mark
+
+    def is_whole(self, gpu: str) -> bool:
+        """Whether a GPU's record has every case of the first one's, so that the means compare."""
+        here, there = ({case["name"] for case in self.cases(of)} for of in ("", gpu))
+        return bool(here) and here <= there
 
 
 def _few(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
@@ -156,9 +166,8 @@ def in_short() -> str:
     parts = []
     for title, words in IN_SHORT:
         headline = by_title[title]
-        if found := headline.ratios():
-            mark = STALE if any(map(recorded.is_stale, headline.cases())) else ""
-            mean = recorded.number(statistics.geometric_mean(found))
+        if headline.ratios():
+            mean, _, mark = headline.mean().partition("x")
             parts.append(f"  {mean} times as fast as {words}{mark}")
     if not parts:
         return ""
@@ -166,24 +175,37 @@ def in_short() -> str:
     return begin + ",\n".join(parts) + "."
 
 
+def compared() -> list[str]:
+    """Those of `recorded.others` that have all cases of some row."""
+    whole = lambda gpu: any(headline.is_whole(gpu) for headline in HEADLINES)  # noqa: E731
+    return [gpu for gpu in recorded.others() if whole(gpu)]
+
+
+def header() -> list[str]:
+    """The first two lines of the README's table: a column for each GPU that can be compared."""
+    columns = ["work", "against", "faster, geometric mean", "range", "cases"]
+    columns += [gpu.upper() for gpu in compared()]
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+
+
 def rows() -> list[str]:
     """Lines of the README's table; kinds of work without a recorded case have none."""
-    lines = []
+    lines, gpus = [], compared()
     for headline in HEADLINES:
         found = headline.ratios()
         if found:
-            mean = recorded.number(statistics.geometric_mean(found))
-            mark = STALE if any(map(recorded.is_stale, headline.cases())) else ""
+            mean, _, mark = headline.mean().partition("x")
             span = f"{recorded.number(min(found))} – {recorded.number(max(found))}"
-            figure = f"**{mean}x**{mark} | {span} | {len(found)}"
-            lines.append(f"| {headline.title} | {RIVALS[headline.rival]} | {figure} |")
+            cells = [headline.title, RIVALS[headline.rival], f"**{mean}x**{mark}", span]
+            cells.append(str(len(found)))
+            cells += [headline.mean(gpu) if headline.is_whole(gpu) else "–" for gpu in gpus]
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
 def machines() -> list[str]:
     """Where the suites of the table ran, each machine once."""
-    suites = recorded.suites()
     shown = dict.fromkeys(headline.suite for headline in HEADLINES)
-    return list(
-        dict.fromkeys(recorded.machine(suites[name]["header"]) for name in shown if name in suites)
-    )
+    records = [recorded.suites(gpu) for gpu in ("", *compared())]
+    found = [suites[name]["header"] for suites in records for name in shown if name in suites]
+    return list(dict.fromkeys(map(recorded.machine, found)))

@@ -1,7 +1,12 @@
-"""The recorded runs in ``docs/benchmarks/data``, and what the docs say of them."""
+"""The recorded runs in ``docs/benchmarks/data``, and what the docs say of them.
+
+The files of one GPU, and of machines without one, lie in the folder itself, those of each other GPU
+in a folder of its name.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -30,16 +35,33 @@ TITLES = {
 }
 
 
-def suites() -> dict[str, dict[str, Any]]:
-    """Records by suite, in the order of `TITLES`, others after them."""
+def others() -> list[str]:
+    """The folders of other GPUs, such as ``h100``."""
+    return sorted({path.parent.name for path in DATA.glob("*/*.json")})
+
+
+def suites(gpu: str = "") -> dict[str, dict[str, Any]]:
+    """Records by suite, in the order of `TITLES`, others after them; `gpu` is one of `others`."""
     found = {}
-    for path in sorted(DATA.glob("*.json")):
-        record = json.loads(path.read_text())
+    for path in sorted((DATA / gpu).glob("*.json")):
+        record = _read(path, path.stat().st_mtime_ns)
         if "cases" in record:
             found[path.stem] = record
     order = list(TITLES)
     rank = lambda name: order.index(name) if name in order else len(order)  # noqa: E731
     return dict(sorted(found.items(), key=lambda item: rank(item[0])))
+
+
+@functools.lru_cache(64)
+def _read(path: Path, changed: int) -> dict[str, Any]:
+    """A record, which nobody changes; read anew once its file has `changed`."""
+    return json.loads(path.read_text())
+
+
+def name_of(gpu: str) -> str:
+    """The name of one of `others` as its driver gives it."""
+    first = min((DATA / gpu).glob("*.json"))
+    return _read(first, first.stat().st_mtime_ns)["header"]["gpu"]
 
 
 def is_stale(case: dict[str, Any]) -> bool:
@@ -110,17 +132,22 @@ def unverified_lines() -> list[str]:
     return [f"- `{stem}`: {reason}" for stem, reason in unverified().items()]
 
 
-def gpu_tests() -> dict[str, dict[str, Any]]:
-    """The recorded outcome of the GPU tests, by stem."""
-    path = DATA / "gpu_tests.json"
+def gpu_tests(gpu: str = "") -> dict[str, dict[str, Any]]:
+    """The recorded outcome of the GPU tests, by stem; `gpu` is one of `others`."""
+    path = DATA / gpu / "gpu_tests.json"
     return json.loads(path.read_text())["stems"] if path.exists() else {}
 
 
 def complaint(stem: str) -> str | None:
-    """What is wrong with a stem's record, or None."""
-    record = gpu_tests().get(stem)
-    if record is None:
+    """What is wrong with the records of a stem; None if that of any GPU is clean and current."""
+    found = [gpu_tests(gpu).get(stem) for gpu in ("", *others())]
+    problems = [_complaint(stem, record) for record in found if record is not None]
+    if not problems:
         return "no GPU run has been recorded yet"
+    return None if None in problems else problems[0]
+
+
+def _complaint(stem: str, record: dict[str, Any]) -> str | None:
     if record["digest"] != loader.digest(stem):
         return f"changed after its run of {record['date'][:10]}"
     if record["passed"] < 1 or record["failed"] or record["skipped"]:

@@ -192,12 +192,14 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--out", type=Path, default=DATA)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     plan, device = (TINY, "cpu") if options.tiny else (Plan(), "cuda")
     plan = Plan(**{**asdict(plan), "steps": options.steps or plan.steps})
     text, source = corpus(plan.corpus)
-    path, runs = options.out / "language_model.json", []
+    gpu = _evidence.header().get("gpu")
+    path, runs = (options.out or _evidence.folder(DATA, gpu)) / "language_model.json", []
+    _evidence.refuse_other_gpu(path, gpu)
     for kind in options.kinds:
         runs.append(train(kind, text, plan, device))
         print({k: v for k, v in runs[-1].items() if k != "flip_rate"}, flush=True)

@@ -118,10 +118,13 @@ def write_suite(
 ) -> Path:
     """Write or merge ``<suite>.json``: cases of the same name are replaced.
 
-    A case keeps the digests of its `used` stems if it has that field, else of its kernel, or of
-    all `stems` where it names none of them.
+    By default in the folder of the GPU's records; a file of another GPU is refused.  A case keeps
+    the digests of its `used` stems if it has that field, else of its kernel, or of all `stems`
+    where it names none of them.
     """
-    path = (out or DATA) / f"{suite}.json"
+    head = _evidence.header()
+    path = (out or _evidence.folder(DATA, head.get("gpu"))) / f"{suite}.json"
+    _evidence.refuse_other_gpu(path, head.get("gpu"))
     known = json.loads(path.read_text())["cases"] if path.exists() else []
     digests = {stem: loader.digest(stem) for stem in stems}
     fresh = {}
@@ -131,7 +134,7 @@ def write_suite(
         fields = {key: value for key, value in row.items() if key != "used"}
         fresh[row["name"]] = {**fields, "digests": used}
     kept = [row for row in known if row["name"] not in fresh]
-    record = {"header": _evidence.header(), "cases": kept + list(fresh.values())}
+    record = {"header": head, "cases": kept + list(fresh.values())}
     _evidence.write_json(path, record)
     return path
 
