@@ -114,10 +114,11 @@ H200_LINES = {
     "tiles/512": Line(0.0, 2e-13, 2.5e-13),
     "copy/512": Line(3e-6, 0.0, 2.5e-13),
 }
-# `fit` on an H100, corrected to 1000 times of all paths by 96 to 4096 columns and to whole benches
-# (docs/benchmarks/log_hybrid.rst, "An H100"): the dense product, gather, scatter and strips.
-# "panel16", "panel64/8", "plain" and "int8" are those of the H200; "small", "short", "tiles" and
-# "copy", too, but for bytes, by the bandwidth of copies.
+# `fit` on an H100.  The dense product, gather, scatter and strips are fitted anew to 444 times by
+# 96 to 4096 columns and to its hybrid.json; "slots/128", "slots/512" and "regrouped/256" are then
+# set by hand (docs/benchmarks/log_hybrid.rst, "An H100").  "panel16", "panel64/8", "plain" and
+# "int8" are those of the H200; "small", "short", "tiles" and "copy", too, but their bytes, which
+# are scaled by the bandwidth of copies.
 H100_LINES = {
     "stream/8": Line(4.58e-6, 1.18e-13, 2.68e-13),
     "stream/16": Line(5.66e-6, 1.62e-13, 2.37e-13),
