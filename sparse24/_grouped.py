@@ -157,7 +157,8 @@ def _multiplied(As, x, out, offsets, bias, call: Call, *, by_rows: bool):
         product, bind = _multiply(a, b, out, offsets, bias, call)
         result = restore(product.out.T if by_rows else product.out) if out is None else out
     if key is not None and bind is not None:
-        _grouped_replay.remember(As._plans, key, bind, product, (x, result, offsets, bias))
+        given = x, result, offsets, bias
+        _grouped_replay.remember(As._plans, key, bind, product, given, by_rows=by_rows)
     return result
 
 

@@ -21,8 +21,6 @@ def signature(
     Remembered are calls with all arrays of one library on a GPU.  The offsets may lie elsewhere at
     the next call, the bias may not.
     """
-    if out is None and not by_rows:
-        return None  # the result is not in C order, in which prepared products make theirs
     kind = type(x)
     if kind is np.ndarray or type(offsets) is not kind or type(bias) not in (kind, type(None)):
         return None
@@ -35,8 +33,9 @@ def signature(
 
 
 def remember(
-    plans: dict, key: tuple, bind: Callable[..., Any], used: Grouped, given: tuple[Any, ...]
-) -> None:
+    plans: dict, key: tuple, bind: Callable[..., Any], used: Grouped, given: tuple[Any, ...],
+    *, by_rows: bool,
+) -> None:  # fmt: skip
     """Keep the launch of a call for the next one of its signature, if that can be replayed.
 
     Parameters
@@ -47,8 +46,14 @@ def remember(
         The arrays as the kernel took them.
     given : (array, array, array, array or None)
         The tokens, the result, the offsets and the bias as the caller has them.
+    by_rows : bool
+        Whether tokens are the rows of the result, in whose order it is stored in any case.
     """
     ours = (used.b, used.out, used.offsets, used.bias)
     of_kernel = [None if array is None else array.data.ptr for array in ours]
-    if of_kernel == [_arrays.address(array) for array in given]:
-        _replay.keep(plans, key, Ready(bind, used.b, used.out, allocator(given[1])))
+    if of_kernel != [_arrays.address(array) for array in given]:
+        return
+    result = given[1]
+    make = allocator(result if by_rows else result.T)
+    allocate = make if by_rows else lambda: make().T
+    _replay.keep(plans, key, Ready(bind, used.b, used.out, allocate))
