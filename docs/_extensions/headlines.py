@@ -59,7 +59,26 @@ class Headline:
     def is_whole(self, gpu: str) -> bool:
         """Whether a GPU's record has every case of the first one's, so that the means compare."""
         here, there = ({case["name"] for case in self.cases(of)} for of in ("", gpu))
-        return bool(here) and here <= there
+        return bool(there) and here <= there
+
+    def span(self, gpu: str = "") -> str:
+        """The least and the greatest of the ratios."""
+        ratios = self.ratios(gpu)
+        return f"{recorded.number(min(ratios))} – {recorded.number(max(ratios))}"
+
+    def of_another(self, gpu: str) -> str:
+        """What the column of another GPU says; more where this GPU alone has a record."""
+        if not self.is_whole(gpu):
+            return "–"
+        if self.cases():
+            return self.mean(gpu)
+        return f"{_bold(self.mean(gpu))} ({self.span(gpu)}, {len(self.cases(gpu))} cases)"
+
+
+def _bold(mean: str) -> str:
+    """A mean with its mark outside of the emphasis."""
+    number, _, mark = mean.partition("x")
+    return f"**{number}x**{mark}"
 
 
 def _few(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
@@ -156,6 +175,10 @@ HEADLINES = (
 IN_SHORT = (
     ("1 to 32 tokens, bfloat16", "cuBLAS's dense product with 1 to 32 tokens in bfloat16"),
     ("4096 tokens and more, 16 bits", "the same with 4096 tokens and more in 16 bits"),
+    (
+        "mixture of experts, 8 and 64 tokens, bfloat16",
+        "torch's and cuBLAS's dense products of a mixture of experts with 8 and 64 tokens",
+    ),
     ("CPU, 1 to 64 columns, float32", "NumPy's dense product with up to 64 columns on the CPU"),
 )
 
@@ -166,9 +189,11 @@ def in_short() -> str:
     parts = []
     for title, words in IN_SHORT:
         headline = by_title[title]
-        if headline.ratios():
-            mean, _, mark = headline.mean().partition("x")
-            parts.append(f"  {mean} times as fast as {words}{mark}")
+        gpu = next((gpu for gpu in ("", *recorded.others()) if headline.cases(gpu)), None)
+        if gpu is not None:
+            mean, _, mark = headline.mean(gpu).partition("x")
+            where = f" on an {gpu.upper()}" if gpu else ""
+            parts.append(f"  {mean} times as fast as {words}{where}{mark}")
     if not parts:
         return ""
     begin = "- **Fast**, as recorded ([figures](#figures), geometric means):\n"
@@ -192,14 +217,14 @@ def rows() -> list[str]:
     """Lines of the README's table; kinds of work without a recorded case have none."""
     lines, gpus = [], compared()
     for headline in HEADLINES:
-        found = headline.ratios()
-        if found:
-            mean, _, mark = headline.mean().partition("x")
-            span = f"{recorded.number(min(found))} – {recorded.number(max(found))}"
-            cells = [headline.title, RIVALS[headline.rival], f"**{mean}x**{mark}", span]
-            cells.append(str(len(found)))
-            cells += [headline.mean(gpu) if headline.is_whole(gpu) else "–" for gpu in gpus]
-            lines.append(f"| {' | '.join(cells)} |")
+        here, there = headline.cases(), [headline.of_another(gpu) for gpu in gpus]
+        if not here and set(there) <= {"–"}:
+            continue
+        own = ["–"] * 3
+        if here:
+            own = [_bold(headline.mean()), headline.span(), str(len(here))]
+        cells = [headline.title, RIVALS[headline.rival], *own, *there]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
