@@ -12,19 +12,18 @@ from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_check import check_linear, check_tensor
+from sparse24._torch_compiled import by_packing, layer_product
+from sparse24._torch_kept import forget, found_or_packed, will_change
 from sparse24._torch_linear import (
     MODES,
-    autocast,
     autocast_dtype,
     cast,
     check_activation,
     linear,
-    projected,
     tokens,
     unpruned,
 )
-from sparse24._torch_packed import Packed, kept
-from sparse24._torch_sources import will_change
+from sparse24._torch_packed import Origin, Packed, kept
 from sparse24._torch_transforms import are_transformed, refuse_transforms
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import checked_rule
@@ -64,16 +63,18 @@ class SparseLinear(torch.nn.Linear):
 
     Notes
     -----
-    Without gradients the packed weight is kept from call to call until the weight changes: by a
-    write that torch counts, a step of an optimizer, or a call with gradients to the weight.  Writes
-    through ``.data``, by a collective of ``torch.distributed`` or by another process are not
-    noticed: call ``eval()`` or ``train()`` after them, which drop the packed weight.  Those two,
-    and calls without gradients, notice a mask that was written in place, as by averages of models
-    that copy buffers.  A CUDA graph that captures such a call reads the packed weight that is kept
-    then, at all of its replays; without one, or with gradients, it packs the weight anew at each.
-    So does code of ``torch.compile`` at each call: where weights are final, give an ordinary layer
-    one of `to_sparse_semi_structured`.  Only first derivatives are available; others, and the
-    transforms of `torch.func`, are refused where the product is sparse.
+    Without gradients the packed weight is kept from call to call, also by ``torch.compile``, until
+    the weight changes: by a write that torch counts, a step of an optimizer, or a call with
+    gradients to the weight that is not compiled.  Writes through ``.data``, by a collective of
+    ``torch.distributed`` or by another process are not noticed: call ``eval()`` or ``train()``
+    after them, which drop the packed weight.  Those two, and calls without gradients that are not
+    compiled, notice a mask that was written in place, as by averages of models that copy buffers.
+    A CUDA graph that captures such a call reads the packed weight that is kept then, at all of its
+    replays; without one, with gradients, or of compiled code, as with ``mode="reduce-overhead"``,
+    it packs the weight anew at each.  So does what is exported, and compiled code that writes the
+    weight itself, at each call.  Where weights are final, give an ordinary layer one of
+    `to_sparse_semi_structured`.  Only first derivatives are available; others, and the transforms
+    of `torch.func`, are refused where the product is sparse.
 
     References
     ----------
@@ -161,7 +162,7 @@ class SparseLinear(torch.nn.Linear):
         if self.sparse != "activation":
             with torch.no_grad():
                 keep = self.current_mask()
-                new.weight.copy_(self._latent().masked_fill(~keep, 0.0))
+                new.weight.copy_(self._origin().latent().masked_fill(~keep, 0.0))
                 if self.scale is not None:
                     self.scale.fill_(1.0)  # the weight is projected, and stays as it is from now on
         return new
@@ -173,9 +174,9 @@ class SparseLinear(torch.nn.Linear):
             with torch.no_grad():
                 scale.copy_(soft_threshold_scale(self.weight))
 
-    def _latent(self) -> Tensor:
-        """The weight before pruning; of a soft layer its projection, which obeys 2:4 already."""
-        return self.weight if self.scale is None else projected(self.weight, self.scale)
+    def _origin(self) -> Origin:
+        """What its packed weight is made of."""
+        return Origin(self.weight, self.mask, self.bias, self.scale, self.rule.transposable)
 
     def current_mask(self) -> Tensor:
         """The mask that a forward pass would use now (with autocast, rounding may change ties)."""
@@ -183,7 +184,7 @@ class SparseLinear(torch.nn.Linear):
             return self.mask
         if self.sparse == "masked":
             return torch.ones_like(self.weight, dtype=torch.bool)
-        return ops.keep(self._latent(), self.rule.transposable)
+        return ops.keep(self._origin().latent(), self.rule.transposable)
 
     @property
     def takes_masks(self) -> bool:
@@ -249,7 +250,7 @@ class SparseLinear(torch.nn.Linear):
         if not learns:
             self._look_again()
         elif will_change(self):
-            self._packed = None
+            forget(self)
         if self._way == "dense":
             return unpruned(x, self.weight, self.bias)
         if self._way == "weight" and not learns:
@@ -257,17 +258,17 @@ class SparseLinear(torch.nn.Linear):
         samples = self.training and self.rule.samples and self._way == "weight"
         clock = ops.tick(self._clock) if samples else None  # its backward may run at any time
         return linear(
-            x, self._latent(), self.bias, mask=self.mask, sparse=self._way, clock=clock,
+            x, self._origin().latent(), self.bias, mask=self.mask, sparse=self._way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
             decay=self.rule.decay, seed=self.rule.seed,
         )  # fmt: skip
 
     def _apply(self, *args, **kwargs) -> SparseLinear:
-        self._packed = None  # of another type or device; torch swaps no tensor with weak references
+        forget(self)  # it is of another type or device; torch swaps no tensor with weak references
         return super()._apply(*args, **kwargs)
 
     def train(self, mode: bool = True) -> SparseLinear:
-        self._packed = None  # weights may have been exchanged through `.data`
+        forget(self)  # weights may have been exchanged through `.data`
         self._look_again()
         return super().train(mode)
 
@@ -287,20 +288,27 @@ class SparseLinear(torch.nn.Linear):
         if packed is None:
             if _replay.capturing(x):
                 return self._followed(x)  # what a graph packs is there at its replays only
-            self._packed = packed = Packed.of(self, dtype)
+            self._packed = packed = found_or_packed(self._origin(), dtype)
+            packed.await_on_stream_of(x)
         return packed.multiply(x)
 
     def _followed(self, x: Tensor) -> Tensor:
-        """By operators that torch can follow, such as its compiler; the weight is packed anew."""
-        vector = check_linear(x, self.weight, self.bias)
-        refuse_transforms(x, self.weight, self.bias)
-        x, weight, bias = autocast(x, self._latent(), vector)
-        y = ops.product(self._rows(weight), *self.weight.shape, tokens(x), bias, "x@At")
-        return y.reshape(*x.shape[:-1], self.out_features)
+        """By operators that torch can follow, such as its compiler.
 
-    def _rows(self, weight: Tensor) -> list[Tensor]:
-        """The weight packed along its rows, in the places that a training step would keep."""
-        return ops.pack(weight, self.mask, self.mask is None and self.rule.transposable)[:2]
+        Compiled code keeps the packed weight; others pack it anew, exported code too, which may
+        run where nothing tells of changes.
+        """
+        check_linear(x, self.weight, self.bias)
+        refuse_transforms(x, self.weight, self.bias)
+        dtype = autocast_dtype(x)
+        x = cast(x, dtype)
+        # The flag itself: to the compiler of torch 2.8 is_exporting() is always true.
+        exported = getattr(torch.compiler, "_is_exporting_flag", True)
+        if torch.compiler.is_compiling() and not exported:
+            y = layer_product(tokens(x), *self._origin(), dtype)
+        else:
+            y = by_packing(tokens(x), self._origin(), dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
 
     def __prepare_scriptable__(self):
         raise UnsupportedError(

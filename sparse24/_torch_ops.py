@@ -37,8 +37,8 @@ FORMS = ("x@At", "x@A", "A@b", "At@b")
 _library = torch.library.Library("sparse24", "DEF")
 
 
-def _operator(function, mutates: tuple[str, ...] = ()):
-    """torch's operator ``sparse24::<name>``, for tensors of the CPU and of CUDA.
+def operator(function, mutates: tuple[str, ...] = (), keys: tuple[str, ...] = ("CPU", "CUDA")):
+    """torch's operator ``sparse24::<name>``, for the dispatch keys `keys`.
 
     By hand, since `torch.library.custom_op` makes sure at every call that no result shares
     memory with an input, which takes longer than the launch of a kernel.
@@ -46,17 +46,17 @@ def _operator(function, mutates: tuple[str, ...] = ()):
     name = function.__name__
     schema = torch.library.infer_schema(function, mutates_args=mutates)
     _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    for device in ("CPU", "CUDA"):
-        _library.impl(name, function, device)
+    for key in keys:
+        _library.impl(name, function, key)
     return getattr(torch.ops.sparse24, name).default
 
 
-def _meaning_for_tracing(name: str):
+def meaning_for_tracing(name: str):
     """Registers the shapes of an operator's results."""
     return torch.library.register_fake(f"sparse24::{name}", lib=_library)
 
 
-@_operator
+@operator
 def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
     """Values and codes of a matrix (m, k), pruned by magnitude or by `mask`.
 
@@ -90,14 +90,14 @@ def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
     return record
 
 
-@_meaning_for_tracing("pack")
+@meaning_for_tracing("pack")
 def _(x, mask, transposable):
     m, k = x.shape
     shapes = ((m, k), (k, m))[: 1 + transposable]
     return [part for shape in shapes for part in empty_parts(x, *shape)]
 
 
-@_operator
+@operator
 def product(
     parts: list[Tensor], m: int, k: int, dense: Tensor, bias: Tensor | None, form: str
 ) -> Tensor:
@@ -151,7 +151,7 @@ def _dense_product(parts: list[Tensor], m: int, k: int, given: Tensor, *, left: 
         return given @ whole if left else whole.t() @ given
 
 
-@_meaning_for_tracing("product")
+@meaning_for_tracing("product")
 def _(parts, m, k, dense, bias, form):
     if form not in FORMS:
         raise ArgumentError(f"form must be one of {FORMS}, got {form!r}")
@@ -173,7 +173,7 @@ _RESULTS = {
 }
 
 
-@_operator
+@operator
 def dense(parts: list[Tensor], m: int, k: int) -> Tensor:
     """The packed matrix with its zeros."""
     return _whole(parts, m, k)
@@ -192,12 +192,12 @@ def _whole(parts: list[Tensor], m: int, k: int) -> Tensor:
         return whole
 
 
-@_meaning_for_tracing("dense")
+@meaning_for_tracing("dense")
 def _(parts, m, k):
     return parts[0].new_empty((m, k))
 
 
-@_operator
+@operator
 def like(parts: list[Tensor], m: int, k: int, x: Tensor) -> list[Tensor]:
     """Values of `x` (m, k) in the places of a packed matrix, for each orientation it holds."""
     with _foreign.stream_of(x):
@@ -220,24 +220,24 @@ def _values_like(record: Compressed24, x):
     return parts_of(kernel.launch(record, x))[0]
 
 
-@_meaning_for_tracing("like")
+@meaning_for_tracing("like")
 def _(parts, m, k, x):
     return [torch.empty_like(values) for values in parts[::2]]
 
 
-@_operator
+@operator
 def keep(x: Tensor, transposable: bool) -> Tensor:
     """Where `pack` keeps elements, as booleans; kept zeros included."""
     with _foreign.stream_of(x):
         return _prune.mask(x, transposable=transposable).contiguous()
 
 
-@_meaning_for_tracing("keep")
+@meaning_for_tracing("keep")
 def _(x, transposable):
     return torch.empty_like(x, dtype=torch.bool, memory_format=torch.contiguous_format)
 
 
-@functools.partial(_operator, mutates=("clock",))
+@functools.partial(operator, mutates=("clock",))
 def tick(clock: Tensor) -> Tensor:
     """What the clock shows; then it goes on by one.
 
@@ -249,12 +249,12 @@ def tick(clock: Tensor) -> Tensor:
     return now
 
 
-@_meaning_for_tracing("tick")
+@meaning_for_tracing("tick")
 def _(clock):
     return torch.empty_like(clock)
 
 
-@_operator
+@operator
 def pack_sample(x: Tensor, seed: int, clock: Tensor) -> list[Tensor]:
     """Values and codes of `x` sampled to 2:4 along its rows without bias, by `clock` and `seed`."""
     _refuse_capture(x)
@@ -278,12 +278,12 @@ def _refuse_capture(x: Tensor) -> None:
         )
 
 
-@_meaning_for_tracing("pack_sample")
+@meaning_for_tracing("pack_sample")
 def _(x, seed, clock):
     return empty_parts(x, *x.shape)
 
 
-@_operator
+@operator
 def masked_gradient(
     parts: list[Tensor], m: int, k: int, gradient: Tensor, weight: Tensor | None, decay: float
 ) -> Tensor:
@@ -311,6 +311,6 @@ def masked_gradient(
         return _foreign.to_torch(result)
 
 
-@_meaning_for_tracing("masked_gradient")
+@meaning_for_tracing("masked_gradient")
 def _(parts, m, k, gradient, weight, decay):
     return torch.empty_like(gradient, memory_format=torch.contiguous_format)

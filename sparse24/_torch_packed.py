@@ -6,17 +6,47 @@ call takes as long as what Python looks up, so little is.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparse24 import _arrays, _replay
+from sparse24 import _torch_ops as ops
 from sparse24._fuse import PLAIN, Epilogue
-from sparse24._torch_linear import cast
+from sparse24._torch_linear import cast, projected
 from sparse24._torch_parts import unpack
 from sparse24._torch_sources import Sources
 from sparse24.formats.two_four import Sparse24Array
+
+
+class Origin(NamedTuple):
+    """What the packed weight (m, k) and the bias of a layer are made of."""
+
+    weight: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    scale: Tensor | None
+    transposable: bool
+
+    def tensors(self) -> list[Tensor]:
+        return _there(*self[:4])
+
+    def latent(self) -> Tensor:
+        """The weight before pruning; of a soft layer its projection, which obeys 2:4 already."""
+        return self.weight if self.scale is None else projected(self.weight, self.scale)
+
+    def pack(self, dtype: torch.dtype | None) -> list[Tensor]:
+        """The weight along its rows, in the places that a training step would keep.
+
+        `dtype` is what autocast asks for.
+        """
+        in_tiles = self.mask is None and self.transposable
+        return ops.pack(cast(self.latent(), dtype), self.mask, in_tiles)[:2]
+
+    def vector(self, dtype: torch.dtype | None) -> Tensor | None:
+        """The bias as (m,)."""
+        return None if self.bias is None else cast(self.bias, dtype).reshape(self.weight.shape[0])
 
 
 def kept(layer, x: Tensor, dtype: torch.dtype | None) -> Packed | None:
@@ -26,12 +56,11 @@ def kept(layer, x: Tensor, dtype: torch.dtype | None) -> Packed | None:
     not `Packed` itself, whose weak references would stay with the weight.
     """
     packed = layer._packed  # once: another thread may drop it
-    if packed is None or not packed.is_of(layer, dtype):
+    if packed is None or not packed.is_of(_tensors(layer), dtype):
         return None
     if not _replay.capturing(x):
         packed.await_on_stream_of(x)
-    elif not packed.captured:
-        packed.captured = True
+    elif all(weight is not packed.weight for weight, _ in layer._captured):
         layer._captured.append((packed.weight, packed.tensors))
     return packed
 
@@ -43,27 +72,25 @@ class Packed:
     ----------
     sources : Sources or None
         What they were made of; None if nothing tells of changes.
+    transposable : bool
+        Of the layer.
     weight : Sparse24Array, shape (m, k)
     bias : Tensor, shape (m,), optional
         Of float64 for such a weight, of float32 for others.
     tensors : list of Tensor
         All that both are kept in.
-
-    Attributes
-    ----------
-    captured : bool
-        Whether a CUDA graph reads it.
     """
 
     def __init__(
         self,
         sources: Sources | None,
+        transposable: bool,
         weight: Sparse24Array,
         bias: Tensor | None,
         tensors: list[Tensor],
     ):
-        self.weight, self.tensors, self._sources = weight, tensors, sources
-        self.captured = False
+        self.weight, self.tensors = weight, tensors
+        self._sources, self.transposable = sources, transposable
         self._streams: set[int] = set()  # that come after its making, which ends with an event
         if tensors[0].is_cuda:
             self._streams.add(_arrays.torch_stream(tensors[0]))
@@ -73,21 +100,24 @@ class Packed:
         self._again: dict[tuple, Any] = {}  # without the address of the bias, which does not change
 
     @classmethod
-    def of(cls, layer, dtype: torch.dtype | None) -> Packed:
-        """A layer's own; `dtype` is what autocast asks for."""
-        sources = Sources.of(dtype, _tensors(layer))  # first: others may write meanwhile
-        latent, bias = cast(layer._latent(), dtype), layer.bias
-        tensors = layer._rows(latent)
-        weight = unpack(tensors, *latent.shape)
+    def of(cls, origin: Origin, dtype: torch.dtype | None) -> Packed:
+        """Packed now; `dtype` is what autocast asks for."""
+        sources = Sources.of(dtype, origin.tensors())  # first: others may write meanwhile
+        tensors, bias = origin.pack(dtype), origin.vector(dtype)
+        weight = unpack(tensors, *origin.weight.shape)
         if bias is not None:
-            wide = torch.float64 if latent.dtype == torch.float64 else torch.float32
-            bias = cast(bias.detach(), dtype).to(wide).reshape(len(latent))
+            wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+            bias = bias.detach().to(wide)
             tensors = [*tensors, bias]
-        return cls(sources, weight, bias, tensors)
+        return cls(sources, origin.transposable, weight, bias, tensors)
 
-    def is_of(self, layer, dtype: torch.dtype | None) -> bool:
-        """True if the layer's tensors have not changed, and autocast asks for the same."""
-        return self._sources is not None and self._sources.are(dtype, _tensors(layer))
+    def is_of(self, tensors: list[Tensor], dtype: torch.dtype | None) -> bool:
+        """True if a layer's tensors have not changed since, and autocast asks for the same."""
+        return self._sources is not None and self._sources.are(dtype, tensors)
+
+    def gives_way_to(self, origin: Origin) -> bool:
+        """True if it is an older one of the same tensors, or one of tensors that are gone."""
+        return self._sources is None or self._sources.give_way_to(origin.tensors())
 
     def await_on_stream_of(self, x: Tensor) -> None:
         """Let torch's stream for x wait, once, until all is made, if another stream makes it."""
@@ -117,8 +147,11 @@ class Packed:
 
 
 def _tensors(layer) -> list[Tensor]:
-    """What a layer's packed weight and bias are made of."""
-    return [t for t in (layer.weight, layer.mask, layer.bias, layer.scale) if t is not None]
+    return _there(layer.weight, layer.mask, layer.bias, layer.scale)
+
+
+def _there(*tensors: Tensor | None) -> list[Tensor]:
+    return [t for t in tensors if t is not None]
 
 
 def _layout(x: Tensor) -> tuple | None:

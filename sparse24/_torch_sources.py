@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import weakref
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-
-
-def will_change(layer) -> bool:
-    """True if a layer with a packed weight learns: optimizers may write in ways not counted.
-
-    Those that hold flat copies of all weights do.  False in compiled code, which packs anew.
-    """
-    if torch.compiler.is_compiling() or layer._packed is None:
-        return False
-    return any(p.requires_grad for p in layer.parameters())
 
 
 class Sources:
@@ -49,6 +40,12 @@ class Sources:
             version == t._version and address == t.data_ptr() and seen() is t
             for (seen, address, version), t in zip(known, tensors, strict=True)
         )
+
+    def give_way_to(self, tensors: list[Tensor]) -> bool:
+        """True if they are these, changed or not, or if one of them is gone."""
+        known = [seen() for seen, _, _ in self._seen]
+        same = len(known) == len(tensors) and all(map(operator.is_, known, tensors))
+        return same or not known or any(t is None for t in known)
 
     def written(self, tensors: set[int]) -> None:
         """Those with these ids were written: if one is among the sources, they are no longer so."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError
+from sparse24._torch_kept import forget
 
 OWN = ("clock", "masked")  # entries of a state_dict that are no parameters or buffers
 
@@ -49,7 +50,7 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     A state that holds the weight and no mask takes the mask away; one of other layers alone, as
     with ``strict=False``, leaves all as it is.
     """
-    layer._packed = None  # torch swaps no tensor that something refers to weakly
+    forget(layer)  # torch swaps no tensor that something refers to weakly
     weight, mask = (state_dict.get(f"{prefix}{key}") for key in ("weight", "mask"))
     clock, masked = (state_dict.get(f"{prefix}{key}") for key in OWN)
     made = mask is not None and layer.mask is None and layer.takes_masks

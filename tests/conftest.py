@@ -145,3 +145,13 @@ def device(request):
     """Where torch's tensors are; its random numbers begin anew."""
     pytest.importorskip("torch").manual_seed(0)
     return request.param
+
+
+@pytest.fixture
+def compiles_anew():
+    """Nothing that torch has compiled is known, be it of other tests or of other runs."""
+    torch = pytest.importorskip("torch")
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+    torch._dynamo.reset()

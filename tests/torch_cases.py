@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 
+from sparse24 import _torch_repack
 from sparse24 import torch as st
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -35,3 +38,10 @@ def masked_step(net, x, scheduler):
     with torch.no_grad():
         for p in net.parameters():
             p -= 0.1 * p.grad
+
+
+def packings(call):
+    """The result of a call, and how often a matrix is packed in it, by whatever code."""
+    with patch.object(_torch_repack, "packing_key", wraps=_torch_repack.packing_key) as asked:
+        result = call()
+    return result, asked.call_count
