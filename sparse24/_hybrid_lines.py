@@ -115,10 +115,10 @@ H200_LINES = {
     "copy/512": Line(3e-6, 0.0, 2.5e-13),
 }
 # `fit` on an H100.  The dense product, gather, scatter and strips are fitted anew to 444 times by
-# 96 to 4096 columns and to its hybrid.json; "slots/128", "slots/512" and "regrouped/256" are then
-# set by hand (docs/benchmarks/log_hybrid.rst, "An H100").  "panel16", "panel64/8", "plain" and
-# "int8" are those of the H200; "small", "short", "tiles" and "copy", too, but their bytes, which
-# are scaled by the bandwidth of copies.
+# 96 to 4096 columns and to its hybrid.json; "slots/128", "slots/512", "regrouped/256" and rows by 1
+# and 2 columns are then set by hand (docs/benchmarks/log_hybrid.rst, "An H100").  "panel16",
+# "panel64/8", "plain" and "int8" are those of the H200; "small", "short", "tiles" and "copy", too,
+# but their bytes, which are scaled by the bandwidth of copies.
 H100_LINES = {
     "stream/8": Line(4.58e-6, 1.18e-13, 2.68e-13),
     "stream/16": Line(5.66e-6, 1.62e-13, 2.37e-13),
@@ -149,8 +149,8 @@ H100_LINES = {
     "panel16/8": Line(8.4e-6, 3.15e-14, 2.7e-13),
     "panel16/64": Line(8.14e-6, 8.29e-14, 6.46e-14),
     "panel16/512": Line(4.83e-6, 8.6e-14, 1.25e-13),
-    "rows/1": Line(2.7e-6, 0.0, 4.34e-13),
-    "rows/2": Line(3.56e-6, 0.0, 4.03e-13),
+    "rows/1": Line(2.7e-6, 0.0, 4.8e-13),
+    "rows/2": Line(3.56e-6, 0.0, 4.6e-13),
     "rows/4": Line(4.23e-6, 0.0, 5.55e-13),
     "slots/128": Line(0.0, 2.3e-15, 0.0),
     "slots/256": Line(0.0, 1.89e-15, 0.0),

@@ -79,16 +79,17 @@ def layer_product(
 
 
 def _for_a_graph(x: Tensor) -> bool:
-    """Whether a CUDA graph is captured, whose replays do not ask what has changed, or warmed up."""
+    """Whether a CUDA graph is captured, whose replays do not ask what has changed, or may be."""
     if not x.is_cuda:
         return False
-    return _replay.capturing(x) or _warms_up(x)
+    return _replay.capturing(x) or _has_graph_trees(x)
 
 
-def _warms_up(x: Tensor) -> bool:
-    """Whether torch's trees of CUDA graphs run code in the memory of a graph, on their stream.
+def _has_graph_trees(x: Tensor) -> bool:
+    """Whether torch keeps trees of CUDA graphs for a device, as ``mode="reduce-overhead"`` does.
 
-    What is kept there is soon overwritten by other tensors.
+    They run code once in the memory of a graph before it is captured.  What is kept there is soon
+    overwritten by other tensors.
     """
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None:
@@ -97,5 +98,4 @@ def _warms_up(x: Tensor) -> bool:
     if of_thread is None:
         return True  # a torch that we do not know
     container = getattr(of_thread, "tree_manager_containers", {}).get(x.device.index)
-    manager = None if container is None else container.tree_manager
-    return manager is not None and manager.stream == torch.cuda.current_stream(x.device)
+    return container is not None and container.tree_manager is not None
