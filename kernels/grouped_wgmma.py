@@ -117,7 +117,7 @@ def bind(
     groups, m, stored = values.shape
     columns = b.shape[1]
     config = config or choose(groups, m, columns, types, device.multiprocessors)
-    operands = Operands(
+    operands = Operands(  # type: ignore[call-arg]
         groups, m, stored, columns, *packed.shape[-3:-1],
         values.data.ptr, values.strides[-2] if m > 1 else _rounded(stored * values.itemsize, 16),
         values.strides[0], packed.data.ptr, packed.strides[-4],
