@@ -13,7 +13,6 @@ Some hundred candidates are compiled first, by as many processes as there are co
 from __future__ import annotations
 
 import argparse
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,16 @@ import rivals
 import shapes
 import torch
 from bench_gemm import as_cupy, error_of
-from harness import Contender, case, copies, geometric_mean, race, to_torch, write_suite
+from harness import (
+    Contender,
+    case,
+    copies,
+    free,
+    geometric_mean,
+    race,
+    to_torch,
+    write_suite,
+)
 
 import sparse24 as s24
 from sparse24._planner import DENSE_KERNEL
@@ -45,9 +53,6 @@ BLOCK = (
 )  # fmt: skip
 BLOCK_TOKENS = (1, 8, 16, 32, 64)
 EIGHT_BIT_TOKENS = (1, 8, 16, 32)
-# Fewest rows of x that torch's products take in these types; where there are fewer, its own get
-# rows of zeros more.
-LEAST_ROWS = {"float8_e4m3fn": 16, "int8": 17}
 FLOAT32_TOKENS = (1, 2, 4, 8)
 
 
@@ -124,7 +129,7 @@ def dense_rivals(layer: Layer, name: str) -> dict[str, Contender]:
     """The dense product by cuBLAS; in float32 in two ways, as the usual one is not its best."""
     x = layer.x
     if name in EIGHT_BIT:
-        missing = LEAST_ROWS[name] - len(x)
+        missing = rivals.LEAST_ROWS[name] - len(x)
         if missing > 0:
             x = torch.cat([x, x.new_zeros(missing, x.shape[1])])
         make = rivals.dense_float8 if name == "float8_e4m3fn" else rivals.dense_int8
@@ -185,12 +190,6 @@ def tokens_of(name: str, asked: list[int]) -> tuple[int, ...]:
     if name in EIGHT_BIT:
         return EIGHT_BIT_TOKENS
     return FLOAT32_TOKENS if name == "float32" else tuple(asked)
-
-
-def free() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
-    cp.get_default_memory_pool().free_all_blocks()
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ Each case is first checked against float64 products of some tokens, and so are t
 from __future__ import annotations
 
 import argparse
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -24,9 +23,18 @@ import cupy as cp
 import numpy as np
 import rivals_grouped as rivals
 import torch
-from bench_gemm import as_cupy
-from harness import Contender, case, copies, geometric_mean, race, to_torch, write_suite
-from rivals_grouped import TORCH, Routing
+from bench_gemm import TORCH, as_cupy
+from harness import (
+    Contender,
+    case,
+    copies,
+    free,
+    geometric_mean,
+    race,
+    to_torch,
+    write_suite,
+)
+from rivals_grouped import Routing
 
 import sparse24 as s24
 
@@ -192,16 +200,10 @@ def wanted(arguments) -> Iterator[tuple[Shape, str]]:
                 yield shape, name
 
 
-def free() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
-    cp.get_default_memory_pool().free_all_blocks()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", nargs="+", choices=[shape.name for shape in SHAPES])
-    parser.add_argument("--dtypes", nargs="+", choices=TORCH, default=list(TORCH))
+    parser.add_argument("--dtypes", nargs="+", choices=RESULT, default=list(RESULT))
     parser.add_argument("--tokens", nargs="+", type=int)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_TOKENS} tokens")
     parser.add_argument("--out", type=Path)

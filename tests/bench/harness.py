@@ -8,6 +8,7 @@ distance between the quartiles.
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 from collections.abc import Callable, Sequence
@@ -141,6 +142,13 @@ def write_suite(
 
 def geometric_mean(ratios: Sequence[float]) -> float:
     return statistics.geometric_mean(ratios)
+
+
+def free() -> None:
+    """Give the memory of arrays that are gone back to the GPU."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    cp.get_default_memory_pool().free_all_blocks()
 
 
 def to_torch(x: cp.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:

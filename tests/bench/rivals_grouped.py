@@ -10,13 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from rivals import LEAST_ROWS
 
-TORCH = {
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "int8": torch.int8,
-}
-LEAST_ROWS = {"bfloat16": 1, "float8_e4m3fn": 16, "int8": 17}  # that torch's products take
 Product = Callable[["Routing"], torch.Tensor]
 
 
@@ -83,7 +78,7 @@ def _loop(weights: torch.Tensor, x: torch.Tensor, name: str) -> Product:
     Types of 8 bits take no fewer rows than `LEAST_ROWS`: an expert with fewer tokens multiplies
     those behind, too, whose own experts write the same rows of the result later.
     """
-    rows, kind = LEAST_ROWS[name], torch.int32 if name == "int8" else torch.bfloat16
+    rows, kind = LEAST_ROWS.get(name, 1), torch.int32 if name == "int8" else torch.bfloat16
     longer = torch.cat([x, x.new_zeros(rows, x.shape[1])]) if rows > 1 else x
     y = torch.empty(len(x) + rows, weights.shape[1], dtype=kind, device="cuda")
     one = torch.ones((), device="cuda")

@@ -1,0 +1,283 @@
+"""The command that converts checkpoints: what it prunes, writes and leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+from cli_cases import run, saved, small_checkpoint
+
+import sparse24 as s24
+from sparse24 import _checkpoint, _cli, _raw_files, _raw_writers
+
+
+@pytest.fixture
+def arrays(rng):
+    return small_checkpoint(rng)
+
+
+@pytest.fixture
+def checkpoint(arrays, tmp_path):
+    return saved(arrays, tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_convert_prunes_what_is_eligible_and_copies_the_rest(
+    suffix, checkpoint, arrays, tmp_path, capsys
+):
+    out = tmp_path / f"out.{suffix}"
+    text = run(capsys, "convert", checkpoint, out, "--report", tmp_path / "report.json")
+    loaded = (s24.load_npz if suffix == "npz" else s24.load_safetensors)(out)
+    assert set(loaded) == set(arrays)
+    for name, before in arrays.items():
+        after = loaded[name]
+        assert after.dtype == before.dtype
+        if name in ("layer.0.weight", "layer.1.weight"):
+            np.testing.assert_array_equal(after.toarray(), s24.prune(before))
+        else:
+            np.testing.assert_array_equal(after, before)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["name"] for row in report["layers"]] == ["layer.0.weight", "layer.1.weight"]
+    assert all(0.7 < row["kept_energy"] < 1 for row in report["layers"])
+    assert report["totals"]["bytes_after"] < 0.6 * report["totals"]["bytes_before"]
+    assert "layer.0.weight" in text
+    assert "2 matrices" in text
+
+
+def test_convert_keeps_the_texts_of_a_safetensors_file(arrays, tmp_path, capsys):
+    source, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
+    _raw_writers.write_safetensors(source, arrays, None, {"format": "pt", "author": "me"})
+    run(capsys, "convert", source, out, "--quiet")
+    assert _raw_files.open_arrays(out).texts == {"format": "pt", "author": "me"}
+    run(capsys, "convert", source, tmp_path / "o.npz", "--quiet")
+    assert set(s24.load_safetensors(out)) == set(s24.load_npz(tmp_path / "o.npz")) == set(arrays)
+
+
+def test_convert_takes_npz_and_npy(arrays, tmp_path, capsys):
+    weight = arrays["layer.2.weight"]  # small, but the only array of its file
+    np.savez(tmp_path / "a.npz", w=arrays["layer.0.weight"], b=arrays["layer.1.bias"])
+    np.save(tmp_path / "one.npy", weight)
+    run(capsys, "convert", tmp_path / "a.npz", tmp_path / "a.safetensors", "--quiet")
+    run(capsys, "convert", tmp_path / "one.npy", tmp_path / "one.npz", "--quiet")
+    assert s24.load_safetensors(tmp_path / "a.safetensors")["w"].shape == (48, 36)
+    loaded = s24.load_npz(tmp_path / "one.npz")["one"]
+    np.testing.assert_array_equal(loaded.toarray(), s24.prune(weight))
+
+
+def test_stacks_of_experts_are_pruned_on_request(arrays, rng, tmp_path, capsys):
+    arrays["experts.up"] = rng.standard_normal((3, 36, 40)).astype(np.float32)
+    arrays["convolution"] = rng.standard_normal((64, 40, 3)).astype(np.float32)
+    arrays["image"] = rng.standard_normal((2, 2, 40, 40)).astype(np.float32)
+    source, out = tmp_path / "experts.safetensors", tmp_path / "out.safetensors"
+    _raw_writers.write_safetensors(source, arrays, None)
+    run(capsys, "convert", source, out)
+    assert isinstance(s24.load_safetensors(out)["experts.up"], np.ndarray)
+    text = run(capsys, "convert", source, out, "--stacks")
+    assert "3×36×40" in text
+    loaded = s24.load_safetensors(out)
+    pruned = s24.prune(arrays["experts.up"])
+    np.testing.assert_array_equal(loaded["experts.up"].toarray(), pruned)
+    assert all(isinstance(loaded[name], np.ndarray) for name in ("convolution", "image"))
+    tokens = rng.standard_normal((5, 40)).astype(np.float32)
+    y = s24.grouped_linear(tokens, loaded["experts.up"], offsets=[0, 2, 2, 5])
+    np.testing.assert_allclose(y[2:], tokens[2:] @ pruned[2].T, rtol=1e-5, atol=1e-5)
+
+
+def test_what_stacks_leaves_alone_is_said(tmp_path, capsys):
+    _raw_writers.write_safetensors(tmp_path / "a.safetensors", {"x": np.ones((2, 2, 4, 4))}, None)
+    line = run(
+        capsys, "convert", tmp_path / "a.safetensors", tmp_path / "b.npz", "--stacks", code=1
+    )
+    assert "4 axes, not two or three" in line
+
+
+def test_convert_weighs_by_calibration(checkpoint, tmp_path, capsys, rng):
+    out = tmp_path / "out.npz"
+    inputs = {"layer.0.weight": rng.standard_normal((50, 36)).astype(np.float32)}
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    error = run(capsys, "convert", checkpoint, out, "--method", "wanda", code=1)
+    assert "--calibration FILE" in error
+    error = run(capsys, "convert", checkpoint, out,
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "--method magnitude does not use --calibration" in error
+    assert not out.exists()
+    run(capsys, "convert", checkpoint, out, "--method", "wanda", "--include", r"layer\.0",
+        "--calibration", tmp_path / "inputs.npz")  # fmt: skip
+    weight = _raw_files.open_arrays(checkpoint)["layer.0.weight"]
+    wanted = s24.prune(weight, method="wanda", calibration=inputs["layer.0.weight"])
+    np.testing.assert_array_equal(s24.load_npz(out)["layer.0.weight"].toarray(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.npz", None, "No such file"),
+        ("empty.safetensors", b"", "cannot be read"),
+        ("text.npz", b"hello", "cannot be read"),
+        ("text.npy", b"hello", "cannot be read"),
+        ("model.bin", b"hello", "must end in .safetensors, .npz, .npy"),
+    ],
+)
+def test_bad_input_is_an_error_and_writes_nothing(name, content, message, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"precious")
+    assert message in run(capsys, "convert", tmp_path / name, out, code=1)
+    assert out.read_bytes() == b"precious"
+    given = {name} if content is not None else set()
+    assert set(os.listdir(tmp_path)) == given | {out.name}
+
+
+def test_a_truncated_checkpoint_is_an_error(checkpoint, tmp_path, capsys):
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    assert "cannot be read" in run(capsys, "convert", checkpoint, tmp_path / "o.npz", code=1)
+    np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32), w=np.ones((64, 64), np.float32))
+    error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", "--include", "x", code=1)
+    assert "'w' of shape (64, 64): not included" in error
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_nothing_eligible_says_why(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", b=np.ones(3, np.float32))
+    error = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", code=1)
+    assert "no eligible matrix among its 1 array:" in error
+    assert "shape (3,): 1 axis, not two" in error
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_what_the_target_cannot_hold_is_found_before_the_work(tmp_path, capsys, monkeypatch):
+    np.savez(tmp_path / "a.npz", w=np.ones((64, 64)), phase=np.ones(3, complex))
+    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    message = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "b.safetensors", code=1)
+    assert "phase has dtype complex128, which a safetensors file cannot hold" in message
+
+
+def test_the_source_is_never_the_target(checkpoint, tmp_path, capsys):
+    before = checkpoint.read_bytes()
+    assert "must not be IN" in run(capsys, "convert", checkpoint, checkpoint, code=1)
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npy", code=1)
+    assert "must end in .safetensors or .npz" in error
+    assert checkpoint.read_bytes() == before
+
+
+def test_a_report_replaces_no_other_file_of_the_job(checkpoint, tmp_path, capsys):
+    before, out = checkpoint.read_bytes(), tmp_path / "o.npz"
+    for report in (checkpoint, out):
+        error = run(capsys, "convert", checkpoint, out, "--report", report, code=1)
+        assert f"the report must not replace '{report}'" in error
+    error = run(capsys, "convert", checkpoint, out, "--report", tmp_path / "none" / "r", code=1)
+    assert "a folder that does not exist" in error
+    assert checkpoint.read_bytes() == before
+    assert os.listdir(tmp_path) == [checkpoint.name]
+
+
+def test_a_matrix_with_nan_is_converted_and_reported_as_such(tmp_path, capsys):
+    weight = np.ones((32, 32), np.float32)
+    weight[3, 5] = np.nan
+    source, out, report = (tmp_path / name for name in ("a.npy", "o.npz", "r.json"))
+    np.save(source, weight)
+    assert "inf or NaN" in run(capsys, "convert", source, out, "--report", report)
+    wanted = s24.prune(weight)
+    np.testing.assert_array_equal(s24.load_npz(out)["a"].toarray(), wanted)
+    assert json.loads(report.read_text())["layers"][0]["kept_energy"] is None
+    error = run(capsys, "demo", "--checkpoint", source, "--device", "cpu", code=1)
+    assert "a holds inf or NaN in float32, so no product can be checked" in error
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "4:8"])
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
+def test_the_report_of_a_conversion_is_that_of_the_library(
+    method, pattern, checkpoint, arrays, tmp_path, capsys, rng
+):
+    names = ("layer.0.weight", "layer.1.weight")
+    scale = {name: np.geomspace(1, 100, arrays[name].shape[1]) for name in names}
+    inputs = {name: rng.standard_normal((200, len(s))) * s for name, s in scale.items()}
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    known = [] if method == "magnitude" else ["--calibration", tmp_path / "inputs.npz"]
+    out, told = tmp_path / "o.npz", tmp_path / "report.json"
+    run(capsys, "convert", checkpoint, out, "--method", method, "--pattern", pattern,
+        "--report", told, *known)  # fmt: skip
+    loaded = s24.load_npz(out)
+    n, m = map(int, pattern.split(":"))
+    want = s24.report({name: loaded[name] for name in names}, arrays, pattern=(n, m))
+    for row, layer in zip(json.loads(told.read_text())["layers"], want.layers, strict=True):
+        assert row["name"] == layer.name
+        assert row["kept_energy"] == pytest.approx(layer.kept_energy, abs=1e-3)
+        assert row["histogram"] == list(layer.histogram)
+
+
+def test_a_layer_with_unfit_calibration_is_named(checkpoint, tmp_path, capsys, rng):
+    np.savez(tmp_path / "inputs.npz", **{"layer.0.weight": np.ones((50, 35), np.float32)})
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "error: layer.0.weight: " in error
+    np.savez(tmp_path / "inputs.npz", **{"layer.0": np.ones((50, 36), np.float32)})
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "no inputs of this name, but layer.0; name inputs after their weights" in error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full")])
+def test_an_interrupted_conversion_keeps_the_old_target(
+    error, checkpoint, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out.npz"
+    out.write_bytes(b"precious")
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(np.lib.format, "write_array", fail)
+    code = 130 if error is KeyboardInterrupt else 1
+    told = run(capsys, "convert", checkpoint, out, "--quiet", code=code)
+    words = "no file is left unfinished" if error is KeyboardInterrupt else "error: disk full"
+    assert words in told
+    assert out.read_bytes() == b"precious"
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "out.npz"]
+
+
+@pytest.mark.parametrize("pattern", ["2", "2:", "a:b", "2/4"])
+def test_a_pattern_is_written_with_a_colon(pattern, checkpoint, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        _cli.main(["convert", str(checkpoint), str(tmp_path / "o.npz"), "--pattern", pattern])
+    assert "must be written N:M" in capsys.readouterr().err
+
+
+def test_a_bad_expression_is_named(checkpoint, tmp_path, capsys):
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--include", "(", code=1)
+    assert "include must be a regular expression" in error
+
+
+def test_inspect_lists_both_kinds_of_files(checkpoint, tmp_path, capsys):
+    before = run(capsys, "inspect", checkpoint)
+    assert "dense, eligible" in before
+    run(capsys, "convert", checkpoint, tmp_path / "o.npz")
+    after = run(capsys, "inspect", tmp_path / "o.npz")
+    assert "2:4" in after
+    assert "eligible" not in after
+
+
+def test_names_do_not_steer_the_terminal(tmp_path, capsys):
+    path, name = tmp_path / "names.npz", "a\nb\x1b[2J é"
+    np.savez(path, **{name: np.ones((64, 64), np.float32)})
+    lines = run(capsys, "inspect", path).splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith(r"a\nb\x1b[2J é  dense, eligible")
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, **{"\x1b[2J": np.ones((2, 64))})
+    options = "--method", "wanda", "--calibration", inputs
+    error = run(capsys, "convert", path, tmp_path / "out.npz", *options, code=1)
+    assert r"b\x1b[2J é: the calibration has no inputs of this name, but \x1b[2J" in error
+
+
+def test_inspect_checks(checkpoint, tmp_path, capsys):
+    out = tmp_path / "o.npz"
+    run(capsys, "convert", checkpoint, out)
+    whole = bytearray(out.read_bytes())
+    place = whole.index(b"layer.0.weight.values.npy") + 1000
+    whole[place] ^= 0xFF
+    out.write_bytes(whole)
+    assert "cannot be read" in run(capsys, "inspect", out, code=1)
