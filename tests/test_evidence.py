@@ -177,3 +177,16 @@ def test_the_readme_compares_another_gpu_where_it_has_all_cases(tmp_path, monkey
     assert "| cases | H100 |" in text
     assert "| float32 at 1:2 in TF32 | cuBLAS, dense | **2x** | 2 – 2 | 1 | – |" in text
     assert text.endswith(f"Machines: H200, 1; {H100}, 2.")
+
+
+def test_the_readme_shows_what_another_gpu_alone_has_recorded(tmp_path, monkeypatch):
+    pages = load(ROOT / "docs" / "update_readme.py")
+    monkeypatch.setattr(pages.recorded, "DATA", tmp_path)
+    monkeypatch.setattr(pages.recorded, "UNVERIFIED", tmp_path / "UNVERIFIED.md")
+    header = {"gpu": H100, "date": "2"}
+    experts = [case(f"bfloat16 {us}", us, 8.0) | {"n": 8} for us in (1.0, 4.0)]
+    write(tmp_path / "h100" / "grouped.json", {"header": header, "cases": experts})
+    row = "| mixture of experts, 8 and 64 tokens, bfloat16 | the best rival | – | – | – |"
+    assert f"{row} **4x** (2 – 8, 2 cases) |" in pages.figures().splitlines()
+    assert "4 times as fast as torch's" in pages.headlines.in_short()
+    assert "64 tokens on an H100." in pages.headlines.in_short()
