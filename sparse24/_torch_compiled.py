@@ -79,17 +79,17 @@ def layer_product(
 
 
 def _for_a_graph(x: Tensor) -> bool:
-    """Whether a CUDA graph is captured, whose replays do not ask what has changed, or may be."""
+    """Whether a CUDA graph is captured, whose replays do not ask what has changed, or will be."""
     if not x.is_cuda:
         return False
-    return _replay.capturing(x) or _has_graph_trees(x)
+    return _replay.capturing(x) or _in_graph_trees(x)
 
 
-def _has_graph_trees(x: Tensor) -> bool:
-    """Whether torch keeps trees of CUDA graphs for a device, as ``mode="reduce-overhead"`` does.
+def _in_graph_trees(x: Tensor) -> bool:
+    """Whether torch's trees of CUDA graphs run this code, as ``mode="reduce-overhead"`` has them.
 
-    They run code once in the memory of a graph before it is captured.  What is kept there is soon
-    overwritten by other tensors.
+    They run it once in the memory of a graph, on a stream of their own, before it is captured.
+    What is kept there is soon overwritten by other tensors.
     """
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None:
@@ -98,4 +98,8 @@ def _has_graph_trees(x: Tensor) -> bool:
     if of_thread is None:
         return True  # a torch that we do not know
     container = getattr(of_thread, "tree_manager_containers", {}).get(x.device.index)
-    return container is not None and container.tree_manager is not None
+    manager = None if container is None else container.tree_manager
+    if manager is None:
+        return False
+    stream = getattr(manager, "stream", None)
+    return stream is None or torch.cuda.current_stream(x.device) == stream

@@ -36,8 +36,7 @@ class Packing:
         self._turns, self._row = 1 + transposable, dtype_of(x)
         self._x, self._mask = _both_ways(x), None if mask is None else _both_ways(mask)
         self._parts = [_as_written(part) for part in self._empty(x)]
-        # What kernels count under a mask: nobody reads it.
-        self._status = None if mask is None else torch.zeros(2, dtype=torch.int64, device=x.device)
+        self._status = None if mask is None else view(_counts(x))
         self._launches = Launches(self._lay_out)
 
     @classmethod
@@ -51,8 +50,8 @@ class Packing:
 
     def __call__(self, x: Tensor, mask: Tensor | None) -> list[Tensor]:
         parts = self._empty(x)
-        given = x.data_ptr(), 0 if mask is None else mask.data_ptr()
-        self._launches.enqueue(x, *given, *(part.data_ptr() for part in parts))
+        given = (x, *parts) if mask is None else (x, *parts, mask, _counts(x))
+        self._launches.enqueue(x, *(tensor.data_ptr() for tensor in given))
         return parts
 
     def _empty(self, x: Tensor) -> list[Tensor]:
@@ -60,23 +59,28 @@ class Packing:
         shapes = ((m, k), (k, m))[: self._turns]
         return [part for shape in shapes for part in empty_parts(x, *shape)]
 
-    def _lay_out(self, x: int, mask: int, *rest: int) -> list[Launch]:
-        parts = [part.at(address) for part, address in zip(self._parts, rest[:-1], strict=True)]
+    def _lay_out(self, x: int, *rest: int) -> list[Launch]:
+        parts = [part.at(address) for part, address in zip(self._parts, rest, strict=False)]
+        under_mask = rest[len(parts) : -1]
         dense = [turn.at(x) for turn in self._x]
-        if self._mask is None and self._turns == 2:
+        if not under_mask and self._turns == 2:
             return [launch_of(squares.call_of(dense[0], self._row, *parts))]
         calls = (
-            self._call(dense[i], i, mask, *parts[2 * i : 2 * i + 2]) for i in range(self._turns)
+            self._call(dense[i], i, *parts[2 * i : 2 * i + 2], *under_mask)
+            for i in range(self._turns)
         )
         return [launch_of(call) for call in calls]
 
-    def _call(self, dense: View, turn: int, mask: int, values: View, codes: View) -> KernelCall:
+    def _call(
+        self, dense: View, turn: int, values: View, codes: View, mask: int = 0, status: int = 0
+    ) -> KernelCall:
         """What packs one orientation."""
         if self._mask is None:
-            rule, chosen, status = "magnitude", None, None
+            given = "magnitude", None, values, None, codes, None
         else:
-            rule, chosen, status = "mask", self._mask[turn].at(mask), view(self._status)
-        return compress.call_of(dense, self._row, rule, chosen, values, None, codes, status)
+            chosen, counts = self._mask[turn].at(mask), self._status.at(status)
+            given = "mask", chosen, values, None, codes, counts
+        return compress.call_of(dense, self._row, *given)
 
 
 def unpacking_key(parts: list[Tensor], m: int, k: int) -> tuple | None:
@@ -185,6 +189,11 @@ class Sampling:
             call = sample.call_of(self._x.at(x.data_ptr()), self._row, key, *views)
             launch_of(call)(_arrays.torch_stream(x))
         return parts
+
+
+def _counts(x: Tensor) -> Tensor:
+    """What a kernel counts under a mask, which nobody reads; as all that a call makes, not kept."""
+    return x.new_empty(2, dtype=torch.int64)
 
 
 def _plain_like(x: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ def test_what_a_graph_runs_in_its_memory_is_not_kept(monkeypatch):
     x = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0))
     name = "torch._inductor.cudagraph_trees"
     monkeypatch.setattr(_torch_compiled._replay, "capturing", lambda x: False)
-    container = SimpleNamespace(tree_manager=object())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
+    manager = SimpleNamespace(stream="current")
+    container = SimpleNamespace(tree_manager=manager)
     for trees, expected in (
         (None, False),
         (SimpleNamespace(), True),
@@ -31,6 +33,10 @@ def test_what_a_graph_runs_in_its_memory_is_not_kept(monkeypatch):
     ):
         monkeypatch.setitem(sys.modules, name, trees)
         assert _torch_compiled._for_a_graph(x) is expected
+    manager.stream = "its own"
+    assert not _torch_compiled._for_a_graph(x)
+    del manager.stream
+    assert _torch_compiled._for_a_graph(x)
     container.tree_manager = None
     assert not _torch_compiled._for_a_graph(x)
     monkeypatch.setattr(_torch_compiled._replay, "capturing", lambda x: True)
