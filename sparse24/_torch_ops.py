@@ -1,7 +1,7 @@
 """The custom operators of the torch bridge: pack, multiply, mask, sample.
 
-A packed 2:4 matrix is passed as a plain list of tensors, (values, codes) for each orientation, so
-that autograd, checkpointing and ``torch.compile`` treat it like any others.  CPU tensors are
+A packed 2:4 matrix, or a stack of them, is passed as a plain list of tensors, (values, codes) for
+each orientation, so that autograd, checkpointing and ``torch.compile`` treat it like any others.  CPU tensors are
 seen as NumPy arrays and CUDA tensors as CuPy arrays; nothing is copied, work goes to torch's
 current stream, and memory comes from torch's pool.
 """
@@ -58,7 +58,7 @@ def meaning_for_tracing(name: str):
 
 @operator
 def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
-    """Values and codes of a matrix (m, k), pruned by magnitude or by `mask`.
+    """Values and codes of matrices (..., m, k), pruned by magnitude or by `mask`.
 
     Two tensors, or four for a transposable matrix: those of the transpose follow.
     """
@@ -75,7 +75,8 @@ def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
             records = (_compress_records.compress_rows(array, row, "magnitude")[0],)
         else:
             keep = _compress.checked_mask(_foreign.view_of(mask), array)
-            turns = ((array, keep), (array.T, keep.T))[: 1 + transposable]
+            turned = array.swapaxes(-1, -2), keep.swapaxes(-1, -2)
+            turns = ((array, keep), turned)[: 1 + transposable]
             records = tuple(_by_mask(a, m, row, axis) for (a, m), axis in zip(turns, (-1, -2)))
         if key is not None:
             _torch_replay.keep(key, _torch_repack.Packing.of(x, mask, transposable))
@@ -92,8 +93,7 @@ def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
 
 @meaning_for_tracing("pack")
 def _(x, mask, transposable):
-    m, k = x.shape
-    shapes = ((m, k), (k, m))[: 1 + transposable]
+    shapes = (x.shape, x.mT.shape)[: 1 + transposable]
     return [part for shape in shapes for part in empty_parts(x, *shape)]
 
 
@@ -146,9 +146,9 @@ def _multiplies_densely(values: Tensor, dense: Tensor) -> bool:
 def _dense_product(parts: list[Tensor], m: int, k: int, given: Tensor, *, left: bool) -> Tensor:
     """``x @ A`` or ``A.T @ b`` by torch, in the type that ours would have."""
     common = torch.promote_types(parts[0].dtype, given.dtype)
-    whole, given = _whole(parts, m, k).to(common), given.to(common)
+    matrix, given = whole(parts, m, k).to(common), given.to(common)
     with torch.autocast(given.device.type, enabled=False):
-        return given @ whole if left else whole.t() @ given
+        return given @ matrix if left else matrix.t() @ given
 
 
 @meaning_for_tracing("product")
@@ -175,26 +175,27 @@ _RESULTS = {
 
 @operator
 def dense(parts: list[Tensor], m: int, k: int) -> Tensor:
-    """The packed matrix with its zeros."""
-    return _whole(parts, m, k)
+    """The packed matrices with their zeros."""
+    return whole(parts, m, k)
 
 
-def _whole(parts: list[Tensor], m: int, k: int) -> Tensor:
+def whole(parts: list[Tensor], m: int, k: int) -> Tensor:
+    """`dense`, from within an operator."""
     key = _torch_repack.unpacking_key(parts, m, k)
     known = _torch_replay.find(key)
     if known is not None:
         return known(parts)
     with _foreign.stream_of(parts[0]):
         record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
-        whole = _foreign.to_torch(_storage.decompress(record))
+        unpacked = _foreign.to_torch(_storage.decompress(record))
         if key is not None:
             _torch_replay.keep(key, _torch_repack.Unpacking.of(parts, m, k))
-        return whole
+        return unpacked
 
 
 @meaning_for_tracing("dense")
 def _(parts, m, k):
-    return parts[0].new_empty((m, k))
+    return parts[0].new_empty((*parts[0].shape[:-2], m, k))
 
 
 @operator

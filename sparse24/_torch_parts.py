@@ -1,8 +1,12 @@
-"""Convert a packed matrix between tensors and records of arrays; nothing is copied."""
+"""Convert packed matrices between tensors and records of arrays; nothing is copied.
+
+Tensors of a stack of matrices have one more axis, the first, as the stack has.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -22,14 +26,15 @@ def _named(dtype: torch.dtype) -> _dtypes.DType:
     return _dtypes.lookup(str(dtype).removeprefix("torch."), argument="dtype")
 
 
-def empty_parts(x: Tensor, m: int, k: int) -> list[Tensor]:
-    """Tensors like those that hold a packed matrix (m, k) of the type of `x`."""
+def empty_parts(x: Tensor, *shape: int) -> list[Tensor]:
+    """Tensors like those that hold packed matrices (..., m, k) of the type of `x`."""
+    *stack, m, k = shape
     columns = _spec.values_per_row(k)
     codes: tuple[int, ...] = (m, _spec.metadata_bytes_per_row(k))
     if x.device.type == "cuda":
         columns = _arrays.row_pitch(columns, x.element_size())
         codes = _spec.packed_shape(m, k)
-    return [x.new_empty((m, columns)), x.new_empty(codes, dtype=torch.uint8)]
+    return [x.new_empty((*stack, m, columns)), x.new_empty((*stack, *codes), dtype=torch.uint8)]
 
 
 def parts_of(record: Compressed24):
@@ -37,12 +42,13 @@ def parts_of(record: Compressed24):
     values = record.values
     if not _arrays.is_cupy(values):
         return values, _storage.canonical(record)
-    m, columns = values.shape
+    *rows, columns = values.shape
     pitch = _arrays.row_pitch(columns, values.itemsize)
     if pitch != columns:  # the rows' storage is that wide
         cupy = _arrays.cupy_module()
-        strides = (pitch * values.itemsize, values.itemsize)
-        values = cupy.lib.stride_tricks.as_strided(values, (m, pitch), strides)
+        shape = (*rows, pitch)
+        strides = [math.prod(shape[i + 1 :]) * values.itemsize for i in range(len(shape))]
+        values = cupy.lib.stride_tricks.as_strided(values, shape, strides)
     return values, _storage.packed(record)
 
 
@@ -50,7 +56,7 @@ def unpack(parts: list[Tensor], m: int, k: int) -> Sparse24Array:
     """The array that the tensors of `pack` describe; nothing is copied."""
     rows = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
     columns = record_of(parts[2], parts[3], k, m, rows.dtype) if len(parts) == 4 else None
-    return Sparse24Array(Operand24(rows, columns, None, (m, k), rows.dtype))
+    return Sparse24Array(Operand24(rows, columns, None, rows.shape, rows.dtype))
 
 
 def operand_of(parts: list[Tensor], m: int, k: int, *, turned: bool) -> Operand24:
@@ -64,8 +70,8 @@ def operand_of(parts: list[Tensor], m: int, k: int, *, turned: bool) -> Operand2
 
 
 def record_of(values: Tensor, codes: Tensor, m: int, k: int, row: _dtypes.DType) -> Compressed24:
-    """The record of one orientation of a packed matrix."""
-    stored = _foreign.view_of(values)[:, : _spec.values_per_row(k)]
+    """The record of one orientation of packed matrices (..., m, k)."""
+    stored = _foreign.view_of(values)[..., : _spec.values_per_row(k)]
     bits = _foreign.view_of(codes)
-    metadata, packed = (bits, None) if bits.ndim == 2 else (None, bits)
-    return Compressed24(stored, metadata, packed, (m, k), row)
+    metadata, packed = (bits, None) if bits.ndim == stored.ndim else (None, bits)
+    return Compressed24(stored, metadata, packed, (*stored.shape[:-2], m, k), row)

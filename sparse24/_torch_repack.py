@@ -27,8 +27,8 @@ class Packing:
 
     Parameters
     ----------
-    x : Tensor, shape (m, k)
-    mask : Tensor of bool, shape (m, k), or None
+    x : Tensor, shape (m, k) or (e, m, k)
+    mask : Tensor of bool, shape of x, or None
     transposable : bool
     """
 
@@ -55,8 +55,7 @@ class Packing:
         return parts
 
     def _empty(self, x: Tensor) -> list[Tensor]:
-        m, k = x.shape
-        shapes = ((m, k), (k, m))[: self._turns]
+        shapes = (x.shape, x.mT.shape)[: self._turns]
         return [part for shape in shapes for part in empty_parts(x, *shape)]
 
     def _lay_out(self, x: int, *rest: int) -> list[Launch]:
@@ -95,20 +94,21 @@ class Unpacking:
     """Makes packed matrices of one layout dense, as the operator `dense` does."""
 
     def __init__(self, values: Tensor, codes: Tensor, m: int, k: int):
-        self._shape, self._row = (m, k), dtype_of(values)
+        self._shape, self._row = (*values.shape[:-2], m, k), dtype_of(values)
         self._values, self._codes = _as_written(values), _as_written(codes)
-        self._out = _both_ways(values.new_empty(m, k))[0]
+        self._out = _both_ways(values.new_empty(self._shape))[0]
         self._launches = Launches(self._lay_out)
 
     @classmethod
     def of(cls, parts: list[Tensor], m: int, k: int) -> Unpacking | None:
         """None for tensors that kernels take copies of."""
         values, codes = parts[:2]
-        in_place = values.is_contiguous() and codes.is_contiguous() and codes.ndim == 3
-        aligned = all(n % 16 == 0 for n in (values.data_ptr(), values.stride(0) * values.itemsize))
-        if not in_place or not aligned or not m * k:
+        in_order = codes.ndim == values.ndim + 1  # that of the tensor cores
+        in_place = values.is_contiguous() and codes.is_contiguous() and in_order
+        aligned = all(n % 16 == 0 for n in (values.data_ptr(), values.stride(-2) * values.itemsize))
+        if not in_place or not aligned or not values.numel() * m * k:
             return None
-        return cls(values[:, : _spec.values_per_row(k)], codes, m, k)
+        return cls(values[..., : _spec.values_per_row(k)], codes, m, k)
 
     def __call__(self, parts: list[Tensor]) -> Tensor:
         values, codes = parts[:2]
@@ -201,10 +201,11 @@ def _plain_like(x: Tensor) -> Tensor:
 
 
 def _both_ways(x: Tensor) -> tuple[View, View]:
-    """A matrix and its transpose as kernels take them, with a batch axis."""
-    return view(x[None]), view(x.t()[None])
+    """Matrices and their transposes as kernels take them, with a batch axis."""
+    stack = x if x.ndim == 3 else x[None]
+    return view(stack), view(stack.mT)
 
 
 def _as_written(part: Tensor) -> View:
-    """Values with a batch axis, or codes, of a packed matrix."""
-    return view(part if part.ndim == 3 else part[None])
+    """Values with a batch axis, or codes, of packed matrices."""
+    return view(part if part.ndim >= 3 else part[None])
