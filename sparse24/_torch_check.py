@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from sparse24 import _check, _dtypes
 from sparse24._errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 
 _MULTIPLIED = frozenset(getattr(torch, name) for name in _dtypes.NAMES)
+_FLOATS = ("float16", "bfloat16", "float32", "float64")  # types in which experts learn
 
 
 def check_tensor(given, argument: str) -> None:
@@ -65,3 +68,68 @@ def check_linear(
                 f"{given.dtype}; use for example {name}.to(torch.float32)"
             )
     return _check.bias(bias, weight.shape[0])
+
+
+def check_experts(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, offsets: Any
+) -> Tensor:
+    """The offsets as a tensor, after the messages for all operands of experts."""
+    check_tensor(x, "x")
+    check_tensor(weight, "weight")
+    if weight.ndim != 3 or x.ndim != 2 or x.shape[1] != weight.shape[2]:
+        raise ShapeError(
+            f"x must have shape (t, k) and weight (e, m, k), got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}; fold other axes of tokens by x.flatten(0, -2)"
+        )
+    for name, given in (("x", x), ("weight", weight)):
+        if str(given.dtype).removeprefix("torch.") not in _FLOATS:
+            raise DTypeError(
+                f"{name} must be of one of the types {', '.join(_FLOATS)}, got {given.dtype}; use "
+                f"for example {name}.to(torch.float32)"
+            )
+    if bias is not None:
+        check_tensor(bias, "bias")
+        if bias.shape != weight.shape[:2]:
+            raise ShapeError(
+                f"bias must have shape (e, m) = {tuple(weight.shape[:2])}, a row for each expert, "
+                f"got {tuple(bias.shape)}"
+            )
+    if mask is not None:
+        check_tensor(mask, "mask")
+        _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
+        if mask.dtype != torch.bool:
+            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+    check_device(x, weight=weight, bias=bias, mask=mask)
+    return _offsets(offsets, weight.shape[0], x)
+
+
+def _offsets(offsets: Any, experts: int, x: Tensor) -> Tensor:
+    """Offsets as a contiguous tensor (e + 1,); its values are looked at later, if at all."""
+    if not isinstance(offsets, Tensor):
+        try:
+            offsets = torch.tensor(offsets)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DTypeError(
+                "offsets must be a torch.Tensor or a list of integers, got "
+                f"{_check.shown(offsets)}: {error}"
+            ) from None
+    if tuple(offsets.shape) != (experts + 1,):
+        raise ShapeError(
+            f"offsets must have shape (e + 1,) = ({experts + 1},) for {experts} experts, got "
+            f"{tuple(offsets.shape)}; it begins with 0 and ends with the number of tokens"
+        )
+    if offsets.dtype == torch.bool or offsets.is_floating_point() or offsets.is_complex():
+        raise DTypeError(
+            f"offsets must hold integers, got {offsets.dtype}; convert with .to(torch.int64)"
+        )
+    if offsets.device != x.device and offsets.device.type != "cpu":
+        raise DeviceError(
+            f"offsets must be on the device of x, {x.device}, or on the cpu, got {offsets.device}; "
+            "move them with .to()"
+        )
+    if offsets.is_cuda and offsets.dtype not in (torch.int32, torch.int64):
+        raise DTypeError(
+            f"offsets on a GPU must be int32 or int64, got {offsets.dtype}; convert with "
+            ".to(torch.int32)"
+        )
+    return offsets.contiguous()

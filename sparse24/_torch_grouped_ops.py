@@ -1,0 +1,83 @@
+"""The custom operators of experts: sparse and dense grouped products, and their gradients.
+
+Tokens are rows, sorted by expert: those from ``i0 = offsets[i]`` to ``i1 = offsets[i + 1]`` belong
+to expert i.  They are operators, as those of `_torch_ops` are, because ``torch.compile`` cannot
+look into loops whose length the offsets decide.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24 import _torch_grouped_mm as dense
+from sparse24 import _torch_ops as ops
+from sparse24._errors import ArgumentError
+from sparse24._grouped import grouped_linear
+from sparse24._torch_parts import unpack
+
+FORMS = ("x@At", "x@A")
+
+
+@ops.operator
+def grouped_product(
+    parts: list[Tensor], m: int, k: int, x: Tensor, bias: Tensor | None, offsets: Tensor, form: str
+) -> Tensor:
+    """``x[i0:i1] @ A[i].T + bias[i]``, or ``x[i0:i1] @ A[i]``, with packed matrices A (e, m, k).
+
+    The latter is sparse where the transposes are packed, too, and else dense.
+    """
+    turned = form == "x@A"
+    stored, shape = (parts[2:], (k, m)) if turned else (parts[:2], (m, k))
+    if stored:
+        return grouped_linear(x, unpack(stored, *shape), bias, offsets=offsets)
+    return grouped_dense(x, ops.whole(parts, m, k).mT, bias, offsets)
+
+
+@ops.meaning_for_tracing("grouped_product")
+def _(parts, m, k, x, bias, offsets, form):
+    if form not in FORMS:
+        raise ArgumentError(f"form must be one of {FORMS}, got {form!r}")
+    columns = m if form == "x@At" else k
+    return x.new_empty((x.shape[0], columns), dtype=_common(x, parts[0]))
+
+
+@ops.operator
+def grouped_dense(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor) -> Tensor:
+    """``x[i0:i1] @ weight[i].T + bias[i]`` for a dense weight (e, m, k), in their common type."""
+    common = _common(x, weight)
+    with torch.autocast(x.device.type, enabled=False):
+        y = dense.products(x.to(common), weight.to(common).mT, offsets)
+        return y if bias is None else dense.add_rows(y, bias, offsets)
+
+
+@ops.meaning_for_tracing("grouped_dense")
+def _(x, weight, bias, offsets):
+    return x.new_empty((x.shape[0], weight.shape[1]), dtype=_common(x, weight))
+
+
+@ops.operator
+def grouped_gradient(dy: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+    """``dy[i0:i1].T @ x[i0:i1]``, shape (e, m, k), in the type of dy; 0 without tokens."""
+    with torch.autocast(dy.device.type, enabled=False):
+        return dense.gradients(dy, x.to(dy.dtype), offsets)  # a narrower x has met a wider weight
+
+
+@ops.meaning_for_tracing("grouped_gradient")
+def _(dy, x, offsets):
+    return dy.new_empty((offsets.shape[0] - 1, dy.shape[1], x.shape[1]))
+
+
+@ops.operator
+def grouped_sum(dy: Tensor, offsets: Tensor) -> Tensor:
+    """``dy[i0:i1].sum(0)``, shape (e, m); 0 without tokens."""
+    return dense.sums(dy, offsets)
+
+
+@ops.meaning_for_tracing("grouped_sum")
+def _(dy, offsets):
+    return dy.new_empty((offsets.shape[0] - 1, dy.shape[1]))
+
+
+def _common(x: Tensor, weight: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, weight.dtype)
