@@ -6,6 +6,7 @@ those that are on the GPU.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -95,8 +96,9 @@ def experts_with_tokens(x: Tensor, offsets: Tensor) -> Iterator[tuple[int, slice
             "tensor on the CPU, which the graph then keeps, or use bfloat16 on Hopper with sizes "
             f"that are multiples of {ALIGNED}"
         )
-    ends = _grouped_offsets.validated(offsets.cpu().numpy().astype(np.int64), x.shape[0]).tolist()
-    for expert, (start, stop) in enumerate(zip(ends, ends[1:])):
+    on_host = offsets.cpu().numpy().astype(np.int64, copy=False)
+    ends = _grouped_offsets.validated(on_host, len(x)).tolist()
+    for expert, (start, stop) in enumerate(itertools.pairwise(ends)):
         if start < stop:
             yield expert, slice(start, stop)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from sparse24 import _check, _replay, _torch_state
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+from sparse24._errors import ArgumentError
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_check import check_linear, check_tensor
 from sparse24._torch_compiled import by_packing, layer_product
@@ -23,15 +21,16 @@ from sparse24._torch_linear import (
     tokens,
     unpruned,
 )
-from sparse24._torch_packed import Origin, Packed, kept
+from sparse24._torch_packed import Origin, kept
+from sparse24._torch_pruned import PrunedLayer
 from sparse24._torch_transforms import are_transformed, refuse_transforms
-from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
+from sparse24._torch_ways import has_elements
 from sparse24._train_rule import checked_rule
 
 OPTIONS = ("sparse", "gradient", "transposable", "decay", "seed", "soft")
 
 
-class SparseLinear(torch.nn.Linear):
+class SparseLinear(PrunedLayer, torch.nn.Linear):
     """A drop-in `torch.nn.Linear` whose product is 2:4 sparse; the weight stays a dense parameter.
 
     Parameters
@@ -91,7 +90,6 @@ class SparseLinear(torch.nn.Linear):
     (16, Linear(in_features=8, out_features=4, bias=True))
     """
 
-    mask: Tensor | None
     scale: Tensor | None
 
     def __init__(
@@ -118,17 +116,13 @@ class SparseLinear(torch.nn.Linear):
         _check.one_of(sparse, MODES, argument="sparse")
         self.sparse = sparse
         seed = _check.whole(seed, argument="seed", least=0)
-        self.rule = checked_rule(gradient, transposable, decay, seed)
-        check_activation(sparse, self.rule)
+        rule = checked_rule(gradient, transposable, decay, seed)
+        check_activation(sparse, rule)
+        self._begin(rule)
         # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
         self._clock = torch.zeros((), dtype=torch.int64)
-        self._packed: Packed | None = None
-        self._captured: list[tuple] = []  # memory that CUDA graphs read
-        self._way = sparse  # how the present mask is multiplied by: `sparse`, "masked" or "dense"
-        self._looked_at: int | None = None  # the version of the mask that the way was chosen for
-        self.register_buffer("mask", None)
         _check.one_of(soft, (True, False), argument="soft")
-        hard = sparse != "weight" or transposable or decay or not self.rule.straight
+        hard = sparse != "weight" or transposable or decay or not rule.straight
         if soft and hard:
             raise ArgumentError(
                 "soft=True needs sparse='weight', a straight-through gradient ('ste' or "
@@ -196,54 +190,10 @@ class SparseLinear(torch.nn.Linear):
         """Samples drawn so far; `torch.distributed.checkpoint` looks up entries of states here."""
         return self._clock
 
-    @property
-    def masked(self) -> bool:
-        """True if the layer multiplies densely, with its mask."""
-        return self._way == "masked"
-
-    def set_mask(self, mask: Tensor | None, *, way: str | None = None) -> None:
-        """Use this mask from now on; None returns to masks chosen by magnitude.
-
-        Parameters
-        ----------
-        mask : Tensor of bool, shape of the weight, or None
-            With a mask that is not 2:4 (along both axes, for a transposable layer) the layer
-            multiplies densely.
-        way : {"weight", "masked", "dense"}, optional
-            How to multiply: sparsely, with a 2:4 mask; densely, with any mask; or without the
-            mask, if all of it is true.  By default the mask is inspected, which waits for the
-            device.
-        """
+    def _refuse_mask(self, mask: Tensor | None) -> None:
         if mask is not None and self.scale is not None:
             raise ArgumentError("a soft layer takes no mask; make it with soft=False")
         check_activation(self.sparse, self.rule, mask)
-        _check.one_of(way, (None, *WAYS), argument="way")
-        if mask is not None and not isinstance(mask, Tensor):
-            raise DTypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}")
-        if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
-            raise ShapeError(
-                f"mask must have the weight's shape, {tuple(self.weight.shape)}, "
-                f"got {tuple(mask.shape)}"
-            )
-        if mask is None or self.mask is None:
-            self.mask = None if mask is None else mask.to(self.weight.device, torch.bool).clone()
-        else:
-            self.mask.copy_(mask)
-        self._choose_way(way)
-
-    def _choose_way(self, way: str | None) -> None:
-        if self.mask is None or self.sparse != "weight":
-            self._way = self.sparse
-        else:
-            self._way = way or way_of(self.mask, self.rule.transposable)
-        self._looked_at = version_of(self.mask)
-
-    def _look_again(self) -> None:
-        """A mask that was written in place may be multiplied by in another way."""
-        if self.mask is None or self._way == "masked" or not has_elements(self.mask):
-            return  # that way serves any mask
-        if self._looked_at != version_of(self.mask):
-            self._choose_way(None)
 
     def forward(self, x: Tensor) -> Tensor:
         learns = torch.is_grad_enabled()
@@ -262,15 +212,6 @@ class SparseLinear(torch.nn.Linear):
             gradient=self.rule.gradient, transposable=self.rule.transposable,
             decay=self.rule.decay, seed=self.rule.seed,
         )  # fmt: skip
-
-    def _apply(self, *args, **kwargs) -> SparseLinear:
-        forget(self)  # it is of another type or device; torch swaps no tensor with weak references
-        return super()._apply(*args, **kwargs)
-
-    def train(self, mode: bool = True) -> SparseLinear:
-        forget(self)  # weights may have been exchanged through `.data`
-        self._look_again()
-        return super().train(mode)
 
     def _inference(self, x: Tensor) -> Tensor:
         check_tensor(x, "x")
@@ -309,23 +250,6 @@ class SparseLinear(torch.nn.Linear):
         else:
             y = by_packing(tokens(x), self._origin(), dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
-
-    def __prepare_scriptable__(self):
-        raise UnsupportedError(
-            "torch.jit.script cannot compile sparse layers; use torch.jit.trace, torch.export or "
-            "torch.compile"
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None, "_captured": []}  # a copy packs its own weight
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update({f"{prefix}{key}": v for key, v in _torch_state.saved(self).items()})
-
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        with _torch_state.loading(self, state_dict, prefix) as others:
-            super()._load_from_state_dict(others, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         rule = self.rule

@@ -1,9 +1,9 @@
 """The custom operators of the torch bridge: pack, multiply, mask, sample.
 
 A packed 2:4 matrix, or a stack of them, is passed as a plain list of tensors, (values, codes) for
-each orientation, so that autograd, checkpointing and ``torch.compile`` treat it like any others.  CPU tensors are
-seen as NumPy arrays and CUDA tensors as CuPy arrays; nothing is copied, work goes to torch's
-current stream, and memory comes from torch's pool.
+each orientation, so that autograd, checkpointing and ``torch.compile`` treat it like any others.
+CPU tensors are seen as NumPy arrays and CUDA tensors as CuPy arrays; nothing is copied, work goes
+to torch's current stream, and memory comes from torch's pool.
 """
 
 from __future__ import annotations

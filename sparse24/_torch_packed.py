@@ -2,6 +2,8 @@
 
 A layer in inference is called with the same few layouts again and again.  With few tokens such a
 call takes as long as what Python looks up, so little is.
+
+The weight of experts is a stack (e, m, k), their bias (e, m).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from sparse24.formats.two_four import Sparse24Array
 
 
 class Origin(NamedTuple):
-    """What the packed weight (m, k) and the bias of a layer are made of."""
+    """What the packed weight (..., m, k) and the bias of a layer are made of."""
 
     weight: Tensor
     mask: Tensor | None
@@ -45,8 +47,8 @@ class Origin(NamedTuple):
         return ops.pack(cast(self.latent(), dtype), self.mask, in_tiles)[:2]
 
     def vector(self, dtype: torch.dtype | None) -> Tensor | None:
-        """The bias as (m,)."""
-        return None if self.bias is None else cast(self.bias, dtype).reshape(self.weight.shape[0])
+        """The bias as (..., m)."""
+        return None if self.bias is None else cast(self.bias, dtype).reshape(self.weight.shape[:-1])
 
 
 def kept(layer, x: Tensor, dtype: torch.dtype | None) -> Packed | None:
@@ -66,7 +68,7 @@ def kept(layer, x: Tensor, dtype: torch.dtype | None) -> Packed | None:
 
 
 class Packed:
-    """The weight (m, k) and the bias of a layer as kernels take them, as long as they are its own.
+    """The weight and the bias of a layer as kernels take them, as long as they are its own.
 
     Parameters
     ----------
@@ -74,8 +76,8 @@ class Packed:
         What they were made of; None if nothing tells of changes.
     transposable : bool
         Of the layer.
-    weight : Sparse24Array, shape (m, k)
-    bias : Tensor, shape (m,), optional
+    weight : Sparse24Array, shape (..., m, k)
+    bias : Tensor, shape (..., m), optional
         Of float64 for such a weight, of float32 for others.
     tensors : list of Tensor
         All that both are kept in.
@@ -89,7 +91,7 @@ class Packed:
         bias: Tensor | None,
         tensors: list[Tensor],
     ):
-        self.weight, self.tensors = weight, tensors
+        self.weight, self.bias, self.tensors = weight, bias, tensors
         self._sources, self.transposable = sources, transposable
         self._streams: set[int] = set()  # that come after its making, which ends with an event
         if tensors[0].is_cuda:
@@ -104,7 +106,7 @@ class Packed:
         """Packed now; `dtype` is what autocast asks for."""
         sources = Sources.of(dtype, origin.tensors())  # first: others may write meanwhile
         tensors, bias = origin.pack(dtype), origin.vector(dtype)
-        weight = unpack(tensors, *origin.weight.shape)
+        weight = unpack(tensors, *origin.weight.shape[-2:])
         if bias is not None:
             wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
             bias = bias.detach().to(wide)

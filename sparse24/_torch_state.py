@@ -58,7 +58,7 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
         layer.mask = torch.empty_like(layer.weight, dtype=torch.bool)
     elif mask is None and weight is not None:
         layer.mask = None
-    if clock is not None:
+    if clock is not None and layer.rule.samples:
         layer._clock.copy_(clock)
     yield {k: v for k, v in state_dict.items() if k not in {f"{prefix}{key}" for key in OWN}}
     if made and mask is not None and mask.shape != layer.weight.shape:

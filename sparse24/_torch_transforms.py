@@ -58,7 +58,7 @@ def _not_by_transforms() -> UnsupportedError:
     return UnsupportedError(
         "products that are sparse have derivatives by backward() and torch.autograd.grad only, "
         "not by torch.func's transforms (grad, jvp, vmap, ...), batched gradients or forward "
-        "mode; use those, or sparse='masked'"
+        "mode; use those, or sparse='masked' in linear layers"
     )
 
 

@@ -1,0 +1,206 @@
+"""`SparseExperts`: the linear layers of a mixture of experts, whose products are 2:4 sparse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from sparse24 import _check, _replay
+from sparse24 import _torch_grouped_ops as grouped
+from sparse24 import _torch_ops as ops
+from sparse24._errors import ArgumentError
+from sparse24._grouped import grouped_linear as packed_grouped_linear
+from sparse24._torch_check import check_experts
+from sparse24._torch_experts_linear import experts_rule, grouped_linear, masked_grouped_linear
+from sparse24._torch_kept import forget, found_or_packed, will_change
+from sparse24._torch_linear import autocast_dtype, cast
+from sparse24._torch_packed import Origin, kept
+from sparse24._torch_pruned import PrunedLayer
+from sparse24._torch_transforms import refuse_transforms
+from sparse24._torch_ways import has_elements
+
+
+class SparseExperts(PrunedLayer):
+    """The linear layers of experts, 2:4 sparse; their weights stay one dense parameter.
+
+    Parameters
+    ----------
+    experts : int
+        How many there are.
+    in_features, out_features, bias, device, dtype
+        Of each expert, as in `torch.nn.Linear`, which also says how they are initialised.
+    gradient, transposable, decay
+        See `grouped_linear`.
+
+    Attributes
+    ----------
+    weight : Parameter, shape (e, m, k)
+        With e experts, m output features and k input features.
+    bias : Parameter, shape (e, m), or None
+    mask : Tensor of bool, shape (e, m, k), or None
+        A buffer, saved with the model.  With None, the layer chooses its mask anew by magnitude at
+        each call.  `set_mask` and `update_masks` set it, and it then stays until the next update.
+    masked
+        In the ``state_dict`` of a layer with a mask: whether it multiplies densely with it.
+
+    Notes
+    -----
+    A call ``layer(x, offsets)`` takes tokens x (t, k) that are sorted by expert and where those of
+    each expert begin, and gives (t, m): see `grouped_linear`, also for when it waits.
+
+    Without gradients the packed weight is kept from call to call, until the weight or the mask
+    changes: what is seen as a change, and what CUDA graphs read, is as in `SparseLinear`.  Code of
+    ``torch.compile`` packs the weight at each call.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import SparseExperts
+    >>> layer = SparseExperts(4, 16, 8)
+    >>> layer(torch.ones(5, 16), offsets=[0, 2, 2, 4, 5]).shape    # 2, 0, 2 and 1 tokens
+    torch.Size([5, 8])
+    >>> int(layer.current_mask().sum()), len(layer.to_dense())
+    (256, 4)
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device=None,
+        dtype=None,
+        *,
+        gradient: str = "ste",
+        transposable: bool = False,
+        decay: float = 0.0,
+    ):
+        super().__init__()
+        self.experts = _check.whole(experts, argument="experts", least=1)
+        self.in_features = _check.whole(in_features, argument="in_features", least=0)
+        self.out_features = _check.whole(out_features, argument="out_features", least=0)
+        shape, place = (experts, out_features, in_features), {"device": device, "dtype": dtype}
+        self.weight = torch.nn.Parameter(torch.empty(shape, **place))
+        self.bias = torch.nn.Parameter(torch.empty(shape[:2], **place)) if bias else None
+        self._begin(experts_rule(gradient, transposable, decay))
+        self.reset_parameters()
+
+    @classmethod
+    def from_dense(cls, layers: Iterable[torch.nn.Linear], **options) -> SparseExperts:
+        """Experts with copies of the parameters of linear layers of one shape.
+
+        Parameters
+        ----------
+        layers : iterable of torch.nn.Linear
+            Such as a `torch.nn.ModuleList`; all of one shape and type, with a bias or without.
+        **options
+            `gradient`, `transposable` and `decay`.
+        """
+        given = list(layers)
+        _check_alike(given)
+        weight = given[0].weight
+        out_features, in_features = weight.shape
+        biases = [layer.bias for layer in given if layer.bias is not None]
+        new = cls(
+            len(given), in_features, out_features, bool(biases), weight.device, weight.dtype,
+            **options,
+        )  # fmt: skip
+        with torch.no_grad():
+            new.weight.copy_(torch.stack([layer.weight for layer in given]))
+            if biases:
+                new.bias.copy_(torch.stack(biases))
+        return new
+
+    def to_dense(self) -> torch.nn.ModuleList:
+        """A dense layer for each expert, with copies of its pruned weight and its bias."""
+        pruned = self.weight.detach().masked_fill(~self.current_mask(), 0.0)
+        layers = torch.nn.ModuleList()
+        for i, weight in enumerate(pruned):
+            layer = torch.nn.Linear(
+                self.in_features, self.out_features, self.bias is not None, device="meta"
+            )
+            layer.weight = torch.nn.Parameter(weight.clone())
+            if self.bias is not None:
+                layer.bias = torch.nn.Parameter(self.bias[i].detach().clone())
+            layers.append(layer)
+        return layers.train(self.training)
+
+    def reset_parameters(self) -> None:
+        """As the layers of the experts, one after the other, would be initialised."""
+        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
+        for i in range(self.experts):
+            torch.nn.init.uniform_(self.weight[i], -bound, bound)
+            if self.bias is not None:
+                torch.nn.init.uniform_(self.bias[i], -bound, bound)
+
+    def _origin(self) -> Origin:
+        return Origin(self.weight, self.mask, self.bias, None, self.rule.transposable)
+
+    def current_mask(self) -> Tensor:
+        """The mask that a forward pass would use now (with autocast, rounding may change ties)."""
+        return ops.keep(self.weight, self.rule.transposable) if self.mask is None else self.mask
+
+    def forward(self, x: Tensor, offsets) -> Tensor:
+        learns = torch.is_grad_enabled()
+        if not learns:
+            self._look_again()
+        elif will_change(self):
+            forget(self)
+        if self._way != "weight":
+            mask = self.mask if self._way == "masked" else None
+            return masked_grouped_linear(x, self.weight, self.bias, offsets, mask, self.rule)
+        if not learns:
+            return self._inference(x, offsets)
+        return grouped_linear(
+            x, self.weight, self.bias, offsets=offsets, mask=self.mask,
+            gradient=self.rule.gradient, transposable=self.rule.transposable,
+            decay=self.rule.decay,
+        )  # fmt: skip
+
+    def _inference(self, x: Tensor, offsets) -> Tensor:
+        offsets = check_experts(x, self.weight, self.bias, self.mask, offsets)
+        refuse_transforms(x, self.weight, self.bias)
+        dtype = autocast_dtype(x)
+        x = cast(x, dtype)
+        if not has_elements(x) or x.is_neg():  # the bit stands for a sign that NumPy cannot see
+            return self._by_packing(x, offsets, dtype)
+        packed = kept(self, x, dtype)
+        if packed is None:
+            if _replay.capturing(x):
+                return self._by_packing(x, offsets, dtype)  # so that a graph does at its replays
+            self._packed = packed = found_or_packed(self._origin(), dtype)
+            packed.await_on_stream_of(x)
+        return packed_grouped_linear(x, packed.weight, packed.bias, offsets=offsets)
+
+    def _by_packing(self, x: Tensor, offsets: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """By operators that torch can follow, such as its compiler."""
+        origin = self._origin()
+        parts, bias, shape = origin.pack(dtype), origin.vector(dtype), self.weight.shape[1:]
+        return grouped.grouped_product(parts, *shape, x, bias, offsets, "x@At")
+
+    def extra_repr(self) -> str:
+        rule = self.rule
+        return (
+            f"experts={self.experts}, in_features={self.in_features}, "
+            f"out_features={self.out_features}, bias={self.bias is not None}, "
+            f"gradient={rule.gradient!r}, transposable={rule.transposable}"
+        )
+
+
+def _check_alike(layers: list) -> None:
+    """Refuse layers that cannot be the experts of one weight."""
+    if not layers or not all(isinstance(layer, torch.nn.Linear) for layer in layers):
+        raise ArgumentError(
+            "layers must be one torch.nn.Linear or more, as in a torch.nn.ModuleList, got "
+            f"{_check.shown(layers)}"
+        )
+    kinds = {(*x.weight.shape, x.weight.dtype, x.weight.device, x.bias is None) for x in layers}
+    if len(kinds) > 1:
+        raise ArgumentError(
+            "layers must be alike in shape, type, device and whether they have a bias, got "
+            f"{len(kinds)} kinds among {len(layers)}; make experts of each kind"
+        )
