@@ -20,7 +20,7 @@ def check_tensor(given, argument: str) -> None:
         if isinstance(given, torch.fx.Proxy):
             raise UnsupportedError(
                 "torch.fx.symbolic_trace cannot look into sparse layers; use torch.export, or a "
-                "torch.fx.Tracer whose is_leaf_module is true of SparseLinear"
+                "torch.fx.Tracer whose is_leaf_module is true of them"
             )
         kind = type(given).__name__
         raise DTypeError(f"{argument} must be a torch.Tensor, got {kind}; use torch.as_tensor")

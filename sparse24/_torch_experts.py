@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _replay
+from sparse24 import _check, _replay, _torch_state
 from sparse24 import _torch_grouped_ops as grouped
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError
@@ -21,6 +21,8 @@ from sparse24._torch_packed import Origin, kept
 from sparse24._torch_pruned import PrunedLayer
 from sparse24._torch_transforms import refuse_transforms
 from sparse24._torch_ways import has_elements
+
+OPTIONS = ("gradient", "transposable", "decay")
 
 
 class SparseExperts(PrunedLayer):
@@ -66,6 +68,8 @@ class SparseExperts(PrunedLayer):
     (256, 4)
     """
 
+    scale = None  # no projection takes the place of a mask
+
     def __init__(
         self,
         experts: int,
@@ -100,15 +104,15 @@ class SparseExperts(PrunedLayer):
         **options
             `gradient`, `transposable` and `decay`.
         """
+        for name in options:
+            _check.one_of(name, OPTIONS, argument="an option of SparseExperts")
         given = list(layers)
         _check_alike(given)
         weight = given[0].weight
-        out_features, in_features = weight.shape
+        place = {"device": weight.device, "dtype": weight.dtype}
         biases = [layer.bias for layer in given if layer.bias is not None]
-        new = cls(
-            len(given), in_features, out_features, bool(biases), weight.device, weight.dtype,
-            **options,
-        )  # fmt: skip
+        new = cls(len(given), *weight.shape[::-1], bias=bool(biases), **place, **options)
+        new.train(given[0].training)
         with torch.no_grad():
             new.weight.copy_(torch.stack([layer.weight for layer in given]))
             if biases:
@@ -180,7 +184,7 @@ class SparseExperts(PrunedLayer):
         """By operators that torch can follow, such as its compiler."""
         origin = self._origin()
         parts, bias, shape = origin.pack(dtype), origin.vector(dtype), self.weight.shape[1:]
-        return grouped.grouped_product(parts, *shape, x, bias, offsets, "x@At")
+        return grouped.grouped_product(parts, *shape, x, bias, offsets, False)
 
     def extra_repr(self) -> str:
         rule = self.rule
@@ -193,11 +197,10 @@ class SparseExperts(PrunedLayer):
 
 def _check_alike(layers: list) -> None:
     """Refuse layers that cannot be the experts of one weight."""
-    if not layers or not all(isinstance(layer, torch.nn.Linear) for layer in layers):
-        raise ArgumentError(
-            "layers must be one torch.nn.Linear or more, as in a torch.nn.ModuleList, got "
-            f"{_check.shown(layers)}"
-        )
+    for layer in layers:
+        _torch_state.check_dense(layer)
+    if not layers:
+        raise ArgumentError("layers must hold one torch.nn.Linear or more, a layer for each expert")
     kinds = {(*x.weight.shape, x.weight.dtype, x.weight.device, x.bias is None) for x in layers}
     if len(kinds) > 1:
         raise ArgumentError(

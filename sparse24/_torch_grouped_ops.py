@@ -12,22 +12,25 @@ from torch import Tensor
 
 from sparse24 import _torch_grouped_mm as dense
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ArgumentError
 from sparse24._grouped import grouped_linear
 from sparse24._torch_parts import unpack
-
-FORMS = ("x@At", "x@A")
 
 
 @ops.operator
 def grouped_product(
-    parts: list[Tensor], m: int, k: int, x: Tensor, bias: Tensor | None, offsets: Tensor, form: str
+    parts: list[Tensor],
+    m: int,
+    k: int,
+    x: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    turned: bool,
 ) -> Tensor:
-    """``x[i0:i1] @ A[i].T + bias[i]``, or ``x[i0:i1] @ A[i]``, with packed matrices A (e, m, k).
+    """``x[i0:i1] @ A[i].T + bias[i]`` with packed matrices A (e, m, k).
 
-    The latter is sparse where the transposes are packed, too, and else dense.
+    With `turned` their transposes are in their place; such a product is dense where these are not
+    packed.
     """
-    turned = form == "x@A"
     stored, shape = (parts[2:], (k, m)) if turned else (parts[:2], (m, k))
     if stored:
         return grouped_linear(x, unpack(stored, *shape), bias, offsets=offsets)
@@ -35,11 +38,8 @@ def grouped_product(
 
 
 @ops.meaning_for_tracing("grouped_product")
-def _(parts, m, k, x, bias, offsets, form):
-    if form not in FORMS:
-        raise ArgumentError(f"form must be one of {FORMS}, got {form!r}")
-    columns = m if form == "x@At" else k
-    return x.new_empty((x.shape[0], columns), dtype=_common(x, parts[0]))
+def _(parts, m, k, x, bias, offsets, turned):
+    return x.new_empty((x.shape[0], k if turned else m), dtype=_common(x, parts[0]))
 
 
 @ops.operator

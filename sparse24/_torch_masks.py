@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sparse24 import _check
+from sparse24 import _check, _spec
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError
 from sparse24._sched_transition import POLICIES
-from sparse24._torch_layers import SparseLinear
 from sparse24._torch_model import sparse_layers
+from sparse24._torch_pruned import PrunedLayer
 
 
 def update_masks(
@@ -29,9 +29,10 @@ def update_masks(
     Parameters
     ----------
     model : Module
-        Its `SparseLinear` layers are the scheduler's layers, except soft ones and those with
-        sparse activations, whose weights have no mask.  They multiply sparsely while
-        their masks are 2:4, densely with other masks, and without a mask in dense phases.
+        Its `SparseLinear` and `SparseExperts` layers are the scheduler's layers, except soft ones
+        and those with sparse activations, whose weights have no mask.  They multiply sparsely
+        while their masks are 2:4, densely with other masks, and without a mask in dense phases.
+        To the scheduler the weight (e, m, k) of experts is one layer.
     scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
     optimizer : torch.optim.Optimizer, optional
         Its state is adapted to the changed masks, as `policy` says.
@@ -103,7 +104,7 @@ def update_masks(
     return masks
 
 
-def _masked_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
+def _masked_layers(model: torch.nn.Module) -> dict[str, PrunedLayer]:
     """The sparse layers whose weights take masks."""
     layers = {n: layer for n, layer in sparse_layers(model).items() if layer.takes_masks}
     if not layers:
@@ -127,7 +128,7 @@ def _state(scheduler, weights) -> S.State:
     return scheduler._begun(weights, None) if state is None else state
 
 
-def _check_groups(state: S.State, layers: dict[str, SparseLinear]) -> None:
+def _check_groups(state: S.State, layers: dict[str, PrunedLayer]) -> None:
     """Refuse layers that are not the model's, and growth by gradients that are not there.
 
     Where pruned weights have no gradient, a grower brings back what was just dropped.
@@ -148,19 +149,21 @@ def _check_groups(state: S.State, layers: dict[str, SparseLinear]) -> None:
             )
 
 
-def _treat_state(layer: SparseLinear, mask: Tensor, optimizer, policy: str) -> None:
+def _treat_state(layer: PrunedLayer, mask: Tensor, optimizer, policy: str) -> None:
     slots = optimizer.state.get(layer.weight)
     if slots:
         old = torch.ones_like(mask) if layer.mask is None else layer.mask
         optimizer.state[layer.weight] = S.mask_slots(slots, old, mask, policy=policy)
 
 
-def _way(layer: SparseLinear, pattern: S.Pattern, sparsity: float) -> str:
+def _way(layer: PrunedLayer, pattern: S.Pattern, sparsity: float) -> str:
     """How a layer multiplies by a mask of this pattern, without looking at the mask."""
     if sparsity == 0:
         return "dense"
     if isinstance(pattern, S.Transposable24):
-        return "weight"
+        # Its tiles are those of the experts' rows one below the other.
+        apart = layer.weight.ndim == 2 or layer.weight.shape[1] % _spec.GROUP == 0
+        return "weight" if apart or not layer.rule.transposable else "masked"
     if isinstance(pattern, S.NM):
         fits = (pattern.n, pattern.m) in ((1, 2), (1, 4), (2, 4))
     else:  # a ramp that has reached its end, 2:4 in every tile

@@ -10,6 +10,7 @@ import torch
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError
+from sparse24._torch_experts import SparseExperts
 from sparse24._torch_layers import SparseLinear
 
 
@@ -96,6 +97,7 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     Parameters
     ----------
     model : Module
+        Its `SparseExperts` stay: torch has no layer for their place.
 
     Returns
     -------
@@ -160,7 +162,7 @@ def _is_sparse(module: torch.nn.Module) -> bool:
     return any(isinstance(layer, SparseLinear) for layer in module.modules())
 
 
-def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
+def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear | SparseExperts]:
     """The sparse layers of a model, by name.
 
     Parameters
@@ -169,7 +171,7 @@ def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
 
     Returns
     -------
-    dict of str to SparseLinear
+    dict of str to SparseLinear or SparseExperts
 
     Examples
     --------
@@ -180,7 +182,8 @@ def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear]:
     ['0']
     """
     _check_module(model)
-    return {n: layer for n, layer in model.named_modules() if isinstance(layer, SparseLinear)}
+    kinds = SparseLinear, SparseExperts
+    return {n: layer for n, layer in model.named_modules() if isinstance(layer, kinds)}
 
 
 def _check_module(model) -> None:

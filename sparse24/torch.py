@@ -1,4 +1,4 @@
-"""2:4 training and inference in torch: layers, model surgery, masks from a scheduler.
+"""2:4 training and inference in torch: layers, experts, model surgery, masks from a scheduler.
 
 >>> import torch, sparse24 as s24
 >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
@@ -9,6 +9,8 @@ torch.Size([4, 8])
 'Linear'
 """
 
+from sparse24._torch_experts import SparseExperts
+from sparse24._torch_experts_linear import grouped_linear
 from sparse24._torch_ffn import feed_forward
 from sparse24._torch_layers import SparseLinear
 from sparse24._torch_linear import linear
@@ -18,9 +20,11 @@ from sparse24._torch_tensor import Sparse24Tensor, sparsify24, to_sparse_semi_st
 
 __all__ = [
     "Sparse24Tensor",
+    "SparseExperts",
     "SparseLinear",
     "desparsify",
     "feed_forward",
+    "grouped_linear",
     "linear",
     "sparse_layers",
     "sparsify",

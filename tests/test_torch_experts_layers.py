@@ -1,0 +1,336 @@
+"""`SparseExperts`: the layer, its masks, what it keeps, its state."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_torch_experts import COUNTS, looped, offsets_of  # noqa: E402
+from torch_cases import CLOSE, gradients, packings  # noqa: E402
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import _replay  # noqa: E402
+from sparse24 import schedule as S  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError  # noqa: E402
+
+E, K, M = len(COUNTS), 32, 16
+
+
+def layer_and_input(device="cpu", counts=COUNTS, **options):
+    torch.manual_seed(0)
+    layer = st.SparseExperts(len(counts), K, M, device=device, **options)
+    x = torch.randn(sum(counts), K, device=device, requires_grad=True)
+    return layer, x, offsets_of(counts, device)
+
+
+def assert_follows(layer, x, offsets, packs=None):
+    """The layer multiplies by its weight as it is now, and packs it `packs` times."""
+    with torch.no_grad():
+        want = looped(x, layer.weight * layer.current_mask(), layer.bias, offsets)
+        y, count = packings(lambda: layer(x, offsets))
+    torch.testing.assert_close(y, want, **CLOSE)
+    assert packs is None or count == packs
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("transposable", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_it_learns_what_the_function_learns(device, given, transposable, bias):
+    options = {"gradient": "24dense", "transposable": transposable, "decay": 0.1}
+    layer, x, offsets = layer_and_input(device, bias=bias, **options)
+    if given:
+        layer.set_mask(s24.mask(torch.rand_like(layer.weight), transposable=transposable))
+    y = layer(x, offsets)
+    want = st.grouped_linear(
+        x, layer.weight, layer.bias, offsets=offsets, mask=layer.mask, **options
+    )
+    assert torch.equal(y, want)
+    tensors = x, *layer.parameters()
+    for a, b in zip(gradients(y, *tensors), gradients(want, *tensors), strict=True):
+        assert torch.equal(a, b)
+    assert_follows(layer, x, offsets)
+    assert len(list(layer.parameters())) == 1 + bias
+
+
+def test_it_begins_as_linear_layers_do():
+    layer, _, _ = layer_and_input()
+    torch.manual_seed(0)
+    for i in range(E):
+        dense = torch.nn.Linear(K, M)
+        torch.testing.assert_close(layer.weight[i], dense.weight)
+        torch.testing.assert_close(layer.bias[i], dense.bias)
+    words = "SparseExperts(experts=5, in_features=32, out_features=16, bias=True, gradient='ste'"
+    assert repr(layer).startswith(words)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_dense_layers_become_experts_and_come_back(device, bias):
+    layers = [torch.nn.Linear(K, M, bias, device).double().eval() for _ in range(E)]
+    layer = st.SparseExperts.from_dense(torch.nn.ModuleList(layers), transposable=True)
+    assert (layer.weight.dtype, layer.training, layer.rule.transposable) == (
+        torch.float64, False, True,
+    )  # fmt: skip
+    _, x, offsets = layer_and_input(device)
+    x = x.detach().double()
+    y, back = layer(x, offsets), layer.to_dense()
+    for dense, old, i, j in zip(back, layers, offsets.tolist(), offsets.tolist()[1:], strict=False):
+        torch.testing.assert_close(dense(x[i:j]), y[i:j])
+        assert s24.is_24(dense.weight.detach())
+        assert not s24.is_24(old.weight.detach())
+        assert not dense.training
+    with torch.no_grad():
+        back[0].weight.zero_()
+    assert layer.weight[0].any()
+
+
+def test_layers_that_are_not_alike_make_no_experts():
+    linear = torch.nn.Linear
+    for others in (linear(8, 2), linear(4, 4), linear(8, 4, bias=False), linear(8, 4).half()):
+        with pytest.raises(ArgumentError, match=r"layers must be alike .* 2 kinds among 3; make"):
+            st.SparseExperts.from_dense([linear(8, 4), others, linear(8, 4)])
+    with pytest.raises(ArgumentError, match=r"layers must hold one torch\.nn\.Linear or more"):
+        st.SparseExperts.from_dense([])
+    with pytest.raises(ArgumentError, match=r"layer must be a torch\.nn\.Linear, got ReLU"):
+        st.SparseExperts.from_dense([torch.nn.ReLU()])
+    with pytest.raises(ArgumentError, match=r"an option of SparseExperts must .* got 'soft'"):
+        st.SparseExperts.from_dense([linear(8, 4)], soft=True)
+    for name, sizes in (("experts", (0, 8, 4)), ("in_features", (2, -1, 4))):
+        with pytest.raises(ArgumentError, match=f"{name} must be a whole number from"):
+            st.SparseExperts(*sizes)
+
+
+WRITES = {
+    "the weight": lambda layer: layer.weight.neg_(),
+    "the bias": lambda layer: layer.bias.add_(1),
+    "a mask": lambda layer: layer.set_mask(layer.current_mask().flip(1)),
+    "another weight": lambda layer: setattr(layer, "weight", torch.nn.Parameter(-layer.weight)),
+    "what eval finds": lambda layer: (layer.weight.data.neg_(), layer.eval()),
+    "a state": lambda layer: layer.load_state_dict(
+        {name: -value for name, value in layer.state_dict().items()}
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+@pytest.mark.parametrize("transposable", [False, True])
+def test_the_packed_weight_is_kept_until_something_changes(device, transposable, what):
+    layer, x, offsets = layer_and_input(device, transposable=transposable)
+    assert_follows(layer, x, offsets, packs=1)
+    for tokens in (x, x.detach().clone(), 2 * x):
+        assert_follows(layer, tokens, offsets, packs=0)
+    others = offsets_of(COUNTS[::-1])  # on the host
+    assert_follows(layer, x, others, packs=0)
+    with torch.no_grad():
+        WRITES[what](layer)
+    assert_follows(layer, x, offsets, packs=1)
+    assert_follows(layer, x, offsets, packs=0)
+
+
+def test_a_step_of_an_optimizer_is_seen(device):
+    layer, x, offsets = layer_and_input(device)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+    for _ in range(3):
+        assert_follows(layer, x, offsets, packs=1)
+        layer(x, offsets).square().sum().backward()
+        optimizer.step()
+
+
+def test_autocast_has_its_own_packed_weight(device):
+    layer, x, offsets = layer_and_input(device)
+    with torch.no_grad():
+        plain = layer(x, offsets)
+        with torch.autocast(device, torch.bfloat16):
+            first = layer(x, offsets)
+            again, count = packings(lambda: layer(x, offsets))
+        assert count == 0
+        assert first.dtype is torch.bfloat16
+        assert torch.equal(first, again)
+        mask = s24.mask(layer.weight.bfloat16())
+        want = looped(x, layer.weight * mask, layer.bias, offsets)
+        torch.testing.assert_close(first.float(), want, rtol=3e-2, atol=3e-2)
+        assert torch.equal(layer(x, offsets), plain)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("way", ["weight", "masked", "dense"])
+def test_it_compiles_without_graph_breaks(device, way, learns, compiles_anew):
+    layer, x, offsets = layer_and_input(device)
+    if way != "weight":
+        layer.set_mask(torch.rand_like(layer.weight) < (0.5 if way == "masked" else 2.0))
+    assert layer._way == way
+    fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        with torch.set_grad_enabled(learns):
+            y, want = fast(x, offsets), layer(x, offsets)
+        torch.testing.assert_close(y, want, **CLOSE)
+        if learns:
+            tensors = x, *layer.parameters()
+            for a, b in zip(gradients(y, *tensors), gradients(want, *tensors), strict=True):
+                torch.testing.assert_close(a, b, **CLOSE)
+        with torch.no_grad():
+            layer.weight.neg_()
+
+
+@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_any_mask_multiplies_densely(device, gradient, decay):
+    layer, x, offsets = layer_and_input(device, gradient=gradient, decay=decay)
+    mask = torch.rand_like(layer.weight) < 0.7
+    layer.set_mask(mask)
+    assert layer.masked
+    y = layer(x, offsets)
+    kept = (layer.weight * mask).detach().requires_grad_()
+    want = looped(x, kept, layer.bias, offsets)
+    torch.testing.assert_close(y, want, **CLOSE)
+    dx, dw, db = gradients(want, x, kept, layer.bias)
+    dw = dw if gradient == "ste" else dw * mask
+    wanted = dx, dw + decay * layer.weight.detach() * ~mask, db
+    for a, b in zip(gradients(y, x, *layer.parameters()), wanted, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+    layer.mask.fill_(True)[:, :, ::2] = False  # in place, and 2:4
+    assert_follows(layer, x, offsets)
+    layer.set_mask(torch.ones_like(mask))
+    assert layer._way == "dense"
+    assert_follows(layer, x, offsets)
+    layer.set_mask(None)
+    assert layer._way == "weight"
+    with pytest.raises(ShapeError, match=r"mask must have the weight's shape, \(5, 16, 32\)"):
+        layer.set_mask(mask[0])
+    with pytest.raises(DTypeError, match=r"mask must be a torch\.Tensor, got list"):
+        layer.set_mask([True])
+
+
+def test_states_and_copies(device):
+    layer, x, offsets = layer_and_input(device, transposable=True)
+    assert layer.state_dict().keys() == {"weight", "bias"}
+    layer.set_mask(layer.current_mask())
+    with torch.no_grad():
+        want = layer(x, offsets)
+    assert layer.state_dict().keys() == {"weight", "bias", "mask", "masked"}
+    twin = layer_and_input(device, transposable=True)[0]
+    twin.load_state_dict(layer.state_dict())
+    for other in (twin, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        with torch.no_grad():
+            assert torch.equal(other(x, offsets), want)
+            other.weight.neg_()
+        assert_follows(other, x, offsets, packs=1)
+    assert_follows(layer, x, offsets, packs=0)
+    assert layer.double().weight.dtype == torch.float64
+    assert_follows(layer, x.double(), offsets)
+    layer.set_mask(layer.current_mask().flip(2) | layer.current_mask())
+    again = layer_and_input(device, transposable=True)[0].double()
+    again.load_state_dict(layer.state_dict())
+    assert again.masked
+    again.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.startswith("mask")})
+    assert again.mask is None
+
+
+def test_a_clock_of_other_layers_is_none_of_theirs():
+    layer = layer_and_input()[0]
+    layer.load_state_dict({**layer.state_dict(), "clock": torch.tensor(3)})
+    assert layer.state_dict().keys() == {"weight", "bias"}
+
+
+def test_without_gradients_nothing_that_transforms_follow_is_lost():
+    layer, x, offsets = layer_and_input()
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=r"not by torch\.func's transforms"):
+        torch.func.vmap(lambda x: layer(x, offsets))(torch.stack([x, x]))
+
+
+def test_negated_views_and_inference_mode():
+    layer, x, offsets = layer_and_input()
+    turned = torch.complex(x.detach(), x.detach()).conj().imag
+    assert turned.is_neg()
+    assert_follows(layer, turned, offsets)
+    with torch.inference_mode():
+        assert_follows(layer_and_input()[0], x, offsets)
+
+
+def test_a_graph_packs_at_its_replays_what_is_not_kept(monkeypatch):
+    layer, x, offsets = layer_and_input()
+    monkeypatch.setattr(_replay, "capturing", lambda x: True)
+    assert_follows(layer, x, offsets, packs=1)
+    assert layer._packed is None
+    monkeypatch.undo()
+    assert_follows(layer, x, offsets, packs=1)
+    monkeypatch.setattr(_replay, "capturing", lambda x: True)
+    assert_follows(layer, x, offsets, packs=0)
+    assert [memory[0] for memory in layer._captured] == [layer._packed.weight]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_captured_graph_of_inference_reads_offsets_anew(kept):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("one launch for all experts needs Hopper")
+    layer = st.SparseExperts(4, 256, 128, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+    offsets = offsets_of((16, 0, 40, 8), "cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side):
+        layer(x, offsets)
+    torch.cuda.current_stream().wait_stream(side)
+    if not kept:
+        layer.eval()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = layer(x, offsets)
+    offsets.copy_(offsets_of((0, 30, 30, 4)))
+    graph.replay()
+    with torch.no_grad():
+        want = looped(x, layer.weight * layer.current_mask(), layer.bias, offsets)
+    torch.testing.assert_close(y, want, rtol=2e-2, atol=2e-2)
+
+
+class Mixture(torch.nn.Module):
+    def __init__(self, m=M, **options):
+        super().__init__()
+        self.up, self.down = st.SparseExperts(3, K, m, **options), torch.nn.Linear(m, 4)
+
+    def forward(self, x):
+        return self.down(self.up(x, [0, 4, 4, len(x)]).relu())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "ways"),
+    [
+        (S.Recipe(S.OneShot(0.5), pattern=S.NM()), {"weight"}),
+        (S.Recipe(S.OneShot(0.5), pattern=S.Transposable24()), {"weight"}),
+        (S.Recipe(S.dense_sparse_dense(0.5, start=0, stop=2), pattern=S.NM()), {"weight", "dense"}),
+        (S.rigl(0.7, total_steps=9, every=1), {"masked"}),
+    ],
+)
+def test_schedulers_set_its_masks(recipe, ways):
+    net, x, seen = Mixture(), torch.randn(9, K), set()
+    assert list(st.sparse_layers(net)) == ["up"]
+    scheduler, optimizer = S.MaskScheduler(recipe), torch.optim.Adam(net.parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        masks = st.update_masks(net, scheduler, optimizer, grown="zero")
+        optimizer.step()
+        assert torch.equal(masks["up"], net.up.mask)
+        assert_follows(net.up, x, offsets_of([4, 0, 5]))
+        seen.add(net.up._way)
+    assert seen == ways
+
+
+def test_tiles_that_cross_experts_multiply_densely():
+    net, x = Mixture(m=6, transposable=True), torch.randn(9, K)
+    net.up = st.SparseExperts(2, K, 6, transposable=True)
+    st.update_masks(net, S.MaskScheduler(S.Recipe(S.OneShot(0.5), pattern=S.Transposable24())))
+    assert net.up._way == "masked"
+    assert_follows(net.up, x, offsets_of([4, 5]))
+
+
+def test_they_stay_where_models_become_dense():
+    net = torch.nn.ModuleList([Mixture(), torch.nn.Linear(8, 8)])
+    st.sparsify(net, {"0.down": {}, "1": {}})
+    assert list(st.sparse_layers(net)) == ["0.up", "0.down", "1"]
+    assert list(st.sparse_layers(st.desparsify(net))) == ["0.up"]
