@@ -108,16 +108,16 @@ class SparseExperts(PrunedLayer):
             _check.one_of(name, OPTIONS, argument="an option of SparseExperts")
         given = list(layers)
         _check_alike(given)
-        weight = given[0].weight
-        place = {"device": weight.device, "dtype": weight.dtype}
-        biases = [layer.bias for layer in given if layer.bias is not None]
-        new = cls(len(given), *weight.shape[::-1], bias=bool(biases), **place, **options)
-        new.train(given[0].training)
+        first = given[0]
+        new = cls(
+            len(given), first.in_features, first.out_features, first.bias is not None,
+            first.weight.device, first.weight.dtype, **options,
+        )  # fmt: skip
         with torch.no_grad():
             new.weight.copy_(torch.stack([layer.weight for layer in given]))
-            if biases:
-                new.bias.copy_(torch.stack(biases))
-        return new
+            if new.bias is not None:
+                new.bias.copy_(torch.stack([layer.bias for layer in given]))
+        return new.train(first.training)
 
     def to_dense(self) -> torch.nn.ModuleList:
         """A dense layer for each expert, with copies of its pruned weight and its bias."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ HOPPER = 9  # on later GPUs torch leaves the products of experts without tokens 
 MOST_EXPERTS = 1023
 ALIGNED = 8  # elements of 16 bits: rows on the boundaries that the GPU's copy engine wants
 
-_grouped = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
+_grouped: Any = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
 
 
 def in_one_launch(a: Tensor, b: Tensor, offsets: Tensor) -> bool:
