@@ -53,6 +53,20 @@ def test_packing_again_gives_the_same_bits(device, how, layout, dtype, shape):
         assert all(map(torch.equal, bits(trimmed(ops.pack(*HOW[how](z)), *shape)), want))
 
 
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(64, 128), (12, 20), (37, 53), (1, 4)])
+def test_stacks_are_packed_as_their_matrices(device, how, dtype, shape):
+    for _ in range(3):
+        x = torch.randn(3, *shape, device=device).to(dtype)
+        parts, sides = ops.pack(*HOW[how](x)), (shape, shape[::-1])
+        for i, matrix in enumerate(x):
+            alone = ops.pack(*HOW[how](matrix))
+            for side, start in zip(sides, range(0, len(parts), 2)):
+                got = ops.dense(parts[start : start + 2], *side)[i]
+                assert torch.equal(got, ops.dense(alone[start : start + 2], *side))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", HOW)
 def test_packing_is_prepared(how):
