@@ -123,6 +123,11 @@ def types_of(
     return Types(dtype, b_dtype, out_dtype, offsets, skeleton, gated, fast_accumulation)
 
 
+def tile_of(groups: int, rows: int, columns: int, types: Types) -> Config:
+    """The tile that `multiply` takes on the current device."""
+    return choose(groups, rows, columns, types, chip().multiprocessors)
+
+
 def params_of(epilogue: Fused) -> bytes:
     """The parameters of an epilogue as the kernel takes them."""
     return _epilogue.params(epilogue).tobytes()
@@ -136,10 +141,10 @@ def bind(
 
     Of `b` and `out` only the layouts and addresses count; `params` is that of `params_of`.
     """
-    values, packed, device = a.values, a.packed, chip()
+    values, packed = a.values, a.packed
     groups, rows, stored = values.shape
     columns = b.shape[1]
-    config = config or choose(groups, rows, columns, types, device.multiprocessors)
+    config = config or tile_of(groups, rows, columns, types)
     operands = Operands(  # type: ignore[call-arg]
         groups, rows, stored, columns, *packed.shape[-3:-1],
         values.data.ptr, values.strides[-2] if rows > 1 else _rounded(stored * values.itemsize, 16),

@@ -191,7 +191,9 @@ def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool =
     with _foreign.stream_of(x):
         tokens, restore, _ = _product.taken(x, a, call, "x" if by_rows else "b")
         _check_tokens(tokens.shape, a.shape, by_rows=by_rows)
-        product, bind = _multiply(a, tokens, out, offsets, call, by_rows=by_rows, gated=gated)
+        prepared = _prepared(a, tokens, out, offsets, call, by_rows=by_rows, gated=gated)
+        with prepared as (product, types):
+            bind = _grouped_dispatch.fill(product, call, types)
         result = restore(product.out.T if by_rows else product.out) if out is None else out
     if key is not None and bind is not None:
         given = x, result, offsets
@@ -234,8 +236,20 @@ def _experts(As) -> Operand24:
     return As._operand
 
 
-def _multiply(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, gated: bool):
-    """Check the rest of a call, and compute it; the product and what its `fill` returns."""
+def explained(As, b, out, offsets, call: Call, *, gated: bool) -> tuple[str, str]:
+    """What multiplies, and why, for the options of `grouped_matmul`; nothing does now."""
+    a = _experts(As)
+    with _foreign.stream_of(b):
+        tokens, _, _ = _product.taken(b, a, call, "b")
+        _check_tokens(tokens.shape, a.shape, by_rows=False)
+        prepared = _prepared(a, tokens, out, offsets, call, by_rows=False, gated=gated)
+        with prepared as (product, types):
+            return _grouped_dispatch.explained(product, call, types)
+
+
+@contextlib.contextmanager
+def _prepared(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, gated: bool):
+    """Check the rest of a call: a product, and its types; inside, a graph keeps what it makes."""
     b = tokens.T if by_rows else tokens
     types = _product.Result.plan(a, b, out, call, (_rows(a, gated=gated), b.shape[1]))
     if out is None:  # token by token
@@ -249,9 +263,7 @@ def _multiply(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, 
         if out is not None and _arrays.shares_memory(target, offsets):
             raise ArgumentError(_dispatch.OVERLAP.format("out"))
         epilogue = _grouped_fuse.fused(call, a, b.shape[1], types.name, by_rows=by_rows)
-        product = Grouped(a, b, target, offsets, types.fitted(epilogue, None), gated)
-        bind = _grouped_dispatch.fill(product, call, types)
-    return product, bind
+        yield Grouped(a, b, target, offsets, types.fitted(epilogue, None), gated), types
 
 
 def _rows(a: Operand24, *, gated: bool) -> int:

@@ -70,6 +70,30 @@ def fill(product: Grouped, call: Call, types) -> Callable[..., Any] | None:
     return None
 
 
+def explained(product: Grouped, call: Call, types) -> tuple[str, str]:
+    """The kernel that `fill` runs, and why."""
+    if 0 in product.out.shape or not product.a.shape[0]:
+        return "none", "the result has no elements, so nothing runs"
+    if not types.on_gpu:
+        return "cpu", f"{_EACH}, as always on the CPU"
+    kernel = _planner.kernel_module(KERNEL)
+    refusal = kernel.refuses(problem_of(product, types), gated=product.gated)
+    if refusal is not None:
+        return "each", f"{_EACH}, since {KERNEL} cannot: {refusal}"
+    (experts, rows, _), tokens = product.a.shape, product.b.shape[1]
+    tile = kernel.tile_of(experts, rows, tokens, _types_of(kernel, product, call, types))
+    reason = (
+        f"one launch serves all {experts} experts, by tiles of {tile.name} for the {tokens} "
+        "tokens of all"
+    )
+    if not _in_vectors(product.b) or not _stored_whole(product.out):
+        reason += "; tokens or results are copied, since theirs are not contiguous in 16 bytes"
+    return KERNEL, reason
+
+
+_EACH = "each expert that has tokens has a product of its own"
+
+
 def _check_captured(refusal: str | None, *, on_device: bool) -> None:
     """Refuse what a CUDA graph cannot hold: copies of offsets to the device, and to the host."""
     if refusal is None and not on_device:
@@ -103,9 +127,7 @@ def _by_kernel(kernel, product: Grouped, call: Call, types) -> Callable[..., Any
     b = _dispatch.convert(b, types.row_b, call.other_dtype)
     if not _in_vectors(b):
         b = _staging.aligned_columns(b)
-    # The copy engine stores 16 bytes at a time, also at the end of a column.
-    whole = out.shape[0] * out.itemsize % _arrays.VECTOR == 0
-    target = out if whole and _in_vectors(out) else _staging.aligned_like(out, "column")
+    target = out if _stored_whole(out) else _staging.aligned_like(out, "column")
     offsets = _arrays.namespace(b).asarray(offsets)
     _foreign.make_current()
     rows = _storage.with_packed(rows)
@@ -125,12 +147,21 @@ def _same(used: Grouped, given: Grouped) -> bool:
 
 
 def _binder(kernel, rows: Compressed24, product: Grouped, call: Call, types) -> Callable[..., Any]:
-    of = kernel.types_of(
+    of = _types_of(kernel, product, call, types)
+    params = kernel.params_of(product.epilogue)
+    return lambda b, out, stream, offsets: kernel.bind(rows, b, out, of, offsets, params)
+
+
+def _types_of(kernel, product: Grouped, call: Call, types):
+    return kernel.types_of(
         types.row_a.name, types.row_b.name, types.name, product.offsets.dtype.name,
         product.epilogue, gated=product.gated, fast_accumulation=call.fast_accumulation,
     )  # fmt: skip
-    params = kernel.params_of(product.epilogue)
-    return lambda b, out, stream, offsets: kernel.bind(rows, b, out, of, offsets, params)
+
+
+def _stored_whole(out) -> bool:
+    """Whether the kernel stores to `out` itself: it writes 16 bytes at a time to the last one."""
+    return out.shape[0] * out.itemsize % _arrays.VECTOR == 0 and _in_vectors(out)
 
 
 def _in_vectors(x) -> bool:

@@ -47,6 +47,7 @@ class Kernel:
     def __init__(self):
         self.refusal, self.problems, self.given = None, [], []
         self.types_of, self.params_of = (lambda *given, **named: None), lambda epilogue: b""
+        self.tile_of = lambda *given: SimpleNamespace(name="128x32x128")
 
     def refuses(self, problem, *, gated):
         self.problems.append(problem)
@@ -306,3 +307,19 @@ def test_nothing_to_do_asks_no_kernel(kernel, rng):
     nobody = Sparse24Array(Operand24(none, None, None, (0, M, K), none.dtype))
     assert s24.grouped_linear(x, nobody, offsets=array(OFFSETS[:1])).shape == (11, M)
     assert not kernel.problems
+
+
+def test_explain_says_whether_the_kernel_runs_and_what_is_copied(kernel, single, rng):
+    experts, x, _ = operands(rng)
+    found = s24.explain(experts, x.T, offsets=array(OFFSETS))
+    words = "one launch serves all 4 experts, by tiles of 128x32x128 for the 11 tokens of all"
+    assert str(found) == f"grouped_wgmma: {words}"
+    copied = s24.explain(experts, array(x.T), offsets=OFFSETS)
+    assert copied.reason.startswith(words + "; tokens or results are copied")
+    kernel.refusal = "it is float99"
+    found = s24.explain(experts, x.T, offsets=OFFSETS)
+    assert (found.chosen, found.candidates) == ("each", ())
+    assert found.reason.endswith("of its own, since grouped_wgmma cannot: it is float99")
+    assert s24.explain(experts, x[:0].T, offsets=0 * OFFSETS).chosen == "none"
+    assert not kernel.given
+    assert not single
