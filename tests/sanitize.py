@@ -88,7 +88,7 @@ def shared_tiles() -> None:
 
 
 def experts() -> None:
-    """Products of experts, as their kernel takes operands, then with copies and biases."""
+    """Products of experts, as their kernel takes operands, then with copies, biases and gates."""
     import cupy as cp
 
     offsets = cp.asarray([0, 0, 3, 73, 74])
@@ -101,6 +101,14 @@ def experts() -> None:
         if not name.startswith("float8"):
             s24.grouped_linear(x, a, cp.ones((4, 200), _real(name)), offsets=offsets)
         cp.cuda.set_allocator(None)
+        gate = s24.compress(draw((4, 384, 272), name), on_excess="prune", dtype=name)
+        for tokens in (x, draw((1900, 272), name)):  # narrow tiles and wide ones
+            t = len(tokens)
+            scales = cp.ones(t, _real(name)), cp.ones((4, 384), _real(name))
+            s24.grouped_linear(
+                tokens, gate, offsets=cp.asarray([0, 0, t - 71, t - 1, t]), activation="silu",
+                gated=True, scales=scales, x_dtype=name,
+            )  # fmt: skip
 
 
 @contextlib.contextmanager
