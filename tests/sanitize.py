@@ -222,7 +222,8 @@ PARTS = {
 
 
 # Racecheck orders the accesses of a thread by the barriers at which it arrives itself.  In the
-# ring of the Hopper kernels a lane arrives for its warp, so there every lane is made to.
+# ring of the Hopper kernels a lane arrives for its warp, so there every lane is made to; and where
+# one side of a barrier goes on without waiting, it is made to wait.
 EVERY_LANE = {
     "class Pipeline": (
         ("consumer_warps * cluster)", "consumer_warps * cluster * (cluster == 1 ? 32 : 1))"),
@@ -233,6 +234,7 @@ EVERY_LANE = {
         ("if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty",
          "if (previous_ >= 0) barrier_arrive(ring_.empty"),
     ),
+    "class GroupGate": (("bar.arrive %0, 256;", "bar.sync %0, 256;"),),
     "class GatherPipeline": (
         ("empty_ + 8 * s, consumer_warps)", "empty_ + 8 * s, 32 * consumer_warps)"),
         ("if (threadIdx.x % 32 == 0) barrier_arrive(empty_", "barrier_arrive(empty_"),

@@ -20,10 +20,9 @@ SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 def linear(case: Layer, xp, **options):
-    offsets = options.pop("offsets", xp.asarray(case.offsets))
-    return s24.grouped_linear(
-        case.x, case.experts, offsets=offsets, x_dtype=case.name, **options
-    )  # fmt: skip
+    if "offsets" not in options:
+        options["offsets"] = xp.asarray(case.offsets)
+    return s24.grouped_linear(case.x, case.experts, x_dtype=case.name, **options)
 
 
 def each(case: Layer, of_experts: np.ndarray) -> np.ndarray:
