@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
+from sparse24._records import Fused
 from sparse24.kernels.sparse_wgmma_configs import MOST_STAGES, SHARED_MEMORY, Config
 
 MOST_GROUPS = 1024
@@ -30,7 +31,8 @@ class Types(NamedTuple):
     b_dtype: str
     out_dtype: str
     offsets: str
-    bias: bool
+    epilogue: Fused  # its `skeleton`
+    gated: bool
     fast_accumulation: bool
 
     @property
@@ -38,8 +40,8 @@ class Types(NamedTuple):
         return self.dtype.startswith("float8") and not self.fast_accumulation
 
 
-def choose(groups: int, m: int, columns: int, types: Types, multiprocessors: int) -> Config:
-    """The tile for so many columns of all groups together."""
+def choose(groups: int, rows: int, columns: int, types: Types, multiprocessors: int) -> Config:
+    """The tile for matrices of so many rows, and so many columns of all groups together."""
     if types.promotes:
         return PROMOTED
     each = columns / groups
@@ -47,7 +49,7 @@ def choose(groups: int, m: int, columns: int, types: Types, multiprocessors: int
         return FEW
     if each > MANY_COLUMNS:
         return MOST
-    tiles = -(-m // MANY.block_m) * (columns / MANY.block_n + groups / 2)
+    tiles = -(-rows // MANY.block_m) * (columns / MANY.block_n + groups / 2)
     return MANY if each > SOME_COLUMNS and tiles >= MANY_WAVES * multiprocessors else SOME
 
 

@@ -12,6 +12,7 @@ from sparse24 import (
     _check,
     _dispatch,
     _foreign,
+    _grouped,
     _other_formats,
     _planner,
     _product,
@@ -95,9 +96,10 @@ class Explanation:
 
 def explain(
     a, b, out=None, *, c=None, alpha=1.0, beta=0.0, dtype=None, epilogue=None, scales=None,
-    algorithm="auto", a_dtype=None, b_dtype=None, fast_accumulation=True,
+    algorithm="auto", a_dtype=None, b_dtype=None, fast_accumulation=True, offsets=None,
+    gated=False,
 ) -> Explanation:  # fmt: skip
-    """Explain which kernel ``matmul(a, b)`` runs, and why.
+    """Explain which kernel ``matmul(a, b)`` runs, and why; with `offsets`, ``grouped_matmul``.
 
     Parameters
     ----------
@@ -106,6 +108,10 @@ def explain(
     out, c, alpha, beta, dtype, epilogue, scales, algorithm, a_dtype, b_dtype, fast_accumulation
         As for `matmul`: pass those of the call to explain, since the choice depends on types,
         memory layouts and the epilogue.  Nothing is written.
+    offsets, gated
+        Those of `grouped_matmul` and `grouped_linear`, whose `a` is a stack and whose `b` has
+        tokens as columns: ``x.T`` for those in rows.  Of the options above they take `out`,
+        `dtype`, `scales`, `b_dtype` and `fast_accumulation`.
 
     Returns
     -------
@@ -133,6 +139,18 @@ def explain(
     >>> print(s24.explain(A, np.ones((256, 1), np.float32)).chosen)
     cpu_sparse
     """
+    if offsets is not None:
+        unknown = c is not None or epilogue is not None or a_dtype is not None
+        if unknown or (alpha, beta, algorithm) != (1.0, 0.0, "auto"):
+            raise ArgumentError(
+                "with offsets, c, alpha, beta, epilogue, algorithm and a_dtype are unknown; drop "
+                "them, as grouped products take none"
+            )
+        call = Call(None, 1.0, 0.0, dtype, None, scales, "auto", b_dtype, fast_accumulation)
+        chosen, why = _grouped.explained(a, b, out, offsets, call, gated=bool(gated))
+        return Explanation(chosen, (), {}, why)
+    if gated:
+        raise ArgumentError("gated=True is an option of grouped products; pass their offsets, too")
     alpha, beta = factors(alpha, beta, c)
     other_dtype = named_type(a, b, a_dtype, b_dtype)
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)

@@ -88,19 +88,19 @@ def _finish_all(full, target, name: str, epilogue: Fused) -> None:
     if full.ndim > 2 and e.treats_rows_alike and target.flags.c_contiguous:
         full, target = (x.reshape(-1, x.shape[-1]) if x.size else x for x in (full, target))
     if full.ndim == 2:
-        _finish(full, target, name, e)
+        finish_matrix(full, target, name, e)
         return
     for index in np.ndindex(full.shape[:-2]):
         of_one = replace(e, c=_at(e.c, index), aux=_at(e.aux, index))
-        _finish(full[index], target[index], name, of_one)
+        finish_matrix(full[index], target[index], name, of_one)
 
 
 def _at(stack, index: tuple[int, ...]):
     return None if stack is None else stack[index]
 
 
-def _finish(product, out, name: str, epilogue: Fused) -> None:
-    """One matrix."""
+def finish_matrix(product, out, name: str, epilogue: Fused) -> None:
+    """``out = epilogue(product)`` for one matrix; `name` is the type of `out`."""
     if not _arrays.is_cupy(product):
         from sparse24.kernels import cpu_epilogue
 

@@ -12,20 +12,21 @@ from sparse24 import (
     _foreign,
     _graphs,
     _grouped_dispatch,
+    _grouped_fuse,
     _grouped_offsets,
     _grouped_replay,
     _product,
     _replay,
 )
-from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError, UnsupportedError
-from sparse24._fuse import PLAIN, Call
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._grouped_dispatch import Grouped
 from sparse24._records import Operand24
 from sparse24.formats.two_four import Sparse24Array
 
 
 def grouped_matmul(
-    As, b, /, out=None, *, offsets, dtype=None, b_dtype=None, fast_accumulation=True
+    As, b, /, out=None, *, offsets, dtype=None, b_dtype=None, scales=None, fast_accumulation=True
 ):
     """Multiply each expert's matrix by its own tokens, as in a mixture-of-experts layer.
 
@@ -49,6 +50,9 @@ def grouped_matmul(
         Type of the result, as in `matmul`.
     b_dtype : dtype, optional
         Logical type of a `b` that carries fp8 bits as ``uint8``.
+    scales : pair, optional
+        A factor of `As` and one of `b`, each a number, an array or None: of shape (e,) or (e, m),
+        one for each expert or each of its rows; of shape (t,), one for each token.
     fast_accumulation : bool, default True
         For fp8 on Hopper, as in `matmul`.
 
@@ -89,18 +93,20 @@ def grouped_matmul(
     >>> np.allclose(y[:, :2], As[0] @ tokens[:, :2]), np.allclose(y[:, 2:], As[2] @ tokens[:, 2:])
     (True, True)
     """
-    call = PLAIN
-    if dtype is not None or b_dtype is not None or not fast_accumulation:
-        call = PLAIN._replace(
-            dtype=dtype, other_dtype=b_dtype, fast_accumulation=fast_accumulation
-        )
-    return _multiplied(As, b, out, offsets, None, call, by_rows=False)
+    call = _call_of(dtype=dtype, other_dtype=b_dtype, scales=scales)
+    if not fast_accumulation:
+        call = call._replace(fast_accumulation=False)
+    return _multiplied(As, b, out, offsets, call, by_rows=False)
 
 
-def grouped_linear(x, As, bias=None, *, offsets):
+def grouped_linear(
+    x, As, bias=None, *, offsets, activation=None, gated=False, scales=None, dtype=None,
+    x_dtype=None,
+):  # fmt: skip
     """The linear layers of experts on their tokens: ``x[i0:i1] @ As[i].T + bias[i]``.
 
-    As `grouped_matmul`, with tokens as rows; ``i0, i1 = offsets[i], offsets[i + 1]``.
+    As `grouped_matmul`, with tokens as rows; ``i0, i1 = offsets[i], offsets[i + 1]``.  Scales,
+    bias, activation and gate are applied before the result is rounded and stored.
 
     Parameters
     ----------
@@ -112,10 +118,23 @@ def grouped_linear(x, As, bias=None, *, offsets):
         Where the operands are.
     offsets : array or list of integers, shape (e + 1,)
         As for `grouped_matmul`.
+    activation : {None, "relu", "relu2", "gelu", "gelu_tanh", "silu"}
+        See `Epilogue`.
+    gated : bool, default False
+        With ``y = x[i0:i1] @ As[i].T + bias[i]``, the result is
+        ``activation(y[:, :m // 2]) * y[:, m // 2:]``, as in layers with SwiGLU: `As` has the rows
+        of the gate over those of the other projection, which is often called *up*.
+    scales : pair, optional
+        A factor of `x` and one of `As`, each a number, an array or None: of shape (t,), one for
+        each token; of shape (e,) or (e, m), one for each expert or each of its rows.
+    dtype : dtype, optional
+        Type of the result, as in `matmul`.
+    x_dtype : dtype, optional
+        Logical type of an `x` that carries fp8 bits as ``uint8``.
 
     Returns
     -------
-    array, shape (t, m)
+    array, shape (t, m), or (t, m / 2) if gated
         In the library of `x`, in C order.
 
     Raises
@@ -125,8 +144,10 @@ def grouped_linear(x, As, bias=None, *, offsets):
 
     Notes
     -----
-    Waits where `grouped_matmul` does.  The bias is added before the result is rounded.  An `x` that
-    carries fp8 as ``uint8`` goes to `grouped_matmul`, which takes `b_dtype`.
+    Waits where `grouped_matmul` does.  Biases and scales in float32 are read where they are;
+    others, and a scale for each expert, are converted at each call.  A gate is part of the one
+    launch if it has a multiple of 64 rows; otherwise, and elsewhere, the product of the whole `As`
+    is stored before, in float32.
 
     Examples
     --------
@@ -136,29 +157,47 @@ def grouped_linear(x, As, bias=None, *, offsets):
     array([[1., 1., 1., 1.],
            [7., 7., 7., 7.],
            [7., 7., 7., 7.]])
+
+    The gate and the other projection of a layer of experts in one product:
+
+    >>> gate_and_up = s24.random((2, 256, 64), rng=0)
+    >>> x = np.ones((3, 64), np.float32)
+    >>> s24.grouped_linear(x, gate_and_up, offsets=[0, 1, 3], activation="silu", gated=True).shape
+    (3, 128)
     """
-    return _multiplied(As, x, None, offsets, bias, PLAIN, by_rows=True)
+    call = _call_of(dtype=dtype, other_dtype=x_dtype, scales=scales)
+    if bias is not None or activation is not None:
+        call = call._replace(epilogue=Epilogue(bias=bias, activation=activation))
+    gated = bool(_check.one_of(gated, (True, False), argument="gated"))
+    return _multiplied(As, x, None, offsets, call, by_rows=True, gated=gated)
 
 
-def _multiplied(As, x, out, offsets, bias, call: Call, *, by_rows: bool):
+def _call_of(**options) -> Call:
+    """The call with these options, and `PLAIN` itself without."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return PLAIN._replace(**given) if given else PLAIN
+
+
+def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool = False):
     """A product, by the prepared launch of an earlier call like it if there is one.
 
     `by_rows`: tokens are the rows of `x` and of the result, not the columns.
     """
     a = _experts(As)
-    key = _grouped_replay.signature(x, out, offsets, bias, call, by_rows=by_rows)
+    key = _grouped_replay.signature(x, out, offsets, call, by_rows=by_rows, gated=gated)
     known = _replay.find(As._plans, key, x)
     if known is not None:
         return known(x, out, offsets)
     with _foreign.stream_of(x):
         tokens, restore, _ = _product.taken(x, a, call, "x" if by_rows else "b")
         _check_tokens(tokens.shape, a.shape, by_rows=by_rows)
-        b = tokens.T if by_rows else tokens
-        product, bind = _multiply(a, b, out, offsets, bias, call)
+        prepared = _prepared(a, tokens, out, offsets, call, by_rows=by_rows, gated=gated)
+        with prepared as (product, types):
+            bind = _grouped_dispatch.fill(product, call, types)
         result = restore(product.out.T if by_rows else product.out) if out is None else out
     if key is not None and bind is not None:
-        given = x, result, offsets, bias
-        _grouped_replay.remember(As._plans, key, bind, product, given, by_rows=by_rows)
+        given = x, result, offsets
+        _grouped_replay.remember(As._plans, key, bind, product, given, call, by_rows=by_rows)
     return result
 
 
@@ -197,9 +236,22 @@ def _experts(As) -> Operand24:
     return As._operand
 
 
-def _multiply(a: Operand24, b, out, offsets, bias, call: Call):
-    """Check the rest of a call, and compute it; the product and what its `fill` returns."""
-    types = _product.Result.plan(a, b, out, call, (a.shape[1], b.shape[1]))
+def explained(As, b, out, offsets, call: Call, *, gated: bool) -> tuple[str, str]:
+    """What multiplies, and why, for the options of `grouped_matmul`; nothing does now."""
+    a = _experts(As)
+    with _foreign.stream_of(b):
+        tokens, _, _ = _product.taken(b, a, call, "b")
+        _check_tokens(tokens.shape, a.shape, by_rows=False)
+        prepared = _prepared(a, tokens, out, offsets, call, by_rows=False, gated=gated)
+        with prepared as (product, types):
+            return _grouped_dispatch.explained(product, call, types)
+
+
+@contextlib.contextmanager
+def _prepared(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, gated: bool):
+    """Check the rest of a call: a product, and its types; inside, a graph keeps what it makes."""
+    b = tokens.T if by_rows else tokens
+    types = _product.Result.plan(a, b, out, call, (_rows(a, gated=gated), b.shape[1]))
     if out is None:  # token by token
         target = replace(types, shape=types.shape[::-1]).allocate(None).T
     else:
@@ -210,24 +262,16 @@ def _multiply(a: Operand24, b, out, offsets, bias, call: Call):
         offsets = _grouped_offsets.taken(offsets, a.shape[0], b.shape[1], like=b)
         if out is not None and _arrays.shares_memory(target, offsets):
             raise ArgumentError(_dispatch.OVERLAP.format("out"))
-        product = Grouped(a, b, target, offsets, _bias(bias, a, types.name))
-        bind = _grouped_dispatch.fill(product, call, types)
-    return product, bind
+        epilogue = _grouped_fuse.fused(call, a, b.shape[1], types.name, by_rows=by_rows)
+        yield Grouped(a, b, target, offsets, types.fitted(epilogue, None), gated), types
 
 
-def _bias(bias, a: Operand24, result: str):
-    """The bias (e, m) in the type in which it is added."""
-    if bias is None:
-        return None
-    array, _ = _foreign.take(bias, argument="bias")
-    if array.shape != a.shape[:2]:
+def _rows(a: Operand24, *, gated: bool) -> int:
+    """Those of the result, tokens as columns."""
+    rows = a.shape[1]
+    if gated and rows % 2:
         raise ShapeError(
-            f"bias must have shape (e, m) = {a.shape[:2]}, a row for each expert, got "
-            f"{tuple(array.shape)}"
+            "As must have an even number of rows with gated=True, those of a gate over as many "
+            f"that it gates, got {a.shape}"
         )
-    here, there = _arrays.device_of(array), _arrays.device_of(a.elements)
-    if here != there:
-        raise DeviceError(f"bias is on {here}, As on {there}; pass an array where that is")
-    _arrays.check_real(array, argument="bias")
-    xp, real = _product.vectors_of(a, result)
-    return xp.ascontiguousarray(array.astype(real, copy=False))
+    return rows // 2 if gated else rows

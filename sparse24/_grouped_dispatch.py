@@ -9,6 +9,7 @@ multiplied expert by expert, by `_dispatch.fill`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from sparse24 import (
     _arrays,
     _dispatch,
     _foreign,
+    _grouped_gate,
     _grouped_offsets,
     _planner,
     _staging,
@@ -24,19 +26,20 @@ from sparse24 import (
 )
 from sparse24._errors import UnsupportedError
 from sparse24._fuse import Call
-from sparse24._records import EXPERTS, PLAIN, Compressed24, Fused, Operand24, Problem
+from sparse24._records import EXPERTS, Compressed24, Fused, Operand24, Problem
 
 KERNEL = "grouped_wgmma"
 
 
 class Grouped(NamedTuple):
-    """A checked product: ``out[:, j] = a[i] @ b[:, j] + bias[i]``, where expert i has token j."""
+    """A checked product: ``out[:, j] = epilogue(a[i] @ b[:, j])``, where expert i has token j."""
 
-    a: Operand24  # (e, m, k), with rows
+    a: Operand24  # (e, m, k), or (e, 2 m, k) if gated; with rows
     b: Any  # (k, t)
     out: Any  # (m, t)
     offsets: Any  # (e + 1,), as `_grouped_offsets.taken` gives it
-    bias: Any  # (e, m) of float32 (float64 for float64 results), or None
+    epilogue: Fused  # of `_grouped_fuse.fused`
+    gated: bool  # the activation of the first half of the rows multiplies the other
 
 
 def fill(product: Grouped, call: Call, types) -> Callable[..., Any] | None:
@@ -54,7 +57,7 @@ def fill(product: Grouped, call: Call, types) -> Callable[..., Any] | None:
         _one_by_one(product, call, types)
         return None
     on_device, kernel = _arrays.is_cupy(product.offsets), _planner.kernel_module(KERNEL)
-    refusal = kernel.refuses(problem_of(product, types))
+    refusal = kernel.refuses(problem_of(product, types), gated=product.gated)
     if _arrays.is_capturing():
         _check_captured(refusal, on_device=on_device)
     if refusal is None:
@@ -65,6 +68,30 @@ def fill(product: Grouped, call: Call, types) -> Callable[..., Any] | None:
         product = product._replace(offsets=offsets)
     _one_by_one(product, call, types)
     return None
+
+
+def explained(product: Grouped, call: Call, types) -> tuple[str, str]:
+    """The kernel that `fill` runs, and why."""
+    if 0 in product.out.shape or not product.a.shape[0]:
+        return "none", "the result has no elements, so nothing runs"
+    if not types.on_gpu:
+        return "cpu", f"{_EACH}, as always on the CPU"
+    kernel = _planner.kernel_module(KERNEL)
+    refusal = kernel.refuses(problem_of(product, types), gated=product.gated)
+    if refusal is not None:
+        return "each", f"{_EACH}, since {KERNEL} cannot: {refusal}"
+    (experts, rows, _), tokens = product.a.shape, product.b.shape[1]
+    tile = kernel.tile_of(experts, rows, tokens, _types_of(kernel, product, call, types))
+    reason = (
+        f"one launch serves all {experts} experts, by tiles of {tile.name} for the {tokens} "
+        "tokens of all"
+    )
+    if not _in_vectors(product.b) or not _stored_whole(product.out):
+        reason += "; tokens or results are copied, since theirs are not contiguous in 16 bytes"
+    return KERNEL, reason
+
+
+_EACH = "each expert that has tokens has a product of its own"
 
 
 def _check_captured(refusal: str | None, *, on_device: bool) -> None:
@@ -84,7 +111,7 @@ def _check_captured(refusal: str | None, *, on_device: bool) -> None:
 
 def problem_of(product: Grouped, types) -> Problem:
     """The description of a product on the GPU, as it is behind all copies."""
-    (experts, m, k), tokens = product.a.shape, product.b.shape[1]
+    (experts, _, k), (m, tokens) = product.a.shape, product.out.shape
     return Problem(
         m, tokens, k, experts, types.row_a.name, types.row_b.name, types.name, "column", "column",
         a_batched=experts > 1, b_aligned=True, out_aligned=True,
@@ -94,21 +121,19 @@ def problem_of(product: Grouped, types) -> Problem:
 
 def _by_kernel(kernel, product: Grouped, call: Call, types) -> Callable[..., Any] | None:
     """All experts in one launch."""
-    a, b, out, offsets, bias = product
+    a, b, out, offsets, epilogue, gated = product
     rows = _dispatch.cast_operand(a, types.row_a).rows
     assert rows is not None
     b = _dispatch.convert(b, types.row_b, call.other_dtype)
     if not _in_vectors(b):
         b = _staging.aligned_columns(b)
-    # The copy engine stores 16 bytes at a time, also at the end of a column.
-    whole = out.shape[0] * out.itemsize % _arrays.VECTOR == 0
-    target = out if whole and _in_vectors(out) else _staging.aligned_like(out, "column")
+    target = out if _stored_whole(out) else _staging.aligned_like(out, "column")
     offsets = _arrays.namespace(b).asarray(offsets)
     _foreign.make_current()
     rows = _storage.with_packed(rows)
     kernel.multiply(
-        rows, b, offsets, target, bias, b_dtype=types.row_b.name, out_dtype=types.name,
-        fast_accumulation=call.fast_accumulation,
+        rows, b, offsets, target, epilogue, gated=gated, b_dtype=types.row_b.name,
+        out_dtype=types.name, fast_accumulation=call.fast_accumulation,
     )  # fmt: skip
     if target is not out:
         out[...] = target
@@ -122,12 +147,21 @@ def _same(used: Grouped, given: Grouped) -> bool:
 
 
 def _binder(kernel, rows: Compressed24, product: Grouped, call: Call, types) -> Callable[..., Any]:
-    bias = 0 if product.bias is None else product.bias.data.ptr
-    of = kernel.Types(
-        types.row_a.name, types.row_b.name, types.name, product.offsets.dtype.name, bias != 0,
-        call.fast_accumulation,
+    of = _types_of(kernel, product, call, types)
+    params = kernel.params_of(product.epilogue)
+    return lambda b, out, stream, offsets: kernel.bind(rows, b, out, of, offsets, params)
+
+
+def _types_of(kernel, product: Grouped, call: Call, types):
+    return kernel.types_of(
+        types.row_a.name, types.row_b.name, types.name, product.offsets.dtype.name,
+        product.epilogue, gated=product.gated, fast_accumulation=call.fast_accumulation,
     )  # fmt: skip
-    return lambda b, out, stream, offsets: kernel.bind(rows, b, out, of, offsets, bias)
+
+
+def _stored_whole(out) -> bool:
+    """Whether the kernel stores to `out` itself: it writes 16 bytes at a time to the last one."""
+    return out.shape[0] * out.itemsize % _arrays.VECTOR == 0 and _in_vectors(out)
 
 
 def _in_vectors(x) -> bool:
@@ -138,11 +172,23 @@ def _in_vectors(x) -> bool:
 
 def _one_by_one(product: Grouped, call: Call, types) -> None:
     """One product for each expert that has tokens."""
-    a, b, out, offsets, bias = product
-    for i in np.flatnonzero(np.diff(offsets)).tolist():
-        tokens = slice(offsets[i], offsets[i + 1])
-        epilogue = PLAIN if bias is None else Fused(row_bias=bias[i])
-        _dispatch.fill(_expert(a, i), b[:, tokens], out[:, tokens], epilogue, call, types)
+    for i in np.flatnonzero(np.diff(product.offsets)).tolist():
+        tokens = slice(product.offsets[i], product.offsets[i + 1])
+        a, b, out = _expert(product.a, i), product.b[:, tokens], product.out[:, tokens]
+        epilogue = _of_expert(product.epilogue, i, tokens)
+        if product.gated:
+            _grouped_gate.fill(a, b, out, epilogue, call, types)
+        else:
+            _dispatch.fill(a, b, out, epilogue, call, types)
+
+
+def _of_expert(e: Fused, number: int, tokens: slice) -> Fused:
+    """The part of an epilogue that is of one expert and its tokens."""
+    part = lambda x, at: None if x is None else x[at]  # noqa: E731
+    return replace(
+        e, row_scale=part(e.row_scale, number), column_scale=part(e.column_scale, tokens),
+        row_bias=part(e.row_bias, number),
+    )  # fmt: skip
 
 
 def _expert(a: Operand24, number: int) -> Operand24:

@@ -14,27 +14,24 @@ from sparse24._ready import Ready, allocator
 
 
 def signature(
-    x: Any, out: Any, offsets: Any, bias: Any, call: Call, *, by_rows: bool
+    x: Any, out: Any, offsets: Any, call: Call, *, by_rows: bool, gated: bool
 ) -> tuple | None:
     """A hashable key of all that decides how a call is launched; None if it is not remembered.
 
     Remembered are calls with all arrays of one library on a GPU.  The offsets may lie elsewhere at
-    the next call, the bias may not.
+    the next call; biases and scales may not.
     """
     kind = type(x)
-    if kind is np.ndarray or type(offsets) is not kind or type(bias) not in (kind, type(None)):
+    if kind is np.ndarray or type(offsets) is not kind:
         return None
     of_call = _replay.signature(x, out, call, from_left=by_rows)
     of_offsets = None if of_call is None else _replay.layout_of(offsets)
-    if of_offsets is None:
-        return None
-    of_bias = None if bias is None else (_arrays.address(bias), _replay.layout_of(bias))
-    return "experts", of_call, of_offsets, of_bias
+    return None if of_offsets is None else ("experts", gated, of_call, of_offsets)
 
 
 def remember(
     plans: dict, key: tuple, bind: Callable[..., Any], used: Grouped, given: tuple[Any, ...],
-    *, by_rows: bool,
+    call: Call, *, by_rows: bool,
 ) -> None:  # fmt: skip
     """Keep the launch of a call for the next one of its signature, if that can be replayed.
 
@@ -44,14 +41,17 @@ def remember(
         Of `_grouped_dispatch.fill`.
     used : Grouped
         The arrays as the kernel took them.
-    given : (array, array, array, array or None)
-        The tokens, the result, the offsets and the bias as the caller has them.
+    given : (array, array, array)
+        The tokens, the result and the offsets as the caller has them.
+    call : Call
+        With biases and scales as the caller has them.
     by_rows : bool
         Whether tokens are the rows of the result, in whose order it is stored in any case.
     """
-    ours = (used.b, used.out, used.offsets, used.bias)
-    of_kernel = [None if array is None else array.data.ptr for array in ours]
+    of_kernel = [array.data.ptr for array in (used.b, used.out, used.offsets)]
     if of_kernel != [_arrays.address(array) for array in given]:
+        return
+    if not _replay.is_the_callers(used.epilogue, call):
         return
     result = given[1]
     make = allocator(result if by_rows else result.T)

@@ -290,3 +290,21 @@ def test_a_stack_does_not_grow_by_its_products(rng):
     for _ in range(2):
         s24.grouped_linear(np.ones((4, 128), np.int8), experts, offsets=[0, 2, 2, 4])
     assert (experts.nbytes, len(pickle.dumps(experts))) == (before, size)
+
+
+def test_explain_of_grouped_products(rng):
+    case = layer(rng)
+    found = s24.explain(case.experts, case.x.T, offsets=case.offsets, gated=True)
+    assert found.chosen == "cpu"
+    assert str(found) == (
+        "cpu: each expert that has tokens has a product of its own, as always on the CPU"
+    )
+    for options, words in (
+        ({"alpha": 2.0}, "with offsets, c, alpha, .* are unknown; drop them"),
+        ({"c": np.ones(3)}, "with offsets, c, alpha"),
+        ({"offsets": [1, 2]}, "offsets must have shape"),
+    ):
+        with pytest.raises((s24.ArgumentError, s24.ShapeError), match=words):
+            s24.explain(case.experts, case.x.T, **{"offsets": case.offsets, **options})
+    with pytest.raises(s24.ArgumentError, match="gated=True is an option of grouped products"):
+        s24.explain(case.experts[0], case.x.T, gated=True)

@@ -26,7 +26,7 @@ def refused(monkeypatch):
     """As on a GPU that the kernel does not run on."""
     from sparse24.kernels import grouped_wgmma
 
-    monkeypatch.setattr(grouped_wgmma, "refuses", lambda problem: "this is a test")
+    monkeypatch.setattr(grouped_wgmma, "refuses", lambda problem, gated: "this is a test")
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "float32"])

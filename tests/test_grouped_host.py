@@ -46,13 +46,16 @@ class Kernel:
 
     def __init__(self):
         self.refusal, self.problems, self.given = None, [], []
-        self.Types = lambda *names: names
+        self.types_of, self.params_of = (lambda *given, **named: None), lambda epilogue: b""
+        self.tile_of = lambda *given: SimpleNamespace(name="128x32x128")
 
-    def refuses(self, problem):
+    def refuses(self, problem, *, gated):
         self.problems.append(problem)
         return self.refusal
 
-    def multiply(self, a, b, offsets, out, bias, *, b_dtype, out_dtype, fast_accumulation):
+    def multiply(
+        self, a, b, offsets, out, epilogue, *, gated, b_dtype, out_dtype, fast_accumulation
+    ):
         assert (b_dtype, out_dtype) == (b.dtype.name, out.dtype.name)
         assert fast_accumulation
         assert a.values.shape[:2] == (len(a.packed), a.m)
@@ -68,9 +71,22 @@ class Kernel:
         metadata = reference.unpack_metadata(np.array(a.packed), a.m, a.k, a.values.itemsize)
         matrices = reference.decompress(np.array(a.values), metadata, a.k)
         product = reference_grouped.grouped_matmul(matrices, np.array(b), np.array(offsets))
-        if bias is not None:
-            product = product + np.repeat(np.array(bias), np.diff(offsets), axis=0).T
+        product = finished(product, epilogue, np.array(offsets))
+        if gated:
+            half = len(product) // 2
+            product = product[:half] * product[half:]
         out[...] = reference.to_dtype(product, out.dtype)
+
+
+def finished(product, e, offsets):
+    """The linear part of an epilogue, for the experts' vectors of rows."""
+    of_rows = lambda vector: np.repeat(np.array(vector), np.diff(offsets), axis=0).T  # noqa: E731
+    product = e.alpha * product
+    if e.row_scale is not None:
+        product = product * of_rows(e.row_scale)
+    if e.column_scale is not None:
+        product = product * np.array(e.column_scale)
+    return product if e.row_bias is None else product + of_rows(e.row_bias)
 
 
 @pytest.fixture
@@ -82,7 +98,7 @@ def kernel(monkeypatch):
     gpu = SimpleNamespace(
         empty=lambda shape, dtype: array(np.full(shape, 99).astype(dtype)), asarray=asarray,
         ascontiguousarray=lambda x: x if x.flags.c_contiguous else array(x),
-        arange=np.arange, searchsorted=np.searchsorted,
+        arange=np.arange, searchsorted=np.searchsorted, broadcast_to=np.broadcast_to,
     )  # fmt: skip
     put, take = monkeypatch.setattr, _foreign.take
     put(_arrays, "is_cupy", lambda x: isinstance(x, Array))
@@ -96,7 +112,7 @@ def kernel(monkeypatch):
         lambda x, **how: (x, _foreign.identity) if isinstance(x, Array) else take(x, **how),
     )
     put(_graphs, "keeping", lambda record, out: contextlib.nullcontext())
-    put(_grouped_replay, "signature", lambda *given, by_rows: None)  # it asks for the device
+    put(_grouped_replay, "signature", lambda *given, **how: None)  # it asks for the device
     put(_planner, "kernel_module", {"grouped_wgmma": found}.__getitem__)
     put(transpose, "takes", lambda b: False)
     return found
@@ -291,3 +307,19 @@ def test_nothing_to_do_asks_no_kernel(kernel, rng):
     nobody = Sparse24Array(Operand24(none, None, None, (0, M, K), none.dtype))
     assert s24.grouped_linear(x, nobody, offsets=array(OFFSETS[:1])).shape == (11, M)
     assert not kernel.problems
+
+
+def test_explain_says_whether_the_kernel_runs_and_what_is_copied(kernel, single, rng):
+    experts, x, _ = operands(rng)
+    found = s24.explain(experts, x.T, offsets=array(OFFSETS))
+    words = "one launch serves all 4 experts, by tiles of 128x32x128 for the 11 tokens of all"
+    assert str(found) == f"grouped_wgmma: {words}"
+    copied = s24.explain(experts, array(x.T), offsets=OFFSETS)
+    assert copied.reason.startswith(words + "; tokens or results are copied")
+    kernel.refusal = "it is float99"
+    found = s24.explain(experts, x.T, offsets=OFFSETS)
+    assert (found.chosen, found.candidates) == ("each", ())
+    assert found.reason.endswith("of its own, since grouped_wgmma cannot: it is float99")
+    assert s24.explain(experts, x[:0].T, offsets=0 * OFFSETS).chosen == "none"
+    assert not kernel.given
+    assert not single

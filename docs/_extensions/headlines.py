@@ -83,7 +83,7 @@ def _bold(mean: str) -> str:
 
 def _few(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
     """Plain products with so many columns; the name of another tells what else it does."""
-    special = ("block", "bias", " by ", "TF32", "unstructured")
+    special = ("block", "bias", " by ", "TF32", "unstructured", "gate and up")
     return lambda c: (
         low <= c["n"] <= high
         and c["dtype"] in dtypes
@@ -93,6 +93,10 @@ def _few(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
 
 def _named(*starts: str) -> Callable[[Case], bool]:
     return lambda c: c["name"].startswith(starts)
+
+
+def _gated(case: Case) -> bool:
+    return case.get("gated", False) and case["dtype"] == "bfloat16"
 
 
 def _split(case: Case) -> bool:
@@ -132,6 +136,7 @@ HEADLINES = (
     Headline("mixture of experts, 512 tokens and more, bfloat16", "grouped", "best",
              _few(512, 1 << 30, "bfloat16")),
     Headline("mixture of experts, fp8 and int8", "grouped", "best", _few(1, 1 << 30, *EIGHT)),
+    Headline("mixture of experts, gate and up with SwiGLU, bfloat16", "grouped", "best", _gated),
     Headline("float32, 64 columns and more", "gemm", "cublas", _split),
     Headline("float32 at 1:2 in TF32", "gemm", "cublas", _named("TF32")),
     Headline("unstructured, 60 % zeros, 1 to 16 columns", "hybrid", "best",

@@ -1,11 +1,16 @@
-// grouped_wgmma: out (m, n) = A[g] (m, k; 2:4) @ b (k, n), with g the group of each column, on Hopper.
+// grouped_wgmma: out (m, n) = epilogue(A[g] (m, k; 2:4) @ b (k, n)), with g the group of each column, on Hopper.
 //
 //   values   [groups, m, k/2]                  whole groups of four, rows on 16-byte boundaries      (read)
 //   packed   [groups, atoms_k, atoms_m, 1024]  metadata in atoms of 64x128 (sparse24/_spec.py)       (read)
 //   offsets  [groups + 1]                      columns offsets[g] to offsets[g + 1] belong to g      (read)
 //   b        [k, n]                            k contiguous, columns on 16-byte boundaries           (read)
-//   bias     [groups, m]                       float32, with BIAS                                    (read)
 //   out      [m, n]                            m contiguous, columns on 16-byte boundaries           (written)
+//
+// The epilogue is that of epilogue.cuh, with a bias and scales [groups, m] of rows, and scales [n] of columns.
+//
+// GATED: A[g] has 2 m rows, those of a gate over those that it gates, and with x = A[g] @ b, after scales and bias,
+// out = activation(x[:m]) * x[m:].  Half of the rows of a tile are of the gate, half are those of the same rows of the
+// result; m is a multiple of 64, as whole atoms of metadata are fetched for each half (include/group_gate.cuh).
 //
 // These are the products of a layer of experts: columns are tokens, sorted by expert.  How many each expert has is
 // known to the GPU alone, so blocks find their tiles themselves (include/group_scheduler.cuh).  Offsets outside of
@@ -14,8 +19,8 @@
 // Producer, ring and consumers are those of sparse_wgmma.cu.  A tile may read columns of b behind the end of its
 // group; what comes of them is not stored (include/group_store.cuh).
 //
-// Macros: ELEMENT B_ELEMENT OUTPUT OFFSET BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS IN_FLIGHT PROMOTE BIAS
-// MOST_GROUPS; kernels/grouped_wgmma.py chooses.
+// Macros: ELEMENT B_ELEMENT OUTPUT OFFSET BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS IN_FLIGHT PROMOTE GATED
+// EPILOGUE ACTIVATION MOST_GROUPS; kernels/grouped_wgmma.py chooses.
 //
 // Reference: reference_grouped.grouped_matmul.  Launcher: kernels/grouped_wgmma.py.  How it works:
 // docs/explanation/kernels.rst.
@@ -23,8 +28,6 @@
 #define OUT_ROW_MAJOR 0
 #define OUT_BULK 0
 #define STAGING 1
-#define EPILOGUE 0
-#define ACTIVATION 0
 #include "group_scheduler.cuh"
 #include "group_store.cuh"
 #include "hopper_metadata.cuh"
@@ -34,12 +37,15 @@
 struct TensorMaps { TensorMap of[2]; };  // for whole tiles, and for the last ones along m
 
 struct Shape {
-    int m, atoms_m, atoms_k;
+    int m;                   // of the result
+    int atoms_m, atoms_k;    // of A
     int tail;                // rows of A in a box of the last tiles
     long long packed_batch;  // bytes
 };
 
 constexpr int kElementBytes = sizeof(Scalar<Kind::ELEMENT>::type);
+constexpr int kHalves = GATED ? 2 : 1;                   // of the rows of A
+constexpr int kTileM = BLOCK_M / kHalves;                // rows of the result
 constexpr int kSpans = BLOCK_K * kElementBytes / 128;    // 128-byte columns of b in a stage
 constexpr int kSteps = 2 * kSpans;                       // instructions along k in a stage
 constexpr int kAtomsOfStage = BLOCK_K > kAtomK ? BLOCK_K / kAtomK : 1;
@@ -58,6 +64,7 @@ constexpr u32 kABytes = BLOCK_M * 64 * kSpans;
 constexpr u32 kBBytes = BLOCK_N * 128 * kSpans;
 constexpr u32 kStageBytes = kABytes + kBBytes;
 constexpr int kAtoms = BLOCK_M / kAtomM;                 // metadata atoms of a tile
+constexpr int kAtomsOfHalf = kAtoms / kHalves;
 constexpr int kSlots = (STAGES + kParts - 1) / kParts;   // metadata buffers, one for a slice
 constexpr u32 kSlotBytes = kAtomsOfStage * kAtoms * kAtomBytes;
 constexpr u32 kMetadataAt = STAGES * kStageBytes;
@@ -80,44 +87,71 @@ struct Sources {
 };
 
 // One thread: the stages of every tile of this block.
-__device__ inline void produce(const Sources& from, const Shape& shape, GroupScheduler tiles, const Ring& ring, u32 shared) {
-    Ring::Position at;
-    int slot = 0;
-    const long long next_atom = (long long)shape.atoms_m * kAtomBytes;
-    for (Work work; tiles.advance(work);) {
-        const int row = work.m * BLOCK_M, atom_m = work.m * kAtoms;
-        const bool last = shape.m - row < BLOCK_M;
-        const u32 bytes = ((last ? shape.tail : BLOCK_M) * 64 + BLOCK_N * 128) * kSpans;
-        const u32 metadata_bytes = min(kAtoms, shape.atoms_m - atom_m) * kAtomBytes;
-        const unsigned char* metadata = from.packed + work.group * shape.packed_batch + atom_m * kAtomBytes;
+class Producer {
+  public:
+    __device__ Producer(const Sources& from, const Shape& shape, const Ring& ring, u32 shared)
+        : from_(from), shape_(shape), ring_(ring), shared_(shared) {}
+
+    __device__ void produce(GroupScheduler tiles) {
+        for (Work work; tiles.advance(work);) {
+            const bool last = shape_.m - work.m * kTileM < kTileM;
+            const u32 bytes = ((last ? shape_.tail : kTileM) * kHalves * 64 + BLOCK_N * 128) * kSpans;
+            const int atoms_of_half = min(kAtomsOfHalf, shape_.atoms_m / kHalves - work.m * kAtomsOfHalf);
 #pragma unroll 1
-        for (int atom = 0; atom < shape.atoms_k; atom += kAtomsOfStage) {
-            const int atoms = min(kAtomsOfStage, shape.atoms_k - atom);
-            for (int part = 0; part < kParts; part++) {
-                const int k = atom * kAtomK + part * BLOCK_K;
-                const u32 stage = shared + at.stage * kStageBytes;
-                const u32 barrier = ring.acquire(at, bytes + (part == 0 ? atoms * metadata_bytes : 0));
-                if (part == 0) {
-                    const u32 to = shared + kMetadataAt + slot * kSlotBytes;
-#pragma unroll
-                    for (int i = 0; i < kAtomsOfStage; i++, metadata += next_atom)
-                        if (i < atoms) load_bytes(to + i * kAtoms * kAtomBytes, metadata, metadata_bytes, barrier);
-                    slot = slot + 1 == kSlots ? 0 : slot + 1;
+            for (int atom = 0; atom < shape_.atoms_k; atom += kAtomsOfStage) {
+                const int atoms = min(kAtomsOfStage, shape_.atoms_k - atom);
+                const u32 metadata_bytes = kHalves * atoms * atoms_of_half * kAtomBytes;
+                for (int part = 0; part < kParts; part++) {
+                    const u32 barrier = ring_.acquire(at_, bytes + (part == 0 ? metadata_bytes : 0));
+                    if (part == 0) fetch_metadata(work, atom, atoms, atoms_of_half * kAtomBytes, barrier);
+                    fetch(work, atom * kAtomK + part * BLOCK_K, from_.values.of[last], barrier);
+                    at_.advance();
                 }
-                load_box(stage + kBBytes, from.values.of[last], k / 2, row, work.group, barrier);
-#pragma unroll
-                for (int span = 0; span < kSpans; span++)
-                    load_box(stage + span * BLOCK_N * 128, from.b, k + span * (128 / kElementBytes), work.first, 0, barrier);
-                at.advance();
             }
         }
     }
-}
 
-__device__ inline void consume(const GroupOut& out, const Shape& shape, GroupScheduler tiles, const Ring& ring, u32 shared) {
+  private:
+    // A slice's, into the next buffer.
+    __device__ void fetch_metadata(const Work& work, int atom, int atoms, u32 bytes_of_half, u32 barrier) {
+        const u32 to = shared_ + kMetadataAt + slot_ * kSlotBytes;
+        const unsigned char* group = from_.packed + work.group * shape_.packed_batch;
+#pragma unroll
+        for (int i = 0; i < kAtomsOfStage; i++) {
+            if (i >= atoms) continue;
+#pragma unroll
+            for (int half = 0; half < kHalves; half++) {
+                const int at = work.m * kAtomsOfHalf + half * (shape_.atoms_m / kHalves);
+                const unsigned char* from = group + ((long long)(atom + i) * shape_.atoms_m + at) * kAtomBytes;
+                load_bytes(to + (i * kAtoms + half * kAtomsOfHalf) * kAtomBytes, from, bytes_of_half, barrier);
+            }
+        }
+        slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
+    }
+    __device__ void fetch(const Work& work, int k, const TensorMap& values, u32 barrier) const {
+        const u32 stage = shared_ + at_.stage * kStageBytes;
+#pragma unroll
+        for (int half = 0; half < kHalves; half++)
+            load_box(stage + kBBytes + half * (kABytes / kHalves), values, k / 2, half * shape_.m + work.m * kTileM,
+                     work.group, barrier);
+#pragma unroll
+        for (int span = 0; span < kSpans; span++)
+            load_box(stage + span * BLOCK_N * 128, from_.b, k + span * (128 / kElementBytes), work.first, 0, barrier);
+    }
+
+    const Sources& from_;
+    const Shape& shape_;
+    const Ring& ring_;
+    u32 shared_;
+    Ring::Position at_;
+    int slot_ = 0;
+};
+
+__device__ inline void consume(const GroupOut& out, const EpilogueParams& params, const Shape& shape,
+                               GroupScheduler tiles, const Ring& ring, u32 shared) {
     const int group = threadIdx.x / 128;
     const int slices = (shape.atoms_k + kAtomsOfStage - 1) / kAtomsOfStage;
-    const GroupStore result(out, shared + kStagingAt + group * kStagingBytes);
+    const GroupStore result(out, params, shared + kStagingAt);
     Consumer consumer(ring, shared, group);
     for (Work work; tiles.advance(work);) {
         if constexpr (PROMOTE)
@@ -126,8 +160,14 @@ __device__ inline void consume(const GroupOut& out, const Shape& shape, GroupSch
             consumer.multiply(slices);
         consumer.finish();
 #pragma unroll
-        for (int r = 0; r < kRowBlocks; r++)
-            result.store(consumer.d[r], work.m * BLOCK_M + (group * kRowBlocks + r) * 64, work.first, work.end, work.group);
+        for (int r = 0; r < kRowBlocks; r++) {
+            const int block = GATED ? r : group * kRowBlocks + r;
+            const Part part = {work.m * kTileM + block * 64, work.first, work.end, work.group};
+            if (GATED && group == 1)
+                result.give(consumer.d[r], part);
+            else
+                result.store(consumer.d[r], part);
+        }
     }
 }
 
@@ -141,7 +181,7 @@ __device__ inline void clear_metadata(u32 shared) {
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
 grouped_wgmma(const __grid_constant__ TensorMaps values, const __grid_constant__ TensorMap b, const unsigned char* packed,
               const __grid_constant__ GroupOut out, const __grid_constant__ Shape shape,
-              const __grid_constant__ Grouping grouping) {
+              const __grid_constant__ Grouping grouping, const __grid_constant__ EpilogueParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const Ring ring(shared + kBarriersAt);
@@ -159,9 +199,10 @@ grouped_wgmma(const __grid_constant__ TensorMaps values, const __grid_constant__
 
     if (threadIdx.x >= kProducer) {
         if (kDealRegisters) give_registers<kProducerRegisters>();
-        if (threadIdx.x / 32 == kProducer / 32 && elected()) produce({values, b, packed}, shape, tiles, ring, shared);
+        if (threadIdx.x / 32 == kProducer / 32 && elected())
+            Producer({values, b, packed}, shape, ring, shared).produce(tiles);
     } else {
         if (kDealRegisters) take_registers<kConsumerRegisters>();
-        consume(out, shape, tiles, ring, shared);
+        consume(out, params, shape, tiles, ring, shared);
     }
 }

@@ -9,6 +9,9 @@ which give the same numbers of tokens to other experts, so that weights come fro
 from the L2 cache.  Offsets are on the device for ours and torch's grouped product; the loop over
 cuBLAS, a product for each expert that has tokens, has them in its graph.
 
+Gated layers multiply by a gate and an up projection, (2 m, k), and give silu(gate) * up, which is
+part of our launch.  The rivals have one more pass for it, which torch.compile makes.
+
 Each case is first checked against float64 products of some tokens, and so are the rivals'.
 """
 
@@ -19,11 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import cupy as cp
 import numpy as np
 import rivals_grouped as rivals
 import torch
-from bench_gemm import TORCH, as_cupy
+from bench_gemm import TORCH
 from harness import (
     Contender,
     case,
@@ -47,21 +49,29 @@ MOST_ERROR = 2e-2  # bfloat16 rounds to 4e-3; a wrong product is off by far more
 
 
 class Shape(NamedTuple):
-    """The weights (m, k) of e experts."""
+    """The weights (m, k) of e experts; (2 m, k) if gated."""
 
     name: str
     e: int
     m: int
     k: int
+    gated: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.m * (2 if self.gated else 1)
 
 
 # Two experts of each token in Mixtral, eight in the others.
 SHAPES = (
     Shape("Mixtral-8x7B gate", 8, 14336, 4096),
     Shape("Mixtral-8x7B down", 8, 4096, 14336),
+    Shape("Mixtral-8x7B gate and up", 8, 14336, 4096, gated=True),
     Shape("Qwen3-30B-A3B gate", 128, 768, 2048),
     Shape("Qwen3-30B-A3B down", 128, 2048, 768),
+    Shape("Qwen3-30B-A3B gate and up", 128, 768, 2048, gated=True),
     Shape("DeepSeek-like gate", 64, 2048, 7168),
+    Shape("DeepSeek-like gate and up", 64, 2048, 7168, gated=True),
 )
 EIGHT_BIT_SHAPE = "Mixtral-8x7B gate"
 QUICK_TOKENS = (64, 4096)
@@ -71,13 +81,16 @@ class Layer:
     """Random 2:4 weights of the experts, in the compressed form and, dense, for the rivals."""
 
     def __init__(self, shape: Shape, name: str):
-        torch.manual_seed(shape.m + shape.k)
+        torch.manual_seed(shape.rows + shape.k)
         self.shape, self.name = shape, name
         scale = 30 if name == "int8" else 1
         self.draw = lambda *size: (scale * torch.randn(*size, device="cuda")).to(TORCH[name])
-        self.dense = torch.empty(*shape[1:], dtype=TORCH[name], device="cuda")
+        size = shape.e, shape.rows, shape.k
+        self.dense = torch.empty(*size, dtype=TORCH[name], device="cuda")
         for weight in self.dense:  # one at a time, as the numbers are drawn in float32
-            weight.copy_(self.draw(shape.m, shape.k))
+            weight.copy_(self.draw(shape.rows, shape.k))
+        if shape.gated:  # so that silu is neither zero nor the identity everywhere
+            self.dense.mul_(shape.k**-0.5)
         dtype = None if name == "bfloat16" else name
         self.sparse = s24.compress(self.dense, on_excess="prune", dtype=dtype, check=False)
 
@@ -93,42 +106,50 @@ class Layer:
 
 
 class Ours:
-    """Our product of a layer with tokens `x`, into one result for all routings."""
+    """Our product of a layer with tokens `x`."""
 
     def __init__(self, layer: Layer, x: torch.Tensor):
-        self.layer, self.x, self.tokens = layer, x, as_cupy(x)
-        result = RESULT[layer.name]
-        self.y = cp.empty((len(x), layer.shape.m), s24._dtypes.numpy_dtype(result))
+        self.layer, self.x = layer, x
+        self.result = getattr(torch, RESULT[layer.name])
+        self.options = {"activation": "silu", "gated": True} if layer.shape.gated else {}
 
-    def step(self, offsets: cp.ndarray) -> None:
-        a, b = self.layer.sparse, self.tokens.T
-        s24.grouped_matmul(a, b, self.y.T, offsets=offsets, b_dtype=self.layer.name)
+    def step(self, offsets: torch.Tensor) -> torch.Tensor:
+        return s24.grouped_linear(self.x, self.layer.sparse, offsets=offsets, **self.options)
 
     def contender(self, routings: list[Routing]) -> Contender:
-        known = [as_cupy(routing.offsets) for routing in routings]
-        return Contender([lambda offsets=offsets: self.step(offsets) for offsets in known])
+        calls = [lambda r=r: self.step(r.offsets) for r in routings]
+        return Contender(calls, library="torch")
 
     def error(self, routing: Routing) -> float:
         """Against float64, written over poison."""
-        self.y.view(cp.uint8).fill(0xFF)
-        self.step(as_cupy(routing.offsets))
+        self.step(routing.offsets)
+        poison = torch.empty(len(self.x), self.layer.shape.m, dtype=self.result, device="cuda")
+        poison.view(torch.uint8).fill_(0xFF)
+        where = poison.data_ptr()
+        del poison  # the result takes its place
+        y = self.step(routing.offsets)
+        if y.data_ptr() != where:
+            raise SystemExit("the result was not written over poison")
         pruned = lambda i: to_torch(self.layer.sparse[i].toarray(), TORCH[self.layer.name])  # noqa: E731
-        wide = torch.bfloat16 if RESULT[self.layer.name] == "bfloat16" else None
-        return error_of(to_torch(self.y, wide), pruned, self.x, routing)
+        return error_of(y, pruned, self.x, routing, gated=self.layer.shape.gated)
 
     def bytes(self, routing: Routing) -> int:
         """Read and written: of the weights, those of experts that have tokens."""
         a, share = self.layer.sparse, len(routing.busy) / self.layer.shape.e
         weights = (a.values.nbytes + a.packed.nbytes) * share
-        return int(weights + self.x.nbytes + self.y.nbytes)
+        stored = len(self.x) * self.layer.shape.m * self.result.itemsize
+        return int(weights + self.x.nbytes + stored)
 
 
-def error_of(y: torch.Tensor, weight_of, x: torch.Tensor, routing: Routing) -> float:
+def error_of(
+    y: torch.Tensor, weight_of, x: torch.Tensor, routing: Routing, *, gated: bool
+) -> float:
     """Relative error of some tokens of some experts against float64."""
     got, want = [], []
     for i, tokens in routing.busy[:CHECKED_EXPERTS]:
         some = slice(tokens.start, min(tokens.stop, tokens.start + CHECKED_TOKENS))
-        want.append(x[some].double() @ weight_of(i).double().T)
+        product = x[some].double() @ weight_of(i).double().T
+        want.append(rivals.gated(product) if gated else product)
         got.append(y[some].double())
     exact = torch.cat(want)
     return float((torch.cat(got) - exact).norm() / exact.norm())
@@ -139,20 +160,21 @@ def run(layer: Layer, tokens: int) -> dict:
     routings, ours = layer.routings(tokens), Ours(layer, x)
     error = checked("ours", ours.error(routings[0]))
     racing = {"ours": ours.contender(routings)}
-    for name, product in rivals.of(layer.dense, x, layer.name).items():
+    gated = layer.shape.gated
+    for name, product in rivals.of(layer.dense, x, layer.name, passes=gated).items():
         try:
             y = product(routings[0])
         except RuntimeError as reason:  # a type or layout that this version of torch does not take
             print(f"{name} cannot run {layer.name}: {reason}")
             continue
-        checked(name, error_of(y, layer.dense.__getitem__, x, routings[0]))
+        checked(name, error_of(y, layer.dense.__getitem__, x, routings[0], gated=gated))
         calls = [lambda r=r, product=product: product(r) for r in routings]
         racing[name] = Contender(calls, library="torch")
     race(racing)
-    _, e, m, k = layer.shape
+    _, e, m, k, _ = layer.shape
     return case(
         f"{layer.name} {layer.shape.name} {tokens} tokens", ours=racing["ours"],
-        kernel=STEMS[0], rivals=best_of_each(racing), m=m, k=k, n=tokens, experts=e,
+        kernel=STEMS[0], rivals=best_of_each(racing), m=m, k=k, n=tokens, experts=e, gated=gated,
         busy=len(routings[0].busy), routings=len(routings), dtype=layer.name, error=error,
         bytes=ours.bytes(routings[0]),
     )  # fmt: skip
@@ -175,21 +197,23 @@ def best_of_each(racing: dict[str, Contender]) -> dict[str, Contender]:
     return best
 
 
-def report(rows: list[dict]) -> None:
-    by_tokens: dict[tuple[str, int], list[float]] = {}
-    for row in rows:
+def report(found: list[dict]) -> None:
+    by_tokens: dict[tuple, list[float]] = {}
+    for row in found:
         ratio = min(row["rivals"].values()) / row["ours_us"]
-        rate = 2 * row["m"] * row["k"] * row["n"] / row["ours_us"] * 1e-6
+        rows = row["m"] * (2 if row["gated"] else 1)
+        rate = 2 * rows * row["k"] * row["n"] / row["ours_us"] * 1e-6
         others = "  ".join(f"{name} {us:8.1f}" for name, us in row["rivals"].items())
         print(
             f"{row['name']:44} ours {row['ours_us']:8.1f} us "
             f"{row['bytes'] / row['ours_us'] * 1e-6:5.2f} TB/s {rate:6.0f} TFLOP/s  {others}  "
             f"{ratio:5.2f}x  error {row['error']:.1e}"
         )
-        by_tokens.setdefault((row["dtype"], row["n"]), []).append(ratio)
-    for (name, tokens), ratios in by_tokens.items():
+        of = ("gated " if row["gated"] else "") + row["dtype"]
+        by_tokens.setdefault((of, row["n"]), []).append(ratio)
+    for (of, tokens), ratios in by_tokens.items():
         worst = f"worst {min(ratios):.2f}x"
-        print(f"{name}, {tokens} tokens: {geometric_mean(ratios):.2f}x the best rival ({worst})")
+        print(f"{of}, {tokens} tokens: {geometric_mean(ratios):.2f}x the best rival ({worst})")
 
 
 def wanted(arguments) -> Iterator[tuple[Shape, str]]:

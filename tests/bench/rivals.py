@@ -45,9 +45,11 @@ def dense_int8(weights: Sequence[torch.Tensor], x: torch.Tensor) -> Contender:
 
 
 # Searches the algorithms of one problem after another and prints every timing at once,
-# so that a crash loses only the algorithm that caused it.  In float16 an algorithm may take a
-# thousand times as long as in bfloat16 (145 ms for 4096^3): below `slow_tera`, the rate of FP32
-# units, it is given up for all problems.
+# so that a crash loses only the algorithm that caused it.  Calls are timed in a CUDA graph, as the
+# race times them: each makes a plan, which takes the host 0.3 to 0.7 ms, so that timed one by one
+# all algorithms of a shorter product look alike (docs/benchmarks/log_gemm.rst).  In float16 an
+# algorithm may take a thousand times as long as in bfloat16 (145 ms for 4096^3): below `slow_tera`,
+# the rate of FP32 units, it is given up for all problems.
 _SEARCH = """
 import sys, torch
 dtype = getattr(torch, sys.argv[1])
@@ -57,14 +59,19 @@ most = torch.backends.cusparselt.get_max_alg_id() or 40
 scale = 30 if dtype == torch.int8 else 1
 slow_tera = 25
 
-def milliseconds(calls, arguments):
-    start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
-    start.record()
-    for _ in range(calls):
-        torch._cslt_sparse_mm(*arguments)
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop) / calls
+def milliseconds(calls, arguments, replays):
+    start, stop, graph = torch.cuda.Event(True), torch.cuda.Event(True), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            torch._cslt_sparse_mm(*arguments)
+    found = []
+    for _ in range(replays):
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(stop) / calls)
+    return min(found)
 
 for problem in sys.argv[4:]:
     m, k, n = map(int, problem.split("x"))
@@ -82,12 +89,12 @@ for problem in sys.argv[4:]:
             try:
                 torch._cslt_sparse_mm(*arguments)
                 torch.cuda.synchronize()
-                once = milliseconds(1, arguments)
+                once = milliseconds(1, arguments, 2)
                 if 2e-9 * m * n * k / once < slow_tera:
                     skip.add(f"*/{alg}")
                     break
-                calls = max(4, min(100, int(2 / once)))  # 2 ms: four calls chose by chance
-                taken = min(milliseconds(calls, arguments) for _ in range(3))
+                calls = max(2, min(20, int(0.5 / once)))
+                taken = milliseconds(calls, arguments, 4)  # 2 ms in all: less chose by chance
             except RuntimeError:
                 break
             print("TIME", problem, taken, alg, split, mode, flush=True)

@@ -41,8 +41,25 @@ class Routing:
         return cls(on_gpu, on_gpu[1:].clone(), busy)
 
 
-def of(weights: torch.Tensor, x: torch.Tensor, name: str) -> dict[str, Product]:
-    """All rivals of a type by name; ``"name, way"`` where one has several ways."""
+def of(weights: torch.Tensor, x: torch.Tensor, name: str, *, passes: bool) -> dict[str, Product]:
+    """All rivals of a type by name; ``"name, way"`` where one has several ways.
+
+    With `passes`, each has one pass more for a gate, compiled by torch.
+    """
+    products = _products(weights, x, name)
+    if not passes:
+        return products
+    passed = torch.compile(gated, dynamic=False)
+    return {key: lambda r, f=f: passed(f(r)) for key, f in products.items()}
+
+
+def gated(y: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, in float32 at least, for y (t, 2 m) = [gate, up]."""
+    gate, up = y.to(torch.promote_types(y.dtype, torch.float32)).chunk(2, dim=1)
+    return (torch.nn.functional.silu(gate) * up).to(y.dtype)
+
+
+def _products(weights: torch.Tensor, x: torch.Tensor, name: str) -> dict[str, Product]:
     if name == "bfloat16":
         # The same weights stored with m contiguous, which torch's product takes as well.
         turned = weights.transpose(-2, -1).contiguous()
