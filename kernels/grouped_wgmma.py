@@ -41,7 +41,6 @@ GATED = Fused(activation="silu")  # the epilogue of most gated layers
 REMEMBERED = 1024  # launches, by the addresses of their operands
 OFFSETS = {"int32": "int", "int64": "long"}  # of 64 bits in CUDA on Linux
 
-
 _SHAPE = np.dtype(
     [("m", "i4"), ("atoms_m", "i4"), ("atoms_k", "i4"), ("tail", "i4"), ("packed_batch", "i8")]
 )
@@ -277,11 +276,14 @@ def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
         ("float8_e4m3fn", "float8_e5m2", "bfloat16"): "QGMMA.SP.64x{}x64.F32.E4M3.E5M2",
         ("int8", "int8", "int32"): "IGMMA.SP.64x{}x64.S8.S8",
     }
-    bfloat16 = ("bfloat16",) * 3, "HGMMA.SP.64x{}x32.F32.BF16"
+    bfloat16 = ("bfloat16", "bfloat16", "bfloat16"), "HGMMA.SP.64x{}x32.F32.BF16"
     whole = Fused(2.0, row_scale=True, column_scale=True, row_bias=True, activation="silu")
 
-    def check(config: Config, names: tuple[str, ...], instruction: str, *rest):
-        of = Types(*names, *rest)
+    def check(
+        config: Config, names: tuple[str, str, str], instruction: str, offsets: str, e: Fused,
+        gated: bool, fast: bool,
+    ):  # fmt: skip
+        of = Types(*names, offsets, e, gated, fast)
         return defines(config, of), "sm_90a", instruction.format(config.block_n)
 
     promoted = ("float8_e4m3fn", "float8_e4m3fn", "bfloat16"), "QGMMA.SP.64x{}x64.F32.E4M3.E4M3"

@@ -65,7 +65,7 @@ class Packing:
         if not under_mask and self._turns == 2:
             return [launch_of(squares.call_of(dense[0], self._row, *parts))]
         calls = (
-            self._call(dense[i], i, *parts[2 * i : 2 * i + 2], *under_mask)
+            self._call(dense[i], i, parts[2 * i], parts[2 * i + 1], *under_mask)
             for i in range(self._turns)
         )
         return [launch_of(call) for call in calls]
@@ -74,12 +74,10 @@ class Packing:
         self, dense: View, turn: int, values: View, codes: View, mask: int = 0, status: int = 0
     ) -> KernelCall:
         """What packs one orientation."""
-        if self._mask is None:
-            given = "magnitude", None, values, None, codes, None
-        else:
-            chosen, counts = self._mask[turn].at(mask), self._status.at(status)
-            given = "mask", chosen, values, None, codes, counts
-        return compress.call_of(dense, self._row, *given)
+        if self._mask is None or self._status is None:
+            return compress.call_of(dense, self._row, "magnitude", None, values, None, codes, None)
+        chosen, counts = self._mask[turn].at(mask), self._status.at(status)
+        return compress.call_of(dense, self._row, "mask", chosen, values, None, codes, counts)
 
 
 def unpacking_key(parts: list[Tensor], m: int, k: int) -> tuple | None:
