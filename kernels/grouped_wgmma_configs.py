@@ -12,6 +12,7 @@ from sparse24.kernels.sparse_wgmma_configs import MOST_STAGES, SHARED_MEMORY, Co
 
 MOST_GROUPS = 1024
 TABLE_BYTES = 2 * (MOST_GROUPS + 1) * 4  # where groups begin, and the tiles before each
+GATE_BYTES = 16  # two barriers
 
 # Tiles for few columns a group, for some, for many, and for so many that groups fill wide tiles.
 # Raced on an H100 for layers of 8, 64 and 128 experts with 8 to 32768 tokens, unevenly shared:
@@ -65,7 +66,7 @@ def layout(config: Config, types: Types) -> tuple[int, int]:
     staging = config.consumers * chunk * 64 * out_itemsize
 
     def total(stages: int) -> int:
-        return stages * (stage + 16) + -(-stages // parts) * slot + staging + TABLE_BYTES
+        return stages * (stage + 16) + -(-stages // parts) * slot + staging + GATE_BYTES + TABLE_BYTES
 
     most = SHARED_MEMORY[config.blocks]
     stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= most)

@@ -100,7 +100,6 @@ def experts() -> None:
         s24.grouped_matmul(a, cp.ascontiguousarray(x.T), offsets=offsets, b_dtype=name)
         if not name.startswith("float8"):
             s24.grouped_linear(x, a, cp.ones((4, 200), _real(name)), offsets=offsets)
-        cp.cuda.set_allocator(None)
         gate = s24.compress(draw((4, 384, 272), name), on_excess="prune", dtype=name)
         for tokens in (x, draw((1900, 272), name)):  # narrow tiles and wide ones
             t = len(tokens)
@@ -109,6 +108,7 @@ def experts() -> None:
                 tokens, gate, offsets=cp.asarray([0, 0, t - 71, t - 1, t]), activation="silu",
                 gated=True, scales=scales, x_dtype=name,
             )  # fmt: skip
+        cp.cuda.set_allocator(None)
 
 
 @contextlib.contextmanager
@@ -222,8 +222,7 @@ PARTS = {
 
 
 # Racecheck orders the accesses of a thread by the barriers at which it arrives itself.  In the
-# ring of the Hopper kernels a lane arrives for its warp, so there every lane is made to; and where
-# one side of a barrier goes on without waiting, it is made to wait.
+# ring of the Hopper kernels a lane arrives for its warp, so there every lane is made to.
 EVERY_LANE = {
     "class Pipeline": (
         ("consumer_warps * cluster)", "consumer_warps * cluster * (cluster == 1 ? 32 : 1))"),
@@ -234,7 +233,10 @@ EVERY_LANE = {
         ("if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty",
          "if (previous_ >= 0) barrier_arrive(ring_.empty"),
     ),
-    "class GroupGate": (("bar.arrive %0, 256;", "bar.sync %0, 256;"),),
+    "class GroupGate": (
+        ("kArrivals = 4;", "kArrivals = 128;"),
+        ("if (threadIdx.x % 32 == 0) barrier_arrive(barrier);", "barrier_arrive(barrier);"),
+    ),
     "class GatherPipeline": (
         ("empty_ + 8 * s, consumer_warps)", "empty_ + 8 * s, 32 * consumer_warps)"),
         ("if (threadIdx.x % 32 == 0) barrier_arrive(empty_", "barrier_arrive(empty_"),

@@ -75,7 +75,8 @@ constexpr u64 kADescriptor = descriptor(kSpans == 2 ? kSwizzle128 : kSwizzle64, 
 constexpr u64 kBDescriptor = descriptor(kSwizzle128, 1024);
 
 using Ring = Pipeline<STAGES, CONSUMERS * 4, 1>;
-constexpr u32 kTableAt = kBarriersAt + Ring::bytes;
+constexpr u32 kGateAt = kBarriersAt + Ring::bytes;
+constexpr u32 kTableAt = kGateAt + GroupGate::bytes;
 
 #include "tile_consumer.cuh"
 
@@ -148,10 +149,10 @@ class Producer {
 };
 
 __device__ inline void consume(const GroupOut& out, const EpilogueParams& params, const Shape& shape,
-                               GroupScheduler tiles, const Ring& ring, u32 shared) {
+                               GroupScheduler tiles, const Ring& ring, const GroupGate& gate, u32 shared) {
     const int group = threadIdx.x / 128;
     const int slices = (shape.atoms_k + kAtomsOfStage - 1) / kAtomsOfStage;
-    const GroupStore result(out, params, shared + kStagingAt);
+    GroupStore result(out, params, shared + kStagingAt + group * kStagingBytes, gate);
     Consumer consumer(ring, shared, group);
     for (Work work; tiles.advance(work);) {
         if constexpr (PROMOTE)
@@ -185,12 +186,14 @@ grouped_wgmma(const __grid_constant__ TensorMaps values, const __grid_constant__
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const Ring ring(shared + kBarriersAt);
+    const GroupGate gate(shared + kStagingAt + kStagingBytes, shared + kGateAt);  // the giver does not store
     const GroupScheduler tiles(grouping, reinterpret_cast<int*>(memory + kTableAt));
 
     if (threadIdx.x == kProducer) {
         for (int last = 0; last < 2; last++) prefetch_map(values.of[last]);
         prefetch_map(b);
         ring.init();
+        if (GATED) gate.init();
     }
     clear_metadata(shared);
     let_next_start();
@@ -203,6 +206,6 @@ grouped_wgmma(const __grid_constant__ TensorMaps values, const __grid_constant__
             Producer({values, b, packed}, shape, ring, shared).produce(tiles);
     } else {
         if (kDealRegisters) take_registers<kConsumerRegisters>();
-        consume(out, params, shape, tiles, ring, shared);
+        consume(out, params, shape, tiles, ring, gate, shared);
     }
 }

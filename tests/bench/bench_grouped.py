@@ -114,7 +114,8 @@ class Ours:
         self.options = {"activation": "silu", "gated": True} if layer.shape.gated else {}
 
     def step(self, offsets: torch.Tensor) -> torch.Tensor:
-        return s24.grouped_linear(self.x, self.layer.sparse, offsets=offsets, **self.options)
+        x, a = self.x, self.layer.sparse
+        return s24.grouped_linear(x, a, offsets=offsets, x_dtype=self.layer.name, **self.options)
 
     def contender(self, routings: list[Routing]) -> Contender:
         calls = [lambda r=r: self.step(r.offsets) for r in routings]

@@ -5,42 +5,53 @@
 //
 //   [kPiece / 8] [128 threads] [4]   float
 //
-// The two take turns by a pair of barriers, whose other side does not wait: kWanted, the piece before has been read,
-// and kGiven, this one is there.
+// The two take turns by a pair of barriers: a piece is there, and it has been read.
 #pragma once
 #include "hopper_store.cuh"
 
 class GroupGate {
   public:
     static constexpr int kPiece = kStagingBytes / (64 * 4);  // columns
+    static constexpr u32 bytes = 16;
 
-    // `exchange`: kStagingBytes of shared memory.
-    __device__ explicit GroupGate(u32 exchange) : at_(exchange + threadIdx.x % 128 * 16) {}
+    // `exchange`: kStagingBytes of shared memory; `barriers`: `bytes` of it.
+    __device__ GroupGate(u32 exchange, u32 barriers)
+        : at_(exchange + threadIdx.x % 128 * 16), given_(barriers), taken_(barriers + 8) {}
 
-    template <class Value> __device__ void give(const Value (&x)[kPiece / 2]) const {
-        group_sync(kWanted, 256);
+    __device__ void init() const {  // by one thread, before a block barrier
+        barrier_init(given_, kArrivals);
+        barrier_init(taken_, kArrivals);
+        barrier_init_fence();
+    }
+    template <class Value> __device__ void give(const Value (&x)[kPiece / 2]) {
+        barrier_wait(taken_, turn_ ^ 1);  // the last piece
 #pragma unroll
         for (int i = 0; i < kPiece / 2; i += 4)
             asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
                          ::"r"(at_ + i * 512), "f"(float(x[i])), "f"(float(x[i + 1])), "f"(float(x[i + 2])),
                            "f"(float(x[i + 3])) : "memory");
-        arrive(kGiven);
+        arrive(given_);
     }
-    __device__ void take(float (&x)[kPiece / 2]) const {
-        arrive(kWanted);
-        group_sync(kGiven, 256);
+    __device__ void take(float (&x)[kPiece / 2]) {
+        barrier_wait(given_, turn_);
 #pragma unroll
         for (int i = 0; i < kPiece / 2; i += 4) {
             const uint4 four = load_shared4(at_ + i * 512);
             x[i] = __uint_as_float(four.x), x[i + 1] = __uint_as_float(four.y);
             x[i + 2] = __uint_as_float(four.z), x[i + 3] = __uint_as_float(four.w);
         }
+        arrive(taken_);
     }
 
   private:
-    enum Barrier { kWanted = 3, kGiven = 4 };  // 1 and 2 are those within the warpgroups
+    static constexpr u32 kArrivals = 4;  // warps
 
-    __device__ static void arrive(Barrier barrier) { asm volatile("bar.arrive %0, 256;" ::"r"((u32)barrier) : "memory"); }
+    __device__ void arrive(u32 barrier) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+        turn_ ^= 1;
+    }
 
-    u32 at_;
+    u32 at_, given_, taken_;
+    u32 turn_ = 0;  // parity of the pieces so far
 };

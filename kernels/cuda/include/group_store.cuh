@@ -26,13 +26,12 @@ class GroupStore {
     static_assert(!OUT_ROW_MAJOR && sizeof(Out::real) == 4 && !(EPILOGUE & (kC | kAux)));
 
   public:
-    // `staging`: kStagingBytes for each warpgroup.
-    __device__ GroupStore(const GroupOut& out, const EpilogueParams& params, u32 staging)
-        : out_(out), params_(params), numbers_(params), staging_(staging + threadIdx.x / 128 * kStagingBytes),
-          gate_(staging + kStagingBytes) {}
+    // `staging`: kStagingBytes for this warpgroup alone.
+    __device__ GroupStore(const GroupOut& out, const EpilogueParams& params, u32 staging, const GroupGate& gate)
+        : out_(out), params_(params), numbers_(params), staging_(staging), gate_(gate) {}
 
     // Store d; with GATED it is the gate, by what the other warpgroup gives.
-    __device__ void store(const Sum (&d)[BLOCK_N / 2], const Part& part) const {
+    __device__ void store(const Sum (&d)[BLOCK_N / 2], const Part& part) {
         const Rows rows(*this, part, 0);
 #pragma unroll
         for (int chunk = 0; chunk < BLOCK_N / kChunk; chunk++) {
@@ -52,7 +51,7 @@ class GroupStore {
         }
     }
     // GATED: hand d over to the warpgroup that has the gate.
-    __device__ void give(const Sum (&d)[BLOCK_N / 2], const Part& part) const {
+    __device__ void give(const Sum (&d)[BLOCK_N / 2], const Part& part) {
         const Rows rows(*this, part, 1);
 #pragma unroll
         for (int first = 0; first < BLOCK_N; first += kPiece) {
@@ -103,7 +102,7 @@ class GroupStore {
     __device__ Value value(Sum sum, const Terms& of_row, const Terms& of_column) const {
         return epilogue_value<Kind::OUTPUT, kBits, ACTIVATION>(sum, params_, 0, 0, 0, of_row, of_column, numbers_);
     }
-    __device__ void gate(Value (&x)[kPiece / 2]) const {
+    __device__ void gate(Value (&x)[kPiece / 2]) {
         float gated[kPiece / 2];
         gate_.take(gated);
         constexpr bool rough = kOutBytes <= 2;
