@@ -66,7 +66,8 @@ def layout(config: Config, types: Types) -> tuple[int, int]:
     staging = config.consumers * chunk * 64 * out_itemsize
 
     def total(stages: int) -> int:
-        return stages * (stage + 16) + -(-stages // parts) * slot + staging + GATE_BYTES + TABLE_BYTES
+        rings = stages * (stage + 16) + -(-stages // parts) * slot
+        return rings + staging + GATE_BYTES + TABLE_BYTES
 
     most = SHARED_MEMORY[config.blocks]
     stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= most)

@@ -177,15 +177,17 @@ def _operand(record: Compressed24, dense, swap: bool) -> Operand24:
 
 def _prepared(x, dtype):
     """The array where it is to be computed, in the wanted type, and its table row."""
+    own = _foreign.float8_of(x)
     x, _ = _foreign.take(x)
     x = _backend.place(x)
-    carries_bits = dtype is not None and x.dtype == np.uint8 and _dtypes.lookup(dtype).is_float8
+    named = dtype is not None and x.dtype == np.uint8 and _dtypes.lookup(dtype).is_float8
+    carries_bits = own is not None or named
     if dtype is not None and not carries_bits and x.dtype.kind in "biu" and x.dtype != np.int8:
         x = x.astype(np.float64 if _dtypes.lookup(dtype).name == "float64" else np.float32)
-    row = _arrays.logical_dtype(x, dtype if carries_bits else None)
+    row = _arrays.logical_dtype(x, own or dtype if carries_bits else None)
     x = _arrays.as_storage(x, row)
     _check.at_least_2d(x.shape, argument="x")
-    if dtype is not None and not carries_bits:
+    if dtype is not None and not (named and own is None):
         wanted = _dtypes.lookup(dtype)
         if wanted is not row:
             x, row = _storage.converted(x, row, wanted), wanted

@@ -193,6 +193,7 @@ def _explain_n_m(a, b, call: Call) -> Explanation:
 
 
 def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) -> Explanation:
+    call = _product.with_own_type(call, other)
     with _foreign.stream_of(other):
         matrix, _, _ = _product.taken(other, operand, call, "a" if from_left else "b")
         laid = _product.laid_out(operand, matrix, out, call, from_left=from_left)

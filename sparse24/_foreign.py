@@ -65,6 +65,13 @@ def is_on_host(x: Any) -> bool:
     return not x.is_cuda if _arrays.is_torch(x) else _arrays.is_jax(x)
 
 
+def float8_of(x: Any) -> str | None:
+    """The type of a torch tensor of fp8 on a GPU, which the view of `take` does not tell."""
+    if not _arrays.is_torch(x) or not x.is_cuda or x.dtype.itemsize != 1:
+        return None
+    return str(x.dtype).removeprefix("torch.") if x.dtype.is_floating_point else None
+
+
 def _from_dlpack(x: Any) -> Any:
     device_type, _ = x.__dlpack_device__()
     if device_type == 1:  # kDLCPU

@@ -188,6 +188,7 @@ def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool =
     known = _replay.find(As._plans, key, x)
     if known is not None:
         return known(x, out, offsets)
+    call = _product.with_own_type(call, x)
     with _foreign.stream_of(x):
         tokens, restore, _ = _product.taken(x, a, call, "x" if by_rows else "b")
         _check_tokens(tokens.shape, a.shape, by_rows=by_rows)
@@ -238,7 +239,7 @@ def _experts(As) -> Operand24:
 
 def explained(As, b, out, offsets, call: Call, *, gated: bool) -> tuple[str, str]:
     """What multiplies, and why, for the options of `grouped_matmul`; nothing does now."""
-    a = _experts(As)
+    a, call = _experts(As), _product.with_own_type(call, b)
     with _foreign.stream_of(b):
         tokens, _, _ = _product.taken(b, a, call, "b")
         _check_tokens(tokens.shape, a.shape, by_rows=False)

@@ -93,6 +93,8 @@ def matmul(
     True
     """
     if not isinstance(a, OURS) and not isinstance(b, OURS):
+        a_dtype = _foreign.float8_of(a) if a_dtype is None else a_dtype
+        b_dtype = _foreign.float8_of(b) if b_dtype is None else b_dtype
         a, b = _one_sparse(a, b, a_dtype, b_dtype)
     if precision == "full":
         a, b = embedded(a), embedded(b)

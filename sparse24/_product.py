@@ -61,6 +61,7 @@ def _anew(
     a: Operand24, x, out, call: Call, plans: Plans | None, key: tuple | None, *, from_left: bool
 ):
     """A product without a remembered launch: check it, compute it by `_dispatch`, remember it."""
+    call = with_own_type(call, x)
     with _foreign.stream_of(x):
         matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)
@@ -130,6 +131,12 @@ def laid_out(a: Operand24, matrix, out, call: Call, *, from_left: bool) -> LaidO
         return LaidOut(a, matrix, target, epilogue, *also)
     x, y = (part.swapaxes(-1, -2) for part in _fold(matrix, target, a, epilogue))
     return LaidOut(a.transposed(), x, y, epilogue.transposed(), *also)
+
+
+def with_own_type(call: Call, x) -> Call:
+    """The call with the type of `x` named, where the array that stands for it carries bits."""
+    own = None if call.other_dtype is not None else _foreign.float8_of(x)
+    return call if own is None else call._replace(other_dtype=own)
 
 
 def taken(x, a: Operand24, call: Call, argument: str):

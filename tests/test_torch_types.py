@@ -83,3 +83,29 @@ def test_an_unpruned_layer_refuses_what_a_sparse_one_does():
     layer.set_mask(torch.ones(4, 8, dtype=torch.bool))
     with pytest.raises(DTypeError, match=r"x must be of one of the types .* got torch\.int64"):
         layer(torch.ones(2, 8, dtype=torch.int64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_fp8_on_the_gpu_is_known_by_its_tensor(name):
+    kind = getattr(torch, name)
+    draw = lambda *shape: torch.randn(*shape, device="cuda").to(kind)  # noqa: E731
+    w, x = draw(64, 128), draw(40, 128)
+    A = s24.compress(w, on_excess="prune")
+    assert A.dtype.name == name
+    bits = s24.compress(w.view(torch.uint8), on_excess="prune", dtype=name)
+    assert (A.toarray() == bits.toarray()).all()
+    wide = s24.compress(w, on_excess="prune", dtype="float32")
+    torch.testing.assert_close(torch.from_dlpack(wide.toarray()), s24.prune(w.float()))
+    named = {"b_dtype": name}
+    want = s24.matmul(A, x.view(torch.uint8).T, **named)
+    for got in (s24.matmul(A, x.T), A @ x.T, s24.linear(x, A).T, (x @ A.T).T):
+        assert got.dtype == torch.bfloat16
+        assert torch.equal(got, want)
+    assert s24.explain(A, x.T).chosen == s24.explain(A, x.view(torch.uint8).T, **named).chosen
+    dense = s24.matmul(x, x.T)
+    torch.testing.assert_close(dense.float(), x.float() @ x.float().T, rtol=2e-2, atol=1e-1)
+    experts = s24.compress(torch.stack([w, w]), on_excess="prune")
+    for _ in range(2):
+        y = s24.grouped_linear(x, experts, offsets=torch.tensor([0, 10, 40]))
+        assert torch.equal(y, want.T)

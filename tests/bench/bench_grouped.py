@@ -114,8 +114,7 @@ class Ours:
         self.options = {"activation": "silu", "gated": True} if layer.shape.gated else {}
 
     def step(self, offsets: torch.Tensor) -> torch.Tensor:
-        x, a = self.x, self.layer.sparse
-        return s24.grouped_linear(x, a, offsets=offsets, x_dtype=self.layer.name, **self.options)
+        return s24.grouped_linear(self.x, self.layer.sparse, offsets=offsets, **self.options)
 
     def contender(self, routings: list[Routing]) -> Contender:
         calls = [lambda r=r: self.step(r.offsets) for r in routings]
