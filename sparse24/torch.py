@@ -16,9 +16,11 @@ from sparse24._torch_layers import SparseLinear
 from sparse24._torch_linear import linear
 from sparse24._torch_masks import update_masks
 from sparse24._torch_model import desparsify, sparse_layers, sparsify
+from sparse24._torch_reduction import PackedReduction, reduce_packed
 from sparse24._torch_tensor import Sparse24Tensor, sparsify24, to_sparse_semi_structured
 
 __all__ = [
+    "PackedReduction",
     "Sparse24Tensor",
     "SparseExperts",
     "SparseLinear",
@@ -26,6 +28,7 @@ __all__ = [
     "feed_forward",
     "grouped_linear",
     "linear",
+    "reduce_packed",
     "sparse_layers",
     "sparsify",
     "sparsify24",

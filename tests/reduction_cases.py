@@ -1,0 +1,138 @@
+"""Training in two processes by DDP's own average and by that of `reduce_packed`, side by side.
+
+A module of its own, because a spawned process imports the function that it runs by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from sparse24 import schedule as S
+from sparse24 import torch as st
+
+WORLD = 2
+ODD = 30, 34  # of inputs of the first layer and outputs of the second
+CASES = {
+    "plain": {},
+    "views of the bucket": {"gradient_as_bucket_view": True},
+    "many buckets": {"bucket_cap_mb": 0.004},
+    "static graph": {"static_graph": True},
+    "a group of its own": {"group": True},
+    "accumulation": {"passes": 2, "gradient_as_bucket_view": True},
+    "layers that one rank leaves out": {"find_unused_parameters": True, "leaves_out": True},
+    "two types": {"wide": True},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "autocast": {"autocast": True},
+    "masks of a schedule": {"scheduler": "24"},
+    "masks that become 2:4": {"scheduler": "elastic", "sizes": (32, 64)},
+}
+
+
+class Net(torch.nn.Module):
+    """Layers that are packed, and others among them."""
+
+    def __init__(self, wide=False, sizes=ODD):
+        super().__init__()
+        k, m = sizes
+        torch.manual_seed(0)
+        self.first = st.SparseLinear(k, 64, gradient="24dense")
+        self.tiles = st.SparseLinear(64, m, gradient="24dense", transposable=True)
+        self.plain = torch.nn.Linear(m, 32)
+        self.sampled = st.SparseLinear(32, 32, bias=False, gradient="24sparse")
+        self.straight = st.SparseLinear(32, 32)
+        self.experts = st.SparseExperts(2, 32, 16, gradient="24dense")
+        if wide:
+            self.first.double()
+
+    def forward(self, x, leaves_out=False):
+        x = self.first(x.to(self.first.weight.dtype)).to(self.tiles.weight.dtype)
+        x = self.plain(self.tiles(x.relu()))
+        x = x if leaves_out else self.straight(self.sampled(x))
+        return self.experts(x, offsets=[0, len(x) // 2, len(x)])
+
+
+def wrapped(case, packed):
+    net = Net(case.get("wide", False), case.get("sizes", ODD)).to(case.get("dtype"))
+    names = "gradient_as_bucket_view", "static_graph", "bucket_cap_mb", "find_unused_parameters"
+    options = {name: case[name] for name in names if name in case}
+    if "group" in case:
+        options["process_group"] = torch.distributed.new_group([0, 1])
+    ddp = DistributedDataParallel(net, **options)
+    return ddp, st.reduce_packed(ddp) if packed else None
+
+
+def scheduler(name):
+    if name is None:
+        return None
+    sparsity = S.ConstantScheduler(0.5)
+    if name == "24":
+        return S.MaskScheduler(S.Recipe(sparsity, pattern=S.NM(2, 4)))
+    ramp = S.CubicScheduler(0.5, stop=3)
+    return S.MaskScheduler(S.Recipe(ramp, pattern=S.Elastic(tile=(4, 32), least=2)))
+
+
+def trained(rank, case, packed):
+    """The gradients of each step, the state at the end, and what was sent."""
+    ddp, reduction = wrapped(case, packed)
+    masks = scheduler(case.get("scheduler"))
+    passes, found = case.get("passes", 1), []
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(5):
+        ddp.zero_grad()
+        for i in range(passes):
+            x = torch.randn(16, case.get("sizes", ODD)[0], generator=generator).chunk(WORLD)[rank]
+            x = x.to(case.get("dtype"))
+            waits = ddp.no_sync() if i < passes - 1 else contextlib.nullcontext()
+            with waits, torch.autocast("cpu", enabled="autocast" in case):
+                leaves_out = bool(case.get("leaves_out")) and rank == 1
+                ddp(x, leaves_out).float().square().mean().backward()
+        found.append({name: p.grad.clone() for name, p in ddp.module.named_parameters()})
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p -= 0.1 * p.grad
+        if masks is not None:
+            st.update_masks(ddp.module, masks)
+    return found, ddp.module.state_dict(), reduction
+
+
+def compare(rank, case):
+    """Bytes with and without packing, once all gradients are seen to be the same."""
+    steps, state, _ = trained(rank, case, packed=False)
+    same_steps, same_state, reduction = trained(rank, case, packed=True)
+    for step, same in zip(steps, same_steps, strict=True):
+        for name, gradient in step.items():
+            torch.testing.assert_close(same[name], gradient, rtol=0, atol=0)
+    for name, value in state.items():
+        torch.testing.assert_close(same_state[name], value, rtol=0, atol=0)
+    reduction.check()
+    return reduction.sent, reduction.whole, reduction.layers
+
+
+def penalised(rank):
+    """A loss with the weight in it reaches pruned places, on one rank even."""
+    layer = st.SparseLinear(32, 32, gradient="24dense")
+    ddp = DistributedDataParallel(layer)
+    reduction = st.reduce_packed(ddp)
+    loss = ddp(torch.ones(4, 32)).sum() + rank * layer.weight.square().sum()
+    loss.backward()
+    return layer.weight.grad.isnan().sum().item(), reduction
+
+
+def run(rank, folder):
+    """One of the processes, which meet in a file; it leaves what it found in another."""
+    torch.set_num_threads(1)
+    meeting = Path(folder, "meeting").as_uri()
+    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=WORLD)
+    found = {name: compare(rank, case) for name, case in CASES.items()}
+    spoilt, reduction = penalised(rank)
+    try:
+        reduction.check()
+    except ValueError as error:
+        found["penalty"] = spoilt, str(error)
+    torch.save(found, Path(folder, f"{rank}.pt"))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
