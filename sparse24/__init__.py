@@ -29,6 +29,7 @@ from sparse24._version import __version__
 
 if TYPE_CHECKING:  # the same names for editors and type checkers, which do not run `__getattr__`
     from sparse24 import convert as convert
+    from sparse24 import distributed as distributed
     from sparse24 import families as families
     from sparse24 import functional as functional
     from sparse24 import jax as jax
@@ -115,7 +116,8 @@ _HOMES = {
     "show_config": "sparse24._config",
 }
 _MODULES = (
-    "convert", "families", "functional", "jax", "plot", "schedule", "testing", "torch", "tuning",
+    "convert", "distributed", "families", "functional", "jax", "plot", "schedule", "testing",
+    "torch", "tuning",
 )  # fmt: skip
 # Named as the framework that each of them needs, so no `from sparse24 import *` brings them:
 # that would take the place of `import torch`.

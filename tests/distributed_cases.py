@@ -1,0 +1,51 @@
+"""Sums over two processes of torch.distributed.
+
+A module of its own, because a spawned process imports the function that it runs by name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import sparse24 as s24
+from sparse24.distributed import all_reduce, from_torch, reduce_scatter, row_block
+
+WORLD = 2
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn")
+
+
+def alike(rank, dtype, shape=(6, 20), device="cpu"):
+    """A rank's array, in the places that all have."""
+    places = s24.random(shape, dtype="float32", rng=9)
+    x = np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
+    x[..., 0] = 1 - 2 * (rank % 2)  # these cancel
+    return s24.compress(x, like=places, dtype=dtype).to_device(device)
+
+
+def apart(rank, dtype, shape=(7, 22), device="cpu"):
+    """A rank's array, in places of its own."""
+    return s24.random(shape, dtype=dtype, rng=rank).to_device(device)
+
+
+def run(rank, folder):
+    """One of the processes, which meet in a file."""
+    import torch
+
+    meeting = Path(folder, "meeting").as_uri()
+    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=WORLD)
+    comm = from_torch(torch.distributed.new_group([1, 0]))
+    for dtype in DTYPES[:4]:
+        total = all_reduce(alike(rank, dtype), comm)
+        one, other = (alike(r, dtype) for r in range(WORLD))
+        np.testing.assert_array_equal(total.values, one.values + other.values)
+    for dtype in DTYPES:
+        for m in (7, 1, 0):
+            block = row_block(m, rank, WORLD)
+            wide = "int32" if dtype == "int8" else "float64" if dtype == "float64" else "float32"
+            dense = [apart(r, dtype, (m, 22)).toarray().astype(wide) for r in range(WORLD)]
+            total = reduce_scatter(apart(rank, dtype, (m, 22)), comm)
+            np.testing.assert_array_equal(total, (dense[0] + dense[1])[block], strict=True)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,334 @@
+"""Sums of compressed arrays over ranks: values, places, messages; threads, torch, NCCL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import distributed_cases as cases
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _distributed_nccl, _dtypes
+from sparse24 import distributed as D
+from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+
+
+def on_ranks(size, function, timeout=20.0):
+    """What `function(comm)` gives in each of several threads."""
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(function, D.in_threads(size, timeout=timeout)))
+
+
+def device_of(xp):
+    return "cpu" if xp is np else "cuda"
+
+
+def on_host(x):
+    return x.get() if hasattr(x, "get") else np.asarray(x)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES[:4])
+@pytest.mark.parametrize("shape", [(6, 20), (2, 5, 13), (0, 8), (4, 0)])
+@pytest.mark.stem("compress", "decompress")
+def test_arrays_in_the_same_places_are_added(xp, dtype, shape):
+    def arrays(rank):
+        full = 0 not in shape
+        array = cases.alike if full else cases.apart
+        return array(rank, dtype, shape, device_of(xp))
+
+    found = on_ranks(3, lambda comm: D.all_reduce(arrays(comm.rank), comm))
+    one, two, three = (arrays(rank) for rank in range(3))
+    for total in found:
+        assert isinstance(total, s24.Sparse24Array)
+        assert (total.shape, total.dtype, total.device) == (one.shape, one.dtype, one.device)
+        expected = on_host(one.values + two.values + three.values)
+        np.testing.assert_array_equal(on_host(total.values), expected)
+        np.testing.assert_array_equal(on_host(total.metadata), on_host(one.metadata))
+
+
+def test_sums_of_zero_stay_stored():
+    total, _ = on_ranks(2, lambda comm: D.all_reduce(cases.alike(comm.rank, "float32"), comm))
+    first = cases.alike(0, "float32")
+    gone = (first.toarray() != 0) & (total.toarray() == 0)
+    assert gone[:, 0].any()
+    np.testing.assert_array_equal(total.metadata, first.metadata)
+    again = s24.compress(total.toarray(), like=first)
+    np.testing.assert_array_equal(again.values, total.values)
+
+
+@pytest.mark.stem("compress", "decompress", "like", "transposable")
+def test_both_orientations_of_a_transposable_array_hold_the_sum(xp):
+    rng = np.random.default_rng(0)
+    x = xp.asarray(rng.standard_normal((8, 12)).astype(np.float32))
+    A = s24.compress(x, on_excess="prune", transposable=True, keep_dense=True)
+    for total in on_ranks(2, lambda comm: D.all_reduce(A, comm)):
+        assert total.transposable
+        expected = 2 * on_host(A.toarray())
+        for found in (total.toarray(), total.T.toarray().T, total._operand.dense):
+            np.testing.assert_array_equal(on_host(found), expected)
+
+
+def test_a_transposed_array_stays_one():
+    A = s24.random((8, 12), rng=0)
+    kept = s24.compress(A.toarray(), keep_dense=True)
+    for given in (A.T, kept.T):
+        (total,) = on_ranks(1, lambda comm, given=given: D.all_reduce(given, comm))
+        assert total.axis == -2
+        np.testing.assert_array_equal(total.toarray(), given.toarray())
+    np.testing.assert_array_equal(total._operand.dense, kept.T.toarray())
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("shape", [(7, 22), (2, 8), (0, 8), (3, 0)])
+@pytest.mark.stem("compress", "decompress", "cast")
+def test_arrays_in_other_places_are_added_row_block_by_row_block(xp, dtype, shape):
+    size = 3
+
+    def arrays(rank):
+        return cases.apart(rank, dtype, shape, device_of(xp))
+
+    found = on_ranks(size, lambda comm: D.reduce_scatter(arrays(comm.rank), comm))
+    wide = _dtypes.lookup(dtype).accumulator
+    total = np.zeros(shape, wide)
+    for rank in range(size):
+        total += cases.apart(rank, dtype, shape).toarray().astype(wide)
+    for rank, part in enumerate(found):
+        expected = total[D.row_block(shape[0], rank, size)]
+        np.testing.assert_array_equal(on_host(part), expected, strict=True)
+
+
+def test_what_is_returned_is_not_what_was_given():
+    A = s24.random((8, 16), rng=0)
+    (comm,) = D.in_threads(1)
+    before = A.values.copy()
+    total, part = D.all_reduce(A, comm), D.reduce_scatter(A, comm)
+    part[...] = 7
+    assert not np.shares_memory(total.values, A.values)
+    np.testing.assert_array_equal(A.values, before)
+
+
+def test_a_check_that_was_put_off_is_still_made():
+    A = s24.compress(np.ones((1, 4), np.float32), check="deferred")
+    (comm,) = D.in_threads(1)
+    with pytest.raises(s24.PatternError, match=r"x\[0, 0:4\] has more than 2 non-zeros"):
+        D.all_reduce(A, comm).check()
+
+
+@pytest.mark.parametrize("m", range(8))
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_row_blocks_cover_all_rows(m, size):
+    blocks = [D.row_block(m, rank, size) for rank in range(size)]
+    assert [row for block in blocks for row in range(m)[block]] == list(range(m))
+
+
+# --- messages ---------------------------------------------------------------------------
+
+
+def test_ranks_that_differ_are_named_on_all_ranks():
+    arrays = [cases.apart(0, "float32"), cases.apart(0, "float32"), cases.apart(1, "float32")]
+
+    def message(comm):
+        with pytest.raises(ArgumentError) as error:
+            D.all_reduce(arrays[comm.rank], comm)
+        return str(error.value)
+
+    for text in on_ranks(3, message):
+        assert "same shape, type and places on all ranks, and those of ranks [2]" in text
+        assert "or use reduce_scatter" in text
+    one, other = cases.apart(0, "float32"), cases.apart(0, "float16")
+
+    def scattered(comm):
+        with pytest.raises(ArgumentError) as error:
+            D.reduce_scatter((one, other)[comm.rank], comm)
+        return str(error.value)
+
+    first, second = on_ranks(2, scattered)
+    assert "A must have the same shape and type on all ranks, and those of ranks [1]" in first
+    assert "(7, 22) of float16 on this one; convert or cut them first" in second
+
+
+def test_without_the_check_nobody_asks():
+    asked = []
+
+    class Counts(D.in_threads(1)[0].__class__):
+        def all_reduce(self, x):
+            asked.append(x.size)
+            super().all_reduce(x)
+
+    comm = Counts(0, D.in_threads(1)[0]._meeting)
+    A = s24.random((8, 16), rng=0)
+    D.all_reduce(A, comm, check=False)
+    D.reduce_scatter(A, comm, check=False)
+    assert asked == [A.values.size]
+
+
+@pytest.mark.parametrize("function", [D.all_reduce, D.reduce_scatter])
+def test_wrong_arguments_are_named(function):
+    (comm,) = D.in_threads(1)
+    A = s24.random((8, 16), rng=0)
+    with pytest.raises(ArgumentError, match=r"A must be a Sparse24Array, got ndarray of shape"):
+        function(A.toarray(), comm)
+    with pytest.raises(ArgumentError, match=r"comm must be a .*Communicator, got NoneType; make"):
+        function(A, None)
+    with pytest.raises(ArgumentError, match="check must be one of True, False, got 'deferred'"):
+        function(A, comm, check="deferred")
+
+
+def test_what_cannot_be_added_is_refused():
+    (comm,) = D.in_threads(1)
+    for dtype in ("int8", "float8_e5m2"):
+        with pytest.raises(DTypeError, match=rf"got {dtype}, whose sums would not fit; use A.as"):
+            D.all_reduce(s24.random((8, 16), dtype=dtype, rng=0), comm)
+    with pytest.raises(ShapeError, match=r"A must be a matrix \(m, k\), got shape \(2, 8, 16\)"):
+        D.reduce_scatter(s24.random((2, 8, 16), rng=0), comm)
+    with pytest.raises(ArgumentError, match=r"its groups along axis -2; pass A\.T"):
+        D.reduce_scatter(s24.random((8, 16), rng=0).T, comm)
+
+
+def test_numbers_of_ranks_and_rows_are_checked():
+    with pytest.raises(ArgumentError, match="size must be a whole number from 1 on, got 0"):
+        D.in_threads(0)
+    with pytest.raises(ArgumentError, match="timeout must be above 0, got 0"):
+        D.in_threads(1, timeout=0)
+    with pytest.raises(ArgumentError, match="m must be a whole number from 0 on, got -1"):
+        D.row_block(-1, 0, 1)
+    with pytest.raises(ArgumentError, match="rank must be below size, 2, got 2; ranks count"):
+        D.row_block(4, 2, 2)
+
+
+def test_a_thread_that_does_not_come_is_not_waited_for_without_end():
+    comm, _ = D.in_threads(2, timeout=0.05)
+    with pytest.raises(ArgumentError, match=r"one of 2 ranks, and not all have come within 0\.05"):
+        D.all_reduce(s24.random((8, 16), rng=0), comm)
+
+
+def test_nothing_is_imported_before_it_is_needed():
+    script = "import sys, sparse24; sparse24.distributed.in_threads(1); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert not set(done.stdout.split()) & {"cupy", "torch", "jax"}
+
+
+# --- torch ------------------------------------------------------------------------------
+
+
+def test_two_processes_of_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.multiprocessing.spawn(cases.run, (tmp_path,), nprocs=cases.WORLD)  # raises what they do
+
+
+@pytest.fixture
+def alone(xp, tmp_path):
+    """A communicator of torch for this process alone, where arrays of `xp` are."""
+    torch = pytest.importorskip("torch")
+    if xp is not np and not torch.distributed.is_nccl_available():
+        pytest.skip("torch without NCCL")
+    backend, meeting = "gloo" if xp is np else "nccl", (tmp_path / "meeting").as_uri()
+    torch.distributed.init_process_group(backend, meeting, rank=0, world_size=1)
+    yield D.from_torch()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES[:4])
+@pytest.mark.stem("compress", "decompress", "cast")
+def test_one_process_of_torch_gets_its_own(xp, alone, dtype):
+    A = cases.apart(0, dtype, device=device_of(xp))
+    expected = on_host(A.toarray())
+    np.testing.assert_array_equal(on_host(D.all_reduce(A, alone).toarray()), expected)
+    part = on_host(D.reduce_scatter(A, alone))
+    np.testing.assert_array_equal(part, expected.astype(part.dtype))
+
+
+def test_a_process_without_a_group_is_told():
+    pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match=r"there is none yet; call torch\.distributed\.init"):
+        D.from_torch()
+
+
+def test_a_process_outside_of_the_group_is_told(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: -1)
+    with pytest.raises(ArgumentError, match="group must be one that this process is in"):
+        D.from_torch("group")
+
+
+# --- NCCL -------------------------------------------------------------------------------
+
+
+class FakeNccl(SimpleNamespace):
+    """The names of CuPy's module, and a communicator that writes down its calls."""
+
+    def __init__(self):
+        self.calls = calls = []
+
+        class NcclCommunicator:
+            rank_id = staticmethod(lambda: 1)
+            size = staticmethod(lambda: 3)
+
+            def __getattr__(self, name):
+                return lambda *given: calls.append((name, *given))
+
+        self.NcclCommunicator = NcclCommunicator
+        self.groupStart = lambda: calls.append(("groupStart",))
+        self.groupEnd = lambda: calls.append(("groupEnd",))
+
+    def __getattr__(self, name):
+        return name.removeprefix("NCCL_").lower()
+
+
+def test_nccl_gets_addresses_counts_and_types(monkeypatch):
+    fake = FakeNccl()
+    monkeypatch.setattr(_distributed_nccl, "_nccl", lambda: fake)
+    monkeypatch.setattr(_distributed_nccl, "_stream", lambda x: 77)
+    comm = D.from_nccl(fake.NcclCommunicator())
+    assert (comm.rank, comm.size) == (1, 3)
+    x = SimpleNamespace(dtype=_dtypes.lookup("bfloat16").carried, size=10, data=at(1000))
+    comm.all_reduce(x)
+    assert fake.calls == [("allReduce", 1000, 1000, 10, "bfloat16", "sum", 77)]
+    fake.calls.clear()
+    sent, received = SimpleNamespace(data=at(1000)), SimpleNamespace(data=at(5000))
+    comm.all_to_all(sent, [4, 0, 6], received, [2, 2, 2])
+    assert fake.calls == [
+        ("groupStart",),
+        ("send", 1000, 4, "uint8", 0, 77),
+        ("send", 1004, 6, "uint8", 2, 77),
+        ("recv", 5000, 2, "uint8", 0, 77),
+        ("recv", 5002, 2, "uint8", 1, 77),
+        ("recv", 5004, 2, "uint8", 2, 77),
+        ("groupEnd",),
+    ]
+
+
+def at(address):
+    return SimpleNamespace(ptr=address)
+
+
+def test_nccl_moves_nothing_else(monkeypatch):
+    fake = FakeNccl()
+    monkeypatch.setattr(_distributed_nccl, "_nccl", lambda: fake)
+    with pytest.raises(ArgumentError, match=r"NcclCommunicator, got 3; make one with"):
+        D.from_nccl(3)
+    comm = D.from_nccl(fake.NcclCommunicator())
+    with pytest.raises(DeviceError, match=r"A must be on a GPU, for NCCL moves nothing else; use"):
+        D.all_reduce(s24.random((8, 16), rng=0), comm)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", cases.DTYPES[:4])
+@pytest.mark.stem("compress", "decompress", "cast")
+def test_one_rank_of_nccl_gets_its_own(dtype):
+    nccl = pytest.importorskip("cupy.cuda.nccl")
+    if not nccl.available:
+        pytest.skip("CuPy without NCCL")
+    comm = D.from_nccl(nccl.NcclCommunicator(1, nccl.get_unique_id(), 0))
+    A = cases.apart(0, dtype, device="cuda")
+    expected = A.toarray().get()
+    np.testing.assert_array_equal(D.all_reduce(A, comm).toarray().get(), expected)
+    part = D.reduce_scatter(A, comm).get()
+    np.testing.assert_array_equal(part, expected.astype(part.dtype))
