@@ -11,7 +11,7 @@ from sparse24 import _arrays, _check
 from sparse24._errors import ArgumentError
 
 
-def in_threads(size: int, *, timeout: float = 60.0) -> list[ThreadCommunicator]:
+def in_threads(size: int, *, timeout: float = 600.0) -> list[ThreadCommunicator]:
     """Communicators for threads of this process, one for each.
 
     Parameters

@@ -45,8 +45,8 @@ def reduce_packed(
     Raises
     ------
     ArgumentError
-        If `ddp` is something else or has a communication hook already, a named layer cannot be
-        packed, or no layer can.
+        If `ddp` is something else, has a communication hook already or averages gradients on GPUs
+        by gloo, a named layer cannot be packed, or no layer can.
 
     Notes
     -----
@@ -63,11 +63,12 @@ def reduce_packed(
     NaN on all ranks, and ``PackedReduction.check()`` names the layer.  With ``check=False`` nobody
     looks: elements elsewhere then count as zeros, and values of other places are added.
 
-    Nothing here waits for the device.  Each gradient is read once to be packed and written once to
-    be unpacked; what else a bucket holds is copied twice.  A layer without a mask chooses its
-    places by magnitude anew, one more pass over the weight and, with 4x4 tiles, the search for the
-    best masks; one with a mask (`SparseLinear.set_mask`) does not.  The check reads the gradient
-    once more.  Whether this is less than the bytes save depends on the links between the devices.
+    Nothing here waits for the device, and the packed bucket needs memory beside the bucket.  Each
+    gradient is read once to be packed and written once to be unpacked; what else a bucket holds is
+    copied twice.  A layer without a mask chooses its places by magnitude anew, one more pass over
+    the weight and, with 4x4 tiles, the search for the best masks; one with a mask
+    (`SparseLinear.set_mask`) does not.  The check reads the gradient once more.  Whether this is
+    less than the bytes save depends on the links between the devices.
 
     Where each rank chooses places of its own, codes travel too and sums fill up [1]_.
 
@@ -99,6 +100,8 @@ def reduce_packed(
             f"{type(ddp).__name__}; wrap the model in one first"
         )
     chosen = _chosen(ddp.module, layers)
+    devices = {layer.weight.device.type for layer in chosen.values()}
+    _check_backend(torch.distributed.get_backend_config(ddp.process_group), devices)
     reduction = PackedReduction(chosen, ddp.process_group, check)
     try:
         ddp.register_comm_hook(reduction, _reduce)
@@ -194,6 +197,16 @@ def _reduce(reduction: PackedReduction, bucket):
     flat = packed.flat.div_(reduction._group.size())  # first, as DDP does: sums may overflow
     work = torch.distributed.all_reduce(flat, group=reduction._group, async_op=True)
     return work.get_future().then(packed.unpack)
+
+
+def _check_backend(config: str, devices: set[str]) -> None:
+    """Refuse gloo on GPUs: its futures are ready before its copies back from the host are."""
+    backends = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
+    if "cuda" in devices and backends.get("cuda") == "gloo":
+        raise ArgumentError(
+            "ddp must average gradients on GPUs by NCCL, and its process group has gloo for them; "
+            "call torch.distributed.init_process_group('nccl')"
+        )
 
 
 def _note_type(layer, args) -> None:

@@ -122,6 +122,22 @@ def penalised(rank):
     return layer.weight.grad.isnan().sum().item(), reduction
 
 
+def joined(rank, packed):
+    """The weight of a rank that stops two steps before the other one."""
+    torch.manual_seed(0)
+    layer = st.SparseLinear(32, 32, gradient="24dense")
+    ddp = DistributedDataParallel(layer)
+    reduction = st.reduce_packed(ddp) if packed else None
+    generator = torch.Generator().manual_seed(rank)
+    with ddp.join():
+        for _ in range(2 + 2 * rank):
+            ddp.zero_grad()
+            ddp(torch.randn(8, 32, generator=generator)).square().sum().backward()
+            with torch.no_grad():
+                layer.weight -= 0.1 * layer.weight.grad
+    return layer.weight.detach().clone(), reduction
+
+
 def run(rank, folder):
     """One of the processes, which meet in a file; it leaves what it found in another."""
     torch.set_num_threads(1)
@@ -133,6 +149,12 @@ def run(rank, folder):
         reduction.check()
     except ValueError as error:
         found["penalty"] = spoilt, str(error)
+    (wanted, _), (weight, reduction) = (joined(rank, packed) for packed in (False, True))
+    try:
+        reduction.check()
+        found["join"] = torch.equal(weight, wanted), ""
+    except ValueError as error:
+        found["join"] = bool(weight.isnan().any()), str(error)
     torch.save(found, Path(folder, f"{rank}.pt"))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -45,6 +45,13 @@ def test_a_gradient_at_pruned_places_is_not_lost_unseen(ranks):
         assert "had non-zeros where their masks prune" in message
 
 
+def test_ranks_that_stop_early_are_right_or_seen(ranks):
+    for found in ranks:
+        seen, message = found["join"]
+        assert seen
+        assert "ranks had other masks or weights" in message
+
+
 # --- a bucket, with sums in one process ---------------------------------------------------
 
 
@@ -164,7 +171,9 @@ def test_a_bucket_without_packed_gradients_travels_as_it_is():
 @pytest.fixture
 def group(tmp_path, device):
     """A process group of this process alone."""
-    backend = "nccl" if device == "cuda" and torch.distributed.is_nccl_available() else "gloo"
+    backend = "nccl" if device == "cuda" else "gloo"
+    if device == "cuda" and not torch.distributed.is_nccl_available():
+        pytest.skip("torch without NCCL")
     meeting = (tmp_path / "meeting").as_uri()
     torch.distributed.init_process_group(backend, meeting, rank=0, world_size=1)
     yield device
@@ -246,6 +255,17 @@ def test_wrong_arguments_are_named(group):
     st.reduce_packed(ddp, layers=["0"])
     with pytest.raises(ArgumentError, match="ddp must have no communication hook yet"):
         st.reduce_packed(ddp)
+
+
+def test_gloo_is_for_the_cpu_only():
+    from sparse24._torch_reduction import _check_backend
+
+    for config, devices in (("cpu:gloo,cuda:gloo", {"cpu"}), ("cpu:gloo,cuda:nccl", {"cuda"})):
+        _check_backend(config, devices)
+    with pytest.raises(
+        ArgumentError, match=r"on GPUs by NCCL.*call .*init_process_group\('nccl'\)"
+    ):
+        _check_backend("cpu:gloo,cuda:gloo", {"cuda"})
 
 
 def tied():
