@@ -170,12 +170,12 @@ class PackedReduction:
                 "reduce_packed(ddp, layers=...)"
             )
 
-    def packs(self, weight: Tensor) -> PrunedLayer | None:
+    def _packs(self, weight: Tensor) -> PrunedLayer | None:
         """The layer of a weight whose gradient is packed now; the same on all ranks."""
         layer = self._layers.get(weight)
         return layer if layer is not None and layer._way == "weight" else None
 
-    def flags(self, weights: Iterable[Tensor]) -> list[Tensor] | None:
+    def _flags(self, weights: Iterable[Tensor]) -> list[Tensor] | None:
         """What is set where packing goes wrong; None: nobody looks."""
         return [self._wrong[weight] for weight in weights] if self._wrong else None
 
@@ -187,8 +187,8 @@ class PackedReduction:
 def _reduce(reduction: PackedReduction, bucket):
     """The communication hook: a future of the bucket's buffer, averaged over the ranks."""
     weights, buffer = bucket.parameters(), bucket.buffer()
-    layers = [reduction.packs(weight) for weight in weights]
-    wrong = reduction.flags(weight for weight, layer in zip(weights, layers) if layer is not None)
+    layers = [reduction._packs(weight) for weight in weights]
+    wrong = reduction._flags(weight for weight, layer in zip(weights, layers) if layer is not None)
     packed = PackedBucket(buffer, bucket.gradients(), layers, wrong)
     if bucket.index() == 0:
         reduction.sent = reduction.whole = 0
