@@ -20,7 +20,7 @@ from sparse24._errors import UnsupportedError
 buffer_callback: Any
 try:
     from jax.experimental.buffer_callback import buffer_callback
-except ImportError:  # before JAX 0.6
+except ImportError:  # before JAX 0.6.1
     buffer_callback = None
 
 # Types that CuPy, or the protocol by which it sees the memory of others, does not know.
@@ -62,7 +62,7 @@ def traced(
     """
     if buffer_callback is None:
         raise UnsupportedError(
-            "sparse24.jax within jax.jit, jax.vmap and other transforms needs JAX 0.6 or later, "
+            "sparse24.jax within jax.jit, jax.vmap and other transforms needs JAX 0.6.1 or later, "
             f"got {jax.__version__}; call it outside of them, or update JAX"
         )
     kinds, wanted = [x.dtype for x in arrays], [np.dtype(r.dtype) for r in results]

@@ -42,7 +42,7 @@ def call(function: Callable[..., Any], result: Any, *arrays: Any) -> Any:
         If the function returns something else than `result` says; in compiled code as an error of
         JAX with its words.
     UnsupportedError
-        Within ``jax.jit`` before JAX 0.6, and where a derivative is asked for; give it one by
+        Within ``jax.jit`` before JAX 0.6.1, and where a derivative is asked for; give it one by
         `jax.custom_vjp`.
 
     Notes
@@ -118,7 +118,7 @@ def matmul(a, b, *, dtype=None):
     ArgumentError, ShapeError, DTypeError
         If the operands do not fit.
     UnsupportedError
-        Within ``jax.jit`` before JAX 0.6, and for a second derivative.
+        Within ``jax.jit`` before JAX 0.6.1, and for a second derivative.
 
     Notes
     -----

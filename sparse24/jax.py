@@ -9,9 +9,9 @@
 (4, 8)
 
 JAX arrays are seen as NumPy or CuPy arrays.  Within ``jax.jit``, ``jax.vmap``, ``jax.checkpoint``
-and the like, which need JAX 0.6, compiled code calls Python for each of these operations, with its
-own memory and, on a GPU, on its own stream; nothing goes by way of the host.  There an error of
-the operation, such as for a mask that is not 2:4, is one of JAX that holds its words.
+and the like, which need JAX 0.6.1, compiled code calls Python for each of these operations, with
+its own memory and, on a GPU, on its own stream; nothing goes by way of the host.  There an error
+of the operation, such as for a mask that is not 2:4, is one of JAX that holds its words.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def linear(
     PatternError
         If `mask` is not 2:4, as in `sparse24.functional.pack`.
     UnsupportedError
-        Within ``jax.jit`` before JAX 0.6, and for a second derivative.
+        Within ``jax.jit`` before JAX 0.6.1, and for a second derivative.
 
     Notes
     -----

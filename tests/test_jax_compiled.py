@@ -241,5 +241,5 @@ def test_versions_of_jax_without_callbacks_are_refused_in_compiled_code(monkeypa
     monkeypatch.setattr(_jax_calls, "buffer_callback", None)
     x = jnp.ones((3, 8))
     assert sj.linear(x, x).shape == (3, 3)
-    with pytest.raises(s24.UnsupportedError, match=r"needs JAX 0\.6 or later, got .*outside of"):
+    with pytest.raises(s24.UnsupportedError, match=r"needs JAX 0\.6\.1 or later, got .*outside of"):
         jax.jit(sj.linear)(x, x)
