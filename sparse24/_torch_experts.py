@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from sparse24 import _check, _replay, _torch_state
-from sparse24 import _torch_grouped_ops as grouped
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError
 from sparse24._grouped import grouped_linear as packed_grouped_linear
 from sparse24._torch_check import check_experts
+from sparse24._torch_compiled import is_compiled
+from sparse24._torch_experts_compiled import by_packing, experts_product
 from sparse24._torch_experts_linear import experts_rule, grouped_linear, masked_grouped_linear
-from sparse24._torch_finish import Finish
+from sparse24._torch_finish import checked_finish, finished
 from sparse24._torch_kept import forget, found_or_packed, will_change
 from sparse24._torch_linear import autocast_dtype, cast
 from sparse24._torch_packed import Origin, kept
@@ -60,9 +61,9 @@ class SparseExperts(PrunedLayer):
     Without gradients activation and gate are part of the product, and are applied before it is
     rounded; with gradients torch applies them to the rounded product.
 
-    Without gradients the packed weight is kept from call to call, until the weight or the mask
-    changes: what is seen as a change, and what CUDA graphs read, is as in `SparseLinear`.  Code of
-    ``torch.compile`` packs the weight at each call.
+    Without gradients the packed weight is kept from call to call, also by ``torch.compile``, until
+    the weight or the mask changes: what is seen as a change, and what CUDA graphs read, is as in
+    `SparseLinear`.
 
     Examples
     --------
@@ -96,8 +97,8 @@ class SparseExperts(PrunedLayer):
         self.experts = _check.whole(experts, argument="experts", least=1)
         self.in_features = _check.whole(in_features, argument="in_features", least=0)
         self.out_features = _check.whole(out_features, argument="out_features", least=0)
-        self.finish = Finish.checked(activation, gated)
-        rows = out_features * (2 if self.finish.gated else 1)
+        self.activation, self.gated = checked_finish(activation, gated)
+        rows = out_features * (2 if self.gated else 1)
         shape, place = (experts, rows, in_features), {"device": device, "dtype": dtype}
         self.weight = torch.nn.Parameter(torch.empty(shape, **place))
         self.bias = torch.nn.Parameter(torch.empty(shape[:2], **place)) if bias else None
@@ -180,13 +181,13 @@ class SparseExperts(PrunedLayer):
         if self._way != "weight":
             mask = self.mask if self._way == "masked" else None
             y = masked_grouped_linear(x, self.weight, self.bias, offsets, mask, self.rule)
-            return self.finish(y)
+            return finished(y, self.activation, self.gated)
         if not learns:
             return self._inference(x, offsets)
         return grouped_linear(
             x, self.weight, self.bias, offsets=offsets, mask=self.mask,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
-            decay=self.rule.decay, **self.finish._asdict(),
+            decay=self.rule.decay, activation=self.activation, gated=self.gated,
         )  # fmt: skip
 
     def _inference(self, x: Tensor, offsets) -> Tensor:
@@ -203,14 +204,18 @@ class SparseExperts(PrunedLayer):
             self._packed = packed = found_or_packed(self._origin(), dtype)
             packed.await_on_stream_of(x)
         return packed_grouped_linear(
-            x, packed.weight, packed.bias, offsets=offsets, **self.finish._asdict()
-        )
+            x, packed.weight, packed.bias, offsets=offsets, activation=self.activation,
+            gated=self.gated,
+        )  # fmt: skip
 
     def _by_packing(self, x: Tensor, offsets: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """By operators that torch can follow, such as its compiler."""
+        """By operators that torch can follow; compiled code keeps the packed weight."""
         origin = self._origin()
-        parts, bias, shape = origin.pack(dtype), origin.vector(dtype), self.weight.shape[1:]
-        return grouped.grouped_product(parts, *shape, x, bias, offsets, False, *self.finish)
+        if is_compiled():
+            weight, mask, bias, _, transposable = origin
+            given = x, weight, mask, bias, transposable, offsets, dtype
+            return experts_product(*given, self.activation, self.gated)
+        return by_packing(x, origin, offsets, dtype, self.activation, self.gated)
 
     def extra_repr(self) -> str:
         rule = self.rule
@@ -218,7 +223,7 @@ class SparseExperts(PrunedLayer):
             f"experts={self.experts}, in_features={self.in_features}, "
             f"out_features={self.out_features}, bias={self.bias is not None}, "
             f"gradient={rule.gradient!r}, transposable={rule.transposable}, "
-            f"activation={self.finish.activation!r}, gated={self.finish.gated}"
+            f"activation={self.activation!r}, gated={self.gated}"
         )
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from sparse24._errors import UnsupportedError
 from sparse24._torch_check import check_experts
 from sparse24._torch_experts_autograd import DenseExpertsProduct, SparseExpertsProduct
-from sparse24._torch_finish import Finish
+from sparse24._torch_finish import check_halves, checked_finish, finished
 from sparse24._torch_linear import autocast, masked
 from sparse24._torch_transforms import differentiable
 from sparse24._train_rule import Rule, checked_rule
@@ -102,10 +102,13 @@ def grouped_linear(
             [[2., 2., 2., 2.]]]))
     """
     offsets = check_experts(x, weight, bias, mask, offsets)
-    rule, finish = experts_rule(gradient, transposable, decay), Finish.checked(activation, gated)
-    finish.check_rows(weight)
+    rule = experts_rule(gradient, transposable, decay)
+    activation, gated = checked_finish(activation, gated)
+    if gated:
+        check_halves(weight)
     x, weight, bias = autocast(x, weight, bias)
-    return finish(differentiable(SparseExpertsProduct, x, weight, bias, offsets, mask, rule))
+    y = differentiable(SparseExpertsProduct, x, weight, bias, offsets, mask, rule)
+    return finished(y, activation, gated)
 
 
 def masked_grouped_linear(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,33 +21,28 @@ _ACTIVATIONS = {
 }
 
 
-class Finish(NamedTuple):
-    """``activation(y)``, or ``activation(gate) * up`` for ``y = [gate, up]``."""
-
-    activation: str | None = None
-    gated: bool = False
-
-    @classmethod
-    def checked(cls, activation, gated) -> Finish:
-        """Of options as they were given."""
-        _check.one_of(activation, tuple(_ACTIVATIONS), argument="activation")
-        return cls(activation, bool(_check.one_of(gated, (True, False), argument="gated")))
-
-    def check_rows(self, weight: Tensor) -> None:
-        """Refuse matrices (e, m, k) that have no two halves."""
-        if self.gated and weight.shape[1] % 2:
-            raise ShapeError(
-                "weight must have an even number of rows with gated=True, those of a gate over as "
-                f"many that it gates, got {tuple(weight.shape)}"
-            )
-
-    def __call__(self, y: Tensor) -> Tensor:
-        """By torch's functions, which learn; y is (t, m)."""
-        activate = _ACTIVATIONS[self.activation]
-        if not self.gated:
-            return activate(y)
-        gate, up = y.chunk(2, dim=1)
-        return activate(gate) * up
+def checked_finish(activation: Any, gated: Any) -> tuple[str | None, bool]:
+    """The options as they were given, if they are among those that there are."""
+    _check.one_of(activation, tuple(_ACTIVATIONS), argument="activation")
+    return activation, bool(_check.one_of(gated, (True, False), argument="gated"))
 
 
-PLAIN = Finish()
+def check_halves(weight: Tensor) -> None:
+    """Refuse matrices (e, m, k) that are no gate over as many rows."""
+    if weight.shape[1] % 2:
+        raise ShapeError(
+            "weight must have an even number of rows with gated=True, those of a gate over as many "
+            f"that it gates, got {tuple(weight.shape)}"
+        )
+
+
+def finished(y: Tensor, activation: str | None, gated: bool) -> Tensor:
+    """``activation(y)``, or ``activation(gate) * up`` for ``y = [gate, up]`` (t, 2 m).
+
+    By torch's functions, which learn.
+    """
+    activate = _ACTIVATIONS[activation]
+    if not gated:
+        return activate(y)
+    gate, up = y.chunk(2, dim=1)
+    return activate(gate) * up

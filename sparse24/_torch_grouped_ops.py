@@ -28,10 +28,10 @@ def grouped_product(
     activation: str | None,
     gated: bool,
 ) -> Tensor:
-    """``x[i0:i1] @ A[i].T + bias[i]`` with packed matrices A (e, m, k), and its `Finish`.
+    """``finished(x[i0:i1] @ A[i].T + bias[i])`` with packed matrices A (e, m, k).
 
     With `turned` their transposes are in their place; such a product is dense where these are not
-    packed, and nothing is done to it.
+    packed, and is not finished.
     """
     stored, shape = (parts[2:], (k, m)) if turned else (parts[:2], (m, k))
     if stored:

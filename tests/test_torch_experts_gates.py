@@ -126,3 +126,50 @@ def test_options_that_do_not_fit_are_refused():
         st.SparseExperts.from_dense(layers, gates=layers[:2])
     with pytest.raises(s24.ArgumentError, match="an option of SparseExperts must be one of"):
         st.SparseExperts.from_dense(layers, gated=True)
+
+
+def test_compiled_code_keeps_the_packed_weight(device, compiles_anew):
+    layer = st.SparseExperts(5, 32, 16, device=device, activation="silu", gated=True)
+    x, offsets = torch.randn(sum(COUNTS), 32, device=device), offsets_of(COUNTS, device)
+    fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
+
+    def assert_follows(module, packs):
+        with torch.no_grad():
+            y, count = packings(lambda: module(x, offsets))
+            mask = layer.current_mask()
+            want = finished(looped(x, layer.weight * mask, layer.bias, offsets), "silu", True)
+        torch.testing.assert_close(y, want, **CLOSE)
+        assert count == packs
+
+    assert_follows(fast, 1)
+    assert_follows(fast, 0)
+    assert_follows(layer, 0)  # eager calls share it
+    for change in (
+        lambda: layer.weight.neg_(), lambda: layer.bias.add_(1),
+        lambda: layer.set_mask(layer.current_mask().flip(1)), lambda: layer.eval(),
+    ):  # fmt: skip
+        with torch.no_grad():
+            change()
+        assert_follows(fast, 1)
+        assert_follows(fast, 0)
+    with torch.inference_mode():
+        assert packings(lambda: fast(x, offsets))[1] == 0
+
+
+def test_compiled_code_that_writes_the_weight_packs_it_anew(compiles_anew):
+    layer = st.SparseExperts(3, 32, 16)
+    x, offsets = torch.randn(6, 32), torch.tensor([0, 2, 2, 6])
+
+    @torch.no_grad()
+    def step(x):
+        before = layer(x, offsets)
+        layer.weight.mul_(2)
+        return before, layer(x, offsets)
+
+    fast = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        want = copy.deepcopy(layer)
+        before, after = fast(x)
+        with torch.no_grad():
+            torch.testing.assert_close(before, want(x, offsets), **CLOSE)
+            torch.testing.assert_close(after, layer(x, offsets), **CLOSE)
