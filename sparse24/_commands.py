@@ -36,9 +36,15 @@ def advise(options) -> int:
 
     file = _raw_files.open_arrays(options.file)
     names = _checkpoint.Selection().eligible(file)
+    stacks = len(_checkpoint.Selection(stacks=True).eligible(file)) - len(names)
+    of_stacks = (
+        f"{count(stacks, 'array')} of three axes not predicted; if these are weights (e, m, k) of "
+        "experts, convert --stacks prunes them for sparse24.grouped_linear"
+    )
     if not names:
         raise ArgumentError(
-            f"{options.file} has no matrix that 2:4 would suit; inspect lists what it holds"
+            f"{options.file} has no matrix that 2:4 would suit; "
+            + (of_stacks if stacks else "inspect lists what it holds")
         )
     kinds = Counter((_numberless(name), file.specs[name][0]) for name in _by_number(names))
     advices = {shape: _advise.advise(shape, options.tokens, options.dtype) for _, shape in kinds}
@@ -57,6 +63,8 @@ def advise(options) -> int:
     print(table(["layer", "count", "shape", *map(str, options.tokens)], rows))
     if min(min(advice.dense) for advice in advices.values()) < _advise.SHORT_SECONDS:
         print(_advise.SHORT_NOTE)
+    if stacks:
+        print(of_stacks)
     return 0
 
 

@@ -39,7 +39,8 @@ class Explanation:
     Attributes
     ----------
     chosen : str
-        Name of the candidate that runs; ``"none"`` where the result has no elements.
+        Name of the candidate that runs; ``"none"`` where the result has no elements.  Of a grouped
+        product its kernel, or ``"each"`` (``"cpu"``) where every expert has a product of its own.
     candidates : tuple of Candidate
         Fastest prediction first, refused ones last; empty on the CPU, and where none is chosen.
     measured : dict

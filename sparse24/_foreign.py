@@ -196,8 +196,9 @@ def _from_jax(x: Any, argument: str) -> np.ndarray:
         return np.asarray(x)
     except TypeError as error:  # a tracer
         raise UnsupportedError(
-            f"{argument} must be an array, got a tracer of JAX; multiply outside jax.jit, jax.grad "
-            "and jax.vmap, or use sparse24.jax.linear, which jax.grad can follow"
+            f"{argument} must be an array, got a tracer of JAX; use sparse24.jax.matmul or "
+            "sparse24.jax.linear, which JAX's transforms can follow, or multiply outside of "
+            "jax.jit, jax.grad and jax.vmap"
         ) from error
 
 

@@ -194,7 +194,7 @@ def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool =
         _check_tokens(tokens.shape, a.shape, by_rows=by_rows)
         prepared = _prepared(a, tokens, out, offsets, call, by_rows=by_rows, gated=gated)
         with prepared as (product, types):
-            bind = _grouped_dispatch.fill(product, call, types)
+            bind = _grouped_dispatch.fill(product, call, types, As._plans)
         result = restore(product.out.T if by_rows else product.out) if out is None else out
     if key is not None and bind is not None:
         given = x, result, offsets

@@ -8,6 +8,7 @@ multiplied expert by expert, by `_dispatch.fill`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from sparse24 import (
     _dispatch,
     _foreign,
     _grouped_gate,
+    _grouped_host,
     _grouped_offsets,
     _planner,
     _staging,
@@ -26,7 +28,7 @@ from sparse24 import (
 )
 from sparse24._errors import UnsupportedError
 from sparse24._fuse import Call
-from sparse24._records import EXPERTS, Compressed24, Fused, Operand24, Problem
+from sparse24._records import EXPERTS, PLAIN, Compressed24, Fused, Operand24, Problem
 
 KERNEL = "grouped_wgmma"
 
@@ -42,8 +44,8 @@ class Grouped(NamedTuple):
     gated: bool  # the activation of the first half of the rows multiplies the other
 
 
-def fill(product: Grouped, call: Call, types) -> Callable[..., Any] | None:
-    """Compute a product; `types` is its `_product.Result`.
+def fill(product: Grouped, call: Call, types, plans: dict) -> Callable[..., Any] | None:
+    """Compute a product; `types` is its `_product.Result`, `plans` those of the experts.
 
     Returns ``bind(b, out, stream, offsets)``, which makes the same launch for arrays of the same
     layouts, where the kernel has multiplied the arrays of `product` themselves.
@@ -54,7 +56,8 @@ def fill(product: Grouped, call: Call, types) -> Callable[..., Any] | None:
     if 0 in product.out.shape or not product.a.shape[0]:
         return None
     if not types.on_gpu:
-        _one_by_one(product, call, types)
+        prepared = plans.setdefault(EXPERTS, _grouped_host.Prepared())
+        _one_by_one(product, call, types, prepared.fill)
         return None
     on_device, kernel = _arrays.is_cupy(product.offsets), _planner.kernel_module(KERNEL)
     refusal = kernel.refuses(problem_of(product, types), gated=product.gated)
@@ -66,7 +69,7 @@ def fill(product: Grouped, call: Call, types) -> Callable[..., Any] | None:
         tokens = product.b.shape[1]
         offsets = _grouped_offsets.validated(product.offsets.get().astype(np.int64), tokens)
         product = product._replace(offsets=offsets)
-    _one_by_one(product, call, types)
+    _one_by_one(product, call, types, _fill_on_gpu)
     return None
 
 
@@ -170,20 +173,31 @@ def _in_vectors(x) -> bool:
     return step == x.itemsize and pitch > 0 and (x.data.ptr | pitch) % _arrays.VECTOR == 0
 
 
-def _one_by_one(product: Grouped, call: Call, types) -> None:
-    """One product for each expert that has tokens."""
+def _one_by_one(product: Grouped, call: Call, types, multiply: Callable[..., Any]) -> None:
+    """One product for each expert that has tokens.
+
+    `multiply` takes what `_dispatch.fill` does, behind the number of the expert and with a function
+    that makes its matrix.
+    """
     for i in np.flatnonzero(np.diff(product.offsets)).tolist():
         tokens = slice(product.offsets[i], product.offsets[i + 1])
-        a, b, out = _expert(product.a, i), product.b[:, tokens], product.out[:, tokens]
+        b, out = product.b[:, tokens], product.out[:, tokens]
         epilogue = _of_expert(product.epilogue, i, tokens)
+        single = functools.partial(multiply, i, functools.partial(_expert, product.a, i))
         if product.gated:
-            _grouped_gate.fill(a, b, out, epilogue, call, types)
+            _grouped_gate.fill(single, b, out, epilogue, call, types)
         else:
-            _dispatch.fill(a, b, out, epilogue, call, types)
+            single(b, out, epilogue, call, types)
+
+
+def _fill_on_gpu(number: int, a: Callable[[], Operand24], *rest: Any) -> None:
+    _dispatch.fill(a(), *rest)
 
 
 def _of_expert(e: Fused, number: int, tokens: slice) -> Fused:
     """The part of an epilogue that is of one expert and its tokens."""
+    if e is PLAIN:
+        return e
     part = lambda x, at: None if x is None else x[at]  # noqa: E731
     return replace(
         e, row_scale=part(e.row_scale, number), column_scale=part(e.column_scale, tokens),

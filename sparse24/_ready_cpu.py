@@ -114,11 +114,11 @@ def of_launched(
     """
     held = launched.a.values if isinstance(launched.a, Compressed24) else launched.a
     if make_epilogue is None:
-        return ReadyOnCpu(_again(launched), held, result, turned=turned)
-    return ReadyWithOptions(_again(launched), held, result, make_epilogue, turned=turned)
+        return ReadyOnCpu(again(launched), held, result, turned=turned)
+    return ReadyWithOptions(again(launched), held, result, make_epilogue, turned=turned)
 
 
-def _again(launched: Launched) -> Multiply:
+def again(launched: Launched) -> Multiply:
     """The product with what can be decided beforehand, else as it was launched."""
     from sparse24.kernels import cpu, cpu_across, cpu_again, cpu_expanded
 

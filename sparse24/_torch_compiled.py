@@ -19,6 +19,14 @@ from sparse24._torch_packed import Origin
 from sparse24._torch_traced import may_be_written
 
 
+def is_compiled() -> bool:
+    """Whether code is traced to be compiled, not to be exported: that may run anywhere."""
+    # The flag itself: to the compiler of torch 2.8 is_exporting() is always true.
+    return torch.compiler.is_compiling() and not getattr(
+        torch.compiler, "_is_exporting_flag", True
+    )
+
+
 def by_packing(x: Tensor, origin: Origin, dtype: torch.dtype | None) -> Tensor:
     """``x @ prune(weight).T + bias`` for x (t, k), by operators that pack the weight anew."""
     return _product(origin.pack(dtype), x, origin, dtype)
@@ -41,7 +49,7 @@ def kept_product(
     """The product of `by_packing`, by a packed weight that is kept until its tensors change."""
     origin = Origin(weight, mask, bias, scale, transposable)
     with torch.no_grad():
-        if _for_a_graph(x) or any(t.is_inference() for t in origin.tensors()):
+        if keeps_nothing(x, origin):
             return by_packing(x, origin, dtype)
         packed = found_or_packed(origin, dtype)
         packed.await_on_stream_of(x)
@@ -76,6 +84,11 @@ def layer_product(
     if any(may_be_written(t) for t in origin.tensors()):
         return by_packing(x, origin, dtype)
     return kept_product(x, *origin, dtype)
+
+
+def keeps_nothing(x: Tensor, origin: Origin) -> bool:
+    """Whether nothing would tell later that a packed weight does not serve any more."""
+    return _for_a_graph(x) or any(t.is_inference() for t in origin.tensors())
 
 
 def _for_a_graph(x: Tensor) -> bool:

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from sparse24 import _check, _replay, _torch_state
-from sparse24 import _torch_grouped_ops as grouped
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError
 from sparse24._grouped import grouped_linear as packed_grouped_linear
 from sparse24._torch_check import check_experts
+from sparse24._torch_compiled import is_compiled
+from sparse24._torch_experts_compiled import by_packing, experts_product
 from sparse24._torch_experts_linear import experts_rule, grouped_linear, masked_grouped_linear
+from sparse24._torch_finish import checked_finish, finished
 from sparse24._torch_kept import forget, found_or_packed, will_change
 from sparse24._torch_linear import autocast_dtype, cast
 from sparse24._torch_packed import Origin, kept
@@ -22,7 +24,7 @@ from sparse24._torch_pruned import PrunedLayer
 from sparse24._torch_transforms import refuse_transforms
 from sparse24._torch_ways import has_elements
 
-OPTIONS = ("gradient", "transposable", "decay")
+OPTIONS = ("gradient", "transposable", "decay", "activation")
 
 
 class SparseExperts(PrunedLayer):
@@ -34,13 +36,17 @@ class SparseExperts(PrunedLayer):
         How many there are.
     in_features, out_features, bias, device, dtype
         Of each expert, as in `torch.nn.Linear`, which also says how they are initialised.
-    gradient, transposable, decay
+    gradient, transposable, decay, activation
         See `grouped_linear`.
+    gated : bool
+        Each expert has a gate as well, with as many features, and gives
+        ``activation(gate) * up``, as in layers with SwiGLU.
 
     Attributes
     ----------
     weight : Parameter, shape (e, m, k)
-        With e experts, m output features and k input features.
+        With e experts, m output features and k input features.  With a gate m is twice as many,
+        those of the gate first.
     bias : Parameter, shape (e, m), or None
     mask : Tensor of bool, shape (e, m, k), or None
         A buffer, saved with the model.  With None, the layer chooses its mask anew by magnitude at
@@ -51,11 +57,13 @@ class SparseExperts(PrunedLayer):
     Notes
     -----
     A call ``layer(x, offsets)`` takes tokens x (t, k) that are sorted by expert and where those of
-    each expert begin, and gives (t, m): see `grouped_linear`, also for when it waits.
+    each expert begin, and gives (t, out_features): see `grouped_linear`, also for when it waits.
+    Without gradients activation and gate are part of the product, and are applied before it is
+    rounded; with gradients torch applies them to the rounded product.
 
-    Without gradients the packed weight is kept from call to call, until the weight or the mask
-    changes: what is seen as a change, and what CUDA graphs read, is as in `SparseLinear`.  Code of
-    ``torch.compile`` packs the weight at each call.
+    Without gradients the packed weight is kept from call to call, also by ``torch.compile``, until
+    the weight or the mask changes: what is seen as a change, and what CUDA graphs read, is as in
+    `SparseLinear`.
 
     Examples
     --------
@@ -82,51 +90,67 @@ class SparseExperts(PrunedLayer):
         gradient: str = "ste",
         transposable: bool = False,
         decay: float = 0.0,
+        activation: str | None = None,
+        gated: bool = False,
     ):
         super().__init__()
         self.experts = _check.whole(experts, argument="experts", least=1)
         self.in_features = _check.whole(in_features, argument="in_features", least=0)
         self.out_features = _check.whole(out_features, argument="out_features", least=0)
-        shape, place = (experts, out_features, in_features), {"device": device, "dtype": dtype}
+        self.activation, self.gated = checked_finish(activation, gated)
+        rows = out_features * (2 if self.gated else 1)
+        shape, place = (experts, rows, in_features), {"device": device, "dtype": dtype}
         self.weight = torch.nn.Parameter(torch.empty(shape, **place))
         self.bias = torch.nn.Parameter(torch.empty(shape[:2], **place)) if bias else None
         self._begin(experts_rule(gradient, transposable, decay))
         self.reset_parameters()
 
     @classmethod
-    def from_dense(cls, layers: Iterable[torch.nn.Linear], **options) -> SparseExperts:
+    def from_dense(
+        cls, layers: Iterable[torch.nn.Linear], *, gates: Iterable[torch.nn.Linear] | None = None,
+        **options,
+    ) -> SparseExperts:  # fmt: skip
         """Experts with copies of the parameters of linear layers of one shape.
 
         Parameters
         ----------
         layers : iterable of torch.nn.Linear
             Such as a `torch.nn.ModuleList`; all of one shape and type, with a bias or without.
+        gates : iterable of torch.nn.Linear, optional
+            Like them, one for each: the experts are gated.
         **options
-            `gradient`, `transposable` and `decay`.
+            `gradient`, `transposable`, `decay` and `activation`.
         """
         for name in options:
             _check.one_of(name, OPTIONS, argument="an option of SparseExperts")
-        given = list(layers)
-        _check_alike(given)
-        first = given[0]
+        ups, gated = list(layers), [] if gates is None else list(gates)
+        _check_alike([*ups, *gated])
+        if gates is not None and len(gated) != len(ups):
+            raise ArgumentError(
+                f"gates must be as many as layers, one for each expert, got {len(gated)} gates for "
+                f"{len(ups)} layers"
+            )
+        first = ups[0]
         new = cls(
-            len(given), first.in_features, first.out_features, first.bias is not None,
-            first.weight.device, first.weight.dtype, **options,
+            len(ups), first.in_features, first.out_features, first.bias is not None,
+            first.weight.device, first.weight.dtype, gated=gates is not None, **options,
         )  # fmt: skip
         with torch.no_grad():
-            new.weight.copy_(torch.stack([layer.weight for layer in given]))
-            if new.bias is not None:
-                new.bias.copy_(torch.stack([layer.bias for layer in given]))
+            for i, of_expert in enumerate(zip(gated, ups) if gated else zip(ups)):
+                new.weight[i].copy_(torch.cat([layer.weight for layer in of_expert]))
+                if new.bias is not None:
+                    new.bias[i].copy_(torch.cat([layer.bias for layer in of_expert]))
         return new.train(first.training)
 
     def to_dense(self) -> torch.nn.ModuleList:
-        """A dense layer for each expert, with copies of its pruned weight and its bias."""
+        """A dense layer for each expert, with copies of its pruned weight and its bias.
+
+        It gives the product alone: the rows of a gate are still over the others.
+        """
         pruned = self.weight.detach().masked_fill(~self.current_mask(), 0.0)
         layers = torch.nn.ModuleList()
         for i, weight in enumerate(pruned):
-            layer = torch.nn.Linear(
-                self.in_features, self.out_features, self.bias is not None, device="meta"
-            )
+            layer = torch.nn.Linear(*weight.shape[::-1], self.bias is not None, device="meta")
             layer.weight = torch.nn.Parameter(weight.clone())
             if self.bias is not None:
                 layer.bias = torch.nn.Parameter(self.bias[i].detach().clone())
@@ -156,13 +180,14 @@ class SparseExperts(PrunedLayer):
             forget(self)
         if self._way != "weight":
             mask = self.mask if self._way == "masked" else None
-            return masked_grouped_linear(x, self.weight, self.bias, offsets, mask, self.rule)
+            y = masked_grouped_linear(x, self.weight, self.bias, offsets, mask, self.rule)
+            return finished(y, self.activation, self.gated)
         if not learns:
             return self._inference(x, offsets)
         return grouped_linear(
             x, self.weight, self.bias, offsets=offsets, mask=self.mask,
             gradient=self.rule.gradient, transposable=self.rule.transposable,
-            decay=self.rule.decay,
+            decay=self.rule.decay, activation=self.activation, gated=self.gated,
         )  # fmt: skip
 
     def _inference(self, x: Tensor, offsets) -> Tensor:
@@ -178,20 +203,27 @@ class SparseExperts(PrunedLayer):
                 return self._by_packing(x, offsets, dtype)  # so that a graph does at its replays
             self._packed = packed = found_or_packed(self._origin(), dtype)
             packed.await_on_stream_of(x)
-        return packed_grouped_linear(x, packed.weight, packed.bias, offsets=offsets)
+        return packed_grouped_linear(
+            x, packed.weight, packed.bias, offsets=offsets, activation=self.activation,
+            gated=self.gated,
+        )  # fmt: skip
 
     def _by_packing(self, x: Tensor, offsets: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """By operators that torch can follow, such as its compiler."""
+        """By operators that torch can follow; compiled code keeps the packed weight."""
         origin = self._origin()
-        parts, bias, shape = origin.pack(dtype), origin.vector(dtype), self.weight.shape[1:]
-        return grouped.grouped_product(parts, *shape, x, bias, offsets, False)
+        if is_compiled():
+            weight, mask, bias, _, transposable = origin
+            given = x, weight, mask, bias, transposable, offsets, dtype
+            return experts_product(*given, self.activation, self.gated)
+        return by_packing(x, origin, offsets, dtype, self.activation, self.gated)
 
     def extra_repr(self) -> str:
         rule = self.rule
         return (
             f"experts={self.experts}, in_features={self.in_features}, "
             f"out_features={self.out_features}, bias={self.bias is not None}, "
-            f"gradient={rule.gradient!r}, transposable={rule.transposable}"
+            f"gradient={rule.gradient!r}, transposable={rule.transposable}, "
+            f"activation={self.activation!r}, gated={self.gated}"
         )
 
 

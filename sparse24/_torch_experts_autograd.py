@@ -20,7 +20,7 @@ class SparseExpertsProduct(torch.autograd.Function):
         parts = ops.pack(weight, mask, rule.transposable)
         ctx.rule, ctx.has_bias = rule, bias is not None
         ctx.save_for_backward(x, weight, mask, offsets, *parts)
-        return grouped.grouped_product(parts, m, k, x, bias, offsets, False)
+        return grouped.grouped_product(parts, m, k, x, bias, offsets, False, None, False)
 
     @staticmethod
     @first_derivative((1,), (0,), ())  # of x, weight and bias
@@ -30,7 +30,7 @@ class SparseExpertsProduct(torch.autograd.Function):
         dy = dy.contiguous()
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            dx = grouped.grouped_product(parts, m, k, dy, None, offsets, True)
+            dx = grouped.grouped_product(parts, m, k, dy, None, offsets, True, None, False)
         if ctx.needs_input_grad[1]:
             dw = grouped.grouped_gradient(dy, x, offsets)
             dw = _through_the_mask(dw, weight, mask, ctx.rule)

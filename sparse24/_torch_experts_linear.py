@@ -7,6 +7,7 @@ from torch import Tensor
 from sparse24._errors import UnsupportedError
 from sparse24._torch_check import check_experts
 from sparse24._torch_experts_autograd import DenseExpertsProduct, SparseExpertsProduct
+from sparse24._torch_finish import check_halves, checked_finish, finished
 from sparse24._torch_linear import autocast, masked
 from sparse24._torch_transforms import differentiable
 from sparse24._train_rule import Rule, checked_rule
@@ -22,6 +23,8 @@ def grouped_linear(
     gradient: str = "ste",
     transposable: bool = False,
     decay: float = 0.0,
+    activation: str | None = None,
+    gated: bool = False,
 ) -> Tensor:
     """The linear layers of experts, whose dense weights are pruned at each call; differentiable.
 
@@ -49,10 +52,14 @@ def grouped_linear(
         `mask` must then be 2:4 along both of its last axes.
     decay : float
         SR-STE's factor: this times the pruned weights is added to the gradient.
+    activation : {None, "relu", "relu2", "gelu", "gelu_tanh", "silu"}
+        Applied to y.
+    gated : bool
+        Give ``activation(y[:, :m // 2]) * y[:, m // 2:]``, as in layers with SwiGLU.
 
     Returns
     -------
-    Tensor, shape (t, m)
+    Tensor, shape (t, m), or (t, m / 2) if gated
         In the type to which those of x and the weight are promoted; under ``torch.autocast`` its
         type.
 
@@ -70,7 +77,7 @@ def grouped_linear(
 
     See Also
     --------
-    sparse24.grouped_linear : The product alone, for weights that are compressed already.
+    sparse24.grouped_linear : For weights that are compressed already; without gradients.
 
     Notes
     -----
@@ -96,8 +103,12 @@ def grouped_linear(
     """
     offsets = check_experts(x, weight, bias, mask, offsets)
     rule = experts_rule(gradient, transposable, decay)
+    activation, gated = checked_finish(activation, gated)
+    if gated:
+        check_halves(weight)
     x, weight, bias = autocast(x, weight, bias)
-    return differentiable(SparseExpertsProduct, x, weight, bias, offsets, mask, rule)
+    y = differentiable(SparseExpertsProduct, x, weight, bias, offsets, mask, rule)
+    return finished(y, activation, gated)
 
 
 def masked_grouped_linear(

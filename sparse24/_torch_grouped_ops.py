@@ -25,21 +25,26 @@ def grouped_product(
     bias: Tensor | None,
     offsets: Tensor,
     turned: bool,
+    activation: str | None,
+    gated: bool,
 ) -> Tensor:
-    """``x[i0:i1] @ A[i].T + bias[i]`` with packed matrices A (e, m, k).
+    """``finished(x[i0:i1] @ A[i].T + bias[i])`` with packed matrices A (e, m, k).
 
     With `turned` their transposes are in their place; such a product is dense where these are not
-    packed.
+    packed, and is not finished.
     """
     stored, shape = (parts[2:], (k, m)) if turned else (parts[:2], (m, k))
     if stored:
-        return grouped_linear(x, unpack(stored, *shape), bias, offsets=offsets)
+        return grouped_linear(
+            x, unpack(stored, *shape), bias, offsets=offsets, activation=activation, gated=gated
+        )
     return grouped_dense(x, ops.whole(parts, m, k).mT, bias, offsets)
 
 
 @ops.meaning_for_tracing("grouped_product")
-def _(parts, m, k, x, bias, offsets, turned):
-    return x.new_empty((x.shape[0], k if turned else m), dtype=_common(x, parts[0]))
+def _(parts, m, k, x, bias, offsets, turned, activation, gated):
+    rows = k if turned else m // 2 if gated else m
+    return x.new_empty((x.shape[0], rows), dtype=_common(x, parts[0]))
 
 
 @ops.operator

@@ -10,7 +10,7 @@ from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_check import check_linear, check_tensor
-from sparse24._torch_compiled import by_packing, layer_product
+from sparse24._torch_compiled import by_packing, is_compiled, layer_product
 from sparse24._torch_kept import forget, found_or_packed, will_change
 from sparse24._torch_linear import (
     MODES,
@@ -243,9 +243,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         refuse_transforms(x, self.weight, self.bias)
         dtype = autocast_dtype(x)
         x = cast(x, dtype)
-        # The flag itself: to the compiler of torch 2.8 is_exporting() is always true.
-        exported = getattr(torch.compiler, "_is_exporting_flag", True)
-        if torch.compiler.is_compiling() and not exported:
+        if is_compiled():
             y = layer_product(tokens(x), *self._origin(), dtype)
         else:
             y = by_packing(tokens(x), self._origin(), dtype)

@@ -1,4 +1,4 @@
-"""2:4 linear layers in JAX, for eager use: forward and a derivative of its own.
+"""2:4 products and linear layers in JAX, with derivatives of their own.
 
 >>> import jax, jax.numpy as jnp
 >>> from sparse24.jax import linear
@@ -8,9 +8,10 @@
 >>> jax.grad(lambda w: linear(x, w).sum())(weight).shape
 (4, 8)
 
-JAX arrays are seen as NumPy or CuPy arrays.  Inside ``jax.jit`` and ``jax.vmap`` there are no
-arrays yet, nor inside ``jax.checkpoint`` and gradients of gradients, so these raise; JAX code
-around the layer may be jitted.
+JAX arrays are seen as NumPy or CuPy arrays.  Within ``jax.jit``, ``jax.vmap``, ``jax.checkpoint``
+and the like, which need JAX 0.6.1, compiled code calls Python for each of these operations, with
+its own memory and, on a GPU, on its own stream; nothing goes by way of the host.  There an error
+of the operation, such as for a mask that is not 2:4, is one of JAX that holds its words.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from sparse24 import _arrays, _check, functional
-from sparse24._errors import ShapeError, UnsupportedError
+from sparse24 import _check, functional
+from sparse24._dtypes import numpy_dtype
+from sparse24._errors import ShapeError
+from sparse24._jax_calls import back, is_traced, view
+from sparse24._jax_products import call, common, matmul
 from sparse24._prune import mask as choose_mask
 from sparse24._train_rule import Rule, checked_rule
 
-__all__ = ["linear", "mask"]
+__all__ = ["call", "linear", "mask", "matmul"]
 
 
 def linear(
@@ -53,12 +56,17 @@ def linear(
 
     Raises
     ------
-    UnsupportedError
-        Inside ``jax.jit`` or ``jax.vmap``.
     ShapeError
         If the shapes do not fit.
     PatternError
         If `mask` is not 2:4, as in `sparse24.functional.pack`.
+    UnsupportedError
+        Within ``jax.jit`` before JAX 0.6.1, and for a second derivative.
+
+    Notes
+    -----
+    The weight is packed at each call; within ``jax.jit`` and the like backward packs it again, and
+    `step` is a constant.  A weight that does not change is compressed once, for `matmul`.
 
     Examples
     --------
@@ -95,11 +103,6 @@ def mask(x, *, transposable: bool = False):
     -------
     jax.Array of bool, shape (m, k)
 
-    Raises
-    ------
-    UnsupportedError
-        Inside ``jax.jit`` or ``jax.vmap``.
-
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -113,7 +116,8 @@ def mask(x, *, transposable: bool = False):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _mask(x, transposable: bool):
-    return _back(choose_mask(_view(x), transposable=transposable))
+    choose = functools.partial(choose_mask, transposable=transposable)
+    return call(choose, jax.ShapeDtypeStruct(x.shape, bool), x)
 
 
 @_mask.defjvp
@@ -128,19 +132,77 @@ def _linear(x, weight, bias, mask, rule: Rule, step: int):
 
 
 def _forward(x, weight, bias, mask, rule: Rule, step: int):
-    views = [None if a is None else _view(a) for a in (x, weight, bias, mask)]
+    if is_traced(x, weight, bias, mask):
+        return _traced_forward(x, weight, bias, mask, rule), (x, weight, bias, mask)
+    views = [None if a is None else view(a) for a in (x, weight, bias, mask)]
     y, saved = functional.linear(*views[:3], mask=views[3], transposable=rule.transposable)
-    return _back(y), _Residual(saved, [None if a is None else a.dtype for a in (x, weight, bias)])
+    return back(y), _Residual(saved, [None if a is None else a.dtype for a in (x, weight, bias)])
 
 
-def _backward(rule: Rule, step: int, residual: _Residual, dy):
+def _backward(rule: Rule, step: int, residual: Any, dy):
+    if not isinstance(residual, _Residual):
+        return _traced_backward(rule, step, residual, dy)
     saved = residual.saved
-    dx, dweight, dbias = functional.linear_backward(
-        _view(dy), saved, gradient=rule.gradient, decay=rule.decay, seed=rule.seed, step=step
-    )
-    flat = None if saved.mask is None else np.zeros(saved.mask.shape, jax.dtypes.float0)
-    pairs = zip((dx, dweight, dbias), residual.dtypes, strict=True)  # as those of JAX's own
-    return *(None if g is None else _back(g).astype(dtype) for g, dtype in pairs), flat
+    shapes = _given(saved.x.shape, saved.weight.shape, saved.bias_shape)
+    results = [_like(*pair) for pair in zip(shapes, _given(*residual.dtypes), strict=True)]
+    grads = call(_Gradients(rule, step, saved, results), results, dy)
+    return *grads, *[None] * (3 - len(grads)), _of_mask(saved.mask)
+
+
+def _traced_forward(x, weight, bias, mask, rule: Rule):
+    def multiply(x, weight, *rest):
+        b, m = _sorted(rest, bias, mask)
+        return functional.linear(x, weight, b, mask=m, transposable=rule.transposable)[0]
+
+    y = _like((*x.shape[:-1], weight.shape[0]), numpy_dtype(common(x, weight)))
+    return call(multiply, y, x, weight, *_given(bias, mask))
+
+
+def _traced_backward(rule: Rule, step: int, operands: tuple, dy):
+    x, weight, bias, mask = operands
+    results = [_like(a.shape, a.dtype) for a in _given(x, weight, bias)]
+
+    def differentiate(dy, x, weight, *rest):
+        b, m = _sorted(rest, bias, mask)
+        packed = functional.pack(weight, mask=m, transposable=rule.transposable)
+        saved = functional.Saved(x, weight, m, packed, None if b is None else b.shape)
+        return _Gradients(rule, step, saved, results)(dy)
+
+    grads = call(differentiate, results, dy, x, weight, *_given(bias, mask))
+    return *grads, *[None] * (3 - len(grads)), _of_mask(mask)
+
+
+class _Gradients:
+    """Those of x, the weight and, if there is one, the bias, in their types."""
+
+    def __init__(self, rule: Rule, step: int, saved: functional.Saved, results: list):
+        self._saved, self._results = saved, results
+        self._how: dict[str, Any] = {
+            "gradient": rule.gradient, "decay": rule.decay, "seed": rule.seed, "step": step,
+        }  # fmt: skip
+
+    def __call__(self, dy: Any) -> list[Any]:
+        grads = _given(*functional.linear_backward(dy, self._saved, **self._how))
+        pairs = zip(grads, self._results, strict=True)
+        return [g.astype(like.dtype, copy=False) for g, like in pairs]
+
+
+def _given(*arrays: Any) -> list[Any]:
+    return [a for a in arrays if a is not None]
+
+
+def _sorted(rest: tuple, *arrays: Any) -> list[Any]:
+    """`rest` at the places of the arrays that there are."""
+    left = iter(rest)
+    return [None if a is None else next(left) for a in arrays]
+
+
+def _like(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _of_mask(mask: Any) -> Any:
+    return None if mask is None else np.zeros(mask.shape, jax.dtypes.float0)
 
 
 _linear.defvjp(_forward, _backward)
@@ -153,27 +215,3 @@ class _Residual:
     def __init__(self, saved: functional.Saved, dtypes: list):
         self.saved = saved
         self.dtypes = dtypes  # of x, the weight and the bias
-
-
-def _view(x: Any) -> Any:
-    """The array's memory as NumPy or CuPy sees it."""
-    if isinstance(x, jax.core.Tracer):
-        raise UnsupportedError(
-            "sparse24.jax works on arrays, eagerly, and has first derivatives; call it outside "
-            "jax.jit, jax.vmap, jax.checkpoint and gradients of gradients; what is around it may "
-            "be jitted"
-        )
-    if isinstance(x, jax.Array) and next(iter(x.devices())).platform == "gpu":
-        if x.dtype == jnp.bfloat16:
-            bits = jax.lax.bitcast_convert_type(x, jnp.uint16)
-            return _arrays.cupy_module().from_dlpack(bits).view(x.dtype)
-        return _arrays.cupy_module().from_dlpack(x)
-    return np.asarray(x)
-
-
-def _back(x: Any) -> jax.Array:
-    if _arrays.is_cupy(x):
-        if x.dtype == jnp.bfloat16:
-            return jax.lax.bitcast_convert_type(jnp.from_dlpack(x.view(np.uint16)), jnp.bfloat16)
-        return jnp.from_dlpack(x)
-    return jnp.asarray(x)

@@ -159,6 +159,16 @@ def test_advise_predicts_for_every_eligible_matrix(tmp_path, capsys):
     assert "no matrix" in capsys.readouterr().err
 
 
+def test_advise_says_that_it_leaves_experts_out(tmp_path, capsys):
+    file, experts = tmp_path / "model.npz", np.zeros((4, 256, 128), np.float32)
+    np.savez(file, up=np.zeros((256, 128), np.float32), experts=experts, bias=np.zeros((4, 2, 2)))
+    words = "1 array of three axes not predicted; if these are weights (e, m, k) of experts, "
+    assert words in run(capsys, "advise", file).splitlines()[-1]
+    np.savez(file, experts=experts)
+    assert _cli.main(["advise", str(file)]) == 1
+    assert f"has no matrix that 2:4 would suit; {words}" in capsys.readouterr().err
+
+
 def test_advise_takes_like_layers_together(tmp_path, capsys):
     file = tmp_path / "model.npz"
     layers = {f"layer.{i}.up": np.zeros((4096, 4096), np.float16) for i in range(2)}

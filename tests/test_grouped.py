@@ -12,7 +12,7 @@ from grouped_cases import Layer, offsets_of
 from test_matmul import assert_close, logical
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _dispatch, _dtypes, _grouped_host
 
 COUNTS = (3, 0, 7, 1, 0, 0, 12)
 
@@ -308,3 +308,28 @@ def test_explain_of_grouped_products(rng):
             s24.explain(case.experts, case.x.T, **{"offsets": case.offsets, **options})
     with pytest.raises(s24.ArgumentError, match="gated=True is an option of grouped products"):
         s24.explain(case.experts[0], case.x.T, gated=True)
+
+
+def test_an_expert_is_planned_once_for_a_number_of_tokens(rng, monkeypatch):
+    planned, fill = [], _dispatch.fill
+    monkeypatch.setattr(_dispatch, "fill", lambda *given: (planned.append(given), fill(*given))[1])
+    case = layer(rng, counts=(3, 0, 7, 3))
+    scale = np.ones((4, 20), np.float32)
+    for factor in (1, 2, -1):
+        y = s24.grouped_linear(factor * case.x, case.experts, offsets=case.offsets)
+        assert_close(y, factor * case.exact.T, "float32", 36)
+        y = s24.grouped_linear(
+            case.x, case.experts, offsets=case.offsets, scales=(None, factor * scale)
+        )
+        assert_close(y, factor * case.exact.T, "float32", 36)
+    assert len(planned) == 3
+    monkeypatch.setattr(_grouped_host, "MOST_PREPARED", 2)
+    for counts in ((1, 1, 1, 10), (2, 2, 2, 7), (4, 4, 4, 1)):
+        case.offsets = offsets_of(counts)
+        np.testing.assert_array_equal(case.multiply(), case.one_by_one())
+    part = case.experts[1:3]
+    assert_close(
+        s24.grouped_linear(case.x[:4], part, offsets=[0, 1, 4]),
+        np.concatenate([case.x[:1] @ part[0].toarray().T, case.x[1:4] @ part[1].toarray().T]),
+        "float32", 36,
+    )  # fmt: skip

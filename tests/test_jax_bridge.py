@@ -137,12 +137,10 @@ def test_jax_bfloat16_and_jit(rng):
     x, weight, _, dy = (jax.numpy.asarray(a, "bfloat16") for a in data(rng))
     y, pullback = jax.vjp(lambda w: sj.linear(x, w), weight)
     assert y.dtype == pullback(dy)[0].dtype == "bfloat16"
-    with pytest.raises(UnsupportedError, match=r"gradients of gradients"):
+    with pytest.raises(UnsupportedError, match=r"gradients of gradients|needs JAX 0"):
         jax.grad(lambda w: jax.grad(lambda x: sj.linear(x, w).sum())(x).sum())(weight)
-    with pytest.raises(UnsupportedError, match=r"call it outside jax.jit"):
-        jax.jit(sj.linear)(x, weight)
     for sparse in (s24.random((16, 8), rng=0), s24.hybrid(np.eye(16, 8, dtype=np.float32))):
-        with pytest.raises(UnsupportedError, match=r"tracer of JAX; multiply outside jax.jit"):
+        with pytest.raises(UnsupportedError, match=r"tracer of JAX; use sparse24.jax.matmul"):
             jax.jit(lambda x: x @ sparse)(x)  # noqa: B023
 
 

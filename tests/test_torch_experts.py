@@ -225,8 +225,12 @@ def test_operators_pass_torchs_own_checks(device):
         parts = ops.pack(weight, mask, both)
         assert torch.equal(ops.dense(parts, 8, 16), weight * masks[both])
         torch.library.opcheck(ops.dense.default, (parts, 8, 16), test_utils=tests)
-        for turned, given, added in ((False, x, bias), (True, x[:, :8].contiguous(), None)):
-            args = (parts, 8, 16, given, added, offsets, turned)
+        narrow = x[:, :8].contiguous()
+        for turned, given, added, *finish in (
+            (False, x, bias, None, False), (True, narrow, None, None, False),
+            (False, x, bias, "silu", True),
+        ):  # fmt: skip
+            args = (parts, 8, 16, given, added, offsets, turned, *finish)
             torch.library.opcheck(ops.grouped_product.default, args, test_utils=tests)
     dy = torch.randn(len(x), 8, device=device)
     torch.library.opcheck(ops.grouped_dense.default, (x, weight, bias, offsets), test_utils=tests)

@@ -1,0 +1,41 @@
+"""The products of single experts on the CPU, each prepared for the next one of its layout.
+
+An expert with a few tokens takes less time than planning its product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _dispatch, _ready_cpu, _tuning_cache
+from sparse24._fuse import Call
+from sparse24._records import Fused, Operand24
+
+MOST_PREPARED = 4096  # of a stack: as many experts and numbers of tokens
+
+
+class Prepared:
+    """Products of the experts of a stack, by number and layout of the tokens."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple, _ready_cpu.Multiply] = {}
+
+    def fill(
+        self, number: int, a: Callable[[], Operand24], b: np.ndarray, out: np.ndarray,
+        epilogue: Fused, call: Call, types: Any,
+    ) -> None:  # fmt: skip
+        """`_dispatch.fill` for the expert of a number, whose matrix `a` makes."""
+        kinds = b.dtype, types.row_a.name, types.row_b.name, types.name
+        key = (number, b.shape[1], b.strides, out.strides, *kinds, _tuning_cache.generation())
+        known = self._known.get(key)
+        if known is not None:
+            known(b, out, epilogue)
+            return
+        launched = _dispatch.fill(a(), b, out, epilogue, call, types)
+        if launched is not None:
+            if len(self._known) >= MOST_PREPARED:
+                self._known.clear()
+            self._known[key] = _ready_cpu.again(launched)

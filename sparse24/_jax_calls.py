@@ -1,0 +1,131 @@
+"""Functions of NumPy and CuPy arrays as operations that JAX can trace.
+
+Compiled code calls Python at such an operation, with the memory of its operands and results as it
+lies on the device.  On a GPU the work goes to the stream of XLA, and the call does not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse24 import _arrays
+from sparse24._errors import UnsupportedError
+
+buffer_callback: Any
+try:
+    from jax.experimental.buffer_callback import buffer_callback
+except ImportError:  # before JAX 0.6.1
+    buffer_callback = None
+
+# Types that CuPy, or the protocol by which it sees the memory of others, does not know.
+_AS_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+
+_CPU = 1  # to DLPack
+
+
+def is_traced(*arrays: Any) -> bool:
+    """True if one of them stands for an array that is not there yet."""
+    return any(isinstance(x, jax.core.Tracer) for x in arrays)
+
+
+def view(x: Any) -> Any:
+    """The memory of an array as NumPy or CuPy sees it."""
+    if isinstance(x, jax.Array) and next(iter(x.devices())).platform == "gpu":
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+        return _typed(_arrays.cupy_module().from_dlpack(bits), x.dtype)
+    return np.asarray(x)
+
+
+def back(x: Any) -> jax.Array:
+    """An array of NumPy or CuPy as one of JAX; bits of fp8 stay bits."""
+    if not _arrays.is_cupy(x):
+        return jnp.asarray(x)
+    if x.dtype == jnp.bfloat16:
+        return jax.lax.bitcast_convert_type(jnp.from_dlpack(x.view(np.uint16)), jnp.bfloat16)
+    return jnp.from_dlpack(x)
+
+
+def traced(
+    function: Callable[..., None], results: Sequence[jax.ShapeDtypeStruct], *arrays: Any
+) -> list[Any]:
+    """An operation that calls ``function(outs, *views)``, which writes to its `outs`.
+
+    `views` and `outs` are arrays of NumPy, or of CuPy on a GPU, where fp8 is carried as bits.
+    Under `jax.vmap` it is called for one element after the other.
+    """
+    if buffer_callback is None:
+        raise UnsupportedError(
+            "sparse24.jax within jax.jit, jax.vmap and other transforms needs JAX 0.6.1 or later, "
+            f"got {jax.__version__}; call it outside of them, or update JAX"
+        )
+    kinds, wanted = [x.dtype for x in arrays], [np.dtype(r.dtype) for r in results]
+
+    def call(context, outs, *buffers):
+        memory = [_memory(buffer) for buffer in (*outs, *buffers)]
+        with _on_stream(context, memory):
+            typed = [_typed(x, kind) for x, kind in zip(memory, (*wanted, *kinds), strict=True)]
+            function(typed[: len(outs)], *typed[len(outs) :])
+
+    carried = [jax.ShapeDtypeStruct(r.shape, _carrier(np.dtype(r.dtype))) for r in results]
+    by_memory = buffer_callback(call, carried, vmap_method="sequential")
+
+    @jax.custom_jvp  # around the conversions to bits, whose derivative is zero
+    def operation(*arrays):
+        made = by_memory(*map(_bits, arrays))
+        return [_of_bits(x, dtype) for x, dtype in zip(made, wanted, strict=True)]
+
+    operation.defjvp(_refuse_derivative)
+    return operation(*arrays)
+
+
+def _refuse_derivative(primals, tangents):
+    raise UnsupportedError(
+        "sparse24.jax has first derivatives of linear and matmul alone, none of call, and no "
+        "gradients of gradients; keep them apart by jax.lax.stop_gradient, or give call one by "
+        "jax.custom_vjp"
+    )
+
+
+def _memory(buffer: Any) -> Any:
+    """Of compiled code, as NumPy or CuPy sees it."""
+    kind, _ = buffer.__dlpack_device__()
+    return np.asarray(buffer) if kind == _CPU else _arrays.cupy_module().asarray(buffer)
+
+
+def _on_stream(context: Any, memory: list[Any]) -> contextlib.AbstractContextManager:
+    """The device of the memory, and XLA's stream on it, are CuPy's current ones."""
+    there = next((x for x in memory if _arrays.is_cupy(x)), None)
+    if there is None:
+        return contextlib.nullcontext()
+    stack = contextlib.ExitStack()
+    stack.enter_context(there.device)
+    stack.enter_context(_arrays.cupy_stream(context.stream))
+    return stack
+
+
+def _carrier(dtype: np.dtype) -> np.dtype:
+    return np.dtype(_AS_BITS.get(dtype.name, dtype))
+
+
+def _bits(x: Any) -> Any:
+    carrier = _AS_BITS.get(np.dtype(x.dtype).name)
+    return jnp.asarray(x) if carrier is None else jax.lax.bitcast_convert_type(x, carrier)
+
+
+def _of_bits(x: Any, dtype: np.dtype) -> Any:
+    return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
+
+
+def _typed(x: Any, dtype: Any) -> Any:
+    """Memory under the type that it holds, if its library has that."""
+    dtype = np.dtype(dtype)
+    if x.dtype == dtype or (_arrays.is_cupy(x) and dtype.name.startswith("float8")):
+        return x
+    return x.view(dtype)

@@ -1,0 +1,76 @@
+"""Products of experts without gradients in code of ``torch.compile``, as `_torch_compiled`."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from sparse24 import _torch_grouped_ops as grouped
+from sparse24 import _torch_ops as ops
+from sparse24._grouped import grouped_linear
+from sparse24._torch_compiled import keeps_nothing
+from sparse24._torch_kept import found_or_packed
+from sparse24._torch_packed import Origin
+from sparse24._torch_traced import may_be_written
+
+
+def by_packing(
+    x: Tensor, origin: Origin, offsets: Tensor, dtype: torch.dtype | None,
+    activation: str | None, gated: bool,
+) -> Tensor:  # fmt: skip
+    """The products of experts, finished, by operators that pack the weight anew."""
+    parts, bias, shape = origin.pack(dtype), origin.vector(dtype), origin.weight.shape[1:]
+    return grouped.grouped_product(parts, *shape, x, bias, offsets, False, activation, gated)
+
+
+@ops.operator
+def kept_grouped_product(
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    transposable: bool,
+    offsets: Tensor,
+    dtype: torch.dtype | None,
+    activation: str | None,
+    gated: bool,
+) -> Tensor:
+    """The products of `by_packing`, by a packed weight that is kept until its tensors change."""
+    origin = Origin(weight, mask, bias, None, transposable)
+    with torch.no_grad():
+        if keeps_nothing(x, origin):
+            return by_packing(x, origin, offsets, dtype, activation, gated)
+        packed = found_or_packed(origin, dtype)
+        packed.await_on_stream_of(x)
+        return grouped_linear(
+            x, packed.weight, packed.bias, offsets=offsets, activation=activation, gated=gated
+        )
+
+
+@ops.meaning_for_tracing("kept_grouped_product")
+def _(x, weight, mask, bias, transposable, offsets, dtype, activation, gated):
+    origin = Origin(weight, mask, bias, None, transposable)
+    return by_packing(x, origin, offsets, dtype, activation, gated)
+
+
+@functools.partial(ops.operator, keys=("CompositeImplicitAutograd",))
+def experts_product(
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    transposable: bool,
+    offsets: Tensor,
+    dtype: torch.dtype | None,
+    activation: str | None,
+    gated: bool,
+) -> Tensor:
+    """What a compiler traces: as `_torch_compiled.layer_product`."""
+    origin = Origin(weight, mask, bias, None, transposable)
+    if any(may_be_written(t) for t in origin.tensors()):
+        return by_packing(x, origin, offsets, dtype, activation, gated)
+    return kept_grouped_product(
+        x, weight, mask, bias, transposable, offsets, dtype, activation, gated
+    )

@@ -1,0 +1,245 @@
+"""Products and layers within ``jax.jit`` and other transforms of JAX."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("jax.experimental.buffer_callback")
+
+import jax.numpy as jnp  # noqa: E402
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import _jax_calls  # noqa: E402
+from sparse24 import jax as sj  # noqa: E402
+
+TYPES = ["float32", "bfloat16", "float16"]
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def place(request):
+    """Arrays lie on this device; what moves a sparse array there."""
+    try:
+        device = jax.devices(request.param)[0]
+    except RuntimeError:
+        pytest.skip(f"JAX has no {request.param} here")
+    with jax.default_device(device):
+        yield lambda A: A.to_device("cuda") if request.param == "gpu" else A
+
+
+def draw(rng, shape, name="float32"):
+    return jnp.asarray(rng.standard_normal(shape).astype(np.float32)).astype(name)
+
+
+def close(got, want, name="float32"):
+    got, want = (np.asarray(x, np.float64) for x in (got, want))
+    within = TOLERANCE[name]
+    np.testing.assert_allclose(got, want, rtol=within, atol=within * (np.abs(want).max() + 1e-3))
+
+
+def assert_same(got, want, name="float32"):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        close(a, b, name)
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("transposable", [False, True])
+@pytest.mark.parametrize("gradient", ["ste", "24dense", "24sparse", "ste_sampled"])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_compiled_layer_is_the_eager_one(place, rng, name, transposable, gradient, given, biased):
+    x, weight = draw(rng, (3, 4, 16), name), draw(rng, (8, 16), name)
+    bias, dy = draw(rng, (8,), name) if biased else None, draw(rng, (3, 4, 8), name)
+    mask = sj.mask(draw(rng, (8, 16)), transposable=transposable) if given else None
+    how = {"gradient": gradient, "transposable": transposable, "decay": 0.1, "seed": 3, "step": 2}
+
+    def layer(x, weight, bias):
+        return sj.linear(x, weight, bias, mask=mask, **how)
+
+    def both(x, weight, bias, dy):
+        y, pullback = jax.vjp(layer, x, weight, bias)
+        return y, pullback(dy)
+
+    assert_same(jax.jit(both)(x, weight, bias, dy), both(x, weight, bias, dy), name)
+    assert_same(jax.jit(layer)(x, weight, bias), layer(x, weight, bias), name)
+
+
+def test_operands_of_two_types_and_masks_that_are_arguments(place, rng):
+    x, weight, dy = draw(rng, (5, 16), "bfloat16"), draw(rng, (8, 16)), draw(rng, (5, 8))
+    mask = sj.mask(draw(rng, (8, 16)))
+
+    def both(x, weight, mask, dy):
+        y, pullback = jax.vjp(lambda x, w: sj.linear(x, w, mask=mask), x, weight)
+        return y, pullback(dy)
+
+    assert_same(jax.jit(both)(x, weight, mask, dy), both(x, weight, mask, dy), "bfloat16")
+    np.testing.assert_array_equal(jax.jit(sj.mask)(weight), sj.mask(weight))
+
+
+def test_a_model_learns_in_compiled_steps(place, rng):
+    x, wanted = draw(rng, (64, 16)), draw(rng, (64, 4))
+    params = [0.1 * draw(rng, (32, 16)), jnp.zeros(32), 0.1 * draw(rng, (4, 32)), jnp.zeros(4)]
+
+    def loss(params):
+        up, up_bias, down, down_bias = params
+        h = jax.nn.relu(sj.linear(x, up, up_bias, transposable=True))
+        return ((sj.linear(h, down, down_bias) - wanted) ** 2).mean()
+
+    @jax.jit
+    def step(params):
+        value, grads = jax.value_and_grad(loss)(params)
+        return value, [p - 0.5 * g for p, g in zip(params, grads, strict=True)]
+
+    values = []
+    for _ in range(60):
+        value, params = step(params)
+        values.append(float(value))
+    assert values[-1] < 0.8 * values[0]
+
+
+def test_loops_checkpoints_and_vectorised_maps(place, rng):
+    x, weight = draw(rng, (6, 3, 16)), draw(rng, (16, 16))
+    layer = lambda x: sj.linear(x, weight)  # noqa: E731
+    want = layer(x)
+    close(jax.vmap(layer)(x), want)
+    close(jax.jit(jax.vmap(layer))(x), want)
+    stacked = jnp.stack([weight, -weight])
+    close(jax.vmap(lambda w: sj.linear(x, w))(stacked)[1], -want)
+    twice, _ = jax.lax.scan(lambda h, _: (layer(h), None), x, None, length=2)
+    close(twice, layer(want))
+    slope = jax.grad(lambda x: jax.checkpoint(layer)(x).sum())(x)
+    close(slope, jax.grad(lambda x: layer(x).sum())(x))
+
+
+FORMATS = {
+    "2:4": lambda w: s24.compress(w, on_excess="prune"),
+    "transposable": lambda w: s24.compress(w, on_excess="prune", transposable=True),
+    "n:m": lambda w: s24.compress(w, pattern=(3, 8), on_excess="prune"),
+    "hybrid": lambda w: s24.hybrid(w * (np.abs(w) > 1)),
+}
+
+
+@pytest.mark.parametrize("make", FORMATS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_products_with_every_format_and_their_derivatives(place, rng, make, compiled):
+    w = rng.standard_normal((24, 16)).astype(np.float32)
+    sparse = place(FORMATS[make](w))
+    dense = jnp.asarray(np.asarray(place(sparse).to_device("cpu").toarray()))
+    through = jax.jit if compiled else lambda f: f
+    for shape, left in (
+        ((16, 5), False), ((16,), False), ((2, 16, 5), False),
+        ((5, 24), True), ((24,), True), ((2, 5, 24), True),
+    ):  # fmt: skip
+        x = draw(rng, shape)
+
+        def ours(x, left=left):
+            return sj.matmul(x, sparse) if left else sj.matmul(sparse, x)
+
+        def theirs(x, left=left):
+            return x @ dense if left else dense @ x
+
+        dy = draw(rng, theirs(x).shape)
+        got, want = (jax.vjp(f, x) for f in (through(ours), theirs))
+        assert_same((got[0], got[1](dy)), (want[0], want[1](dy)))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"])
+def test_types_of_products(place, rng, name):
+    x = jnp.asarray(rng.integers(-3, 4, (16, 8)).astype(np.float32)).astype(name)
+    A = place(s24.random((16, 16), dtype=name, rng=rng))
+    want = s24.matmul(A.to_device("cpu").astype("float32"), np.asarray(x).astype(np.float32))
+    for through in (jax.jit, lambda f: f):
+        got = through(lambda x: sj.matmul(A, x))(x)
+        assert got.dtype == {"int8": jnp.int32}.get(
+            name, jnp.bfloat16 if name.startswith("float8") else name
+        )
+        np.testing.assert_allclose(np.asarray(got, np.float32), want, rtol=1e-2, atol=1e-2)
+    wide = jax.jit(lambda x: sj.matmul(A, x, dtype=np.float32))(x)
+    assert wide.dtype == jnp.float32
+
+
+def test_float64_of_a_matrix_where_jax_has_none(place, rng):
+    A = place(s24.random((16, 8), dtype="float64", rng=rng))
+    x = draw(rng, (8, 3))
+    assert jax.jit(lambda x: sj.matmul(A, x))(x).dtype == sj.matmul(A, x).dtype == jnp.float32
+
+
+def test_stacks_and_what_is_spread_over_them(place, rng):
+    A = place(s24.random((4, 8, 16), rng=rng))
+    dense = jnp.asarray(A.to_device("cpu").toarray())
+    for shape in ((16, 3), (1, 16, 3), (4, 16, 3)):
+        x = draw(rng, shape)
+        dy = draw(rng, (4, 8, 3))
+        got, want = (
+            jax.vjp(jax.jit(f), x) for f in (lambda x: sj.matmul(A, x), lambda x: dense @ x)
+        )
+        assert_same((got[0], got[1](dy)), (want[0], want[1](dy)))
+
+
+def test_any_function_of_arrays(place, rng):
+    experts = place(s24.random((3, 8, 16), dtype="bfloat16", rng=rng))
+    x, offsets = draw(rng, (7, 16), "bfloat16"), jnp.array([0, 2, 2, 7], jnp.int32)
+    up = lambda x, offsets: s24.grouped_linear(x, experts, offsets=offsets)  # noqa: E731
+    y = jax.ShapeDtypeStruct((7, 8), jnp.bfloat16)
+    eager = sj.call(up, y, x, offsets)
+    compiled = jax.jit(lambda x, offsets: sj.call(up, y, x, offsets))(x, offsets)
+    assert_same(compiled, eager, "bfloat16")
+    tree = {"a": jax.ShapeDtypeStruct((3,), jnp.float32), "b": jax.ShapeDtypeStruct((), jnp.int32)}
+    two = lambda x: {"a": x[:3] * 2, "b": x.sum().astype("int32").reshape(())}  # noqa: E731
+    for through in (jax.jit, lambda f: f):
+        got = through(lambda x: sj.call(two, tree, x))(jnp.arange(4.0))
+        np.testing.assert_array_equal(got["a"], [0, 2, 4])
+        assert int(got["b"]) == 6
+
+
+def test_functions_that_give_something_else_are_refused():
+    x = jnp.arange(4.0)
+    y = jax.ShapeDtypeStruct((4,), jnp.float32)
+    for function, error, words in (
+        (lambda x: x[:2], s24.ShapeError, r"of shape \(4,\), as result says, got \(2,\)"),
+        (lambda x: x.astype("int32"), s24.DTypeError, "of float32, as result says, got int32; con"),
+        (lambda x: (x, x), s24.ShapeError, "must return 1 arrays, as result says, got 2"),
+    ):
+        with pytest.raises(error, match=words):
+            sj.call(function, y, x)
+        with pytest.raises(Exception, match=words):
+            jax.block_until_ready(jax.jit(lambda x: sj.call(function, y, x))(x))  # noqa: B023
+
+
+def test_operands_and_derivatives_that_do_not_fit_are_refused(rng):
+    A, x = s24.random((8, 16), rng=rng), jnp.ones((16, 3))
+    for a, b in ((A, A), (x, x)):
+        with pytest.raises(s24.ArgumentError, match="one operand must be a sparse array, as a"):
+            sj.matmul(a, b)
+    for through in (jax.jit, lambda f: f):
+        with pytest.raises(s24.ShapeError, match="inner dimensions 16 and 3 differ"):
+            through(lambda x: sj.matmul(A, x))(x.T)
+        with pytest.raises(s24.ShapeError, match=r"x must have shape \(..., k\) and weight"):
+            through(sj.linear)(x, x.T)
+    y = jax.ShapeDtypeStruct((16, 3), jnp.float32)
+    for function in (
+        lambda x: sj.call(lambda x: 2 * x, y, x).sum(),
+        lambda x: jax.grad(lambda x: (sj.matmul(A, x) ** 2).sum())(x).sum(),
+        lambda x: jax.grad(lambda w: (sj.linear(w, x.astype("bfloat16")) ** 2).sum())(x).sum(),
+    ):
+        with pytest.raises(s24.UnsupportedError, match="no gradients of gradients; keep them"):
+            jax.grad(function)(x)
+    with pytest.raises(s24.UnsupportedError, match=r"tracer of JAX; use sparse24\.jax\.matmul"):
+        jax.jit(lambda x: A @ x)(x)
+
+
+def test_errors_of_compiled_code_hold_the_words(rng):
+    weight, wrong = draw(rng, (8, 16)), jnp.ones((8, 16), bool)
+    with pytest.raises(Exception, match="keeps more than 2 elements, the first of 32"):
+        jax.block_until_ready(jax.jit(lambda w: sj.linear(w, w, mask=wrong))(weight))
+
+
+def test_versions_of_jax_without_callbacks_are_refused_in_compiled_code(monkeypatch):
+    monkeypatch.setattr(_jax_calls, "buffer_callback", None)
+    x = jnp.ones((3, 8))
+    assert sj.linear(x, x).shape == (3, 3)
+    with pytest.raises(s24.UnsupportedError, match=r"needs JAX 0\.6\.1 or later, got .*outside of"):
+        jax.jit(sj.linear)(x, x)
