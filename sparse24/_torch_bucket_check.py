@@ -6,31 +6,37 @@ each number is 0 or 1, and of the sums one asks only whether they are 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 BITS = 32  # of the hash of places
-SIZE = 1 + 2 * BITS  # elements for each gradient
+SIZE = 2 + 2 * BITS  # elements for each gradient
 
 
 def told(gradients: Sequence[Tensor], values: Sequence[Tensor], codes: Sequence[Tensor]) -> Tensor:
-    """Numbers (gradients, SIZE): has elements elsewhere; bits of its places' hash, and of ~hash.
+    """Numbers (gradients, SIZE) of a rank; nothing waits for them.
 
-    Nothing waits for them.
+    Has it elements elsewhere; did it overflow; bits of the hash of its places; their complement.
     """
     lost = [_has_more(x, kept) for x, kept in zip(gradients, values, strict=True)]
+    overflowed = [~torch.linalg.vector_norm(x, math.inf).isfinite() for x in gradients]
     hashes = torch.stack([_hash(x) for x in codes])[:, None]
     bits = hashes >> torch.arange(BITS, device=hashes.device) & 1
-    return torch.cat([torch.stack(lost)[:, None], bits, 1 - bits], dim=1)
+    return torch.cat([torch.stack([*lost, *overflowed]).view(2, -1).t(), bits, 1 - bits], dim=1)
 
 
-def are_wrong(sums: Tensor) -> Tensor:
-    """Of sums over the ranks (gradients, SIZE): was one lost, or do places differ?"""
+def heard(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Of sums over the ranks (gradients, SIZE): what is not right, and what somebody did wrong.
+
+    An overflow is nobody's fault: infinity times a mask's zero is NaN.
+    """
     there = sums > 0
-    differ = there[:, 1 : 1 + BITS] & there[:, 1 + BITS :]
-    return there[:, 0] | differ.any(1)
+    lost, overflowed = there[:, 0], there[:, 1]
+    differ = (there[:, 2 : 2 + BITS] & there[:, 2 + BITS :]).any(1)
+    return lost | differ, lost & ~overflowed | differ
 
 
 def _has_more(x: Tensor, kept: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class PackedBucket:
         sizes = [one.values.numel() for one in self._packed] + [x.numel() for x in self._rest]
         *parts, told = flat.split([*sizes, flat.numel() - sum(sizes)])
         if self._wrong is not None:
-            self._spoil(parts, looks.are_wrong(told.view(-1, looks.SIZE)))
+            self._spoil(parts, *looks.heard(told.view(-1, looks.SIZE)))
         for one, values in zip(self._packed, parts):
             _spread(one, values)
         for run, part in zip(self._rest, parts[len(self._packed) :], strict=True):
@@ -92,12 +92,13 @@ class PackedBucket:
             if x.is_cuda:
                 x.record_stream(torch.cuda.current_stream(x.device))
 
-    def _spoil(self, parts: Sequence[Tensor], are_wrong: Tensor) -> None:
-        """A wrong gradient gets a NaN, for otherwise it would go unseen."""
+    def _spoil(self, parts: Sequence[Tensor], spoilt: Tensor, blamed: Tensor) -> None:
+        """A gradient that is not right gets a NaN, for otherwise it would go unseen."""
         assert self._wrong is not None
-        for values, wrong, is_wrong in zip(parts, self._wrong, are_wrong.unbind()):
-            wrong.logical_or_(is_wrong)
-            values[:1].masked_fill_(is_wrong, math.nan)
+        flags = zip(self._wrong, blamed.unbind(), spoilt.unbind(), strict=True)
+        for values, (wrong, is_blamed, is_spoilt) in zip(parts, flags):
+            wrong.logical_or_(is_blamed)
+            values[:1].masked_fill_(is_spoilt, math.nan)
 
 
 def _packed(gradient: Tensor, layer: PrunedLayer) -> PackedGradient:

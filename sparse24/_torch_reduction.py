@@ -60,14 +60,15 @@ def reduce_packed(
     gradient has non-zeros elsewhere (a mask was changed too early, `torch.autocast` differed
     between those passes, or a loss uses the weight directly), or ranks have other masks or weights
     (as those that `torch.distributed.algorithms.Join` has let stop), its first kept element becomes
-    NaN on all ranks, and ``PackedReduction.check()`` names the layer.  With ``check=False`` nobody
-    looks: elements elsewhere then count as zeros, and values of other places are added.
+    NaN on all ranks, and ``PackedReduction.check()`` names the layer.  After an overflow that
+    leaves NaN at pruned places it becomes NaN too, and no layer is named.  With ``check=False``
+    nobody looks: elements elsewhere then count as zeros, and values of other places are added.
 
     Nothing here waits for the device, and the packed bucket needs memory beside the bucket.  Each
     gradient is read once to be packed and written once to be unpacked; what else a bucket holds is
     copied twice.  A layer without a mask chooses its places by magnitude anew, one more pass over
     the weight and, with 4x4 tiles, the search for the best masks; one with a mask
-    (`SparseLinear.set_mask`) does not.  The check reads the gradient once more.  Whether this is
+    (`SparseLinear.set_mask`) does not.  The check reads the gradient twice more.  Whether this is
     less than the bytes save depends on the links between the devices.
 
     Where each rank chooses places of its own, codes travel too and sums fill up [1]_.
@@ -90,7 +91,7 @@ def reduce_packed(
     >>> reduction = s24.torch.reduce_packed(ddp)
     >>> ddp(torch.ones(8, 64)).sum().backward()
     >>> reduction
-    PackedReduction(layers=('0',), sent=9492, whole=17424)
+    PackedReduction(layers=('0',), sent=9496, whole=17424)
     >>> torch.distributed.destroy_process_group()
     """
     _check.one_of(check, (True, False), argument="check")

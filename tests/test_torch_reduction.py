@@ -107,7 +107,7 @@ def test_a_bucket_comes_back_as_the_sum(device, dtype, transposable, masked, che
     ranks = [Rank(device, dtype, layers) for _ in range(2)]
     expected = ranks[0].buffer + ranks[1].buffer
     flat = reduced(*ranks, check=check)
-    told = 2 * 65 if check else 0
+    told = 2 * 66 if check else 0
     assert flat.numel() == 5 + 2 * 6 * 12 + 3 * 7 + 8 * 8 + told
     for rank in ranks:
         assert rank.back is rank.buffer
@@ -157,6 +157,19 @@ def test_infinite_gradients_stay_what_they_are(device):
     reduced(rank)
     torch.testing.assert_close(rank.buffer, expected, rtol=0, atol=0, equal_nan=True)
     assert not any(rank.wrong)
+
+
+@pytest.mark.stem("compress", "decompress")
+def test_an_overflow_stays_a_nan_and_is_nobodys_fault(device):
+    layers = two_layers(device, torch.float16, masked=True)
+    ranks = [Rank(device, torch.float16, layers) for _ in range(2)]
+    ranks[0].gradients[3].div_(0).mul_(layers[1].mask)  # a pruned infinity is NaN
+    ranks[0].gradients[3].masked_fill_(layers[1].mask, 1.0)
+    assert ranks[0].gradients[3].isnan().any()
+    reduced(*ranks)
+    for rank in ranks:
+        assert [int(x.isnan().sum()) for x in rank.gradients] == [0, 0, 0, 1]
+        assert not any(rank.wrong)
 
 
 def test_a_bucket_without_packed_gradients_travels_as_it_is():
@@ -211,7 +224,7 @@ def test_one_process_keeps_its_gradients(group, dtype, views):
     for one, other in zip(plain, packed, strict=True):
         torch.testing.assert_close(one, other)
     reduction.check()
-    assert (reduction.sent, reduction.whole) == (4 * (1024 + 64 + 2048 + 32 + 65), 4 * 4192)
+    assert (reduction.sent, reduction.whole) == (4 * (1024 + 64 + 2048 + 32 + 66), 4 * 4192)
 
 
 @pytest.mark.parametrize("device", ["cpu"])
