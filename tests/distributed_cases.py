@@ -1,4 +1,4 @@
-"""Sums over two processes of torch.distributed.
+"""Arrays of ranks, and their sums over two processes of torch.distributed.
 
 A module of its own, because a spawned process imports the function that it runs by name.
 """
@@ -14,6 +14,14 @@ from sparse24.distributed import all_reduce, from_torch, reduce_scatter, row_blo
 
 WORLD = 2
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn")
+
+
+def device_of(xp):
+    return "cpu" if xp is np else "cuda"
+
+
+def on_host(x):
+    return x.get() if hasattr(x, "get") else np.asarray(x)
 
 
 def alike(rank, dtype, shape=(6, 20), device="cpu"):

@@ -1,34 +1,26 @@
-"""Sums of compressed arrays over ranks: values, places, messages; threads, torch, NCCL."""
+"""Sums of compressed arrays over ranks: values, places, messages; in threads."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import distributed_cases as cases
 import numpy as np
 import pytest
+from distributed_cases import device_of, on_host
 
 import sparse24 as s24
-from sparse24 import _distributed_nccl, _dtypes
+from sparse24 import _dtypes
 from sparse24 import distributed as D
-from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 
 def on_ranks(size, function, timeout=20.0):
     """What `function(comm)` gives in each of several threads."""
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(function, D.in_threads(size, timeout=timeout)))
-
-
-def device_of(xp):
-    return "cpu" if xp is np else "cuda"
-
-
-def on_host(x):
-    return x.get() if hasattr(x, "get") else np.asarray(x)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES[:4])
@@ -212,123 +204,3 @@ def test_nothing_is_imported_before_it_is_needed():
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
     )
     assert not set(done.stdout.split()) & {"cupy", "torch", "jax"}
-
-
-# --- torch ------------------------------------------------------------------------------
-
-
-def test_two_processes_of_torch(tmp_path):
-    torch = pytest.importorskip("torch")
-    torch.multiprocessing.spawn(cases.run, (tmp_path,), nprocs=cases.WORLD)  # raises what they do
-
-
-@pytest.fixture
-def alone(xp, tmp_path):
-    """A communicator of torch for this process alone, where arrays of `xp` are."""
-    torch = pytest.importorskip("torch")
-    if xp is not np and not torch.distributed.is_nccl_available():
-        pytest.skip("torch without NCCL")
-    backend, meeting = "gloo" if xp is np else "nccl", (tmp_path / "meeting").as_uri()
-    torch.distributed.init_process_group(backend, meeting, rank=0, world_size=1)
-    yield D.from_torch()
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize("dtype", cases.DTYPES[:4])
-@pytest.mark.stem("compress", "decompress", "cast")
-def test_one_process_of_torch_gets_its_own(xp, alone, dtype):
-    A = cases.apart(0, dtype, device=device_of(xp))
-    expected = on_host(A.toarray())
-    np.testing.assert_array_equal(on_host(D.all_reduce(A, alone).toarray()), expected)
-    part = on_host(D.reduce_scatter(A, alone))
-    np.testing.assert_array_equal(part, expected.astype(part.dtype))
-
-
-def test_a_process_without_a_group_is_told():
-    pytest.importorskip("torch")
-    with pytest.raises(ArgumentError, match=r"there is none yet; call torch\.distributed\.init"):
-        D.from_torch()
-
-
-def test_a_process_outside_of_the_group_is_told(monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: -1)
-    with pytest.raises(ArgumentError, match="group must be one that this process is in"):
-        D.from_torch("group")
-
-
-# --- NCCL -------------------------------------------------------------------------------
-
-
-class FakeNccl(SimpleNamespace):
-    """The names of CuPy's module, and a communicator that writes down its calls."""
-
-    def __init__(self):
-        self.calls = calls = []
-
-        class NcclCommunicator:
-            rank_id = staticmethod(lambda: 1)
-            size = staticmethod(lambda: 3)
-
-            def __getattr__(self, name):
-                return lambda *given: calls.append((name, *given))
-
-        self.NcclCommunicator = NcclCommunicator
-        self.groupStart = lambda: calls.append(("groupStart",))
-        self.groupEnd = lambda: calls.append(("groupEnd",))
-
-    def __getattr__(self, name):
-        return name.removeprefix("NCCL_").lower()
-
-
-def test_nccl_gets_addresses_counts_and_types(monkeypatch):
-    fake = FakeNccl()
-    monkeypatch.setattr(_distributed_nccl, "_nccl", lambda: fake)
-    monkeypatch.setattr(_distributed_nccl, "_stream", lambda x: 77)
-    comm = D.from_nccl(fake.NcclCommunicator())
-    assert (comm.rank, comm.size) == (1, 3)
-    x = SimpleNamespace(dtype=_dtypes.lookup("bfloat16").carried, size=10, data=at(1000))
-    comm.all_reduce(x)
-    assert fake.calls == [("allReduce", 1000, 1000, 10, "bfloat16", "sum", 77)]
-    fake.calls.clear()
-    sent, received = SimpleNamespace(data=at(1000)), SimpleNamespace(data=at(5000))
-    comm.all_to_all(sent, [4, 0, 6], received, [2, 2, 2])
-    assert fake.calls == [
-        ("groupStart",),
-        ("send", 1000, 4, "uint8", 0, 77),
-        ("send", 1004, 6, "uint8", 2, 77),
-        ("recv", 5000, 2, "uint8", 0, 77),
-        ("recv", 5002, 2, "uint8", 1, 77),
-        ("recv", 5004, 2, "uint8", 2, 77),
-        ("groupEnd",),
-    ]
-
-
-def at(address):
-    return SimpleNamespace(ptr=address)
-
-
-def test_nccl_moves_nothing_else(monkeypatch):
-    fake = FakeNccl()
-    monkeypatch.setattr(_distributed_nccl, "_nccl", lambda: fake)
-    with pytest.raises(ArgumentError, match=r"NcclCommunicator, got 3; make one with"):
-        D.from_nccl(3)
-    comm = D.from_nccl(fake.NcclCommunicator())
-    with pytest.raises(DeviceError, match=r"A must be on a GPU, for NCCL moves nothing else; use"):
-        D.all_reduce(s24.random((8, 16), rng=0), comm)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", cases.DTYPES[:4])
-@pytest.mark.stem("compress", "decompress", "cast")
-def test_one_rank_of_nccl_gets_its_own(dtype):
-    nccl = pytest.importorskip("cupy.cuda.nccl")
-    if not nccl.available:
-        pytest.skip("CuPy without NCCL")
-    comm = D.from_nccl(nccl.NcclCommunicator(1, nccl.get_unique_id(), 0))
-    A = cases.apart(0, dtype, device="cuda")
-    expected = A.toarray().get()
-    np.testing.assert_array_equal(D.all_reduce(A, comm).toarray().get(), expected)
-    part = D.reduce_scatter(A, comm).get()
-    np.testing.assert_array_equal(part, expected.astype(part.dtype))
