@@ -10,7 +10,7 @@ from sparse24._errors import ArgumentError, DTypeError
 from sparse24._torch_autograd import ActivationLinear, WeightLinear
 from sparse24._torch_check import check_linear
 from sparse24._torch_transforms import differentiable
-from sparse24._train_rule import Rule, checked_rule
+from sparse24._train_rule import Rule, checked_rule, constant
 
 MODES = ("weight", "activation", "masked")
 
@@ -143,7 +143,7 @@ def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     if mask.dtype != torch.bool:
         raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
     if rule.decay:
-        return _Decayed.apply(weight, mask, rule)
+        return _Decayed.apply(weight, mask, rule.straight, constant(rule.decay))
     kept = torch.where(mask, weight, 0.0)
     return _straight(kept, weight) if rule.straight else kept
 
@@ -163,19 +163,19 @@ class _Decayed(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(weight, mask, rule: Rule):
+    def forward(weight, mask, straight: bool, decay: float):
         return torch.where(mask, weight, 0.0)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        weight, mask, ctx.rule = inputs
+        weight, mask, ctx.straight, ctx.decay = inputs
         ctx.save_for_backward(weight, mask)
 
     @staticmethod
     def backward(ctx, dw):
         weight, mask = ctx.saved_tensors
-        dw = dw if ctx.rule.straight else dw * mask
-        return dw + ctx.rule.decay * (weight * ~mask), None, None
+        dw = dw if ctx.straight else dw * mask
+        return dw + ctx.decay * (weight * ~mask), None, None, None
 
 
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None):

@@ -58,4 +58,14 @@ def checked_rule(gradient: str, transposable: bool, decay: float, seed: int) -> 
         _check.whole(seed, argument="seed", least=0)
     if not 0 <= decay < math.inf:  # NaN is not
         raise ArgumentError(f"decay must be at least 0 and finite, got {decay}")
-    return Rule(gradient, transposable, decay, seed)
+    return Rule(gradient, transposable, constant(decay), seed)
+
+
+def constant(number: float) -> float:
+    """The same number, which torch.compile takes for a constant.
+
+    With symbolic sizes it makes floats symbols, too; before torch 2.11 its backward then takes a
+    size in the place of the float.  Members of a set it wants to know.
+    """
+    (known,) = {number}
+    return known

@@ -293,3 +293,26 @@ def test_weights_that_are_kept_can_be_swapped():
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
     assert_follows(compiled(layer), layer, x.double(), packs=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [("layer", "weight"), ("layer", "masked"), ("function", "weight"), ("experts", "weight"),
+     ("experts", "masked")],
+)  # fmt: skip
+def test_a_decay_with_symbolic_sizes_is_no_size(device, kind, way):
+    make = st.SparseExperts if kind == "experts" else st.SparseLinear
+    layer = make(*(3,) * (kind == "experts"), K, M, device=device, decay=0.1)
+    if way == "masked":
+        layer.set_mask(torch.rand(layer.weight.shape, device=device) > 0.3, way="masked")
+
+    def product(x):
+        if kind == "experts":
+            return layer(x, [0, 1, 1, len(x)])
+        return layer(x) if kind == "layer" else st.linear(x, layer.weight, decay=0.1)
+
+    fast = compiled(product, dynamic=True)
+    for tokens in (5, 7):
+        x, dy = (torch.randn(tokens, n, device=device) for n in (K, M))
+        got, want = (torch.autograd.grad(f(x), layer.weight, dy)[0] for f in (fast, product))
+        torch.testing.assert_close(got, want, **CLOSE)
