@@ -181,13 +181,13 @@ def _prepared(x, dtype):
     x, _ = _foreign.take(x)
     x = _backend.place(x)
     named = dtype is not None and x.dtype == np.uint8 and _dtypes.lookup(dtype).is_float8
-    carries_bits = own is not None or named
-    if dtype is not None and not carries_bits and x.dtype.kind in "biu" and x.dtype != np.int8:
+    of_bits = own or (dtype if named else None)
+    if dtype is not None and of_bits is None and x.dtype.kind in "biu" and x.dtype != np.int8:
         x = x.astype(np.float64 if _dtypes.lookup(dtype).name == "float64" else np.float32)
-    row = _arrays.logical_dtype(x, own or dtype if carries_bits else None)
+    row = _arrays.logical_dtype(x, of_bits)
     x = _arrays.as_storage(x, row)
     _check.at_least_2d(x.shape, argument="x")
-    if dtype is not None and not (named and own is None):
+    if dtype is not None:
         wanted = _dtypes.lookup(dtype)
         if wanted is not row:
             x, row = _storage.converted(x, row, wanted), wanted

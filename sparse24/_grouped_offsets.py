@@ -42,11 +42,7 @@ def taken(offsets: Any, experts: int, tokens: int, *, like: Any) -> Any:
     array([0, 2, 2, 5])
     """
     array, _ = _foreign.take(offsets, argument="offsets")
-    if array.shape != (experts + 1,):
-        raise ShapeError(
-            f"offsets must have shape (e + 1,) = ({experts + 1},) for {experts} matrices, got "
-            f"{tuple(array.shape)}; it begins with 0 and ends with the number of tokens"
-        )
+    check_shape(array.shape, experts)
     if _arrays.is_cupy(array):
         return _of_gpu(array, like)
     if array.dtype.kind not in "iu":
@@ -54,6 +50,15 @@ def taken(offsets: Any, experts: int, tokens: int, *, like: Any) -> Any:
             f"offsets must hold integers, got {array.dtype}; convert with .astype('int64')"
         )
     return validated(array.astype(np.int64, copy=False), tokens)
+
+
+def check_shape(shape: tuple[int, ...], experts: int) -> None:
+    """Refuse offsets of a shape that is not (experts + 1,)."""
+    if tuple(shape) != (experts + 1,):
+        raise ShapeError(
+            f"offsets must have shape (e + 1,) = ({experts + 1},) for {experts} experts, got "
+            f"{tuple(shape)}; it begins with 0 and ends with the number of tokens"
+        )
 
 
 def _of_gpu(array: Any, like: Any) -> Any:

@@ -55,14 +55,21 @@ def _through_the_mask(dw, weight, mask, parts, rule: Rule) -> Tensor:
     if mask is None and rule.transposable and weight.shape[1] % _spec.GROUP:
         mask = ops.keep(weight, True)  # rows of a cut tile may keep fewer than the two of a code
     if mask is not None:
-        dw = dw if rule.straight else dw * mask
-        return dw if rule.decay == 0.0 else dw + rule.decay * (weight * ~mask)
+        return through_mask(dw, weight, mask, straight=rule.straight, decay=rule.decay)
     m, k = weight.shape
     if not rule.straight:
         dw = ops.masked_gradient(parts, m, k, dw, None, 0.0)
     if rule.decay:
         dw = ops.masked_gradient(parts, m, k, dw, weight, rule.decay)
     return dw
+
+
+def through_mask(
+    dw: Tensor, weight: Tensor, mask: Tensor, *, straight: bool, decay: float
+) -> Tensor:
+    """What of the gradient of ``weight * mask`` the weight receives."""
+    dw = dw if straight else dw * mask
+    return dw if decay == 0.0 else dw + decay * (weight * ~mask)
 
 
 def _biased(y: Tensor, bias: Tensor) -> Tensor:

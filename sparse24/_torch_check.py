@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparse24 import _check, _dtypes
 from sparse24._errors import DeviceError, DTypeError, ShapeError, UnsupportedError
+from sparse24._grouped_offsets import check_shape
 
 _MULTIPLIED = frozenset(getattr(torch, name) for name in _dtypes.NAMES)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")  # types in which experts learn
@@ -113,11 +114,7 @@ def _offsets(offsets: Any, experts: int, x: Tensor) -> Tensor:
                 "offsets must be a torch.Tensor or a list of integers, got "
                 f"{_check.shown(offsets)}: {error}"
             ) from None
-    if tuple(offsets.shape) != (experts + 1,):
-        raise ShapeError(
-            f"offsets must have shape (e + 1,) = ({experts + 1},) for {experts} experts, got "
-            f"{tuple(offsets.shape)}; it begins with 0 and ends with the number of tokens"
-        )
+    check_shape(offsets.shape, experts)
     if offsets.dtype == torch.bool or offsets.is_floating_point() or offsets.is_complex():
         raise DTypeError(
             f"offsets must hold integers, got {offsets.dtype}; convert with .to(torch.int64)"

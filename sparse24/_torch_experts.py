@@ -166,6 +166,7 @@ class SparseExperts(PrunedLayer):
                 torch.nn.init.uniform_(self.bias[i], -bound, bound)
 
     def _origin(self) -> Origin:
+        """What its packed weight is made of."""
         return Origin(self.weight, self.mask, self.bias, None, self.rule.transposable)
 
     def current_mask(self) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparse24 import _torch_grouped_ops as grouped
 from sparse24 import _torch_ops as ops
+from sparse24._torch_autograd import through_mask
 from sparse24._torch_transforms import first_derivative
 from sparse24._train_rule import Rule
 
@@ -44,8 +45,7 @@ def _through_the_mask(dw: Tensor, weight: Tensor, mask: Tensor | None, rule: Rul
     if rule.straight and rule.decay == 0.0:
         return dw
     keep = ops.keep(weight, rule.transposable) if mask is None else mask
-    dw = dw if rule.straight else dw * keep
-    return dw if rule.decay == 0.0 else dw + rule.decay * (weight * ~keep)
+    return through_mask(dw, weight, keep, straight=rule.straight, decay=rule.decay)
 
 
 class DenseExpertsProduct(torch.autograd.Function):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._torch_autograd import ActivationLinear, WeightLinear
+from sparse24._torch_autograd import ActivationLinear, WeightLinear, through_mask
 from sparse24._torch_check import check_linear
 from sparse24._torch_transforms import differentiable
 from sparse24._train_rule import Rule, checked_rule, constant
@@ -174,8 +174,8 @@ class _Decayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dw):
         weight, mask = ctx.saved_tensors
-        dw = dw if ctx.straight else dw * mask
-        return dw + ctx.decay * (weight * ~mask), None, None, None
+        dw = through_mask(dw, weight, mask, straight=ctx.straight, decay=ctx.decay)
+        return dw, None, None, None
 
 
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None):

@@ -10,7 +10,7 @@ from torch import Tensor
 from sparse24 import _check, _torch_state
 from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._torch_kept import forget
-from sparse24._torch_packed import Origin, Packed
+from sparse24._torch_packed import Packed
 from sparse24._torch_ways import WAYS, has_elements, version_of, way_of
 from sparse24._train_rule import Rule
 
@@ -18,8 +18,8 @@ from sparse24._train_rule import Rule
 class PrunedLayer(torch.nn.Module):
     """The part of a layer that knows its mask, and how to multiply by it.
 
-    A layer has a `weight` (..., m, k) and a `bias` (..., m) or None, says by `_origin` what its
-    packed weight is made of, and calls `_begin` once it has both.
+    A layer has a `weight` (..., m, k) and a `bias` (..., m) or None, and calls `_begin` once it has
+    both.
     """
 
     weight: Tensor
@@ -35,10 +35,6 @@ class PrunedLayer(torch.nn.Module):
         self._way = self.sparse  # how the present mask is multiplied by: `sparse` or one of WAYS
         self._looked_at: int | None = None  # the version of the mask that the way was chosen for
         self.register_buffer("mask", None)
-
-    def _origin(self) -> Origin:
-        """What its packed weight is made of."""
-        raise NotImplementedError
 
     def _refuse_mask(self, mask: Tensor | None) -> None:
         """Raise if this layer takes no such mask."""

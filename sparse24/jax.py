@@ -136,15 +136,13 @@ def _forward(x, weight, bias, mask, rule: Rule, step: int):
         return _traced_forward(x, weight, bias, mask, rule), (x, weight, bias, mask)
     views = [None if a is None else view(a) for a in (x, weight, bias, mask)]
     y, saved = functional.linear(*views[:3], mask=views[3], transposable=rule.transposable)
-    return back(y), _Residual(saved, [None if a is None else a.dtype for a in (x, weight, bias)])
+    return back(y), _Residual(saved, _results(x, weight, bias))
 
 
 def _backward(rule: Rule, step: int, residual: Any, dy):
     if not isinstance(residual, _Residual):
         return _traced_backward(rule, step, residual, dy)
-    saved = residual.saved
-    shapes = _given(saved.x.shape, saved.weight.shape, saved.bias_shape)
-    results = [_like(*pair) for pair in zip(shapes, _given(*residual.dtypes), strict=True)]
+    saved, results = residual.saved, residual.results
     grads = call(_Gradients(rule, step, saved, results), results, dy)
     return *grads, *[None] * (3 - len(grads)), _of_mask(saved.mask)
 
@@ -154,13 +152,13 @@ def _traced_forward(x, weight, bias, mask, rule: Rule):
         b, m = _sorted(rest, bias, mask)
         return functional.linear(x, weight, b, mask=m, transposable=rule.transposable)[0]
 
-    y = _like((*x.shape[:-1], weight.shape[0]), numpy_dtype(common(x, weight)))
+    y = jax.ShapeDtypeStruct((*x.shape[:-1], weight.shape[0]), numpy_dtype(common(x, weight)))
     return call(multiply, y, x, weight, *_given(bias, mask))
 
 
 def _traced_backward(rule: Rule, step: int, operands: tuple, dy):
     x, weight, bias, mask = operands
-    results = [_like(a.shape, a.dtype) for a in _given(x, weight, bias)]
+    results = _results(x, weight, bias)
 
     def differentiate(dy, x, weight, *rest):
         b, m = _sorted(rest, bias, mask)
@@ -187,6 +185,11 @@ class _Gradients:
         return [g.astype(like.dtype, copy=False) for g, like in pairs]
 
 
+def _results(x: Any, weight: Any, bias: Any) -> list[jax.ShapeDtypeStruct]:
+    """What backward gives: gradients like these."""
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in _given(x, weight, bias)]
+
+
 def _given(*arrays: Any) -> list[Any]:
     return [a for a in arrays if a is not None]
 
@@ -195,10 +198,6 @@ def _sorted(rest: tuple, *arrays: Any) -> list[Any]:
     """`rest` at the places of the arrays that there are."""
     left = iter(rest)
     return [None if a is None else next(left) for a in arrays]
-
-
-def _like(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def _of_mask(mask: Any) -> Any:
@@ -212,6 +211,5 @@ _linear.defvjp(_forward, _backward)
 class _Residual:
     """What forward saves, as one object that JAX hands on unopened; equal only to itself."""
 
-    def __init__(self, saved: functional.Saved, dtypes: list):
-        self.saved = saved
-        self.dtypes = dtypes  # of x, the weight and the bias
+    def __init__(self, saved: functional.Saved, results: list[jax.ShapeDtypeStruct]):
+        self.saved, self.results = saved, results
