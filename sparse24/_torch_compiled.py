@@ -66,24 +66,17 @@ def _(x, weight, mask, bias, scale, transposable, dtype):
     return by_packing(x, Origin(weight, mask, bias, scale, transposable), dtype)
 
 
-@functools.partial(ops.operator, keys=("CompositeImplicitAutograd",))
-def layer_product(
-    x: Tensor,
-    weight: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    transposable: bool,
-    dtype: torch.dtype | None,
-) -> Tensor:
+@functools.partial(ops.operator, keys=("CompositeImplicitAutograd",), like=kept_product)
+def layer_product(x: Tensor, *facts) -> Tensor:
     """What a compiler traces: `kept_product`, or `by_packing` where the graph may write a tensor.
 
     Such a graph counts the versions of what it writes before it runs, not at the writes.
     """
-    origin = Origin(weight, mask, bias, scale, transposable)
+    *parts, dtype = facts
+    origin = Origin(*parts)
     if any(may_be_written(t) for t in origin.tensors()):
         return by_packing(x, origin, dtype)
-    return kept_product(x, *origin, dtype)
+    return kept_product(x, *facts)
 
 
 def keeps_nothing(x: Tensor, origin: Origin) -> bool:

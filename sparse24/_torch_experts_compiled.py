@@ -55,22 +55,11 @@ def _(x, weight, mask, bias, transposable, offsets, dtype, activation, gated):
     return by_packing(x, origin, offsets, dtype, activation, gated)
 
 
-@functools.partial(ops.operator, keys=("CompositeImplicitAutograd",))
-def experts_product(
-    x: Tensor,
-    weight: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    transposable: bool,
-    offsets: Tensor,
-    dtype: torch.dtype | None,
-    activation: str | None,
-    gated: bool,
-) -> Tensor:
+@functools.partial(ops.operator, keys=("CompositeImplicitAutograd",), like=kept_grouped_product)
+def experts_product(x: Tensor, *facts) -> Tensor:
     """What a compiler traces: as `_torch_compiled.layer_product`."""
+    weight, mask, bias, transposable, *rest = facts
     origin = Origin(weight, mask, bias, None, transposable)
     if any(may_be_written(t) for t in origin.tensors()):
-        return by_packing(x, origin, offsets, dtype, activation, gated)
-    return kept_grouped_product(
-        x, weight, mask, bias, transposable, offsets, dtype, activation, gated
-    )
+        return by_packing(x, origin, *rest)
+    return kept_grouped_product(x, *facts)

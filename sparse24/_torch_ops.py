@@ -37,14 +37,19 @@ FORMS = ("x@At", "x@A", "A@b", "At@b")
 _library = torch.library.Library("sparse24", "DEF")
 
 
-def operator(function, mutates: tuple[str, ...] = (), keys: tuple[str, ...] = ("CPU", "CUDA")):
+def operator(
+    function, mutates: tuple[str, ...] = (), keys: tuple[str, ...] = ("CPU", "CUDA"), like=None
+):
     """torch's operator ``sparse24::<name>``, for the dispatch keys `keys`.
 
-    By hand, since `torch.library.custom_op` makes sure at every call that no result shares
+    It takes and gives what the function says, or what another operator does, `like`.  By hand, since `torch.library.custom_op` makes sure at every call that no result shares
     memory with an input, which takes longer than the launch of a kernel.
     """
     name = function.__name__
-    schema = torch.library.infer_schema(function, mutates_args=mutates)
+    if like is None:
+        schema = torch.library.infer_schema(function, mutates_args=mutates)
+    else:
+        schema = str(like._schema).removeprefix(like._schema.name)
     _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     for key in keys:
         _library.impl(name, function, key)
