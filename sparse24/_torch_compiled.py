@@ -22,9 +22,7 @@ from sparse24._torch_traced import may_be_written
 def is_compiled() -> bool:
     """Whether code is traced to be compiled, not to be exported: that may run anywhere."""
     # The flag itself: to the compiler of torch 2.8 is_exporting() is always true.
-    return torch.compiler.is_compiling() and not getattr(
-        torch.compiler, "_is_exporting_flag", True
-    )
+    return torch.compiler.is_compiling() and not getattr(torch.compiler, "_is_exporting_flag", True)
 
 
 def by_packing(x: Tensor, origin: Origin, dtype: torch.dtype | None) -> Tensor:

@@ -42,8 +42,9 @@ def operator(
 ):
     """torch's operator ``sparse24::<name>``, for the dispatch keys `keys`.
 
-    It takes and gives what the function says, or what another operator does, `like`.  By hand, since `torch.library.custom_op` makes sure at every call that no result shares
-    memory with an input, which takes longer than the launch of a kernel.
+    It takes and gives what the function says, or what another operator does, `like`.  By hand,
+    since `torch.library.custom_op` makes sure at every call that no result shares memory with an
+    input, which takes longer than the launch of a kernel.
     """
     name = function.__name__
     if like is None:
