@@ -20,7 +20,7 @@ from sparse24 import (
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call
 from sparse24._hybrid_staged import kept_for_graphs
-from sparse24._product import on_host, promote, promoted_integers
+from sparse24._product import by_view, promote, promoted_integers
 from sparse24._target import given
 from sparse24.formats import hybrid_stacks
 from sparse24.formats.base import densified
@@ -34,9 +34,9 @@ def matmul(h, b, out, algorithm: str, balance: bool):
     ready = _replay.find(h._plans, key, b)
     if ready is not None:
         return ready(b, out)
-    if key is None and _foreign.is_on_host(b):
+    if key is None and _foreign.is_a_view_first(b):
         product = lambda b, out: matmul(h, b, out, algorithm, balance)  # noqa: E731
-        return on_host(product, b, out, argument="b")
+        return by_view(product, b, out, argument="b")
     b = densified(b)
     with _foreign.stream_of(b), kept_for_graphs(h, b):
         array, restore = _foreign.take(b, argument="b")
@@ -59,8 +59,8 @@ def multiply_rows(h, x):
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
         return ready(x, None)
-    if key is None and _foreign.is_on_host(x):
-        return on_host(lambda x, out: multiply_rows(h, x), x, None, argument="x")
+    if key is None and _foreign.is_a_view_first(x):
+        return by_view(lambda x, out: multiply_rows(h, x), x, None, argument="x")
     x = densified(x)
     with _foreign.stream_of(x), kept_for_graphs(h, x):
         array, restore = _foreign.take(x, argument="x")

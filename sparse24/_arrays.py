@@ -5,6 +5,7 @@ No framework is imported here unless its array is already in hand.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
@@ -101,6 +102,17 @@ def cupy_module():
     except ImportError as error:
         raise DeviceError(f"this needs CuPy, which is not installed; {_INSTALL_CUPY}") from error
     return cupy
+
+
+def on_device_of(*arrays: Any) -> contextlib.AbstractContextManager:
+    """The context in which CuPy works where the first of its arrays is."""
+    there = next((x for x in arrays if is_cupy(x)), None)
+    return contextlib.nullcontext() if there is None else there.device
+
+
+def is_elsewhere(x: Any) -> bool:
+    """True for a CuPy array that is not on the current device."""
+    return x.data.device_id != cupy_module().cuda.runtime.getDevice()
 
 
 def is_capturing() -> bool:

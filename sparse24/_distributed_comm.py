@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -74,11 +73,6 @@ def checked(A: Any, comm: Any) -> Sparse24Array:
             "one with from_torch(), from_nccl(comm) or in_threads(size)"
         )
     return A
-
-
-def on_device_of(x: Any):
-    """The context in which new arrays and work go to the device of `x`."""
-    return x.device if _arrays.is_cupy(x) else contextlib.nullcontext()
 
 
 def ranks_apart(comm: Communicator, facts: tuple, x: Any) -> list[int]:

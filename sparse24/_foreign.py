@@ -60,16 +60,27 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
     return array, identity
 
 
-def is_on_host(x: Any) -> bool:
-    """True for torch tensors on the CPU and JAX arrays, which `take` views as NumPy arrays."""
+def is_a_view_first(x: Any) -> bool:
+    """True for what is multiplied as the array that `take` makes of it: JAX's, torch's on the CPU.
+
+    Torch's on a GPU keep torch's memory and stream.
+    """
     return not x.is_cuda if _arrays.is_torch(x) else _arrays.is_jax(x)
 
 
 def float8_of(x: Any) -> str | None:
-    """The type of a torch tensor of fp8 on a GPU, which the view of `take` does not tell."""
-    if not _arrays.is_torch(x) or not x.is_cuda or x.dtype.itemsize != 1:
+    """The type of an array of fp8 on a GPU, of torch or JAX, which the view does not tell."""
+    if _arrays.is_torch(x):
+        return str(x.dtype).removeprefix("torch.") if x.is_cuda and _is_float8(x) else None
+    if not _arrays.is_jax(x) or not x.dtype.name.startswith("float8"):
         return None
-    return str(x.dtype).removeprefix("torch.") if x.dtype.is_floating_point else None
+    from sparse24 import _jax_arrays
+
+    return x.dtype.name if _jax_arrays.is_on_gpu(x) else None
+
+
+def _is_float8(x: Any) -> bool:
+    return x.dtype.itemsize == 1 and x.dtype.is_floating_point
 
 
 def _from_dlpack(x: Any) -> Any:
@@ -191,9 +202,11 @@ def _tensor_of(x, dtype):
     return flat.view(dtype).as_strided(x.shape, strides, offset)
 
 
-def _from_jax(x: Any, argument: str) -> np.ndarray:
+def _from_jax(x: Any, argument: str) -> Any:
+    from sparse24 import _jax_arrays
+
     try:
-        return np.asarray(x)
+        return _jax_arrays.view(x)
     except TypeError as error:  # a tracer
         raise UnsupportedError(
             f"{argument} must be an array, got a tracer of JAX; use sparse24.jax.matmul or "
@@ -203,20 +216,21 @@ def _from_jax(x: Any, argument: str) -> np.ndarray:
 
 
 def _to_jax(x: Any) -> Any:
-    import jax.numpy as jnp
+    from sparse24 import _jax_arrays
 
-    return jnp.asarray(x)
+    return _jax_arrays.back(x)
 
 
 @contextlib.contextmanager
 def stream_of(x: Any):
-    """Enqueue CuPy's work where a torch tensor's own work goes, in memory from torch's pool.
+    """Enqueue CuPy's work on the device of an array; for torch's where its own work goes.
 
-    One pool instead of two that cannot use each other's free memory; and what torch
-    captures into a CUDA graph finds its memory in the graph's own pool.
+    There also in memory from torch's pool: one pool instead of two that cannot use each other's
+    free memory; and what torch captures into a CUDA graph finds its memory in the graph's own pool.
     """
     if not (_arrays.is_torch(x) and x.is_cuda):
-        yield
+        with _arrays.on_device_of(x):
+            yield
         return
 
     make_current()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sparse24 import _arrays
 from sparse24._errors import UnsupportedError
+from sparse24._jax_arrays import bits, carrier, of_bits, typed
 
 buffer_callback: Any
 try:
@@ -23,33 +23,12 @@ try:
 except ImportError:  # before JAX 0.6.1
     buffer_callback = None
 
-# Types that CuPy, or the protocol by which it sees the memory of others, does not know.
-_AS_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
-
-
 _CPU = 1  # to DLPack
 
 
 def is_traced(*arrays: Any) -> bool:
     """True if one of them stands for an array that is not there yet."""
     return any(isinstance(x, jax.core.Tracer) for x in arrays)
-
-
-def view(x: Any) -> Any:
-    """The memory of an array as NumPy or CuPy sees it."""
-    if isinstance(x, jax.Array) and next(iter(x.devices())).platform == "gpu":
-        bits = jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
-        return _typed(_arrays.cupy_module().from_dlpack(bits), x.dtype)
-    return np.asarray(x)
-
-
-def back(x: Any) -> jax.Array:
-    """An array of NumPy or CuPy as one of JAX; bits of fp8 stay bits."""
-    if not _arrays.is_cupy(x):
-        return jnp.asarray(x)
-    if x.dtype == jnp.bfloat16:
-        return jax.lax.bitcast_convert_type(jnp.from_dlpack(x.view(np.uint16)), jnp.bfloat16)
-    return jnp.from_dlpack(x)
 
 
 def traced(
@@ -70,16 +49,16 @@ def traced(
     def call(context, outs, *buffers):
         memory = [_memory(buffer) for buffer in (*outs, *buffers)]
         with _on_stream(context, memory):
-            typed = [_typed(x, kind) for x, kind in zip(memory, (*wanted, *kinds), strict=True)]
-            function(typed[: len(outs)], *typed[len(outs) :])
+            views = [typed(x, kind) for x, kind in zip(memory, (*wanted, *kinds), strict=True)]
+            function(views[: len(outs)], *views[len(outs) :])
 
-    carried = [jax.ShapeDtypeStruct(r.shape, _carrier(np.dtype(r.dtype))) for r in results]
+    carried = [jax.ShapeDtypeStruct(r.shape, carrier(np.dtype(r.dtype))) for r in results]
     by_memory = buffer_callback(call, carried, vmap_method="sequential")
 
     @jax.custom_jvp  # around the conversions to bits, whose derivative is zero
     def operation(*arrays):
-        made = by_memory(*map(_bits, arrays))
-        return [_of_bits(x, dtype) for x, dtype in zip(made, wanted, strict=True)]
+        made = by_memory(*map(bits, arrays))
+        return [of_bits(x, dtype) for x, dtype in zip(made, wanted, strict=True)]
 
     operation.defjvp(_refuse_derivative)
     return operation(*arrays)
@@ -101,31 +80,8 @@ def _memory(buffer: Any) -> Any:
 
 def _on_stream(context: Any, memory: list[Any]) -> contextlib.AbstractContextManager:
     """The device of the memory, and XLA's stream on it, are CuPy's current ones."""
-    there = next((x for x in memory if _arrays.is_cupy(x)), None)
-    if there is None:
-        return contextlib.nullcontext()
     stack = contextlib.ExitStack()
-    stack.enter_context(there.device)
-    stack.enter_context(_arrays.cupy_stream(context.stream))
+    if any(map(_arrays.is_cupy, memory)):
+        stack.enter_context(_arrays.on_device_of(*memory))
+        stack.enter_context(_arrays.cupy_stream(context.stream))
     return stack
-
-
-def _carrier(dtype: np.dtype) -> np.dtype:
-    return np.dtype(_AS_BITS.get(dtype.name, dtype))
-
-
-def _bits(x: Any) -> Any:
-    carrier = _AS_BITS.get(np.dtype(x.dtype).name)
-    return jnp.asarray(x) if carrier is None else jax.lax.bitcast_convert_type(x, carrier)
-
-
-def _of_bits(x: Any, dtype: np.dtype) -> Any:
-    return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
-
-
-def _typed(x: Any, dtype: Any) -> Any:
-    """Memory under the type that it holds, if its library has that."""
-    dtype = np.dtype(dtype)
-    if x.dtype == dtype or (_arrays.is_cupy(x) and dtype.name.startswith("float8")):
-        return x
-    return x.view(dtype)

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse24 import _check, _dtypes, _product, _target
+from sparse24 import _arrays, _check, _dtypes, _product, _target
 from sparse24 import _matmul as ours
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
-from sparse24._jax_calls import back, is_traced, traced, view
+from sparse24._jax_arrays import back, view
+from sparse24._jax_calls import is_traced, traced
 from sparse24.formats.base import SparseArray
 
 
@@ -64,7 +65,9 @@ def call(function: Callable[..., Any], result: Any, *arrays: Any) -> Any:
     """
     wanted, tree = jax.tree_util.tree_flatten(result)
     if not is_traced(*arrays):
-        made = [back(x) for x in _made(function, wanted, map(view, arrays))]
+        views = [view(x) for x in arrays]  # held until `back` has waited
+        with _arrays.on_device_of(*views):
+            made = [back(x) for x in _made(function, wanted, views)]
         return jax.tree_util.tree_unflatten(tree, made)
 
     def into(outs, *views):
@@ -157,7 +160,9 @@ class _Factor:
     def times(self, x: Any) -> Any:
         name = self._result(x)
         if not is_traced(x):
-            return back(self._product(view(x), x.dtype, name))
+            seen = view(x)  # held until `back` has waited
+            with _arrays.on_device_of(seen):
+                return back(self._product(seen, x.dtype, name))
 
         def into(outs, x_view):
             self._product(x_view, x.dtype, name, outs[0])

@@ -34,8 +34,9 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
     known = None if plans is None else _replay.find(plans, key, b)
     if known is not None:
         return known(b, out) if call is PLAIN else _replay.again(known, b, out, call)
-    if key is None and _foreign.is_on_host(b):
-        return on_host(lambda b, out: multiply(a, b, out, call, plans), b, out, argument="b")
+    if key is None and _foreign.is_a_view_first(b):
+        named = with_own_type(call, b)
+        return by_view(lambda b, out: multiply(a, b, out, named, plans), b, out, argument="b")
     return _anew(a, b, out, call, plans, key, from_left=False)
 
 
@@ -47,9 +48,10 @@ def multiply_from_left(
     known = None if plans is None else _replay.find(plans, key, x)
     if known is not None:
         return known(x, out) if call is PLAIN else _replay.again(known, x, out, call)
-    if key is None and _foreign.is_on_host(x):
-        product = lambda x, out: multiply_from_left(x, a, out, call, plans)  # noqa: E731
-        return on_host(product, x, out, argument="a")
+    if key is None and _foreign.is_a_view_first(x):
+        named = with_own_type(call, x)
+        product = lambda x, out: multiply_from_left(x, a, out, named, plans)  # noqa: E731
+        return by_view(product, x, out, argument="a")
     if out is None and type(x) is np.ndarray and x.ndim > 2 and _treats_rows_alike(a, call):
         check_inner(x.shape, a.shape)
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # remembered, as stacks are not
@@ -85,8 +87,8 @@ def _treats_rows_alike(a: Operand24, call: Call) -> bool:
     return e.bias is None or getattr(e.bias, "ndim", 0) == 1
 
 
-def on_host(product: Callable[[Any, Any], Any], x, out, *, argument: str):
-    """``product(x, out)`` on NumPy views of another library's arrays, and remembered as such."""
+def by_view(product: Callable[[Any, Any], Any], x, out, *, argument: str):
+    """``product(x, out)`` on a view of another library's array, and remembered as such."""
     array, restore = _foreign.take(x, argument=argument)
     made = product(array, given(out))
     return restore(made) if out is None else out

@@ -60,11 +60,13 @@ def layout_of(x: Any) -> tuple | None:
     """Shape, strides, type and, on the GPU, alignment to 16 bytes and device of an array.
 
     None for what is not remembered: on the CPU arrays of other libraries than NumPy, which are
-    converted at each call.
+    converted at each call; CuPy's on another device than the current one.
     """
     if type(x) is np.ndarray:
         return x.shape, x.strides, x.dtype
     if _arrays.is_cupy(x):
+        if _arrays.is_elsewhere(x):
+            return None
         return x.shape, x.strides, x.dtype, x.data.ptr & 15, x.data.device_id
     if _arrays.is_torch(x) and x.is_cuda:
         device = x.device.index

@@ -22,10 +22,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from sparse24 import _check, functional
+from sparse24 import _arrays, _check, functional
 from sparse24._dtypes import numpy_dtype
 from sparse24._errors import ShapeError
-from sparse24._jax_calls import back, is_traced, view
+from sparse24._jax_arrays import back, view
+from sparse24._jax_calls import is_traced
 from sparse24._jax_products import call, common, matmul
 from sparse24._prune import mask as choose_mask
 from sparse24._train_rule import Rule, checked_rule
@@ -135,8 +136,9 @@ def _forward(x, weight, bias, mask, rule: Rule, step: int):
     if is_traced(x, weight, bias, mask):
         return _traced_forward(x, weight, bias, mask, rule), (x, weight, bias, mask)
     views = [None if a is None else view(a) for a in (x, weight, bias, mask)]
-    y, saved = functional.linear(*views[:3], mask=views[3], transposable=rule.transposable)
-    return back(y), _Residual(saved, _results(x, weight, bias))
+    with _arrays.on_device_of(*views):
+        y, saved = functional.linear(*views[:3], mask=views[3], transposable=rule.transposable)
+        return back(y), _Residual(saved, _results(x, weight, bias))
 
 
 def _backward(rule: Rule, step: int, residual: Any, dy):

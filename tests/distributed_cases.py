@@ -5,14 +5,17 @@ A module of its own, because a spawned process imports the function that it runs
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import numpy as np
 
 import sparse24 as s24
-from sparse24.distributed import all_reduce, from_torch, reduce_scatter, row_block
+from sparse24.distributed import all_reduce, from_nccl, from_torch, reduce_scatter, row_block
 
 WORLD = 2
+TOLD = "4 sums of arrays that are alike, 18 of others"  # how much each process compares
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn")
 
 
@@ -37,27 +40,54 @@ def apart(rank, dtype, shape=(7, 22), device="cpu"):
     return s24.random(shape, dtype=dtype, rng=rank).to_device(device)
 
 
-def run(rank, folder):
-    """One of the processes, which meet in a file; it leaves in another how much it compared."""
+def of_torch(rank, meeting, kind):
+    """A communicator of torch, with the ranks turned round."""
     import torch
 
-    meeting = Path(folder, "meeting").as_uri()
-    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=WORLD)
-    comm, sums, others = from_torch(torch.distributed.new_group([1, 0])), 0, 0
+    backend = "nccl" if kind == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, meeting.as_uri(), rank=rank, world_size=WORLD)
+    return from_torch(torch.distributed.new_group([1, 0]))
+
+
+def of_nccl(rank, meeting, kind):
+    """A communicator of CuPy; rank 0 leaves the identifier in the file where they meet."""
+    from cupy.cuda import nccl
+
+    if rank == 0:
+        part = meeting.with_suffix(".part")
+        part.write_text(json.dumps(nccl.get_unique_id()))
+        part.rename(meeting)
+    wait_for(meeting)
+    return from_nccl(nccl.NcclCommunicator(WORLD, tuple(json.loads(meeting.read_text())), rank))
+
+
+def wait_for(file):
+    while not file.exists():
+        time.sleep(0.01)
+
+
+def run(rank, folder, kind, connect):
+    """One of the processes, which meet in a file; it leaves in another how much it compared."""
+    device = kind
+    if kind == "cuda":
+        import cupy
+
+        cupy.cuda.Device(rank).use()
+        device = f"cuda:{rank}"
+    comm, sums, others = connect(rank, Path(folder, "meeting"), kind), 0, 0
     for dtype in DTYPES[:4]:
-        total = all_reduce(alike(rank, dtype), comm)
+        total = all_reduce(alike(rank, dtype, device=device), comm)
         one, other = (alike(r, dtype) for r in range(WORLD))
-        np.testing.assert_array_equal(total.values, one.values + other.values)
+        np.testing.assert_array_equal(on_host(total.values), one.values + other.values)
         sums += 1
     for dtype in DTYPES:
         for m in (7, 1, 0):
-            block = row_block(m, rank, WORLD)
+            block = row_block(m, comm.rank, WORLD)
             wide = "int32" if dtype == "int8" else "float64" if dtype == "float64" else "float32"
             dense = [apart(r, dtype, (m, 22)).toarray().astype(wide) for r in range(WORLD)]
-            total = reduce_scatter(apart(rank, dtype, (m, 22)), comm)
-            np.testing.assert_array_equal(total, (dense[0] + dense[1])[block], strict=True)
+            total = reduce_scatter(apart(rank, dtype, (m, 22), device), comm)
+            np.testing.assert_array_equal(on_host(total), (dense[0] + dense[1])[block], strict=True)
             others += 1
     told = f"{sums} sums of arrays that are alike, {others} of others"
     Path(folder, f"{rank}.txt").write_text(told)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    wait_for(Path(folder, f"{1 - rank}.txt"))  # which may still take from this one

@@ -16,6 +16,24 @@ from sparse24.formats.hybrid import HybridArray
 from sparse24.kernels import epilogue, hybrid_launch, loader
 
 
+class Place:
+    """A device of CuPy: within its context it is the current one."""
+
+    current, compute_capability = 0, "90"
+
+    def __init__(self, number: int):
+        self.id = number
+
+    def __enter__(self):
+        self.before, Place.current = Place.current, self.id
+
+    def __exit__(self, *error):
+        Place.current = self.before
+
+
+RUNTIME = SimpleNamespace(getDevice=lambda: Place.current)
+
+
 class Array(np.ndarray):
     """As much of a CuPy array as is asked for; `number` is that of its device."""
 
@@ -30,7 +48,7 @@ class Array(np.ndarray):
 
     @property
     def device(self):
-        return SimpleNamespace(id=self.number)
+        return Place(self.number)
 
 
 def array(x, number: int = 0) -> Array:
@@ -123,7 +141,9 @@ class Device:
     @property
     def cuda(self):
         return SimpleNamespace(
-            get_allocator=lambda: self.allocator, using_allocator=lambda made: _Using(self, made)
+            get_allocator=lambda: self.allocator,
+            using_allocator=lambda made: _Using(self, made),
+            runtime=RUNTIME,
         )
 
     def empty(self, shape, dtype) -> Array:

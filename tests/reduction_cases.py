@@ -15,6 +15,7 @@ from sparse24 import schedule as S
 from sparse24 import torch as st
 
 WORLD = 2
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 ODD = 30, 34  # of inputs of the first layer and outputs of the second
 CASES = {
     "plain": {},
@@ -55,8 +56,8 @@ class Net(torch.nn.Module):
         return self.experts(x, offsets=[0, len(x) // 2, len(x)])
 
 
-def wrapped(case, packed):
-    net = Net(case.get("wide", False), case.get("sizes", ODD)).to(case.get("dtype"))
+def wrapped(case, packed, device):
+    net = Net(case.get("wide", False), case.get("sizes", ODD)).to(device, case.get("dtype"))
     names = "gradient_as_bucket_view", "static_graph", "bucket_cap_mb", "find_unused_parameters"
     options = {name: case[name] for name in names if name in case}
     if "group" in case:
@@ -75,9 +76,9 @@ def scheduler(name):
     return S.MaskScheduler(S.Recipe(ramp, pattern=S.Elastic(tile=(4, 32), least=2)))
 
 
-def trained(rank, case, packed):
+def trained(rank, case, packed, device):
     """The gradients of each step, the state at the end, and what was sent."""
-    ddp, reduction = wrapped(case, packed)
+    ddp, reduction = wrapped(case, packed, device)
     masks = scheduler(case.get("scheduler"))
     passes, found = case.get("passes", 1), []
     generator = torch.Generator().manual_seed(3)
@@ -85,9 +86,9 @@ def trained(rank, case, packed):
         ddp.zero_grad()
         for i in range(passes):
             x = torch.randn(16, case.get("sizes", ODD)[0], generator=generator).chunk(WORLD)[rank]
-            x = x.to(case.get("dtype"))
+            x = x.to(device, case.get("dtype"))
             waits = ddp.no_sync() if i < passes - 1 else contextlib.nullcontext()
-            with waits, torch.autocast("cpu", enabled="autocast" in case):
+            with waits, torch.autocast(device.type, enabled="autocast" in case):
                 leaves_out = bool(case.get("leaves_out")) and rank == 1
                 ddp(x, leaves_out).float().square().mean().backward()
         found.append({name: p.grad.clone() for name, p in ddp.module.named_parameters()})
@@ -99,10 +100,10 @@ def trained(rank, case, packed):
     return found, ddp.module.state_dict(), reduction
 
 
-def compare(rank, case):
+def compare(rank, case, device):
     """Bytes with and without packing, once all gradients are seen to be the same."""
-    steps, state, _ = trained(rank, case, packed=False)
-    same_steps, same_state, reduction = trained(rank, case, packed=True)
+    steps, state, _ = trained(rank, case, False, device)
+    same_steps, same_state, reduction = trained(rank, case, True, device)
     for step, same in zip(steps, same_steps, strict=True):
         for name, gradient in step.items():
             torch.testing.assert_close(same[name], gradient, rtol=0, atol=0)
@@ -112,44 +113,48 @@ def compare(rank, case):
     return reduction.sent, reduction.whole, reduction.layers
 
 
-def penalised(rank):
+def penalised(rank, device):
     """A loss with the weight in it reaches pruned places, on one rank even."""
-    layer = st.SparseLinear(32, 32, gradient="24dense")
+    layer = st.SparseLinear(32, 32, gradient="24dense").to(device)
     ddp = DistributedDataParallel(layer)
     reduction = st.reduce_packed(ddp)
-    loss = ddp(torch.ones(4, 32)).sum() + rank * layer.weight.square().sum()
+    loss = ddp(torch.ones(4, 32, device=device)).sum() + rank * layer.weight.square().sum()
     loss.backward()
     return layer.weight.grad.isnan().sum().item(), reduction
 
 
-def joined(rank, packed):
+def joined(rank, packed, device):
     """The weight of a rank that stops two steps before the other one."""
     torch.manual_seed(0)
-    layer = st.SparseLinear(32, 32, gradient="24dense")
+    layer = st.SparseLinear(32, 32, gradient="24dense").to(device)
     ddp = DistributedDataParallel(layer)
     reduction = st.reduce_packed(ddp) if packed else None
     generator = torch.Generator().manual_seed(rank)
     with ddp.join():
         for _ in range(2 + 2 * rank):
             ddp.zero_grad()
-            ddp(torch.randn(8, 32, generator=generator)).square().sum().backward()
+            x = torch.randn(8, 32, generator=generator).to(device)
+            ddp(x).square().sum().backward()
             with torch.no_grad():
                 layer.weight -= 0.1 * layer.weight.grad
     return layer.weight.detach().clone(), reduction
 
 
-def run(rank, folder):
+def run(rank, folder, kind):
     """One of the processes, which meet in a file; it leaves what it found in another."""
     torch.set_num_threads(1)
-    meeting = Path(folder, "meeting").as_uri()
-    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=WORLD)
-    found = {name: compare(rank, case) for name, case in CASES.items()}
-    spoilt, reduction = penalised(rank)
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    meeting, backend = Path(folder, "meeting").as_uri(), BACKENDS[kind]
+    torch.distributed.init_process_group(backend, meeting, rank=rank, world_size=WORLD)
+    found = {name: compare(rank, case, device) for name, case in CASES.items()}
+    spoilt, reduction = penalised(rank, device)
     try:
         reduction.check()
     except ValueError as error:
         found["penalty"] = spoilt, str(error)
-    (wanted, _), (weight, reduction) = (joined(rank, packed) for packed in (False, True))
+    (wanted, _), (weight, reduction) = (joined(rank, packed, device) for packed in (False, True))
     try:
         reduction.check()
         found["join"] = torch.equal(weight, wanted), ""

@@ -18,11 +18,23 @@ from sparse24._errors import ArgumentError, DeviceError
 
 
 def test_two_processes_of_torch(tmp_path):
+    spawn_two(tmp_path, "cpu", cases.of_torch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("connect", [cases.of_torch, cases.of_nccl])
+def test_two_processes_with_a_gpu_each(tmp_path, connect):
+    cupy = pytest.importorskip("cupy")
+    if cupy.cuda.runtime.getDeviceCount() < cases.WORLD:
+        pytest.skip("needs two GPUs")
+    spawn_two(tmp_path, "cuda", connect)
+
+
+def spawn_two(folder, kind, connect):
     torch = pytest.importorskip("torch")
-    torch.multiprocessing.spawn(cases.run, (tmp_path,), nprocs=cases.WORLD)  # raises what they do
+    torch.multiprocessing.spawn(cases.run, (folder, kind, connect), nprocs=cases.WORLD)
     for rank in range(cases.WORLD):
-        compared = (tmp_path / f"{rank}.txt").read_text()
-        assert compared == "4 sums of arrays that are alike, 18 of others"
+        assert (folder / f"{rank}.txt").read_text() == cases.TOLD
 
 
 @pytest.fixture

@@ -44,10 +44,6 @@ class Array(fake_device.Array):
         start = whole.ctypes.data
         return SimpleNamespace(ptr=self.ctypes.data - start, device_id=0)
 
-    @property
-    def device(self):
-        return SimpleNamespace(id=0, compute_capability="90")
-
 
 def on_gpu(x):
     return np.array(x).view(Array) if x is not None else None
@@ -59,6 +55,7 @@ def gpu(monkeypatch):
     problems = []
     put, problem_of = monkeypatch.setattr, _dispatch.problem_of
     cuda = SimpleNamespace(empty=lambda shape, dtype: np.empty(shape, dtype).view(Array))
+    cuda.cuda = SimpleNamespace(runtime=fake_device.RUNTIME)
     for name in ("full", "ascontiguousarray", "asarray", "broadcast_to"):
         call = getattr(np, name)
         setattr(cuda, name, lambda *of, call=call, **how: call(*of, **how).view(Array))

@@ -23,10 +23,6 @@ OFFSETS = offsets_of(COUNTS)
 class Array(fake_device.Array):
     """NumPy memory that passes for CuPy's."""
 
-    @property
-    def device(self):
-        return SimpleNamespace(id=self.number, compute_capability="90")
-
     def get(self):
         return np.array(self)
 
@@ -99,6 +95,7 @@ def kernel(monkeypatch):
         empty=lambda shape, dtype: array(np.full(shape, 99).astype(dtype)), asarray=asarray,
         ascontiguousarray=lambda x: x if x.flags.c_contiguous else array(x),
         arange=np.arange, searchsorted=np.searchsorted, broadcast_to=np.broadcast_to,
+        cuda=SimpleNamespace(runtime=fake_device.RUNTIME),
     )  # fmt: skip
     put, take = monkeypatch.setattr, _foreign.take
     put(_arrays, "is_cupy", lambda x: isinstance(x, Array))

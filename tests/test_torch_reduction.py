@@ -23,11 +23,14 @@ pytestmark = pytest.mark.skipif(
 # --- two processes ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def ranks(request, tmp_path_factory):
     """What each of two processes found, in which the gradients are compared."""
+    if request.param == "cuda" and torch.cuda.device_count() < cases.WORLD:
+        pytest.skip("needs two GPUs")
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(cases.run, (folder,), nprocs=cases.WORLD)  # raises what they do
+    arguments = folder, request.param
+    torch.multiprocessing.spawn(cases.run, arguments, nprocs=cases.WORLD)  # raises what they do
     return [torch.load(folder / f"{rank}.pt") for rank in range(cases.WORLD)]
 
 

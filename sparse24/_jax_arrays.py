@@ -1,0 +1,79 @@
+"""Arrays of JAX outside of compiled code, as NumPy or CuPy arrays, and back.
+
+Neither library waits for the streams of the other: JAX may use the memory of an array again as soon
+as nobody holds it, and so may CuPy.  What goes back is a copy of JAX's own, which has been made
+when `back` returns; by then everything that CuPy's stream did before is done as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse24 import _arrays
+
+# Types that CuPy, or the protocol by which it sees the memory of others, does not know.
+_AS_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+
+def is_on_gpu(x: Any) -> bool:
+    """True if CuPy can see the memory of an array: as a whole on one GPU, and there is CuPy."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        return False
+    platforms = [device.platform for device in x.devices()]
+    return platforms == ["gpu"] and _arrays.cuda_available()
+
+
+def view(x: Any) -> Any:
+    """An array of JAX as NumPy or CuPy sees it; fp8 is bits on a GPU.
+
+    Keep `x` until the work on the view is done.
+    """
+    if is_on_gpu(x):
+        return typed(_arrays.cupy_module().from_dlpack(bits(x)), x.dtype)
+    return np.asarray(x)
+
+
+def back(x: Any) -> jax.Array:
+    """A copy of an array of NumPy or CuPy as one of JAX; bits of fp8 stay bits.
+
+    Waits for CuPy's current stream.
+    """
+    if not _arrays.is_cupy(x):
+        return jnp.asarray(x)
+    if x.dtype == jnp.bfloat16:
+        copy = jax.lax.bitcast_convert_type(_copied(x.view(np.uint16)), jnp.bfloat16)
+    else:
+        copy = _copied(x)
+    return copy.block_until_ready()
+
+
+def _copied(x: Any) -> jax.Array:
+    return jnp.from_dlpack(x, copy=True)
+
+
+def carrier(dtype: np.dtype) -> np.dtype:
+    """The type as which elements travel."""
+    return np.dtype(_AS_BITS.get(dtype.name, dtype))
+
+
+def bits(x: Any) -> jax.Array:
+    """The array under the type as which it travels."""
+    carried = carrier(np.dtype(x.dtype))
+    return jnp.asarray(x) if carried == x.dtype else jax.lax.bitcast_convert_type(x, carried)
+
+
+def of_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The array under its own type again."""
+    return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
+
+
+def typed(x: Any, dtype: Any) -> Any:
+    """Memory under the type that it holds, if its library has that."""
+    dtype = np.dtype(dtype)
+    if x.dtype == dtype or (_arrays.is_cupy(x) and dtype.name.startswith("float8")):
+        return x
+    return x.view(dtype)
