@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _storage, _torch_functions
+from sparse24 import _arrays, _check, _devices, _storage, _torch_functions
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DTypeError, UnsupportedError
 from sparse24.formats import convert
@@ -87,7 +87,8 @@ class SparseArray(Refusals, ABC):
         device = _storage.device_name(device)
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
             return self
-        return self._moved(_storage.mover(device, stream))
+        with _devices.on_device(self.device if device == "cpu" else device):
+            return self._moved(_storage.mover(device, stream))
 
     @abstractmethod
     def _moved(self, mover: Callable[[Any], Any]) -> Any:

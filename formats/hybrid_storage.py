@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _hybrid_cost, _storage
+from sparse24 import _arrays, _devices, _dtypes, _hybrid_cost, _storage
 from sparse24.formats import convert, hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
@@ -84,6 +84,7 @@ class HybridStorage(SparseArray):
         tiles = self._tiles
         return self._built() if isinstance(tiles, ht.TurnedTiles) else tiles
 
+    @_devices.on_own_device
     def _built(self) -> ht.Tiles:
         with self._lock:
             tiles = self._tiles
@@ -137,6 +138,7 @@ class HybridStorage(SparseArray):
 
     # Out of it
 
+    @_devices.on_own_device
     def toarray(self, out=None):
         """The dense matrix on the same device, equal to the input bit for bit (-0.0 as 0.0).
 
@@ -173,6 +175,7 @@ class HybridStorage(SparseArray):
             return cpu_hybrid_held.turned(*rows, self.shape[0])
         return cpu_hybrid_held.held(hybrid_build.as_bits(tiles))
 
+    @_devices.on_own_device
     def tocsr(self, dtype=None):
         """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
 
@@ -187,6 +190,7 @@ class HybridStorage(SparseArray):
     def _fields(self):
         return self.tiles, self._nnz, self.n_hint
 
+    @_devices.on_own_device
     def copy(self) -> Self:
         """A deep copy."""
         return type(self)(self.tiles.map(lambda x: x.copy()), self.nnz, self.n_hint)
@@ -194,6 +198,7 @@ class HybridStorage(SparseArray):
     def _moved(self, mover) -> Self:
         return type(self)(self.tiles.map(mover), self.nnz, self.n_hint)
 
+    @_devices.on_own_device
     def astype(self, dtype) -> Self:
         """The matrix converted to another element type and built again."""
         row = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
@@ -203,6 +208,7 @@ class HybridStorage(SparseArray):
         source = self.tocsr() if few else self.toarray()
         return type(self).build(source, n_hint=self.n_hint, dtype=row)
 
+    @_devices.on_own_device
     def mask(self):
         """Boolean array (m, k): true where elements are not zero."""
         return _arrays.not_zero(self.toarray(), self._dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from sparse24 import _arrays, _check, _dtypes, _storage
+from sparse24 import _arrays, _check, _devices, _dtypes, _storage
 from sparse24._errors import ArgumentError
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, made_by
@@ -74,6 +74,7 @@ class NMStorage(SparseArray):
         return _arrays.device_of(self._values)
 
     @property
+    @_devices.on_own_device
     def nnz(self) -> int:
         """Number of non-zero elements (waits for the device)."""
         return int(_arrays.not_zero(self._values, self._dtype).sum())
@@ -95,6 +96,7 @@ class NMStorage(SparseArray):
 
     # --- conversions --------------------------------------------------------------------
 
+    @_devices.on_own_device
     def toarray(self, out=None):
         """Return the dense array (..., m, k), on the same device.
 
@@ -123,6 +125,7 @@ class NMStorage(SparseArray):
         )
         return dense if self._axis == -1 else dense.swapaxes(-1, -2)
 
+    @_devices.on_own_device
     def mask(self):
         """Boolean array (..., m, k): true where elements are not zero."""
         return _arrays.not_zero(self.toarray(), self._dtype)
@@ -143,6 +146,7 @@ class NMStorage(SparseArray):
             object.__setattr__(self, "_turned", turned)
         return self._turned
 
+    @_devices.on_own_device
     def astype(self, dtype) -> Self:
         """Convert the stored elements; their places stay."""
         row = _dtypes.lookup(dtype)
@@ -150,6 +154,7 @@ class NMStorage(SparseArray):
             return self
         return self._with(values=_storage.converted(self._values, self._dtype, row), dtype=row)
 
+    @_devices.on_own_device
     def copy(self) -> Self:
         """A deep copy."""
         return self._with(values=self._values.copy(), indices=self._indices.copy())

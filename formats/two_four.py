@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _fuse, _product, _storage
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _fuse, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray, densified, made_by
@@ -101,6 +101,7 @@ class Sparse24Array(SparseArray):
         return _arrays.device_of(self._operand.stored.values)
 
     @property
+    @_devices.on_own_device
     def nnz(self) -> int:
         """Number of non-zero elements (waits for the device)."""
         return int(_arrays.not_zero(self._operand.stored.values, self._dtype).sum())
@@ -139,7 +140,8 @@ class Sparse24Array(SparseArray):
         if there is not None:
             return _arrays.read_only(there)
         if name not in self._cache:
-            self._cache[name] = convert(record)
+            with _devices.on_device(self.device):
+                self._cache[name] = convert(record)
         return _arrays.read_only(self._cache[name])
 
     def __repr__(self) -> str:
@@ -158,6 +160,7 @@ class Sparse24Array(SparseArray):
         """
         _storage.raise_excess(self._status, self._operand.stored.shape, axis=self.axis)
 
+    @_devices.on_own_device
     def toarray(self, out=None):
         """Return the dense array (..., m, k), on the same device.
 
@@ -186,6 +189,7 @@ class Sparse24Array(SparseArray):
             _storage.decompress(record, target.swapaxes(-1, -2) if swap else target)
         return out
 
+    @_devices.on_own_device
     def mask(self):
         """Boolean array (..., m, k): true where elements are not zero."""
         return _arrays.not_zero(self.toarray(), self._dtype)
@@ -208,6 +212,7 @@ class Sparse24Array(SparseArray):
             object.__setattr__(self, "_turned", turned)
         return self._turned
 
+    @_devices.on_own_device
     def astype(self, dtype) -> Sparse24Array:
         """Convert the stored elements; the codes stay."""
         row = _dtypes.lookup(dtype)
@@ -215,6 +220,7 @@ class Sparse24Array(SparseArray):
             return self
         return self._map(lambda record: _storage.cast(record, row), row)
 
+    @_devices.on_own_device
     def copy(self) -> Sparse24Array:
         """A deep copy."""
         return self._map(_storage.copy, self._dtype, dense=lambda d: d.copy())

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _spec
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _spec
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24.formats import convert
 from sparse24.formats.base import densified
@@ -154,6 +154,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
             raise ArgumentError(f"T is for matrices, got {self.ndim} axes; use .mT")
         return self.mT
 
+    @_devices.on_own_device
     def toarray(self):
         """The dense array that the windows stand for."""
         turned = self.axis == -2

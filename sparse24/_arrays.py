@@ -5,7 +5,6 @@ No framework is imported here unless its array is already in hand.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import sys
@@ -58,6 +57,14 @@ def torch_stream(x: Any) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
+def torch_stream_at(address: int, device: Any) -> Any:
+    """torch's stream for one of CuPy; an address of 0 would give it a stream of its own."""
+    cuda = sys.modules["torch"].cuda
+    if not address:
+        return cuda.default_stream(device)
+    return cuda.ExternalStream(address, device=device)
+
+
 @functools.lru_cache(maxsize=64)
 def cupy_stream(address: int) -> Any:
     """CuPy's stream for one that another library made, or the context of work on it."""
@@ -102,17 +109,6 @@ def cupy_module():
     except ImportError as error:
         raise DeviceError(f"this needs CuPy, which is not installed; {_INSTALL_CUPY}") from error
     return cupy
-
-
-def on_device_of(*arrays: Any) -> contextlib.AbstractContextManager:
-    """The context in which CuPy works where the first of its arrays is."""
-    there = next((x for x in arrays if is_cupy(x)), None)
-    return contextlib.nullcontext() if there is None else there.device
-
-
-def is_elsewhere(x: Any) -> bool:
-    """True for a CuPy array that is not on the current device."""
-    return x.data.device_id != cupy_module().cuda.runtime.getDevice()
 
 
 def is_capturing() -> bool:

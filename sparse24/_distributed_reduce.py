@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _storage
+from sparse24 import _arrays, _check, _devices, _storage
 from sparse24._distributed_comm import Communicator, checked, ranks_apart
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._records import Compressed24, Operand24
@@ -71,7 +71,7 @@ def all_reduce(A: Sparse24Array, comm: Communicator, *, check: bool = True) -> S
             f"A must be of one of the types {', '.join(_SUMMED)}, got {row.name}, whose sums would "
             "not fit; use A.astype('float32')"
         )
-    with _arrays.on_device_of(A._operand.stored.values):
+    with _devices.on_device_of(A._operand.stored.values):
         if check:
             _compare(A, comm)
         return Sparse24Array(_summed(A._operand, comm), status=A._status)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _storage
+from sparse24 import _arrays, _check, _devices, _dtypes, _storage
 from sparse24._distributed_comm import Communicator, checked, ranks_apart
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._records import Compressed24
@@ -108,7 +108,7 @@ def reduce_scatter(A: Sparse24Array, comm: Communicator, *, check: bool = True):
         )
     if record is None:
         raise ArgumentError("A has its groups along axis -2; pass A.T, which has them along rows")
-    with _arrays.on_device_of(record.values):
+    with _devices.on_device_of(record.values):
         apart = ranks_apart(comm, (A.shape, A.dtype.name), record.values) if check else []
         if apart:
             raise ArgumentError(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes
+from sparse24 import _arrays, _check, _devices, _dtypes
 from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 
 
@@ -172,7 +172,7 @@ def _join(x) -> None:
     ours = _arrays.cupy_module().cuda.get_current_stream().ptr
     theirs = torch.cuda.current_stream(x.device)
     if ours != theirs.cuda_stream:
-        torch.cuda.ExternalStream(ours, device=x.device).wait_stream(theirs)
+        _arrays.torch_stream_at(ours, x.device).wait_stream(theirs)
 
 
 def _cuda_view(x):
@@ -229,7 +229,7 @@ def stream_of(x: Any):
     free memory; and what torch captures into a CUDA graph finds its memory in the graph's own pool.
     """
     if not (_arrays.is_torch(x) and x.is_cuda):
-        with _arrays.on_device_of(x):
+        with _devices.on_device_of(x):
             yield
         return
 

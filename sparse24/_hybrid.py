@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _check
+from sparse24 import _check, _devices
 
 
 def hybrid(w, *, n_hint: int | None = None, dtype=None):
@@ -65,4 +65,5 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     from sparse24.formats.hybrid import HybridArray
 
     n_hint = None if n_hint is None else _check.whole(n_hint, argument="n_hint", least=1)
-    return HybridArray.build(w, n_hint=n_hint, dtype=dtype)
+    with _devices.on_device_of(w):
+        return HybridArray.build(w, n_hint=n_hint, dtype=dtype)

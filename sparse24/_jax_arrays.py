@@ -52,7 +52,7 @@ def back(x: Any) -> jax.Array:
 
 
 def _copied(x: Any) -> jax.Array:
-    return jnp.from_dlpack(x, copy=True)
+    return jnp.array(jnp.from_dlpack(x))  # XLA for GPUs has no from_dlpack with a copy of its own
 
 
 def carrier(dtype: np.dtype) -> np.dtype:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sparse24 import _arrays
+from sparse24 import _arrays, _devices
 from sparse24._errors import UnsupportedError
 from sparse24._jax_arrays import bits, carrier, of_bits, typed
 
@@ -82,6 +82,6 @@ def _on_stream(context: Any, memory: list[Any]) -> contextlib.AbstractContextMan
     """The device of the memory, and XLA's stream on it, are CuPy's current ones."""
     stack = contextlib.ExitStack()
     if any(map(_arrays.is_cupy, memory)):
-        stack.enter_context(_arrays.on_device_of(*memory))
+        stack.enter_context(_devices.on_device_of(*memory))
         stack.enter_context(_arrays.cupy_stream(context.stream))
     return stack

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _product, _target
+from sparse24 import _check, _devices, _dtypes, _product, _target
 from sparse24 import _matmul as ours
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._jax_arrays import back, view
@@ -66,7 +66,7 @@ def call(function: Callable[..., Any], result: Any, *arrays: Any) -> Any:
     wanted, tree = jax.tree_util.tree_flatten(result)
     if not is_traced(*arrays):
         views = [view(x) for x in arrays]  # held until `back` has waited
-        with _arrays.on_device_of(*views):
+        with _devices.on_device_of(*views):
             made = [back(x) for x in _made(function, wanted, views)]
         return jax.tree_util.tree_unflatten(tree, made)
 
@@ -161,7 +161,7 @@ class _Factor:
         name = self._result(x)
         if not is_traced(x):
             seen = view(x)  # held until `back` has waited
-            with _arrays.on_device_of(seen):
+            with _devices.on_device_of(seen):
                 return back(self._product(seen, x.dtype, name))
 
         def into(outs, x_view):

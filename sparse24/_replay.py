@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _autotune, _dtypes, _ready_cpu, _tuning_cache
+from sparse24 import _arrays, _autotune, _devices, _dtypes, _ready_cpu, _tuning_cache
 from sparse24 import _records as records
 from sparse24._dispatch import Launched
 from sparse24._fuse import PLAIN, Call, Epilogue
@@ -65,7 +65,7 @@ def layout_of(x: Any) -> tuple | None:
     if type(x) is np.ndarray:
         return x.shape, x.strides, x.dtype
     if _arrays.is_cupy(x):
-        if _arrays.is_elsewhere(x):
+        if _devices.is_elsewhere(x):
             return None
         return x.shape, x.strides, x.dtype, x.data.ptr & 15, x.data.device_id
     if _arrays.is_torch(x) and x.is_cuda:

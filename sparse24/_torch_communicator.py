@@ -90,5 +90,5 @@ def _on_stream_of(x: Any):
 
     device = x.device.id
     address = _arrays.cupy_module().cuda.get_current_stream(device).ptr
-    with torch.cuda.stream(torch.cuda.ExternalStream(address, device=device)):
+    with torch.cuda.stream(_arrays.torch_stream_at(address, device)):
         yield

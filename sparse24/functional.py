@@ -20,6 +20,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check
 from sparse24._compress import compress
+from sparse24._devices import on_device_of_arguments
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._matmul import linear as _sparse_linear
 from sparse24._matmul import matmul
@@ -67,6 +68,7 @@ class Saved:
         return self.packed[0].transposable or len(self.packed) == 2
 
 
+@on_device_of_arguments
 def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Array, ...]:
     """The pruned weight, compressed: one array, or two where a mask serves both orientations.
 
@@ -106,6 +108,7 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     return along_rows, compress(weight, mask=mask, axis=-2, check=check)
 
 
+@on_device_of_arguments
 def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     """Forward pass ``x @ prune(weight).T + bias``.
 
@@ -159,6 +162,7 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     return y, Saved(x, weight, mask, packed, None if bias is None else tuple(bias.shape))
 
 
+@on_device_of_arguments
 def linear_backward(
     dy, saved: Saved, *, gradient: str = "ste", decay: float = 0.0, seed: int = 0, step: int = 0
 ):

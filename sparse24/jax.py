@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sparse24 import _arrays, _check, functional
+from sparse24 import _check, _devices, functional
 from sparse24._dtypes import numpy_dtype
 from sparse24._errors import ShapeError
 from sparse24._jax_arrays import back, view
@@ -136,7 +136,7 @@ def _forward(x, weight, bias, mask, rule: Rule, step: int):
     if is_traced(x, weight, bias, mask):
         return _traced_forward(x, weight, bias, mask, rule), (x, weight, bias, mask)
     views = [None if a is None else view(a) for a in (x, weight, bias, mask)]
-    with _arrays.on_device_of(*views):
+    with _devices.on_device_of(*views):
         y, saved = functional.linear(*views[:3], mask=views[3], transposable=rule.transposable)
         return back(y), _Residual(saved, _results(x, weight, bias))
 

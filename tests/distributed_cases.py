@@ -5,7 +5,7 @@ A module of its own, because a spawned process imports the function that it runs
 
 from __future__ import annotations
 
-import json
+import pickle
 import time
 from pathlib import Path
 
@@ -55,10 +55,10 @@ def of_nccl(rank, meeting, kind):
 
     if rank == 0:
         part = meeting.with_suffix(".part")
-        part.write_text(json.dumps(nccl.get_unique_id()))
+        part.write_bytes(pickle.dumps(nccl.get_unique_id()))
         part.rename(meeting)
     wait_for(meeting)
-    return from_nccl(nccl.NcclCommunicator(WORLD, tuple(json.loads(meeting.read_text())), rank))
+    return from_nccl(nccl.NcclCommunicator(WORLD, pickle.loads(meeting.read_bytes()), rank))
 
 
 def wait_for(file):

@@ -144,6 +144,7 @@ class Device:
             get_allocator=lambda: self.allocator,
             using_allocator=lambda made: _Using(self, made),
             runtime=RUNTIME,
+            Device=Place,
         )
 
     def empty(self, shape, dtype) -> Array:

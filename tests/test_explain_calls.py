@@ -55,7 +55,7 @@ def gpu(monkeypatch):
     problems = []
     put, problem_of = monkeypatch.setattr, _dispatch.problem_of
     cuda = SimpleNamespace(empty=lambda shape, dtype: np.empty(shape, dtype).view(Array))
-    cuda.cuda = SimpleNamespace(runtime=fake_device.RUNTIME)
+    cuda.cuda = SimpleNamespace(runtime=fake_device.RUNTIME, Device=fake_device.Place)
     for name in ("full", "ascontiguousarray", "asarray", "broadcast_to"):
         call = getattr(np, name)
         setattr(cuda, name, lambda *of, call=call, **how: call(*of, **how).view(Array))

@@ -95,7 +95,7 @@ def kernel(monkeypatch):
         empty=lambda shape, dtype: array(np.full(shape, 99).astype(dtype)), asarray=asarray,
         ascontiguousarray=lambda x: x if x.flags.c_contiguous else array(x),
         arange=np.arange, searchsorted=np.searchsorted, broadcast_to=np.broadcast_to,
-        cuda=SimpleNamespace(runtime=fake_device.RUNTIME),
+        cuda=SimpleNamespace(runtime=fake_device.RUNTIME, Device=fake_device.Place),
     )  # fmt: skip
     put, take = monkeypatch.setattr, _foreign.take
     put(_arrays, "is_cupy", lambda x: isinstance(x, Array))

@@ -11,6 +11,14 @@ from sparse24 import functional as F
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
 
+@pytest.fixture
+def jax():
+    """JAX with its arrays where those of NumPy are, also beside a GPU."""
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield jax
+
+
 def data(rng, dtype=np.float64, tokens=(3, 4), m=8, k=16):
     arrays = (rng.normal(size=s) for s in ((*tokens, k), (m, k), (m,), (*tokens, m)))
     return tuple(a.astype(dtype) for a in arrays)
@@ -88,8 +96,7 @@ def test_plain_layer_refuses(rng):
 @pytest.mark.parametrize("transposable", [False, True])
 @pytest.mark.parametrize("gradient", ["ste", "24dense"])
 @pytest.mark.parametrize("given", [False, True])
-def test_jax(rng, transposable, gradient, given):
-    jax = pytest.importorskip("jax")
+def test_jax(jax, rng, transposable, gradient, given):
     from sparse24 import jax as sj
 
     host = data(rng, np.float32)
@@ -119,8 +126,7 @@ def test_jax(rng, transposable, gradient, given):
 
 
 @pytest.mark.parametrize("gradient", ["24sparse", "ste_sampled"])
-def test_jax_samples_what_the_plain_layer_samples(rng, gradient):
-    jax = pytest.importorskip("jax")
+def test_jax_samples_what_the_plain_layer_samples(jax, rng, gradient):
     from sparse24 import jax as sj
 
     x, weight, _, dy = data(rng, np.float32, tokens=(16,))
@@ -130,8 +136,7 @@ def test_jax_samples_what_the_plain_layer_samples(rng, gradient):
     np.testing.assert_array_equal(pullback(dy)[0], want)
 
 
-def test_jax_bfloat16_and_jit(rng):
-    jax = pytest.importorskip("jax")
+def test_jax_bfloat16_and_jit(jax, rng):
     from sparse24 import jax as sj
 
     x, weight, _, dy = (jax.numpy.asarray(a, "bfloat16") for a in data(rng))
@@ -147,8 +152,7 @@ def test_jax_bfloat16_and_jit(rng):
 @pytest.mark.parametrize(
     "types", [("float32", "bfloat16", "float32"), ("bfloat16", "bfloat16", "float32")]
 )
-def test_jax_gradients_have_the_types_of_the_arrays(rng, types):
-    jax = pytest.importorskip("jax")
+def test_jax_gradients_have_the_types_of_the_arrays(jax, rng, types):
     from sparse24 import jax as sj
 
     x, weight, bias = (jax.numpy.asarray(a, t) for a, t in zip(data(rng), types, strict=False))
@@ -163,13 +167,12 @@ def test_a_bias_is_one_number_a_row(rng, shape):
         F.linear(x, weight, np.ones(shape))
 
 
-def test_the_gradient_of_a_bias_has_its_shape(rng):
+def test_the_gradient_of_a_bias_has_its_shape(jax, rng):
     x, weight, bias, dy = data(rng, tokens=(3,))
     (y, saved), (same, of_row) = F.linear(x, weight, bias), F.linear(x, weight, bias[None])
     np.testing.assert_array_equal(same, y)
     want, got = (F.linear_backward(dy, record)[2] for record in (saved, of_row))
     np.testing.assert_array_equal(got, want[None])
-    jax = pytest.importorskip("jax")
     from sparse24 import jax as sj
 
     arrays = (jax.numpy.asarray(a) for a in (x, weight, bias[None]))
@@ -177,8 +180,7 @@ def test_the_gradient_of_a_bias_has_its_shape(rng):
     np.testing.assert_allclose(found, np.full((1, 8), 3.0))
 
 
-def test_jax_names_what_is_no_array():
-    jax = pytest.importorskip("jax")
+def test_jax_names_what_is_no_array(jax):
     from sparse24 import jax as sj
 
     x, weight = jax.numpy.ones((3, 4)), jax.numpy.ones((2, 4))
@@ -194,8 +196,7 @@ def test_jax_names_what_is_no_array():
         sj.linear(x, weight, step=None)
 
 
-def test_jax_itself_decides_on_float64():
-    jax = pytest.importorskip("jax")
+def test_jax_itself_decides_on_float64(jax):
     a, x = s24.random((8, 16), dtype="float64", rng=0), np.ones((16, 2))
     before = jax.config.jax_enable_x64
     try:

@@ -14,6 +14,9 @@ import sparse24 as s24  # noqa: E402
 from sparse24 import _jax_calls  # noqa: E402
 from sparse24 import jax as sj  # noqa: E402
 
+# On a GPU JAX multiplies float32 as TF32 by default, and the plain products here are the reference.
+jax.config.update("jax_default_matmul_precision", "highest")
+
 TYPES = ["float32", "bfloat16", "float16"]
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -243,3 +246,22 @@ def test_versions_of_jax_without_callbacks_are_refused_in_compiled_code(monkeypa
     assert sj.linear(x, x).shape == (3, 3)
     with pytest.raises(s24.UnsupportedError, match=r"needs JAX 0\.6\.1 or later, got .*outside of"):
         jax.jit(sj.linear)(x, x)
+
+
+@pytest.mark.parametrize("name", [*TYPES, "int8", "float8_e4m3fn"])
+def test_plain_functions_work_where_the_arrays_are(place, rng, name):
+    weight = draw(rng, (8, 16)).astype(name)
+    x = draw(rng, (16, 5)).astype(name)
+    A = s24.compress(weight, on_excess="prune")
+    assert A.device == place(s24.random((4, 8), rng=0)).device
+    assert A.dtype == weight.dtype
+    H = s24.hybrid(A.toarray()) if name in TYPES else A
+    dense = np.asarray(A.to_device("cpu").toarray(), np.float64)
+    for product in (A @ x, s24.matmul(A, x), H @ x, (x.T @ A.T).T):
+        assert isinstance(product, jax.Array)
+        assert product.devices() == x.devices()
+        close(product, dense @ np.asarray(x, np.float64), "bfloat16")
+    kept = s24.mask(weight)
+    assert kept.devices() == weight.devices()
+    assert np.asarray(kept)[dense != 0].all()
+    assert kept.sum() == weight.size // 2

@@ -85,7 +85,8 @@ def case(tokens: int, samples: dict[str, list[float]]) -> dict:
     return {
         "name": f"{tokens} tokens on each of {torch.distributed.get_world_size()} GPUs",
         "tokens": tokens, "width": WIDTH, "blocks": BLOCKS, "dtype": "bfloat16",
-        "ours_kernel": "reduce_packed", "ours_us": median.pop("ours"), "rivals": median, "spread": round(5e2 * (high - low), 1),
+        "ours_kernel": "reduce_packed", "ours_us": median.pop("ours"), "rivals": median,
+        "spread": round(5e2 * (high - low), 1),
     }  # fmt: skip
 
 

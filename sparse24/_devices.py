@@ -1,0 +1,55 @@
+"""On which GPU CuPy works: that of the arrays in hand, whichever is the current one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from sparse24 import _arrays
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_Function = Callable[_Arguments, _Result]
+
+
+def on_device_of(*arrays: Any) -> contextlib.AbstractContextManager:
+    """The context in which CuPy works where the first of its arrays is."""
+    there = next((x for x in arrays if _arrays.is_cupy(x)), None)
+    return contextlib.nullcontext() if there is None else there.device
+
+
+def on_device(name: str) -> contextlib.AbstractContextManager:
+    """The context in which CuPy works on a device, ``"cuda:<index>"``; none for the others."""
+    _, _, index = name.partition(":")
+    if not index:
+        return contextlib.nullcontext()
+    return _arrays.cupy_module().cuda.Device(int(index))
+
+
+def on_own_device(method: _Function) -> _Function:
+    """A method that works on the device of its object."""
+
+    @functools.wraps(method)
+    def there(self, *args, **kwargs):
+        with on_device(self.device):
+            return method(self, *args, **kwargs)
+
+    return there
+
+
+def on_device_of_arguments(function: _Function) -> _Function:
+    """A function that works on the device of the first array that it is given."""
+
+    @functools.wraps(function)
+    def there(*args, **kwargs):
+        with on_device_of(*args, *kwargs.values()):
+            return function(*args, **kwargs)
+
+    return there
+
+
+def is_elsewhere(x: Any) -> bool:
+    """True for a CuPy array that is not on the current device."""
+    return x.data.device_id != _arrays.cupy_module().cuda.runtime.getDevice()
