@@ -87,8 +87,9 @@ class SparseArray(Refusals, ABC):
         device = _storage.device_name(device)
         if device == self.device or (device == "cuda" and self.device.startswith("cuda")):
             return self
+        mover = _storage.mover(device, stream)
         with _devices.on_device(self.device if device == "cpu" else device):
-            return self._moved(_storage.mover(device, stream))
+            return self._moved(mover)
 
     @abstractmethod
     def _moved(self, mover: Callable[[Any], Any]) -> Any:

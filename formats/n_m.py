@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _arrays, _check, _foreign
+from sparse24 import _arrays, _check, _devices, _foreign
 from sparse24._errors import ArgumentError, PatternError, UnsupportedError
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
 from sparse24.formats.n_m_storage import NMStorage
@@ -98,6 +98,7 @@ class NMArray(NMStorage):
 
     # --- products -----------------------------------------------------------------------
 
+    @_devices.on_own_device
     def to_24(self) -> Sparse24Array:
         """The same matrix as a `Sparse24Array`, where the pattern embeds into 2:4.
 
@@ -123,6 +124,7 @@ class NMArray(NMStorage):
         sparse = n_m_parts.as_24(rows.toarray(), self._dtype)
         return sparse if self._axis == -1 else sparse.mT
 
+    @_devices.on_own_device
     def windows(self):
         """The matrix as an exact 2:4 matrix over a longer k, for patterns such as 6:8.
 
@@ -158,8 +160,9 @@ class NMArray(NMStorage):
                     "the first product of an n:m array converts it, which a graph cannot hold; "
                     "run it once before the capture"
                 )
-            made = make()
-            _arrays.settle(self._values)  # products run on streams of their operands
+            with _devices.on_device(self.device):
+                made = make()
+                _arrays.settle(self._values)  # products run on streams of their operands
             self._cache[name] = made
         return self._cache[name]
 

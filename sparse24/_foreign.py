@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,15 @@ def float8_of(x: Any) -> str | None:
     from sparse24 import _jax_arrays
 
     return x.dtype.name if _jax_arrays.is_on_gpu(x) else None
+
+
+def of_float8(x: Any, name: str) -> Any:
+    """Bits, as an array of torch or JAX, under the type of fp8 that they are."""
+    if _arrays.is_torch(x):
+        return x.view(getattr(sys.modules["torch"], name))
+    from sparse24 import _jax_arrays
+
+    return _jax_arrays.of_bits(x, _dtypes.TABLE[name].logical)
 
 
 def _is_float8(x: Any) -> bool:

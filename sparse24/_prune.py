@@ -122,6 +122,8 @@ def prune(
     >>> s24.prune(x, method="wanda", activations=[9, 1, 9, 1, 1, 1, 1, 9])
     array([[1., 0., 2., 0., 5., 0., 0., 1.]])
     """
+    own = _foreign.float8_of(x)
+    dtype = own if dtype is None else dtype
     with _foreign.stream_of(x):
         given, restore = _foreign.take(x)
         array = _as_numbers(given, dtype)
@@ -134,7 +136,8 @@ def prune(
         result = np.moveaxis(_rule.pruned(array, rule), -1, rule.axis)
         result = result if result.dtype == given.dtype else result.view(given.dtype)
         if target is None:
-            return restore(_in_c_order(result))
+            made = restore(_in_c_order(result))
+            return made if own is None else _foreign.of_float8(made, own)
         target[...] = result
         return out
 
@@ -193,6 +196,7 @@ activations, damping, channels
            [0, 0, 1, 1],
            [0, 0, 1, 1]])
     """
+    dtype = _foreign.float8_of(x) if dtype is None else dtype
     with _foreign.stream_of(x):
         given, restore = _foreign.take(x)
         array = _as_numbers(given, dtype)

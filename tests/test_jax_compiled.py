@@ -265,3 +265,6 @@ def test_plain_functions_work_where_the_arrays_are(place, rng, name):
     assert kept.devices() == weight.devices()
     assert np.asarray(kept)[dense != 0].all()
     assert kept.sum() == weight.size // 2
+    pruned = s24.prune(weight)
+    assert (pruned.dtype, pruned.devices()) == (weight.dtype, weight.devices())
+    np.testing.assert_array_equal(np.asarray(pruned, np.float64), dense)

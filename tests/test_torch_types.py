@@ -97,6 +97,11 @@ def test_fp8_on_the_gpu_is_known_by_its_tensor(name):
     assert (A.toarray() == bits.toarray()).all()
     wide = s24.compress(w, on_excess="prune", dtype="float32")
     torch.testing.assert_close(torch.from_dlpack(wide.toarray()), s24.prune(w.float()))
+    kept = s24.mask(w, method="magnitude")
+    assert torch.equal(kept, s24.mask(w.view(torch.uint8), dtype=name))
+    pruned = s24.prune(w)
+    assert pruned.dtype == kind
+    assert torch.equal(pruned.view(torch.uint8), s24.prune(w.view(torch.uint8), dtype=name))
     named = {"b_dtype": name}
     want = s24.matmul(A, x.view(torch.uint8).T, **named)
     for got in (s24.matmul(A, x.T), A @ x.T, s24.linear(x, A).T, (x @ A.T).T):

@@ -72,13 +72,13 @@ def of_other_formats(x, tokens):
 def of_masks(x, tokens):
     kept = s24.mask(x)
     given = compress(x, mask=kept)
-    like = compress(x.T.copy().T, like=given)
+    like = compress(x, like=given)
     return kept, s24.prune(x, transposable=True), given.values, like.values, s24.is_24(x)
 
 
 def of_experts(x, tokens):
     experts = compress(x.reshape(2, -1, x.shape[1]), on_excess="prune")
-    rows, offsets = tokens.T.copy(), [0, 3, tokens.shape[1]]
+    rows, offsets = tokens.T, [0, 3, tokens.shape[1]]
     how = {"activation": "silu", "gated": True}
     return (
         s24.grouped_linear(rows, experts, offsets=offsets),
@@ -88,8 +88,8 @@ def of_experts(x, tokens):
 
 
 def of_layers(x, tokens):
-    rows = tokens.T.copy()
-    a, bias = compress(x, on_excess="prune"), x[:, 0].copy()
+    rows = tokens.T
+    a, bias = compress(x, on_excess="prune"), x[0]
     y, saved = F.linear(rows, x)
     slopes = F.linear_backward(y, saved, gradient="24dense")
     return s24.linear(rows, a, bias, activation="gelu"), y, *slopes[:2]
