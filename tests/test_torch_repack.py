@@ -125,6 +125,32 @@ def test_a_bias_of_another_type_than_the_operands(device, dtype, added):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(64, 128), (256, 512), (37, 53)])
+@pytest.mark.parametrize("n", [1, 16, 40, 512])
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_launches_move_to_other_addresses(shape, n, dtype):
+    m, k = shape
+    bias = torch.arange(m, device="cuda", dtype=torch.float32)
+    held = []
+    for how in HOW:
+        for _ in range(4):
+            weight = torch.randint(-3, 4, shape, device="cuda").to(dtype)
+            x = torch.randint(-3, 4, (n, k), device="cuda").to(dtype)
+            given = HOW[how](weight)
+            parts = ops.pack(*given)
+            whole = ops.dense(parts, m, k)
+            y = ops.product(parts, m, k, x, bias, "x@At")
+            if given[1] is not None:
+                assert torch.equal(whole, weight * given[1])
+            assert torch.equal(y.double(), x.double() @ whole.double().t() + bias.double())
+            held.append((weight, x, parts, whole, y))  # so that others get new addresses
+    prepared = [one._launches for one in _torch_replay._known.values() if hasattr(one, "_launches")]
+    moved = [move for one in prepared for move in one._elsewhere.values()]
+    assert moved
+    assert None not in moved
+
+
+@pytest.mark.gpu
 def test_streams_and_addresses_have_launches_of_their_own():
     weight = torch.randint(-3, 4, (64, 128), device="cuda").to(HALF)
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
