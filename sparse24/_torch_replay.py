@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
 from sparse24._dispatch import Launched
-from sparse24._moved import movable
+from sparse24._moved import MovedLayout
 from sparse24._ready import View
 from sparse24._records import Compressed24, Fused
 from sparse24.kernels import epilogue as _epilogue
@@ -77,9 +77,8 @@ class Launches:
     """
 
     def __init__(self, lay_out: Callable[..., Sequence[Launch]]):
-        self._lay_out = lay_out
+        self._lay_out = MovedLayout(lay_out)
         self._known: dict[tuple[int, ...], Sequence[Launch]] = {}
-        self._elsewhere: dict[int, Any] = {}  # by stream; see `_moved.movable`
 
     def enqueue(self, beside: Tensor, *addresses: int) -> None:
         """Launch on the device and the stream of a tensor, without waiting."""
@@ -87,24 +86,11 @@ class Launches:
         with on_device(beside):
             launches = self._known.get(key)
             if launches is None:
-                launches = self._remember(*key)
+                if len(self._known) >= MOST_ADDRESSES:
+                    self._known.clear()
+                launches = self._known[key] = self._lay_out(*key)
             for launch in launches:
                 launch(key[-1])
-
-    def _remember(self, *key: int) -> Sequence[Launch]:
-        """The launches for new addresses; from the second ones on moved there."""
-        *addresses, stream = key
-        if len(self._known) >= MOST_ADDRESSES:
-            self._known.clear()
-            self._elsewhere.clear()
-        move = None
-        if self._known:
-            if stream not in self._elsewhere:
-                self._elsewhere[stream] = movable(self._lay_out, addresses, stream)
-            move = self._elsewhere[stream]
-        launches = self._lay_out(*key) if move is None else move(addresses)
-        self._known[key] = launches
-        return launches
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager:
