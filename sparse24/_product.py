@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _replay
+from sparse24 import _alike, _arrays, _dispatch, _dtypes, _foreign, _replay
 from sparse24._dtypes import DType
 from sparse24._errors import DeviceError, ShapeError, UnsupportedError
 from sparse24._fuse import PLAIN, Call, Epilogue, fuse
@@ -63,7 +63,13 @@ def _anew(
     a: Operand24, x, out, call: Call, plans: Plans | None, key: tuple | None, *, from_left: bool
 ):
     """A product without a remembered launch: check it, compute it by `_dispatch`, remember it."""
-    call = with_own_type(call, x)
+    call, alike = with_own_type(call, x), None
+    if plans is not None and key is not None:
+        alike = _alike.key_of(a, x, out, call, from_left=from_left)
+        ready = _alike.find(alike, a, x, out, call, from_left=from_left)
+        if ready is not None:
+            _replay.keep(plans, key, ready)
+            return ready(x, out)
     with _foreign.stream_of(x):
         matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)
@@ -72,7 +78,8 @@ def _anew(
     if plans is not None and key is not None and launched is not None and as_given:
         types = replace(laid.types, out=None)
         make_epilogue = EpilogueMaker(types, laid.dropped, *laid.shapes, *laid.vectors)
-        _replay.remember(plans, key, launched, x, product, call, make_epilogue)
+        plan = _replay.remember(plans, key, launched, x, product, call, make_epilogue)
+        _alike.share(alike, plan, launched, make_epilogue)
     return product
 
 

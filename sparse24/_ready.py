@@ -15,6 +15,7 @@ from sparse24 import _arrays, _foreign
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
+from sparse24._moved import MovedLayout
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import Launch, current_stream
 
@@ -135,11 +136,24 @@ class Ready:
 
 
 class ReadyProduct(Ready):
-    """A `Ready` with a 2:4 operand and an epilogue."""
+    """A `Ready` with a 2:4 operand and an epilogue.
 
-    def __init__(self, launched: Launched, allocate: Callable[[], Any]):
-        self._record = launched.a
-        bind = functools.partial(launched.launcher.bind, launched.a)
+    Parameters
+    ----------
+    launched : Launched
+        The call that prepared it.
+    allocate : callable
+        Makes a result.
+    layout : MovedLayout, optional
+        That of a product whose operands lie in memory in the same way.
+    """
+
+    def __init__(
+        self, launched: Launched, allocate: Callable[[], Any], layout: MovedLayout | None = None
+    ):
+        self._record, self.allocate = launched.a, allocate
+        self.layout = MovedLayout(by_address(launched)) if layout is None else layout
+        bind = functools.partial(_moved, self.layout, launched.a)  # no method: that were a cycle
         super().__init__(bind, launched.b, launched.out, allocate)
         self._params = None
         if launched.epilogue is not records.PLAIN:
@@ -157,6 +171,25 @@ class ReadyProduct(Ready):
             raise ArgumentError("c overlaps out and is another array; pass out itself, or a copy")
         launch = super()._lay_out(b, out, *rest)
         return launch if self._params is None else launch.with_last(self._params)
+
+
+def by_address(launched: Launched) -> Callable[..., list[Launch]]:
+    """Lays out a product for addresses of its values, codes, b and out; it holds no array."""
+    bind, record = launched.launcher.bind, launched.a
+    views = [View(x) for x in (record.values, record.packed, launched.b, launched.out)]
+    shape, dtype = record.shape, record.dtype
+
+    def lay_out(*key: int) -> list[Launch]:
+        *addresses, stream = key
+        values, codes, b, out = (view.at(x) for view, x in zip(views, addresses, strict=True))
+        return [bind(records.Compressed24(values, None, codes, shape, dtype), b, out, stream)]
+
+    return lay_out
+
+
+def _moved(layout: MovedLayout, a: records.Compressed24, b: View, out: View, stream: int) -> Launch:
+    (launch,) = layout(a.values.data.ptr, a.packed.data.ptr, b.ptr, out.ptr, stream)
+    return launch
 
 
 class ReadyArrays:

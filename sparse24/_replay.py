@@ -26,11 +26,14 @@ class _Unknown(Exception):
     """An option of a call that cannot be compared cheaply."""
 
 
-def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
+def signature(
+    x: Any, out: Any, call: Call, *, from_left: bool, placed: bool = True
+) -> tuple | None:
     """A hashable key of all that decides how a call is launched; None if it is not remembered.
 
-    It holds the layouts of the operands and all options, with the addresses of the epilogue's
-    vectors.  For NumPy arrays it leaves out the options that are read again at each call.
+    It holds the layouts of the operands and all options and, if `placed`, the addresses of the
+    epilogue's vectors.  For NumPy arrays it leaves out the options that are read again at each
+    call.
     """
     if _autotune.active.get():
         return None
@@ -46,7 +49,7 @@ def signature(x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
         return from_left, _tuning_cache.generation(), layout, target
     options = (call.dtype, call.algorithm, call.other_dtype) if type(x) is np.ndarray else call
     try:
-        facts = tuple([v if type(v) in _PLAIN_TYPES else _fact(v) for v in options])
+        facts = tuple([v if type(v) in _PLAIN_TYPES else _fact(v, placed) for v in options])
     except _Unknown:
         return None
     return from_left, _tuning_cache.generation(), layout, target, facts
@@ -76,20 +79,25 @@ def layout_of(x: Any) -> tuple | None:
     return None
 
 
-def _fact(value: Any) -> Any:
+def _fact(value: Any, placed: bool) -> Any:
     if type(value) in _PLAIN_TYPES or isinstance(value, np.generic | np.dtype):
         return value
     if _dtypes.is_torchs(value):
         return value
     if isinstance(value, Epilogue):
-        return tuple([v if type(v) in _PLAIN_TYPES else _fact(v) for v in vars(value).values()])
+        own = vars(value).values()
+        return tuple([v if type(v) in _PLAIN_TYPES else _fact(v, placed) for v in own])
     if isinstance(value, tuple):
-        return tuple(map(_fact, value))
+        return tuple([_fact(v, placed) for v in value])
     if _arrays.is_cupy(value):
-        return value.data.ptr, value.shape, value.strides, value.dtype
+        return _place(value.data.ptr, placed), value.shape, value.strides, value.dtype
     if _arrays.is_torch(value) and value.is_cuda:
-        return value.data_ptr(), value.shape, value.stride(), value.dtype
+        return _place(value.data_ptr(), placed), value.shape, value.stride(), value.dtype
     raise _Unknown
+
+
+def _place(address: int, placed: bool) -> int:
+    return address if placed else address % _arrays.VECTOR
 
 
 def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) -> Any:
@@ -116,27 +124,32 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
 def remember(
     plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call,
     make_epilogue: Callable[[Call, Any], records.Fused],
-) -> None:  # fmt: skip
+) -> ReadyProduct | None:  # fmt: skip
     """Keep what a call launched for the next one of its signature, if that can be replayed.
 
-    `make_epilogue` makes the epilogue of a later call with options, and of its `out`.
+    `make_epilogue` makes the epilogue of a later call with options, and of its `out`.  Returns a
+    plan of a single launch.
     """
     if type(x) is np.ndarray:
         if x.ndim == result.ndim <= 2:
             make = None if call is PLAIN else make_epilogue
             keep(plans, key, _ready_cpu.of_launched(launched, result, make, turned=key[0]))
-        return
+        return None
     allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):
-        if _addresses_are_the_callers(launched, x, result, call):
-            keep(plans, key, ReadyProduct(launched, allocate))
-    elif launched.epilogue is records.PLAIN and _arrays.is_cupy(x) and x.ndim == result.ndim == 2:
+        if not _addresses_are_the_callers(launched, x, result, call):
+            return None
+        plan = ReadyProduct(launched, allocate)
+        keep(plans, key, plan)
+        return plan
+    if launched.epilogue is records.PLAIN and _arrays.is_cupy(x) and x.ndim == result.ndim == 2:
         launcher, a, turn = launched.launcher, launched.a, key[0]  # not the operands of the call
 
         def run(x: Any, out: Any) -> None:
             launcher(a, *((x.T, out.T) if turn else (x, out)), records.PLAIN)
 
         keep(plans, key, ReadyArrays(run, allocate, captured=False))  # see _graphs.keeping
+    return None
 
 
 def again(plan: Any, x: Any, out: Any, call: Call) -> Any:

@@ -18,8 +18,8 @@ from torch import Tensor
 from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
 from sparse24._dispatch import Launched
 from sparse24._moved import MovedLayout
-from sparse24._ready import View
-from sparse24._records import Compressed24, Fused
+from sparse24._ready import View, by_address
+from sparse24._records import Fused
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.call import KernelCall
 from sparse24.kernels.launch import Launch, Launcher
@@ -120,10 +120,7 @@ class Product:
     """A prepared product of one signature."""
 
     def __init__(self, launched: Launched, out: Tensor):
-        self._bind, record = launched.launcher.bind, launched.a
-        self._values, self._packed = View(record.values), View(record.packed)
-        self._shape, self._dtype = record.shape, record.dtype
-        self._b, self._out = View(launched.b), View(launched.out)
+        self._by_address = by_address(launched)
         bias = launched.epilogue.row_bias
         self._bias = None if bias is None else View(bias)
         self._result = (tuple(out.shape), out.dtype)
@@ -141,10 +138,7 @@ class Product:
         return out
 
     def _lay_out(self, values: int, codes: int, dense: int, out: int, bias: int, stream: int):
-        a = Compressed24(
-            self._values.at(values), None, self._packed.at(codes), self._shape, self._dtype
-        )
-        launch = self._bind(a, self._b.at(dense), self._out.at(out), stream)
+        (launch,) = self._by_address(values, codes, dense, out, stream)
         if self._bias is not None:
             launch = launch.with_last(_epilogue.params(Fused(row_bias=self._bias.at(bias))))
         return [launch]

@@ -1,0 +1,81 @@
+"""Products with arrays that lie in memory like another one, whose plan serves them as well.
+
+The layers of a model have weights of a few shapes.  With a number of tokens that was not there
+before, the first of them is planned, and the others take what it has found: what differs are the
+addresses, and the vectors of epilogues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparse24 import _foreign, _replay
+from sparse24._dispatch import Launched
+from sparse24._fuse import PLAIN, Call
+from sparse24._moved import MovedLayout
+from sparse24._ready import ReadyProduct, View
+from sparse24._records import PLAIN as PLAIN_EPILOGUE
+from sparse24._records import Compressed24, Fused, Operand24
+
+MOST = 512
+
+
+class _Shared(NamedTuple):
+    """What a plan has of its own; no array is kept alive by it."""
+
+    launched: Launched  # with views, and without the sparse operand
+    allocate: Callable[[], Any]
+    make_epilogue: Callable[[Call, Any], Fused]
+    layout: MovedLayout
+
+
+_known: dict[tuple, _Shared] = {}
+
+
+def key_of(a: Operand24, x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
+    """All that a plan depends on but for addresses; None where none is shared, as on the CPU."""
+    record = _record(a, from_left)
+    if type(x) is np.ndarray or record is None or record.packed is None:
+        return None
+    key = _replay.signature(x, out, call, from_left=from_left, placed=False)
+    parts = (_replay.layout_of(part) for part in (record.values, record.packed))
+    return key and (*key, a.dense is None, record.shape, record.dtype.name, *parts)
+
+
+def find(
+    key: tuple | None, a: Operand24, x: Any, out: Any, call: Call, *, from_left: bool
+) -> ReadyProduct | None:
+    """The prepared product of an array like one that was planned; None if there was none."""
+    shared = None if key is None else _known.get(key)
+    if shared is None:
+        return None
+    epilogue = PLAIN_EPILOGUE
+    if call is not PLAIN:
+        with _foreign.stream_of(x):
+            epilogue = shared.make_epilogue(call, out)
+        if not _replay.is_the_callers(epilogue, call):
+            return None
+    launched = shared.launched._replace(a=_record(a, from_left), epilogue=epilogue)
+    return ReadyProduct(launched, shared.allocate, shared.layout)
+
+
+def share(
+    key: tuple | None, plan: Any, launched: Launched,
+    make_epilogue: Callable[[Call, Any], Fused],
+) -> None:  # fmt: skip
+    """Let other arrays take what was planned for one, if that is a single launch."""
+    if key is None or not isinstance(plan, ReadyProduct):
+        return
+    if len(_known) >= MOST:
+        _known.clear()
+    views = {"b": View(launched.b), "out": View(launched.out)}
+    bare = launched._replace(a=None, epilogue=PLAIN_EPILOGUE, **views)
+    _known[key] = _Shared(bare, plan.allocate, make_epilogue, plan.layout)
+
+
+def _record(a: Operand24, from_left: bool) -> Compressed24 | None:
+    """The orientation that kernels multiply with; from the left that of the transpose."""
+    return a.columns if from_left else a.rows

@@ -1,0 +1,201 @@
+"""Plans that arrays share which lie in memory alike: who may take one, and with what addresses."""
+
+from __future__ import annotations
+
+import weakref
+from types import SimpleNamespace
+
+import fake_device
+import numpy as np
+import pytest
+from fake_device import array
+
+import sparse24 as s24
+from sparse24 import _alike, _arrays, _dispatch, _replay, _tuning_cache
+from sparse24 import _ready as ready
+from sparse24._dispatch import Launched
+from sparse24._fuse import PLAIN, Epilogue
+from sparse24._records import PLAIN as PLAIN_EPILOGUE
+from sparse24._records import Compressed24, Fused, Operand24
+from sparse24.kernels import launch, reference
+from sparse24.kernels.launch import Launch, Launcher
+
+# --- without a GPU ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Addresses of the arguments of launches; arrays of NumPy memory pass for those of CuPy."""
+    found, put = [], monkeypatch.setattr
+    put(_alike, "_known", {})
+    put(_arrays, "is_cupy", lambda x: isinstance(x, fake_device.Array))
+    put(_arrays, "is_elsewhere", lambda x: False, raising=False)
+    put("sparse24._devices.is_elsewhere", lambda x: False)
+    put(_replay, "capturing", lambda x: False)
+    put(ready, "current_stream", lambda: 7)
+    put("sparse24._foreign.make_current", lambda: None)
+    put(_arrays, "cupy_module", lambda: SimpleNamespace(empty=lambda s, t: array(np.zeros(s, t))))
+    put(launch, "_driver_launch", lambda: lambda *given: found.append(given) or 0)
+    return found
+
+
+class Kernel(Launcher):
+    """Its arguments are the addresses, and a plain epilogue."""
+
+    def bind(self, a, b, out, stream):
+        words = (a.values.data.ptr, a.packed.data.ptr, b.data.ptr, out.data.ptr)
+        kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=77))
+        return Launch(kernel, 4, 128, 0, [*(np.array([x], np.uint64) for x in words), np.zeros(1)])
+
+
+def operand(dtype="float32", m=8, k=16, dense=None):
+    A = s24.random((m, k), dtype=dtype, rng=1)
+    packed = array(reference.pack_metadata(A.metadata, k, A.dtype.itemsize))
+    record = Compressed24(array(A.values), None, packed, (m, k), A._dtype)
+    return Operand24(record, None, dense, (m, k), A._dtype)
+
+
+def planned(a, x, call=PLAIN, make_epilogue=None, out=None):
+    """What a call would have launched, shared as `_product` does."""
+    key = _alike.key_of(a, x, out, call, from_left=False)
+    result = array(np.zeros((a.shape[0], x.shape[1]), x.dtype))
+    epilogue = PLAIN_EPILOGUE if make_epilogue is None else make_epilogue(call, out)
+    launched = Launched(Kernel(), a.rows, x, result, epilogue)
+    plan = _replay.remember({}, (False,), launched, x, result, call, make_epilogue)
+    _alike.share(key, plan, launched, make_epilogue)
+    return key
+
+
+def tokens(n=4, dtype=np.float32):
+    return array(np.ones((16, n), dtype))
+
+
+def test_another_array_takes_the_plan_with_its_own_addresses(seen):
+    a, other, x = operand(), operand(), tokens()
+    assert planned(a, x) is not None
+    for b in (a, other):
+        for y in (tokens(), tokens()):
+            key = _alike.key_of(b, y, None, PLAIN, from_left=False)
+            plan = _alike.find(key, b, y, None, PLAIN, from_left=False)
+            out = array(np.zeros((8, 4), np.float32))
+            assert plan(y, out) is out
+            addresses = [part.ctypes.data for part in (b.rows.values, b.rows.packed, y, out)]
+            (made,) = plan._launches.values()
+            assert made.arguments[0][:4].tolist() == addresses
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("b", "x", "call"),
+    [
+        (lambda: operand(m=24), tokens, PLAIN),
+        (lambda: operand("float16"), tokens, PLAIN),
+        (lambda: operand(dense=array(np.zeros((8, 16)))), tokens, PLAIN),
+        (operand, lambda: tokens(5), PLAIN),
+        (operand, lambda: tokens(dtype=np.float16), PLAIN),
+        (operand, lambda: array(np.ones((4, 16), np.float32)).T, PLAIN),
+        (operand, lambda: tokens(8)[:, ::2], PLAIN),
+        (operand, lambda: tokens(5).reshape(-1)[1:65].reshape(16, 4), PLAIN),
+        (operand, tokens, PLAIN._replace(alpha=2.0)),
+        (operand, tokens, PLAIN._replace(epilogue=Epilogue(activation="relu"))),
+        (operand, tokens, PLAIN._replace(algorithm="sparse_mma")),
+    ],
+)
+def test_others_are_planned(seen, b, x, call):
+    planned(operand(), tokens())
+    b, x = b(), x()
+    key = _alike.key_of(b, x, None, call, from_left=False)
+    assert _alike.find(key, b, x, None, call, from_left=False) is None
+
+
+def test_a_plan_is_forgotten_when_something_is_tuned(seen, monkeypatch):
+    a, x = operand(), tokens()
+    planned(a, x)
+    monkeypatch.setattr(_tuning_cache, "generation", lambda: -1)
+    key = _alike.key_of(a, x, None, PLAIN, from_left=False)
+    assert _alike.find(key, a, x, None, PLAIN, from_left=False) is None
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_vectors_are_those_of_the_call(seen, copies):
+    def call():
+        return PLAIN._replace(epilogue=Epilogue(bias=array(np.ones(8, np.float32))))
+
+    def make(call, out):
+        bias = call.epilogue.bias
+        return Fused(row_bias=array(bias) if copies else bias)
+
+    a, x, first, second = operand(), tokens(), call(), call()
+    key = planned(a, x, first, make)
+    assert key == _alike.key_of(a, x, None, second, from_left=False)
+    plan = _alike.find(key, a, x, None, second, from_left=False)
+    if copies:  # of which nobody would know when the vector changes
+        assert plan is None
+        return
+    plan(x, array(np.zeros((8, 4), np.float32)))
+    (made,) = plan._launches.values()
+    address = second.epilogue.bias.ctypes.data
+    assert address.to_bytes(8, "little") in made.arguments[-1].tobytes()
+
+
+def test_nothing_is_kept_alive(seen):
+    a, x = operand(), tokens()
+    refs = [weakref.ref(part) for part in (a.rows.values, a.rows.packed, x)]
+    planned(a, x)
+    assert _alike._known
+    del a, x
+    assert all(ref() is None for ref in refs)
+
+
+def test_arrays_on_the_cpu_share_nothing():
+    A = s24.random((8, 16), rng=0)
+    x = np.ones((16, 4), np.float32)
+    assert _alike.key_of(A._operand, x, None, PLAIN, from_left=False) is None
+
+
+# --- on one -------------------------------------------------------------------------------
+
+CALLS = {
+    "A @ b": lambda A, x, bias: A @ x.T,
+    "x @ A.T": lambda A, x, bias: x @ A.T,
+    "a vector": lambda A, x, bias: A @ x[0],
+    "bias": lambda A, x, bias: s24.linear(x, A, bias),
+    "bias and gelu": lambda A, x, bias: s24.linear(x, A, bias, activation="gelu"),
+    "scales": lambda A, x, bias: s24.matmul(A, x.T, scales=(bias, None)),
+    "wide": lambda A, x, bias: s24.matmul(A, x.T, dtype="float32"),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("sparse_wgmma", "sparse_skinny")
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("n", [1, 24, 512])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_second_array_is_not_planned(monkeypatch, library, call, n, dtype):
+    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
+    planned, fill = [], _dispatch.fill
+    monkeypatch.setattr(_dispatch, "fill", lambda *of: planned.append(of) or fill(*of))
+    monkeypatch.setattr(_alike, "_known", {})
+
+    def draw(*shape):
+        x = torch.randn(*shape, device="cuda")
+        return x if library == "torch" else cupy.from_dlpack(x)
+
+    def narrow(x):
+        return x.to(getattr(torch, dtype)) if library == "torch" else x.astype(A.dtype)
+
+    for i in range(3):
+        A = s24.compress(draw(256, 512), on_excess="prune", dtype=dtype)
+        for j in range(2):
+            x, bias = narrow(draw(n, 512)), draw(256)
+            got = call(A, x, bias)
+            # Each call brings another bias, which the plan of an array holds.
+            assert len(planned) == (i == j == 0)
+            planned.clear()
+            with monkeypatch.context() as alone:
+                alone.setattr(_alike, "_known", {})
+                want = call(A.copy(), x, bias)
+            assert len(planned) == 1
+            assert (got == want).all()
+            planned.clear()
