@@ -56,7 +56,9 @@ def find(
     if call is not PLAIN:
         with _foreign.stream_of(x):
             epilogue = shared.make_epilogue(call, out)
-        if not _replay.is_the_callers(epilogue, call):
+        epilogue = epilogue.transposed() if from_left else epilogue
+        is_linear = epilogue.c is None and epilogue.aux is None
+        if not is_linear or not _replay.is_the_callers(epilogue, call):
             return None
     launched = shared.launched._replace(a=_record(a, from_left), epilogue=epilogue)
     return ReadyProduct(launched, shared.allocate, shared.layout)

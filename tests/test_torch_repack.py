@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sparse24 import _torch_ops as ops  # noqa: E402
 from sparse24 import _moved, _torch_repack, _torch_replay  # noqa: E402
+from sparse24 import _torch_ops as ops  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 
 HALF = torch.float16
@@ -146,7 +146,7 @@ def test_launches_move_to_other_addresses(shape, n, dtype):
             assert torch.equal(y.double(), x.double() @ whole.double().t() + bias.double())
             held.append((weight, x, parts, whole, y))  # so that others get new addresses
     prepared = [one._launches for one in _torch_replay._known.values() if hasattr(one, "_launches")]
-    assert len(prepared) >= 2 * len(HOW)
+    assert len(prepared) >= len(HOW)
     for one in prepared:
         assert None not in one._lay_out._known.values()  # none is laid out at each address
         for key, launches in one._known.items():
