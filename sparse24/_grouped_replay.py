@@ -10,7 +10,7 @@ import numpy as np
 from sparse24 import _arrays, _replay
 from sparse24._fuse import Call
 from sparse24._grouped_dispatch import Grouped
-from sparse24._ready import Ready, allocator
+from sparse24._ready import allocator, bound
 
 
 def signature(
@@ -56,4 +56,4 @@ def remember(
     result = given[1]
     make = allocator(result if by_rows else result.T)
     allocate = make if by_rows else lambda: make().T
-    _replay.keep(plans, key, Ready(bind, used.b, used.out, allocate))
+    _replay.keep(plans, key, bound(bind, used.b, used.out, allocate))

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparse24 import _arrays, _finish, _replay
 from sparse24._fuse import Call
-from sparse24._ready import Ready, ReadyInTurn, View, allocator
+from sparse24._ready import ReadyInTurn, View, allocator, bound
 from sparse24._records import Fused
 from sparse24._target import Target
 from sparse24.kernels import dense, loader
@@ -51,7 +51,7 @@ def ready(
             return None  # of rows, or a single number
         convert = _converter(made.dtype.name)
     laid = _Laid(full, epilogue)
-    second = Ready(laid.bind, array, array, allocator(result))
+    second = bound(laid.bind, array, array, allocator(result))
     return ReadyInTurn(first, second, convert)
 
 

@@ -34,6 +34,7 @@ class MovedLayout:
     lay_out : callable
         ``lay_out(*addresses, stream)`` gives launches, one after the other.  Of an address it looks
         at the remainder by `ALIGNED_TO` at most; an address of 0 is of an array that is left out.
+        What is no `Launch` is laid out at each address.
     """
 
     def __init__(self, lay_out: LayOut):
@@ -57,11 +58,14 @@ class MovedLayout:
     def _laid(self, addresses: Sequence[int], stream: int) -> list[_Laid] | None:
         """For stand-ins; None if the arguments do not hold addresses as words."""
         first = [a and FIRST + i * APART + a % ALIGNED_TO for i, a in enumerate(addresses)]
-        second = [a and a + SHIFT for a in first]
-        pairs = self._lay_out(*first, stream), self._lay_out(*second, stream)
-        if len(pairs[0]) != len(pairs[1]):
+        launches = self._lay_out(*first, stream)
+        if not all(isinstance(launch, Launch) for launch in launches):  # a call of cuBLAS
             return None
-        found = [_laid(*pair, first) for pair in zip(*pairs, strict=True)]
+        shifted = self._lay_out(*(a and a + SHIFT for a in first), stream)
+        if len(launches) != len(shifted):
+            return None
+        pairs = zip(launches, shifted, strict=True)
+        found = [_laid(*pair, first) for pair in pairs]
         return None if None in found else [one for one in found if one is not None]
 
 

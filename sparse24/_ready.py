@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparse24 import _arrays, _foreign
@@ -68,9 +68,9 @@ class Ready:
 
     Parameters
     ----------
-    bind : callable
-        ``bind(b, out, stream)`` lays out the arguments of a `Launch`; with the address of a
-        vector behind them where calls give one.
+    layout : callable
+        ``layout(b, out, stream)`` gives one launch for these addresses, ``layout(b, out, vector,
+        stream)`` where calls give a vector; see `bound`.
     b, out : array
         Of the call that prepared it.
     allocate : callable
@@ -80,10 +80,10 @@ class Ready:
     """
 
     def __init__(
-        self, bind: Callable[..., Any], b: Any, out: Any, allocate: Callable[[], Any],
+        self, layout: Callable[..., Sequence[Any]], b: Any, out: Any, allocate: Callable[[], Any],
         *, captured: bool = True,
     ):  # fmt: skip
-        self._bind, self._allocate, self.captured = bind, allocate, captured
+        self._layout, self._allocate, self.captured = layout, allocate, captured
         self._b, self._out = View(b), View(out)
         self._launches: dict[tuple[int, ...], Any] = {}
 
@@ -129,10 +129,22 @@ class Ready:
             with _foreign.stream_of(x):
                 self._launch(key)
 
-    def _lay_out(self, b: View, out: View, *rest: int) -> Launch:
+    def _lay_out(self, b: View, out: View, stream: int, *vector: int) -> Launch:
         if _arrays.overlaps(out, b):
             raise ArgumentError(OVERLAP.format("out"))
-        return self._bind(b, out, *rest)
+        (launch,) = self._layout(b.ptr, out.ptr, *vector, stream)
+        return launch
+
+
+def bound(
+    bind: Callable[..., Any], b: Any, out: Any, allocate: Callable[[], Any],
+    *, captured: bool = True,
+) -> Ready:  # fmt: skip
+    """A `Ready` of what ``bind(b, out, stream)`` lays out for views of b and out.
+
+    With the address of a vector behind them where calls give one.
+    """
+    return Ready(MovedLayout(by_address(bind, b, out)), b, out, allocate, captured=captured)
 
 
 class ReadyProduct(Ready):
@@ -151,10 +163,11 @@ class ReadyProduct(Ready):
     def __init__(
         self, launched: Launched, allocate: Callable[[], Any], layout: MovedLayout | None = None
     ):
-        self._record, self.allocate = launched.a, allocate
-        self.layout = MovedLayout(by_address(launched)) if layout is None else layout
-        bind = functools.partial(_moved, self.layout, launched.a)  # no method: that were a cycle
-        super().__init__(bind, launched.b, launched.out, allocate)
+        a = self._record = launched.a
+        self.allocate = allocate
+        self.layout = MovedLayout(product_by_address(launched)) if layout is None else layout
+        here = functools.partial(self.layout, a.values.data.ptr, a.packed.data.ptr)
+        super().__init__(here, launched.b, launched.out, allocate)
         self._params = None
         if launched.epilogue is not records.PLAIN:
             self._params = _epilogue.params(launched.epilogue)
@@ -162,34 +175,38 @@ class ReadyProduct(Ready):
         self._c = None if c is None else View(c)
         self._aux = None if aux is None else View(aux)
 
-    def _lay_out(self, b: View, out: View, *rest: int) -> Launch:
+    def _lay_out(self, b: View, out: View, stream: int, *vector: int) -> Launch:
         if _arrays.overlaps(out, self._record.values):
             raise ArgumentError(OVERLAP.format("out"))
         if self._aux is not None and _arrays.overlaps(self._aux, out):
             raise ArgumentError("aux shares memory with out; pass another array")
         if self._c is not None and _arrays.overlaps(self._c, out) and not _same(self._c, out):
             raise ArgumentError("c overlaps out and is another array; pass out itself, or a copy")
-        launch = super()._lay_out(b, out, *rest)
+        launch = super()._lay_out(b, out, stream, *vector)
         return launch if self._params is None else launch.with_last(self._params)
 
 
-def by_address(launched: Launched) -> Callable[..., list[Launch]]:
-    """Lays out a product for addresses of its values, codes, b and out; it holds no array."""
-    bind, record = launched.launcher.bind, launched.a
-    views = [View(x) for x in (record.values, record.packed, launched.b, launched.out)]
-    shape, dtype = record.shape, record.dtype
+def by_address(bind: Callable[..., Any], *operands: Any) -> Callable[..., list[Any]]:
+    """``bind(*views, stream, *vector)`` as a layout of addresses; it holds no array."""
+    views = [View(x) for x in operands]
 
-    def lay_out(*key: int) -> list[Launch]:
+    def lay_out(*key: int) -> list[Any]:
         *addresses, stream = key
-        values, codes, b, out = (view.at(x) for view, x in zip(views, addresses, strict=True))
-        return [bind(records.Compressed24(values, None, codes, shape, dtype), b, out, stream)]
+        placed = (view.at(x) for view, x in zip(views, addresses, strict=False))
+        return [bind(*placed, stream, *addresses[len(views) :])]
 
     return lay_out
 
 
-def _moved(layout: MovedLayout, a: records.Compressed24, b: View, out: View, stream: int) -> Launch:
-    (launch,) = layout(a.values.data.ptr, a.packed.data.ptr, b.ptr, out.ptr, stream)
-    return launch
+def product_by_address(launched: Launched) -> Callable[..., list[Launch]]:
+    """A product with a plain epilogue as a layout of its values, codes, b and out."""
+    record, bind = launched.a, launched.launcher.bind
+    facts = record.shape, record.dtype
+
+    def bound(values: View, codes: View, b: View, out: View, stream: int) -> Launch:
+        return bind(records.Compressed24(values, None, codes, *facts), b, out, stream)
+
+    return by_address(bound, record.values, record.packed, launched.b, launched.out)
 
 
 class ReadyArrays:

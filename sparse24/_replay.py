@@ -16,7 +16,7 @@ from sparse24 import _arrays, _autotune, _devices, _dtypes, _ready_cpu, _tuning_
 from sparse24 import _records as records
 from sparse24._dispatch import Launched
 from sparse24._fuse import PLAIN, Call, Epilogue
-from sparse24._ready import Ready, ReadyArrays, ReadyProduct, allocator
+from sparse24._ready import ReadyArrays, ReadyProduct, allocator, bound
 from sparse24.kernels.launch import Launcher
 
 MOST_SIGNATURES = 256
@@ -107,7 +107,7 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
     ----------
     run : callable
         Called with ``(b, out)``, matrices; says by `captured` whether a graph can hold it.  With
-        `bind`, as that of `Ready`, it is one launch.
+        `bind`, as that of `_ready.bound`, it is one launch.
     lay : callable
         Makes the matrices from CuPy arrays like `x` and `result`.
     product : array
@@ -116,7 +116,7 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
     allocate, (b, out) = allocator(product), lay(x, result)
     in_place = b.data.ptr == x.data.ptr  # else a graph would not keep the copy
     if in_place and hasattr(run, "bind"):
-        return Ready(run.bind, b, out, allocate, captured=run.captured)
+        return bound(run.bind, b, out, allocate, captured=run.captured)
     captured = in_place and run.captured
     return ReadyArrays(lambda x, out: run(*lay(x, out)), allocate, captured=captured)
 

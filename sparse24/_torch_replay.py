@@ -18,7 +18,7 @@ from torch import Tensor
 from sparse24 import _arrays, _autotune, _foreign, _tuning_cache
 from sparse24._dispatch import Launched
 from sparse24._moved import MovedLayout
-from sparse24._ready import View, by_address
+from sparse24._ready import View, product_by_address
 from sparse24._records import Fused
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.call import KernelCall
@@ -120,7 +120,7 @@ class Product:
     """A prepared product of one signature."""
 
     def __init__(self, launched: Launched, out: Tensor):
-        self._by_address = by_address(launched)
+        self._by_address = product_by_address(launched)
         bias = launched.epilogue.row_bias
         self._bias = None if bias is None else View(bias)
         self._result = (tuple(out.shape), out.dtype)

@@ -28,6 +28,7 @@ TITLES = {
     "pack": "pruning, compressing and packing",
     "hybrid": "unstructured matrices in the block-hybrid format",
     "training": "a training step",
+    "reduction": "averages of gradients over GPUs",
     "masks": "masks",
     "schedule": "mask updates",
     "overhead": "the time of a call",

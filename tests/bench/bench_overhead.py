@@ -10,6 +10,7 @@ of a kernel by NVRTC, source to cubin.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -22,12 +23,14 @@ from harness import write_suite
 
 import sparse24 as s24
 import sparse24.torch as st
+from sparse24._ready import MOST_ADDRESSES
 from sparse24.kernels import loader, sparse_fma, sparse_mma, sparse_skinny, sparse_wgmma
 
 STEMS = ("sparse_wgmma", "sparse_skinny")
 SIZE = 384
 UNSTRUCTURED_ZEROS = 0.95
 STACKED = 8
+LAYERS = 24
 CALLS, ROUNDS, WARM_UP = 300, 9, 30
 ARCH = "sm_90a"
 
@@ -96,6 +99,42 @@ def steps(n: int) -> Calls:
     }  # fmt: skip
 
 
+def moving_calls(n: int) -> Calls:
+    """Calls whose operands lie elsewhere each time, at more addresses than are remembered."""
+    layer = torch.nn.Linear(SIZE, SIZE, device="cuda", dtype=torch.float16)
+    sparse = st.SparseLinear.from_dense(layer)
+    inputs = torch.randn(2 * MOST_ADDRESSES, n, SIZE, device="cuda", dtype=torch.float16)
+    ours, theirs = (itertools.cycle(inputs.unbind()) for _ in range(2))
+    return {
+        "SparseLinear, other addresses": (
+            lambda: sparse(next(ours)), {"torch": lambda: layer(next(theirs))},
+        ),
+    }  # fmt: skip
+
+
+def other_numbers_of_tokens(bias: bool) -> dict:
+    """The mean call of layers of one shape with numbers of tokens that were not there before."""
+    layers = [
+        torch.nn.Linear(SIZE, SIZE, bias, device="cuda", dtype=torch.float16)
+        for _ in range(LAYERS)
+    ]
+    sparse = [st.SparseLinear.from_dense(layer) for layer in layers]
+    times: dict[str, list[float]] = {"ours": [], "torch": []}
+    for n in range(1000, 1000 + 3 * ROUNDS, 3):
+        x = torch.randn(n, SIZE, device="cuda", dtype=torch.float16)
+        for name, model in (("ours", sparse), ("torch", layers)):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for layer in model:
+                layer(x)
+            times[name].append(1e6 * (time.perf_counter() - start) / LAYERS)
+    median = {name: statistics.median(samples) for name, samples in times.items()}
+    name = f"{LAYERS} SparseLinear{', bias' if bias else ''}, another number of tokens"
+    facts = {"ours_kernel": "replayed", "m": SIZE, "k": SIZE, "n": 1000, "dtype": "float16"}
+    ours = median.pop("ours")
+    return {"name": name, "ours_us": ours, "rivals": median, **facts}
+
+
 def hybrid_calls(n: int) -> Calls:
     """The calls on an unstructured matrix."""
     weight = cp.random.standard_normal((SIZE, SIZE), dtype=np.float32).astype(np.float16)
@@ -123,8 +162,9 @@ def hybrid_calls(n: int) -> Calls:
 def overheads() -> list[dict]:
     rows = []
     for n in (1, 16, 512):
-        for name, (ours, rivals) in (calls(n) | hybrid_calls(n)).items():
+        for name, (ours, rivals) in (calls(n) | moving_calls(n) | hybrid_calls(n)).items():
             rows.append(timed(f"{name}, n = {n}", ours, rivals, n, "float16"))
+    rows += [other_numbers_of_tokens(bias) for bias in (False, True)]
     with torch.enable_grad():
         for name, (ours, rivals) in steps(512).items():
             rows.append(timed(name, ours, rivals, 512, "bfloat16"))

@@ -3,7 +3,8 @@
 On a machine with several GPUs: ``python tests/bench/bench_reduction.py``, which writes the suite
 ``reduction``.  A step is a forward and a backward pass of feed-forward blocks in bfloat16, masks
 set, in which DDP averages the gradients: all of them, or kept ones alone.  Beside it a step that
-averages nothing, which tells what there is to save.
+averages nothing, which tells what there is to save.  ``--sockets`` keeps NCCL from the links
+between the GPUs: it averages through the network stack of the machine, as between machines.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from bench_training import FeedForward
@@ -26,8 +30,20 @@ from sparse24 import torch as st
 STEMS = ("compress", "decompress", "like", "sparse_wgmma")
 WIDTH, BLOCKS = 4096, 4
 TOKENS = (1024, 4096, 16384)  # of each rank
-ROUNDS, REPEATS = 7, 8
-HOOKS = {"all of them": None, "ours": True, "unchecked": False}  # the check of `reduce_packed`
+HOOKS = {"ddp": None, "packed": True, "packed, unchecked": False}  # the check of `reduce_packed`
+NOTHING = "without averages"
+SOCKETS = {
+    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+}  # fmt: skip
+
+
+class Plan(NamedTuple):
+    world: int
+    sockets: bool
+    tokens: Sequence[int]
+    rounds: int
+    repeats: int
 
 
 class Blocks(torch.nn.Sequential):
@@ -57,51 +73,58 @@ def step(ddp, x, averages: bool = True) -> None:
     ddp.zero_grad(set_to_none=False)  # gradients stay views of the buckets
 
 
-def milliseconds(ddp, x, averages: bool) -> float:
+def microseconds(ddp, x, averages: bool, repeats: int) -> float:
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.distributed.barrier()
     start.record()
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         step(ddp, x, averages)
     stop.record()
     stop.synchronize()
-    return start.elapsed_time(stop) / REPEATS
+    return 1e3 * start.elapsed_time(stop) / repeats
 
 
-def race(contenders: dict, x) -> dict[str, list[float]]:
+def race(contenders: dict, x, plan: Plan) -> dict[str, list[float]]:
     """Samples of all contenders in turn, as many on each rank, which wait for each other."""
     samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for i in range(-1, ROUNDS):  # the first compiles and fills caches
+    for i in range(-1, plan.rounds):  # the first compiles and fills caches
         for name, (ddp, averages) in contenders.items():
-            taken = milliseconds(ddp, x, averages)
+            taken = microseconds(ddp, x, averages, plan.repeats)
             if i >= 0:
                 samples[name].append(taken)
     return samples
 
 
-def case(tokens: int, samples: dict[str, list[float]]) -> dict:
-    median = {name: round(1e3 * statistics.median(times), 1) for name, times in samples.items()}
-    low, _, high = statistics.quantiles(samples["ours"], n=4)
-    return {
-        "name": f"{tokens} tokens on each of {torch.distributed.get_world_size()} GPUs",
-        "tokens": tokens, "width": WIDTH, "blocks": BLOCKS, "dtype": "bfloat16",
-        "ours_kernel": "reduce_packed", "ours_us": median.pop("ours"), "rivals": median,
-        "spread": round(5e2 * (high - low), 1),
-    }  # fmt: skip
+def rows(tokens: int, samples: dict[str, list[float]], plan: Plan) -> list[dict]:
+    """A case for each way of packing."""
+    median = {name: round(statistics.median(times), 1) for name, times in samples.items()}
+    rivals = {name: median[name] for name in ("ddp", NOTHING)}
+    where = "sockets" if plan.sockets else "the GPUs' links"
+    found = []
+    for name in ("packed", "packed, unchecked"):
+        low, _, high = statistics.quantiles(samples[name], n=4)
+        found.append({
+            "name": f"{tokens} tokens on each of {plan.world} GPUs, by {where}, {name}",
+            "tokens": tokens, "width": WIDTH, "blocks": BLOCKS, "dtype": "bfloat16",
+            "ours_kernel": "reduce_packed", "ours_us": median[name], "rivals": rivals,
+            "spread": round((high - low) / 2, 1),
+        })  # fmt: skip
+    return found
 
 
-def run(rank: int, world: int, folder: str) -> None:
+def run(rank: int, plan: Plan, folder: str) -> None:
     torch.cuda.set_device(rank)
+    os.environ.update(SOCKETS if plan.sockets else {})
     meeting = Path(folder, "meeting").as_uri()
-    torch.distributed.init_process_group("nccl", meeting, rank=rank, world_size=world)
+    torch.distributed.init_process_group("nccl", meeting, rank=rank, world_size=plan.world)
     contenders = {name: (wrapped(rank, check), True) for name, check in HOOKS.items()}
-    contenders["none"] = wrapped(rank, None), False
+    contenders[NOTHING] = wrapped(rank, None), False
     cases = []
-    for tokens in TOKENS:
+    for tokens in plan.tokens:
         x = torch.randn(tokens, WIDTH, device=rank, dtype=torch.bfloat16)
-        cases.append(case(tokens, race(contenders, x)))
+        cases += rows(tokens, race(contenders, x, plan), plan)
         if rank == 0:
-            print(json.dumps(cases[-1]))
+            print(*map(json.dumps, cases[-2:]), sep="\n", flush=True)
     Path(folder, f"{rank}.json").write_text(json.dumps(cases))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -110,14 +133,19 @@ def run(rank: int, world: int, folder: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder of the record, instead of docs")
-    out = parser.parse_args().out
+    parser.add_argument("--sockets", action="store_true")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=8)
+    chosen = parser.parse_args()
     world = torch.cuda.device_count()
     if world < 2:
         raise SystemExit("needs two GPUs")
+    plan = Plan(world, chosen.sockets, chosen.tokens, chosen.rounds, chosen.repeats)
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run, (world, folder), nprocs=world)
+        torch.multiprocessing.spawn(run, (plan, folder), nprocs=world)
         cases = json.loads(Path(folder, "0.json").read_text())
-    write_suite("reduction", cases, stems=STEMS, out=out)
+    write_suite("reduction", cases, stems=STEMS, out=chosen.out)
 
 
 if __name__ == "__main__":
