@@ -57,8 +57,8 @@ def find(
         with _foreign.stream_of(x):
             epilogue = shared.make_epilogue(call, out)
         epilogue = epilogue.transposed() if from_left else epilogue
-        is_linear = epilogue.c is None and epilogue.aux is None
-        if not is_linear or not _replay.is_the_callers(epilogue, call):
+        has_matrices = epilogue.c is not None or epilogue.aux is not None  # perhaps to be folded
+        if has_matrices or not _replay.is_the_callers(epilogue, call):
             return None
     launched = shared.launched._replace(a=_record(a, from_left), epilogue=epilogue)
     return ReadyProduct(launched, shared.allocate, shared.layout)

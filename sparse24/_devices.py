@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sparse24 import _arrays
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-_Function = Callable[_Arguments, _Result]
+Given = ParamSpec("Given")
+Self = TypeVar("Self")
+Result = TypeVar("Result")
 
 
 def on_device_of(*arrays: Any) -> contextlib.AbstractContextManager:
@@ -28,22 +28,24 @@ def on_device(name: str) -> contextlib.AbstractContextManager:
     return _arrays.cupy_module().cuda.Device(int(index))
 
 
-def on_own_device(method: _Function) -> _Function:
+def on_own_device(
+    method: Callable[Concatenate[Self, Given], Result],
+) -> Callable[Concatenate[Self, Given], Result]:
     """A method that works on the device of its object."""
 
     @functools.wraps(method)
-    def there(self, *args, **kwargs):
+    def there(self: Any, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         with on_device(self.device):
             return method(self, *args, **kwargs)
 
     return there
 
 
-def on_device_of_arguments(function: _Function) -> _Function:
+def on_device_of_arguments(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """A function that works on the device of the first array that it is given."""
 
     @functools.wraps(function)
-    def there(*args, **kwargs):
+    def there(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         with on_device_of(*args, *kwargs.values()):
             return function(*args, **kwargs)
 

@@ -1,0 +1,72 @@
+"""On which device work goes, with stand-ins for CuPy's arrays and devices."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_device import RUNTIME, Array, Place, array
+
+from sparse24 import _arrays, _devices, _foreign, _replay
+
+
+@pytest.fixture(autouse=True)
+def two_devices(monkeypatch):
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=RUNTIME, Device=Place))
+    monkeypatch.setattr(_arrays, "is_cupy", lambda x: isinstance(x, Array))
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: cupy)
+    monkeypatch.setattr(Place, "current", 0)
+
+
+class Kept:
+    """An object on a device, whose methods say where they ran."""
+
+    def __init__(self, device: str):
+        self.device = device
+
+    @_devices.on_own_device
+    def where(self, more=0):
+        return Place.current + more
+
+    @property
+    @_devices.on_own_device
+    def place(self):
+        return Place.current
+
+
+@_devices.on_device_of_arguments
+def where(*arrays, last=None):
+    return Place.current
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_work_goes_to_the_device_of_the_arrays(number):
+    x = array(np.zeros(4), number)
+    with _devices.on_device_of(np.zeros(3), x):
+        assert Place.current == number
+    with _foreign.stream_of(x):
+        assert Place.current == number
+    assert where(None, x) == where(1, last=x) == number
+    kept = Kept(f"cuda:{number}")
+    assert (kept.where(), kept.where(more=5), kept.place) == (number, number + 5, number)
+    assert Place.current == 0
+
+
+def test_what_is_on_no_gpu_leaves_the_current_device():
+    with _devices.on_device("cuda:1"):
+        for context in (_devices.on_device("cpu"), _devices.on_device("cuda")):
+            with context:
+                assert Place.current == 1
+        assert where(np.zeros(3), last=4) == Kept("cpu").where() == 1
+    assert Place.current == 0
+
+
+def test_only_arrays_of_the_current_device_are_remembered():
+    here, there = array(np.zeros((4, 4))), array(np.zeros((4, 4)), 1)
+    assert not _devices.is_elsewhere(here)
+    assert _replay.layout_of(here) is not None
+    assert _replay.layout_of(there) is None
+    with _devices.on_device("cuda:1"):
+        assert _replay.layout_of(there)[-1] == 1
+        assert _replay.layout_of(here) is None
