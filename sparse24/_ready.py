@@ -38,7 +38,7 @@ class View:
 
     def at(self, address: int) -> View:
         """The same layout elsewhere."""
-        moved = object.__new__(View)  # `copy.copy` takes ten times as long
+        moved = object.__new__(View)  # a tenth of the time of `copy.copy`
         moved.ptr, moved.shape, moved.strides = address, self.shape, self.strides
         moved.dtype, moved.itemsize = self.dtype, self.itemsize
         moved.ndim, moved.size = self.ndim, self.size
