@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sparse24 import _arrays
+from sparse24._errors import DeviceError
 
 Given = ParamSpec("Given")
 Self = TypeVar("Self")
@@ -55,3 +56,12 @@ def on_device_of_arguments(function: Callable[Given, Result]) -> Callable[Given,
 def is_elsewhere(x: Any) -> bool:
     """True for a CuPy array that is not on the current device."""
     return x.data.device_id != _arrays.cupy_module().cuda.runtime.getDevice()
+
+
+def refuse_elsewhere(x: Any, *, argument: str) -> None:
+    """Refuse a CuPy array that is not on the current device, to which those of the call go."""
+    if _arrays.is_cupy(x) and is_elsewhere(x):
+        raise DeviceError(
+            f"{argument} is on {_arrays.device_of(x)}, the operands are not; pass an array where "
+            "they are"
+        )

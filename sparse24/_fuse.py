@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sparse24 import _check, _foreign
+from sparse24 import _check, _devices, _foreign
 from sparse24 import _records as records
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
@@ -144,6 +144,7 @@ def _scale(name: str, x, shape: tuple[int, int]):
     if x is None or _check.is_scalar(x):
         return x
     x, _ = _foreign.take(x, argument=name)
+    _devices.refuse_elsewhere(x, argument=name)
     size = math.prod(shape)
     if x.ndim and x.shape not in ((size,), shape):
         raise ShapeError(f"{name} must have shape ({size},) or {shape}, got {x.shape}")
@@ -175,6 +176,7 @@ def _vector(name: str, x, m: int, n: int, xp, real):
         x = _check.number(x, argument=name)
         return (None, xp.full(n, x, real), 1.0) if name == "bias" else (None, None, x)
     x, _ = _foreign.take(x, argument=name)
+    _devices.refuse_elsewhere(x, argument=name)
     if x.dtype.kind in "cSUOmM":
         raise DTypeError(f"{name} must hold real numbers, got {x.dtype}")
     if x.size == 1 and x.ndim == 0:

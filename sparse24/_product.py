@@ -190,10 +190,11 @@ class Result(Target):
     @classmethod
     def plan(cls, a: Operand24, other, out, call: Call, shape: tuple[int, ...]) -> Result:
         held = a.elements
-        if _arrays.is_cupy(other) != _arrays.is_cupy(held):
+        here, there = _arrays.device_of(held), _arrays.device_of(other)
+        if here != there:
             raise DeviceError(
-                f"one operand is on {_arrays.device_of(held)}, the other on "
-                f"{_arrays.device_of(other)}; move one with .to_device(...) or cupy.asarray"
+                f"one operand is on {here}, the other on {there}; move one with .to_device(...) or "
+                "cupy.asarray"
             )
         row_a, row_b = promote(
             a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._records import Fused
 
@@ -75,6 +75,7 @@ class Target:
                 f"{name} is on {_arrays.device_of(array)}, the operands are not; pass an array "
                 "where they are"
             )
+        _devices.refuse_elsewhere(array, argument=name)
         wanted = list(self.shape)
         if dropped is not None:
             del wanted[dropped]

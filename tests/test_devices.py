@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from fake_device import RUNTIME, Array, Place, array
 
+import sparse24 as s24
 from sparse24 import _arrays, _devices, _foreign, _replay
+from sparse24._errors import DeviceError
+from sparse24._fuse import PLAIN, Epilogue, fuse
+from sparse24._product import Result
+from sparse24._records import Compressed24, Operand24
+from sparse24._target import Target
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +23,10 @@ def two_devices(monkeypatch):
     monkeypatch.setattr(_arrays, "is_cupy", lambda x: isinstance(x, Array))
     monkeypatch.setattr(_arrays, "cupy_module", lambda: cupy)
     monkeypatch.setattr(Place, "current", 0)
+    take = _foreign.take
+    monkeypatch.setattr(_foreign, "take", lambda x, **how: (
+        (x, _foreign.identity) if isinstance(x, Array) else take(x, **how)
+    ))  # fmt: skip
 
 
 class Kept:
@@ -70,3 +80,27 @@ def test_only_arrays_of_the_current_device_are_remembered():
     with _devices.on_device("cuda:1"):
         assert _replay.layout_of(there)[-1] == 1
         assert _replay.layout_of(here) is None
+
+
+def test_arrays_of_another_device_are_refused():
+    here, there = array(np.zeros((16, 4), np.float32)), array(np.zeros((16, 4), np.float32), 1)
+    _devices.refuse_elsewhere(here, argument="out")
+    _devices.refuse_elsewhere(np.zeros(3), argument="out")  # it is moved, or refused as NumPy's
+    with pytest.raises(DeviceError, match="out is on cuda:1, the operands are not; pass an array"):
+        _devices.refuse_elsewhere(there, argument="out")
+    A = s24.random((8, 16), rng=0)
+    record = Compressed24(array(A.values), None, array(A.packed), (8, 16), A._dtype)
+    a = Operand24(record, None, None, (8, 16), A._dtype)
+    assert Result.plan(a, here, None, PLAIN, (8, 4)).on_gpu
+    message = r"one operand is on cuda:0, the other on cuda:1; move one with \.to_device"
+    with pytest.raises(DeviceError, match=message):
+        Result.plan(a, there, None, PLAIN, (8, 4))
+    target = Target((8, 4), "float32", array(np.zeros((8, 4), np.float32), 1), on_gpu=True)
+    with pytest.raises(DeviceError, match="out is on cuda:1, the operands are not"):
+        target.allocate(None)
+    bias = array(np.zeros(8, np.float32), 1)
+    for call in (
+        PLAIN._replace(epilogue=Epilogue(bias=bias)), PLAIN._replace(scales=(bias, None)),
+    ):  # fmt: skip
+        with pytest.raises(DeviceError, match=r"(bias|scales\[0\]) is on cuda:1"):
+            fuse(call, (8, 16), (16, 4), np, np.float32)

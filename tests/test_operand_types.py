@@ -57,6 +57,7 @@ def test_whole_results_of_float64_are_refused_on_a_gpu(monkeypatch, own, name):
     a, x = s24.compress(np.eye(8, dtype=own)), np.ones((8, 2))
     assert s24.matmul(a, x, dtype=name).dtype == name
     monkeypatch.setattr(_product._arrays, "is_cupy", lambda x: True)
+    monkeypatch.setattr(_product._arrays, "device_of", lambda x: "cuda:0")
     message = f"products of float64 have no {name} result on a GPU; leave dtype out and round"
     with pytest.raises(s24.UnsupportedError, match=message):
         _product.Result.plan(a._operand, x, None, PLAIN._replace(dtype=name), (8, 2))

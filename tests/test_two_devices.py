@@ -117,3 +117,19 @@ def test_arrays_of_a_device_that_is_not_the_current_one(cupy, rng, function, n):
             assert getattr(got, "device", None) == getattr(want, "device", None)
             cupy.testing.assert_array_equal(got, want)
     assert cupy.cuda.runtime.getDevice() == 0
+
+
+def test_operands_of_two_devices_are_refused(cupy, rng):
+    with cupy.cuda.Device(1):
+        x, bias = cupy.asarray(whole(rng, (512, 40))), cupy.zeros(512, np.float32)
+        out = cupy.zeros((512, 40), np.float16)
+    here = cupy.asarray(whole(rng, (512, 512)))
+    a, tokens = compress(here, on_excess="prune"), here[:, :40]
+    for _ in range(2):
+        a @ tokens  # is remembered
+        for call in (
+            lambda: a @ x, lambda: x.T @ a.T, lambda: s24.matmul(a, tokens, out=out),
+            lambda: s24.linear(tokens.T, a, bias), lambda: hybrid(here) @ x,
+        ):  # fmt: skip
+            with pytest.raises(s24.DeviceError, match=r"cuda:[01]"):
+                call()
