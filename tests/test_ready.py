@@ -127,3 +127,14 @@ def test_torch_tells_its_stream_without_an_object(monkeypatch):
     cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=device.index))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=None, cuda=cuda))
     assert _arrays.torch_stream(Tensor(0, index=3)) == 3
+
+
+def test_cupys_default_stream_is_that_of_torch(monkeypatch):
+    """By its address, 0, torch would make a stream of its own, which nobody waits for."""
+    cuda = SimpleNamespace(
+        default_stream=lambda device: f"default of {device}",
+        ExternalStream=lambda address, device: f"{address} of {device}",
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert _arrays.torch_stream_at(0, 1) == "default of 1"
+    assert _arrays.torch_stream_at(64, 1) == "64 of 1"
