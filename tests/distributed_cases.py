@@ -5,6 +5,7 @@ A module of its own, because a spawned process imports the function that it runs
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from pathlib import Path
@@ -40,15 +41,19 @@ def apart(rank, dtype, shape=(7, 22), device="cpu"):
     return s24.random(shape, dtype=dtype, rng=rank).to_device(device)
 
 
+@contextlib.contextmanager
 def of_torch(rank, meeting, kind):
     """A communicator of torch, with the ranks turned round."""
     import torch
 
     backend = "nccl" if kind == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, meeting.as_uri(), rank=rank, world_size=WORLD)
-    return from_torch(torch.distributed.new_group([1, 0]))
+    yield from_torch(torch.distributed.new_group([1, 0]))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
+@contextlib.contextmanager
 def of_nccl(rank, meeting, kind):
     """A communicator of CuPy; rank 0 leaves the identifier in the file where they meet."""
     from cupy.cuda import nccl
@@ -58,7 +63,9 @@ def of_nccl(rank, meeting, kind):
         part.write_bytes(pickle.dumps(nccl.get_unique_id()))
         part.rename(meeting)
     wait_for(meeting)
-    return from_nccl(nccl.NcclCommunicator(WORLD, pickle.loads(meeting.read_bytes()), rank))
+    yield from_nccl(nccl.NcclCommunicator(WORLD, pickle.loads(meeting.read_bytes()), rank))
+    meeting.with_suffix(f".{rank}").touch()
+    wait_for(meeting.with_suffix(f".{1 - rank}"))  # which may still take from this one
 
 
 def wait_for(file):
@@ -74,7 +81,14 @@ def run(rank, folder, kind, connect):
 
         cupy.cuda.Device(rank).use()
         device = f"cuda:{rank}"
-    comm, sums, others = connect(rank, Path(folder, "meeting"), kind), 0, 0
+    with connect(rank, Path(folder, "meeting"), kind) as comm:
+        told = compared(rank, comm, device)
+    Path(folder, f"{rank}.txt").write_text(told)
+
+
+def compared(rank, comm, device):
+    """How many sums were as they should."""
+    sums = others = 0
     for dtype in DTYPES[:4]:
         total = all_reduce(alike(rank, dtype, device=device), comm)
         one, other = (alike(r, dtype) for r in range(WORLD))
@@ -88,6 +102,4 @@ def run(rank, folder, kind, connect):
             total = reduce_scatter(apart(rank, dtype, (m, 22), device), comm)
             np.testing.assert_array_equal(on_host(total), (dense[0] + dense[1])[block], strict=True)
             others += 1
-    told = f"{sums} sums of arrays that are alike, {others} of others"
-    Path(folder, f"{rank}.txt").write_text(told)
-    wait_for(Path(folder, f"{1 - rank}.txt"))  # which may still take from this one
+    return f"{sums} sums of arrays that are alike, {others} of others"
