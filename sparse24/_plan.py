@@ -8,7 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from sparse24 import _arrays, _autotune, _check, _dtypes, _foreign, _product, _tuning_cache
+from sparse24 import (
+    _arrays,
+    _autotune,
+    _check,
+    _devices,
+    _dtypes,
+    _foreign,
+    _product,
+    _tuning_cache,
+)
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
 from sparse24._fuse import PLAIN, Call
@@ -146,8 +155,9 @@ def plan(
         raise ArgumentError(f"a must be a Sparse24Array, got {type(a).__name__}; {way_out}")
     _check.one_of(out_order, ("row", "column"), argument="out_order")
     options = {"dtype": dtype, "epilogue": epilogue, "algorithm": algorithm}
-    b, b_dtype = _example(a, b_spec, b_dtype)
-    return MatmulPlan(a, b, out_order, b_dtype, options)
+    with _devices.on_device(a.device):
+        b, b_dtype = _example(a, b_spec, b_dtype)
+        return MatmulPlan(a, b, out_order, b_dtype, options)
 
 
 def _example(a: Sparse24Array, b_spec, b_dtype):
