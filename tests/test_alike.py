@@ -30,7 +30,6 @@ def seen(monkeypatch):
     found, put = [], monkeypatch.setattr
     put(_alike, "_known", {})
     put(_arrays, "is_cupy", lambda x: isinstance(x, fake_device.Array))
-    put(_arrays, "is_elsewhere", lambda x: False, raising=False)
     put("sparse24._devices.is_elsewhere", lambda x: False)
     put(_replay, "capturing", lambda x: False)
     put(ready, "current_stream", lambda: 7)
