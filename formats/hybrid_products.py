@@ -34,7 +34,7 @@ def matmul(h, b, out, algorithm: str, balance: bool):
     ready = _replay.find(h._plans, key, b)
     if ready is not None:
         return ready(b, out)
-    if key is None and _foreign.is_a_view_first(b):
+    if key is None and _foreign.goes_by_view(b):
         product = lambda b, out: matmul(h, b, out, algorithm, balance)  # noqa: E731
         return by_view(product, b, out, argument="b")
     b = densified(b)
@@ -59,7 +59,7 @@ def multiply_rows(h, x):
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
         return ready(x, None)
-    if key is None and _foreign.is_a_view_first(x):
+    if key is None and _foreign.goes_by_view(x):
         return by_view(lambda x, out: multiply_rows(h, x), x, None, argument="x")
     x = densified(x)
     with _foreign.stream_of(x), kept_for_graphs(h, x):

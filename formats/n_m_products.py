@@ -26,7 +26,7 @@ def product(array: Any, other, *, left: bool):
     if known is not None:
         return known(other)
     argument = "b" if left else "a"
-    if on_cpu and key is None and _foreign.is_a_view_first(other):  # remembered as a NumPy array
+    if on_cpu and key is None and _foreign.goes_by_view(other):  # remembered as a NumPy array
         again = lambda x, out: product(array, x, left=left)  # noqa: E731
         return _product.by_view(again, other, None, argument=argument)
     other = densified(other)

@@ -35,12 +35,18 @@ class _Shared(NamedTuple):
 _known: dict[tuple, _Shared] = {}
 
 
-def key_of(a: Operand24, x: Any, out: Any, call: Call, *, from_left: bool) -> tuple | None:
-    """All that a plan depends on but for addresses; None where none is shared, as on the CPU."""
+def key_of(
+    a: Operand24, x: Any, out: Any, call: Call, key: tuple | None, *, from_left: bool
+) -> tuple | None:
+    """All that a plan depends on but for addresses; None where none is shared, as on the CPU.
+
+    `key` is the signature of the call.
+    """
     record = _record(a, from_left)
     if type(x) is np.ndarray or record is None or record.packed is None:
         return None
-    key = _replay.signature(x, out, call, from_left=from_left, placed=False)
+    if call is not PLAIN:  # it may have addresses of vectors
+        key = _replay.signature(x, out, call, from_left=from_left, placed=False)
     parts = (_replay.layout_of(part) for part in (record.values, record.packed))
     return key and (*key, a.dense is None, record.shape, record.dtype.name, *parts)
 

@@ -58,9 +58,13 @@ def is_elsewhere(x: Any) -> bool:
     return x.data.device_id != _arrays.cupy_module().cuda.runtime.getDevice()
 
 
-def refuse_elsewhere(x: Any, *, argument: str) -> None:
-    """Refuse a CuPy array that is not on the current device, to which those of the call go."""
-    if _arrays.is_cupy(x) and is_elsewhere(x):
+def refuse_elsewhere(x: Any, *, argument: str, on_gpu: bool | None = None) -> None:
+    """Refuse a CuPy array that is not on the current device, where the operands are.
+
+    With `on_gpu` also a NumPy array beside operands on a GPU, and the other way round.
+    """
+    is_cupy = _arrays.is_cupy(x)
+    if on_gpu not in (None, is_cupy) or (is_cupy and is_elsewhere(x)):
         raise DeviceError(
             f"{argument} is on {_arrays.device_of(x)}, the operands are not; pass an array where "
             "they are"

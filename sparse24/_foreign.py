@@ -61,7 +61,7 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
     return array, identity
 
 
-def is_a_view_first(x: Any) -> bool:
+def goes_by_view(x: Any) -> bool:
     """True for what is multiplied as the array that `take` makes of it: JAX's, torch's on the CPU.
 
     Torch's on a GPU keep torch's memory and stream.

@@ -13,10 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse24 import _arrays
-
-# Types that CuPy, or the protocol by which it sees the memory of others, does not know.
-_AS_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+from sparse24 import _arrays, _dtypes
 
 
 def is_on_gpu(x: Any) -> bool:
@@ -56,8 +53,12 @@ def _copied(x: Any) -> jax.Array:
 
 
 def carrier(dtype: np.dtype) -> np.dtype:
-    """The type as which elements travel."""
-    return np.dtype(_AS_BITS.get(dtype.name, dtype))
+    """The type as which elements travel: bits of what is none of NumPy's own.
+
+    CuPy, or the protocol by which it sees the memory of others, does not know those.
+    """
+    row = _dtypes.TABLE.get(dtype.name)
+    return dtype if row is None or dtype.isbuiltin == 1 else row.storage
 
 
 def bits(x: Any) -> jax.Array:

@@ -48,15 +48,15 @@ class MovedLayout:
         if kind not in self._known:
             if len(self._known) >= MOST_KINDS:
                 self._known.clear()
-            self._known[kind] = self._laid(addresses, stream)
+            self._known[kind] = self._for_stand_ins(addresses, stream)
         laid = self._known[kind]
         if laid is None:
             return self._lay_out(*key)
         own = np.array(addresses, np.uint64)
         return [one.at(own) for one in laid]
 
-    def _laid(self, addresses: Sequence[int], stream: int) -> list[_Laid] | None:
-        """For stand-ins; None if the arguments do not hold addresses as words."""
+    def _for_stand_ins(self, addresses: Sequence[int], stream: int) -> list[_Laid] | None:
+        """The launches; None if their arguments do not hold addresses as words."""
         first = [a and FIRST + i * APART + a % ALIGNED_TO for i, a in enumerate(addresses)]
         launches = self._lay_out(*first, stream)
         if not all(isinstance(launch, Launch) for launch in launches):  # a call of cuBLAS
@@ -64,9 +64,9 @@ class MovedLayout:
         shifted = self._lay_out(*(a and a + SHIFT for a in first), stream)
         if len(launches) != len(shifted):
             return None
-        pairs = zip(launches, shifted, strict=True)
-        found = [_laid(*pair, first) for pair in pairs]
-        return None if None in found else [one for one in found if one is not None]
+        found = [_Laid.of(*pair, first) for pair in zip(launches, shifted, strict=True)]
+        laid = [one for one in found if one is not None]
+        return laid if len(laid) == len(found) else None
 
 
 class _Laid(NamedTuple):
@@ -79,25 +79,25 @@ class _Laid(NamedTuple):
     arrays: np.ndarray  # whose addresses they are
     beyond: np.ndarray  # how far they lie within the arrays
 
+    @classmethod
+    def of(cls, launch: Launch, shifted: Launch, stand_ins: Sequence[int]) -> _Laid | None:
+        """By the words in which the launch for shifted stand-ins differs; None if by others."""
+        words, starts = _joined(launch.arguments)
+        others, other_starts = _joined(shifted.arguments)
+        if starts != other_starts or len(words) != len(others) or not _alike(launch, shifted):
+            return None
+        places = np.flatnonzero(words != others)
+        held = words[places]
+        arrays = ((held - np.uint64(FIRST)) // np.uint64(APART)).astype(np.intp)
+        if (others[places] - held != SHIFT).any() or (arrays >= len(stand_ins)).any():
+            return None
+        beyond = held - np.array(stand_ins, np.uint64)[arrays]
+        return cls(launch, words, starts, places, arrays, beyond)
+
     def at(self, addresses: np.ndarray) -> Launch:
         words = self.words.copy()
         words[self.places] = addresses[self.arrays] + self.beyond
         return _Moved(self.launch, words, self.starts)
-
-
-def _laid(launch: Launch, shifted: Launch, stand_ins: Sequence[int]) -> _Laid | None:
-    """A launch for `stand_ins`, by the words in which that for shifted ones differs; or None."""
-    words, starts = _joined(launch.arguments)
-    others, other_starts = _joined(shifted.arguments)
-    if starts != other_starts or len(words) != len(others) or not _alike(launch, shifted):
-        return None
-    places = np.flatnonzero(words != others)
-    held = words[places]
-    arrays = ((held - np.uint64(FIRST)) // np.uint64(APART)).astype(np.intp)
-    if (others[places] - held != SHIFT).any() or (arrays >= len(stand_ins)).any():
-        return None
-    beyond = held - np.array(stand_ins, np.uint64)[arrays]
-    return _Laid(launch, words, starts, places, arrays, beyond)
 
 
 class _Moved(Launch):

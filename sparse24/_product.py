@@ -34,7 +34,7 @@ def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None 
     known = None if plans is None else _replay.find(plans, key, b)
     if known is not None:
         return known(b, out) if call is PLAIN else _replay.again(known, b, out, call)
-    if key is None and _foreign.is_a_view_first(b):
+    if key is None and _foreign.goes_by_view(b):
         named = with_own_type(call, b)
         return by_view(lambda b, out: multiply(a, b, out, named, plans), b, out, argument="b")
     return _anew(a, b, out, call, plans, key, from_left=False)
@@ -48,7 +48,7 @@ def multiply_from_left(
     known = None if plans is None else _replay.find(plans, key, x)
     if known is not None:
         return known(x, out) if call is PLAIN else _replay.again(known, x, out, call)
-    if key is None and _foreign.is_a_view_first(x):
+    if key is None and _foreign.goes_by_view(x):
         named = with_own_type(call, x)
         product = lambda x, out: multiply_from_left(x, a, out, named, plans)  # noqa: E731
         return by_view(product, x, out, argument="a")
@@ -65,7 +65,7 @@ def _anew(
     """A product without a remembered launch: check it, compute it by `_dispatch`, remember it."""
     call, alike = with_own_type(call, x), None
     if plans is not None and key is not None:
-        alike = _alike.key_of(a, x, out, call, from_left=from_left)
+        alike = _alike.key_of(a, x, out, call, key, from_left=from_left)
         ready = _alike.find(alike, a, x, out, call, from_left=from_left)
         if ready is not None:
             _replay.keep(plans, key, ready)

@@ -84,12 +84,12 @@ class Ready:
         self, layout: Callable[..., Sequence[Any]], b: Any, out: Any, allocate: Callable[[], Any],
         *, captured: bool = True,
     ):  # fmt: skip
-        self._layout, self._allocate, self.captured = layout, allocate, captured
+        self._layout, self.allocate, self.captured = layout, allocate, captured
         self._b, self._out = View(b), View(out)
         self._launches: dict[tuple[int, ...], Any] = {}
 
     def __call__(self, x: Any, out: Any, vector: Any = None) -> Any:
-        result = self._allocate() if out is None else out
+        result = self.allocate() if out is None else out
         key: tuple[int, ...]
         if _arrays.is_cupy(x):
             key = (x.data.ptr, result.data.ptr, current_stream())
@@ -165,7 +165,6 @@ class ReadyProduct(Ready):
         self, launched: Launched, allocate: Callable[[], Any], layout: MovedLayout | None = None
     ):
         a = self._record = launched.a
-        self.allocate = allocate
         self.layout = MovedLayout(product_by_address(launched)) if layout is None else layout
         here = functools.partial(self.layout, a.values.data.ptr, a.packed.data.ptr)
         super().__init__(here, launched.b, launched.out, allocate)
@@ -204,10 +203,10 @@ def product_by_address(launched: Launched) -> Callable[..., list[Launch]]:
     record, bind = launched.a, launched.launcher.bind
     facts = record.shape, record.dtype
 
-    def bound(values: View, codes: View, b: View, out: View, stream: int) -> Launch:
+    def bind_views(values: View, codes: View, b: View, out: View, stream: int) -> Launch:
         return bind(records.Compressed24(values, None, codes, *facts), b, out, stream)
 
-    return by_address(bound, record.values, record.packed, launched.b, launched.out)
+    return by_address(bind_views, record.values, record.packed, launched.b, launched.out)
 
 
 class ReadyArrays:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _devices, _dtypes, _foreign
-from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Fused
 
 
@@ -70,12 +70,7 @@ class Target:
 
     def _with_both_axes(self, array, name: str, dropped: int | None):
         """An array of the caller's, checked against the result, as a view with both axes."""
-        if _arrays.is_cupy(array) != self.on_gpu:
-            raise DeviceError(
-                f"{name} is on {_arrays.device_of(array)}, the operands are not; pass an array "
-                "where they are"
-            )
-        _devices.refuse_elsewhere(array, argument=name)
+        _devices.refuse_elsewhere(array, argument=name, on_gpu=self.on_gpu)
         wanted = list(self.shape)
         if dropped is not None:
             del wanted[dropped]

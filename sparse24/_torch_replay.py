@@ -68,7 +68,7 @@ def _word(x: Any) -> int:
 
 
 class Launches:
-    """The launches of one signature, laid out once for each set of addresses.
+    """The launches of one signature, laid out once and moved to each set of addresses.
 
     Parameters
     ----------

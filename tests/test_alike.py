@@ -55,9 +55,14 @@ def operand(dtype="float32", m=8, k=16, dense=None):
     return Operand24(record, None, dense, (m, k), A._dtype)
 
 
+def key_of(a, x, call, *, from_left):
+    key = _replay.signature(x, None, call, from_left=from_left)
+    return _alike.key_of(a, x, None, call, key, from_left=from_left)
+
+
 def planned(a, x, call=PLAIN, make_epilogue=None, *, from_left=False):
     """What a call would have launched, shared as `_product` does."""
-    key = _alike.key_of(a, x, None, call, from_left=from_left)
+    key = key_of(a, x, call, from_left=from_left)
     a = a.transposed() if from_left else a
     result = array(np.zeros((a.shape[0], x.shape[1]), x.dtype))
     epilogue = PLAIN_EPILOGUE if make_epilogue is None else make_epilogue(call, None)
@@ -77,7 +82,7 @@ def test_another_array_takes_the_plan_with_its_own_addresses(seen):
     assert planned(a, x) is not None
     for b in (a, other):
         for y in (tokens(), tokens()):
-            key = _alike.key_of(b, y, None, PLAIN, from_left=False)
+            key = key_of(b, y, PLAIN, from_left=False)
             plan = _alike.find(key, b, y, None, PLAIN, from_left=False)
             out = array(np.zeros((8, 4), np.float32))
             assert plan(y, out) is out
@@ -106,7 +111,7 @@ def test_another_array_takes_the_plan_with_its_own_addresses(seen):
 def test_others_are_planned(seen, b, x, call):
     planned(operand(), tokens())
     b, x = b(), x()
-    key = _alike.key_of(b, x, None, call, from_left=False)
+    key = key_of(b, x, call, from_left=False)
     assert _alike.find(key, b, x, None, call, from_left=False) is None
 
 
@@ -114,7 +119,7 @@ def test_a_plan_is_forgotten_when_something_is_tuned(seen, monkeypatch):
     a, x = operand(), tokens()
     planned(a, x)
     monkeypatch.setattr(_tuning_cache, "generation", lambda: -1)
-    key = _alike.key_of(a, x, None, PLAIN, from_left=False)
+    key = key_of(a, x, PLAIN, from_left=False)
     assert _alike.find(key, a, x, None, PLAIN, from_left=False) is None
 
 
@@ -132,7 +137,7 @@ def test_vectors_are_those_of_the_call(seen, copies, from_left):
     a, x, first, second = operand(), tokens(), call(), call()
     a = a.transposed() if from_left else a
     key = planned(a, x, first, make, from_left=from_left)
-    assert key == _alike.key_of(a, x, None, second, from_left=from_left)
+    assert key == key_of(a, x, second, from_left=from_left)
     plan = _alike.find(key, a, x, None, second, from_left=from_left)
     if copies:  # of which nobody would know when the vector changes
         assert plan is None
@@ -155,7 +160,7 @@ def test_nothing_is_kept_alive(seen):
 def test_arrays_on_the_cpu_share_nothing():
     A = s24.random((8, 16), rng=0)
     x = np.ones((16, 4), np.float32)
-    assert _alike.key_of(A._operand, x, None, PLAIN, from_left=False) is None
+    assert key_of(A._operand, x, PLAIN, from_left=False) is None
 
 
 # --- on one -------------------------------------------------------------------------------

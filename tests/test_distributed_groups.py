@@ -18,7 +18,7 @@ from sparse24._errors import ArgumentError, DeviceError
 
 
 def test_two_processes_of_torch(tmp_path):
-    spawn_two(tmp_path, "cpu", cases.of_torch)
+    assert told_by_two(tmp_path, "cpu", cases.of_torch) == [cases.TOLD] * 2
 
 
 @pytest.mark.gpu
@@ -27,14 +27,14 @@ def test_two_processes_with_a_gpu_each(tmp_path, connect):
     cupy = pytest.importorskip("cupy")
     if cupy.cuda.runtime.getDeviceCount() < cases.WORLD:
         pytest.skip("needs two GPUs")
-    spawn_two(tmp_path, "cuda", connect)
+    assert told_by_two(tmp_path, "cuda", connect) == [cases.TOLD] * 2
 
 
-def spawn_two(folder, kind, connect):
+def told_by_two(folder, kind, connect):
+    """What two processes have compared; raises what they do."""
     torch = pytest.importorskip("torch")
     torch.multiprocessing.spawn(cases.run, (folder, kind, connect), nprocs=cases.WORLD)
-    for rank in range(cases.WORLD):
-        assert (folder / f"{rank}.txt").read_text() == cases.TOLD
+    return [(folder / f"{rank}.txt").read_text() for rank in range(cases.WORLD)]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ pytest.importorskip("jax.experimental.buffer_callback")
 import jax.numpy as jnp  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
-from sparse24 import _jax_calls  # noqa: E402
+from sparse24 import _jax_arrays, _jax_calls  # noqa: E402
 from sparse24 import jax as sj  # noqa: E402
 
 # On a GPU JAX multiplies float32 as TF32 by default, and the plain products here are the reference.
@@ -268,3 +268,14 @@ def test_plain_functions_work_where_the_arrays_are(place, rng, name):
     pruned = s24.prune(weight)
     assert (pruned.dtype, pruned.devices()) == (weight.dtype, weight.devices())
     np.testing.assert_array_equal(np.asarray(pruned, np.float64), dense)
+
+
+def test_types_that_travel_as_bits():
+    """As CuPy sees them; on the CPU nothing else would show it."""
+    bits = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+    for name in ("float32", "float16", "int8", "int32", "bool", *bits):
+        dtype = np.dtype(jnp.zeros(0, name).dtype)
+        assert _jax_arrays.carrier(dtype) == bits.get(name, name)
+        travels = _jax_arrays.bits(jnp.ones(3, name))
+        assert travels.dtype == bits.get(name, name)
+        assert _jax_arrays.of_bits(travels, dtype).dtype == dtype

@@ -1,4 +1,4 @@
-"""Tables of what training recorded: accuracy on digits, times of a step, losses of a model."""
+"""Tables of what training recorded: accuracy on digits, times of steps, losses of a model."""
 
 from __future__ import annotations
 
@@ -37,6 +37,17 @@ def steps(record: dict) -> Rows:
         if fast:
             ratio = f"{fast / case['ours_us']:.2f}x"
             rows.append((case["name"], _ms(eager), _ms(fast), _ms(case["ours_us"]), ratio))
+    return rows
+
+
+def reductions(record: dict) -> Rows:
+    """One row a case: times in milliseconds."""
+    header = ("step", "without averages", "DDP", "reduce_packed", "faster than DDP")
+    rows = [header]
+    for case in record["cases"]:
+        ours, theirs = case["ours_us"], case["rivals"]["ddp"]
+        times = (case["without_averages_us"], theirs, ours)
+        rows.append((case["name"], *map(_ms, times), f"{theirs / ours:.2f}x"))
     return rows
 
 
@@ -89,5 +100,6 @@ def _directive(name: str, make: Callable[[dict], Rows]) -> type[RecordTable]:
 def setup(app):
     app.add_directive("digits-table", _directive("schedule.json", digits))
     app.add_directive("step-table", _directive("training.json", steps))
+    app.add_directive("reduction-table", _directive("h100/reduction.json", reductions))
     app.add_directive("loss-table", _directive("language_model.json", losses))
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
