@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 from sparse24 import _spec
 from sparse24._dtypes import numpy_dtype
-from sparse24._records import Fused
+from sparse24.kernels.grouped import MOST_GROUPS, Types, table_bytes
 from sparse24.kernels.sparse_wgmma_configs import MOST_STAGES, SHARED_MEMORY, Config
 
-MOST_GROUPS = 1024
-TABLE_BYTES = 2 * (MOST_GROUPS + 1) * 4  # where groups begin, and the tiles before each
 GATE_BYTES = 16  # two barriers
 
 # Tiles for few columns a group, for some, for many, and for so many that groups fill wide tiles.
@@ -23,22 +20,6 @@ FEW, SOME, MANY, MOST = (
 FEW_COLUMNS, SOME_COLUMNS, MANY_COLUMNS = 16, 48, 400  # a group, on average
 MANY_WAVES = 3  # of the large tiles; with fewer, smaller ones fill the chip better
 PROMOTED = Config(128, 128, spans=2)  # whose sums fit into the registers twice
-
-
-class Types(NamedTuple):
-    """What a specialisation is compiled for, beside its tile."""
-
-    dtype: str
-    b_dtype: str
-    out_dtype: str
-    offsets: str
-    epilogue: Fused  # its `skeleton`
-    gated: bool
-    fast_accumulation: bool
-
-    @property
-    def promotes(self) -> bool:
-        return self.dtype.startswith("float8") and not self.fast_accumulation
 
 
 def choose(groups: int, rows: int, columns: int, types: Types, multiprocessors: int) -> Config:
@@ -67,7 +48,7 @@ def layout(config: Config, types: Types) -> tuple[int, int]:
 
     def total(stages: int) -> int:
         rings = stages * (stage + 16) + -(-stages // parts) * slot
-        return rings + staging + GATE_BYTES + TABLE_BYTES
+        return rings + staging + GATE_BYTES + table_bytes(MOST_GROUPS)
 
     most = SHARED_MEMORY[config.blocks]
     stages = max(s for s in range(1, MOST_STAGES + 1) if total(s) <= most)

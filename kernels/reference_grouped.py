@@ -1,4 +1,4 @@
-"""Reference in NumPy for the products of experts (stem ``grouped_wgmma``): exact sums."""
+"""Reference in NumPy for the products of experts (``grouped_wgmma``, ``grouped_mma``): exact sums."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def grouped_matmul(a: np.ndarray, b: np.ndarray, offsets: np.ndarray) -> np.ndar
         Decompressed.
     b : ndarray, shape (k, t)
     offsets : ndarray of int, shape (e + 1,)
-        As they are given; the kernel clamps them to [0, t].
+        As they are given; the kernels clamp them to [0, t].
 
     Returns
     -------
     ndarray of float64 (int64 for integers), shape (m, t)
-        Columns of no expert are zero; the kernel leaves them as they are.
+        Columns of no expert are zero; the kernels leave them as they are.
     """
     tokens = b.shape[1]
     whole = np.int64 if a.dtype.kind in "iu" else np.float64

@@ -77,10 +77,11 @@ def grouped_matmul(
     that no expert owns keep undefined values.  A captured CUDA graph reads them anew at each
     replay.
 
-    One launch serves all experts on Hopper, for types of 16 and 8 bits.  A `b` or an `out` of
-    another layout, such as C order, goes through a copy.  Other types and GPUs have one product
-    for each expert that has tokens.  For these, offsets on a GPU are copied to the host, which
-    waits, and validated; a graph can only be captured with offsets on the host, which it keeps.
+    One launch serves all experts, for types of 16 and 8 bits (fp8 from compute capability 8.9 on).
+    A `b` or an `out` of another layout, such as C order, goes through a copy.  Other types have one
+    product for each expert that has tokens.  For these, offsets on a GPU are copied to the host,
+    which waits, and validated; a graph can only be captured with offsets on the host, which it
+    keeps.
 
     Types are promoted, and sums accumulated, as in `matmul`.
 

@@ -1,9 +1,9 @@
 """From a checked grouped product to its kernel, or to one product for each expert.
 
-The kernel ``grouped_wgmma`` computes all products in one launch and reads the offsets on the
-device.  It takes operands and results of one layout alone, columns that are contiguous and begin
-on 16-byte boundaries; others go through copies.  What it refuses, and all on the CPU, is
-multiplied expert by expert, by `_dispatch.fill`.
+A kernel computes all products in one launch and reads the offsets on the device: ``grouped_wgmma``
+on Hopper, ``grouped_mma`` elsewhere.  They take operands and results of one layout alone, columns
+that are contiguous and begin on 16-byte boundaries; others go through copies.  What both refuse,
+and all on the CPU, is multiplied expert by expert, by `_dispatch.fill`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from sparse24 import (
 from sparse24._errors import UnsupportedError
 from sparse24._fuse import Call
 from sparse24._records import EXPERTS, PLAIN, Compressed24, Fused, Operand24, Problem
+from sparse24.kernels import grouped
+from sparse24.kernels.launch import current_stream
 
-KERNEL = "grouped_wgmma"
+KERNELS = ("grouped_wgmma", "grouped_mma")  # the fastest first; the last one refuses least
 
 
 class Grouped(NamedTuple):
@@ -59,12 +61,12 @@ def fill(product: Grouped, call: Call, types, plans: dict) -> Callable[..., Any]
         prepared = plans.setdefault(EXPERTS, _grouped_host.Prepared())
         _one_by_one(product, call, types, prepared.fill)
         return None
-    on_device, kernel = _arrays.is_cupy(product.offsets), _planner.kernel_module(KERNEL)
-    refusal = kernel.refuses(problem_of(product, types), gated=product.gated)
+    on_device = _arrays.is_cupy(product.offsets)
+    kernel, refusal = _kernel_of(product, types)
     if _arrays.is_capturing():
-        _check_captured(refusal, on_device=on_device)
+        _check_captured(kernel, refusal, on_device=on_device)
     if refusal is None:
-        return _by_kernel(kernel, product, call, types)
+        return _by_kernel(_planner.kernel_module(kernel), product, call, types)
     if on_device:
         tokens = product.b.shape[1]
         offsets = _grouped_offsets.validated(product.offsets.get().astype(np.int64), tokens)
@@ -79,25 +81,35 @@ def explained(product: Grouped, call: Call, types) -> tuple[str, str]:
         return "none", "the result has no elements, so nothing runs"
     if not types.on_gpu:
         return "cpu", f"{_EACH}, as always on the CPU"
-    kernel = _planner.kernel_module(KERNEL)
-    refusal = kernel.refuses(problem_of(product, types), gated=product.gated)
+    kernel, refusal = _kernel_of(product, types)
     if refusal is not None:
-        return "each", f"{_EACH}, since {KERNEL} cannot: {refusal}"
+        return "each", f"{_EACH}, since {kernel} cannot: {refusal}"
     (experts, rows, _), tokens = product.a.shape, product.b.shape[1]
-    tile = kernel.tile_of(experts, rows, tokens, _types_of(kernel, product, call, types))
+    tile_of = _planner.kernel_module(kernel).tile_of
+    tile = tile_of(experts, rows, tokens, _types_of(product, call, types))
     reason = (
         f"one launch serves all {experts} experts, by tiles of {tile.name} for the {tokens} "
         "tokens of all"
     )
     if not _in_vectors(product.b) or not _stored_whole(product.out):
         reason += "; tokens or results are copied, since theirs are not contiguous in 16 bytes"
-    return KERNEL, reason
+    return kernel, reason
 
 
 _EACH = "each expert that has tokens has a product of its own"
 
 
-def _check_captured(refusal: str | None, *, on_device: bool) -> None:
+def _kernel_of(product: Grouped, types) -> tuple[str, str | None]:
+    """The kernel that takes the product, or the last one that refuses, and why."""
+    problem = problem_of(product, types)
+    for name in KERNELS:
+        refusal = _planner.kernel_module(name).refuses(problem, gated=product.gated)
+        if refusal is None:
+            break
+    return name, refusal
+
+
+def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> None:
     """Refuse what a CUDA graph cannot hold: copies of offsets to the device, and to the host."""
     if refusal is None and not on_device:
         raise UnsupportedError(
@@ -107,7 +119,7 @@ def _check_captured(refusal: str | None, *, on_device: bool) -> None:
     if refusal is not None and on_device:
         raise UnsupportedError(
             "this grouped product runs expert by expert, for which offsets are copied to the "
-            f"host, and a CUDA graph that is captured cannot wait for that ({KERNEL}: {refusal}); "
+            f"host, and a CUDA graph that is captured cannot wait for that ({kernel}: {refusal}); "
             "pass offsets as a list or NumPy array, which the graph then keeps"
         )
 
@@ -124,24 +136,22 @@ def problem_of(product: Grouped, types) -> Problem:
 
 def _by_kernel(kernel, product: Grouped, call: Call, types) -> Callable[..., Any] | None:
     """All experts in one launch."""
-    a, b, out, offsets, epilogue, gated = product
-    rows = _dispatch.cast_operand(a, types.row_a).rows
+    out = product.out
+    rows = _dispatch.cast_operand(product.a, types.row_a).rows
     assert rows is not None
-    b = _dispatch.convert(b, types.row_b, call.other_dtype)
+    b = _dispatch.convert(product.b, types.row_b, call.other_dtype)
     if not _in_vectors(b):
         b = _staging.aligned_columns(b)
     target = out if _stored_whole(out) else _staging.aligned_like(out, "column")
-    offsets = _arrays.namespace(b).asarray(offsets)
+    offsets = _arrays.namespace(b).asarray(product.offsets)
     _foreign.make_current()
-    rows = _storage.with_packed(rows)
-    kernel.multiply(
-        rows, b, offsets, target, epilogue, gated=gated, b_dtype=types.row_b.name,
-        out_dtype=types.name, fast_accumulation=call.fast_accumulation,
-    )  # fmt: skip
+    used = product._replace(b=b, out=target, offsets=offsets)
+    bind = _binder(kernel, _storage.with_packed(rows), used, call, types)
+    stream = current_stream()
+    bind(b, target, stream, offsets.data.ptr)(stream)
     if target is not out:
         out[...] = target
-    used = product._replace(b=b, out=target, offsets=offsets)
-    return _binder(kernel, rows, used, call, types) if _same(used, product) else None
+    return bind if _same(used, product) else None
 
 
 def _same(used: Grouped, given: Grouped) -> bool:
@@ -150,13 +160,12 @@ def _same(used: Grouped, given: Grouped) -> bool:
 
 
 def _binder(kernel, rows: Compressed24, product: Grouped, call: Call, types) -> Callable[..., Any]:
-    of = _types_of(kernel, product, call, types)
-    params = kernel.params_of(product.epilogue)
+    of, params = _types_of(product, call, types), grouped.params_of(product.epilogue)
     return lambda b, out, stream, offsets: kernel.bind(rows, b, out, of, offsets, params)
 
 
-def _types_of(kernel, product: Grouped, call: Call, types):
-    return kernel.types_of(
+def _types_of(product: Grouped, call: Call, types) -> grouped.Types:
+    return grouped.types_of(
         types.row_a.name, types.row_b.name, types.name, product.offsets.dtype.name,
         product.epilogue, gated=product.gated, fast_accumulation=call.fast_accumulation,
     )  # fmt: skip

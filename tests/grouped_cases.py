@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from product_cases import dense_float8
 from test_matmul import logical, put, sample
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _dtypes, _grouped_dispatch
 from sparse24._arrays import to_numpy
 from sparse24.kernels import reference_grouped
 from sparse24.kernels.reference import to_dtype
+
+KERNELS = [
+    pytest.param(name, marks=[pytest.mark.gpu, pytest.mark.stem(name)])
+    for name in _grouped_dispatch.KERNELS
+]
+
+
+def only(kernel: str, monkeypatch):
+    """Leave no other kernel for grouped products; gives CuPy."""
+    monkeypatch.setattr(_grouped_dispatch, "KERNELS", (kernel,))
+    return pytest.importorskip("cupy")
+
+
+def runs(kernel: str, name: str = "float16") -> bool:
+    """Whether a kernel takes such products on this GPU."""
+    import cupy
+
+    capability = int(cupy.cuda.Device().compute_capability)
+    if kernel == "grouped_wgmma":
+        return capability == 90
+    return capability >= (89 if name.startswith("float8") else 80)
 
 
 def offsets_of(counts) -> np.ndarray:

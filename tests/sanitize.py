@@ -25,7 +25,7 @@ from unittest import mock
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _dtypes, _evidence, _hybrid_dispatch, _storage
+from sparse24 import _dtypes, _evidence, _grouped_dispatch, _hybrid_dispatch, _storage
 from sparse24.kernels import (
     activate_compress,
     hybrid_scatter,
@@ -88,7 +88,14 @@ def shared_tiles() -> None:
 
 
 def experts() -> None:
-    """Products of experts, as their kernel takes operands, then with copies, biases and gates."""
+    """Products of experts by each of their kernels."""
+    for kernel in _grouped_dispatch.KERNELS:
+        with mock.patch.object(_grouped_dispatch, "KERNELS", (kernel,)):
+            experts_in_one_launch()
+
+
+def experts_in_one_launch() -> None:
+    """As the kernel takes operands, then with copies, biases and gates."""
     import cupy as cp
 
     offsets = cp.asarray([0, 0, 3, 73, 74])

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from grouped_cases import Layer, offsets_of
+from grouped_cases import KERNELS, Layer, offsets_of, only, runs
 from test_matmul import ROUNDOFF, logical
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _dtypes, _grouped_dispatch
 from sparse24._arrays import to_numpy
 from sparse24._fuse import ACTIVATIONS
 from sparse24.kernels.reference_product import activate
 
-pytestmark = pytest.mark.stem("grouped_wgmma")
 COUNTS = (0, 1, 7, 33, 0, 64, 129, 0)
 FEW = (3, 0, 7, 1)
 SIXTEEN_BITS = ("float16", "bfloat16")
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request):
+    return request.param
+
+
+@pytest.fixture
+def cupy(kernel, monkeypatch):
+    return only(kernel, monkeypatch)
+
+
+@pytest.fixture(params=["numpy", *KERNELS])
+def xp(request, monkeypatch):
+    """NumPy, and CuPy by each kernel."""
+    return np if request.param == "numpy" else only(request.param, monkeypatch)
 
 
 def linear(case: Layer, xp, **options):
@@ -127,13 +142,11 @@ def test_types_of_gated_results(xp, rng, result):
     assert (np.abs(got - want) <= 1.1 * eps * np.abs(want) + 2e-3 * (slope + 1)).all()
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["float16", "float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("tokens", [8, 100, 1000, 6000])
 @pytest.mark.parametrize("fast", [True, False])
-def test_gates_in_one_launch_are_those_of_two_products(rng, name, tokens, fast):
+def test_gates_in_one_launch_are_those_of_two_products(cupy, rng, name, tokens, fast):
     """Every tile that the kernel has, also with offsets that leave tokens out."""
-    cupy = pytest.importorskip("cupy")
     counts = rng.multinomial(tokens, [0.5, 0.0, 0.3, 0.2])
     case = Layer(name, 384, 528, counts, cupy, rng)
     offsets = cupy.asarray(case.offsets, np.int32)
@@ -153,12 +166,8 @@ def test_gates_in_one_launch_are_those_of_two_products(rng, name, tokens, fast):
         assert float(cupy.linalg.norm(got - want)) <= bound * float(cupy.linalg.norm(want) + 1e-9)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("library", ["cupy", "torch"])
-def test_calls_with_scales_and_gates_are_replayed(rng, library, monkeypatch):
-    cupy = pytest.importorskip("cupy")
-    from sparse24 import _grouped_dispatch
-
+def test_calls_with_scales_and_gates_are_replayed(cupy, kernel, rng, library, monkeypatch):
     planned, fill = [], _grouped_dispatch.fill
     monkeypatch.setattr(
         _grouped_dispatch, "fill", lambda *given: (planned.append(given), fill(*given))[1]
@@ -176,7 +185,7 @@ def test_calls_with_scales_and_gates_are_replayed(rng, library, monkeypatch):
     assert not s24.grouped_linear(x, case.experts, offsets=offsets, **of_call).any()
     without = s24.grouped_linear(x, case.experts, offsets=offsets, gated=True, activation="relu")
     assert without.any()
-    once = cupy.cuda.Device().compute_capability == "90"
+    once = runs(kernel)
     assert len(planned) == (2 if once else 4)
     other = {**of_call, "scales": (give(tokens), 2.0)}
     for _ in range(2):  # a number is part of the call
@@ -184,11 +193,9 @@ def test_calls_with_scales_and_gates_are_replayed(rng, library, monkeypatch):
     assert len(planned) == (3 if once else 6)
 
 
-@pytest.mark.gpu
-def test_a_graph_of_a_gated_product(rng):
-    cupy = pytest.importorskip("cupy")
-    if cupy.cuda.Device().compute_capability != "90":
-        pytest.skip("only the kernel reads offsets on the device")
+def test_a_graph_of_a_gated_product(cupy, kernel, rng):
+    if not runs(kernel):
+        pytest.skip("only a kernel reads offsets on the device")
     case = Layer("bfloat16", 256, 272, COUNTS, cupy, rng)
     offsets, tokens = cupy.asarray(case.offsets), cupy.ones(len(case.x), np.float32)
     call = lambda: linear(  # noqa: E731
@@ -276,9 +283,7 @@ def test_fp8_as_bits_and_its_scales(rng):
     np.testing.assert_array_equal(bits, linear(case, np, scales=(0.25, None)))
 
 
-@pytest.mark.gpu
-def test_scales_on_another_device_are_refused(rng):
-    cupy = pytest.importorskip("cupy")
+def test_scales_on_another_device_are_refused(cupy, rng):
     case = Layer("float16", 24, 40, FEW, cupy, rng)
     with pytest.raises(s24.DeviceError, match=r"scales\[1\] is on cpu, As on cuda:0; pass an"):
         linear(case, cupy, scales=(None, np.ones(4, np.float32)))

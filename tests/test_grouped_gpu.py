@@ -1,32 +1,35 @@
-"""Grouped products on a GPU around their kernel: biases, graphs, streams, torch, other types."""
+"""Grouped products on a GPU around their kernels: biases, graphs, streams, torch, other types."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from grouped_cases import Layer, assert_right, poisoned
+from grouped_cases import KERNELS, Layer, assert_right, only, poisoned, runs
 from test_matmul import assert_close, logical
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _dtypes, _planner
 from sparse24._arrays import to_numpy
 
-pytestmark = [pytest.mark.gpu, pytest.mark.stem("grouped_wgmma")]
 COUNTS = (0, 1, 7, 33, 0, 64, 129, 300, 0)
 SMALL = (3, 0, 70, 1)
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
+@pytest.fixture(params=KERNELS)
+def kernel(request):
+    return request.param
 
 
 @pytest.fixture
-def refused(monkeypatch):
+def cupy(kernel, monkeypatch):
+    return only(kernel, monkeypatch)
+
+
+@pytest.fixture
+def refused(kernel, monkeypatch):
     """As on a GPU that the kernel does not run on."""
-    from sparse24.kernels import grouped_wgmma
-
-    monkeypatch.setattr(grouped_wgmma, "refuses", lambda problem, gated: "this is a test")
+    module = _planner.kernel_module(kernel)
+    monkeypatch.setattr(module, "refuses", lambda problem, gated: "this is a test")
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "float32"])
@@ -56,9 +59,9 @@ def captured(cupy, run):
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("order", ["F", "C"])
 @pytest.mark.parametrize("kind", ["int32", "int64"])
-def test_a_graph_reads_offsets_anew(cupy, rng, name, order, kind):
-    if cupy.cuda.Device().compute_capability != "90":
-        pytest.skip("only the kernel reads offsets on the device")
+def test_a_graph_reads_offsets_anew(cupy, kernel, rng, name, order, kind):
+    if not runs(kernel, name):
+        pytest.skip("only a kernel reads offsets on the device")
     routes = [COUNTS, (534, *8 * (0,)), (*8 * (0,), 534), (60, 59, 59, 60, 59, 59, 60, 59, 59)]
     cases = []
     for counts in routes:
@@ -102,13 +105,13 @@ def test_a_graph_keeps_offsets_of_the_host(cupy, refused, rng, name):
     assert all(bool((x == 7).all()) for x in others)
 
 
-def test_captures_that_would_have_to_copy_offsets_are_refused(cupy, rng):
+def test_captures_that_would_have_to_copy_offsets_are_refused(cupy, kernel, rng):
     stream = cupy.cuda.Stream(non_blocking=True)
     for name, on_device, words in (
         ("float64", True, r"runs expert by expert, .* as a list"),
         ("bfloat16", False, r"cannot hold a copy of offsets from the host; pass an array on the"),
     ):
-        if name == "bfloat16" and cupy.cuda.Device().compute_capability != "90":
+        if name == "bfloat16" and not runs(kernel):
             continue
         case = Layer(name, 24, 40, SMALL, cupy, rng)
         offsets = cupy.asarray(case.offsets) if on_device else case.offsets
@@ -149,7 +152,7 @@ def test_matrices_without_elements(cupy):
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 @pytest.mark.parametrize("on_device", [True, False])
-def test_torch_tensors_on_their_stream_and_in_their_graphs(cupy, rng, name, on_device):
+def test_torch_tensors_on_their_stream_and_in_their_graphs(cupy, kernel, rng, name, on_device):
     torch = pytest.importorskip("torch")
     case = Layer(name, 136, 272, COUNTS, cupy, rng)
     x = torch.from_numpy(to_numpy(case.x).astype(np.float32)).cuda().to(getattr(torch, name))
@@ -163,7 +166,7 @@ def test_torch_tensors_on_their_stream_and_in_their_graphs(cupy, rng, name, on_d
     assert (type(y), y.dtype, y.shape) == (torch.Tensor, x.dtype, (len(x), 136))
     assert y.is_contiguous()
     assert_close(y.float().cpu().numpy(), case.exact.T, name, 272)
-    if not on_device or cupy.cuda.Device().compute_capability != "90":
+    if not on_device or not runs(kernel):
         return
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -190,7 +193,7 @@ def test_streams_share_the_experts(cupy, rng):
 
 
 @pytest.fixture
-def planned(cupy, monkeypatch):
+def planned(cupy, kernel, monkeypatch):
     """Counts calls that were planned, not replayed."""
     from sparse24 import _grouped_dispatch
 
@@ -198,7 +201,7 @@ def planned(cupy, monkeypatch):
     monkeypatch.setattr(
         _grouped_dispatch, "fill", lambda *given: (calls.append(given), fill(*given))[1]
     )
-    if cupy.cuda.Device().compute_capability != "90":
+    if not runs(kernel):
         pytest.skip("only products in one launch are replayed")
     return calls
 

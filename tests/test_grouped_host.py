@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from types import SimpleNamespace
 
 import fake_device
@@ -11,10 +12,19 @@ import pytest
 from grouped_cases import offsets_of
 
 import sparse24 as s24
-from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _graphs, _grouped_replay, _planner
+from sparse24 import (
+    _arrays,
+    _dispatch,
+    _dtypes,
+    _foreign,
+    _graphs,
+    _grouped_dispatch,
+    _grouped_replay,
+    _planner,
+)
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
-from sparse24.kernels import reference, reference_grouped, transpose
+from sparse24.kernels import grouped, reference, reference_grouped, transpose
 
 M, K, COUNTS = 24, 16, (3, 0, 7, 1)
 OFFSETS = offsets_of(COUNTS)
@@ -38,27 +48,28 @@ def array(x, order="C") -> Array:
 
 
 class Kernel:
-    """In the place of the launcher: checks what it is given, and multiplies."""
+    """In the place of the launchers: checks what it is given, and multiplies."""
 
     def __init__(self):
         self.refusal, self.problems, self.given = None, [], []
-        self.types_of, self.params_of = (lambda *given, **named: None), lambda epilogue: b""
         self.tile_of = lambda *given: SimpleNamespace(name="128x32x128")
 
     def refuses(self, problem, *, gated):
         self.problems.append(problem)
         return self.refusal
 
-    def multiply(
-        self, a, b, offsets, out, epilogue, *, gated, b_dtype, out_dtype, fast_accumulation
-    ):
-        assert (b_dtype, out_dtype) == (b.dtype.name, out.dtype.name)
-        assert fast_accumulation
+    def bind(self, a, b, out, types, offsets, epilogue):
+        place = (ctypes.c_char * ((len(a.values) + 1) * np.dtype(types.offsets).itemsize))
+        read = np.frombuffer(place.from_address(offsets), types.offsets).view(Array)
+        return lambda stream: self.multiply(a, b, read, out, epilogue, types)
+
+    def multiply(self, a, b, offsets, out, epilogue, types):
+        assert (types.b_dtype, types.out_dtype) == (b.dtype.name, out.dtype.name)
+        assert types.fast_accumulation
         assert a.values.shape[:2] == (len(a.packed), a.m)
         assert a.packed.ndim == 4
         assert offsets.dtype in (np.int32, np.int64)
-        assert all(isinstance(x, Array) for x in (b, offsets, out))
-        assert offsets.flags.c_contiguous
+        assert all(isinstance(x, Array) for x in (b, out))
         for x in (b, out):
             assert x.strides[0] == x.itemsize
             assert x.strides[1] % 16 == 0
@@ -68,7 +79,7 @@ class Kernel:
         matrices = reference.decompress(np.array(a.values), metadata, a.k)
         product = reference_grouped.grouped_matmul(matrices, np.array(b), np.array(offsets))
         product = finished(product, epilogue, np.array(offsets))
-        if gated:
+        if types.gated:
             half = len(product) // 2
             product = product[:half] * product[half:]
         out[...] = reference.to_dtype(product, out.dtype)
@@ -110,7 +121,9 @@ def kernel(monkeypatch):
     )
     put(_graphs, "keeping", lambda record, out: contextlib.nullcontext())
     put(_grouped_replay, "signature", lambda *given, **how: None)  # it asks for the device
-    put(_planner, "kernel_module", {"grouped_wgmma": found}.__getitem__)
+    put(_planner, "kernel_module", dict.fromkeys(_grouped_dispatch.KERNELS, found).__getitem__)
+    put(grouped, "params_of", lambda epilogue: epilogue)
+    put(_grouped_dispatch, "current_stream", lambda: 0)
     put(transpose, "takes", lambda b: False)
     return found
 
@@ -264,6 +277,19 @@ def test_what_kernels_derive_from_an_expert_is_kept_and_counted(kernel, single, 
     assert all(a is record for a, (record, _, _) in zip(first, single[3:], strict=True))
 
 
+def test_where_the_kernel_of_hopper_refuses_the_other_one_runs(kernel, single, rng, monkeypatch):
+    of_hopper = Kernel()
+    of_hopper.refusal = "this is another chip"
+    kernels = {"grouped_wgmma": of_hopper, "grouped_mma": kernel}
+    monkeypatch.setattr(_planner, "kernel_module", kernels.__getitem__)
+    experts, x, exact = operands(rng)
+    close(s24.grouped_linear(x, experts, offsets=array(OFFSETS)), exact.T)
+    assert len(kernel.given) == 1
+    assert not of_hopper.given
+    assert not single
+    assert s24.explain(experts, x.T, offsets=array(OFFSETS)).chosen == "grouped_mma"
+
+
 def test_a_capture_never_waits(kernel, single, rng, monkeypatch):
     monkeypatch.setattr(_arrays, "is_capturing", lambda: True)
     experts, x, exact = operands(rng)
@@ -274,7 +300,7 @@ def test_a_capture_never_waits(kernel, single, rng, monkeypatch):
     kernel.refusal = "it is float99"
     s24.grouped_linear(x, experts, offsets=OFFSETS)
     assert len(single) == 3
-    words = r"runs expert by expert.*\(grouped_wgmma: it is float99\); pass offsets as a list"
+    words = r"runs expert by expert.*\(grouped_mma: it is float99\); pass offsets as a list"
     with pytest.raises(s24.UnsupportedError, match=words):
         s24.grouped_linear(x, experts, offsets=array(OFFSETS))
 
@@ -316,7 +342,7 @@ def test_explain_says_whether_the_kernel_runs_and_what_is_copied(kernel, single,
     kernel.refusal = "it is float99"
     found = s24.explain(experts, x.T, offsets=OFFSETS)
     assert (found.chosen, found.candidates) == ("each", ())
-    assert found.reason.endswith("of its own, since grouped_wgmma cannot: it is float99")
+    assert found.reason.endswith("of its own, since grouped_mma cannot: it is float99")
     assert s24.explain(experts, x[:0].T, offsets=0 * OFFSETS).chosen == "none"
     assert not kernel.given
     assert not single

@@ -20,7 +20,7 @@
 // group; what comes of them is not stored (include/group_store.cuh).
 //
 // Macros: ELEMENT B_ELEMENT OUTPUT OFFSET BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS IN_FLIGHT PROMOTE GATED
-// EPILOGUE ACTIVATION MOST_GROUPS; kernels/grouped_wgmma.py chooses.
+// EPILOGUE ACTIVATION; kernels/grouped_wgmma.py chooses.
 //
 // Reference: reference_grouped.grouped_matmul.  Launcher: kernels/grouped_wgmma.py.  How it works:
 // docs/explanation/kernels.rst.

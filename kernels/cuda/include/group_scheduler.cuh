@@ -9,9 +9,6 @@
 //
 // Blocks take tiles in turn, and walk those of a group as tile_scheduler.cuh does: in bands of `band` tiles along m.
 #pragma once
-#include "hopper_ptx.cuh"
-
-constexpr int kMostGroups = MOST_GROUPS;
 
 struct Grouping {
     const void* offsets;  // of type OFFSET
@@ -26,11 +23,9 @@ struct Work {
 
 class GroupScheduler {
   public:
-    static constexpr u32 bytes = 2 * (kMostGroups + 1) * 4;
-
-    // `table`: `bytes` of shared memory.
+    // `table`: shared memory for 2 (groups + 1) numbers.
     __device__ GroupScheduler(const Grouping& of, int* table)
-        : of_(of), first_(table), before_(table + kMostGroups + 1), next_(blockIdx.x) {}
+        : of_(of), first_(table), before_(table + of.groups + 1), next_(blockIdx.x) {}
 
     // By all threads of the block, which wait for one another.
     __device__ void lay_out() const {

@@ -1,19 +1,19 @@
-"""The kernel of grouped products against the reference and cuBLAS; what it may not touch."""
+"""The kernels of grouped products against the reference and cuBLAS; what they may not touch."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from grouped_cases import Layer, assert_right, offsets_of, poisoned
+from grouped_cases import KERNELS, Layer, assert_right, offsets_of, only, poisoned, runs
 from guards import Guarded
 from test_matmul import assert_close, logical
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _dtypes, _planner
 from sparse24._arrays import to_numpy
-from sparse24.kernels.sparse_wgmma import OUTPUTS
+from sparse24.kernels import chip, grouped_mma
+from sparse24.kernels.grouped import OUTPUTS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.stem("grouped_wgmma")]
 COUNTS = (0, 1, 7, 33, 0, 64, 129, 300, 0)
 SMALL = (3, 0, 70, 1)
 NAMES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
@@ -21,24 +21,23 @@ SIZES = [(1, 1), (8, 16), (100, 201), (128, 256), (264, 1000), (520, 2500)]
 RESULTS = [(name, result) for name in NAMES for result in OUTPUTS[name]]
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
+@pytest.fixture(params=KERNELS)
+def kernel(request):
+    return request.param
 
 
 @pytest.fixture
-def launches(cupy, monkeypatch):
+def cupy(kernel, monkeypatch):
+    return only(kernel, monkeypatch)
+
+
+@pytest.fixture
+def launches(cupy, kernel, monkeypatch):
     """Counts launches of the kernel; how many they should be on this GPU, for `n` products."""
-    from sparse24.kernels import grouped_wgmma
-
-    calls, multiply = [], grouped_wgmma.multiply
-    monkeypatch.setattr(
-        grouped_wgmma,
-        "multiply",
-        lambda *given, **named: (calls.append(given), multiply(*given, **named))[1],
-    )
-    takes = cupy.cuda.Device().compute_capability == "90"
-    return lambda n: len(calls) == (n if takes else 0)
+    calls, module = [], _planner.kernel_module(kernel)
+    bind = module.bind
+    monkeypatch.setattr(module, "bind", lambda *given: (calls.append(given), bind(*given))[1])
+    return lambda n, name="float16": len(calls) == (n if runs(kernel, name) else 0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +47,7 @@ def test_every_type_and_size(cupy, launches, rng, name, size):
     out = poisoned(cupy, case.exact.shape, _dtypes.TABLE[name].result)
     offsets = cupy.asarray(case.offsets)
     assert case.multiply(out, offsets=offsets) is out
-    assert launches(1)
+    assert launches(1, name)
     assert_right(out, case, _dtypes.TABLE[name].result)
     np.testing.assert_array_equal(to_numpy(case.multiply(offsets=offsets)), to_numpy(out))
 
@@ -80,7 +79,7 @@ def test_any_number_of_experts_and_tokens(cupy, launches, rng, name, experts, to
     case = Layer(name, 136, 144, counts, cupy, rng)
     out = poisoned(cupy, case.exact.shape, _dtypes.TABLE[name].result)
     case.multiply(out, offsets=cupy.asarray(case.offsets, np.int32))
-    assert launches(int(tokens > 0))
+    assert launches(int(tokens > 0), name)
     assert_right(out, case, _dtypes.TABLE[name].result)
 
 
@@ -149,7 +148,7 @@ OUTSIDE = [
 @pytest.mark.parametrize("offsets", OUTSIDE, ids=str)
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
 @pytest.mark.parametrize("kind", ["int32", "int64"])
-def test_offsets_outside_of_the_tokens_touch_no_other_memory(cupy, rng, name, offsets, kind):
+def test_offsets_outside_of_the_tokens_touch_nothing_else(cupy, kernel, rng, name, offsets, kind):
     guards = Guarded(cupy)
     with cupy.cuda.using_allocator(guards):
         case = Layer(name, 136, 272, (3, 70, 1), cupy, rng)
@@ -159,13 +158,13 @@ def test_offsets_outside_of_the_tokens_touch_no_other_memory(cupy, rng, name, of
             try:
                 case.multiply(out, offsets=given)
             except s24.ArgumentError:  # expert by expert they are looked at
-                assert cupy.cuda.Device().compute_capability != "90"
+                assert not runs(kernel)
         assert not guards.damage()
 
 
-def test_an_expert_within_the_tokens_is_right_beside_those_that_are_not(cupy, rng):
+def test_an_expert_within_the_tokens_is_right_beside_those_that_are_not(cupy, kernel, rng):
     case = Layer("bfloat16", 136, 272, (3, 70, 1), cupy, rng)
-    if cupy.cuda.Device().compute_capability != "90":
+    if not runs(kernel):
         pytest.skip("expert by expert such offsets are refused")
     got = to_numpy(case.multiply(offsets=cupy.asarray([-4, 3, 73, 2000])))
     np.testing.assert_array_equal(got, to_numpy(case.multiply()))
@@ -179,3 +178,25 @@ def test_parts_of_a_stack_and_kept_dense_matrices(cupy, launches, rng):
     got = s24.grouped_matmul(kept, case.x.T, offsets=case.offsets)
     np.testing.assert_array_equal(to_numpy(got), to_numpy(case.multiply()))
     assert launches(4)
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("grouped_mma")
+@pytest.mark.parametrize("kib", [99, 163])
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+@pytest.mark.parametrize("counts", [(1, 0, 2), (30, 0, 3), (500, 0, 301)], ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_rings_of_chips_with_less_shared_memory(monkeypatch, rng, kib, name, counts, gated):
+    cupy = only("grouped_mma", monkeypatch)
+    smaller = chip.chip()._replace(most_shared=kib << 10)
+    monkeypatch.setattr(grouped_mma, "chip", lambda *device: smaller)
+    case = Layer(name, 160, 1100, counts, cupy, rng)
+    offsets = cupy.asarray(case.offsets)
+    if gated:
+        got = s24.grouped_linear(
+            case.x, case.experts, offsets=offsets, gated=True, dtype="float32", x_dtype=name
+        )
+        want = (case.exact[:80] * case.exact[80:]).T
+        assert float(np.linalg.norm(to_numpy(got) - want)) <= 1e-4 * float(np.linalg.norm(want))
+    else:
+        assert_right(case.multiply(offsets=offsets), case, _dtypes.TABLE[name].result)
