@@ -16,8 +16,8 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes
 from sparse24._records import Fused, Problem
+from sparse24.kernels import chip_rates, loader
 from sparse24.kernels import epilogue as _epilogue
-from sparse24.kernels import loader
 from sparse24.kernels.launch import current_stream
 
 NAME = "dense"
@@ -71,6 +71,8 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
     """
     flops = 2.0 * problem.m * problem.n * problem.k * problem.batch
     rate = (FLOPS_PER_CLOCK | SLOW_FLOPS_PER_CLOCK)[problem.dtype] * chip["sms"] * chip["clock_hz"]
+    if problem.dtype == "float32":
+        rate *= chip_rates.fp32(problem.compute_capability) / chip_rates.fp32(90)
     size = _dtypes.TABLE[problem.dtype].itemsize
     moved = problem.m * problem.k * (problem.batch if problem.a_batched else 1)
     moved += problem.k * problem.n * (problem.batch if problem.b_batched else 1)

@@ -10,7 +10,7 @@ import numpy as np
 from sparse24._dtypes import numpy_dtype
 from sparse24._records import PLAIN, Compressed24, Fused, Problem
 from sparse24.kernels import epilogue as _epilogue
-from sparse24.kernels import grouped, loader, sparse_tile
+from sparse24.kernels import grouped, loader, rings, sparse_tile
 from sparse24.kernels.chip import chip
 from sparse24.kernels.grouped import GATED, OFFSETS, REMEMBERED, Operands, Types, table_bytes
 from sparse24.kernels.launch import Launch
@@ -63,8 +63,6 @@ FEW, SOME, MANY = (
     Config(64, 16, 256, (2, 1, 2)), Config(64, 32, 256, (2, 1, 2)), Config(128, 64, 128, (2, 2, 1)),
 )  # fmt: skip
 FEW_COLUMNS, SOME_COLUMNS = 2, 16  # a group, on average
-MOST_STAGES = 8
-RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 
 
 def refuses(problem: Problem, *, gated: bool = False) -> str | None:
@@ -77,20 +75,13 @@ def refuses(problem: Problem, *, gated: bool = False) -> str | None:
 
 
 def choose(groups: int, columns: int, itemsize: int, most_shared: int) -> Config:
-    """The tile for so many columns of all groups together, and as many stages as fit.
-
-    Two blocks hide the beginning and the end of each other's tiles, so they count more than
-    stages; a block may take all of a multiprocessor's memory but `RESERVED`.
-    """
+    """The tile for so many columns of all groups together, and its ring."""
     each = columns / groups
     tile = FEW if each <= FEW_COLUMNS else SOME if each <= SOME_COLUMNS else MANY
-    for blocks in range(tile.blocks, 0, -1):
-        room = (most_shared + RESERVED) // blocks - RESERVED
-        for stages in range(MOST_STAGES, 1, -1):
-            config = tile._replace(stages=stages, blocks=blocks)
-            if config.shared_memory(itemsize, groups) <= room:
-                return config
-    raise AssertionError(f"no ring fits into {most_shared} bytes")  # 99 KiB are enough
+    size = lambda stages: tile._replace(stages=stages).shared_memory(itemsize, groups)  # noqa: E731
+    ring = rings.deepest(size, tile.blocks, most_shared)
+    assert ring is not None  # 99 KiB are enough, and sm_80 and later have them
+    return tile._replace(stages=ring[0], blocks=ring[1])
 
 
 def tile_of(groups: int, rows: int, columns: int, types: Types) -> Config:
@@ -154,28 +145,28 @@ def defines(config: Config, types: Types) -> loader.Defines:
 
 
 def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
-    """Every tile with bfloat16, other types with that for many columns; the same if gated."""
-    everywhere = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
-    others = (
-        (("float16", "float16", "float32"), "HMMA.SP", everywhere),
+    """Every tile with bfloat16, with and without a gate; every type and chip with a gate."""
+    everywhere = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
+    types = (
+        (("bfloat16", "bfloat16", "float32"), "HMMA.SP", everywhere),
+        (("float16", "float16", "float16"), "HMMA.SP", everywhere),
         (("int8", "int8", "int32"), "IMMA.SP", everywhere),
         (("float8_e4m3fn", "float8_e5m2", "bfloat16"), "QMMA.SP", ("sm_89", "sm_120")),
     )
     whole = Fused(2.0, row_scale=True, column_scale=True, row_bias=True, activation="silu")
-    bfloat16 = ("bfloat16", "bfloat16", "bfloat16")
-    wide = [
-        (defines(MANY, Types(*names, "int64", whole, gated, True)), arch, instruction)
-        for names, instruction, archs in others
+    gated = [
+        (defines(MANY, Types(*names, "int64", whole, True, True)), arch, instruction)
+        for names, instruction, archs in types
         for arch in archs
-        for gated in (False, True)
     ]
+    bfloat16 = ("bfloat16", "bfloat16", "bfloat16")
     every = [
         (defines(tile, Types(*bfloat16, "int32", of, of is GATED, True)), arch, "HMMA.SP")
         for tile in (FEW, SOME, MANY)
         for of in (PLAIN, GATED)
-        for arch in everywhere
+        for arch in ("sm_80", "sm_90a")
     ]
-    return wide + every
+    return gated + every
 
 
 COMPILE_CHECKS = _compile_checks()

@@ -1,4 +1,4 @@
-"""Reference in NumPy for the products of experts (``grouped_wgmma``, ``grouped_mma``): exact sums."""
+"""Reference in NumPy for the products of experts (``grouped_*``): exact sums."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import sparse_tile
 
 SPARSE_KERNELS = (
-    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_split", "sparse_fma"
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_split", "split_mma",
+    "sparse_fma",
 )  # fmt: skip
 DENSE_KERNEL = "dense"
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2

@@ -28,7 +28,9 @@ STORES_ANY = ("sparse_wgmma",)
 # Kernels that write nothing but the result.  The others store by the copy engine, which always
 # writes 16 bytes.  Where a line of the result ends within these, they would overwrite what lies
 # behind it, such as the next columns of a larger array.
-STORES_NO_MORE = ("sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma", "dense")
+STORES_NO_MORE = (
+    "sparse_mma", "sparse_skinny", "sparse_matvec", "split_mma", "sparse_fma", "dense",
+)  # fmt: skip
 # Kernels whose prediction depends on whether rows of b begin on lines of memory.
 ASKS_FOR_LINES = ("sparse_wgmma",)
 # Kernels that read a b of any strides, element by element, and the seconds that a block takes for

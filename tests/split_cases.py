@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import sparse24 as s24
+
+KERNELS = [
+    pytest.param(name, marks=[pytest.mark.gpu, pytest.mark.stem(name)])
+    for name in ("sparse_split", "split_mma")
+]
 
 
 def prepared(rng, m, k, *, integers=False):
@@ -12,5 +18,5 @@ def prepared(rng, m, k, *, integers=False):
     return s24.compress(x.astype(np.float32), on_excess="prune").to_device("cuda")
 
 
-def split_product(a, b, out=None, **more):
-    return s24.matmul(a, b, out, algorithm="sparse_split", **more)
+def split_product(kernel, a, b, out=None, **more):
+    return s24.matmul(a, b, out, algorithm=kernel, **more)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from sparse24._records import PLAIN, Problem
-from sparse24.kernels import grouped, grouped_mma, grouped_wgmma, sparse_tile
+from sparse24.kernels import grouped, grouped_mma, grouped_wgmma, rings, sparse_tile
 
 TWO_BYTES = Problem(
     256, 64, 128, 8, "bfloat16", "bfloat16", "bfloat16", "column", "column", a_batched=True,
@@ -62,8 +62,8 @@ def test_tiles_fit_and_grow_with_the_columns_of_a_group(capability, itemsize):
         counts = [share * groups for share in (1 / 8, 1, 8, 25, 5000)]
         chosen = [grouped_mma.choose(groups, columns, itemsize, room) for columns in counts]
         for tile in chosen:
-            used = tile.shared_memory(itemsize, groups) + grouped_mma.RESERVED
-            assert tile.blocks * used <= room + grouped_mma.RESERVED
+            used = tile.shared_memory(itemsize, groups) + rings.RESERVED
+            assert tile.blocks * used <= room + rings.RESERVED
     widths = [tile.n for tile in chosen]
     assert widths == sorted(widths)
     assert widths[0] < widths[-1]

@@ -115,7 +115,7 @@ def test_two_streams_and_a_captured_graph(rng):
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     for i, out in enumerate(outs):
         with streams[i % 2]:
-            split_product(a, b, out)
+            split_product("sparse_split", a, b, out)
     cupy.cuda.Device().synchronize()
     for out in outs:
         np.testing.assert_array_equal(out.get(), want)
@@ -123,7 +123,7 @@ def test_two_streams_and_a_captured_graph(rng):
         with stream:
             outs[0].fill(0)
             stream.begin_capture()
-            split_product(a, b, outs[0])
+            split_product("sparse_split", a, b, outs[0])
             graph = stream.end_capture()
             others = [cupy.full((6 * 512, 96), 9, np.uint16) for _ in range(4)]
             for _ in range(2):
@@ -141,10 +141,10 @@ def test_the_pieces_of_an_array_live_and_die_with_it(rng):
     a = prepared(rng, 256, 512)
     before = a.nbytes
     b = cupy.ones((512, 64), np.float32)
-    split_product(a, b)
+    split_product("sparse_split", a, b)
     record = a._operand.rows
     made = record.derived[pieces.STEM]
-    split_product(a, b)
+    split_product("sparse_split", a, b)
     assert record.derived[pieces.STEM] is made
     added = 12 * a.values.size + 6 * a.packed.size
     assert a.nbytes == before + added

@@ -41,7 +41,7 @@ def test_float32_with_few_columns_has_a_kernel_of_its_own(h200):
     assert _planner.choose(many, 0, dense=False).kernel == "sparse_split"
     assert _planner.choose(many, 0, dense=True).kernel == "sparse_split"
     older = problem(dtype="float32", compute_capability=80)
-    assert _planner.choose(older, 0, dense=False).kernel == "sparse_fma"
+    assert _planner.choose(older, 0, dense=False).kernel == "split_mma"
 
 
 def test_large_products_run_on_the_tensor_cores(h200):

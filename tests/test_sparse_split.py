@@ -6,17 +6,15 @@ import dataclasses
 
 import numpy as np
 import pytest
-from split_cases import prepared, split_product
+from split_cases import KERNELS, prepared, split_product
 
 import sparse24 as s24
-from sparse24 import _planner
+from sparse24 import _lines, _planner
 from sparse24._arrays import to_numpy
 from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import pieces, reference, sparse_split, sparse_wgmma_configs, targets
 
 CHIP = {"sms": 132, "clock_hz": 1.98e9, "bandwidth": 4.2e12}
-gpu = pytest.mark.gpu
-on_gpu = pytest.mark.stem("sparse_split")
 
 
 def make_problem(m=256, n=256, k=512, **changes):
@@ -107,26 +105,27 @@ def test_promoted_kernels_keep_their_registers():
 # --- on a GPU ---------------------------------------------------------------------------------
 
 
-@gpu
-@on_gpu
+@pytest.fixture(params=KERNELS)
+def kernel(request):
+    return request.param
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("size", [(1, 4, 1), (64, 128, 64), (71, 201, 133), (513, 2500, 777)])
-def test_small_integers_are_exact(rng, size, order):
+def test_small_integers_are_exact(kernel, rng, size, order):
     import cupy
 
     m, k, n = size
     a = prepared(rng, m, k, integers=True)
     x = rng.integers(-300, 301, (k, n)).astype(np.float32)
     out = cupy.full((m, n), np.nan, np.float32, order=order)
-    split_product(a, cupy.asarray(x, order=order), out)
+    split_product(kernel, a, cupy.asarray(x, order=order), out)
     np.testing.assert_array_equal(out.get(), reference.matmul(to_numpy(a.toarray()), x))
 
 
-@gpu
-@on_gpu
 @pytest.mark.parametrize("k", [512, 4096, 14336])
 @pytest.mark.parametrize("kind", ["normal", "positive", "ill_scaled"])
-def test_errs_at_most_twice_as_much_as_cublas(k, kind):
+def test_errs_at_most_twice_as_much_as_cublas(kernel, k, kind):
     import cupy
 
     m, n = 1024, 768
@@ -141,42 +140,38 @@ def test_errs_at_most_twice_as_much_as_cublas(k, kind):
     exact = a.toarray().astype(np.float64) @ b.astype(np.float64)
     size = abs(a.toarray()).astype(np.float64) @ abs(b).astype(np.float64)
     errors = {}
-    for algorithm in ("sparse_split", "dense"):
+    for algorithm in (kernel, "dense"):
         apart = s24.matmul(a, b, algorithm=algorithm).astype(np.float64) - exact
         norm = cupy.linalg.norm
         errors[algorithm] = float(norm(apart) / norm(exact)), float((abs(apart) / size).max())
-    for ours, theirs in zip(errors["sparse_split"], errors["dense"], strict=True):
+    for ours, theirs in zip(errors[kernel], errors["dense"], strict=True):
         assert ours <= 2 * theirs
 
 
-@gpu
-@on_gpu
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("n", [20, 120, 456])
-def test_the_likeliest_configs_are_exact_on_small_integers(rng, n, order):
+def test_the_likeliest_configs_are_exact_on_small_integers(kernel, rng, n, order):
     import cupy
 
     a = prepared(rng, 300, 2048, integers=True)
     x = rng.integers(-4, 5, (2048, n)).astype(np.float32)
     b = cupy.asarray(x, order=order)
     want = reference.matmul(to_numpy(a.toarray()), x)
-    names = [c.name for c in s24.explain(a, b).candidates if c.kernel == "sparse_split"]
-    for name in names[:4]:
+    names = [c.name for c in s24.explain(a, b).candidates if c.kernel == kernel]
+    for name in names[:6]:
         out = cupy.full((300, n), np.nan, np.float32)
         s24.matmul(a, b, out, algorithm=name)
         np.testing.assert_array_equal(out.get(), want)
 
 
-@gpu
-@on_gpu
-def test_special_values_arrive_as_in_float32(rng):
+def test_special_values_arrive_as_in_float32(kernel, rng):
     import cupy
 
     a = prepared(rng, 128, 256, integers=True)
     dense = to_numpy(a.toarray())
     x = rng.standard_normal((256, 64)).astype(np.float32)
     x[3, 5], x[7, 9], x[8, 11], x[9, 11] = np.nan, np.inf, np.inf, 1.0
-    got = split_product(a, cupy.asarray(x)).get()
+    got = split_product(kernel, a, cupy.asarray(x)).get()
     plain = np.delete(got, [5, 9, 11], axis=1)
     assert np.isfinite(plain).all()
     assert np.isnan(got[dense[:, 3] != 0, 5]).all()
@@ -185,37 +180,31 @@ def test_special_values_arrive_as_in_float32(rng):
         np.testing.assert_array_equal(got[stored, column], np.inf * dense[stored, row])
 
 
-@gpu
-@on_gpu
-def test_infinite_weights_meet_only_leading_pieces():
+def test_infinite_weights_meet_only_leading_pieces(kernel):
     import cupy
 
     w = np.zeros((64, 128), np.float32)
     w[0, 0], w[1, 4], w[2, 8] = np.inf, -np.inf, np.nan
     a = s24.compress(w).to_device("cuda")
-    got = split_product(a, cupy.ones((128, 32), np.float32)).get()
+    got = split_product(kernel, a, cupy.ones((128, 32), np.float32)).get()
     np.testing.assert_array_equal(got[0], np.inf)
     np.testing.assert_array_equal(got[1], -np.inf)
     assert np.isnan(got[2]).all()
     np.testing.assert_array_equal(got[3:], 0)
 
 
-@gpu
-@on_gpu
-def test_products_too_large_for_float32_are_not_finite():
+def test_products_too_large_for_float32_are_not_finite(kernel):
     import cupy
 
     w = np.zeros((64, 128), np.float32)
     w[:, 0] = 1.2345678e30
     a = s24.compress(w).to_device("cuda")
-    got = split_product(a, cupy.full((128, 32), 7.6543e30, np.float32)).get()
+    got = split_product(kernel, a, cupy.full((128, 32), 7.6543e30, np.float32)).get()
     assert not np.isfinite(got).any()
 
 
-@gpu
-@on_gpu
 @pytest.mark.parametrize("out_order", ["C", "F"])
-def test_epilogue_and_c(rng, out_order):
+def test_epilogue_and_c(kernel, rng, out_order):
     import cupy
 
     m, k, n = 201, 392, 140
@@ -228,7 +217,7 @@ def test_epilogue_and_c(rng, out_order):
         bias=on(bias), activation="gelu", alpha_vector=on(scale)[:, None], aux=stored
     )
     out = on(c, order=out_order)
-    split_product(a, on(x), out, c=out, alpha=0.5, beta=-2.0, epilogue=epilogue)
+    split_product(kernel, a, on(x), out, c=out, alpha=0.5, beta=-2.0, epilogue=epilogue)
     host = Fused(alpha=0.5, beta=-2.0, c=c, column_bias=bias, row_scale=scale, activation="gelu")
     exact = reference.matmul(to_numpy(a.toarray()), x)
     want, want_aux = reference.apply_epilogue(exact, host, "float32")
@@ -236,27 +225,23 @@ def test_epilogue_and_c(rng, out_order):
     np.testing.assert_allclose(stored.get(), want_aux, rtol=1e-4, atol=1e-4)
 
 
-@gpu
-@on_gpu
-def test_sparse_on_the_right_and_strided_results(rng):
+def test_sparse_on_the_right_and_strided_results(kernel, rng):
     import cupy
 
     a = prepared(rng, 130, 260, integers=True)
     dense = to_numpy(a.toarray())
     x = rng.integers(-5, 6, (2, 90, 260)).astype(np.float32)
     on = cupy.asarray(x)
-    np.testing.assert_array_equal(split_product(on[0], a.T).get(), x[0] @ dense.T)
+    np.testing.assert_array_equal(split_product(kernel, on[0], a.T).get(), x[0] @ dense.T)
     room = cupy.full((130 * 2 + 1, 90 * 3), -7, np.float32)
-    split_product(a, on[1].T, room[1::2, ::3])
+    split_product(kernel, a, on[1].T, room[1::2, ::3])
     want = np.full(room.shape, -7, np.float32)
     want[1::2, ::3] = dense @ x[1].T
     np.testing.assert_array_equal(room.get(), want)
 
 
-@gpu
-@on_gpu
 @pytest.mark.parametrize(("a_batch", "b_batch"), [((3,), (3,)), ((), (3,)), ((3,), ()), ((1,), ())])
-def test_batches_and_broadcasting(rng, a_batch, b_batch):
+def test_batches_and_broadcasting(kernel, rng, a_batch, b_batch):
     import cupy
 
     m, k, n = 130, 260, 90
@@ -265,16 +250,14 @@ def test_batches_and_broadcasting(rng, a_batch, b_batch):
     x = rng.integers(-5, 6, (*b_batch, k, n)).astype(np.float32)
     want = reference.matmul(to_numpy(a.toarray()), x)
     b = cupy.asarray(x)
-    np.testing.assert_array_equal(split_product(a, b).get(), want)
+    np.testing.assert_array_equal(split_product(kernel, a, b).get(), want)
     made = a._operand.rows.derived[pieces.STEM]
-    np.testing.assert_array_equal(split_product(a, b).get(), want)
+    np.testing.assert_array_equal(split_product(kernel, a, b).get(), want)
     assert a._operand.rows.derived[pieces.STEM] is made
 
 
-@gpu
-@on_gpu
-@pytest.mark.parametrize(("order", "memory"), [("row", "C"), ("column", "F")])
-def test_many_columns_are_multiplied_in_parts(rng, monkeypatch, order, memory):
+@pytest.mark.parametrize("memory", ["C", "F"])
+def test_many_columns_are_multiplied_in_parts(kernel, rng, monkeypatch, memory):
     import cupy
 
     monkeypatch.setattr(sparse_split, "MOST_BYTES", 12 * 256 * sparse_split.STEP)
@@ -284,9 +267,9 @@ def test_many_columns_are_multiplied_in_parts(rng, monkeypatch, order, memory):
     bias = rng.integers(-4, 5, n).astype(np.float32)
     b, out = (cupy.asarray(y, order=memory) for y in (x, c))
     epilogue = Fused(beta=2.0, c=out, column_bias=cupy.asarray(bias))
-    problem = make_problem(m, n, k, b_order=order, out_order=order, plain=False)
-    config = sparse_split.configs(problem)[0]
-    launch = sparse_split.prepare(problem, config, epilogue)
+    problem = make_problem(m, n, k, plain=False, **_lines.facts(b, out))
+    module = _planner.kernel_module(kernel)
+    launch = module.prepare(problem, module.configs(problem)[0], epilogue)
     launch(a._operand.rows, b, out, epilogue)
     want = reference.matmul(to_numpy(a.toarray()), x) + 2 * c + bias
     np.testing.assert_array_equal(out.get(), want)

@@ -18,7 +18,6 @@
 // Reference: reference_grouped.grouped_matmul.  Launcher: kernels/grouped_mma.py.
 // Bound by the bytes of A for few columns a group, by the tensor cores for many.
 #define BLOCK_N TILE_N
-#include "copy_ring.cuh"
 #include "group_tile.cuh"
 
 constexpr int kSumsBytes = WARPS_K * kPartial * sizeof(Sum);

@@ -4,6 +4,7 @@
 //   GATED    1: A has 2 m rows, those of a gate over those that it gates.  The first half of the rows of a tile are
 //            of the gate, the second half those that they gate, so a block has both factors of an element.
 #pragma once
+#include "copy_ring.cuh"
 #include "group_scheduler.cuh"
 #include "tile_store.cuh"
 
@@ -35,21 +36,6 @@ struct GroupTile {
     }
 
   private:
-    // Lines from `first` on of a staged tile of `all` lines: of each that is `valid`, the bytes from `at` on up to
-    // `length`, and zeros behind them.  A thread copies the same 16 bytes of lines that are `step` apart.
-    template <int lines, int all, int chunks>
-    static void copy_lines(unsigned to, int first, const char* from, long long pitch, int at, int length, int valid) {
-        constexpr int step = kThreads / chunks;
-        static_assert(kThreads % chunks == 0 && lines % step == 0);
-        const int line = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
-        const int bytes = max(0, min(16, length - at - 16 * chunk));
-        from += line * pitch + at + 16 * chunk;
-#pragma unroll
-        for (int i = 0; i < lines; i += step) {
-            copy_async(to + place<all, chunks>(first + line + i, chunk), from, line + i < valid ? bytes : 0);
-            from += step * pitch;
-        }
-    }
     // The metadata of 16 rows of an atom are 256 consecutive bytes, and m is a multiple of 16 where there is a gate.
     void load_meta(unsigned to, const Shape& s, int k0) const {
         const int atoms_k = (s.k + 127) / 128;
