@@ -110,8 +110,13 @@ def prepare(
     elif algorithm == "auto":
         _autotune.visit(a, b, out, epilogue, problem, device)
     choice = _planner.choose(problem, device, dense=has_dense, algorithm=algorithm)
-    if choice.kernel == _planner.DENSE_KERNEL and algorithm == "auto" and _arrays.is_capturing():
-        choice = _planner.choose(problem, device, dense=False)  # CuPy captures no call of cuBLAS
+    if choice.kernel == _planner.DENSE_KERNEL and _arrays.is_capturing():
+        if algorithm != "auto":
+            raise UnsupportedError(
+                "a CUDA graph that is captured cannot hold a dense product: CuPy captures no call "
+                "of cuBLAS; let algorithm='auto' choose a sparse kernel, for a compressed operand"
+            )
+        choice = _planner.choose(problem, device, dense=False)
     launcher = _planner.prepare(choice, epilogue)
     if choice.kernel != _planner.DENSE_KERNEL:
         assert a.rows is not None

@@ -87,6 +87,16 @@ def shared_tiles() -> None:
                 s24.matmul(a, b, algorithm=choice.name)
 
 
+def pieces_by_warps() -> None:
+    """float32 in pieces as on other chips than Hopper, by every tile."""
+    a = s24.compress(draw((200, 264), "float32"), on_excess="prune")
+    for b in (draw((144, 264), "float32").T, draw((264, 144), "float32")):
+        for choice in s24.explain(a, b).candidates:
+            if choice.kernel == "split_mma":
+                with _cleared_for(choice):
+                    s24.matmul(a, b, algorithm=choice.name)
+
+
 def experts() -> None:
     """Products of experts by each of their kernels."""
     for kernel in _grouped_dispatch.KERNELS:
@@ -219,6 +229,7 @@ PARTS = {
     "packing": packing,
     "hybrids": hybrids,
     "shared tiles": shared_tiles,
+    "pieces by warps": pieces_by_warps,
     "experts": experts,
     **{
         f"{name}, {columns} columns": functools.partial(products, name, columns)

@@ -153,7 +153,7 @@ def test_graph_capture_and_streams(rng):
 
 @pytest.mark.parametrize("algorithm", ["auto", "dense"])
 @pytest.mark.parametrize("capturing", [False, True])
-def test_a_capture_takes_the_dense_product_only_if_told(monkeypatch, h200, algorithm, capturing):
+def test_a_capture_holds_no_dense_product(monkeypatch, h200, algorithm, capturing):
     case = problem(m=64, n=4096, k=64)
     ranked = {dense: _planner.candidates(case, 0, dense=dense) for dense in (True, False)}
     choose = lambda of, device, *, dense, algorithm="auto": next(  # noqa: E731
@@ -165,10 +165,13 @@ def test_a_capture_takes_the_dense_product_only_if_told(monkeypatch, h200, algor
     monkeypatch.setattr(_storage, "with_packed", lambda rows: rows)
     a = s24.compress(np.eye(64, dtype=np.float32), keep_dense=True)._operand
     b = SimpleNamespace(device=SimpleNamespace(id=0))
+    if capturing and algorithm == "dense":
+        with pytest.raises(s24.UnsupportedError, match="CuPy captures no call of cuBLAS; let algo"):
+            _dispatch.prepare(a, b, None, PLAIN, algorithm, case)
+        return
     launched = _dispatch.prepare(a, b, None, PLAIN, algorithm, case)
-    sparse = capturing and algorithm == "auto"
-    assert (launched.launcher != "dense") == sparse
-    assert launched.a is (a.rows if sparse else a.dense)
+    assert (launched.launcher != "dense") == capturing
+    assert launched.a is (a.rows if capturing else a.dense)
 
 
 @pytest.mark.gpu
@@ -183,3 +186,17 @@ def test_a_graph_holds_a_sparse_product_where_the_dense_one_is_faster(monkeypatc
     assert s24.explain(a, x).chosen == "dense/cublas"
     want = to_numpy(a @ x)
     np.testing.assert_allclose(replayed(cupy, a, x), want, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.gpu
+def test_a_graph_of_plain_arrays_is_refused_in_a_sentence(rng):
+    import cupy
+
+    x = cupy.asarray(rng.standard_normal((256, 256)).astype(np.float16))
+    s24.matmul(x, x)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        with pytest.raises(s24.UnsupportedError, match="CuPy captures no call of cuBLAS"):
+            s24.matmul(x, x)
+        stream.end_capture()
