@@ -26,18 +26,18 @@ template <class Fill, class Use> void through_ring(unsigned ring, int count, Fil
     __syncthreads();
 }
 
-    // Lines from `first` on of a staged tile of `all` lines: of each that is `valid`, the bytes from `at` on up to
-    // `length`, and zeros behind them.  A thread copies the same 16 bytes of lines that are `step` apart.
-    template <int lines, int all, int chunks>
-    inline void copy_lines(unsigned to, int first, const char* from, long long pitch, int at, int length, int valid) {
-        constexpr int step = kThreads / chunks;
-        static_assert(kThreads % chunks == 0 && lines % step == 0);
-        const int line = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
-        const int bytes = max(0, min(16, length - at - 16 * chunk));
-        from += line * pitch + at + 16 * chunk;
+// Lines from `first` on of a staged tile of `all` lines: of each that is `valid`, the bytes from `at` on up to
+// `length`, and zeros behind them.  A thread copies the same 16 bytes of lines that are `step` apart.
+template <int lines, int all, int chunks>
+inline void copy_lines(unsigned to, int first, const char* from, long long pitch, int at, int length, int valid) {
+    constexpr int step = kThreads / chunks;
+    static_assert(kThreads % chunks == 0 && lines % step == 0);
+    const int line = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
+    const int bytes = max(0, min(16, length - at - 16 * chunk));
+    from += line * pitch + at + 16 * chunk;
 #pragma unroll
-        for (int i = 0; i < lines; i += step) {
-            copy_async(to + place<all, chunks>(first + line + i, chunk), from, line + i < valid ? bytes : 0);
-            from += step * pitch;
-        }
+    for (int i = 0; i < lines; i += step) {
+        copy_async(to + place<all, chunks>(first + line + i, chunk), from, line + i < valid ? bytes : 0);
+        from += step * pitch;
     }
+}
