@@ -243,6 +243,14 @@ def promote(a: DType, b: DType) -> tuple[DType, DType]:
     return row, row
 
 
+def result_of(row: DType, dtype: np.dtype, *, argument: str) -> str:
+    """The type of a product with a dense array of a type, which may be integers or booleans."""
+    if dtype == row.logical:
+        return row.result
+    other = promoted_integers(np.empty(0, dtype), row)
+    return promote(row, _arrays.logical_dtype(other, argument=argument))[0].result
+
+
 def check_inner(left: tuple, right: tuple) -> None:
     """Refuse shapes whose product does not exist."""
     k_left, k_right = left[-1], right[-2 if len(right) > 1 else 0]

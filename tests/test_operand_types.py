@@ -107,6 +107,82 @@ def test_a_wider_result_holds_what_16_bits_do_not(make):
     np.testing.assert_array_equal(s24.matmul(a, x, alpha=0.1, dtype="bfloat16"), 9024)
 
 
+@pytest.mark.parametrize(("dtype", "scale", "want"), [
+    ("int32", 1.0, 80000), ("int8", 1 / 800, 100), ("float8_e4m3fn", 1 / 800, 96),
+    ("float8_e5m2", 1 / 800, 96), ("bfloat16", 1.0, 79872), (None, 1 / 2, 40000),
+    ("float16", 1 / 2, 40000),
+])  # fmt: skip
+def test_sums_are_not_rounded_to_16_bits_before_they_are_finished(make, dtype, scale, want):
+    w = np.zeros((8, 16), np.float16)
+    w[:, :2] = 40000
+    a, x = make(w), np.ones((16, 3), np.float16)
+    e = s24.Epilogue(out_scale=scale)
+    for options in ({"scales": (scale, 1.0)}, {"alpha": scale}, {"epilogue": e}):
+        for _ in range(2):  # the second call may go the way of the first
+            got = s24.matmul(a, x, dtype=dtype, **options)
+            turned = s24.matmul(x.T, a.T, dtype=dtype, **options).T
+            stack = s24.matmul(a, np.stack([x, x]), dtype=dtype, **options)[1]
+            column = s24.matmul(a, x[:, 0], dtype=dtype, **options)[:, None]
+            for y in (got, turned, stack, column):
+                assert y.dtype == _dtypes.numpy_dtype(dtype or "float16")
+                np.testing.assert_array_equal(y.astype(np.float64), want)
+
+
+def test_whole_results_of_bfloat16_are_exact(make):
+    w = np.zeros((8, 16), ml_dtypes.bfloat16)
+    w[:, 0], w[:, 1] = 255, 256
+    a, x = make(w), np.ones((16, 3), ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(s24.matmul(a, x, dtype="int32"), 511)
+    out = np.zeros((8, 3), np.int32)
+    assert s24.matmul(a, x, out, dtype="int32") is out
+    np.testing.assert_array_equal(out, 511)
+
+
+def test_a_bias_is_added_to_sums_that_16_bits_do_not_hold(make):
+    w = np.zeros((8, 16), np.float16)
+    w[:, :2] = 40000
+    a, x, bias = make(w), np.ones((2, 3, 16), np.float16), np.full(8, -30000, np.float16)
+    kinds, want = [x, x[0], x[0, 0]], np.float16(50000)
+    for activation in (None, "relu"):
+        for tokens in (*kinds, *kinds):
+            got = s24.linear(tokens, a, bias, activation=activation)
+            assert got.dtype == np.float16
+            np.testing.assert_array_equal(got, np.full((*tokens.shape[:-1], 8), want))
+    c = np.full((8, 6), -30000, np.float16)
+    got = s24.matmul(a, x.reshape(6, 16).T, c=c, beta=1.0)
+    np.testing.assert_array_equal(got, want)
+    torch = pytest.importorskip("torch")
+    got = s24.linear(torch.from_numpy(x), a, torch.from_numpy(bias))
+    assert got.dtype == torch.float16
+    np.testing.assert_array_equal(got.numpy(), want)
+    whole = s24.matmul(a, torch.from_numpy(x[0, 0]), dtype=torch.int32)
+    np.testing.assert_array_equal(whole.numpy(), 80000)
+
+
+def test_results_of_a_finish_do_not_overlap_operands(make):
+    a, x = make(np.eye(8, dtype=np.float16)), np.ones((8, 8), np.float16)
+    for product in (lambda: s24.matmul(a, x, x, alpha=2.0),
+                    lambda: s24.matmul(x, a.T, x, alpha=2.0)):  # fmt: skip
+        with pytest.raises(s24.ArgumentError, match="shares memory with an operand"):
+            product()
+    for wrong in ({"algorithm": "dense"}, {"fast_accumulation": False}):
+        if not isinstance(a, s24.Sparse24Array):
+            with pytest.raises(s24.ArgumentError, match="are for Sparse24Array operands"):
+                s24.matmul(a, x, **wrong)
+
+
+def test_integers_and_sparse_operands_meet_in_sums_as_well():
+    w = np.zeros((8, 16), np.float16)
+    w[:, :2] = 40000
+    for name in ("4:8", "windows", "hybrid"):
+        a = MAKE[name](w)
+        for x in (np.ones((16, 3), np.int8), np.ones((16, 3), bool), np.ones((16, 3)).tolist()):
+            np.testing.assert_array_equal(s24.matmul(a, x, dtype="int32"), 80000)
+        for x in (s24.hybrid(np.eye(16, dtype=np.float16)), MAKE["4:8"](np.eye(16, dtype=np.int8))):
+            np.testing.assert_array_equal(s24.matmul(a, x, dtype="int32")[:, :2], 40000)
+            np.testing.assert_array_equal(s24.matmul(a, x, alpha=0.5)[:, :2], 20000)
+
+
 def test_another_type_of_16_bits_is_rounded_once():
     w = s24.random((8, 64), dtype="float8_e4m3fn", rng=0)
     n_m = s24.NMArray.from_dense(w.toarray(), pattern=(4, 8))
