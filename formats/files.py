@@ -45,7 +45,8 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     ArgumentError
         If two names collide, a value is not an array, or the path has the other format's suffix.
     DTypeError
-        If a dense array has a type that the format does not know.
+        If a dense array has a type that the format does not know, or is a tensor without elements
+        in memory, such as a sparse one.
     PatternError
         If a deferred check of an array fails.
 
@@ -120,7 +121,8 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
     ArgumentError
         If two names collide, a value is not an array, or the path has the other format's suffix.
     DTypeError
-        If a dense array has a type that the format does not know.
+        If a dense array has a type that the format does not know, or is a tensor without elements
+        in memory, such as a sparse one.
     PatternError
         If a deferred check of an array fails.
 

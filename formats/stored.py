@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _raw_files, _spec, _storage
-from sparse24._errors import ArgumentError, FormatError, PatternError
+from sparse24._errors import ArgumentError, DTypeError, FormatError, PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid import HybridArray
@@ -218,8 +218,10 @@ def _dense(array: Any, name: str) -> np.ndarray:
     _check.unmasked(array, argument=name)
     wanted = f"{name} must be a compressed array or an array of numbers"
     try:
-        dense = _arrays.to_numpy(array)
-    except (TypeError, ValueError) as error:  # a sparse tensor of torch, or lists of two lengths
+        dense = _arrays.to_numpy(array, argument=name)
+    except DTypeError:  # a tensor of torch without elements in rows
+        raise
+    except (TypeError, ValueError) as error:  # lists of two lengths
         raise ArgumentError(f"{wanted}: {error}") from error
     if dense.dtype.hasobject:
         raise ArgumentError(f"{wanted}, got {type(array).__name__}")

@@ -342,15 +342,29 @@ def test_names_that_a_file_would_not_give_back_are_refused(suffix, tmp_path):
 def test_what_would_lose_something_is_not_saved(suffix, tmp_path):
     torch = pytest.importorskip("torch")
     no_array = "bias must be a compressed array or an array of numbers"
+    no_memory = "bias must be a dense tensor with memory"
+    wrapper = type("Wrapper", (torch.Tensor,), {"__tensor_flatten__": lambda self: None})
     cases = [
         (np.ma.masked_array([1.0, 2.0], [0, 1]), s24.DTypeError, "bias must not be a MaskedArray"),
-        (torch.eye(3).to_sparse(), s24.ArgumentError, no_array),
+        (torch.eye(3).to_sparse(), s24.DTypeError, rf"{no_memory}.*to_dense\(\)"),
+        (torch.ones(3).as_subclass(wrapper), s24.DTypeError, f"{no_memory}, got a Wrapper; make"),
+        (torch.ones(3, device="meta"), s24.DTypeError, f"{no_memory}: it is on the device 'meta'"),
+        (torch.ones(3).to(torch.float8_e4m3fnuz), s24.DTypeError, no_memory),
         ([[1.0], [2.0, 3.0]], s24.ArgumentError, no_array),
     ]
     for array, error, words in cases:
         with pytest.raises(error, match=words):
             FORMATS[suffix][0](tmp_path / f"a.{suffix}", {"bias": array})
     assert not list(tmp_path.iterdir())
+
+
+def test_tensors_that_torch_conjugates_later_are_saved_conjugated(tmp_path):
+    torch = pytest.importorskip("torch")
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    s24.save_npz(tmp_path / "a.npz", {"z": z.conj(), "y": z.conj().imag})
+    loaded = s24.load_npz(tmp_path / "a.npz")
+    np.testing.assert_array_equal(loaded["z"], [1 - 2j, 3 + 4j])
+    np.testing.assert_array_equal(loaded["y"], [-2, 4])
 
 
 def test_a_failed_write_leaves_the_old_file(suffix, tmp_path):
