@@ -138,7 +138,7 @@ def _widened(h, other, argument: str):
     if isinstance(other, SparseArray):
         return other.astype("float32")
     array, restore = _foreign.take(other, argument=argument)
-    array = promoted_integers(array, h._dtype)
+    array = promoted_integers(array, h._dtype, argument=argument)
     row = _arrays.logical_dtype(array, argument=argument)
     return restore(_storage.converted(array, row, _dtypes.lookup("float32")))
 
@@ -193,7 +193,7 @@ def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
     _hybrid_dispatch.same_device(h.device, b, argument)
     if b.dtype == h.dtype:
         return h, b
-    b = promoted_integers(b, h._dtype)
+    b = promoted_integers(b, h._dtype, argument=argument)
     row, _ = promote(h._dtype, _arrays.logical_dtype(b, argument=argument))
     if row is not h._dtype:
         h = h.prepared(f"as {row.name}", lambda: h.astype(row))

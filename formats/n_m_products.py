@@ -78,7 +78,8 @@ def fitted(array: Any, other, *, left: bool):
 
     Refuses what does not fit.
     """
-    _check.at_least_1d(other.shape, argument="b" if left else "a")
+    argument = "b" if left else "a"
+    _check.at_least_1d(other.shape, argument=argument)
     if _arrays.device_of(other) != array.device:
         raise DeviceError(
             f"the array is on {array.device}, the other operand on "
@@ -87,8 +88,8 @@ def fitted(array: Any, other, *, left: bool):
     pair = (array, other) if left else (other, array)
     _product.check_inner(*(x.shape for x in pair))
     _product.batch_of(*pair)
-    other = _product.promoted_integers(other, array._dtype)
-    its = _arrays.logical_dtype(other, argument="b" if left else "a")
+    other = _product.promoted_integers(other, array._dtype, argument=argument)
+    its = _arrays.logical_dtype(other, argument=argument)
     common, _ = _product.promote(array._dtype, its)
     return other, its, common.result
 

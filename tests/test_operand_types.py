@@ -66,8 +66,11 @@ def test_whole_results_of_float64_are_refused_on_a_gpu(monkeypatch, own, name):
 @pytest.mark.parametrize("given", ["int16", "uint16", "int64", "uint64"])
 def test_wider_whole_numbers_do_not_meet_int8(make, given):
     a = make(np.eye(8, dtype=np.int8))
-    for product in (lambda x: a @ x, lambda x: x @ a.T, lambda x: s24.linear(x, a)):
-        with pytest.raises(s24.DTypeError, match=f"got dtype\\('{given}'\\); convert it first"):
+    rule = "must not hold integers wider than int8 with an int8 matrix, got dtype"
+    for product in (lambda x: a @ x, lambda x: x @ a.T, lambda x: s24.linear(x, a),
+                    lambda x: s24.matmul(a, x, alpha=2.0)):  # fmt: skip
+        wrong = rf"[abx] {rule} {given}; use \.astype\('int8'\) if its values fit"
+        with pytest.raises(s24.DTypeError, match=wrong):
             product(np.ones((8, 8), given))
 
 
