@@ -63,7 +63,8 @@ def matmul(
     Returns
     -------
     array
-        In the library of the dense operand (NumPy, CuPy, torch, JAX).
+        In the library of the dense operand (NumPy, CuPy, torch, JAX); for others with DLPack in
+        NumPy or CuPy.
 
     Raises
     ------
