@@ -126,11 +126,13 @@ def in_sums(h, other, *, left: bool):
     Most kernels of the GPU store the type of the operands alone, so there a float32 copy of the
     matrix multiplies, which is kept.
     """
-    sums = h.device == "cpu"
-    other = other if sums else _widened(h, other, "b" if left else "a")
+    sums, h = h.device == "cpu", h if left else h.T
+    if not sums:
+        other = _widened(h, other, "b" if left else "a")
+        h = _as_type(h, _dtypes.lookup("float32"))  # which remembers its products
     if left:
         return matmul(h, other, None, "auto", True, sums=sums)
-    return multiply_rows(h.T, other, sums=sums)
+    return multiply_rows(h, other, sums=sums)
 
 
 def _widened(h, other, argument: str):
@@ -138,6 +140,7 @@ def _widened(h, other, argument: str):
     if isinstance(other, SparseArray):
         return other.astype("float32")
     array, restore = _foreign.take(other, argument=argument)
+    _hybrid_dispatch.same_device(h.device, array, argument)
     array = promoted_integers(array, h._dtype, argument=argument)
     row = _arrays.logical_dtype(array, argument=argument)
     return restore(_storage.converted(array, row, _dtypes.lookup("float32")))
@@ -186,18 +189,19 @@ def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:
 
 
 def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
-    """The matrix and an operand on its device, in the type in which they meet.
-
-    A matrix that is made anew for an operand of a wider type is kept with this one.
-    """
+    """The matrix and an operand on its device, in the type in which they meet."""
     _hybrid_dispatch.same_device(h.device, b, argument)
     if b.dtype == h.dtype:
         return h, b
     b = promoted_integers(b, h._dtype, argument=argument)
     row, _ = promote(h._dtype, _arrays.logical_dtype(b, argument=argument))
-    if row is not h._dtype:
-        h = h.prepared(f"as {row.name}", lambda: h.astype(row))
+    h = _as_type(h, row)
     return h, b.astype(h.dtype, copy=False)
+
+
+def _as_type(h, row: _dtypes.DType):
+    """The matrix in a type; one that is made anew is kept with this one."""
+    return h if row is h._dtype else h.prepared(f"as {row.name}", lambda: h.astype(row))
 
 
 def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:

@@ -278,3 +278,21 @@ def test_products_without_columns_have_their_type_on_a_gpu(make, own, given):
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
     stack = [a @ cupy.ones((2, 16, 0), given)] if not isinstance(a, s24.HybridArray) else []
     assert all((x.shape, x.dtype) == ((2, 8, 0), want.dtype) for x in stack)
+
+
+@pytest.mark.gpu
+def test_sums_are_not_rounded_before_they_are_finished_on_a_gpu(make):
+    cupy = pytest.importorskip("cupy")
+    w = np.zeros((8, 16), np.float16)
+    w[:, :2] = 40000
+    a, x, bias = make(cupy.asarray(w)), cupy.ones((16, 3), np.float16), cupy.full(3, -30000.0)
+    for _ in range(2):
+        for dtype, options, want in (
+            ("int32", {}, 80000), ("int8", {"scales": (1 / 800, 1.0)}, 100),
+            (None, {"alpha": 0.5}, 40000), ("float32", {}, 80000),
+            ("float16", {"epilogue": s24.Epilogue(bias=bias)}, np.float16(50000)),
+        ):  # fmt: skip
+            got = s24.matmul(a, x, dtype=dtype, **options).get()
+            assert got.dtype == (dtype or "float16")
+            np.testing.assert_array_equal(got.astype(np.float64), want)
+        np.testing.assert_array_equal(s24.matmul(x.T, a.T, dtype="int32").get(), 80000)
