@@ -2,12 +2,13 @@
 
 A file holds for each compressed array ``NAME.values`` and ``NAME.metadata`` in
 canonical form (:ref:`layout`), dense arrays under their own names, and a JSON
-header::
+header, of which the first files lack ``"dense"``::
 
     {"version": 1, "single": false,
      "arrays": {NAME: {"pattern": [2, 4], "shape": [...], "dtype": "bfloat16", "axis": -1,
                        "transposable": false, "layout": "codes",
-                       "crc32": {"values": ..., "metadata": ...}}}}
+                       "crc32": {"values": ..., "metadata": ...}}},
+     "dense": {NAME: {"shape": [...], "dtype": "float32", "crc32": ...}}}
 
 A `HybridArray` has the layout ``"hybrid"`` and its eight arrays as parts.  In
 safetensors the header is the metadata entry ``sparse24``, and types are the format's
@@ -44,7 +45,8 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
     ArgumentError
         If two names collide, a value is not an array, or the path has the other format's suffix.
     DTypeError
-        If a dense array has a type that the format does not know.
+        If a dense array has a type that the format does not know, or is a tensor without elements
+        in memory, such as a sparse one.
     PatternError
         If a deferred check of an array fails.
 
@@ -119,7 +121,8 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
     ArgumentError
         If two names collide, a value is not an array, or the path has the other format's suffix.
     DTypeError
-        If a dense array has a type that the format does not know.
+        If a dense array has a type that the format does not know, or is a tensor without elements
+        in memory, such as a sparse one.
     PatternError
         If a deferred check of an array fails.
 

@@ -10,39 +10,41 @@ import numpy as np
 from sparse24 import (
     _arrays,
     _check,
+    _dtypes,
     _finish,
     _foreign,
     _hybrid_dispatch,
     _hybrid_finish,
     _hybrid_on_cpu,
     _replay,
+    _storage,
 )
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call
 from sparse24._hybrid_staged import kept_for_graphs
-from sparse24._product import by_view, promote, promoted_integers
+from sparse24._product import by_view, promote, promoted_integers, result_of
 from sparse24._target import given
 from sparse24.formats import hybrid_stacks
-from sparse24.formats.base import densified
+from sparse24.formats.base import SparseArray, densified
 
 
-def matmul(h, b, out, algorithm: str, balance: bool):
-    """``h @ b``; see `HybridArray.matmul`."""
+def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
+    """``h @ b``; see `HybridArray.matmul`.  With `sums`, on the CPU, as `in_sums`."""
     call = PLAIN if algorithm == "auto" else PLAIN._replace(algorithm=algorithm)
     key = _replay.signature(b, out, call, from_left=False)
-    key = key and (*key, balance)
+    key = key and (*key, balance, sums)
     ready = _replay.find(h._plans, key, b)
     if ready is not None:
         return ready(b, out)
     if key is None and _foreign.goes_by_view(b):
-        product = lambda b, out: matmul(h, b, out, algorithm, balance)  # noqa: E731
+        product = lambda b, out: matmul(h, b, out, algorithm, balance, sums=sums)  # noqa: E731
         return by_view(product, b, out, argument="b")
     b = densified(b)
     with _foreign.stream_of(b), kept_for_graphs(h, b):
         array, restore = _foreign.take(b, argument="b")
         _check_inner(h, array, "b")
         same, operand = _in_one_type(h, array, "b")
-        result, run = _product(same, operand, given(out), algorithm, balance)
+        result, run = _product(same, operand, given(out), algorithm, balance, sums=sums)
         product = restore(result) if out is None else out
     if key is None or same is not h or operand is not array:
         return product
@@ -53,21 +55,26 @@ def matmul(h, b, out, algorithm: str, balance: bool):
     return product
 
 
-def multiply_rows(h, x):
-    """``x @ h.T`` for `x` of shape (k,) or (..., n, k), all of its rows in one product."""
+def multiply_rows(h, x, *, sums: bool = False):
+    """``x @ h.T`` for `x` of shape (k,) or (..., n, k), all of its rows in one product.
+
+    With `sums`, on the CPU, as `in_sums`.
+    """
     key = _replay.signature(x, None, PLAIN, from_left=True)
+    key = (*key, sums) if key and sums else key
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
         return ready(x, None)
     if key is None and _foreign.goes_by_view(x):
-        return by_view(lambda x, out: multiply_rows(h, x), x, None, argument="x")
+        product = lambda x, out: multiply_rows(h, x, sums=sums)  # noqa: E731
+        return by_view(product, x, None, argument="x")
     x = densified(x)
     with _foreign.stream_of(x), kept_for_graphs(h, x):
         array, restore = _foreign.take(x, argument="x")
         _check_inner(h, array, "x", rows=True)
         same, operand = _in_one_type(h, array, "x")
         if same.device == "cpu":
-            result = _rows_on_cpu(same, operand)
+            result = _rows_on_cpu(same, operand, sums=sums)
             if key is not None and same is h and operand is array:
                 _hybrid_on_cpu.remember(h, key, array, result, rows=True)
             return restore(result)
@@ -85,9 +92,8 @@ def linear(h, x, call: Call):
     """``x @ h.T`` with the epilogue of a call, which is a pass of its own over the result."""
     if call.epilogue is None:
         return multiply_rows(h, x)
-    if type(x) is np.ndarray and h.device == "cpu":  # where the product alone is remembered
-        product = multiply_rows(h, x)
-        return _finish.finished(product, None, call, x.shape, h.shape[::-1])
+    if h.device == "cpu":  # where the product alone is remembered
+        return _linear_on_cpu(h, x, call)
     key = _replay.signature(x, None, call, from_left=True)
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
@@ -106,10 +112,44 @@ def linear(h, x, call: Call):
     return finished
 
 
-def _rows_on_cpu(h, x):
+def _linear_on_cpu(h, x, call: Call):
+    array, restore = _foreign.take(densified(x), argument="x")
+    product = multiply_rows(h, array, sums=True)
+    name = result_of(h._dtype, array.dtype, argument="x")
+    finish = call._replace(dtype=name)
+    return restore(_finish.finished(product, None, finish, array.shape, h.shape[::-1]))
+
+
+def in_sums(h, other, *, left: bool):
+    """``h @ other``, or ``other @ h``: sums as they are, in float32, where results have 16 bits.
+
+    Most kernels of the GPU store the type of the operands alone, so there a float32 copy of the
+    matrix multiplies, which is kept.
+    """
+    sums, h = h.device == "cpu", h if left else h.T
+    if not sums:
+        other = _widened(h, other, "b" if left else "a")
+        h = _as_type(h, _dtypes.lookup("float32"))  # which remembers its products
+    if left:
+        return matmul(h, other, None, "auto", True, sums=sums)
+    return multiply_rows(h, other, sums=sums)
+
+
+def _widened(h, other, argument: str):
+    """The other operand of a float32 product, which holds all types of 16 bits and fewer."""
+    if isinstance(other, SparseArray):
+        return other.astype("float32")
+    array, restore = _foreign.take(other, argument=argument)
+    _hybrid_dispatch.same_device(h.device, array, argument)
+    array = promoted_integers(array, h._dtype, argument=argument)
+    row = _arrays.logical_dtype(array, argument=argument)
+    return restore(_storage.converted(array, row, _dtypes.lookup("float32")))
+
+
+def _rows_on_cpu(h, x, *, sums: bool = False):
     """The kernel of the CPU writes rows of ``h @ b``: the result is a view of those."""
     columns = x if x.ndim == 1 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).T
-    product, _ = _product(h, columns)
+    product, _ = _product(h, columns, sums=sums)
     return product if x.ndim == 1 else product.T.reshape(*x.shape[:-1], h.shape[0])
 
 
@@ -124,10 +164,11 @@ def _tokens(x, out):
     return x.reshape(rows, x.shape[-1]).T, out.reshape(rows, out.shape[-1]).T
 
 
-def _product(h, b, out=None, algorithm: str = "auto", balance: bool = True):
+def _product(h, b, out=None, algorithm="auto", balance: bool = True, *, sums: bool = False):
     """The product, and what multiplied, if it can again with arrays like these."""
     shape = (h.shape[0],) if b.ndim == 1 else (*b.shape[:-2], h.shape[0], b.shape[-1])
-    result = _hybrid_dispatch.result_dtype(h._dtype)
+    is_sum = sums and h._dtype.result in _dtypes.OF_16_BITS
+    result = np.dtype(np.float32) if is_sum else _hybrid_dispatch.result_dtype(h._dtype)
     if out is None:
         out = _arrays.namespace(b).empty(shape, result)
     else:
@@ -148,18 +189,19 @@ def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:
 
 
 def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
-    """The matrix and an operand on its device, in the type in which they meet.
-
-    A matrix that is made anew for an operand of a wider type is kept with this one.
-    """
+    """The matrix and an operand on its device, in the type in which they meet."""
     _hybrid_dispatch.same_device(h.device, b, argument)
     if b.dtype == h.dtype:
         return h, b
-    b = promoted_integers(b, h._dtype)
+    b = promoted_integers(b, h._dtype, argument=argument)
     row, _ = promote(h._dtype, _arrays.logical_dtype(b, argument=argument))
-    if row is not h._dtype:
-        h = h.prepared(f"as {row.name}", lambda: h.astype(row))
+    h = _as_type(h, row)
     return h, b.astype(h.dtype, copy=False)
+
+
+def _as_type(h, row: _dtypes.DType):
+    """The matrix in a type; one that is made anew is kept with this one."""
+    return h if row is h._dtype else h.prepared(f"as {row.name}", lambda: h.astype(row))
 
 
 def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:

@@ -23,13 +23,15 @@ class Again:
         A matrix.
     x : ndarray, at most two axes
         Of its type.
+    result : str
+        The type of the result, or of the sums.
     left : bool
         Whether the array is the left operand.
     """
 
     captured = True  # there are no graphs on the CPU
 
-    def __init__(self, array: Any, x: np.ndarray, *, left: bool):
+    def __init__(self, array: Any, x: np.ndarray, result: str, *, left: bool):
         self._left, self._vector = left, x.ndim == 1
         b = self._matrix(x)
         multiply = along
@@ -37,7 +39,7 @@ class Again:
             multiply = rows_by_rows if adds_rows(b.shape[1], array._dtype) else across
         self._multiply = multiply(array if left else array.mT, b)
         self._shape = array.shape[0 if left else 1], b.shape[1]
-        self._dtype = _dtypes.numpy_dtype(array._dtype.result)
+        self._dtype = _dtypes.numpy_dtype(result)
         self._order: Any = "F" if multiply is across and not left else "C"
 
     def __call__(self, x: np.ndarray, out: None = None) -> np.ndarray:

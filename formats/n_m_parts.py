@@ -114,5 +114,5 @@ def widened(x, row: _dtypes.DType):
 def narrowed(x, name: str):
     """A result in the type `name`, as its device carries it."""
     if name == "int32" or x.dtype == _dtypes.numpy_dtype(name):
-        return x.astype(_dtypes.numpy_dtype(name))
+        return x.astype(_dtypes.numpy_dtype(name), copy=False)
     return _storage.converted(x, _dtypes.lookup(x.dtype), _dtypes.lookup(name))

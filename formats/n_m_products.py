@@ -11,39 +11,50 @@ from sparse24 import _arrays, _check, _foreign, _product, _replay
 from sparse24._errors import DeviceError
 from sparse24._fuse import PLAIN
 from sparse24.formats import n_m_on_cpu, n_m_parts
-from sparse24.formats.base import densified
+from sparse24.formats.base import SparseArray, densified
 
 # Columns up to which a product on the CPU skips zeros whatever the pattern, and the share of stored
 # elements up to which it does with more (measured at 5:8 and 7:8).
 _SOME_COLUMNS, _SHARE = 128, 0.75
 
 
-def product(array: Any, other, *, left: bool):
-    """``array @ other``, or ``other @ array``, with NumPy's rules for shapes."""
+def in_sums(array: Any, other, *, left: bool):
+    """The same where its result has 16 bits, as sums: in float32."""
+    if isinstance(other, SparseArray) and other._dtype.is_float8 and other.device != "cpu":
+        other = other.astype("float32")  # its dense form would be bits
+    return product(array, other, left=left, result="float32")
+
+
+def product(array: Any, other, *, left: bool, result: str | None = None):
+    """``array @ other``, or ``other @ array``, with NumPy's rules for shapes.
+
+    `result` names its type, by default that of the operands; or it is that of the sums.
+    """
     on_cpu = type(array._values) is np.ndarray
     key = _replay.signature(other, None, PLAIN, from_left=not left) if on_cpu else None
+    key = (*key, result) if key and result else key
     known = array._plans.get(key)
     if known is not None:
         return known(other)
     argument = "b" if left else "a"
     if on_cpu and key is None and _foreign.goes_by_view(other):  # remembered as a NumPy array
-        again = lambda x, out: product(array, x, left=left)  # noqa: E731
+        again = lambda x, out: product(array, x, left=left, result=result)  # noqa: E731
         return _product.by_view(again, other, None, argument=argument)
     other = densified(other)
     with _foreign.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
-        other, its, result_type = fitted(array, given, left=left)
+        other, its, own = fitted(array, given, left=left)
         if not on_cpu or not _is_remembered(array, other, its, left=left):
-            return restore(_dense(array, other, its, result_type, left))
+            return restore(_dense(array, other, its, result or own, left))
         if other.ndim > 2:
             rows = other.reshape(math.prod(other.shape[:-1]), other.shape[-1])
-            stack = product(array, rows, left=False)
+            stack = product(array, rows, left=False, result=result)
             return restore(stack.reshape(*other.shape[:-1], array.shape[1]))
-        again = n_m_on_cpu.Again(array, other, left=left)
-        result = restore(again(other))
+        again = n_m_on_cpu.Again(array, other, result or own, left=left)
+        made = restore(again(other))
     if key is not None and other is given:
         _replay.keep(array._plans, key, again)
-    return result
+    return made
 
 
 def _is_remembered(array: Any, other, its, *, left: bool) -> bool:
@@ -67,7 +78,8 @@ def fitted(array: Any, other, *, left: bool):
 
     Refuses what does not fit.
     """
-    _check.at_least_1d(other.shape, argument="b" if left else "a")
+    argument = "b" if left else "a"
+    _check.at_least_1d(other.shape, argument=argument)
     if _arrays.device_of(other) != array.device:
         raise DeviceError(
             f"the array is on {array.device}, the other operand on "
@@ -76,8 +88,8 @@ def fitted(array: Any, other, *, left: bool):
     pair = (array, other) if left else (other, array)
     _product.check_inner(*(x.shape for x in pair))
     _product.batch_of(*pair)
-    other = _product.promoted_integers(other, array._dtype)
-    its = _arrays.logical_dtype(other, argument="b" if left else "a")
+    other = _product.promoted_integers(other, array._dtype, argument=argument)
+    its = _arrays.logical_dtype(other, argument=argument)
     common, _ = _product.promote(array._dtype, its)
     return other, its, common.result
 

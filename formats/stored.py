@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
 
 from sparse24 import _arrays, _check, _raw_files, _spec, _storage
-from sparse24._errors import ArgumentError, FormatError, PatternError
+from sparse24._errors import ArgumentError, DTypeError, FormatError, PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid import HybridArray
@@ -18,6 +18,7 @@ from sparse24.formats.n_m import NMArray
 from sparse24.formats.parts import Parts
 from sparse24.formats.two_four import Sparse24Array
 
+_KNOWN = frozenset({"version", "single", "arrays", "dense"})  # what a header holds
 _SINGLE = "array"  # name of an array that was saved alone
 AnyParts = Parts | HybridParts
 
@@ -32,7 +33,7 @@ def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             "keep plain arrays with numpy.savez"
         )
     raw: dict[str, np.ndarray] = {}
-    entries = {}
+    entries, dense = {}, {}
     for name, array in ({_SINGLE: arrays} if single else arrays).items():
         if not isinstance(name, str):
             raise ArgumentError(f"arrays must have names that are strings, got {name!r}")
@@ -44,11 +45,13 @@ def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             pieces = {f"{name}.{key}": piece for key, piece in pieces.items()}
         else:
             pieces = {name: _dense(array, name)}
+            dense[name] = _described(pieces[name])
         for key, piece in pieces.items():
             if key in raw:
                 raise ArgumentError(f"two arrays would be saved as {key!r}; rename one")
             raw[key] = piece
-    return raw, {"version": _spec.FORMAT_VERSION, "single": single, "arrays": entries}
+    head = {"version": _spec.FORMAT_VERSION, "single": single, "arrays": entries, "dense": dense}
+    return raw, head
 
 
 def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
@@ -64,9 +67,8 @@ def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
                 f"{file.path}, array {name!r} claims to be transposable: {error.args[0]}"
             ) from error
         taken |= {f"{name}.{key}" for key in parts.pieces()}
-    for name in file:
-        if name not in taken:
-            loaded[name] = _to_device(file[name], device)
+    for name, array in read_dense(file, taken):
+        loaded[name] = _to_device(array, device)
     if file.header.get("single") is True:
         if list(loaded) != [_SINGLE]:
             raise FormatError(f"{file.path} claims a single array, but holds {sorted(loaded)}")
@@ -93,6 +95,38 @@ def read_parts(file: _raw_files.ArrayFile, name: str, entry: Any) -> AnyParts:
     return parts
 
 
+def read_dense(file: _raw_files.ArrayFile, taken: Set[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of a file but for the parts `taken`, one at a time, checked.
+
+    The first files had no index of them, and are read as they are.
+    """
+    names = [name for name in file if name not in taken]
+    index = file.header.get("dense", dict.fromkeys(names))
+    if not isinstance(index, Mapping):
+        raise FormatError(f"{file.path}: its list of dense arrays must be a JSON object")
+    for name in index:
+        if name not in names:
+            raise FormatError(f"{file.path}, array {name!r}: it is missing; the file is damaged")
+    for name in names:
+        if name not in index:
+            raise FormatError(
+                f"{file.path}, array {name!r}: the header does not list it; the file is damaged, "
+                "or was changed by other tools: save its arrays again"
+            )
+        array = file[name]
+        if "dense" in file.header and index[name] != _described(array):
+            raise FormatError(
+                f"{file.path}, array {name!r}: it does not match the shape, type and checksum of "
+                "the header; the file is damaged"
+            )
+        yield name, array
+
+
+def _described(dense: np.ndarray) -> dict[str, Any]:
+    """The header's entry of a dense array."""
+    return {"shape": list(dense.shape), "dtype": dense.dtype.name, "crc32": _checksum(dense)}
+
+
 def entries_of(file: _raw_files.ArrayFile) -> dict[str, Any]:
     """The header's entry of each compressed array."""
     version, entries = file.header.get("version"), file.header.get("arrays")
@@ -105,6 +139,12 @@ def entries_of(file: _raw_files.ArrayFile) -> dict[str, Any]:
         raise FormatError(
             f"{file.path} has format version {version}, this sparse24 reads up to "
             f"{_spec.FORMAT_VERSION}; install a newer one"
+        )
+    unknown = sorted(set(file.header) - _KNOWN)
+    if unknown:  # else a damaged name would pass for an entry that an older file has not
+        raise FormatError(
+            f"{file.path} has a header with {unknown[0]!r}, not one of "
+            f"{', '.join(sorted(_KNOWN))}; the file is damaged"
         )
     return entries
 
@@ -178,8 +218,10 @@ def _dense(array: Any, name: str) -> np.ndarray:
     _check.unmasked(array, argument=name)
     wanted = f"{name} must be a compressed array or an array of numbers"
     try:
-        dense = _arrays.to_numpy(array)
-    except (TypeError, ValueError) as error:  # a sparse tensor of torch, or lists of two lengths
+        dense = _arrays.to_numpy(array, argument=name)
+    except DTypeError:  # a tensor of torch without elements in rows
+        raise
+    except (TypeError, ValueError) as error:  # lists of two lengths
         raise ArgumentError(f"{wanted}: {error}") from error
     if dense.dtype.hasobject:
         raise ArgumentError(f"{wanted}, got {type(array).__name__}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _spec
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _fuse, _spec
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24.formats import convert
 from sparse24.formats.base import densified
@@ -185,21 +185,27 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         )
 
     def __matmul__(self, b: Any):
+        return self._multiply(b)
+
+    def __rmatmul__(self, x: Any):
+        return self._multiply_from_left(x)
+
+    def _multiply(self, b: Any, out: Any = None, call: _fuse.Call = _fuse.PLAIN):
         if self.axis == -2:
             raise ShapeError(
                 "the windows run along axis -2 and serve x @ W, not W @ b; use W.toarray() @ b"
             )
-        return self._product(b, lambda b: self.array @ b, axis=-2)
+        return self._product(b, self.array._multiply, out, call, axis=-2)
 
-    def __rmatmul__(self, x: Any):
+    def _multiply_from_left(self, x: Any, out: Any = None, call: _fuse.Call = _fuse.PLAIN):
         if self.axis == -1:
             raise ShapeError(
                 "the windows run along axis -1 and serve W @ b and x @ W.T, not x @ W; use "
                 "x @ W.toarray()"
             )
-        return self._product(x, lambda x: x @ self.array, axis=-1)
+        return self._product(x, self.array._multiply_from_left, out, call, axis=-1)
 
-    def _product(self, other, multiply, *, axis: int):
+    def _product(self, other, multiply, out, call: _fuse.Call, *, axis: int):
         other = densified(other)
         with _foreign.stream_of(other):
             other, restore = _foreign.take(other, argument="b")
@@ -217,7 +223,8 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
                     f"matmul: the contracted axis must have {k} elements, got shape "
                     f"{tuple(other.shape)}"
                 )
-            return restore(multiply(_taken(other, self.index, axis)))
+            product = multiply(_taken(other, self.index, axis), out, call)
+            return restore(product) if out is None else out
 
 
 def _taken(b, index, axis: int):

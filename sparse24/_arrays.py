@@ -263,24 +263,43 @@ def unflatten_rows(x: Any, shape: tuple[int, ...]) -> Any:
     return xp.lib.stride_tricks.as_strided(x, shape, strides_)
 
 
-def to_numpy(x: Any) -> np.ndarray:
+def to_numpy(x: Any, *, argument: str = "x") -> np.ndarray:
     """A NumPy copy or view of a NumPy, CuPy, torch or other DLPack array."""
     if isinstance(x, np.ndarray):
         return x
     if is_cupy(x):
         return x.get()
     if is_torch(x):
-        return _torch_to_numpy(x)
+        return _torch_to_numpy(x, argument)
     return np.asarray(x)
 
 
-def _torch_to_numpy(x) -> np.ndarray:
+def _torch_to_numpy(x, argument: str) -> np.ndarray:
     import torch
 
+    refuse_wrapper(x, argument=argument)
+    if x.device.type == "meta":
+        raise no_memory("it is on the device 'meta', which holds none", argument=argument)
     x = x.detach().cpu()
     byte = torch.uint8
     bits = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: byte, torch.float8_e5m2: byte}
-    if x.dtype not in bits:
-        return x.numpy()
-    name = str(x.dtype).removeprefix("torch.")
-    return x.view(bits[x.dtype]).numpy().view(_dtypes.TABLE[name].logical)
+    try:
+        if x.dtype not in bits:
+            return x.resolve_conj().resolve_neg().numpy()
+        name = str(x.dtype).removeprefix("torch.")
+        return x.view(bits[x.dtype]).numpy().view(_dtypes.TABLE[name].logical)
+    except (TypeError, RuntimeError) as error:  # a layout or type of torch's own, or a stand-in
+        raise no_memory(error, argument=argument) from error
+
+
+def refuse_wrapper(x: Any, *, argument: str) -> None:
+    """Refuse a subclass of tensors that wraps others: its own address has no elements."""
+    if hasattr(type(x), "__tensor_flatten__"):
+        raise DTypeError(
+            f"{argument} must be a dense tensor with memory, got a {type(x).__name__}; make it a "
+            "plain tensor first, as with .to_dense()"
+        )
+
+
+def no_memory(why: Any, *, argument: str) -> DTypeError:
+    return DTypeError(f"{argument} must be a dense tensor with memory: {why}")

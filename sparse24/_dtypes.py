@@ -71,6 +71,7 @@ _ROWS = (
 )
 TABLE: dict[str, DType] = {row.name: row for row in _ROWS}
 NAMES: tuple[str, ...] = tuple(TABLE)
+OF_16_BITS = ("float16", "bfloat16")
 OUTPUT_NAMES: tuple[str, ...] = (*NAMES, "int32")
 _BY_LOGICAL = {row.logical: row for row in _ROWS}
 LOGICAL: frozenset[np.dtype] = frozenset(_BY_LOGICAL)

@@ -178,14 +178,13 @@ def explained(a, b, out, call: Call) -> Explanation:
 def _explain_n_m(a, b, call: Call) -> Explanation:
     """For patterns that 2:4 cannot hold."""
     finish = _other_formats.checked(call)
-    a, b = _other_formats.in_sums(a, b, call.dtype)
     left = isinstance(a, NMArray)
     array, other = (a, b) if left else (b, a)
     with _foreign.stream_of(other):
         other, _ = _foreign.take(densified(other), argument="b" if left else "a")
         other, _, _ = n_m_products.fitted(array, other, left=left)
         shapes = (array.shape, other.shape) if left else (other.shape, array.shape)
-        fuse(finish, *shapes, _arrays.namespace(other), np.float32)
+        fuse(finish, *shapes, _arrays.namespace(other), np.float32)  # refuses what does not fit
         why = n_m_products.why_dense(array, other, left=left)
     if why is not None:
         return Explanation("dense", (), {}, why)

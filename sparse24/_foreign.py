@@ -105,22 +105,16 @@ def from_torch(x: Any, *, argument: str = "x") -> Any:
 
     CuPy's current stream waits for torch's if they differ.
     """
-    if hasattr(type(x), "__tensor_flatten__"):  # the address of such a one has no elements
-        raise DTypeError(
-            f"{argument} must be a dense tensor with memory, got a {type(x).__name__}; make it a "
-            "plain tensor first, as with .to_dense()"
-        )
+    _arrays.refuse_wrapper(x, argument=argument)
     if x.is_cuda:
         _join(x)
     try:
         return view_of(x)
     except TypeError as error:  # a layout or device without elements in rows
-        raise DTypeError(f"{argument} must be a dense tensor with memory: {error}") from error
+        raise _arrays.no_memory(error, argument=argument) from error
     except RuntimeError as error:  # one that only stands for others
-        raise DTypeError(
-            f"{argument} must be a dense tensor with memory: {error} (within torch.func's "
-            "transforms there is none; multiply outside)"
-        ) from error
+        more = "(within torch.func's transforms there is none; multiply outside)"
+        raise _arrays.no_memory(f"{error} {more}", argument=argument) from error
 
 
 def view_of(x: Any) -> Any:

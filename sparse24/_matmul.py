@@ -42,11 +42,9 @@ def matmul(
     dtype : dtype, optional
         Type of the result, int32 or one that operands may have; of float64 operands int8 and int32
         on the CPU only.  By default that of the operands; int8 gives int32 and fp8 gives bfloat16.
-        Formats other than `Sparse24Array` multiply in float32 if their result would have 16 bits
-        and this asks for another float type; a `HybridArray` then keeps a float32 copy of itself.
     epilogue : Epilogue, optional
-        Bias, activation and scales in the same pass; with formats other than
-        `Sparse24Array`, in a second pass over the result.
+        Bias, activation and scales in the same pass; for an `NMArray` that 2:4 cannot hold and a
+        `HybridArray` in a second pass, over sums in float32.
     scales : (array or float, array or float), optional
         Factors of `a` and of `b`, such as the scales of quantised fp8 and int8 operands:
         numbers, or vectors of shape (m,) or (m, 1) for `a` and (n,) or (1, n) for `b`.
@@ -65,7 +63,8 @@ def matmul(
     Returns
     -------
     array
-        In the library of the dense operand (NumPy, CuPy, torch, JAX).
+        In the library of the dense operand (NumPy, CuPy, torch, JAX); for others with DLPack in
+        NumPy or CuPy.
 
     Raises
     ------
@@ -82,7 +81,8 @@ def matmul(
     product may run as products of bfloat16 pieces, as accurate as FP32; the first one stores the
     pieces of the sparse operand, three times the bytes of its values, with the array.  Where the
     dense operand holds inf or NaN that a pruned element would multiply, the result may or may not
-    be NaN.
+    be NaN.  On a GPU a `HybridArray` of 16 bits keeps a float32 copy of itself, and multiplies with
+    that, where an option or another `dtype` is given; `linear` does not.
 
     Examples
     --------
@@ -169,8 +169,11 @@ def linear(x, A, bias=None, *, activation=None):
     Notes
     -----
     Does not wait for the device, except in the first product of a `HybridArray` or `NMArray`.
-    Only the kernels of `Sparse24Array` fuse the bias and the activation; with other formats they
-    take a second pass over the result, which is then rounded twice.
+    The kernels of 2:4 fuse the bias and the activation; for a `HybridArray`, and an `NMArray` that
+    2:4 cannot hold, they take a second pass, over sums in float32.  On a GPU that pass reads the
+    product of a `HybridArray` in its own type: results of 16 bits are then rounded twice, and
+    products above 65504 are infinite in float16.  `matmul` with an `Epilogue` rounds those once,
+    but by a slower product in float32.
 
     Examples
     --------

@@ -15,25 +15,29 @@ from sparse24 import (
     _finish,
     _foreign,
     _product,
-    _storage,
     _target,
 )
 from sparse24._errors import ArgumentError, DeviceError, DTypeError
 from sparse24._fuse import PLAIN, Call
+from sparse24.formats import hybrid_products, n_m_products
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.windows import Windows24
-
-_OF_16_BITS = ("float16", "bfloat16")
 
 
 def multiply(a, b, out, call: Call):
     """``a @ b`` where one operand is of such a format."""
     if call is PLAIN and out is None and np.ndarray in (type(a), type(b)):
         return a @ b
+    call = checked(call)
     with _foreign.stream_of(a), _foreign.stream_of(b):  # one of them is ours
-        left, right = in_sums(a, b, call.dtype)
-        return _asked(lambda: left @ right, a, b, out, call)
+        if not (isinstance(a, Windows24) or isinstance(b, Windows24)):
+            return _asked(*in_sums(a, b, call), a, b, out)
+        if out is not None:
+            _refuse_overlap(_target.given(out), a, b)
+        if isinstance(a, Windows24):
+            return a._multiply(b, out, call)
+        return b._multiply_from_left(a, out, call)
 
 
 def in_tf32(precision: str, a, b, out, call: Call):
@@ -48,7 +52,7 @@ def in_tf32(precision: str, a, b, out, call: Call):
         )
     product = lambda: sparse.multiply_tf32(other, left=left)  # noqa: E731
     with _foreign.stream_of(other):
-        return _asked(product, a, b, out, call)
+        return _asked(product, checked(call), a, b, out)
 
 
 def by_library(a, b, out, call: Call):
@@ -61,7 +65,7 @@ def by_library(a, b, out, call: Call):
     for argument, array in (("a", a), ("b", b)):
         _check.at_least_1d(array.shape, argument=argument)
     _product.check_inner(a.shape, b.shape)
-    return _asked(lambda: _arrays.namespace(a).matmul(a, b), a, b, out, call)
+    return _asked(lambda: _arrays.namespace(a).matmul(a, b), call, a, b, out)
 
 
 def _refuse_overlap(target, a, b) -> None:
@@ -73,41 +77,44 @@ def _refuse_overlap(target, a, b) -> None:
             raise ArgumentError(_dispatch.OVERLAP.format("out"))
 
 
-def in_sums(a, b, dtype) -> tuple[Any, Any]:
-    """The operands in the type of the sums, where the result would be rounded to 16 bits first.
+def in_sums(a, b, call: Call) -> tuple[Callable[[], Any], Call]:
+    """What multiplies, and the call that finishes its product, which is not rounded before.
 
-    These formats round their products to a type of 16 bits themselves; in another float type
-    a result would show both roundings, and infinities of the first.
+    These formats round a product to the type of its result.  Where that has 16 bits, and something
+    is done to it or another type asked for, sums stay in float32: else a result would show both
+    roundings, and infinities of the first.
     """
-    name = None if dtype is None else _target.result_name(dtype)
-    if name not in (*_OF_16_BITS, "float32", "float64"):
-        return a, b
-    left = isinstance(a, SparseArray | Windows24)
+    left = isinstance(a, SparseArray)
     ours, other = (a, b) if left else (b, a)
     other = densified(other) if _arrays.is_sparse_matrix(other) else other
+    plain = (lambda: ours @ other) if left else (lambda: other @ ours)
+    if call.is_plain:
+        return plain, call
+    result = _result_of(ours, other, argument="b" if left else "a")
+    name = result if call.dtype is None else _target.result_name(call.dtype)
+    if result not in _dtypes.OF_16_BITS or (name == result and call._replace(dtype=None).is_plain):
+        return plain, call
+    products = n_m_products if isinstance(ours, NMArray) else hybrid_products
+    return (lambda: products.in_sums(ours, other, left=left)), call._replace(dtype=name)
+
+
+def _result_of(ours: SparseArray, other, *, argument: str) -> str:
+    """The type that a product of these operands has by itself."""
     if isinstance(other, SparseArray):
-        row, wide = other._dtype, lambda: other.astype("float32")
-    else:
-        array, restore = _foreign.take(other, argument="b" if left else "a")
-        array = _product.promoted_integers(array, _dtypes.lookup(ours.dtype))
-        row = _arrays.logical_dtype(array, argument="b" if left else "a")
-        wide = lambda: restore(_storage.converted(array, row, _dtypes.lookup("float32")))  # noqa: E731
-    result = _product.promote(_dtypes.lookup(ours.dtype), row)[0].result
-    if result not in _OF_16_BITS or result == name:
-        return a, b
-    with _foreign.stream_of(other):
-        return (a, wide()) if left else (wide(), b)
+        return _product.promote(ours._dtype, other._dtype)[0].result
+    array, _ = _foreign.take(other, argument=argument)
+    return _product.result_of(ours._dtype, array.dtype, argument=argument)
 
 
-def _asked(product: Callable[[], Any], a, b, out, call: Call):
+def _asked(product: Callable[[], Any], finish: Call, a, b, out):
     """What a call with such operands asks of a product: what is fused elsewhere takes a pass."""
-    finish, target = checked(call), _target.given(out)
+    target = _target.given(out)
     if target is not None:
         _refuse_overlap(target, a, b)
     result, restore = _foreign.take(product(), argument="the product")
     if not finish.is_plain:
-        product = _finish.finished(result, out, finish, _shape(a), _shape(b))
-        return restore(product) if out is None else out
+        finished = _finish.finished(result, out, finish, _shape(a), _shape(b))
+        return restore(finished) if out is None else out
     if target is None:
         return restore(result)
     if _arrays.device_of(target) != _arrays.device_of(result):

@@ -235,7 +235,7 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
     >>> np.allclose(before, after)
     True
     """
-    order = _arrays.to_numpy(permutation)
+    order = _arrays.to_numpy(permutation, argument="permutation")
     k = order.size
     if order.ndim != 1 or order.dtype.kind not in "iu" or (np.sort(order) != np.arange(k)).any():
         shown = _check.shown(permutation)

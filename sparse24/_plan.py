@@ -92,7 +92,7 @@ def _column_out(a: Sparse24Array, b, call: Call):
     array, restore = _foreign.take(b, argument="b")
     if array.ndim < 2:
         return None
-    array = _product.promoted_integers(array, a._dtype, call.other_dtype)
+    array = _product.promoted_integers(array, a._dtype, call.other_dtype, argument="b")
     _product.check_inner(a.shape, array.shape)
     shape = (*_product.batch_of(a._operand, array), array.shape[-1], a.shape[-2])
     types = _product.Result.plan(a._operand, array, None, call, shape)

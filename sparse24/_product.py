@@ -16,7 +16,7 @@ import numpy as np
 
 from sparse24 import _alike, _arrays, _dispatch, _dtypes, _foreign, _replay
 from sparse24._dtypes import DType
-from sparse24._errors import DeviceError, ShapeError, UnsupportedError
+from sparse24._errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from sparse24._fuse import PLAIN, Call, Epilogue, fuse
 from sparse24._records import Fused, Operand24
 from sparse24._target import Target, given, real_of, result_name
@@ -153,16 +153,16 @@ def taken(x, a: Operand24, call: Call, argument: str):
     array, restore = _foreign.take(x, argument=argument)
     if array.ndim == 0:
         raise ShapeError(f"{argument} must have at least one axis, got a scalar")
-    known = promoted_integers(array, a.dtype, call.other_dtype)
+    known = promoted_integers(array, a.dtype, call.other_dtype, argument=argument)
     _arrays.logical_dtype(known, call.other_dtype, argument=argument)
     return known, restore, known is array
 
 
-def promoted_integers(x, row: DType, named=None):
+def promoted_integers(x, row: DType, named=None, *, argument: str):
     """Integers and booleans converted to NumPy's common type with `row`; other arrays unchanged.
 
-    Unchanged are also ``uint8``, which may be the bits of fp8, an array whose type is `named`, and
-    integers wider than int8 beside an int8 matrix, which are refused later.
+    Unchanged are also ``uint8``, which may be the bits of fp8, and an array whose type is `named`.
+    Integers wider than int8 are refused beside an int8 matrix.
     """
     if named is not None or x.dtype.kind not in "biu" or x.dtype in (np.int8, np.uint8):
         return x
@@ -170,7 +170,10 @@ def promoted_integers(x, row: DType, named=None):
     if x.dtype == bool and not of_numpy:
         return x.astype(np.int8)
     if x.dtype != bool and row.name == "int8":
-        return x
+        raise DTypeError(
+            f"{argument} must not hold integers wider than int8 with an int8 matrix, got dtype "
+            f"{x.dtype}; use .astype('int8') if its values fit, or .astype('float32')"
+        )
     common = np.promote_types(row.logical if of_numpy else np.float32, x.dtype)
     return x.astype(common) if common in _dtypes.LOGICAL else x
 
@@ -241,6 +244,14 @@ def promote(a: DType, b: DType) -> tuple[DType, DType]:
         common = np.dtype(np.float32)
     row = _dtypes.lookup(common, argument="the common dtype of the operands")
     return row, row
+
+
+def result_of(row: DType, dtype: np.dtype, *, argument: str) -> str:
+    """The type of a product with a dense array of a type, which may be integers or booleans."""
+    if dtype == row.logical:
+        return row.result
+    other = promoted_integers(np.empty(0, dtype), row, argument=argument)
+    return promote(row, _arrays.logical_dtype(other, argument=argument))[0].result
 
 
 def check_inner(left: tuple, right: tuple) -> None:

@@ -223,7 +223,7 @@ class SparseExperts(PrunedLayer):
         return (
             f"experts={self.experts}, in_features={self.in_features}, "
             f"out_features={self.out_features}, bias={self.bias is not None}, "
-            f"gradient={rule.gradient!r}, transposable={rule.transposable}, "
+            f"gradient={rule.gradient!r}, transposable={rule.transposable}, decay={rule.decay:g}, "
             f"activation={self.activation!r}, gated={self.gated}"
         )
 

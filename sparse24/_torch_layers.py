@@ -253,5 +253,6 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         rule = self.rule
         return (
             f"{super().extra_repr()}, sparse={self.sparse!r}, gradient={rule.gradient!r}, "
-            f"transposable={rule.transposable}, soft={self.scale is not None}"
+            f"transposable={rule.transposable}, decay={rule.decay:g}, "
+            f"soft={self.scale is not None}"
         )

@@ -219,7 +219,7 @@ def _host(x: Any, argument: str) -> np.ndarray:
     """A part as a NumPy array; tensors of torch keep their type, bfloat16 and fp8 too."""
     _check.unmasked(x, argument=argument)
     try:
-        return np.asarray(_arrays.to_numpy(x))
+        return np.asarray(_arrays.to_numpy(x, argument=argument))
     except ValueError as error:  # lists of two lengths
         raise ShapeError(f"{argument} must be an array: {error}") from error
 

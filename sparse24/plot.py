@@ -32,7 +32,7 @@ def _dense_matrix(a: Any) -> np.ndarray:
     """A NumPy matrix of a NumPy, CuPy, SciPy or sparse24 array."""
     if isinstance(a, SparseArray):
         a = a.to_device("cpu")  # on a GPU fp8 would be bits
-    dense = _arrays.to_numpy(a.toarray() if hasattr(a, "toarray") else a)
+    dense = _arrays.to_numpy(a.toarray() if hasattr(a, "toarray") else a, argument="a")
     if dense.ndim != 2:
         raise ShapeError(
             f"a must be a matrix with two axes, got shape {dense.shape}; pick one, such as a[0]"

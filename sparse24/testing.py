@@ -70,8 +70,8 @@ def relative_error(actual: Any, exact: Any) -> float:
     >>> relative_error(np.array([1.1, 1.1]), np.array([1.0, 1.0])).__round__(3)
     0.1
     """
-    wanted = _arrays.to_numpy(exact).astype(np.float64)
-    found = _arrays.to_numpy(actual).astype(np.float64)
+    wanted = _arrays.to_numpy(exact, argument="exact").astype(np.float64)
+    found = _arrays.to_numpy(actual, argument="actual").astype(np.float64)
     _check.same_shape(found.shape, wanted.shape, argument="actual", other="exact")
     difference = found - wanted
     norm, error = float(np.linalg.norm(wanted)), float(np.linalg.norm(difference))

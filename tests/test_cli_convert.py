@@ -281,3 +281,19 @@ def test_inspect_checks(checkpoint, tmp_path, capsys):
     whole[place] ^= 0xFF
     out.write_bytes(whole)
     assert "cannot be read" in run(capsys, "inspect", out, code=1)
+    out = tmp_path / "o.safetensors"  # a format without checksums of its own
+    run(capsys, "convert", checkpoint, out)
+    run(capsys, "inspect", out)
+    file = _raw_files.open_arrays(out)
+    name = next(iter(file.header["dense"]))
+    with out.open("r+b") as target:
+        target.seek(file._offsets[name])
+        target.write(b"\x55")
+    for error in (run(capsys, "inspect", out, code=1), _refusal(out)):
+        assert f"{name!r}: it does not match the shape, type and checksum" in error
+
+
+def _refusal(path) -> str:
+    with pytest.raises(s24.FormatError) as caught:
+        s24.load_safetensors(path)
+    return str(caught.value)

@@ -120,6 +120,8 @@ def test_explain_names_a_way_to_the_stored_elements_that_works():
     assert "convert both to float64 first" in told.reason
     assert s24.explain(a.astype("float64"), rows.astype(np.float64)).chosen == "cpu_n_m"
     half = s24.explain(a.astype("float16"), rows.astype(np.float16), dtype="float32")
+    assert half.chosen == "cpu_n_m"
+    half = s24.explain(a.astype("float16"), rows)
     assert "operands of float16 and float32 meet in the dense matrix" in half.reason
 
 

@@ -10,7 +10,7 @@ import pytest
 from fake_device import Device, array
 
 import sparse24 as s24
-from sparse24 import _arrays, _hybrid_dispatch, _tuning_cache
+from sparse24 import _arrays, _hybrid_dispatch, _storage, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError, ShapeError
 
 M, K = 70, 80
@@ -64,6 +64,24 @@ def test_a_call_like_an_earlier_one_plans_nothing(rng, weight, device, name, pat
         assert_same(got, meaning(weight, x))
         assert got.flags.c_contiguous
         assert got.dtype == np.float16
+
+
+def test_sums_of_16_bits_are_those_of_a_float32_copy_that_is_remembered(device, monkeypatch):
+    cast = lambda x, own, row: x.astype(row.logical)  # noqa: E731
+    monkeypatch.setattr(_storage, "converted", cast)
+    heavy = np.zeros((8, 16), np.float16)
+    heavy[:, :2] = 40000
+    h, x = s24.hybrid(heavy), array(np.ones((16, 3), np.float16))
+    c = array(np.full((8, 3), -30000, np.float16))
+    for _ in range(3):
+        assert_same(s24.matmul(h, x, dtype="int32"), np.full((8, 3), 80000))
+        want = np.full((8, 3), -30000 + 80000, np.float16)
+        assert_same(s24.matmul(h, x, c=c, beta=1.0), want)
+        assert_same(s24.matmul(x.T, h.T, c=c.T, beta=1.0), want.T)
+    assert len(device.ran) == 2
+    assert "as float32" in h._prepared
+    with pytest.raises(DeviceError, match="b must be on cuda:0, where the matrix is"):
+        s24.matmul(h, np.ones((16, 3), np.float16), dtype="int32")
 
 
 @pytest.mark.parametrize("path", ["gather", "scatter"])

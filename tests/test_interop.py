@@ -190,7 +190,12 @@ def test_jax_arrays_in_and_out():
 def test_other_dlpack_arrays(a):
     strict = pytest.importorskip("array_api_strict")
     x = strict.ones((24, 2), dtype=strict.float64)
-    np.testing.assert_allclose(s24.matmul(a, x)[:, 0], a.toarray().sum(1))
+    for got in (s24.matmul(a, x), a @ x, s24.linear(strict.matrix_transpose(x), a).T):
+        assert type(got) is np.ndarray
+        assert strict.from_dlpack(got).shape == got.shape
+        np.testing.assert_allclose(got[:, 0], a.toarray().sum(1))
+    with pytest.raises(TypeError, match="Expected Array"):  # it does not ask the other operand
+        strict.matrix_transpose(x) @ a.T
 
 
 DIAGONAL = np.diag(np.arange(1, 81, dtype=np.float32))

@@ -198,7 +198,8 @@ def test_a_plan_without_a_type_says_what_it_wants():
         (lambda a, x: a @ x.astype(complex), s24.DTypeError, r"take b\.real and b\.imag one by"),
         (lambda a, x: x.T.astype(complex) @ a.T, s24.DTypeError, r"a\.dtype must be one of"),
         (lambda a, x: a @ x.astype(np.uint8), s24.DTypeError, "name the fp8 type of its bits"),
-        (lambda a, x: a.astype("int8") @ x.astype(int), s24.DTypeError, "b.dtype must be one of"),
+        (lambda a, x: a.astype("int8") @ x.astype(int), s24.DTypeError,
+         "b must not hold integers wider"),
         (lambda a, x: s24.matmul(a, x, dtype="int16"), s24.DTypeError,
          "float8_e5m2, int32, got 'int16'"),
         (lambda a, x: s24.plan(a, None), s24.DTypeError, "b_spec must be an array, got NoneType"),
@@ -283,7 +284,8 @@ def test_out_on_another_device_is_refused(make, monkeypatch):
     Device(monkeypatch).times = {"cpu": 1.0}
     monkeypatch.setattr(s24.HybridArray, "device", "cpu")
     out = array(np.zeros((8, 2), np.float32 if a.dtype == np.float32 else np.float64))
-    with pytest.raises(s24.DeviceError, match="out is on cuda:0, the product on cpu; pass an arr"):
+    wrong = "out is on cuda:0, the (product on cpu|operands are not); pass an arr"
+    with pytest.raises(s24.DeviceError, match=wrong):
         s24.matmul(a, x, out)
     assert not out.any()
 

@@ -66,8 +66,11 @@ def test_whole_results_of_float64_are_refused_on_a_gpu(monkeypatch, own, name):
 @pytest.mark.parametrize("given", ["int16", "uint16", "int64", "uint64"])
 def test_wider_whole_numbers_do_not_meet_int8(make, given):
     a = make(np.eye(8, dtype=np.int8))
-    for product in (lambda x: a @ x, lambda x: x @ a.T, lambda x: s24.linear(x, a)):
-        with pytest.raises(s24.DTypeError, match=f"got dtype\\('{given}'\\); convert it first"):
+    rule = "must not hold integers wider than int8 with an int8 matrix, got dtype"
+    for product in (lambda x: a @ x, lambda x: x @ a.T, lambda x: s24.linear(x, a),
+                    lambda x: s24.matmul(a, x, alpha=2.0)):  # fmt: skip
+        wrong = rf"[abx] {rule} {given}; use \.astype\('int8'\) if its values fit"
+        with pytest.raises(s24.DTypeError, match=wrong):
             product(np.ones((8, 8), given))
 
 
@@ -105,6 +108,82 @@ def test_a_wider_result_holds_what_16_bits_do_not(make):
     assert np.isinf(a @ x).all()
     np.testing.assert_array_equal(s24.matmul(a, x, dtype="float32"), 90000)
     np.testing.assert_array_equal(s24.matmul(a, x, alpha=0.1, dtype="bfloat16"), 9024)
+
+
+@pytest.mark.parametrize(("dtype", "scale", "want"), [
+    ("int32", 1.0, 80000), ("int8", 1 / 800, 100), ("float8_e4m3fn", 1 / 800, 96),
+    ("float8_e5m2", 1 / 800, 96), ("bfloat16", 1.0, 79872), (None, 1 / 2, 40000),
+    ("float16", 1 / 2, 40000),
+])  # fmt: skip
+def test_sums_are_not_rounded_to_16_bits_before_they_are_finished(make, dtype, scale, want):
+    w = np.zeros((8, 16), np.float16)
+    w[:, :2] = 40000
+    a, x = make(w), np.ones((16, 3), np.float16)
+    e = s24.Epilogue(out_scale=scale)
+    for options in ({"scales": (scale, 1.0)}, {"alpha": scale}, {"epilogue": e}):
+        for _ in range(2):  # the second call may go the way of the first
+            got = s24.matmul(a, x, dtype=dtype, **options)
+            turned = s24.matmul(x.T, a.T, dtype=dtype, **options).T
+            stack = s24.matmul(a, np.stack([x, x]), dtype=dtype, **options)[1]
+            column = s24.matmul(a, x[:, 0], dtype=dtype, **options)[:, None]
+            for y in (got, turned, stack, column):
+                assert y.dtype == _dtypes.numpy_dtype(dtype or "float16")
+                np.testing.assert_array_equal(y.astype(np.float64), want)
+
+
+def test_whole_results_of_bfloat16_are_exact(make):
+    w = np.zeros((8, 16), ml_dtypes.bfloat16)
+    w[:, 0], w[:, 1] = 255, 256
+    a, x = make(w), np.ones((16, 3), ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(s24.matmul(a, x, dtype="int32"), 511)
+    out = np.zeros((8, 3), np.int32)
+    assert s24.matmul(a, x, out, dtype="int32") is out
+    np.testing.assert_array_equal(out, 511)
+
+
+def test_a_bias_is_added_to_sums_that_16_bits_do_not_hold(make):
+    w = np.zeros((8, 16), np.float16)
+    w[:, :2] = 40000
+    a, x, bias = make(w), np.ones((2, 3, 16), np.float16), np.full(8, -30000, np.float16)
+    kinds, want = [x, x[0], x[0, 0]], np.float16(50000)
+    for activation in (None, "relu"):
+        for tokens in (*kinds, *kinds):
+            got = s24.linear(tokens, a, bias, activation=activation)
+            assert got.dtype == np.float16
+            np.testing.assert_array_equal(got, np.full((*tokens.shape[:-1], 8), want))
+    c = np.full((8, 6), -30000, np.float16)
+    got = s24.matmul(a, x.reshape(6, 16).T, c=c, beta=1.0)
+    np.testing.assert_array_equal(got, want)
+    torch = pytest.importorskip("torch")
+    got = s24.linear(torch.from_numpy(x), a, torch.from_numpy(bias))
+    assert got.dtype == torch.float16
+    np.testing.assert_array_equal(got.numpy(), want)
+    whole = s24.matmul(a, torch.from_numpy(x[0, 0]), dtype=torch.int32)
+    np.testing.assert_array_equal(whole.numpy(), 80000)
+
+
+def test_results_of_a_finish_do_not_overlap_operands(make):
+    a, x = make(np.eye(8, dtype=np.float16)), np.ones((8, 8), np.float16)
+    for product in (lambda: s24.matmul(a, x, x, alpha=2.0),
+                    lambda: s24.matmul(x, a.T, x, alpha=2.0)):  # fmt: skip
+        with pytest.raises(s24.ArgumentError, match="shares memory with an operand"):
+            product()
+    for wrong in ({"algorithm": "dense"}, {"fast_accumulation": False}):
+        if not isinstance(a, s24.Sparse24Array):
+            with pytest.raises(s24.ArgumentError, match="are for Sparse24Array operands"):
+                s24.matmul(a, x, **wrong)
+
+
+def test_integers_and_sparse_operands_meet_in_sums_as_well():
+    w = np.zeros((8, 16), np.float16)
+    w[:, :2] = 40000
+    for name in ("4:8", "windows", "hybrid"):
+        a = MAKE[name](w)
+        for x in (np.ones((16, 3), np.int8), np.ones((16, 3), bool), np.ones((16, 3)).tolist()):
+            np.testing.assert_array_equal(s24.matmul(a, x, dtype="int32"), 80000)
+        for x in (s24.hybrid(np.eye(16, dtype=np.float16)), MAKE["4:8"](np.eye(16, dtype=np.int8))):
+            np.testing.assert_array_equal(s24.matmul(a, x, dtype="int32")[:, :2], 40000)
+            np.testing.assert_array_equal(s24.matmul(a, x, alpha=0.5)[:, :2], 20000)
 
 
 def test_another_type_of_16_bits_is_rounded_once():
@@ -199,3 +278,21 @@ def test_products_without_columns_have_their_type_on_a_gpu(make, own, given):
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
     stack = [a @ cupy.ones((2, 16, 0), given)] if not isinstance(a, s24.HybridArray) else []
     assert all((x.shape, x.dtype) == ((2, 8, 0), want.dtype) for x in stack)
+
+
+@pytest.mark.gpu
+def test_sums_are_not_rounded_before_they_are_finished_on_a_gpu(make):
+    cupy = pytest.importorskip("cupy")
+    w = np.zeros((8, 16), np.float16)
+    w[:, :2] = 40000
+    a, x, bias = make(cupy.asarray(w)), cupy.ones((16, 3), np.float16), cupy.full(3, -30000.0)
+    for _ in range(2):
+        for dtype, options, want in (
+            ("int32", {}, 80000), ("int8", {"scales": (1 / 800, 1.0)}, 100),
+            (None, {"alpha": 0.5}, 40000), ("float32", {}, 80000),
+            ("float16", {"epilogue": s24.Epilogue(bias=bias)}, np.float16(50000)),
+        ):  # fmt: skip
+            got = s24.matmul(a, x, dtype=dtype, **options).get()
+            assert got.dtype == (dtype or "float16")
+            np.testing.assert_array_equal(got.astype(np.float64), want)
+        np.testing.assert_array_equal(s24.matmul(x.T, a.T, dtype="int32").get(), 80000)

@@ -220,6 +220,14 @@ def test_inference_keeps_what_training_keeps(device, transposable, given):
     torch.testing.assert_close(sparse.to_dense()(x), want, **CLOSE)
 
 
+def test_a_layer_shows_how_it_learns():
+    layer = st.SparseLinear(8, 8, gradient="24dense", decay=0.1)
+    assert repr(layer) == (
+        "SparseLinear(in_features=8, out_features=8, bias=True, sparse='weight', "
+        "gradient='24dense', transposable=False, decay=0.1, soft=False)"
+    )
+
+
 def test_leading_axes_odd_sizes_and_no_bias():
     sparse = st.SparseLinear(10, 6, bias=False)
     x = torch.randn(2, 3, 10)

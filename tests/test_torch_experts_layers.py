@@ -66,6 +66,9 @@ def test_it_begins_as_linear_layers_do():
         torch.testing.assert_close(layer.bias[i], dense.bias)
     words = "SparseExperts(experts=5, in_features=32, out_features=16, bias=True, gradient='ste'"
     assert repr(layer).startswith(words)
+    assert "transposable=False, decay=0.1, activation=None" in repr(
+        st.SparseExperts(E, K, M, decay=0.1)
+    )
 
 
 @pytest.mark.parametrize("bias", [True, False])
