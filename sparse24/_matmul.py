@@ -81,8 +81,8 @@ def matmul(
     product may run as products of bfloat16 pieces, as accurate as FP32; the first one stores the
     pieces of the sparse operand, three times the bytes of its values, with the array.  Where the
     dense operand holds inf or NaN that a pruned element would multiply, the result may or may not
-    be NaN.  On a GPU a `HybridArray` of 16 bits keeps a float32 copy of itself, and multiplies with
-    that, where an option or another `dtype` is given; `linear` does not.
+    be NaN.  On a GPU a `HybridArray` of 16 bits rounds its product before a second pass; for
+    another `dtype` it keeps a float32 copy of itself, and multiplies with that.
 
     Examples
     --------
@@ -172,8 +172,7 @@ def linear(x, A, bias=None, *, activation=None):
     The kernels of 2:4 fuse the bias and the activation; for a `HybridArray`, and an `NMArray` that
     2:4 cannot hold, they take a second pass, over sums in float32.  On a GPU that pass reads the
     product of a `HybridArray` in its own type: results of 16 bits are then rounded twice, and
-    products above 65504 are infinite in float16.  `matmul` with an `Epilogue` rounds those once,
-    but by a slower product in float32.
+    products above 65504 are infinite in float16.
 
     Examples
     --------

@@ -21,6 +21,7 @@ from sparse24._errors import ArgumentError, DeviceError, DTypeError
 from sparse24._fuse import PLAIN, Call
 from sparse24.formats import hybrid_products, n_m_products
 from sparse24.formats.base import SparseArray, densified
+from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.windows import Windows24
 
@@ -82,7 +83,8 @@ def in_sums(a, b, call: Call) -> tuple[Callable[[], Any], Call]:
 
     These formats round a product to the type of its result.  Where that has 16 bits, and something
     is done to it or another type asked for, sums stay in float32: else a result would show both
-    roundings, and infinities of the first.
+    roundings, and infinities of the first.  But most kernels of a `HybridArray` on a GPU store the
+    type of the operands alone, and only another type is worth a product in float32.
     """
     left = isinstance(a, SparseArray)
     ours, other = (a, b) if left else (b, a)
@@ -92,7 +94,9 @@ def in_sums(a, b, call: Call) -> tuple[Callable[[], Any], Call]:
         return plain, call
     result = _result_of(ours, other, argument="b" if left else "a")
     name = result if call.dtype is None else _target.result_name(call.dtype)
-    if result not in _dtypes.OF_16_BITS or (name == result and call._replace(dtype=None).is_plain):
+    on_gpu = isinstance(ours, HybridArray) and ours.device != "cpu"
+    kept = name == result and (on_gpu or call._replace(dtype=None).is_plain)
+    if kept or result not in _dtypes.OF_16_BITS:
         return plain, call
     products = n_m_products if isinstance(ours, NMArray) else hybrid_products
     return (lambda: products.in_sums(ours, other, left=left)), call._replace(dtype=name)

@@ -72,16 +72,19 @@ def test_sums_of_16_bits_are_those_of_a_float32_copy_that_is_remembered(device, 
     heavy = np.zeros((8, 16), np.float16)
     heavy[:, :2] = 40000
     h, x = s24.hybrid(heavy), array(np.ones((16, 3), np.float16))
-    c = array(np.full((8, 3), -30000, np.float16))
+    c = array(np.full((8, 3), -30000, np.float32))
     for _ in range(3):
         assert_same(s24.matmul(h, x, dtype="int32"), np.full((8, 3), 80000))
-        want = np.full((8, 3), -30000 + 80000, np.float16)
-        assert_same(s24.matmul(h, x, c=c, beta=1.0), want)
-        assert_same(s24.matmul(x.T, h.T, c=c.T, beta=1.0), want.T)
+        summed = s24.matmul(h, x, c=c, beta=1.0, dtype="float32")
+        assert_same(summed, np.full((8, 3), 50000))
+        assert_same(s24.matmul(x.T, h.T, dtype="int32"), np.full((3, 8), 80000))
     assert len(device.ran) == 2
     assert "as float32" in h._prepared
     with pytest.raises(DeviceError, match="b must be on cuda:0, where the matrix is"):
         s24.matmul(h, np.ones((16, 3), np.float16), dtype="int32")
+    assert len(device.ran) == 2
+    s24.matmul(h, x, alpha=0.5)  # of its own type, by its own kernels
+    assert len(device.ran) == 3
 
 
 @pytest.mark.parametrize("path", ["gather", "scatter"])
