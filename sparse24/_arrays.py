@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _dtypes
+from sparse24 import _dtypes, _host_tensors
 from sparse24._errors import DeviceError, DTypeError
 
 VECTOR = 16  # bytes that kernels copy at a time, on such a boundary
@@ -270,17 +270,5 @@ def to_numpy(x: Any) -> np.ndarray:
     if is_cupy(x):
         return x.get()
     if is_torch(x):
-        return _torch_to_numpy(x)
+        return _host_tensors.view(x.detach().cpu())
     return np.asarray(x)
-
-
-def _torch_to_numpy(x) -> np.ndarray:
-    import torch
-
-    x = x.detach().cpu()
-    byte = torch.uint8
-    bits = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: byte, torch.float8_e5m2: byte}
-    if x.dtype not in bits:
-        return x.numpy()
-    name = str(x.dtype).removeprefix("torch.")
-    return x.view(bits[x.dtype]).numpy().view(_dtypes.TABLE[name].logical)

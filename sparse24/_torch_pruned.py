@@ -91,6 +91,11 @@ class PrunedLayer(torch.nn.Module):
         if self._looked_at != version_of(self.mask):
             self._choose_way(None)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # fully_shard does that before and after each call, for new values
+            forget(self)
+        super().__setattr__(name, value)
+
     def _apply(self, *args, **kwargs):
         forget(self)  # it is of another type or device; torch swaps no tensor with weak references
         return super()._apply(*args, **kwargs)
