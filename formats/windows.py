@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _spec
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _gradients, _spec
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24.formats import convert
 from sparse24.formats.base import densified
@@ -185,6 +185,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         )
 
     def __matmul__(self, b: Any):
+        _gradients.refuse(b, "b")
         if self.axis == -2:
             raise ShapeError(
                 "the windows run along axis -2 and serve x @ W, not W @ b; use W.toarray() @ b"
@@ -192,6 +193,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         return self._product(b, lambda b: self.array @ b, axis=-2)
 
     def __rmatmul__(self, x: Any):
+        _gradients.refuse(x, "a")
         if self.axis == -1:
             raise ShapeError(
                 "the windows run along axis -1 and serve W @ b and x @ W.T, not x @ W; use "
