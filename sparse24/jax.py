@@ -26,6 +26,7 @@ from sparse24 import _check, _devices, functional
 from sparse24._dtypes import numpy_dtype
 from sparse24._errors import ShapeError
 from sparse24._jax_arrays import back, view
+from sparse24._jax_axes import vary, varying
 from sparse24._jax_calls import is_traced
 from sparse24._jax_products import call, common, matmul
 from sparse24._prune import mask as choose_mask
@@ -88,7 +89,8 @@ def linear(
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
         )
-    return _linear(x, weight, bias, mask, rule, step)
+    axes = varying(x, weight, bias, mask)  # a weight that is the same everywhere has one gradient
+    return _linear(*(vary(a, axes) for a in (x, weight, bias, mask)), rule, step)
 
 
 def mask(x, *, transposable: bool = False):
@@ -112,7 +114,8 @@ def mask(x, *, transposable: bool = False):
     Array([[False, False,  True,  True]], dtype=bool)
     """
     _check.is_array(x, argument="x")
-    return _mask(x, transposable)
+    # Without a tangent _mask needs none, and within shard_map a tangent would have to vary as it.
+    return _mask(jax.lax.stop_gradient(x), transposable)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
