@@ -24,7 +24,7 @@ import numpy as np
 
 from sparse24 import _check, _devices, functional
 from sparse24._dtypes import numpy_dtype
-from sparse24._errors import ShapeError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._jax_arrays import back, view
 from sparse24._jax_axes import vary, varying
 from sparse24._jax_calls import is_traced
@@ -58,8 +58,8 @@ def linear(
 
     Raises
     ------
-    ShapeError
-        If the shapes do not fit.
+    ShapeError, ArgumentError
+        If the shapes or an option do not fit.
     PatternError
         If `mask` is not 2:4, as in `sparse24.functional.pack`.
     UnsupportedError
@@ -81,6 +81,12 @@ def linear(
     Array([[1., 1., 1., 1.]], dtype=float32)
     """
     rule = checked_rule(gradient, transposable, decay, seed)
+    if is_traced(step):
+        raise ArgumentError(
+            "step must be a whole number, which is a constant of compiled code, got a tracer of "
+            "JAX; name it in static_argnums of jax.jit, which compiles anew for each, or call "
+            "linear outside of compiled code"
+        )
     step = _check.whole(step, argument="step", least=0)
     for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
         if given is not None or name in ("x", "weight"):
