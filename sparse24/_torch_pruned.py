@@ -71,8 +71,10 @@ class PrunedLayer(torch.nn.Module):
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "
                 f"got {tuple(mask.shape)}"
             )
+        if mask is not None and mask.dtype != torch.bool:
+            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
         if mask is None or self.mask is None:
-            self.mask = None if mask is None else mask.to(self.weight.device, torch.bool).clone()
+            self.mask = None if mask is None else mask.to(self.weight.device).clone()
         else:
             self.mask.copy_(mask)
         self._choose_way(way)
