@@ -109,8 +109,8 @@ class PrunedLayer(torch.nn.Module):
 
     def __prepare_scriptable__(self):
         raise UnsupportedError(
-            "torch.jit.script cannot compile sparse layers; use torch.jit.trace, torch.export or "
-            "torch.compile"
+            "torch.jit.script cannot compile sparse layers; use torch.jit.trace within "
+            "torch.no_grad(), torch.export or torch.compile"
         )
 
     def __getstate__(self) -> dict[str, Any]:
