@@ -21,6 +21,8 @@ def refuse(x: Any, argument: str = "the operand") -> None:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor) or not torch.is_grad_enabled():
         return
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return  # within torch.func's transforms none of these ways out is one: see `_foreign`
     raise ArgumentError(
         f"{argument} must not require a gradient, which this product cannot give, got "
         f"{type(x).__name__} of shape {tuple(x.shape)} with requires_grad=True; multiply within "

@@ -31,6 +31,7 @@ def vary(x: Any, axes: frozenset[str]) -> Any:
     missing = tuple(sorted(axes - varying(x), key=str)) if axes else ()
     if x is None or not missing:
         return x
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(x, missing, to="varying")
-    return jax.lax.pvary(x, missing)
+    lax: Any = jax.lax
+    if hasattr(lax, "pcast"):
+        return lax.pcast(x, missing, to="varying")
+    return lax.pvary(x, missing)

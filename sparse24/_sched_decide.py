@@ -113,7 +113,9 @@ def check_given(state: State, weights: Arrays | None, gradients: Arrays | None) 
     """Refuse arrays of other layers or shapes, at every step, be they read there or not."""
     for what, arrays in (("weights", weights), ("gradients", gradients)):
         _check.by_name(arrays, argument=what, optional=True)
-        for name, shape in () if arrays is None else state.shapes.items():
+        if arrays is None:
+            continue
+        for name, shape in state.shapes.items():
             if getattr(arrays.get(name), "shape", None) != shape:
                 observation(state, name, weights, gradients)  # says what is wrong, if anything
 
