@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _storage, _torch_functions
+from sparse24 import _arrays, _check, _devices, _gradients, _storage, _torch_functions
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DTypeError, UnsupportedError
 from sparse24.formats import convert
@@ -194,24 +194,26 @@ class SparseArray(Refusals, ABC):
         return self._transposed()
 
     def __matmul__(self, other):
+        _gradients.refuse(other)
         return self._multiply(other)
 
     def __rmatmul__(self, other):
+        _gradients.refuse(other)
         return self._multiply_from_left(other)
 
     def dot(self, other):
         """``self @ other``."""
-        return self._multiply(other)
+        return self @ other
 
     def matvec(self, x):
         """``A @ x`` for a vector (`matvec`) or a matrix (`matmat`), for `scipy.sparse.linalg`."""
-        return self._multiply(x)
+        return self @ x
 
     matmat = matvec
 
     def rmatvec(self, x):
         """``A.T @ x`` for a vector (`rmatvec`) or a matrix (`rmatmat`)."""
-        return self._transposed()._multiply(x)
+        return self._transposed() @ x
 
     rmatmat = rmatvec
 

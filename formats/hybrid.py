@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _check, _hybrid_cost, _hybrid_dispatch
+from sparse24 import _check, _gradients, _hybrid_cost, _hybrid_dispatch
 from sparse24._hybrid_predict import copied_by
 from sparse24._hybrid_summary import summary
 from sparse24.formats import hybrid_products
@@ -46,7 +46,7 @@ class HybridArray(HybridStorage):
     # Products
 
     def _multiply(self, other):
-        return self.matmul(other)
+        return hybrid_products.matmul(self, other, None, "auto", True)
 
     def _multiply_from_left(self, x):
         return self.T._multiply_rows(x)
@@ -91,6 +91,8 @@ class HybridArray(HybridStorage):
         prepares its layout, which waits.  The first product with a `b` of a wider dtype
         builds the matrix anew in it, and keeps it.
         """
+        _gradients.refuse(b, "b")
+        _gradients.refuse(out, "out")
         return hybrid_products.matmul(self, b, out, algorithm, balance)
 
     # What it costs, and why

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _arrays, _check, _devices, _foreign
+from sparse24 import _arrays, _check, _devices, _foreign, _gradients
 from sparse24._errors import ArgumentError, PatternError, UnsupportedError
 from sparse24.formats import n_m_parts, n_m_products, tensor_float
 from sparse24.formats.n_m_storage import NMStorage
@@ -190,6 +190,7 @@ class NMArray(NMStorage):
         PatternError, DTypeError, UnsupportedError
             If the pattern is not 1:2, a type not float32, or the device not Hopper.
         """
+        _gradients.refuse(other)
         return self._converted("tf32", self._in_tf32).product(other, left=left)
 
     def _in_tf32(self) -> tensor_float.TensorFloat:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _fuse, _spec
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _fuse, _gradients, _spec
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
 from sparse24.formats import convert
 from sparse24.formats.base import densified
@@ -185,9 +185,11 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         )
 
     def __matmul__(self, b: Any):
+        _gradients.refuse(b, "b")
         return self._multiply(b)
 
     def __rmatmul__(self, x: Any):
+        _gradients.refuse(x, "a")
         return self._multiply_from_left(x)
 
     def _multiply(self, b: Any, out: Any = None, call: _fuse.Call = _fuse.PLAIN):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _dtypes
+from sparse24 import _dtypes, _host_tensors
 from sparse24._errors import DeviceError, DTypeError
 
 VECTOR = 16  # bytes that kernels copy at a time, on such a boundary
@@ -275,19 +275,11 @@ def to_numpy(x: Any, *, argument: str = "x") -> np.ndarray:
 
 
 def _torch_to_numpy(x, argument: str) -> np.ndarray:
-    import torch
-
     refuse_wrapper(x, argument=argument)
     if x.device.type == "meta":
         raise no_memory("it is on the device 'meta', which holds none", argument=argument)
-    x = x.detach().cpu()
-    byte = torch.uint8
-    bits = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: byte, torch.float8_e5m2: byte}
     try:
-        if x.dtype not in bits:
-            return x.resolve_conj().resolve_neg().numpy()
-        name = str(x.dtype).removeprefix("torch.")
-        return x.view(bits[x.dtype]).numpy().view(_dtypes.TABLE[name].logical)
+        return _host_tensors.view(x.detach().cpu().resolve_conj().resolve_neg())
     except (TypeError, RuntimeError) as error:  # a layout or type of torch's own, or a stand-in
         raise no_memory(error, argument=argument) from error
 

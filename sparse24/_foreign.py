@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes
+from sparse24 import _arrays, _check, _devices, _dtypes, _host_tensors
 from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 
 
@@ -122,10 +122,7 @@ def view_of(x: Any) -> Any:
     x = x.detach()
     if x.is_cuda:
         return _cuda_view(x)
-    name = str(x.dtype).removeprefix("torch.")
-    if name not in _AS_BITS:
-        return x.numpy()
-    return _as_bits(x).numpy().view(_dtypes.TABLE[name].logical)
+    return _host_tensors.view(x)
 
 
 def to_torch(x: Any) -> Any:
@@ -144,12 +141,6 @@ def to_torch(x: Any) -> Any:
 
 
 _AS_BITS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-
-
-def _as_bits(x):
-    import torch
-
-    return x.view(torch.int16 if x.element_size() == 2 else torch.uint8)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from sparse24 import (
     _check,
     _dispatch,
     _foreign,
+    _gradients,
     _graphs,
     _grouped_dispatch,
     _grouped_fuse,
@@ -94,6 +95,9 @@ def grouped_matmul(
     >>> np.allclose(y[:, :2], As[0] @ tokens[:, :2]), np.allclose(y[:, 2:], As[2] @ tokens[:, 2:])
     (True, True)
     """
+    _gradients.refuse(b, "b")
+    _gradients.refuse(out, "out")
+    _gradients.refuse_options(None, None, scales)
     call = _call_of(dtype=dtype, other_dtype=b_dtype, scales=scales)
     if not fast_accumulation:
         call = call._replace(fast_accumulation=False)
@@ -166,7 +170,16 @@ def grouped_linear(
     >>> s24.grouped_linear(x, gate_and_up, offsets=[0, 1, 3], activation="silu", gated=True).shape
     (3, 128)
     """
-    call = _call_of(dtype=dtype, other_dtype=x_dtype, scales=scales)
+    _gradients.refuse(x, "x")
+    _gradients.refuse(bias, "bias")
+    _gradients.refuse_options(None, None, scales)
+    options = {"dtype": dtype, "other_dtype": x_dtype, "scales": scales}
+    return linear_of_experts(x, As, bias, offsets, activation, gated=gated, **options)
+
+
+def linear_of_experts(x, As, bias, offsets, activation, *, gated, **options):
+    """`grouped_linear` for operators of torch, which know gradients by themselves."""
+    call = _call_of(**options)
     if bias is not None or activation is not None:
         call = call._replace(epilogue=Epilogue(bias=bias, activation=activation))
     gated = bool(_check.one_of(gated, (True, False), argument="gated"))

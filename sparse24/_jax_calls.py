@@ -16,6 +16,7 @@ import numpy as np
 from sparse24 import _arrays, _devices
 from sparse24._errors import UnsupportedError
 from sparse24._jax_arrays import bits, carrier, of_bits, typed
+from sparse24._jax_axes import vary, varying
 
 buffer_callback: Any
 try:
@@ -61,7 +62,8 @@ def traced(
         return [of_bits(x, dtype) for x, dtype in zip(made, wanted, strict=True)]
 
     operation.defjvp(_refuse_derivative)
-    return operation(*arrays)
+    axes = varying(*arrays)
+    return [vary(x, axes) for x in operation(*arrays)]
 
 
 def _refuse_derivative(primals, tangents):

@@ -108,7 +108,8 @@ def matmul(a, b, *, dtype=None):
     Parameters
     ----------
     a, b : Sparse24Array, NMArray or HybridArray, and jax.Array
-        One is sparse, a constant of compiled code; shapes as for `sparse24.matmul`.
+        One is sparse, a constant of compiled code: the function closes over it, or names it in
+        ``static_argnums``.  Shapes as for `sparse24.matmul`.
     dtype : dtype, optional
         Type of the result, as in `sparse24.matmul`.
 
@@ -140,13 +141,24 @@ def matmul(a, b, *, dtype=None):
     """
     turned = isinstance(b, SparseArray)
     if turned == isinstance(a, SparseArray):
-        raise ArgumentError(
-            "one operand must be a sparse array, as a Sparse24Array is, the other one of JAX, got"
-            f" {_check.shown(a)} and {_check.shown(b)}; use jax.numpy.matmul or sparse24.matmul"
-        )
+        raise _not_one_sparse(a, b)
     sparse, x = (b, a) if turned else (a, b)
     _check.is_array(x, argument="a" if turned else "b")
     return _multiplied(x, _Factor(sparse, turned, dtype))
+
+
+def _not_one_sparse(a: Any, b: Any) -> ArgumentError:
+    got = f"got {_check.shown(a)} and {_check.shown(b)}"
+    if is_traced(a, b):  # as which jax.jit passes whatever has a shape and a type
+        return ArgumentError(
+            f"one operand must be a sparse array, {got}; a sparse array that is an argument of a "
+            "transformed function arrives there as a tracer: let the function close over it, or "
+            "name it in static_argnums of jax.jit; for two arrays of JAX use jax.numpy.matmul"
+        )
+    return ArgumentError(
+        f"one operand must be a sparse array, as a Sparse24Array is, the other one of JAX, {got}; "
+        "use jax.numpy.matmul or sparse24.matmul"
+    )
 
 
 @dataclass(frozen=True, eq=False)

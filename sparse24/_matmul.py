@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _foreign, _other_formats, _product, _target
+from sparse24 import (
+    _arrays,
+    _check,
+    _dtypes,
+    _foreign,
+    _gradients,
+    _other_formats,
+    _product,
+    _target,
+)
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._records import Operand24
@@ -69,7 +78,8 @@ def matmul(
     Raises
     ------
     ShapeError, DTypeError, DeviceError, ArgumentError
-        If operands or options do not fit.
+        If operands or options do not fit, or a tensor of torch requires a gradient, which this
+        product does not give.
     UnsupportedError
         If the named `algorithm` cannot multiply this, or no kernel stores the `dtype`.
 
@@ -92,6 +102,11 @@ def matmul(
     >>> np.allclose(s24.matmul(A, x), A.toarray() @ x)
     True
     """
+    _gradients.refuse(a, "a")
+    _gradients.refuse(b, "b")
+    if out is not None or c is not None or epilogue is not None or scales is not None:
+        _gradients.refuse(out, "out")
+        _gradients.refuse_options(c, epilogue, scales)
     if not isinstance(a, OURS) and not isinstance(b, OURS):
         a_dtype = _foreign.float8_of(a) if a_dtype is None else a_dtype
         b_dtype = _foreign.float8_of(b) if b_dtype is None else b_dtype
@@ -186,6 +201,8 @@ def linear(x, A, bias=None, *, activation=None):
         _check.at_least_2d(A.shape, argument="A")
         if _arrays.is_sparse_matrix(A):
             _foreign.take(A, argument="A")  # refuses it, and says what to make of it
+    _gradients.refuse(x, "x")
+    _gradients.refuse(bias, "bias")
     shape = getattr(x, "shape", ())
     if shape and shape[-1] != A.shape[-1]:
         raise ShapeError(

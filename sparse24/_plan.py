@@ -15,6 +15,7 @@ from sparse24 import (
     _devices,
     _dtypes,
     _foreign,
+    _gradients,
     _product,
     _tuning_cache,
 )
@@ -52,7 +53,7 @@ class MatmulPlan:
         call = Call(**options, other_dtype=b_dtype)
         self._call = PLAIN if call.is_plain else call
         self._out_order = out_order
-        self.execute(b)  # compiles, lays out the launch, and within `autotune` measures first
+        self._execute(b)  # compiles, lays out the launch, and within `autotune` measures first
         out = _column_out(a, b, call) if out_order == "column" else None
         self.explanation = explained(a, b, out, call)
         self.candidates = self.explanation.candidates
@@ -73,6 +74,12 @@ class MatmulPlan:
         -------
         array, shape (m, n)
         """
+        _gradients.refuse(b, "b")
+        _gradients.refuse(out, "out")
+        _gradients.refuse_options(self._call.c, self._call.epilogue, self._call.scales)
+        return self._execute(b, out)
+
+    def _execute(self, b, out=None):
         if out is None and self._out_order == "column":
             return _by_columns(self._a, densified(b), self._call)
         return self._a._multiply(b, out, self._call)

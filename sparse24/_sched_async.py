@@ -18,6 +18,7 @@ from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError, FormatError
 from sparse24._sched_arrays import namespace, plain
+from sparse24._sched_decide import check_given
 from sparse24._sched_init import init
 from sparse24._sched_masks import MaskScheduler, named, named_gradients
 from sparse24._sched_records import Rules, State, Update
@@ -153,6 +154,7 @@ class AsyncScheduler:
                 "load a state_dict, or make another scheduler"
             )
         weights, gradients = named(weights), named_gradients(gradients, missing=True)
+        check_given(self._ahead, weights, gradients)
         if self._ahead.needs_arrays():
             weights, gradients = _snapshot(weights), _snapshot(gradients)
         else:

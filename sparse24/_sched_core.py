@@ -13,7 +13,14 @@ from dataclasses import replace
 
 from sparse24 import _check
 from sparse24._sched_arrays import namespace, working
-from sparse24._sched_decide import decide, decisions, forget_first, observation, observe_first
+from sparse24._sched_decide import (
+    check_given,
+    decide,
+    decisions,
+    forget_first,
+    observation,
+    observe_first,
+)
 from sparse24._sched_records import Array, Arrays, Recipe, State, Update, check_state
 
 
@@ -43,6 +50,7 @@ def observe(
     True
     """
     check_state(state)
+    check_given(state, weights, gradients)
     memory = dict(state.memory)
     for recipe, names in state.groups:
         for part in recipe.observers:

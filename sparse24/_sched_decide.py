@@ -109,9 +109,18 @@ def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) ->
     return total
 
 
-def observation(state: State, name: str, weights, gradients) -> Observation:
+def check_given(state: State, weights: Arrays | None, gradients: Arrays | None) -> None:
+    """Refuse arrays of other layers or shapes, at every step, be they read there or not."""
     for what, arrays in (("weights", weights), ("gradients", gradients)):
         _check.by_name(arrays, argument=what, optional=True)
+        if arrays is None:
+            continue
+        for name, shape in state.shapes.items():
+            if getattr(arrays.get(name), "shape", None) != shape:
+                observation(state, name, weights, gradients)  # says what is wrong, if anything
+
+
+def observation(state: State, name: str, weights, gradients) -> Observation:
     if weights is not None and name not in weights:
         raise ArgumentError(f"weights has no layer {name!r}; pass all of {sorted(state.shapes)}")
     weight = _pick(weights, name, state, "weights")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from sparse24 import _check
-from sparse24._errors import ArgumentError, DTypeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._sched_arrays import check_layer, namespace, plain
 from sparse24._sched_decide import check_shapes
 from sparse24._sched_records import Array, Arrays, Recipe, Rules, State
@@ -34,7 +34,7 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
         If `rules` are something else, a name is not a string, or a name pattern matches no weight,
         be it because an earlier, wider one takes all that it matches.
     ShapeError
-        If a layer's shape does not suit the pattern.
+        If a layer's shape does not suit the pattern, or no layer with a recipe has two axes.
     DTypeError
         If a layer's weights are not an array, or are complex.
 
@@ -50,19 +50,12 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     _check.by_name(weights, argument="weights")
     for name, weight in weights.items():
         check_layer(name, weight)
-    names: dict[int, list[str]] = {}
     recipes = list(by_pattern(rules).items())
     if isinstance(rules, Mapping):
         _check_patterns(rules, weights)
     for _, recipe in recipes:
         _check_parts_patterns(recipe, weights)
-    for name, weight in weights.items():
-        matches = (i for i, (pattern, _) in enumerate(recipes) if fnmatchcase(name, pattern))
-        number = next(matches, None)
-        recipe = None if number is None else recipes[number][1]
-        if number is None or recipe is None or len(weight.shape) < 2 or 0 in weight.shape:
-            continue
-        names.setdefault(number, []).append(name)
+    names = _names(recipes, weights)
     chosen = ((recipes[i][1], tuple(names[i])) for i in sorted(names))
     groups = tuple((recipe, inside) for recipe, inside in chosen if recipe is not None)
     shapes = {n: tuple(weights[n].shape) for _, inside in groups for n in inside}
@@ -73,6 +66,28 @@ def init(rules: Rules, weights: Arrays, *, seed: int = 0) -> State:
     masks = {n: _ones(weights[n]) for n in shapes}
     seed = _check.whole(seed, argument="seed", least=0)
     return State(groups, shapes, masks, seed, memory={n: {} for n in masks})
+
+
+def _names(recipes: list[tuple[str, Recipe | None]], weights: Arrays) -> dict[int, list[str]]:
+    """The layers with a mask, by the number of their recipe."""
+    names: dict[int, list[str]] = {}
+    flat = None
+    for name, weight in weights.items():
+        matches = (i for i, (pattern, _) in enumerate(recipes) if fnmatchcase(name, pattern))
+        number = next(matches, None)
+        if number is None or recipes[number][1] is None:
+            continue
+        if len(weight.shape) < 2:
+            flat = name
+        elif 0 not in weight.shape:
+            names.setdefault(number, []).append(name)
+    if flat is not None and not names:
+        raise ShapeError(
+            "weights must hold a layer with two axes or more for the recipe, got "
+            f"{_check.shown(weights[flat])} for {flat!r}; reshape it to (rows, k), or keep it "
+            "dense, with None as the recipe for its name"
+        )
+    return names
 
 
 def _check_patterns(rules: Mapping[str, Recipe | None], weights: Arrays) -> None:

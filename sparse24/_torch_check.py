@@ -36,6 +36,16 @@ def check_tensor(given, argument: str) -> None:
         )
 
 
+def check_whole(weight: Tensor) -> None:
+    """Refuse a weight of which each process holds a part, outside of the calls that gather it."""
+    if hasattr(weight, "full_tensor"):
+        raise UnsupportedError(
+            f"weight must be whole, got a {type(weight).__name__}, of which each process holds a "
+            "part, as with fully_shard; choose masks of layer.weight.full_tensor() in all "
+            "processes and call layer.set_mask, or do this before the model is sharded"
+        )
+
+
 def check_device(x: Tensor, **others: Tensor | None) -> None:
     """Refuse tensors that are apart; where one has no elements, torch would make some up."""
     device = x.device

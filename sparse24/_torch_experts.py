@@ -12,7 +12,7 @@ from sparse24 import _check, _replay, _torch_state
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError
 from sparse24._grouped import grouped_linear as packed_grouped_linear
-from sparse24._torch_check import check_experts
+from sparse24._torch_check import check_experts, check_whole
 from sparse24._torch_compiled import is_compiled
 from sparse24._torch_experts_compiled import by_packing, experts_product
 from sparse24._torch_experts_linear import experts_rule, grouped_linear, masked_grouped_linear
@@ -147,6 +147,7 @@ class SparseExperts(PrunedLayer):
 
         It gives the product alone: the rows of a gate are still over the others.
         """
+        check_whole(self.weight)
         pruned = self.weight.detach().masked_fill(~self.current_mask(), 0.0)
         layers = torch.nn.ModuleList()
         for i, weight in enumerate(pruned):
@@ -171,7 +172,10 @@ class SparseExperts(PrunedLayer):
 
     def current_mask(self) -> Tensor:
         """The mask that a forward pass would use now (with autocast, rounding may change ties)."""
-        return ops.keep(self.weight, self.rule.transposable) if self.mask is None else self.mask
+        if self.mask is not None:
+            return self.mask
+        check_whole(self.weight)
+        return ops.keep(self.weight, self.rule.transposable)
 
     def forward(self, x: Tensor, offsets) -> Tensor:
         learns = torch.is_grad_enabled()

@@ -9,7 +9,7 @@ from sparse24 import _check
 from sparse24 import _torch_ops as ops
 from sparse24._errors import DTypeError, ShapeError
 from sparse24._torch_check import check_device, check_tensor
-from sparse24._torch_linear import autocast, tokens
+from sparse24._torch_linear import autocast, tokens, unfolded
 from sparse24._torch_transforms import differentiable, first_derivative
 
 
@@ -115,4 +115,4 @@ def feed_forward(
     _, down, down_bias = autocast(x, down, down_bias)
     y = differentiable(SquaredRelu, tokens(x), up, up_bias, down)
     y = y if down_bias is None else (y + down_bias).to(y.dtype)
-    return y.reshape(*x.shape[:-1], down.shape[0])
+    return unfolded(y, x)

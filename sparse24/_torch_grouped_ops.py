@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse24 import _torch_grouped_mm as dense
 from sparse24 import _torch_ops as ops
-from sparse24._grouped import grouped_linear
+from sparse24._grouped import linear_of_experts
 from sparse24._torch_parts import unpack
 
 
@@ -35,9 +35,8 @@ def grouped_product(
     """
     stored, shape = (parts[2:], (k, m)) if turned else (parts[:2], (m, k))
     if stored:
-        return grouped_linear(
-            x, unpack(stored, *shape), bias, offsets=offsets, activation=activation, gated=gated
-        )
+        weight = unpack(stored, *shape)
+        return linear_of_experts(x, weight, bias, offsets, activation, gated=gated)
     return grouped_dense(x, ops.whole(parts, m, k).mT, bias, offsets)
 
 

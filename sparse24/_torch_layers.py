@@ -9,7 +9,7 @@ from sparse24 import _check, _replay, _torch_state
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError
 from sparse24._sched_gradients import soft_threshold_scale
-from sparse24._torch_check import check_linear, check_tensor
+from sparse24._torch_check import check_linear, check_tensor, check_whole
 from sparse24._torch_compiled import by_packing, is_compiled, layer_product
 from sparse24._torch_kept import forget, found_or_packed, will_change
 from sparse24._torch_linear import (
@@ -19,6 +19,7 @@ from sparse24._torch_linear import (
     check_activation,
     linear,
     tokens,
+    unfolded,
     unpruned,
 )
 from sparse24._torch_packed import Origin, kept
@@ -147,6 +148,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
 
     def to_dense(self) -> torch.nn.Linear:
         """A dense layer that shares the parameters, the weight pruned for good."""
+        check_whole(self.weight)
         new = torch.nn.Linear.__new__(torch.nn.Linear)
         torch.nn.Module.__init__(new)
         new.in_features, new.out_features = self.in_features, self.out_features
@@ -176,6 +178,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         """The mask that a forward pass would use now (with autocast, rounding may change ties)."""
         if self.mask is not None:
             return self.mask
+        check_whole(self.weight)
         if self.sparse == "masked":
             return torch.ones_like(self.weight, dtype=torch.bool)
         return ops.keep(self._origin().latent(), self.rule.transposable)
@@ -247,7 +250,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
             y = layer_product(tokens(x), *self._origin(), dtype)
         else:
             y = by_packing(tokens(x), self._origin(), dtype)
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return unfolded(y, x)
 
     def extra_repr(self) -> str:
         rule = self.rule

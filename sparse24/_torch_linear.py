@@ -89,7 +89,7 @@ def linear(
         y = _promoted(rows, masked(weight, mask, rule), bias)
     else:
         y = differentiable(WeightLinear, rows, weight, bias, mask, rule, clock)
-    return y.reshape(*x.shape[:-1], weight.shape[0])
+    return unfolded(y, x)
 
 
 def unpruned(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -117,6 +117,17 @@ def _check_clock(clock) -> None:
 def tokens(x: Tensor) -> Tensor:
     """A tensor (..., k) as a matrix (t, k), in a way that holds for any t, and for k = 0."""
     return x.flatten(0, -2) if x.ndim > 1 else x[None]
+
+
+def unfolded(y: Tensor, x: Tensor) -> Tensor:
+    """The product y (t, m) with the axes that x had before `tokens`.
+
+    As that of torch's own layer no view for autograd, behind which a write in place would lose the
+    hooks of ``fully_shard``.
+    """
+    if x.ndim == 2:
+        return y
+    return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[-1]])
 
 
 def check_activation(sparse: str, rule: Rule, mask: Tensor | None = None) -> None:

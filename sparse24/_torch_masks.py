@@ -11,6 +11,7 @@ from sparse24 import _check, _spec
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError
 from sparse24._sched_transition import POLICIES
+from sparse24._torch_check import check_whole
 from sparse24._torch_model import sparse_layers
 from sparse24._torch_pruned import PrunedLayer
 
@@ -56,6 +57,8 @@ def update_masks(
     ArgumentError
         If `grown`, `lifted` or `policy` is unknown, the model has no layer to mask, a weight is
         parametrized, or a recipe grows weights by gradients that do not reach pruned weights.
+    UnsupportedError
+        If the model is sharded.
 
     References
     ----------
@@ -119,6 +122,8 @@ def _masked_layers(model: torch.nn.Module) -> dict[str, PrunedLayer]:
             "that they cannot be set; fold them first, as with "
             "torch.nn.utils.parametrize.remove_parametrizations, or call set_mask"
         )
+    for layer in layers.values():
+        check_whole(layer.weight)
     return layers
 
 

@@ -71,8 +71,10 @@ class PrunedLayer(torch.nn.Module):
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "
                 f"got {tuple(mask.shape)}"
             )
+        if mask is not None and mask.dtype != torch.bool:
+            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
         if mask is None or self.mask is None:
-            self.mask = None if mask is None else mask.to(self.weight.device, torch.bool).clone()
+            self.mask = None if mask is None else mask.to(self.weight.device).clone()
         else:
             self.mask.copy_(mask)
         self._choose_way(way)
@@ -91,6 +93,11 @@ class PrunedLayer(torch.nn.Module):
         if self._looked_at != version_of(self.mask):
             self._choose_way(None)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # fully_shard does that before and after each call, for new values
+            forget(self)
+        super().__setattr__(name, value)
+
     def _apply(self, *args, **kwargs):
         forget(self)  # it is of another type or device; torch swaps no tensor with weak references
         return super()._apply(*args, **kwargs)
@@ -102,8 +109,8 @@ class PrunedLayer(torch.nn.Module):
 
     def __prepare_scriptable__(self):
         raise UnsupportedError(
-            "torch.jit.script cannot compile sparse layers; use torch.jit.trace, torch.export or "
-            "torch.compile"
+            "torch.jit.script cannot compile sparse layers; use torch.jit.trace within "
+            "torch.no_grad(), torch.export or torch.compile"
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -24,8 +24,9 @@ import numpy as np
 
 from sparse24 import _check, _devices, functional
 from sparse24._dtypes import numpy_dtype
-from sparse24._errors import ShapeError
+from sparse24._errors import ArgumentError, ShapeError
 from sparse24._jax_arrays import back, view
+from sparse24._jax_axes import vary, varying
 from sparse24._jax_calls import is_traced
 from sparse24._jax_products import call, common, matmul
 from sparse24._prune import mask as choose_mask
@@ -57,8 +58,8 @@ def linear(
 
     Raises
     ------
-    ShapeError
-        If the shapes do not fit.
+    ShapeError, ArgumentError
+        If the shapes or an option do not fit.
     PatternError
         If `mask` is not 2:4, as in `sparse24.functional.pack`.
     UnsupportedError
@@ -80,6 +81,12 @@ def linear(
     Array([[1., 1., 1., 1.]], dtype=float32)
     """
     rule = checked_rule(gradient, transposable, decay, seed)
+    if is_traced(step):
+        raise ArgumentError(
+            "step must be a whole number, which is a constant of compiled code, got a tracer of "
+            "JAX; name it in static_argnums of jax.jit, which compiles anew for each, or call "
+            "linear outside of compiled code"
+        )
     step = _check.whole(step, argument="step", least=0)
     for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
         if given is not None or name in ("x", "weight"):
@@ -88,7 +95,8 @@ def linear(
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
         )
-    return _linear(x, weight, bias, mask, rule, step)
+    axes = varying(x, weight, bias, mask)  # a weight that is the same everywhere has one gradient
+    return _linear(*(vary(a, axes) for a in (x, weight, bias, mask)), rule, step)
 
 
 def mask(x, *, transposable: bool = False):
@@ -112,7 +120,8 @@ def mask(x, *, transposable: bool = False):
     Array([[False, False,  True,  True]], dtype=bool)
     """
     _check.is_array(x, argument="x")
-    return _mask(x, transposable)
+    # Without a tangent _mask needs none, and within shard_map a tangent would have to vary as it.
+    return _mask(jax.lax.stop_gradient(x), transposable)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -134,7 +134,47 @@ def test_a_name_pattern_fits_some_weight():
     words = r"'encoder\.\*' fits none of the 2 .* 'decoder\.w', 'b'"
     with pytest.raises(ArgumentError, match=words):
         S.init({"encoder.*": S.Recipe()}, weights)
-    assert not S.init({"encoder.*": None, "b": S.Recipe()}, weights).names
+    assert S.init({"encoder.*": None, "*": S.Recipe()}, weights).names == ("decoder.w",)
+    assert not S.init({"*": None}, weights).names
+
+
+def test_a_recipe_has_a_layer_to_mask():
+    for weights in ({"b": np.ones(4)}, {"b": np.ones(4), "empty": np.ones((0, 8))}):
+        with pytest.raises(
+            ShapeError, match=r"two axes or more .* got ndarray of shape \(4,\) for '"
+        ):
+            S.MaskScheduler(S.Recipe()).step(weights=weights)
+    assert not S.init(S.Recipe(), {"empty": np.ones((0, 8))}).names
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_arrays_are_those_of_the_layers_at_every_step(frozen, rng):
+    """Also where no mask is due, and nothing reads them."""
+    given = layers(rng, a=(8, 16), b=(4, 8))
+    recipe = S.Recipe(S.OneShot(0.5), pattern=S.NM(2, 4))
+    with S.AsyncScheduler(recipe, given, background=False) as ahead:
+        for scheduler in (S.MaskScheduler(recipe), ahead):
+            masks = scheduler.step(weights=given)
+            if frozen:
+                scheduler.freeze()
+                masks = scheduler.masks
+            before = scheduler.state
+            for wrong, error, words in (
+                ({"c": given["a"]}, ArgumentError, "weights has no layer 'a'; pass all of"),
+                ({"a": given["a"]}, ArgumentError, "weights has no layer 'b'"),
+                (given | {"b": given["b"][:2]}, ShapeError, r"weights\['b'\] must have the shape"),
+                (given | {"b": given["b"][0]}, ShapeError, r"shape \(4, 8\), got \(8,\)"),
+            ):
+                with pytest.raises(error, match=words):
+                    scheduler.step(weights=wrong)
+            with pytest.raises(ShapeError, match=r"gradients\['a'\] must have the shape \(8, 16\)"):
+                scheduler.step(gradients={"a": given["b"]}, weights=given)
+            assert scheduler.state is before
+            after = scheduler.step(
+                gradients={"a": given["a"]}, weights=given | {"bias": np.ones(8)}
+            )
+            assert after.keys() == masks.keys()
+            scheduler.step()
 
 
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)

@@ -94,6 +94,17 @@ def test_torch_loads_the_state_of_its_layers_by_default(recipe, tmp_path):
         assert_same(masks, on_host.step(**data(t)))
 
 
+def test_torch_loads_the_state_of_other_layers_by_pickle_alone(tmp_path):
+    torch = pytest.importorskip("torch")
+    first, second = (S.MaskScheduler(RECIPES["rigl"]) for _ in range(2))
+    first.step(**data(0))
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+        torch.load(tmp_path / "state.pt")
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=False))
+    assert_same(first.step(**data(1)), second.step(**data(1)))
+
+
 def test_a_state_that_is_loaded_can_be_saved_before_the_first_step():
     first, second, third = (S.MaskScheduler(RECIPES["rigl"], seed=s) for s in (5, 6, 7))
     for t in range(3):

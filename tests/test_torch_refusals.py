@@ -202,10 +202,25 @@ def test_nested_tensors_are_refused(layout, learns):
     assert st.SparseLinear(8, 4)(torch.nested.to_padded_tensor(x, 0.0)).shape == (2, 3, 4)
 
 
+@pytest.mark.parametrize("layer", [st.SparseLinear(8, 8), st.SparseExperts(2, 8, 8)])
+def test_a_mask_is_boolean(layer):
+    keep = layer.current_mask()
+    for mask in (keep, None):
+        layer.set_mask(mask)
+        for wrong in (torch.rand(layer.weight.shape), keep.to(torch.uint8), layer.weight):
+            with pytest.raises(DTypeError, match=f"mask must be boolean, got {wrong.dtype}; use"):
+                layer.set_mask(wrong)
+        assert (layer.current_mask() == keep).all()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_torch_compiles_by_other_means_is_refused():
     net = torch.nn.Sequential(st.SparseLinear(8, 4))
-    with pytest.raises(UnsupportedError, match=r"jit\.script .*use torch\.jit\.trace"):
+    with pytest.raises(UnsupportedError, match=r"jit\.script .*use torch\.jit\.trace with") as told:
         torch.jit.script(net)
+    assert "torch.jit.trace within torch.no_grad(), torch.export" in str(told.value)
+    with torch.no_grad():
+        traced = torch.jit.trace(net, torch.ones(3, 8))
+        torch.testing.assert_close(traced(torch.ones(2, 8)), net(torch.ones(2, 8)))
     with pytest.raises(UnsupportedError, match=r"symbolic_trace .*use torch\.export"):
         torch.fx.symbolic_trace(net)

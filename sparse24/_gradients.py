@@ -1,0 +1,44 @@
+"""Tensors of torch whose gradient a product would drop, which is refused."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from sparse24._errors import ArgumentError
+
+
+def refuse(x: Any, argument: str = "the operand") -> None:
+    """Raise for a tensor that requires a gradient while torch records what is done with it.
+
+    Of arrays of other libraries no more is asked than whether they have such an attribute, and
+    nothing of NumPy's.
+    """
+    if type(x) is np.ndarray or not getattr(x, "requires_grad", False):
+        return
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor) or not torch.is_grad_enabled():
+        return
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return  # within torch.func's transforms none of these ways out is one: see `_foreign`
+    raise ArgumentError(
+        f"{argument} must not require a gradient, which this product cannot give, got "
+        f"{type(x).__name__} of shape {tuple(x.shape)} with requires_grad=True; multiply within "
+        "torch.no_grad(), pass it with .detach(), or use what is differentiable: linear, "
+        "grouped_linear and the layers of sparse24.torch"
+    )
+
+
+def refuse_options(c: Any, epilogue: Any, scales: Any) -> None:
+    """The same of arrays among the options of a product."""
+    if "torch" not in sys.modules:
+        return
+    if c is not None:
+        refuse(c, "c")
+    if epilogue is not None:
+        for name, value in getattr(epilogue, "__dict__", {}).items():
+            refuse(value, name)
+    for value in scales if isinstance(scales, tuple | list) else ():
+        refuse(value, "scales")

@@ -1,0 +1,86 @@
+"""Tensors of torch on the CPU as NumPy arrays that share their memory.
+
+Not by ``tensor.numpy()``: that forbids torch for good to resize the memory, which its
+``fully_shard`` does with every weight.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _dtypes
+
+
+class _Memory:
+    """What NumPy reads to make an array, which keeps this, and so the tensor, alive."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Any, address: int, typestr: str):
+        size = tensor.element_size()
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": typestr,
+            "shape": tuple(tensor.shape),
+            "strides": tuple([size * stride for stride in tensor.stride()]),
+            "data": (address, False),
+        }
+
+
+def view(x: Any) -> np.ndarray:
+    """A NumPy view of a tensor without a gradient; TypeError or RuntimeError if it has no memory.
+
+    Types that NumPy does not have are those of `ml_dtypes`.
+    """
+    typestr, logical = _carried(x.dtype)
+    address = _address(x)
+    if typestr is None or not address:
+        return _by_torch(x)
+    array = np.asarray(_Memory(x, address, typestr))
+    return array if logical is None else array.view(logical)
+
+
+def _address(x: Any) -> int:
+    """Where the elements are, if that and the strides say all; else 0, as without elements.
+
+    Bits may stand for their signs, and a subclass for elements elsewhere.
+    """
+    torch = sys.modules["torch"]
+    if type(x) is not torch.Tensor or not x.is_cpu or x.layout is not torch.strided:
+        return 0
+    if x.is_neg() or x.is_conj():
+        return 0
+    try:
+        return x.data_ptr()
+    except RuntimeError:  # within transforms, and of nested tensors
+        return 0
+
+
+@functools.cache
+def _carried(dtype: Any) -> tuple[str | None, np.dtype | None]:
+    """As what NumPy sees elements of a type, and the type of which they are if that is another."""
+    name = str(dtype).removeprefix("torch.")
+    row = _dtypes.TABLE.get(name)
+    if row is not None and row.logical.isbuiltin != 1:
+        return row.storage.str, row.logical
+    try:
+        own = np.dtype(name)
+    except TypeError:  # one of torch's own
+        return None, None
+    return (own.str if own.isbuiltin == 1 else None), None  # `ml_dtypes` adds names of others
+
+
+def _by_torch(x: Any) -> np.ndarray:
+    """What torch makes of the others: its errors, and arrays without elements."""
+    row = _dtypes.TABLE.get(str(x.dtype).removeprefix("torch."))
+    if row is None or row.logical.isbuiltin == 1:
+        return x.numpy()
+    import torch
+
+    bits = torch.int16 if row.itemsize == 2 else torch.uint8
+    return x.view(bits).numpy().view(row.logical)
