@@ -232,7 +232,7 @@ def test_torch_tensors_as_rows(cupy, rng, weight, path, n):
     for _ in range(3):
         x = whole(rng, (n, 512), 0.1)
         want = x.astype(np.float32) @ weight.T
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
             tokens = torch.from_numpy(x).cuda() + 0
             for got, wanted in (
                 (tokens @ h.T, want), (s24.linear(tokens, h), want),
