@@ -14,6 +14,8 @@ from torch.distributed.fsdp import fully_shard
 import sparse24 as s24
 from sparse24 import torch as st
 
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
 
 class Model(torch.nn.Module):
     """Layers of both kinds, whose results are written in place."""
@@ -33,8 +35,8 @@ class Model(torch.nn.Module):
         return self.down(torch.relu(h))
 
 
-def model(options):
-    return st.sparsify(Model(), {"*": {"gradient": "24dense", **options}})
+def model(device):
+    return st.sparsify(Model(), {"*": {"gradient": "24dense"}}).to(device)
 
 
 def by_masks(net):
@@ -52,27 +54,30 @@ def by_masks(net):
     return forward
 
 
-def run(rank, world, folder):
+def run(rank, world, folder, kind):
     """One of the processes, which meet in a file; it leaves in another how much it compared."""
     torch.set_num_threads(1)
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
     meeting = Path(folder, "meeting").as_uri()
-    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (world,))
-    told = [compared(rank, world, mesh, apart=apart) for apart in (True, False)]
+    torch.distributed.init_process_group(BACKENDS[kind], meeting, rank=rank, world_size=world)
+    mesh = init_device_mesh(kind, (world,))
+    told = [compared(rank, world, mesh, kind, apart=apart) for apart in (True, False)]
     Path(folder, f"{rank}.txt").write_text(" ".join(map(str, told)))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-def compared(rank, world, mesh, *, apart):
+def compared(rank, world, mesh, kind, *, apart):
     """How many results and gradients were as they should; layers are sharded one by one, or not."""
-    net, whole = model({}), model({})
+    net, whole = model(kind), model(kind)
     for layer in st.sparse_layers(net).values() if apart else ():
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (net, whole)]
     count = 0
-    for batch in torch.randn(3, 2 * world, 4, 32, generator=torch.Generator().manual_seed(3)):
+    batches = torch.randn(3, 2 * world, 4, 32, generator=torch.Generator().manual_seed(3))
+    for batch in batches.to(kind):
         own = batch.chunk(world)[rank]
         dense = by_masks(whole)
         losses = [dense(part).square().mean() for part in batch.chunk(world)]

@@ -18,9 +18,12 @@ from sparse24 import torch as st  # noqa: E402
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2")
 
 
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("world", [1, 2])
-def test_sharded_models_have_the_gradients_of_the_dense_masked_one(world, tmp_path):
-    torch.multiprocessing.spawn(sharded.run, (world, tmp_path), nprocs=world)  # raises what they do
+def test_sharded_models_have_the_gradients_of_the_dense_masked_one(world, kind, tmp_path):
+    if kind == "cuda" and torch.cuda.device_count() < world:
+        pytest.skip("needs two GPUs")
+    torch.multiprocessing.spawn(sharded.run, (world, tmp_path, kind), nprocs=world)  # raises
     for rank in range(world):
         assert (tmp_path / f"{rank}.txt").read_text() == "24 24"
 
