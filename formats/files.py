@@ -22,7 +22,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sparse24 import _raw_files, _raw_writers
+from sparse24 import _raw_files, _raw_writers, _shards
 from sparse24._errors import ArgumentError
 from sparse24.formats import stored
 
@@ -145,27 +145,31 @@ def save_safetensors(path: str | os.PathLike, arrays: Any) -> None:
 
 
 def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
-    """Load what `save_safetensors` saved.
+    """Load what `save_safetensors` saved, or what ``python -m sparse24 convert`` made of shards.
 
     Parameters
     ----------
     path : path
+        A safetensors file, the index of several (``model.safetensors.index.json``), or a folder
+        with one index or one safetensors file.
     device : str, default "cpu"
         ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; copies to a GPU are enqueued.
 
     Returns
     -------
     Sparse24Array, NMArray, HybridArray or dict of str to arrays
-        As it was saved.
+        As it was saved; of an index, the arrays of all its shards.
 
     Raises
     ------
     FormatError
-        If the file is damaged, truncated, of a newer version, or not sparse24's.
+        If a file is damaged, truncated, of a newer version, or not sparse24's, or an index and
+        its shards do not fit together.
     FileNotFoundError
         If there is no such file.
     ArgumentError
-        If the path is a folder or has the suffix of the other format.
+        If the path is a folder with several checkpoints or none, or has the suffix of the other
+        format.
 
     See Also
     --------
@@ -181,7 +185,9 @@ def load_safetensors(path: str | os.PathLike, *, device: str = "cpu") -> Any:
     ['weight']
     """
     _suited(path, "safetensors", "load")
-    return stored.unpack(_raw_files.SafetensorsFile(Path(path)), device)
+    sharded = _shards.may_be_sharded(path)
+    open_it = _shards.open_sharded if sharded else _raw_files.SafetensorsFile
+    return stored.unpack(open_it(Path(path)), device)
 
 
 def _suited(path: str | os.PathLike, kind: str, task: str) -> None:

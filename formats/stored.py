@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _raw_files, _spec, _storage
+from sparse24 import _arrays, _check, _raw_files, _shards, _spec, _storage
 from sparse24._errors import ArgumentError, DTypeError, FormatError, PatternError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray
@@ -56,6 +56,8 @@ def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
     """The arrays of a file that sparse24 wrote; a dict, or the one array that was saved alone."""
+    if isinstance(file, _shards.ShardedFile):
+        return _unpack_shards(file, device)
     loaded: dict[str, Any] = {}
     taken = set()
     for name, entry in entries_of(file).items():
@@ -73,6 +75,21 @@ def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
         if list(loaded) != [_SINGLE]:
             raise FormatError(f"{file.path} claims a single array, but holds {sorted(loaded)}")
         return loaded[_SINGLE]
+    return loaded
+
+
+def _unpack_shards(file: _shards.ShardedFile, device: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = {}
+    for shard in file.files:
+        arrays = unpack(shard, device)
+        if not isinstance(arrays, dict):
+            raise FormatError(
+                f"{shard.path} holds an array that was saved alone, without a name of its own, so "
+                "it can be no shard; load it by itself"
+            )
+        for name in arrays.keys() & loaded.keys():  # such as dense in one, compressed in another
+            raise FormatError(f"{shard.path}, array {name!r}: another shard holds it, too")
+        loaded |= arrays
     return loaded
 
 

@@ -1,29 +1,25 @@
-"""Checkpoints: which matrices of a file can be compressed, and the job that does it."""
+"""Checkpoints: which matrices can be compressed, and how one is; `_conversion` does all."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_files, _raw_writers, _whole_files
+from sparse24 import _dtypes, _raw_files
 from sparse24._errors import ArgumentError, Sparse24Error
-from sparse24._table import count
-from sparse24.formats import stored
 from sparse24.formats.two_four import Sparse24Array
 
 # Tables that are looked up, and the small heads behind an encoder, are no products that
 # sparsity speeds up.
 DEFAULT_EXCLUDE = r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
 DEFAULT_MIN_SIZE = 32
+_BLOCK = 1 << 22  # elements
 NEED_INPUTS = ("wanda", "sparsegpt")
 
 
@@ -66,10 +62,11 @@ class Selection:
         ArgumentError
             If the file holds compressed arrays: their parts must not be pruned again.
         """
-        if file.header.get("arrays"):
-            raise ArgumentError(
-                f"{file.path} is compressed already; name the dense file that it was made from"
-            )
+        for one in file.files:
+            if one.header.get("arrays"):
+                raise ArgumentError(
+                    f"{one.path} is compressed already; name the dense file that it was made from"
+                )
         rule = self
         if isinstance(file, _raw_files.NpyFile):
             rule = Selection(include="", exclude="", min_size=0, stacks=self.stacks)
@@ -93,17 +90,22 @@ class Recipe:
     method: str = "magnitude"
     calibration: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    def check(self, names: Iterable[str]) -> None:
+        """Refuse matrices without the inputs that the method needs."""
+        for name in names if self.method in NEED_INPUTS else ():
+            if name not in self.calibration:
+                raise ArgumentError(
+                    f"{name}: the calibration has no inputs of this name, but "
+                    f"{', '.join(sorted(self.calibration)[:3]) or 'none'}; name inputs after "
+                    "their weights, or leave this one out with --include or --exclude"
+                )
+
     def apply(self, name: str, matrix: Any):
         """The compressed array of a matrix."""
         if self.method == "magnitude":
             return s24.compress(matrix, pattern=self.pattern, on_excess="prune")
+        self.check([name])
         inputs = self.calibration.get(name)
-        if inputs is None and self.method in NEED_INPUTS:
-            raise ArgumentError(
-                f"{name}: the calibration has no inputs of this name, but "
-                f"{', '.join(sorted(self.calibration)[:3]) or 'none'}; name inputs after their "
-                "weights, or leave this one out with --include or --exclude"
-            )
         try:
             pruned = s24.prune(
                 matrix, pattern=self.pattern, method=self.method, calibration=inputs
@@ -165,122 +167,8 @@ def kept_energy(kept: np.ndarray, dense: np.ndarray) -> float:
 
 
 def _energy(x: np.ndarray) -> float:
-    wide = x.astype(np.float64).ravel()
-    return float(wide @ wide)
-
-
-def convert(
-    source: str | os.PathLike,
-    target: str | os.PathLike,
-    *,
-    selection: Selection | None = None,
-    recipe: Recipe | None = None,
-    progress: bool = True,
-) -> dict[str, Any]:
-    """Prune and compress the eligible matrices of a file and write all arrays to another.
-
-    The target appears only when it is whole; the source is never changed.
-
-    Returns
-    -------
-    dict
-        The report: a row for each layer, the arrays left as they were, and totals.
-
-    Raises
-    ------
-    ArgumentError
-        If nothing is eligible, or source and target are the same file.
-    FormatError
-        If the source is damaged.
-    """
-    selection, recipe = selection or Selection(), recipe or Recipe()
-    if Path(target).suffix.lower() not in (".safetensors", ".npz"):
-        raise ArgumentError(
-            f"OUT must end in .safetensors or .npz, as compressed arrays have parts, "
-            f"got {str(target)!r}"
-        )
-    if _same_file(source, target):
-        raise ArgumentError(f"OUT must not be IN, {str(source)!r}: pruning cannot be undone")
-    _whole_files.check_target(target)
-    file = _raw_files.open_arrays(source)
-    names = selection.eligible(file)
-    if not names:
-        raise ArgumentError(
-            f"{source} has no eligible matrix among its {count(len(file), 'array')}: "
-            f"{_why_none(file, selection)}; see --include, --exclude and --min-size"
-        )
-    _raw_writers.check(target, {name: file.specs[name][1] for name in file if name not in names})
-    layers = list(_with_progress(compress_layers(file, names, recipe), len(names), progress))
-    compressed = {layer.name: layer.array for layer in layers}
-    arrays = {name: compressed[name] if name in compressed else file[name] for name in file}
-    _raw_writers.write(target, *stored.pack(arrays), file.texts)
-    return report(file, layers, recipe, Path(target))
-
-
-def _same_file(first: str | os.PathLike, second: str | os.PathLike) -> bool:
-    """True if two paths name one file, whether it is there or not."""
-    return os.path.realpath(first) == os.path.realpath(second) or (
-        os.path.exists(first) and os.path.exists(second) and os.path.samefile(first, second)
-    )
-
-
-def check_report(path: str | os.PathLike, *others: str | os.PathLike) -> None:
-    """Refuse a report that cannot be written, or that would replace another file of the job."""
-    _whole_files.check_target(path)
-    for other in others:
-        if _same_file(path, other):
-            raise ArgumentError(
-                f"the report must not replace {str(other)!r}; name another file, such as "
-                "report.json"
-            )
-
-
-def _why_none(file: _raw_files.ArrayFile, selection: Selection) -> str:
-    if not file.specs:
-        return "the file is empty"
-    first = min(file.specs, key=lambda name: len(file.specs[name][0]) != 2)  # a matrix, if any
-    why = selection.refuses(first, *file.specs[first])
-    return f"for example {first!r} of shape {file.specs[first][0]}: {why}"
-
-
-def progress_bar(work: Iterable[Any], total: int, *, shown: bool = True):
-    """A bar over matrices: on a terminal, never in a log file."""
-    from tqdm import tqdm
-
-    disable = None if shown else True  # None: only if standard error is no terminal
-    return tqdm(work, total=total, unit="matrix", disable=disable, leave=False)
-
-
-def _with_progress(layers: Iterator[Layer], total: int, progress: bool) -> Iterator[Layer]:
-    with progress_bar(layers, total, shown=progress) as bar:
-        for layer in bar:
-            bar.set_postfix_str(layer.name[-40:], refresh=False)
-            yield layer
-
-
-def report(
-    file: _raw_files.ArrayFile, layers: list[Layer], recipe: Recipe, target: Path
-) -> dict[str, Any]:
-    """What was done, as JSON takes it."""
-    done = {layer.name for layer in layers}
-    rows = [layer.row() for layer in layers]
-    return {
-        "source": str(file.path),
-        "target": str(target),
-        "pattern": list(recipe.pattern),
-        "method": recipe.method,
-        "layers": rows,
-        "unchanged": [name for name in file if name not in done],
-        "totals": {
-            "matrices": len(rows),
-            "bytes_before": sum(row["bytes_before"] for row in rows),
-            "bytes_after": sum(row["bytes_after"] for row in rows),
-            "file_before": file.path.stat().st_size,
-            "file_after": target.stat().st_size,
-        },
-    }
-
-
-def write_report(path: str | os.PathLike, record: dict[str, Any]) -> None:
-    with _whole_files.replacing(path) as fresh:
-        fresh.write_text(json.dumps(record, indent=1) + "\n")
+    flat, total = x.reshape(-1), 0.0
+    for start in range(0, flat.size, _BLOCK):  # a stack of experts is large without float64, too
+        wide = flat[start : start + _BLOCK].astype(np.float64)
+        total += float(wide @ wide)
+    return total

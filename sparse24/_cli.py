@@ -13,6 +13,10 @@ from sparse24 import _checkpoint, _commands, _dtypes, _table
 from sparse24._errors import Sparse24Error
 from sparse24._version import __version__
 
+ANY_FILE = (
+    ".safetensors, .npz or .npy, or of a checkpoint in shards its folder or its "
+    "model.safetensors.index.json"
+)
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -55,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="show versions, devices and folders")
     info.set_defaults(run=_commands.info)
     inspect = commands.add_parser("inspect", help="list and check the arrays of a file")
-    inspect.add_argument("file", metavar="FILE", type=Path, help=".safetensors, .npz or .npy")
+    inspect.add_argument("file", metavar="FILE", type=Path, help=ANY_FILE)
     inspect.set_defaults(run=_commands.inspect)
     _add_advise(commands)
     _add_bench(commands)
@@ -71,7 +75,7 @@ def _add_demo(commands) -> None:
     )
     demo.add_argument(
         "--checkpoint", metavar="FILE", type=Path,
-        help="a .safetensors, .npz or .npy file (default: the MiniLM encoder, fetched by pip)",
+        help=f"{ANY_FILE} (default: the MiniLM encoder, fetched by pip)",
     )  # fmt: skip
     _add_device(demo)
     demo.add_argument("--tokens", type=_positive, default=1024,
@@ -95,8 +99,9 @@ def _add_convert(commands) -> None:
         description="Prune and compress every eligible matrix of IN; other arrays are copied. "
         "OUT is written as a whole or, after an error, not at all.",
     )
-    convert.add_argument("source", metavar="IN", type=Path, help=".safetensors, .npz or .npy")
-    convert.add_argument("target", metavar="OUT", type=Path, help=".safetensors or .npz")
+    convert.add_argument("source", metavar="IN", type=Path, help=ANY_FILE)
+    convert.add_argument("target", metavar="OUT", type=Path,
+                         help=".safetensors or .npz, or if IN is in shards, a folder")  # fmt: skip
     convert.add_argument("--pattern", type=_pattern, default=(2, 4), metavar="N:M",
                          help="keep N of every M along the last axis (default: 2:4)")  # fmt: skip
     convert.add_argument("--method", default="magnitude", metavar="NAME",
@@ -130,7 +135,7 @@ def _add_advise(commands) -> None:
         "product, for every eligible matrix and token count, by the cost model of this GPU, or of "
         "an H200 if there is no GPU.",
     )
-    advise.add_argument("file", metavar="FILE", type=Path, help=".safetensors, .npz or .npy")
+    advise.add_argument("file", metavar="FILE", type=Path, help=ANY_FILE)
     advise.add_argument("--tokens", type=_positive, nargs="+", default=[1, 16, 128, 1024, 4096],
                         help="token counts (default: 1 16 128 1024 4096)")  # fmt: skip
     advise.add_argument("--dtype", default="bfloat16", choices=_dtypes.NAMES,

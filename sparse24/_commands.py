@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from sparse24 import _checkpoint, _raw_files
+import numpy as np
+
+from sparse24 import _checkpoint, _conversion, _raw_files
 from sparse24._errors import ArgumentError
 from sparse24._table import count, share, sides, size, table
 
@@ -91,9 +93,9 @@ def bench(options) -> int:
 def convert(options) -> int:
     calibration = _calibration(options)
     if options.report is not None:
-        given = [path for path in (options.source, options.target, options.calibration) if path]
-        _checkpoint.check_report(options.report, *given)
-    record = _checkpoint.convert(
+        given = [options.calibration] if options.calibration else []
+        _conversion.check_report(options.report, options.source, options.target, *given)
+    record = _conversion.convert(
         options.source,
         options.target,
         selection=_checkpoint.Selection(
@@ -103,13 +105,13 @@ def convert(options) -> int:
         progress=not options.quiet,
     )
     if options.report is not None:
-        _checkpoint.write_report(options.report, record)
+        _conversion.write_report(options.report, record)
     if not options.quiet:
         _print_report(record)
     return 0
 
 
-def _calibration(options) -> dict:
+def _calibration(options) -> Mapping[str, np.ndarray]:
     """The inputs of the layers, if the method looks at them."""
     if options.method not in _checkpoint.NEED_INPUTS:
         if options.calibration is not None:
@@ -123,7 +125,7 @@ def _calibration(options) -> dict:
             f"--method {options.method} weighs elements by the layer's inputs; "
             "pass them with --calibration FILE"
         )
-    return dict(_raw_files.open_arrays(options.calibration))
+    return _raw_files.open_arrays(options.calibration)  # each is read when its layer is
 
 
 def _print_report(record: dict) -> None:
@@ -149,13 +151,14 @@ def inspect(options) -> int:
 
     file = _raw_files.open_arrays(options.file)
     rows, taken = [], set()
-    for name, entry in (stored.entries_of(file) if file.header else {}).items():
-        parts = stored.read_parts(file, name, entry)  # checks codes and checksums
-        nbytes = sum(piece.nbytes for piece in parts.pieces().values())
-        rows.append([name, parts.kind, sides(parts.shape), parts.dtype.name, size(nbytes)])
-        taken |= {f"{name}.{key}" for key in parts.pieces()}
-    for _ in stored.read_dense(file, taken) if file.header else ():
-        pass  # checks checksums
+    for one in file.files:
+        for name, entry in (stored.entries_of(one) if one.header else {}).items():
+            parts = stored.read_parts(one, name, entry)  # checks codes and checksums
+            nbytes = sum(piece.nbytes for piece in parts.pieces().values())
+            rows.append([name, parts.kind, sides(parts.shape), parts.dtype.name, size(nbytes)])
+            taken |= {f"{name}.{key}" for key in parts.pieces()}
+        for _ in stored.read_dense(one, taken) if one.header else ():
+            pass  # checks checksums
     eligible = set() if rows else set(_checkpoint.Selection().eligible(file))
     for name, (shape, dtype) in file.specs.items():
         if name not in taken:

@@ -19,6 +19,7 @@ import sparse24 as s24
 from sparse24 import (
     _arrays,
     _checkpoint,
+    _conversion,
     _dtypes,
     _raw_files,
     _timing,
@@ -126,7 +127,7 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
     Parameters
     ----------
     checkpoint : Path or None
-        A safetensors, npz or npy file; None fetches MiniLM.
+        A safetensors, npz or npy file, or one in shards; None fetches MiniLM.
     device : {"auto", "cpu", "cuda"}
     dtype : str or None
         Type to multiply in; by default float16 on a GPU, float32 on the CPU.
@@ -149,7 +150,7 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
         saved = Path(folder) / "compressed.safetensors"
         energies = _prune_and_save(file, names, row, saved)
         arrays = s24.load_safetensors(saved, device=device)
-        for name in _checkpoint.progress_bar(names, len(names)):
+        for name in _conversion.progress_bar(names, len(names)):
             dense = _finite(file[name].astype(row.logical), name)
             lines.append(_measure(name, dense, arrays[name], energies[name], tokens, device))
         _print(lines, saved.stat().st_size)

@@ -7,6 +7,7 @@ the file before any array is made.  `_raw_writers` writes them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -64,15 +65,25 @@ def suffix_of(path: str | os.PathLike) -> str:
 
 
 def open_arrays(path: str | os.PathLike) -> ArrayFile:
-    """Open a safetensors, npz or npy file by its suffix.
+    """Open a safetensors, npz or npy file by its suffix, or a checkpoint in shards.
+
+    That is named by its index, or by the folder with the one index or one safetensors file.
 
     Raises
     ------
     ArgumentError
-        If the suffix is another.
+        If the suffix is another, or a folder holds several checkpoints or none.
     FormatError
         If the file is damaged, or holds what sparse24 cannot read.
+    FileNotFoundError
+        If there is no such file.
     """
+    from sparse24 import _shards
+
+    if _shards.may_be_sharded(path):
+        return _shards.open_sharded(path)
+    if not os.path.exists(path):  # a folder's name may end in anything
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     kinds = {".safetensors": SafetensorsFile, ".npz": NpzFile, ".npy": NpyFile}
     return kinds[suffix_of(path)](Path(path))
 
@@ -98,11 +109,19 @@ class ArrayFile(Mapping[str, np.ndarray]):
         self.specs: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
         self.texts: dict[str, str] = {}
 
+    @property
+    def files(self) -> tuple[ArrayFile, ...]:
+        """The file itself, or the shards of which it is made."""
+        return (self,)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs)
 
     def __len__(self) -> int:
         return len(self.specs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.specs  # the way of a mapping would read the array
 
     def __getitem__(self, name: str) -> np.ndarray:
         shape, dtype = self.specs[name]

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparse24._errors import ArgumentError
@@ -28,6 +28,66 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
         os.replace(fresh, target)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_all(folder: str | os.PathLike, names: Sequence[str]) -> Iterator[dict[str, Path]]:
+    """Give temporary paths, by name, of files of a folder; put all in place at the end, or none.
+
+    A folder that is not there is made.  The last name is that of the file that leads to the
+    others: it is taken away first and comes back last, so that whatever stops the process leaves
+    no mixture that looks whole.
+    """
+    check_folder(folder)
+    made = not os.path.isdir(folder)
+    if made:
+        os.mkdir(folder)
+    token, targets = secrets.token_hex(4), {}
+    for i, name in enumerate(names):
+        check_target(Path(folder, name))
+        target = Path(os.path.realpath(Path(folder, name)))
+        targets[name] = target, target.with_name(f".{name[:40]}.{i}.{token}.tmp")
+    try:
+        yield {name: fresh for name, (_, fresh) in targets.items()}
+        _switch(list(targets.values()))
+    finally:
+        for _, fresh in targets.values():
+            fresh.unlink(missing_ok=True)
+        if made:
+            with contextlib.suppress(OSError):  # it is empty only after an error
+                os.rmdir(folder)
+
+
+def _switch(pairs: list[tuple[Path, Path]]) -> None:
+    """Put each second file in the place of its first one; on an error, all as they were."""
+    moves = [(target, fresh, fresh.with_suffix(".old")) for target, fresh in pairs]
+    there = {target for target, _ in pairs if target.exists()}
+    for target, fresh in pairs:
+        if target in there:
+            fresh.chmod(stat.S_IMODE(target.stat().st_mode))
+    try:
+        for target, _, old in reversed(moves):
+            if target in there:
+                os.replace(target, old)
+        for target, fresh, _ in moves:
+            os.replace(fresh, target)
+    except BaseException:
+        for target, _, old in moves:
+            if old.exists():
+                os.replace(old, target)
+            elif target not in there:
+                target.unlink(missing_ok=True)
+        raise
+    for _, _, old in moves:
+        old.unlink(missing_ok=True)
+
+
+def check_folder(path: str | os.PathLike) -> None:
+    """Refuse a path that can be no folder, before the work that would fill it."""
+    there = os.path.lexists(path)
+    if not os.path.isdir(path) and (there or not Path(path).absolute().parent.is_dir()):
+        what = "is no folder" if there else "is in a folder that does not exist"
+        raise ArgumentError(f"{str(path)!r} {what}; name a folder, or a new one in an existing one")
 
 
 def check_target(path: str | os.PathLike) -> None:

@@ -210,7 +210,8 @@ def test_the_report_of_a_conversion_is_that_of_the_library(
 
 
 def test_a_layer_with_unfit_calibration_is_named(checkpoint, tmp_path, capsys, rng):
-    np.savez(tmp_path / "inputs.npz", **{"layer.0.weight": np.ones((50, 35), np.float32)})
+    inputs = {"layer.0.weight": np.ones((50, 35)), "layer.1.weight": np.ones((50, 64))}
+    np.savez(tmp_path / "inputs.npz", **inputs)
     error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
                 "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
     assert "error: layer.0.weight: " in error
@@ -218,6 +219,26 @@ def test_a_layer_with_unfit_calibration_is_named(checkpoint, tmp_path, capsys, r
     error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
                 "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
     assert "no inputs of this name, but layer.0; name inputs after their weights" in error
+
+
+def test_inputs_that_are_missing_are_found_before_the_work(
+    checkpoint, tmp_path, capsys, monkeypatch
+):
+    np.savez(tmp_path / "inputs.npz", **{"layer.0.weight": np.ones((50, 36))})
+    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
+                "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
+    assert "layer.1.weight: the calibration has no inputs of this name" in error
+
+
+def test_two_arrays_of_one_stored_name_are_found_before_the_work(
+    arrays, tmp_path, capsys, monkeypatch
+):
+    path = saved({**arrays, "layer.0.weight.values": np.ones(3)}, tmp_path)
+    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    error = run(capsys, "convert", path, tmp_path / "o.npz", code=1)
+    assert "two arrays would be saved as 'layer.0.weight.values'; rename one" in error
+    assert not (tmp_path / "o.npz").exists()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full")])
