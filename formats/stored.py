@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
@@ -110,6 +111,11 @@ def read_parts(file: _raw_files.ArrayFile, name: str, entry: Any) -> AnyParts:
         if isinstance(wanted, Mapping) and wanted.get(key, _checksum(piece)) != _checksum(piece):
             raise FormatError(f"{where}: its {key} do not match the checksum; the file is damaged")
     return parts
+
+
+def check_dense(file: _raw_files.ArrayFile, taken: Set[str]) -> None:
+    """Raise what `read_dense` would, of any array."""
+    deque(read_dense(file, taken), maxlen=0)
 
 
 def read_dense(file: _raw_files.ArrayFile, taken: Set[str]) -> Iterator[tuple[str, np.ndarray]]:

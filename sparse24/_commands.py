@@ -157,8 +157,8 @@ def inspect(options) -> int:
             nbytes = sum(piece.nbytes for piece in parts.pieces().values())
             rows.append([name, parts.kind, sides(parts.shape), parts.dtype.name, size(nbytes)])
             taken |= {f"{name}.{key}" for key in parts.pieces()}
-        for _ in stored.read_dense(one, taken) if one.header else ():
-            pass  # checks checksums
+        if one.header:
+            stored.check_dense(one, taken)
     eligible = set() if rows else set(_checkpoint.Selection().eligible(file))
     for name, (shape, dtype) in file.specs.items():
         if name not in taken:

@@ -8,7 +8,7 @@ from product_cases import dense_float8
 from test_matmul import logical, put, sample
 
 import sparse24 as s24
-from sparse24 import _dtypes, _grouped_dispatch
+from sparse24 import _dtypes, _grouped_dispatch, _planner
 from sparse24._arrays import to_numpy
 from sparse24.kernels import reference_grouped
 from sparse24.kernels.reference import to_dtype
@@ -25,12 +25,18 @@ def only(kernel: str, monkeypatch):
     return pytest.importorskip("cupy")
 
 
-def runs(kernel: str, name: str = "float16") -> bool:
-    """Whether a kernel takes such products on this GPU."""
+def kernel():
+    """The launcher of the kernel that `only` has left."""
+    (name,) = _grouped_dispatch.KERNELS
+    return _planner.kernel_module(name)
+
+
+def runs(name: str = "float16") -> bool:
+    """Whether the kernel that `only` has left takes such products on this GPU."""
     import cupy
 
     capability = int(cupy.cuda.Device().compute_capability)
-    if kernel == "grouped_wgmma":
+    if kernel().NAME == "grouped_wgmma":
         return capability == 90
     return capability >= (89 if name.startswith("float8") else 80)
 

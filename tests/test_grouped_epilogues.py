@@ -19,13 +19,8 @@ SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 @pytest.fixture(params=KERNELS)
-def kernel(request):
-    return request.param
-
-
-@pytest.fixture
-def cupy(kernel, monkeypatch):
-    return only(kernel, monkeypatch)
+def cupy(request, monkeypatch):
+    return only(request.param, monkeypatch)
 
 
 @pytest.fixture(params=["numpy", *KERNELS])
@@ -167,7 +162,7 @@ def test_gates_in_one_launch_are_those_of_two_products(cupy, rng, name, tokens, 
 
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])
-def test_calls_with_scales_and_gates_are_replayed(cupy, kernel, rng, library, monkeypatch):
+def test_calls_with_scales_and_gates_are_replayed(cupy, rng, library, monkeypatch):
     planned, fill = [], _grouped_dispatch.fill
     monkeypatch.setattr(
         _grouped_dispatch, "fill", lambda *given: (planned.append(given), fill(*given))[1]
@@ -185,7 +180,7 @@ def test_calls_with_scales_and_gates_are_replayed(cupy, kernel, rng, library, mo
     assert not s24.grouped_linear(x, case.experts, offsets=offsets, **of_call).any()
     without = s24.grouped_linear(x, case.experts, offsets=offsets, gated=True, activation="relu")
     assert without.any()
-    once = runs(kernel)
+    once = runs()
     assert len(planned) == (2 if once else 4)
     other = {**of_call, "scales": (give(tokens), 2.0)}
     for _ in range(2):  # a number is part of the call
@@ -193,8 +188,8 @@ def test_calls_with_scales_and_gates_are_replayed(cupy, kernel, rng, library, mo
     assert len(planned) == (3 if once else 6)
 
 
-def test_a_graph_of_a_gated_product(cupy, kernel, rng):
-    if not runs(kernel):
+def test_a_graph_of_a_gated_product(cupy, rng):
+    if not runs():
         pytest.skip("only a kernel reads offsets on the device")
     case = Layer("bfloat16", 256, 272, COUNTS, cupy, rng)
     offsets, tokens = cupy.asarray(case.offsets), cupy.ones(len(case.x), np.float32)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from grouped_cases import KERNELS, Layer, assert_right, only, poisoned, runs
+from grouped_cases import KERNELS, Layer, assert_right, kernel, only, poisoned, runs
 from test_matmul import assert_close, logical
 
 import sparse24 as s24
-from sparse24 import _dtypes, _planner
+from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
 
 COUNTS = (0, 1, 7, 33, 0, 64, 129, 300, 0)
@@ -16,20 +16,14 @@ SMALL = (3, 0, 70, 1)
 
 
 @pytest.fixture(params=KERNELS)
-def kernel(request):
-    return request.param
+def cupy(request, monkeypatch):
+    return only(request.param, monkeypatch)
 
 
 @pytest.fixture
-def cupy(kernel, monkeypatch):
-    return only(kernel, monkeypatch)
-
-
-@pytest.fixture
-def refused(kernel, monkeypatch):
+def refused(cupy, monkeypatch):
     """As on a GPU that the kernel does not run on."""
-    module = _planner.kernel_module(kernel)
-    monkeypatch.setattr(module, "refuses", lambda problem, gated: "this is a test")
+    monkeypatch.setattr(kernel(), "refuses", lambda problem, gated: "this is a test")
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "float32"])
@@ -59,8 +53,8 @@ def captured(cupy, run):
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("order", ["F", "C"])
 @pytest.mark.parametrize("kind", ["int32", "int64"])
-def test_a_graph_reads_offsets_anew(cupy, kernel, rng, name, order, kind):
-    if not runs(kernel, name):
+def test_a_graph_reads_offsets_anew(cupy, rng, name, order, kind):
+    if not runs(name):
         pytest.skip("only a kernel reads offsets on the device")
     routes = [COUNTS, (534, *8 * (0,)), (*8 * (0,), 534), (60, 59, 59, 60, 59, 59, 60, 59, 59)]
     cases = []
@@ -105,13 +99,13 @@ def test_a_graph_keeps_offsets_of_the_host(cupy, refused, rng, name):
     assert all(bool((x == 7).all()) for x in others)
 
 
-def test_captures_that_would_have_to_copy_offsets_are_refused(cupy, kernel, rng):
+def test_captures_that_would_have_to_copy_offsets_are_refused(cupy, rng):
     stream = cupy.cuda.Stream(non_blocking=True)
     for name, on_device, words in (
         ("float64", True, r"runs expert by expert, .* as a list"),
         ("bfloat16", False, r"cannot hold a copy of offsets from the host; pass an array on the"),
     ):
-        if name == "bfloat16" and not runs(kernel):
+        if name == "bfloat16" and not runs():
             continue
         case = Layer(name, 24, 40, SMALL, cupy, rng)
         offsets = cupy.asarray(case.offsets) if on_device else case.offsets
@@ -152,7 +146,7 @@ def test_matrices_without_elements(cupy):
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 @pytest.mark.parametrize("on_device", [True, False])
-def test_torch_tensors_on_their_stream_and_in_their_graphs(cupy, kernel, rng, name, on_device):
+def test_torch_tensors_on_their_stream_and_in_their_graphs(cupy, rng, name, on_device):
     torch = pytest.importorskip("torch")
     case = Layer(name, 136, 272, COUNTS, cupy, rng)
     x = torch.from_numpy(to_numpy(case.x).astype(np.float32)).cuda().to(getattr(torch, name))
@@ -166,7 +160,7 @@ def test_torch_tensors_on_their_stream_and_in_their_graphs(cupy, kernel, rng, na
     assert (type(y), y.dtype, y.shape) == (torch.Tensor, x.dtype, (len(x), 136))
     assert y.is_contiguous()
     assert_close(y.float().cpu().numpy(), case.exact.T, name, 272)
-    if not on_device or not runs(kernel):
+    if not on_device or not runs():
         return
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -193,7 +187,7 @@ def test_streams_share_the_experts(cupy, rng):
 
 
 @pytest.fixture
-def planned(cupy, kernel, monkeypatch):
+def planned(cupy, monkeypatch):
     """Counts calls that were planned, not replayed."""
     from sparse24 import _grouped_dispatch
 
@@ -201,7 +195,7 @@ def planned(cupy, kernel, monkeypatch):
     monkeypatch.setattr(
         _grouped_dispatch, "fill", lambda *given: (calls.append(given), fill(*given))[1]
     )
-    if not runs(kernel):
+    if not runs():
         pytest.skip("only products in one launch are replayed")
     return calls
 

@@ -59,7 +59,7 @@ class Kernel:
         return self.refusal
 
     def bind(self, a, b, out, types, offsets, epilogue):
-        place = (ctypes.c_char * ((len(a.values) + 1) * np.dtype(types.offsets).itemsize))
+        place = ctypes.c_char * ((len(a.values) + 1) * np.dtype(types.offsets).itemsize)
         read = np.frombuffer(place.from_address(offsets), types.offsets).view(Array)
         return lambda stream: self.multiply(a, b, read, out, epilogue, types)
 

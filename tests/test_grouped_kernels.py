@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from grouped_cases import KERNELS, Layer, assert_right, offsets_of, only, poisoned, runs
+from grouped_cases import KERNELS, Layer, assert_right, kernel, offsets_of, only, poisoned, runs
 from guards import Guarded
 from test_matmul import assert_close, logical
 
 import sparse24 as s24
-from sparse24 import _dtypes, _planner
+from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
 from sparse24.kernels import chip, grouped_mma
 from sparse24.kernels.grouped import OUTPUTS
@@ -22,22 +22,17 @@ RESULTS = [(name, result) for name in NAMES for result in OUTPUTS[name]]
 
 
 @pytest.fixture(params=KERNELS)
-def kernel(request):
-    return request.param
+def cupy(request, monkeypatch):
+    return only(request.param, monkeypatch)
 
 
 @pytest.fixture
-def cupy(kernel, monkeypatch):
-    return only(kernel, monkeypatch)
-
-
-@pytest.fixture
-def launches(cupy, kernel, monkeypatch):
+def launches(cupy, monkeypatch):
     """Counts launches of the kernel; how many they should be on this GPU, for `n` products."""
-    calls, module = [], _planner.kernel_module(kernel)
+    calls, module = [], kernel()
     bind = module.bind
     monkeypatch.setattr(module, "bind", lambda *given: (calls.append(given), bind(*given))[1])
-    return lambda n, name="float16": len(calls) == (n if runs(kernel, name) else 0)
+    return lambda n, name="float16": len(calls) == (n if runs(name) else 0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,7 +143,7 @@ OUTSIDE = [
 @pytest.mark.parametrize("offsets", OUTSIDE, ids=str)
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
 @pytest.mark.parametrize("kind", ["int32", "int64"])
-def test_offsets_outside_of_the_tokens_touch_nothing_else(cupy, kernel, rng, name, offsets, kind):
+def test_offsets_outside_of_the_tokens_touch_nothing_else(cupy, rng, name, offsets, kind):
     guards = Guarded(cupy)
     with cupy.cuda.using_allocator(guards):
         case = Layer(name, 136, 272, (3, 70, 1), cupy, rng)
@@ -158,13 +153,13 @@ def test_offsets_outside_of_the_tokens_touch_nothing_else(cupy, kernel, rng, nam
             try:
                 case.multiply(out, offsets=given)
             except s24.ArgumentError:  # expert by expert they are looked at
-                assert not runs(kernel)
+                assert not runs()
         assert not guards.damage()
 
 
-def test_an_expert_within_the_tokens_is_right_beside_those_that_are_not(cupy, kernel, rng):
+def test_an_expert_within_the_tokens_is_right_beside_those_that_are_not(cupy, rng):
     case = Layer("bfloat16", 136, 272, (3, 70, 1), cupy, rng)
-    if not runs(kernel):
+    if not runs():
         pytest.skip("expert by expert such offsets are refused")
     got = to_numpy(case.multiply(offsets=cupy.asarray([-4, 3, 73, 2000])))
     np.testing.assert_array_equal(got, to_numpy(case.multiply()))

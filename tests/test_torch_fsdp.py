@@ -77,7 +77,8 @@ def test_torch_may_free_what_was_multiplied(name):
     A = s24.compress(w, on_excess="prune")
     y = x @ A.T
     for tensor in (x, w):
-        tensor.untyped_storage().resize_(0)
+        tensor.untyped_storage().resize_(0)  # raises where memory is held
+        assert not tensor.untyped_storage().nbytes()
     np.testing.assert_array_equal(y.to(torch.float32), np.full((8, 4), 8))
 
 
@@ -88,7 +89,8 @@ def test_torch_may_free_what_layers_take():
     with torch.no_grad():
         layer(x)
     for tensor in (x.data, layer.weight.data, layer.bias.data):
-        tensor.untyped_storage().resize_(0)
+        tensor.untyped_storage().resize_(0)  # raises where memory is held
+        assert not tensor.untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize("name", [*DTYPES, "bool", "uint8", "int64", "complex64"])
