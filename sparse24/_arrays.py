@@ -246,9 +246,18 @@ def _byte_bounds(x: Any) -> tuple[int, int]:
     """First byte of a CuPy array, and the one behind its last; an empty array has none."""
     if not x.size:
         return 0, 0
+    low, high = extent(x)
+    return x.data.ptr + low, x.data.ptr + high
+
+
+def extent(x: Any) -> tuple[int, int]:
+    """Bytes from the first element of an array that has some to its first byte and past its last.
+
+    The former is negative where an axis runs backwards.
+    """
     spans = [stride * (size - 1) for stride, size in zip(x.strides, x.shape, strict=True)]
-    low = x.data.ptr + sum(span for span in spans if span < 0)
-    return low, x.data.ptr + sum(span for span in spans if span > 0) + x.dtype.itemsize
+    low = sum(span for span in spans if span < 0)
+    return low, sum(span for span in spans if span > 0) + x.dtype.itemsize
 
 
 def unflatten_rows(x: Any, shape: tuple[int, ...]) -> Any:

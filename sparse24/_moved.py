@@ -3,27 +3,40 @@
 Laying out the arguments of a product takes 150 to 250 microseconds of Python, most of them for
 tensor maps, and a model meets new addresses whenever the allocator hands out memory in another
 order.  So a layout is made once, for stand-ins of the addresses; they are found among the words of
-the arguments, and a launch elsewhere is a copy with these words replaced.
+the arguments, and each launch writes its own in their places, which takes a microsecond.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparse24.kernels.launch import Launch
 
-LayOut = Callable[..., Sequence[Launch]]
+LayOut = Callable[..., Sequence[Any]]
 
 ALIGNED_TO = 16  # bytes
 MOST_KINDS = 64
+MOST_ADDRESSES = 256  # of what cannot be moved
 # A stand-in for the address of array i: ``FIRST + i * APART``, and as much beyond a boundary as the
 # address; in a second layout `SHIFT` further.  An array is smaller than `APART`.
 FIRST, APART, SHIFT = 1 << 45, 1 << 36, 1 << 44
 _WORD = 8
+
+
+class Last(NamedTuple):
+    """What a launch takes as its last argument, and where that lies."""
+
+    argument: np.ndarray
+    address: int
+
+    @classmethod
+    def of(cls, argument: np.ndarray) -> Last:
+        return cls(argument, argument.ctypes.data)
 
 
 class MovedLayout:
@@ -34,30 +47,46 @@ class MovedLayout:
     lay_out : callable
         ``lay_out(*addresses, stream)`` gives launches, one after the other.  Of an address it looks
         at the remainder by `ALIGNED_TO` at most; an address of 0 is of an array that is left out.
-        What is no `Launch` is laid out at each address.
+        What is no `Launch`, called with a stream, is laid out for each set of addresses.
+    numbers : int
+        So many of the addresses, the last ones, are numbers: any words of the arguments.
     """
 
-    def __init__(self, lay_out: LayOut):
-        self._lay_out = lay_out
-        self._known: dict[tuple[int, ...], list[_Laid] | None] = {}
+    def __init__(self, lay_out: LayOut, numbers: int = 0):
+        self._lay_out, self._numbers = lay_out, numbers
+        self._known: dict[Hashable, list[_Laid] | None] = {}
+        self._in_place: dict[tuple[int, ...], Sequence[Any]] = {}  # what cannot be moved
 
-    def __call__(self, *key: int) -> Sequence[Launch]:
-        """The same as `lay_out`."""
-        *addresses, stream = key
-        kind = (stream, *(a and a % ALIGNED_TO + 1 for a in addresses))
-        if kind not in self._known:
-            if len(self._known) >= MOST_KINDS:
-                self._known.clear()
-            self._known[kind] = self._for_stand_ins(addresses, stream)
-        laid = self._known[kind]
+    def enqueue(self, addresses: tuple[int, ...], stream: int, last: Last | None = None) -> None:
+        """Launch for these addresses on a stream, without waiting; `last` needs one launch."""
+        kind: Hashable = stream
+        arrays = addresses[: -self._numbers] if self._numbers else addresses
+        if _beyond_a_boundary(arrays):
+            kind = (stream, *(a and a % ALIGNED_TO + 1 for a in arrays))
+        try:
+            laid = self._known[kind]
+        except KeyError:
+            laid = self._remember(kind, addresses, stream)
         if laid is None:
-            return self._lay_out(*key)
-        own = np.array(addresses, np.uint64)
-        return [one.at(own) for one in laid]
+            self._enqueue_in_place(addresses, stream, last)
+            return
+        for one in laid:
+            one.enqueue(addresses, stream, last)
+
+    def _remember(
+        self, kind: Hashable, addresses: Sequence[int], stream: int
+    ) -> list[_Laid] | None:
+        laid = self._for_stand_ins(addresses, stream)
+        if len(self._known) >= MOST_KINDS:
+            self._known.clear()
+        self._known[kind] = laid
+        return laid
 
     def _for_stand_ins(self, addresses: Sequence[int], stream: int) -> list[_Laid] | None:
         """The launches; None if their arguments do not hold addresses as words."""
         first = [a and FIRST + i * APART + a % ALIGNED_TO for i, a in enumerate(addresses)]
+        for i in range(len(first) - self._numbers, len(first)):
+            first[i] = FIRST + i * APART
         launches = self._lay_out(*first, stream)
         if not all(isinstance(launch, Launch) for launch in launches):  # a call of cuBLAS
             return None
@@ -68,16 +97,56 @@ class MovedLayout:
         laid = [one for one in found if one is not None]
         return laid if len(laid) == len(found) else None
 
+    def _enqueue_in_place(
+        self, addresses: tuple[int, ...], stream: int, last: Last | None
+    ) -> None:
+        key = (*addresses, stream)
+        launches = self._in_place.get(key)
+        if launches is None:
+            if len(self._in_place) >= MOST_ADDRESSES:
+                self._in_place.clear()
+            launches = self._in_place[key] = self._lay_out(*key)
+        for launch in launches:
+            (launch if last is None else launch.with_last(last.argument))(stream)
 
-class _Laid(NamedTuple):
-    """A launch whose arguments are for stand-ins."""
 
-    launch: Launch
-    words: np.ndarray  # all arguments, one after the other
-    starts: list[int]  # of the arguments, in bytes
-    places: np.ndarray  # of the addresses among the words
-    arrays: np.ndarray  # whose addresses they are
-    beyond: np.ndarray  # how far they lie within the arrays
+def _beyond_a_boundary(addresses: tuple[int, ...]) -> bool:
+    """True if an address is not aligned, or that of an array that is left out."""
+    together = 0
+    for address in addresses:
+        together |= address
+    return together % ALIGNED_TO > 0 or 0 in addresses
+
+
+class _Place(NamedTuple):
+    """Where an address stands among the words of the arguments."""
+
+    word: int
+    array: int  # whose address it is
+    beyond: int  # how far it lies within the array
+
+
+class _Laid(Launch):
+    """A launch whose addresses are written into its arguments, which lie one after the other.
+
+    The driver copies the arguments before a launch returns.
+    """
+
+    __slots__ = ("_cells", "_lock", "_own_last", "_places")
+
+    def __init__(
+        self, other: Launch, words: np.ndarray, starts: Sequence[int], places: list[_Place]
+    ):
+        self._kernel, self._function = other._kernel, other._function
+        self._sizes, self._early, self._launch = other._sizes, other._early, other._launch
+        self._configurations = other._configurations
+        self.arguments = (words,) * len(starts)  # which keeps them alive
+        self._cells = (ctypes.c_uint64 * len(words)).from_buffer(words)
+        begin = words.ctypes.data
+        self._addresses = (ctypes.c_void_p * len(starts))(*[begin + start for start in starts])
+        self._own_last = begin + starts[-1]
+        self._places = places
+        self._lock = threading.Lock()
 
     @classmethod
     def of(cls, launch: Launch, shifted: Launch, stand_ins: Sequence[int]) -> _Laid | None:
@@ -86,32 +155,22 @@ class _Laid(NamedTuple):
         others, other_starts = _joined(shifted.arguments)
         if starts != other_starts or len(words) != len(others) or not _alike(launch, shifted):
             return None
-        places = np.flatnonzero(words != others)
-        held = words[places]
+        differ = np.flatnonzero(words != others)
+        held = words[differ]
         arrays = ((held - np.uint64(FIRST)) // np.uint64(APART)).astype(np.intp)
-        if (others[places] - held != SHIFT).any() or (arrays >= len(stand_ins)).any():
+        if (others[differ] - held != SHIFT).any() or (arrays >= len(stand_ins)).any():
             return None
         beyond = held - np.array(stand_ins, np.uint64)[arrays]
-        return cls(launch, words, starts, places, arrays, beyond)
+        facts = zip(differ.tolist(), arrays.tolist(), beyond.tolist(), strict=True)
+        return cls(launch, words, starts, [_Place(*fact) for fact in facts])
 
-    def at(self, addresses: np.ndarray) -> Launch:
-        words = self.words.copy()
-        words[self.places] = addresses[self.arrays] + self.beyond
-        return _Moved(self.launch, words, self.starts)
-
-
-class _Moved(Launch):
-    """Another launch with arguments that lie one after the other."""
-
-    __slots__ = ()
-
-    def __init__(self, other: Launch, words: np.ndarray, starts: Sequence[int]):
-        self._kernel, self._function = other._kernel, other._function
-        self._sizes, self._early, self._launch = other._sizes, other._early, other._launch
-        self._configurations = other._configurations
-        self.arguments = (words,) * len(starts)  # which keeps them alive
-        begin = words.ctypes.data
-        self._addresses = (ctypes.c_void_p * len(starts))(*[begin + start for start in starts])
+    def enqueue(self, addresses: Sequence[int], stream: int, last: Last | None) -> None:
+        cells = self._cells
+        with self._lock:  # another thread may launch the same elsewhere
+            for word, array, beyond in self._places:
+                cells[word] = addresses[array] + beyond
+            self._addresses[-1] = self._own_last if last is None else last.address
+            self(stream)
 
 
 def _alike(one: Launch, other: Launch) -> bool:
@@ -125,4 +184,4 @@ def _joined(arguments: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
     for argument in arguments:
         starts.append(len(held))
         held += argument.tobytes() + bytes(-argument.nbytes % _WORD)
-    return np.frombuffer(bytes(held), np.uint64), starts
+    return np.frombuffer(held, np.uint64), starts

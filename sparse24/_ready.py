@@ -1,7 +1,7 @@
 """Prepared products of one signature, which repeat a call on the GPU without planning.
 
 A signature is what decides how a call is launched: layouts and options (`_replay`).  A prepared
-product holds the compiled kernel and, for recent addresses of operands, its laid-out arguments.
+product holds the compiled kernel and its arguments, into which each call writes its addresses.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sparse24 import _arrays, _foreign
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
-from sparse24._moved import MovedLayout
+from sparse24._moved import Last, MovedLayout
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import Launch, current_stream
 
-MOST_ADDRESSES = 256  # a signature
+Refusal = tuple[Callable[[int, int], bool], str]  # ``meets(b, out)`` by addresses, and a message
 
 
 class View:
@@ -60,81 +60,67 @@ class View:
         return full
 
 
-def _same(x: View, y: View) -> bool:
-    return (x.ptr, x.strides) == (y.ptr, y.strides)
-
-
 class Ready:
     """A prepared product of one signature: makes a result and launches.
 
     Parameters
     ----------
-    layout : callable
-        ``layout(b, out, stream)`` gives one launch for these addresses, ``layout(b, out, vector,
-        stream)`` where calls give a vector; see `bound`.
-    b, out : array
-        Of the call that prepared it.
+    layout : MovedLayout
+        Of the addresses `own`, b, out and, where calls give one, a vector.
     allocate : callable
         Makes a result.
     captured : bool
         Whether a graph can hold it.
+    own : tuple of int
+        Addresses that come first in each launch.
+    last : Last, optional
+        The last argument of each launch.
+    refusals : sequence of Refusal
+        Where b and out must not lie, beside each on the other.
+    always : bool
+        Whether that is looked at also where the call gives no result.
     """
 
     def __init__(
-        self, layout: Callable[..., Sequence[Any]], b: Any, out: Any, allocate: Callable[[], Any],
-        *, captured: bool = True,
+        self, layout: MovedLayout, allocate: Callable[[], Any], *, captured: bool = True,
+        own: tuple[int, ...] = (), last: Last | None = None, refusals: Sequence[Refusal] = (),
+        always: bool = False,
     ):  # fmt: skip
-        self._layout, self.allocate, self.captured = layout, allocate, captured
-        self._b, self._out = View(b), View(out)
-        self._launches: dict[tuple[int, ...], Any] = {}
+        self.layout, self.allocate, self.captured = layout, allocate, captured
+        self.own, self.last = own, last
+        self._refusals, self._always = refusals, always
 
     def __call__(self, x: Any, out: Any, vector: Any = None) -> Any:
         result = self.allocate() if out is None else out
-        key: tuple[int, ...]
-        if _arrays.is_cupy(x):
-            key = (x.data.ptr, result.data.ptr, current_stream())
+        if of_cupy := _arrays.is_cupy(x):
+            b, to, stream = x.data.ptr, result.data.ptr, current_stream()
         else:
-            key = (x.data_ptr(), result.data_ptr(), _arrays.torch_stream(x))
+            b, to, stream = x.data_ptr(), result.data_ptr(), _arrays.torch_stream(x)
+        if out is not None or self._always:
+            for meets, message in self._refusals:
+                if meets(b, to):
+                    raise ArgumentError(message)
+        given = (*self.own, b, to)
         if vector is not None:
-            key = (*key, _arrays.address(vector) or 0)
+            given = (*given, _arrays.address(vector) or 0)
         _foreign.make_current()
-        if _arrays.is_cupy(x):
-            self._launch(key)
+        if of_cupy:
+            self.layout.enqueue(given, stream, self.last)
         else:
-            self._launch_for_torch(key, x)
+            self._enqueue_for_torch(given, stream, x)
         return result
 
-    def _launch(self, key: tuple[int, ...]) -> None:
-        """Launch for these addresses; unknown ones are laid out first, for the current device."""
-        launch = self._launches.get(key)
-        if launch is None:
-            launch = self._remember(*key)
-        launch(key[2])
-
-    def _remember(self, b_address: int, out_address: int, *rest: int) -> Launch:
-        launch = self._lay_out(self._b.at(b_address), self._out.at(out_address), *rest)
-        if len(self._launches) >= MOST_ADDRESSES:
-            self._launches.clear()
-        self._launches[b_address, out_address, *rest] = launch
-        return launch
-
-    def _launch_for_torch(self, key: tuple[int, ...], x: Any) -> None:
+    def _enqueue_for_torch(self, given: tuple[int, ...], stream: int, x: Any) -> None:
         """Launch on torch's stream; as nothing is allocated, less than `stream_of` is set up."""
         here = _is_on_current_device(x)
         if here and self.captured:
-            self._launch(key)
+            self.layout.enqueue(given, stream, self.last)
         elif here and _foreign.is_current_device(x):
-            with _arrays.cupy_stream(key[2]):  # cuBLAS asks CuPy for the stream
-                self._launch(key)
+            with _arrays.cupy_stream(stream):  # cuBLAS asks CuPy for the stream
+                self.layout.enqueue(given, stream, self.last)
         else:
             with _foreign.stream_of(x):
-                self._launch(key)
-
-    def _lay_out(self, b: View, out: View, stream: int, *vector: int) -> Launch:
-        if _arrays.overlaps(out, b):
-            raise ArgumentError(OVERLAP.format("out"))
-        (launch,) = self._layout(b.ptr, out.ptr, *vector, stream)
-        return launch
+                self.layout.enqueue(given, stream, self.last)
 
 
 def bound(
@@ -145,7 +131,8 @@ def bound(
 
     With the address of a vector behind them where calls give one.
     """
-    return Ready(MovedLayout(by_address(bind, b, out)), b, out, allocate, captured=captured)
+    layout, refusals = MovedLayout(by_address(bind, b, out)), [_out_on_b(b, out)]
+    return Ready(layout, allocate, captured=captured, refusals=refusals)
 
 
 class ReadyProduct(Ready):
@@ -164,26 +151,50 @@ class ReadyProduct(Ready):
     def __init__(
         self, launched: Launched, allocate: Callable[[], Any], layout: MovedLayout | None = None
     ):
-        a = self._record = launched.a
-        self.layout = MovedLayout(product_by_address(launched)) if layout is None else layout
-        here = functools.partial(self.layout, a.values.data.ptr, a.packed.data.ptr)
-        super().__init__(here, launched.b, launched.out, allocate)
-        self._params = None
-        if launched.epilogue is not records.PLAIN:
-            self._params = _epilogue.params(launched.epilogue)
-        c, aux = launched.epilogue.c, launched.epilogue.aux
-        self._c = None if c is None else View(c)
-        self._aux = None if aux is None else View(aux)
+        a, epilogue = launched.a, launched.epilogue
+        if layout is None:
+            layout = MovedLayout(product_by_address(launched))
+        super().__init__(
+            layout, allocate, own=(a.values.data.ptr, a.packed.data.ptr),
+            last=None if epilogue is records.PLAIN else Last.of(_epilogue.params(epilogue)),
+            refusals=_refusals(launched), always=epilogue.aux is not None,
+        )  # fmt: skip
+        self._record = a  # kept alive, as the arrays of the epilogue are not
 
-    def _lay_out(self, b: View, out: View, stream: int, *vector: int) -> Launch:
-        if _arrays.overlaps(out, self._record.values):
-            raise ArgumentError(OVERLAP.format("out"))
-        if self._aux is not None and _arrays.overlaps(self._aux, out):
-            raise ArgumentError("aux shares memory with out; pass another array")
-        if self._c is not None and _arrays.overlaps(self._c, out) and not _same(self._c, out):
-            raise ArgumentError("c overlaps out and is another array; pass out itself, or a copy")
-        launch = super()._lay_out(b, out, stream, *vector)
-        return launch if self._params is None else launch.with_last(self._params)
+
+def _refusals(launched: Launched) -> list[Refusal]:
+    """Where b and out must not lie: on other arrays that the product reads or writes."""
+    b, out, c, aux = launched.b, launched.out, launched.epilogue.c, launched.epilogue.aux
+    out_on_values = _over(out, launched.a.values)
+    found = [_out_on_b(b, out), (lambda _, to: out_on_values(to), OVERLAP.format("out"))]
+    if aux is not None:
+        out_on_aux, b_on_aux = _over(out, aux), _over(b, aux)
+        message = "aux shares memory with out; pass another array"
+        found.append((lambda _, to: out_on_aux(to), message))
+        found.append((lambda at, _: b_on_aux(at), OVERLAP.format("aux")))
+    if c is not None:
+        out_on_c, in_place = _over(out, c), c.data.ptr if c.strides == out.strides else None
+        message = "c overlaps out and is another array; pass out itself, or a copy"
+        found.append((lambda _, to: to != in_place and out_on_c(to), message))
+    return found
+
+
+def _out_on_b(b: Any, out: Any) -> Refusal:
+    return _meeting(b, out), OVERLAP.format("out")
+
+
+def _over(x: Any, other: Any) -> Callable[[int], bool]:
+    """``over(at)``: whether an array like x shares memory with the other one at this address."""
+    meets, there = _meeting(x, other), other.data.ptr
+    return lambda at: meets(at, there)
+
+
+def _meeting(x: Any, y: Any) -> Callable[[int, int], bool]:
+    """``meets(at_x, at_y)``: whether arrays like these share memory at these addresses."""
+    if not x.size or not y.size:
+        return lambda at_x, at_y: False
+    (low_x, high_x), (low_y, high_y) = _arrays.extent(x), _arrays.extent(y)
+    return lambda at_x, at_y: at_x + low_x < at_y + high_y and at_y + low_y < at_x + high_x
 
 
 def by_address(bind: Callable[..., Any], *operands: Any) -> Callable[..., list[Any]]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparse24 import _spec
 from sparse24 import _torch_ops as ops
+from sparse24._torch_parts import in_type
 from sparse24._torch_transforms import first_derivative
 from sparse24._train_rule import Rule
 
@@ -42,7 +43,7 @@ class WeightLinear(torch.autograd.Function):
 def _weight_gradient(dy, x, rule: Rule, clock) -> Tensor:
     """``dy.T @ x``, dense or with dy sampled to 2:4 along the tokens."""
     if not rule.samples:
-        return dy.t() @ x.to(dy.dtype)  # a narrower x has met a wider weight
+        return dy.t() @ in_type(x, dy.dtype)  # a narrower x has met a wider weight
     clock = torch.zeros((), dtype=torch.int64) if clock is None else clock
     parts = ops.pack_sample(dy.t(), rule.seed, clock)
     return ops.product(parts, dy.shape[1], dy.shape[0], x, None, "A@b")
@@ -99,7 +100,7 @@ class ActivationLinear(torch.autograd.Function):
         dy = dy.contiguous()
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            dx = dy @ weight.to(dy.dtype)  # a narrower weight has met a wider x
+            dx = dy @ in_type(weight, dy.dtype)  # a narrower weight has met a wider x
             if not ctx.rule.straight:
                 dx = dx * ops.keep(x, ctx.rule.transposable)
         if ctx.needs_input_grad[1]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from sparse24 import _replay
 from sparse24 import _torch_ops as ops
 from sparse24._torch_kept import found_or_packed
+from sparse24._torch_operators import meaning_for_tracing, operator
 from sparse24._torch_packed import Origin
 from sparse24._torch_traced import may_be_written
 
@@ -34,7 +35,7 @@ def _product(parts: list[Tensor], x: Tensor, origin: Origin, dtype: torch.dtype 
     return ops.product(parts, *origin.weight.shape, x, origin.vector(dtype), "x@At")
 
 
-@ops.operator
+@operator
 def kept_product(
     x: Tensor,
     weight: Tensor,
@@ -59,12 +60,12 @@ def kept_product(
         return packed.multiply(x)
 
 
-@ops.meaning_for_tracing("kept_product")
+@meaning_for_tracing("kept_product")
 def _(x, weight, mask, bias, scale, transposable, dtype):
     return by_packing(x, Origin(weight, mask, bias, scale, transposable), dtype)
 
 
-@functools.partial(ops.operator, keys=("CompositeImplicitAutograd",), like=kept_product)
+@functools.partial(operator, keys=("CompositeImplicitAutograd",), like=kept_product)
 def layer_product(x: Tensor, *facts) -> Tensor:
     """What a compiler traces: `kept_product`, or `by_packing` where the graph may write a tensor.
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from sparse24 import _torch_grouped_ops as grouped
-from sparse24 import _torch_ops as ops
 from sparse24._grouped import grouped_linear
 from sparse24._torch_compiled import keeps_nothing
 from sparse24._torch_kept import found_or_packed
+from sparse24._torch_operators import meaning_for_tracing, operator
 from sparse24._torch_packed import Origin
 from sparse24._torch_traced import may_be_written
 
@@ -25,7 +25,7 @@ def by_packing(
     return grouped.grouped_product(parts, *shape, x, bias, offsets, False, activation, gated)
 
 
-@ops.operator
+@operator
 def kept_grouped_product(
     x: Tensor,
     weight: Tensor,
@@ -49,13 +49,13 @@ def kept_grouped_product(
         )
 
 
-@ops.meaning_for_tracing("kept_grouped_product")
+@meaning_for_tracing("kept_grouped_product")
 def _(x, weight, mask, bias, transposable, offsets, dtype, activation, gated):
     origin = Origin(weight, mask, bias, None, transposable)
     return by_packing(x, origin, offsets, dtype, activation, gated)
 
 
-@functools.partial(ops.operator, keys=("CompositeImplicitAutograd",), like=kept_grouped_product)
+@functools.partial(operator, keys=("CompositeImplicitAutograd",), like=kept_grouped_product)
 def experts_product(x: Tensor, *facts) -> Tensor:
     """What a compiler traces: as `_torch_compiled.layer_product`."""
     weight, mask, bias, transposable, *rest = facts

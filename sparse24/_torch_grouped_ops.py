@@ -13,10 +13,11 @@ from torch import Tensor
 from sparse24 import _torch_grouped_mm as dense
 from sparse24 import _torch_ops as ops
 from sparse24._grouped import linear_of_experts
+from sparse24._torch_operators import meaning_for_tracing, operator
 from sparse24._torch_parts import unpack
 
 
-@ops.operator
+@operator
 def grouped_product(
     parts: list[Tensor],
     m: int,
@@ -40,13 +41,13 @@ def grouped_product(
     return grouped_dense(x, ops.whole(parts, m, k).mT, bias, offsets)
 
 
-@ops.meaning_for_tracing("grouped_product")
+@meaning_for_tracing("grouped_product")
 def _(parts, m, k, x, bias, offsets, turned, activation, gated):
     rows = k if turned else m // 2 if gated else m
     return x.new_empty((x.shape[0], rows), dtype=_common(x, parts[0]))
 
 
-@ops.operator
+@operator
 def grouped_dense(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor) -> Tensor:
     """``x[i0:i1] @ weight[i].T + bias[i]`` for a dense weight (e, m, k), in their common type."""
     common = _common(x, weight)
@@ -55,30 +56,30 @@ def grouped_dense(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tenso
         return y if bias is None else dense.add_rows(y, bias, offsets)
 
 
-@ops.meaning_for_tracing("grouped_dense")
+@meaning_for_tracing("grouped_dense")
 def _(x, weight, bias, offsets):
     return x.new_empty((x.shape[0], weight.shape[1]), dtype=_common(x, weight))
 
 
-@ops.operator
+@operator
 def grouped_gradient(dy: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
     """``dy[i0:i1].T @ x[i0:i1]``, shape (e, m, k), in the type of dy; 0 without tokens."""
     with torch.autocast(dy.device.type, enabled=False):
         return dense.gradients(dy, x.to(dy.dtype), offsets)  # a narrower x has met a wider weight
 
 
-@ops.meaning_for_tracing("grouped_gradient")
+@meaning_for_tracing("grouped_gradient")
 def _(dy, x, offsets):
     return dy.new_empty((offsets.shape[0] - 1, dy.shape[1], x.shape[1]))
 
 
-@ops.operator
+@operator
 def grouped_sum(dy: Tensor, offsets: Tensor) -> Tensor:
     """``dy[i0:i1].sum(0)``, shape (e, m); 0 without tokens."""
     return dense.sums(dy, offsets)
 
 
-@ops.meaning_for_tracing("grouped_sum")
+@meaning_for_tracing("grouped_sum")
 def _(dy, offsets):
     return dy.new_empty((offsets.shape[0] - 1, dy.shape[1]))
 

@@ -31,35 +31,18 @@ from sparse24._fuse import Call
 from sparse24._product import Result
 from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24._sched_gradients import compress_mvue_24, mvue_key
-from sparse24._torch_parts import dtype_of, empty_parts, operand_of, parts_of, record_of
+from sparse24._torch_operators import meaning_for_tracing, operator
+from sparse24._torch_parts import (
+    dtype_of,
+    empty_parts,
+    in_type,
+    operand_of,
+    parts_of,
+    record_of,
+    without_autocast,
+)
 
 FORMS = ("x@At", "x@A", "A@b", "At@b")
-_library = torch.library.Library("sparse24", "DEF")
-
-
-def operator(
-    function, mutates: tuple[str, ...] = (), keys: tuple[str, ...] = ("CPU", "CUDA"), like=None
-):
-    """torch's operator ``sparse24::<name>``, for the dispatch keys `keys`.
-
-    It takes and gives what the function says, or what another operator does, `like`.  By hand,
-    since `torch.library.custom_op` makes sure at every call that no result shares memory with an
-    input, which takes longer than the launch of a kernel.
-    """
-    name = function.__name__
-    if like is None:
-        schema = torch.library.infer_schema(function, mutates_args=mutates)
-    else:
-        schema = str(like._schema).removeprefix(like._schema.name)
-    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    for key in keys:
-        _library.impl(name, function, key)
-    return getattr(torch.ops.sparse24, name).default
-
-
-def meaning_for_tracing(name: str):
-    """Registers the shapes of an operator's results."""
-    return torch.library.register_fake(f"sparse24::{name}", lib=_library)
 
 
 @operator
@@ -138,7 +121,7 @@ def product(
 def _as_added(bias: Tensor, values: Tensor, dense: Tensor) -> Tensor:
     """A bias as kernels add it to the products of these operands, whatever its own type."""
     wide = torch.float64 in (values.dtype, dense.dtype)
-    return bias.to(torch.float64 if wide else torch.float32).contiguous()
+    return in_type(bias, torch.float64 if wide else torch.float32).contiguous()
 
 
 def _multiplies_densely(values: Tensor, dense: Tensor) -> bool:
@@ -152,8 +135,8 @@ def _multiplies_densely(values: Tensor, dense: Tensor) -> bool:
 def _dense_product(parts: list[Tensor], m: int, k: int, given: Tensor, *, left: bool) -> Tensor:
     """``x @ A`` or ``A.T @ b`` by torch, in the type that ours would have."""
     common = torch.promote_types(parts[0].dtype, given.dtype)
-    matrix, given = whole(parts, m, k).to(common), given.to(common)
-    with torch.autocast(given.device.type, enabled=False):
+    matrix, given = in_type(whole(parts, m, k), common), in_type(given, common)
+    with without_autocast(given):
         return given @ matrix if left else matrix.t() @ given
 
 

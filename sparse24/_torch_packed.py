@@ -8,18 +8,23 @@ The weight of experts is a stack (e, m, k), their bias (e, m).
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _replay
+from sparse24 import _arrays, _replay, _torch_replay
 from sparse24 import _torch_ops as ops
 from sparse24._fuse import PLAIN, Epilogue
+from sparse24._moved import Last
+from sparse24._ready import Ready, ReadyProduct
+from sparse24._records import Fused
 from sparse24._torch_linear import cast, projected
 from sparse24._torch_parts import unpack
 from sparse24._torch_sources import Sources
 from sparse24.formats.two_four import Sparse24Array
+from sparse24.kernels import epilogue as _epilogue
 
 
 class Origin(NamedTuple):
@@ -133,7 +138,9 @@ class Packed:
 
     def known(self, x: Tensor) -> Any:
         """The prepared product ``x @ weight.T + bias`` for tensors like x (..., k), if any."""
-        return _replay.find(self._again, _layout(x), x)
+        key = _layout(x)
+        plan = _replay.find(self._again, key, x)
+        return self._as_others(key) if plan is None and key is not None else plan
 
     def multiply(self, x: Tensor) -> Tensor:
         """``x @ weight.T + bias`` for x (..., k), which is prepared for the next one like it."""
@@ -145,7 +152,44 @@ class Packed:
             plan = turned._plans.get(whole)
             if plan is not None:
                 _replay.keep(self._again, key, plan)
+                self._let_others_take(key, plan)
         return y
+
+    # Layers of a model have weights of a few shapes.  What was prepared for the tokens of one
+    # serves the others, with their addresses.
+
+    def _as_others(self, key: tuple) -> Ready | None:
+        """The product that another layer has prepared, with the weight and the bias of this one."""
+        shared = _torch_replay.find((self._kind, key))
+        if shared is None:
+            return None
+        plan = Ready(*shared, own=self._addresses, last=self._last)
+        _replay.keep(self._again, key, plan)
+        return plan
+
+    def _let_others_take(self, key: tuple, plan: Any) -> None:
+        """Share a plan that is one launch, and reads the tensors of this layer as they are."""
+        if type(plan) is not ReadyProduct or plan.own != self._addresses:
+            return
+        mine, its = (None if p is None else p.argument.tobytes() for p in (self._last, plan.last))
+        if mine == its:
+            _torch_replay.keep((self._kind, key), (plan.layout, plan.allocate))
+
+    @functools.cached_property
+    def _kind(self) -> tuple:
+        """All that the products of a layer depend on, but for addresses."""
+        return self.weight.shape, *[_torch_replay.layout(tensor) for tensor in self.tensors]
+
+    @functools.cached_property
+    def _addresses(self) -> tuple[int, ...]:
+        return tuple(tensor.data_ptr() for tensor in self.tensors[:2])
+
+    @functools.cached_property
+    def _last(self) -> Last | None:
+        """The bias as the last argument of a launch."""
+        if self.bias is None:
+            return None
+        return Last.of(_epilogue.params(Fused(row_bias=_torch_replay.view(self.bias))))
 
 
 def _tensors(layer) -> list[Tensor]:

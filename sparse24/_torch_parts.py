@@ -5,6 +5,7 @@ Tensors of a stack of matrices have one more axis, the first, as the stack has.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 
@@ -75,3 +76,15 @@ def record_of(values: Tensor, codes: Tensor, m: int, k: int, row: _dtypes.DType)
     bits = _foreign.view_of(codes)
     metadata, packed = (bits, None) if bits.ndim == stored.ndim else (None, bits)
     return Compressed24(stored, metadata, packed, (*stored.shape[:-2], m, k), row)
+
+
+def in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`, which takes as long as an operator also where there is nothing to do."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """The context in which products are of the types of their operands."""
+    kind = x.device.type
+    on = torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else contextlib.nullcontext()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _arrays, _spec
+from sparse24 import _spec
 from sparse24._ready import View
 from sparse24._torch_parts import dtype_of, empty_parts
-from sparse24._torch_replay import Launches, launch_of, layout, on_device, view
+from sparse24._torch_replay import Launches, launch_of, layout, view
 from sparse24.kernels import compress, decompress, like, sample
 from sparse24.kernels import transposable as squares
 from sparse24.kernels.call import KernelCall
 from sparse24.kernels.launch import Launch
+
+_WORD = 1 << 64  # a key is two words
 
 
 def packing_key(x: Tensor, mask: Tensor | None, transposable: bool) -> tuple | None:
@@ -154,13 +156,14 @@ class Masking:
 
     def __call__(self, parts: list[Tensor], gradient: Tensor, weight: Tensor | None) -> Tensor:
         out = _plain_like(gradient)
-        given = parts[1].data_ptr(), gradient.data_ptr()
-        extra = 0 if weight is None else weight.data_ptr()
-        self._launches.enqueue(gradient, *given, extra, out.data_ptr())
+        tensors = (parts[1], gradient, out)
+        given = tensors if weight is None else (*tensors, weight)
+        self._launches.enqueue(gradient, *[x.data_ptr() for x in given])
         return out
 
-    def _lay_out(self, codes: int, source: int, weight: int, out: int, stream: int):
-        turned = None if self._weight is None else self._weight.at(weight)
+    def _lay_out(self, codes: int, source: int, out: int, *rest: int) -> list[Launch]:
+        *weight, _ = rest
+        turned = None if self._weight is None else self._weight.at(*weight)
         arrays = self._source.at(source), turned, self._codes.at(codes), self._out.at(out)
         return [launch_of(like.masked_call(*arrays, self._row, self._decay))]
 
@@ -178,15 +181,19 @@ class Sampling:
     def __init__(self, x: Tensor):
         self._row, self._x = dtype_of(x), _both_ways(x)[0]
         self._parts = [_as_written(part) for part in empty_parts(x, *x.shape)]
+        self._launches = Launches(self._lay_out, numbers=2)
 
     def __call__(self, x: Tensor, key: int) -> list[Tensor]:
         """`key` is that of `kernels.sample.launch`, another one in each call."""
         parts = empty_parts(x, *x.shape)
-        views = (view.at(part.data_ptr()) for view, part in zip(self._parts, parts, strict=True))
-        with on_device(x):
-            call = sample.call_of(self._x.at(x.data_ptr()), self._row, key, *views)
-            launch_of(call)(_arrays.torch_stream(x))
+        addresses = (x.data_ptr(), *[part.data_ptr() for part in parts])
+        self._launches.enqueue(x, *addresses, key % _WORD, key // _WORD)
         return parts
+
+    def _lay_out(self, x: int, values: int, codes: int, *rest: int) -> list[Launch]:
+        low, high, _ = rest
+        written = (part.at(to) for part, to in zip(self._parts, (values, codes), strict=True))
+        return [launch_of(sample.call_of(self._x.at(x), self._row, high * _WORD + low, *written))]
 
 
 def _counts(x: Tensor) -> Tensor:

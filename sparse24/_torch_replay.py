@@ -25,7 +25,6 @@ from sparse24.kernels.call import KernelCall
 from sparse24.kernels.launch import Launch, Launcher
 
 MOST_SIGNATURES = 512
-MOST_ADDRESSES = 1024  # a signature
 
 _known: dict[tuple, Any] = {}
 
@@ -74,23 +73,17 @@ class Launches:
     ----------
     lay_out : callable
         ``lay_out(*addresses, stream)`` gives launches, one after the other, for torch's stream.
+    numbers : int
+        So many of the addresses, the last ones, are numbers.
     """
 
-    def __init__(self, lay_out: Callable[..., Sequence[Launch]]):
-        self._lay_out = MovedLayout(lay_out)
-        self._known: dict[tuple[int, ...], Sequence[Launch]] = {}
+    def __init__(self, lay_out: Callable[..., Sequence[Launch]], numbers: int = 0):
+        self._layout = MovedLayout(lay_out, numbers)
 
     def enqueue(self, beside: Tensor, *addresses: int) -> None:
         """Launch on the device and the stream of a tensor, without waiting."""
-        key = (*addresses, _arrays.torch_stream(beside))
         with on_device(beside):
-            launches = self._known.get(key)
-            if launches is None:
-                if len(self._known) >= MOST_ADDRESSES:
-                    self._known.clear()
-                launches = self._known[key] = self._lay_out(*key)
-            for launch in launches:
-                launch(key[-1])
+            self._layout.enqueue(addresses, _arrays.torch_stream(beside))
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager:
@@ -132,13 +125,14 @@ class Product:
         """The product; `bias` is of the type that kernels add."""
         shape, dtype = self._result
         out = dense.new_empty(shape, dtype=dtype)
-        added = 0 if bias is None else bias.data_ptr()
-        addresses = (x.data_ptr() for x in (values, codes, dense, out))
-        self._launches.enqueue(dense, *addresses, added)
+        given = (values, codes, dense, out) if bias is None else (values, codes, dense, out, bias)
+        self._launches.enqueue(dense, *[x.data_ptr() for x in given])
         return out
 
-    def _lay_out(self, values: int, codes: int, dense: int, out: int, bias: int, stream: int):
+    def _lay_out(self, values: int, codes: int, dense: int, out: int, *rest: int) -> list[Launch]:
+        *bias, stream = rest
         (launch,) = self._by_address(values, codes, dense, out, stream)
         if self._bias is not None:
-            launch = launch.with_last(_epilogue.params(Fused(row_bias=self._bias.at(bias))))
+            added = Fused(row_bias=self._bias.at(*bias))
+            launch = launch.with_last(_epilogue.params(added))
         return [launch]

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sparse24._moved import SHIFT, MovedLayout
+from sparse24 import _moved
+from sparse24._moved import SHIFT, Last, MovedLayout
 from sparse24.kernels import launch, tensor_map
 from sparse24.kernels.launch import Launch
 
 HERE, THERE = (0x7F00_0000_0000, 0x7F10_0020_0000), (0x7E00_0080_0200, 0x7F00_0000_0000)
 VIEW = np.dtype([("address", "u8"), ("pitch", "i8"), ("rows", "i4")])
 KERNEL = SimpleNamespace(kernel=SimpleNamespace(ptr=77))
+SIZES = {4: (8, 256, 8, VIEW.itemsize)}  # of the arguments of `product`
 
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch):
-    """What the driver is given: the first word of each argument, read from its address."""
+    """What the driver is given: function, grid and the arguments, read from their addresses."""
     seen = []
 
     def driver(configuration, function, addresses, extra):
-        seen.append([ctypes.c_uint64.from_address(address).value for address in addresses])
+        sizes = SIZES.get(len(addresses), (8,) * len(addresses))
+        words = [ctypes.string_at(at, size) for at, size in zip(addresses, sizes, strict=True)]
+        grid, early = configuration.grid[0], configuration.number
+        seen.append((function, grid, early, configuration.stream, words))
         return 0
 
     monkeypatch.setattr(launch, "_driver_launch", lambda: driver)
@@ -53,17 +59,20 @@ def packing(x: int, out: int, stream: int) -> list[Launch]:
     return [both, Launch(KERNEL, 8, 128, 0, [word(out + 4096), word(5)])]
 
 
-def contents(launches) -> list:
-    return [
-        (one._function, one._sizes, one._early, [read(one, i) for i in range(len(one.arguments))])
-        for one in launches
-    ]
+def given(calls, enqueue) -> list:
+    """What the driver is given meanwhile."""
+    calls.clear()
+    enqueue()
+    return list(calls)
 
 
-def read(one: Launch, i: int) -> bytes:
-    """An argument, as long as the one that was laid out, from the address that the driver gets."""
-    sizes = {4: (8, 256, 8, VIEW.itemsize)}.get(len(one.arguments), (8,) * len(one.arguments))
-    return ctypes.string_at(one._addresses[i], sizes[i])
+def laid_out(calls, lay_out, *key: int) -> list:
+    """What it is given by launches that are laid out for these addresses."""
+    return given(calls, lambda: [one(key[-1]) for one in lay_out(*key)])
+
+
+def moved(calls, layout: MovedLayout, *key: int, last=None) -> list:
+    return given(calls, lambda: layout.enqueue(key[:-1], key[-1], last))
 
 
 class Counted:
@@ -78,45 +87,57 @@ class Counted:
 
 
 @pytest.mark.parametrize("lay_out", [product, packing])
-def test_moved_launches_are_those_that_are_laid_out_there(lay_out):
+def test_moved_launches_are_those_that_are_laid_out_there(calls, lay_out):
     counted = Counted(lay_out)
-    moved = MovedLayout(counted)
+    layout = MovedLayout(counted)
     for place in (HERE, THERE, THERE[::-1], (THERE[0], THERE[0]), HERE):
-        assert contents(moved(*place, 9)) == contents(lay_out(*place, 9))
+        assert moved(calls, layout, *place, 9) == laid_out(calls, lay_out, *place, 9)
     assert counted.made == 2
 
 
-def test_the_driver_gets_what_was_moved(calls):
-    one, other = (MovedLayout(product)(*place, 9)[0] for place in (HERE, THERE))
-    for made in (one, other, one.with_last(word(3)), other.with_last(word(3))):
-        made(5)
-    assert calls == [
-        [9, 7, HERE[0] + 96, HERE[1]], [9, 7, THERE[0] + 96, THERE[1]],
-        [9, 7, HERE[0] + 96, 3], [9, 7, THERE[0] + 96, 3],
-    ]  # fmt: skip
+def test_a_launch_takes_another_last_argument(calls):
+    layout, other = MovedLayout(product), np.array([(3, 4, 5)], VIEW)
+    for place in (HERE, THERE):
+        (launch,) = product(*place, 9)
+        want = given(calls, lambda: launch.with_last(other)(9))  # noqa: B023
+        assert moved(calls, layout, *place, 9, last=Last.of(other)) == want
+        assert moved(calls, layout, *place, 9) == laid_out(calls, product, *place, 9)
 
 
-def test_streams_and_alignments_have_layouts_of_their_own():
+def test_streams_and_alignments_have_layouts_of_their_own(calls):
     def lay_out(x, out, stream):
         kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=x % 16))
         return [Launch(kernel, 4, 128, 0, [word(x), word(stream)])]
 
     counted = Counted(lay_out)
-    moved = MovedLayout(counted)
+    layout = MovedLayout(counted)
     for x in (HERE[0], HERE[0] + 2, HERE[0] + 16, HERE[0] + 18):
         for stream in (8, 9):
-            assert contents(moved(x, 0, stream)) == contents(lay_out(x, 0, stream))
+            assert moved(calls, layout, x, 0, stream) == laid_out(calls, lay_out, x, 0, stream)
     assert counted.made == 8
 
 
-def test_an_array_that_is_left_out_has_no_address():
+def test_an_array_that_is_left_out_has_no_address(calls):
     def lay_out(x, bias, stream):
         return product(x, bias, stream) if bias else packing(x, x, stream)
 
-    moved = MovedLayout(lay_out)
+    layout = MovedLayout(lay_out)
     for bias in (0, HERE[1], 0):
         for x in (HERE[0], THERE[0]):
-            assert contents(moved(x, bias, 9)) == contents(lay_out(x, bias, 9))
+            assert moved(calls, layout, x, bias, 9) == laid_out(calls, lay_out, x, bias, 9)
+
+
+def test_numbers_are_written_as_they_are(calls):
+    def lay_out(x, low, high, stream):
+        return [Launch(KERNEL, 4, 128, 0, [word(x), word(low), word(high)])]
+
+    counted = Counted(lay_out)
+    layout = MovedLayout(counted, numbers=2)
+    for numbers in ((0, 0), (7, (1 << 64) - 1), (HERE[0], 3), (0, 5)):
+        for x in (HERE[0], THERE[0]):
+            key = (x, *numbers, 9)
+            assert moved(calls, layout, *key) == laid_out(calls, lay_out, *key)
+    assert counted.made == 2
 
 
 @pytest.mark.parametrize(
@@ -129,11 +150,44 @@ def test_an_array_that_is_left_out_has_no_address():
         lambda x: [Launch(KERNEL, 4, 128, 0, [word(x)], early=bool(x // SHIFT % 2))],
         lambda x: [Launch(KERNEL, 4, 128, 0, [word(x)] * (1 + x // SHIFT % 2))],
         lambda x: [Launch(KERNEL, 4, 128, 0, [word(x)])] * (1 + x // SHIFT % 2),
+        lambda x: [lambda stream: Launch(KERNEL, 4, 128, 0, [word(x >> 7)])(stream)],
     ],
 )
-def test_other_layouts_are_made_each_time(launches):
+def test_other_layouts_are_made_for_each_set_of_addresses(calls, launches):
     counted = Counted(lambda x, stream: launches(x))
-    moved = MovedLayout(counted)
-    for x in (*HERE, *THERE):
-        assert contents(moved(x, 9)) == contents(launches(x))
+    layout = MovedLayout(counted)
+    for x in (*HERE, *THERE, *HERE):
+        want = given(calls, lambda: [one(9) for one in launches(x)])  # noqa: B023
+        assert moved(calls, layout, x, 9) == want
+    assert counted.made <= 2 + len({*HERE, *THERE})
+
+
+def test_those_of_the_latest_addresses_are_remembered(calls, monkeypatch):
+    monkeypatch.setattr(_moved, "MOST_ADDRESSES", 2)
+    counted = Counted(lambda x, stream: [Launch(KERNEL, 4, 128, 0, [word(x >> 7)])])
+    layout = MovedLayout(counted)
+    for x in (HERE[0], THERE[0], HERE[0], HERE[1], HERE[0]):
+        moved(calls, layout, x, 9)
     assert counted.made == 2 + 4
+
+
+def test_threads_write_one_after_the_other(calls):
+    """Each launch reads the addresses of its own call, though all write to the same arguments."""
+    layout, mixed = MovedLayout(product), []
+
+    def enqueue(i: int) -> None:
+        for j in range(200):
+            place = HERE[0] + 4096 * (200 * i + j)
+            layout.enqueue((place, place + (1 << 40)), 9)
+
+    threads = [threading.Thread(target=enqueue, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for *_, (_, _, pointer, view) in calls:
+        x, out = (int.from_bytes(argument[:8], "little") for argument in (pointer, view))
+        if x - 96 + (1 << 40) != out:
+            mixed.append((x, out))
+    assert len(calls) == 800
+    assert not mixed
