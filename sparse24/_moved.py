@@ -132,7 +132,7 @@ class _Laid(Launch):
     The driver copies the arguments before a launch returns.
     """
 
-    __slots__ = ("_cells", "_lock", "_own_last", "_places")
+    __slots__ = ("_cells", "_given", "_lock", "_own_last", "_places")
 
     def __init__(
         self, other: Launch, words: np.ndarray, starts: Sequence[int], places: list[_Place]
@@ -146,6 +146,7 @@ class _Laid(Launch):
         self._addresses = (ctypes.c_void_p * len(starts))(*[begin + start for start in starts])
         self._own_last = begin + starts[-1]
         self._places = places
+        self._given: tuple[int, ...] = ()  # the addresses that stand there
         self._lock = threading.Lock()
 
     @classmethod
@@ -164,11 +165,13 @@ class _Laid(Launch):
         facts = zip(differ.tolist(), arrays.tolist(), beyond.tolist(), strict=True)
         return cls(launch, words, starts, [_Place(*fact) for fact in facts])
 
-    def enqueue(self, addresses: Sequence[int], stream: int, last: Last | None) -> None:
+    def enqueue(self, addresses: tuple[int, ...], stream: int, last: Last | None) -> None:
         cells = self._cells
         with self._lock:  # another thread may launch the same elsewhere
-            for word, array, beyond in self._places:
-                cells[word] = addresses[array] + beyond
+            if addresses != self._given:
+                for word, array, beyond in self._places:
+                    cells[word] = addresses[array] + beyond
+                self._given = addresses
             self._addresses[-1] = self._own_last if last is None else last.address
             self(stream)
 
