@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import fake_device
@@ -153,6 +154,28 @@ def test_vectors_are_those_of_the_call(seen, copies, from_left):
     plan(x, array(np.zeros((8, 4), np.float32)))
     want = _epilogue.params(Fused(row_bias=second.epilogue.bias))
     assert seen[-1][1] == want.tobytes()
+
+
+def test_a_replay_refuses_arrays_that_share_memory(seen):
+    a, x, out = operand(), tokens(), array(np.zeros((8, 4), np.float32))
+    values, beside_c, b_and_aux = (array(np.zeros(n, np.float32)) for n in (64, 36, 80))
+    c, aux = beside_c[:32].reshape(8, 4), b_and_aux[48:].reshape(8, 4)
+    record = replace(a.rows, values=values.reshape(8, 8))
+    launched = Launched(Kernel(), record, x, out, Fused(beta=1.0, c=c, aux=aux))
+    plan = ready.ReadyProduct(launched, lambda: array(out))
+    for b, to, message in (
+        (x, x.reshape(-1)[32:].reshape(8, 4), "out shares memory with an operand"),
+        (x, values[32:].reshape(8, 4), "out shares memory with an operand"),
+        (x, aux, "aux shares memory with out"),
+        (x, beside_c[4:].reshape(8, 4), "c overlaps out"),
+        (b_and_aux[:64].reshape(16, 4), None, "aux shares memory with an operand"),
+    ):
+        with pytest.raises(s24.ArgumentError, match=message):
+            plan(b, to)
+    assert not seen
+    for to in (out, c, None):
+        plan(x, to)
+    assert len(seen) == 3
 
 
 def test_nothing_is_kept_alive(seen):

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE  # noqa: E402
 
-from sparse24 import _arrays, _replay  # noqa: E402
+from sparse24 import _arrays, _replay, _torch_replay  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
     DeviceError,
@@ -136,7 +136,8 @@ def test_repeated_calls_follow_what_is_written(device, what, shape):
 
 
 @pytest.mark.gpu
-def test_a_product_is_prepared_for_each_layout():
+def test_a_product_is_prepared_for_each_layout(monkeypatch):
+    monkeypatch.setattr(_torch_replay, "_known", {})
     layer = st.SparseLinear(64, 128, device="cuda", dtype=torch.float16)
     x = torch.randn(8, 64, device="cuda", dtype=torch.float16)
     with torch.no_grad():
@@ -148,6 +149,29 @@ def test_a_product_is_prepared_for_each_layout():
         assert layer._packed.known(other) is None
     with torch.cuda.stream(torch.cuda.Stream()):
         assert layer._packed.known(x) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_of_one_shape_share_what_one_has_prepared(monkeypatch, bias):
+    monkeypatch.setattr(_torch_replay, "_known", {})
+    kind = {"device": "cuda", "dtype": torch.float16}
+    layers = [st.SparseLinear(64, 128, bias, **kind) for _ in range(3)]
+    others = [st.SparseLinear(64, 128, not bias, **kind), st.SparseLinear(64, 120, bias, **kind)]
+    with torch.no_grad():
+        for layer in (*layers, *others):
+            layer(torch.ones(1, 64, **kind))
+        for n in (8, 24, 200):
+            x = torch.randn(n, 64, **kind)
+            layers[0](x)
+            assert [layer._packed.known(x) for layer in others] == [None, None]
+            plans = [layer._packed.known(x) for layer in layers]
+            assert len({id(plan) for plan in plans}) == len(layers)
+            assert len({id(plan.layout) for plan in plans}) == 1
+            for layer in layers:
+                bare = torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias
+                want = x.float() @ (layer.weight * layer.current_mask()).float().t() + bare.float()
+                torch.testing.assert_close(layer(x).float(), want, rtol=2e-2, atol=2e-2)
 
 
 def test_repeated_calls_check_what_the_first_one_checked(device):
