@@ -156,7 +156,7 @@ class ReadyProduct(Ready):
             layout = MovedLayout(product_by_address(launched))
         super().__init__(
             layout, allocate, own=(a.values.data.ptr, a.packed.data.ptr),
-            last=None if epilogue is records.PLAIN else Last.of(_epilogue.params(epilogue)),
+            last=None if epilogue.is_plain else Last.of(_epilogue.params(epilogue)),
             refusals=_refusals(launched), always=epilogue.aux is not None,
         )  # fmt: skip
         self._record = a  # kept alive, as the arrays of the epilogue are not
