@@ -55,7 +55,7 @@ class MovedLayout:
     def __init__(self, lay_out: LayOut, numbers: int = 0):
         self._lay_out, self._numbers = lay_out, numbers
         self._known: dict[Hashable, list[_Laid] | None] = {}
-        self._in_place: dict[tuple[int, ...], Sequence[Any]] = {}  # what cannot be moved
+        self._unmoved: dict[tuple[int, ...], Sequence[Any]] = {}  # what cannot be moved
 
     def enqueue(self, addresses: tuple[int, ...], stream: int, last: Last | None = None) -> None:
         """Launch for these addresses on a stream, without waiting; `last` needs one launch."""
@@ -68,7 +68,7 @@ class MovedLayout:
         except KeyError:
             laid = self._remember(kind, addresses, stream)
         if laid is None:
-            self._enqueue_in_place(addresses, stream, last)
+            self._enqueue_unmoved(addresses, stream, last)
             return
         for one in laid:
             one.enqueue(addresses, stream, last)
@@ -97,15 +97,16 @@ class MovedLayout:
         laid = [one for one in found if one is not None]
         return laid if len(laid) == len(found) else None
 
-    def _enqueue_in_place(
+    def _enqueue_unmoved(
         self, addresses: tuple[int, ...], stream: int, last: Last | None
     ) -> None:
+        """Launch what cannot be moved, which is laid out for these addresses and remembered."""
         key = (*addresses, stream)
-        launches = self._in_place.get(key)
+        launches = self._unmoved.get(key)
         if launches is None:
-            if len(self._in_place) >= MOST_ADDRESSES:
-                self._in_place.clear()
-            launches = self._in_place[key] = self._lay_out(*key)
+            if len(self._unmoved) >= MOST_ADDRESSES:
+                self._unmoved.clear()
+            launches = self._unmoved[key] = self._lay_out(*key)
         for launch in launches:
             (launch if last is None else launch.with_last(last.argument))(stream)
 

@@ -14,7 +14,7 @@ from sparse24 import _torch_grouped_mm as dense
 from sparse24 import _torch_ops as ops
 from sparse24._grouped import linear_of_experts
 from sparse24._torch_operators import meaning_for_tracing, operator
-from sparse24._torch_parts import unpack
+from sparse24._torch_parts import in_type, unpack, without_autocast
 
 
 @operator
@@ -51,8 +51,8 @@ def _(parts, m, k, x, bias, offsets, turned, activation, gated):
 def grouped_dense(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor) -> Tensor:
     """``x[i0:i1] @ weight[i].T + bias[i]`` for a dense weight (e, m, k), in their common type."""
     common = _common(x, weight)
-    with torch.autocast(x.device.type, enabled=False):
-        y = dense.products(x.to(common), weight.to(common).mT, offsets)
+    with without_autocast(x):
+        y = dense.products(in_type(x, common), in_type(weight, common).mT, offsets)
         return y if bias is None else dense.add_rows(y, bias, offsets)
 
 
@@ -64,8 +64,9 @@ def _(x, weight, bias, offsets):
 @operator
 def grouped_gradient(dy: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
     """``dy[i0:i1].T @ x[i0:i1]``, shape (e, m, k), in the type of dy; 0 without tokens."""
-    with torch.autocast(dy.device.type, enabled=False):
-        return dense.gradients(dy, x.to(dy.dtype), offsets)  # a narrower x has met a wider weight
+    with without_autocast(dy):
+        x = in_type(x, dy.dtype)  # a narrower x has met a wider weight
+        return dense.gradients(dy, x, offsets)
 
 
 @meaning_for_tracing("grouped_gradient")

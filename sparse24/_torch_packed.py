@@ -156,7 +156,8 @@ class Packed:
         return y
 
     # Layers of a model have weights of a few shapes.  What was prepared for the tokens of one
-    # serves the others, with their addresses.
+    # serves the others, with their addresses.  `_alike` has that for all arrays and options, which
+    # it looks at first; a layer has a bias at most, and its own.
 
     def _as_others(self, key: tuple) -> Ready | None:
         """The product that another layer has prepared, with the weight and the bias of this one."""
