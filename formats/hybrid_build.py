@@ -48,7 +48,8 @@ class Source:
         self.shape = (int(w.shape[0]), int(w.shape[1]))
         on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)
         self.xp = _arrays.cupy_module() if on_gpu else np
-        if self.sparse and not on_gpu and self.dtype.name in ("float32", "float64"):
+        early = self.sparse and not on_gpu and self.dtype.name in ("float32", "float64")
+        if early and self.matrix.has_canonical_format:  # else SciPy adds up in its own type first
             self.matrix = self.matrix.astype(self.dtype.logical, copy=False)  # not its zeros
 
     def bits(self, first: int, last: int):

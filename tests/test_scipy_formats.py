@@ -78,3 +78,17 @@ def test_types_that_scipy_does_not_store_are_refused(dtype):
             x.tocsr(dtype)
     with pytest.raises(s24.DTypeError, match=r"dtype must be one that .* got "):
         a.asformat("coo", dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("stored", [
+    np.array([16777217.0, -16777216.0, 5.0]),
+    np.array([100, 100, 5], np.int8),
+    np.array([True, True, True]),
+])  # fmt: skip
+def test_elements_that_stand_twice_are_added_up_in_their_own_type(stored, dtype):
+    m = scipy.sparse.csr_array((stored, np.array([0, 0, 1]), np.array([0, 3])), shape=(1, 4))
+    want = m.toarray().astype(dtype)
+    np.testing.assert_array_equal(s24.hybrid(m, dtype=dtype).toarray(), want)
+    np.testing.assert_array_equal(s24.hybrid(m.tocsc(), dtype=dtype).toarray(), want)
+    assert m.nnz == 3
