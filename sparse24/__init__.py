@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,12 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24.formats.hybrid import HybridArray as HybridArray
     from sparse24.formats.n_m import NMArray as NMArray
     from sparse24.formats.two_four import Sparse24Array as Sparse24Array
+
+# In a clone, `formats` and `kernels` lie beside this folder, not within: found there too, so that
+# Python works in the root of a clone, whose bare folder it finds before an installed package.
+_here = __path__[0]
+if not os.path.isdir(os.path.join(_here, "formats")):
+    __path__.append(os.path.dirname(_here))
 
 # Public names and the modules that hold them; imported at first use, so that
 # `import sparse24` is quick and needs neither SciPy nor Numba nor CuPy.

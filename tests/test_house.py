@@ -92,6 +92,19 @@ def test_the_door_opens_without_heavy_packages():
     assert not loaded & {"cupy", "torch", "jax", "scipy", "numba", "matplotlib", "numpy"}
 
 
+def test_the_bare_folder_of_a_clone_can_be_imported():
+    """As in its root, where Python finds that before an installed package."""
+    script = (
+        "import sys; sys.meta_path = [x for x in sys.meta_path if 'editable' not in str(x)]\n"
+        "import sparse24.formats.two_four as one, sparse24.kernels.loader as other\n"
+        "print(one.__file__, other.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.split() == [f"{ROOT}/formats/two_four.py", f"{ROOT}/kernels/loader.py"]
+
+
 @pytest.mark.parametrize("name", [*sparse24.__all__, *sparse24._BRIDGES])
 def test_every_public_name_is_there(name):
     if name in ("torch", "jax"):
