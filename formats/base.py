@@ -252,7 +252,7 @@ def made_by(array: Any, given: Any, maker: str) -> DTypeError:
 
 def densified(x: Any) -> Any:
     """A sparse array of this library, SciPy or cupyx made dense; all else unchanged."""
-    if isinstance(x, SparseArray) or _arrays.is_sparse_matrix(x):
+    if isinstance(x, Refusals) or _arrays.is_sparse_matrix(x):
         return convert.checked(x, argument="the operand").toarray()
     return x
 

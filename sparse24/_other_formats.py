@@ -34,8 +34,7 @@ def multiply(a, b, out, call: Call):
     with _foreign.stream_of(a), _foreign.stream_of(b):  # one of them is ours
         if not (isinstance(a, Windows24) or isinstance(b, Windows24)):
             return _asked(*in_sums(a, b, call), a, b, out)
-        if out is not None:
-            _refuse_overlap(_target.given(out), a, b)
+        _refuse_overlaps(_target.given(out), call, a, b)
         if isinstance(a, Windows24):
             return a._multiply(b, out, call)
         return b._multiply_from_left(a, out, call)
@@ -69,13 +68,18 @@ def by_library(a, b, out, call: Call):
     return _asked(lambda: _arrays.namespace(a).matmul(a, b), call, a, b, out)
 
 
-def _refuse_overlap(target, a, b) -> None:
-    """Refuse a result over an operand, as every format does, though here nothing would be lost."""
-    for argument, x in (("a", a), ("b", b)):
-        if isinstance(x, SparseArray | Windows24) or _arrays.is_sparse_matrix(x):
+def _refuse_overlaps(out, call: Call, a, b) -> None:
+    """Refuse what would be written over an operand: a result, as every format does, and aux."""
+    aux = getattr(call.epilogue, "aux", None)
+    for written, given in (("out", out), ("aux", aux)):
+        if given is None:
             continue
-        if _arrays.shares_memory(_foreign.take(x, argument=argument)[0], target):
-            raise ArgumentError(_dispatch.OVERLAP.format("out"))
+        target, _ = _foreign.take(given, argument=written)
+        for argument, x in (("a", a), ("b", b)):
+            if isinstance(x, SparseArray | Windows24) or _arrays.is_sparse_matrix(x):
+                continue
+            if _arrays.shares_memory(_foreign.take(x, argument=argument)[0], target):
+                raise ArgumentError(_dispatch.OVERLAP.format(written))
 
 
 def in_sums(a, b, call: Call) -> tuple[Callable[[], Any], Call]:
@@ -113,8 +117,7 @@ def _result_of(ours: SparseArray, other, *, argument: str) -> str:
 def _asked(product: Callable[[], Any], finish: Call, a, b, out):
     """What a call with such operands asks of a product: what is fused elsewhere takes a pass."""
     target = _target.given(out)
-    if target is not None:
-        _refuse_overlap(target, a, b)
+    _refuse_overlaps(target, finish, a, b)
     result, restore = _foreign.take(product(), argument="the product")
     if not finish.is_plain:
         finished = _finish.finished(result, out, finish, _shape(a), _shape(b))

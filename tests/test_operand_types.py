@@ -11,6 +11,7 @@ import pytest
 import sparse24 as s24
 from sparse24 import _dtypes, _finish, _foreign, _other_formats, _product, functional
 from sparse24._fuse import PLAIN
+from sparse24.formats.windows import Windows24
 from sparse24.kernels import cpu, reference
 
 MAKE = {
@@ -168,10 +169,28 @@ def test_results_of_a_finish_do_not_overlap_operands(make):
                     lambda: s24.matmul(x, a.T, x, alpha=2.0)):  # fmt: skip
         with pytest.raises(s24.ArgumentError, match="shares memory with an operand"):
             product()
+    stored = s24.Epilogue(activation="relu", aux=x)
+    for product in (lambda: s24.matmul(a, x, epilogue=stored),
+                    lambda: s24.matmul(x, a.T, epilogue=stored)):  # fmt: skip
+        with pytest.raises(s24.ArgumentError, match="aux shares memory with an operand"):
+            product()
+    assert (x == 1).all()
     for wrong in ({"algorithm": "dense"}, {"fast_accumulation": False}):
         if not isinstance(a, s24.Sparse24Array):
             with pytest.raises(s24.ArgumentError, match="are for Sparse24Array operands"):
                 s24.matmul(a, x, **wrong)
+
+
+@pytest.mark.parametrize("other", [*MAKE, "1:4"])
+def test_every_two_formats_multiply(make, other, rng):
+    w, x = (rng.integers(-2, 3, (24, 24)).astype(np.float32) for _ in range(2))
+    of_1_4 = lambda x: s24.compress(x, pattern=(1, 4), on_excess="prune")  # noqa: E731
+    a, b = make(w), (MAKE | {"1:4": of_1_4})[other](x)
+    turned = lambda x: x.mT if isinstance(x, Windows24) else x  # noqa: E731  to serve x @ W
+    for left, right in ((a, turned(b)), (b, turned(a)), (a, b.mT), (b, a.mT)):
+        want = left.toarray() @ right.toarray()
+        np.testing.assert_array_equal(left @ right, want)
+        np.testing.assert_array_equal(s24.matmul(left, right), want)
 
 
 def test_integers_and_sparse_operands_meet_in_sums_as_well():
