@@ -130,8 +130,10 @@ def function(stem: str, name: str, defines: Defines = (), *, shared_memory: int 
         with _building.setdefault(key, threading.Lock()):
             kernel = _modules.get(key) or _build(cupy, device, stem, name, defines)
             _modules[key] = kernel
-    if shared_memory > 48 * 1024 and kernel.max_dynamic_shared_size_bytes < shared_memory:
-        kernel.max_dynamic_shared_size_bytes = shared_memory
+    if shared_memory > 48 * 1024:
+        with _building[key]:  # another thread may ask for less
+            if kernel.max_dynamic_shared_size_bytes < shared_memory:
+                kernel.max_dynamic_shared_size_bytes = shared_memory
     return kernel
 
 

@@ -41,6 +41,7 @@ from sparse24._hybrid_dense import DenseStack, flat_views
 from sparse24._hybrid_layouts import layout
 from sparse24._hybrid_predict import copied_by, copying_paths, predictions
 from sparse24._hybrid_staged import Staged, by_rows, room_for
+from sparse24._moved import laying_out
 from sparse24._records import PLAIN, Problem
 from sparse24.kernels.dense import BoundDense
 
@@ -131,10 +132,12 @@ def _run(path: str, h, b, out, balance: bool):
         return None
     product, operand = found
     if operand is b and not elsewhere:
-        product(b, out)
+        with laying_out:
+            product(b, out)
         return product
     staged = Staged(product, room=elsewhere)
-    staged.multiply(operand, room, out)
+    with laying_out:
+        staged.multiply(operand, room, out)
     return staged
 
 
@@ -221,7 +224,8 @@ def _multiply_two_four(h, b, out) -> None:
 
     parts = layout(h, "two_four")
     _product.multiply(parts.main, b, out, plans=parts.plans)
-    hybrid_overflow.add(parts.overflow, b, out)
+    for overflow in parts.overflow:
+        hybrid_overflow.add(overflow, b, out)
 
 
 def _multiply_cublas(h, b, out) -> None:

@@ -27,6 +27,10 @@ MOST_ADDRESSES = 256  # of what cannot be moved
 FIRST, APART, SHIFT = 1 << 45, 1 << 36, 1 << 44
 _WORD = 8
 
+# Held while launches are laid out: kernels whose blocks share a workspace are given that of the
+# stream, and two threads must not both make the first one.
+laying_out = threading.RLock()
+
 
 class Last(NamedTuple):
     """What a launch takes as its last argument, and where that lies."""
@@ -76,7 +80,8 @@ class MovedLayout:
     def _remember(
         self, kind: Hashable, addresses: Sequence[int], stream: int
     ) -> list[_Laid] | None:
-        laid = self._for_stand_ins(addresses, stream)
+        with laying_out:
+            laid = self._for_stand_ins(addresses, stream)
         if len(self._known) >= MOST_KINDS:
             self._known.clear()
         self._known[kind] = laid
@@ -106,7 +111,8 @@ class MovedLayout:
         if launches is None:
             if len(self._unmoved) >= MOST_ADDRESSES:
                 self._unmoved.clear()
-            launches = self._unmoved[key] = self._lay_out(*key)
+            with laying_out:
+                launches = self._unmoved[key] = self._lay_out(*key)
         for launch in launches:
             (launch if last is None else launch.with_last(last.argument))(stream)
 

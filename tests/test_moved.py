@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -191,3 +192,24 @@ def test_threads_write_one_after_the_other(calls):
             mixed.append((x, out))
     assert len(calls) == 800
     assert not mixed
+
+
+def test_one_thread_lays_out_at_a_time(calls):
+    """The first layout on a stream makes a workspace that the others then share."""
+    inside, most = [], []
+
+    def lay_out(x: int, out: int, stream: int) -> list[Launch]:
+        inside.append(x)
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return product(x, out, stream)
+
+    layouts = [MovedLayout(lay_out) for _ in range(4)]
+    threads = [threading.Thread(target=one.enqueue, args=(HERE, 9)) for one in layouts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+    assert len(calls) == 4
