@@ -9,10 +9,12 @@ from typing import Any, Self
 import numpy as np
 
 from sparse24 import _arrays, _devices, _dtypes, _hybrid_cost, _storage
+from sparse24._errors import UnsupportedError
 from sparse24.formats import convert, hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
 
+MOST_BANDS = 65535  # of tiles on a GPU: one for each block of a grid along y
 CSR_BELOW = 4  # elements for each non-zero, above which CSR takes less memory than the dense matrix
 
 
@@ -37,6 +39,7 @@ class HybridStorage(SparseArray):
     ):  # fmt: skip
         if not isinstance(tiles, ht.Tiles | ht.TurnedTiles) or nnz is None:
             raise made_by(self, tiles, "sparse24.hybrid(w)")
+        _refuse_tall(tiles)
         fields = {
             "_tiles": tiles,
             "_turned": _turned,  # weakly, the matrix whose transpose this is
@@ -80,7 +83,10 @@ class HybridStorage(SparseArray):
 
     @property
     def tiles(self) -> ht.Tiles:
-        """The stored arrays, for writers of kernels; a transposed matrix builds its own now."""
+        """The stored arrays, for writers of kernels; a transposed matrix builds its own now.
+
+        Not to be written: products keep what they have derived from them.
+        """
         tiles = self._tiles
         return self._built() if isinstance(tiles, ht.TurnedTiles) else tiles
 
@@ -255,3 +261,13 @@ class HybridStorage(SparseArray):
     def is_prepared(self, name: str) -> bool:
         """Whether `prepared` has already made the layout `name`."""
         return name in self._prepared
+
+
+def _refuse_tall(tiles: ht.Tiles | ht.TurnedTiles) -> None:
+    """Refuse more rows on a GPU than a grid of blocks has."""
+    most = MOST_BANDS * ht.TILE
+    if isinstance(tiles, ht.Tiles) and tiles.shape[0] > most and _arrays.is_cupy(tiles.kinds):
+        raise UnsupportedError(
+            f"a hybrid matrix on a GPU has at most {most} rows, got {tiles.shape[0]}; build one of "
+            "each part of the rows"
+        )

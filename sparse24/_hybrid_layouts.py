@@ -14,6 +14,9 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._records import Operand24
 
+MOST_BLOCKS = 65535  # of a grid along y (CUDA C++ Programming Guide, compute capabilities)
+WARP = 32
+
 
 def layout(h, name: str):
     """A path's layout of the matrix, made at the first need."""
@@ -69,14 +72,27 @@ class _TwoFour:
         kept = xp.ascontiguousarray(kept[:, :k])
         record, _ = compress.launch(bits.view(dtype.logical), dtype, rule="mask", mask=kept)
         self.main = Operand24(record, None, None, h.shape, dtype)
-        self.overflow = hybrid_overflow.prepare(bits * ~kept, dtype, xp)
+        overflow = hybrid_overflow.prepare(bits * ~kept, dtype, xp)
+        self.overflow, self._overflow_bytes = _in_grids(overflow), overflow.nbytes
         self.plans: dict = {}
 
     @property
     def nbytes(self) -> int:
         record = self.main.stored
         arrays = (record.values, record.metadata, record.packed)
-        return sum(x.nbytes for x in arrays if x is not None) + self.overflow.nbytes
+        return sum(x.nbytes for x in arrays if x is not None) + self._overflow_bytes
+
+
+def _in_grids(overflow) -> list:
+    """Parts of an `Overflow` with rows for one grid each; their elements are the same arrays."""
+    from sparse24.kernels.hybrid_overflow import THREADS, Overflow
+
+    most = MOST_BLOCKS * (THREADS // WARP)  # a warp adds a row
+    return [
+        Overflow(overflow.dtype, overflow.rows[i : i + most], overflow.starts[i : i + most + 1],
+                 overflow.columns, overflow.values)
+        for i in range(0, overflow.rows.size, most)
+    ]  # fmt: skip
 
 
 def _rewrite(path: str):

@@ -7,6 +7,7 @@ import math
 
 from sparse24 import _dtypes, _hybrid_cost, _hybrid_fit, _hybrid_lines
 from sparse24._hybrid_layouts import (
+    MOST_BLOCKS,
     excess,
     gather_units,
     live_columns,
@@ -27,6 +28,7 @@ TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (512, 1.4), (1 << 62, 1.5))
 TWO_FOUR_LEAST = 1e10  # multiply-adds; with fewer, launches and tiles take what 2:4 gains
 STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
 GATHER_COLUMNS = 16
+STREAM_ROWS = 16  # of a block that packs them
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 # Where scatter takes longer than its line predicts (docs/benchmarks/log_hybrid.rst), as factors:
 ACROSS_LINES = 1.3  # much of b is read, and its rows begin within lines of memory
@@ -105,7 +107,7 @@ def _few_columns_times(h, n: int, lines, device: Chip) -> dict[str, float]:
 
     dtype, k = h.tiles.dtype, h.shape[1]
     times = {}
-    if hybrid_stream.refuses(dtype, n) is None:
+    if hybrid_stream.refuses(dtype, n) is None and h.shape[0] <= MOST_BLOCKS * STREAM_ROWS:
         nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
         times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
     if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparse24 import _chip_facts, _staging, _tuning_cache
+from sparse24 import _chip_facts, _dtypes, _staging, _tuning_cache
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._records import Fused, Problem
 from sparse24._staging import Variant
@@ -30,6 +30,9 @@ TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
 
 # The time of the smallest product: a launch, and a few times the latency of memory.
 LEAST_SECONDS = 3e-6
+
+MOST_ROWS = {"sparse_wgmma": (1 << 27) - 64}  # 16 bytes of metadata of each in 32 bits
+MOST_OF_A_LINE = {"sparse_mma": (1 << 31) - 1}  # bytes of a row of b, which it counts in 32 bits
 
 REMEMBERED = 512  # choices, and prepared kernels, of the latest problems
 
@@ -102,7 +105,7 @@ def rank(
             if variant.kernels is not None and name not in variant.kernels:
                 continue
             module = kernel_module(name)
-            refusal = module.refuses(variant.problem)
+            refusal = module.refuses(variant.problem) or _too_long(name, variant.problem)
             if refusal:
                 found.append((math.inf, Candidate(name, "", variant, math.inf, refusal)))
                 continue
@@ -115,6 +118,16 @@ def rank(
                 found.append((staging + running, candidate))
     found.sort(key=lambda pair: (pair[1].seconds, pair[0]))
     return [candidate for _, candidate in found]
+
+
+def _too_long(kernel: str, problem: Problem) -> str | None:
+    """Why a kernel cannot take so many rows of A, or columns of b."""
+    if problem.m > MOST_ROWS.get(kernel, problem.m):
+        return f"it takes up to {MOST_ROWS[kernel]} rows of A"
+    line = problem.n * _dtypes.TABLE[problem.b_dtype].itemsize
+    if line > MOST_OF_A_LINE.get(kernel, line):
+        return "it takes rows of b of less than 2 GiB"
+    return None
 
 
 def _reading(kernel: str, problem: Problem, bandwidth: float) -> float:

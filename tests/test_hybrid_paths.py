@@ -21,8 +21,9 @@ from sparse24 import (
     families,
 )
 from sparse24._dtypes import lookup
-from sparse24._errors import UnsupportedError
+from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._hybrid import hybrid
+from sparse24.formats import hybrid_storage
 from sparse24.kernels import (
     hybrid_gather_plan,
     hybrid_overflow,
@@ -83,6 +84,36 @@ def test_overflow_keeps_every_element(rng):
         here = slice(kept.starts[i], kept.starts[i + 1])
         back[row, kept.columns[here]] = kept.values[here]
     np.testing.assert_array_equal(back, w)
+
+
+def test_overflow_of_more_rows_than_a_grid_has_is_added_in_parts(rng, monkeypatch):
+    monkeypatch.setattr(_hybrid_layouts, "MOST_BLOCKS", 2)
+    w = families.make("iid", (30, 50), zeros=0.8, rng=rng).view(np.uint32)
+    whole = hybrid_overflow.prepare(w, lookup("float32"))
+    parts = _hybrid_layouts._in_grids(whole)
+    assert [part.rows.size for part in parts] == [8, 8, 8, whole.rows.size - 24]
+    np.testing.assert_array_equal(np.concatenate([part.rows for part in parts]), whole.rows)
+    for part in parts:
+        for row, start, stop in zip(part.rows, part.starts[:-1], part.starts[1:], strict=True):
+            np.testing.assert_array_equal(part.columns[start:stop], np.flatnonzero(w[row]))
+
+
+@pytest.mark.gpu
+def test_matrices_of_more_rows_than_a_grid_has(rng, monkeypatch):
+    import cupy
+
+    w = cupy.asarray((rng.integers(-3, 4, (130, 64)) * (rng.random((130, 64)) < 0.3)), np.float16)
+    b = cupy.asarray(rng.integers(-2, 3, (64, 96)), np.float16)
+    monkeypatch.setattr(_hybrid_layouts, "MOST_BLOCKS", 2)
+    h = hybrid(w)
+    assert (h.matmul(b, algorithm="two_four") == w @ b).all()
+    monkeypatch.setattr(_hybrid_predict, "MOST_BLOCKS", 2)
+    with pytest.raises(ArgumentError, match="algorithm must be one of"):
+        hybrid(w).matmul(b[:, :8], algorithm="stream")
+    monkeypatch.setattr(hybrid_storage, "MOST_BANDS", 2)
+    with pytest.raises(UnsupportedError, match=r"has at most 128 rows, got 130; build one"):
+        hybrid(w)
+    assert hybrid(w.get()).shape == (130, 64)
 
 
 @pytest.mark.gpu

@@ -60,6 +60,16 @@ def test_named_kernels_run_or_say_why_not(h200):
         _planner.choose(problem(), 0, dense=False, algorithm="cutlass")
 
 
+def test_operands_whose_bytes_32_bits_cannot_count_go_to_other_kernels(h200):
+    tall = problem(m=1 << 27, n=64, k=64)
+    assert _planner.choose(tall, 0, dense=False).kernel in ("sparse_mma", "sparse_skinny")
+    with pytest.raises(s24.UnsupportedError, match=r"it takes up to \d+ rows of A"):
+        _planner.choose(tall, 0, dense=False, algorithm="sparse_wgmma")
+    wide = problem(m=16, n=1 << 30, k=8)
+    with pytest.raises(s24.UnsupportedError, match="it takes rows of b of less than 2 GiB"):
+        _planner.choose(wide, 0, dense=False, algorithm="sparse_mma")
+
+
 def test_a_measured_winner_beats_the_prediction(h200):
     case = problem()
     times = {"sparse_fma/64x64x32": 1e-6, "sparse_wgmma/other": 1e-3}
