@@ -172,7 +172,7 @@ class NMStorage(SparseArray):
         if isinstance(key, tuple) and len(key) == 1:
             key = key[0]
         is_batch = self.ndim > 2
-        is_slice = isinstance(key, slice) and key.step in (None, 1)
+        is_slice = _check.is_slice(key)
         if not (is_slice and (is_batch or self._axis == -1)) and not (
             is_batch and _check.is_index(key)
         ):

@@ -55,6 +55,9 @@ class Refusals:
     def __setattr__(self, name, value):
         raise AttributeError(f"{type(self).__name__} is immutable; cannot set {name}")
 
+    def __delattr__(self, name):
+        raise AttributeError(f"{type(self).__name__} is immutable; cannot delete {name}")
+
     def __eq__(self, other: object) -> bool:
         is_array = hasattr(other, "shape") and hasattr(other, "dtype")
         if isinstance(other, numbers.Number) or (is_array and not isinstance(other, Refusals)):

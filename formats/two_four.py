@@ -242,7 +242,7 @@ class Sparse24Array(SparseArray):
         """Rows ``A[i:j]`` of a matrix, or matrices ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
         if isinstance(key, tuple) and len(key) == 1:
             key = key[0]
-        is_slice = isinstance(key, slice) and key.step in (None, 1)
+        is_slice = _check.is_slice(key)
         if not is_slice and not (_check.is_index(key) and self.ndim > 2):
             raise ArgumentError(
                 f"A[{_check.shown(key)}] is not supported: index rows by a slice of step 1, or use "

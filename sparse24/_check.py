@@ -148,6 +148,13 @@ def is_index(value) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
+def is_slice(value) -> bool:
+    """True for a slice of step 1 whose ends are whole numbers, or left out."""
+    if not isinstance(value, slice) or value.step not in (None, 1):
+        return False
+    return all(end is None or is_index(end) for end in (value.start, value.stop))
+
+
 def generator(rng, *, argument: str = "rng") -> np.random.Generator:
     """A source of randomness from what NumPy takes for one: a generator, a seed or nothing."""
     try:
@@ -174,6 +181,8 @@ def number(value, *, argument: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"{argument} must be a number, got {shown(value)}") from None
+    except OverflowError:
+        raise ArgumentError(f"{argument} must fit a float, got a larger integer") from None
 
 
 def positive(value, *, argument: str) -> float:

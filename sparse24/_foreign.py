@@ -95,9 +95,11 @@ def _is_float8(x: Any) -> bool:
 
 def _from_dlpack(x: Any) -> Any:
     device_type, _ = x.__dlpack_device__()
-    if device_type == 1:  # kDLCPU
-        return np.from_dlpack(x)
-    return _arrays.cupy_module().from_dlpack(x)
+    read = np.from_dlpack if device_type == 1 else _arrays.cupy_module().from_dlpack  # kDLCPU
+    try:
+        return read(x)
+    except (BufferError, RuntimeError) as error:  # a type that the library has not
+        raise DTypeError(f"a {type(x).__name__} cannot be read by DLPack: {error}") from error
 
 
 def from_torch(x: Any, *, argument: str = "x") -> Any:

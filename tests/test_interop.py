@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,6 +197,14 @@ def test_other_dlpack_arrays(a):
         np.testing.assert_allclose(got[:, 0], a.toarray().sum(1))
     with pytest.raises(TypeError, match="Expected Array"):  # it does not ask the other operand
         strict.matrix_transpose(x) @ a.T
+
+
+def test_types_that_dlpack_does_not_bring_to_numpy_are_refused(a):
+    torch = pytest.importorskip("torch")
+    x = torch.ones(24, 2, dtype=torch.bfloat16)
+    other = SimpleNamespace(__dlpack__=x.__dlpack__, __dlpack_device__=x.__dlpack_device__)
+    with pytest.raises(s24.DTypeError, match="a SimpleNamespace cannot be read by DLPack"):
+        s24.mask(other)
 
 
 DIAGONAL = np.diag(np.arange(1, 81, dtype=np.float32))

@@ -41,6 +41,8 @@ def test_factors_that_are_none_are_refused():
     for bad in ("2", [1.0], np.ones(3), 1j, None):
         with pytest.raises(s24.ArgumentError, match="alpha must be a number, got"):
             s24.matmul(a, x, alpha=bad)
+    with pytest.raises(s24.ArgumentError, match="alpha must fit a float"):
+        s24.matmul(a, x, alpha=10**400)
     with pytest.raises(s24.ArgumentError, match="beta must be a number"):
         s24.matmul(a, x, c=np.ones((8, 4), np.float32), beta="1")
     with pytest.raises(s24.ArgumentError, match=r"beta=1 needs c.*pass c=out"):

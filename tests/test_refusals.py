@@ -156,9 +156,17 @@ def test_a_batch_hands_out_its_matrices(make, rng):
 def test_a_batch_is_indexed_by_whole_numbers(pattern):
     batch = s24.compress(np.ones((3, 4, 8), np.float32), pattern=pattern, on_excess="prune")
     assert batch[(np.int64(1),)].shape == (4, 8)
-    for key in (True, np.True_, 1.0):
+    for key in (True, np.True_, 1.0, slice(0.5, None), slice(None, 2.0)):
         with pytest.raises(s24.ArgumentError, match="is not supported"):
             batch[key]
+
+
+def test_attributes_cannot_be_deleted():
+    w = np.ones((4, 8), np.float32)
+    of_6_8 = s24.compress(w, pattern=(6, 8), on_excess="prune")
+    for array in (s24.random((4, 8), rng=0), s24.hybrid(w), of_6_8, of_6_8.windows()):
+        with pytest.raises(AttributeError, match="is immutable; cannot delete shape"):
+            del array.shape
 
 
 @pytest.mark.parametrize("kind", [s24.Sparse24Array, s24.NMArray, s24.HybridArray])
