@@ -20,8 +20,8 @@ from sparse24.kernels._simd import lanes_of_dots
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish, store
 from sparse24.kernels.cpu_matmul import (
-    FEW_COLUMNS,
     dense_matmul,
+    few_columns,
     multiply,
     multiply_columns,
     multiply_few,
@@ -115,7 +115,8 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again 
     (m, n), stored = out.shape, values.shape[-1]
     if values.ndim > 2 or not (out.size and b.size):
         return None
-    dtype, few = _arrays.logical_dtype(values, argument="values"), n <= FEW_COLUMNS
+    dtype = _arrays.logical_dtype(values, argument="values")
+    few = n <= few_columns(dtype, m)
     a = Operand(values, metadata, 2 * stored, dtype, np.dtype(work_type(dtype, few)))
     if a.values is not values or a.metadata is not metadata:
         return None  # copies, which would not change with the matrix

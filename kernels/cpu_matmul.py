@@ -18,14 +18,15 @@ from sparse24 import _dtypes, _spec
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import cpu_compress
 from sparse24.kernels._numba import njit, parallel, slices
-from sparse24.kernels._simd import ROWS_OF_DOTS, dots, lanes_of_dots
+from sparse24.kernels._simd import ROWS_OF_DOTS, VECTOR_BYTES, dots, lanes_of_dots
 from sparse24.kernels.cpu_batch import at_place, checked, fold, folds, over_batch
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_operand import Operand, pack_columns
 from sparse24.kernels.cpu_panels import multiply_many
 
-FEW_COLUMNS = 16  # up to here `dots`
+_FEW_COLUMNS = 16
+_WORTH_PANELS = 256  # rows of A
 # Rows of A below which BLAS wins over `tile`: copying b into panels is most of the work.
 _FEW_ROWS = {"float64": 24, "int8": 1}
 _FEW_ROWS_OF_OTHERS = 8
@@ -38,6 +39,17 @@ _SMALL_DENSE_BYTES = 1 << 28  # of m * k * n elements
 # m * n * k of a product, such as one of a stack, for which a call takes longer than BLAS
 # (measured on two cores: 60 us a call; 1000 products 64x64x8 took 58 ms in turn, 12 ms as one).
 _SMALL_PRODUCT = 1 << 18
+
+
+def few_columns(dtype: _dtypes.DType, m: int) -> int:
+    """Up to how many columns `dots` wins over panels, by m rows.
+
+    AVX2 looks up elements of b by two permutations and a blend, so panels win there as soon as
+    columns fill a vector, if they have enough rows to be copied for (measured on both).
+    """
+    if VECTOR_BYTES == 64 or m < _WORTH_PANELS:
+        return _FEW_COLUMNS
+    return VECTOR_BYTES // np.dtype(dtype.accumulator).itemsize
 
 
 @njit
@@ -107,7 +119,7 @@ def multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
 
 def _multiply(values, metadata, dtypes, b, out, epilogue: Fused) -> None:
     """One product of matrices."""
-    few = out.shape[1] <= FEW_COLUMNS
+    few = out.shape[1] <= few_columns(dtypes[0], out.shape[0])
     a = Operand(values, metadata, 2 * values.shape[1], dtypes[0], work_type(dtypes[0], few))
     multiply(a, b, dtypes[1], out, epilogue, multiply_few if few else multiply_many)
 
@@ -257,5 +269,6 @@ def choose(
             return "dense"
     if stacked and is_small((m, n), k):
         return "dense"
-    rows = _FEW_ROWS.get(dtype, _FEW_ROWS_OF_OTHERS) * (3 if n < 2 * FEW_COLUMNS else 1)
-    return "dense" if n > FEW_COLUMNS and m < rows else "sparse"
+    few = few_columns(_dtypes.TABLE[dtype], m)
+    rows = _FEW_ROWS.get(dtype, _FEW_ROWS_OF_OTHERS) * (3 if n < 2 * few else 1)
+    return "dense" if n > few and m < rows else "sparse"

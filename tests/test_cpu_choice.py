@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _dtypes
 from sparse24.kernels import cpu_matmul
 
 
@@ -48,3 +49,17 @@ def test_stacks_of_small_matrices_go_to_blas_together(monkeypatch):
 )
 def test_small_products_of_a_kept_matrix_go_to_blas(shape, dtype, chosen):
     assert cpu_matmul.choose(*shape, dtype, kept=True) == chosen
+
+
+@pytest.mark.parametrize(
+    ("vector_bytes", "dtype", "rows", "most"),
+    [
+        (64, "float32", 4096, 16), (64, "float64", 4096, 16), (32, "float32", 4096, 8),
+        (32, "int8", 256, 8), (32, "float64", 4096, 4), (32, "float64", 255, 16),
+    ],
+)  # fmt: skip
+def test_panels_take_over_where_columns_fill_a_short_vector(
+    monkeypatch, vector_bytes, dtype, rows, most
+):
+    monkeypatch.setattr(cpu_matmul, "VECTOR_BYTES", vector_bytes)
+    assert cpu_matmul.few_columns(_dtypes.TABLE[dtype], rows) == most
