@@ -34,6 +34,13 @@ def test_a_file_of_scipy_is_named(tmp_path, capsys):
         s24.load_npz(tmp_path / "m.npz")
 
 
+def test_matrices_of_other_files_are_read_in_python(tmp_path, capsys):
+    for name, reader in (("a.mtx", "mtx"), ("a.mtx.gz", "mtx"), ("a.smtx", "smtx")):
+        (tmp_path / name).touch()
+        error = run(capsys, "inspect", tmp_path / name, code=1)
+        assert f"read it in Python, with sparse24.families.read_{reader}" in error
+
+
 def test_too_little_memory_is_an_error_without_a_traceback(capsys, monkeypatch):
     def refuse(*arguments, **more):
         raise MemoryError("Unable to allocate 37.3 GiB")
@@ -104,6 +111,7 @@ def test_a_named_gpu_that_is_not_there_is_an_error(checkpoint, capsys, monkeypat
     monkeypatch.setattr(s24._arrays, "cuda_available", lambda: False)
     error = run(capsys, "demo", "--checkpoint", checkpoint, "--device", "cuda", code=1)
     assert "finds no CUDA device" in error
+    assert "see python -m sparse24 info" in error
 
 
 def test_bench_prints_a_row_for_each_shape(capsys):
