@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,6 +146,17 @@ def test_info_names_versions(capsys):
     for capability, kernels in (((7, 5), of_all), ((8, 0), of_ampere), ((9, 0), of_hopper)):
         properties = dict(zip(("major", "minor"), capability, strict=True))
         assert set(_config._kernels(properties)) == kernels
+
+
+def test_the_reference_names_every_command_and_option():
+    page = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.rst"
+    of_command = dict(re.findall(r"^(\w+)\n-+\n(.*?)(?=^\w+\n-|\Z)", page.read_text(), re.M | re.S))
+    (commands,) = (x for x in _cli.parser()._actions if isinstance(x, argparse._SubParsersAction))
+    assert set(of_command) == set(commands.choices)
+    for name, command in commands.choices.items():
+        assert f"$ python -m sparse24 {name}" in of_command[name]
+        for option in {x for action in command._actions for x in action.option_strings}:
+            assert f"``{option}" in of_command[name] or option in ("-h", "--help"), (name, option)
 
 
 def test_kept_energy_of_zeros_is_whole():
