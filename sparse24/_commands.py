@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -39,10 +40,7 @@ def advise(options) -> int:
     file = _raw_files.open_arrays(options.file)
     names = _checkpoint.Selection().eligible(file)
     stacks = len(_checkpoint.Selection(stacks=True).eligible(file)) - len(names)
-    of_stacks = (
-        f"{count(stacks, 'array')} of three axes not predicted; if these are weights (e, m, k) of "
-        "experts, convert --stacks prunes them for sparse24.grouped_linear"
-    )
+    of_stacks = _of_stacks(stacks, "not predicted", "convert --stacks")
     if not names:
         raise ArgumentError(
             f"{options.file} has no matrix that 2:4 would suit; "
@@ -70,6 +68,13 @@ def advise(options) -> int:
     return 0
 
 
+def _of_stacks(number: int, fate: str, option: str) -> str:
+    return (
+        f"{count(number, 'array')} of three axes {fate}; if these are weights (e, m, k) of "
+        f"experts, {option} prunes them for sparse24.grouped_linear"
+    )
+
+
 def _by_number(names: Sequence[str]) -> list[str]:
     """Names in the order of a person: layer 2 before layer 10."""
     return sorted(names, key=lambda name: [
@@ -95,12 +100,13 @@ def convert(options) -> int:
     if options.report is not None:
         given = [options.calibration] if options.calibration else []
         _conversion.check_report(options.report, options.source, options.target, *given)
+    selection = _checkpoint.Selection(
+        options.include, options.exclude, options.min_size, options.stacks
+    )
     record = _conversion.convert(
         options.source,
         options.target,
-        selection=_checkpoint.Selection(
-            options.include, options.exclude, options.min_size, options.stacks
-        ),
+        selection=selection,
         recipe=_checkpoint.Recipe(options.pattern, options.method, calibration),
         progress=not options.quiet,
     )
@@ -108,6 +114,10 @@ def convert(options) -> int:
         _conversion.write_report(options.report, record)
     if not options.quiet:
         _print_report(record)
+        file = _raw_files.open_arrays(options.source)
+        stacks = len(replace(selection, stacks=True).eligible(file)) - len(record["layers"])
+        if stacks:
+            print(_of_stacks(stacks, "left dense", "--stacks"))
     return 0
 
 

@@ -141,7 +141,7 @@ def _eligible(file: _raw_files.ArrayFile, selection: Selection) -> list[str]:
     if not names:
         raise ArgumentError(
             f"{file.path} has no eligible matrix among its {count(len(file), 'array')}: "
-            f"{_why_none(file, selection)}; see --include, --exclude and --min-size"
+            f"{_why_none(file, selection)}; see --include, --exclude, --min-size and --stacks"
         )
     return names
 

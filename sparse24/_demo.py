@@ -161,7 +161,9 @@ def choose_device(device: str) -> str:
     """``"cuda"`` or ``"cpu"``; raises `DeviceError` if a GPU was named and none is there."""
     there = _arrays.cuda_available()
     if device == "cuda" and not there:
-        raise DeviceError(f"--device cuda was named, but {_arrays.why_no_cuda()}; see info")
+        raise DeviceError(
+            f"--device cuda was named, but {_arrays.why_no_cuda()}; see python -m sparse24 info"
+        )
     return ("cuda" if there else "cpu") if device == "auto" else device
 
 

@@ -267,8 +267,8 @@ def _explain_cpu(a: Operand24, n: int, algorithm: str, kept: bool, way_out: str)
         reason = "the Numba kernel skips the zeros and wins at this size"
     if cpu.is_small((m, n), k) and not stacked:
         reason += (
-            "; the Python of a call takes longer than a product this small, which is quicker with "
-            "a dense array of NumPy"
+            "; the product is so small that the overhead of the call dominates; a plain NumPy "
+            "array is quicker"
         )
     return Explanation(chosen, (), {}, reason)
 

@@ -58,10 +58,17 @@ def suffix_of(path: str | os.PathLike) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ArgumentError(
-            f"path must end in {', '.join(SUFFIXES)}, got {str(path)!r}; save its arrays in one of "
-            "these formats first"
+            f"path must end in {', '.join(SUFFIXES)}, got {str(path)!r}; {_way_out(path)}"
         )
     return suffix
+
+
+def _way_out(path: str | os.PathLike) -> str:
+    """What to do with a file of another kind, which may be packed, as a.mtx.gz is."""
+    for kind in ("mtx", "smtx"):
+        if f".{kind}" in Path(path).name.lower():
+            return f"read it in Python, with sparse24.families.read_{kind}"
+    return "save its arrays in one of these formats first"
 
 
 def open_arrays(path: str | os.PathLike) -> ArrayFile:
@@ -192,6 +199,9 @@ class NpzFile(ArrayFile):
 
     def __init__(self, path: Path):
         super().__init__(path)
+        with path.open("rb") as file:
+            if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+                raise FormatError(f"{path} is an npy file, not npz; load it with numpy.load")
         with self._archive() as archive:
             members = {info.filename: info for info in archive.infolist()}
             ours = f"{HEADER}.json" in members

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +35,13 @@ def test_a_file_of_scipy_is_named(tmp_path, capsys):
         assert "scipy.sparse.load_npz" in error
     with pytest.raises(s24.FormatError, match=r"sparse24\.hybrid"):
         s24.load_npz(tmp_path / "m.npz")
+
+
+def test_matrices_of_other_files_are_read_in_python(tmp_path, capsys):
+    for name, reader in (("a.mtx", "mtx"), ("a.mtx.gz", "mtx"), ("a.smtx", "smtx")):
+        (tmp_path / name).touch()
+        error = run(capsys, "inspect", tmp_path / name, code=1)
+        assert f"read it in Python, with sparse24.families.read_{reader}" in error
 
 
 def test_too_little_memory_is_an_error_without_a_traceback(capsys, monkeypatch):
@@ -104,6 +114,7 @@ def test_a_named_gpu_that_is_not_there_is_an_error(checkpoint, capsys, monkeypat
     monkeypatch.setattr(s24._arrays, "cuda_available", lambda: False)
     error = run(capsys, "demo", "--checkpoint", checkpoint, "--device", "cuda", code=1)
     assert "finds no CUDA device" in error
+    assert "see python -m sparse24 info" in error
 
 
 def test_bench_prints_a_row_for_each_shape(capsys):
@@ -135,6 +146,17 @@ def test_info_names_versions(capsys):
     for capability, kernels in (((7, 5), of_all), ((8, 0), of_ampere), ((9, 0), of_hopper)):
         properties = dict(zip(("major", "minor"), capability, strict=True))
         assert set(_config._kernels(properties)) == kernels
+
+
+def test_the_reference_names_every_command_and_option():
+    page = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.rst"
+    of_command = dict(re.findall(r"^(\w+)\n-+\n(.*?)(?=^\w+\n-|\Z)", page.read_text(), re.M | re.S))
+    (commands,) = (x for x in _cli.parser()._actions if isinstance(x, argparse._SubParsersAction))
+    assert set(of_command) == set(commands.choices)
+    for name, command in commands.choices.items():
+        assert f"$ python -m sparse24 {name}" in of_command[name]
+        for option in {x for action in command._actions for x in action.option_strings}:
+            assert f"``{option}" in of_command[name] or option in ("-h", "--help"), (name, option)
 
 
 def test_kept_energy_of_zeros_is_whole():

@@ -72,10 +72,12 @@ def test_stacks_of_experts_are_pruned_on_request(arrays, rng, tmp_path, capsys):
     arrays["image"] = rng.standard_normal((2, 2, 40, 40)).astype(np.float32)
     source, out = tmp_path / "experts.safetensors", tmp_path / "out.safetensors"
     _raw_writers.write_safetensors(source, arrays, None)
-    run(capsys, "convert", source, out)
+    told = "1 array of three axes left dense; if these are weights (e, m, k) of experts, --stacks "
+    assert told in run(capsys, "convert", source, out).splitlines()[-1]
     assert isinstance(s24.load_safetensors(out)["experts.up"], np.ndarray)
     text = run(capsys, "convert", source, out, "--stacks")
     assert "3×36×40" in text
+    assert "left dense" not in text
     loaded = s24.load_safetensors(out)
     pruned = s24.prune(arrays["experts.up"])
     np.testing.assert_array_equal(loaded["experts.up"].toarray(), pruned)

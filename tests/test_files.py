@@ -190,6 +190,14 @@ def test_a_claim_larger_than_the_file_is_refused(tmp_path):
         _raw_files.open_arrays(path)
 
 
+@pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+def test_an_npy_file_is_no_npz_file(name, tmp_path):
+    with (tmp_path / name).open("wb") as file:
+        np.save(file, np.ones((2, 2)))
+    with pytest.raises(s24.FormatError, match=r"is an npy file, not npz; load it with numpy\.load"):
+        s24.load_npz(tmp_path / name)
+
+
 @pytest.mark.filterwarnings("ignore:Reading .* required additional header parsing")
 def test_every_byte_of_an_npy_header_may_be_damaged(tmp_path):
     path = tmp_path / "a.npy"

@@ -91,6 +91,8 @@ def rivals(cases: list[dict[str, Any]]) -> list[str]:
 def machine(header: dict[str, Any]) -> str:
     """One line: where and when a suite ran."""
     where = header.get("gpu") or header.get("cpu", "an unnamed machine")
+    if not header.get("gpu") and header.get("vector_bytes") == 64:
+        where = where.replace("x86_64", "x86_64 with AVX-512")
     packages = header.get("packages", {})
     if header.get("gpu"):
         versions = [f"CuPy {v}" for k, v in packages.items() if k.startswith("cupy")]

@@ -137,9 +137,9 @@ with torch.no_grad():
         print("difference:", (compiled(x) - model[0].up(x)).abs().max().item())
 
 # %%
-# CUDA graphs, as of ``mode="reduce-overhead"``, do not look at their replays whether a weight has
-# changed, and pack it at each.  A weight that is final is packed once, as the parameter of an
-# ordinary layer.
+# CUDA graphs, such as those of ``mode="reduce-overhead"``, cannot check at replay whether a weight
+# has changed, so they pack it every time.  To pack a final weight only once, make it the parameter
+# of an ordinary layer:
 
 up = model[0].up
 before = up(x)
