@@ -3,6 +3,9 @@ torch.func's transforms."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -29,6 +32,38 @@ call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_sparse_products_are_refused_within_transforms(call):
     with pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
         grad(lambda x: call(x).sum())(torch.ones(2, 8))
+
+
+@call
+def test_compiled_transforms_are_refused_too(call):
+    """Traced without a look at them, their gradients would be zero."""
+
+    def gradient(x):
+        return grad(lambda x: call(x).sum())(x)
+
+    x = torch.ones(2, 8)
+    with pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
+        torch.compile(gradient, backend="eager")(x)
+    with pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
+        torch.compile(vmap(call), backend="eager")(x[None])
+    if not isinstance(call, torch.nn.Module):
+        return
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
+        torch.compile(vmap(call), backend="eager")(x[None])
+
+
+def test_code_that_is_compiled_for_training_is_refused_within_transforms():
+    layer = CALLS["weight"]
+    compiled = torch.compile(lambda x: layer(x).sum(), backend="eager")
+    compiled(torch.ones(2, 8)).backward()
+    with pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
+        grad(compiled)(torch.ones(2, 8))
+
+
+def test_importing_the_bridge_does_not_import_the_compiler():
+    code = "import sys, sparse24.torch; print('torch._dynamo' in sys.modules)"
+    out = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert out.stdout.strip() == "False", out.stderr
 
 
 @call
