@@ -17,7 +17,7 @@ from typing import Any
 from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError, FormatError
-from sparse24._sched_arrays import namespace, plain
+from sparse24._sched_arrays import copied
 from sparse24._sched_decide import check_given
 from sparse24._sched_init import init
 from sparse24._sched_masks import MaskScheduler, named, named_gradients
@@ -244,7 +244,7 @@ def _done(masks: Mapping[str, Any], events: tuple[Update, ...] = ()) -> Future:
 def _snapshot(arrays: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if arrays is None:
         return None
-    return {name: namespace(a).asarray(plain(a), copy=True) for name, a in arrays.items()}
+    return {name: copied(array) for name, array in arrays.items()}
 
 
 class _CupyLane:

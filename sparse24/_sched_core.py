@@ -81,7 +81,8 @@ def step(
         Only those that the recipes use must be given, for every layer of `state`.
     reduce : callable, optional
         Applied to the scores of a layer before masks are chosen, and to the statistics of
-        distributions; an all-reduce makes the masks of ranks with different data agree.
+        distributions; an all-reduce makes the masks of ranks with different data agree.  It gets a
+        copy, which it may write to and return.
     measure : bool, default True
         Count flips and kept norm for the events; False saves a pass over the weights.
 
