@@ -117,10 +117,18 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     'Linear'
     """
     _check_module(model)
-    found = _replacements(
-        model, lambda _, layer: layer.to_dense() if isinstance(layer, SparseLinear) else None
-    )
-    return _replace(model, found)
+    projected: set[torch.nn.Parameter] = set()
+
+    def replaced(_: str, layer: torch.nn.Module) -> torch.nn.Module | None:
+        if not isinstance(layer, SparseLinear):
+            return None
+        if layer.scale is not None:
+            if layer.weight in projected:  # of a layer before, with which it shares the weight
+                layer.scale.fill_(1.0)
+            projected.add(layer.weight)
+        return layer.to_dense()
+
+    return _replace(model, _replacements(model, replaced))
 
 
 Replacements = dict[torch.nn.Module, torch.nn.Module]

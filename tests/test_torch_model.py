@@ -77,6 +77,15 @@ def test_a_layer_in_two_places_is_one_layer():
     torch.testing.assert_close(net(x), want, **CLOSE)
 
 
+def test_soft_layers_that_share_a_weight_are_made_dense_once():
+    layers = [torch.nn.Linear(32, 32) for _ in range(2)]
+    layers[1].weight = layers[0].weight
+    net, x = st.sparsify(torch.nn.Sequential(*layers), {"*": {"soft": True}}), torch.randn(5, 32)
+    want = net(x)
+    torch.testing.assert_close(st.desparsify(net)(x), want, **CLOSE)
+    assert net[0].weight is net[1].weight
+
+
 def test_state_dict_carries_masks():
     net = st.sparsify(model(), {"*": {}})
     net[0].set_mask(s24.mask(torch.rand(64, 32)))
