@@ -120,8 +120,9 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         rule = checked_rule(gradient, transposable, decay, seed)
         check_activation(sparse, rule)
         self._begin(rule)
-        # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
-        self._clock = torch.zeros((), dtype=torch.int64)
+        with torch.inference_mode(False):  # else the layer could not learn with it
+            # On the CPU, so that compiled code reads it anew and nothing waits for a device.
+            self._clock = torch.zeros((), dtype=torch.int64)
         _check.one_of(soft, (True, False), argument="soft")
         hard = sparse != "weight" or transposable or decay or not rule.straight
         if soft and hard:
@@ -129,7 +130,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
                 "soft=True needs sparse='weight', a straight-through gradient ('ste' or "
                 "'ste_sampled'), transposable=False and decay=0"
             )
-        self.register_buffer("scale", soft_threshold_scale(self.weight) if soft else None)
+        with torch.inference_mode(False):
+            self.register_buffer("scale", soft_threshold_scale(self.weight) if soft else None)
 
     @classmethod
     def from_dense(cls, layer: torch.nn.Linear, **options) -> SparseLinear:
