@@ -11,6 +11,7 @@ from sparse24._errors import ArgumentError
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_check import check_linear, check_tensor, check_whole
 from sparse24._torch_compiled import by_packing, is_compiled, layer_product
+from sparse24._torch_encoders import watch_encoders
 from sparse24._torch_kept import forget, found_or_packed, will_change
 from sparse24._torch_linear import (
     MODES,
@@ -114,6 +115,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     def _configure(
         self, sparse="weight", gradient="ste", transposable=False, decay=0.0, seed=0, soft=False
     ) -> None:
+        watch_encoders()
         _check.one_of(sparse, MODES, argument="sparse")
         self.sparse = sparse
         seed = _check.whole(seed, argument="seed", least=0)
@@ -164,6 +166,10 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
                 if self.scale is not None:
                     self.scale.fill_(1.0)  # the weight is projected, and stays as it is from now on
         return new
+
+    def __setstate__(self, state) -> None:
+        watch_encoders()  # a copy, or a layer of a file, may be the first one
+        super().__setstate__(state)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

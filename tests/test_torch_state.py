@@ -168,17 +168,6 @@ def test_the_way_of_a_mask_is_checked():
         layer.set_mask(layer.current_mask(), way="sparse")
 
 
-def test_encoders_do_not_nest_sequences_for_sparse_layers():
-    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
-    net = st.sparsify(torch.nn.TransformerEncoder(layer, 2), {"*.linear*": {}})
-    x, padding = torch.randn(2, 5, 16), torch.zeros(2, 5, dtype=torch.bool)
-    padding[0, 3:] = True
-    want = net(x, src_key_padding_mask=padding)
-    with torch.no_grad():
-        got = net.eval()(x, src_key_padding_mask=padding)
-    torch.testing.assert_close(got[~padding], want[~padding], **CLOSE)
-
-
 def test_a_packed_weight_that_another_thread_drops_is_used_to_the_end(monkeypatch):
     layer, x = masked_layer().eval(), torch.randn(3, 8)
     with torch.no_grad():
