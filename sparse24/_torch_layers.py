@@ -40,7 +40,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     in_features, out_features, bias, device, dtype
         As in `torch.nn.Linear`.
     sparse, gradient, transposable, decay, seed
-        See `linear`.
+        See `linear`, also for `decay` where gradients accumulate or the loss is scaled.
     soft : bool
         S-STE [1]_: no mask, but a continuous projection of the weight to 2:4 that shrinks what
         it keeps.  Needs a sparse weight, straight-through gradients and no 4x4 tiles.
