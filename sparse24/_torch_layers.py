@@ -49,9 +49,10 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     ----------
     mask : Tensor of bool or None
         A buffer, saved with the model.  With None, the layer chooses its mask anew by magnitude
-        at each call.  `set_mask` and `update_masks` set it, and it then stays until the next
-        update.  ``torch.distributed.checkpoint.load`` reads only entries that a model has already:
-        set masks in a new model before.
+        at each call.  `set_mask`, `set_masks` and `update_masks` set it, and it then stays until
+        the next update.  Set masks in a model before what knows only the entries that it has then:
+        ``torch.distributed.checkpoint.load``, and averages such as
+        `torch.optim.swa_utils.AveragedModel`.
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
         that resumed training draws the same samples as uninterrupted training.  A pass that
