@@ -9,7 +9,7 @@ from sparse24 import _check
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._torch_autograd import ActivationLinear, WeightLinear, through_mask
 from sparse24._torch_check import check_linear
-from sparse24._torch_transforms import differentiable
+from sparse24._torch_transforms import differentiable, refuse_tangents
 from sparse24._train_rule import Rule, checked_rule, constant
 
 MODES = ("weight", "activation", "masked")
@@ -163,6 +163,7 @@ def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     if mask.dtype != torch.bool:
         raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
     if rule.decay:
+        refuse_tangents(weight, rule.decay)
         return _Decayed.apply(weight, mask, rule.straight, constant(rule.decay))
     kept = torch.where(mask, weight, 0.0)
     return _straight(kept, weight) if rule.straight else kept

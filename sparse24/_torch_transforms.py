@@ -23,6 +23,16 @@ def differentiable(function: type[torch.autograd.Function], *operands):
     return function.apply(*operands)
 
 
+def refuse_tangents(weight: Tensor, decay: float) -> None:
+    """For masked weights that decay: what backward adds to a gradient has no forward mode."""
+    if torch.compiler.is_compiling() or not _has_tangents([weight]):
+        return
+    raise UnsupportedError(
+        f"decay={decay:g} is added to gradients by backward(), torch.autograd.grad and "
+        "torch.func.grad, and has no derivative in forward mode or torch.func.jvp; use decay=0"
+    )
+
+
 def refuse_transforms(*tensors: Tensor | None) -> None:
     """For products without gradients: torch's transforms would lose what they follow."""
     if torch.compiler.is_compiling():

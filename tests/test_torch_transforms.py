@@ -3,6 +3,7 @@ torch.func's transforms."""
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.autograd import forward_ad  # noqa: E402
-from torch.func import functional_call, grad, stack_module_state, vmap  # noqa: E402
+from torch.func import functional_call, grad, jvp, stack_module_state, vmap  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
@@ -106,6 +107,24 @@ def test_masked_layers_are_followed_by_transforms(decay):
         want = torch.autograd.grad(loss(weights, row), list(weights.values()))
         for name, gradient in zip(weights, want, strict=True):
             torch.testing.assert_close(got[name][number], gradient)
+
+
+def test_masked_layers_that_decay_are_refused_in_forward_mode_alone():
+    layer, x = st.SparseLinear(8, 4, sparse="masked", decay=0.1), torch.randn(3, 8)
+    layer.set_mask(s24.mask(layer.weight))
+    weight = layer.weight.detach()
+
+    def output(weight, x):
+        return functional_call(layer, {"weight": weight}, (x,))
+
+    words = r"decay=0\.1 is added to gradients by backward.* forward mode .*; use decay=0"
+    with pytest.raises(UnsupportedError, match=words):
+        jvp(lambda weight: output(weight, x), (weight,), (weight,))
+    with forward_ad.dual_level(), pytest.raises(UnsupportedError, match=words):
+        output(forward_ad.make_dual(weight, weight), x)
+    layer.rule = dataclasses.replace(layer.rule, decay=0.0)
+    _, tangent = jvp(lambda weight: output(weight, x), (weight,), (weight,))
+    torch.testing.assert_close(tangent, x @ weight.T)
 
 
 @pytest.mark.parametrize("name", ["weight", "activation", "feed_forward"])
