@@ -12,6 +12,7 @@ from sparse24._errors import ArgumentError
 from sparse24._sched_arrays import (
     check_part,
     check_share,
+    copied,
     floor_count,
     namespace,
     tree_sum,
@@ -114,7 +115,7 @@ class Adaptive(Distribution):
         return self.of(seen.name).observe(memory, seen.need("gradient", "LayerWiseAdapter"))
 
     def agreed(self, memory, reduce):
-        square = memory["grad_square"]
+        square = copied(memory["grad_square"])  # which `reduce` may write to
         one = namespace(square).reshape(square, (1,))  # as a library that reduces takes it
         return {**memory, "grad_square": reduce(one)[0]}
 

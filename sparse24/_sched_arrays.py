@@ -47,6 +47,11 @@ def working(x: Array) -> Array:
     return x if x.dtype == xp.float64 else xp.astype(x, xp.float32, copy=False)
 
 
+def copied(x: Array) -> Array:
+    """An array that others may write to, without a gradient record."""
+    return namespace(x).asarray(plain(x), copy=True)
+
+
 def ranked(scores: Array) -> Array:
     """Scores that compare safely: NaN is infinite, all others are finite."""
     scores = working(scores)

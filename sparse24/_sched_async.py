@@ -11,13 +11,12 @@ import contextlib
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from typing import Any
 
 from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
 from sparse24._errors import ArgumentError, FormatError
-from sparse24._sched_arrays import namespace, plain
+from sparse24._sched_arrays import copied
 from sparse24._sched_decide import check_given
 from sparse24._sched_init import init
 from sparse24._sched_masks import MaskScheduler, named, named_gradients
@@ -74,6 +73,7 @@ class AsyncScheduler:
         self._state: State = init(rules, weights, seed=seed)  # owned by the worker
         self._ahead = self._state  # the state's schedule, known without waiting
         self._masks = dict(self._state.masks)
+        self._updated: dict[str, int] = {}  # the step that each of these masks is of
         self._queue: deque[tuple[Future, Any]] = deque()  # results and the snapshots they read
         # Memory pools reuse a freed block in the order of the stream that it came from, so
         # what the other stream may still read is kept until its work is certainly over.
@@ -109,8 +109,8 @@ class AsyncScheduler:
         Waits for the pending work.
         """
         self._settle()
-        dropped = [event for future, _ in self._queue for event in future.result()[1]]
-        state = replace(core.undone(self._state, dropped), masks=self.masks)
+        dropped = {event.name for future, _ in self._queue for event in future.result()[1]}
+        state = core.undone(self._state, self.masks, dict(self._updated), dropped)
         self._state = self._ahead = core.freeze(state)
         for place in range(len(self._queue)):
             self._queue[place] = (_done(self.masks), None)
@@ -166,6 +166,7 @@ class AsyncScheduler:
             future, snapshot = self._queue.popleft()
             self._retired.append((self._masks, snapshot))
             self._masks, self.events = self._take(future)
+            self._updated |= {event.name: event.step for event in self.events}
         if self.telemetry is not None:
             self.telemetry.record(self.events)
         return self.masks
@@ -204,6 +205,7 @@ class AsyncScheduler:
         saved = _sched_state.to_dict(self._state)
         pack = _sched_state.pack_mask
         saved["in_use"] = {name: pack(mask) for name, mask in self._masks.items()}
+        saved["in_use_updated"] = dict(self._updated)
         saved["waiting"] = [{name: pack(m) for name, m in masks.items()} for masks, _ in results]
         saved["events"] = [[_sched_state.pack_event(e) for e in events] for _, events in results]
         return saved
@@ -211,7 +213,7 @@ class AsyncScheduler:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         _sched_state.check(saved)
-        whole = {"in_use", "waiting", "events"} <= saved.keys()
+        whole = {"in_use", "in_use_updated", "waiting", "events"} <= saved.keys()
         waiting = saved["waiting"] if whole else ()
         if not whole or not isinstance(waiting, list | tuple) or len(waiting) > self.delay:
             raise FormatError(
@@ -222,11 +224,12 @@ class AsyncScheduler:
         state = _sched_state.from_dict(self._state, dict(saved))
         with _sched_state.reading():  # all of it, before anything changes
             masks = _unpacked(saved["in_use"], state.masks)
+            updated = _sched_state.unpack_steps(saved["in_use_updated"])
             events = [tuple(Update(**event) for event in past) for past in saved["events"]]
             waits = [_unpacked(packed, state.masks) for packed in waiting]
             queue = [(_done(*pair), None) for pair in zip(waits, events, strict=True)]
         self._state = self._ahead = state
-        self._masks, self._failed = masks, False
+        self._masks, self._updated, self._failed = masks, updated, False
         self._queue = deque(queue)
 
 
@@ -244,7 +247,7 @@ def _done(masks: Mapping[str, Any], events: tuple[Update, ...] = ()) -> Future:
 def _snapshot(arrays: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if arrays is None:
         return None
-    return {name: namespace(a).asarray(plain(a), copy=True) for name, a in arrays.items()}
+    return {name: copied(array) for name, array in arrays.items()}
 
 
 class _CupyLane:

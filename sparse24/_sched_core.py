@@ -81,7 +81,8 @@ def step(
         Only those that the recipes use must be given, for every layer of `state`.
     reduce : callable, optional
         Applied to the scores of a layer before masks are chosen, and to the statistics of
-        distributions; an all-reduce makes the masks of ranks with different data agree.
+        distributions; an all-reduce makes the masks of ranks with different data agree.  It gets a
+        copy, which it may write to and return.
     measure : bool, default True
         Count flips and kept norm for the events; False saves a pass over the weights.
 
@@ -168,17 +169,10 @@ def advance(state: State) -> State:
     return replace(state, step=state.step + 1, missed=missed)
 
 
-def undone(state: State, events: Sequence[Update]) -> State:
-    """The state as if these updates, the latest of their layers, were still to be made."""
-    updated = dict(state.updated)
-    for event in reversed(events):  # the first of a layer comes last
-        if event.step == 0:
-            updated.pop(event.name, None)
-        else:
-            updated[event.name] = event.step - event.age
-    layers = {event.name for event in events}
+def undone(state: State, masks: Arrays, updated: dict[str, int], layers: set[str]) -> State:
+    """The state with masks of these updates, as if later ones of `layers` were still to be made."""
     missed = {i for i, (_, names) in enumerate(state.groups) if layers & set(names)}
-    return replace(state, updated=updated, missed=state.missed | missed)
+    return replace(state, masks=masks, updated=updated, missed=state.missed | missed)
 
 
 def freeze(state: State) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, ShapeError
-from sparse24._sched_arrays import check_layer, namespace, ranked, working
+from sparse24._sched_arrays import check_layer, copied, namespace, ranked, working
 from sparse24._sched_criteria import Magnitude, Memory, Observation
 from sparse24._sched_growers import NoGrowth
 from sparse24._sched_patterns import Turnover
@@ -89,8 +89,11 @@ def _pooled(recipe: Recipe, criterion, state: State, members, arrays, reduce) ->
         seen = observation(state, name, *arrays)
         memory = state.memory[name]
         scores = criterion.score(_first(memory) if criterion is initial else memory, seen)
-        scores = scores if reduce is None else reduce(scores)
-        _check.is_array(scores, argument=f"the scores of layer {name!r}")
+        argument = f"the scores of layer {name!r}"
+        _check.is_array(scores, argument=argument)
+        if reduce is not None:  # it may write to what it gets, and scores may be memory or given
+            scores = reduce(copied(scores))
+            _check.is_array(scores, argument=argument)
         namespace(scores, state.masks[name])  # refuses another library, of which masks would be
         scores = working(scores)
         if tuple(scores.shape) != state.shapes[name]:

@@ -25,7 +25,7 @@ class MaskScheduler:
     telemetry : Telemetry, optional
         Records the events; without it, flips and norms are not measured.
     reduce : callable, optional
-        Makes scores agree across ranks before masks are chosen.
+        Makes scores agree across ranks before masks are chosen: see `step`.
 
     Attributes
     ----------

@@ -234,8 +234,13 @@ def _restored(state: State, saved: Mapping[str, Any]) -> State:
         step=_whole(saved["step"]),
         frozen=bool(saved["frozen"]),
         missed=frozenset(_whole(number) for number in saved["missed"]),
-        updated={name: _whole(at) for name, at in saved["updated"].items()},
+        updated=unpack_steps(saved["updated"]),
     )
+
+
+def unpack_steps(saved: Mapping[str, Any]) -> dict[str, int]:
+    """The steps of the layers' updates, as they were saved."""
+    return {name: _whole(at) for name, at in saved.items()}
 
 
 def _whole(value: Any) -> int:

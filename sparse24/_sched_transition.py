@@ -54,10 +54,17 @@ def _check_masks(old: Array, new: Array) -> None:
     _check.same_shape(old.shape, new.shape, argument="old", other="new")
 
 
-# Running means and sums of squares, and Rprop's step sizes, as torch, optax and others name them.
+# What is no momentum, as torch, optax and others name it.  Magnitudes: running means, sums and
+# maxima of squares, estimates of curvature, sizes of steps and what those are estimated from.
 SIZES = (
     "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum", "sum_of_squares", "nu", "v",
-    "e_g", "e_x", "step_size",
+    "e_g", "e_x", "step_size", "exp_inf", "variance", "exp_avg_var", "max_exp_avg_var", "state2",
+    "nu_max", "n", "hessian", "exp_hessian_diag_sq", "step_sizes", "alphak", "s", "sk", "grad_sum",
+)  # fmt: skip
+# And copies of the weights: averages, starting points, the sequence of a schedule-free optimizer.
+WEIGHTS = (
+    "ax", "z", "p0", "params0", "x0", "ema", "slow_buffer", "slow_param", "lookahead_slow_buff",
+    "cached_params", "swa_buffer", "master_param",
 )  # fmt: skip
 
 
@@ -71,13 +78,16 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
     Means of squares (`exp_avg_sq`, `square_avg`, `nu` and similar) are never cleared: starting
     from zero while the step counter goes on, Adam's next step would be ``(1 - beta1) /
     sqrt(1 - beta2)`` times the learning rate, three times too long, for every changed weight.
-    Nor are Rprop's step sizes, which would take long to grow again.
+    Nor are Rprop's step sizes, which would take long to grow again, and copies of the weights,
+    such as ASGD's average `ax` or the `z` of schedule-free optimizers.  All these are known by
+    their names, as torch, optax and widespread other optimizers give them, and 8-bit codes by
+    their type; whatever else has the shape of the mask is taken for a momentum.
 
     Parameters
     ----------
     slots : mapping of str to array
-        One weight's state, e.g. momentum and second moment; entries whose shape differs from the
-        mask's (step counters) are returned unchanged.
+        One weight's state, e.g. momentum and second moment; entries that are no momentum, or whose
+        shape differs from the mask's (step counters), are returned unchanged.
     old, new : array of bool
         The masks before and after.
     policy : {"keep", "zero_dropped", "zero_grown", "zero_changed"}
@@ -117,7 +127,14 @@ def mask_slots(slots, old: Array, new: Array, *, policy: str = "zero_changed"):
         return dict(slots)
     return {
         key: select(clear, namespace(slot, clear).zeros_like(slot), slot)
-        if key not in SIZES and tuple(getattr(slot, "shape", ())) == tuple(new.shape)
+        if _is_momentum(key, slot, tuple(new.shape))
         else slot
         for key, slot in slots.items()
     }
+
+
+def _is_momentum(key: str, slot, shape: tuple[int, ...]) -> bool:
+    """Whether an entry of the state is for each weight what is lost with its mask."""
+    if key in SIZES or key in WEIGHTS or tuple(getattr(slot, "shape", ())) != shape:
+        return False
+    return not str(slot.dtype).endswith("uint8")  # codes, of which 0 need not stand for zero

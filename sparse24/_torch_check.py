@@ -28,7 +28,8 @@ def check_tensor(given, argument: str) -> None:
     if given.is_nested:
         raise DTypeError(
             f"{argument} must be a dense tensor, got a nested one; use "
-            f"torch.nested.to_padded_tensor({argument}, 0.0)"
+            f"torch.nested.to_padded_tensor({argument}, 0.0), or in a torch.nn.TransformerEncoder "
+            "set its use_nested_tensor = False"
         )
     if given.layout is not torch.strided:
         raise DTypeError(

@@ -116,6 +116,8 @@ class SparseExperts(PrunedLayer):
         ----------
         layers : iterable of torch.nn.Linear
             Such as a `torch.nn.ModuleList`; all of one shape and type, with a bias or without.
+            Their weights all train, or none does, which the experts' then does not either; so for
+            their biases.
         gates : iterable of torch.nn.Linear, optional
             Like them, one for each: the experts are gated.
         **options
@@ -140,6 +142,9 @@ class SparseExperts(PrunedLayer):
                 new.weight[i].copy_(torch.cat([layer.weight for layer in of_expert]))
                 if new.bias is not None:
                     new.bias[i].copy_(torch.cat([layer.bias for layer in of_expert]))
+        new.weight.requires_grad_(first.weight.requires_grad)
+        if new.bias is not None:
+            new.bias.requires_grad_(first.bias.requires_grad)
         return new.train(first.training)
 
     def to_dense(self) -> torch.nn.ModuleList:
@@ -152,9 +157,10 @@ class SparseExperts(PrunedLayer):
         layers = torch.nn.ModuleList()
         for i, weight in enumerate(pruned):
             layer = torch.nn.Linear(*weight.shape[::-1], self.bias is not None, device="meta")
-            layer.weight = torch.nn.Parameter(weight.clone())
+            layer.weight = torch.nn.Parameter(weight.clone(), self.weight.requires_grad)
             if self.bias is not None:
-                layer.bias = torch.nn.Parameter(self.bias[i].detach().clone())
+                bias = self.bias[i].detach().clone()
+                layer.bias = torch.nn.Parameter(bias, self.bias.requires_grad)
             layers.append(layer)
         return layers.train(self.training)
 
@@ -244,3 +250,11 @@ def _check_alike(layers: list) -> None:
             "layers must be alike in shape, type, device and whether they have a bias, got "
             f"{len(kinds)} kinds among {len(layers)}; make experts of each kind"
         )
+    for what in ("weight", "bias"):
+        kept = [getattr(x, what) for x in layers]
+        if len({p is not None and p.requires_grad for p in kept}) > 1:
+            raise ArgumentError(
+                f"layers must all train their {what} or all keep it, since that of the experts is "
+                f"one parameter, got {sum(p.requires_grad for p in kept)} that train among "
+                f"{len(kept)}; set requires_grad alike before"
+            )

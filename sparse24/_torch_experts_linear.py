@@ -51,7 +51,8 @@ def grouped_linear(
         Prune by 4x4 tiles, so that the backward product with the weight is sparse too.  A given
         `mask` must then be 2:4 along both of its last axes.
     decay : float
-        SR-STE's factor: this times the pruned weights is added to the gradient.
+        SR-STE's factor: this times the pruned weights is added to the gradient, once in each
+        backward pass; the notes of `linear` say what to do where that is not once a step.
     activation : {None, "relu", "relu2", "gelu", "gelu_tanh", "silu"}
         Applied to y.
     gated : bool

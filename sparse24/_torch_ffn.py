@@ -78,6 +78,13 @@ def feed_forward(
     ------
     ShapeError, DTypeError, DeviceError
 
+    Notes
+    -----
+    Backward takes the derivative of the squared relu, twice the relu, as the root of the stored
+    square.  Squares in float16 lose precision where the relu is below 2**-7, are zero, and have no
+    gradient, below 2**-12.5, and are infinite from 256 on.  Prefer bfloat16, which has the range of
+    float32.
+
     References
     ----------
     .. [1] D. Haziza et al., *Accelerating Transformer Inference and Training with 2:4

@@ -11,6 +11,7 @@ from sparse24._errors import ArgumentError
 from sparse24._sched_gradients import soft_threshold_scale
 from sparse24._torch_check import check_linear, check_tensor, check_whole
 from sparse24._torch_compiled import by_packing, is_compiled, layer_product
+from sparse24._torch_encoders import watch_encoders
 from sparse24._torch_kept import forget, found_or_packed, will_change
 from sparse24._torch_linear import (
     MODES,
@@ -39,7 +40,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     in_features, out_features, bias, device, dtype
         As in `torch.nn.Linear`.
     sparse, gradient, transposable, decay, seed
-        See `linear`.
+        See `linear`, also for `decay` where gradients accumulate or the loss is scaled.
     soft : bool
         S-STE [1]_: no mask, but a continuous projection of the weight to 2:4 that shrinks what
         it keeps.  Needs a sparse weight, straight-through gradients and no 4x4 tiles.
@@ -48,9 +49,10 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     ----------
     mask : Tensor of bool or None
         A buffer, saved with the model.  With None, the layer chooses its mask anew by magnitude
-        at each call.  `set_mask` and `update_masks` set it, and it then stays until the next
-        update.  ``torch.distributed.checkpoint.load`` reads only entries that a model has already:
-        set masks in a new model before.
+        at each call.  `set_mask`, `set_masks` and `update_masks` set it, and it then stays until
+        the next update.  Set masks in a model before what knows only the entries that it has then:
+        ``torch.distributed.checkpoint.load``, and averages such as
+        `torch.optim.swa_utils.AveragedModel`.
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
         that resumed training draws the same samples as uninterrupted training.  A pass that
@@ -114,14 +116,16 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     def _configure(
         self, sparse="weight", gradient="ste", transposable=False, decay=0.0, seed=0, soft=False
     ) -> None:
+        watch_encoders()
         _check.one_of(sparse, MODES, argument="sparse")
         self.sparse = sparse
         seed = _check.whole(seed, argument="seed", least=0)
         rule = checked_rule(gradient, transposable, decay, seed)
         check_activation(sparse, rule)
         self._begin(rule)
-        # A tensor on the CPU, so that compiled code reads it anew and nothing waits for a device.
-        self._clock = torch.zeros((), dtype=torch.int64)
+        with torch.inference_mode(False):  # else the layer could not learn with it
+            # On the CPU, so that compiled code reads it anew and nothing waits for a device.
+            self._clock = torch.zeros((), dtype=torch.int64)
         _check.one_of(soft, (True, False), argument="soft")
         hard = sparse != "weight" or transposable or decay or not rule.straight
         if soft and hard:
@@ -129,7 +133,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
                 "soft=True needs sparse='weight', a straight-through gradient ('ste' or "
                 "'ste_sampled'), transposable=False and decay=0"
             )
-        self.register_buffer("scale", soft_threshold_scale(self.weight) if soft else None)
+        with torch.inference_mode(False):
+            self.register_buffer("scale", soft_threshold_scale(self.weight) if soft else None)
 
     @classmethod
     def from_dense(cls, layer: torch.nn.Linear, **options) -> SparseLinear:
@@ -162,6 +167,10 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
                 if self.scale is not None:
                     self.scale.fill_(1.0)  # the weight is projected, and stays as it is from now on
         return new
+
+    def __setstate__(self, state) -> None:
+        watch_encoders()  # a copy, or a layer of a file, may be the first one
+        super().__setstate__(state)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

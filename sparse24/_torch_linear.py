@@ -9,7 +9,7 @@ from sparse24 import _check
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._torch_autograd import ActivationLinear, WeightLinear, through_mask
 from sparse24._torch_check import check_linear
-from sparse24._torch_transforms import differentiable
+from sparse24._torch_transforms import differentiable, refuse_tangents
 from sparse24._train_rule import Rule, checked_rule, constant
 
 MODES = ("weight", "activation", "masked")
@@ -48,7 +48,8 @@ def linear(
         Prune by 4x4 tiles, so that the backward product with the weight is sparse too.  A
         given `mask` must then be 2:4 along both axes.
     decay : float
-        SR-STE's factor: this times the pruned weights is added to the gradient.
+        SR-STE's factor: this times the pruned weights is added to the gradient, once in each
+        backward pass: see Notes.
     seed : int
         Seed of the samples.
     clock : Tensor of int64 on the CPU, shape (), optional
@@ -65,6 +66,14 @@ def linear(
     PatternError
         If `mask` is not 2:4 where it must be.  On the GPU this is not checked, and the excess
         elements of a group are dropped.
+
+    Notes
+    -----
+    The size of `decay` is fixed: where gradients accumulate over micro-batches it counts once for
+    each, where a weight is used twice it counts twice, and where the loss is scaled, as by
+    `torch.amp.GradScaler`, it is divided by the scale and all but vanishes.  There leave it at 0
+    and, before the step of the optimizer, give ``weight.grad`` what
+    `sparse24.schedule.masked_decay_gradient` makes of it, once it is unscaled.
 
     Examples
     --------
@@ -154,6 +163,7 @@ def masked(weight: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
     if mask.dtype != torch.bool:
         raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
     if rule.decay:
+        refuse_tangents(weight, rule.decay)
         return _Decayed.apply(weight, mask, rule.straight, constant(rule.decay))
     kept = torch.where(mask, weight, 0.0)
     return _straight(kept, weight) if rule.straight else kept

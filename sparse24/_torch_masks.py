@@ -60,6 +60,10 @@ def update_masks(
     UnsupportedError
         If the model is sharded.
 
+    See Also
+    --------
+    set_masks : Before the first pass, where a recipe begins densely.
+
     References
     ----------
     .. [1] S. Han et al., *DSD: Dense-Sparse-Dense Training for Deep Neural Networks*, 2017.
@@ -78,15 +82,10 @@ def update_masks(
     _check.one_of(grown, ("keep", "zero"), argument="grown")
     _check.one_of(lifted, ("keep", "zero"), argument="lifted")
     _check.one_of(policy, POLICIES, argument="policy")
-    if not isinstance(scheduler, S.MaskScheduler | S.AsyncScheduler):  # an optimizer steps as well
-        raise ArgumentError(
-            "scheduler must be a scheduler of sparse24.schedule, such as MaskScheduler(recipe), "
-            f"got {_check.shown(scheduler)}"
-        )
+    _check_scheduler(scheduler)
     if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
         raise ArgumentError(f"optimizer must be one of torch.optim, got {_check.shown(optimizer)}")
-    layers = _masked_layers(model)
-    weights = {name: layer.weight for name, layer in layers.items()}
+    layers, weights = _masked_layers(model)
     gradients = {n: w.grad for n, w in weights.items() if w.grad is not None}
     _check_groups(_state(scheduler, weights), layers)
     masks = scheduler.step(weights=weights, gradients=gradients or None)
@@ -107,8 +106,69 @@ def update_masks(
     return masks
 
 
-def _masked_layers(model: torch.nn.Module) -> dict[str, PrunedLayer]:
-    """The sparse layers whose weights take masks."""
+def set_masks(model: torch.nn.Module, scheduler) -> dict[str, Tensor]:
+    """Set a scheduler's present masks in a model's layers, without a step of the scheduler.
+
+    Before the first step they are all true, and layers without a mask prune by magnitude.  So call
+    this before training where a recipe begins with a dense phase or a ramp: else the first forward
+    pass, which comes before the first `update_masks`, is pruned to 2:4.
+
+    Parameters
+    ----------
+    model : Module
+    scheduler : MaskScheduler, DynamicScheduler or AsyncScheduler
+        See `update_masks`.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The masks, now set in the layers.  Waits for the device, to look at them.
+
+    Raises
+    ------
+    ArgumentError
+        If the model has no layer to mask, a weight is parametrized, or the scheduler is of other
+        layers.
+    UnsupportedError
+        If the model is sharded.
+
+    See Also
+    --------
+    update_masks
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24 import schedule as S
+    >>> from sparse24.torch import set_masks, sparsify
+    >>> model = sparsify(torch.nn.Sequential(torch.nn.Linear(64, 64)), {"*": {}})
+    >>> scheduler = S.MaskScheduler(S.Recipe(S.OneShot(0.5, at=100), pattern=S.NM(2, 4)))
+    >>> masks = set_masks(model, scheduler)    # dense until step 100, the first pass too
+    >>> bool(masks["0"].all())
+    True
+    """
+    _check_scheduler(scheduler)
+    layers, weights = _masked_layers(model)
+    state = _state(scheduler, weights)
+    _check_groups(state, layers)
+    masks = scheduler.masks or dict(state.masks)  # the former only once it has begun
+    for name, mask in masks.items():
+        layers[name].set_mask(mask)
+    return masks
+
+
+def _check_scheduler(scheduler) -> None:
+    if not isinstance(scheduler, S.MaskScheduler | S.AsyncScheduler):  # an optimizer steps as well
+        raise ArgumentError(
+            "scheduler must be a scheduler of sparse24.schedule, such as MaskScheduler(recipe), "
+            f"got {_check.shown(scheduler)}"
+        )
+
+
+def _masked_layers(
+    model: torch.nn.Module,
+) -> tuple[dict[str, PrunedLayer], dict[str, torch.nn.Parameter]]:
+    """The sparse layers whose weights take masks, and these weights."""
     layers = {n: layer for n, layer in sparse_layers(model).items() if layer.takes_masks}
     if not layers:
         raise ArgumentError(
@@ -122,9 +182,10 @@ def _masked_layers(model: torch.nn.Module) -> dict[str, PrunedLayer]:
             "that they cannot be set; fold them first, as with "
             "torch.nn.utils.parametrize.remove_parametrizations, or call set_mask"
         )
-    for layer in layers.values():
-        check_whole(layer.weight)
-    return layers
+    weights = {name: layer._parameters["weight"] for name, layer in layers.items()}
+    for weight in weights.values():
+        check_whole(weight)
+    return layers, weights
 
 
 def _state(scheduler, weights) -> S.State:

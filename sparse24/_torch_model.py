@@ -10,6 +10,7 @@ import torch
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError
+from sparse24._torch_encoders import avoid_fused_inference
 from sparse24._torch_experts import SparseExperts
 from sparse24._torch_layers import SparseLinear
 
@@ -36,6 +37,15 @@ def sparsify(
     ArgumentError
         If a pattern matches no linear layer, or an option is unknown.  The model is then unchanged.
 
+    Notes
+    -----
+    Give the whole model: of a `torch.nn.TransformerEncoder` in it, `use_nested_tensor` is set to
+    False, as in evaluation it would put sequences with padding into nested tensors, which sparse
+    layers refuse.  Where you give it parts of an encoder, or put sparse layers in by hand, set that
+    yourself.  Encoder layers multiply by any sparse layer that is put into them, and not by torch's
+    fused inference.  A `torch.nn.MultiheadAttention` reads the weight of its `out_proj` itself and
+    would multiply densely by that of a sparse layer: `sparsify` leaves it as it is.
+
     Examples
     --------
     >>> import torch
@@ -61,7 +71,7 @@ def sparsify(
     if unused:
         raise _unused(model, unused)
     model = _replace(model, found)
-    _avoid_fused_inference(model)
+    avoid_fused_inference(model)
     return model
 
 
@@ -117,10 +127,18 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     'Linear'
     """
     _check_module(model)
-    found = _replacements(
-        model, lambda _, layer: layer.to_dense() if isinstance(layer, SparseLinear) else None
-    )
-    return _replace(model, found)
+    projected: set[torch.nn.Parameter] = set()
+
+    def replaced(_: str, layer: torch.nn.Module) -> torch.nn.Module | None:
+        if not isinstance(layer, SparseLinear):
+            return None
+        if layer.scale is not None:
+            if layer.weight in projected:  # of a layer before, with which it shares the weight
+                layer.scale.fill_(1.0)
+            projected.add(layer.weight)
+        return layer.to_dense()
+
+    return _replace(model, _replacements(model, replaced))
 
 
 Replacements = dict[torch.nn.Module, torch.nn.Module]
@@ -143,23 +161,6 @@ def _replace(model: torch.nn.Module, found: Replacements) -> torch.nn.Module:
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, found[layer])
     return model
-
-
-def _avoid_fused_inference(model: torch.nn.Module) -> None:
-    """torch's encoder layers pass their linear layers by in evaluation, and read their weights.
-
-    For that its encoders put sequences with padding into nested tensors, which layers that are not
-    passed by do not take.
-    """
-    for layer in model.modules():
-        if isinstance(layer, torch.nn.TransformerEncoderLayer) and _is_sparse(layer):
-            layer.activation_relu_or_gelu = 0  # what torch asks before it does
-        if isinstance(layer, torch.nn.TransformerEncoder) and _is_sparse(layer):
-            layer.use_nested_tensor = False
-
-
-def _is_sparse(module: torch.nn.Module) -> bool:
-    return any(isinstance(layer, SparseLinear) for layer in module.modules())
 
 
 def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear | SparseExperts]:

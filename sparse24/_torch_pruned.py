@@ -74,16 +74,19 @@ class PrunedLayer(torch.nn.Module):
         if mask is not None and mask.dtype != torch.bool:
             raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
         if mask is None or self.mask is None:
-            self.mask = None if mask is None else mask.to(self.weight.device).clone()
+            with torch.inference_mode(False):  # else the layer could not learn with it
+                self.mask = None if mask is None else mask.to(self.weight.device).clone()
         else:
             self.mask.copy_(mask)
-        self._choose_way(way)
+        self._choose_way(way, mask)
 
-    def _choose_way(self, way: str | None) -> None:
+    def _choose_way(self, way: str | None, given: Tensor | None = None) -> None:
+        """By the layer's mask, or the one that it was given, if its own is on the meta device."""
         if self.mask is None or self.sparse != "weight":
             self._way = self.sparse
         else:
-            self._way = way or way_of(self.mask, self.rule.transposable)
+            seen = given if self.mask.is_meta and given is not None else self.mask
+            self._way = way or way_of(seen, self.rule.transposable)
         self._looked_at = version_of(self.mask)
 
     def _look_again(self) -> None:

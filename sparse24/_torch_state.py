@@ -55,7 +55,8 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     clock, masked = (state_dict.get(f"{prefix}{key}") for key in OWN)
     made = mask is not None and layer.mask is None and layer.takes_masks
     if made:
-        layer.mask = torch.empty_like(layer.weight, dtype=torch.bool)
+        with torch.inference_mode(False):  # else the layer could not learn with it
+            layer.mask = torch.empty_like(layer.weight, dtype=torch.bool)
     elif mask is None and weight is not None:
         layer.mask = None
     if clock is not None and layer.rule.samples:
@@ -64,7 +65,7 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     if made and mask is not None and mask.shape != layer.weight.shape:
         layer.mask = None  # torch refuses the saved one, and ours was never written
     if weight is not None or mask is not None:
-        layer._choose_way("masked" if masked else None)
+        layer._choose_way("masked" if masked else None, None if mask is None else mask.bool())
 
 
 def hand_on_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:

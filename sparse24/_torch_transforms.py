@@ -16,16 +16,28 @@ from sparse24._errors import UnsupportedError
 
 def differentiable(function: type[torch.autograd.Function], *operands):
     """The function, or the message that torch would not give."""
-    if not torch.compiler.is_compiling():
-        tensors = [x for x in operands if isinstance(x, Tensor)]
-        if torch._C._are_functorch_transforms_active() or _has_tangents(tensors):
-            raise _not_by_transforms()
+    if _within_transforms():
+        raise _not_by_transforms()
+    if not torch.compiler.is_compiling() and _has_tangents(operands):
+        raise _not_by_transforms()
     return function.apply(*operands)
+
+
+def refuse_tangents(weight: Tensor, decay: float) -> None:
+    """For masked weights that decay: what backward adds to a gradient has no forward mode."""
+    if torch.compiler.is_compiling() or not _has_tangents([weight]):
+        return
+    raise UnsupportedError(
+        f"decay={decay:g} is added to gradients by backward(), torch.autograd.grad and "
+        "torch.func.grad, and has no derivative in forward mode or torch.func.jvp; use decay=0"
+    )
 
 
 def refuse_transforms(*tensors: Tensor | None) -> None:
     """For products without gradients: torch's transforms would lose what they follow."""
     if torch.compiler.is_compiling():
+        if _within_transforms():  # a compiler does not tell which tensors they follow
+            raise _not_by_transforms()
         return
     given = [x for x in tensors if x is not None]
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -38,10 +50,21 @@ def are_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def _has_tangents(tensors: list[Tensor]) -> bool:
+def _within_transforms() -> bool:
+    """Whether this code runs, or is traced by a compiler, within a transform of torch.func."""
+    return torch._C._are_functorch_transforms_active()
+
+
+# So that torch.compile asks while it traces, for compiled code is of one stack of transforms.  This
+# is what torch.compiler.assume_constant_result sets, which would import the compiler.
+_within_transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _has_tangents(operands) -> bool:
     """Whether derivatives in forward mode are asked for."""
     if forward_ad._current_level < 0:
         return False
+    tensors = (x for x in operands if isinstance(x, Tensor))
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 

@@ -12,6 +12,8 @@ WAYS = ("weight", "masked", "dense")  # by a mask that is 2:4, by any mask, by o
 
 def way_of(mask: Tensor, both: bool) -> str:
     """How to multiply by a mask: is it 2:4 along its rows (and columns), or all true?"""
+    if mask.is_meta:
+        return "masked"  # which serves any mask
     sides = (mask, mask.mT.contiguous())[: 1 + both]
     if all(is_24(side.to(torch.int8)) for side in sides):
         return "weight"

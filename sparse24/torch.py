@@ -14,7 +14,7 @@ from sparse24._torch_experts_linear import grouped_linear
 from sparse24._torch_ffn import feed_forward
 from sparse24._torch_layers import SparseLinear
 from sparse24._torch_linear import linear
-from sparse24._torch_masks import update_masks
+from sparse24._torch_masks import set_masks, update_masks
 from sparse24._torch_model import desparsify, sparse_layers, sparsify
 from sparse24._torch_reduction import PackedReduction, reduce_packed
 from sparse24._torch_tensor import Sparse24Tensor, sparsify24, to_sparse_semi_structured
@@ -29,6 +29,7 @@ __all__ = [
     "grouped_linear",
     "linear",
     "reduce_packed",
+    "set_masks",
     "sparse_layers",
     "sparsify",
     "sparsify24",

@@ -215,8 +215,9 @@ def test_transition_and_optimizer_slots():
     weight = np.arange(1.0, 5.0)
     assert S.transition(weight, old, new, grown="zero").tolist() == [1, 2, 0, 4]
     assert S.transition(weight, old, new).tolist() == [1, 2, 3, 4]
-    squares = ("exp_avg_sq", "acc_delta", "sum_of_squares")
-    slots = {"exp_avg": np.ones(4), "step": 7} | {name: np.ones(4) for name in squares}
+    others = ("exp_avg_sq", "acc_delta", "sum_of_squares", "exp_inf", "exp_avg_var", "ax", "z")
+    slots = {"exp_avg": np.ones(4), "step": 7} | {name: np.ones(4) for name in others}
+    slots["state1"] = np.ones(4, np.uint8)  # codes
     for policy, want in {
         "keep": [1, 1, 1, 1],
         "zero_dropped": [1, 0, 1, 1],
@@ -225,11 +226,13 @@ def test_transition_and_optimizer_slots():
     }.items():
         after = S.mask_slots(slots, old, new, policy=policy)
         assert after["exp_avg"].tolist() == want
-        assert all(after[name].tolist() == [1, 1, 1, 1] for name in squares)
+        assert all(after[name].tolist() == [1, 1, 1, 1] for name in (*others, "state1"))
         assert after["step"] == 7
 
 
-@pytest.mark.parametrize("name", ["Adam", "RMSprop", "Adagrad", "Adadelta", "Rprop"])
+@pytest.mark.parametrize(
+    "name", ["Adam", "Adamax", "NAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop", "ASGD"]
+)
 def test_no_optimizer_stalls_weights_whose_mask_changed(name):
     torch = pytest.importorskip("torch")
     moved = []
@@ -246,3 +249,15 @@ def test_no_optimizer_stalls_weights_whose_mask_changed(name):
             optimizer.step()
         moved.append((before - weight.detach()).abs())
     assert (moved[1] >= moved[0] / 5).all()
+    assert (moved[1] <= moved[0] * 5).all()
+
+
+def test_an_average_of_weights_is_none_of_what_is_cleared():
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.ASGD([weight])
+    weight.grad = torch.ones(8)
+    optimizer.step()
+    old, new = torch.ones(8, dtype=torch.bool), torch.arange(8) < 4
+    after = S.mask_slots(optimizer.state[weight], old, new)
+    torch.testing.assert_close(after["ax"], weight.detach(), rtol=0.1, atol=0)

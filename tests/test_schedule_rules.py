@@ -102,6 +102,31 @@ def test_ranks_agree_on_the_layers_shares(rng, distribution):
         np.testing.assert_array_equal(masks[0][name], masks[1][name])
 
 
+@pytest.mark.parametrize("library", [np.asarray, "torch"])
+@pytest.mark.parametrize("criterion", [S.Movement(), S.Accumulated(), "given", S.Taylor()])
+@pytest.mark.parametrize("distribution", [S.Uniform(), S.Adaptive()])
+def test_a_reduction_may_write_to_what_it_gets(rng, library, criterion, distribution):
+    if library == "torch":
+        library = pytest.importorskip("torch").from_numpy
+    before = rng.normal(size=(8, 8))
+    given = {"w": library(before.copy())}
+    criterion = S.GivenScores(given) if criterion == "given" else criterion
+    recipe = S.Recipe(S.ConstantScheduler(0.5), criterion, distribution=distribution)
+
+    def in_place(x):  # as an all-reduce of two ranks with the same data
+        x *= 2
+        return x
+
+    schedulers = [S.MaskScheduler(recipe, reduce=r) for r in (in_place, lambda x: 2 * x)]
+    for _ in range(3):
+        arrays = [{"w": library(rng.normal(size=(8, 8)))} for _ in "wg"]
+        masks = [s.step(weights=arrays[0], gradients=arrays[1])["w"] for s in schedulers]
+        np.testing.assert_array_equal(*masks)
+    np.testing.assert_array_equal(given["w"], before)
+    for key, kept in schedulers[0].state.memory["w"].items():
+        np.testing.assert_array_equal(kept, schedulers[1].state.memory["w"][key])
+
+
 @pytest.mark.parametrize("seed", [None, 1.5, -1, np.random.default_rng(0)])
 def test_a_seed_is_a_whole_number(seed):
     with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on"):

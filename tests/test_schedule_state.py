@@ -260,6 +260,31 @@ def test_the_latest_update_of_a_layer_is_that_of_the_masks_in_use():
         assert set(scheduler.state.updated.values()) == {2}
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_first_update_that_was_dropped_was_not_made(resumes):
+    recipe, weights = S.rigl(0.5, total_steps=100, every=50), data(0)["weights"]
+    scheduler = S.AsyncScheduler(recipe, weights, delay=2, background=False)
+    scheduler.freeze()
+    scheduler.step(**data(0))
+    scheduler.thaw()
+    scheduler.step(**data(1))  # makes up for the update that was missed
+    if resumes:
+        saved = scheduler.state_dict()
+        scheduler = S.AsyncScheduler(recipe, weights, delay=2, background=False)
+        scheduler.load_state_dict(saved)
+    scheduler.freeze()
+    assert not scheduler.state.updated
+    scheduler.thaw()
+    got = [scheduler.step(**data(t)) for t in range(2, 5)][-1]
+    plain = S.MaskScheduler(recipe)
+    plain.start(weights)
+    plain.freeze()
+    for t in range(2):
+        plain.step(**data(t))
+    plain.thaw()
+    assert_same(got, plain.step(**data(2)))
+
+
 @pytest.mark.parametrize("at", [0, 3])
 def test_masks_that_were_dropped_are_made_anew(at):
     recipe = S.Recipe(S.OneShot(0.5, at=at), initial=S.RandomScores())
@@ -349,6 +374,7 @@ DAMAGE = {
     ("version",): np.ones(3),
     ("in_use",): {},
     ("in_use", "w", "bits"): None,
+    ("in_use_updated", "w"): None,
     ("waiting",): 2,
     ("waiting", 0, "w"): None,
     ("events", 0): [{"step": 1}],

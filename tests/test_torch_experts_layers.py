@@ -107,6 +107,20 @@ def test_layers_that_are_not_alike_make_no_experts():
             st.SparseExperts(*sizes)
 
 
+def test_what_is_frozen_stays_frozen():
+    layers = [torch.nn.Linear(8, 4) for _ in range(4)]
+    for layer in layers:
+        layer.weight.requires_grad_(False)
+    experts = st.SparseExperts.from_dense(layers[:2], gates=layers[2:])
+    for one in (experts, *experts.to_dense()):
+        assert (one.weight.requires_grad, one.bias.requires_grad) == (False, True)
+    layers[1].weight.requires_grad_()
+    with pytest.raises(ArgumentError, match=r"train their weight or all keep it.* 1 that train"):
+        st.SparseExperts.from_dense(layers[:2])
+    with pytest.raises(ArgumentError, match="train their weight or all keep it"):
+        st.SparseExperts.from_dense(layers[:1], gates=layers[1:2])
+
+
 WRITES = {
     "the weight": lambda layer: layer.weight.neg_(),
     "the bias": lambda layer: layer.bias.add_(1),

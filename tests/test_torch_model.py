@@ -53,19 +53,6 @@ def test_sparsify_and_back():
     assert not st.sparse_layers(net)  # what is refused changes nothing
 
 
-def test_torchs_encoder_layers_use_their_sparse_layers_in_evaluation():
-    layers = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-    encoder = torch.nn.TransformerEncoder(layers, 2)
-    st.sparsify(encoder, {"*.linear?": {}})
-    x = torch.randn(2, 5, 32)
-    want = encoder.eval()(x)
-    with torch.no_grad():
-        torch.testing.assert_close(encoder(x), want, **CLOSE)
-    st.desparsify(encoder)
-    with torch.no_grad():
-        torch.testing.assert_close(encoder(x), want, **CLOSE)
-
-
 def test_a_layer_in_two_places_is_one_layer():
     layer, x = layer_and_input(m=32, k=32)
     net = st.sparsify(torch.nn.Sequential(layer, torch.nn.ReLU(), layer), {"0": {}})
@@ -75,6 +62,15 @@ def test_a_layer_in_two_places_is_one_layer():
     st.desparsify(net)
     assert net[0] is net[2]
     torch.testing.assert_close(net(x), want, **CLOSE)
+
+
+def test_soft_layers_that_share_a_weight_are_made_dense_once():
+    layers = [torch.nn.Linear(32, 32) for _ in range(2)]
+    layers[1].weight = layers[0].weight
+    net, x = st.sparsify(torch.nn.Sequential(*layers), {"*": {"soft": True}}), torch.randn(5, 32)
+    want = net(x)
+    torch.testing.assert_close(st.desparsify(net)(x), want, **CLOSE)
+    assert net[0].weight is net[1].weight
 
 
 def test_state_dict_carries_masks():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -109,6 +111,51 @@ def test_a_soft_layer_is_made_dense_once():
         torch.testing.assert_close(dense(x), want, **CLOSE)
 
 
+@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize("obeys", [False, True])
+def test_layers_on_the_meta_device_take_masks(loads, obeys):
+    layer = masked_layer()
+    if not obeys:
+        layer.set_mask(torch.ones_like(layer.weight, dtype=torch.bool).tril())
+    x, state = torch.randn(3, 8), layer.state_dict()
+    late = st.SparseLinear(8, 8, device="meta")
+    if loads:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, that the values go nowhere
+            late.load_state_dict(state)
+    else:
+        late.set_mask(layer.mask)
+    assert late.masked != obeys
+    late.set_mask(late.mask.clone())
+    assert late.masked  # nothing is known of the mask
+    late.to_empty(device="cpu").load_state_dict(state)
+    assert late.masked != obeys
+    torch.testing.assert_close(late(x), layer(x))
+    late = st.SparseLinear(8, 8, device="meta")
+    late.load_state_dict(state, assign=True)
+    torch.testing.assert_close(late(x), layer(x))
+
+
+@pytest.mark.parametrize("given", ["mask", "state"])
+def test_masks_that_are_set_in_inference_mode_can_be_trained_with(given):
+    layer, other = masked_layer(gradient="24dense"), st.SparseLinear(8, 8, gradient="24dense")
+    with torch.inference_mode():
+        if given == "mask":
+            other.set_mask(layer.mask.clone())
+        else:
+            other.load_state_dict(layer.state_dict())
+    other(torch.ones(3, 8)).sum().backward()
+    assert torch.equal(other.weight.grad != 0, other.mask)
+
+
+@pytest.mark.parametrize("options", [{"soft": True}, {"gradient": "ste_sampled"}])
+def test_layers_that_are_made_sparse_in_inference_mode_can_learn(options):
+    net = model()
+    with torch.inference_mode():
+        net = st.sparsify(net, {"*": options})
+    net(torch.randn(4, 32)).sum().backward()
+
+
 def test_soft_layers_without_memory_are_scaled_when_they_get_it():
     layer = st.SparseLinear(32, 16, soft=True, device="meta").to_empty(device="cpu")
     layer.reset_parameters()
@@ -119,17 +166,6 @@ def test_the_way_of_a_mask_is_checked():
     layer = st.SparseLinear(8, 8)
     with pytest.raises(ArgumentError, match="way must be one of None, 'weight', 'masked', 'dense'"):
         layer.set_mask(layer.current_mask(), way="sparse")
-
-
-def test_encoders_do_not_nest_sequences_for_sparse_layers():
-    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
-    net = st.sparsify(torch.nn.TransformerEncoder(layer, 2), {"*.linear*": {}})
-    x, padding = torch.randn(2, 5, 16), torch.zeros(2, 5, dtype=torch.bool)
-    padding[0, 3:] = True
-    want = net(x, src_key_padding_mask=padding)
-    with torch.no_grad():
-        got = net.eval()(x, src_key_padding_mask=padding)
-    torch.testing.assert_close(got[~padding], want[~padding], **CLOSE)
 
 
 def test_a_packed_weight_that_another_thread_drops_is_used_to_the_end(monkeypatch):

@@ -3,12 +3,16 @@ torch.func's transforms."""
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch.autograd import forward_ad  # noqa: E402
-from torch.func import functional_call, grad, stack_module_state, vmap  # noqa: E402
+from torch.func import functional_call, grad, jvp, stack_module_state, vmap  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
@@ -29,6 +33,38 @@ call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_sparse_products_are_refused_within_transforms(call):
     with pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
         grad(lambda x: call(x).sum())(torch.ones(2, 8))
+
+
+@call
+def test_compiled_transforms_are_refused_too(call):
+    """Traced without a look at them, their gradients would be zero."""
+
+    def gradient(x):
+        return grad(lambda x: call(x).sum())(x)
+
+    x = torch.ones(2, 8)
+    with pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
+        torch.compile(gradient, backend="eager")(x)
+    with pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
+        torch.compile(vmap(call), backend="eager")(x[None])
+    if not isinstance(call, torch.nn.Module):
+        return
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
+        torch.compile(vmap(call), backend="eager")(x[None])
+
+
+def test_code_that_is_compiled_for_training_is_refused_within_transforms():
+    layer = CALLS["weight"]
+    compiled = torch.compile(lambda x: layer(x).sum(), backend="eager")
+    compiled(torch.ones(2, 8)).backward()
+    with pytest.raises(UnsupportedError, match=NO_TRANSFORMS):
+        grad(compiled)(torch.ones(2, 8))
+
+
+def test_importing_the_bridge_does_not_import_the_compiler():
+    code = "import sys, sparse24.torch; print('torch._dynamo' in sys.modules)"
+    out = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert out.stdout.strip() == "False", out.stderr
 
 
 @call
@@ -71,6 +107,24 @@ def test_masked_layers_are_followed_by_transforms(decay):
         want = torch.autograd.grad(loss(weights, row), list(weights.values()))
         for name, gradient in zip(weights, want, strict=True):
             torch.testing.assert_close(got[name][number], gradient)
+
+
+def test_masked_layers_that_decay_are_refused_in_forward_mode_alone():
+    layer, x = st.SparseLinear(8, 4, sparse="masked", decay=0.1), torch.randn(3, 8)
+    layer.set_mask(s24.mask(layer.weight))
+    weight = layer.weight.detach()
+
+    def output(weight, x):
+        return functional_call(layer, {"weight": weight}, (x,))
+
+    words = r"decay=0\.1 is added to gradients by backward.* forward mode .*; use decay=0"
+    with pytest.raises(UnsupportedError, match=words):
+        jvp(lambda weight: output(weight, x), (weight,), (weight,))
+    with forward_ad.dual_level(), pytest.raises(UnsupportedError, match=words):
+        output(forward_ad.make_dual(weight, weight), x)
+    layer.rule = dataclasses.replace(layer.rule, decay=0.0)
+    _, tangent = jvp(lambda weight: output(weight, x), (weight,), (weight,))
+    torch.testing.assert_close(tangent, x @ weight.T)
 
 
 @pytest.mark.parametrize("name", ["weight", "activation", "feed_forward"])

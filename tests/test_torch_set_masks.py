@@ -1,0 +1,64 @@
+"""A scheduler's present masks, set before training begins."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from data_parallel import model  # noqa: E402
+from torch.optim.swa_utils import AveragedModel  # noqa: E402
+
+from sparse24 import schedule as S  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+from sparse24._errors import ArgumentError  # noqa: E402
+
+RAMP = S.Recipe(S.CubicScheduler(0.5, start=1, stop=9), pattern=S.Elastic((4, 16), least=2))
+
+
+@pytest.mark.parametrize("recipe", [S.Recipe(S.OneShot(0.5, at=2), pattern=S.NM()), RAMP])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_recipe_that_begins_densely_is_dense_from_the_first_pass(recipe, late):
+    net, x = model(), torch.randn(5, 32)
+    dense = copy.deepcopy(net)
+    weights = {n: m.weight for n, m in st.sparse_layers(st.sparsify(net, {"*": {}})).items()}
+    scheduler = S.AsyncScheduler(recipe, weights) if late else S.MaskScheduler(recipe)
+    masks = st.set_masks(net, scheduler)
+    assert all(mask.all() for mask in masks.values())
+    assert late or scheduler.state is None  # it has made no step
+    torch.testing.assert_close(net(x), dense(x))
+    st.update_masks(net, scheduler)
+    assert scheduler.state.step == 1
+    torch.testing.assert_close(net(x), dense(x))
+
+
+def test_set_masks_sets_those_that_a_scheduler_has():
+    net, scheduler = st.sparsify(model(), {"*": {}}), S.MaskScheduler(S.sr_ste())
+    masks = st.update_masks(net, scheduler)
+    again, later = st.sparsify(model(), {"*": {}}), S.MaskScheduler(S.sr_ste())
+    later.load_state_dict(scheduler.state_dict())
+    for other in (scheduler, later):  # one that goes on, and one that waits for its layers
+        got = st.set_masks(again, other)
+        for name, layer in st.sparse_layers(again).items():
+            assert torch.equal(layer.mask, masks[name])
+            assert torch.equal(got[name], masks[name])
+            assert not layer.masked
+            layer.set_mask(None)
+    assert (later.state, scheduler.state.step) == (None, 1)
+    with pytest.raises(ArgumentError, match="scheduler must be a scheduler of sparse24"):
+        st.set_masks(again, S.sr_ste())
+
+
+def test_an_average_of_a_model_with_masks_has_them():
+    net, x = st.sparsify(model(), {"*": {}}), torch.randn(5, 32)
+    scheduler = S.MaskScheduler(S.rigl(0.5, total_steps=10))
+    st.set_masks(net, scheduler)
+    average = AveragedModel(net)
+    st.update_masks(net, scheduler)
+    average.update_parameters(net)
+    for name, layer in st.sparse_layers(net).items():
+        assert torch.equal(average.module.get_submodule(name).mask, layer.mask)
+    with torch.no_grad():
+        torch.testing.assert_close(average(x), net(x))
