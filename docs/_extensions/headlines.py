@@ -235,8 +235,12 @@ def rows() -> list[str]:
 
 
 def machines() -> list[str]:
-    """Where the suites of the table ran, each machine once."""
+    """Where the suites of the table ran, each machine once, with the days."""
     shown = dict.fromkeys(headline.suite for headline in HEADLINES)
     records = [recorded.suites(gpu) for gpu in ("", *compared())]
     found = [suites[name]["header"] for suites in records for name in shown if name in suites]
-    return list(dict.fromkeys(map(recorded.machine, found)))
+    days: dict[str, set[str]] = {}
+    for line in map(recorded.machine, found):
+        machine, _, day = line.rpartition(", ")
+        days.setdefault(machine, set()).add(day)
+    return [f"{machine}, {' and '.join(sorted(those))}" for machine, those in days.items()]
