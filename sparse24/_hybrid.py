@@ -35,6 +35,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
         If the element type has no hybrid kernels.
     ArgumentError
         If `n_hint` is not a positive integer.
+    UnsupportedError
+        If a matrix on a GPU has more than 4194240 rows, a grid of blocks of tiles.
 
     Notes
     -----
