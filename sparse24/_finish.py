@@ -10,7 +10,7 @@ from sparse24 import _arrays, _dtypes, _foreign, _fuse
 from sparse24._fuse import Call, fuse
 from sparse24._ready import View
 from sparse24._records import Fused
-from sparse24._target import Target, given, real_of, result_name
+from sparse24._target import Target, given, real_of, refuse_integers, result_name
 
 
 def finished(product, out, call: Call, left: tuple, right: tuple):
@@ -25,6 +25,7 @@ def finished(product, out, call: Call, left: tuple, right: tuple):
     full = whole(product, dropped)
     name = full.dtype.name if call.dtype is None else result_name(call.dtype)
     goes = Target(full.shape, name, given(out), _arrays.is_cupy(full))
+    refuse_integers(full.dtype.name, name, on_gpu=goes.on_gpu)
     target = goes.allocate(dropped)
     epilogue = goes.fitted(fused(full, goes, call, left, right), dropped)
     _finish_all(full, target, name, epilogue)

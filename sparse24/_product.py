@@ -16,10 +16,10 @@ import numpy as np
 
 from sparse24 import _alike, _arrays, _dispatch, _dtypes, _foreign, _replay
 from sparse24._dtypes import DType
-from sparse24._errors import DeviceError, DTypeError, ShapeError, UnsupportedError
+from sparse24._errors import DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call, Epilogue, fuse
 from sparse24._records import Fused, Operand24
-from sparse24._target import Target, given, real_of, result_name
+from sparse24._target import Target, given, real_of, refuse_integers, result_name
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
 
@@ -203,11 +203,9 @@ class Result(Target):
             a.dtype, _arrays.logical_dtype(other, call.other_dtype, argument="b")
         )
         name = row_a.result if call.dtype is None else result_name(call.dtype)
-        if row_a.name == "float64" and name in ("int8", "int32") and _arrays.is_cupy(held):
-            raise UnsupportedError(
-                f"products of float64 have no {name} result on a GPU; leave dtype out and round"
-            )
-        return cls(shape, name, given(out), _arrays.is_cupy(held), row_a, row_b)
+        on_gpu = _arrays.is_cupy(held)
+        refuse_integers(row_a.name, name, on_gpu=on_gpu)
+        return cls(shape, name, given(out), on_gpu, row_a, row_b)
 
 
 @dataclass(frozen=True)

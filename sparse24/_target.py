@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _devices, _dtypes, _foreign
-from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from sparse24._records import Fused
 
 
@@ -94,6 +94,14 @@ def given(out):
 def real_of(result: str) -> type[np.floating]:
     """In which type an epilogue works, by the name of the result's."""
     return np.float64 if result == "float64" else np.float32
+
+
+def refuse_integers(of: str, result: str, *, on_gpu: bool) -> None:
+    """Refuse a result of integers for a product of float64 on a GPU, which no kernel stores."""
+    if on_gpu and of == "float64" and result in ("int8", "int32"):
+        raise UnsupportedError(
+            f"products of float64 have no {result} result on a GPU; leave dtype out and round"
+        )
 
 
 def result_name(dtype) -> str:

@@ -317,3 +317,13 @@ def test_sums_are_not_rounded_before_they_are_finished_on_a_gpu(make):
             assert got.dtype == (dtype or "float16")
             np.testing.assert_array_equal(got.astype(np.float64), want)
         np.testing.assert_array_equal(s24.matmul(x.T, a.T, dtype="int32").get(), 80000)
+
+
+@pytest.mark.gpu
+def test_float64_has_no_integer_results_on_a_gpu(make):
+    cupy = pytest.importorskip("cupy")
+    a, x = make(cupy.eye(8)), cupy.ones((8, 3))
+    for dtype in ("int8", "int32"):
+        with pytest.raises(s24.UnsupportedError, match=f"have no {dtype} result on a GPU"):
+            s24.matmul(a, x, dtype=dtype)
+    assert s24.matmul(a, x, dtype="float32").dtype == np.float32
