@@ -58,6 +58,7 @@ def _through_the_mask(dw, weight, mask, parts, rule: Rule) -> Tensor:
     if mask is not None:
         return through_mask(dw, weight, mask, straight=rule.straight, decay=rule.decay)
     m, k = weight.shape
+    dw = in_type(dw, weight.dtype)  # that of a wider x, in which no packed matrix is read
     if not rule.straight:
         dw = ops.masked_gradient(parts, m, k, dw, None, 0.0)
     if rule.decay:

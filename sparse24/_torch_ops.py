@@ -26,7 +26,7 @@ from sparse24 import (
     _torch_repack,
     _torch_replay,
 )
-from sparse24._errors import ArgumentError, UnsupportedError
+from sparse24._errors import ArgumentError, DTypeError, UnsupportedError
 from sparse24._fuse import Call
 from sparse24._product import Result
 from sparse24._records import PLAIN, Compressed24, Fused
@@ -278,8 +278,10 @@ def masked_gradient(
     parts: list[Tensor], m: int, k: int, gradient: Tensor, weight: Tensor | None, decay: float
 ) -> Tensor:
     """`gradient` where the packed matrix stores elements, elsewhere 0 or, with a `weight`,
-    ``gradient + decay * weight``.
+    ``gradient + decay * weight``; all of one type.
     """
+    if gradient.dtype != parts[0].dtype:
+        raise DTypeError(f"gradient must be of {parts[0].dtype}, got {gradient.dtype}")
     key = _torch_repack.masking_key(parts, gradient, weight, decay)
     known = _torch_replay.find(key)
     if known is not None:

@@ -34,23 +34,26 @@ def test_other_types_of_torch():
         A.astype(torch.complex64)
 
 
-@pytest.mark.parametrize("gradient", ["ste", "24dense"])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("gradient", ["ste", "24dense", "ste_sampled", "24sparse"])
 @pytest.mark.parametrize("sparse", ["weight", "activation"])
-@pytest.mark.parametrize("narrow", ["x", "weight"])
-def test_operands_of_two_types_have_gradients(sparse, gradient, narrow):
-    x, weight = torch.randn(8, 16), torch.randn(4, 16)
-    if narrow == "x":
-        x = x.bfloat16()
-    else:
-        weight = weight.bfloat16()
+@pytest.mark.parametrize("types", [
+    ("bfloat16", "float32"), ("float32", "bfloat16"), ("float64", "float32"), ("float32", "float64")
+])  # fmt: skip
+def test_operands_of_two_types_have_gradients(sparse, gradient, decay, types, device):
+    if sparse == "activation" and (decay or gradient not in ("ste", "24dense")):
+        pytest.skip("of sparse weights")
+    x, weight = torch.randn(8, 16, device=device), torch.randn(12, 16, device=device)
+    x, weight = x.to(getattr(torch, types[0])), weight.to(getattr(torch, types[1]))
 
     def of(x, weight):
         given = [t.clone().requires_grad_() for t in (x, weight)]
-        y = st.linear(*given, sparse=sparse, gradient=gradient)
+        y = st.linear(*given, sparse=sparse, gradient=gradient, decay=decay)
         return y, *torch.autograd.grad(y.square().sum(), given)
 
-    for got, want in zip(of(x, weight), of(x.float(), weight.float()), strict=True):
-        torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.02)
+    for _ in range(2):  # on a GPU the second time by what was prepared
+        for got, want in zip(of(x, weight), of(x.double(), weight.double()), strict=True):
+            torch.testing.assert_close(got.double(), want, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("bias", [None, torch.float64, torch.bfloat16])
