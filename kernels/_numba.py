@@ -18,7 +18,6 @@ import functools
 import hashlib
 import itertools
 import os
-import pickle
 import sys
 import threading
 import uuid
@@ -33,10 +32,7 @@ from sparse24._errors import UnsupportedError
 from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
-# What unpickling raises of a file that is cut short or overwritten, as by a full disk.
-_DAMAGED = (
-    pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError,
-)  # fmt: skip
+_DAMAGED = Exception  # unpickling a file that is cut short or overwritten can raise any
 
 
 def cache_folder() -> Path:
@@ -96,7 +92,7 @@ class _Files(caching.IndexDataCacheFile):
     def _load_index(self):
         try:
             return super()._load_index()
-        except (*_DAMAGED, OSError):
+        except _DAMAGED:
             return {}
 
     def _load_data(self, name):

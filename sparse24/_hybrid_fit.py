@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import threading
 from pathlib import Path
 
@@ -64,9 +65,16 @@ def _read(file: Path) -> dict[str, Line] | None:
         if record["key"] != _key():
             return None
         found = {name: Line(**line) for name, line in record["lines"].items()}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return found if found.keys() == _hybrid_lines.H200_LINES.keys() else None
+    whole = found.keys() == _hybrid_lines.H200_LINES.keys()
+    return found if whole and all(map(_is_sound, found.values())) else None
+
+
+def _is_sound(line: Line) -> bool:
+    """True for figures that `solve` could have given."""
+    figures = dataclasses.astuple(line)
+    return all(type(x) in (int, float) and 0 <= x < math.inf for x in figures)
 
 
 def solve(samples: list[tuple[float, float, float]]) -> Line:

@@ -18,8 +18,7 @@ import numpy as np
 
 from sparse24._errors import FormatError
 
-# Bytes that an entry has at the least: "1 1\n" and "1\n".  Of a symmetric array half are stored.
-LEAST = {"coordinate": 4, "array": 1}
+LEAST = {"coordinate": 4, "array": 2}  # bytes that a stored entry has: "1 1\n" and "1\n"
 TYPES = {"integer": np.int64, "unsigned-integer": np.uint64, "complex": np.complex128}
 
 
@@ -50,9 +49,17 @@ def _text(path: Path) -> bytes:
 
 def _check_header(size: int, shape, entries: int, form: str, symmetry: str) -> None:
     """Refuse counts that the file cannot hold, and what mirrors elements to places outside."""
-    if entries * LEAST[form] > size:
-        raise ValueError(f"it has {size} bytes, too few for {entries} entries")
+    stored = entries if form == "coordinate" else _stored(shape, symmetry)
+    if stored * LEAST[form] > size:
+        raise ValueError(f"it has {size} bytes, too few for {stored} entries")
     if symmetry != "general" and shape[0] != shape[1]:
         raise ValueError(f"a {symmetry} matrix must be square, got the shape {shape}")
     if entries and 0 in shape:
         raise ValueError(f"a matrix of shape {shape} has no place for {entries} entries")
+
+
+def _stored(shape, symmetry: str) -> int:
+    """Entries that a file has of an array: of a symmetric one those on and below the diagonal."""
+    m, k = shape
+    below = {"general": m * k, "skew-symmetric": m * (m - 1) // 2}
+    return below.get(symmetry, m * (m + 1) // 2)

@@ -45,7 +45,8 @@ def _numbers(x, row: _dtypes.DType):
 
 def wanda(x, row: _dtypes.DType, norms):
     """Magnitude times the norm of the input that the element multiplies (Sun et al., 2023)."""
-    return magnitude(x, row) * _arrays.namespace(x).asarray(norms, dtype=np.float32)
+    size = magnitude(x, row)
+    return size * _arrays.namespace(x).asarray(norms, dtype=size.dtype)
 
 
 def random(x, rng):

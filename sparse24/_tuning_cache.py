@@ -88,7 +88,7 @@ def _content(raw: bytes, device: int) -> dict | None:
     """What the bytes of a tuning file say, or None if they are damaged or of another key."""
     try:
         record = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("key") != key(device):
         return None

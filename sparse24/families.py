@@ -49,6 +49,8 @@ def _from_density(rng, density: np.ndarray, shape) -> np.ndarray:
 
 def _rescale(weights: np.ndarray, mean: float) -> np.ndarray:
     """Weights scaled, and clipped to 1, so that their mean is `mean`."""
+    if mean <= 0:
+        return np.zeros_like(weights)
     low, high = 0.0, 1.0
     while np.minimum(weights * high, 1).mean() < mean and high < 1e12:
         high *= 2

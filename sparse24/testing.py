@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -70,13 +71,18 @@ def relative_error(actual: Any, exact: Any) -> float:
     >>> relative_error(np.array([1.1, 1.1]), np.array([1.0, 1.0])).__round__(3)
     0.1
     """
-    wanted = _arrays.to_numpy(exact, argument="exact").astype(np.float64)
-    found = _arrays.to_numpy(actual, argument="actual").astype(np.float64)
+    given = (("actual", actual), ("exact", exact))
+    found, wanted = (_arrays.to_numpy(x, argument=name) for name, x in given)
+    for name, x in (("actual", found), ("exact", wanted)):
+        _arrays.check_real(x, argument=name)
+    found, wanted = found.astype(np.float64), wanted.astype(np.float64)
     _check.same_shape(found.shape, wanted.shape, argument="actual", other="exact")
-    difference = found - wanted
-    norm, error = float(np.linalg.norm(wanted)), float(np.linalg.norm(difference))
-    if error == 0:
+    if np.array_equal(found, wanted):
         return 0.0
+    # Else squares of very large or small numbers would be infinite or zero.
+    scale = max(float(np.abs(found).max()), float(np.abs(wanted).max()))
+    scale = scale if math.isfinite(scale) else 1.0
+    norm, error = (float(np.linalg.norm(x / scale)) for x in (wanted, found - wanted))
     return error / norm if norm else float("inf")
 
 

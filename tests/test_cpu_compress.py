@@ -231,13 +231,14 @@ def test_kernels_are_cached_outside_the_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
-@pytest.mark.parametrize("damage", ["empty", "cut", "zeros"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "zeros", "a wrong call"])
 def test_damaged_files_of_the_cache_are_made_anew(tmp_path, monkeypatch, kind, damage):
     monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
     assert _numba.njit(double)(4) == 8
     (file,) = tmp_path.rglob(f"*.{kind}")
     whole = file.read_bytes()
     left = {"empty": b"", "cut": whole[: len(whole) // 2], "zeros": bytes(len(whole))}
+    left["a wrong call"] = b"cbuiltins\nlen\n(I1\ntR."  # unpickled by len(1), which raises
     file.write_bytes(left[damage])
     assert _numba.njit(double)(4) == 8
     loaded = _numba.njit(double)

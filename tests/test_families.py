@@ -102,6 +102,25 @@ def test_matrix_market_lines_with_words_too_many(body, words, pack, tmp_path):
             families.read_mtx(path)
 
 
+@pytest.mark.parametrize("symmetry", ["symmetric", "skew-symmetric"])
+def test_matrix_market_arrays_of_which_half_is_stored(symmetry, tmp_path):
+    n, path = 60, tmp_path / "a.mtx"
+    stored = n * (n + 1) // 2 if symmetry == "symmetric" else n * (n - 1) // 2
+    head = f"%%MatrixMarket matrix array integer {symmetry}\n{n} {n}\n"
+    path.write_text(head + "1\n" * stored)
+    below = np.tril(np.ones((n, n), int), -(symmetry != "symmetric"))
+    want = below + (below - np.diag(np.diag(below))).T * (1 if symmetry == "symmetric" else -1)
+    np.testing.assert_array_equal(families.read_mtx(path).toarray(), want)
+    path.write_text(head + "1\n" * (stored // 3))
+    with pytest.raises(FormatError, match=f"too few for {stored} entries"):
+        families.read_mtx(path)
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_families_of_zeros_alone(name):
+    assert not families.make(name, (64, 128), zeros=1, rng=0).any()
+
+
 @pytest.mark.parametrize(
     ("header", "words"),
     [

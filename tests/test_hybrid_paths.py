@@ -68,8 +68,16 @@ def test_fit_recovers_a_line(rng):
 def test_damaged_fits_are_ignored(tmp_path):
     file = tmp_path / "fit.json"
     assert _hybrid_fit._read(file) is None
-    for text in ("{", "[]", "{}", json.dumps({"key": _hybrid_fit._key(), "lines": {}})):
+    for text in ("{", "[]", "{}", "[" * 100000):
         file.write_text(text)
+        assert _hybrid_fit._read(file) is None
+    for lines in ({}, [], None):
+        file.write_text(json.dumps({"key": _hybrid_fit._key(), "lines": lines}))
+        assert _hybrid_fit._read(file) is None
+    for fixed in ("x", None, -1.0, float("nan"), True):
+        line = {"fixed": fixed, "element": 2.0, "byte": 3.0}
+        lines = dict.fromkeys(_hybrid_lines.H200_LINES, line)
+        file.write_text(json.dumps({"key": _hybrid_fit._key(), "lines": lines}))
         assert _hybrid_fit._read(file) is None
     lines = {name: {"fixed": 1.0, "element": 2.0, "byte": 3.0} for name in _hybrid_lines.H200_LINES}
     file.write_text(json.dumps({"key": _hybrid_fit._key(), "lines": lines}))

@@ -35,6 +35,13 @@ def test_wanda_is_magnitude_times_norm(xp, rng):
         np.testing.assert_array_equal(_arrays.to_numpy(got), want)
 
 
+@pytest.mark.parametrize("scale", [1e150, 1e-150])
+def test_wanda_of_float64_takes_norms_as_they_are(rng, scale):
+    w, x = (a.astype(np.float64) for a in layer(rng))
+    got = s24.mask(w, method="wanda", calibration=scale * x)
+    np.testing.assert_array_equal(got, s24.mask(w, method="wanda", calibration=x))
+
+
 def test_wanda_along_another_axis(rng):
     w, x = layer(rng)
     got = s24.prune(np.ascontiguousarray(w.T), axis=0, method="wanda", calibration=x)

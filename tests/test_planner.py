@@ -161,6 +161,7 @@ DAMAGED = {
     "empty": "",
     "cut": "{",
     "a list": "[]",
+    "deep": "[" * 100000,
     "another GPU": json.dumps({"key": {"gpu": "other"}}),
     "no content": json.dumps({"key": KEY}),
     "a winner that is none": tuned(winners={"p": 1}),

@@ -58,3 +58,14 @@ def test_compressed_arrays_are_read():
     testing.assert_24(s24.random((4, 8), rng=0))
     with pytest.raises(AssertionError, match=r"x\[0, 0:4\] has more than 2"):
         testing.assert_24(np.ones((1, 4), np.float32))
+
+
+def test_errors_of_very_large_and_small_numbers_are_seen():
+    relative_error = s24.testing.relative_error
+    for scale in (1e-200, 1e200, 1.0):
+        assert relative_error(np.array([scale, 0]), np.array([2 * scale, 0])) == 0.5
+    assert relative_error(np.array([np.inf]), np.array([np.inf])) == 0
+    assert relative_error(np.array([np.inf]), np.array([1.0])) == np.inf
+    assert np.isnan(relative_error(np.array([np.nan]), np.array([1.0])))
+    with pytest.raises(s24.DTypeError, match="actual must hold real numbers"):
+        relative_error(np.array([1 + 5j]), np.array([1.0]))
