@@ -1,0 +1,62 @@
+"""Targets that a file must not replace."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+from cli_cases import run, saved, small_checkpoint
+from file_cases import FORMATS
+from shard_cases import SHARDS, sharded
+
+import sparse24 as s24
+
+REFUSED = "is a device, a pipe or a socket, which a file would replace; name a regular file"
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    yield path
+    assert stat.S_ISFIFO(path.lstat().st_mode)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_pipe_is_not_replaced(suffix, pipe, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(s24.ArgumentError, match=REFUSED):
+            FORMATS[suffix][0](path, s24.random((4, 8), rng=0))
+    assert sorted(os.listdir(tmp_path)) == ["link", pipe.name]
+
+
+def test_what_a_resolved_path_does_not_show_is_not_replaced(tmp_path):
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(s24.ArgumentError, match=REFUSED):
+            s24.save_npz(f"/dev/fd/{writing}", s24.random((4, 8), rng=0))
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_convert_replaces_no_pipe(pipe, tmp_path, rng, capsys):
+    source, out = saved(small_checkpoint(rng), tmp_path), tmp_path / "out.npz"
+    link = tmp_path / "link.npz"
+    link.symlink_to(pipe)
+    assert REFUSED in run(capsys, "convert", source, link, code=1)
+    assert REFUSED in run(capsys, "convert", source, out, "--report", pipe, code=1)
+    assert not out.exists()
+
+
+def test_shards_replace_no_pipe(tmp_path, rng, capsys):
+    sharded(tmp_path / "model", rng)
+    out = tmp_path / "out"
+    out.mkdir()
+    os.mkfifo(out / SHARDS[1])
+    assert REFUSED in run(capsys, "convert", tmp_path / "model", out, code=1)
+    assert os.listdir(out) == [SHARDS[1]]
+    assert stat.S_ISFIFO((out / SHARDS[1]).stat().st_mode)
