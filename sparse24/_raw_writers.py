@@ -15,7 +15,8 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._raw_files import HEADER, NPY_KINDS, SAFETENSORS_TYPES, suffix_of
+from sparse24._file_checks import NPY_KINDS
+from sparse24._raw_files import HEADER, SAFETENSORS_TYPES, suffix_of
 from sparse24._whole_files import replacing
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same arrays give the same bytes
