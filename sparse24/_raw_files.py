@@ -174,8 +174,8 @@ class SafetensorsFile(ArrayFile):
     def _describe(self) -> tuple[int, list[tuple[str, str, tuple[int, ...]]]] | None:
         """Bytes of the file, and name, type and shape of its arrays; None if it was replaced.
 
-        The package opens the file by its path.  Its system calls tell a file that may not be read
-        from one that is missing, and no other file gets the number of one that is open.
+        The package opens the file by its path, and calls one that may not be read missing.  So it
+        is opened here first; as long as it is open, no other file gets its number.
         """
         from safetensors import SafetensorError, safe_open
 
