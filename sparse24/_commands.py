@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from sparse24 import _checkpoint, _conversion, _raw_files
 from sparse24._errors import ArgumentError
@@ -98,7 +96,7 @@ def bench(options) -> int:
 def convert(options) -> int:
     calibration = _calibration(options)
     if options.report is not None:
-        given = [options.calibration] if options.calibration else []
+        given = _conversion.paths_of(calibration) if calibration is not None else []
         _conversion.check_report(options.report, options.source, options.target, *given)
     selection = _checkpoint.Selection(
         options.include, options.exclude, options.min_size, options.stacks
@@ -107,7 +105,7 @@ def convert(options) -> int:
         options.source,
         options.target,
         selection=selection,
-        recipe=_checkpoint.Recipe(options.pattern, options.method, calibration),
+        recipe=_checkpoint.Recipe(options.pattern, options.method, calibration or {}),
         progress=not options.quiet,
     )
     if options.report is not None:
@@ -121,7 +119,7 @@ def convert(options) -> int:
     return 0
 
 
-def _calibration(options) -> Mapping[str, np.ndarray]:
+def _calibration(options) -> _raw_files.ArrayFile | None:
     """The inputs of the layers, if the method looks at them."""
     if options.method not in _checkpoint.NEED_INPUTS:
         if options.calibration is not None:
@@ -129,7 +127,7 @@ def _calibration(options) -> Mapping[str, np.ndarray]:
                 f"--method {options.method} does not use --calibration; drop it, or name "
                 f"--method {' or '.join(_checkpoint.NEED_INPUTS)}"
             )
-        return {}
+        return None
     if options.calibration is None:
         raise ArgumentError(
             f"--method {options.method} weighs elements by the layer's inputs; "

@@ -44,13 +44,14 @@ def convert(
     Raises
     ------
     ArgumentError
-        If nothing is eligible, or source and target are the same file.
+        If nothing is eligible, or the target would replace the source or the calibration.
     FormatError
         If the source is damaged.
     """
     selection, recipe = selection or Selection(), recipe or Recipe()
     file = _raw_files.open_arrays(source)
     outputs = _outputs(file, target)
+    _check_kept(outputs, recipe.calibration)
     names = _eligible(file, selection)
     recipe.check(names)
     _check_others(file, names, outputs[0])
@@ -136,6 +137,23 @@ def _outputs_of_shards(file: _shards.ShardedFile, folder: Path) -> list[Path]:
     return outputs
 
 
+def _check_kept(outputs: Iterable[Path], calibration: Any) -> None:
+    """Refuse to replace the files of the calibration, which may also be a mapping in memory."""
+    kept = paths_of(calibration) if isinstance(calibration, _raw_files.ArrayFile) else []
+    for output in outputs:
+        for path in kept:
+            if _same_file(output, path):
+                raise ArgumentError(
+                    f"OUT must not replace a file of the calibration, {str(path)!r}, got "
+                    f"{str(output)!r}; name another"
+                )
+
+
+def paths_of(file: _raw_files.ArrayFile) -> list[Path]:
+    """The paths of a file, or of shards and their index; each once."""
+    return list(dict.fromkeys(one.path for one in (*file.files, file)))
+
+
 def _eligible(file: _raw_files.ArrayFile, selection: Selection) -> list[str]:
     names = selection.eligible(file)
     if not names:
@@ -185,9 +203,9 @@ def check_report(
     _whole_files.check_target(path)
     file = _raw_files.open_arrays(source)
     taken: list[str | os.PathLike] = [source, target, *others]
-    for one in (*file.files, file):
+    for one in paths_of(file):
         sharded = isinstance(file, _shards.ShardedFile)
-        taken += [one.path, *([Path(target, one.path.name)] if sharded else [])]
+        taken += [one, *([Path(target, one.name)] if sharded else [])]
     for other in taken:
         if _same_file(path, other):
             raise ArgumentError(
@@ -213,7 +231,6 @@ def _report(
 ) -> dict[str, Any]:
     """What was done, as JSON takes it."""
     done = {row["name"] for row in rows}
-    files = {one.path: None for one in (*file.files, file)}  # each once
     return {
         "source": str(file.path),
         "target": str(target),
@@ -225,7 +242,7 @@ def _report(
             "matrices": len(rows),
             "bytes_before": sum(row["bytes_before"] for row in rows),
             "bytes_after": sum(row["bytes_after"] for row in rows),
-            "file_before": sum(path.stat().st_size for path in files),
+            "file_before": sum(path.stat().st_size for path in paths_of(file)),
             "file_after": sum(path.stat().st_size for path in outputs),
         },
     }

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
-import math
 import os
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, FormatError
+from sparse24._file_checks import bytes_of, damaged, npy_array, npy_spec
 
 SUFFIXES = (".safetensors", ".npz", ".npy")
 HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in npz
@@ -35,22 +33,17 @@ SAFETENSORS_TYPES = {
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
     "BOOL": np.bool_, "C64": np.complex64,
 }  # fmt: skip
-NPY_KINDS = "biufc"
 # What a damaged archive raises: a wrong offset is an OSError, an encrypted or odd member a
 # RuntimeError or NotImplementedError, an odd name a UnicodeDecodeError.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, OSError, EOFError,
     RuntimeError, NotImplementedError, UnicodeDecodeError,
 )  # fmt: skip
-# What NumPy raises of a damaged npy header, which it reads as text of Python.
-_NPY_ERRORS = (
-    ValueError, TypeError, OverflowError, EOFError, RecursionError, SyntaxError,
-    tokenize.TokenError,
-)  # fmt: skip
 
 
-def damaged(path: Path, what: object) -> FormatError:
-    return FormatError(f"{path} cannot be read: {what}; fetch or save the file again")
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from another that takes its place."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def suffix_of(path: str | os.PathLike) -> str:
@@ -115,6 +108,7 @@ class ArrayFile(Mapping[str, np.ndarray]):
         self.header: dict[str, Any] = {}
         self.specs: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
         self.texts: dict[str, str] = {}
+        self._first: tuple[int, ...] | None = None
 
     @property
     def files(self) -> tuple[ArrayFile, ...]:
@@ -137,6 +131,19 @@ class ArrayFile(Mapping[str, np.ndarray]):
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         raise NotImplementedError(type(self).__name__)
 
+    def _open(self) -> BinaryIO:
+        """The file, which must be the one that was opened first: its parts are read one by one."""
+        file = self.path.open("rb")
+        found = _identity(os.fstat(file.fileno()))
+        self._first = self._first or found
+        if found != self._first:
+            file.close()
+            raise self._replaced()
+        return file
+
+    def _replaced(self) -> FormatError:
+        return FormatError(f"{self.path} was replaced or changed while it was read; load it again")
+
     def _parse_header(self, text: str | bytes) -> None:
         try:
             header = json.loads(text)
@@ -157,22 +164,38 @@ class SafetensorsFile(ArrayFile):
 
     def __init__(self, path: Path):
         super().__init__(path)
-        from safetensors import SafetensorError, safe_open
-
-        if path.stat().st_size == 0:
-            raise damaged(path, "it is empty")
-        try:
-            with safe_open(path, framework="np") as file:
-                self.texts = dict(file.metadata() or {})
-                slices = [(name, file.get_slice(name)) for name in file.offset_keys()]
-                described = [(name, s.get_dtype(), tuple(s.get_shape())) for name, s in slices]
-        except SafetensorError as error:
-            raise damaged(path, error) from error
+        described = self._describe() or self._describe()  # once more if it was just replaced
+        if described is None:
+            raise self._replaced()
         if HEADER in self.texts:
             self._parse_header(self.texts.pop(HEADER))
-        self._offsets = self._locate(described)
+        self._offsets = self._locate(*described)
 
-    def _locate(self, described) -> dict[str, int]:
+    def _describe(self) -> tuple[int, list[tuple[str, str, tuple[int, ...]]]] | None:
+        """Bytes of the file, and name, type and shape of its arrays; None if it was replaced.
+
+        The package opens the file by its path, and calls one that may not be read missing.  So it
+        is opened here first; as long as it is open, no other file gets its number.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        self._first = None
+        with self._open() as opened:
+            status = os.fstat(opened.fileno())
+            if status.st_size == 0:
+                raise damaged(self.path, "it is empty")
+            try:
+                with safe_open(self.path, framework="np") as file:
+                    self.texts = dict(file.metadata() or {})
+                    slices = [(name, file.get_slice(name)) for name in file.offset_keys()]
+                    described = [(name, s.get_dtype(), tuple(s.get_shape())) for name, s in slices]
+            except SafetensorError as error:
+                raise damaged(self.path, error) from error
+            if _identity(self.path.stat()) != _identity(status):
+                return None
+        return status.st_size, described
+
+    def _locate(self, nbytes: int, described) -> dict[str, int]:
         sizes = {}
         for name, type_name, shape in described:
             if type_name not in SAFETENSORS_TYPES:
@@ -180,8 +203,8 @@ class SafetensorsFile(ArrayFile):
                 raise damaged(self.path, f"array {name!r} has type {type_name}, not one of {known}")
             dtype = np.dtype(SAFETENSORS_TYPES[type_name])
             self.specs[name] = (shape, dtype)
-            sizes[name] = _bytes_of(shape, dtype, self.path, name)
-        offset = self.path.stat().st_size - sum(sizes.values())
+            sizes[name] = bytes_of(shape, dtype, self.path, name)
+        offset = nbytes - sum(sizes.values())
         offsets = {}
         for name, size in sizes.items():
             offsets[name] = offset
@@ -191,7 +214,8 @@ class SafetensorsFile(ArrayFile):
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if 0 in shape:
             return np.empty(shape, dtype)
-        return np.memmap(self.path, dtype, "r", self._offsets[name], shape).view(np.ndarray)
+        with self._open() as file:
+            return np.memmap(file, dtype, "r", self._offsets[name], shape).view(np.ndarray)
 
 
 class NpzFile(ArrayFile):
@@ -199,7 +223,7 @@ class NpzFile(ArrayFile):
 
     def __init__(self, path: Path):
         super().__init__(path)
-        with path.open("rb") as file:
+        with self._open() as file:
             if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
                 raise FormatError(f"{path} is an npy file, not npz; load it with numpy.load")
         with self._archive() as archive:
@@ -216,7 +240,8 @@ class NpzFile(ArrayFile):
                 if filename.endswith(".npy"):
                     name = filename.removesuffix(".npy")
                     with archive.open(info) as file:
-                        self.specs[name] = _npy_spec(file, info.file_size, path, name)
+                        self.specs[name] = npy_spec(file, info.file_size, path, name)
+        self._stored = dict(self.specs)  # in the types of NumPy
         bits = self.header.pop("bits", {})
         for name, type_name in bits.items() if isinstance(bits, dict) else ():
             self._rename(name, type_name)
@@ -229,7 +254,7 @@ class NpzFile(ArrayFile):
 
     @contextlib.contextmanager
     def _archive(self) -> Iterator[zipfile.ZipFile]:
-        with self.path.open("rb") as file:
+        with self._open() as file:
             try:
                 with zipfile.ZipFile(file) as archive:
                     yield archive
@@ -238,7 +263,7 @@ class NpzFile(ArrayFile):
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         with self._archive() as archive, archive.open(f"{name}.npy") as file:
-            x = _npy_array(file, self.path, name)
+            x = npy_array(file, self.path, name, self._stored[name])
             file.read()  # to the end, where the checksum is compared
         return x.view(dtype) if x.dtype != dtype else x
 
@@ -248,46 +273,10 @@ class NpyFile(ArrayFile):
 
     def __init__(self, path: Path):
         super().__init__(path)
-        with path.open("rb") as file:
-            self.specs[path.stem] = _npy_spec(file, path.stat().st_size, path, path.stem)
+        with self._open() as file:
+            size = os.fstat(file.fileno()).st_size
+            self.specs[path.stem] = npy_spec(file, size, path, path.stem)
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        with self.path.open("rb") as file:
-            return _npy_array(file, self.path, name)
-
-
-def _npy_array(file: Any, path: Path, name: str) -> np.ndarray:
-    try:
-        return np.lib.format.read_array(file, allow_pickle=False)
-    except _NPY_ERRORS as error:
-        raise damaged(path, f"array {name!r}: {error}") from error
-
-
-def _npy_spec(file: Any, size: int, path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of an npy stream of `size` bytes, checked against that size."""
-    head = io.BytesIO(file.read(min(size, 1 << 16)))
-    try:
-        version = np.lib.format.read_magic(head)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-        else:
-            shape, _, dtype = np.lib.format.read_array_header_2_0(head)
-    except _NPY_ERRORS as error:
-        raise damaged(path, f"array {name!r}: {error}") from error
-    if dtype.kind not in NPY_KINDS:
-        raise FormatError(
-            f"{path}: array {name!r} has element type {dtype}, which is not numeric; "
-            "save it as numbers (bfloat16 and fp8 go through sparse24.save_npz or safetensors)"
-        )
-    if _bytes_of(shape, dtype, path, name) != size - head.tell():
-        raise damaged(path, f"array {name!r} of shape {shape} and type {dtype} does not fill it")
-    return shape, dtype
-
-
-def _bytes_of(shape: tuple[int, ...], dtype: np.dtype, path: Path, name: str) -> int:
-    """Bytes of an array; refuses shapes that no array of NumPy has, empty ones too."""
-    sizes = all(type(size) is int and size >= 0 for size in shape)
-    # NumPy's limit passes over sizes of 0.
-    if not sizes or dtype.itemsize * math.prod(size or 1 for size in shape) >= 1 << 63:
-        raise damaged(path, f"array {name!r} has shape {shape}")
-    return dtype.itemsize * math.prod(shape)
+        with self._open() as file:
+            return npy_array(file, self.path, name, (shape, dtype))

@@ -15,9 +15,11 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, DTypeError
-from sparse24._raw_files import HEADER, NPY_KINDS, SAFETENSORS_TYPES, suffix_of
+from sparse24._file_checks import NPY_KINDS
+from sparse24._raw_files import HEADER, SAFETENSORS_TYPES, suffix_of
 from sparse24._whole_files import replacing
 
+_LONGEST = (1 << 16) - 1 - len(".npy")  # zip stores lengths of names in two bytes
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same arrays give the same bytes
 
 
@@ -107,3 +109,8 @@ def _check_all(dtypes: Mapping[str, np.dtype], kind: str) -> None:
         bad = name == "__metadata__" if safetensors else "\0" in name
         if bad or any("\ud800" <= letter <= "\udfff" for letter in name):
             raise ArgumentError(f"a {kind} file can hold no array named {name!r}; rename it")
+        if not safetensors and len(name.encode()) > _LONGEST:
+            raise ArgumentError(
+                f"names in an npz file must have at most {_LONGEST} bytes, got "
+                f"{len(name.encode())}, {name[:40]!r}…; shorten it"
+            )

@@ -16,7 +16,8 @@ import numpy as np
 
 from sparse24 import _check
 from sparse24._errors import ArgumentError, FormatError
-from sparse24._raw_files import ArrayFile, SafetensorsFile, damaged
+from sparse24._file_checks import damaged
+from sparse24._raw_files import ArrayFile, SafetensorsFile
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # A variant of a model has a name of its own: model.safetensors.index.fp16.json.

@@ -96,6 +96,12 @@ def check_target(path: str | os.PathLike) -> None:
     if target.is_dir() or not target.parent.is_dir():
         what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
         raise ArgumentError(f"{str(path)!r} {what}; name a file in an existing one")
+    # Of the path itself: that of a pipe behind /dev/stdout leads nowhere once it is resolved.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ArgumentError(
+            f"{str(path)!r} is a device, a pipe or a socket, which a file would replace; name a "
+            "regular file, or a new one"
+        )
 
 
 def _mode_of(target: Path, fresh: Path) -> int:

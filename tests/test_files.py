@@ -271,6 +271,18 @@ def test_names_that_a_file_would_not_give_back_are_refused(suffix, tmp_path):
     assert [int(loaded[name][0]) for name in names] == list(range(len(names)))
 
 
+@pytest.mark.parametrize("letter", "aä")
+def test_names_in_npz_are_as_long_as_zip_allows(letter, tmp_path):
+    most, path = (65535 - 4) // len(letter.encode()), tmp_path / "a.npz"
+    s24.save_npz(path, {letter * most: np.ones(3)})
+    assert list(s24.load_npz(path)) == [letter * most]
+    for array, part in ((np.ones(3), letter), (s24.random((4, 8), rng=0), "")):
+        message = rf"at most 65531 bytes, got 655\d\d, '{letter * 40}'…; shorten it"
+        with pytest.raises(s24.ArgumentError, match=message):
+            s24.save_npz(tmp_path / "b.npz", {letter * most + part: array})
+    assert os.listdir(tmp_path) == ["a.npz"]
+
+
 def test_a_failed_write_leaves_the_old_file(suffix, tmp_path):
     save, load = FORMATS[suffix]
     path = tmp_path / f"a.{suffix}"

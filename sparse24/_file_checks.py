@@ -1,0 +1,64 @@
+"""Checks of what files of arrays claim, before any array is made: sizes, shapes, npy streams."""
+
+from __future__ import annotations
+
+import io
+import math
+import tokenize
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparse24._errors import FormatError
+
+NPY_KINDS = "biufc"
+# What NumPy raises of a damaged npy header, which it reads as text of Python.
+_NPY_ERRORS = (
+    ValueError, TypeError, OverflowError, EOFError, RecursionError, SyntaxError,
+    tokenize.TokenError,
+)  # fmt: skip
+
+
+def damaged(path: Path, what: object) -> FormatError:
+    return FormatError(f"{path} cannot be read: {what}; fetch or save the file again")
+
+
+def npy_array(file: Any, path: Path, name: str, spec: tuple[tuple[int, ...], Any]) -> np.ndarray:
+    try:
+        x = np.lib.format.read_array(file, allow_pickle=False)
+    except _NPY_ERRORS as error:
+        raise damaged(path, f"array {name!r}: {error}") from error
+    if (x.shape, x.dtype) != spec:  # it was written over in place
+        raise damaged(path, f"array {name!r} is no longer what it was when the file was opened")
+    return x
+
+
+def npy_spec(file: Any, size: int, path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of an npy stream of `size` bytes, checked against that size."""
+    head = io.BytesIO(file.read(min(size, 1 << 16)))
+    try:
+        version = np.lib.format.read_magic(head)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(head)
+        else:
+            shape, _, dtype = np.lib.format.read_array_header_2_0(head)
+    except _NPY_ERRORS as error:
+        raise damaged(path, f"array {name!r}: {error}") from error
+    if dtype.kind not in NPY_KINDS:
+        raise FormatError(
+            f"{path}: array {name!r} has element type {dtype}, which is not numeric; "
+            "save it as numbers (bfloat16 and fp8 go through sparse24.save_npz or safetensors)"
+        )
+    if bytes_of(shape, dtype, path, name) != size - head.tell():
+        raise damaged(path, f"array {name!r} of shape {shape} and type {dtype} does not fill it")
+    return shape, dtype
+
+
+def bytes_of(shape: tuple[int, ...], dtype: np.dtype, path: Path, name: str) -> int:
+    """Bytes of an array; refuses shapes that no array of NumPy has, empty ones too."""
+    sizes = all(type(size) is int and size >= 0 for size in shape)
+    # NumPy's limit passes over sizes of 0.
+    if not sizes or dtype.itemsize * math.prod(size or 1 for size in shape) >= 1 << 63:
+        raise damaged(path, f"array {name!r} has shape {shape}")
+    return dtype.itemsize * math.prod(shape)

@@ -1,0 +1,102 @@
+"""Targets that a file must not replace: devices, pipes, and what the same command reads."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import numpy as np
+import pytest
+from cli_cases import run, saved, small_checkpoint
+from file_cases import FORMATS
+from shard_cases import INDEX, SHARDS, sharded, write_index
+
+import sparse24 as s24
+from sparse24 import _raw_writers
+
+REFUSED = "is a device, a pipe or a socket, which a file would replace; name a regular file"
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    yield path
+    assert stat.S_ISFIFO(path.lstat().st_mode)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_pipe_is_not_replaced(suffix, pipe, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(s24.ArgumentError, match=REFUSED):
+            FORMATS[suffix][0](path, s24.random((4, 8), rng=0))
+    assert sorted(os.listdir(tmp_path)) == ["link", pipe.name]
+
+
+def test_what_a_resolved_path_does_not_show_is_not_replaced(tmp_path):
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(s24.ArgumentError, match=REFUSED):
+            s24.save_npz(f"/dev/fd/{writing}", s24.random((4, 8), rng=0))
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_convert_replaces_no_pipe(pipe, tmp_path, rng, capsys):
+    source, out = saved(small_checkpoint(rng), tmp_path), tmp_path / "out.npz"
+    link = tmp_path / "link.npz"
+    link.symlink_to(pipe)
+    assert REFUSED in run(capsys, "convert", source, link, code=1)
+    assert REFUSED in run(capsys, "convert", source, out, "--report", pipe, code=1)
+    assert not out.exists()
+
+
+def test_shards_replace_no_pipe(tmp_path, rng, capsys):
+    sharded(tmp_path / "model", rng)
+    out = tmp_path / "out"
+    out.mkdir()
+    os.mkfifo(out / SHARDS[1])
+    assert REFUSED in run(capsys, "convert", tmp_path / "model", out, code=1)
+    assert os.listdir(out) == [SHARDS[1]]
+    assert stat.S_ISFIFO((out / SHARDS[1]).stat().st_mode)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def inputs(rng):
+    widths = {"layer.0.weight": 36, "layer.1.weight": 64}
+    return {name: rng.standard_normal((50, k)).astype(np.float32) for name, k in widths.items()}
+
+
+def test_convert_does_not_replace_its_calibration(tmp_path, rng, capsys):
+    source, known = saved(small_checkpoint(rng), tmp_path), tmp_path / "inputs.npz"
+    np.savez(known, **inputs(rng))
+    link = tmp_path / "link.npz"
+    link.symlink_to(known)
+    before = contents(tmp_path)
+    for given, out in ((known, known), (link, known), (known, link)):
+        error = run(capsys, "convert", source, out, "--method", "wanda", "--calibration", given,
+                    code=1)  # fmt: skip
+        assert f"OUT must not replace a file of the calibration, '{given}', got '{out}'" in error
+    assert contents(tmp_path) == before
+
+
+def test_shards_do_not_replace_those_of_a_calibration(tmp_path, rng, capsys):
+    source, known = tmp_path / "model", tmp_path / "inputs"
+    sharded(source, rng)
+    known.mkdir()
+    _raw_writers.write_safetensors(known / SHARDS[0], inputs(rng), None)
+    write_index(known, weight_map=dict.fromkeys(inputs(rng), SHARDS[0]))
+    before = contents(tmp_path)
+    options = ("--method", "wanda", "--calibration", known)
+    error = run(capsys, "convert", source, known, *options, code=1)
+    assert f"OUT must not replace a file of the calibration, '{known / SHARDS[0]}'" in error
+    for path in (known / SHARDS[0], known / INDEX):
+        error = run(capsys, "convert", source, tmp_path / "o", *options, "--report", path, code=1)
+        assert f"the report must not replace '{path}'" in error
+    assert contents(tmp_path) == before
