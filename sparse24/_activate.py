@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparse24 import _arrays, _backend, _check, _foreign
+from sparse24 import _arrays, _backend, _check, _foreign, _gradients
 from sparse24._dtypes import TABLE
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24, Operand24
@@ -64,6 +64,9 @@ def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
     ('float8_e4m3fn', array([[0.  , 3.86, 9.  , 0.  , 0.  , 0.  , 3.86, 0.  ]], dtype=float32))
     """
     _check.one_of(activation, ACTIVATIONS, argument="activation")
+    _check.one_of(quantise, (True, False), argument="quantise")
+    _gradients.refuse(x, "x")
+    _gradients.refuse(gate, "gate")
     with _foreign.stream_of(x):
         array, restore = _foreign.take(x)
         array, gate = _backend.place(array), _checked_gate(gate, array, activation)

@@ -88,9 +88,9 @@ def validated(offsets: np.ndarray, tokens: int) -> np.ndarray:
             f"offsets must end with the number of tokens, {tokens}, got {offsets[-1]}; the last "
             "one is where the tokens of the last expert end"
         )
-    steps = np.diff(offsets)
-    if steps.size and steps.min() < 0:
-        at = int(np.argmax(steps < 0))
+    falls = offsets[1:] < offsets[:-1]
+    if falls.any():
+        at = int(np.argmax(falls))
         raise ArgumentError(
             f"offsets must not decrease, got {offsets[at]} at {at} and {offsets[at + 1]} at "
             f"{at + 1}; make them by a cumulative sum of the tokens of each expert"

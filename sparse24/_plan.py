@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +55,8 @@ class MatmulPlan:
         self._call = PLAIN if call.is_plain else call
         self._out_order = out_order
         self._execute(b)  # compiles, lays out the launch, and within `autotune` measures first
-        out = _column_out(a, b, call) if out_order == "column" else None
-        self.explanation = explained(a, b, out, call)
+        out, restore = _column_out(a, b, call) if out_order == "column" else (None, None)
+        self.explanation = explained(a, b, out if restore is None else restore(out), call)
         self.candidates = self.explanation.candidates
         self.chosen = self.explanation.chosen
 
@@ -91,19 +92,27 @@ class MatmulPlan:
 def _by_columns(a: Sparse24Array, b, call: Call):
     """``a @ b`` in an array of column order."""
     with _foreign.stream_of(b):
-        return a._multiply(b, _column_out(a, b, call), call)
+        out, restore = _column_out(a, b, call)
+        if restore is None:
+            return a._multiply(b, None, call)
+        if _arrays.is_jax(b):  # whose arrays cannot be written to
+            return restore(a._multiply(_foreign.take(b, argument="b")[0], out, call))
+        return a._multiply(b, restore(out), call)
 
 
-def _column_out(a: Sparse24Array, b, call: Call):
-    """An array of column order for ``a @ b``; None for a vector, which has no order."""
+def _column_out(a: Sparse24Array, b, call: Call) -> tuple[Any, Callable[[Any], Any] | None]:
+    """An array of column order for ``a @ b``, and the way to the library of b.
+
+    Neither for a vector, which has no order.
+    """
     array, restore = _foreign.take(b, argument="b")
     if array.ndim < 2:
-        return None
+        return None, None
     array = _product.promoted_integers(array, a._dtype, call.other_dtype, argument="b")
     _product.check_inner(a.shape, array.shape)
     shape = (*_product.batch_of(a._operand, array), array.shape[-1], a.shape[-2])
     types = _product.Result.plan(a._operand, array, None, call, shape)
-    return restore(types.allocate(None).swapaxes(-1, -2))
+    return types.allocate(None).swapaxes(-1, -2), restore
 
 
 def plan(

@@ -63,9 +63,18 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
         _check.same_shape(array.shape, weight.shape, argument=name, other="weight")
     xp = namespace(gradient, weight, mask)
     check_factor(decay, "decay")
-    dtype = xp.result_type(gradient, weight)  # of bfloat16 NumPy would make float32
+    dtype = _common(xp, gradient, weight)
+    gradient, weight = (xp.astype(x, dtype, copy=False) for x in (gradient, weight))
     decayed = gradient + decay * xp.where(mask, xp.zeros_like(weight), weight)
-    return xp.astype(decayed, dtype, copy=False)
+    return xp.astype(decayed, dtype, copy=False)  # of bfloat16 NumPy makes float32
+
+
+def _common(xp, gradient, weight):
+    """The type that holds both; float32 where the library names none, as of 8-bit floats."""
+    try:
+        return xp.result_type(gradient, weight)
+    except (TypeError, RuntimeError):  # of NumPy, and of torch
+        return xp.float32
 
 
 masked_decay_gradient = sr_ste_gradient

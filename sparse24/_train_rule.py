@@ -53,7 +53,7 @@ def checked_rule(gradient: str, transposable: bool, decay: float, seed: int) -> 
     _check.one_of(gradient, GRADIENTS, argument="gradient")
     _check.one_of(transposable, (True, False), argument="transposable")
     if not isinstance(decay, (int, float)):  # torch.compile follows these as they are
-        _check.number(decay, argument="decay")
+        decay = _check.number(decay, argument="decay")
     if not isinstance(seed, int) or seed < 0:
         _check.whole(seed, argument="seed", least=0)
     if not 0 <= decay < math.inf:  # NaN is not

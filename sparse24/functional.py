@@ -21,7 +21,7 @@ import numpy as np
 from sparse24 import _arrays, _check
 from sparse24._compress import compress
 from sparse24._devices import on_device_of_arguments
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._matmul import linear as _sparse_linear
 from sparse24._matmul import matmul
 from sparse24._prune import mask as choose_mask
@@ -148,10 +148,10 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     array([[7.],
            [7.]], dtype=float32)
     """
-    _check.is_array(x, argument="x")
-    _check.is_array(weight, argument="weight")
-    if bias is not None:
-        _check.is_array(bias, argument="bias")
+    for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
+        if given is not None or name in ("x", "weight"):
+            _check_own(given, name)
+    _check.one_of(transposable, (True, False), argument="transposable")
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
@@ -205,7 +205,7 @@ def linear_backward(
     >>> dx.shape, dweight.shape, dbias is None
     ((3, 8), (4, 8), True)
     """
-    _check.is_array(dy, argument="dy")
+    _check_own(dy, "dy")
     if not isinstance(saved, Saved):
         raise ArgumentError(
             f"saved must be the second result of linear, a Saved, got {_check.shown(saved)}"
@@ -222,14 +222,26 @@ def linear_backward(
         dweight = matmul(compress_mvue_24(outer.T, step=step, seed=seed), rows)
     else:
         dweight = _dense_product(outer.T, rows)
-    if decay or not rule.straight:
+    if rule.decay or not rule.straight:
         kept = saved.mask
         if kept is None:
             kept = choose_mask(saved.weight, transposable=saved.transposable)
         dweight = dweight if rule.straight else dweight * kept
-        dweight = sr_ste_gradient(saved.weight, dweight, kept, decay) if decay else dweight
+        if rule.decay:
+            dweight = sr_ste_gradient(saved.weight, dweight, kept, rule.decay)
     shape = saved.bias_shape
     return dx, dweight, None if shape is None else _sum_of_rows(outer).reshape(shape)
+
+
+def _check_own(x, argument: str) -> None:
+    """Refuse arrays of torch and JAX, which would lose their gradients, and sparse ones."""
+    _check.is_array(x, argument=argument)
+    if isinstance(x, np.ndarray) or _arrays.is_cupy(x):
+        return
+    raise DTypeError(
+        f"{argument} must be a dense array of NumPy or CuPy, got {type(x).__name__}; layers of "
+        "torch and JAX are in sparse24.torch and sparse24.jax"
+    )
 
 
 def _sum_of_rows(x):

@@ -183,6 +183,7 @@ def test_offsets_of_any_integers(rng, kind):
         ([0, 1, 2, 4], s24.ArgumentError, "offsets must end with the number of tokens, 5, got 4"),
         ([0, 1, 2, 6], s24.ArgumentError, "offsets must end with the number of tokens, 5, got 6"),
         ([0, 3, 2, 5], s24.ArgumentError, "must not decrease, got 3 at 1 and 2 at 2; .*cumulative"),
+        ([0, 2**63 - 1, -2, 5], s24.ArgumentError, "must not decrease, got 9223372036854775807"),
         ([0, 7, 2, 5], s24.ArgumentError, "must not decrease, got 7 at 1 and 2 at 2"),
         (scipy.sparse.eye_array(2), s24.DTypeError, "offsets must be a dense array, got a dia_"),
     ],

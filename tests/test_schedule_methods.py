@@ -106,6 +106,10 @@ def test_sr_ste_gradient_is_equation_5(rng):
     assert (mask.reshape(4, 2, 4).sum(-1) == 2).all()
     got = S.sr_ste_gradient(w, g, mask, decay=0.1)
     np.testing.assert_allclose(got, g + 0.1 * (1 - mask) * w)
+    narrow, nothing = w.astype(np.float16), np.zeros((4, 8), np.float32)
+    got = S.sr_ste_gradient(narrow, nothing, mask, decay=2e-4)  # in the wider type throughout
+    want = np.float32(2e-4) * ~mask * narrow.astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
     for gradient, of in ((g[:1], mask), (g, mask[:, :1])):
         with pytest.raises(ShapeError, match="must have the shape of weight"):
             S.sr_ste_gradient(w, gradient, of)

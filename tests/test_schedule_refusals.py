@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -193,6 +194,16 @@ def test_samples_are_of_whole_steps_and_seeds(wrong):
         for key in ({"step": wrong}, {"step": 0, "seed": wrong}):
             with pytest.raises(ArgumentError, match=r"(step|seed) must be a whole number from 0"):
                 call(**key)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_decay_of_weights_of_8_bits(name):
+    weight = np.ones((8, 16), getattr(ml_dtypes, name))
+    y, saved = functional.linear(np.ones((4, 16), weight.dtype), weight)
+    for decay in (0.5, np.array(0.5)):
+        _, dweight, _ = functional.linear_backward(np.ones_like(y), saved, decay=decay)
+        kept = np.asarray(saved.packed[0].mask())
+        np.testing.assert_array_equal(dweight.astype(np.float32), 4 + 0.5 * ~kept)
 
 
 @pytest.mark.parametrize("saved", [None, (1, 2), W])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import ArgumentError
+from sparse24 import ArgumentError, functional
 
 torch = pytest.importorskip("torch")
 
@@ -171,3 +171,21 @@ def test_layers_and_their_operators_multiply():
     parts = ops.pack(torch.randn(2, 16, 32), None, False)
     offsets = torch.tensor([0, 1, 3])
     ops.grouped_product(parts, 16, 32, x, None, offsets, False, None, False)
+
+
+def test_what_compresses_activations_and_written_out_layers_drop_no_gradient():
+    x = torch.ones(4, 8, requires_grad=True)
+    for call in (
+        lambda: s24.activate_compress(x),
+        lambda: s24.activate_compress(x.detach(), "silu", gate=x),
+    ):
+        with pytest.raises(ArgumentError, match="must not require a gradient"):
+            call()
+        with torch.no_grad():
+            call()
+    for call in (
+        lambda: functional.linear(np.ones((2, 8), np.float32), x),
+        lambda: functional.linear(x.detach(), np.ones((4, 8), np.float32)),
+    ):
+        with pytest.raises(s24.DTypeError, match=r"NumPy or CuPy, got Tensor; .* sparse24\.torch"):
+            call()
