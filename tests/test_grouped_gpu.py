@@ -43,6 +43,7 @@ def test_linear_layers_with_biases(cupy, rng, name, on_device):
 def captured(cupy, run):
     """The graph of a call that has run before, and its stream."""
     stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()  # the operands were made on another one
     with stream:
         run()
         stream.begin_capture()
