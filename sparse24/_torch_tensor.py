@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._torch_transforms import differentiable
 
 _aten = torch.ops.aten
 
@@ -49,9 +50,10 @@ class Sparse24Tensor(torch.Tensor):
         return (k, m) if self.turned else (m, k)
 
     def to_dense(self) -> Tensor:  # type: ignore[override]
-        """The matrix with its zeros."""
-        whole = ops.dense(self.parts, *self.stored_shape)
-        return (whole.t() if self.turned else whole).expand(self.shape)
+        """The matrix with its zeros; its gradient is this tensor's."""
+        if torch.is_grad_enabled() and self.requires_grad:  # the parts belong to no graph
+            return differentiable(_ToDense, self)
+        return _whole(self)
 
     def __repr__(self, *, tensor_contents=None) -> str:
         return (
@@ -98,6 +100,21 @@ class Sparse24Tensor(torch.Tensor):
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def _whole(a: Sparse24Tensor) -> Tensor:
+    stored = ops.dense(a.parts, *a.stored_shape)
+    return (stored.t() if a.turned else stored).expand(a.shape)
+
+
+class _ToDense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a: Sparse24Tensor) -> Tensor:
+        return _whole(a)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return grad
 
 
 def _undefined(function) -> UnsupportedError:

@@ -37,6 +37,39 @@ def test_sparsify24_stands_in_for_xformers(device, gradient):
         a @ a.t()
 
 
+TURNS = {
+    "as it is": lambda a: a.to_dense(),
+    "turned": lambda a: a.t().to_dense().t(),
+    "repeated": lambda a: a.expand(3, -1, -1).to_dense().mean(0),
+    "turned copy": lambda a: a.mT.clone().to_dense().mT,
+    "wider": lambda a: a.double().to_dense().float(),
+}
+
+
+@pytest.mark.parametrize("gradient", ["ste", "24dense", "24sparse"])
+@pytest.mark.parametrize("turn", TURNS)
+def test_a_pruned_weight_has_its_gradient_through_the_dense_matrix(gradient, turn):
+    weight, outer = torch.randn(8, 16, requires_grad=True), torch.randn(8, 16)
+    mask = s24.mask(weight.detach(), transposable=True)
+    y = TURNS[turn](st.sparsify24(weight, gradient=gradient))
+    torch.testing.assert_close(y, weight * mask)
+    (got,) = torch.autograd.grad((y * outer).sum(), weight)
+    torch.testing.assert_close(got, outer if gradient == "ste" else outer * mask)
+    with torch.no_grad():
+        assert not TURNS[turn](st.sparsify24(weight)).requires_grad
+
+
+def test_a_packed_parameter_has_its_gradient_through_the_dense_matrix():
+    packed = torch.nn.Parameter(st.to_sparse_semi_structured(torch.eye(8, 16)))
+    for to_dense in (
+        lambda a: a.to_dense(),
+        torch.compile(lambda a: a.to_dense(), fullgraph=True, backend="aot_eager"),
+    ):
+        packed.grad = None
+        (2 * to_dense(packed)).sum().backward()
+        assert torch.equal(packed.grad, torch.full((8, 16), 2.0))
+
+
 def test_to_sparse_semi_structured_as_a_parameter(device):
     layer, x = layer_and_input(device)
     with torch.no_grad():
