@@ -135,18 +135,34 @@ def _detach(a: Sparse24Tensor) -> Sparse24Tensor:
     return _seen(a, a.shape, a.turned)
 
 
+def _check_axes(a: Sparse24Tensor, axes: list[int]) -> None:
+    if not all(-a.ndim <= axis < a.ndim for axis in axes):
+        span = f"-{a.ndim} to {a.ndim - 1}"
+        raise ShapeError(
+            f"axes of a Sparse24Tensor of shape {tuple(a.shape)} are {span}, got {axes}; give those"
+        )
+
+
 def _turn(a: Sparse24Tensor) -> Sparse24Tensor:
-    return _transpose(a, -2, -1)
+    if a.ndim != 2:
+        raise _undefined(_aten.t.default)
+    return _seen(a, a.shape[::-1], not a.turned)
 
 
 def _transpose(a: Sparse24Tensor, first: int, second: int) -> Sparse24Tensor:
     axes = list(range(a.ndim))
+    _check_axes(a, [first, second])
     axes[first], axes[second] = axes[second], axes[first]
     return _permute(a, axes)
 
 
 def _permute(a: Sparse24Tensor, axes: list[int]) -> Sparse24Tensor:
-    axes = [axis % a.ndim for axis in axes]
+    _check_axes(a, axes)
+    given, axes = axes, [axis % a.ndim for axis in axes]
+    if sorted(axes) != list(range(a.ndim)):
+        raise ShapeError(
+            f"axes must name each of the {a.ndim} axes once, got {given}; give {a.ndim} others"
+        )
     if set(axes[-2:]) != {a.ndim - 2, a.ndim - 1}:  # an axis of expand would become one of m, k
         raise _undefined(_aten.permute.default)
     turned = a.turned != (axes[-1] != a.ndim - 1)
@@ -190,19 +206,32 @@ def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     if isinstance(a, Sparse24Tensor):
         y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
-        return y if bias is None else y + bias
+        return y if bias is None else _sum(bias, y)
     form = "x@At" if b.turned else "x@A"
     fits = bias is not None and tuple(bias.shape) == (b.shape[1],)  # torch spreads others itself
     fused = bias if fits else None
     y = ops.product(b.parts, *b.stored_shape, a, fused, form)
-    return y if bias is None or fused is not None else y + bias
+    return y if bias is None or fused is not None else _sum(bias, y)
+
+
+def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:
+    """Of the product's shape; torch would also spread the product over a larger bias."""
+    shape = product.shape
+    ends = zip(bias.shape[::-1], shape[::-1], strict=False)
+    if bias.ndim > len(shape) or any(n not in (1, wanted) for n, wanted in ends):
+        raise ShapeError(
+            f"bias must broadcast to the product's shape {tuple(shape)}, got shape "
+            f"{tuple(bias.shape)}; reshape it"
+        )
+    if not beta:  # a bias that is not read may hold NaN
+        return product
+    return product + (bias if beta == 1 else beta * bias)
 
 
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
     if beta == alpha == 1:
         return _mm(a, b, bias)
-    product = alpha * _mm(a, b)
-    return beta * bias + product if beta else product
+    return _sum(bias, alpha * _mm(a, b), beta)
 
 
 def _mv(a: Tensor, vector: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch_cases import CLOSE, gradients, layer_and_input, masked_reference  # n
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import DTypeError, PatternError, UnsupportedError  # noqa: E402
+from sparse24._errors import DTypeError, PatternError, ShapeError, UnsupportedError  # noqa: E402
 
 F = torch.nn.functional
 
@@ -88,6 +88,14 @@ def test_it_is_turned_by_every_name_that_torch_has_for_it():
     assert all(torch.equal(x.to_dense(), dense.t()) for x in turned)
     same = [a.transpose(0, 0), a.transpose(1, -1), a.permute(0, 1)]
     assert all(torch.equal(x.to_dense(), dense) for x in same)
+    for axes in ((0, 5), (0, 2), (-3, 0)):
+        with pytest.raises(ShapeError, match=r"axes of a Sparse24Tensor .* are -2 to 1, got"):
+            a.transpose(*axes)
+        with pytest.raises(ShapeError, match=r"axes of a Sparse24Tensor .* are -2 to 1, got"):
+            a.permute(axes)
+    for axes in ((0, 0), (0,), (0, -2), (0, 1, 1)):
+        with pytest.raises(ShapeError, match=r"axes must name each of the 2 axes once, got .*;"):
+            a.permute(axes)
 
 
 def test_products_with_vectors_and_sums_that_are_not_read():
@@ -107,8 +115,12 @@ def test_sums_are_spread_as_torch_does(shape):
     want = torch.addmm(bias, x, weight.t())
     torch.testing.assert_close(torch.addmm(bias, x, a.t()), want)
     torch.testing.assert_close(torch.nn.functional.linear(x, a, bias), want)
-    with pytest.raises(RuntimeError):  # torch's own
-        torch.addmm(torch.ones(5), x, a.t())
+    for wrong in ((5,), (2, 3, 4), (1, 3, 4), (3, 2)):
+        for beta, alpha in ((1, 1), (1, 2), (0, 1)):
+            with pytest.raises(ShapeError, match=r"bias must broadcast .* \(3, 4\), got .*; resh"):
+                torch.addmm(torch.ones(wrong), x, a.t(), beta=beta, alpha=alpha)
+    with pytest.raises(ShapeError, match=r"bias must broadcast .* \(4, 1\), got shape \(4, 2\)"):
+        torch.addmm(torch.ones(4, 2), a, torch.ones(8, 1))
 
 
 @pytest.mark.parametrize("transposable", [False, True])

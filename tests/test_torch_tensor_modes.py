@@ -126,6 +126,7 @@ def test_leading_axes_repeat_the_matrix():
         torch.bmm(x, stack)
     for refused in (
         lambda: stack.transpose(0, 1),
+        lambda: stack.t(),
         lambda: a.expand(16, 16),
         lambda: stack.expand(4, 8, 16),
         lambda: a.view(16, 8),
