@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _foreign, _obeys
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
-from sparse24._torch_check import check_tensor
 from sparse24._torch_transforms import differentiable
 
 _aten = torch.ops.aten
@@ -48,13 +46,14 @@ class Sparse24Tensor(torch.Tensor):
     @property
     def stored_shape(self) -> tuple[int, int]:
         """Shape of the packed matrix."""
-        m, k = self.shape
+        m, k = self.shape[-2:]  # axes before them are those of expand
         return (k, m) if self.turned else (m, k)
 
     def to_dense(self) -> Tensor:  # type: ignore[override]
-        """The matrix with its zeros."""
-        whole = ops.dense(self.parts, *self.stored_shape)
-        return whole.t() if self.turned else whole
+        """The matrix with its zeros; its gradient is this tensor's."""
+        if torch.is_grad_enabled() and self.requires_grad:  # the parts belong to no graph
+            return differentiable(_ToDense, self)
+        return _whole(self)
 
     def __repr__(self, *, tensor_contents=None) -> str:
         return (
@@ -89,30 +88,113 @@ class Sparse24Tensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         rule = _RULES.get(function)
-        if rule is None:
-            raise UnsupportedError(
-                f"{function} is not defined for a Sparse24Tensor; call .to_dense() first"
-            )
-        return rule(*args, **(kwargs or {}))
+        if rule is not None:
+            return rule(*args, **kwargs)
+        # Inference mode hands over what torch itself makes of simpler operations, as linear.
+        parts = getattr(function, "decompose", None)
+        made = NotImplemented if parts is None else parts(*args, **kwargs)
+        if made is NotImplemented:
+            raise _undefined(function)
+        return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
+def _whole(a: Sparse24Tensor) -> Tensor:
+    stored = ops.dense(a.parts, *a.stored_shape)
+    return (stored.t() if a.turned else stored).expand(a.shape)
+
+
+class _ToDense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a: Sparse24Tensor) -> Tensor:
+        return _whole(a)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _undefined(function) -> UnsupportedError:
+    return UnsupportedError(
+        f"{function} is not defined for a Sparse24Tensor; call .to_dense() first"
+    )
+
+
+def _seen(a: Sparse24Tensor, shape, turned: bool) -> Sparse24Tensor:
+    """A view of the same parts."""
+    if not torch.is_inference_mode_enabled() or a.is_inference():
+        return Sparse24Tensor(a.parts, shape, turned=turned)
+    with torch.inference_mode(False):  # a tensor from outside and its views share a version
+        return Sparse24Tensor(a.parts, shape, turned=turned)
+
+
 def _detach(a: Sparse24Tensor) -> Sparse24Tensor:
-    return Sparse24Tensor(a.parts, a.shape, turned=a.turned)
+    return _seen(a, a.shape, a.turned)
+
+
+def _check_axes(a: Sparse24Tensor, axes: list[int]) -> None:
+    if not all(-a.ndim <= axis < a.ndim for axis in axes):
+        span = f"-{a.ndim} to {a.ndim - 1}"
+        raise ShapeError(
+            f"axes of a Sparse24Tensor of shape {tuple(a.shape)} are {span}, got {axes}; give those"
+        )
 
 
 def _turn(a: Sparse24Tensor) -> Sparse24Tensor:
-    return Sparse24Tensor(a.parts, a.shape[::-1], turned=not a.turned)
+    if a.ndim != 2:
+        raise _undefined(_aten.t.default)
+    return _seen(a, a.shape[::-1], not a.turned)
 
 
 def _transpose(a: Sparse24Tensor, first: int, second: int) -> Sparse24Tensor:
-    return _detach(a) if first % 2 == second % 2 else _turn(a)
+    axes = list(range(a.ndim))
+    _check_axes(a, [first, second])
+    axes[first], axes[second] = axes[second], axes[first]
+    return _permute(a, axes)
 
 
 def _permute(a: Sparse24Tensor, axes: list[int]) -> Sparse24Tensor:
-    return _transpose(a, 0, axes[0])
+    _check_axes(a, axes)
+    given, axes = axes, [axis % a.ndim for axis in axes]
+    if sorted(axes) != list(range(a.ndim)):
+        raise ShapeError(
+            f"axes must name each of the {a.ndim} axes once, got {given}; give {a.ndim} others"
+        )
+    if set(axes[-2:]) != {a.ndim - 2, a.ndim - 1}:  # an axis of expand would become one of m, k
+        raise _undefined(_aten.permute.default)
+    turned = a.turned != (axes[-1] != a.ndim - 1)
+    return _seen(a, [a.shape[axis] for axis in axes], turned)
+
+
+def _repeat(a: Sparse24Tensor, shape: list[int], **_) -> Sparse24Tensor:
+    """The matrix at every place of leading axes, as torch's matmul asks for beside a stack."""
+    new = len(shape) - a.ndim
+    full = [*shape[:new], *(old if n == -1 else n for n, old in zip(shape[new:], a.shape))]
+    if new < 0 or any(n != old != 1 for n, old in zip(full[new:], a.shape)):
+        raise _undefined(_aten.expand.default)
+    return _view(a, full, function=_aten.expand.default)
+
+
+def _view(a: Sparse24Tensor, shape: list[int], *, function=_aten.view.default) -> Sparse24Tensor:
+    """Of other leading axes, which all lead to the one matrix."""
+    if len(shape) < 2 or tuple(shape[-2:]) != tuple(a.shape[-2:]) or -1 in shape:
+        raise _undefined(function)
+    return _seen(a, shape, a.turned)
+
+
+def _bmm(a: Tensor, b: Tensor) -> Tensor:
+    """A stack times one matrix at every place is a single product."""
+    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise ShapeError(f"bmm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    (count, m, k), n = a.shape, b.shape[2]
+    if isinstance(b, Sparse24Tensor):
+        rows = a if isinstance(a, Sparse24Tensor) else a.reshape(count * m, k)
+        return _mm(rows, _view(b, [k, n])).view(count, m, n)
+    columns = b.permute(1, 0, 2).reshape(k, count * n)
+    return _mm(_view(a, [m, k]), columns).view(m, count, n).permute(1, 0, 2)
 
 
 def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -124,19 +206,32 @@ def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     if isinstance(a, Sparse24Tensor):
         y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
-        return y if bias is None else y + bias
+        return y if bias is None else _sum(bias, y)
     form = "x@At" if b.turned else "x@A"
     fits = bias is not None and tuple(bias.shape) == (b.shape[1],)  # torch spreads others itself
     fused = bias if fits else None
     y = ops.product(b.parts, *b.stored_shape, a, fused, form)
-    return y if bias is None or fused is not None else y + bias
+    return y if bias is None or fused is not None else _sum(bias, y)
+
+
+def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:
+    """Of the product's shape; torch would also spread the product over a larger bias."""
+    shape = product.shape
+    ends = zip(bias.shape[::-1], shape[::-1], strict=False)
+    if bias.ndim > len(shape) or any(n not in (1, wanted) for n, wanted in ends):
+        raise ShapeError(
+            f"bias must broadcast to the product's shape {tuple(shape)}, got shape "
+            f"{tuple(bias.shape)}; reshape it"
+        )
+    if not beta:  # a bias that is not read may hold NaN
+        return product
+    return product + (bias if beta == 1 else beta * bias)
 
 
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
     if beta == alpha == 1:
         return _mm(a, b, bias)
-    product = alpha * _mm(a, b)
-    return beta * bias + product if beta else product
+    return _sum(bias, alpha * _mm(a, b), beta)
 
 
 def _mv(a: Tensor, vector: Tensor) -> Tensor:
@@ -159,101 +254,12 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.t.default: _turn,
     _aten.transpose.int: _transpose,
     _aten.permute.default: _permute,
+    _aten.expand.default: _repeat,
+    _aten.view.default: _view,
+    _aten.bmm.default: _bmm,
     _aten.mm.default: _mm,
     _aten.mv.default: _mv,
-    _aten.matmul.default: _mm,
     _aten.addmm.default: _addmm,
     _aten.clone.default: _clone,
     _aten._to_copy.default: _to_copy,
 }
-
-
-class _Sparsify(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, gradient: str, transposable: bool):
-        ctx.gradient, ctx.transposable = gradient, transposable
-        if gradient != "ste":
-            ctx.save_for_backward(x)
-        return Sparse24Tensor(ops.pack(x, None, transposable), x.shape)
-
-    @staticmethod
-    def backward(ctx, grad):
-        if ctx.gradient != "ste":
-            (x,) = ctx.saved_tensors
-            grad = grad * ops.keep(x, ctx.transposable)
-        return grad, None, None
-
-
-def sparsify24(
-    x: Tensor, algo: str = "", gradient: str = "24sparse", backend: str = "sparse24"
-) -> Sparse24Tensor:
-    """Prune a matrix to 2:4 by 4x4 tiles; stands in for ``xformers.ops.sp24.sparsify24``.
-
-    Parameters
-    ----------
-    x : Tensor, shape (m, k)
-    algo : str
-        Taken for compatibility: every name gives the exact optimum of the 90 tile masks.
-    gradient : {"24sparse", "24dense", "ste"}
-        Both 2:4 forms give `x` the gradient of its kept elements, as a dense tensor;
-        ``"ste"`` gives it all of it.
-    backend : str
-        Taken for compatibility.
-
-    Returns
-    -------
-    Sparse24Tensor, shape (m, k)
-        Differentiable; its products with either side are sparse.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from sparse24.torch import sparsify24
-    >>> x = torch.randn(8, 8)
-    >>> (sparsify24(x) @ torch.ones(8, 2)).shape
-    torch.Size([8, 2])
-    """
-    _check.one_of(gradient, ("24sparse", "24dense", "ste"), argument="gradient")
-    check_tensor(x, "x")
-    if x.ndim != 2:
-        raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
-    return differentiable(_Sparsify, x, gradient, True)
-
-
-def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False) -> Sparse24Tensor:
-    """Pack a matrix that is 2:4; stands in for ``torch.sparse.to_sparse_semi_structured``.
-
-    Parameters
-    ----------
-    original_tensor : Tensor, shape (m, k)
-    transposed : bool
-        Taken for compatibility; must be False, as in torch.
-
-    Returns
-    -------
-    Sparse24Tensor, shape (m, k)
-
-    Raises
-    ------
-    PatternError
-        If a group holds more than two non-zeros.  (torch drops the others silently.)
-        The check waits for the device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from sparse24.torch import to_sparse_semi_structured
-    >>> w = to_sparse_semi_structured(torch.tensor([[0.0, 1, 0, 2]]))
-    >>> w @ torch.ones(4, 1)
-    tensor([[3.]])
-    """
-    if transposed:
-        raise UnsupportedError("transposed=True is not supported; transpose the result with .t()")
-    check_tensor(original_tensor, "original_tensor")
-    if original_tensor.ndim != 2:
-        shape = tuple(original_tensor.shape)
-        raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")
-    with _foreign.stream_of(original_tensor):
-        _obeys.check_24(original_tensor.detach())
-    parts = ops.pack(original_tensor.detach(), None, False)  # else they would belong to its graph
-    return Sparse24Tensor(parts, original_tensor.shape)

@@ -17,7 +17,8 @@ from sparse24._torch_linear import linear
 from sparse24._torch_masks import set_masks, update_masks
 from sparse24._torch_model import desparsify, sparse_layers, sparsify
 from sparse24._torch_reduction import PackedReduction, reduce_packed
-from sparse24._torch_tensor import Sparse24Tensor, sparsify24, to_sparse_semi_structured
+from sparse24._torch_sparsify import sparsify24, to_sparse_semi_structured
+from sparse24._torch_tensor import Sparse24Tensor
 
 __all__ = [
     "PackedReduction",

@@ -13,7 +13,7 @@ from torch_cases import CLOSE, gradients, layer_and_input, masked_reference  # n
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import DTypeError, PatternError, UnsupportedError  # noqa: E402
+from sparse24._errors import DTypeError, PatternError, ShapeError, UnsupportedError  # noqa: E402
 
 F = torch.nn.functional
 
@@ -37,6 +37,39 @@ def test_sparsify24_stands_in_for_xformers(device, gradient):
         a @ a.t()
 
 
+TURNS = {
+    "as it is": lambda a: a.to_dense(),
+    "turned": lambda a: a.t().to_dense().t(),
+    "repeated": lambda a: a.expand(3, -1, -1).to_dense().mean(0),
+    "turned copy": lambda a: a.mT.clone().to_dense().mT,
+    "wider": lambda a: a.double().to_dense().float(),
+}
+
+
+@pytest.mark.parametrize("gradient", ["ste", "24dense", "24sparse"])
+@pytest.mark.parametrize("turn", TURNS)
+def test_a_pruned_weight_has_its_gradient_through_the_dense_matrix(gradient, turn):
+    weight, outer = torch.randn(8, 16, requires_grad=True), torch.randn(8, 16)
+    mask = s24.mask(weight.detach(), transposable=True)
+    y = TURNS[turn](st.sparsify24(weight, gradient=gradient))
+    torch.testing.assert_close(y, weight * mask)
+    (got,) = torch.autograd.grad((y * outer).sum(), weight)
+    torch.testing.assert_close(got, outer if gradient == "ste" else outer * mask)
+    with torch.no_grad():
+        assert not TURNS[turn](st.sparsify24(weight)).requires_grad
+
+
+def test_a_packed_parameter_has_its_gradient_through_the_dense_matrix():
+    packed = torch.nn.Parameter(st.to_sparse_semi_structured(torch.eye(8, 16)))
+    for to_dense in (
+        lambda a: a.to_dense(),
+        torch.compile(lambda a: a.to_dense(), fullgraph=True, backend="aot_eager"),
+    ):
+        packed.grad = None
+        (2 * to_dense(packed)).sum().backward()
+        assert torch.equal(packed.grad, torch.full((8, 16), 2.0))
+
+
 def test_to_sparse_semi_structured_as_a_parameter(device):
     layer, x = layer_and_input(device)
     with torch.no_grad():
@@ -55,6 +88,14 @@ def test_it_is_turned_by_every_name_that_torch_has_for_it():
     assert all(torch.equal(x.to_dense(), dense.t()) for x in turned)
     same = [a.transpose(0, 0), a.transpose(1, -1), a.permute(0, 1)]
     assert all(torch.equal(x.to_dense(), dense) for x in same)
+    for axes in ((0, 5), (0, 2), (-3, 0)):
+        with pytest.raises(ShapeError, match=r"axes of a Sparse24Tensor .* are -2 to 1, got"):
+            a.transpose(*axes)
+        with pytest.raises(ShapeError, match=r"axes of a Sparse24Tensor .* are -2 to 1, got"):
+            a.permute(axes)
+    for axes in ((0, 0), (0,), (0, -2), (0, 1, 1)):
+        with pytest.raises(ShapeError, match=r"axes must name each of the 2 axes once, got .*;"):
+            a.permute(axes)
 
 
 def test_products_with_vectors_and_sums_that_are_not_read():
@@ -74,8 +115,12 @@ def test_sums_are_spread_as_torch_does(shape):
     want = torch.addmm(bias, x, weight.t())
     torch.testing.assert_close(torch.addmm(bias, x, a.t()), want)
     torch.testing.assert_close(torch.nn.functional.linear(x, a, bias), want)
-    with pytest.raises(RuntimeError):  # torch's own
-        torch.addmm(torch.ones(5), x, a.t())
+    for wrong in ((5,), (2, 3, 4), (1, 3, 4), (3, 2)):
+        for beta, alpha in ((1, 1), (1, 2), (0, 1)):
+            with pytest.raises(ShapeError, match=r"bias must broadcast .* \(3, 4\), got .*; resh"):
+                torch.addmm(torch.ones(wrong), x, a.t(), beta=beta, alpha=alpha)
+    with pytest.raises(ShapeError, match=r"bias must broadcast .* \(4, 1\), got shape \(4, 2\)"):
+        torch.addmm(torch.ones(4, 2), a, torch.ones(8, 1))
 
 
 @pytest.mark.parametrize("transposable", [False, True])

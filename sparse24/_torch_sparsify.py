@@ -1,0 +1,104 @@
+"""What makes a `Sparse24Tensor`, by the names that xformers and torch have for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24 import _check, _foreign, _obeys
+from sparse24 import _torch_ops as ops
+from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._torch_check import check_tensor
+from sparse24._torch_tensor import Sparse24Tensor
+from sparse24._torch_transforms import differentiable
+
+
+class _Sparsify(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, gradient: str, transposable: bool):
+        ctx.gradient, ctx.transposable = gradient, transposable
+        if gradient != "ste":
+            ctx.save_for_backward(x)
+        return Sparse24Tensor(ops.pack(x, None, transposable), x.shape)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.gradient != "ste":
+            (x,) = ctx.saved_tensors
+            grad = grad * ops.keep(x, ctx.transposable)
+        return grad, None, None
+
+
+def sparsify24(
+    x: Tensor, algo: str = "", gradient: str = "24sparse", backend: str = "sparse24"
+) -> Sparse24Tensor:
+    """Prune a matrix to 2:4 by 4x4 tiles; stands in for ``xformers.ops.sp24.sparsify24``.
+
+    Parameters
+    ----------
+    x : Tensor, shape (m, k)
+    algo : str
+        Taken for compatibility: every name gives the exact optimum of the 90 tile masks.
+    gradient : {"24sparse", "24dense", "ste"}
+        Both 2:4 forms give `x` the gradient of its kept elements, as a dense tensor;
+        ``"ste"`` gives it all of it.
+    backend : str
+        Taken for compatibility.
+
+    Returns
+    -------
+    Sparse24Tensor, shape (m, k)
+        Differentiable; its products with either side are sparse.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import sparsify24
+    >>> x = torch.randn(8, 8)
+    >>> (sparsify24(x) @ torch.ones(8, 2)).shape
+    torch.Size([8, 2])
+    """
+    _check.one_of(gradient, ("24sparse", "24dense", "ste"), argument="gradient")
+    check_tensor(x, "x")
+    if x.ndim != 2:
+        raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
+    return differentiable(_Sparsify, x, gradient, True)
+
+
+def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False) -> Sparse24Tensor:
+    """Pack a matrix that is 2:4; stands in for ``torch.sparse.to_sparse_semi_structured``.
+
+    Parameters
+    ----------
+    original_tensor : Tensor, shape (m, k)
+    transposed : bool
+        Taken for compatibility; must be False, as in torch.
+
+    Returns
+    -------
+    Sparse24Tensor, shape (m, k)
+
+    Raises
+    ------
+    PatternError
+        If a group holds more than two non-zeros.  (torch drops the others silently.)
+        The check waits for the device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import to_sparse_semi_structured
+    >>> w = to_sparse_semi_structured(torch.tensor([[0.0, 1, 0, 2]]))
+    >>> w @ torch.ones(4, 1)
+    tensor([[3.]])
+    """
+    if transposed:
+        raise UnsupportedError("transposed=True is not supported; transpose the result with .t()")
+    check_tensor(original_tensor, "original_tensor")
+    if original_tensor.ndim != 2:
+        shape = tuple(original_tensor.shape)
+        raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")
+    with _foreign.stream_of(original_tensor):
+        _obeys.check_24(original_tensor.detach())
+    parts = ops.pack(original_tensor.detach(), None, False)  # else they would belong to its graph
+    return Sparse24Tensor(parts, original_tensor.shape)
