@@ -10,11 +10,11 @@ import numpy as np
 
 from sparse24 import _arrays, _devices, _dtypes, _hybrid_cost, _storage
 from sparse24._errors import UnsupportedError
+from sparse24._hybrid_layouts import MOST_BLOCKS
 from sparse24.formats import convert, hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
 
-MOST_BANDS = 65535  # of tiles on a GPU: one for each block of a grid along y
 CSR_BELOW = 4  # elements for each non-zero, above which CSR takes less memory than the dense matrix
 
 
@@ -265,7 +265,7 @@ class HybridStorage(SparseArray):
 
 def _refuse_tall(tiles: ht.Tiles | ht.TurnedTiles) -> None:
     """Refuse more rows on a GPU than a grid of blocks has."""
-    most = MOST_BANDS * ht.TILE
+    most = MOST_BLOCKS * ht.TILE  # a block takes the rows of a tile
     if isinstance(tiles, ht.Tiles) and tiles.shape[0] > most and _arrays.is_cupy(tiles.kinds):
         raise UnsupportedError(
             f"a hybrid matrix on a GPU has at most {most} rows, got {tiles.shape[0]}; build one of "

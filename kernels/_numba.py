@@ -32,8 +32,6 @@ from sparse24._errors import UnsupportedError
 from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
-_DAMAGED = Exception  # unpickling a file that is cut short or overwritten can raise any
-
 
 def cache_folder() -> Path:
     """Where compiled CPU kernels are kept."""
@@ -92,13 +90,13 @@ class _Files(caching.IndexDataCacheFile):
     def _load_index(self):
         try:
             return super()._load_index()
-        except _DAMAGED:
+        except Exception:  # as unpickling a file that is cut short or overwritten can raise any
             return {}
 
     def _load_data(self, name):
         try:
             return super()._load_data(name)
-        except _DAMAGED as error:
+        except Exception as error:
             raise OSError(f"{name} is damaged") from error  # to Numba, a file that is not there
 
 

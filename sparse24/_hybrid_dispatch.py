@@ -131,12 +131,11 @@ def _run(path: str, h, b, out, balance: bool):
         _PATHS[path](h, b, out)
         return None
     product, operand = found
-    if operand is b and not elsewhere:
-        with laying_out:
-            product(b, out)
-        return product
-    staged = Staged(product, room=elsewhere)
     with laying_out:
+        if operand is b and not elsewhere:
+            product(b, out)
+            return product
+        staged = Staged(product, room=elsewhere)
         staged.multiply(operand, room, out)
     return staged
 

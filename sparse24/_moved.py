@@ -28,7 +28,8 @@ FIRST, APART, SHIFT = 1 << 45, 1 << 36, 1 << 44
 _WORD = 8
 
 # Held while launches are laid out: kernels whose blocks share a workspace are given that of the
-# stream, and two threads must not both make the first one.
+# stream, for which `kernels.stream_rooms` looks before it takes its lock, and two threads must not
+# both make the first one.
 laying_out = threading.RLock()
 
 

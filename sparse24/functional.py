@@ -148,8 +148,10 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
     array([[7.],
            [7.]], dtype=float32)
     """
-    for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
-        if given is not None or name in ("x", "weight"):
+    _check_own(x, "x")
+    _check_own(weight, "weight")
+    for name, given in (("bias", bias), ("mask", mask)):
+        if given is not None:
             _check_own(given, name)
     _check.one_of(transposable, (True, False), argument="transposable")
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:

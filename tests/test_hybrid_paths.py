@@ -118,7 +118,7 @@ def test_matrices_of_more_rows_than_a_grid_has(rng, monkeypatch):
     monkeypatch.setattr(_hybrid_predict, "MOST_BLOCKS", 2)
     with pytest.raises(ArgumentError, match="algorithm must be one of"):
         hybrid(w).matmul(b[:, :8], algorithm="stream")
-    monkeypatch.setattr(hybrid_storage, "MOST_BANDS", 2)
+    monkeypatch.setattr(hybrid_storage, "MOST_BLOCKS", 2)
     with pytest.raises(UnsupportedError, match=r"has at most 128 rows, got 130; build one"):
         hybrid(w)
     assert hybrid(w.get()).shape == (130, 64)

@@ -1,22 +1,57 @@
-"""Workspaces of streams: one for each, whoever asks first."""
+"""Rooms in which blocks of a launch meet: one for every stream, also while a graph is captured."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from sparse24._hybrid import hybrid
+from sparse24 import UnsupportedError
 from sparse24.kernels import block_sums
 from sparse24.kernels.stream_rooms import StreamRooms
 
-pytestmark = [pytest.mark.gpu, pytest.mark.stem("hybrid_scatter")]
+
+def test_a_capture_takes_the_spare_room():
+    numbers = itertools.count()
+    rooms = StreamRooms(lambda: (next(numbers),))
+    with pytest.raises(UnsupportedError, match="run the product once on the stream before"):
+        rooms._assign(0, capturing=True)
+    first = rooms._assign(0, capturing=False)
+    captured = rooms._assign(0, capturing=True)
+    assert captured != first
+    with pytest.raises(UnsupportedError):
+        rooms._assign(0, capturing=True)
+    with pytest.raises(UnsupportedError):
+        rooms._assign(1, capturing=True)  # the spare one was of another device
 
 
+@pytest.mark.gpu
+@pytest.mark.stem("hybrid_scatter")
+@pytest.mark.parametrize("n", [16, 64])
+def test_nothing_is_left_in_a_room(rng, n):
+    cupy = pytest.importorskip("cupy")
+    from sparse24._dtypes import lookup
+    from sparse24.kernels import hybrid_scatter
+
+    w = (rng.standard_normal((700, 5000)) * (rng.random((700, 5000)) < 0.1)).astype(np.float16)
+    layout = hybrid_scatter.prepare(cupy.asarray(w).view(np.uint16), lookup("float16"))
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        b, out = cupy.ones((5000, n), np.float16), cupy.empty((700, n), np.float16)
+        for blocks in (9, 132):
+            hybrid_scatter.product(layout, b, out, blocks=blocks)
+            stream.synchronize()
+            _, slots = block_sums.rooms._rooms[cupy.cuda.Device().id, stream.ptr]
+            assert (slots == block_sums.MISSING).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("hybrid_scatter")
 def test_threads_share_the_room_of_their_stream(rng, monkeypatch):
-    import cupy
+    cupy = pytest.importorskip("cupy")
+    from sparse24._hybrid import hybrid
 
     made = []
 

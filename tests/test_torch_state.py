@@ -154,6 +154,7 @@ def test_layers_that_are_made_sparse_in_inference_mode_can_learn(options):
     with torch.inference_mode():
         net = st.sparsify(net, {"*": options})
     net(torch.randn(4, 32)).sum().backward()
+    assert all(bool(p.grad.any()) for p in net.parameters())
 
 
 def test_soft_layers_without_memory_are_scaled_when_they_get_it():
