@@ -2,13 +2,14 @@
 
 A file holds for each compressed array ``NAME.values`` and ``NAME.metadata`` in
 canonical form (:ref:`layout`), dense arrays under their own names, and a JSON
-header, of which the first files lack ``"dense"``::
+header, of which the first files lack ``"dense"`` and its own checksum::
 
     {"version": 1, "single": false,
      "arrays": {NAME: {"pattern": [2, 4], "shape": [...], "dtype": "bfloat16", "axis": -1,
                        "transposable": false, "layout": "codes",
                        "crc32": {"values": ..., "metadata": ...}}},
-     "dense": {NAME: {"shape": [...], "dtype": "float32", "crc32": ...}}}
+     "dense": {NAME: {"shape": [...], "dtype": "float32", "crc32": ...}},
+     "crc32": ...}
 
 A `HybridArray` has the layout ``"hybrid"`` and its eight arrays as parts.  In
 safetensors the header is the metadata entry ``sparse24``, and types are the format's

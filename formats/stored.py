@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Set
@@ -19,7 +20,7 @@ from sparse24.formats.n_m import NMArray
 from sparse24.formats.parts import Parts
 from sparse24.formats.two_four import Sparse24Array
 
-_KNOWN = frozenset({"version", "single", "arrays", "dense"})  # what a header holds
+_KNOWN = frozenset({"version", "single", "arrays", "dense", "crc32"})  # what a header holds
 _SINGLE = "array"  # name of an array that was saved alone
 AnyParts = Parts | HybridParts
 
@@ -52,7 +53,13 @@ def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
                 raise ArgumentError(f"two arrays would be saved as {key!r}; rename one")
             raw[key] = piece
     head = {"version": _spec.FORMAT_VERSION, "single": single, "arrays": entries, "dense": dense}
-    return raw, head
+    return raw, sealed(head)
+
+
+def sealed(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The header with a checksum of all its other entries, in whatever order a file has them."""
+    others = {key: value for key, value in header.items() if key != "crc32"}
+    return {**others, "crc32": zlib.crc32(json.dumps(others, sort_keys=True).encode())}
 
 
 def unpack(file: _raw_files.ArrayFile, device: str = "cpu") -> Any:
@@ -168,6 +175,12 @@ def entries_of(file: _raw_files.ArrayFile) -> dict[str, Any]:
         raise FormatError(
             f"{file.path} has a header with {unknown[0]!r}, not one of "
             f"{', '.join(sorted(_KNOWN))}; the file is damaged"
+        )
+    # An axis or a pattern of another layer would fit all parts.  The first files had no checksum.
+    if "crc32" in file.header and sealed(file.header) != file.header:
+        raise FormatError(
+            f"{file.path} has a header that does not match its checksum; the file is damaged, or "
+            "was changed by other tools: save its arrays again"
         )
     return entries
 

@@ -153,7 +153,7 @@ def test_a_spare_code_must_be_empty():
 def test_a_header_that_lies_is_refused(change, message, tmp_path):
     raw, header = stored.pack(s24.random((4, 8), rng=0))
     header["arrays"]["array"].update(change)
-    _raw_writers.write_safetensors(tmp_path / "a.safetensors", raw, header)
+    _raw_writers.write_safetensors(tmp_path / "a.safetensors", raw, stored.sealed(header))
     with pytest.raises(s24.FormatError, match=message):
         s24.load_safetensors(tmp_path / "a.safetensors")
 
@@ -253,7 +253,7 @@ def test_bits_of_a_type_without_a_name_are_refused(tmp_path):
 def test_a_hybrid_matrix_of_more_tiles_than_can_be_counted_is_refused(shape, message, tmp_path):
     raw, header = stored.pack(s24.hybrid(np.zeros((0, 0), np.float32)))
     header["arrays"]["array"]["shape"] = shape
-    _raw_writers.write_npz(tmp_path / "a.npz", raw, header)
+    _raw_writers.write_npz(tmp_path / "a.npz", raw, stored.sealed(header))
     with pytest.raises(s24.FormatError, match=message):
         s24.load_npz(tmp_path / "a.npz")
 

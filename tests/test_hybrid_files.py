@@ -50,7 +50,8 @@ def test_damaged_files_are_refused(rng, tmp_path, suffix):
     def broken(parts, **change):
         arrays = {f"array.{name}": piece for name, piece in parts.items()}
         entry = header["arrays"]["array"] | change
-        write(tmp_path / f"x.{suffix}", arrays, {**header, "arrays": {"array": entry}})
+        changed = stored.sealed({**header, "arrays": {"array": entry}})
+        write(tmp_path / f"x.{suffix}", arrays, changed)
         return tmp_path / f"x.{suffix}"
 
     for change, words in (

@@ -120,7 +120,7 @@ def test_illegal_codes_of_a_file_are_refused(tmp_path, place, code, suffix):
     header = json.loads(json.dumps(header))
     header["arrays"]["w"]["crc32"]["metadata"] = zlib.crc32(metadata.tobytes())
     path = tmp_path / f"a.{suffix}"
-    _raw_writers.write(path, {**raw, "w.metadata": metadata}, header)
+    _raw_writers.write(path, {**raw, "w.metadata": metadata}, stored.sealed(header))
     load = s24.load_npz if suffix == "npz" else s24.load_safetensors
     if {code & 15, code >> 4} <= set(_spec.LEGAL_CODES):
         np.testing.assert_array_equal(load(path)["w"].metadata, metadata)
