@@ -127,11 +127,13 @@ def raise_excess(
     axis: int = -1,
     argument: str = "x",
     prune: str = "sparse24.prune",
+    within: str = "",
 ) -> None:
     """Raise `PatternError` if a check found a bad group; waits for the device.
 
     `status` is that of a kernel's check; `shape` that of the array with the groups along
-    its last axis; `prune` the call that would make it fit.
+    its last axis; `prune` the call that would make it fit; `within` where groups were counted,
+    if not in all of the array.
     """
     if status is None:
         return
@@ -140,13 +142,6 @@ def raise_excess(
     first, count = _check.excess(status)
     if count == 0:
         return
-    groups = _spec.groups(shape[-1])
-    index = list(np.unravel_index(first, (*shape[:-1], groups)))
-    start = _spec.GROUP * int(index[-1])
-    places = [str(int(i)) for i in index[:-1]]
-    places.append(f"{start}:{min(start + _spec.GROUP, shape[-1])}")
-    if axis == -2:
-        places[-1], places[-2] = places[-2], places[-1]
     fault = "has more than 2 non-zeros"
     way_out = f"prune it first ({prune}), or compress with on_excess='prune'"
     if argument in ("mask", "like"):
@@ -154,8 +149,20 @@ def raise_excess(
     if argument == "like":
         way_out = f"its groups run along the other axis: pass axis={-3 - axis}"
     raise PatternError(
-        f"{argument}[{', '.join(places)}] {fault}, the first of {count} such groups; {way_out}"
+        f"{argument}[{_place(first, shape, axis)}] {fault}, the first of {count} such "
+        f"groups{within}; {way_out}"
     )
+
+
+def _place(group: int, shape: tuple[int, ...], axis: int) -> str:
+    """Where a group is, by its number, as an index of the array."""
+    index = list(np.unravel_index(group, (*shape[:-1], _spec.groups(shape[-1]))))
+    start = _spec.GROUP * int(index[-1])
+    places = [str(int(i)) for i in index[:-1]]
+    places.append(f"{start}:{min(start + _spec.GROUP, shape[-1])}")
+    if axis == -2:
+        places[-1], places[-2] = places[-2], places[-1]
+    return ", ".join(places)
 
 
 def converted(x: Any, own: DType, wanted: DType) -> Any:

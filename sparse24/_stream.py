@@ -45,7 +45,8 @@ def compress_blocks(
     Raises
     ------
     PatternError
-        If a group has more than two non-zeros; names the place in `x`.
+        If a group has more than two non-zeros; names the place in `x`, and their number in its
+        block, as no block is read behind it.
     ShapeError, DTypeError, ArgumentError, DeviceError
         If `x` is not a matrix on the host, or reading it gives other rows than its shape and dtype
         say; if an argument does not fit, or the device is not there.
@@ -95,7 +96,8 @@ def _blocks(x, step: int, move, on_excess: str, dtype) -> Iterator[Sparse24Array
         piece = compress(move(block), on_excess=on_excess, check=check, dtype=named)
         if piece._status is not None:
             first, count = _check.excess(piece._status)
-            _storage.raise_excess((first + start * groups, count), x.shape)
+            first, within = first + start * groups, f" in rows {start}:{stop}"
+            _storage.raise_excess((first, count), x.shape, within=within)
         values = _arrays.to_numpy(piece.values).view(piece.dtype)
         metadata = _arrays.to_numpy(piece.metadata)
         yield _on_host(values, metadata, piece.shape, piece._dtype)
@@ -166,7 +168,8 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
     Raises
     ------
     PatternError
-        If a group has more than two non-zeros; names the place in `x`.
+        If a group has more than two non-zeros; names the place in `x`, and their number in its
+        block, as no block is read behind it.
     ShapeError, DTypeError, ArgumentError, DeviceError
         If `x` is not a matrix on the host, or reading it gives other rows than its shape and dtype
         say; if an argument does not fit, or the device is not there.
