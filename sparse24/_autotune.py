@@ -7,7 +7,7 @@ import statistics
 
 import numpy as np
 
-from sparse24 import _arrays, _planner, _storage, _tuning_cache
+from sparse24 import _arrays, _planner, _scales, _storage, _tuning_cache
 from sparse24._records import Fused, Operand24, Problem
 
 active: contextvars.ContextVar[bool] = contextvars.ContextVar("sparse24_autotune", default=False)
@@ -101,6 +101,8 @@ def agrees(got, wanted, out_dtype: str) -> bool:
     if wanted.dtype.kind in "iu":
         return bool((got == wanted).all())
     got, wanted = got.astype(np.float64), wanted.astype(np.float64)
+    scale = _scales.of(wanted)
+    got, wanted = got * scale, wanted * scale
     distance = float(((got - wanted) ** 2).sum()) ** 0.5
     return distance <= TOLERANCE.get(out_dtype, LOOSE) * float((wanted**2).sum()) ** 0.5
 

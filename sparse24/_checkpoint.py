@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_files
+from sparse24 import _dtypes, _raw_files, _scales
 from sparse24._errors import ArgumentError, Sparse24Error
 from sparse24.formats.two_four import Sparse24Array
 
@@ -160,15 +160,21 @@ def kept_energy(kept: np.ndarray, dense: np.ndarray) -> float:
 
     NaN where the matrix holds inf or NaN.
     """
-    whole = _energy(dense)
+    scale = 1.0
+    if dense.dtype == np.float64:  # squares of narrower types are within its range
+        scale = _scales.of_largest(max((float(abs(x).max()) for x in _wide(dense)), default=0.0))
+    whole = _energy(dense, scale)
     if not math.isfinite(whole):
         return math.nan
-    return _energy(kept) / whole if whole else 1.0
+    return _energy(kept, scale) / whole if whole else 1.0
 
 
-def _energy(x: np.ndarray) -> float:
-    flat, total = x.reshape(-1), 0.0
-    for start in range(0, flat.size, _BLOCK):  # a stack of experts is large without float64, too
-        wide = flat[start : start + _BLOCK].astype(np.float64)
-        total += float(wide @ wide)
-    return total
+def _energy(x: np.ndarray, scale: float) -> float:
+    return sum((float(part @ part) for part in (x * scale for x in _wide(x))), 0.0)
+
+
+def _wide(x: np.ndarray) -> Iterator[np.ndarray]:
+    """The elements in float64, block by block: a stack of experts is large without that, too."""
+    flat = x.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        yield flat[start : start + _BLOCK].astype(np.float64)

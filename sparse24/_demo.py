@@ -22,6 +22,7 @@ from sparse24 import (
     _conversion,
     _dtypes,
     _raw_files,
+    _scales,
     _timing,
     _whole_files,
 )
@@ -233,7 +234,9 @@ def _measure(name, dense: np.ndarray, array: Any, energy: float, tokens: int, de
 
 def _error(product: Any, exact: np.ndarray) -> float:
     """Root mean square error, relative to the root mean square of the exact product."""
-    difference = _arrays.to_numpy(product).astype(np.float64) - exact
+    scale = _scales.of(exact)
+    exact = exact * scale
+    difference = _arrays.to_numpy(product).astype(np.float64) * scale - exact
     norm = float(np.linalg.norm(exact))
     return float(np.linalg.norm(difference)) / norm if norm else float(np.abs(difference).max())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign
+from sparse24 import _arrays, _check, _foreign, _scales
 from sparse24._calibration import Calibration, check_weight_type
 from sparse24._errors import DTypeError, ShapeError
 from sparse24._sparsegpt import damped, narrowed
@@ -111,7 +111,9 @@ def _solve(start, keep, matrix, wanted):
     """Minimise ``w matrix w / 2 - w wanted`` over the kept elements, each row for itself."""
     xp = _arrays.namespace(start)
     diagonal = matrix.diagonal()
-    w = xp.where(keep, start, 0.0)
+    scale = _scales.of(wanted)
+    wanted = wanted * scale
+    w = xp.where(keep, start * scale, 0.0)
     residual = xp.where(keep, wanted - w @ matrix, 0.0)
     goal = TOLERANCE**2 * (xp.where(keep, wanted, 0.0) ** 2 / diagonal).sum(-1)
     scaled = residual / diagonal
@@ -127,7 +129,7 @@ def _solve(start, keep, matrix, wanted):
         new_power = (residual * scaled).sum(-1)
         direction = scaled + _ratio(xp, new_power, power) * direction
         power = new_power
-    return w
+    return w / scale
 
 
 def _ratio(xp, over, under):

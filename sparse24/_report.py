@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _select
+from sparse24 import _arrays, _check, _foreign, _scales, _select
 from sparse24._errors import ArgumentError
 from sparse24.formats.base import SparseArray
 
@@ -33,6 +33,8 @@ class LayerReport:
         The same of magnitudes.
     energy, magnitude : float
         Sums of squares and of magnitudes of the dense weights; NaN if not given.
+    norm : float
+        The root of `energy`, right also where that is too large or too small for a float.
     """
 
     name: str
@@ -44,6 +46,7 @@ class LayerReport:
     kept_magnitude: float
     energy: float
     magnitude: float
+    norm: float = math.nan
 
     @property
     def obeys(self) -> bool:
@@ -65,7 +68,8 @@ class Report:
     @property
     def kept_energy(self) -> float:
         """Of all layers together."""
-        return _share([(layer.kept_energy, layer.energy) for layer in self.layers])
+        scale = _scales.of_largest(max((layer.norm for layer in self.layers), default=0.0))
+        return _share([(layer.kept_energy, (layer.norm * scale) ** 2) for layer in self.layers])
 
     @property
     def kept_magnitude(self) -> float:
@@ -161,14 +165,9 @@ def _layer(name: str, x: np.ndarray, dense, pattern: tuple[int, int], axis: int)
     nonzero = x != 0
     counts = _select.in_groups(np.moveaxis(nonzero, axis, -1), m).sum(-1)
     histogram = np.bincount(counts.ravel(), minlength=m + 1)
-    sizes = None if dense is None else np.abs(dense.astype(np.float64))
-    energy, magnitude = (float("nan"),) * 2 if sizes is None else ((sizes**2).sum(), sizes.sum())
-    kept = (energy, magnitude) if sizes is None else _kept(sizes, nonzero, energy, magnitude)
+    sums = (math.nan,) * 5 if dense is None else _sums(np.abs(dense.astype(np.float64)), nonzero)
     density = float(nonzero.mean()) if x.size else 0.0
-    return LayerReport(
-        name, x.shape, (n, m), tuple(map(int, histogram)), density, *kept,
-        float(energy), float(magnitude),
-    )  # fmt: skip
+    return LayerReport(name, x.shape, (n, m), tuple(map(int, histogram)), density, *sums)
 
 
 def _percent(share: float) -> str:
@@ -176,10 +175,17 @@ def _percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{share:.1%}"
 
 
-def _kept(sizes, nonzero, energy: float, magnitude: float) -> tuple[float, float]:
-    kept = sizes[nonzero]
+def _sums(sizes: np.ndarray, nonzero: np.ndarray) -> tuple[float, ...]:
+    """Kept energy and magnitude as shares, energy, magnitude and norm of dense magnitudes."""
+    energy = float((sizes**2).sum())
+    scale = _scales.of(sizes)
+    sizes = sizes * scale
+    kept, squares, magnitude = sizes[nonzero], (sizes**2).sum(), sizes.sum()
     of = lambda part, whole: float(part / whole) if whole else 1.0  # noqa: E731
-    return of((kept**2).sum(), energy), of(kept.sum(), magnitude)
+    return (
+        of((kept**2).sum(), squares), of(kept.sum(), magnitude),
+        energy, float(magnitude / scale), float(np.sqrt(squares) / scale),
+    )  # fmt: skip
 
 
 def _share(parts: list[tuple[float, float]]) -> float:

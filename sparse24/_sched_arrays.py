@@ -221,6 +221,20 @@ def tree_sum(x: Array) -> Array:
     return x[..., 0]
 
 
+def euclidean_norm(x: Array) -> Array:
+    """Of float32 or float64, also where squares would overflow or vanish; waits for no device."""
+    xp = namespace(x)
+    if not math.prod(x.shape):
+        return xp.sum(x)
+    exponent = math.frexp(float(xp.finfo(x.dtype).max))[1]
+    far, power = 2.0 ** (exponent // 4), 2.0 ** (exponent * 5 // 8)
+    largest = xp.max(xp.abs(x))  # NaN keeps the scale of 1, and so do numbers of usual size
+    scale = xp.where(largest < 1 / far, xp.full_like(largest, power), xp.ones_like(largest))
+    scale = xp.where(largest > far, xp.full_like(largest, 1 / power), scale)
+    scaled = x * scale
+    return xp.sqrt(xp.sum(scaled * scaled)) / scale
+
+
 def as_matrix(x: Array) -> Array:
     """(..., m, k) -> (rows, k)."""
     return namespace(x).reshape(x, (-1, x.shape[-1]))

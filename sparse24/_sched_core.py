@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sparse24 import _check
-from sparse24._sched_arrays import namespace, working
+from sparse24._sched_arrays import euclidean_norm, namespace, working
 from sparse24._sched_decide import (
     check_given,
     decide,
@@ -229,7 +229,7 @@ def _event(
         flips = xp.sum(xp.astype(mask != state.masks[name], xp.int32))
         if weights is not None:
             weight = working(weights[name])
-            norm = xp.sqrt(xp.sum(xp.where(mask, weight * weight, xp.zeros_like(weight))))
+            norm = euclidean_norm(xp.where(mask, weight, xp.zeros_like(weight)))
     shape = state.shapes[name]
     nnz, age = pattern.kept(shape, share), state.step - state.updated.get(name, 0)
     return Update(name, state.step, share, math.prod(shape), nnz, flips, norm, age, seconds)

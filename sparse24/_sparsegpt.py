@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from sparse24 import _spec
+from sparse24 import _scales, _spec
 from sparse24._arrays import namespace
 from sparse24._errors import ArgumentError
 from sparse24._select import tile_masks
@@ -49,7 +49,8 @@ def sparsegpt(weights, hessian, n: int, m: int, *, transposable: bool = False, d
     rows, k = weights.shape
     factor = _inverse_factor(xp, xp.asarray(hessian), k + -k % m, damping)
     w = xp.zeros((rows + (-rows % _spec.GROUP if transposable else 0), len(factor)))
-    w[:rows, :k] = weights
+    scale = _scales.of(weights)  # ways to prune are priced by squares
+    w[:rows, :k] = weights * scale
     kept = xp.zeros(w.shape, bool)
     settle = _settle_tiles if transposable else _settle_groups
     step = m * math.ceil(BLOCK / m)
@@ -65,7 +66,7 @@ def sparsegpt(weights, hessian, n: int, m: int, *, transposable: bool = False, d
             errors[:, first - start : first - start + m] = error
         w[:, block.stop :] -= errors @ factor[block, block.stop :]
     kept = kept[:rows, :k]
-    return xp.where(kept, w[:rows, :k], 0.0), kept
+    return xp.where(kept, w[:rows, :k], 0.0) / scale, kept
 
 
 def damped(hessian, damping: float):

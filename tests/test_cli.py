@@ -162,6 +162,7 @@ def test_the_reference_names_every_command_and_option():
 def test_kept_energy_of_zeros_is_whole():
     zeros = np.zeros((4, 8), np.float32)
     assert _checkpoint.kept_energy(zeros[:, :4], zeros) == 1.0
+    assert _checkpoint.kept_energy(zeros[:0], zeros[:0]) == 1.0
 
 
 @pytest.mark.gpu

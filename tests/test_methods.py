@@ -409,7 +409,7 @@ def test_weights_without_inputs_or_outputs():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("size", [np.inf, np.nan, 1e200])
+@pytest.mark.parametrize("size", [np.inf, np.nan])
 def test_report_of_what_is_not_finite_does_not_warn(size):
     assert np.isnan(s24.report(np.full((4, 4), size), np.full((4, 4), size)).kept_energy)
 
