@@ -227,6 +227,17 @@ def _(x, transposable):
     return torch.empty_like(x, dtype=torch.bool, memory_format=torch.contiguous_format)
 
 
+@operator
+def kept_gradient(gradient: Tensor, x: Tensor, transposable: bool) -> Tensor:
+    """`gradient` where `pack` keeps elements of `x`, elsewhere 0."""
+    return (gradient * keep(x, transposable)).contiguous()
+
+
+@meaning_for_tracing("kept_gradient")
+def _(gradient, x, transposable):
+    return torch.empty_like(gradient, memory_format=torch.contiguous_format)
+
+
 @functools.partial(operator, mutates=("clock",))
 def tick(clock: Tensor) -> Tensor:
     """What the clock shows; then it goes on by one.

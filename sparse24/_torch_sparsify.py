@@ -25,6 +25,8 @@ class _Sparsify(torch.autograd.Function):
     def backward(ctx, grad):
         if ctx.gradient != "ste":
             (x,) = ctx.saved_tensors
+            if torch.compiler.is_compiling():  # where a packed matrix stands for its gradient
+                return ops.kept_gradient(grad, x, ctx.transposable), None, None
             grad = grad * ops.keep(x, ctx.transposable)
         return grad, None, None
 

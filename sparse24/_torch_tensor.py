@@ -135,6 +135,11 @@ def _detach(a: Sparse24Tensor) -> Sparse24Tensor:
     return _seen(a, a.shape, a.turned)
 
 
+def _kept_gradient(a: Sparse24Tensor, x: Tensor, transposable: bool) -> Tensor:
+    """A compiler traces backward with what forward returned in the place of its gradient."""
+    return ops.kept_gradient(_whole(a), x, transposable)
+
+
 def _check_axes(a: Sparse24Tensor, axes: list[int]) -> None:
     if not all(-a.ndim <= axis < a.ndim for axis in axes):
         span = f"-{a.ndim} to {a.ndim - 1}"
@@ -262,4 +267,5 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.addmm.default: _addmm,
     _aten.clone.default: _clone,
     _aten._to_copy.default: _to_copy,
+    ops.kept_gradient: _kept_gradient,
 }

@@ -59,6 +59,23 @@ def test_a_pruned_weight_has_its_gradient_through_the_dense_matrix(gradient, tur
         assert not TURNS[turn](st.sparsify24(weight)).requires_grad
 
 
+@pytest.mark.parametrize("gradient", ["ste", "24sparse"])
+@pytest.mark.parametrize("use", [*TURNS, "linear", "product"])
+def test_code_that_prunes_compiles(gradient, use):
+    b = torch.randn(16, 16)
+    uses = {**TURNS, "linear": lambda a: F.linear(b, a, b[0, :8]), "product": lambda a: a @ b}
+    weight = torch.randn(8, 16, requires_grad=True)
+
+    def run(weight):
+        return uses[use](st.sparsify24(weight, gradient=gradient)).square()
+
+    torch._dynamo.reset()  # the same code is compiled for few functions only
+    y, got = run(weight), torch.compile(run, fullgraph=True, backend="aot_eager")(weight)
+    torch.testing.assert_close(got, y, **CLOSE)
+    ours, wanted = (torch.autograd.grad(result.sum(), weight) for result in (got, y))
+    torch.testing.assert_close(ours, wanted, **CLOSE)
+
+
 def test_a_packed_parameter_has_its_gradient_through_the_dense_matrix():
     packed = torch.nn.Parameter(st.to_sparse_semi_structured(torch.eye(8, 16)))
     for to_dense in (
