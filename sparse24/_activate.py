@@ -29,7 +29,9 @@ def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
     gate : array, like `x`
         With ``"silu"`` only.
     quantise : bool, default False
-        Store float8_e4m3fn, scaled so that the largest magnitude of each row becomes 448.
+        Store float8_e4m3fn, scaled so that the largest magnitude of each row becomes 448.  A row
+        with nothing as large as 2**-100 has the scale 1 and becomes zeros; the scale of one with
+        an infinity, also where float64 goes beyond float32, is infinite, and its products are NaN.
 
     Returns
     -------

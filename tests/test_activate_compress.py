@@ -24,6 +24,19 @@ def test_reference_scales_each_row():
     assert (metadata & 15).ravel().tolist() == [0x9, 0x4]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_without_a_usable_scale(dtype):
+    x = np.array([[2.0**-101, 2.0**-120, 0, 0], [2.0**-100, 2.0**-101, 0, 0]], dtype)
+    array, scales = s24.activate_compress(x, "relu", quantise=True)
+    assert scales[0] == 1
+    assert not array.toarray()[0].astype(bool).any()
+    np.testing.assert_array_equal(array.toarray()[1].astype(np.float32) * scales[1], x[1])
+    large = np.array([[np.inf if dtype == np.float32 else 1e200, 2, 1, 0]], dtype)
+    array, scales = s24.activate_compress(large, "relu", quantise=True)
+    assert np.isinf(scales[0])
+    assert np.isnan(s24.matmul(array, np.ones((4, 1), array.dtype), scales=(scales, 1.0))).all()
+
+
 @gpu
 @stem
 @pytest.mark.parametrize("quantise", [False, True], ids=["same type", "fp8"])
