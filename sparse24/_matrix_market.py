@@ -1,7 +1,8 @@
 """Matrix Market files by SciPy's reader, which is kept from what harms it.
 
 SciPy 1.17 takes memory for as many entries as a header counts before it reads one of them.  An
-array without rows, a NUL, or words too many in a last line without an end stop its process.
+array without rows, a NUL, or words too many in a last line without an end stop its process.  Of a
+word that begins with a number it takes that: 1 of 1e3 for an integer, 1 of 1d3 for a real number.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from sparse24._errors import FormatError
 
 LEAST = {"coordinate": 4, "array": 2}  # bytes that a stored entry has: "1 1\n" and "1\n"
+DIGITS, NUMBERS = b"+-0123456789", b"+-.0123456789EINFTYAeinftya"  # Infinity and NaN among them
 TYPES = {"integer": np.int64, "unsigned-integer": np.uint64, "complex": np.complex128}
 
 
@@ -31,6 +33,7 @@ def read(path: str | os.PathLike):
         text = _text(Path(path))
         m, k, entries, form, field, symmetry = scipy.io.mminfo(io.BytesIO(text))
         _check_header(len(text), (m, k), entries, form, symmetry)
+        _check_words(text, field)
         if 0 in (m, k):
             return scipy.sparse.csr_array((m, k), dtype=TYPES.get(field, np.float64))
         return scipy.sparse.csr_array(scipy.io.mmread(io.BytesIO(text), spmatrix=False))
@@ -56,6 +59,29 @@ def _check_header(size: int, shape, entries: int, form: str, symmetry: str) -> N
         raise ValueError(f"a {symmetry} matrix must be square, got the shape {shape}")
     if entries and 0 in shape:
         raise ValueError(f"a matrix of shape {shape} has no place for {entries} entries")
+
+
+def _check_words(text: bytes, field: str) -> None:
+    """Refuse letters and signs of which no number of the field is made."""
+    whole = field.endswith("integer")
+    start = _after_comments(text)
+    left = text[start:].translate(None, (DIGITS if whole else NUMBERS) + b" \t\r\n\v\f")
+    if not left:
+        return
+    place = text.index(left[:1], start)
+    line = text.count(b"\n", 0, place) + 1
+    words = text[text.rindex(b"\n", 0, place) : text.index(b"\n", place)].split()
+    word = next(word for word in words if left[:1] in word).decode(errors="replace")
+    kind = "an integer; write digits alone, or make the field real" if whole else "a number"
+    raise ValueError(f"line {line}: {word[:40]!r} is not {kind}")
+
+
+def _after_comments(text: bytes) -> int:
+    """Where the first line begins that is no comment."""
+    start = 0
+    while text.startswith(b"%", start):
+        start = text.index(b"\n", start) + 1
+    return start
 
 
 def _stored(shape, symmetry: str) -> int:

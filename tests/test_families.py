@@ -69,6 +69,29 @@ def test_matrix_market(tmp_path):
         families.read_mtx(tmp_path / "none.mtx")
 
 
+@pytest.mark.parametrize(
+    ("field", "word", "kind"),
+    [("integer", "1e3", "an integer; write digits"), ("unsigned-integer", "1.5", "an integer"),
+     ("real", "1d3", "a number"), ("real", "0,5", "a number"), ("real", "0x10", "a number")],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["coordinate", "array"])
+def test_words_that_only_begin_with_a_number_are_refused(form, field, word, kind, tmp_path):
+    entries = {"coordinate": f"2 1 2\n1 1 4\n2 1 {word}\n", "array": f"2 1\n\n4\n{word}"}[form]
+    text = f"%%MatrixMarket matrix {form} {field} general\n%é 1e3, or 1d3\n{entries}"
+    (tmp_path / "a.mtx").write_text(text, encoding="utf-8")
+    with pytest.raises(FormatError, match=rf"Market file: line [56]: '{word}' is not {kind}"):
+        families.read_mtx(tmp_path / "a.mtx")
+
+
+def test_all_words_for_real_numbers_are_read(tmp_path):
+    words = ["-1e-3", "2.5E+3", ".5", "7.", "nan", "-inf", "INFINITY", "NaN", "1e400"]
+    lines = "\n".join(f"{i + 1} 1 {word}" for i, word in enumerate(words))
+    head = f"%%MatrixMarket matrix coordinate real general\n9 1 {len(words)}\n"
+    (tmp_path / "a.mtx").write_text(f"{head}{lines}\n")
+    got = families.read_mtx(tmp_path / "a.mtx").toarray()[:, 0]
+    np.testing.assert_array_equal(got, [float(word) for word in words])
+
+
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
 @pytest.mark.parametrize("form", ["array", "coordinate"])
 def test_matrix_market_without_elements(shape, form, tmp_path):
@@ -87,7 +110,8 @@ def test_matrix_market_without_elements(shape, form, tmp_path):
     ("body", "words"),
     [
         ("array integer general\n2 1\n1 2", "Truncated file"),  # harms SciPy
-        ("coordinate integer general\n2 2 2\n1 1 5\n1 2 3 \0 4", None),
+        ("coordinate integer general\n2 2 2\n1 1 5\n1 2 3 \0 4", r"line 4: '\?' is not an integer"),
+        ("coordinate integer general\n2 2 2\n1 1 5\n1 2 3 4", None),
         ("array real general\n2 1\n1\n2", None),
     ],
 )
