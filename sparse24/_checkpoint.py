@@ -169,7 +169,7 @@ def kept_energy(kept: np.ndarray, dense: np.ndarray) -> float:
     return _energy(kept, scale) / whole if whole else 1.0
 
 
-def _energy(x: np.ndarray, scale: float) -> float:
+def _energy(x: np.ndarray, scale: float = 1.0) -> float:
     return sum((float(part @ part) for part in (x * scale for x in _wide(x))), 0.0)
 
 

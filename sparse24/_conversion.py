@@ -173,11 +173,11 @@ def _why_none(file: _raw_files.ArrayFile, selection: Selection) -> str:
 
 
 def _check_others(file: _raw_files.ArrayFile, names: Iterable[str], output: Path) -> None:
-    """Refuse arrays that cannot be written beside the compressed ones, before the work."""
+    """Refuse what cannot be written, compressed or as it is, before the work."""
     chosen = frozenset(names)
     others = {name: dtype for name, (_, dtype) in file.specs.items() if name not in chosen}
-    _raw_writers.check(output, others)
     parts = {f"{name}.{part}" for name in chosen for part in Parts.PIECES}
+    _raw_writers.check(output, {**dict.fromkeys(parts, np.dtype(np.uint8)), **others})
     for name in others:
         if name in parts:  # in this shard or in another
             raise ArgumentError(

@@ -233,6 +233,16 @@ def test_inputs_that_are_missing_are_found_before_the_work(
     assert "layer.1.weight: the calibration has no inputs of this name" in error
 
 
+def test_a_name_too_long_for_its_parts_is_found_before_the_work(
+    arrays, tmp_path, capsys, monkeypatch
+):
+    path = saved({"x" * 65525: arrays["layer.0.weight"]}, tmp_path)
+    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    error = run(capsys, "convert", path, tmp_path / "o.npz", code=1)
+    assert "names in an npz file must have at most 65531 bytes, got 65534" in error
+    assert not (tmp_path / "o.npz").exists()
+
+
 def test_two_arrays_of_one_stored_name_are_found_before_the_work(
     arrays, tmp_path, capsys, monkeypatch
 ):
