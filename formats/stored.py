@@ -19,6 +19,7 @@ from sparse24.formats.hybrid_parts import HYBRID, HybridParts
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.parts import Parts
 from sparse24.formats.two_four import Sparse24Array
+from sparse24.formats.windows import Windows24
 
 _KNOWN = frozenset({"version", "single", "arrays", "dense", "crc32"})  # what a header holds
 _SINGLE = "array"  # name of an array that was saved alone
@@ -28,6 +29,7 @@ AnyParts = Parts | HybridParts
 def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """NumPy arrays by name, and the header, of what is to be saved."""
     single = isinstance(arrays, SparseArray)
+    _refuse_windows(arrays, "arrays")
     if not single and not isinstance(arrays, Mapping):
         raise ArgumentError(
             f"arrays must be a compressed array or a mapping of names to arrays, got "
@@ -39,6 +41,7 @@ def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     for name, array in ({_SINGLE: arrays} if single else arrays).items():
         if not isinstance(name, str):
             raise ArgumentError(f"arrays must have names that are strings, got {name!r}")
+        _refuse_windows(array, name)
         if isinstance(array, SparseArray):
             parts = parts_of(array, argument=name)
             pieces = parts.pieces()
@@ -54,6 +57,15 @@ def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             raw[key] = piece
     head = {"version": _spec.FORMAT_VERSION, "single": single, "arrays": entries, "dense": dense}
     return raw, sealed(head)
+
+
+def _refuse_windows(array: Any, name: str) -> None:
+    if isinstance(array, Windows24):
+        raise ArgumentError(
+            f"{name} is a Windows24, which no file holds; save the NMArray of which it was made, "
+            f"that is sparse24.compress(W.toarray(), pattern={array.pattern}, axis={array.axis}), "
+            "and call .windows() once it is loaded"
+        )
 
 
 def sealed(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,3 +99,19 @@ def test_tensors_that_torch_conjugates_later_are_saved_conjugated(tmp_path):
     loaded = s24.load_npz(tmp_path / "a.npz")
     np.testing.assert_array_equal(loaded["z"], [1 - 2j, 3 + 4j])
     np.testing.assert_array_equal(loaded["y"], [-2, 4])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_windows_are_saved_as_the_array_of_which_they_were_made(suffix, turned, tmp_path):
+    save, load = FORMATS[suffix]
+    path = tmp_path / f"a.{suffix}"
+    array = s24.compress(np.eye(8, 16, dtype=np.float32), pattern=(6, 8))
+    array = array.T if turned else array
+    windows = array.windows()
+    for arrays, name in ((windows, "arrays"), ({"w": windows}, "w")):
+        message = rf"^{name} is a Windows24, which no file holds; .*\(6, 8\), axis={array.axis}\)"
+        with pytest.raises(s24.ArgumentError, match=message):
+            save(path, arrays)
+    again = s24.compress(windows.toarray(), pattern=windows.pattern, axis=windows.axis)
+    save(path, again)
+    np.testing.assert_array_equal(load(path).windows().toarray(), windows.toarray())
