@@ -108,6 +108,8 @@ def from_torch(x: Any, *, argument: str = "x") -> Any:
     CuPy's current stream waits for torch's if they differ.
     """
     _arrays.refuse_wrapper(x, argument=argument)
+    if x.is_neg() or x.is_conj():
+        raise _other_than_memory(x, argument)
     if x.is_cuda:
         _join(x)
     try:
@@ -117,6 +119,18 @@ def from_torch(x: Any, *, argument: str = "x") -> Any:
     except RuntimeError as error:  # one that only stands for others
         more = "(within torch.func's transforms there is none; multiply outside)"
         raise _arrays.no_memory(f"{error} {more}", argument=argument) from error
+
+
+def _other_than_memory(x: Any, argument: str) -> DTypeError:
+    """Of a tensor with a bit for a sign, or for those of all imaginary parts, that memory lacks."""
+    if x.is_conj():
+        return DTypeError(
+            f"{argument} must hold real numbers, got {x.dtype}; pass for example {argument}.real"
+        )
+    return DTypeError(
+        f"{argument} must have its elements in memory, got a view that negates them, as z.conj()"
+        f".imag does; pass {argument}.resolve_neg(), which is a copy"
+    )
 
 
 def view_of(x: Any) -> Any:

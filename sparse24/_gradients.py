@@ -16,19 +16,35 @@ def refuse(x: Any, argument: str = "the operand") -> None:
     Of arrays of other libraries no more is asked than whether they have such an attribute, and
     nothing of NumPy's.
     """
-    if type(x) is np.ndarray or not getattr(x, "requires_grad", False):
+    if not _records(x):
         return
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor) or not torch.is_grad_enabled():
-        return
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return  # within torch.func's transforms none of these ways out is one: see `_foreign`
     raise ArgumentError(
         f"{argument} must not require a gradient, which this product cannot give, got "
         f"{type(x).__name__} of shape {tuple(x.shape)} with requires_grad=True; multiply within "
         "torch.no_grad(), pass it with .detach(), or use what is differentiable: linear, "
         "grouped_linear and the layers of sparse24.torch"
     )
+
+
+def refuse_target(x: Any, argument: str = "out") -> None:
+    """The same of a tensor that something else than a product is to be written to."""
+    if not _records(x):
+        return
+    raise ArgumentError(
+        f"{argument} must not require a gradient, which would not follow what is written, got "
+        f"{type(x).__name__} of shape {tuple(x.shape)} with requires_grad=True; write within "
+        f"torch.no_grad(), or pass {argument}.detach()"
+    )
+
+
+def _records(x: Any) -> bool:
+    if type(x) is np.ndarray or not getattr(x, "requires_grad", False):
+        return False
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor) or not torch.is_grad_enabled():
+        return False
+    # Within torch.func's transforms none of the ways out is one: see `_foreign`.
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def refuse_options(c: Any, epilogue: Any, scales: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _rule
+from sparse24 import _arrays, _check, _foreign, _gradients, _rule
 from sparse24._errors import ArgumentError, DTypeError
 
 
@@ -88,7 +88,8 @@ def prune(
     PatternError
         If `pattern` is not a valid one, or not (2, 4) with `transposable`.
     ArgumentError
-        If an argument is unknown, missing for `method`, or `out` is read-only; also if the
+        If an argument is unknown, missing for `method`, or `out` is read-only or, while torch
+        records what is done with it, a tensor that requires a gradient; also if the
         inputs hold NaN or inf, and with ``"sparsegpt"`` if `x` does.  On a GPU ``"wanda"`` does
         not check this, since a check waits.
     ShapeError, DTypeError
@@ -228,6 +229,7 @@ def _as_numbers(x, dtype):
 def _target(x, out):
     """The array behind `out`, fit to take the result for `x`."""
     _check.is_array(out, argument="out")
+    _gradients.refuse_target(out)
     target, _ = _foreign.take(out, argument="out")
     if _arrays.namespace(target) is not _arrays.namespace(x):
         raise ArgumentError(f"out must be an array like x, {type(x)}, got {type(out)}")

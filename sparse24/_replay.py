@@ -71,7 +71,7 @@ def layout_of(x: Any) -> tuple | None:
         if _devices.is_elsewhere(x):
             return None
         return x.shape, x.strides, x.dtype, x.data.ptr & 15, x.data.device_id
-    if _arrays.is_torch(x) and x.is_cuda:
+    if _arrays.is_torch(x) and x.is_cuda and not x.is_neg():  # else the call is to be refused
         device = x.device.index
         # Work goes to torch's stream, whose arguments may differ from another stream's.
         stream = _arrays.torch_stream(x)
@@ -91,7 +91,7 @@ def _fact(value: Any, placed: bool) -> Any:
         return tuple([_fact(v, placed) for v in value])
     if _arrays.is_cupy(value):
         return _place(value.data.ptr, placed), value.shape, value.strides, value.dtype
-    if _arrays.is_torch(value) and value.is_cuda:
+    if _arrays.is_torch(value) and value.is_cuda and not value.is_neg():
         return _place(value.data_ptr(), placed), value.shape, value.stride(), value.dtype
     raise _Unknown
 

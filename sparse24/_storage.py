@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _spec
+from sparse24 import _arrays, _check, _foreign, _gradients, _spec
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, PatternError, ShapeError
 from sparse24._records import EXPERTS, MASKS, Compressed24
@@ -77,6 +77,7 @@ def decompress(record: Compressed24, out=None):
 def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
     """The NumPy or CuPy array behind a result array, if it fits."""
     _check.is_array(out, argument="out")
+    _gradients.refuse_target(out)
     out, _ = _foreign.take(out, argument="out")
     if _arrays.is_cupy(out) != _arrays.is_cupy(like):
         raise DeviceError(

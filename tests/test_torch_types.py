@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import DTypeError  # noqa: E402
+from sparse24._errors import ArgumentError, DTypeError  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -117,3 +117,54 @@ def test_fp8_on_the_gpu_is_known_by_its_tensor(name):
     for _ in range(2):
         y = s24.grouped_linear(x, experts, offsets=torch.tensor([0, 10, 40]))
         assert torch.equal(y, want.T)
+
+
+def test_tensors_that_stand_for_other_signs_say_so():
+    """Their memory has not the elements: read as it is, it would give another product."""
+    A, z = s24.random((4, 8), rng=0), torch.randn(8, 3, dtype=torch.complex64).conj()
+    message = r"must have its elements in memory, .* negates them, .*pass (b|out)\.resolve_neg\(\)"
+    for call in (lambda: A @ z.imag, lambda: s24.matmul(A, z.real, z[:4].imag)):
+        with pytest.raises(DTypeError, match=message):
+            call()
+    with pytest.raises(DTypeError, match=r"x must hold real numbers, got torch.complex64"):
+        s24.prune(z)
+    torch.testing.assert_close(A @ z.imag.resolve_neg(), A @ -z.resolve_conj().imag.neg())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_sign_bit_is_seen_where_a_product_is_known_already(dtype):
+    A = s24.random((64, 64), dtype=str(dtype).removeprefix("torch."), rng=0).to_device("cuda")
+    x = torch.randn(64, 64, device="cuda", dtype=dtype)
+    out = torch.empty_like(x)
+    for _ in range(3):
+        A @ x, s24.matmul(A, x, out)
+        s24.matmul(A, x, c=x, beta=1.0)
+    turned = torch._neg_view(x)
+    for call in (
+        lambda: A @ turned,
+        lambda: s24.matmul(A, x, torch._neg_view(out)),
+        lambda: s24.matmul(A, x, c=turned, beta=1.0),
+    ):
+        with pytest.raises(DTypeError, match="must have its elements in memory"):
+            call()
+    torch.testing.assert_close(A @ turned.resolve_neg(), -(A @ x))
+
+
+def test_no_function_writes_to_a_tensor_that_requires_a_gradient():
+    x, weight = torch.randn(4, 8), torch.nn.Parameter(torch.randn(4, 8))
+    A, before = s24.compress(x, on_excess="prune"), weight.detach().clone()
+    for call in (
+        lambda: s24.prune(x, out=weight),
+        lambda: s24.prune(weight, out=weight),
+        lambda: A.toarray(out=weight),
+        lambda: s24.hybrid(x).toarray(out=weight),
+        lambda: s24.compress(x, pattern=(3, 4), on_excess="prune").toarray(out=weight),
+    ):
+        with pytest.raises(ArgumentError, match=r"out must not require a gradient, .*no_grad\(\)"):
+            call()
+    assert torch.equal(weight, before)
+    with torch.no_grad():
+        assert s24.prune(x, out=weight) is weight
+    torch.testing.assert_close(weight.detach(), A.toarray(out=torch.empty(4, 8)))
+    assert s24.prune(x, out=weight.detach()) is not weight
