@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign
+from sparse24 import _arrays, _check, _foreign, _scales
 from sparse24._errors import ArgumentError, ShapeError
 
 EVERY_DEAL = 4  # up to this m all ways to deal two groups are tried, beyond it single swaps
@@ -114,9 +114,14 @@ def _columns(w, scores):
             raise ShapeError(
                 f"w must be matrices (m, k) of the same k, got shape {tuple(array.shape)}"
             )
-        xp = _arrays.namespace(array)
-        parts.append(xp.ascontiguousarray(xp.abs(array.astype(np.float32)).T))
-    return _arrays.namespace(parts[0]).concatenate(parts, axis=1)
+        parts.append(array.T)
+    if any(part.dtype == np.float64 for part in parts):  # beside which all have one scale
+        parts = [part.astype(np.float64) for part in parts]
+        scale = _scales.of_largest(max(map(_scales.largest, parts)))
+        parts = [part * scale for part in parts]
+    xp = _arrays.namespace(parts[0])
+    parts = [xp.ascontiguousarray(xp.abs(part.astype(np.float32))) for part in parts]
+    return xp.concatenate(parts, axis=1)
 
 
 def _deals(m: int) -> np.ndarray:

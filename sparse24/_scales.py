@@ -20,6 +20,11 @@ def of_largest(largest: float) -> float:
     return math.ldexp(1.0, max(-_MOST, min(_MOST, -math.frexp(largest)[1])))
 
 
+def largest(x) -> float:
+    """The largest magnitude of an array; waits for the device."""
+    return float(namespace(x).abs(x).max()) if x.size else 0.0
+
+
 def of(x) -> float:
     """The scale of the numbers of an array; waits for the device."""
-    return of_largest(float(namespace(x).abs(x).max())) if x.size else 1.0
+    return of_largest(largest(x))

@@ -62,6 +62,8 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     ------
     ShapeError
         If `a` is not a matrix.
+    DTypeError
+        If complex numbers are to be coloured by value.
     UnsupportedError
         If matplotlib is not installed.
 
@@ -79,8 +81,9 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     if not dense.size:
         return ax
     if values:
-        shown = dense.astype(np.float32)
-        limit = float(np.nanmax(np.abs(shown), initial=0)) or 1.0
+        _arrays.check_real(dense, argument="a")
+        shown = dense.astype(np.float64 if dense.dtype == np.float64 else np.float32)
+        limit = float(np.max(np.abs(shown), initial=0, where=np.isfinite(shown))) or 1.0
         image = ax.imshow(shown, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="none")
         ax.figure.colorbar(image, ax=ax, shrink=0.8)
     else:
@@ -155,7 +158,7 @@ def speedup(
     Raises
     ------
     ArgumentError
-        If no case has that rival.
+        If no case has that rival, or one has no time of its own or not the field of the label.
 
     Examples
     --------
@@ -168,6 +171,10 @@ def speedup(
     rows = [case for case in cases if case.get("rivals", {}).get(rival)]
     if not rows:
         raise ArgumentError(f"rival must be a key of some case's rivals, got {rival!r}")
+    for row in rows:
+        for field in ("ours_us", label):
+            if field not in row:
+                raise ArgumentError(f"cases must have the field {field!r}, got {sorted(row)}")
     ax = _axes(ax)
     ratios = [row["rivals"][rival] / row["ours_us"] for row in rows]
     colours = ["tab:blue" if ratio >= 1 else "tab:gray" for ratio in ratios]

@@ -117,7 +117,7 @@ def assert_accurate(actual: Any, exact: Any, *, rival: Any, factor: float = 2.0)
     >>> s24.testing.assert_accurate(A @ b, dense.astype(float) @ b, rival=dense @ b)
     """
     ours, theirs = relative_error(actual, exact), relative_error(rival, exact)
-    row = _dtypes.TABLE.get(str(np.dtype(actual.dtype)))
+    row = _dtypes.TABLE.get(_arrays.to_numpy(actual, argument="actual").dtype.name)
     # Where the rival happens to be exact, one rounding of the result is still allowed.
     rounding = _rounding(row) if row is not None else 0.0
     limit = factor * max(theirs, rounding)

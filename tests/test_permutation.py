@@ -113,7 +113,14 @@ def test_folds_into_its_neighbours_exactly(rng):
     assert len(s24.fold_permutation(order, up, down)) == 2
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("size", [2.0**-1000, 2.0**-200, 2.0**200, 2.0**1000])
+def test_columns_of_any_size_are_ordered_alike(xp, rng, size):
+    w, other = rng.standard_normal((2, 8, 32))
+    given = [w * size, np.zeros((3, 32), np.float16), other * size]
+    got = s24.find_permutation([xp.asarray(x) for x in given])
+    np.testing.assert_array_equal(got, s24.find_permutation([w, other]))
+
+
 def test_numbers_beyond_float32_are_not_lost():
     big = 1e300
     w = np.array([[big, big, big, 1.0, big, 1.0, 1.0, 1.0]])

@@ -32,6 +32,14 @@ def test_spy_by_value_is_symmetric_about_zero(ax):
     assert ax.images[0].get_clim() == (-3.0, 3.0)
 
 
+@pytest.mark.filterwarnings("error")
+def test_spy_by_value_shows_finite_numbers_of_any_size(ax):
+    s24.plot.spy(np.array([[1e200, -2e200, np.inf, np.nan]]), values=True, ax=ax)
+    assert ax.images[0].get_clim() == (-2e200, 2e200)
+    with pytest.raises(s24.DTypeError, match=r"a must hold real numbers, got complex128"):
+        s24.plot.spy(np.ones((2, 4)) * 1j, values=True, ax=ax)
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (1, 1)])
 def test_small_matrices_can_be_shown(shape, ax):
     s24.plot.spy(np.ones(shape), values=True, ax=ax)
@@ -51,6 +59,14 @@ def test_only_a_matrix_can_be_shown(ax):
 def test_a_rival_that_nobody_timed_is_refused(ax):
     with pytest.raises(s24.ArgumentError, match="a key of some case's rivals, got 'x'"):
         s24.plot.speedup([{"name": "a", "ours_us": 1.0, "rivals": {}}], rival="x", ax=ax)
+
+
+def test_cases_without_a_field_are_refused(ax):
+    case = {"name": "a", "ours_us": 1.0, "rivals": {"x": 2.0}}
+    with pytest.raises(s24.ArgumentError, match=r"must have the field 'n', got \['name', 'ours_us"):
+        s24.plot.speedup([case], rival="x", label="n", ax=ax)
+    with pytest.raises(s24.ArgumentError, match="must have the field 'ours_us'"):
+        s24.plot.speedup([{"name": "a", "rivals": {"x": 2.0}}], rival="x", ax=ax)
 
 
 def test_a_roof_needs_rates(ax):

@@ -49,6 +49,16 @@ def test_a_wrong_product_is_caught():
         testing.assert_accurate(right * np.float32(1.01), exact, rival=right)
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_products_of_torch_are_judged_by_their_type(name):
+    torch = pytest.importorskip("torch")
+    exact = torch.arange(1.0, 9.0, dtype=torch.float64)
+    right = exact.to(getattr(torch, name))
+    testing.assert_accurate(right, exact, rival=right)
+    with pytest.raises(AssertionError, match=r"exceeds 2.0 times"):
+        testing.assert_accurate(right * 1.5, exact, rival=right)
+
+
 def test_an_error_against_zero_is_infinite():
     assert testing.relative_error(np.ones(2), np.zeros(2)) == np.inf
     assert testing.relative_error(np.zeros(0), np.zeros(0)) == 0
