@@ -62,3 +62,14 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(s24.UnsupportedError, match=r"pip install 'sparse24\[plot\]'"):
         s24.plot.spy(np.eye(4))
+
+
+def test_other_rows_than_those_of_a_file_are_named(ax):
+    cases = [{"name": "a", "ours_us": 1.0, "rivals": {"x": 2.0}}]
+    for given in ({"header": {}, "cases": cases}, ["a"]):
+        with pytest.raises(s24.ArgumentError, match=r"cases must be .*; of a whole file pass file"):
+            s24.plot.speedup(given, rival="x", ax=ax)
+    with pytest.raises(s24.ArgumentError, match="label must be a field of every case, got 'size'"):
+        s24.plot.speedup(cases, rival="x", label="size", ax=ax)
+    with pytest.raises(s24.ArgumentError, match=r"points must be a mapping of .*, rate\)"):
+        s24.plot.roofline([(1.0, 2.0)], ax=ax)
