@@ -18,6 +18,7 @@ from sparse24.formats.hybrid_parts import HYBRID, HybridParts
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.parts import Parts
 from sparse24.formats.two_four import Sparse24Array
+from sparse24.formats.windows import Windows24
 
 _KNOWN = frozenset({"version", "single", "arrays", "dense"})  # what a header holds
 _SINGLE = "array"  # name of an array that was saved alone
@@ -26,7 +27,7 @@ AnyParts = Parts | HybridParts
 
 def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """NumPy arrays by name, and the header, of what is to be saved."""
-    single = isinstance(arrays, SparseArray)
+    single = isinstance(arrays, SparseArray | Windows24)  # the latter is refused by its name
     if not single and not isinstance(arrays, Mapping):
         raise ArgumentError(
             f"arrays must be a compressed array or a mapping of names to arrays, got "
@@ -240,6 +241,8 @@ def _turned(record: Compressed24) -> Compressed24:
 def _dense(array: Any, name: str) -> np.ndarray:
     _check.unmasked(array, argument=name)
     wanted = f"{name} must be a compressed array or an array of numbers"
+    if isinstance(array, Windows24):
+        raise ArgumentError(f"{wanted}, got Windows24; save the NMArray that it was made from")
     try:
         dense = _arrays.to_numpy(array, argument=name)
     except DTypeError:  # a tensor of torch without elements in rows
@@ -247,7 +250,9 @@ def _dense(array: Any, name: str) -> np.ndarray:
     except (TypeError, ValueError) as error:  # lists of two lengths
         raise ArgumentError(f"{wanted}: {error}") from error
     if dense.dtype.hasobject:
-        raise ArgumentError(f"{wanted}, got {type(array).__name__}")
+        sparse = _arrays.is_sparse_matrix(array)
+        way_out = "; make one with sparse24.from_scipy or sparse24.hybrid" if sparse else ""
+        raise ArgumentError(f"{wanted}, got {type(array).__name__}{way_out}")
     return dense
 
 
