@@ -34,14 +34,13 @@ class Source:
                 f"w must be a matrix with two axes (m, k), got shape {tuple(w.shape)}; "
                 "build one hybrid matrix for each matrix of a stack"
             )
-        own = dtype is None
-        self.dtype = _dtypes.lookup(
-            w.dtype if own else dtype, argument="w.dtype" if own else "dtype"
-        )
+        given, argument = (w.dtype, "w.dtype") if dtype is None else (dtype, "dtype")
+        self.dtype = _dtypes.lookup(given, argument=argument, known=ht.DTYPES)
         if self.dtype.name not in ht.DTYPES:
+            way_out = "convert it first, for example with .astype('float16')"
             raise DTypeError(
-                f"w.dtype must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "
-                f"{self.dtype.name}; convert it first, for example with .astype('float16')"
+                f"{argument} must be one of {', '.join(ht.DTYPES)} for a hybrid matrix, got "
+                f"{self.dtype.name}; {way_out if dtype is None else 'name one of these'}"
             )
         _arrays.check_real(w, argument="w")
         self.matrix = convert.checked(w, argument="w").tocsr() if self.sparse else w

@@ -181,7 +181,8 @@ def _product(h, b, out=None, algorithm="auto", balance: bool = True, *, sums: bo
 
 def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:
     """Refuse an operand that does not fit; of ``x @ h.T`` with `rows`, else of ``h @ b``."""
-    if x.ndim < 1 or x.shape[-1 if rows or x.ndim == 1 else -2] != h.shape[1]:
+    _check.not_scalar(x.shape, argument=argument)
+    if x.shape[-1 if rows or x.ndim == 1 else -2] != h.shape[1]:
         shapes = "(k,) or (..., n, k)" if rows else "(k,), (k, n) or (..., k, n)"
         raise ShapeError(
             f"{argument} must have shape {shapes} with k = {h.shape[1]}, got {x.shape}"

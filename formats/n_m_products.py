@@ -79,7 +79,7 @@ def fitted(array: Any, other, *, left: bool):
     Refuses what does not fit.
     """
     argument = "b" if left else "a"
-    _check.at_least_1d(other.shape, argument=argument)
+    _check.not_scalar(other.shape, argument=argument)
     if _arrays.device_of(other) != array.device:
         raise DeviceError(
             f"the array is on {array.device}, the other operand on "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from sparse24 import _arrays, _check, _devices, _dtypes, _storage
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, OutOfRangeError
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, made_by
 
@@ -183,7 +183,7 @@ class NMStorage(SparseArray):
         try:
             values, indices = self._values[key], self._indices[key]
         except IndexError as error:
-            raise ArgumentError(f"A[{key}] is out of range for {len(self)} matrices") from error
+            raise OutOfRangeError(f"A[{key}] is out of range for {len(self)} matrices") from error
         shape = (*values.shape[:-1], self._rows_shape[-1])
         return self._with(values=values, indices=indices, shape=shape)
 

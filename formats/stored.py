@@ -272,7 +272,9 @@ def _dense(array: Any, name: str) -> np.ndarray:
     except (TypeError, ValueError) as error:  # lists of two lengths
         raise ArgumentError(f"{wanted}: {error}") from error
     if dense.dtype.hasobject:
-        raise ArgumentError(f"{wanted}, got {type(array).__name__}")
+        sparse = _arrays.is_sparse_matrix(array)
+        way_out = "; make one with sparse24.from_scipy or sparse24.hybrid" if sparse else ""
+        raise ArgumentError(f"{wanted}, got {type(array).__name__}{way_out}")
     return dense
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _fuse, _product, _storage
-from sparse24._errors import ArgumentError, DeviceError
+from sparse24._errors import ArgumentError, DeviceError, OutOfRangeError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray, densified, made_by
 
@@ -269,7 +269,7 @@ class Sparse24Array(SparseArray):
         try:
             picked = self._map(take, self._dtype)
         except IndexError as error:
-            raise ArgumentError(f"A[{key}] is out of range for {len(self)} matrices") from error
+            raise OutOfRangeError(f"A[{key}] is out of range for {len(self)} matrices") from error
         old = picked._operand
         shape = (*old.stored.shape[:-2], *self.shape[-2:])
         status = _storage.of_whole(self._status, self._operand.stored.shape)

@@ -29,7 +29,7 @@ def _apply(array: Any, ufunc: np.ufunc, method: str, /, *inputs: Any, **options:
     given = ", ".join(f"{name}=" for name, value in options.items() if value is not None)
     if given:
         raise ArgumentError(
-            f"numpy.matmul takes no {given} with a {type(array).__name__}; call sparse24.matmul, "
+            f"numpy.matmul takes no {given} with {type(array).__name__}; call sparse24.matmul, "
             "which takes out= and dtype="
         )
     left, right = inputs

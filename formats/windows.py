@@ -211,7 +211,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         other = densified(other)
         with _foreign.stream_of(other):
             other, restore = _foreign.take(other, argument="b")
-            _check.at_least_1d(other.shape, argument="b" if self.axis == -1 else "a")
+            _check.not_scalar(other.shape, argument="b" if self.axis == -1 else "a")
             if _arrays.device_of(other) != self.device:
                 raise DeviceError(
                     f"the windows are on {self.device}, the other operand on "

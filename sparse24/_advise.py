@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sparse24 import _arrays, _check, _chip_facts, _dtypes, _planner, _tuning_cache
 from sparse24._dtypes import DType
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24._errors import ArgumentError
 from sparse24._records import Problem
 
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -108,7 +108,7 @@ def advise(shape, tokens: int | Sequence[int] = TOKENS, dtype="bfloat16") -> Adv
     >>> [ratio > 1 for ratio in advice.speedup]
     [True, True]
     """
-    m, k = _pair(shape)
+    m, k = _check.sizes(shape, argument="shape", count=2, least=1)
     row = _dtypes.lookup(dtype)
     return estimate((m, k), _counts(tokens), row, _chip())
 
@@ -161,15 +161,6 @@ def _counts(tokens) -> tuple[int, ...]:
     if min(counts, default=0) < 1:
         raise ArgumentError(f"tokens must be positive whole numbers, got {_check.shown(tokens)}")
     return counts
-
-
-def _pair(shape) -> tuple[int, int]:
-    m, k = _check.sizes(shape, argument="shape", count=2)
-    if not m * k:
-        raise ShapeError(
-            f"shape must be (output features, input features), both positive, got {shape!r}"
-        )
-    return m, k
 
 
 class Chip(NamedTuple):

@@ -56,17 +56,19 @@ def axis(value, ndim: int, *, argument: str = "axis") -> int:
     return number % ndim
 
 
-def sizes(value, *, argument: str, count: int | None = None) -> tuple[int, ...]:
-    """Return a shape as whole numbers, none negative; of `count` axes, or of two or more."""
+def sizes(
+    value, *, argument: str, count: int | None = None, least: int = 0
+) -> tuple[int, ...]:
+    """Return a shape as whole numbers from `least` on; of `count` axes, or of two or more."""
     try:
         shape = tuple(operator.index(size) for size in value)
     except TypeError:
         shape = ()
     fits = len(shape) == count if count is not None else len(shape) >= 2
-    if not fits or min(shape) < 0:
+    if not fits or min(shape) < least:
         wanted = "(m, k)" if count == 2 else "(..., m, k)"
         raise ShapeError(
-            f"{argument} must be {wanted}, whole numbers from 0 on, got {shown(value)}"
+            f"{argument} must be {wanted}, whole numbers from {least} on, got {shown(value)}"
         )
     return shape
 
@@ -83,6 +85,15 @@ def not_bits(x, *, argument: str) -> None:
 def at_least_1d(shape, *, argument: str) -> None:
     if len(shape) < 1:
         raise ShapeError(f"{argument} must have at least one axis, got a scalar; wrap it in a list")
+
+
+def not_scalar(shape, *, argument: str) -> None:
+    """Refuse an operand of a product without axes."""
+    if len(shape) < 1:
+        raise ShapeError(
+            f"{argument} must have at least one axis, got a scalar; factors go to alpha= of "
+            "sparse24.matmul"
+        )
 
 
 def at_least_2d(shape, *, argument: str) -> None:

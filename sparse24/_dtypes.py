@@ -92,7 +92,7 @@ def lookup(dtype, *, argument: str = "dtype", known: tuple[str, ...] = NAMES) ->
     if row is None:
         raise DTypeError(
             f"{argument} must be one of {', '.join(known)}, got {dtype!r}; "
-            f"{_way_out(key, argument)}"
+            f"{_way_out(key, argument, known)}"
         )
     return row
 
@@ -107,11 +107,11 @@ def is_torchs(dtype) -> bool:
     return kind.__name__ == "dtype" and kind.__module__ == "torch"
 
 
-def _way_out(key: np.dtype | None, argument: str) -> str:
+def _way_out(key: np.dtype | None, argument: str, known: tuple[str, ...]) -> str:
     """What to do about a type that is unknown: of an array, or one that was asked for."""
     if not argument.endswith(".dtype"):
         return "name one of these"
-    if key == np.uint8:
+    if key == np.uint8 and known == NAMES:
         return (
             "convert it first, for example with .astype('float32'), or name the fp8 type of its "
             "bits: dtype=, a_dtype= or b_dtype="

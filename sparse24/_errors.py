@@ -26,6 +26,10 @@ class ArgumentError(Sparse24Error, ValueError):
     """A value that is out of range, unknown, or contradicts another argument."""
 
 
+class OutOfRangeError(ArgumentError, IndexError):
+    """An index past the end of a stack: loops over sequences look for an `IndexError`."""
+
+
 class DeviceError(Sparse24Error, RuntimeError):
     """Arrays on different devices, or a device that is not there."""
 

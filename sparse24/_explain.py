@@ -170,8 +170,8 @@ def explained(a, b, out, call: Call) -> Explanation:
     if isinstance(a, NMArray) or (isinstance(b, NMArray) and not isinstance(a, OURS)):
         return _explain_n_m(a, b, call)
     raise ArgumentError(
-        "one operand must be a Sparse24Array or an NMArray; plain arrays are checked at each "
-        "call, and a HybridArray has .explain(n) of its own"
+        "one operand must be a Sparse24Array or an NMArray; plain arrays are checked at each call, "
+        "a HybridArray has .explain(n), and of a Windows24 explain(W.array, b[W.index])"
     )
 
 

@@ -57,7 +57,13 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
     except ValueError as error:
         raise ShapeError(f"{argument} must be an array: {error}") from error
     if array.dtype == object:
-        raise DTypeError(f"{argument} must be an array, got {type(x).__name__}")
+        kind = type(x).__name__
+        if array.ndim:
+            raise DTypeError(
+                f"{argument} must hold numbers, got a {kind} that NumPy reads as objects; replace "
+                "None, and integers beyond 64 bits"
+            )
+        raise DTypeError(f"{argument} must be an array, got {kind}")
     return array, identity
 
 

@@ -63,7 +63,7 @@ def by_library(a, b, out, call: Call):
             f"them to one of {', '.join(_dtypes.NAMES)}"
         )
     for argument, array in (("a", a), ("b", b)):
-        _check.at_least_1d(array.shape, argument=argument)
+        _check.not_scalar(array.shape, argument=argument)
     _product.check_inner(a.shape, b.shape)
     return _asked(lambda: _arrays.namespace(a).matmul(a, b), call, a, b, out)
 

@@ -64,7 +64,7 @@ def prune(
     dtype : str or dtype, optional
         Logical type where `x` holds fp8 as ``uint8``, as on the GPU.
     rng : None, int or numpy.random.Generator, optional
-        Source of ``method="random"``.
+        Source of ``method="random"``; refused with others, as they draw nothing.
     calibration : array, shape (..., k), or Calibration, optional
         Inputs of the layer; k is the length of `axis`.
     hessian : array, shape (k, k), optional

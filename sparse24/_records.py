@@ -54,6 +54,10 @@ class Compressed24:
         object.__setattr__(other, "derived", self.derived)
         return other
 
+    def __reduce__(self):
+        """Without `derived`, which the first products after unpickling make anew."""
+        return Compressed24, (self.values, self.metadata, self.packed, self.shape, self.dtype)
+
     @property
     def m(self) -> int:
         return self.shape[-2]

@@ -48,6 +48,10 @@ def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **re
     if channels:
         _check.at_least_2d(x.shape, argument="x")
     scores = _checked_scores(x, scores, rest["method"])
+    if rest["rng"] is not None and rest["method"] != "random":
+        raise ArgumentError(
+            "rng= is for method='random', and nothing else draws numbers; drop it, or name that"
+        )
     by_name = scores is None and isinstance(rest["method"], str)
     _methods.check_inputs(
         rest["method"] if by_name else None, calibration=rest["calibration"],

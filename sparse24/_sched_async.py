@@ -15,7 +15,7 @@ from typing import Any
 
 from sparse24 import _arrays, _check, _sched_state
 from sparse24 import _sched_core as core
-from sparse24._errors import ArgumentError, FormatError
+from sparse24._errors import ArgumentError, FormatError, UnsupportedError
 from sparse24._sched_arrays import copied
 from sparse24._sched_decide import check_given
 from sparse24._sched_init import init
@@ -82,6 +82,12 @@ class AsyncScheduler:
         self._lane = _lane(next(iter(weights.values()), None)) if background else None
 
     __repr__ = MaskScheduler.__repr__
+
+    def __reduce__(self):
+        raise UnsupportedError(
+            "an AsyncScheduler has work under way, so it is neither pickled nor copied; save its "
+            "state_dict(), and load it into a scheduler that is built alike"
+        )
 
     def __enter__(self) -> AsyncScheduler:
         return self

@@ -70,8 +70,8 @@ class Telemetry:
 
     flip_limit: float | None = None
     live: bool = False
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    _axes: Any = field(default=None, repr=False)
+    rows: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _axes: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if self.flip_limit is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from sparse24 import _check, _dtypes
 from sparse24._errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from sparse24._grouped_offsets import check_shape
+from sparse24.formats.base import SparseArray
 
 _MULTIPLIED = frozenset(getattr(torch, name) for name in _dtypes.NAMES)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")  # types in which experts learn
@@ -23,8 +24,10 @@ def check_tensor(given, argument: str) -> None:
                 "torch.fx.symbolic_trace cannot look into sparse layers; use torch.export, or a "
                 "torch.fx.Tracer whose is_leaf_module is true of them"
             )
-        kind = type(given).__name__
-        raise DTypeError(f"{argument} must be a torch.Tensor, got {kind}; use torch.as_tensor")
+        kind, way_out = type(given).__name__, "use torch.as_tensor"
+        if isinstance(given, SparseArray):
+            way_out = "sparse24.linear and sparse24.grouped_linear multiply it as it is"
+        raise DTypeError(f"{argument} must be a torch.Tensor, got {kind}; {way_out}")
     if given.is_nested:
         raise DTypeError(
             f"{argument} must be a dense tensor, got a nested one; use "

@@ -65,7 +65,8 @@ class PrunedLayer(torch.nn.Module):
         self._refuse_mask(mask)
         _check.one_of(way, (None, *WAYS), argument="way")
         if mask is not None and not isinstance(mask, Tensor):
-            raise DTypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}")
+            kind = type(mask).__name__
+            raise DTypeError(f"mask must be a torch.Tensor, got {kind}; use torch.as_tensor")
         if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
             raise ShapeError(
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparse24 import _arrays, _spec
+from sparse24 import _arrays, _check, _spec
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._pyplot import pyplot
 from sparse24.formats.base import SparseArray
@@ -158,7 +158,8 @@ def speedup(
     Raises
     ------
     ArgumentError
-        If no case has that rival, or one has no time of its own or not the field of the label.
+        If `cases` are something else, no case has that rival, or one has no time of its own or not
+        the field `label`.
 
     Examples
     --------
@@ -168,13 +169,19 @@ def speedup(
     >>> float(ax.patches[0].get_width())
     1.5
     """
+    if isinstance(cases, Mapping) or not all(isinstance(case, Mapping) for case in cases):
+        raise ArgumentError(
+            f"cases must be a sequence of mappings, got {_check.shown(cases)}; of a whole file "
+            "pass file['cases']"
+        )
     rows = [case for case in cases if case.get("rivals", {}).get(rival)]
     if not rows:
         raise ArgumentError(f"rival must be a key of some case's rivals, got {rival!r}")
     for row in rows:
-        for field in ("ours_us", label):
-            if field not in row:
-                raise ArgumentError(f"cases must have the field {field!r}, got {sorted(row)}")
+        if "ours_us" not in row:
+            raise ArgumentError(f"cases must have the field 'ours_us', got {sorted(row)}")
+        if label not in row:
+            raise ArgumentError(f"label must be a field of every case, got {label!r}; use 'name'")
     ax = _axes(ax)
     ratios = [row["rivals"][rival] / row["ours_us"] for row in rows]
     colours = ["tab:blue" if ratio >= 1 else "tab:gray" for ratio in ratios]
@@ -214,7 +221,7 @@ def roofline(
     Raises
     ------
     ArgumentError
-        If a rate is not positive.
+        If a rate is not positive, or `points` have no names.
 
     Examples
     --------
@@ -228,6 +235,7 @@ def roofline(
             "bandwidth, dense_peak and sparse_peak must be positive, got "
             f"{bandwidth!r}, {dense_peak!r} and {sparse_peak!r}"
         )
+    _check.by_name(points, argument="points", of="(intensity, rate)", optional=True)
     ax = _axes(ax)
     intensity = np.geomspace(1, 1e4, 200)
     for name, peak in (("dense", dense_peak), ("2:4", sparse_peak)):

@@ -69,7 +69,7 @@ def test_shapes_are_two_sizes(shape):
 
 
 def test_a_size_of_zero_is_told_that_sizes_are_positive():
-    with pytest.raises(s24.ShapeError, match=r"both positive, got \(0, 4\)"):
+    with pytest.raises(s24.ShapeError, match=r"whole numbers from 1 on, got \(0, 4\)"):
         s24.advise((0, 4))
 
 

@@ -76,8 +76,9 @@ def test_a_compressed_file_is_not_compressed_again(command, checkpoint, tmp_path
 
 @pytest.mark.parametrize("number", ["0", "-1", "2.5", "many", "²"])
 def test_sizes_are_whole_numbers(number, capsys):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         _cli.main(["demo", "--tokens", number])
+    assert ended.value.code == 2  # as the reference says of arguments in another form
     assert f"must be a whole number from 1 on, got {number!r}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         _cli.main(["bench", "--shape", f"4,{number},4"])

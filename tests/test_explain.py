@@ -201,3 +201,12 @@ def test_explain_takes_types_batches_and_epilogues_as_matmul_does(rng):
             s24.explain(stack, b)
     with pytest.raises(s24.DTypeError, match=r"b.dtype must be one of"):
         s24.explain(s24.compress(np.eye(8), pattern=(3, 8)), np.ones((2, 8, 4), complex))
+
+
+def test_windows_are_explained_by_their_2_4_form(rng):
+    dense = rng.standard_normal((8, 16)).astype(np.float32)
+    windows = s24.compress(dense, pattern=(6, 8), on_excess="prune").windows()
+    b = np.ones((16, 4), np.float32)
+    with pytest.raises(s24.ArgumentError, match=r"explain\(W\.array, b\[W\.index\]\)"):
+        s24.explain(windows, b)
+    assert s24.explain(windows.array, b[windows.index]).chosen == "cpu_sparse"

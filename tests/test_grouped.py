@@ -219,6 +219,8 @@ def test_other_operands_are_refused():
     refused(s24.DTypeError, r"b must be a dense array, got Sparse24Array; use its \.toarray",
             experts, s24.random((8, 5), rng=0))  # fmt: skip
     refused(s24.DTypeError, "b.dtype must be one of", experts, b.astype(complex))
+    refused(s24.DTypeError, "offsets must hold numbers, got a list .*integers beyond 64 bits",
+            experts, b, offsets=[0, 2, 2**70, 5])  # fmt: skip
     refused(s24.DTypeError, "b has dtype float32, which cannot carry float8_e5m2", experts, b,
             b_dtype="float8_e5m2")  # fmt: skip
     refused(s24.DTypeError, "dtype must be one of", experts, b, dtype="complex64")

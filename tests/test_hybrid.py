@@ -331,3 +331,13 @@ def test_tile_map(rng, what):
         plot.tile_map(h, what="size")
     with pytest.raises(ArgumentError, match="h must be a HybridArray, got ndarray"):
         plot.tile_map(np.eye(4))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+def test_refused_types_are_not_told_to_become_fp8(dtype):
+    w = np.eye(8)
+    with pytest.raises(DTypeError, match=r"^w\.dtype must be .* float64, int8, got") as refused:
+        hybrid(w.astype(dtype))
+    assert "fp8" not in str(refused.value)
+    with pytest.raises(DTypeError, match=r"^dtype must be .* int8 for a hybrid .*; name one of"):
+        hybrid(w, dtype="float8_e5m2")

@@ -237,6 +237,16 @@ def test_arrays_are_pickled_and_copied(name):
         assert other.transposable
 
 
+@pytest.mark.parametrize("name", EVERY_FORMAT)
+def test_what_products_prepared_is_not_pickled(name):
+    array = EVERY_FORMAT[name]()
+    before = len(pickle.dumps(array)), len(pickle.dumps(array.mT))
+    for turned in (array, array.mT):  # the first kind of product of one is the second of the other
+        for _ in range(3):
+            _ = turned @ np.ones(turned.shape[-1], array.dtype)
+    assert (len(pickle.dumps(array)), len(pickle.dumps(array.mT))) == before
+
+
 @pytest.mark.parametrize("kind", ["array", "matrix"])
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia", "dok", "lil"])
 def test_every_scipy_format_multiplies_from_both_sides(form, kind, a):

@@ -317,7 +317,7 @@ def test_windows_refuse_an_operand_on_another_device(monkeypatch):
 def test_a_scalar_is_refused_by_its_shape_and_not_its_device(make, monkeypatch):
     a = make(np.eye(8, dtype=np.float32))
     monkeypatch.setattr(type(a), "device", "cuda:0")
-    with pytest.raises(s24.ShapeError, match=r"one axis, got a scalar|must have shape .* got \(\)"):
+    with pytest.raises(s24.ShapeError, match="one axis, got a scalar; factors go to alpha="):
         _ = a @ 2
-    with pytest.raises(s24.ShapeError, match=r"one axis, got a scalar|must have shape .* got \(\)"):
+    with pytest.raises(s24.ShapeError, match="one axis, got a scalar; factors go to alpha="):
         _ = 2 @ a.mT if not isinstance(a, s24.HybridArray) else s24.linear(2, a)

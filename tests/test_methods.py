@@ -152,6 +152,15 @@ def test_random_depends_on_the_seed_alone(xp, rng):
     assert 0.3 < first[:, ::4].mean() < 0.7
 
 
+@pytest.mark.parametrize(
+    "given", [{}, {"scores": np.ones((4, 8))}, {"method": np.abs}], ids=["magnitude", "scores", "f"]
+)
+def test_a_seed_that_nothing_would_use_is_refused(given):
+    for function in (s24.prune, s24.mask):
+        with pytest.raises(s24.ArgumentError, match=r"rng= is for method='random'.* drop it, or"):
+            function(np.ones((4, 8)), rng=0, **given)
+
+
 def test_callable(rng):
     w = rng.standard_normal((4, 8))
     got = s24.prune(w, method=lambda x: -np.abs(x))

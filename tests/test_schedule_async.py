@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import numpy as np
@@ -10,7 +11,7 @@ from schedule_cases import RECIPES, assert_same, converted, data
 
 from sparse24 import _arrays
 from sparse24 import schedule as S
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, UnsupportedError
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
@@ -89,6 +90,15 @@ def test_resume_with_masks_under_way():
         for t in range(5, 12):
             assert_same(through.step(**data(t)), resumed.step(**data(t)))
             assert [e.step for e in through.events] == [e.step for e in resumed.events]
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_copies_name_the_state_instead(duplicate):
+    with (
+        S.AsyncScheduler(RECIPES["rigl"], data(0)["weights"]) as scheduler,
+        pytest.raises(UnsupportedError, match=r"neither pickled nor copied; save its state_dict"),
+    ):
+        duplicate(scheduler)
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import pickle
 import sys
 import warnings
@@ -120,6 +121,7 @@ def test_state_is_small_and_versioned():
 
 
 def test_telemetry(tmp_path):
+    assert list(inspect.signature(S.Telemetry).parameters) == ["flip_limit", "live"]
     telemetry = S.Telemetry(flip_limit=0.01)
     scheduler = S.MaskScheduler(RECIPES["rigl"], telemetry=telemetry)
     with warnings.catch_warnings(record=True) as caught:

@@ -29,6 +29,10 @@ def test_what_is_no_tensor_is_named():
         st.linear(x, weight.numpy())
     with pytest.raises(DTypeError, match=r"mask must be a torch\.Tensor, got ndarray"):
         st.linear(x, weight, mask=s24.mask(weight.numpy()))
+    with pytest.raises(DTypeError, match=r"got Sparse24Array; sparse24\.linear and sparse24\.gr"):
+        st.linear(x, s24.compress(weight, on_excess="prune"))
+    with pytest.raises(DTypeError, match=r"mask must be a .*, got ndarray; use torch\.as_tensor"):
+        st.SparseLinear(8, 4).set_mask(s24.mask(weight.numpy()))
     with pytest.raises(ArgumentError, match="decay must be at least 0 and finite, got nan"):
         st.SparseLinear(8, 4, decay=float("nan"))
     with pytest.raises(ArgumentError, match="seed must be a whole number from 0 on, got None"):
