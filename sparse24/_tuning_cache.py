@@ -21,6 +21,7 @@ from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
 FORMAT = 1
+FIELDS = tuple(field.name for field in dataclasses.fields(Problem))
 # Measured over predicted time on an H200, where they are far apart: float32, 512 to 4096 columns,
 # and 16 bits where blocks share k (docs/benchmarks/log_gemm.rst, "Odd sizes").  And where they are
 # not, but decide: sparse_skinny with 1 to 16 tokens takes 0.93 of it there, 0.95 on an H100
@@ -130,20 +131,21 @@ def state(device: int) -> dict:
 
 def problem_key(problem: Problem, *, dense: bool) -> str:
     """One line that names a problem; products of equal lines run alike."""
-    fields = dataclasses.asdict(problem) | {"dense": dense}
-    return " ".join(f"{name}={value}" for name, value in fields.items())
+    parts = [f"{name}={getattr(problem, name)}" for name in FIELDS]
+    return " ".join((*parts, f"dense={dense}"))
 
 
 def winner(device: int, problem: Problem, *, dense: bool) -> str | None:
     """Name of the measured winner of a problem, if there is one."""
-    found = state(device)["winners"].get(problem_key(problem, dense=dense))
+    winners = state(device)["winners"]
+    found = winners.get(problem_key(problem, dense=dense)) if winners else None
     return found["name"] if found else None
 
 
 def measured(device: int, problem: Problem, *, dense: bool) -> dict[str, float]:
     """Measured seconds by candidate name; empty if the problem was not tuned."""
     found = state(device)["winners"].get(problem_key(problem, dense=dense))
-    return found["seconds"] if found else {}
+    return dict(found["seconds"]) if found else {}
 
 
 def record_winner(device: int, problem: Problem, *, dense: bool, seconds: dict[str, float]) -> None:
