@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -112,9 +113,26 @@ def fit(device: int | None = None) -> dict[str, Line]:
             for zeros in ZEROS:
                 _hybrid_samples.sample(cupy, shape, zeros, samples)
     found = found | {name: solve(rows) for name, rows in samples.items() if rows}
+    _use(device, found)
     record = {"key": _key(), "lines": {name: dataclasses.asdict(x) for name, x in found.items()}}
-    _evidence.write_json(path(device), record)
-    with _lock:
-        _known[device] = found
-    _tuning_cache.changed()  # choices that were made by other figures are out of date
+    try:
+        _evidence.write_json(path(device), record)
+    except OSError as error:
+        warnings.warn(
+            f"the fit serves this process alone, as its file cannot be written: {error}; name "
+            "another folder by SPARSE24_CACHE_DIR",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     return found
+
+
+def forget(device: int) -> None:
+    """Go back to the shipped figures in this process; the file of a fit stays."""
+    _use(device, shipped(device))
+
+
+def _use(device: int, figures: dict[str, Line]) -> None:
+    with _lock:
+        _known[device] = figures
+    _tuning_cache.changed()  # choices that were made by other figures are out of date

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,7 +205,9 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     The first product with given sizes, types and layouts runs all candidates whose prediction
     is close to the best, checks each against the reference kernel (one with wrong results
     cannot win), and takes the median of interleaved rounds; it synchronises.  Winners are used
-    by all later calls, inside the block and after it.
+    by all later calls, inside the block and after it.  Not measured are products of a
+    `HybridArray`, grouped products of one launch, what a CUDA graph captures, and what other
+    threads multiply, as those of torch do in a backward pass.
 
     Parameters
     ----------
@@ -220,6 +221,8 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     ------
     DeviceError
         If no GPU is there.
+    ArgumentError
+        If `cache` is not a path that a file can be written to.
 
     Examples
     --------
@@ -233,12 +236,12 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     if not _arrays.cuda_available():
         raise DeviceError(f"autotune measures on a GPU, but {_arrays.why_no_cuda()}")
     device = _arrays.cupy_module().cuda.Device().id
-    if cache is not None:
-        _tuning_cache.merge(Path(cache), device)
-    token = _autotune.active.set(True)
+    file = None if cache is None else _tuning_cache.named(cache)
+    if file is not None:
+        _tuning_cache.merge(file, device)
     try:
-        yield
+        with _autotune.measuring():
+            yield
     finally:
-        _autotune.active.reset(token)
-        if cache is not None:
-            _tuning_cache.write(Path(cache), device, replace=False)
+        if file is not None:
+            _tuning_cache.write(file, device, replace=False)

@@ -173,6 +173,8 @@ def choose(problem: Problem, device: int, *, dense: bool, algorithm: str = "auto
     ArgumentError
         If no kernel has that name.
     """
+    if not isinstance(algorithm, str):
+        raise _unknown(algorithm)
     return _choose(problem, device, dense, algorithm, _tuning_cache.generation())
 
 
@@ -195,14 +197,18 @@ def _choose(
 
 
 def _automatic(problem: Problem, device: int, dense: bool) -> Candidate:
-    """What was measured fastest, or else what is predicted so."""
+    """What was measured fastest, or else what is predicted so; dense where all else refuses."""
     tuned = _tuning_cache.winner(device, problem, dense=dense)
     if tuned is not None:
         for candidate in candidates(problem, device, dense=dense):
             if candidate.name == tuned and candidate.refusal is None:
                 return candidate
     scale = functools.partial(_tuning_cache.scale, device)
-    return fastest(problem, _chip_facts.facts(device), dense=dense, scale=scale)
+    facts = _chip_facts.facts(device)
+    choice = fastest(problem, facts, dense=dense, scale=scale)
+    if choice.refusal is None:
+        return choice
+    return fastest(problem, facts, dense=True, scale=scale)
 
 
 def check_name(algorithm: str) -> None:

@@ -2,7 +2,7 @@
 
 The file is keyed by GPU, driver, library version and kernel digests.  A file that
 does not match is ignored and left alone until `save` is told to replace it; a
-write is atomic.
+write is atomic, and what several processes write is merged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from sparse24 import _evidence
+from sparse24 import _check, _evidence, _whole_files
+from sparse24._errors import ArgumentError
 from sparse24._records import Problem
 from sparse24._user_folder import user_folder
 from sparse24._version import __version__
@@ -176,8 +177,33 @@ def record_model(device: int, *, bandwidth: float, scales: dict[str, float]) -> 
         changed()
 
 
+def named(file) -> Path:
+    """The path of a tuning file, which is refused if none can be written to; its folder may be new.
+
+    Raises
+    ------
+    ArgumentError
+        If it is, or is no path.
+    """
+    try:
+        found = Path(file)
+    except TypeError:
+        raise ArgumentError(
+            f"a tuning file must be named by a path, got {_check.shown(file)}"
+        ) from None
+    if found.parent.is_dir():
+        _whole_files.check_target(found)
+    return found
+
+
 def write(file: Path, device: int, *, replace: bool) -> bool:
     """Merge what is known into a file; False if it holds another key and `replace` is not set."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _whole_files.alone_in(file.parent):
+        return _merge_into(file, device, replace=replace)
+
+
+def _merge_into(file: Path, device: int, *, replace: bool) -> bool:
     try:  # One look: a file that another process makes after it must not pass for a strange one.
         known = _content(file.read_bytes(), device)
         strange = known is None
