@@ -119,7 +119,7 @@ def estimate(shape: tuple[int, int], counts: tuple[int, ...], row: DType, chip: 
     dense, sparse, kernels = [], [], []
     for n in counts:
         problem = _problem(m, k, n, row, capability)
-        best = _planner.fastest(problem, facts, dense=False, scale=scale)
+        best = _planner.fastest_able(problem, facts, dense=False, scale=scale)
         seconds = scale("dense") * _dense_seconds(problem, facts)
         dense.append(max(_kernel_times.LEAST_SECONDS, seconds))
         sparse.append(best.seconds)

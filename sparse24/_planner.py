@@ -128,6 +128,16 @@ def fastest(
     return Candidate(kernel.name, config.name, kernel.variant, best[0], None, config)
 
 
+def fastest_able(
+    problem: Problem, facts: dict[str, float], *, dense: bool, scale: Scale
+) -> Candidate:
+    """The same, but the dense product where every sparse kernel refuses."""
+    choice = fastest(problem, facts, dense=dense, scale=scale)
+    if choice.refusal is None:
+        return choice
+    return fastest(problem, facts, dense=True, scale=scale)
+
+
 def _first(found: list[Found], kernels: list[KernelTimes]) -> Found:
     """Of kernels and configurations that take equally long, the one that `rank` puts first."""
     kernel = min((kernel for kernel, _ in found), key=kernels.index)
@@ -197,18 +207,14 @@ def _choose(
 
 
 def _automatic(problem: Problem, device: int, dense: bool) -> Candidate:
-    """What was measured fastest, or else what is predicted so; dense where all else refuses."""
+    """What was measured fastest, or else what is predicted so."""
     tuned = _tuning_cache.winner(device, problem, dense=dense)
     if tuned is not None:
         for candidate in candidates(problem, device, dense=dense):
             if candidate.name == tuned and candidate.refusal is None:
                 return candidate
     scale = functools.partial(_tuning_cache.scale, device)
-    facts = _chip_facts.facts(device)
-    choice = fastest(problem, facts, dense=dense, scale=scale)
-    if choice.refusal is None:
-        return choice
-    return fastest(problem, facts, dense=True, scale=scale)
+    return fastest_able(problem, _chip_facts.facts(device), dense=dense, scale=scale)
 
 
 def check_name(algorithm: str) -> None:

@@ -172,6 +172,7 @@ def test_more_columns_than_any_sparse_kernel_takes_go_to_the_dense_one(h200):
     told = _explain._explain_gpu(case, 0, "auto", False, "")
     assert told.chosen == "dense/cublas"
     assert "no sparse kernel takes this product, so a dense matrix is multiplied" in str(told)
+    assert s24.advise((64, 64), 5_000_000, "float64").kernels == ("dense/cublas",)
 
 
 @pytest.mark.parametrize("algorithm", [None, 3, ["sparse_fma"]])
