@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -215,7 +216,7 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
         ``False`` makes the block do nothing.
     cache : path, optional
         A tuning file: read at the start, written at the end.  A file of another GPU,
-        driver or version is ignored and left alone.
+        driver or version is ignored and left alone, with a `RuntimeWarning`.
 
     Raises
     ------
@@ -243,5 +244,10 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
         with _autotune.measuring():
             yield
     finally:
-        if file is not None:
-            _tuning_cache.write(file, device, replace=False)
+        if file is not None and not _tuning_cache.write(file, device, replace=False):
+            warnings.warn(
+                f"what was measured is not written: {file} belongs to another GPU, driver or "
+                "version, or is no whole tuning file; name another one, or remove it",
+                RuntimeWarning,
+                stacklevel=3,
+            )

@@ -77,6 +77,9 @@ def test_files_that_are_none_are_told_from_those_of_another_machine(gpu):
     (gpu / "tuning.json").write_text("notes")
     with pytest.raises(s24.FormatError, match="or is no whole tuning file; pass replace=True"):
         tuning.save(gpu / "tuning.json")
+    lost = pytest.warns(RuntimeWarning, match="not written: .*; name another one, or remove it")
+    with lost, s24.autotune(cache=gpu / "tuning.json"):
+        pass
     assert tuning.save(gpu / "tuning.json", replace=True) == gpu / "tuning.json"
 
 
