@@ -47,8 +47,16 @@ def lines(device: int) -> dict[str, Line]:
     """The figures of a device: its own fit where there is one, else those shipped."""
     with _lock:
         if device not in _known:
-            _known[device] = _read(path(device)) or shipped(device)
+            _known[device] = _kept(device) or shipped(device)
         return _known[device]
+
+
+def _kept(device: int) -> dict[str, Line] | None:
+    """The fit of a device in its file; None also where there is no folder for it."""
+    try:
+        return _read(path(device))
+    except FileNotFoundError:
+        return None
 
 
 def shipped(device: int) -> dict[str, Line]:

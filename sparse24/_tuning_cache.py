@@ -126,8 +126,16 @@ def state(device: int) -> dict:
     """What is known of a device; read from its file at first use."""
     with _lock:
         if device not in _state:
-            _state[device] = read(path(device), device) or _empty()
+            _state[device] = _kept(device) or _empty()
         return _state[device]
+
+
+def _kept(device: int) -> dict | None:
+    """What the file of a device holds; None also where there is no folder for it."""
+    try:
+        return read(path(device), device)
+    except FileNotFoundError:
+        return None
 
 
 def problem_key(problem: Problem, *, dense: bool) -> str:

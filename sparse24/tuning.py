@@ -29,6 +29,9 @@ def path() -> Path:
     ------
     DeviceError
         If no GPU is there.
+    FileNotFoundError
+        If there is no such folder, as for a user without a home directory; the message tells
+        what to set.
 
     Examples
     --------

@@ -30,6 +30,7 @@ from sparse24 import (
     tuning,
 )
 from sparse24._records import PLAIN
+from sparse24.kernels import _numba
 
 TIMES = {"sparse_fma/64x64x32": 1.0}
 
@@ -215,6 +216,28 @@ def test_a_fit_that_cannot_be_kept_serves_this_process(gpu, monkeypatch):
     with pytest.warns(RuntimeWarning, match="serves this process alone.*SPARSE24_CACHE_DIR"):
         found = _hybrid_fit.fit(0)
     assert _hybrid_fit.lines(0) == found != _hybrid_lines.H200_LINES
+
+
+@pytest.mark.parametrize("home", [RuntimeError("could not determine"), "~/.cache/sparse24"])
+def test_without_a_home_nothing_is_kept(gpu, monkeypatch, home):
+    """As in a container whose user has no name; the string is what older platformdirs say."""
+
+    def told(*name, **how):
+        if isinstance(home, str):
+            return home
+        raise home
+
+    monkeypatch.delenv("SPARSE24_CACHE_DIR")
+    monkeypatch.setattr("platformdirs.user_cache_dir", told)
+    assert _hybrid_fit.lines(0) == _hybrid_lines.H200_LINES
+    monkeypatch.setattr(_tuning_cache, "_state", {})
+    assert _tuning_cache.winner(0, problem(), dense=False) is None
+    assert _numba.njit(lambda x: x + 1)(1) == 2
+    monkeypatch.setattr(_arrays, "cuda_available", lambda: False)
+    assert "SPARSE24_CACHE_DIR" in s24.show_config(mode="dict")["sparse24"]["cache folder"]
+    monkeypatch.setattr(_arrays, "cuda_available", lambda: True)
+    with pytest.raises(FileNotFoundError, match="no home directory; name one by SPARSE24_CACHE"):
+        tuning.save()
 
 
 def test_the_folder_may_be_of_the_home_or_relative(monkeypatch, tmp_path):
