@@ -81,11 +81,14 @@ def measure(
     Of none where the reference kernel refuses.
     """
     dense = a.dense is not None
-    able = [c for c in _planner.candidates(problem, device, dense=dense) if c.refusal is None]
-    ranked = [c for c in able if not kernels or c.kernel in kernels]
+    able: dict[str, _planner.Candidate] = {}  # of one name the first, which is the one that runs
+    for candidate in _planner.candidates(problem, device, dense=dense):
+        if candidate.refusal is None:
+            able.setdefault(candidate.name, candidate)
+    ranked = [c for c in able.values() if not kernels or c.kernel in kernels]
     if most:
         ranked = [c for i, c in enumerate(ranked) if _before(ranked[:i], c.kernel) < most]
-    reference = next((c for c in able if c.kernel == REFERENCE), None)
+    reference = next((c for c in able.values() if c.kernel == REFERENCE), None)
     if not ranked or reference is None:
         return {}
     limit = MEASURE_WITHIN * ranked[0].seconds

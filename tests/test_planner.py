@@ -121,6 +121,14 @@ def test_a_driver_that_does_not_tell_leaves_a_guess_by_multiprocessors(name):
     assert _chip_facts.copy_bandwidth(rest) == want
 
 
+@pytest.mark.parametrize("told", [{"ClockRate": 0}, {}])
+def test_a_driver_that_does_not_tell_the_clock_leaves_that_of_an_h200(h200, monkeypatch, told):
+    rest = {key: value for key, value in RTX_4090.items() if key != "ClockRate"}
+    monkeypatch.setattr(_chip_facts, "attributes", lambda device: rest | told)
+    assert _chip_facts.facts(0)["clock_hz"] == _chip_facts.H200["clock_hz"]
+    assert _planner.choose(problem(), 0, dense=True).seconds > 0
+
+
 def fastest(attributes, case) -> str:
     """The kernel that an uncalibrated planner takes on a GPU of these attributes."""
     facts = {

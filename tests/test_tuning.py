@@ -132,7 +132,7 @@ def ran(monkeypatch):
 
     def prepare(candidate, epilogue):
         def run(a, b, out, epilogue):
-            ran.append((candidate.name, out))
+            ran.append((candidate, out))
             out[...] = np.eye(*out.shape)
 
         return run
@@ -158,8 +158,18 @@ def test_candidates_write_to_one_result(h200, ran):
     with _autotune.measuring():
         times = visit(problem(m=64, n=4, k=64))
     assert len(times) > 1
-    assert [name for name, _ in ran] == ["sparse_fma/64x64x32", *times]
+    assert [candidate.name for candidate, _ in ran] == ["sparse_fma/64x64x32", *times]
     assert len({id(out) for _, out in ran[1:]}) == 1
+
+
+def test_what_is_measured_is_what_would_run(h200, ran):
+    """Of two forms of a problem, here one with a copy of b, a name stands for the faster one."""
+    case = problem(m=4096, n=1000, k=4100, b_in_lines=False)
+    with _autotune.measuring():
+        times = visit(case)
+    assert len(ran) == 1 + len(times)
+    for candidate, _ in ran:
+        assert _planner.choose(case, 0, dense=False, algorithm=candidate.name) == candidate
 
 
 def test_nothing_is_measured_in_a_capture_or_without_a_reference(h200, monkeypatch, ran):
