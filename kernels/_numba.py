@@ -2,8 +2,8 @@
 
 Numba compiles a kernel at its first call and keeps the machine code in the user's cache
 folder, never inside the installed package: ``SPARSE24_CACHE_DIR``, or what platformdirs
-names.  Where that folder cannot be written, or what lies in it is damaged, kernels are compiled
-anew.
+names.  Where there is no such folder, it cannot be written, or what lies in it is damaged, kernels
+are compiled anew.
 
 Kernels release the GIL, and `parallel` runs them on ordinary threads.  That is safe from
 several Python threads at once and after a fork, which not all of Numba's threading layers
@@ -65,10 +65,10 @@ class _Locator(caching._CacheLocator):
 
     @classmethod
     def from_function(cls, py_func, py_file):
-        locator = cls(py_func)
         try:
+            locator = cls(py_func)
             locator.ensure_cache_path()
-        except OSError:  # not writable: the caller compiles without a cache
+        except OSError:  # unknown or not writable: the caller compiles without a cache
             return None
         return locator
 

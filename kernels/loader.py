@@ -43,11 +43,11 @@ def source(stem: str) -> str:
             if name in seen:
                 return ""
             seen.add(name)
-            return expand(_cuda_file(f"include/{name}").read_text())
+            return expand(_cuda_file(f"include/{name}").read_text("utf-8"))
 
         return _INCLUDE.sub(replace, text).replace("#pragma once\n", "")
 
-    return expand(_cuda_file(f"{stem}.cu").read_text())
+    return expand(_cuda_file(f"{stem}.cu").read_text("utf-8"))
 
 
 @functools.cache
@@ -68,7 +68,7 @@ LAUNCHER_OF = {"apply_epilogue": "dense"}
 
 
 def _launcher_text(name: str) -> str:
-    return resources.files("sparse24.kernels").joinpath(f"{name}.py").read_text()
+    return resources.files("sparse24.kernels").joinpath(f"{name}.py").read_text("utf-8")
 
 
 def _launchers(stem: str) -> list[str]:

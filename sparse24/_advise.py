@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparse24 import _arrays, _check, _chip_facts, _dtypes, _planner, _tuning_cache
+from sparse24 import _arrays, _check, _chip_facts, _dtypes, _kernel_times, _planner, _tuning_cache
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError
 from sparse24._records import Problem
@@ -119,8 +119,9 @@ def estimate(shape: tuple[int, int], counts: tuple[int, ...], row: DType, chip: 
     dense, sparse, kernels = [], [], []
     for n in counts:
         problem = _problem(m, k, n, row, capability)
-        best = _planner.rank(problem, facts, dense=False, scale=scale)[0]
-        dense.append(max(_planner.LEAST_SECONDS, scale("dense") * _dense_seconds(problem, facts)))
+        best = _planner.fastest_able(problem, facts, dense=False, scale=scale)
+        seconds = scale("dense") * _dense_seconds(problem, facts)
+        dense.append(max(_kernel_times.LEAST_SECONDS, seconds))
         sparse.append(best.seconds)
         kernels.append(best.name)
     return Advice((m, k), row.name, name, counts, tuple(dense), tuple(sparse), tuple(kernels))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import functools
 import statistics
+from collections.abc import Iterator
 
 import numpy as np
 
 from sparse24 import _arrays, _planner, _scales, _storage, _tuning_cache
 from sparse24._records import Fused, Operand24, Problem
 
-active: contextvars.ContextVar[bool] = contextvars.ContextVar("sparse24_autotune", default=False)
-
+REFERENCE = "sparse_fma"
 ROUNDS = 5
 CALLS = 3  # timed calls a round
 FLUSH = 3  # times the L2 cache that is read between calls
@@ -22,10 +24,47 @@ TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-
 LOOSE = 0.15  # fp8 results
 
 
+class Block:
+    """A ``with`` block of `sparse24.autotune`.
+
+    Once closed it is over in every thread or task that its context was copied to, whichever
+    of them has closed it.
+    """
+
+    open = True
+
+
+active: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar(
+    "sparse24_autotune", default=()
+)
+
+
+@contextlib.contextmanager
+def measuring() -> Iterator[None]:
+    """Within it, and the blocks that are nested with it in any order, products are measured."""
+    block = Block()
+    active.set((*active.get(), block))
+    try:
+        yield
+    finally:
+        block.open = False
+        active.set(tuple(other for other in active.get() if other.open))
+
+
+def is_on() -> bool:
+    """Whether products are measured here."""
+    return any(block.open for block in active.get())
+
+
 def visit(a: Operand24, b, out, epilogue: Fused, problem: Problem, device: int) -> None:
-    """Inside `sparse24.autotune`, measure this problem unless it is known.  Synchronises."""
+    """Inside `sparse24.autotune`, measure this problem unless it is known.  Synchronises.
+
+    A graph that is captured cannot hold that: there what is predicted runs.
+    """
     dense = a.dense is not None
-    if not active.get() or _tuning_cache.measured(device, problem, dense=dense):
+    if not is_on() or _tuning_cache.measured(device, problem, dense=dense):
+        return
+    if _arrays.is_capturing():
         return
     seconds = measure(a, b, out, epilogue, problem, device)
     if seconds:
@@ -39,45 +78,39 @@ def measure(
     """Seconds of every correct candidate within reach of the best prediction, by name.
 
     With `most`, of no more configurations of a kernel than that; with `kernels`, of these.
+    Of none where the reference kernel refuses.
     """
     dense = a.dense is not None
-    ranked = _planner.candidates(problem, device, dense=dense)
-    ranked = [c for c in ranked if c.refusal is None and (not kernels or c.kernel in kernels)]
+    able: dict[str, _planner.Candidate] = {}  # of one name the first, which is the one that runs
+    for candidate in _planner.candidates(problem, device, dense=dense):
+        if candidate.refusal is None:
+            able.setdefault(candidate.name, candidate)
+    ranked = [c for c in able.values() if not kernels or c.kernel in kernels]
     if most:
         ranked = [c for i, c in enumerate(ranked) if _before(ranked[:i], c.kernel) < most]
-    if not ranked:
+    reference = next((c for c in able.values() if c.kernel == REFERENCE), None)
+    if not ranked or reference is None:
         return {}
     limit = MEASURE_WITHIN * ranked[0].seconds
-    wanted = _reference(a, b, out, epilogue, problem, device)
     assert a.rows is not None  # the caller has looked
     record = _storage.with_packed(a.rows)
+    wanted, got = _another(out), _another(out)
+    _planner.prepare(reference, epilogue)(record, b, wanted, epilogue)
     runs = {}
     for candidate in ranked:
         if candidate.seconds > limit:
             break
         operand = a.dense if candidate.kernel == _planner.DENSE_KERNEL else record
         run = _planner.prepare(candidate, epilogue)
-        got = _another(out)
         got.fill(1)  # a stale result must not pass for a computed one
         run(operand, b, got, epilogue)
         if agrees(got, wanted, problem.out_dtype):
-            runs[candidate.name] = lambda run=run, operand=operand, got=got: run(
-                operand, b, got, epilogue
-            )
+            runs[candidate.name] = functools.partial(run, operand, b, got, epilogue)
     return time_all(runs)
 
 
 def _before(ranked: list, kernel: str) -> int:
     return sum(candidate.kernel == kernel for candidate in ranked)
-
-
-def _reference(a: Operand24, b, out, epilogue: Fused, problem: Problem, device: int):
-    candidate = _planner.choose(problem, device, dense=False, algorithm="sparse_fma")
-    assert a.rows is not None
-    wanted = _another(out)
-    run = _planner.prepare(candidate, epilogue)
-    run(_storage.with_packed(a.rows), b, wanted, epilogue)
-    return wanted
 
 
 def _another(out):

@@ -66,6 +66,8 @@ class Calibration:
         self._target_sum: Any = 0.0
         if inputs is not None:
             self.update(inputs, targets)
+        elif targets is not None:
+            raise ArgumentError("targets are the outputs for inputs; pass both, or neither")
 
     def update(self, inputs, targets=None) -> None:
         """Add a batch of inputs (..., k) and, if those before came with them, targets."""
@@ -142,7 +144,8 @@ class Calibration:
         ShapeError
             If shapes do not fit.
         DTypeError
-            If `pruned` is of a type that sparse24 does not store, such as a mask.
+            If `pruned` or `bias` is of a type that sparse24 does not store, such as a mask, or
+            `dense` does not hold real numbers.
         ArgumentError
             If there were no inputs, or neither targets nor `dense`.
         """
@@ -153,6 +156,7 @@ class Calibration:
         before = _arrays.namespace(new).zeros(len(new), new.dtype)
         if bias is not None:
             before, _ = _foreign.take(bias, argument="bias")
+            _arrays.logical_dtype(before, argument="bias")  # in others the new one would be rounded
         _check.same_shape(before.shape, new.shape[:1], argument="bias", other="the rows of pruned")
         mean = self._input_sum / self.count
         if self._cross is not None:
@@ -161,6 +165,7 @@ class Calibration:
             raise ArgumentError("new_bias needs the dense weights, as there were no targets")
         else:
             old, _ = _foreign.take(dense, argument="dense")
+            _arrays.check_real(old, argument="dense")
             _check.same_shape(old.shape, new.shape, argument="dense", other="pruned")
             value = (old.astype(np.float64) - new.astype(np.float64)) @ mean
             value = value + before.astype(np.float64)

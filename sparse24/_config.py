@@ -43,7 +43,7 @@ def show_config(*, mode: str = "print") -> dict[str, dict[str, Any]] | None:
     """
     _check.one_of(mode, ("print", "dict"), argument="mode")
     sections = {
-        "sparse24": {"version": __version__, "cache folder": str(user_folder())},
+        "sparse24": {"version": __version__, "cache folder": _folder()},
         "machine": _machine(),
         "packages": _packages(),
         "CUDA": _cuda(),
@@ -56,6 +56,13 @@ def show_config(*, mode: str = "print") -> dict[str, dict[str, Any]] | None:
         for name, value in section.items():
             print(f"  {name:{width}}  {value}")
     return None
+
+
+def _folder() -> str:
+    try:
+        return str(user_folder())
+    except FileNotFoundError as error:
+        return f"none: {error}"
 
 
 def _machine() -> dict[str, Any]:

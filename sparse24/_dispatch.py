@@ -111,12 +111,13 @@ def prepare(
         _autotune.visit(a, b, out, epilogue, problem, device)
     choice = _planner.choose(problem, device, dense=has_dense, algorithm=algorithm)
     if choice.kernel == _planner.DENSE_KERNEL and _arrays.is_capturing():
-        if algorithm != "auto":
+        if algorithm == "auto":
+            choice = _planner.choose(problem, device, dense=False)
+        if choice.kernel == _planner.DENSE_KERNEL:
             raise UnsupportedError(
                 "a CUDA graph that is captured cannot hold a dense product: CuPy captures no call "
                 "of cuBLAS; let algorithm='auto' choose a sparse kernel, for a compressed operand"
             )
-        choice = _planner.choose(problem, device, dense=False)
     launcher = _planner.prepare(choice, epilogue)
     if choice.kernel != _planner.DENSE_KERNEL:
         assert a.rows is not None

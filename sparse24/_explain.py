@@ -287,6 +287,8 @@ def _explain_gpu(
 
 def _reason(chosen: Candidate, ranked, measured, way_out: str) -> str:
     dense_row = next(c for c in ranked if c.kernel == _planner.DENSE_KERNEL)
+    if all(c is dense_row for c in ranked if c.refusal is None):
+        return "no sparse kernel takes this product, so a dense matrix is multiplied"
     if chosen.name in measured:
         return f"it measured fastest of {len(measured)} candidates on this GPU"
     if chosen.kernel == _planner.DENSE_KERNEL:

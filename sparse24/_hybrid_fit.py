@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +47,16 @@ def lines(device: int) -> dict[str, Line]:
     """The figures of a device: its own fit where there is one, else those shipped."""
     with _lock:
         if device not in _known:
-            _known[device] = _read(path(device)) or shipped(device)
+            _known[device] = _kept(device) or shipped(device)
         return _known[device]
+
+
+def _kept(device: int) -> dict[str, Line] | None:
+    """The fit of a device in its file; None also where there is no folder for it."""
+    try:
+        return _read(path(device))
+    except FileNotFoundError:
+        return None
 
 
 def shipped(device: int) -> dict[str, Line]:
@@ -112,9 +121,26 @@ def fit(device: int | None = None) -> dict[str, Line]:
             for zeros in ZEROS:
                 _hybrid_samples.sample(cupy, shape, zeros, samples)
     found = found | {name: solve(rows) for name, rows in samples.items() if rows}
+    _use(device, found)
     record = {"key": _key(), "lines": {name: dataclasses.asdict(x) for name, x in found.items()}}
-    _evidence.write_json(path(device), record)
-    with _lock:
-        _known[device] = found
-    _tuning_cache.changed()  # choices that were made by other figures are out of date
+    try:
+        _evidence.write_json(path(device), record)
+    except OSError as error:
+        warnings.warn(
+            f"the fit serves this process alone, as its file cannot be written: {error}; name "
+            "another folder by SPARSE24_CACHE_DIR",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     return found
+
+
+def forget(device: int) -> None:
+    """Go back to the shipped figures in this process; the file of a fit stays."""
+    _use(device, shipped(device))
+
+
+def _use(device: int, figures: dict[str, Line]) -> None:
+    with _lock:
+        _known[device] = figures
+    _tuning_cache.changed()  # choices that were made by other figures are out of date

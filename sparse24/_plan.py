@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,7 +190,7 @@ def _example(a: Sparse24Array, b_spec, b_dtype):
         )
     axes = shape if isinstance(shape, tuple | list) else (shape,)
     shape = tuple(_check.whole(size, argument="a size in b_spec", least=0) for size in axes)
-    row = _dtypes.lookup(dtype)
+    row = _dtypes.lookup(dtype, argument="the dtype in b_spec")
     if a.device == "cpu":
         return np.zeros(shape, row.logical), b_dtype
     xp = _arrays.cupy_module()
@@ -206,7 +206,9 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     The first product with given sizes, types and layouts runs all candidates whose prediction
     is close to the best, checks each against the reference kernel (one with wrong results
     cannot win), and takes the median of interleaved rounds; it synchronises.  Winners are used
-    by all later calls, inside the block and after it.
+    by all later calls, inside the block and after it.  Not measured are products of a
+    `HybridArray`, grouped products of one launch, what a CUDA graph captures, and what other
+    threads multiply, as those of torch do in a backward pass.
 
     Parameters
     ----------
@@ -214,12 +216,14 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
         ``False`` makes the block do nothing.
     cache : path, optional
         A tuning file: read at the start, written at the end.  A file of another GPU,
-        driver or version is ignored and left alone.
+        driver or version is ignored and left alone, with a `RuntimeWarning`.
 
     Raises
     ------
     DeviceError
         If no GPU is there.
+    ArgumentError
+        If `cache` is not a path that a file can be written to.
 
     Examples
     --------
@@ -233,12 +237,17 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     if not _arrays.cuda_available():
         raise DeviceError(f"autotune measures on a GPU, but {_arrays.why_no_cuda()}")
     device = _arrays.cupy_module().cuda.Device().id
-    if cache is not None:
-        _tuning_cache.merge(Path(cache), device)
-    token = _autotune.active.set(True)
+    file = None if cache is None else _tuning_cache.named(cache)
+    if file is not None:
+        _tuning_cache.merge(file, device)
     try:
-        yield
+        with _autotune.measuring():
+            yield
     finally:
-        _autotune.active.reset(token)
-        if cache is not None:
-            _tuning_cache.write(Path(cache), device, replace=False)
+        if file is not None and not _tuning_cache.write(file, device, replace=False):
+            warnings.warn(
+                f"what was measured is not written: {file} belongs to another GPU, driver or "
+                "version, or is no whole tuning file; name another one, or remove it",
+                RuntimeWarning,
+                stacklevel=3,
+            )

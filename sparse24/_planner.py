@@ -8,18 +8,17 @@ that was measured on this chip.
 from __future__ import annotations
 
 import functools
-import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from sparse24 import _chip_facts, _dtypes, _staging, _tuning_cache
 from sparse24._errors import ArgumentError, UnsupportedError
+from sparse24._kernel_times import ASKS_FOR_TILES, KernelTimes, Scale, Times, kernel_module
 from sparse24._records import Fused, Problem
 from sparse24._staging import Variant
 from sparse24.kernels import epilogue as _epilogue
-from sparse24.kernels import sparse_tile
 
 SPARSE_KERNELS = (
     "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_split", "split_mma",
@@ -28,19 +27,13 @@ SPARSE_KERNELS = (
 DENSE_KERNEL = "dense"
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
 
-# The time of the smallest product: a launch, and a few times the latency of memory.
-LEAST_SECONDS = 3e-6
-
 MOST_ROWS = {"sparse_wgmma": (1 << 27) - 64}  # 16 bytes of metadata of each in 32 bits
 MOST_OF_A_LINE = {"sparse_mma": (1 << 31) - 1}  # bytes of a row of b, which it counts in 32 bits
 
-REMEMBERED = 512  # choices, and prepared kernels, of the latest problems
+REMEMBERED = 4096  # choices of the latest problems: of a few layers by all their numbers of tokens
+PREPARED = 512  # kernels of the latest ones
 
-# The model of this kernel hides a part of reading behind the rest, and so lets it read faster than
-# memory can where that is slow.  It reads at about this share of the speed of a copy: 28672 x 8192
-# by 1 column at 0.93 of it on an H100, at 1.0 on an H200 (few_tokens.json of both).
-READING = {"sparse_wgmma": 0.96}
-READING_LAUNCH = 2e-6  # seconds beside it, as in the model of `sparse_skinny`
+Found = tuple[KernelTimes, Any]  # a kernel, and one of its configurations
 
 
 @dataclass(frozen=True)
@@ -81,10 +74,6 @@ class Candidate:
         return f"{self.kernel}/{self.config}" if self.config else self.kernel
 
 
-def kernel_module(name: str):
-    return importlib.import_module(f"sparse24.kernels.{name}")
-
-
 def candidates(problem: Problem, device: int, *, dense: bool) -> list[Candidate]:
     """All candidates on a device, fastest prediction first, refused ones last."""
     scale = functools.partial(_tuning_cache.scale, device)
@@ -92,32 +81,86 @@ def candidates(problem: Problem, device: int, *, dense: bool) -> list[Candidate]
 
 
 def rank(
-    problem: Problem, facts: dict[str, float], *, dense: bool, scale: Callable[[str], float]
+    problem: Problem, facts: dict[str, float], *, dense: bool, scale: Scale
 ) -> list[Candidate]:
     """All candidates on a chip of these facts; `scale` corrects a kernel's prediction."""
+    found: list[tuple[Times, Candidate]] = []
+    refused: list[Candidate] = []
+    for name, variant in _pairs(problem, dense=dense):
+        refusal = _refusal(name, variant.problem)
+        if refusal:
+            refused.append(Candidate(name, "", variant, math.inf, refusal))
+            continue
+        kernel = KernelTimes(name, variant, problem, facts, scale)
+        for config in kernel_module(name).configs(variant.problem):
+            times = kernel.times(config)
+            found.append((times, Candidate(name, config.name, variant, times[0], None, config)))
+    found.sort(key=lambda pair: pair[0])
+    return [candidate for _, candidate in found] + refused
+
+
+def fastest(
+    problem: Problem, facts: dict[str, float], *, dense: bool, scale: Scale
+) -> Candidate:
+    """The first of `rank`, at a fraction of its cost: a product of new sizes waits for it.
+
+    Looks at kernels and configurations in the order of the least time that each can take, until
+    that of the next one is too long.
+    """
+    kernels = [
+        KernelTimes(name, variant, problem, facts, scale)
+        for name, variant in _pairs(problem, dense=dense)
+        if not _refusal(name, variant.problem)
+    ]
+    best, found = (math.inf, math.inf), list[Found]()
+    for kernel in sorted((k for k in kernels if k.bounds), key=lambda k: k.least(k.bounds[0][0])):
+        for bound, config in kernel.configs():
+            if kernel.least(bound) > best[0]:
+                break
+            times = kernel.times(config)
+            if times < best:
+                best, found = times, []
+            if times == best:
+                found.append((kernel, config))
+    if not found:
+        return rank(problem, facts, dense=dense, scale=scale)[0]
+    kernel, config = found[0] if len(found) == 1 else _first(found, kernels)
+    return Candidate(kernel.name, config.name, kernel.variant, best[0], None, config)
+
+
+def fastest_able(
+    problem: Problem, facts: dict[str, float], *, dense: bool, scale: Scale
+) -> Candidate:
+    """The same, but the dense product where every sparse kernel refuses."""
+    choice = fastest(problem, facts, dense=dense, scale=scale)
+    if choice.refusal is None:
+        return choice
+    return fastest(problem, facts, dense=True, scale=scale)
+
+
+def _first(found: list[Found], kernels: list[KernelTimes]) -> Found:
+    """Of kernels and configurations that take equally long, the one that `rank` puts first."""
+    kernel = min((kernel for kernel, _ in found), key=kernels.index)
+    able = [config for other, config in found if other is kernel]
+    if len(able) > 1 and kernel.name not in ASKS_FOR_TILES:  # those are in order
+        in_order = kernel_module(kernel.name).configs(kernel.variant.problem)
+        return kernel, next(config for config in in_order if config in able)
+    return kernel, able[0]
+
+
+def _pairs(problem: Problem, *, dense: bool) -> Iterator[tuple[str, Variant]]:
+    """Every kernel with every form of the problem that it may take."""
     names: tuple[str, ...] = (*SPARSE_KERNELS, DENSE_KERNEL) if dense else SPARSE_KERNELS
     if problem.tensor_float:
         names = (TENSOR_FLOAT_KERNEL,)
-    found: list[tuple[float, Candidate]] = []  # with predictions without a floor
     for variant in _staging.variants(problem):
-        staging = _staging.seconds(variant, problem, facts["bandwidth"])
         for name in names:
-            if variant.kernels is not None and name not in variant.kernels:
-                continue
-            module = kernel_module(name)
-            refusal = module.refuses(variant.problem) or _too_long(name, variant.problem)
-            if refusal:
-                found.append((math.inf, Candidate(name, "", variant, math.inf, refusal)))
-                continue
-            for config in module.configs(variant.problem):
-                running = scale(name) * module.predict(variant.problem, config, facts)
-                running = max(running, _reading(name, variant.problem, facts["bandwidth"]))
-                running += _staging.reading(name, variant.problem, config, facts["sms"])
-                total = staging + max(LEAST_SECONDS, running)
-                candidate = Candidate(name, config.name, variant, total, None, config)
-                found.append((staging + running, candidate))
-    found.sort(key=lambda pair: (pair[1].seconds, pair[0]))
-    return [candidate for _, candidate in found]
+            if variant.kernels is None or name in variant.kernels:
+                yield name, variant
+
+
+def _refusal(name: str, problem: Problem) -> str | None:
+    return kernel_module(name).refuses(problem) or _too_long(name, problem)
 
 
 def _too_long(kernel: str, problem: Problem) -> str | None:
@@ -130,13 +173,6 @@ def _too_long(kernel: str, problem: Problem) -> str | None:
     return None
 
 
-def _reading(kernel: str, problem: Problem, bandwidth: float) -> float:
-    """Seconds that a kernel takes at least, at so many bytes a second of a copy."""
-    if kernel not in READING:
-        return 0.0
-    return READING_LAUNCH + sparse_tile.bytes_moved(problem) / (READING[kernel] * bandwidth)
-
-
 def choose(problem: Problem, device: int, *, dense: bool, algorithm: str = "auto") -> Candidate:
     """The candidate to run; remembered until the tuning cache learns something.
 
@@ -147,6 +183,8 @@ def choose(problem: Problem, device: int, *, dense: bool, algorithm: str = "auto
     ArgumentError
         If no kernel has that name.
     """
+    if not isinstance(algorithm, str):
+        raise _unknown(algorithm)
     return _choose(problem, device, dense, algorithm, _tuning_cache.generation())
 
 
@@ -155,13 +193,9 @@ def _choose(
     problem: Problem, device: int, dense: bool, algorithm: str, generation: int
 ) -> Candidate:
     dense = dense or algorithm.partition("/")[0] == DENSE_KERNEL
-    ranked = candidates(problem, device, dense=dense)
     if algorithm == "auto":
-        tuned = _tuning_cache.winner(device, problem, dense=dense)
-        for candidate in ranked:
-            if candidate.name == tuned and candidate.refusal is None:
-                return candidate
-        return ranked[0]
+        return _automatic(problem, device, dense)
+    ranked = candidates(problem, device, dense=dense)
     named = [c for c in ranked if algorithm in (c.kernel, c.name)]
     if not named:
         raise _unknown(algorithm)
@@ -170,6 +204,17 @@ def _choose(
             f"{algorithm} cannot multiply this: {named[0].refusal}; algorithm='auto' finds what can"
         )
     return named[0]
+
+
+def _automatic(problem: Problem, device: int, dense: bool) -> Candidate:
+    """What was measured fastest, or else what is predicted so."""
+    tuned = _tuning_cache.winner(device, problem, dense=dense)
+    if tuned is not None:
+        for candidate in candidates(problem, device, dense=dense):
+            if candidate.name == tuned and candidate.refusal is None:
+                return candidate
+    scale = functools.partial(_tuning_cache.scale, device)
+    return fastest_able(problem, _chip_facts.facts(device), dense=dense, scale=scale)
 
 
 def check_name(algorithm: str) -> None:
@@ -197,7 +242,7 @@ def prepare(candidate: Candidate, epilogue: Fused) -> Callable[..., None]:
     return _prepare(candidate, _epilogue.skeleton(epilogue), cupy.cuda.runtime.getDevice())
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(PREPARED)
 def _prepare(candidate: Candidate, epilogue: Fused, device: int) -> Callable[..., None]:
     module = kernel_module(candidate.kernel)
     launch = module.prepare(candidate.problem, candidate.settings, epilogue)

@@ -35,7 +35,7 @@ def signature(
     epilogue's vectors.  For NumPy arrays it leaves out the options that are read again at each
     call.
     """
-    if _autotune.active.get():
+    if _autotune.active.get() and _autotune.is_on():
         return None
     layout = layout_of(x)
     if layout is None:

@@ -98,7 +98,7 @@ def product_key(
     values: Tensor, dense: Tensor, bias: Tensor | None, m: int, k: int, form: str
 ) -> tuple | None:
     """All that the choice of a product's kernel depends on; None where it is not remembered."""
-    if not dense.is_cuda or _autotune.active.get():
+    if not dense.is_cuda or (_autotune.active.get() and _autotune.is_on()):
         return None
     return form, m, k, values.dtype, bias is None, _tuning_cache.generation(), *layout(dense)
 

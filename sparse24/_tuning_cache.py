@@ -2,7 +2,7 @@
 
 The file is keyed by GPU, driver, library version and kernel digests.  A file that
 does not match is ignored and left alone until `save` is told to replace it; a
-write is atomic.
+write is atomic, and what several processes write is merged.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from sparse24 import _evidence
+from sparse24 import _check, _evidence, _whole_files
+from sparse24._errors import ArgumentError
 from sparse24._records import Problem
 from sparse24._user_folder import user_folder
 from sparse24._version import __version__
 
 FORMAT = 1
+FIELDS = tuple(field.name for field in dataclasses.fields(Problem))
 # Measured over predicted time on an H200, where they are far apart: float32, 512 to 4096 columns,
 # and 16 bits where blocks share k (docs/benchmarks/log_gemm.rst, "Odd sizes").  And where they are
 # not, but decide: sparse_skinny with 1 to 16 tokens takes 0.93 of it there, 0.95 on an H100
@@ -124,26 +126,35 @@ def state(device: int) -> dict:
     """What is known of a device; read from its file at first use."""
     with _lock:
         if device not in _state:
-            _state[device] = read(path(device), device) or _empty()
+            _state[device] = _kept(device) or _empty()
         return _state[device]
+
+
+def _kept(device: int) -> dict | None:
+    """What the file of a device holds; None also where there is no folder for it."""
+    try:
+        return read(path(device), device)
+    except FileNotFoundError:
+        return None
 
 
 def problem_key(problem: Problem, *, dense: bool) -> str:
     """One line that names a problem; products of equal lines run alike."""
-    fields = dataclasses.asdict(problem) | {"dense": dense}
-    return " ".join(f"{name}={value}" for name, value in fields.items())
+    parts = [f"{name}={getattr(problem, name)}" for name in FIELDS]
+    return " ".join((*parts, f"dense={dense}"))
 
 
 def winner(device: int, problem: Problem, *, dense: bool) -> str | None:
     """Name of the measured winner of a problem, if there is one."""
-    found = state(device)["winners"].get(problem_key(problem, dense=dense))
+    winners = state(device)["winners"]
+    found = winners.get(problem_key(problem, dense=dense)) if winners else None
     return found["name"] if found else None
 
 
 def measured(device: int, problem: Problem, *, dense: bool) -> dict[str, float]:
     """Measured seconds by candidate name; empty if the problem was not tuned."""
     found = state(device)["winners"].get(problem_key(problem, dense=dense))
-    return found["seconds"] if found else {}
+    return dict(found["seconds"]) if found else {}
 
 
 def record_winner(device: int, problem: Problem, *, dense: bool, seconds: dict[str, float]) -> None:
@@ -174,8 +185,33 @@ def record_model(device: int, *, bandwidth: float, scales: dict[str, float]) -> 
         changed()
 
 
+def named(file) -> Path:
+    """The path of a tuning file, which is refused if none can be written to; its folder may be new.
+
+    Raises
+    ------
+    ArgumentError
+        If it is, or is no path.
+    """
+    try:
+        found = Path(file)
+    except TypeError:
+        raise ArgumentError(
+            f"a tuning file must be named by a path, got {_check.shown(file)}"
+        ) from None
+    if found.parent.is_dir():
+        _whole_files.check_target(found)
+    return found
+
+
 def write(file: Path, device: int, *, replace: bool) -> bool:
     """Merge what is known into a file; False if it holds another key and `replace` is not set."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _whole_files.alone_in(file.parent):
+        return _merge_into(file, device, replace=replace)
+
+
+def _merge_into(file: Path, device: int, *, replace: bool) -> bool:
     try:  # One look: a file that another process makes after it must not pass for a strange one.
         known = _content(file.read_bytes(), device)
         strange = known is None

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 
 def user_folder() -> Path:
-    """Where sparse24 keeps files of this user: ``$SPARSE24_CACHE_DIR`` or the platform's place."""
+    """Where sparse24 keeps files of this user: ``$SPARSE24_CACHE_DIR`` or the platform's place.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is neither, as for a user without a home directory.
+    """
     chosen = os.environ.get("SPARSE24_CACHE_DIR")
     if chosen:
-        return Path(chosen)
+        return _named(chosen)
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("sparse24", appauthor=False))
+    try:
+        found = platformdirs.user_cache_dir("sparse24", appauthor=False)
+    except RuntimeError:  # in older versions a path in which ~ stays
+        found = "~"
+    if found.startswith("~"):
+        raise FileNotFoundError(
+            "the folder for this user's files is unknown, as there is no home directory; name one "
+            "by SPARSE24_CACHE_DIR"
+        )
+    return Path(found)
+
+
+@functools.cache
+def _named(chosen: str) -> Path:
+    """The same folder for a whole process, also where it changes its working directory."""
+    return Path(os.path.abspath(os.path.expanduser(chosen)))

@@ -82,6 +82,23 @@ def _switch(pairs: list[tuple[Path, Path]]) -> None:
         old.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep out others who enter this for the same folder, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have none
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def check_folder(path: str | os.PathLike) -> None:
     """Refuse a path that can be no folder, before the work that would fill it."""
     there = os.path.lexists(path)

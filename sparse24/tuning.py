@@ -29,6 +29,9 @@ def path() -> Path:
     ------
     DeviceError
         If no GPU is there.
+    FileNotFoundError
+        If there is no such folder, as for a user without a home directory; the message tells
+        what to set.
 
     Examples
     --------
@@ -57,6 +60,8 @@ def save(file=None, *, replace: bool = False) -> Path:
     ------
     FormatError
         If the file belongs to another GPU, driver or version, or is not a tuning file.
+    ArgumentError
+        If `file` is not a path that a file can be written to.
     DeviceError
         If no GPU is there.
 
@@ -67,10 +72,11 @@ def save(file=None, *, replace: bool = False) -> Path:
     PosixPath('tuning.json')
     """
     device = _device()
-    target = Path(file) if file is not None else _tuning_cache.path(device)
+    target = _tuning_cache.named(_tuning_cache.path(device) if file is None else file)
     if not _tuning_cache.write(target, device, replace=replace):
         raise FormatError(
-            f"{target} belongs to another GPU, driver or version; pass replace=True to overwrite it"
+            f"{target} belongs to another GPU, driver or version, or is no whole tuning file; pass "
+            "replace=True to overwrite it"
         )
     return target
 
@@ -86,10 +92,12 @@ def load(file=None) -> bool:
     Returns
     -------
     bool
-        False if there is none, or it belongs to another GPU, driver or version.
+        False if there is none, or it is damaged or belongs to another GPU, driver or version.
 
     Raises
     ------
+    ArgumentError
+        If `file` is not a path of a file.
     DeviceError
         If no GPU is there.
 
@@ -100,12 +108,12 @@ def load(file=None) -> bool:
     True
     """
     device = _device()
-    target = Path(file) if file is not None else _tuning_cache.path(device)
+    target = _tuning_cache.named(_tuning_cache.path(device) if file is None else file)
     return _tuning_cache.merge(target, device)
 
 
 def clear() -> None:
-    """Forget what was tuned, in memory; files stay.
+    """Forget what was tuned and calibrated, in memory; files stay.
 
     Raises
     ------
@@ -117,7 +125,9 @@ def clear() -> None:
     >>> import sparse24 as s24
     >>> s24.tuning.clear()  # doctest: +SKIP
     """
-    _tuning_cache.forget(_device())
+    device = _device()
+    _tuning_cache.forget(device)
+    _hybrid_fit.forget(device)
 
 
 def calibrate() -> dict[str, float]:
@@ -125,7 +135,8 @@ def calibrate() -> dict[str, float]:
 
     Takes some twenty seconds, more at the first time, which compiles the kernels, and about
     1 GB; synchronises.  `save` keeps the first for later processes; the second, of the paths
-    of `sparse24.hybrid`, is kept at once.
+    of `sparse24.hybrid`, is kept at once.  Where its file cannot be written, a `RuntimeWarning`
+    says so, and it serves this process alone.
 
     Returns
     -------

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +41,21 @@ def test_a_kernel_was_run_on_a_gpu_as_it_is(stem):
         )
     else:
         assert reason is None, f"{stem} is verified; run python docs/list_unverified.py"
+
+
+def test_kernels_are_read_alike_in_every_locale():
+    """Also where files are not UTF-8 unless they are said to be, as in some of Windows."""
+    script = "from sparse24.kernels import loader\n" + (
+        f"print(*map(loader.digest, {recorded.STEMS!r}))"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        capture_output=True, text=True, env=os.environ | ascii_only,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [recorded.loader.digest(stem) for stem in recorded.STEMS]
+
 
 
 def test_only_kernels_that_exist_are_listed():

@@ -199,15 +199,15 @@ def test_advice_is_of_the_product_of_a_layer(gpu, monkeypatch, shape, dtype, n):
     call = PLAIN._replace(other_dtype=dtype)
     with pytest.raises(Stop):
         _product.multiply_from_left(dense((n, shape[1]), dtype), a.transposed(), None, call)
-    ranked, rank = [], _planner.rank
+    planned, fastest = [], _planner.fastest_able
 
     def recorded(problem, *of, **how):
-        ranked.append(problem)
-        return rank(problem, *of, **how)
+        planned.append(problem)
+        return fastest(problem, *of, **how)
 
-    monkeypatch.setattr(_planner, "rank", recorded)
+    monkeypatch.setattr(_planner, "fastest_able", recorded)
     s24.advise(shape, n, dtype)
-    assert ranked == gpu
+    assert planned == gpu
 
 
 @pytest.fixture

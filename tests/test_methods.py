@@ -221,6 +221,13 @@ def test_new_bias_keeps_the_mean_output(rng):
         seen.new_bias(pruned, w, bias[:8])
     with pytest.raises(s24.ArgumentError, match="seen no inputs; call update"):
         s24.Calibration(bias=True).new_bias(pruned, w, bias)
+    for wrong in (bias != 0, bias + 1j, [1] * len(bias)):
+        with pytest.raises(s24.DTypeError, match=r"bias\.dtype must be one of"):
+            seen.new_bias(pruned, w, wrong)
+    with pytest.raises(s24.DTypeError, match="dense must hold real numbers, got complex128; pass"):
+        seen.new_bias(pruned, w + 1j, bias)
+    with pytest.raises(s24.ArgumentError, match="targets are the outputs for inputs; pass both"):
+        s24.Calibration(targets=w)
     torch = pytest.importorskip("torch")
     tensors = [torch.nn.Parameter(torch.tensor(x)) for x in (pruned, w, bias)]
     np.testing.assert_array_equal(seen.new_bias(*tensors).numpy(), new)

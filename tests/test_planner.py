@@ -12,7 +12,7 @@ import pytest
 from planner_cases import H100, H200, KEY, RTX_4090, problem
 
 import sparse24 as s24
-from sparse24 import _autotune, _chip_facts, _planner, _tuning_cache
+from sparse24 import _autotune, _chip_facts, _kernel_times, _planner, _tuning_cache
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float8_e4m3fn", "float32"])
@@ -29,7 +29,7 @@ def test_some_kernel_takes_every_problem(h200, dtype, n):
 
 def test_nothing_takes_less_than_a_launch(h200):
     ranked = _planner.candidates(problem(m=64, n=1, k=64), 0, dense=True)
-    assert min(candidate.seconds for candidate in ranked) == _planner.LEAST_SECONDS
+    assert min(candidate.seconds for candidate in ranked) == _kernel_times.LEAST_SECONDS
     advice = s24.advise((64, 64), tokens=1)
     assert 0.5 < advice.speedup[0] <= 1.1
 
@@ -119,6 +119,14 @@ def test_a_driver_that_does_not_tell_leaves_a_guess_by_multiprocessors(name):
     assert _chip_facts.copy_bandwidth(RTX_4090 | {name: 0}) == want
     rest = {key: value for key, value in RTX_4090.items() if key != name}
     assert _chip_facts.copy_bandwidth(rest) == want
+
+
+@pytest.mark.parametrize("told", [{"ClockRate": 0}, {}])
+def test_a_driver_that_does_not_tell_the_clock_leaves_that_of_an_h200(h200, monkeypatch, told):
+    rest = {key: value for key, value in RTX_4090.items() if key != "ClockRate"}
+    monkeypatch.setattr(_chip_facts, "attributes", lambda device: rest | told)
+    assert _chip_facts.facts(0)["clock_hz"] == _chip_facts.H200["clock_hz"]
+    assert _planner.choose(problem(), 0, dense=True).seconds > 0
 
 
 def fastest(attributes, case) -> str:
