@@ -204,6 +204,8 @@ def _from_jax(x: Any, argument: str) -> Any:
 
     try:
         return _jax_arrays.view(x)
+    except DTypeError:
+        raise
     except TypeError as error:  # a tracer
         raise UnsupportedError(
             f"{argument} must be an array, got a tracer of JAX; use sparse24.jax.matmul, linear "

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse24 import _arrays, _dtypes
+from sparse24._errors import DTypeError
 
 
 def is_on_gpu(x: Any) -> bool:
@@ -32,7 +33,15 @@ def view(x: Any) -> Any:
     if is_on_gpu(x):
         with jax.ensure_compile_time_eval():  # a constant of code that is being traced stays one
             return typed(_arrays.cupy_module().from_dlpack(bits(x)), x.dtype)
-    return np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except TypeError as error:  # a tracer, or keys of jax.random
+        if isinstance(x, jax.core.Tracer):
+            raise
+        raise DTypeError(f"arrays must hold numbers, got {x.dtype}") from error
+    if array.dtype == object:
+        raise DTypeError(f"arrays must hold numbers, got {type(x).__name__}")
+    return array
 
 
 def back(x: Any, *near: Any) -> jax.Array:
@@ -54,9 +63,14 @@ def back(x: Any, *near: Any) -> jax.Array:
 def home(*arrays: Any) -> Any:
     """The device on which the first of them was put that was put on one, or None."""
     for x in arrays:
-        if _is_there(x) and getattr(x, "committed", False) and len(x.devices()) == 1:
+        if _is_there(x) and _was_put(x) and len(x.devices()) == 1:
             return next(iter(x.devices()))
     return None
+
+
+def _was_put(x: Any) -> bool:
+    """Whether it was put on its device: JAX 0.4.34 has no public name for that."""
+    return x.committed if hasattr(x, "committed") else x._committed
 
 
 def at(device: Any, x: Any) -> Any:

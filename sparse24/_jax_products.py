@@ -256,7 +256,7 @@ class _Times(Work):
 def common(x: Any, weight: Any) -> str:
     """The name of the type of a product of two operands."""
     rows = (
-        _dtypes.lookup(np.dtype(operand.dtype), argument=f"{argument}.dtype")
+        _dtypes.lookup(operand.dtype, argument=f"{argument}.dtype")
         for argument, operand in (("weight", weight), ("x", x))
     )
     return _product.promote(*rows)[0].result

@@ -119,7 +119,7 @@ def _check_arrays(x: Any, weight: Any, bias: Any, mask: Any) -> None:
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
         )
     for name, given in (("x", x), ("weight", weight)):
-        _dtypes.lookup(np.dtype(given.dtype), argument=f"{name}.dtype")
+        _dtypes.lookup(given.dtype, argument=f"{name}.dtype")
     if bias is not None:
         _check.bias(bias, weight.shape[0])
         _arrays.check_real(bias, argument="bias")
@@ -151,7 +151,7 @@ def mask(x, *, transposable: bool = False):
     """
     _check.is_array(x, argument="x")
     _check.one_of(transposable, (True, False), argument="transposable")
-    _dtypes.lookup(np.dtype(x.dtype), argument="x.dtype")
+    _dtypes.lookup(x.dtype, argument="x.dtype")
     at_least = _check.at_least_2d if transposable else _check.at_least_1d
     at_least(x.shape, argument="x")
     # Without a tangent _mask needs none, and within shard_map a tangent would have to vary as it.
@@ -160,8 +160,15 @@ def mask(x, *, transposable: bool = False):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _mask(x, transposable: bool):
-    choose = functools.partial(choose_mask, transposable=transposable)
+    name = np.dtype(x.dtype).name
+    choose = _chooser(transposable, name if name.startswith("float8") else None)
     return call(choose, jax.ShapeDtypeStruct(x.shape, bool), x)
+
+
+@functools.cache
+def _chooser(transposable: bool, dtype: str | None):
+    """The function of arrays, of which a type of fp8 may be seen as bits; JAX compiles it once."""
+    return functools.partial(choose_mask, transposable=transposable, dtype=dtype)
 
 
 @_mask.defjvp

@@ -275,6 +275,18 @@ def test_plain_functions_work_where_the_arrays_are(place, rng, name):
     np.testing.assert_array_equal(np.asarray(pruned, np.float64), dense)
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("transposable", [False, True])
+def test_masks_of_fp8(place, rng, name, transposable):
+    weight = draw(rng, (8, 16)).astype(name)
+    want = s24.mask(np.asarray(weight), transposable=transposable)
+    for through in (jax.jit, lambda f: f):
+        got = through(lambda w: sj.mask(w, transposable=transposable))(weight)
+        np.testing.assert_array_equal(got, want)
+    choose = sj._chooser(transposable, name)  # as a GPU has bits
+    np.testing.assert_array_equal(choose(np.asarray(weight).view(np.uint8)), want)
+
+
 def test_types_that_travel_as_bits():
     """As CuPy sees them; on the CPU nothing else would show it."""
     bits = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}

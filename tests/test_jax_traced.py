@@ -239,6 +239,7 @@ def test_maps_outside_of_compiled_code_are_compiled_once(rng):
     for count in range(3):
         jax.vmap(lambda v: sj.linear(v, weight) + sj.matmul(A, v))(x)
         jax.vmap(jax.grad(lambda v: sj.linear(v, weight).sum()))(x)
+        jax.vmap(sj.mask)(x)
         if count == 0:
             assert compiled
             compiled.clear()
