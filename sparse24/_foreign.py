@@ -39,7 +39,7 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
     if _arrays.is_torch(x):
         return from_torch(x, argument=argument), to_torch
     if _arrays.is_jax(x):
-        return _from_jax(x, argument), _to_jax
+        return _from_jax(x, argument), functools.partial(_to_jax, x)
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(x), identity
     if _arrays.is_sparse_matrix(x):
@@ -224,18 +224,21 @@ def _from_jax(x: Any, argument: str) -> Any:
 
     try:
         return _jax_arrays.view(x)
+    except DTypeError:
+        raise
     except TypeError as error:  # a tracer
         raise UnsupportedError(
-            f"{argument} must be an array, got a tracer of JAX; use sparse24.jax.matmul or "
-            "sparse24.jax.linear, which JAX's transforms can follow, or multiply outside of "
-            "jax.jit, jax.grad and jax.vmap"
+            f"{argument} must be an array, got a tracer of JAX; use sparse24.jax.matmul, linear "
+            "or mask, which JAX's transforms can follow, or any function by sparse24.jax.call, or "
+            "work outside of jax.jit, jax.grad and jax.vmap"
         ) from error
 
 
-def _to_jax(x: Any) -> Any:
+def _to_jax(given: Any, x: Any) -> Any:
+    """A result beside the operand that was given."""
     from sparse24 import _jax_arrays
 
-    return _jax_arrays.back(x)
+    return _jax_arrays.back(x, given)
 
 
 @contextlib.contextmanager

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse24 import _arrays, _dtypes
+from sparse24._errors import DTypeError
 
 
 def is_on_gpu(x: Any) -> bool:
     """True if CuPy can see the memory of an array: as a whole on one GPU, and there is CuPy."""
-    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+    if not _is_there(x):
         return False
     platforms = [device.platform for device in x.devices()]
     return platforms == ["gpu"] and _arrays.cuda_available()
@@ -30,22 +31,58 @@ def view(x: Any) -> Any:
     Keep `x` until the work on the view is done.
     """
     if is_on_gpu(x):
-        return typed(_arrays.cupy_module().from_dlpack(bits(x)), x.dtype)
-    return np.asarray(x)
+        with jax.ensure_compile_time_eval():  # a constant of code that is being traced stays one
+            return typed(_arrays.cupy_module().from_dlpack(bits(x)), x.dtype)
+    try:
+        array = np.asarray(x)
+    except TypeError as error:  # a tracer, or keys of jax.random
+        if isinstance(x, jax.core.Tracer):
+            raise
+        raise DTypeError(f"arrays must hold numbers, got {x.dtype}") from error
+    if array.dtype == object:
+        raise DTypeError(f"arrays must hold numbers, got {type(x).__name__}")
+    return array
 
 
-def back(x: Any) -> jax.Array:
+def back(x: Any, *near: Any) -> jax.Array:
     """A copy of an array of NumPy or CuPy as one of JAX; bits of fp8 stay bits.
 
-    Waits for CuPy's current stream.
+    One of NumPy goes where the first of the arrays `near` is that was put on a device.  Waits for
+    CuPy's current stream.
     """
-    if not _arrays.is_cupy(x):
-        return jnp.asarray(x)
-    if x.dtype == jnp.bfloat16:
-        copy = jax.lax.bitcast_convert_type(_copied(x.view(np.uint16)), jnp.bfloat16)
-    else:
-        copy = _copied(x)
-    return copy.block_until_ready()
+    with jax.ensure_compile_time_eval():  # the memory is there, whatever is being traced
+        if not _arrays.is_cupy(x):
+            return jnp.asarray(x, device=home(*near))
+        if x.dtype == jnp.bfloat16:
+            copy = jax.lax.bitcast_convert_type(_copied(x.view(np.uint16)), jnp.bfloat16)
+        else:
+            copy = _copied(x)
+        return copy.block_until_ready()
+
+
+def home(*arrays: Any) -> Any:
+    """The device on which the first of them was put that was put on one, or None."""
+    for x in arrays:
+        if _is_there(x) and _was_put(x) and len(x.devices()) == 1:
+            return next(iter(x.devices()))
+    return None
+
+
+def _was_put(x: Any) -> bool:
+    """Whether it was put on its device: JAX 0.4.34 has no public name for that."""
+    return x.committed if hasattr(x, "committed") else x._committed
+
+
+def at(device: Any, x: Any) -> Any:
+    """An array on a device, if there is one; what is traced stays where it is.
+
+    Where JAX begins a derivative it puts it on the default device.
+    """
+    return jax.device_put(x, device) if device is not None and _is_there(x) else x
+
+
+def _is_there(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
 def _copied(x: Any) -> jax.Array:

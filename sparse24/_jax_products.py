@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse24 import _check, _devices, _dtypes, _product, _target
+from sparse24 import _check, _devices, _dtypes, _foreign, _product, _target
 from sparse24 import _matmul as ours
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
-from sparse24._jax_arrays import back, view
-from sparse24._jax_calls import is_traced, traced
+from sparse24._jax_arrays import at, back, home, view
+from sparse24._jax_calls import Work, is_traced, traced
 from sparse24.formats.base import SparseArray
 
 
@@ -49,7 +50,7 @@ def call(function: Callable[..., Any], result: Any, *arrays: Any) -> Any:
     Notes
     -----
     fp8 is carried as bits in ``uint8`` on a GPU.  `jax.vmap` calls the function for one element
-    after the other.
+    after the other; outside of ``jax.jit`` it compiles that anew for each new function object.
 
     Examples
     --------
@@ -63,18 +64,44 @@ def call(function: Callable[..., Any], result: Any, *arrays: Any) -> Any:
     >>> up(jnp.ones((5, 16)), jnp.array([0, 2, 5])).shape
     (5, 8)
     """
-    wanted, tree = jax.tree_util.tree_flatten(result)
-    if not is_traced(*arrays):
-        views = [view(x) for x in arrays]  # held until `back` has waited
-        with _devices.on_device_of(*views):
-            made = [back(x) for x in _made(function, wanted, views)]
-        return jax.tree_util.tree_unflatten(tree, made)
+    leaves, tree = jax.tree_util.tree_flatten(result)
+    wanted = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    operands = [_operand(x) for x in arrays]
+    if is_traced(*operands):
+        work = _Function(_hashable(function), tuple(wanted))
+        return jax.tree_util.tree_unflatten(tree, traced(work, wanted, *operands))
+    views = [view(x) for x in operands]  # held until `back` has waited
+    with _devices.on_device_of(*views):
+        made = [back(x, *operands) for x in _made(function, wanted, views)]
+    return jax.tree_util.tree_unflatten(tree, made)
 
-    def into(outs, *views):
-        for out, x in zip(outs, _made(function, wanted, views), strict=True):
+
+def _operand(x: Any) -> Any:
+    """An array, also of what becomes one, such as a number."""
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return x
+    return _foreign.take(x, argument="each of arrays")[0]
+
+
+def _hashable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, by itself if it has no hash, as objects that can be compared have none."""
+    try:
+        hash(function)
+    except TypeError:
+        return functools.partial(function)
+    return function
+
+
+@dataclass(frozen=True)
+class _Function(Work):
+    """A function of arrays that returns its results."""
+
+    function: Callable[..., Any]
+    wanted: tuple[Any, ...]
+
+    def __call__(self, outs: Sequence[Any], *views: Any) -> None:
+        for out, x in zip(outs, _made(self.function, self.wanted, views), strict=True):
             out[...] = x
-
-    return jax.tree_util.tree_unflatten(tree, traced(into, wanted, *arrays))
 
 
 def _made(function, wanted, views) -> list[Any]:
@@ -85,6 +112,7 @@ def _made(function, wanted, views) -> list[Any]:
             f"function must return {len(wanted)} arrays, as result says, got {len(made)}"
         )
     for x, expected in zip(made, wanted, strict=True):
+        _check.is_array(x, argument="what function returns")
         if tuple(x.shape) != tuple(expected.shape):
             raise ShapeError(
                 f"function must return an array of shape {tuple(expected.shape)}, as result says, "
@@ -143,7 +171,9 @@ def matmul(a, b, *, dtype=None):
     if turned == isinstance(a, SparseArray):
         raise _not_one_sparse(a, b)
     sparse, x = (b, a) if turned else (a, b)
-    _check.is_array(x, argument="a" if turned else "b")
+    argument = "a" if turned else "b"
+    _check.is_array(x, argument=argument)
+    _check.at_least_1d(x.shape, argument=argument)
     return _multiplied(x, _Factor(sparse, turned, dtype))
 
 
@@ -161,7 +191,7 @@ def _not_one_sparse(a: Any, b: Any) -> ArgumentError:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Factor:
     """The sparse operand of a product: the right one if `turned`, else the left one."""
 
@@ -171,23 +201,19 @@ class _Factor:
 
     def times(self, x: Any) -> Any:
         name = self._result(x)
-        if not is_traced(x):
-            seen = view(x)  # held until `back` has waited
-            with _devices.on_device_of(seen):
-                return back(self._product(seen, x.dtype, name))
-
-        def into(outs, x_view):
-            self._product(x_view, x.dtype, name, outs[0])
-
-        dtype = _dtypes.numpy_dtype(name)
-        return traced(into, [jax.ShapeDtypeStruct(self._shape(x), dtype)], x)[0]
+        if is_traced(x):
+            work, dtype = _Times(self, x.dtype.name, name), _dtypes.numpy_dtype(name)
+            return traced(work, [jax.ShapeDtypeStruct(self._shape(x), dtype)], x)[0]
+        seen = view(x)  # held until `back` has waited
+        with _devices.on_device_of(seen):
+            return back(self.product(seen, x.dtype.name, name), x)
 
     def transposed(self) -> _Factor:
         return _Factor(self.sparse.mT, self.turned, None)
 
-    def _product(self, x: Any, dtype: Any, name: str, out: Any = None) -> Any:
-        dtype = np.dtype(dtype)
-        named = dtype.name if dtype.name.startswith("float8") else None  # may be bits
+    def product(self, x: Any, kind: str, name: str, out: Any = None) -> Any:
+        """That with an array of NumPy or CuPy of a kind, which may be bits, as one of a name."""
+        named = kind if kind.startswith("float8") else None
         if self.turned:
             return ours.matmul(x, self.sparse, out, dtype=name, a_dtype=named)
         return ours.matmul(self.sparse, x, out, dtype=name, b_dtype=named)
@@ -204,10 +230,33 @@ class _Factor:
         return jax.dtypes.canonicalize_dtype(_dtypes.numpy_dtype(name)).name
 
 
+@dataclass(frozen=True)
+class _Times(Work):
+    """A product in compiled code."""
+
+    factor: _Factor
+    kind: str
+    name: str
+
+    def __call__(self, outs: Sequence[Any], *views: Any) -> None:
+        self.factor.product(views[0], self.kind, self.name, outs[0])
+
+    def together(self, lead: int, outs: Sequence[Any], *views: Any) -> bool:
+        """Elements are a batch, and vectors the rows or columns of a matrix."""
+        if self.factor.sparse.ndim > 2:
+            return False
+        x, out = views[0], outs[0]
+        if x.ndim == lead + 1 and not self.factor.turned:
+            count = math.prod(x.shape[:lead])
+            x, out = (a.reshape(count, a.shape[-1]).T for a in (x, out))
+        self([out], x)
+        return True
+
+
 def common(x: Any, weight: Any) -> str:
     """The name of the type of a product of two operands."""
     rows = (
-        _dtypes.lookup(np.dtype(operand.dtype), argument=f"{argument}.dtype")
+        _dtypes.lookup(operand.dtype, argument=f"{argument}.dtype")
         for argument, operand in (("weight", weight), ("x", x))
     )
     return _product.promote(*rows)[0].result
@@ -219,11 +268,11 @@ def _multiplied(x, factor: _Factor):
 
 
 def _forward(x, factor: _Factor):
-    return factor.times(x), _Like(x.shape, x.dtype)
+    return factor.times(x), _Like(x.shape, x.dtype, home(x))
 
 
 def _backward(factor: _Factor, like: _Like, dy):
-    dx = factor.transposed().times(dy)
+    dx = factor.transposed().times(at(like.home, dy))
     extra = dx.ndim - len(like.shape)
     spread = [i for i, n in enumerate(like.shape) if n == 1 != dx.shape[extra + i]]
     dx = dx.sum((*range(extra), *(extra + i for i in spread))).reshape(like.shape)
@@ -240,3 +289,4 @@ class _Like:
 
     shape: tuple[int, ...]
     dtype: Any
+    home: Any

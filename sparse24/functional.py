@@ -87,6 +87,8 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
 
     Raises
     ------
+    ShapeError
+        If `mask` has not the shape of `weight`.
     PatternError
         If `mask` is not 2:4, along both axes with `transposable`.  On the GPU this is not
         checked, and the excess elements of a group are dropped.
@@ -101,6 +103,7 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     """
     if mask is None:
         return (compress(weight, on_excess="prune", check=False, transposable=transposable),)
+    _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
     check = not _arrays.is_cupy(weight)  # would wait there
     along_rows = compress(weight, mask=mask, check=check)
     if not transposable:

@@ -22,15 +22,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from sparse24 import _check, _devices, functional
-from sparse24._dtypes import numpy_dtype
-from sparse24._errors import ArgumentError, ShapeError
-from sparse24._jax_arrays import back, view
+from sparse24 import _arrays, _check, _dtypes
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._jax_axes import vary, varying
 from sparse24._jax_calls import is_traced
-from sparse24._jax_products import call, common, matmul
+from sparse24._jax_linear import linear as _linear
+from sparse24._jax_products import call, matmul
 from sparse24._prune import mask as choose_mask
-from sparse24._train_rule import Rule, checked_rule
+from sparse24._train_rule import checked_rule
 
 __all__ = ["call", "linear", "mask", "matmul"]
 
@@ -50,7 +49,8 @@ def linear(
     mask : jax.Array of bool, shape (m, k), optional
         The elements to keep; without it the largest magnitudes.
     gradient, transposable, decay, seed, step
-        See `sparse24.functional.linear` and `linear_backward`.
+        See `sparse24.functional.linear` and `linear_backward`.  In compiled code all but `step`
+        are constants; a `step` that is an argument there makes new samples without compiling anew.
 
     Returns
     -------
@@ -68,7 +68,10 @@ def linear(
     Notes
     -----
     The weight is packed at each call; within ``jax.jit`` and the like backward packs it again, and
-    `step` is a constant.  A weight that does not change is compressed once, for `matmul`.
+    waits for the GPU where it samples with a `step` that is an argument.  A weight that does not
+    change is compressed once, for `matmul`.  `jax.vmap` over `x` alone packs the weight once and
+    multiplies once, but makes a gradient of the weight for each element before JAX adds them up,
+    so give large batches as axes of `x`.
 
     Examples
     --------
@@ -80,14 +83,34 @@ def linear(
     >>> jax.grad(lambda w: linear(jnp.ones((1, 4)), w).sum())(weight)
     Array([[1., 1., 1., 1.]], dtype=float32)
     """
+    for name, option in (("decay", decay), ("seed", seed)):
+        if is_traced(option):
+            raise ArgumentError(
+                f"{name} must be a number, which is a constant of compiled code, got a tracer of "
+                "JAX; close over it, or name it in static_argnums of jax.jit, which compiles anew "
+                "for each"
+            )
     rule = checked_rule(gradient, transposable, decay, seed)
-    if is_traced(step):
+    step, clock = _step(step)
+    _check_arrays(x, weight, bias, mask)
+    axes = varying(x, weight, bias, mask)  # a weight that is the same everywhere has one gradient
+    return _linear(*(vary(a, axes) for a in (x, weight, bias, mask)), clock, rule, step)
+
+
+def _step(step: Any) -> tuple[int, Any]:
+    """A step as a number, or, if it is traced, as an array."""
+    if not is_traced(step):
+        return _check.whole(step, argument="step", least=0), None
+    if step.shape or step.dtype.kind not in "iu":
         raise ArgumentError(
-            "step must be a whole number, which is a constant of compiled code, got a tracer of "
-            "JAX; name it in static_argnums of jax.jit, which compiles anew for each, or call "
-            "linear outside of compiled code"
+            f"step must be a whole number from 0 on, got an array of {step.dtype} and shape "
+            f"{step.shape}; pass one integer"
         )
-    step = _check.whole(step, argument="step", least=0)
+    return 0, step
+
+
+def _check_arrays(x: Any, weight: Any, bias: Any, mask: Any) -> None:
+    """Refuse by shapes and types, which compiled code knows while it is traced."""
     for name, given in (("x", x), ("weight", weight), ("bias", bias), ("mask", mask)):
         if given is not None or name in ("x", "weight"):
             _check.is_array(given, argument=name)
@@ -95,8 +118,15 @@ def linear(
         raise ShapeError(
             f"x must have shape (..., k) and weight (m, k), got {x.shape} and {weight.shape}"
         )
-    axes = varying(x, weight, bias, mask)  # a weight that is the same everywhere has one gradient
-    return _linear(*(vary(a, axes) for a in (x, weight, bias, mask)), rule, step)
+    for name, given in (("x", x), ("weight", weight)):
+        _dtypes.lookup(given.dtype, argument=f"{name}.dtype")
+    if bias is not None:
+        _check.bias(bias, weight.shape[0])
+        _arrays.check_real(bias, argument="bias")
+    if mask is not None:
+        _check.same_shape(mask.shape, weight.shape, argument="mask", other="weight")
+        if mask.dtype != bool:
+            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
 
 
 def mask(x, *, transposable: bool = False):
@@ -105,12 +135,12 @@ def mask(x, *, transposable: bool = False):
 
     Parameters
     ----------
-    x : jax.Array, shape (m, k)
+    x : jax.Array, shape (..., m, k)
     transposable : bool
 
     Returns
     -------
-    jax.Array of bool, shape (m, k)
+    jax.Array of bool, shape of `x`
 
     Examples
     --------
@@ -120,107 +150,28 @@ def mask(x, *, transposable: bool = False):
     Array([[False, False,  True,  True]], dtype=bool)
     """
     _check.is_array(x, argument="x")
+    _check.one_of(transposable, (True, False), argument="transposable")
+    _dtypes.lookup(x.dtype, argument="x.dtype")
+    at_least = _check.at_least_2d if transposable else _check.at_least_1d
+    at_least(x.shape, argument="x")
     # Without a tangent _mask needs none, and within shard_map a tangent would have to vary as it.
     return _mask(jax.lax.stop_gradient(x), transposable)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _mask(x, transposable: bool):
-    choose = functools.partial(choose_mask, transposable=transposable)
+    name = np.dtype(x.dtype).name
+    choose = _chooser(transposable, name if name.startswith("float8") else None)
     return call(choose, jax.ShapeDtypeStruct(x.shape, bool), x)
+
+
+@functools.cache
+def _chooser(transposable: bool, dtype: str | None):
+    """The function of arrays, of which a type of fp8 may be seen as bits; JAX compiles it once."""
+    return functools.partial(choose_mask, transposable=transposable, dtype=dtype)
 
 
 @_mask.defjvp
 def _(transposable: bool, primals, tangents):
     kept = _mask(*primals, transposable)
     return kept, np.zeros(kept.shape, jax.dtypes.float0)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _linear(x, weight, bias, mask, rule: Rule, step: int):
-    return _forward(x, weight, bias, mask, rule, step)[0]
-
-
-def _forward(x, weight, bias, mask, rule: Rule, step: int):
-    if is_traced(x, weight, bias, mask):
-        return _traced_forward(x, weight, bias, mask, rule), (x, weight, bias, mask)
-    views = [None if a is None else view(a) for a in (x, weight, bias, mask)]
-    with _devices.on_device_of(*views):
-        y, saved = functional.linear(*views[:3], mask=views[3], transposable=rule.transposable)
-        return back(y), _Residual(saved, _results(x, weight, bias))
-
-
-def _backward(rule: Rule, step: int, residual: Any, dy):
-    if not isinstance(residual, _Residual):
-        return _traced_backward(rule, step, residual, dy)
-    saved, results = residual.saved, residual.results
-    grads = call(_Gradients(rule, step, saved, results), results, dy)
-    return *grads, *[None] * (3 - len(grads)), _of_mask(saved.mask)
-
-
-def _traced_forward(x, weight, bias, mask, rule: Rule):
-    def multiply(x, weight, *rest):
-        b, m = _sorted(rest, bias, mask)
-        return functional.linear(x, weight, b, mask=m, transposable=rule.transposable)[0]
-
-    y = jax.ShapeDtypeStruct((*x.shape[:-1], weight.shape[0]), numpy_dtype(common(x, weight)))
-    return call(multiply, y, x, weight, *_given(bias, mask))
-
-
-def _traced_backward(rule: Rule, step: int, operands: tuple, dy):
-    x, weight, bias, mask = operands
-    results = _results(x, weight, bias)
-
-    def differentiate(dy, x, weight, *rest):
-        b, m = _sorted(rest, bias, mask)
-        packed = functional.pack(weight, mask=m, transposable=rule.transposable)
-        saved = functional.Saved(x, weight, m, packed, None if b is None else b.shape)
-        return _Gradients(rule, step, saved, results)(dy)
-
-    grads = call(differentiate, results, dy, x, weight, *_given(bias, mask))
-    return *grads, *[None] * (3 - len(grads)), _of_mask(mask)
-
-
-class _Gradients:
-    """Those of x, the weight and, if there is one, the bias, in their types."""
-
-    def __init__(self, rule: Rule, step: int, saved: functional.Saved, results: list):
-        self._saved, self._results = saved, results
-        self._how: dict[str, Any] = {
-            "gradient": rule.gradient, "decay": rule.decay, "seed": rule.seed, "step": step,
-        }  # fmt: skip
-
-    def __call__(self, dy: Any) -> list[Any]:
-        grads = _given(*functional.linear_backward(dy, self._saved, **self._how))
-        pairs = zip(grads, self._results, strict=True)
-        return [g.astype(like.dtype, copy=False) for g, like in pairs]
-
-
-def _results(x: Any, weight: Any, bias: Any) -> list[jax.ShapeDtypeStruct]:
-    """What backward gives: gradients like these."""
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in _given(x, weight, bias)]
-
-
-def _given(*arrays: Any) -> list[Any]:
-    return [a for a in arrays if a is not None]
-
-
-def _sorted(rest: tuple, *arrays: Any) -> list[Any]:
-    """`rest` at the places of the arrays that there are."""
-    left = iter(rest)
-    return [None if a is None else next(left) for a in arrays]
-
-
-def _of_mask(mask: Any) -> Any:
-    return None if mask is None else np.zeros(mask.shape, jax.dtypes.float0)
-
-
-_linear.defvjp(_forward, _backward)
-
-
-@jax.tree_util.register_static
-class _Residual:
-    """What forward saves, as one object that JAX hands on unopened; equal only to itself."""
-
-    def __init__(self, saved: functional.Saved, results: list[jax.ShapeDtypeStruct]):
-        self.saved, self.results = saved, results

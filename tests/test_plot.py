@@ -62,7 +62,6 @@ def test_a_rival_that_nobody_timed_is_refused(ax):
 
 
 def test_cases_without_a_field_are_refused(ax):
-    case = {"name": "a", "ours_us": 1.0, "rivals": {"x": 2.0}}
     with pytest.raises(s24.ArgumentError, match="must have the field 'ours_us'"):
         s24.plot.speedup([{"name": "a", "rivals": {"x": 2.0}}], rival="x", ax=ax)
 
