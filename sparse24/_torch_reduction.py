@@ -193,8 +193,8 @@ class PackedReduction:
         parent, name = self._places[layer]
         if getattr(parent(), "_modules", {}).get(name) is not layer:
             return None
-        if not hasattr(layer, "_cast_to"):  # another rank may have called it
-            layer._cast_to = getattr(self._model, "_cast_to", None)
+        # Another rank may have called a layer that this one has not.
+        vars(layer).setdefault("_cast_to", getattr(self._model, "_cast_to", None))
         return layer
 
     def _flags(self, weights: Iterable[Tensor]) -> list[Tensor] | None:
