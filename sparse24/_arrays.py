@@ -296,9 +296,10 @@ def _torch_to_numpy(x, argument: str) -> np.ndarray:
 def refuse_wrapper(x: Any, *, argument: str) -> None:
     """Refuse a subclass of tensors that wraps others: its own address has no elements."""
     if hasattr(type(x), "__tensor_flatten__"):
+        way = ".full_tensor()" if hasattr(x, "full_tensor") else ".to_dense()"
         raise DTypeError(
             f"{argument} must be a dense tensor with memory, got a {type(x).__name__}; make it a "
-            "plain tensor first, as with .to_dense()"
+            f"plain tensor first, as with {way}"
         )
 
 

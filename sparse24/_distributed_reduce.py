@@ -66,21 +66,22 @@ def all_reduce(A: Sparse24Array, comm: Communicator, *, check: bool = True) -> S
     """
     _check.one_of(check, (True, False), argument="check")
     row = checked(A, comm)._dtype
-    if row.name not in _SUMMED:
-        raise DTypeError(
-            f"A must be of one of the types {', '.join(_SUMMED)}, got {row.name}, whose sums would "
-            "not fit; use A.astype('float32')"
-        )
     with _devices.on_device_of(A._operand.stored.values):
-        if check:
+        if check:  # first, so that what one rank alone is refused keeps no other one waiting
             _compare(A, comm)
+        if row.name not in _SUMMED:
+            raise DTypeError(
+                f"A must be of one of the types {', '.join(_SUMMED)}, got {row.name}, whose sums "
+                "would not fit; use A.astype('float32')"
+            )
         return Sparse24Array(_summed(A._operand, comm), status=A._status)
 
 
 def _compare(A: Sparse24Array, comm: Communicator) -> None:
-    record = A._operand.stored
-    facts = A.shape, A.dtype.name, A.axis, A.transposable, _hash(_storage.canonical(record))
-    apart = ranks_apart(comm, facts, record.values)
+    stored = [record for record in (A._operand.rows, A._operand.columns) if record is not None]
+    places = [_hash(_storage.canonical(record)) for record in stored]
+    facts = A.shape, A.dtype.name, A.axis, A.transposable, places
+    apart = ranks_apart(comm, facts, stored[0].values)
     if apart:
         raise ArgumentError(
             "A must have the same shape, type and places on all ranks, and those of ranks "

@@ -102,21 +102,29 @@ def reduce_scatter(A: Sparse24Array, comm: Communicator, *, check: bool = True):
     """
     _check.one_of(check, (True, False), argument="check")
     record = checked(A, comm)._operand.rows
-    if A.ndim != 2:
-        raise ShapeError(
-            f"A must be a matrix (m, k), got shape {A.shape}; take the matrices A[i] one by one"
-        )
-    if record is None:
-        raise ArgumentError("A has its groups along axis -2; pass A.T, which has them along rows")
-    with _devices.on_device_of(record.values):
-        apart = ranks_apart(comm, (A.shape, A.dtype.name), record.values) if check else []
-        if apart:
+    with _devices.on_device_of(A._operand.stored.values):
+        if check:  # first, so that what one rank alone is refused keeps no other one waiting
+            _compare(A, comm)
+        if A.ndim != 2:
+            raise ShapeError(
+                f"A must be a matrix (m, k), got shape {A.shape}; take the matrices A[i] one by one"
+            )
+        if record is None:
             raise ArgumentError(
-                "A must have the same shape and type on all ranks, and those of ranks "
-                f"{apart} are not those of rank 0, {A.shape} of {A.dtype.name} on this one; "
-                "convert or cut them first"
+                "A has its groups along axis -2; pass A.T, which has them along rows"
             )
         return _sum(_exchanged(record, comm))
+
+
+def _compare(A: Sparse24Array, comm: Communicator) -> None:
+    facts = A.shape, A.dtype.name, A._operand.rows is None
+    apart = ranks_apart(comm, facts, A._operand.stored.values)
+    if apart:
+        raise ArgumentError(
+            f"A must have the same shape, type and axis on all ranks, and those of ranks {apart} "
+            f"are not those of rank 0, {A.shape} of {A.dtype.name} along axis {A.axis} on this "
+            "one; convert or cut them first"
+        )
 
 
 def _exchanged(record: Compressed24, comm: Communicator) -> list[Compressed24]:

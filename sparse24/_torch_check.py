@@ -50,6 +50,11 @@ def check_whole(weight: Tensor) -> None:
         )
 
 
+def whole(weight: Tensor) -> Tensor:
+    """A weight of which each process holds a part, gathered; any other one as it is."""
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+
+
 def check_device(x: Tensor, **others: Tensor | None) -> None:
     """Refuse tensors that are apart; where one has no elements, torch would make some up."""
     device = x.device

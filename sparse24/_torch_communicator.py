@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from sparse24 import _arrays, _foreign
+from sparse24 import _arrays, _check, _foreign
 from sparse24._errors import ArgumentError
 
 
@@ -28,7 +28,7 @@ def from_torch(group: Any = None) -> TorchCommunicator:
     Raises
     ------
     ArgumentError
-        If there is no process group, or this process is not in it.
+        If there is no process group, `group` is something else, or this process is not in it.
 
     Examples
     --------
@@ -50,7 +50,13 @@ def from_torch(group: Any = None) -> TorchCommunicator:
             "group must be a process group of torch, and there is none yet; call "
             "torch.distributed.init_process_group first"
         )
-    rank = torch.distributed.get_rank(group)
+    try:
+        rank = torch.distributed.get_rank(group)
+    except ValueError as error:
+        raise ArgumentError(
+            "group must be a torch.distributed.ProcessGroup that was not destroyed, got "
+            f"{_check.shown(group)}; of a DeviceMesh pass mesh.get_group()"
+        ) from error
     if rank < 0:
         raise ArgumentError("group must be one that this process is in; call it in its ranks only")
     return TorchCommunicator(rank, torch.distributed.get_world_size(group), group)

@@ -165,12 +165,17 @@ class SparseExperts(PrunedLayer):
         return layers.train(self.training)
 
     def reset_parameters(self) -> None:
-        """As the layers of the experts, one after the other, would be initialised."""
+        """As the layers of the experts, one after the other, would be initialised.
+
+        With other numbers of the same distribution where `fully_shard` has split the parameters:
+        then a part of one is a copy, and to write to it would change nothing.
+        """
         bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
-        for i in range(self.experts):
-            torch.nn.init.uniform_(self.weight[i], -bound, bound)
-            if self.bias is not None:
-                torch.nn.init.uniform_(self.bias[i], -bound, bound)
+        both = [p for p in (self.weight, self.bias) if p is not None]
+        if not hasattr(self.weight, "full_tensor"):
+            both = [p[i] for i in range(self.experts) for p in both]
+        for part in both:
+            torch.nn.init.uniform_(part, -bound, bound)
 
     def _origin(self) -> Origin:
         """What its packed weight is made of."""

@@ -9,7 +9,7 @@ from sparse24 import _check, _replay, _torch_state
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError
 from sparse24._sched_gradients import soft_threshold_scale
-from sparse24._torch_check import check_linear, check_tensor, check_whole
+from sparse24._torch_check import check_linear, check_tensor, check_whole, whole
 from sparse24._torch_compiled import by_packing, is_compiled, layer_product
 from sparse24._torch_encoders import watch_encoders
 from sparse24._torch_kept import forget, found_or_packed, will_change
@@ -177,7 +177,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         scale = getattr(self, "scale", None)  # torch calls this before there is one
         if scale is not None:
             with torch.no_grad():
-                scale.copy_(soft_threshold_scale(self.weight))
+                scale.copy_(soft_threshold_scale(whole(self.weight)))
 
     def _origin(self) -> Origin:
         """What its packed weight is made of."""

@@ -67,6 +67,11 @@ class PrunedLayer(torch.nn.Module):
         if mask is not None and not isinstance(mask, Tensor):
             kind = type(mask).__name__
             raise DTypeError(f"mask must be a torch.Tensor, got {kind}; use torch.as_tensor")
+        if hasattr(mask, "full_tensor"):
+            raise UnsupportedError(
+                f"mask must be whole, as each process keeps all of it, got a "
+                f"{type(mask).__name__}; pass mask.full_tensor()"
+            )
         if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
             raise ShapeError(
                 f"mask must have the weight's shape, {tuple(self.weight.shape)}, "
@@ -76,7 +81,8 @@ class PrunedLayer(torch.nn.Module):
             raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
         if mask is None or self.mask is None:
             with torch.inference_mode(False):  # else the layer could not learn with it
-                self.mask = None if mask is None else mask.to(self.weight.device).clone()
+                place = _torch_state.mask_device(self.weight)
+                self.mask = None if mask is None else mask.to(place).clone()
         else:
             self.mask.copy_(mask)
         self._choose_way(way, mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 
@@ -53,7 +54,9 @@ def reduce_packed(
     All ranks have the same weights and masks, so that the kept places are the same, and their
     values alone are averaged over the ranks: half the bytes of a weight.  The gradients are those
     of DDP's own average, up to the order in which ranks are added.  Buckets without such
-    layers, other parameters, and layers while their mask is not 2:4 are sent whole.
+    layers, other parameters, layers while their mask is not 2:4, and those that `desparsify` has
+    replaced since are sent whole.  Which they are must be the same on all ranks: else these send
+    different numbers of elements, for which torch waits, or aborts the process.
 
     The mask is that of the layer at the time of the backward pass: change masks between steps
     only, as `update_masks` does, and not between passes whose gradients are added up.  If a
@@ -103,7 +106,7 @@ def reduce_packed(
     chosen = _chosen(ddp.module, layers)
     devices = {layer.weight.device.type for layer in chosen.values()}
     _check_backend(torch.distributed.get_backend_config(ddp.process_group), devices)
-    reduction = PackedReduction(chosen, ddp.process_group, check)
+    reduction = PackedReduction(ddp, chosen, check)
     try:
         ddp.register_comm_hook(reduction, _reduce)
     except RuntimeError as error:
@@ -111,6 +114,7 @@ def reduce_packed(
             "ddp must have no communication hook yet, for torch takes one only; wrap the model "
             f"anew without the other: {error}"
         ) from error
+    ddp.module.register_forward_pre_hook(_note_type_of_all)
     for layer in chosen.values():
         layer.register_forward_pre_hook(_note_type)
     return reduction
@@ -141,11 +145,18 @@ class PackedReduction:
     >>> torch.distributed.destroy_process_group()
     """
 
-    def __init__(self, layers: dict[str, PrunedLayer], group, check: bool):
+    def __init__(
+        self,
+        ddp: torch.nn.parallel.DistributedDataParallel,
+        layers: dict[str, PrunedLayer],
+        check: bool,
+    ):
         self.layers = tuple(layers)
         self.sent = self.whole = 0
-        self._group = group
+        self._group = ddp.process_group
         self._layers = {layer.weight: layer for layer in layers.values()}
+        self._model = ddp.module
+        self._places = {layer: _place(ddp, name) for name, layer in layers.items()}
         self._wrong: dict[Tensor, Tensor] = {}
         if check:  # there from the beginning to the end, so that any stream may write to them
             self._wrong = {
@@ -172,9 +183,19 @@ class PackedReduction:
             )
 
     def _packs(self, weight: Tensor) -> PrunedLayer | None:
-        """The layer of a weight whose gradient is packed now; the same on all ranks."""
+        """The layer of a weight whose gradient is packed now; the same on all ranks.
+
+        None once another layer has taken its place, as those of `desparsify` do.
+        """
         layer = self._layers.get(weight)
-        return layer if layer is not None and layer._way == "weight" else None
+        if layer is None or layer._way != "weight":
+            return None
+        parent, name = self._places[layer]
+        if getattr(parent(), "_modules", {}).get(name) is not layer:
+            return None
+        # Another rank may have called a layer that this one has not.
+        vars(layer).setdefault("_cast_to", getattr(self._model, "_cast_to", None))
+        return layer
 
     def _flags(self, weights: Iterable[Tensor]) -> list[Tensor] | None:
         """What is set where packing goes wrong; None: nobody looks."""
@@ -211,8 +232,27 @@ def _check_backend(config: str, devices: set[str]) -> None:
 
 
 def _note_type(layer, args) -> None:
-    """Before each pass: to which type autocast casts the weight, which may decide its places."""
-    layer._cast_to = autocast_dtype(layer.weight)
+    """Before each pass: to which type autocast casts the weight, which may decide its places.
+
+    A pass without gradients may come between forward and backward, and counts for nothing.
+    """
+    if torch.is_grad_enabled():
+        layer._cast_to = autocast_dtype(layer.weight)
+
+
+def _note_type_of_all(model, args) -> None:
+    """The same for layers that this rank leaves out."""
+    if torch.is_grad_enabled():
+        model._cast_to = autocast_dtype(next(model.parameters()))
+
+
+def _place(ddp: torch.nn.Module, name: str) -> tuple[weakref.ref, str]:
+    """The module that holds a layer, and the layer's name there.
+
+    Held weakly: it may be `ddp`, which holds its communication hook where no collector looks.
+    """
+    parent, _, last = f"module.{name}".rstrip(".").rpartition(".")
+    return weakref.ref(ddp.get_submodule(parent)), last
 
 
 def _chosen(model: torch.nn.Module, names: Iterable[str] | None) -> dict[str, PrunedLayer]:

@@ -56,7 +56,9 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     made = mask is not None and layer.mask is None and layer.takes_masks
     if made:
         with torch.inference_mode(False):  # else the layer could not learn with it
-            layer.mask = torch.empty_like(layer.weight, dtype=torch.bool)
+            layer.mask = torch.empty(
+                layer.weight.shape, dtype=torch.bool, device=mask_device(layer.weight)
+            )
     elif mask is None and weight is not None:
         layer.mask = None
     if clock is not None and layer.rule.samples:
@@ -66,6 +68,15 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
         layer.mask = None  # torch refuses the saved one, and ours was never written
     if weight is not None or mask is not None:
         layer._choose_way("masked" if masked else None, None if mask is None else mask.bool())
+
+
+def mask_device(weight: Tensor) -> torch.device:
+    """Where the mask of a weight is needed: where passes are.
+
+    A weight that `fully_shard` splits may wait for them elsewhere, on the host say.
+    """
+    mesh = getattr(weight, "device_mesh", None)
+    return weight.device if mesh is None or weight.is_meta else torch.device(mesh.device_type)
 
 
 def hand_on_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:

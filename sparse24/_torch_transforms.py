@@ -6,12 +6,15 @@ torch itself would raise errors that do not say what works or, worse, give zeros
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from sparse24._errors import UnsupportedError
+
+_WHOLE = (Tensor, torch.nn.Parameter)  # most tensors; to ask these for an attribute takes long
 
 
 def differentiable(function: type[torch.autograd.Function], *operands):
@@ -20,6 +23,7 @@ def differentiable(function: type[torch.autograd.Function], *operands):
         raise _not_by_transforms()
     if not torch.compiler.is_compiling() and _has_tangents(operands):
         raise _not_by_transforms()
+    refuse_split(operands)
     return function.apply(*operands)
 
 
@@ -33,8 +37,21 @@ def refuse_tangents(weight: Tensor, decay: float) -> None:
     )
 
 
+def refuse_split(operands: Iterable) -> None:
+    """Of tensors on several processes torch says only that an operator has no strategy."""
+    for x in operands:
+        if isinstance(x, Tensor) and type(x) not in _WHOLE and hasattr(x, "full_tensor"):
+            raise UnsupportedError(
+                f"sparse products take whole tensors, got a {type(x).__name__}, which lies on "
+                "several processes; call sparsify before fully_shard, and the module that was "
+                "sharded, not a part of it; for tensor parallelism give each process a sparse "
+                "layer of its own part, or use sparse='masked'"
+            )
+
+
 def refuse_transforms(*tensors: Tensor | None) -> None:
     """For products without gradients: torch's transforms would lose what they follow."""
+    refuse_split(tensors)
     if torch.compiler.is_compiling():
         if _within_transforms():  # a compiler does not tell which tensors they follow
             raise _not_by_transforms()

@@ -139,8 +139,45 @@ def test_ranks_that_differ_are_named_on_all_ranks():
         return str(error.value)
 
     first, second = on_ranks(2, scattered)
-    assert "A must have the same shape and type on all ranks, and those of ranks [1]" in first
-    assert "(7, 22) of float16 on this one; convert or cut them first" in second
+    assert "A must have the same shape, type and axis on all ranks, and those of ranks [1]" in first
+    assert "(7, 22) of float16 along axis -1 on this one; convert or cut them first" in second
+
+
+@pytest.mark.parametrize(
+    ("function", "refused"),
+    [
+        (D.all_reduce, s24.random((8, 16), dtype="int8", rng=0)),
+        (D.reduce_scatter, s24.random((2, 8, 16), rng=0)),
+        (D.reduce_scatter, s24.random((16, 8), rng=0).T),
+    ],
+)
+def test_what_one_rank_is_refused_keeps_no_other_waiting(function, refused):
+    def message(comm):
+        with pytest.raises(ArgumentError) as error:
+            function(refused if comm.rank else s24.random((8, 16), rng=0), comm)
+        return str(error.value)
+
+    for text in on_ranks(2, message):
+        assert "on all ranks, and those of ranks [1]" in text
+
+
+def test_places_along_both_axes_are_compared():
+    def array(*places):
+        x = np.zeros((4, 4), np.float32)
+        x[tuple(zip(*places))] = 1
+        return s24.compress(x, transposable=True)
+
+    one = array((0, 2), (1, 3), (2, 1), (3, 2))
+    other = array((0, 2), (1, 0), (2, 1), (2, 3), (3, 2), (3, 3))
+    np.testing.assert_array_equal(one.metadata, other.metadata)  # a sum would be 2:4 along rows
+
+    def message(comm):
+        with pytest.raises(ArgumentError) as error:
+            D.all_reduce((one, other)[comm.rank], comm)
+        return str(error.value)
+
+    for text in on_ranks(2, message):
+        assert "places on all ranks, and those of ranks [1]" in text
 
 
 def test_without_the_check_nobody_asks():

@@ -72,6 +72,17 @@ def test_a_process_outside_of_the_group_is_told(monkeypatch):
         D.from_torch("group")
 
 
+@pytest.mark.parametrize("xp", [np])
+def test_what_is_no_group_is_told(alone):
+    with pytest.raises(ArgumentError, match=r"a .*ProcessGroup that was not destroyed, got 'gloo'"):
+        D.from_torch("gloo")
+    torch = pytest.importorskip("torch")
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    with pytest.raises(ArgumentError, match=r"got DeviceMesh.*of a DeviceMesh pass mesh\.get_gr"):
+        D.from_torch(mesh)
+    assert D.from_torch(mesh.get_group()).size == 1
+
+
 # --- NCCL -------------------------------------------------------------------------------
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import UnsupportedError
+from sparse24 import DTypeError, UnsupportedError
 from sparse24 import schedule as S
 
 torch = pytest.importorskip("torch")
 
 import sharded  # noqa: E402
+from torch.distributed.tensor import distribute_tensor  # noqa: E402
 
 from sparse24 import torch as st  # noqa: E402
 
@@ -56,6 +57,55 @@ def test_masks_of_sharded_weights_are_set_by_the_whole_weight(alone):
     gradient = net[0].weight.grad.full_tensor()
     assert gradient[masks["0"]].all()
     assert not gradient[~masks["0"]].any()
+
+
+def test_saved_masks_are_loaded_into_sharded_layers_without_one(alone):
+    whole = st.SparseLinear(16, 8, gradient="24dense")
+    whole.set_mask(whole.current_mask())
+    layer = sharded.fully_shard(st.SparseLinear(16, 8, gradient="24dense"), mesh=alone)
+    parts = {n: distribute_tensor(p.detach(), alone) for n, p in whole.named_parameters()}
+    layer.load_state_dict({**whole.state_dict(), **parts})
+    assert type(layer.mask) is torch.Tensor
+    assert torch.equal(layer.mask, whole.mask)
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(layer(x), whole(x))
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: st.SparseExperts(3, 16, 8), lambda: st.SparseLinear(16, 8, soft=True)]
+)
+@pytest.mark.filterwarnings("ignore")  # torch's, that no generator is shared on the CPU
+def test_sharded_layers_are_initialised(alone, made):
+    with torch.device("meta"):
+        layer = made()
+    sharded.fully_shard(layer, mesh=alone).to_empty(device="cpu")
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.fill_(7.0)
+    layer.reset_parameters()
+    for p in layer.parameters():
+        values = p.full_tensor()
+        assert values.abs().max() <= 0.25
+        assert values.std() > 0.1
+    if layer.scale is not None:
+        wanted = S.soft_threshold_scale(layer.weight.full_tensor())
+        torch.testing.assert_close(layer.scale, wanted)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_tensors_on_several_processes_are_refused(alone, learns):
+    net = torch.nn.Sequential(torch.nn.Linear(16, 8))
+    net = st.sparsify(sharded.fully_shard(net, mesh=alone), {"*": {}})
+    with torch.set_grad_enabled(learns):
+        with pytest.raises(UnsupportedError, match=r"whole tensors, got a DTensor.*call sparsify"):
+            net(torch.ones(2, 16))
+        with pytest.raises(UnsupportedError, match="for tensor parallelism give each process"):
+            st.SparseLinear(8, 4)(distribute_tensor(torch.ones(2, 8), alone))
+    split = distribute_tensor(torch.ones(8, 16, dtype=torch.bool), alone)
+    with pytest.raises(UnsupportedError, match=r"mask must be whole.*pass mask\.full_tensor\(\)"):
+        st.SparseLinear(16, 8).set_mask(split)
+    with pytest.raises(DTypeError, match=r"got a DTensor.*as with \.full_tensor\(\)"):
+        s24.mask(distribute_tensor(torch.ones(8, 16), alone))
 
 
 def test_a_weight_that_is_exchanged_is_packed_anew():

@@ -244,6 +244,39 @@ def test_compiled_layers_tell_the_type_of_their_pass(group, compiles_anew):
 
 
 @pytest.mark.parametrize("device", ["cpu"])
+def test_passes_without_gradients_tell_no_type(group):
+    model = net(group)
+    ddp = DistributedDataParallel(model)
+    reduction = st.reduce_packed(ddp)
+    with torch.no_grad():
+        model[0].weight[0, :4] = torch.tensor([1.0, 1.001, 1.002, 1.003])  # equal in bfloat16
+    with torch.autocast(group, torch.bfloat16):
+        loss = ddp(torch.ones(8, 32)).float().sum()
+    with torch.no_grad():
+        model(torch.ones(8, 32))
+    loss.backward()
+    reduction.check()
+    assert not model[0].weight.grad.isnan().any()
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_layers_that_others_have_replaced_are_sent_whole(group, alone):
+    model = st.SparseLinear(32, 64, gradient="24dense") if alone else net(group)
+    ddp = DistributedDataParallel(model)
+    reduction = st.reduce_packed(ddp)
+    ddp(torch.ones(8, 32)).sum().backward()
+    assert reduction.sent < reduction.whole
+    st.desparsify(ddp)
+    ddp.zero_grad()
+    ddp(torch.ones(8, 32)).sum().backward()
+    reduction.check()
+    assert reduction.sent == reduction.whole
+    assert all(p.grad.all() for p in list(ddp.parameters())[-1:])
+    assert not any(p.grad.isnan().any() for p in ddp.parameters())
+
+
+@pytest.mark.parametrize("device", ["cpu"])
 def test_a_mask_set_between_forward_and_backward_is_seen(group):
     layer = st.SparseLinear(32, 32, gradient="24dense")
     ddp = DistributedDataParallel(layer)
