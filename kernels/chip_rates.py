@@ -16,6 +16,15 @@ FP32 = {80: 64}  # else 128
 BFLOAT16 = {80: 1024, 90: 1229, 100: 1024, 103: 1024}
 GEFORCE = 256  # of GA10x, Ada and RTX Blackwell; their workstation cards have twice as many
 
+# At 2:4 an H100 reaches 2040 by instructions of a warp, with operands in registers:
+# docs/benchmarks/log_gemm.rst.
+SPARSE_BFLOAT16 = {90: 2040}
+
+# Of cuBLAS, which takes the warpgroup instructions of Hopper and those of Blackwell: 2 times 1350
+# flops a clock, 650 TFLOP/s on an H200; taken to double with their peak.
+DENSE_BFLOAT16 = {90: 1350, 100: 2700, 103: 2700}
+DENSE_OF_PEAK = 0.85  # that cuBLAS reaches elsewhere
+
 
 def fp32(compute_capability: int) -> int:
     return FP32.get(compute_capability, 128)
@@ -23,3 +32,13 @@ def fp32(compute_capability: int) -> int:
 
 def bfloat16(compute_capability: int) -> int:
     return BFLOAT16.get(compute_capability, GEFORCE)
+
+
+def sparse_bfloat16(compute_capability: int) -> int:
+    """By instructions of a warp at 2:4."""
+    return SPARSE_BFLOAT16.get(compute_capability, 2 * bfloat16(compute_capability))
+
+
+def dense_bfloat16(compute_capability: int) -> float:
+    """That a dense product of cuBLAS reaches."""
+    return DENSE_BFLOAT16.get(compute_capability, DENSE_OF_PEAK * bfloat16(compute_capability))

@@ -30,8 +30,8 @@ CUDA_TYPE = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
 COMPUTE_32F, COMPUTE_64F = 68, 70
 GEMM_DEFAULT = -1
 
-# Dense rate over bandwidth of an H200, used to predict: 650 TFLOP/s in 16 bits.
-FLOPS_PER_CLOCK = {"float16": 2700, "bfloat16": 2700, "float32": 200, "float64": 200}
+# Of a multiprocessor of an H200, used to predict; 16 bits have rates for every chip.
+FLOPS_PER_CLOCK = {"float32": 200, "float64": 200}
 # The exact but slow ways of fp8 and int8.
 SLOW_FLOPS_PER_CLOCK = {"float8_e4m3fn": 800, "float8_e5m2": 800, "int8": 20}
 LAUNCH = 3e-6  # seconds
@@ -70,15 +70,23 @@ def predict(problem: Problem, config: Config, chip: dict) -> float:
     H200 with 1 to 256 columns.
     """
     flops = 2.0 * problem.m * problem.n * problem.k * problem.batch
-    rate = (FLOPS_PER_CLOCK | SLOW_FLOPS_PER_CLOCK)[problem.dtype] * chip["sms"] * chip["clock_hz"]
-    if problem.dtype == "float32":
-        rate *= chip_rates.fp32(problem.compute_capability) / chip_rates.fp32(90)
+    rate = _flops_per_clock(problem) * chip["sms"] * chip["clock_hz"]
     size = _dtypes.TABLE[problem.dtype].itemsize
     moved = problem.m * problem.k * (problem.batch if problem.a_batched else 1)
     moved += problem.k * problem.n * (problem.batch if problem.b_batched else 1)
     moved += problem.m * problem.n * problem.batch
     reading = moved * size / (BANDWIDTH_SHARE * chip["bandwidth"])
     return LAUNCH + ((flops / rate) ** 3 + reading**3) ** (1 / 3)
+
+
+def _flops_per_clock(problem: Problem) -> float:
+    capability = problem.compute_capability
+    if problem.dtype in ("float16", "bfloat16"):
+        return 2 * chip_rates.dense_bfloat16(capability)
+    rate = (FLOPS_PER_CLOCK | SLOW_FLOPS_PER_CLOCK)[problem.dtype]
+    if problem.dtype == "float32":
+        rate *= chip_rates.fp32(capability) / chip_rates.fp32(90)
+    return rate
 
 
 def prepare(

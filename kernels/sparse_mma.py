@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from sparse24._arrays import cupy_module
 from sparse24._dtypes import TABLE
 from sparse24._records import Compressed24, Fused, Problem
+from sparse24.kernels import chip_rates, loader, mma_ring, sparse_tile
 from sparse24.kernels import epilogue as epilogues
-from sparse24.kernels import loader, sparse_tile
 from sparse24.kernels.sparse_tile import TileConfig
 
 NAME = "sparse_mma"
 Config = TileConfig
 refuses = sparse_tile.refuses
 
-# Large tiles reuse operands, small ones fill the chip; see the explanation page.
-_TILES = (
-    TileConfig(128, 128, 128, (2, 4, 1), 3),
-    TileConfig(128, 64, 128, (2, 2, 1), 4),
-    TileConfig(64, 64, 128, (2, 2, 1), 4),
-    TileConfig(64, 32, 256, (2, 1, 2), 4),
-    TileConfig(64, 16, 256, (2, 1, 2), 4),
-    TileConfig(64, 64, 128, (2, 2, 1), 2),  # fits where a block has 99 KiB
-    TileConfig(128, 128, 128, (2, 4, 1), 2),
-)
+# Tiles, and how many multiply-adds at 2:4 a multiprocessor reaches with them in a clock, of 16 bits
+# on an H100: docs/benchmarks/log_gemm.rst.  Large tiles reuse operands, small ones fill the chip.
+_TILES = {
+    TileConfig(256, 128, 128, (4, 2, 1), 3): 1030,
+    TileConfig(128, 128, 128, (2, 4, 1), 3): 915,
+    TileConfig(128, 64, 128, (2, 2, 1), 3, blocks=2): 850,
+    TileConfig(64, 64, 128, (2, 2, 1), 4, blocks=2): 610,
+    TileConfig(64, 32, 256, (2, 1, 2), 4): 500,
+    TileConfig(64, 16, 256, (2, 1, 2), 4): 300,
+    # Where a block has 99 KiB:
+    TileConfig(128, 64, 128, (2, 2, 1), 2): 750,
+    TileConfig(64, 64, 128, (2, 2, 1), 2): 500,
+}
+MOST_OF_PEAK = 0.85  # on chips whose tensor cores are slower than what is above
+EIGHT_BITS = 1.6  # times as many multiply-adds
+EMULATED = 0.5  # times as many, of float8
+CHIP = {"sms": 132, "bandwidth": 4.2e12, "clock_hz": 1.98e9}  # that `configs` sorts for
 _SPLITS = (1, 2, 4, 8)
 COMPILE_CHECKS = tuple(
     (
         (("ELEMENT", dtype), ("B_ELEMENT", dtype), ("OUTPUT", out),
-         ("TILE_M", 128), ("TILE_N", 128), ("TILE_K", 128),
-         ("WARPS_M", 2), ("WARPS_N", 4), ("WARPS_K", 1), ("STAGES", 3),
+         ("TILE_M", 256), ("TILE_N", 128), ("TILE_K", 128),
+         ("WARPS_M", 4), ("WARPS_N", 2), ("WARPS_K", 1), ("STAGES", 3),
          ("SPLIT", 1), ("BLOCKS", 1), ("WGMMA", 0), ("PROMOTE", 0),
          ("B_COLUMN", 1), ("B_ASYNC", 1), ("OUT_COLUMN", 0), ("OUT_ALIGNED", 1),
          ("EPILOGUE", 0), ("ACTIVATION", 0)),
@@ -52,25 +61,22 @@ def configs(problem: Problem) -> list[TileConfig]:
     """Candidates, best guess first."""
     found = []
     for tile in _TILES:
-        if not tile.suits(problem):
+        if not mma_ring.suits(tile, problem):
             continue
         for split in _SPLITS:
             enough_k = problem.k >= split * 4 * tile.k
             if split == 1 or (enough_k and sparse_tile.tiles(problem, tile) * split <= 528):
-                found.append(TileConfig(tile.m, tile.n, tile.k, tile.warps, tile.stages, split))
-    chip = {"sms": 132, "bandwidth": 4.2e12}
-    return sorted(found, key=lambda config: predict(problem, config, chip))
+                found.append(replace(tile, split=split))
+    return sorted(found, key=lambda config: predict(problem, config, CHIP))
 
 
 def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
     """Seconds: the slower of memory and tensor cores, in whole waves of blocks."""
-    item = TABLE[problem.dtype].itemsize
     blocks = sparse_tile.tiles(problem, config)
-    waves = -(-blocks // (chip["sms"] * max(1, 220_000 // config.shared_memory(item) // 2)))
-    slower = 0.25 if sparse_tile.emulates(problem) else 1.0
-    # Measured on an H200: a block's tile advances at about this many multiply-adds a second.
-    rate = 2.6e12 * (2 / item) * slower * min(1.0, config.m * config.n / 16384)
-    work = waves * config.m * config.n * (problem.k / config.split) / rate
+    beside = min(config.blocks, math.ceil(blocks / chip["sms"]))
+    waves = math.ceil(blocks / (chip["sms"] * beside))
+    rate = _rate(problem, config) * chip["clock_hz"]
+    work = waves * beside * config.m * config.n * (problem.k / config.split) / rate
     memory = sparse_tile.bytes_moved(problem) / (0.8 * chip["bandwidth"])
     extra = 0.0
     if config.split > 1:
@@ -78,12 +84,21 @@ def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
     return max(work, memory) + extra + 4e-6
 
 
+def _rate(problem: Problem, config: TileConfig) -> float:
+    """Multiply-adds of a multiprocessor in a clock."""
+    most = MOST_OF_PEAK * chip_rates.sparse_bfloat16(problem.compute_capability)
+    rate = min(_TILES[replace(config, split=1)], most)
+    if TABLE[problem.dtype].itemsize == 2:
+        return rate
+    return rate * (EMULATED if sparse_tile.emulates(problem) else EIGHT_BITS)
+
+
 def prepare(problem: Problem, config: TileConfig, epilogue: Fused) -> Callable:
     """Compile, and return the callable ``(a, b, out, epilogue)`` that only launches."""
     cp = cupy_module()
     macros = sparse_tile.defines(problem, config, epilogue)
     dtype = TABLE[problem.dtype]
-    memory = config.shared_memory(dtype.itemsize)
+    memory = mma_ring.shared_memory(config, dtype.itemsize)
     kernel = loader.function(NAME, "sparse_mma", macros, shared_memory=memory)
     reduce = loader.function(NAME, "sparse_mma_reduce", macros) if config.split > 1 else None
     grid, block = (sparse_tile.tiles(problem, config),), (config.threads,)

@@ -12,7 +12,7 @@ from typing import Any
 
 from sparse24 import _arrays
 from sparse24._records import PLAIN, Compressed24, Fused, Problem
-from sparse24.kernels import chip_rates, loader, pieces, rings, sparse_split, sparse_tile
+from sparse24.kernels import chip_rates, loader, mma_ring, pieces, rings, sparse_split, sparse_tile
 from sparse24.kernels.sparse_tile import TileConfig, TileLauncher
 from sparse24.kernels.sparse_wgmma_plan import CHIP
 
@@ -24,9 +24,9 @@ LAUNCH = 4e-6  # seconds, as in the model of `sparse_mma`
 # few, whose warps share k, and the share of the tensor cores' rate that each reaches on an H100,
 # taken to be that of other chips: docs/benchmarks/log_gemm.rst.
 SHARES = {
-    TileConfig(128, 128, 128, (4, 2, 1), 2): 0.32,
+    TileConfig(128, 128, 128, (4, 2, 1), 2): 0.34,
     TileConfig(128, 64, 128, (2, 2, 1), 2, blocks=2): 0.33,
-    TileConfig(64, 64, 128, (2, 2, 1), 2, blocks=2): 0.27,
+    TileConfig(64, 64, 128, (2, 2, 1), 2, blocks=2): 0.30,
     TileConfig(64, 32, 256, (2, 1, 2), 2, blocks=2): 0.21,
     TileConfig(64, 16, 256, (2, 1, 2), 2, blocks=2): 0.13,
     TileConfig(32, 16, 512, (1, 1, 4), 2, blocks=2): 0.09,
@@ -60,7 +60,7 @@ def configs(problem: Problem) -> list[TileConfig]:
 
 def _with_ring(tile: TileConfig, room: int) -> TileConfig | None:
     """A tile with the deepest ring for so many bytes of shared memory."""
-    size = lambda stages: replace(tile, stages=stages).shared_memory(ITEMSIZE)  # noqa: E731
+    size = lambda stages: mma_ring.shared_memory(replace(tile, stages=stages), ITEMSIZE)  # noqa: E731
     ring = rings.deepest(size, tile.blocks, room)
     return None if ring is None else replace(tile, stages=ring[0], blocks=ring[1])
 
@@ -111,7 +111,7 @@ def prepare(
 
 
 def _launcher(problem: Problem, config: TileConfig, epilogue: Fused) -> TileLauncher:
-    memory = config.shared_memory(ITEMSIZE)
+    memory = mma_ring.shared_memory(config, ITEMSIZE)
     kernel = loader.function(NAME, NAME, defines(problem, config, epilogue), shared_memory=memory)
     grid = sparse_tile.tiles(problem, config)
     return TileLauncher(kernel, grid, config.threads, memory, early=False)

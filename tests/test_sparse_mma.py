@@ -7,7 +7,7 @@ import pytest
 from product_cases import check, problem_of, random_24, random_dense
 
 from sparse24._records import Fused, Problem
-from sparse24.kernels import sparse_mma
+from sparse24.kernels import mma_ring, sparse_mma
 from sparse24.kernels.sparse_tile import DTYPES, TileConfig
 
 gpu = pytest.mark.gpu
@@ -39,8 +39,8 @@ def test_configs_fit_the_chip(dtype, chip, n):
     found = sparse_mma.configs(wanted)
     assert found
     assert len({config.name for config in found}) == len(found)
-    assert all(config.suits(wanted) for config in found)
-    times = [sparse_mma.predict(wanted, c, {"sms": 132, "bandwidth": 4.2e12}) for c in found]
+    assert all(mma_ring.suits(config, wanted) for config in found)
+    times = [sparse_mma.predict(wanted, c, sparse_mma.CHIP) for c in found]
     assert times == sorted(times)
     assert times[0] > 0
 

@@ -6,7 +6,7 @@
 //   out       [batch, m, n]              any strides                                   (written)
 //   workspace [SPLIT, batch, m, n]       sums, in the order of out; SPLIT > 1 only     (written)
 //
-// A block takes one tile through a ring of STAGES cp.async stages (sparse_tile.cuh).  With
+// A block takes one tile through a ring of STAGES cp.async stages (mma_ring.cuh, small ones sparse_tile.cuh).  With
 // SPLIT > 1 each of SPLIT blocks takes a part of K and leaves its sums in the workspace;
 // sparse_mma_reduce then adds them in the order of the parts, so the bits do not depend on timing.
 // Blocks are numbered so that those that run together share rows of A and columns of b in L2:
@@ -14,7 +14,7 @@
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_mma.py.
 // Bound by the tensor cores for large n, by the bytes of A for small n.
-#include "tile_store.cuh"
+#include "mma_ring.cuh"
 
 constexpr int BAND = 8;
 
@@ -29,15 +29,21 @@ inline Place place_of_block(const Shape& s) {
     return {(band * BAND + in_band % height) * TILE_M, in_band / height * TILE_N, part, batch};
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
 sparse_mma(const char* values, const char* packed, const char* b, Out::type* out, Sum* workspace,
            const __grid_constant__ Shape s, const __grid_constant__ EpilogueParams p) {
     extern __shared__ __align__(1024) char shared[];
     const Place at = place_of_block(s);
     const Tile tile(values, packed, b, s, at.m, at.n, at.batch);
     const int stages = (s.k + TILE_K - 1) / TILE_K;
+    const int first = stages * at.part / SPLIT, last = stages * (at.part + 1) / SPLIT;
     Sums sums = {};
-    run_stages(sums, tile, s, shared, stages * at.part / SPLIT, stages * (at.part + 1) / SPLIT);
+    if constexpr (kIsLarge) {
+        TileCopies copies(tile, s, first, last);
+        MmaRing(shared).multiply(sums, last - first, copies);
+    } else {
+        run_stages(sums, tile, s, shared, first, last);
+    }
 
     Sum* partials = reinterpret_cast<Sum*>(shared);
     store_sums(sums, partials);

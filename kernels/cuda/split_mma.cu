@@ -5,17 +5,17 @@
 //   b         [batch, k, n]              pieces in sections, 16-byte boundaries              (read)
 //   out       [batch, m, n]              any strides                                         (written)
 //
-// k has six sections, as sparse_split.cu arranges them.  A block takes one tile through a ring of STAGES cp.async stages.
-// Tensor cores truncate their sums, so those of a stage, 128 elements along k, are added up in float32.
+// k has six sections, as sparse_split.cu arranges them.  A block takes one tile through a ring of STAGES cp.async stages,
+// large ones that of mma_ring.cuh.  Tensor cores truncate their sums, so those of a stage, 128 elements along k, are added up in float32.
 //
 // Macros: those of sparse_tile and tile_store, with WGMMA 0, B_ASYNC 1; kernels/split_mma.py chooses.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/split_mma.py.
 // Bound by the tensor cores.
 #include "copy_ring.cuh"
-#include "tile_store.cuh"
+#include "mma_ring.cuh"
 
-static_assert(B_ASYNC && !WGMMA);
+static_assert(B_ASYNC);
 constexpr int BAND = 8;  // tiles along m that run together and share columns of b in L2
 
 struct Place { int m, n, batch; };
@@ -50,16 +50,22 @@ split_mma(const char* values, const char* packed, const char* b, float* out, con
     extern __shared__ __align__(1024) char shared[];
     const Place at = place_of_block(s);
     const Tile tile(values, packed, b, s, at.m, at.n, at.batch);
-    const Lane lane;
+    const int stages = (s.k + TILE_K - 1) / TILE_K;
     Sums sums = {};
-    through_ring(
-        shared_address(shared), (s.k + TILE_K - 1) / TILE_K,
-        [&](unsigned stage, int i) { fill(stage, i, tile, s); },
-        [&](unsigned stage) {
-            Sums products = {};
-            multiply_stage(products, stage, lane);
-            add(sums, products);
-        });
+    if constexpr (kIsLarge) {
+        TileCopies copies(tile, s, 0, stages);
+        MmaRing(shared).multiply<true>(sums, stages, copies);
+    } else {
+        const Lane lane;
+        through_ring(
+            shared_address(shared), stages,
+            [&](unsigned stage, int i) { fill(stage, i, tile, s); },
+            [&](unsigned stage) {
+                Sums products = {};
+                multiply_stage(products, stage, lane);
+                add(sums, products);
+            });
+    }
     Sum* partials = reinterpret_cast<Sum*>(shared);
     store_sums(sums, partials);
     __syncthreads();
