@@ -239,8 +239,8 @@ PARTS = {
 }
 
 
-# Racecheck orders the accesses of a thread by the barriers at which it arrives itself.  In the
-# ring of the Hopper kernels a lane arrives for its warp, so there every lane is made to.
+# Racecheck orders the accesses of a thread by the barriers at which it arrives itself.  In rings
+# whose barriers lie in shared memory a lane arrives for its warp, so there every lane is made to.
 EVERY_LANE = {
     "class Pipeline": (
         ("consumer_warps * cluster)", "consumer_warps * cluster * (cluster == 1 ? 32 : 1))"),
@@ -250,6 +250,10 @@ EVERY_LANE = {
         ("barrier_init(empty + 8 * s, kConsumers)", "barrier_init(empty + 8 * s, 32 * kConsumers)"),
         ("if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty",
          "if (previous_ >= 0) barrier_arrive(ring_.empty"),
+    ),
+    "class MmaRing {": (
+        ("empty(slot).init(kWarps)", "empty(slot).init(kThreads)"),
+        ("if (w.lane == 0) empty(slot).arrive();", "empty(slot).arrive();"),
     ),
     "class GroupGate": (
         ("kArrivals = 4;", "kArrivals = 128;"),

@@ -57,6 +57,21 @@ def test_kernels_are_read_alike_in_every_locale():
     assert done.stdout.split() == [recorded.loader.digest(stem) for stem in recorded.STEMS]
 
 
+@pytest.mark.parametrize(
+    ("fields", "stale"),
+    [
+        ({"ours_kernel": "sparse_wgmma/128x256x64"}, False),
+        ({"ours_kernel": "sparse_wgmma/128x256x64", "untuned_kernel": "sparse_mma/64x32"}, True),
+        ({"ours_kernel": "sparse_mma/64x32x256"}, True),
+        ({"ours_kernel": "tuned"}, True),
+        ({}, True),
+    ],
+)
+def test_a_case_is_of_the_kernels_that_it_ran(fields, stale):
+    digests = {"sparse_wgmma": recorded.loader.digest("sparse_wgmma"), "sparse_mma": "old"}
+    assert recorded.is_stale(fields | {"digests": digests}) == stale
+    assert recorded.is_stale(fields | {"digests": digests | {"sparse_wgmma": "old"}})
+
 
 def test_only_kernels_that_exist_are_listed():
     assert set(recorded.unverified()) <= set(recorded.STEMS)
