@@ -73,7 +73,7 @@ def configs(problem: Problem) -> list[TileConfig]:
 def predict(problem: Problem, config: TileConfig, chip: dict) -> float:
     """Seconds: the slower of memory and tensor cores, in whole waves of blocks."""
     blocks = sparse_tile.tiles(problem, config)
-    beside = min(config.blocks, math.ceil(blocks / chip["sms"]))
+    beside = max(1, min(config.blocks, math.ceil(blocks / chip["sms"])))  # no block: no columns
     waves = math.ceil(blocks / (chip["sms"] * beside))
     rate = _rate(problem, config) * chip["clock_hz"]
     work = waves * beside * config.m * config.n * (problem.k / config.split) / rate

@@ -45,6 +45,11 @@ def test_configs_fit_the_chip(dtype, chip, n):
     assert times[0] > 0
 
 
+@pytest.mark.parametrize("empty", [{"m": 0}, {"n": 0}, {"k": 0}])
+def test_an_empty_product_has_configs_too(empty):
+    assert sparse_mma.configs(problem(**empty))
+
+
 @gpu
 @stem
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
