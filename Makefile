@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?=
 # Two tests at a time: kernels of the CPU have threads of their own.
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 driver := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null \
 	| head -n 1 | cut -d . -f 1)

@@ -51,6 +51,30 @@ def _add_both(flat, last, safe, stored, masks, top, bottom, start, first, count,
               shape, one)  # fmt: skip
 
 
+# Loops, because Numba takes long to compile expressions of whole arrays.
+
+
+@njit
+def _clear(part):
+    for i in range(part.shape[0]):
+        for t in range(part.shape[1]):
+            part[i, t] = 0
+
+
+@njit
+def _add_to(total, first, part):
+    for i in range(min(part.shape[0], total.shape[0] - first)):
+        for t in range(part.shape[1]):
+            total[first + i, t] += part[i, t]
+
+
+@njit
+def _store(total, sums, left):
+    for i in range(total.shape[0]):
+        for t in range(min(total.shape[1], sums.shape[1] - left)):
+            sums[i, left + t] = total[i, t]
+
+
 @njit
 def add_strip(
     values, masks, start, first, count, lanes, step, x, left, sums, shape, one, rest, rest_one
@@ -69,16 +93,15 @@ def add_strip(
     for top in range(0, m, step):
         bottom = min(top + step, m)
         for column in range(0, n, wide):
-            part[:] = 0
+            _clear(part)
             if n - column >= wide:
                 _add_both(flat, last, safe, stored, masks, top, bottom, start, first, count, x,
                           column, part, shape, one)  # fmt: skip
             else:
                 _add_both(flat, last, safe, stored, masks, top, bottom, start, first, count, x,
                           column, part, rest, rest_one)  # fmt: skip
-            total[column : column + wide] += part[: n - column]
-    high = min(count * lanes, sums.shape[1] - left)
-    sums[:, left : left + high] = total[:, :high]
+            _add_to(total, column, part)
+    _store(total, sums, left)
 
 
 def pays(columns: int, dtype: DType) -> bool:

@@ -47,20 +47,27 @@ def _from_density(rng, density: np.ndarray, shape) -> np.ndarray:
     return rng.random(shape, np.float32) < np.broadcast_to(density, shape)
 
 
-def _rescale(weights: np.ndarray, mean: float) -> np.ndarray:
-    """Weights scaled, and clipped to 1, so that their mean is `mean`."""
+def _rescale(rows: np.ndarray, columns: np.ndarray, mean: float) -> np.ndarray:
+    """Products of weights, (m, 1) and (1, k), scaled, and clipped to 1, to the mean `mean`."""
     if mean <= 0:
-        return np.zeros_like(weights)
+        return np.zeros((rows.size, columns.size))
+    ranked = np.sort(columns, axis=None)
+    sums = np.concatenate([[0], np.cumsum(ranked)])
+
+    def mean_of(scale):
+        below = np.searchsorted(ranked, 1 / (rows * scale))
+        return (rows * scale * sums[below] + columns.size - below).mean() / columns.size
+
     low, high = 0.0, 1.0
-    while np.minimum(weights * high, 1).mean() < mean and high < 1e12:
+    while mean_of(high) < mean and high < 1e12:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        if np.minimum(weights * middle, 1).mean() < mean:
+        if mean_of(middle) < mean:
             low = middle
         else:
             high = middle
-    return np.minimum(weights * high, 1)
+    return np.minimum(rows * columns * high, 1)
 
 
 def iid(rng, shape, zeros):
@@ -87,7 +94,8 @@ def dead_columns(rng, shape, zeros):
 
 def row_skewed(rng, shape, zeros):
     """Row densities follow a log-normal law, as in recurrent layers pruned by magnitude."""
-    return _from_density(rng, _rescale(rng.lognormal(0, 1, (shape[0], 1)), 1 - zeros), shape)
+    rows = rng.lognormal(0, 1, (shape[0], 1))
+    return _from_density(rng, _rescale(rows, np.ones((1, 1)), 1 - zeros), shape)
 
 
 def banded(rng, shape, zeros):
@@ -104,7 +112,7 @@ def power_law(rng, shape, zeros):
     """Row and column degrees follow power laws, as in graphs."""
     rows = rng.permutation(np.arange(1, shape[0] + 1))[:, None] ** -0.5
     columns = rng.permutation(np.arange(1, shape[1] + 1))[None, :] ** -0.5
-    return _from_density(rng, _rescale(rows * columns, 1 - zeros), shape)
+    return _from_density(rng, _rescale(rows, columns, 1 - zeros), shape)
 
 
 def block(rng, shape, zeros):

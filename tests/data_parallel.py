@@ -1,6 +1,6 @@
 """A small model, and its training in one or several processes.
 
-A module of its own, because a spawned process imports the function that it runs by name.
+A module of its own, because a new process imports the function that it runs by name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arrays of ranks, and their sums over two processes of torch.distributed.
 
-A module of its own, because a spawned process imports the function that it runs by name.
+A module of its own, because a new process imports the function that it runs by name.
 """
 
 from __future__ import annotations

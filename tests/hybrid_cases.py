@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,15 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int8")
 
 def matrix(rng, shape, zeros=0.7, dtype="float32"):
     return families.make("iid", shape, zeros=zeros, dtype=dtype, rng=rng)
+
+
+@functools.cache
+def lengths_of(family, shape, zeros):
+    """How many elements the rows of a drawn matrix have, the longest first."""
+    kept = families.FAMILIES[family](np.random.default_rng(5), shape, zeros)
+    lengths = -np.sort(-np.count_nonzero(kept, axis=1))
+    lengths.setflags(write=False)
+    return lengths
 
 
 def with_kinds(w, kinds):

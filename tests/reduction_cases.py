@@ -1,6 +1,6 @@
 """Training in two processes by DDP's own average and by that of `reduce_packed`, side by side.
 
-A module of its own, because a spawned process imports the function that it runs by name.
+A module of its own, because a new process imports the function that it runs by name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A model that `fully_shard` splits among processes, beside the same one in one piece.
 
-A module of its own, because a spawned process imports the function that it runs by name.
+A module of its own, because a new process imports the function that it runs by name.
 """
 
 from __future__ import annotations

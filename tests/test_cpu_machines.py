@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-PORTABLE = """
+from sparse24.kernels import _simd_expand
+
+TWO_FOUR = """
 import numpy as np
 from sparse24.kernels import _simd, cpu_compress, cpu_matmul, reference
 assert _simd.VECTOR_BYTES == 16
@@ -22,15 +24,43 @@ for kind in (np.float32, np.float64, np.int8):
         cpu_matmul.matmul(values, metadata, 75, b, out)
         np.testing.assert_allclose(out, reference.matmul(a, b), rtol=1e-4, atol=1e-4)
 """
+N_M = """
+import numpy as np
+import sparse24 as s24
+from sparse24.kernels import _simd_expand
+assert _simd_expand.AVAILABLE == {available}
+rng = np.random.default_rng(0)
+for kind in (np.float32, np.float64, np.int8):
+    for n in {columns}:
+        a = s24.compress((5 * rng.standard_normal((37, 75))).astype(kind), pattern=(7, 8),
+                         on_excess="prune")
+        b, x = ((5 * rng.standard_normal(s)).astype(kind) for s in ((75, n), (n, 37)))
+        dense = a.toarray().astype(float)
+        np.testing.assert_allclose(a @ b, dense @ b.astype(float), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(x @ a, x.astype(float) @ dense, rtol=1e-4, atol=1e-4)
+"""
+AVX2 = {"avx2", "fma", "f16c", "bmi", "bmi2", "popcnt"}
+
+
+def run_compiled_for(name, features, script, folder):
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "SPARSE24_CACHE_DIR": str(folder),
+    }  # fmt: skip
+    command = [sys.executable, "-P", "-c", script]
+    assert subprocess.run(command, env=environment, check=False).returncode == 0
 
 
 def test_machines_without_wide_vectors(tmp_path):
     """The same kernels compiled for the plainest CPU of this architecture."""
-    environment = os.environ | {
-        "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "SPARSE24_CACHE_DIR": str(tmp_path),
-    }  # fmt: skip
-    command = [sys.executable, "-P", "-c", PORTABLE]
-    assert subprocess.run(command, env=environment, check=False).returncode == 0
+    n_m = N_M.format(available=(), columns=(1, 3, 16, 40))
+    run_compiled_for("generic", "", TWO_FOUR + n_m, tmp_path)
+
+
+@pytest.mark.skipif(not AVX2 <= _simd_expand.FEATURES, reason="this machine has no AVX2")
+def test_machines_without_avx_512(tmp_path):
+    """By 50 columns the panels of float64 have 8, 4 and 1 vectors, those of others 4, 2 and 1."""
+    n_m = N_M.format(available=("float32", "int32"), columns=(1, 7, 50))
+    run_compiled_for("x86-64-v3", ",".join(f"+{x}" for x in AVX2), n_m, tmp_path)
 
 
 FORKED = """

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 import timeit
 
 import numpy as np
@@ -225,37 +222,6 @@ def test_few_columns_take_a_fraction_of_the_time_of_many(rng):
         call()
         times.append(min(timeit.repeat(call, number=1, repeat=20)))
     assert times[0] < times[1] / 3  # measured: a twentieth
-
-
-MACHINE = """
-import numpy as np
-import sparse24 as s24
-from sparse24.kernels import _simd_expand
-assert _simd_expand.AVAILABLE == {available}
-rng = np.random.default_rng(0)
-for kind in (np.float32, np.float64, np.int8):
-    for n in (1, 3, 16, 40):
-        a = s24.compress((5 * rng.standard_normal((37, 75))).astype(kind), pattern=(7, 8),
-                         on_excess="prune")
-        b, x = ((5 * rng.standard_normal(s)).astype(kind) for s in ((75, n), (n, 37)))
-        dense = a.toarray().astype(float)
-        np.testing.assert_allclose(a @ b, dense @ b.astype(float), rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(x @ a, x.astype(float) @ dense, rtol=1e-4, atol=1e-4)
-"""
-AVX2 = {"avx2", "fma", "f16c", "bmi", "bmi2", "popcnt"}
-
-
-@pytest.mark.parametrize("wide", [False, True])
-def test_machines_without_avx_512(tmp_path, wide):
-    if wide and not AVX2 <= _simd_expand.FEATURES:
-        pytest.skip("this machine has no AVX2")
-    name, flags = ("x86-64-v3", ",".join(f"+{x}" for x in AVX2)) if wide else ("generic", "")
-    environment = os.environ | {
-        "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": flags, "SPARSE24_CACHE_DIR": str(tmp_path),
-    }  # fmt: skip
-    script = MACHINE.format(available=("float32", "int32") if wide else ())
-    command = [sys.executable, "-P", "-c", script]
-    assert subprocess.run(command, env=environment, check=False).returncode == 0
 
 
 def test_strips_begin_with_groups_and_vectors(monkeypatch, rng):

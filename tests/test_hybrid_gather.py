@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hybrid_cases import lengths_of
 
 from sparse24 import families
 from sparse24._dtypes import lookup
@@ -58,11 +59,6 @@ def test_neighbouring_lanes_read_different_banks(rng):
     lines = np.moveaxis((layout.arrays.words & 0xFFFF).reshape(-1, 4, 8, 4) // 16, 2, 3)
     fullest = [np.bincount(np.unique(eight) % 8).max() for eight in lines.reshape(-1, 8)]
     assert np.mean(fullest) < 1.5  # by chance it would be 2.7
-
-
-def lengths_of(family, shape, zeros):
-    w = families.make(family, shape, zeros=zeros, rng=5)
-    return -np.sort(-np.count_nonzero(w, axis=1))
 
 
 def test_long_rows_come_few_to_a_unit():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hybrid_cases import lengths_of
 
 from sparse24 import families
 from sparse24._dtypes import lookup, numpy_dtype
@@ -98,11 +99,6 @@ def test_warps_of_a_block_get_even_shares():
     np.testing.assert_array_equal(of[:8], [0, 0, 0, 0, 0, 0, 1, 1])
     assert np.diff(begins).max() <= 7
     assert begins[-1] == 89
-
-
-def lengths_of(family, shape, zeros):
-    w = families.make(family, shape, zeros=zeros, rng=5)
-    return -np.sort(-np.count_nonzero(w, axis=1))
 
 
 @pytest.mark.parametrize("family", ["row_skewed", "power_law", "beta5", "block"])

@@ -11,6 +11,7 @@ from sparse24 import schedule as S
 
 torch = pytest.importorskip("torch")
 
+import processes  # noqa: E402
 import sharded  # noqa: E402
 from torch.distributed.tensor import distribute_tensor  # noqa: E402
 
@@ -24,7 +25,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", 
 def test_sharded_models_have_the_gradients_of_the_dense_masked_one(world, kind, tmp_path):
     if kind == "cuda" and torch.cuda.device_count() < world:
         pytest.skip("needs two GPUs")
-    torch.multiprocessing.spawn(sharded.run, (world, tmp_path, kind), nprocs=world)  # raises
+    processes.run(sharded.run, (world, tmp_path, kind), world)
     for rank in range(world):
         assert (tmp_path / f"{rank}.txt").read_text() == "24 24"
 

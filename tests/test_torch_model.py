@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import data_parallel  # noqa: E402
+import processes  # noqa: E402
 from data_parallel import model  # noqa: E402
 from torch_cases import (  # noqa: E402
     CLOSE,
@@ -257,7 +258,7 @@ def test_unstructured_masks_multiply_densely():
 
 
 def test_two_data_parallel_processes_equal_one(tmp_path):
-    torch.multiprocessing.spawn(data_parallel.run, (2, tmp_path), nprocs=2)  # raises what they do
+    processes.run(data_parallel.run, (2, tmp_path), 2)
     states = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     alone = data_parallel.train(0, 1)
     for first, second, single in zip(*states, alone, strict=True):

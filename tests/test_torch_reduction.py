@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import processes  # noqa: E402
 import reduction_cases as cases  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -30,7 +31,7 @@ def ranks(request, tmp_path_factory):
         pytest.skip("needs two GPUs")
     folder = tmp_path_factory.mktemp("ranks")
     arguments = folder, request.param
-    torch.multiprocessing.spawn(cases.run, arguments, nprocs=cases.WORLD)  # raises what they do
+    processes.run(cases.run, arguments, cases.WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(cases.WORLD)]
 
 

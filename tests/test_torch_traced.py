@@ -59,16 +59,23 @@ def between(layer, x, write):
     return [y, z]
 
 
-@pytest.mark.parametrize("what", WRITES)
-@pytest.mark.parametrize("when", [first, last, between])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+# By inductor each write between products, which has products before it and behind it as well; the
+# tracing, which has to see the writes in any order, is the same.
+CASES = [
+    *(("aot_eager", when, what) for when in (first, last, between) for what in WRITES),
+    *(("inductor", when, "all") for when in (first, last)),
+    *(("inductor", between, what) for what in WRITES),
+]
+
+
+@pytest.mark.parametrize(("backend", "when", "what"), CASES)
 def test_a_graph_may_write_what_it_multiplies_by(backend, when, what):
     layer, x = layer_and_x()
     if what == "the mask":
         layer.set_mask(torch.arange(M * K).view(M, K) % 4 < 2)
     twin = copy.deepcopy(layer)
     fast = torch.compile(when, fullgraph=True, backend=backend)
-    only = torch.compile(layer, fullgraph=True, backend=backend)
+    only = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         for _ in range(2):
             for _ in range(2):

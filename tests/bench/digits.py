@@ -7,6 +7,7 @@ is small, and the second thread of torch mostly waits.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ STEPS, BATCH, RATE = 600, 128, 2e-3
 WARM_UP = 40  # steps with each candidate for the decay
 
 
+@functools.cache
 def data():
     """Images in [0, 1] and labels: 1347 to train on, 450 to test on, always the same."""
     from sklearn.datasets import load_digits
