@@ -89,6 +89,33 @@ def test_every_configuration(rng, dtype):
             check(sparse_mma, a, b, "float32", config=config, b_order=b_order)
 
 
+LARGE = [tile for tile in sparse_mma._TILES if tile.n >= 64 and tile.stages > 2]
+
+
+@gpu
+@stem
+@pytest.mark.parametrize("tile", LARGE, ids=lambda tile: tile.name)
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize(("b_order", "aligned"), [("row", True), ("column", True), ("strided", False)])
+def test_the_ring_of_large_tiles_at_every_edge(rng, tile, dtype, b_order, aligned):
+    """Fewer stages than its places, one more, a part of one, rows and columns that are cut."""
+    for m, n, k in [(257, 130, 1032), (256, 128, 128), (3, 8, 64), (300, 72, 392), (270, 136, 520)]:
+        a, b = random_24(rng, (m, k), dtype), random_dense(rng, (k, n), dtype)
+        for split in (1, 2):
+            config = dataclasses.replace(tile, split=split)
+            check(sparse_mma, a, b, config=config, b_order=b_order, aligned=aligned)
+
+
+@gpu
+@stem
+@pytest.mark.parametrize("tile", LARGE, ids=lambda tile: tile.name)
+def test_large_tiles_give_the_same_bits_each_time(rng, tile):
+    a, b = random_24(rng, (2048, 2048), "float16"), random_dense(rng, (2048, 1024), "float16")
+    first, *others = (check(sparse_mma, a, b, config=tile).get() for _ in range(8))
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
 @gpu
 @stem
 @pytest.mark.parametrize("out_order", ["row", "column"])
