@@ -96,7 +96,9 @@ LARGE = [tile for tile in sparse_mma._TILES if tile.n >= 64 and tile.stages > 2]
 @stem
 @pytest.mark.parametrize("tile", LARGE, ids=lambda tile: tile.name)
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-@pytest.mark.parametrize(("b_order", "aligned"), [("row", True), ("column", True), ("strided", False)])
+@pytest.mark.parametrize(
+    ("b_order", "aligned"), [("row", True), ("column", True), ("strided", False)]
+)
 def test_the_ring_of_large_tiles_at_every_edge(rng, tile, dtype, b_order, aligned):
     """Fewer stages than its places, one more, a part of one, rows and columns that are cut."""
     for m, n, k in [(257, 130, 1032), (256, 128, 128), (3, 8, 64), (300, 72, 392), (270, 136, 520)]:
