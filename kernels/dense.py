@@ -83,7 +83,7 @@ def _flops_per_clock(problem: Problem) -> float:
     capability = problem.compute_capability
     if problem.dtype in ("float16", "bfloat16"):
         return 2 * chip_rates.dense_bfloat16(capability)
-    rate = (FLOPS_PER_CLOCK | SLOW_FLOPS_PER_CLOCK)[problem.dtype]
+    rate: float = (FLOPS_PER_CLOCK | SLOW_FLOPS_PER_CLOCK)[problem.dtype]
     if problem.dtype == "float32":
         rate *= chip_rates.fp32(capability) / chip_rates.fp32(90)
     return rate

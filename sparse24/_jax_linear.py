@@ -16,6 +16,7 @@ import numpy as np
 
 from sparse24 import _devices, functional
 from sparse24._dtypes import numpy_dtype
+from sparse24._errors import UnsupportedError
 from sparse24._jax_arrays import at, back, home, view
 from sparse24._jax_calls import Work, elements, is_traced, traced
 from sparse24._jax_products import call, common
@@ -35,10 +36,21 @@ def _forward(x, weight, bias, mask, clock, rule: Rule, step: int):
         (made,) = traced(work, [y], x, weight, *_given(bias, mask))
         return made, (x, weight, bias, mask, clock)
     views = [None if a is None else view(a) for a in (x, weight, bias, mask)]
+    _refuse_bits(x, weight, views)
     with _devices.on_device_of(*views):
         y, saved = functional.linear(*views[:3], mask=views[3], transposable=rule.transposable)
         results, step = _results(x, weight, bias), step if clock is None else int(clock)
         return back(y, x, weight), _Residual(saved, results, step, clock, home(x, weight))
+
+
+def _refuse_bits(x, weight, views: Sequence[Any]) -> None:
+    """Refuse fp8 on a GPU, where arrays are seen as bits without a type."""
+    for name, given, seen in zip(("x", "weight"), (x, weight), views, strict=False):
+        if seen.dtype != given.dtype:
+            raise UnsupportedError(
+                f"{name} must not be {np.dtype(given.dtype).name} on a GPU, where a layer takes "
+                "wider types alone; multiply an array of sparse24.compress by sparse24.jax.matmul"
+            )
 
 
 def _backward(rule: Rule, step: int, residual: Any, dy):

@@ -63,7 +63,7 @@ def linear(
     PatternError
         If `mask` is not 2:4, as in `sparse24.functional.pack`.
     UnsupportedError
-        Within ``jax.jit`` before JAX 0.6.1, and for a second derivative.
+        Within ``jax.jit`` before JAX 0.6.1, for a second derivative, and for fp8 on a GPU.
 
     Notes
     -----
