@@ -10,7 +10,7 @@
 //
 // What it computes is what grouped_wgmma.cu does, with the same epilogues, gates and rules for offsets.  Blocks find
 // their tiles themselves (include/group_scheduler.cuh), as only the GPU knows how many columns a group has.  A tile
-// goes through a ring of STAGES cp.async stages (include/copy_ring.cuh), as in sparse_mma.cu, and its sums through the
+// goes through a ring of STAGES cp.async stages (include/copy_ring.cuh), as those of split_mma.cu, and its sums through the
 // same memory to the result (include/group_tile.cuh).
 //
 // Macros: those of sparse_tile, tile_store and group_tile, and OFFSET BLOCKS; kernels/grouped_mma.py chooses.

@@ -6,7 +6,8 @@
 //   out       [batch, m, n]              any strides                                         (written)
 //
 // k has six sections, as sparse_split.cu arranges them.  A block takes one tile through a ring of STAGES cp.async stages,
-// large ones that of mma_ring.cuh.  Tensor cores truncate their sums, so those of a stage, 128 elements along k, are added up in float32.
+// a large one through that of mma_ring.cuh, a small one through that of copy_ring.cuh.  Tensor cores truncate their sums,
+// so those of a stage, 128 elements along k, are added up in float32.
 //
 // Macros: those of sparse_tile and tile_store, with WGMMA 0, B_ASYNC 1; kernels/split_mma.py chooses.
 //
