@@ -177,7 +177,7 @@ def _check_others(file: _raw_files.ArrayFile, names: Iterable[str], output: Path
     chosen = frozenset(names)
     others = {name: dtype for name, (_, dtype) in file.specs.items() if name not in chosen}
     parts = {f"{name}.{part}" for name in chosen for part in Parts.PIECES}
-    _raw_writers.check(output, {**dict.fromkeys(parts, np.dtype(np.uint8)), **others})
+    _raw_writers.check(output, {**dict.fromkeys(sorted(parts), np.dtype(np.uint8)), **others})
     for name in others:
         if name in parts:  # in this shard or in another
             raise ArgumentError(
