@@ -36,7 +36,7 @@ def test_sparse_products_are_refused_within_transforms(call):
 
 
 @call
-def test_compiled_transforms_are_refused_too(call):
+def test_compiled_transforms_are_refused_too(call, compiles_anew):
     """Traced without a look at them, their gradients would be zero."""
 
     def gradient(x):
@@ -53,7 +53,7 @@ def test_compiled_transforms_are_refused_too(call):
         torch.compile(vmap(call), backend="eager")(x[None])
 
 
-def test_code_that_is_compiled_for_training_is_refused_within_transforms():
+def test_code_that_is_compiled_for_training_is_refused_within_transforms(compiles_anew):
     layer = CALLS["weight"]
     compiled = torch.compile(lambda x: layer(x).sum(), backend="eager")
     compiled(torch.ones(2, 8)).backward()
