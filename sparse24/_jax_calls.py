@@ -6,6 +6,7 @@ lies on the device.  On a GPU the work goes to the stream of XLA, and the call d
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ except ImportError:  # before JAX 0.6.1
 _CPU = 1  # to DLPack
 
 
-class Work:
+class Work(abc.ABC):
     """What an operation does: it writes to `outs` what it makes of `views`.
 
     Both are arrays of NumPy, or of CuPy on a GPU, where fp8 is carried as bits.  A subclass is a
@@ -37,8 +38,8 @@ class Work:
     would live as long as the compiled code.
     """
 
-    def __call__(self, outs: Sequence[Any], *views: Any) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __call__(self, outs: Sequence[Any], *views: Any) -> None: ...
 
     def together(self, lead: int, outs: Sequence[Any], *views: Any) -> bool:
         """The work for all elements of `jax.vmap` at once; False if they must be done in turn.

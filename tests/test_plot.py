@@ -43,7 +43,9 @@ def test_spy_by_value_shows_finite_numbers_of_any_size(ax):
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (1, 1)])
 def test_small_matrices_can_be_shown(shape, ax):
     s24.plot.spy(np.ones(shape), values=True, ax=ax)
+    assert [image.get_array().shape for image in ax.images] == [shape] * bool(np.prod(shape))
     s24.plot.group_histogram(np.ones(shape), ax=ax)
+    assert sum(bar.get_height() for bar in ax.patches) == np.prod(shape)  # groups of this size
 
 
 def test_groups_are_counted_with_a_short_last_one(ax):
