@@ -146,7 +146,28 @@ def by_value(block):
     return block.view(f"V{block.dtype.itemsize}")
 
 
+_first_compile = threading.Lock()
+
+
+def _load_compiler(nvrtc) -> None:
+    """Have one thread compile alone before several do.
+
+    NVRTC opens a library of its own with the first program, and fails programs that other threads
+    compile meanwhile: "failed to open libnvrtc-builtins.so" (seen with 13.0).
+    """
+    with _first_compile:
+        _compile_nothing(nvrtc)
+
+
+@functools.cache
+def _compile_nothing(nvrtc) -> None:
+    program = nvrtc.createProgram("", "nothing", (), ())
+    nvrtc.compileProgram(program, ())
+    nvrtc.destroyProgram(program)
+
+
 def _build(cupy, device, stem: str, name: str, defines: Defines):
+    _load_compiler(cupy.cuda.nvrtc)
     opts = options(defines, architecture(device.compute_capability))
     module = cupy.RawModule(code=source(stem), options=opts)
     try:
@@ -158,6 +179,7 @@ def _build(cupy, device, stem: str, name: str, defines: Defines):
 def compile_cubin(stem: str, defines: Defines, arch: str) -> bytes:
     """Compile for `arch` (such as ``"sm_90a"``) without a GPU or a driver."""
     nvrtc = cupy_module().cuda.nvrtc
+    _load_compiler(nvrtc)
     opts = (*options(defines, arch), "-ftz=true", "--device-as-default-execution-space")
     opts += tuple(f"-I{path}" for path in _include_directories())
     program = nvrtc.createProgram(source(stem), f"{stem}.cu", (), ())

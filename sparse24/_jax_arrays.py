@@ -30,15 +30,12 @@ def view(x: Any) -> Any:
 
     Keep `x` until the work on the view is done.
     """
+    if _is_there(x) and jnp.issubdtype(x.dtype, jax.dtypes.extended):  # keys of jax.random
+        raise DTypeError(f"arrays must hold numbers, got {x.dtype}")
     if is_on_gpu(x):
         with jax.ensure_compile_time_eval():  # a constant of code that is being traced stays one
             return typed(_arrays.cupy_module().from_dlpack(bits(x)), x.dtype)
-    try:
-        array = np.asarray(x)
-    except TypeError as error:  # a tracer, or keys of jax.random
-        if isinstance(x, jax.core.Tracer):
-            raise
-        raise DTypeError(f"arrays must hold numbers, got {x.dtype}") from error
+    array = np.asarray(x)
     if array.dtype == object:
         raise DTypeError(f"arrays must hold numbers, got {type(x).__name__}")
     return array

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,6 +242,24 @@ def prepare(candidate: Candidate, epilogue: Fused) -> Callable[..., None]:
     import cupy
 
     return _prepare(candidate, _epilogue.skeleton(epilogue), cupy.cuda.runtime.getDevice())
+
+
+def prepare_all(candidates: Iterable[Candidate], epilogue: Fused) -> list[Callable[..., None]]:
+    """What `prepare` gives of each; their kernels are compiled side by side.
+
+    In threads, as NVRTC compiles without Python's lock: a kernel takes a second or two, and a
+    product has dozens of candidates.
+    """
+    import cupy
+
+    device, stream = cupy.cuda.Device(), cupy.cuda.get_current_stream()
+
+    def prepare_here(candidate: Candidate) -> Callable[..., None]:
+        with device, stream:
+            return prepare(candidate, epilogue)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(prepare_here, candidates))
 
 
 @functools.lru_cache(PREPARED)

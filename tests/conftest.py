@@ -73,6 +73,14 @@ def disassembler(nvrtc):
 
 
 @pytest.fixture
+def jax_on_cpu():
+    """`jax.numpy`, whose arrays lie on the CPU, also where there is a GPU."""
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield jax.numpy
+
+
+@pytest.fixture
 def untuned(monkeypatch, tmp_path):
     """Nothing is known of the device, and what is learnt is forgotten, choices included."""
     monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))

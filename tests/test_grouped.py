@@ -277,9 +277,8 @@ def test_torch_tensors_in_and_out(rng):
         assert_close(out.float().numpy(), case.exact, name, 36)
 
 
-def test_jax_arrays_in_and_out(rng):
-    jnp = pytest.importorskip("jax.numpy")
-    case = layer(rng)
+def test_jax_arrays_in_and_out(rng, jax_on_cpu):
+    jnp, case = jax_on_cpu, layer(rng)
     y = s24.grouped_linear(jnp.asarray(case.x), case.experts, offsets=jnp.asarray(case.offsets))
     assert isinstance(y, jnp.ndarray)
     assert_close(np.asarray(y), case.exact.T, "float32", 36)

@@ -212,6 +212,7 @@ def test_functions_that_give_something_else_are_refused():
             jax.block_until_ready(jax.jit(lambda x: sj.call(function, y, x))(x))  # noqa: B023
 
 
+@pytest.mark.usefixtures("jax_on_cpu")
 def test_operands_and_derivatives_that_do_not_fit_are_refused(rng):
     A, x = s24.random((8, 16), rng=rng), jnp.ones((16, 3))
     for a, b in ((A, A), (x, x)):
@@ -239,6 +240,7 @@ def test_operands_and_derivatives_that_do_not_fit_are_refused(rng):
         jax.jit(lambda x: A @ x)(x)
 
 
+@pytest.mark.usefixtures("jax_on_cpu")
 def test_errors_of_compiled_code_hold_the_words(rng):
     weight, wrong = draw(rng, (8, 16)), jnp.ones((8, 16), bool)
     with pytest.raises(Exception, match="keeps more than 2 elements, the first of 32"):

@@ -21,7 +21,8 @@ def as_torch(x):
 
 
 def as_jax(x):
-    return pytest.importorskip("jax.numpy").asarray(x)
+    jax = pytest.importorskip("jax")
+    return jax.device_put(x, jax.devices("cpu")[0])
 
 
 def two_four(rng, name: str = "float32"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import json
 import os
 import sys
@@ -130,15 +131,15 @@ def ran(monkeypatch):
     """Kernels that multiply by NumPy, in the order in which they ran, and their results."""
     ran = []
 
-    def prepare(candidate, epilogue):
-        def run(a, b, out, epilogue):
-            ran.append((candidate, out))
-            out[...] = np.eye(*out.shape)
+    def prepare_all(candidates, epilogue):
+        return [functools.partial(run, candidate) for candidate in candidates]
 
-        return run
+    def run(candidate, a, b, out, epilogue):
+        ran.append((candidate, out))
+        out[...] = np.eye(*out.shape)
 
     another = lambda out: np.empty_like(out)  # noqa: E731
-    monkeypatch.setattr(_planner, "prepare", prepare)
+    monkeypatch.setattr(_planner, "prepare_all", prepare_all)
     monkeypatch.setattr(_storage, "with_packed", lambda rows: rows)
     monkeypatch.setattr(_arrays, "is_capturing", lambda: False)
     monkeypatch.setattr(_autotune, "_another", another)

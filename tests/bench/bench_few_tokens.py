@@ -197,14 +197,10 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=TORCH, default=list(TORCH))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(shapes.FEW_TOKENS))
     parser.add_argument("--block", action="store_true", help="only the token step of a block")
-    precompile.add_argument(parser)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     names = [] if arguments.block else arguments.dtypes
-    if arguments.compile:
-        precompile.part(*arguments.compile, problems(names, arguments.tokens))
-        return
-    precompile.in_parallel()
+    precompile.candidates_of(problems(names, arguments.tokens))
     rows = []
     for name in names:
         for n in tokens_of(name, arguments.tokens):

@@ -140,15 +140,10 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=sets, default=list(sets))
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"])
     parser.add_argument("--no-search", action="store_true", help="skip cuSPARSELt")
-    precompile.add_argument(parser)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     wanted = [(sets[name][0], sets[name][1] or arguments.dtypes) for name in arguments.sets]
-    if arguments.compile:
-        asked = itertools.chain.from_iterable(itertools.starmap(problems, wanted))
-        precompile.part(*arguments.compile, asked)
-        return
-    precompile.in_parallel()
+    precompile.candidates_of(itertools.chain.from_iterable(itertools.starmap(problems, wanted)))
     for listed, dtypes in wanted:
         for dtype in dtypes:
             rival_out = "none" if dtype in ("bfloat16", "float16") else "bfloat16"
