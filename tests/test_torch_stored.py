@@ -107,3 +107,22 @@ def test_an_array_whose_check_was_put_off_is_checked():
     A = s24.compress(np.ones((4, 8), np.float32), check="deferred")
     with pytest.raises(s24.PatternError, match="more than 2"):
         st.to_sparse_semi_structured(A)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("transposable", [False, True])
+def test_a_packed_matrix_is_loaded_on_any_device(tmp_path, device, dtype, transposable):
+    x = torch.randn(20, 40).to(getattr(torch, dtype)).to(device)
+    packed = st.sparsify24(x) if transposable else st.to_sparse_semi_structured(s24.prune(x))
+    torch.save(packed, tmp_path / "a.pt")
+    for place in ("cpu", device):
+        again = torch.load(tmp_path / "a.pt", map_location=place)
+        assert again.device.type == place
+        assert len(again.parts) == len(packed.parts)
+        assert torch.equal(again.to_dense().cpu(), packed.to_dense().cpu())
+        assert torch.equal(again.t().to_dense().cpu(), packed.to_dense().t().cpu())
+    array = packed.to_array()
+    assert array.device.startswith(device)
+    again = st.to_sparse_semi_structured(array)
+    b = torch.randn(40, 8).to(x)
+    assert torch.equal(again @ b, packed @ b)
