@@ -58,7 +58,8 @@ def restored(
     pairs: Orientations, shape: tuple[int, int], turned: bool, learns: bool, parameter: bool
 ) -> Sparse24Tensor:
     """What `saved` was given; checked, as it may come from a file that nobody vouches for."""
-    shapes = (tuple(shape), tuple(shape)[::-1])
+    m, k = shape
+    shapes = ((m, k), (k, m))
     lists = [_packed(*pair, size) for pair, size in zip(pairs, shapes, strict=False)]
     seen = shapes[1] if turned else shapes[0]
     a = Sparse24Tensor([part for parts in lists for part in parts], seen, turned=bool(turned))
