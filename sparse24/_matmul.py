@@ -160,7 +160,7 @@ def embedded(x):
     return x if array is None else array
 
 
-def linear(x, A, bias=None, *, activation=None):
+def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype=None):
     """The product of a linear layer, ``activation(x @ A.T + bias)``, fused.
 
     Parameters
@@ -171,6 +171,14 @@ def linear(x, A, bias=None, *, activation=None):
     bias : array, shape (m,) or (1, m), or float, optional
     activation : str, optional
         As in `Epilogue`.
+    scales : pair, optional
+        A factor of `x` and one of `A`, such as the scales of quantised operands, applied before
+        the bias: each a number, None or an array, of shape (...,) or (..., 1) with one for each
+        token, and of shape (m,) or (1, m) with one for each row of `A`.
+    dtype : dtype, optional
+        Type of the result, as in `matmul`.
+    x_dtype : dtype, optional
+        Logical type of an `x` that carries fp8 bits as ``uint8``.
 
     Returns
     -------
@@ -195,6 +203,12 @@ def linear(x, A, bias=None, *, activation=None):
     >>> W = s24.compress(np.eye(3, 4, dtype=np.float32))
     >>> s24.linear(np.array([1, -2, 3, 4], np.float32), W, activation="relu")
     array([1., 0., 3.], dtype=float32)
+
+    Quantised to int8, with a scale for each token and each row of the weight:
+
+    >>> x, W = np.array([[10, 20, 0, 0]], np.int8), s24.compress(np.eye(3, 4, dtype=np.int8))
+    >>> s24.linear(x, W, scales=(np.array([0.5]), np.array([1.0, 0.1, 1.0])), dtype="float32")
+    array([[5., 1., 0.]], dtype=float32)
     """
     if not isinstance(A, SparseArray):
         _check.is_array(A, argument="A")
@@ -210,10 +224,24 @@ def linear(x, A, bias=None, *, activation=None):
         )
     plain = bias is None and activation is None
     epilogue = None if plain else Epilogue(bias=bias, activation=activation)
+    if scales is not None or dtype is not None or x_dtype is not None:
+        rows, scales = _one_factor_a_row(x, scales)
+        y = matmul(rows, A.mT, epilogue=epilogue, scales=scales, dtype=dtype, a_dtype=x_dtype)
+        return y if rows is x else y.reshape((*shape[:-1], A.shape[0]))
     if isinstance(A, HybridArray):
         call = PLAIN if plain else PLAIN._replace(epilogue=epilogue)
         return hybrid_products.linear(A, x, call)
     return matmul(x, A.mT, epilogue=epilogue)
+
+
+def _one_factor_a_row(x, scales):
+    """Tokens along several axes as rows of one matrix, where each has a scale of its own."""
+    if not isinstance(scales, tuple | list) or len(scales) != 2:
+        return x, scales  # `matmul` says what is wrong with it
+    own, lead = scales[0], tuple(getattr(x, "shape", ())[:-1])
+    if len(lead) < 2 or tuple(getattr(own, "shape", ())) not in (lead, (*lead, 1)):
+        return x, scales
+    return x.reshape((-1, x.shape[-1])), (own.reshape(-1), scales[1])
 
 
 def _one_sparse(a, b, a_dtype, b_dtype):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import array_api_compat
@@ -123,6 +124,11 @@ def check_layer(name, array) -> None:
     """Refuse a layer whose name is no string, or whose array is none."""
     if not isinstance(name, str):
         raise ArgumentError(f"layers must have names that are strings, got {name!r}")
+    if isinstance(array, Mapping):
+        raise DTypeError(
+            f"the array of layer {name!r} must be an array, got {type(array).__name__}; make a "
+            "nested dictionary flat, as flax.traverse_util.flatten_dict(params, sep='.') does"
+        )
     _check.is_array(array, argument=f"the array of layer {name!r}")
 
 

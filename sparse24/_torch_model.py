@@ -114,6 +114,12 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     Module
         `model`, or the new layer if the model itself is a sparse layer.
 
+    Raises
+    ------
+    ArgumentError
+        If a weight that would be pruned is also that of a layer which is not sparse, as of an
+        embedding that is tied to an output head.  The model is then unchanged.
+
     See Also
     --------
     sparsify
@@ -127,6 +133,7 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     'Linear'
     """
     _check_module(model)
+    _check_untied(model)
     projected: set[torch.nn.Parameter] = set()
 
     def replaced(_: str, layer: torch.nn.Module) -> torch.nn.Module | None:
@@ -139,6 +146,22 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
         return layer.to_dense()
 
     return _replace(model, _replacements(model, replaced))
+
+
+def _check_untied(model: torch.nn.Module) -> None:
+    """Refuse to prune what another layer multiplies by as a whole."""
+    modules = dict(model.named_modules())
+    sparse = {name: layer for name, layer in modules.items() if isinstance(layer, SparseLinear)}
+    pruned = {layer.weight: name for name, layer in sparse.items() if layer.sparse != "activation"}
+    for name in (name for name in modules if name not in sparse):
+        for own, parameter in modules[name].named_parameters(recurse=False):
+            if parameter in pruned:
+                layer, place = pruned[parameter], f"{name}.{own}".lstrip(".")
+                raise ArgumentError(
+                    f"the weight of the sparse layer {layer!r} is also {place!r}, which would be "
+                    f"pruned with it; untie them first: model.{layer}.weight = "
+                    f"torch.nn.Parameter(model.{layer}.weight.detach().clone())"
+                )
 
 
 Replacements = dict[torch.nn.Module, torch.nn.Module]

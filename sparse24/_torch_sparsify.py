@@ -9,8 +9,10 @@ from sparse24 import _check, _foreign, _obeys
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._torch_check import check_tensor
+from sparse24._torch_stored import tensor_of
 from sparse24._torch_tensor import Sparse24Tensor
 from sparse24._torch_transforms import differentiable
+from sparse24.formats.two_four import Sparse24Array
 
 
 class _Sparsify(torch.autograd.Function):
@@ -67,12 +69,15 @@ def sparsify24(
     return differentiable(_Sparsify, x, gradient, True)
 
 
-def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False) -> Sparse24Tensor:
+def to_sparse_semi_structured(
+    original_tensor: Tensor | Sparse24Array, transposed: bool = False
+) -> Sparse24Tensor:
     """Pack a matrix that is 2:4; stands in for ``torch.sparse.to_sparse_semi_structured``.
 
     Parameters
     ----------
-    original_tensor : Tensor, shape (m, k)
+    original_tensor : Tensor or Sparse24Array, shape (m, k)
+        Of an array that is compressed already, such as one of a file, the memory is shared.
     transposed : bool
         Taken for compatibility; must be False, as in torch.
 
@@ -93,9 +98,13 @@ def to_sparse_semi_structured(original_tensor: Tensor, transposed: bool = False)
     >>> w = to_sparse_semi_structured(torch.tensor([[0.0, 1, 0, 2]]))
     >>> w @ torch.ones(4, 1)
     tensor([[3.]])
+    >>> to_sparse_semi_structured(w.to_array()).to_dense()
+    tensor([[0., 1., 0., 2.]])
     """
     if transposed:
         raise UnsupportedError("transposed=True is not supported; transpose the result with .t()")
+    if isinstance(original_tensor, Sparse24Array):
+        return tensor_of(original_tensor)
     check_tensor(original_tensor, "original_tensor")
     if original_tensor.ndim != 2:
         shape = tuple(original_tensor.shape)

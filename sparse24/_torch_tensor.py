@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse24 import _foreign
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._torch_parts import unpack
 from sparse24._torch_transforms import differentiable
+from sparse24.formats.two_four import Sparse24Array
 
 _aten = torch.ops.aten
 
@@ -19,7 +22,8 @@ class Sparse24Tensor(torch.Tensor):
     """A 2:4 matrix that takes part in ``@``, ``torch.mm`` and ``torch.nn.functional.linear``.
 
     Made by `sparsify24` and `to_sparse_semi_structured`.  Other operations raise; use
-    `to_dense` first.
+    `to_dense` first.  ``torch.save`` stores it without the zeros, and ``torch.load`` checks it and
+    takes it to any device, with ``weights_only`` once ``sparse24.torch`` is imported.
 
     Examples
     --------
@@ -54,6 +58,26 @@ class Sparse24Tensor(torch.Tensor):
         if torch.is_grad_enabled() and self.requires_grad:  # the parts belong to no graph
             return differentiable(_ToDense, self)
         return _whole(self)
+
+    def to_array(self) -> Sparse24Array:
+        """The matrix as an array of sparse24, to save or to multiply without torch.
+
+        Shares the memory of this tensor; has no gradient.
+        """
+        if self.ndim != 2:
+            raise ShapeError(
+                f"to_array takes a matrix, got shape {tuple(self.shape)}; call it before expand"
+            )
+        with _foreign.stream_of(self.parts[0]):
+            stored = unpack(self.parts, *self.stored_shape)
+            return stored.T if self.turned else stored
+
+    def __reduce_ex__(self, protocol):
+        """Saved in the canonical form, checked when it is loaded."""
+        from sparse24._torch_stored import restored, saved
+
+        parameter = isinstance(self, torch.nn.Parameter)
+        return restored, (*saved(self), self.turned, self.requires_grad, parameter)
 
     def __repr__(self, *, tensor_contents=None) -> str:
         return (

@@ -182,22 +182,28 @@ def to_cupyx(a: Sparse24Array) -> Any:
     return a.to_device("cuda").tocsr()
 
 
-def to_torch(a: Sparse24Array) -> Any:
-    """The dense matrix as a torch tensor, on the array's device; no copy beyond `toarray`.
+def to_torch(a: Any) -> Any:
+    """The matrix with its zeros, or a dense array, as a torch tensor on the same device.
 
     Parameters
     ----------
-    a : Sparse24Array, NMArray or HybridArray, shape (..., m, k)
+    a : Sparse24Array, NMArray, HybridArray, or array of NumPy or CuPy
+        Shape (..., m, k) if it is sparse.
 
     Returns
     -------
-    torch.Tensor, shape (..., m, k)
-        Of the same element type, fp8 too.
+    torch.Tensor
+        Of the same shape and element type, bfloat16 and fp8 too.  Shares the memory of a dense
+        array; of a sparse one there is no copy beyond `toarray`.
 
     Raises
     ------
     ArgumentError
         If `a` is something else.
+
+    See Also
+    --------
+    sparse24.torch.to_sparse_semi_structured : A tensor of a 2:4 array that stays compressed.
 
     Examples
     --------
@@ -206,6 +212,8 @@ def to_torch(a: Sparse24Array) -> Any:
     >>> s24.convert.to_torch(A).dtype  # doctest: +SKIP
     torch.bfloat16
     """
+    if isinstance(a, np.ndarray) or _arrays.is_cupy(a):
+        return _foreign.to_torch(_foreign.take(a, argument="a")[0])
     _check_ours(a)
     dense = a.toarray()
     if a._dtype.is_float8 and _arrays.is_cupy(dense):

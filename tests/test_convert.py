@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _dtypes
 
 
 def test_parts_round_trip_and_are_checked():
@@ -77,3 +78,16 @@ def test_to_torch():
     eye = np.eye(4, dtype=np.float32)
     for other in (s24.hybrid(eye), s24.compress(eye, pattern=(3, 4))):
         assert torch.equal(s24.convert.to_torch(other), torch.eye(4))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool"])
+def test_dense_arrays_of_a_file_become_tensors(name):
+    torch = pytest.importorskip("torch")
+    x = np.ones((2, 3)).astype(_dtypes.TABLE[name].logical if name in _dtypes.TABLE else name)
+    tensor = s24.convert.to_torch(x)
+    assert tensor.dtype == getattr(torch, name)
+    assert tensor.shape == (2, 3)
+    tensor.zero_()
+    assert not x.astype(bool).any()  # the memory is shared
+    with pytest.raises(s24.ArgumentError, match="a must be a Sparse24Array"):
+        s24.convert.to_torch([1.0])

@@ -38,6 +38,7 @@ def test_layers_have_names_and_arrays():
     for given, error, words in (
         ({1: W["up"]}, ArgumentError, "layers must have names that are strings, got 1"),
         ({"up": None}, DTypeError, "the array of layer 'up' must be an array, got NoneType"),
+        ({"layer": W}, DTypeError, r"layer 'layer' must be an array, got dict; .*flatten_dict"),
     ):
         with pytest.raises(error, match=words):
             S.init(S.sr_ste(), given)

@@ -274,3 +274,27 @@ def test_other_kinds_of_linear_layers_are_named():
     net = st.sparsify(model(), {"*": {}})
     with pytest.raises(ArgumentError, match=r"no linear layer is named.*SparseLinear stay as"):
         st.sparsify(net, {"0": {}})
+
+
+def test_a_weight_that_a_dense_layer_shares_is_not_pruned():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = torch.nn.Embedding(32, 64), torch.nn.Linear(64, 32)
+            self.other = torch.nn.Linear(64, 64)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            return self.head(self.other(self.embedding(tokens)))
+
+    model, tokens = st.sparsify(Tied(), {"*": {}}), torch.arange(32)
+    assert model.head.weight is model.embedding.weight
+    before, want = copy.deepcopy(model.state_dict()), model(tokens)
+    with pytest.raises(ArgumentError, match=r"'head' is also 'embedding.weight'.* untie them"):
+        st.desparsify(model)
+    assert list(st.sparse_layers(model)) == ["head", "other"]
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    model.head.weight = torch.nn.Parameter(model.head.weight.detach().clone())
+    torch.testing.assert_close(st.desparsify(model)(tokens), want)
+    assert s24.is_24(model.head.weight)
+    assert not s24.is_24(model.embedding.weight)

@@ -152,7 +152,7 @@ with torch.no_grad():
 # Code written for xformers or torch's sparse tensors
 # ---------------------------------------------------
 # ``sparsify24`` and ``to_sparse_semi_structured`` replace the functions of the same names in
-# xformers and torch.
+# xformers and torch; :doc:`/how_to/coming_from` has a table of these and many more.
 
 layer = torch.nn.Linear(64, 32)
 y = torch.nn.functional.linear(x, st.sparsify24(layer.weight, gradient="24dense"), layer.bias)
