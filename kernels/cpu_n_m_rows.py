@@ -22,7 +22,10 @@ from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_n_m_few import end_of_safe, shapes_of, with_room
 from sparse24.kernels.cpu_operand import STEP, Operand
 
-_FEW_COLUMNS = 16  # of b, up to which this is used
+# Columns of b up to which this is used; with AVX2 each run of four spreads A anew for longer than
+# BLAS takes for what is expanded once (measured on both).
+_WIDE = _simd_expand.VECTOR_BYTES == 64
+_FEW_COLUMNS, _FEW_COLUMNS_OF_INT8 = (16, 16) if _WIDE else (7, 12)
 _STRIP = 512  # columns, or some more
 
 
@@ -106,7 +109,8 @@ def add_strip(
 
 def pays(columns: int, dtype: DType) -> bool:
     """Whether products by so many columns of b are faster here than by BLAS."""
-    return columns <= _FEW_COLUMNS and work_type(dtype).name in _simd_expand.SPREAD
+    most = _FEW_COLUMNS_OF_INT8 if dtype.name == "int8" else _FEW_COLUMNS
+    return columns <= most and work_type(dtype).name in _simd_expand.SPREAD
 
 
 def work_type(dtype: DType) -> np.dtype:

@@ -137,7 +137,8 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch, rng, name, n):
 @spreads
 def test_explain_names_the_kernel_from_either_side(rng):
     a = compressed(rng, (64, 128), "float32", (7, 8))
-    for n, chosen in ((16, "cpu_n_m"), (17, "dense")):
+    few = cpu_n_m_rows._FEW_COLUMNS
+    for n, chosen in ((few, "cpu_n_m"), (few + 1, "dense")):
         assert s24.explain(np.ones((n, 64), np.float32), a).chosen == chosen
         assert s24.explain(a.T, np.ones((64, n), np.float32)).chosen == chosen
 
