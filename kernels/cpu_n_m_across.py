@@ -33,7 +33,8 @@ class Across(cpu_across.Across):
     ):  # fmt: skip
         self._pattern = pattern
         super().__init__(values, places, m, b)
-        self._bits = None if self._read is None else masks()
+        if self._read is not None:
+            self._bits = masks()
 
     def _unit(self) -> int:
         return self._pattern[1] if self._read is None else super()._unit()
