@@ -9,6 +9,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _fuse, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError, OutOfRangeError
 from sparse24._records import Compressed24, Operand24
+from sparse24.formats import convert
 from sparse24.formats.base import SparseArray, densified, made_by
 
 
@@ -188,6 +189,14 @@ class Sparse24Array(SparseArray):
             target = _storage.check_out(out, self.shape, self._dtype, like=record.values)
             _storage.decompress(record, target.swapaxes(-1, -2) if swap else target)
         return out
+
+    def tocsr(self, dtype=None):
+        """The matrix as `SparseArray.tocsr` gives it; on the CPU nothing becomes dense."""
+        if self.device != "cpu" or self.ndim > 2:
+            return super().tocsr(dtype)
+        stored = self._operand.stored
+        csr = convert.csr_of_24(stored.values, _storage.canonical(stored), stored.shape, dtype)
+        return csr.T.tocsr() if self.axis == -2 else csr
 
     @_devices.on_own_device
     def mask(self):

@@ -44,9 +44,11 @@ VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx2" in FEATURES else 16
 # tiles share the load of a stored element, and of its place, among more loads of b.
 _REGISTERS = 32 if VECTOR_BYTES == 64 or platform.machine() in ("aarch64", "arm64") else 16
 ROWS_OF_TILE = {8: 3, 4: 6, 2: 6, 1: 8} if _REGISTERS == 32 else {8: 1, 4: 3, 2: 4, 1: 8}
-# Rows of `dots` by the columns: one column is a stream of A at memory speed, and four streams
-# at once were measured slower; with more columns the rows share what is read of b.
-ROWS_OF_DOTS = {1: 1, 2: 4, 3: 4, 4: 4}
+# Rows of `dots` by the columns: with AVX-512 one column is a stream of A at memory speed, and four
+# streams at once were measured slower; with more columns, and with AVX2, whose sums of one row
+# would wait for each other, the rows share what is read of b.
+ROWS_OF_DOTS = {1: 4 if VECTOR_BYTES == 32 else 1, 2: 4, 3: 4, 4: 4}
+_FLOATS = 8  # of 32 bits in a vector of AVX2
 
 
 @intrinsic
@@ -140,6 +142,47 @@ def lanes_of_dots(itemsize: int) -> int:
     return VECTOR_BYTES // itemsize if VECTOR_BYTES >= 32 else 32 // itemsize
 
 
+def _places(emit: Emit, metadata, t):
+    """What `_partners` takes for the t-th vector of stored elements of a row."""
+    builder, lanes = emit.builder, emit.lanes
+    if VECTOR_BYTES != 32:
+        return emit.places(metadata, t)
+    word = ir.IntType(2 * lanes)
+    at = emit.at(metadata, builder.mul(t, I64(lanes // 4)))
+    bits = builder.load(builder.bitcast(at, word.as_pointer()), align=1)
+    index = ir.VectorType(I32, _FLOATS)
+    if emit.bytes == 4:  # the word twice in each lane, where its upper copy does not count
+        twice = Emit(emit.context, builder, word, 2 * _FLOATS).splat(bits)
+        shifts = [2 * lane for lane in range(_FLOATS)]
+        return builder.lshr(builder.bitcast(twice, index), ir.Constant(index, shifts))
+    wide = Emit(emit.context, builder, I32, _FLOATS).splat(builder.zext(bits, I32))
+    shifts = [lane // 2 * 2 for lane in range(_FLOATS)]
+    twofold = builder.shl(wide, ir.Constant(index, [1] * _FLOATS))
+    fields = builder.lshr(twofold, ir.Constant(index, shifts))
+    even = builder.and_(fields, ir.Constant(index, [6] * _FLOATS))
+    return builder.or_(even, ir.Constant(index, [0, 1] * (_FLOATS // 2)))
+
+
+def _partners_by_halves(emit: Emit, b, places):
+    """The same with AVX2, which permutes one vector at a time: two permutations and a blend.
+
+    Elements of 32 bits are looked up within halves of a vector, one group of b in each, in less
+    time than across them.  So the halves of b are put where the lanes of their elements are.  A
+    group of float64 is a whole vector, and its elements are pairs of lanes.
+    """
+    builder, index = emit.builder, ir.VectorType(I32, _FLOATS)
+    floats = ir.VectorType(ir.FloatType(), _FLOATS)
+    parts = [builder.bitcast(emit.load(emit.at(b, I64(i))), floats) for i in (0, emit.lanes)]
+    name, order = "llvm.x86.avx2.permps", [0, 1, 2, 3, 12, 13, 14, 15]
+    if emit.bytes == 4:
+        name, order = "llvm.x86.avx.vpermilvar.ps.256", [0, 1, 10, 11, 4, 5, 14, 15]
+        first, second = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
+        parts = [builder.shuffle_vector(*parts, ir.Constant(index, x)) for x in (first, second)]
+    found = [emit.intrinsic(name, floats, part, places) for part in parts]
+    mixed = builder.shuffle_vector(*found, ir.Constant(index, order))
+    return builder.bitcast(mixed, emit.vector)
+
+
 def _partners(emit: Emit, b, places):
     """The elements of ``b[: 2 * lanes]`` at `places`, one a lane."""
     builder, lanes, bits = emit.builder, emit.lanes, 8 * emit.bytes
@@ -149,15 +192,8 @@ def _partners(emit: Emit, b, places):
         kind = "d" if is_integer else "ps" if bits == 32 else "pd"
         name = f"llvm.x86.avx512.vpermi2var.{kind}.512"
         return emit.intrinsic(name, emit.vector, low, places, high)
-    if VECTOR_BYTES == 32 and bits == 32:  # lanes 0-3 take from the low half, 4-7 from the high
-        kind = "d" if is_integer else "ps"
-        name = f"llvm.x86.avx2.perm{kind}"
-        halves = [
-            emit.intrinsic(name, emit.vector, emit.load(emit.at(b, I64(start))), places)
-            for start in (0, lanes)
-        ]
-        order = ir.Constant(ir.VectorType(I32, lanes), [0, 1, 2, 3, 12, 13, 14, 15])
-        return builder.shuffle_vector(*halves, order)
+    if VECTOR_BYTES == 32:
+        return _partners_by_halves(emit, b, places)
     found = ir.Constant(emit.vector, ir.Undefined)
     for lane in range(lanes):
         place = builder.zext(builder.extract_element(places, I32(lane)), I64)
@@ -202,7 +238,7 @@ def dots(typingctx, values, metadata, row, last, count, b, column, sums, shape):
             new = []
             b_here = [emit.at(b, builder.mul(t, I64(2 * lanes))) for b in b_rows]
             for i in range(rows):
-                places = emit.places(m_rows[i], t)
+                places = _places(emit, m_rows[i], t)
                 at = emit.at(v_rows[i], builder.mul(t, I64(lanes)))
                 value = emit.load_narrow(at, signature.args[0].dtype)
                 for j in range(columns):

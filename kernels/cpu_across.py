@@ -12,8 +12,12 @@ from sparse24 import _arrays, _spec
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import cpu_groups
 from sparse24.kernels._numba import parallel, slices, threads
+from sparse24.kernels._simd_expand import AVAILABLE, lanes_of
 from sparse24.kernels.cpu_decode import decode_into, decoded
 from sparse24.kernels.cpu_epilogue import finish
+from sparse24.kernels.cpu_expanded import masks_of_codes
+from sparse24.kernels.cpu_n_m_few import WORD, expand_rows
+from sparse24.kernels.cpu_operand import Operand
 
 # Of a thread, where it is alone with few columns, and else: more columns have larger sums, and
 # threads take turns with those of BLAS after each block (measured: on two, 4096 x 4096 by one
@@ -34,6 +38,9 @@ class Across:
         self._accumulator = np.dtype(self._dtype.accumulator)
         exact = self._dtype.name == "int8"  # BLAS has no integers
         self._work = np.dtype(np.float32) if exact else self._accumulator
+        self._read = None  # or A as `expand_rows` reads it
+        if self._work.name in AVAILABLE:
+            self._read = Operand(values, metadata, m, self._dtype, self._work)
         k, whole = len(values), self._width(m)
         alone = threads() == 1 and b.shape[1] <= _FEW_COLUMNS
         size = threads() * (_BLOCK_BYTES if alone else _LARGE_BYTES)
@@ -65,6 +72,9 @@ class Across:
 
     def _rooms(self) -> tuple[np.ndarray, np.ndarray]:
         """Where a block is expanded, and where it is in the type that BLAS multiplies."""
+        if self._read is not None:
+            wide = np.empty(self._shape, self._work)
+            return wide, wide
         room = np.empty(self._shape, self._dtype.storage)
         same = self._dtype.logical == self._work
         return room, room.view(self._dtype.logical) if same else np.empty(self._shape, self._work)
@@ -83,9 +93,18 @@ class Across:
 
     def _expand_rows(self, rows: slice, room: np.ndarray, wide: np.ndarray) -> None:
         """Some rows of A in their parts of the rooms."""
+        if self._read is not None:
+            values, lanes = self._read.as_read(self._read.values[rows]), lanes_of(wide.itemsize)
+            count = wide.shape[1] // lanes
+            expand_rows(values, self._masks(rows), 0, len(wide), count, lanes, wide)
+            return
         self._scatter(rows, room)
         if wide.dtype != self._dtype.logical:
             decode_into(room.view(self._dtype.logical), self._dtype, wide)
+
+    def _masks(self, rows: slice) -> np.ndarray:
+        """The columns of what some rows store, as `cpu_n_m_few.masks_of` gives them."""
+        return masks_of_codes(self._metadata[rows], self._values.shape[1] // _spec.KEPT)
 
     def _scatter(self, rows: slice, room: np.ndarray) -> None:
         """Some rows of A dense."""
@@ -95,7 +114,11 @@ class Across:
 
     def _width(self, m: int) -> int:
         """Columns of a room for rows of `m`."""
-        return _spec.GROUP * _spec.groups(m)
+        return -(-m // self._unit()) * self._unit()
+
+    def _unit(self) -> int:
+        """Columns that are expanded as a whole."""
+        return _spec.GROUP if self._read is None else WORD
 
 
 def again(values: np.ndarray, metadata: np.ndarray, m: int, b: np.ndarray) -> Across | None:

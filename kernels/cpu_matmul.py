@@ -26,6 +26,7 @@ from sparse24.kernels.cpu_operand import Operand, pack_columns
 from sparse24.kernels.cpu_panels import multiply_many
 
 _FEW_COLUMNS = 16
+_FEW_OF_AVX2 = {4: 12, 8: 4}  # by the bytes of a sum
 _WORTH_PANELS = 256  # rows of A
 # Rows of A below which BLAS wins over `tile`: copying b into panels is most of the work.
 _FEW_ROWS = {"float64": 24, "int8": 1}
@@ -44,12 +45,13 @@ _SMALL_PRODUCT = 1 << 18
 def few_columns(dtype: _dtypes.DType, m: int) -> int:
     """Up to how many columns `dots` wins over panels, by m rows.
 
-    AVX2 looks up elements of b by two permutations and a blend, so panels win there as soon as
-    columns fill a vector, if they have enough rows to be copied for (measured on both).
+    AVX2 looks up elements of b by two permutations and a blend, and others one by one, so panels
+    win there earlier, if they have enough rows to be copied for (measured on both).
     """
     if VECTOR_BYTES == 64 or m < _WORTH_PANELS:
         return _FEW_COLUMNS
-    return VECTOR_BYTES // np.dtype(dtype.accumulator).itemsize
+    itemsize = np.dtype(dtype.accumulator).itemsize
+    return _FEW_OF_AVX2[itemsize] if VECTOR_BYTES == 32 else VECTOR_BYTES // itemsize
 
 
 @njit

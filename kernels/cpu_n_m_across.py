@@ -9,11 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparse24 import _arrays
 from sparse24.kernels import cpu_across, cpu_n_m
-from sparse24.kernels._simd_expand import AVAILABLE, lanes_of
-from sparse24.kernels.cpu_n_m_few import WORD, expand_rows
-from sparse24.kernels.cpu_operand import Operand
 
 
 class Across(cpu_across.Across):
@@ -36,24 +32,15 @@ class Across(cpu_across.Across):
         pattern: tuple[int, int], m: int, b: np.ndarray,
     ):  # fmt: skip
         self._pattern = pattern
-        dtype = _arrays.logical_dtype(values, argument="values")
-        work = np.dtype(np.float64 if dtype.name == "float64" else np.float32)
-        self._read = None
-        if work.name in AVAILABLE:
-            self._read = Operand(values, masks(), m, dtype, work)
         super().__init__(values, places, m, b)
+        if self._read is not None:
+            self._bits = masks()
 
-    def _width(self, m: int) -> int:
-        unit = self._pattern[1] if self._read is None else WORD
-        return -(-m // unit) * unit
+    def _unit(self) -> int:
+        return self._pattern[1] if self._read is None else super()._unit()
 
-    def _expand_rows(self, rows: slice, room: np.ndarray, wide: np.ndarray) -> None:
-        if self._read is None:
-            super()._expand_rows(rows, room, wide)
-            return
-        values, lanes = self._read.as_read(self._read.values[rows]), lanes_of(wide.itemsize)
-        count = wide.shape[1] // lanes
-        expand_rows(values, self._read.metadata[rows], 0, len(wide), count, lanes, wide)
+    def _masks(self, rows: slice) -> np.ndarray:
+        return self._bits[rows]
 
     def _scatter(self, rows: slice, room: np.ndarray) -> None:
         places = self._metadata[rows].reshape(-1)

@@ -15,7 +15,7 @@ from sparse24 import _arrays
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import _simd_expand
-from sparse24.kernels._numba import njit, parallel
+from sparse24.kernels._numba import njit, parallel, threads
 from sparse24.kernels._simd_expand import add_expanded, lanes_of
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
@@ -23,6 +23,10 @@ from sparse24.kernels.cpu_n_m_few import end_of_safe, shapes_of, with_room
 from sparse24.kernels.cpu_operand import STEP, Operand
 
 _FEW_COLUMNS = 16  # of b, up to which this is used
+# The same of one thread with AVX2, where each run of four spreads A anew for longer than BLAS takes
+# for what is expanded once (measured; of two threads those of BLAS and these wait for each other).
+_FEW_OF_AVX2 = {"int8": 12}
+_FEW_OF_AVX2_OTHERS = 7
 _STRIP = 512  # columns, or some more
 
 
@@ -106,7 +110,10 @@ def add_strip(
 
 def pays(columns: int, dtype: DType) -> bool:
     """Whether products by so many columns of b are faster here than by BLAS."""
-    return columns <= _FEW_COLUMNS and work_type(dtype).name in _simd_expand.SPREAD
+    most = _FEW_COLUMNS
+    if _simd_expand.VECTOR_BYTES == 32 and threads() == 1:
+        most = _FEW_OF_AVX2.get(dtype.name, _FEW_OF_AVX2_OTHERS)
+    return columns <= most and work_type(dtype).name in _simd_expand.SPREAD
 
 
 def work_type(dtype: DType) -> np.dtype:

@@ -9,6 +9,7 @@ import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._records import PLAIN
 from sparse24.kernels import _numba, cpu_across, cpu_compress
+from sparse24.kernels._simd_expand import AVAILABLE
 
 SHAPES = [(1, 1), (37, 30), (300, 130), (64, 64)]
 
@@ -94,3 +95,13 @@ def test_empty(k, m, n):
     out = np.full((m, n), 7, np.float32)
     cpu_across.matmul_across(values, metadata, m, np.ones((k, n), np.float32), out, PLAIN)
     assert not out.any()
+
+
+@pytest.mark.skipif("float32" not in AVAILABLE, reason="this processor spreads nothing")
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float8_e4m3fn", "int8"])
+def test_blocks_are_spread_by_vectors(rng, monkeypatch, name):
+    monkeypatch.setattr(cpu_across.Across, "_scatter", None)  # element by element
+    A = s24.compress(whole(rng, (70, 70), name), on_excess="prune")
+    x = whole(rng, (40, 70), name)
+    want = x.astype(float) @ A.toarray().astype(float)
+    np.testing.assert_array_equal(s24.matmul(x, A, dtype="float32"), want)

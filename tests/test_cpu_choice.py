@@ -54,11 +54,12 @@ def test_small_products_of_a_kept_matrix_go_to_blas(shape, dtype, chosen):
 @pytest.mark.parametrize(
     ("vector_bytes", "dtype", "rows", "most"),
     [
-        (64, "float32", 4096, 16), (64, "float64", 4096, 16), (32, "float32", 4096, 8),
-        (32, "int8", 256, 8), (32, "float64", 4096, 4), (32, "float64", 255, 16),
+        (64, "float32", 4096, 16), (64, "float64", 4096, 16), (32, "float32", 4096, 12),
+        (32, "int8", 256, 12), (32, "float64", 4096, 4), (32, "float64", 255, 16),
+        (16, "float32", 256, 4), (16, "float64", 256, 2),
     ],
 )  # fmt: skip
-def test_panels_take_over_where_columns_fill_a_short_vector(
+def test_panels_take_over_earlier_where_vectors_are_short(
     monkeypatch, vector_bytes, dtype, rows, most
 ):
     monkeypatch.setattr(cpu_matmul, "VECTOR_BYTES", vector_bytes)

@@ -13,7 +13,7 @@ from sparse24.kernels import _simd_expand
 TWO_FOUR = """
 import numpy as np
 from sparse24.kernels import _simd, cpu_compress, cpu_matmul, reference
-assert _simd.VECTOR_BYTES == 16
+assert _simd.VECTOR_BYTES == {vector_bytes}
 rng = np.random.default_rng(0)
 for kind in (np.float32, np.float64, np.int8):
     for n in (3, 21, 75):
@@ -53,7 +53,8 @@ def exit_code_compiled_for(name, features, script, folder):
 def test_machines_without_wide_vectors(tmp_path):
     """The same kernels compiled for the plainest CPU of this architecture."""
     n_m = N_M.format(available=(), columns=(1, 3, 16, 40))
-    assert exit_code_compiled_for("generic", "", TWO_FOUR + n_m, tmp_path) == 0
+    script = TWO_FOUR.format(vector_bytes=16) + n_m
+    assert exit_code_compiled_for("generic", "", script, tmp_path) == 0
 
 
 @pytest.mark.skipif(not AVX2 <= _simd_expand.FEATURES, reason="this machine has no AVX2")
@@ -61,7 +62,8 @@ def test_machines_without_avx_512(tmp_path):
     """By 50 columns the panels of float64 have 8, 4 and 1 vectors, those of others 4, 2 and 1."""
     n_m = N_M.format(available=("float32", "int32"), columns=(1, 7, 50))
     features = ",".join(f"+{x}" for x in AVX2)
-    assert exit_code_compiled_for("x86-64-v3", features, n_m, tmp_path) == 0
+    script = TWO_FOUR.format(vector_bytes=32) + n_m
+    assert exit_code_compiled_for("x86-64-v3", features, script, tmp_path) == 0
 
 
 FORKED = """

@@ -137,7 +137,9 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch, rng, name, n):
 @spreads
 def test_explain_names_the_kernel_from_either_side(rng):
     a = compressed(rng, (64, 128), "float32", (7, 8))
-    for n, chosen in ((16, "cpu_n_m"), (17, "dense")):
+    dtype = _dtypes.TABLE["float32"]
+    few = max(n for n in range(20) if cpu_n_m_rows.pays(n, dtype))
+    for n, chosen in ((few, "cpu_n_m"), (few + 1, "dense")):
         assert s24.explain(np.ones((n, 64), np.float32), a).chosen == chosen
         assert s24.explain(a.T, np.ones((64, n), np.float32)).chosen == chosen
 
@@ -230,3 +232,20 @@ def test_strips_begin_with_groups_and_vectors(monkeypatch, rng):
         a = compressed(rng, (23, 1111), "float32", pattern)
         x = numbers(rng, (2, 23), "float32")
         assert_near(x @ a, reference.matmul(x, a.toarray()), "float32")
+
+
+@pytest.mark.parametrize(
+    ("vector_bytes", "threads", "dtype", "most"),
+    [
+        (64, 1, "float32", 16), (32, 2, "float32", 16), (32, 1, "float32", 7),
+        (32, 1, "bfloat16", 7), (32, 1, "int8", 12),
+    ],
+)  # fmt: skip
+def test_one_thread_with_short_vectors_leaves_more_columns_to_blas(
+    monkeypatch, vector_bytes, threads, dtype, most
+):
+    monkeypatch.setattr(_simd_expand, "VECTOR_BYTES", vector_bytes)
+    monkeypatch.setattr(_simd_expand, "SPREAD", ("float32", "int32"))
+    monkeypatch.setattr(cpu_n_m_rows, "threads", lambda: threads)
+    assert cpu_n_m_rows.pays(most, _dtypes.TABLE[dtype])
+    assert not cpu_n_m_rows.pays(most + 1, _dtypes.TABLE[dtype])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numba
 import numpy as np
 import pytest
 
-from sparse24.kernels import _simd, cpu_operand, cpu_panels
+from sparse24.kernels import _simd, cpu_matmul, cpu_operand, cpu_panels
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -57,3 +59,19 @@ def test_sums_stay_in_registers():
     listing = "".join(multiply.inspect_asm().values())
     fused = [line for line in listing.splitlines() if "vfmadd" in line and register in line]
     assert len(fused) >= 8 * rows
+
+
+@pytest.mark.skipif(_simd.VECTOR_BYTES != 32, reason="these are instructions of AVX2")
+@pytest.mark.parametrize(("kind", "wanted"), [("float32", "vpermilps"), ("float64", "vperm(ps|d)")])
+def test_avx2_looks_up_partners_by_permutations(kind, wanted):
+    """Two for each vector of stored elements, of four rows by one column."""
+    multiply = numba.njit(error_model="numpy")(cpu_matmul.multiply_columns.py_func)
+    lanes = _simd.lanes_of_dots(np.dtype(kind).itemsize)
+    values, b = np.ones((4, 2 * lanes), kind), np.ones((1, 4 * lanes), kind)
+    codes, nothing = np.full((4, lanes // 2), 0x44, np.uint8), np.zeros((0, 0), np.uint8)
+    sums, shape = np.zeros((4, 1), kind), ((0,) * _simd.ROWS_OF_DOTS[1], (0,))
+    multiply(values, codes, np.zeros((4, 0), kind), nothing, b, b, 0, lanes, sums, shape)
+    assert (sums == 2 * lanes).all()
+    listing = "".join(multiply.inspect_asm().values()).splitlines()
+    found = [line for line in listing if re.match(rf"\s{wanted}\s.*%ymm", line)]
+    assert len(found) >= 2 * _simd.ROWS_OF_DOTS[1]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays, _sparsegpt
+from sparse24 import _arrays, _dtypes, _methods, _sparsegpt
 from sparse24._sparsegpt import sparsegpt
+from sparse24.kernels import cpu_decode
 
 
 def layer(rng, rows=24, k=32, count=400):
@@ -445,3 +446,15 @@ def test_report_counts_and_totals(rng):
     alone = s24.report(dense["b"])
     assert np.isnan(alone.kept_energy)
     assert "nan" not in str(alone)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"])
+def test_magnitudes_of_every_pattern_of_bits(name, monkeypatch):
+    """Not by NumPy, which converts these one by one."""
+    row = _dtypes.TABLE[name]
+    bits = np.arange(1 << 8 * row.itemsize, dtype=row.storage)
+    want = np.abs(bits.view(row.logical).astype(np.float32))
+    monkeypatch.setattr(cpu_decode.np, "copyto", None)
+    np.testing.assert_array_equal(_methods.magnitude(bits.view(row.logical), row), want)
+    if row.is_float8:
+        np.testing.assert_array_equal(_methods.magnitude(bits, row), want)

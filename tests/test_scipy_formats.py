@@ -64,6 +64,30 @@ def test_scipy_matrices_beyond_24_are_sent_to_hybrid():
         s24.from_scipy(np.ones((2, 4)))
 
 
+@pytest.mark.parametrize("dtype", _dtypes.NAMES)
+@pytest.mark.parametrize("shape", [(5, 12), (3, 7), (4, 2), (1, 1), (0, 8), (3, 0), (40, 133)])
+def test_csr_is_made_of_what_is_stored(rng, monkeypatch, shape, dtype):
+    dense = rng.integers(-2, 3, shape).astype(_dtypes.TABLE[dtype].logical)
+    a = s24.compress(dense, on_excess="prune")
+    dense, turned = a.toarray(), s24.compress(dense, on_excess="prune", axis=0)
+    want = turned.toarray()
+    monkeypatch.setattr(s24.Sparse24Array, "toarray", None)
+    for array, full in ((a, dense), (a.T, dense.T), (turned, want)):
+        csr, numbers = array.tocsr(), full.astype(np.float32)
+        assert csr.has_canonical_format
+        assert csr.nnz == np.count_nonzero(numbers)
+        assert csr.dtype == (full.dtype if dtype in ("float32", "float64", "int8") else np.float32)
+        np.testing.assert_array_equal(csr.toarray(), numbers)
+
+
+def test_csr_keeps_nan_and_drops_what_a_narrower_type_rounds_to_zero():
+    a = s24.compress(np.array([[np.nan, 1e-300, 0, 0], [np.inf, 0, -0.0, 2]]))
+    assert a.tocsr().nnz == 4
+    csr = a.tocsr("float32")
+    np.testing.assert_array_equal(csr.toarray(), [[np.nan, 0, 0, 0], [np.inf, 0, 0, 2]])
+    assert csr.nnz == 3
+
+
 def test_half_precision_goes_to_scipy_as_float32():
     a = s24.random((4, 8), dtype="bfloat16", rng=0)
     assert a.tocsr().dtype == np.float32
