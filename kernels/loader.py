@@ -21,7 +21,6 @@ from sparse24._errors import CompileError
 
 Defines = tuple[tuple[str, Any], ...]
 
-BASE_OPTIONS = ("--std=c++17", "-default-device")
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"\s*$', re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _PYTHON_NOISE = re.compile(r'"""(?:.|\n)*?"""|#[^\n]*')
@@ -97,8 +96,11 @@ def architecture(compute_capability: int | str) -> str:
 
 
 def options(defines: Defines, arch: str) -> tuple[str, ...]:
-    """NVRTC options of a kernel; the same with and without a GPU."""
-    return (f"-arch={arch}", *BASE_OPTIONS, *(f"-D{key}={value}" for key, value in defines))
+    """NVRTC options of a kernel; the same with and without a GPU.
+
+    CuPy adds ``--device-as-default-execution-space``, which NVRTC before 12.9 refuses twice.
+    """
+    return (f"-arch={arch}", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
 
 
 _modules: dict[tuple, Any] = {}

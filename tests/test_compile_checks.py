@@ -95,3 +95,9 @@ def test_a_compile_error_shows_log_and_options():
     with pytest.raises(CompileError, match=r"(?s)-arch=sm_90a.*no member") as caught:
         loader.compile_cubin("cast", (("ELEMENT", "nonsense"), ("OUTPUT", "float16")), "sm_90a")
     assert "cast.cu did not compile" in str(caught.value)
+
+
+def test_options_repeat_none_that_cupy_adds():
+    """NVRTC before 12.9, as torch for CUDA 12.8 brings it, refuses one that is given twice."""
+    both = {"-default-device", "--device-as-default-execution-space"}  # two names of the same
+    assert both.isdisjoint(loader.options((), "sm_90a"))
