@@ -218,7 +218,7 @@ def linear(x, A, bias=None, *, activation=None):
 
 def _one_sparse(a, b, a_dtype, b_dtype):
     """Plain operands: compress the first that obeys 2:4 along the contracted axis."""
-    from sparse24._obeys import is_24
+    from sparse24._is_24 import is_24
 
     if _capturing(a) or _capturing(b):
         return a, b  # a check would wait for the device, which a capture forbids
