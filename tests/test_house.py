@@ -224,6 +224,14 @@ def test_a_kernel_has_one_name_in_all_its_places(stem):
     assert f"* - ``{stem}``" in table, "the table of all kernels"
 
 
+def test_the_map_has_every_private_module_and_format_once():
+    text = (ROOT / "docs" / "explanation" / "modules.rst").read_text()
+    named = re.findall(r"``(\w+)``", "".join(re.findall(r"^``.*?(?=  )", text, re.MULTILINE)))
+    there = [path.stem for path in (ROOT / "sparse24").glob("_*.py")]
+    there += [path.stem for path in (ROOT / "formats").glob("*.py")]
+    assert sorted(named) == sorted(name for name in there if name != "__init__")
+
+
 # Parts of the CUDA toolkit, and what of CuPy needs each; CuPy's wheels hold none of them.
 TOOLKIT = {
     "nvrtc": "kernels", "cudart": "kernels", "cublas": "dense products", "curand": "cupy.random",
