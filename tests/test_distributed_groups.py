@@ -112,7 +112,7 @@ class FakeNccl(SimpleNamespace):
 def test_nccl_gets_addresses_counts_and_types(monkeypatch):
     fake = FakeNccl()
     monkeypatch.setattr(_distributed_nccl, "_nccl", lambda: fake)
-    monkeypatch.setattr(_distributed_nccl, "_compress_stream", lambda x: 77)
+    monkeypatch.setattr(_distributed_nccl, "_stream", lambda x: 77)
     comm = D.from_nccl(fake.NcclCommunicator())
     assert (comm.rank, comm.size) == (1, 3)
     x = SimpleNamespace(dtype=_dtypes.lookup("bfloat16").carried, size=10, data=at(1000))
