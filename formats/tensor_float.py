@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _graphs, _lines, _planner, _spec
+from sparse24 import _arrays, _cuda_graphs, _dtypes, _foreign, _memory_order, _planner, _spec
 from sparse24._errors import DeviceError, DTypeError, PatternError, ShapeError, UnsupportedError
 from sparse24._records import PLAIN, Compressed24, Problem
 
@@ -109,7 +109,7 @@ class TensorFloat:
         m, k = self._record.shape
         problem = Problem(
             m, b.shape[1], k, 1, "float32", "float32", "float32", tensor_float=True,
-            compute_capability=int(b.device.compute_capability), **_lines.facts(b, out),
+            compute_capability=int(b.device.compute_capability), **_memory_order.facts(b, out),
         )  # fmt: skip
         launch = self._launches.get(problem)
         if launch is None:
@@ -117,7 +117,7 @@ class TensorFloat:
             if len(self._launches) >= MOST_LAUNCHES:
                 self._launches.clear()
             self._launches[problem] = launch
-        with _graphs.keeping(self._record, out):  # b may be copied
+        with _cuda_graphs.keeping(self._record, out):  # b may be copied
             launch(self._record, b, out, PLAIN)
 
     def _prepare(self, problem: Problem, device: int):

@@ -44,19 +44,21 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24._backend import backend as backend
     from sparse24._calibration import Calibration as Calibration
     from sparse24._compress import compress as compress
+    from sparse24._compress_stream import compress_blocks as compress_blocks
+    from sparse24._compress_stream import compress_stream as compress_stream
     from sparse24._config import show_config as show_config
     from sparse24._explain import explain as explain
     from sparse24._fuse import Epilogue as Epilogue
     from sparse24._grouped import grouped_linear as grouped_linear
     from sparse24._grouped import grouped_matmul as grouped_matmul
     from sparse24._hybrid import hybrid as hybrid
+    from sparse24._is_24 import check_24 as check_24
+    from sparse24._is_24 import is_24 as is_24
     from sparse24._make import asarray as asarray
     from sparse24._make import from_scipy as from_scipy
     from sparse24._make import random as random
     from sparse24._matmul import linear as linear
     from sparse24._matmul import matmul as matmul
-    from sparse24._obeys import check_24 as check_24
-    from sparse24._obeys import is_24 as is_24
     from sparse24._permutation import find_permutation as find_permutation
     from sparse24._permutation import fold_permutation as fold_permutation
     from sparse24._plan import MatmulPlan as MatmulPlan
@@ -66,8 +68,6 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24._prune import prune as prune
     from sparse24._refit import refit as refit
     from sparse24._report import report as report
-    from sparse24._stream import compress_blocks as compress_blocks
-    from sparse24._stream import compress_stream as compress_stream
     from sparse24.formats.files import load_npz as load_npz
     from sparse24.formats.files import load_safetensors as load_safetensors
     from sparse24.formats.files import save_npz as save_npz
@@ -90,8 +90,8 @@ _HOMES = {
     "HybridArray": "sparse24.formats.hybrid",
     "compress": "sparse24._compress",
     "activate_compress": "sparse24._activate",
-    "compress_blocks": "sparse24._stream",
-    "compress_stream": "sparse24._stream",
+    "compress_blocks": "sparse24._compress_stream",
+    "compress_stream": "sparse24._compress_stream",
     "asarray": "sparse24._make",
     "from_scipy": "sparse24._make",
     "random": "sparse24._make",
@@ -102,8 +102,8 @@ _HOMES = {
     "find_permutation": "sparse24._permutation",
     "fold_permutation": "sparse24._permutation",
     "report": "sparse24._report",
-    "is_24": "sparse24._obeys",
-    "check_24": "sparse24._obeys",
+    "is_24": "sparse24._is_24",
+    "check_24": "sparse24._is_24",
     "backend": "sparse24._backend",
     "matmul": "sparse24._matmul",
     "linear": "sparse24._matmul",

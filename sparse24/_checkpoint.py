@@ -1,4 +1,4 @@
-"""Checkpoints: which matrices can be compressed, and how one is; `_conversion` does all."""
+"""Checkpoints: which matrices can be compressed, and how one is; `_convert_checkpoint` does all."""
 
 from __future__ import annotations
 

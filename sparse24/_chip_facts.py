@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from sparse24 import _tuning_cache
 
 # What a copy reaches of the rate of the memory's pins where none was measured: 4.2 TB/s of 4.92 on
-# an H200, 3.02 of 3.35 on an H100 (`_calibrate.copy_bandwidth`).
+# an H200, 3.02 of 3.35 on an H100 (`_planner_fit.copy_bandwidth`).
 COPY_SHARE = 0.87
 EDGES = 2  # transfers a clock of every memory that GPUs have: it is of double data rate
 # An H200, as its driver and a copy tell.

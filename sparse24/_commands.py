@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sparse24 import _checkpoint, _conversion, _raw_files
+from sparse24 import _checkpoint, _convert_checkpoint, _raw_files
 from sparse24._errors import ArgumentError
 from sparse24._table import count, share, sides, size, table
 
@@ -96,12 +96,12 @@ def bench(options) -> int:
 def convert(options) -> int:
     calibration = _calibration(options)
     if options.report is not None:
-        given = _conversion.paths_of(calibration) if calibration is not None else []
-        _conversion.check_report(options.report, options.source, options.target, *given)
+        given = _convert_checkpoint.paths_of(calibration) if calibration is not None else []
+        _convert_checkpoint.check_report(options.report, options.source, options.target, *given)
     selection = _checkpoint.Selection(
         options.include, options.exclude, options.min_size, options.stacks
     )
-    record = _conversion.convert(
+    record = _convert_checkpoint.convert(
         options.source,
         options.target,
         selection=selection,
@@ -109,7 +109,7 @@ def convert(options) -> int:
         progress=not options.quiet,
     )
     if options.report is not None:
-        _conversion.write_report(options.report, record)
+        _convert_checkpoint.write_report(options.report, record)
     if not options.quiet:
         _print_report(record)
         file = _raw_files.open_arrays(options.source)

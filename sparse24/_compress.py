@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _methods, _storage
+from sparse24 import _arrays, _backend, _check, _dtypes, _foreign, _prune_methods, _storage
 from sparse24._compress_records import compress_rows, records_both_ways, transposable_records
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._records import Compressed24, Operand24
@@ -217,7 +217,7 @@ def _rule(on_excess, scores, mask, like, x):
     if scores is not None:
         if on_excess != "prune":
             raise ArgumentError("scores= say what to prune; pass on_excess='prune' with them")
-        return "scores", _methods.checked_scores(scores, x)
+        return "scores", _prune_methods.checked_scores(scores, x)
     if like is not None:
         if not isinstance(like, Sparse24Array):
             raise ArgumentError(f"like must be a Sparse24Array, got {type(like).__name__}")

@@ -19,7 +19,7 @@ import sparse24 as s24
 from sparse24 import (
     _arrays,
     _checkpoint,
-    _conversion,
+    _convert_checkpoint,
     _dtypes,
     _raw_files,
     _scales,
@@ -151,7 +151,7 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
         saved = Path(folder) / "compressed.safetensors"
         energies = _prune_and_save(file, names, row, saved)
         arrays = s24.load_safetensors(saved, device=device)
-        for name in _conversion.progress_bar(names, len(names)):
+        for name in _convert_checkpoint.progress_bar(names, len(names)):
             dense = _finite(file[name].astype(row.logical), name)
             lines.append(_measure(name, dense, arrays[name], energies[name], tokens, device))
         _print(lines, saved.stat().st_size)

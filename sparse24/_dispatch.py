@@ -6,7 +6,16 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from sparse24 import _arrays, _autotune, _check, _foreign, _graphs, _lines, _planner, _storage
+from sparse24 import (
+    _arrays,
+    _autotune,
+    _check,
+    _cuda_graphs,
+    _foreign,
+    _memory_order,
+    _planner,
+    _storage,
+)
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._fuse import Call
@@ -44,7 +53,7 @@ def fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched |
     """
     if not types.on_gpu:
         return _fill(a, b, out, epilogue, call, types)
-    with _graphs.keeping(a.rows, out):
+    with _cuda_graphs.keeping(a.rows, out):
         return _fill(a, b, out, epilogue, call, types)
 
 
@@ -135,7 +144,7 @@ def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) 
         dtype=types.row_a.name, b_dtype=types.row_b.name, out_dtype=types.name,
         a_batched=batched_a, b_batched=batched_b,
         plain=epilogue.is_plain, activation=epilogue.activation, fast_accumulation=fast,
-        compute_capability=int(b.device.compute_capability), **_lines.facts(b, out),
+        compute_capability=int(b.device.compute_capability), **_memory_order.facts(b, out),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _check, _devices, _storage
-from sparse24._distributed_comm import Communicator, checked, ranks_apart
+from sparse24._distributed_communicator import Communicator, checked, ranks_apart
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array

@@ -8,10 +8,10 @@ from dataclasses import replace
 from sparse24 import (
     _arrays,
     _check,
+    _cuda_graphs,
     _dispatch,
     _foreign,
     _gradients,
-    _graphs,
     _grouped_dispatch,
     _grouped_fuse,
     _grouped_offsets,
@@ -272,7 +272,7 @@ def _prepared(a: Operand24, tokens, out, offsets, call: Call, *, by_rows: bool, 
     else:
         target = types.allocate(None)
         _dispatch.refuse_overlap("out", target, a, b)
-    keeping = _graphs.keeping(a.rows, target) if types.on_gpu else contextlib.nullcontext()
+    keeping = _cuda_graphs.keeping(a.rows, target) if types.on_gpu else contextlib.nullcontext()
     with keeping:
         offsets = _grouped_offsets.taken(offsets, a.shape[0], b.shape[1], like=b)
         if out is not None and _arrays.shares_memory(target, offsets):

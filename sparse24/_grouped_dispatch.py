@@ -53,7 +53,7 @@ def fill(product: Grouped, call: Call, types, plans: dict) -> Callable[..., Any]
     layouts, where the kernel has multiplied the arrays of `product` themselves.
 
     On the GPU enqueues on CuPy's current stream and does not wait, except for offsets on the
-    device where the kernel refuses.  Runs inside `_graphs.keeping`.
+    device where the kernel refuses.  Runs inside `_cuda_graphs.keeping`.
     """
     if 0 in product.out.shape or not product.a.shape[0]:
         return None

@@ -32,7 +32,7 @@ from sparse24 import (
     _foreign,
     _hybrid_cost,
     _hybrid_on_cpu,
-    _lines,
+    _memory_order,
     _product,
     _tuning_cache,
 )
@@ -41,7 +41,7 @@ from sparse24._hybrid_dense import DenseStack, flat_views
 from sparse24._hybrid_layouts import layout
 from sparse24._hybrid_predict import copied_by, copying_paths, predictions
 from sparse24._hybrid_staged import Staged, by_rows, room_for
-from sparse24._moved import laying_out
+from sparse24._moved_layout import laying_out
 from sparse24._records import PLAIN, Problem
 from sparse24.kernels.dense import BoundDense
 
@@ -148,7 +148,7 @@ def _made_elsewhere(path: str, h, out) -> bool:
     """
     if path not in STRIPS:
         return False
-    return _lines.spills(out) or (layout(h, path).rows is not None and not by_rows(out))
+    return _memory_order.spills(out) or (layout(h, path).rows is not None and not by_rows(out))
 
 
 def _bound(path: str, h, b, out, balance: bool):

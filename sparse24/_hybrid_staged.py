@@ -17,7 +17,7 @@ class Staged:
         Of a kernel that reads rows of `b` by 16 bytes.
     room : bool
         Whether the result is made by rows elsewhere: it is stored by columns, or the kernel
-        would write past the ends of its lines (`_lines.spills`).
+        would write past the ends of its lines (`_memory_order.spills`).
     """
 
     captured = False  # a graph would not keep the copies

@@ -246,7 +246,7 @@ def _one_factor_a_row(x, scales):
 
 def _one_sparse(a, b, a_dtype, b_dtype):
     """Plain operands: compress the first that obeys 2:4 along the contracted axis."""
-    from sparse24._obeys import is_24
+    from sparse24._is_24 import is_24
 
     if _capturing(a) or _capturing(b):
         return a, b  # a check would wait for the device, which a capture forbids

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import _alike, _arrays, _dispatch, _dtypes, _foreign, _replay
+from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _replay, _shared_plans
 from sparse24._dtypes import DType
 from sparse24._errors import DeviceError, DTypeError, ShapeError
 from sparse24._fuse import PLAIN, Call, Epilogue, fuse
@@ -65,8 +65,8 @@ def _anew(
     """A product without a remembered launch: check it, compute it by `_dispatch`, remember it."""
     call, alike = with_own_type(call, x), None
     if plans is not None and key is not None:
-        alike = _alike.key_of(a, x, out, call, key, from_left=from_left)
-        ready = _alike.find(alike, a, x, out, call, from_left=from_left)
+        alike = _shared_plans.key_of(a, x, out, call, key, from_left=from_left)
+        ready = _shared_plans.find(alike, a, x, out, call, from_left=from_left)
         if ready is not None:
             _replay.keep(plans, key, ready)
             return ready(x, out)
@@ -79,7 +79,7 @@ def _anew(
         types = replace(laid.types, out=None)
         make_epilogue = EpilogueMaker(types, laid.dropped, *laid.shapes, *laid.vectors)
         plan = _replay.remember(plans, key, launched, x, product, call, make_epilogue)
-        _alike.share(alike, plan, launched, make_epilogue)
+        _shared_plans.share(alike, plan, launched, make_epilogue)
     return product
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _gradients, _rule
+from sparse24 import _arrays, _check, _foreign, _gradients, _prune_rule
 from sparse24._errors import ArgumentError, DTypeError
 
 
@@ -128,13 +128,13 @@ def prune(
     with _foreign.stream_of(x):
         given, restore = _foreign.take(x)
         array = _as_numbers(given, dtype)
-        rule = _rule.of(
+        rule = _prune_rule.of(
             array, pattern=pattern, axis=axis, method=method, scores=scores,
             transposable=transposable, dtype=dtype, rng=rng, calibration=calibration,
             hessian=hessian, activations=activations, damping=damping, channels=channels,
         )  # fmt: skip
         target = None if out is None else _target(given, out)
-        result = np.moveaxis(_rule.pruned(array, rule), -1, rule.axis)
+        result = np.moveaxis(_prune_rule.pruned(array, rule), -1, rule.axis)
         result = result if result.dtype == given.dtype else result.view(given.dtype)
         if target is None:
             made = restore(_in_c_order(result))
@@ -201,12 +201,12 @@ activations, damping, channels
     with _foreign.stream_of(x):
         given, restore = _foreign.take(x)
         array = _as_numbers(given, dtype)
-        rule = _rule.of(
+        rule = _prune_rule.of(
             array, pattern=pattern, axis=axis, method=method, scores=scores,
             transposable=transposable, dtype=dtype, rng=rng, calibration=calibration,
             hessian=hessian, activations=activations, damping=damping, channels=channels,
         )  # fmt: skip
-        kept = np.moveaxis(_rule.kept(array, rule), -1, rule.axis)
+        kept = np.moveaxis(_prune_rule.kept(array, rule), -1, rule.axis)
         return restore(_in_c_order(kept))
 
 

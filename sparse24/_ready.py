@@ -14,7 +14,7 @@ from sparse24 import _arrays, _foreign
 from sparse24 import _records as records
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
-from sparse24._moved import Last, MovedLayout
+from sparse24._moved_layout import Last, MovedLayout
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import Launch, current_stream
 

@@ -186,7 +186,7 @@ class Problem:
 
     The product is out (m, n) = A (m, k) @ b (k, n), and A is the 2:4 operand.  Orders are
     ``"row"`` (last axis contiguous), ``"column"`` (first axis contiguous) or ``"strided"``.  A
-    matrix with one row or one column could be either; `_lines.order` decides.
+    matrix with one row or one column could be either; `_memory_order.order` decides.
     """
 
     m: int

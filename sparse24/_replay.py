@@ -148,7 +148,7 @@ def remember(
         def run(x: Any, out: Any) -> None:
             launcher(a, *((x.T, out.T) if turn else (x, out)), records.PLAIN)
 
-        keep(plans, key, ReadyArrays(run, allocate, captured=False))  # see _graphs.keeping
+        keep(plans, key, ReadyArrays(run, allocate, captured=False))  # see _cuda_graphs.keeping
     return None
 
 

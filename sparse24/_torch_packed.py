@@ -17,7 +17,7 @@ from torch import Tensor
 from sparse24 import _arrays, _replay, _torch_replay
 from sparse24 import _torch_ops as ops
 from sparse24._fuse import PLAIN, Epilogue
-from sparse24._moved import Last
+from sparse24._moved_layout import Last
 from sparse24._ready import Ready, ReadyProduct
 from sparse24._records import Fused
 from sparse24._torch_linear import cast, projected
@@ -156,8 +156,8 @@ class Packed:
         return y
 
     # Layers of a model have weights of a few shapes.  What was prepared for the tokens of one
-    # serves the others, with their addresses.  `_alike` has that for all arrays and options, which
-    # it looks at first; a layer has a bias at most, and its own.
+    # serves the others, with their addresses.  `_shared_plans` has that for all arrays and options,
+    # which it looks at first; a layer has a bias at most, and its own.
 
     def _as_others(self, key: tuple) -> Ready | None:
         """The product that another layer has prepared, with the weight and the bias of this one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _foreign, _obeys
+from sparse24 import _check, _foreign, _is_24
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._torch_check import check_tensor
@@ -110,6 +110,6 @@ def to_sparse_semi_structured(
         shape = tuple(original_tensor.shape)
         raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")
     with _foreign.stream_of(original_tensor):
-        _obeys.check_24(original_tensor.detach())
+        _is_24.check_24(original_tensor.detach())
     parts = ops.pack(original_tensor.detach(), None, False)  # else they would belong to its graph
     return Sparse24Tensor(parts, original_tensor.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24._obeys import is_24
+from sparse24._is_24 import is_24
 
 WAYS = ("weight", "masked", "dense")  # by a mask that is 2:4, by any mask, by one that is all true
 

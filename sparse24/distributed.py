@@ -13,7 +13,7 @@ process, or a few lines around another library.  For torch's own data-parallel t
 `sparse24.torch.reduce_packed`.
 """
 
-from sparse24._distributed_comm import Communicator
+from sparse24._distributed_communicator import Communicator
 from sparse24._distributed_nccl import from_nccl
 from sparse24._distributed_reduce import all_reduce
 from sparse24._distributed_scatter import reduce_scatter, row_block

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes
-from sparse24 import _obeys as obeys
+from sparse24 import _arrays, _check, _dtypes, _is_24
 from sparse24._errors import PatternError
 
 __all__ = ["arrays", "assert_24", "assert_accurate", "relative_error"]
@@ -41,7 +40,7 @@ def assert_24(x: Any, *, axis: int = -1) -> None:
     """
     dense = x.toarray() if hasattr(x, "toarray") else x
     try:
-        obeys.check_24(dense, axis=axis)
+        _is_24.check_24(dense, axis=axis)
     except PatternError as error:
         raise AssertionError(str(error)) from None
 

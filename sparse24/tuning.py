@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparse24 import _arrays, _calibrate, _hybrid_fit, _tuning_cache
+from sparse24 import _arrays, _hybrid_fit, _planner_fit, _tuning_cache
 from sparse24._errors import DeviceError, FormatError
 
 __all__ = ["calibrate", "clear", "load", "path", "save"]
@@ -156,7 +156,7 @@ def calibrate() -> dict[str, float]:
     >>> path = s24.tuning.save()  # doctest: +SKIP
     """
     device = _device()
-    fitted = _calibrate.fit(device)
+    fitted = _planner_fit.fit(device)
     bandwidth = fitted.pop("bandwidth")
     _tuning_cache.record_model(device, bandwidth=bandwidth, scales=fitted)
     _hybrid_fit.fit(device)

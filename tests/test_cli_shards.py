@@ -12,7 +12,7 @@ from cli_cases import run, saved
 from shard_cases import HOMES, INDEX, SHARDS, read_index, sharded, write_index
 
 import sparse24 as s24
-from sparse24 import _checkpoint, _conversion, _raw_files, _raw_writers
+from sparse24 import _checkpoint, _convert_checkpoint, _raw_files, _raw_writers
 
 PRUNED = ("layer.0.weight", "layer.1.weight")
 
@@ -135,11 +135,11 @@ def large(folder, shards):
 
 def test_one_shard_at_a_time_is_in_memory(tmp_path):
     peaks = []
-    _conversion.convert(large(tmp_path / "first", 1), tmp_path / "warm")
+    _convert_checkpoint.convert(large(tmp_path / "first", 1), tmp_path / "warm")
     for shards in (1, 8):
         source = large(tmp_path / str(shards), shards)
         tracemalloc.start()
-        _conversion.convert(source, tmp_path / f"out{shards}", progress=False)
+        _convert_checkpoint.convert(source, tmp_path / f"out{shards}", progress=False)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0]

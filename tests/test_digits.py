@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from bench import digits
 
-from sparse24._obeys import is_24
+from sparse24._is_24 import is_24
 
 pytest.importorskip("sklearn")
 torch = pytest.importorskip("torch")

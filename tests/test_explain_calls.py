@@ -12,11 +12,11 @@ import pytest
 import sparse24 as s24
 from sparse24 import (
     _arrays,
+    _cuda_graphs,
     _dispatch,
     _dtypes,
     _explain,
     _foreign,
-    _graphs,
     _planner,
     _product,
     _storage,
@@ -71,7 +71,7 @@ def gpu(monkeypatch):
     put(_arrays, "namespace", lambda x: cuda if isinstance(x, Array) else np)
     put(_arrays, "cupy_module", lambda: cuda)
     put(_arrays, "cuda_available", lambda: False)  # advice is for an H200 then
-    put(_graphs, "keeping", lambda *of: contextlib.nullcontext())
+    put(_cuda_graphs, "keeping", lambda *of: contextlib.nullcontext())
     put(_foreign, "take", lambda x, **how: (x, _foreign.identity))
     put(_storage, "cast", lambda record, row: record)
     put(cast, "launch", lambda x, source, target: _arrays.empty_rows(cuda, x.shape, target.storage))

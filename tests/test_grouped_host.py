@@ -14,10 +14,10 @@ from grouped_cases import offsets_of
 import sparse24 as s24
 from sparse24 import (
     _arrays,
+    _cuda_graphs,
     _dispatch,
     _dtypes,
     _foreign,
-    _graphs,
     _grouped_dispatch,
     _grouped_replay,
     _planner,
@@ -119,7 +119,7 @@ def kernel(monkeypatch):
         "take",
         lambda x, **how: (x, _foreign.identity) if isinstance(x, Array) else take(x, **how),
     )
-    put(_graphs, "keeping", lambda record, out: contextlib.nullcontext())
+    put(_cuda_graphs, "keeping", lambda record, out: contextlib.nullcontext())
     put(_grouped_replay, "signature", lambda *given, **how: None)  # it asks for the device
     put(_planner, "kernel_module", dict.fromkeys(_grouped_dispatch.KERNELS, found).__getitem__)
     put(grouped, "params_of", lambda epilogue: epilogue)

@@ -25,17 +25,18 @@ STEMS = sorted(path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu"))
 FLOORS = (
     ("_errors", "_spec", "_version"),
     ("_arrays", "_check", "_devices", "_dtypes", "_file_checks", "_gradients", "_host_tensors",
-     "_lines", "_pyplot", "_raw_files", "_raw_writers", "_records", "_scales", "_shards",
+     "_memory_order", "_pyplot", "_raw_files", "_raw_writers", "_records", "_scales", "_shards",
      "_table", "_user_folder", "_whole_files"),
     ("kernels", "kernels.*"),
-    ("_alike", "_autotune", "_backend", "_calibration", "_chip_facts", "_compress_records",
-     "_dispatch", "_evidence", "_finish", "_foreign", "_fuse", "_graphs", "_grouped_*", "_hybrid_*",
-     "_jax_arrays", "_kernel_times", "_methods", "_moved", "_planner", "_product", "_ready",
-     "_ready_cpu", "_refit", "_replay", "_rule", "_select", "_sparsegpt", "_staging", "_storage",
-     "_target", "_torch_functions", "_tuning_cache"),
+    ("_autotune", "_backend", "_calibration", "_chip_facts", "_compress_records", "_cuda_graphs",
+     "_dispatch", "_evidence", "_finish", "_foreign", "_fuse", "_grouped_*", "_hybrid_*",
+     "_jax_arrays", "_kernel_times", "_moved_layout", "_planner", "_product", "_prune_methods",
+     "_prune_rule", "_ready", "_ready_cpu", "_refit", "_replay", "_select", "_shared_plans",
+     "_sparsegpt", "_staging", "_storage", "_target", "_torch_functions", "_tuning_cache"),
     ("formats", "formats.*"),
-    ("_activate", "_advise", "_calibrate", "_compress", "_explain", "_grouped", "_hybrid", "_make",
-     "_matmul", "_obeys", "_other_formats", "_plan", "_prune", "_sched_*", "schedule", "tuning"),
+    ("_activate", "_advise", "_compress", "_explain", "_grouped", "_hybrid", "_is_24", "_make",
+     "_matmul", "_other_formats", "_plan", "_planner_fit", "_prune", "_sched_*", "schedule",
+     "tuning"),
 )  # fmt: skip
 TOP = len(FLOORS)
 
@@ -221,6 +222,14 @@ def test_a_kernel_has_one_name_in_all_its_places(stem):
     assert any(f"``{stem}``" in text for text in pages), "a page in docs/explanation"
     table = (ROOT / "docs" / "explanation" / "kernels.rst").read_text()
     assert f"* - ``{stem}``" in table, "the table of all kernels"
+
+
+def test_the_map_has_every_private_module_and_format_once():
+    text = (ROOT / "docs" / "explanation" / "modules.rst").read_text()
+    named = re.findall(r"``(\w+)``", "".join(re.findall(r"^``.*?(?=  )", text, re.MULTILINE)))
+    there = [path.stem for path in (ROOT / "sparse24").glob("_*.py")]
+    there += [path.stem for path in (ROOT / "formats").glob("*.py")]
+    assert sorted(named) == sorted(name for name in there if name != "__init__")
 
 
 # Parts of the CUDA toolkit, and what of CuPy needs each; CuPy's wheels hold none of them.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _lines, _planner, _staging
+from sparse24 import _memory_order, _planner, _staging
 from sparse24._dtypes import TABLE
 from sparse24._records import Problem
 
@@ -89,7 +89,7 @@ def test_kernels_that_store_by_16_bytes_get_scratch_for_lines_that_end_earlier(d
     ],
 )
 def test_which_results_16_byte_stores_pass_the_end_of(out, spills):
-    assert _lines.spills(at_zero(out)) == spills
+    assert _memory_order.spills(at_zero(out)) == spills
 
 
 def at_zero(x):
@@ -114,7 +114,7 @@ def at_zero(x):
     ],
 )
 def test_which_lines_begin_on_16_bytes(x, aligned):
-    assert _lines.aligned(at_zero(x)) == aligned
+    assert _memory_order.aligned(at_zero(x)) == aligned
 
 
 @pytest.mark.parametrize("known", [{}, {"b_aligned": True}, {"out_aligned": True}])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _arrays, _foreign, _moved, _ready
+from sparse24 import _arrays, _foreign, _moved_layout, _ready
 from sparse24._ready import Ready, ReadyInTurn, View
 
 
@@ -59,7 +59,7 @@ def device_array(x):
 
 def ready(machine, *, captured: bool = True, out: int = 1 << 20) -> Ready:
     def bind(b, result, stream, *vector):
-        if b.ptr < _moved.FIRST:  # no stand-in
+        if b.ptr < _moved_layout.FIRST:  # no stand-in
             machine.bound.append((b.ptr, result.ptr, stream, *vector))
         return lambda stream: machine.launches.append((stream, *machine.inside))
 

@@ -9,7 +9,7 @@ import pytest
 from split_cases import KERNELS, prepared, split_product
 
 import sparse24 as s24
-from sparse24 import _lines, _planner
+from sparse24 import _memory_order, _planner
 from sparse24._arrays import to_numpy
 from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import pieces, reference, sparse_split, sparse_wgmma_configs, targets
@@ -267,7 +267,7 @@ def test_many_columns_are_multiplied_in_parts(kernel, rng, monkeypatch, memory):
     bias = rng.integers(-4, 5, n).astype(np.float32)
     b, out = (cupy.asarray(y, order=memory) for y in (x, c))
     epilogue = Fused(beta=2.0, c=out, column_bias=cupy.asarray(bias))
-    problem = make_problem(m, n, k, plain=False, **_lines.facts(b, out))
+    problem = make_problem(m, n, k, plain=False, **_memory_order.facts(b, out))
     module = _planner.kernel_module(kernel)
     launch = module.prepare(problem, module.configs(problem)[0], epilogue)
     launch(a._operand.rows, b, out, epilogue)

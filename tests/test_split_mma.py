@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from split_cases import prepared
 
-from sparse24 import _lines, _planner, _tuning_cache
+from sparse24 import _memory_order, _planner, _tuning_cache
 from sparse24._arrays import to_numpy
 from sparse24._records import PLAIN, Fused, Problem
 from sparse24.kernels import chip_rates, dense, reference, sparse_fma, sparse_tile, split_mma
@@ -136,7 +136,7 @@ def test_every_tile_is_exact_on_small_integers(rng, capability, b_order, out_ord
     want = reference.matmul(to_numpy(a.toarray()), x) + 2 * c + bias
     memory = {"row": "C", "column": "F"}
     b, given = (cupy.asarray(y, order=memory[o]) for y, o in ((x, b_order), (c, out_order)))
-    problem = make_problem(m, n, k, capability, plain=False, **_lines.facts(b, given))
+    problem = make_problem(m, n, k, capability, plain=False, **_memory_order.facts(b, given))
     for config in split_mma.configs(problem):
         out = given.copy(order="K")
         epilogue = Fused(beta=2.0, c=out, column_bias=cupy.asarray(bias))

@@ -13,7 +13,7 @@ import pytest
 from fake_device import array
 
 import sparse24 as s24
-from sparse24 import _alike, _arrays, _dispatch, _replay, _tuning_cache
+from sparse24 import _arrays, _dispatch, _replay, _shared_plans, _tuning_cache
 from sparse24 import _ready as ready
 from sparse24._dispatch import Launched
 from sparse24._fuse import PLAIN, Epilogue
@@ -30,7 +30,7 @@ from sparse24.kernels.launch import Launch, Launcher
 def seen(monkeypatch):
     """Four addresses and the epilogue of each launch; NumPy's memory passes for that of CuPy."""
     found, put = [], monkeypatch.setattr
-    put(_alike, "_known", {})
+    put(_shared_plans, "_known", {})
     put(_arrays, "is_cupy", lambda x: isinstance(x, fake_device.Array))
     put("sparse24._devices.is_elsewhere", lambda x: False)
     put(_replay, "capturing", lambda x: False)
@@ -67,7 +67,7 @@ def operand(dtype="float32", m=8, k=16, dense=None):
 
 def key_of(a, x, call, *, from_left):
     key = _replay.signature(x, None, call, from_left=from_left)
-    return _alike.key_of(a, x, None, call, key, from_left=from_left)
+    return _shared_plans.key_of(a, x, None, call, key, from_left=from_left)
 
 
 def planned(a, x, call=PLAIN, make_epilogue=None, *, from_left=False):
@@ -79,7 +79,7 @@ def planned(a, x, call=PLAIN, make_epilogue=None, *, from_left=False):
     epilogue = epilogue.transposed() if from_left else epilogue
     launched = Launched(Kernel(), a.rows, x, result, epilogue)
     plan = _replay.remember({}, (from_left,), launched, x, result, call, make_epilogue)
-    _alike.share(key, plan, launched, make_epilogue)
+    _shared_plans.share(key, plan, launched, make_epilogue)
     return key
 
 
@@ -93,7 +93,7 @@ def test_another_array_takes_the_plan_with_its_own_addresses(seen):
     for b in (a, other):
         for y in (tokens(), tokens()):
             key = key_of(b, y, PLAIN, from_left=False)
-            plan = _alike.find(key, b, y, None, PLAIN, from_left=False)
+            plan = _shared_plans.find(key, b, y, None, PLAIN, from_left=False)
             out = array(np.zeros((8, 4), np.float32))
             assert plan(y, out) is out
             addresses = [part.ctypes.data for part in (b.rows.values, b.rows.packed, y, out)]
@@ -121,7 +121,7 @@ def test_others_are_planned(seen, b, x, call):
     planned(operand(), tokens())
     b, x = b(), x()
     key = key_of(b, x, call, from_left=False)
-    assert _alike.find(key, b, x, None, call, from_left=False) is None
+    assert _shared_plans.find(key, b, x, None, call, from_left=False) is None
 
 
 def test_a_plan_is_forgotten_when_something_is_tuned(seen, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_plan_is_forgotten_when_something_is_tuned(seen, monkeypatch):
     planned(a, x)
     monkeypatch.setattr(_tuning_cache, "generation", lambda: -1)
     key = key_of(a, x, PLAIN, from_left=False)
-    assert _alike.find(key, a, x, None, PLAIN, from_left=False) is None
+    assert _shared_plans.find(key, a, x, None, PLAIN, from_left=False) is None
 
 
 @pytest.mark.parametrize("from_left", [False, True])
@@ -147,7 +147,7 @@ def test_vectors_are_those_of_the_call(seen, copies, from_left):
     a = a.transposed() if from_left else a
     key = planned(a, x, first, make, from_left=from_left)
     assert key == key_of(a, x, second, from_left=from_left)
-    plan = _alike.find(key, a, x, None, second, from_left=from_left)
+    plan = _shared_plans.find(key, a, x, None, second, from_left=from_left)
     if copies:  # of which nobody would know when the vector changes
         assert plan is None
         return
@@ -182,7 +182,7 @@ def test_nothing_is_kept_alive(seen):
     a, x = operand(), tokens()
     refs = [weakref.ref(part) for part in (a.rows.values, a.rows.packed, x)]
     planned(a, x)
-    assert _alike._known
+    assert _shared_plans._known
     del a, x
     assert all(ref() is None for ref in refs)
 
@@ -219,7 +219,7 @@ def test_the_second_array_is_not_planned(monkeypatch, library, call, n, dtype):
     cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
     planned, fill = [], _dispatch.fill
     monkeypatch.setattr(_dispatch, "fill", lambda *of: planned.append(of) or fill(*of))
-    monkeypatch.setattr(_alike, "_known", {})
+    monkeypatch.setattr(_shared_plans, "_known", {})
 
     def draw(*shape):
         x = torch.randn(*shape, device="cuda")
@@ -237,7 +237,7 @@ def test_the_second_array_is_not_planned(monkeypatch, library, call, n, dtype):
             assert bool(planned) == (i == j == 0) or call is CALLS["c"]
             planned.clear()
             with monkeypatch.context() as alone:
-                alone.setattr(_alike, "_known", {})
+                alone.setattr(_shared_plans, "_known", {})
                 want = call(A.copy(), x, bias)
             assert planned
             assert (got == want).all()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _methods, _select
+from sparse24 import _arrays, _check, _dtypes, _prune_methods, _select
 from sparse24._calibration import Calibration
 from sparse24._errors import ArgumentError, PatternError, UnsupportedError
 from sparse24._refit import fitted
@@ -53,7 +53,7 @@ def of(x, *, pattern, axis, dtype, transposable, channels, damping, scores, **re
             "rng= is for method='random', and nothing else draws numbers; drop it, or name that"
         )
     by_name = scores is None and isinstance(rest["method"], str)
-    _methods.check_inputs(
+    _prune_methods.check_inputs(
         rest["method"] if by_name else None, calibration=rest["calibration"],
         hessian=rest["hessian"], activations=rest["activations"],
     )  # fmt: skip
@@ -74,12 +74,12 @@ def _check_transposable(x, n: int, m: int, axis: int) -> None:
 
 def _checked_scores(x, scores, method):
     if not callable(method):
-        _check.one_of(method, _methods.NAMES, argument="method")
+        _check.one_of(method, _prune_methods.NAMES, argument="method")
     if scores is None:
         return None
     if method != "magnitude":
         raise ArgumentError(f"scores replace a method; drop scores= or method={method!r}")
-    return _methods.checked_scores(scores, x)
+    return _prune_methods.checked_scores(scores, x)
 
 
 def pruned(x, rule: Rule):
@@ -136,15 +136,15 @@ def _scores(x, rule: Rule):
     if rule.scores is not None:
         return rule.scores
     if callable(rule.method):
-        return _methods.checked_scores(rule.method(x), x, argument="method(x)")
+        return _prune_methods.checked_scores(rule.method(x), x, argument="method(x)")
     if rule.method == "magnitude":
-        return _methods.magnitude(x, rule.dtype)
+        return _prune_methods.magnitude(x, rule.dtype)
     if rule.method == "random":
-        return _methods.random(x, rule.rng)
+        return _prune_methods.random(x, rule.rng)
     if rule.method == "wanda":
         k = x.shape[rule.axis]
-        norms = _methods.input_norms(k, rule.calibration, rule.hessian, rule.activations)
-        scores = _methods.wanda(np.moveaxis(x, rule.axis, -1), rule.dtype, norms)
+        norms = _prune_methods.input_norms(k, rule.calibration, rule.hessian, rule.activations)
+        scores = _prune_methods.wanda(np.moveaxis(x, rule.axis, -1), rule.dtype, norms)
         return np.moveaxis(scores, -1, rule.axis)
     return None
 
@@ -165,7 +165,7 @@ def _second_order(weights, rule: Rule):
             "conversion to fp8, or pass a NumPy array"
         )
     k = weights.shape[-1]
-    hessian = _methods.input_hessian(k, rule.calibration, rule.hessian)
+    hessian = _prune_methods.input_hessian(k, rule.calibration, rule.hessian)
     if not weights.size:
         return xp.ones(weights.shape, bool), weights
     together = (1, math.prod(weights.shape[:-1]), k)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays, _dtypes, _methods, _sparsegpt
+from sparse24 import _arrays, _dtypes, _prune_methods, _sparsegpt
 from sparse24._sparsegpt import sparsegpt
 from sparse24.kernels import cpu_decode
 
@@ -455,6 +455,6 @@ def test_magnitudes_of_every_pattern_of_bits(name, monkeypatch):
     bits = np.arange(1 << 8 * row.itemsize, dtype=row.storage)
     want = np.abs(bits.view(row.logical).astype(np.float32))
     monkeypatch.setattr(cpu_decode.np, "copyto", None)
-    np.testing.assert_array_equal(_methods.magnitude(bits.view(row.logical), row), want)
+    np.testing.assert_array_equal(_prune_methods.magnitude(bits.view(row.logical), row), want)
     if row.is_float8:
-        np.testing.assert_array_equal(_methods.magnitude(bits, row), want)
+        np.testing.assert_array_equal(_prune_methods.magnitude(bits, row), want)

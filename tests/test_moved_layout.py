@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _moved
-from sparse24._moved import SHIFT, Last, MovedLayout
+from sparse24 import _moved_layout
+from sparse24._moved_layout import SHIFT, Last, MovedLayout
 from sparse24.kernels import launch, tensor_map
 from sparse24.kernels.launch import Launch
 
@@ -164,7 +164,7 @@ def test_other_layouts_are_made_for_each_set_of_addresses(calls, launches):
 
 
 def test_those_of_the_latest_addresses_are_remembered(calls, monkeypatch):
-    monkeypatch.setattr(_moved, "MOST_ADDRESSES", 2)
+    monkeypatch.setattr(_moved_layout, "MOST_ADDRESSES", 2)
     counted = Counted(lambda x, stream: [Launch(KERNEL, 4, 128, 0, [word(x >> 7)])])
     layout = MovedLayout(counted)
     for x in (HERE[0], THERE[0], HERE[0], HERE[1], HERE[0]):

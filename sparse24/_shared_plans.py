@@ -15,7 +15,7 @@ import numpy as np
 from sparse24 import _foreign, _replay
 from sparse24._dispatch import Launched
 from sparse24._fuse import PLAIN, Call
-from sparse24._moved import MovedLayout
+from sparse24._moved_layout import MovedLayout
 from sparse24._ready import ReadyProduct, View
 from sparse24._records import PLAIN as PLAIN_EPILOGUE
 from sparse24._records import Compressed24, Fused, Operand24
