@@ -185,9 +185,10 @@ def test_what_is_no_operand_is_named():
     ):
         with pytest.raises(error, match=words):
             s24.linear(x, wrong)
-    for call in (s24.convert.to_torch, s24.convert.to_cupyx):
-        with pytest.raises(s24.ArgumentError, match=r"a must be .* HybridArray, got ndarray; make"):
-            call(x)
+    for call, wrong in ((s24.convert.to_torch, x.tolist()), (s24.convert.to_cupyx, x)):
+        words = rf"a must be .* HybridArray, got {type(wrong).__name__}; make"
+        with pytest.raises(s24.ArgumentError, match=words):
+            call(wrong)
     with pytest.raises(s24.DTypeError, match="weight must be an array, got list"):
         functional.linear(x, [[1.0] * 8])
     with pytest.raises(s24.DTypeError, match="weight must be a dense array of NumPy or CuPy, got"):
