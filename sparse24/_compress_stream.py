@@ -167,12 +167,8 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
 
     Raises
     ------
-    PatternError
-        If a group has more than two non-zeros; names the place in `x`, and their number in its
-        block, as no block is read behind it.
-    ShapeError, DTypeError, ArgumentError, DeviceError
-        If `x` is not a matrix on the host, or reading it gives other rows than its shape and dtype
-        say; if an argument does not fit, or the device is not there.
+    PatternError, ShapeError, DTypeError, ArgumentError, DeviceError
+        As `compress_blocks`.
 
     Examples
     --------

@@ -37,15 +37,16 @@ def magnitude(x, row: _dtypes.DType):
 
 def _numbers(x, row: _dtypes.DType):
     """`x` as float32, or as float64 if it is that."""
+    wide = np.float64 if row.name == "float64" else np.float32
     if isinstance(x, np.ndarray):
         from sparse24.kernels.cpu_decode import decoded
 
         # NumPy converts halves and 8-bit floats one by one, in ten times the time.
-        return decoded(x, row, np.float64 if row.name == "float64" else np.float32)
+        return decoded(x, row, wide)
     if row.is_float8 and x.dtype == np.uint8:
         table = np.arange(256, dtype=np.uint8).view(row.logical).astype(np.float32)
         return _arrays.namespace(x).asarray(table)[x]
-    return x.astype(np.float64 if row.name == "float64" else np.float32)
+    return x.astype(wide)
 
 
 def wanda(x, row: _dtypes.DType, norms):

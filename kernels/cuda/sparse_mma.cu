@@ -7,8 +7,8 @@
 //   workspace [SPLIT, batch, m, n]       sums, in the order of out; SPLIT > 1 only     (written)
 //
 // A block takes one tile through a ring of STAGES cp.async stages: a large one through that of mma_ring.cuh, a small one
-// through that of sparse_tile.cuh.  With SPLIT > 1 each of SPLIT blocks takes a part of K and leaves its sums in the workspace;
-// sparse_mma_reduce then adds them in the order of the parts, so the bits do not depend on timing.
+// through that of sparse_tile.cuh.  With SPLIT > 1 each of SPLIT blocks takes a part of K and leaves its sums in the
+// workspace; sparse_mma_reduce then adds them in the order of the parts, so the bits do not depend on timing.
 // Blocks are numbered so that those that run together share rows of A and columns of b in L2:
 // bands of BAND tiles along M, walked along n.
 //
