@@ -100,7 +100,8 @@ def solve(samples: list[tuple[float, float, float]]) -> Line:
 def fit(device: int | None = None) -> dict[str, Line]:
     """Measure the paths on a GPU and keep the figures for this and later processes.
 
-    Takes a few seconds and waits for the device.
+    Takes some ten seconds, and a minute more where the kernels are not compiled yet; waits for the
+    device.
 
     Parameters
     ----------
@@ -116,10 +117,12 @@ def fit(device: int | None = None) -> dict[str, Line]:
     device = cupy.cuda.Device().id if device is None else device
     found = shipped(device)
     samples: dict[str, list] = {name: [] for name in found}
-    with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True):
+    pool = cupy.get_default_memory_pool()
+    with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True) as stream:
         for shape in SHAPES:
             for zeros in ZEROS:
                 _hybrid_samples.sample(cupy, shape, zeros, samples)
+                pool.free_all_blocks(stream)  # no other stream would get them
     found = found | {name: solve(rows) for name, rows in samples.items() if rows}
     _use(device, found)
     record = {"key": _key(), "lines": {name: dataclasses.asdict(x) for name, x in found.items()}}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,9 @@ FEWER = {"float16": 16, "float32": 4, "float64": 8}  # times fewer non-zeros for
 MOST_PANEL = 1 << 25  # places of a matrix of which the panel path is measured
 FROM_MEMORY = 256  # columns up to which products are bound by reading the matrix
 LEAST_SECONDS = 1e-6  # of a sample, whatever is taken off
-ROTATE_BYTES = 160 << 20  # copies of a layout that push one another out of the L2 cache
+MOST_COPIES = 7  # of a layout, which push one another out of the L2 cache,
+ROTATE_BYTES = 160 << 20  # and no more bytes of them
+REPEATS = 4  # of the calls of a sample, timed as one
 FILLER_BYTES = 64 << 20  # cleared in about the time of a launch by CuPy
 SUSTAINED = 0.03  # seconds after which a chip has slowed down as far as it will
 FLOAT16 = TABLE["float16"]
@@ -35,6 +39,18 @@ class _Measured:
     effort: Callable[[int], tuple[float, float]]  # by n columns: elements or the like, and bytes
 
 
+@dataclass(frozen=True)
+class _Sample:
+    """A product to be timed."""
+
+    line: str  # of `_hybrid_lines`, to which it belongs
+    effort: tuple[float, float]  # elements or the like, and bytes
+    calls: Sequence[Callable[[], Any]]  # the product, with copies of the matrix that take turns
+    captured: bool = True  # as a graph, which cuBLAS is not by CuPy
+    warm: float = 0.0  # seconds for which the calls have gone on before
+    apart: float = 0.0  # seconds of it that no line counts
+
+
 def sample(cupy, shape: tuple[int, int], zeros: float, samples: dict[str, list]) -> None:
     """Add what each path takes by matrices of a shape and share of zeros, class by class.
 
@@ -44,20 +60,36 @@ def sample(cupy, shape: tuple[int, int], zeros: float, samples: dict[str, list])
     drawn = rng.standard_normal(shape, dtype=cupy.float32)
     dense = cupy.where(rng.random(shape, dtype=cupy.float32) >= zeros, drawn, 0)
     dense = dense.astype(cupy.float16)
-    for name, path in _paths_of_few(cupy, dense, 1 - zeros).items():
-        copies = min(7, ROTATE_BYTES // max(path.layout.nbytes, 1))
-        turns = [path.layout, *(path.layout.copy() for _ in range(copies))]
-        for n in COLUMN_CLASSES[name]:
-            b = rng.standard_normal((shape[1], n), dtype=cupy.float32).astype(cupy.float16)
-            out = cupy.empty((shape[0], n), cupy.float16)
-            call = functools.partial(path.product, b=b, out=out)
-            calls = [functools.partial(call, turn) for turn in turns]
-            seconds = _time(cupy, calls, captured=name != "cublas")
-            samples[f"{name}/{n}"].append((*path.effort(n), seconds))
-    _sample_many(cupy, dense, 1 - zeros, rng, samples)
+    groups = [_of_few(cupy, dense, 1 - zeros, rng), _of_many(cupy, dense, 1 - zeros, rng)]
     if drawn.size <= MOST_PANEL:
-        for name in FEWER:
-            _sample_panel(cupy, drawn, zeros, name, rng, samples)
+        groups += [_of_panel(cupy, drawn, zeros, name, rng) for name in FEWER]
+    for group in groups:
+        _measure(cupy, list(group), samples)
+
+
+def _measure(cupy, group: Sequence[_Sample], samples: dict[str, list]) -> None:
+    _compile(cupy, group)
+    for one in group:
+        seconds = _time(cupy, one) - one.apart
+        samples[one.line].append((*one.effort, max(seconds, LEAST_SECONDS)))
+
+
+def _of_few(cupy, dense, density: float, rng) -> Iterator[_Sample]:
+    """The paths for few columns, and the dense product; their matrices come from memory."""
+    m, k = dense.shape
+    for name, path in _paths_of_few(cupy, dense, density).items():
+        turns = _turns(path.layout)
+        for n in COLUMN_CLASSES[name]:
+            b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
+            out = cupy.empty((m, n), cupy.float16)
+            calls = [functools.partial(path.product, turn, b=b, out=out) for turn in turns]
+            yield _Sample(f"{name}/{n}", path.effort(n), calls, captured=name != "cublas")
+
+
+def _turns(layout) -> list:
+    """A layout and copies of it, which push one another out of the L2 cache."""
+    copies = min(MOST_COPIES, ROTATE_BYTES // max(layout.nbytes, 1))
+    return [layout, *(layout.copy() for _ in range(copies))]
 
 
 def _paths_of_few(cupy, dense, density: float) -> dict[str, _Measured]:
@@ -97,7 +129,7 @@ def _scatter(bits, *, base: bool) -> _Measured:
     return _Measured(layout, hybrid_scatter.product, effort)
 
 
-def _sample_many(cupy, dense, density: float, rng, samples: dict[str, list]) -> None:
+def _of_many(cupy, dense, density: float, rng) -> Iterator[_Sample]:
     """The paths for many columns: the dense product, 2:4 strips, and what a 2:4 part leaves out."""
     from sparse24.kernels import (
         hybrid_evict,
@@ -109,31 +141,25 @@ def _sample_many(cupy, dense, density: float, rng, samples: dict[str, list]) -> 
     (m, k), bits = dense.shape, dense.view(np.uint16)
     few = bits * (rng.random(dense.shape, dtype=cupy.float32) >= 0.99)
     rest = hybrid_overflow.prepare(few, FLOAT16, cupy)
-    rewrites = {"slots": hybrid_evict, "regrouped": hybrid_regroup} if chip().has_wgmma else {}
-    strips = {
-        path: hybrid_wgmma.prepare(bits, FLOAT16, rewrite) for path, rewrite in rewrites.items()
-    }
     for n in MANY:
         b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
         out = cupy.zeros((m, n), cupy.float16)
-        call = functools.partial(hybrid_overflow.add, rest, b, out)
-        seconds = _time(cupy, [call], captured=True)
-        samples["overflow/512"].append((rest.values.size * n, 2 * out.nbytes, seconds))
-        call = functools.partial(cupy.matmul, dense, b, out=out)
-        seconds = _time(cupy, [call] * 4, captured=False, warm=SUSTAINED)
+        add = functools.partial(hybrid_overflow.add, rest, b, out)
+        yield _Sample("overflow/512", (rest.values.size * n, 2 * out.nbytes), [add])
+        multiply = functools.partial(cupy.matmul, dense, b, out=out)
         work = dense_work(m, k, n, chip().multiprocessors, density)
-        samples["dense/512"].append((work, 0, seconds))
-    for path, layout in strips.items():
-        _sample_strips(cupy, path, layout, rng, samples)
+        yield _Sample("dense/512", (work, 0), [multiply] * 4, captured=False, warm=SUSTAINED)
+    rewrites = {"slots": hybrid_evict, "regrouped": hybrid_regroup} if chip().has_wgmma else {}
+    for path, rewrite in rewrites.items():
+        strips = hybrid_wgmma.prepare(bits, FLOAT16, rewrite)
+        yield from _of_strips(cupy, path, strips, rng)
 
 
-def _sample_strips(cupy, path: str, layout, rng, samples: dict[str, list]) -> None:
+def _of_strips(cupy, path: str, layout, rng) -> Iterator[_Sample]:
     """A path of 2:4 strips; with few columns the strips come from memory, as `b` does not."""
     from sparse24.kernels import hybrid_wgmma
 
-    m, k = layout.shape
-    copies = min(7, ROTATE_BYTES // max(layout.nbytes, 1))
-    turns = [layout, *(layout.copy() for _ in range(copies))]
+    (m, k), turns = layout.shape, _turns(layout)
     for n in COLUMN_CLASSES[path]:
         b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
         out = cupy.zeros((m, n), cupy.float16)
@@ -142,12 +168,11 @@ def _sample_strips(cupy, path: str, layout, rng, samples: dict[str, list]) -> No
             functools.partial(hybrid_wgmma.product, turn, b, out, config)
             for turn in (turns if n <= FROM_MEMORY else turns[:1])
         ]
-        seconds = _time(cupy, calls, captured=True, warm=SUSTAINED)
         effort, exchange = layout.work.effort(config, n), layout.work.exchange(config, n)
-        samples[class_of(path, n)].append((*effort, max(seconds - exchange, LEAST_SECONDS)))
+        yield _Sample(class_of(path, n), effort, calls, warm=SUSTAINED, apart=exchange)
 
 
-def _sample_panel(cupy, drawn, zeros: float, name: str, rng, samples: dict[str, list]) -> None:
+def _of_panel(cupy, drawn, zeros: float, name: str, rng) -> Iterator[_Sample]:
     """The path of few non-zeros, of elements of one type."""
     from sparse24.kernels import hybrid_panel, hybrid_panel_plan
 
@@ -161,28 +186,41 @@ def _sample_panel(cupy, drawn, zeros: float, name: str, rng, samples: dict[str, 
     for n in (*COLUMN_CLASSES[line], MANY[-1]):
         b = rng.standard_normal((k, n), dtype=cupy.float32).astype(dtype.logical)
         out = cupy.empty((m, n), dtype.logical)
-        call = functools.partial(hybrid_panel.product, layout, b, out)
-        seconds = _time(cupy, [call], captured=True)
         effort = hybrid_panel_plan.effort(layout.units, k, n, here, dtype.itemsize)
-        samples[class_of(line, n)].append((*effort, seconds))
+        call = functools.partial(hybrid_panel.product, layout, b, out)
+        yield _Sample(class_of(line, n), effort, [call])
 
 
-def _time(cupy, calls, *, captured: bool, rounds: int = 5, warm: float = 0.0) -> float:
+def _compile(cupy, samples: Sequence[_Sample]) -> None:
+    """Run each product once, in threads, which compile kernels side by side."""
+    device = cupy.cuda.Device()
+
+    def run(one: _Sample) -> None:
+        with device, cupy.cuda.Stream(non_blocking=True) as stream:
+            one.calls[0]()
+            stream.synchronize()
+
+    cupy.cuda.get_current_stream().synchronize()  # what the operands are made by
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(run, [one for one in samples if one.captured]))
+
+
+def _time(cupy, sample: _Sample, rounds: int = 5) -> float:
     """Median seconds of a call, the calls as one graph where they can be captured.
 
-    CuPy does not capture cuBLAS; those calls are queued behind other work, so that the GPU does
-    not wait for their launches.  The calls have gone on for `warm` seconds before.
+    Those that cannot are queued behind other work, so that the GPU does not wait for their
+    launches.
     """
-    stream = cupy.cuda.get_current_stream()
-    filler = cupy.empty(0 if captured else FILLER_BYTES, np.uint8)
+    stream, calls = cupy.cuda.get_current_stream(), [*sample.calls] * REPEATS
+    filler = cupy.empty(0 if sample.captured else FILLER_BYTES, np.uint8)
 
     def run() -> None:
-        for call in calls * 4:
+        for call in calls:
             call()
 
     run()
     launch = run
-    if captured:
+    if sample.captured:
         stream.begin_capture()
         run()
         graph = stream.end_capture()
@@ -191,17 +229,17 @@ def _time(cupy, calls, *, captured: bool, rounds: int = 5, warm: float = 0.0) ->
     while True:
         launch()
         stream.synchronize()
-        if time.perf_counter() - begin >= warm:
+        if time.perf_counter() - begin >= sample.warm:
             break
     times = []
     for _ in range(rounds):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        if not captured:
-            for _ in calls * 4:
+        if not sample.captured:
+            for _ in calls:
                 filler.data.memset_async(0, filler.nbytes, stream)
         start.record(stream)
         launch()
         stop.record(stream)
         stop.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / (4 * len(calls)))
+        times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / len(calls))
     return float(np.median(times))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -45,15 +48,22 @@ class Layout:
 
 @pytest.fixture
 def measured(monkeypatch):
-    """The calls that were timed."""
+    """The products that were timed."""
     for module in LAYOUTS:
         monkeypatch.setattr(module, "prepare", lambda *_, **__: Layout())
     for plan in (hybrid_gather_plan, hybrid_panel_plan, hybrid_rows_plan, hybrid_scatter_plan):
         monkeypatch.setattr(plan, "effort", lambda *_, **__: (5.0, 6.0))
-    calls = []
+    compiled, timed = [], []
     monkeypatch.setattr(_hybrid_samples, "chip", lambda: H200)
-    monkeypatch.setattr(_hybrid_samples, "_time", lambda _, them, **__: calls.append(them) or 5e-6)
-    return calls
+    monkeypatch.setattr(_hybrid_samples, "_compile", lambda _, found: compiled.extend(found))
+
+    def time(_, one):
+        assert one in compiled
+        timed.append(one)
+        return 5e-6
+
+    monkeypatch.setattr(_hybrid_samples, "_time", time)
+    return timed
 
 
 def test_every_figure_of_the_model_is_measured(measured):
@@ -62,8 +72,30 @@ def test_every_figure_of_the_model_is_measured(measured):
     left_out = {name.partition("/")[0] for name, rows in samples.items() if not rows}
     assert left_out == {"small", "short", "plain", "int8", "tiles", "copy"}
     assert {len(row) for rows in samples.values() for row in rows} == {3}
-    few = [calls for calls in measured if len(calls) > 1]
-    assert {len(calls) for calls in few} == {4, 8}  # the dense product's four, and copies
+    few = [len(one.calls) for one in measured if len(one.calls) > 1]
+    assert set(few) == {4, 8}  # the dense product's four, and copies
+
+
+def test_products_that_can_be_captured_run_once_in_threads_before_any_is_timed():
+    """Each in a stream of its own, so that kernels compile side by side."""
+    ran, streams = [], []
+
+    @contextlib.contextmanager
+    def stream(**how):
+        streams.append(threading.get_ident())
+        yield SimpleNamespace(synchronize=lambda: ran.append("synchronize"))
+
+    cuda = SimpleNamespace(
+        Device=contextlib.nullcontext, Stream=stream,
+        get_current_stream=lambda: SimpleNamespace(synchronize=lambda: ran.append("operands")),
+    )  # fmt: skip
+    one = functools.partial(_hybrid_samples._Sample, "rows/1", (1.0, 1.0))
+    found = [one([lambda: ran.append("first"), lambda: ran.append("copy")])]
+    found += [one([lambda: ran.append("cublas")], captured=False)]
+    _hybrid_samples._compile(SimpleNamespace(cuda=cuda), found)
+    assert ran == ["operands", "first", "synchronize"]
+    assert len(streams) == 1
+    assert streams != [threading.get_ident()]
 
 
 def test_strips_are_measured_as_they_are_chosen_without_their_exchange(measured):

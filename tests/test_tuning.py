@@ -11,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -215,13 +216,8 @@ def test_a_fit_that_cannot_be_kept_serves_this_process(gpu, monkeypatch):
     def sample(cupy, shape, zeros, samples):
         samples["rows/1"] += [(1e6, 2e6, 1e-5), (2e6, 1e6, 2e-5), (3e6, 4e6, 3e-5)]
 
-    @contextlib.contextmanager
-    def place(*number, **how):
-        yield
-
     monkeypatch.setattr(_hybrid_samples, "sample", sample)
-    cupy = SimpleNamespace(cuda=SimpleNamespace(Device=place, Stream=place))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy", MagicMock())
     (gpu / "taken").touch()
     monkeypatch.setenv("SPARSE24_CACHE_DIR", str(gpu / "taken"))
     with pytest.warns(RuntimeWarning, match="serves this process alone.*SPARSE24_CACHE_DIR"):
