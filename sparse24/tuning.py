@@ -133,10 +133,10 @@ def clear() -> None:
 def calibrate() -> dict[str, float]:
     """Fit the cost models to the current GPU: of 2:4 products, and of hybrid matrices.
 
-    Takes some twenty seconds, more at the first time, which compiles the kernels, and about
-    1 GB; synchronises.  `save` keeps the first for later processes; the second, of the paths
-    of `sparse24.hybrid`, is kept at once.  Where its file cannot be written, a `RuntimeWarning`
-    says so, and it serves this process alone.
+    Takes some twenty seconds, at the first time, which compiles the kernels, up to two minutes,
+    and up to 6 GB of the GPU's memory; synchronises.  `save` keeps the first for later processes;
+    the second, of the paths of `sparse24.hybrid`, is kept at once.  Where its file cannot be
+    written, a `RuntimeWarning` says so, and it serves this process alone.
 
     Returns
     -------
