@@ -12,19 +12,20 @@ from sparse24 import _arrays, _check, _devices, _gradients, _storage, _torch_fun
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DTypeError, UnsupportedError
 from sparse24.formats import convert
+from sparse24.formats.arithmetic import Arithmetic
 from sparse24.formats.refusals import Refusals
-from sparse24.formats.ufuncs import MatmulAlone
+from sparse24.formats.ufuncs import Ufuncs
 
 
-class SparseArray(Refusals, ABC):
+class SparseArray(Arithmetic, ABC):
     """Shape, sizes, conversions and products that all formats share.
 
     A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `toarray`, `mask`,
-    `astype`, `copy`, `_moved`, `_multiply`, `_multiply_from_left` and `_fields`.
+    `astype`, `copy`, `_moved`, `_elementwise`, `_multiply`, `_multiply_from_left` and `_fields`.
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
-    __array_ufunc__ = MatmulAlone()
+    __array_ufunc__ = Ufuncs()
 
     _dtype: DType
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _spec
+from sparse24 import _arrays, _check, _dtypes, _elementwise
 from sparse24._errors import ArgumentError, DTypeError, FormatError
 
 # What SciPy's and cupyx's sparse arrays take; other types go through float32.
@@ -85,12 +85,11 @@ def csr_of_24(values, metadata, shape, dtype=None):
     """The same from the canonical values and metadata of a 2:4 matrix in NumPy arrays."""
     from scipy import sparse
 
-    m, stored = values.shape
+    stored = values.shape[-1]
     values = _stored(values, dtype, _fits_scipy)
-    bits = np.arange(0, 8, 2, dtype=np.uint8)  # of four stored elements in a byte
-    places = (metadata[:, :, None] >> bits & 3).reshape(m, 4 * metadata.shape[1])[:, :stored]
-    index = sparse.get_index_dtype(maxval=shape[1])
-    columns = places + np.arange(stored, dtype=index) // _spec.KEPT * _spec.GROUP
+    columns = _elementwise.columns_of(
+        metadata, stored, sparse.get_index_dtype(maxval=shape[1])
+    )
     kept = values != 0
     starts = np.concatenate(([0], np.cumsum(np.count_nonzero(kept, axis=1))))
     return csr_of(starts, columns[kept], values[kept], shape)

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _devices, _dtypes, _hybrid_cost, _storage
+from sparse24 import _arrays, _devices, _dtypes, _elementwise, _hybrid_cost, _storage
 from sparse24._errors import UnsupportedError
 from sparse24._hybrid_layouts import MOST_BLOCKS
-from sparse24.formats import convert, hybrid_build
+from sparse24.formats import convert, hybrid_build, indexing
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
 
@@ -213,6 +213,19 @@ class HybridStorage(SparseArray):
         few = self.device == "cpu" and CSR_BELOW * self._nnz < self.size
         source = self.tocsr() if few else self.toarray()
         return type(self).build(source, n_hint=self.n_hint, dtype=row)
+
+    @_devices.on_own_device
+    def __getitem__(self, key) -> Any:
+        """A part, built anew; where it has one axis or none, dense."""
+        try:
+            part = self.toarray()[indexing.each_axis(key, 2)]
+        except IndexError as error:
+            raise indexing.out_of_range(error) from error
+        return part if part.ndim < 2 else type(self).build(part, n_hint=self.n_hint)
+
+    def _elementwise(self, ufunc, factor, result) -> Self:
+        values = _elementwise.of_values(ufunc, self.toarray(), self._dtype, factor, result)
+        return type(self).build(values, n_hint=self.n_hint, dtype=result)
 
     @_devices.on_own_device
     def mask(self):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _storage
-from sparse24._errors import ArgumentError, OutOfRangeError
+import numpy as np
+
+from sparse24 import _arrays, _devices, _dtypes, _elementwise, _storage
+from sparse24._errors import ArgumentError
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, made_by
+from sparse24.formats.indexing import Indexing
 
 
-class NMStorage(SparseArray):
+class NMStorage(Indexing, SparseArray):
     """The parts of an `NMArray`; the products are its own."""
 
     __slots__ = (
@@ -167,25 +170,39 @@ class NMStorage(SparseArray):
         shape, row = self._rows_shape, self._dtype
         return self._values, self._indices, shape, self._pattern, row, self._axis
 
-    def __getitem__(self, key) -> Self:
-        """Rows ``A[i:j]`` of a matrix, or matrices ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
-        if isinstance(key, tuple) and len(key) == 1:
-            key = key[0]
-        is_batch = self.ndim > 2
-        is_slice = _check.is_slice(key)
-        if not (is_slice and (is_batch or self._axis == -1)) and not (
-            is_batch and _check.is_index(key)
-        ):
-            raise ArgumentError(
-                f"A[{_check.shown(key)}] is not supported: slice rows of an array with axis -1 by "
-                "step 1, or use .toarray()"
-            )
-        try:
-            values, indices = self._values[key], self._indices[key]
-        except IndexError as error:
-            raise OutOfRangeError(f"A[{key}] is out of range for {len(self)} matrices") from error
-        shape = (*values.shape[:-1], self._rows_shape[-1])
+    def _matrices(self, key) -> Self:
+        return self._part(self._values[key], self._indices[key])
+
+    @_devices.on_own_device
+    def _stored_rows(self, rows) -> Self:
+        values, indices = self._values[..., rows, :], self._indices[..., rows, :]
+        return self._part(values if isinstance(rows, slice) else _storage.in_rows(values), indices)
+
+    @_devices.on_own_device
+    def _stored_groups(self, start: int, stop: int) -> Self:
+        (n, m), xp = self._pattern, _arrays.namespace(self._values)
+        part = (..., slice(n * start, n * stop))
+        values, indices = (xp.ascontiguousarray(x[part]) for x in (self._values, self._indices))
+        k = min(m * stop, self._rows_shape[-1]) - m * start
+        return self._part(_storage.in_rows(values), indices, k)
+
+    def _part(self, values, indices, k: int | None = None) -> Self:
+        shape = (*values.shape[:-1], self._rows_shape[-1] if k is None else k)
         return self._with(values=values, indices=indices, shape=shape)
+
+    @_devices.on_own_device
+    def _elementwise(self, ufunc, factor, result) -> Self:
+        if np.ndim(factor) and self._axis == -2:
+            factor = factor.swapaxes(-1, -2)
+        values = _elementwise.of_stored(
+            ufunc, self._values, self._dtype, factor, result, self._columns
+        )
+        return self._with(values=values, dtype=result)
+
+    def _columns(self):
+        """The column of each stored element of what is stored."""
+        (n, m), xp = self._pattern, _arrays.namespace(self._indices)
+        return self._indices + xp.arange(self._indices.shape[-1]) // n * m
 
     def _with(self, *, values=None, indices=None, shape=None, dtype=None, axis=None) -> Self:
         return type(self)(

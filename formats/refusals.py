@@ -16,9 +16,8 @@ from sparse24._errors import ArgumentError, DTypeError
 def refusal(array: Any, operation: str) -> DTypeError:
     """The error of arithmetic that a sparse array does not have."""
     return DTypeError(
-        f"{type(array).__name__} has no {operation}; it multiplies with @, where alpha= of "
-        "sparse24.matmul is a factor; for other arithmetic use .toarray(), or .tocsr() beside "
-        "SciPy's formats"
+        f"{type(array).__name__} has no {operation}, but {array._has}; for other arithmetic use "
+        ".toarray(), or .tocsr() beside SciPy's formats"
     )
 
 
@@ -37,6 +36,8 @@ class Refusals:
     """
 
     __array_priority__ = 1000.0
+
+    _has = "@, where alpha= of sparse24.matmul is a factor"  # of arithmetic
 
     shape: Any
     ndim: Any
@@ -91,7 +92,9 @@ class Refusals:
         )
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Refuse two functions that would read the error of `__array__` as "not equal"."""
+        """`numpy.dot`; two that would read the error of `__array__` as "not equal" are refused."""
+        if function is np.dot and len(args) == 2 and not kwargs and max(map(np.ndim, args)) < 3:
+            return args[0] @ args[1]  # with more axes it is another product than @
         if function.__name__ in ("array_equal", "array_equiv"):
             raise DTypeError(
                 f"{type(self).__name__} is not compared element by element; compare its .toarray()"

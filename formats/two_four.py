@@ -6,14 +6,26 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _fuse, _product, _storage
-from sparse24._errors import ArgumentError, DeviceError, OutOfRangeError
+from sparse24 import (
+    _arrays,
+    _check,
+    _devices,
+    _dtypes,
+    _elementwise,
+    _foreign,
+    _fuse,
+    _product,
+    _record_parts,
+    _storage,
+)
+from sparse24._errors import ArgumentError, DeviceError
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import convert
 from sparse24.formats.base import SparseArray, densified, made_by
+from sparse24.formats.indexing import Indexing
 
 
-class Sparse24Array(SparseArray):
+class Sparse24Array(Indexing, SparseArray):
     """A 2:4 sparse array on the CPU or a GPU.  Immutable.
 
     Made by `sparse24.compress`, `sparse24.asarray`, `sparse24.from_scipy` or
@@ -40,8 +52,13 @@ class Sparse24Array(SparseArray):
     its rows), and both for a transposable array.  Otherwise the array is decompressed and the
     product is dense; on the CPU, by up to 16 columns, stored rows are added up instead.
 
-    ``A[i:j]`` are rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` matrices of a batch;
-    their values are views.  Rows of a transposable array are stored along the rows only.
+    ``A[rows]``, ``A[:, i:j]`` for whole groups of columns, and matrices of a batch are sparse; a
+    single row, column or element is dense.  The values of ``A[i:j]`` are views.  Parts of a
+    transposable array are stored along its rows only.
+
+    ``A * f``, ``A / f``, ``-A`` and ``abs(A)`` keep zeros, for a factor that is a number, or an
+    array that broadcasts to the shape of A; the result has NumPy's type.  `sum`, `mean`, `max` and
+    `min` go over the dense array.
 
     Work goes to CuPy's current stream.  `nnz`, `density`, `check`, `tocsr`, `tocoo` and a move to
     the CPU wait for the device; products, `toarray`, `mask`, `astype` and views do not.
@@ -247,42 +264,38 @@ class Sparse24Array(SparseArray):
     def _fields(self):
         return self._operand, _storage.waited(self._status)
 
-    def __getitem__(self, key) -> Sparse24Array:
-        """Rows ``A[i:j]`` of a matrix, or matrices ``A[i]``, ``A[i:j]`` of a batch (step 1)."""
-        if isinstance(key, tuple) and len(key) == 1:
-            key = key[0]
-        is_slice = _check.is_slice(key)
-        if not is_slice and not (_check.is_index(key) and self.ndim > 2):
-            raise ArgumentError(
-                f"A[{_check.shown(key)}] is not supported: index rows by a slice of step 1, or use "
-                ".toarray()"
-            )
-        if self.ndim > 2:
-            return self._map_batch(key)
-        if self.axis == -2:
-            raise ArgumentError("rows of a transposed array are not contiguous; slice before .T")
-        start, stop, _ = key.indices(self.shape[0])
-        rows = _storage.row_slice(self._operand.stored, start, max(start, stop))
-        status = _storage.of_whole(self._status, self._operand.stored.shape)
-        return Sparse24Array(Operand24(rows, None, None, rows.shape, self._dtype), status)
-
-    def _map_batch(self, key) -> Sparse24Array:
-        def take(record: Compressed24) -> Compressed24:
-            whole: tuple[Any, ...] = (record.values, record.metadata, record.packed)
-            values, *codes = (None if x is None else x[key] for x in whole)
-            assert values is not None
-            metadata, packed = codes
-            shape = (*values.shape[:-2], *record.shape[-2:])
-            return Compressed24(values, metadata, packed, shape, record.dtype)
-
-        try:
-            picked = self._map(take, self._dtype)
-        except IndexError as error:
-            raise OutOfRangeError(f"A[{key}] is out of range for {len(self)} matrices") from error
+    def _matrices(self, key) -> Sparse24Array:
+        picked = self._map(lambda record: _record_parts.of_batch(record, key), self._dtype)
         old = picked._operand
         shape = (*old.stored.shape[:-2], *self.shape[-2:])
         status = _storage.of_whole(self._status, self._operand.stored.shape)
         return Sparse24Array(Operand24(old.rows, old.columns, None, shape, self._dtype), status)
+
+    @_devices.on_own_device
+    def _stored_rows(self, rows) -> Sparse24Array:
+        stored = self._operand.stored
+        if self.ndim > 2 or not _check.is_slice(rows):
+            return self._part(_record_parts.rows_at(stored, rows))
+        start, stop, _ = rows.indices(stored.m)
+        return self._part(_record_parts.rows(stored, start, max(start, stop)))
+
+    @_devices.on_own_device
+    def _stored_groups(self, start: int, stop: int) -> Sparse24Array:
+        return self._part(_record_parts.groups(self._operand.stored, start, stop))
+
+    def _part(self, record: Compressed24) -> Sparse24Array:
+        status = _storage.of_whole(self._status, self._operand.stored.shape)
+        return Sparse24Array(Operand24(record, None, None, record.shape, self._dtype), status)
+
+    @_devices.on_own_device
+    def _elementwise(self, ufunc, factor, result) -> Sparse24Array:
+        old = self._operand
+        turned = factor.swapaxes(-1, -2) if np.ndim(factor) else factor
+        rows, columns = (
+            None if record is None else _elementwise.of_record(ufunc, record, by, result)
+            for record, by in ((old.rows, factor), (old.columns, turned))
+        )
+        return Sparse24Array(Operand24(rows, columns, None, old.shape, result), self._status)
 
     # --- products -----------------------------------------------------------------------
 

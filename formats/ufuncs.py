@@ -1,4 +1,4 @@
-"""NumPy's ufuncs on sparse arrays: `numpy.matmul` multiplies, all others are refused."""
+"""NumPy's ufuncs on sparse arrays: those that have an operator there; all others are refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ import numpy as np
 from sparse24._errors import ArgumentError
 from sparse24.formats.refusals import refusal
 
+# The operators of an array that is the first operand, and of one that is the second.
+OPERATORS = {
+    np.matmul: ("__matmul__", "__rmatmul__"),
+    np.multiply: ("__mul__", "__rmul__"),
+    np.divide: ("__truediv__", "__rtruediv__"),
+    np.negative: ("__neg__",),
+    np.positive: ("__pos__",),
+    np.absolute: ("__abs__",),
+}
 
-class MatmulAlone:
+
+class Ufuncs:
     """The attribute ``__array_ufunc__`` of a sparse array.
 
     NumPy asks the type for it, and finds a function.  CuPy asks the array and finds None, which
@@ -23,14 +33,18 @@ class MatmulAlone:
 
 def _apply(array: Any, ufunc: np.ufunc, method: str, /, *inputs: Any, **options: Any) -> Any:
     """What `ufunc` gives where `array` is one of its operands."""
-    if ufunc is not np.matmul or method != "__call__":
+    if ufunc not in OPERATORS or method != "__call__":
         way = "" if method == "__call__" else f".{method}"
         raise refusal(array, f"numpy.{ufunc.__name__}{way}")
     given = ", ".join(f"{name}=" for name, value in options.items() if value is not None)
     if given:
+        way_out = "call sparse24.matmul, which takes out= and dtype="
+        if ufunc is not np.matmul:
+            way_out = "leave it out, and convert the result with .astype(...)"
         raise ArgumentError(
-            f"numpy.matmul takes no {given} with {type(array).__name__}; call sparse24.matmul, "
-            "which takes out= and dtype="
+            f"numpy.{ufunc.__name__} takes no {given} with {type(array).__name__}; {way_out}"
         )
-    left, right = inputs
-    return array.__matmul__(right) if left is array else array.__rmatmul__(left)
+    first, *second = inputs
+    if first is array:
+        return getattr(array, OPERATORS[ufunc][0])(*second)
+    return getattr(array, OPERATORS[ufunc][1])(first)

@@ -21,7 +21,7 @@ from sparse24.formats.base import densified
 from sparse24.formats.n_m_parts import as_24
 from sparse24.formats.refusals import Refusals
 from sparse24.formats.two_four import Sparse24Array
-from sparse24.formats.ufuncs import MatmulAlone
+from sparse24.formats.ufuncs import Ufuncs
 
 
 class Windows24(Refusals):
@@ -62,7 +62,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
     array([21.], dtype=float32)
     """
 
-    __array_ufunc__ = MatmulAlone()  # numpy_array @ W comes to __rmatmul__
+    __array_ufunc__ = Ufuncs()  # numpy_array @ W comes to __rmatmul__
 
     array: Sparse24Array
     index: Any

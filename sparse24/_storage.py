@@ -183,7 +183,11 @@ def converted(x: Any, own: DType, wanted: DType) -> Any:
 
 def cast(record: Compressed24, row: DType) -> Compressed24:
     """The record with elements of another type; the codes stay."""
-    values = converted(record.values, record.dtype, row)
+    return with_values(record, converted(record.values, record.dtype, row), row)
+
+
+def with_values(record: Compressed24, values: Any, row: DType) -> Compressed24:
+    """The record with other elements, of type `row`, at the same places."""
     keep_order = (row.itemsize == 1) == (record.dtype.itemsize == 1)
     metadata = canonical(record) if not keep_order else record.metadata
     packed_too = record.packed if keep_order else None
@@ -228,10 +232,17 @@ def move_values(values, row: DType, mover):
     """Stored elements copied by `mover`; rows 16-byte aligned on a GPU."""
     moved = mover(values.view(np.uint8) if row.is_float8 else values)
     if _arrays.is_cupy(moved):
-        aligned = _arrays.empty_rows(_arrays.namespace(moved), moved.shape, moved.dtype)
-        aligned[...] = moved
-        return aligned
+        return in_rows(moved)
     return np.ascontiguousarray(moved).view(row.logical) if row.is_float8 else moved
+
+
+def in_rows(values: Any) -> Any:
+    """Stored elements in rows as kernels read them: on a GPU copied to 16-byte boundaries."""
+    if not _arrays.is_cupy(values):
+        return values
+    aligned = _arrays.empty_rows(_arrays.namespace(values), values.shape, values.dtype)
+    aligned[...] = values
+    return aligned
 
 
 def move(record: Compressed24, mover) -> Compressed24:
@@ -239,30 +250,12 @@ def move(record: Compressed24, mover) -> Compressed24:
     values = move_values(record.values, record.dtype, mover)
     metadata = None if record.metadata is None else mover(record.metadata)
     packed = None if record.packed is None else mover(record.packed)
-    return _native(Compressed24(values, metadata, packed, record.shape, record.dtype))
+    return native(Compressed24(values, metadata, packed, record.shape, record.dtype))
 
 
-def _native(record: Compressed24) -> Compressed24:
+def native(record: Compressed24) -> Compressed24:
     """The record with the one order of codes that its device multiplies with."""
     on_gpu = _arrays.is_cupy(record.values)
     codes = packed(record) if on_gpu else canonical(record)
     order = {"metadata": None, "packed": codes} if on_gpu else {"metadata": codes, "packed": None}
     return Compressed24(record.values, **order, shape=record.shape, dtype=record.dtype)
-
-
-def row_slice(record: Compressed24, start: int, stop: int) -> Compressed24:
-    """Rows start:stop of a matrix; values and canonical metadata are views."""
-    values = record.values[start:stop]
-    if record.packed is not None and start % _spec.ATOM_M == 0:
-        atoms = slice(start // _spec.ATOM_M, -(-stop // _spec.ATOM_M))
-        xp = _arrays.namespace(record.packed)
-        packed_part = xp.ascontiguousarray(record.packed[:, atoms])
-    else:
-        packed_part = None
-    metadata = record.metadata
-    if metadata is None and packed_part is None:
-        metadata = canonical(record)
-    metadata_part = None if metadata is None else metadata[start:stop]
-    shape = (stop - start, record.k)
-    part = Compressed24(values, metadata_part, packed_part, shape, record.dtype)
-    return _native(part) if packed_part is None else part

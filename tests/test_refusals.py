@@ -40,30 +40,39 @@ def test_complex_operands_are_multiplied_by_their_parts(a, rng):
     np.testing.assert_allclose(a @ b.real + 1j * (a @ b.imag), a.toarray() @ b)
 
 
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt"])
+@pytest.mark.parametrize("name", ["add", "sub", "floordiv", "mod", "pow", "lt"])
 def test_arithmetic_names_the_way_out(a, name):
     combine = getattr(operator, name)
     dense = np.ones((8, 16))
     for left, right in ((a, 2), (2, a), (np.float32(2), a), (a, dense), (dense, a), (a, a)):
-        with pytest.raises(s24.DTypeError, match=r"multiplies with @.*alpha=.*\.toarray\(\)"):
+        with pytest.raises(s24.DTypeError, match=r"but what keeps zeros: @, .*\.toarray\(\)"):
             combine(left, right)
-    for single in (operator.neg, operator.pos, abs):
-        with pytest.raises(s24.DTypeError, match=r"use \.toarray\(\)"):
-            single(a)
+    for dividend in (2, np.float32(2), dense):
+        with pytest.raises(s24.DTypeError, match=r"no (/|numpy\.divide)"):
+            dividend / a
+
+
+def test_windows_multiply_alone():
+    w = s24.compress(np.eye(8), pattern=(6, 8)).windows()
+    for call in (lambda: w * 2, lambda: np.multiply(2, w), lambda: -w, lambda: np.ones(8) / w):
+        with pytest.raises(s24.DTypeError, match=r"Windows24 has no .*, but @, where alpha="):
+            call()
 
 
 def test_ufuncs_of_numpy_name_the_way_out(a):
     x = np.ones((8, 16))
     for call, name in (
         (lambda: np.add(a, x), "add"),
-        (lambda: np.multiply(2.0, a), "multiply"),
         (lambda: np.sqrt(a), "sqrt"),
         (lambda: np.add.reduce(a), r"add\.reduce"),
-        (lambda: np.sum(a), r"add\.reduce"),
+        (lambda: np.multiply.outer(a, x), r"multiply\.outer"),
         (lambda: operator.iadd(x, a), "add"),
     ):
-        with pytest.raises(s24.DTypeError, match=rf"no numpy\.{name}; it multiplies with @.*\.to"):
+        with pytest.raises(s24.DTypeError, match=rf"no numpy\.{name}, but what keeps.*\.to"):
             call()
+    for options in ({"out": x}, {"dtype": np.float32}, {"where": x > 0}):
+        with pytest.raises(s24.ArgumentError, match=r"takes no .*; leave it out, and convert"):
+            np.multiply(a, 2, **options)
 
 
 def test_matmul_of_numpy_multiplies(a, rng):
@@ -119,12 +128,10 @@ def test_equality_is_identity_and_never_silent_beside_arrays(a):
 def test_truth_rows_and_numpy_functions_name_the_way_out(a):
     with pytest.raises(s24.ArgumentError, match="ambiguous"):
         bool(a)
-    with pytest.raises(s24.ArgumentError, match="toarray"):
-        a[0]
     with pytest.raises(s24.DTypeError, match=r"cannot be iterated over; use \.toarray\(\)"):
         list(a)
     with pytest.raises(s24.DTypeError, match="implicitly; multiply with @"):
-        np.dot(a, np.ones(16))
+        np.linalg.norm(a)
     assert (np.shape(a), np.ndim(a), np.size(a)) == ((8, 16), 2, 128)
 
 
@@ -147,8 +154,8 @@ def test_a_batch_hands_out_its_matrices(make, rng):
             np.testing.assert_array_equal(a[key].toarray(), dense[key])
         x = np.ones((dense.shape[-1], 2))
         np.testing.assert_allclose(a[1] @ x, dense[1] @ x)
-        for key in (3, slice(None, None, 2), (0, 0), None):
-            with pytest.raises(s24.ArgumentError, match=r"out of range|toarray"):
+        for key in (3, (0, 0, 0, 0), None):
+            with pytest.raises(s24.ArgumentError, match=r"out of range|toarray|too many"):
                 a[key]
 
 
@@ -157,7 +164,7 @@ def test_a_batch_is_indexed_by_whole_numbers(pattern):
     batch = s24.compress(np.ones((3, 4, 8), np.float32), pattern=pattern, on_excess="prune")
     assert batch[(np.int64(1),)].shape == (4, 8)
     for key in (True, np.True_, 1.0, slice(0.5, None), slice(None, 2.0)):
-        with pytest.raises(s24.ArgumentError, match="is not supported"):
+        with pytest.raises(s24.ArgumentError, match="whole numbers"):
             batch[key]
 
 

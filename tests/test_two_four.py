@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparse24 as s24
-from sparse24 import _arrays, _dtypes, _foreign, _spec, _storage
+from sparse24 import _arrays, _dtypes, _foreign, _record_parts, _spec, _storage
 from sparse24._arrays import to_numpy
 from sparse24._records import Compressed24
 
@@ -137,15 +137,9 @@ def test_rows_of_packed_codes(rng, start, stop):
     a = s24.random((200, 72), rng=rng)
     record = a._operand.stored
     packed = Compressed24(record.values, None, a.packed, record.shape, record.dtype)
-    part = _storage.row_slice(packed, start, stop)
+    part = _record_parts.rows(packed, start, stop)
     assert part.shape == (stop - start, 72)
     np.testing.assert_array_equal(_storage.decompress(part), a.toarray()[start:stop])
-
-
-@pytest.mark.parametrize("key", [3, slice(0, 4, 2), (slice(None), 0), [0, 1]])
-def test_other_indices_name_the_way_out(key):
-    with pytest.raises(s24.ArgumentError, match="toarray"):
-        s24.random((8, 8), rng=0)[key]
 
 
 def test_what_parts_keep():

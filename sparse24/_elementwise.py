@@ -1,0 +1,135 @@
+"""Arithmetic that keeps zeros: stored elements times a factor, divided by one, or their sign.
+
+Only what is stored is computed.  A zero of the matrix stays one, also beside an infinite factor,
+so the result has the places of the elements, which are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _dtypes, _foreign, _gradients, _spec, _storage
+from sparse24._dtypes import DType
+from sparse24._errors import DeviceError, DTypeError, ShapeError
+from sparse24._records import Compressed24
+
+WORK = _dtypes.TABLE["float32"]  # for types in which NumPy or CuPy do not compute
+
+
+def factor_of(x: Any, shape: tuple[int, ...], *, device: str) -> Any:
+    """A factor as a number, or as an array of this shape (a view) on `device`, after its checks."""
+    _gradients.refuse(x, "the factor")
+    if isinstance(x, bool | int | float | np.generic):
+        return x
+    array, _ = _foreign.take(x, argument="the factor")
+    if _arrays.device_of(array) != device and array.ndim:
+        raise DeviceError(
+            f"the factor is on {_arrays.device_of(array)}, the sparse array on {device}; move one "
+            "with .to_device(...) or cupy.asarray"
+        )
+    try:
+        return _arrays.namespace(array).broadcast_to(array, shape)
+    except ValueError:
+        raise ShapeError(
+            f"a factor of shape {tuple(array.shape)} does not broadcast to {tuple(shape)}, the "
+            "shape of the sparse array"
+        ) from None
+
+
+def result_type(ufunc: np.ufunc, row: DType, factor: Any) -> DType:
+    """The element type of the result: NumPy's for a dense array, if the library stores it.
+
+    Numbers of Python leave bfloat16 and fp8 as they are, as they do NumPy's own floats.
+    """
+    weak = type(factor) in (bool, int, float)
+    if weak and not is_native(row):
+        return row
+    other = factor if weak else np.empty(0, factor.dtype)
+    try:
+        found = ufunc(np.empty(0, row.logical), other).dtype
+    except TypeError:
+        found = None
+    if found not in _dtypes.LOGICAL:
+        made = "have no common type" if found is None else f"give {found}, which is not stored"
+        named = type(factor).__name__ if weak else factor.dtype
+        raise DTypeError(
+            f"elements of {row.name} and a factor of {named} {made}; convert one of them with "
+            ".astype(...)"
+        )
+    return _dtypes.lookup(found)
+
+
+def is_native(row: DType) -> bool:
+    """Whether NumPy and CuPy compute in this type by themselves."""
+    return row.logical.isbuiltin == 1
+
+
+def of_record(ufunc: np.ufunc, record: Compressed24, factor: Any, result: DType) -> Compressed24:
+    """`ufunc` of the elements of a 2:4 record; a factor that is an array has the record's shape."""
+    stored = record.values.shape[-1]
+    columns = lambda: columns_of(_storage.canonical(record), stored)  # noqa: E731
+    values = of_stored(ufunc, record.values, record.dtype, factor, result, columns)
+    return _storage.with_values(record, values, result)
+
+
+def of_stored(
+    ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DType, columns: Callable[[], Any]
+) -> Any:
+    """The same of elements whose columns in the whole array are looked up where they matter."""
+    factor = at_columns(factor, columns()) if _varies(factor) else _by_row(factor)
+    return of_values(ufunc, values, row, factor, result)
+
+
+def _varies(factor: Any) -> bool:
+    """Whether a factor varies within the rows of the array to which it was broadcast."""
+    return np.ndim(factor) > 0 and factor.shape[-1] > 1 and factor.strides[-1] != 0
+
+
+def _by_row(factor: Any) -> Any:
+    """A factor that does not, with one column."""
+    return factor if np.ndim(factor) == 0 else factor[..., :1]
+
+
+def columns_of(codes: Any, stored: int, dtype: Any = np.int64) -> Any:
+    """Column of each of the `stored` elements of a row, by its canonical codes of 2:4.
+
+    Two bits an element, its place in the group, low bits first.  That of filler may be beyond the
+    last one.
+    """
+    xp = _arrays.namespace(codes)
+    bits = xp.arange(0, 8, 2, dtype=np.uint8)
+    places = (codes[..., None] >> bits & 3).reshape(*codes.shape[:-1], 4 * codes.shape[-1])
+    return places[..., :stored] + xp.arange(stored, dtype=dtype) // _spec.KEPT * _spec.GROUP
+
+
+def at_columns(factor: Any, columns: Any) -> Any:
+    """The factor of each stored element, from one that has the shape of the whole array."""
+    xp = _arrays.namespace(columns)
+    return xp.take_along_axis(factor, xp.minimum(columns, factor.shape[-1] - 1), axis=-1)
+
+
+def of_values(ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DType) -> Any:
+    """`ufunc` of stored elements and a factor that broadcasts to them; zeros, as filler, stay."""
+    xp = _arrays.namespace(values)
+    work = result if is_native(result) else WORK
+    wide = values if work is row else _storage.converted(values, row, work)
+    operands = (wide,) if factor is None else (wide, _rounded(factor, result, work))
+    with np.errstate(invalid="ignore"):  # of a zero beside an infinite factor
+        made = getattr(xp, ufunc.__name__)(*operands)
+    made = made if work is result else _storage.converted(made, work, result)
+    kept = _arrays.not_zero(values, row) & _arrays.not_zero(made, result)  # -0.0 is none
+    bits = xp.where(kept, made.view(result.storage), result.storage.type(0))
+    return _storage.in_rows(bits.view(made.dtype))
+
+
+def _rounded(factor: Any, result: DType, work: DType) -> Any:
+    """A factor in the type of the computation, rounded to that of the result, as NumPy does."""
+    if np.ndim(factor) == 0:
+        return np.asarray(factor).astype(result.logical).astype(work.logical)[()]
+    if work is result:
+        return factor.astype(result.logical, copy=False)
+    narrow = _storage.converted(factor.astype(np.float32), WORK, result)
+    return _storage.converted(narrow, result, WORK)

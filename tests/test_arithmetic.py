@@ -1,0 +1,197 @@
+"""What keeps zeros: factors, signs and absolute values, and sums and extremes of all elements."""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import sparse24 as s24
+from sparse24 import _arrays, _dtypes
+
+SHAPE = (9, 18)
+MAKERS = {
+    "two_four": lambda w, d: s24.compress(w, on_excess="prune", dtype=d),
+    "turned": lambda w, d: s24.compress(w.T, on_excess="prune", dtype=d).T,
+    "transposable": lambda w, d: s24.compress(w, on_excess="prune", transposable=True, dtype=d),
+    "n_m": lambda w, d: s24.compress(w, pattern=(3, 6), on_excess="prune", dtype=d),
+    "n_m_turned": lambda w, d: s24.compress(w.T, pattern=(3, 4), on_excess="prune", dtype=d).T,
+    "hybrid": lambda w, d: s24.hybrid(w * (np.abs(w) > 5), dtype=d),
+}
+OF_HYBRID = ("float16", "bfloat16", "float32", "float64", "int8")
+
+
+def factors(rng) -> dict:
+    m, k = SHAPE
+    return {
+        "whole": 2, "float": 0.3, "float32": np.float32(-0.7), "float64": np.float64(1.1),
+        "int8": np.int8(3), "row": rng.uniform(1, 2, k).astype(np.float32),
+        "column": rng.uniform(1, 2, (m, 1)).astype(np.float32),
+        "whole column": rng.integers(1, 3, (m, 1)).astype(np.int8),
+        "all": rng.standard_normal(SHAPE), "no axes": np.array(0.5, np.float32),
+        "list": [1.0] * k,
+    }  # fmt: skip
+
+
+def dense_of(array) -> np.ndarray:
+    """The dense array on the CPU under its own type."""
+    return _arrays.to_numpy(array.toarray()).view(array.dtype)
+
+
+def expected(ufunc, dense, factor):
+    """NumPy's result, with the zeros of the matrix left as they are."""
+    weak = type(factor) in (int, float) and dense.dtype.isbuiltin != 1
+    factor = np.asarray(factor, dense.dtype) if weak else factor
+    with np.errstate(all="ignore"):
+        return np.where(dense == 0, 0, ufunc(dense, factor)).astype(ufunc(dense, factor).dtype)
+
+
+def assert_is(array, want):
+    got = dense_of(array)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
+    assert not np.signbit(got.astype(np.float64)[got == 0]).any()  # nor is -0.0 stored
+
+
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("factor", factors(np.random.default_rng(0)))
+def test_factors_are_those_of_numpy(make, name, factor, rng, xp):
+    if make == "hybrid" and name not in OF_HYBRID:
+        pytest.skip("hybrid matrices are not of fp8")
+    w = (rng.standard_normal(SHAPE) * 8).astype(np.float32)
+    a, f = MAKERS[make](w, name), factors(rng)[factor]
+    dense = dense_of(a)
+    if xp is not np:
+        a = a.to_device("cuda")
+    given = xp.asarray(f) if np.ndim(f) and not isinstance(f, list) else f
+    for ufunc, op in ((np.multiply, operator.mul), (np.divide, operator.truediv)):
+        try:
+            want = expected(ufunc, dense, f)
+        except TypeError:  # fp8 and float64, say
+            want = None
+        if want is None or want.dtype not in _dtypes.LOGICAL:
+            with pytest.raises(s24.DTypeError, match="convert one of them"):
+                op(a, given)
+            continue
+        got = op(a, given)
+        assert (type(got), got.device) == (type(a), a.device)
+        assert_is(got, want)
+    if op(a, 1).dtype == a.dtype:  # a transposable array is one afterwards
+        assert getattr(op(a, 1), "transposable", None) == getattr(a, "transposable", None)
+
+
+@pytest.mark.parametrize("name", OF_HYBRID)
+@pytest.mark.parametrize("make", MAKERS)
+def test_signs(make, name, rng, xp):
+    a = MAKERS[make]((rng.standard_normal(SHAPE) * 8).astype(np.float32), name)
+    dense = dense_of(a)
+    a = a if xp is np else a.to_device("cuda")
+    assert +a is a
+    assert_is(-a, np.where(dense == 0, 0, -dense).astype(dense.dtype))
+    assert_is(abs(a), abs(dense))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_numpys_functions_come_to_the_operators(make, rng):
+    w = rng.standard_normal(SHAPE).astype(np.float32) * 8
+    a, x = MAKERS[make](w, "float32"), rng.standard_normal(SHAPE).astype(np.float32)
+    b = scipy.sparse.csr_array(a.toarray())
+    for got in (np.multiply(a, x), np.multiply(x, a), x * a, a * x, a.multiply(x)):
+        assert_is(got, expected(np.multiply, a.toarray(), x))
+    for got in (a * a, a * b, a * MAKERS[make](w, "float32")):
+        assert_is(got, a.toarray() ** 2)
+    assert_is(np.abs(a), abs(a.toarray()))
+    assert_is(np.negative(a), 0 - a.toarray())
+    a *= 2
+    assert_is(a, 2 * MAKERS[make](w, "float32").toarray())
+    np.testing.assert_allclose(np.dot(a, x.T), a.toarray() @ x.T, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(np.dot(x.T, a), x.T @ a.toarray(), rtol=1e-5, atol=1e-4)
+
+
+def test_zeros_stay_beside_what_is_not_finite_and_without_a_warning():
+    a = s24.compress(np.array([[0, 1, 0, -2, 3, 0, 0, 0]], np.float32))
+    assert_is(a * np.inf, np.array([[0, np.inf, 0, -np.inf, np.inf, 0, 0, 0]], np.float32))
+    assert_is(a * np.float32(np.nan), np.where(a.toarray() == 0, 0, np.float32(np.nan)))
+    assert_is(a * 1e-46, np.zeros((1, 8), np.float32))
+    assert (a * 0).nnz == 0
+
+
+def test_fp8_saturates_as_everywhere():
+    a = s24.compress(np.array([[400, 0, -400, 0]]), dtype="float8_e4m3fn") * 2
+    np.testing.assert_array_equal(a.toarray().astype(np.float32), [[448, 0, -448, 0]])
+
+
+def test_products_with_the_result_and_its_checks(rng):
+    a = s24.compress(rng.standard_normal((64, 72)), on_excess="prune", transposable=True)
+    x = rng.standard_normal((72, 5))
+    b = a * rng.uniform(1, 2, (64, 1))
+    np.testing.assert_allclose(b @ x, b.toarray() @ x)
+    np.testing.assert_allclose(x.T @ b.T, x.T @ b.toarray().T)
+    np.testing.assert_allclose(b.T @ (b @ x), b.toarray().T @ (b.toarray() @ x))
+    unchecked = s24.compress(np.ones((4, 8)), check="deferred")
+    with pytest.raises(s24.PatternError):
+        (unchecked * 2).check()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_is_no_factor_is_named(make):
+    a = MAKERS[make](np.ones(SHAPE, np.float32) * 6, "float32")
+    for wrong, error, words in (
+        (np.ones(9), s24.ShapeError, r"of shape \(9,\) does not broadcast to \(9, 18\)"),
+        (np.ones((2, 9, 18)), s24.ShapeError, "does not broadcast"),
+        (1j, s24.DTypeError, "give complex128, which is not stored"),
+        ("2", s24.DTypeError, "no common type|must hold numbers"),
+        (None, s24.DTypeError, "must be an array, got NoneType"),
+        (object(), s24.DTypeError, "must be an array, got object"),
+    ):
+        with pytest.raises(error, match=words):
+            a * wrong
+
+
+def test_factors_of_torch(rng):
+    torch = pytest.importorskip("torch")
+    a = s24.compress(rng.standard_normal((4, 8)).astype(np.float32), on_excess="prune")
+    t = torch.rand(8)
+    for got in (a * t, t * a):
+        assert_is(got, a.toarray() * t.numpy())
+    with pytest.raises(s24.ArgumentError, match="must not require a gradient"):
+        a * t.requires_grad_()
+
+
+def test_factors_of_jax(rng, jax_on_cpu):
+    a = s24.compress(rng.standard_normal((4, 8)).astype(np.float32), on_excess="prune")
+    x = jax_on_cpu.arange(8, dtype="float32")
+    for got in (a * x, x * a):
+        assert_is(got, np.where(a.toarray() == 0, 0, a.toarray() * np.asarray(x)))
+
+
+@pytest.mark.parametrize("name", OF_HYBRID)
+@pytest.mark.parametrize("make", MAKERS)
+def test_reductions_are_those_of_the_dense_array(make, name, rng, xp):
+    a = MAKERS[make]((rng.standard_normal(SHAPE) * 8).astype(np.float32), name)
+    dense = dense_of(a)
+    dense = dense.astype(np.float32) if name == "bfloat16" else dense
+    a = a if xp is np else a.to_device("cuda")
+    for function in ("sum", "mean", "max", "min"):
+        for axis, keep in ((None, False), (0, False), (-1, True), ((0, 1), False)):
+            want = getattr(dense, function)(axis=axis, keepdims=keep)
+            got = getattr(a, function)(axis=axis, keepdims=keep)
+            assert (got.shape, got.dtype) == (want.shape, want.dtype)
+            np.testing.assert_allclose(_arrays.to_numpy(got), want, rtol=2e-3, atol=1e-2)
+    for numpys in (partial(np.sum, axis=1), np.max, np.mean, partial(np.amin, axis=0)):
+        np.testing.assert_allclose(_arrays.to_numpy(numpys(a)), numpys(dense), rtol=2e-3, atol=1e-2)
+    assert a.sum(dtype=np.float64).dtype == np.float64
+
+
+def test_a_factor_for_each_row_quantises_to_fp8(rng):
+    """As the guide does it: the scales go to `linear`."""
+    w, x = rng.standard_normal((32, 64)).astype(np.float32), np.ones((3, 64), np.float32)
+    a = s24.compress(w, on_excess="prune")
+    scale = abs(a).max(axis=1, keepdims=True) / 448
+    q = (a / scale).astype("float8_e4m3fn")
+    y = s24.linear(x, q, scales=(1.0, scale.ravel()), dtype="float32")
+    np.testing.assert_allclose(y, x @ a.toarray().T, rtol=0.1, atol=0.5)

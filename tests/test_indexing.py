@@ -1,0 +1,127 @@
+"""Parts of sparse arrays by NumPy's keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparse24 as s24
+from sparse24 import _arrays, _dtypes
+
+SHAPE = (9, 18)
+MAKERS = {
+    "two_four": lambda w, **how: s24.compress(w, on_excess="prune", **how),
+    "transposable": lambda w, **how: s24.compress(w, on_excess="prune", transposable=True, **how),
+    "n_m": lambda w, **how: s24.compress(w, pattern=(3, 4), on_excess="prune", **how),
+    "hybrid": lambda w, **how: s24.hybrid(w * (abs(w) > 1), **how),
+}
+GROUPED = tuple(name for name in MAKERS if name != "hybrid")
+EVEN = np.arange(SHAPE[0]) % 2 == 0
+KEYS = [
+    0, -1, np.int64(3), slice(2, 6), slice(None, None, 2), slice(None, None, -1), slice(5, 2),
+    [1, 3], np.array([5, -2, 5]), EVEN, list(EVEN), [], Ellipsis, (Ellipsis,),
+    (slice(None), slice(4, 8)), (slice(None), slice(8, 18)), (slice(None), slice(4, None)),
+    (slice(None), slice(8, 8)), (slice(None), slice(-6, None)), (slice(None), slice(16, 99)),
+    (slice(1, 4), slice(4, 12)), ([1, 2], slice(8, 16)), (EVEN, slice(None, 8)),
+    (Ellipsis, slice(0, 8)), (2, 3), (-1, -18), (2, slice(1, 7)), (slice(None), 3), ([1, 2], 3),
+    (2, [1, 5]), (slice(2, 5), -1), (0, Ellipsis),
+]  # fmt: skip
+
+
+def assert_part(got, want):
+    dense = got.toarray() if hasattr(got, "toarray") else got
+    np.testing.assert_array_equal(_arrays.to_numpy(dense), want)
+    assert np.shape(dense) == np.shape(want)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+@pytest.mark.parametrize("make", MAKERS)
+def test_keys_of_numpy(make, key, rng, xp):
+    a = MAKERS[make](rng.standard_normal(SHAPE).astype(np.float32))
+    dense = a.toarray()
+    a = a if xp is np else a.to_device("cuda")
+    assert_part(a[key], dense[key])
+    if make != "transposable" and isinstance(key, tuple) and len(key) == 2 and key[1] is not ...:
+        turned = (key[1], key[0])
+        if key[0] is not ...:
+            assert_part(a.T[turned], dense.T[turned])
+
+
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+@pytest.mark.parametrize("key", [np.s_[:, 4:12], [1, 3, 5], np.s_[2:7, 8:]], ids=str)
+def test_parts_are_stored_as_if_compressed(name, key, rng, xp):
+    w = rng.standard_normal(SHAPE).astype(np.float32)
+    a = s24.compress(w, on_excess="prune", dtype=name)
+    dense = a.toarray()[key]
+    a = a if xp is np else a.to_device("cuda")
+    part, want = a[key], s24.compress(dense)
+    for piece in ("values", "metadata", "packed"):
+        got, expected = (_arrays.to_numpy(getattr(x, piece)) for x in (part, want))
+        assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("make", GROUPED)
+def test_products_with_parts(make, rng, xp):
+    a = MAKERS[make](rng.standard_normal((130, 264)).astype(np.float32))
+    a = a if xp is np else a.to_device("cuda")
+    x = xp.asarray(rng.standard_normal((264, 7)).astype(np.float32))
+    halves = a[:, :132] @ x[:132] + a[:, 132:] @ x[132:]  # as two devices share a layer
+    xp.testing.assert_allclose(halves, a.toarray() @ x, rtol=1e-4, atol=1e-4)
+    xp.testing.assert_allclose(a[::3] @ x, a.toarray()[::3] @ x, rtol=1e-4, atol=1e-4)
+    if make != "transposable":  # whose transpose has its own groups along its rows
+        got, want = (x.T @ turned[:, 5:77] for turned in (a.T, a.toarray().T))
+        xp.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", GROUPED)
+def test_parts_of_a_batch(make, rng, xp):
+    a = MAKERS[make](rng.standard_normal((3, 9, 16)).astype(np.float32))
+    dense = a.toarray()
+    a = a if xp is np else a.to_device("cuda")
+    for key in (
+        0, -1, slice(1, 3), slice(None, None, 2), [0, 2], np.array([True, False, True]),
+        (slice(None), slice(2, 5)), (0, slice(2, 5)), (0, slice(None), slice(4, 8)),
+        (slice(None), slice(None), slice(4, 8)), (1, 2, 3), (slice(None), 2), (Ellipsis, 3),
+        ([2, 0], slice(None, None, -1)),
+    ):  # fmt: skip
+        assert_part(a[key], dense[key])
+
+
+def test_slices_of_rows_are_views(rng):
+    a = s24.compress(rng.standard_normal((8, 16)), on_excess="prune")
+    assert np.shares_memory(a[2:5].values, a.values)
+    assert not np.shares_memory(a[:, 4:8].values, a.values)
+
+
+def test_a_part_keeps_the_check_of_the_whole():
+    a = s24.compress(np.ones((4, 8)), check="deferred")
+    for part in (a[1:2], a[[2, 3]], a[:, 4:]):
+        with pytest.raises(s24.PatternError, match="the first of 8"):
+            part.check()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_is_no_key_is_named(make, rng):
+    a = MAKERS[make](rng.standard_normal((8, 16)))
+    for key in (8, -9, (0, 16), (1, 2, 3), [8], np.ones(3, bool), (Ellipsis, Ellipsis)):
+        for error in (s24.ArgumentError, IndexError):
+            with pytest.raises(error, match=r"out of range|too many indices"):
+                a[key]
+
+
+@pytest.mark.parametrize("make", GROUPED)
+def test_groups_are_not_cut(make, rng):
+    a = MAKERS[make](rng.standard_normal((8, 16)))
+    for key, words in (
+        ((slice(None), slice(0, 6)), r"\[0:6\] cuts a group of 4; slice at multiples of 4"),
+        ((slice(None), slice(2, 8)), "cuts a group"),
+        ((slice(None), slice(0, 8, 2)), "a part is a slice of step 1"),
+        ((slice(None), [0, 1]), "a part is a slice of step 1"),
+        (None, "whole numbers or booleans"),
+        ("a", "whole numbers or booleans"),
+        (1.0, "whole numbers or booleans"),
+        ([[0, 1]], "whole numbers or booleans"),
+        (slice("a", None), "a slice has whole numbers"),
+    ):
+        with pytest.raises(s24.ArgumentError, match=words):
+            a[key]
