@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from typing import Any, Self
@@ -224,8 +225,23 @@ class HybridStorage(SparseArray):
         return part if part.ndim < 2 else type(self).build(part, n_hint=self.n_hint)
 
     def _elementwise(self, ufunc, factor, result) -> Self:
-        values = _elementwise.of_values(ufunc, self.toarray(), self._dtype, factor, result)
-        return type(self).build(values, n_hint=self.n_hint, dtype=result)
+        row = self._dtype
+        in_tiles = self._in_tiles(ufunc, factor) if result is row and not np.ndim(factor) else None
+        if in_tiles is not None:
+            return in_tiles
+        dense = _elementwise.of_values(ufunc, self.toarray(), row, factor, result)
+        return type(self).build(dense, n_hint=self.n_hint, dtype=result)
+
+    def _in_tiles(self, ufunc, factor) -> Self | None:
+        """The result in tiles of the same kinds, unless an element becomes zero."""
+        tiles, row = self.tiles, self._dtype
+        values, overflow = (
+            _elementwise.of_values(ufunc, held[None], row, factor, row)[0]
+            for held in (tiles.values, tiles.overflow_values)
+        )
+        left = sum(int(_arrays.not_zero(x, row).sum()) for x in (values, overflow))
+        tiles = dataclasses.replace(tiles, values=values, overflow_values=overflow)
+        return type(self)(tiles, left, self.n_hint) if left == self._nnz else None
 
     @_devices.on_own_device
     def mask(self):

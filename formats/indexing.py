@@ -17,11 +17,7 @@ class Indexing:
     """``A[key]`` of a format whose rows are stored one by one, in groups."""
 
     shape: Any
-    ndim: int
-    axis: int
-    pattern: tuple[int, int]
-    mT: Any
-    toarray: Any
+    ndim: Any
 
     @abstractmethod
     def _matrices(self, key: Any) -> Self:

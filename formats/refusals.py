@@ -6,7 +6,7 @@ import numbers
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,8 @@ def refusal(array: Any, operation: str) -> DTypeError:
     )
 
 
-def _refuse(operator: str) -> Callable[..., NoReturn]:
-    def refuse(self, *others: Any) -> NoReturn:
+def _refuse(operator: str) -> Callable[..., Any]:
+    def refuse(self, *others: Any) -> Any:
         raise refusal(self, operator)
 
     return refuse
