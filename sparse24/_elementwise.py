@@ -25,7 +25,9 @@ def factor_of(x: Any, shape: tuple[int, ...], *, device: str) -> Any:
     if isinstance(x, bool | int | float | np.generic):
         return x
     array, _ = _foreign.take(x, argument="the factor")
-    if _arrays.device_of(array) != device and array.ndim:
+    if type(array) is np.ndarray and not array.ndim:
+        return array[()]
+    if _arrays.device_of(array) != device:
         raise DeviceError(
             f"the factor is on {_arrays.device_of(array)}, the sparse array on {device}; move one "
             "with .to_device(...) or cupy.asarray"

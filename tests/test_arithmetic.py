@@ -67,7 +67,7 @@ def test_factors_are_those_of_numpy(make, name, factor, rng, xp):
     dense = dense_of(a)
     if xp is not np:
         a = a.to_device("cuda")
-    given = xp.asarray(f) if np.ndim(f) and not isinstance(f, list) else f
+    given = xp.asarray(f) if np.ndim(f) else f
     for ufunc, op in ((np.multiply, operator.mul), (np.divide, operator.truediv)):
         try:
             want = expected(ufunc, dense, f)
@@ -176,14 +176,15 @@ def test_reductions_are_those_of_the_dense_array(make, name, rng, xp):
     dense = dense_of(a)
     dense = dense.astype(np.float32) if name == "bfloat16" else dense
     a = a if xp is np else a.to_device("cuda")
+    near = {"rtol": 2e-3, "atol": 0.1 if name == "float16" else 1e-2}  # sums of 162, some above 60
     for function in ("sum", "mean", "max", "min"):
         for axis, keep in ((None, False), (0, False), (-1, True), ((0, 1), False)):
             want = getattr(dense, function)(axis=axis, keepdims=keep)
             got = getattr(a, function)(axis=axis, keepdims=keep)
             assert (got.shape, got.dtype) == (want.shape, want.dtype)
-            np.testing.assert_allclose(_arrays.to_numpy(got), want, rtol=2e-3, atol=1e-2)
+            np.testing.assert_allclose(_arrays.to_numpy(got), want, **near)
     for numpys in (partial(np.sum, axis=1), np.max, np.mean, partial(np.amin, axis=0)):
-        np.testing.assert_allclose(_arrays.to_numpy(numpys(a)), numpys(dense), rtol=2e-3, atol=1e-2)
+        np.testing.assert_allclose(_arrays.to_numpy(numpys(a)), numpys(dense), **near)
     assert a.sum(dtype=np.float64).dtype == np.float64
 
 
