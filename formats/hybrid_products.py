@@ -20,8 +20,8 @@ from sparse24 import (
     _storage,
 )
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from sparse24._fuse import PLAIN, Call
 from sparse24._hybrid_staged import kept_for_graphs
+from sparse24._options import NO_OPTIONS, Call
 from sparse24._product import by_view, promote, promoted_integers, result_of
 from sparse24._target import given
 from sparse24.formats import hybrid_stacks
@@ -30,7 +30,7 @@ from sparse24.formats.base import SparseArray, densified
 
 def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
     """``h @ b``; see `HybridArray.matmul`.  With `sums`, on the CPU, as `in_sums`."""
-    call = PLAIN if algorithm == "auto" else PLAIN._replace(algorithm=algorithm)
+    call = NO_OPTIONS if algorithm == "auto" else NO_OPTIONS._replace(algorithm=algorithm)
     key = _replay.signature(b, out, call, from_left=False)
     key = key and (*key, balance, sums)
     ready = _replay.find(h._plans, key, b)
@@ -60,7 +60,7 @@ def multiply_rows(h, x, *, sums: bool = False):
 
     With `sums`, on the CPU, as `in_sums`.
     """
-    key = _replay.signature(x, None, PLAIN, from_left=True)
+    key = _replay.signature(x, None, NO_OPTIONS, from_left=True)
     key = (*key, sums) if key and sums else key
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
@@ -100,7 +100,7 @@ def linear(h, x, call: Call):
         return ready(x, call.epilogue.bias)
     with kept_for_graphs(h, x):
         product = multiply_rows(h, x)
-    first = h._plans.get(_replay.signature(x, None, PLAIN, from_left=True))
+    first = h._plans.get(_replay.signature(x, None, NO_OPTIONS, from_left=True))
     with _foreign.stream_of(product), kept_for_graphs(h, product):
         array, restore = _foreign.take(product, argument="the product")
         shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]

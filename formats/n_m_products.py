@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _foreign, _product, _replay
 from sparse24._errors import DeviceError
-from sparse24._fuse import PLAIN
+from sparse24._options import NO_OPTIONS
 from sparse24.formats import n_m_on_cpu, n_m_parts
 from sparse24.formats.base import SparseArray, densified
 
@@ -31,7 +31,7 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
     `result` names its type, by default that of the operands; or it is that of the sums.
     """
     on_cpu = type(array._values) is np.ndarray
-    key = _replay.signature(other, None, PLAIN, from_left=not left) if on_cpu else None
+    key = _replay.signature(other, None, NO_OPTIONS, from_left=not left) if on_cpu else None
     key = (*key, result) if key and result else key
     known = array._plans.get(key)
     if known is not None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _fuse, _product, _storage
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _product, _storage
 from sparse24._errors import ArgumentError, DeviceError, OutOfRangeError
+from sparse24._options import NO_OPTIONS
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import convert
 from sparse24.formats.base import SparseArray, densified, made_by
@@ -286,17 +287,17 @@ class Sparse24Array(SparseArray):
 
     # --- products -----------------------------------------------------------------------
 
-    def _multiply(self, other, out=None, call=_fuse.PLAIN):
+    def _multiply(self, other, out=None, call=NO_OPTIONS):
         if type(other) is not np.ndarray and isinstance(other, SparseArray):
             call = call._replace(other_dtype=other.dtype)  # its dense form may be fp8 bits
         other = _dense_operand(other, self)
         return _product.multiply(self._operand, other, out, call, self._plans)
 
-    def _multiply_from_left(self, other, out=None, call=_fuse.PLAIN):
+    def _multiply_from_left(self, other, out=None, call=NO_OPTIONS):
         if type(other) is not np.ndarray and isinstance(other, SparseArray):
             call = call._replace(other_dtype=other.dtype)
         other = _dense_operand(other, self)
-        return _product.multiply_from_left(other, self._operand, out, call, self._plans)
+        return _product.multiply(self._operand, other, out, call, self._plans, from_left=True)
 
 
 def _dense_operand(other, sparse: Sparse24Array):

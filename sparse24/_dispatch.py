@@ -18,7 +18,7 @@ from sparse24 import (
 )
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
-from sparse24._fuse import Call
+from sparse24._options import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
 
 OVERLAP = "{} shares memory with an operand; pass another array"

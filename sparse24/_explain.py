@@ -19,8 +19,9 @@ from sparse24 import (
     _tuning_cache,
 )
 from sparse24._errors import ArgumentError
-from sparse24._fuse import Call, fuse
+from sparse24._fuse import fuse
 from sparse24._matmul import OURS, embedded, factors, named_type
+from sparse24._options import Call
 from sparse24._planner import Candidate
 from sparse24._records import Operand24, Problem
 from sparse24._table import duration, table

@@ -20,8 +20,8 @@ from sparse24 import (
     _replay,
 )
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._grouped_dispatch import Grouped
+from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._records import Operand24
 from sparse24.formats.two_four import Sparse24Array
 
@@ -187,9 +187,9 @@ def linear_of_experts(x, As, bias, offsets, activation, *, gated, **options):
 
 
 def _call_of(**options) -> Call:
-    """The call with these options, and `PLAIN` itself without."""
+    """The call with these options, and `NO_OPTIONS` itself without."""
     given = {name: value for name, value in options.items() if value is not None}
-    return PLAIN._replace(**given) if given else PLAIN
+    return NO_OPTIONS._replace(**given) if given else NO_OPTIONS
 
 
 def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool = False):

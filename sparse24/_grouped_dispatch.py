@@ -27,7 +27,7 @@ from sparse24 import (
     _storage,
 )
 from sparse24._errors import UnsupportedError
-from sparse24._fuse import Call
+from sparse24._options import Call
 from sparse24._records import EXPERTS, PLAIN, Compressed24, Fused, Operand24, Problem
 from sparse24.kernels import grouped
 from sparse24.kernels.launch import current_stream

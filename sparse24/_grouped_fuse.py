@@ -6,7 +6,7 @@ from typing import Any
 
 from sparse24 import _arrays, _check, _foreign, _product
 from sparse24._errors import ArgumentError, DeviceError, ShapeError
-from sparse24._fuse import ACTIVATIONS, Call
+from sparse24._options import ACTIVATIONS, Call
 from sparse24._records import PLAIN, Fused, Operand24
 
 

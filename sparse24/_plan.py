@@ -22,7 +22,7 @@ from sparse24 import (
 )
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
-from sparse24._fuse import PLAIN, Call
+from sparse24._options import NO_OPTIONS, Call
 from sparse24.formats.base import densified
 from sparse24.formats.two_four import Sparse24Array
 
@@ -52,7 +52,7 @@ class MatmulPlan:
     def __init__(self, a: Sparse24Array, b, out_order: str, b_dtype, options: dict):
         self._a = a
         call = Call(**options, other_dtype=b_dtype)
-        self._call = PLAIN if call.is_plain else call
+        self._call = NO_OPTIONS if call.is_plain else call
         self._out_order = out_order
         self._execute(b)  # compiles, lays out the launch, and within `autotune` measures first
         out, restore = _column_out(a, b, call) if out_order == "column" else (None, None)
