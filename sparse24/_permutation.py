@@ -229,6 +229,10 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
     DTypeError
         If one of them is not an array.
 
+    Notes
+    -----
+    Waits for the GPU only if `permutation` is there; `find_permutation` returns it on the host.
+
     Examples
     --------
     >>> import numpy as np, sparse24 as s24

@@ -124,6 +124,11 @@ def to_dict(state: State) -> dict[str, Any]:
         Masks as packed bits.  NumPy arrays, or tensors where the layers are torch's, so
         that `torch.load` takes them.  Waits for the device.
 
+    Raises
+    ------
+    ArgumentError
+        If `state` is not a `State`.
+
     See Also
     --------
     from_dict

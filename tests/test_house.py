@@ -177,12 +177,13 @@ def documented(text: str, *titles: str) -> set[str]:
     return found
 
 
-def test_every_public_function_says_what_it_takes_and_gives_and_shows_it():
+def test_every_public_function_says_what_it_takes_and_raises_and_shows_it():
     """The sections of numpydoc; that examples run is tested with the doctests."""
     for name, function in public(inspect.isfunction).items():
         text = inspect.getdoc(function) or ""
         missing = inspect.signature(function).parameters.keys() - documented(text, "Parameters")
         assert not missing, f"{name} does not explain {missing}"
+        assert "Raises\n------" in text, f"{name} does not say what it raises"
         assert "Examples\n--------" in text, f"{name} shows no example"
 
 
