@@ -117,7 +117,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
 
 
 def _is_quicker_dense(array: Any, columns: int, left: bool) -> bool:
-    """Whether BLAS wins by so many columns: it has no integers, but takes few rows as they are."""
+    """Whether BLAS wins with so many columns; it has no integers, but takes few rows directly."""
     from sparse24.kernels import cpu
 
     (n, m), (rows, k), row = array.pattern, array.shape if left else array.shape[::-1], array._dtype
