@@ -1,0 +1,25 @@
+"""A layer to prune, and the error of its outputs, shared by the tests of pruning methods."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def layer(rng, rows=24, k=32, count=400):
+    """Weights, and inputs whose features are correlated and of unequal size."""
+    mix = rng.standard_normal((k, k)) * rng.uniform(0.1, 2, k)
+    inputs = rng.standard_normal((count, k)) @ mix
+    return rng.standard_normal((rows, k)), inputs
+
+
+def loss(weights, dense, inputs):
+    """Squared error of a layer's outputs with other weights."""
+    return float(((inputs @ (weights - dense).T) ** 2).sum())
+
+
+def least_squares(dense, hessian, places):
+    """The row with the least such error whose weights are zero but at `places`."""
+    places = list(places)
+    row = np.zeros_like(dense)
+    row[places] = np.linalg.solve(hessian[np.ix_(places, places)], (hessian @ dense)[places])
+    return row
