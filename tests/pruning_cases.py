@@ -1,8 +1,18 @@
-"""A layer to prune, and the error of its outputs, shared by the tests of pruning methods."""
+"""Arrays and a layer to prune, and the error of its outputs, shared by the tests of pruning."""
 
 from __future__ import annotations
 
 import numpy as np
+
+from sparse24 import _dtypes
+
+
+def on(xp, x):
+    """`x` on the device of `xp`, fp8 as its bits there, and the dtype= that says so."""
+    row = _dtypes.lookup(x.dtype)
+    if xp is np or not row.is_float8:
+        return xp.asarray(x), None
+    return xp.asarray(x.view(np.uint8)), row.name
 
 
 def layer(rng, rows=24, k=32, count=400):
