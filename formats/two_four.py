@@ -39,10 +39,10 @@ class Sparse24Array(SparseArray):
     A product is sparse where the groups run along the contracted axis: ``A @ b`` for
     ``axis=-1``, ``x @ A`` for ``axis=-2`` (so ``x @ A.T`` for a weight compressed along
     its rows), and both for a transposable array.  Otherwise the array is decompressed and the
-    product is dense; on the CPU, by up to 16 columns, stored rows are added up instead.
+    product is dense; on the CPU, with up to 16 columns, stored rows are added up instead.
 
-    ``A[i:j]`` are rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` matrices of a batch;
-    their values are views.  Rows of a transposable array are stored along the rows only.
+    ``A[i:j]`` takes rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` take matrices of a
+    batch; their values are views.  Rows of a transposable array are stored along the rows only.
 
     Work goes to CuPy's current stream.  `nnz`, `density`, `check`, `tocsr`, `tocoo` and a move to
     the CPU wait for the device; products, `toarray`, `mask`, `astype` and views do not.

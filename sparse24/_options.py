@@ -24,15 +24,15 @@ class Epilogue:
         Shape (n,) or (1, n) adds to columns, (m, 1) to rows, a number to all.
     activation : {None, "relu", "relu2", "gelu", "gelu_tanh", "silu"}
         ``relu2`` is the square of relu; ``gelu`` uses erf, ``gelu_tanh`` its usual
-        approximation.  On a GPU, for results of 16 bits or fewer, the last three take one
-        approximate instruction: values are right to 8e-4 of themselves where x is positive, and
-        to ``2.5e-4 * abs(x) + 2.7e-4`` where it is negative.
+        approximation.  On a GPU, for results of 16 bits or fewer, the last three are computed with
+        one approximate instruction: the relative error is at most 8e-4 where x is positive, the
+        absolute one at most ``2.5e-4 * abs(x) + 2.7e-4`` where x is negative.
     alpha_vector : array or float, optional
         A factor for each column or row of the product; shapes as for `bias`.
     out_scale : float, default 1
         Factor of the result, for instance before it is rounded to fp8 or int8.
     lower, upper : float
-        Bounds of ``"relu"``, only: values at or below `lower` become 0, values above `upper`
+        Bounds, for ``"relu"`` only: values at or below `lower` become 0, values above `upper`
         become `upper`.
     aux : array, optional
         Receives the value before the activation; shape and dtype of the result.  Must not

@@ -164,13 +164,13 @@ class PackedReduction:
             }
 
     def check(self) -> None:
-        """Raise if a gradient could not be packed rightly.  Waits for the device.
+        """Raise if a gradient could not be packed without loss.  Waits for the device.
 
         Raises
         ------
         PatternError
-            If one had non-zeros at pruned places, or ranks have packed it differently, in any pass
-            before; names the layers.  Never with ``check=False``.
+            If, in any earlier pass, a gradient had non-zeros at pruned places, or ranks packed it
+            differently; names the layers.  Never with ``check=False``.
         """
         found = zip(self.layers, self._wrong.values(), strict=False)
         wrong = [name for name, flag in found if bool(flag)]
