@@ -89,7 +89,7 @@ def multiply_rows(h, x, *, sums: bool = False):
 
 
 def linear(h, x, call: Call):
-    """``x @ h.T`` with the epilogue of a call, which is a pass of its own over the result."""
+    """``x @ h.T``, then the epilogue of a call in a second pass over the result."""
     if call.epilogue is None:
         return multiply_rows(h, x)
     if h.device == "cpu":  # where the product alone is remembered
@@ -121,10 +121,10 @@ def _linear_on_cpu(h, x, call: Call):
 
 
 def in_sums(h, other, *, left: bool):
-    """``h @ other``, or ``other @ h``: sums as they are, in float32, where results have 16 bits.
+    """``h @ other``, or ``other @ h``, in float32 where the result would have 16 bits.
 
-    Most kernels of the GPU store the type of the operands alone, so there a float32 copy of the
-    matrix multiplies, which is kept.
+    Most GPU kernels store only the type of the operands, so on a GPU a float32 copy of the matrix
+    is multiplied, and kept.
     """
     sums, h = h.device == "cpu", h if left else h.T
     if not sums:
@@ -208,8 +208,8 @@ def _as_type(h, row: _dtypes.DType):
 def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
     if _arrays.is_cupy(out) != _arrays.is_cupy(b):
         raise DeviceError(
-            f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}; pass an array where "
-            "b is"
+            f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}; pass an array on "
+            "the device of b"
         )
     if out.shape != shape:
         raise ShapeError(f"out must have shape {shape}, got {out.shape}")

@@ -19,7 +19,7 @@ _SOME_COLUMNS, _SHARE = 128, 0.75
 
 
 def in_sums(array: Any, other, *, left: bool):
-    """The same where its result has 16 bits, as sums: in float32."""
+    """`product` in float32, not rounded, where the result would have 16 bits."""
     if isinstance(other, SparseArray) and other._dtype.is_float8 and other.device != "cpu":
         other = other.astype("float32")  # its dense form would be bits
     return product(array, other, left=left, result="float32")
@@ -28,7 +28,7 @@ def in_sums(array: Any, other, *, left: bool):
 def product(array: Any, other, *, left: bool, result: str | None = None):
     """``array @ other``, or ``other @ array``, with NumPy's rules for shapes.
 
-    `result` names its type, by default that of the operands; or it is that of the sums.
+    `result` names its type; by default it is that of the operands.
     """
     on_cpu = type(array._values) is np.ndarray
     key = _replay.signature(other, None, NO_OPTIONS, from_left=not left) if on_cpu else None

@@ -34,7 +34,7 @@ def finished(product, out, call: Call, left: tuple, right: tuple):
 
 
 def dropped_axis(left: tuple, right: tuple) -> int | None:
-    """The axis that a product with a vector has not."""
+    """The axis that a product with a vector lacks."""
     return -1 if len(right) == 1 else -2 if len(left) == 1 else None
 
 
@@ -73,9 +73,10 @@ def _bias_in_place(full, goes: Target, call: Call):
 
 
 def readable(epilogue: Fused, m: int) -> Fused:
-    """The same for the kernel, which reads biases of 32 bits or more, and `c` in the result's type.
+    """The epilogue of a product with `m` rows as the kernel reads it.
 
-    Of a product with `m` rows.  A `column_bias` of 16 bits becomes a `c` of equal rows.
+    That takes biases of 32 bits or more, and `c` in the type of the result: a `column_bias` of 16
+    bits becomes a `c` of equal rows.
     """
     bias = epilogue.column_bias
     if bias is None or bias.dtype.itemsize != 2:

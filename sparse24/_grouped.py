@@ -286,7 +286,7 @@ def _rows(a: Operand24, *, gated: bool) -> int:
     rows = a.shape[1]
     if gated and rows % 2:
         raise ShapeError(
-            "As must have an even number of rows with gated=True, those of a gate over as many "
-            f"that it gates, got {a.shape}"
+            "As must have an even number of rows with gated=True, of which the first half are a "
+            f"gate for the others, got {a.shape}"
         )
     return rows // 2 if gated else rows

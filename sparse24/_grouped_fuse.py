@@ -92,6 +92,6 @@ class _Maker:
         array, _ = _foreign.take(x, argument=name)
         here, there = _arrays.device_of(array), _arrays.device_of(self._a.elements)
         if here != there:
-            raise DeviceError(f"{name} is on {here}, As on {there}; pass an array where that is")
+            raise DeviceError(f"{name} is on {here}, As on {there}; pass an array on that device")
         _arrays.check_real(array, argument=name)
         return array.astype(self._real, copy=False)

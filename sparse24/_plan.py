@@ -253,7 +253,7 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
         if file is not None and not _tuning_cache.write(file, device, replace=False):
             warnings.warn(
                 f"what was measured is not written: {file} belongs to another GPU, driver or "
-                "version, or is no whole tuning file; name another one, or remove it",
+                "version, or is not a complete tuning file; name another one, or remove it",
                 RuntimeWarning,
                 stacklevel=3,
             )

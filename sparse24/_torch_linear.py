@@ -134,8 +134,8 @@ def tokens(x: Tensor) -> Tensor:
 def unfolded(y: Tensor, x: Tensor) -> Tensor:
     """The product y (t, m) with the axes that x had before `tokens`.
 
-    As that of torch's own layer no view for autograd, behind which a write in place would lose the
-    hooks of ``fully_shard``.
+    Like the result of torch's own layer it is not a view to autograd: a write in place to a view
+    would lose the hooks of ``fully_shard``.
     """
     if x.ndim == 2:
         return y

@@ -193,7 +193,7 @@ class PackedReduction:
         parent, name = self._places[layer]
         if getattr(parent(), "_modules", {}).get(name) is not layer:
             return None
-        # Another rank may have called a layer that this one has not.
+        # Another rank may have called a layer that this rank has not called.
         vars(layer).setdefault("_cast_to", getattr(self._model, "_cast_to", None))
         return layer
 

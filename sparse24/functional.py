@@ -88,7 +88,7 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     Raises
     ------
     ShapeError
-        If `mask` has not the shape of `weight`.
+        If the shape of `mask` is not that of `weight`.
     PatternError
         If `mask` is not 2:4, along both axes with `transposable`.  On the GPU this is not
         checked, and the excess elements of a group are dropped.

@@ -163,7 +163,7 @@ def test_callable(rng):
         ({"hessian": np.eye(8), "damping": 0}, s24.ArgumentError, "damping must be above 0"),
         ({"calibration": np.full((3, 8), np.nan)}, s24.ArgumentError, "hold NaN or inf"),
         ({"calibration": np.full((3, 8), np.inf)}, s24.ArgumentError, "hold NaN or inf"),
-        ({"hessian": -np.eye(8)}, s24.ArgumentError, "are no second moment"),
+        ({"hessian": -np.eye(8)}, s24.ArgumentError, "are not a second moment"),
         ({"hessian": np.eye(8) - 2 * np.eye(8)[::-1]}, s24.ArgumentError, "positive semidefinite"),
     ],
 )

@@ -137,7 +137,7 @@ def test_weights_of_torch_are_no_gradients():
             with pytest.raises(ArgumentError, match=r"layer '0(\.weight)?' must be a gradient, go"):
                 scheduler.step(weights=weights, gradients=given)
     assert schedulers[0].state is None
-    with pytest.raises(ArgumentError, match="got a Parameter that learns"):
+    with pytest.raises(ArgumentError, match="got a Parameter that requires a gradient"):
         schedulers[0].observe(weights)
     loss = model(torch.ones(2, 8)).square().sum()
     found = torch.autograd.grad(loss, list(weights.values()), create_graph=True)

@@ -113,7 +113,7 @@ def test_state_is_small_and_versioned():
         taylor.load_state_dict(movement.state_dict())
     with pytest.raises(FormatError, match="has version 2, this library reads 1; load it"):
         scheduler.load_state_dict({**saved, "version": 2})
-    with pytest.raises(FormatError, match="this is no sparse24"):
+    with pytest.raises(FormatError, match="this is not a sparse24"):
         scheduler.load_state_dict({})
     saved["masks"]["a"]["bits"] = saved["masks"]["a"]["bits"][:-1]
     with pytest.raises(FormatError, match="does not fit a layer of shape"):
