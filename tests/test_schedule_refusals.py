@@ -132,9 +132,9 @@ def test_weights_of_torch_are_no_gradients():
     schedulers = (S.DynamicScheduler(), S.AsyncScheduler(S.sr_ste(), weights, background=False))
     for scheduler in schedulers:
         for given in (weights, list(weights.values()), plain):
-            with pytest.raises(ArgumentError, match=r"learns, a weight; call step\(weights=\.\.\."):
+            with pytest.raises(ArgumentError, match=r"gradient itself; call step\(weights=\.\.\."):
                 scheduler.step(given)
-            with pytest.raises(ArgumentError, match=r"layer '0(\.weight)?' must be a gradient, go"):
+            with pytest.raises(ArgumentError, match=r"layer '0(\.weight)?' must not be a weight"):
                 scheduler.step(weights=weights, gradients=given)
     assert schedulers[0].state is None
     with pytest.raises(ArgumentError, match="got a Parameter that requires a gradient"):

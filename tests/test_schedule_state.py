@@ -265,7 +265,7 @@ def test_what_a_damaged_state_remembers_is_looked_at(rng, part, wrong):
 def test_numbers_of_a_damaged_state_are_whole(key, wrong):
     scheduler = S.MaskScheduler(S.sr_ste())
     scheduler.step(weights={"w": np.ones((4, 8))})
-    with pytest.raises(FormatError, match=r"damaged .*no whole number from 0 on"):
+    with pytest.raises(FormatError, match=r"damaged .*not a whole number from 0 on"):
         scheduler.load_state_dict({**scheduler.state_dict(), key: wrong})
     scheduler.load_state_dict({**scheduler.state_dict(), key: np.array(2)})
     assert getattr(scheduler.state, key) == 2
