@@ -20,8 +20,8 @@ from sparse24 import (
     _storage,
 )
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from sparse24._fuse import PLAIN, Call
 from sparse24._hybrid_staged import kept_for_graphs
+from sparse24._options import NO_OPTIONS, Call
 from sparse24._product import by_view, promote, promoted_integers, result_of
 from sparse24._target import given
 from sparse24.formats import hybrid_stacks
@@ -30,7 +30,7 @@ from sparse24.formats.base import SparseArray, densified
 
 def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
     """``h @ b``; see `HybridArray.matmul`.  With `sums`, on the CPU, as `in_sums`."""
-    call = PLAIN if algorithm == "auto" else PLAIN._replace(algorithm=algorithm)
+    call = NO_OPTIONS if algorithm == "auto" else NO_OPTIONS._replace(algorithm=algorithm)
     key = _replay.signature(b, out, call, from_left=False)
     key = key and (*key, balance, sums)
     ready = _replay.find(h._plans, key, b)
@@ -60,7 +60,7 @@ def multiply_rows(h, x, *, sums: bool = False):
 
     With `sums`, on the CPU, as `in_sums`.
     """
-    key = _replay.signature(x, None, PLAIN, from_left=True)
+    key = _replay.signature(x, None, NO_OPTIONS, from_left=True)
     key = (*key, sums) if key and sums else key
     ready = _replay.find(h._plans, key, x)
     if ready is not None:
@@ -89,7 +89,7 @@ def multiply_rows(h, x, *, sums: bool = False):
 
 
 def linear(h, x, call: Call):
-    """``x @ h.T`` with the epilogue of a call, which is a pass of its own over the result."""
+    """``x @ h.T``, then the epilogue of a call in a second pass over the result."""
     if call.epilogue is None:
         return multiply_rows(h, x)
     if h.device == "cpu":  # where the product alone is remembered
@@ -100,7 +100,7 @@ def linear(h, x, call: Call):
         return ready(x, call.epilogue.bias)
     with kept_for_graphs(h, x):
         product = multiply_rows(h, x)
-    first = h._plans.get(_replay.signature(x, None, PLAIN, from_left=True))
+    first = h._plans.get(_replay.signature(x, None, NO_OPTIONS, from_left=True))
     with _foreign.stream_of(product), kept_for_graphs(h, product):
         array, restore = _foreign.take(product, argument="the product")
         shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]
@@ -121,10 +121,10 @@ def _linear_on_cpu(h, x, call: Call):
 
 
 def in_sums(h, other, *, left: bool):
-    """``h @ other``, or ``other @ h``: sums as they are, in float32, where results have 16 bits.
+    """``h @ other``, or ``other @ h``, in float32 where the result would have 16 bits.
 
-    Most kernels of the GPU store the type of the operands alone, so there a float32 copy of the
-    matrix multiplies, which is kept.
+    Most GPU kernels store only the type of the operands, so on a GPU a float32 copy of the matrix
+    is multiplied, and kept.
     """
     sums, h = h.device == "cpu", h if left else h.T
     if not sums:
@@ -208,8 +208,8 @@ def _as_type(h, row: _dtypes.DType):
 def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
     if _arrays.is_cupy(out) != _arrays.is_cupy(b):
         raise DeviceError(
-            f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}; pass an array where "
-            "b is"
+            f"out is on {_arrays.device_of(out)}, b on {_arrays.device_of(b)}; pass an array on "
+            "the device of b"
         )
     if out.shape != shape:
         raise ShapeError(f"out must have shape {shape}, got {out.shape}")

@@ -73,9 +73,14 @@ class NMArray(NMStorage):
             What to do with a group of more than n non-zeros.  ``"raise"`` waits for
             the device.
         check : bool, default True
-            ``False`` does not look for such groups: of one, the first n stay.
+            ``False`` does not look for such groups, which then keep their first n non-zeros.
         dtype : dtype, optional
             Convert first; also the logical type of fp8 bits carried as ``uint8``.
+
+        Returns
+        -------
+        NMArray
+            On the device of `x`.
 
         Raises
         ------
@@ -185,10 +190,15 @@ class NMArray(NMStorage):
             Whether this array is the left operand; its groups must run along the
             contracted axis.
 
+        Returns
+        -------
+        array, float32
+            On the same GPU.
+
         Raises
         ------
         PatternError, DTypeError, UnsupportedError
-            If the pattern is not 1:2, a type not float32, or the device not Hopper.
+            If the pattern is not 1:2, a type is not float32, or the device is not Hopper.
         """
         _gradients.refuse(other)
         return self._converted("tf32", self._in_tf32).product(other, left=left)

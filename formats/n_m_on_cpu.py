@@ -73,7 +73,7 @@ def adds_rows(columns: int, row: _dtypes.DType) -> bool:
 
 
 def rows_by_rows(array: Any, b: np.ndarray) -> Multiply:
-    """What multiplies an array with groups along its columns by few columns."""
+    """What multiplies an array whose groups run along its columns with few columns."""
     from sparse24.kernels import cpu
 
     rows = array.mT
@@ -81,7 +81,7 @@ def rows_by_rows(array: Any, b: np.ndarray) -> Multiply:
 
 
 def across(array: Any, b: np.ndarray) -> Multiply:
-    """What multiplies it by many columns, by BLAS; neither is empty."""
+    """What multiplies it with many columns, by BLAS; neither operand is empty."""
     from sparse24.kernels import cpu
 
     rows = array.mT

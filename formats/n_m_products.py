@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _foreign, _product, _replay
 from sparse24._errors import DeviceError
-from sparse24._fuse import PLAIN
+from sparse24._options import NO_OPTIONS
 from sparse24.formats import n_m_on_cpu, n_m_parts
 from sparse24.formats.base import SparseArray, densified
 
@@ -19,7 +19,7 @@ _SOME_COLUMNS, _SHARE = 128, 0.75
 
 
 def in_sums(array: Any, other, *, left: bool):
-    """The same where its result has 16 bits, as sums: in float32."""
+    """`product` in float32, not rounded, where the result would have 16 bits."""
     if isinstance(other, SparseArray) and other._dtype.is_float8 and other.device != "cpu":
         other = other.astype("float32")  # its dense form would be bits
     return product(array, other, left=left, result="float32")
@@ -28,10 +28,10 @@ def in_sums(array: Any, other, *, left: bool):
 def product(array: Any, other, *, left: bool, result: str | None = None):
     """``array @ other``, or ``other @ array``, with NumPy's rules for shapes.
 
-    `result` names its type, by default that of the operands; or it is that of the sums.
+    `result` names its type; by default it is that of the operands.
     """
     on_cpu = type(array._values) is np.ndarray
-    key = _replay.signature(other, None, PLAIN, from_left=not left) if on_cpu else None
+    key = _replay.signature(other, None, NO_OPTIONS, from_left=not left) if on_cpu else None
     key = (*key, result) if key and result else key
     known = array._plans.get(key)
     if known is not None:
@@ -117,7 +117,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
 
 
 def _is_quicker_dense(array: Any, columns: int, left: bool) -> bool:
-    """Whether BLAS wins by so many columns: it has no integers, but takes few rows as they are."""
+    """Whether BLAS wins with so many columns; it has no integers, but takes few rows directly."""
     from sparse24.kernels import cpu
 
     (n, m), (rows, k), row = array.pattern, array.shape if left else array.shape[::-1], array._dtype

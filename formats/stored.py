@@ -105,7 +105,7 @@ def _unpack_shards(file: _shards.ShardedFile, device: str) -> dict[str, Any]:
         if not isinstance(arrays, dict):
             raise FormatError(
                 f"{shard.path} holds an array that was saved alone, without a name of its own, so "
-                "it can be no shard; load it by itself"
+                "it cannot be a shard; load it by itself"
             )
         for name in arrays.keys() & loaded.keys():  # such as dense in one, compressed in another
             raise FormatError(f"{shard.path}, array {name!r}: another shard holds it, too")
@@ -183,7 +183,7 @@ def entries_of(file: _raw_files.ArrayFile) -> dict[str, Any]:
             f"{_spec.FORMAT_VERSION}; install a newer one"
         )
     unknown = sorted(set(file.header) - _KNOWN)
-    if unknown:  # else a damaged name would pass for an entry that an older file has not
+    if unknown:  # else a damaged name would pass for an entry that older files lack
         raise FormatError(
             f"{file.path} has a header with {unknown[0]!r}, not one of "
             f"{', '.join(sorted(_KNOWN))}; the file is damaged"

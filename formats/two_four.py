@@ -13,12 +13,12 @@ from sparse24 import (
     _dtypes,
     _elementwise,
     _foreign,
-    _fuse,
     _product,
     _record_parts,
     _storage,
 )
 from sparse24._errors import ArgumentError, DeviceError
+from sparse24._options import NO_OPTIONS
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats import convert
 from sparse24.formats.base import SparseArray, densified, made_by
@@ -50,7 +50,7 @@ class Sparse24Array(Indexing, SparseArray):
     A product is sparse where the groups run along the contracted axis: ``A @ b`` for
     ``axis=-1``, ``x @ A`` for ``axis=-2`` (so ``x @ A.T`` for a weight compressed along
     its rows), and both for a transposable array.  Otherwise the array is decompressed and the
-    product is dense; on the CPU, by up to 16 columns, stored rows are added up instead.
+    product is dense; on the CPU, with up to 16 columns, stored rows are added up instead.
 
     ``A[rows]``, ``A[:, i:j]`` for whole groups of columns, and matrices of a batch are sparse; a
     single row, column or element is dense.  The values of ``A[i:j]`` are views.  Parts of a
@@ -299,17 +299,17 @@ class Sparse24Array(Indexing, SparseArray):
 
     # --- products -----------------------------------------------------------------------
 
-    def _multiply(self, other, out=None, call=_fuse.PLAIN):
+    def _multiply(self, other, out=None, call=NO_OPTIONS):
         if type(other) is not np.ndarray and isinstance(other, SparseArray):
             call = call._replace(other_dtype=other.dtype)  # its dense form may be fp8 bits
         other = _dense_operand(other, self)
         return _product.multiply(self._operand, other, out, call, self._plans)
 
-    def _multiply_from_left(self, other, out=None, call=_fuse.PLAIN):
+    def _multiply_from_left(self, other, out=None, call=NO_OPTIONS):
         if type(other) is not np.ndarray and isinstance(other, SparseArray):
             call = call._replace(other_dtype=other.dtype)
         other = _dense_operand(other, self)
-        return _product.multiply_from_left(other, self._operand, out, call, self._plans)
+        return _product.multiply(self._operand, other, out, call, self._plans, from_left=True)
 
 
 def _dense_operand(other, sparse: Sparse24Array):

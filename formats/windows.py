@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _fuse, _gradients, _spec
+from sparse24 import _arrays, _check, _devices, _dtypes, _foreign, _gradients, _spec
 from sparse24._errors import ArgumentError, DeviceError, PatternError, ShapeError
+from sparse24._options import NO_OPTIONS, Call
 from sparse24.formats import convert
 from sparse24.formats.base import densified
 from sparse24.formats.n_m_parts import as_24
@@ -192,14 +193,14 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
         _gradients.refuse(x, "a")
         return self._multiply_from_left(x)
 
-    def _multiply(self, b: Any, out: Any = None, call: _fuse.Call = _fuse.PLAIN):
+    def _multiply(self, b: Any, out: Any = None, call: Call = NO_OPTIONS):
         if self.axis == -2:
             raise ShapeError(
                 "the windows run along axis -2 and serve x @ W, not W @ b; use W.toarray() @ b"
             )
         return self._product(b, self.array._multiply, out, call, axis=-2)
 
-    def _multiply_from_left(self, x: Any, out: Any = None, call: _fuse.Call = _fuse.PLAIN):
+    def _multiply_from_left(self, x: Any, out: Any = None, call: Call = NO_OPTIONS):
         if self.axis == -1:
             raise ShapeError(
                 "the windows run along axis -1 and serve W @ b and x @ W.T, not x @ W; use "
@@ -207,7 +208,7 @@ array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7]))
             )
         return self._product(x, self.array._multiply_from_left, out, call, axis=-1)
 
-    def _product(self, other, multiply, out, call: _fuse.Call, *, axis: int):
+    def _product(self, other, multiply, out, call: Call, *, axis: int):
         other = densified(other)
         with _foreign.stream_of(other):
             other, restore = _foreign.take(other, argument="b")

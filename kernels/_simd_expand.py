@@ -1,4 +1,4 @@
-"""The inner loops of products of n:m matrices by few columns, as LLVM vector code.
+"""The inner loops of products of n:m matrices with few columns, as LLVM vector code.
 
 A row's stored elements are loaded as they lie, a vector from the first that is not used yet, and
 spread over the columns where they belong: AVX-512 has an instruction for it, AVX2 a permutation

@@ -1,8 +1,8 @@
 """Repeated CPU products: operands with the types and layouts of an earlier call.
 
-What types and layouts decide is kept from the first call: to check it again, and to find aligned
-room for the columns of b, would take three times as long as the kernel of 384 x 384 by one column.
-The elements are read at every call, since those of A may have changed too.
+What types and layouts decide is kept from the first call.  To check it again, and to find aligned
+room for the columns of b, would take three times as long as the product of 384 x 384 and one
+column.  The elements are read at every call, since those of A may have changed too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ColumnsRoom:
 
 
 class _Few:
-    """``out = epilogue(A @ b)`` by few columns, on the thread that calls it."""
+    """``out = epilogue(A @ b)`` with few columns, on the calling thread."""
 
     def __init__(self, a: Operand, b: np.ndarray, b_dtype: DType):
         self._a, self._b_dtype = a, b_dtype

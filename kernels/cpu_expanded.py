@@ -1,4 +1,4 @@
-"""Products of a 2:4 matrix by few columns on the CPU, by spreading what is stored.
+"""Products of a 2:4 matrix with few columns on the CPU, by spreading what is stored.
 
 The kernels of other patterns serve 2:4, too, where they are faster (one thread with AVX-512,
 4096 x 4096 and 1024 x 1024 by 1 to 16 columns; see the log of the CPU):

@@ -1,4 +1,4 @@
-"""Products of n:m matrices by few columns on the CPU, and of what is expanded for BLAS.
+"""Products of n:m matrices with few columns on the CPU, and of what is expanded for BLAS.
 
 The places of the stored elements become a *mask*, a bit for every column of A, once for all
 products.  With it the stored elements, a vector at a time, are spread over their columns and
@@ -37,7 +37,7 @@ def work_type(dtype: DType) -> np.dtype:
 
 
 def pays(n: int, m: int, columns: int, dtype: DType) -> bool:
-    """Whether products of an n:m matrix by so many columns are faster here."""
+    """Whether products of an n:m matrix with so many columns are faster here."""
     if work_type(dtype).name not in _simd_expand.AVAILABLE:
         return False
     runs = 0.5 if columns == 1 else -(-columns // _COLUMNS)

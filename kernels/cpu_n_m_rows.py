@@ -1,4 +1,4 @@
-"""Products by few columns on the CPU that add up across the groups of an n:m matrix.
+"""Products with few columns on the CPU that add up across the groups of an n:m matrix.
 
 ``A.T @ b`` adds up rows of A, each times elements of b.  Four rows at a time are spread over their
 columns (``_simd_expand.py``) and added to sums that stay in the L1 cache: those of a *strip*, some
@@ -109,7 +109,7 @@ def add_strip(
 
 
 def pays(columns: int, dtype: DType) -> bool:
-    """Whether products by so many columns of b are faster here than by BLAS."""
+    """Whether products with so many columns of b are faster here than by BLAS."""
     most = _FEW_COLUMNS
     if _simd_expand.VECTOR_BYTES == 32 and threads() == 1:
         most = _FEW_OF_AVX2.get(dtype.name, _FEW_OF_AVX2_OTHERS)

@@ -1,4 +1,4 @@
-"""The CPU product by many columns: `b` in panels, A in tiles, in the order in which they are read.
+"""The CPU product with many columns: `b` in panels, A in tiles, both in the order of reading.
 
 A *panel* is a copy of a few machine vectors of columns of `b`, k high, so that the rows of it
 that A needs lie together in cache.  A *tile* is the few rows of A whose sums are kept in

@@ -114,5 +114,5 @@ SPECIALISATIONS = tuple({c.name: c for t in (*TABLES.values(), SKIPPING) for c i
 
 
 def offered(table: tuple[Config, ...], n: int) -> list[Config]:
-    """Those for products by so many columns."""
+    """Those for products with so many columns."""
     return [c for c in table if c.most_columns is None or n <= c.most_columns]

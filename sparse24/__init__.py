@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24._compress_stream import compress_stream as compress_stream
     from sparse24._config import show_config as show_config
     from sparse24._explain import explain as explain
-    from sparse24._fuse import Epilogue as Epilogue
     from sparse24._grouped import grouped_linear as grouped_linear
     from sparse24._grouped import grouped_matmul as grouped_matmul
     from sparse24._hybrid import hybrid as hybrid
@@ -59,6 +58,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24._make import random as random
     from sparse24._matmul import linear as linear
     from sparse24._matmul import matmul as matmul
+    from sparse24._options import Epilogue as Epilogue
     from sparse24._permutation import find_permutation as find_permutation
     from sparse24._permutation import fold_permutation as fold_permutation
     from sparse24._plan import MatmulPlan as MatmulPlan
@@ -109,7 +109,7 @@ _HOMES = {
     "linear": "sparse24._matmul",
     "grouped_matmul": "sparse24._grouped",
     "grouped_linear": "sparse24._grouped",
-    "Epilogue": "sparse24._fuse",
+    "Epilogue": "sparse24._options",
     "plan": "sparse24._plan",
     "MatmulPlan": "sparse24._plan",
     "explain": "sparse24._explain",

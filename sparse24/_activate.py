@@ -30,13 +30,13 @@ def activate_compress(x, activation="relu2", *, gate=None, quantise=False):
         With ``"silu"`` only.
     quantise : bool, default False
         Store float8_e4m3fn, scaled so that the largest magnitude of each row becomes 448.  A row
-        with nothing as large as 2**-100 has the scale 1 and becomes zeros; the scale of one with
-        an infinity, also where float64 goes beyond float32, is infinite, and its products are NaN.
+        of magnitudes below 2**-100 has the scale 1 and becomes zeros.  A row with an infinity, or
+        a float64 beyond the range of float32, has an infinite scale, and its products are NaN.
 
     Returns
     -------
     array : Sparse24Array, shape (m, k)
-        Of each four neighbours of a row the two of largest magnitude.
+        The two of largest magnitude of every four neighbours in a row.
     scales : array of float32, shape (m, 1)
         Only if `quantise` is true: ``array * scales`` is the pruned activation.  Pass it on as
         ``matmul(array, b, scales=(scales, 1.0))``.

@@ -128,7 +128,7 @@ def estimate(shape: tuple[int, int], counts: tuple[int, ...], row: DType, chip: 
 
 
 def _problem(m: int, k: int, n: int, row: DType, capability: int) -> Problem:
-    """What ``x @ A.T`` makes of new arrays: their rows are columns here."""
+    """The problem of ``x @ A.T`` with new arrays, whose rows are columns here."""
     lines_of_b, lines_of_out = k * row.itemsize, m * _dtypes.numpy_dtype(row.result).itemsize
     b_aligned = lines_of_b % _arrays.VECTOR == 0
     out_aligned = n == 1 or lines_of_out % _arrays.VECTOR == 0
@@ -165,7 +165,7 @@ def _counts(tokens) -> tuple[int, ...]:
 
 
 class Chip(NamedTuple):
-    """A GPU to speak of."""
+    """The GPU that a prediction is for."""
 
     name: str
     facts: dict[str, float]  # of its cost model
@@ -174,7 +174,7 @@ class Chip(NamedTuple):
 
 
 def h200() -> Chip:
-    """An H200 as it is known without one."""
+    """An H200, known without having one."""
     scale = lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0)  # noqa: E731
     return Chip("model of an H200", _chip_facts.H200, 90, scale)
 

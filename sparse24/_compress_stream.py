@@ -163,7 +163,7 @@ def compress_stream(x, *, rows=None, device="auto", on_excess="raise", dtype=Non
     -------
     Sparse24Array, shape (m, k)
         On the host, about 9/16 of the size of `x` in 16-bit types; the GPU never holds
-        more than a block.
+        more than a block.  Waits for the GPU at each.
 
     Raises
     ------

@@ -110,7 +110,7 @@ def _cuda() -> dict[str, Any]:
 
 
 def _kernels(properties: dict[str, Any]) -> list[str]:
-    """The product kernels that run on such a device: by few columns or many, of 16 or 32 bits."""
+    """The product kernels that run on such a device, for few or many columns in 16 or 32 bits."""
     from sparse24 import _planner
     from sparse24._records import Problem
 

@@ -66,6 +66,6 @@ def refuse_elsewhere(x: Any, *, argument: str, on_gpu: bool | None = None) -> No
     is_cupy = _arrays.is_cupy(x)
     if on_gpu not in (None, is_cupy) or (is_cupy and is_elsewhere(x)):
         raise DeviceError(
-            f"{argument} is on {_arrays.device_of(x)}, the operands are not; pass an array where "
-            "they are"
+            f"{argument} is on {_arrays.device_of(x)}, the operands are not; pass an array on "
+            "their device"
         )

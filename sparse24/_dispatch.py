@@ -18,7 +18,7 @@ from sparse24 import (
 )
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, UnsupportedError
-from sparse24._fuse import Call
+from sparse24._options import Call
 from sparse24._records import Compressed24, Fused, Operand24, Problem
 
 OVERLAP = "{} shares memory with an operand; pass another array"
@@ -87,7 +87,7 @@ def _fill(a: Operand24, b, out, epilogue: Fused, call: Call, types) -> Launched 
 
 
 def _copy_back(flat_out, out) -> bool:
-    """Write a result with one batch axis to `out`, if it is no view of that; True if so."""
+    """Write a result with one batch axis to `out`, unless it is a view of that; True if written."""
     if _arrays.shares_memory(flat_out, out):
         return False
     out[...] = flat_out.reshape(out.shape)
@@ -124,8 +124,8 @@ def prepare(
             choice = _planner.choose(problem, device, dense=False)
         if choice.kernel == _planner.DENSE_KERNEL:
             raise UnsupportedError(
-                "a CUDA graph that is captured cannot hold a dense product: CuPy captures no call "
-                "of cuBLAS; let algorithm='auto' choose a sparse kernel, for a compressed operand"
+                "a CUDA graph cannot capture a dense product, since CuPy does not capture cuBLAS; "
+                "compress an operand, and let algorithm='auto' choose a sparse kernel"
             )
     launcher = _planner.prepare(choice, epilogue)
     if choice.kernel != _planner.DENSE_KERNEL:

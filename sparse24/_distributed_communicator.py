@@ -19,8 +19,8 @@ class Communicator(Protocol):
 
     `from_torch`, `from_nccl` and `in_threads` make communicators; another library becomes one by
     these two attributes and two methods.  All ranks call the same methods in the same order, with
-    arrays of the same type.  These are contiguous, of NumPy or CuPy; work with CuPy's goes to its
-    current stream, and need not be waited for.
+    arrays of the same type: contiguous NumPy or CuPy arrays.  Work on CuPy arrays goes to CuPy's
+    current stream, and a method need not wait for it.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Communicator(Protocol):
     size: int
 
     def all_reduce(self, x: Any) -> None:
-        """Put the sum over all ranks in the place of `x`: floats or int64."""
+        """Replace `x`, of floats or int64, by its sum over all ranks."""
 
     def all_to_all(
         self, sent: Any, sent_sizes: Sequence[int], received: Any, received_sizes: Sequence[int]

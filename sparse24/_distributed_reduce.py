@@ -100,7 +100,7 @@ def _hash(codes: Any) -> int:
 
 
 def _summed(old: Operand24, comm: Communicator) -> Operand24:
-    """The operand with sums in the place of its values."""
+    """The operand with sums in place of its values."""
     stored = old.stored
     xp = _arrays.namespace(stored.values)
     values = xp.array(stored.values, order="C")  # a copy without gaps between the rows

@@ -19,8 +19,9 @@ from sparse24 import (
     _tuning_cache,
 )
 from sparse24._errors import ArgumentError
-from sparse24._fuse import Call, fuse
+from sparse24._fuse import fuse
 from sparse24._matmul import OURS, embedded, factors, named_type
+from sparse24._options import Call
 from sparse24._planner import Candidate
 from sparse24._records import Operand24, Problem
 from sparse24._table import duration, table
@@ -110,9 +111,9 @@ def explain(
         As for `matmul`: pass those of the call to explain, since the choice depends on types,
         memory layouts and the epilogue.  Nothing is written.
     offsets, gated
-        Those of `grouped_matmul` and `grouped_linear`, whose `a` is a stack and whose `b` has
-        tokens as columns: ``x.T`` for those in rows.  Of the options above they take `out`,
-        `dtype`, `scales`, `b_dtype` and `fast_accumulation`.
+        As for `grouped_matmul` and `grouped_linear`: `a` is then a stack, and `b` has tokens as
+        columns, so pass ``x.T`` for tokens as rows.  Of the options above only `out`, `dtype`,
+        `scales`, `b_dtype` and `fast_accumulation` apply.
 
     Returns
     -------

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _fuse
-from sparse24._fuse import Call, fuse
+from sparse24 import _arrays, _dtypes, _foreign
+from sparse24._fuse import fuse
+from sparse24._options import Call, Epilogue
 from sparse24._ready import View
 from sparse24._records import Fused
 from sparse24._target import Target, given, real_of, refuse_integers, result_name
@@ -33,7 +34,7 @@ def finished(product, out, call: Call, left: tuple, right: tuple):
 
 
 def dropped_axis(left: tuple, right: tuple) -> int | None:
-    """The axis that a product with a vector has not."""
+    """The axis that a product with a vector lacks."""
     return -1 if len(right) == 1 else -2 if len(left) == 1 else None
 
 
@@ -59,7 +60,7 @@ def _bias_in_place(full, goes: Target, call: Call):
     """
     e, size = call.epilogue, full.shape[-1]
     plain = call.alpha == 1.0 and call.scales is None and (call.c is None or not call.beta)
-    if not (goes.on_gpu and plain and isinstance(e, _fuse.Epilogue) and e.alpha_vector is None):
+    if not (goes.on_gpu and plain and isinstance(e, Epilogue) and e.alpha_vector is None):
         return None
     if not (_arrays.is_cupy(e.bias) or (_arrays.is_torch(e.bias) and e.bias.is_cuda)):
         return None
@@ -72,9 +73,10 @@ def _bias_in_place(full, goes: Target, call: Call):
 
 
 def readable(epilogue: Fused, m: int) -> Fused:
-    """The same for the kernel, which reads biases of 32 bits or more, and `c` in the result's type.
+    """The epilogue of a product with `m` rows as the kernel reads it.
 
-    Of a product with `m` rows.  A `column_bias` of 16 bits becomes a `c` of equal rows.
+    That takes biases of 32 bits or more, and `c` in the type of the result: a `column_bias` of 16
+    bits becomes a `c` of equal rows.
     """
     bias = epilogue.column_bias
     if bias is None or bias.dtype.itemsize != 2:

@@ -104,7 +104,7 @@ def _from_dlpack(x: Any) -> Any:
     read = np.from_dlpack if device_type == 1 else _arrays.cupy_module().from_dlpack  # kDLCPU
     try:
         return read(x)
-    except (BufferError, RuntimeError) as error:  # a type that the library has not
+    except (BufferError, RuntimeError) as error:  # a type that the library lacks
         raise DTypeError(f"a {type(x).__name__} cannot be read by DLPack: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Tensors of torch whose gradient a product would drop, which is refused."""
+"""Refuse tensors of torch whose gradient a product would drop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sparse24._errors import ArgumentError
 def refuse(x: Any, argument: str = "the operand") -> None:
     """Raise for a tensor that requires a gradient while torch records what is done with it.
 
-    Of arrays of other libraries no more is asked than whether they have such an attribute, and
-    nothing of NumPy's.
+    For arrays of other libraries this only asks whether they have such an attribute, and for
+    NumPy arrays nothing.
     """
     if not _records(x):
         return

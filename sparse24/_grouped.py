@@ -20,8 +20,8 @@ from sparse24 import (
     _replay,
 )
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from sparse24._fuse import PLAIN, Call, Epilogue
 from sparse24._grouped_dispatch import Grouped
+from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._records import Operand24
 from sparse24.formats.two_four import Sparse24Array
 
@@ -45,8 +45,8 @@ def grouped_matmul(
         stored token by token, as the transpose of a (t, m) array in C order.
     offsets : array or list of integers, shape (e + 1,)
         Tokens ``offsets[i]`` to ``offsets[i + 1]`` belong to expert i, which may have none.  The
-        first one is 0, the last one t, and none is less than the one before.  On a GPU int32 or
-        int64, if it is not on the host.
+        first one is 0, the last one t, and none is less than the one before.  On the host, or on
+        a GPU as int32 or int64.
     dtype : dtype, optional
         Type of the result, as in `matmul`.
     b_dtype : dtype, optional
@@ -67,19 +67,19 @@ def grouped_matmul(
     ShapeError, DTypeError, DeviceError, ArgumentError
         If operands, offsets or `out` do not fit.
     UnsupportedError
-        If the groups of `As` run along the axis of its rows, no kernel stores the `dtype`, or a
-        CUDA graph that is captured would have to copy offsets from or to the host.
+        If the groups of `As` run along the axis of its rows, no kernel stores the `dtype`, or the
+        capture of a CUDA graph would have to copy offsets from or to the host.
 
     Notes
     -----
     Enqueues on CuPy's current stream (torch's for torch tensors).  Offsets on the host are
-    validated and do not make it wait.  Offsets on a GPU are neither read nor validated there: the
-    kernel clamps them to [0, t], so that nothing outside of the arrays is touched, and columns
-    that no expert owns keep undefined values.  A captured CUDA graph reads them anew at each
-    replay.
+    validated, and the call does not wait.  Offsets on a GPU are not read by the host and so not
+    validated: the kernel clamps them to [0, t], so that nothing outside of the arrays is touched,
+    and columns that no expert owns keep undefined values.  A captured CUDA graph reads them anew
+    at each replay.
 
-    One launch serves all experts, for types of 16 and 8 bits (fp8 from compute capability 8.9 on).
-    A `b` or an `out` of another layout, such as C order, goes through a copy.  Other types have one
+    For types of 16 and 8 bits (fp8 from compute capability 8.9 on) one launch serves all experts.
+    A `b` or an `out` of another layout, such as C order, goes through a copy.  Other types take one
     product for each expert that has tokens.  For these, offsets on a GPU are copied to the host,
     which waits, and validated; a graph can only be captured with offsets on the host, which it
     keeps.
@@ -120,7 +120,7 @@ def grouped_linear(
     As : Sparse24Array, shape (e, m, k)
         The weights, groups along the last axis.
     bias : array, shape (e, m), optional
-        Where the operands are.
+        On the device of the operands.
     offsets : array or list of integers, shape (e + 1,)
         As for `grouped_matmul`.
     activation : {None, "relu", "relu2", "gelu", "gelu_tanh", "silu"}
@@ -151,8 +151,8 @@ def grouped_linear(
     -----
     Waits where `grouped_matmul` does.  Biases and scales in float32 are read where they are;
     others, and a scale for each expert, are converted at each call.  A gate is part of the one
-    launch if it has a multiple of 64 rows; otherwise, and elsewhere, the product of the whole `As`
-    is stored before, in float32.
+    launch if it has a multiple of 64 rows; otherwise, and where there is no such launch, the
+    product of the whole `As` is stored first, in float32.
 
     Examples
     --------
@@ -187,9 +187,9 @@ def linear_of_experts(x, As, bias, offsets, activation, *, gated, **options):
 
 
 def _call_of(**options) -> Call:
-    """The call with these options, and `PLAIN` itself without."""
+    """The call with these options, and `NO_OPTIONS` itself without."""
     given = {name: value for name, value in options.items() if value is not None}
-    return PLAIN._replace(**given) if given else PLAIN
+    return NO_OPTIONS._replace(**given) if given else NO_OPTIONS
 
 
 def _multiplied(As, x, out, offsets, call: Call, *, by_rows: bool, gated: bool = False):
@@ -286,7 +286,7 @@ def _rows(a: Operand24, *, gated: bool) -> int:
     rows = a.shape[1]
     if gated and rows % 2:
         raise ShapeError(
-            "As must have an even number of rows with gated=True, those of a gate over as many "
-            f"that it gates, got {a.shape}"
+            "As must have an even number of rows with gated=True, of which the first half are a "
+            f"gate for the others, got {a.shape}"
         )
     return rows // 2 if gated else rows

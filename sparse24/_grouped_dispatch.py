@@ -27,7 +27,7 @@ from sparse24 import (
     _storage,
 )
 from sparse24._errors import UnsupportedError
-from sparse24._fuse import Call
+from sparse24._options import Call
 from sparse24._records import EXPERTS, PLAIN, Compressed24, Fused, Operand24, Problem
 from sparse24.kernels import grouped
 from sparse24.kernels.launch import current_stream
@@ -113,13 +113,13 @@ def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> Non
     """Refuse what a CUDA graph cannot hold: copies of offsets to the device, and to the host."""
     if refusal is None and not on_device:
         raise UnsupportedError(
-            "a CUDA graph that is captured cannot hold a copy of offsets from the host; pass an "
-            "array on the GPU, which the graph reads anew at each replay"
+            "a CUDA graph cannot capture the copy of offsets from the host; pass an array on the "
+            "GPU, which the graph reads anew at each replay"
         )
     if refusal is not None and on_device:
         raise UnsupportedError(
             "this grouped product runs expert by expert, for which offsets are copied to the "
-            f"host, and a CUDA graph that is captured cannot wait for that ({kernel}: {refusal}); "
+            f"host, and the capture of a CUDA graph cannot wait for that ({kernel}: {refusal}); "
             "pass offsets as a list or NumPy array, which the graph then keeps"
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sparse24 import _arrays, _check, _foreign, _product
 from sparse24._errors import ArgumentError, DeviceError, ShapeError
-from sparse24._fuse import ACTIVATIONS, Call
+from sparse24._options import ACTIVATIONS, Call
 from sparse24._records import PLAIN, Fused, Operand24
 
 
@@ -92,6 +92,6 @@ class _Maker:
         array, _ = _foreign.take(x, argument=name)
         here, there = _arrays.device_of(array), _arrays.device_of(self._a.elements)
         if here != there:
-            raise DeviceError(f"{name} is on {here}, As on {there}; pass an array where that is")
+            raise DeviceError(f"{name} is on {here}, As on {there}; pass an array on that device")
         _arrays.check_real(array, argument=name)
         return array.astype(self._real, copy=False)

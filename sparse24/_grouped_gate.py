@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sparse24 import _arrays, _finish
-from sparse24._fuse import Call
+from sparse24._options import Call
 from sparse24._records import PLAIN, Fused
 from sparse24._target import real_of
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _dispatch, _ready_cpu, _tuning_cache
-from sparse24._fuse import Call
+from sparse24._options import Call
 from sparse24._records import Fused, Operand24
 
 MOST_PREPARED = 4096  # of a stack: as many experts and numbers of tokens

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _replay
-from sparse24._fuse import Call
 from sparse24._grouped_dispatch import Grouped
+from sparse24._options import Call
 from sparse24._ready import allocator, bound
 
 

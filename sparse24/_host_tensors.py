@@ -1,6 +1,6 @@
 """Tensors of torch on the CPU as NumPy arrays that share their memory.
 
-Not by ``tensor.numpy()``: that forbids torch for good to resize the memory, which its
+Without ``tensor.numpy()``, after which torch can never resize the memory again, as its
 ``fully_shard`` does with every weight.
 """
 

@@ -36,16 +36,16 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     ArgumentError
         If `n_hint` is not a positive integer.
     UnsupportedError
-        If a matrix on a GPU has more than 4194240 rows, a grid of blocks of tiles.
+        If a matrix on a GPU has more than 4194240 rows, which is 65535 rows of tiles.
 
     Notes
     -----
     On the GPU this waits, once, for the counts of the first pass.  Building reads all m * k
     elements, a few rows of tiles at a time.  On the GPU the transpose, `astype`, `tocsr` and the
     first product of a kind temporarily make the whole matrix dense, which must fit into memory; on
-    the CPU they do not, where at least three quarters of the elements are zeros.
-    On the CPU SciPy's CSR is smaller, and with few columns faster, where fewer than about one
-    element in a hundred is a non-zero.
+    the CPU they do not if at least three quarters of the elements are zeros.  On the CPU SciPy's
+    CSR is smaller, and with few columns faster, if fewer than about one element in a hundred is a
+    non-zero.
 
     Deciding block by block, with a dense, a swing and a sparse band, is the idea of CROSS [1]_.
 

@@ -84,8 +84,8 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
     kind = _kind(path, b.shape[1], balance)
     if not h.is_prepared(kind) and _arrays.is_capturing():
         raise UnsupportedError(
-            f"the first product by {b.shape[1]} columns copies its plan to the GPU, which a graph "
-            "cannot hold; run it once before the capture"
+            f"the first product with {b.shape[1]} columns copies its plan to the GPU, which a "
+            "graph cannot hold; run it once before the capture"
         )
     launched = _run(path, h, b, out, balance)
     h.prepared(kind, _Ran)
@@ -278,7 +278,7 @@ def explain(h, n: int, *, copied: bool | None = None) -> dict:
     times = predictions(h, known, copied)
     choice, reason = _best(times)
     if known != n and len(times) > 1:
-        reason += f", by {known} columns, for which choices by {n} are made"
+        reason += f", for {known} columns, which decide the choice for {n}"
         times = {choice: times[choice]} | predictions(h, n, copied)
     copying = copying_paths(h, times, n) if copied else []
     if choice in copying:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _finish, _replay
-from sparse24._fuse import Call
+from sparse24._options import Call
 from sparse24._ready import ReadyInTurn, View, allocator, bound
 from sparse24._records import Fused
 from sparse24._target import Target

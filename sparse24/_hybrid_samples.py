@@ -32,11 +32,11 @@ FLOAT16 = TABLE["float16"]
 
 @dataclass(frozen=True)
 class _Measured:
-    """A path by few columns: a matrix as it takes it, and what a product costs it."""
+    """A path for few columns: its layout of a matrix, and what a product costs it."""
 
     layout: Any
     product: Callable[..., Any]  # of a layout, b and out
-    effort: Callable[[int], tuple[float, float]]  # by n columns: elements or the like, and bytes
+    effort: Callable[[int], tuple[float, float]]  # of n columns: elements or the like, and bytes
 
 
 @dataclass(frozen=True)

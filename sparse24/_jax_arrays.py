@@ -87,9 +87,9 @@ def _copied(x: Any) -> jax.Array:
 
 
 def carrier(dtype: np.dtype) -> np.dtype:
-    """The type as which elements travel: bits of what is none of NumPy's own.
+    """The type in which elements travel: NumPy's own as they are, all others as bits.
 
-    CuPy, or the protocol by which it sees the memory of others, does not know those.
+    CuPy, or the protocol by which it sees the memory of other libraries, does not know the others.
     """
     row = _dtypes.TABLE.get(dtype.name)
     return dtype if row is None or dtype.isbuiltin == 1 else row.storage

@@ -1,6 +1,6 @@
 """Over which axes of ``jax.shard_map`` arrays vary, which their types say.
 
-A callback knows none of them, and a derivative must vary as what it is one of.
+A callback knows none of them, and a derivative must vary over the same axes as its argument.
 """
 
 from __future__ import annotations

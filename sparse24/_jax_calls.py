@@ -94,8 +94,8 @@ def traced(work: Work, results: Sequence[jax.ShapeDtypeStruct], *arrays: Any) ->
 
 def _refuse_derivative(primals, tangents):
     raise UnsupportedError(
-        "sparse24.jax has first derivatives of linear and matmul alone, none of call, and no "
-        "gradients of gradients; keep them apart by jax.lax.stop_gradient, or give call one by "
+        "sparse24.jax has only first derivatives, of linear and matmul: none of call, and no "
+        "gradients of gradients; stop them with jax.lax.stop_gradient, or give call one with "
         "jax.custom_vjp"
     )
 

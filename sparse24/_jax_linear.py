@@ -48,8 +48,8 @@ def _refuse_bits(x, weight, views: Sequence[Any]) -> None:
     for name, given, seen in zip(("x", "weight"), (x, weight), views, strict=False):
         if seen.dtype != given.dtype:
             raise UnsupportedError(
-                f"{name} must not be {np.dtype(given.dtype).name} on a GPU, where a layer takes "
-                "wider types alone; multiply an array of sparse24.compress by sparse24.jax.matmul"
+                f"{name} must not be {np.dtype(given.dtype).name} on a GPU, where layers take only "
+                "wider types; multiply by an array of sparse24.compress with sparse24.jax.matmul"
             )
 
 

@@ -84,7 +84,7 @@ def _operand(x: Any) -> Any:
 
 
 def _hashable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, by itself if it has no hash, as objects that can be compared have none."""
+    """The function; one without a hash, such as an object that defines ``==``, is wrapped."""
     try:
         hash(function)
     except TypeError:

@@ -1,8 +1,8 @@
 """How long each configuration of a kernel is predicted to take, and what it takes at least.
 
 A prediction costs some ten microseconds of Python, and the Hopper kernel has fifty configurations.
-No time falls where columns are added, so that of a problem with a few columns less, which many
-others share, rules most of them out.
+Adding columns never shortens a time, so the times for slightly fewer columns, which many problems
+share, rule most configurations out.
 """
 
 from __future__ import annotations

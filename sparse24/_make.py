@@ -30,6 +30,8 @@ def asarray(x, *, dtype=None):
     ------
     PatternError
         If `x` does not obey 2:4.
+    ShapeError, DTypeError
+        If `x` has fewer than two axes or a type that sparse24 does not store.
 
     Examples
     --------
@@ -62,7 +64,7 @@ def from_scipy(m, *, dtype=None, on_excess="raise"):
     Raises
     ------
     PatternError
-        If the matrix does not obey 2:4; `sparse24.hybrid` takes it then, exactly.
+        If the matrix does not obey 2:4; `sparse24.hybrid` stores such a matrix exactly.
     ArgumentError
         If `m` is not a sparse matrix.
     DTypeError

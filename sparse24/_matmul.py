@@ -15,7 +15,7 @@ from sparse24 import (
     _target,
 )
 from sparse24._errors import ArgumentError, ShapeError
-from sparse24._fuse import PLAIN, Call, Epilogue
+from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._records import Operand24
 from sparse24.formats import hybrid_products
 from sparse24.formats.base import SparseArray
@@ -117,7 +117,7 @@ def matmul(
         alpha, beta = factors(alpha, beta, c)
     other_dtype = named_type(a, b, a_dtype, b_dtype)
     call = Call(c, alpha, beta, dtype, epilogue, scales, algorithm, other_dtype, fast_accumulation)
-    call = PLAIN if call.is_plain else call
+    call = NO_OPTIONS if call.is_plain else call
     if precision != "full":
         return _other_formats.in_tf32(precision, a, b, out, call)
     if isinstance(a, Sparse24Array):
@@ -229,7 +229,7 @@ def linear(x, A, bias=None, *, activation=None, scales=None, dtype=None, x_dtype
         y = matmul(rows, A.mT, epilogue=epilogue, scales=scales, dtype=dtype, a_dtype=x_dtype)
         return y if rows is x else y.reshape((*shape[:-1], A.shape[0]))
     if isinstance(A, HybridArray):
-        call = PLAIN if plain else PLAIN._replace(epilogue=epilogue)
+        call = NO_OPTIONS if plain else NO_OPTIONS._replace(epilogue=epilogue)
         return hybrid_products.linear(A, x, call)
     return matmul(x, A.mT, epilogue=epilogue)
 
@@ -287,7 +287,7 @@ def _dense(a, b, a_dtype, out, call: Call):
             return restore(product) if out is None else out
     if left.ndim == 1 and right.ndim > 1:
         call = call._replace(other_dtype=a_dtype)
-        return _product.multiply_from_left(a, _operand(right, b_dtype, "b"), out, call)
+        return _product.multiply(_operand(right, b_dtype, "b"), a, out, call, from_left=True)
     if left.ndim == right.ndim == 1:
         row = _operand(left[None], a_dtype, "a")
         product = _product.multiply(row, b, None if out is None else _one_element(out), call)

@@ -18,7 +18,7 @@ from sparse24 import (
     _target,
 )
 from sparse24._errors import ArgumentError, DeviceError, DTypeError
-from sparse24._fuse import PLAIN, Call
+from sparse24._options import NO_OPTIONS, Call
 from sparse24.formats import hybrid_products, n_m_products
 from sparse24.formats.base import SparseArray, densified
 from sparse24.formats.hybrid import HybridArray
@@ -28,7 +28,7 @@ from sparse24.formats.windows import Windows24
 
 def multiply(a, b, out, call: Call):
     """``a @ b`` where one operand is of such a format."""
-    if call is PLAIN and out is None and np.ndarray in (type(a), type(b)):
+    if call is NO_OPTIONS and out is None and np.ndarray in (type(a), type(b)):
         return a @ b
     call = checked(call)
     with _foreign.stream_of(a), _foreign.stream_of(b):  # one of them is ours

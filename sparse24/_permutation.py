@@ -101,7 +101,10 @@ def _columns(w, scores):
     weights = w if sequence else [w]
     scores = [None] * len(weights) if scores is None else scores if sequence else [scores]
     if not len(weights) or len(scores) != len(weights):
-        raise ArgumentError(f"w must hold weights and scores one for each, got {len(weights)}")
+        raise ArgumentError(
+            "w must hold at least one weight, and scores as many arrays as w, got "
+            f"{len(weights)} and {len(scores)}"
+        )
     for weight, score in zip(weights, scores, strict=True):
         array, _ = _foreign.take(weight, argument="w")
         if score is None:
@@ -228,6 +231,10 @@ def fold_permutation(permutation, producer, consumer, *, bias=None):
         If the layers do not fit it.
     DTypeError
         If one of them is not an array.
+
+    Notes
+    -----
+    Waits for the GPU only if `permutation` is there; `find_permutation` returns it on the host.
 
     Examples
     --------

@@ -22,7 +22,7 @@ from sparse24 import (
 )
 from sparse24._errors import ArgumentError, DeviceError
 from sparse24._explain import explained
-from sparse24._fuse import PLAIN, Call
+from sparse24._options import NO_OPTIONS, Call
 from sparse24.formats.base import densified
 from sparse24.formats.two_four import Sparse24Array
 
@@ -37,7 +37,7 @@ class MatmulPlan:
     candidates : tuple of Candidate
         What could run, fastest prediction first.
     chosen : str
-        What runs, until more is tuned.
+        What runs, unless tuning finds a faster one later.
     explanation : Explanation
         What `explain` says of it.
 
@@ -52,7 +52,7 @@ class MatmulPlan:
     def __init__(self, a: Sparse24Array, b, out_order: str, b_dtype, options: dict):
         self._a = a
         call = Call(**options, other_dtype=b_dtype)
-        self._call = PLAIN if call.is_plain else call
+        self._call = NO_OPTIONS if call.is_plain else call
         self._out_order = out_order
         self._execute(b)  # compiles, lays out the launch, and within `autotune` measures first
         out, restore = _column_out(a, b, call) if out_order == "column" else (None, None)
@@ -61,9 +61,9 @@ class MatmulPlan:
         self.chosen = self.explanation.chosen
 
     def execute(self, b, out=None):
-        """Multiply; `b` has the shape, dtype, order and alignment that the plan was made for.
+        """Multiply by an array of the shape, dtype, order and alignment of the plan.
 
-        Another `b` is multiplied too, as by `matmul`.  Enqueues on CuPy's current stream
+        Any other `b` is multiplied as by `matmul`.  Enqueues on CuPy's current stream
         and does not wait.
 
         Parameters
@@ -74,6 +74,12 @@ class MatmulPlan:
         Returns
         -------
         array, shape (m, n)
+            `out`, if that is given.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError, ArgumentError
+            As `matmul`.
         """
         _gradients.refuse(b, "b")
         _gradients.refuse(out, "out")
@@ -206,9 +212,9 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
     The first product with given sizes, types and layouts runs all candidates whose prediction
     is close to the best, checks each against the reference kernel (one with wrong results
     cannot win), and takes the median of interleaved rounds; it synchronises.  Winners are used
-    by all later calls, inside the block and after it.  Not measured are products of a
-    `HybridArray`, grouped products of one launch, what a CUDA graph captures, and what other
-    threads multiply, as those of torch do in a backward pass.
+    by all later calls, inside the block and after it.  Products of a `HybridArray`, grouped
+    products of one launch, products that a CUDA graph captures, and those of other threads, such
+    as torch's in a backward pass, are not measured.
 
     Parameters
     ----------
@@ -247,7 +253,7 @@ def autotune(enabled: bool = True, *, cache=None) -> Iterator[None]:
         if file is not None and not _tuning_cache.write(file, device, replace=False):
             warnings.warn(
                 f"what was measured is not written: {file} belongs to another GPU, driver or "
-                "version, or is no whole tuning file; name another one, or remove it",
+                "version, or is not a complete tuning file; name another one, or remove it",
                 RuntimeWarning,
                 stacklevel=3,
             )

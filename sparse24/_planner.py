@@ -1,7 +1,7 @@
 """Which kernel multiplies: candidates, their predicted times, and the choice.
 
 A candidate is a kernel, one of its configurations, and what must be copied first
-(``staging``).  The fastest prediction wins unless the tuning cache knows a winner
+(`_staging`).  The fastest prediction wins unless the tuning cache knows a winner
 that was measured on this chip.
 """
 

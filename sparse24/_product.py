@@ -17,46 +17,49 @@ import numpy as np
 from sparse24 import _arrays, _dispatch, _dtypes, _foreign, _replay, _shared_plans
 from sparse24._dtypes import DType
 from sparse24._errors import DeviceError, DTypeError, ShapeError
-from sparse24._fuse import PLAIN, Call, Epilogue, fuse
+from sparse24._fuse import fuse
+from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._records import Fused, Operand24
 from sparse24._target import Target, given, real_of, refuse_integers, result_name
 
 Plans = dict[tuple, Callable[[Any, Any], Any]]  # prepared products, by the signature of a call
 
 
-def multiply(a: Operand24, b, out=None, call: Call = PLAIN, plans: Plans | None = None):
-    """``a @ b`` with NumPy's rules for shapes.
+def multiply(
+    a: Operand24, x, out=None, call: Call = NO_OPTIONS, plans: Plans | None = None,
+    *, from_left: bool = False,
+):  # fmt: skip
+    """``a @ x`` or, with `from_left`, ``x @ a``, with NumPy's rules for shapes.
 
     `plans` holds the prepared launches of earlier calls.  A call with the same signature is
     launched at once; others are checked, computed by `_dispatch.fill`, and remembered.
     """
-    key = None if plans is None else _replay.signature(b, out, call, from_left=False)
-    known = None if plans is None else _replay.find(plans, key, b)
-    if known is not None:
-        return known(b, out) if call is PLAIN else _replay.again(known, b, out, call)
-    if key is None and _foreign.goes_by_view(b):
-        named = with_own_type(call, b)
-        return by_view(lambda b, out: multiply(a, b, out, named, plans), b, out, argument="b")
-    return _anew(a, b, out, call, plans, key, from_left=False)
-
-
-def multiply_from_left(
-    x, a: Operand24, out=None, call: Call = PLAIN, plans: Plans | None = None
-):
-    """``x @ a``, computed as the transpose of ``a.T @ x.T``; see `multiply`."""
-    key = None if plans is None else _replay.signature(x, out, call, from_left=True)
+    key = None if plans is None else _replay.signature(x, out, call, from_left=from_left)
     known = None if plans is None else _replay.find(plans, key, x)
     if known is not None:
-        return known(x, out) if call is PLAIN else _replay.again(known, x, out, call)
+        return known(x, out) if call is NO_OPTIONS else _replay.again(known, x, out, call)
     if key is None and _foreign.goes_by_view(x):
-        named = with_own_type(call, x)
-        product = lambda x, out: multiply_from_left(x, a, out, named, plans)  # noqa: E731
-        return by_view(product, x, out, argument="a")
-    if out is None and type(x) is np.ndarray and x.ndim > 2 and _treats_rows_alike(a, call):
-        check_inner(x.shape, a.shape)
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # remembered, as stacks are not
-        return multiply_from_left(rows, a, None, call, plans).reshape(*x.shape[:-1], a.shape[-1])
-    return _anew(a, x, out, call, plans, key, from_left=True)
+        return _multiply_view(a, x, out, call, plans, from_left=from_left)
+    if from_left and out is None and _is_stack(x) and _treats_rows_alike(a, call):
+        return _multiply_rows(a, x, call, plans)
+    return _anew(a, x, out, call, plans, key, from_left=from_left)
+
+
+def _multiply_view(a: Operand24, x, out, call: Call, plans: Plans | None, *, from_left: bool):
+    """`multiply` with an array of another library, whose view is remembered."""
+    named = with_own_type(call, x)
+    return by_view(
+        lambda x, out: multiply(a, x, out, named, plans, from_left=from_left),
+        x, out, argument="a" if from_left else "b",
+    )  # fmt: skip
+
+
+def _multiply_rows(a: Operand24, x: np.ndarray, call: Call, plans: Plans | None):
+    """``x @ a`` of a stack as of one matrix, which is remembered, as stacks are not."""
+    check_inner(x.shape, a.shape)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    product = multiply(a, rows, None, call, plans, from_left=True)
+    return product.reshape(*x.shape[:-1], a.shape[-1])
 
 
 def _anew(
@@ -83,9 +86,14 @@ def _anew(
     return product
 
 
+def _is_stack(x) -> bool:
+    """Whether x is a NumPy array with more axes than a matrix."""
+    return type(x) is np.ndarray and x.ndim > 2
+
+
 def _treats_rows_alike(a: Operand24, call: Call) -> bool:
     """Whether a product from the left is the same for each row of x, whatever stack it is in."""
-    if len(a.shape) > 2 or call is PLAIN:
+    if len(a.shape) > 2 or call is NO_OPTIONS:
         return len(a.shape) == 2
     e = call.epilogue
     by_row = call.c is not None or call.scales is not None

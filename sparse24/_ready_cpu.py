@@ -9,7 +9,7 @@ import numpy as np
 from sparse24 import _check
 from sparse24._dispatch import OVERLAP, Launched
 from sparse24._errors import ArgumentError
-from sparse24._fuse import Call
+from sparse24._options import Call
 from sparse24._records import PLAIN, Compressed24, Fused
 
 Multiply = Callable[[np.ndarray, np.ndarray, Fused], None]  # of matrices, b and out

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from sparse24 import _arrays, _autotune, _devices, _dtypes, _ready_cpu, _tuning_cache
-from sparse24 import _records as records
 from sparse24._dispatch import Launched
-from sparse24._fuse import PLAIN, Call, Epilogue
+from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._ready import ReadyArrays, ReadyProduct, allocator, bound
+from sparse24._records import PLAIN, Fused
 from sparse24.kernels.launch import Launcher
 
 MOST_SIGNATURES = 256
@@ -40,12 +40,12 @@ def signature(
     layout = layout_of(x)
     if layout is None:
         return None
-    if out is None and call is PLAIN:
+    if out is None and call is NO_OPTIONS:
         return from_left, _tuning_cache.generation(), layout
     target = None if out is None else layout_of(out)
     if out is not None and (target is None or type(out) is not type(x)):
         return None
-    if call is PLAIN:
+    if call is NO_OPTIONS:
         return from_left, _tuning_cache.generation(), layout, target
     options = (call.dtype, call.algorithm, call.other_dtype) if type(x) is np.ndarray else call
     try:
@@ -123,7 +123,7 @@ def ready(run: Any, lay: Callable[..., Any], x: Any, result: Any, product: Any) 
 
 def remember(
     plans: dict, key: tuple, launched: Launched, x: Any, result: Any, call: Call,
-    make_epilogue: Callable[[Call, Any], records.Fused],
+    make_epilogue: Callable[[Call, Any], Fused],
 ) -> ReadyProduct | None:  # fmt: skip
     """Keep what a call launched for the next one of its signature, if that can be replayed.
 
@@ -132,7 +132,7 @@ def remember(
     """
     if type(x) is np.ndarray:
         if x.ndim == result.ndim <= 2:
-            make = None if call is PLAIN else make_epilogue
+            make = None if call is NO_OPTIONS else make_epilogue
             keep(plans, key, _ready_cpu.of_launched(launched, result, make, turned=key[0]))
         return None
     allocate = allocator(result)
@@ -142,11 +142,11 @@ def remember(
         plan = ReadyProduct(launched, allocate)
         keep(plans, key, plan)
         return plan
-    if launched.epilogue is records.PLAIN and _arrays.is_cupy(x) and x.ndim == result.ndim == 2:
+    if launched.epilogue is PLAIN and _arrays.is_cupy(x) and x.ndim == result.ndim == 2:
         launcher, a, turn = launched.launcher, launched.a, key[0]  # not the operands of the call
 
         def run(x: Any, out: Any) -> None:
-            launcher(a, *((x.T, out.T) if turn else (x, out)), records.PLAIN)
+            launcher(a, *((x.T, out.T) if turn else (x, out)), PLAIN)
 
         keep(plans, key, ReadyArrays(run, allocate, captured=False))  # see _cuda_graphs.keeping
     return None
@@ -186,7 +186,7 @@ def _addresses_are_the_callers(launched: Launched, x: Any, result: Any, call: Ca
     return same and is_the_callers(launched.epilogue, call)
 
 
-def is_the_callers(e: records.Fused, call: Call) -> bool:
+def is_the_callers(e: Fused, call: Call) -> bool:
     """Whether an epilogue reads the arrays that the caller gave, not copies of them."""
     parts = (e.c, e.aux, e.row_scale, e.column_scale, e.row_bias, e.column_bias)
     used = {part.data.ptr for part in parts if part is not None}

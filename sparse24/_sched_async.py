@@ -156,7 +156,7 @@ class AsyncScheduler:
             )
         if self._failed:
             raise ArgumentError(
-                "the work of an earlier step failed, so that later masks would be of other steps; "
+                "the work of an earlier step failed, so later masks would belong to other steps; "
                 "load a state_dict, or make another scheduler"
             )
         weights, gradients = named(weights), named_gradients(gradients, missing=True)

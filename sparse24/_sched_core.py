@@ -40,6 +40,11 @@ def observe(
     State
         With the same step.
 
+    Raises
+    ------
+    ArgumentError, DTypeError, ShapeError
+        As `step`.
+
     Examples
     --------
     >>> import numpy as np
@@ -186,6 +191,11 @@ def freeze(state: State) -> State:
     -------
     State
 
+    Raises
+    ------
+    ArgumentError
+        If `state` is not a `State`.
+
     Examples
     --------
     >>> import numpy as np
@@ -207,6 +217,11 @@ def thaw(state: State) -> State:
     Returns
     -------
     State
+
+    Raises
+    ------
+    ArgumentError
+        If `state` is not a `State`.
 
     Examples
     --------

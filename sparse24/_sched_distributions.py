@@ -87,6 +87,7 @@ class Distribution:
     patterns: tuple[str, ...] = ()  # of the names of layers that are treated otherwise
 
     def observe(self, memory: Memory, seen: Observation) -> Memory:
+        """What to remember of a layer after a step or a micro-batch."""
         return memory
 
     def agreed(self, memory: Memory, reduce: Reduce) -> Memory:

@@ -28,15 +28,15 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
 
     Parameters
     ----------
-    weight, gradient : array, shape (m, k)
+    weight, gradient : array, any shape
         The dense weight, and the gradient that reached the masked weight.
-    mask : array of bool, shape (m, k)
+    mask : array of bool, shape of `weight`
     decay : float
         The paper's lambda; 2e-4 there with SGD.
 
     Returns
     -------
-    array, shape (m, k)
+    array, shape of `weight`
         Of the wider dtype of `weight` and `gradient`.
 
     Raises
@@ -97,8 +97,8 @@ def soft_threshold_24(weight: Array, scale: float | Array = 1.0) -> Array:
     Returns
     -------
     array, shape and dtype of `weight`
-        At most two non-zeros in each group of four.  In training its gradient is given to the
-        weight as it is, as a soft `sparse24.torch.SparseLinear` does.
+        At most two non-zeros in each group of four.  In training, pass its gradient on to the
+        weight unchanged, as a soft `sparse24.torch.SparseLinear` does.
 
     Raises
     ------
@@ -140,7 +140,12 @@ def soft_threshold_scale(weight: Array) -> Array:
     Returns
     -------
     array, 0-d
-        Least squares: ``<w, s> / <s, s>`` with ``s = soft_threshold_24(w)``; 1 if that is zero.
+        Least squares: ``<w, s> / <s, s>`` with ``s = soft_threshold_24(w)``; 1 if s is zero.
+
+    Raises
+    ------
+    DTypeError, ShapeError
+        As `soft_threshold_24`.
 
     Examples
     --------
@@ -159,10 +164,10 @@ def soft_threshold_scale(weight: Array) -> Array:
 def mvue_24(gradient: Array, *, step: int, seed: int = 0, name: str = "") -> Array:
     """Sample a gradient to 2:4 along its last axis, without bias and with the least variance.
 
-    Each element of a group is kept with probability ``p = min(1, 2 |g| / sum |g|)`` (with the
-    share of a capped element given to the others) and divided by it; one uniform number a
-    group chooses exactly two.  A greedy mask would be biased, which harms training [1]_.
-    A group whose sum is not finite keeps its two largest, so that an overflow still shows.
+    Each element of a group is kept with probability ``p = min(1, 2 |g| / sum |g|)`` (the excess of
+    a capped element goes to the others) and divided by p; one uniform number per group chooses
+    exactly two elements.  A greedy mask would be biased, which harms training [1]_.  A group whose
+    sum is not finite keeps its two largest elements, so that an overflow still shows.
 
     Parameters
     ----------

@@ -44,6 +44,7 @@ class Grower:
         raise NotImplementedError
 
     def observe(self, memory: Memory, seen: Observation) -> Memory:
+        """What to remember of a layer after a step or a micro-batch."""
         return memory
 
     def score(self, memory: Memory, seen: Observation):

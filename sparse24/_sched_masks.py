@@ -193,8 +193,8 @@ def named_gradients(arrays, *, missing: bool) -> dict[str, Any] | None:
     for name, array in () if found is None else found.items():
         if _arrays.is_torch(array) and array.is_leaf and array.requires_grad:
             raise ArgumentError(
-                f"the gradient of layer {name!r} must be a gradient, got a "
-                f"{type(array).__name__} that learns, a weight; call step(weights=..., "
+                f"the gradient of layer {name!r} must not be a weight, got a "
+                f"{type(array).__name__} that requires a gradient itself; call step(weights=..., "
                 "gradients=...), with the .grad of each weight as its gradient"
             )
     return found

@@ -59,11 +59,18 @@ def OneShot(target_sparsity: float = 0.5, at: int = 0) -> StepScheduler:
     Parameters
     ----------
     target_sparsity : float
+        In [0, 1].
     at : int
+        The step of the pruning, from 0 on.
 
     Returns
     -------
     StepScheduler
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range.
 
     Examples
     --------
@@ -71,7 +78,8 @@ def OneShot(target_sparsity: float = 0.5, at: int = 0) -> StepScheduler:
     >>> [OneShot(0.5, at=3).sparsity(step) for step in (2, 3)]
     [0.0, 0.5]
     """
-    return StepScheduler({_check.whole(at, argument="at", least=0): target_sparsity})
+    share = check_share(target_sparsity, "target_sparsity")
+    return StepScheduler({_check.whole(at, argument="at", least=0): share})
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,13 @@ def gradual_magnitude(
     -------
     Recipe
 
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of range or of another kind.
+    PatternError
+        If the pattern cannot have the sparsities of the ramp.
+
     References
     ----------
     .. [1] M. Zhu, S. Gupta, *To prune, or not to prune*, 2017.
@@ -68,11 +75,14 @@ def rigl(
     Parameters
     ----------
     sparsity : float
+        In [0, 1], throughout.
     total_steps : int
+        Length of the training.
     every : int
         Steps between updates.
     fraction : float
-        Share that is replaced at first; it falls by a cosine to 0 at ``stop * total_steps``.
+        Share of the kept weights replaced at the first update; it falls to 0 on a cosine, which
+        ends at ``stop * total_steps``.
     stop : float
         Share of the steps after which masks stay.
     distribution : Distribution, optional
@@ -83,6 +93,13 @@ def rigl(
     Returns
     -------
     Recipe
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of range or of another kind.
+    PatternError
+        If the pattern has another sparsity.
 
     References
     ----------
@@ -95,6 +112,7 @@ def rigl(
     >>> type(recipe.grower).__name__
     'GradientGrowth'
     """
+    check_share(sparsity, "sparsity")
     total_steps = _check.whole(total_steps, argument="total_steps", least=0)
     last = floor_count(check_share(stop, "stop"), total_steps)
     pattern = Unstructured() if pattern is None else pattern
@@ -122,16 +140,22 @@ def sparse_evolutionary(
     Parameters
     ----------
     sparsity : float
+        In [0, 1], throughout.
     every : int
         Steps between updates.
     fraction : float
-        Share that is replaced at each.
+        Share of the kept weights replaced at each update.
     distribution : Distribution, optional
         By default `ERK`.
 
     Returns
     -------
     Recipe
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of range or of another kind.
 
     References
     ----------
@@ -144,6 +168,7 @@ def sparse_evolutionary(
     >>> type(S.sparse_evolutionary(0.9).grower).__name__
     'RandomGrowth'
     """
+    check_share(sparsity, "sparsity")
     return Recipe(
         ConstantScheduler(sparsity, every=every),
         distribution=ERK() if distribution is None else distribution,
@@ -153,9 +178,9 @@ def sparse_evolutionary(
 
 
 def sr_ste(n: int = 2, m: int = 4, *, every: int = 1) -> Recipe:
-    """Masks for SR-STE [1]_: n:m by magnitude.
+    """Masks for SR-STE [1]_: n:m by magnitude, chosen anew every few steps.
 
-    The gradient's other half is `sr_ste_gradient`.
+    `sr_ste_gradient` is the other half of the method.
 
     Parameters
     ----------
@@ -167,6 +192,13 @@ def sr_ste(n: int = 2, m: int = 4, *, every: int = 1) -> Recipe:
     Returns
     -------
     Recipe
+
+    Raises
+    ------
+    PatternError
+        Unless 0 < n < m <= 32.
+    ArgumentError
+        If `every` is not a positive integer.
 
     References
     ----------

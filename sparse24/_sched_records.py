@@ -256,7 +256,7 @@ class State:
 
 
 def check_state(state) -> None:
-    """Refuse what is no state, such as the three results of a step together."""
+    """Refuse what is not a `State`, such as the three results of a step together."""
     if not isinstance(state, State):
         raise ArgumentError(
             "state must be a State, as init returns it and step returns first, got "

@@ -124,6 +124,11 @@ def to_dict(state: State) -> dict[str, Any]:
         Masks as packed bits.  NumPy arrays, or tensors where the layers are torch's, so
         that `torch.load` takes them.  Waits for the device.
 
+    Raises
+    ------
+    ArgumentError
+        If `state` is not a `State`.
+
     See Also
     --------
     from_dict
@@ -247,7 +252,7 @@ def _whole(value: Any) -> int:
     """A number as it was saved, be it in an array."""
     number = int(value)
     if number != value or number < 0:
-        raise ValueError(f"{value!r} is no whole number from 0 on")
+        raise ValueError(f"{value!r} is not a whole number from 0 on")
     return number
 
 
@@ -272,7 +277,7 @@ def check(saved: Any) -> None:
             f"a saved state must be a mapping, as state_dict gives it, got {type(saved).__name__}"
         )
     if not isinstance(saved.get("format"), str) or saved["format"] != FORMAT:
-        raise FormatError(f"this is no {FORMAT} state: its format is {saved.get('format')!r}")
+        raise FormatError(f"this is not a {FORMAT} state: its format is {saved.get('format')!r}")
     version = saved.get("version")
     if getattr(version, "ndim", 0) or version != VERSION:
         raise FormatError(

@@ -54,8 +54,8 @@ def _check_masks(old: Array, new: Array) -> None:
     _check.same_shape(old.shape, new.shape, argument="old", other="new")
 
 
-# What is no momentum, as torch, optax and others name it.  Magnitudes: running means, sums and
-# maxima of squares, estimates of curvature, sizes of steps and what those are estimated from.
+# Entries that are not momenta, by the names of torch, optax and others.  Magnitudes: running means,
+# sums and maxima of squares, estimates of curvature, step sizes and what these are estimated from.
 SIZES = (
     "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum", "sum_of_squares", "nu", "v",
     "e_g", "e_x", "step_size", "exp_inf", "variance", "exp_avg_var", "max_exp_avg_var", "state2",

@@ -163,7 +163,7 @@ def _checked_shard(path: Path, name: str, shard: Any) -> str:
         raise _pickles(path.parent / shard)
     if not shard.lower().endswith(".safetensors"):
         raise FormatError(
-            f"{path} has the array {name!r} in {_check.shown(shard)}, which is no safetensors "
+            f"{path} has the array {name!r} in {_check.shown(shard)}, which is not a safetensors "
             "file; save the model as safetensors"
         )
     return shard
@@ -172,6 +172,6 @@ def _checked_shard(path: Path, name: str, shard: Any) -> str:
 def _open_shard(path: Path, shard: str) -> SafetensorsFile:
     if not (path.parent / shard).is_file():
         raise FormatError(
-            f"{path} names the shard {shard!r}, which is no file beside it; fetch all shards"
+            f"{path} names the shard {shard!r}, but no such file is beside it; fetch all shards"
         )
     return SafetensorsFile(path.parent / shard)

@@ -14,11 +14,10 @@ import numpy as np
 
 from sparse24 import _foreign, _replay
 from sparse24._dispatch import Launched
-from sparse24._fuse import PLAIN, Call
 from sparse24._moved_layout import MovedLayout
+from sparse24._options import NO_OPTIONS, Call
 from sparse24._ready import ReadyProduct, View
-from sparse24._records import PLAIN as PLAIN_EPILOGUE
-from sparse24._records import Compressed24, Fused, Operand24
+from sparse24._records import PLAIN, Compressed24, Fused, Operand24
 
 MOST = 512
 
@@ -45,7 +44,7 @@ def key_of(
     record = _record(a, from_left)
     if type(x) is np.ndarray or record is None or record.packed is None:
         return None
-    if call is not PLAIN:  # it may have addresses of vectors
+    if call is not NO_OPTIONS:  # it may have addresses of vectors
         key = _replay.signature(x, out, call, from_left=from_left, placed=False)
     parts = (_replay.layout_of(part) for part in (record.values, record.packed))
     return key and (*key, a.dense is None, record.shape, record.dtype.name, *parts)
@@ -58,8 +57,8 @@ def find(
     shared = None if key is None else _known.get(key)
     if shared is None:
         return None
-    epilogue = PLAIN_EPILOGUE
-    if call is not PLAIN:
+    epilogue = PLAIN
+    if call is not NO_OPTIONS:
         with _foreign.stream_of(x):
             epilogue = shared.make_epilogue(call, out)
         epilogue = epilogue.transposed() if from_left else epilogue
@@ -80,7 +79,7 @@ def share(
     if len(_known) >= MOST:
         _known.clear()
     views = {"b": View(launched.b), "out": View(launched.out)}
-    bare = launched._replace(a=None, epilogue=PLAIN_EPILOGUE, **views)
+    bare = launched._replace(a=None, epilogue=PLAIN, **views)
     _known[key] = _Shared(bare, plan.allocate, make_epilogue, plan.layout)
 
 

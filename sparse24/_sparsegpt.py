@@ -79,8 +79,8 @@ def damped(hessian, damping: float):
     scale = float(hessian.diagonal().mean()) if len(hessian) else 0.0
     if not 0 <= scale < math.inf:
         raise ArgumentError(
-            "the inputs, or the hessian, hold NaN or inf, or are no second moment: its mean "
-            f"diagonal is {scale}; leave out what is not finite"
+            "the inputs, or the hessian, hold NaN or inf, or are not a second moment: the mean of "
+            f"its diagonal is {scale}; leave out what is not finite"
         )
     if scale == 0:
         return identity, 1.0

@@ -82,7 +82,7 @@ def check_out(out, shape: tuple[int, ...], row: DType, *, like) -> Any:
     if _arrays.is_cupy(out) != _arrays.is_cupy(like):
         raise DeviceError(
             f"out is on {_arrays.device_of(out)}, the sparse array on {_arrays.device_of(like)}; "
-            "pass an array where that is"
+            "pass an array on that device"
         )
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"out must have shape {tuple(shape)}, got {tuple(out.shape)}")

@@ -29,7 +29,7 @@ class Target:
         return np.dtype(np.uint8) if carried else logical
 
     def allocate(self, dropped: int | None):
-        """The array to fill, always with both matrix axes; the caller's has not the dropped one."""
+        """The array to fill, with both matrix axes; the caller's `out` lacks the dropped one."""
         if self.out is None:
             return (_arrays.cupy_module() if self.on_gpu else np).empty(self.shape, self.dtype)
         target = self._with_both_axes(self.out, "out", dropped)

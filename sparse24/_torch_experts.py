@@ -259,7 +259,7 @@ def _check_alike(layers: list) -> None:
         kept = [getattr(x, what) for x in layers]
         if len({p is not None and p.requires_grad for p in kept}) > 1:
             raise ArgumentError(
-                f"layers must all train their {what} or all keep it, since that of the experts is "
+                f"layers must all train their {what} or all keep it, since the experts hold it as "
                 f"one parameter, got {sum(p.requires_grad for p in kept)} that train among "
-                f"{len(kept)}; set requires_grad alike before"
+                f"{len(kept)}; set requires_grad alike first"
             )

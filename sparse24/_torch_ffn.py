@@ -60,13 +60,14 @@ def feed_forward(
     """``prune(relu(x @ up.T + up_bias) ** 2) @ down.T + down_bias``, differentiable.
 
     The activations are pruned to 2:4 by 4x4 tiles.  Squared relu leaves most of them zero, so
-    little is lost [1]_.  The second product is sparse and, in backward, all but one.
+    little is lost [1]_.  The second product is sparse, and so are all but one in backward.
 
     Parameters
     ----------
     x : Tensor, shape (..., d)
     up : Tensor, shape (k, d)
     down : Tensor, shape (m, k)
+        The dense weights of the two layers.
     up_bias : Tensor, shape (k,) or (1, k), optional
     down_bias : Tensor, shape (m,) or (1, m), optional
 
@@ -77,13 +78,14 @@ def feed_forward(
     Raises
     ------
     ShapeError, DTypeError, DeviceError
+        If the operands do not fit.
 
     Notes
     -----
-    Backward takes the derivative of the squared relu, twice the relu, as the root of the stored
-    square.  Squares in float16 lose precision where the relu is below 2**-7, are zero, and have no
-    gradient, below 2**-12.5, and are infinite from 256 on.  Prefer bfloat16, which has the range of
-    float32.
+    Does not wait for the device.  Backward computes the derivative of the squared relu, twice the
+    relu, from the root of the stored square.  In float16 squares lose precision where the relu is
+    below 2**-7, are zero and have no gradient below 2**-12.5, and are infinite from 256 on.  Prefer
+    bfloat16, which has the range of float32.
 
     References
     ----------

@@ -28,11 +28,11 @@ def checked_finish(activation: Any, gated: Any) -> tuple[str | None, bool]:
 
 
 def check_halves(weight: Tensor) -> None:
-    """Refuse matrices (e, m, k) that are no gate over as many rows."""
+    """Refuse matrices (e, m, k) whose rows are not a gate and as many others."""
     if weight.shape[1] % 2:
         raise ShapeError(
-            "weight must have an even number of rows with gated=True, those of a gate over as many "
-            f"that it gates, got {tuple(weight.shape)}"
+            "weight must have an even number of rows with gated=True, of which the first half are "
+            f"a gate for the others, got {tuple(weight.shape)}"
         )
 
 

@@ -93,7 +93,7 @@ def experts_with_tokens(x: Tensor, offsets: Tensor) -> Iterator[tuple[int, slice
     if offsets.is_cuda and _replay.capturing(x):
         raise UnsupportedError(
             "this grouped product runs expert by expert, for which offsets are copied to the host, "
-            "and a CUDA graph that is captured cannot wait for that; pass offsets as a list or a "
+            "and the capture of a CUDA graph cannot wait for that; pass offsets as a list or a "
             "tensor on the CPU, which the graph then keeps, or use bfloat16 on Hopper with sizes "
             f"that are multiples of {ALIGNED}"
         )

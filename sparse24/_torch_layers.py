@@ -50,9 +50,9 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     mask : Tensor of bool or None
         A buffer, saved with the model.  With None, the layer chooses its mask anew by magnitude
         at each call.  `set_mask`, `set_masks` and `update_masks` set it, and it then stays until
-        the next update.  Set masks in a model before what knows only the entries that it has then:
-        ``torch.distributed.checkpoint.load``, and averages such as
-        `torch.optim.swa_utils.AveragedModel`.
+        the next update.  Some code knows only those entries that a model has at the time, such as
+        ``torch.distributed.checkpoint.load`` and `torch.optim.swa_utils.AveragedModel`: set masks
+        before it.
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
         that resumed training draws the same samples as uninterrupted training.  A pass that
@@ -69,14 +69,18 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
     the weight changes: by a write that torch counts, a step of an optimizer, or a call with
     gradients to the weight that is not compiled.  Writes through ``.data``, by a collective of
     ``torch.distributed`` or by another process are not noticed: call ``eval()`` or ``train()``
-    after them, which drop the packed weight.  Those two, and calls without gradients that are not
-    compiled, notice a mask that was written in place, as by averages of models that copy buffers.
-    A CUDA graph that captures such a call reads the packed weight that is kept then, at all of its
-    replays; without one, with gradients, or of compiled code, as with ``mode="reduce-overhead"``,
-    it packs the weight anew at each.  So does what is exported, and compiled code that writes the
-    weight itself, at each call.  Where weights are final, give an ordinary layer one of
-    `to_sparse_semi_structured`.  Only first derivatives are available; others, and the transforms
-    of `torch.func`, are refused where the product is sparse.
+    after them, which drop the packed weight.  A mask that was written in place, as by averages of
+    models that copy buffers, is noticed by these two, and by calls without gradients that are not
+    compiled.
+
+    A CUDA graph that captures a call without gradients reads, at all replays, the packed weight
+    that was kept at the time.  If none was kept, or the call has gradients or is compiled, as with
+    ``mode="reduce-overhead"``, the graph packs the weight at each replay.  Exported code, and
+    compiled code that writes the weight itself, packs it at each call.  If a weight is final, give
+    an ordinary layer a packed one, made by `to_sparse_semi_structured`.
+
+    Only first derivatives are available; others, and the transforms of `torch.func`, are refused
+    where the product is sparse.
 
     References
     ----------

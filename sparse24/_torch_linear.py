@@ -63,17 +63,20 @@ def linear(
     Raises
     ------
     ShapeError, DTypeError, DeviceError, ArgumentError
+        If an operand or an option does not fit.
     PatternError
         If `mask` is not 2:4 where it must be.  On the GPU this is not checked, and the excess
         elements of a group are dropped.
 
     Notes
     -----
+    Does not wait for the device.
+
     The size of `decay` is fixed: where gradients accumulate over micro-batches it counts once for
     each, where a weight is used twice it counts twice, and where the loss is scaled, as by
-    `torch.amp.GradScaler`, it is divided by the scale and all but vanishes.  There leave it at 0
-    and, before the step of the optimizer, give ``weight.grad`` what
-    `sparse24.schedule.masked_decay_gradient` makes of it, once it is unscaled.
+    `torch.amp.GradScaler`, it is divided by the scale and all but vanishes.  In these cases leave
+    it at 0, and pass the unscaled ``weight.grad`` through
+    `sparse24.schedule.masked_decay_gradient` before the step of the optimizer.
 
     Examples
     --------
@@ -131,8 +134,8 @@ def tokens(x: Tensor) -> Tensor:
 def unfolded(y: Tensor, x: Tensor) -> Tensor:
     """The product y (t, m) with the axes that x had before `tokens`.
 
-    As that of torch's own layer no view for autograd, behind which a write in place would lose the
-    hooks of ``fully_shard``.
+    Like the result of torch's own layer it is not a view to autograd: a write in place to a view
+    would lose the hooks of ``fully_shard``.
     """
     if x.ndim == 2:
         return y

@@ -203,8 +203,8 @@ def _check_groups(state: S.State, layers: dict[str, PrunedLayer]) -> None:
         unknown = [name for name in names if name not in layers]
         if unknown:
             raise ArgumentError(
-                f"the scheduler's layers {unknown} are no sparse layers of the model whose weights "
-                "take masks; make it with rules and weights of this model"
+                f"the scheduler's layers {unknown} are not sparse layers of the model whose "
+                "weights take masks; make it with rules and weights of this model"
             )
         blind = [name for name in names if not layers[name].rule.straight]
         if blind and "gradient" in recipe.grower.needs:

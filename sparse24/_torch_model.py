@@ -39,12 +39,12 @@ def sparsify(
 
     Notes
     -----
-    Give the whole model: of a `torch.nn.TransformerEncoder` in it, `use_nested_tensor` is set to
-    False, as in evaluation it would put sequences with padding into nested tensors, which sparse
-    layers refuse.  Where you give it parts of an encoder, or put sparse layers in by hand, set that
-    yourself.  Encoder layers multiply by any sparse layer that is put into them, and not by torch's
-    fused inference.  A `torch.nn.MultiheadAttention` reads the weight of its `out_proj` itself and
-    would multiply densely by that of a sparse layer: `sparsify` leaves it as it is.
+    Pass the whole model.  In a `torch.nn.TransformerEncoder` within it, `use_nested_tensor` is set
+    to False: in evaluation the encoder would otherwise put padded sequences into nested tensors,
+    which sparse layers refuse.  If you pass parts of an encoder, or put sparse layers in by hand,
+    set that yourself.  Encoder layers with sparse layers do not take torch's fused inference path.
+    A `torch.nn.MultiheadAttention` reads the weight of its `out_proj` itself and would multiply
+    densely by that of a sparse layer, so `sparsify` leaves it as it is.
 
     Examples
     --------
@@ -196,6 +196,11 @@ def sparse_layers(model: torch.nn.Module) -> dict[str, SparseLinear | SparseExpe
     Returns
     -------
     dict of str to SparseLinear or SparseExperts
+
+    Raises
+    ------
+    ArgumentError
+        If `model` is not a `torch.nn.Module`.
 
     Examples
     --------

@@ -27,7 +27,7 @@ from sparse24 import (
     _torch_replay,
 )
 from sparse24._errors import ArgumentError, DTypeError, UnsupportedError
-from sparse24._fuse import Call
+from sparse24._options import Call
 from sparse24._product import Result
 from sparse24._records import PLAIN, Compressed24, Fused
 from sparse24._sched_gradients import compress_mvue_24, mvue_key

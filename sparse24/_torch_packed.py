@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sparse24 import _arrays, _replay, _torch_replay
 from sparse24 import _torch_ops as ops
-from sparse24._fuse import PLAIN, Epilogue
 from sparse24._moved_layout import Last
+from sparse24._options import NO_OPTIONS, Epilogue
 from sparse24._ready import Ready, ReadyProduct
 from sparse24._records import Fused
 from sparse24._torch_linear import cast, projected
@@ -103,7 +103,8 @@ class Packed:
             self._streams.add(_arrays.torch_stream(tensors[0]))
             self._made = torch.cuda.Event()
             self._made.record(torch.cuda.current_stream(tensors[0].device))
-        self._call = PLAIN if bias is None else PLAIN._replace(epilogue=Epilogue(bias=bias))
+        epilogue = None if bias is None else Epilogue(bias=bias)
+        self._call = NO_OPTIONS if bias is None else NO_OPTIONS._replace(epilogue=epilogue)
         self._again: dict[tuple, Any] = {}  # without the address of the bias, which does not change
 
     @classmethod
@@ -202,4 +203,4 @@ def _there(*tensors: Tensor | None) -> list[Tensor]:
 
 
 def _layout(x: Tensor) -> tuple | None:
-    return _replay.signature(x, None, PLAIN, from_left=True)
+    return _replay.signature(x, None, NO_OPTIONS, from_left=True)

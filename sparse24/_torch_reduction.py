@@ -164,13 +164,13 @@ class PackedReduction:
             }
 
     def check(self) -> None:
-        """Raise if a gradient could not be packed rightly.  Waits for the device.
+        """Raise if a gradient could not be packed without loss.  Waits for the device.
 
         Raises
         ------
         PatternError
-            If one had non-zeros at pruned places, or ranks have packed it differently, in any pass
-            before; names the layers.  Never with ``check=False``.
+            If, in any earlier pass, a gradient had non-zeros at pruned places, or ranks packed it
+            differently; names the layers.  Never with ``check=False``.
         """
         found = zip(self.layers, self._wrong.values(), strict=False)
         wrong = [name for name, flag in found if bool(flag)]
@@ -193,7 +193,7 @@ class PackedReduction:
         parent, name = self._places[layer]
         if getattr(parent(), "_modules", {}).get(name) is not layer:
             return None
-        # Another rank may have called a layer that this one has not.
+        # Another rank may have called a layer that this rank has not called.
         vars(layer).setdefault("_cast_to", getattr(self._model, "_cast_to", None))
         return layer
 

@@ -45,14 +45,21 @@ def sparsify24(
         Taken for compatibility: every name gives the exact optimum of the 90 tile masks.
     gradient : {"24sparse", "24dense", "ste"}
         Both 2:4 forms give `x` the gradient of its kept elements, as a dense tensor;
-        ``"ste"`` gives it all of it.
+        ``"ste"`` gives it the whole gradient.
     backend : str
         Taken for compatibility.
 
     Returns
     -------
     Sparse24Tensor, shape (m, k)
-        Differentiable; its products with either side are sparse.
+        Differentiable; its products from either side are sparse.  Does not wait for the device.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If `x` is not a matrix of a type that sparse24 stores.
+    ArgumentError
+        If `gradient` is unknown.
 
     Examples
     --------

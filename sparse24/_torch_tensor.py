@@ -160,7 +160,7 @@ def _detach(a: Sparse24Tensor) -> Sparse24Tensor:
 
 
 def _kept_gradient(a: Sparse24Tensor, x: Tensor, transposable: bool) -> Tensor:
-    """A compiler traces backward with what forward returned in the place of its gradient."""
+    """A compiler traces backward with the result of forward in place of its gradient."""
     return ops.kept_gradient(_whole(a), x, transposable)
 
 

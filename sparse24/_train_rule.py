@@ -62,10 +62,10 @@ def checked_rule(gradient: str, transposable: bool, decay: float, seed: int) -> 
 
 
 def constant(number: float) -> float:
-    """The same number, which torch.compile takes for a constant.
+    """The same number, made a constant for torch.compile.
 
-    With symbolic sizes it makes floats symbols, too; before torch 2.11 its backward then takes a
-    size in the place of the float.  Members of a set it wants to know.
+    With symbolic sizes torch.compile makes floats symbols, too, and before torch 2.11 its backward
+    then takes a size for the float.  The values of a set it treats as constants.
     """
     (known,) = {number}
     return known

@@ -191,7 +191,7 @@ def named(file) -> Path:
     Raises
     ------
     ArgumentError
-        If it is, or is no path.
+        If no file can be written there, or `file` is not a path.
     """
     try:
         found = Path(file)

@@ -59,7 +59,7 @@ def replacing_all(folder: str | os.PathLike, names: Sequence[str]) -> Iterator[d
 
 
 def _switch(pairs: list[tuple[Path, Path]]) -> None:
-    """Put each second file in the place of its first one; on an error, all as they were."""
+    """Put the second file of each pair in place of the first; on an error none is changed."""
     moves = [(target, fresh, fresh.with_suffix(".old")) for target, fresh in pairs]
     there = {target for target, _ in pairs if target.exists()}
     for target, fresh in pairs:
@@ -100,10 +100,10 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def check_folder(path: str | os.PathLike) -> None:
-    """Refuse a path that can be no folder, before the work that would fill it."""
+    """Refuse a path that cannot be a folder, before the work that would fill it."""
     there = os.path.lexists(path)
     if not os.path.isdir(path) and (there or not Path(path).absolute().parent.is_dir()):
-        what = "is no folder" if there else "is in a folder that does not exist"
+        what = "is not a folder" if there else "is in a folder that does not exist"
         raise ArgumentError(f"{str(path)!r} {what}; name a folder, or a new one in an existing one")
 
 

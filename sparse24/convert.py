@@ -35,14 +35,14 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
     Returns
     -------
     Sparse24Array
-        On the CPU; shares the memory of parts that are there.
+        On the CPU; shares the memory of parts that are there.  Copying parts from a GPU waits.
 
     Raises
     ------
     FormatError
         If the parts do not fit together, or a code is not one of the six legal ones.
     ShapeError, DTypeError
-        If `shape` is not a shape, or the values are of a type that sparse24 does not store.
+        If `shape` is invalid, or the values are of a type that sparse24 does not store.
 
     Examples
     --------

@@ -88,10 +88,14 @@ def pack(weight, *, mask=None, transposable: bool = False) -> tuple[Sparse24Arra
     Raises
     ------
     ShapeError
-        If `mask` has not the shape of `weight`.
+        If the shape of `mask` is not that of `weight`.
     PatternError
         If `mask` is not 2:4, along both axes with `transposable`.  On the GPU this is not
         checked, and the excess elements of a group are dropped.
+
+    Notes
+    -----
+    Does not wait for the GPU.
 
     Examples
     --------
@@ -140,6 +144,12 @@ def linear(x, weight, bias=None, *, mask=None, transposable: bool = False):
         If the shapes do not fit.
     PatternError
         If `mask` is not 2:4; see `pack`.
+    DTypeError
+        If an array is not a dense one of NumPy or CuPy.
+
+    Notes
+    -----
+    Does not wait for the GPU.
 
     Examples
     --------
@@ -184,7 +194,7 @@ def linear_backward(
         ``"24sparse"`` and ``"ste_sampled"`` compute it from a `dy` that is sampled to 2:4 along
         the tokens, without bias, so that this product is sparse as well.
     decay : float
-        SR-STE: this times the pruned weights is added to the weight's gradient.
+        SR-STE: the pruned weights times `decay` are added to the weight's gradient.
     seed, step : int
         The samples are a pure function of both.
 
@@ -200,6 +210,10 @@ def linear_backward(
         If the shape of `dy` is not that of the output.
     ArgumentError
         If `gradient` is unknown, or `saved` is not a result of `linear`.
+
+    Notes
+    -----
+    Does not wait for the GPU.
 
     Examples
     --------

@@ -8,10 +8,11 @@
 >>> jax.grad(lambda w: linear(x, w).sum())(weight).shape
 (4, 8)
 
-JAX arrays are seen as NumPy or CuPy arrays.  Within ``jax.jit``, ``jax.vmap``, ``jax.checkpoint``
+JAX arrays are viewed as NumPy or CuPy arrays.  Outside of compiled code, a call waits for a result
+on a GPU, which is copied into memory of JAX.  Within ``jax.jit``, ``jax.vmap``, ``jax.checkpoint``
 and the like, which need JAX 0.6.1, compiled code calls Python for each of these operations, with
 its own memory and, on a GPU, on its own stream; nothing goes by way of the host.  There an error
-of the operation, such as for a mask that is not 2:4, is one of JAX that holds its words.
+of the operation, such as for a mask that is not 2:4, becomes an error of JAX with its words.
 """
 
 from __future__ import annotations
@@ -130,18 +131,24 @@ def _check_arrays(x: Any, weight: Any, bias: Any, mask: Any) -> None:
 
 
 def mask(x, *, transposable: bool = False):
-    """Where `linear` keeps elements of a weight: `sparse24.mask` for JAX arrays, a constant to
-    `jax.grad`.
+    """Where `linear` keeps elements of a weight: `sparse24.mask` for JAX arrays.
+
+    A constant to `jax.grad`.
 
     Parameters
     ----------
-    x : jax.Array, shape (..., m, k)
+    x : jax.Array, shape (..., k), or (..., m, k) if transposable
     transposable : bool
+        Choose by 4x4 tiles, as `linear` does with this option.
 
     Returns
     -------
     jax.Array of bool, shape of `x`
 
+    Raises
+    ------
+    ShapeError, DTypeError, ArgumentError
+        If `x` has too few axes or a type that sparse24 does not store, or the option is unknown.
     Examples
     --------
     >>> import jax.numpy as jnp

@@ -86,17 +86,17 @@ def relative_error(actual: Any, exact: Any) -> float:
 
 
 def assert_accurate(actual: Any, exact: Any, *, rival: Any, factor: float = 2.0) -> None:
-    """Fail if a product errs more than `factor` times as much as a rival of the same type.
+    """Fail if a product's error exceeds `factor` times that of a rival of the same type.
 
-    A widened constant hides errors; a rival's own error does not.
+    A wider tolerance would hide errors; a rival's own error does not.
 
     Parameters
     ----------
     actual : array
         The product under test.
     exact : array
-        The same product in float64; that of float64 is computed in `numpy.longdouble`, as a rival
-        of the same type would show no error beside its own.
+        The same product in float64.  For a float64 product compute it in `numpy.longdouble`, since
+        a rival of the type of `exact` would show no error.
     rival : array
         The same product by a trusted routine in the type of `actual`, such as
         ``np.matmul`` of the decompressed operand.
@@ -107,6 +107,8 @@ def assert_accurate(actual: Any, exact: Any, *, rival: Any, factor: float = 2.0)
     ------
     AssertionError
         If the error is larger; names both.
+    ShapeError
+        If the shapes differ.
 
     Examples
     --------
@@ -157,6 +159,11 @@ def arrays(
     Returns
     -------
     hypothesis.strategies.SearchStrategy
+
+    Raises
+    ------
+    DTypeError
+        When an example is drawn, if a name in `dtypes` is unknown.
 
     Examples
     --------

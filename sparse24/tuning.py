@@ -75,8 +75,8 @@ def save(file=None, *, replace: bool = False) -> Path:
     target = _tuning_cache.named(_tuning_cache.path(device) if file is None else file)
     if not _tuning_cache.write(target, device, replace=replace):
         raise FormatError(
-            f"{target} belongs to another GPU, driver or version, or is no whole tuning file; pass "
-            "replace=True to overwrite it"
+            f"{target} belongs to another GPU, driver or version, or is not a complete tuning "
+            "file; pass replace=True to overwrite it"
         )
     return target
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sparse24 import _dtypes, families
+from sparse24 import _dtypes, _hybrid_dispatch, families
 from sparse24._hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
@@ -35,6 +36,13 @@ def with_kinds(w, kinds):
     turn = np.resize(np.asarray(kinds), int(np.prod(ht.grid_of(w.shape))))
     tiles, nnz = hybrid_build.build(source, lambda held, spill: np.where(held == 0, ht.EMPTY, turn))
     return HybridArray(tiles, nnz)
+
+
+def choose(h, n, path):
+    """Let a path be the choice for so many columns, whatever is predicted."""
+    for copied in (False, True):
+        name = _hybrid_dispatch.choice_for(n, copied=copied)
+        h._prepared[name] = SimpleNamespace(path=path, nbytes=0)
 
 
 def assert_same_bits(got, want):

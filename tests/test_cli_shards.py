@@ -231,7 +231,7 @@ def test_what_out_may_not_be(arrays, folder, tmp_path, capsys):
         (tmp_path / "other", "must not hold another checkpoint, got"),
         (tmp_path / "o.safetensors", "OUT must be a folder, as IN has 3 shards, got"),
         (tmp_path / "o" / INDEX, "OUT must be a folder, as IN has 3 shards, got"),
-        (tmp_path / "file", "file' is no folder; name a folder, or a new one"),
+        (tmp_path / "file", "file' is not a folder; name a folder, or a new one"),
         (tmp_path / "none" / "out", "is in a folder that does not exist; name a folder"),
     ):
         assert words in run(capsys, "convert", folder, out, code=1)

@@ -1,4 +1,4 @@
-"""2:4 products by few columns on the CPU that spread what is stored."""
+"""2:4 products with few columns on the CPU that spread what is stored."""
 
 from __future__ import annotations
 

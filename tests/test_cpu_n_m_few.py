@@ -1,4 +1,4 @@
-"""Products of n:m matrices by few columns on the CPU: exact, careful, and remembered."""
+"""Products of n:m matrices with few columns on the CPU: exact, careful, and remembered."""
 
 from __future__ import annotations
 

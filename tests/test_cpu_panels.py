@@ -1,4 +1,4 @@
-"""What the CPU product by many columns reads, and its loop."""
+"""What the CPU product with many columns reads, and its loop."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from fake_device import RUNTIME, Array, Place, array
 import sparse24 as s24
 from sparse24 import _arrays, _devices, _foreign, _replay
 from sparse24._errors import DeviceError
-from sparse24._fuse import PLAIN, Epilogue, fuse
+from sparse24._fuse import fuse
+from sparse24._options import NO_OPTIONS, Epilogue
 from sparse24._product import Result
 from sparse24._records import Compressed24, Operand24
 from sparse24._target import Target
@@ -91,16 +92,17 @@ def test_arrays_of_another_device_are_refused():
     A = s24.random((8, 16), rng=0)
     record = Compressed24(array(A.values), None, array(A.packed), (8, 16), A._dtype)
     a = Operand24(record, None, None, (8, 16), A._dtype)
-    assert Result.plan(a, here, None, PLAIN, (8, 4)).on_gpu
+    assert Result.plan(a, here, None, NO_OPTIONS, (8, 4)).on_gpu
     message = r"one operand is on cuda:0, the other on cuda:1; move one with \.to_device"
     with pytest.raises(DeviceError, match=message):
-        Result.plan(a, there, None, PLAIN, (8, 4))
+        Result.plan(a, there, None, NO_OPTIONS, (8, 4))
     target = Target((8, 4), "float32", array(np.zeros((8, 4), np.float32), 1), on_gpu=True)
     with pytest.raises(DeviceError, match="out is on cuda:1, the operands are not"):
         target.allocate(None)
     bias = array(np.zeros(8, np.float32), 1)
     for call in (
-        PLAIN._replace(epilogue=Epilogue(bias=bias)), PLAIN._replace(scales=(bias, None)),
+        NO_OPTIONS._replace(epilogue=Epilogue(bias=bias)),
+        NO_OPTIONS._replace(scales=(bias, None)),
     ):  # fmt: skip
         with pytest.raises(DeviceError, match=r"(bias|scales\[0\]) is on cuda:1"):
             fuse(call, (8, 16), (16, 4), np, np.float32)

@@ -21,7 +21,7 @@ from sparse24 import (
     _product,
     _storage,
 )
-from sparse24._fuse import PLAIN
+from sparse24._options import NO_OPTIONS
 from sparse24.formats import n_m_on_cpu, n_m_products
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import cast, cpu
@@ -197,9 +197,9 @@ def test_explain_sees_where_the_result_goes(gpu, layout, batch):
 @pytest.mark.parametrize("n", [1, 3, 16])
 def test_advice_is_of_the_product_of_a_layer(gpu, monkeypatch, shape, dtype, n):
     a = _dispatch.Operand24(None, None, dense(shape, dtype), shape, _dtypes.lookup(dtype))
-    call = PLAIN._replace(other_dtype=dtype)
+    call = NO_OPTIONS._replace(other_dtype=dtype)
     with pytest.raises(Stop):
-        _product.multiply_from_left(dense((n, shape[1]), dtype), a.transposed(), None, call)
+        _product.multiply(a.transposed(), dense((n, shape[1]), dtype), None, call, from_left=True)
     planned, fastest = [], _planner.fastest_able
 
     def recorded(problem, *of, **how):

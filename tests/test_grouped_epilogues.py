@@ -10,7 +10,7 @@ from test_matmul import ROUNDOFF, logical
 import sparse24 as s24
 from sparse24 import _dtypes, _grouped_dispatch
 from sparse24._arrays import to_numpy
-from sparse24._fuse import ACTIVATIONS
+from sparse24._options import ACTIVATIONS
 from sparse24.kernels.reference_product import activate
 
 COUNTS = (0, 1, 7, 33, 0, 64, 129, 0)

@@ -281,7 +281,7 @@ def test_explain_tells_the_choice_of_all_columns_that_share_it(rng, weight, devi
     for n, choice in ((4, "gather"), (5, "scatter"), (8, "scatter")):
         told = h.explain(n)
         assert (told["n"], told["choice"]) == (n, choice)
-        assert ("by 8 columns, for which choices by 5 are made" in told["reason"]) == (n == 5)
+        assert ("for 8 columns, which decide the choice for 5" in told["reason"]) == (n == 5)
         b = array(whole(rng, K, n))
         for algorithm in ("auto", *told["candidates"]):
             h.matmul(b, algorithm=algorithm)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_device import Device, array, matrix
+from hybrid_cases import choose
 
 import sparse24 as s24
-from sparse24 import _hybrid_dense, _hybrid_dispatch
+from sparse24 import _hybrid_dense
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24.kernels import dense
 from sparse24.kernels.dense import CUDA_TYPE
@@ -184,12 +184,6 @@ def test_cublas_is_launched_on_the_stream_of_the_call(rng, device, monkeypatch):
 
 
 # On the GPU; no kernel's record depends on cuBLAS.
-
-
-def choose(h, n, path):
-    for copied in (False, True):
-        name = _hybrid_dispatch.choice_for(n, copied=copied)
-        h._prepared[name] = SimpleNamespace(path=path, nbytes=0)
 
 
 @pytest.mark.gpu

@@ -231,7 +231,7 @@ def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
     monkeypatch.setattr(_hybrid_dispatch._foreign, "make_current", lambda: None)
     monkeypatch.setattr(type(h), "device", "cuda:0")
     b, out = (np.ones((3, 5), np.float32) for _ in range(2))
-    with pytest.raises(UnsupportedError, match=r"first product by 5 columns .* before the capture"):
+    with pytest.raises(UnsupportedError, match=r"product with 5 columns .* before the capture"):
         _hybrid_dispatch.multiply(h, b, out)
     with monkeypatch.context() as before:
         before.setattr(_arrays, "is_capturing", lambda: False)

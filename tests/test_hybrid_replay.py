@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
+from hybrid_cases import choose
 
 import sparse24 as s24
-from sparse24 import _hybrid_dispatch
 from sparse24._errors import ArgumentError
 from sparse24._hybrid import hybrid
 
@@ -32,13 +30,6 @@ def whole(rng, shape, share):
 @pytest.fixture
 def weight(rng):
     return whole(rng, (512, 512), 0.1)
-
-
-def choose(h, n, path):
-    """Let a path be the choice for so many columns, whatever is predicted."""
-    for copied in (False, True):
-        name = _hybrid_dispatch.choice_for(n, copied=copied)
-        h._prepared[name] = SimpleNamespace(path=path, nbytes=0)
 
 
 @pytest.mark.parametrize(("path", "n"), PATHS)

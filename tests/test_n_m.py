@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pruning_cases import on
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _storage
@@ -29,14 +30,6 @@ def sample(rng, shape, name, pattern):
     x = rng.integers(-9, 10, shape).astype(np.float32)
     x = np.where(rng.random(shape) < 0.2, 0, x).astype(_dtypes.TABLE[name].logical)
     return s24.prune(x, pattern=pattern)
-
-
-def on(xp, x):
-    """`x` on the device of `xp`, and dtype= for fp8 bits there."""
-    row = _dtypes.lookup(x.dtype)
-    if xp is np or not row.is_float8:
-        return xp.asarray(x), None
-    return xp.asarray(x.view(np.uint8)), row.name
 
 
 def logical(x, name):

@@ -162,7 +162,7 @@ def test_refusals(rng):
     for scores in (w[:, :4], w[:1]):
         with pytest.raises(s24.ShapeError, match="scores must have the shape of w"):
             s24.find_permutation(w, scores=scores)
-    with pytest.raises(s24.ArgumentError, match="one for each"):
+    with pytest.raises(s24.ArgumentError, match="scores as many arrays as w, got 2 and 1"):
         s24.find_permutation([w, w], scores=[w])
     with pytest.raises(s24.ArgumentError, match="each of 0 to k - 1 once"):
         s24.fold_permutation([0, 0, 1], w, w)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pruning_cases import on
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _select
@@ -29,14 +30,6 @@ def as_float(x):
     return _arrays.to_numpy(x).astype(np.float64)
 
 
-def device_array(xp, x):
-    """`x` on the device of `xp`, fp8 as its bits there, and the dtype= that says so."""
-    row = _dtypes.lookup(x.dtype)
-    if xp is np or not row.is_float8:
-        return xp.asarray(x), None
-    return xp.asarray(x.view(np.uint8)), row.name
-
-
 def naive_mask(x, n, m):
     """The rule, one group at a time, along the last axis."""
     keep = np.zeros(x.shape, bool)
@@ -53,7 +46,7 @@ def naive_mask(x, n, m):
 @pytest.mark.parametrize("shape", [(8, 16), (3, 7), (2, 3, 10), (5,), (0, 8), (4, 0)])
 def test_prune_follows_the_rule(xp, rng, name, shape):
     x = sample(rng, shape, name)
-    given_x, dtype = device_array(xp, x)
+    given_x, dtype = on(xp, x)
     want = naive_mask(x, 2, 4)
     np.testing.assert_array_equal(_arrays.to_numpy(s24.mask(given_x, dtype=dtype)), want)
     pruned = s24.prune(given_x, dtype=dtype)
@@ -103,7 +96,7 @@ def test_masks_of_any_bits_are_the_same_on_every_backend(xp, rng, name, shape):
     x = rng.integers(0, 256, (shape[0], shape[1] * row.itemsize)).astype(np.uint8).view(row.logical)
     x[:, ::3] = x[0, 0]
     x[1, :8], x[2, :8] = 0, -np.zeros(8)
-    given_x, dtype = device_array(xp, x)
+    given_x, dtype = on(xp, x)
     for pattern in ((2, 4), (1, 4), (8, 16)):
         want = reference.top_mask(reference.magnitude_rank(x), *pattern)
         got = s24.mask(given_x, pattern=pattern, dtype=dtype)
@@ -305,7 +298,7 @@ def test_masks_and_whole_numbers_are_checked_like_other_arrays(xp, name):
 @pytest.mark.parametrize("name", FLOATS)
 def test_minus_zero_is_a_zero(xp, name):
     x = np.array([[-0.0, 1, 0, 2]]).astype(_dtypes.TABLE[name].logical)
-    assert s24.is_24(device_array(xp, x)[0])
+    assert s24.is_24(on(xp, x)[0])
 
 
 def test_channels_go_as_a_whole(xp, rng):

@@ -24,7 +24,7 @@ from ready_cases import (
 
 import sparse24 as s24
 from sparse24 import _dtypes
-from sparse24._fuse import ACTIVATIONS
+from sparse24._options import ACTIVATIONS
 
 SMALL = ("float32", "float64", "bfloat16", "int8")
 WIDE = [n for n in COLUMNS if n is not None]

@@ -74,6 +74,19 @@ def test_sparsity_out_of_range_is_named(bad):
         S.CosineScheduler(bad)
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (S.OneShot, "target_sparsity"),
+        (S.sparse_evolutionary, "sparsity"),
+        (lambda sparsity: S.rigl(sparsity, total_steps=10), "sparsity"),
+    ],
+)
+def test_a_sparsity_is_named_as_the_caller_did(make, name):
+    with pytest.raises(ArgumentError, match=rf"^{name} must be in \[0, 1\], got 1\.1"):
+        make(1.1)
+
+
 @pytest.mark.parametrize("kind", [S.ConstantScheduler, S.LinearScheduler])
 @pytest.mark.parametrize("every", [0, -1])
 def test_updates_lie_at_least_a_step_apart(kind, every):

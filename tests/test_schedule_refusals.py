@@ -132,12 +132,12 @@ def test_weights_of_torch_are_no_gradients():
     schedulers = (S.DynamicScheduler(), S.AsyncScheduler(S.sr_ste(), weights, background=False))
     for scheduler in schedulers:
         for given in (weights, list(weights.values()), plain):
-            with pytest.raises(ArgumentError, match=r"learns, a weight; call step\(weights=\.\.\."):
+            with pytest.raises(ArgumentError, match=r"gradient itself; call step\(weights=\.\.\."):
                 scheduler.step(given)
-            with pytest.raises(ArgumentError, match=r"layer '0(\.weight)?' must be a gradient, go"):
+            with pytest.raises(ArgumentError, match=r"layer '0(\.weight)?' must not be a weight"):
                 scheduler.step(weights=weights, gradients=given)
     assert schedulers[0].state is None
-    with pytest.raises(ArgumentError, match="got a Parameter that learns"):
+    with pytest.raises(ArgumentError, match="got a Parameter that requires a gradient"):
         schedulers[0].observe(weights)
     loss = model(torch.ones(2, 8)).square().sum()
     found = torch.autograd.grad(loss, list(weights.values()), create_graph=True)

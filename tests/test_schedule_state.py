@@ -113,7 +113,7 @@ def test_state_is_small_and_versioned():
         taylor.load_state_dict(movement.state_dict())
     with pytest.raises(FormatError, match="has version 2, this library reads 1; load it"):
         scheduler.load_state_dict({**saved, "version": 2})
-    with pytest.raises(FormatError, match="this is no sparse24"):
+    with pytest.raises(FormatError, match="this is not a sparse24"):
         scheduler.load_state_dict({})
     saved["masks"]["a"]["bits"] = saved["masks"]["a"]["bits"][:-1]
     with pytest.raises(FormatError, match="does not fit a layer of shape"):
@@ -265,7 +265,7 @@ def test_what_a_damaged_state_remembers_is_looked_at(rng, part, wrong):
 def test_numbers_of_a_damaged_state_are_whole(key, wrong):
     scheduler = S.MaskScheduler(S.sr_ste())
     scheduler.step(weights={"w": np.ones((4, 8))})
-    with pytest.raises(FormatError, match=r"damaged .*no whole number from 0 on"):
+    with pytest.raises(FormatError, match=r"damaged .*not a whole number from 0 on"):
         scheduler.load_state_dict({**scheduler.state_dict(), key: wrong})
     scheduler.load_state_dict({**scheduler.state_dict(), key: np.array(2)})
     assert getattr(scheduler.state, key) == 2

@@ -159,10 +159,10 @@ def test_an_absolute_path_is_refused(folder):
 @pytest.mark.parametrize("shard", ["none.safetensors", "a\0.safetensors", "\udc80.safetensors"])
 def test_a_shard_that_is_not_there_is_named(shard, folder):
     write_index(folder, weight_map={**HOMES, "x": shard})
-    with pytest.raises(s24.FormatError, match="which is no file beside it; fetch all shards"):
+    with pytest.raises(s24.FormatError, match="no such file is beside it; fetch all shards"):
         _raw_files.open_arrays(folder)
     write_index(folder, weight_map={"x": "notes.txt"})
-    with pytest.raises(s24.FormatError, match=r"'notes\.txt', which is no safetensors file"):
+    with pytest.raises(s24.FormatError, match=r"'notes\.txt', which is not a safetensors file"):
         _raw_files.open_arrays(folder)
 
 

@@ -16,9 +16,8 @@ import sparse24 as s24
 from sparse24 import _arrays, _dispatch, _replay, _shared_plans, _tuning_cache
 from sparse24 import _ready as ready
 from sparse24._dispatch import Launched
-from sparse24._fuse import PLAIN, Epilogue
-from sparse24._records import PLAIN as PLAIN_EPILOGUE
-from sparse24._records import Compressed24, Fused, Operand24
+from sparse24._options import NO_OPTIONS, Epilogue
+from sparse24._records import PLAIN, Compressed24, Fused, Operand24
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels import launch, reference
 from sparse24.kernels.launch import Launch, Launcher
@@ -55,7 +54,7 @@ class Kernel(Launcher):
         words = (a.values.data.ptr, a.packed.data.ptr, b.data.ptr, out.data.ptr)
         kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=77))
         addresses = (np.array([x], np.uint64) for x in words)
-        return Launch(kernel, 4, 128, 0, [*addresses, _epilogue.params(PLAIN_EPILOGUE)])
+        return Launch(kernel, 4, 128, 0, [*addresses, _epilogue.params(PLAIN)])
 
 
 def operand(dtype="float32", m=8, k=16, dense=None):
@@ -70,12 +69,12 @@ def key_of(a, x, call, *, from_left):
     return _shared_plans.key_of(a, x, None, call, key, from_left=from_left)
 
 
-def planned(a, x, call=PLAIN, make_epilogue=None, *, from_left=False):
+def planned(a, x, call=NO_OPTIONS, make_epilogue=None, *, from_left=False):
     """What a call would have launched, shared as `_product` does."""
     key = key_of(a, x, call, from_left=from_left)
     a = a.transposed() if from_left else a
     result = array(np.zeros((a.shape[0], x.shape[1]), x.dtype))
-    epilogue = PLAIN_EPILOGUE if make_epilogue is None else make_epilogue(call, None)
+    epilogue = PLAIN if make_epilogue is None else make_epilogue(call, None)
     epilogue = epilogue.transposed() if from_left else epilogue
     launched = Launched(Kernel(), a.rows, x, result, epilogue)
     plan = _replay.remember({}, (from_left,), launched, x, result, call, make_epilogue)
@@ -92,8 +91,8 @@ def test_another_array_takes_the_plan_with_its_own_addresses(seen):
     assert planned(a, x) is not None
     for b in (a, other):
         for y in (tokens(), tokens()):
-            key = key_of(b, y, PLAIN, from_left=False)
-            plan = _shared_plans.find(key, b, y, None, PLAIN, from_left=False)
+            key = key_of(b, y, NO_OPTIONS, from_left=False)
+            plan = _shared_plans.find(key, b, y, None, NO_OPTIONS, from_left=False)
             out = array(np.zeros((8, 4), np.float32))
             assert plan(y, out) is out
             addresses = [part.ctypes.data for part in (b.rows.values, b.rows.packed, y, out)]
@@ -104,17 +103,17 @@ def test_another_array_takes_the_plan_with_its_own_addresses(seen):
 @pytest.mark.parametrize(
     ("b", "x", "call"),
     [
-        (lambda: operand(m=24), tokens, PLAIN),
-        (lambda: operand("float16"), tokens, PLAIN),
-        (lambda: operand(dense=array(np.zeros((8, 16)))), tokens, PLAIN),
-        (operand, lambda: tokens(5), PLAIN),
-        (operand, lambda: tokens(dtype=np.float16), PLAIN),
-        (operand, lambda: array(np.ones((4, 16), np.float32)).T, PLAIN),
-        (operand, lambda: tokens(8)[:, ::2], PLAIN),
-        (operand, lambda: tokens(5).reshape(-1)[1:65].reshape(16, 4), PLAIN),
-        (operand, tokens, PLAIN._replace(alpha=2.0)),
-        (operand, tokens, PLAIN._replace(epilogue=Epilogue(activation="relu"))),
-        (operand, tokens, PLAIN._replace(algorithm="sparse_mma")),
+        (lambda: operand(m=24), tokens, NO_OPTIONS),
+        (lambda: operand("float16"), tokens, NO_OPTIONS),
+        (lambda: operand(dense=array(np.zeros((8, 16)))), tokens, NO_OPTIONS),
+        (operand, lambda: tokens(5), NO_OPTIONS),
+        (operand, lambda: tokens(dtype=np.float16), NO_OPTIONS),
+        (operand, lambda: array(np.ones((4, 16), np.float32)).T, NO_OPTIONS),
+        (operand, lambda: tokens(8)[:, ::2], NO_OPTIONS),
+        (operand, lambda: tokens(5).reshape(-1)[1:65].reshape(16, 4), NO_OPTIONS),
+        (operand, tokens, NO_OPTIONS._replace(alpha=2.0)),
+        (operand, tokens, NO_OPTIONS._replace(epilogue=Epilogue(activation="relu"))),
+        (operand, tokens, NO_OPTIONS._replace(algorithm="sparse_mma")),
     ],
 )
 def test_others_are_planned(seen, b, x, call):
@@ -128,15 +127,15 @@ def test_a_plan_is_forgotten_when_something_is_tuned(seen, monkeypatch):
     a, x = operand(), tokens()
     planned(a, x)
     monkeypatch.setattr(_tuning_cache, "generation", lambda: -1)
-    key = key_of(a, x, PLAIN, from_left=False)
-    assert _shared_plans.find(key, a, x, None, PLAIN, from_left=False) is None
+    key = key_of(a, x, NO_OPTIONS, from_left=False)
+    assert _shared_plans.find(key, a, x, None, NO_OPTIONS, from_left=False) is None
 
 
 @pytest.mark.parametrize("from_left", [False, True])
 @pytest.mark.parametrize("copies", [False, True])
 def test_vectors_are_those_of_the_call(seen, copies, from_left):
     def call():
-        return PLAIN._replace(epilogue=Epilogue(bias=array(np.ones(8, np.float32))))
+        return NO_OPTIONS._replace(epilogue=Epilogue(bias=array(np.ones(8, np.float32))))
 
     def make(call, out):
         bias = call.epilogue.bias
@@ -190,7 +189,7 @@ def test_nothing_is_kept_alive(seen):
 def test_arrays_on_the_cpu_share_nothing():
     A = s24.random((8, 16), rng=0)
     x = np.ones((16, 4), np.float32)
-    assert key_of(A._operand, x, PLAIN, from_left=False) is None
+    assert key_of(A._operand, x, NO_OPTIONS, from_left=False) is None
 
 
 # --- on one -------------------------------------------------------------------------------

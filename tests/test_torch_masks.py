@@ -137,7 +137,7 @@ def test_weights_that_are_made_before_each_call_take_no_masks_from_a_scheduler()
 def test_layers_of_another_model_are_named():
     scheduler = S.MaskScheduler(S.sr_ste())
     st.update_masks(st.sparsify(model(), {"*": {}}), scheduler)
-    with pytest.raises(ArgumentError, match=r"layers \['3'\] are no sparse layers of the model"):
+    with pytest.raises(ArgumentError, match=r"layers \['3'\] are not sparse layers of the model"):
         st.update_masks(st.sparsify(model(), {"0": {}, "2": {}}), scheduler)
 
 

@@ -78,7 +78,7 @@ def test_tuning_files_are_named_by_a_path_of_a_file(gpu):
 
 def test_files_that_are_none_are_told_from_those_of_another_machine(gpu):
     (gpu / "tuning.json").write_text("notes")
-    with pytest.raises(s24.FormatError, match="or is no whole tuning file; pass replace=True"):
+    with pytest.raises(s24.FormatError, match="is not a complete tuning file; pass replace=True"):
         tuning.save(gpu / "tuning.json")
     lost = pytest.warns(RuntimeWarning, match="not written: .*; name another one, or remove it")
     with lost, s24.autotune(cache=gpu / "tuning.json"):

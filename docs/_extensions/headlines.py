@@ -179,13 +179,13 @@ HEADLINES = (
 
 # The README's first lines: which rows they take, and what they call the work and its rival.
 IN_SHORT = (
-    ("1 to 32 tokens, bfloat16", "cuBLAS's dense product with 1 to 32 tokens in bfloat16"),
-    ("4096 tokens and more, 16 bits", "the same with 4096 tokens and more in 16 bits"),
+    ("1 to 32 tokens, bfloat16", "cuBLAS's dense product for 1 to 32 tokens in bfloat16"),
+    ("4096 tokens and more, 16 bits", "cuBLAS's dense product for 4096 tokens and more in 16 bits"),
     (
         "mixture of experts, 8 and 64 tokens, bfloat16",
-        "torch's and cuBLAS's dense products of a mixture of experts with 8 and 64 tokens",
+        "the best of torch and cuBLAS for a mixture of experts with 8 or 64 tokens",
     ),
-    ("CPU, 1 to 64 columns, float32", "NumPy's dense product with up to 64 columns on the CPU"),
+    ("CPU, 1 to 64 columns, float32", "NumPy's dense product for up to 64 columns on the CPU"),
 )
 
 
@@ -198,7 +198,7 @@ def in_short() -> str:
         gpu = next((gpu for gpu in ("", *recorded.others()) if headline.cases(gpu)), None)
         if gpu is not None:
             mean, _, mark = headline.mean(gpu).partition("x")
-            where = f" on an {gpu.upper()}" if gpu else ""
+            where = f", on an {gpu.upper()}" if gpu else ""
             parts.append(f"  {mean} times as fast as {words}{where}{mark}")
     if not parts:
         return ""

@@ -1,0 +1,167 @@
+"""`Calibration`, its new biases, and `refit`."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from pruning_cases import layer, least_squares, loss
+
+import sparse24 as s24
+from sparse24 import _arrays
+
+
+def test_calibration_sums_batches(xp, rng):
+    w, x = layer(rng)
+    y = x @ w.T + 3
+    seen = s24.Calibration(bias=True)
+    for part in np.split(np.arange(400), 4):
+        seen.update(xp.asarray(x[part].reshape(10, 10, 32)), xp.asarray(y[part]))
+    assert seen.count == 400
+    centred = x - x.mean(0)
+    np.testing.assert_allclose(_arrays.to_numpy(seen.hessian), centred.T @ centred)
+    np.testing.assert_allclose(_arrays.to_numpy(seen.cross), centred.T @ (y - y.mean(0)), atol=1e-8)
+    bias = _arrays.to_numpy(seen.new_bias(xp.asarray(0.5 * w)))
+    np.testing.assert_allclose(bias, y.mean(0) - 0.5 * w @ x.mean(0))
+
+
+@pytest.mark.parametrize(("dtype", "want"), [("int8", 127), ("float8_e4m3fn", 448)])
+def test_a_new_bias_saturates(dtype, want):
+    seen = s24.Calibration(np.full((3, 8), 50.0))
+    weights = np.full((2, 8), 100, np.float32).astype(np.dtype(dtype))
+    zeros = np.zeros_like(weights)
+    got = seen.new_bias(zeros, weights)
+    assert got.dtype == dtype
+    assert got.tolist() == [want] * 2
+    half = s24.Calibration(np.full((2, 8), 0.19)).new_bias(zeros, np.sign(weights))
+    assert half.astype(float).tolist() == [2.0 if dtype == "int8" else 1.5] * 2
+
+
+def test_what_a_calibration_hands_out_cannot_be_written_to(rng):
+    inputs = rng.normal(size=(20, 8))
+    seen = s24.Calibration(inputs, inputs)
+    for moment in (seen.hessian, seen.cross):
+        with pytest.raises(ValueError, match="read-only"):
+            moment[:] = 0
+    np.testing.assert_array_equal(seen.hessian, s24.Calibration(inputs).hessian)
+
+
+def test_new_bias_keeps_the_mean_output(rng):
+    w, x = layer(rng)
+    x, bias = x + 1, rng.standard_normal(24)
+    seen = s24.Calibration(x, bias=True)
+    pruned = s24.prune(w, method="sparsegpt", calibration=seen)
+    new = seen.new_bias(pruned, w, bias)
+    np.testing.assert_allclose((x @ pruned.T + new).mean(0), (x @ w.T + bias).mean(0))
+    with pytest.raises(s24.ArgumentError, match="needs the dense weights"):
+        seen.new_bias(pruned)
+    with pytest.raises(s24.ShapeError, match=r"pruned must have shape \(rows, 32\)"):
+        seen.new_bias(pruned[:, :8], w, bias)
+    with pytest.raises(s24.ShapeError, match="dense must have the shape of pruned"):
+        seen.new_bias(pruned, w[:8], bias)
+    with pytest.raises(s24.ShapeError, match="bias must have the shape of the rows"):
+        seen.new_bias(pruned, w, bias[:8])
+    with pytest.raises(s24.ArgumentError, match="seen no inputs; call update"):
+        s24.Calibration(bias=True).new_bias(pruned, w, bias)
+    for wrong in (bias != 0, bias + 1j, [1] * len(bias)):
+        with pytest.raises(s24.DTypeError, match=r"bias\.dtype must be one of"):
+            seen.new_bias(pruned, w, wrong)
+    with pytest.raises(s24.DTypeError, match="dense must hold real numbers, got complex128; pass"):
+        seen.new_bias(pruned, w + 1j, bias)
+    with pytest.raises(s24.ArgumentError, match="targets are the outputs for inputs; pass both"):
+        s24.Calibration(targets=w)
+    torch = pytest.importorskip("torch")
+    tensors = [torch.nn.Parameter(torch.tensor(x)) for x in (pruned, w, bias)]
+    np.testing.assert_array_equal(seen.new_bias(*tensors).numpy(), new)
+
+
+@pytest.mark.parametrize("name", ["int8", "float8_e4m3fn"])
+def test_values_that_grow_beyond_a_type_saturate(rng, name):
+    dtype = np.dtype(name) if name == "int8" else np.dtype(getattr(ml_dtypes, name))
+    limit = 127.0 if name == "int8" else 448.0
+    w = (rng.uniform(-limit, limit, (16, 32))).astype(dtype)
+    x = np.repeat(rng.standard_normal((40, 8)), 4, axis=1)  # the kept take over for the pruned
+    wide = s24.refit(s24.prune(w).astype(float), w.astype(float), x, damping=1e-3)
+    assert np.abs(wide).max() > 1.1 * limit
+    got = s24.refit(s24.prune(w), w, x, damping=1e-3).astype(float)
+    whole = np.rint(wide) if name == "int8" else wide
+    np.testing.assert_allclose(got, whole.clip(-limit - (name == "int8"), limit), rtol=0.07)
+    pruned = s24.prune(w, method="sparsegpt", calibration=x)
+    assert np.isfinite(pruned.astype(float)).all()
+
+
+def test_targets_make_up_for_damaged_inputs(rng):
+    w, x = layer(rng)
+    damaged = x + 0.3 * rng.standard_normal(x.shape) * x.std(0)
+    arguments = {"method": "sparsegpt", "damping": 1e-3}
+    plain = s24.prune(w, calibration=damaged, **arguments)
+    aimed = s24.prune(w, calibration=s24.Calibration(damaged, x @ w.T), **arguments)
+    error = lambda v: ((damaged @ v.T - x @ w.T) ** 2).sum()  # noqa: E731
+    assert error(aimed) < error(plain)
+
+
+def test_refit_is_the_least_squares_solution(xp, rng):
+    w, x = layer(rng)
+    pruned = s24.prune(w)
+    got = s24.refit(xp.asarray(pruned), xp.asarray(w), xp.asarray(x), damping=1e-6)
+    got = _arrays.to_numpy(got)
+    hessian = x.T @ x
+    hessian += 1e-6 * hessian.diagonal().mean() * np.eye(32)
+    for row, dense, kept in zip(got, w, pruned != 0, strict=True):
+        want = least_squares(dense, hessian, np.flatnonzero(kept))
+        np.testing.assert_allclose(row, want, rtol=1e-3, atol=1e-4)
+    assert loss(got, w, x) < loss(pruned, w, x)
+
+
+def test_refit_rounds_and_saturates(rng):
+    w, x = layer(rng)
+    pruned = s24.prune((40 * w).astype(np.int8))
+    exact = s24.refit(pruned.astype(np.float64), 100 * w, x)
+    assert np.abs(exact).max() > 128
+    got = s24.refit(pruned, 100 * w, x)
+    np.testing.assert_array_equal(got, np.clip(np.rint(exact), -128, 127))
+    with pytest.raises(s24.DTypeError, match="mask must be boolean, got int64; use mask != 0"):
+        s24.refit(w, w, x, mask=(w != 0).astype(np.int64))
+    for weights in ((w * 1j, w), (w, w * 1j)):
+        with pytest.raises(s24.DTypeError, match="must hold real numbers, got complex128"):
+            s24.refit(*weights, x)
+
+
+def test_refit_takes_a_mask_and_checks_shapes(rng):
+    w, x = layer(rng)
+    kept = s24.mask(w, method="wanda", calibration=x)
+    got = s24.refit(np.zeros_like(w), w, x, mask=kept)
+    assert not got[~kept].any()
+    assert got[kept].all()
+    np.testing.assert_allclose(s24.refit(w, w, x, mask=kept), got, atol=1e-4)
+    with pytest.raises(s24.DTypeError, match="got bool; pass a mask as mask=, and dense"):
+        s24.refit(kept, w, x)
+    for unsuited in (np.uint16, np.int64):
+        with pytest.raises(s24.DTypeError, match=r"pruned\.dtype must be one of"):
+            s24.refit(kept.astype(unsuited), w, x)
+    with pytest.raises(s24.DTypeError, match="got bool; multiply the weights by a mask first"):
+        s24.Calibration(x, bias=True).new_bias(kept, w)
+    with pytest.raises(s24.ShapeError, match=r"pruned must have shape \(rows, 32\)"):
+        s24.refit(w[:, :8], w[:, :8], x)
+    with pytest.raises(s24.ShapeError, match="dense must have the shape of pruned"):
+        s24.refit(w, w[:4], x)
+    for damping in (-1.0, 0, np.nan):
+        with pytest.raises(s24.ArgumentError, match=f"damping must be above 0, got {damping}"):
+            s24.refit(w, w, x, damping=damping)
+
+
+def test_calibration_refuses_uneven_batches():
+    seen = s24.Calibration(np.ones((3, 8)))
+    with pytest.raises(s24.ShapeError, match="inputs must have 8 features"):
+        seen.update(np.ones((3, 9)))
+    with pytest.raises(s24.ArgumentError, match="targets must come with every batch"):
+        seen.update(np.ones((3, 8)), np.ones((3, 2)))
+    none_yet = s24.Calibration(np.ones((0, 8)), np.ones((0, 2)))
+    with pytest.raises(s24.ArgumentError, match="targets must come with every batch"):
+        none_yet.update(np.ones((3, 8)))
+    with pytest.raises(s24.ShapeError, match="as many as inputs"):
+        s24.Calibration(np.ones((3, 8)), np.ones((2, 2)))
+    with pytest.raises(s24.DTypeError, match="must be an array of numbers"):
+        s24.Calibration(np.zeros((3, 8), "V4"))
+    with pytest.raises(s24.ShapeError, match="activations must be the norms of the 8 inputs"):
+        s24.prune(np.ones((4, 8)), method="wanda", activations=np.ones(9))
