@@ -238,7 +238,7 @@ def read_smtx(path, *, dtype="float32", rng=None):
             f"{path}: the row offsets must be {m + 1} numbers that rise from 0 to nnz = {nnz}"
         )
     if columns.shape != (nnz,):
-        raise FormatError(f"{path} has {columns.size} column indices, not nnz = {nnz}; fetch it again")
+        raise FormatError(f"{path} has {columns.size} column indices, not nnz = {nnz}; get it anew")
     if nnz and not (columns.min() >= 0 and columns.max() < k):
         raise FormatError(f"{path}: column indices must be in [0, {k})")
     values = _normal(_check.generator(rng), np.ones(nnz, bool), row)

@@ -22,7 +22,7 @@ def test_smtx(tmp_path):
         ("-1, 4, 0\n\n", "must not be negative, got -1 and 4"),
         ("1, -4, 0\n0 0\n", "must not be negative, got 1 and -4"),
         ("3, 4, 4\n0 2 2 5\n0 3 1 2", "row offsets must be 4 numbers that rise from 0 to nnz = 4"),
-        ("3, 4, 4\n0 2 2 4\n0 3 1", "has 3 column indices, not nnz = 4; fetch it again"),
+        ("3, 4, 4\n0 2 2 4\n0 3 1", "has 3 column indices, not nnz = 4; get it anew"),
         ("3, 4, 4\n0 2 2 4\n0 3 1 4", "column indices"),
         ("\udcff\udcfe\n1\n1", "whole numbers"),
         ("3, 4, x\n0 2 2 4\n0 3 1 4", "whole numbers"),
