@@ -1,6 +1,7 @@
 """The CPU backend in one place: every entry point that higher layers call."""
 
 from sparse24.kernels.cpu_across import matmul_across
+from sparse24.kernels.cpu_activate import activate_compress
 from sparse24.kernels.cpu_compress import compress, decompress, like, prune
 from sparse24.kernels.cpu_expanded import add_rows
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul
@@ -22,6 +23,7 @@ __all__ = [
     "AcrossOfNM",
     "FewColumns",
     "FewRows",
+    "activate_compress",
     "add_rows",
     "choose",
     "compress",

@@ -41,11 +41,11 @@ def matrix_of(x: np.ndarray, dtype=None) -> np.ndarray:
     return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def runs_of(x: np.ndarray) -> list[slice]:
+def runs_of(x: np.ndarray, run_bytes: int = _RUN_BYTES) -> list[slice]:
     """Runs of rows of a matrix; whole squares of those whose columns are contiguous."""
     rows, k = x.shape
     multiple = RUN if by_columns(x) else 1
-    rows_of_run = max(multiple, _RUN_BYTES // max(1, k * x.itemsize))
+    rows_of_run = max(multiple, run_bytes // max(1, k * x.itemsize))
     return slices(rows, max(1, rows_of_run // 4), rows_of_run, multiple)
 
 

@@ -123,3 +123,16 @@ def encode_bfloat(words, out):
         x = words[i]
         rounded = (x + 0x7FFF + (x >> 16 & 1)) >> 16
         out[i] = (x >> 16 | 0x40) if x & 0x7FFFFFFF > 0x7F800000 else rounded
+
+
+@njit
+def encode_e4m3(x, words, out):
+    """float32, and its bits, to float8_e4m3fn: round to nearest even, overflow to 448."""
+    for i in range(words.size):
+        sign = words[i] >> 24 & 0x80
+        size = words[i] & 0x7FFFFFFF
+        # 2**14 has the smallest step of this type, 2**-9, as its last bit
+        tiny = np.float32(np.float32(abs(x[i])) + np.float32(2.0**14)).view(np.uint32) - 0x46800000
+        whole = min((size - 0x3C000000 + 0x7FFFF + (size >> 20 & 1)) >> 20, 0x7E)
+        bits = tiny if size < 0x3C800000 else whole
+        out[i] = sign | (0x7F if size > 0x7F800000 else bits)

@@ -105,11 +105,8 @@ def _compressed(x, row, activation: str, gate, quantise: bool) -> tuple[Compress
         from sparse24.kernels import activate_compress as kernel
 
         return kernel.launch(x, row, activation=activation, gate=gate, quantise=quantise)
-    from sparse24.kernels import cpu, reference
+    from sparse24.kernels import cpu
 
-    y = reference.activated(x, activation, gate)
-    values, metadata, _ = cpu.compress(y, "magnitude")
-    if not quantise:
-        return Compressed24(values, metadata, None, x.shape, row), None
-    values, scales = reference.quantise_rows(y, values)
-    return Compressed24(values, metadata, None, x.shape, TABLE["float8_e4m3fn"]), scales
+    values, metadata, scales = cpu.activate_compress(x, activation, gate, quantise=quantise)
+    stored = TABLE["float8_e4m3fn"] if quantise else row
+    return Compressed24(values, metadata, None, x.shape, stored), scales

@@ -105,7 +105,7 @@ def _outputs(file: _raw_files.ArrayFile, target: str | os.PathLike) -> list[Path
         )
     if _same_file(file.path, target):
         raise ArgumentError(f"OUT must not be IN, {str(file.path)!r}: pruning cannot be undone")
-    _whole_files.check_target(target)
+    _whole_files.check_writable(target)
     return [Path(target)]
 
 
@@ -200,7 +200,7 @@ def check_report(
     *others: str | os.PathLike,
 ) -> None:
     """Refuse a report that cannot be written, or that would replace another file of the job."""
-    _whole_files.check_target(path)
+    _whole_files.check_writable(path)
     file = _raw_files.open_arrays(source)
     taken: list[str | os.PathLike] = [source, target, *others]
     for one in paths_of(file):

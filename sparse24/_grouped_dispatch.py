@@ -28,7 +28,7 @@ from sparse24 import (
 )
 from sparse24._errors import UnsupportedError
 from sparse24._options import Call
-from sparse24._records import EXPERTS, PLAIN, Compressed24, Fused, Operand24, Problem
+from sparse24._records import EXPERTS, Compressed24, Fused, Operand24, Problem
 from sparse24.kernels import grouped
 from sparse24.kernels.launch import current_stream
 
@@ -188,15 +188,17 @@ def _one_by_one(product: Grouped, call: Call, types, multiply: Callable[..., Any
     `multiply` takes what `_dispatch.fill` does, behind the number of the expert and with a function
     that makes its matrix.
     """
-    for i in np.flatnonzero(np.diff(product.offsets)).tolist():
-        tokens = slice(product.offsets[i], product.offsets[i + 1])
-        b, out = product.b[:, tokens], product.out[:, tokens]
-        epilogue = _of_expert(product.epilogue, i, tokens)
-        single = functools.partial(multiply, i, functools.partial(_expert, product.a, i))
-        if product.gated:
-            _grouped_gate.fill(single, b, out, epilogue, call, types)
-        else:
-            single(b, out, epilogue, call, types)
+
+    def each(out, epilogue: Fused, types) -> None:
+        for i in np.flatnonzero(np.diff(product.offsets)).tolist():
+            tokens = slice(product.offsets[i], product.offsets[i + 1])
+            a, of_expert = functools.partial(_expert, product.a, i), _of_expert(epilogue, i, tokens)
+            multiply(i, a, product.b[:, tokens], out[:, tokens], of_expert, call, types)
+
+    if product.gated:
+        _grouped_gate.fill(each, product.out, product.epilogue, types)
+    else:
+        each(product.out, product.epilogue, types)
 
 
 def _fill_on_gpu(number: int, a: Callable[[], Operand24], *rest: Any) -> None:
@@ -205,7 +207,7 @@ def _fill_on_gpu(number: int, a: Callable[[], Operand24], *rest: Any) -> None:
 
 def _of_expert(e: Fused, number: int, tokens: slice) -> Fused:
     """The part of an epilogue that is of one expert and its tokens."""
-    if e is PLAIN:
+    if e.row_scale is e.column_scale is e.row_bias is None:
         return e
     part = lambda x, at: None if x is None else x[at]  # noqa: E731
     return replace(

@@ -6,30 +6,31 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sparse24 import _arrays, _finish
-from sparse24._options import Call
 from sparse24._records import PLAIN, Fused
 from sparse24._target import real_of
 
 
-def fill(multiply: Callable[..., None], b, out, epilogue: Fused, call: Call, types) -> None:
-    """``out = activation(y[:m]) * y[m:]``, where y is ``a @ b`` with the rest of the epilogue.
+def fill(multiply: Callable[..., None], out, epilogue: Fused, types) -> None:
+    """``out = activation(y[:m]) * y[m:]``, where y is the product with the rest of the epilogue.
+
+    The gate is applied to the tokens of all experts at once: for an expert with a few of them its
+    passes would take longer than the product.
 
     Parameters
     ----------
     multiply : callable
-        `_dispatch.fill` for a matrix `a` (2 m, k).
-    b : array, shape (k, n)
+        ``multiply(y, epilogue, types)`` stores the product of all experts in y (2 m, n).
     out : array, shape (m, n)
-    epilogue, call, types
-        As for `_dispatch.fill`.
+    epilogue, types
+        Of `out`.
     """
-    xp, wide = _arrays.namespace(b), real_of(types.name)
-    y = xp.empty((2 * out.shape[0], b.shape[1]), wide)
-    of_y = replace(types, shape=y.shape, name=y.dtype.name, out=None)
+    xp, wide = _arrays.namespace(out), real_of(types.name)
+    (m, n), tokens = out.shape, out.T
+    y = xp.empty((n, 2 * m), wide)  # token by token, as results are
     plain = epilogue if epilogue is PLAIN else replace(epilogue, activation="identity")
-    multiply(b, y, plain, call, of_y)
-    gate, gated = y[: len(out)], y[len(out) :]
+    multiply(y.T, plain, replace(types, shape=(2 * m, n), name=y.dtype.name, out=None))
+    gate = xp.empty((n, m), wide)
     activated = Fused(activation=epilogue.activation, lower=epilogue.lower, upper=epilogue.upper)
-    _finish.finish_matrix(gate, gate, y.dtype.name, activated)
-    gate *= gated
-    _finish.finish_matrix(gate, out, types.name, PLAIN)
+    _finish.finish_matrix(y[:, :m], gate, y.dtype.name, activated)
+    gate *= y[:, m:]
+    _finish.finish_matrix(gate, tokens, types.name, PLAIN)

@@ -5,10 +5,12 @@ Writing goes to a temporary file that takes the target's place only when it is c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,8 +64,23 @@ def write_safetensors(
     _check_all({name: x.dtype for name, x in arrays.items()}, "safetensors")
     metadata = {**(texts or {}), **({HEADER: json.dumps(header)} if header else {})}
     contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
-    with replacing(path) as fresh:
+    with replacing(path) as fresh, _named_errors(path):
         save_file(contiguous, fresh, metadata=metadata or None)
+
+
+@contextlib.contextmanager
+def _named_errors(path: str | os.PathLike) -> Iterator[None]:
+    """Raise errors of the system, which safetensors raises as its own, as Python does."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), os.fspath(path)) from None
 
 
 def write_npz(

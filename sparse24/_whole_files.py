@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -15,7 +16,7 @@ from sparse24._errors import ArgumentError
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """Give a temporary path beside `path`; put it in place at the end, or remove it on an error."""
-    check_target(path)
+    check_writable(path)
     target = Path(os.path.realpath(path))
     # A name may have 255 bytes: of a long one only a part is in the temporary one.
     fresh = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp")
@@ -105,6 +106,20 @@ def check_folder(path: str | os.PathLike) -> None:
     if not os.path.isdir(path) and (there or not Path(path).absolute().parent.is_dir()):
         what = "is not a folder" if there else "is in a folder that does not exist"
         raise ArgumentError(f"{str(path)!r} {what}; name a folder, or a new one in an existing one")
+    _check_permission(Path(path) if there else Path(path).absolute().parent, path)
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """`check_target`, and refuse a path in a folder that this process may not write to."""
+    check_target(path)
+    _check_permission(Path(os.path.realpath(path)).parent, path)
+
+
+def _check_permission(folder: Path, path: str | os.PathLike) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(
+            errno.EACCES, "no permission to write to the folder; name another one", str(path)
+        )
 
 
 def check_target(path: str | os.PathLike) -> None:

@@ -233,10 +233,12 @@ def read_smtx(path, *, dtype="float32", rng=None):
     if min(m, k) < 0:
         raise FormatError(f"{path}: its rows and columns must not be negative, got {m} and {k}")
     ordered = offsets.shape == (m + 1,) and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-    if not ordered or offsets[-1] != nnz or columns.shape != (nnz,):
+    if not ordered or offsets[-1] != nnz:
         raise FormatError(
-            f"{path}: the row offsets must run from 0 to nnz = {nnz} in {m + 1} steps"
+            f"{path}: the row offsets must be {m + 1} numbers that rise from 0 to nnz = {nnz}"
         )
+    if columns.shape != (nnz,):
+        raise FormatError(f"{path} has {columns.size} column indices, not nnz = {nnz}; get it anew")
     if nnz and not (columns.min() >= 0 and columns.max() < k):
         raise FormatError(f"{path}: column indices must be in [0, {k})")
     values = _normal(_check.generator(rng), np.ones(nnz, bool), row)

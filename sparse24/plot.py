@@ -28,6 +28,11 @@ def _axes(ax: Axes | None) -> Axes:
     return pyplot().subplots()[1]
 
 
+def _count_in_whole_numbers(ax: Axes) -> None:
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+
+
 def _dense_matrix(a: Any) -> np.ndarray:
     """A NumPy matrix of a NumPy, CuPy, SciPy or sparse24 array."""
     if isinstance(a, SparseArray):
@@ -92,6 +97,7 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     if groups and _spec.groups(k) <= 64:
         for edge in range(_spec.GROUP, k, _spec.GROUP):
             ax.axvline(edge - 0.5, color="tab:orange", linewidth=0.6)
+    _count_in_whole_numbers(ax)
     return ax
 
 
@@ -285,7 +291,7 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         )
     _check.one_of(what, ("kind", "density"), argument="what")
     ax = _axes(ax)
-    from matplotlib import colors, ticker
+    from matplotlib import colors
 
     if what == "density":
         image = ax.imshow(_hybrid_summary.tile_density(h), vmin=0, vmax=1, cmap="viridis")
@@ -296,6 +302,5 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         bar = ax.figure.colorbar(image, ax=ax, ticks=range(4))
         bar.ax.set_yticklabels(KIND_NAMES)
     ax.set(xlabel="tile along k", ylabel="tile along m")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(ticker.MaxNLocator("auto", integer=True))
+    _count_in_whole_numbers(ax)
     return ax

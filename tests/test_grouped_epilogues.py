@@ -8,7 +8,7 @@ from grouped_cases import KERNELS, Layer, offsets_of, only, runs
 from test_matmul import ROUNDOFF, logical
 
 import sparse24 as s24
-from sparse24 import _dtypes, _grouped_dispatch
+from sparse24 import _dtypes, _finish, _grouped_dispatch
 from sparse24._arrays import to_numpy
 from sparse24._options import ACTIVATIONS
 from sparse24.kernels.reference_product import activate
@@ -218,6 +218,20 @@ def test_experts_without_tokens_and_matrices_without_elements(xp):
             activation="silu", gated=True, scales=(xp.ones(t, np.float32), 2.0),
         )  # fmt: skip
         assert y.shape == (t, m // 2)
+
+
+def test_a_gate_is_applied_to_the_tokens_of_all_experts_at_once(rng, monkeypatch):
+    passes, finish = [], _finish.finish_matrix
+    monkeypatch.setattr(
+        _finish, "finish_matrix", lambda *given: (passes.append(given), finish(*given))[1]
+    )
+    for name, bias in (("float32", None), ("bfloat16", np.ones((8, 24), np.float32))):
+        case = Layer(name, 24, 40, (1,) * 8, np, rng)
+        y = linear(case, np, bias=bias, activation="silu", gated=True)
+        before = case.exact.T + (0 if bias is None else bias)
+        slope = np.abs(before[:, :12]) + np.abs(before[:, 12:])
+        assert_near(y, gated(before, "silu"), name, slope)
+    assert len(passes) == 2 * 2  # the activation, and the result; not for each expert
 
 
 def test_nan_of_a_gate_stays_with_its_tokens(xp, rng):

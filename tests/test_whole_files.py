@@ -1,9 +1,10 @@
-"""Targets that a file must not replace: devices, pipes, and what the same command reads."""
+"""Targets that a file must not replace, such as pipes, or cannot: folders and disks that refuse."""
 
 from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from file_cases import FORMATS
 from shard_cases import INDEX, SHARDS, sharded, write_index
 
 import sparse24 as s24
-from sparse24 import _raw_writers
+from sparse24 import _checkpoint, _raw_writers
 
 REFUSED = "is a device, a pipe or a socket, which a file would replace; name a regular file"
 
@@ -100,3 +101,54 @@ def test_shards_do_not_replace_those_of_a_calibration(tmp_path, rng, capsys):
         error = run(capsys, "convert", source, tmp_path / "o", *options, "--report", path, code=1)
         assert f"the report must not replace '{path}'" in error
     assert contents(tmp_path) == before
+
+
+@pytest.fixture
+def read_only(tmp_path, monkeypatch):
+    """A folder that this process may not write to; even the administrator, who may all."""
+    folder, access = tmp_path / "read only", os.access
+    folder.mkdir()
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path) != folder and access(path, mode)
+    )
+    return folder
+
+
+def test_a_folder_without_permission_is_refused_before_the_work(
+    read_only, tmp_path, rng, capsys, monkeypatch
+):
+    sharded(tmp_path / "model", rng)
+    source, there = saved(small_checkpoint(rng), tmp_path), read_only / "old.safetensors"
+    there.write_bytes(source.read_bytes())
+    monkeypatch.setattr(_checkpoint, "compress_layers", None)  # there is no work
+    refused = "no permission to write to the folder; name another one: "
+    for given in (
+        (source, there),
+        (source, read_only / "new.npz"),
+        (source, tmp_path / "out.npz", "--report", read_only / "report.json"),
+        (tmp_path / "model", read_only),
+        (tmp_path / "model", read_only / "new"),
+    ):
+        assert refused + str(given[-1]) in run(capsys, "convert", *given, code=1)
+    assert os.listdir(read_only) == [there.name]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_folder_without_permission_is_named_by_python(suffix, read_only):
+    path = read_only / f"a{suffix}"
+    with pytest.raises(PermissionError, match="no permission to write to the folder") as error:
+        FORMATS[suffix][0](path, s24.random((4, 8), rng=0))
+    assert error.value.filename == str(path)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_disk_without_room(suffix, tmp_path):
+    resource = pytest.importorskip("resource")  # Windows has none
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            FORMATS[suffix][0](tmp_path / f"a{suffix}", s24.random((200, 200), rng=0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not os.listdir(tmp_path)
