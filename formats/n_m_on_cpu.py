@@ -36,7 +36,7 @@ class Again:
         b = self._matrix(x)
         multiply = along
         if array.axis != (-1 if left else -2):
-            multiply = rows_by_rows if adds_rows(b.shape[1], array._dtype) else across
+            multiply = rows_by_rows if adds_rows(b.shape[1], array) else across
         self._multiply = multiply(array if left else array.mT, b)
         self._shape = array.shape[0 if left else 1], b.shape[1]
         self._dtype = _dtypes.numpy_dtype(result)
@@ -65,11 +65,11 @@ def along(array: Any, b: np.ndarray) -> Multiply:
     return cpu.many_columns(array._values, array._indices, (n, m), k, b)
 
 
-def adds_rows(columns: int, row: _dtypes.DType) -> bool:
+def adds_rows(columns: int, array: Any) -> bool:
     """Whether products across the groups by so many columns add up rows of stored elements."""
     from sparse24.kernels import cpu
 
-    return cpu.few_rows_pay(columns, row)
+    return cpu.few_rows_pay(columns, array._dtype, array.pattern)
 
 
 def rows_by_rows(array: Any, b: np.ndarray) -> Multiply:

@@ -99,7 +99,7 @@ def why_dense(array: Any, other, *, left: bool) -> str | None:
     known = array.device == "cpu" and array.ndim == 2 and not (left and other.ndim > 2)
     columns, its = _columns(other, left), _arrays.logical_dtype(other, argument="b")
     if array.axis != (-1 if left else -2):
-        if known and its is array._dtype and n_m_on_cpu.adds_rows(columns, its):
+        if known and its is array._dtype and n_m_on_cpu.adds_rows(columns, array):
             return None
         return "the groups do not run along the contracted axis, so the product is dense"
     n, m = array.pattern

@@ -1,23 +1,22 @@
 """The inner loops of products of n:m matrices with few columns, as LLVM vector code.
 
 A row's stored elements are loaded as they lie, a vector from the first that is not used yet, and
-spread over the columns where they belong: AVX-512 has an instruction for it, AVX2 a permutation
-whose order a table gives for each byte of the mask.  The mask has a bit for every column, 1 where
-an element is stored; the number of its ones says where the next vector begins.
+spread over the columns where they belong.  The mask has a bit for every column, 1 where an element
+is stored; the number of its ones says where the next vector begins.
 
 The lanes without an element keep their sums, so what stands there in b has no effect, not even NaN.
+How a vector is spread: ``_simd_spread.py``.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sparse24.kernels._llvm import I32, I64, Emit
 from sparse24.kernels._simd import FEATURES, VECTOR_BYTES
+from sparse24.kernels._simd_spread import Spread
 
 # int8 meets int16 where bytes can be spread and pairs of products added in one instruction.
 _PAIRS = {"avx512f", "avx512vbmi2", "avx512bw", "avx512vl"} <= FEATURES
@@ -26,12 +25,15 @@ AVAILABLE = ("float32", INTEGERS, "float64")[: {64: 3, 32: 2}.get(VECTOR_BYTES, 
 
 SPREAD = {64: ("float32", "int32", "float64"), 32: ("float32", "int32")}.get(VECTOR_BYTES, ())
 
-_I1, _I8 = ir.IntType(1), ir.IntType(8)
-
 
 def lanes_of(itemsize: int) -> int:
-    """Columns of a step, for elements of b of this size."""
-    return VECTOR_BYTES // itemsize
+    """Columns of a step, for elements of b of this size; AVX2 takes two vectors of float64."""
+    return max(8, VECTOR_BYTES // itemsize)
+
+
+def is_half(n: int, m: int, itemsize: int) -> bool:
+    """Whether n:m stores half of all columns that AVX2 spreads at once, of b of this size."""
+    return VECTOR_BYTES == 32 and 2 * n == m and (4 if itemsize == 8 else 8) % m == 0
 
 
 def _emit_for(context, builder, kind: types.Array) -> Emit:
@@ -45,88 +47,18 @@ def _lines(emit: Emit, kind: types.Array, array, first, number: int) -> list:
     return [emit.line(kind, array, emit.builder.add(first, I64(i))) for i in range(number)]
 
 
-def _places_by_byte() -> bytearray:
-    """For each mask of 8 columns, the stored elements that they take, and for none minus 1.
-
-    They are 32 bits wide, as the permutation reads them: to widen bytes takes longer than the rest
-    of a step, and a pattern such as 2:4 meets few of the lines, 36 of 256.
-    """
-    places = np.full((256, 8), -1, "<i4")
-    for mask, lanes in enumerate(places):
-        held = [lane for lane in range(8) if mask >> lane & 1]
-        lanes[held] = range(len(held))
-    return bytearray(places.tobytes())
-
-
-class _Expand:
-    """One step of a row: load stored elements, spread them, and say how many there were.
-
-    Lanes without an element hold zeros, or with AVX2 anything if `zeros` is false.
-    """
-
-    def __init__(self, emit: Emit, kind: types.Type, *, zeros: bool):
-        self.emit, self.kind, self.zeros = emit, kind, zeros
-
-    def __call__(self, values, masks, t):
-        """The vector of a step, which lanes hold an element, and their number."""
-        emit, builder = self.emit, self.emit.builder
-        at = emit.at(masks, builder.mul(t, I64(emit.lanes // 8)))
-        word = builder.bitcast(at, ir.IntType(emit.lanes).as_pointer())
-        bits = builder.load(word, align=1)
-        spread = self._of_bytes if emit.bytes == 2 else self._of_vectors
-        vector, flags = spread(values, bits)
-        return vector, flags, builder.zext(builder.ctpop(bits), I64)
-
-    def _of_bytes(self, values, bits):
-        emit, builder = self.emit, self.emit.builder
-        kind, flags = ir.VectorType(_I8, emit.lanes), self._flags(bits)
-        stored = builder.load(builder.bitcast(values, kind.as_pointer()), align=1)
-        name = f"llvm.x86.avx512.mask.expand.v{emit.lanes}i8"
-        wide = emit.intrinsic(name, kind, stored, ir.Constant(kind, None), flags)
-        return builder.sext(wide, emit.vector), flags
-
-    def _of_vectors(self, values, bits):
-        emit = self.emit
-        stored = emit.load_narrow(values, self.kind)
-        is_integer = isinstance(emit.element, ir.IntType)
-        if VECTOR_BYTES == 64:
-            flags, letter = self._flags(bits), "i" if is_integer else "f"
-            name = f"llvm.x86.avx512.mask.expand.v{emit.lanes}{letter}{8 * emit.bytes}"
-            zeros = ir.Constant(emit.vector, None)
-            return emit.intrinsic(name, emit.vector, stored, zeros, flags), flags
-        name, order = f"llvm.x86.avx2.perm{'d' if is_integer else 'ps'}", self._order(bits)
-        moved = emit.intrinsic(name, emit.vector, stored, order)  # by three bits of each lane
-        flags = emit.builder.icmp_signed(">=", order, ir.Constant(order.type, [0] * emit.lanes))
-        if self.zeros:
-            moved = emit.builder.select(flags, moved, ir.Constant(emit.vector, None))
-        return moved, flags
-
-    def _flags(self, bits):
-        return self.emit.builder.bitcast(bits, ir.VectorType(_I1, self.emit.lanes))
-
-    def _order(self, bits):
-        emit, builder = self.emit, self.emit.builder
-        table = cgutils.global_constant(
-            builder, "places_by_byte", cgutils.make_bytearray(_places_by_byte())
-        )
-        first = builder.bitcast(table, _I8.as_pointer())
-        at = emit.at(first, builder.mul(builder.zext(bits, I64), I64(4 * emit.lanes)))
-        order = ir.VectorType(I32, emit.lanes)
-        return builder.load(builder.bitcast(at, order.as_pointer()), align=1)
-
-
 def _adds_all(emit: Emit) -> bool:
     """Whether `_add` adds in all lanes: there are no integers whose product with 0 is not 0."""
     return isinstance(emit.element, ir.IntType)
 
 
 def _add(emit: Emit, flags, value, partner, total):
-    """``total + value * partner`` in the lanes that hold an element."""
+    """``total + value * partner`` in the lanes that hold an element; without flags, in all."""
     builder = emit.builder
     if emit.bytes == 2:
         name = "llvm.x86.avx512.pmaddw.d.512"
         return builder.add(emit.intrinsic(name, total.type, value, partner), total)
-    if _adds_all(emit):
+    if flags is None or _adds_all(emit):
         return emit.multiply_add(value, partner, total)
     return builder.select(flags, emit.multiply_add(value, partner, total), total)
 
@@ -152,17 +84,17 @@ def expanded_dots(
     b : array (n, k), C order
     sums : array (rows, columns), C order
         int32 where `b` is int16.
-    shape : tuple (tuple of zeros, tuple of zeros)
-        Their lengths are the numbers of rows and of columns.
+    shape : tuple (tuple of zeros, tuple of zeros, tuple of zeros)
+        The lengths are the numbers of rows and of columns, and 1 if `is_half`, else 0.
     """
     signature = types.void(values, stored, masks, first, row, last, count, b, column, sums, shape)
-    rows, columns = len(shape[0]), len(shape[1])
+    rows, columns, half = len(shape[0]), len(shape[1]), len(shape[2]) > 0
 
     def codegen(context, builder, signature, arguments):
         values, stored, masks, first, row, last, count, b, column, sums, _ = arguments
         emit = _emit_for(context, builder, signature.args[7])
         out = _emit_for(context, builder, signature.args[9])
-        expand = _Expand(emit, signature.args[0].dtype, zeros=_adds_all(emit))
+        expand = Spread.of(emit, signature.args[0].dtype, zeros=_adds_all(emit), half=half)
         here = emit.clamped(row, rows, last)
         v = emit.data(signature.args[0], values)
         v_rows = [emit.at(v, builder.mul(stored, i)) for i in here]
@@ -192,7 +124,7 @@ def expanded_dots(
 
 
 @intrinsic
-def expand_row(typingctx, values, start, masks, row, count, out, to):
+def expand_row(typingctx, values, start, masks, row, count, out, to, half):
     """``out[to:]`` becomes `count` vectors of a row's columns, zeros where nothing is stored.
 
     Parameters
@@ -203,16 +135,18 @@ def expand_row(typingctx, values, start, masks, row, count, out, to):
     row, count : int
     out : array of floats, flat
         Of `lanes_of` elements a vector.
+    half : tuple of zeros
+        Of length 1 if `is_half`, else 0.
     """
-    signature = types.void(values, start, masks, row, count, out, to)
+    signature = types.void(values, start, masks, row, count, out, to, half)
 
     def codegen(context, builder, signature, arguments):
-        values, start, masks, row, count, out, to = arguments
+        values, start, masks, row, count, out, to, _ = arguments
         kind = signature.args[0].dtype
         result = _emit_for(context, builder, signature.args[5])
         whole = kind == types.int8  # spread as int32
         emit = Emit(context, builder, I32, result.lanes) if whole else result
-        expand = _Expand(emit, kind, zeros=True)
+        expand = Spread.of(emit, kind, zeros=True, half=len(half) > 0)
         v = emit.at(emit.data(signature.args[0], values), start)
         m = emit.line(signature.args[2], masks, row)
         c = emit.at(result.data(signature.args[5], out), to)
@@ -249,16 +183,18 @@ def add_expanded(
     x : array (n, m), C order
     sums : array (columns, width), C order
         Of the type of `x`.
-    shape : tuple (tuple of zeros, tuple of zeros)
-        Their lengths are the numbers of rows and of columns.
+    shape : tuple (tuple of zeros, tuple of zeros, tuple of zeros)
+        The lengths are the numbers of rows and of columns, and 1 if `is_half`, or 2 if all of x is
+        finite, too, else 0.
     """
     signature = types.void(values, start, stored, masks, row, first, count, x, column, sums, shape)
-    rows, columns = len(shape[0]), len(shape[1])
+    rows, columns, half = len(shape[0]), len(shape[1]), len(shape[2]) > 0
+    finite = len(shape[2]) == 2
 
     def codegen(context, builder, signature, arguments):
         values, start, stored, masks, row, first, count, x, column, sums, _ = arguments
         emit = _emit_for(context, builder, signature.args[7])
-        expand = _Expand(emit, signature.args[0].dtype, zeros=_adds_all(emit))
+        expand = Spread.of(emit, signature.args[0].dtype, zeros=_adds_all(emit), half=half)
         v = emit.at(emit.data(signature.args[0], values), start)
         v_rows = [emit.at(v, builder.mul(stored, I64(i))) for i in range(rows)]
         here = [builder.add(row, I64(i)) for i in range(rows)]
@@ -273,6 +209,7 @@ def add_expanded(
             for i in range(rows):
                 at = emit.at(v_rows[i], used[i])
                 value, flags, number = expand(at, m_rows[i], builder.add(first, t))
+                flags = None if finite else flags  # zeros times anything finite add nothing
                 new.append(builder.add(used[i], number))
                 totals = [
                     _add(emit, flags, value, factor, total)

@@ -12,7 +12,7 @@ from sparse24 import _arrays, _spec
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import cpu_groups
 from sparse24.kernels._numba import parallel, slices, threads
-from sparse24.kernels._simd_expand import AVAILABLE, lanes_of
+from sparse24.kernels._simd_expand import AVAILABLE, is_half, lanes_of
 from sparse24.kernels.cpu_decode import decode_into, decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_expanded import masks_of_codes
@@ -31,6 +31,8 @@ _EXACT_ROWS = 1024  # products of two int8 whose sum float32 holds: 2**24 / 2**1
 class Across:
     """``out = epilogue(A.T @ b)`` for one A (k, m) of values and metadata, and many `b` (k, n)."""
 
+    pattern: tuple[int, int] = (_spec.KEPT, _spec.GROUP)
+
     def __init__(self, values: np.ndarray, metadata: np.ndarray, m: int, b: np.ndarray):
         self._dtype = _arrays.logical_dtype(values, argument="values")
         self._b_dtype = _arrays.logical_dtype(b, argument="b")
@@ -38,8 +40,9 @@ class Across:
         self._accumulator = np.dtype(self._dtype.accumulator)
         exact = self._dtype.name == "int8"  # BLAS has no integers
         self._work = np.dtype(np.float32) if exact else self._accumulator
+        self._half = (0,) if is_half(*self.pattern, self._work.itemsize) else ()
         self._read = None  # or A as `expand_rows` reads it
-        if self._work.name in AVAILABLE:
+        if self._half or self._work.name in AVAILABLE:
             self._read = Operand(values, metadata, m, self._dtype, self._work)
         k, whole = len(values), self._width(m)
         alone = threads() == 1 and b.shape[1] <= _FEW_COLUMNS
@@ -96,7 +99,7 @@ class Across:
         if self._read is not None:
             values, lanes = self._read.as_read(self._read.values[rows]), lanes_of(wide.itemsize)
             count = wide.shape[1] // lanes
-            expand_rows(values, self._masks(rows), 0, len(wide), count, lanes, wide)
+            expand_rows(values, self._masks(rows), 0, len(wide), count, lanes, wide, self._half)
             return
         self._scatter(rows, room)
         if wide.dtype != self._dtype.logical:

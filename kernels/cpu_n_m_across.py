@@ -31,17 +31,17 @@ class Across(cpu_across.Across):
         self, values: np.ndarray, places: np.ndarray, masks: Callable[[], np.ndarray],
         pattern: tuple[int, int], m: int, b: np.ndarray,
     ):  # fmt: skip
-        self._pattern = pattern
+        self.pattern = pattern
         super().__init__(values, places, m, b)
         if self._read is not None:
             self._bits = masks()
 
     def _unit(self) -> int:
-        return self._pattern[1] if self._read is None else super()._unit()
+        return self.pattern[1] if self._read is None else super()._unit()
 
     def _masks(self, rows: slice) -> np.ndarray:
         return self._bits[rows]
 
     def _scatter(self, rows: slice, room: np.ndarray) -> None:
         places = self._metadata[rows].reshape(-1)
-        cpu_n_m.scatter(self._values[rows].reshape(-1), places, *self._pattern, room.reshape(-1))
+        cpu_n_m.scatter(self._values[rows].reshape(-1), places, *self.pattern, room.reshape(-1))

@@ -140,24 +140,24 @@ def multiply_expanded(values, masks, begin, end, count, lanes, high, b, sums, sh
 
 
 @njit
-def expand_rows(values, masks, begin, end, count, lanes, out):
+def expand_rows(values, masks, begin, end, count, lanes, out, half):
     """``out = A[begin:end]`` dense, with zeros behind the columns up to whole vectors."""
     stored, to = values.shape[1], out.reshape(out.size)
     safe = min(max(begin, end_of_safe(values, lanes)), end)
     flat = values.reshape(values.size)
     for row in range(begin, safe):
-        expand_row(flat, row * stored, masks, row, count, to, (row - begin) * out.shape[1])
+        expand_row(flat, row * stored, masks, row, count, to, (row - begin) * out.shape[1], half)
     if safe < end:
         flat = with_room(values, safe, lanes)
         for row in range(safe, end):
             start, line = (row - safe) * stored, (row - begin) * out.shape[1]
-            expand_row(flat, start, masks, row, count, to, line)
+            expand_row(flat, start, masks, row, count, to, line, half)
 
 
-def shapes_of(n: int, rows: int = _ROWS) -> tuple[tuple, tuple]:
-    """Tuples of rows and columns that stand for a whole run of n columns, and for the last."""
+def shapes_of(n: int, rows: int = _ROWS, half: tuple[int, ...] = ()) -> tuple[tuple, tuple]:
+    """`shape` of the loops for a whole run of n columns, and for the last."""
     wide = min(n, _COLUMNS) or 1
-    return tuple(((0,) * rows, (0,) * some) for some in (wide, n % wide or wide))
+    return tuple(((0,) * rows, (0,) * some, half) for some in (wide, n % wide or wide))
 
 
 class FewColumns:

@@ -11,17 +11,18 @@ import math
 
 import numpy as np
 
-from sparse24 import _arrays
+from sparse24 import _arrays, _spec
 from sparse24._dtypes import DType
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import _simd_expand
 from sparse24.kernels._numba import njit, parallel, threads
-from sparse24.kernels._simd_expand import add_expanded, lanes_of
+from sparse24.kernels._simd_expand import add_expanded, is_half, lanes_of
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
 from sparse24.kernels.cpu_n_m_few import end_of_safe, shapes_of, with_room
 from sparse24.kernels.cpu_operand import STEP, Operand
 
+PATTERN = (_spec.KEPT, _spec.GROUP)
 _FEW_COLUMNS = 16  # of b, up to which this is used
 # The same of one thread with AVX2, where each run of four spreads A anew for longer than BLAS takes
 # for what is expanded once (measured; of two threads those of BLAS and these wait for each other).
@@ -80,22 +81,32 @@ def _store(total, sums, left):
 
 
 @njit
-def add_strip(
-    values, masks, start, first, count, lanes, step, x, left, sums, shape, one, rest, rest_one
-):
+def _is_finite(x):
+    """Whether zeros times all elements are zeros."""
+    finite = True
+    for i in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            finite &= x[i, t] - x[i, t] == 0
+    return finite
+
+
+@njit
+def add_strip(values, masks, strip, lanes, x, sums, shape, rest):
     """``sums[:, left :] = x @ A``, in a strip of `count` steps from `first` on.
 
-    The strip's elements begin with number `start` of each row.  Rows are added up `step` at a
-    time.  The shapes are those of `_simd_expand.add_expanded` for whole runs of columns, for
-    `rows` rows and for one, and for what is left.
+    `strip` is (start, first, count, left): its elements begin with number `start` of each row.
+    Rows are added up `STEP` at a time.  The shapes are those of `_simd_expand.add_expanded` for
+    whole runs of columns, and for what is left.
     """
+    start, first, count, left = strip
+    one, rest_one = ((0,), shape[1], shape[2]), ((0,), rest[1], rest[2])
     (m, stored), n, wide = values.shape, len(x), len(shape[1])
     flat, safe = values.reshape(values.size), end_of_safe(values, lanes)
     last = with_room(values, safe, lanes)
     total = np.zeros((n, count * lanes), x.dtype)
     part = np.empty((wide, count * lanes), x.dtype)
-    for top in range(0, m, step):
-        bottom = min(top + step, m)
+    for top in range(0, m, STEP):
+        bottom = min(top + STEP, m)
         for column in range(0, n, wide):
             _clear(part)
             if n - column >= wide:
@@ -108,12 +119,14 @@ def add_strip(
     _store(total, sums, left)
 
 
-def pays(columns: int, dtype: DType) -> bool:
+def pays(columns: int, dtype: DType, pattern: tuple[int, int] = PATTERN) -> bool:
     """Whether products with so many columns of b are faster here than by BLAS."""
     most = _FEW_COLUMNS
     if _simd_expand.VECTOR_BYTES == 32 and threads() == 1:
         most = _FEW_OF_AVX2.get(dtype.name, _FEW_OF_AVX2_OTHERS)
-    return columns <= most and work_type(dtype).name in _simd_expand.SPREAD
+    work = work_type(dtype)
+    spreads = work.name in _simd_expand.SPREAD or is_half(*pattern, work.itemsize)
+    return columns <= most and spreads
 
 
 def work_type(dtype: DType) -> np.dtype:
@@ -153,22 +166,25 @@ class FewRows:
             for left in range(0, m, wide)
         ]  # fmt: skip
         n = b.shape[1]
-        (shape, rest), (one, rest_one) = shapes_of(n), shapes_of(n, rows=1)
-        self._shapes = shape, one, rest, rest_one
+        self._half = is_half(*pattern, self._work.itemsize)
+        self._shapes = shapes_of(n, half=(0,) if self._half else ())
+        self._of_finite = shapes_of(n, half=(0, 0)) if self._half else self._shapes
         self._size = len(values) * m * (n + 1) // 2
+        self._decodes = b.dtype != self._work
+        read = self._a.as_read(self._a.values)
+        self._values = read if np.may_share_memory(read, values) else None  # else at each call
 
     def __call__(self, b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
-        x = np.ascontiguousarray(decoded(b, self._b_dtype, self._work).T)
-        target, lanes = out.T, self._lanes
+        b = decoded(b, self._b_dtype, self._work) if self._decodes else b
+        x, target = np.ascontiguousarray(b.T), out.T
         direct = epilogue is PLAIN and out.dtype == self._work and target.flags.carray
         sums = target if direct else np.empty(target.shape, self._work)
-        values, masks = self._a.as_read(self._a.values), self._a.metadata
+        values = self._a.as_read(self._a.values) if self._values is None else self._values
+        shapes = self._of_finite if self._half and _is_finite(x) else self._shapes
 
         def task(number: int) -> None:
-            start, first, count, left = self._strips[number]
-            add_strip(
-                values, masks, start, first, count, lanes, STEP, x, left, sums, *self._shapes
-            )
+            strip = self._strips[number]
+            add_strip(values, self._a.metadata, strip, self._lanes, x, sums, *shapes)
 
         parallel(task, len(self._strips), self._size)
         if not direct:

@@ -127,8 +127,25 @@ def test_parts_of_a_matrix_and_options_across_the_groups(rng):
     assert (out[1::2] == 7).all()
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.skipif("float32" not in _simd_expand.SPREAD, reason="this processor spreads nothing")
-def test_what_is_not_stored_meets_no_nan():
-    a = s24.compress(np.array([[1, 0, 2, 0], [0, 3, 0, 4]], np.float32))
-    got = np.array([[np.nan, 1], [1, np.inf]], np.float32) @ a
+def test_what_is_not_stored_meets_no_nan(name):
+    dtype = _dtypes.TABLE[name].logical
+    a = s24.compress(np.array([[1, 0, 2, 0], [0, 3, 0, 4]], dtype))
+    got = np.array([[np.nan, 1], [1, np.inf]], dtype) @ a
+    got = got.astype(np.float32)
     np.testing.assert_array_equal(got, [[np.nan, 3, np.nan, 4], [1, np.inf, 2, np.inf]])
+
+
+@pytest.mark.parametrize("pattern", [(2, 4), (1, 2), (4, 8), (3, 4)])
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_extreme_numbers_are_spread_as_they_are(rng, name, pattern):
+    """What is stored is moved byte by byte, and widened on the way."""
+    dtype = _dtypes.TABLE[name].logical
+    extreme = [-128, -1, 0, 1, 127] if name == "int8" else [-0.0, -1.5, 448, 2**-6, -(2**-9)]
+    dense = rng.choice(np.array(extreme).astype(dtype), (5, 100))
+    a = s24.compress(dense, pattern=pattern, on_excess="prune")
+    eye = np.eye(5).astype(dtype)
+    for first in range(5):
+        got = eye[first : first + 1] @ a
+        np.testing.assert_array_equal(got, a.toarray()[first : first + 1].astype(got.dtype))
