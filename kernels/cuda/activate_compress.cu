@@ -17,7 +17,7 @@
 // Metadata of activate_quantise is in the 8-bit order, of activate_rows in the 16-bit one
 // (packed_layout.cuh).
 //
-// Meaning: reference.activate_compress.  Launcher: kernels/activate_compress.py.
+// Reference: reference.activate_compress.  Launcher: kernels/activate_compress.py.
 #include "piece.cuh"
 
 enum { kRelu, kRelu2, kSilu };

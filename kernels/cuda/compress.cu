@@ -20,7 +20,7 @@
 //                     column and neighbouring rows, the lanes of lanes.cuh.  Only the results are
 //                     transposed, in shared memory (tile.cuh).
 //
-// Meaning: reference.compress.  Launcher: kernels/compress.py.  Method: docs, packing kernels.
+// Reference: reference.compress.  Launcher: kernels/compress.py.  Method: docs, packing kernels.
 #include "codes.cuh"
 #include "score_key.cuh"
 #include "tile.cuh"
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(128) compress_rows(PARAMETERS) {
     const Place<ITEM> place(m, k);
     const long long groups = (k + 3) / 4, metadata_bytes = (k + 7) / 8;
     Excess excess;
-    // Pieces whose loads are in flight together: 128 bytes a thread, more would cost registers.
+    // Pieces whose loads are in flight together: 128 bytes for each thread; more would cost registers.
     constexpr int ahead = ITEM <= 2 ? Place<ITEM>::pieces : 1;
 
 #pragma unroll 1

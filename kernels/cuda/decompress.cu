@@ -11,7 +11,7 @@
 //                       stored elements are transposed in shared memory; see tile.cuh.
 //   pack, unpack        canonical metadata to packed and back, bit for bit; pieces of piece.cuh.
 //
-// Meaning: reference.decompress, pack_metadata, unpack_metadata.  Launcher: kernels/decompress.py.
+// Reference: reference.decompress, pack_metadata, unpack_metadata.  Launcher: kernels/decompress.py.
 #include "codes.cuh"
 #include "tile.cuh"
 

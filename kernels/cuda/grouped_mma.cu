@@ -5,7 +5,7 @@
 //   packed   [groups, K atoms, M atoms]    1024-byte atoms of metadata, tensor-core order             (read)
 //   offsets  [groups + 1]                  columns offsets[g] to offsets[g + 1] belong to g           (read)
 //   b        [k, n]                        k contiguous, columns on 16-byte boundaries                (read)
-//   out      [m, n]                        m contiguous, columns on 16-byte boundaries; the last 16     (written)
+//   out      [m, n]                        m contiguous, columns on 16-byte boundaries; the last 16   (written)
 //                                          bytes of a column are written whole, with zeros behind m
 //
 // It computes what grouped_wgmma.cu does, with the same epilogues, gates and rules for offsets.  Blocks find their
@@ -17,7 +17,7 @@
 // Macros: those of sparse_tile, tile_store and group_tile, and OFFSET BLOCKS; kernels/grouped_mma.py chooses.
 //
 // Reference: reference_grouped.grouped_matmul.  Launcher: kernels/grouped_mma.py.
-// Bound by the bytes of A for few columns a group, by the tensor cores for many.
+// Bound by the bytes of A where groups have few columns, by the tensor cores where they have many.
 #define BLOCK_N TILE_N
 #include "group_tile.cuh"
 

@@ -3,8 +3,8 @@
 //
 //   units  A as groups and lines of elements (include/scatter_units.cuh)                          (read)
 //   steps  [blocks][pitch]         the units that a block multiplies, and where they are stored     (read)
-//   parts  [blocks][parts_pitch]   the bands of rows to which they belong, with their numbers       (read)
-//   counts [blocks]                numbers of steps and parts; unused entries follow                (read)
+//   parts  [blocks][parts_pitch]   how many of these steps belong to which band of rows             (read)
+//   counts [blocks]                numbers of steps and parts; entries behind these are unused      (read)
 //   b      [k, n]                  n contiguous, rows on 16-byte boundaries                         (read)
 //   spill  with BASE: b as [2][k / 4][n], the rows 2 and 3 of every group of four                   (read)
 //   right  [k, n]                  with BY_WARPS, in place of b: any strides, up to eight columns   (read)

@@ -49,7 +49,8 @@ constexpr int kSlabs = SPAN / 32, kHeader = SPAN / 128 * 384, kPitch = 128;
 constexpr unsigned kLowPair = 0x4, kHighPairs = 0xEEEEEEEE;
 #include "stream_quads.cuh"
 
-// units[chunk], the size of every chunk in 16 bytes; one warp a chunk, grid (chunks, strips).
+// Writes units[strip][chunk], the size of every chunk in units of 16 bytes.  A warp takes one chunk; grid (chunks,
+// strips).
 extern "C" __global__ void __launch_bounds__(32)
 measure(const Element* w, Count m, Count k, Count pitch, unsigned* units) {
     int words = 0, low = 0, high = 0;
@@ -64,7 +65,8 @@ measure(const Element* w, Count m, Count k, Count pitch, unsigned* units) {
     if (threadIdx.x == 0) units[Count(blockIdx.y) * gridDim.x + blockIdx.x] = (kHeader + rows * kPitch) / 16;
 }
 
-// Write the chunks into `blob`, which starts as zeros; same grid.
+// Writes the chunks into `blob`, which must be cleared before, from offsets[strip][chunk] on, in units of 16 bytes;
+// same grid.
 extern "C" __global__ void __launch_bounds__(32)
 pack(const Element* w, Count m, Count k, Count pitch, const unsigned* offsets, unsigned char* blob) {
     const int lane = threadIdx.x, t = lane % 4;

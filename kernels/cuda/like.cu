@@ -7,12 +7,12 @@
 //   old    values of the same shape; rows on 16-byte boundaries; if NONZERO             (read)
 //
 //   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.  NONZERO stores
-//                            a zero where `old` has one.  By rows a thread gathers pieces (piece.cuh),
-//                            by columns a block a tile through shared memory (tile.cuh).
+//                            a zero where `old` has one.  By rows a thread gathers pieces (piece.cuh);
+//                            by columns a block takes a tile through shared memory (tile.cuh).
 //   masked_gradient          out = x in stored places, and in the others 0 or, if DECAYED,
 //                            x + decay * weight (SR-STE, Zhou et al. 2021).
 //
-// Meaning: reference.like, reference.masked_gradient.  Launcher: kernels/like.py.
+// Reference: reference.like, reference.masked_gradient.  Launcher: kernels/like.py.
 #include "codes.cuh"
 #include "tile.cuh"
 

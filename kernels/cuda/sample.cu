@@ -19,7 +19,7 @@
 //
 // A block takes a tile of tile.cuh, whatever the order of x; the stored elements and codes are
 // transposed in shared memory.  Memory-bound: bfloat16 moves 3.125 bytes for each element.
-// Meaning: reference.sample.  Launcher: kernels/sample.py.  Method: docs, packing kernels.
+// Reference: reference.sample.  Launcher: kernels/sample.py.  Method: docs, packing kernels.
 #include "tile.cuh"
 
 constexpr Kind kind = Kind::ELEMENT;

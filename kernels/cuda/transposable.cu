@@ -15,7 +15,7 @@
 //
 // The tile masks: best_tile.cuh (any type), fixed_tile.cuh (16-bit elements, by integers).
 //
-// Meaning: reference.transposable_mask, reference.compress.  Launcher: kernels/transposable.py.
+// Reference: reference.transposable_mask, reference.compress.  Launcher: kernels/transposable.py.
 #include "fixed_tile.cuh"
 #include "piece.cuh"
 
@@ -69,7 +69,7 @@ struct Atom {
     uint4 chunk(int i) const { return *(const uint4*)(bytes + stride * (i / 8) + 16 * (i % 8)); }
 };
 
-// The tables of fixed_tile.cuh, once a block.
+// The tables of fixed_tile.cuh, in the shared memory of a block.
 struct Tables {
     uint4 select[kChoices + 1];
     unsigned codes[kChoices + 1];

@@ -5,7 +5,7 @@
 // top bit of a lane; the bits below it are arbitrary.  With flags, a rule on a group is a few bitwise operations on
 // all lanes at once, and nothing branches.
 //
-// Meaning: reference.top_mask, reference.compress.  Codes: sparse24/_spec.py.
+// Reference: reference.top_mask, reference.compress.  Codes: sparse24/_spec.py.
 #pragma once
 #include "numeric.cuh"
 

@@ -41,7 +41,9 @@ struct Stream {
     bool there;                      // whether the strip exists; one that does not has empty chunks
     unsigned here, parity;           // the present stage; odd or even turn of the stages
     unsigned word, half, last;       // shared addresses: next word, next half, last row
-    unsigned kinds, singles, fulls;  // of 128 columns: two bits a quad, and single ones of them
+    // Of 128 columns, two bits for each quad: its kind; the low bit set if it is single; the high bit set if it is
+    // full.
+    unsigned kinds, singles, fulls;
     unsigned codes[2];
     unsigned high;                   // the codes of all second pairs
 

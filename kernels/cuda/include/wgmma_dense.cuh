@@ -17,7 +17,7 @@
 #define FORTY_EIGHT(i) SIXTEEN(i), SIXTEEN(i + 16), SIXTEEN(i + 32)
 #define SIXTY_FOUR(i) FORTY_EIGHT(i), SIXTEEN(i + 48)
 
-// `transposed`: whether each operand is, "1" for lines of b.
+// `transposed`: "1" for the operand that is lines of b, where not k but n is contiguous, "0" for the other one.
 #define WGMMA_DENSE(width, names, inputs, keep, transposed, ...)                                            \
     asm volatile("{ .reg .pred add; setp.ne.u32 add, " keep ", 0;\n"                                         \
                  "wgmma.mma_async.sync.aligned.m64n" width "k16" PAIRS_TYPE(ELEMENT) " {" names "}, " inputs \
@@ -40,6 +40,7 @@ __device__ void multiply_dense(float (&d)[count], unsigned long long matrix, uns
     else WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "0, 1", SIXTY_FOUR(0));
 }
 
+// As WGMMA_DENSE with the matrix, at 2:4, on the left.
 #define WGMMA_SPARSE(width, names, inputs, keep, ...)                                                            \
     asm volatile("{ .reg .pred add; setp.ne.u32 add, " keep ", 0;\n"                                             \
                  "wgmma.mma_async.sp.sync.aligned.m64n" width "k32" PAIRS_TYPE(ELEMENT) " {" names "}, " inputs  \

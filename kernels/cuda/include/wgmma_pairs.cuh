@@ -19,6 +19,7 @@
 #define FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
 
+// Behind the predicate follow the factors of A and B, and that B is transposed: n is contiguous in its lines.
 #define WGMMA_PAIRS(width, names, inputs, ...)                                                          \
     asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0;\n"                                           \
                  "wgmma.mma_async.sp.sync.aligned.m64n" width "k32" PAIRS_TYPE(ELEMENT) " {" names "}, " \

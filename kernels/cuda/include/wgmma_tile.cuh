@@ -61,6 +61,8 @@
 #define INPUTS "%128, %129, %130, 0, add"
 #endif
 
+// INPUTS ends with the selector, 0, and the predicate, which says that sums are added to d.  `tail` has the factors of
+// A and B, and which of them is transposed.
 #define FLOAT_SUM(x) "+f"(x)
 #define INT_SUM(x) "+r"(x)
 #define WGMMA_SP(types, tail, constraint)                                                   \
