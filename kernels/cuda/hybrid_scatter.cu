@@ -85,7 +85,7 @@ using Shares = ClusterShares<kSumTiles, kArrays, 128 * kGroups, CLUSTER>;
 
 struct alignas(16) Unit {
     int column;                        // of its first element
-    int first;                         // where it is, in lines
+    int first;                         // where it begins in `units`, in lines of 128 bytes
     int groups, lines;
 };
 // A block's steps in one band.
@@ -105,7 +105,7 @@ struct Left {
     const Part* parts;
     const int2* counts;
     int pitch, parts_pitch;
-    int m, rows;                       // rows of a band
+    int m, rows;                       // of A; of a band
 
     __device__ Rows band(int i) const { return {i * rows, min(m, (i + 1) * rows)}; }
 };

@@ -124,7 +124,7 @@ using Others = BlockSums<N_TILES, kGroup>;
 
 struct Left {                          // the streamed matrix
     const unsigned char* blob;
-    const unsigned* starts;            // [blocks][warps][pitch]: of a warp's chunks, in 16 bytes
+    const unsigned* starts;            // [blocks][warps][pitch]: where a warp's chunks begin, in units of 16 bytes
     const int* order;                  // strips, by row block; -1: none
     const int* cuts;                   // [row blocks][SPLITS * PARTS + 1] chunks at which the parts begin
     int pitch;

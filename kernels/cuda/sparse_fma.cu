@@ -37,7 +37,7 @@ struct Tiles {
     Columns b[kTileK][32 + 1];  // padded against bank conflicts
 };
 
-// Four threads a row, two groups each.
+// Four threads load a row, two groups each.
 __device__ void load_values(Tiles& tiles, const Element::type* values, const unsigned char* packed,
                             long long pitch, int row0, int k0, int m, int k) {
     const int row = threadIdx.x / 4;

@@ -32,7 +32,7 @@ template <int tiles, int members> class BlockSums {
         __device__ int rank() const { return blockIdx.x - slot / 2; }
         __device__ int share() const { return (kAll + blocks - 1) / blocks; }
     };
-    // `kept` is shared memory for kAll / 2 sums; nothing else may use it from the last give() on.
+    // `kept` is shared memory for kAll / 2 vectors of four sums; nothing else may use it from the last give() on.
     __device__ BlockSums(const Room& room, void* kept) : room_(room), kept_(static_cast<float4*>(kept)) {}
 
     // Give the sums to the blocks that share the rows, in `slot`.  If these are the block's last sums (`last`), its own

@@ -54,8 +54,8 @@ template <int stages, int consumer_warps> class GatherPipeline {
     u32 full_, empty_;
 };
 
-// 16 bytes into shared memory, or zeros, or nothing at all.  The test is a predicate: with a branch the compiler would
-// compute the address anew for each copy.
+// Copy 16 bytes into shared memory, or store zeros there (`zeros`), or do nothing at all (not `when`).  The test is a
+// predicate: with a branch the compiler would compute the address anew for each copy.
 __device__ inline void copy16_if(bool when, u32 to, u64 from, bool zeros) {
     asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %2, 0; setp.ne.u32 q, %3, 0;\n"
                  "@q cp.async.cg.shared.global [%0], [%1], 16, p; }"

@@ -17,7 +17,7 @@ struct alignas(64) TensorMap { u64 words[16]; };
 __device__ inline u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // True in one lane of a warp; all lanes must call it.  In a branch on elect.sync the compiler knows that only one lane
-// is left, and issues the instructions of the copy engine one after the other.  In a branch on the thread's number, or
+// is left, and issues the instructions of the TMA one after the other.  In a branch on the thread's number, or
 // on a stored result of this, it would put each of them into a loop over the lanes.
 __device__ inline bool elected() {
     u32 is;
@@ -147,7 +147,7 @@ __device__ inline uint4 load_shared4(u32 from) {
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
     return x;
 }
-// These two have no memory clobber, so that other values may stay in registers.  They are for what the copy engine or
+// These two have no memory clobber, so that other values may stay in registers.  They are for what the TMA or
 // other threads have written before a barrier, whose volatile statement they do not cross.
 __device__ inline uint2 load_shared2(u32 from) {
     uint2 x;

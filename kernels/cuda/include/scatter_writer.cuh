@@ -96,14 +96,14 @@ class Writer {
         here_ = unit(0);
         next_ = unit(1);
     }
-    // Ask for the first batch, and clear the tile.
+    // Load the first batch, and clear the tile.
     __device__ void prepare(Batch& first) const {
         if (turns_ == 0) return;  // the result may already be where its stage would be
         first.load(units_, here_, 0, 0);
         clear();
         __syncwarp();  // other lanes may store into the same places now
     }
-    // Once the barriers are there.
+    // Announce what the TMA will bring of the first unit, once the barriers have been initialised.
     __device__ void begin() const {
         if (turns_ > 0) lead([&] { announce(); });
     }
@@ -111,7 +111,7 @@ class Writer {
     __device__ void begin_lines(Lines& lines) const {
         if (BY_WARPS && turns_ > 0) lines.load(right_, here_.column);
     }
-    // Store one batch and ask for the one after it; false when all is done.
+    // Store one batch and load the one after it; false when all is done.
     __device__ bool advance(const TensorMap& b, const TensorMap& spill, Lines& lines, const Batch& batch, Batch& other) {
         if (turn_ == turns_) return false;
         const bool begins = batch_ == 0, ends = batch.groups <= BATCH && batch.lines <= kMostLines;
@@ -131,7 +131,7 @@ class Writer {
 
   private:
     __device__ Unit unit(int turn) const { return steps_[turn * STAGES]; }
-    // The next batch, of a unit; `nothing` is 0.
+    // Load the next batch, which belongs to this unit; `nothing` is 0 (nothing_after).
     __device__ void ask(Batch& batch, const Unit& unit, u32 nothing) const {
         batch.load(units_ + nothing, unit, batch_ * BATCH, batch_ * kMostLines);
     }

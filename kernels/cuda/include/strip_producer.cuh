@@ -41,7 +41,7 @@ class Producer {
 
     // Stages whose rows of b are neighbours, by one lane, which loads their first sources an atom ahead.
     __device__ void fetch_plain(const Piece& piece) const {
-        // Boxes beyond b are not requested: the copy engine would fill them with zeros, for columns that are not
+        // Boxes beyond b are not requested: the TMA would fill them with zeros, for columns that are not
         // stored.
         const int spans = min(BLOCK_N / 64, (of_.n - piece.column + 63) / 64);
         Place place = place_;
@@ -131,7 +131,7 @@ class Producer {
     }
 
     // Request the stored elements of a stage (with SKIPS only the 64 rows of each bit in `blocks`) and, with the first
-    // stage of an atom, its metadata.  `b_bytes` of b come by the copy engine too; 0: they are gathered.
+    // stage of an atom, its metadata.  `b_bytes` of b come by the TMA too; 0: they are gathered.
     __device__ void fetch_a(int atom, int part, u32 blocks, const Place& place, u32 barrier, u32 b_bytes) const {
         const u32 a_bytes = SKIPS ? __popc(blocks) * kRowBlockBytes : kABytes;
         if (SKIPS) set_shared(shared_ + kLiveAt + 4 * place.at.stage, blocks);

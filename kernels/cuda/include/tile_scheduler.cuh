@@ -15,7 +15,7 @@ struct Tiling {
 };
 
 struct Work {
-    int m, n, batch;        // the tile, in tiles
+    int m, n, batch;        // place of the tile, counted in tiles
     int first_slice, slices;  // the range of k
 };
 
