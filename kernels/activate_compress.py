@@ -77,6 +77,7 @@ def _keep(row, activation, source, output, _, m, k):
 
 
 def _quantise(row, activation, source, output, scales, m, k):
+    # A warp holds up to 1024 columns in half as many registers.
     pieces = PIECES if k > 1024 else 4
     warps = min(-(-k // (256 * pieces)), MOST_WARPS)
     rows = max(4 // warps, 1)  # of a block

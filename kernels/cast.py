@@ -22,9 +22,20 @@ COMPILE_CHECKS = [
 
 
 def launch(x, source: DType, target: DType):
-    """Return `x` (..., columns), last axis contiguous, as `target`; rows 16-byte aligned.
+    """Return a copy of `x` as another type; enqueued on CuPy's current stream, without waiting.
 
-    Carried types: fp8 comes and goes as ``uint8``.
+    Parameters
+    ----------
+    x : cupy.ndarray, shape (..., columns)
+        The last axis contiguous; with more than two axes not empty.  fp8 is carried as ``uint8``.
+    source, target : DType
+        The types of `x` and of the result.  A float64 is rounded to float32 first, unless the
+        result is float64.
+
+    Returns
+    -------
+    cupy.ndarray of the shape of `x`
+        Rows on 16-byte boundaries; fp8 as ``uint8``.
     """
     import cupy as cp
 

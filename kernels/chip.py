@@ -22,6 +22,7 @@ class Chip(NamedTuple):
 
     @property
     def has_wgmma(self) -> bool:
+        """Whether it has the warpgroup instructions of Hopper."""
         return self.compute_capability == "90"
 
 

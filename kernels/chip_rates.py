@@ -27,10 +27,12 @@ DENSE_OF_PEAK = 0.85  # that cuBLAS reaches elsewhere
 
 
 def fp32(compute_capability: int) -> int:
+    """Of the FP32 units."""
     return FP32.get(compute_capability, 128)
 
 
 def bfloat16(compute_capability: int) -> int:
+    """Of the tensor cores, dense, by instructions of a warp."""
     return BFLOAT16.get(compute_capability, GEFORCE)
 
 

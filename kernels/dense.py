@@ -56,10 +56,12 @@ class Config:
 
 
 def refuses(problem: Problem) -> str | None:
+    """None: cuBLAS takes every problem."""
     return None
 
 
 def configs(problem: Problem) -> list[Config]:
+    """The only candidate."""
     return [Config()]
 
 

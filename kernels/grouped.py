@@ -168,12 +168,12 @@ def grouping(of: Operands, tiles_m: int, band: int) -> np.ndarray:
 
 
 def table_bytes(groups: int) -> int:
-    """Of shared memory: where groups begin, and the tiles before each."""
+    """Bytes of shared memory of the table in ``group_scheduler.cuh``."""
     return 2 * (groups + 1) * 4
 
 
 def most_tiles(of: Operands, tiles_m: int, block_n: int) -> int:
-    """Every group may have one tile that is not full."""
+    """A bound of the number of tiles: every group may have one that is not full."""
     return tiles_m * (of.columns // block_n + min(of.groups, of.columns))
 
 

@@ -103,6 +103,7 @@ def prepare(bits: Any, dtype: DType, xp=np, *, most_words: int | None = None) ->
 
 
 def defines(layout: GatherLayout, config: Config, load: int) -> loader.Defines:
+    """The macros of one specialisation; `load` as from `_load`."""
     return _defines(layout.dtype.name, layout.panels, layout.height, config, load)
 
 

@@ -16,13 +16,13 @@ OUT = np.dtype([("to", "u8"), ("row", "i8"), ("column", "i8")])
 
 
 def right(b) -> np.ndarray:
-    """A dense CuPy matrix of 16-bit elements as the argument that the kernels read."""
+    """A dense CuPy matrix of 16-bit elements, of any strides, as the kernels' argument `Right`."""
     row, column = (s // 2 for s in b.strides)
     return np.array([(b.data.ptr, *b.shape, row, column)], RIGHT)
 
 
 def result(out) -> np.ndarray:
-    """A CuPy matrix of 16-bit elements as the argument that the kernels write."""
+    """A CuPy matrix of 16-bit elements, of any strides, as the kernels' argument `Product`."""
     row, column = (s // 2 for s in out.strides)
     return np.array([(out.data.ptr, row, column)], OUT)
 

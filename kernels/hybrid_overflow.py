@@ -11,7 +11,7 @@ from sparse24.kernels import loader
 
 NAME = "hybrid_overflow"
 THREADS = 128
-COLUMNS = 256  # of a block
+COLUMNS = 256  # that a warp takes of its row
 
 
 class Overflow:

@@ -120,6 +120,7 @@ def prepare(bits: Any, dtype: DType, xp=np, *, where: Chip | None = None) -> Pan
 
 
 def defines(name: str, lines: int, config: Config, load: int) -> loader.Defines:
+    """The macros of one specialisation; `load` is B_LOAD of the kernel's header."""
     return (
         ("ELEMENT", name), ("LINES", lines), ("PLANES", config.planes),
         ("WARPS", config.most_warps), ("B_LOAD", load),

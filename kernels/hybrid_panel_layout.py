@@ -2,7 +2,7 @@
 
 A unit's part in a panel is taken by groups of eight lanes.  Eight rows share a group, or groups
 one after the other; if a unit has fewer rows, several lanes of a group share a row.  The
-non-zeros are found where the matrix is, and their order on the CPU.  Meaning: `reference_panel`.
+non-zeros are found where the matrix is, and their order on the CPU.  Reference: `reference_panel`.
 """
 
 from __future__ import annotations

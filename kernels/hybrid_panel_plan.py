@@ -162,6 +162,7 @@ class Load(NamedTuple):
 
 
 def load_of(units: Units) -> Load:
+    """What is read of these units."""
     return Load(len(units), float(units.words.sum()), float(units.words.max(initial=0)))
 
 

@@ -23,7 +23,7 @@ from sparse24.kernels.launch import Launch, pointer
 NAME = "hybrid_rows"
 FAR = 255  # longest distance; a longer one passes over fillers
 MOST_COLUMNS = 4
-MOST_SHARED = 224 * 1024
+MOST_SHARED = 224 * 1024  # bytes of a block
 
 
 class Arrays(NamedTuple):
@@ -53,7 +53,6 @@ class RowsLayout:
         """The same layout elsewhere in memory."""
         arrays = Arrays(*(x.copy() for x in self.arrays))
         return RowsLayout(self.shape, self.dtype, self.plan, arrays)
-
 
     def launch(self, n: int) -> Ready:
         """The compiled product with `n` columns, made at the first use and kept."""
@@ -178,6 +177,7 @@ def _columns(n: int) -> int:
 
 
 def shared_memory(k: int, dtype: DType, n: int, warps: int) -> int:
+    """Bytes of a block: the columns of b, or the sums of its warps, which take their place."""
     lines = k * _columns(n) * dtype.accumulator.itemsize
     return max(lines, warps * SLICE * _columns(n) * dtype.accumulator.itemsize)
 

@@ -214,6 +214,7 @@ def product(layout: ScatterLayout, b, out, **how: Any) -> None:
 
 
 def defines(name: str, config: Config) -> loader.Defines:
+    """The macros of one specialisation."""
     return (
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
         ("BATCH", config.batch), ("BASE", int(config.base)), ("CLUSTER", config.cluster),

@@ -110,12 +110,18 @@ class Ready(BoundProduct):
 
 
 def span_for(density: float) -> int:
-    """Columns of a chunk: longer where non-zeros are few, so that padding stays small."""
+    """Columns of a chunk: twice as many where non-zeros are few, so that padding stays small."""
     return 128 if density > 0.08 else 256
 
 
 def expected_bytes(shape, density: float) -> float:
-    """Size of the layout of a matrix whose zeros fall by chance."""
+    """Size of the layout of a matrix whose zeros fall by chance.
+
+    A chunk of 128 columns and 16 rows has a header of 384 bytes.  It has as many rows of words as
+    its fullest lane needs: those of its words, and of the longer of its two lists of halves.  The
+    means and variances follow from the chances of 0, 1 and 2 non-zeros in a quad; the largest of
+    32 normal variables is expected 2.07 standard deviations above their mean.
+    """
     d = density
     counts = [(1 - d) ** 4, 4 * d * (1 - d) ** 3, 6 * d * d * (1 - d) ** 2]
     halves = 0.75 * counts[1]
@@ -159,6 +165,7 @@ def refuses(dtype: DType, n: int) -> str | None:
 
 
 def defines(layout_span: int, dtype_name: str, config: Config, vector: bool) -> loader.Defines:
+    """The macros of one specialisation; `vector`: rows of b allow 16-byte copies."""
     return (
         ("SPAN", layout_span), ("ELEMENT", dtype_name), ("TEAMS", config.teams),
         ("PARTS", config.parts), ("N_TILES", config.tiles), ("SPLITS", config.splits),

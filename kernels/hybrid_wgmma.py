@@ -116,6 +116,7 @@ def _by_stages(values: Any) -> Any:
 
     Source: PTX ISA, tensor swizzling modes.
     """
+    # complex128 stands for any 16 bytes.
     atoms, rows, _ = values.shape
     row, place = np.arange(rows)[:, None], np.arange(PIECES_OF_ROW)
     of_stage = 2 * PIECES_OF_ROW * row + (place ^ row // 2 % PIECES_OF_ROW)

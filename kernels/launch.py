@@ -43,7 +43,7 @@ class _Configuration(ctypes.Structure):
 
 
 MOST_STREAMS = 64  # that a launch remembers
-PROGRAMMATIC_STREAM_SERIALIZATION = 6
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID (cuda.h)
 _EARLY = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
 
 
@@ -56,7 +56,7 @@ def _driver_launch():
 
 
 class Launch:
-    """A kernel, its one-dimensional grid and block, and its arguments.
+    """A kernel, its one-dimensional grid and block, and its arguments; calling it enqueues.
 
     Parameters
     ----------

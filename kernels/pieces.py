@@ -19,7 +19,7 @@ STEM = "sparse_split"
 SECTIONS = 6
 THREADS = 256
 PER = 8  # elements of a thread
-MOST_BATCHES = 65535
+MOST_BATCHES = 65535  # of a grid along y (CUDA C++ Programming Guide, compute capabilities)
 SPARSE, DENSE = 0, 1
 
 COMPILE_CHECKS = [((("SIDE", side),), "sm_90a", None) for side in (SPARSE, DENSE)]
@@ -115,7 +115,11 @@ def of_dense(b, *, by_columns: bool):
 
 
 def _launch(x, out, side: int, section: int, lines: int, length: int) -> None:
-    """Fill the `lines` lines of `length` elements of each section of `out`."""
+    """Fill the `lines` lines of `length` elements of each section of `out`.
+
+    `section` is the distance in elements from one section to the next; `x` is (..., lines,
+    length) of any strides, `out` is written 16 bytes at a time.
+    """
     if not out.size:
         return
     step, line, batch = _strides(x)

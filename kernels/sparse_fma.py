@@ -17,7 +17,7 @@ TILE_M, TILE_K = 64, 32
 LANES = 32
 THREADS = 256
 BLOCKS = 2  # that live on a multiprocessor; one if sums have 8 bytes
-MAX_GRID_Y = MAX_GRID_Z = 65535
+MAX_GRID_Y = MAX_GRID_Z = 65535  # CUDA C++ Programming Guide, compute capabilities
 
 # Multiply-adds a clock and multiprocessor that the kernel sustains, by columns of a lane.  Every
 # group of a row costs about eleven instructions beside its two multiply-adds a column.
@@ -63,6 +63,7 @@ NARROW, WIDE = Config(2), Config(4)
 
 
 def refuses(problem: Problem) -> str | None:
+    """Why the kernel cannot take a problem, or None."""
     if -(-problem.n // NARROW.tile_n) > MAX_GRID_Y:
         return f"n = {problem.n} exceeds {MAX_GRID_Y * NARROW.tile_n} columns"
     return None
@@ -76,7 +77,7 @@ def configs(problem: Problem) -> list[Config]:
 
 
 def predict(problem: Problem, config: Config, chip: dict) -> float:
-    """Seconds: waves of tiles at the sustained multiply-add rate."""
+    """Seconds: a launch of 3 µs, and waves of tiles at the sustained multiply-add rate."""
     double = _dtypes.TABLE[problem.dtype].accumulator.itemsize == 8
     tiles = -(-problem.m // TILE_M) * -(-problem.n // config.tile_n) * problem.batch
     waves = -(-tiles // (BLOCKS * chip["sms"]))

@@ -92,7 +92,11 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _placed(tile: TileConfig, problem: Problem, split: int = 1) -> TileConfig:
-    """The tile for the problem's element size, with as many blocks a multiprocessor as fit."""
+    """The tile for the problem's element size, with as many blocks a multiprocessor as fit.
+
+    They share its memory, of which each block takes 1024 bytes beside its own, and its 65536
+    registers, of which a thread shall have 128 or 168.
+    """
     itemsize = TABLE[problem.dtype].itemsize
     tile = replace(tile, k=tile.k * 2 // itemsize, split=split)
     if tile.wgmma and problem.dtype in sparse_tile.FLOAT8 and not problem.fast_accumulation:

@@ -67,6 +67,7 @@ def configs(problem: Problem) -> list[Config]:
 
 
 def promotable(tile: Config) -> bool:
+    """Whether the registers hold the sums of a tile twice, as PROMOTE needs."""
     sharers = 1 if tile.pingpong else tile.consumers
     return tile.block_m * tile.block_n <= plan.MOST_PROMOTED * sharers and tile.consumers < 3
 

@@ -23,7 +23,8 @@ SHAPE = np.dtype(
 )  # fmt: skip
 DTYPES = ("float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227}  # KiB a block; else 99
+# KiB of shared memory of a block by compute capability, else 99: CUDA C++ Programming Guide.
+SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class TileConfig:
         return 32 * self.warps[0] * self.warps[1] * self.warps[2]
 
     def stage_bytes(self, itemsize: int) -> int:
+        """Shared memory of a stage: A and b, of elements of so many bytes, and metadata."""
         return (self.m * self.k // 2 + self.n * self.k) * itemsize + self.m * self.k // 8
 
     def shared_memory(self, itemsize: int) -> int:

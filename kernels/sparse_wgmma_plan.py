@@ -140,6 +140,7 @@ def atoms_k(problem: Problem) -> int:
 
 
 def clusters_m(problem: Problem, config: Config) -> int:
+    """Clusters of tiles along m."""
     return -(-problem.m // (config.block_m * config.cluster))
 
 

@@ -21,6 +21,7 @@ BYTES = 128
 ALIGNMENT = 64
 CACHED = 512  # maps; one costs about 0.5 KiB
 
+# CUtensorMapDataType, CUtensorMapSwizzle by inner bytes, and CUtensorMapL2promotion (cuda.h).
 _DATA_TYPE = {1: 0, 2: 1, 4: 11}  # UINT8, UINT16, TFLOAT32 (rounds float32 as it loads)
 _FLOAT32 = 7
 _SWIZZLE = {16: 0, 32: 1, 64: 2, 128: 3, 1024: 0}

@@ -15,7 +15,7 @@ COMPILE_CHECKS = [((("BYTES", size),), "sm_90a", None) for size in (1, 2, 4)]
 
 
 def takes(b) -> bool:
-    """True for CuPy arrays (k, n) or (batch, k, n) of 1, 2 or 4 bytes with n contiguous."""
+    """True for CuPy arrays (k, n) or (batch, k, n) of elements of 1, 2 or 4 bytes, n contiguous."""
     return b.dtype.itemsize in (1, 2, 4) and b.ndim in (2, 3) and b.strides[-1] == b.dtype.itemsize
 
 

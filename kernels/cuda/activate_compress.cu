@@ -6,13 +6,18 @@
 //
 //   y = round(relu(x)), round(relu(x)^2) or, if GATED, round(silu(x) * gate), computed in
 //   float32 and rounded to ELEMENT; the two largest magnitudes of every four y stay.
-//   activate_rows      stores them as ELEMENT; work is shared out as in piece.cuh.
+//   activate_rows      stores them as ELEMENT; threads take pieces as in piece.cuh.
 //   activate_quantise  stores them as e4m3: value = y * (448 / amax) and scale = amax / 448,
 //                      with amax the largest |y| of the row, NaN left out, and both factors 1
-//                      where amax < 2^-100.  WARPS warps hold a row in registers, PIECES
-//                      times 256 columns each; LONG_ROWS do not fit and are read twice.
+//                      where amax < 2^-100.  WARPS warps share a row and hold it in registers, each
+//                      PIECES times 256 columns, a lane eight neighbouring ones of every 256.  Rows
+//                      that do not fit (LONG_ROWS) are read twice.  The maximum over the row's
+//                      warps is an atomicMax in shared memory, on bits, which order as integers.
 //
-// Meaning: reference.activate_compress.  Launcher: kernels/activate_compress.py.
+// Metadata of activate_quantise is in the 8-bit order, of activate_rows in the 16-bit one
+// (packed_layout.cuh).
+//
+// Reference: reference.activate_compress.  Launcher: kernels/activate_compress.py.
 #include "piece.cuh"
 
 enum { kRelu, kRelu2, kSilu };
@@ -31,8 +36,8 @@ Pair pair_of(unsigned word) { return reinterpret_cast<const Pair&>(word); }
 unsigned bits_of(Pair x) { return reinterpret_cast<const unsigned&>(x); }
 unsigned bits_of(S::type x) { return reinterpret_cast<const unsigned short&>(x); }
 
-// The activation of both elements of a word; every NaN it gives has the bits 0x7fff.  A square
-// rounded from the exact product is the square rounded from float32, which holds it exactly.
+// The activation of both elements of a word; every NaN in the result has the bits 0x7fff.  The square of a 16-bit
+// element is exact in float32, so one 16-bit multiplication rounds it as float32 arithmetic would.
 unsigned activated(unsigned x, unsigned gate) {
     if constexpr (ACTIVATION == kSilu) {
         unsigned out = 0;
@@ -47,8 +52,8 @@ unsigned activated(unsigned x, unsigned gate) {
     }
 }
 
-// Activations of ROWS stretches of neighbours; at(r) is where stretch r starts, in bytes from x
-// and from the gate, and how much of it exists.  All loads are on their way before the first is used.
+// Activations of ROWS stretches of neighbouring elements; at(r) says where stretch r starts, in bytes from x
+// and from the gate, and how many of its elements exist.  All loads are issued before the first is used.
 struct Stretch {
     long long x, gate;
     int valid;
@@ -67,7 +72,7 @@ void load_activated(const char* x, const char* gate, unsigned (&y)[ROWS][COUNT],
         for (int i = 0; i < COUNT; i++) y[r][i] = activated(y[r][i], other[r][i]);
 }
 
-// The two best of two groups at once, which lie in rows a and b, words 2 c and 2 c + 1.
+// The two best of two groups at once: group c of stretches a and b, words 2 c and 2 c + 1.
 template <int COUNT>
 void choose(const unsigned (&a)[COUNT], const unsigned (&b)[COUNT], int c,
             unsigned& first, unsigned& second, unsigned& codes) {
@@ -120,8 +125,8 @@ unsigned quantised(unsigned first, unsigned second, int half, float factor) {
     return bytes;
 }
 
-// a / b, rounded to nearest, for normal numbers with a normal reciprocal of b; subnormal ones would be
-// taken for zero.  The operator's code for all other b would need a stack.
+// a / b, rounded to nearest, where a, b and 1 / b are normal numbers (subnormal ones would be flushed): the reciprocal
+// and the quotient are refined by Newton's method.  The code of the operator /, which serves all b, would need a stack.
 float quotient(float a, float b) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
@@ -133,7 +138,7 @@ float quotient(float a, float b) {
 
 constexpr unsigned kInfinity = kind == Kind::bfloat16 ? 0x7f80 : 0x7c00;
 constexpr float kLeast = 7.888609e-31f;  // 2^-100
-constexpr int kPieceColumns = 8, kApart = 32 * kPieceColumns;  // of a thread
+constexpr int kPieceColumns = 8, kApart = 32 * kPieceColumns;  // of a thread; from one piece of it to the next
 constexpr int kRowThreads = 32 * WARPS, kRowColumns = WARPS * PIECES * kApart;
 constexpr int kRows = WARPS < 4 ? 4 / WARPS : 1, kThreads = kRows * kRowThreads;
 

@@ -3,7 +3,7 @@
 //   acc [batch, m, n]  ACCUMULATOR, row-major      (read)
 //   out [batch, m, n]  OUTPUT, any strides         (written)
 //
-// For products that another library made.  Consecutive threads walk along a row.
+// For products that another library has computed.  Neighbouring threads take neighbours in a row.
 //
 // Reference: reference.apply_epilogue.  Launcher: kernels/dense.py.
 #include "epilogue.cuh"

@@ -3,7 +3,8 @@
 //   x   [rows, columns]  ELEMENT, any row pitch   (read)
 //   out [rows, columns]  OUTPUT, any row pitch    (written)
 //
-// Narrow integers and fp8 round to nearest even and saturate.
+// Rounds to nearest even; integers and fp8 saturate.  All types but float64 are made of float32, so a float64 element
+// is rounded twice on its way to a narrower type.
 //
 // Reference: reference.to_dtype.  Launcher: kernels/cast.py.
 #include "numeric.cuh"

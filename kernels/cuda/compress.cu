@@ -5,20 +5,22 @@
 //   values   [batch, m, 2 ceil(k/4)]  rows `pitch` bytes apart, a multiple of 16    (written)
 //   metadata [batch, m, ceil(k/8)]    canonical codes, if METADATA                  (written)
 //   packed   [batch, ceil(k/128), ceil(m/64), 1024]  tensor core order, if PACKED   (written)
-//   status   [2]  uint64, RULE 2 and 3: ~(lowest flat index) of the groups that have more than
-//                 two elements to keep, and their number; 0: none.  Atomic maxima and sums
+//   status   [2]  uint64, RULE 2 and 3, cleared before: ~(lowest flat index) of the groups with
+//                 more than two elements to keep, so that atomicMax finds it, and the number of
+//                 such groups; 0: none                                              (updated)
 //
 // RULE 0 keeps the two largest magnitudes, 1 the two best scores, 2 what the mask says, 3 the
-// non-zeros.  VALUES 0 writes no values.  Memory-bound: bf16 moves 3.125 bytes an element.
+// non-zeros.  VALUES 0 writes no values.  Memory-bound: bfloat16 moves 3.125 bytes for each element.
 //
 // CHOSEN_ALIGNED says that four neighbours of `chosen` can be read at once.
 //
-//   compress_rows     ALIGNMENT of rows in bytes, or 0 for any strides; see piece.cuh.
-//   compress_columns  m is the contiguous axis, so a 32-bit word of x already has the same
-//                     column of neighbouring rows and lanes need no shuffling; only the
-//                     results are turned, in shared memory.
+//   compress_rows     ALIGNMENT of rows in bytes, or 0 for any strides.  Every thread compresses
+//                     pieces by itself (piece.cuh), without shared memory.
+//   compress_columns  m is the contiguous axis, so a 32-bit word of x already has elements of one
+//                     column and neighbouring rows, the lanes of lanes.cuh.  Only the results are
+//                     transposed, in shared memory (tile.cuh).
 //
-// Meaning: reference.compress.  Launcher: kernels/compress.py.  Method: docs, packing kernels.
+// Reference: reference.compress.  Launcher: kernels/compress.py.  Method: docs, packing kernels.
 #include "codes.cuh"
 #include "score_key.cuh"
 #include "tile.cuh"
@@ -38,8 +40,8 @@ struct Excess {
     int count = 0;
     long long first = 0x7fffffffffffffffll;
 
-    // `history` has one appended flag for each step.  index(lane, step) is the flat index of the group; it grows with
-    // the lane, then with the step.
+    // `history` has a flag for each of the last STEPS steps, as `append` leaves them.  index(lane, step) is the flat
+    // index of a group, which grows with the step.
     template <int STEPS, class Index> void note(Word history, Index index) {
         if (!(RULE == kMask || RULE == kCheck) || history == 0) return;
         for (int j = 0; j < Lanes<ITEM>::count; j++) {
@@ -83,7 +85,7 @@ Word choose(Word (&x)[4], Word (&keep)[4]) {
     }
 }
 
-// Four bytes whose top bits flag what `chosen` keeps of the group at `at`.
+// Four bytes, whose top bits flag the elements that `chosen` keeps of the group at `at`.
 unsigned chosen_group(const char* at, long long stride, int valid) {
     unsigned word = 0;
     if constexpr (RULE == kMask) {
@@ -159,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(128) compress_rows(PARAMETERS) {
     const Place<ITEM> place(m, k);
     const long long groups = (k + 3) / 4, metadata_bytes = (k + 7) / 8;
     Excess excess;
-    // Pieces whose loads are in flight together: 128 bytes a thread, more would cost registers.
+    // Pieces whose loads are in flight together: 128 bytes for each thread; more would cost registers.
     constexpr int ahead = ITEM <= 2 ? Place<ITEM>::pieces : 1;
 
 #pragma unroll 1

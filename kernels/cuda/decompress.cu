@@ -5,11 +5,13 @@
 //   out    [batch, m, k]  elements, or bool where they are not zero (MASK 1)         (written)
 //
 //   decompress_rows     any strides of `out`; OUT_ALIGNMENT 16 says that rows are contiguous
-//                       and start on 16-byte boundaries, 0 says nothing.
-//   decompress_columns  m is the contiguous axis of `out`, 4-byte aligned; see tile.cuh.
-//   pack, unpack        canonical metadata to packed and back, bit for bit.
+//                       and start on 16-byte boundaries, 0 says nothing.  A thread writes 16 bytes
+//                       of a row at a time (`Line` in codes.cuh).
+//   decompress_columns  m is the contiguous axis of `out`, 4-byte aligned (8-byte elements: 8).  The
+//                       stored elements are transposed in shared memory; see tile.cuh.
+//   pack, unpack        canonical metadata to packed and back, bit for bit; pieces of piece.cuh.
 //
-// Meaning: reference.decompress, pack_metadata, unpack_metadata.  Launcher: kernels/decompress.py.
+// Reference: reference.decompress, pack_metadata, unpack_metadata.  Launcher: kernels/decompress.py.
 #include "codes.cuh"
 #include "tile.cuh"
 
@@ -21,7 +23,7 @@ using L = Line<ITEM>;
 using T = Tile<ITEM>;
 using Word = Lanes<ITEM>::word;
 
-// Four bytes, 1 where an element of the group is not zero.
+// Four bytes, each 1 where an element of the group is not zero, otherwise 0.
 unsigned group_mask(const unsigned (&group)[ITEM]) {
     Word flag[ITEM == 8 ? 4 : ITEM];
     for (int i = 0; i < (ITEM == 8 ? 4 : ITEM); i++) {

@@ -5,18 +5,19 @@
 //   packed   [groups, K atoms, M atoms]    1024-byte atoms of metadata, tensor-core order             (read)
 //   offsets  [groups + 1]                  columns offsets[g] to offsets[g + 1] belong to g           (read)
 //   b        [k, n]                        k contiguous, columns on 16-byte boundaries                (read)
-//   out      [m, n]                        m contiguous, columns on 16-byte boundaries, 16 bytes of   (written)
-//                                          which are stored at a time, the last ones of a column too
+//   out      [m, n]                        m contiguous, columns on 16-byte boundaries; the last 16   (written)
+//                                          bytes of a column are written whole, with zeros behind m
 //
-// What it computes is what grouped_wgmma.cu does, with the same epilogues, gates and rules for offsets.  Blocks find
-// their tiles themselves (include/group_scheduler.cuh), as only the GPU knows how many columns a group has.  A tile
-// goes through a ring of STAGES cp.async stages (include/copy_ring.cuh), as those of split_mma.cu, and its sums through the
-// same memory to the result (include/group_tile.cuh).
+// It computes what grouped_wgmma.cu does, with the same epilogues, gates and rules for offsets.  Blocks find their
+// tiles themselves (include/group_scheduler.cuh), because only the GPU knows how many columns a group has.  All warps
+// copy and multiply: a tile goes through a ring of STAGES cp.async stages (include/copy_ring.cuh), as in split_mma.cu.
+// Its sums then take the place of the ring in shared memory, from where they go through the epilogue to the result
+// (include/group_tile.cuh).  Behind them lies the table of groups.
 //
 // Macros: those of sparse_tile, tile_store and group_tile, and OFFSET BLOCKS; kernels/grouped_mma.py chooses.
 //
 // Reference: reference_grouped.grouped_matmul.  Launcher: kernels/grouped_mma.py.
-// Bound by the bytes of A for few columns a group, by the tensor cores for many.
+// Bound by the bytes of A where groups have few columns, by the tensor cores where they have many.
 #define BLOCK_N TILE_N
 #include "group_tile.cuh"
 

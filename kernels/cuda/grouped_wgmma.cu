@@ -8,16 +8,20 @@
 //
 // The epilogue is that of epilogue.cuh, with a bias and scales [groups, m] of rows, and scales [n] of columns.
 //
-// GATED: A[g] has 2 m rows, those of a gate over those that it gates, and with x = A[g] @ b, after scales and bias,
-// out = activation(x[:m]) * x[m:].  Half of the rows of a tile are of the gate, half are those of the same rows of the
-// result; m is a multiple of 64, as whole atoms of metadata are fetched for each half (include/group_gate.cuh).
+// GATED: A[g] has 2 m rows, first those of a gate, then those that it gates.  With x = A[g] @ b, after scales and bias,
+// out = activation(x[:m]) * x[m:].  The first half of a tile's rows are of the gate, the second half are the rows that
+// they gate; each half belongs to one warpgroup (include/group_gate.cuh).  m is a multiple of 64, because whole atoms
+// of metadata are fetched for each half.
 //
-// These are the products of a layer of experts: columns are tokens, sorted by expert.  How many each expert has is
-// known to the GPU alone, so blocks find their tiles themselves (include/group_scheduler.cuh).  Offsets outside of
-// 0 to n are taken as these; columns that no group has are not written.
+// These are the products of a layer of experts: columns are tokens, sorted by expert.  Only the GPU knows how many
+// tokens each expert has, so blocks find their tiles themselves (include/group_scheduler.cuh).  Offsets below 0 count
+// as 0, those above n as n; columns that belong to no group are not written.
 //
-// Producer, ring and consumers are those of sparse_wgmma.cu.  A tile may read columns of b behind the end of its
-// group; what comes of them is not stored (include/group_store.cuh).
+// Producer, ring, barriers and consumers are those of sparse_wgmma.cu.  A tile may read columns of b behind the end of
+// its group; the results of these are not stored (include/group_store.cuh).
+//
+// Shared memory: the stages of the ring (b, then A, as in sparse_wgmma.cu), the metadata buffers, an output buffer for
+// each consumer, the barriers of the ring and of the gate, and the table of groups.
 //
 // Macros: ELEMENT B_ELEMENT OUTPUT OFFSET BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS IN_FLIGHT PROMOTE GATED
 // EPILOGUE ACTIVATION; kernels/grouped_wgmma.py chooses.
@@ -80,14 +84,14 @@ constexpr u32 kTableAt = kGateAt + GroupGate::bytes;
 
 #include "tile_consumer.cuh"
 
-// What the copy engine fetches from.
+// What the TMA fetches from.
 struct Sources {
     const TensorMaps& values;
     const TensorMap& b;
     const unsigned char* packed;
 };
 
-// One thread: the stages of every tile of this block.
+// The producer, a single thread: asks for the stages of every tile of this block.
 class Producer {
   public:
     __device__ Producer(const Sources& from, const Shape& shape, const Ring& ring, u32 shared)
@@ -113,7 +117,7 @@ class Producer {
     }
 
   private:
-    // A slice's, into the next buffer.
+    // The metadata of a slice of k, into the next buffer.
     __device__ void fetch_metadata(const Work& work, int atom, int atoms, u32 bytes_of_half, u32 barrier) {
         const u32 to = shared_ + kMetadataAt + slot_ * kSlotBytes;
         const unsigned char* group = from_.packed + work.group * shape_.packed_batch;
@@ -172,7 +176,7 @@ __device__ inline void consume(const GroupOut& out, const EpilogueParams& params
     }
 }
 
-// Puts legal codes into all buffers: atoms past the last row or column are never fetched.
+// Puts legal codes into all metadata buffers, because atoms past the last row or column of A are never fetched.
 __device__ inline void clear_metadata(u32 shared) {
     for (u32 i = threadIdx.x * 4; i < kSlots * kSlotBytes; i += kThreads * 4)
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + kMetadataAt + i), "r"(0x44444444u) : "memory");

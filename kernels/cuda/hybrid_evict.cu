@@ -1,13 +1,14 @@
 // hybrid_evict: rewrite strips of 128 rows of any matrix as 2:4 matrices with a few more columns.
 //
-// A group of four columns keeps two elements of each row.  Those that do not fit are evicted, from as few of the four
+// A group of four columns keeps two elements of each row.  The other elements are evicted, from as few of the four
 // columns as possible: none, one, or two, which is always enough.  The evicted elements of a column become a new
-// column, a slot.  Slots form groups of four again, such that no row has more than two elements in a group.  A block
-// of 64 columns is dissolved if slots for all of its columns cost less than the block and its slots: then all of its
-// elements are evicted.
+// column, a slot.  Slots form groups of four again, such that no row has more than two elements in a group.  A block of
+// 64 columns is dissolved, which means that all of its elements are evicted, if slots for all of its columns cost less
+// than the block and its slots.
 //
 //   bits    [m, k]              elements, -0.0 made 0; rows `pitch` elements apart         (read)
-//   evicted [strips, 64 blocks] rows in which a column's element is evicted, a bit each    (written)
+//   evicted [strips, 64 blocks] a bit for each of the 128 rows, from the lowest on: set    (written)
+//                               where the column's element is evicted
 //   kept    [strips, blocks]    whether a block of 64 columns stays where it is            (written)
 //   plain   [strips, blocks]    numbers of the blocks that stay                            (written)
 //   slots   [strips, room]      columns, in groups of four; k where a slot is empty        (written)
@@ -17,7 +18,8 @@
 //
 // A stage is 64 columns.  In a strip the blocks that stay come first, then the slots.
 //
-// A thread block of `evict` takes a block of a strip, one of `pack` (a single warp) a strip, one of `fill` an atom.
+// A thread block of `evict` takes a block of a strip: its threads collect the rows of the columns in shared memory, and
+// sixteen of them choose for a group each.  One of `pack`, a single warp, takes a strip; one of `fill` an atom.
 //
 // Reference: kernels/reference_evict.py.  Launcher: kernels/hybrid_evict.py.
 using u64 = unsigned long long;
@@ -51,7 +53,9 @@ __device__ inline int richest(const Rows (&column)[kGroup], Rows rows, int excep
     return found;
 }
 
-// The rows that each column of a group must give up.
+// The rows whose element each column of a group must give up.  Rows of three or four elements give up one in column
+// `first`, which has the most such rows.  Rows that have none there, and rows of four elements, give up one in
+// `second`.
 __device__ inline void choose(const Rows (&column)[kGroup], Rows (&out)[kGroup]) {
     const Rows both = column[0] & column[1], others = column[2] & column[3];
     const Rows four = both & others;
@@ -115,8 +119,8 @@ evict(const unsigned short* bits, int m, int k, long long pitch, Rows* evicted, 
     }
 }
 
-// The group of slots that a lane is filling.  So 32 groups are open at a time, and a column goes to the
-// fullest one that it fits.
+// The group of slots that a lane is filling.  So 32 groups are open at a time, and a column goes to the fullest one
+// that it fits.  (Every group but the last ends with two columns or more, as two always fit: hence the `room`.)
 struct Bin {
     Rows once, twice;  // rows with an element or more, and with two
     int columns[kGroup];
@@ -140,7 +144,7 @@ struct Bin {
     }
 };
 
-// Lowest lane with the greatest count among those that vote.
+// The lowest of the voting lanes with the greatest count; -1 if none votes.
 __device__ inline int fullest(bool votes, int count) {
     u32 found = 0;
     for (int want = kGroup - 1; want >= 0 && !found; want--) found = __ballot_sync(kAll, votes && count == want);

@@ -1,16 +1,22 @@
 // hybrid_gather: A @ b for a very sparse 16-bit A and up to 16 columns: every non-zero reads its line of b.
 //
-//   words   [steps][32 lanes][4]  element << 16 | 16 * (column within its panel); 0 is padding
+//   words   [steps][32 lanes][4]  bits 16-31: element; bits 4-15: column within its panel, so that bits 0-15 are its
+//                                 offset in a plane of 16-byte lines; 0 is padding
 //   begins  [PANELS][units] + 1   first step of a unit's part in a panel
 //   heights [units]               rows of a unit, a power of two up to HEIGHT
 //   rows    [units][HEIGHT]       numbers of a unit's rows, then -1; rows of a unit are of similar length
 //
-// A panel is 4096 columns of A and the matching 4096 rows of b, which are kept in shared memory: PLANES planes of
-// lines of COLUMNS elements.  A line has the same banks in every plane.  A unit is some rows of A, the fewer the longer
-// they are, so that all units take about the same time; 32 / height lanes share a row.  GROUP warps take a unit.  A
-// block has UNITS units and HELD panels; the blocks of a cluster have the same units, and together all panels.  A
-// block makes PLANES * COLUMNS columns of the result.  In the grid the blocks for all rows come first, then those for
-// the next columns.
+// A panel is 4096 columns of A and the matching 4096 rows ("lines") of b, which are kept in shared memory: PLANES
+// planes of lines of COLUMNS elements.  A line has the same banks in every plane.  A unit is some rows of A, the fewer
+// the longer they are, so that all units take about the same time; 32 / height lanes share a row.  GROUP warps take a
+// unit.  A block has UNITS units and HELD panels; the blocks of a cluster have the same units, and together all panels.
+// A block computes PLANES * COLUMNS columns of the result.  In the grid the blocks for all rows come first, then those
+// for the next columns.
+//
+// Shared memory: the sums of the block's warps, [warp][column][row of the unit] (with two planes they take the place of
+// the first panel, once all warps have read it), then HELD panels, from a multiple of the size of a plane on.  After a
+// barrier of the cluster, the blocks share the additions over warps and blocks.  A second barrier keeps the shared
+// memory of every block alive until the others have read it.
 //
 // The first words are loaded before the kernel waits for the preceding one in the stream, as no kernel writes them;
 // b is loaded afterwards (programmatic.cuh).
@@ -69,7 +75,8 @@ __device__ void copy16(unsigned to, const void* from, int bytes) {
 
 // Copies the lines of b that panel number `rank` needs.  Lines and columns beyond b are not filled: no
 // word points at such a line (padding points at line 0), and such columns are not stored.  Blocks begin
-// at different lines; otherwise all would ask the same slice of L2 at the same time.
+// at different lines (by `turn`, any number that spreads them); otherwise all would ask the same slice of
+// L2 at the same time: docs/benchmarks/log_hybrid.rst.
 __device__ void fetch_panel(unsigned panel, const Right& b, int rank, Count column0) {
     if (rank >= PANELS) return;
     const Count first = Count(rank) * kLines;
@@ -133,7 +140,7 @@ __device__ void add_step(float (&acc)[kColumns], const uint4& four, unsigned pan
     }
 }
 
-// The steps of a warp; the next kAhead of them are already being loaded.
+// The steps of a warp; the next kAhead of them are already being loaded (__ldcs: a block reads each word once).
 struct Steps {
     const uint4* from;
     int left, height;
@@ -169,8 +176,8 @@ struct Steps {
     }
 };
 
-// Address of the first panel: behind the sums of a kernel with one plane, and a multiple of the size of a
-// plane, so that `|` can add an offset to it.
+// Address of the first panel: behind the sums of a kernel with one plane (at most half a plane), and a multiple of the
+// size of a plane, so that `|` can add an offset to it.
 __device__ unsigned panel_address(const void* shared) {
     return (in_shared(shared) + kPlaneBytes / 2 + 16 + kPlaneBytes - 1) / kPlaneBytes * kPlaneBytes;
 }

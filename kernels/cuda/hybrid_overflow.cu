@@ -7,8 +7,9 @@
 //   out     [m, n]       any strides                                         (updated)
 //
 // A warp takes one row and 256 columns of out, a lane eight of them: neighbours where b and out can be read 16 bytes at
-// a time (VECTOR), otherwise columns that are 32 apart.  kAhead rows of b are loaded at once.  An element of out is
-// updated by a single lane, which adds in order: the same bits every time.
+// a time (VECTOR), otherwise columns that are 32 apart.  kAhead rows of b are loaded at once, without shared memory.
+// An element of out is updated by a single lane, which adds in order: the same bits every time.  Sums are float32, but
+// the element of out has been rounded by the 2:4 product before.
 //
 // Macros: ELEMENT THREADS VECTOR.  Launcher: kernels/hybrid_overflow.py.
 #include "numeric.cuh"

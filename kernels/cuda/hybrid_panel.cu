@@ -8,9 +8,10 @@
 //   rows    [units][kHeight]      numbers of a unit's rows, then -1; rows of a unit are of similar length
 //
 // A panel is LINES columns of A and the matching rows ("lines") of b, of which PLANES * kLineColumns columns are kept
-// in shared memory: PLANES planes of lines of 16 bytes.  A block takes one panel after the other.  With each, its warps
-// walk through the block's share of the units, a unit at a time.  Every panel adds its sums to the result, in order:
-// the same bits every time.  16-bit results would lose bits that way, so for those one panel holds all of b.  In the
+// in shared memory: PLANES planes of lines of 16 bytes, each followed by kBanks lines of zeros for padding.  A block
+// takes one panel after the other, with a __syncthreads before and after it is copied.  With each, its warps walk
+// through the block's share of the units, a unit at a time.  Every panel adds its sums to the result, in order: the
+// same bits every time.  16-bit results would lose bits that way, so for those one panel holds all rows of b.  In the
 // grid the blocks for all shares come first, then those for the next columns.
 //
 // The first elements of A are loaded before the kernel waits for the preceding one in the stream, as no kernel writes
@@ -70,7 +71,7 @@ struct Product {
 #include "panel_fma.cuh"
 #endif
 
-// A block reads each word once, other blocks read it again: so it is cached in L2, not in L1.
+// A block reads each word once, but other blocks read it again: so it is cached in L2, not in L1.
 template <class Words> __device__ Words read_once(const Words* from) {
     constexpr int kParts = (sizeof(Words) + 15) / 16;
     union {
@@ -90,9 +91,9 @@ template <class Words> __device__ Words read_once(const Words* from) {
     return x.whole;
 }
 
-// Copies the lines of b that a panel needs.  Lines and columns beyond b are not filled: no element points
-// at such a line, and such columns are not stored.  Blocks begin at different lines; otherwise all would
-// ask the same slice of L2 at the same time.
+// Copies the lines of b that a panel needs, and waits for this thread's copies.  Lines and columns beyond b are not
+// filled: no element points at such a line, and such columns are not stored.  Blocks begin at different lines (by a
+// number that spreads them); otherwise all would ask the same slice of L2 at the same time.
 __device__ void fetch_panel(Line* panel, const Right& b, int number, Count column0) {
     const Count first = Count(number) * LINES;
     const int lines = int(min(Count(LINES), b.k - first));

@@ -9,10 +9,11 @@
 //   rows    [slices][32]          number of a row, at its first lane; -1 at its other lanes, and where there is none
 //
 // A slice is 32 lines, one for each lane.  It has `height` rows of similar length, each cut into 32 / height successive
-// lines; the longer the rows, the more lines.  A block takes per_block slices, and gives each of them warps in
-// proportion to its steps.  The columns of b are kept in shared memory, in the type of the sums.  The sums of the
-// warps are added in order, then those of the lanes of a row: the same bits every time.
-// Memory-bound from some 80 % zeros on: itemsize + 1 bytes for each non-zero.
+// lines; the longer the rows, the more lines for each.  A block takes per_block slices, and gives each of them warps in
+// proportion to its steps.  The columns of b lie in shared memory, [k][COLUMNS] in the type of the sums; afterwards the
+// sums of the warps take their place, [COLUMNS][WARPS][32 lanes].  Those of the warps of a slice are added in order,
+// then those of the lanes of a row: the same bits every time.
+// Memory-bound from about 80 % zeros on: itemsize + 1 bytes for each non-zero.
 //
 // Macros: ELEMENT OUTPUT COLUMNS (1, 2 or 4) WARPS.
 // Reference: a dense product.  Launcher: kernels/hybrid_rows.py.
@@ -85,7 +86,7 @@ product(const unsigned* __restrict__ deltas, const Four* __restrict__ values, co
     }
     for (; at < end; ++at) add_step(acc, column, deltas[Count(at) * 32], values[Count(at) * 32], lines);
 
-    // From here on each warp adds up one column of one slice.
+    // From here on a warp adds up one column of one slice.
     const int slice = blockIdx.x * per_block + warp / COLUMNS, c = warp % COLUMNS;
     const bool adds = warp < per_block * COLUMNS && c < n;
     int first = 0, last = 0, height = 32, row = -1;

@@ -3,8 +3,8 @@
 //
 //   units  A as groups and lines of elements (include/scatter_units.cuh)                          (read)
 //   steps  [blocks][pitch]         the units that a block multiplies, and where they are stored     (read)
-//   parts  [blocks][parts_pitch]   the bands of rows to which they belong, with their numbers       (read)
-//   counts [blocks]                numbers of steps and parts; unused entries follow                (read)
+//   parts  [blocks][parts_pitch]   how many of these steps belong to which band of rows             (read)
+//   counts [blocks]                numbers of steps and parts; entries behind these are unused      (read)
 //   b      [k, n]                  n contiguous, rows on 16-byte boundaries                         (read)
 //   spill  with BASE: b as [2][k / 4][n], the rows 2 and 3 of every group of four                   (read)
 //   right  [k, n]                  with BY_WARPS, in place of b: any strides, up to eight columns   (read)
@@ -16,12 +16,17 @@
 // block may begin and end in the middle of a band; what it does in one band is a part.
 //
 // Every stage of the ring has a warp of its own, its writer.  The writer clears the stage's tile and stores the
-// non-zeros of the next unit into it, while the copy engine brings the matching 64 rows of b.  A non-zero costs one
+// non-zeros of the next unit into it, while the TMA brings the matching rows of b.  A non-zero costs one
 // store and hardly any other instruction, and the stores nearly always go to different banks.  One warpgroup
-// multiplies the full stages; with more than 64 columns there are two.  With 64 columns (and without BASE) b is the
-// left operand of the instruction, so the sums are those of the transposed result.
+// multiplies the full stages; with more than 64 columns, and units of 64 columns, there are two.  With 64 columns (and
+// without BASE) b is the left operand of the instruction, so the sums are those of the transposed result.
 //
-// The bound is shared memory: a tile of 16 KB is cleared and written in parts, and read as a whole.
+// Shared memory: STAGES stages (the tile, with BASE the 2:4 tile, the lines of b, with BASE the second copy of some
+// lines), two barriers for every stage (struct Ring), and what cluster_shares.cuh needs.  When a block is done, its
+// result may take the place of the stages (band_store.cuh).
+//
+// The bound is shared memory: a tile of 16 KB is mostly written and cleared only where it has non-zeros, but all of it
+// is read.
 //
 // With BASE, for matrices with a quarter of non-zeros and more, a unit is a 2:4 tile, which is copied as it is and
 // multiplied by sparse instructions, and its spill: the third and fourth non-zeros of each group of four.  These can
@@ -59,8 +64,8 @@ constexpr int kColumns = 8 * TILES, kLine = 2 * kColumns, kSpan = kLine < 128 ? 
 constexpr bool kColumnsFirst = TILES == 8 && !BASE;                                // b is the left operand
 constexpr int kGroups = TILES > 8 && kHalves == 1 ? 2 : 1;                         // warpgroups that multiply
 constexpr int kConsumers = 4 * kGroups, kWriters = 8, kThreads = 32 * (kConsumers + kWriters);
-// Registers of a thread, moved from consumers to writers, which hold two batches.  A block is launched with 168
-// for each thread, or with 128 where it has two warpgroups of consumers.
+// Registers of a thread.  A block is launched with 168 for each thread, or with 128 if it has two warpgroups of
+// consumers; some move from consumers to writers, which hold two batches.
 constexpr int kConsumerRegisters = 104, kWriterRegisters = kGroups > 1 ? 152 : 200;
 
 // A stage: the tile that is scattered into, the 2:4 tile, the lines (rows) of b, and with BASE a second copy of the
@@ -80,7 +85,7 @@ using Shares = ClusterShares<kSumTiles, kArrays, 128 * kGroups, CLUSTER>;
 
 struct alignas(16) Unit {
     int column;                        // of its first element
-    int first;                         // where it is, in lines
+    int first;                         // where it begins in `units`, in lines of 128 bytes
     int groups, lines;
 };
 // A block's steps in one band.
@@ -100,7 +105,7 @@ struct Left {
     const Part* parts;
     const int2* counts;
     int pitch, parts_pitch;
-    int m, rows;                       // rows of a band
+    int m, rows;                       // of A; of a band
 
     __device__ Rows band(int i) const { return {i * rows, min(m, (i + 1) * rows)}; }
 };
@@ -110,8 +115,12 @@ struct Product {
     int n;
 };
 
-// full[s]   two arrivals by the writer, when it asks for b and when the tile is written, and the bytes of b
-// empty[s]  one arrival by every consumer warp
+//   barrier   completes when             arrivals
+//   full[s]   stage s has been filled    two by its writer, when it asks for copies and when the tile is
+//                                        written, and the bytes of the copies
+//   empty[s]  stage s may be refilled    one by every consumer warp
+//
+// Phases and parities as in hopper_pipeline.cuh.
 struct Ring {
     u32 full, empty;
 
@@ -130,7 +139,8 @@ struct Ring {
 #include "scatter_lines.cuh"
 #include "scatter_writer.cuh"
 
-// Where a thread's four sums of one tile of eight belong in the result; `member` is 128 * array + thread.
+// Where a thread's four sums of one tile of eight columns (or rows, if b is the left operand) belong in the result;
+// `member` is 128 * array + thread.
 class Place {
   public:
     __device__ Place(const Rows& band, int tile, int member, const Product& out) {
@@ -156,8 +166,8 @@ class Place {
     int across_, down_;                    // rows and columns left in the band, from the first sum on
 };
 
-// Whether the result of a part can be arranged in shared memory: no other cluster shares the band, and the block
-// needs its stages no more.
+// Whether the result of a part can be arranged in shared memory: no block outside of the cluster shares the band, and
+// the block needs its stages no more.
 __device__ bool alone(const Part& part, bool last) { return CLUSTER > 1 || part.blocks == 1 && last; }
 
 // By the consumers: store the sums of the block's `index`-th part, or give them to the blocks that share its band.

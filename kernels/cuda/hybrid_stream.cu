@@ -11,17 +11,26 @@
 //                             places 2, 3 to a second one (code 0xE)
 //
 // Layout.  A strip of 16 rows is cut into chunks of SPAN columns.  A chunk is
-//   per 128 columns   codes [lane][2 words], kinds [lane][1 word, 2 bits a quad]
-//   then              rows [lane] of words, as many as the fullest lane needs
-// A lane reads words from the first row on, and singles from the last row back: the low halves of those words for the
-// first half of the slabs, the high halves for the second.  It only ever touches its own bank of shared memory, so
-// there are no conflicts.
+//
+//   for every 128 columns   codes [lane][2 words], kinds [lane][1 word: 2 bits for each quad of the four slabs]
+//   then                    rows of 32 words, one for each lane, as many rows as the fullest lane needs
+//
+// A lane reads words from the first row on, and singles from the last row back: the low halves of its words there for
+// the first half of the slabs, then the high halves, again from the last row on, for the second.  It reads rows only in
+// its own bank of shared memory, so there are no conflicts.
+//
+// Word i of the codes serves slabs 2 i and 2 i + 1 of the 128 columns: lanes 0 and 1 of a quad hold those of the even
+// slab (selector 0), lanes 2 and 3 those of the odd one (selector 1).
 //
 // product: a team of four warps takes 64 rows and a part of k.  A block has TEAMS by PARTS teams; on Hopper a team
 // multiplies by warpgroup instructions (WGMMA), elsewhere each warp multiplies for itself.  SPLITS blocks share the
-// columns of the matrix.  Up to STAGES chunks of a warp are being loaded at a time.  b comes in panels of PANEL lines
-// for each part, BUFFERS - 1 of them ahead.  The first chunks are loaded before the kernel waits for the preceding one
-// in the stream, as no kernel writes them; b is loaded afterwards (programmatic.cuh).
+// columns of the matrix.  Up to STAGES chunks of a warp are being loaded at a time (stream_chunks.cuh).  b comes in
+// panels of PANEL lines for each part, BUFFERS - 1 of them ahead; a __syncthreads for each panel tells that all
+// threads' copies of it have arrived and that the oldest buffer is free.  The first chunks are loaded before the kernel
+// waits for the preceding one in the stream, as no kernel writes them; b is loaded afterwards (programmatic.cuh).
+//
+// Shared memory: barriers of the chunks, one for each stage of each warp; BUFFERS panels for each part, from a multiple
+// of 1024 bytes on; STAGES chunks for each warp.  Afterwards the sums take the place of panels and chunks.
 //
 // Partial sums of the parts meet in shared memory.  Those of the blocks meet in global memory, where each block then
 // adds up one share; blocks of the same rows are neighbours in the grid, so they run at the same time.  All sums are
@@ -40,7 +49,8 @@ constexpr int kSlabs = SPAN / 32, kHeader = SPAN / 128 * 384, kPitch = 128;
 constexpr unsigned kLowPair = 0x4, kHighPairs = 0xEEEEEEEE;
 #include "stream_quads.cuh"
 
-// units[chunk], the size of every chunk in 16 bytes; one warp a chunk, grid (chunks, strips).
+// Writes units[strip][chunk], the size of every chunk in units of 16 bytes.  A warp takes one chunk; grid (chunks,
+// strips).
 extern "C" __global__ void __launch_bounds__(32)
 measure(const Element* w, Count m, Count k, Count pitch, unsigned* units) {
     int words = 0, low = 0, high = 0;
@@ -55,7 +65,8 @@ measure(const Element* w, Count m, Count k, Count pitch, unsigned* units) {
     if (threadIdx.x == 0) units[Count(blockIdx.y) * gridDim.x + blockIdx.x] = (kHeader + rows * kPitch) / 16;
 }
 
-// Write the chunks into `blob`, which starts as zeros; same grid.
+// Writes the chunks into `blob`, which must be cleared before, from offsets[strip][chunk] on, in units of 16 bytes;
+// same grid.
 extern "C" __global__ void __launch_bounds__(32)
 pack(const Element* w, Count m, Count k, Count pitch, const unsigned* offsets, unsigned char* blob) {
     const int lane = threadIdx.x, t = lane % 4;
@@ -113,7 +124,7 @@ using Others = BlockSums<N_TILES, kGroup>;
 
 struct Left {                          // the streamed matrix
     const unsigned char* blob;
-    const unsigned* starts;            // [blocks][warps][pitch]: of a warp's chunks, in 16 bytes
+    const unsigned* starts;            // [blocks][warps][pitch]: where a warp's chunks begin, in units of 16 bytes
     const int* order;                  // strips, by row block; -1: none
     const int* cuts;                   // [row blocks][SPLITS * PARTS + 1] chunks at which the parts begin
     int pitch;
@@ -132,8 +143,9 @@ __device__ unsigned swizzled(int line, int piece) {
     return line * kLine + ((piece ^ line / kLinesOfRow % N_TILES) * 16);
 }
 
-// PANEL lines of b from line `first` on, by the teams of one part; what lies beyond `end` is zero.
-// Blocks begin at different lines; otherwise all would ask the same slice of L2 at the same time.
+// PANEL lines of b from line `first` on, by the teams of one part; what lies beyond `end` is zero.  Blocks begin at
+// different lines (by `turn`, any number that spreads them); otherwise all would ask the same slice of L2 at the same
+// time.
 __device__ void fetch_b(unsigned to, const Right& b, Count first, Count end) {
     const int turn = blockIdx.x / SPLITS * 88, index = threadIdx.x % (128 * TEAMS);
     end = min(end, b.k);
@@ -159,8 +171,8 @@ struct Product {
 };
 #include "stream_multiply.cuh"
 
-// Multiply 128 columns of A, whose first slab is decoded already, and decode the first slab of the next 128.
-// A slab is decoded while the one before it is multiplied.  The registers of the codes change only when
+// Multiply 128 columns of A, whose first slab has been decoded already, and decode the first slab of the next 128.
+// A slab is decoded while the one before it is multiplied.  The registers of the codes change only after `hold`, when
 // no instruction reads them any more.
 __device__ void multiply_block(Sums& acc, Sums& spill, Fragment (&fragments)[2], Stream& stream, unsigned b_at) {
     if (WGMMA) b_at = uniform(b_at);

@@ -4,10 +4,10 @@
 //   spill_starts, spill, places            overflow_starts, overflow_values, overflow_places there
 //   nonzeros, overflow [bands, across]     non-zeros of a tile, and those beyond two in a group
 //
-// A block takes one tile (survey, fill, decode; grid = tiles across, bands), or one 64-row band by kColumns
-// columns of the result (product; grid = column blocks, bands).  A tile is staged in shared memory as bits:
-// -DWORD is the unsigned integer of the element's width, and -DMAGNITUDE its bits but for the sign, so that -0.0
-// counts as a zero.
+// A block takes one tile (survey, fill, decode; grid = tiles across, bands), or one 64-row band by kColumns columns of
+// the result (product; grid = column blocks, bands).  A tile is staged in shared memory as bits: -DWORD is the unsigned
+// integer of the element's width, and -DMAGNITUDE has all bits set but the sign (int8: all), so that -0.0 counts as a
+// zero.
 //
 // The product is plain; sums run over k in order, so the bits are always the same.  It serves float32, float64 and
 // int8, and the 16-bit types where no tensor-core kernel can run.

@@ -13,28 +13,31 @@
 //   rows    [strips * BLOCK_M]      rows of A in the order of the strips; m or more: none           (read)
 //   out     [m, n]                  any strides; fastest with m or n contiguous                     (written)
 //
-// The main loop is that of sparse_wgmma.cu.  What is new are stages whose rows of b are not neighbours: the four
-// producer warps copy these one by one, 128 bytes of four rows with an instruction, to where the TMA would have put
-// them.  In a strip the gathered stages come last.
+// The main loop is that of sparse_wgmma.cu.  In addition there are stages whose rows of b are not neighbours.  The four
+// producer warps copy these rows by cp.async, 128 bytes of four rows with one instruction, to where the TMA would have
+// put them.  In a strip the gathered stages come last.
+//
+// Shared memory: STAGES stages (b: [BLOCK_N / 64] spans of [64 k] lines of 128 bytes; then A: [BLOCK_M] rows of 64
+// bytes), kSlots metadata buffers, the output buffers unless IN_STAGE, with SKIPS a word for each stage (which rows
+// have elements), the sources of each stage, and the barriers of gather_pipeline.cuh and of ClusterSums.
 //
 // Tiles rarely fill whole waves of blocks, and strips differ in length.  So some tiles are cut along k: a block gives
 // its sums of the beginning of a tile to the next block (include/partial_sums.cuh).  With K_PARTS > 1 every tile is
 // cut, and the blocks of a cluster add up their sums.
 //
 // Where rows differ in density, they are sorted by it before they are cut into strips.  With ROWS_BY_NUMBER each row of
-// the result is then stored where `rows` says; without it `rows` is not read, and a strip consists of blocks of 64
+// the result is then stored where `rows` says.  Without it `rows` is not read, and a strip consists of blocks of 64
 // neighbouring rows from anywhere in A, chosen such that they are empty in the same columns.
 //
-// Where zeros are spread unevenly, many columns are empty in 64 or 128 rows of a strip.  Those that are empty in the
-// same rows stand together in a stage.  With SKIPS, such 64 rows are neither fetched nor multiplied in that stage;
-// every fourth source says which they are:
+// Where zeros are spread unevenly, many columns are empty in 64 or 128 rows of a strip.  Columns that are empty in the
+// same rows stand together in a stage.  With SKIPS, 64 rows that are empty in a stage are neither fetched nor
+// multiplied there; every fourth source says which rows are not empty:
 //
 //   bits 0-27   row of b
 //   bits 28-31  a bit for each 64 rows of the strip, the lowest for the first: 1 if the stage has elements there
 //
-// A chunk of the result is arranged in a buffer before it is written.  With IN_STAGE a tile takes the memory of its
-// last stage for these buffers, and gives it back to the producers afterwards, so that the ring has room for one more
-// stage.
+// A chunk of the result is arranged in a buffer before it is written.  With IN_STAGE the memory of a tile's last stage
+// serves for these buffers, and goes back to the producers afterwards, so that the ring has room for one more stage.
 //
 // A is loaded before the kernel waits for the preceding one in the stream, b afterwards (programmatic.cuh).
 //
@@ -83,8 +86,8 @@ constexpr int BLOCK_K = 64, kConsumers = SKIPS && BLOCK_N <= 128 ? BLOCK_M / 64 
 constexpr int kRowBlocks = BLOCK_M / (64 * kConsumers);    // of 64 rows, of a consumer
 constexpr int kProducer = kConsumers * 128;              // first thread of the producers
 constexpr int kThreads = kProducer + 128;
-// Registers of a thread, multiples of 8.  Together they must not exceed what the block was launched with: it would
-// wait for them for ever.
+// Registers of a thread, multiples of 8.  Together they must not exceed what the block was launched with, or setmaxnreg
+// would wait for ever.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = kConsumers == 2 ? 232 : 104;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8));
 
@@ -117,7 +120,7 @@ static_assert(Others::bytes <= kMetadataAt);
 static_assert(!IN_STAGE || K_PARTS == 1 && kConsumers * kStaging <= kStageBytes);
 static_assert(kRowBlocks * BLOCK_N / kChunk % STAGING == 0);  // each piece begins with the first buffer
 
-// Where a stage lies in the ring, and the metadata of its atom.
+// A stage's place in the ring, and the metadata buffer of its atom.
 struct Place {
     Ring::Position at;
     int slot = 0;

@@ -7,11 +7,12 @@
 //   old    values of the same shape; rows on 16-byte boundaries; if NONZERO             (read)
 //
 //   like_rows, like_columns  gather the stored places of x; -0.0 becomes +0.0.  NONZERO stores
-//                            a zero where `old` has one.
+//                            a zero where `old` has one.  By rows a thread gathers pieces (piece.cuh);
+//                            by columns a block takes a tile through shared memory (tile.cuh).
 //   masked_gradient          out = x in stored places, and in the others 0 or, if DECAYED,
 //                            x + decay * weight (SR-STE, Zhou et al. 2021).
 //
-// Meaning: reference.like, reference.masked_gradient.  Launcher: kernels/like.py.
+// Reference: reference.like, reference.masked_gradient.  Launcher: kernels/like.py.
 #include "codes.cuh"
 #include "tile.cuh"
 
@@ -21,7 +22,7 @@ using P = Piece<ITEM>;
 using T = Tile<ITEM>;
 using Word = Lanes<ITEM>::word;
 
-// Four-byte word of elements with -0.0 turned into +0.0.
+// A 32-bit word of elements with -0.0 turned into +0.0; halves of 8-byte elements are left as they are.
 unsigned without_minus_zero(unsigned word) {
     if constexpr (ITEM <= 4 && kind != Kind::int8)
         return word & fill<ITEM>(nonzero<kind>(word & ~(unsigned)Lanes<ITEM>::top));
@@ -38,7 +39,7 @@ void load_values(const char* row, long long pitch, int column, unsigned (&words)
     }
 }
 
-// Clears elements of `stored` where `old` has a zero.
+// Clears elements of `stored` where `old` has a zero of either sign.
 template <int COUNT> void keep_nonzero(const unsigned (&old)[COUNT], unsigned (&stored)[COUNT]) {
     for (int i = 0; i < COUNT; i++) {
         if constexpr (ITEM == 8) {

@@ -9,14 +9,15 @@
 //               first zeros.  status as in compress.cu.
 //   decompress  values and places -> dense, zero elsewhere.
 //
-// All arrays of any strides, in bytes.  A thread takes a group; BY_ROWS lets neighbouring
+// Arrays may have any strides, which are in bytes.  A thread takes a group; with BY_ROWS neighbouring
 // threads take neighbouring rows, for matrices whose first axis is contiguous.  In prune a
-// thread takes SPAN elements, whole groups; VECTOR says that rows are contiguous, aligned and
+// thread takes SPAN elements, which are whole groups.  VECTOR says that rows are contiguous and aligned, and that
 // SPAN divides k, so that they are read and written 16 bytes at a time; ONE_ROW, that there is
-// but one row.  The rank of an element is the number of elements that go before it,
-// GROUP (GROUP - 1) / 2 comparisons; prune_24 needs fewer, for all of a thread's groups at once.
+// only one row.  The rank of an element is the number of elements that go before it, found by
+// GROUP (GROUP - 1) / 2 comparisons.  prune_24, for 2:4 by magnitude, compares all groups of a
+// thread at once, as lanes of words (lanes.cuh).
 //
-// Meaning: reference.prune_n_m, compress_n_m, decompress_n_m.  Launcher: kernels/n_m.py.
+// Reference: reference.prune_n_m, compress_n_m, decompress_n_m.  Launcher: kernels/n_m.py.
 #include "piece.cuh"
 #include "score_key.cuh"
 
@@ -32,7 +33,7 @@ struct View {
     }
 };
 
-// A view as kernel parameters, and made of them.
+// The kernel parameters of a view, and the view made of them.
 #define VIEW(name) char *name##_data, long long name##_batch, long long name##_row, long long name##_column
 #define TAKE(name) {name##_data, name##_batch, name##_row, name##_column}
 
@@ -62,7 +63,7 @@ using Key = decltype(score_key(SCORE()));
 using Key = conditional<ITEM == 8, long long, int>;
 #endif
 
-// COUNT elements of a row, of which `valid` exist; in 16-byte accesses if VECTOR, where they fill any.
+// COUNT elements of a row, of which place.valid exist; with VECTOR by 16-byte accesses, if they make up whole ones.
 template <class T, int COUNT> void load_row(const View& in, const Group& place, T (&out)[COUNT]) {
     const char* at = in.at(place.batch, place.row, place.column);
     if constexpr (VECTOR && COUNT * sizeof(T) % 16 == 0) {

@@ -7,17 +7,19 @@
 //
 // An element is kept with probability p = min(1, 2 |x| / sum |x|) and divided by it: minimum
 // variance without bias (Chmiel et al., Minimum variance unbiased N:M sparsity for the neural
-// gradients, 2023).  |x| / p is half the sum for all elements, so nothing is divided: magnitudes
-// are laid end to end, and the elements under u and 1 + u halves of their sum are kept, u being
-// one uniform number a group.  An element above half the sum is certain and stays as it is; the
-// other then comes from the rest in the same way.  Subnormal numbers are numbers like all others.
+// gradients, 2023).  Where p < 1, |x| / p is half the sum of the group, so nothing is divided.  The
+// magnitudes are laid end to end, and the elements at u and 1 + u halves of their sum are kept, with u
+// a uniform number in [0, 1), one for each group.  An element above half the sum is certain and stays
+// as it is; then u selects the other one among the rest, which has the sum of the rest as its
+// magnitude.  Subnormal numbers are not flushed.
 //
 // The numbers are those of NumPy's Philox 4x64-10 (Salmon et al., Parallel random numbers: as easy
-// as 1, 2, 3, 2011), eight a counter, in the order of the groups, so a GPU draws what a CPU draws.
-// Each thread makes eight for the block.
+// as 1, 2, 3, 2011), eight for each counter, in the order of the groups, so a GPU draws what a CPU
+// draws.  Each thread makes eight for the block, through shared memory.
 //
-// Memory-bound: bf16 moves 3.125 bytes an element.
-// Meaning: reference.sample.  Launcher: kernels/sample.py.  Method: docs, packing kernels.
+// A block takes a tile of tile.cuh, whatever the order of x; the stored elements and codes are
+// transposed in shared memory.  Memory-bound: bfloat16 moves 3.125 bytes for each element.
+// Reference: reference.sample.  Launcher: kernels/sample.py.  Method: docs, packing kernels.
 #include "tile.cuh"
 
 constexpr Kind kind = Kind::ELEMENT;
@@ -35,7 +37,7 @@ void multiply(Wide a, Wide b, Wide& high, Wide& low) {
     high = (Wide)a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-// The `count`-th block of eight 24-bit numbers.
+// Block number `count` of eight 24-bit numbers.  NumPy increments the counter before it takes the first block.
 struct Philox {
     Wide word[4];
 
@@ -100,8 +102,8 @@ Word word_of(const float (&x)[T::lanes]) {
     }
 }
 
-// Sums, products and comparisons that keep subnormal numbers, which the operators of the language take
-// for zero here: CuPy compiles with -ftz=true.  They are rounded one by one, as the reference rounds them.
+// Sums, products and comparisons that keep subnormal numbers.  The operators of C++ would flush them, because CuPy
+// compiles with -ftz=true.  Each operation is rounded on its own (no fused ones), as in the reference.
 float sum(float a, float b) {
     float c;
     asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -119,7 +121,7 @@ struct Choice {
     bool certain[4], drawn[4], finite;
     float rest;
 
-    // Of four magnitudes and a number in [0, 1).
+    // Of four magnitudes, which lose the certain one, and a number in [0, 1).
     Choice(float (&size)[4], float u) {
         const float total = sum(sum(size[0], size[2]), sum(size[1], size[3])), half = product(0.5f, total);
         finite = total < __int_as_float(0x7f800000);
@@ -180,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_columns(
                     certain[i] |= choice.certain[i] ? flag : 0;
                     keep[i] |= choice.certain[i] || choice.drawn[i] ? flag : 0;
                 }
-            } else {  // keep what shows it
+            } else {  // an infinity or a NaN: keep the largest two, which show it
                 Word greedy[4];
                 largest_two<kind>(group, greedy);
                 for (int i = 0; i < 4; i++) certain[i] |= greedy[i] & flag, keep[i] |= greedy[i] & flag;

@@ -7,10 +7,10 @@
 //
 // A block of 256 threads makes a tile of 64 rows by 32 COLUMNS columns of the result: each of its eight warps makes
 // eight rows, each lane COLUMNS columns.  All lanes of a warp meet the same codes, so a branch on the code never
-// diverges.  The four rows of b that a group can select are loaded into registers once for all eight rows of A, and
-// each of the six codes has multiply-adds of its own, with two of them.  So a product takes half the multiply-adds
-// of the dense one.  It serves float32 and float64, which tensor cores do not multiply at 2:4, and any operand that
-// the tensor-core kernels refuse.
+// diverges.  The four rows of b from which a group selects two are loaded into registers once for all eight rows of A.
+// Each of the six codes has a branch with multiply-adds of its own, which take the two selected rows.  So a product
+// takes half the multiply-adds of the dense one.  It serves float32 and float64, which tensor cores do not multiply at
+// 2:4, and any operand that the tensor-core kernels refuse.
 //
 // Reference: reference.matmul.  Launcher: kernels/sparse_fma.py, which chooses COLUMNS.
 // Sums run over ascending k in float, double (float64) or int (int8): first inside a tile of 32 columns of A, then over
@@ -37,7 +37,7 @@ struct Tiles {
     Columns b[kTileK][32 + 1];  // padded against bank conflicts
 };
 
-// Four threads a row, two groups each.
+// Four threads load a row, two groups each.
 __device__ void load_values(Tiles& tiles, const Element::type* values, const unsigned char* packed,
                             long long pitch, int row0, int k0, int m, int k) {
     const int row = threadIdx.x / 4;

@@ -7,10 +7,11 @@
 //
 // Tensor cores do not multiply float32 at 2:4, so this uses fused multiply-adds.  While n is small, the time is that of
 // reading A: 17 bytes for every 32 of the dense matrix.  A warp walks along PAIRS pairs of rows (g, g + 8), 512 columns
-// a step.  A lane takes 16 of these columns: one metadata word serves both rows of a pair, and 16-byte loads bring the
-// values, those of the next step before this one is multiplied.  The step's rows of b lie in shared memory as
-// [place in 16][lane][column], so lanes that select different rows of their 16 never meet in a bank.  The sums of the
-// lanes are added by shuffles, then those of the PARTS warps that share rows along k, both in a fixed order.
+// in a step.  A lane takes 16 of these columns: one metadata word serves both rows of a pair, and 16-byte loads bring
+// the values.  Those of the next step are loaded before this step is multiplied.  The step's rows of b lie in shared
+// memory as [plane of columns][place in 16][lane][column], so lanes that select different rows of their 16 never meet
+// in a bank; two such buffers take turns.  The sums of the lanes are added by shuffles, then those of the PARTS warps
+// that share rows along k, both in a fixed order.
 //
 // Compiled with COLUMNS (1, 2, 4, 8: of a block), PAIRS, PARTS, B_COLUMN (1: 16-byte loads along k of b), and the
 // macros of epilogue.cuh.  Where n exceeds COLUMNS, further blocks take the other columns.
@@ -46,7 +47,7 @@ struct Rows {
         for (int i = 0; i < PAIRS; ++i) row[i] = (first_pair + i) / 8 * 16 + (first_pair + i) % 8;
     }
 
-    // Four stored values from `at` on; those outside the matrix are zero.
+    // Four stored values of a row, from number `at` of its `count` on; those outside the matrix are zero.
     static float4 load(const float* row, bool inside, int at, int count) {
         if (inside && at + 4 <= count) return __ldg(reinterpret_cast<const float4*>(row + at));
         float4 x = {0, 0, 0, 0};
@@ -122,7 +123,7 @@ inline void multiply(float (&sums)[PAIRS][2][COLUMNS], const Piece (&pieces)[PAI
             }
 }
 
-// The sums of all lanes; lane l returns sum l % (2 PAIRS COLUMNS).
+// Adds up every sum over all lanes; lane l returns that of number l % (2 PAIRS COLUMNS).
 inline float over_lanes(float (&sums)[PAIRS][2][COLUMNS]) {
     constexpr int count = 2 * PAIRS * COLUMNS;
     auto& all = reinterpret_cast<float(&)[count]>(sums);

@@ -6,11 +6,14 @@
 //   out       [batch, m, n]              any strides                                   (written)
 //   workspace [SPLIT, batch, m, n]       sums, in the order of out; SPLIT > 1 only     (written)
 //
-// A block takes one tile through a ring of STAGES cp.async stages: a large one through that of mma_ring.cuh, a small one
-// through that of sparse_tile.cuh.  With SPLIT > 1 each of SPLIT blocks takes a part of K and leaves its sums in the
-// workspace; sparse_mma_reduce then adds them in the order of the parts, so the bits do not depend on timing.
-// Blocks are numbered so that those that run together share rows of A and columns of b in L2:
-// bands of BAND tiles along M, walked along n.
+// A block takes one tile through a ring of STAGES cp.async stages, which all of its warps fill and multiply: a large
+// tile through the ring of mma_ring.cuh, a small one through that of sparse_tile.cuh.  The sums then take the place of
+// the stages in shared memory, where those of the warps along K are added, and go through the epilogue to the result
+// (tile_store.cuh).
+//
+// With SPLIT > 1 each of SPLIT blocks takes a part of K and leaves its sums in the workspace; sparse_mma_reduce then
+// adds them in the order of the parts, so the bits do not depend on timing.  Blocks are numbered such that those that
+// run together share rows of A and columns of b in L2: bands of BAND tiles along M, walked along n.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_mma.py.
 // Bound by the tensor cores for large n, by the bytes of A for small n.
@@ -60,7 +63,7 @@ sparse_mma(const char* values, const char* packed, const char* b, Out::type* out
     }
 }
 
-// One thread an element of the result; any 1-D grid is right.
+// A thread takes an element of the result at a time; any 1-D grid will do.
 extern "C" __global__ void __launch_bounds__(256)
 sparse_mma_reduce(const Sum* workspace, Out::type* out, const __grid_constant__ Shape s,
                   const __grid_constant__ EpilogueParams p) {

@@ -5,10 +5,12 @@
 //   b      [batch, k, n]              any strides                                    (read)
 //   out    [batch, m, n]              any strides                                    (written)
 //
-// The time is that of reading A: 9 bytes for every 16 of the dense matrix in 16-bit types, 5 for every 8 in 8-bit
-// ones.  So a block takes all of n where it can, and keeps STAGES - 1 stages of copies in flight.  K is split twice:
-// over the warps of a block (WARPS_K) and over the SPLIT blocks of a cluster.  The partial sums meet in shared memory.
-// Each block adds up its share of the rows, over blocks and warps in a fixed order: no workspace, no atomics.
+// The time is that of reading A: 9 bytes for every 16 of the dense matrix in 16-bit types, 5 for every 8 in 8-bit ones.
+// So a block takes all of n where it can, and keeps STAGES - 1 stages of copies in flight (run_stages in
+// sparse_tile.cuh).  K is split twice: over the warps of a block (WARPS_K) and over the SPLIT blocks of a cluster.
+// Every block leaves the partial sums of its warps in its shared memory.  After a cluster barrier each block reads all
+// partial sums of its share of the rows, its own and those of the other blocks, and adds them in a fixed order: no
+// workspace, no atomics.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_skinny.py.
 #include "programmatic.cuh"

@@ -4,12 +4,18 @@
 //   out  [batch, lines_out, 6 sections, length_out]  bfloat16 bits; the sections of a line are `out_section`
 //        elements apart, either within the line or behind all lines                   (written)
 //
-// x = p1 + p2 + p3 with eight significant bits each: exactly down to |x| = 2^-110, below which bits under 2^-133 are
-// lost.  p1 is truncated, so that it cannot overflow; p2 is rounded to nearest, so that the products that are left
-// out, p2 q3 and p3 q2, have either sign.  SIDE 0 (the sparse operand) and SIDE 1 (the dense one) arrange their pieces
-// such that a product along all sections sums p1 q3, p3 q1, p2 q2, p1 q2, p2 q1 and p1 q1, small terms first.  An
-// infinity or a NaN is put into the last section alone, where it meets the leading piece of the other operand; in the
-// other sections it might meet a zero.  Outside of x, pieces are zero.
+// x = p1 + p2 + p3 with eight significant bits each.  This is exact down to |x| = 2^-110; below that, bits under
+// 2^-133, the smallest bfloat16, are lost.  p1 is truncated, so that it cannot overflow; p2 is rounded to nearest, so
+// that the products that are left out (p2 q3, p3 q2 and the much smaller p3 q3) have either sign.  SIDE 0 (the sparse
+// operand) and SIDE 1 (the dense one, q) arrange their pieces such that a product along all sections sums small terms
+// first:
+//
+//   section   0    1    2    3    4    5
+//   SIDE 0    p1   p3   p2   p1   p2   p1
+//   SIDE 1    q3   q1   q2   q2   q1   q1
+//
+// An infinity or a NaN is put into the last section alone, where it meets the leading piece of the other operand; in
+// the other sections it might meet a zero.  Outside of x, pieces are zero.
 //
 // Macros: SIDE.  Reference: reference.split_bfloat16.  Launcher: kernels/pieces.py.  Memory-bound.
 constexpr int kThreads = 256;
@@ -24,14 +30,14 @@ constexpr int piece_of(int section) {
     return SIDE ? dense[section] : sparse[section];
 }
 
-// Subnormal numbers are kept, whatever the compiler was told.
+// x - y with subnormal numbers, which -ftz=true, CuPy's option, would flush in a C++ subtraction.
 __device__ inline float minus(float x, float y) {
     float difference;
     asm("sub.rn.f32 %0, %1, %2;" : "=f"(difference) : "f"(x), "f"(y));
     return difference;
 }
 
-// The upper halves, as bfloat16 bits, of three floats that sum to x.
+// The pieces of x, as bits of bfloat16, which are the upper halves of those of float32.
 struct Pieces {
     unsigned bits[kPieces];
 

@@ -8,21 +8,33 @@
 // float32 is multiplied as TF32, whose pattern is 1:2 and whose atoms are 64x64.
 //
 // The kernel is persistent, with BLOCKS blocks on each multiprocessor.  The last warpgroup of a block is the producer:
-// one of its threads has the copy engine (TMA) fill a ring of stages.  A stage is BLOCK_K columns of A and as many
-// rows of b.  The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS rows of the tile.  They multiply stage after
-// stage, with one group of instructions always in flight, and write their part of the result while the producer
-// already fetches the next tile.  Atoms of metadata cover 128 columns, so the loop over k counts slices: a slice is an
-// atom, or the two atoms that a wide stage of 8-bit elements has.
+// one of its threads asks the TMA to fill a ring of stages.  A stage is BLOCK_K columns of A and as many rows of b.
+// The other CONSUMERS warpgroups each own BLOCK_M / CONSUMERS rows of the tile.  They multiply stage after stage, with
+// one group of instructions always in flight, and write their part of the result while the producer already fetches the
+// next tile.  Atoms of metadata cover 128 columns, so the loop over k counts slices: a slice is an atom, or the two
+// atoms of a wide stage of 8-bit elements.
 //
-//   IN_FLIGHT  the group in flight stays so from one slice to the next, too
+//   IN_FLIGHT  a group of instructions also stays in flight from one slice to the next
 //   PINGPONG   consumers take whole tiles in turn: one multiplies while the other applies the epilogue
-//   CLUSTER    so many blocks, with neighbouring tiles along m, share what they load of b by multicast
+//   CLUSTER    so many blocks, with neighbouring tiles along m, share their loads of b by multicast
 //   K_PARTS    where tiles are few: so many blocks of a cluster share one tile along k, and then end
 //              (cluster_sums.cuh); sums are added in a fixed order, so the same launch gives the same bits
 //
+// Shared memory, from the start; everything that is swizzled begins at a multiple of 1024 bytes:
+//
+//   STAGES stages      b: 128-byte spans of k, [kSpans][BLOCK_N] lines (k contiguous), or spans of 64 columns,
+//                      [BLOCK_N / 64][BLOCK_K] lines (n contiguous); then A: [BLOCK_M] lines of 64 kSpans bytes
+//   kSlots slots       metadata of a slice, [kAtomsOfStage][BLOCK_M / 64] atoms
+//   output buffers     STAGING for each consumer (hopper_store.cuh)
+//   barriers           full and empty of every stage (hopper_pipeline.cuh), and one of Turns or ClusterSums
+//
+// A slice's metadata arrives with its first stage, on that stage's barrier.  A slot is refilled kSlots slices later,
+// which is at least STAGES stages later: the producer has then waited until its stage was given back, and so until the
+// metadata had been read.
+//
 // Ragged edges: the TMA reads zeros outside A and b and writes nothing outside out.  But it fills in zeros slowly, so
 // the last tiles along m and n have tensor maps of their own, whose boxes end where the matrix does.  Stages then keep
-// old data there; it only affects sums that are never stored.
+// old data there, which affects only sums that are never stored.
 //
 // Macros: ELEMENT B_ELEMENT OUTPUT BLOCK_M BLOCK_N BLOCK_K STAGES CONSUMERS BLOCKS CLUSTER K_PARTS
 // IN_FLIGHT PINGPONG PROMOTE B_ROW_MAJOR OUT_ROW_MAJOR OUT_BULK STAGING EPILOGUE ACTIVATION.
@@ -57,8 +69,9 @@ constexpr int kRowBlocks = BLOCK_M / (64 * kSharers);    // 64-row blocks of a w
 constexpr int kProducer = CONSUMERS * 128;               // first thread of the producer
 constexpr int kThreads = kProducer + 128;
 
-// A block is launched with 168 registers for each thread (128 with three consumers), all that 65,536 allow, and
-// moves some from the producer to the consumers.  With a single consumer there are enough without.
+// A block of two consumers is launched with 168 registers for each thread, one of three with 128: all that the 65,536
+// registers of a multiprocessor allow.  It moves some from the producer to the consumers.  A single consumer has
+// enough.
 constexpr bool kMany = kRowBlocks * BLOCK_N / 2 > 128;
 constexpr int kConsumerRegisters = CONSUMERS == 3 ? 160 : kMany ? 232 : 224;
 constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : kMany ? 40 : 56;
@@ -124,7 +137,7 @@ __device__ inline void consume(const TensorMap& out_map, const OutView& out, con
     result.finish();
 }
 
-// Puts legal codes into all buffers: atoms past the last row or column are never fetched.
+// Puts legal codes into all metadata buffers, because atoms past the last row or column of A are never fetched.
 __device__ inline void clear_metadata(u32 shared) {
     for (u32 i = threadIdx.x * 4; i < kSlots * kSlotBytes; i += kThreads * 4)
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + kMetadataAt + i), "r"(0x44444444u) : "memory");

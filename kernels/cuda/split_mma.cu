@@ -5,9 +5,10 @@
 //   b         [batch, k, n]              pieces in sections, 16-byte boundaries              (read)
 //   out       [batch, m, n]              any strides                                         (written)
 //
-// k has six sections, as sparse_split.cu arranges them.  A block takes one tile through a ring of STAGES cp.async stages,
-// a large one through that of mma_ring.cuh, a small one through that of copy_ring.cuh.  Tensor cores truncate their sums,
-// so those of a stage, 128 elements along k, are added up in float32.
+// k has six sections, as sparse_split.cu arranges them.  A block takes one tile through a ring of STAGES cp.async
+// stages, which all of its warps fill and multiply: a large tile through the ring of mma_ring.cuh, a small one through
+// that of copy_ring.cuh.  Tensor cores truncate their sums, so they sum within a stage only (of a warp: 128 elements
+// along k), and the sums of stages are added by float32 additions, which round.
 //
 // Macros: those of sparse_tile and tile_store, with WGMMA 0, B_ASYNC 1; kernels/split_mma.py chooses.
 //

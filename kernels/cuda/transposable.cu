@@ -10,10 +10,12 @@
 //               Rows of values are a multiple of 16 bytes apart.
 //
 // In the last two a thread has 8 x 8 elements, four tiles, so it writes eight bytes of each of
-// its rows and columns; a warp has 32 x 64, a block 128 x 128: whole atoms of both metadata,
-// which are gathered in shared memory.
+// its rows and columns.  A warp has 32 x 64 elements, a block 128 x 128.  These are two whole atoms
+// of each metadata, which are gathered in shared memory.
 //
-// Meaning: reference.transposable_mask, reference.compress.  Launcher: kernels/transposable.py.
+// The tile masks: best_tile.cuh (any type), fixed_tile.cuh (16-bit elements, by integers).
+//
+// Reference: reference.transposable_mask, reference.compress.  Launcher: kernels/transposable.py.
 #include "fixed_tile.cuh"
 #include "piece.cuh"
 
@@ -67,7 +69,7 @@ struct Atom {
     uint4 chunk(int i) const { return *(const uint4*)(bytes + stride * (i / 8) + 16 * (i % 8)); }
 };
 
-// The tables of fixed_tile.cuh, once a block.
+// The tables of fixed_tile.cuh, in the shared memory of a block.
 struct Tables {
     uint4 select[kChoices + 1];
     unsigned codes[kChoices + 1];
@@ -88,9 +90,10 @@ struct Square {
     bool whole;       // all of it is inside
     unsigned words[8][4];
     unsigned choices;   // a byte for each tile
-    unsigned searched;  // a bit for each tile that was not searched by integers
+    unsigned searched;  // a bit for each tile that was searched in float32, because integers could not
 
-    // Reads rows at `x`, and chooses the masks; the tables are filled meanwhile.
+    // Reads its rows of the matrix at `x`, and chooses the masks.  The tables are filled while the loads are in flight.
+    // Tiles that integers cannot search are then searched one after the other by the whole warp.
     Square(const char* x, long long x_row, int top, int left, int m, int k, Tables& tables) {
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         const int corner_row = top + 32 * (warp >> 1), corner_column = left + 64 * (warp & 1);
@@ -143,8 +146,8 @@ struct Square {
             words[r][0] = eight[r].x, words[r][1] = eight[r].y, words[r][2] = eight[r].z, words[r][3] = eight[r].w;
     }
 
-    // -0.0 becomes +0.0.  Adding zero does that in one instruction, but would change NaNs, which
-    // are only where integers did not search.
+    // -0.0 becomes +0.0.  Adding zero does that in one instruction, but would change NaNs; a tile with a NaN is never
+    // searched by integers.
     void drop_minus_zeros() {
         using Pair = conditional<kind == Kind::bfloat16, __nv_bfloat162, __half2>;
         if (searched) {

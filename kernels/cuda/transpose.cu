@@ -4,10 +4,11 @@
 //   out  [batch, n, k]  k contiguous, rows on 16-byte boundaries       (written)
 //
 // The tensor cores take 8-bit and TF32 operands with k contiguous only; others pass through here.  A block of 256
-// threads turns one tile through shared memory, reading and writing 16 bytes (kPer elements) of a line at a time.  To
-// write, two neighbouring lanes gather kPer elements each of one column, from lines that are kPer apart, and together
-// fill a 32-byte sector; the 16 pairs of lanes of a warp take neighbouring columns.  Lines in shared memory are 33
-// words apart, so words of different lines are never in the same bank (4-byte elements: two are).
+// threads turns one tile of 8 kPer by 8 kPer elements through shared memory, and reads and writes 16 bytes (kPer
+// elements) of a line at a time.  To write, two neighbouring lanes gather kPer elements of one column each, the second
+// lane from the lines behind those of the first, and together fill a 32-byte sector; the 16 pairs of lanes of a warp
+// take neighbouring columns.  Lines in shared memory are 33 words apart.  So the words of the two lines that a warp
+// reads at once lie in different banks (4-byte elements: there are twice as many words, of which some share a bank).
 //
 // Reference: reference.transpose.  Launcher: kernels/transpose.py.  Memory-bound.
 #if BYTES == 1

@@ -1,9 +1,10 @@
 // band_store: writes a block's share of the result of a band, from the fragments of a warpgroup through shared memory.
 //
-// Stored directly from the registers, the sums would be requests of 16 bytes to the L2 cache, eight times as many as
-// with whole lines, by 64 separate pieces of code that must be fetched: together that took 2 µs longer.
+// If the sums were stored directly from the registers, they would be requests of 16 bytes to the L2 cache, eight times
+// as many as with whole lines, by 64 separate pieces of code that must be fetched.  That took 2 µs longer.
 //
-// Register 2 i + c of thread 32 w + 4 g + t in piece j (cluster_shares.cuh), of 128 threads or 256, is element
+// Register 2 i + c of thread 32 w + 4 g + t in piece j of the sums (cluster_shares.cuh), with 128 or 256 threads, is
+// element
 //
 //   columns first   row 8 j + 2 t + c                      column 16 w + 8 i + g
 //   rows first      row 64 (j / tiles) + 16 w + 8 i + g    column 8 (j % tiles) + 2 t + c

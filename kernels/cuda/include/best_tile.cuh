@@ -1,9 +1,9 @@
 // best_tile: the best of the 90 masks of a 4x4 tile that keep two in every row and column.
 //
-// A mask is four pairs, one a row.  Rows 0 and 1 together use every column 0, 1 or 2 times, and
-// rows 2 and 3 must use it 2, 1 or 0 times.  So the 36 choices of the upper rows fall into 19
-// classes of equal use, and only the best of each can be part of the best mask: 36 + 36 sums of
-// two rows and 36 totals replace 90 sums of four.  Rounding is monotonic, so this also finds the
+// A mask is four pairs of columns, one for each row.  Rows 0 and 1 together use every column 0, 1 or
+// 2 times, and rows 2 and 3 must use it 2, 1 or 0 times.  So the 36 choices of the upper rows fall
+// into 19 classes of equal use, and only the best of each can be part of the best mask: 36 + 36 sums
+// of two rows and 36 totals replace 90 sums of four.  Rounding is monotonic, so this also finds the
 // largest *rounded* total, which defines the mask: reference.transposable_mask.
 //
 // Sums of magnitudes are not negative, hence their bits compare as integers.
@@ -13,7 +13,7 @@
 // The pairs of a row in the order of their masks 0011, 0101, 0110, 1001, 1010, 1100.
 constexpr int kPairMask[6] = {3, 5, 6, 9, 10, 12};
 constexpr int kPairFirst[6] = {0, 0, 1, 0, 1, 2}, kPairSecond[6] = {1, 2, 2, 3, 3, 3};
-constexpr int kScratch = 52;  // words a thread: 16-byte accesses of neighbours meet in no bank
+constexpr int kScratch = 52;  // words of a thread; 48 are used, but 52 give 16-byte accesses without bank conflicts
 
 // Use of the four columns by two pairs, two bits each.
 constexpr int column_use(int p, int q) {
@@ -39,7 +39,7 @@ struct ClassTable {
 };
 constexpr ClassTable kClasses;
 
-// IEEE addition whatever the compiler's flags say about subnormal numbers.
+// Addition that keeps subnormal numbers, which -ftz=true, CuPy's option, would flush.
 inline float add(float a, float b) {
     float out;
     asm("add.rn.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
@@ -47,12 +47,12 @@ inline float add(float a, float b) {
 }
 inline int bits(float x) { return __float_as_int(x); }
 
-// What the lower rows' choice, 6 p3 + p2, says about the upper rows.
+// The upper rows that fit a choice of the lower rows, 6 p3 + p2.
 struct UpperRows {
     unsigned char mask, small, large, p0, p1, many, unused[2];
 
-    // small, large: the first and the last mask of rows 0 and 1 that fits; p0, p1: the pairs
-    // of `small`; many: six fit, not one or two.
+    // mask: of rows 2 and 3; small, large: the first and the last mask of rows 0 and 1 that fits; p0, p1: the pairs
+    // of `small`; many: six fit, otherwise one or two.
     void find(int lower) {
         const int p2 = lower % 6, p3 = lower / 6, wanted = 0xaa - column_use(p2, p3);
         int found = 0, first = 0, last = 0;
@@ -70,7 +70,8 @@ struct UpperRows {
     }
 };
 
-// The mask, bit 4 row + column, for magnitudes without NaN.  `scratch` is this thread's own.
+// The mask, bit 4 row + column, for magnitudes without NaN.  `scratch` is this thread's own: its first 36 words hold
+// the totals, the next 12 the pairs of rows 0 and 1.  They are in memory because they are indexed at run time.
 inline unsigned best_tile(const float (&x)[4][4], float* scratch, const UpperRows* upper) {
     float pair[4][6];
 #pragma unroll

@@ -2,13 +2,14 @@
 // share of the elements.
 //
 // A block's sums are those of `members` threads, 4 * tiles each, in the fragment layout of the tensor cores.  Blocks
-// that share rows are neighbours in the grid, so they run at the same time.  All add in the order of the blocks,
-// which gives the same bits every time.  A block may share its first rows with the blocks before it and its last
-// rows with those after it, so it has two slots.
+// that share rows are neighbours in the grid, which has at most one block for each multiprocessor, so they run at the
+// same time.  All add in the order of the blocks, which gives the same bits every time.  A block may share its first
+// rows with the blocks before it and its last rows with those after it, so it has two slots.
 //
-// There are no flags.  Between launches all words are kMissing, a NaN that no sum can be.  A reader polls a word until
-// it is something else, and then puts kMissing back.  So a sum travels to the L2 cache and back just once, and nobody
-// waits for fences: every word is a message of its own, in whatever order they become visible.
+// There are no flags.  Between launches all words are kMissing, a NaN that `give` never writes.  A reader polls a word
+// until it is something else, and then writes kMissing back for the next launch.  So a sum travels to the L2 cache and
+// back just once, and nobody waits for fences: every word is a message of its own, so relaxed accesses are enough,
+// whatever the order in which words become visible.
 #pragma once
 
 struct Room {
@@ -23,17 +24,19 @@ template <int tiles, int members> class BlockSums {
     // where there are many sums.
     static constexpr bool kKeeps = kAll > 1024;
 
-    // The blocks that share rows.  The first of them gives its sums in `slot`, the others in their first slot.
+    // The blocks that share rows.  The first of them, block slot / 2, gives its sums in `slot`, its first or second
+    // one; the others give theirs in their first slot.
     struct Group {
         int slot, blocks;
 
         __device__ int rank() const { return blockIdx.x - slot / 2; }
         __device__ int share() const { return (kAll + blocks - 1) / blocks; }
     };
-    // `kept` is shared memory for kAll / 2 sums; nothing else may use it from the last give() on.
+    // `kept` is shared memory for kAll / 2 vectors of four sums; nothing else may use it from the last give() on.
     __device__ BlockSums(const Room& room, void* kept) : room_(room), kept_(static_cast<float4*>(kept)) {}
 
-    // Give the sums to the blocks that share the rows.  If these are the block's last sums, its own share is kept.
+    // Give the sums to the blocks that share the rows, in `slot`.  If these are the block's last sums (`last`), its own
+    // share of them stays in shared memory.
     __device__ void give(const float (&sums)[4 * tiles], int member, const Group& group, int slot, bool last) const {
         const int begin = group.rank() * group.share();
         float4* to = at(slot);
@@ -69,7 +72,8 @@ template <int tiles, int members> class BlockSums {
 
     __device__ float4* at(int slot) const { return room_.slots + (long long)slot * kAll; }
 
-    // Add the sums of blocks `first` and on, numbers i and i + blockDim.x of begin .. end.
+    // Add the sums of kBlocks blocks of the group, from number `first` on: of vectors i, i + blockDim.x, ... below
+    // `end`, kItems in all.  Block `keeper` is this one, if its share was kept, from `begin` on.
     __device__ void add(float4 (&sums)[kItems], const Group& group, int first, int keeper, int i, int begin, int end) const {
         float4* from[kItems * kBlocks];                        // null: nothing to wait for
         float4 x[kItems * kBlocks];
@@ -89,7 +93,7 @@ template <int tiles, int members> class BlockSums {
             sum.x += x[j].x, sum.y += x[j].y, sum.z += x[j].z, sum.w += x[j].w;
         }
     }
-    // Wait until the sums are here that were read, and mark them as missing for the next launch.
+    // Read the sums again until all of them are there, and mark them as missing for the next launch.
     __device__ static void take(float4& x, float4* from) {
         const float none = __uint_as_float(kMissing);
         while (missing(x)) x = read(from);
@@ -100,7 +104,7 @@ template <int tiles, int members> class BlockSums {
         return __float_as_uint(x.x) == kMissing || __float_as_uint(x.y) == kMissing ||
                __float_as_uint(x.z) == kMissing || __float_as_uint(x.w) == kMissing;
     }
-    // Zeros from null.
+    // Relaxed accesses at gpu scope: past the L1 cache, unlike ordinary loads.  Null gives zeros.
     __device__ static float4 read(const float4* from) {
         float4 x = {0, 0, 0, 0};
         asm volatile("{ .reg .pred p; setp.ne.u64 p, %4, 0; @p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4]; }"

@@ -1,9 +1,12 @@
-// cluster_shares: the blocks of a cluster, which hold sums of the same rows, exchange them through distributed
-// shared memory, and each adds up one share.  A cluster may be a single block.
+// cluster_shares: the blocks of a cluster, which hold sums of the same elements of the result, exchange them through
+// distributed shared memory, and each adds up one share.  A cluster may be a single block.
 //
 // The sums are divided into pieces: piece i * tiles + j is what all `threads` threads hold of tile j in array i, four
 // sums each.  Every block owns the same number of pieces.  A thread has the same elements of the result in every
-// block, so it adds only what was sent to itself, in the order of the ranks: the same bits every time.
+// block, so it adds only what the threads of its number have sent, in the order of the ranks: the same bits every time.
+//
+// A block has one barrier, whose single phase counts the bytes that the other blocks send (st.async).  A block may send
+// only after await(): until then the barriers of other blocks may not be there.
 // Source: PTX ISA, st.async.
 #pragma once
 #include "hopper_ptx.cuh"
@@ -16,7 +19,7 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
     static constexpr u32 kBytes = (blocks - 1) * kShare * kPieceBytes;
     static_assert(tiles * arrays % blocks == 0);
 
-    // `room`: kBytes of shared memory that nothing else uses, for what the others send, and the barrier.
+    // `room`: kBytes of shared memory that nothing else uses, for what the other blocks send; then 8 for the barrier.
     __device__ explicit ClusterShares(u32 room) : room_(room), rank_(blocks > 1 ? cluster_rank() : 0) {}
 
     __device__ void init() const {  // by one thread, before it calls arrive()
@@ -25,7 +28,7 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
         barrier_init_fence();
         barrier_expect(room_ + kBytes, kBytes);
     }
-    // Say that this block can receive, and wait until all can: by all threads, each once.
+    // Say that this block can receive (arrive), and wait until all blocks can (await); by all threads, each once.
     __device__ static void arrive() {
         if (blocks > 1) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
     }
@@ -45,7 +48,8 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
                          __float_as_uint(x[2]), __float_as_uint(x[3]), remote_address(room_ + kBytes, owner));
         }
     }
-    // Call act(number of the share's piece, four sums) when the others have sent theirs.
+    // Wait for the other blocks' sums; then call act(number of a piece within the share, four sums) for the block's
+    // share.
     template <class Act> __device__ void collect(const float (&sums)[arrays][4 * tiles], Act act) const {
         if (blocks > 1) barrier_wait(room_ + kBytes, 0);
 #pragma unroll
@@ -63,7 +67,7 @@ template <int tiles, int arrays, int threads, int blocks> class ClusterShares {
     }
 
   private:
-    // Where the owner has this thread's sums of what `sender` sends.
+    // Where `owner` keeps this thread's four sums of a piece from `sender`; the owner itself has no place.
     __device__ u32 place(int piece, u32 sender, u32 owner) const {
         const u32 share = sender - (sender > owner);
         return room_ + (share * kShare + piece % kShare) * kPieceBytes + threadIdx.x % threads * sizeof(float4);

@@ -1,9 +1,11 @@
 // cluster_sums: how the K_PARTS blocks of a cluster, each of which has multiplied a part of k, add up their sums of one
 // tile.
 //
-// Every block owns some chunks of the tile.  Once no block needs its ring of stages any more, each sends its sums of
-// all other chunks through distributed shared memory to their owners, whose barrier counts the bytes.  An owner adds
-// what it has received to its own sums, in the order of the ranks: the same launch gives the same bits.
+// Chunks of the tile (64 rows by kChunk columns) are dealt to the blocks in turn.  Once no block needs its ring of
+// stages any more (`meet`), each sends its sums of the other blocks' chunks to their owners, where they take the ring's
+// place (`give`, by st.async).  An owner's barrier, of one phase, counts the bytes (`await`).  It adds what it has
+// received to its own sums, in the order of the ranks: the same launch gives the same bits.  A block may then end: all
+// that is sent to it has arrived, and what it sends goes to blocks that wait for it.
 // Source: PTX ISA, st.async.
 #pragma once
 #include "hopper_store.cuh"

@@ -20,7 +20,7 @@ template <int ITEM> unsigned load_canonical(const unsigned char* row, long long 
     return codes;
 }
 
-// The way back.
+// The inverse.
 template <int ITEM>
 void store_canonical(unsigned char* row, long long bytes, int column, unsigned codes) {
     constexpr int width = Piece<ITEM>::columns / 8;
@@ -56,8 +56,8 @@ unsigned piece_codes(const void* codes, const Place<ITEM>& place, int p, int m, 
 }
 #endif
 
-// For each code, the selectors of `permute` that turn a stored pair into a group: the bytes of
-// the pair are 0 to 2 ITEM - 1, byte 4 is zero.  In shared memory; every thread calls `fill`.
+// For each code, the selectors of `permute` that turn a stored pair into a group of four: they number the bytes of
+// the pair 0 to 2 ITEM - 1, and byte 4 is zero.  In shared memory; all threads call `fill`, then __syncthreads.
 template <int ITEM> struct Places {
     static constexpr int words = ITEM == 2 ? 2 : 1;  // of a group
     unsigned selector[16][words];
@@ -123,7 +123,7 @@ template <int ITEM> struct Line {
     }
     int row_of(int access, int r) const { return row + step * access + 8 * r; }
 
-    // The codes of row_of(access, r), the first group lowest.
+    // The codes of this thread's groups in row_of(access, r), the first group in the lowest bits.
     template <int PACKED_ORDER> unsigned codes(const void* in, int access, int r, int m, int k) const {
         if (PACKED_ORDER) {
             if (!piece.inside) return 0x4444u;

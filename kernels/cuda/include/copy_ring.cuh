@@ -1,12 +1,14 @@
-// copy_ring: the stages of a product, through a ring in shared memory that cp.async fills ahead of their use, and how
-// a stage is filled with few registers.
+// copy_ring: a ring of stages in shared memory that cp.async fills ahead of their use, and how a stage is filled with
+// few registers.
 //
-// Compiled with STAGES, the depth of the ring; kStageBytes is the size of a stage.
+// Compiled with STAGES, the depth of the ring; kStageBytes is the size of a stage.  All threads copy and all use every
+// stage.  Every iteration commits one group of copies, empty ones included, so waiting for all but the last STAGES - 2
+// groups means that the stage of this iteration is there.
 #pragma once
 #include "sparse_tile.cuh"
 
-// Calls use(address of stage i) for i = 0, 1, ... below `count`, after fill(its address, i).  By all threads of the
-// block; the ring is free for other use afterwards.
+// For every stage i below `count`, in turn, calls fill(address, i) and, STAGES - 1 stages later, use(address).  By all
+// threads of the block; the ring is free for other use afterwards.
 template <class Fill, class Use> void through_ring(unsigned ring, int count, Fill fill, Use use) {
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
@@ -26,8 +28,10 @@ template <class Fill, class Use> void through_ring(unsigned ring, int count, Fil
     __syncthreads();
 }
 
-// Lines from `first` on of a staged tile of `all` lines: of each that is `valid`, the bytes from `at` on up to
-// `length`, and zeros behind them.  A thread copies the same 16 bytes of lines that are `step` apart.
+// Copies `lines` lines to a staged tile of `all` lines, from its line `first` on.  Line i begins at `from` + i `pitch`
+// and has `length` bytes; those from byte `at` on are copied, 16 `chunks` of them, with zeros behind the end of the
+// line.  Lines from number `valid` on become zeros.  A thread copies the same 16-byte chunk of lines that are `step`
+// apart.
 template <int lines, int all, int chunks>
 inline void copy_lines(unsigned to, int first, const char* from, long long pitch, int at, int length, int valid) {
     constexpr int step = kThreads / chunks;

@@ -1,9 +1,9 @@
 // fixed_tile: the best mask of a 4x4 tile of 16-bit elements, as best_tile.cuh finds it, but by integers.
 //
-// If all 16 magnitudes of a tile are multiples of one unit, the largest being less than 2^21 units, every sum of them
-// is exact, in float32 too.  So integers find the same mask.  They have eight bits to spare below the sums, which say
-// which mask a sum belongs to; so the largest sum has the number of the best mask, and ties fall to the smallest
-// mask by themselves.  The number of a mask is
+// If all 16 magnitudes of a tile are multiples of one unit, and less than 2^21 units, every sum of them is exact, in
+// float32 as well.  So integers find the same mask.  The sum of the eight kept magnitudes has 24 bits, which leaves
+// eight bits below it for the number of the mask.  So the largest of these integers holds the number of the best mask,
+// and among equal sums that of the smallest mask.  The number of a mask is
 //
 //   choice = 36 (5 - p3) + 6 (5 - p2) + (5 - p1)
 //
@@ -18,9 +18,12 @@
 constexpr int kChoices = 216, kOutside = 216;  // kOutside: a tile that does not exist
 constexpr int kRowRank[4] = {0, 1, 6, 36}, kColumnRank[4] = {3, 2, 1, -1};
 
-// What each choice does with the four rows, then with the four columns, of a tile: the selector
-// of `permute` that takes the pair out of eight bytes (low half: of row i, high half: of column
-// i), and the codes, in byte i that of row i low and that of column i high.
+// What each choice does with the four rows and the four columns of a tile:
+//
+//   select[i]         bits 0-15   selector of `permute` that takes the pair of row i out of its eight bytes
+//                     bits 16-31  the same for column i
+//   byte i of codes   bits 0-3    code of row i
+//                     bits 4-7    code of column i
 struct TileChoices {
     unsigned select[kChoices + 1][4] = {}, codes[kChoices + 1] = {};
     unsigned char legal[96] = {};  // the 90 choices that are masks, and the first again
@@ -83,7 +86,8 @@ template <Kind kind> unsigned choose_tile(const unsigned (&word)[4][2], bool& su
         }
     largest = max(largest & 0xffffu, largest >> 16), smallest = min(smallest & 0xffffu, smallest >> 16);
 
-    // Not less than `least`, or zero, is a multiple of the unit.
+    // A magnitude that is zero or at least `least` is a multiple of the unit, which is 2^-20 of the power of two in the
+    // largest one.  `lost` has flags where a magnitude is neither: not zero, and below `least`.
     const unsigned exponent = largest & infinity;
     const unsigned least = max((int)exponent - (int)((20 - fraction) << fraction), 0);
     // A bfloat16 below 2^-107 would need a scale above the largest float.
@@ -121,7 +125,7 @@ template <Kind kind> unsigned choose_tile(const unsigned (&word)[4][2], bool& su
     return best & 255u;
 }
 
-// The choice for any tile, by a whole warp whose lanes give the same arguments.
+// The choice for any tile, in float32, by a whole warp whose lanes pass the same arguments; each lane sums three masks.
 template <Kind kind>
 unsigned choose_tile_together(const char* tile, long long row_stride, const unsigned* codes,
                               const unsigned char* legal) {

@@ -1,11 +1,15 @@
-// group_gate: from the warpgroup with rows of what is gated to the one with those of the gate.
+// group_gate: hands the sums of the gated projection from warpgroup 1 to warpgroup 0, which has those of the gate.
 //
-// Both have the same elements of their 64 rows in the same registers.  So what one gives lies thread by thread in
-// shared memory, in pieces of kPiece columns, 16 bytes of a thread behind those of the one before:
+// Both warpgroups hold the same elements of their 64 rows in the same registers.  So a thread gives its sums to the
+// thread of the same number, through shared memory, a piece of kPiece columns at a time:
 //
-//   [kPiece / 8] [128 threads] [4]   float
+//   [kPiece / 8] [128 threads] [4]   float; a thread reads and writes 16 bytes at a time
 //
-// The two take turns by a pair of barriers: a piece is there, and it has been read.
+//   barrier   completes when a piece ...   arrivals
+//   given     has been written             one by every warp of the giver
+//   taken     has been read                one by every warp of the taker
+//
+// Piece i waits for phase i of `given` before it is read, and for phase i - 1 of `taken` before it is written.
 #pragma once
 #include "hopper_store.cuh"
 
@@ -24,7 +28,7 @@ class GroupGate {
         barrier_init_fence();
     }
     template <class Value> __device__ void give(const Value (&x)[kPiece / 2]) {
-        barrier_wait(taken_, turn_ ^ 1);  // the last piece
+        barrier_wait(taken_, turn_ ^ 1);  // the piece before this one
 #pragma unroll
         for (int i = 0; i < kPiece / 2; i += 4)
             asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"

@@ -1,13 +1,13 @@
 // group_scheduler: the tiles of products whose columns belong to groups, with sizes that only the GPU knows.
 //
-// Columns offsets[g] to offsets[g + 1] of b belong to group g.  They are cut into tiles of BLOCK_N from the first one
-// on, so that every tile has one matrix; the last tile of a group may have fewer.  Every block lays out in its shared
-// memory where groups begin, and how many tiles of columns come before each:
+// Columns offsets[g] to offsets[g + 1] of b belong to group g.  They are cut into tiles of BLOCK_N columns from
+// offsets[g] on, so every tile belongs to one matrix; the last tile of a group may have fewer columns.  Every block
+// computes a table in its shared memory of where groups begin, and how many tiles of columns come before each:
 //
 //   first   [groups + 1]  offsets, between 0 and the number of columns
 //   before  [groups + 1]
 //
-// Blocks take tiles in turn, and walk those of a group as tile_scheduler.cuh does: in bands of `band` tiles along m.
+// Blocks take tiles in turn.  Those of a group are in the order of tile_scheduler.cuh: bands of `band` tiles along m.
 #pragma once
 
 struct Grouping {
@@ -64,7 +64,8 @@ class GroupScheduler {
             sum += __shfl_sync(~0u, up_to, 31);
         }
     }
-    // The last group that does not begin behind the tile; those without columns begin where the next one does.
+    // By bisection, the last group that does not begin behind tile next_.  A group without columns begins where the
+    // next one does, so it is never the last.  The search starts at the group of the block's tile before.
     __device__ void find_group() {
         for (int end = of_.groups; end - group_ > 1;) {
             const int middle = (group_ + end) / 2;

@@ -1,8 +1,9 @@
 // group_store: from the accumulators of a warpgroup through the epilogue to the columns that belong to one group.
 //
 // Columns of the result are contiguous.  As in hopper_store.cuh, 64 rows by kChunk columns at a time become lines in
-// shared memory.  Threads then write the lines, 16 bytes each, up to the end of the group: the copy engine could not
-// stop there.  One buffer is enough, as nothing reads it after the threads have.
+// shared memory.  Threads then write the lines, 16 bytes at a time, up to the end of the group, where the TMA could not
+// stop.  One buffer is enough, because only the threads themselves read it; the warpgroup's named barrier separates
+// writing from reading it.
 //
 // Compiled as hopper_store.cuh is, with OUT_ROW_MAJOR 0, and with -DGATED.
 #pragma once
@@ -30,7 +31,7 @@ class GroupStore {
     __device__ GroupStore(const GroupOut& out, const EpilogueParams& params, u32 staging, const GroupGate& gate)
         : out_(out), params_(params), numbers_(params), staging_(staging), gate_(gate) {}
 
-    // Store d; with GATED it is the gate, by what the other warpgroup gives.
+    // Store d.  With GATED, d is the gate, and what is stored is its product with what the other warpgroup gives.
     __device__ void store(const Sum (&d)[BLOCK_N / 2], const Part& part) {
         const Rows rows(*this, part, 0);
 #pragma unroll
@@ -50,7 +51,7 @@ class GroupStore {
             write_lines(part.row, column, part.end);
         }
     }
-    // GATED: hand d over to the warpgroup that has the gate.
+    // GATED: hand d, the gated projection, over to the warpgroup that has the gate.
     __device__ void give(const Sum (&d)[BLOCK_N / 2], const Part& part) {
         const Rows rows(*this, part, 1);
 #pragma unroll

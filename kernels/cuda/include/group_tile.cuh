@@ -1,8 +1,8 @@
 // group_tile: a tile of the product of one group: what it reads, and how its sums are stored.
 //
 // Compiled with the macros of sparse_tile and tile_store, B_COLUMN, OUT_COLUMN and OUT_ALIGNED 1, and
-//   GATED    1: A has 2 m rows, those of a gate over those that it gates.  The first half of the rows of a tile are
-//            of the gate, the second half those that they gate, so a block has both factors of an element.
+//   GATED    1: A has 2 m rows, first those of a gate, then those that it gates.  The first half of a tile's rows are
+//            of the gate, the second half the rows that they gate, so a block has both factors of every element.
 #pragma once
 #include "copy_ring.cuh"
 #include "group_scheduler.cuh"
@@ -36,7 +36,8 @@ struct GroupTile {
     }
 
   private:
-    // The metadata of 16 rows of an atom are 256 consecutive bytes, and m is a multiple of 16 where there is a gate.
+    // Every 16 rows of an atom have 256 consecutive bytes; with a gate m is a multiple of 16, so that this holds for
+    // the second half of the rows as well.
     void load_meta(unsigned to, const Shape& s, int k0) const {
         const int atoms_k = (s.k + 127) / 128;
         deal<kAtoms * TILE_M>([&](int i) {
@@ -58,7 +59,7 @@ class GroupResults {
   public:
     GroupResults(typename Out::type* out, const Shape& s, const EpilogueParams& p) : out_(out), s_(s), p_(p), numbers_(p) {}
 
-    // The columns of the tile end with those of its group, work.end.
+    // Writes whole vectors along m, zeros behind row m included; no column at or behind work.end, the end of the group.
     void store(const Sum* partials, const Work& work) const {
         struct alignas(kVector * sizeof(typename Out::type)) Pack { typename Out::type x[kVector]; };
         each_vector<kTileRows, kVector>([&](int row, int column) {

@@ -1,11 +1,16 @@
 // hopper_metadata: the metadata words of a thread, from an atom of 64 rows in shared memory.
 //
 // Atoms hold the codes in the order in which warpgroups take them (sparse24/_spec.py): 64 rows by 128
-// columns of A (TF32: 64 columns), 1024 bytes.  A thread reads two 32-bit words for one atom of k:
+// columns of A (TF32: 64 columns), 1024 bytes.  For one atom a thread, lane t of quad g of warp w, reads two 32-bit
+// words i = 0, 1:
 //
-//   16-bit, TF32  four instructions; each takes the words of two lanes of every quad, and its selector
-//                 says which two: lanes 0 and 1 hold words 0 and 1 for the first two instructions
-//                 (selector 0), lanes 2 and 3 hold words 2 and 3 for the last two (selector 1)
+//              rows, counted from 16 w              columns of the atom
+//   16-bit     g (low half), g + 8 (high half)      32 (2 (t / 2) + i) + 16 (t % 2) + 0 .. 15
+//   TF32       the same                             16 (2 (t / 2) + i) +  8 (t % 2) + 0 .. 7
+//   8-bit      g + 8 (t % 2)                        64 i + 32 (t / 2) + 0 .. 31
+//
+//   16-bit, TF32  four instructions for an atom.  Each takes the words of two lanes of every quad; its selector says
+//                 which: lanes 0 and 1 for the first two instructions (selector 0), 2 and 3 for the others (selector 1)
 //   8-bit         two instructions; each takes the words of all four lanes
 //
 // Source: PTX ISA, wgmma.mma_async.sp, sparse matrix storage.
@@ -27,10 +32,10 @@ __device__ inline u32 metadata_offset() {
 
 // The words of `count` 64-row blocks for one atom of k, or for `atoms` that follow one another.
 //
-// Instructions read their word while they run, and the compiler does not know it: it may give the
-// register to something else as soon as the instruction is issued (seen in machine code, and
-// in wrong sums).  So a set is loaded anew only after the group that took it has been waited for;
-// `hold`, placed after that wait, is a use that keeps its registers until then.
+// Instructions read their metadata word while they run.  The compiler does not know that: it may reuse the register as
+// soon as the instruction has been issued (seen in machine code, and in wrong sums).  So a set of words is loaded anew
+// only after the group of instructions that takes it has been waited for.  `hold`, placed after that wait, is a use
+// that keeps the registers until then.
 template <int count, int atoms = 1> struct Metadata {
     u32 words[count][2 * atoms];
 
@@ -47,7 +52,7 @@ template <int count, int atoms = 1> struct Metadata {
 #pragma unroll
             for (int i = 0; i < atoms; i++) load_two(&words[r][2 * i], from + r * kAtomBytes + i * pitch);
     }
-    // A use that never happens: `never` is not 1, which the compiler cannot know.
+    // A store that never happens: `never`, an aligned shared address, is not 1, which the compiler cannot know.
     __device__ void hold(u32 never) const {
         u32 x = 0;
 #pragma unroll

@@ -1,9 +1,13 @@
-// hopper_pipeline: a ring of shared-memory stages between one producer thread and the consumers.
+// hopper_pipeline: a ring of shared-memory stages between one producer thread and the consumer warpgroups.
 //
-// full[s]  one arrival by the producer, plus the bytes that the TMA delivers
-// empty[s] one arrival by every consumer warp of every block of the cluster, because a multicast
-//          writes into all of them
-// passed   one arrival by every warp of the warpgroup that worked last, where they work in turn
+//   barrier    completes when            arrivals
+//   full[s]    stage s has been filled   one by the producer, plus the bytes that the TMA delivers
+//   empty[s]   stage s may be refilled   one by every consumer warp of every block of the cluster, because a multicast
+//                                        writes into all of them
+//   passed     the next turn may begin   one by every warp of the warpgroup whose turn it was (class Turns)
+//
+// In pass p through the ring, consumers wait for phase p of full[s], which has parity p & 1.  The producer waits for
+// phase p - 1 of empty[s]; in the first pass that counts as complete already.
 #pragma once
 #include "hopper_ptx.cuh"
 
@@ -40,8 +44,10 @@ template <int stages, int consumer_warps, int cluster> class Pipeline {
         barrier_expect(full_ + 8 * at.stage, count);
         return full_ + 8 * at.stage;
     }
-    // Consumers: wait for the bytes; give the stage back, all lanes of every consumer warp.
+    // Consumers: wait for the bytes.
     __device__ void wait(const Position& at) const { barrier_wait(full_ + 8 * at.stage, at.phase); }
+    // Give the stage back when its instructions have finished; by all lanes of every consumer warp, of which lane i
+    // tells block i of the cluster.
     __device__ void release(int stage) const {
         const u32 lane = threadIdx.x % 32;
         if constexpr (cluster == 1) {

@@ -1,10 +1,14 @@
 // hopper_store: from the accumulators of a warpgroup through the epilogue to the result.
 //
-// A warpgroup turns 64 rows by kChunk columns at a time into output elements, arranges them in
-// shared memory as lines along the contiguous axis of the result, and hands them to the TMA, which
-// drops what lies outside the result, but always writes 16 bytes: a line must end on 16 bytes, or what
-// lies behind it must be free to be overwritten (sparse24/_staging.py).  Results that it cannot address
-// (start or pitch not a multiple of 16 bytes, or no contiguous axis) are written by the threads instead.
+// A warpgroup turns 64 rows by kChunk columns at a time into output elements, arranges them in a buffer in
+// shared memory as lines along the contiguous axis of the result, and hands them to the TMA.  The TMA drops what lies
+// outside the result, but always writes 16 bytes: a line must end on 16 bytes, or it must be allowed to overwrite what
+// lies behind it (sparse24/_staging.py).  Results that the TMA cannot address (start or pitch not a multiple of 16
+// bytes, or no contiguous axis) are written by the threads instead.
+//
+// A warpgroup has STAGING buffers of its own.  Its first thread, which asks the TMA, waits until the TMA has read what
+// a buffer held before.  A named barrier of the warpgroup then lets all threads fill it, and a second one tells the
+// first thread that they have.
 //
 // Compiled with -DOUTPUT, -DOUT_ROW_MAJOR, -DOUT_BULK (1: by the TMA) and -DSTAGING (buffers).
 // Source: PTX ISA, wgmma.mma_async, fragment of D; stmatrix; tensor swizzling modes.
@@ -24,8 +28,8 @@ constexpr bool kPlain = EPILOGUE == 0;
 
 struct OutView { void* data; long long row, column, batch; };  // strides in elements
 
-// Byte of element (row, column) of a chunk: lines of kSpan bytes, 16-byte units swizzled.  kSpan is 128
-// or 64: sparse_wgmma_plan.py refuses the results whose lines would be shorter.
+// Byte offset of element (row, column) of a chunk: lines of kSpan bytes, whose 16-byte units are exchanged as the TMA's
+// swizzle of 128 or 64 bytes does.  sparse_wgmma_plan.py refuses results whose lines would be shorter.
 __device__ inline u32 staged(int row, int column) {
     const u32 line = OUT_ROW_MAJOR ? row : column, byte = (OUT_ROW_MAJOR ? column : row) * kOutBytes;
     const u32 swizzle = kSpan == 128 ? line % 8 : line / 2 % 4;

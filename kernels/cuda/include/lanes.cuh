@@ -5,7 +5,7 @@
 // top bit of a lane; the bits below it are arbitrary.  With flags, a rule on a group is a few bitwise operations on
 // all lanes at once, and nothing branches.
 //
-// Meaning: reference.top_mask, reference.compress.  Codes: sparse24/_spec.py.
+// Reference: reference.top_mask, reference.compress.  Codes: sparse24/_spec.py.
 #pragma once
 #include "numeric.cuh"
 
@@ -29,7 +29,7 @@ template <> struct Lanes<8> {
     static constexpr word top = 1ull << 63;
 };
 
-// Four bytes of a and b; unlike __byte_perm, selector bit 3 asks for copies of the byte's sign.
+// Four bytes of a and b, as __byte_perm; in addition bit 3 of a selector digit asks for copies of the byte's top bit.
 inline unsigned permute(unsigned a, unsigned b, unsigned selector) {
     unsigned out;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
@@ -133,8 +133,8 @@ template <int BYTES, class Word> Word append(Word bits, Word flags) {
     return (flags & top) | (bits >> 1 & ~top);
 }
 
-// Appends the four bits of the code of every group, for at most two flags:
-//   none (0, 1);   i < 3 alone (i, 3);   3 alone (0, 3);   two, those.
+// Appends the four bits of the code of every group, for at most two flags.  The code has the two places
+//   no flag: (0, 1);   only i < 3: (i, 3);   only 3: (0, 3);   two flags: their places.
 template <int BYTES, class Word> Word append_code(Word bits, const Word (&keep)[4]) {
     const Word none_above = ~(keep[0] | keep[1]);
     bits = append<BYTES>(bits, keep[1] & ~keep[0]);                          // first: 1

@@ -1,9 +1,9 @@
 // live_consumer: a warpgroup of hybrid_wgmma.cu with SKIPS.  It has 64 or 128 rows of a strip, multiplies the stages in
 // which they have elements, and passes over the others.
 //
-// The loop over stages to pass stands between the instructions, not around them, and every run of stages in which the
-// same rows have elements is a loop of its own.  If an instruction stood in a branch, the compiler would wait for all
-// instructions there.
+// The loop over stages to pass over stands between the instructions, not around them, and every run of stages in which
+// the same rows have elements is a loop of its own.  If an instruction stood in a branch, the compiler would insert a
+// wait for all instructions there.
 #pragma once
 
 class Consumer {
@@ -31,13 +31,14 @@ class Consumer {
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
-    // With IN_STAGE: the memory of the last stage, when no consumer reads it any more.  It is theirs until all leave().
+    // With IN_STAGE: the memory of the last stage, when no consumer reads it any more.  The consumers may use it until
+    // each of them has called leave().
     __device__ u32 last_stage() const {
         group_sync(2 + kConsumers, kProducer);
         return shared_ + last() * kStageBytes;
     }
     __device__ void leave() const {
-        async_proxy_fence();  // the copy engine will write where threads have written
+        async_proxy_fence();  // the TMA will write where threads have written
         __syncwarp();
         ring_.release(last());
     }
@@ -99,8 +100,8 @@ class Consumer {
         drain();
         return live;
     }
-    // One group of instructions.  It still runs when the next stage begins; until then its metadata must stay in
-    // their registers, as must those of the group before it, `last`.
+    // One group of instructions, which still runs when the next stage begins.  Its metadata `words` must stay in their
+    // registers until it has ended, as must those of the group before it, `last`, up to the wait here.
     template <u32 rows> __device__ void multiply_stage(Words& words, const Words& last) {
         const u32 stage = shared_ + at_.stage * kStageBytes;
         const u64 a = kADescriptor | descriptor_start(stage + kBBytes + group_ * kRowBlocks * kRowBlockBytes);
@@ -122,8 +123,8 @@ class Consumer {
         running_ = true;
         pass();
     }
-    // Only lanes 0 and 1 of a quad need words.  They read those of the half atom of this stage, so the selector is
-    // always 0; lanes 2 and 3 read the same.
+    // Only lanes 0 and 1 of a quad need words, those of the half atom of this stage, so the selector is always 0.
+    // Lanes 2 and 3 read the same words.
     template <u32 rows> __device__ void load(Words& words) const {
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const u32 of_lane = 16 * (lane / 4) + 128 * (lane & 1) + 256 * warp;

@@ -1,4 +1,4 @@
-// mma_fragments: what a warp multiplies by mma.sp, loaded from a stage while the step before is multiplied.
+// mma_fragments: the operands of a warp's mma.sp in registers, loaded from a stage while the step before is multiplied.
 //
 // Compiled with the macros of sparse_tile, with WGMMA 0.  A step is 64 bytes of k; warps along k take the atoms of a
 // stage in turn.
@@ -8,7 +8,8 @@
 constexpr int kSteps = kAtoms / WARPS_K * kAtomSteps;  // of a warp in a stage
 static_assert(!WGMMA && kSteps % 2 == 0 && kTilesN % 2 == 0);
 
-// Metadata words of this lane for all steps of one K atom: of one tile, or of 16 bits also of the one before it.
+// Metadata words of this lane for all steps of one K atom, for m16 tile `tile`; with 16-bit elements for both tiles of
+// its pair.
 inline void load_tile_words(unsigned (&words)[kTilesM][kAtomSteps], int tile, unsigned meta, const Lane& w) {
     if constexpr (kItem == 2) {
         // Lanes with t < 2 hold the words of one m16 tile, the others those of the next:
@@ -36,7 +37,7 @@ inline void load_b_pair(unsigned (&even)[4], unsigned (&odd)[4], unsigned tile, 
         load_matrices_transposed(even, tile + place<kBRows, kBChunks>(row, chunk));
         load_matrices_transposed(odd, tile + place<kBRows, kBChunks>(row, chunk + 1));
     } else {
-        // Bytes: as in load_b_fragments, `even` and `odd` are the columns of these numbers.
+        // 8-bit elements, as in load_b_fragments: `even` has the even ones of the 16 columns, `odd` the odd ones.
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int k = 32 * half + 16 * (matrix / 2) + 4 * (line / 2) + line % 2 + 2 * (matrix % 2);
@@ -50,7 +51,8 @@ inline void load_b_pair(unsigned (&even)[4], unsigned (&odd)[4], unsigned tile, 
     }
 }
 
-// One set of each, as registers are short: a fragment is loaded anew as soon as it has been used for the last time.
+// There is one set of each operand, because registers are scarce: a fragment of the next step is loaded as soon as that
+// of this step has been used for the last time.
 class Fragments {
   public:
     void load(unsigned stage, const Lane& w) {
@@ -60,7 +62,7 @@ class Fragments {
         for (int f = 0; f < kTilesN; f += 2) load_b(f, stage, 0, w);
     }
 
-    // Multiplies a step, and loads the next one, which is in `stage`.
+    // Multiplies a step, and loads the operands of the next one, which lies in `stage`.
     void multiply(Sums& sums, int step, unsigned stage, const Lane& w) {
         const int next = (step + 1) % kSteps, i = step % kAtomSteps;
 #pragma unroll
@@ -87,7 +89,8 @@ class Fragments {
     void load_b(int f, unsigned stage, int step, const Lane& w) {
         load_b_pair(b_[f], b_[f + 1], stage + kABytes + kMetaBytes, step_of_stage(step, w), f, w);
     }
-    // At the first step of an atom; those of two tiles of 16 bits at the second one, when neither is needed any more.
+    // At the first step of an atom.  With 16-bit elements the words of a pair of tiles are loaded when the second tile
+    // is done, because neither tile needs the old ones then.
     void load_metadata(int tile, unsigned stage, int step, const Lane& w) {
         if (step % kAtomSteps || (kItem == 2 && kTilesM > 1 && tile % 2 == 0)) return;
         load_tile_words(words_, tile, stage + kABytes + (step / kAtomSteps * WARPS_K + w.warp_k) * TILE_M * 16, w);

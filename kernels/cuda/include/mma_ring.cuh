@@ -1,15 +1,21 @@
 // mma_ring: the product of a tile by mma.sp, through a ring of stages that the warps fill themselves.
 //
-// Compiled with the macros of sparse_tile and tile_store, with WGMMA 0.
+// Compiled with the macros of sparse_tile and tile_store, with WGMMA 0.  What a warp does in each of the steps of a
+// stage, if there are four:
 //
 //   step        0            1            2            3 (last)          0 of the next stage
 //   multiplies  step 0       1            2            3                 0
 //   loads       1            2            3            0 of the next     1
 //   copies      a third of the stage that comes STAGES - 1 later         ...
 //
-// Warps do not meet.  Barriers in shared memory tell that a stage is there (`full`: every thread arrives when its copies
-// have) and that its place is free (`empty`: every warp arrives once it has read all), so a warp may be up to a stage
-// behind another one.
+// Warps do not meet, so one may be up to a stage behind another one.  Every stage has two barriers:
+//
+//   barrier   completes when             arrivals
+//   full      the stage has been filled  one by every thread, when its copies have arrived; without B_ASYNC
+//                                        another one, when it has stored its elements of b
+//   empty     its place may be refilled  one by every warp, when it has read the whole stage
+//
+// Parities are those of hopper_pipeline.cuh.
 // Source: PTX ISA, mbarrier, cp.async.mbarrier.arrive.
 #pragma once
 #include "mma_fragments.cuh"
@@ -20,8 +26,9 @@
 constexpr int kRingBytes = STAGES * kStageBytes, kSumsBytes = WARPS_K * kPartial * sizeof(Sum);
 constexpr int kBarriersAt = kRingBytes > kSumsBytes ? kRingBytes : kSumsBytes;
 
-// Tiles that are bound by the tensor cores and not by memory, for which one barrier a stage for all threads is faster.
-// With two stages, the next one would have to be copied in less than the time of one.
+// Tiles that are bound by the tensor cores.  Those that are bound by memory are faster with one __syncthreads for each
+// stage (run_stages, copy_ring.cuh).  A ring of two stages is too short: the next stage would have to be copied while
+// one is multiplied.
 constexpr bool kIsLarge = TILE_N >= 64 && STAGES > 2;
 
 class RingBarrier {
@@ -32,11 +39,11 @@ class RingBarrier {
     void arrive() const {
         asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" :: "r"(at_) : "memory");
     }
-    // Once all copies that this thread has asked for are there.
+    // Arrives once all copies that this thread has asked for are there; `noinc`: as one of the expected arrivals.
     void arrive_after_copies() const {
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(at_) : "memory");
     }
-    // Until the phase of this parity is over.
+    // Waits until the phase of this parity is complete; test_wait, as sm_80 has no try_wait.
     void wait(unsigned parity) const {
         asm volatile("{ .reg .pred over;\n"
                      "again: mbarrier.test_wait.parity.shared.b64 over, [%0], %1;\n"
@@ -78,8 +85,9 @@ class MmaRing {
         __syncthreads();
     }
 
-    // Adds up the next `count` stages of `copies`; those of a stage in float32, if `by_stage`.  By all threads of the
-    // block; the memory of the stages is free for other use afterwards.
+    // Adds the products of the next `count` stages of `copies` to the sums.  With `by_stage` the tensor cores sum
+    // within a stage only, and stages are added by float32 additions.  By all threads of the block; the memory of the
+    // stages is free for other use afterwards.
     template <bool by_stage = false> void multiply(Sums& sums, int count, TileCopies& copies) {
         const Lane w;
         Slot ahead = at_;
@@ -130,7 +138,7 @@ class MmaRing {
         __syncwarp();
         if (w.lane == 0) empty(slot).arrive();
     }
-    // The stages behind the last one, which were filled with zeros.
+    // Passes over the stages behind the last one, which have been filled with zeros.
     void drain(const Lane& w) {
 #pragma unroll
         for (int i = 0; i < STAGES - 1; ++i) {

@@ -1,14 +1,16 @@
-// mma_sp: the PTX of a sparse tile product, one function an instruction.
+// mma_sp: the PTX of a sparse tile product, one function for each instruction.
 //
-// Counted in bytes, 8-bit and 16-bit elements have the same fragments: one mma.sp takes
-// 16 rows x 32 stored bytes of A, 64 bytes of K x 8 columns of B, and gives 16 x 8 sums.
+// Counted in bytes, 8-bit and 16-bit elements have the same fragments: one mma.sp takes 16 rows x 32 stored bytes of A,
+// 64 bytes of K x 8 columns of B, and gives 16 x 8 sums.  With ::ordered_metadata the two places of a code must ascend,
+// as they always do here; without it the instruction may be much slower (PTX ISA).
 // Source: PTX ISA, mma.sp::ordered_metadata, cp.async, ldmatrix, mapa, barrier.cluster.
 #pragma once
 #include "numeric.cuh"
 
 inline unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-// Copies 16 bytes, past the L1 cache; those beyond the first `bytes` become zeros.
+// Copies 16 bytes, bypassing the L1 cache (.cg); bytes beyond the first `bytes` are not read and become zeros.  L2
+// fetches the whole 128-byte line, whose other bytes are wanted soon.
 inline void copy_async(unsigned to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  :: "r"(to), "l"(from), "r"(bytes) : "memory");
@@ -38,8 +40,9 @@ inline unsigned load_shared_4(unsigned address) {
     return x;
 }
 
-// d += A B for one tile.  `e` is the metadata word of the lane; `selector` says which lanes of every quad
-// count: 16-bit 0 the first two, 1 the last two; 8-bit, where all four do, 0.
+// d += A B for one tile.  `e` is the metadata word of the lane.  `selector` says whose words the instruction takes:
+// with 16-bit elements those of the first two lanes of every quad (0) or of the last two (1); with 8-bit ones of all
+// four (0).
 #define MMA_SP(shape, types, constraint)                                                       \
     asm volatile("mma.sp::ordered_metadata.sync.aligned." shape ".row.col." types              \
                  " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3},"  \
@@ -61,7 +64,7 @@ void mma_sp(Sum (&d)[4], const unsigned (&a)[4], const unsigned (&b)[4], unsigne
 }
 #undef MMA_SP
 
-// Clusters (sm_90 and later): all blocks of a cluster meet here.
+// Clusters (sm_90 and later): all threads of the cluster meet here, and see what each of them wrote before.
 inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }

@@ -2,6 +2,11 @@
 //
 // A kernel is compiled with -DELEMENT=<name> and -DOUTPUT=<name>, names as in
 // sparse24/_dtypes.py, and says Scalar<Kind::ELEMENT>.
+//
+//   type    an element in memory
+//   real    the type in which an epilogue computes
+//   load    exact: float, double, or int for integers
+//   store   rounds to nearest, ties to even; integers and fp8 saturate; NaN becomes the integer 0
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -39,7 +44,6 @@ template <> struct Scalar<Kind::int8> {
     using type = signed char;
     using real = float;
     static int load(type x) { return x; }
-    // Rounds half to even and saturates, as a requantising layer expects.
     static type store(float x) { return (type)max(-128, min(127, __float2int_rn(x))); }
     static type store(int x) { return (type)max(-128, min(127, x)); }
 };

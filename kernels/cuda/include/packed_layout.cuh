@@ -1,13 +1,15 @@
-// packed_layout: where the 4-bit code of a group stands in packed metadata.
+// packed_layout: where the 4-bit code of a group lies in packed metadata.
 //
-// Atoms of 64 rows by 128 columns, 1024 bytes each, M-fastest then K.  Inside an atom,
-// with w = row / 16, r8 = row / 8 % 2, g = row % 8 and k the group's first column:
+// Metadata comes in atoms of 64 rows by 128 columns, 1024 bytes each.  Atoms follow one another along M, then along K.
+// Inside an atom, with row and column counted from its corner, w = row / 16, r8 = row / 8 % 2, g = row % 8, and k the
+// first column of the group:
 //
 //   elements of 2, 4, 8 bytes   bit = (k & 15) + 16 r8 + 32 (k >> 5) + 128 g
 //                                     + 1024 ((k >> 4) & 1) + 2048 w
 //   elements of 1 byte          bit = 128 row + k
 //
-// The same numbers stand in sparse24/_spec.py.
+// So a 32-bit word holds 16 columns of rows g (low half) and g + 8 (high half), or 32 columns of one row.
+// sparse24/_spec.py has the same numbers, and the atoms of TF32.
 #pragma once
 
 constexpr int kAtomM = 64, kAtomK = 128, kAtomBytes = 1024;

@@ -1,9 +1,9 @@
-// pair: two sums as 16-bit elements of a result, by one instruction.
-// Source: PTX ISA, cvt.
+// pair: two float32 sums, rounded to nearest even to two 16-bit elements by one instruction.
+// Source: PTX ISA, cvt (which takes the element of the high half first).
 #pragma once
 #include "numeric.cuh"
 
-// The first one in the low half; `kind` is a 16-bit type of floats.
+// `kind` is float16 or bfloat16.
 template <Kind kind> __device__ unsigned pair_of(float low, float high) {
     unsigned both;
     if constexpr (kind == Kind::bfloat16)

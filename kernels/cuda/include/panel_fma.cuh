@@ -1,6 +1,6 @@
 // panel_fma: what a step of the panel kernel adds to its sums, by plain multiply-adds (float32, float64).
 //
-// A lane takes four elements of its row and reads a line of b for each; 32 / height lanes share a row.
+// In a step a lane takes four elements of its row and reads a line of b for each; 32 / height lanes share a row.
 #pragma once
 
 constexpr int kHeight = 32;     // rows of the tallest unit

@@ -5,17 +5,17 @@
 // ldmatrix reads them: in one turn 32 lines of 8 columns, two lines for each of its 16 rows.
 //
 // So only 32 of the 16 x 32 elements of A that it multiplies are not zero, and their positions are fixed.  Rows 0 to 7
-// use lines 0 to 15, rows 8 to 15 use lines 16 to 31 in the same way.  In turn t row r uses one line of the group of
-// four number f = (r / 2 ^ t) % 4, and one of the group f ^ 2.  In the first it is place 0, in the second place 1; for
-// an odd r they are 2 and 3.  Then every eight neighbouring lines, which shared memory delivers at once, belong to
-// eight different rows.
+// use lines 0 to 15, rows 8 to 15 use lines 16 to 31 in the same way.  In turn t (0 to 3) row r uses one line of each
+// of two groups of four lines, f and f ^ 2, where f = (r % 8 / 2) ^ t.  In group f this is the line at place 0, in
+// group f ^ 2 that at place 1; for an odd r the places are 2 and 3.  Then every eight neighbouring lines, which shared
+// memory delivers at once, belong to eight different rows.
 //
 // A lane of the fragment holds one group of row lane / 4, and one of row lane / 4 + 8.  A step is four turns: in one
 // of them the lane multiplies an element at the first place of its group, in one an element at the second place, in
 // the others zeros.  So it takes four elements in a step, two for each row, and the metadata codes are constants.  If
-// a unit has fewer than 16 rows, each of them is several rows of the instruction.
+// a unit has fewer than 16 rows, each of them takes several rows of the instruction.
 //
-// A zero of A multiplies lines of other rows: an infinity in b may reach them as NaN.
+// In the instruction, zeros of A meet lines that belong to other rows, so an infinity in b may reach these rows as NaN.
 // Source: PTX ISA, mma.sp::ordered_metadata m16n8k32, ldmatrix.
 #pragma once
 

@@ -1,10 +1,12 @@
 // partial_sums: how blocks that share a tile add up, in a fixed order, through global memory.
 //
-// Every block has one slot of BLOCK_M * BLOCK_N sums and a flag for each consumer warpgroup.  A block
-// gives at most one part away in a launch.  The flags are 0 between launches: the block that takes the sums resets
-// them.
-// A block waits only for blocks of lower numbers.  The hardware starts those first, and the grid is one
-// block an SM at most, so the blocks that it waits for are running or have ended.
+// Every block has one slot of BLOCK_M * BLOCK_N sums and a flag for each consumer warpgroup.  It gives away the sums of
+// at most one part of a tile in a launch: its warpgroups write them to the slot (`give`) and set their flags
+// (`publish`).  The block that finishes the tile waits for the flags (`await`), clears them for the next launch, and
+// adds the sums.
+//
+// A block waits only for blocks of lower numbers.  The hardware starts those first, and the grid has at most one
+// block for each multiprocessor, so the blocks that it waits for are running or have ended.
 #pragma once
 #include "wgmma_sp.cuh"
 
@@ -24,7 +26,7 @@ template <int row_blocks, int consumers> class PartialSums {
         for (int i = 0; i < count; i += 4)
             slot[vector(r, first + i)] = {bits(sums[i]), bits(sums[i + 1]), bits(sums[i + 2]), bits(sums[i + 3])};
     }
-    // After the last of them.
+    // After the last give(): all threads' sums can be seen before the flag.
     __device__ void publish() const {
         __threadfence();
         sync();
@@ -61,7 +63,7 @@ template <int row_blocks, int consumers> class PartialSums {
     __device__ static int bits(Sum x) { return __float_as_int(x); }
     __device__ static Sum sum(int x) { return __int_as_float(x); }
 #endif
-    // Where sums i to i + 3 of row block r lie in a thread's slot.
+    // Where sums i to i + 3 of row block r lie, from the thread's place in the slot on, in vectors of 16 bytes.
     __device__ static int vector(int r, int i) { return (r * BLOCK_N / 8 + i / 4) * 128; }
     __device__ static void sync() { group_sync(1 + threadIdx.x / 128, 128); }
 

@@ -120,7 +120,7 @@ template <int ITEM> struct Piece {
         }
     }
 
-    // Puts the stored pairs of all steps into the order of the rows.
+    // The inverse of spread, for the stored pairs of all steps: words of the rows.
     static void gather(const Word (&first)[steps], const Word (&second)[steps],
                        unsigned (&out)[rows][words / 2]) {
         if constexpr (ITEM == 1) {
@@ -150,15 +150,15 @@ template <int ITEM> struct Piece {
     }
 };
 
-// Which pieces a thread has.  A block of four warps covers an atom's 64 rows; blocks go along k
-// first, then along m, then through the batch.
+// Which pieces a thread has.  A block of four warps covers the 64 rows of an atom and eight pieces across; blocks go
+// along k first, then along m, then through the batch.
 template <int ITEM> struct Place {
     static constexpr int pieces = ITEM == 1 ? 4 : 2;
     static constexpr int columns = 8 * Piece<ITEM>::columns;  // of a block
 
     long long batch;
     int row, column;  // of piece 0; piece i is 4 i rows below
-    int atom, m_atoms;  // the piece's atom in its matrix
+    int atom, m_atoms;  // the piece's atom, counted through the batch; atoms along m
     int word;           // of piece 0 in the atom; piece i is 16 i further
     bool inside;        // columns belong to an atom that exists
 

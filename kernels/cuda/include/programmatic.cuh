@@ -2,7 +2,8 @@
 //
 // A kernel that is launched `early` (kernels/launch.py) may start while the preceding kernel of the stream finishes.
 // Before wait_for_previous() it may set itself up, and read what no kernel writes any more, such as a packed matrix.
-// It must wait before it writes global memory, or reads what a kernel may have written, such as b.
+// It must wait before it writes global memory, or reads what a kernel may have written, such as b.  The memory clobbers
+// keep the compiler from moving such accesses to the other side.
 // Source: PTX ISA, griddepcontrol.
 #pragma once
 

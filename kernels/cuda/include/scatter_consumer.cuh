@@ -1,7 +1,7 @@
 // scatter_consumer: a warpgroup of hybrid_scatter.cu that multiplies the tiles of the stages by lines of b.
 //
-// A single warpgroup multiplies all rows of a tile; of two, each multiplies 64.  An instruction takes 64 rows of the
-// tile or, where b is the left operand, all that are rows of the matrix.
+// A single warpgroup multiplies all rows of a tile; if there are two, each multiplies 64.  An instruction takes 64 rows
+// of the tile or, where b is the left operand, 128 (with units of 128 columns 64).
 #pragma once
 
 using Words = u32[2];                                                     // metadata of a thread
@@ -12,8 +12,8 @@ class Consumer {
 
     __device__ Consumer(const Ring& ring, u32 shared, int group) : ring_(ring), shared_(shared), group_(group) {}
 
-    // At least one step.  One group of instructions is always in flight; the registers of its metadata must not
-    // be reused meanwhile.
+    // Multiplies the next `steps` stages, at least one, and waits for the sums.  Meanwhile one group of instructions is
+    // always in flight; the registers of its metadata must not be reused until it has ended.
     __device__ void multiply(int steps) {
         Words even, odd = {};
         multiply_step<true>(even, odd);
@@ -95,8 +95,8 @@ class Consumer {
         }
     }
     // The two blocks of 64 rows of a tile are either different rows of the matrix, or (kHalves > 1) the same rows
-    // and different columns.  Then they add to the same sums, in turn, and each multiplies other lines of b, which
-    // begin `past_lines` further on (in units of 16 bytes).
+    // and different columns.  In the second case they add to the same sums, in turn, and the second block multiplies
+    // lines of b that begin `past_lines` further on (in units of 16 bytes).
     __device__ static Sums& of_block(Sums (&all)[kArrays], int i) { return all[i % kArrays]; }
     __device__ static constexpr int turn(int step, int i) { return kHalves > 1 ? step * kBlocks + i : step; }
     __device__ static constexpr u32 past_lines(int i, int lines) { return kHalves > 1 ? i * lines * kSpan / 16 : 0; }

@@ -1,6 +1,6 @@
 // scatter_lines: up to eight columns of b, of any strides, which the writers of hybrid_scatter.cu load themselves.
 //
-// The copy engine takes neither rows of fewer than 16 bytes nor rows that do not begin on 16-byte boundaries.  In a
+// The TMA takes neither rows of fewer than 16 bytes nor rows that do not begin on 16-byte boundaries.  In a
 // stage every line (row) of b is 16 bytes, with zeros where b has no column.
 #pragma once
 
@@ -10,6 +10,7 @@ struct Right {
     Count k, n, row, column;
 };
 
+// By a predicate instead of a branch.
 __device__ inline u32 load_if(bool when, const Element* from) {
     u32 x = 0;
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(x) : "l"(from), "r"((u32)when));

@@ -12,7 +12,7 @@ struct Matrix {
     int rows;
 };
 
-// The elements of one bank of a tile; lane l looks at bank l.
+// The elements of a unit's tile that lie in one bank of shared memory; lane l looks at bank l.
 struct Bank {
     const Element* w;                   // the unit's first
     Count pitch;
@@ -37,7 +37,7 @@ struct Bank {
         const int i = 2 * r + lane / 16, j = (lane % 16 / 4 ^ r % 4) * 8 + lane % 4 * 2 + odd, c = 4 * (j % 16) + 2 + j / 16;
         return spills(i, c) ? at(i, c) : Element(0);
     }
-    // Whether the element is the third or fourth of its group; column c is the third or fourth, too.
+    // Whether an element at (r, c) would be the third or fourth non-zero of its group; c is at place 2 or 3.
     __device__ bool spills(int r, int c) const {
         int before = 0;
         for (int i = c / 4 * 4; i < c; ++i) before += at(r, i) != 0;
@@ -54,7 +54,7 @@ struct Size {
     int groups, lines;
 };
 
-// The fewest bytes for a unit whose lists have these lengths, one even and one odd list a lane.
+// The size with the fewest bytes for a unit whose lists have these lengths, one even and one odd list for each lane.
 __device__ Size best_size(int even, int odd) {
     Size best = {0, 0};
     int least = 1 << 30;
@@ -91,9 +91,9 @@ __device__ int fill_groups(const Bank& bank, int odd, int held, unsigned char* t
     return r;
 }
 
-// The 2:4 part of a unit: [128 rows][32 values], chunks of 16 bytes exchanged as in shared memory (chunk c of row r
-// lies at c ^ r / 2 % 4), then [2 blocks of 64 rows][128 threads] words of metadata: lanes 0 and 1 of a quad
-// hold those of the first 32 columns (selector 0), lanes 2 and 3 those of the others (selector 1).
+// The 2:4 part of a unit: [128 rows][32 values], whose 16-byte chunks are exchanged as in shared memory (chunk c of row
+// r lies at c ^ r / 2 % 4, the swizzle of 64 bytes); then [2 blocks of 64 rows][128 threads] words of metadata.  Lanes
+// 0 and 1 of a quad hold those of the first 32 columns (selector 0), lanes 2 and 3 those of the others (selector 1).
 __device__ void pack_base(const Bank& bank, unsigned char* to) {
     auto* words = reinterpret_cast<unsigned*>(to + kValueBytes);
     for (int i = bank.lane; i < 256; i += 32) words[i] = 0;

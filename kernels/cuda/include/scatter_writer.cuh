@@ -4,6 +4,7 @@
 // single batch, its tile is cleared by storing zeros where the non-zeros were; otherwise all of it is overwritten.
 #pragma once
 
+// Of the matrix, which a block reads once: not kept in L1.
 __device__ inline uint4 load_once(const uint4* from) {
     uint4 x;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -20,6 +21,7 @@ __device__ inline u32 load_once(const u32* from) {
     asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(x) : "l"(from));
     return x;
 }
+// Store one half of a word.
 __device__ inline void store_low(u32 at, u32 pair) {
     asm volatile("{ .reg .b16 low, high; mov.b32 {low, high}, %1; st.shared.b16 [%0], low; }" ::"r"(at), "r"(pair) : "memory");
 }
@@ -40,8 +42,8 @@ template <bool zeros> __device__ void store_four(u32 bank, u32 first, u32 second
     store_high(place_of<3>(bank, rows), zeros ? 0 : second);
 }
 
-// A part of a unit, being loaded or in registers.  Its loops end at the first group that does not exist: skipping
-// missing groups one by one, each by a branch to another line of code, takes longer than storing a few.
+// A part of a unit, being loaded or in registers.  Its loops end at the first group that does not exist: skipping every
+// missing group by a branch of its own, to another line of code, would take longer than storing a few groups.
 struct Batch {
     uint4 elements[BATCH];
     uint2 rows[BATCH];
@@ -94,14 +96,14 @@ class Writer {
         here_ = unit(0);
         next_ = unit(1);
     }
-    // Ask for the first batch, and clear the tile.
+    // Load the first batch, and clear the tile.
     __device__ void prepare(Batch& first) const {
         if (turns_ == 0) return;  // the result may already be where its stage would be
         first.load(units_, here_, 0, 0);
         clear();
         __syncwarp();  // other lanes may store into the same places now
     }
-    // Once the barriers are there.
+    // Announce what the TMA will bring of the first unit, once the barriers have been initialised.
     __device__ void begin() const {
         if (turns_ > 0) lead([&] { announce(); });
     }
@@ -109,7 +111,7 @@ class Writer {
     __device__ void begin_lines(Lines& lines) const {
         if (BY_WARPS && turns_ > 0) lines.load(right_, here_.column);
     }
-    // Store one batch and ask for the one after it; false when all is done.
+    // Store one batch and load the one after it; false when all is done.
     __device__ bool advance(const TensorMap& b, const TensorMap& spill, Lines& lines, const Batch& batch, Batch& other) {
         if (turn_ == turns_) return false;
         const bool begins = batch_ == 0, ends = batch.groups <= BATCH && batch.lines <= kMostLines;
@@ -129,14 +131,14 @@ class Writer {
 
   private:
     __device__ Unit unit(int turn) const { return steps_[turn * STAGES]; }
-    // The next batch, of a unit; `nothing` is 0.
+    // Load the next batch, which belongs to this unit; `nothing` is 0 (nothing_after).
     __device__ void ask(Batch& batch, const Unit& unit, u32 nothing) const {
         batch.load(units_ + nothing, unit, batch_ * BATCH, batch_ * kMostLines);
     }
-    // Zero, but known only when the batch has arrived.  Addresses that it is added to make the next loads wait for
-    // that.  If they were issued earlier, the stores of this batch would have to wait for them too, because all
-    // loads count on one scoreboard.  (The compiler does not know that columns of units are multiples of
-    // kUnitColumns, so it cannot see the zero.)
+    // Zero, but computed from the batch, so not before it has arrived.  Added to the addresses of the next loads, it
+    // keeps them from being issued earlier.  If they were, the stores of this batch would have to wait for them as
+    // well, because all loads count on one scoreboard.  (The compiler does not know that columns of units are multiples
+    // of kUnitColumns, so it cannot see that this is zero.)
     __device__ u32 nothing_after(const Batch& batch) const { return batch.elements[0].x & here_.column % kUnitColumns; }
     // Wait until the stage is free, ask for its lines of b, and clear the tile.  The first turn has begun already.
     __device__ void open(const TensorMap& b, const TensorMap& spill, const Batch& last) {
@@ -157,7 +159,7 @@ class Writer {
             __syncwarp();
         }
     }
-    // Tests elected() directly before the work; a stored result of the test would not do, see there.
+    // Tests elected() directly before the work; a stored result of the test would not do (hopper_ptx.cuh).
     template <class Act> __device__ void lead(Act act) const {
         if (elected()) act();
         __syncwarp();

@@ -3,19 +3,20 @@
 // Compiled with
 //   ELEMENT, B_ELEMENT           types of A and b
 //   TILE_M, TILE_N, TILE_K       the tile, and the K extent of one stage, a multiple of 128
-//   WARPS_M, WARPS_N, WARPS_K    warps along each axis; WARPS_K deal out the K atoms of a stage
+//   WARPS_M, WARPS_N, WARPS_K    warps along each axis; those along K take the K atoms of a stage in turn
 //   STAGES                       depth of the cp.async ring
 //   B_COLUMN                     1: b lies with K contiguous, 0: with n contiguous
 //   B_ASYNC                      1: 16-byte copies of b, 0: element by element, any strides
 //   WGMMA                        1: warpgroup instructions (sm_90a), 0: mma.sp
-//   PROMOTE                      1: the sums of a stage are added up in float32: warpgroup
-//                                instructions keep about 14 bits of an fp8 sum (DeepSeek-V3
-//                                Technical Report, 2024, section 3.3.2)
+//   PROMOTE                      1: instructions sum within a stage only, and stages are added in
+//                                float32: warpgroup instructions keep about 14 bits of an fp8
+//                                sum (DeepSeek-V3 Technical Report, 2024, section 3.3.2)
 //
 // A stage holds A [TILE_M][TILE_K/2], metadata [TILE_K/128][TILE_M] x 16 bytes, in the packed
-// order, and b [TILE_N][TILE_K] or [TILE_K][TILE_N].  Rows are cut into spans of 128 bytes, all
-// rows of a span together, and those into 16-byte chunks whose place is XORed with the row, so
-// that ldmatrix meets no bank twice; it is the 128-byte swizzle of the warpgroup instructions.
+// order, and b [TILE_N][TILE_K] or [TILE_K][TILE_N].  Rows are cut into spans of 128 bytes; all
+// rows of a span lie together.  A span is cut into 16-byte chunks, whose place is XORed with the
+// row, so that ldmatrix has no bank conflicts.  This is also the 128-byte swizzle of warpgroup
+// instructions (the 64- or 32-byte one, if rows have only so many bytes).
 // What lies outside the matrices is read as zeros, so every shape is right.
 #pragma once
 #include "mma_sp.cuh"
@@ -45,11 +46,12 @@ static_assert(kWarpM == 16 || kWarpM % 32 == 0);
 
 constexpr int smaller(int x, int y) { return x < y ? x : y; }
 
-// Byte offset of row 0 of a 16-byte chunk, before the XOR, in a tile of `rows` x `chunks`.
+// Byte offset of a 16-byte chunk of row 0, where the XOR changes nothing, in a tile of `rows` rows.
 template <int rows, int chunks> int span(int chunk) {
     return chunk / 8 * rows * 128 + chunk % 8 * 16;
 }
-// Byte offset of a 16-byte chunk; `chunks` is a power of two.
+// Byte offset of a 16-byte chunk, in a tile of `rows` rows of `chunks` chunks, a power of two.  The pattern of the XOR
+// repeats itself after eight rows.
 template <int rows, int chunks> int place(int row, int chunk) {
     constexpr int line = smaller(chunks, 8), rows_of_line = 8 / line;
     return chunk / 8 * rows * 128 + (row * line + (chunk % 8 ^ (row / rows_of_line & (line - 1)))) * 16;
@@ -86,7 +88,8 @@ struct Tile {
         });
     }
 
-    // The metadata of 16 rows of an atom are 256 consecutive bytes.
+    // Every 16 rows of an atom have 256 consecutive bytes.  Outside the matrix any legal codes will do: those at
+    // `meta`.
     void load_meta(unsigned stage, const Shape& s, int k0) const {
         const int atoms_k = (s.k + 127) / 128;
         deal<kAtoms * TILE_M>([&](int i) {
@@ -180,9 +183,9 @@ inline void load_b_fragments(unsigned (&b)[kTilesN][4], unsigned tile, int step,
             load_matrices_transposed(
                 b[f], tile + place<kBRows, kBChunks>(32 * step + 8 * matrix + line, w.column0 / 8 + f));
     } else {
-        // Bytes: a transposing load moves pairs of columns.  Two matrices, of the rows
-        // 0,1,4,5,8,9,12,13 and of those + 2, give a lane four k of two columns; a byte
-        // permutation parts the even column from the odd one.
+        // 8-bit elements: a transposing load moves pairs of columns.  Two matrices, of rows
+        // 0, 1, 4, 5, 8, 9, 12, 13 and of these + 2, give a lane four k of two columns; a byte
+        // permutation separates the even column from the odd one.
 #pragma unroll
         for (int f = 0; f < kTilesN; f += 2)
 #pragma unroll
@@ -237,7 +240,9 @@ inline void add(Sums& sums, const Sums& products) {
             for (int q = 0; q < 4; ++q) sums[tile][f][q] += products[tile][f][q];
 }
 
-// Sums over the stages [first, last) of K; the shared memory is free for other use afterwards.
+// Sums over the stages [first, last) of K, through a ring that works as that of copy_ring.cuh; the shared memory is
+// free for other use afterwards.  With WGMMA every thread makes its own copies visible to the tensor cores before the
+// barrier; the next stage is requested while the instructions run.
 inline void run_stages(Sums& sums, const Tile& tile, const Shape& s, char* ring, int first, int last) {
     const Lane w;
 #pragma unroll

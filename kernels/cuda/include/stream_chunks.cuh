@@ -1,8 +1,10 @@
 // stream_chunks: how a warp of hybrid_stream.cu goes through its chunks of the matrix, and reads them.
 //
-// At the beginning all STAGES stages are requested; a stage that has been read takes the chunk STAGES further on.  On
-// Hopper one lane asks the TMA for a chunk, and an mbarrier tells when it has arrived.  Elsewhere the lanes copy it by
-// cp.async, and the number of copy groups in flight tells.
+// At the beginning the first STAGES chunks are requested; a stage that has been read takes the chunk STAGES further on.
+// Only the warp itself reads its chunks, so __syncwarp is enough before a stage is refilled.  On Hopper lane 0 asks the
+// TMA for a chunk, and an mbarrier of the stage (one arrival, and the bytes) tells when it has arrived.  Elsewhere the
+// lanes copy it by cp.async, and the chunk is there once at most STAGES - 1 groups of copies are in flight.  (Groups of
+// copies of b count as well, which can only make the wait longer.)
 #pragma once
 
 __device__ unsigned address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
@@ -13,8 +15,9 @@ __device__ void copy16(unsigned to, const void* from, bool real = true) {
 template <int most> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(most) : "memory"); }
 __device__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 
-// Read a word if its flag, `bit` of `flags`, is set, else zero; then in its place a single half, if that has a
-// flag.  The next word is in the next row of 128 bytes, the next half in the row before.
+// take_word reads the next word if its flag, `bit` of `flags`, is set, and otherwise gives zero; take_half then reads a
+// single half in its place, if that has a flag.  The next word lies in the next row of 128 bytes, the next half in the
+// row before.  By predicates, as lanes differ.
 __device__ unsigned take_word(unsigned flags, int bit, unsigned& at) {
     unsigned x;
     asm volatile("{.reg .pred p; .reg .b32 t; and.b32 t, %2, %3; setp.ne.u32 p, t, 0; mov.u32 %0, 0;\n"
@@ -38,7 +41,9 @@ struct Stream {
     bool there;                      // whether the strip exists; one that does not has empty chunks
     unsigned here, parity;           // the present stage; odd or even turn of the stages
     unsigned word, half, last;       // shared addresses: next word, next half, last row
-    unsigned kinds, singles, fulls;  // of 128 columns: two bits a quad, and single ones of them
+    // Of 128 columns, two bits for each quad: its kind; the low bit set if it is single; the high bit set if it is
+    // full.
+    unsigned kinds, singles, fulls;
     unsigned codes[2];
     unsigned high;                   // the codes of all second pairs
 
@@ -59,7 +64,7 @@ struct Stream {
         load_codes();
         return true;
     }
-    // Go to the next ones.
+    // Go to the next 128 columns; false if there are none.
     __device__ bool advance() {
         if (++block == kBlocks) {
             block = 0;
@@ -128,7 +133,7 @@ struct Stream {
     }
 };
 
-// The pairs of four quads, as they wait for the tensor core.
+// The pairs of a slab's four quads, as operand A of the instructions: first pairs, and second ones if a quad is full.
 struct Fragment {
     unsigned pair[4], more[4];
     bool full;

@@ -7,7 +7,7 @@
 #if WGMMA
 #include "wgmma_pairs.cuh"
 
-// d += four pairs a lane, of 64 rows, by the 32 lines of b from `b_at` on.
+// d += a slab of 64 rows, four pairs in each lane, by the 32 lines of b from `b_at` on.
 __device__ void multiply_slab(Sums& d, Sums&, const Fragment& f, unsigned b_at, unsigned codes, unsigned high,
                               int slab) {
     const unsigned long long b = b_descriptor<N_TILES>(b_at);

@@ -32,20 +32,21 @@ class Consumer {
 #pragma unroll
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
-    // With IN_STAGE: the memory of the last stage, when no consumer reads it any more.  It is theirs until all leave().
+    // With IN_STAGE: the memory of the last stage, when no consumer reads it any more.  The consumers may use it until
+    // each of them has called leave().
     __device__ u32 last_stage() const {
         group_sync(2 + kConsumers, kProducer);
         return shared_ + previous_ * kStageBytes;
     }
     __device__ void leave() {
-        async_proxy_fence();  // the copy engine will write where threads have written
+        async_proxy_fence();  // the TMA will write where threads have written
         __syncwarp();
         give_back();
     }
 
   private:
-    // One group of instructions for each stage.  The last one still runs when the next atom begins, so the metadata
-    // of `last` must stay in registers.  A `fresh` atom overwrites the sums.
+    // One group of instructions for each stage.  The last group still runs when the next atom begins, so the metadata
+    // of `last` must stay in registers until then.  A `fresh` atom overwrites the sums.
     template <bool fresh> __device__ void multiply_atom(Metadata<kRowBlocks>& metadata, const Metadata<kRowBlocks>& last) {
 #pragma unroll
         for (int part = 0; part < kParts; part++) {

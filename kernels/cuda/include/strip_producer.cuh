@@ -1,12 +1,12 @@
 // strip_producer: the warpgroup of hybrid_wgmma.cu that fetches the stages of a piece of a strip.
 //
-// The copy engine brings A, and b where its rows are neighbours; others are copied by all four warps.
+// The TMA brings A, and b where its rows are neighbours; rows of b that are not are copied by all four warps.
 #pragma once
 
 // Stages whose rows of b are neighbours are requested by one lane of the first warp.  For gathered stages one lane of
 // each warp in turn requests A: that takes as long as a warp's share of the gather, so the warps share this too.
 //
-// All threads step through the stages alike, and what a single lane does leaves no trace in variables.  So the compiler
+// All threads step through the stages alike, and no variable depends on what a single lane does.  So the compiler
 // knows that the operands of copies are the same in all lanes.
 class Producer {
     static constexpr int kWarps = 4;
@@ -20,8 +20,8 @@ class Producer {
     __device__ void fetch(const Piece& piece) {
         if (piece.first < piece.plain) await_b();
         lead(0, [&] { fetch_plain(piece); });
-        // A barrier's parity distinguishes a pass through the ring from the one before, not from the one before
-        // that: so no warp may be further ahead.
+        // A barrier's parity distinguishes a pass through the ring from the one before, but not from earlier ones.  So
+        // the other warps wait here until the first one has requested all plain stages.
         group_sync(1 + kConsumers, 128);
         place_.skip(piece.plain - piece.first);
         gather(piece);
@@ -33,15 +33,16 @@ class Producer {
         if (!waited_) wait_for_previous();
         waited_ = true;
     }
-    // Tests elected() directly before the work; a stored result of the test would not do, see there.
+    // Tests elected() directly before the work; a stored result of the test would not do (hopper_ptx.cuh).
     template <class Act> __device__ void lead(int warp, Act act) const {
         if (warp_ == warp && elected()) act();
         __syncwarp();
     }
 
-    // Stages whose rows of b are neighbours; work of one lane, which looks an atom ahead.
+    // Stages whose rows of b are neighbours, by one lane, which loads their first sources an atom ahead.
     __device__ void fetch_plain(const Piece& piece) const {
-        // Boxes beyond b are not requested: the copy engine would fill them with zeros, for columns that are not stored.
+        // Boxes beyond b are not requested: the TMA would fill them with zeros, for columns that are not
+        // stored.
         const int spans = min(BLOCK_N / 64, (of_.n - piece.column + 63) / 64);
         Place place = place_;
         int sources[kParts];
@@ -70,11 +71,11 @@ class Producer {
     __device__ int first_source(const Piece& piece, int stage) const {
         return stage < piece.plain ? of_.sources[(long long)stage * BLOCK_K] : 0;
     }
-    // The others: 16 rows of b a warp, of which it copies 128 bytes of four at once.
+    // The other stages: a warp gathers 16 rows of b, and copies 128 bytes of four of them with one instruction.
     //
     // Loading the sources takes longer than a stage.  Those of a stage are requested STAGES stages ahead, together with
-    // the rows of b of the stage that then has the same place in the ring.  Its consumers wait for both copies, so when
-    // they give the place back, the sources are there.
+    // the rows of b of the stage that then has the same place in the ring.  Both copies count on that stage's barrier,
+    // so when consumers have given the place back, the sources are there.
     __device__ void gather(const Piece& piece) {
         Ring::Position at = place_.at;
         for (int i = 0; i < STAGES; i++, at.advance()) ask_sources(piece, piece.plain + i, at);
@@ -90,7 +91,7 @@ class Producer {
             place_.advance(part);
         }
     }
-    // Four neighbours of this warp's sixteen, for each eight lanes.
+    // Every eight lanes need four neighbouring sources of the warp's sixteen; the first of the lanes asks for them.
     __device__ void ask_sources(const Piece& piece, int stage, const Ring::Position& at) const {
         const int* from = of_.sources + (long long)stage * BLOCK_K + first_of_lane();
         copy16_if(stage < piece.end && lane_ % 8 == 0, sources_at(at), (u64)from, false);
@@ -130,7 +131,7 @@ class Producer {
     }
 
     // Request the stored elements of a stage (with SKIPS only the 64 rows of each bit in `blocks`) and, with the first
-    // stage of an atom, its metadata.  `b_bytes` of b come by the copy engine too; 0: they are gathered.
+    // stage of an atom, its metadata.  `b_bytes` of b come by the TMA too; 0: they are gathered.
     __device__ void fetch_a(int atom, int part, u32 blocks, const Place& place, u32 barrier, u32 b_bytes) const {
         const u32 a_bytes = SKIPS ? __popc(blocks) * kRowBlockBytes : kABytes;
         if (SKIPS) set_shared(shared_ + kLiveAt + 4 * place.at.stage, blocks);

@@ -3,10 +3,10 @@
 // Strips of rows of similar density hold rows from anywhere in the matrix.  The TMA copies boxes, so it cannot
 // put them back; `rows` says where each of them belongs.  As in hopper_store.cuh, 64 rows by 64 columns at a
 // time become lines of 128 bytes in shared memory.  Eight threads then write one line, 16 bytes each, so that
-// every row of a chunk is one full cache line, and a warp writes four.  Where rows of the result are not
+// every row of a chunk is one full cache line, and a warp writes four at once.  Where rows of the result are not
 // contiguous on 16-byte boundaries, and at its right edge, elements are written one by one.
 //
-// One buffer is enough, as nothing reads it after the threads have.  There is no epilogue.
+// One buffer is enough, because only the threads themselves read it.  There is no epilogue.
 // Compiled as hopper_store.cuh is, with OUT_ROW_MAJOR 1, OUT_BULK 0 and an OUTPUT of 16 bits.
 #pragma once
 #include "hopper_store.cuh"

@@ -3,14 +3,14 @@
 //   8-bit              128 rows, 256 columns: four metadata atoms
 //   16-bit and wider   64 rows, 128 columns: one atom
 //
-// A thread takes the lanes of one 32-bit word (8-byte elements: 64-bit), `lanes` neighbouring rows,
-// and `span` columns of them, so it needs no shuffling; 32 threads take 128 contiguous bytes of a
-// column (256).  Stored elements go through shared memory in chunks of 16 bytes, placed so that
-// neither the threads of neighbouring rows nor those of one row meet in a bank.
+// A thread takes `lanes` neighbouring rows, which fill a 32-bit word (8-byte elements: a 64-bit one; see lanes.cuh),
+// and `span` columns of them.  So no elements are shuffled among threads or lanes, and 32 threads take 128 contiguous
+// bytes of a column (8-byte elements: 256).  Stored elements go through shared memory in chunks of 16 bytes, placed
+// such that neither the threads of neighbouring rows nor those of one row meet in a bank.
 #pragma once
 #include "piece.cuh"
 
-// Elements of all lanes in one column, `valid` of which exist; the others are zero.
+// The elements of all lanes in one column, of which `valid` exist; the others are zero.
 template <int ITEM, int ALIGN> typename Lanes<ITEM>::word load_lanes(const char* at, long long row_stride, int valid) {
     if constexpr (ITEM == 8) return valid > 0 ? __ldg((const unsigned long long*)at) : 0;
     else {
@@ -21,7 +21,7 @@ template <int ITEM, int ALIGN> typename Lanes<ITEM>::word load_lanes(const char*
     }
 }
 
-// The lanes of COUNT columns, of which `columns` exist, and of them `rows`.
+// The same for COUNT columns, of which `columns` exist, with `rows` rows.
 template <int ITEM, int ALIGN, int COUNT>
 void load_columns(const char* at, long long row_stride, long long column_stride, int rows, int columns,
                   typename Lanes<ITEM>::word (&out)[COUNT]) {
@@ -53,7 +53,7 @@ void lanes_of_rows(const unsigned (&group)[Lanes<BYTES>::count][BYTES], W (&out)
     }
 }
 
-// The way back, for row j.
+// The inverse, for row j.
 template <int BYTES, class W> void row_of_lanes(const W* column, int j, unsigned* out) {
     if constexpr (BYTES == 1) {
         const unsigned low = permute(column[0], column[1], 0x0040 + 0x11 * j);
@@ -114,7 +114,7 @@ template <int ITEM> struct Tile {
         }
     }
 
-    // The codes of this thread's groups as append_code leaves them; 8-bit: a word for every two.
+    // The codes of this thread's groups as append_code leaves them; 8-bit elements: a word for every two groups.
     void put_codes(const Word* bits) {
         unsigned char* at = codes + my_row() * code_pitch + my_column() / 8;
         if constexpr (ITEM == 1) {
@@ -155,7 +155,7 @@ template <int ITEM> struct Tile {
         }
     }
 
-    // The way back: rows of `bytes` bytes of stored elements, of which the tile begins at `start`.
+    // The inverse of store_values: rows have `bytes` bytes of stored elements, and the tile begins at byte `start`.
     void load_values(const char* in, long long pitch, long long start, long long bytes, int count) {
         for (int i = threadIdx.x; i < rows * chunks; i += 256) {
             const int row = i / chunks, chunk = i % chunks;

@@ -6,7 +6,7 @@ class Consumer {
   public:
     Sum d[kRowBlocks][BLOCK_N / 2];
 
-    // `part`: which share of a tile's rows.
+    // `part`: which rows of a tile, in units of the 64 kRowBlocks rows of a warpgroup.
     __device__ Consumer(const Ring& ring, u32 shared, int part) : ring_(ring), shared_(shared), part_(part) {}
 
     // Skip the stages of a tile that another warpgroup multiplies.
@@ -38,9 +38,9 @@ class Consumer {
         for (int r = 0; r < kRowBlocks; r++) pin(d[r]);
     }
 
-    // Like multiply and finish, but every kPromoted slices the sums are added to a second set by ordinary float32
-    // additions, which round.  The instructions themselves keep only about 14 bits of an fp8 sum (source:
-    // sparse_tile.cuh), and truncate where bfloat16 pieces stand for float32 (kernels/sparse_split.py).
+    // Like multiply and finish, but after every kPromoted slices the sums are added to a second set by ordinary float32
+    // additions, which round.  The instructions keep only about 14 bits of an fp8 sum (source: sparse_tile.cuh), and
+    // truncate all sums, which matters where bfloat16 pieces stand for float32 (kernels/sparse_split.py).
     __device__ void multiply_promoted(int slices) {
         Sum total[kRowBlocks][BLOCK_N / 2] = {};
         for (int slice = 0; slice < slices; slice += kPromoted) {

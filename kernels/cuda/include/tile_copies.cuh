@@ -1,11 +1,12 @@
-// tile_copies: how a block fills the stages of its tile, a part at a time, one stage after the other.
+// tile_copies: how a block fills the stages of its tile, one after the other, each in several parts.
 //
-// Compiled with the macros of sparse_tile.  A thread copies the same 16 bytes of several lines, and moves a pointer from
-// line to line, so that copies take few instructions and registers between those that multiply.
+// Compiled with the macros of sparse_tile.  A thread copies the same 16-byte chunk of several lines, and moves a
+// pointer from line to line.  So the copies, which stand between instructions that multiply, take few instructions and
+// registers.
 #pragma once
 #include "sparse_tile.cuh"
 
-// As copy_async, where `wanted`.
+// As copy_async, but only where `wanted`; by a predicate instead of a branch.
 inline void copy_async_if(bool wanted, unsigned to, const void* from, int bytes) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0;\n"
                  "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2; }"
@@ -43,8 +44,8 @@ template <int lines, int chunks> class Lines {
     unsigned to_;
 };
 
-// Copies of the stages [first, last) of k, and zeros behind them.  Lines behind the last row of A or column of b are not
-// copied, as nobody stores their sums.
+// Copies of the stages [first, last) of k; later stages are filled with zeros.  Lines behind the last row of A or
+// column of b are not copied, because their sums are not stored.
 class TileCopies {
     using LinesA = Lines<TILE_M, kAChunks>;
     using LinesB = Lines<kBRows, kBChunks>;
@@ -61,7 +62,7 @@ class TileCopies {
         b_.move(first * along_b());
     }
 
-    // Part i of `parts` of the next stage; in turn.
+    // Part i of the `parts` into which the copies of the next stage are cut; called for i = 0, 1, ... in turn.
     template <int parts> void part(unsigned stage, int i) {
 #pragma unroll
         for (int copy = 0; copy < kAll; ++copy) {
@@ -72,7 +73,7 @@ class TileCopies {
         }
     }
 
-    // What is left of the next stage after its parts; then the one after it is the next.
+    // After all parts of the next stage: store what cannot be copied asynchronously, and go on to the stage after it.
     void finish(char* stage) {
         if (!B_ASYNC && stage_ < end_) tile_.load_b_elements(stage, s_, stage_ * TILE_K);
         ++stage_;
@@ -96,7 +97,8 @@ class TileCopies {
         if (B_COLUMN) b_.copy(stage, i, bytes_of(left), LinesB::line(i) < s_.n - tile_.n0);
         else b_.copy(stage, i, LinesB::line(i) < s_.k - stage_ * TILE_K ? bytes_of(left) : 0, true);
     }
-    // The metadata of the rows of an atom are consecutive, 16 bytes each, and so are the atoms along M.
+    // Every 16 rows of an atom have 256 consecutive bytes, and atoms along M follow one another, so row r of the matrix
+    // counts as bytes 16 r to 16 r + 15.  Past the last atom the last one is read: its codes are legal.
     void copy_metadata(unsigned stage, int round) const {
         const int i = round * kThreads + threadIdx.x, atoms_k = (s_.k + 127) / 128;
         const int row = min(tile_.m0 + i % TILE_M, s_.meta_atoms_m * 64 - 1);

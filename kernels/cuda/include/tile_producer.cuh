@@ -1,4 +1,4 @@
-// tile_producer: one thread of sparse_wgmma.cu, which asks the copy engine for stage after stage.
+// tile_producer: the producer of sparse_wgmma.cu, a single thread, which asks the TMA for stage after stage.
 #pragma once
 
 // Where A and b come from.
@@ -7,7 +7,7 @@ struct Sources {
     const unsigned char* packed;
 };
 
-// What a tile reads: through which maps, from where, and how many bytes of it a stage gets.
+// What a tile reads: through which maps, from where, and how many bytes arrive in a stage.
 struct TileSource {
     const TensorMap &values, &b;
     int m0, n0, a_batch, b_batch;
@@ -24,7 +24,7 @@ __device__ inline TileSource source_of(const Sources& from, const Shape& shape, 
             rows, columns, u32(rows * 64 + columns * 128) * kSpans};
 }
 
-// Fetch this block's share of B: all of it, or its part of what the cluster multicasts.
+// Fetch this block's share of the stage's b: all of it, or the part that this block multicasts to the cluster.
 __device__ inline void fetch_b(const TileSource& tile, u32 to, int k0, u32 rank, u32 barrier) {
     const auto fetch = [&](u32 at, int x, int y) {
         if constexpr (CLUSTER == 1)

@@ -1,12 +1,11 @@
 // tile_scheduler: which work a persistent thread block does, and in which order.
 //
-// Work is a tile of the result and a range of k, counted in slices: see sparse_wgmma.cu.  A cluster of CLUSTER
+// Work is a tile of the result and a range of k, counted in slices (see sparse_wgmma.cu).  A cluster of CLUSTER
 // blocks takes CLUSTER neighbouring tiles along m at once.  Blocks that run at the same time should share
-// rows of A and columns of B in L2, so the tiles are walked in bands of `band` clusters along m: down
-// the band first, then along n, then the next band.
+// rows of A and columns of b in L2.  So the tiles are walked in bands of `band` clusters along m: down
+// a column of the band first, then along n, then in the next band.
 //
-// With K_PARTS > 1 the blocks of a cluster take one tile, each its part of k, and a block does no
-// more than that.
+// With K_PARTS > 1 the blocks of a cluster share one tile, each with a part of k, and then end.
 #pragma once
 #include "hopper_ptx.cuh"
 
@@ -16,7 +15,7 @@ struct Tiling {
 };
 
 struct Work {
-    int m, n, batch;        // the tile, in tiles
+    int m, n, batch;        // place of the tile, counted in tiles
     int first_slice, slices;  // the range of k
 };
 

@@ -33,8 +33,8 @@ inline Sum block_sum(const Sum* partials, int row, int column) {
     return x;
 }
 
-// Calls body(row, column, in) for `vector` consecutive elements at a time of a tile of
-// rows x TILE_N elements, neighbours along the contiguous axis of the result.
+// Calls body(row, column) for every `vector` elements of a tile of rows x TILE_N elements that are
+// neighbours along the contiguous axis of the result; (row, column) is the first of them.
 template <int rows, int vector, class Body> void each_vector(Body body) {
     constexpr int groups = (OUT_COLUMN ? rows : TILE_N) / vector;
     deal<rows * TILE_N / vector>([&](int i) {

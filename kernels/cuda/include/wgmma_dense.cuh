@@ -17,7 +17,7 @@
 #define FORTY_EIGHT(i) SIXTEEN(i), SIXTEEN(i + 16), SIXTEEN(i + 32)
 #define SIXTY_FOUR(i) FORTY_EIGHT(i), SIXTEEN(i + 48)
 
-// `transposed`: whether each operand is, "1" for lines of b.
+// `transposed`: "1" for the operand that is lines of b, where not k but n is contiguous, "0" for the other one.
 #define WGMMA_DENSE(width, names, inputs, keep, transposed, ...)                                            \
     asm volatile("{ .reg .pred add; setp.ne.u32 add, " keep ", 0;\n"                                         \
                  "wgmma.mma_async.sync.aligned.m64n" width "k16" PAIRS_TYPE(ELEMENT) " {" names "}, " inputs \
@@ -25,7 +25,7 @@
                  : __VA_ARGS__                                                                               \
                  : "l"(first), "l"(second), "r"(kept))
 
-// `columns_first`: d is (64 columns, 2 * count rows), else (64 rows, count / 4 columns).
+// With `columns_first` d is (64 columns, 2 * count rows), otherwise (64 rows, 2 * count columns).
 template <bool columns_first, int count>
 __device__ void multiply_dense(float (&d)[count], unsigned long long matrix, unsigned long long b, unsigned kept) {
     const unsigned long long first = columns_first ? b : matrix, second = columns_first ? matrix : b;
@@ -40,6 +40,7 @@ __device__ void multiply_dense(float (&d)[count], unsigned long long matrix, uns
     else WGMMA_DENSE("128", WIDE_SUMS_64, "%64, %65", "%66", "0, 1", SIXTY_FOUR(0));
 }
 
+// As WGMMA_DENSE with the matrix, at 2:4, on the left.
 #define WGMMA_SPARSE(width, names, inputs, keep, ...)                                                            \
     asm volatile("{ .reg .pred add; setp.ne.u32 add, " keep ", 0;\n"                                             \
                  "wgmma.mma_async.sp.sync.aligned.m64n" width "k32" PAIRS_TYPE(ELEMENT) " {" names "}, " inputs  \
@@ -47,7 +48,8 @@ __device__ void multiply_dense(float (&d)[count], unsigned long long matrix, uns
                  : __VA_ARGS__                                                                                   \
                  : "l"(matrix), "l"(b), "r"(word), "n"(selector), "r"(kept))
 
-// The same for 64 rows of a 2:4 tile and 32 lines of b; `word` must live until the instruction has ended.
+// d (64 rows, 2 * count columns) += 64 rows of a 2:4 tile by 32 lines of b, or = if `kept` is 0.  The register of
+// `word`, the metadata, must not be reused before the instruction has ended (see `hold`).
 template <int selector, int count>
 __device__ void multiply_sparse(float (&d)[count], unsigned long long matrix, unsigned long long b, unsigned word,
                                 unsigned kept) {
@@ -61,14 +63,14 @@ __device__ void multiply_sparse(float (&d)[count], unsigned long long matrix, un
     else WGMMA_SPARSE("128", WIDE_SUMS_64, "%64, %65, %66, %67", "%68", SIXTY_FOUR(0));
 }
 
-// Lines of b from a shared address on, of a span in which there are `lines`.
+// Lines of b from a shared address on; a span of 64 columns has `lines` of them.
 template <int tiles, int lines> __device__ unsigned long long lines_descriptor(unsigned at) {
     if constexpr (tiles <= 8) return b_descriptor<tiles>(at);
     constexpr unsigned long long swizzle = 1, next_eight = 1024 / 16, next_span = lines * 128 / 16;
     return swizzle << 62 | next_eight << 32 | next_span << 16 | (at & 0x3FFFF) >> 4;
 }
 
-// Rows of 64 bytes, swizzled over their length.
+// Rows of 64 bytes, swizzled over their length, from a shared address on, which is a multiple of eight rows.
 __device__ unsigned long long half_descriptor(unsigned at) {
     constexpr unsigned long long swizzle = 2, next_eight = 512 / 16, leading = 1;
     return swizzle << 62 | next_eight << 32 | leading << 16 | (at & 0x3FFFF) >> 4;
@@ -79,9 +81,9 @@ __device__ unsigned long long a_descriptor(unsigned at) {
     constexpr unsigned long long swizzle = 1, next_eight = 1024 / 16, leading = 1;
     return swizzle << 62 | next_eight << 32 | leading << 16 | (at & 0x3FFFF) >> 4;
 }
-// All groups but the last have finished.
+// Waits until all groups of instructions but the last have finished.
 __device__ void wgmma_wait_but_one() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
-// Keep the compiler from moving uses of the sums across a wait.
+// Placed after a wait, keeps the compiler from moving uses of the sums across it.
 template <int count> __device__ void pin(float (&d)[count]) {
 #pragma unroll
     for (int i = 0; i < count; i++) asm volatile("" : "+f"(d[i])::"memory");

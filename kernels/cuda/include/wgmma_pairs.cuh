@@ -1,9 +1,9 @@
-// wgmma_pairs: sparse warpgroup products of pairs in registers by lines of b in shared memory (sm_90a).
+// wgmma_pairs: sparse warpgroup products of pairs of elements in registers by lines of b in shared memory (sm_90a).
 //
-// d (64, 8 * tiles) += A (64, 32; 2:4) b (32, 8 * tiles).  A lane holds the pairs of the four groups
-// that it also holds for mma.sp m16n8k32, and the same metadata word.  The lines of b lie one
-// after the other, swizzled over their own length; lines of 16 bytes are not swizzled.
-// The instructions run on after they are issued: the pairs must stay until wgmma_wait.
+// d (64, 8 * tiles) += A (64, 32; 2:4) b (32, 8 * tiles).  A lane holds the stored pairs of the same four groups as
+// for mma.sp m16n8k32, and the same metadata word.  The lines (rows) of b lie one after the other, swizzled over
+// their own length; lines of 16 bytes are not swizzled.
+// The instructions are asynchronous: the registers of pairs and metadata must not be reused before wgmma_wait.
 // Source: PTX ISA, wgmma.mma_async.sp, register operand A, matrix descriptor format.
 #pragma once
 
@@ -19,6 +19,7 @@
 #define FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
 
+// Behind the predicate follow the factors of A and B, and that B is transposed: n is contiguous in its lines.
 #define WGMMA_PAIRS(width, names, inputs, ...)                                                          \
     asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0;\n"                                           \
                  "wgmma.mma_async.sp.sync.aligned.m64n" width "k32" PAIRS_TYPE(ELEMENT) " {" names "}, " \
@@ -35,7 +36,8 @@ __device__ void multiply_pairs(float (&d)[4 * tiles], const unsigned (&a)[4], un
     else WGMMA_PAIRS("64", PAIR_SUMS_32, "{%32, %33, %34, %35}, %36, %37, %38", SIXTEEN(0), SIXTEEN(16));
 }
 
-// Lines of 16 * tiles bytes from a shared address on, which is a multiple of eight lines.
+// Lines of 16 * tiles bytes from a shared address on, which is a multiple of eight lines; bits as in wgmma_sp.cuh.
+// Without a swizzle (tiles == 1) it is the leading offset, 128 bytes, that leads to the next eight lines.
 template <int tiles> __device__ unsigned long long b_descriptor(unsigned at) {
     constexpr unsigned long long swizzle = tiles == 8 ? 1 : tiles == 4 ? 2 : tiles == 2 ? 3 : 0;
     constexpr unsigned long long next_eight = tiles == 1 ? 1 : 8 * tiles;  // in units of 16 bytes
@@ -46,10 +48,10 @@ template <int tiles> __device__ unsigned long long b_descriptor(unsigned at) {
 __device__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
-// Instructions read their metadata while they run, and the compiler does not know it: it may give
-// the register to something else as soon as the instruction is issued (seen in machine code).
-// Placed after the wait, this is a use that keeps the words until then: stores stay where they
-// are, sums of words would be made early.  `never` must not be 1, which the compiler cannot know.
+// Instructions read their metadata while they run.  The compiler does not know that: it may reuse the register as soon
+// as the instruction has been issued (seen in machine code).  Placed after the wait, this is a use that keeps the words
+// until then.  It names every word, because a combination of them might be computed before the wait.  The stores never
+// happen: `never`, an aligned shared address, is not 1, which the compiler cannot know.
 __device__ void hold(const unsigned (&words)[2], unsigned other, unsigned never) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, %3, 1; @p st.shared.u32 [%3], %0; @p st.shared.u32 [%3], %1;\n"
                  "@p st.shared.u32 [%3], %2; }" ::"r"(words[0]), "r"(words[1]), "r"(other), "r"(never) : "memory");

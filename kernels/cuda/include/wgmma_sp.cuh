@@ -20,8 +20,8 @@
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
-// The family of A decides the shape along k, the sum and what follows the predicate: but for
-// integers the factors 1 or -1 of A and B, then (16-bit only) whether each is transposed.
+// The family of A decides the extent along k, the type of the sums, and which operands follow the predicate: for floats
+// the factors (1 or -1) of A and B, then for 16-bit elements whether A and B are transposed.
 #define FAMILY_float16 16
 #define FAMILY_bfloat16 16
 #define FAMILY_float32 32
@@ -106,8 +106,8 @@ using Sum = float;
 #define WGMMA_KEEP "%132"
 #endif
 
-// `keep` 0 overwrites D instead of adding to it; `selector`: see hopper_metadata.  Asynchronous: see
-// group_commit and group_wait.
+// D = A @ B, or D += A @ B if `keep` is not 0; `selector` is explained in hopper_metadata.cuh.  Asynchronous: D may be
+// read, and registers and shared memory that the instruction reads may be overwritten, after group_wait only.
 template <int selector> __device__ void wgmma_sp(Sum (&d)[BLOCK_N / 2], u64 a, u64 b, u32 metadata, u32 keep) {
     asm volatile("{ .reg .pred keep; setp.ne.b32 keep, " WGMMA_KEEP ", 0;\n"
                  "wgmma.mma_async.sp.sync.aligned.m64n" TEXT(BLOCK_N) "k" WGMMA_K
@@ -116,13 +116,13 @@ template <int selector> __device__ void wgmma_sp(Sum (&d)[BLOCK_N / 2], u64 a, u
                  : WGMMA_SUMS : "l"(a), "l"(b), "r"(metadata), "n"(selector), "r"(keep));
 }
 
-// Before the first wgmma, and before any that touches registers which other code has written.
+// Before the first wgmma, and before any wgmma whose registers other instructions have written.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int pending> __device__ void group_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// Keep the compiler from moving uses of the accumulators across a wait.
+// Placed after a wait, keeps the compiler from moving uses of the accumulators across it.
 __device__ inline void pin(Sum (&d)[BLOCK_N / 2]) {
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; i++) asm volatile("" : SUM_OPERAND(d[i])::"memory");
@@ -135,7 +135,10 @@ enum Swizzle : u64 { kSwizzle128 = 1, kSwizzle64 = 2 };
 //   bits  0-13  start address >> 4
 //   bits 16-29  `leading` >> 4: bytes to the next swizzle span along n (n-major; else unused)
 //   bits 32-45  `stride` >> 4: bytes between groups of eight rows (k-major) or of eight k (n-major)
+//   bits 49-51  base offset, 0: the pattern of the swizzle begins at a multiple of its size
 //   bits 62-63  swizzle
+//
+// Within a line of the swizzle, offsets along k are simply added to the start address.
 __device__ constexpr u64 descriptor(Swizzle swizzle, u32 stride, u32 leading = 16) {
     return (u64)swizzle << 62 | (u64)(stride >> 4) << 32 | (u64)(leading >> 4) << 16;
 }

@@ -1,9 +1,9 @@
 // wgmma_tile: the multiplication of sparse_tile by warpgroup instructions (sm_90a).
 //
-// A warpgroup of four warps owns 64 rows of the tile and all of its columns; A and b come from
+// A warpgroup of four warps owns 64 rows of the tile and all of its columns.  A and b come from
 // shared memory through descriptors, the metadata from a register.  The instruction reads the
-// very layout that sparse_tile stages, spans of up to 128 bytes whose 16-byte chunks are XORed with the
-// row, and its sums lie as those of mma.sp do, so everything around it is shared.
+// layout that sparse_tile stages (spans of up to 128 bytes whose 16-byte chunks are XORed with the
+// row), and its sums lie in registers as those of mma.sp do, so the code around it is the same.
 // 8-bit types need K contiguous in b.
 // Source: PTX ISA, wgmma.mma_async.sp, matrix descriptor format.
 #pragma once
@@ -61,6 +61,8 @@
 #define INPUTS "%128, %129, %130, 0, add"
 #endif
 
+// INPUTS ends with the selector, 0, and the predicate, which says that sums are added to d.  `tail` has the factors of
+// A and B, and which of them is transposed.
 #define FLOAT_SUM(x) "+f"(x)
 #define INT_SUM(x) "+r"(x)
 #define WGMMA_SP(types, tail, constraint)                                                   \
@@ -87,7 +89,8 @@ void wgmma_sp(Number (&d)[TILE_N / 2], unsigned long long a, unsigned long long 
 inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
-// Copies that have arrived become visible to the tensor cores, which read by another path.
+// By every thread whose cp.async copies have arrived, before the barrier behind which wgmma reads them: wgmma reads
+// shared memory by another path (the async proxy).
 inline void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Descriptor without its start address; bits as in wgmma_sp.cuh.  The swizzle spans a line of 128, 64 or
@@ -128,10 +131,10 @@ void start_stage(Sums& sums, unsigned (&words)[atoms][1][kAtomSteps], unsigned s
     wgmma_commit();
 }
 
-// The instructions read the metadata while they run, and the compiler does not know it.  This asks it to keep
-// the values up to here, but leaves nothing in PTX, so that ptxas might still reuse the registers; it does
-// not (tests/test_compile_checks.py reads the machine code).  A use that ptxas sees costs up to 2 % of the
-// instructions of the loop in some configurations.
+// The instructions read the metadata while they run, which the compiler does not know.  This makes it keep the values
+// up to here, but leaves nothing in the PTX, so ptxas could still reuse the registers.  It does not:
+// tests/test_compile_checks.py reads the machine code.  A use that ptxas sees, as in wgmma_pairs.cuh, costs up to 2 %
+// of the instructions of the loop in some configurations.
 template <int atoms> void hold(const unsigned (&words)[atoms][1][kAtomSteps]) {
 #pragma unroll
     for (int part = 0; part < atoms; ++part)
