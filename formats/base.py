@@ -10,7 +10,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _devices, _gradients, _storage, _torch_functions
 from sparse24._dtypes import DType
-from sparse24._errors import ArgumentError, DTypeError, UnsupportedError
+from sparse24._errors import ArgumentError, DTypeError
 from sparse24.formats import convert
 from sparse24.formats.arithmetic import Arithmetic
 from sparse24.formats.refusals import Refusals
@@ -20,8 +20,8 @@ from sparse24.formats.ufuncs import Ufuncs
 class SparseArray(Arithmetic, ABC):
     """Shape, sizes, conversions and products that all formats share.
 
-    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `toarray`, `mask`,
-    `astype`, `copy`, `_moved`, `_elementwise`, `_multiply`, `_multiply_from_left` and `_fields`.
+    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `mT`, `toarray`, `mask`, `astype`,
+    `copy`, `_moved`, `_elementwise`, `_multiply`, `_multiply_from_left` and `_fields`.
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
@@ -48,6 +48,11 @@ class SparseArray(Arithmetic, ABC):
     @abstractmethod
     def device(self) -> str:
         """``"cpu"`` or ``"cuda:<index>"``."""
+
+    @property
+    @abstractmethod
+    def mT(self) -> Any:
+        """The array with its last two axes exchanged; nothing is copied."""
 
     @abstractmethod
     def toarray(self, out=None):
@@ -123,6 +128,13 @@ class SparseArray(Arithmetic, ABC):
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
+    def T(self) -> Self:
+        """The transposed matrix; nothing is copied."""
+        if self.ndim > 2:
+            raise ArgumentError(f"T is for matrices, got {self.ndim} axes; use .mT")
+        return self.mT
+
+    @property
     def density(self) -> float:
         """Share of elements that are not zero (waits for the device)."""
         return self.nnz / self.size if self.size else 0.0
@@ -192,7 +204,7 @@ class SparseArray(Arithmetic, ABC):
         known = np.ndim(axes) == 1 and tuple(axes) in ((1, 0), (-1, -2))
         if axes is not None and not known:
             raise ArgumentError(f"axes must be (1, 0), got {_check.shown(axes)}; drop it")
-        return self._transposed()
+        return self.T
 
     def __matmul__(self, other):
         _gradients.refuse(other)
@@ -214,21 +226,13 @@ class SparseArray(Arithmetic, ABC):
 
     def rmatvec(self, x):
         """``A.T @ x`` for a vector (`rmatvec`) or a matrix (`rmatmat`)."""
-        return self._transposed() @ x
+        return self.T @ x
 
     rmatmat = rmatvec
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         return _torch_functions.apply(function, args, kwargs or {})
-
-    def _transposed(self) -> Any:
-        transposed = getattr(self, "T", None)
-        if transposed is None:
-            raise UnsupportedError(
-                f"{type(self).__name__} has no transposed view; use .toarray().T"
-            )
-        return transposed
 
     def __copy__(self):
         return self  # immutable

@@ -134,13 +134,6 @@ class NMStorage(Indexing, SparseArray):
         return _arrays.not_zero(self.toarray(), self._dtype)
 
     @property
-    def T(self) -> Self:
-        """The transposed matrix; nothing is copied."""
-        if self.ndim > 2:
-            raise ArgumentError(f"T is for matrices, got {self.ndim} axes; use .mT")
-        return self.mT
-
-    @property
     def mT(self) -> Self:
         """The array with its last two axes exchanged; nothing is copied."""
         if self._turned is None:

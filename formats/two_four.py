@@ -221,13 +221,6 @@ class Sparse24Array(Indexing, SparseArray):
         return _arrays.not_zero(self.toarray(), self._dtype)
 
     @property
-    def T(self) -> Sparse24Array:
-        """The transposed matrix; nothing is copied."""
-        if self.ndim > 2:
-            raise ArgumentError(f"T is for matrices, got {self.ndim} axes; use .mT")
-        return self.mT
-
-    @property
     def mT(self) -> Sparse24Array:
         """The array with its last two axes exchanged; nothing is copied."""
         if self._turned is None:

@@ -149,6 +149,7 @@ def mask(x, *, transposable: bool = False):
     ------
     ShapeError, DTypeError, ArgumentError
         If `x` has too few axes or a type that sparse24 does not store, or the option is unknown.
+
     Examples
     --------
     >>> import jax.numpy as jnp
