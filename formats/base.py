@@ -20,8 +20,8 @@ from sparse24.formats.ufuncs import Ufuncs
 class SparseArray(Arithmetic, ABC):
     """Shape, sizes, conversions and products that all formats share.
 
-    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `mT`, `toarray`, `mask`, `astype`,
-    `copy`, `_moved`, `_elementwise`, `_multiply`, `_multiply_from_left` and `_fields`.
+    A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `mT`, `toarray`, `mask`,
+    `astype`, `copy`, `_moved`, `_elementwise`, `_multiply`, `_multiply_from_left` and `_fields`.
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.

@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 
 from sparse24 import _arrays, _devices, _dtypes, _elementwise, _storage
-from sparse24._errors import ArgumentError
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing

@@ -29,8 +29,7 @@ def launch(x, source: DType, target: DType):
     x : cupy.ndarray, shape (..., columns)
         The last axis contiguous; with more than two axes not empty.  fp8 is carried as ``uint8``.
     source, target : DType
-        The types of `x` and of the result.  A float64 is rounded to float32 first, unless the
-        result is float64.
+        The types of `x` and of the result.
 
     Returns
     -------

@@ -40,12 +40,29 @@ def to_dtype(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """
     if dtype.kind == "i":
         return _to_whole(x, dtype)
+    by_numpy = dtype.isbuiltin == 1  # others are made of float32
+    if x.dtype == np.float64 and not by_numpy:
+        x = to_odd(x)
     if dtype.name.startswith("float8"):
         import ml_dtypes
 
         limit = float(ml_dtypes.finfo(dtype).max)
-        return np.clip(x.astype(np.float64), -limit, limit).astype(np.float32).astype(dtype)
+        return np.clip(x.astype(np.float32), -limit, limit).astype(dtype)
     return x.astype(dtype)
+
+
+def to_odd(x: np.ndarray) -> np.ndarray:
+    """float64 as float32; what is inexact is rounded to odd, so that it can be rounded again.
+
+    Rounding to a type with at least two bits less then gives what one rounding would give.
+
+    Source: Boldo and Melquiond, "When double rounding is odd", 2004.
+    """
+    with np.errstate(over="ignore"):
+        near = x.astype(np.float32)
+    cut = np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
+    inexact = (cut != x) & ~np.isnan(x)
+    return (cut.view(np.uint32) | inexact.astype(np.uint32)).view(np.float32)
 
 
 def _to_whole(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 
 from sparse24 import _dtypes
 from sparse24._arrays import to_numpy
-from sparse24.kernels import cast, reference
+from sparse24.kernels import cast, reference, reference_arrays
 
 
 @pytest.mark.gpu
@@ -26,6 +26,44 @@ def test_equals_the_reference(source, target, rng):
     expected = reference.to_dtype(x, wanted.logical)
     np.testing.assert_array_equal(got.view(wanted.storage), expected.view(wanted.storage))
     assert got.shape == x.shape
+
+
+def halves(row) -> tuple[np.ndarray, np.ndarray]:
+    """float64 numbers beside the middle of two neighbours of a narrow type, and the nearer one."""
+    bits = np.arange(1 << 8 * row.itemsize - 1, dtype=row.storage)
+    values = np.arange(-128, 128) if row.name == "int8" else bits.view(row.logical)
+    values = np.unique(values.astype(np.float64))
+    values = values[np.isfinite(values) & ((np.abs(values) > 1e-37) | (row.name != "bfloat16"))]
+    low, high = values[:-1], values[1:]
+    middle, away = (low + high) / 2, (high - low) * 2.0**-40
+    return np.concatenate((middle - away, middle + away)), np.concatenate((low, high))
+
+
+@pytest.mark.parametrize("name", [n for n in _dtypes.NAMES if n not in ("float32", "float64")])
+def test_float64_is_rounded_once(name):
+    row = _dtypes.TABLE[name]
+    x, wanted = halves(row)
+    np.testing.assert_array_equal(reference.to_dtype(x, row.logical).astype(np.float64), wanted)
+
+
+def test_what_float32_does_not_hold_is_rounded_to_odd():
+    x = np.array([1e39, -1e39, np.inf, -np.inf, np.nan, 1e-50, 0.0, -0.0, 1.5, 1 + 2.0**-30])
+    bits = reference_arrays.to_odd(x).view(np.uint32)
+    expected = [0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 1, 0, 0x80000000,
+                0x3FC00000, 0x3F800001]  # fmt: skip
+    np.testing.assert_array_equal(bits, np.array(expected, np.uint32))
+
+
+@pytest.mark.gpu
+@pytest.mark.stem("cast")
+@pytest.mark.parametrize("name", [n for n in _dtypes.NAMES if n not in ("float32", "float64")])
+def test_float64_is_rounded_once_on_the_gpu(name):
+    import cupy
+
+    row = _dtypes.TABLE[name]
+    x, wanted = halves(row)
+    got = to_numpy(cast.launch(cupy.asarray(x[None]), _dtypes.TABLE["float64"], row))
+    np.testing.assert_array_equal(got.view(row.logical)[0].astype(np.float64), wanted)
 
 
 @pytest.mark.gpu
