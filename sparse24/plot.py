@@ -28,11 +28,6 @@ def _axes(ax: Axes | None) -> Axes:
     return pyplot().subplots()[1]
 
 
-def _count_in_whole_numbers(ax: Axes) -> None:
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.get_major_locator().set_params(integer=True)
-
-
 def _dense_matrix(a: Any) -> np.ndarray:
     """A NumPy matrix of a NumPy, CuPy, SciPy or sparse24 array."""
     if isinstance(a, SparseArray):
@@ -97,7 +92,7 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     if groups and _spec.groups(k) <= 64:
         for edge in range(_spec.GROUP, k, _spec.GROUP):
             ax.axvline(edge - 0.5, color="tab:orange", linewidth=0.6)
-    _count_in_whole_numbers(ax)
+    ax.locator_params(integer=True, min_n_ticks=1)
     return ax
 
 
@@ -302,5 +297,5 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         bar = ax.figure.colorbar(image, ax=ax, ticks=range(4))
         bar.ax.set_yticklabels(KIND_NAMES)
     ax.set(xlabel="tile along k", ylabel="tile along m")
-    _count_in_whole_numbers(ax)
+    ax.locator_params(integer=True, min_n_ticks=1)
     return ax
