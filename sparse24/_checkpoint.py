@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _dtypes, _raw_files, _scales
+from sparse24 import _arrays, _dtypes, _raw_files, _scales
 from sparse24._errors import ArgumentError, Sparse24Error
 from sparse24.formats.two_four import Sparse24Array
 
@@ -19,7 +19,7 @@ from sparse24.formats.two_four import Sparse24Array
 # sparsity speeds up.
 DEFAULT_EXCLUDE = r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
 DEFAULT_MIN_SIZE = 32
-_BLOCK = 1 << 22  # elements
+_BLOCK = 1 << 16  # elements: their copies in other types stay in cache
 NEED_INPUTS = ("wanda", "sparsegpt")
 
 
@@ -127,8 +127,12 @@ class Layer:
     def histogram(self) -> list[int]:
         """How many groups hold 0, 1, … m non-zeros, as `sparse24.report` counts them."""
         n, m = (2, 4) if isinstance(self.array, Sparse24Array) else self.array.pattern
-        counts = (self.array.values.reshape(-1, n) != 0).sum(-1)
-        return np.bincount(counts, minlength=m + 1).tolist()
+        groups = self.array.values.reshape(-1, n)
+        counts = np.zeros(m + 1, np.int64)
+        for part in _blocks(groups, _BLOCK // n):
+            filled = sum(_nonzero(part).view(np.uint8).T)
+            counts += np.bincount(filled, minlength=m + 1)
+        return counts.tolist()
 
     def row(self) -> dict[str, Any]:
         """The layer's line of a report."""
@@ -170,11 +174,25 @@ def kept_energy(kept: np.ndarray, dense: np.ndarray) -> float:
 
 
 def _energy(x: np.ndarray, scale: float = 1.0) -> float:
-    return sum((float(part @ part) for part in (x * scale for x in _wide(x))), 0.0)
+    # Not ``@``: to wake BLAS's threads would take longer than a block does.
+    return sum((float(np.einsum("i,i", part, part)) for part in (x * scale for x in _wide(x))), 0.0)
 
 
 def _wide(x: np.ndarray) -> Iterator[np.ndarray]:
     """The elements in float64, block by block: a stack of experts is large without that, too."""
-    flat = x.reshape(-1)
-    for start in range(0, flat.size, _BLOCK):
-        yield flat[start : start + _BLOCK].astype(np.float64)
+    from sparse24.kernels.cpu_decode import decoded
+
+    row = _arrays.logical_dtype(x)
+    for part in _blocks(x.reshape(-1), _BLOCK):
+        yield decoded(part, row, np.float64)
+
+
+def _blocks(x: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    return (x[start : start + size] for start in range(0, len(x), size))
+
+
+def _nonzero(x: np.ndarray) -> np.ndarray:
+    """``x != 0`` of stored elements, by their bits: NumPy compares 16-bit floats one by one."""
+    if x.dtype.kind == "i":
+        return x != 0
+    return x.view(f"u{x.itemsize}") << 1 != 0  # without the sign

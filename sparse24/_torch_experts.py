@@ -125,7 +125,8 @@ class SparseExperts(PrunedLayer):
         """
         for name in options:
             _check.one_of(name, OPTIONS, argument="an option of SparseExperts")
-        ups, gated = list(layers), [] if gates is None else list(gates)
+        ups = _listed(layers, "layers")
+        gated = [] if gates is None else _listed(gates, "gates")
         _check_alike([*ups, *gated])
         if gates is not None and len(gated) != len(ups):
             raise ArgumentError(
@@ -241,6 +242,18 @@ class SparseExperts(PrunedLayer):
             f"gradient={rule.gradient!r}, transposable={rule.transposable}, decay={rule.decay:g}, "
             f"activation={self.activation!r}, gated={self.gated}"
         )
+
+
+def _listed(layers: Iterable[torch.nn.Linear], argument: str) -> list[torch.nn.Linear]:
+    """Linear layers, one for each expert; refuses a single one, and modules around them."""
+    found = list(layers) if isinstance(layers, Iterable) else [None]
+    if not all(isinstance(x, torch.nn.Linear) for x in found):
+        raise ArgumentError(
+            f"{argument} must be torch.nn.Linear layers, one for each expert, got "
+            f"{_check.shown(layers)}; of modules that hold them pass for example "
+            "[expert.w1 for expert in experts]"
+        )
+    return found
 
 
 def _check_alike(layers: list) -> None:

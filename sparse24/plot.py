@@ -92,7 +92,7 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     if groups and _spec.groups(k) <= 64:
         for edge in range(_spec.GROUP, k, _spec.GROUP):
             ax.axvline(edge - 0.5, color="tab:orange", linewidth=0.6)
-    ax.locator_params(integer=True)
+    ax.locator_params(integer=True, min_n_ticks=1)
     return ax
 
 
@@ -297,5 +297,5 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         bar = ax.figure.colorbar(image, ax=ax, ticks=range(4))
         bar.ax.set_yticklabels(KIND_NAMES)
     ax.set(xlabel="tile along k", ylabel="tile along m")
-    ax.locator_params(integer=True)
+    ax.locator_params(integer=True, min_n_ticks=1)
     return ax

@@ -15,7 +15,7 @@ import scipy.sparse
 from cli_cases import run, saved, small_checkpoint
 
 import sparse24 as s24
-from sparse24 import _checkpoint, _cli, _config, _demo
+from sparse24 import _checkpoint, _cli, _config, _demo, _dtypes
 
 
 @pytest.fixture
@@ -158,6 +158,20 @@ def test_the_reference_names_every_command_and_option():
         assert f"$ python -m sparse24 {name}" in of_command[name]
         for option in {x for action in command._actions for x in action.option_strings}:
             assert f"``{option}" in of_command[name] or option in ("-h", "--help"), (name, option)
+
+
+@pytest.mark.parametrize("name", _dtypes.TABLE)
+@pytest.mark.parametrize("pattern", [(2, 4), (3, 8)])
+def test_statistics_of_a_layer_are_those_of_the_report(rng, monkeypatch, name, pattern):
+    monkeypatch.setattr(_checkpoint, "_BLOCK", 1 << 8)  # several, and a part of one
+    x = rng.integers(-128, 128, (37, 90)) * (rng.random((37, 90)) < 0.4)
+    dense = x.astype(_dtypes.TABLE[name].logical)
+    array = s24.compress(dense, pattern=pattern, on_excess="prune")
+    energy = _checkpoint.kept_energy(array.values, dense)
+    layer = _checkpoint.Layer("a", dense, array, energy)
+    want = s24.report(array, dense)
+    assert energy == pytest.approx(want.kept_energy, rel=1e-12)
+    assert layer.histogram() == list(want.layers[0].histogram)
 
 
 def test_kept_energy_of_zeros_is_whole():

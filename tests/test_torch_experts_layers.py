@@ -98,8 +98,13 @@ def test_layers_that_are_not_alike_make_no_experts():
             st.SparseExperts.from_dense([linear(8, 4), others, linear(8, 4)])
     with pytest.raises(ArgumentError, match=r"layers must hold one torch\.nn\.Linear or more"):
         st.SparseExperts.from_dense([])
-    with pytest.raises(ArgumentError, match=r"layer must be a torch\.nn\.Linear, got ReLU"):
-        st.SparseExperts.from_dense([torch.nn.ReLU()])
+    around = torch.nn.ModuleList(torch.nn.Sequential(linear(8, 4)) for _ in range(2))
+    for wrong in (around, [torch.nn.ReLU()], linear(8, 4), linear(8, 4).weight):
+        words = r"must be torch\.nn\.Linear layers, one for each expert, got .*\[expert\.w1 for"
+        with pytest.raises(ArgumentError, match=f"(?s)layers {words}"):
+            st.SparseExperts.from_dense(wrong)
+        with pytest.raises(ArgumentError, match=f"(?s)gates {words}"):
+            st.SparseExperts.from_dense([linear(8, 4)], gates=wrong)
     with pytest.raises(ArgumentError, match=r"an option of SparseExperts must .* got 'soft'"):
         st.SparseExperts.from_dense([linear(8, 4)], soft=True)
     for name, sizes in (("experts", (0, 8, 4)), ("in_features", (2, -1, 4))):
