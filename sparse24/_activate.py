@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparse24 import _arrays, _backend, _check, _foreign, _gradients
+from sparse24 import _arrays, _backend, _check, _foreign, _gradients, _storage
 from sparse24._dtypes import TABLE
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._records import Compressed24, Operand24
@@ -104,6 +104,7 @@ def _compressed(x, row, activation: str, gate, quantise: bool) -> tuple[Compress
     if _arrays.is_cupy(x):
         from sparse24.kernels import activate_compress as kernel
 
+        _storage.refuse_long(x.shape)
         return kernel.launch(x, row, activation=activation, gate=gate, quantise=quantise)
     from sparse24.kernels import cpu
 

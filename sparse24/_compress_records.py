@@ -18,6 +18,7 @@ def compress_rows(x, row, rule: str, chosen=None) -> tuple[Compressed24, Any]:
     if _arrays.is_cupy(x):
         from sparse24.kernels import compress as kernel
 
+        _storage.refuse_long(x.shape)
         return kernel.launch(x, row, rule=rule, **given)
     from sparse24.kernels import cpu
 
@@ -30,6 +31,7 @@ def transposable_records(x, row) -> tuple[Compressed24, Compressed24]:
     if _arrays.is_cupy(x):
         from sparse24.kernels import transposable
 
+        _storage.refuse_long(x.shape)
         return transposable.launch(x, row)
     from sparse24.kernels import cpu
 

@@ -104,6 +104,7 @@ def _kernel_of(product: Grouped, types) -> tuple[str, str | None]:
     problem = problem_of(product, types)
     for name in KERNELS:
         refusal = _planner.kernel_module(name).refuses(problem, gated=product.gated)
+        refusal = refusal or _planner.too_long(name, problem)
         if refusal is None:
             break
     return name, refusal

@@ -31,6 +31,11 @@ TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2
 
 MOST_ROWS = {"sparse_wgmma": (1 << 27) - 64}  # 16 bytes of metadata of each in 32 bits
 MOST_OF_A_LINE = {"sparse_mma": (1 << 31) - 1}  # bytes of a row of b, which it counts in 32 bits
+# Columns of A, whose offsets they count in bytes or, of the pieces of float32, in elements.
+MOST_COLUMNS = {
+    "sparse_skinny": 1 << 29, "sparse_mma": 1 << 29, "grouped_mma": 1 << 29,
+    "sparse_split": 1 << 27, "split_mma": 1 << 27,
+}  # fmt: skip
 
 REMEMBERED = 4096  # choices of the latest problems: of a few layers by all their numbers of tokens
 PREPARED = 512  # kernels of the latest ones
@@ -162,13 +167,15 @@ def _pairs(problem: Problem, *, dense: bool) -> Iterator[tuple[str, Variant]]:
 
 
 def _refusal(name: str, problem: Problem) -> str | None:
-    return kernel_module(name).refuses(problem) or _too_long(name, problem)
+    return kernel_module(name).refuses(problem) or too_long(name, problem)
 
 
-def _too_long(kernel: str, problem: Problem) -> str | None:
-    """Why a kernel cannot take so many rows of A, or columns of b."""
+def too_long(kernel: str, problem: Problem) -> str | None:
+    """Why a kernel cannot take so many rows or columns of A, or columns of b."""
     if problem.m > MOST_ROWS.get(kernel, problem.m):
         return f"it takes up to {MOST_ROWS[kernel]} rows of A"
+    if problem.k > MOST_COLUMNS.get(kernel, problem.k):
+        return f"it takes up to {MOST_COLUMNS[kernel]} columns of A"
     line = problem.n * _dtypes.TABLE[problem.b_dtype].itemsize
     if line > MOST_OF_A_LINE.get(kernel, line):
         return "it takes rows of b of less than 2 GiB"

@@ -9,8 +9,17 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _foreign, _gradients, _spec
 from sparse24._dtypes import DType
-from sparse24._errors import ArgumentError, DeviceError, DTypeError, PatternError, ShapeError
+from sparse24._errors import (
+    ArgumentError,
+    DeviceError,
+    DTypeError,
+    PatternError,
+    ShapeError,
+    UnsupportedError,
+)
 from sparse24._records import EXPERTS, MASKS, Compressed24
+
+MOST_OF_AN_AXIS = (1 << 31) - 256  # of a matrix on a GPU: kernels count in 32 bits, up to a tile
 
 
 def canonical(record: Compressed24) -> Any:
@@ -236,6 +245,15 @@ def move_values(values, row: DType, mover):
     return np.ascontiguousarray(moved).view(row.logical) if row.is_float8 else moved
 
 
+def refuse_long(shape: tuple[int, ...]) -> None:
+    """Refuse a matrix on a GPU with more rows or columns than kernels count."""
+    if max(shape[-2:]) > MOST_OF_AN_AXIS:
+        raise UnsupportedError(
+            f"on a GPU a matrix has up to {MOST_OF_AN_AXIS} rows and columns, got shape "
+            f"{tuple(shape)}; split it"
+        )
+
+
 def in_rows(values: Any) -> Any:
     """Stored elements in rows as kernels read them: on a GPU copied to 16-byte boundaries."""
     if not _arrays.is_cupy(values):
@@ -250,6 +268,8 @@ def move(record: Compressed24, mover) -> Compressed24:
     values = move_values(record.values, record.dtype, mover)
     metadata = None if record.metadata is None else mover(record.metadata)
     packed = None if record.packed is None else mover(record.packed)
+    if _arrays.is_cupy(values):
+        refuse_long(record.shape)
     return native(Compressed24(values, metadata, packed, record.shape, record.dtype))
 
 

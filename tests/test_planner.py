@@ -12,7 +12,17 @@ import pytest
 from planner_cases import H100, H200, KEY, RTX_4090, problem
 
 import sparse24 as s24
-from sparse24 import _autotune, _chip_facts, _kernel_times, _planner, _tuning_cache
+from sparse24 import (
+    _activate,
+    _arrays,
+    _autotune,
+    _chip_facts,
+    _compress_records,
+    _dtypes,
+    _kernel_times,
+    _planner,
+    _tuning_cache,
+)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float8_e4m3fn", "float32"])
@@ -68,6 +78,29 @@ def test_operands_whose_bytes_32_bits_cannot_count_go_to_other_kernels(h200):
     wide = problem(m=16, n=1 << 30, k=8)
     with pytest.raises(s24.UnsupportedError, match="it takes rows of b of less than 2 GiB"):
         _planner.choose(wide, 0, dense=False, algorithm="sparse_mma")
+    long = problem(m=16, n=1, k=1 << 30)
+    assert _planner.choose(long, 0, dense=False).kernel not in ("sparse_mma", "sparse_skinny")
+    pieces = problem(m=16, n=64, k=1 << 28, dtype="float32")
+    for case, kernel in (
+        (long, "sparse_mma"), (long, "sparse_skinny"), (pieces, "sparse_split"),
+        (pieces, "split_mma"),
+    ):  # fmt: skip
+        with pytest.raises(s24.UnsupportedError, match=r"it takes up to \d+ columns of A"):
+            _planner.choose(case, 0, dense=False, algorithm=kernel)
+
+
+@pytest.mark.parametrize("shape", [(1, 1 << 31), (1 << 31, 1)])
+def test_matrices_that_32_bits_cannot_count_are_refused_on_a_gpu(monkeypatch, shape):
+    x = np.broadcast_to(np.int8(1), shape)  # without memory of that size
+    monkeypatch.setattr(_arrays, "is_cupy", lambda x: True)
+    row = _dtypes.TABLE["int8"]
+    for compress in (
+        lambda: _compress_records.compress_rows(x, row, "magnitude"),
+        lambda: _compress_records.transposable_records(x, row),
+        lambda: _activate._compressed(x, row, "relu", None, False),
+    ):
+        with pytest.raises(s24.UnsupportedError, match=r"up to 2147483392 rows .*; split it"):
+            compress()
 
 
 def test_a_measured_winner_beats_the_prediction(h200):
