@@ -5,7 +5,7 @@ from sparse24.kernels.cpu_activate import activate_compress
 from sparse24.kernels.cpu_compress import compress, decompress, like, prune
 from sparse24.kernels.cpu_expanded import add_rows
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul
-from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, prune_n_m
+from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, mask_n_m, prune_n_m
 from sparse24.kernels.cpu_n_m_across import Across as AcrossOfNM
 from sparse24.kernels.cpu_n_m_few import FewColumns, masks_of
 from sparse24.kernels.cpu_n_m_few import pays as few_columns_pay
@@ -38,6 +38,7 @@ __all__ = [
     "is_small",
     "like",
     "many_columns",
+    "mask_n_m",
     "masks_of",
     "matmul",
     "matmul_across",

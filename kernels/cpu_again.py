@@ -29,7 +29,7 @@ from sparse24.kernels.cpu_matmul import (
     work_type,
 )
 from sparse24.kernels.cpu_operand import Operand, columns_room
-from sparse24.kernels.cpu_panels import multiply_many
+from sparse24.kernels.cpu_panels import Panels
 
 Again = Callable[[np.ndarray, np.ndarray, Fused], None]  # of b (k, n) and out (m, n)
 
@@ -117,14 +117,20 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again 
         return None
     dtype = _arrays.logical_dtype(values, argument="values")
     few = n <= few_columns(dtype, m)
-    a = Operand(values, metadata, 2 * stored, dtype, np.dtype(work_type(dtype, few)))
+    a = Operand(values, metadata, 2 * stored, dtype, work_type(dtype, few))
     if a.values is not values or a.metadata is not metadata:
         return None  # copies, which would not change with the matrix
     b_dtype = _arrays.logical_dtype(b, argument="b")
     if few and m * n * stored < WAKING:
         return _Few(a, b, b_dtype)
-    kernel = multiply_few if few else multiply_many
-    return lambda b, out, epilogue: multiply(a, b, b_dtype, out, epilogue, kernel)
+    if few:
+        return lambda b, out, epilogue: multiply(a, b, b_dtype, out, epilogue, multiply_few)
+    panels, decodes = Panels(a, n), b.dtype != a.work
+
+    def again(b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
+        panels(decoded(b, b_dtype, a.work) if decodes else b, out, epilogue)
+
+    return again
 
 
 def dense(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Again | None:

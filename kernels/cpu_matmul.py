@@ -131,7 +131,7 @@ def work_type(dtype: _dtypes.DType, few: bool) -> np.dtype:
 
     Sums of `cpu_operand.STEP` products of int8 are exact in float32, whose products are faster.
     """
-    return np.dtype(np.float32) if dtype.name == "int8" and not few else dtype.accumulator
+    return np.dtype(np.float32 if dtype.name == "int8" and not few else dtype.accumulator)
 
 
 def multiply(a: Operand, b, b_dtype: _dtypes.DType, out, epilogue: Fused, kernel) -> None:

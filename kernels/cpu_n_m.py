@@ -1,7 +1,7 @@
 """General n:m patterns on the CPU: prune, compress and decompress.
 
 A group of m <= 32 elements stores n values and their places, which rise.  Kernels work on a
-flat list of groups, as those of 2:4 do; flags are 32 bits.
+flat list of groups, as those of 2:4 do.
 """
 
 from __future__ import annotations
@@ -13,75 +13,100 @@ from sparse24._errors import ShapeError
 from sparse24.kernels import cpu_compress, cpu_groups
 from sparse24.kernels._numba import njit, parallel
 
-_EVERY = np.uint32(0xFFFFFFFF)
+# Groups whose ranks are compared at once, each in a column: a few machine vectors of them, so that
+# what one comparison of two rows takes to begin does not count.
+_COLUMNS = 128
 
 
 @njit
 def _rank_magnitudes(x, size, infinity, is_integer, ranks):
+    """`cpu_groups.magnitude` in the carrier of the elements, where more of them fill a vector."""
     for i in range(x.size):
-        ranks[i] = cpu_groups.magnitude(x[i], size, infinity, is_integer)
+        if is_integer:
+            ranks[i] = min(x[i], x.dtype.type(-x[i]))
+        else:
+            rank = x[i] & size
+            ranks[i] = size if rank > infinity else rank
 
 
 @njit
 def _rank_scores(scores, bits, ranks):
-    """Unsigned numbers in the order of float64 scores, NaN on top; 0 is below them all."""
-    sign = np.uint64(1 << 63)
+    """Signed numbers in the order of float64 scores, NaN on top; `bits` are the scores' own."""
+    largest = np.int64((1 << 63) - 1)
     for i in range(scores.size):
         if scores[i] != scores[i]:
-            ranks[i] = ~np.uint64(0)
+            ranks[i] = largest
         elif scores[i] == 0:
-            ranks[i] = sign
+            ranks[i] = 0
         else:
-            ranks[i] = ~bits[i] if bits[i] & sign else bits[i] | sign
+            ranks[i] = bits[i] ^ largest if bits[i] < 0 else bits[i]
 
 
 @njit
-def _flag_best(ranks, n, m, flags):
-    """Flag the elements that fewer than n others of their group go before."""
-    for g in range(flags.size):
-        kept = 0
+def _keep_best(ranks, n, m, keep):
+    """Keep the elements that fewer than n others of their group go before."""
+    turned = np.empty((m, _COLUMNS), ranks.dtype)
+    before = np.empty(_COLUMNS, ranks.dtype)  # of their width, to share vectors with them
+    one, limit = ranks.dtype.type(1), ranks.dtype.type(n)
+    groups = ranks.size // m
+    for first in range(0, groups, _COLUMNS):
+        count = min(_COLUMNS, groups - first)
         for i in range(m):
-            mine = ranks[m * g + i]
-            before = 0
+            at = np.uintp(first * m + i)
+            for g in range(count):
+                turned[i, g] = ranks[at]
+                at += np.uintp(m)
+        for i in range(m):
+            before[:] = 0
             for j in range(i):
-                before += ranks[m * g + j] >= mine
+                for g in range(_COLUMNS):
+                    before[g] += one if turned[j, g] >= turned[i, g] else 0
             for j in range(i + 1, m):
-                before += ranks[m * g + j] > mine
-            kept |= np.int64(before < n) << i
-        flags[g] = kept
+                for g in range(_COLUMNS):
+                    before[g] += one if turned[j, g] > turned[i, g] else 0
+            at = np.uintp(first * m + i)
+            for g in range(count):
+                keep[at] = before[g] < limit
+                at += np.uintp(m)
 
 
 @njit
-def _select(x, flags, m, out):
-    for g in range(flags.size):
-        for i in range(m):
-            keep = x.dtype.type(-(np.int64(flags[g]) >> i & 1))
-            out[m * g + i] = x[m * g + i] & keep
+def _select(x, keep, out):
+    for i in range(x.size):
+        out[i] = x[i] & x.dtype.type(-np.int64(keep[i]))
 
 
 @njit
-def _store(x, flags, n, m, size, values, places):
-    """Store the flagged non-zeros, then the first other places with value 0.
+def _store(x, keep, n, m, size, values, places):
+    """Store the kept non-zeros, then the first other places with value 0.
 
     Of more than n, the first n are stored.  Returns the first such group and their number.
+    Every element is written to the next slot, which moves on behind those that stay; so
+    `values` and `places` have one slot behind the last.
     """
-    zero = x.dtype.type(0)
-    first_bad, bad = -1, 0
-    for g in range(flags.size):
+    zero, one = x.dtype.type(0), np.uintp(1)  # unsigned places are not asked if they are negative
+    first_bad, bad, at, slot = -1, 0, np.uintp(0), np.uintp(0)
+    for g in range(x.size // m):
         count = 0
         for i in range(m):
-            count += (np.int64(flags[g]) >> i & 1) & (x[m * g + i] & size != 0)
+            count += keep[at + np.uintp(i)] & (x[at + np.uintp(i)] & size != 0)
         if count > n:
             first_bad = g if bad == 0 else first_bad
             bad += 1
-        spare, slot = max(n - count, 0), 0
+        spare, left = n - count, n
         for i in range(m):
-            keep = (np.int64(flags[g]) >> i & 1) & (x[m * g + i] & size != 0)
-            if slot < n and (keep or spare > 0):
-                values[n * g + slot] = x[m * g + i] if keep else zero
-                places[n * g + slot] = i
-                slot += 1
-                spare -= 1 - keep
+            here = x[at]
+            kept = np.int64(keep[at] & (here & size != 0))
+            values[slot] = here if kept else zero
+            places[slot] = i
+            at += one
+            if count == n:  # mostly, and then nothing else decides where the next one goes
+                slot += np.uintp(kept)
+                continue
+            moves = (kept | np.int64(spare > 0)) & np.int64(left > 0)
+            slot += np.uintp(moves)
+            left -= moves
+            spare -= moves & (kept ^ 1)
     return first_bad, bad
 
 
@@ -94,16 +119,19 @@ def scatter(values, places, n, m, out):
             out[m * g + places[t]] = values[t]
 
 
-def _flags(part: np.ndarray, scores, n: int, m: int, bits: cpu_groups.Bits) -> np.ndarray:
-    """Flags of the n best of every group, by magnitude or by scores."""
-    ranks = np.empty(part.size, np.uint64)
+def _kept(part: np.ndarray, scores, n: int, m: int, bits: cpu_groups.Bits) -> np.ndarray:
+    """Which are the n best of every group, by magnitude or by scores."""
     if scores is None:
+        ranks = np.empty(part.size, part.dtype)
         _rank_magnitudes(part, *bits, ranks)
+        if not bits.is_integer:  # without signs, and AVX2 compares signed numbers in less time
+            ranks = ranks.view(f"i{ranks.itemsize}")
     else:
-        _rank_scores(scores, scores.view(np.uint64), ranks)
-    flags = np.empty(part.size // m, np.uint32)
-    _flag_best(ranks, n, m, flags)
-    return flags
+        ranks = np.empty(part.size, np.int64)
+        _rank_scores(scores, scores.view(np.int64), ranks)
+    keep = np.empty(part.size, np.uint8)
+    _keep_best(ranks, n, m, keep)
+    return keep
 
 
 def _prepared(x, n, m, scores):
@@ -146,12 +174,29 @@ def prune_n_m(x: np.ndarray, n: int, m: int, scores: np.ndarray | None = None) -
         part = cpu_compress.groups_of(matrix, rows, m)
         guide = None if scores is None else cpu_compress.groups_of(scores, rows, m, -np.inf)
         whole = np.empty_like(part)
-        _select(part, _flags(part, guide, n, m, bits), m, whole)
+        _select(part, _kept(part, guide, n, m, bits), whole)
         out[rows] = whole.reshape(rows.stop - rows.start, -1)[:, :k]
 
     if out.size:
         parallel(task, len(runs), 4 * m * out.size)
     return out.reshape(x.shape).view(dtype.logical)
+
+
+def mask_n_m(x: np.ndarray, n: int, m: int) -> np.ndarray:
+    """Where `prune_n_m` keeps elements by their magnitude: bool (..., k), C order."""
+    n, m, dtype, matrix, _ = _prepared(x, n, m, None)
+    bits = cpu_groups.bits_of(dtype)
+    out = np.empty(matrix.shape, bool)
+    runs = cpu_compress.runs_of(matrix)
+
+    def task(number: int):
+        rows = runs[number]
+        keep = _kept(cpu_compress.groups_of(matrix, rows, m), None, n, m, bits)
+        out[rows] = keep.view(bool).reshape(rows.stop - rows.start, -1)[:, : out.shape[1]]
+
+    if out.size:
+        parallel(task, len(runs), 4 * m * out.size)
+    return out.reshape(x.shape)
 
 
 def compress_n_m(
@@ -193,12 +238,14 @@ def compress_n_m(
         rows = runs[number]
         part = cpu_compress.groups_of(matrix, rows, m)
         if rule == "check":
-            flags = np.full(part.size // m, _EVERY)
+            keep = np.ones(part.size, np.uint8)
         else:
             guide = None if scores is None else cpu_compress.groups_of(scores, rows, m, -np.inf)
-            flags = _flags(part, guide, n, m, bits)
-        kept, at = values[rows].reshape(-1), places[rows].reshape(-1)
-        found[number] = _store(part, flags, n, m, bits.size, kept, at)
+            keep = _kept(part, guide, n, m, bits)
+        size = (rows.stop - rows.start) * values.shape[1]
+        kept, at = np.empty(size + 1, values.dtype), np.empty(size + 1, np.uint8)
+        found[number] = _store(part, keep, n, m, bits.size, kept, at)
+        values[rows], places[rows] = (x[:size].reshape(-1, values.shape[1]) for x in (kept, at))
 
     if values.size:
         parallel(task, len(runs), 4 * m * matrix.size)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparse24 import _dtypes, _spec
 from sparse24.kernels import _simd
-from sparse24.kernels._numba import njit, parallel, slices
+from sparse24.kernels._numba import WAKING, njit, parallel, slices
 from sparse24.kernels._simd_copy import RUN, copy_run, turn_square, write_places
 from sparse24.kernels.cpu_decode import decode_into, halves
 
@@ -136,6 +136,9 @@ def pack_panels(b: np.ndarray, high: int, width: int) -> np.ndarray:
     if b.itemsize not in b.strides or not b.flags.aligned:
         b = np.require(b, requirements="CA")
     fill = _copy_rows if b.strides[1] == b.itemsize else _turn_columns
+    if panels.nbytes < WAKING:
+        fill(b, 0, k, panels)
+        return panels
     parts = slices(k, RUN, multiple=RUN, work=panels.nbytes)
 
     def pack(number: int):

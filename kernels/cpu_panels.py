@@ -83,38 +83,55 @@ def _store_part(held, rows, m, target):
                 target[top + i, column] = held[t * rows + i, column]
 
 
+class Panels:
+    """``out = epilogue(A @ b)`` for one A and many `b` and `out` like those of a call.
+
+    How b is cut into panels and the work into tasks depends on shapes alone, and is decided once:
+    for 64 x 64 by 32 columns that takes as long as all else.
+    """
+
+    def __init__(self, a: Operand, n: int):
+        self._a, m, stored = a, len(a.values), a.values.shape[1]
+        self._runs, self._parts = [], []
+        for first, columns, vectors in widths(n, a.work.itemsize):
+            width = vectors * _simd.VECTOR_BYTES // a.work.itemsize
+            shape = ((0,) * _simd.ROWS_OF_TILE[vectors], (0,) * width, (0,) * step_of(vectors))
+            count = -(-columns // width)
+            whole = threads() == 1 or m >= _TASKS * threads() * _BLOCK_ROWS
+            some = count if whole else -(-_PARTS_OF_COLUMNS // width)
+            for j in range(0, count, some):
+                left, right = first + j * width, min(first + columns, first + (j + some) * width)
+                run = len(self._runs), slice(j, j + some), shape
+                self._parts.append((slice(left, right), *run))
+            self._runs.append((slice(first, first + columns), width))
+        self._work = m * n * stored / 4
+        even = m * len(self._parts) // (_TASKS * threads())
+        at_least = max(_TILES_ROWS, min(_BLOCK_ROWS, even))
+        self._blocks = slices(m, at_least, _BLOCK_ROWS, _TILES_ROWS, self._work)
+
+    def __call__(self, b: np.ndarray, out: np.ndarray, epilogue: Fused) -> None:
+        a = self._a
+        packed = [pack_panels(b[:, columns], a.high, width) for columns, width in self._runs]
+        plain = epilogue.is_plain and out.dtype == a.dtype.accumulator and out.flags.carray
+
+        def task(number: int) -> None:
+            rows = self._blocks[number // len(self._parts)]
+            columns, run, some, shape = self._parts[number % len(self._parts)]
+            panels = packed[run][some]
+            high, wide = rows.stop - rows.start, columns.stop - columns.start
+            sums, row, column = out, rows.start, columns.start
+            if not plain:
+                sums, row, column = np.empty((high, wide), a.dtype.accumulator), 0, 0
+            multiply_panels(
+                a.packed(rows, len(shape[0]), len(shape[2]), len(panels) == 1), high,
+                a.values.shape[1], a.pattern, panels, sums, row, column, shape,
+            )  # fmt: skip
+            if not plain:
+                finish(sums, out, epilogue, rows, columns)
+
+        parallel(task, len(self._blocks) * len(self._parts), self._work)
+
+
 def multiply_many(a: Operand, b, out, epilogue: Fused) -> None:
     """``out = epilogue(a @ b)``."""
-    (m, n), stored = out.shape, a.values.shape[1]
-    parts = []
-    for first, columns, vectors in widths(n, b.dtype.itemsize):
-        width = vectors * _simd.VECTOR_BYTES // b.dtype.itemsize
-        shape = ((0,) * _simd.ROWS_OF_TILE[vectors], (0,) * width, (0,) * step_of(vectors))
-        panels = pack_panels(b[:, first : first + columns], a.high, width)
-        whole = threads() == 1 or m >= _TASKS * threads() * _BLOCK_ROWS
-        some = len(panels) if whole else -(-_PARTS_OF_COLUMNS // width)
-        for j in range(0, len(panels), some):
-            left = first + j * width
-            right = min(first + columns, left + some * width)
-            parts.append((slice(left, right), panels[j : j + some], shape))
-    work = m * n * stored / 4
-    even = m * len(parts) // (_TASKS * threads())
-    at_least = max(_TILES_ROWS, min(_BLOCK_ROWS, even))
-    blocks = slices(m, at_least, _BLOCK_ROWS, _TILES_ROWS, work)
-    plain = epilogue.is_plain and out.dtype == a.dtype.accumulator and out.flags.carray
-
-    def task(number: int):
-        rows = blocks[number // len(parts)]
-        columns, panels, shape = parts[number % len(parts)]
-        high, wide = rows.stop - rows.start, columns.stop - columns.start
-        sums, row, column = out, rows.start, columns.start
-        if not plain:
-            sums, row, column = np.empty((high, wide), a.dtype.accumulator), 0, 0
-        multiply_panels(
-            a.packed(rows, len(shape[0]), len(shape[2]), len(panels) == 1), high, stored,
-            a.pattern, panels, sums, row, column, shape,
-        )  # fmt: skip
-        if not plain:
-            finish(sums, out, epilogue, rows, columns)
-
-    parallel(task, len(blocks) * len(parts), work)
+    Panels(a, out.shape[1])(b, out, epilogue)

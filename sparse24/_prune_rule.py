@@ -98,9 +98,10 @@ def pruned(x, rule: Rule):
 
 def kept(x, rule: Rule):
     """Where `pruned` keeps elements, the grouped axis moved to the end."""
-    if _arrays.is_cupy(x) and _by_magnitude(rule) and not rule.channels:
-        if not rule.transposable:
-            return _select.mask_by_magnitude(_storage_of(x, rule), rule.dtype, rule.n, rule.m)
+    in_one_kernel = _by_magnitude(rule) and not rule.channels
+    if in_one_kernel and not rule.transposable:
+        return _select.mask_by_magnitude(_storage_of(x, rule), rule.dtype, rule.n, rule.m)
+    if in_one_kernel and _arrays.is_cupy(x):
         mask = _select.best_of_tiles(_arrays.as_storage(x, rule.dtype), rule.dtype)
         return np.moveaxis(mask, rule.axis, -1)
     return decide(x, rule)[0]

@@ -26,7 +26,11 @@ def best_of_groups(scores, n: int, m: int):
 
 
 def mask_by_magnitude(x, row: _dtypes.DType, n: int, m: int):
-    """Mask of the `n` largest magnitudes of every `m` of a CuPy array, in one kernel."""
+    """Mask of the `n` largest magnitudes of every `m` of an array, in one kernel."""
+    if namespace(x) is np:
+        from sparse24.kernels import cpu
+
+        return cpu.mask_n_m(x, n, m)
     from sparse24.kernels import n_m
 
     return n_m.mask_n_m(_as_matrix(x), row, n, m).reshape(x.shape)

@@ -32,7 +32,8 @@ def halves(row) -> tuple[np.ndarray, np.ndarray]:
     """float64 numbers beside the middle of two neighbours of a narrow type, and the nearer one."""
     bits = np.arange(1 << 8 * row.itemsize - 1, dtype=row.storage)
     values = np.arange(-128, 128) if row.name == "int8" else bits.view(row.logical)
-    values = np.unique(values.astype(np.float64))
+    with np.errstate(invalid="ignore"):  # NaN
+        values = np.unique(values.astype(np.float64))
     values = values[np.isfinite(values) & ((np.abs(values) > 1e-37) | (row.name != "bfloat16"))]
     low, high = values[:-1], values[1:]
     middle, away = (low + high) / 2, (high - low) * 2.0**-40

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sparse24 as s24
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, PatternError, ShapeError
 from sparse24._records import Fused
@@ -50,6 +51,16 @@ def test_matches_reference(rng, name, pattern):
             assert status == (-1, 0)
         got = cpu.decompress_n_m(*want, *pattern, shape[-1])
         assert_same_bits(got, reference.decompress_n_m(*want, *pattern, shape[-1]))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize("name", _dtypes.NAMES)
+def test_mask_is_that_of_the_reference(rng, name, pattern):
+    for shape in SHAPES:
+        x = random_matrix(rng, shape, name)
+        want = reference.top_mask(reference.magnitude_rank(x), *pattern)
+        np.testing.assert_array_equal(cpu.mask_n_m(x, *pattern), want)
+        np.testing.assert_array_equal(s24.mask(x, pattern=pattern), want)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])

@@ -8,6 +8,7 @@ import numba
 import numpy as np
 import pytest
 
+import sparse24 as s24
 from sparse24.kernels import _simd, cpu_matmul, cpu_operand, cpu_panels
 
 
@@ -75,3 +76,13 @@ def test_avx2_looks_up_partners_by_permutations(kind, wanted):
     listing = "".join(multiply.inspect_asm().values()).splitlines()
     found = [line for line in listing if re.match(rf"\s{wanted}\s.*%ymm", line)]
     assert len(found) >= 2 * _simd.ROWS_OF_DOTS[1]
+
+
+def test_a_repeated_product_is_not_cut_into_panels_anew(monkeypatch, rng):
+    a = s24.compress(rng.integers(-3, 4, (64, 64)).astype(np.float32), on_excess="prune")
+    b = rng.integers(-3, 4, (64, 40)).astype(np.float32)
+    want = a.toarray() @ b
+    np.testing.assert_array_equal(a @ b, want)
+    monkeypatch.setattr(cpu_panels, "widths", None)
+    np.testing.assert_array_equal(a @ b, want)
+    np.testing.assert_array_equal(a @ (2 * b), 2 * want)
