@@ -87,9 +87,7 @@ def csr_of_24(values, metadata, shape, dtype=None):
 
     stored = values.shape[-1]
     values = _stored(values, dtype, _fits_scipy)
-    columns = _elementwise.columns_of(
-        metadata, stored, sparse.get_index_dtype(maxval=shape[1])
-    )
+    columns = _elementwise.columns_of(metadata, stored, sparse.get_index_dtype(maxval=shape[1]))
     kept = values != 0
     starts = np.concatenate(([0], np.cumsum(np.count_nonzero(kept, axis=1))))
     return csr_of(starts, columns[kept], values[kept], shape)

@@ -205,6 +205,4 @@ class NMArray(NMStorage):
 
     def _in_tf32(self) -> tensor_float.TensorFloat:
         tensor_float.check(self._pattern, self._dtype, self.device)
-        return tensor_float.TensorFloat(
-            self._values, self._indices, self._rows_shape, self._axis
-        )
+        return tensor_float.TensorFloat(self._values, self._indices, self._rows_shape, self._axis)

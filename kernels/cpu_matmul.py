@@ -206,9 +206,7 @@ def decompress_matmul(
     over_batch(values, metadata, b, out, epilogue, one)
 
 
-def dense_matmul(
-    a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Fused = PLAIN
-) -> None:
+def dense_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Fused = PLAIN) -> None:
     """Write ``epilogue(a @ b)`` of two dense arrays into `out`, by BLAS in the sums' type."""
     dtype, b_dtype = checked(a, a.shape[-1], a.shape[-1], b, out)
 
@@ -248,9 +246,7 @@ def _multiply_dense(a, dtype, b, b_dtype, out, epilogue: Fused) -> None:
         finish(sums[place], out[place], at_place(epilogue, place), *every)
 
 
-def choose(
-    m: int, k: int, n: int, dtype: str, *, kept: bool = False, stacked: bool = False
-) -> str:
+def choose(m: int, k: int, n: int, dtype: str, *, kept: bool = False, stacked: bool = False) -> str:
     """Which product is faster: ``"sparse"`` for `matmul`, ``"dense"`` for `decompress_matmul`.
 
     `kept` says that the dense matrix is there already, for `dense_matmul`; `stacked` that A is

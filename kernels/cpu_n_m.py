@@ -254,9 +254,7 @@ def compress_n_m(
     return shaped(values, x.shape, dtype), shaped(places, x.shape), status
 
 
-def decompress_n_m(
-    values: np.ndarray, places: np.ndarray, n: int, m: int, k: int
-) -> np.ndarray:
+def decompress_n_m(values: np.ndarray, places: np.ndarray, n: int, m: int, k: int) -> np.ndarray:
     """The dense matrix (..., rows, k) of values and places, C order."""
     n, m = _check.pattern((n, m))
     dtype = _arrays.logical_dtype(values, argument="values")

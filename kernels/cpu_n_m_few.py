@@ -108,9 +108,7 @@ def _multiply_rows(flat, stored, masks, first, begin, end, count, b, column, sum
 
 
 @njit
-def _multiply_both(
-    flat, last, safe, stored, masks, top, bottom, count, b, column, sums, shape
-):
+def _multiply_both(flat, last, safe, stored, masks, top, bottom, count, b, column, sums, shape):
     """Rows `top` to `bottom`; those from `safe` on have room behind them in `last`."""
     middle = min(max(top, safe), bottom)
     _multiply_rows(flat, stored, masks, 0, top, middle, count, b, column, sums, shape)

@@ -78,6 +78,4 @@ def many_columns(
     work = cpu_matmul.work_type(dtype, few=False)
     a = _Operand(values, places, pattern[1] * -(-k // pattern[1]), dtype, work)
     a.pattern = pattern
-    return lambda b, out, epilogue: cpu_matmul.multiply(
-        a, b, b_dtype, out, epilogue, multiply_many
-    )
+    return lambda b, out, epilogue: cpu_matmul.multiply(a, b, b_dtype, out, epilogue, multiply_many)

@@ -92,7 +92,7 @@ def _seconds(units: Units, config: Config, panels: int, chip: Chip) -> float:
 
 def _busiest(
     units: Units, config: Config, panels: int, n: int, chip: Chip
-) -> tuple[float, int]:
+) -> tuple[float, int]:  # fmt: skip
     """Words of the busiest multiprocessor, and how many blocks it takes one after the other."""
     blocks = np.add.reduceat(units.words, np.arange(0, len(units), config.units))
     waves = -(-len(blocks) // _at_once(config, panels, n, chip))

@@ -49,7 +49,7 @@ def pieces(table: np.ndarray, work: Work, config: Config, n: int) -> np.ndarray:
 def _cut(
     table: np.ndarray, walked: Walk, config: Config, atoms: np.ndarray, costs: np.ndarray,
     load: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Pieces of tiles of so many atoms, and whose they are: all blocks then have equally much.
 
     `load` is what blocks have besides, and `costs` are those of the tiles, both in atoms of which

@@ -121,7 +121,7 @@ def _few() -> Iterator[Config]:
         for parts in several:
             yield Config(
                 block_m, block_n, consumers, spans, staging=1, parts=parts, blocks=blocks
-            )
+            )  # fmt: skip
 
 
 TABLE = (*LARGE, *_few())

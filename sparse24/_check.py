@@ -56,9 +56,7 @@ def axis(value, ndim: int, *, argument: str = "axis") -> int:
     return number % ndim
 
 
-def sizes(
-    value, *, argument: str, count: int | None = None, least: int = 0
-) -> tuple[int, ...]:
+def sizes(value, *, argument: str, count: int | None = None, least: int = 0) -> tuple[int, ...]:
     """Return a shape as whole numbers from `least` on; of `count` axes, or of two or more."""
     try:
         shape = tuple(operator.index(size) for size in value)

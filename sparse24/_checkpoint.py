@@ -107,9 +107,7 @@ class Recipe:
         self.check([name])
         inputs = self.calibration.get(name)
         try:
-            pruned = s24.prune(
-                matrix, pattern=self.pattern, method=self.method, calibration=inputs
-            )
+            pruned = s24.prune(matrix, pattern=self.pattern, method=self.method, calibration=inputs)
         except Sparse24Error as error:
             raise type(error)(f"{name}: {error}") from error
         return s24.compress(pruned, pattern=self.pattern)

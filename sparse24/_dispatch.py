@@ -109,9 +109,7 @@ def check_stored(a: Operand24, algorithm: str) -> None:
         )
 
 
-def prepare(
-    a: Operand24, b, out, epilogue: Fused, algorithm: str, problem: Problem
-) -> Launched:
+def prepare(a: Operand24, b, out, epilogue: Fused, algorithm: str, problem: Problem) -> Launched:
     """Choose and compile a kernel, and gather what it takes; nothing runs yet."""
     device, has_dense = b.device.id, a.dense is not None
     if a.rows is None:

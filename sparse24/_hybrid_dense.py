@@ -41,9 +41,7 @@ def flat_views(stack: Any, out: Any) -> tuple[View, View] | None:
 
 def _is_even(stack: Any) -> bool:
     """Whether the matrices of a stack follow each other at one distance."""
-    return all(
-        outer == inner * size for (_, outer), (size, inner) in pairwise(_batch_axes(stack))
-    )
+    return all(outer == inner * size for (_, outer), (size, inner) in pairwise(_batch_axes(stack)))
 
 
 def _batch_axes(stack: Any) -> list[tuple[int, int]]:

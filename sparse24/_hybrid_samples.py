@@ -123,9 +123,7 @@ def _scatter(bits, *, base: bool) -> _Measured:
     from sparse24.kernels import hybrid_scatter, hybrid_scatter_plan
 
     layout = hybrid_scatter.prepare(bits, FLOAT16, base=base)
-    effort = functools.partial(
-        hybrid_scatter_plan.effort, layout.units, sms=chip().multiprocessors
-    )
+    effort = functools.partial(hybrid_scatter_plan.effort, layout.units, sms=chip().multiprocessors)
     return _Measured(layout, hybrid_scatter.product, effort)
 
 

@@ -103,9 +103,7 @@ class MovedLayout:
         laid = [one for one in found if one is not None]
         return laid if len(laid) == len(found) else None
 
-    def _enqueue_unmoved(
-        self, addresses: tuple[int, ...], stream: int, last: Last | None
-    ) -> None:
+    def _enqueue_unmoved(self, addresses: tuple[int, ...], stream: int, last: Last | None) -> None:
         """Launch what cannot be moved, which is laid out for these addresses and remembered."""
         key = (*addresses, stream)
         launches = self._unmoved.get(key)

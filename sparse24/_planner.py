@@ -106,9 +106,7 @@ def rank(
     return [candidate for _, candidate in found] + refused
 
 
-def fastest(
-    problem: Problem, facts: dict[str, float], *, dense: bool, scale: Scale
-) -> Candidate:
+def fastest(problem: Problem, facts: dict[str, float], *, dense: bool, scale: Scale) -> Candidate:
     """The first of `rank`, at a fraction of its cost: a product of new sizes waits for it.
 
     Looks at kernels and configurations in the order of the least time that each can take, until

@@ -134,9 +134,7 @@ def masking_key(
 class Masking:
     """Gradients of one layout, as the operator `masked_gradient` makes them."""
 
-    def __init__(
-        self, parts: list[Tensor], gradient: Tensor, weight: Tensor | None, decay: float
-    ):
+    def __init__(self, parts: list[Tensor], gradient: Tensor, weight: Tensor | None, decay: float):
         self._row, self._decay = dtype_of(parts[0]), decay
         self._codes, self._source = _as_written(parts[1]), _both_ways(gradient)[0]
         self._weight = None if weight is None else _both_ways(weight)[0]

@@ -119,9 +119,7 @@ class Product:
         self._result = (tuple(out.shape), out.dtype)
         self._launches = Launches(self._lay_out)
 
-    def __call__(
-        self, values: Tensor, codes: Tensor, dense: Tensor, bias: Tensor | None
-    ) -> Tensor:
+    def __call__(self, values: Tensor, codes: Tensor, dense: Tensor, bias: Tensor | None) -> Tensor:
         """The product; `bias` is of the type that kernels add."""
         shape, dtype = self._result
         out = dense.new_empty(shape, dtype=dtype)

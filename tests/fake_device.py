@@ -108,9 +108,11 @@ class Device:
         put(_arrays, "cupy_module", lambda: self)
         put(_foreign, "make_current", lambda: None)
         take = _foreign.take
-        put(_foreign, "take", lambda x, **how: (
-            (x, _foreign.identity) if isinstance(x, Array) else take(x, **how)
-        ))
+        put(
+            _foreign,
+            "take",
+            lambda x, **how: (x, _foreign.identity) if isinstance(x, Array) else take(x, **how),
+        )
         put(_ready, "current_stream", lambda: self.stream)
         put(_replay, "capturing", lambda x: self.capturing)
         put(_arrays, "is_capturing", lambda: self.capturing)

@@ -26,7 +26,10 @@ CASES = {
     "accumulation": {"passes": 2, "gradient_as_bucket_view": True},
     "layers that one rank leaves out": {"find_unused_parameters": True, "leaves_out": True},
     "layers left out under autocast": {
-        "find_unused_parameters": True, "leaves_out": True, "autocast": True, "rounds": True,
+        "find_unused_parameters": True,
+        "leaves_out": True,
+        "autocast": True,
+        "rounds": True,
     },
     "two types": {"wide": True},
     "bfloat16": {"dtype": torch.bfloat16},

@@ -248,8 +248,10 @@ EVERY_LANE = {
     ),
     "struct Ring {": (  # of the scatter kernel
         ("barrier_init(empty + 8 * s, kConsumers)", "barrier_init(empty + 8 * s, 32 * kConsumers)"),
-        ("if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty",
-         "if (previous_ >= 0) barrier_arrive(ring_.empty"),
+        (
+            "if (previous_ >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring_.empty",
+            "if (previous_ >= 0) barrier_arrive(ring_.empty",
+        ),
     ),
     "class MmaRing {": (
         ("empty(slot).init(kWarps)", "empty(slot).init(kThreads)"),

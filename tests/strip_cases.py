@@ -36,9 +36,7 @@ def assert_cut_tiles_are_exact(monkeypatch, config, sms: int, w: np.ndarray, b: 
     """Products with the layout of `w`, which it returns, on a chip so small that tiles are cut."""
     cupy, row, (m, n) = hopper(), TABLE["bfloat16"], (len(w), b.shape[1])
     monkeypatch.setattr(hybrid_wgmma_plan, "multiprocessors", lambda: sms)
-    monkeypatch.setattr(
-        hybrid_wgmma_plan, "SHARING", dict.fromkeys(hybrid_wgmma_plan.SHARING, 0)
-    )
+    monkeypatch.setattr(hybrid_wgmma_plan, "SHARING", dict.fromkeys(hybrid_wgmma_plan.SHARING, 0))
     bits = cupy.asarray(w.astype(row.logical)).view(np.uint16)
     layout = layout_for(monkeypatch, config, bits, row)
     assert pieces(layout.table, layout.work, config, n)["helpers"].min() < 0

@@ -151,8 +151,6 @@ def test_the_energy_of_large_matrices_is_summed_in_blocks(monkeypatch, rng):
     assert _checkpoint._energy(x) == pytest.approx(float((x.astype(np.float64) ** 2).sum()))
 
 
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full")])
 @pytest.mark.parametrize("there", [False, True])
 def test_an_interrupted_conversion_leaves_all_as_it_was(

@@ -56,8 +56,10 @@ def test_an_epilogue_and_out(rng, name):
     for _ in range(2):
         s24.matmul(x, A, epilogue=epilogue, dtype="float32", out=out)
         np.testing.assert_array_equal(out, want)
-        np.testing.assert_array_equal(s24.matmul(x, A, dtype="float32").astype(float),
-                                      x.astype(float) @ A.toarray().astype(float))
+        np.testing.assert_array_equal(
+            s24.matmul(x, A, dtype="float32").astype(float),
+            x.astype(float) @ A.toarray().astype(float),
+        )
 
 
 def test_no_dense_matrix_is_made(rng, monkeypatch):

@@ -53,8 +53,10 @@ def test_magnitude_matches_reference(rng, name, shape):
     assert_same_bits(values, want_values)
     assert_same_bits(metadata, want_metadata)
     assert status == (-1, 0)
-    assert_same_bits(cpu_compress.decompress(values, metadata, shape[-1]),
-              reference.decompress(values, metadata, shape[-1]))
+    assert_same_bits(
+        cpu_compress.decompress(values, metadata, shape[-1]),
+        reference.decompress(values, metadata, shape[-1]),
+    )
 
 
 @pytest.mark.parametrize("name", _dtypes.NAMES)
@@ -145,8 +147,11 @@ def test_strided_transposed_misaligned_and_read_only_views(rng, name):
 def test_decompress_out(rng, order):
     x = reference.prune(rng.standard_normal((6, 10)).astype(np.float32))
     values, metadata, _ = cpu_compress.compress(x, "check")
-    out = {"C": np.full((6, 10), 9, np.float32), "F": np.full((6, 10), 9, np.float32, order="F"),
-           "strided": np.full((12, 30), 9, np.float32)[::2, ::3]}[order]
+    out = {
+        "C": np.full((6, 10), 9, np.float32),
+        "F": np.full((6, 10), 9, np.float32, order="F"),
+        "strided": np.full((12, 30), 9, np.float32)[::2, ::3],
+    }[order]
     assert cpu_compress.decompress(values, metadata, 10, out=out) is out
     assert_same_bits(np.ascontiguousarray(out), x)
 
@@ -161,9 +166,7 @@ def test_like_takes_new_values_at_old_places(rng):
 
 
 @laws
-@given(
-    st.integers(1, 9), st.integers(1, 40), st.sampled_from(_dtypes.NAMES), st.integers(0, 2**32)
-)
+@given(st.integers(1, 9), st.integers(1, 40), st.sampled_from(_dtypes.NAMES), st.integers(0, 2**32))
 def test_laws(m, k, name, seed):
     x = random_matrix(np.random.default_rng(seed), (m, k), name)
     pruned = cpu_compress.prune(x)

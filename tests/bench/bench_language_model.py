@@ -136,9 +136,7 @@ def train(kind: str, text: np.ndarray, plan: Plan, device: str) -> dict:
     if on_gpu:
         for block in model.blocks:
             block.compile()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=plan.rate, weight_decay=0.01, fused=on_gpu
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate, weight_decay=0.01, fused=on_gpu)
     held_out, training = text[-len(text) // 50 :], text[: -len(text) // 50]
     losses, began = [], time.perf_counter()
     for step, tokens in zip(range(plan.steps), batches(training, plan, 1), strict=False):

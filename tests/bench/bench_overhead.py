@@ -115,8 +115,7 @@ def moving_calls(n: int) -> Calls:
 def other_numbers_of_tokens(bias: bool) -> dict:
     """The mean call of layers of one shape with numbers of tokens that were not there before."""
     layers = [
-        torch.nn.Linear(SIZE, SIZE, bias, device="cuda", dtype=torch.float16)
-        for _ in range(LAYERS)
+        torch.nn.Linear(SIZE, SIZE, bias, device="cuda", dtype=torch.float16) for _ in range(LAYERS)
     ]
     sparse = [st.SparseLinear.from_dense(layer) for layer in layers]
     times: dict[str, list[float]] = {"ours": [], "torch": []}

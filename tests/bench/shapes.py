@@ -23,9 +23,7 @@ OTHER = (
     (768, 3072, 16384),  # BERT base, MLP down
 )
 MIDDLE_TOKENS = tuple(
-    (m, k, n)
-    for m, k in ((4096, 4096), (14336, 4096), (4096, 14336))
-    for n in (1024, 2048)
+    (m, k, n) for m, k in ((4096, 4096), (14336, 4096), (4096, 14336)) for n in (1024, 2048)
 )
 EIGHT_BIT = LARGE[:2] + LARGE[3:6]
 FEW_TOKENS_WEIGHTS = ((14336, 4096), (4096, 14336), (28672, 8192), (8192, 8192))
