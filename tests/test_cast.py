@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparse24 import _dtypes
+from sparse24 import _dtypes, _storage
 from sparse24._arrays import to_numpy
 from sparse24.kernels import cast, reference, reference_arrays
 
@@ -26,6 +26,19 @@ def test_equals_the_reference(source, target, rng):
     expected = reference.to_dtype(x, wanted.logical)
     np.testing.assert_array_equal(got.view(wanted.storage), expected.view(wanted.storage))
     assert got.shape == x.shape
+
+
+@pytest.mark.parametrize("source", [n for n in _dtypes.NAMES if _dtypes.TABLE[n].itemsize < 4])
+@pytest.mark.parametrize("target", _dtypes.NAMES)
+def test_many_elements_of_narrow_types_are_looked_up(source, target):
+    row, wanted = _dtypes.TABLE[source], _dtypes.TABLE[target]
+    bits = np.arange(1 << 8 * row.itemsize, dtype=row.storage)
+    x = np.stack([bits, bits[::-1]]).T.view(row.logical)[:, ::-1]
+    with np.errstate(invalid="ignore"):  # NaN
+        expected = reference.to_dtype(x, wanted.logical)
+    got = _storage.converted(x, row, wanted)
+    np.testing.assert_array_equal(got.view(wanted.storage), expected.view(wanted.storage))
+    assert not np.shares_memory(got, x)
 
 
 def halves(row) -> tuple[np.ndarray, np.ndarray]:
