@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _elementwise
+from sparse24 import _arrays, _check, _dtypes, _elementwise, _storage
 from sparse24._errors import ArgumentError, DTypeError, FormatError
 
+FLOAT32 = _dtypes.TABLE["float32"]
 # What SciPy's and cupyx's sparse arrays take; other types go through float32.
 _SCIPY_KINDS = "biufc"
 _CUPYX_TYPES = ("bool", "float32", "float64", "complex64", "complex128")
@@ -95,9 +96,12 @@ def csr_of_24(values, metadata, shape, dtype=None):
 
 def _stored(values, dtype, fits):
     """The values in a type that the library's sparse matrices store, by default their own."""
-    if dtype is not None:
-        return values.astype(_stored_type(dtype, fits), copy=False)
-    return values if fits(values.dtype) else values.astype(np.float32)
+    wanted = values.dtype if fits(values.dtype) else np.dtype(np.float32)
+    wanted = wanted if dtype is None else _stored_type(dtype, fits)
+    if wanted == np.float32 and values.dtype in _dtypes.LOGICAL:
+        own = _dtypes.lookup(values.dtype)
+        return values if own.logical == wanted else _storage.converted(values, own, FLOAT32)
+    return values.astype(wanted, copy=False)
 
 
 def _stored_type(dtype, fits) -> np.dtype:

@@ -25,6 +25,7 @@ from sparse24._errors import ArgumentError
 from sparse24._select import tile_masks
 
 BLOCK = 128  # columns whose effect on the columns behind them is applied in one product
+ASYMMETRY = 1e-3  # of the largest element, which sums in float32 stay below
 EXHAUSTIVE = 128  # most ways to prune a group that are all priced; beyond, one by one
 
 
@@ -99,15 +100,20 @@ def narrowed(x, dtype: np.dtype):
     return x.astype(dtype)
 
 
+def _is_symmetric(h):
+    """Whether a matrix is symmetric, but for the rounding of sums in float32."""
+    return not h.size or abs(h - h.T).max() <= ASYMMETRY * abs(h).max()
+
+
 def _inverse_factor(xp, hessian, size: int, damping: float):
     """Upper U with U.T @ U = inv(H), H damped and padded with an identity to `size`."""
     h = xp.eye(size)
     h[: len(hessian), : len(hessian)] = damped(hessian, damping)[0]
-    try:
+    try:  # of which one triangle is read
         upper = xp.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]  # upper @ upper.T = h
     except np.linalg.LinAlgError:
         upper = None
-    if upper is None or not bool(xp.isfinite(upper).all()):  # CuPy gives NaN instead
+    if upper is None or not bool(xp.isfinite(upper).all() & _is_symmetric(h)):  # CuPy gives NaN
         raise ArgumentError(
             "hessian must be a second moment X.T @ X, symmetric and positive semidefinite; pass "
             f"the inputs as calibration=, or more damping than {damping}"

@@ -165,6 +165,7 @@ def test_callable(rng):
         ({"calibration": np.full((3, 8), np.inf)}, s24.ArgumentError, "hold NaN or inf"),
         ({"hessian": -np.eye(8)}, s24.ArgumentError, "are not a second moment"),
         ({"hessian": np.eye(8) - 2 * np.eye(8)[::-1]}, s24.ArgumentError, "positive semidefinite"),
+        ({"hessian": np.eye(8) + np.tri(8, k=-1)}, s24.ArgumentError, "X.T @ X, symmetric and"),
     ],
 )
 def test_bad_calibration(arguments, error, words):
