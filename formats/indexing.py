@@ -81,7 +81,11 @@ def _of_matrix(array: Any, rows: Any, columns: Any) -> Any:
     """Some rows and columns of the matrices of an array."""
     if _check.is_index(rows) or _check.is_index(columns):
         return _dense(array, rows, columns)
-    if array.axis == -2:
+    if array.axis == -2 or (
+        getattr(array, "transposable", False)  # both orientations are stored
+        and not _is_whole(columns, array.shape[-1], array.pattern[1])
+        and _is_whole(rows, array.shape[-2], array.pattern[1])
+    ):
         return _of_matrix(array.mT, columns, rows).mT
     if not _is_all(rows):
         array = array._stored_rows(_places(rows, array.shape[-2]))
@@ -134,6 +138,14 @@ def _check_ends(key: slice) -> None:
         raise ArgumentError(f"a slice has whole numbers, got {_check.shown(key)}")
 
 
+def _is_whole(key: Any, k: int, group: int) -> bool:
+    """Whether a key takes whole groups of so many of the k elements."""
+    if not _check.is_slice(key):
+        return False
+    start, stop, _ = key.indices(k)
+    return start % group == 0 and (max(start, stop) % group == 0 or stop == k)
+
+
 def _whole_groups(key: Any, k: int, group: int) -> tuple[int, int]:
     """The groups of a slice of columns."""
     way_out = "otherwise use .toarray()[...] and compress the result"
@@ -142,9 +154,8 @@ def _whole_groups(key: Any, k: int, group: int) -> tuple[int, int]:
             f"along the groups a part is a slice of step 1, got {_check.shown(key)}; {way_out}"
         )
     start, stop, _ = key.indices(k)
-    stop = max(start, stop)
-    if start % group or (stop % group and stop != k):
+    if not _is_whole(key, k, group):
         raise ArgumentError(
             f"[{start}:{stop}] cuts a group of {group}; slice at multiples of {group}, {way_out}"
         )
-    return start // group, -(-stop // group)
+    return start // group, -(-max(start, stop) // group)

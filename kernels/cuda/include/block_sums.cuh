@@ -3,9 +3,11 @@
 //
 // A block's sums are those of `members` threads, 4 * tiles each, in the fragment layout of the tensor cores.  Blocks
 // that share rows are neighbours in the grid, which has at most one block for each multiprocessor, so they run at the
-// same time.  Nothing guarantees that where streams of several priorities multiply: if each has a product whose blocks all
-// share the same rows, none of the two may ever be complete (docs/how_to/products.rst).  All add in the order of the blocks, which gives the same bits every time.  A block may share its first
-// rows with the blocks before it and its last rows with those after it, so it has two slots.
+// same time.  Nothing guarantees that where streams of several priorities multiply: if two of them run products whose
+// blocks all share the same rows, neither may ever have all its blocks (docs/how_to/products.rst).
+//
+// All add in the order of the blocks, which gives the same bits every time.  A block may share its first rows with the
+// blocks before it and its last rows with those after it, so it has two slots.
 //
 // There are no flags.  Between launches all words are kMissing, a NaN that `give` never writes.  A reader polls a word
 // until it is something else, and then writes kMissing back for the next launch.  So a sum travels to the L2 cache and
