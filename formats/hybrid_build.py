@@ -61,10 +61,12 @@ class Source:
 
     def _in_dtype(self, rows):
         """The rows in the matrix's type; int8 rounds to even and saturates, as in `compress`."""
-        if self.dtype.name != "int8" or rows.dtype == self.dtype.logical:
-            return rows.astype(self.dtype.logical, copy=False)
         from sparse24.kernels import reference
 
+        if self.xp is np and rows.dtype == np.float64 and self.dtype.name == "bfloat16":
+            return reference.to_dtype(rows, self.dtype.logical)  # rounds once
+        if self.dtype.name != "int8" or rows.dtype == self.dtype.logical:
+            return rows.astype(self.dtype.logical, copy=False)
         wide = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
         return reference.to_dtype(wide, self.dtype.logical)
 

@@ -8,6 +8,7 @@ import numpy as np
 from sparse24._records import Fused
 from sparse24.kernels import reference
 from sparse24.kernels.cpu_decode import encode_bfloat, encode_half
+from sparse24.kernels.reference_arrays import to_odd
 
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -16,6 +17,8 @@ def store(x: np.ndarray, out: np.ndarray) -> None:
     """Convert as the kernels do: integers round and saturate, fp8 saturates."""
     if out.flags.f_contiguous:
         x, out = x.T, out.T  # in the order of `out`
+    if x.dtype == np.float64 and out.dtype.isbuiltin != 1:  # which is made of float32
+        x = to_odd(x)
     if x.dtype == np.float32 and out.dtype in _HALVES:
         _store_halves(x, out)
         return
