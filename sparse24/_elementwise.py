@@ -118,7 +118,7 @@ def of_values(ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DTy
     xp = _arrays.namespace(values)
     work = result if is_native(result) else WORK
     wide = values if work is row else _storage.converted(values, row, work)
-    operands = (wide,) if factor is None else (wide, _rounded(factor, result, work))
+    operands = (wide,) if factor is None else (wide, _in_work(factor, work))
     with np.errstate(invalid="ignore"):  # of a zero beside an infinite factor
         made = getattr(xp, ufunc.__name__)(*operands)
     made = made if work is result else _storage.converted(made, work, result)
@@ -127,11 +127,11 @@ def of_values(ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DTy
     return _storage.in_rows(bits.view(made.dtype))
 
 
-def _rounded(factor: Any, result: DType, work: DType) -> Any:
-    """A factor in the type of the computation, rounded to that of the result, as NumPy does."""
+def _in_work(factor: Any, work: DType) -> Any:
+    """A factor in the type of the computation; one of Python's numbers is not rounded further."""
     if np.ndim(factor) == 0:
-        return np.asarray(factor).astype(result.logical).astype(work.logical)[()]
-    if work is result:
-        return factor.astype(result.logical, copy=False)
-    narrow = _storage.converted(factor.astype(np.float32), WORK, result)
-    return _storage.converted(narrow, result, WORK)
+        return np.asarray(factor).astype(work.logical)[()]
+    if factor.dtype in _dtypes.LOGICAL and not is_native(_dtypes.lookup(factor.dtype)):
+        dense = _arrays.namespace(factor).ascontiguousarray(factor)  # it may be broadcast
+        return _storage.converted(dense, _dtypes.lookup(factor.dtype), work)
+    return factor.astype(work.logical, copy=False)

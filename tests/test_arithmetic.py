@@ -5,12 +5,14 @@ from __future__ import annotations
 import operator
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes
+from sparse24.kernels import reference
 
 SHAPE = (9, 18)
 MAKERS = {
@@ -32,7 +34,7 @@ def factors(rng) -> dict:
         "column": rng.uniform(1, 2, (m, 1)).astype(np.float32),
         "whole column": rng.integers(1, 3, (m, 1)).astype(np.int8),
         "all": rng.standard_normal(SHAPE), "no axes": np.array(0.5, np.float32),
-        "list": [1.0] * k,
+        "bfloat16": rng.uniform(1, 2, (m, 1)).astype(ml_dtypes.bfloat16), "list": [1.0] * k,
     }  # fmt: skip
 
 
@@ -43,9 +45,10 @@ def dense_of(array) -> np.ndarray:
 
 def expected(ufunc, dense, factor):
     """NumPy's result, with the zeros of the matrix left as they are."""
-    weak = type(factor) in (int, float) and dense.dtype.isbuiltin != 1
-    factor = np.asarray(factor, dense.dtype) if weak else factor
     with np.errstate(all="ignore"):
+        if type(factor) in (int, float) and dense.dtype.isbuiltin != 1:  # rounded once
+            wide = ufunc(dense.astype(np.float32), np.float32(factor))
+            return reference.to_dtype(np.where(dense == 0, 0, wide), dense.dtype)
         return np.where(dense == 0, 0, ufunc(dense, factor)).astype(ufunc(dense, factor).dtype)
 
 
@@ -118,6 +121,12 @@ def test_zeros_stay_beside_what_is_not_finite_and_without_a_warning():
     assert_is(a * np.float32(np.nan), np.where(a.toarray() == 0, 0, np.float32(np.nan)))
     assert_is(a * 1e-46, np.zeros((1, 8), np.float32))
     assert (a * 0).nnz == 0
+
+
+def test_numbers_are_not_rounded_to_the_type_of_the_array():
+    """0.3 would be 0.3125 in fp8."""
+    a = s24.compress(np.array([[16, 0, -16, 0]]), dtype="float8_e4m3fn") * 0.3
+    np.testing.assert_array_equal(a.toarray().astype(np.float32), [[5, 0, -5, 0]])  # of 4.8
 
 
 def test_fp8_saturates_as_everywhere():
