@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _elementwise, _storage
+from sparse24 import _arrays, _check, _dtypes, _record_parts, _storage
 from sparse24._errors import ArgumentError, DTypeError, FormatError
 
 FLOAT32 = _dtypes.TABLE["float32"]
@@ -88,7 +88,7 @@ def csr_of_24(values, metadata, shape, dtype=None):
 
     stored = values.shape[-1]
     values = _stored(values, dtype, _fits_scipy)
-    columns = _elementwise.columns_of(metadata, stored, sparse.get_index_dtype(maxval=shape[1]))
+    columns = _record_parts.columns_of(metadata, stored, sparse.get_index_dtype(maxval=shape[1]))
     kept = values != 0
     starts = np.concatenate(([0], np.cumsum(np.count_nonzero(kept, axis=1))))
     return csr_of(starts, columns[kept], values[kept], shape)

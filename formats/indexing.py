@@ -20,8 +20,8 @@ class Indexing:
     ndim: Any
 
     @abstractmethod
-    def _matrices(self, key: Any) -> Self:
-        """Matrices of a batch, by a key for its batch axes; views."""
+    def _matrices(self, key: tuple) -> Self:
+        """Matrices of a batch, by a key for its batch axes."""
 
     @abstractmethod
     def _stored_rows(self, rows: slice | Any) -> Self:

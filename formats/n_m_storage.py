@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _devices, _dtypes, _elementwise, _storage
+from sparse24 import _arrays, _devices, _dtypes, _elementwise, _record_parts, _storage
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing
@@ -162,8 +162,9 @@ class NMStorage(Indexing, SparseArray):
         shape, row = self._rows_shape, self._dtype
         return self._values, self._indices, shape, self._pattern, row, self._axis
 
+    @_devices.on_own_device
     def _matrices(self, key) -> Self:
-        return self._part(self._values[key], self._indices[key])
+        return self._part(_record_parts.picked(self._values, key), self._indices[key])
 
     @_devices.on_own_device
     def _stored_rows(self, rows) -> Self:
@@ -173,10 +174,9 @@ class NMStorage(Indexing, SparseArray):
     @_devices.on_own_device
     def _stored_groups(self, start: int, stop: int) -> Self:
         (n, m), xp = self._pattern, _arrays.namespace(self._values)
-        part = (..., slice(n * start, n * stop))
-        values, indices = (xp.ascontiguousarray(x[part]) for x in (self._values, self._indices))
+        values, indices = (x[..., n * start : n * stop] for x in (self._values, self._indices))
         k = min(m * stop, self._rows_shape[-1]) - m * start
-        return self._part(_storage.in_rows(values), indices, k)
+        return self._part(_storage.in_rows(values), xp.ascontiguousarray(indices), k)
 
     def _part(self, values, indices, k: int | None = None) -> Self:
         shape = (*values.shape[:-1], self._rows_shape[-1] if k is None else k)

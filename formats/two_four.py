@@ -54,7 +54,7 @@ class Sparse24Array(Indexing, SparseArray):
 
     ``A[rows]``, ``A[:, i:j]`` for whole groups of columns, and matrices of a batch are sparse; a
     single row, column or element is dense.  The values of ``A[i:j]`` are views.  Parts of a
-    transposable array are stored along its rows only.
+    transposable array, which can be cut along either axis, are stored in one orientation.
 
     ``A * f``, ``A / f``, ``-A`` and ``abs(A)`` keep zeros, for a factor that is a number, or an
     array that broadcasts to the shape of A; the result has NumPy's type.  `sum`, `mean`, `max` and
@@ -257,6 +257,7 @@ class Sparse24Array(Indexing, SparseArray):
     def _fields(self):
         return self._operand, _storage.waited(self._status)
 
+    @_devices.on_own_device
     def _matrices(self, key) -> Sparse24Array:
         picked = self._map(lambda record: _record_parts.of_batch(record, key), self._dtype)
         old = picked._operand

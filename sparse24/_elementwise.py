@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _gradients, _spec, _storage
+from sparse24 import _arrays, _dtypes, _foreign, _gradients, _record_parts, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import DeviceError, DTypeError, ShapeError
 from sparse24._records import Compressed24
@@ -72,7 +72,7 @@ def is_native(row: DType) -> bool:
 def of_record(ufunc: np.ufunc, record: Compressed24, factor: Any, result: DType) -> Compressed24:
     """`ufunc` of the elements of a 2:4 record; a factor that is an array has the record's shape."""
     stored = record.values.shape[-1]
-    columns = lambda: columns_of(_storage.canonical(record), stored)  # noqa: E731
+    columns = lambda: _record_parts.columns_of(_storage.canonical(record), stored)  # noqa: E731
     values = of_stored(ufunc, record.values, record.dtype, factor, result, columns)
     return _storage.with_values(record, values, result)
 
@@ -93,18 +93,6 @@ def _varies(factor: Any) -> bool:
 def _by_row(factor: Any) -> Any:
     """A factor that does not, with one column."""
     return factor if np.ndim(factor) == 0 else factor[..., :1]
-
-
-def columns_of(codes: Any, stored: int, dtype: Any = np.int64) -> Any:
-    """Column of each of the `stored` elements of a row, by its canonical codes of 2:4.
-
-    Two bits an element, its place in the group, low bits first.  That of filler may be beyond the
-    last one.
-    """
-    xp = _arrays.namespace(codes)
-    bits = xp.arange(0, 8, 2, dtype=np.uint8)
-    places = (codes[..., None] >> bits & 3).reshape(*codes.shape[:-1], 4 * codes.shape[-1])
-    return places[..., :stored] + xp.arange(stored, dtype=dtype) // _spec.KEPT * _spec.GROUP
 
 
 def at_columns(factor: Any, columns: Any) -> Any:

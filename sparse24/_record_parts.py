@@ -1,10 +1,12 @@
-"""Parts of a `Compressed24`: some of its rows, some of its groups, some matrices of a batch."""
+"""Parts of a `Compressed24`: rows, groups, matrices of a batch; and the columns of its elements."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sparse24 import _arrays, _spec, _storage
+import numpy as np
+
+from sparse24 import _arrays, _check, _spec, _storage
 from sparse24._records import Compressed24
 
 
@@ -47,16 +49,32 @@ def groups(record: Compressed24, start: int, stop: int) -> Compressed24:
 
 def _copied(record: Compressed24, values: Any, metadata: Any, *, k: int | None = None) -> Any:
     xp = _arrays.namespace(values)
-    values = _storage.in_rows(xp.ascontiguousarray(values))
     shape = (*values.shape[:-1], record.k if k is None else k)
-    metadata = xp.ascontiguousarray(metadata)
+    values, metadata = _storage.in_rows(values), xp.ascontiguousarray(metadata)
     return _storage.native(Compressed24(values, metadata, None, shape, record.dtype))
 
 
-def of_batch(record: Compressed24, key: Any) -> Compressed24:
-    """Matrices of a batch, by a key of NumPy for its batch axes; views."""
-    whole: tuple[Any, ...] = (record.values, record.metadata, record.packed)
-    values, metadata, packed = (None if x is None else x[key] for x in whole)
-    assert values is not None
+def of_batch(record: Compressed24, key: tuple) -> Compressed24:
+    """Matrices of a batch, by a key of NumPy for its batch axes."""
+    metadata, packed = (None if x is None else x[key] for x in (record.metadata, record.packed))
+    values = picked(record.values, key)
     shape = (*values.shape[:-2], *record.shape[-2:])
     return Compressed24(values, metadata, packed, shape, record.dtype)
+
+
+def picked(values: Any, key: tuple) -> Any:
+    """Stored elements by a key for leading axes: views, or copies in rows as kernels read them."""
+    is_view = all(isinstance(entry, slice) or _check.is_index(entry) for entry in key)
+    return values[key] if is_view else _storage.in_rows(values[key])
+
+
+def columns_of(codes: Any, stored: int, dtype: Any = np.int64) -> Any:
+    """Column of each of the `stored` elements of a row, by its canonical codes of 2:4.
+
+    Two bits an element, its place in the group, low bits first.  That of filler may be beyond the
+    last one.
+    """
+    xp = _arrays.namespace(codes)
+    bits = xp.arange(0, 8, 2, dtype=np.uint8)
+    places = (codes[..., None] >> bits & 3).reshape(*codes.shape[:-1], 4 * codes.shape[-1])
+    return places[..., :stored] + xp.arange(stored, dtype=dtype) // _spec.KEPT * _spec.GROUP

@@ -274,7 +274,7 @@ def refuse_long(shape: tuple[int, ...]) -> None:
 def in_rows(values: Any) -> Any:
     """Stored elements in rows as kernels read them: on a GPU copied to 16-byte boundaries."""
     if not _arrays.is_cupy(values):
-        return values
+        return np.ascontiguousarray(values)
     aligned = _arrays.empty_rows(_arrays.namespace(values), values.shape, values.dtype)
     aligned[...] = values
     return aligned

@@ -249,6 +249,24 @@ def test_a_driver_and_an_extra_are_all_that_a_gpu_needs(extra):
     assert set(parts.split(",")) == set(TOOLKIT)
 
 
+def test_nothing_but_sources_is_kept():
+    """Files that a trial has left beside them, of weights say, would be in every clone."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    kept = [Path(name) for name in listed.stdout.split("\0") if name]
+    folders = {".ci", "docs", "formats", "kernels", "sparse24", "tests"}
+    others = {str(path) for path in kept if path.parts[0] not in folders}
+    assert others == {
+        ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile",
+        "README.md", "pyproject.toml", "setup.cfg",
+    }  # fmt: skip
+    weights = (".npy", ".npz", ".safetensors", ".bin", ".pt")
+    assert [path for path in kept if path.suffix in weights] == []
+
+
 def test_no_word_of_unfinished_work():
     words = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
     for folder in ("sparse24", "kernels", "formats", "tests", "docs"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24 import _arrays, _dtypes
+from sparse24 import _arrays, _dtypes, _storage
 
 SHAPE = (9, 18)
 MAKERS = {
@@ -83,6 +83,18 @@ def test_parts_of_a_batch(make, rng, xp):
         ([2, 0], slice(None, None, -1)),
     ):  # fmt: skip
         assert_part(a[key], dense[key])
+
+
+@pytest.mark.parametrize("make", GROUPED)
+def test_matrices_are_views_or_copied_in_rows_that_kernels_read(make, rng, monkeypatch):
+    """Which on a GPU begin on 16-byte boundaries: rows of 9 elements would not."""
+    a = MAKERS[make](rng.standard_normal((3, 5, 18)))
+    copied, in_rows = [], _storage.in_rows
+    monkeypatch.setattr(_storage, "in_rows", lambda x: copied.append(x.shape) or in_rows(x))
+    assert np.shares_memory(a[1:].values, a.values)
+    assert not copied
+    assert not np.shares_memory(a[[0, 2]].values, a.values)
+    assert a[[0, 2]].values.shape in copied
 
 
 def test_slices_of_rows_are_views(rng):
