@@ -11,6 +11,7 @@ from sparse24._dtypes import DType
 from sparse24.kernels import block_sums, hybrid_scatter_pack, loader, tensor_map
 from sparse24.kernels.chip import multiprocessors
 from sparse24.kernels.clusters import most_clusters
+from sparse24.kernels.cooperative import CooperativeLaunch, may_wait_for_ever
 from sparse24.kernels.hybrid_launch import (
     BoundProduct,
     matrix_map,
@@ -98,6 +99,9 @@ class Ready(BoundProduct):
         }
         steps, parts, counts = schedule(layout.units, dealt)
         pitches = steps.shape[1], parts.shape[1]
+        most = int(parts["blocks"].max()) if dealt.cluster == 1 else 1  # that share one band
+        waits = may_wait_for_ever(most, multiprocessors(layout.data.device.id))
+        self._launch = CooperativeLaunch if waits else Launch
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
         self._sizes = (len(counts), config.threads, config.shared_memory)
         addresses = (x.data.ptr for x in (layout.data, *self._tables))
@@ -115,7 +119,7 @@ class Ready(BoundProduct):
         arguments = (
             self._left, *maps, right(b), np.array([view], OUT), block_sums.rooms.of_stream(stream),
         )  # fmt: skip
-        return Launch(self._kernels[by_warps], *self._sizes, arguments, early=True)
+        return self._launch(self._kernels[by_warps], *self._sizes, arguments, early=True)
 
     def _maps(self, b) -> tuple[np.ndarray, np.ndarray]:
         """How the copy engine reads b, and rows 2 and 3 of every group of four of it."""

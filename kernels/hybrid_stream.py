@@ -8,7 +8,8 @@ import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels import block_sums, loader
-from sparse24.kernels.chip import chip
+from sparse24.kernels.chip import chip, multiprocessors
+from sparse24.kernels.cooperative import CooperativeLaunch, may_wait_for_ever
 from sparse24.kernels.hybrid_launch import BoundProduct, result, right, settle
 from sparse24.kernels.hybrid_stream_plan import STRIP, Config, configs, schedule, warp_starts
 from sparse24.kernels.launch import Launch
@@ -95,6 +96,8 @@ class Ready(BoundProduct):
         kernel = loader.function(NAME, "product", macros, shared_memory=shared)
         self._sizes = (kernel, len(cuts) * config.splits, 32 * config.warps, shared)
         self._early, self.per_stream = early, config.splits > 1
+        waits = may_wait_for_ever(config.splits, multiprocessors(layout.blob.device.id))
+        self._launch = CooperativeLaunch if waits else Launch
         addresses = (x.data.ptr for x in (layout.blob, *self.tables))
         sizes = (starts.shape[1], layout.stage_bytes, layout.shape[0])
         self._left = np.array([(*addresses, *sizes)], LEFT)
@@ -106,7 +109,7 @@ class Ready(BoundProduct):
     def bind(self, b, out, stream: int) -> Launch:
         room = block_sums.rooms.of_stream(stream) if self.per_stream else block_sums.NONE
         arguments = (self._left, right(b), result(out), room)
-        return Launch(*self._sizes, arguments, early=self._early)
+        return self._launch(*self._sizes, arguments, early=self._early)
 
 
 def span_for(density: float) -> int:

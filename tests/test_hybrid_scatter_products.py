@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -189,6 +190,32 @@ def test_the_same_bits_in_a_graph_and_on_two_streams(rng, n, zeros):
                 graph.launch(stream)
             stream.synchronize()
         np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n"), [(128, 16), (100, 1), (256, 64)])
+def test_streams_of_all_priorities_multiply_at_the_same_time(rng, m, n):
+    """Blocks of few rows all wait for one another; each launch has them together or not at all."""
+    cupy = pytest.importorskip("cupy")
+    w = families.make("iid", (m, 32768), zeros=0.8, dtype="float16", rng=rng)
+    b = cupy.asarray(rng.standard_normal((32768, n)).astype(np.float16))
+    matrices = [hybrid(cupy.asarray(w)) for _ in range(4)]
+    want = [h.matmul(b, algorithm="scatter") for h in matrices]
+    outs = [cupy.full_like(x, cupy.nan) for x in want]
+    streams = [cupy.cuda.Stream(non_blocking=True, priority=-i) for i in range(4)]
+    cupy.cuda.Device().synchronize()
+
+    def multiply(h, out, stream):
+        with stream:
+            for _ in range(500):
+                h.matmul(b, out=out, algorithm="scatter")
+
+    with ThreadPoolExecutor(len(streams)) as pool:
+        for done in [pool.submit(multiply, *each) for each in zip(matrices, outs, streams)]:
+            done.result()
+    cupy.cuda.Device().synchronize()
+    for got, expected in zip(outs, want):
+        np.testing.assert_array_equal(got.get(), expected.get())
 
 
 def test_needs_a_gpu_in_words(rng):

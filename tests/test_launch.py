@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparse24._errors import DeviceError
-from sparse24.kernels import launch
+from sparse24.kernels import cooperative, launch
 
 attributes = []  # of the launches, in turn
 
@@ -52,6 +52,30 @@ def test_early_launches_say_so_and_streams_are_kept_apart(calls):
     launch.Launch(kernel(77), 1, 32, 0, [block(5)])(9)
     assert attributes == [[(launch.PROGRAMMATIC_STREAM_SERIALIZATION, 1)]] * 4 + [[]]
     assert [call[2] for call in calls] == [9, 8, 9, 7, 9]
+
+
+def test_cooperative_launches_say_so_beside_what_else_they_are(calls):
+    for early in (False, True):
+        for stream in (9, 8, 9):
+            cooperative.CooperativeLaunch(kernel(77), 1, 32, 0, [block(5)], early=early)(stream)
+    together = (cooperative.COOPERATIVE, 1)
+    assert (
+        attributes
+        == [[together]] * 3 + [[(launch.PROGRAMMATIC_STREAM_SERIALIZATION, 1), together]] * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("priorities", "most"),  # blocks of a GPU of 132 multiprocessors that may share rows
+    [(1, 132), (2, 66), (6, 22)],
+)
+def test_launches_of_all_priorities_that_have_started_in_part_leave_room(
+    monkeypatch, priorities, most
+):
+    monkeypatch.setattr(cooperative, "_priorities", lambda: priorities)
+    assert not cooperative.may_wait_for_ever(1, 132)
+    assert not cooperative.may_wait_for_ever(most, 132)
+    assert cooperative.may_wait_for_ever(most + 1, 132)
 
 
 def test_the_last_argument_can_be_exchanged(calls):

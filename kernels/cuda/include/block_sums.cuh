@@ -3,8 +3,8 @@
 //
 // A block's sums are those of `members` threads, 4 * tiles each, in the fragment layout of the tensor cores.  Blocks
 // that share rows are neighbours in the grid, which has at most one block for each multiprocessor, so they run at the
-// same time.  Nothing guarantees that where streams of several priorities multiply: if two of them run products whose
-// blocks all share the same rows, neither may ever have all its blocks (docs/how_to/products.rst).
+// same time.  Where so many share rows that launches of several priorities could keep them apart for ever, the launch
+// is cooperative (kernels/cooperative.py).
 //
 // All add in the order of the blocks, which gives the same bits every time.  A block may share its first rows with the
 // blocks before it and its last rows with those after it, so it has two slots.
