@@ -1,14 +1,20 @@
-"""Workspace through which blocks pass sums to one another (``cuda/include/block_sums.cuh``).
+"""How blocks pass sums to one another through global memory (``cuda/include/block_sums.cuh``).
 
-It takes 17 MB on an H200.
+The workspace takes 17 MB on an H200.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+from typing import Any
+
 import numpy as np
 
+from sparse24._errors import DeviceError
 from sparse24.kernels import loader
 from sparse24.kernels.chip import multiprocessors
+from sparse24.kernels.launch import Launch
 from sparse24.kernels.stream_rooms import StreamRooms
 
 _VIEW = np.dtype([("slots", "u8")])
@@ -26,3 +32,41 @@ def _allocate() -> tuple:
 
 
 rooms = StreamRooms(_allocate)
+
+
+def most_waiting(device: int | None = None) -> int:
+    """How many blocks of a launch may wait for one another on a device, by default the current one.
+
+    Blocks start in order, and a launch of higher priority takes the multiprocessors that become
+    free.  So of each priority one launch may have started in part, with all but one of the blocks
+    that wait for one another.  If such launches filled the device, none of them would go on.
+    Cooperative launches do not help: on an H100, three of different priorities starved one another.
+    """
+    return (multiprocessors(device) - 1) // _priorities() + 1
+
+
+@functools.cache
+def _priorities() -> int:
+    """How many priorities a stream can have."""
+    least, greatest = ctypes.c_int(), ctypes.c_int()
+    ask = ctypes.CDLL("libcuda.so.1").cuCtxGetStreamPriorityRange
+    status = ask(ctypes.byref(least), ctypes.byref(greatest))
+    if status:
+        raise DeviceError(
+            f"cuCtxGetStreamPriorityRange returned CUresult {status}; see the driver's manual"
+        )
+    return least.value - greatest.value + 1
+
+
+class LaunchThenAdd(Launch):
+    """A `Launch` whose blocks give their sums, and ``add``, another one that adds them up."""
+
+    __slots__ = ("_add",)
+
+    def __init__(self, *sizes: Any, early: bool, add: Launch):
+        super().__init__(*sizes, early=early)
+        self._add = add
+
+    def __call__(self, stream: int) -> None:
+        super().__call__(stream)
+        self._add(stream)

@@ -11,7 +11,6 @@ from sparse24._dtypes import DType
 from sparse24.kernels import block_sums, hybrid_scatter_pack, loader, tensor_map
 from sparse24.kernels.chip import multiprocessors
 from sparse24.kernels.clusters import most_clusters
-from sparse24.kernels.cooperative import CooperativeLaunch, may_wait_for_ever
 from sparse24.kernels.hybrid_launch import (
     BoundProduct,
     matrix_map,
@@ -92,16 +91,16 @@ class Ready(BoundProduct):
         if dealt.cluster > 1 and not _at_once(name, config, len(dealt.bands) - 1):
             dealt = deal(layout.units, blocks, tiles_of(n), balance=balance, clusters=False)
             config = _config(layout, dealt, n)
-        self._config, ways = config, {n < BY_WARPS, n <= BY_WARPS}  # both for 8 columns
+        steps, parts, counts = schedule(layout.units, dealt)
+        apart = bool(parts["blocks"].max() > block_sums.most_waiting(layout.data.device.id))
+        self._config = config = dataclasses.replace(config, apart=apart)
+        ways = {n < BY_WARPS, n <= BY_WARPS}  # both for 8 columns
         self._kernels = {
             by_warps: _kernel(name, dataclasses.replace(config, by_warps=by_warps))
             for by_warps in ways
         }
-        steps, parts, counts = schedule(layout.units, dealt)
+        self._add = _kernel(name, self._config, "add") if apart else None
         pitches = steps.shape[1], parts.shape[1]
-        most = int(parts["blocks"].max()) if dealt.cluster == 1 else 1  # that share one band
-        waits = may_wait_for_ever(most, multiprocessors(layout.data.device.id))
-        self._launch = CooperativeLaunch if waits else Launch
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
         self._sizes = (len(counts), config.threads, config.shared_memory)
         addresses = (x.data.ptr for x in (layout.data, *self._tables))
@@ -113,13 +112,16 @@ class Ready(BoundProduct):
             settle()
 
     def bind(self, b, out, stream: int) -> Launch:
-        view = (out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])
+        view = np.array([(out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])], OUT)
+        room = block_sums.rooms.of_stream(stream)
         by_warps = out.shape[1] < BY_WARPS or not readable(b)
         maps = (tensor_map.empty(),) * 2 if by_warps else self._maps(b)
-        arguments = (
-            self._left, *maps, right(b), np.array([view], OUT), block_sums.rooms.of_stream(stream),
-        )  # fmt: skip
-        return self._launch(self._kernels[by_warps], *self._sizes, arguments, early=True)
+        arguments = (self._left, *maps, right(b), view, room)
+        launch = (self._kernels[by_warps], *self._sizes, arguments)
+        if self._add is None:
+            return Launch(*launch, early=True)
+        add = Launch(self._add, *self._sizes[:2], 0, (self._left, view, room), early=True)
+        return block_sums.LaunchThenAdd(*launch, early=True, add=add)
 
     def _maps(self, b) -> tuple[np.ndarray, np.ndarray]:
         """How the copy engine reads b, and rows 2 and 3 of every group of four of it."""
@@ -133,10 +135,10 @@ def _config(layout: ScatterLayout, dealt: Deal, n: int) -> Config:
     return Config(tiles_of(n), *form, by_warps=n < BY_WARPS)
 
 
-def _kernel(name: str, config: Config) -> Any:
-    """The compiled product of such elements."""
+def _kernel(name: str, config: Config, function: str = "product") -> Any:
+    """A compiled function of such elements."""
     macros = defines(name, config)
-    return loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
+    return loader.function(NAME, function, macros, shared_memory=config.shared_memory)
 
 
 def _at_once(name: str, config: Config, clusters: int) -> bool:
@@ -223,6 +225,7 @@ def defines(name: str, config: Config) -> loader.Defines:
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
         ("BATCH", config.batch), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
         ("UNIT_COLUMNS", config.columns), ("BY_WARPS", int(config.by_warps)),
+        ("APART", int(config.apart)),
     )  # fmt: skip
 
 
@@ -247,6 +250,8 @@ COMPILE_CHECKS = [
         ("float16", Config(12, cluster=2)),
         ("float16", Config(16)),
         ("bfloat16", Config(16, cluster=2)),
+        ("bfloat16", Config(2, apart=True)),
+        ("float16", Config(16, apart=True)),
     )
 ] + [
     (defines(name, config), "sm_90a", f"HGMMA.SP.64x{8 * config.tiles}x32")
@@ -263,5 +268,6 @@ COMPILE_CHECKS = [
         ("float16", Config(12, True)),
         ("float16", Config(16, True)),
         ("bfloat16", Config(16, True, cluster=2)),
+        ("float16", Config(8, True, columns=128, apart=True)),
     )
 ]

@@ -38,6 +38,8 @@ class Config:
         Columns of a unit, as in `Units`.
     by_warps : bool
         Writer warps load b, of any strides and up to 8 columns, instead of the copy engine.
+    apart : bool
+        Another launch adds up the sums of blocks that share a band; see `block_sums.most_waiting`.
     """
 
     tiles: int
@@ -45,6 +47,7 @@ class Config:
     cluster: int = 1
     columns: int = TILE_COLUMNS
     by_warps: bool = False
+    apart: bool = False
 
     @property
     def name(self) -> str:

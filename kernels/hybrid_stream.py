@@ -8,8 +8,7 @@ import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels import block_sums, loader
-from sparse24.kernels.chip import chip, multiprocessors
-from sparse24.kernels.cooperative import CooperativeLaunch, may_wait_for_ever
+from sparse24.kernels.chip import chip
 from sparse24.kernels.hybrid_launch import BoundProduct, result, right, settle
 from sparse24.kernels.hybrid_stream_plan import STRIP, Config, configs, schedule, warp_starts
 from sparse24.kernels.launch import Launch
@@ -67,8 +66,9 @@ class StreamLayout:
         if found is None:
             here = chip(self.blob.device.id)
             if config is None:
+                most = block_sums.most_waiting(self.blob.device.id)
                 sizes = here.multiprocessors, here.has_wgmma, here.most_shared
-                config = configs(self, n, *sizes)[0]
+                config = configs(self, n, *sizes, most)[0]
             early = here.launches_early
             found = self._launches[key] = Ready(self, vector, balance, config, early=early)
         return found
@@ -96,8 +96,6 @@ class Ready(BoundProduct):
         kernel = loader.function(NAME, "product", macros, shared_memory=shared)
         self._sizes = (kernel, len(cuts) * config.splits, 32 * config.warps, shared)
         self._early, self.per_stream = early, config.splits > 1
-        waits = may_wait_for_ever(config.splits, multiprocessors(layout.blob.device.id))
-        self._launch = CooperativeLaunch if waits else Launch
         addresses = (x.data.ptr for x in (layout.blob, *self.tables))
         sizes = (starts.shape[1], layout.stage_bytes, layout.shape[0])
         self._left = np.array([(*addresses, *sizes)], LEFT)
@@ -109,7 +107,7 @@ class Ready(BoundProduct):
     def bind(self, b, out, stream: int) -> Launch:
         room = block_sums.rooms.of_stream(stream) if self.per_stream else block_sums.NONE
         arguments = (self._left, right(b), result(out), room)
-        return self._launch(*self._sizes, arguments, early=self._early)
+        return Launch(*self._sizes, arguments, early=self._early)
 
 
 def span_for(density: float) -> int:

@@ -64,14 +64,20 @@ class Config:
 
 
 def configs(
-    layout, n: int, sms: int, hopper: bool = True, most_shared: int = MOST_SHARED
-) -> list[Config]:
-    """Ways to cut up the product with `n` columns, best guess first."""
+    layout, n: int, sms: int, hopper: bool = True, most_shared: int = MOST_SHARED,
+    most_waiting: int = MANY[-1],
+) -> list[Config]:  # fmt: skip
+    """Ways to cut up the product with `n` columns, best guess first.
+
+    `most_waiting`: how many blocks may wait for one another's sums, as in `block_sums`.
+    """
     tiles = 1 if n <= 8 else 2 if n <= 16 else 4 if n <= 32 else 8
     found = []
     for stages, splits, teams, parts in itertools.product((4, 3, 2), MANY, MANY, MANY):
         blocks = -(-layout.strips // (4 * teams)) * splits
-        if teams * parts > MOST_TEAMS[tiles] or (splits > 1 and blocks > sms):
+        if teams * parts > MOST_TEAMS[tiles] or splits > most_waiting:
+            continue
+        if splits > 1 and blocks > sms:
             continue
         for panel, buffers in _panels(layout, splits * parts):
             shape = (teams, parts, tiles, splits, panel, buffers, stages, hopper)

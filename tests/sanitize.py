@@ -28,6 +28,7 @@ import sparse24 as s24
 from sparse24 import _dtypes, _evidence, _grouped_dispatch, _hybrid_dispatch, _storage
 from sparse24.kernels import (
     activate_compress,
+    block_sums,
     hybrid_scatter,
     hybrid_wgmma_plan,
     loader,
@@ -196,6 +197,8 @@ def hybrids() -> None:
     each_path((150, 330), 0.8, (2, 24, 100, 300))
     each_path((150, 332), 0.6, (24, 64, 100))  # scatter with 2:4 tiles
     flat_units()
+    with mock.patch.object(block_sums, "most_waiting", lambda device: 1):
+        flat_units()  # another launch adds up their sums
     each_path((150, 330), 0.8, (5, 28), "float32")
     each_path((150, 330), 0.8, (5, 28), "float64")
     each_path((40, 4500), 0.9, (8,), "float32")  # two panels

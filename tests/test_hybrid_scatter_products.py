@@ -12,7 +12,7 @@ from hybrid_cases import assert_exact_on_whole_numbers
 from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
-from sparse24.kernels import hybrid_scatter
+from sparse24.kernels import block_sums, hybrid_scatter
 from sparse24.kernels.hybrid_scatter_plan import Config, deal, tiles_of
 
 pytestmark = pytest.mark.stem("hybrid_scatter")
@@ -193,16 +193,32 @@ def test_the_same_bits_in_a_graph_and_on_two_streams(rng, n, zeros):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("m", "n"), [(128, 16), (100, 1), (256, 64)])
+@pytest.mark.parametrize("zeros", [0.6, 0.7, 0.95])
+@pytest.mark.parametrize("n", [1, 8, 24, 64, 96, 128])
+@pytest.mark.parametrize(("blocks", "columns"), [(5, 64), (None, 64), (7, 128)])
+def test_sums_that_another_launch_adds_up(rng, monkeypatch, blocks, columns, n, zeros):
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(block_sums, "most_waiting", lambda device: 1)
+    layout, right, want = whole_numbers(
+        rng, (300, 5000, n), zeros, **form(zeros, 8192 // columns, columns)
+    )
+    for order in "CF" * 5:
+        out = cupy.full(want.shape, cupy.nan, np.float16, order=order)
+        hybrid_scatter.product(layout, right, out, blocks=blocks)
+        np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n"), [(128, 16), (100, 1), (256, 64), (760, 16), (1000, 3)])
 def test_streams_of_all_priorities_multiply_at_the_same_time(rng, m, n):
-    """Blocks of few rows all wait for one another; each launch has them together or not at all."""
+    """Few rows are shared by many blocks, which must not wait for others that may never start."""
     cupy = pytest.importorskip("cupy")
     w = families.make("iid", (m, 32768), zeros=0.8, dtype="float16", rng=rng)
     b = cupy.asarray(rng.standard_normal((32768, n)).astype(np.float16))
-    matrices = [hybrid(cupy.asarray(w)) for _ in range(4)]
+    matrices = [hybrid(cupy.asarray(w)) for _ in range(6)]
     want = [h.matmul(b, algorithm="scatter") for h in matrices]
     outs = [cupy.full_like(x, cupy.nan) for x in want]
-    streams = [cupy.cuda.Stream(non_blocking=True, priority=-i) for i in range(4)]
+    streams = [cupy.cuda.Stream(non_blocking=True, priority=-i) for i in range(6)]
     cupy.cuda.Device().synchronize()
 
     def multiply(h, out, stream):

@@ -65,18 +65,21 @@ def test_every_warp_knows_its_chunks(rng):
 @pytest.mark.parametrize("n", [8, 16, 32, 64])
 @pytest.mark.parametrize("shape", [(100, 300), (4096, 4096), (14336, 4096), (70000, 1000)])
 @pytest.mark.parametrize("most_shared", [227 << 10, 99 << 10])
-def test_what_is_tried_fits(n, shape, most_shared):
+@pytest.mark.parametrize("most_waiting", [8, 4])
+def test_what_is_tried_fits(n, shape, most_shared, most_waiting):
     layout = SimpleNamespace(
         shape=shape, strips=-(-shape[0] // 16), chunks=-(-shape[1] // 128), span=128,
         stage_bytes=2304, nbytes=shape[0] * shape[1],
     )  # fmt: skip
-    found = hybrid_stream.configs(layout, n, 132, most_shared=most_shared)
+    sizes = {"most_shared": most_shared, "most_waiting": most_waiting}
+    found = hybrid_stream.configs(layout, n, 132, **sizes)
     for config in found:
         assert config.shared_memory(layout.stage_bytes) <= most_shared
         assert config.warps <= 32
         assert 8 * config.tiles >= n
         blocks = -(-layout.strips // config.height) * config.splits
         assert config.splits == 1 or blocks <= 132  # they wait for one another
+        assert config.splits <= most_waiting
         parts = config.splits * config.parts
         assert config.buffers > 1 or config.panel * parts >= shape[1]
     if shape[0] < 20000:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparse24._errors import DeviceError
-from sparse24.kernels import cooperative, launch
+from sparse24.kernels import block_sums, launch
 
 attributes = []  # of the launches, in turn
 
@@ -54,28 +54,23 @@ def test_early_launches_say_so_and_streams_are_kept_apart(calls):
     assert [call[2] for call in calls] == [9, 8, 9, 7, 9]
 
 
-def test_cooperative_launches_say_so_beside_what_else_they_are(calls):
-    for early in (False, True):
-        for stream in (9, 8, 9):
-            cooperative.CooperativeLaunch(kernel(77), 1, 32, 0, [block(5)], early=early)(stream)
-    together = (cooperative.COOPERATIVE, 1)
-    assert (
-        attributes
-        == [[together]] * 3 + [[(launch.PROGRAMMATIC_STREAM_SERIALIZATION, 1), together]] * 3
-    )
+def test_a_launch_is_followed_by_the_one_that_adds_up(calls):
+    add = launch.Launch(kernel(77), 3, 32, 0, [block(6)])
+    pair = block_sums.LaunchThenAdd(kernel(77), 3, 64, 512, [block(5)], early=True, add=add)
+    pair(9)
+    assert [(sizes, values) for _, sizes, _, values, _ in calls] == [
+        ((3, 1, 1, 64, 1, 1, 512), [5]), ((3, 1, 1, 32, 1, 1, 0), [6]),
+    ]  # fmt: skip
+    assert attributes == [[(launch.PROGRAMMATIC_STREAM_SERIALIZATION, 1)], []]
 
 
-@pytest.mark.parametrize(
-    ("priorities", "most"),  # blocks of a GPU of 132 multiprocessors that may share rows
-    [(1, 132), (2, 66), (6, 22)],
-)
-def test_launches_of_all_priorities_that_have_started_in_part_leave_room(
-    monkeypatch, priorities, most
-):
-    monkeypatch.setattr(cooperative, "_priorities", lambda: priorities)
-    assert not cooperative.may_wait_for_ever(1, 132)
-    assert not cooperative.may_wait_for_ever(most, 132)
-    assert cooperative.may_wait_for_ever(most + 1, 132)
+@pytest.mark.parametrize("multiprocessors", [16, 132, 144])
+@pytest.mark.parametrize("priorities", [1, 2, 6])
+def test_launches_that_have_started_in_part_leave_room(monkeypatch, multiprocessors, priorities):
+    monkeypatch.setattr(block_sums, "multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(block_sums, "_priorities", lambda: priorities)
+    waiting = block_sums.most_waiting(0) - 1  # of a launch that lacks one block
+    assert waiting * priorities < multiprocessors <= (waiting + 1) * priorities
 
 
 def test_the_last_argument_can_be_exchanged(calls):

@@ -36,9 +36,10 @@
 // The first units are loaded before the kernel waits for the preceding one in the stream, as no kernel writes them;
 // b is loaded afterwards (programmatic.cuh).  Partial sums are added in a fixed order, so the bits are always the
 // same.  With CLUSTER > 1 all blocks of a cluster work on one band and exchange their sums directly
-// (cluster_shares.cuh); otherwise blocks that share a band exchange them through global memory (block_sums.cuh).
+// (cluster_shares.cuh); otherwise blocks that share a band exchange them through global memory (block_sums.cuh), or, if
+// very many do (APART), leave them there for `add`, the launch after the product.
 //
-// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS, which
+// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS APART, which
 // kernels/hybrid_scatter_plan.py chooses.  Without ELEMENT the file holds the kernels that pack
 // (include/scatter_pack.cuh).
 //
@@ -80,7 +81,7 @@ constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // mem
 // Sums of a consumer thread: kArrays arrays, each with four sums for every tile of eight rows or columns.
 constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64 / kGroups;
 using Sums = float[4 * kSumTiles];
-using Others = BlockSums<kSumTiles, 128 * kGroups * kArrays>;
+using Others = BlockSums<kSumTiles, 128 * kGroups * kArrays, APART>;
 using Shares = ClusterShares<kSumTiles, kArrays, 128 * kGroups, CLUSTER>;
 
 struct alignas(16) Unit {
@@ -189,6 +190,24 @@ __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int ind
     }
 }
 
+// Add up and store the block's share of a band that other blocks share.  By all threads.
+__device__ void collect(const Others& others, const Left& a, const Part& part, bool last, const Product& out) {
+    others.collect(part.group(), last, [&](const float4& x, int tile, int member) {
+        Place(a.band(part.band), tile, member, out).store(x);
+    });
+}
+
+#if APART
+// By as many blocks as the product, after it.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) add(const Left a, const Product out, const Room room) {
+    const Part* parts = a.parts + (Count)blockIdx.x * a.parts_pitch;
+    let_next_start();
+    wait_for_previous();
+    for (int i = 0; i < a.counts[blockIdx.x].y; i++)
+        if (parts[i].blocks > 1) collect(Others(room, nullptr), a, parts[i], false, out);
+}
+#endif
+
 extern "C" __global__ void
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
@@ -254,10 +273,8 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         if (alone(part, last)) {
             __syncthreads();
             store.copy(a.band(part.band), out);
-        } else if (part.blocks > 1) {
-            others.collect(part.group(), last, [&](const float4& x, int tile, int member) {
-                Place(a.band(part.band), tile, member, out).store(x);
-            });
+        } else if (!APART && part.blocks > 1) {
+            collect(others, a, part, last, out);
         }
     }
 }

@@ -2,9 +2,9 @@
 // share of the elements.
 //
 // A block's sums are those of `members` threads, 4 * tiles each, in the fragment layout of the tensor cores.  Blocks
-// that share rows are neighbours in the grid, which has at most one block for each multiprocessor, so they run at the
-// same time.  Where so many share rows that launches of several priorities could keep them apart for ever, the launch
-// is cooperative (kernels/cooperative.py).
+// that share rows are neighbours in the grid, which has at most one block for each multiprocessor, and so few
+// (most_waiting in kernels/block_sums.py) that they run at the same time in the end, whatever other streams launch.
+// Where more share rows, they give their sums in one launch (`apart`) and collect them in the next.
 //
 // All add in the order of the blocks, which gives the same bits every time.  A block may share its first rows with the
 // blocks before it and its last rows with those after it, so it has two slots.
@@ -19,13 +19,13 @@ struct Room {
     float4* slots;           // [blocks][2][tiles][members]
 };
 
-template <int tiles, int members> class BlockSums {
+template <int tiles, int members, bool apart = false> class BlockSums {
     static constexpr int kAll = tiles * members;
 
   public:
     // Whether a block keeps its own share in shared memory.  That saves traffic but takes a barrier, so it is done
     // where there are many sums.
-    static constexpr bool kKeeps = kAll > 1024;
+    static constexpr bool kKeeps = !apart && kAll > 1024;
 
     // The blocks that share rows.  The first of them, block slot / 2, gives its sums in `slot`, its first or second
     // one; the others give theirs in their first slot.
