@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,15 +58,11 @@ def _priorities() -> int:
     return least.value - greatest.value + 1
 
 
-class LaunchThenAdd(Launch):
-    """A `Launch` whose blocks give their sums, and ``add``, another one that adds them up."""
+class InTurn(NamedTuple):
+    """A launch whose blocks give their sums, then one that adds them up; called, it enqueues them."""
 
-    __slots__ = ("_add",)
-
-    def __init__(self, *sizes: Any, early: bool, add: Launch):
-        super().__init__(*sizes, early=early)
-        self._add = add
+    launches: tuple[Launch, Launch]
 
     def __call__(self, stream: int) -> None:
-        super().__call__(stream)
-        self._add(stream)
+        for launch in self.launches:
+            launch(stream)

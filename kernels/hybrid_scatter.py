@@ -111,17 +111,17 @@ class Ready(BoundProduct):
             block_sums.rooms.reserve()
             settle()
 
-    def bind(self, b, out, stream: int) -> Launch:
+    def bind(self, b, out, stream: int) -> Any:  # a `Launch`, or two `InTurn`
         view = np.array([(out.data.ptr, *(s // 2 for s in out.strides), out.shape[1])], OUT)
         room = block_sums.rooms.of_stream(stream)
         by_warps = out.shape[1] < BY_WARPS or not readable(b)
         maps = (tensor_map.empty(),) * 2 if by_warps else self._maps(b)
         arguments = (self._left, *maps, right(b), view, room)
-        launch = (self._kernels[by_warps], *self._sizes, arguments)
+        launch = Launch(self._kernels[by_warps], *self._sizes, arguments, early=True)
         if self._add is None:
-            return Launch(*launch, early=True)
+            return launch
         add = Launch(self._add, *self._sizes[:2], 0, (self._left, view, room), early=True)
-        return block_sums.LaunchThenAdd(*launch, early=True, add=add)
+        return block_sums.InTurn((launch, add))
 
     def _maps(self, b) -> tuple[np.ndarray, np.ndarray]:
         """How the copy engine reads b, and rows 2 and 3 of every group of four of it."""

@@ -204,7 +204,8 @@ def by_address(bind: Callable[..., Any], *operands: Any) -> Callable[..., list[A
     def lay_out(*key: int) -> list[Any]:
         *addresses, stream = key
         placed = (view.at(x) for view, x in zip(views, addresses, strict=False))
-        return [bind(*placed, stream, *addresses[len(views) :])]
+        bound = bind(*placed, stream, *addresses[len(views) :])
+        return [*getattr(bound, "launches", (bound,))]
 
     return lay_out
 

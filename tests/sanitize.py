@@ -197,7 +197,7 @@ def hybrids() -> None:
     each_path((150, 330), 0.8, (2, 24, 100, 300))
     each_path((150, 332), 0.6, (24, 64, 100))  # scatter with 2:4 tiles
     flat_units()
-    with mock.patch.object(block_sums, "most_waiting", lambda device: 1):
+    with mock.patch.object(block_sums, "most_waiting", return_value=1):
         flat_units()  # another launch adds up their sums
     each_path((150, 330), 0.8, (5, 28), "float32")
     each_path((150, 330), 0.8, (5, 28), "float64")

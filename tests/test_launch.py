@@ -56,8 +56,8 @@ def test_early_launches_say_so_and_streams_are_kept_apart(calls):
 
 def test_a_launch_is_followed_by_the_one_that_adds_up(calls):
     add = launch.Launch(kernel(77), 3, 32, 0, [block(6)])
-    pair = block_sums.LaunchThenAdd(kernel(77), 3, 64, 512, [block(5)], early=True, add=add)
-    pair(9)
+    product = launch.Launch(kernel(77), 3, 64, 512, [block(5)], early=True)
+    block_sums.InTurn((product, add))(9)
     assert [(sizes, values) for _, sizes, _, values, _ in calls] == [
         ((3, 1, 1, 64, 1, 1, 512), [5]), ((3, 1, 1, 32, 1, 1, 0), [6]),
     ]  # fmt: skip

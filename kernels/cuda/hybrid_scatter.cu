@@ -190,21 +190,19 @@ __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int ind
     }
 }
 
-// Add up and store the block's share of a band that other blocks share.  By all threads.
-__device__ void collect(const Others& others, const Left& a, const Part& part, bool last, const Product& out) {
-    others.collect(part.group(), last, [&](const float4& x, int tile, int member) {
-        Place(a.band(part.band), tile, member, out).store(x);
-    });
-}
-
 #if APART
-// By as many blocks as the product, after it.
+// Add up what the blocks of the product before it have given.  As many blocks and threads as there.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) add(const Left a, const Product out, const Room room) {
-    const Part* parts = a.parts + (Count)blockIdx.x * a.parts_pitch;
+    const Others others(room, nullptr);
     let_next_start();
     wait_for_previous();
-    for (int i = 0; i < a.counts[blockIdx.x].y; i++)
-        if (parts[i].blocks > 1) collect(Others(room, nullptr), a, parts[i], false, out);
+    for (int i = 0; i < a.counts[blockIdx.x].y; i++) {
+        const Part part = a.parts[(Count)blockIdx.x * a.parts_pitch + i];
+        if (part.blocks == 1) continue;
+        others.collect_given(part.group(), [&](const float4& x, int tile, int member) {
+            Place(a.band(part.band), tile, member, out).store(x);
+        });
+    }
 }
 #endif
 
@@ -274,7 +272,9 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
             __syncthreads();
             store.copy(a.band(part.band), out);
         } else if (!APART && part.blocks > 1) {
-            collect(others, a, part, last, out);
+            others.collect(part.group(), last, [&](const float4& x, int tile, int member) {
+                Place(a.band(part.band), tile, member, out).store(x);
+            });
         }
     }
 }

@@ -67,6 +67,26 @@ template <int tiles, int members, bool apart = false> class BlockSums {
         }
     }
 
+    // The same if the sums were given in the launch before: a warp takes an element, and each lane some of the blocks.
+    template <class Store> __device__ void collect_given(const Group& group, Store store) const {
+        const int lane = threadIdx.x % 32, begin = group.rank() * group.share(), end = min(begin + group.share(), kAll);
+        for (int i = begin + threadIdx.x / 32; i < end; i += blockDim.x / 32) {
+            float4 sum = {};
+#pragma unroll 4
+            for (int block = lane; block < group.blocks; block += 32) {
+                float4* from = of_block(group, block) + i;
+                const float4 x = read(from);
+                forget(from);
+                sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+            }
+            for (int step = 16; step > 0; step /= 2) {
+                sum.x += __shfl_xor_sync(~0u, sum.x, step), sum.y += __shfl_xor_sync(~0u, sum.y, step);
+                sum.z += __shfl_xor_sync(~0u, sum.z, step), sum.w += __shfl_xor_sync(~0u, sum.w, step);
+            }
+            if (lane == 0) store(sum, i / members, i % members);
+        }
+    }
+
   private:
     static constexpr unsigned kMissing = 0xffffffff, kNan = 0x7fffffff;
     // A thread asks for the sums of kItems members and kBlocks blocks at once.  With more, fetching the longer code
@@ -74,6 +94,10 @@ template <int tiles, int members, bool apart = false> class BlockSums {
     static constexpr int kItems = kKeeps ? 2 : 1, kBlocks = 4;
 
     __device__ float4* at(int slot) const { return room_.slots + (long long)slot * kAll; }
+    // Where a block of the group, the first of which is number 0, gives its sums.
+    __device__ float4* of_block(const Group& group, int block) const {
+        return at(block ? (group.slot / 2 + block) * 2 : group.slot);
+    }
 
     // Add the sums of kBlocks blocks of the group, from number `first` on: of vectors i, i + blockDim.x, ... below
     // `end`, kItems in all.  Block `keeper` is this one, if its share was kept, from `begin` on.
@@ -84,7 +108,7 @@ template <int tiles, int members, bool apart = false> class BlockSums {
         for (int j = 0; j < kItems * kBlocks; ++j) {
             const int block = first + j % kBlocks, of = i + j / kBlocks * blockDim.x;
             const bool there = block < group.blocks && of < end && block != keeper;
-            from[j] = there ? at(block ? (group.slot / 2 + block) * 2 : group.slot) + of : nullptr;
+            from[j] = there ? of_block(group, block) + of : nullptr;
             x[j] = read(from[j]);
         }
 #pragma unroll
@@ -98,8 +122,11 @@ template <int tiles, int members, bool apart = false> class BlockSums {
     }
     // Read the sums again until all of them are there, and mark them as missing for the next launch.
     __device__ static void take(float4& x, float4* from) {
-        const float none = __uint_as_float(kMissing);
         while (missing(x)) x = read(from);
+        forget(from);
+    }
+    __device__ static void forget(float4* from) {
+        const float none = __uint_as_float(kMissing);
         write(from, {none, none, none, none});
     }
     __device__ static float real(float x) { return __float_as_uint(x) == kMissing ? __uint_as_float(kNan) : x; }
