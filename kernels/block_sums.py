@@ -59,10 +59,11 @@ def _priorities() -> int:
 
 
 class InTurn(NamedTuple):
-    """A launch whose blocks give their sums, then one that adds them up; called, it enqueues them."""
+    """Two launches: the blocks of one give their sums, the other adds them up."""
 
     launches: tuple[Launch, Launch]
 
     def __call__(self, stream: int) -> None:
+        """Enqueue both on the stream of this address, without waiting."""
         for launch in self.launches:
             launch(stream)

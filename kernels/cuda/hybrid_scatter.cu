@@ -193,13 +193,14 @@ __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int ind
 #if APART
 // Add up what the blocks of the product before it have given.  As many blocks and threads as there.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) add(const Left a, const Product out, const Room room) {
+    __shared__ float4 scratch[kThreads];
     const Others others(room, nullptr);
     let_next_start();
     wait_for_previous();
     for (int i = 0; i < a.counts[blockIdx.x].y; i++) {
         const Part part = a.parts[(Count)blockIdx.x * a.parts_pitch + i];
         if (part.blocks == 1) continue;
-        others.collect_given(part.group(), [&](const float4& x, int tile, int member) {
+        others.collect_given(part.group(), scratch, [&](const float4& x, int tile, int member) {
             Place(a.band(part.band), tile, member, out).store(x);
         });
     }

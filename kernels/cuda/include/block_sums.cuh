@@ -67,23 +67,24 @@ template <int tiles, int members, bool apart = false> class BlockSums {
         }
     }
 
-    // The same if the sums were given in the launch before: a warp takes an element, and each lane some of the blocks.
-    template <class Store> __device__ void collect_given(const Group& group, Store store) const {
-        const int lane = threadIdx.x % 32, begin = group.rank() * group.share(), end = min(begin + group.share(), kAll);
-        for (int i = begin + threadIdx.x / 32; i < end; i += blockDim.x / 32) {
+    // The same if the launch before gave the sums: as many threads take an element as there are for it, and each of them
+    // some of the blocks.  `scratch` is shared memory for a vector of each thread.
+    template <class Store> __device__ void collect_given(const Group& group, float4* scratch, Store store) const {
+        const int begin = group.rank() * group.share(), end = min(begin + group.share(), kAll);
+        const int width = min(group.share(), int(blockDim.x)), threads = blockDim.x / width;
+        const int column = threadIdx.x % width, number = threadIdx.x / width;
+        for (int i = begin + column; i - column < end; i += width) {
             float4 sum = {};
+            if (number < threads && i < end)
 #pragma unroll 4
-            for (int block = lane; block < group.blocks; block += 32) {
-                float4* from = of_block(group, block) + i;
-                const float4 x = read(from);
-                forget(from);
-                sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+                for (int block = number; block < group.blocks; block += threads) add(sum, take_given(of_block(group, block) + i));
+            scratch[threadIdx.x] = sum;
+            __syncthreads();
+            if (number == 0 && i < end) {
+                for (int other = 1; other < threads; ++other) add(sum, scratch[other * width + column]);
+                store(sum, i / members, i % members);
             }
-            for (int step = 16; step > 0; step /= 2) {
-                sum.x += __shfl_xor_sync(~0u, sum.x, step), sum.y += __shfl_xor_sync(~0u, sum.y, step);
-                sum.z += __shfl_xor_sync(~0u, sum.z, step), sum.w += __shfl_xor_sync(~0u, sum.w, step);
-            }
-            if (lane == 0) store(sum, i / members, i % members);
+            __syncthreads();
         }
     }
 
@@ -116,14 +117,19 @@ template <int tiles, int members, bool apart = false> class BlockSums {
             const int of = i + j / kBlocks * blockDim.x;
             if (from[j]) take(x[j], from[j]);
             else if (kKeeps && first + j % kBlocks == keeper && of < end) x[j] = kept_[of - begin];
-            float4& sum = sums[j / kBlocks];
-            sum.x += x[j].x, sum.y += x[j].y, sum.z += x[j].z, sum.w += x[j].w;
+            add(sums[j / kBlocks], x[j]);
         }
     }
+    __device__ static void add(float4& sum, const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
     // Read the sums again until all of them are there, and mark them as missing for the next launch.
     __device__ static void take(float4& x, float4* from) {
         while (missing(x)) x = read(from);
         forget(from);
+    }
+    __device__ static float4 take_given(float4* from) {
+        const float4 x = read(from);
+        forget(from);
+        return x;
     }
     __device__ static void forget(float4* from) {
         const float none = __uint_as_float(kMissing);
