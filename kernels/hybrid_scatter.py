@@ -99,7 +99,7 @@ class Ready(BoundProduct):
             by_warps: _kernel(name, dataclasses.replace(config, by_warps=by_warps))
             for by_warps in ways
         }
-        self._add = _kernel(name, self._config, "add") if apart else None
+        self._add = loader.function(NAME, "add", defines(name, config)) if apart else None
         pitches = steps.shape[1], parts.shape[1]
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
         self._sizes = (len(counts), config.threads, config.shared_memory)
@@ -135,10 +135,10 @@ def _config(layout: ScatterLayout, dealt: Deal, n: int) -> Config:
     return Config(tiles_of(n), *form, by_warps=n < BY_WARPS)
 
 
-def _kernel(name: str, config: Config, function: str = "product") -> Any:
-    """A compiled function of such elements."""
+def _kernel(name: str, config: Config) -> Any:
+    """The compiled product of such elements."""
     macros = defines(name, config)
-    return loader.function(NAME, function, macros, shared_memory=config.shared_memory)
+    return loader.function(NAME, "product", macros, shared_memory=config.shared_memory)
 
 
 def _at_once(name: str, config: Config, clusters: int) -> bool:

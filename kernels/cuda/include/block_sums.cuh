@@ -75,9 +75,9 @@ template <int tiles, int members, bool apart = false> class BlockSums {
         const int column = threadIdx.x % width, number = threadIdx.x / width;
         for (int i = begin + column; i - column < end; i += width) {
             float4 sum = {};
-            if (number < threads && i < end)
+            const int blocks = number < threads && i < end ? group.blocks : 0;
 #pragma unroll 4
-                for (int block = number; block < group.blocks; block += threads) add(sum, take_given(of_block(group, block) + i));
+            for (int block = number; block < blocks; block += threads) add(sum, take_given(of_block(group, block) + i));
             scratch[threadIdx.x] = sum;
             __syncthreads();
             if (number == 0 && i < end) {
