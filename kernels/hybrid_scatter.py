@@ -92,7 +92,8 @@ class Ready(BoundProduct):
             dealt = deal(layout.units, blocks, tiles_of(n), balance=balance, clusters=False)
             config = _config(layout, dealt, n)
         steps, parts, counts = schedule(layout.units, dealt)
-        apart = bool(parts["blocks"].max() > block_sums.most_waiting(layout.data.device.id))
+        sharing = int(parts["blocks"].max()) if dealt.cluster == 1 else 1
+        apart = sharing > block_sums.most_waiting(layout.data.device.id)
         self._config = config = dataclasses.replace(config, apart=apart)
         ways = {n < BY_WARPS, n <= BY_WARPS}  # both for 8 columns
         self._kernels = {
