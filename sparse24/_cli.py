@@ -123,6 +123,9 @@ def _add_convert(commands) -> None:
     convert.add_argument("--stacks", action="store_true",
                          help="also arrays of three axes, the matrices (e, m, k) of experts; not "
                          "for weights stored as (e, k, m)")  # fmt: skip
+    convert.add_argument("--dense", action="store_true",
+                         help="write the pruned matrices as plain arrays, zeros included, for "
+                         "other programs")  # fmt: skip
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(run=_commands.convert)
 

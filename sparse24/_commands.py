@@ -106,6 +106,7 @@ def convert(options) -> int:
         options.target,
         selection=selection,
         recipe=_checkpoint.Recipe(options.pattern, options.method, calibration or {}),
+        dense=options.dense,
         progress=not options.quiet,
     )
     if options.report is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sparse24._table import count
 from sparse24.formats import stored
 from sparse24.formats.parts import Parts
 
-# Compresses the matrices of a file: `_compressed` with all but its first argument.
+# Prunes the matrices of a file: `_compressed` or `_pruned` with all but its first argument.
 Job = Callable[[_raw_files.ArrayFile], tuple[dict[str, np.ndarray], dict[str, Any]]]
 
 
@@ -28,10 +28,12 @@ def convert(
     *,
     selection: Selection | None = None,
     recipe: Recipe | None = None,
+    dense: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Prune and compress the eligible matrices of a checkpoint and write all arrays to another.
 
+    With `dense` the pruned matrices are written as plain arrays, which every program reads.
     Of a source in shards the target is a folder, which gets shards and an index of the same
     names; one shard at a time is in memory.  What is written appears only when all of it is whole;
     the source is never changed.
@@ -54,10 +56,11 @@ def convert(
     _check_kept(outputs, recipe.calibration)
     names = _eligible(file, selection)
     recipe.check(names)
-    _check_others(file, names, outputs[0])
+    _check_others(file, () if dense else names, outputs[0])
     rows: list[dict[str, Any]] = []
     with progress_bar(None, len(names), shown=progress) as bar:
-        job = functools.partial(_compressed, names=names, recipe=recipe, bar=bar, rows=rows)
+        make = _pruned if dense else _compressed
+        job = functools.partial(make, names=names, recipe=recipe, bar=bar, rows=rows)
         if isinstance(file, _shards.ShardedFile):
             _write_shards(file, Path(target), job)
         else:
@@ -69,12 +72,27 @@ def convert(
 def _compressed(file: _raw_files.ArrayFile, *, names, recipe: Recipe, bar, rows):
     """The arrays of a file, as they are stored, and their header; rows of a report are added."""
     made = {}
-    for layer in _checkpoint.compress_layers(file, [x for x in names if x in file], recipe):
-        bar.set_postfix_str(layer.name[-40:], refresh=False)
-        bar.update()
+    for layer in _layers(file, names, recipe, bar):
         rows.append(layer.row())
         made[layer.name] = layer.array
     return stored.pack({name: made[name] if name in made else file[name] for name in file})
+
+
+def _pruned(file: _raw_files.ArrayFile, *, names, recipe: Recipe, bar, rows):
+    """The same with plain arrays, which need no header."""
+    made = {}
+    for layer in _layers(file, names, recipe, bar):
+        rows.append({**layer.row(), "bytes_after": layer.dense.nbytes})
+        made[layer.name] = layer.array.toarray()
+    return {name: made[name] if name in made else file[name] for name in file}, {}
+
+
+def _layers(file: _raw_files.ArrayFile, names, recipe: Recipe, bar) -> Iterator[_checkpoint.Layer]:
+    """The layers that lie in a file, one at a time; the bar shows which."""
+    for layer in _checkpoint.compress_layers(file, [x for x in names if x in file], recipe):
+        bar.set_postfix_str(layer.name[-40:], refresh=False)
+        bar.update()
+        yield layer
 
 
 def _write_shards(file: _shards.ShardedFile, folder: Path, job: Job) -> None:

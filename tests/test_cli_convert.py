@@ -66,6 +66,35 @@ def test_convert_takes_npz_and_npy(arrays, tmp_path, capsys):
     np.testing.assert_array_equal(loaded.toarray(), s24.prune(weight))
 
 
+@pytest.mark.parametrize("method", ["magnitude", "sparsegpt"])
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_pruned_matrices_are_written_densely_on_request(
+    method, suffix, checkpoint, arrays, tmp_path, capsys, rng
+):
+    how = ["--method", method]
+    if method == "sparsegpt":
+        inputs = {x: rng.standard_normal((90, arrays[x].shape[1])) for x in arrays if ".w" in x}
+        np.savez(tmp_path / "inputs.npz", **inputs)
+        how += ["--calibration", tmp_path / "inputs.npz"]
+    plain, again, once = (tmp_path / f"{name}.{suffix}" for name in ("plain", "again", "once"))
+    text = run(capsys, "convert", checkpoint, plain, *how, "--dense")
+    assert "2 matrices: 11.8 KiB -> 11.8 KiB" in text
+    written = _raw_files.open_arrays(plain)
+    assert written.specs == _raw_files.open_arrays(checkpoint).specs
+    assert "arrays" not in written.header
+    run(capsys, "convert", plain, again, "--quiet")
+    run(capsys, "convert", checkpoint, once, *how, "--quiet")
+    load = s24.load_npz if suffix == "npz" else s24.load_safetensors
+    compressed_later = load(again)
+    for name, array in load(once).items():
+        later = compressed_later[name]
+        assert type(later) is type(array)
+        if isinstance(array, s24.Sparse24Array):
+            array, later = array.toarray(), later.toarray()
+        np.testing.assert_array_equal(written[name], array)
+        np.testing.assert_array_equal(later, array)
+
+
 def test_stacks_of_experts_are_pruned_on_request(arrays, rng, tmp_path, capsys):
     arrays["experts.up"] = rng.standard_normal((3, 36, 40)).astype(np.float32)
     arrays["convolution"] = rng.standard_normal((64, 40, 3)).astype(np.float32)

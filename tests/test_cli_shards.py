@@ -68,6 +68,17 @@ def test_the_new_index_says_where_all_parts_are(arrays, folder, tmp_path, capsys
     assert all(file.texts == {"format": "pt"} for file in files.values())
 
 
+def test_pruned_shards_may_be_dense(arrays, folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    run(capsys, "convert", folder, out, "--dense", "--quiet")
+    assert read_index(out) == read_index(folder)
+    for name, shard in HOMES.items():
+        file = _raw_files.SafetensorsFile(out / shard)
+        assert file.texts == {"format": "pt"}
+        wanted = s24.prune(arrays[name]) if name in PRUNED else arrays[name]
+        np.testing.assert_array_equal(file[name], wanted)
+
+
 def test_options_mean_the_same_as_for_one_file(arrays, folder, tmp_path, capsys, rng):
     one, inputs = saved(arrays, tmp_path), tmp_path / "inputs.npz"
     np.savez(inputs, **{name: rng.standard_normal((90, arrays[name].shape[1])) for name in PRUNED})
