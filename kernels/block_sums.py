@@ -6,6 +6,7 @@ The workspace takes 17 MB on an H200.
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 from typing import NamedTuple
 
@@ -32,6 +33,22 @@ def _allocate() -> tuple:
 
 
 rooms = StreamRooms(_allocate)
+
+
+class Sharing(enum.IntEnum):
+    """How blocks add up the sums of rows that they share; as in the header."""
+
+    FEW, MANY, APART = range(3)
+
+
+FEW = 4  # blocks, kBlocks of the header
+
+
+def sharing(blocks: int, device: int | None = None) -> Sharing:
+    """How so many blocks should add up on a device, by default the current one."""
+    if blocks > most_waiting(device):
+        return Sharing.APART
+    return Sharing.FEW if blocks <= FEW else Sharing.MANY
 
 
 def most_waiting(device: int | None = None) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from sparse24._dtypes import DType
 from sparse24.kernels import block_sums, hybrid_scatter_pack, loader, tensor_map
+from sparse24.kernels.block_sums import Sharing
 from sparse24.kernels.chip import multiprocessors
 from sparse24.kernels.clusters import most_clusters
 from sparse24.kernels.hybrid_launch import (
@@ -92,14 +93,16 @@ class Ready(BoundProduct):
             dealt = deal(layout.units, blocks, tiles_of(n), balance=balance, clusters=False)
             config = _config(layout, dealt, n)
         steps, parts, counts = schedule(layout.units, dealt)
-        sharing = int(parts["blocks"].max()) if dealt.cluster == 1 else 1
-        apart = sharing > block_sums.most_waiting(layout.data.device.id)
-        self._config = config = dataclasses.replace(config, apart=apart)
+        if dealt.cluster == 1:
+            sharing = block_sums.sharing(int(parts["blocks"].max()), layout.data.device.id)
+            config = dataclasses.replace(config, sharing=sharing)
+        self._config = config
         ways = {n < BY_WARPS, n <= BY_WARPS}  # both for 8 columns
         self._kernels = {
             by_warps: _kernel(name, dataclasses.replace(config, by_warps=by_warps))
             for by_warps in ways
         }
+        apart = config.sharing is Sharing.APART
         self._add = loader.function(NAME, "add", defines(name, config)) if apart else None
         pitches = steps.shape[1], parts.shape[1]
         self._tables = [cupy.asarray(x.view(np.int32)) for x in (steps, parts, counts)]
@@ -226,7 +229,7 @@ def defines(name: str, config: Config) -> loader.Defines:
         ("ELEMENT", name), ("TILES", config.tiles), ("STAGES", config.stages),
         ("BATCH", config.batch), ("BASE", int(config.base)), ("CLUSTER", config.cluster),
         ("UNIT_COLUMNS", config.columns), ("BY_WARPS", int(config.by_warps)),
-        ("APART", int(config.apart)),
+        ("SHARING", int(config.sharing)),
     )  # fmt: skip
 
 
@@ -251,8 +254,10 @@ COMPILE_CHECKS = [
         ("float16", Config(12, cluster=2)),
         ("float16", Config(16)),
         ("bfloat16", Config(16, cluster=2)),
-        ("bfloat16", Config(2, apart=True)),
-        ("float16", Config(16, apart=True)),
+        ("bfloat16", Config(2, sharing=Sharing.MANY)),
+        ("float16", Config(8, sharing=Sharing.MANY)),
+        ("bfloat16", Config(2, sharing=Sharing.APART)),
+        ("float16", Config(16, sharing=Sharing.APART)),
     )
 ] + [
     (defines(name, config), "sm_90a", f"HGMMA.SP.64x{8 * config.tiles}x32")
@@ -269,6 +274,7 @@ COMPILE_CHECKS = [
         ("float16", Config(12, True)),
         ("float16", Config(16, True)),
         ("bfloat16", Config(16, True, cluster=2)),
-        ("float16", Config(8, True, columns=128, apart=True)),
+        ("float16", Config(16, True, sharing=Sharing.MANY)),
+        ("float16", Config(8, True, columns=128, sharing=Sharing.APART)),
     )
 ]

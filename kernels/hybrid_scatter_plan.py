@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparse24.kernels.block_sums import Sharing
 from sparse24.kernels.chip import H200
 from sparse24.kernels.hybrid_scatter_units import (
     BASE_LINES,
@@ -38,8 +39,8 @@ class Config:
         Columns of a unit, as in `Units`.
     by_warps : bool
         Writer warps load b, of any strides and up to 8 columns, instead of the copy engine.
-    apart : bool
-        Another launch adds up the sums of blocks that share a band; see `block_sums.most_waiting`.
+    sharing : Sharing
+        How blocks that share a band add up their sums.
     """
 
     tiles: int
@@ -47,7 +48,7 @@ class Config:
     cluster: int = 1
     columns: int = TILE_COLUMNS
     by_warps: bool = False
-    apart: bool = False
+    sharing: Sharing = Sharing.FEW
 
     @property
     def name(self) -> str:

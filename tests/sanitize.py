@@ -196,9 +196,9 @@ def hybrids() -> None:
 
     each_path((150, 330), 0.8, (2, 24, 100, 300))
     each_path((150, 332), 0.6, (24, 64, 100))  # scatter with 2:4 tiles
-    flat_units()
-    with mock.patch.object(block_sums, "most_waiting", return_value=1):
-        flat_units()  # another launch adds up their sums
+    for sharing in block_sums.Sharing:
+        with mock.patch.object(block_sums, "sharing", return_value=sharing):
+            flat_units()
     each_path((150, 330), 0.8, (5, 28), "float32")
     each_path((150, 330), 0.8, (5, 28), "float64")
     each_path((40, 4500), 0.9, (8,), "float32")  # two panels

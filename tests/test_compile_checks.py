@@ -35,7 +35,7 @@ NARROW_EPILOGUES = [
 # columns, by 97 columns of b and more, where the two blocks of a band cannot form a cluster.
 STACKS = {
     (("ELEMENT", "bfloat16"), ("TILES", 16), ("STAGES", 4), ("BATCH", 9), ("BASE", 0),
-     ("CLUSTER", 1), ("UNIT_COLUMNS", 128), ("BY_WARPS", 0), ("APART", 0)): 72,
+     ("CLUSTER", 1), ("UNIT_COLUMNS", 128), ("BY_WARPS", 0), ("SHARING", 0)): 72,
 }  # fmt: skip
 
 # The compiler of the recorded runs.  Others give some kernels a few bytes on a stack: 13.2 eight of

@@ -13,6 +13,7 @@ from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
 from sparse24._hybrid import hybrid
 from sparse24.kernels import block_sums, hybrid_scatter
+from sparse24.kernels.block_sums import Sharing
 from sparse24.kernels.hybrid_scatter_plan import Config, deal, tiles_of
 
 pytestmark = pytest.mark.stem("hybrid_scatter")
@@ -197,9 +198,10 @@ def test_the_same_bits_in_a_graph_and_on_two_streams(rng, m, n, zeros):
 @pytest.mark.parametrize("zeros", [0.6, 0.7, 0.95])
 @pytest.mark.parametrize("n", [1, 8, 24, 64, 96, 128])
 @pytest.mark.parametrize(("blocks", "columns"), [(5, 64), (None, 64), (7, 128)])
-def test_sums_that_another_launch_adds_up(rng, monkeypatch, blocks, columns, n, zeros):
+@pytest.mark.parametrize("sharing", Sharing)
+def test_sums_are_added_in_every_way(rng, monkeypatch, sharing, blocks, columns, n, zeros):
     cupy = pytest.importorskip("cupy")
-    monkeypatch.setattr(block_sums, "most_waiting", lambda device: 1)
+    monkeypatch.setattr(block_sums, "sharing", lambda blocks, device: sharing)
     layout, right, want = whole_numbers(
         rng, (300, 5000, n), zeros, **form(zeros, 8192 // columns, columns)
     )

@@ -69,8 +69,12 @@ def test_a_launch_is_followed_by_the_one_that_adds_up(calls):
 def test_launches_that_have_started_in_part_leave_room(monkeypatch, multiprocessors, priorities):
     monkeypatch.setattr(block_sums, "multiprocessors", lambda device: multiprocessors)
     monkeypatch.setattr(block_sums, "_priorities", lambda: priorities)
-    waiting = block_sums.most_waiting(0) - 1  # of a launch that lacks one block
-    assert waiting * priorities < multiprocessors <= (waiting + 1) * priorities
+    most = block_sums.most_waiting(0)
+    waiting = most - 1  # of a launch that lacks one block
+    assert waiting * priorities < multiprocessors <= most * priorities
+    ways = [block_sums.sharing(blocks, 0) for blocks in range(1, multiprocessors + 1)]
+    assert ways == sorted(ways)
+    assert ways.count(block_sums.Sharing.APART) == multiprocessors - most
 
 
 def test_the_last_argument_can_be_exchanged(calls):

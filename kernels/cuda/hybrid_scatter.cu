@@ -37,9 +37,9 @@
 // b is loaded afterwards (programmatic.cuh).  Partial sums are added in a fixed order, so the bits are always the
 // same.  With CLUSTER > 1 all blocks of a cluster work on one band and exchange their sums directly
 // (cluster_shares.cuh); otherwise blocks that share a band exchange them through global memory (block_sums.cuh), or, if
-// very many do (APART), leave them there for `add`, the launch after the product.
+// very many do (SHARING 2), leave them there for `add`, the launch after the product.
 //
-// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS APART, which
+// Macros: BASE UNIT_COLUMNS; for the product ELEMENT TILES STAGES BATCH CLUSTER BY_WARPS SHARING, which
 // kernels/hybrid_scatter_plan.py chooses.  Without ELEMENT the file holds the kernels that pack
 // (include/scatter_pack.cuh).
 //
@@ -77,12 +77,15 @@ constexpr u32 kStageBytes = kSpillAt + kSpillBytes;
 static_assert(kStageBytes % (BASE ? 512 : 1024) == 0);                   // period of the swizzle
 constexpr u32 kBarriersAt = STAGES * kStageBytes;
 constexpr u32 kRoomAt = kBarriersAt + 16 * STAGES;                        // memory of `shares`
+constexpr u32 kScratchAt = kBarriersAt - 16 * kThreads;                   // of `others`, in the last stage
 
 // Sums of a consumer thread: kArrays arrays, each with four sums for every tile of eight rows or columns.
 constexpr int kSumTiles = kColumnsFirst ? kUnitRows / 8 : TILES, kArrays = kColumnsFirst ? 1 : kUnitRows / 64 / kGroups;
 using Sums = float[4 * kSumTiles];
-using Others = BlockSums<kSumTiles, 128 * kGroups * kArrays, APART>;
+constexpr Sharing kSharing = Sharing(SHARING);
+using Others = BlockSums<kSumTiles, 128 * kGroups * kArrays, kSharing>;
 using Shares = ClusterShares<kSumTiles, kArrays, 128 * kGroups, CLUSTER>;
+static_assert(Others::kKeptBytes <= kScratchAt && 128 * (kLine | 16) <= kScratchAt);  // what is kept, and `BandStore`
 
 struct alignas(16) Unit {
     int column;                        // of its first element
@@ -190,17 +193,17 @@ __device__ void hand_over(const Sums (&sums)[kArrays], const Part& part, int ind
     }
 }
 
-#if APART
+#if SHARING == 2
 // Add up what the blocks of the product before it have given.  As many blocks and threads as there.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) add(const Left a, const Product out, const Room room) {
     __shared__ float4 scratch[kThreads];
-    const Others others(room, nullptr);
+    const Others others(room, nullptr, scratch);
     let_next_start();
     wait_for_previous();
     for (int i = 0; i < a.counts[blockIdx.x].y; i++) {
         const Part part = a.parts[(Count)blockIdx.x * a.parts_pitch + i];
         if (part.blocks == 1) continue;
-        others.collect_given(part.group(), scratch, [&](const float4& x, int tile, int member) {
+        others.collect(part.group(), false, [&](const float4& x, int tile, int member) {
             Place(a.band(part.band), tile, member, out).store(x);
         });
     }
@@ -218,7 +221,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
     const u32 shared = shared_address(memory);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);               // so the compiler knows it is uniform
     const Ring ring(shared + kBarriersAt);
-    const Others others(room, memory);
+    const Others others(room, memory, memory + kScratchAt);
     const Shares shares(shared + kRoomAt);
     const BandStore store(shared, shares);
     const int2 counts = a.counts[blockIdx.x];                             // steps, parts
@@ -272,7 +275,7 @@ product(const Left a, const __grid_constant__ TensorMap b, const __grid_constant
         if (alone(part, last)) {
             __syncthreads();
             store.copy(a.band(part.band), out);
-        } else if (!APART && part.blocks > 1) {
+        } else if (kSharing != Sharing::apart && part.blocks > 1) {
             others.collect(part.group(), last, [&](const float4& x, int tile, int member) {
                 Place(a.band(part.band), tile, member, out).store(x);
             });

@@ -4,10 +4,10 @@
 // A block's sums are those of `members` threads, 4 * tiles each, in the fragment layout of the tensor cores.  Blocks
 // that share rows are neighbours in the grid, which has at most one block for each multiprocessor, and so few
 // (most_waiting in kernels/block_sums.py) that they run at the same time in the end, whatever other streams launch.
-// Where more share rows, they give their sums in one launch (`apart`) and collect them in the next.
+// Where more share rows, they give their sums in one launch and collect them in the next (Sharing::apart).
 //
-// All add in the order of the blocks, which gives the same bits every time.  A block may share its first rows with the
-// blocks before it and its last rows with those after it, so it has two slots.
+// All add in an order that depends only on how many blocks share the rows, which gives the same bits every time.  A block
+// may share its first rows with the blocks before it and its last rows with those after it, so it has two slots.
 //
 // There are no flags.  Between launches all words are kMissing, a NaN that `give` never writes.  A reader polls a word
 // until it is something else, and then writes kMissing back for the next launch.  So a sum travels to the L2 cache and
@@ -19,13 +19,21 @@ struct Room {
     float4* slots;           // [blocks][2][tiles][members]
 };
 
-template <int tiles, int members, bool apart = false> class BlockSums {
+// How blocks that share rows add up, by how many they are; kernels/block_sums.py chooses.
+enum class Sharing {
+    few,    // a thread adds up whole elements
+    many,   // threads share the blocks of an element, and add up what they have in shared memory
+    apart,  // the same in the launch after that in which the sums are given
+};
+
+template <int tiles, int members, Sharing sharing = Sharing::few> class BlockSums {
     static constexpr int kAll = tiles * members;
 
   public:
     // Whether a block keeps its own share in shared memory.  That saves traffic but takes a barrier, so it is done
     // where there are many sums.
-    static constexpr bool kKeeps = !apart && kAll > 1024;
+    static constexpr bool kKeeps = sharing != Sharing::apart && kAll > 1024;
+    static constexpr int kKeptBytes = kKeeps ? kAll / 2 * sizeof(float4) : 0;
 
     // The blocks that share rows.  The first of them, block slot / 2, gives its sums in `slot`, its first or second
     // one; the others give theirs in their first slot.
@@ -35,8 +43,10 @@ template <int tiles, int members, bool apart = false> class BlockSums {
         __device__ int rank() const { return blockIdx.x - slot / 2; }
         __device__ int share() const { return (kAll + blocks - 1) / blocks; }
     };
-    // `kept` is shared memory for kAll / 2 vectors of four sums; nothing else may use it from the last give() on.
-    __device__ BlockSums(const Room& room, void* kept) : room_(room), kept_(static_cast<float4*>(kept)) {}
+    // `kept` is shared memory of kKeptBytes; nothing else may use it from the last give() on.  `scratch`, which few
+    // blocks do not need, has room for a float4 of each thread; nothing else may use it in collect().
+    __device__ BlockSums(const Room& room, void* kept, void* scratch = nullptr)
+        : room_(room), kept_(static_cast<float4*>(kept)), scratch_(static_cast<float4*>(scratch)) {}
 
     // Give the sums to the blocks that share the rows, in `slot`.  If these are the block's last sums (`last`), its own
     // share of them stays in shared memory.
@@ -53,12 +63,13 @@ template <int tiles, int members, bool apart = false> class BlockSums {
     }
     // Call store(four sums, tile, member) for the block's share.  By all threads.
     template <class Store> __device__ void collect(const Group& group, bool last, Store store) const {
+        if constexpr (sharing != Sharing::few) return collect_spread(group, last, store);
         if (kKeeps) __syncthreads();
         const int begin = group.rank() * group.share(), end = min(begin + group.share(), kAll);
         for (int i = begin + threadIdx.x; i < end; i += kItems * blockDim.x) {
             float4 sums[kItems] = {};
             for (int first = 0; first < group.blocks; first += kBlocks)
-                add(sums, group, first, kKeeps && last ? group.rank() : -1, i, begin, end);
+                add(sums, group, first, 1, kKeeps && last ? group.rank() : -1, i, begin, end);
 #pragma unroll
             for (int item = 0; item < kItems; ++item) {
                 const int of = i + item * blockDim.x;
@@ -67,32 +78,34 @@ template <int tiles, int members, bool apart = false> class BlockSums {
         }
     }
 
-    // The same if the launch before gave the sums: as many threads take an element as there are for it, and each of them
-    // some of the blocks.  `scratch` is shared memory for a vector of each thread.
-    template <class Store> __device__ void collect_given(const Group& group, float4* scratch, Store store) const {
-        const int begin = group.rank() * group.share(), end = min(begin + group.share(), kAll);
-        const int width = min(group.share(), int(blockDim.x)), threads = blockDim.x / width;
-        const int column = threadIdx.x % width, number = threadIdx.x / width;
-        for (int i = begin + column; i - column < end; i += width) {
-            float4 sum = {};
-            const int blocks = number < threads && i < end ? group.blocks : 0;
-#pragma unroll 4
-            for (int block = number; block < blocks; block += threads) add(sum, take_given(of_block(group, block) + i));
-            scratch[threadIdx.x] = sum;
-            __syncthreads();
-            if (number == 0 && i < end) {
-                for (int other = 1; other < threads; ++other) add(sum, scratch[other * width + column]);
-                store(sum, i / members, i % members);
-            }
-            __syncthreads();
-        }
-    }
-
   private:
     static constexpr unsigned kMissing = 0xffffffff, kNan = 0x7fffffff;
     // A thread asks for the sums of kItems members and kBlocks blocks at once.  With more, fetching the longer code
     // would take more time than is saved.
-    static constexpr int kItems = kKeeps ? 2 : 1, kBlocks = 4;
+    static constexpr int kItems = kKeeps && sharing == Sharing::few ? 2 : 1, kBlocks = 4;
+
+    // Neighbouring threads take neighbouring elements.  As there are more threads than elements, several take the same
+    // one, each from some of the blocks.
+    template <class Store> __device__ void collect_spread(const Group& group, bool last, Store store) const {
+        const int begin = group.rank() * group.share(), end = min(begin + group.share(), kAll);
+        const int keeper = kKeeps && last ? group.rank() : -1;
+        const int width = min(group.share(), int(blockDim.x)), threads = blockDim.x / width;
+        const int column = threadIdx.x % width, number = threadIdx.x / width;
+        __syncthreads();  // the own share has been kept
+        for (int i = begin + column; i - column < end; i += width) {
+            const int blocks = number < threads && i < end ? group.blocks : 0;
+            float4 sum[1] = {};
+            for (int first = number; first < blocks; first += kBlocks * threads)
+                add(sum, group, first, threads, keeper, i, begin, end);
+            scratch_[threadIdx.x] = sum[0];
+            __syncthreads();
+            if (number == 0 && i < end) {
+                for (int other = 1; other < threads; ++other) add(sum[0], scratch_[other * width + column]);
+                store(sum[0], i / members, i % members);
+            }
+            __syncthreads();
+        }
+    }
 
     __device__ float4* at(int slot) const { return room_.slots + (long long)slot * kAll; }
     // Where a block of the group, the first of which is number 0, gives its sums.
@@ -100,14 +113,15 @@ template <int tiles, int members, bool apart = false> class BlockSums {
         return at(block ? (group.slot / 2 + block) * 2 : group.slot);
     }
 
-    // Add the sums of kBlocks blocks of the group, from number `first` on: of vectors i, i + blockDim.x, ... below
-    // `end`, kItems in all.  Block `keeper` is this one, if its share was kept, from `begin` on.
-    __device__ void add(float4 (&sums)[kItems], const Group& group, int first, int keeper, int i, int begin, int end) const {
+    // Add the sums of kBlocks blocks of the group, numbers `first`, `first` + `step`, ...: of vectors i, i + blockDim.x,
+    // ... below `end`, kItems in all.  Block `keeper` is this one, if its share was kept, from `begin` on.
+    __device__ void add(float4 (&sums)[kItems], const Group& group, int first, int step, int keeper, int i, int begin,
+                        int end) const {
         float4* from[kItems * kBlocks];                        // null: nothing to wait for
         float4 x[kItems * kBlocks];
 #pragma unroll
         for (int j = 0; j < kItems * kBlocks; ++j) {
-            const int block = first + j % kBlocks, of = i + j / kBlocks * blockDim.x;
+            const int block = first + j % kBlocks * step, of = i + j / kBlocks * blockDim.x;
             const bool there = block < group.blocks && of < end && block != keeper;
             from[j] = there ? of_block(group, block) + of : nullptr;
             x[j] = read(from[j]);
@@ -116,23 +130,15 @@ template <int tiles, int members, bool apart = false> class BlockSums {
         for (int j = 0; j < kItems * kBlocks; ++j) {
             const int of = i + j / kBlocks * blockDim.x;
             if (from[j]) take(x[j], from[j]);
-            else if (kKeeps && first + j % kBlocks == keeper && of < end) x[j] = kept_[of - begin];
+            else if (kKeeps && first + j % kBlocks * step == keeper && of < end) x[j] = kept_[of - begin];
             add(sums[j / kBlocks], x[j]);
         }
     }
     __device__ static void add(float4& sum, const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
     // Read the sums again until all of them are there, and mark them as missing for the next launch.
     __device__ static void take(float4& x, float4* from) {
-        while (missing(x)) x = read(from);
-        forget(from);
-    }
-    __device__ static float4 take_given(float4* from) {
-        const float4 x = read(from);
-        forget(from);
-        return x;
-    }
-    __device__ static void forget(float4* from) {
         const float none = __uint_as_float(kMissing);
+        while (missing(x)) x = read(from);
         write(from, {none, none, none, none});
     }
     __device__ static float real(float x) { return __float_as_uint(x) == kMissing ? __uint_as_float(kNan) : x; }
@@ -152,5 +158,5 @@ template <int tiles, int members, bool apart = false> class BlockSums {
                      ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
     }
     const Room& room_;
-    float4* kept_;
+    float4 *kept_, *scratch_;
 };
