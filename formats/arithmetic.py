@@ -53,6 +53,8 @@ class Arithmetic(Refusals):
         ------
         ShapeError, DTypeError, DeviceError
             If `other` does not broadcast, the type is not stored, or it is on another device.
+        ArgumentError
+            If `other` is a whole number that does not fit the type of the array.
 
         Notes
         -----
