@@ -58,7 +58,7 @@ class Arithmetic(Refusals):
 
         Notes
         -----
-        Does not synchronise, but that of a `HybridArray`, which is built anew.
+        Does not synchronise, but that of a `HybridArray`, whose non-zeros are counted.
 
         Examples
         --------

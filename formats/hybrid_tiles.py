@@ -155,8 +155,9 @@ def tiles_at(tiles: Tiles, key: Any) -> tuple[Tiles, Any]:
 
     All tiles, unless the rows are a number or a slice.
     """
-    entries = key if isinstance(key, tuple) else (key,)
-    rows, m = entries[0] if entries else ..., tiles.shape[0]
+    entries: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
+    rows: Any = entries[0] if entries else ...
+    m = tiles.shape[0]
     if isinstance(rows, slice):
         indexing.check_slice(rows)
         taken = range(m)[rows]

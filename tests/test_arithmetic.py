@@ -174,6 +174,26 @@ def test_numbers_that_do_not_fit_are_named():
             a.astype(name) * 10**400
 
 
+@pytest.mark.parametrize("name", OF_HYBRID)
+@pytest.mark.parametrize("turned", [False, True])
+def test_hybrid_tiles_keep_their_kinds(name, turned, rng):
+    """Of all kinds, with edges, overflow and zeros that are stored."""
+    filled = np.repeat(np.repeat([[1, 0.5, 0.02], [0, 0.4, 0.9]], 64, 0), 64, 1)[:120, :150]
+    w = np.where(rng.random((120, 150)) < filled, rng.integers(1, 4, (120, 150)), 0)
+    h = s24.hybrid(w, n_hint=64, dtype=name)
+    assert len(np.unique(h.kinds)) > 2
+    h = h.T if turned else h
+    dense, kinds = h.toarray(), h.kinds
+    row, column = (rng.integers(1, 4, n).astype(dense.dtype) for n in (h.shape[1], h.shape[0]))
+    for factor in (row, column[:, None], dense + dense.dtype.type(1)):
+        got = h * factor
+        np.testing.assert_array_equal(got.kinds, kinds)
+        assert_is(got, expected(np.multiply, dense, factor))
+        assert got.nnz == h.nnz
+    some = h * (row > 1)  # built anew
+    assert some.nnz == np.count_nonzero(some.toarray()) < h.nnz
+
+
 def test_a_type_that_hybrid_matrices_lack_is_named():
     h = s24.hybrid(np.eye(8, dtype=np.int8))
     with pytest.raises(s24.DTypeError, match="the factor give float8_e5m2, which a hybrid matrix"):
