@@ -37,11 +37,12 @@ class Indexing:
         Raises
         ------
         ArgumentError
-            If columns are not taken in whole groups, or the key is none of NumPy's.
+            If columns are not taken in whole groups, or the key is none of NumPy's, adds an axis,
+            pairs arrays of numbers or moves the axis of one.
         OutOfRangeError
             If it is out of range; also an `IndexError`.
         """
-        entries = tuple(map(_entry, each_axis(key, self.ndim)))
+        entries = tuple(map(_entry, _each_axis(key, self.ndim)))
         _refuse_moved_axes(entries)
         *batch, rows, columns = entries
         return _of_matrix(self._picked(batch), rows, columns)
@@ -68,7 +69,7 @@ def _is_all(entry: Any) -> bool:
     return isinstance(entry, slice) and entry == ALL
 
 
-def each_axis(key: Any, ndim: int) -> tuple:
+def _each_axis(key: Any, ndim: int) -> tuple:
     """A key as one entry for each axis."""
     entries = key if isinstance(key, tuple) else (key,)
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
@@ -80,14 +81,14 @@ def each_axis(key: Any, ndim: int) -> tuple:
 
 
 def _entry(entry: Any) -> Any:
-    """An entry of a key after its checks; of CuPy's arrays nothing is looked at."""
+    """An entry of a key after its checks; of CuPy's arrays the elements are not looked at."""
     if isinstance(entry, slice):
         check_slice(entry)
         return entry
-    if _check.is_index(entry) or _arrays.is_cupy(entry):
+    if _check.is_index(entry):
         return entry
-    index = np.asarray(entry)
-    if index.ndim == 0 and index.dtype.kind in "ui":
+    index = entry if _arrays.is_cupy(entry) else np.asarray(entry)
+    if type(index) is np.ndarray and index.ndim == 0 and index.dtype.kind in "ui":
         return index[()]
     index = index.astype(np.intp) if index.size == 0 and index.dtype != bool else index
     if index.ndim != 1 or index.dtype.kind not in "bui":
@@ -112,7 +113,8 @@ def _refuse_moved_axes(entries: tuple) -> None:
     if not arrays:
         return
     paired = len(arrays) > 1 and arrays[-1] >= len(entries) - 2
-    moved = taken[-1] - taken[0] >= len(taken) and len(set(range(arrays[0])) - set(taken)) > 0
+    apart = taken[-1] - taken[0] >= len(taken)  # with slices between them
+    moved = apart and any(isinstance(entry, slice) for entry in entries[: arrays[0]])
     if paired or moved:
         raise ArgumentError(
             "the key has arrays of numbers that NumPy would pair, or whose axis it would move to "
