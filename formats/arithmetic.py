@@ -53,10 +53,12 @@ class Arithmetic(Refusals):
         ------
         ShapeError, DTypeError, DeviceError
             If `other` does not broadcast, the type is not stored, or it is on another device.
+        ArgumentError
+            If `other` is a whole number that does not fit the type of the array.
 
         Notes
         -----
-        Does not synchronise, but that of a `HybridArray`, which is built anew.
+        Does not synchronise, but that of a `HybridArray`, whose non-zeros are counted.
 
         Examples
         --------

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import weakref
 from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _devices, _dtypes, _elementwise, _hybrid_cost, _storage
-from sparse24._errors import UnsupportedError
+from sparse24 import _arrays, _devices, _dtypes, _hybrid_cost, _storage
+from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._hybrid_layouts import MOST_BLOCKS
-from sparse24.formats import convert, hybrid_build, indexing
+from sparse24.formats import convert, hybrid_arithmetic, hybrid_build, indexing
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
 
@@ -104,9 +103,14 @@ class HybridStorage(SparseArray):
 
     def _to_build(self, turned: ht.TurnedTiles) -> Any:
         """What a transposed matrix is built from; on the CPU CSR, where that is less."""
-        if self.device == "cpu" and CSR_BELOW * self._nnz < self.size:
+        if self.is_less_as_csr:
             return self.tocsr()
         return type(self)(turned.source, self._nnz).toarray().T
+
+    @property
+    def is_less_as_csr(self) -> bool:
+        """Whether CSR, on the CPU, takes less memory than the dense matrix."""
+        return self.device == "cpu" and CSR_BELOW * self._nnz < self.size
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -211,37 +215,28 @@ class HybridStorage(SparseArray):
         row = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
         if row is self._dtype:
             return self
-        few = self.device == "cpu" and CSR_BELOW * self._nnz < self.size
-        source = self.tocsr() if few else self.toarray()
+        source = self.tocsr() if self.is_less_as_csr else self.toarray()
         return type(self).build(source, n_hint=self.n_hint, dtype=row)
 
     @_devices.on_own_device
     def __getitem__(self, key) -> Any:
-        """A part, built anew; where it has one axis or none, dense."""
+        """A part, built anew; where it has one axis or none, dense.
+
+        Of rows by a number or a slice nothing is made dense but their tiles.
+        """
+        tiles, key = ht.tiles_at(self.tiles, key)
         try:
-            part = self.toarray()[indexing.each_axis(key, 2)]
+            part = hybrid_build.decode(tiles)[key]
         except IndexError as error:
             raise indexing.out_of_range(error) from error
+        if part.ndim > 2:
+            raise ArgumentError(
+                f"a hybrid matrix has two axes, and the key gives {part.ndim}; use .toarray()[...]"
+            )
         return part if part.ndim < 2 else type(self).build(part, n_hint=self.n_hint)
 
     def _elementwise(self, ufunc, factor, result) -> Self:
-        row = self._dtype
-        in_tiles = self._in_tiles(ufunc, factor) if result is row and not np.ndim(factor) else None
-        if in_tiles is not None:
-            return in_tiles
-        dense = _elementwise.of_values(ufunc, self.toarray(), row, factor, result)
-        return type(self).build(dense, n_hint=self.n_hint, dtype=result)
-
-    def _in_tiles(self, ufunc, factor) -> Self | None:
-        """The result in tiles of the same kinds, unless an element becomes zero."""
-        tiles, row = self.tiles, self._dtype
-        values, overflow = (
-            _elementwise.of_values(ufunc, held[None], row, factor, row)[0]
-            for held in (tiles.values, tiles.overflow_values)
-        )
-        left = sum(int(_arrays.not_zero(x, row).sum()) for x in (values, overflow))
-        tiles = dataclasses.replace(tiles, values=values, overflow_values=overflow)
-        return type(self)(tiles, left, self.n_hint) if left == self._nnz else None
+        return hybrid_arithmetic.elementwise(self, ufunc, factor, result)
 
     @_devices.on_own_device
     def mask(self):

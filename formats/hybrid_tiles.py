@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _spec
+from sparse24 import _arrays, _check, _dtypes, _spec
 from sparse24._errors import FormatError
+from sparse24.formats import indexing
 
 TILE = 64
 EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
@@ -147,6 +148,31 @@ class TurnedTiles:
     def kinds(self) -> Any:
         """On the device where the tiles will be."""
         return self.source.kinds
+
+
+def tiles_at(tiles: Tiles, key: Any) -> tuple[Tiles, Any]:
+    """The tiles that hold the rows of a key of NumPy's, and the key for these rows alone.
+
+    All tiles, unless the rows are a number or a slice.
+    """
+    entries: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
+    rows: Any = entries[0] if entries else ...
+    m = tiles.shape[0]
+    if isinstance(rows, slice):
+        indexing.check_slice(rows)
+        taken = range(m)[rows]
+    elif _check.is_index(rows) and -m <= rows < m:
+        taken = range(m)[rows:][:1]
+    else:
+        return tiles, key
+    if not taken:
+        return tiles, key
+    first = min(taken) // TILE * TILE
+    here: Any = taken.start - first
+    if isinstance(rows, slice):
+        stop = taken.stop - first
+        here = slice(here, stop if stop >= 0 else None, taken.step)
+    return tiles.rows(first, max(taken) + 1), (here, *entries[1:])
 
 
 def check(tiles: Tiles) -> None:

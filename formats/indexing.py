@@ -37,11 +37,14 @@ class Indexing:
         Raises
         ------
         ArgumentError
-            If columns are not taken in whole groups, or the key is none of NumPy's.
+            If columns are not taken in whole groups, or the key is none of NumPy's, adds an axis,
+            pairs arrays of numbers or moves the axis of one.
         OutOfRangeError
             If it is out of range; also an `IndexError`.
         """
-        *batch, rows, columns = each_axis(key, self.ndim)
+        entries = tuple(map(_entry, _each_axis(key, self.ndim)))
+        _refuse_moved_axes(entries)
+        *batch, rows, columns = entries
         return _of_matrix(self._picked(batch), rows, columns)
 
     def _picked(self, batch: list) -> Any:
@@ -66,7 +69,7 @@ def _is_all(entry: Any) -> bool:
     return isinstance(entry, slice) and entry == ALL
 
 
-def each_axis(key: Any, ndim: int) -> tuple:
+def _each_axis(key: Any, ndim: int) -> tuple:
     """A key as one entry for each axis."""
     entries = key if isinstance(key, tuple) else (key,)
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
@@ -75,6 +78,48 @@ def each_axis(key: Any, ndim: int) -> tuple:
         raise OutOfRangeError(f"A[{_check.shown(key)}] has too many indices for {ndim} axes")
     at = dots[0] if dots else len(entries)
     return (*entries[:at], *(ALL,) * missing, *entries[at + 1 :])
+
+
+def _entry(entry: Any) -> Any:
+    """An entry of a key after its checks; of CuPy's arrays the elements are not looked at."""
+    if isinstance(entry, slice):
+        check_slice(entry)
+        return entry
+    if _check.is_index(entry):
+        return entry
+    index = entry if _arrays.is_cupy(entry) else np.asarray(entry)
+    if type(index) is np.ndarray and index.ndim == 0 and index.dtype.kind in "ui":
+        return index[()]
+    index = index.astype(np.intp) if index.size == 0 and index.dtype != bool else index
+    if index.ndim != 1 or index.dtype.kind not in "bui":
+        raise ArgumentError(
+            f"a part is taken by a slice, whole numbers or booleans, got {_check.shown(entry)}; "
+            "otherwise use .toarray()[...]"
+        )
+    return index
+
+
+def check_slice(key: slice) -> None:
+    """Refuse one whose ends are no whole numbers, or that takes no step."""
+    ends = (key.start, key.stop, key.step)
+    if any(end is not None and not _check.is_index(end) for end in ends) or key.step == 0:
+        raise ArgumentError(f"a slice has whole numbers, and no step of 0, got {_check.shown(key)}")
+
+
+def _refuse_moved_axes(entries: tuple) -> None:
+    """Refuse keys of which NumPy pairs arrays of numbers, or moves their axis to the front."""
+    taken = [i for i, entry in enumerate(entries) if not isinstance(entry, slice)]
+    arrays = [i for i in taken if not _check.is_index(entries[i])]
+    if not arrays:
+        return
+    paired = len(arrays) > 1 and arrays[-1] >= len(entries) - 2
+    apart = taken[-1] - taken[0] >= len(taken)  # with slices between them
+    moved = apart and any(isinstance(entry, slice) for entry in entries[: arrays[0]])
+    if paired or moved:
+        raise ArgumentError(
+            "the key has arrays of numbers that NumPy would pair, or whose axis it would move to "
+            "the front; take one after the other, as in A[matrices][..., rows, :]"
+        )
 
 
 def _of_matrix(array: Any, rows: Any, columns: Any) -> Any:
@@ -95,55 +140,44 @@ def _of_matrix(array: Any, rows: Any, columns: Any) -> Any:
 
 
 def _dense(array: Any, rows: Any, columns: Any) -> Any:
-    """A row, a column or an element; of the other rows that are stored nothing is made dense."""
+    """A row, a column or an element; nothing is made dense but the row, or a group of columns."""
+    if array.axis == -2:
+        return _dense(array.mT, columns, rows)
+    if _check.is_index(rows):
+        start = _in_range(rows, array.shape[-2])
+        array, rows = array._stored_rows(slice(start, start + 1)), 0
+    else:
+        group, columns = divmod(_in_range(columns, array.shape[-1]), array.pattern[1])
+        array = array._stored_groups(group, group + 1)
     try:
-        if array.axis == -1 and _check.is_index(rows):
-            array, rows = _one_row(array, rows), 0
-        elif array.axis == -2 and _check.is_index(columns):
-            array, columns = _one_row(array.mT, columns).mT, 0
         return array.toarray()[..., rows, columns]
     except IndexError as error:
         raise out_of_range(error) from error
 
 
-def _one_row(array: Any, number: int) -> Any:
-    m = array.shape[-2]
-    if not -m <= number < m:
-        raise IndexError(f"{number} for an axis of {m}")
-    return array._stored_rows(slice(number % m, number % m + 1))
+def _in_range(number: int, size: int) -> int:
+    """A whole number that picks one of `size`, from 0 on."""
+    if not -size <= number < size:
+        raise OutOfRangeError(f"the index is out of range: {number} for an axis of {size}")
+    return int(number) % size
 
 
 def _places(rows: Any, m: int) -> Any:
-    """Rows as a slice, or an array of their numbers; of CuPy's arrays nothing is looked at."""
-    if isinstance(rows, slice):
-        _check_ends(rows)
+    """Rows as a slice, or an array of their numbers."""
+    if isinstance(rows, slice) or _arrays.is_cupy(rows):
         return rows
-    if _arrays.is_cupy(rows):
-        return rows
-    index = np.asarray(rows)
-    index = index.astype(np.intp) if index.size == 0 and index.dtype != bool else index
-    if index.ndim != 1 or index.dtype.kind not in "bui":
-        raise ArgumentError(
-            f"a part is taken by a slice, whole numbers or booleans, got {_check.shown(rows)}; "
-            "otherwise use .toarray()[...]"
-        )
     try:
-        return np.arange(m)[index]
+        return np.arange(m)[rows]
     except IndexError as error:
         raise out_of_range(error) from error
 
 
-def _check_ends(key: slice) -> None:
-    if any(end is not None and not _check.is_index(end) for end in (key.start, key.stop, key.step)):
-        raise ArgumentError(f"a slice has whole numbers, got {_check.shown(key)}")
-
-
 def _is_whole(key: Any, k: int, group: int) -> bool:
-    """Whether a key takes whole groups of so many of the k elements."""
+    """Whether a key takes whole groups of so many of the k elements, or none."""
     if not _check.is_slice(key):
         return False
     start, stop, _ = key.indices(k)
-    return start % group == 0 and (max(start, stop) % group == 0 or stop == k)
+    return start >= stop or (start % group == 0 and (stop % group == 0 or stop == k))
 
 
 def _whole_groups(key: Any, k: int, group: int) -> tuple[int, int]:
@@ -158,4 +192,4 @@ def _whole_groups(key: Any, k: int, group: int) -> tuple[int, int]:
         raise ArgumentError(
             f"[{start}:{stop}] cuts a group of {group}; slice at multiples of {group}, {way_out}"
         )
-    return start // group, -(-max(start, stop) // group)
+    return (start // group, -(-stop // group)) if start < stop else (0, 0)

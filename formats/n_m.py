@@ -35,8 +35,8 @@ class NMArray(NMStorage):
     of columns.  Otherwise, and on the GPU, the product is dense.  For patterns such as 6:8,
     `windows` prepares an exact 2:4 product over a longer k.
 
-    ``A[i:j]`` are rows of a matrix with ``axis=-1``, ``A[i]`` and ``A[i:j]`` matrices of a batch;
-    their values are views.
+    Parts, arithmetic and reductions are those of `Sparse24Array`, with groups of m columns; the
+    values of ``A[rows]`` for any slice are views.
 
     Work goes to CuPy's current stream.  The first product, `nnz`, `density`, `tocsr`, `tocoo` and a
     move to the CPU wait for the device; later products, `toarray`, `mask`, `astype` and views do

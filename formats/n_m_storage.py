@@ -187,14 +187,15 @@ class NMStorage(Indexing, SparseArray):
         if np.ndim(factor) and self._axis == -2:
             factor = factor.swapaxes(-1, -2)
         values = _elementwise.of_stored(
-            ufunc, self._values, self._dtype, factor, result, self._columns
+            ufunc, self._values, self._dtype, factor, result, self._at_places
         )
         return self._with(values=values, dtype=result)
 
-    def _columns(self):
-        """The column of each stored element of what is stored."""
+    def _at_places(self, factor):
+        """The factor of each stored element, from one that has the shape of what is stored."""
         (n, m), xp = self._pattern, _arrays.namespace(self._indices)
-        return self._indices + xp.arange(self._indices.shape[-1]) // n * m
+        columns = self._indices + xp.arange(self._indices.shape[-1]) // n * m
+        return _elementwise.at_columns(factor, columns)
 
     def _with(self, *, values=None, indices=None, shape=None, dtype=None, axis=None) -> Self:
         return type(self)(

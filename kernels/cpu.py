@@ -2,7 +2,7 @@
 
 from sparse24.kernels.cpu_across import matmul_across
 from sparse24.kernels.cpu_activate import activate_compress
-from sparse24.kernels.cpu_compress import compress, decompress, like, prune
+from sparse24.kernels.cpu_compress import at_places, compress, decompress, like, prune
 from sparse24.kernels.cpu_expanded import add_rows
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul
 from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, mask_n_m, prune_n_m
@@ -25,6 +25,7 @@ __all__ = [
     "FewRows",
     "activate_compress",
     "add_rows",
+    "at_places",
     "choose",
     "compress",
     "compress_n_m",

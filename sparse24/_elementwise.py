@@ -6,14 +6,15 @@ so the result has the places of the elements, which are not looked at.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _gradients, _record_parts, _storage
+from sparse24 import _arrays, _check, _dtypes, _foreign, _gradients, _record_parts, _storage
 from sparse24._dtypes import DType
-from sparse24._errors import DeviceError, DTypeError, ShapeError
+from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from sparse24._records import Compressed24
 
 WORK = _dtypes.TABLE["float32"]  # for types in which NumPy or CuPy do not compute
@@ -22,8 +23,12 @@ WORK = _dtypes.TABLE["float32"]  # for types in which NumPy or CuPy do not compu
 def factor_of(x: Any, shape: tuple[int, ...], *, device: str) -> Any:
     """A factor as a number, or as an array of this shape (a view) on `device`, after its checks."""
     _gradients.refuse(x, "the factor")
-    if isinstance(x, bool | int | float | np.generic):
+    if isinstance(x, np.generic):
         return x
+    for kind in (bool, int, float):
+        if isinstance(x, kind):
+            _check.number(x, argument="the factor")
+            return kind(x)  # a member of an enumeration, say
     array, _ = _foreign.take(x, argument="the factor")
     if type(array) is np.ndarray and not array.ndim:
         return array[()]
@@ -54,6 +59,11 @@ def result_type(ufunc: np.ufunc, row: DType, factor: Any) -> DType:
         found = ufunc(np.empty(0, row.logical), other).dtype
     except TypeError:
         found = None
+    except OverflowError as error:
+        raise ArgumentError(
+            f"the factor {_check.shown(factor)} does not fit {row.name}; convert the array with "
+            ".astype(...)"
+        ) from error
     if found not in _dtypes.LOGICAL:
         made = "have no common type" if found is None else f"give {found}, which is not stored"
         named = type(factor).__name__ if weak else factor.dtype
@@ -71,17 +81,27 @@ def is_native(row: DType) -> bool:
 
 def of_record(ufunc: np.ufunc, record: Compressed24, factor: Any, result: DType) -> Compressed24:
     """`ufunc` of the elements of a 2:4 record; a factor that is an array has the record's shape."""
-    stored = record.values.shape[-1]
-    columns = lambda: _record_parts.columns_of(_storage.canonical(record), stored)  # noqa: E731
-    values = of_stored(ufunc, record.values, record.dtype, factor, result, columns)
+    taken = functools.partial(_at_places, record)
+    values = of_stored(ufunc, record.values, record.dtype, factor, result, taken)
     return _storage.with_values(record, values, result)
 
 
+def _at_places(record: Compressed24, factor: Any) -> Any:
+    """The factor of each stored element of a record, from one that has its shape."""
+    codes = _storage.canonical(record)
+    if _arrays.is_cupy(codes):
+        return at_columns(factor, _record_parts.columns_of(codes, record.values.shape[-1]))
+    from sparse24.kernels import cpu
+
+    return cpu.at_places(codes, factor)
+
+
 def of_stored(
-    ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DType, columns: Callable[[], Any]
-) -> Any:
-    """The same of elements whose columns in the whole array are looked up where they matter."""
-    factor = at_columns(factor, columns()) if _varies(factor) else _by_row(factor)
+    ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DType,
+    taken: Callable[[Any], Any],
+) -> Any:  # fmt: skip
+    """The same of elements whose factors are `taken` from the whole array where they vary."""
+    factor = taken(factor) if _varies(factor) else _by_row(factor)
     return of_values(ufunc, values, row, factor, result)
 
 
@@ -103,16 +123,25 @@ def at_columns(factor: Any, columns: Any) -> Any:
 
 def of_values(ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DType) -> Any:
     """`ufunc` of stored elements and a factor that broadcasts to them; zeros, as filler, stay."""
+    if np.ndim(factor) == 0 and _is_looked_up(values, row):
+        of_each = of_values(ufunc, _storage.every(row), row, factor, result)
+        return of_each.take(values.view(row.storage))
     xp = _arrays.namespace(values)
     work = result if is_native(result) else WORK
     wide = values if work is row else _storage.converted(values, row, work)
     operands = (wide,) if factor is None else (wide, _in_work(factor, work))
-    with np.errstate(invalid="ignore"):  # of a zero beside an infinite factor
+    # fp8 saturates silently; of others only a zero beside an infinite factor is no news.
+    with np.errstate(all="ignore") if row.is_float8 else np.errstate(invalid="ignore"):
         made = getattr(xp, ufunc.__name__)(*operands)
     made = made if work is result else _storage.converted(made, work, result)
-    kept = _arrays.not_zero(values, row) & _arrays.not_zero(made, result)  # -0.0 is none
-    bits = xp.where(kept, made.view(result.storage), result.storage.type(0))
-    return _storage.in_rows(bits.view(made.dtype))
+    kept = _arrays.not_zero(values, row) & _arrays.not_zero(made, result)
+    made.view(result.storage)[~kept] = 0  # nor is -0.0 stored
+    return _storage.in_rows(made)
+
+
+def _is_looked_up(values: Any, row: DType) -> bool:
+    """Whether it is faster to compute of all values of fp8, and to look the result up."""
+    return row.is_float8 and not _arrays.is_cupy(values) and values.size > 1 << 8
 
 
 def _in_work(factor: Any, work: DType) -> Any:

@@ -36,13 +36,13 @@ def rows_at(record: Compressed24, index: Any) -> Compressed24:
 def groups(record: Compressed24, start: int, stop: int) -> Compressed24:
     """Groups start:stop of every row, copied; canonical codes are two a byte."""
     values = record.values[..., _spec.KEPT * start : _spec.KEPT * stop]
-    codes = _storage.canonical(record)
-    xp = _arrays.namespace(codes)
-    each = xp.stack((codes & 0xF, codes >> 4), axis=-1).reshape(*codes.shape[:-1], -1)
-    taken = each[..., start:stop]
-    count = _spec.CODES_PER_BYTE * -(-taken.shape[-1] // _spec.CODES_PER_BYTE)
-    even = xp.full((*taken.shape[:-1], count), _spec.EMPTY_CODE, taken.dtype)
-    even[..., : taken.shape[-1]] = taken
+    a_byte, codes = _spec.CODES_PER_BYTE, _storage.canonical(record)
+    here = codes[..., start // a_byte : -(-stop // a_byte)]
+    xp, lead = _arrays.namespace(codes), codes.shape[:-1]
+    each = xp.stack((here & 0xF, here >> 4), axis=-1).reshape(*lead, a_byte * here.shape[-1])
+    count = stop - start
+    even = xp.full((*lead, a_byte * -(-count // a_byte)), _spec.EMPTY_CODE, codes.dtype)
+    even[..., :count] = each[..., start % a_byte :][..., :count]
     k = min(_spec.GROUP * stop, record.k) - _spec.GROUP * start
     return _copied(record, values, even[..., ::2] | even[..., 1::2] << 4, k=k)
 

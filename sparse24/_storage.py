@@ -195,6 +195,13 @@ def converted(x: Any, own: DType, wanted: DType) -> Any:
 
 
 @functools.cache
+def every(row: DType) -> np.ndarray:
+    """Every value of a narrow type, in the order of its bits."""
+    bits = np.arange(1 << 8 * row.itemsize, dtype=row.storage)
+    return _arrays.read_only(bits.view(row.logical))
+
+
+@functools.cache
 def _table(own: DType, wanted: DType) -> np.ndarray:
     """What every value of a narrow type is in another one, by its bits.
 
@@ -202,9 +209,8 @@ def _table(own: DType, wanted: DType) -> np.ndarray:
     """
     from sparse24.kernels import reference
 
-    every = np.arange(1 << 8 * own.itemsize, dtype=own.storage).view(own.logical)
     with np.errstate(invalid="ignore"):  # NaN that signal
-        return _arrays.read_only(reference.to_dtype(every, wanted.logical))
+        return _arrays.read_only(reference.to_dtype(every(own), wanted.logical))
 
 
 def cast(record: Compressed24, row: DType) -> Compressed24:

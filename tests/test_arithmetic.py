@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import operator
 from functools import partial
 
@@ -159,6 +160,87 @@ def test_what_is_no_factor_is_named(make):
     ):
         with pytest.raises(error, match=words):
             a * wrong
+
+
+def test_numbers_that_do_not_fit_are_named():
+    a = s24.compress(np.ones((4, 8), np.int8), on_excess="prune")
+    for number in (1000, -129, 10**20):
+        with pytest.raises(
+            s24.ArgumentError, match=rf"the factor {number} does not fit int8; conv"
+        ):
+            a * number
+    for name in ("float32", "bfloat16"):
+        with pytest.raises(s24.ArgumentError, match="the factor must fit a float, got a larger"):
+            a.astype(name) * 10**400
+
+
+@pytest.mark.parametrize("name", OF_HYBRID)
+@pytest.mark.parametrize("turned", [False, True])
+def test_hybrid_tiles_keep_their_kinds(name, turned, rng):
+    """Of all kinds, with edges, overflow and zeros that are stored."""
+    filled = np.repeat(np.repeat([[1, 0.5, 0.02], [0, 0.4, 0.9]], 64, 0), 64, 1)[:120, :150]
+    w = np.where(rng.random((120, 150)) < filled, rng.integers(1, 4, (120, 150)), 0)
+    h = s24.hybrid(w, n_hint=64, dtype=name)
+    assert len(np.unique(h.kinds)) > 2
+    h = h.T if turned else h
+    dense, kinds = h.toarray(), h.kinds
+    row, column = (rng.integers(1, 4, n).astype(dense.dtype) for n in (h.shape[1], h.shape[0]))
+    for factor in (row, column[:, None], dense + dense.dtype.type(1)):
+        got = h * factor
+        np.testing.assert_array_equal(got.kinds, kinds)
+        assert_is(got, expected(np.multiply, dense, factor))
+        assert got.nnz == h.nnz
+    some = h * (row > 1)  # built anew
+    assert some.nnz == np.count_nonzero(some.toarray()) < h.nnz
+
+
+def test_a_type_that_hybrid_matrices_lack_is_named():
+    h = s24.hybrid(np.eye(8, dtype=np.int8))
+    with pytest.raises(s24.DTypeError, match="the factor give float8_e5m2, which a hybrid matrix"):
+        h * np.ones(8, ml_dtypes.float8_e5m2)
+
+
+@pytest.mark.parametrize("name", ["float32", "int8", "float8_e5m2"])
+def test_kinds_of_numbers_count_as_the_number(name):
+    a = s24.compress(np.ones((4, 8)), on_excess="prune", dtype=name)
+    two = enum.IntEnum("Enumeration", {"TWO": 2}).TWO
+    assert_is(a * two, dense_of(a * 2))
+    assert (a / two).dtype == (a / 2).dtype
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_signs_of_zeros_in_a_factor_count(make, rng):
+    w = (abs(rng.standard_normal(SHAPE)) * 8 + 6).astype(np.float32)
+    a = MAKERS[make](w, "float32")
+    zeros = np.where(np.arange(SHAPE[1]) % 2, -0.0, 0.0).astype(np.float32)
+    for factor in (zeros, np.broadcast_to(zeros, SHAPE), np.tile(zeros, (SHAPE[0], 1))):
+        with np.errstate(divide="ignore"):
+            assert_is(a / factor, expected(np.divide, a.toarray(), factor))
+        assert (a * factor).nnz == 0
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_many_elements_of_fp8_are_multiplied_as_few_are(name, rng):
+    """Many are looked up in a table of the results of all values."""
+    w = rng.standard_normal((64, 64)).astype(np.float32) * 100
+    a = s24.compress(w, on_excess="prune", dtype=name)
+    for function in (lambda x: x * 0.3, lambda x: x / np.float32(7), abs, operator.neg):
+        rows = [dense_of(function(a[i : i + 1])) for i in range(64)]
+        assert_is(function(a), np.concatenate(rows))
+
+
+@pytest.mark.parametrize("name", OF_HYBRID)
+def test_no_factor_makes_a_hybrid_matrix_dense(name, rng, monkeypatch):
+    w = rng.standard_normal((130, 90)) * (rng.random((130, 90)) < 0.1) * 9
+    h, factors = s24.hybrid(w, dtype=name), (rng.random((130, 1)), rng.random((130, 90)), 0.5)
+    dense = h.toarray()
+    monkeypatch.setattr(s24.HybridArray, "toarray", None)
+    made = [h * factor for factor in factors]
+    turned = h.T * factors[0].T
+    monkeypatch.undo()
+    for got, factor in zip(made, factors, strict=True):
+        assert_is(got, expected(np.multiply, dense, factor))
+    assert_is(turned, expected(np.multiply, dense, factors[0]).T)
 
 
 def test_factors_of_torch(rng):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse24 import _dtypes, _spec
+from sparse24 import _dtypes, _record_parts, _spec
 from sparse24._errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from sparse24.kernels import _numba, cpu_compress, reference
 
@@ -154,6 +154,18 @@ def test_decompress_out(rng, order):
     }[order]
     assert cpu_compress.decompress(values, metadata, 10, out=out) is out
     assert_same_bits(np.ascontiguousarray(out), x)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int16, np.float32, np.int64, ">f8"])
+def test_elements_at_places_keep_their_bits(dtype, rng):
+    _, metadata, _ = cpu_compress.compress(rng.standard_normal((2, 5, 18)), "magnitude")
+    x = (rng.integers(0, 2, (2, 5, 18)) * -0.0).astype(dtype)
+    got = cpu_compress.at_places(metadata, x)
+    columns = np.minimum(_record_parts.columns_of(metadata, got.shape[-1]), 17)
+    assert got.dtype == x.dtype
+    inside = columns < 17  # beyond the last one is filler
+    want = np.take_along_axis(x, columns, axis=-1)
+    assert got[inside].tobytes() == want[inside].tobytes()
 
 
 def test_like_takes_new_values_at_old_places(rng):

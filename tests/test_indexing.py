@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _storage
+from sparse24.formats import hybrid_build
 
 SHAPE = (9, 18)
 MAKERS = {
@@ -24,7 +28,9 @@ KEYS = [
     (slice(None), slice(8, 8)), (slice(None), slice(-6, None)), (slice(None), slice(16, 99)),
     (slice(1, 4), slice(4, 12)), ([1, 2], slice(8, 16)), (EVEN, slice(None, 8)),
     (Ellipsis, slice(0, 8)), (2, 3), (-1, -18), (2, slice(1, 7)), (slice(None), 3), ([1, 2], 3),
-    (2, [1, 5]), (slice(2, 5), -1), (0, Ellipsis),
+    (2, [1, 5]), (slice(2, 5), -1), (0, Ellipsis), np.array(3), (np.array(2), np.uint8(1)),
+    (slice(5, 2), slice(0, 8)), ([], slice(8, 16)), (slice(None), slice(99, None)),
+    (slice(None), slice(13, 13)), (slice(None), slice(12, 4)), (slice(2, 5), slice(40, 44)),
 ]  # fmt: skip
 
 
@@ -85,6 +91,66 @@ def test_parts_of_a_batch(make, rng, xp):
         assert_part(a[key], dense[key])
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("make", GROUPED)
+def test_keys_of_stacks_give_numpys_part_or_none(make, turned, rng):
+    """NumPy pairs several arrays, and moves the axis of one to the front if numbers surround it."""
+    a = MAKERS[make](rng.standard_normal((2, 3, 8, 8)).astype(np.float32))
+    a = a.mT if turned else a
+    dense, entries = a.toarray(), (1, slice(None), slice(0, 4), [1, 0])
+    for key in itertools.product(entries, repeat=4):
+        try:
+            part = a[key]
+        except s24.ArgumentError as error:
+            words = "take one after the other" if key.count([1, 0]) > 1 else "front|step 1"
+            assert re.search(words, str(error))  # noqa: PT017
+        else:
+            assert_part(part, dense[key])
+    for key in (([0, 1], [1, 0]), ([1, 0], 2, slice(0, 4)), (0, [2, 1, 1], slice(0, 4))):
+        assert_part(a[key], dense[key])
+    for key in (([0, 1], 0, [1, 2], 3), (0, slice(None), [1, 2], 3)):
+        with pytest.raises(
+            s24.ArgumentError, match=r"take one after the other, as in A\[matrices\]"
+        ):
+            a[key]
+
+
+@pytest.mark.parametrize("make", GROUPED)
+def test_a_row_or_column_makes_nothing_else_dense(make, rng, monkeypatch):
+    a = MAKERS[make](rng.standard_normal((64, 128)).astype(np.float32))
+    dense, sizes, toarray = a.toarray(), [], type(a).toarray
+    monkeypatch.setattr(type(a), "toarray", lambda x: sizes.append(x.size) or toarray(x))
+    for key in (5, np.s_[:, 77], np.s_[3:9, -1], np.s_[2, 3]):
+        assert_part(a[key], dense[key])
+        turned = key[::-1] if isinstance(key, tuple) else (slice(None), key)
+        assert_part(a.T[turned], dense.T[turned])
+    assert max(sizes) <= 128 * a.pattern[1]
+
+
+def test_rows_of_a_hybrid_matrix_decode_their_tiles_alone(rng, monkeypatch):
+    w = rng.standard_normal((200, 150)).astype(np.float32) * (rng.random((200, 150)) < 0.1)
+    h, shapes, decode = s24.hybrid(w), [], hybrid_build.decode
+    monkeypatch.setattr(hybrid_build, "decode", lambda t: shapes.append(t.shape) or decode(t))
+    rows = (0, 63, 64, -1, -200, slice(60, 70), slice(190, None), slice(130, 20, -7), slice(9, 9))
+    columns = (149, slice(None), slice(3, 70), [1, 5], slice(None, None, -2))
+    for key in itertools.product(rows, columns):
+        assert_part(h[key], w[key])
+    shapes.clear()
+    assert (h[5].shape, h[-1, 3].shape, h[70:80, :9].shape) == ((150,), (), (10, 9))
+    decoded = [shape for shape in shapes if shape[1] == 150]
+    assert decoded == [(6, 150), (8, 150), (16, 150)]  # from the first row of a tile on
+
+
+def test_a_hybrid_matrix_takes_any_key_of_numpys_that_gives_no_third_axis(rng):
+    w = rng.standard_normal((9, 18)).astype(np.float32)
+    h = s24.hybrid(w)
+    for key in (w > 0, np.ix_([1, 3], [2, 0]), ([1, 2], [3, 4])):
+        assert_part(h[key], w[key])
+    for key in (None, (0, None, None), [[1, 2]]):
+        with pytest.raises(s24.ArgumentError, match=r"has two axes, and the key gives 3"):
+            h[key]
+
+
 @pytest.mark.parametrize("make", GROUPED)
 def test_matrices_are_views_or_copied_in_rows_that_kernels_read(make, rng, monkeypatch):
     """Which on a GPU begin on 16-byte boundaries: rows of 9 elements would not."""
@@ -132,6 +198,10 @@ def test_groups_are_not_cut(make, rng):
         (1.0, "whole numbers or booleans"),
         ([[0, 1]], "whole numbers or booleans"),
         (slice("a", None), "a slice has whole numbers"),
+        (slice(None, None, 0), "no step of 0"),
+        ((0, None), "whole numbers or booleans"),
+        ((True, 0), "whole numbers or booleans"),
+        ((slice("a", None), 0), "a slice has whole numbers"),
     ):
         with pytest.raises(s24.ArgumentError, match=words):
             a[key]

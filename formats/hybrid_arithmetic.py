@@ -1,0 +1,80 @@
+"""Arithmetic that keeps zeros, of a hybrid matrix: in its tiles where that is possible."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _arrays, _elementwise
+from sparse24._dtypes import DType
+from sparse24._errors import DTypeError
+from sparse24.formats import convert
+from sparse24.formats import hybrid_tiles as ht
+
+
+def elementwise(h: Any, ufunc: np.ufunc, factor: Any, result: DType) -> Any:
+    """`ufunc` of the elements of a `HybridArray` `h` and a factor; by CSR where that is less."""
+    row = h._dtype
+    if result.name not in ht.DTYPES:
+        raise DTypeError(
+            f"elements of {row.name} and the factor give {result.name}, which a hybrid matrix does "
+            "not hold; convert one of them with .astype(...)"
+        )
+    if result is row and (h.device == "cpu" or not np.ndim(factor)):
+        in_tiles = _in_tiles(h, ufunc, factor)
+        if in_tiles is not None:
+            return in_tiles
+    if h.is_less_as_csr:
+        source = _in_csr(h, ufunc, factor, result)
+    else:
+        source = _elementwise.of_values(ufunc, h.toarray(), row, factor, result)
+    return type(h).build(source, n_hint=h.n_hint, dtype=result)
+
+
+def _in_tiles(h: Any, ufunc: np.ufunc, factor: Any) -> Any | None:
+    """The result in tiles of the same kinds, unless an element becomes zero."""
+    tiles, row = h.tiles, h._dtype
+    stored = (tiles.values, tiles.overflow_values)
+    factors = _at_places(tiles, factor) if np.ndim(factor) else (factor, factor)
+    values, overflow = (
+        _elementwise.of_values(ufunc, held[None], row, by, row)[0]
+        for held, by in zip(stored, factors, strict=True)
+    )
+    left = sum(int(_arrays.not_zero(x, row).sum()) for x in (values, overflow))
+    tiles = dataclasses.replace(tiles, values=values, overflow_values=overflow)
+    return type(h)(tiles, left, h.n_hint) if left == h.nnz else None
+
+
+def _at_places(tiles: ht.Tiles, factor: Any) -> tuple[np.ndarray, np.ndarray]:
+    """On the CPU: the factors of stored values and of overflow; 1 of those that are zero.
+
+    Non-zeros are numbered, and the numbers found row by row.
+    """
+    from sparse24.kernels import cpu_hybrid_held
+
+    kept = [_arrays.not_zero(x, tiles.dtype) for x in (tiles.values, tiles.overflow_values)]
+    ends = np.cumsum([x.size for x in kept])
+    numbers = np.arange(1, ends[-1] + 1, dtype=np.uint64) * np.concatenate(kept)
+    values, overflow = numbers[: ends[0]], numbers[ends[0] :]
+    numbered = dataclasses.replace(tiles, values=values, overflow_values=overflow)
+    starts, columns, number = cpu_hybrid_held.held(numbered)
+    of_each = np.ones(ends[-1], factor.dtype)
+    of_each[number - np.uint64(1)] = _of_csr(factor, starts, columns)
+    return of_each[: ends[0]], of_each[ends[0] :]
+
+
+def _of_csr(factor: Any, starts: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """The factors of elements in CSR."""
+    return factor[np.repeat(np.arange(starts.size - 1), np.diff(starts)), columns]
+
+
+def _in_csr(h: Any, ufunc: np.ufunc, factor: Any, result: DType) -> Any:
+    """The result in SciPy's CSR, for which nothing is made dense."""
+    starts, columns, bits = h.held()
+    if np.ndim(factor):
+        factor = _of_csr(factor, starts, columns)
+    values = bits.view(h._dtype.logical)
+    made = _elementwise.of_values(ufunc, values, h._dtype, factor, result)
+    return convert.csr_of(starts, columns, made, h.shape)
