@@ -218,10 +218,13 @@ class HybridStorage(SparseArray):
     @_devices.on_own_device
     def __getitem__(self, key) -> Any:
         """A part, built anew; where it has one axis or none, dense."""
+        entries = indexing.each_axis(key, 2)
         try:
-            part = self.toarray()[indexing.each_axis(key, 2)]
+            part = self.toarray()[entries]
         except IndexError as error:
             raise indexing.out_of_range(error) from error
+        if part.ndim > 2:  # of an array of numbers with two axes
+            raise indexing.no_key(key)
         return part if part.ndim < 2 else type(self).build(part, n_hint=self.n_hint)
 
     def _elementwise(self, ufunc, factor, result) -> Self:

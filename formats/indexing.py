@@ -62,19 +62,40 @@ def out_of_range(error: IndexError) -> OutOfRangeError:
     return OutOfRangeError(f"the index is out of range: {error}")
 
 
+def no_key(entry: Any) -> ArgumentError:
+    """The error of what takes no part."""
+    return ArgumentError(
+        f"a part is taken by a slice, whole numbers or booleans, got {_check.shown(entry)}; "
+        "otherwise use .toarray()[...]"
+    )
+
+
 def _is_all(entry: Any) -> bool:
     return isinstance(entry, slice) and entry == ALL
 
 
 def each_axis(key: Any, ndim: int) -> tuple:
-    """A key as one entry for each axis."""
+    """A key as one entry for each axis: slices, whole numbers, and arrays of these or booleans."""
     entries = key if isinstance(key, tuple) else (key,)
     dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
     missing = ndim - (len(entries) - len(dots))
     if len(dots) > 1 or missing < 0:
         raise OutOfRangeError(f"A[{_check.shown(key)}] has too many indices for {ndim} axes")
     at = dots[0] if dots else len(entries)
-    return (*entries[:at], *(ALL,) * missing, *entries[at + 1 :])
+    return tuple(map(_checked, (*entries[:at], *(ALL,) * missing, *entries[at + 1 :])))
+
+
+def _checked(entry: Any) -> Any:
+    """An entry of a key, if it can be one; of CuPy's arrays nothing is looked at."""
+    if isinstance(entry, slice):
+        _check_ends(entry)
+    elif not _check.is_index(entry) and not _arrays.is_cupy(entry):
+        index = np.asarray(entry)
+        if not index.ndim and index.dtype.kind in "iu":
+            return int(index)
+        if not index.ndim or (index.size and index.dtype.kind not in "bui"):
+            raise no_key(entry)
+    return entry
 
 
 def _of_matrix(array: Any, rows: Any, columns: Any) -> Any:
@@ -114,19 +135,13 @@ def _one_row(array: Any, number: int) -> Any:
 
 
 def _places(rows: Any, m: int) -> Any:
-    """Rows as a slice, or an array of their numbers; of CuPy's arrays nothing is looked at."""
-    if isinstance(rows, slice):
-        _check_ends(rows)
-        return rows
-    if _arrays.is_cupy(rows):
+    """Rows as a slice, or an array of their numbers."""
+    if isinstance(rows, slice) or _arrays.is_cupy(rows):
         return rows
     index = np.asarray(rows)
     index = index.astype(np.intp) if index.size == 0 and index.dtype != bool else index
-    if index.ndim != 1 or index.dtype.kind not in "bui":
-        raise ArgumentError(
-            f"a part is taken by a slice, whole numbers or booleans, got {_check.shown(rows)}; "
-            "otherwise use .toarray()[...]"
-        )
+    if index.ndim != 1:
+        raise no_key(rows)
     try:
         return np.arange(m)[index]
     except IndexError as error:
