@@ -37,11 +37,14 @@ class Indexing:
         Raises
         ------
         ArgumentError
-            If columns are not taken in whole groups, or the key is none of NumPy's.
+            If columns are not taken in whole groups, the key is none of NumPy's, or NumPy would
+            pair its arrays or move the axis of one.
         OutOfRangeError
             If it is out of range; also an `IndexError`.
         """
-        *batch, rows, columns = each_axis(key, self.ndim)
+        entries = each_axis(key, self.ndim)
+        _check_order(entries)
+        *batch, rows, columns = entries
         return _of_matrix(self._picked(batch), rows, columns)
 
     def _picked(self, batch: list) -> Any:
@@ -54,7 +57,8 @@ class Indexing:
             return self._matrices(tuple(picked))
         except IndexError as error:
             key = ", ".join(_check.shown(entry) for entry in batch)
-            raise OutOfRangeError(f"A[{key}] is out of range for {sizes[0]} matrices") from error
+            batch_of = " x ".join(map(str, sizes))
+            raise OutOfRangeError(f"A[{key}] is out of range for {batch_of} matrices") from error
 
 
 def out_of_range(error: IndexError) -> OutOfRangeError:
@@ -83,6 +87,21 @@ def each_axis(key: Any, ndim: int) -> tuple:
         raise OutOfRangeError(f"A[{_check.shown(key)}] has too many indices for {ndim} axes")
     at = dots[0] if dots else len(entries)
     return tuple(map(_checked, (*entries[:at], *(ALL,) * missing, *entries[at + 1 :])))
+
+
+def _check_order(entries: tuple) -> None:
+    """Refuse a key of which NumPy makes another order of axes than one axis after the other."""
+    picks = [i for i, entry in enumerate(entries) if not isinstance(entry, slice)]
+    lists = [i for i in picks if not _check.is_index(entries[i])]
+    if not lists or picks[-1] < len(entries) - 2:  # the batch axes alone: NumPy itself picks
+        return
+    paired = len(lists) > 1 and lists[-1] >= len(entries) - 2
+    apart = picks[-1] - picks[0] >= len(picks)  # then NumPy puts the axis of the list first
+    if paired or (apart and any(isinstance(entry, slice) for entry in entries[: lists[0]])):
+        raise ArgumentError(
+            "NumPy pairs the numbers of two lists, and moves the axis of one apart from other "
+            "numbers; take a part along one axis after the other, as in A[i][:, j]"
+        )
 
 
 def _checked(entry: Any) -> Any:

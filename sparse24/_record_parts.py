@@ -38,7 +38,8 @@ def groups(record: Compressed24, start: int, stop: int) -> Compressed24:
     values = record.values[..., _spec.KEPT * start : _spec.KEPT * stop]
     codes = _storage.canonical(record)
     xp = _arrays.namespace(codes)
-    each = xp.stack((codes & 0xF, codes >> 4), axis=-1).reshape(*codes.shape[:-1], -1)
+    each = xp.stack((codes & 0xF, codes >> 4), axis=-1)
+    each = each.reshape(*codes.shape[:-1], _spec.CODES_PER_BYTE * codes.shape[-1])
     taken = each[..., start:stop]
     count = _spec.CODES_PER_BYTE * -(-taken.shape[-1] // _spec.CODES_PER_BYTE)
     even = xp.full((*taken.shape[:-1], count), _spec.EMPTY_CODE, taken.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -144,3 +146,21 @@ def test_a_transposable_array_is_cut_along_either_axis(rng):
     np.testing.assert_array_equal(a[:4, [3, 1]].toarray(), a.toarray()[:4, [3, 1]])
     with pytest.raises(s24.ArgumentError, match="cuts a group of 4"):
         a[1:3, 1:3]
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (3, 8, 16), (2, 3, 8, 16)])
+@pytest.mark.parametrize("how", [{}, {"axis": -2}, {"transposable": True}, {"pattern": (1, 4)}])
+def test_every_mixture_of_entries_is_numpys_or_refused(shape, how, rng):
+    a = s24.compress(rng.standard_normal(shape), on_excess="prune", **how)
+    dense, given, refused = a.toarray(), 0, 0
+    for key in itertools.product((0, slice(None), slice(4, 8), [0, -1]), repeat=len(shape)):
+        try:
+            part = a[key]
+        except s24.ArgumentError as error:
+            assert "NumPy pairs" in str(error) or "along the groups" in str(error)  # noqa: PT017
+            refused += 1
+            continue
+        np.testing.assert_array_equal(getattr(part, "toarray", lambda p=part: p)(), dense[key])
+        given += 1
+    assert refused
+    assert given > refused / 2
