@@ -38,8 +38,9 @@ def save_npz(path: str | os.PathLike, arrays: Any) -> None:
         replaced only by a complete one.
     arrays : Sparse24Array, NMArray, HybridArray or mapping of str to arrays
         Arrays on a GPU are copied to the host, which waits for it.  Values of a mapping
-        may be dense NumPy or CuPy arrays too.  A dense matrix kept by
-        ``compress(keep_dense=True)`` is not saved.
+        may be dense NumPy or CuPy arrays or tensors of torch too, as in the ``state_dict()`` of a
+        model; a packed weight, `sparse24.torch.Sparse24Tensor`, is saved as its
+        `Sparse24Array`.  A dense matrix kept by ``compress(keep_dense=True)`` is not saved.
 
     Raises
     ------

@@ -57,7 +57,8 @@ class Indexing:
             return self._matrices(tuple(picked))
         except IndexError as error:
             key = ", ".join(_check.shown(entry) for entry in batch)
-            raise OutOfRangeError(f"A[{key}] is out of range for {sizes[0]} matrices") from error
+            batch_of = " x ".join(map(str, sizes))
+            raise OutOfRangeError(f"A[{key}] is out of range for {batch_of} matrices") from error
 
 
 def out_of_range(error: IndexError) -> OutOfRangeError:

@@ -28,6 +28,7 @@ AnyParts = Parts | HybridParts
 
 def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """NumPy arrays by name, and the header, of what is to be saved."""
+    arrays = _of_packed(arrays)
     single = isinstance(arrays, SparseArray)
     _refuse_windows(arrays, "arrays")
     if not single and not isinstance(arrays, Mapping):
@@ -41,6 +42,7 @@ def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     for name, array in ({_SINGLE: arrays} if single else arrays).items():
         if not isinstance(name, str):
             raise ArgumentError(f"arrays must have names that are strings, got {name!r}")
+        array = _of_packed(array)
         _refuse_windows(array, name)
         if isinstance(array, SparseArray):
             parts = parts_of(array, argument=name)
@@ -57,6 +59,11 @@ def pack(arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             raw[key] = piece
     head = {"version": _spec.FORMAT_VERSION, "single": single, "arrays": entries, "dense": dense}
     return raw, sealed(head)
+
+
+def _of_packed(x: Any) -> Any:
+    """The array of a `sparse24.torch.Sparse24Tensor`; all else as it is."""
+    return x.to_array() if _arrays.is_torch(x) and hasattr(x, "to_array") else x
 
 
 def _refuse_windows(array: Any, name: str) -> None:
@@ -274,7 +281,8 @@ def _dense(array: Any, name: str) -> np.ndarray:
     if dense.dtype.hasobject:
         sparse = _arrays.is_sparse_matrix(array)
         way_out = "; make one with sparse24.from_scipy or sparse24.hybrid" if sparse else ""
-        raise ArgumentError(f"{wanted}, got {type(array).__name__}{way_out}")
+        objects = " of objects" if isinstance(array, np.ndarray) else ""
+        raise ArgumentError(f"{wanted}, got {type(array).__name__}{objects}{way_out}")
     return dense
 
 

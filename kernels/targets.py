@@ -74,7 +74,8 @@ def inspect(target: Target) -> tuple[str, dict[str, Resources]]:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / f"{target.stem}.cubin"
         cubin.write_bytes(loader.compile_cubin(target.stem, target.defines, target.arch))
-        code = _run(_tool("nvdisasm"), "-c", str(cubin)) if target.instruction else ""
+        disassemble = _tool("nvdisasm"), "-c", "--no-dataflow"  # a quarter of its time
+        code = _run(*disassemble, str(cubin)) if target.instruction else ""
         usage = _run(_tool("cuobjdump"), "--dump-resource-usage", str(cubin))
     found = {}
     pattern = r"Function (\S+?):\s+REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)"

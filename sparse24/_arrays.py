@@ -297,9 +297,10 @@ def refuse_wrapper(x: Any, *, argument: str) -> None:
     """Refuse a subclass of tensors that wraps others: its own address has no elements."""
     if hasattr(type(x), "__tensor_flatten__"):
         way = ".full_tensor()" if hasattr(x, "full_tensor") else ".to_dense()"
+        ours = ", or an array of sparse24 with .to_array()" if hasattr(x, "to_array") else ""
         raise DTypeError(
             f"{argument} must be a dense tensor with memory, got a {type(x).__name__}; make it a "
-            f"plain tensor first, as with {way}"
+            f"plain tensor first, as with {way}{ours}"
         )
 
 

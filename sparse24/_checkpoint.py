@@ -65,7 +65,8 @@ class Selection:
         for one in file.files:
             if one.header.get("arrays"):
                 raise ArgumentError(
-                    f"{one.path} is compressed already; name the dense file that it was made from"
+                    f"{one.path} is compressed already; name the dense file that it was made "
+                    "from, or save the .toarray() of each of its matrices in Python"
                 )
         rule = self
         if isinstance(file, _raw_files.NpyFile):

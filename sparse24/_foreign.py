@@ -56,7 +56,7 @@ def take(x: Any, *, argument: str = "x") -> tuple[Any, Callable[[Any], Any]]:
         array = np.asarray(x)
     except ValueError as error:
         raise ShapeError(f"{argument} must be an array: {error}") from error
-    if array.dtype == object:
+    if array.dtype == object or (array.dtype.kind in "SU" and not array.ndim):
         kind = type(x).__name__
         if array.ndim:
             raise DTypeError(

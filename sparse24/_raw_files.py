@@ -24,6 +24,11 @@ from sparse24._errors import ArgumentError, FormatError
 from sparse24._file_checks import bytes_of, damaged, npy_array, npy_spec
 
 SUFFIXES = (".safetensors", ".npz", ".npy")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # suffixes of torch's checkpoints
+AS_SAFETENSORS = (
+    "save its tensors with safetensors.torch.save_file, or a model of transformers with "
+    "model.save_pretrained(folder, safe_serialization=True)"
+)
 HEADER = "sparse24"  # key of the JSON header in safetensors; <HEADER>.json in npz
 
 SAFETENSORS_TYPES = {
@@ -61,6 +66,8 @@ def _way_out(path: str | os.PathLike) -> str:
     for kind in ("mtx", "smtx"):
         if f".{kind}" in Path(path).name.lower():
             return f"read it in Python, with sparse24.families.read_{kind}"
+    if Path(path).suffix.lower() in PICKLES:
+        return f"pickles, which may run any program, are never read; {AS_SAFETENSORS}"
     return "save its arrays in one of these formats first"
 
 

@@ -17,9 +17,8 @@ import numpy as np
 from sparse24 import _check
 from sparse24._errors import ArgumentError, FormatError
 from sparse24._file_checks import damaged
-from sparse24._raw_files import ArrayFile, SafetensorsFile
+from sparse24._raw_files import AS_SAFETENSORS, PICKLES, ArrayFile, SafetensorsFile
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # A variant of a model has a name of its own: model.safetensors.index.fp16.json.
 _INDEX, _INDEX_OF_PICKLES = "*.safetensors.index*.json", "*.bin.index*.json"
 
@@ -64,7 +63,7 @@ def _only_one_in(folder: Path) -> Path:
             raise ArgumentError(
                 f"{str(folder)!r} is a folder with {len(found)} files {names}{without}; name one"
             )
-    for pattern in (_INDEX_OF_PICKLES, *(f"*{suffix}" for suffix in _PICKLES)):
+    for pattern in (_INDEX_OF_PICKLES, *(f"*{suffix}" for suffix in PICKLES)):
         for path in folder.glob(pattern):
             raise _pickles(path)
     raise ArgumentError(
@@ -76,8 +75,7 @@ def _only_one_in(folder: Path) -> Path:
 def _pickles(path: Path) -> FormatError:
     return FormatError(
         f"{path} is a checkpoint of pickles, which sparse24 never reads, as they may run any "
-        "program; save the model as safetensors, with transformers: "
-        "model.save_pretrained(folder, safe_serialization=True)"
+        f"program; {AS_SAFETENSORS}"
     )
 
 
@@ -159,7 +157,7 @@ def _checked_shard(path: Path, name: str, shard: Any) -> str:
             f"{path} has the array {name!r} in {_check.shown(shard)}; a shard must be named by "
             "the plain name of a file beside the index"
         )
-    if shard.lower().endswith(_PICKLES):
+    if shard.lower().endswith(PICKLES):
         raise _pickles(path.parent / shard)
     if not shard.lower().endswith(".safetensors"):
         raise FormatError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -109,6 +110,15 @@ class Sparse24Tensor(torch.Tensor):
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
         shape, turned = context
         return cls([inner[name] for name in sorted(inner)], shape, turned=turned)
+
+    def _stable_hash_for_caching(self) -> str:
+        """What compiled code depends on; torch keys its cache of such code by it."""
+        parts = [
+            (tuple(part.shape), part.stride(), part.storage_offset(), part.dtype, part.device)
+            for part in self.parts
+        ]
+        key = repr((tuple(self.shape), self.turned, self.requires_grad, parts))
+        return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
@@ -271,6 +281,13 @@ def _clone(a: Sparse24Tensor, **_) -> Sparse24Tensor:
     return Sparse24Tensor([part.clone() for part in a.parts], a.shape, turned=a.turned)
 
 
+def _refuse_copy(*_: Any) -> Tensor:
+    raise UnsupportedError(
+        "elements are not copied into or out of a Sparse24Tensor; pass assign=True to "
+        "load_state_dict, or call .to_dense() first"
+    )
+
+
 def _to_copy(a: Sparse24Tensor, *, dtype=None, device=None, **_) -> Sparse24Tensor:
     """Packed anew, as the layout depends on the device and the size of an element."""
     stored = ops.dense(a.parts, *a.stored_shape).to(dtype=dtype, device=device)
@@ -291,5 +308,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.addmm.default: _addmm,
     _aten.clone.default: _clone,
     _aten._to_copy.default: _to_copy,
+    _aten.copy_.default: _refuse_copy,
     ops.kept_gradient: _kept_gradient,
 }

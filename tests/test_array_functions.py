@@ -250,7 +250,8 @@ def test_shapes_are_whole_numbers(shape):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: s24.compress("text"), s24.DTypeError, "x.dtype must be one of"),
+        (lambda: s24.compress("w.npy"), s24.DTypeError, "x must be an array, got str"),
+        (lambda: s24.hybrid(b"w.mtx"), s24.DTypeError, "w must be an array, got bytes"),
         (lambda: s24.compress(None), s24.DTypeError, "x must be an array, got NoneType"),
         (lambda: s24.compress([[1.0, 0], [1.0]]), s24.ShapeError, "x must be an array: "),
         (lambda: s24.compress(np.eye(4), pattern=(2.5, 4)), s24.PatternError, "must be a pair"),

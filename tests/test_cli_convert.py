@@ -149,6 +149,7 @@ def test_convert_weighs_by_calibration(checkpoint, tmp_path, capsys, rng):
         ("text.npz", b"hello", "cannot be read"),
         ("text.npy", b"hello", "cannot be read"),
         ("model.bin", b"hello", "must end in .safetensors, .npz, .npy"),
+        ("model.pt", b"hello", "pickles, which may run any program, are never read; save its"),
     ],
 )
 def test_bad_input_is_an_error_and_writes_nothing(name, content, message, tmp_path, capsys):

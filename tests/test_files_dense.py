@@ -86,6 +86,7 @@ def test_what_would_lose_something_is_not_saved(suffix, tmp_path):
         (torch.ones(3, device="meta"), s24.DTypeError, f"{no_memory}: it is on the device 'meta'"),
         (torch.ones(3).to(torch.float8_e4m3fnuz), s24.DTypeError, no_memory),
         ([[1.0], [2.0, 3.0]], s24.ArgumentError, no_array),
+        (np.array([None]), s24.ArgumentError, f"{no_array}, got ndarray of objects"),
         (
             scipy.sparse.eye_array(8, format="csr"),
             s24.ArgumentError,

@@ -91,6 +91,33 @@ def test_arrays_become_tensors_and_tensors_arrays(dtype):
     np.testing.assert_array_equal(a.t().to_array().toarray(), A.toarray().T)
 
 
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_a_state_with_packed_weights_is_saved_as_arrays(tmp_path, suffix, device):
+    layer = torch.nn.Linear(32, 16).to(device)
+    layer.weight = torch.nn.Parameter(st.to_sparse_semi_structured(s24.prune(layer.weight)))
+    turned, both = layer.weight.detach().t(), st.sparsify24(torch.randn(8, 12, device=device))
+    state = {**layer.state_dict(), "turned": turned, "both": both}
+    save, load = (getattr(s24, f"{task}_{suffix}") for task in ("save", "load"))
+    save(tmp_path / f"a.{suffix}", state)
+    loaded = load(tmp_path / f"a.{suffix}")
+    assert loaded.keys() == state.keys()
+    for name in ("weight", "turned", "both"):
+        assert isinstance(loaded[name], s24.Sparse24Array)
+        np.testing.assert_array_equal(loaded[name].toarray(), state[name].to_dense().cpu())
+    assert (loaded["turned"].axis, loaded["both"].transposable) == (-2, True)
+    np.testing.assert_array_equal(loaded["bias"], layer.bias.detach().cpu())
+    save(tmp_path / f"a.{suffix}", layer.weight)
+    assert load(tmp_path / f"a.{suffix}").shape == (16, 32)
+
+
+def test_a_state_is_not_copied_into_or_out_of_a_packed_weight():
+    dense, packed = torch.nn.Linear(32, 16), torch.nn.Linear(32, 16)
+    packed.weight = torch.nn.Parameter(st.to_sparse_semi_structured(s24.prune(dense.weight)))
+    for to, source in ((dense, packed), (packed, dense)):
+        with pytest.raises(RuntimeError, match=r"pass assign=True to load_state_dict"):
+            to.load_state_dict(source.state_dict())
+
+
 def test_a_tensor_that_learns_is_an_array_without_a_gradient():
     packed = torch.nn.Parameter(st.to_sparse_semi_structured(matrix()))
     assert packed.to_array().shape == (9, 22)
