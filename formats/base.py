@@ -168,6 +168,10 @@ class SparseArray(Arithmetic, ABC):
         """The matrix as `scipy.sparse.coo_array`; see `tocsr`."""
         return self.tocsr(dtype).tocoo()
 
+    def tocsc(self, dtype=None):
+        """The matrix as `scipy.sparse.csc_array`; see `tocsr`."""
+        return self.tocsr(dtype).tocsc()
+
     def asformat(self, format: str, dtype=None):
         """The matrix in any format of SciPy or, on the GPU, of cupyx; see `tocsr`.
 

@@ -20,6 +20,8 @@ def test_every_scipy_format(kind):
     np.testing.assert_array_equal(a.toarray(), dense)
     np.testing.assert_array_equal(a.tocsr().toarray(), dense)
     np.testing.assert_array_equal(a.tocoo().toarray(), dense)
+    assert a.tocsc().format == "csc"
+    np.testing.assert_array_equal(a.tocsc().toarray(), dense)
 
 
 @pytest.mark.gpu
