@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from sparse24 import _arrays, _replay
+from sparse24._moved_layout import laying_out
 
 
 class Staged:
@@ -34,7 +35,8 @@ class Staged:
         """Make the product in `room`, of copies that are there, and move it to `out`."""
         from sparse24.kernels import transpose
 
-        self._product(b, room)
+        with laying_out:
+            self._product(b, room)
         if self._room:
             out[...] = room if by_rows(out) else transpose.launch(room)
 

@@ -29,7 +29,9 @@ _WORD = 8
 
 # Held while launches are laid out: kernels whose blocks share a workspace are given that of the
 # stream, for which `kernels.stream_rooms` looks before it takes its lock, and two threads must not
-# both make the first one.
+# both make the first one.  Also held from the first to the last of several launches: one may leave
+# in the workspace what the next one reads (`kernels.block_sums.InTurn`), so another thread's
+# launches on the stream must not come between them.
 laying_out = threading.RLock()
 
 
@@ -75,8 +77,12 @@ class MovedLayout:
         if laid is None:
             self._enqueue_unmoved(addresses, stream, last)
             return
-        for one in laid:
-            one.enqueue(addresses, stream, last)
+        if len(laid) == 1:
+            laid[0].enqueue(addresses, stream, last)
+            return
+        with laying_out:
+            for one in laid:
+                one.enqueue(addresses, stream, last)
 
     def _remember(
         self, kind: Hashable, addresses: Sequence[int], stream: int
@@ -112,8 +118,9 @@ class MovedLayout:
                 self._unmoved.clear()
             with laying_out:
                 launches = self._unmoved[key] = self._lay_out(*key)
-        for launch in launches:
-            (launch if last is None else launch.with_last(last.argument))(stream)
+        with laying_out:
+            for launch in launches:
+                (launch if last is None else launch.with_last(last.argument))(stream)
 
 
 def _beyond_a_boundary(addresses: tuple[int, ...]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -192,6 +193,28 @@ def test_threads_write_one_after_the_other(calls):
             mixed.append((x, out))
     assert len(calls) == 800
     assert not mixed
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_launches_in_turn_stay_together(calls, moves, monkeypatch):
+    """One may read what the one before it left in a workspace of the stream."""
+    kernels = [SimpleNamespace(kernel=SimpleNamespace(ptr=number)) for number in (1, 2)]
+    shift = 0 if moves else 7
+
+    def pair(x: int, stream: int) -> list[Launch]:
+        return [Launch(kernel, 4, 128, 0, [word(x >> shift)]) for kernel in kernels]
+
+    def slowly(launch: Launch, stream: int) -> None:
+        time.sleep(1e-4)
+        enqueue(launch, stream)
+
+    enqueue = Launch.__call__
+    monkeypatch.setattr(Launch, "__call__", slowly)
+    layouts = [MovedLayout(pair) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(one.enqueue, (HERE[0],), 9) for one in layouts * 20]:
+            done.result()
+    assert [function for function, *_ in calls] == [1, 2] * 60
 
 
 def test_one_thread_lays_out_at_a_time(calls):

@@ -11,6 +11,7 @@ import pytest
 
 from sparse24 import _arrays, _foreign, _moved_layout, _ready
 from sparse24._ready import Ready, ReadyInTurn, View
+from sparse24.kernels import block_sums
 
 
 class Tensor:
@@ -118,6 +119,14 @@ def test_views_of_parts():
     assert (rows.ptr, rows.shape, rows.strides, rows.size) == (
         row.ctypes.data, want.shape, want.strides, want.size,
     )  # fmt: skip
+
+
+def test_a_product_in_two_launches_is_replayed_as_two():
+    launches = (object(), object())
+    b, out = (device_array(np.zeros(4, np.float32)) for _ in range(2))
+    for bound, want in ((block_sums.InTurn(launches), launches), (launches[0], launches[:1])):
+        lay_out = _ready.by_address(lambda b, out, stream, bound=bound: bound, b, out)
+        assert lay_out(1 << 20, 1 << 21, 7) == list(want)
 
 
 def test_torch_tells_its_stream_without_an_object(monkeypatch):
