@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sparse24._table import count
 from sparse24.formats import stored
 from sparse24.formats.parts import Parts
 
-# Prunes the matrices of a file: `_compressed` or `_pruned` with all but its first argument.
+# Prunes the matrices of a file: `_pruned` with all but its first argument.
 Job = Callable[[_raw_files.ArrayFile], tuple[dict[str, np.ndarray], dict[str, Any]]]
 
 
@@ -59,8 +59,9 @@ def convert(
     _check_others(file, () if dense else names, outputs[0])
     rows: list[dict[str, Any]] = []
     with progress_bar(None, len(names), shown=progress) as bar:
-        make = _pruned if dense else _compressed
-        job = functools.partial(make, names=names, recipe=recipe, bar=bar, rows=rows)
+        job = functools.partial(
+            _pruned, names=names, recipe=recipe, dense=dense, bar=bar, rows=rows
+        )
         if isinstance(file, _shards.ShardedFile):
             _write_shards(file, Path(target), job)
         else:
@@ -69,30 +70,17 @@ def convert(
     return _report(file, rows, recipe, Path(target), outputs)
 
 
-def _compressed(file: _raw_files.ArrayFile, *, names, recipe: Recipe, bar, rows):
+def _pruned(file: _raw_files.ArrayFile, *, names, recipe: Recipe, dense: bool, bar, rows):
     """The arrays of a file, as they are stored, and their header; rows of a report are added."""
     made = {}
-    for layer in _layers(file, names, recipe, bar):
-        rows.append(layer.row())
-        made[layer.name] = layer.array
-    return stored.pack({name: made[name] if name in made else file[name] for name in file})
-
-
-def _pruned(file: _raw_files.ArrayFile, *, names, recipe: Recipe, bar, rows):
-    """The same with plain arrays, which need no header."""
-    made = {}
-    for layer in _layers(file, names, recipe, bar):
-        rows.append({**layer.row(), "bytes_after": layer.dense.nbytes})
-        made[layer.name] = layer.array.toarray()
-    return {name: made[name] if name in made else file[name] for name in file}, {}
-
-
-def _layers(file: _raw_files.ArrayFile, names, recipe: Recipe, bar) -> Iterator[_checkpoint.Layer]:
-    """The layers that lie in a file, one at a time; the bar shows which."""
     for layer in _checkpoint.compress_layers(file, [x for x in names if x in file], recipe):
         bar.set_postfix_str(layer.name[-40:], refresh=False)
         bar.update()
-        yield layer
+        row = layer.row()
+        rows.append({**row, "bytes_after": row["bytes_before"]} if dense else row)
+        made[layer.name] = layer.array.toarray() if dense else layer.array
+    arrays = {name: made[name] if name in made else file[name] for name in file}
+    return (arrays, {}) if dense else stored.pack(arrays)
 
 
 def _write_shards(file: _shards.ShardedFile, folder: Path, job: Job) -> None:

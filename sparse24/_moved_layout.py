@@ -112,13 +112,12 @@ class MovedLayout:
     def _enqueue_unmoved(self, addresses: tuple[int, ...], stream: int, last: Last | None) -> None:
         """Launch what cannot be moved, which is laid out for these addresses and remembered."""
         key = (*addresses, stream)
-        launches = self._unmoved.get(key)
-        if launches is None:
-            if len(self._unmoved) >= MOST_ADDRESSES:
-                self._unmoved.clear()
-            with laying_out:
-                launches = self._unmoved[key] = self._lay_out(*key)
         with laying_out:
+            launches = self._unmoved.get(key)
+            if launches is None:
+                if len(self._unmoved) >= MOST_ADDRESSES:
+                    self._unmoved.clear()
+                launches = self._unmoved[key] = self._lay_out(*key)
             for launch in launches:
                 (launch if last is None else launch.with_last(last.argument))(stream)
 

@@ -235,7 +235,7 @@ def rows() -> list[str]:
 
 
 def machines() -> list[str]:
-    """Where the suites of the table ran, each machine once, with the days."""
+    """Where the suites of the table ran, each machine once, with the first and the last day."""
     shown = dict.fromkeys(headline.suite for headline in HEADLINES)
     records = [recorded.suites(gpu) for gpu in ("", *compared())]
     found = [suites[name]["header"] for suites in records for name in shown if name in suites]
@@ -243,4 +243,5 @@ def machines() -> list[str]:
     for line in map(recorded.machine, found):
         machine, _, day = line.rpartition(", ")
         days.setdefault(machine, set()).add(day)
-    return [f"{machine}, {' and '.join(sorted(those))}" for machine, those in days.items()]
+    spans = {machine: dict.fromkeys((min(those), max(those))) for machine, those in days.items()}
+    return [f"{machine}, {' to '.join(span)}" for machine, span in spans.items()]
