@@ -44,9 +44,9 @@ class Sharing(enum.IntEnum):
 FEW = 4  # blocks, kBlocks of the header
 
 
-def sharing(blocks: int, device: int | None = None) -> Sharing:
-    """How so many blocks should add up on a device, by default the current one."""
-    if blocks > most_waiting(device):
+def sharing(blocks: int, most_waiting: int) -> Sharing:
+    """How so many blocks should add up, of which at most `most_waiting` may wait for one another."""
+    if blocks > most_waiting:
         return Sharing.APART
     return Sharing.FEW if blocks <= FEW else Sharing.MANY
 
@@ -59,7 +59,12 @@ def most_waiting(device: int | None = None) -> int:
     that wait for one another.  If such launches filled the device, none of them would go on.
     Cooperative launches do not help: on an H100, three of different priorities starved one another.
     """
-    return (multiprocessors(device) - 1) // _priorities() + 1
+    return most_of(multiprocessors(device), _priorities())
+
+
+def most_of(multiprocessors: int, priorities: int) -> int:
+    """`most_waiting` on such a device."""
+    return (multiprocessors - 1) // priorities + 1
 
 
 @functools.cache

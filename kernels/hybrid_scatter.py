@@ -94,7 +94,8 @@ class Ready(BoundProduct):
             config = _config(layout, dealt, n)
         steps, parts, counts = schedule(layout.units, dealt)
         if dealt.cluster == 1:
-            sharing = block_sums.sharing(int(parts["blocks"].max()), layout.data.device.id)
+            most_waiting = block_sums.most_waiting(layout.data.device.id)
+            sharing = block_sums.sharing(int(parts["blocks"].max()), most_waiting)
             config = dataclasses.replace(config, sharing=sharing)
         self._config = config
         ways = {n < BY_WARPS, n <= BY_WARPS}  # both for 8 columns

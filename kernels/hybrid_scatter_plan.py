@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparse24.kernels.block_sums import Sharing
+from sparse24.kernels.block_sums import Sharing, most_of, sharing
 from sparse24.kernels.chip import H200
 from sparse24.kernels.hybrid_scatter_units import (
     BASE_LINES,
@@ -110,10 +110,16 @@ def tiles_of(n: int) -> int:
 
 # Cycles of shared memory, which set the time.  TILE: to read or clear a tile; GROUP_STORES and
 # LINE_STORES: for the stores of a group and of a line, with bank conflicts; SECOND_BATCH: for a
-# unit of several batches; HAND_OVER and IN_CLUSTER: to hand over the sums of 128 rows by 8 columns
-# through global memory, and in a cluster.
+# unit of several batches.
 TILE = 2 * TILE_ROWS * TILE_COLUMNS // 128
-GROUP_STORES, LINE_STORES, SECOND_BATCH, HAND_OVER, IN_CLUSTER = 12, 6, 190, 700, 300
+GROUP_STORES, LINE_STORES, SECOND_BATCH = 12, 6, 190
+# Cycles until the sums of blocks that share a band have met: once, and for 128 rows by 8 columns.
+# IN_CLUSTER takes PEER more for every other block.  These and CROWDED are from 2151 products, dealt
+# in every way (docs/benchmarks/log_hybrid.rst).
+HAND_OVER = {Sharing.FEW: (950, 600), Sharing.MANY: (2100, 300), Sharing.APART: (4000, 600)}
+IN_CLUSTER, PEER = (50, 150), 100
+CROWDED = 2050  # more with so many blocks that those of the next product do not start beside them
+PRIORITIES = 6  # of a device's streams; where there are others, the plan is only less good
 CLUSTERS = (2, 4)  # sizes
 LEFT_OVER = 11  # clusters of four leave one of 11 multiprocessors idle: an H200 with 132 runs 30
 NEAR = 50  # a cut moves to the edge of a band over at most 1 / NEAR of a block's share
@@ -187,7 +193,9 @@ def deal(
         and len(live) * splits <= sms - (splits > 2) * (sms // LEFT_OVER)
         and len(way.cuts) == len(live) * splits + 1  # no part is empty
     ]  # fmt: skip
-    return min(found, key=lambda way: _most(running, way, config) + PASSING * _passes(way).any())
+    return min(
+        found, key=lambda way: _most(running, way, config, sms) + PASSING * _passes(way).any()
+    )
 
 
 def _passes(dealt: Deal) -> np.ndarray:
@@ -196,14 +204,28 @@ def _passes(dealt: Deal) -> np.ndarray:
     return np.searchsorted(bands, cuts[:-1], "right") < np.searchsorted(bands, cuts[1:])
 
 
-def _most(running: np.ndarray, dealt: Deal, config: Config) -> float:
+def _most(running: np.ndarray, dealt: Deal, config: Config, sms: int) -> float:
     """Cycles of the block that has most to do, with those in which it hands over sums."""
     bands, cuts = dealt.bands, dealt.cuts
     begins_within, ends_within = ~np.isin(cuts[:-1], bands), ~np.isin(cuts[1:], bands)
     both = begins_within * 1 + ends_within
     shared = np.where(_passes(dealt), both, begins_within | ends_within)
-    each = (IN_CLUSTER if dealt.cluster > 1 else HAND_OVER) * config.tiles * config.rows / TILE_ROWS
-    return float((np.diff(running[cuts]) + each * shared).max())
+    each = _meeting(dealt, config, sms)
+    crowded = CROWDED * (2 * (len(cuts) - 1) > sms)
+    return float((np.diff(running[cuts]) + each * shared).max()) + crowded
+
+
+def _meeting(dealt: Deal, config: Config, sms: int) -> float:
+    """Cycles in which a block hands over its sums of a band that it shares."""
+    tiles = config.tiles * config.rows / TILE_ROWS
+    if dealt.cluster > 1:
+        once, each = IN_CLUSTER
+        return once + PEER * (dealt.cluster - 1) + each * tiles
+    edges = np.searchsorted(dealt.cuts, dealt.bands)
+    first = np.searchsorted(dealt.cuts, dealt.bands[:-1], "right")
+    most = int((edges[1:] - first).max()) + 1  # blocks of a band
+    once, each = HAND_OVER[sharing(most, most_of(sms, PRIORITIES))]
+    return once + each * tiles
 
 
 def _even(running: np.ndarray, bands: np.ndarray, splits: int) -> np.ndarray:
@@ -285,4 +307,5 @@ def effort(units: Units, n: int, sms: int) -> tuple[float, float]:
     held = np.append(0, np.cumsum(units.lines.ravel()[dealt.units]))
     cost = np.append(0, np.cumsum(cycles_of(units, tiles).ravel()[dealt.units]))
     most = LINE_BYTES * float(np.diff(held[dealt.cuts]).max())
-    return _most(cost, dealt, Config(tiles, units.base, columns=units.columns)), most * sms
+    config = Config(tiles, units.base, columns=units.columns)
+    return _most(cost, dealt, config, sms), most * sms

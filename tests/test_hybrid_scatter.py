@@ -146,7 +146,7 @@ def test_bands_of_two_blocks_are_not_given_up_for_four_idle_multiprocessors():
     units = Units(np.full((64, 32, 2), 6), rows=64, columns=128)
     units.sizes[0] = 7
     assert len(deal(units, 132, 1).cuts) - 1 == 128
-    long = Units(np.repeat(units.sizes, 8, axis=1), rows=64, columns=128)
+    long = Units(np.repeat(units.sizes, 16, axis=1), rows=64, columns=128)
     assert len(deal(long, 132, 1).cuts) - 1 == 132
 
 
@@ -164,9 +164,20 @@ def test_shares_pass_from_band_to_band_where_bands_do_not_divide_the_chip():
 
 
 def test_a_small_product_shares_no_sums_where_that_takes_longer_than_it_spares():
-    small = all_alike(12, 6)
-    assert len(deal(small, 132, 2, clusters=False).cuts) - 1 == 72
-    assert len(deal(small, 132, 8, clusters=False).cuts) - 1 < 36
+    small = all_alike(12, 12)
+    assert len(deal(small, 132, 2, clusters=False).cuts) - 1 == 48
+    assert len(deal(small, 132, 8, clusters=False).cuts) - 1 == 12
+
+
+@pytest.mark.parametrize(("across", "blocks"), [(12, 52), (36, 104)])
+def test_blocks_leave_room_for_those_of_the_next_product_unless_that_takes_longer(across, blocks):
+    assert len(deal(all_alike(26, across), 132, 4).cuts) - 1 == blocks
+
+
+def test_so_many_blocks_share_a_band_that_they_add_up_in_a_second_launch_only_where_it_pays():
+    short, long = all_alike(3, 24), all_alike(1, 1024)
+    assert (len(deal(short, 132, 1).cuts) - 1) / 3 <= 22  # may wait for one another
+    assert len(deal(long, 132, 1).cuts) - 1 > 120
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_launches_that_have_started_in_part_leave_room(monkeypatch, multiprocess
     most = block_sums.most_waiting(0)
     waiting = most - 1  # of a launch that lacks one block
     assert waiting * priorities < multiprocessors <= most * priorities
-    ways = [block_sums.sharing(blocks, 0) for blocks in range(1, multiprocessors + 1)]
+    ways = [block_sums.sharing(blocks, most) for blocks in range(1, multiprocessors + 1)]
     assert ways == sorted(ways)
     assert ways.count(block_sums.Sharing.APART) == multiprocessors - most
 
