@@ -45,7 +45,7 @@ FEW = 4  # blocks, kBlocks of the header
 
 
 def sharing(blocks: int, most_waiting: int) -> Sharing:
-    """How so many blocks should add up, of which at most `most_waiting` may wait for one another."""
+    """How so many blocks add up, of which at most `most_waiting` may wait for one another."""
     if blocks > most_waiting:
         return Sharing.APART
     return Sharing.FEW if blocks <= FEW else Sharing.MANY

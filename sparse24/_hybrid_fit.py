@@ -23,7 +23,7 @@ STEMS = (
     "hybrid_stream", "hybrid_scatter", "hybrid_gather", "hybrid_rows", "hybrid_overflow",
     "hybrid_wgmma", "hybrid_panel",
 )  # fmt: skip
-SHAPES = ((4096, 4096), (4096, 8192), (8192, 8192))
+SHAPES = ((768, 768), (1024, 4096), (4096, 4096), (4096, 8192), (8192, 8192))
 ZEROS = (0.6, 0.8, 0.95)
 
 _lock = threading.Lock()

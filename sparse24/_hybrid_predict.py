@@ -203,7 +203,7 @@ def dense_time(
     if dtype.name == "int8":
         return line("int8").seconds(size * n, 0)
     nbytes = size * dtype.itemsize
-    few = min(line("cublas").seconds(size, nbytes), line("small").seconds(shape[1], nbytes))
+    few = line("small" if size < _hybrid_lines.SMALL else "cublas").seconds(shape[1], nbytes)
     if dtype.itemsize == 2:
         work = _hybrid_cost.dense_work(*shape, n, device.multiprocessors, density)
         if n > STREAM_COLUMNS:

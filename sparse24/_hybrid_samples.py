@@ -14,10 +14,11 @@ import numpy as np
 
 from sparse24._dtypes import TABLE
 from sparse24._hybrid_cost import dense_work
-from sparse24._hybrid_lines import COLUMN_CLASSES, PANEL_LINES, class_of
+from sparse24._hybrid_lines import COLUMN_CLASSES, PANEL_LINES, SMALL, class_of
 from sparse24.kernels.chip import chip
 
 MANY = (512, 2048)  # columns of the paths for many
+FEW_COLUMNS = (8, 16, 32, 64)  # of the dense product of a small matrix
 FEWER = {"float16": 16, "float32": 4, "float64": 8}  # times fewer non-zeros for the panel path
 MOST_PANEL = 1 << 25  # places of a matrix of which the panel path is measured
 FROM_MEMORY = 256  # columns up to which products are bound by reading the matrix
@@ -54,14 +55,17 @@ class _Sample:
 def sample(cupy, shape: tuple[int, int], zeros: float, samples: dict[str, list]) -> None:
     """Add what each path takes by matrices of a shape and share of zeros, class by class.
 
-    A sample is (elements, bytes, seconds).
+    Of small matrices only the paths for few columns are measured.  A sample is (elements, bytes,
+    seconds).
     """
     rng = cupy.random.default_rng(7)
     drawn = rng.standard_normal(shape, dtype=cupy.float32)
     dense = cupy.where(rng.random(shape, dtype=cupy.float32) >= zeros, drawn, 0)
     dense = dense.astype(cupy.float16)
-    groups = [_of_few(cupy, dense, 1 - zeros, rng), _of_many(cupy, dense, 1 - zeros, rng)]
-    if drawn.size <= MOST_PANEL:
+    groups = [_of_few(cupy, dense, 1 - zeros, rng)]
+    if drawn.size >= SMALL:
+        groups.append(_of_many(cupy, dense, 1 - zeros, rng))
+    if SMALL <= drawn.size <= MOST_PANEL:
         groups += [_of_panel(cupy, drawn, zeros, name, rng) for name in FEWER]
     for group in groups:
         _measure(cupy, list(group), samples)
@@ -79,11 +83,12 @@ def _of_few(cupy, dense, density: float, rng) -> Iterator[_Sample]:
     m, k = dense.shape
     for name, path in _paths_of_few(cupy, dense, density).items():
         turns = _turns(path.layout)
-        for n in COLUMN_CLASSES[name]:
+        for n in FEW_COLUMNS if name == "small" else COLUMN_CLASSES[name]:
             b = rng.standard_normal((k, n), dtype=cupy.float32).astype(cupy.float16)
             out = cupy.empty((m, n), cupy.float16)
             calls = [functools.partial(path.product, turn, b=b, out=out) for turn in turns]
-            yield _Sample(f"{name}/{n}", path.effort(n), calls, captured=name != "cublas")
+            captured = name not in ("cublas", "small")
+            yield _Sample(class_of(name, n), path.effort(n), calls, captured)
 
 
 def _turns(layout) -> list:
@@ -116,7 +121,8 @@ def _paths_of_few(cupy, dense, density: float) -> dict[str, _Measured]:
     if here.has_wgmma:
         paths |= {name: _scatter(bits, base=name == "base") for name in ("scatter", "base")}
     multiply = lambda dense, b, out: cupy.matmul(dense, b, out=out)  # noqa: E731
-    return paths | {"cublas": _Measured(dense, multiply, lambda n: (size, dense.nbytes))}
+    name = "small" if size < SMALL else "cublas"
+    return paths | {name: _Measured(dense, multiply, lambda n: (k, dense.nbytes))}
 
 
 def _scatter(bits, *, base: bool) -> _Measured:

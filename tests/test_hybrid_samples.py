@@ -66,7 +66,12 @@ def measured(monkeypatch):
     return timed
 
 
-def test_every_figure_of_the_model_is_measured(measured):
+@pytest.fixture
+def large(monkeypatch):
+    monkeypatch.setattr(_hybrid_samples, "SMALL", 1)
+
+
+def test_every_figure_of_the_model_is_measured(measured, large):
     samples = {name: [] for name in H200_LINES}
     _hybrid_samples.sample(np, (256, 128), 0.8, samples)
     left_out = {name.partition("/")[0] for name, rows in samples.items() if not rows}
@@ -74,6 +79,15 @@ def test_every_figure_of_the_model_is_measured(measured):
     assert {len(row) for rows in samples.values() for row in rows} == {3}
     few = [len(one.calls) for one in measured if len(one.calls) > 1]
     assert set(few) == {4, 8}  # the dense product's four, and copies
+
+
+def test_small_matrices_are_measured_by_few_columns(measured):
+    samples = {name: [] for name in H200_LINES}
+    _hybrid_samples.sample(np, (256, 128), 0.8, samples)
+    found = {name.partition("/")[0] for name, rows in samples.items() if rows}
+    assert found == {"stream", "scatter", "base", "gather", "rows", "small"}
+    assert samples["small/512"] == [(128, 65536, 5e-6)] * 4
+    assert not next(one for one in measured if one.line == "small/512").captured
 
 
 def test_products_that_can_be_captured_run_once_in_threads_before_any_is_timed():
@@ -98,7 +112,7 @@ def test_products_that_can_be_captured_run_once_in_threads_before_any_is_timed()
     assert streams != [threading.get_ident()]
 
 
-def test_strips_are_measured_as_they_are_chosen_without_their_exchange(measured):
+def test_strips_are_measured_as_they_are_chosen_without_their_exchange(measured, large):
     samples = {name: [] for name in H200_LINES}
     _hybrid_samples.sample(np, (256, 128), 0.8, samples)
     for path in ("slots", "regrouped"):

@@ -37,8 +37,11 @@ STEMS_OF = {
 }  # fmt: skip
 STEMS = sorted({stem for stems in STEMS_OF.values() for stem in stems})
 SHAPES = ((4096, 4096), (14336, 4096), (8192, 8192))
+SMALL = ((768, 768), (768, 3072), (1024, 1024), (1024, 4096), (2048, 2048), (3072, 768))
 ZEROS = (0.6, 0.7, 0.8, 0.9, 0.95)
+SMALL_COLUMNS = (1, 8, 16, 64, 128, 512)
 MIDDLE = (96, 128, 192, 256)  # columns between few and many
+BY_CHANCE = ("iid", "small")  # families whose elements are independent
 CHECKED_ROWS = 64
 ROTATED_COLUMNS = 256  # up to here products are bound by memory
 CUSPARSE_MOST = 64  # columns of 16 bits; beyond, cuSPARSE takes milliseconds
@@ -246,6 +249,9 @@ def plan(quick: bool):
             yield "beta5", shape, zeros, (512, 4096)
     for shape in SHAPES:
         yield "iid", shape, 0.99, (256, 512, 4096)
+    for shape in SMALL:
+        for zeros in ZEROS[1:]:
+            yield "small", shape, zeros, SMALL_COLUMNS
 
 
 def drawn(
@@ -256,11 +262,12 @@ def drawn(
         waiting: dict[int, Future] = {}
         for i, (family, shape, zeros, columns) in enumerate(asked):
             for ahead, (name, size, share, _) in enumerate(asked[i : i + 12], start=i):
-                if name != "iid" and ahead not in waiting:
+                if name not in BY_CHANCE and ahead not in waiting:
                     waiting[ahead] = pool.submit(
                         families.make, name, size, zeros=share, dtype=dtype, rng=1
                     )
-            w = cp.asarray(waiting.pop(i).result()) if family != "iid" else iid(shape, zeros, dtype)
+            by_chance = family in BY_CHANCE
+            w = iid(shape, zeros, dtype) if by_chance else cp.asarray(waiting.pop(i).result())
             yield family, w, zeros, columns
 
 
