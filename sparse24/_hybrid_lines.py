@@ -40,10 +40,10 @@ class Line:
 # overflow              elements left out, times columns              of the result
 #
 # The dense product is the longest of several: "cublas", or "small" for a matrix of fewer than SMALL
-# elements; with more than 64 columns "short", by the bytes of all operands; and "dense", by
-# multiply-adds as `dense_work` counts them.  Of other types than 16-bit floats it is "plain" and
-# "int8", by multiply-adds.  "tiles" is by multiply-adds and bytes of the stored tiles; "copy" by
-# the bytes that a copy of b reads and writes.
+# elements; with more than 64 columns, of a small matrix 256, "short", by the bytes of all operands;
+# and "dense", by multiply-adds as `dense_work` counts them.  Of other types than 16-bit floats it
+# is "plain" and "int8", by multiply-adds.  "tiles" is by multiply-adds and bytes of the stored
+# tiles; "copy" by the bytes that a copy of b reads and writes.
 SMALL = 1 << 23
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64),

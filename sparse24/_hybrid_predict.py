@@ -22,6 +22,7 @@ from sparse24._hybrid_lines import line_of
 from sparse24.kernels.chip import Chip, chip
 
 MANY = 256  # columns from which a gather of the dense operand can pay
+SHORT_FROM = {False: 64, True: 256}  # columns beyond which all operands count, of small matrices
 WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
 # Speed-up of a 2:4 product over the dense one, by the largest number of columns.
 TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (512, 1.4), (1 << 62, 1.5))
@@ -31,6 +32,7 @@ GATHER_COLUMNS = 16
 STREAM_ROWS = 16  # of a block that packs them
 STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
 # Where scatter takes longer than its line predicts (docs/benchmarks/log_hybrid.rst), as factors:
+WIDE_SMALL = 1.2  # small matrices by more than SPAN columns: many sums meet
 ACROSS_LINES = 1.3  # much of b is read, and its rows begin within lines of memory
 FLAT_FEW = 1.12  # units of 128 columns, up to 8 columns of b: sums go through global memory
 FLAT_BASE, FLAT_BASE_FROM = 1.13, 33  # units of 128 columns with 2:4 tiles, from 33 columns on
@@ -132,6 +134,9 @@ def _longer(units, n: int) -> float:
     from sparse24.kernels.hybrid_scatter_units import TILE_COLUMNS
 
     flat = units.columns > TILE_COLUMNS
+    bands, across = units.lines.shape
+    if n > SPAN and bands * units.rows * across * units.columns < _hybrid_lines.SMALL:
+        return WIDE_SMALL
     if n > SPAN and n % SPAN:
         return ACROSS_LINES ** (flat + units.base)
     if flat and units.base:
@@ -203,10 +208,11 @@ def dense_time(
     if dtype.name == "int8":
         return line("int8").seconds(size * n, 0)
     nbytes = size * dtype.itemsize
-    few = line("small" if size < _hybrid_lines.SMALL else "cublas").seconds(shape[1], nbytes)
+    small = size < _hybrid_lines.SMALL
+    few = line("small" if small else "cublas").seconds(shape[1], nbytes)
     if dtype.itemsize == 2:
         work = _hybrid_cost.dense_work(*shape, n, device.multiprocessors, density)
-        if n > STREAM_COLUMNS:
+        if n > SHORT_FROM[small]:
             moved = nbytes + sum(shape) * n * dtype.itemsize
             few = max(few, line("short").seconds(0, moved))
         return max(few, line("dense").seconds(work, 0))

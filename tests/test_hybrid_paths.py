@@ -390,9 +390,9 @@ def test_scatter_copies_no_few_columns_but_takes_a_little_longer(monkeypatch, ba
 
 
 def test_rows_across_lines_are_counted_where_much_of_b_is_read():
-    plain, base = (Units(np.ones((2, 2, 2), int), base) for base in (False, True))
-    flat = Units(np.ones((2, 2, 2), int), rows=64, columns=128)
-    flat_base = Units(np.ones((2, 2, 2), int), True, 64, 128)
+    plain, base = (Units(np.ones((32, 64, 2), int), base) for base in (False, True))
+    flat = Units(np.ones((64, 32, 2), int), rows=64, columns=128)
+    flat_base = Units(np.ones((64, 32, 2), int), True, 64, 128)
     longer = {n: [_hybrid_predict._longer(u, n) for u in (plain, base, flat, flat_base)]
               for n in (64, 96, 128)}  # fmt: skip
     across = _hybrid_predict.ACROSS_LINES
@@ -400,6 +400,22 @@ def test_rows_across_lines_are_counted_where_much_of_b_is_read():
     assert longer == {64: [1, 1, 1, many], 96: [1, across, across, across**2], 128: [1, 1, 1, many]}
     assert _hybrid_predict._longer(flat, 8) == _hybrid_predict.FLAT_FEW
     assert _hybrid_predict._longer(flat_base, 32) == 1
+    small = Units(np.ones((8, 64, 2), int))
+    found = [_hybrid_predict._longer(small, n) for n in (64, 96, 128)]
+    assert found == [1, _hybrid_predict.WIDE_SMALL, _hybrid_predict.WIDE_SMALL]
+
+
+@pytest.mark.parametrize("n", [8, 64, 256])
+def test_a_small_dense_product_is_by_its_row_and_a_large_one_by_its_bytes(n):
+    lines, dtype = _hybrid_lines.H100_LINES, lookup("float16")
+    small, long, large = (
+        _hybrid_predict.dense_time(shape, dtype, n, lines, H200, 0.2)
+        for shape in ((1024, 1024), (1024, 4096), (4096, 4096))
+    )
+    line = lines["small/512"]
+    assert small == line.seconds(1024, 2 << 20)
+    assert long == line.seconds(4096, 8 << 20)
+    assert large >= lines[_hybrid_lines.class_of("cublas", n)].seconds(4096, 32 << 20)
 
 
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
