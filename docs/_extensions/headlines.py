@@ -154,6 +154,8 @@ HEADLINES = (
              "best", _hybrid("beta5", 0.95, 512, 1 << 30)),
     Headline("unstructured, log-normal rows, 90 % zeros, 1 to 8 columns", "hybrid", "best",
              _hybrid("row_skewed", 0.9, 1, 8)),
+    Headline("unstructured, layers of 0.6 to 4.2 million elements, 80 % zeros, 8 to 64 columns",
+             "hybrid", "best", _hybrid("small", 0.8, 8, 64)),
     Headline("unstructured float32, 90 to 99 % zeros, 8 to 4096 columns", "hybrid", "best",
              _of_type("float32", 0.9)),
     Headline("unstructured float64, 95 and 99 % zeros, 64 and 512 columns", "hybrid", "best",
