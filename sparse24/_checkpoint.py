@@ -15,9 +15,13 @@ from sparse24 import _arrays, _dtypes, _raw_files, _scales
 from sparse24._errors import ArgumentError, Sparse24Error
 from sparse24.formats.two_four import Sparse24Array
 
-# Tables that are looked up, and the small heads behind an encoder, are no products that
-# sparsity speeds up.
-DEFAULT_EXCLUDE = r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
+# Tables that are looked up, the small heads behind an encoder, and the routers of experts are no
+# products that sparsity speeds up; biases of experts, and scales and zero points of quantised
+# weights, are no operands of products at all.
+DEFAULT_EXCLUDE = (
+    r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
+    r"|router|(mlp|moe)\.gate\.weight$|bias$|[._]scales?(_inv)?$|zero_points?$"
+)
 DEFAULT_MIN_SIZE = 32
 _BLOCK = 1 << 16  # elements: their copies in other types stay in cache
 NEED_INPUTS = ("wanda", "sparsegpt")
