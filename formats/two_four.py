@@ -208,7 +208,21 @@ class Sparse24Array(Indexing, SparseArray):
         return out
 
     def tocsr(self, dtype=None):
-        """The matrix as `SparseArray.tocsr` gives it; on the CPU nothing becomes dense."""
+        """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
+
+        Waits for the device.  On the CPU nothing becomes dense.
+
+        Parameters
+        ----------
+        dtype : dtype, optional
+            Element type of the result.  By default that of the array, or float32 for types that
+            the library does not store: floats of 16 and 8 bits, and in cupyx int8.
+
+        Raises
+        ------
+        ArgumentError
+            If this is a batch.
+        """
         if self.device != "cpu" or self.ndim > 2:
             return super().tocsr(dtype)
         stored = self._operand.stored
