@@ -88,6 +88,14 @@ def test_weights_of_x_times_w_are_pruned_along_their_rows(
         np.testing.assert_array_equal(loaded[name].toarray(), pruned)
 
 
+def test_inspect_shows_arrays_as_they_load(checkpoint, tmp_path, capsys):
+    out = tmp_path / "out.npz"
+    run(capsys, "convert", checkpoint, out, "--axis", -2)
+    lines = run(capsys, "inspect", out).splitlines()
+    (row,) = (line for line in lines if line.startswith("layer.0.weight"))
+    assert "  2:4, axis -2  48×36  " in row
+
+
 def test_stacks_stored_as_k_by_m_serve_experts(tmp_path, capsys, rng):
     source, out = tmp_path / "experts.safetensors", tmp_path / "out.safetensors"
     stack = rng.standard_normal((2, 40, 36)).astype(np.float32)
