@@ -16,6 +16,8 @@ from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
 class Joining:
     """NumPy's functions that join arrays, for a format whose rows are stored one by one."""
 
+    pattern: Any
+
     @abstractmethod
     def _joined(self, arrays: Sequence[Self], axis: int, *, new: bool) -> Self:
         """Arrays joined along an axis of what is stored, counted from the end, or a new one."""
@@ -81,7 +83,7 @@ def _alike(arrays: Any, name: str, **options: Any) -> list[Any]:
         if type(array) is not type(first) or array.pattern != first.pattern:
             raise DTypeError(
                 f"numpy.{name} joins sparse arrays of one format and pattern, got "
-                f"{type(first).__name__} and {type(array).__name__}; compress dense ones first"
+                f"{_kind(first)} and {_kind(array)}; compress dense ones first"
             )
         if array.dtype != first.dtype:
             raise DTypeError(
@@ -103,6 +105,11 @@ def _alike(arrays: Any, name: str, **options: Any) -> list[Any]:
                 f"numpy.{name} needs arrays of as many axes, got {first.shape} and {array.shape}"
             )
     return arrays
+
+
+def _kind(array: Any) -> str:
+    name = type(array).__name__
+    return f"{name} {array.pattern[0]}:{array.pattern[1]}" if isinstance(array, Joining) else name
 
 
 def _check_groups(arrays: list[Any], axis: int) -> None:

@@ -107,9 +107,11 @@ def test_a_deferred_check_is_made_up():
 def test_what_does_not_fit_is_refused(rng):
     a = made("two_four", (8, 16), rng)
     for join in (np.concatenate, np.stack):
-        with pytest.raises(s24.DTypeError, match="one format and pattern, got Sparse24Array and n"):
+        with pytest.raises(
+            s24.DTypeError, match="one format and pattern, got Sparse24Array 2:4 and nd"
+        ):
             join([a.toarray(), a])
-        with pytest.raises(s24.DTypeError, match="got Sparse24Array and NMArray"):
+        with pytest.raises(s24.DTypeError, match="got Sparse24Array 2:4 and NMArray 3:8;"):
             join([a, made("n_m", (8, 16), rng)])
         with pytest.raises(s24.DTypeError, match=r"float32 and float16; convert with .astype"):
             join([a, a.astype("float16")])
