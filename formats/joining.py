@@ -80,31 +80,35 @@ def _alike(arrays: Any, name: str, **options: Any) -> list[Any]:
     arrays = list(arrays)
     first = next(array for array in arrays if isinstance(array, Joining))
     for array in arrays:
-        if type(array) is not type(first) or array.pattern != first.pattern:
-            raise DTypeError(
-                f"numpy.{name} joins sparse arrays of one format and pattern, got "
-                f"{_kind(first)} and {_kind(array)}; compress dense ones first"
-            )
-        if array.dtype != first.dtype:
-            raise DTypeError(
-                f"numpy.{name} joins sparse arrays of one type, got {first.dtype} and "
-                f"{array.dtype}; convert with .astype(...)"
-            )
-        if array.device != first.device:
-            raise DeviceError(
-                f"numpy.{name} joins arrays of one device, got {first.device} and "
-                f"{array.device}; move one with .to_device(...)"
-            )
-        if array.axis != first.axis:
-            raise ArgumentError(
-                f"numpy.{name} joins arrays whose groups run along one axis, got {first.axis} and "
-                f"{array.axis}; compress them with the same axis="
-            )
-        if array.ndim != first.ndim:
-            raise ShapeError(
-                f"numpy.{name} needs arrays of as many axes, got {first.shape} and {array.shape}"
-            )
+        _check_alike(first, array, f"numpy.{name}")
     return arrays
+
+
+def _check_alike(first: Any, array: Any, name: str) -> None:
+    if type(array) is not type(first) or array.pattern != first.pattern:
+        raise DTypeError(
+            f"{name} joins sparse arrays of one format and pattern, got {_kind(first)} and "
+            f"{_kind(array)}; compress dense ones first"
+        )
+    if array.dtype != first.dtype:
+        raise DTypeError(
+            f"{name} joins sparse arrays of one type, got {first.dtype} and {array.dtype}; "
+            "convert with .astype(...)"
+        )
+    if array.device != first.device:
+        raise DeviceError(
+            f"{name} joins arrays of one device, got {first.device} and {array.device}; move one "
+            "with .to_device(...)"
+        )
+    if array.axis != first.axis:
+        raise ArgumentError(
+            f"{name} joins arrays whose groups run along one axis, got {first.axis} and "
+            f"{array.axis}; compress them with the same axis="
+        )
+    if array.ndim != first.ndim:
+        raise ShapeError(
+            f"{name} needs arrays of as many axes, got {first.shape} and {array.shape}"
+        )
 
 
 def _kind(array: Any) -> str:

@@ -177,8 +177,8 @@ def inspect(options) -> int:
         for name, entry in (stored.entries_of(one) if one.header else {}).items():
             parts = stored.read_parts(one, name, entry)  # checks codes and checksums
             nbytes = sum(piece.nbytes for piece in parts.pieces().values())
-            shape = sides(parts.array_shape)
-            rows.append([name, parts.kind, shape, parts.dtype.name, size(nbytes)])
+            columns = [parts.kind, sides(parts.array_shape), parts.dtype.name, size(nbytes)]
+            rows.append([name, *columns])
             taken |= {f"{name}.{key}" for key in parts.pieces()}
         if one.header:
             stored.check_dense(one, taken)
