@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -132,7 +132,7 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], *shape[len(shape) + axis + 1 :])
 
 
-JOINS = {
+JOINS: dict[Any, Callable[..., Any]] = {
     np.concatenate: concatenate,
     np.stack: stack,
     np.vstack: functools.partial(concatenate, axis=0),
