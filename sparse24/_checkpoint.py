@@ -100,13 +100,12 @@ class Recipe:
     axis: int = -1
     fitting: bool = False
 
-    def takes(self, matrix: Any) -> bool:
-        """Whether a matrix is compressed: always, unless only those are that fit."""
-        if self.fitting:
-            try:
-                s24.compress(matrix, pattern=self.pattern, axis=self.axis)
-            except PatternError:
-                return False
+    def fits(self, matrix: Any) -> bool:
+        """Whether a matrix obeys the pattern."""
+        try:
+            s24.compress(matrix, pattern=self.pattern, axis=self.axis)
+        except PatternError:
+            return False
         return True
 
     def check(self, names: Iterable[str]) -> None:

@@ -183,7 +183,9 @@ def _eligible(file: _raw_files.ArrayFile, selection: Selection) -> list[str]:
 
 def _taken(file: _raw_files.ArrayFile, eligible: list[str], recipe: Recipe) -> list[str]:
     """The eligible matrices that are compressed."""
-    names = [name for name in eligible if recipe.takes(file[name])]
+    if not recipe.fitting:
+        return eligible  # without reading them
+    names = [name for name in eligible if recipe.fits(file[name])]
     if not names:
         n, m = recipe.pattern
         raise ArgumentError(
