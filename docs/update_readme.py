@@ -6,6 +6,7 @@ With ``--check`` nothing is written, and the exit code says whether the table is
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +28,8 @@ def figures() -> str:
         where = "; ".join(headlines.machines())
         marked = any(headlines.STALE in line for line in lines)
         note = "† A kernel changed after some of these cases ran. " if marked else ""
-        lines = [*headlines.header(), *lines, "", f"{note}Machines: {where}."]
+        below = textwrap.wrap(f"{note}Machines: {where}.", 120, break_on_hyphens=False)
+        lines = [*headlines.header(), *lines, "", *below]
     else:
         lines = ["No benchmark run against a rival has been recorded yet."]
     listed = recorded.unverified_lines()

@@ -116,6 +116,18 @@ class HybridArray(HybridStorage):
             ``"candidates"``, seconds by path for `n` columns; ``"choice"`` and ``"reason"``, which
             are those of the next number of columns for which choices are remembered, such as a
             power of two; ``"copies_b"`` and ``"n"``.
+
+        Raises
+        ------
+        ArgumentError
+            If `n` is not a positive integer, or `b_order` is unknown.
+
+        Examples
+        --------
+        >>> import numpy as np, sparse24 as s24
+        >>> told = s24.hybrid(np.triu(np.ones((100, 80), np.float32))).explain(n=16)
+        >>> told["choice"], told["reason"]
+        ('cpu', 'the only path on this device')
         """
         _check.one_of(b_order, ("row", "column"), argument="b_order")
         n = self._columns(n)

@@ -34,6 +34,10 @@ class HybridParts:
         return self.tiles.shape
 
     @property
+    def array_shape(self) -> tuple[int, int]:
+        return self.shape
+
+    @property
     def dtype(self) -> _dtypes.DType:
         return self.tiles.dtype
 

@@ -143,6 +143,17 @@ class NMArray(NMStorage):
         ------
         PatternError
             If m is odd or n > m - 2, for which there is none.
+
+        Examples
+        --------
+        >>> import numpy as np, sparse24 as s24
+        >>> w = np.arange(16, dtype=np.float32).reshape(1, 16)
+        >>> A = s24.compress(w, pattern=(6, 8), on_excess="prune")
+        >>> W = A.windows()
+        >>> W
+        <Windows24: pattern 6:8, shape (1, 16) as 2:4 of shape (1, 24), dtype float32, on cpu>
+        >>> W @ np.ones(16, np.float32), A @ np.ones(16, np.float32)
+        (array([102.], dtype=float32), array([102.], dtype=float32))
         """
         from sparse24.formats.windows import Windows24
 

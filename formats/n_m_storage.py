@@ -10,9 +10,10 @@ from sparse24 import _arrays, _devices, _dtypes, _elementwise, _record_parts, _s
 from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing
+from sparse24.formats.joining import Joining
 
 
-class NMStorage(Indexing, SparseArray):
+class NMStorage(Joining, Indexing, SparseArray):
     """The parts of an `NMArray`; the products are its own."""
 
     __slots__ = (
@@ -177,6 +178,15 @@ class NMStorage(Indexing, SparseArray):
         values, indices = (x[..., n * start : n * stop] for x in (self._values, self._indices))
         k = min(m * stop, self._rows_shape[-1]) - m * start
         return self._part(_storage.in_rows(values), xp.ascontiguousarray(indices), k)
+
+    @_devices.on_own_device
+    def _joined(self, arrays, axis: int, *, new: bool) -> Self:
+        xp = _arrays.namespace(self._values)
+        join = xp.stack if new else xp.concatenate
+        values = join([x._values for x in arrays], axis)
+        indices = join([x._indices for x in arrays], axis)
+        k = sum(x._rows_shape[-1] for x in arrays) if axis == -1 else None
+        return self._part(_storage.in_rows(values), indices, k)
 
     def _part(self, values, indices, k: int | None = None) -> Self:
         shape = (*values.shape[:-1], self._rows_shape[-1] if k is None else k)

@@ -50,7 +50,14 @@ class Parts:
 
     @property
     def kind(self) -> str:
-        return "{}:{}".format(*self.pattern)
+        pattern = "{}:{}".format(*self.pattern)
+        return pattern if self.axis == -1 else f"{pattern}, axis {self.axis}"
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of the array that was saved."""
+        *batch, m, k = self.shape
+        return self.shape if self.axis == -1 else (*batch, k, m)
 
     def pieces(self) -> dict[str, np.ndarray]:
         """The arrays of the file by their last name."""

@@ -23,9 +23,10 @@ from sparse24._records import Compressed24, Operand24
 from sparse24.formats import convert
 from sparse24.formats.base import SparseArray, densified, made_by
 from sparse24.formats.indexing import Indexing
+from sparse24.formats.joining import Joining
 
 
-class Sparse24Array(Indexing, SparseArray):
+class Sparse24Array(Joining, Indexing, SparseArray):
     """A 2:4 sparse array on the CPU or a GPU.  Immutable.
 
     Made by `sparse24.compress`, `sparse24.asarray`, `sparse24.from_scipy` or
@@ -55,6 +56,7 @@ class Sparse24Array(Indexing, SparseArray):
     ``A[rows]``, ``A[:, i:j]`` for whole groups of columns, and matrices of a batch are sparse; a
     single row, column or element is dense.  The values of ``A[i:j]`` are views.  Parts of a
     transposable array, which can be cut along either axis, are stored in one orientation.
+    `numpy.concatenate` and `numpy.stack` join arrays of one type, on either device.
 
     ``A * f``, ``A / f``, ``-A`` and ``abs(A)`` keep zeros, for a factor that is a number, or an
     array that broadcasts to the shape of A; the result has NumPy's type.  `sum`, `mean`, `max` and
@@ -208,7 +210,10 @@ class Sparse24Array(Indexing, SparseArray):
         return out
 
     def tocsr(self, dtype=None):
-        """The matrix as `SparseArray.tocsr` gives it; on the CPU nothing becomes dense."""
+        """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
+
+        As `NMArray.tocsr`, but on the CPU nothing becomes dense.
+        """
         if self.device != "cpu" or self.ndim > 2:
             return super().tocsr(dtype)
         stored = self._operand.stored
@@ -276,6 +281,14 @@ class Sparse24Array(Indexing, SparseArray):
     @_devices.on_own_device
     def _stored_groups(self, start: int, stop: int) -> Sparse24Array:
         return self._part(_record_parts.groups(self._operand.stored, start, stop))
+
+    @_devices.on_own_device
+    def _joined(self, arrays, axis: int, *, new: bool) -> Sparse24Array:
+        for array in arrays:
+            array.check()  # the result has no check to make up
+        stored = [array._operand.stored for array in arrays]
+        record = _record_parts.joined(stored, axis, new=new)
+        return Sparse24Array(Operand24(record, None, None, record.shape, self._dtype))
 
     def _part(self, record: Compressed24) -> Sparse24Array:
         status = _storage.of_whole(self._status, self._operand.stored.shape)

@@ -1,5 +1,9 @@
 """2:4 sparse kernels for CuPy and NumPy arrays, with a NumPy-like API.
 
+`compress` makes a `Sparse24Array` of a weight, which ``A @ b``, ``x @ A.T`` and `linear` multiply;
+`hybrid` takes matrices without a pattern.  `torch`, `jax` and `schedule` are for training,
+`save_safetensors` and ``python -m sparse24 convert`` for checkpoints.
+
 >>> import numpy as np, sparse24 as s24
 >>> w = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
 >>> A = s24.compress(w, on_excess="prune")

@@ -12,12 +12,16 @@ import numpy as np
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _raw_files, _scales
-from sparse24._errors import ArgumentError, Sparse24Error
+from sparse24._errors import ArgumentError, PatternError, Sparse24Error
 from sparse24.formats.two_four import Sparse24Array
 
-# Tables that are looked up, and the small heads behind an encoder, are no products that
-# sparsity speeds up.
-DEFAULT_EXCLUDE = r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
+# Tables that are looked up, the small heads behind an encoder, and the routers of experts are no
+# products that sparsity speeds up; biases of experts, and scales and zero points of quantised
+# weights, are no operands of products at all.
+DEFAULT_EXCLUDE = (
+    r"embed|position|token_type|\bwte\b|\bwpe\b|lm_head|pooler|classifier"
+    r"|router|(mlp|moe)\.gate\.weight$|bias$|[._]scales?(_inv)?$|zero_points?$"
+)
 DEFAULT_MIN_SIZE = 32
 _BLOCK = 1 << 16  # elements: their copies in other types stay in cache
 NEED_INPUTS = ("wanda", "sparsegpt")
@@ -85,11 +89,24 @@ def _search(argument: str, pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a matrix is pruned: the arguments of `sparse24.prune`."""
+    """How a matrix is pruned: the arguments of `sparse24.prune`.
+
+    With `fitting` none is: matrices that do not obey the pattern stay as they are.
+    """
 
     pattern: tuple[int, int] = (2, 4)
     method: str = "magnitude"
     calibration: Mapping[str, np.ndarray] = field(default_factory=dict)
+    axis: int = -1
+    fitting: bool = False
+
+    def fits(self, matrix: Any) -> bool:
+        """Whether a matrix obeys the pattern."""
+        try:
+            s24.compress(matrix, pattern=self.pattern, axis=self.axis)
+        except PatternError:
+            return False
+        return True
 
     def check(self, names: Iterable[str]) -> None:
         """Refuse matrices without the inputs that the method needs."""
@@ -103,15 +120,16 @@ class Recipe:
 
     def apply(self, name: str, matrix: Any):
         """The compressed array of a matrix."""
+        groups: dict[str, Any] = {"pattern": self.pattern, "axis": self.axis}
         if self.method == "magnitude":
-            return s24.compress(matrix, pattern=self.pattern, on_excess="prune")
+            return s24.compress(matrix, **groups, on_excess="prune")
         self.check([name])
         inputs = self.calibration.get(name)
         try:
-            pruned = s24.prune(matrix, pattern=self.pattern, method=self.method, calibration=inputs)
+            pruned = s24.prune(matrix, **groups, method=self.method, calibration=inputs)
         except Sparse24Error as error:
             raise type(error)(f"{name}: {error}") from error
-        return s24.compress(pruned, pattern=self.pattern)
+        return s24.compress(pruned, **groups)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,13 @@ def _add_convert(commands) -> None:
     convert.add_argument("target", metavar="OUT", type=Path,
                          help=".safetensors or .npz, or if IN is in shards, a folder")  # fmt: skip
     convert.add_argument("--pattern", type=_pattern, default=(2, 4), metavar="N:M",
-                         help="keep N of every M along the last axis (default: 2:4)")  # fmt: skip
+                         help="keep N of every M along the axis (default: 2:4)")  # fmt: skip
+    convert.add_argument("--axis", type=int, default=-1, choices=(-1, -2),
+                         help="the axis that groups run along: -1 for x @ W.T, -2 for weights "
+                         "(k, m) of x @ W (default: %(default)s)")  # fmt: skip
+    convert.add_argument("--no-prune", action="store_true",
+                         help="compress only matrices that obey the pattern already, and leave "
+                         "the others dense")  # fmt: skip
     convert.add_argument("--method", default="magnitude", metavar="NAME",
                          choices=("magnitude", "wanda", "sparsegpt", "random"),
                          help="magnitude, wanda, sparsegpt or random "
@@ -121,8 +127,8 @@ def _add_convert(commands) -> None:
                          help="smallest side of an eligible matrix "
                          "(default: %(default)s)")  # fmt: skip
     convert.add_argument("--stacks", action="store_true",
-                         help="also arrays of three axes, the matrices (e, m, k) of experts; not "
-                         "for weights stored as (e, k, m)")  # fmt: skip
+                         help="also arrays of three axes, the matrices of experts: (e, m, k), or "
+                         "with --axis -2 (e, k, m)")  # fmt: skip
     convert.add_argument("--dense", action="store_true",
                          help="write the pruned matrices as plain arrays, zeros included, for "
                          "other programs")  # fmt: skip

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sparse24 import _checkpoint, _convert_checkpoint, _raw_files
+from sparse24 import _checkpoint, _convert_checkpoint, _packed_checkpoint, _raw_files
 from sparse24._errors import ArgumentError
 from sparse24._table import count, share, sides, size, table
 
@@ -35,7 +35,7 @@ def demo(options) -> int:
 def advise(options) -> int:
     from sparse24 import _advise
 
-    file = _raw_files.open_arrays(options.file)
+    file = _packed_checkpoint.open_checkpoint(options.file)
     names = _checkpoint.Selection().eligible(file)
     stacks = len(_checkpoint.Selection(stacks=True).eligible(file)) - len(names)
     of_stacks = _of_stacks(stacks, "not predicted", "convert --stacks")
@@ -94,6 +94,11 @@ def bench(options) -> int:
 
 
 def convert(options) -> int:
+    if options.no_prune and (options.dense or options.method != "magnitude"):
+        raise ArgumentError(
+            "--no-prune compresses what obeys the pattern already, so it takes neither --method "
+            "nor --dense; drop one of them"
+        )
     calibration = _calibration(options)
     if options.report is not None:
         given = _convert_checkpoint.paths_of(calibration) if calibration is not None else []
@@ -105,7 +110,9 @@ def convert(options) -> int:
         options.source,
         options.target,
         selection=selection,
-        recipe=_checkpoint.Recipe(options.pattern, options.method, calibration or {}),
+        recipe=_checkpoint.Recipe(
+            options.pattern, options.method, calibration or {}, options.axis, options.no_prune
+        ),
         dense=options.dense,
         progress=not options.quiet,
     )
@@ -113,8 +120,14 @@ def convert(options) -> int:
         _convert_checkpoint.write_report(options.report, record)
     if not options.quiet:
         _print_report(record)
-        file = _raw_files.open_arrays(options.source)
-        stacks = len(replace(selection, stacks=True).eligible(file)) - len(record["layers"])
+        file = _packed_checkpoint.open_checkpoint(options.source)
+        unfit = len(record["unfit"])
+        if unfit:
+            n, m = options.pattern
+            print(f"{count(unfit, 'eligible matrix', 'eligible matrices')} left dense, as more "
+                  f"than {n} of {m} elements are non-zero in some group")  # fmt: skip
+        done = unfit + len(record["layers"])
+        stacks = len(replace(selection, stacks=True).eligible(file)) - done
         if stacks:
             print(_of_stacks(stacks, "left dense", "--stacks"))
     return 0
@@ -158,13 +171,14 @@ def _print_report(record: dict) -> None:
 def inspect(options) -> int:
     from sparse24.formats import stored
 
-    file = _raw_files.open_arrays(options.file)
+    file = _packed_checkpoint.open_checkpoint(options.file)
     rows, taken = [], set()
     for one in file.files:
         for name, entry in (stored.entries_of(one) if one.header else {}).items():
             parts = stored.read_parts(one, name, entry)  # checks codes and checksums
             nbytes = sum(piece.nbytes for piece in parts.pieces().values())
-            rows.append([name, parts.kind, sides(parts.shape), parts.dtype.name, size(nbytes)])
+            columns = [parts.kind, sides(parts.array_shape), parts.dtype.name, size(nbytes)]
+            rows.append([name, *columns])
             taken |= {f"{name}.{key}" for key in parts.pieces()}
         if one.header:
             stored.check_dense(one, taken)

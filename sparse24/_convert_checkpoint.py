@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _checkpoint, _raw_files, _raw_writers, _shards, _whole_files
+from sparse24 import (
+    _checkpoint,
+    _packed_checkpoint,
+    _raw_files,
+    _raw_writers,
+    _shards,
+    _whole_files,
+)
 from sparse24._checkpoint import Recipe, Selection
 from sparse24._errors import ArgumentError
 from sparse24._table import count
@@ -51,10 +58,11 @@ def convert(
         If the source is damaged.
     """
     selection, recipe = selection or Selection(), recipe or Recipe()
-    file = _raw_files.open_arrays(source)
+    file = _packed_checkpoint.open_checkpoint(source)
     outputs = _outputs(file, target)
     _check_kept(outputs, recipe.calibration)
-    names = _eligible(file, selection)
+    eligible = _eligible(file, selection)
+    names = _taken(file, eligible, recipe)
     recipe.check(names)
     _check_others(file, () if dense else names, outputs[0])
     rows: list[dict[str, Any]] = []
@@ -62,12 +70,15 @@ def convert(
         job = functools.partial(
             _pruned, names=names, recipe=recipe, dense=dense, bar=bar, rows=rows
         )
-        if isinstance(file, _shards.ShardedFile):
+        if file.index is not None:
             _write_shards(file, Path(target), job)
         else:
             raw, header = job(file)
             _raw_writers.write(target, raw, header, file.texts)
-    return _report(file, rows, recipe, Path(target), outputs)
+    return {
+        **_report(file, rows, recipe, Path(target), outputs),
+        "unfit": sorted({*eligible} - {*names}),
+    }
 
 
 def _pruned(file: _raw_files.ArrayFile, *, names, recipe: Recipe, dense: bool, bar, rows):
@@ -83,8 +94,8 @@ def _pruned(file: _raw_files.ArrayFile, *, names, recipe: Recipe, dense: bool, b
     return (arrays, {}) if dense else stored.pack(arrays)
 
 
-def _write_shards(file: _shards.ShardedFile, folder: Path, job: Job) -> None:
-    index = file.path.name
+def _write_shards(file: _raw_files.ArrayFile, folder: Path, job: Job) -> None:
+    index, entries = file.path.name, file.index or {}
     weight_map: dict[str, str] = {}
     total = 0
     with _whole_files.replacing_all(folder, [*(x.path.name for x in file.files), index]) as fresh:
@@ -94,15 +105,15 @@ def _write_shards(file: _shards.ShardedFile, folder: Path, job: Job) -> None:
             weight_map |= dict.fromkeys(raw, shard.path.name)
             total += sum(array.nbytes for array in raw.values())
             del raw  # before the next shard is read
-        metadata = {**file.index.get("metadata", {}), "total_size": total}
-        text = json.dumps({**file.index, "metadata": metadata, "weight_map": weight_map}, indent=2)
+        metadata = {**entries.get("metadata", {}), "total_size": total}
+        text = json.dumps({**entries, "metadata": metadata, "weight_map": weight_map}, indent=2)
         with _whole_files.replacing(fresh[index]) as whole:
             whole.write_text(text + "\n")
 
 
 def _outputs(file: _raw_files.ArrayFile, target: str | os.PathLike) -> list[Path]:
     """The files that a job writes, checked; an index is the last."""
-    if isinstance(file, _shards.ShardedFile):
+    if file.index is not None:
         return _outputs_of_shards(file, Path(target))
     if Path(target).suffix.lower() not in (".safetensors", ".npz"):
         raise ArgumentError(
@@ -115,7 +126,7 @@ def _outputs(file: _raw_files.ArrayFile, target: str | os.PathLike) -> list[Path
     return [Path(target)]
 
 
-def _outputs_of_shards(file: _shards.ShardedFile, folder: Path) -> list[Path]:
+def _outputs_of_shards(file: _raw_files.ArrayFile, folder: Path) -> list[Path]:
     if folder.suffix.lower() in (*_raw_files.SUFFIXES, ".json") and not folder.is_dir():
         raise ArgumentError(
             f"OUT must be a folder, as IN has {count(len(file.files), 'shard')}, got "
@@ -170,6 +181,21 @@ def _eligible(file: _raw_files.ArrayFile, selection: Selection) -> list[str]:
     return names
 
 
+def _taken(file: _raw_files.ArrayFile, eligible: list[str], recipe: Recipe) -> list[str]:
+    """The eligible matrices that are compressed."""
+    if not recipe.fitting:
+        return eligible  # without reading them
+    names = [name for name in eligible if recipe.fits(file[name])]
+    if not names:
+        n, m = recipe.pattern
+        raise ArgumentError(
+            f"none of the {count(len(eligible), 'eligible matrix', 'eligible matrices')} of "
+            f"{file.path} obeys {n}:{m} along axis {recipe.axis}; name another --pattern or "
+            "--axis, or prune them, without --no-prune"
+        )
+    return names
+
+
 def _why_none(file: _raw_files.ArrayFile, selection: Selection) -> str:
     if not file.specs:
         return "the file is empty"
@@ -207,11 +233,10 @@ def check_report(
 ) -> None:
     """Refuse a report that cannot be written, or that would replace another file of the job."""
     _whole_files.check_writable(path)
-    file = _raw_files.open_arrays(source)
+    file = _packed_checkpoint.open_checkpoint(source)
     taken: list[str | os.PathLike] = [source, target, *others]
     for one in paths_of(file):
-        sharded = isinstance(file, _shards.ShardedFile)
-        taken += [one, *([Path(target, one.name)] if sharded else [])]
+        taken += [one, *([Path(target, one.name)] if file.index is not None else [])]
     for other in taken:
         if _same_file(path, other):
             raise ArgumentError(
@@ -241,6 +266,7 @@ def _report(
         "source": str(file.path),
         "target": str(target),
         "pattern": list(recipe.pattern),
+        "axis": recipe.axis,
         "method": recipe.method,
         "layers": rows,
         "unchanged": [name for name in file if name not in done],

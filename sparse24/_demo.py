@@ -21,7 +21,7 @@ from sparse24 import (
     _checkpoint,
     _convert_checkpoint,
     _dtypes,
-    _raw_files,
+    _packed_checkpoint,
     _scales,
     _timing,
     _whole_files,
@@ -137,7 +137,7 @@ def run(checkpoint: Path | None, *, device: str, dtype: str | None, tokens: int)
     """
     device = choose_device(device)
     row = _dtypes.lookup(dtype or ("float32" if device == "cpu" else "float16"))
-    file = _raw_files.open_arrays(checkpoint or fetch_checkpoint())
+    file = _packed_checkpoint.open_checkpoint(checkpoint or fetch_checkpoint())
     names = _checkpoint.Selection().eligible(file)
     if not names:
         raise UnsupportedError(

@@ -236,7 +236,7 @@ def _experts(As) -> Operand24:
     if not isinstance(As, Sparse24Array):
         raise DTypeError(
             f"As must be a Sparse24Array of shape (e, m, k), got {_check.shown(As)}; compress the "
-            "stacked weights: sparse24.compress(w)"
+            "stacked weights, sparse24.compress(w), or numpy.stack those of single experts"
         )
     if As.ndim != 3:
         raise ShapeError(

@@ -106,7 +106,11 @@ class ArrayFile(Mapping[str, np.ndarray]):
         What the file holds, known without reading the arrays.
     texts : dict of str to str
         Other entries of a safetensors file's metadata.
+    index : dict or None
+        What the index of a checkpoint in shards holds.
     """
+
+    index: dict[str, Any] | None = None
 
     def __init__(self, path: Path):
         if path.is_dir():

@@ -1,7 +1,11 @@
-"""Parts of a `Compressed24`: rows, groups, matrices of a batch; and the columns of its elements."""
+"""Parts of a `Compressed24`, and several joined; the columns of its elements.
+
+Parts are rows, groups, and matrices of a batch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,14 +41,40 @@ def groups(record: Compressed24, start: int, stop: int) -> Compressed24:
     """Groups start:stop of every row, copied; canonical codes are two a byte."""
     values = record.values[..., _spec.KEPT * start : _spec.KEPT * stop]
     a_byte, codes = _spec.CODES_PER_BYTE, _storage.canonical(record)
-    here = codes[..., start // a_byte : -(-stop // a_byte)]
-    xp, lead = _arrays.namespace(codes), codes.shape[:-1]
-    each = xp.stack((here & 0xF, here >> 4), axis=-1).reshape(*lead, a_byte * here.shape[-1])
-    count = stop - start
-    even = xp.full((*lead, a_byte * -(-count // a_byte)), _spec.EMPTY_CODE, codes.dtype)
-    even[..., :count] = each[..., start % a_byte :][..., :count]
+    each = _one_by_one(codes[..., start // a_byte : -(-stop // a_byte)])
+    each = each[..., start % a_byte :][..., : stop - start]
     k = min(_spec.GROUP * stop, record.k) - _spec.GROUP * start
-    return _copied(record, values, even[..., ::2] | even[..., 1::2] << 4, k=k)
+    return _copied(record, values, _in_bytes(each), k=k)
+
+
+def _one_by_one(codes: Any) -> Any:
+    """Canonical codes, a byte each."""
+    xp, a_byte = _arrays.namespace(codes), _spec.CODES_PER_BYTE
+    each = xp.stack((codes & 0xF, codes >> 4), axis=-1)
+    return each.reshape(*codes.shape[:-1], a_byte * codes.shape[-1])
+
+
+def _in_bytes(each: Any) -> Any:
+    """The inverse: two codes a byte, the last one beside that of an empty group."""
+    xp, a_byte, count = _arrays.namespace(each), _spec.CODES_PER_BYTE, each.shape[-1]
+    even = xp.full((*each.shape[:-1], a_byte * -(-count // a_byte)), _spec.EMPTY_CODE, each.dtype)
+    even[..., :count] = each
+    return even[..., ::2] | even[..., 1::2] << 4
+
+
+def joined(records: Sequence[Compressed24], axis: int, *, new: bool) -> Compressed24:
+    """Records one behind another along an axis, counted from the end, or along a new one.
+
+    Along the last axis all but the last record consist of whole groups.
+    """
+    first, xp = records[0], _arrays.namespace(records[0].values)
+    join = xp.stack if new else xp.concatenate
+    values, codes = join([x.values for x in records], axis), [*map(_storage.canonical, records)]
+    if axis != -1:
+        return _copied(first, values, join(codes, axis))
+    each = [_one_by_one(c)[..., : _spec.groups(x.k)] for c, x in zip(codes, records, strict=True)]
+    k = sum(x.k for x in records)
+    return _copied(first, values, _in_bytes(xp.concatenate(each, axis)), k=k)
 
 
 def _copied(record: Compressed24, values: Any, metadata: Any, *, k: int | None = None) -> Any:

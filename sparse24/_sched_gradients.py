@@ -26,6 +26,8 @@ from sparse24.kernels import sample
 def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 2e-4) -> Array:
     """The straight-through gradient with sparse refinement: ``g + decay * (1 - mask) * w``.
 
+    `sr_ste_gradient` and `masked_decay_gradient` are two names of one function.
+
     Parameters
     ----------
     weight, gradient : array, any shape

@@ -85,8 +85,10 @@ class ShardedFile(ArrayFile):
     Attributes
     ----------
     index : dict
-        What it holds, ``weight_map`` and ``metadata`` among it.
+        What the index holds, ``weight_map`` and ``metadata`` among it.
     """
+
+    index: dict[str, Any]
 
     def __init__(self, path: Path):
         super().__init__(path)

@@ -152,9 +152,11 @@ class _ToDense(torch.autograd.Function):
 
 
 def _undefined(function) -> UnsupportedError:
-    return UnsupportedError(
-        f"{function} is not defined for a Sparse24Tensor; call .to_dense() first"
-    )
+    way_out = "call .to_dense() first"
+    if function in (_aten._transformer_encoder_layer_fwd.default,
+                    _aten._native_multi_head_attention.default):  # fmt: skip
+        way_out = "switch torch's fused one off: torch.backends.mha.set_fastpath_enabled(False)"
+    return UnsupportedError(f"{function} is not defined for a Sparse24Tensor; {way_out}")
 
 
 def _seen(a: Sparse24Tensor, shape, turned: bool) -> Sparse24Tensor:

@@ -64,14 +64,16 @@ def from_parts(values, metadata, shape, *, dtype=None) -> Sparse24Array:
 def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
     """Read the portable ``sparse-24-bitmask`` form of compressed-tensors checkpoints.
 
+    ``python -m sparse24 convert`` reads whole checkpoints of this form.
+
     Parameters
     ----------
     values : array
         The kept elements in row order: two of every four.
     bitmask : array of uint8, shape (m, ceil(k / 8))
         One bit an element, low K in the low bit.
-    shape : (int, int)
-        Logical shape (m, k).
+    shape : (int, int), or array of shape (2,) or (2, 1)
+        Logical shape (m, k).  Files hold a column.
     dtype : dtype, optional
         Logical type of values that carry fp8 or bfloat16 bits.
 
@@ -94,7 +96,8 @@ def from_bitmask(values, bitmask, shape, *, dtype=None) -> Sparse24Array:
     >>> s24.convert.from_bitmask(np.array([1.0, 2, 3, 4]), bits, (1, 8)).toarray()
     array([[1., 2., 0., 0., 3., 0., 0., 4.]])
     """
-    m, k = _check.sizes(shape, argument="shape", count=2)
+    flat = shape.reshape(-1) if getattr(shape, "ndim", 1) == 2 else shape
+    m, k = _check.sizes(flat, argument="shape", count=2)
     values, bitmask = _host(values, "values"), _host(bitmask, "bitmask")
     if bitmask.dtype != np.uint8 or bitmask.shape != (m, -(-k // 8)):
         raise FormatError(

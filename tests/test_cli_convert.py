@@ -116,6 +116,26 @@ def test_stacks_of_experts_are_pruned_on_request(arrays, rng, tmp_path, capsys):
     np.testing.assert_allclose(y[2:], tokens[2:] @ pruned[2].T, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers.0.mlp.down_proj.weight_scale", "layers.0.mlp.down_proj.weight_scale_inv",
+        "layers.0.mlp.up_proj.scales", "layers.0.mlp.up_proj.weight_zero_point",
+        "layers.0.mlp.experts.gate_up_proj_bias", "layers.0.mlp.router.weight",
+        "layers.0.mlp.gate.weight", "layers.0.block_sparse_moe.gate.weight",
+    ],
+)  # fmt: skip
+def test_what_is_beside_weights_is_not_pruned(name, rng):
+    assert _checkpoint.Selection().refuses(name, (64, 64), np.dtype("f4")) == "excluded by name"
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp.gate_proj.weight", "mlp.experts.3.gate.weight", "upscale.0.weight", "w1"]
+)
+def test_weights_with_names_like_these_are_eligible(name):
+    assert _checkpoint.Selection().refuses(name, (64, 64), np.dtype("f4")) is None
+
+
 def test_what_stacks_leaves_alone_is_said(tmp_path, capsys):
     _raw_writers.write_safetensors(tmp_path / "a.safetensors", {"x": np.ones((2, 2, 4, 4))}, None)
     line = run(

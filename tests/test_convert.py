@@ -71,6 +71,13 @@ def test_bitmask_of_known_bytes():
     np.testing.assert_array_equal(a.toarray(), [[1, 2, 0, 0, 3, 0, 0, 4]])
 
 
+def test_the_shape_of_a_bitmask_may_be_a_column():
+    a = s24.random((6, 20), rng=0)
+    parts = s24.convert.to_bitmask(a)
+    b = s24.convert.from_bitmask(*parts, np.array([[6], [20]]))
+    np.testing.assert_array_equal(b.toarray(), a.toarray())
+
+
 def test_to_torch():
     torch = pytest.importorskip("torch")
     a = s24.random((4, 8), dtype="bfloat16", rng=0)

@@ -1,0 +1,117 @@
+"""Commands on checkpoints of compressed-tensors, whose matrices are packed by bit masks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from cli_cases import run, saved
+from shard_cases import INDEX, SHARDS, read_index, write_index
+
+import sparse24 as s24
+from sparse24 import _raw_writers
+
+
+def packed(layer, a):
+    """The parts of a matrix by name, as compressed-tensors saves them: the shape is a column."""
+    values, bits = s24.convert.to_bitmask(a)
+    parts = {"compressed": values, "bitmask": bits, "shape": np.array(a.shape)[:, None]}
+    return {f"{layer}.{part}": x for part, x in parts.items()}
+
+
+@pytest.fixture
+def a():
+    return s24.random((64, 128), dtype="bfloat16", rng=0)
+
+
+@pytest.fixture
+def others(rng):
+    return {
+        "up.weight_scale": rng.standard_normal((64, 1)).astype(np.float32),
+        "norm.weight": np.ones(64, np.float32),
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("layer", ["model.up", "model.up.weight"])
+def test_a_packed_matrix_is_converted_bit_for_bit(layer, dtype, others, tmp_path, capsys):
+    a = s24.random((64, 128), dtype=dtype, rng=0)
+    source, out = saved({**packed(layer, a), **others}, tmp_path), tmp_path / "out.safetensors"
+    run(capsys, "convert", source, out, "--no-prune", "--report", tmp_path / "report.json")
+    loaded = s24.load_safetensors(out)
+    assert set(loaded) == {"model.up.weight", *others}
+    assert isinstance(loaded["model.up.weight"], s24.Sparse24Array)
+    assert loaded["model.up.weight"].dtype == a.dtype
+    np.testing.assert_array_equal(loaded["model.up.weight"].toarray(), a.toarray())
+    for name, x in others.items():
+        np.testing.assert_array_equal(loaded[name], x)
+    (row,) = json.loads((tmp_path / "report.json").read_text())["layers"]
+    assert row["kept_energy"] == 1
+    assert row["bytes_before"] == a.toarray().nbytes
+
+
+def test_other_programs_get_the_dense_matrix(a, others, tmp_path, capsys):
+    source, out = saved({**packed("up", a), **others}, tmp_path), tmp_path / "out.safetensors"
+    run(capsys, "convert", source, out, "--dense")
+    rows = run(capsys, "inspect", out).splitlines()[2:]
+    assert {row.split()[0] for row in rows} == {"up.weight", *others}
+    (row,) = (row for row in rows if row.startswith("up.weight "))
+    assert "dense, eligible  64×128" in row
+
+
+def test_parts_may_lie_in_several_shards(a, others, tmp_path, capsys):
+    parts = packed("up", a)
+    homes = {
+        "up.shape": SHARDS[0], "up.weight_scale": SHARDS[0], "up.compressed": SHARDS[1],
+        "up.bitmask": SHARDS[2], "norm.weight": SHARDS[2],
+    }  # fmt: skip
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    for shard in SHARDS:
+        mine = {name: x for name, x in {**parts, **others}.items() if homes[name] == shard}
+        _raw_writers.write_safetensors(folder / shard, mine, None)
+    write_index(folder, weight_map=homes)
+    run(capsys, "convert", folder, out)
+    assert set(read_index(out)["weight_map"].values()) == set(SHARDS)
+    loaded = s24.load_safetensors(out / INDEX)
+    assert set(loaded) == {"up.weight", *others}
+    np.testing.assert_array_equal(loaded["up.weight"].toarray(), a.toarray())
+    assert "up.weight" in s24.load_safetensors(out / SHARDS[1])
+
+
+def test_commands_see_the_matrices(a, others, tmp_path, capsys):
+    source = saved({**packed("up", a), **others}, tmp_path)
+    rows = run(capsys, "inspect", source).splitlines()[2:]
+    assert {row.split()[0] for row in rows} == {"up.weight", *others}
+    assert "64×128" in run(capsys, "advise", source, "--tokens", 1)
+    told = run(capsys, "demo", "--checkpoint", source, "--device", "cpu", "--tokens", 2)
+    assert "1, all products checked against float64: 0 wrong" in told
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("shape", np.array([64, 128, 1]), "up.shape must hold two whole numbers, got int64 of"),
+        ("shape", np.array([64.0, 128.0]), "up.shape must hold two whole numbers, got float64"),
+        ("shape", np.array([64, 120]), "up: bitmask must be uint8 of shape (64, 15)"),
+        ("bitmask", np.zeros((64, 16), np.uint8), "up: bitmask has 0 bits set for 4096 values"),
+        ("bitmask", np.tile([[255, 0]], (64, 8)).astype(np.uint8), "up: mask[0, 0:4] keeps"),
+    ],
+)
+def test_damaged_parts_are_named(part, value, message, a, tmp_path, capsys):
+    source, out = saved({**packed("up", a), f"up.{part}": value}, tmp_path), tmp_path / "out.npz"
+    line = run(capsys, "convert", source, out, code=1)
+    assert f"{source}: {message}" in line
+    assert not out.exists()
+
+
+def test_what_only_looks_packed_is_left_alone(a, rng, tmp_path, capsys):
+    arrays = packed("up", a)
+    arrays["up.compressed"] = arrays["up.compressed"].reshape(-1)  # as of an unstructured matrix
+    arrays["w"] = rng.standard_normal((64, 64)).astype(np.float32)
+    source, out = saved(arrays, tmp_path), tmp_path / "out.npz"
+    run(capsys, "convert", source, out)
+    loaded = s24.load_npz(out)
+    assert set(loaded) == set(arrays)
+    np.testing.assert_array_equal(loaded["up.compressed"], arrays["up.compressed"])
