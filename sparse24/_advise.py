@@ -145,7 +145,8 @@ def _dense_seconds(problem: Problem, facts: dict[str, float]) -> float:
     from sparse24.kernels import dense
 
     if problem.dtype not in CUBLAS_FLOPS_PER_CLOCK:
-        return dense.predict(problem, dense.Config(), facts)
+        predicted = dense.predict(problem, dense.Config(), facts)
+        return max(predicted, _kernel_times.walking(problem, facts))
     flops = 2.0 * problem.m * problem.n * problem.k
     rate = CUBLAS_FLOPS_PER_CLOCK[problem.dtype] * facts["sms"] * facts["clock_hz"]
     moved = problem.m * problem.k + problem.k * problem.n + 2 * problem.m * problem.n

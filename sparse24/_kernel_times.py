@@ -29,13 +29,24 @@ LEAST_SECONDS = 3e-6
 READING = {"sparse_wgmma": 0.96}
 READING_LAUNCH = 2e-6  # seconds beside it, as in the model of `sparse_skinny`
 
+# Products below LEAST_SECONDS are ranked by their model, which does not know how long blocks take
+# to set up: by up to 8 columns `sparse_skinny` takes 1.7 to 2.3 µs on an H100 where this kernel,
+# with tiles of 32 columns, takes 2.2 to 2.8.
+SETUP, SETUP_COLUMNS = {"sparse_wgmma": 5e-7}, 8
+
+# cuBLAS multiplies a small matrix of 16 bits by blocks that walk along all of k.  It takes a
+# launch, a time for each element of k, and some of the time in which a copy moves the operands: 90
+# products of 384 x 384 to 2048 x 2048 by 1 to 2048 columns, on an H100, differ from that by 9 %.
+WALKED = 1 << 23  # elements of a matrix, at most
+WALK_LAUNCH, WALK_CLOCKS, WALK_READING = 2.7e-6, 2.3, 0.67
+
 # Times for fewer columns tell which configurations cannot be fast enough for more of them.
 CELLS = 8  # how many numbers of columns up to a power of two are timed for that
 ROUNDED = 1 - 1e-9  # and how much of such a time is certain
 REMEMBERED = 4096
 
 Scale = Callable[[str], float]  # measured over predicted time of a kernel
-Times = tuple[float, float]  # predicted seconds, and the same without `LEAST_SECONDS`
+Times = tuple[float, float]  # predicted seconds, and what ranks those of `LEAST_SECONDS`
 Bounds = list[tuple[float, Any]]  # seconds and configurations
 
 
@@ -51,13 +62,15 @@ class KernelTimes:
         self.name, self.variant, self._facts = name, variant, facts
         self._predict, self._scale = kernel_module(name).predict, scale(name)
         self._staging = _staging.seconds(variant, problem, facts["bandwidth"])
-        self._reading = _reading(name, variant.problem, facts["bandwidth"])
+        self._floor = _floor(name, variant.problem, facts)
+        self._setup = SETUP.get(name, 0.0) if problem.n <= SETUP_COLUMNS else 0.0
 
     def times(self, config) -> Times:
         name, problem, facts = self.name, self.variant.problem, self._facts
-        running = max(self._scale * self._predict(problem, config, facts), self._reading)
+        running = max(self._scale * self._predict(problem, config, facts), self._floor)
         running += _staging.reading(name, problem, config, facts["sms"])
-        return self._staging + max(LEAST_SECONDS, running), self._staging + running
+        setup = self._staging + running + self._setup
+        return self._staging + max(LEAST_SECONDS, running), setup
 
     @functools.cached_property
     def bounds(self) -> Bounds:
@@ -66,7 +79,7 @@ class KernelTimes:
 
     def least(self, bound: float) -> float:
         """Seconds that a configuration of this bound takes at least."""
-        return self._staging + max(LEAST_SECONDS, self._reading, self._scale * bound * ROUNDED)
+        return self._staging + max(LEAST_SECONDS, self._floor, self._scale * bound * ROUNDED)
 
     def configs(self) -> Bounds:
         """Bounds of the configurations for just this many columns."""
@@ -93,8 +106,20 @@ def with_fewer_columns(problem: Problem) -> Problem:
     return dataclasses.replace(problem, n=(problem.n - 1) // step * step + 1)
 
 
-def _reading(kernel: str, problem: Problem, bandwidth: float) -> float:
-    """Seconds that a kernel takes at least, at so many bytes a second of a copy."""
+def _floor(kernel: str, problem: Problem, facts: dict[str, float]) -> float:
+    """Seconds that a kernel takes at least, which its model does not tell."""
+    if kernel == "dense":
+        return walking(problem, facts)
     if kernel not in READING:
         return 0.0
-    return READING_LAUNCH + sparse_tile.bytes_moved(problem) / (READING[kernel] * bandwidth)
+    rate = READING[kernel] * facts["bandwidth"]
+    return READING_LAUNCH + sparse_tile.bytes_moved(problem) / rate
+
+
+def walking(problem: Problem, facts: dict[str, float]) -> float:
+    """Seconds of a small dense product, at least; 0 if the matrix is large, or not of 16 bits."""
+    m, n, k = problem.m, problem.n, problem.k
+    if problem.dtype not in ("float16", "bfloat16") or problem.batch > 1 or m * k >= WALKED:
+        return 0.0
+    reading = 2 * (m * k + k * n + m * n) / facts["bandwidth"]
+    return WALK_LAUNCH + WALK_CLOCKS * k / facts["clock_hz"] + WALK_READING * reading

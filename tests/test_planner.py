@@ -44,6 +44,28 @@ def test_nothing_takes_less_than_a_launch(h200):
     assert 0.5 < advice.speedup[0] <= 1.1
 
 
+@pytest.mark.parametrize(("m", "k"), [(768, 3072), (1024, 4096), (384, 1536)])
+def test_a_small_dense_product_with_long_rows_takes_longer_than_its_bytes(h200, m, k):
+    of_small = problem(m=m, n=128, k=k, out_order="column")
+    assert _planner.choose(of_small, 0, dense=True).kernel == "sparse_wgmma"
+    dense = _planner.choose(of_small, 0, dense=True, algorithm="dense").seconds
+    assert dense > _kernel_times.WALK_LAUNCH + 1.1e-9 * k
+    assert s24.advise((m, k), tokens=128).speedup[0] > 1.2
+    facts = _chip_facts.facts(0)
+    assert _kernel_times.walking(problem(m=8192, n=128, k=k), facts) == 0
+    assert _kernel_times.walking(problem(m=m, n=128, k=k, dtype="float32"), facts) == 0
+
+
+def test_of_products_as_short_as_a_launch_few_columns_go_to_the_kernel_for_them(h200):
+    for m, k in ((384, 384), (768, 768), (1536, 384)):
+        few, more = (
+            _planner.choose(problem(m=m, n=n, k=k, out_order="column"), 0, dense=True)
+            for n in (8, 32)
+        )
+        assert few.kernel == "sparse_skinny"
+        assert more.kernel == "sparse_wgmma"
+
+
 def test_float32_with_few_columns_has_a_kernel_of_its_own(h200):
     few = _planner.choose(problem(n=4, dtype="float32"), 0, dense=False)
     assert few.kernel == "sparse_matvec"
