@@ -92,6 +92,12 @@ def test_what_is_disassembled_together_is_told_apart():
     assert all(kernels.keys() == {"transpose"} for _, kernels in found)
 
 
+def test_instructions_that_are_not_shown_are_missed(monkeypatch):
+    monkeypatch.setattr(targets, "_run", lambda *command, of: "/*0000*/ NOP;\n")
+    with pytest.raises(CompileError, match="nvdisasm wrote 1 lines for 2 instructions"):
+        targets._disassembled([bytes(32)], "sm_90a")
+
+
 def test_an_overwritten_register_is_found():
     code = """
         /*0010*/  HGMMA.SP.64x8x32.F32.BF16 R24, R48, gdesc[UR4].tnspB, R24, R54, 0x0, gsb0 ;
