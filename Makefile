@@ -31,7 +31,7 @@ test: $(VENV)/.test
 	$(bin)/pytest $(PYTEST_ARGS)
 
 docs: $(VENV)/.docs
-	$(bin)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
+	$(bin)/sphinx-build -E -W --keep-going -q -j 2 -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 clean:

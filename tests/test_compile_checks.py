@@ -43,18 +43,59 @@ STACKS = {
 RECORDED = 13, 0
 
 
-@pytest.mark.parametrize("target", [*targets.targets(), *NARROW_EPILOGUES], ids=_name)
-def test_compiles_to_the_named_instruction_without_spills(target):
-    code, kernels = targets.inspect(target)
-    assert kernels, "the cubin holds no kernel"
-    if target.instruction is not None:
-        assert target.instruction in code
+def _together() -> dict[str, list[targets.Target]]:
+    """The targets of each kernel and chip, which are disassembled together."""
+    found: dict[str, list[targets.Target]] = {}
+    for target in [*targets.targets(), *NARROW_EPILOGUES]:
+        found.setdefault(f"{target.stem}-{target.arch}", []).append(target)
+    return found
+
+
+def _complaints(target: targets.Target, code: str, kernels: dict[str, targets.Resources]):
+    if not kernels:
+        yield "the cubin holds no kernel"
+    if target.instruction is not None and target.instruction not in code:
+        yield f"there is no {target.instruction}"
     for name, used in kernels.items():
-        assert used.local == 0, f"{name} spills {used.local} bytes"
+        if used.local:
+            yield f"{name} spills {used.local} bytes"
         if cupy_module().cuda.nvrtc.getVersion() == RECORDED:
             expected = STACKS.get(target.defines, 0)
-            assert used.stack == expected, f"{name} keeps {used.stack} bytes on a stack"
-    assert targets.overwritten(code) == []
+            if used.stack != expected:
+                yield f"{name} keeps {used.stack} bytes on a stack"
+    for line in targets.overwritten(code):
+        yield f"a register in use is overwritten: {line}"
+
+
+@pytest.mark.parametrize("of_one_kernel", _together().values(), ids=_together())
+def test_compiles_to_the_named_instruction_without_spills(of_one_kernel):
+    found = targets.inspect_all(of_one_kernel)
+    assert len(found) == len(of_one_kernel)
+    assert [
+        f"{_name(target)}: {complaint}"
+        for target, (code, kernels) in zip(of_one_kernel, found)
+        for complaint in _complaints(target, code, kernels)
+    ] == []
+
+
+def test_what_is_disassembled_together_is_told_apart():
+    rows = (1, "STG.E.U8"), (2, None), (2, "STG.E.U16")
+    found = targets.inspect_all(
+        [targets.Target("transpose", (("BYTES", size),), "sm_90a", name) for size, name in rows]
+    )
+    (bytewise, _), (unread, _), (pairwise, _) = found
+    assert "STG.E.U8" in bytewise
+    assert "STG.E.U16" not in bytewise
+    assert unread == ""
+    assert "STG.E.U16" in pairwise
+    assert "STG.E.U8" not in pairwise
+    assert all(kernels.keys() == {"transpose"} for _, kernels in found)
+
+
+def test_instructions_that_are_not_shown_are_missed(monkeypatch):
+    monkeypatch.setattr(targets, "_run", lambda *command, of: "/*0000*/ NOP;\n")
+    with pytest.raises(CompileError, match="nvdisasm wrote 1 lines for 2 instructions"):
+        targets._disassembled([bytes(32)], "sm_90a")
 
 
 def test_an_overwritten_register_is_found():
