@@ -49,7 +49,7 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
     if key is None or same is not h or operand is not array:
         return product
     if type(array) is np.ndarray:
-        _hybrid_on_cpu.remember(h, key, array, result)
+        _hybrid_on_cpu.remember(h, key, array, result, algorithm)
     elif run is not None:
         _replay.keep(h._plans, key, _replay.ready(run, _matrices, array, result, product))
     return product

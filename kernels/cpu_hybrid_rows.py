@@ -159,19 +159,30 @@ def _few(count: int, b: np.ndarray, out: np.ndarray) -> bool:
     return count <= _FEW_OF_B * k + _FEW_OF_OUT * m or count * n <= _SMALL
 
 
-def multiply(rows: Rows, b: np.ndarray, out: np.ndarray) -> None:
-    """The same of a `b` and an `out` of the matrix's own types, in any order."""
-    work = rows.values.dtype
+def multiply(held: Rows | np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """The same of a `b` and an `out` of the matrix's own types, in any order.
+
+    `held` may also be the dense matrix in the accumulator's type, which BLAS multiplies.
+    """
+    work = (held if isinstance(held, np.ndarray) else held.values).dtype
     wide = b
     if b.dtype != work:  # NumPy widens other types as fast
         slow = b.dtype == np.float16 and b.size > _SLOW
         wide = decoded(b, _dtypes.lookup(b.dtype), work) if slow else b.astype(work)
     if out.dtype == work:
-        matmul(rows, wide, out)
+        _multiply_wide(held, wide, out)
         return
     sums = np.empty(out.shape, work)
-    matmul(rows, wide, sums)
+    _multiply_wide(held, wide, sums)
     store(sums, out)
+
+
+def _multiply_wide(held: Rows | np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    if isinstance(held, np.ndarray):
+        with np.errstate(over="ignore", invalid="ignore"):  # as quiet as the loops here
+            np.matmul(held, b, out=out)
+    else:
+        matmul(held, b, out)
 
 
 def _parts(b: np.ndarray) -> list[tuple[slice, np.ndarray, tuple]]:

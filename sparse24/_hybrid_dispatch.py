@@ -1,7 +1,8 @@
 """Which path multiplies a hybrid matrix, for how many columns, and why.
 
 ============  ==========================================================================
-``cpu``       Numba, the non-zeros row by row
+``cpu``       on the CPU: Numba, the non-zeros row by row
+``blas``      on the CPU: the dense product, on a dense copy
 ``rows``      up to 4 columns, any dtype: each lane walks along the non-zeros of a row
 ``gather``    up to 16 columns, 16-bit: every non-zero reads its row of the dense operand
 ``panel``     16 to 64 bits: non-zeros multiply panels of the dense operand in shared memory
@@ -77,7 +78,7 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
         out[...] = 0
         return None
     if h.device == "cpu":
-        _PATHS[_choose(h, b, algorithm, balance)](h, b, out)
+        _hybrid_on_cpu.multiply(h, b, out, _choose(h, b, algorithm, balance))
         return None
     _foreign.make_current()
     path = _choose(h, b, algorithm, balance)
@@ -167,9 +168,9 @@ def _bound_dense(h):
 
 
 def _choose(h, b, algorithm: str, balance: bool) -> str:
-    if algorithm == "auto" and h.device == "cpu":
-        return "cpu"  # there is no other, and tiles of a transposed matrix need not be built
     n = b.shape[1]
+    if algorithm == "auto" and h.device == "cpu":
+        return _hybrid_on_cpu.choose(h, n)
     copied = copied_by(n, "row" if by_rows(b) else "column")
     if algorithm == "auto":
         path = h.prepared(choice_for(n, copied=copied), lambda: _Choice(h, n, copied=copied)).path
@@ -259,7 +260,6 @@ def _binder(path: str):
 
 
 _PATHS: dict[str, Callable[..., None]] = {
-    "cpu": _hybrid_on_cpu.multiply,
     "tiles": _multiply_tiles,
     "two_four": _multiply_two_four,
     "compact": _multiply_compact,
@@ -295,7 +295,7 @@ def _best(times: dict[str, float]) -> tuple[str, str]:
         choice = "cublas"
     others = {name: t for name, t in times.items() if name != choice}
     if not others:
-        return choice, "the only path on this device"
+        return choice, "the only path for so many columns on this device"
     second = min(others, key=others.__getitem__)
     gain = others[second] / max(times[choice], 1e-12)
     if choice == "cublas":

@@ -259,8 +259,15 @@ def _cpu_layout(h):
     return cpu_hybrid_rows.Rows(starts, columns, bits, h._dtype)
 
 
+def _blas_layout(h):
+    from sparse24.kernels.cpu_decode import decoded
+
+    return decoded(h.toarray(), h._dtype)
+
+
 _LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "cpu": _cpu_layout,
+    "blas": _blas_layout,
     "stream": _stream_layout,
     "scatter": _scatter_layout,
     "rows": _rows_layout,

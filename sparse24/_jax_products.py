@@ -272,7 +272,11 @@ def _forward(x, factor: _Factor):
 
 
 def _backward(factor: _Factor, like: _Like, dy):
-    dx = factor.transposed().times(at(like.home, dy))
+    if len(like.shape) == 1 < dy.ndim:  # of a stack, to which the vectors in dy are one matrix
+        axis = -2 if factor.turned else -1
+        dx = factor.transposed().times(at(like.home, jnp.expand_dims(dy, axis))).squeeze(axis)
+    else:
+        dx = factor.transposed().times(at(like.home, dy))
     extra = dx.ndim - len(like.shape)
     spread = [i for i, n in enumerate(like.shape) if n == 1 != dx.shape[extra + i]]
     dx = dx.sum((*range(extra), *(extra + i for i in spread))).reshape(like.shape)

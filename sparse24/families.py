@@ -225,11 +225,14 @@ def read_smtx(path, *, dtype="float32", rng=None):
     if len(lines) < 2:
         raise FormatError(f"{path} must have a header, row offsets and column indices")
     try:
-        m, k, nnz = np.array(lines[0].replace(",", " ").split(), np.int64).tolist()
+        header = np.array(lines[0].replace(",", " ").split(), np.int64).tolist()
         offsets = np.array(lines[1].split(), np.int64)
         columns = np.array(lines[2].split() if len(lines) > 2 else [], np.int64)
     except (ValueError, OverflowError) as error:
         raise FormatError(f"{path} holds something other than whole numbers: {error}") from None
+    if len(header) != 3:
+        raise FormatError(f"{path}: its header must be rows, columns, nnz, got {lines[0]!r}")
+    m, k, nnz = header
     if min(m, k) < 0:
         raise FormatError(f"{path}: its rows and columns must not be negative, got {m} and {k}")
     ordered = offsets.shape == (m + 1,) and offsets[0] == 0 and (np.diff(offsets) >= 0).all()

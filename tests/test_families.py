@@ -26,6 +26,8 @@ def test_smtx(tmp_path):
         ("3, 4, 4\n0 2 2 4\n0 3 1 4", "column indices"),
         ("\udcff\udcfe\n1\n1", "whole numbers"),
         ("3, 4, x\n0 2 2 4\n0 3 1 4", "whole numbers"),
+        ("3, 4\n0 2 2 4\n0 3 1 4", "header must be rows, columns, nnz, got '3, 4'"),
+        ("3, 4, 4, 4\n0 2 2 4\n0 3 1 2", "header must be rows, columns, nnz, got '3, 4, 4, 4'"),
         (f"3, {10**20}, 4\n0 2 2 4\n0 3 1 2", "whole numbers"),
         (f"3, 4, 4\n0 2 2 4\n0 {10**20} 1 2", "whole numbers"),
     ):

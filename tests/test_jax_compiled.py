@@ -182,6 +182,21 @@ def test_stacks_and_what_is_spread_over_them(place, rng):
         assert_same((got[0], got[1](dy)), (want[0], want[1](dy)))
 
 
+@pytest.mark.parametrize("experts", [4, 8, 16])
+def test_a_vector_is_spread_over_a_stack_from_either_side(place, rng, experts):
+    # By as many matrices as these have rows or columns, vectors in dy would pass for a matrix.
+    A = place(s24.random((experts, 8, 16), rng=rng))
+    dense, x = jnp.asarray(A.to_device("cpu").toarray()), draw(rng, (16,))
+    dy = draw(rng, (experts, 8))
+    for ours, plain in (
+        (lambda x: sj.matmul(A, x), lambda x: dense @ x),
+        (lambda x: sj.matmul(x, A.mT), lambda x: x @ dense.mT),
+    ):
+        for through in (jax.jit, lambda f: f):
+            got, want = jax.vjp(through(ours), x), jax.vjp(plain, x)
+            assert_same((got[0], got[1](dy)), (want[0], want[1](dy)))
+
+
 def test_any_function_of_arrays(place, rng):
     experts = place(s24.random((3, 8, 16), dtype="bfloat16", rng=rng))
     x, offsets = draw(rng, (7, 16), "bfloat16"), jnp.array([0, 2, 2, 7], jnp.int32)

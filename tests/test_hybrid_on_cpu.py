@@ -1,0 +1,111 @@
+"""Which path multiplies a hybrid matrix on the CPU: its non-zeros, or the dense matrix by BLAS."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+import sparse24 as s24
+from sparse24 import families
+
+M, K = 96, 160
+TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-13, "int8": 0}
+# Share of zeros, columns, and the path.
+CASES = [
+    (0.4, 1, "blas"), (0.4, 4, "cpu"), (0.4, 32, "cpu"), (0.4, 64, "blas"), (0.4, 200, "blas"),
+    (0.8, 1, "cpu"), (0.8, 64, "cpu"), (0.8, 200, "cpu"),
+]  # fmt: skip
+
+
+def matrix(rng, zeros, dtype="float32"):
+    return families.make("iid", (M, K), zeros=zeros, dtype=dtype, rng=rng)
+
+
+def assert_close(got, weight, b, dtype):
+    want = weight.astype(np.float64) @ b.astype(np.float64)
+    within = TOLERANCE[dtype]
+    assert got.shape == want.shape
+    np.testing.assert_allclose(
+        got.astype(np.float64), want, rtol=within, atol=within * np.abs(want).max()
+    )
+
+
+def ran(h, path):
+    return h.is_prepared(path)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
+@pytest.mark.parametrize(("zeros", "n", "path"), CASES)
+def test_blas_multiplies_what_is_half_full(rng, dtype, zeros, n, path):
+    path = "cpu" if dtype == "int8" else path  # BLAS has no integers
+    w = matrix(rng, zeros, dtype)
+    b = rng.integers(-3, 4, (K, n)).astype(w.dtype)
+    for h in (s24.hybrid(w), s24.hybrid(w.T).T):
+        for _ in range(3):  # later calls repeat what was remembered
+            assert_close(h @ b, w, b, dtype)
+        assert [ran(h, other) for other in ("cpu", "blas")] == [path == "cpu", path == "blas"]
+        assert h.explain(n)["choice"] == path
+
+
+@pytest.mark.parametrize("n", [1, 64])
+def test_blas_multiplies_from_either_side_in_any_order(rng, n):
+    w, x = matrix(rng, 0.4), rng.standard_normal((n, K)).astype(np.float32)
+    h = s24.hybrid(w)
+    for _ in range(2):
+        assert_close((x @ h.T).T, w, x.T, "float32")
+        assert_close(h @ np.asfortranarray(x.T), w, x.T, "float32")
+        out = np.empty((2 * n, M), np.float32)[::2].T
+        assert h.matmul(x.T, out=out) is out
+        assert_close(out, w, x.T, "float32")
+        y = s24.linear(x, h, np.ones(M, np.float32), activation="relu")
+        np.testing.assert_allclose(y, np.maximum(x @ w.T + 1, 0), rtol=1e-4, atol=1e-4)
+        stack = np.stack([x.T, -x.T])
+        np.testing.assert_allclose(h @ stack, w @ stack, rtol=1e-4, atol=1e-4)
+    assert_close(h @ x[0], w, x[0], "float32")
+    assert ran(h, "blas")
+
+
+def test_sums_of_16_bits_are_rounded_once(rng):
+    w = matrix(rng, 0.4, "bfloat16")
+    x = rng.standard_normal((64, K)).astype(bfloat16)
+    h = s24.hybrid(w)
+    got = s24.matmul(h, x.T, dtype="float32")
+    assert_close(got, w, x.T, "float32")
+    np.testing.assert_array_equal(h @ x.T, got.astype(bfloat16))
+    assert ran(h, "blas")
+
+
+def test_a_path_that_is_named_is_taken_and_remembered(rng):
+    w, b = matrix(rng, 0.4), rng.standard_normal((K, 64)).astype(np.float32)
+    h = s24.hybrid(w)
+    by_rows = h.matmul(b, algorithm="cpu")
+    assert ran(h, "cpu")
+    assert not ran(h, "blas")
+    chosen = h @ b
+    for _ in range(3):
+        np.testing.assert_array_equal(h.matmul(b, algorithm="cpu"), by_rows)
+        np.testing.assert_array_equal(h.matmul(b, algorithm="blas"), chosen)
+        np.testing.assert_array_equal(h @ b, chosen)
+    with pytest.raises(s24.ArgumentError, match="one of 'auto', 'cpu' for this matrix and n = 4"):
+        h.matmul(b[:, :4], algorithm="blas")
+    assert h.explain(4)["reason"] == "the only path for so many columns on this device"
+
+
+@pytest.mark.filterwarnings("error")
+def test_blas_is_as_quiet_about_what_is_not_finite_as_other_paths(rng):
+    w = matrix(rng, 0.4)
+    b = np.ones((K, 64), np.float32)
+    b[3] = 3e38  # times some elements more than float32 holds
+    b[5, 7] = np.inf
+    got = s24.hybrid(w).matmul(b, algorithm="blas")
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(got, w @ b)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0, 0)])
+def test_matrices_without_elements(shape):
+    h = s24.hybrid(np.zeros(shape, np.float32))
+    for n in (1, 64):
+        assert not (h @ np.ones((shape[1], n), np.float32)).any()
+        assert h.explain(n)["choice"] == "cpu"
