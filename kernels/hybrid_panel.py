@@ -112,7 +112,7 @@ def prepare(bits: Any, dtype: DType, xp=np, *, where: Chip | None = None) -> Pan
     where = where or (H200 if xp is np else chip())
     lines = lines_of(bits.shape[1], where, dtype.itemsize)
     counts = _arrays.to_numpy(row_counts(bits, lines, xp))
-    units = plan(-np.sort(-counts.sum(1)), dtype.itemsize)
+    units = plan(-np.sort(-counts.sum(1)), dtype.itemsize, where.multiprocessors)
     arrays = lay_out(bits, counts, units, lines, xp)
     if xp is not np:
         settle()

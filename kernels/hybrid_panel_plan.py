@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparse24.kernels.chip import Chip
+from sparse24.kernels.chip import H200, Chip
 from sparse24.kernels.hybrid_units import Units, units_of
 
 MOST_LINES, LEAST_LINES = 4096, 512  # rows of b in shared memory
@@ -15,6 +15,9 @@ LINE_BYTES = 16  # of a plane
 ZERO_LINES = 8  # after the lines of a plane, for padding
 PLANES = (1, 2, 3)
 UNIT_WORDS = 4096  # of a unit, at most, if it has more than one row
+# Words of units that keep a warp waiting where there are few of them: a step takes half a
+# microsecond while a multiprocessor has little else to do (docs/benchmarks/log_hybrid.rst).
+LONG_WORDS = 2048
 PLACE_BYTES = 2
 STEP_WORDS = 128  # that a warp reads together
 
@@ -144,10 +147,24 @@ def most_columns(most_shared: int) -> int:
     return lines // LEAST_LINES * LEAST_LINES
 
 
-def plan(lengths: np.ndarray, itemsize: int = 4) -> Units:
-    """Units for rows of these lengths, the longest first; those with the most words come first."""
-    least = UNIT_WORDS // form_of(itemsize).height  # shorter rows make units of this height
-    units = units_of(np.maximum(lengths, least), UNIT_WORDS)
+def plan(
+    lengths: np.ndarray, itemsize: int = 4, multiprocessors: int = H200.multiprocessors
+) -> Units:
+    """Units for rows of these lengths, the longest first; those with the most words come first.
+
+    Long units of small matrices are cut shorter, so that each multiprocessor has one.
+    """
+    units = _units(lengths, itemsize, UNIT_WORDS)
+    words = units.words.sum()
+    if words <= LONG_WORDS * len(units):
+        return units
+    share = words / multiprocessors
+    return _units(lengths, itemsize, min(max(share, LONG_WORDS / 2), UNIT_WORDS))
+
+
+def _units(lengths: np.ndarray, itemsize: int, most_words: float) -> Units:
+    least = most_words / form_of(itemsize).height  # shorter rows make units of this height
+    units = units_of(np.maximum(lengths, least), most_words)
     words = units.heights * lengths[units.firsts]
     order = np.argsort(-words, kind="stable")
     return Units(units.heights[order], units.firsts[order], words[order], units.matrix_rows)

@@ -192,10 +192,12 @@ def panel_units(h):
 
 def _panel_units(h):
     from sparse24.kernels import hybrid_panel_plan
+    from sparse24.kernels.chip import multiprocessors
 
     if h.is_prepared("panel"):
         return layout(h, "panel").units
-    return hybrid_panel_plan.plan(row_lengths(h), h.tiles.dtype.itemsize)
+    itemsize = h.tiles.dtype.itemsize
+    return hybrid_panel_plan.plan(row_lengths(h), itemsize, multiprocessors())
 
 
 def excess(h) -> float:

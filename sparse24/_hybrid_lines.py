@@ -32,34 +32,39 @@ class Line:
 #
 # path                  elements                                      bytes
 # stream                of the matrix, zeros too                      read of the matrix
-# cublas, small         of a row                                      read of the matrix
+# cublas, small, walk   of a row                                      read of the matrix
 # rows, gather          non-zeros and padding                         read of the matrix
 # scatter, base         cycles of shared memory                       read of the matrix
 # panels                multiply-adds                                 all that are read
 # slots, regrouped      multiply-adds                                 gathered of b
 # overflow              elements left out, times columns              of the result
 #
-# The dense product is the longest of several: "cublas", or "small" for a matrix of fewer than SMALL
-# elements; with more than 64 columns, of a small matrix 256, "short", by the bytes of all operands;
-# and "dense", by multiply-adds as `dense_work` counts them.  Of other types than 16-bit floats it
-# is "plain" and "int8", by multiply-adds.  "tiles" is by multiply-adds and bytes of the stored
-# tiles; "copy" by the bytes that a copy of b reads and writes.
+# The dense product is the longest of several: "cublas", or "small" for a matrix of fewer than
+# SMALL elements; with more than 64 columns, of a small matrix 256, "short", by the bytes of all
+# operands; and "dense", by multiply-adds as `dense_work` counts them.  Of float32 ("32") and
+# float64 ("64") it is "vector" for one column, and else the elements of a row by "walk" and the
+# longer of its bytes and the multiply-adds of "plain"; of int8 "int8", by multiply-adds.  "tiles"
+# is by multiply-adds and bytes of the stored tiles; "copy" by the bytes that a copy of b reads and
+# writes.
 SMALL = 1 << 23
 COLUMN_CLASSES = {
     "stream": (8, 16, 32, 64),
     "scatter": (8, 16, 32, 64, 96, 128), "base": (8, 16, 32, 64, 128),
     "gather": (1, 2, 4, 8, 16),
-    "panel16": (8, 64, 512), "panel": (8, 64, 512), "panel64": (8, 64, 512),
-    "rows": (1, 2, 4),
+    "panel16": (8, 64, 512), "panel": (1, 8, 64, 512), "panel64": (1, 8, 64, 512),
+    "rows": (1, 2, 4), "rows32": (1, 2, 4), "rows64": (1, 2, 4),
     "slots": (128, 256, 512, 2048), "regrouped": (128, 256, 512, 2048), "overflow": (512,),
     "cublas": (8, 32, 64, 120, 128, 192, 256), "small": (512,), "short": (512,), "dense": (512,),
-    "plain": (512,), "int8": (512,), "tiles": (512,), "copy": (512,),
+    "vector32": (1,), "vector64": (1,), "walk32": (512,), "walk64": (512,),
+    "plain32": (512,), "plain64": (512,), "int8": (512,), "tiles": (512,), "copy": (512,),
 }  # fmt: skip
-PANEL_LINES = {2: "panel16", 4: "panel", 8: "panel64"}  # by bytes of an element
+# By bytes of an element.
+PANEL_LINES = {2: "panel16", 4: "panel", 8: "panel64"}
+ROWS_LINES = {1: "rows", 2: "rows", 4: "rows32", 8: "rows64"}
 
-# docs/benchmarks/log_hybrid.rst and hybrid.json; "panel16/8" and "panel64/8" are 1.6 times what
-# `hybrid_panel_plan` expects.  For small matrices, which only the H100 has run, scatter is taken to
-# be as fast here.
+# docs/benchmarks/log_hybrid.rst and hybrid.json; "panel16/8" is 1.6 times what `hybrid_panel_plan`
+# expects.  For small matrices, which only the H100 has run, scatter and the products of float32 and
+# float64 are taken to be as fast here.
 H200_LINES = {
     "stream/8": Line(4.95e-6, 1.38e-13, 1.535e-13),
     "stream/16": Line(6.03e-6, 1.783e-13, 1.273e-13),
@@ -81,18 +86,26 @@ H200_LINES = {
     "gather/4": Line(2.13e-6, 0.0, 2.76e-13),
     "gather/8": Line(3.3e-6, 0.0, 2.73e-13),
     "gather/16": Line(1.23e-5, 0.0, 4.1e-13),
-    "panel/8": Line(4.29e-6, 0.0, 3.2e-13),
-    "panel/64": Line(4.44e-6, 0.0, 2.44e-13),
-    "panel/512": Line(0.0, 2.37e-14, 2.94e-13),
-    "panel64/8": Line(8.4e-6, 1.23e-13, 2.69e-13),
-    "panel64/64": Line(5e-6, 0.0, 2.52e-13),
-    "panel64/512": Line(0.0, 0.0, 2.41e-13),
+    "panel/1": Line(1.43e-6, 0.0, 6.04e-13),
+    "panel/8": Line(1.25e-6, 4.99e-13, 2.59e-13),
+    "panel/64": Line(2.58e-6, 0.0, 2.7e-13),
+    "panel/512": Line(3.72e-6, 9.15e-14, 1.43e-13),
+    "panel64/1": Line(1.13e-6, 1.91e-12, 4.96e-13),
+    "panel64/8": Line(1.8e-6, 0.0, 6.24e-13),
+    "panel64/64": Line(2.95e-6, 5.32e-14, 2.74e-13),
+    "panel64/512": Line(3.81e-6, 0.0, 2.66e-13),
     "panel16/8": Line(8.4e-6, 3.15e-14, 2.7e-13),
     "panel16/64": Line(8.14e-6, 8.29e-14, 6.46e-14),
     "panel16/512": Line(4.83e-6, 8.6e-14, 1.25e-13),
     "rows/1": Line(2.93e-6, 0.0, 3.5e-13),
     "rows/2": Line(3.74e-6, 0.0, 3.46e-13),
     "rows/4": Line(4.32e-6, 0.0, 5.27e-13),
+    "rows32/1": Line(2.35e-6, 0.0, 2.89e-13),
+    "rows32/2": Line(2.86e-6, 0.0, 3.36e-13),
+    "rows32/4": Line(3.37e-6, 0.0, 3.84e-13),
+    "rows64/1": Line(2.36e-6, 0.0, 2.77e-13),
+    "rows64/2": Line(3.07e-6, 0.0, 4.46e-13),
+    "rows64/4": Line(3.77e-6, 0.0, 6.15e-13),
     "slots/128": Line(0.0, 1.79e-15, 2.2e-14),
     "slots/256": Line(0.0, 1.79e-15, 2.2e-14),
     "slots/512": Line(0.0, 1.79e-15, 2.2e-14),
@@ -112,7 +125,12 @@ H200_LINES = {
     "small/512": Line(2.75e-6, 1.45e-9, 1.65e-13),
     "short/512": Line(3.6e-6, 0.0, 2.4e-13),
     "dense/512": Line(0.0, 2.82e-15, 0.0),
-    "plain/512": Line(3e-6, 4e-14, 0.0),
+    "vector32/1": Line(3.2e-6, 0.0, 3.4e-13),
+    "vector64/1": Line(5.5e-6, 0.0, 3.2e-13),
+    "walk32/512": Line(7e-6, 3e-9, 2.9e-13),
+    "walk64/512": Line(4.5e-6, 1.3e-9, 3e-13),
+    "plain32/512": Line(0.0, 4e-14, 0.0),
+    "plain64/512": Line(0.0, 3.3e-14, 0.0),
     "int8/512": Line(1e-5, 5e-13, 0.0),
     "tiles/512": Line(0.0, 2e-13, 2.5e-13),
     "copy/512": Line(3e-6, 0.0, 2.5e-13),
@@ -121,7 +139,8 @@ H200_LINES = {
 # 96 to 4096 columns and to its hybrid.json; "slots/128", "slots/512", "regrouped/256" and rows by 1
 # and 2 columns are then set by hand (docs/benchmarks/log_hybrid.rst, "An H100").  What is not here
 # is as on an H200; "short", "tiles" and "copy" are, too, but their bytes, which are scaled by the
-# bandwidth of copies.  Scatter and "small" are fitted to matrices from 384 x 384 on.
+# bandwidth of copies.  Scatter, "small", and the panels of float32 and float64 are fitted to
+# matrices from 384 x 384 on.
 H100_LINES = H200_LINES | {
     "stream/8": Line(4.58e-6, 1.18e-13, 2.68e-13),
     "stream/16": Line(5.66e-6, 1.62e-13, 2.37e-13),
@@ -143,11 +162,11 @@ H100_LINES = H200_LINES | {
     "gather/4": Line(1.83e-6, 0.0, 3.53e-13),
     "gather/8": Line(2.96e-6, 0.0, 3.45e-13),
     "gather/16": Line(1.34e-5, 0.0, 4.07e-13),
-    "panel/8": Line(4.32e-6, 0.0, 3.23e-13),
-    "panel/64": Line(5.01e-6, 0.0, 2.39e-13),
-    "panel/512": Line(0.0, 1.89e-14, 2.97e-13),
-    "panel64/64": Line(1.66e-6, 0.0, 3.19e-13),
-    "panel64/512": Line(3.79e-6, 0.0, 2.88e-13),
+    "panel/8": Line(1.43e-6, 3.2e-13, 2.67e-13),
+    "panel/64": Line(2.7e-6, 0.0, 2.6e-13),
+    "panel/512": Line(3.65e-6, 8.36e-14, 1.57e-13),
+    "panel64/64": Line(3.02e-6, 0.0, 2.81e-13),
+    "panel64/512": Line(4.01e-6, 0.0, 2.62e-13),
     "rows/1": Line(2.7e-6, 0.0, 4.8e-13),
     "rows/2": Line(3.56e-6, 0.0, 4.6e-13),
     "rows/4": Line(4.23e-6, 0.0, 5.55e-13),
@@ -179,11 +198,14 @@ SHIPPED = {"NVIDIA H200": H200_LINES, "NVIDIA H100 80GB HBM3": H100_LINES}
 Limit = Literal["memory", "chip", "tensor", "clock"]
 LIMITS: dict[str, tuple[Limit, Limit]] = {
     "stream": ("chip", "memory"), "scatter": ("clock", "memory"), "base": ("clock", "memory"),
-    "gather": ("chip", "memory"), "rows": ("chip", "memory"),
+    "gather": ("chip", "memory"), "rows": ("chip", "memory"), "rows32": ("chip", "memory"),
+    "rows64": ("chip", "memory"),
     "panel16": ("chip", "chip"), "panel": ("chip", "chip"), "panel64": ("chip", "chip"),
     "slots": ("chip", "chip"), "regrouped": ("chip", "chip"), "overflow": ("chip", "memory"),
     "cublas": ("clock", "memory"), "small": ("clock", "memory"), "short": ("chip", "memory"),
-    "dense": ("tensor", "memory"), "plain": ("chip", "memory"), "int8": ("chip", "memory"),
+    "dense": ("tensor", "memory"), "vector32": ("chip", "memory"), "vector64": ("chip", "memory"),
+    "walk32": ("clock", "memory"), "walk64": ("clock", "memory"),
+    "plain32": ("chip", "memory"), "plain64": ("chip", "memory"), "int8": ("chip", "memory"),
     "tiles": ("chip", "memory"), "copy": ("chip", "memory"),
 }  # fmt: skip
 # Clocks of a multiprocessor for a dense product of 16 bits, relative to Hopper, by the data sheets

@@ -122,7 +122,8 @@ def _few_columns_times(h, n: int, lines, device: Chip) -> dict[str, float]:
     fits = hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
     if fits and hybrid_rows.refuses(k, dtype, n) is None:
         effort = hybrid_rows_plan.effort(rows_plan(h), dtype, device.multiprocessors)
-        times["rows"] = line_of(lines, "rows", n).seconds(*effort)
+        line = line_of(lines, _hybrid_lines.ROWS_LINES[dtype.itemsize], n)
+        times["rows"] = line.seconds(*effort)
     fits = device.most_shared >= gather_plan.PANEL_BYTES * (1 + gather_plan.MOST_HELD)
     if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
         effort = gather_plan.effort(gather_units(h), k, n, device)
@@ -210,15 +211,25 @@ def dense_time(
     if dtype.name == "int8":
         return line("int8").seconds(size * n, 0)
     nbytes = size * dtype.itemsize
+    if dtype.itemsize > ITEMSIZE:
+        return _plain_time(size * n, shape[1], nbytes, n, dtype.itemsize, lines)
     small = size < _hybrid_lines.SMALL
     few = line("small" if small else "cublas").seconds(shape[1], nbytes)
-    if dtype.itemsize == 2:
-        work = _hybrid_cost.dense_work(*shape, n, device.multiprocessors, density)
-        if n > SHORT_FROM[small]:
-            moved = nbytes + sum(shape) * n * dtype.itemsize
-            few = max(few, line("short").seconds(0, moved))
-        return max(few, line("dense").seconds(work, 0))
-    return max(few, line("plain").seconds(size * n, 0))
+    work = _hybrid_cost.dense_work(*shape, n, device.multiprocessors, density)
+    if n > SHORT_FROM[small]:
+        moved = nbytes + sum(shape) * n * dtype.itemsize
+        few = max(few, line("short").seconds(0, moved))
+    return max(few, line("dense").seconds(work, 0))
+
+
+def _plain_time(work: int, k: int, nbytes: int, n: int, itemsize: int, lines) -> float:
+    """Seconds of cuBLAS in float32 and float64, for `work` multiply-adds."""
+    bits = 8 * itemsize
+    if n == 1:
+        return line_of(lines, f"vector{bits}", n).seconds(0, nbytes)
+    walk, plain = line_of(lines, f"walk{bits}", n), line_of(lines, f"plain{bits}", n)
+    reading = walk.seconds(k, nbytes) - walk.seconds(k, 0)
+    return walk.seconds(k, 0) + max(reading, plain.seconds(work, 0))
 
 
 def _tile_time(h, n: int, lines) -> float:

@@ -55,8 +55,8 @@ class _Sample:
 def sample(cupy, shape: tuple[int, int], zeros: float, samples: dict[str, list]) -> None:
     """Add what each path takes by matrices of a shape and share of zeros, class by class.
 
-    Of small matrices only the paths for few columns are measured.  A sample is (elements, bytes,
-    seconds).
+    Of small matrices the paths for few columns are measured, and those of few non-zeros.  A sample
+    is (elements, bytes, seconds).
     """
     rng = cupy.random.default_rng(7)
     drawn = rng.standard_normal(shape, dtype=cupy.float32)
@@ -65,7 +65,7 @@ def sample(cupy, shape: tuple[int, int], zeros: float, samples: dict[str, list])
     groups = [_of_few(cupy, dense, 1 - zeros, rng)]
     if drawn.size >= SMALL:
         groups.append(_of_many(cupy, dense, 1 - zeros, rng))
-    if SMALL <= drawn.size <= MOST_PANEL:
+    if drawn.size <= MOST_PANEL:
         groups += [_of_panel(cupy, drawn, zeros, name, rng) for name in FEWER]
     for group in groups:
         _measure(cupy, list(group), samples)

@@ -197,6 +197,20 @@ def test_the_plan_fills_the_chip(chip, family, n, itemsize):
     assert nbytes > (2 + itemsize) * lengths.sum()
 
 
+@pytest.mark.parametrize(
+    ("shape", "zeros", "most"), [((768, 768), 0.9, 1024), ((2048, 2048), 0.9, 3300)]
+)
+def test_long_units_of_small_matrices_are_cut_until_there_are_enough(shape, zeros, most):
+    lengths = lengths_of("iid", shape, zeros)
+    units, fewer = plan(lengths), plan(lengths, multiprocessors=16)
+    assert units.words.max() <= most
+    assert len(units) >= min(132, lengths.sum() / most)
+    assert len(fewer) <= len(units)
+    few_words = lengths_of("iid", (768, 768), 0.99)
+    np.testing.assert_array_equal(plan(few_words).heights, 32)
+    assert plan(lengths_of("iid", (4096, 4096), 0.9)).words.max() > 3300
+
+
 @pytest.mark.parametrize("zeros", [0.9, 0.99])
 def test_few_columns_are_spread_over_the_chip(zeros):
     units = plan(lengths_of("iid", (4096, 4096), zeros))

@@ -418,6 +418,43 @@ def test_a_small_dense_product_is_by_its_row_and_a_large_one_by_its_bytes(n):
     assert large >= lines[_hybrid_lines.class_of("cublas", n)].seconds(4096, 32 << 20)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "n", "microseconds"),
+    [
+        ("float32", (1024, 1024), 1, 3.9), ("float32", (768, 3072), 32, 19.0),
+        ("float32", (2048, 2048), 256, 55.0), ("float32", (4096, 4096), 8, 42.7),
+        ("float64", (2048, 2048), 8, 19.2), ("float64", (4096, 4096), 1024, 562.0),
+    ],
+)  # fmt: skip
+def test_dense_products_of_wide_types_take_about_what_they_took(dtype, shape, n, microseconds):
+    """On an H100."""
+    lines = _hybrid_lines.H100_LINES
+    seconds = _hybrid_predict.dense_time(shape, lookup(dtype), n, lines, H200, 0.1)
+    assert seconds == pytest.approx(1e-6 * microseconds, rel=0.2)
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("float64", 8)])
+@pytest.mark.parametrize("n", [1, 8, 64])
+def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
+    monkeypatch, dtype, itemsize, n
+):
+    monkeypatch.setattr(_hybrid_fit, "lines", lambda number: _hybrid_lines.H100_LINES)
+    monkeypatch.setattr(_hybrid_predict, "chip", lambda number: H200)
+    lengths = np.full(1024, 51)
+    known = {
+        "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(lengths, 1024)),
+        "panel units": SimpleNamespace(value=hybrid_panel_plan.plan(lengths, itemsize)),
+        "stored tiles": SimpleNamespace(value=256.0),
+    }
+    h = SimpleNamespace(
+        tiles=SimpleNamespace(dtype=lookup(dtype), grid=(16, 16), nbytes=1e6), size=1 << 20,
+        shape=(1024, 1024), density=0.05, nnz=51 << 10, device="cuda:0",
+        prepared=lambda name, make: known[name],
+    )  # fmt: skip
+    times = _hybrid_predict.predictions(h, n)
+    assert _hybrid_dispatch._best(times)[0] in ("panel", "rows")
+
+
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
     known = {
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(np.full(4096, 410), 4096)),

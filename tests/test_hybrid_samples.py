@@ -75,17 +75,21 @@ def test_every_figure_of_the_model_is_measured(measured, large):
     samples = {name: [] for name in H200_LINES}
     _hybrid_samples.sample(np, (256, 128), 0.8, samples)
     left_out = {name.partition("/")[0] for name, rows in samples.items() if not rows}
-    assert left_out == {"small", "short", "plain", "int8", "tiles", "copy"}
+    assert left_out == {
+        "small", "short", "vector32", "vector64", "walk32", "walk64", "plain32", "plain64",
+        "rows32", "rows64", "int8", "tiles", "copy",
+    }  # fmt: skip
     assert {len(row) for rows in samples.values() for row in rows} == {3}
     few = [len(one.calls) for one in measured if len(one.calls) > 1]
     assert set(few) == {4, 8}  # the dense product's four, and copies
 
 
-def test_small_matrices_are_measured_by_few_columns(measured):
+def test_small_matrices_are_measured_by_few_columns_and_of_few_non_zeros(measured):
     samples = {name: [] for name in H200_LINES}
     _hybrid_samples.sample(np, (256, 128), 0.8, samples)
     found = {name.partition("/")[0] for name, rows in samples.items() if rows}
-    assert found == {"stream", "scatter", "base", "gather", "rows", "small"}
+    panels = {"panel16", "panel", "panel64"}
+    assert found == {"stream", "scatter", "base", "gather", "rows", "small"} | panels
     assert samples["small/512"] == [(128, 65536, 5e-6)] * 4
     assert not next(one for one in measured if one.line == "small/512").captured
 
