@@ -21,9 +21,8 @@ from sparse24.kernels._simd_spread import Spread
 # int8 meets int16 where bytes can be spread and pairs of products added in one instruction.
 _PAIRS = {"avx512f", "avx512vbmi2", "avx512bw", "avx512vl"} <= FEATURES
 INTEGERS = "int16" if _PAIRS else "int32"
-AVAILABLE = ("float32", INTEGERS, "float64")[: {64: 3, 32: 2}.get(VECTOR_BYTES, 0)]
-
-SPREAD = {64: ("float32", "int32", "float64"), 32: ("float32", "int32")}.get(VECTOR_BYTES, ())
+AVAILABLE = ("float32", INTEGERS, "float64") if VECTOR_BYTES >= 32 else ()
+SPREAD = ("float32", "int32", "float64") if VECTOR_BYTES >= 32 else ()
 
 
 def lanes_of(itemsize: int) -> int:

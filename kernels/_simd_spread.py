@@ -1,7 +1,7 @@
 """How stored elements of a row are spread over their columns, as LLVM vector code.
 
 AVX-512 has an instruction for it, AVX2 a permutation whose order a table gives for each byte of
-the mask.
+the mask, of float64 for each half of a byte.
 
 Where *half* of each four or eight columns is stored, as in 2:4, the next vector begins where the
 last one ends, and its elements fit in half a vector.  AVX2 then spreads them byte by byte, which
@@ -34,6 +34,15 @@ def _places_by_byte() -> bytes:
     return places.tobytes()
 
 
+def _places_by_nibble() -> bytes:
+    """For each mask of 4 columns of float64, the halves of the stored elements that they take."""
+    places = np.full((16, 4, 2), -1, "<i4")
+    for mask, lanes in enumerate(places):
+        held = [lane for lane in range(4) if mask >> lane & 1]
+        lanes[held] = np.arange(2 * len(held)).reshape(-1, 2)
+    return places.tobytes()
+
+
 def _bytes_by_mask(size: int) -> bytes:
     """For each mask of 8 columns, where the bytes of their elements are among those stored.
 
@@ -52,17 +61,17 @@ def _bytes_by_mask(size: int) -> bytes:
 
 
 class _Table:
-    """Lines of constant bytes, one for each mask of 8 columns.
+    """Lines of constant bytes, one for each mask of 8 columns, or of so many that there are `lines`.
 
     Numba is given them once for a loop and as words: it takes longer to read text than to compile.
     """
 
-    def __init__(self, emit: Emit, name: str, content: bytes):
+    def __init__(self, emit: Emit, name: str, content: bytes, lines: int = 256):
         words = np.frombuffer(content, "<i8")
         kind = ir.ArrayType(I64, words.size)
         constant = ir.Constant(kind, words.tolist())
         table = cgutils.global_constant(emit.builder, name, constant)
-        self._emit, self._width = emit, len(content) // 256
+        self._emit, self._width = emit, len(content) // lines
         self._first = emit.builder.bitcast(table, _I8.as_pointer())
 
     def line(self, bits):
@@ -134,7 +143,9 @@ class Spread:
 
     def __init__(self, emit: Emit, kind: types.Type, *, zeros: bool):
         self.emit, self.kind, self.zeros = emit, kind, zeros
-        if VECTOR_BYTES == 32:
+        if VECTOR_BYTES == 32 and emit.bytes == 8:
+            self.places = _Table(emit, "places_by_nibble", _places_by_nibble(), 16)
+        elif VECTOR_BYTES == 32:
             self.places = _Table(emit, "places_by_byte", _places_by_byte())
 
     def __call__(self, values, masks, t):
@@ -143,9 +154,15 @@ class Spread:
         at = emit.at(masks, builder.mul(t, I64(emit.lanes // 8)))
         word = builder.bitcast(at, ir.IntType(emit.lanes).as_pointer())
         bits = builder.load(word, align=1)
-        spread = self._of_bytes if emit.bytes == 2 else self._of_vectors
-        vector, flags = spread(values, bits)
+        vector, flags = self._spread(values, bits)
         return vector, flags, builder.zext(builder.ctpop(bits), I64)
+
+    def _spread(self, values, bits):
+        if self.emit.bytes == 2:
+            return self._of_bytes(values, bits)
+        if self.emit.bytes == 8 and VECTOR_BYTES == 32:
+            return self._of_fours(values, bits)
+        return self._of_vectors(values, bits)
 
     def _of_bytes(self, values, bits):
         emit, builder = self.emit, self.emit.builder
@@ -170,6 +187,26 @@ class Spread:
         if self.zeros:
             moved = emit.builder.select(flags, moved, ir.Constant(emit.vector, None))
         return moved, flags
+
+    def _of_fours(self, values, bits):
+        """Of float64 four columns at a time, as AVX2 permutes eight words: two for each element."""
+        emit, builder = self.emit, self.emit.builder
+        four = Emit(emit.context, builder, emit.element, 4)
+        words, wholes = ir.VectorType(ir.FloatType(), 8), ir.VectorType(I64, 4)
+        low, high = builder.and_(bits, _I8(15)), builder.lshr(bits, _I8(4))
+        moved, orders = [], []
+        for mask, first in ((low, I64(0)), (high, builder.zext(builder.ctpop(low), I64))):
+            stored = builder.bitcast(four.load(emit.at(values, first)), words)
+            order = builder.bitcast(self.places.line(mask), ir.VectorType(I32, 8))
+            part = emit.intrinsic("llvm.x86.avx2.permps", words, stored, order)
+            moved.append(builder.bitcast(part, four.vector))
+            orders.append(builder.bitcast(order, wholes))
+        both = ir.Constant(ir.VectorType(I32, 8), list(range(8)))
+        vector, order = (builder.shuffle_vector(*parts, both) for parts in (moved, orders))
+        flags = builder.icmp_signed(">=", order, ir.Constant(order.type, [0] * 8))
+        if self.zeros:
+            vector = builder.select(flags, vector, ir.Constant(emit.vector, None))
+        return vector, flags
 
     def _flags(self, bits):
         return self.emit.builder.bitcast(bits, ir.VectorType(_I1, self.emit.lanes))

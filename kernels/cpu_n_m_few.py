@@ -27,7 +27,9 @@ _BLOCK_BYTES = 1 << 18  # of A, which stay in the L2 cache for all columns
 WORD = 64  # columns to which masks are filled up, with zeros
 # Runs of columns up to which this is faster than the kernel for many columns where every column of
 # A is stored (measured with 3:32 to 7:8): this takes its time for columns, the other for elements.
-_RUNS_OF_FULL = {"int8": 19.0, "float64": 3.0} if _simd_expand.VECTOR_BYTES == 64 else {}
+_RUNS_OF_FULL = {64: {"int8": 19.0, "float64": 3.0}, 32: {"float64": 2.0}}.get(
+    _simd_expand.VECTOR_BYTES, {}
+)
 _RUNS_OF_OTHERS = 7.0 if _simd_expand.VECTOR_BYTES == 64 else 3.0
 
 

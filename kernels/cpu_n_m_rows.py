@@ -28,6 +28,7 @@ _FEW_COLUMNS = 16  # of b, up to which this is used
 # for what is expanded once (measured; of two threads those of BLAS and these wait for each other).
 _FEW_OF_AVX2 = {"int8": 12}
 _FEW_OF_AVX2_OTHERS = 7
+_FEW_IN_FOURS = 8  # of float64 with AVX2, which spreads four columns at a time, but for halves
 _STRIP = 512  # columns, or some more
 
 
@@ -125,8 +126,11 @@ def pays(columns: int, dtype: DType, pattern: tuple[int, int] = PATTERN) -> bool
     if _simd_expand.VECTOR_BYTES == 32 and threads() == 1:
         most = _FEW_OF_AVX2.get(dtype.name, _FEW_OF_AVX2_OTHERS)
     work = work_type(dtype)
-    spreads = work.name in _simd_expand.SPREAD or is_half(*pattern, work.itemsize)
-    return columns <= most and spreads
+    if is_half(*pattern, work.itemsize):
+        return columns <= most
+    if _simd_expand.VECTOR_BYTES == 32 and work.itemsize == 8:
+        most = min(most, _FEW_IN_FOURS)
+    return columns <= most and work.name in _simd_expand.SPREAD
 
 
 def work_type(dtype: DType) -> np.dtype:

@@ -61,7 +61,7 @@ def test_machines_without_wide_vectors():
 @pytest.mark.skipif(not AVX2 <= _simd_expand.FEATURES, reason="this machine has no AVX2")
 def test_machines_without_avx_512():
     """By 50 columns the panels of float64 have 8, 4 and 1 vectors, those of others 4, 2 and 1."""
-    n_m = N_M.format(available=("float32", "int32"), columns=(1, 7, 50))
+    n_m = N_M.format(available=("float32", "int32", "float64"), columns=(1, 7, 50))
     features = ",".join(f"+{x}" for x in AVX2)
     script = TWO_FOUR.format(vector_bytes=32) + n_m
     # A machine that is one itself runs its own kernels, which other tests have compiled.

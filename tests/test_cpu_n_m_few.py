@@ -245,7 +245,21 @@ def test_one_thread_with_short_vectors_leaves_more_columns_to_blas(
     monkeypatch, vector_bytes, threads, dtype, most
 ):
     monkeypatch.setattr(_simd_expand, "VECTOR_BYTES", vector_bytes)
-    monkeypatch.setattr(_simd_expand, "SPREAD", ("float32", "int32"))
+    monkeypatch.setattr(_simd_expand, "SPREAD", ("float32", "int32", "float64"))
     monkeypatch.setattr(cpu_n_m_rows, "threads", lambda: threads)
     assert cpu_n_m_rows.pays(most, _dtypes.TABLE[dtype])
     assert not cpu_n_m_rows.pays(most + 1, _dtypes.TABLE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("vector_bytes", "threads", "pattern", "most"),
+    [(64, 2, (3, 5), 16), (32, 2, (3, 5), 8), (32, 1, (3, 5), 7), (32, 2, (2, 4), 16)],
+)
+def test_float64_in_fours_leaves_more_columns_to_blas(
+    monkeypatch, vector_bytes, threads, pattern, most
+):
+    monkeypatch.setattr(_simd_expand, "VECTOR_BYTES", vector_bytes)
+    monkeypatch.setattr(_simd_expand, "SPREAD", ("float32", "int32", "float64"))
+    monkeypatch.setattr(cpu_n_m_rows, "threads", lambda: threads)
+    assert cpu_n_m_rows.pays(most, _dtypes.TABLE["float64"], pattern)
+    assert not cpu_n_m_rows.pays(most + 1, _dtypes.TABLE["float64"], pattern)
