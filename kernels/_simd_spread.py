@@ -61,7 +61,7 @@ def _bytes_by_mask(size: int) -> bytes:
 
 
 class _Table:
-    """Lines of constant bytes, one for each mask of 8 columns, or of so many that there are `lines`.
+    """Lines of constant bytes: one for each mask of 8 columns, or of 4 if there are 16 `lines`.
 
     Numba is given them once for a loop and as words: it takes longer to read text than to compile.
     """
