@@ -228,8 +228,7 @@ def _plain_time(work: int, k: int, nbytes: int, n: int, itemsize: int, lines) ->
     if n == 1:
         return line_of(lines, f"vector{bits}", n).seconds(0, nbytes)
     walk, plain = line_of(lines, f"walk{bits}", n), line_of(lines, f"plain{bits}", n)
-    reading = walk.seconds(k, nbytes) - walk.seconds(k, 0)
-    return walk.seconds(k, 0) + max(reading, plain.seconds(work, 0))
+    return walk.seconds(k, 0) + max(walk.byte * nbytes, plain.seconds(work, 0))
 
 
 def _tile_time(h, n: int, lines) -> float:

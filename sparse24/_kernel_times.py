@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparse24 import _staging
+from sparse24._hybrid_lines import SMALL
 from sparse24._records import Problem
 from sparse24._staging import Variant
 from sparse24.kernels import sparse_tile
@@ -34,10 +35,10 @@ READING_LAUNCH = 2e-6  # seconds beside it, as in the model of `sparse_skinny`
 # with tiles of 32 columns, takes 2.2 to 2.8.
 SETUP, SETUP_COLUMNS = {"sparse_wgmma": 5e-7}, 8
 
-# cuBLAS multiplies a small matrix of 16 bits by blocks that walk along all of k.  It takes a
+# cuBLAS multiplies a `SMALL` matrix of 16 bits by blocks that walk along all of k.  It takes a
 # launch, a time for each element of k, and some of the time in which a copy moves the operands: 90
 # products of 384 x 384 to 2048 x 2048 by 1 to 2048 columns, on an H100, differ from that by 9 %.
-WALKED = 1 << 23  # elements of a matrix, at most
+# It is the line "small" of `H100_LINES`, told by the facts of a chip.
 WALK_LAUNCH, WALK_CLOCKS, WALK_READING = 2.7e-6, 2.3, 0.67
 
 # Times for fewer columns tell which configurations cannot be fast enough for more of them.
@@ -119,7 +120,7 @@ def _floor(kernel: str, problem: Problem, facts: dict[str, float]) -> float:
 def walking(problem: Problem, facts: dict[str, float]) -> float:
     """Seconds of a small dense product, at least; 0 if the matrix is large, or not of 16 bits."""
     m, n, k = problem.m, problem.n, problem.k
-    if problem.dtype not in ("float16", "bfloat16") or problem.batch > 1 or m * k >= WALKED:
+    if problem.dtype not in ("float16", "bfloat16") or problem.batch > 1 or m * k >= SMALL:
         return 0.0
     reading = 2 * (m * k + k * n + m * n) / facts["bandwidth"]
     return WALK_LAUNCH + WALK_CLOCKS * k / facts["clock_hz"] + WALK_READING * reading
