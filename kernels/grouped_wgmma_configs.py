@@ -12,13 +12,15 @@ from sparse24.kernels.sparse_wgmma_configs import MOST_STAGES, SHARED_MEMORY, Co
 GATE_BYTES = 16  # two barriers
 
 # Tiles for few columns a group, for some, for many, and for so many that groups fill wide tiles.
-# Raced on an H100 for layers of 8, 64 and 128 experts with 8 to 32768 tokens, unevenly shared:
-# docs/benchmarks/log_grouped.rst.
 FEW, SOME, MANY, MOST = (
     Config(128, 32, spans=2), Config(128, 64, spans=2), Config(256, 128), Config(128, 256),
 )  # fmt: skip
-FEW_COLUMNS, SOME_COLUMNS, MANY_COLUMNS = 16, 48, 400  # a group, on average
-MANY_WAVES = 3  # of the large tiles; with fewer, smaller ones fill the chip better
+# What a wave of each takes, relative to the first.  Raced on an H100 for 17 layers of 2 to 256
+# experts with 4 to 32768 tokens, unevenly shared; the tile that is chosen takes 1.008 times as long
+# as the fastest: docs/benchmarks/log_grouped.rst.
+COSTS = {FEW: 1.0, SOME: 1.2, MANY: 3.0, MOST: 2.8}
+PARTLY_FILLED = 0.6  # tiles of a group, beside those that it fills
+BEFORE = 0.3  # waves that would fit in before the first one begins
 PROMOTED = Config(128, 128, spans=2)  # whose sums fit into the registers twice
 
 
@@ -26,13 +28,13 @@ def choose(groups: int, rows: int, columns: int, types: Types, multiprocessors: 
     """The tile for matrices of so many rows, and so many columns of all groups together."""
     if types.promotes:
         return PROMOTED
-    each = columns / groups
-    if each <= FEW_COLUMNS:
-        return FEW
-    if each > MANY_COLUMNS:
-        return MOST
-    tiles = -(-rows // MANY.block_m) * (columns / MANY.block_n + groups / 2)
-    return MANY if each > SOME_COLUMNS and tiles >= MANY_WAVES * multiprocessors else SOME
+
+    def cost(tile: Config) -> float:
+        of_groups = columns / tile.block_n + PARTLY_FILLED * min(groups, columns)
+        waves = -(-rows // tile.block_m) * of_groups / multiprocessors
+        return COSTS[tile] * (max(1, waves) + BEFORE)
+
+    return min(COSTS, key=cost)
 
 
 @functools.cache

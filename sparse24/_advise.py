@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparse24 import _arrays, _check, _chip_facts, _dtypes, _kernel_times, _planner, _tuning_cache
+from sparse24 import (
+    _arrays,
+    _check,
+    _chip_facts,
+    _dtypes,
+    _kernel_corrections,
+    _kernel_times,
+    _planner,
+    _tuning_cache,
+)
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError
 from sparse24._records import Problem
@@ -146,7 +155,7 @@ def _dense_seconds(problem: Problem, facts: dict[str, float]) -> float:
 
     if problem.dtype not in CUBLAS_FLOPS_PER_CLOCK:
         predicted = dense.predict(problem, dense.Config(), facts)
-        return max(predicted, _kernel_times.walking(problem, facts))
+        return max(predicted, _kernel_corrections.walking(problem, facts))
     flops = 2.0 * problem.m * problem.n * problem.k
     rate = CUBLAS_FLOPS_PER_CLOCK[problem.dtype] * facts["sms"] * facts["clock_hz"]
     moved = problem.m * problem.k + problem.k * problem.n + 2 * problem.m * problem.n

@@ -17,10 +17,9 @@ from sparse24._records import Compressed24, Fused, Problem
 from sparse24.kernels import sparse_tile
 
 # Shares of copy speed, measured on an H200: of a strided copy of an operand, which reads or writes
-# single elements, and of the kernel `transpose`.
-STAGING_EFFICIENCY = 0.25
-TRANSPOSE_EFFICIENCY = 0.7
-STAGING_LAUNCH = 4e-6  # seconds
+# single elements, and of the kernel `transpose`, behind which the product begins early.
+STAGING_EFFICIENCY, STAGING_LAUNCH = 0.25, 4e-6  # seconds
+TRANSPOSE_EFFICIENCY, TRANSPOSE_LAUNCH = 0.7, 3e-6
 
 # Kernels that store results of any strides: where the copy engine (TMA) cannot write, their threads
 # do, element by element, each warp whole lines of memory.
@@ -35,7 +34,7 @@ STORES_NO_MORE = (
 ASKS_FOR_LINES = ("sparse_wgmma",)
 # Kernels that read a b of any strides, element by element, and the seconds that a block takes for
 # each element of its tile.  docs/benchmarks/log_gemm.rst, "Odd sizes".
-READ_BY_ELEMENT, ELEMENT_SECONDS = ("sparse_mma", "sparse_skinny"), 0.9e-9
+READ_BY_ELEMENT = {"sparse_mma": 0.9e-9, "sparse_skinny": 0.42e-9}
 
 
 class Variant(NamedTuple):
@@ -82,14 +81,17 @@ def variants(problem: Problem) -> list[Variant]:
 
 def seconds(variant: Variant, original: Problem, bandwidth: float) -> float:
     """What the copies take, at so many bytes a second of a plain copy."""
-    p, moved = original, 0.0
+    p, moved, launches = original, 0.0, 0.0
     if variant.stage_b:
-        share = TRANSPOSE_EFFICIENCY if p.b_order == "row" else STAGING_EFFICIENCY
+        turned = p.b_order == "row"
+        share = TRANSPOSE_EFFICIENCY if turned else STAGING_EFFICIENCY
         moved += p.k * p.n * _b_itemsize(p) * (p.batch if p.b_batched else 1) / share
+        launches += TRANSPOSE_LAUNCH if turned else STAGING_LAUNCH
     if variant.stage_out:
         itemsize = _dtypes.numpy_dtype(p.out_dtype).itemsize
         moved += p.m * p.n * p.batch * itemsize / STAGING_EFFICIENCY
-    return 2 * moved / bandwidth + STAGING_LAUNCH * (variant.stage_b + variant.stage_out)
+        launches += STAGING_LAUNCH
+    return 2 * moved / bandwidth + launches
 
 
 def reading(kernel: str, problem: Problem, config: Any, sms: float) -> float:
@@ -97,7 +99,7 @@ def reading(kernel: str, problem: Problem, config: Any, sms: float) -> float:
     if kernel not in READ_BY_ELEMENT or (problem.aligned and problem.b_order != "strided"):
         return 0.0
     waves = -(-sparse_tile.tiles(problem, config) // sms)
-    return waves * config.n * problem.k / config.split * ELEMENT_SECONDS
+    return waves * config.n * problem.k / config.split * READ_BY_ELEMENT[kernel]
 
 
 def _b_itemsize(problem: Problem) -> int:

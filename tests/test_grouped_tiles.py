@@ -8,7 +8,14 @@ import re
 import pytest
 
 from sparse24._records import PLAIN, Problem
-from sparse24.kernels import grouped, grouped_mma, grouped_wgmma, rings, sparse_tile
+from sparse24.kernels import (
+    grouped,
+    grouped_mma,
+    grouped_wgmma,
+    grouped_wgmma_configs,
+    rings,
+    sparse_tile,
+)
 
 TWO_BYTES = Problem(
     256, 64, 128, 8, "bfloat16", "bfloat16", "bfloat16", "column", "column", a_batched=True,
@@ -67,6 +74,23 @@ def test_tiles_fit_and_grow_with_the_columns_of_a_group(capability, itemsize):
     widths = [tile.n for tile in chosen]
     assert widths == sorted(widths)
     assert widths[0] < widths[-1]
+
+
+def test_hopper_tiles_follow_the_work():
+    """The fastest of four, as raced on an H100: few experts fill large tiles with fewer tokens."""
+    of = grouped.types_of(
+        "bfloat16", "bfloat16", "bfloat16", "int32", PLAIN, gated=False, fast_accumulation=True
+    )
+    few, some, many, most = grouped_wgmma_configs.COSTS
+    choose = lambda *sizes: grouped_wgmma_configs.choose(*sizes, of, 132)  # noqa: E731
+    for groups, rows, chosen in (
+        (8, 4096, {64: few, 2048: many, 8192: most}),
+        (2, 11008, {4: few, 256: many, 1024: many, 16384: most}),
+        (128, 768, {64: few, 512: few, 4096: some, 32768: many}),
+    ):
+        assert {n: choose(groups, rows, n) for n in chosen} == chosen
+    promoted = of._replace(dtype="float8_e4m3fn", fast_accumulation=False)
+    assert grouped_wgmma_configs.choose(8, 4096, 64, promoted, 132) != few
 
 
 def test_a_specialisation_serves_a_kind_of_epilogue():

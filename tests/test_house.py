@@ -30,7 +30,7 @@ FLOORS = (
     ("kernels", "kernels.*"),
     ("_autotune", "_backend", "_calibration", "_chip_facts", "_compress_records", "_cuda_graphs",
      "_dispatch", "_elementwise", "_evidence", "_finish", "_foreign", "_fuse", "_grouped_*",
-     "_hybrid_*", "_jax_arrays", "_kernel_times", "_moved_layout", "_planner", "_product",
+     "_hybrid_*", "_jax_arrays", "_kernel_*", "_moved_layout", "_planner", "_product",
      "_prune_methods", "_prune_rule", "_ready", "_ready_cpu", "_record_parts", "_refit", "_replay",
      "_select", "_shared_plans", "_sparsegpt", "_staging", "_storage", "_target",
      "_torch_functions", "_tuning_cache"),

@@ -19,6 +19,7 @@ from sparse24 import (
     _chip_facts,
     _compress_records,
     _dtypes,
+    _kernel_corrections,
     _kernel_times,
     _planner,
     _tuning_cache,
@@ -49,11 +50,11 @@ def test_a_small_dense_product_with_long_rows_takes_longer_than_its_bytes(h200, 
     of_small = problem(m=m, n=128, k=k, out_order="column")
     assert _planner.choose(of_small, 0, dense=True).kernel == "sparse_wgmma"
     dense = _planner.choose(of_small, 0, dense=True, algorithm="dense").seconds
-    assert dense > _kernel_times.WALK_LAUNCH + 1.1e-9 * k
+    assert dense > _kernel_corrections.WALK_LAUNCH + 1.1e-9 * k
     assert s24.advise((m, k), tokens=128).speedup[0] > 1.2
     facts = _chip_facts.facts(0)
-    assert _kernel_times.walking(problem(m=8192, n=128, k=k), facts) == 0
-    assert _kernel_times.walking(problem(m=m, n=128, k=k, dtype="float32"), facts) == 0
+    assert _kernel_corrections.walking(problem(m=8192, n=128, k=k), facts) == 0
+    assert _kernel_corrections.walking(problem(m=m, n=128, k=k, dtype="float32"), facts) == 0
 
 
 def test_of_products_as_short_as_a_launch_few_columns_go_to_the_kernel_for_them(h200):

@@ -115,7 +115,14 @@ def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], 
 
 
 def _of_type(dtype: str, least_zeros: float) -> Callable[[Case], bool]:
-    return lambda c: c["dtype"] == dtype and c["zeros"] >= least_zeros
+    return lambda c: c["dtype"] == dtype and c["family"] != "small" and c["zeros"] >= least_zeros
+
+
+def _small(dtype: str, zeros: tuple[float, ...], low: int, high: int) -> Callable[[Case], bool]:
+    return lambda c: (
+        c["family"] == "small" and c["dtype"] == dtype and c["zeros"] in zeros
+        and low <= c["n"] <= high
+    )  # fmt: skip
 
 
 HEADLINES = (
@@ -155,9 +162,11 @@ HEADLINES = (
     Headline("unstructured, log-normal rows, 90 % zeros, 1 to 8 columns", "hybrid", "best",
              _hybrid("row_skewed", 0.9, 1, 8)),
     Headline("unstructured, layers of 0.6 to 4.2 million elements, 80 % zeros, 8 to 64 columns",
-             "hybrid", "best", _hybrid("small", 0.8, 8, 64)),
+             "hybrid", "best", _small("float16", (0.8,), 8, 64)),
     Headline("unstructured float32, 90 to 99 % zeros, 8 to 4096 columns", "hybrid", "best",
              _of_type("float32", 0.9)),
+    Headline("unstructured float32, layers of 0.6 to 4.2 million elements, 90 to 99 % zeros, 1 to "
+             "128 columns", "hybrid", "best", _small("float32", (0.9, 0.97, 0.99), 1, 128)),
     Headline("unstructured float64, 95 and 99 % zeros, 64 and 512 columns", "hybrid", "best",
              _of_type("float64", 0.95)),
     Headline("linear layer, forward and backward, pruned at each step", "training",

@@ -14,7 +14,8 @@
 // that share rows along k, both in a fixed order.
 //
 // Compiled with COLUMNS (1, 2, 4, 8: of a block), PAIRS, PARTS, B_COLUMN (1: 16-byte loads along k of b), and the
-// macros of epilogue.cuh.  Where n exceeds COLUMNS, further blocks take the other columns.
+// macros of epilogue.cuh.  Where n exceeds COLUMNS, further blocks take the other columns.  A b whose rows are
+// contiguous is read kWide columns at a time, wherever that is one aligned load.
 //
 // Reference: reference.matmul and apply_epilogue.  Launcher: kernels/sparse_matvec.py.
 #include "epilogue.cuh"
@@ -75,7 +76,33 @@ struct Rows {
     }
 };
 
-// This warp's share of the rows of b of a step.
+// Whether kWide columns of each row of b are one load.
+inline bool has_lines(const float* b, const Shape& s) {
+    return s.b_column == 1 && s.b_row % kWide == 0 && reinterpret_cast<unsigned long long>(b) % sizeof(Line) == 0;
+}
+
+// This warp's share of the rows of b of a step, by lines.  Eight neighbouring lanes load the same place of eight spans,
+// and store to all banks; the four of a warp load four neighbouring rows of each span, which often share a line of
+// memory.
+inline void load_lines(Step& to, const float* b, const Shape& s, int step, int column0, int warp) {
+    constexpr int octets = 4;  // of spans, and of places that a warp loads at once
+    const int lane = threadIdx.x % 32;
+    for (int i = warp; i < kPlanes * kSpan; i += kRowWarps) {
+        const int plane = i / kSpan, span = i % octets * 8 + lane % 8, place = i / octets % (kSpan / 4) * 4 + lane / 8;
+        const int k = step * kStep + span * kSpan + place, column = column0 + plane * kWide;
+        const float* from = b + k * s.b_row + column;
+        Line line = {};
+        if (k < s.k && column + kWide <= s.n) {
+            line = *reinterpret_cast<const Line*>(from);
+        } else if (k < s.k) {
+#pragma unroll
+            for (int c = 0; c < kWide; ++c) line.x[c] = column + c < s.n ? from[c] : 0.0f;
+        }
+        to[plane][place][span] = line;
+    }
+}
+
+// The same for a b of any strides.
 inline void load_b(Step& to, const float* b, const Shape& s, int step, int column0, int warp) {
     const int lane = threadIdx.x % 32, k0 = step * kStep + lane * kSpan;
     for (int i = warp; i < kPlanes * kSpan / 4; i += kRowWarps) {
@@ -150,6 +177,7 @@ sparse_matvec(const char* values, const char* packed, const float* b, Scalar<Kin
     const int first_pair = blockIdx.x / tiles_n % tiles_m * kBlockPairs + warp * PAIRS;
     const Rows rows(values + batch * s.a_batch, packed + batch * s.meta_batch, first_pair);
     b += batch * s.b_batch;
+    const bool by_lines = !B_COLUMN && kWide > 1 && has_lines(b, s);
     let_next_start();
     wait_for_previous();
 
@@ -163,7 +191,10 @@ sparse_matvec(const char* values, const char* packed, const float* b, Scalar<Kin
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) now[i] = next[i];
         rows.load(next, s, step + PARTS);
-        load_b(of_b, b, s, step, column0, warp);
+        if (by_lines)
+            load_lines(of_b, b, s, step, column0, warp);
+        else
+            load_b(of_b, b, s, step, column0, warp);
         __syncthreads();  // one for each round is enough: the buffer is written again two rounds later
         multiply(sums, now, of_b);
     }

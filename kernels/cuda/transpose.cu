@@ -11,6 +11,8 @@
 // reads at once lie in different banks (4-byte elements: there are twice as many words, of which some share a bank).
 //
 // Reference: reference.transpose.  Launcher: kernels/transpose.py.  Memory-bound.
+#include "programmatic.cuh"
+
 #if BYTES == 1
 using Word = unsigned char;
 #elif BYTES == 2
@@ -36,6 +38,8 @@ transpose(const Word* in, long long in_pitch, long long in_batch, Word* out, lon
     const int batch = blockIdx.x / tiles_n / tiles_k;
     in += batch * in_batch;
     out += batch * out_batch;
+    let_next_start();
+    wait_for_previous();
 
     for (int i = threadIdx.x; i < kTile * kVectors; i += kThreads) {
         const int row = i / kVectors, column = i % kVectors * kPer, inside = n - n0 - column;

@@ -221,6 +221,9 @@ def plan_float32():
     for family in ("iid", "row_skewed"):
         for zeros in FLOAT32_ZEROS:
             yield family, SHAPES[0], zeros, FLOAT32_COLUMNS
+    for shape in SMALL:
+        for zeros in FLOAT32_ZEROS:
+            yield "small", shape, zeros, SMALL_COLUMNS[::2]
 
 
 def plan_float64():

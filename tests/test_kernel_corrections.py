@@ -1,0 +1,73 @@
+"""What is added to the kernels' models: choices that a survey of an H100 found to be faster."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sparse24 import _kernel_corrections, _planner, _tuning_cache
+from sparse24._records import Problem
+from sparse24.kernels import sparse_skinny, sparse_split, sparse_tile
+
+H100 = {"sms": 132.0, "clock_hz": 1.98e9, "bandwidth": 2.92e12}
+
+
+def problem(m, n, k, dtype="float16", order="column", **fields) -> Problem:
+    out = {"int8": "int32", "float8_e4m3fn": "bfloat16"}.get(dtype, dtype)
+    return Problem(m, n, k, 1, dtype, dtype, out, order, order, **fields)
+
+
+def chosen(case: Problem) -> _planner.Candidate:
+    scale = lambda kernel: _tuning_cache.SCALES.get(kernel, 1.0)  # noqa: E731
+    return _planner.fastest(case, H100, dense=False, scale=scale)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("n", [1, 8])
+def test_few_rows_are_read_by_as_many_multiprocessors_as_possible(dtype, n):
+    """64 blocks of 64 rows took 1.2 to 1.3 times as long as 128 blocks."""
+    choice = chosen(problem(4096, n, 4096, dtype))
+    assert choice.kernel == "sparse_skinny"
+    assert sparse_tile.tiles(choice.problem, choice.settings) == 128
+    assert chosen(problem(11008, n, 4096, dtype)).settings.m == 64
+
+
+def test_float8_in_rows_is_not_multiplied_from_too_few_registers():
+    """It took seven times as long where blocks of `sparse_skinny` had 32 columns."""
+    for m, k in ((768, 768), (4096, 1024), (2048, 2048)):
+        choice = chosen(problem(m, 32, k, "float8_e4m3fn", "row"))
+        assert choice.kernel != "sparse_skinny" or choice.settings.wgmma
+
+
+@pytest.mark.parametrize("n", [3, 7])
+def test_odd_columns_of_a_small_matrix_are_read_by_element(n):
+    case = problem(1024, n, 4096, order="row", aligned=False, b_in_lines=False)
+    assert not chosen(case).copies
+    assert chosen(dataclasses.replace(case, m=11008, k=8192)).copies
+
+
+def test_a_copy_for_bytes_in_rows_pays_for_large_matrices_only():
+    assert chosen(problem(768, 64, 768, "int8", "row")).kernel == "sparse_mma"
+    assert chosen(problem(11008, 64, 4096, "int8", "row")).copies
+
+
+def test_clusters_of_float32_cost_more_in_several_waves():
+    case = problem(11008, 2048, 4096, "float32")
+    whole, shared = (
+        next(c for c in sparse_split.configs(case) if c.name == f"128x192x128{parts}")
+        for parts in ("", "k2")
+    )
+    added = [_kernel_corrections.beside("sparse_split", case, c, H100) for c in (whole, shared)]
+    assert added[1] - added[0] > 0.1 * sparse_split.predict(case, shared, H100)
+    assert chosen(case).settings == whole
+
+
+def test_reading_is_bounded_by_multiprocessors_only_from_memory():
+    least = lambda case: {  # noqa: E731
+        c.name: _kernel_corrections.least("sparse_skinny", case, c, H100)
+        for c in sparse_skinny.configs(case)
+    }
+    large, small = least(problem(4096, 1, 4096)), least(problem(768, 1, 768))
+    assert large["64x8x256_g4x1x1_s4_p1"] > 1.3 * large["32x8x512_w1x1x4_s4_p1"]
+    assert len(set(small.values())) == 1
