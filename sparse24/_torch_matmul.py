@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sparse24 import _check
 from sparse24 import _torch_ops as ops
-from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._torch_matrix import PackedMatrix
 from sparse24._torch_views import view
 
@@ -37,6 +38,14 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     fused = bias if fits else None
     y = ops.product(b.parts, *b.stored_shape, a, fused, form)
     return y if bias is None or fused is not None else _sum(bias, y)
+
+
+def mm_out(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+    y = mm(a, b)
+    _check.same_shape(out.shape, y.shape, argument="out", other="the product")
+    if out.dtype != y.dtype:
+        raise DTypeError(f"out must have dtype {y.dtype}, got {out.dtype}")
+    return out.copy_(y)
 
 
 def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:

@@ -200,6 +200,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.split_with_sizes.default: _torch_views.split_in,
     _aten.bmm.default: _torch_matmul.bmm,
     _aten.mm.default: _torch_matmul.mm,
+    _aten.mm.out: _torch_matmul.mm_out,
     _aten.mv.default: _torch_matmul.mv,
     _aten.addmm.default: _torch_matmul.addmm,
     _aten._native_multi_head_attention.default: _torch_fused.attention,

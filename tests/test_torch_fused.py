@@ -71,6 +71,15 @@ def test_encoder_layers(mode, layers_alone, batch_first, norm_first, activation)
         assert_same(ours, dense, lambda net: net(x, **both), keep)
 
 
+def test_masks_of_numbers_are_added_to_scores():
+    """As by torch's own steps; its fused layer leaves out all scores with a number beside them."""
+    dense = pruned(encoder_layer(batch_first=True))
+    ours, x, near = packed(dense), torch.randn(2, LENGTH, WIDTH), torch.randn(LENGTH, LENGTH)
+    want = dense(x, src_mask=near)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x, src_mask=near), want, **CLOSE)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
 def test_encoders_that_nest_padded_sequences(mode, which):
