@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _foreign, _torch_arithmetic, _torch_fused, _torch_matmul, _torch_views
+from sparse24 import (
+    _foreign,
+    _torch_arithmetic,
+    _torch_fused,
+    _torch_matmul,
+    _torch_reductions,
+    _torch_views,
+)
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._torch_matrix import PackedMatrix, undefined
@@ -26,8 +33,8 @@ class Sparse24Tensor(PackedMatrix):
     Made by `sparsify24` and `to_sparse_semi_structured`.  A number, or a tensor that broadcasts to
     its shape, is a factor or a divisor; zeros stay zeros.  ``-a`` and ``abs(a)``, rows and whole
     groups of columns (``a[:8]``, ``a[:, 4:8]``, ``a.split(8)``) and ``.to()`` give such a matrix
-    again, and ``a.sum()`` and ``torch.equal`` make the dense one to look at.  Other operations
-    raise; use `to_dense` first.
+    again.  ``a.sum()``, ``mean``, ``amax``, ``norm`` and their like, and ``torch.equal``, make the
+    dense matrix to look at.  Other operations raise; use `to_dense` first.
 
     ``torch.save`` stores it without the zeros, and ``torch.load`` checks it and takes it to any
     device, with ``weights_only`` once ``sparse24.torch`` is imported.
@@ -41,9 +48,10 @@ class Sparse24Tensor(PackedMatrix):
     Sparse24Tensor(shape=(4, 4), dtype=torch.float32, device=cpu, transposable=False)
     >>> torch.ones(1, 4) @ a.T
     tensor([[1., 1., 1., 1.]])
-    >>> (a[:2] / torch.tensor([[2.0], [4.0]])).to_dense()
-    tensor([[0.5000, 0.0000, 0.0000, 0.0000],
-            [0.0000, 0.2500, 0.0000, 0.0000]])
+    >>> scale = abs(a).amax(dim=1, keepdim=True) / 127
+    >>> (a[:2] / scale[:2]).to_dense()
+    tensor([[127.,   0.,   0.,   0.],
+            [  0., 127.,   0.,   0.]])
     """
 
     def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[override]
@@ -178,15 +186,6 @@ def _to_copy(a: Sparse24Tensor, *, dtype=None, device=None, **_) -> Sparse24Tens
     return a.converted(dtype, device)
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    a, b = (x.whole() if isinstance(x, PackedMatrix) else x for x in (a, b))
-    return torch.equal(a, b)
-
-
-def _sum(a: Sparse24Tensor, *axes: Any, **options: Any) -> Tensor:
-    return a.whole().sum(*axes, **options)
-
-
 _RULES: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: _torch_views.same,
     _aten.alias.default: _torch_views.same,
@@ -209,9 +208,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.div.Tensor: _torch_arithmetic.divide,
     _aten.neg.default: _torch_arithmetic.negative,
     _aten.abs.default: _torch_arithmetic.absolute,
-    _aten.sum.default: _sum,
-    _aten.sum.dim_IntList: _sum,
-    _aten.equal.default: _equal,
+    **_torch_reductions.RULES,
     _aten.clone.default: _clone,
     _aten._to_copy.default: _to_copy,
     _aten.copy_.default: _refuse_copy,

@@ -183,19 +183,6 @@ def test_gradients_that_would_be_sparse_are_refused():
         assert (packed * torch.ones(8, 16, requires_grad=True)).shape == (8, 16)
 
 
-def test_sums_and_equality_look_at_the_dense_matrix():
-    dense = s24.prune(torch.randn(8, 16))
-    w = st.to_sparse_semi_structured(dense)
-    assert torch.equal(w.sum(), dense.sum())
-    assert torch.equal(w.T.sum(0, keepdim=True), dense.T.sum(0, keepdim=True))
-    assert torch.equal(w, w.clone())
-    assert torch.equal(w, dense)
-    assert torch.equal(dense, w)
-    assert not torch.equal(w, 2 * w)
-    assert not torch.equal(w, w.T)
-    assert w.to_dense(torch.float64).dtype == torch.float64
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_factors_without_gradients(mode):
     dense, x = s24.prune(torch.randn(8, 16)), torch.randn(3, 16)
