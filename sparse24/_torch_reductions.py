@@ -34,5 +34,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b)
 
 
-RULES = {function: functools.partial(_reduced, function) for function in (*_LINEAR, *_OTHERS)}
-RULES[_aten.equal.default] = equal
+RULES: dict[Any, Callable[..., Any]] = {
+    _aten.equal.default: equal,
+    **{function: functools.partial(_reduced, function) for function in (*_LINEAR, *_OTHERS)},
+}
