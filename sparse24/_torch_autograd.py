@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _spec
+from sparse24 import _spec, _torch_samples
 from sparse24 import _torch_ops as ops
 from sparse24._torch_parts import in_type
 from sparse24._torch_transforms import first_derivative
@@ -45,7 +45,7 @@ def _weight_gradient(dy, x, rule: Rule, clock) -> Tensor:
     if not rule.samples:
         return dy.t() @ in_type(x, dy.dtype)  # a narrower x has met a wider weight
     clock = torch.zeros((), dtype=torch.int64) if clock is None else clock
-    parts = ops.pack_sample(dy.t(), rule.seed, clock)
+    parts = _torch_samples.pack_sample(dy.t(), rule.seed, clock)
     return ops.product(parts, dy.shape[1], dy.shape[0], x, None, "A@b")
 
 

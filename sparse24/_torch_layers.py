@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _replay, _torch_state
+from sparse24 import _check, _replay, _torch_samples, _torch_state
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ArgumentError
 from sparse24._sched_gradients import soft_threshold_scale
@@ -222,7 +222,9 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         if self._way == "weight" and not learns:
             return self._inference(x)
         samples = self.training and self.rule.samples and self._way == "weight"
-        clock = ops.tick(self._clock) if samples else None  # its backward may run at any time
+        clock = (
+            _torch_samples.tick(self._clock) if samples else None
+        )  # its backward may run at any time
         return linear(
             x, self._origin().latent(), self.bias, mask=self.mask, sparse=self._way, clock=clock,
             gradient=self.rule.gradient, transposable=self.rule.transposable,

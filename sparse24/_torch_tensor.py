@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _foreign
+from sparse24 import (
+    _foreign,
+    _torch_arithmetic,
+    _torch_fused,
+    _torch_matmul,
+    _torch_reductions,
+    _torch_views,
+)
 from sparse24 import _torch_ops as ops
 from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._torch_matrix import PackedMatrix, undefined
 from sparse24._torch_parts import unpack
 from sparse24._torch_transforms import differentiable
 from sparse24.formats.two_four import Sparse24Array
@@ -19,12 +27,17 @@ from sparse24.formats.two_four import Sparse24Array
 _aten = torch.ops.aten
 
 
-class Sparse24Tensor(torch.Tensor):
+class Sparse24Tensor(PackedMatrix):
     """A 2:4 matrix that takes part in ``@``, ``torch.mm`` and ``torch.nn.functional.linear``.
 
-    Made by `sparsify24` and `to_sparse_semi_structured`.  Other operations raise; use
-    `to_dense` first.  ``torch.save`` stores it without the zeros, and ``torch.load`` checks it and
-    takes it to any device, with ``weights_only`` once ``sparse24.torch`` is imported.
+    Made by `sparsify24` and `to_sparse_semi_structured`.  A number, or a tensor that broadcasts to
+    its shape, is a factor or a divisor; zeros stay zeros.  ``-a`` and ``abs(a)``, rows and whole
+    groups of columns (``a[:8]``, ``a[:, 4:8]``, ``a.split(8)``) and ``.to()`` give such a matrix
+    again.  ``a.sum()``, ``mean``, ``amax``, ``norm`` and their like, and ``torch.equal``, make the
+    dense matrix to look at.  Other operations raise; use `to_dense` first.
+
+    ``torch.save`` stores it without the zeros, and ``torch.load`` checks it and takes it to any
+    device, with ``weights_only`` once ``sparse24.torch`` is imported.
 
     Examples
     --------
@@ -35,30 +48,17 @@ class Sparse24Tensor(torch.Tensor):
     Sparse24Tensor(shape=(4, 4), dtype=torch.float32, device=cpu, transposable=False)
     >>> torch.ones(1, 4) @ a.T
     tensor([[1., 1., 1., 1.]])
+    >>> scale = abs(a).amax(dim=1, keepdim=True) / 127
+    >>> (a[:2] / scale[:2]).to_dense()
+    tensor([[127.,   0.,   0.,   0.],
+            [  0., 127.,   0.,   0.]])
     """
 
-    @staticmethod
-    def __new__(cls, parts, shape, *, turned: bool = False, requires_grad: bool = False):
-        values = parts[0]
-        return torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=values.dtype, device=values.device, requires_grad=requires_grad
-        )
-
-    def __init__(self, parts, shape, *, turned: bool = False, requires_grad: bool = False):
-        self.parts = list(parts)
-        self.turned = turned  # True: the tensor is the transpose of what the parts hold
-
-    @property
-    def stored_shape(self) -> tuple[int, int]:
-        """Shape of the packed matrix."""
-        m, k = self.shape[-2:]  # axes before them are those of expand
-        return (k, m) if self.turned else (m, k)
-
-    def to_dense(self) -> Tensor:  # type: ignore[override]
+    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[override]
         """The matrix with its zeros; its gradient is this tensor's."""
-        if torch.is_grad_enabled() and self.requires_grad:  # the parts belong to no graph
-            return differentiable(_ToDense, self)
-        return _whole(self)
+        learns = torch.is_grad_enabled() and self.requires_grad
+        dense = differentiable(_ToDense, self) if learns else self.whole()  # parts have no graph
+        return dense if dtype is None else dense.to(dtype)
 
     def to_array(self) -> Sparse24Array:
         """The matrix as an array of sparse24, to save or to multiply without torch.
@@ -126,157 +126,49 @@ class Sparse24Tensor(torch.Tensor):
         rule = _RULES.get(function)
         if rule is not None:
             return rule(*args, **kwargs)
+        _refuse_nested(args)
         # Inference mode hands over what torch itself makes of simpler operations, as linear.
         parts = getattr(function, "decompose", None)
         made = NotImplemented if parts is None else parts(*args, **kwargs)
         if made is NotImplemented:
-            raise _undefined(function)
+            raise undefined(function, _way_out(function))
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
-def _whole(a: Sparse24Tensor) -> Tensor:
-    stored = ops.dense(a.parts, *a.stored_shape)
-    return (stored.t() if a.turned else stored).expand(a.shape)
-
-
 class _ToDense(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a: Sparse24Tensor) -> Tensor:
-        return _whole(a)
+        return a.whole()
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
         return grad
 
 
-def _undefined(function) -> UnsupportedError:
-    way_out = "call .to_dense() first"
-    if function in (_aten._transformer_encoder_layer_fwd.default,
-                    _aten._native_multi_head_attention.default):  # fmt: skip
-        way_out = "switch torch's fused one off: torch.backends.mha.set_fastpath_enabled(False)"
-    return UnsupportedError(f"{function} is not defined for a Sparse24Tensor; {way_out}")
+def _refuse_nested(operands) -> None:
+    """Of those that torch pads it would say that something is wrong with itself."""
+    if any(isinstance(x, Tensor) and x.is_nested and x.layout is torch.strided for x in operands):
+        raise UnsupportedError(
+            "a Sparse24Tensor is not multiplied with a nested tensor; use "
+            "torch.nested.to_padded_tensor(x, 0.0), or give it layout=torch.jagged"
+        )
 
 
-def _seen(a: Sparse24Tensor, shape, turned: bool) -> Sparse24Tensor:
-    """A view of the same parts."""
-    if not torch.is_inference_mode_enabled() or a.is_inference():
-        return Sparse24Tensor(a.parts, shape, turned=turned)
-    with torch.inference_mode(False):  # a tensor from outside and its views share a version
-        return Sparse24Tensor(a.parts, shape, turned=turned)
-
-
-def _detach(a: Sparse24Tensor) -> Sparse24Tensor:
-    return _seen(a, a.shape, a.turned)
+def _way_out(function) -> str:
+    writes = function._schema.is_mutable and function._schema.name.endswith("_")
+    if not writes:
+        return "call .to_dense() first"
+    return (
+        "its elements are not written in place: w = 2 * w makes a new one, and a weight that "
+        "learns stays dense, as in sparse24.torch.SparseLinear"
+    )
 
 
 def _kept_gradient(a: Sparse24Tensor, x: Tensor, transposable: bool) -> Tensor:
     """A compiler traces backward with the result of forward in place of its gradient."""
-    return ops.kept_gradient(_whole(a), x, transposable)
-
-
-def _check_axes(a: Sparse24Tensor, axes: list[int]) -> None:
-    if not all(-a.ndim <= axis < a.ndim for axis in axes):
-        span = f"-{a.ndim} to {a.ndim - 1}"
-        raise ShapeError(
-            f"axes of a Sparse24Tensor of shape {tuple(a.shape)} are {span}, got {axes}; give those"
-        )
-
-
-def _turn(a: Sparse24Tensor) -> Sparse24Tensor:
-    if a.ndim != 2:
-        raise _undefined(_aten.t.default)
-    return _seen(a, a.shape[::-1], not a.turned)
-
-
-def _transpose(a: Sparse24Tensor, first: int, second: int) -> Sparse24Tensor:
-    axes = list(range(a.ndim))
-    _check_axes(a, [first, second])
-    axes[first], axes[second] = axes[second], axes[first]
-    return _permute(a, axes)
-
-
-def _permute(a: Sparse24Tensor, axes: list[int]) -> Sparse24Tensor:
-    _check_axes(a, axes)
-    given, axes = axes, [axis % a.ndim for axis in axes]
-    if sorted(axes) != list(range(a.ndim)):
-        raise ShapeError(
-            f"axes must name each of the {a.ndim} axes once, got {given}; give {a.ndim} others"
-        )
-    if set(axes[-2:]) != {a.ndim - 2, a.ndim - 1}:  # an axis of expand would become one of m, k
-        raise _undefined(_aten.permute.default)
-    turned = a.turned != (axes[-1] != a.ndim - 1)
-    return _seen(a, [a.shape[axis] for axis in axes], turned)
-
-
-def _repeat(a: Sparse24Tensor, shape: list[int], **_) -> Sparse24Tensor:
-    """The matrix at every place of leading axes, as torch's matmul asks for beside a stack."""
-    new = len(shape) - a.ndim
-    full = [*shape[:new], *(old if n == -1 else n for n, old in zip(shape[new:], a.shape))]
-    if new < 0 or any(n != old != 1 for n, old in zip(full[new:], a.shape)):
-        raise _undefined(_aten.expand.default)
-    return _view(a, full, function=_aten.expand.default)
-
-
-def _view(a: Sparse24Tensor, shape: list[int], *, function=_aten.view.default) -> Sparse24Tensor:
-    """Of other leading axes, which all lead to the one matrix."""
-    if len(shape) < 2 or tuple(shape[-2:]) != tuple(a.shape[-2:]) or -1 in shape:
-        raise _undefined(function)
-    return _seen(a, shape, a.turned)
-
-
-def _bmm(a: Tensor, b: Tensor) -> Tensor:
-    """A stack times one matrix at every place is a single product."""
-    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
-        raise ShapeError(f"bmm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
-    (count, m, k), n = a.shape, b.shape[2]
-    if isinstance(b, Sparse24Tensor):
-        rows = a if isinstance(a, Sparse24Tensor) else a.reshape(count * m, k)
-        return _mm(rows, _view(b, [k, n])).view(count, m, n)
-    columns = b.permute(1, 0, 2).reshape(k, count * n)
-    return _mm(_view(a, [m, k]), columns).view(m, count, n).permute(1, 0, 2)
-
-
-def _mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    if isinstance(a, Sparse24Tensor) and isinstance(b, Sparse24Tensor):
-        raise UnsupportedError(
-            "two Sparse24Tensors cannot be multiplied; call .to_dense() on one of them"
-        )
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
-    if isinstance(a, Sparse24Tensor):
-        y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
-        return y if bias is None else _sum(bias, y)
-    form = "x@At" if b.turned else "x@A"
-    fits = bias is not None and tuple(bias.shape) == (b.shape[1],)  # torch spreads others itself
-    fused = bias if fits else None
-    y = ops.product(b.parts, *b.stored_shape, a, fused, form)
-    return y if bias is None or fused is not None else _sum(bias, y)
-
-
-def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:
-    """Of the product's shape; torch would also spread the product over a larger bias."""
-    shape = product.shape
-    ends = zip(bias.shape[::-1], shape[::-1], strict=False)
-    if bias.ndim > len(shape) or any(n not in (1, wanted) for n, wanted in ends):
-        raise ShapeError(
-            f"bias must broadcast to the product's shape {tuple(shape)}, got shape "
-            f"{tuple(bias.shape)}; reshape it"
-        )
-    if not beta:  # a bias that is not read may hold NaN
-        return product
-    return product + (bias if beta == 1 else beta * bias)
-
-
-def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
-    if beta == alpha == 1:
-        return _mm(a, b, bias)
-    return _sum(bias, alpha * _mm(a, b), beta)
-
-
-def _mv(a: Tensor, vector: Tensor) -> Tensor:
-    return _mm(a, vector[:, None])[:, 0]
+    return ops.kept_gradient(a.whole(), x, transposable)
 
 
 def _clone(a: Sparse24Tensor, **_) -> Sparse24Tensor:
@@ -291,23 +183,32 @@ def _refuse_copy(*_: Any) -> Tensor:
 
 
 def _to_copy(a: Sparse24Tensor, *, dtype=None, device=None, **_) -> Sparse24Tensor:
-    """Packed anew, as the layout depends on the device and the size of an element."""
-    stored = ops.dense(a.parts, *a.stored_shape).to(dtype=dtype, device=device)
-    return Sparse24Tensor(ops.pack(stored, None, len(a.parts) == 4), a.shape, turned=a.turned)
+    return a.converted(dtype, device)
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
-    _aten.detach.default: _detach,
-    _aten.alias.default: _detach,
-    _aten.t.default: _turn,
-    _aten.transpose.int: _transpose,
-    _aten.permute.default: _permute,
-    _aten.expand.default: _repeat,
-    _aten.view.default: _view,
-    _aten.bmm.default: _bmm,
-    _aten.mm.default: _mm,
-    _aten.mv.default: _mv,
-    _aten.addmm.default: _addmm,
+    _aten.detach.default: _torch_views.same,
+    _aten.alias.default: _torch_views.same,
+    _aten.t.default: _torch_views.turn,
+    _aten.transpose.int: _torch_views.transpose,
+    _aten.permute.default: _torch_views.permute,
+    _aten.expand.default: _torch_views.repeat,
+    _aten.view.default: _torch_views.view,
+    _aten.slice.Tensor: _torch_views.cut,
+    _aten.split.Tensor: _torch_views.split,
+    _aten.split_with_sizes.default: _torch_views.split_in,
+    _aten.bmm.default: _torch_matmul.bmm,
+    _aten.mm.default: _torch_matmul.mm,
+    _aten.mm.out: _torch_matmul.mm_out,
+    _aten.mv.default: _torch_matmul.mv,
+    _aten.addmm.default: _torch_matmul.addmm,
+    _aten._native_multi_head_attention.default: _torch_fused.attention,
+    _aten._transformer_encoder_layer_fwd.default: _torch_fused.encoder_layer,
+    _aten.mul.Tensor: _torch_arithmetic.multiply,
+    _aten.div.Tensor: _torch_arithmetic.divide,
+    _aten.neg.default: _torch_arithmetic.negative,
+    _aten.abs.default: _torch_arithmetic.absolute,
+    **_torch_reductions.RULES,
     _aten.clone.default: _clone,
     _aten._to_copy.default: _to_copy,
     _aten.copy_.default: _refuse_copy,

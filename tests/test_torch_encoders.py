@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE  # noqa: E402
 
-import sparse24 as s24  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import DTypeError, UnsupportedError  # noqa: E402
+from sparse24._errors import DTypeError  # noqa: E402
 
 
 def test_torchs_encoder_layers_use_their_sparse_layers_in_evaluation():
@@ -83,30 +82,3 @@ def test_encoders_whose_layers_alone_were_given_say_what_to_set():
             net(x, src_key_padding_mask=padding)
         net.use_nested_tensor = False
         assert net(x, src_key_padding_mask=padding).shape == x.shape
-
-
-@pytest.mark.parametrize("kind", ["encoder", "attention"])
-def test_packed_weights_of_encoders_say_what_to_switch_off(kind):
-    if kind == "encoder":
-        net = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    else:
-        net = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
-    for layer in net.modules():
-        if isinstance(layer, torch.nn.Linear):
-            with torch.no_grad():
-                layer.weight.copy_(s24.prune(layer.weight))
-    x = torch.randn(2, 5, 16)
-    call = net if kind == "encoder" else lambda x: net(x, x, x)[0]
-    want = call(x)
-    for layer in net.modules():
-        if isinstance(layer, torch.nn.Linear):
-            packed = st.to_sparse_semi_structured(layer.weight)
-            layer.weight = torch.nn.Parameter(packed, requires_grad=False)
-    with torch.no_grad():
-        with pytest.raises(UnsupportedError, match=r"torch.backends.mha.set_fastpath_enabled\(F"):
-            call(x)
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            torch.testing.assert_close(call(x), want, **CLOSE)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(True)

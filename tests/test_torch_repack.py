@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sparse24 import _torch_ops as ops  # noqa: E402
-from sparse24 import _torch_repack, _torch_replay  # noqa: E402
+from sparse24 import _torch_repack, _torch_replay, _torch_samples  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 
 HALF = torch.float16
@@ -186,14 +186,14 @@ def test_masked_gradients_again(device, dtype, decay, shape):
 def test_sampling_again_draws_by_the_clock(device, dtype, turned):
     x, y = (torch.randn(96, 64, device=device).to(dtype) for _ in range(2))
     x, y = (x.t(), y.t()) if turned else (x, y)
-    first = [bits(trimmed(ops.pack_sample(z, 5, torch.tensor(t)), *x.shape))
+    first = [bits(trimmed(_torch_samples.pack_sample(z, 5, torch.tensor(t)), *x.shape))
              for z, t in ((x, 0), (y, 0), (x, 1))]  # fmt: skip
     assert not all(map(torch.equal, first[0], first[2]))
     for z, t, want in ((y, 0, first[1]), (x, 1, first[2]), (x, 0, first[0]), (y.clone(), 0, None)):
-        again = bits(trimmed(ops.pack_sample(z, 5, torch.tensor(t)), *x.shape))
+        again = bits(trimmed(_torch_samples.pack_sample(z, 5, torch.tensor(t)), *x.shape))
         assert all(map(torch.equal, again, first[1] if want is None else want))
     _torch_replay._known.clear()
-    again = bits(trimmed(ops.pack_sample(x, 5, torch.tensor(1)), *x.shape))
+    again = bits(trimmed(_torch_samples.pack_sample(x, 5, torch.tensor(1)), *x.shape))
     assert all(map(torch.equal, again, first[2]))
 
 

@@ -125,6 +125,17 @@ def test_products_with_vectors_and_sums_that_are_not_read():
     torch.testing.assert_close(got, 2 * torch.ones(3, 8) @ dense.t(), **CLOSE)
 
 
+def test_products_are_written_to_a_given_tensor():
+    dense, x = s24.prune(torch.randn(16, 8)), torch.randn(3, 8)
+    a, out = st.to_sparse_semi_structured(dense), torch.empty(3, 16)
+    assert torch.matmul(x, a.t(), out=out) is out
+    torch.testing.assert_close(out, x @ dense.t(), **CLOSE)
+    with pytest.raises(ShapeError, match=r"out must have the shape of the product"):
+        torch.mm(x, a.t(), out=torch.empty(3, 8))
+    with pytest.raises(DTypeError, match=r"out must have dtype torch.float32, got torch.float16"):
+        torch.mm(x, a.t(), out=torch.empty(3, 16, dtype=torch.float16))
+
+
 @pytest.mark.parametrize("shape", [(4,), (1,), (), (3, 1), (1, 4)])
 def test_sums_are_spread_as_torch_does(shape):
     weight, x, bias = torch.eye(4, 8), torch.randn(3, 8), torch.randn(shape)
