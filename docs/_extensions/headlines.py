@@ -83,7 +83,7 @@ def _bold(mean: str) -> str:
 
 def _few(low: int, high: int, *dtypes: str) -> Callable[[Case], bool]:
     """Plain products with so many columns; the name of another tells what else it does."""
-    special = ("block", "bias", " by ", "TF32", "unstructured", "gate and up")
+    special = ("block", "small", "bias", " by ", "TF32", "unstructured", "gate and up")
     return lambda c: (
         low <= c["n"] <= high
         and c["dtype"] in dtypes
@@ -133,6 +133,8 @@ HEADLINES = (
         "linear layers of a Llama-3-8B-shaped block, 1 to 64 tokens", "few_tokens", "cublas",
         _named("block"),
     ),
+    Headline("layers of 4 to 17 million elements, 1 to 64 tokens, bfloat16, untuned", "few_tokens",
+             "cublas", lambda c: c["name"].startswith("small") and c["n"] <= 64),
     Headline("512 to 2048 tokens, bfloat16", "gemm", "cublas", _few(512, 2048, "bfloat16")),
     Headline("512 to 2048 tokens, bfloat16", "gemm", "cusparselt", _few(512, 2048, "bfloat16")),
     Headline("4096 tokens and more, 16 bits", "gemm", "cublas", _few(4096, 1 << 30, *SIXTEEN)),

@@ -1,11 +1,13 @@
 """Products of few tokens beside dense cuBLAS: writes ``few_tokens.json``.
 
-    python tests/bench/bench_few_tokens.py [--dtypes bfloat16 ...] [--tokens 1 8 ...] [--block]
+    python tests/bench/bench_few_tokens.py [--dtypes bfloat16 ...] [--tokens 1 8 ...]
+        [--only block small]
 
 Every contender goes round over copies of its weight that together exceed the L2 cache
 several times.  The layout is that of a linear layer: y (n, m) = x (n, k) @ w.T.  Ours is what
-`autotune` chose; ``untuned`` is what the planner chooses from its predictions alone.  The last
-cases, ``block``, are a token step: the seven linear layers of a transformer block.
+`autotune` chose; ``untuned`` is what the planner chooses from its predictions alone, which is ours
+for ``small`` layers.  The last cases, ``block``, are a token step: the seven linear layers of a
+transformer block.
 
 Some hundred candidates are compiled first, by as many processes as there are cores.
 """
@@ -13,6 +15,7 @@ Some hundred candidates are compiled first, by as many processes as there are co
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,12 +57,13 @@ BLOCK = (
 BLOCK_TOKENS = (1, 8, 16, 32, 64)
 EIGHT_BIT_TOKENS = (1, 8, 16, 32)
 FLOAT32_TOKENS = (1, 2, 4, 8)
+SMALL_TOKENS = (1, 8, 16, 32, 64, 256)
 
 
 class Layer:
     """A linear layer of random 2:4 weight, and as many dense copies of it."""
 
-    def __init__(self, m: int, k: int, n: int, name: str, count: int, x=None):
+    def __init__(self, m: int, k: int, n: int, name: str, count: int, x=None, *, tuned=True):
         torch.manual_seed(m + k + n)
         scale = 30 if name == "int8" else 1
         draw = lambda rows: (scale * torch.randn(rows, k, device="cuda")).to(TORCH[name])  # noqa: E731
@@ -75,8 +79,9 @@ class Layer:
         self.y = cp.empty((n, m), s24._dtypes.numpy_dtype(self.out_name))
         self.options = {"dtype": self.out_name, "a_dtype": name}
         self.untuned = self.chosen
-        with s24.autotune():
-            self.step(0)
+        if tuned:
+            with s24.autotune():
+                self.step(0)
 
     @property
     def chosen(self) -> str:
@@ -108,8 +113,8 @@ class Layer:
         return a.values.nbytes + a.packed.nbytes + self.tokens.nbytes + self.y.nbytes
 
 
-def run(m: int, k: int, n: int, name: str) -> dict:
-    layer = Layer(m, k, n, name, copies(m * k * TORCH[name].itemsize // 2))
+def run(m: int, k: int, n: int, name: str, *, small: bool = False) -> dict:
+    layer = Layer(m, k, n, name, copies(m * k * TORCH[name].itemsize // 2), tuned=not small)
     ours = layer.contender()
     racing = {"ours": ours, **dense_rivals(layer, name)}
     if layer.untuned != layer.chosen:
@@ -118,7 +123,7 @@ def run(m: int, k: int, n: int, name: str) -> dict:
     race(racing)
     ways = [way for label, way in racing.items() if label.startswith("cublas")]
     return case(
-        f"{name} {m}x{k}x{n}", ours=ours, kernel=layer.chosen,
+        f"{'small ' * small}{name} {m}x{k}x{n}", ours=ours, kernel=layer.chosen,
         rivals={"cublas": min(ways, key=lambda way: way.us)},
         m=m, k=k, n=n, dtype=name, error=error, bytes=layer.bytes,
         untuned_kernel=layer.untuned, untuned_us=round(racing.get("untuned", ours).us, 3),
@@ -156,9 +161,10 @@ def run_block(n: int, name: str = "bfloat16") -> dict:
     )  # fmt: skip
 
 
-def problems(names: list[str], tokens: list[int]) -> Iterator[Problem]:
-    """What the planner will be asked."""
-    shapes_of_block = [(m, k, n, "bfloat16") for n in BLOCK_TOKENS for m, k in set(BLOCK)]
+def problems(names: list[str], tokens: list[int], *, block: bool) -> Iterator[Problem]:
+    """What `autotune` will be asked."""
+    of_block = itertools.product(BLOCK_TOKENS if block else (), set(BLOCK))
+    shapes_of_block = [(m, k, n, "bfloat16") for n, (m, k) in of_block]
     few = [
         (m, k, n, name)
         for name in names
@@ -180,7 +186,7 @@ def report(rows: list[dict]) -> None:
             f"cublas {row['rivals']['cublas']:7.1f} us  {ratio:5.2f}x  "
             f"{row['ours_kernel']}  error {row['error']:.1e}"
         )
-        kind = "block" if "m" not in row else row["dtype"]
+        kind = row["name"].split()[0]
         by_tokens.setdefault((kind, row["n"]), []).append(ratio)
     for (kind, n), ratios in by_tokens.items():
         print(f"{kind} n={n}: {geometric_mean(ratios):.2f}x cublas (worst {min(ratios):.2f}x)")
@@ -196,18 +202,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtypes", nargs="+", choices=TORCH, default=list(TORCH))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(shapes.FEW_TOKENS))
-    parser.add_argument("--block", action="store_true", help="only the token step of a block")
+    parser.add_argument("--only", nargs="+", choices=("block", "small"), default=())
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    names = [] if arguments.block else arguments.dtypes
-    precompile.candidates_of(problems(names, arguments.tokens))
+    names = [] if arguments.only else arguments.dtypes
+    small = "small" in arguments.only or not arguments.only
+    block = "block" in arguments.only or not arguments.only
+    precompile.candidates_of(problems(names, arguments.tokens, block=block))
     rows = []
+    for (m, k), n in itertools.product(shapes.SMALL_WEIGHTS, SMALL_TOKENS) if small else ():
+        rows.append(run(m, k, n, "bfloat16", small=True))
+        free()
     for name in names:
         for n in tokens_of(name, arguments.tokens):
             for m, k in shapes.FEW_TOKENS_WEIGHTS:
                 rows.append(run(m, k, n, name))
                 free()
-    for n in BLOCK_TOKENS:
+    for n in BLOCK_TOKENS if block else ():
         rows.append(run_block(n))
         free()
     report(rows)
