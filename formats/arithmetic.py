@@ -73,7 +73,9 @@ class Arithmetic(Refusals):
     def __mul__(self, other: Any) -> Self:
         return self._scaled(np.multiply, other)
 
-    __rmul__ = __mul__
+    def __rmul__(self, other: Any) -> Any:
+        """``other * A``; the product for a left operand of which ``*`` is one: it decides."""
+        return other @ self if _arrays.multiplies_by_star(other) else self * other
 
     def __truediv__(self, other: Any) -> Self:
         return self._scaled(np.divide, other)

@@ -161,6 +161,7 @@ def tiles_at(tiles: Tiles, key: Any) -> tuple[Tiles, Any]:
     All tiles, unless the rows are a number or a slice.
     """
     entries: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
+    indexing.check_kinds(entries)
     rows: Any = entries[0] if entries else ...
     m = tiles.shape[0]
     if isinstance(rows, slice):

@@ -48,8 +48,8 @@ class Sparse24Array(Sparse24Storage):
     product is dense; on the CPU, with up to 16 columns, stored rows are added up instead.
 
     ``A[rows]``, ``A[:, i:j]`` for whole groups of columns, and matrices of a batch are sparse; a
-    single row, column or element is dense.  The values of ``A[i:j]`` are views.  Parts of a
-    transposable array, which can be cut along either axis, are stored in one orientation.
+    single row or column is dense, an element a number.  The values of ``A[i:j]`` are views.  Parts
+    of a transposable array, which can be cut along either axis, are stored in one orientation.
     `numpy.concatenate` and `numpy.stack` join arrays of one type, on either device.
 
     ``A * f``, ``A / f``, ``-A`` and ``abs(A)`` keep zeros, for a factor that is a number, or an
@@ -127,12 +127,7 @@ class Sparse24Array(Sparse24Storage):
         """Boolean array (..., m, k): true where elements are not zero."""
         return _arrays.not_zero(self.toarray(), self._dtype)
 
-    @_devices.on_own_device
-    def astype(self, dtype) -> Sparse24Array:
-        """Convert the stored elements; the codes stay."""
-        row = _dtypes.lookup(dtype)
-        if row is self._dtype:
-            return self
+    def _astype(self, row: _dtypes.DType) -> Sparse24Array:
         return self._map(lambda record: _storage.cast(record, row), row)
 
     # --- products -----------------------------------------------------------------------
