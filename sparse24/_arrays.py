@@ -93,13 +93,6 @@ def is_sparse_matrix(x: Any) -> bool:
     return is_scipy_sparse(x) or is_cupyx_sparse(x)
 
 
-def multiplies_by_star(x: Any) -> bool:
-    """True for a matrix of which ``*`` is the matrix product, as of `numpy.matrix`."""
-    sparse = sys.modules.get("scipy.sparse")
-    is_spmatrix = sparse is not None and isinstance(x, sparse.spmatrix)
-    return is_spmatrix or isinstance(x, np.matrix) or is_cupyx_sparse(x)
-
-
 def namespace(x: Any):
     """NumPy or CuPy, by the array's type."""
     if is_cupy(x):
