@@ -144,8 +144,9 @@ def _explain_hybrid(a, b, call: Call) -> Explanation:
     with _foreign.stream_of(other):
         sums = _other_formats.name_of_sums(h, other, finish, argument="b" if left else "a")
         product = hybrid_products.expected(h, other, left=left, sums=sums is not None)
-        shapes = (h.shape, other.shape) if left else (other.shape, h.shape)
-        fuse(finish, *shapes, _arrays.namespace(product.b), np.float32)  # refuses what does not fit
+        b = product.b
+        shapes = (h.shape, b.shape) if left else (b.shape, h.shape)
+        fuse(finish, *shapes, _arrays.namespace(b), np.float32)  # refuses what does not fit
     if product.told is None:
         return Explanation(NOTHING, (), {}, "an operand has no elements, so no kernel runs")
     told, (m, k), row = product.told, product.h.shape, product.h._dtype

@@ -152,6 +152,12 @@ def test_explain_refuses_what_matmul_refuses(weight, b, more, error, words):
             call(ones(3, 70), h.T)
 
 
+def test_lists_are_operands_too(weight, taken):
+    check(taken, weight, lambda h, of: of(h, [[1.0, 2.0]] * K))
+    bias = s24.Epilogue(bias=np.ones(M))
+    check(taken, weight, lambda h, of: of([[1.0] * K] * 3, h.T), epilogue=bias)
+
+
 def test_operands_without_elements_need_no_path(weight):
     h, empty = s24.hybrid(weight), s24.hybrid(np.zeros((0, 8), np.float32))
     for told in (
