@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from typing import Any, Self
 
@@ -73,7 +74,9 @@ class Arithmetic(Refusals):
     def __mul__(self, other: Any) -> Self:
         return self._scaled(np.multiply, other)
 
-    __rmul__ = __mul__
+    def __rmul__(self, other: Any) -> Any:
+        """``other * A``; the product for a left operand of which ``*`` is one: it decides."""
+        return other @ self if _multiplies_by_star(other) else self * other
 
     def __truediv__(self, other: Any) -> Self:
         return self._scaled(np.divide, other)
@@ -131,6 +134,12 @@ class Arithmetic(Refusals):
     def _for_reduction(self) -> Any:
         """The dense array, in a type in which NumPy and CuPy compute."""
         return _in_numbers(self).toarray()
+
+
+def _multiplies_by_star(x: Any) -> bool:
+    """True for a matrix of which ``*`` is the matrix product, as of `numpy.matrix`."""
+    of_scipy = _arrays.is_scipy_sparse(x) and isinstance(x, sys.modules["scipy.sparse"].spmatrix)
+    return of_scipy or isinstance(x, np.matrix) or _arrays.is_cupyx_sparse(x)
 
 
 def _in_numbers(array: Any) -> Any:

@@ -8,20 +8,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _gradients, _storage, _torch_functions
+from sparse24 import _arrays, _check, _devices, _dtypes, _gradients, _storage, _torch_functions
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DTypeError
 from sparse24.formats import convert
 from sparse24.formats.arithmetic import Arithmetic
 from sparse24.formats.refusals import Refusals
+from sparse24.formats.scipy_names import ScipyNames
 from sparse24.formats.ufuncs import Ufuncs
 
 
-class SparseArray(Arithmetic, ABC):
+class SparseArray(ScipyNames, Arithmetic, ABC):
     """Shape, sizes, conversions and products that all formats share.
 
     A subclass gives `shape`, `_dtype`, `nnz`, `nbytes`, `device`, `mT`, `toarray`, `mask`,
-    `astype`, `copy`, `_moved`, `_elementwise`, `_multiply`, `_multiply_from_left` and `_fields`.
+    `_astype`, `copy`, `_moved`, `_elementwise`, `_multiply`, `_multiply_from_left` and `_fields`.
     """
 
     # NumPy and CuPy hand ``ndarray @ A`` to ``A.__rmatmul__`` instead of trying themselves.
@@ -62,9 +63,40 @@ class SparseArray(Arithmetic, ABC):
     def mask(self):
         """Boolean array: true where elements are not zero."""
 
+    def astype(self, dtype, *, copy: bool = False) -> Self:
+        """The same array with elements of another type.
+
+        Parameters
+        ----------
+        dtype : str or dtype
+        copy : bool, optional
+            Taken for compatibility: arrays are immutable, so one of this type is returned itself.
+
+        Raises
+        ------
+        DTypeError
+            If sparse24, or for a `HybridArray` that format, does not store the type.
+
+        Notes
+        -----
+        Places stay, and elements are converted where they are stored; a `HybridArray` is built
+        again.  Does not wait for the device, except that of a `HybridArray`.
+
+        Examples
+        --------
+        >>> import numpy as np, sparse24 as s24
+        >>> s24.compress(np.eye(4)).astype("float16").dtype
+        dtype('float16')
+        """
+        row = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
+        if row is self._dtype:
+            return self
+        with _devices.on_device(self.device):
+            return self._astype(row)
+
     @abstractmethod
-    def astype(self, dtype) -> Any:
-        """The same array with elements of another type."""
+    def _astype(self, row: DType) -> Any:
+        """A copy with elements of another type."""
 
     @abstractmethod
     def copy(self) -> Any:
@@ -139,59 +171,6 @@ class SparseArray(Arithmetic, ABC):
         """Share of elements that are not zero (waits for the device)."""
         return self.nnz / self.size if self.size else 0.0
 
-    def todense(self):
-        """The same as `toarray`, as in SciPy."""
-        return self.toarray()
-
-    def tocsr(self, dtype=None):
-        """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
-
-        Waits for the device.
-
-        Parameters
-        ----------
-        dtype : dtype, optional
-            Element type of the result.  By default that of the array, or float32 for types that
-            the library does not store: floats of 16 and 8 bits, and in cupyx int8.
-
-        Raises
-        ------
-        ArgumentError
-            If this is a batch.
-        """
-        array: Any = self
-        if self._dtype.is_float8 and self.device != "cpu":  # its dense form there is bits
-            array = array.astype("float32")
-        return convert.to_csr(array.toarray(), dtype)
-
-    def tocoo(self, dtype=None):
-        """The matrix as `scipy.sparse.coo_array`; see `tocsr`."""
-        return self.tocsr(dtype).tocoo()
-
-    def tocsc(self, dtype=None):
-        """The matrix as `scipy.sparse.csc_array`; see `tocsr`."""
-        return self.tocsr(dtype).tocsc()
-
-    def asformat(self, format: str, dtype=None):
-        """The matrix in any format of SciPy or, on the GPU, of cupyx; see `tocsr`.
-
-        Parameters
-        ----------
-        format : {"csr", "csc", "coo", "dia", "bsr", "dok", "lil"}
-            On a GPU only the first three, as CuPy converts to no others.
-        dtype : dtype, optional
-            Element type of the result.
-
-        Raises
-        ------
-        ArgumentError
-            If the format is not available, or this is a batch.
-        """
-        known: tuple[str, ...] = ("csr", "csc", "coo")
-        known += ("dia", "bsr", "dok", "lil") if self.device == "cpu" else ()
-        _check.one_of(format, known, argument="format")
-        return self.tocsr(dtype).asformat(format)
-
     def transpose(self, axes=None) -> Any:
         """The same as `T`, as in SciPy and NumPy; also ``numpy.transpose(A)``.
 
@@ -221,18 +200,6 @@ class SparseArray(Arithmetic, ABC):
     def dot(self, other):
         """``self @ other``."""
         return self @ other
-
-    def matvec(self, x):
-        """``A @ x`` for a vector (`matvec`) or a matrix (`matmat`), for `scipy.sparse.linalg`."""
-        return self @ x
-
-    matmat = matvec
-
-    def rmatvec(self, x):
-        """``A.T @ x`` for a vector (`rmatvec`) or a matrix (`rmatmat`)."""
-        return self.T @ x
-
-    rmatmat = rmatvec
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

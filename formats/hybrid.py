@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse24 import _check, _gradients, _hybrid_cost, _hybrid_dispatch
+from sparse24 import _check, _gradients, _hybrid_choice, _hybrid_cost
 from sparse24._hybrid_predict import copied_by
 from sparse24._hybrid_summary import summary
 from sparse24.formats import hybrid_products
@@ -131,7 +131,7 @@ class HybridArray(HybridStorage):
         """
         _check.one_of(b_order, ("row", "column"), argument="b_order")
         n = self._columns(n)
-        return _hybrid_dispatch.explain(self, n, copied=copied_by(n, b_order))
+        return _hybrid_choice.explain(self, n, copied=copied_by(n, b_order))
 
     def summary(self, n: int | None = None) -> str:
         """A few lines: tiles by kind and band, memory against dense and CSR, and the choice.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from sparse24 import (
     _dtypes,
     _finish,
     _foreign,
+    _hybrid_choice,
     _hybrid_dispatch,
     _hybrid_finish,
     _hybrid_on_cpu,
@@ -20,7 +21,8 @@ from sparse24 import (
     _storage,
 )
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from sparse24._hybrid_staged import kept_for_graphs
+from sparse24._hybrid_predict import copied_by
+from sparse24._hybrid_staged import by_rows, kept_for_graphs
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._product import by_view, promote, promoted_integers, result_of
 from sparse24._target import given
@@ -133,6 +135,34 @@ def in_sums(h, other, *, left: bool):
     if left:
         return matmul(h, other, None, "auto", True, sums=sums)
     return multiply_rows(h, other, sums=sums)
+
+
+class Expected(NamedTuple):
+    """What a product would be, without making it."""
+
+    h: Any  # the matrix that multiplies: turned, and in the type of the product
+    b: Any  # the operand in that type
+    order: str  # of the operand's memory, by rows or by columns
+    told: dict | None  # as `HybridArray.explain` tells of it; None if an operand has no elements
+
+
+def expected(h, other, *, left: bool, sums: bool = False) -> Expected:
+    """What ``h @ other``, or ``other @ h``, would be, after its checks; `sums` as in `in_sums`."""
+    h, argument = (h, "b") if left else (h.T, "a")
+    if sums and h.device != "cpu":
+        other, h = _widened(h, other, argument), _as_type(h, _dtypes.lookup("float32"))
+    array, _ = _foreign.take(densified(other), argument=argument)
+    _check_inner(h, array, argument, rows=not left)
+    same, operand = _in_one_type(h, array, argument)
+    if not (operand.size and same.shape[0]):
+        return Expected(same, operand, "row", None)
+    if left and operand.ndim > 2:
+        b = hybrid_stacks.chosen_by(operand)
+    else:
+        b, _ = (_matrices if left else _tokens)(operand, operand)
+    order = "row" if by_rows(b) else "column"
+    told = _hybrid_choice.explain(same, b.shape[1], copied=copied_by(b.shape[1], order))
+    return Expected(same, operand, order, told)
 
 
 def _widened(h, other, argument: str):

@@ -23,7 +23,7 @@ def multiply(h, stack, out, algorithm: str, balance: bool):
     def one(b, result) -> None:
         ran.append(_hybrid_dispatch.multiply(h, b, result, algorithm, balance))
 
-    if balance and stack.shape[-1] < FOLD_BELOW:
+    if balance and _is_folded(stack):
         _fold(one, stack, out)
         return None if None in ran else _Folded(ran[0])
     together = _hybrid_dispatch.multiply_together(h, stack, out, algorithm, balance)
@@ -37,14 +37,28 @@ def multiply(h, stack, out, algorithm: str, balance: bool):
     return _BoundInTurn(ran) if bound else _InTurn(ran)
 
 
+def chosen_by(stack):
+    """The matrix by which the path of a stack is chosen: that of all its columns, or the first."""
+    return _as_one(stack) if _is_folded(stack) else stack[(0,) * (stack.ndim - 2)]
+
+
+def _is_folded(stack) -> bool:
+    return stack.shape[-1] < FOLD_BELOW
+
+
 def _fold(multiply: Callable[..., Any], stack, out) -> None:
     """``multiply(b, result)`` for a stack as one matrix."""
-    xp = _arrays.namespace(stack)
-    batch, (k, n), m = stack.shape[:-2], stack.shape[-2:], out.shape[-2]
-    wide = xp.moveaxis(stack, -2, 0).reshape(k, n * math.prod(batch))
+    xp, wide = _arrays.namespace(stack), _as_one(stack)
+    batch, n, m = stack.shape[:-2], stack.shape[-1], out.shape[-2]
     result = xp.empty((m, wide.shape[1]), out.dtype)
     multiply(wide, result)
     out[...] = xp.moveaxis(result.reshape(m, *batch, n), 0, -2)
+
+
+def _as_one(stack):
+    """The matrices (k, n) of a stack side by side, in one."""
+    *batch, k, n = stack.shape
+    return _arrays.namespace(stack).moveaxis(stack, -2, 0).reshape(k, n * math.prod(batch))
 
 
 class _Folded:

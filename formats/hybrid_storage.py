@@ -209,12 +209,7 @@ class HybridStorage(SparseArray):
     def _moved(self, mover) -> Self:
         return type(self)(self.tiles.map(mover), self.nnz, self.n_hint)
 
-    @_devices.on_own_device
-    def astype(self, dtype) -> Self:
-        """The matrix converted to another element type and built again."""
-        row = _dtypes.lookup(dtype)  # of None, as for NumPy, float64
-        if row is self._dtype:
-            return self
+    def _astype(self, row: _dtypes.DType) -> Self:
         source = self.tocsr() if self.is_less_as_csr else self.toarray()
         return type(self).build(source, n_hint=self.n_hint, dtype=row)
 

@@ -80,6 +80,11 @@ class Tiles:
     overflow_places: Any
 
     @property
+    def source(self) -> Tiles:
+        """These tiles, as `TurnedTiles` has those of the other matrix: what is stored by now."""
+        return self
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Tiles down and across."""
         return -(-self.shape[0] // TILE), -(-self.shape[1] // TILE)
@@ -133,7 +138,7 @@ class TurnedTiles:
     """The tiles of a transposed matrix before they are built: those of the matrix itself."""
 
     source: Tiles
-    nbytes = 0
+    nbytes = 0  # of its own
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -156,6 +161,7 @@ def tiles_at(tiles: Tiles, key: Any) -> tuple[Tiles, Any]:
     All tiles, unless the rows are a number or a slice.
     """
     entries: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
+    indexing.check_kinds(entries)
     rows: Any = entries[0] if entries else ...
     m = tiles.shape[0]
     if isinstance(rows, slice):

@@ -32,7 +32,7 @@ class Indexing:
         """Groups start:stop of all rows of what is stored."""
 
     def __getitem__(self, key: Any) -> Any:
-        """Rows, whole groups of columns and matrices of a batch; a single row or element is dense.
+        """Rows, whole groups of columns and matrices of a batch; a single row or column is dense.
 
         Raises
         ------
@@ -93,11 +93,25 @@ def _entry(entry: Any) -> Any:
         return index[()]
     index = index.astype(np.intp) if index.size == 0 and index.dtype != bool else index
     if index.ndim != 1 or index.dtype.kind not in "bui":
-        raise ArgumentError(
-            f"a part is taken by a slice, whole numbers or booleans, got {_check.shown(entry)}; "
-            "otherwise use .toarray()[...]"
-        )
+        raise _no_key(entry)
     return index
+
+
+def _no_key(entry: Any) -> ArgumentError:
+    return ArgumentError(
+        f"a part is taken by a slice, whole numbers or booleans, got {_check.shown(entry)}; "
+        "otherwise use .toarray()[...]"
+    )
+
+
+def check_kinds(key: tuple) -> None:
+    """Refuse entries of a key that no array has: texts, other numbers, a sparse matrix."""
+    for entry in key:
+        if entry is None or entry is Ellipsis or isinstance(entry, slice):
+            continue
+        index = entry if _arrays.is_cupy(entry) else np.asarray(entry)
+        if index.dtype.kind not in "bui" and not (index.size == 0 and index.ndim):
+            raise _no_key(entry)
 
 
 def check_slice(key: slice) -> None:
@@ -151,9 +165,10 @@ def _dense(array: Any, rows: Any, columns: Any) -> Any:
         group, columns = divmod(_in_range(columns, array.shape[-1]), array.pattern[1])
         array = array._stored_groups(group, group + 1)
     try:
-        return array.toarray()[..., rows, columns]
+        found = array.toarray()[..., rows, columns]
     except IndexError as error:
         raise out_of_range(error) from error
+    return found if found.ndim else found[()]  # as in NumPy, which gives a number, and in CuPy
 
 
 def _in_range(number: int, size: int) -> int:

@@ -142,12 +142,7 @@ class NMStorage(Joining, Indexing, SparseArray):
             object.__setattr__(self, "_turned", turned)
         return self._turned
 
-    @_devices.on_own_device
-    def astype(self, dtype) -> Self:
-        """Convert the stored elements; their places stay."""
-        row = _dtypes.lookup(dtype)
-        if row is self._dtype:
-            return self
+    def _astype(self, row: _dtypes.DType) -> Self:
         return self._with(values=_storage.converted(self._values, self._dtype, row), dtype=row)
 
     @_devices.on_own_device

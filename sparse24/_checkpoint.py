@@ -100,14 +100,6 @@ class Recipe:
     axis: int = -1
     fitting: bool = False
 
-    def fits(self, matrix: Any) -> bool:
-        """Whether a matrix obeys the pattern."""
-        try:
-            s24.compress(matrix, pattern=self.pattern, axis=self.axis)
-        except PatternError:
-            return False
-        return True
-
     def check(self, names: Iterable[str]) -> None:
         """Refuse matrices without the inputs that the method needs."""
         for name in names if self.method in NEED_INPUTS else ():
@@ -119,8 +111,13 @@ class Recipe:
                 )
 
     def apply(self, name: str, matrix: Any):
-        """The compressed array of a matrix."""
+        """The compressed array of a matrix; None where it does not obey the pattern and must."""
         groups: dict[str, Any] = {"pattern": self.pattern, "axis": self.axis}
+        if self.fitting:
+            try:
+                return s24.compress(matrix, **groups)
+            except PatternError:
+                return None
         if self.method == "magnitude":
             return s24.compress(matrix, **groups, on_excess="prune")
         self.check([name])
@@ -164,16 +161,14 @@ class Layer:
         }
 
 
-def compress_layers(
-    file: _raw_files.ArrayFile, names: list[str], recipe: Recipe
-) -> Iterator[Layer]:
-    """Prune and compress the named matrices of a file, one at a time."""
-    for name in names:
-        dense = file[name]
-        array = recipe.apply(name, dense)
-        # Where the method changed values, what the dense matrix had in their places counts.
-        kept = dense[array.mask()] if recipe.method == "sparsegpt" else array.values
-        yield Layer(name, dense, array, kept_energy(kept, dense))
+def compress_layer(name: str, dense: np.ndarray, recipe: Recipe) -> Layer | None:
+    """Prune and compress a matrix; None where the recipe leaves it as it is."""
+    array = recipe.apply(name, dense)
+    if array is None:
+        return None
+    # Where the method changed values, what the dense matrix had in their places counts.
+    kept = dense[array.mask()] if recipe.method == "sparsegpt" else array.values
+    return Layer(name, dense, array, kept_energy(kept, dense))
 
 
 def kept_energy(kept: np.ndarray, dense: np.ndarray) -> float:

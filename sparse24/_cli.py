@@ -104,9 +104,7 @@ def _add_convert(commands) -> None:
                          help=".safetensors or .npz, or if IN is in shards, a folder")  # fmt: skip
     convert.add_argument("--pattern", type=_pattern, default=(2, 4), metavar="N:M",
                          help="keep N of every M along the axis (default: 2:4)")  # fmt: skip
-    convert.add_argument("--axis", type=int, default=-1, choices=(-1, -2),
-                         help="the axis that groups run along: -1 for x @ W.T, -2 for weights "
-                         "(k, m) of x @ W (default: %(default)s)")  # fmt: skip
+    _add_selection(convert)
     convert.add_argument("--no-prune", action="store_true",
                          help="compress only matrices that obey the pattern already, and leave "
                          "the others dense")  # fmt: skip
@@ -118,14 +116,6 @@ def _add_convert(commands) -> None:
                          help="file of sample inputs (samples, k), each under the name of its "
                          "weight, for wanda and sparsegpt")  # fmt: skip
     convert.add_argument("--report", metavar="FILE", type=Path, help="write a JSON report")
-    convert.add_argument("--include", default="", metavar="REGEX",
-                         help="only matrices with a matching name (default: all)")  # fmt: skip
-    convert.add_argument("--exclude", default=_checkpoint.DEFAULT_EXCLUDE, metavar="REGEX",
-                         help="no matrix with a matching name (default: %(default)s)")  # fmt: skip
-    convert.add_argument("--min-size", metavar="N", type=_positive,
-                         default=_checkpoint.DEFAULT_MIN_SIZE,
-                         help="smallest side of an eligible matrix "
-                         "(default: %(default)s)")  # fmt: skip
     convert.add_argument("--stacks", action="store_true",
                          help="also arrays of three axes, the matrices of experts: (e, m, k), or "
                          "with --axis -2 (e, k, m)")  # fmt: skip
@@ -134,6 +124,21 @@ def _add_convert(commands) -> None:
                          "other programs")  # fmt: skip
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(run=_commands.convert)
+
+
+def _add_selection(command) -> None:
+    """Which matrices are eligible, and along which axis they are pruned."""
+    command.add_argument("--axis", type=int, default=-1, choices=(-1, -2),
+                         help="the axis that groups run along: -1 for x @ W.T, -2 for weights "
+                         "(k, m) of x @ W (default: %(default)s)")  # fmt: skip
+    command.add_argument("--include", default="", metavar="REGEX",
+                         help="only matrices with a matching name (default: all)")  # fmt: skip
+    command.add_argument("--exclude", default=_checkpoint.DEFAULT_EXCLUDE, metavar="REGEX",
+                         help="no matrix with a matching name (default: %(default)s)")  # fmt: skip
+    command.add_argument("--min-size", metavar="N", type=_positive,
+                         default=_checkpoint.DEFAULT_MIN_SIZE,
+                         help="smallest side of an eligible matrix "
+                         "(default: %(default)s)")  # fmt: skip
 
 
 def _add_advise(commands) -> None:
@@ -149,6 +154,7 @@ def _add_advise(commands) -> None:
                         help="token counts (default: 1 16 128 1024 4096)")  # fmt: skip
     advise.add_argument("--dtype", default="bfloat16", choices=_dtypes.NAMES,
                         help="element type of the products (default: %(default)s)")  # fmt: skip
+    _add_selection(advise)
     advise.set_defaults(run=_commands.advise)
 
 

@@ -11,7 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sparse24 import _checkpoint, _convert_checkpoint, _packed_checkpoint, _raw_files
+from sparse24 import (
+    _checkpoint,
+    _convert_checkpoint,
+    _convert_targets,
+    _packed_checkpoint,
+    _raw_files,
+)
 from sparse24._errors import ArgumentError
 from sparse24._table import count, share, sides, size, table
 
@@ -36,16 +42,22 @@ def advise(options) -> int:
     from sparse24 import _advise
 
     file = _packed_checkpoint.open_checkpoint(options.file)
-    names = _checkpoint.Selection().eligible(file)
-    stacks = len(_checkpoint.Selection(stacks=True).eligible(file)) - len(names)
-    of_stacks = _of_stacks(stacks, "not predicted", "convert --stacks")
+    selection = _selection(options)
+    names = selection.eligible(file)
+    stacks = len(replace(selection, stacks=True).eligible(file)) - len(names)
+    of_stacks = _of_stacks(stacks, "not predicted", "convert --stacks", options.axis)
     if not names:
+        other = "inspect lists what it holds; see --include, --exclude and --min-size"
         raise ArgumentError(
-            f"{options.file} has no matrix that 2:4 would suit; "
-            + (of_stacks if stacks else "inspect lists what it holds")
+            f"{options.file} has no matrix that 2:4 would suit; {of_stacks if stacks else other}"
         )
     kinds = Counter((_numberless(name), file.specs[name][0]) for name in _by_number(names))
-    advices = {shape: _advise.advise(shape, options.tokens, options.dtype) for _, shape in kinds}
+    advices = {
+        shape: _advise.advise(
+            shape if options.axis == -1 else shape[::-1], options.tokens, options.dtype
+        )
+        for _, shape in kinds
+    }
     rows = []
     for (name, shape), layers in kinds.items():
         rows.append([name, str(layers), sides(shape), *advices[shape].ratios])
@@ -66,10 +78,11 @@ def advise(options) -> int:
     return 0
 
 
-def _of_stacks(number: int, fate: str, option: str) -> str:
+def _of_stacks(number: int, fate: str, option: str, axis: int) -> str:
     return (
-        f"{count(number, 'array')} of three axes {fate}; if these are weights (e, m, k) of "
-        f"experts, {option} prunes them for sparse24.grouped_linear"
+        f"{count(number, 'array')} of three axes {fate}; if these are weights "
+        f"{'(e, m, k)' if axis == -1 else '(e, k, m)'} of experts, {option} prunes them for "
+        "sparse24.grouped_linear"
     )
 
 
@@ -101,11 +114,9 @@ def convert(options) -> int:
         )
     calibration = _calibration(options)
     if options.report is not None:
-        given = _convert_checkpoint.paths_of(calibration) if calibration is not None else []
-        _convert_checkpoint.check_report(options.report, options.source, options.target, *given)
-    selection = _checkpoint.Selection(
-        options.include, options.exclude, options.min_size, options.stacks
-    )
+        given = _convert_targets.paths_of(calibration) if calibration is not None else []
+        _convert_targets.check_report(options.report, options.source, options.target, *given)
+    selection = replace(_selection(options), stacks=options.stacks)
     record = _convert_checkpoint.convert(
         options.source,
         options.target,
@@ -129,8 +140,12 @@ def convert(options) -> int:
         done = unfit + len(record["layers"])
         stacks = len(replace(selection, stacks=True).eligible(file)) - done
         if stacks:
-            print(_of_stacks(stacks, "left dense", "--stacks"))
+            print(_of_stacks(stacks, "left dense", "--stacks", options.axis))
     return 0
+
+
+def _selection(options) -> _checkpoint.Selection:
+    return _checkpoint.Selection(options.include, options.exclude, options.min_size)
 
 
 def _calibration(options) -> _raw_files.ArrayFile | None:

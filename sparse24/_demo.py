@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,12 +190,11 @@ def _finite(dense: np.ndarray, name: str) -> np.ndarray:
 
 def _prune_and_save(file, names, row, target: Path) -> dict[str, float]:
     arrays, energies = {}, {}
-    layers: Iterator[_checkpoint.Layer] = _checkpoint.compress_layers(
-        file, names, _checkpoint.Recipe()
-    )
-    for layer in layers:
-        arrays[layer.name] = layer.array.astype(row)
-        energies[layer.name] = layer.kept_energy
+    for name in names:
+        layer = _checkpoint.compress_layer(name, file[name], _checkpoint.Recipe())
+        assert layer is not None  # what is pruned obeys
+        arrays[name] = layer.array.astype(row)
+        energies[name] = layer.kept_energy
     s24.save_safetensors(target, arrays)
     return energies
 

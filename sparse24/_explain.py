@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 
 from sparse24 import (
@@ -19,81 +16,21 @@ from sparse24 import (
     _tuning_cache,
 )
 from sparse24._errors import ArgumentError
+from sparse24._explanation import Explanation
 from sparse24._fuse import fuse
 from sparse24._matmul import OURS, embedded, factors, named_type
 from sparse24._options import Call
 from sparse24._planner import Candidate
 from sparse24._records import Operand24, Problem
-from sparse24._table import duration, table
-from sparse24.formats import n_m_products
+from sparse24._staging import Variant
+from sparse24.formats import hybrid_products, n_m_products
 from sparse24.formats.base import SparseArray, densified
+from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.n_m import NMArray
 from sparse24.formats.two_four import Sparse24Array
+from sparse24.formats.windows import Windows24
 
 NOTHING = "none"  # what runs where a result has no elements
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Which kernel runs a product, the alternatives, and the reason; ``str()`` gives a table.
-
-    Attributes
-    ----------
-    chosen : str
-        Name of the candidate that runs; ``"none"`` where the result has no elements.  Of a grouped
-        product its kernel, or ``"each"`` (``"cpu"``) where every expert has a product of its own.
-    candidates : tuple of Candidate
-        Fastest prediction first, refused ones last; empty on the CPU, and where none is chosen.
-    measured : dict
-        Seconds by candidate name where this problem was tuned.
-    reason : str
-        One sentence.
-    keeps_dense : bool
-        Whether the dense product is among those that may run.
-    """
-
-    chosen: str
-    candidates: tuple[Candidate, ...]
-    measured: dict[str, float]
-    reason: str
-    keeps_dense: bool = False
-
-    def __str__(self) -> str:
-        first = f"{self.chosen}: {self.reason}"
-        if not self.candidates:
-            return first
-        able: dict[str, Candidate] = {}  # of one name the first, which is the one that runs
-        for candidate in self.candidates:
-            if candidate.refusal is None:
-                able.setdefault(candidate.name, candidate)
-        rows = [self._row(candidate) for candidate in self._shown(list(able.values()))]
-        lines = [first, "", table(["best of each kernel", "predicted", "measured", ""], rows)]
-        if len(able) > len(rows):
-            lines.append(f"and {len(able) - len(rows)} other configurations: see .candidates")
-        refused = {c.kernel: c.refusal for c in self.candidates if c.refusal is not None}
-        for kernel, why in refused.items():
-            if kernel not in {candidate.kernel for candidate in able.values()}:
-                lines.append(f"{kernel} cannot: {why}")
-        return "\n".join(lines)
-
-    def _shown(self, able: list[Candidate]) -> list[Candidate]:
-        """Of each kernel what measured fastest, or else is predicted so; and what is chosen."""
-        best: dict[str, Candidate] = {}
-        for candidate in sorted(able, key=lambda c: self.measured.get(c.name, math.inf)):
-            best.setdefault(candidate.kernel, candidate)
-        keep = {self.chosen, *(candidate.name for candidate in best.values())}
-        return [candidate for candidate in able if candidate.name in keep]
-
-    def _row(self, candidate: Candidate) -> list[str]:
-        name, notes = candidate.name, []
-        if name == self.chosen:
-            notes.append("runs")
-        if candidate.kernel == _planner.DENSE_KERNEL and not self.keeps_dense:
-            notes.append("not kept")
-        if candidate.copies:
-            notes.append("copies first")
-        measured = duration(self.measured[name]) if name in self.measured else ""
-        return [name, duration(candidate.seconds), measured, ", ".join(notes)]
 
 
 def explain(
@@ -105,8 +42,8 @@ def explain(
 
     Parameters
     ----------
-    a, b : Sparse24Array, NMArray or array
-        As for `matmul`; one is a `Sparse24Array` or an `NMArray`.  Nothing is multiplied.
+    a, b : Sparse24Array, NMArray, HybridArray or array
+        As for `matmul`; one of them is sparse.  Nothing is multiplied.
     out, c, alpha, beta, dtype, epilogue, scales, algorithm, a_dtype, b_dtype, fast_accumulation
         As for `matmul`: pass those of the call to explain, since the choice depends on types,
         memory layouts and the epilogue.  Nothing is written.
@@ -132,7 +69,10 @@ def explain(
 
     Notes
     -----
-    Does not wait for the device, unless an `NMArray` has not been multiplied yet.
+    Does not wait for the device, unless an `NMArray` or a `HybridArray` has not been multiplied
+    yet.  Of a `HybridArray` it counts what the choice needs, and makes and keeps the copy in
+    another type, or on a GPU the tiles of a transpose, that the product would make;
+    `HybridArray.explain` tells of numbers of columns, without an operand.
 
     Examples
     --------
@@ -168,11 +108,14 @@ def explained(a, b, out, call: Call) -> Explanation:
         if isinstance(other, SparseArray):
             call = call._replace(other_dtype=other.dtype)
         return _explain_24(operand._operand, densified(other), out, call, from_left=from_left)
-    if isinstance(a, NMArray) or (isinstance(b, NMArray) and not isinstance(a, OURS)):
+    first = a if isinstance(a, OURS) else b  # which multiplies, unless the other is a Windows24
+    if isinstance(first, NMArray):
         return _explain_n_m(a, b, call)
+    if isinstance(first, HybridArray) and not isinstance(b, Windows24):
+        return _explain_hybrid(a, b, call)
     raise ArgumentError(
-        "one operand must be a Sparse24Array or an NMArray; plain arrays are checked at each call, "
-        "a HybridArray has .explain(n), and of a Windows24 explain(W.array, b[W.index])"
+        "one operand must be a Sparse24Array, an NMArray or a HybridArray; plain arrays are "
+        "checked at each call, and of a Windows24 explain(W.array, b[W.index])"
     )
 
 
@@ -191,6 +134,30 @@ def _explain_n_m(a, b, call: Call) -> Explanation:
         return Explanation("dense", (), {}, why)
     n, m = array.pattern
     return Explanation("cpu_n_m", (), {}, f"the Numba kernel for {n}:{m} skips the zeros")
+
+
+def _explain_hybrid(a, b, call: Call) -> Explanation:
+    finish = _other_formats.checked(call)
+    left = isinstance(a, HybridArray)
+    h, other = (a, b) if left else (b, a)
+    other = densified(other) if _arrays.is_sparse_matrix(other) else other
+    with _foreign.stream_of(other):
+        sums = _other_formats.name_of_sums(h, other, finish, argument="b" if left else "a")
+        product = hybrid_products.expected(h, other, left=left, sums=sums is not None)
+        b = product.b
+        shapes = (h.shape, b.shape) if left else (b.shape, h.shape)
+        fuse(finish, *shapes, _arrays.namespace(b), np.float32)  # refuses what does not fit
+    if product.told is None:
+        return Explanation(NOTHING, (), {}, "an operand has no elements, so no kernel runs")
+    told, (m, k), row = product.told, product.h.shape, product.h._dtype
+    if product.h.device == "cpu":
+        return Explanation(told["choice"], (), {}, told["reason"])
+    problem = Problem(m, told["n"], k, 1, row.name, row.name, row.result, b_order=product.order)
+    ranked = (
+        Candidate(path, "", Variant(problem, stage_b=path in told["copies_b"]), seconds)
+        for path, seconds in sorted(told["candidates"].items(), key=lambda pair: pair[1])
+    )
+    return Explanation(told["choice"], tuple(ranked), {}, told["reason"], keeps_dense=True)
 
 
 def _explain_24(operand: Operand24, other, out, call: Call, *, from_left: bool) -> Explanation:

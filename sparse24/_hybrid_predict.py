@@ -80,10 +80,11 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
 
 def copying_paths(h, times: dict[str, float], n: int) -> list[str]:
     """Which of the paths in `times` copy a `b` of `n` columns that the copy engine cannot read."""
-    if h.tiles.dtype.itemsize != ITEMSIZE:
+    known = [path for path in times if path in COPYING]
+    if not known or h.tiles.dtype.itemsize != ITEMSIZE:  # on the CPU tiles need not be there
         return []
     without = {"scatter"} if _scatter_takes_any(n) else set()
-    return [path for path in times if path in COPYING and path not in without]
+    return [path for path in known if path not in without]
 
 
 def _scatter_takes_any(n: int) -> bool:
@@ -240,4 +241,5 @@ def _tile_time(h, n: int, lines) -> float:
 
 def _time_on_cpu(h, n: int) -> float:
     work = stored_tiles(h) * _hybrid_cost.ELEMENTS * n
-    return h.tiles.nbytes / _hybrid_cost.CPU.bandwidth + work / _hybrid_cost.CPU_TILES
+    nbytes = h._tiles.source.nbytes  # for which those of a transposed matrix need not be built
+    return nbytes / _hybrid_cost.CPU.bandwidth + work / _hybrid_cost.CPU_TILES

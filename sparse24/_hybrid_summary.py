@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _hybrid_cost
-from sparse24._hybrid_dispatch import explain
+from sparse24._hybrid_choice import explain
 
 
 def summary(h, n: int) -> str:

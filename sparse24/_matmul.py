@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from sparse24 import (
     _arrays,
     _check,
@@ -11,12 +9,10 @@ from sparse24 import (
     _foreign,
     _gradients,
     _other_formats,
-    _product,
-    _target,
+    _plain_operands,
 )
 from sparse24._errors import ArgumentError, ShapeError
 from sparse24._options import NO_OPTIONS, Call, Epilogue
-from sparse24._records import Operand24
 from sparse24.formats import hybrid_products
 from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid import HybridArray
@@ -110,7 +106,7 @@ def matmul(
     if not isinstance(a, OURS) and not isinstance(b, OURS):
         a_dtype = _foreign.float8_of(a) if a_dtype is None else a_dtype
         b_dtype = _foreign.float8_of(b) if b_dtype is None else b_dtype
-        a, b = _one_sparse(a, b, a_dtype, b_dtype)
+        a, b = _plain_operands.one_sparse(a, b, a_dtype, b_dtype)
     if precision == "full":
         a, b = embedded(a), embedded(b)
     if type(alpha) is not float or type(beta) is not float or beta:
@@ -126,7 +122,7 @@ def matmul(
         return b._multiply_from_left(a, out, call)
     if isinstance(a, OURS) or isinstance(b, OURS):
         return _other_formats.multiply(a, b, out, call)
-    return _dense(a, b, a_dtype, out, call)
+    return _plain_operands.product(a, b, a_dtype, out, call)
 
 
 def factors(alpha, beta, c) -> tuple[float, float]:
@@ -242,68 +238,3 @@ def _one_factor_a_row(x, scales):
     if len(lead) < 2 or tuple(getattr(own, "shape", ())) not in (lead, (*lead, 1)):
         return x, scales
     return x.reshape((-1, x.shape[-1])), (own.reshape(-1), scales[1])
-
-
-def _one_sparse(a, b, a_dtype, b_dtype):
-    """Plain operands: compress the first that obeys 2:4 along the contracted axis."""
-    from sparse24._is_24 import is_24
-
-    if _capturing(a) or _capturing(b):
-        return a, b  # a check would wait for the device, which a capture forbids
-    from sparse24._compress import compress
-
-    left, right = _foreign.take(a, argument="a")[0], _foreign.take(b, argument="b")[0]
-    if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
-        return a, b
-    for x, array, axis, row, other in (
-        (a, left, -1, a_dtype, b), (b, right, -2, b_dtype, a)
-    ):  # fmt: skip
-        wide_enough = array.ndim >= 2 and min(array.shape[-2:]) > 1
-        with _foreign.stream_of(x):  # `array` does not tell that it is torch's
-            if wide_enough and is_24(array, axis=axis):
-                packed = compress(array, axis=axis, dtype=row, check=False)
-                return (packed, other) if x is a else (other, packed)
-    return a, b
-
-
-def _known_dtypes(named) -> tuple[np.dtype, ...]:
-    rows = _dtypes.TABLE.values()
-    known = tuple(row.logical for row in rows)
-    return (*known, np.dtype(np.uint8)) if named is not None else known
-
-
-def _capturing(x) -> bool:
-    return _arrays.is_cupy(x) and _arrays.is_capturing()
-
-
-def _dense(a, b, a_dtype, out, call: Call):
-    """Neither operand obeys 2:4: the dense product, by the same rules for types and errors."""
-    left, restore = _foreign.take(a, argument="a")
-    right, _ = _foreign.take(b, argument="b")
-    b_dtype = call.other_dtype
-    if left.dtype not in _known_dtypes(a_dtype) or right.dtype not in _known_dtypes(b_dtype):
-        with _foreign.stream_of(a):
-            product = _other_formats.by_library(left, right, out, call)
-            return restore(product) if out is None else out
-    if left.ndim == 1 and right.ndim > 1:
-        call = call._replace(other_dtype=a_dtype)
-        return _product.multiply(_operand(right, b_dtype, "b"), a, out, call, from_left=True)
-    if left.ndim == right.ndim == 1:
-        row = _operand(left[None], a_dtype, "a")
-        product = _product.multiply(row, b, None if out is None else _one_element(out), call)
-        return product[0] if out is None else out
-    return _product.multiply(_operand(left, a_dtype, "a"), b, out, call)
-
-
-def _one_element(out):
-    """The array without axes behind `out` as a vector."""
-    target = _target.given(out)
-    _check.same_shape(target.shape, (), argument="out", other="the product of two vectors")
-    return target[None]
-
-
-def _operand(x, named, argument: str) -> Operand24:
-    """A plain array as a product takes it."""
-    _check.at_least_2d(x.shape, argument=argument)
-    row = _arrays.logical_dtype(x, named, argument=argument)
-    return Operand24(None, None, _arrays.as_storage(x, row), tuple(x.shape), row)

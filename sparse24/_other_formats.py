@@ -93,17 +93,22 @@ def in_sums(a, b, call: Call) -> tuple[Callable[[], Any], Call]:
     left = isinstance(a, SparseArray)
     ours, other = (a, b) if left else (b, a)
     other = densified(other) if _arrays.is_sparse_matrix(other) else other
-    plain = (lambda: ours @ other) if left else (lambda: other @ ours)
+    name = name_of_sums(ours, other, call, argument="b" if left else "a")
+    if name is None:
+        return (lambda: ours @ other) if left else (lambda: other @ ours), call
+    products = n_m_products if isinstance(ours, NMArray) else hybrid_products
+    return (lambda: products.in_sums(ours, other, left=left)), call._replace(dtype=name)
+
+
+def name_of_sums(ours: SparseArray, other, call: Call, *, argument: str) -> str | None:
+    """The type to which sums in float32 are rounded at the end; None where nothing is kept."""
     if call.is_plain:
-        return plain, call
-    result = _result_of(ours, other, argument="b" if left else "a")
+        return None
+    result = _result_of(ours, other, argument=argument)
     name = result if call.dtype is None else _target.result_name(call.dtype)
     on_gpu = isinstance(ours, HybridArray) and ours.device != "cpu"
     kept = name == result and (on_gpu or call._replace(dtype=None).is_plain)
-    if kept or result not in _dtypes.OF_16_BITS:
-        return plain, call
-    products = n_m_products if isinstance(ours, NMArray) else hybrid_products
-    return (lambda: products.in_sums(ours, other, left=left)), call._replace(dtype=name)
+    return None if kept or result not in _dtypes.OF_16_BITS else name
 
 
 def _result_of(ours: SparseArray, other, *, argument: str) -> str:

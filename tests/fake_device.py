@@ -11,7 +11,16 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _foreign, _hybrid_dispatch, _hybrid_finish, _ready, _replay
+from sparse24 import (
+    _arrays,
+    _dtypes,
+    _foreign,
+    _hybrid_choice,
+    _hybrid_dispatch,
+    _hybrid_finish,
+    _ready,
+    _replay,
+)
 from sparse24.formats.hybrid import HybridArray
 from sparse24.kernels import epilogue, hybrid_launch, loader
 
@@ -116,7 +125,7 @@ class Device:
         put(_ready, "current_stream", lambda: self.stream)
         put(_replay, "capturing", lambda x: self.capturing)
         put(_arrays, "is_capturing", lambda: self.capturing)
-        put(_hybrid_dispatch, "predictions", lambda h, n, copied=None: dict(self.times))
+        put(_hybrid_choice, "predictions", lambda h, n, copied=None: dict(self.times))
         put(_hybrid_dispatch, "layout", lambda h, path: SimpleNamespace(rows=None))
         put(_hybrid_dispatch, "_bound", self._bound)
         put(loader, "function", lambda stem, name, defines: Finish(dict(defines)))

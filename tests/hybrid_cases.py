@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _dtypes, _hybrid_dispatch, families
+from sparse24 import _dtypes, _hybrid_choice, families
 from sparse24._hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
@@ -41,7 +41,7 @@ def with_kinds(w, kinds):
 def choose(h, n, path):
     """Let a path be the choice for so many columns, whatever is predicted."""
     for copied in (False, True):
-        name = _hybrid_dispatch.choice_for(n, copied=copied)
+        name = _hybrid_choice.choice_for(n, copied=copied)
         h._prepared[name] = SimpleNamespace(path=path, nbytes=0)
 
 

@@ -25,7 +25,14 @@ from unittest import mock
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import _dtypes, _evidence, _grouped_dispatch, _hybrid_dispatch, _storage
+from sparse24 import (
+    _dtypes,
+    _evidence,
+    _grouped_dispatch,
+    _hybrid_dispatch,
+    _hybrid_predict,
+    _storage,
+)
 from sparse24.kernels import (
     activate_compress,
     block_sums,
@@ -191,7 +198,7 @@ def hybrids() -> None:
         for n in columns:
             b = draw((shape[1], n), dtype)
             out = cp.empty((shape[0], n), dtype)
-            for path in _hybrid_dispatch.predictions(h, n):
+            for path in _hybrid_predict.predictions(h, n):
                 _hybrid_dispatch.multiply(h, b, out, path)
 
     each_path((150, 330), 0.8, (2, 24, 100, 300))

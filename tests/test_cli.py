@@ -221,3 +221,31 @@ def test_advise_takes_like_layers_together(tmp_path, capsys):
         getattr(single, which)[0] + 2 * getattr(double, which)[0] for which in ("dense", "sparse")
     )
     assert total.split()[-2:] == ["3", f"{dense / sparse:.2f}x"]
+
+
+def test_advise_takes_the_matrices_that_convert_takes(checkpoint, tmp_path, capsys):
+    for options, count in (
+        ((), 2),
+        (("--include", "layer.1"), 1),
+        (("--min-size", 40), 1),
+        (("--exclude", ""), 3),
+        (("--axis", -2), 2),
+    ):
+        text = run(capsys, "advise", checkpoint, "--tokens", 16, *options)
+        assert re.search(rf"^all, one after another +{count} ", text, re.M)
+        out = tmp_path / "out.npz"
+        run(capsys, "convert", checkpoint, out, "--quiet", *options)
+        taken = [x for x in s24.load_npz(out).values() if isinstance(x, s24.Sparse24Array)]
+        assert len(taken) == count
+    line = run(capsys, "advise", checkpoint, "--include", "none", code=1)
+    assert "has no matrix that 2:4 would suit; inspect lists what it holds; see --include" in line
+
+
+def test_advise_predicts_weights_of_x_times_w_as_their_transposes(tmp_path, capsys):
+    file = tmp_path / "model.npz"
+    np.savez(file, up=np.zeros((4096, 14336), np.float16), experts=np.zeros((2, 64, 96)))
+    text = run(capsys, "advise", file, "--tokens", 1, 64, "--axis", -2)
+    (up,) = (line.split() for line in text.splitlines() if line.startswith("up"))
+    assert up == ["up", "1", "4096×14336", *s24.advise((14336, 4096), (1, 64)).ratios]
+    assert up[3:] != list(s24.advise((4096, 14336), (1, 64)).ratios)
+    assert "weights (e, k, m) of experts" in text

@@ -202,7 +202,7 @@ def test_nothing_eligible_says_why(tmp_path, capsys):
 
 def test_what_the_target_cannot_hold_is_found_before_the_work(tmp_path, capsys, monkeypatch):
     np.savez(tmp_path / "a.npz", w=np.ones((64, 64)), phase=np.ones(3, complex))
-    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)
     message = run(capsys, "convert", tmp_path / "a.npz", tmp_path / "b.safetensors", code=1)
     assert "phase has dtype complex128, which a safetensors file cannot hold" in message
 
@@ -277,7 +277,7 @@ def test_inputs_that_are_missing_are_found_before_the_work(
     checkpoint, tmp_path, capsys, monkeypatch
 ):
     np.savez(tmp_path / "inputs.npz", **{"layer.0.weight": np.ones((50, 36))})
-    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)
     error = run(capsys, "convert", checkpoint, tmp_path / "o.npz", "--method", "wanda",
                 "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip
     assert "layer.1.weight: the calibration has no inputs of this name" in error
@@ -287,7 +287,7 @@ def test_a_name_too_long_for_its_parts_is_found_before_the_work(
     arrays, tmp_path, capsys, monkeypatch
 ):
     path = saved({"x" * 65525: arrays["layer.0.weight"]}, tmp_path)
-    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)
     error = run(capsys, "convert", path, tmp_path / "o.npz", code=1)
     assert "names in an npz file must have at most 65531 bytes, got 65534" in error
     assert not (tmp_path / "o.npz").exists()
@@ -297,7 +297,7 @@ def test_two_arrays_of_one_stored_name_are_found_before_the_work(
     arrays, tmp_path, capsys, monkeypatch
 ):
     path = saved({**arrays, "layer.0.weight.values": np.ones(3)}, tmp_path)
-    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)
     error = run(capsys, "convert", path, tmp_path / "o.npz", code=1)
     assert "two arrays would be saved as 'layer.0.weight.values'; rename one" in error
     assert not (tmp_path / "o.npz").exists()

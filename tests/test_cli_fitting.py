@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from cli_cases import run, saved, small_checkpoint
+from shard_cases import HOMES, SHARDS, sharded
 
 import sparse24 as s24
 from sparse24 import _raw_writers
@@ -105,3 +106,48 @@ def test_stacks_stored_as_k_by_m_serve_experts(tmp_path, capsys, rng):
     y = s24.grouped_linear(x, up.mT, offsets=[0, 1, 3])
     pruned = s24.prune(stack, axis=-2)
     np.testing.assert_allclose(y[1:], x[1:] @ pruned[1], rtol=1e-5, atol=1e-5)
+
+
+def test_without_pruning_each_matrix_is_compressed_once(checkpoint, tmp_path, capsys, monkeypatch):
+    compress, shapes = s24.compress, []
+
+    def counted(x, **options):
+        shapes.append(x.shape)
+        return compress(x, **options)
+
+    monkeypatch.setattr(s24, "compress", counted)
+    run(capsys, "convert", checkpoint, tmp_path / "out.npz", "--no-prune")
+    assert sorted(shapes) == [(40, 64), (48, 36)]
+
+
+def test_a_name_that_a_compressed_part_needs_is_found_where_the_matrix_obeys(
+    checkpoint, arrays, tmp_path, capsys
+):
+    parts = {f"layer.{i}.weight.values": np.ones(3, np.float32) for i in (0, 1)}
+    out = tmp_path / "out.npz"
+    for name, part in parts.items():
+        source = saved({**arrays, name: part}, tmp_path)
+        if name == "layer.0.weight.values":  # of the matrix that stays dense
+            run(capsys, "convert", source, out, "--no-prune")
+            out.unlink()
+        else:
+            line = run(capsys, "convert", source, out, "--no-prune", code=1)
+            assert f"two arrays would be saved as {name!r}" in line
+            assert not out.exists()
+
+
+def test_without_pruning_shards_appear_only_if_some_matrix_obeys(tmp_path, capsys, rng):
+    folder, out = tmp_path / "model", tmp_path / "out"
+    arrays = sharded(folder, rng)
+    line = run(capsys, "convert", folder, out, "--no-prune", code=1)
+    assert "none of the 2 eligible matrices of" in line
+    assert not out.exists()
+    pruned = s24.prune(arrays["layer.0.weight"])
+    first = {name: x for name, x in arrays.items() if HOMES[name] == SHARDS[0]}
+    first["layer.0.weight"] = pruned
+    _raw_writers.write_safetensors(folder / SHARDS[0], first, None)
+    text = run(capsys, "convert", folder, out, "--no-prune")
+    assert "1 eligible matrix left dense" in text
+    loaded = s24.load_safetensors(out)
+    np.testing.assert_array_equal(loaded["layer.0.weight"].toarray(), pruned)
+    np.testing.assert_array_equal(loaded["layer.1.weight"], arrays["layer.1.weight"])

@@ -262,7 +262,7 @@ def test_a_report_replaces_no_shard(arrays, folder, tmp_path, capsys):
 def test_what_is_wrong_in_any_shard_is_found_before_the_work(
     arrays, folder, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(_checkpoint, "compress_layers", None)
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)
     np.savez(tmp_path / "inputs.npz", **{"layer.0.weight": np.ones((50, 36))})
     error = run(capsys, "convert", folder, tmp_path / "out", "--method", "wanda",
                 "--calibration", tmp_path / "inputs.npz", code=1)  # fmt: skip

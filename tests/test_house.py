@@ -35,9 +35,9 @@ FLOORS = (
      "_select", "_shared_plans", "_sparsegpt", "_staging", "_storage", "_target",
      "_torch_functions", "_tuning_cache"),
     ("formats", "formats.*"),
-    ("_activate", "_advise", "_compress", "_explain", "_grouped", "_hybrid", "_is_24", "_make",
-     "_matmul", "_other_formats", "_plan", "_planner_fit", "_prune", "_sched_*", "schedule",
-     "tuning"),
+    ("_activate", "_advise", "_compress", "_explain", "_explanation", "_grouped", "_hybrid",
+     "_is_24", "_make", "_matmul", "_other_formats", "_plain_operands", "_plan", "_planner_fit",
+     "_prune", "_sched_*", "schedule", "tuning"),
 )  # fmt: skip
 TOP = len(FLOORS)
 

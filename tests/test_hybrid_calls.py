@@ -12,7 +12,7 @@ import pytest
 from fake_device import Device, array
 
 import sparse24 as s24
-from sparse24 import _arrays, _hybrid_dispatch, _storage, _tuning_cache
+from sparse24 import _arrays, _hybrid_choice, _storage, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError, ShapeError
 
 M, K = 70, 80
@@ -265,7 +265,7 @@ def test_choices_know_whether_b_is_copied(rng, weight, device, monkeypatch):
     def predictions(h, n, copied=None):
         return {"gather": 2.0, "scatter": 1.0 + 3.0 * bool(copied), "cublas": 9.0}
 
-    monkeypatch.setattr(_hybrid_dispatch, "predictions", predictions)
+    monkeypatch.setattr(_hybrid_choice, "predictions", predictions)
     h, x = s24.hybrid(weight), whole(rng, K, 8)
     for b in (array(x), array(x[:, :7].copy()), array(x.T.copy()).T):
         h @ b
@@ -276,7 +276,7 @@ def test_explain_tells_the_choice_of_all_columns_that_share_it(rng, weight, devi
     def predictions(h, n, copied=None):
         return {"gather": 5.0, "cublas": 9.0} | ({"scatter": 16.0 / n} if n >= 8 else {})
 
-    monkeypatch.setattr(_hybrid_dispatch, "predictions", predictions)
+    monkeypatch.setattr(_hybrid_choice, "predictions", predictions)
     h = s24.hybrid(weight)
     for n, choice in ((4, "gather"), (5, "scatter"), (8, "scatter")):
         told = h.explain(n)
@@ -310,7 +310,7 @@ def test_layouts_are_waited_for_once(weight, monkeypatch):
     monkeypatch.setattr(_arrays, "settle", settled.append)
     for _ in range(2):
         h.prepared("a layout", lambda: np.ones(3))
-        h.prepared("a mark", _hybrid_dispatch._Ran)
+        h.prepared("a mark", _hybrid_choice.Ran)
     assert len(settled) == 1
     turned = h.T
     before = len(settled)

@@ -10,7 +10,7 @@ from planner_cases import H100, RTX_4090
 
 from sparse24 import (
     _chip_facts,
-    _hybrid_dispatch,
+    _hybrid_choice,
     _hybrid_fit,
     _hybrid_lines,
     _hybrid_predict,
@@ -132,7 +132,7 @@ TALL = {
 def test_each_gpu_gets_the_path_that_is_fastest_on_it(monkeypatch, shape, known, n, fastest):
     monkeypatch.setattr(hybrid_wgmma_plan, "multiprocessors", lambda: 132)
     found = [times(lines, shape, 0.9, n, **known) for lines in (H100_LINES, H200_LINES)]
-    assert tuple(_hybrid_dispatch._best(seconds)[0] for seconds in found) == fastest
+    assert tuple(_hybrid_choice._best(seconds)[0] for seconds in found) == fastest
 
 
 @pytest.mark.parametrize(("n", "gain"), [(512, 1.0), (1024, 1.5)])

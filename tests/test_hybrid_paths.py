@@ -7,7 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from sparse24 import _arrays, _hybrid_dispatch, _hybrid_layouts, _hybrid_predict, families
+from sparse24 import (
+    _arrays,
+    _hybrid_choice,
+    _hybrid_dispatch,
+    _hybrid_layouts,
+    _hybrid_predict,
+    families,
+)
 from sparse24._dtypes import lookup
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._hybrid import hybrid
@@ -125,23 +132,23 @@ def test_two_four_error_is_near_that_of_a_dense_product(rng):
 
 def test_a_capture_takes_what_is_prepared(monkeypatch):
     times = {"cublas": 1.0, "stream": 3.0, "two_four": 2.0, "tiles": 9.0}
-    monkeypatch.setattr(_hybrid_dispatch, "predictions", lambda h, n: times)
+    monkeypatch.setattr(_hybrid_choice, "predictions", lambda h, n: times)
     h = hybrid(np.eye(3, dtype=np.float32))
     with pytest.raises(UnsupportedError, match=r"algorithm='two_four'\) once before the capture"):
-        _hybrid_dispatch._captured(h, 64, True)
-    h.prepared(_hybrid_dispatch._kind("stream", 64, True), _hybrid_dispatch._Ran)
-    assert _hybrid_dispatch._captured(h, 64, True) == "stream"
+        _hybrid_choice._captured(h, 64, True)
+    h.prepared(_hybrid_choice.kind_of("stream", 64, True), _hybrid_choice.Ran)
+    assert _hybrid_choice._captured(h, 64, True) == "stream"
     with pytest.raises(UnsupportedError, match="once before the capture"):
-        _hybrid_dispatch._captured(h, 32, True)
-    h.prepared(_hybrid_dispatch._kind("two_four", 64, True), _hybrid_dispatch._Ran)
-    assert _hybrid_dispatch._captured(h, 64, True) == "two_four"
-    assert _hybrid_dispatch._captured(h, 32, True) == "two_four"
+        _hybrid_choice._captured(h, 32, True)
+    h.prepared(_hybrid_choice.kind_of("two_four", 64, True), _hybrid_choice.Ran)
+    assert _hybrid_choice._captured(h, 64, True) == "two_four"
+    assert _hybrid_choice._captured(h, 32, True) == "two_four"
 
 
 def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
     h, ran = hybrid(np.eye(3, dtype=np.float32)), []
     monkeypatch.setattr(_arrays, "is_capturing", lambda: True)
-    monkeypatch.setattr(_hybrid_dispatch, "_choose", lambda *_: "scatter")
+    monkeypatch.setattr(_hybrid_dispatch, "choose", lambda *_: "scatter")
     monkeypatch.setattr(_hybrid_dispatch, "_run", lambda path, *_: ran.append(path))
     monkeypatch.setattr(_hybrid_dispatch._foreign, "make_current", lambda: None)
     monkeypatch.setattr(type(h), "device", "cuda:0")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _hybrid_cost, _hybrid_dispatch, _hybrid_fit, _hybrid_lines, _hybrid_predict
+from sparse24 import _hybrid_choice, _hybrid_cost, _hybrid_fit, _hybrid_lines, _hybrid_predict
 from sparse24._dtypes import lookup
 from sparse24.kernels import (
     hybrid_gather_plan,
@@ -128,7 +128,7 @@ def test_sorted_rows_whose_strips_tie_with_the_dense_product_leave_it(monkeypatc
     lines, shape, dtype = _hybrid_lines.H200_LINES, (4096, 4096), lookup("float16")
     seconds = _hybrid_predict._strips_time(h, "regrouped", 4096, lines)
     dense = _hybrid_predict.dense_time(shape, dtype, 4096, lines, H200, 0.3)
-    assert _hybrid_dispatch.WORTH_LEAVING * dense < seconds < 1.05 * dense
+    assert _hybrid_choice.WORTH_LEAVING * dense < seconds < 1.05 * dense
     unsorted = dataclasses.replace(work, by_number=False, lengths=np.full(16, 76))
     h.prepared = lambda name, make: SimpleNamespace(value=unsorted)
     assert _hybrid_predict._strips_time(h, "regrouped", 4096, lines) < 0.92 * seconds
@@ -241,7 +241,7 @@ def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
         prepared=lambda name, make: known[name],
     )  # fmt: skip
     times = _hybrid_predict.predictions(h, n)
-    assert _hybrid_dispatch._best(times)[0] in ("panel", "rows")
+    assert _hybrid_choice._best(times)[0] in ("panel", "rows")
 
 
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
@@ -270,5 +270,5 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
 
 def test_a_path_is_left_to_cublas_unless_it_is_clearly_faster():
     for seconds, choice in ((0.98e-5, "cublas"), (0.96e-5, "stream"), (2e-5, "cublas")):
-        found, _ = _hybrid_dispatch._best({"stream": seconds, "cublas": 1e-5, "tiles": 1e-3})
+        found, _ = _hybrid_choice._best({"stream": seconds, "cublas": 1e-5, "tiles": 1e-3})
         assert found == choice

@@ -120,7 +120,7 @@ def test_a_folder_without_permission_is_refused_before_the_work(
     sharded(tmp_path / "model", rng)
     source, there = saved(small_checkpoint(rng), tmp_path), read_only / "old.safetensors"
     there.write_bytes(source.read_bytes())
-    monkeypatch.setattr(_checkpoint, "compress_layers", None)  # there is no work
+    monkeypatch.setattr(_checkpoint, "compress_layer", None)  # there is no work
     refused = "no permission to write to the folder; name another one: "
     for given in (
         (source, there),

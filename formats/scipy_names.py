@@ -1,0 +1,98 @@
+"""What sparse arrays have by the names of SciPy's: conversions to its formats, its operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparse24 import _check
+from sparse24._dtypes import DType
+from sparse24.formats import convert
+
+# Attributes of SciPy's arrays, as `tocsr` gives one, that these have not.
+ONLY_OF_SCIPY = frozenset((
+    "argmax", "argmin", "conj", "conjugate", "count_nonzero", "data", "diagonal", "expm1", "format",
+    "imag", "indices", "indptr", "log1p", "maximum", "minimum", "nonzero", "power", "real",
+    "reshape", "sign", "sqrt", "tobsr", "todia", "todok", "tolil", "trace",
+))  # fmt: skip
+
+
+class ScipyNames:
+    """Methods of SciPy's arrays and of its `LinearOperator`; for others the way to them."""
+
+    _dtype: DType
+    device: Any
+    T: Any
+    toarray: Any
+
+    def todense(self):
+        """The same as `toarray`, as in SciPy."""
+        return self.toarray()
+
+    def tocsr(self, dtype=None):
+        """The matrix as `scipy.sparse.csr_array` (`cupyx.scipy.sparse.csr_matrix` on the GPU).
+
+        Waits for the device.
+
+        Parameters
+        ----------
+        dtype : dtype, optional
+            Element type of the result.  By default that of the array, or float32 for types that
+            the library does not store: floats of 16 and 8 bits, and in cupyx int8.
+
+        Raises
+        ------
+        ArgumentError
+            If this is a batch.
+        """
+        array: Any = self
+        if self._dtype.is_float8 and self.device != "cpu":  # its dense form there is bits
+            array = array.astype("float32")
+        return convert.to_csr(array.toarray(), dtype)
+
+    def tocoo(self, dtype=None):
+        """The matrix as `scipy.sparse.coo_array`; see `tocsr`."""
+        return self.tocsr(dtype).tocoo()
+
+    def tocsc(self, dtype=None):
+        """The matrix as `scipy.sparse.csc_array`; see `tocsr`."""
+        return self.tocsr(dtype).tocsc()
+
+    def asformat(self, format: str, dtype=None):
+        """The matrix in any format of SciPy or, on the GPU, of cupyx; see `tocsr`.
+
+        Parameters
+        ----------
+        format : {"csr", "csc", "coo", "dia", "bsr", "dok", "lil"}
+            On a GPU only the first three, as CuPy converts to no others.
+        dtype : dtype, optional
+            Element type of the result.
+
+        Raises
+        ------
+        ArgumentError
+            If the format is not available, or this is a batch.
+        """
+        known: tuple[str, ...] = ("csr", "csc", "coo")
+        known += ("dia", "bsr", "dok", "lil") if self.device == "cpu" else ()
+        _check.one_of(format, known, argument="format")
+        return self.tocsr(dtype).asformat(format)
+
+    def matvec(self, x):
+        """``A @ x`` for a vector (`matvec`) or a matrix (`matmat`), for `scipy.sparse.linalg`."""
+        return self @ x
+
+    matmat = matvec
+
+    def rmatvec(self, x):
+        """``A.T @ x`` for a vector (`rmatvec`) or a matrix (`rmatmat`)."""
+        return self.T @ x
+
+    rmatmat = rmatvec
+
+    if not TYPE_CHECKING:  # which knows all attributes, and would take any name for one
+
+        def __getattr__(self, name: str):
+            if name not in ONLY_OF_SCIPY:
+                return object.__getattribute__(self, name)  # which raises as it did before
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{text}; use .tocsr().{name}", name=name, obj=self)
