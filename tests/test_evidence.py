@@ -73,6 +73,21 @@ def test_a_case_is_of_the_kernels_that_it_ran(fields, stale):
     assert recorded.is_stale(fields | {"digests": digests | {"sparse_wgmma": "old"}})
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "stale"),
+    [
+        ("int8 8192x8192x8192, b by row, result by row", "int8", {"transpose"}),
+        ("int8 8192x8192x8192, b by column, result by row", "int8", set()),
+        ("bfloat16 8192x8192x8192, b by row, result by row", "bfloat16", set()),
+        ("float32 4096x4096x64", "float32", {"sparse_matvec"}),
+    ],
+)
+def test_a_case_is_not_of_kernels_that_cannot_run_in_it(name, dtype, stale):
+    for stem in ("transpose", "sparse_matvec"):
+        case = {"name": name, "dtype": dtype, "ours_kernel": "planned", "digests": {stem: "old"}}
+        assert recorded.is_stale(case) == (stem in stale)
+
+
 def test_only_kernels_that_exist_are_listed():
     assert set(recorded.unverified()) <= set(recorded.STEMS)
     for gpu in ("", *recorded.others()):

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,22 @@ def is_stale(case: dict[str, Any]) -> bool:
 
 def _digests(case: dict[str, Any]) -> dict[str, str]:
     """Those of the kernels that ran, without others that could have, where the case tells which."""
-    digests = case.get("digests", {})
+    able = _able(case)
+    digests = {stem: then for stem, then in case.get("digests", {}).items() if able(stem)}
     ran = {case.get(field, "").partition("/")[0] for field in ("ours_kernel", "untuned_kernel")}
     if not ran & digests.keys():
         return digests
     return {stem: then for stem, then in digests.items() if stem in ran or stem not in CANDIDATES}
+
+
+def _able(case: dict[str, Any]) -> Callable[[str], bool]:
+    """Whether a kernel may run in a case, as far as its type and its layout tell."""
+    dtype, by_rows = case.get("dtype"), "b by row" in case.get("name", "")
+    needs = {
+        "sparse_matvec": dtype in (None, "float32"),
+        "transpose": by_rows and dtype not in ("float16", "bfloat16"),
+    }
+    return lambda stem: needs.get(stem, True)
 
 
 def _is_current(stem: str, digest: str) -> bool:
