@@ -23,8 +23,8 @@ from sparse24._staging import Variant
 from sparse24.kernels import epilogue as _epilogue
 
 SPARSE_KERNELS = (
-    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_split", "split_mma",
-    "sparse_fma",
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "split_skinny", "sparse_split",
+    "split_mma", "sparse_fma",
 )  # fmt: skip
 DENSE_KERNEL = "dense"
 TENSOR_FLOAT_KERNEL = "sparse_wgmma"  # the only one for metadata of 1:2

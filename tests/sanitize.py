@@ -96,11 +96,11 @@ def shared_tiles() -> None:
 
 
 def pieces_by_warps() -> None:
-    """float32 in pieces as on other chips than Hopper, by every tile."""
+    """float32 in pieces by instructions of a warp, by every tile."""
     a = s24.compress(draw((200, 264), "float32"), on_excess="prune")
     for b in (draw((144, 264), "float32").T, draw((264, 144), "float32")):
         for choice in s24.explain(a, b).candidates:
-            if choice.kernel == "split_mma":
+            if choice.kernel in ("split_mma", "split_skinny") and choice.refusal is None:
                 with _cleared_for(choice):
                     s24.matmul(a, b, algorithm=choice.name)
 

@@ -142,7 +142,7 @@ def test_info_names_versions(capsys):
     assert s24.__version__ in text
     assert "numpy" in text
     of_all = {"sparse_matvec", "sparse_fma"}
-    of_ampere = of_all | {"sparse_mma", "split_mma"}
+    of_ampere = of_all | {"sparse_mma", "split_mma", "split_skinny"}
     of_hopper = of_ampere | {"sparse_skinny", "sparse_wgmma", "sparse_split"}
     for capability, kernels in (((7, 5), of_all), ((8, 0), of_ampere), ((9, 0), of_hopper)):
         properties = dict(zip(("major", "minor"), capability, strict=True))

@@ -16,7 +16,8 @@ from sparse24._records import Fused
 from sparse24.kernels import reference
 
 STEMS = (
-    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_split", "sparse_fma"
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "split_skinny", "sparse_split",
+    "sparse_fma",
 )  # fmt: skip
 # Unit roundoff of the result's type, and of the accumulation, per dtype of the operands.
 ROUNDOFF = {

@@ -68,8 +68,9 @@ def test_of_products_as_short_as_a_launch_few_columns_go_to_the_kernel_for_them(
 
 
 def test_float32_with_few_columns_has_a_kernel_of_its_own(h200):
-    few = _planner.choose(problem(n=4, dtype="float32"), 0, dense=False)
-    assert few.kernel == "sparse_matvec"
+    for n, kernel in ((1, "sparse_matvec"), (8, "split_skinny"), (32, "split_skinny")):
+        few = _planner.choose(problem(n=n, dtype="float32"), 0, dense=False)
+        assert few.kernel == kernel
     many = problem(dtype="float32")
     assert _planner.choose(many, 0, dense=False).kernel == "sparse_split"
     assert _planner.choose(many, 0, dense=True).kernel == "sparse_split"

@@ -18,7 +18,8 @@ from typing import Any
 from sparse24.kernels import loader
 
 DATA = Path(__file__).resolve().parents[1] / "benchmarks" / "data"
-CANDIDATES = ("sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")  # one of which runs
+# One of which runs.
+CANDIDATES = ("sparse_mma", "sparse_skinny", "sparse_matvec", "split_skinny", "sparse_fma")
 UNVERIFIED = DATA / "UNVERIFIED.md"
 KERNELS = Path(__file__).resolve().parents[2] / "kernels" / "cuda"
 STEMS = sorted(path.stem for path in KERNELS.glob("*.cu"))
@@ -87,6 +88,7 @@ def _able(case: dict[str, Any]) -> Callable[[str], bool]:
     dtype, by_rows = case.get("dtype"), "b by row" in case.get("name", "")
     needs = {
         "sparse_matvec": dtype in (None, "float32"),
+        "split_skinny": dtype in (None, "float32"),
         "transpose": by_rows and dtype not in ("float16", "bfloat16"),
     }
     return lambda stem: needs.get(stem, True)

@@ -40,7 +40,10 @@ import sparse24 as s24
 from sparse24._planner import DENSE_KERNEL
 from sparse24._records import Problem
 
-STEMS = ("sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "sparse_fma")
+STEMS = (
+    "sparse_wgmma", "sparse_mma", "sparse_skinny", "sparse_matvec", "split_skinny", "sparse_split",
+    "split_mma", "sparse_fma",
+)  # fmt: skip
 TORCH = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -56,7 +59,7 @@ BLOCK = (
 )  # fmt: skip
 BLOCK_TOKENS = (1, 8, 16, 32, 64)
 EIGHT_BIT_TOKENS = (1, 8, 16, 32)
-FLOAT32_TOKENS = (1, 2, 4, 8)
+FLOAT32_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 SMALL_TOKENS = (1, 8, 16, 32, 64, 256)
 
 
