@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,16 +18,17 @@ OF_A = 17 / 8  # bytes of a place of A
 # Warps of a block, and blocks of a multiprocessor; sixteen warps gain up to 6 % in few cases.
 _SHAPES = ((8, 1), (4, 2), (4, 3))
 
-# Constants of `predict`, fitted to 550 timings on an H100 to 13 % root mean square.  What is put
-# first takes 1.2 % longer than the fastest.  docs/benchmarks/log_few_tokens.rst.
-_LAUNCH = 2.5e-6  # seconds
-_READING = 1.1  # of the copy bandwidth: reading alone is faster
-_L2_PER_SM = 7.2e10  # bytes a second from the L2 cache to each multiprocessor
-_ROWS_OF_B = 2.0  # how much longer b takes by rows
+# Constants of `predict`, fitted to 270 timings on an H100 to 14 % root mean square.  What is put
+# first takes 0.5 % longer than the fastest.  docs/benchmarks/log_few_tokens.rst.
+_LAUNCH = 2.9e-6  # seconds
+_READING = 1.15  # of the copy bandwidth: reading alone is faster
+_L2_PER_SM = 6.1e10  # bytes a second from the L2 cache to each multiprocessor
+_ROWS_OF_B = 1.76  # how much longer b takes by rows
+_WAVE, _UNEVEN = 1.8e-6, 0.26  # seconds of each wave after the first, and how much more of them
 _CLOCK = 1.98e9  # Hz, at which a stage takes the following seconds
-_STAGE, _STAGE_COLUMNS = 0.11e-6, 0.15e-6  # of a step alone, and of it for each eight columns
-_ROWS, _PRODUCTS = 0.023e-6, 0.056e-6  # of four steps at once, for 16 rows, and 16 x 8 sums
-_POWER = 1.8  # of times that are only partly hidden behind one another
+_STAGE, _STAGE_COLUMNS = 0.115e-6, 0.14e-6  # of a step alone, and of it for each eight columns
+_ROWS, _PRODUCTS = 0.024e-6, 0.058e-6  # of four steps at once, for 16 rows, and 16 x 8 sums
+_PARTS, _STEPS = 2.2, 1.8  # powers of times that are only partly hidden behind one another
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +116,25 @@ def predict(problem: Problem, config: Config, chip: dict[str, float]) -> float:
     p, sms, blocks = problem, int(chip["sms"]), _blocks(problem, config)
     by_rows = 1 if _by_columns(p) else _ROWS_OF_B
     hbm = sparse_tile.bytes_moved(p) / (_READING * chip["bandwidth"])
-    of_block = p.k * (config.m * OF_A + 4 * config.n * by_rows)
-    l2 = blocks * of_block / (_L2_PER_SM * sms)
-    beside = min(config.blocks, -(-blocks // sms))
-    stages = -(-blocks // (sms * config.blocks)) * -(-p.k // (STEP * config.warps))
+    l2 = blocks * p.k * (config.m * OF_A + 4 * config.n * by_rows) / (_L2_PER_SM * sms)
+    exact = blocks / (sms * config.blocks)
+    waves = min(exact + _UNEVEN, math.ceil(exact)) if exact > 1 else 1
+    steps = waves * -(-p.k // (STEP * config.warps)) * _stage(p, config, -(-blocks // sms))
+    parts = _together(_PARTS, hbm, l2, steps * _CLOCK / chip["clock_hz"])
+    return _LAUNCH + parts + _WAVE * (waves - 1)
+
+
+def _stage(p: Problem, config: Config, blocks: int) -> float:
+    """Seconds of a stage, where a multiprocessor has so many blocks."""
     alone = _STAGE + _STAGE_COLUMNS * config.n / 8
     slower = chip_rates.bfloat16(90) / chip_rates.bfloat16(p.compute_capability)
     at_once = _ROWS * config.m / 16 + slower * _PRODUCTS * config.m * config.n / 128
-    stage = _together(alone, config.warps / 4 * beside * at_once)
-    return _LAUNCH + _together(hbm, l2, stages * stage * _CLOCK / chip["clock_hz"])
+    return _together(_STEPS, alone, config.warps / 4 * min(config.blocks, blocks) * at_once)
 
 
-def _together(*times: float) -> float:
+def _together(power: float, *times: float) -> float:
     """Of what hides only partly."""
-    return sum(x**_POWER for x in times) ** (1 / _POWER)
+    return sum(x**power for x in times) ** (1 / power)
 
 
 def defines(problem: Problem, config: Config, epilogue: Fused) -> loader.Defines:

@@ -91,7 +91,7 @@ def test_an_a100_splits_what_has_many_columns():
         ranked = best_of(make_problem(n=n))
         assert ranked[0] == "split_mma"
         assert ranked.index("dense") < ranked.index("sparse_fma")
-    assert best_of(make_problem(n=4))[0] == "sparse_matvec"
+    assert best_of(make_problem(n=1))[0] == "sparse_matvec"
     assert best_of(make_problem(n=32))[0] == "split_skinny"
 
 

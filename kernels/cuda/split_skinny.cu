@@ -8,15 +8,15 @@
 // The time is that of reading A, 17 bytes for every 32 of the dense matrix, and from L2 of all of b for each block of
 // rows.  So both stay float32 until they are in registers, where they become the pieces of bfloat16 that tensor cores
 // multiply (split_pieces.cuh).  A block takes TILE_M rows and, where it can, all columns, through a ring of STAGES
-// cp.async stages, which all of its warps fill.  Each warp takes a step of a stage, 32 columns of A, and leaves its sums
-// in shared memory, where they are added in a fixed order.  A block whose sums are not all finite starts again, with care
-// for infinities.
+// cp.async stages, which all of its warps fill.  Each warp takes a step of a stage, 32 columns of A, and leaves its
+// sums in shared memory, where they are added in a fixed order.  A block whose sums are not all finite starts again,
+// with care for infinities.
 //
 // A stage, in floats; the pitches spread what the lanes of a warp read at once over all banks:
 //
 //   values  [TILE_M][kPitchA]
-//   meta    [TILE_K / 128][TILE_M][4]    in the packed order
-//   b       [TILE_N][kPitchB] if B_COLUMN, else [TILE_K][kPitchB]
+//   meta    [kTileK / 128][TILE_M][4]    in the packed order
+//   b       [TILE_N][kPitchB] if B_COLUMN, else [kTileK][kPitchB]
 //
 // What lies outside the matrices is read as zeros.
 //
@@ -28,19 +28,19 @@
 #include "split_pieces.cuh"
 
 constexpr int kThreads = 32 * WARPS;
-constexpr int kStep = 32, kStoredStep = kStep / 2;              // columns of A of an mma.sp, and elements stored of them
-constexpr int TILE_K = kStep * WARPS;                           // a stage has a step for each warp
+constexpr int kStep = 32, kStoredStep = kStep / 2;              // columns of A of an mma.sp, and what is stored of them
+constexpr int kTileK = kStep * WARPS;                           // a stage has a step for each warp
 constexpr int kTilesM = TILE_M / 16, kTilesN = TILE_N / 8;      // mma tiles
 constexpr int kTurns = kTilesN < 2 ? 1 : 2;                     // along n, that are multiplied in turn
-constexpr int kAtomK = 128, kAtoms = TILE_K / kAtomK, kAtomSteps = kAtomK / kStep;
-constexpr int kPitchA = TILE_K / 2 + 8;                         // 8 more than a multiple of 32
-constexpr int kPitchB = B_COLUMN ? TILE_K + 8 : TILE_N + 4;     // 4 or 12 more than a multiple of 16
+constexpr int kAtomK = 128, kAtoms = kTileK / kAtomK, kAtomSteps = kAtomK / kStep;
+constexpr int kPitchA = kTileK / 2 + 8;                         // 8 more than a multiple of 32
+constexpr int kPitchB = B_COLUMN ? kTileK + 8 : TILE_N + 4;     // 4 or 12 more than a multiple of 16
 constexpr int kMetaAt = TILE_M * kPitchA, kBAt = kMetaAt + kAtoms * TILE_M * 4;
-constexpr int kStageFloats = kBAt + (B_COLUMN ? TILE_N : TILE_K) * kPitchB;
+constexpr int kStageFloats = kBAt + (B_COLUMN ? TILE_N : kTileK) * kPitchB;
 constexpr int kSumsPitch = TILE_N + (OUT_COLUMN ? 1 : 8);
 constexpr int kPartial = TILE_M * kSumsPitch;                   // floats of a warp's sums
 
-static_assert(TILE_K % kAtomK == 0 && TILE_M % 16 == 0);
+static_assert(kTileK % kAtomK == 0 && TILE_M % 16 == 0);
 static_assert(kPitchA % 32 == 8 && kPitchB % (B_COLUMN ? 32 : 8) == (B_COLUMN ? 8 : 4));
 
 constexpr Kind kPiece = Kind::bfloat16;
@@ -61,7 +61,7 @@ struct Operands {
     int m0, n0;
 };
 
-// Lines of `chunks` x 16 bytes to lines `pitch` floats apart; `left(line)` floats of each exist from its `from(line)` on.
+// Lines of `chunks` x 16 bytes to lines `pitch` floats apart; each begins at from(line), where left(line) floats exist.
 template <int lines, int chunks, class From, class Left>
 inline void copy_lines(unsigned to, int pitch, From from, Left left) {
     deal<lines * chunks>([&](int i) {
@@ -71,9 +71,10 @@ inline void copy_lines(unsigned to, int pitch, From from, Left left) {
 }
 
 inline void fill(unsigned stage, const Operands& of, const Shape& s, int k0) {
-    const auto row = [&](int i) { return reinterpret_cast<const float*>(of.values + min(of.m0 + i, s.m - 1) * s.a_pitch); };
-    copy_lines<TILE_M, TILE_K / 8>(
-        stage, kPitchA, [&](int i) { return row(i) + k0 / 2; },
+    const char* const values = of.values + 2 * k0;  // half of the columns, of four bytes
+    copy_lines<TILE_M, kTileK / 8>(
+        stage, kPitchA,
+        [&](int i) { return reinterpret_cast<const float*>(values + min(of.m0 + i, s.m - 1) * s.a_pitch); },
         [&](int i) { return of.m0 + i < s.m ? s.values_per_row - k0 / 2 : 0; });
     deal<kAtoms * TILE_M>([&](int i) {  // outside the matrix any legal codes will do: those of its last atom
         const int atoms_k = (s.k + kAtomK - 1) / kAtomK, atom = min(k0 / kAtomK + i / TILE_M, atoms_k - 1);
@@ -82,11 +83,11 @@ inline void fill(unsigned stage, const Operands& of, const Shape& s, int k0) {
     });
     const unsigned to = stage + 4 * kBAt;
     if constexpr (B_COLUMN)
-        copy_lines<TILE_N, TILE_K / 4>(
+        copy_lines<TILE_N, kTileK / 4>(
             to, kPitchB, [&](int i) { return of.b + min(of.n0 + i, s.n - 1) * s.b_column + k0; },
             [&](int i) { return of.n0 + i < s.n ? s.k - k0 : 0; });
     else
-        copy_lines<TILE_K, TILE_N / 4>(
+        copy_lines<kTileK, TILE_N / 4>(
             to, kPitchB, [&](int i) { return of.b + min(k0 + i, s.k - 1) * s.b_row + of.n0; },
             [&](int i) { return k0 + i < s.k ? s.n - of.n0 : 0; });
 }
@@ -136,23 +137,26 @@ template <bool CAREFUL> inline void multiply(Sums& sums, const float* stage, int
 #pragma unroll
         for (int term = 0; term < kTerms; ++term)
 #pragma unroll
-            for (int i = 0; i < kTilesM * kTurns; ++i) {
-                const int tile = i / kTurns, j = i % kTurns;
-                mma_sp<kPiece, kPiece, 0>(products[tile][j], a[tile].of_a(term), b[j].of_b(term), words[tile]);
-            }
+            for (int tile = 0; tile < kTilesM; ++tile)
 #pragma unroll
-        for (int i = 0; i < kTilesM * kTurns * 4; ++i)
-            sums[i / 4 / kTurns][f + i / 4 % kTurns][i % 4] += products[i / 4 / kTurns][i / 4 % kTurns][i % 4];
+                for (int j = 0; j < kTurns; ++j)
+                    mma_sp<kPiece, kPiece, 0>(products[tile][j], a[tile].of_a(term), b[j].of_b(term), words[tile]);
+#pragma unroll
+        for (int tile = 0; tile < kTilesM; ++tile)
+#pragma unroll
+            for (int j = 0; j < kTurns; ++j)
+#pragma unroll
+                for (int q = 0; q < 4; ++q) sums[tile][f + j][q] += products[tile][j][q];
     }
 }
 
-// Sums over all of k.  Every iteration commits one group of copies, empty ones included, so waiting for all but the last
-// STAGES - 2 groups means that the stage of this iteration is there.
+// Sums over all of k.  Every iteration commits one group of copies, empty ones included, so waiting for all but the
+// last STAGES - 2 groups means that the stage of this iteration is there.
 template <bool CAREFUL> inline void multiply_all(Sums& sums, float* ring, const Operands& of, const Shape& s) {
     const Lane w;
-    const int count = (s.k + TILE_K - 1) / TILE_K;
+    const int count = (s.k + kTileK - 1) / kTileK;
     const auto ask = [&](int i) {
-        if (i < count) fill(shared_address(ring + i % STAGES * kStageFloats), of, s, i * TILE_K);
+        if (i < count) fill(shared_address(ring + i % STAGES * kStageFloats), of, s, i * kTileK);
         commit_copies();
     };
     for (int i = 0; i < STAGES - 1; ++i) ask(i);
@@ -166,27 +170,14 @@ template <bool CAREFUL> inline void multiply_all(Sums& sums, float* ring, const 
     __syncthreads();
 }
 
-inline void store_sums(const Sums& sums, float* partials) {
-    const Lane w;
+// Calls visit(sum, its row and column in the tile) for all sums of a lane.
+template <class S, class Visit> inline void each_sum(S& sums, const Lane& w, Visit visit) {
 #pragma unroll
     for (int tile = 0; tile < kTilesM; ++tile)
 #pragma unroll
         for (int f = 0; f < kTilesN; ++f)
 #pragma unroll
-            for (int q = 0; q < 4; ++q) {
-                const int row = 16 * tile + w.g + q / 2 * 8, column = 8 * f + 2 * w.t + q % 2;
-                partials[w.warp * kPartial + row * kSumsPitch + column] = sums[tile][f][q];
-            }
-}
-
-inline bool all_finite(const Sums& sums) {
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < kTilesM * kTilesN * 4; ++i) {
-        const float x = fabsf(sums[i / 4 / kTilesN][i / 4 % kTilesN][i % 4]);
-        largest = x > largest || x != x ? x : largest;
-    }
-    return largest < __uint_as_float(0x7f800000u);
+            for (int q = 0; q < 4; ++q) visit(sums[tile][f][q], 16 * tile + w.g + q / 2 * 8, 8 * f + 2 * w.t + q % 2);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
@@ -202,12 +193,16 @@ split_skinny(const char* values, const char* packed, const float* b, float* out,
     let_next_start();
     wait_for_previous();
     multiply_all<false>(sums, memory, of, s);
-    if (__syncthreads_or(!all_finite(sums))) {
-#pragma unroll
-        for (int i = 0; i < kTilesM * kTilesN * 4; ++i) sums[i / 4 / kTilesN][i / 4 % kTilesN][i % 4] = 0;
+    const Lane w;
+    bool finite = true;
+    each_sum(sums, w, [&](float sum, int, int) { finite &= is_finite(sum); });
+    if (__syncthreads_or(!finite)) {
+        each_sum(sums, w, [](float& sum, int, int) { sum = 0; });
         multiply_all<true>(sums, memory, of, s);
     }
-    store_sums(sums, memory);
+    each_sum(sums, w, [&](float sum, int row, int column) {
+        memory[w.warp * kPartial + row * kSumsPitch + column] = sum;
+    });
     __syncthreads();
     out += batch * s.out_batch;
     deal<TILE_M * TILE_N>([&](int i) {

@@ -1,8 +1,8 @@
 // split_pieces: float32 numbers as bfloat16 pieces in registers, the operands of mma.sp.
 //
-// x = p1 + p2 + p3 with eight significant bits each, as in sparse_split.cu: p1 is truncated, so that it cannot overflow,
-// and p2 is rounded.  Six products of pieces make up one of float32; those of both second and third pieces, and of two
-// third ones, are below its last bit.  Small ones come first, because tensor cores truncate their sums:
+// x = p1 + p2 + p3 with eight significant bits each, as in sparse_split.cu: p1 is truncated, so that it cannot
+// overflow, and p2 is rounded.  Six products of pieces make up one of float32; those of a second and a third piece, and
+// of two third ones, are below its last bit.  Small ones come first, because tensor cores truncate their sums:
 //
 //   term   0    1    2    3    4    5
 //   A      p1   p3   p2   p1   p2   p1
@@ -32,7 +32,7 @@ inline unsigned rounded(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
-inline float finite_or_zero(float x) { return (__float_as_uint(x) & 0x7f800000u) == 0x7f800000u ? 0.0f : x; }
+inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 // A NaN that its upper half tells from an infinity.
 inline float upper_nan(float x) { return x != x ? __uint_as_float(0x7fffffffu) : x; }
 
@@ -43,7 +43,7 @@ template <bool CAREFUL> struct Pieces {
     void set(int i, float x, float y) {
         if constexpr (CAREFUL) {
             last[i] = upper_halves(upper_nan(x), upper_nan(y));
-            x = finite_or_zero(x), y = finite_or_zero(y);
+            x = is_finite(x) ? x : 0.0f, y = is_finite(y) ? y : 0.0f;
         }
         first[i] = upper_halves(x, y);
         const float x_rest = minus(x, upper_half(x)), y_rest = minus(y, upper_half(y));
