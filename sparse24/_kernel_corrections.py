@@ -91,7 +91,24 @@ def _split(problem: Problem, config: Any, facts: dict[str, float]) -> float:
     return (SHARED_WAVES - 1) * sparse_wgmma_plan.predict(wide, config, facts) - hidden
 
 
-_OWN = {"sparse_skinny": _skinny, "sparse_wgmma": _wgmma, "sparse_split": _split}
+def _split_skinny(problem: Problem, config: Any, facts: dict[str, float]) -> float:
+    """Its model counts a part of a wave; the last blocks take longer, but fewer run at a time."""
+    from sparse24.kernels import split_skinny
+
+    sms, stages = int(facts["sms"]), -(-problem.k // (split_skinny.STEP * config.warps))
+    blocks = split_skinny._blocks(problem, config)
+    whole, left = divmod(blocks, sms * config.blocks)
+    if not whole or not left:
+        return 0.0
+    stage = lambda blocks: split_skinny._stage(problem, config, -(-blocks // sms))  # noqa: E731
+    counted = min(blocks / (sms * config.blocks) + split_skinny._UNEVEN, whole + 1)
+    return stages * ((whole - counted) * stage(blocks) + stage(left))
+
+
+_OWN = {
+    "sparse_skinny": _skinny, "sparse_wgmma": _wgmma, "sparse_split": _split,
+    "split_skinny": _split_skinny,
+}  # fmt: skip
 
 
 def least(kernel: str, problem: Problem, config: Any, facts: dict[str, float]) -> float:

@@ -71,3 +71,10 @@ def test_reading_is_bounded_by_multiprocessors_only_from_memory():
     large, small = least(problem(4096, 1, 4096)), least(problem(768, 1, 768))
     assert large["64x8x256_g4x1x1_s4_p1"] > 1.3 * large["32x8x512_w1x1x4_s4_p1"]
     assert len(set(small.values())) == 1
+
+
+def test_the_last_blocks_of_float32_take_a_wave_of_their_own():
+    """448 blocks, three at a time on 132 multiprocessors, took longer than two at a time."""
+    chosen_for = {n: chosen(problem(14336, n, 4096, "float32")).settings for n in (8, 16)}
+    assert chosen_for[8].blocks == 2
+    assert chosen_for[16].blocks > 1

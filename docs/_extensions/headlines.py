@@ -147,6 +147,8 @@ HEADLINES = (
              _few(512, 1 << 30, "bfloat16")),
     Headline("mixture of experts, fp8 and int8", "grouped", "best", _few(1, 1 << 30, *EIGHT)),
     Headline("mixture of experts, gate and up with SwiGLU, bfloat16", "grouped", "best", _gated),
+    Headline("float32, 1 to 8 tokens", "few_tokens", "cublas", _few(1, 8, "float32")),
+    Headline("float32, 16 and 32 tokens", "few_tokens", "cublas", _few(16, 32, "float32")),
     Headline("float32, 64 columns and more", "gemm", "cublas", _split),
     Headline("float32 at 1:2 in TF32", "gemm", "cublas", _named("TF32")),
     Headline("unstructured, 60 % zeros, 1 to 16 columns", "hybrid", "best",
