@@ -160,7 +160,7 @@ def prepare(problem: Problem, config: Config, epilogue: Fused) -> Callable:
 
 def _compile_checks() -> list[tuple[loader.Defines, str, str]]:
     """Every tile for Hopper, and one for every chip, with columns and with rows of b."""
-    cases = [Problem(64, 64, 512, 1, *["float32"] * 3, order, order) for order in ("column", "row")]
+    cases = [Problem(64, 64, 512, 1, *["float32"] * 3, order, order) for order in ("column", "row")]  # type: ignore[call-arg,arg-type]
     chips = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120")
     return [
         (defines(case, Config(m, n, warps, blocks), PLAIN), arch, "HMMA.SP")

@@ -3,7 +3,8 @@
 635 products of seven sizes from 768 x 768 to 4096 x 14336 by 1 to 2048 columns on an H100, of four
 types and both memory orders of b, each by the candidates within 2.2 times the best prediction.
 Relative to the fastest of them, the choice took 1.067 times as long before, and 1.028 times with
-these corrections: docs/benchmarks/log_gemm.rst, "Every size, type and order".
+these corrections: docs/benchmarks/log_gemm.rst, "Every size, type and order".  The models
+themselves are bound to the records of their kernels, which those products do not touch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from sparse24._hybrid_lines import SMALL
 from sparse24._records import Problem
-from sparse24.kernels import pieces, sparse_tile, sparse_wgmma_plan
+from sparse24.kernels import pieces, sparse_split, sparse_tile, sparse_wgmma_plan, split_skinny
 
 # Seconds that a product takes beside its model, which counts a launch as if none came before it, or
 # for float32 does not count that pieces of b are made by another one.
@@ -80,8 +81,6 @@ def _wgmma(problem: Problem, config: Any, facts: dict[str, float]) -> float:
 
 
 def _split(problem: Problem, config: Any, facts: dict[str, float]) -> float:
-    from sparse24.kernels import sparse_split
-
     p, wide = problem, sparse_split.widened(problem)
     widened = 2 * pieces.SECTIONS * pieces.padded(p.k) * p.n * (p.batch if p.b_batched else 1)
     hidden = PIECES_HIDDEN * widened / (sparse_split.PIECES_SHARE * facts["bandwidth"])
@@ -93,8 +92,6 @@ def _split(problem: Problem, config: Any, facts: dict[str, float]) -> float:
 
 def _split_skinny(problem: Problem, config: Any, facts: dict[str, float]) -> float:
     """Its model counts a part of a wave; the last blocks take longer, but fewer run at a time."""
-    from sparse24.kernels import split_skinny
-
     sms, stages = int(facts["sms"]), -(-problem.k // (split_skinny.STEP * config.warps))
     blocks = split_skinny._blocks(problem, config)
     whole, left = divmod(blocks, sms * config.blocks)
