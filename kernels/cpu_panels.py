@@ -104,7 +104,7 @@ class Panels:
                 run = len(self._runs), slice(j, j + some), shape
                 self._parts.append((slice(left, right), *run))
             self._runs.append((slice(first, first + columns), width))
-        self._work = m * n * stored / 4
+        self._work = m * n * stored / 2
         even = m * len(self._parts) // (_TASKS * threads())
         at_least = max(_TILES_ROWS, min(_BLOCK_ROWS, even))
         self._blocks = slices(m, at_least, _BLOCK_ROWS, _TILES_ROWS, self._work)

@@ -87,7 +87,7 @@ def test_the_same_bits_on_any_threads(rng, monkeypatch):
     A = s24.compress(rng.standard_normal((500, 300)), on_excess="prune")
     x = rng.standard_normal((7, 500))
     want = x @ A
-    monkeypatch.setattr(_numba, "WAKING", 0)
+    monkeypatch.setattr(_numba, "WAKING", 1)
     np.testing.assert_array_equal(x @ A, want)
 
 

@@ -100,7 +100,7 @@ def test_the_same_bits_on_any_threads(rng, n, monkeypatch):
     w = rng.standard_normal((500, 3000)).astype(np.float32)
     w[rng.random(w.shape) < 0.3] = 0
     b = rng.standard_normal((3000, n)).astype(np.float32)
-    monkeypatch.setattr(_numba, "WAKING", 0)
+    monkeypatch.setattr(_numba, "WAKING", 1)
     found = []
     for threads in (1, 2, 3):
         monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
@@ -112,7 +112,9 @@ def test_the_same_bits_on_any_threads(rng, n, monkeypatch):
 def test_little_work_is_not_cut(monkeypatch):
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 2)
     assert len(_numba.slices(1000, 16)) == 8
-    assert len(_numba.slices(1000, 16, work=_numba.WAKING)) == 8
+    assert len(_numba.slices(1000, 16, work=4 * _numba.WAKING)) == 8
+    assert len(_numba.slices(1000, 16, work=3 * _numba.WAKING)) == 6
+    assert len(_numba.slices(1000, 16, work=_numba.WAKING)) == 2
     assert _numba.slices(1000, 16, work=_numba.WAKING - 1) == [slice(0, 1000)]
     assert len(_numba.slices(1000, 16, 300, work=0)) == 4
 

@@ -310,7 +310,7 @@ def test_the_kernels_agree_with_the_dense_product(m, k, n, name, seed):
 @pytest.mark.parametrize("n", [1, 5, 40, 700])
 def test_the_number_of_threads_changes_no_bit(rng, monkeypatch, n, name):
     _, values, metadata, b = operands(rng, 150, 300, n, name)
-    monkeypatch.setattr(_numba, "WAKING", 0)
+    monkeypatch.setattr(_numba, "WAKING", 1)
     results = []
     for threads in (1, 2, 7):
         monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)

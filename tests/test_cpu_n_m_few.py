@@ -126,7 +126,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch, rng, name, n):
     b, x = numbers(rng, (1100, n), name), numbers(rng, (n, 300), name)
     for count in (1, 2, 5):
         monkeypatch.setattr(_numba, "threads", lambda count=count: count)
-        monkeypatch.setattr(_numba, "WAKING", 0)
+        monkeypatch.setattr(_numba, "WAKING", 1)
         again = a.copy()
         results.append((again @ b, x @ again))
     for along, across in results[1:]:
