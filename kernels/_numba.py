@@ -205,9 +205,9 @@ if hasattr(os, "register_at_fork"):
 _thread = threading.local()
 
 
-# Multiplications or copied bytes that take as long as to wake the threads: measured on two
-# machines of two cores, where products of half as many are 1.2 to 3 times as fast on one.
-WAKING = 1 << 23
+# Multiplications or copied bytes that take as long as to wake the threads, some 100 µs: measured
+# on two cores, where products of half as many are up to three times as fast on one.
+WAKING = 1 << 22
 
 
 def _ask_workers(drain: Callable[[], None], helpers: int, futures: list[Future]) -> None:

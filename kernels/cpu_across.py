@@ -84,7 +84,7 @@ class Across:
 
     def _expand(self, block: slice, room: np.ndarray, wide: np.ndarray) -> None:
         """The dense rows of a block, in the type that BLAS multiplies."""
-        work = 4 * room.nbytes
+        work = 2 * room.nbytes
         parts = slices(block.stop - block.start, _LEAST_ROWS, work=work)
 
         def expand(number: int) -> None:

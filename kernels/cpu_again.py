@@ -26,6 +26,7 @@ from sparse24.kernels.cpu_matmul import (
     multiply_columns,
     multiply_few,
     runs_of_columns,
+    work_of_few,
     work_type,
 )
 from sparse24.kernels.cpu_operand import Operand, columns_room
@@ -121,7 +122,7 @@ def sparse(values: Any, metadata: Any, b: np.ndarray, out: np.ndarray) -> Again 
     if a.values is not values or a.metadata is not metadata:
         return None  # copies, which would not change with the matrix
     b_dtype = _arrays.logical_dtype(b, argument="b")
-    if few and m * n * stored < WAKING:
+    if few and work_of_few(m, n, stored) < WAKING:
         return _Few(a, b, b_dtype)
     if few:
         return lambda b, out, epilogue: multiply(a, b, b_dtype, out, epilogue, multiply_few)

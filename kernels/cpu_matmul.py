@@ -100,12 +100,18 @@ def runs_of_columns(n: int) -> list[tuple[int, tuple]]:
     return runs
 
 
+def work_of_few(m: int, n: int, stored: int) -> float:
+    """What `multiply_few` has to do: its multiplications take half as long as those of others."""
+    return m * n * stored / 2
+
+
 def multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
     m, n = out.shape
     columns = pack_columns(b, a.high)
     stored = a.values.shape[1]
     ends = a.ends(columns)
-    blocks = slices(m, 16, max(16, _BLOCK_STORED // max(1, stored)), work=m * n * stored)
+    work = work_of_few(m, n, stored)
+    blocks = slices(m, 16, max(16, _BLOCK_STORED // max(1, stored)), work=work)
     lanes = lanes_of_dots(b.dtype.itemsize)
 
     def task(number: int):
@@ -116,7 +122,7 @@ def multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
             multiply_columns(*streams, columns, ends, first, lanes, sums, shape)
         finish(sums, out, epilogue, rows, slice(0, n))
 
-    parallel(task, len(blocks), m * n * stored)
+    parallel(task, len(blocks), work)
 
 
 def _multiply(values, metadata, dtypes, b, out, epilogue: Fused) -> None:
