@@ -114,8 +114,9 @@ def random(shape, *, dtype="float32", rng=None, device="cpu"):
     Examples
     --------
     >>> import sparse24 as s24
-    >>> s24.random((3, 10), rng=0).density
-    0.6
+    >>> A = s24.random((3, 8), rng=0)
+    >>> A.density, s24.is_24(A.toarray())
+    (0.5, True)
     """
     from sparse24.kernels import cpu
 

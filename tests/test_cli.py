@@ -157,6 +157,7 @@ def test_the_reference_names_every_command_and_option():
     assert set(of_command) == set(commands.choices)
     for name, command in commands.choices.items():
         assert f"$ python -m sparse24 {name}" in of_command[name]
+        assert command.description  # of ``--help``
         for option in {x for action in command._actions for x in action.option_strings}:
             assert f"``{option}" in of_command[name] or option in ("-h", "--help"), (name, option)
 
