@@ -33,10 +33,13 @@ _FEW_ROWS = {"float64": 24, "int8": 1}
 _FEW_ROWS_OF_OTHERS = 8
 _EXACT_IN_FLOAT32 = 1024  # products of two int8 whose sum float32 holds: 2**24 / 2**14
 _BLOCK_STORED = 1 << 21  # stored elements of a task of `dots`
-# Kept dense matrices up to here win over the sparse kernels (measured on two cores: the ratio
-# of times passes 1 between 2**26 and 2**28 multiplications of float32).
+# Kept dense matrices of so many bytes, or with so short rows, win over the sparse kernels, by one
+# thread with AVX-512: the time of BLAS is 0.2 to 1.0 of theirs, and that of larger ones mostly 1.2
+# to 2.9.  Short rows were measured up to these sizes of a matrix, and of m * n rows.
+_SMALL_KEPT_BYTES = 1 << 16
+_SHORT_ROW_BYTES = 1 << 8
 _CACHED_BYTES = 1 << 23
-_SMALL_DENSE_BYTES = 1 << 28  # of m * k * n elements
+_SMALL_DENSE_BYTES = 1 << 28
 # m * n * k of a product, such as one of a stack, for which a call takes longer than BLAS
 # (measured on two cores: 60 us a call; 1000 products 64x64x8 took 58 ms in turn, 12 ms as one).
 _SMALL_PRODUCT = 1 << 18
@@ -264,12 +267,13 @@ def choose(m: int, k: int, n: int, dtype: str, *, kept: bool = False, stacked: b
     as many where the columns fill a narrow panel only.  Both ways share their work evenly
     among threads, so their number does not matter.
 
-    A kept matrix that BLAS takes as it is and that stays in the caches wins where the
-    product is so small that the call and the decoding of A show.
+    A kept matrix that BLAS takes as it is wins where it is so small, or its rows are so short,
+    that the call and the decoding of A show.
     """
     if kept and dtype in ("float32", "float64"):
-        itemsize = np.dtype(dtype).itemsize
-        if m * k * itemsize <= _CACHED_BYTES and m * k * n * itemsize <= _SMALL_DENSE_BYTES:
+        row = k * np.dtype(dtype).itemsize
+        small = m * row <= _SMALL_KEPT_BYTES or row <= _SHORT_ROW_BYTES
+        if small and m * row <= _CACHED_BYTES and m * row * n <= _SMALL_DENSE_BYTES:
             return "dense"
     if stacked and is_small((m, n), k):
         return "dense"

@@ -56,9 +56,18 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_convert(commands)
-    info = commands.add_parser("info", help="show versions, devices and folders")
+    info = commands.add_parser(
+        "info",
+        help="show versions, devices and folders",
+        description="Show what a bug report should include: versions, devices and folders.",
+    )
     info.set_defaults(run=_commands.info)
-    inspect = commands.add_parser("inspect", help="list and check the arrays of a file")
+    inspect = commands.add_parser(
+        "inspect",
+        help="list and check the arrays of a file",
+        description="List the arrays of a file. In a dense one, mark those that convert would "
+        "take; in a converted one, check all codes and checksums.",
+    )
     inspect.add_argument("file", metavar="FILE", type=Path, help=ANY_FILE)
     inspect.set_defaults(run=_commands.inspect)
     _add_advise(commands)
@@ -160,7 +169,10 @@ def _add_advise(commands) -> None:
 
 def _add_bench(commands) -> None:
     bench = commands.add_parser(
-        "bench", help="time the product on this machine, beside the dense one"
+        "bench",
+        help="time the product on this machine, beside the dense one",
+        description="Time the product of a random matrix, pruned by magnitude, beside the dense "
+        "one.",
     )
     bench.add_argument(
         "--shape", metavar="M,K,N", type=_shape, action="append",

@@ -89,7 +89,8 @@ def compress(
     Traceback (most recent call last):
         ...
     sparse24.PatternError: x[0, 0:4] has more than 2 non-zeros, the first of 1 such \
-groups; prune it first (sparse24.prune), or compress with on_excess='prune'
+groups; prune it first (sparse24.prune), or compress with on_excess='prune'; sparse24.hybrid \
+keeps every element
     >>> s24.compress(w, on_excess="prune").toarray()
     array([[ 0., -3.,  2.,  0.,  0.,  0.,  0.,  4.]], dtype=float32)
     """

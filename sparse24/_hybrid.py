@@ -17,7 +17,8 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
         NumPy or CuPy array, or a scipy or cupyx sparse matrix, of float16, bfloat16,
         float32, float64 or int8.  Any strides.
     n_hint : int, optional
-        Expected number of columns of the dense operands, for which the tiles are stored.
+        Expected number of columns of the dense operands, for which the tiles are stored; 16
+        if not given.
         The kernel of a product is chosen by its own number of columns in any case.
     dtype : str or dtype, optional
         Convert the elements first; nothing is narrowed unless this asks for it.
@@ -41,11 +42,11 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     Notes
     -----
     On the GPU this waits, once, for the counts of the first pass.  Building reads all m * k
-    elements, a few rows of tiles at a time.  On the GPU the transpose, `astype`, `tocsr` and the
-    first product of a kind temporarily make the whole matrix dense, which must fit into memory; on
-    the CPU they do not if at least three quarters of the elements are zeros.  On the CPU SciPy's
-    CSR is smaller, and with few columns faster, if fewer than about one element in a hundred is a
-    non-zero.
+    elements, those of a SciPy matrix too, a few rows of tiles at a time.  On the GPU the transpose,
+    `astype`, `tocsr` and the first product of a kind temporarily make the whole matrix dense, which
+    must fit into memory; on the CPU they do not if at least three quarters of the elements are
+    zeros.  On the CPU a matrix that has been multiplied takes more memory than SciPy's CSR, which
+    is also faster with 2 to 8 columns if fewer than about one element in 200 is a non-zero.
 
     Deciding block by block, with a dense, a swing and a sparse band, is the idea of CROSS [1]_.
 

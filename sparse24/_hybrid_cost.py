@@ -55,7 +55,10 @@ class Rates:
 H200_TENSOR = Rates("NVIDIA H200", 4.0e12, 330e12, 450e12, 200e12, 8e12)
 H200_PLAIN = Rates("NVIDIA H200, FP32", 4.0e12, 25e12, 25e12, 12e12, 8e12)
 CPU = Rates("CPU", 10e9, 8e9, 8e9, 1e12, 6e9)
-CPU_TILES = 8e9  # multiply-adds a second of the product, zeros of stored tiles counted
+# Seconds of a product on the CPU: of a call, to read a non-zero, and to multiply it by a column in
+# float32.  Fitted by eye to 256 x 256 to 2048 x 2048 with 50 to 95 % zeros and 1 to 256 columns, by
+# one thread with AVX-512; the prediction is 0.6 to 1.5 times the measured time.
+CPU_CALL, CPU_READ, CPU_MULTIPLY = 5e-6, 2.5e-10, 2.7e-11
 
 
 def bucket(n: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
+
 from sparse24 import _dtypes, _hybrid_cost, _hybrid_fit, _hybrid_lines
 from sparse24._hybrid_layouts import (
     MOST_BLOCKS,
@@ -240,6 +242,7 @@ def _tile_time(h, n: int, lines) -> float:
 
 
 def _time_on_cpu(h, n: int) -> float:
-    work = stored_tiles(h) * _hybrid_cost.ELEMENTS * n
-    nbytes = h._tiles.source.nbytes  # for which those of a transposed matrix need not be built
-    return nbytes / _hybrid_cost.CPU.bandwidth + work / _hybrid_cost.CPU_TILES
+    """Seconds of one thread, for all elements that are not zero."""
+    wide = np.dtype(h._dtype.accumulator).itemsize / np.dtype(np.float32).itemsize
+    each = _hybrid_cost.CPU_READ + n * wide * _hybrid_cost.CPU_MULTIPLY
+    return _hybrid_cost.CPU_CALL + h.nnz * each

@@ -107,10 +107,13 @@ def rigl(
 
     Examples
     --------
+    >>> import numpy as np
     >>> from sparse24 import schedule as S
-    >>> recipe = S.rigl(0.9, total_steps=1000)
-    >>> type(recipe.grower).__name__
-    'GradientGrowth'
+    >>> scheduler = S.MaskScheduler(S.rigl(0.75, total_steps=1000))
+    >>> weights = {"w": np.arange(1.0, 17.0).reshape(4, 4)}
+    >>> masks = scheduler.step(weights=weights, gradients=weights)  # the first at random
+    >>> int(masks["w"].sum())
+    4
     """
     check_share(sparsity, "sparsity")
     total_steps = _check.whole(total_steps, argument="total_steps", least=0)
@@ -164,9 +167,11 @@ def sparse_evolutionary(
 
     Examples
     --------
+    >>> import numpy as np
     >>> from sparse24 import schedule as S
-    >>> type(S.sparse_evolutionary(0.9).grower).__name__
-    'RandomGrowth'
+    >>> scheduler = S.MaskScheduler(S.sparse_evolutionary(0.75))
+    >>> int(scheduler.step(weights={"w": np.arange(1.0, 17.0).reshape(4, 4)})["w"].sum())
+    4
     """
     check_share(sparsity, "sparsity")
     return Recipe(
@@ -207,9 +212,11 @@ def sr_ste(n: int = 2, m: int = 4, *, every: int = 1) -> Recipe:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from sparse24 import schedule
-    >>> schedule.sr_ste().schedule.sparsity(0)
-    0.5
+    >>> scheduler = schedule.MaskScheduler(schedule.sr_ste())
+    >>> scheduler.step(weights={"w": np.array([[1.0, -3.0, 2.0, 0.5]])})["w"]
+    array([[False,  True,  True, False]])
     """
     pattern = NM(n, m)
     return Recipe(ConstantScheduler(1 - n / m, every=every), pattern=pattern)

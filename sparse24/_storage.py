@@ -155,6 +155,8 @@ def raise_excess(
         return
     fault = "has more than 2 non-zeros"
     way_out = f"prune it first ({prune}), or compress with on_excess='prune'"
+    if argument == "x" and len(shape) == 2:
+        way_out += "; sparse24.hybrid keeps every element"
     if argument in ("mask", "like"):
         fault, way_out = "keeps more than 2 elements", "keep at most 2, as sparse24.mask(x) does"
     if argument == "like":

@@ -158,8 +158,8 @@ def test_keep_dense_holds_what_was_compressed(rng):
 def test_a_kept_dense_matrix_multiplies_where_it_is_faster(rng, monkeypatch):
     from sparse24.kernels import cpu
 
-    x = rng.normal(size=(3, 128, 256)).astype(np.float32)
-    b = rng.normal(size=(256, 16)).astype(np.float32)
+    x = rng.normal(size=(3, 256, 64)).astype(np.float32)
+    b = rng.normal(size=(64, 32)).astype(np.float32)
     kept, lean = (s24.compress(x, on_excess="prune", keep_dense=keep) for keep in (True, False))
     told = s24.explain(lean, b)
     assert told.chosen == "cpu_sparse"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ import scipy.sparse
 from cli_cases import run, saved, small_checkpoint
 
 import sparse24 as s24
-from sparse24 import _checkpoint, _cli, _config, _demo, _dtypes
+from sparse24 import _arrays, _checkpoint, _cli, _config, _demo, _dtypes
 
 
 @pytest.fixture
@@ -156,6 +157,7 @@ def test_the_reference_names_every_command_and_option():
     assert set(of_command) == set(commands.choices)
     for name, command in commands.choices.items():
         assert f"$ python -m sparse24 {name}" in of_command[name]
+        assert command.description  # of ``--help``
         for option in {x for action in command._actions for x in action.option_strings}:
             assert f"``{option}" in of_command[name] or option in ("-h", "--help"), (name, option)
 
@@ -221,6 +223,28 @@ def test_advise_takes_like_layers_together(tmp_path, capsys):
         getattr(single, which)[0] + 2 * getattr(double, which)[0] for which in ("dense", "sparse")
     )
     assert total.split()[-2:] == ["3", f"{dense / sparse:.2f}x"]
+
+
+@pytest.mark.skipif(_arrays.cuda_available(), reason="the page has the model of an H200")
+def test_the_page_shows_what_advise_prints(tmp_path, capsys):
+    page = (Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.rst").read_text()
+    _, command, block = page.partition("   $ python -m sparse24 advise model.safetensors ")
+    options, *lines = block.partition("\n\n``")[0].split("\n")
+    header, at = {}, 0
+    for name, m, k in re.findall(r"(layers\S+) +2 +(\d+)×(\d+)", "\n".join(lines)):
+        for layer in "01":  # no elements, which advise does not read
+            end = at + 2 * int(m) * int(k)
+            header[name.replace("*", layer)] = {
+                "dtype": "BF16", "shape": [int(m), int(k)], "data_offsets": [at, end],
+            }  # fmt: skip
+            at = end
+    raw = json.dumps(header).encode()
+    with open(file := tmp_path / "model.safetensors", "wb") as whole:
+        whole.write(len(raw).to_bytes(8, "little") + raw)
+        whole.truncate(8 + len(raw) + at)
+    told = run(capsys, "advise", file, *options.split())
+    assert command
+    assert told.split("\n")[: len(lines)] == [line[3:] for line in lines]
 
 
 def test_advise_takes_the_matrices_that_convert_takes(checkpoint, tmp_path, capsys):

@@ -40,10 +40,13 @@ def test_stacks_of_small_matrices_go_to_blas_together(monkeypatch):
     ("shape", "dtype", "chosen"),
     [
         ((64, 64, 8), "float32", "dense"),
-        ((1024, 1024, 64), "float32", "dense"),
-        ((1024, 1024, 128), "float32", "sparse"),
+        ((128, 128, 64), "float32", "dense"),
+        ((128, 128, 64), "float64", "sparse"),
+        ((4096, 64, 32), "float32", "dense"),
+        ((4096, 64, 32), "float64", "sparse"),
+        ((256, 256, 32), "float32", "sparse"),
+        ((1024, 2048, 32), "float32", "sparse"),
         ((4096, 4096, 1), "float32", "sparse"),
-        ((1024, 1024, 64), "float64", "sparse"),
         ((64, 64, 8), "float16", "sparse"),
     ],
 )

@@ -109,3 +109,13 @@ def test_matrices_without_elements(shape):
     for n in (1, 64):
         assert not (h @ np.ones((shape[1], n), np.float32)).any()
         assert h.explain(n)["choice"] == "cpu"
+
+
+def test_predicted_times_count_elements_and_columns_not_tiles(rng):
+    w = rng.normal(size=(512, 512)).astype(np.float32)
+    few, some = (s24.hybrid(w * (rng.random(w.shape) < share)) for share in (0.03, 0.3))
+    seconds = [[h.explain(n)["candidates"]["cpu"] for n in (1, 16, 256)] for h in (few, some)]
+    assert 6 < seconds[1][2] / seconds[0][2] < 10  # ten times the elements; a call costs the same
+    assert seconds[1][0] < seconds[1][1] / 2 < seconds[1][2] / 8
+    wide = s24.hybrid(w.astype(np.float64)).explain(256)["candidates"]["cpu"]
+    assert 1.5 < wide / s24.hybrid(w).explain(256)["candidates"]["cpu"] < 2

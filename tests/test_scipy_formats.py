@@ -59,9 +59,12 @@ def test_every_type_becomes_csr(xp, kind, name):
     assert m.nnz == a.nnz
 
 
-def test_scipy_matrices_beyond_24_are_sent_to_hybrid():
-    with pytest.raises(s24.PatternError, match=r"sparse24\.hybrid"):
-        s24.from_scipy(scipy.sparse.csr_array(np.ones((2, 4))))
+def test_matrices_beyond_24_are_sent_to_hybrid():
+    for make in (s24.from_scipy, s24.compress, s24.asarray):
+        with pytest.raises(s24.PatternError, match=r"; sparse24\.hybrid keeps every element$"):
+            make(scipy.sparse.csr_array(np.ones((2, 4))))
+    with pytest.raises(s24.PatternError, match=r"on_excess='prune'$"):
+        s24.compress(np.ones((3, 2, 4)))  # a stack, which hybrid does not take
     with pytest.raises(s24.ArgumentError, match=r"scipy\.sparse"):
         s24.from_scipy(np.ones((2, 4)))
 

@@ -97,8 +97,8 @@ assert np.array_equal(again.toarray(), dense)
 # Which path, and why
 # -------------------
 # A *path* is one way to multiply the matrix.  ``H.explain`` lists the paths with their predicted
-# times in seconds.  On a GPU there are several; where the dense product is predicted to win, it
-# is chosen, and the reason says so.
+# times in seconds, on the CPU rough ones of one thread.  On a GPU there are several; where the
+# dense product is predicted to win, it is chosen, and the reason says so.
 
 H.explain(n=16)
 
