@@ -46,6 +46,14 @@ def _lines(emit: Emit, kind: types.Array, array, first, number: int) -> list:
     return [emit.line(kind, array, emit.builder.add(first, I64(i))) for i in range(number)]
 
 
+def _first(emit: Emit, kind: types.Type, stored, row):
+    """The first element of a row: by the elements of each row, or from where rows begin."""
+    builder = emit.builder
+    if isinstance(kind, types.Array):
+        return builder.load(emit.at(emit.data(kind, stored), row))
+    return builder.mul(stored, row)
+
+
 def _adds_all(emit: Emit) -> bool:
     """Whether `_add` adds in all lanes: there are no integers whose product with 0 is not 0."""
     return isinstance(emit.element, ir.IntType)
@@ -74,8 +82,10 @@ def expanded_dots(
     Parameters
     ----------
     values : array, flat
-        Of the type of `b`, or narrow as in `Emit.load_narrow`, `stored` elements a row.  A vector
-        is read from behind the elements of each row on.
+        Of the type of `b`, or narrow as in `Emit.load_narrow`.  A vector is read from behind the
+        elements of each row on.
+    stored : int, or array of int64
+        Elements of a row; or the first element of each row.
     masks : array of uint8 (m, bytes), C order
         Those of `values` from row `first` on.
     row, last, count, column : int
@@ -96,7 +106,7 @@ def expanded_dots(
         expand = Spread.of(emit, signature.args[0].dtype, zeros=_adds_all(emit), half=half)
         here = emit.clamped(row, rows, last)
         v = emit.data(signature.args[0], values)
-        v_rows = [emit.at(v, builder.mul(stored, i)) for i in here]
+        v_rows = [emit.at(v, _first(emit, signature.args[1], stored, i)) for i in here]
         m_rows = [emit.line(signature.args[2], masks, builder.add(first, i)) for i in here]
         b_rows = _lines(emit, signature.args[7], b, column, columns)
 

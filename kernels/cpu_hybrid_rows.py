@@ -72,21 +72,27 @@ def _multiply_vector(starts, columns, values, b, first, last, out):
 
 @njit
 def _add_rows(starts, columns, values, b, first, last, out):
-    """``out[first:last] = rows @ b``, four rows of `b` at a time."""
-    for row in range(first, last):
-        begin, end = np.uint64(starts[row]), np.uint64(starts[row + 1])
-        whole = end - (end - begin) % _4
-        out[row] = 0
+    """``out[first:last] = rows @ b``, both in C order, four rows of `b` at a time.
+
+    They are flat here: to find a row of a matrix takes as long as to add one of a few columns.
+    """
+    n = np.uint64(out.shape[1])
+    flat, sums = b.reshape(b.size), out.reshape(out.size)
+    sums[first * n : last * n] = 0
+    for row in range(np.uint64(first), np.uint64(last)):
+        begin, end = np.uint64(starts[row]), np.uint64(starts[row + _1])
+        whole, to = end - (end - begin) % _4, row * n
         for e in range(begin, whole, _4):
             v0, v1, v2, v3 = values[e], values[e + _1], values[e + _2], values[e + _3]
-            r0, r1, r2, r3 = columns[e], columns[e + _1], columns[e + _2], columns[e + _3]
-            for c in range(out.shape[1]):
-                some = (v0 * b[r0, c] + v1 * b[r1, c]) + (v2 * b[r2, c] + v3 * b[r3, c])
-                out[row, c] += some
+            r0, r1 = n * columns[e], n * columns[e + _1]
+            r2, r3 = n * columns[e + _2], n * columns[e + _3]
+            for c in range(n):
+                two = v0 * flat[r0 + c] + v1 * flat[r1 + c]
+                sums[to + c] += two + (v2 * flat[r2 + c] + v3 * flat[r3 + c])
         for e in range(whole, end):
-            value, r = values[e], columns[e]
-            for c in range(out.shape[1]):
-                out[row, c] += value * b[r, c]
+            value, r = values[e], n * columns[e]
+            for c in range(n):
+                sums[to + c] += value * flat[r + c]
 
 
 @njit

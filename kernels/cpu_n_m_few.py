@@ -38,6 +38,11 @@ def work_type(dtype: DType) -> np.dtype:
     return np.dtype(_simd_expand.INTEGERS if dtype.name == "int8" else dtype.accumulator)
 
 
+def work_of(m: int, k: int, n: int, dtype: DType) -> float:
+    """Of a product, to compare with `WAKING`: for one column half as much as for four."""
+    return m * k * (n + 1) / (4 if dtype.name == "int8" else 2)
+
+
 def pays(n: int, m: int, columns: int, dtype: DType) -> bool:
     """Whether products of an n:m matrix with so many columns are faster here."""
     if work_type(dtype).name not in _simd_expand.AVAILABLE:
@@ -96,8 +101,11 @@ def with_room(values, first, lanes):
 
 
 @njit
-def _multiply_rows(flat, stored, masks, first, begin, end, count, b, column, sums, shape):
-    """``sums[begin:end, column:]``; `flat` holds the rows from `first` on."""
+def multiply_rows(flat, stored, masks, first, begin, end, count, b, column, sums, shape):
+    """``sums[begin:end, column:]``; `flat` holds the rows from `first` on.
+
+    `stored` and the others are those of `_simd_expand.expanded_dots`.
+    """
     rows, columns = len(shape[0]), len(shape[1])
     held = np.empty((rows, columns), sums.dtype)
     for row in range(begin, end, rows):
@@ -113,8 +121,8 @@ def _multiply_rows(flat, stored, masks, first, begin, end, count, b, column, sum
 def _multiply_both(flat, last, safe, stored, masks, top, bottom, count, b, column, sums, shape):
     """Rows `top` to `bottom`; those from `safe` on have room behind them in `last`."""
     middle = min(max(top, safe), bottom)
-    _multiply_rows(flat, stored, masks, 0, top, middle, count, b, column, sums, shape)
-    _multiply_rows(last, stored, masks, safe, middle, bottom, count, b, column, sums, shape)
+    multiply_rows(flat, stored, masks, 0, top, middle, count, b, column, sums, shape)
+    multiply_rows(last, stored, masks, safe, middle, bottom, count, b, column, sums, shape)
 
 
 @njit
@@ -186,8 +194,7 @@ class FewColumns:
         self._shapes = shapes_of(b.shape[1])
         self._high = max(_LEAST_ROWS, _BLOCK_BYTES // max(1, values[:1].nbytes))
         self._accumulator = np.dtype(dtype.accumulator)
-        # One column takes half as long as four, and int8 half as long as others.
-        self._work = len(values) * high * (b.shape[1] + 1) // (4 if dtype.name == "int8" else 2)
+        self._work = work_of(len(values), high, b.shape[1], dtype)
         self._blocks = slices(len(values), _LEAST_ROWS, work=self._work)
         read = self._a.as_read(self._a.values)
         self._values = read if np.may_share_memory(read, values) else None  # else at each call

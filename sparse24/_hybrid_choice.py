@@ -2,6 +2,7 @@
 
 ============  ==========================================================================
 ``cpu``       on the CPU: Numba, the non-zeros row by row
+``masks``     on the CPU, up to 16 columns, int8 32: Numba, what is stored of a vector of columns
 ``blas``      on the CPU: the dense product, on a dense copy
 ``rows``      up to 4 columns, any dtype: each lane walks along the non-zeros of a row
 ``gather``    up to 16 columns, 16-bit: every non-zero reads its row of the dense operand

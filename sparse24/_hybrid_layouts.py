@@ -261,6 +261,12 @@ def _cpu_layout(h):
     return cpu_hybrid_rows.Rows(starts, columns, bits, h._dtype)
 
 
+def _masks_layout(h):
+    from sparse24.kernels import cpu_hybrid_masks
+
+    return cpu_hybrid_masks.Masked(*h.held(), h._dtype, h.shape[1])
+
+
 def _blas_layout(h):
     from sparse24.kernels.cpu_decode import decoded
 
@@ -269,6 +275,7 @@ def _blas_layout(h):
 
 _LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "cpu": _cpu_layout,
+    "masks": _masks_layout,
     "blas": _blas_layout,
     "stream": _stream_layout,
     "scatter": _scatter_layout,

@@ -1,4 +1,4 @@
-"""Products of hybrid matrices on the CPU: the non-zeros row by row, or the dense matrix by BLAS."""
+"""Products of hybrid matrices on the CPU: over the non-zeros, or the dense matrix by BLAS."""
 
 from __future__ import annotations
 
@@ -12,34 +12,82 @@ from sparse24._hybrid_layouts import layout
 from sparse24._ready_cpu import ReadyOnCpu
 
 OVERLAP = "out shares memory with b; pass another array"
-# Columns from which BLAS is at full speed, and the share of non-zeros with which it then takes as
-# long as the path cpu, as it does with one column.  Measured on AVX2 with one thread: of matrices
-# that are half full it is 1.1 to 2.9 times as fast, of those with 30 % mostly slower; with 4 to 16
-# columns it is slower in both cases where the matrix is larger than the L2 cache.
-MANY_COLUMNS, EVEN_DENSITY = 64, 0.4
+# The path `cpu` takes its time for non-zeros, the others for all columns: these are the shares of
+# non-zeros at which both take as long, by the bytes of a vector and measured on 384 x 384 to
+# 4096 x 4096: docs/benchmarks/log_cpu.rst, "Unstructured, by few columns".
+# Of `masks`, by the bytes of a sum (or int8) and by columns; by others `cpu` is always faster.
+EVEN_MASKS: dict[int, dict[int | str, dict[int, float]]] = {
+    64: {
+        4: {1: 0.18, 4: 0.05, 8: 0.13, 16: 0.33},
+        8: {1: 0.36, 4: 0.12, 8: 0.35, 16: 0.5},
+        "int8": {1: 0.05, 4: 0.02, 8: 0.08, 16: 0.25, 32: 0.4},
+    },
+    32: {
+        4: {1: 0.22, 4: 0.21, 8: 0.45},
+        8: {4: 0.55},
+        "int8": {1: 0.28, 4: 0.2, 8: 0.55},
+    },
+}
+# Of BLAS by many columns.  By 2 to 16 it is slower than `masks`, and by 17 to 32 hardly faster.
+MANY_COLUMNS = 64
+EVEN_BLAS = {64: 0.55, 32: 0.4}
+EVEN_BLAS_OF_OTHERS = 0.4
+# By one column it is the fastest with matrices that stay in the caches, and is a candidate from a
+# share of non-zeros on with which a dense copy is worth its memory.
+CACHED_BYTES, EVEN_CACHED, WORTH_DENSE = 1 << 24, 0.15, 0.3
 
 
-def gain_of_blas(h, n: int) -> float | None:
-    """How many times as fast BLAS is taken to be; None where it is no candidate, as of integers."""
-    known = bucket(n)
-    if h._dtype.name == "int8" or 1 < known < MANY_COLUMNS:
+def even_shares(h, n: int) -> dict[str, float]:
+    """The share of non-zeros from which each candidate beside `cpu` is faster than that."""
+    known, shares = bucket(n), {}
+    blas = _even_blas(h, known)
+    if blas is not None and h._dtype.name != "int8":
+        shares["blas"] = blas
+    masks = _even_masks(h, known)
+    if masks is not None:
+        shares["masks"] = masks
+    return shares
+
+
+def _even_blas(h, n: int) -> float | None:
+    from sparse24.kernels._simd import VECTOR_BYTES
+
+    if n >= MANY_COLUMNS:
+        return EVEN_BLAS.get(VECTOR_BYTES, EVEN_BLAS_OF_OTHERS)
+    in_cache = h.size * np.dtype(h._dtype.accumulator).itemsize <= CACHED_BYTES
+    narrow = h._dtype.itemsize == 2  # its b and its result are converted beside BLAS
+    return EVEN_CACHED if n == 1 and in_cache and not narrow and h.density > WORTH_DENSE else None
+
+
+def _even_masks(h, n: int) -> float | None:
+    from sparse24.kernels import cpu_hybrid_masks
+    from sparse24.kernels._simd import VECTOR_BYTES
+
+    dtype, k = h._dtype, h.shape[1]
+    if not k or not cpu_hybrid_masks.is_available(dtype):
         return None
-    return h.density / EVEN_DENSITY
+    kind = "int8" if dtype.name == "int8" else np.dtype(dtype.accumulator).itemsize
+    even = EVEN_MASKS[VECTOR_BYTES][kind].get(4 if n in (2, 3) else n)
+    return None if even is None else even * cpu_hybrid_masks.filled_up(dtype, k) / k
 
 
 def choose(h, n: int) -> str:
     """The path for n columns, by counts: tiles of a transposed matrix need not be built."""
-    return "blas" if (gain_of_blas(h, n) or 0) > 1 else "cpu"
+    shares = even_shares(h, n)
+    best = min(shares, key=shares.__getitem__, default="cpu")
+    return best if shares.get(best, np.inf) < h.density else "cpu"
 
 
 def multiply(h, b, out, path: str) -> None:
     """out = h @ b for matrices."""
-    _bound(h, path)(b, out)
+    _bound(h, path, b.shape[1])(b, out)
 
 
-def _bound(h, path: str):
-    from sparse24.kernels import cpu_hybrid_rows
+def _bound(h, path: str, n: int):
+    from sparse24.kernels import cpu_hybrid_masks, cpu_hybrid_rows
 
+    if path == "masks":
+        return cpu_hybrid_masks.FewColumns(layout(h, path), h.shape[1], n)
     return functools.partial(cpu_hybrid_rows.multiply, layout(h, path))
 
 
@@ -69,7 +117,7 @@ def remember(
     if b.ndim > 2 or not (b.size and product.size):
         return
     n = 1 if b.ndim == 1 else b.shape[0 if rows else 1]
-    bound = _bound(h, choose(h, n) if algorithm == "auto" else algorithm)
+    bound = _bound(h, choose(h, n) if algorithm == "auto" else algorithm, n)
     if rows and b.ndim == 2:
         _replay.keep(h._plans, key, _ReadyRows(bound, product))
         return

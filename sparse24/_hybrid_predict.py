@@ -21,7 +21,7 @@ from sparse24._hybrid_layouts import (
     strips_work,
 )
 from sparse24._hybrid_lines import line_of
-from sparse24._hybrid_on_cpu import gain_of_blas
+from sparse24._hybrid_on_cpu import even_shares
 from sparse24.kernels.chip import Chip, chip
 
 MANY = 256  # columns from which a gather of the dense operand can pay
@@ -57,8 +57,9 @@ def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
     `copied`: whether paths in `COPYING` must copy `b`; by default as if its rows are contiguous.
     """
     if h.device == "cpu":
-        seconds, gain = _time_on_cpu(h, n), gain_of_blas(h, n)
-        return {"cpu": seconds} | ({"blas": seconds / gain} if gain else {})
+        seconds, shares = _time_on_cpu(h, n), even_shares(h, n) if h.nnz else {}
+        others = {path: seconds * even / h.density for path, even in shares.items()}
+        return {"cpu": seconds} | others
     dtype, number = h.tiles.dtype, int(h.device.partition(":")[2])
     lines, device = _hybrid_fit.lines(number), chip(number)
     dense = dense_time(h.shape, dtype, n, lines, device, h.density)

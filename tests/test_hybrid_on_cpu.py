@@ -1,4 +1,4 @@
-"""Which path multiplies a hybrid matrix on the CPU: its non-zeros, or the dense matrix by BLAS."""
+"""Which path multiplies a hybrid matrix on the CPU, by its share of non-zeros and the columns."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from ml_dtypes import bfloat16
 
 import sparse24 as s24
 from sparse24 import families
+from sparse24.kernels._simd import VECTOR_BYTES
 
 M, K = 96, 160
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-13, "int8": 0}
-# Share of zeros, columns, and the path.
+# Share of zeros, columns, and the path by the bytes of a vector: of float16 and bfloat16, float32,
+# float64, and int8.
 CASES = [
-    (0.4, 1, "blas"), (0.4, 4, "cpu"), (0.4, 32, "cpu"), (0.4, 64, "blas"), (0.4, 200, "blas"),
-    (0.8, 1, "cpu"), (0.8, 64, "cpu"), (0.8, 200, "cpu"),
+    (0.4, 1, {64: "masks blas blas masks", 32: "masks blas blas masks", 16: "cpu blas blas cpu"}),
+    (0.4, 4, {64: "masks masks masks masks", 32: "masks masks masks masks"}),
+    (0.4, 32, {64: "cpu cpu cpu masks"}),
+    (0.4, 64, dict.fromkeys((64, 32, 16), "blas blas blas cpu")),
+    (0.4, 200, dict.fromkeys((64, 32, 16), "blas blas blas cpu")),
+    (0.8, 1, {64: "masks masks cpu masks"}),
+    (0.8, 8, {64: "masks masks cpu masks"}),
+    (0.8, 64, {}),
+    (0.98, 1, {}),
 ]  # fmt: skip
+KINDS = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2, "int8": 3}
 
 
 def matrix(rng, zeros, dtype="float32"):
@@ -36,16 +46,23 @@ def ran(h, path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
-@pytest.mark.parametrize(("zeros", "n", "path"), CASES)
-def test_blas_multiplies_what_is_half_full(rng, dtype, zeros, n, path):
-    path = "cpu" if dtype == "int8" else path  # BLAS has no integers
+@pytest.mark.parametrize(("zeros", "n", "paths"), CASES)
+def test_the_path_for_a_share_of_zeros(rng, dtype, zeros, n, paths):
+    path = paths.get(VECTOR_BYTES, "cpu cpu cpu cpu").split()[KINDS[dtype]]
     w = matrix(rng, zeros, dtype)
     b = rng.integers(-3, 4, (K, n)).astype(w.dtype)
     for h in (s24.hybrid(w), s24.hybrid(w.T).T):
         for _ in range(3):  # later calls repeat what was remembered
             assert_close(h @ b, w, b, dtype)
-        assert [ran(h, other) for other in ("cpu", "blas")] == [path == "cpu", path == "blas"]
+        assert [other for other in ("cpu", "masks", "blas") if ran(h, other)] == [path]
         assert h.explain(n)["choice"] == path
+
+
+def test_a_matrix_beyond_the_caches_is_not_made_dense_for_one_column(rng):
+    small, large = (s24.hybrid(np.ones((4, k), np.float32)) for k in (1 << 20, (1 << 20) + 64))
+    others = {64: ["cpu", "masks"], 32: ["cpu", "masks"]}.get(VECTOR_BYTES, ["cpu"])
+    assert sorted(large.explain(1)["candidates"]) == others
+    assert sorted(small.explain(1)["candidates"]) == ["blas", *others]
 
 
 @pytest.mark.parametrize("n", [1, 64])
@@ -87,9 +104,9 @@ def test_a_path_that_is_named_is_taken_and_remembered(rng):
         np.testing.assert_array_equal(h.matmul(b, algorithm="cpu"), by_rows)
         np.testing.assert_array_equal(h.matmul(b, algorithm="blas"), chosen)
         np.testing.assert_array_equal(h @ b, chosen)
-    with pytest.raises(s24.ArgumentError, match="one of 'auto', 'cpu' for this matrix and n = 4"):
-        h.matmul(b[:, :4], algorithm="blas")
-    assert h.explain(4)["reason"] == "the only path for so many columns on this device"
+    with pytest.raises(s24.ArgumentError, match="one of 'auto', 'cpu' for this matrix and n = 32"):
+        h.matmul(b[:, :32], algorithm="blas")
+    assert h.explain(32)["reason"] == "the only path for so many columns on this device"
 
 
 @pytest.mark.filterwarnings("error")
