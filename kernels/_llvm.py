@@ -30,6 +30,12 @@ class Emit:
         pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
         return self.builder.load(pointer, align=self.bytes)
 
+    def prefetch(self, pointer):
+        """Bring the cache line of an element, which need not exist, into the L2 cache."""
+        byte = self.builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        read, level, data = I32(0), I32(2), I32(1)
+        self.intrinsic("llvm.prefetch.p0", ir.VoidType(), byte, read, level, data)
+
     def load_narrow(self, pointer, kind: types.Type):
         """Load and widen narrow types: int8, halves carried as int16, bfloat16 as uint16."""
         if kind not in (types.int8, types.int16, types.uint16):

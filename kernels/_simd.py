@@ -128,10 +128,7 @@ def prefetch(typingctx, array, place):
 
     def codegen(context, builder, signature, arguments):
         emit = Emit(context, builder, context.get_value_type(signature.args[0].dtype), 1)
-        at = emit.at(emit.data(signature.args[0], arguments[0]), arguments[1])
-        byte = builder.bitcast(at, ir.IntType(8).as_pointer())
-        read, level, data = I32(0), I32(2), I32(1)
-        emit.intrinsic("llvm.prefetch.p0", ir.VoidType(), byte, read, level, data)
+        emit.prefetch(emit.at(emit.data(signature.args[0], arguments[0]), arguments[1]))
         return context.get_dummy_value()
 
     return signature, codegen

@@ -109,6 +109,8 @@ def expanded_dots(
         v_rows = [emit.at(v, _first(emit, signature.args[1], stored, i)) for i in here]
         m_rows = [emit.line(signature.args[2], masks, builder.add(first, i)) for i in here]
         b_rows = _lines(emit, signature.args[7], b, column, columns)
+        later = emit.clamped(builder.add(row, I64(rows)), rows, last)
+        ahead = [emit.at(v, _first(emit, signature.args[1], stored, i)) for i in later]
 
         def step(t, held):
             used, totals = list(held[:rows]), list(held[rows:])
@@ -116,6 +118,7 @@ def expanded_dots(
             partners = [emit.load(emit.at(b, at)) for b in b_rows]
             for i in range(rows):
                 value, flags, number = expand(emit.at(v_rows[i], used[i]), m_rows[i], t)
+                emit.prefetch(emit.at(ahead[i], used[i]))
                 used[i] = builder.add(used[i], number)
                 for j in range(columns):
                     slot = i * columns + j
