@@ -19,16 +19,13 @@ from sparse24.kernels._numba import WAKING
 from sparse24.kernels._simd import lanes_of_dots
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish, store
-from sparse24.kernels.cpu_matmul import (
-    dense_matmul,
-    few_columns,
-    multiply,
+from sparse24.kernels.cpu_few import (
     multiply_columns,
     multiply_few,
     runs_of_columns,
     work_of_few,
-    work_type,
 )
+from sparse24.kernels.cpu_matmul import dense_matmul, few_columns, multiply, work_type
 from sparse24.kernels.cpu_operand import Operand, columns_room
 from sparse24.kernels.cpu_panels import Panels
 

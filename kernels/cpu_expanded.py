@@ -4,7 +4,7 @@ The kernels of other patterns serve 2:4, too, where they are faster (one thread 
 4096 x 4096 and 1024 x 1024 by 1 to 16 columns; see the log of the CPU):
 
 - Along the groups in int8: they add up pairs of products of 16 bits in one instruction, while
-  `cpu_matmul.multiply_columns` looks up elements of b as 32 bits.  1.3 to 2.3 times as fast.
+  `cpu_few.multiply_columns` looks up elements of b as 32 bits.  1.3 to 2.3 times as fast.
 - Across the groups: they add up rows, while `cpu_across` makes them dense for BLAS.  1 to 5.5
   times as fast.
 """

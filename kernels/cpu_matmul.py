@@ -2,8 +2,9 @@
 
 The sparse kernels multiply only what is stored.  `b` is first copied into the layout that
 they read: *panels*, a few machine vectors wide and k high, for the many-column kernel, which
-is in `cpu_panels`; whole columns for the few-column kernel.  Then the threads share blocks of
-rows, whose sums pass the epilogue and go to `out`.  The inner loops are in `_simd`.
+is in `cpu_panels`; whole columns for the few-column kernel, which is in `cpu_few`.  Then the
+threads share blocks of rows, whose sums pass the epilogue and go to `out`.  The inner loops are
+in `_simd`.
 
 `decompress_matmul` expands A and calls BLAS instead; `choose` says which is faster.
 """
@@ -17,12 +18,12 @@ import numpy as np
 from sparse24 import _dtypes, _spec
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels import cpu_compress
-from sparse24.kernels._numba import njit, parallel, slices
-from sparse24.kernels._simd import ROWS_OF_DOTS, VECTOR_BYTES, dots, lanes_of_dots
+from sparse24.kernels._simd import VECTOR_BYTES
 from sparse24.kernels.cpu_batch import at_place, checked, fold, folds, over_batch
 from sparse24.kernels.cpu_decode import decoded
 from sparse24.kernels.cpu_epilogue import finish
-from sparse24.kernels.cpu_operand import Operand, pack_columns
+from sparse24.kernels.cpu_few import multiply_few
+from sparse24.kernels.cpu_operand import Operand
 from sparse24.kernels.cpu_panels import multiply_many
 
 _FEW_COLUMNS = 16
@@ -32,7 +33,6 @@ _WORTH_PANELS = 256  # rows of A
 _FEW_ROWS = {"float64": 24, "int8": 1}
 _FEW_ROWS_OF_OTHERS = 8
 _EXACT_IN_FLOAT32 = 1024  # products of two int8 whose sum float32 holds: 2**24 / 2**14
-_BLOCK_STORED = 1 << 21  # stored elements of a task of `dots`
 # Kept dense matrices of so many bytes, or with so short rows, win over the sparse kernels, by one
 # thread with AVX-512: the time of BLAS is 0.2 to 1.0 of theirs, and that of larger ones mostly 1.2
 # to 2.9.  Short rows were measured up to these sizes of a matrix, and of m * n rows.
@@ -55,77 +55,6 @@ def few_columns(dtype: _dtypes.DType, m: int) -> int:
         return _FEW_COLUMNS
     itemsize = np.dtype(dtype.accumulator).itemsize
     return _FEW_OF_AVX2[itemsize] if VECTOR_BYTES == 32 else VECTOR_BYTES // itemsize
-
-
-@njit
-def multiply_columns(values, metadata, rest, places, b, ends, column, lanes, sums, shape):
-    """``sums = A @ b[column : column + columns].T``; `b` holds columns, `shape` as for `dots`.
-
-    The first four are what `Operand.streamed` returns; `ends` are the ends of the columns, which
-    the elements that fill no vector multiply.
-    """
-    rows, columns = len(shape[0]), len(shape[1])
-    m, stored = values.shape
-    whole = stored // lanes
-    first = whole * lanes
-    alone = first if len(places) else stored  # up to here one by one
-    held = np.empty((rows, columns), b.dtype)
-    for row in range(0, m, rows):
-        dots(values, metadata, row, m - 1, whole, b, column, held, shape)
-        for i in range(min(rows, m - row)):
-            for j in range(columns):
-                total = held[i, j]
-                for t in range(first, alone):
-                    place = metadata[row + i, t >> 2] >> (2 * (t & 3)) & 3
-                    total += rest[row + i, t - first] * b[column + j, 4 * (t >> 1) + place]
-                sums[row + i, column + j] = total
-    for row in range(0, len(places), rows):
-        dots(rest, places, row, m - 1, 1, ends, column, held, shape)
-        for i in range(min(rows, m - row)):
-            for j in range(columns):
-                sums[row + i, column + j] += held[i, j]
-
-
-def _sums(out, epilogue: Fused, rows: slice, columns: slice, dtype) -> np.ndarray:
-    """Where a block is added up: in `out` itself, if nothing happens to the sums and it fits."""
-    target = out[rows, columns]
-    if epilogue.is_plain and out.dtype == dtype and target.flags.carray:
-        return target
-    return np.empty(target.shape, dtype)
-
-
-def runs_of_columns(n: int) -> list[tuple[int, tuple]]:
-    """Cut n columns into runs: the first one, and rows and columns as `dots` takes them."""
-    runs = []
-    for first in range(0, n, 4):
-        some = min(4, n - first)
-        runs.append((first, ((0,) * ROWS_OF_DOTS[some], (0,) * some)))
-    return runs
-
-
-def work_of_few(m: int, n: int, stored: int) -> float:
-    """What `multiply_few` has to do: its multiplications take half as long as those of others."""
-    return m * n * stored / 2
-
-
-def multiply_few(a: Operand, b, out, epilogue: Fused) -> None:
-    m, n = out.shape
-    columns = pack_columns(b, a.high)
-    stored = a.values.shape[1]
-    ends = a.ends(columns)
-    work = work_of_few(m, n, stored)
-    blocks = slices(m, 16, max(16, _BLOCK_STORED // max(1, stored)), work=work)
-    lanes = lanes_of_dots(b.dtype.itemsize)
-
-    def task(number: int):
-        rows = blocks[number]
-        sums = _sums(out, epilogue, rows, slice(0, n), a.dtype.accumulator)
-        streams = a.streamed(rows, lanes, n)
-        for first, shape in runs_of_columns(n):
-            multiply_columns(*streams, columns, ends, first, lanes, sums, shape)
-        finish(sums, out, epilogue, rows, slice(0, n))
-
-    parallel(task, len(blocks), work)
 
 
 def _multiply(values, metadata, dtypes, b, out, epilogue: Fused) -> None:

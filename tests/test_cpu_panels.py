@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
-from sparse24.kernels import _simd, cpu_matmul, cpu_operand, cpu_panels
+from sparse24.kernels import _simd, cpu_few, cpu_operand, cpu_panels
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -66,7 +66,7 @@ def test_sums_stay_in_registers():
 @pytest.mark.parametrize(("kind", "wanted"), [("float32", "vpermilps"), ("float64", "vperm(ps|d)")])
 def test_avx2_looks_up_partners_by_permutations(kind, wanted):
     """Two for each vector of stored elements, of four rows by one column."""
-    multiply = numba.njit(error_model="numpy")(cpu_matmul.multiply_columns.py_func)
+    multiply = numba.njit(error_model="numpy")(cpu_few.multiply_columns.py_func)
     lanes = _simd.lanes_of_dots(np.dtype(kind).itemsize)
     values, b = np.ones((4, 2 * lanes), kind), np.ones((1, 4 * lanes), kind)
     codes, nothing = np.full((4, lanes // 2), 0x44, np.uint8), np.zeros((0, 0), np.uint8)
