@@ -264,7 +264,8 @@ def _cpu_layout(h):
 def _masks_layout(h):
     from sparse24.kernels import cpu_hybrid_masks
 
-    return cpu_hybrid_masks.Masked(*h.held(), h._dtype, h.shape[1])
+    starts, columns, bits = h.held()
+    return cpu_hybrid_masks.Masked(starts, columns, bits, h._dtype, h.shape[1])
 
 
 def _blas_layout(h):
