@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _devices, _dtypes, _gradients, _storage, _torch_functions
+from sparse24 import _arrays, _check, _devices, _dtypes, _gradients, _storage
 from sparse24._dtypes import DType
 from sparse24._errors import ArgumentError, DTypeError
+from sparse24._torch import functions as torch_functions
 from sparse24.formats import convert
 from sparse24.formats.arithmetic import Arithmetic
 from sparse24.formats.refusals import Refusals
@@ -203,7 +204,7 @@ class SparseArray(ScipyNames, Arithmetic, ABC):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        return _torch_functions.apply(function, args, kwargs or {})
+        return torch_functions.apply(function, args, kwargs or {})
 
     def __copy__(self):
         return self  # immutable

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from sparse24 import _check, _gradients, _hybrid_choice, _hybrid_cost
-from sparse24._hybrid_predict import copied_by
-from sparse24._hybrid_summary import summary
+from sparse24 import _check, _gradients
+from sparse24._hybrid import choice as hybrid_choice
+from sparse24._hybrid import cost as hybrid_cost
+from sparse24._hybrid.predict import copied_by
+from sparse24._hybrid.summary import summary
 from sparse24.formats import hybrid_products
 from sparse24.formats.hybrid_storage import HybridStorage
 
@@ -131,7 +133,7 @@ class HybridArray(HybridStorage):
         """
         _check.one_of(b_order, ("row", "column"), argument="b_order")
         n = self._columns(n)
-        return _hybrid_choice.explain(self, n, copied=copied_by(n, b_order))
+        return hybrid_choice.explain(self, n, copied=copied_by(n, b_order))
 
     def summary(self, n: int | None = None) -> str:
         """A few lines: tiles by kind and band, memory against dense and CSR, and the choice.
@@ -145,5 +147,5 @@ class HybridArray(HybridStorage):
 
     def _columns(self, n: int | None) -> int:
         if n is None:
-            return self.n_hint or _hybrid_cost.DEFAULT_N
+            return self.n_hint or hybrid_cost.DEFAULT_N
         return _check.whole(n, argument="n", least=1)

@@ -7,22 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparse24 import (
-    _arrays,
-    _check,
-    _dtypes,
-    _finish,
-    _foreign,
-    _hybrid_choice,
-    _hybrid_dispatch,
-    _hybrid_finish,
-    _hybrid_on_cpu,
-    _replay,
-    _storage,
-)
+from sparse24 import _arrays, _check, _dtypes, _finish, _foreign, _replay, _storage
 from sparse24._errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from sparse24._hybrid_predict import copied_by
-from sparse24._hybrid_staged import by_rows, kept_for_graphs
+from sparse24._hybrid import choice as hybrid_choice
+from sparse24._hybrid import dispatch as hybrid_dispatch
+from sparse24._hybrid import finish as hybrid_finish
+from sparse24._hybrid import on_cpu as hybrid_on_cpu
+from sparse24._hybrid.predict import copied_by
+from sparse24._hybrid.staged import by_rows, kept_for_graphs
 from sparse24._options import NO_OPTIONS, Call
 from sparse24._product import by_view, promote, promoted_integers, result_of
 from sparse24._target import given
@@ -51,7 +43,7 @@ def matmul(h, b, out, algorithm: str, balance: bool, *, sums: bool = False):
     if key is None or same is not h or operand is not array:
         return product
     if type(array) is np.ndarray:
-        _hybrid_on_cpu.remember(h, key, array, result, algorithm)
+        hybrid_on_cpu.remember(h, key, array, result, algorithm)
     elif run is not None:
         _replay.keep(h._plans, key, _replay.ready(run, _matrices, array, result, product))
     return product
@@ -78,12 +70,12 @@ def multiply_rows(h, x, *, sums: bool = False):
         if same.device == "cpu":
             result = _rows_on_cpu(same, operand, sums=sums)
             if key is not None and same is h and operand is array:
-                _hybrid_on_cpu.remember(h, key, array, result, rows=True)
+                hybrid_on_cpu.remember(h, key, array, result, rows=True)
             return restore(result)
         shape = (*operand.shape[:-1], h.shape[0])
-        dtype = _hybrid_dispatch.result_dtype(same._dtype)
+        dtype = hybrid_dispatch.result_dtype(same._dtype)
         result = _arrays.namespace(operand).empty(shape, dtype)
-        run = _hybrid_dispatch.multiply(same, *_tokens(operand, result))
+        run = hybrid_dispatch.multiply(same, *_tokens(operand, result))
         product = restore(result)
     if key is not None and run is not None and same is h and operand is array:
         _replay.keep(h._plans, key, _replay.ready(run, _tokens, array, result, product))
@@ -108,7 +100,7 @@ def linear(h, x, call: Call):
         shapes = (*array.shape[:-1], h.shape[1]), h.shape[::-1]
         finished = restore(_finish.finished(array, None, call, *shapes))
         if key is not None and first is not None and key not in h._plans:
-            again = _hybrid_finish.ready(first, product, array, finished, call, h.shape[1])
+            again = hybrid_finish.ready(first, product, array, finished, call, h.shape[1])
             if again is not None:
                 _replay.keep(h._plans, key, again)
     return finished
@@ -161,7 +153,7 @@ def expected(h, other, *, left: bool, sums: bool = False) -> Expected:
     else:
         b, _ = (_matrices if left else _tokens)(operand, operand)
     order = "row" if by_rows(b) else "column"
-    told = _hybrid_choice.explain(same, b.shape[1], copied=copied_by(b.shape[1], order))
+    told = hybrid_choice.explain(same, b.shape[1], copied=copied_by(b.shape[1], order))
     return Expected(same, operand, order, told)
 
 
@@ -170,7 +162,7 @@ def _widened(h, other, argument: str):
     if isinstance(other, SparseArray):
         return other.astype("float32")
     array, restore = _foreign.take(other, argument=argument)
-    _hybrid_dispatch.same_device(h.device, array, argument)
+    hybrid_dispatch.same_device(h.device, array, argument)
     array = promoted_integers(array, h._dtype, argument=argument)
     row = _arrays.logical_dtype(array, argument=argument)
     return restore(_storage.converted(array, row, _dtypes.lookup("float32")))
@@ -198,7 +190,7 @@ def _product(h, b, out=None, algorithm="auto", balance: bool = True, *, sums: bo
     """The product, and what multiplied, if it can again with arrays like these."""
     shape = (h.shape[0],) if b.ndim == 1 else (*b.shape[:-2], h.shape[0], b.shape[-1])
     is_sum = sums and h._dtype.result in _dtypes.OF_16_BITS
-    result = np.dtype(np.float32) if is_sum else _hybrid_dispatch.result_dtype(h._dtype)
+    result = np.dtype(np.float32) if is_sum else hybrid_dispatch.result_dtype(h._dtype)
     if out is None:
         out = _arrays.namespace(b).empty(shape, result)
     else:
@@ -206,7 +198,7 @@ def _product(h, b, out=None, algorithm="auto", balance: bool = True, *, sums: bo
     if b.ndim > 2:
         return out, hybrid_stacks.multiply(h, b, out, algorithm, balance)
     matrix, target = _matrices(b, out)
-    return out, _hybrid_dispatch.multiply(h, matrix, target, algorithm, balance)
+    return out, hybrid_dispatch.multiply(h, matrix, target, algorithm, balance)
 
 
 def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:
@@ -221,7 +213,7 @@ def _check_inner(h, x, argument: str, *, rows: bool = False) -> None:
 
 def _in_one_type(h, b, argument: str) -> tuple[Any, Any]:
     """The matrix and an operand on its device, in the type in which they meet."""
-    _hybrid_dispatch.same_device(h.device, b, argument)
+    hybrid_dispatch.same_device(h.device, b, argument)
     if b.dtype == h.dtype:
         return h, b
     b = promoted_integers(b, h._dtype, argument=argument)
@@ -247,4 +239,4 @@ def _check_out(out, shape: tuple[int, ...], dtype: np.dtype, b) -> None:
         raise DTypeError(f"out must have dtype {dtype}, got {out.dtype}")
     _check.writable(out, argument="out")
     if _arrays.shares_memory(out, b):
-        raise ArgumentError(_hybrid_on_cpu.OVERLAP)
+        raise ArgumentError(hybrid_on_cpu.OVERLAP)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _hybrid_dispatch
+from sparse24 import _arrays
+from sparse24._hybrid import dispatch as hybrid_dispatch
 
 FOLD_BELOW = 64  # columns under which a stack becomes one product
 
@@ -21,12 +22,12 @@ def multiply(h, stack, out, algorithm: str, balance: bool):
     ran: list[Any] = []
 
     def one(b, result) -> None:
-        ran.append(_hybrid_dispatch.multiply(h, b, result, algorithm, balance))
+        ran.append(hybrid_dispatch.multiply(h, b, result, algorithm, balance))
 
     if balance and _is_folded(stack):
         _fold(one, stack, out)
         return None if None in ran else _Folded(ran[0])
-    together = _hybrid_dispatch.multiply_together(h, stack, out, algorithm, balance)
+    together = hybrid_dispatch.multiply_together(h, stack, out, algorithm, balance)
     if together is not None:
         return together
     for index in np.ndindex(stack.shape[:-2]):

@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from sparse24 import _arrays, _devices, _dtypes, _hybrid_cost, _storage
+from sparse24 import _arrays, _devices, _dtypes, _storage
 from sparse24._errors import ArgumentError, UnsupportedError
-from sparse24._hybrid_layouts import MOST_BLOCKS
+from sparse24._hybrid import cost as hybrid_cost
+from sparse24._hybrid.layouts import MOST_BLOCKS
 from sparse24.formats import convert, hybrid_arithmetic, hybrid_build, indexing
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
@@ -57,10 +58,10 @@ class HybridStorage(SparseArray):
     def build(cls, w, *, n_hint: int | None = None, dtype=None) -> Self:
         """Build from a dense, scipy or cupyx matrix; see `sparse24.hybrid`."""
         source = hybrid_build.Source(w, dtype)
-        rates = _hybrid_cost.rates_for(source.dtype, source.xp is not np)
-        n = n_hint or _hybrid_cost.DEFAULT_N
+        rates = hybrid_cost.rates_for(source.dtype, source.xp is not np)
+        n = n_hint or hybrid_cost.DEFAULT_N
         tiles, nnz = hybrid_build.build(
-            source, lambda held, spill: _hybrid_cost.choose(held, spill, source.dtype, n, rates)
+            source, lambda held, spill: hybrid_cost.choose(held, spill, source.dtype, n, rates)
         )
         return cls(tiles, nnz, n_hint)
 

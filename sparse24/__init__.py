@@ -52,9 +52,8 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24._compress_stream import compress_stream as compress_stream
     from sparse24._config import show_config as show_config
     from sparse24._explain import explain as explain
-    from sparse24._grouped import grouped_linear as grouped_linear
-    from sparse24._grouped import grouped_matmul as grouped_matmul
-    from sparse24._hybrid import hybrid as hybrid
+    from sparse24._grouped_matmul import grouped_linear as grouped_linear
+    from sparse24._grouped_matmul import grouped_matmul as grouped_matmul
     from sparse24._is_24 import check_24 as check_24
     from sparse24._is_24 import is_24 as is_24
     from sparse24._make import asarray as asarray
@@ -72,6 +71,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers, which do not 
     from sparse24._prune import prune as prune
     from sparse24._refit import refit as refit
     from sparse24._report import report as report
+    from sparse24._to_hybrid import hybrid as hybrid
     from sparse24.formats.files import load_npz as load_npz
     from sparse24.formats.files import load_safetensors as load_safetensors
     from sparse24.formats.files import save_npz as save_npz
@@ -111,15 +111,15 @@ _HOMES = {
     "backend": "sparse24._backend",
     "matmul": "sparse24._matmul",
     "linear": "sparse24._matmul",
-    "grouped_matmul": "sparse24._grouped",
-    "grouped_linear": "sparse24._grouped",
+    "grouped_matmul": "sparse24._grouped_matmul",
+    "grouped_linear": "sparse24._grouped_matmul",
     "Epilogue": "sparse24._options",
     "plan": "sparse24._plan",
     "MatmulPlan": "sparse24._plan",
     "explain": "sparse24._explain",
     "autotune": "sparse24._plan",
     "advise": "sparse24._advise",
-    "hybrid": "sparse24._hybrid",
+    "hybrid": "sparse24._to_hybrid",
     "save_npz": "sparse24.formats.files",
     "load_npz": "sparse24.formats.files",
     "save_safetensors": "sparse24.formats.files",

@@ -9,7 +9,7 @@ from sparse24 import (
     _check,
     _dispatch,
     _foreign,
-    _grouped,
+    _grouped_matmul,
     _other_formats,
     _planner,
     _product,
@@ -89,7 +89,7 @@ def explain(
                 "them, as grouped products take none"
             )
         call = Call(None, 1.0, 0.0, dtype, None, scales, "auto", b_dtype, fast_accumulation)
-        chosen, why = _grouped.explained(a, b, out, offsets, call, gated=bool(gated))
+        chosen, why = _grouped_matmul.explained(a, b, out, offsets, call, gated=bool(gated))
         return Explanation(chosen, (), {}, why)
     if gated:
         raise ArgumentError("gated=True is an option of grouped products; pass their offsets, too")

@@ -81,18 +81,18 @@ def float8_of(x: Any) -> str | None:
         return str(x.dtype).removeprefix("torch.") if x.is_cuda and _is_float8(x) else None
     if not _arrays.is_jax(x) or not x.dtype.name.startswith("float8"):
         return None
-    from sparse24 import _jax_arrays
+    from sparse24._jax import arrays as jax_arrays
 
-    return x.dtype.name if _jax_arrays.is_on_gpu(x) else None
+    return x.dtype.name if jax_arrays.is_on_gpu(x) else None
 
 
 def of_float8(x: Any, name: str) -> Any:
     """Bits, as an array of torch or JAX, under the type of fp8 that they are."""
     if _arrays.is_torch(x):
         return x.view(getattr(sys.modules["torch"], name))
-    from sparse24 import _jax_arrays
+    from sparse24._jax import arrays as jax_arrays
 
-    return _jax_arrays.of_bits(x, _dtypes.TABLE[name].logical)
+    return jax_arrays.of_bits(x, _dtypes.TABLE[name].logical)
 
 
 def _is_float8(x: Any) -> bool:
@@ -220,10 +220,10 @@ def _tensor_of(x, dtype):
 
 
 def _from_jax(x: Any, argument: str) -> Any:
-    from sparse24 import _jax_arrays
+    from sparse24._jax import arrays as jax_arrays
 
     try:
-        return _jax_arrays.view(x)
+        return jax_arrays.view(x)
     except DTypeError:
         raise
     except TypeError as error:  # a tracer
@@ -236,9 +236,9 @@ def _from_jax(x: Any, argument: str) -> Any:
 
 def _to_jax(given: Any, x: Any) -> Any:
     """A result beside the operand that was given."""
-    from sparse24 import _jax_arrays
+    from sparse24._jax import arrays as jax_arrays
 
-    return _jax_arrays.back(x, given)
+    return jax_arrays.back(x, given)
 
 
 @contextlib.contextmanager

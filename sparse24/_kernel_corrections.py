@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparse24._hybrid_lines import SMALL
+from sparse24._hybrid.lines import SMALL
 from sparse24._records import Problem
 from sparse24.kernels import pieces, sparse_split, sparse_tile, sparse_wgmma_plan, split_skinny
 

@@ -13,12 +13,12 @@ process, or a few lines around another library.  For torch's own data-parallel t
 `sparse24.torch.reduce_packed`.
 """
 
-from sparse24._distributed_communicator import Communicator
-from sparse24._distributed_nccl import from_nccl
-from sparse24._distributed_reduce import all_reduce
-from sparse24._distributed_scatter import reduce_scatter, row_block
-from sparse24._distributed_threads import in_threads
-from sparse24._torch_communicator import from_torch
+from sparse24._distributed.communicator import Communicator
+from sparse24._distributed.nccl import from_nccl
+from sparse24._distributed.reduce import all_reduce
+from sparse24._distributed.scatter import reduce_scatter, row_block
+from sparse24._distributed.threads import in_threads
+from sparse24._torch.communicator import from_torch
 
 __all__ = [
     "Communicator",

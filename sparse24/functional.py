@@ -25,7 +25,7 @@ from sparse24._errors import ArgumentError, DTypeError, ShapeError
 from sparse24._matmul import linear as _sparse_linear
 from sparse24._matmul import matmul
 from sparse24._prune import mask as choose_mask
-from sparse24._sched_gradients import compress_mvue_24, sr_ste_gradient
+from sparse24._schedule.gradients import compress_mvue_24, sr_ste_gradient
 from sparse24._train_rule import checked_rule
 from sparse24.formats.two_four import Sparse24Array
 

@@ -25,10 +25,10 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
-from sparse24._jax_axes import vary, varying
-from sparse24._jax_calls import is_traced
-from sparse24._jax_linear import linear as _linear
-from sparse24._jax_products import call, matmul
+from sparse24._jax.axes import vary, varying
+from sparse24._jax.calls import is_traced
+from sparse24._jax.linear import linear as _linear
+from sparse24._jax.products import call, matmul
 from sparse24._prune import mask as choose_mask
 from sparse24._train_rule import checked_rule
 

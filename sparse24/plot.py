@@ -276,7 +276,8 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     >>> h = s24.hybrid(np.diag(np.ones(256, np.float32)))
     >>> ax = s24.plot.tile_map(h)
     """
-    from sparse24 import _check, _hybrid_summary
+    from sparse24 import _check
+    from sparse24._hybrid import summary as hybrid_summary
     from sparse24.formats.hybrid import HybridArray
     from sparse24.formats.hybrid_tiles import KIND_NAMES
 
@@ -289,7 +290,7 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
     from matplotlib import colors
 
     if what == "density":
-        image = ax.imshow(_hybrid_summary.tile_density(h), vmin=0, vmax=1, cmap="viridis")
+        image = ax.imshow(hybrid_summary.tile_density(h), vmin=0, vmax=1, cmap="viridis")
         ax.figure.colorbar(image, ax=ax)
     else:
         colours = colors.ListedColormap(["white", "tab:gray", "tab:orange", "tab:blue"])

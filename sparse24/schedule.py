@@ -6,11 +6,11 @@ weights come back).  The core is pure: ``step(state, weights=, gradients=)`` ret
 and events; `MaskScheduler` and `DynamicScheduler` carry the state.
 """
 
-from sparse24._sched_adaptive import Adaptive, LayerWiseAdapter
-from sparse24._sched_apply import apply_masks
-from sparse24._sched_async import AsyncScheduler
-from sparse24._sched_core import freeze, observe, step, thaw
-from sparse24._sched_criteria import (
+from sparse24._schedule.adaptive import Adaptive, LayerWiseAdapter
+from sparse24._schedule.apply import apply_masks
+from sparse24._schedule.asynchronous import AsyncScheduler
+from sparse24._schedule.core import freeze, observe, step, thaw
+from sparse24._schedule.criteria import (
     Accumulated,
     Criterion,
     GivenScores,
@@ -20,48 +20,54 @@ from sparse24._sched_criteria import (
     RandomScores,
     Taylor,
 )
-from sparse24._sched_distributions import (
+from sparse24._schedule.distributions import (
     ERK,
     Custom,
     Distribution,
     Hierarchical,
     Uniform,
 )
-from sparse24._sched_dynamic import DynamicScheduler
-from sparse24._sched_gradients import (
+from sparse24._schedule.dynamic import DynamicScheduler
+from sparse24._schedule.gradients import (
     masked_decay_gradient,
     mvue_24,
     soft_threshold_24,
     soft_threshold_scale,
     sr_ste_gradient,
 )
-from sparse24._sched_growers import GradientGrowth, Grower, MomentumGrowth, NoGrowth, RandomGrowth
-from sparse24._sched_init import init
-from sparse24._sched_masks import MaskScheduler
-from sparse24._sched_patterns import NM, Pattern, Unstructured
-from sparse24._sched_phases import OneShot, Phases, StepScheduler, dense_sparse_dense
-from sparse24._sched_recipes import (
+from sparse24._schedule.growers import (
+    GradientGrowth,
+    Grower,
+    MomentumGrowth,
+    NoGrowth,
+    RandomGrowth,
+)
+from sparse24._schedule.initial import init
+from sparse24._schedule.masks import MaskScheduler
+from sparse24._schedule.patterns import NM, Pattern, Unstructured
+from sparse24._schedule.phases import OneShot, Phases, StepScheduler, dense_sparse_dense
+from sparse24._schedule.recipes import (
     gradual_magnitude,
     iterative_magnitude,
     rigl,
     sparse_evolutionary,
     sr_ste,
 )
-from sparse24._sched_records import Recipe, State, Update
-from sparse24._sched_schedules import (
+from sparse24._schedule.records import Recipe, State, Update
+from sparse24._schedule.schedules import (
     ConstantScheduler,
     CosineScheduler,
     CubicScheduler,
     LinearScheduler,
     Schedule,
 )
-from sparse24._sched_speedup import BySpeedup
-from sparse24._sched_state import from_dict, to_dict
-from sparse24._sched_telemetry import MaskWarning, Telemetry
-from sparse24._sched_tiles import Block, Channel, Elastic, TileHybrid
-from sparse24._sched_training import DecayFactorSearch, RewoundRate, targeted_dropout
-from sparse24._sched_transition import mask_slots, transition
-from sparse24._sched_transposable import Transposable24
+from sparse24._schedule.speedup import BySpeedup
+from sparse24._schedule.state import from_dict, to_dict
+from sparse24._schedule.telemetry import MaskWarning, Telemetry
+from sparse24._schedule.tiles import Block, Channel, Elastic, TileHybrid
+from sparse24._schedule.training import DecayFactorSearch, RewoundRate, targeted_dropout
+from sparse24._schedule.transition import mask_slots, transition
+from sparse24._schedule.transposable import Transposable24
 
 __all__ = [
     "ERK",

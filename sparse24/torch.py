@@ -9,16 +9,16 @@ torch.Size([4, 8])
 'Linear'
 """
 
-from sparse24._torch_experts import SparseExperts
-from sparse24._torch_experts_linear import grouped_linear
-from sparse24._torch_ffn import feed_forward
-from sparse24._torch_layers import SparseLinear
-from sparse24._torch_linear import linear
-from sparse24._torch_masks import set_masks, update_masks
-from sparse24._torch_model import desparsify, sparse_layers, sparsify
-from sparse24._torch_reduction import PackedReduction, reduce_packed
-from sparse24._torch_sparsify import sparsify24, to_sparse_semi_structured
-from sparse24._torch_tensor import Sparse24Tensor
+from sparse24._torch.experts import SparseExperts
+from sparse24._torch.experts_linear import grouped_linear
+from sparse24._torch.ffn import feed_forward
+from sparse24._torch.layers import SparseLinear
+from sparse24._torch.linear import linear
+from sparse24._torch.masks import set_masks, update_masks
+from sparse24._torch.model import desparsify, sparse_layers, sparsify
+from sparse24._torch.reduction import PackedReduction, reduce_packed
+from sparse24._torch.sparsify import sparsify24, to_sparse_semi_structured
+from sparse24._torch.tensor import Sparse24Tensor
 
 __all__ = [
     "PackedReduction",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparse24 import _arrays, _hybrid_fit, _planner_fit, _tuning_cache
+from sparse24 import _arrays, _planner_fit, _tuning_cache
 from sparse24._errors import DeviceError, FormatError
+from sparse24._hybrid import fit as hybrid_fit
 
 __all__ = ["calibrate", "clear", "load", "path", "save"]
 
@@ -127,7 +128,7 @@ def clear() -> None:
     """
     device = _device()
     _tuning_cache.forget(device)
-    _hybrid_fit.forget(device)
+    hybrid_fit.forget(device)
 
 
 def calibrate() -> dict[str, float]:
@@ -159,5 +160,5 @@ def calibrate() -> dict[str, float]:
     fitted = _planner_fit.fit(device)
     bandwidth = fitted.pop("bandwidth")
     _tuning_cache.record_model(device, bandwidth=bandwidth, scales=fitted)
-    _hybrid_fit.fit(device)
+    hybrid_fit.fit(device)
     return {"bandwidth": bandwidth, **fitted}

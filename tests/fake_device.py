@@ -11,16 +11,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from sparse24 import (
-    _arrays,
-    _dtypes,
-    _foreign,
-    _hybrid_choice,
-    _hybrid_dispatch,
-    _hybrid_finish,
-    _ready,
-    _replay,
-)
+from sparse24 import _arrays, _dtypes, _foreign, _ready, _replay
+from sparse24._hybrid import choice as hybrid_choice
+from sparse24._hybrid import dispatch as hybrid_dispatch
+from sparse24._hybrid import finish as hybrid_finish
 from sparse24.formats.hybrid import HybridArray
 from sparse24.kernels import epilogue, hybrid_launch, loader
 
@@ -125,11 +119,11 @@ class Device:
         put(_ready, "current_stream", lambda: self.stream)
         put(_replay, "capturing", lambda x: self.capturing)
         put(_arrays, "is_capturing", lambda: self.capturing)
-        put(_hybrid_choice, "predictions", lambda h, n, copied=None: dict(self.times))
-        put(_hybrid_dispatch, "layout", lambda h, path: SimpleNamespace(rows=None))
-        put(_hybrid_dispatch, "_bound", self._bound)
+        put(hybrid_choice, "predictions", lambda h, n, copied=None: dict(self.times))
+        put(hybrid_dispatch, "layout", lambda h, path: SimpleNamespace(rows=None))
+        put(hybrid_dispatch, "_bound", self._bound)
         put(loader, "function", lambda stem, name, defines: Finish(dict(defines)))
-        put(_hybrid_finish, "Launch", Launch)
+        put(hybrid_finish, "Launch", Launch)
         put(hybrid_launch, "rows_contiguous", rows_contiguous)
         put(HybridArray, "device", "cuda:0")
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _dtypes, _hybrid_choice, families
-from sparse24._hybrid import hybrid
+from sparse24 import _dtypes, families
+from sparse24._hybrid import choice as hybrid_choice
+from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
@@ -41,7 +42,7 @@ def with_kinds(w, kinds):
 def choose(h, n, path):
     """Let a path be the choice for so many columns, whatever is predicted."""
     for copied in (False, True):
-        name = _hybrid_choice.choice_for(n, copied=copied)
+        name = hybrid_choice.choice_for(n, copied=copied)
         h._prepared[name] = SimpleNamespace(path=path, nbytes=0)
 
 

@@ -25,14 +25,10 @@ from unittest import mock
 import numpy as np
 
 import sparse24 as s24
-from sparse24 import (
-    _dtypes,
-    _evidence,
-    _grouped_dispatch,
-    _hybrid_dispatch,
-    _hybrid_predict,
-    _storage,
-)
+from sparse24 import _dtypes, _evidence, _storage
+from sparse24._grouped import dispatch as grouped_dispatch
+from sparse24._hybrid import dispatch as hybrid_dispatch
+from sparse24._hybrid import predict as hybrid_predict
 from sparse24.kernels import (
     activate_compress,
     block_sums,
@@ -107,8 +103,8 @@ def pieces_by_warps() -> None:
 
 def experts() -> None:
     """Products of experts by each of their kernels."""
-    for kernel in _grouped_dispatch.KERNELS:
-        with mock.patch.object(_grouped_dispatch, "KERNELS", (kernel,)):
+    for kernel in grouped_dispatch.KERNELS:
+        with mock.patch.object(grouped_dispatch, "KERNELS", (kernel,)):
             experts_in_one_launch()
 
 
@@ -198,8 +194,8 @@ def hybrids() -> None:
         for n in columns:
             b = draw((shape[1], n), dtype)
             out = cp.empty((shape[0], n), dtype)
-            for path in _hybrid_predict.predictions(h, n):
-                _hybrid_dispatch.multiply(h, b, out, path)
+            for path in hybrid_predict.predictions(h, n):
+                hybrid_dispatch.multiply(h, b, out, path)
 
     each_path((150, 330), 0.8, (2, 24, 100, 300))
     each_path((150, 332), 0.6, (24, 64, 100))  # scatter with 2:4 tiles

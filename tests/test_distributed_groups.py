@@ -10,8 +10,9 @@ import pytest
 from distributed_cases import device_of, on_host
 
 import sparse24 as s24
-from sparse24 import _distributed_nccl, _dtypes
+from sparse24 import _dtypes
 from sparse24 import distributed as D
+from sparse24._distributed import nccl as distributed_nccl
 from sparse24._errors import ArgumentError, DeviceError
 
 # --- torch ------------------------------------------------------------------------------
@@ -111,8 +112,8 @@ class FakeNccl(SimpleNamespace):
 
 def test_nccl_gets_addresses_counts_and_types(monkeypatch):
     fake = FakeNccl()
-    monkeypatch.setattr(_distributed_nccl, "_nccl", lambda: fake)
-    monkeypatch.setattr(_distributed_nccl, "_stream", lambda x: 77)
+    monkeypatch.setattr(distributed_nccl, "_nccl", lambda: fake)
+    monkeypatch.setattr(distributed_nccl, "_stream", lambda x: 77)
     comm = D.from_nccl(fake.NcclCommunicator())
     assert (comm.rank, comm.size) == (1, 3)
     x = SimpleNamespace(dtype=_dtypes.lookup("bfloat16").carried, size=10, data=at(1000))
@@ -138,7 +139,7 @@ def at(address):
 
 def test_nccl_moves_nothing_else(monkeypatch):
     fake = FakeNccl()
-    monkeypatch.setattr(_distributed_nccl, "_nccl", lambda: fake)
+    monkeypatch.setattr(distributed_nccl, "_nccl", lambda: fake)
     with pytest.raises(ArgumentError, match=r"NcclCommunicator, got 3; make one with"):
         D.from_nccl(3)
     comm = D.from_nccl(fake.NcclCommunicator())

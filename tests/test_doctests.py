@@ -57,9 +57,10 @@ def test_the_lines_that_a_reader_tries_first(page, monkeypatch, tmp_path, capsys
 def modules_with_examples() -> list[str]:
     found = []
     for folder, package in FOLDERS.items():
-        for path in sorted((ROOT / folder).glob("*.py")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             if ">>> " in path.read_text():
-                found.append(package if path.stem == "__init__" else f"{package}.{path.stem}")
+                parts = [package, *path.relative_to(ROOT / folder).with_suffix("").parts]
+                found.append(".".join(parts).removesuffix(".__init__"))
     return found
 
 
@@ -67,10 +68,10 @@ def modules_with_examples() -> list[str]:
 def test_examples(name, monkeypatch, tmp_path):
     if name == "sparse24.plot":
         pytest.importorskip("matplotlib").use("Agg")
-    framework = name.removeprefix("sparse24.").removeprefix("_").partition("_")[0]
-    if framework in FRAMEWORKS:  # sparse24.torch, and sparse24._torch_model behind it
+    framework = name.removeprefix("sparse24.").removeprefix("_").partition(".")[0]
+    if framework in FRAMEWORKS:  # sparse24.torch, and sparse24._torch.model behind it
         pytest.importorskip(framework)
-    if name == "sparse24._jax_products":  # whose examples are compiled: for JAX 0.6.1 and later
+    if name == "sparse24._jax.products":  # whose examples are compiled: for JAX 0.6.1 and later
         pytest.importorskip("jax.experimental.buffer_callback")
     module = importlib.import_module(name)
     monkeypatch.chdir(tmp_path)

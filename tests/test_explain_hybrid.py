@@ -7,7 +7,10 @@ import pytest
 from fake_device import Device, array
 
 import sparse24 as s24
-from sparse24 import _hybrid_choice, _hybrid_dispatch, _hybrid_on_cpu, _storage
+from sparse24 import _storage
+from sparse24._hybrid import choice as hybrid_choice
+from sparse24._hybrid import dispatch as hybrid_dispatch
+from sparse24._hybrid import on_cpu as hybrid_on_cpu
 from sparse24.formats import hybrid_tiles as ht
 
 M, K = 70, 80
@@ -34,13 +37,13 @@ COLUMNS = {
 @pytest.fixture
 def taken(monkeypatch):
     """Paths that multiplied, with the number of columns and the type."""
-    ran, choose = [], _hybrid_dispatch.choose
+    ran, choose = [], hybrid_dispatch.choose
 
     def recorded(h, b, algorithm, balance):
         ran.append((choose(h, b, algorithm, balance), h.dtype))
         return ran[-1][0]
 
-    monkeypatch.setattr(_hybrid_dispatch, "choose", recorded)
+    monkeypatch.setattr(hybrid_dispatch, "choose", recorded)
     return ran
 
 
@@ -78,8 +81,8 @@ def test_the_path_on_a_gpu_is_told(taken, weight, monkeypatch, name):
             {"rows": 0.25} if h.dtype != np.float16 else {}
         )  # fmt: skip
 
-    monkeypatch.setattr(_hybrid_choice, "predictions", predictions)
-    monkeypatch.setattr(_hybrid_choice, "copying_paths", lambda *_: ["panel"])
+    monkeypatch.setattr(hybrid_choice, "predictions", predictions)
+    monkeypatch.setattr(hybrid_choice, "copying_paths", lambda *_: ["panel"])
     monkeypatch.setattr(_storage, "converted", lambda x, own, row: x.astype(row.logical))
     b = COLUMNS[name]
     b = array(b.base)[:, ::2] if name == "off" else array(b)
@@ -126,7 +129,7 @@ def test_no_tiles_are_built_to_tell_of_a_product_from_the_left(weight):
     assert s24.explain(ones(8, M), h).chosen == told["choice"]
     assert isinstance(h.T._tiles, ht.TurnedTiles)
     assert h.T.explain(8)["candidates"]["cpu"] == pytest.approx(want)
-    assert _hybrid_on_cpu.choose(h.T, 8) == told["choice"]
+    assert hybrid_on_cpu.choose(h.T, 8) == told["choice"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from grouped_cases import Layer, offsets_of
 from test_matmul import assert_close, logical
 
 import sparse24 as s24
-from sparse24 import _dispatch, _dtypes, _grouped_host
+from sparse24 import _dispatch, _dtypes
+from sparse24._grouped import host as grouped_host
 
 COUNTS = (3, 0, 7, 1, 0, 0, 12)
 
@@ -325,7 +326,7 @@ def test_an_expert_is_planned_once_for_a_number_of_tokens(rng, monkeypatch):
         )
         assert_close(y, factor * case.exact.T, "float32", 36)
     assert len(planned) == 3
-    monkeypatch.setattr(_grouped_host, "MOST_PREPARED", 2)
+    monkeypatch.setattr(grouped_host, "MOST_PREPARED", 2)
     for counts in ((1, 1, 1, 10), (2, 2, 2, 7), (4, 4, 4, 1)):
         case.offsets = offsets_of(counts)
         np.testing.assert_array_equal(case.multiply(), case.one_by_one())

@@ -8,8 +8,9 @@ from grouped_cases import KERNELS, Layer, offsets_of, only, runs
 from test_matmul import ROUNDOFF, logical
 
 import sparse24 as s24
-from sparse24 import _dtypes, _finish, _grouped_dispatch
+from sparse24 import _dtypes, _finish
 from sparse24._arrays import to_numpy
+from sparse24._grouped import dispatch as grouped_dispatch
 from sparse24._options import ACTIVATIONS
 from sparse24.kernels.reference_product import activate
 
@@ -163,9 +164,9 @@ def test_gates_in_one_launch_are_those_of_two_products(cupy, rng, name, tokens, 
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_calls_with_scales_and_gates_are_replayed(cupy, rng, library, monkeypatch):
-    planned, fill = [], _grouped_dispatch.fill
+    planned, fill = [], grouped_dispatch.fill
     monkeypatch.setattr(
-        _grouped_dispatch, "fill", lambda *given: (planned.append(given), fill(*given))[1]
+        grouped_dispatch, "fill", lambda *given: (planned.append(given), fill(*given))[1]
     )
     give = pytest.importorskip("torch").from_dlpack if library == "torch" else lambda x: x
     case = Layer("float16", 256, 272, COUNTS, cupy, rng)

@@ -190,11 +190,11 @@ def test_streams_share_the_experts(cupy, rng):
 @pytest.fixture
 def planned(cupy, monkeypatch):
     """Counts calls that were planned, not replayed."""
-    from sparse24 import _grouped_dispatch
+    from sparse24._grouped import dispatch as grouped_dispatch
 
-    calls, fill = [], _grouped_dispatch.fill
+    calls, fill = [], grouped_dispatch.fill
     monkeypatch.setattr(
-        _grouped_dispatch, "fill", lambda *given: (calls.append(given), fill(*given))[1]
+        grouped_dispatch, "fill", lambda *given: (calls.append(given), fill(*given))[1]
     )
     if not runs():
         pytest.skip("only products in one launch are replayed")

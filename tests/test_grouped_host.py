@@ -12,16 +12,9 @@ import pytest
 from grouped_cases import offsets_of
 
 import sparse24 as s24
-from sparse24 import (
-    _arrays,
-    _cuda_graphs,
-    _dispatch,
-    _dtypes,
-    _foreign,
-    _grouped_dispatch,
-    _grouped_replay,
-    _planner,
-)
+from sparse24 import _arrays, _cuda_graphs, _dispatch, _dtypes, _foreign, _planner
+from sparse24._grouped import dispatch as grouped_dispatch
+from sparse24._grouped import replay as grouped_replay
 from sparse24._records import Compressed24, Operand24
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import grouped, reference, reference_grouped, transpose
@@ -120,10 +113,10 @@ def kernel(monkeypatch):
         lambda x, **how: (x, _foreign.identity) if isinstance(x, Array) else take(x, **how),
     )
     put(_cuda_graphs, "keeping", lambda record, out: contextlib.nullcontext())
-    put(_grouped_replay, "signature", lambda *given, **how: None)  # it asks for the device
-    put(_planner, "kernel_module", dict.fromkeys(_grouped_dispatch.KERNELS, found).__getitem__)
+    put(grouped_replay, "signature", lambda *given, **how: None)  # it asks for the device
+    put(_planner, "kernel_module", dict.fromkeys(grouped_dispatch.KERNELS, found).__getitem__)
     put(grouped, "params_of", lambda epilogue: epilogue)
-    put(_grouped_dispatch, "current_stream", lambda: 0)
+    put(grouped_dispatch, "current_stream", lambda: 0)
     put(transpose, "takes", lambda b: False)
     return found
 

@@ -29,15 +29,16 @@ FLOORS = (
      "_shards", "_table", "_user_folder", "_whole_files"),
     ("kernels", "kernels.*"),
     ("_autotune", "_backend", "_calibration", "_chip_facts", "_compress_records", "_cuda_graphs",
-     "_dispatch", "_elementwise", "_evidence", "_finish", "_foreign", "_fuse", "_grouped_*",
-     "_hybrid_*", "_jax_arrays", "_kernel_*", "_moved_layout", "_planner", "_product",
+     "_dispatch", "_elementwise", "_evidence", "_finish", "_foreign", "_fuse", "_grouped",
+     "_grouped.*", "_hybrid", "_hybrid.*", "_jax", "_jax.arrays", "_kernel_*", "_moved_layout",
+     "_planner", "_product",
      "_prune_methods", "_prune_rule", "_ready", "_ready_cpu", "_record_parts", "_refit", "_replay",
      "_select", "_shared_plans", "_sparsegpt", "_staging", "_storage", "_target",
-     "_torch_functions", "_tuning_cache"),
+     "_torch", "_torch.functions", "_tuning_cache"),
     ("formats", "formats.*"),
-    ("_activate", "_advise", "_compress", "_explain", "_explanation", "_grouped", "_hybrid",
+    ("_activate", "_advise", "_compress", "_explain", "_explanation", "_grouped_matmul",
      "_is_24", "_make", "_matmul", "_other_formats", "_plain_operands", "_plan", "_planner_fit",
-     "_prune", "_sched_*", "schedule", "tuning"),
+     "_prune", "_schedule", "_schedule.*", "_to_hybrid", "schedule", "tuning"),
 )  # fmt: skip
 TOP = len(FLOORS)
 
@@ -53,8 +54,9 @@ def floor(module: str) -> int:
 def modules() -> dict[str, Path]:
     found = {}
     for folder, package in FOLDERS.items():
-        for path in (ROOT / folder).glob("*.py"):
-            found[package if path.stem == "__init__" else f"{package}.{path.stem}"] = path
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = [package, *path.relative_to(ROOT / folder).with_suffix("").parts]
+            found[".".join(parts).removesuffix(".__init__")] = path
     return found
 
 
@@ -228,10 +230,13 @@ def test_a_kernel_has_one_name_in_all_its_places(stem):
 
 def test_the_map_has_every_private_module_and_format_once():
     text = (ROOT / "docs" / "explanation" / "modules.rst").read_text()
-    named = re.findall(r"``(\w+)``", "".join(re.findall(r"^``.*?(?=  )", text, re.MULTILINE)))
-    there = [path.stem for path in (ROOT / "sparse24").glob("_*.py")]
-    there += [path.stem for path in (ROOT / "formats").glob("*.py")]
-    assert sorted(named) == sorted(name for name in there if name != "__init__")
+    named = re.findall(r"``([\w.]+)``", "".join(re.findall(r"^``.*?(?=  )", text, re.MULTILINE)))
+    there = [
+        module.removeprefix("sparse24.").removeprefix("formats.")
+        for module, path in MODULES.items()
+        if path.stem != "__init__" and re.match(r"sparse24\.(_|formats\.)", module)
+    ]
+    assert sorted(named) == sorted(there)
 
 
 # Parts of the CUDA toolkit, and what of CuPy needs each; CuPy's wheels hold none of them.
@@ -280,7 +285,7 @@ def test_files_that_the_text_names_are_there():
     """The headers, docstrings and pages; ``<stem>`` and the kernel that CONTRIBUTING adds apart."""
     texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "kernels/cuda").rglob("*.cu*")]
     texts += [x for x in (ROOT / "docs").glob("*/*.rst") if x.parent.name != "gallery"]
-    texts += [x for folder in ("docs/tutorials", *FOLDERS) for x in (ROOT / folder).glob("*.py")]
+    texts += [x for folder in ("docs/tutorials", *FOLDERS) for x in (ROOT / folder).rglob("*.py")]
     folders = ("docs", "tests", *FOLDERS)
     there = {f"/{x.relative_to(ROOT)}" for folder in folders for x in (ROOT / folder).rglob("*.*")}
     name = re.compile(r"(?<![\w*/.<>{}-])[\w/]+\.(?:py|cuh?|rst)\b")

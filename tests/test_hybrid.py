@@ -11,7 +11,7 @@ from hybrid_cases import DTYPES, assert_same_bits, matrix, with_kinds
 import sparse24 as s24
 from sparse24 import _dtypes, families
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
-from sparse24._hybrid import hybrid
+from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray

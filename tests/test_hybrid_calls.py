@@ -12,8 +12,9 @@ import pytest
 from fake_device import Device, array
 
 import sparse24 as s24
-from sparse24 import _arrays, _hybrid_choice, _storage, _tuning_cache
+from sparse24 import _arrays, _storage, _tuning_cache
 from sparse24._errors import ArgumentError, DeviceError, ShapeError
+from sparse24._hybrid import choice as hybrid_choice
 
 M, K = 70, 80
 
@@ -166,16 +167,16 @@ def test_a_calibration_makes_a_plan_stale(rng, weight, device, monkeypatch):
 
 
 def test_a_fit_of_the_cost_model_is_such_a_calibration(monkeypatch):
-    from sparse24 import _hybrid_fit
+    from sparse24._hybrid import fit as hybrid_fit
 
     before = _tuning_cache.generation()
     monkeypatch.setitem(sys.modules, "cupy", MagicMock())
-    monkeypatch.setattr(_hybrid_fit._hybrid_samples, "sample", lambda *_: None)
-    monkeypatch.setattr(_hybrid_fit, "path", lambda device: None)
-    monkeypatch.setattr(_hybrid_fit, "shipped", lambda device: {})
-    monkeypatch.setattr(_hybrid_fit._evidence, "write_json", lambda *_: None)
-    monkeypatch.setattr(_hybrid_fit, "_known", {})
-    _hybrid_fit.fit(0)
+    monkeypatch.setattr(hybrid_fit.hybrid_samples, "sample", lambda *_: None)
+    monkeypatch.setattr(hybrid_fit, "path", lambda device: None)
+    monkeypatch.setattr(hybrid_fit, "shipped", lambda device: {})
+    monkeypatch.setattr(hybrid_fit._evidence, "write_json", lambda *_: None)
+    monkeypatch.setattr(hybrid_fit, "_known", {})
+    hybrid_fit.fit(0)
     assert _tuning_cache.generation() > before
 
 
@@ -265,7 +266,7 @@ def test_choices_know_whether_b_is_copied(rng, weight, device, monkeypatch):
     def predictions(h, n, copied=None):
         return {"gather": 2.0, "scatter": 1.0 + 3.0 * bool(copied), "cublas": 9.0}
 
-    monkeypatch.setattr(_hybrid_choice, "predictions", predictions)
+    monkeypatch.setattr(hybrid_choice, "predictions", predictions)
     h, x = s24.hybrid(weight), whole(rng, K, 8)
     for b in (array(x), array(x[:, :7].copy()), array(x.T.copy()).T):
         h @ b
@@ -276,7 +277,7 @@ def test_explain_tells_the_choice_of_all_columns_that_share_it(rng, weight, devi
     def predictions(h, n, copied=None):
         return {"gather": 5.0, "cublas": 9.0} | ({"scatter": 16.0 / n} if n >= 8 else {})
 
-    monkeypatch.setattr(_hybrid_choice, "predictions", predictions)
+    monkeypatch.setattr(hybrid_choice, "predictions", predictions)
     h = s24.hybrid(weight)
     for n, choice in ((4, "gather"), (5, "scatter"), (8, "scatter")):
         told = h.explain(n)
@@ -310,7 +311,7 @@ def test_layouts_are_waited_for_once(weight, monkeypatch):
     monkeypatch.setattr(_arrays, "settle", settled.append)
     for _ in range(2):
         h.prepared("a layout", lambda: np.ones(3))
-        h.prepared("a mark", _hybrid_choice.Ran)
+        h.prepared("a mark", hybrid_choice.Ran)
     assert len(settled) == 1
     turned = h.T
     before = len(settled)

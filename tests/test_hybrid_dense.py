@@ -10,8 +10,8 @@ from fake_device import Device, array, matrix
 from hybrid_cases import choose
 
 import sparse24 as s24
-from sparse24 import _hybrid_dense
 from sparse24._errors import ArgumentError, UnsupportedError
+from sparse24._hybrid import dense as hybrid_dense
 from sparse24.kernels import dense
 from sparse24.kernels.dense import CUDA_TYPE
 
@@ -148,14 +148,14 @@ def blas(ta, tb, m, n, k, alpha, a, type_a, lda, of_a, b, type_b, ldb, of_b, bet
 def test_the_arguments_of_cublas(rng, device, name, dtype):
     batch, lay, _ = LAYOUTS[name]
     weight = whole(rng, M, K, dtype=dtype)
-    product = _hybrid_dense.DenseStack(dense.BoundDense(array(weight)))
+    product = hybrid_dense.DenseStack(dense.BoundDense(array(weight)))
     for of_out in ("contiguous", "columns", "by columns"):
         stack = lay(array(whole(rng, *batch, K, N + 8, dtype=dtype)))
         lead, n = stack.shape[:-2], stack.shape[-1]
         room = {"columns": (*lead, M, n + 8), "by columns": (*lead, n, M)}
         out = array(np.zeros(room.get(of_out, (*lead, M, n)), dtype))
         out = out.swapaxes(-1, -2) if of_out == "by columns" else out[..., :n]
-        b, result = _hybrid_dense.flat_views(stack, out)
+        b, result = hybrid_dense.flat_views(stack, out)
         assert b.shape[0] == result.shape[0] == np.prod(lead)
         blas(*product.bind(stack, out, 7)._arguments)
         np.testing.assert_array_equal(np.asarray(out), weight @ np.asarray(stack))

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 from planner_cases import H100, RTX_4090
 
-from sparse24 import (
-    _chip_facts,
-    _hybrid_choice,
-    _hybrid_fit,
-    _hybrid_lines,
-    _hybrid_predict,
-    _tuning_cache,
-)
+from sparse24 import _chip_facts, _tuning_cache
 from sparse24._dtypes import lookup
-from sparse24._hybrid_lines import H100_LINES, H200_LINES
+from sparse24._hybrid import choice as hybrid_choice
+from sparse24._hybrid import fit as hybrid_fit
+from sparse24._hybrid import lines as hybrid_lines
+from sparse24._hybrid import predict as hybrid_predict
+from sparse24._hybrid.lines import H100_LINES, H200_LINES
 from sparse24.kernels import chip, hybrid_wgmma_plan
 from sparse24.kernels.hybrid_wgmma_plan import Work
 
@@ -32,9 +29,9 @@ def facts(attributes) -> dict[str, float]:
 
 
 def test_every_path_and_class_has_a_line_on_every_gpu():
-    names = {f"{path}/{n}" for path, sizes in _hybrid_lines.COLUMN_CLASSES.items() for n in sizes}
+    names = {f"{path}/{n}" for path, sizes in hybrid_lines.COLUMN_CLASSES.items() for n in sizes}
     assert H200_LINES.keys() == H100_LINES.keys() == names
-    assert _hybrid_lines.LIMITS.keys() == _hybrid_lines.COLUMN_CLASSES.keys()
+    assert hybrid_lines.LIMITS.keys() == hybrid_lines.COLUMN_CLASSES.keys()
     numbers = [x for line in H100_LINES.values() for x in (line.fixed, line.element, line.byte)]
     assert min(numbers) == 0.0
     assert max(numbers) < 1e-4
@@ -42,19 +39,19 @@ def test_every_path_and_class_has_a_line_on_every_gpu():
 
 def test_lines_are_chosen_by_name():
     for name, lines in ((H200_NAME, H200_LINES), (H100_NAME, H100_LINES)):
-        assert _hybrid_lines.shipped(name, facts(RTX_4090), "89") is lines
+        assert hybrid_lines.shipped(name, facts(RTX_4090), "89") is lines
     others = ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090")
     for name in others:
-        found = _hybrid_lines.shipped(name, facts(RTX_4090), "89")
-        assert found == _hybrid_lines.scaled(facts(RTX_4090), "89")
+        found = hybrid_lines.shipped(name, facts(RTX_4090), "89")
+        assert found == hybrid_lines.scaled(facts(RTX_4090), "89")
 
 
 def test_an_h200_by_its_facts_is_an_h200():
-    assert _hybrid_lines.scaled(_chip_facts.H200, "90") == H200_LINES
+    assert hybrid_lines.scaled(_chip_facts.H200, "90") == H200_LINES
 
 
 def test_other_gpus_take_longer_by_what_their_products_wait_for():
-    found = _hybrid_lines.scaled(facts(RTX_4090), "89")
+    found = hybrid_lines.scaled(facts(RTX_4090), "89")
     memory = 4.2e12 / facts(RTX_4090)["bandwidth"]
     clock, chip_ = 1.98 / 2.52, 132 * 1.98 / (128 * 2.52)
     for name, part, factor in (
@@ -65,12 +62,12 @@ def test_other_gpus_take_longer_by_what_their_products_wait_for():
         want = factor * getattr(H200_LINES[name], part)
         assert getattr(found[name], part) == pytest.approx(want), name
         assert found[name].fixed == H200_LINES[name].fixed
-    assert _hybrid_lines.scaled(facts(H100), "90")["dense/512"] == H200_LINES["dense/512"]
+    assert hybrid_lines.scaled(facts(H100), "90")["dense/512"] == H200_LINES["dense/512"]
 
 
 def test_scaled_lines_of_an_h100_are_near_the_measured_ones():
     """Products that wait for memory, of a 4096 x 4096 matrix with 90 % zeros or a dense one."""
-    found = _hybrid_lines.scaled(facts(H100), "90")
+    found = hybrid_lines.scaled(facts(H100), "90")
     for name, nbytes in (("gather/1", 6.7e6), ("rows/1", 6.7e6), ("cublas/64", 33.5e6)):
         seconds = found[name].seconds(0, nbytes)
         assert seconds == pytest.approx(H100_LINES[name].seconds(0, nbytes), rel=0.15)
@@ -78,15 +75,15 @@ def test_scaled_lines_of_an_h100_are_near_the_measured_ones():
 
 
 def test_the_shipped_lines_of_a_device_are_those_of_its_name_and_facts(monkeypatch, untuned):
-    monkeypatch.setattr(_hybrid_fit, "_known", {})
+    monkeypatch.setattr(hybrid_fit, "_known", {})
     monkeypatch.setattr(_chip_facts, "attributes", lambda device: RTX_4090)
     monkeypatch.setattr(chip, "chip", lambda device: chip.Chip(128, 99 << 10, "89"))
     monkeypatch.setattr(_tuning_cache, "gpu_name", lambda device: "NVIDIA GeForce RTX 4090")
-    monkeypatch.setattr(_hybrid_fit, "_key", dict)
-    assert _hybrid_fit.lines(0) == _hybrid_lines.scaled(facts(RTX_4090), "89")
-    assert _hybrid_fit.shipped(0) == _hybrid_fit.lines(0)
+    monkeypatch.setattr(hybrid_fit, "_key", dict)
+    assert hybrid_fit.lines(0) == hybrid_lines.scaled(facts(RTX_4090), "89")
+    assert hybrid_fit.shipped(0) == hybrid_fit.lines(0)
     monkeypatch.setattr(_tuning_cache, "gpu_name", lambda device: H100_NAME)
-    assert _hybrid_fit.shipped(0) is H100_LINES
+    assert hybrid_fit.shipped(0) is H100_LINES
 
 
 def times(lines, shape, zeros: float, n: int, **known) -> dict[str, float]:
@@ -96,8 +93,8 @@ def times(lines, shape, zeros: float, n: int, **known) -> dict[str, float]:
         density=1 - zeros,
         prepared=lambda name, make: SimpleNamespace(value=known[name.replace(" ", "_")]),
     )  # fmt: skip
-    dense = _hybrid_predict.dense_time(shape, h.tiles.dtype, n, lines, chip.H200, h.density)
-    return {"cublas": dense} | _hybrid_predict._two_four_times(h, n, lines, chip.H200)
+    dense = hybrid_predict.dense_time(shape, h.tiles.dtype, n, lines, chip.H200, h.density)
+    return {"cublas": dense} | hybrid_predict._two_four_times(h, n, lines, chip.H200)
 
 
 def strips(*lengths: tuple[int, int], gathered: int, rows: int = 128) -> Work:
@@ -132,7 +129,7 @@ TALL = {
 def test_each_gpu_gets_the_path_that_is_fastest_on_it(monkeypatch, shape, known, n, fastest):
     monkeypatch.setattr(hybrid_wgmma_plan, "multiprocessors", lambda: 132)
     found = [times(lines, shape, 0.9, n, **known) for lines in (H100_LINES, H200_LINES)]
-    assert tuple(_hybrid_choice._best(seconds)[0] for seconds in found) == fastest
+    assert tuple(hybrid_choice._best(seconds)[0] for seconds in found) == fastest
 
 
 @pytest.mark.parametrize(("n", "gain"), [(512, 1.0), (1024, 1.5)])

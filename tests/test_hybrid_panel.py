@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hybrid_cases import lengths_of
 
-from sparse24 import _hybrid_lines, _hybrid_predict, families
+from sparse24 import families
 from sparse24._dtypes import lookup
+from sparse24._hybrid import lines as hybrid_lines
+from sparse24._hybrid import predict as hybrid_predict
 from sparse24.kernels import hybrid_panel, hybrid_panel_mix, reference_panel
 from sparse24.kernels.chip import H200, Chip
 from sparse24.kernels.hybrid_panel_layout import BANKS, PADDING, STEP
@@ -242,15 +244,15 @@ def test_dear_units_come_first(itemsize):
 
 def predicted(dtype, shape, zeros, n):
     """Seconds of the panel path, None if it is refused, and of the dense product on an H200."""
-    lines, device = _hybrid_lines.H200_LINES, H200
+    lines, device = hybrid_lines.H200_LINES, H200
     dtype = lookup(dtype)
     units = plan(lengths_of("iid", shape, zeros), dtype.itemsize)
     h = SimpleNamespace(
         tiles=SimpleNamespace(dtype=dtype), shape=shape,
         prepared=lambda name, make: SimpleNamespace(value=units),
     )  # fmt: skip
-    seconds = _hybrid_predict._panel_time(h, n, lines, device).get("panel")
-    return seconds, _hybrid_predict.dense_time(shape, dtype, n, lines, device, 1 - zeros)
+    seconds = hybrid_predict._panel_time(h, n, lines, device).get("panel")
+    return seconds, hybrid_predict.dense_time(shape, dtype, n, lines, device, 1 - zeros)
 
 
 @pytest.mark.parametrize(

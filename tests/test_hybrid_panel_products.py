@@ -7,7 +7,7 @@ import pytest
 
 from sparse24 import families
 from sparse24._dtypes import lookup
-from sparse24._hybrid import hybrid
+from sparse24._to_hybrid import hybrid
 from sparse24.kernels import hybrid_panel
 from sparse24.kernels.chip import chip
 from sparse24.kernels.hybrid_panel_plan import Config, most_columns

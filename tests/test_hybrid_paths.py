@@ -7,17 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from sparse24 import (
-    _arrays,
-    _hybrid_choice,
-    _hybrid_dispatch,
-    _hybrid_layouts,
-    _hybrid_predict,
-    families,
-)
+from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
 from sparse24._errors import ArgumentError, UnsupportedError
-from sparse24._hybrid import hybrid
+from sparse24._hybrid import choice as hybrid_choice
+from sparse24._hybrid import dispatch as hybrid_dispatch
+from sparse24._hybrid import layouts as hybrid_layouts
+from sparse24._hybrid import predict as hybrid_predict
+from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_storage
 from sparse24.kernels import hybrid_overflow
 
@@ -35,10 +32,10 @@ def test_overflow_keeps_every_element(rng):
 
 
 def test_overflow_of_more_rows_than_a_grid_has_is_added_in_parts(rng, monkeypatch):
-    monkeypatch.setattr(_hybrid_layouts, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(hybrid_layouts, "MOST_BLOCKS", 2)
     w = families.make("iid", (30, 50), zeros=0.8, rng=rng).view(np.uint32)
     whole = hybrid_overflow.prepare(w, lookup("float32"))
-    parts = _hybrid_layouts._in_grids(whole)
+    parts = hybrid_layouts._in_grids(whole)
     assert [part.rows.size for part in parts] == [8, 8, 8, whole.rows.size - 24]
     np.testing.assert_array_equal(np.concatenate([part.rows for part in parts]), whole.rows)
     for part in parts:
@@ -52,10 +49,10 @@ def test_matrices_of_more_rows_than_a_grid_has(rng, monkeypatch):
 
     w = cupy.asarray((rng.integers(-3, 4, (130, 64)) * (rng.random((130, 64)) < 0.3)), np.float16)
     b = cupy.asarray(rng.integers(-2, 3, (64, 96)), np.float16)
-    monkeypatch.setattr(_hybrid_layouts, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(hybrid_layouts, "MOST_BLOCKS", 2)
     h = hybrid(w)
     assert (h.matmul(b, algorithm="two_four") == w @ b).all()
-    monkeypatch.setattr(_hybrid_predict, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(hybrid_predict, "MOST_BLOCKS", 2)
     with pytest.raises(ArgumentError, match="algorithm must be one of"):
         hybrid(w).matmul(b[:, :8], algorithm="stream")
     monkeypatch.setattr(hybrid_storage, "MOST_BLOCKS", 2)
@@ -101,7 +98,7 @@ def test_what_is_prepared_may_need_another_thing():
 
 def test_live_columns(rng):
     w = families.make("dead_columns", (200, 150), zeros=0.9, rng=rng)
-    live = _hybrid_layouts.live_columns(hybrid(w)).places
+    live = hybrid_layouts.live_columns(hybrid(w)).places
     np.testing.assert_array_equal(live, np.flatnonzero((w != 0).any(0)))
 
 
@@ -132,37 +129,37 @@ def test_two_four_error_is_near_that_of_a_dense_product(rng):
 
 def test_a_capture_takes_what_is_prepared(monkeypatch):
     times = {"cublas": 1.0, "stream": 3.0, "two_four": 2.0, "tiles": 9.0}
-    monkeypatch.setattr(_hybrid_choice, "predictions", lambda h, n: times)
+    monkeypatch.setattr(hybrid_choice, "predictions", lambda h, n: times)
     h = hybrid(np.eye(3, dtype=np.float32))
     with pytest.raises(UnsupportedError, match=r"algorithm='two_four'\) once before the capture"):
-        _hybrid_choice._captured(h, 64, True)
-    h.prepared(_hybrid_choice.kind_of("stream", 64, True), _hybrid_choice.Ran)
-    assert _hybrid_choice._captured(h, 64, True) == "stream"
+        hybrid_choice._captured(h, 64, True)
+    h.prepared(hybrid_choice.kind_of("stream", 64, True), hybrid_choice.Ran)
+    assert hybrid_choice._captured(h, 64, True) == "stream"
     with pytest.raises(UnsupportedError, match="once before the capture"):
-        _hybrid_choice._captured(h, 32, True)
-    h.prepared(_hybrid_choice.kind_of("two_four", 64, True), _hybrid_choice.Ran)
-    assert _hybrid_choice._captured(h, 64, True) == "two_four"
-    assert _hybrid_choice._captured(h, 32, True) == "two_four"
+        hybrid_choice._captured(h, 32, True)
+    h.prepared(hybrid_choice.kind_of("two_four", 64, True), hybrid_choice.Ran)
+    assert hybrid_choice._captured(h, 64, True) == "two_four"
+    assert hybrid_choice._captured(h, 32, True) == "two_four"
 
 
 def test_a_capture_needs_a_first_product_of_its_kind(monkeypatch):
     h, ran = hybrid(np.eye(3, dtype=np.float32)), []
     monkeypatch.setattr(_arrays, "is_capturing", lambda: True)
-    monkeypatch.setattr(_hybrid_dispatch, "choose", lambda *_: "scatter")
-    monkeypatch.setattr(_hybrid_dispatch, "_run", lambda path, *_: ran.append(path))
-    monkeypatch.setattr(_hybrid_dispatch._foreign, "make_current", lambda: None)
+    monkeypatch.setattr(hybrid_dispatch, "choose", lambda *_: "scatter")
+    monkeypatch.setattr(hybrid_dispatch, "_run", lambda path, *_: ran.append(path))
+    monkeypatch.setattr(hybrid_dispatch._foreign, "make_current", lambda: None)
     monkeypatch.setattr(type(h), "device", "cuda:0")
     b, out = (np.ones((3, 5), np.float32) for _ in range(2))
     with pytest.raises(UnsupportedError, match=r"product with 5 columns .* before the capture"):
-        _hybrid_dispatch.multiply(h, b, out)
+        hybrid_dispatch.multiply(h, b, out)
     with monkeypatch.context() as before:
         before.setattr(_arrays, "is_capturing", lambda: False)
-        _hybrid_dispatch.multiply(h, b, out)
-    _hybrid_dispatch.multiply(h, b, out)
+        hybrid_dispatch.multiply(h, b, out)
+    hybrid_dispatch.multiply(h, b, out)
     assert ran == ["scatter", "scatter"]
     for other, balance in ((b[:, :4], True), (b, False)):
         with pytest.raises(UnsupportedError, match="before the capture"):
-            _hybrid_dispatch.multiply(h, other, out[:, : other.shape[1]], balance=balance)
+            hybrid_dispatch.multiply(h, other, out[:, : other.shape[1]], balance=balance)
 
 
 @pytest.mark.gpu

@@ -9,8 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _hybrid_choice, _hybrid_cost, _hybrid_fit, _hybrid_lines, _hybrid_predict
 from sparse24._dtypes import lookup
+from sparse24._hybrid import choice as hybrid_choice
+from sparse24._hybrid import cost as hybrid_cost
+from sparse24._hybrid import fit as hybrid_fit
+from sparse24._hybrid import lines as hybrid_lines
+from sparse24._hybrid import predict as hybrid_predict
 from sparse24.kernels import (
     hybrid_gather_plan,
     hybrid_panel_plan,
@@ -25,60 +29,60 @@ from sparse24.kernels.hybrid_wgmma_plan import Work
 def test_bands_are_ordered_and_move_with_n():
     dtype = lookup("float16")
     for n in (1, 16, 64, 512, 4096):
-        low, high = _hybrid_cost.bands(dtype, n, _hybrid_cost.H200_TENSOR)
+        low, high = hybrid_cost.bands(dtype, n, hybrid_cost.H200_TENSOR)
         assert 0 <= low <= high <= 1
-    few, many = (_hybrid_cost.bands(dtype, n, _hybrid_cost.H200_TENSOR)[0] for n in (4, 4096))
+    few, many = (hybrid_cost.bands(dtype, n, hybrid_cost.H200_TENSOR)[0] for n in (4, 4096))
     assert few > many
 
 
 def test_kinds_follow_the_cost():
     dtype = lookup("float16")
     nonzeros = np.array([0, 50, 4096])
-    overflow = _hybrid_cost.expected_overflow(nonzeros / 4096)
-    kinds = _hybrid_cost.choose(nonzeros, overflow, dtype, 4096, _hybrid_cost.H200_TENSOR)
+    overflow = hybrid_cost.expected_overflow(nonzeros / 4096)
+    kinds = hybrid_cost.choose(nonzeros, overflow, dtype, 4096, hybrid_cost.H200_TENSOR)
     assert kinds.tolist() == [0, 2, 1]
-    kinds = _hybrid_cost.choose(nonzeros, overflow, dtype, 1, _hybrid_cost.H200_TENSOR)
+    kinds = hybrid_cost.choose(nonzeros, overflow, dtype, 1, hybrid_cost.H200_TENSOR)
     assert kinds.tolist() == [0, 3, 1]
 
 
 def test_fit_recovers_a_line(rng):
-    line = _hybrid_lines.Line(4e-6, 2e-13, 3e-13)
+    line = hybrid_lines.Line(4e-6, 2e-13, 3e-13)
     points = [(e, b, line.seconds(e, b)) for e, b in rng.uniform(1e6, 1e8, (6, 2))]
-    found = _hybrid_fit.solve(points)
+    found = hybrid_fit.solve(points)
     for name in ("fixed", "element", "byte"):
         assert getattr(found, name) == pytest.approx(getattr(line, name), rel=1e-6)
 
 
 def test_damaged_fits_are_ignored(tmp_path):
     file = tmp_path / "fit.json"
-    assert _hybrid_fit._read(file) is None
+    assert hybrid_fit._read(file) is None
     for text in ("{", "[]", "{}", "[" * 100000):
         file.write_text(text)
-        assert _hybrid_fit._read(file) is None
+        assert hybrid_fit._read(file) is None
     for lines in ({}, [], None):
-        file.write_text(json.dumps({"key": _hybrid_fit._key(), "lines": lines}))
-        assert _hybrid_fit._read(file) is None
+        file.write_text(json.dumps({"key": hybrid_fit._key(), "lines": lines}))
+        assert hybrid_fit._read(file) is None
     for fixed in ("x", None, -1.0, float("nan"), True):
         line = {"fixed": fixed, "element": 2.0, "byte": 3.0}
-        lines = dict.fromkeys(_hybrid_lines.H200_LINES, line)
-        file.write_text(json.dumps({"key": _hybrid_fit._key(), "lines": lines}))
-        assert _hybrid_fit._read(file) is None
-    lines = {name: {"fixed": 1.0, "element": 2.0, "byte": 3.0} for name in _hybrid_lines.H200_LINES}
-    file.write_text(json.dumps({"key": _hybrid_fit._key(), "lines": lines}))
-    assert _hybrid_fit._read(file)["rows/1"].byte == 3.0
+        lines = dict.fromkeys(hybrid_lines.H200_LINES, line)
+        file.write_text(json.dumps({"key": hybrid_fit._key(), "lines": lines}))
+        assert hybrid_fit._read(file) is None
+    lines = {name: {"fixed": 1.0, "element": 2.0, "byte": 3.0} for name in hybrid_lines.H200_LINES}
+    file.write_text(json.dumps({"key": hybrid_fit._key(), "lines": lines}))
+    assert hybrid_fit._read(file)["rows/1"].byte == 3.0
 
 
 def test_choices_are_as_near_as_times_hang_on_the_columns():
-    found = {n: _hybrid_cost.bucket(n) for n in (1, 3, 4, 5, 33, 64, 65, 96, 97, 128, 129, 192)}
+    found = {n: hybrid_cost.bucket(n) for n in (1, 3, 4, 5, 33, 64, 65, 96, 97, 128, 129, 192)}
     assert found == {1: 1, 3: 3, 4: 4, 5: 8, 33: 64, 64: 64, 65: 72, 96: 96, 97: 104, 128: 128,
                      129: 192, 192: 192}  # fmt: skip
-    assert [_hybrid_cost.bucket(n) for n in (511, 512, 513, 4096)] == [512, 512, 1024, 4096]
+    assert [hybrid_cost.bucket(n) for n in (511, 512, 513, 4096)] == [512, 512, 1024, 4096]
 
 
 def test_the_dense_product_has_tiles_for_columns_between_powers_of_two():
     def work(m, n, k=4096):
-        whole = k + _hybrid_cost.TILE_K
-        return _hybrid_cost.dense_work(m, k, n, 132, 0.3) / (m * whole * n)
+        whole = k + hybrid_cost.TILE_K
+        return hybrid_cost.dense_work(m, k, n, 132, 0.3) / (m * whole * n)
 
     assert work(14336, 192) < 1.25  # one wave of 112 tiles
     assert work(8192, 384) < 1.05  # of 128
@@ -101,9 +105,9 @@ def planned(
         tiles=SimpleNamespace(dtype=lookup("float16")), size=8192 * 8192, shape=(8192, 8192),
         density=0.2, prepared=lambda name, make: known[name],
     )  # fmt: skip
-    lines = _hybrid_lines.H200_LINES
-    dense = _hybrid_predict.dense_time(h.shape, h.tiles.dtype, 4096, lines, H200, 0.2)
-    return {"cublas": dense} | _hybrid_predict._two_four_times(h, 4096, lines, H200)
+    lines = hybrid_lines.H200_LINES
+    dense = hybrid_predict.dense_time(h.shape, h.tiles.dtype, 4096, lines, H200, 0.2)
+    return {"cublas": dense} | hybrid_predict._two_four_times(h, 4096, lines, H200)
 
 
 def test_many_columns_are_planned_by_what_is_counted(monkeypatch):
@@ -125,25 +129,25 @@ def test_sorted_rows_whose_strips_tie_with_the_dense_product_leave_it(monkeypatc
     monkeypatch.setattr(hybrid_wgmma_plan, "multiprocessors", lambda: 132)
     work = Work(np.sort(np.arange(60, 92, 2))[::-1], 1206, 256, by_number=True)
     h = SimpleNamespace(prepared=lambda name, make: SimpleNamespace(value=work))
-    lines, shape, dtype = _hybrid_lines.H200_LINES, (4096, 4096), lookup("float16")
-    seconds = _hybrid_predict._strips_time(h, "regrouped", 4096, lines)
-    dense = _hybrid_predict.dense_time(shape, dtype, 4096, lines, H200, 0.3)
-    assert _hybrid_choice.WORTH_LEAVING * dense < seconds < 1.05 * dense
+    lines, shape, dtype = hybrid_lines.H200_LINES, (4096, 4096), lookup("float16")
+    seconds = hybrid_predict._strips_time(h, "regrouped", 4096, lines)
+    dense = hybrid_predict.dense_time(shape, dtype, 4096, lines, H200, 0.3)
+    assert hybrid_choice.WORTH_LEAVING * dense < seconds < 1.05 * dense
     unsorted = dataclasses.replace(work, by_number=False, lengths=np.full(16, 76))
     h.prepared = lambda name, make: SimpleNamespace(value=unsorted)
-    assert _hybrid_predict._strips_time(h, "regrouped", 4096, lines) < 0.92 * seconds
+    assert hybrid_predict._strips_time(h, "regrouped", 4096, lines) < 0.92 * seconds
 
 
 @pytest.mark.stem("hybrid_overflow")
 @pytest.mark.gpu
 def test_fit_is_kept_and_used(tmp_path, monkeypatch):
     pytest.importorskip("cupy")
-    monkeypatch.setattr(_hybrid_fit, "_known", {})
-    monkeypatch.setattr(_hybrid_fit, "SHAPES", ((1024, 1024), (2048, 2048)))
+    monkeypatch.setattr(hybrid_fit, "_known", {})
+    monkeypatch.setattr(hybrid_fit, "SHAPES", ((1024, 1024), (2048, 2048)))
     monkeypatch.setenv("SPARSE24_CACHE_DIR", str(tmp_path))
-    found = _hybrid_fit.fit(0)
-    assert _hybrid_fit.lines(0) == found
-    assert _hybrid_fit._read(_hybrid_fit.path(0)) == found
+    found = hybrid_fit.fit(0)
+    assert hybrid_fit.lines(0) == found
+    assert hybrid_fit._read(hybrid_fit.path(0)) == found
     assert all(line.seconds(1e6, 1e6) > 0 for line in found.values())
 
 
@@ -166,45 +170,45 @@ def scattered(base: bool) -> SimpleNamespace:
 
 @pytest.mark.parametrize("base", [False, True])
 def test_scatter_copies_no_few_columns_but_takes_a_little_longer(monkeypatch, base):
-    monkeypatch.setattr(_hybrid_fit, "lines", lambda number: _hybrid_lines.H200_LINES)
-    monkeypatch.setattr(_hybrid_predict, "chip", lambda number: H200)
+    monkeypatch.setattr(hybrid_fit, "lines", lambda number: hybrid_lines.H200_LINES)
+    monkeypatch.setattr(hybrid_predict, "chip", lambda number: H200)
     h = scattered(base)
     longer = {
-        n: _hybrid_predict.predictions(h, n, True)["scatter"]
-        - _hybrid_predict.predictions(h, n, False)["scatter"]
+        n: hybrid_predict.predictions(h, n, True)["scatter"]
+        - hybrid_predict.predictions(h, n, False)["scatter"]
         for n in (1, 8, 9)
     }
-    assert longer[1] == longer[8] == pytest.approx(_hybrid_predict.BY_WARPS[base])
-    assert longer[9] > _hybrid_lines.H200_LINES["copy/512"].fixed
+    assert longer[1] == longer[8] == pytest.approx(hybrid_predict.BY_WARPS[base])
+    assert longer[9] > hybrid_lines.H200_LINES["copy/512"].fixed
 
 
 def test_rows_across_lines_are_counted_where_much_of_b_is_read():
     plain, base = (Units(np.ones((32, 64, 2), int), base) for base in (False, True))
     flat = Units(np.ones((64, 32, 2), int), rows=64, columns=128)
     flat_base = Units(np.ones((64, 32, 2), int), True, 64, 128)
-    longer = {n: [_hybrid_predict._longer(u, n) for u in (plain, base, flat, flat_base)]
+    longer = {n: [hybrid_predict._longer(u, n) for u in (plain, base, flat, flat_base)]
               for n in (64, 96, 128)}  # fmt: skip
-    across = _hybrid_predict.ACROSS_LINES
-    many = _hybrid_predict.FLAT_BASE
+    across = hybrid_predict.ACROSS_LINES
+    many = hybrid_predict.FLAT_BASE
     assert longer == {64: [1, 1, 1, many], 96: [1, across, across, across**2], 128: [1, 1, 1, many]}
-    assert _hybrid_predict._longer(flat, 8) == _hybrid_predict.FLAT_FEW
-    assert _hybrid_predict._longer(flat_base, 32) == 1
+    assert hybrid_predict._longer(flat, 8) == hybrid_predict.FLAT_FEW
+    assert hybrid_predict._longer(flat_base, 32) == 1
     small = Units(np.ones((8, 64, 2), int))
-    found = [_hybrid_predict._longer(small, n) for n in (64, 96, 128)]
-    assert found == [1, _hybrid_predict.WIDE_SMALL, _hybrid_predict.WIDE_SMALL]
+    found = [hybrid_predict._longer(small, n) for n in (64, 96, 128)]
+    assert found == [1, hybrid_predict.WIDE_SMALL, hybrid_predict.WIDE_SMALL]
 
 
 @pytest.mark.parametrize("n", [8, 64, 256])
 def test_a_small_dense_product_is_by_its_row_and_a_large_one_by_its_bytes(n):
-    lines, dtype = _hybrid_lines.H100_LINES, lookup("float16")
+    lines, dtype = hybrid_lines.H100_LINES, lookup("float16")
     small, long, large = (
-        _hybrid_predict.dense_time(shape, dtype, n, lines, H200, 0.2)
+        hybrid_predict.dense_time(shape, dtype, n, lines, H200, 0.2)
         for shape in ((1024, 1024), (1024, 4096), (4096, 4096))
     )
     line = lines["small/512"]
     assert small == line.seconds(1024, 2 << 20)
     assert long == line.seconds(4096, 8 << 20)
-    assert large >= lines[_hybrid_lines.class_of("cublas", n)].seconds(4096, 32 << 20)
+    assert large >= lines[hybrid_lines.class_of("cublas", n)].seconds(4096, 32 << 20)
 
 
 @pytest.mark.parametrize(
@@ -217,8 +221,8 @@ def test_a_small_dense_product_is_by_its_row_and_a_large_one_by_its_bytes(n):
 )  # fmt: skip
 def test_dense_products_of_wide_types_take_about_what_they_took(dtype, shape, n, microseconds):
     """On an H100."""
-    lines = _hybrid_lines.H100_LINES
-    seconds = _hybrid_predict.dense_time(shape, lookup(dtype), n, lines, H200, 0.1)
+    lines = hybrid_lines.H100_LINES
+    seconds = hybrid_predict.dense_time(shape, lookup(dtype), n, lines, H200, 0.1)
     assert seconds == pytest.approx(1e-6 * microseconds, rel=0.2)
 
 
@@ -227,8 +231,8 @@ def test_dense_products_of_wide_types_take_about_what_they_took(dtype, shape, n,
 def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
     monkeypatch, dtype, itemsize, n
 ):
-    monkeypatch.setattr(_hybrid_fit, "lines", lambda number: _hybrid_lines.H100_LINES)
-    monkeypatch.setattr(_hybrid_predict, "chip", lambda number: H200)
+    monkeypatch.setattr(hybrid_fit, "lines", lambda number: hybrid_lines.H100_LINES)
+    monkeypatch.setattr(hybrid_predict, "chip", lambda number: H200)
     lengths = np.full(1024, 51)
     known = {
         "rows plan": SimpleNamespace(value=hybrid_rows_plan.plan(lengths, 1024)),
@@ -240,8 +244,8 @@ def test_small_matrices_of_wide_types_with_few_non_zeros_beat_the_dense_product(
         shape=(1024, 1024), density=0.05, nnz=51 << 10, device="cuda:0",
         prepared=lambda name, make: known[name],
     )  # fmt: skip
-    times = _hybrid_predict.predictions(h, n)
-    assert _hybrid_choice._best(times)[0] in ("panel", "rows")
+    times = hybrid_predict.predictions(h, n)
+    assert hybrid_choice._best(times)[0] in ("panel", "rows")
 
 
 def test_small_chips_get_no_path_that_wants_more_shared_memory():
@@ -254,9 +258,9 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
         tiles=SimpleNamespace(dtype=lookup("float16")), size=4096 * 4096, shape=(4096, 4096),
         density=0.1, nnz=1.6e6, prepared=lambda name, make: known[name],
     )  # fmt: skip
-    lines = _hybrid_lines.H200_LINES
+    lines = hybrid_lines.H200_LINES
     hopper, ampere, small = (
-        _hybrid_predict._few_columns_times(h, 4, lines, device)
+        hybrid_predict._few_columns_times(h, 4, lines, device)
         for device in (
             H200,
             Chip(108, 163 << 10, "80"),
@@ -270,5 +274,5 @@ def test_small_chips_get_no_path_that_wants_more_shared_memory():
 
 def test_a_path_is_left_to_cublas_unless_it_is_clearly_faster():
     for seconds, choice in ((0.98e-5, "cublas"), (0.96e-5, "stream"), (2e-5, "cublas")):
-        found, _ = _hybrid_choice._best({"stream": seconds, "cublas": 1e-5, "tiles": 1e-3})
+        found, _ = hybrid_choice._best({"stream": seconds, "cublas": 1e-5, "tiles": 1e-3})
         assert found == choice

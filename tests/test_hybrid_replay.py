@@ -8,7 +8,7 @@ from hybrid_cases import choose
 
 import sparse24 as s24
 from sparse24._errors import ArgumentError
-from sparse24._hybrid import hybrid
+from sparse24._to_hybrid import hybrid
 
 STEMS = ("rows", "gather", "panel", "scatter", "stream", "wgmma")
 pytestmark = [pytest.mark.stem(*(f"hybrid_{stem}" for stem in STEMS)), pytest.mark.gpu]

@@ -8,7 +8,7 @@ from hybrid_cases import lengths_of
 
 from sparse24 import families
 from sparse24._dtypes import lookup, numpy_dtype
-from sparse24._hybrid import hybrid
+from sparse24._to_hybrid import hybrid
 from sparse24.kernels import hybrid_rows
 from sparse24.kernels.hybrid_rows_plan import PER_BLOCK, dealt, effort, plan
 from sparse24.kernels.hybrid_units import units_of

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparse24 import _hybrid_samples
-from sparse24._hybrid_lines import H200_LINES
+from sparse24._hybrid import samples as hybrid_samples
+from sparse24._hybrid.lines import H200_LINES
 from sparse24.kernels import (
     hybrid_gather,
     hybrid_gather_plan,
@@ -54,26 +54,26 @@ def measured(monkeypatch):
     for plan in (hybrid_gather_plan, hybrid_panel_plan, hybrid_rows_plan, hybrid_scatter_plan):
         monkeypatch.setattr(plan, "effort", lambda *_, **__: (5.0, 6.0))
     compiled, timed = [], []
-    monkeypatch.setattr(_hybrid_samples, "chip", lambda: H200)
-    monkeypatch.setattr(_hybrid_samples, "_compile", lambda _, found: compiled.extend(found))
+    monkeypatch.setattr(hybrid_samples, "chip", lambda: H200)
+    monkeypatch.setattr(hybrid_samples, "_compile", lambda _, found: compiled.extend(found))
 
     def time(_, one):
         assert one in compiled
         timed.append(one)
         return 5e-6
 
-    monkeypatch.setattr(_hybrid_samples, "_time", time)
+    monkeypatch.setattr(hybrid_samples, "_time", time)
     return timed
 
 
 @pytest.fixture
 def large(monkeypatch):
-    monkeypatch.setattr(_hybrid_samples, "SMALL", 1)
+    monkeypatch.setattr(hybrid_samples, "SMALL", 1)
 
 
 def test_every_figure_of_the_model_is_measured(measured, large):
     samples = {name: [] for name in H200_LINES}
-    _hybrid_samples.sample(np, (256, 128), 0.8, samples)
+    hybrid_samples.sample(np, (256, 128), 0.8, samples)
     left_out = {name.partition("/")[0] for name, rows in samples.items() if not rows}
     assert left_out == {
         "small", "short", "vector32", "vector64", "walk32", "walk64", "plain32", "plain64",
@@ -86,7 +86,7 @@ def test_every_figure_of_the_model_is_measured(measured, large):
 
 def test_small_matrices_are_measured_by_few_columns_and_of_few_non_zeros(measured):
     samples = {name: [] for name in H200_LINES}
-    _hybrid_samples.sample(np, (256, 128), 0.8, samples)
+    hybrid_samples.sample(np, (256, 128), 0.8, samples)
     found = {name.partition("/")[0] for name, rows in samples.items() if rows}
     panels = {"panel16", "panel", "panel64"}
     assert found == {"stream", "scatter", "base", "gather", "rows", "small"} | panels
@@ -107,10 +107,10 @@ def test_products_that_can_be_captured_run_once_in_threads_before_any_is_timed()
         Device=contextlib.nullcontext, Stream=stream,
         get_current_stream=lambda: SimpleNamespace(synchronize=lambda: ran.append("operands")),
     )  # fmt: skip
-    one = functools.partial(_hybrid_samples._Sample, "rows/1", (1.0, 1.0))
+    one = functools.partial(hybrid_samples._Sample, "rows/1", (1.0, 1.0))
     found = [one([lambda: ran.append("first"), lambda: ran.append("copy")])]
     found += [one([lambda: ran.append("cublas")], captured=False)]
-    _hybrid_samples._compile(SimpleNamespace(cuda=cuda), found)
+    hybrid_samples._compile(SimpleNamespace(cuda=cuda), found)
     assert ran == ["operands", "first", "synchronize"]
     assert len(streams) == 1
     assert streams != [threading.get_ident()]
@@ -118,7 +118,7 @@ def test_products_that_can_be_captured_run_once_in_threads_before_any_is_timed()
 
 def test_strips_are_measured_as_they_are_chosen_without_their_exchange(measured, large):
     samples = {name: [] for name in H200_LINES}
-    _hybrid_samples.sample(np, (256, 128), 0.8, samples)
+    hybrid_samples.sample(np, (256, 128), 0.8, samples)
     for path in ("slots", "regrouped"):
         found = {n: samples[f"{path}/{n}"] for n in (128, 256, 512, 2048)}
         assert found.pop(512) == [(7.0, 512, pytest.approx(4.6e-6))]

@@ -11,7 +11,7 @@ from hybrid_cases import assert_exact_on_whole_numbers
 
 from sparse24 import _arrays, families
 from sparse24._dtypes import lookup
-from sparse24._hybrid import hybrid
+from sparse24._to_hybrid import hybrid
 from sparse24.kernels import hybrid_stream
 
 pytestmark = pytest.mark.stem("hybrid_stream")

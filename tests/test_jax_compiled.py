@@ -11,8 +11,9 @@ pytest.importorskip("jax.experimental.buffer_callback")
 import jax.numpy as jnp  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
-from sparse24 import _jax_arrays, _jax_calls  # noqa: E402
 from sparse24 import jax as sj  # noqa: E402
+from sparse24._jax import arrays as jax_arrays  # noqa: E402
+from sparse24._jax import calls as jax_calls  # noqa: E402
 
 # On a GPU JAX multiplies float32 as TF32 by default, and the plain products here are the reference.
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -263,7 +264,7 @@ def test_errors_of_compiled_code_hold_the_words(rng):
 
 
 def test_versions_of_jax_without_callbacks_are_refused_in_compiled_code(monkeypatch):
-    monkeypatch.setattr(_jax_calls, "buffer_callback", None)
+    monkeypatch.setattr(jax_calls, "buffer_callback", None)
     x = jnp.ones((3, 8))
     assert sj.linear(x, x).shape == (3, 3)
     with pytest.raises(s24.UnsupportedError, match=r"needs JAX 0\.6\.1 or later, got .*outside of"):
@@ -309,7 +310,7 @@ def test_types_that_travel_as_bits():
     bits = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
     for name in ("float32", "float16", "int8", "int32", "bool", *bits):
         dtype = np.dtype(jnp.zeros(0, name).dtype)
-        assert _jax_arrays.carrier(dtype) == bits.get(name, name)
-        travels = _jax_arrays.bits(jnp.ones(3, name))
+        assert jax_arrays.carrier(dtype) == bits.get(name, name)
+        travels = jax_arrays.bits(jnp.ones(3, name))
         assert travels.dtype == bits.get(name, name)
-        assert _jax_arrays.of_bits(travels, dtype).dtype == dtype
+        assert jax_arrays.of_bits(travels, dtype).dtype == dtype

@@ -90,10 +90,10 @@ def test_what_holds_no_numbers_is_refused():
 
 def test_a_layer_of_fp8_that_is_seen_as_bits_is_refused(monkeypatch):
     """As arrays of fp8 are on a GPU."""
-    from sparse24 import _jax_linear
+    from sparse24._jax import linear as jax_linear
 
     bits = lambda x: np.asarray(x).view(np.uint8)  # noqa: E731
-    monkeypatch.setattr(_jax_linear, "view", bits)
+    monkeypatch.setattr(jax_linear, "view", bits)
     x = jnp.ones((1, 4), jnp.float8_e4m3fn)
     with pytest.raises(s24.UnsupportedError, match=r"x must not be float8_e4m3fn on a GPU.*matmul"):
         sj.linear(x, x)

@@ -16,7 +16,7 @@ if not hasattr(jax, "shard_map"):
 
 import jax_shards  # noqa: E402
 
-from sparse24 import _jax_axes  # noqa: E402
+from sparse24._jax import axes as jax_axes  # noqa: E402
 
 COMPARED = "76"
 
@@ -48,11 +48,11 @@ class Old:
 def test_releases_of_jax_name_the_axes_in_several_ways(monkeypatch):
     x = object()
     monkeypatch.setattr(jax, "typeof", lambda x: Old())
-    assert _jax_axes.varying(x, None) == {"d"}
+    assert jax_axes.varying(x, None) == {"d"}
     cast = lambda x, axes: (x, axes)  # noqa: E731
     monkeypatch.delattr(jax.lax, "pcast", raising=False)
     monkeypatch.setattr(jax.lax, "pvary", cast, raising=False)
-    assert _jax_axes.vary(x, frozenset({"d", "e"})) == (x, ("e",))
-    assert _jax_axes.vary(x, frozenset({"d"})) is x
+    assert jax_axes.vary(x, frozenset({"d", "e"})) == (x, ("e",))
+    assert jax_axes.vary(x, frozenset({"d"})) is x
     monkeypatch.delattr(jax, "typeof")
-    assert _jax_axes.varying(x) == frozenset()
+    assert jax_axes.varying(x) == frozenset()

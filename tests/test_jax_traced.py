@@ -173,11 +173,11 @@ def calls(monkeypatch):
 
         return call
 
-    from sparse24 import _jax_products
+    from sparse24._jax import products as jax_products
 
     for name in ("linear", "pack"):
         monkeypatch.setattr(functional, name, counted(name, getattr(functional, name)))
-    ours = _jax_products.ours
+    ours = jax_products.ours
     monkeypatch.setattr(ours, "matmul", counted("matmul", ours.matmul))
 
     return made

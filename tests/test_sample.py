@@ -8,8 +8,8 @@ import pytest
 
 from sparse24 import _dtypes
 from sparse24 import schedule as S
-from sparse24._sched_arrays import random_key
-from sparse24._sched_gradients import compress_mvue_24
+from sparse24._schedule.arrays import random_key
+from sparse24._schedule.gradients import compress_mvue_24
 from sparse24.kernels import reference
 
 pytestmark = pytest.mark.stem("sample")

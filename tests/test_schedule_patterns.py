@@ -8,7 +8,7 @@ from schedule_cases import PATTERNS
 
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError, PatternError, ShapeError
-from sparse24._sched_transposable import MASKS
+from sparse24._schedule.transposable import MASKS
 from sparse24._spec import PAIRS
 from sparse24.kernels import reference
 

@@ -51,7 +51,7 @@ def test_nothing_is_left_in_a_room(rng, n):
 @pytest.mark.stem("hybrid_scatter")
 def test_threads_share_the_room_of_their_stream(rng, monkeypatch):
     cupy = pytest.importorskip("cupy")
-    from sparse24._hybrid import hybrid
+    from sparse24._to_hybrid import hybrid
 
     made = []
 

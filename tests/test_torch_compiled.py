@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE, packings  # noqa: E402
 
-from sparse24 import _torch_kept  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._torch_compiled import kept_product  # noqa: E402
+from sparse24._torch import kept as torch_kept  # noqa: E402
+from sparse24._torch.compiled import kept_product  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compiles_anew")
 K, M = 32, 16
@@ -239,17 +239,17 @@ def test_copies_pack_their_own_weights():
 def test_what_is_kept_goes_with_its_weight():
     layer, x = layer_and_x()
     gc.collect()  # what other tests have left
-    kept = len(_torch_kept._of_weights)
+    kept = len(torch_kept._of_weights)
     fast = compiled(layer)
     assert_follows(fast, layer, x)
     assert_follows(layer, layer, x)
     packed, weight = weakref.ref(layer._packed), weakref.ref(layer.weight)
-    assert len(_torch_kept._of_weights) == kept + 1
+    assert len(torch_kept._of_weights) == kept + 1
     del layer, fast
     torch._dynamo.reset()
     gc.collect()
     assert packed() is weight() is None
-    assert len(_torch_kept._of_weights) == kept
+    assert len(torch_kept._of_weights) == kept
 
 
 def test_what_is_kept_is_one_for_each_layer_of_a_weight():
@@ -260,7 +260,7 @@ def test_what_is_kept_is_one_for_each_layer_of_a_weight():
         layer.bias = torch.nn.Parameter(layer.bias.detach().clone())
         with torch.no_grad():
             layer.weight.neg_()
-    assert len(_torch_kept._of_weights[layer.weight]) == 1
+    assert len(torch_kept._of_weights[layer.weight]) == 1
 
 
 def test_threads_multiply_by_one_weight():
@@ -278,7 +278,7 @@ def test_threads_multiply_by_one_weight():
         with ThreadPoolExecutor(4) as pool:
             for y in pool.map(call, range(40)):
                 torch.testing.assert_close(y, want, **CLOSE)
-    assert len(_torch_kept._of_weights[layer.weight]) == 1
+    assert len(torch_kept._of_weights[layer.weight]) == 1
 
 
 def test_weights_that_are_kept_can_be_swapped():
@@ -288,7 +288,7 @@ def test_weights_that_are_kept_can_be_swapped():
         for change in (lambda: layer.load_state_dict(other_state(layer)), lambda: layer.double()):
             with torch.no_grad():
                 kept_product(x, *layer._origin(), None)  # compilers may hold weights weakly, too
-            assert layer.weight in _torch_kept._of_weights
+            assert layer.weight in torch_kept._of_weights
             change()
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)

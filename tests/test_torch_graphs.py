@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE, packings  # noqa: E402
 
-from sparse24 import _torch_compiled  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
+from sparse24._torch import compiled as torch_compiled  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compiles_anew")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("compiles_anew")
 def test_what_a_graph_runs_in_its_memory_is_not_kept(monkeypatch):
     x = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0))
     name = "torch._inductor.cudagraph_trees"
-    monkeypatch.setattr(_torch_compiled._replay, "capturing", lambda x: False)
+    monkeypatch.setattr(torch_compiled._replay, "capturing", lambda x: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
     manager = SimpleNamespace(stream="current")
     container = SimpleNamespace(tree_manager=manager)
@@ -32,21 +32,21 @@ def test_what_a_graph_runs_in_its_memory_is_not_kept(monkeypatch):
         (SimpleNamespace(local=SimpleNamespace(tree_manager_containers={0: container})), True),
     ):
         monkeypatch.setitem(sys.modules, name, trees)
-        assert _torch_compiled._for_a_graph(x) is expected
+        assert torch_compiled._for_a_graph(x) is expected
     manager.stream = "its own"
-    assert not _torch_compiled._for_a_graph(x)
+    assert not torch_compiled._for_a_graph(x)
     del manager.stream
-    assert _torch_compiled._for_a_graph(x)
+    assert torch_compiled._for_a_graph(x)
     container.tree_manager = None
-    assert not _torch_compiled._for_a_graph(x)
-    monkeypatch.setattr(_torch_compiled._replay, "capturing", lambda x: True)
-    assert _torch_compiled._for_a_graph(x)
-    assert not _torch_compiled._for_a_graph(torch.ones(1))
+    assert not torch_compiled._for_a_graph(x)
+    monkeypatch.setattr(torch_compiled._replay, "capturing", lambda x: True)
+    assert torch_compiled._for_a_graph(x)
+    assert not torch_compiled._for_a_graph(torch.ones(1))
 
 
 def test_where_nothing_is_kept_the_weight_is_packed_at_each_call(monkeypatch):
     layer, x = st.SparseLinear(32, 16), torch.randn(5, 32)
-    monkeypatch.setattr(_torch_compiled, "_for_a_graph", lambda x: True)
+    monkeypatch.setattr(torch_compiled, "_for_a_graph", lambda x: True)
     fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         layer(x)

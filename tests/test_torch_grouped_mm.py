@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 
 from test_torch_experts import COUNTS, FLOATS, assert_near, looped, offsets_of  # noqa: E402
 
-from sparse24 import _replay, _torch_grouped_mm  # noqa: E402
+from sparse24 import _replay  # noqa: E402
 from sparse24._errors import UnsupportedError  # noqa: E402
+from sparse24._torch import grouped_mm as torch_grouped_mm  # noqa: E402
 
 HALF = torch.bfloat16
 
@@ -23,10 +24,10 @@ def how(request, monkeypatch):
     if request.param == "in one launch":
         one = torch.ones(1, 8, dtype=HALF)
         try:
-            _torch_grouped_mm._grouped(one.t(), one, offs=torch.ones(1, dtype=torch.int32))
+            torch_grouped_mm._grouped(one.t(), one, offs=torch.ones(1, dtype=torch.int32))
         except (NotImplementedError, TypeError):
             pytest.skip("this torch has no grouped product on the CPU")
-        monkeypatch.setattr(_torch_grouped_mm, "in_one_launch", lambda *_: True)
+        monkeypatch.setattr(torch_grouped_mm, "in_one_launch", lambda *_: True)
     return request.param
 
 
@@ -52,9 +53,9 @@ def laid_out(x, layout):
 def test_products_and_gradients_of_any_layout(how, layout, counts):
     x, weight, dy, offsets = operands(counts)
     x, weight, dy = (laid_out(part, layout) for part in (x, weight, dy))
-    y = _torch_grouped_mm.products(x, weight, offsets)
+    y = torch_grouped_mm.products(x, weight, offsets)
     want = looped(x.double(), weight.double().mT, None, offsets)
-    dw = _torch_grouped_mm.gradients(x, dy, offsets)
+    dw = torch_grouped_mm.gradients(x, dy, offsets)
     ends = offsets.tolist()
     wanted = [x[i:j].double().T @ dy[i:j].double() for i, j in itertools.pairwise(ends)]
     assert (y.dtype, dw.dtype) == (HALF, HALF)
@@ -65,10 +66,10 @@ def test_which_operands_torch_multiplies_in_one_launch(monkeypatch):
     there = {"is_cuda": True, "device": None, "dtype": HALF, "numel": lambda: 64}
     fits = SimpleNamespace(**there, shape=(4, 16))
     offsets = torch.zeros(4, dtype=torch.int32)
-    monkeypatch.setattr(_torch_grouped_mm, "_grouped", print)
+    monkeypatch.setattr(torch_grouped_mm, "_grouped", print)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(_replay, "capturing", lambda x: False)
-    chosen = _torch_grouped_mm.in_one_launch
+    chosen = torch_grouped_mm.in_one_launch
     assert chosen(fits, fits, offsets)
     for other in (
         {"shape": (4, 12)}, {"dtype": torch.float16}, {"is_cuda": False}, {"numel": lambda: 0},
@@ -84,18 +85,18 @@ def test_which_operands_torch_multiplies_in_one_launch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     assert not chosen(fits, fits, offsets)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(_torch_grouped_mm, "_grouped", None)
+    monkeypatch.setattr(torch_grouped_mm, "_grouped", None)
     assert not chosen(fits, fits, offsets)
 
 
 @pytest.mark.gpu
 def test_bfloat16_takes_one_launch_on_hopper():
-    if torch.cuda.get_device_capability()[0] != 9 or _torch_grouped_mm._grouped is None:
+    if torch.cuda.get_device_capability()[0] != 9 or torch_grouped_mm._grouped is None:
         pytest.skip("torch's grouped product is for Hopper")
     x, weight, dy, offsets = (part.cuda() for part in operands((300, 0, 9, 77, 0)))
-    assert _torch_grouped_mm.in_one_launch(x, weight, offsets)
-    got = _torch_grouped_mm.products(x, weight, offsets)
-    dw = _torch_grouped_mm.gradients(x, dy, offsets)
+    assert torch_grouped_mm.in_one_launch(x, weight, offsets)
+    got = torch_grouped_mm.products(x, weight, offsets)
+    dw = torch_grouped_mm.gradients(x, dy, offsets)
     assert_near([got], [looped(x.double(), weight.double().mT, None, offsets)], FLOATS[HALF])
     ends = offsets.tolist()
     wanted = [x[i:j].double().T @ dy[i:j].double() for i, j in itertools.pairwise(ends)]
@@ -107,7 +108,7 @@ def test_bfloat16_takes_one_launch_on_hopper():
 def test_sums_of_rows_where_the_offsets_are(device, dtype):
     dy, offsets = torch.randn(sum(COUNTS), 6, device=device).to(dtype), offsets_of(COUNTS, device)
     for given in (offsets, offsets.int()):
-        got = _torch_grouped_mm.sums_there(dy, given)
+        got = torch_grouped_mm.sums_there(dy, given)
         want = [dy[i:j].double().sum(0) for i, j in zip(offsets.tolist(), offsets.tolist()[1:])]
         assert got.dtype == dtype
         assert_near(got, want, FLOATS[dtype])
@@ -119,6 +120,6 @@ def test_a_graph_of_products_one_by_one_wants_offsets_on_the_host(monkeypatch):
 
     monkeypatch.setattr(_replay, "capturing", lambda x: True)
     with pytest.raises(UnsupportedError, match=r"expert by expert.*a list or a tensor on the CPU"):
-        next(_torch_grouped_mm.experts_with_tokens(torch.ones(3, 8), There()))
+        next(torch_grouped_mm.experts_with_tokens(torch.ones(3, 8), There()))
     monkeypatch.undo()
-    assert not list(_torch_grouped_mm.experts_with_tokens(torch.ones(0, 8), There()))
+    assert not list(torch_grouped_mm.experts_with_tokens(torch.ones(0, 8), There()))

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE  # noqa: E402
 
-from sparse24 import _arrays, _replay, _torch_replay  # noqa: E402
+from sparse24 import _arrays, _replay  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
     DeviceError,
@@ -19,6 +19,7 @@ from sparse24._errors import (  # noqa: E402
     ShapeError,
     UnsupportedError,
 )  # fmt: skip
+from sparse24._torch import replay as torch_replay  # noqa: E402
 
 
 def used_once(device="cpu", **options):
@@ -137,7 +138,7 @@ def test_repeated_calls_follow_what_is_written(device, what, shape):
 
 @pytest.mark.gpu
 def test_a_product_is_prepared_for_each_layout(monkeypatch):
-    monkeypatch.setattr(_torch_replay, "_known", {})
+    monkeypatch.setattr(torch_replay, "_known", {})
     layer = st.SparseLinear(64, 128, device="cuda", dtype=torch.float16)
     x = torch.randn(8, 64, device="cuda", dtype=torch.float16)
     with torch.no_grad():
@@ -154,7 +155,7 @@ def test_a_product_is_prepared_for_each_layout(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("bias", [False, True])
 def test_layers_of_one_shape_share_what_one_has_prepared(monkeypatch, bias):
-    monkeypatch.setattr(_torch_replay, "_known", {})
+    monkeypatch.setattr(torch_replay, "_known", {})
     kind = {"device": "cuda", "dtype": torch.float16}
     layers = [st.SparseLinear(64, 128, bias, **kind) for _ in range(3)]
     others = [st.SparseLinear(64, 128, not bias, **kind), st.SparseLinear(64, 120, bias, **kind)]

@@ -10,11 +10,11 @@ import processes  # noqa: E402
 import reduction_cases as cases  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from sparse24 import _torch_ops as ops  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import ArgumentError, PatternError  # noqa: E402
-from sparse24._torch_buckets import PackedBucket  # noqa: E402
-from sparse24._torch_reduction import _check_backend  # noqa: E402
+from sparse24._torch import ops  # noqa: E402
+from sparse24._torch.buckets import PackedBucket  # noqa: E402
+from sparse24._torch.reduction import _check_backend  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch without torch.distributed"

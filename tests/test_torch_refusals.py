@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from data_parallel import model  # noqa: E402
 
 import sparse24 as s24  # noqa: E402
-from sparse24 import _arrays, _torch_samples  # noqa: E402
+from sparse24 import _arrays  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import (  # noqa: E402
@@ -20,6 +20,7 @@ from sparse24._errors import (  # noqa: E402
     DTypeError,
     UnsupportedError,
 )
+from sparse24._torch import samples as torch_samples  # noqa: E402
 
 
 def test_what_is_no_tensor_is_named():
@@ -124,9 +125,9 @@ def test_samples_are_not_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(_arrays, "is_torch", lambda x: True)
     with pytest.raises(UnsupportedError, match="the same samples at every replay; capture a step"):
-        _torch_samples._refuse_capture(SimpleNamespace(is_cuda=True))
+        torch_samples._refuse_capture(SimpleNamespace(is_cuda=True))
     monkeypatch.undo()
-    assert len(_torch_samples.pack_sample(torch.ones(4, 8), 0, torch.tensor(1))) == 2  # on the CPU
+    assert len(torch_samples.pack_sample(torch.ones(4, 8), 0, torch.tensor(1))) == 2  # on the CPU
 
 
 @pytest.mark.gpu

@@ -6,9 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sparse24 import _torch_ops as ops  # noqa: E402
-from sparse24 import _torch_repack, _torch_replay, _torch_samples  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
+from sparse24._torch import ops  # noqa: E402
+from sparse24._torch import repack as torch_repack  # noqa: E402
+from sparse24._torch import replay as torch_replay  # noqa: E402
+from sparse24._torch import samples as torch_samples  # noqa: E402
 
 HALF = torch.float16
 HOW = {
@@ -27,7 +29,7 @@ LAYOUTS = {
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch):
-    monkeypatch.setattr(_torch_replay, "_known", {})
+    monkeypatch.setattr(torch_replay, "_known", {})
 
 
 def bits(parts):
@@ -48,7 +50,7 @@ def trimmed(parts, m, k):
 def test_packing_again_gives_the_same_bits(device, how, layout, dtype, shape):
     x, y = (LAYOUTS[layout](torch.randn(shape, device=device).to(dtype)) for _ in range(2))
     first, other = (bits(trimmed(ops.pack(*HOW[how](z)), *shape)) for z in (x, y))
-    _torch_replay._known.clear()
+    torch_replay._known.clear()
     for z, want in ((y, other), (x, first), (y, other), (LAYOUTS[layout](y.clone()), other)):
         assert all(map(torch.equal, bits(trimmed(ops.pack(*HOW[how](z)), *shape)), want))
 
@@ -71,11 +73,11 @@ def test_stacks_are_packed_as_their_matrices(device, how, dtype, shape):
 @pytest.mark.parametrize("how", HOW)
 def test_packing_is_prepared(how):
     given = HOW[how](torch.randn(64, 128, device="cuda", dtype=HALF))
-    assert _torch_replay.find(_torch_repack.packing_key(*given)) is None
+    assert torch_replay.find(torch_repack.packing_key(*given)) is None
     parts = ops.pack(*given)
-    assert _torch_replay.find(_torch_repack.packing_key(*given)) is not None
+    assert torch_replay.find(torch_repack.packing_key(*given)) is not None
     ops.dense(parts, 64, 128)
-    assert _torch_replay.find(_torch_repack.unpacking_key(parts, 64, 128)) is not None
+    assert torch_replay.find(torch_repack.unpacking_key(parts, 64, 128)) is not None
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float32, torch.float64, torch.int8])
@@ -144,7 +146,7 @@ def test_launches_move_to_other_addresses(shape, n, dtype):
                 assert torch.equal(whole, weight * given[1])
             assert torch.equal(y.double(), x.double() @ whole.double().t() + bias.double())
             held.append((weight, x, parts, whole, y))  # so that others get new addresses
-    prepared = [one._launches for one in _torch_replay._known.values() if hasattr(one, "_launches")]
+    prepared = [one._launches for one in torch_replay._known.values() if hasattr(one, "_launches")]
     assert len(prepared) >= len(HOW)
     for one in prepared:
         assert None not in one._layout._known.values()  # none is laid out at each address
@@ -186,14 +188,14 @@ def test_masked_gradients_again(device, dtype, decay, shape):
 def test_sampling_again_draws_by_the_clock(device, dtype, turned):
     x, y = (torch.randn(96, 64, device=device).to(dtype) for _ in range(2))
     x, y = (x.t(), y.t()) if turned else (x, y)
-    first = [bits(trimmed(_torch_samples.pack_sample(z, 5, torch.tensor(t)), *x.shape))
+    first = [bits(trimmed(torch_samples.pack_sample(z, 5, torch.tensor(t)), *x.shape))
              for z, t in ((x, 0), (y, 0), (x, 1))]  # fmt: skip
     assert not all(map(torch.equal, first[0], first[2]))
     for z, t, want in ((y, 0, first[1]), (x, 1, first[2]), (x, 0, first[0]), (y.clone(), 0, None)):
-        again = bits(trimmed(_torch_samples.pack_sample(z, 5, torch.tensor(t)), *x.shape))
+        again = bits(trimmed(torch_samples.pack_sample(z, 5, torch.tensor(t)), *x.shape))
         assert all(map(torch.equal, again, first[1] if want is None else want))
-    _torch_replay._known.clear()
-    again = bits(trimmed(_torch_samples.pack_sample(x, 5, torch.tensor(1)), *x.shape))
+    torch_replay._known.clear()
+    again = bits(trimmed(torch_samples.pack_sample(x, 5, torch.tensor(1)), *x.shape))
     assert all(map(torch.equal, again, first[2]))
 
 

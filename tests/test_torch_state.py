@@ -15,7 +15,7 @@ from torch_cases import CLOSE, layer_and_input  # noqa: E402
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import ArgumentError  # noqa: E402
-from sparse24._torch_sources import Sources  # noqa: E402
+from sparse24._torch.sources import Sources  # noqa: E402
 
 
 def masked_layer(**options):

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch_cases import CLOSE, packings  # noqa: E402
 
-from sparse24 import _torch_traced  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
+from sparse24._torch import traced as torch_traced  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compiles_anew")
 K, M = 32, 16
@@ -142,10 +142,10 @@ def test_tracing_leaves_nothing_behind():
     fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         fast(x)
-    assert not any(isinstance(seen, torch.Tensor) for seen in _torch_traced._operands.values())
+    assert not any(isinstance(seen, torch.Tensor) for seen in torch_traced._operands.values())
     torch._dynamo.reset()
     gc.collect()
-    assert len(_torch_traced._operands) == 0
+    assert len(torch_traced._operands) == 0
 
 
 def test_a_teacher_within_a_graph_with_gradients_is_packed_once():

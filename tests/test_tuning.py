@@ -22,15 +22,15 @@ from sparse24 import (
     _arrays,
     _autotune,
     _explain,
-    _hybrid_fit,
-    _hybrid_lines,
-    _hybrid_samples,
     _planner,
     _storage,
     _tuning_cache,
     _user_folder,
     tuning,
 )
+from sparse24._hybrid import fit as hybrid_fit
+from sparse24._hybrid import lines as hybrid_lines
+from sparse24._hybrid import samples as hybrid_samples
 from sparse24._records import PLAIN
 from sparse24.kernels import _numba
 
@@ -44,9 +44,9 @@ def gpu(monkeypatch, h200):
     cupy = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: device))
     monkeypatch.setattr(_arrays, "cuda_available", lambda: True)
     monkeypatch.setattr(_arrays, "cupy_module", lambda: cupy)
-    monkeypatch.setattr(_hybrid_fit, "_known", {})
-    monkeypatch.setattr(_hybrid_fit, "_key", dict)
-    monkeypatch.setattr(_hybrid_fit, "shipped", lambda device: _hybrid_lines.H200_LINES)
+    monkeypatch.setattr(hybrid_fit, "_known", {})
+    monkeypatch.setattr(hybrid_fit, "_key", dict)
+    monkeypatch.setattr(hybrid_fit, "shipped", lambda device: hybrid_lines.H200_LINES)
     return h200
 
 
@@ -204,11 +204,11 @@ def test_what_explain_tells_is_the_callers(h200):
 
 
 def test_clear_also_forgets_the_fit_of_hybrid_matrices(gpu, monkeypatch):
-    other = dict.fromkeys(_hybrid_lines.H200_LINES, _hybrid_lines.Line(1.0, 1.0, 1.0))
-    monkeypatch.setitem(_hybrid_fit._known, 0, other)
+    other = dict.fromkeys(hybrid_lines.H200_LINES, hybrid_lines.Line(1.0, 1.0, 1.0))
+    monkeypatch.setitem(hybrid_fit._known, 0, other)
     before = _tuning_cache.generation()
     tuning.clear()
-    assert _hybrid_fit.lines(0) == _hybrid_lines.H200_LINES
+    assert hybrid_fit.lines(0) == hybrid_lines.H200_LINES
     assert _tuning_cache.generation() > before
 
 
@@ -216,13 +216,13 @@ def test_a_fit_that_cannot_be_kept_serves_this_process(gpu, monkeypatch):
     def sample(cupy, shape, zeros, samples):
         samples["rows/1"] += [(1e6, 2e6, 1e-5), (2e6, 1e6, 2e-5), (3e6, 4e6, 3e-5)]
 
-    monkeypatch.setattr(_hybrid_samples, "sample", sample)
+    monkeypatch.setattr(hybrid_samples, "sample", sample)
     monkeypatch.setitem(sys.modules, "cupy", MagicMock())
     (gpu / "taken").touch()
     monkeypatch.setenv("SPARSE24_CACHE_DIR", str(gpu / "taken"))
     with pytest.warns(RuntimeWarning, match="serves this process alone.*SPARSE24_CACHE_DIR"):
-        found = _hybrid_fit.fit(0)
-    assert _hybrid_fit.lines(0) == found != _hybrid_lines.H200_LINES
+        found = hybrid_fit.fit(0)
+    assert hybrid_fit.lines(0) == found != hybrid_lines.H200_LINES
 
 
 @pytest.mark.parametrize("home", [RuntimeError("could not determine"), "~/.cache/sparse24"])
@@ -236,7 +236,7 @@ def test_without_a_home_nothing_is_kept(gpu, monkeypatch, home):
 
     monkeypatch.delenv("SPARSE24_CACHE_DIR")
     monkeypatch.setattr("platformdirs.user_cache_dir", told)
-    assert _hybrid_fit.lines(0) == _hybrid_lines.H200_LINES
+    assert hybrid_fit.lines(0) == hybrid_lines.H200_LINES
     monkeypatch.setattr(_tuning_cache, "_state", {})
     assert _tuning_cache.winner(0, problem(), dense=False) is None
     assert _numba.njit(lambda x: x + 1)(1) == 2

@@ -10,7 +10,7 @@ import pytest
 import sparse24 as s24
 from sparse24 import functional as F
 from sparse24._compress import compress
-from sparse24._hybrid import hybrid
+from sparse24._to_hybrid import hybrid
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import torch
 
-from sparse24 import _torch_repack
 from sparse24 import torch as st
+from sparse24._torch import repack as torch_repack
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -42,6 +42,6 @@ def masked_step(net, x, scheduler):
 
 def packings(call):
     """The result of a call, and how often a matrix is packed in it, by whatever code."""
-    with patch.object(_torch_repack, "packing_key", wraps=_torch_repack.packing_key) as asked:
+    with patch.object(torch_repack, "packing_key", wraps=torch_repack.packing_key) as asked:
         result = call()
     return result, asked.call_count

@@ -12,14 +12,16 @@ import numpy as np
 from safetensors.numpy import load_file
 
 import sparse24 as s24
-from sparse24 import _demo, _dtypes, _hybrid_cost, _hybrid_summary, families
+from sparse24 import _demo, _dtypes, families
+from sparse24._hybrid import cost as hybrid_cost
+from sparse24._hybrid import summary as hybrid_summary
 
 LAYER = "encoder.layer.3"
 ATTENTION = ("self.query", "self.key", "self.value", "output.dense")
 ZEROS = 0.8
 COLUMNS = (16, 512)
 COLOURS = {"sparse": "tab:blue", "swing": "tab:orange", "dense": "tab:gray"}
-RATES = _hybrid_cost.H200_TENSOR
+RATES = hybrid_cost.H200_TENSOR
 
 
 def pruned_layer(checkpoint: Path) -> tuple[np.ndarray, str]:
@@ -46,14 +48,14 @@ def pruned_layer(checkpoint: Path) -> tuple[np.ndarray, str]:
 
 def band_of(density: np.ndarray, n: int) -> np.ndarray:
     """0, 1 or 2 for tiles of the sparse, the swing and the dense band of an H200."""
-    low, high = _hybrid_cost.bands(_dtypes.lookup("float16"), n, RATES)
+    low, high = hybrid_cost.bands(_dtypes.lookup("float16"), n, RATES)
     return np.where(density < low, 0, np.where(density > high, 2, 1))
 
 
 def write(folder: Path) -> None:
     """Write ``hybrid_bands.png``, ``hybrid_tiles.png`` and ``hybrid_tiles.txt``."""
     w, what = pruned_layer(_demo.checkpoint_path())
-    density = _hybrid_summary.tile_density(s24.hybrid(w))
+    density = hybrid_summary.tile_density(s24.hybrid(w))
     _draw_bands(folder / "hybrid_bands.png")
     _draw_tiles(density, folder / "hybrid_tiles.png")
     lines = [
@@ -87,7 +89,7 @@ def _draw_bands(path: Path) -> None:
 
     columns = np.unique(np.geomspace(1, 4096, 100).astype(int))
     dtype = _dtypes.lookup("float16")
-    low, high = np.array([_hybrid_cost.bands(dtype, int(n), RATES) for n in columns]).T
+    low, high = np.array([hybrid_cost.bands(dtype, int(n), RATES) for n in columns]).T
     figure, (ax,) = _figure(1, (8, 3.2))
     edges = {"sparse": (0 * low, low), "swing": (low, high), "dense": (high, 0 * high + 1)}
     for name, (bottom, top) in edges.items():

@@ -23,8 +23,10 @@ import numpy as np
 import torch
 from harness import Contender, case, copies, race, to_torch, write_suite
 
-from sparse24 import _hybrid_fit, _hybrid_layouts, families
-from sparse24._hybrid import hybrid
+from sparse24 import families
+from sparse24._hybrid import fit as hybrid_fit
+from sparse24._hybrid import layouts as hybrid_layouts
+from sparse24._to_hybrid import hybrid
 from sparse24.formats.hybrid import HybridArray
 
 # What builds and multiplies on each path.
@@ -123,7 +125,7 @@ class Rivals:
 
 def compact(h: HybridArray, right: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
     """The calls of the path that leaves out empty columns."""
-    layout = _hybrid_layouts.layout(h, "compact")
+    layout = hybrid_layouts.layout(h, "compact")
     live, dense = to_torch(layout.live), to_torch(layout.dense)
     gathered = right.new_zeros(dense.shape[1], right.shape[1])
 
@@ -283,7 +285,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.fit:
-        for name, line in _hybrid_fit.fit().items():
+        for name, line in hybrid_fit.fit().items():
             print(name, line, flush=True)
     rows = []
     asked = {

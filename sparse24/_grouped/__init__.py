@@ -1,0 +1,1 @@
+"""Products of experts: their offsets, kernels and epilogues."""

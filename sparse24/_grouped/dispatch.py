@@ -1,0 +1,228 @@
+"""From a checked grouped product to its kernel, or to one product for each expert.
+
+A kernel computes all products in one launch and reads the offsets on the device: ``grouped_wgmma``
+on Hopper, ``grouped_mma`` elsewhere.  They take operands and results of one layout alone, columns
+that are contiguous and begin on 16-byte boundaries; others go through copies.  What both refuse,
+and all on the CPU, is multiplied expert by expert, by `_dispatch.fill`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparse24 import _arrays, _dispatch, _foreign, _planner, _staging, _storage
+from sparse24._errors import UnsupportedError
+from sparse24._grouped import gate as grouped_gate
+from sparse24._grouped import host as grouped_host
+from sparse24._grouped import offsets as grouped_offsets
+from sparse24._options import Call
+from sparse24._records import EXPERTS, Compressed24, Fused, Operand24, Problem
+from sparse24.kernels import grouped
+from sparse24.kernels.launch import current_stream
+
+KERNELS = ("grouped_wgmma", "grouped_mma")  # the fastest first; the last one refuses least
+
+
+class Grouped(NamedTuple):
+    """A checked product: ``out[:, j] = epilogue(a[i] @ b[:, j])``, where expert i has token j."""
+
+    a: Operand24  # (e, m, k), or (e, 2 m, k) if gated; with rows
+    b: Any  # (k, t)
+    out: Any  # (m, t)
+    offsets: Any  # (e + 1,), as `grouped_offsets.taken` gives it
+    epilogue: Fused  # of `fuse.fused`
+    gated: bool  # the activation of the first half of the rows multiplies the other
+
+
+def fill(product: Grouped, call: Call, types, plans: dict) -> Callable[..., Any] | None:
+    """Compute a product; `types` is its `_product.Result`, `plans` those of the experts.
+
+    Returns ``bind(b, out, stream, offsets)``, which makes the same launch for arrays of the same
+    layouts, where the kernel has multiplied the arrays of `product` themselves.
+
+    On the GPU enqueues on CuPy's current stream and does not wait, except for offsets on the
+    device where the kernel refuses.  Runs inside `_cuda_graphs.keeping`.
+    """
+    if 0 in product.out.shape or not product.a.shape[0]:
+        return None
+    if not types.on_gpu:
+        prepared = plans.setdefault(EXPERTS, grouped_host.Prepared())
+        _one_by_one(product, call, types, prepared.fill)
+        return None
+    on_device = _arrays.is_cupy(product.offsets)
+    kernel, refusal = _kernel_of(product, types)
+    if _arrays.is_capturing():
+        _check_captured(kernel, refusal, on_device=on_device)
+    if refusal is None:
+        return _by_kernel(_planner.kernel_module(kernel), product, call, types)
+    if on_device:
+        tokens = product.b.shape[1]
+        offsets = grouped_offsets.validated(product.offsets.get().astype(np.int64), tokens)
+        product = product._replace(offsets=offsets)
+    _one_by_one(product, call, types, _fill_on_gpu)
+    return None
+
+
+def explained(product: Grouped, call: Call, types) -> tuple[str, str]:
+    """The kernel that `fill` runs, and why."""
+    if 0 in product.out.shape or not product.a.shape[0]:
+        return "none", "the result has no elements, so nothing runs"
+    if not types.on_gpu:
+        return "cpu", f"{_EACH}, as always on the CPU"
+    kernel, refusal = _kernel_of(product, types)
+    if refusal is not None:
+        return "each", f"{_EACH}, since {kernel} cannot: {refusal}"
+    (experts, rows, _), tokens = product.a.shape, product.b.shape[1]
+    tile_of = _planner.kernel_module(kernel).tile_of
+    tile = tile_of(experts, rows, tokens, _types_of(product, call, types))
+    reason = (
+        f"one launch serves all {experts} experts, by tiles of {tile.name} for the {tokens} "
+        "tokens of all"
+    )
+    if not _in_vectors(product.b) or not _stored_whole(product.out):
+        reason += "; tokens or results are copied, since theirs are not contiguous in 16 bytes"
+    return kernel, reason
+
+
+_EACH = "each expert that has tokens has a product of its own"
+
+
+def _kernel_of(product: Grouped, types) -> tuple[str, str | None]:
+    """The kernel that takes the product, or the last one that refuses, and why."""
+    problem = problem_of(product, types)
+    for name in KERNELS:
+        refusal = _planner.kernel_module(name).refuses(problem, gated=product.gated)
+        refusal = refusal or _planner.too_long(name, problem)
+        if refusal is None:
+            break
+    return name, refusal
+
+
+def _check_captured(kernel: str, refusal: str | None, *, on_device: bool) -> None:
+    """Refuse what a CUDA graph cannot hold: copies of offsets to the device, and to the host."""
+    if refusal is None and not on_device:
+        raise UnsupportedError(
+            "a CUDA graph cannot capture the copy of offsets from the host; pass an array on the "
+            "GPU, which the graph reads anew at each replay"
+        )
+    if refusal is not None and on_device:
+        raise UnsupportedError(
+            "this grouped product runs expert by expert, for which offsets are copied to the "
+            f"host, and the capture of a CUDA graph cannot wait for that ({kernel}: {refusal}); "
+            "pass offsets as a list or NumPy array, which the graph then keeps"
+        )
+
+
+def problem_of(product: Grouped, types) -> Problem:
+    """The description of a product on the GPU, as it is behind all copies."""
+    (experts, _, k), (m, tokens) = product.a.shape, product.out.shape
+    return Problem(
+        m, tokens, k, experts, types.row_a.name, types.row_b.name, types.name, "column", "column",
+        a_batched=experts > 1, b_aligned=True, out_aligned=True,
+        compute_capability=int(product.b.device.compute_capability),
+    )  # fmt: skip
+
+
+def _by_kernel(kernel, product: Grouped, call: Call, types) -> Callable[..., Any] | None:
+    """All experts in one launch."""
+    out = product.out
+    rows = _dispatch.cast_operand(product.a, types.row_a).rows
+    assert rows is not None
+    b = _dispatch.convert(product.b, types.row_b, call.other_dtype)
+    if not _in_vectors(b):
+        b = _staging.aligned_columns(b)
+    target = out if _stored_whole(out) else _staging.aligned_like(out, "column")
+    offsets = _arrays.namespace(b).asarray(product.offsets)
+    _foreign.make_current()
+    used = product._replace(b=b, out=target, offsets=offsets)
+    bind = _binder(kernel, _storage.with_packed(rows), used, call, types)
+    stream = current_stream()
+    bind(b, target, stream, offsets.data.ptr)(stream)
+    if target is not out:
+        out[...] = target
+    return bind if _same(used, product) else None
+
+
+def _same(used: Grouped, given: Grouped) -> bool:
+    """Whether the kernel took all arrays as they were given."""
+    return all(x is y for x, y in zip(used, given, strict=True))
+
+
+def _binder(kernel, rows: Compressed24, product: Grouped, call: Call, types) -> Callable[..., Any]:
+    of, params = _types_of(product, call, types), grouped.params_of(product.epilogue)
+    return lambda b, out, stream, offsets: kernel.bind(rows, b, out, of, offsets, params)
+
+
+def _types_of(product: Grouped, call: Call, types) -> grouped.Types:
+    return grouped.types_of(
+        types.row_a.name, types.row_b.name, types.name, product.offsets.dtype.name,
+        product.epilogue, gated=product.gated, fast_accumulation=call.fast_accumulation,
+    )  # fmt: skip
+
+
+def _stored_whole(out) -> bool:
+    """Whether the kernel stores to `out` itself: it writes 16 bytes at a time to the last one."""
+    return out.shape[0] * out.itemsize % _arrays.VECTOR == 0 and _in_vectors(out)
+
+
+def _in_vectors(x) -> bool:
+    """Whether columns are contiguous, and each begins on a boundary of 16 bytes."""
+    step, pitch = x.strides
+    return step == x.itemsize and pitch > 0 and (x.data.ptr | pitch) % _arrays.VECTOR == 0
+
+
+def _one_by_one(product: Grouped, call: Call, types, multiply: Callable[..., Any]) -> None:
+    """One product for each expert that has tokens.
+
+    `multiply` takes what `_dispatch.fill` does, behind the number of the expert and with a function
+    that makes its matrix.
+    """
+
+    def each(out, epilogue: Fused, types) -> None:
+        for i in np.flatnonzero(np.diff(product.offsets)).tolist():
+            tokens = slice(product.offsets[i], product.offsets[i + 1])
+            a, of_expert = functools.partial(_expert, product.a, i), _of_expert(epilogue, i, tokens)
+            multiply(i, a, product.b[:, tokens], out[:, tokens], of_expert, call, types)
+
+    if product.gated:
+        grouped_gate.fill(each, product.out, product.epilogue, types)
+    else:
+        each(product.out, product.epilogue, types)
+
+
+def _fill_on_gpu(number: int, a: Callable[[], Operand24], *rest: Any) -> None:
+    _dispatch.fill(a(), *rest)
+
+
+def _of_expert(e: Fused, number: int, tokens: slice) -> Fused:
+    """The part of an epilogue that is of one expert and its tokens."""
+    if e.row_scale is e.column_scale is e.row_bias is None:
+        return e
+    part = lambda x, at: None if x is None else x[at]  # noqa: E731
+    return replace(
+        e, row_scale=part(e.row_scale, number), column_scale=part(e.column_scale, tokens),
+        row_bias=part(e.row_bias, number),
+    )  # fmt: skip
+
+
+def _expert(a: Operand24, number: int) -> Operand24:
+    """One matrix of a stack."""
+    assert a.rows is not None
+    dense = None if a.dense is None else a.dense[number]
+    return Operand24(_record(a.rows, number), None, dense, a.shape[1:], a.dtype)
+
+
+def _record(rows: Compressed24, number: int) -> Compressed24:
+    """That of one matrix; on a GPU it is kept, with the layouts that kernels derive from it."""
+    kept = rows.derived.setdefault(EXPERTS, {}) if _arrays.is_cupy(rows.values) else {}
+    if number not in kept:
+        arrays = (rows.values, rows.metadata, rows.packed)
+        values, metadata, packed = (None if x is None else x[number] for x in arrays)
+        one = Compressed24(values, metadata, packed, rows.shape[1:], rows.dtype)
+        kept.setdefault(number, one)
+    return kept[number]

@@ -1,0 +1,1 @@
+"""Products of hybrid matrices: their paths, which is chosen, and how it is launched."""

@@ -1,0 +1,156 @@
+"""What a tile of a hybrid matrix costs, and which kind it should therefore have.
+
+A model of one GPU (or CPU) gives the seconds that one 64x64 tile takes in a product
+with `n` columns, for each kind, as the longer of moving its bytes and doing its
+arithmetic.  Tiles fall into three bands by their density:
+
+* **dense**: no coded kind comes within `MARGIN` of the dense one;
+* **sparse**: the dense kind costs at least `MARGIN` more than the best coded one;
+* **swing**: both are about equal, so the choice may follow the load.
+
+Whole products on the GPU are predicted by the lines of `sparse24._hybrid.lines`; here is how the
+dense product of cuBLAS is counted for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparse24._dtypes import DType
+
+ELEMENTS = 4096
+CODE_BYTES = 512
+EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
+MARGIN = 1.10
+DEFAULT_N = 16  # columns assumed where the caller says nothing
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Throughput of a device, all its units together.
+
+    Attributes
+    ----------
+    name : str
+        The device that the figures describe.
+    bandwidth : float
+        Bytes a second from memory.
+    dense, two_four, bitmap : float
+        Multiply-adds a second on tiles of that kind, counting the zeros.
+    scattered : float
+        Multiply-adds a second on single elements.
+    """
+
+    name: str
+    bandwidth: float
+    dense: float
+    two_four: float
+    bitmap: float
+    scattered: float
+
+
+# Sources: docs/benchmarks; 16-bit tensor-core rates of an H200 and its FP32 rate.
+H200_TENSOR = Rates("NVIDIA H200", 4.0e12, 330e12, 450e12, 200e12, 8e12)
+H200_PLAIN = Rates("NVIDIA H200, FP32", 4.0e12, 25e12, 25e12, 12e12, 8e12)
+CPU = Rates("CPU", 10e9, 8e9, 8e9, 1e12, 6e9)
+# Seconds of a product on the CPU: of a call, to read a non-zero, and to multiply it by a column in
+# float32.  Fitted by eye to 256 x 256 to 2048 x 2048 with 50 to 95 % zeros and 1 to 256 columns, by
+# one thread with AVX-512; the prediction is 0.6 to 1.5 times the measured time.
+CPU_CALL, CPU_READ, CPU_MULTIPLY = 5e-6, 2.5e-10, 2.7e-11
+
+
+def bucket(n: int) -> int:
+    """The number of columns that stands for `n` where a choice is remembered.
+
+    From 65 to 512 times hang on how `n` fits into lines and tiles; else a power of two will do.
+    """
+    if n <= 4:
+        return n
+    step = 8 if 64 < n <= 128 else 64 if 128 < n <= 512 else 1 << (n - 1).bit_length()
+    return -(-n // step) * step
+
+
+def rates_for(dtype: DType, on_gpu: bool) -> Rates:
+    """The shipped figures for a dtype on the GPU or the CPU."""
+    if not on_gpu:
+        return CPU
+    return H200_TENSOR if dtype.itemsize == 2 else H200_PLAIN
+
+
+def tile_seconds(nonzeros, overflow, itemsize: int, n: int, rates: Rates) -> np.ndarray:
+    """Seconds of each tile as DENSE, TWO_FOUR and BITMAP: shape (3, tiles)."""
+    nonzeros = np.asarray(nonzeros, np.float64)
+    overflow = np.asarray(overflow, np.float64)
+    multiply_adds = ELEMENTS * float(n)
+    move = 1 / rates.bandwidth
+    scattered = nonzeros * n / rates.scattered if rates is CPU else 0
+    dense = np.maximum(ELEMENTS * itemsize * move, multiply_adds / rates.dense)
+    two_four = np.maximum(
+        (ELEMENTS * itemsize / 2 + CODE_BYTES + overflow * (itemsize + 2)) * move,
+        multiply_adds / rates.two_four + overflow * n / rates.scattered,
+    )
+    bitmap = np.maximum(
+        (CODE_BYTES + nonzeros * itemsize) * move, multiply_adds / rates.bitmap + scattered
+    )
+    return np.stack([np.broadcast_to(dense, nonzeros.shape), two_four, bitmap])
+
+
+def choose(nonzeros, overflow, dtype: DType, n: int, rates: Rates) -> np.ndarray:
+    """The cheapest kind of every tile; a tile without non-zeros is EMPTY."""
+    seconds = tile_seconds(nonzeros, overflow, dtype.itemsize, n, rates)
+    return np.where(np.asarray(nonzeros) == 0, EMPTY, 1 + seconds.argmin(0))
+
+
+def expected_overflow(density: np.ndarray) -> np.ndarray:
+    """Elements of a tile beyond two in a group of four, if zeros fall by chance."""
+    d = np.asarray(density, np.float64)
+    return ELEMENTS / 4 * (4 * d**3 * (1 - d) + 2 * d**4)
+
+
+def bands(dtype: DType, n: int, rates: Rates) -> tuple[float, float]:
+    """Densities (low, high): sparse below `low`, dense above `high`, swing between them."""
+    density = np.linspace(0.0, 1.0, 1001)
+    seconds = tile_seconds(density * ELEMENTS, expected_overflow(density), dtype.itemsize, n, rates)
+    coded = seconds[1:].min(0)
+    sparse = seconds[0] >= MARGIN * coded
+    dense = coded >= MARGIN * seconds[0]
+    low = float(density[sparse].max()) if sparse.any() else 0.0
+    high = float(density[dense].min()) if dense.any() else 1.0
+    return low, max(low, high)
+
+
+# Tiles of cuBLAS, and their speed relative to the first.
+DENSE_TILES = (
+    (128, 256, 1.0), (256, 128, 1.0), (128, 192, 1.0), (128, 160, 0.93), (128, 128, 1.0),
+    (128, 64, 0.8), (64, 192, 0.86), (64, 160, 0.8), (64, 64, 0.6),
+)  # fmt: skip
+DENSE_PARTS = (1, 2, 4, 8)  # into which cuBLAS may cut k, where there are few tiles
+# Fitted to 660 random products of float16 on an H200: starting and ending a tile takes as long as
+# TILE_K columns of k, and adding up the parts of a tile as long as PARTS_WORK multiply-adds.
+TILE_K, PARTS_WORK = 91, 2e9
+IDLE = 0.7  # what a missing tile of the last wave takes, relative to a tile
+# Zeros save power, so dense products of sparser matrices are faster: relative time by share of
+# zeros, with 4096 columns on an H200.
+POWER_ZEROS, POWER_TIME = (0.8, 0.9, 0.95, 0.99), (1.0, 0.96, 0.94, 0.9)
+
+
+def dense_work(m: int, k: int, n: int, multiprocessors: int, density: float) -> float:
+    """The time of a dense product with many columns, as multiply-adds at the full rate.
+
+    More than the product has where tiles do not fill whole waves of blocks; fewer where most
+    elements are zeros.
+    """
+
+    def work(rows: int, columns: int, rate: float, parts: int) -> float:
+        blocks = -(-m // rows) * -(-n // columns) * parts
+        waves = -(-blocks // multiprocessors)
+        missing = waves - blocks / multiprocessors
+        taken = waves - (1 - IDLE) * missing if waves > 1 else 1
+        of_block = rows * columns * (k / parts + TILE_K) / rate
+        return taken * multiprocessors * of_block + (PARTS_WORK if parts > 1 else 0)
+
+    tiles = [(*tile, parts) for tile in DENSE_TILES for parts in DENSE_PARTS]
+    least = min(work(*tile) for tile in tiles)
+    return least * float(np.interp(1 - density, POWER_ZEROS, POWER_TIME))

@@ -1,0 +1,252 @@
+"""How long each path of a hybrid product is expected to take."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from sparse24 import _dtypes
+from sparse24._hybrid import cost as hybrid_cost
+from sparse24._hybrid import fit as hybrid_fit
+from sparse24._hybrid import lines as hybrid_lines
+from sparse24._hybrid.layouts import (
+    MOST_BLOCKS,
+    excess,
+    gather_units,
+    live_columns,
+    panel_units,
+    row_lengths,
+    rows_plan,
+    scatter_units,
+    stored_tiles,
+    strips_work,
+)
+from sparse24._hybrid.lines import line_of
+from sparse24._hybrid.on_cpu import even_shares
+from sparse24.kernels.chip import Chip, chip
+
+MANY = 256  # columns from which a gather of the dense operand can pay
+SHORT_FROM = {False: 64, True: 256}  # columns beyond which all operands count, of small matrices
+WORTH_COMPACTING = 0.9  # share of live columns below which the empty ones are left out
+# Speed-up of a 2:4 product over the dense one, by the largest number of columns.
+TWO_FOUR_GAIN = ((128, 1.05), (256, 1.0), (512, 1.4), (1 << 62, 1.5))
+TWO_FOUR_LEAST = 1e10  # multiply-adds; with fewer, launches and tiles take what 2:4 gains
+STRIPS_LEAST = 6e-6  # seconds of any product of 2:4 strips
+GATHER_COLUMNS = 16
+STREAM_ROWS = 16  # of a block that packs them
+STREAM_COLUMNS = 64  # up to here the 2:4 product gains less than the second launch costs
+# Where scatter takes longer than its line predicts (docs/benchmarks/log_hybrid.rst), as factors:
+WIDE_SMALL = 1.2  # small matrices by more than SPAN columns: many sums meet
+ACROSS_LINES = 1.3  # much of b is read, and its rows begin within lines of memory
+FLAT_FEW = 1.12  # units of 128 columns, up to 8 columns of b: sums go through global memory
+FLAT_BASE, FLAT_BASE_FROM = 1.13, 33  # units of 128 columns with 2:4 tiles, from 33 columns on
+# Seconds more where warps load b instead of the copy engine, with and without 2:4 tiles.
+BY_WARPS = {True: 0.8e-6, False: 1.9e-6}
+OVERFLOW_STEP = 1.3e-7  # seconds for each element left out of a row: one warp adds them in turn
+# Paths of 16-bit elements that copy a b whose rows do not begin on 16-byte boundaries.
+COPYING = ("scatter", "slots", "regrouped", "panel")
+ITEMSIZE = 2  # bytes of their elements
+TILE_SECONDS = 1e-6  # the least that a block of the path tiles takes for a tile
+# Bytes a second of results that the panel stores, a few columns of a row at a time: 13539 x 432
+# with 99 % zeros by 1160 columns took 46.6 µs on an H200.
+PANEL_STORES = 7e11
+
+
+def predictions(h, n: int, copied: bool | None = None) -> dict[str, float]:
+    """Seconds by path, for every path that the device of `h` can take.
+
+    `copied`: whether paths in `COPYING` must copy `b`; by default as if its rows are contiguous.
+    """
+    if h.device == "cpu":
+        seconds, shares = _time_on_cpu(h, n), even_shares(h, n) if h.nnz else {}
+        others = {path: seconds * even / h.density for path, even in shares.items()}
+        return {"cpu": seconds} | others
+    dtype, number = h.tiles.dtype, int(h.device.partition(":")[2])
+    lines, device = hybrid_fit.lines(number), chip(number)
+    dense = dense_time(h.shape, dtype, n, lines, device, h.density)
+    times = {"tiles": _tile_time(h, n, lines) + 5e-6, "cublas": dense}
+    if not h.size:
+        return times
+    times |= _few_columns_times(h, n, lines, device)
+    times |= _panel_time(h, n, lines, device)
+    if n >= MANY and h.nnz:
+        times |= _compact_time(h, n, lines, device)
+    if dtype.itemsize == 2 and n > STREAM_COLUMNS:
+        times |= _two_four_times(h, n, lines, device)
+    if copied_by(n) if copied is None else copied:
+        moved = 2 * h.shape[1] * n * dtype.itemsize
+        copying = line_of(lines, "copy", n).seconds(0, moved)
+        times |= {path: times[path] + copying for path in copying_paths(h, times, n)}
+        if "scatter" in times and _scatter_takes_any(n):
+            times["scatter"] += BY_WARPS[scatter_units(h).base]
+    return times
+
+
+def copying_paths(h, times: dict[str, float], n: int) -> list[str]:
+    """Which of the paths in `times` copy a `b` of `n` columns that the copy engine cannot read."""
+    known = [path for path in times if path in COPYING]
+    if not known or h.tiles.dtype.itemsize != ITEMSIZE:  # on the CPU tiles need not be there
+        return []
+    without = {"scatter"} if _scatter_takes_any(n) else set()
+    return [path for path in known if path not in without]
+
+
+def _scatter_takes_any(n: int) -> bool:
+    from sparse24.kernels import hybrid_scatter
+
+    return hybrid_scatter.takes_any(n)
+
+
+def copied_by(n: int, b_order: str = "row") -> bool:
+    """Whether the copy engine cannot read `b`: its rows must begin on 16-byte boundaries."""
+    return b_order != "row" or n * ITEMSIZE % 16 != 0
+
+
+def _few_columns_times(h, n: int, lines, device: Chip) -> dict[str, float]:
+    """The paths that read the non-zeros once."""
+    from sparse24.kernels import (
+        hybrid_gather,
+        hybrid_rows,
+        hybrid_rows_plan,
+        hybrid_scatter,
+        hybrid_scatter_plan,
+        hybrid_stream,
+    )
+    from sparse24.kernels import hybrid_gather_plan as gather_plan
+
+    dtype, k = h.tiles.dtype, h.shape[1]
+    times = {}
+    if hybrid_stream.refuses(dtype, n) is None and h.shape[0] <= MOST_BLOCKS * STREAM_ROWS:
+        nbytes = hybrid_stream.expected_bytes(h.shape, h.density)
+        times["stream"] = line_of(lines, "stream", n).seconds(h.size, nbytes)
+    if hybrid_scatter.refuses(dtype, n, device.compute_capability) is None:
+        units = scatter_units(h)
+        effort = hybrid_scatter_plan.effort(units, n, device.multiprocessors)
+        line = line_of(lines, "base" if units.base else "scatter", n)
+        times["scatter"] = _longer(units, n) * line.seconds(*effort)
+    fits = hybrid_rows.shared_memory(k, dtype, n, hybrid_rows_plan.WARPS) <= device.most_shared
+    if fits and hybrid_rows.refuses(k, dtype, n) is None:
+        effort = hybrid_rows_plan.effort(rows_plan(h), dtype, device.multiprocessors)
+        line = line_of(lines, hybrid_lines.ROWS_LINES[dtype.itemsize], n)
+        times["rows"] = line.seconds(*effort)
+    fits = device.most_shared >= gather_plan.PANEL_BYTES * (1 + gather_plan.MOST_HELD)
+    if fits and n <= GATHER_COLUMNS and hybrid_gather.refuses(k, dtype) is None:
+        effort = gather_plan.effort(gather_units(h), k, n, device)
+        times["gather"] = line_of(lines, "gather", n).seconds(*effort)
+    return times
+
+
+def _longer(units, n: int) -> float:
+    """The factor by which scatter takes longer with these units than its line predicts."""
+    from sparse24.kernels.hybrid_scatter_plan import SPAN
+    from sparse24.kernels.hybrid_scatter_units import TILE_COLUMNS
+
+    flat = units.columns > TILE_COLUMNS
+    bands, across = units.lines.shape
+    if n > SPAN and bands * units.rows * across * units.columns < hybrid_lines.SMALL:
+        return WIDE_SMALL
+    if n > SPAN and n % SPAN:
+        return ACROSS_LINES ** (flat + units.base)
+    if flat and units.base:
+        return FLAT_BASE if n >= FLAT_BASE_FROM else 1.0
+    return FLAT_FEW if flat and _scatter_takes_any(n) else 1.0
+
+
+def _panel_time(h, n: int, lines, device: Chip) -> dict[str, float]:
+    """The path that multiplies a panel of `b` by the non-zeros alone."""
+    from sparse24.kernels import hybrid_panel, hybrid_panel_plan
+
+    dtype, k = h.tiles.dtype, h.shape[1]
+    if hybrid_panel.refuses(k, dtype, device.most_shared) is not None:
+        return {}
+    effort = hybrid_panel_plan.effort(panel_units(h), k, n, device, dtype.itemsize)
+    line = line_of(lines, hybrid_lines.PANEL_LINES[dtype.itemsize], n)
+    storing = h.shape[0] * n * dtype.itemsize / PANEL_STORES
+    return {"panel": max(line.seconds(*effort), storing)}
+
+
+def _two_four_times(h, n: int, lines, device: Chip) -> dict[str, float]:
+    """The paths that multiply 2:4 matrices: what does not fit is added, or columns are moved."""
+    from sparse24.kernels import hybrid_overflow, hybrid_wgmma
+
+    dtype = h.tiles.dtype
+    columns = -(-n // hybrid_overflow.COLUMNS) * hybrid_overflow.COLUMNS
+    rest = line_of(lines, "overflow", n).seconds(excess(h) * columns, 4 * h.shape[0] * n)
+    rest = max(rest, OVERFLOW_STEP * _excess_of_longest_row(h))
+    gain = next(gain for most, gain in TWO_FOUR_GAIN if n <= most)
+    gain = gain if h.size * n >= TWO_FOUR_LEAST else 1.0
+    dense = dense_time(h.shape, dtype, n, lines, device, h.density)
+    times = {"two_four": dense / gain + rest}
+    if hybrid_wgmma.refuses(dtype, n, device.compute_capability):
+        return times
+    return times | {path: _strips_time(h, path, n, lines) for path in ("slots", "regrouped")}
+
+
+def _strips_time(h, path: str, n: int, lines) -> float:
+    work = strips_work(h, path)
+    config = work.choose(n)
+    seconds = max(line_of(lines, path, n).seconds(*work.effort(config, n)), STRIPS_LEAST)
+    return seconds + work.exchange(config, n)
+
+
+def _excess_of_longest_row(h) -> float:
+    """Elements beyond two in a group of four, if the zeros of the row fall by chance."""
+    k = h.shape[1]
+    density = row_lengths(h)[0] / k
+    return k / hybrid_cost.ELEMENTS * float(hybrid_cost.expected_overflow(density))
+
+
+def _compact_time(h, n: int, lines, device: Chip) -> dict[str, float]:
+    """The path's time, if enough columns are empty for it to be worth a gather of b."""
+    live = len(live_columns(h).places)
+    if live > WORTH_COMPACTING * h.shape[1]:
+        return {}
+    gather = line_of(lines, "copy", n).seconds(0, 2 * live * n * h.dtype.itemsize)
+    shape, density = (h.shape[0], live), h.nnz / max(h.shape[0] * live, 1)
+    dense = dense_time(shape, h.tiles.dtype, n, lines, device, density)
+    return {"compact": dense + gather}
+
+
+def dense_time(
+    shape: tuple[int, int], dtype: _dtypes.DType, n: int, lines, device: Chip, density: float
+) -> float:
+    """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
+    size = math.prod(shape)
+    line = functools.partial(line_of, lines, n=n)
+    if dtype.name == "int8":
+        return line("int8").seconds(size * n, 0)
+    nbytes = size * dtype.itemsize
+    if dtype.itemsize > ITEMSIZE:
+        return _plain_time(size * n, shape[1], nbytes, n, dtype.itemsize, lines)
+    small = size < hybrid_lines.SMALL
+    few = line("small" if small else "cublas").seconds(shape[1], nbytes)
+    work = hybrid_cost.dense_work(*shape, n, device.multiprocessors, density)
+    if n > SHORT_FROM[small]:
+        moved = nbytes + sum(shape) * n * dtype.itemsize
+        few = max(few, line("short").seconds(0, moved))
+    return max(few, line("dense").seconds(work, 0))
+
+
+def _plain_time(work: int, k: int, nbytes: int, n: int, itemsize: int, lines) -> float:
+    """Seconds of cuBLAS in float32 and float64, for `work` multiply-adds."""
+    bits = 8 * itemsize
+    if n == 1:
+        return line_of(lines, f"vector{bits}", n).seconds(0, nbytes)
+    walk, plain = line_of(lines, f"walk{bits}", n), line_of(lines, f"plain{bits}", n)
+    return walk.seconds(k, 0) + max(walk.byte * nbytes, plain.seconds(work, 0))
+
+
+def _tile_time(h, n: int, lines) -> float:
+    """Seconds tile by tile on the GPU: a block walks a band of tiles, 32 columns at a time."""
+    work = stored_tiles(h) * hybrid_cost.ELEMENTS * -(-n // 32) * 32
+    walk = h.tiles.grid[1] * TILE_SECONDS
+    return max(walk, line_of(lines, "tiles", n).seconds(work, h.tiles.nbytes))
+
+
+def _time_on_cpu(h, n: int) -> float:
+    """Seconds of one thread, for all elements that are not zero."""
+    wide = np.dtype(h._dtype.accumulator).itemsize / np.dtype(np.float32).itemsize
+    each = hybrid_cost.CPU_READ + n * wide * hybrid_cost.CPU_MULTIPLY
+    return hybrid_cost.CPU_CALL + h.nnz * each

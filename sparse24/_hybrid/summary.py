@@ -1,0 +1,46 @@
+"""`HybridArray.summary`: what a hybrid matrix holds and costs, in a few lines."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparse24._hybrid import cost as hybrid_cost
+from sparse24._hybrid.choice import explain
+
+
+def summary(h, n: int) -> str:
+    """A few lines for people; see `HybridArray.summary`."""
+    dtype = h.tiles.dtype
+    rates = hybrid_cost.rates_for(dtype, h.device != "cpu")
+    low, high = hybrid_cost.bands(dtype, n, rates)
+    density = tile_density(h)
+    names = ("empty", "dense", "2:4", "bitmap")
+    counts = np.bincount(h.kinds.ravel(), minlength=4)
+    kinds = ", ".join(f"{count} {name}" for count, name in zip(counts, names))
+    banded = (
+        f"{int((density > high).sum())} dense (above {high:.0%} full), "
+        f"{int(((density >= low) & (density <= high)).sum())} swing, "
+        f"{int((density < low).sum())} sparse (below {low:.0%})"
+    )
+    dense_bytes = h.size * dtype.itemsize
+    csr_bytes = h.nnz * (dtype.itemsize + 4) + 4 * (h.shape[0] + 1)
+    plan = explain(h, n)
+    return "\n".join(
+        [
+            repr(h)[1:-1],
+            f"tiles   {kinds}",
+            f"bands   {banded}, for n = {n} on {rates.name}",
+            f"memory  {h.nbytes:,} bytes; dense {dense_bytes:,}; CSR {csr_bytes:,}",
+            f"choice  {plan['choice']}: {plan['reason']}",
+        ]
+    )
+
+
+def tile_density(h) -> np.ndarray:
+    """Share of non-zeros of every tile, shape (tiles down, tiles across); copies to the host."""
+    tiles = h.tiles.to_numpy()
+    held = tiles.values.view(tiles.dtype.storage) != 0
+    counted = np.concatenate([[0], np.cumsum(held)])
+    stored = counted[tiles.starts[1:]] - counted[tiles.starts[:-1]]
+    stored = stored + np.diff(tiles.overflow_starts)
+    return (stored / hybrid_cost.ELEMENTS).reshape(tiles.grid)

@@ -1,0 +1,296 @@
+"""Products with sparse arrays as operations of JAX, and any other function of arrays."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse24 import _check, _devices, _dtypes, _foreign, _product, _target
+from sparse24 import _matmul as ours
+from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._jax.arrays import at, back, home, view
+from sparse24._jax.calls import Work, is_traced, traced
+from sparse24.formats.base import SparseArray
+
+
+def call(function: Callable[..., Any], result: Any, *arrays: Any) -> Any:
+    """Run a function of NumPy or CuPy arrays on arrays of JAX, also in compiled code.
+
+    Parameters
+    ----------
+    function : callable
+        Takes an array of NumPy, or of CuPy on a GPU, for each of `arrays`, which it must not write
+        to, and returns one for each leaf of `result`.  It must be pure: compiled code may call it
+        more often, or less.  It works on CuPy's current stream, and need not wait for it.
+    result : jax.ShapeDtypeStruct, or a tree of them
+        Shapes and types of what it returns.
+    arrays : jax.Array
+        Any number of them.
+
+    Returns
+    -------
+    jax.Array, or a tree of them like `result`
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If the function returns something else than `result` says; in compiled code as an error of
+        JAX with its words.
+    UnsupportedError
+        Within ``jax.jit`` before JAX 0.6.1, and where a derivative is asked for; give it one by
+        `jax.custom_vjp`.
+
+    Notes
+    -----
+    fp8 is carried as bits in ``uint8`` on a GPU.  `jax.vmap` calls the function for one element
+    after the other; outside of ``jax.jit`` it compiles that anew for each new function object.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, numpy as np, sparse24 as s24
+    >>> experts = s24.random((2, 8, 16), rng=0)
+    >>> @jax.jit
+    ... def up(x, offsets):
+    ...     y = jax.ShapeDtypeStruct((len(x), 8), x.dtype)
+    ...     of_experts = lambda x, offsets: s24.grouped_linear(x, experts, offsets=offsets)
+    ...     return s24.jax.call(of_experts, y, x, offsets)
+    >>> up(jnp.ones((5, 16)), jnp.array([0, 2, 5])).shape
+    (5, 8)
+    """
+    leaves, tree = jax.tree_util.tree_flatten(result)
+    wanted = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    operands = [_operand(x) for x in arrays]
+    if is_traced(*operands):
+        work = _Function(_hashable(function), tuple(wanted))
+        return jax.tree_util.tree_unflatten(tree, traced(work, wanted, *operands))
+    views = [view(x) for x in operands]  # held until `back` has waited
+    with _devices.on_device_of(*views):
+        made = [back(x, *operands) for x in _made(function, wanted, views)]
+    return jax.tree_util.tree_unflatten(tree, made)
+
+
+def _operand(x: Any) -> Any:
+    """An array, also of what becomes one, such as a number."""
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return x
+    return _foreign.take(x, argument="each of arrays")[0]
+
+
+def _hashable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; one without a hash, such as an object that defines ``==``, is wrapped."""
+    try:
+        hash(function)
+    except TypeError:
+        return functools.partial(function)
+    return function
+
+
+@dataclass(frozen=True)
+class _Function(Work):
+    """A function of arrays that returns its results."""
+
+    function: Callable[..., Any]
+    wanted: tuple[Any, ...]
+
+    def __call__(self, outs: Sequence[Any], *views: Any) -> None:
+        for out, x in zip(outs, _made(self.function, self.wanted, views), strict=True):
+            out[...] = x
+
+
+def _made(function, wanted, views) -> list[Any]:
+    """What the function returns, if it is what was said."""
+    made = jax.tree_util.tree_leaves(function(*views))
+    if len(made) != len(wanted):
+        raise ShapeError(
+            f"function must return {len(wanted)} arrays, as result says, got {len(made)}"
+        )
+    for x, expected in zip(made, wanted, strict=True):
+        _check.is_array(x, argument="what function returns")
+        if tuple(x.shape) != tuple(expected.shape):
+            raise ShapeError(
+                f"function must return an array of shape {tuple(expected.shape)}, as result says, "
+                f"got {tuple(x.shape)}"
+            )
+        if x.dtype != expected.dtype and not _carries(x.dtype, expected.dtype):
+            raise DTypeError(
+                f"function must return an array of {np.dtype(expected.dtype).name}, as result "
+                f"says, got {x.dtype}; convert it with .astype()"
+            )
+    return made
+
+
+def _carries(carrier: Any, dtype: Any) -> bool:
+    return carrier == np.uint8 and np.dtype(dtype).name.startswith("float8")
+
+
+def matmul(a, b, *, dtype=None):
+    """``a @ b`` with one sparse array, also in compiled code; differentiable in the dense one.
+
+    Parameters
+    ----------
+    a, b : Sparse24Array, NMArray or HybridArray, and jax.Array
+        One is sparse, a constant of compiled code: the function closes over it, or names it in
+        ``static_argnums``.  Shapes as for `sparse24.matmul`.
+    dtype : dtype, optional
+        Type of the result, as in `sparse24.matmul`.
+
+    Returns
+    -------
+    jax.Array
+
+    Raises
+    ------
+    ArgumentError, ShapeError, DTypeError
+        If the operands do not fit.
+    UnsupportedError
+        Within ``jax.jit`` before JAX 0.6.1, and for a second derivative.
+
+    Notes
+    -----
+    The derivative is a product with the transposed array, which is a sparse one for an array that
+    was compressed with ``transposable=True``.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, sparse24 as s24
+    >>> A = s24.random((8, 16), rng=0)
+    >>> layer = jax.jit(lambda x: jax.nn.relu(s24.jax.matmul(x, A.T)))
+    >>> layer(jnp.ones((3, 16))).shape
+    (3, 8)
+    >>> jax.grad(lambda x: layer(x).sum())(jnp.ones((3, 16))).shape
+    (3, 16)
+    """
+    turned = isinstance(b, SparseArray)
+    if turned == isinstance(a, SparseArray):
+        raise _not_one_sparse(a, b)
+    sparse, x = (b, a) if turned else (a, b)
+    argument = "a" if turned else "b"
+    _check.is_array(x, argument=argument)
+    _check.at_least_1d(x.shape, argument=argument)
+    return _multiplied(x, _Factor(sparse, turned, dtype))
+
+
+def _not_one_sparse(a: Any, b: Any) -> ArgumentError:
+    got = f"got {_check.shown(a)} and {_check.shown(b)}"
+    if is_traced(a, b):  # as which jax.jit passes whatever has a shape and a type
+        return ArgumentError(
+            f"one operand must be a sparse array, {got}; a sparse array that is an argument of a "
+            "transformed function arrives there as a tracer: let the function close over it, or "
+            "name it in static_argnums of jax.jit; for two arrays of JAX use jax.numpy.matmul"
+        )
+    return ArgumentError(
+        f"one operand must be a sparse array, as a Sparse24Array is, the other one of JAX, {got}; "
+        "use jax.numpy.matmul or sparse24.matmul"
+    )
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """The sparse operand of a product: the right one if `turned`, else the left one."""
+
+    sparse: Any
+    turned: bool
+    dtype: Any
+
+    def times(self, x: Any) -> Any:
+        name = self._result(x)
+        if is_traced(x):
+            work, dtype = _Times(self, x.dtype.name, name), _dtypes.numpy_dtype(name)
+            return traced(work, [jax.ShapeDtypeStruct(self._shape(x), dtype)], x)[0]
+        seen = view(x)  # held until `back` has waited
+        with _devices.on_device_of(seen):
+            return back(self.product(seen, x.dtype.name, name), x)
+
+    def transposed(self) -> _Factor:
+        return _Factor(self.sparse.mT, self.turned, None)
+
+    def product(self, x: Any, kind: str, name: str, out: Any = None) -> Any:
+        """That with an array of NumPy or CuPy of a kind, which may be bits, as one of a name."""
+        named = kind if kind.startswith("float8") else None
+        if self.turned:
+            return ours.matmul(x, self.sparse, out, dtype=name, a_dtype=named)
+        return ours.matmul(self.sparse, x, out, dtype=name, b_dtype=named)
+
+    def _shape(self, x: Any) -> tuple[int, ...]:
+        shapes = (x.shape, self.sparse.shape) if self.turned else (self.sparse.shape, x.shape)
+        _product.check_inner(*shapes)
+        operands = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+        return jax.eval_shape(jnp.matmul, *operands).shape
+
+    def _result(self, x: Any) -> str:
+        """The type of the result; JAX may have no float64."""
+        name = common(x, self.sparse) if self.dtype is None else _target.result_name(self.dtype)
+        return jax.dtypes.canonicalize_dtype(_dtypes.numpy_dtype(name)).name
+
+
+@dataclass(frozen=True)
+class _Times(Work):
+    """A product in compiled code."""
+
+    factor: _Factor
+    kind: str
+    name: str
+
+    def __call__(self, outs: Sequence[Any], *views: Any) -> None:
+        self.factor.product(views[0], self.kind, self.name, outs[0])
+
+    def together(self, lead: int, outs: Sequence[Any], *views: Any) -> bool:
+        """Elements are a batch, and vectors the rows or columns of a matrix."""
+        if self.factor.sparse.ndim > 2:
+            return False
+        x, out = views[0], outs[0]
+        if x.ndim == lead + 1 and not self.factor.turned:
+            count = math.prod(x.shape[:lead])
+            x, out = (a.reshape(count, a.shape[-1]).T for a in (x, out))
+        self([out], x)
+        return True
+
+
+def common(x: Any, weight: Any) -> str:
+    """The name of the type of a product of two operands."""
+    rows = (
+        _dtypes.lookup(operand.dtype, argument=f"{argument}.dtype")
+        for argument, operand in (("weight", weight), ("x", x))
+    )
+    return _product.promote(*rows)[0].result
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _multiplied(x, factor: _Factor):
+    return factor.times(x)
+
+
+def _forward(x, factor: _Factor):
+    return factor.times(x), _Like(x.shape, x.dtype, home(x))
+
+
+def _backward(factor: _Factor, like: _Like, dy):
+    if len(like.shape) == 1 < dy.ndim:  # of a stack, to which the vectors in dy are one matrix
+        axis = -2 if factor.turned else -1
+        dx = factor.transposed().times(at(like.home, jnp.expand_dims(dy, axis))).squeeze(axis)
+    else:
+        dx = factor.transposed().times(at(like.home, dy))
+    extra = dx.ndim - len(like.shape)
+    spread = [i for i, n in enumerate(like.shape) if n == 1 != dx.shape[extra + i]]
+    dx = dx.sum((*range(extra), *(extra + i for i in spread))).reshape(like.shape)
+    return (dx.astype(like.dtype),)
+
+
+_multiplied.defvjp(_forward, _backward)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Like:
+    """An operand without its elements."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    home: Any

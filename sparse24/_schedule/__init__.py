@@ -1,0 +1,1 @@
+"""Behind `sparse24.schedule`."""

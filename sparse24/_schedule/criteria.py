@@ -1,0 +1,283 @@
+"""What a weight is worth: scores, higher is better.
+
+A criterion is a frozen description.  What it remembers lives in a plain dictionary that
+the core carries, so that a step stays a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparse24 import _check
+from sparse24._errors import ArgumentError
+from sparse24._schedule.arrays import check_part, namespace, uniform, without_overflow, working
+
+Memory = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of one layer at one step."""
+
+    name: str
+    step: int
+    seed: int
+    weight: Any = None
+    gradient: Any = None
+
+    def need(self, what: str, who: str) -> Any:
+        """The weight or gradient, in a type to compute in."""
+        return working(self.given(what, who))
+
+    def given(self, what: str, who: str) -> Any:
+        """The weight or gradient as it came."""
+        value = getattr(self, what)
+        if value is None:
+            raise ArgumentError(
+                f"{who} needs the {what} of layer {self.name!r}; pass step({what}s=...)"
+            )
+        return value
+
+    @property
+    def like(self) -> Any:
+        return self.weight if self.weight is not None else self.gradient
+
+
+class Criterion:
+    """Base of all criteria.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> @dataclass(frozen=True)
+    ... class Smallest(schedule.Criterion):
+    ...     def score(self, memory, seen):
+    ...         return -abs(seen.weight)
+    ...
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), Smallest())
+    >>> schedule.MaskScheduler(recipe).step(weights={"w": np.array([[1.0, -4.0, 2.0, 3.0]])})["w"]
+    array([[ True, False,  True, False]])
+    """
+
+    needs: tuple[str, ...] = ("weight",)
+    remembers = False  # True: `observe` must see every step, not only those that update
+
+    def observe(self, memory: Memory, seen: Observation) -> Memory:
+        """What to remember after a step or a micro-batch."""
+        return memory
+
+    def score(self, memory: Memory, seen: Observation) -> Any:
+        """Scores of the shape of the weight."""
+        raise NotImplementedError
+
+    def forget(self, memory: Memory) -> Memory:
+        """What is left of the memory after an update of the masks."""
+        return memory
+
+
+def _abs(x):
+    return namespace(x).abs(x)
+
+
+@dataclass(frozen=True)
+class Magnitude(Criterion):
+    """The magnitude of the weight, ``|w|``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.Magnitude())
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> schedule.MaskScheduler(recipe).step(weights=weights)["w"]
+    array([[False,  True, False,  True]])
+    """
+
+    def score(self, memory, seen):
+        return _abs(seen.need("weight", "Magnitude"))
+
+
+@dataclass(frozen=True)
+class GradientMagnitude(Criterion):
+    """The magnitude of the current gradient, ``|g|``; needs no weights.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.GradientMagnitude())
+    >>> gradients = {"w": np.array([[0.1, 0.2, 0.9, -0.8]])}
+    >>> schedule.MaskScheduler(recipe).step(gradients=gradients)["w"]
+    array([[False, False,  True,  True]])
+    """
+
+    needs = ("gradient",)
+
+    def score(self, memory, seen):
+        return _abs(seen.need("gradient", "GradientMagnitude"))
+
+
+@dataclass(frozen=True)
+class Taylor(Criterion):
+    """``|w g|``, the first-order change of the loss (Molchanov et al., 2019).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.Taylor())
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> gradients = {"w": np.array([[0.1, 0.2, 0.9, -0.8]])}
+    >>> schedule.MaskScheduler(recipe).step(weights=weights, gradients=gradients)["w"]
+    array([[False, False,  True,  True]])
+    """
+
+    needs = ("weight", "gradient")
+
+    def score(self, memory, seen):
+        return _abs(seen.need("weight", "Taylor") * seen.need("gradient", "Taylor"))
+
+
+@dataclass(frozen=True)
+class Movement(Criterion):
+    """``-sum of w g`` over all steps (Sanh et al., 2020): weights that move away from zero.
+
+    A gradient that overflowed counts as 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.Movement())
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> gradients = {"w": np.array([[0.1, 0.2, 0.9, -0.8]])}
+    >>> schedule.MaskScheduler(recipe).step(weights=weights, gradients=gradients)["w"]
+    array([[False,  True, False,  True]])
+    """
+
+    needs = ("weight", "gradient")
+    remembers = True
+
+    def observe(self, memory, seen):
+        gradient = without_overflow(seen.need("gradient", "Movement"))
+        product = seen.need("weight", "Movement") * gradient
+        past = memory.get("movement")
+        return {**memory, "movement": -product if past is None else past - product}
+
+    def score(self, memory, seen):
+        return memory["movement"]
+
+
+@dataclass(frozen=True)
+class RandomScores(Criterion):
+    """Uniform scores of a counter-based generator: the same on every rank and after resuming.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.RandomScores())
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> masks = [schedule.MaskScheduler(recipe, seed=7).step(weights=weights)["w"] for _ in "ab"]
+    >>> bool((masks[0] == masks[1]).all()), int(masks[0].sum())
+    (True, 2)
+    """
+
+    needs = ()
+
+    def score(self, memory, seen):
+        return uniform(seen.like, seen.seed, seen.step, seen.name, "criterion")
+
+
+@dataclass(frozen=True)
+class GivenScores(Criterion):
+    """Scores that you compute elsewhere, such as from a Hessian.
+
+    Parameters
+    ----------
+    scores : mapping of str to array
+        For each layer an array of the shape of its weight; higher is better.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> scores = {"w": np.array([[1, 2, 3, 4]])}
+    >>> recipe = schedule.Recipe(schedule.ConstantScheduler(0.5), schedule.GivenScores(scores))
+    >>> weights = {"w": np.array([[1.0, -4.0, 2.0, 3.0]])}
+    >>> schedule.MaskScheduler(recipe).step(weights=weights)["w"]
+    array([[False, False,  True,  True]])
+    """
+
+    scores: Mapping[str, Any]
+    needs = ()
+
+    def __post_init__(self):
+        _check.by_name(self.scores, argument="scores")
+        for name, scores in self.scores.items():
+            _check.is_array(scores, argument=f"scores[{name!r}]")
+
+    def score(self, memory, seen):
+        if seen.name not in self.scores:
+            raise ArgumentError(
+                f"GivenScores has no scores for layer {seen.name!r}, but for "
+                f"{sorted(self.scores)}; give those of all layers of the recipe"
+            )
+        return self.scores[seen.name]
+
+
+@dataclass(frozen=True)
+class Accumulated(Criterion):
+    """The sum of another criterion's scores since the last update, micro-batches included.
+
+    A gradient that overflowed counts as 0.
+
+    Parameters
+    ----------
+    inner : Criterion, default Taylor()
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparse24 import schedule
+    >>> recipe = schedule.Recipe(
+    ...     schedule.ConstantScheduler(0.5, every=2), schedule.Accumulated(schedule.Taylor())
+    ... )
+    >>> scheduler = schedule.MaskScheduler(recipe)
+    >>> weights = {"w": np.ones((1, 4))}
+    >>> for gradient in ([1, 0, 0, 2], [1, 0, 0, 2], [9, 8, 0, 0]):
+    ...     gradients = {"w": np.array([gradient], float)}
+    ...     mask = scheduler.step(weights=weights, gradients=gradients)["w"]
+    ...
+    >>> mask  # by the second and third gradient, the sum since the update before
+    array([[ True,  True, False, False]])
+    """
+
+    inner: Criterion = Taylor()
+    remembers = True
+
+    def __post_init__(self):
+        check_part(self.inner, Criterion, "inner", "Taylor()")
+
+    @property
+    def needs(self):  # type: ignore[override]
+        return self.inner.needs
+
+    def observe(self, memory, seen):
+        if seen.gradient is not None:
+            seen = replace(seen, gradient=without_overflow(working(seen.gradient)))
+        memory = self.inner.observe(memory, seen)
+        scores = working(self.inner.score(memory, seen))
+        past = memory.get("accumulated")
+        return {**memory, "accumulated": scores if past is None else past + scores}
+
+    def score(self, memory, seen):
+        return memory["accumulated"]
+
+    def forget(self, memory):
+        memory = self.inner.forget(memory)
+        return {key: value for key, value in memory.items() if key != "accumulated"}

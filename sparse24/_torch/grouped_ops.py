@@ -1,0 +1,89 @@
+"""The custom operators of experts: sparse and dense grouped products, and their gradients.
+
+Tokens are rows, sorted by expert: those from ``i0 = offsets[i]`` to ``i1 = offsets[i + 1]`` belong
+to expert i.  They are operators, as those of `_torch.ops` are, because ``torch.compile`` cannot
+look into loops whose length the offsets decide.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24._grouped_matmul import linear_of_experts
+from sparse24._torch import grouped_mm as dense
+from sparse24._torch import ops
+from sparse24._torch.operators import meaning_for_tracing, operator
+from sparse24._torch.parts import in_type, unpack, without_autocast
+
+
+@operator
+def grouped_product(
+    parts: list[Tensor],
+    m: int,
+    k: int,
+    x: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    turned: bool,
+    activation: str | None,
+    gated: bool,
+) -> Tensor:
+    """``finished(x[i0:i1] @ A[i].T + bias[i])`` with packed matrices A (e, m, k).
+
+    With `turned` their transposes are in their place; such a product is dense where these are not
+    packed, and is not finished.
+    """
+    stored, shape = (parts[2:], (k, m)) if turned else (parts[:2], (m, k))
+    if stored:
+        weight = unpack(stored, *shape)
+        return linear_of_experts(x, weight, bias, offsets, activation, gated=gated)
+    return grouped_dense(x, ops.whole(parts, m, k).mT, bias, offsets)
+
+
+@meaning_for_tracing("grouped_product")
+def _(parts, m, k, x, bias, offsets, turned, activation, gated):
+    rows = k if turned else m // 2 if gated else m
+    return x.new_empty((x.shape[0], rows), dtype=_common(x, parts[0]))
+
+
+@operator
+def grouped_dense(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor) -> Tensor:
+    """``x[i0:i1] @ weight[i].T + bias[i]`` for a dense weight (e, m, k), in their common type."""
+    common = _common(x, weight)
+    with without_autocast(x):
+        y = dense.products(in_type(x, common), in_type(weight, common).mT, offsets)
+        return y if bias is None else dense.add_rows(y, bias, offsets)
+
+
+@meaning_for_tracing("grouped_dense")
+def _(x, weight, bias, offsets):
+    return x.new_empty((x.shape[0], weight.shape[1]), dtype=_common(x, weight))
+
+
+@operator
+def grouped_gradient(dy: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+    """``dy[i0:i1].T @ x[i0:i1]``, shape (e, m, k), in the type of dy; 0 without tokens."""
+    with without_autocast(dy):
+        x = in_type(x, dy.dtype)  # a narrower x has met a wider weight
+        return dense.gradients(dy, x, offsets)
+
+
+@meaning_for_tracing("grouped_gradient")
+def _(dy, x, offsets):
+    return dy.new_empty((offsets.shape[0] - 1, dy.shape[1], x.shape[1]))
+
+
+@operator
+def grouped_sum(dy: Tensor, offsets: Tensor) -> Tensor:
+    """``dy[i0:i1].sum(0)``, shape (e, m); 0 without tokens."""
+    return dense.sums(dy, offsets)
+
+
+@meaning_for_tracing("grouped_sum")
+def _(dy, offsets):
+    return dy.new_empty((offsets.shape[0] - 1, dy.shape[1]))
+
+
+def _common(x: Tensor, weight: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, weight.dtype)

@@ -1,0 +1,72 @@
+"""Products of a `Sparse24Tensor`, and sums of a bias."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sparse24 import _check
+from sparse24._errors import DTypeError, ShapeError, UnsupportedError
+from sparse24._torch import ops
+from sparse24._torch.matrix import PackedMatrix
+from sparse24._torch.views import view
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """A stack times one matrix at every place is a single product."""
+    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise ShapeError(f"bmm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    (count, m, k), n = a.shape, b.shape[2]
+    if isinstance(b, PackedMatrix):
+        rows = a if isinstance(a, PackedMatrix) else a.reshape(count * m, k)
+        return mm(rows, view(b, [k, n])).view(count, m, n)
+    columns = b.permute(1, 0, 2).reshape(k, count * n)
+    return mm(view(a, [m, k]), columns).view(m, count, n).permute(1, 0, 2)
+
+
+def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    if isinstance(a, PackedMatrix) and isinstance(b, PackedMatrix):
+        raise UnsupportedError(
+            "two Sparse24Tensors cannot be multiplied; call .to_dense() on one of them"
+        )
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ShapeError(f"mm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    if isinstance(a, PackedMatrix):
+        y = ops.product(a.parts, *a.stored_shape, b, None, "At@b" if a.turned else "A@b")
+        return y if bias is None else _sum(bias, y)
+    form = "x@At" if b.turned else "x@A"
+    fits = bias is not None and tuple(bias.shape) == (b.shape[1],)  # torch spreads others itself
+    fused = bias if fits else None
+    y = ops.product(b.parts, *b.stored_shape, a, fused, form)
+    return y if bias is None or fused is not None else _sum(bias, y)
+
+
+def mm_out(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+    y = mm(a, b)
+    _check.same_shape(out.shape, y.shape, argument="out", other="the product")
+    if out.dtype != y.dtype:
+        raise DTypeError(f"out must have dtype {y.dtype}, got {out.dtype}")
+    return out.copy_(y)
+
+
+def _sum(bias: Tensor, product: Tensor, beta=1) -> Tensor:
+    """Of the product's shape; torch would also spread the product over a larger bias."""
+    shape = product.shape
+    ends = zip(bias.shape[::-1], shape[::-1], strict=False)
+    if bias.ndim > len(shape) or any(n not in (1, wanted) for n, wanted in ends):
+        raise ShapeError(
+            f"bias must broadcast to the product's shape {tuple(shape)}, got shape "
+            f"{tuple(bias.shape)}; reshape it"
+        )
+    if not beta:  # a bias that is not read may hold NaN
+        return product
+    return product + (bias if beta == 1 else beta * bias)
+
+
+def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
+    if beta == alpha == 1:
+        return mm(a, b, bias)
+    return _sum(bias, alpha * mm(a, b), beta)
+
+
+def mv(a: Tensor, vector: Tensor) -> Tensor:
+    return mm(a, vector[:, None])[:, 0]

@@ -1,0 +1,64 @@
+"""The packed matrix within a `Sparse24Tensor`: its parts, and how torch is to see them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24._errors import UnsupportedError
+from sparse24._torch import ops
+
+
+class PackedMatrix(Tensor):
+    """What operations read and make.
+
+    Parameters
+    ----------
+    parts : list of Tensor
+        Those of `ops.pack`, of one matrix (m, k).
+    shape : tuple of int
+        (m, k), or (k, m) where `turned`; axes before these are those of ``expand``.
+    turned : bool
+        True: the tensor is the transpose of what the parts hold.
+    """
+
+    @staticmethod
+    def __new__(cls, parts, shape, *, turned: bool = False, requires_grad: bool = False):
+        values = parts[0]
+        return Tensor._make_wrapper_subclass(
+            cls, shape, dtype=values.dtype, device=values.device, requires_grad=requires_grad
+        )
+
+    def __init__(self, parts, shape, *, turned: bool = False, requires_grad: bool = False):
+        self.parts = list(parts)
+        self.turned = turned
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """Shape of the packed matrix."""
+        m, k = self.shape[-2:]
+        return (k, m) if self.turned else (m, k)
+
+    def whole(self) -> Tensor:
+        """With its zeros; belongs to no graph."""
+        stored = ops.dense(self.parts, *self.stored_shape)
+        return (stored.t() if self.turned else stored).expand(self.shape)
+
+    def converted(self, dtype: torch.dtype | None, device=None):
+        """Packed anew, as the layout depends on the device and the size of an element."""
+        stored = ops.dense(self.parts, *self.stored_shape).to(dtype=dtype, device=device)
+        packed = ops.pack(stored, None, len(self.parts) == 4)
+        return type(self)(packed, self.shape, turned=self.turned)
+
+    def seen(self, shape, turned: bool, parts: list[Tensor] | None = None):
+        """A view: the same parts, or views of them."""
+        parts = self.parts if parts is None else parts
+        if not torch.is_inference_mode_enabled() or self.is_inference():
+            return type(self)(parts, shape, turned=turned)
+        with torch.inference_mode(False):  # a tensor from outside and its views share a version
+            return type(self)(parts, shape, turned=turned)
+
+
+def undefined(function, way_out: str = "call .to_dense() first") -> UnsupportedError:
+    """The error of an operation that packed matrices do not have."""
+    return UnsupportedError(f"{function} is not defined for a Sparse24Tensor; {way_out}")

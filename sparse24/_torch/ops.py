@@ -1,0 +1,269 @@
+"""The custom operators of the torch bridge: pack, multiply, mask.
+
+A packed 2:4 matrix, or a stack of them, is passed as a plain list of tensors, (values, codes) for
+each orientation, so that autograd, checkpointing and ``torch.compile`` treat it like any others.
+CPU tensors are seen as NumPy arrays and CUDA tensors as CuPy arrays; nothing is copied, work goes
+to torch's current stream, and memory comes from torch's pool.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24 import (
+    _arrays,
+    _compress,
+    _compress_records,
+    _dispatch,
+    _dtypes,
+    _foreign,
+    _prune,
+    _storage,
+)
+from sparse24._errors import ArgumentError, DTypeError
+from sparse24._options import Call
+from sparse24._product import Result
+from sparse24._records import PLAIN, Compressed24, Fused
+from sparse24._torch import repack as torch_repack
+from sparse24._torch import replay as torch_replay
+from sparse24._torch.operators import meaning_for_tracing, operator
+from sparse24._torch.parts import (
+    dtype_of,
+    empty_parts,
+    in_type,
+    operand_of,
+    parts_of,
+    record_of,
+    without_autocast,
+)
+
+FORMS = ("x@At", "x@A", "A@b", "At@b")
+
+
+@operator
+def pack(x: Tensor, mask: Tensor | None, transposable: bool) -> list[Tensor]:
+    """Values and codes of matrices (..., m, k), pruned by magnitude or by `mask`.
+
+    Two tensors, or four for a transposable matrix: those of the transpose follow.
+    """
+    key = torch_repack.packing_key(x, mask, transposable)
+    known = torch_replay.find(key)
+    if known is not None:
+        return known(x, mask)
+    with _foreign.stream_of(x):
+        array, row = _foreign.view_of(x), dtype_of(x)
+        records: tuple[Compressed24, ...]
+        if mask is None and transposable:
+            records = _compress_records.transposable_records(array, row)
+        elif mask is None:
+            records = (_compress_records.compress_rows(array, row, "magnitude")[0],)
+        else:
+            keep = _compress.checked_mask(_foreign.view_of(mask), array)
+            turned = array.swapaxes(-1, -2), keep.swapaxes(-1, -2)
+            turns = ((array, keep), turned)[: 1 + transposable]
+            records = tuple(_by_mask(a, m, row, axis) for (a, m), axis in zip(turns, (-1, -2)))
+        if key is not None:
+            torch_replay.keep(key, torch_repack.Packing.of(x, mask, transposable))
+        return [_foreign.to_torch(part) for record in records for part in parts_of(record)]
+
+
+def _by_mask(array, keep, row: _dtypes.DType, axis: int) -> Compressed24:
+    """The elements under a mask, which on the CPU is seen to be 2:4; on the GPU that would wait."""
+    record, status = _compress_records.compress_rows(array, row, "mask", keep)
+    if not _arrays.is_cupy(array):
+        _storage.raise_excess(status, record.shape, axis=axis, argument="mask")
+    return record
+
+
+@meaning_for_tracing("pack")
+def _(x, mask, transposable):
+    shapes = (x.shape, x.mT.shape)[: 1 + transposable]
+    return [part for shape in shapes for part in empty_parts(x, *shape)]
+
+
+@operator
+def product(
+    parts: list[Tensor], m: int, k: int, dense: Tensor, bias: Tensor | None, form: str
+) -> Tensor:
+    """A product with the packed matrix A (m, k); `form` is one of `FORMS`.
+
+    ``x @ A`` is computed as the transpose of ``A.T @ x.T``, which exchanges views only.  A bias
+    is added to the columns of ``x @ A`` or ``x @ A.T``.
+    """
+    turned, left = form in ("x@A", "At@b"), form.startswith("x")
+    stored = parts[2:] if turned else parts[:2]
+    if not stored and bias is None and _multiplies_densely(parts[0], dense):
+        return _dense_product(parts, m, k, dense, left=left)
+    key = torch_replay.product_key(parts[0], dense, bias, m, k, form) if stored else None
+    known = torch_replay.find(key)
+    added = None if bias is None else _as_added(bias, parts[0], dense)
+    if known is not None:
+        return known(*stored, dense, added)
+    with _foreign.stream_of(dense):
+        epilogue = PLAIN if added is None else Fused(row_bias=_foreign.view_of(added))
+        a, b = operand_of(parts, m, k, turned=turned), _foreign.view_of(dense)
+        b = b.T if left else b
+        call = Call(other_dtype=dtype_of(dense))
+        shape = (a.shape[0], b.shape[1])
+        result = Result.plan(a, b, None, call, shape[::-1] if left else shape)
+        out = result.allocate(None)
+        launched = _dispatch.fill(a, b, out.T if left else out, epilogue, call, result)
+        product = _foreign.to_torch(out)
+        torch_replay.remember(key, launched, product)
+        return product
+
+
+def _as_added(bias: Tensor, values: Tensor, dense: Tensor) -> Tensor:
+    """A bias as kernels add it to the products of these operands, whatever its own type."""
+    wide = torch.float64 in (values.dtype, dense.dtype)
+    return in_type(bias, torch.float64 if wide else torch.float32).contiguous()
+
+
+def _multiplies_densely(values: Tensor, dense: Tensor) -> bool:
+    """Whether a product across the groups is torch's, of the matrix with its zeros.
+
+    On the CPU a kernel of ours does without that matrix.
+    """
+    return dense.is_cuda and values.dtype in _FLOATS and dense.dtype in _FLOATS
+
+
+def _dense_product(parts: list[Tensor], m: int, k: int, given: Tensor, *, left: bool) -> Tensor:
+    """``x @ A`` or ``A.T @ b`` by torch, in the type that ours would have."""
+    common = torch.promote_types(parts[0].dtype, given.dtype)
+    matrix, given = in_type(whole(parts, m, k), common), in_type(given, common)
+    with without_autocast(given):
+        return given @ matrix if left else matrix.t() @ given
+
+
+@meaning_for_tracing("product")
+def _(parts, m, k, dense, bias, form):
+    if form not in FORMS:
+        raise ArgumentError(f"form must be one of {FORMS}, got {form!r}")
+    rows, columns = {
+        "x@At": (dense.shape[0], m),
+        "x@A": (dense.shape[0], k),
+        "A@b": (m, dense.shape[1]),
+        "At@b": (k, dense.shape[1]),
+    }[form]
+    dtype = torch.promote_types(parts[0].dtype, dense.dtype)
+    return dense.new_empty((rows, columns), dtype=_RESULTS.get(dtype, dtype))
+
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_RESULTS = {
+    torch.int8: torch.int32,
+    torch.float8_e4m3fn: torch.bfloat16,
+    torch.float8_e5m2: torch.bfloat16,
+}
+
+
+@operator
+def dense(parts: list[Tensor], m: int, k: int) -> Tensor:
+    """The packed matrices with their zeros."""
+    return whole(parts, m, k)
+
+
+def whole(parts: list[Tensor], m: int, k: int) -> Tensor:
+    """`dense`, from within an operator."""
+    key = torch_repack.unpacking_key(parts, m, k)
+    known = torch_replay.find(key)
+    if known is not None:
+        return known(parts)
+    with _foreign.stream_of(parts[0]):
+        record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
+        unpacked = _foreign.to_torch(_storage.decompress(record))
+        if key is not None:
+            torch_replay.keep(key, torch_repack.Unpacking.of(parts, m, k))
+        return unpacked
+
+
+@meaning_for_tracing("dense")
+def _(parts, m, k):
+    return parts[0].new_empty((*parts[0].shape[:-2], m, k))
+
+
+@operator
+def like(parts: list[Tensor], m: int, k: int, x: Tensor) -> list[Tensor]:
+    """Values of `x` (m, k) in the places of a packed matrix, for each orientation it holds."""
+    with _foreign.stream_of(x):
+        array, row = _foreign.view_of(x), dtype_of(x)
+        turns = ((parts[:2], m, k, array), (parts[2:], k, m, array.T))[: len(parts) // 2]
+        found = []
+        for (values, codes), rows, columns, turned in turns:
+            record = record_of(values, codes, rows, columns, row)
+            found.append(_foreign.to_torch(_values_like(record, turned)))
+        return found
+
+
+def _values_like(record: Compressed24, x):
+    if not _arrays.is_cupy(x):
+        from sparse24.kernels import reference
+
+        return reference.like(_storage.canonical(record), x)
+    from sparse24.kernels import like as kernel
+
+    return parts_of(kernel.launch(record, x))[0]
+
+
+@meaning_for_tracing("like")
+def _(parts, m, k, x):
+    return [torch.empty_like(values) for values in parts[::2]]
+
+
+@operator
+def keep(x: Tensor, transposable: bool) -> Tensor:
+    """Where `pack` keeps elements, as booleans; kept zeros included."""
+    with _foreign.stream_of(x):
+        return _prune.mask(x, transposable=transposable).contiguous()
+
+
+@meaning_for_tracing("keep")
+def _(x, transposable):
+    return torch.empty_like(x, dtype=torch.bool, memory_format=torch.contiguous_format)
+
+
+@operator
+def kept_gradient(gradient: Tensor, x: Tensor, transposable: bool) -> Tensor:
+    """`gradient` where `pack` keeps elements of `x`, elsewhere 0."""
+    return (gradient * keep(x, transposable)).contiguous()
+
+
+@meaning_for_tracing("kept_gradient")
+def _(gradient, x, transposable):
+    return torch.empty_like(gradient, memory_format=torch.contiguous_format)
+
+
+@operator
+def masked_gradient(
+    parts: list[Tensor], m: int, k: int, gradient: Tensor, weight: Tensor | None, decay: float
+) -> Tensor:
+    """`gradient` where the packed matrix stores elements, elsewhere 0 or, with a `weight`,
+    ``gradient + decay * weight``; all of one type.
+    """
+    if gradient.dtype != parts[0].dtype:
+        raise DTypeError(f"gradient must be of {parts[0].dtype}, got {gradient.dtype}")
+    key = torch_repack.masking_key(parts, gradient, weight, decay)
+    known = torch_replay.find(key)
+    if known is not None:
+        return known(parts, gradient, weight)
+    with _foreign.stream_of(gradient):
+        record = record_of(parts[0], parts[1], m, k, dtype_of(parts[0]))
+        dense = _foreign.view_of(gradient)
+        decaying = None if weight is None else _foreign.view_of(weight)
+        if _arrays.is_cupy(dense):
+            from sparse24.kernels import like
+
+            result = like.masked_gradient(record, dense, weight=decaying, decay=decay)
+            torch_replay.keep(key, torch_repack.Masking.of(parts, gradient, weight, decay))
+        else:
+            from sparse24.kernels import reference
+
+            codes = _storage.canonical(record)
+            result = reference.masked_gradient(codes, dense, decaying, decay)
+        return _foreign.to_torch(result)
+
+
+@meaning_for_tracing("masked_gradient")
+def _(parts, m, k, gradient, weight, decay):
+    return torch.empty_like(gradient, memory_format=torch.contiguous_format)

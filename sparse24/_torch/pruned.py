@@ -1,0 +1,136 @@
+"""What layers that prune their weight at each call share: masks, what is kept, their state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse24 import _check
+from sparse24._errors import DTypeError, ShapeError, UnsupportedError
+from sparse24._torch import state as torch_state
+from sparse24._torch.kept import forget
+from sparse24._torch.packed import Packed
+from sparse24._torch.ways import WAYS, has_elements, version_of, way_of
+from sparse24._train_rule import Rule
+
+
+class PrunedLayer(torch.nn.Module):
+    """The part of a layer that knows its mask, and how to multiply by it.
+
+    A layer has a `weight` (..., m, k) and a `bias` (..., m) or None, and calls `_begin` once it has
+    both.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    mask: Tensor | None
+    rule: Rule
+    sparse = "weight"  # how to multiply where no mask says otherwise
+
+    def _begin(self, rule: Rule) -> None:
+        self.rule = rule
+        self._packed: Packed | None = None
+        self._captured: list[tuple] = []  # memory that CUDA graphs read
+        self._way = self.sparse  # how the present mask is multiplied by: `sparse` or one of WAYS
+        self._looked_at: int | None = None  # the version of the mask that the way was chosen for
+        self.register_buffer("mask", None)
+
+    def _refuse_mask(self, mask: Tensor | None) -> None:
+        """Raise if this layer takes no such mask."""
+
+    @property
+    def takes_masks(self) -> bool:
+        """True if a mask can be set."""
+        return True
+
+    @property
+    def masked(self) -> bool:
+        """True if the layer multiplies densely, with its mask."""
+        return self._way == "masked"
+
+    def set_mask(self, mask: Tensor | None, *, way: str | None = None) -> None:
+        """Use this mask from now on; None returns to masks chosen by magnitude.
+
+        Parameters
+        ----------
+        mask : Tensor of bool, shape of the weight, or None
+            With a mask that is not 2:4 (along both axes, for a transposable layer) the layer
+            multiplies densely.
+        way : {"weight", "masked", "dense"}, optional
+            How to multiply: sparsely, with a 2:4 mask; densely, with any mask; or without the
+            mask, if all of it is true.  By default the mask is inspected, which waits for the
+            device.
+        """
+        self._refuse_mask(mask)
+        _check.one_of(way, (None, *WAYS), argument="way")
+        if mask is not None and not isinstance(mask, Tensor):
+            kind = type(mask).__name__
+            raise DTypeError(f"mask must be a torch.Tensor, got {kind}; use torch.as_tensor")
+        if hasattr(mask, "full_tensor"):
+            raise UnsupportedError(
+                f"mask must be whole, as each process keeps all of it, got a "
+                f"{type(mask).__name__}; pass mask.full_tensor()"
+            )
+        if mask is not None and tuple(mask.shape) != tuple(self.weight.shape):
+            raise ShapeError(
+                f"mask must have the weight's shape, {tuple(self.weight.shape)}, "
+                f"got {tuple(mask.shape)}"
+            )
+        if mask is not None and mask.dtype != torch.bool:
+            raise DTypeError(f"mask must be boolean, got {mask.dtype}; use mask != 0")
+        if mask is None or self.mask is None:
+            with torch.inference_mode(False):  # else the layer could not learn with it
+                place = torch_state.mask_device(self.weight)
+                self.mask = None if mask is None else mask.to(place).clone()
+        else:
+            self.mask.copy_(mask)
+        self._choose_way(way, mask)
+
+    def _choose_way(self, way: str | None, given: Tensor | None = None) -> None:
+        """By the layer's mask, or the one that it was given, if its own is on the meta device."""
+        if self.mask is None or self.sparse != "weight":
+            self._way = self.sparse
+        else:
+            seen = given if self.mask.is_meta and given is not None else self.mask
+            self._way = way or way_of(seen, self.rule.transposable)
+        self._looked_at = version_of(self.mask)
+
+    def _look_again(self) -> None:
+        """A mask that was written in place may be multiplied by in another way."""
+        if self.mask is None or self._way == "masked" or not has_elements(self.mask):
+            return  # that way serves any mask
+        if self._looked_at != version_of(self.mask):
+            self._choose_way(None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # fully_shard does that before and after each call, for new values
+            forget(self)
+        super().__setattr__(name, value)
+
+    def _apply(self, *args, **kwargs):
+        forget(self)  # it is of another type or device; torch swaps no tensor with weak references
+        return super()._apply(*args, **kwargs)
+
+    def train(self, mode: bool = True):
+        forget(self)  # weights may have been exchanged through `.data`
+        self._look_again()
+        return super().train(mode)
+
+    def __prepare_scriptable__(self):
+        raise UnsupportedError(
+            "torch.jit.script cannot compile sparse layers; use torch.jit.trace within "
+            "torch.no_grad(), torch.export or torch.compile"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None, "_captured": []}  # a copy packs its own weight
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({f"{prefix}{key}": v for key, v in torch_state.saved(self).items()})
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        with torch_state.loading(self, state_dict, prefix) as others:
+            super()._load_from_state_dict(others, prefix, *args, **kwargs)

@@ -1,0 +1,122 @@
+"""What makes a `Sparse24Tensor`, by the names that xformers and torch have for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24 import _check, _foreign, _is_24
+from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._torch import ops
+from sparse24._torch.check import check_tensor
+from sparse24._torch.stored import tensor_of
+from sparse24._torch.tensor import Sparse24Tensor
+from sparse24._torch.transforms import differentiable
+from sparse24.formats.two_four import Sparse24Array
+
+
+class _Sparsify(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, gradient: str, transposable: bool):
+        ctx.gradient, ctx.transposable = gradient, transposable
+        if gradient != "ste":
+            ctx.save_for_backward(x)
+        return Sparse24Tensor(ops.pack(x, None, transposable), x.shape)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.gradient != "ste":
+            (x,) = ctx.saved_tensors
+            if torch.compiler.is_compiling():  # where a packed matrix stands for its gradient
+                return ops.kept_gradient(grad, x, ctx.transposable), None, None
+            grad = grad * ops.keep(x, ctx.transposable)
+        return grad, None, None
+
+
+def sparsify24(
+    x: Tensor, algo: str = "", gradient: str = "24sparse", backend: str = "sparse24"
+) -> Sparse24Tensor:
+    """Prune a matrix to 2:4 by 4x4 tiles; stands in for ``xformers.ops.sp24.sparsify24``.
+
+    Parameters
+    ----------
+    x : Tensor, shape (m, k)
+    algo : str
+        Taken for compatibility: every name gives the exact optimum of the 90 tile masks.
+    gradient : {"24sparse", "24dense", "ste"}
+        Both 2:4 forms give `x` the gradient of its kept elements, as a dense tensor;
+        ``"ste"`` gives it the whole gradient.
+    backend : str
+        Taken for compatibility.
+
+    Returns
+    -------
+    Sparse24Tensor, shape (m, k)
+        Differentiable; its products from either side are sparse.  Does not wait for the device.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If `x` is not a matrix of a type that sparse24 stores.
+    ArgumentError
+        If `gradient` is unknown.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import sparsify24
+    >>> x = torch.randn(8, 8)
+    >>> (sparsify24(x) @ torch.ones(8, 2)).shape
+    torch.Size([8, 2])
+    """
+    _check.one_of(gradient, ("24sparse", "24dense", "ste"), argument="gradient")
+    check_tensor(x, "x")
+    if x.ndim != 2:
+        raise ShapeError(f"x must be a matrix (m, k), got shape {tuple(x.shape)}; reshape it")
+    return differentiable(_Sparsify, x, gradient, True)
+
+
+def to_sparse_semi_structured(
+    original_tensor: Tensor | Sparse24Array, transposed: bool = False
+) -> Sparse24Tensor:
+    """Pack a matrix that is 2:4; stands in for ``torch.sparse.to_sparse_semi_structured``.
+
+    Parameters
+    ----------
+    original_tensor : Tensor or Sparse24Array, shape (m, k)
+        Of an array that is compressed already, such as one of a file, the memory is shared.
+    transposed : bool
+        Taken for compatibility; must be False, as in torch.
+
+    Returns
+    -------
+    Sparse24Tensor, shape (m, k)
+
+    Raises
+    ------
+    PatternError
+        If a group holds more than two non-zeros.  (torch drops the others silently.)
+        The check waits for the device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import to_sparse_semi_structured
+    >>> w = to_sparse_semi_structured(torch.tensor([[0.0, 1, 0, 2]]))
+    >>> w @ torch.ones(4, 1)
+    tensor([[3.]])
+    >>> to_sparse_semi_structured(w.to_array()).to_dense()
+    tensor([[0., 1., 0., 2.]])
+    """
+    if transposed:
+        raise UnsupportedError("transposed=True is not supported; transpose the result with .t()")
+    if isinstance(original_tensor, Sparse24Array):
+        return tensor_of(original_tensor)
+    check_tensor(original_tensor, "original_tensor")
+    if original_tensor.ndim != 2:
+        shape = tuple(original_tensor.shape)
+        raise ShapeError(f"original_tensor must be a matrix, got shape {shape}")
+    with _foreign.stream_of(original_tensor):
+        _is_24.check_24(original_tensor.detach())
+    parts = ops.pack(original_tensor.detach(), None, False)  # else they would belong to its graph
+    return Sparse24Tensor(parts, original_tensor.shape)

@@ -1,0 +1,86 @@
+"""The state of a sparse layer: saved, loaded, and passed on when another layer replaces it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse24 import _check
+from sparse24._errors import ArgumentError
+from sparse24._torch.kept import forget
+
+OWN = ("clock", "masked")  # entries of a state_dict that are no parameters or buffers
+
+
+def check_dense(layer) -> None:
+    """Refuse what is no linear layer with a weight of its own."""
+    if not isinstance(layer, torch.nn.Linear):
+        raise ArgumentError(f"layer must be a torch.nn.Linear, got {_check.shown(layer)}")
+    if "weight" not in layer._parameters:  # of torch.nn.utils.prune, say: made in a hook
+        sources = ", ".join(n for n in layer._parameters if n != "bias")
+        raise ArgumentError(
+            f"the weight of layer must be a parameter, and is made of {sources} before each call; "
+            "fold it first, as with torch.nn.utils.prune.remove(layer, 'weight') or "
+            "remove_weight_norm"
+        )
+    if torch.nn.parameter.is_lazy(layer.weight):
+        raise ArgumentError(
+            "layer must have a weight, and a LazyLinear has none yet; call it once before"
+        )
+
+
+def saved(layer) -> dict[str, Tensor]:
+    """What the state_dict of a layer holds beside its parameters and buffers."""
+    found = {}
+    if layer.rule.samples:
+        found["clock"] = layer._clock.clone()
+    if layer.mask is not None:
+        found["masked"] = torch.tensor(layer._way == "masked")
+    return found
+
+
+@contextlib.contextmanager
+def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
+    """What torch is to load of a state; then the layer multiplies as it did when it was saved.
+
+    A state that holds the weight and no mask takes the mask away; one of other layers alone, as
+    with ``strict=False``, leaves all as it is.
+    """
+    forget(layer)  # torch swaps no tensor that something refers to weakly
+    weight, mask = (state_dict.get(f"{prefix}{key}") for key in ("weight", "mask"))
+    clock, masked = (state_dict.get(f"{prefix}{key}") for key in OWN)
+    made = mask is not None and layer.mask is None and layer.takes_masks
+    if made:
+        with torch.inference_mode(False):  # else the layer could not learn with it
+            layer.mask = torch.empty(
+                layer.weight.shape, dtype=torch.bool, device=mask_device(layer.weight)
+            )
+    elif mask is None and weight is not None:
+        layer.mask = None
+    if clock is not None and layer.rule.samples:
+        layer._clock.copy_(clock)
+    yield {k: v for k, v in state_dict.items() if k not in {f"{prefix}{key}" for key in OWN}}
+    if made and mask is not None and mask.shape != layer.weight.shape:
+        layer.mask = None  # torch refuses the saved one, and ours was never written
+    if weight is not None or mask is not None:
+        layer._choose_way("masked" if masked else None, None if mask is None else mask.bool())
+
+
+def mask_device(weight: Tensor) -> torch.device:
+    """Where the mask of a weight is needed: where passes are.
+
+    A weight that `fully_shard` splits may wait for them elsewhere, on the host say.
+    """
+    mesh = getattr(weight, "device_mesh", None)
+    return weight.device if mesh is None or weight.is_meta else torch.device(mesh.device_type)
+
+
+def hand_on_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """Hooks of forward and backward run in the new layer, and their handles remove them there."""
+    for name, hooks in vars(old).items():
+        if "hook" in name and ("forward" in name or "backward" in name):
+            setattr(new, name, hooks)

@@ -1,0 +1,78 @@
+"""`Sparse24Tensor` to and from arrays of sparse24, and the form in which it is saved.
+
+What is saved is canonical, as in files of sparse24, because the codes of a packed matrix are in
+another order on a GPU: so it can be loaded on any device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparse24 import _foreign, _storage, convert
+from sparse24._errors import ShapeError
+from sparse24._torch import parts as parts_
+from sparse24._torch.tensor import Sparse24Tensor
+from sparse24.formats.two_four import Sparse24Array
+
+Orientations = tuple[tuple[Tensor, Tensor], ...]  # (values, codes) of the matrix, of its transpose
+
+
+def tensor_of(array: Sparse24Array) -> Sparse24Tensor:
+    """The matrix with the orientation that it stores; shares its memory."""
+    if array.ndim != 2:
+        raise ShapeError(
+            f"original_tensor must be a matrix, got shape {array.shape}; give A[i] for each i"
+        )
+    if array.axis != -1:
+        return tensor_of(array.T).t()
+    array.check()
+    with _foreign.stream_of(array.values):
+        return Sparse24Tensor(_parts(array), array.shape)
+
+
+def _parts(array: Sparse24Array) -> list[Tensor]:
+    record = array._operand.stored
+    values, codes = (_foreign.to_torch(part) for part in parts_.parts_of(record))
+    return [values.view(getattr(torch, record.dtype.name)), codes]
+
+
+def saved(a: Sparse24Tensor) -> tuple[Orientations, tuple[int, int]]:
+    """The canonical values and codes of each orientation, and the shape of the first."""
+    parts, (m, k) = a.parts, a.stored_shape
+    pairs = [(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
+    if a.device.type == "cuda":
+        shapes = ((m, k), (k, m))
+        pairs = [_canonical(*pair, *shape) for pair, shape in zip(pairs, shapes, strict=False)]
+    return tuple(pairs), (m, k)
+
+
+def _canonical(values: Tensor, codes: Tensor, m: int, k: int) -> tuple[Tensor, Tensor]:
+    with _foreign.stream_of(values):
+        record = parts_.record_of(values, codes, m, k, parts_.dtype_of(values))
+        columns = record.values.shape[-1]
+        return values[..., :columns].contiguous(), _foreign.to_torch(_storage.canonical(record))
+
+
+def restored(
+    pairs: Orientations, shape: tuple[int, int], turned: bool, learns: bool, parameter: bool
+) -> Sparse24Tensor:
+    """What `saved` was given; checked, as it may come from a file that nobody vouches for."""
+    m, k = shape
+    shapes = ((m, k), (k, m))
+    lists = [_packed(*pair, size) for pair, size in zip(pairs, shapes, strict=False)]
+    seen = shapes[1] if turned else shapes[0]
+    a = Sparse24Tensor([part for parts in lists for part in parts], seen, turned=bool(turned))
+    return torch.nn.Parameter(a, learns) if parameter else a.requires_grad_(learns)  # type: ignore[return-value]
+
+
+def _packed(values: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tensor]:
+    if values.is_meta:  # loaded for its shape and type alone
+        return [values, codes]
+    array = convert.from_parts(values.cpu(), codes.cpu(), shape)
+    if values.device.type == "cpu":
+        return [values, codes]
+    return _parts(array.to_device(str(values.device)))
+
+
+torch.serialization.add_safe_globals([restored])  # so that torch.load needs no unpickling of code

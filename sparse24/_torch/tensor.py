@@ -1,0 +1,214 @@
+"""A tensor subclass for code written for xformers or torch's semi-structured tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse24 import _foreign
+from sparse24._errors import ShapeError, UnsupportedError
+from sparse24._torch import arithmetic as torch_arithmetic
+from sparse24._torch import fused as torch_fused
+from sparse24._torch import matmul as torch_matmul
+from sparse24._torch import ops
+from sparse24._torch import reductions as torch_reductions
+from sparse24._torch import views as torch_views
+from sparse24._torch.matrix import PackedMatrix, undefined
+from sparse24._torch.parts import unpack
+from sparse24._torch.transforms import differentiable
+from sparse24.formats.two_four import Sparse24Array
+
+_aten = torch.ops.aten
+
+
+class Sparse24Tensor(PackedMatrix):
+    """A 2:4 matrix that takes part in ``@``, ``torch.mm`` and ``torch.nn.functional.linear``.
+
+    Made by `sparsify24` and `to_sparse_semi_structured`.  A number, or a tensor that broadcasts to
+    its shape, is a factor or a divisor; zeros stay zeros.  ``-a`` and ``abs(a)``, rows and whole
+    groups of columns (``a[:8]``, ``a[:, 4:8]``, ``a.split(8)``) and ``.to()`` give such a matrix
+    again.  ``a.sum()``, ``mean``, ``amax``, ``norm`` and their like, and ``torch.equal``, make the
+    dense matrix to look at.  Other operations raise; use `to_dense` first.
+
+    ``torch.save`` stores it without the zeros, and ``torch.load`` checks it and takes it to any
+    device, with ``weights_only`` once ``sparse24.torch`` is imported.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparse24.torch import to_sparse_semi_structured
+    >>> a = to_sparse_semi_structured(torch.eye(4))
+    >>> a
+    Sparse24Tensor(shape=(4, 4), dtype=torch.float32, device=cpu, transposable=False)
+    >>> torch.ones(1, 4) @ a.T
+    tensor([[1., 1., 1., 1.]])
+    >>> scale = abs(a).amax(dim=1, keepdim=True) / 127
+    >>> (a[:2] / scale[:2]).to_dense()
+    tensor([[127.,   0.,   0.,   0.],
+            [  0., 127.,   0.,   0.]])
+    """
+
+    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[override]
+        """The matrix with its zeros; its gradient is this tensor's."""
+        learns = torch.is_grad_enabled() and self.requires_grad
+        dense = differentiable(_ToDense, self) if learns else self.whole()  # parts have no graph
+        return dense if dtype is None else dense.to(dtype)
+
+    def to_array(self) -> Sparse24Array:
+        """The matrix as an array of sparse24, to save or to multiply without torch.
+
+        Shares the memory of this tensor; has no gradient.
+        """
+        if self.ndim != 2:
+            raise ShapeError(
+                f"to_array takes a matrix, got shape {tuple(self.shape)}; call it before expand"
+            )
+        with _foreign.stream_of(self.parts[0]):
+            stored = unpack(self.parts, *self.stored_shape)
+            return stored.T if self.turned else stored
+
+    def __reduce_ex__(self, protocol):
+        """Saved in the canonical form, checked when it is loaded."""
+        from sparse24._torch.stored import restored, saved
+
+        parameter = isinstance(self, torch.nn.Parameter)
+        return restored, (*saved(self), self.turned, self.requires_grad, parameter)
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return (
+            f"Sparse24Tensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
+            f"transposable={len(self.parts) == 4})"
+        )
+
+    def share_memory_(self) -> Sparse24Tensor:
+        """Move the values and codes to shared memory, as for other processes."""
+        for part in self.parts:
+            part.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return all(part.is_shared() for part in self.parts)
+
+    def __dlpack__(self, **_):  # torch would hand out an address without elements
+        raise UnsupportedError(
+            "a Sparse24Tensor has no dense memory to share by DLPack; call .to_dense() first"
+        )
+
+    def __tensor_flatten__(self):
+        names = [f"_part{i}" for i in range(len(self.parts))]
+        for name, part in zip(names, self.parts, strict=True):
+            setattr(self, name, part)
+        return names, (tuple(self.shape), self.turned)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+        shape, turned = context
+        return cls([inner[name] for name in sorted(inner)], shape, turned=turned)
+
+    def _stable_hash_for_caching(self) -> str:
+        """What compiled code depends on; torch keys its cache of such code by it."""
+        parts = [
+            (tuple(part.shape), part.stride(), part.storage_offset(), part.dtype, part.device)
+            for part in self.parts
+        ]
+        key = repr((tuple(self.shape), self.turned, self.requires_grad, parts))
+        return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        rule = _RULES.get(function)
+        if rule is not None:
+            return rule(*args, **kwargs)
+        _refuse_nested(args)
+        # Inference mode hands over what torch itself makes of simpler operations, as linear.
+        parts = getattr(function, "decompose", None)
+        made = NotImplemented if parts is None else parts(*args, **kwargs)
+        if made is NotImplemented:
+            raise undefined(function, _way_out(function))
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class _ToDense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a: Sparse24Tensor) -> Tensor:
+        return a.whole()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _refuse_nested(operands) -> None:
+    """Of those that torch pads it would say that something is wrong with itself."""
+    if any(isinstance(x, Tensor) and x.is_nested and x.layout is torch.strided for x in operands):
+        raise UnsupportedError(
+            "a Sparse24Tensor is not multiplied with a nested tensor; use "
+            "torch.nested.to_padded_tensor(x, 0.0), or give it layout=torch.jagged"
+        )
+
+
+def _way_out(function) -> str:
+    writes = function._schema.is_mutable and function._schema.name.endswith("_")
+    if not writes:
+        return "call .to_dense() first"
+    return (
+        "its elements are not written in place: w = 2 * w makes a new one, and a weight that "
+        "learns stays dense, as in sparse24.torch.SparseLinear"
+    )
+
+
+def _kept_gradient(a: Sparse24Tensor, x: Tensor, transposable: bool) -> Tensor:
+    """A compiler traces backward with the result of forward in place of its gradient."""
+    return ops.kept_gradient(a.whole(), x, transposable)
+
+
+def _clone(a: Sparse24Tensor, **_) -> Sparse24Tensor:
+    return Sparse24Tensor([part.clone() for part in a.parts], a.shape, turned=a.turned)
+
+
+def _refuse_copy(*_: Any) -> Tensor:
+    raise UnsupportedError(
+        "elements are not copied into or out of a Sparse24Tensor; pass assign=True to "
+        "load_state_dict, or call .to_dense() first"
+    )
+
+
+def _to_copy(a: Sparse24Tensor, *, dtype=None, device=None, **_) -> Sparse24Tensor:
+    return a.converted(dtype, device)
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    _aten.detach.default: torch_views.same,
+    _aten.alias.default: torch_views.same,
+    _aten.t.default: torch_views.turn,
+    _aten.transpose.int: torch_views.transpose,
+    _aten.permute.default: torch_views.permute,
+    _aten.expand.default: torch_views.repeat,
+    _aten.view.default: torch_views.view,
+    _aten.slice.Tensor: torch_views.cut,
+    _aten.split.Tensor: torch_views.split,
+    _aten.split_with_sizes.default: torch_views.split_in,
+    _aten.bmm.default: torch_matmul.bmm,
+    _aten.mm.default: torch_matmul.mm,
+    _aten.mm.out: torch_matmul.mm_out,
+    _aten.mv.default: torch_matmul.mv,
+    _aten.addmm.default: torch_matmul.addmm,
+    _aten._native_multi_head_attention.default: torch_fused.attention,
+    _aten._transformer_encoder_layer_fwd.default: torch_fused.encoder_layer,
+    _aten.mul.Tensor: torch_arithmetic.multiply,
+    _aten.div.Tensor: torch_arithmetic.divide,
+    _aten.neg.default: torch_arithmetic.negative,
+    _aten.abs.default: torch_arithmetic.absolute,
+    **torch_reductions.RULES,
+    _aten.clone.default: _clone,
+    _aten._to_copy.default: _to_copy,
+    _aten.copy_.default: _refuse_copy,
+    ops.kept_gradient: _kept_gradient,
+}

@@ -1,0 +1,130 @@
+"""A `Sparse24Tensor` turned, repeated, and in parts."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse24 import _spec
+from sparse24._errors import ShapeError
+from sparse24._torch import ops
+from sparse24._torch.matrix import PackedMatrix, undefined
+
+_aten = torch.ops.aten
+
+
+def same(a: PackedMatrix) -> PackedMatrix:
+    return a.seen(a.shape, a.turned)
+
+
+def turn(a: PackedMatrix) -> PackedMatrix:
+    if a.ndim != 2:
+        raise undefined(_aten.t.default)
+    return a.seen(a.shape[::-1], not a.turned)
+
+
+def transpose(a: PackedMatrix, first: int, second: int) -> PackedMatrix:
+    axes = list(range(a.ndim))
+    _check_axes(a, [first, second])
+    axes[first], axes[second] = axes[second], axes[first]
+    return permute(a, axes)
+
+
+def permute(a: PackedMatrix, axes: list[int]) -> PackedMatrix:
+    _check_axes(a, axes)
+    given, axes = axes, [axis % a.ndim for axis in axes]
+    if sorted(axes) != list(range(a.ndim)):
+        raise ShapeError(
+            f"axes must name each of the {a.ndim} axes once, got {given}; give {a.ndim} others"
+        )
+    if set(axes[-2:]) != {a.ndim - 2, a.ndim - 1}:  # an axis of expand would become one of m, k
+        raise undefined(_aten.permute.default)
+    turned = a.turned != (axes[-1] != a.ndim - 1)
+    return a.seen([a.shape[axis] for axis in axes], turned)
+
+
+def _check_axes(a: PackedMatrix, axes: list[int]) -> None:
+    if not all(-a.ndim <= axis < a.ndim for axis in axes):
+        span = f"-{a.ndim} to {a.ndim - 1}"
+        raise ShapeError(
+            f"axes of a Sparse24Tensor of shape {tuple(a.shape)} are {span}, got {axes}; give those"
+        )
+
+
+def repeat(a: PackedMatrix, shape: list[int], **_: Any) -> PackedMatrix:
+    """The matrix at every place of leading axes, as torch's matmul asks for beside a stack."""
+    new = len(shape) - a.ndim
+    full = [*shape[:new], *(old if n == -1 else n for n, old in zip(shape[new:], a.shape))]
+    if new < 0 or any(n != old != 1 for n, old in zip(full[new:], a.shape)):
+        raise undefined(_aten.expand.default)
+    return view(a, full, function=_aten.expand.default)
+
+
+def view(a: PackedMatrix, shape: list[int], *, function=_aten.view.default) -> PackedMatrix:
+    """Of other leading axes, which all lead to the one matrix."""
+    if len(shape) < 2 or tuple(shape[-2:]) != tuple(a.shape[-2:]) or -1 in shape:
+        raise undefined(function)
+    return a.seen(shape, a.turned)
+
+
+def cut(a: PackedMatrix, axis: int = 0, start=None, stop=None, step: int = 1) -> PackedMatrix:
+    """Rows, or whole groups of columns."""
+    _check_axes(a, [axis])
+    if a.ndim != 2 or step != 1:
+        raise undefined(_aten.slice.Tensor)
+    axis %= 2
+    start, stop, _ = slice(start, stop).indices(a.shape[axis])
+    return _part(a, axis, start, max(start, stop))
+
+
+def split(a: PackedMatrix, size: int, axis: int = 0) -> list[PackedMatrix]:
+    _check_axes(a, [axis])
+    whole = a.shape[axis]
+    if size <= 0:
+        raise ShapeError(f"parts must have a size of 1 or more, got {size}; give another")
+    return split_in(a, [min(size, whole - start) for start in range(0, whole, size)], axis)
+
+
+def split_in(a: PackedMatrix, sizes: list[int], axis: int = 0) -> list[PackedMatrix]:
+    _check_axes(a, [axis])
+    if sum(sizes) != a.shape[axis] or min(sizes, default=0) < 0:
+        raise ShapeError(
+            f"sizes of the parts must add up to {a.shape[axis]}, got {list(sizes)}; give others"
+        )
+    return [cut(a, axis, stop - n, stop) for n, stop in zip(sizes, accumulate(sizes))]
+
+
+def _part(a: PackedMatrix, axis: int, start: int, stop: int) -> PackedMatrix:
+    """Of a transposable matrix the orientation alone in which the part is rows."""
+    (m, k), parts = a.stored_shape, a.parts
+    shape = [*a.shape]
+    shape[axis] = stop - start
+    if axis == (1 if a.turned else 0):
+        return a.seen(shape, a.turned, _rows(parts[:2], m, k, start, stop))
+    if len(parts) == 4:
+        return a.seen(shape, not a.turned, _rows(parts[2:], k, m, start, stop))
+    if start < stop and (start % _spec.GROUP or (stop % _spec.GROUP and stop != k)):
+        raise ShapeError(
+            f"[{start}:{stop}] cuts a group of {_spec.GROUP} along axis {axis} of a "
+            f"Sparse24Tensor of shape {tuple(a.shape)}; cut at multiples of {_spec.GROUP}, or call "
+            ".to_dense() first"
+        )
+    return a.seen(shape, a.turned, _packed(ops.dense(parts, m, k)[:, start:stop]))
+
+
+def _rows(parts: list[Tensor], m: int, k: int, start: int, stop: int) -> list[Tensor]:
+    """Views, but of a GPU's codes, whose order is that of tiles of rows."""
+    values, codes = parts
+    if codes.ndim == values.ndim:
+        return [values[start:stop], codes[start:stop]]
+    if start % _spec.ATOM_M:
+        return _packed(ops.dense(parts, m, k)[start:stop])
+    tiles = slice(start // _spec.ATOM_M, -(-stop // _spec.ATOM_M))
+    return [values[start:stop], codes[:, tiles].contiguous()]
+
+
+def _packed(dense: Tensor) -> list[Tensor]:
+    return ops.pack(dense.contiguous(), None, False)
