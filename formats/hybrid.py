@@ -127,7 +127,7 @@ class HybridArray(HybridStorage):
         Examples
         --------
         >>> import numpy as np, sparse24 as s24
-        >>> told = s24.hybrid(np.triu(np.ones((100, 80), np.float32))).explain(n=16)
+        >>> told = s24.hybrid(np.triu(np.ones((100, 80), np.float32))).explain(n=32)
         >>> told["choice"], told["reason"]
         ('cpu', 'the only path for so many columns on this device')
         """

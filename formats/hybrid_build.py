@@ -1,14 +1,15 @@
 """Build the tiles of a block-hybrid matrix, on the CPU or on the GPU.
 
-Two passes over the source, a few bands of tiles at a time: the first counts the
-non-zeros of every tile, the cost model then chooses a kind for each, and the
-second pass writes.  A scipy or cupyx matrix is made dense a few bands at a time.
+Two passes over the source: the first counts the non-zeros of every tile, the cost model
+then chooses a kind for each, and the second pass writes.  A SciPy matrix is read row by row
+of its non-zeros; a cupyx matrix, and one that holds an element twice, is made dense a few
+bands of tiles at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -18,12 +19,15 @@ from sparse24._errors import DTypeError, ShapeError
 from sparse24.formats import convert
 from sparse24.formats import hybrid_tiles as ht
 
+if TYPE_CHECKING:
+    from sparse24.kernels.cpu_hybrid_csr import CsrRows
+
 STEP_ELEMENTS = 1 << 25  # dense elements that are held at a time
 BAR_FROM = 1 << 28  # elements above which a progress bar is shown
 
 
 class Source:
-    """A matrix that hands out dense rows; wraps NumPy, CuPy, scipy and cupyx matrices."""
+    """A matrix that hands out its rows; wraps NumPy, CuPy, scipy and cupyx matrices."""
 
     def __init__(self, w: Any, dtype=None):
         self.sparse = _arrays.is_sparse_matrix(w)
@@ -50,6 +54,26 @@ class Source:
         early = self.sparse and not on_gpu and self.dtype.name in ("float32", "float64")
         if early and self.matrix.has_canonical_format:  # else SciPy adds up in its own type first
             self.matrix = self.matrix.astype(self.dtype.logical, copy=False)  # not its zeros
+
+    def csr_rows(self) -> CsrRows | None:
+        """The non-zeros of a SciPy matrix row by row, or None where there are no such rows.
+
+        Those of a matrix that holds an element twice are added up by SciPy's ``toarray``.
+        """
+        from sparse24.kernels.cpu_hybrid_csr import CsrRows
+
+        matrix = self.matrix
+        if not self.sparse or self.xp is not np:
+            return None
+        if not matrix.has_canonical_format:  # its columns may only lack an order
+            matrix = matrix.copy()
+            matrix.sort_indices()
+            if not matrix.has_canonical_format:
+                return None
+        narrow = np.int32 if self.shape[1] <= np.iinfo(np.int32).max else np.int64
+        columns = matrix.indices.astype(narrow, copy=False)
+        bits = self._in_dtype(matrix.data).view(self.dtype.storage)
+        return CsrRows(matrix.indptr.astype(np.int64, copy=False), columns, bits)
 
     def bits(self, first: int, last: int):
         """Rows [first, last) as unsigned integers, each row contiguous."""
@@ -87,11 +111,11 @@ def build(source: Source, choose: Chooser) -> tuple[ht.Tiles, int]:
     `choose` maps the tiles' counts of non-zeros and of 2:4 overflow to kinds.
     On the GPU this waits once, for the counts.
     """
-    nonzeros, overflow = _survey(source)
+    rows = source.csr_rows()
+    nonzeros, overflow = _survey(source, rows)
     kinds = choose(nonzeros, overflow).astype(np.uint8)
     tiles = _allocate(source, kinds, nonzeros, overflow)
-    for first, last in source.steps("fill"):
-        _fill(source, source.bits(first, last), tiles.rows(first, last))
+    _fill(source, rows, tiles)
     values = tiles.values.view(source.dtype.logical)
     spill = tiles.overflow_values.view(source.dtype.logical)
     return ht.replace(tiles, values=values, overflow_values=spill), int(nonzeros.sum())
@@ -108,10 +132,15 @@ def _kernel(xp) -> Any:
     return hybrid_tiles
 
 
-def _survey(source: Source) -> tuple[np.ndarray, np.ndarray]:
+def _survey(source: Source, rows: CsrRows | None) -> tuple[np.ndarray, np.ndarray]:
     grid = ht.grid_of(source.shape)
     nonzeros = source.xp.zeros(grid, np.int64)
     overflow = source.xp.zeros(grid, np.int64)
+    if rows is not None:
+        from sparse24.kernels import cpu_hybrid_csr
+
+        cpu_hybrid_csr.survey(rows, source.dtype, nonzeros, overflow)
+        return nonzeros.ravel(), overflow.ravel()
     for first, last in source.steps("survey"):
         bands = slice(first // ht.TILE, -(-last // ht.TILE))
         bits = source.bits(first, last)
@@ -133,8 +162,15 @@ def _allocate(source: Source, kinds, nonzeros, overflow) -> ht.Tiles:
     )  # fmt: skip
 
 
-def _fill(source: Source, bits, part: ht.Tiles) -> None:
-    _kernel(source.xp).fill(bits, source.dtype, part)
+def _fill(source: Source, rows: CsrRows | None, tiles: ht.Tiles) -> None:
+    if rows is not None:
+        from sparse24.kernels import cpu_hybrid_csr
+
+        cpu_hybrid_csr.fill(rows, source.dtype, tiles)
+        return
+    for first, last in source.steps("fill"):
+        part = tiles.rows(first, last)
+        _kernel(source.xp).fill(source.bits(first, last), source.dtype, part)
 
 
 def decode(tiles: ht.Tiles):

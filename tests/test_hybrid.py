@@ -313,7 +313,7 @@ def test_summary_tells_bands_memory_and_choice(rng):
     text = h.summary()
     for word in ("bitmap", "swing", "dense", "CSR", "choice  cpu", "n = 4096"):
         assert word in text
-    assert h.explain(4)["choice"] == "cpu"
+    assert h.explain(32)["choice"] == "cpu"
     assert repr(h).startswith("<HybridArray 512x512 float32, ")
 
 
