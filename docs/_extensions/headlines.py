@@ -103,8 +103,8 @@ def _split(case: Case) -> bool:
     return case["ours_kernel"].startswith("sparse_split")
 
 
-def _unstructured(zeros: float, low: int) -> Callable[[Case], bool]:
-    return lambda c: c.get("zeros") == zeros and c["n"] >= low
+def _unstructured(zeros: tuple[float, ...], low: int, high: int) -> Callable[[Case], bool]:
+    return lambda c: c.get("zeros") in zeros and low <= c["n"] <= high
 
 
 def _hybrid(family: str, zeros: float, low: int, high: int) -> Callable[[Case], bool]:
@@ -187,8 +187,12 @@ HEADLINES = (
     Headline("CPU, 512 columns and more, float32", "cpu", "numpy_float32",
              _few(512, 4096, "float32")),
     Headline("CPU, 512 columns and more, float32", "cpu", "scipy_csr", _few(512, 4096, "float32")),
-    Headline("CPU, unstructured, 90 % zeros, 8 columns and more", "cpu", "best",
-             _unstructured(0.9, 8)),
+    Headline("CPU, unstructured, 50 and 70 % zeros, 1 to 16 columns", "cpu", "best",
+             _unstructured((0.5, 0.7), 1, 16)),
+    Headline("CPU, unstructured, 90 % zeros, 1 to 16 columns", "cpu", "best",
+             _unstructured((0.9,), 1, 16)),
+    Headline("CPU, unstructured, 90 % zeros, 64 columns and more", "cpu", "best",
+             _unstructured((0.9,), 64, 512)),
 )  # fmt: skip
 
 
