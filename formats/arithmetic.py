@@ -95,6 +95,8 @@ class Arithmetic(Refusals):
     def sum(self, axis=None, dtype=None, out=None, *, keepdims: bool = False):
         """Sum of the elements, as of the dense array, which is made for it.
 
+        On the CPU nothing is made dense of a `HybridArray` with three quarters of zeros or more.
+
         bfloat16 and fp8 are summed in float32, and give it; likewise in `mean`, `max` and `min`.
 
         Parameters

@@ -53,6 +53,16 @@ def checked(m: Any, *, argument: str) -> Any:
     return rows
 
 
+def seen_anew(csr: Any) -> Any:
+    """A view of a CSR matrix of SciPy, which finds out again whether columns are in order.
+
+    SciPy keeps the answer, which is wrong once somebody has written to `indices`.
+    """
+    from scipy import sparse
+
+    return sparse.csr_array((csr.data, csr.indices, csr.indptr), shape=csr.shape)
+
+
 def to_csr(dense, dtype=None):
     """CSR matrix of a dense 2-D array, on the array's device."""
     if dense.ndim != 2:

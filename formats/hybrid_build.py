@@ -50,6 +50,8 @@ class Source:
         self.matrix = convert.checked(w, argument="w").tocsr() if self.sparse else w
         self.shape = (int(w.shape[0]), int(w.shape[1]))
         on_gpu = _arrays.is_cupyx_sparse(w) or _arrays.is_cupy(w)
+        if self.sparse and not on_gpu:
+            self.matrix = convert.seen_anew(self.matrix)
         self.xp = _arrays.cupy_module() if on_gpu else np
         early = self.sparse and not on_gpu and self.dtype.name in ("float32", "float64")
         if early and self.matrix.has_canonical_format:  # else SciPy adds up in its own type first

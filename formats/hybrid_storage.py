@@ -9,10 +9,16 @@ from typing import Any, Self
 import numpy as np
 
 from sparse24 import _arrays, _devices, _dtypes, _storage
-from sparse24._errors import ArgumentError, UnsupportedError
+from sparse24._errors import UnsupportedError
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid.layouts import MOST_BLOCKS
-from sparse24.formats import convert, hybrid_arithmetic, hybrid_build, indexing
+from sparse24.formats import (
+    convert,
+    hybrid_arithmetic,
+    hybrid_build,
+    hybrid_indexing,
+    hybrid_reductions,
+)
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.base import SparseArray, made_by
 
@@ -218,21 +224,16 @@ class HybridStorage(SparseArray):
     def __getitem__(self, key) -> Any:
         """A part, built anew; where it has one axis or none, dense.
 
-        Of rows by a number or a slice nothing is made dense but their tiles.
+        Of rows by a number or a slice nothing is made dense but their tiles, and nothing at all of
+        large matrices on the CPU where CSR takes less memory, unless the key pairs arrays.
         """
-        tiles, key = ht.tiles_at(self.tiles, key)
-        try:
-            part = hybrid_build.decode(tiles)[key]
-        except IndexError as error:
-            raise indexing.out_of_range(error) from error
-        if part.ndim > 2:
-            raise ArgumentError(
-                f"a hybrid matrix has two axes, and the key gives {part.ndim}; use .toarray()[...]"
-            )
-        return part if part.ndim < 2 else type(self).build(part, n_hint=self.n_hint)
+        return hybrid_indexing.part_of(self, key)
 
     def _elementwise(self, ufunc, factor, result) -> Self:
         return hybrid_arithmetic.elementwise(self, ufunc, factor, result)
+
+    def _for_reduction(self) -> Any:
+        return hybrid_reductions.Elements(self) if self.is_less_as_csr else super()._for_reduction()
 
     @_devices.on_own_device
     def mask(self):

@@ -111,3 +111,11 @@ def test_long_rows_of_few_elements():
     assert (bands.shape, bands.nnz) == ((640, 300_000), 640)
     x = np.arange(300_000, dtype=np.float32)
     np.testing.assert_array_equal(bands @ x, np.roll(x, 1)[:640])
+
+
+@pytest.mark.parametrize("columns", ["moved", "duplicates"])
+def test_columns_that_somebody_has_written_to_are_looked_at_again(rng, columns):
+    m = scipy.sparse.random_array((150, 90), density=0.2, rng=rng, format="csr")
+    assert m.has_canonical_format  # which SciPy keeps
+    m.indices = rng.permutation(90)[m.indices] if columns == "moved" else m.indices // 2
+    assert_same_tiles(m, "float64")

@@ -1,0 +1,81 @@
+"""Parts of a hybrid matrix by NumPy's keys: of its dense form, or, where that is large, of CSR."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sparse24 import _check
+from sparse24._errors import ArgumentError
+from sparse24.formats import convert, hybrid_build, indexing
+from sparse24.formats import hybrid_tiles as ht
+
+DECODED = 1 << 20  # places that are made dense in the time that SciPy's indexing takes
+
+
+def part_of(h: Any, key: Any) -> Any:
+    """``h[key]``: a hybrid matrix, or a dense array where it has one axis or none."""
+    tiles, key = ht.tiles_at(h.tiles, key)
+    by_csr = h.is_less_as_csr and math.prod(tiles.shape) > DECODED
+    entries = _of_both_axes(key) if by_csr else None
+    try:
+        if entries is not None:
+            return _of_csr(h, tiles, entries)
+        part = hybrid_build.decode(tiles)[key]
+    except IndexError as error:
+        raise indexing.out_of_range(error) from error
+    if part.ndim > 2:
+        raise ArgumentError(
+            f"a hybrid matrix has two axes, and the key gives {part.ndim}; use .toarray()[...]"
+        )
+    return part if part.ndim < 2 else type(h).build(part, n_hint=h.n_hint)
+
+
+def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
+    """The key of rows and that of columns, of which one may be an array; None for other keys."""
+    entries = key if isinstance(key, tuple) else (key,)
+    dots = [i for i, entry in enumerate(entries) if entry is Ellipsis]
+    if len(dots) > 1 or len(entries) - len(dots) > 2:
+        return None
+    at = dots[0] if dots else len(entries)
+    missing = 2 - (len(entries) - len(dots))
+    entries = (*entries[:at], *(indexing.ALL,) * missing, *entries[at + 1 :])
+    arrays = [np.ndim(x) for x in entries if not (isinstance(x, slice) or _check.is_index(x))]
+    return entries if arrays in ([], [1]) else None
+
+
+def _of_csr(h: Any, tiles: ht.Tiles, entries: tuple[Any, Any]) -> Any:
+    """The same of the non-zeros in these tiles; SciPy moves their numbers, whatever they are."""
+    from scipy import sparse
+
+    from sparse24.kernels import cpu_hybrid_held
+
+    m, k = tiles.shape
+    whole = ht.replace(hybrid_build.as_bits(tiles), shape=(tiles.grid[0] * ht.TILE, k))
+    starts, columns, bits = cpu_hybrid_held.held(whole)  # of rows to the end of the last tile
+    starts, columns = starts[: m + 1], columns[: starts[m]].astype(np.int64)
+    numbers = sparse.csr_array((np.arange(columns.size), columns, starts), shape=(m, k))
+    rows, across = (_taken(x, n) for x, n in zip(entries, tiles.shape, strict=True))
+    found = numbers[rows, :][:, across].tocsr()
+    values = bits[found.data].view(h.dtype)
+    dropped = tuple(0 if _check.is_index(x) else indexing.ALL for x in entries)
+    if dropped == (indexing.ALL, indexing.ALL):
+        csr = convert.csr_of(found.indptr, found.indices, values, found.shape)
+        return type(h).build(csr, n_hint=h.n_hint, dtype=h.dtype)
+    dense = np.zeros(found.shape, h.dtype)
+    dense[np.repeat(np.arange(found.shape[0]), np.diff(found.indptr)), found.indices] = values
+    return dense[dropped]
+
+
+def _taken(entry: Any, size: int) -> Any:
+    """An entry of a key as a slice or an array of numbers."""
+    if isinstance(entry, slice):
+        return entry
+    return np.atleast_1d(np.arange(size)[entry if _check.is_index(entry) else _index(entry)])
+
+
+def _index(entry: Any) -> np.ndarray:
+    index = np.asarray(entry)
+    return index.astype(np.intp) if not index.size and index.dtype != bool else index

@@ -1,0 +1,114 @@
+"""Sums, extremes and parts of hybrid matrices on the CPU, for which nothing becomes dense."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hybrid_cases import DTYPES, assert_same_bits
+
+import sparse24 as s24
+from sparse24.formats import hybrid_build, hybrid_indexing
+
+
+def drawn(rng, dtype, shape=(130, 190)):
+    """A tenth of whole numbers, and a full row and column, so that some extremes are no zeros."""
+    dense = np.where(rng.random(shape) < 0.1, rng.integers(-9, 10, shape), 0)
+    dense[70], dense[:, 150] = -3, 5
+    return s24.hybrid(dense.astype(np.float64), dtype=dtype)
+
+
+def numbers(h):
+    dense = h.toarray()
+    return dense.astype(np.float32) if dense.dtype.name == "bfloat16" else dense
+
+
+def assert_as_numpy(h, dense, function, **options):
+    want = getattr(dense, function)(**options)
+    if "out" in options:
+        options["out"] = np.full_like(options["out"], 9)
+    got = getattr(h, function)(**options)
+    assert got is options.get("out", got)
+    assert (type(got), got.dtype, got.shape) == (type(want), want.dtype, want.shape)
+    np.testing.assert_allclose(got, want, rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("function", ["sum", "mean", "max", "min"])
+def test_sums_and_extremes_are_numpys(rng, function, dtype, monkeypatch):
+    h = drawn(rng, dtype)
+    pairs = [(h, numbers(h)), (h.T, numbers(h).T)]
+    monkeypatch.setattr(hybrid_build, "decode", None)
+    for a, dense in pairs:
+        for axis in (None, 0, 1, -1, -2, (0, 1), (1,)):
+            for keepdims in (False, True):
+                assert_as_numpy(a, dense, function, axis=axis, keepdims=keepdims)
+            if function in ("sum", "mean"):
+                assert_as_numpy(a, dense, function, axis=axis, dtype=np.float64)
+                assert_as_numpy(a, dense, function, axis=axis, dtype=np.complex64)
+        assert_as_numpy(a, dense, function, axis=0, out=np.zeros(a.shape[1]))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_reductions_over_no_axis_and_over_axes_that_do_not_exist(rng, dtype):
+    h = drawn(rng, dtype)
+    np.testing.assert_array_equal(h.max(axis=()), numbers(h))
+    for axis in (2, -3, (0, 0), 1.5):
+        with pytest.raises((ValueError, TypeError)) as want:
+            numbers(h).sum(axis=axis)
+        with pytest.raises(want.type, match=str(want.value)[:20].replace("(", r"\(")):
+            h.sum(axis=axis)
+    for out in (np.zeros((1, 190)), np.zeros(189)):
+        with pytest.raises(ValueError, match=r"output parameter|broadcast"):
+            h.sum(axis=0, out=out)
+
+
+def test_nan_and_the_extremes_of_rows_without_zeros():
+    dense = np.zeros((3, 8))
+    dense[0], dense[1, 2] = -1, np.nan
+    h = s24.hybrid(scipy.sparse.csr_array(np.vstack([dense, np.zeros((30, 8))])))
+    np.testing.assert_array_equal(h.max(axis=1)[:3], [-1, np.nan, 0])
+    np.testing.assert_array_equal(h.sum(axis=1)[:3], [-8, np.nan, 0])
+    assert np.isnan(h.min())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_are_numpys(rng, dtype, monkeypatch):
+    monkeypatch.setattr(hybrid_indexing, "DECODED", 0)
+    h = drawn(rng, dtype)
+    pairs = [(h, h.toarray()), (h.T, h.T.toarray())]
+    for a, dense in pairs:
+        m, k = a.shape
+        one_axis = [3, -1, np.int8(5), slice(None), slice(70, 20, -7), slice(9, 9), [], [1, -1, 1]]
+        for rows in (*one_axis, rng.permutation(m), rng.random(m) < 0.3, range(4), ...):
+            assert_part(a, dense, rows)
+            for columns in one_axis:
+                if not (np.ndim(rows) and np.ndim(columns)):
+                    assert_part(a, dense, (rows, columns))
+        assert_part(a, dense, (..., rng.permutation(k)))
+        assert_part(a, dense, (slice(60, 70), rng.random(k) < 0.5))
+        for key in (m, np.ones(m + 1, bool), (slice(None), [k]), (0, 0, 0)):
+            with pytest.raises(s24.Sparse24Error):
+                a[key]
+
+
+def assert_part(a, dense, key):
+    got, want = a[key], dense[key]
+    assert isinstance(got, s24.HybridArray) == (want.ndim == 2)
+    got = got.toarray() if want.ndim == 2 else got
+    assert type(got) is type(want)
+    assert_same_bits(np.asarray(got), np.asarray(want))
+
+
+def test_a_matrix_larger_than_memory(rng, monkeypatch):
+    """Dense it would take 26 GB."""
+    m, k = 6400, 500_000
+    places = rng.integers(0, m, 5000), rng.integers(0, k, 5000)
+    w = scipy.sparse.coo_array((rng.standard_normal(5000), places), shape=(m, k)).tocsr()
+    monkeypatch.setattr(hybrid_build, "decode", None)
+    h = s24.hybrid(w)
+    np.testing.assert_allclose(h.sum(axis=0), w.sum(axis=0))
+    np.testing.assert_allclose(h.max(axis=1), w.max(axis=1).toarray().ravel())
+    np.testing.assert_array_equal(h[:, 77], w[:, [77]].toarray().ravel())
+    assert (h[::-1].tocsr() != w[::-1]).nnz == 0
+    assert (h[:, 1000:9000].tocsr() != w[:, 1000:9000]).nnz == 0
