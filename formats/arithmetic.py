@@ -31,9 +31,13 @@ class Arithmetic(Refusals):
 
     def _scaled(self, ufunc: np.ufunc, factor: Any) -> Self:
         with _foreign.stream_of(factor), _devices.on_device(self.device):
-            factor = _elementwise.factor_of(_dense(factor), self.shape, device=self.device)
+            factor = self._factor(factor)
             result = _elementwise.result_type(ufunc, self._dtype, factor)
             return self._elementwise(ufunc, factor, result)
+
+    def _factor(self, factor: Any) -> Any:
+        """A factor as `_elementwise` takes it, after its checks."""
+        return _elementwise.factor_of(_dense(factor), self.shape, device=self.device)
 
     def multiply(self, other: Any) -> Self:
         """``A * other``: the elements times a factor, zeros staying zeros.

@@ -14,6 +14,44 @@ from sparse24.formats import convert
 from sparse24.formats import hybrid_tiles as ht
 
 
+@dataclasses.dataclass(frozen=True)
+class SparseFactor:
+    """A factor of the shape of the matrix, in canonical CSR without zeros; nothing becomes dense.
+
+    SciPy may hold it in a wider type than its own, `dtype`.
+    """
+
+    csr: Any
+    dtype: np.dtype
+    ndim = 2
+
+    def at(self, starts: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """The elements at the places of another matrix in CSR; most may be zeros."""
+        ours = _numbered(starts, columns, self.csr.shape)
+        theirs = _numbered(self.csr.indptr, self.csr.indices, self.csr.shape)
+        found = np.zeros(columns.size, self.dtype)
+        at_both = theirs.multiply(ours != 0).tocsr().data - 1
+        found[ours.multiply(theirs != 0).tocsr().data - 1] = self.csr.data[at_both]
+        return found
+
+
+def _numbered(starts: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
+    """A matrix of the numbers of its elements, from 1 on."""
+    return convert.csr_of(starts, columns, np.arange(1, columns.size + 1), shape)
+
+
+def sparse_factor(h: Any, factor: Any) -> SparseFactor | None:
+    """A factor that is sparse as well, on the CPU and of the shape of `h`; None of any other."""
+    if isinstance(factor, type(h)) and factor.shape == h.shape and factor.is_less_as_csr:
+        return SparseFactor(factor.tocsr(), factor.dtype)
+    if not _arrays.is_scipy_sparse(factor) or factor.shape != h.shape:
+        return None
+    csr = convert.seen_anew(convert.checked(factor, argument="the factor").tocsr()).copy()
+    csr.sum_duplicates()
+    csr.eliminate_zeros()
+    return SparseFactor(csr, csr.dtype)
+
+
 def elementwise(h: Any, ufunc: np.ufunc, factor: Any, result: DType) -> Any:
     """`ufunc` of the elements of a `HybridArray` `h` and a factor; by CSR where that is less."""
     row = h._dtype
@@ -67,6 +105,8 @@ def _at_places(tiles: ht.Tiles, factor: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _of_csr(factor: Any, starts: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """The factors of elements in CSR."""
+    if isinstance(factor, SparseFactor):
+        return factor.at(starts, columns)
     return factor[np.repeat(np.arange(starts.size - 1), np.diff(starts)), columns]
 
 

@@ -229,6 +229,10 @@ class HybridStorage(SparseArray):
         """
         return hybrid_indexing.part_of(self, key)
 
+    def _factor(self, factor):
+        sparse = hybrid_arithmetic.sparse_factor(self, factor) if self.is_less_as_csr else None
+        return super()._factor(factor) if sparse is None else sparse
+
     def _elementwise(self, ufunc, factor, result) -> Self:
         return hybrid_arithmetic.elementwise(self, ufunc, factor, result)
 

@@ -1,4 +1,4 @@
-"""Sums, extremes and parts of hybrid matrices on the CPU, for which nothing becomes dense."""
+"""Sums, extremes, parts and factors of hybrid matrices, for which nothing becomes dense."""
 
 from __future__ import annotations
 
@@ -100,6 +100,45 @@ def assert_part(a, dense, key):
     assert_same_bits(np.asarray(got), np.asarray(want))
 
 
+FACTORS = {
+    "csr_array": scipy.sparse.csr_array,
+    "csc_matrix": scipy.sparse.csc_matrix,
+    "coo_array": scipy.sparse.coo_array,
+    "hybrid": s24.hybrid,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FACTORS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # divisions by zero, as NumPy's
+def test_sparse_factors_are_those_of_their_dense_arrays(rng, form, dtype, monkeypatch):
+    h = drawn(rng, dtype)
+    dense = np.where(rng.random(h.shape) < 0.15, rng.integers(-3, 4, h.shape), 0).astype(np.float32)
+    dense[rng.random(h.shape) < 0.01] = np.nan
+    for other in (dense, dense.T.copy().T):
+        factor = FACTORS[form](other)
+        want = [h * other, h / other, h.T * other.T]
+        with monkeypatch.context() as patch:
+            patch.setattr(hybrid_build, "decode", None)
+            got = [h * factor, h / factor, h.T * factor.T]
+        for one, expected in zip(got, want, strict=True):
+            assert one.nnz == expected.nnz
+            assert_same_bits(one.toarray(), expected.toarray())
+
+
+def test_a_sparse_factor_keeps_its_type_duplicates_and_own_zeros(rng):
+    h = drawn(rng, "bfloat16")
+    assert (h * s24.hybrid(h.toarray())).dtype == h.dtype
+    data, rows, columns = [1.0, 2.0, 0.0, 5.0], [3, 3, 4, 5], [150, 150, 150, 0]
+    factor = scipy.sparse.csr_array((data, (rows, columns)), shape=h.shape)
+    factor.data[-1] = 0
+    stored = factor.nnz
+    assert_same_bits((h * factor).toarray(), (h * factor.toarray()).toarray())
+    assert factor.nnz == stored
+    with pytest.raises(s24.ShapeError, match="does not broadcast"):
+        h * factor[:5]
+
+
 def test_a_matrix_larger_than_memory(rng, monkeypatch):
     """Dense it would take 26 GB."""
     m, k = 6400, 500_000
@@ -111,4 +150,5 @@ def test_a_matrix_larger_than_memory(rng, monkeypatch):
     np.testing.assert_allclose(h.max(axis=1), w.max(axis=1).toarray().ravel())
     np.testing.assert_array_equal(h[:, 77], w[:, [77]].toarray().ravel())
     assert (h[::-1].tocsr() != w[::-1]).nnz == 0
+    assert ((h * w).tocsr() != w * w).nnz == 0
     assert (h[:, 1000:9000].tocsr() != w[:, 1000:9000]).nnz == 0
