@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from sparse24 import _arrays, _check, _foreign, _scales, _select
 from sparse24._errors import ArgumentError
 from sparse24.formats.base import SparseArray
+
+BLOCK = 1 << 16  # elements of which there are copies at a time
 
 
 @dataclass(frozen=True)
@@ -161,13 +163,29 @@ def report(pruned, dense=None, *, pattern=None, axis=None) -> Report:
 
 @np.errstate(over="ignore", invalid="ignore")  # shares of what is not finite are NaN
 def _layer(name: str, x: np.ndarray, dense, pattern: tuple[int, int], axis: int) -> LayerReport:
+    shape = x.shape
     n, m = pattern
-    nonzero = x != 0
-    counts = _select.in_groups(np.moveaxis(nonzero, axis, -1), m).sum(-1)
-    histogram = np.bincount(counts.ravel(), minlength=m + 1)
-    sums = (math.nan,) * 5 if dense is None else _sums(np.abs(dense.astype(np.float64)), nonzero)
-    density = float(nonzero.mean()) if x.size else 0.0
-    return LayerReport(name, x.shape, (n, m), tuple(map(int, histogram)), density, *sums)
+    histogram, kept = np.zeros(m + 1, np.int64), 0
+    x, dense = (None if y is None else np.moveaxis(y, axis, -1) for y in (x, dense))
+    for at in _blocks(x.shape):
+        nonzero = x[at] != 0
+        counts = _select.in_groups(nonzero, m).sum(-1)
+        histogram += np.bincount(counts.ravel(), minlength=m + 1)
+        kept += int(np.count_nonzero(nonzero))
+    density = kept / x.size if x.size else 0.0
+    sums = (math.nan,) * 5 if dense is None else _sums(x, dense)
+    return LayerReport(name, shape, (n, m), tuple(map(int, histogram)), density, *sums)
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[tuple]:
+    """Keys of blocks of rows, whose copies in other types stay in the cache."""
+    if len(shape) == 1:
+        yield (slice(None),)
+        return
+    rows = max(1, BLOCK // max(1, shape[-1]))
+    for index in np.ndindex(shape[:-2]):
+        for start in range(0, shape[-2], rows):
+            yield (*index, slice(start, start + rows))
 
 
 def _percent(share: float) -> str:
@@ -175,16 +193,25 @@ def _percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{share:.1%}"
 
 
-def _sums(sizes: np.ndarray, nonzero: np.ndarray) -> tuple[float, ...]:
+def _sums(x: np.ndarray, dense: np.ndarray) -> tuple[float, ...]:
     """Kept energy and magnitude as shares, energy, magnitude and norm of dense magnitudes."""
-    energy = float((sizes**2).sum())
-    scale = _scales.of(sizes)
-    sizes = sizes * scale
-    kept, squares, magnitude = sizes[nonzero], (sizes**2).sum(), sizes.sum()
+    blocks = list(_blocks(x.shape))
+    sizes = (np.abs(dense[at].astype(np.float64)) for at in blocks)
+    scale = _scales.of_largest(max((float(d.max()) for d in sizes if d.size), default=0.0))
+    # Of all and of the kept elements: their squares, and they themselves.
+    energy, squares, magnitude, kept_squares, kept = np.zeros(5)
+    for at in blocks:
+        size = np.abs(dense[at].astype(np.float64))
+        energy += (size**2).sum()
+        size *= scale
+        square = size**2
+        nonzero = x[at] != 0
+        squares, magnitude = squares + square.sum(), magnitude + size.sum()
+        kept_squares, kept = kept_squares + square[nonzero].sum(), kept + size[nonzero].sum()
     of = lambda part, whole: float(part / whole) if whole else 1.0  # noqa: E731
     return (
-        of((kept**2).sum(), squares), of(kept.sum(), magnitude),
-        energy, float(magnitude / scale), float(np.sqrt(squares) / scale),
+        of(kept_squares, squares), of(kept, magnitude),
+        float(energy), float(magnitude / scale), float(np.sqrt(squares) / scale),
     )  # fmt: skip
 
 

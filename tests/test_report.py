@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -55,3 +57,25 @@ def test_report_counts_and_totals(rng):
     alone = s24.report(dense["b"])
     assert np.isnan(alone.kept_energy)
     assert "nan" not in str(alone)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((2000, 700), -1), ((700, 2000), 0), ((3, 800, 501), 1)]
+)
+def test_report_of_a_large_array_takes_little_more_memory(rng, shape, axis):
+    dense = rng.standard_normal(shape).astype(np.float32)
+    pruned = s24.prune(dense, axis=axis)
+    tracemalloc.start()
+    got = s24.report(pruned, dense, axis=axis)["x"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < dense.nbytes / 2
+    wide = abs(dense.astype(np.float64))
+    kept = wide * (pruned != 0)
+    assert got.energy == pytest.approx((wide**2).sum())
+    assert got.norm == pytest.approx(np.linalg.norm(wide))
+    assert got.kept_energy == pytest.approx((kept**2).sum() / (wide**2).sum())
+    assert got.kept_magnitude == pytest.approx(kept.sum() / wide.sum())
+    assert got.density == np.count_nonzero(pruned) / pruned.size
+    assert got.histogram[3:] == (0, 0)
+    assert sum(got.histogram) == dense.size // shape[axis] * -(-shape[axis] // 4)
