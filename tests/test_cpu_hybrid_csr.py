@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -119,3 +121,15 @@ def test_columns_that_somebody_has_written_to_are_looked_at_again(rng, columns):
     assert m.has_canonical_format  # which SciPy keeps
     m.indices = rng.permutation(90)[m.indices] if columns == "moved" else m.indices // 2
     assert_same_tiles(m, "float64")
+
+
+def test_empty_tiles_take_little_memory_while_a_matrix_is_built():
+    diagonal = scipy.sparse.eye_array(60_000, dtype=np.float32, format="csr")
+    s24.hybrid(diagonal[:64])
+    tracemalloc.start()
+    h = s24.hybrid(diagonal)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    tiles = h.kinds.size
+    assert (h.nnz, tiles) == (60_000, 938**2)
+    assert peak < 64 * tiles

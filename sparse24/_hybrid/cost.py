@@ -99,8 +99,11 @@ def tile_seconds(nonzeros, overflow, itemsize: int, n: int, rates: Rates) -> np.
 
 def choose(nonzeros, overflow, dtype: DType, n: int, rates: Rates) -> np.ndarray:
     """The cheapest kind of every tile; a tile without non-zeros is EMPTY."""
-    seconds = tile_seconds(nonzeros, overflow, dtype.itemsize, n, rates)
-    return np.where(np.asarray(nonzeros) == 0, EMPTY, 1 + seconds.argmin(0))
+    kinds = np.full(np.shape(nonzeros), EMPTY, np.uint8)
+    filled = np.asarray(nonzeros) != 0  # of large matrices that hold little, few tiles are
+    held, spill = (np.asarray(counts)[filled] for counts in (nonzeros, overflow))
+    kinds[filled] = 1 + tile_seconds(held, spill, dtype.itemsize, n, rates).argmin(0)
+    return kinds
 
 
 def expected_overflow(density: np.ndarray) -> np.ndarray:
