@@ -166,7 +166,7 @@ def _layer(name: str, x: np.ndarray, dense, pattern: tuple[int, int], axis: int)
     shape = x.shape
     n, m = pattern
     histogram, kept = np.zeros(m + 1, np.int64), 0
-    x, dense = (None if y is None else np.moveaxis(y, axis, -1) for y in (x, dense))
+    x, dense = np.moveaxis(x, axis, -1), None if dense is None else np.moveaxis(dense, axis, -1)
     for at in _blocks(x.shape):
         nonzero = x[at] != 0
         counts = _select.in_groups(nonzero, m).sum(-1)
