@@ -152,12 +152,24 @@ def check_floats(x, argument: str) -> None:
 def _kth_largest(scores: Array, k: int) -> Array:
     """Of each row (..., size)."""
     xp = namespace(scores)
+    if isinstance(scores, np.ndarray) and scores.size == scores.shape[-1]:
+        return _kth_largest_of_all(scores, k)
     place = scores.shape[-1] - k
     if hasattr(xp, "kthvalue"):  # torch
         return xp.kthvalue(scores, place + 1)[0]
     if hasattr(xp, "partition"):  # NumPy, CuPy, JAX
         return xp.partition(scores, place)[..., place]
     return xp.sort(scores, axis=-1)[..., place]
+
+
+def _kth_largest_of_all(scores: np.ndarray, k: int) -> np.ndarray:
+    """Of the one row (..., size), without what is ruled out by -inf.
+
+    NumPy takes 20 times as long to partition an array in which most elements are equal.
+    """
+    held = scores[scores > -math.inf]
+    largest = np.partition(held, held.size - k)[held.size - k] if k <= held.size else -math.inf
+    return np.full(scores.shape[:-1], largest, scores.dtype)
 
 
 def top_in_rows(scores: Array, keep: int) -> Array:
@@ -168,6 +180,10 @@ def top_in_rows(scores: Array, keep: int) -> Array:
     if keep >= scores.shape[-1]:
         return xp.ones_like(scores, dtype=xp.bool)
     threshold = _kth_largest(scores, keep)[..., None]
+    if isinstance(scores, np.ndarray):  # on other devices this would wait
+        reached = scores >= threshold
+        if (np.count_nonzero(reached, axis=-1) == keep).all():
+            return reached
     above, ties = scores > threshold, scores == threshold
     room = keep - xp.sum(xp.astype(above, xp.int32), axis=-1, keepdims=True)
     earlier = xp.cumulative_sum(xp.astype(ties, xp.int32), axis=-1)
