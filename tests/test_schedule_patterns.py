@@ -8,7 +8,7 @@ from schedule_cases import PATTERNS
 
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError, PatternError, ShapeError
-from sparse24._schedule import arrays
+from sparse24._schedule import largest
 from sparse24._schedule.transposable import MASKS
 from sparse24._spec import PAIRS
 from sparse24.kernels import reference
@@ -56,7 +56,7 @@ def test_the_largest_among_what_is_ruled_out(rng, shape):
     for keep in (0, 1, 7, 20, 40, 59, 60):
         want = np.zeros(shape, bool)
         np.put_along_axis(want, order[..., :keep], True, axis=-1)
-        np.testing.assert_array_equal(arrays.top_in_rows(scores, keep), want)
+        np.testing.assert_array_equal(largest.top_in_rows(scores, keep), want)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 2), (2, 4), (1, 4), (3, 4), (4, 8), (8, 32)])
