@@ -33,6 +33,13 @@ _STRIP = 512  # columns, or some more
 
 
 @njit
+def _last_rows(values, lanes):
+    """The first row behind which a vector may end beyond the array; it and what follows, moved."""
+    safe = end_of_safe(values, lanes)
+    return safe, with_room(values, safe, lanes)
+
+
+@njit
 def _add_rows(flat, first_row, stored, masks, begin, end, start, first, count, x, column, sums,
               shape, one):  # fmt: skip
     """Rows `begin` to `end` of a strip; `flat` holds those from `first_row` on."""
@@ -92,18 +99,17 @@ def _is_finite(x):
 
 
 @njit
-def add_strip(values, masks, strip, lanes, x, sums, shape, rest):
+def add_strip(values, safe, last, masks, strip, lanes, x, sums, shape, rest):
     """``sums[:, left :] = x @ A``, in a strip of `count` steps from `first` on.
 
     `strip` is (start, first, count, left): its elements begin with number `start` of each row.
-    Rows are added up `STEP` at a time.  The shapes are those of `_simd_expand.add_expanded` for
-    whole runs of columns, and for what is left.
+    Rows are added up `STEP` at a time; those from `safe` on have room behind them in `last`.  The
+    shapes are those of `_simd_expand.add_expanded` for whole runs of columns, and for what is left.
     """
     start, first, count, left = strip
     one, rest_one = ((0,), shape[1], shape[2]), ((0,), rest[1], rest[2])
     (m, stored), n, wide = values.shape, len(x), len(shape[1])
-    flat, safe = values.reshape(values.size), end_of_safe(values, lanes)
-    last = with_room(values, safe, lanes)
+    flat = values.reshape(values.size)
     total = np.zeros((n, count * lanes), x.dtype)
     part = np.empty((wide, count * lanes), x.dtype)
     for top in range(0, m, STEP):
@@ -185,10 +191,11 @@ class FewRows:
         sums = target if direct else np.empty(target.shape, self._work)
         values = self._a.as_read(self._a.values) if self._values is None else self._values
         shapes = self._of_finite if self._half and _is_finite(x) else self._shapes
+        safe, last = _last_rows(values, self._lanes)
 
         def task(number: int) -> None:
             strip = self._strips[number]
-            add_strip(values, self._a.metadata, strip, self._lanes, x, sums, *shapes)
+            add_strip(values, safe, last, self._a.metadata, strip, self._lanes, x, sums, *shapes)
 
         parallel(task, len(self._strips), self._size)
         if not direct:

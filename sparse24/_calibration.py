@@ -184,6 +184,14 @@ class Calibration:
         return f"Calibration({self.count} inputs of {features} features)"
 
 
+def sums_of_squares(inputs):
+    """The diagonal of the `hessian` of these inputs, without the rest of it."""
+    x = Calibration._rows(inputs, "inputs", None)
+    if not len(x):
+        raise ArgumentError(f"calibration holds no inputs, shape {inputs.shape}; pass some")
+    return (x * x).sum(0)
+
+
 def check_weight_type(x, *, argument: str, way_out: str) -> None:
     """Refuse weights of other types than sparse24 stores, in which results would be returned."""
     if x.dtype == bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes, _foreign
-from sparse24._calibration import Calibration
+from sparse24._calibration import Calibration, sums_of_squares
 from sparse24._errors import ArgumentError, ShapeError
 
 NAMES = ("magnitude", "wanda", "sparsegpt", "random")
@@ -88,9 +88,13 @@ def input_norms(k: int, calibration, hessian, activations):
                 f"{norms.shape}; pass the inputs themselves as calibration="
             )
         return _checked_norms(norms)
-    found = input_hessian(k, calibration, hessian, method="wanda", more=" or activations=norms")
-    squares = _checked_norms(found.diagonal())
-    return _arrays.namespace(found).sqrt(squares)
+    if calibration is None or isinstance(calibration, Calibration):
+        found = input_hessian(k, calibration, hessian, method="wanda", more=" or activations=norms")
+        squares = found.diagonal()
+    else:
+        squares = sums_of_squares(calibration)
+        _check_features(len(squares), k)
+    return _arrays.namespace(squares).sqrt(_checked_norms(squares))
 
 
 def _checked_norms(x):
@@ -103,6 +107,14 @@ def _checked_norms(x):
     return x
 
 
+def _check_features(given: int, k: int) -> None:
+    if given != k:
+        raise ShapeError(
+            f"calibration must hold inputs of {k} features, as the weights have, got inputs of "
+            f"{given}"
+        )
+
+
 def input_hessian(k: int, calibration, hessian, *, method: str = "sparsegpt", more: str = ""):
     """The (k, k) second moment of the inputs, from `calibration` or as given."""
     if calibration is None and hessian is None:
@@ -113,11 +125,7 @@ def input_hessian(k: int, calibration, hessian, *, method: str = "sparsegpt", mo
     if hessian is None:
         seen = calibration if isinstance(calibration, Calibration) else Calibration(calibration)
         hessian = seen.hessian
-        if len(hessian) != k:
-            raise ShapeError(
-                f"calibration must hold inputs of {k} features, as the weights have, got inputs "
-                f"of {len(hessian)}"
-            )
+        _check_features(len(hessian), k)
     hessian, _ = _foreign.take(hessian, argument="hessian")
     if hessian.shape != (k, k):
         raise ShapeError(

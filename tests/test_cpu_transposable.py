@@ -14,7 +14,19 @@ from sparse24 import _dtypes, _spec
 from sparse24._errors import DTypeError, ShapeError
 from sparse24.kernels import cpu, reference
 
-SHAPES = [(0, 4), (4, 0), (1, 1), (3, 5), (4, 4), (17, 30), (2, 3, 9, 11), (0, 4, 4), (260, 300)]
+SHAPES = [
+    (0, 4),
+    (4, 0),
+    (1, 1),
+    (3, 5),
+    (4, 4),
+    (17, 30),
+    (2, 3, 9, 11),
+    (0, 4, 4),
+    (260, 300),
+    (3, 2, 8, 5),
+    (1100, 3),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -238,3 +238,20 @@ def test_the_readme_shows_what_another_gpu_alone_has_recorded(tmp_path, monkeypa
     assert f"{row} **4x** (2 – 8, 2 cases) |" in pages.figures().splitlines()
     assert "4 times as fast as the best of torch and" in pages.headlines.in_short()
     assert "64 tokens, on an H100." in pages.headlines.in_short()
+
+
+def test_the_front_page_shows_what_is_recorded(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    load(ROOT / "docs" / "update_readme.py")  # whose folder of extensions has the others
+    page = load(ROOT / "docs" / "_extensions" / "glance.py")
+    monkeypatch.setattr(page.recorded, "DATA", tmp_path)
+    monkeypatch.setattr(page.recorded, "UNVERIFIED", tmp_path / "UNVERIFIED.md")
+    page.write(tmp_path)
+    assert "No run" in (tmp_path / "glance.txt").read_text()
+    header = {"gpu": H100, "date": "2"}
+    cases = [case("bfloat16 a", 1.0, 2.0), case("bfloat16 b", 1.0, 8.0)]
+    write(tmp_path / "h100" / "few_tokens.json", {"header": header, "cases": cases})
+    (bar,) = page.bars()
+    assert (bar.title, bar.label) == ("1 to 32 tokens, bfloat16", "4x cuBLAS, H100")
+    page.write(tmp_path)
+    assert (tmp_path / "glance.png").stat().st_size

@@ -207,6 +207,14 @@ def test_scores_are_real_numbers():
             s24.compress(ones, scores=scores, on_excess="prune")
 
 
+def test_wanda_needs_inputs_and_as_many_features(rng):
+    w = rng.standard_normal((4, 8))
+    with pytest.raises(s24.ArgumentError, match=r"calibration holds no inputs, shape \(0, 8\)"):
+        s24.prune(w, method="wanda", calibration=np.ones((0, 8)))
+    with pytest.raises(s24.ShapeError, match=r"inputs of 8 features, as the weights .* of 5"):
+        s24.prune(w, method="wanda", calibration=np.ones((3, 5)))
+
+
 def test_inputs_are_told_once():
     w, x = np.ones((4, 8)), np.ones((3, 8))
     with pytest.raises(s24.ArgumentError, match="calibration and activations say the same"):

@@ -9,7 +9,7 @@ import pytest
 
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError, ShapeError
-from sparse24._schedule.arrays import top, top_in_rows
+from sparse24._schedule.largest import top, top_in_rows
 
 
 def test_gradual_magnitude_keeps_the_largest(rng):

@@ -8,6 +8,7 @@ from schedule_cases import PATTERNS
 
 from sparse24 import schedule as S
 from sparse24._errors import ArgumentError, PatternError, ShapeError
+from sparse24._schedule import largest
 from sparse24._schedule.transposable import MASKS
 from sparse24._spec import PAIRS
 from sparse24.kernels import reference
@@ -44,6 +45,18 @@ def test_ties_keep_the_lower_index_and_nan_ranks_first():
     scores = np.array([[np.inf, 1.0, np.nan, np.nan]])
     assert S.NM(1, 4).mask(scores, 0.75).tolist() == [[False, False, True, False]]
     assert S.Unstructured().mask(scores, 0.25).tolist() == [[True, False, True, True]]
+
+
+@pytest.mark.parametrize("shape", [(60,), (1, 60), (4, 60)])
+def test_the_largest_among_what_is_ruled_out(rng, shape):
+    """As by a stable sort, with ties, and where -inf leaves fewer than there is room for."""
+    scores = np.round(rng.normal(size=shape), 1)
+    scores[rng.random(shape) < 0.6] = -np.inf
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    for keep in (0, 1, 7, 20, 40, 59, 60):
+        want = np.zeros(shape, bool)
+        np.put_along_axis(want, order[..., :keep], True, axis=-1)
+        np.testing.assert_array_equal(largest.top_in_rows(scores, keep), want)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 2), (2, 4), (1, 4), (3, 4), (4, 8), (8, 32)])

@@ -10,6 +10,7 @@ from typing import Any
 
 import advice_figures
 import crossover
+import glance
 import headlines
 import hopper_figures
 import hybrid_figures
@@ -225,6 +226,7 @@ def write_pages(app) -> None:
             (GENERATED / f"{page}.rst").write_text(text)
     advice_figures.write(GENERATED)
     crossover.write(GENERATED)
+    glance.write(GENERATED)
     hopper_figures.write(GENERATED)
     hybrid_figures.write(GENERATED)
     hybrid_pictures.write(GENERATED)

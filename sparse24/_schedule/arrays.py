@@ -149,55 +149,6 @@ def check_floats(x, argument: str) -> None:
         raise ShapeError(f"{argument} must have shape (..., k), got a scalar; reshape it")
 
 
-def _kth_largest(scores: Array, k: int) -> Array:
-    """Of each row (..., size)."""
-    xp = namespace(scores)
-    place = scores.shape[-1] - k
-    if hasattr(xp, "kthvalue"):  # torch
-        return xp.kthvalue(scores, place + 1)[0]
-    if hasattr(xp, "partition"):  # NumPy, CuPy, JAX
-        return xp.partition(scores, place)[..., place]
-    return xp.sort(scores, axis=-1)[..., place]
-
-
-def top_in_rows(scores: Array, keep: int) -> Array:
-    """Boolean mask of exactly `keep` largest in each row (..., size); ties to the lower index."""
-    xp = namespace(scores)
-    if keep <= 0:
-        return xp.zeros_like(scores, dtype=xp.bool)
-    if keep >= scores.shape[-1]:
-        return xp.ones_like(scores, dtype=xp.bool)
-    threshold = _kth_largest(scores, keep)[..., None]
-    above, ties = scores > threshold, scores == threshold
-    room = keep - xp.sum(xp.astype(above, xp.int32), axis=-1, keepdims=True)
-    earlier = xp.cumulative_sum(xp.astype(ties, xp.int32), axis=-1)
-    return above | (ties & (earlier <= room))
-
-
-def top(scores: Array, keep: int) -> Array:
-    """The same among all elements of an array of any shape."""
-    xp = namespace(scores)
-    return xp.reshape(top_in_rows(xp.reshape(scores, (-1,)), keep), scores.shape)
-
-
-def ranks_in_groups(scores: Array, group: int) -> Array:
-    """Rank, 0 is best, of each element in its group along the last axis: (..., groups, group).
-
-    Every pair is compared once; no sort, so the result is the same everywhere.
-    A last, shorter group is filled up with elements that lose to all others.
-    """
-    xp = namespace(scores)
-    grouped = split_groups(scores, group, -math.inf)
-    column = [grouped[..., i] for i in range(group)]
-    rank = [xp.zeros_like(column[0], dtype=xp.int8) for _ in range(group)]
-    for i in range(group):
-        for j in range(i + 1, group):
-            first = column[i] >= column[j]  # a tie goes to the lower index
-            rank[j] = rank[j] + xp.astype(first, xp.int8)
-            rank[i] = rank[i] + xp.astype(~first, xp.int8)
-    return xp.stack(rank, axis=-1)
-
-
 def split_groups(x: Array, group: int, fill: float) -> Array:
     """(..., k) -> (..., ceil(k / group), group), the last group filled up."""
     xp = namespace(x)

@@ -13,12 +13,12 @@ from sparse24._schedule.arrays import (
     namespace,
     random_key,
     ranked,
-    ranks_in_groups,
     split_groups,
     tree_sum,
     uniform,
     working,
 )
+from sparse24._schedule.largest import ranks_in_groups
 from sparse24.formats.two_four import Sparse24Array
 from sparse24.kernels import sample
 

@@ -22,9 +22,8 @@ from sparse24._schedule.arrays import (
     namespace,
     plain,
     ranked,
-    ranks_in_groups,
-    top,
 )
+from sparse24._schedule.largest import ranks_in_groups, top
 
 Array = Any
 

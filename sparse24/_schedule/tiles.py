@@ -15,14 +15,13 @@ from sparse24._schedule.arrays import (
     floor_count,
     join_groups,
     namespace,
-    ranks_in_groups,
     split_groups,
     split_tiles,
     spread_tiles,
     summable,
-    top,
     tree_sum,
 )
+from sparse24._schedule.largest import ranks_in_groups, top
 from sparse24._schedule.patterns import Pattern, Unstructured
 
 

@@ -18,9 +18,9 @@ from sparse24._schedule.arrays import (
     namespace,
     plain,
     ranked,
-    top_in_rows,
     uniform,
 )
+from sparse24._schedule.largest import top_in_rows
 from sparse24._schedule.patterns import Pattern
 
 
