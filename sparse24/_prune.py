@@ -54,7 +54,8 @@ def prune(
             ``method(x)``, called with the NumPy or CuPy array behind `x`, returns scores of
             its shape; more is better.
     scores : array, shape of `x`, optional
-        Your own scores instead of a method; higher is better.  NaN ranks highest.
+        Your own scores instead of a method; higher is better.  NaN ranks highest.  Integers
+        are compared in float64, in which those beyond 2**53 are rounded.
     transposable : bool, default False
         Keep exactly 2 of 4 in rows and in columns, so that the transpose obeys 2:4
         too: of the 90 legal masks of each 4x4 tile over the last two axes, the
