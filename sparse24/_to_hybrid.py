@@ -43,12 +43,13 @@ def hybrid(w, *, n_hint: int | None = None, dtype=None):
     -----
     On the GPU this waits, once, for the counts of the first pass.  Building reads the non-zeros of
     a SciPy matrix, and all m * k elements of any other, or of one in which elements occur twice, a
-    few rows of tiles at a time.  It counts in every tile, of which there are m * k / 4096.  On the
-    GPU the transpose,
-    `astype`, `tocsr` and the first product of a kind temporarily make the whole matrix dense, which
-    must fit into memory; on the CPU they do not if at least three quarters of the elements are
-    zeros.  On the CPU a matrix that has been multiplied takes more memory than SciPy's CSR, which
-    is also faster with 2 to 8 columns if fewer than about one element in 200 is a non-zero.
+    few rows of tiles at a time.  It also counts in every tile, of which there are m * k / 4096.
+
+    On the GPU the transpose, `astype`, `tocsr` and the first product of a kind temporarily make the
+    whole matrix dense, which must fit into memory; on the CPU they do not if at least three
+    quarters of the elements are zeros.  On the CPU a matrix that has been multiplied takes more
+    memory than SciPy's CSR, which is also faster with 2 to 8 columns if fewer than about one
+    element in 200 is a non-zero.
 
     Deciding block by block, with a dense, a swing and a sparse band, is the idea of CROSS [1]_.
 
