@@ -46,18 +46,19 @@ def same(function, reference, *arrays):
 
 def layers():
     """Layers, with tokens, rows and biases that are split in several ways."""
-    for x, weight, bias in (
+    plain, tiles, given = ({}, {"transposable": True}, {"mask": True})
+    for x, weight, bias, *more in (
         (draw((8, 32), "d"), draw((16, 32)), draw(16)),
-        (draw((8, 32), "d"), draw((16, 32), "m"), draw(16, "m")),
+        (draw((8, 32), "d"), draw((16, 32), "m"), draw(16, "m"), tiles, given),
         (draw((4, 6, 32), "d", "m"), draw((16, 32)), draw(16)),
         (draw((4, 6, 32), "d"), draw((16, 32), "m"), draw((1, 16), None, "m")),
         (draw((8, 32), ("d", "m")), draw((16, 32)), draw(16)),
         (draw((8, 32), "d", "m"), draw((16, 32)), draw(16)),
         (draw((8, 32), "d"), draw((16, 32), None, "m"), draw(16)),
         (draw(32, "d"), draw((16, 32), "m"), draw(16, "m")),
-        (draw((8, 32), "d"), draw((6, 32), "m"), draw(6, "m")),
+        (draw((8, 32), "d"), draw((6, 32), "m"), draw(6, "m"), tiles),
     ):
-        for options in ({}, {"transposable": True}, {"mask": True}):
+        for options in (plain, *more):
             keep = split(s24.mask(np.asarray(weight), transposable="transposable" in options))
             mask = {"mask": jax.sharding.reshard(keep, jax.typeof(weight).sharding)}
             options = mask if "mask" in options else options
