@@ -104,6 +104,8 @@ def _unused(model: torch.nn.Module, patterns: set[str]) -> ArgumentError:
 def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     """Put dense layers back, in place, with the pruned weights set to zero.
 
+    What else reads a model can take it then, such as ``torch.onnx.export``.
+
     Parameters
     ----------
     model : Module
