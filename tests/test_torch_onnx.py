@@ -52,9 +52,9 @@ def test_the_exporter_that_traces_says_what_to_do(name, trains):
 @pytest.mark.parametrize("strict", [True, False])
 def test_so_does_the_one_that_uses_torch_export(monkeypatch, name, strict, compiles_anew):
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)  # it needs onnxscript
+    model, x = MODELS[name](), torch.ones(2, 16)
     with pytest.raises(Exception, match=WAY_OUT):
-        program = torch.export.export(MODELS[name](), (torch.ones(2, 16),), strict=strict)
-        program.run_decompositions()
+        torch.export.export(model, (x,), strict=strict).run_decompositions()
 
 
 def test_what_is_not_exported_to_onnx_is_traced():
