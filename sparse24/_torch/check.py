@@ -50,9 +50,9 @@ def refuse_onnx(*, traced: bool | None = None) -> None:
     if traced and _is_onnx_export():
         raise UnsupportedError(
             "torch.onnx.export cannot export 2:4 products, which ONNX does not have; export a "
-            "dense model, whose pruned weights are zeros: call sparse24.torch.desparsify(model) first, "
-            "replace packed weights by torch.nn.Parameter(weight.to_dense()), and SparseExperts by "
-            "linear layers"
+            "dense model, whose pruned weights are zeros: call sparse24.torch.desparsify(model) "
+            "first, replace packed weights by torch.nn.Parameter(weight.to_dense()), and "
+            "SparseExperts by linear layers"
         )
 
 
