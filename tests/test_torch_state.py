@@ -124,6 +124,32 @@ def test_hooks_run_in_the_layer_that_takes_the_place():
     assert seen == ["before", "backward"]
 
 
+def test_what_hooks_use_goes_with_the_layer():
+    layer = torch.nn.Linear(8, 8)
+    layer.register_parameter("gate", torch.nn.Parameter(torch.full((8,), 2.0)))
+    layer.register_buffer("seen", torch.zeros(()), persistent=False)
+    layer.add_module("norm", torch.nn.LayerNorm(8))
+    layer.register_forward_hook(lambda own, _, y: own.norm(y) * own.gate + own.seen.add_(1))
+    names, x = list(layer.state_dict()), torch.randn(4, 8)
+    net = st.sparsify(torch.nn.Sequential(layer), {"0": {}})
+    net(x).sum().backward()
+    assert net[0].gate.grad is not None
+    assert list(net[0].state_dict()) == names
+    want = net(x) + 1
+    dense = st.desparsify(net)[0]
+    assert (list(dense.state_dict()), float(dense.seen)) == (names, 2)
+    torch.testing.assert_close(dense(x), want)
+
+
+def test_a_layer_that_computes_something_else_stays():
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    net[1].forward = lambda x: x
+    with pytest.raises(ArgumentError, match=r"its forward was replaced.*first: del layer\.forward"):
+        st.sparsify(net, {"*": {}})
+    assert not st.sparse_layers(net)
+    assert list(st.sparse_layers(st.sparsify(net, {"0": {}, "*": None}))) == ["0"]
+
+
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_mask_that_is_copied_in_place_is_looked_at(trains):
     """As averaged models get it: their buffers are copied, and nothing else tells of it."""

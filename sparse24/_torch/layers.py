@@ -155,7 +155,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         new.weight, new.bias = layer.weight, layer.bias
         new.training = layer.training
         new._configure(**options)
-        torch_state.hand_on_hooks(layer, new)
+        torch_state.hand_on(layer, new)
         return new
 
     def to_dense(self) -> torch.nn.Linear:
@@ -166,7 +166,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         new.in_features, new.out_features = self.in_features, self.out_features
         new.weight, new.bias = self.weight, self.bias
         new.training = self.training
-        torch_state.hand_on_hooks(self, new)
+        torch_state.hand_on(self, new)
         if self.sparse != "activation":
             with torch.no_grad():
                 keep = self.current_mask()

@@ -28,6 +28,11 @@ def check_dense(layer) -> None:
             "fold it first, as with torch.nn.utils.prune.remove(layer, 'weight') or "
             "remove_weight_norm"
         )
+    if "forward" in vars(layer):
+        raise ArgumentError(
+            "layer must compute as a torch.nn.Linear does, and its forward was replaced, as by "
+            "hooks of accelerate; put its own back first: del layer.forward"
+        )
     if torch.nn.parameter.is_lazy(layer.weight):
         raise ArgumentError(
             "layer must have a weight, and a LazyLinear has none yet; call it once before"
@@ -111,8 +116,15 @@ def mask_device(weight: Tensor) -> torch.device:
     return weight.device if mesh is None or weight.is_meta else torch.device(mesh.device_type)
 
 
-def hand_on_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
-    """Hooks of forward and backward run in the new layer, and their handles remove them there."""
+def hand_on(old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """What else a layer has goes to the new one: hooks of forward and backward, and what is
+    registered beside the weight, which only hooks can use.  Handles remove hooks there.
+    """
     for name, hooks in vars(old).items():
         if "hook" in name and ("forward" in name or "backward" in name):
             setattr(new, name, hooks)
+    known = {"weight", "bias", "mask", "scale", "parametrizations"}
+    for kind in ("_parameters", "_buffers", "_modules"):
+        more = {name: x for name, x in getattr(old, kind).items() if name not in known}
+        getattr(new, kind).update(more)
+    new._non_persistent_buffers_set |= old._non_persistent_buffers_set - known
