@@ -165,10 +165,12 @@ def test_what_one_rank_is_refused_keeps_no_other_waiting(function, refused):
 
 @pytest.mark.parametrize("function", [D.all_reduce, D.reduce_scatter])
 @pytest.mark.parametrize("other", [None, np.ones((8, 16), np.float32), "what"])
-def test_ranks_hear_of_one_without_an_array(function, other):
+def test_ranks_hear_of_one_without_an_array(xp, function, other):
+    A = s24.random((8, 16), rng=0).to_device(device_of(xp))
+
     def message(comm):
         with pytest.raises(ArgumentError) as error:
-            function(s24.random((8, 16), rng=0) if comm.rank == 1 else other, comm)
+            function(A if comm.rank == 1 else other, comm)
         return str(error.value)
 
     without, there, again = on_ranks(3, message)
