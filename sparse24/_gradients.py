@@ -1,4 +1,4 @@
-"""Refuse tensors of torch whose gradient a product would drop."""
+"""Refuse tensors of torch whose gradient, or whose trace, a product would drop."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, UnsupportedError
 
 
 def refuse(x: Any, argument: str = "the operand") -> None:
     """Raise for a tensor that requires a gradient while torch records what is done with it.
 
-    For arrays of other libraries this only asks whether they have such an attribute, and for
-    NumPy arrays nothing.
+    Also while torch traces: the result would be a constant there, without an error.  For arrays of
+    other libraries this only asks whether they have such an attribute, and for NumPy arrays
+    nothing.
     """
+    if type(x) is np.ndarray or not hasattr(x, "requires_grad"):
+        return
+    if _is_traced(x):
+        raise UnsupportedError(
+            f"{argument} must not be traced, as by torch.jit.trace or torch.export, where the "
+            "result would become a constant; give the model a weight that torch can follow, made "
+            "by sparse24.torch.to_sparse_semi_structured(A), or multiply outside"
+        )
     if not _records(x):
         return
     raise ArgumentError(
@@ -45,6 +54,19 @@ def _records(x: Any) -> bool:
         return False
     # Within torch.func's transforms none of the ways out is one: see `_foreign`.
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def _is_traced(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    is_scripted = torch._C._get_tracing_state() is not None
+    if not is_scripted and not torch._C._len_torch_dispatch_stack():  # mostly
+        return False
+    if not isinstance(x, torch.Tensor):
+        return False
+    proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return is_scripted or (proxies is not None and proxies.get_proxy_mode() is not None)
 
 
 def refuse_options(c: Any, epilogue: Any, scales: Any) -> None:

@@ -13,6 +13,11 @@ on a GPU, which is copied into memory of JAX.  Within ``jax.jit``, ``jax.vmap``,
 and the like, which need JAX 0.6.1, compiled code calls Python for each of these operations, with
 its own memory and, on a GPU, on its own stream; nothing goes by way of the host.  There an error
 of the operation, such as for a mask that is not 2:4, becomes an error of JAX with its words.
+Derivatives are those of reverse mode, as by `jax.grad`, `jax.vjp` and `jax.jacrev`; `jax.jvp` and
+`jax.jacfwd` refuse them, and `jax.export` refuses such calls.
+
+Of arrays that explicit axes of a mesh split, results and gradients are split as those of dense
+products; what JAX would refuse there is refused.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import numpy as np
 
 from sparse24 import _arrays, _check, _dtypes
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._jax import splits
 from sparse24._jax.axes import vary, varying
 from sparse24._jax.calls import is_traced
 from sparse24._jax.linear import linear as _linear
@@ -64,7 +70,8 @@ def linear(
     PatternError
         If `mask` is not 2:4, as in `sparse24.functional.pack`.
     UnsupportedError
-        Within ``jax.jit`` before JAX 0.6.1, for a second derivative, and for fp8 on a GPU.
+        Within ``jax.jit`` before JAX 0.6.1, for a second derivative, for fp8 on a GPU, and within
+        ``jax.vmap`` over an axis that a mesh splits.
 
     Notes
     -----
@@ -94,8 +101,16 @@ def linear(
     rule = checked_rule(gradient, transposable, decay, seed)
     step, clock = _step(step)
     _check_arrays(x, weight, bias, mask)
-    axes = varying(x, weight, bias, mask)  # a weight that is the same everywhere has one gradient
-    return _linear(*(vary(a, axes) for a in (x, weight, bias, mask)), clock, rule, step)
+
+    def layer(x, weight, bias, mask, clock):
+        axes = varying(
+            x, weight, bias, mask
+        )  # a weight that is the same everywhere has one gradient
+        return _linear(*(vary(a, axes) for a in (x, weight, bias, mask)), clock, rule, step)
+
+    operands = x, weight, bias, mask, clock
+    mesh = splits.mesh_of(x, weight, bias, mask)
+    return layer(*operands) if mesh is None else splits.times_weight(layer, mesh, operands, rule)
 
 
 def _step(step: Any) -> tuple[int, Any]:
@@ -163,7 +178,9 @@ def mask(x, *, transposable: bool = False):
     at_least = _check.at_least_2d if transposable else _check.at_least_1d
     at_least(x.shape, argument="x")
     # Without a tangent _mask needs none, and within shard_map a tangent would have to vary as it.
-    return _mask(jax.lax.stop_gradient(x), transposable)
+    x, mesh = jax.lax.stop_gradient(x), splits.mesh_of(x)
+    choose = functools.partial(_mask, transposable=transposable)
+    return choose(x) if mesh is None else splits.by_groups(choose, mesh, x, transposable)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

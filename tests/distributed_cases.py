@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import sparse24 as s24
+from sparse24._errors import ArgumentError
 from sparse24.distributed import all_reduce, from_nccl, from_torch, reduce_scatter, row_block
 
 WORLD = 2
-TOLD = "4 sums of arrays that are alike, 18 of others"  # how much each process compares
+TOLD = "4 sums of arrays that are alike, 18 of others, 2 refused"  # how much each process compares
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn")
 
 
@@ -88,7 +90,7 @@ def run(rank, folder, kind, connect):
 
 def compared(rank, comm, device):
     """How many sums were as they should."""
-    sums = others = 0
+    sums = others = refused = 0
     for dtype in DTYPES[:4]:
         total = all_reduce(alike(rank, dtype, device=device), comm)
         one, other = (alike(r, dtype) for r in range(WORLD))
@@ -102,4 +104,9 @@ def compared(rank, comm, device):
             total = reduce_scatter(apart(rank, dtype, (m, 22), device), comm)
             np.testing.assert_array_equal(on_host(total), (dense[0] + dense[1])[block], strict=True)
             others += 1
-    return f"{sums} sums of arrays that are alike, {others} of others"
+    wanted = rf"and ranks \[{1 - comm.rank}\] passed something else" if rank else "got None"
+    for function in (all_reduce, reduce_scatter):
+        with pytest.raises(ArgumentError, match=wanted):
+            function(alike(rank, "float32", device=device) if rank else None, comm)
+        refused += 1
+    return f"{sums} sums of arrays that are alike, {others} of others, {refused} refused"

@@ -149,6 +149,22 @@ def joined(rank, packed, device):
     return layer.weight.detach().clone(), reduction
 
 
+def apart(rank, device):
+    """What `reduce_packed` says where ranks would pack other layers, or one of them none."""
+    dense = {"gradient": "24dense"}
+    cases = (
+        ({"*": dense}, {"layers": [str(rank)]}),
+        ({"*": dense}, {"check": not rank}),
+        ({"*": {} if rank else dense}, {}),
+    )
+    for rules, options in cases:
+        net = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)).to(device)
+        try:
+            st.reduce_packed(DistributedDataParallel(st.sparsify(net, rules)), **options)
+        except ValueError as error:
+            yield str(error)
+
+
 def run(rank, folder, kind):
     """One of the processes, which meet in a file; it leaves what it found in another."""
     torch.set_num_threads(1)
@@ -169,6 +185,7 @@ def run(rank, folder, kind):
         found["join"] = torch.equal(weight, wanted), ""
     except ValueError as error:
         found["join"] = bool(weight.isnan().any()), str(error)
+    found["apart"] = list(apart(rank, device))
     torch.save(found, Path(folder, f"{rank}.pt"))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

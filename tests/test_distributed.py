@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import distributed_cases as cases
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 from distributed_cases import device_of, on_host
 
 import sparse24 as s24
-from sparse24 import _dtypes
+from sparse24 import _arrays, _dtypes
 from sparse24 import distributed as D
+from sparse24._distributed.communicator import _namespace
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
 
 
@@ -159,6 +161,35 @@ def test_what_one_rank_is_refused_keeps_no_other_waiting(function, refused):
 
     for text in on_ranks(2, message):
         assert "on all ranks, and those of ranks [1]" in text
+
+
+@pytest.mark.parametrize("function", [D.all_reduce, D.reduce_scatter])
+@pytest.mark.parametrize("other", [None, np.ones((8, 16), np.float32), "what"])
+def test_ranks_hear_of_one_without_an_array(xp, function, other):
+    A = s24.random((8, 16), rng=0).to_device(device_of(xp))
+
+    def message(comm):
+        with pytest.raises(ArgumentError) as error:
+            function(A if comm.rank == 1 else other, comm)
+        return str(error.value)
+
+    without, there, again = on_ranks(3, message)
+    assert "A must be a Sparse24Array on all ranks, and ranks [0, 2] passed something else" in there
+    assert "compress it there as well, or call this in a group of the other ranks only" in there
+    assert without == again
+    assert "A must be a Sparse24Array, got" in without
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "xp"), [("cuda", None, "cupy"), ("cpu", None, "numpy"), (None, 3, "numpy")]
+)
+def test_a_rank_without_an_array_tells_so_by_one_that_the_communicator_moves(
+    monkeypatch, device, given, xp
+):
+    monkeypatch.setattr(_arrays, "cuda_available", lambda: True)
+    monkeypatch.setattr(_arrays, "cupy_module", lambda: "cupy")
+    comm = SimpleNamespace(device=device)
+    assert getattr(_namespace(comm, given), "__name__", "cupy") == xp
 
 
 def test_places_along_both_axes_are_compared():

@@ -175,7 +175,10 @@ def test_gradients_and_projections_take_arrays_of_floats():
         (lambda: S.mvue_24([[1.0]], step=0), "gradient must be an array, got list"),
         (lambda: S.soft_threshold_24(w * 1j), "weight must hold floating-point .* complex128"),
         (lambda: S.targeted_dropout(MASK, share=0.5, rate=1, step=0), "weight must hold .* bool"),
-        (lambda: S.sr_ste_gradient(w, None, MASK), "gradient must be an array, got NoneType"),
+        (
+            lambda: S.sr_ste_gradient(w, None, MASK),
+            r"gradient must be an array, got NoneType; call this after backward\(\) and before",
+        ),
     ):
         with pytest.raises(DTypeError, match=words):
             call()

@@ -278,3 +278,19 @@ def test_masks_of_a_loaded_state_reach_layers_without_one():
     st.update_masks(again, later)
     for name, layer in st.sparse_layers(again).items():
         assert torch.equal(layer.mask, masks[name])
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_gradient_that_is_missing_is_asked_for(frozen):
+    net = st.sparsify(model(), {"*": {}})
+    if frozen:
+        net[0].weight.requires_grad_(False)
+        net(torch.ones(4, 32)).sum().backward()
+    scheduler = S.MaskScheduler(S.Recipe(S.ConstantScheduler(0.5), criterion=S.Taylor()))
+    with pytest.raises(ArgumentError) as error:
+        st.update_masks(net, scheduler)
+    text = str(error.value)
+    assert "Taylor needs the gradient of layer '0'; pass step(gradients=...), or call " in text
+    assert "update_masks after backward() and before zero_grad(); a layer that gets none" in text
+    assert text.endswith("as a frozen one, needs another recipe, or None in the rules")
+    assert scheduler.state is None

@@ -14,7 +14,7 @@ from sparse24 import torch as st  # noqa: E402
 from sparse24._errors import ArgumentError, PatternError  # noqa: E402
 from sparse24._torch import ops  # noqa: E402
 from sparse24._torch.buckets import PackedBucket  # noqa: E402
-from sparse24._torch.reduction import _check_backend  # noqa: E402
+from sparse24._torch.packable import _check_backend  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch without torch.distributed"
@@ -55,6 +55,16 @@ def test_ranks_that_stop_early_are_right_or_seen(ranks):
         seen, message = found["join"]
         assert seen
         assert "ranks had other masks or weights" in message
+
+
+def test_ranks_that_would_pack_other_layers_are_refused_on_all(ranks):
+    for rank, found in enumerate(ranks):
+        layers, check, refused = found["apart"]
+        assert "layers and check must be the same on all ranks, and those of ranks [1] " in layers
+        assert f"are not those of rank 0, here ['{rank}'] with check=True" in layers
+        assert f"here ['0', '1'] with check={not rank}" in check
+        wanted = "has no layer whose gradient is zero" if rank else "and ranks [1] refuse theirs"
+        assert wanted in refused
 
 
 # --- a bucket, with sums in one process ---------------------------------------------------

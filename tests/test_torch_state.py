@@ -14,7 +14,7 @@ from torch_cases import CLOSE, layer_and_input  # noqa: E402
 
 from sparse24 import schedule as S  # noqa: E402
 from sparse24 import torch as st  # noqa: E402
-from sparse24._errors import ArgumentError  # noqa: E402
+from sparse24._errors import ArgumentError, UnsupportedError  # noqa: E402
 from sparse24._torch.sources import Sources  # noqa: E402
 
 
@@ -41,6 +41,50 @@ def test_a_mask_of_another_shape_leaves_the_layer_without_one():
     with pytest.raises(RuntimeError, match="size mismatch for mask"):
         layer.load_state_dict(state)
     assert layer.mask is None
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_state_that_has_lost_its_mask_says_so(kept):
+    layer, state = st.SparseLinear(8, 8), masked_layer().state_dict()
+    del state["mask"]
+    if kept:
+        layer.set_mask(torch.eye(8, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "mask"\. '):
+        layer.load_state_dict(state)
+    assert layer.load_state_dict(state, strict=False).missing_keys == ["mask"]
+    assert (layer.mask is not None) is kept
+
+
+def test_a_mask_of_numbers_becomes_one_of_booleans():
+    layer, state = st.SparseLinear(8, 8), masked_layer().state_dict()
+    layer.load_state_dict({**state, "mask": state["mask"].float()}, assign=True)
+    assert layer.mask.dtype == torch.bool
+    assert layer(torch.ones(2, 8)).shape == (2, 8)
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_soft_layer_is_scaled_to_a_dense_weight(assign):
+    with torch.device("meta" if assign else "cpu"):
+        layer = st.SparseLinear(8, 8, soft=True)
+    dense = torch.nn.Linear(8, 8)
+    layer.load_state_dict(dense.state_dict(), assign=assign)
+    wanted = st.SparseLinear.from_dense(dense, soft=True)
+    assert torch.equal(layer.scale, wanted.scale)
+    assert torch.equal(layer(torch.ones(2, 8)), wanted(torch.ones(2, 8)))
+    layer.scale.fill_(0.5)
+    again = st.SparseLinear(8, 8, soft=True)
+    again.load_state_dict(layer.state_dict())
+    assert float(again.scale) == 0.5
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_packed_weights_are_not_loaded_into_layers_that_learn(assign):
+    packed = st.to_sparse_semi_structured(torch.eye(8))
+    net = torch.nn.Sequential(st.SparseLinear(8, 8, bias=False))
+    with pytest.raises(UnsupportedError, match=r"0\.weight is packed.*load 0\.weight\.to_d"):
+        net.load_state_dict({"0.weight": packed}, assign=assign)
+    net.load_state_dict({"0.weight": packed.to_dense()}, assign=assign)
+    assert torch.equal(net(torch.eye(8)), torch.eye(8))
 
 
 @pytest.mark.parametrize("options", [{"sparse": "activation"}, {"soft": True}])
@@ -78,6 +122,32 @@ def test_hooks_run_in_the_layer_that_takes_the_place():
     seen.clear()
     st.desparsify(net)(x).sum().backward()
     assert seen == ["before", "backward"]
+
+
+def test_what_hooks_use_goes_with_the_layer():
+    layer = torch.nn.Linear(8, 8)
+    layer.register_parameter("gate", torch.nn.Parameter(torch.full((8,), 2.0)))
+    layer.register_buffer("seen", torch.zeros(()), persistent=False)
+    layer.add_module("norm", torch.nn.LayerNorm(8))
+    layer.register_forward_hook(lambda own, _, y: own.norm(y) * own.gate + own.seen.add_(1))
+    names, x = list(layer.state_dict()), torch.randn(4, 8)
+    net = st.sparsify(torch.nn.Sequential(layer), {"0": {}})
+    net(x).sum().backward()
+    assert net[0].gate.grad is not None
+    assert list(net[0].state_dict()) == names
+    want = net(x) + 1
+    dense = st.desparsify(net)[0]
+    assert (list(dense.state_dict()), float(dense.seen)) == (names, 2)
+    torch.testing.assert_close(dense(x), want)
+
+
+def test_a_layer_that_computes_something_else_stays():
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    net[1].forward = lambda x: x
+    with pytest.raises(ArgumentError, match=r"its forward was replaced.*first: del layer\.forward"):
+        st.sparsify(net, {"*": {}})
+    assert not st.sparse_layers(net)
+    assert list(st.sparse_layers(st.sparsify(net, {"0": {}, "*": None}))) == ["0"]
 
 
 @pytest.mark.parametrize("trains", [False, True])

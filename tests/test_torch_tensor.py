@@ -177,11 +177,21 @@ def test_a_packed_matrix_belongs_to_no_graph():
 
 def test_a_packed_matrix_is_not_read_as_a_dense_one():
     packed = st.to_sparse_semi_structured(torch.eye(4))
-    with pytest.raises(UnsupportedError, match=r"no dense memory to share.*\.to_dense\(\)"):
-        np.from_dlpack(packed)
+    for reads in (np.from_dlpack, torch.from_dlpack, np.asarray, lambda x: x.tolist()):
+        with pytest.raises(UnsupportedError, match=r"no dense memory .*\.to_dense\(\)"):
+            reads(packed)
     ways = r"x must be .* got a Sparse24Tensor.*\.to_dense\(\).*\.to_array\(\)"
     with pytest.raises(DTypeError, match=ways):
         s24.compress(packed)
+
+
+def test_a_packed_matrix_is_pinned_with_its_parts(device):
+    packed = st.to_sparse_semi_structured(torch.eye(4))
+    assert not packed.is_pinned()
+    if device == "cuda":
+        pinned = packed.pin_memory()
+        assert pinned.is_pinned()
+        assert torch.equal(pinned.to_dense(), torch.eye(4))
 
 
 def test_a_layer_with_a_packed_parameter_moves_to_shared_memory():

@@ -66,6 +66,8 @@ def _nccl() -> Any:
 class NcclCommunicator:
     """A `Communicator` of NCCL.  Made by `from_nccl`."""
 
+    device = "cuda"
+
     def __init__(self, comm: Any, nccl: Any):
         self.rank, self.size = comm.rank_id(), comm.size()
         self._comm, self._nccl = comm, nccl

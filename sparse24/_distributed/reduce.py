@@ -37,7 +37,7 @@ def all_reduce(A: Sparse24Array, comm: Communicator, *, check: bool = True) -> S
     ------
     ArgumentError
         If `A` or `comm` is something else, or `check` finds other places, shapes or types on some
-        rank; then on all ranks.
+        rank, or one that passed no such array; then on all ranks.
     DTypeError
         If the elements are int8 or fp8, whose sums would not fit.
 
@@ -65,7 +65,7 @@ def all_reduce(A: Sparse24Array, comm: Communicator, *, check: bool = True) -> S
     array([[1., 2., 3., 0.]], dtype=float32)
     """
     _check.one_of(check, (True, False), argument="check")
-    row = checked(A, comm)._dtype
+    row = checked(A, comm, check)._dtype
     with _devices.on_device_of(A._operand.stored.values):
         if check:  # first, so that what one rank alone is refused keeps no other one waiting
             _compare(A, comm)

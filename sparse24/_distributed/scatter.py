@@ -72,7 +72,7 @@ def reduce_scatter(A: Sparse24Array, comm: Communicator, *, check: bool = True):
     ------
     ArgumentError
         If `A` or `comm` is something else, `A` has its groups along the columns, or `check` finds
-        other shapes or types on some rank; then on all ranks.
+        other shapes or types on some rank, or one that passed no such array; then on all ranks.
     ShapeError
         If `A` is a batch.
 
@@ -101,7 +101,7 @@ def reduce_scatter(A: Sparse24Array, comm: Communicator, *, check: bool = True):
     array([[0., 1., 0., 2., 3., 0., 0., 0.]], dtype=float32)
     """
     _check.one_of(check, (True, False), argument="check")
-    record = checked(A, comm)._operand.rows
+    record = checked(A, comm, check)._operand.rows
     with _devices.on_device_of(A._operand.stored.values):
         if check:  # first, so that what one rank alone is refused keeps no other one waiting
             _compare(A, comm)

@@ -81,13 +81,13 @@ class ThreadCommunicator:
 
     def all_reduce(self, x: Any) -> None:
         _arrays.settle(x)
-        first, *others = self._meeting.show(self.rank, x)
+        first, *others = _of_one_library(self._meeting.show(self.rank, x))
         total = first.copy()
         for other in others:
             total += other
         _arrays.settle(total)
         self._meeting.part()
-        x[...] = total
+        x[...] = total if type(total) is type(x) else _arrays.namespace(x).asarray(total)
 
     def all_to_all(
         self, sent: Any, sent_sizes: Sequence[int], received: Any, received_sizes: Sequence[int]
@@ -100,3 +100,12 @@ class ThreadCommunicator:
             received[end - size : end] = theirs[start : start + size]
         _arrays.settle(received)
         self._meeting.part()
+
+
+def _of_one_library(arrays: Sequence[Any]) -> Sequence[Any]:
+    """As they are or, if only some are on a GPU, on the host.
+
+    A thread that was passed no array tells so by NumPy, not knowing where those of the others are.
+    """
+    on_gpu = [_arrays.is_cupy(x) for x in arrays]
+    return arrays if all(on_gpu) or not any(on_gpu) else [_arrays.to_numpy(x) for x in arrays]

@@ -15,6 +15,7 @@ import numpy as np
 from sparse24 import _check, _devices, _dtypes, _foreign, _product, _target
 from sparse24 import _matmul as ours
 from sparse24._errors import ArgumentError, DTypeError, ShapeError
+from sparse24._jax import splits
 from sparse24._jax.arrays import at, back, home, view
 from sparse24._jax.calls import Work, is_traced, traced
 from sparse24.formats.base import SparseArray
@@ -49,7 +50,8 @@ def call(function: Callable[..., Any], result: Any, *arrays: Any) -> Any:
 
     Notes
     -----
-    fp8 is carried as bits in ``uint8`` on a GPU.  `jax.vmap` calls the function for one element
+    fp8 is carried as bits in ``uint8`` on a GPU.  Arrays and results are whole, whatever axes of a
+    mesh split the arrays.  `jax.vmap` calls the function for one element
     after the other; outside of ``jax.jit`` it compiles that anew for each new function object.
 
     Examples
@@ -150,7 +152,8 @@ def matmul(a, b, *, dtype=None):
     ArgumentError, ShapeError, DTypeError
         If the operands do not fit.
     UnsupportedError
-        Within ``jax.jit`` before JAX 0.6.1, and for a second derivative.
+        Within ``jax.jit`` before JAX 0.6.1, for a second derivative, and within ``jax.vmap`` over
+        an axis that a mesh splits.
 
     Notes
     -----
@@ -174,7 +177,12 @@ def matmul(a, b, *, dtype=None):
     argument = "a" if turned else "b"
     _check.is_array(x, argument=argument)
     _check.at_least_1d(x.shape, argument=argument)
-    return _multiplied(x, _Factor(sparse, turned, dtype))
+    factor, mesh = _Factor(sparse, turned, dtype), splits.mesh_of(x)
+    product = functools.partial(_multiplied, factor=factor)
+    if mesh is None:
+        return product(x)
+    factor.check(x)
+    return splits.times_array(product, mesh, x, sparse.shape, turned)
 
 
 def _not_one_sparse(a: Any, b: Any) -> ArgumentError:
@@ -218,9 +226,14 @@ class _Factor:
             return ours.matmul(x, self.sparse, out, dtype=name, a_dtype=named)
         return ours.matmul(self.sparse, x, out, dtype=name, b_dtype=named)
 
-    def _shape(self, x: Any) -> tuple[int, ...]:
+    def check(self, x: Any) -> tuple[tuple[int, ...], ...]:
+        """The shapes of both operands, if they can be multiplied."""
         shapes = (x.shape, self.sparse.shape) if self.turned else (self.sparse.shape, x.shape)
         _product.check_inner(*shapes)
+        return shapes
+
+    def _shape(self, x: Any) -> tuple[int, ...]:
+        shapes = self.check(x)
         operands = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
         return jax.eval_shape(jnp.matmul, *operands).shape
 

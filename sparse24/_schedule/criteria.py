@@ -35,10 +35,18 @@ class Observation:
         """The weight or gradient as it came."""
         value = getattr(self, what)
         if value is None:
-            raise ArgumentError(
-                f"{who} needs the {what} of layer {self.name!r}; pass step({what}s=...)"
-            )
+            raise ArgumentError(f"{who} needs the {what} of layer {self.name!r}; {self._way(what)}")
         return value
+
+    def _way(self, what: str) -> str:
+        """Whence the array comes that is missing."""
+        if what != "gradient":
+            return f"pass step({what}s=...)"
+        return (
+            "pass step(gradients=...), or call update_masks after backward() and before "
+            "zero_grad(); a layer that gets none, as a frozen one, needs another recipe, or None "
+            "in the rules"
+        )
 
     @property
     def like(self) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sparse24 import _arrays, _check, _dtypes, _spec
 from sparse24._compress_records import compress_rows
+from sparse24._errors import DTypeError
 from sparse24._records import Operand24
 from sparse24._schedule.arrays import (
     Array,
@@ -60,6 +61,11 @@ def sr_ste_gradient(weight: Array, gradient: Array, mask: Array, decay: float = 
     .. [1] A. Zhou et al., *Learning N:M Fine-grained Structured Sparse Neural Networks From
        Scratch*, 2021, equation 5.
     """
+    if gradient is None:  # as of a parameter of torch before a backward pass
+        raise DTypeError(
+            "gradient must be an array, got NoneType; call this after backward() and before "
+            "zero_grad(), and leave out layers whose .grad is None"
+        )
     for name, array in (("weight", weight), ("gradient", gradient), ("mask", mask)):
         _check.is_array(array, argument=name)
         _check.same_shape(array.shape, weight.shape, argument=name, other="weight")

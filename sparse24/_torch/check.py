@@ -40,6 +40,31 @@ def check_tensor(given, argument: str) -> None:
         )
 
 
+def refuse_onnx(*, traced: bool | None = None) -> None:
+    """Of operators that ONNX lacks torch says only that it does not know them.
+
+    By default it asks only where code is traced, as the question takes long.
+    """
+    if traced is None:
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if traced and _is_onnx_export():
+        raise UnsupportedError(
+            "torch.onnx.export cannot export 2:4 products, which ONNX does not have; export a "
+            "dense model, whose pruned weights are zeros: call sparse24.torch.desparsify(model) "
+            "first, replace packed weights by torch.nn.Parameter(weight.to_dense()), and "
+            "SparseExperts by linear layers"
+        )
+
+
+def _is_onnx_export() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
+# So that a compiler asks while it traces; as torch.compiler.assume_constant_result, which imports
+# the compiler, would mark it.
+_is_onnx_export._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def check_whole(weight: Tensor) -> None:
     """Refuse a weight of which each process holds a part, outside of the calls that gather it."""
     if hasattr(weight, "full_tensor"):

@@ -68,6 +68,15 @@ class TorchCommunicator:
     def __init__(self, rank: int, size: int, group: Any):
         self.rank, self.size, self._group = rank, size, group
 
+    @property
+    def device(self) -> str | None:
+        """Where the arrays are that its backend moves; None if these may be anywhere."""
+        import torch
+
+        config = torch.distributed.get_backend_config(self._group)
+        first, *others = (part.partition(":")[0] for part in config.split(","))
+        return None if others else first
+
     def all_reduce(self, x: Any) -> None:
         import torch
 

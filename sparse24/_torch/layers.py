@@ -54,7 +54,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         at each call.  `set_mask`, `set_masks` and `update_masks` set it, and it then stays until
         the next update.  Some code knows only those entries that a model has at the time, such as
         ``torch.distributed.checkpoint.load`` and `torch.optim.swa_utils.AveragedModel`: set masks
-        before it.
+        before it.  A state that holds the weight and no mask, as a dense layer's, takes it away.
     clock
         In the ``state_dict`` of a layer that samples gradients: how many samples it has drawn, so
         that resumed training draws the same samples as uninterrupted training.  A pass that
@@ -63,7 +63,8 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         In the ``state_dict`` of a layer with a mask: whether it multiplies densely with it.  A mask
         of another pattern can be 2:4 by chance, and a sparse product would round differently.
     scale : Tensor of shape (), or None
-        In a soft layer: the factor that brings the first projection nearest to the weight.
+        In a soft layer: the factor that brings the first projection nearest to the weight.  Fitted
+        anew to the weight of a state that has none.
 
     Notes
     -----
@@ -154,7 +155,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         new.weight, new.bias = layer.weight, layer.bias
         new.training = layer.training
         new._configure(**options)
-        torch_state.hand_on_hooks(layer, new)
+        torch_state.hand_on(layer, new)
         return new
 
     def to_dense(self) -> torch.nn.Linear:
@@ -165,7 +166,7 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
         new.in_features, new.out_features = self.in_features, self.out_features
         new.weight, new.bias = self.weight, self.bias
         new.training = self.training
-        torch_state.hand_on_hooks(self, new)
+        torch_state.hand_on(self, new)
         if self.sparse != "activation":
             with torch.no_grad():
                 keep = self.current_mask()
@@ -180,10 +181,18 @@ class SparseLinear(PrunedLayer, torch.nn.Linear):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        scale = getattr(self, "scale", None)  # torch calls this before there is one
-        if scale is not None:
-            with torch.no_grad():
-                scale.copy_(soft_threshold_scale(whole(self.weight)))
+        if getattr(self, "scale", None) is not None:  # torch calls this before there is one
+            self._rescale()
+
+    def _rescale(self) -> None:
+        """Fit the scale of a soft layer to its present weight."""
+        assert self.scale is not None
+        with torch.no_grad(), torch.inference_mode(False):
+            fitting = soft_threshold_scale(whole(self.weight))
+            if fitting.device == self.scale.device:
+                self.scale.copy_(fitting)
+            else:  # the weight was loaded by assign=True, the layer made on the meta device
+                self.scale = fitting
 
     def _origin(self) -> Origin:
         """What its packed weight is made of."""

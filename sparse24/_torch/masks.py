@@ -56,7 +56,8 @@ def update_masks(
     ------
     ArgumentError
         If `grown`, `lifted` or `policy` is unknown, the model has no layer to mask, a weight is
-        parametrized, or a recipe grows weights by gradients that do not reach pruned weights.
+        parametrized, the optimizer is of other parameters, or a recipe needs gradients that are
+        missing, or grows weights by gradients that do not reach pruned weights.
     UnsupportedError
         If the model is sharded.
 
@@ -83,9 +84,9 @@ def update_masks(
     _check.one_of(lifted, ("keep", "zero"), argument="lifted")
     _check.one_of(policy, POLICIES, argument="policy")
     _check_scheduler(scheduler)
-    if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
-        raise ArgumentError(f"optimizer must be one of torch.optim, got {_check.shown(optimizer)}")
     layers, weights = _masked_layers(model)
+    if optimizer is not None:
+        _check_optimizer(optimizer, weights)
     gradients = {n: w.grad for n, w in weights.items() if w.grad is not None}
     _check_groups(_state(scheduler, weights), layers)
     masks = scheduler.step(weights=weights, gradients=gradients or None)
@@ -162,6 +163,20 @@ def _check_scheduler(scheduler) -> None:
         raise ArgumentError(
             "scheduler must be a scheduler of sparse24.schedule, such as MaskScheduler(recipe), "
             f"got {_check.shown(scheduler)}"
+        )
+
+
+def _check_optimizer(optimizer, weights: Mapping[str, Tensor]) -> None:
+    if not isinstance(getattr(optimizer, "state", None), Mapping):
+        raise ArgumentError(f"optimizer must be one of torch.optim, got {_check.shown(optimizer)}")
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:  # of another library
+        return
+    own = {id(parameter) for group in groups for parameter in group["params"]}
+    if all(id(weight) not in own for weight in weights.values()):
+        raise ArgumentError(
+            "optimizer must have weights of the model's sparse layers, and has none; make it anew "
+            "where these are other parameters now, as after load_state_dict(assign=True)"
         )
 
 

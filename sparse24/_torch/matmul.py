@@ -7,6 +7,7 @@ from torch import Tensor
 from sparse24 import _check
 from sparse24._errors import DTypeError, ShapeError, UnsupportedError
 from sparse24._torch import ops
+from sparse24._torch.check import refuse_onnx
 from sparse24._torch.matrix import PackedMatrix
 from sparse24._torch.views import view
 
@@ -24,6 +25,7 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    refuse_onnx()
     if isinstance(a, PackedMatrix) and isinstance(b, PackedMatrix):
         raise UnsupportedError(
             "two Sparse24Tensors cannot be multiplied; call .to_dense() on one of them"

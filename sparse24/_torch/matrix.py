@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparse24._errors import UnsupportedError
 from sparse24._torch import ops
+from sparse24._torch.check import refuse_onnx
 
 
 class PackedMatrix(Tensor):
@@ -61,4 +62,5 @@ class PackedMatrix(Tensor):
 
 def undefined(function, way_out: str = "call .to_dense() first") -> UnsupportedError:
     """The error of an operation that packed matrices do not have."""
+    refuse_onnx(traced=True)  # which looks at weights before it traces
     return UnsupportedError(f"{function} is not defined for a Sparse24Tensor; {way_out}")

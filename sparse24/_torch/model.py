@@ -104,6 +104,8 @@ def _unused(model: torch.nn.Module, patterns: set[str]) -> ArgumentError:
 def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     """Put dense layers back, in place, with the pruned weights set to zero.
 
+    What else reads a model can take it then, such as ``torch.onnx.export``.
+
     Parameters
     ----------
     model : Module
@@ -118,7 +120,8 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
     ------
     ArgumentError
         If a weight that would be pruned is also that of a layer which is not sparse, as of an
-        embedding that is tied to an output head.  The model is then unchanged.
+        embedding that is tied to an output head, or of one that prunes it differently.  The model
+        is then unchanged.
 
     See Also
     --------
@@ -149,19 +152,44 @@ def desparsify(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _check_untied(model: torch.nn.Module) -> None:
-    """Refuse to prune what another layer multiplies by as a whole."""
+    """Refuse to prune what another layer multiplies by as a whole, or prunes differently."""
     modules = dict(model.named_modules())
-    sparse = {name: layer for name, layer in modules.items() if isinstance(layer, SparseLinear)}
-    pruned = {layer.weight: name for name, layer in sparse.items() if layer.sparse != "activation"}
-    for name in (name for name in modules if name not in sparse):
-        for own, parameter in modules[name].named_parameters(recurse=False):
-            if parameter in pruned:
-                layer, place = pruned[parameter], f"{name}.{own}".lstrip(".")
+    pruning: dict[torch.nn.Parameter, tuple[str, SparseLinear]] = {}
+    for name, layer in modules.items():
+        if isinstance(layer, SparseLinear) and layer.sparse != "activation":
+            first, other = pruning.setdefault(layer.weight, (name, layer))
+            if not _prune_alike(layer, other):
                 raise ArgumentError(
-                    f"the weight of the sparse layer {layer!r} is also {place!r}, which would be "
-                    f"pruned with it; untie them first: model.{layer}.weight = "
-                    f"torch.nn.Parameter(model.{layer}.weight.detach().clone())"
+                    f"the sparse layers {first!r} and {name!r} share a weight and prune it "
+                    f"differently; {_untie(name)}"
                 )
+    for name, module in modules.items():
+        if isinstance(module, SparseLinear) and module.sparse != "activation":
+            continue
+        for own, parameter in module.named_parameters(recurse=False):
+            if parameter in pruning:
+                first, place = pruning[parameter][0], f"{name}.{own}".lstrip(".")
+                raise ArgumentError(
+                    f"the weight of the sparse layer {first!r} is also {place!r}, which would be "
+                    f"pruned with it; {_untie(first)}"
+                )
+
+
+def _prune_alike(layer: SparseLinear, other: SparseLinear) -> bool:
+    """Whether two layers with one weight multiply by the same pruned one."""
+    if layer is other:
+        return True
+    if layer.scale is None or other.scale is None:
+        hard = layer.scale is None and other.scale is None
+        return hard and torch.equal(layer.current_mask(), other.current_mask())
+    return torch.equal(layer.scale, other.scale)
+
+
+def _untie(name: str) -> str:
+    return (
+        f"untie them first: model.{name}.weight = "
+        f"torch.nn.Parameter(model.{name}.weight.detach().clone())"
+    )
 
 
 Replacements = dict[torch.nn.Module, torch.nn.Module]

@@ -131,6 +131,7 @@ class PrunedLayer(torch.nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({f"{prefix}{key}": v for key, v in torch_state.saved(self).items()})
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, *rest):
         with torch_state.loading(self, state_dict, prefix) as others:
-            super()._load_from_state_dict(others, prefix, *args, **kwargs)
+            super()._load_from_state_dict(others, prefix, metadata, strict, missing_keys, *rest)
+        torch_state.complete(self, state_dict, prefix, missing_keys)

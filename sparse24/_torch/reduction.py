@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from sparse24 import _check, _spec
+from sparse24 import _check
 from sparse24._errors import ArgumentError, PatternError
 from sparse24._torch.buckets import PackedBucket
 from sparse24._torch.linear import autocast_dtype
-from sparse24._torch.model import sparse_layers
+from sparse24._torch.packable import agreed
 from sparse24._torch.pruned import PrunedLayer
 
 
@@ -47,7 +46,8 @@ def reduce_packed(
     ------
     ArgumentError
         If `ddp` is something else, has a communication hook already or averages gradients on GPUs
-        by gloo, a named layer cannot be packed, or no layer can.
+        by gloo, a named layer cannot be packed, or no layer can; if that is so on some rank, or
+        ranks pack other layers or another `check`, then on all ranks.
 
     Notes
     -----
@@ -67,7 +67,8 @@ def reduce_packed(
     leaves NaN at pruned places it becomes NaN too, and no layer is named.  With ``check=False``
     nobody looks: elements elsewhere then count as zeros, and values of other places are added.
 
-    Nothing here waits for the device, and the packed bucket needs memory beside the bucket.  Each
+    The call itself waits for the other ranks, to compare what they pack.  Afterwards nothing here
+    waits for the device, and the packed bucket needs memory beside the bucket.  Each
     gradient is read once to be packed and written once to be unpacked; what else a bucket holds is
     copied twice.  A layer without a mask chooses its places by magnitude anew, one more pass over
     the weight and, with 4x4 tiles, the search for the best masks; one with a mask
@@ -103,9 +104,7 @@ def reduce_packed(
             "ddp must be a torch.nn.parallel.DistributedDataParallel, got "
             f"{type(ddp).__name__}; wrap the model in one first"
         )
-    chosen = _chosen(ddp.module, layers)
-    devices = {layer.weight.device.type for layer in chosen.values()}
-    _check_backend(torch.distributed.get_backend_config(ddp.process_group), devices)
+    chosen = agreed(ddp, layers, check)
     reduction = PackedReduction(ddp, chosen, check)
     try:
         ddp.register_comm_hook(reduction, _reduce)
@@ -221,16 +220,6 @@ def _reduce(reduction: PackedReduction, bucket):
     return work.get_future().then(packed.unpack)
 
 
-def _check_backend(config: str, devices: set[str]) -> None:
-    """Refuse gloo on GPUs: its futures are ready before its copies back from the host are."""
-    backends = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
-    if "cuda" in devices and backends.get("cuda") == "gloo":
-        raise ArgumentError(
-            "ddp must average gradients on GPUs by NCCL, and its process group has gloo for them; "
-            "call torch.distributed.init_process_group('nccl')"
-        )
-
-
 def _note_type(layer, args) -> None:
     """Before each pass: to which type autocast casts the weight, which may decide its places.
 
@@ -253,48 +242,3 @@ def _place(ddp: torch.nn.Module, name: str) -> tuple[weakref.ref, str]:
     """
     parent, _, last = f"module.{name}".rstrip(".").rpartition(".")
     return weakref.ref(ddp.get_submodule(parent)), last
-
-
-def _chosen(model: torch.nn.Module, names: Iterable[str] | None) -> dict[str, PrunedLayer]:
-    """The layers whose gradients are packed, by name."""
-    found = sparse_layers(model)
-    owners = Counter(p for module in model.modules() for p in module._parameters.values())
-    reasons = {name: _reason(layer, owners) for name, layer in found.items()}
-    if names is None:
-        names = [name for name, reason in reasons.items() if reason is None]
-        if not names:
-            raise ArgumentError(
-                "ddp has no layer whose gradient is zero at pruned places"
-                + "".join(f"; {name!r}: {reason}" for name, reason in list(reasons.items())[:3])
-                + "; sparsify with {'gradient': '24dense'}, or leave the averages to DDP"
-            )
-    if isinstance(names, str):
-        raise ArgumentError(f"layers must be several names, got {names!r}; pass [{names!r}]")
-    names = list(names)
-    for name in names:
-        _check.one_of(name, tuple(found), argument="a name in layers")
-        if reasons[name] is not None:
-            raise ArgumentError(
-                f"layers[{name!r}] cannot be packed: {reasons[name]}; leave it out, and it is sent "
-                "whole"
-            )
-    return {name: found[name] for name in names}
-
-
-def _reason(layer: PrunedLayer, owners: Counter) -> str | None:
-    """Why the gradient of a layer cannot be packed; None if it can."""
-    rule = layer.rule
-    weight = layer._parameters.get("weight")
-    if layer.sparse != "weight":
-        return f"sparse={layer.sparse!r} prunes no weight to 2:4"
-    if rule.straight:
-        return f"gradient={rule.gradient!r} reaches pruned weights"
-    if rule.decay:
-        return f"decay={rule.decay} reaches pruned weights"
-    if weight is None:
-        return "its weight is made before each call"
-    if owners[weight] > 1:
-        return "other modules share its weight"
-    if not weight.numel() or _spec.values_per_row(weight.shape[-1]) >= weight.shape[-1]:
-        return f"rows of {weight.shape[-1]} elements do not become shorter"
-    return None

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from sparse24 import _check
-from sparse24._errors import ArgumentError
+from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._torch.kept import forget
+from sparse24._torch.matrix import PackedMatrix
 
 OWN = ("clock", "masked")  # entries of a state_dict that are no parameters or buffers
 
@@ -26,6 +27,11 @@ def check_dense(layer) -> None:
             f"the weight of layer must be a parameter, and is made of {sources} before each call; "
             "fold it first, as with torch.nn.utils.prune.remove(layer, 'weight') or "
             "remove_weight_norm"
+        )
+    if "forward" in vars(layer):
+        raise ArgumentError(
+            "layer must compute as a torch.nn.Linear does, and its forward was replaced, as by "
+            "hooks of accelerate; put its own back first: del layer.forward"
         )
     if torch.nn.parameter.is_lazy(layer.weight):
         raise ArgumentError(
@@ -53,21 +59,52 @@ def loading(layer, state_dict: dict[str, Any], prefix: str) -> Iterator[dict[str
     forget(layer)  # torch swaps no tensor that something refers to weakly
     weight, mask = (state_dict.get(f"{prefix}{key}") for key in ("weight", "mask"))
     clock, masked = (state_dict.get(f"{prefix}{key}") for key in OWN)
+    _refuse_packed(weight, prefix)
     made = mask is not None and layer.mask is None and layer.takes_masks
     if made:
         with torch.inference_mode(False):  # else the layer could not learn with it
             layer.mask = torch.empty(
                 layer.weight.shape, dtype=torch.bool, device=mask_device(layer.weight)
             )
-    elif mask is None and weight is not None:
+    elif mask is None and masked is None and weight is not None:
         layer.mask = None
     if clock is not None and layer.rule.samples:
         layer._clock.copy_(clock)
-    yield {k: v for k, v in state_dict.items() if k not in {f"{prefix}{key}" for key in OWN}}
+    others = {k: v for k, v in state_dict.items() if k not in {f"{prefix}{key}" for key in OWN}}
+    if mask is not None:
+        others[f"{prefix}mask"] = mask.bool()  # assign=True would take numbers as they are
+    yield others
     if made and mask is not None and mask.shape != layer.weight.shape:
         layer.mask = None  # torch refuses the saved one, and ours was never written
-    if weight is not None or mask is not None:
-        layer._choose_way("masked" if masked else None, None if mask is None else mask.bool())
+    if mask is not None:
+        layer._choose_way("masked" if masked else None, mask.bool())
+    elif weight is not None:
+        layer._choose_way(None)
+
+
+def _refuse_packed(weight: Any, prefix: str) -> None:
+    if isinstance(weight, PackedMatrix):
+        raise UnsupportedError(
+            f"{prefix}weight is packed, and the weight of a sparse layer is dense, so that it can "
+            f"learn; load {prefix}weight.to_dense(), or keep a torch.nn.Linear there and pass "
+            "assign=True"
+        )
+
+
+def complete(layer, state_dict: dict[str, Any], prefix: str, missing: list[str]) -> None:
+    """What a state does not say, once torch has loaded it; `missing` holds names, as torch's.
+
+    A state of a dense layer has no scale: then it is that of the weight, as in `from_dense`.  One
+    that tells of a mask which is not there has lost it.
+    """
+    weight, mask, masked, scale = (
+        f"{prefix}{key}" in state_dict for key in ("weight", "mask", "masked", "scale")
+    )
+    if layer.scale is not None and weight and not scale:
+        layer._rescale()
+        missing[:] = [name for name in missing if name != f"{prefix}scale"]
+    if masked and not mask and f"{prefix}mask" not in missing:
+        missing.append(f"{prefix}mask")
 
 
 def mask_device(weight: Tensor) -> torch.device:
@@ -79,8 +116,15 @@ def mask_device(weight: Tensor) -> torch.device:
     return weight.device if mesh is None or weight.is_meta else torch.device(mesh.device_type)
 
 
-def hand_on_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
-    """Hooks of forward and backward run in the new layer, and their handles remove them there."""
+def hand_on(old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """What else a layer has goes to the new one: hooks of forward and backward, and what is
+    registered beside the weight, which only hooks can use.  Handles remove hooks there.
+    """
     for name, hooks in vars(old).items():
         if "hook" in name and ("forward" in name or "backward" in name):
             setattr(new, name, hooks)
+    known = {"weight", "bias", "mask", "scale", "parametrizations"}
+    for kind in ("_parameters", "_buffers", "_modules"):
+        more = {name: x for name, x in getattr(old, kind).items() if name not in known}
+        getattr(new, kind).update(more)
+    new._non_persistent_buffers_set |= old._non_persistent_buffers_set - known

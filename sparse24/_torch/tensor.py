@@ -94,9 +94,13 @@ class Sparse24Tensor(PackedMatrix):
         return all(part.is_shared() for part in self.parts)
 
     def __dlpack__(self, **_):  # torch would hand out an address without elements
-        raise UnsupportedError(
-            "a Sparse24Tensor has no dense memory to share by DLPack; call .to_dense() first"
-        )
+        raise _has_no_memory("to share by DLPack")
+
+    def numpy(self, *, force: bool = False):
+        raise _has_no_memory("for NumPy")
+
+    def tolist(self):
+        raise _has_no_memory("to list")
 
     def __tensor_flatten__(self):
         names = [f"_part{i}" for i in range(len(self.parts))]
@@ -133,6 +137,12 @@ class Sparse24Tensor(PackedMatrix):
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def _has_no_memory(purpose: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"a Sparse24Tensor has no dense memory {purpose}; call .to_dense() first"
+    )
 
 
 class _ToDense(torch.autograd.Function):
@@ -184,6 +194,15 @@ def _to_copy(a: Sparse24Tensor, *, dtype=None, device=None, **_) -> Sparse24Tens
     return a.converted(dtype, device)
 
 
+def _is_pinned(a: Sparse24Tensor, *_: Any) -> bool:
+    return all(part.is_pinned() for part in a.parts)
+
+
+def _pin(a: Sparse24Tensor, *_: Any) -> Sparse24Tensor:
+    parts = [part.pin_memory() for part in a.parts]
+    return Sparse24Tensor(parts, a.shape, turned=a.turned)
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: torch_views.same,
     _aten.alias.default: torch_views.same,
@@ -210,5 +229,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.clone.default: _clone,
     _aten._to_copy.default: _to_copy,
     _aten.copy_.default: _refuse_copy,
+    _aten.is_pinned.default: _is_pinned,
+    _aten._pin_memory.default: _pin,
     ops.kept_gradient: _kept_gradient,
 }

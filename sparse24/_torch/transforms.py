@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sparse24._errors import UnsupportedError
+from sparse24._torch.check import refuse_onnx
 
 _WHOLE = (Tensor, torch.nn.Parameter)  # most tensors; to ask these for an attribute takes long
 
@@ -23,6 +24,7 @@ def differentiable(function: type[torch.autograd.Function], *operands):
         raise _not_by_transforms()
     if not torch.compiler.is_compiling() and _has_tangents(operands):
         raise _not_by_transforms()
+    refuse_onnx()
     refuse_split(operands)
     return function.apply(*operands)
 
@@ -51,6 +53,7 @@ def refuse_split(operands: Iterable) -> None:
 
 def refuse_transforms(*tensors: Tensor | None) -> None:
     """For products without gradients: torch's transforms would lose what they follow."""
+    refuse_onnx()
     refuse_split(tensors)
     if torch.compiler.is_compiling():
         if _within_transforms():  # a compiler does not tell which tensors they follow
