@@ -20,6 +20,8 @@ CASES = [
     (0.4, 32, {64: "cpu cpu cpu masks"}),
     (0.4, 64, dict.fromkeys((64, 32, 16), "blas blas blas cpu")),
     (0.4, 200, dict.fromkeys((64, 32, 16), "blas blas blas cpu")),
+    (0.53, 64, dict.fromkeys((32, 16), "blas blas blas cpu")),
+    (0.53, 200, dict.fromkeys((64, 32, 16), "blas blas blas cpu")),
     (0.8, 1, {64: "masks masks cpu masks"}),
     (0.8, 8, {64: "masks masks cpu masks"}),
     (0.8, 64, {}),

@@ -29,9 +29,9 @@ EVEN_MASKS: dict[int, dict[int | str, dict[int, float]]] = {
     },
 }
 # Of BLAS by many columns.  By 2 to 16 it is slower than `masks`, and by 17 to 32 hardly faster.
+# The panels of AVX-512 divide 64 columns, and a good part of them is empty by some others.
 MANY_COLUMNS = 64
-EVEN_BLAS = {64: 0.55, 32: 0.4}
-EVEN_BLAS_OF_OTHERS = 0.4
+EVEN_BLAS, EVEN_BLAS_OF_AVX512, EVEN_BLAS_OF_64 = 0.4, 0.45, 0.5
 # By one column it is the fastest with matrices that stay in the caches, and is a candidate from a
 # share of non-zeros on with which a dense copy is worth its memory.
 CACHED_BYTES, EVEN_CACHED, WORTH_DENSE = 1 << 24, 0.15, 0.3
@@ -53,7 +53,9 @@ def _even_blas(h, n: int) -> float | None:
     from sparse24.kernels._simd import VECTOR_BYTES
 
     if n >= MANY_COLUMNS:
-        return EVEN_BLAS.get(VECTOR_BYTES, EVEN_BLAS_OF_OTHERS)
+        if VECTOR_BYTES < 64:
+            return EVEN_BLAS
+        return EVEN_BLAS_OF_64 if n == MANY_COLUMNS else EVEN_BLAS_OF_AVX512
     in_cache = h.size * np.dtype(h._dtype.accumulator).itemsize <= CACHED_BYTES
     narrow = h._dtype.itemsize == 2  # its b and its result are converted beside BLAS
     return EVEN_CACHED if n == 1 and in_cache and not narrow and h.density > WORTH_DENSE else None
