@@ -61,7 +61,7 @@ def test_the_path_for_a_share_of_zeros(rng, dtype, zeros, n, paths):
 
 
 def test_a_matrix_beyond_the_caches_is_not_made_dense_for_one_column(rng):
-    small, large = (s24.hybrid(np.ones((4, k), np.float32)) for k in (1 << 20, (1 << 20) + 64))
+    small, large = (s24.hybrid(np.ones((4, k), np.float32)) for k in (1 << 19, (1 << 19) + 64))
     others = {64: ["cpu", "masks"], 32: ["cpu", "masks"]}.get(VECTOR_BYTES, ["cpu"])
     assert sorted(large.explain(1)["candidates"]) == others
     assert sorted(small.explain(1)["candidates"]) == ["blas", *others]

@@ -34,7 +34,7 @@ MANY_COLUMNS = 64
 EVEN_BLAS, EVEN_BLAS_OF_AVX512, EVEN_BLAS_OF_64 = 0.4, 0.45, 0.5
 # By one column it is the fastest with matrices that stay in the caches, and is a candidate from a
 # share of non-zeros on with which a dense copy is worth its memory.
-CACHED_BYTES, EVEN_CACHED, WORTH_DENSE = 1 << 24, 0.15, 0.3
+CACHED_BYTES, EVEN_CACHED, WORTH_DENSE = 1 << 23, 0.15, 0.3
 
 
 def even_shares(h, n: int) -> dict[str, float]:
