@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from types import SimpleNamespace
 
+import numba
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
+from sparse24.kernels import _numba
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8")
 
@@ -53,6 +55,20 @@ def assert_same_bits(got, want):
     if want.dtype.kind != "i":
         want = np.where(want == 0, np.zeros((), want.dtype), want)
     np.testing.assert_array_equal(got.view(word), np.ascontiguousarray(want).view(word))
+
+
+def assert_the_same_bits_on_any_threads(product, rng, n: int, monkeypatch) -> None:
+    """``product(w, b)`` on the CPU by one, two and three threads, of which all are woken."""
+    w = rng.standard_normal((500, 3000)).astype(np.float32)
+    w[rng.random(w.shape) < 0.3] = 0
+    b = rng.standard_normal((3000, n)).astype(np.float32)
+    monkeypatch.setattr(_numba, "WAKING", 1)
+    found = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+        found.append(product(w, b))
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
 
 
 def assert_exact_on_whole_numbers(product, rng, k: int, dtype: str, zeros: float, n: int) -> None:

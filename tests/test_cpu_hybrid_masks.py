@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
-import numba
 import numpy as np
 import pytest
+from hybrid_cases import assert_the_same_bits_on_any_threads
 
 import sparse24 as s24
 from sparse24._dtypes import TABLE
-from sparse24.kernels import _numba, _simd_expand, cpu_hybrid_masks
+from sparse24.kernels import _simd_expand, cpu_hybrid_masks
 from sparse24.kernels.cpu_hybrid_masks import FewColumns, Masked
 
 TYPES = ["float16", "bfloat16", "float32", "float64", "int8"]
@@ -109,16 +109,7 @@ def test_error_is_that_of_a_dense_product(rng, name, n):
 
 @pytest.mark.parametrize("n", [1, 7])
 def test_the_same_bits_on_any_threads(rng, n, monkeypatch):
-    w = rng.standard_normal((500, 3000)).astype(np.float32)
-    w[rng.random(w.shape) < 0.3] = 0
-    b = rng.standard_normal((3000, n)).astype(np.float32)
-    monkeypatch.setattr(_numba, "WAKING", 1)
-    found = []
-    for threads in (1, 2, 3):
-        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
-        found.append(product(w, b))
-    for other in found[1:]:
-        np.testing.assert_array_equal(found[0], other)
+    assert_the_same_bits_on_any_threads(product, rng, n, monkeypatch)
 
 
 def test_one_product_serves_several_threads(rng):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 import pytest
+from hybrid_cases import assert_the_same_bits_on_any_threads
 
 import sparse24 as s24
 from sparse24._dtypes import TABLE
@@ -97,16 +98,7 @@ def test_error_is_that_of_a_dense_product(rng, n):
 
 @pytest.mark.parametrize("n", [1, 70])
 def test_the_same_bits_on_any_threads(rng, n, monkeypatch):
-    w = rng.standard_normal((500, 3000)).astype(np.float32)
-    w[rng.random(w.shape) < 0.3] = 0
-    b = rng.standard_normal((3000, n)).astype(np.float32)
-    monkeypatch.setattr(_numba, "WAKING", 1)
-    found = []
-    for threads in (1, 2, 3):
-        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
-        found.append(product(w, b))
-    for other in found[1:]:
-        np.testing.assert_array_equal(found[0], other)
+    assert_the_same_bits_on_any_threads(product, rng, n, monkeypatch)
 
 
 def test_little_work_is_not_cut(monkeypatch):

@@ -25,6 +25,11 @@ def is_on_gpu(x: Any) -> bool:
     return platforms == ["gpu"] and _arrays.cuda_available()
 
 
+def is_on_cpu(x: Any) -> bool:
+    """True if NumPy can read an array, of however many CPU devices."""
+    return _is_there(x) and {device.platform for device in x.devices()} == {"cpu"}
+
+
 def view(x: Any) -> Any:
     """An array of JAX as NumPy or CuPy sees it; fp8 is bits on a GPU.
 
