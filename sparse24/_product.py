@@ -72,7 +72,7 @@ def _anew(
         ready = _shared_plans.find(alike, a, x, out, call, from_left=from_left)
         if ready is not None:
             _replay.keep(plans, key, ready)
-            return ready(x, out)
+            return _replay.again(ready, x, out, call)
     with _foreign.stream_of(x):
         matrix, restore, as_given = taken(x, a, call, "a" if from_left else "b")
         laid = laid_out(a, matrix, out, call, from_left=from_left)

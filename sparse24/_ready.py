@@ -81,6 +81,8 @@ class Ready:
         Whether that is looked at also where the call gives no result.
     """
 
+    reads_options = False  # at each call, as an epilogue that holds copies does
+
     def __init__(
         self, layout: MovedLayout, allocate: Callable[[], Any], *, captured: bool = True,
         own: tuple[int, ...] = (), last: Last | None = None, refusals: Sequence[Refusal] = (),
@@ -91,6 +93,10 @@ class Ready:
         self._refusals, self._always = refusals, always
 
     def __call__(self, x: Any, out: Any, vector: Any = None) -> Any:
+        return self.launch(x, out, vector, last=self.last)
+
+    def launch(self, x: Any, out: Any, vector: Any = None, *, last: Last | None) -> Any:
+        """Launch with this last argument; the result is made where `out` is None."""
         result = self.allocate() if out is None else out
         if of_cupy := _arrays.is_cupy(x):
             b, to, stream = x.data.ptr, result.data.ptr, current_stream()
@@ -105,22 +111,24 @@ class Ready:
             given = (*given, _arrays.address(vector) or 0)
         _foreign.make_current()
         if of_cupy:
-            self.layout.enqueue(given, stream, self.last)
+            self.layout.enqueue(given, stream, last)
         else:
-            self._enqueue_for_torch(given, stream, x)
+            self._enqueue_for_torch(given, stream, last, x)
         return result
 
-    def _enqueue_for_torch(self, given: tuple[int, ...], stream: int, x: Any) -> None:
+    def _enqueue_for_torch(
+        self, given: tuple[int, ...], stream: int, last: Last | None, x: Any
+    ) -> None:
         """Launch on torch's stream; as nothing is allocated, less than `stream_of` is set up."""
         here = _is_on_current_device(x)
         if here and self.captured:
-            self.layout.enqueue(given, stream, self.last)
+            self.layout.enqueue(given, stream, last)
         elif here and _foreign.is_current_device(x):
             with _arrays.cupy_stream(stream):  # cuBLAS asks CuPy for the stream
-                self.layout.enqueue(given, stream, self.last)
+                self.layout.enqueue(given, stream, last)
         else:
             with _foreign.stream_of(x):
-                self.layout.enqueue(given, stream, self.last)
+                self.layout.enqueue(given, stream, last)
 
 
 def bound(
@@ -233,6 +241,8 @@ class ReadyArrays:
     captured : bool
         Whether a graph can hold it.
     """
+
+    reads_options = False
 
     def __init__(
         self, run: Callable[[Any, Any], Any], allocate: Callable[[], Any], *, captured: bool = True

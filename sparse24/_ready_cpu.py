@@ -75,6 +75,8 @@ class ReadyWithOptions(ReadyOnCpu):
     `make_epilogue` makes the epilogue of a call from them, and refuses what does not fit.
     """
 
+    reads_options = True
+
     def __init__(
         self, multiply: Multiply, held: np.ndarray, result: np.ndarray,
         make_epilogue: MakeEpilogue, *, turned: bool,

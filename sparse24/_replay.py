@@ -14,8 +14,10 @@ import numpy as np
 
 from sparse24 import _arrays, _autotune, _devices, _dtypes, _ready_cpu, _tuning_cache
 from sparse24._dispatch import Launched
+from sparse24._moved_layout import MovedLayout
 from sparse24._options import NO_OPTIONS, Call, Epilogue
 from sparse24._ready import ReadyArrays, ReadyProduct, allocator, bound
+from sparse24._ready_converted import ReadyConverted
 from sparse24._records import PLAIN, Fused
 from sparse24.kernels.launch import Launcher
 
@@ -137,10 +139,11 @@ def remember(
         return None
     allocate = allocator(result)
     if isinstance(launched.launcher, Launcher):
-        if not _addresses_are_the_callers(launched, x, result, call):
+        if not _operands_are_the_callers(launched, x, result):
             return None
-        plan = ReadyProduct(launched, allocate)
-        keep(plans, key, plan)
+        plan = of_launched(launched, allocate, call, make_epilogue, turned=key[0])
+        if plan is not None:
+            keep(plans, key, plan)
         return plan
     if launched.epilogue is PLAIN and _arrays.is_cupy(x) and x.ndim == result.ndim == 2:
         launcher, a, turn = launched.launcher, launched.a, key[0]  # not the operands of the call
@@ -152,9 +155,26 @@ def remember(
     return None
 
 
+def of_launched(
+    launched: Launched, allocate: Callable[[], Any], call: Call,
+    make_epilogue: Callable[[Call, Any], Fused], *, turned: bool,
+    layout: MovedLayout | None = None,
+) -> ReadyProduct | None:  # fmt: skip
+    """What repeats a single launch on the caller's operands; `layout` as of `ReadyProduct`.
+
+    None if its epilogue has matrices that are not the caller's.
+    """
+    epilogue = launched.epilogue
+    if is_the_callers(epilogue, call):
+        return ReadyProduct(launched, allocate, layout)
+    if not _are_the_callers((epilogue.c, epilogue.aux), call):
+        return None
+    return ReadyConverted(launched, allocate, make_epilogue, turned=turned, layout=layout)
+
+
 def again(plan: Any, x: Any, out: Any, call: Call) -> Any:
-    """Repeat a call with options: on the CPU they are read again, on the GPU part of the plan."""
-    return plan(x, out, call) if type(x) is np.ndarray else plan(x, out)
+    """Repeat a call with options, which are part of the plan unless it reads them again."""
+    return plan(x, out, call) if plan.reads_options else plan(x, out)
 
 
 def capturing(x: Any) -> bool:
@@ -179,16 +199,19 @@ def find(plans: dict, key: tuple | None, x: Any) -> Any:
     return plan if plan is None or plan.captured or not capturing(x) else None
 
 
-def _addresses_are_the_callers(launched: Launched, x: Any, result: Any, call: Call) -> bool:
-    """Whether nothing was copied or converted on the way to the kernel."""
+def _operands_are_the_callers(launched: Launched, x: Any, result: Any) -> bool:
+    """Whether no operand was copied or converted on the way to the kernel."""
     used, given = (launched.b, launched.out), (x, result)
-    same = [part.data.ptr for part in used] == [_arrays.address(array) for array in given]
-    return same and is_the_callers(launched.epilogue, call)
+    return [part.data.ptr for part in used] == [_arrays.address(array) for array in given]
 
 
 def is_the_callers(e: Fused, call: Call) -> bool:
     """Whether an epilogue reads the arrays that the caller gave, not copies of them."""
-    parts = (e.c, e.aux, e.row_scale, e.column_scale, e.row_bias, e.column_bias)
+    vectors = e.row_scale, e.column_scale, e.row_bias, e.column_bias
+    return _are_the_callers((e.c, e.aux, *vectors), call)
+
+
+def _are_the_callers(parts: tuple, call: Call) -> bool:
     used = {part.data.ptr for part in parts if part is not None}
     own = vars(call.epilogue).values() if call.epilogue is not None else ()
     return used <= {_arrays.address(value) for value in (call.c, *own, *(call.scales or ()))}

@@ -62,11 +62,13 @@ def find(
         with _foreign.stream_of(x):
             epilogue = shared.make_epilogue(call, out)
         epilogue = epilogue.transposed() if from_left else epilogue
-        has_matrices = epilogue.c is not None or epilogue.aux is not None  # perhaps to be folded
-        if has_matrices or not _replay.is_the_callers(epilogue, call):
+        if epilogue.c is not None or epilogue.aux is not None:  # perhaps to be folded
             return None
     launched = shared.launched._replace(a=_record(a, from_left), epilogue=epilogue)
-    return ReadyProduct(launched, shared.allocate, shared.layout)
+    return _replay.of_launched(
+        launched, shared.allocate, call, shared.make_epilogue,
+        turned=from_left, layout=shared.layout,
+    )  # fmt: skip
 
 
 def share(

@@ -134,12 +134,15 @@ def test_a_plan_is_forgotten_when_something_is_tuned(seen, monkeypatch):
 @pytest.mark.parametrize("from_left", [False, True])
 @pytest.mark.parametrize("copies", [False, True])
 def test_vectors_are_those_of_the_call(seen, copies, from_left):
+    read = []
+
     def call():
         return NO_OPTIONS._replace(epilogue=Epilogue(bias=array(np.ones(8, np.float32))))
 
     def make(call, out):
         bias = call.epilogue.bias
         bias = array(bias) if copies else bias
+        read.append(bias)
         return Fused(column_bias=bias) if from_left else Fused(row_bias=bias)
 
     a, x, first, second = operand(), tokens(), call(), call()
@@ -147,12 +150,14 @@ def test_vectors_are_those_of_the_call(seen, copies, from_left):
     key = planned(a, x, first, make, from_left=from_left)
     assert key == key_of(a, x, second, from_left=from_left)
     plan = _shared_plans.find(key, a, x, None, second, from_left=from_left)
-    if copies:  # of which nobody would know when the vector changes
-        assert plan is None
-        return
-    plan(x, array(np.zeros((8, 4), np.float32)))
-    want = _epilogue.params(Fused(row_bias=second.epilogue.bias))
-    assert seen[-1][1] == want.tobytes()
+    assert plan.reads_options == copies
+    assert plan.captured != copies
+    for value in (1, 2):
+        second.epilogue.bias.fill(value)
+        _replay.again(plan, x, array(np.zeros((8, 4), np.float32)), second)
+        bias = read[-1] if copies else second.epilogue.bias
+        assert (bias == value).all()
+        assert seen[-1][1] == _epilogue.params(Fused(row_bias=bias)).tobytes()
 
 
 def test_a_replay_refuses_arrays_that_share_memory(seen):
@@ -194,12 +199,19 @@ def test_arrays_on_the_cpu_share_nothing():
 
 # --- on one -------------------------------------------------------------------------------
 
+
+def narrowed(bias, x):
+    return bias.to(x.dtype) if hasattr(bias, "to") else bias.astype(x.dtype)
+
+
 CALLS = {
     "A @ b": lambda A, x, bias: A @ x.T,
     "x @ A.T": lambda A, x, bias: x @ A.T,
     "a vector": lambda A, x, bias: A @ x[0],
     "bias": lambda A, x, bias: s24.linear(x, A, bias),
     "bias and gelu": lambda A, x, bias: s24.linear(x, A, bias, activation="gelu"),
+    "bias of 16 bits": lambda A, x, bias: s24.linear(x, A, narrowed(bias, x), activation="relu"),
+    "a number": lambda A, x, bias: s24.linear(x, A, 0.5),
     "scales": lambda A, x, bias: s24.matmul(A, x.T, scales=(bias, None)),
     "wide": lambda A, x, bias: s24.matmul(A, x.T, dtype="float32"),
     "a stack": lambda A, x, bias: s24.linear(x[None], A, bias),
