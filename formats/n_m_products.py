@@ -10,7 +10,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _foreign, _product, _replay
 from sparse24._errors import DeviceError
 from sparse24._options import NO_OPTIONS
-from sparse24.formats import n_m_on_cpu, n_m_parts
+from sparse24.formats import n_m_on_cpu, n_m_on_gpu, n_m_parts
 from sparse24.formats.base import SparseArray, densified
 
 # Columns up to which a product on the CPU skips zeros whatever the pattern, and the share of stored
@@ -31,11 +31,11 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
     `result` names its type; by default it is that of the operands.
     """
     on_cpu = type(array._values) is np.ndarray
-    key = _replay.signature(other, None, NO_OPTIONS, from_left=not left) if on_cpu else None
+    key = _replay.signature(other, None, NO_OPTIONS, from_left=not left)
     key = (*key, result) if key and result else key
-    known = array._plans.get(key)
+    known = _replay.find(array._plans, key, other)
     if known is not None:
-        return known(other)
+        return known(other, None)
     argument = "b" if left else "a"
     if on_cpu and key is None and _foreign.goes_by_view(other):  # remembered as a NumPy array
         again = lambda x, out: product(array, x, left=left, result=result)  # noqa: E731
@@ -44,7 +44,13 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
     with _foreign.stream_of(other):
         given, restore = _foreign.take(other, argument=argument)
         other, its, own = fitted(array, given, left=left)
-        if not on_cpu or not _is_remembered(array, other, its, left=left):
+        if not on_cpu:
+            made = restore(n_m_on_gpu.multiply(array, other, result or own, left=left))
+            if key is not None and other is given and _is_plain(array, other, its):
+                again = n_m_on_gpu.again(array, other, made, result or own, left=left)
+                _replay.keep(array._plans, key, again)
+            return made
+        if not _is_remembered(array, other, its, left=left):
             return restore(_dense(array, other, its, result or own, left))
         if other.ndim > 2:
             rows = other.reshape(math.prod(other.shape[:-1]), other.shape[-1])
@@ -57,6 +63,12 @@ def product(array: Any, other, *, left: bool, result: str | None = None):
     return made
 
 
+def _is_plain(array: Any, other, its) -> bool:
+    """Whether a matrix is multiplied with a matrix or a vector of its type, neither empty."""
+    matrices = array.ndim == 2 and other.ndim <= 2 and its is array._dtype
+    return matrices and array.size > 0 and other.size > 0
+
+
 def _is_remembered(array: Any, other, its, *, left: bool) -> bool:
     """Whether a product on the CPU is one of `n_m_on_cpu`, and not that of the dense matrix."""
     if array.ndim > 2 or (left and other.ndim > 2) or its is not array._dtype:
@@ -66,7 +78,7 @@ def _is_remembered(array: Any, other, its, *, left: bool) -> bool:
 
 
 def _dense(array: Any, other, its, result_type: str, left: bool):
-    """The product of the dense matrix."""
+    """The product of the dense matrix, on the CPU."""
     dense = n_m_parts.widened(array.toarray(), array._dtype)
     pair = (dense, n_m_parts.widened(other, its))
     result = _arrays.namespace(dense).matmul(*(pair if left else pair[::-1]))

@@ -129,7 +129,20 @@ def prepare(a: Operand24, b, out, epilogue: Fused, algorithm: str, problem: Prob
     if choice.kernel != _planner.DENSE_KERNEL:
         assert a.rows is not None
         return Launched(launcher, _storage.with_packed(a.rows), b, out, epilogue)
-    return Launched(launcher, _dense_of(a), b, out, epilogue)
+    if a.dense is not None:
+        return Launched(launcher, a.dense, b, out, epilogue)
+    return Launched(MadeDense(launcher, a.rows is None), a.stored, b, out, epilogue)
+
+
+class MadeDense(NamedTuple):
+    """A product of the dense matrix that takes a `Compressed24`, of the transpose if `turned`."""
+
+    product: Any
+    turned: bool
+
+    def __call__(self, record: Compressed24, b, out, epilogue: Fused) -> None:
+        dense = _storage.decompress(record)
+        self.product(dense.swapaxes(-1, -2) if self.turned else dense, b, out, epilogue)
 
 
 def problem_of(a: Operand24, b, out, epilogue: Fused, types, fast: bool = True) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class ReadyOnCpu:
     ):  # fmt: skip
         self._multiply, self._held, self._overlap = multiply, held, overlap
         self._shape, self._dtype = result.shape, result.dtype
-        self._lay = _columns if result.ndim == 1 else _transposed if turned else None
+        self._lay = as_matrices(vector=result.ndim == 1, turned=turned)
 
     def __call__(self, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         if out is not None:
@@ -99,11 +100,16 @@ class ReadyWithOptions(ReadyOnCpu):
         return self._fill(x, out, epilogue)
 
 
-def _columns(x: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def as_matrices(*, vector: bool, turned: bool) -> Callable[[Any, Any], tuple[Any, Any]] | None:
+    """What makes b and out of the operand and the result of a call; None where they are that."""
+    return _columns if vector else _transposed if turned else None
+
+
+def _columns(x: Any, out: Any) -> tuple[Any, Any]:
     return x[:, None], out[:, None]
 
 
-def _transposed(x: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _transposed(x: Any, out: Any) -> tuple[Any, Any]:
     return x.T, out.T
 
 

@@ -145,14 +145,28 @@ def remember(
         if plan is not None:
             keep(plans, key, plan)
         return plan
-    if launched.epilogue is PLAIN and _arrays.is_cupy(x) and x.ndim == result.ndim == 2:
-        launcher, a, turn = launched.launcher, launched.a, key[0]  # not the operands of the call
-
-        def run(x: Any, out: Any) -> None:
-            launcher(a, *((x.T, out.T) if turn else (x, out)), PLAIN)
-
-        keep(plans, key, ReadyArrays(run, allocate, captured=False))  # see _cuda_graphs.keeping
+    if launched.epilogue is PLAIN and x.ndim == result.ndim <= 2:
+        keep(plans, key, of_arrays(_run(launched, vector=x.ndim == 1, turned=key[0]), result))
     return None
+
+
+def of_arrays(run: Callable[[Any, Any], None], result: Any) -> ReadyArrays:
+    """What repeats ``run(x, out)`` of arrays as the caller has them, with the result `result`.
+
+    No graph holds it: what `run` allocates would not live as long (see `_cuda_graphs.keeping`).
+    """
+    return ReadyArrays(run, allocator(result), captured=False)
+
+
+def _run(launched: Launched, *, vector: bool, turned: bool) -> Callable[[Any, Any], None]:
+    """``run(x, out)`` with what a call launched."""
+    launcher, a = launched.launcher, launched.a  # not the operands of the call
+    lay = _ready_cpu.as_matrices(vector=vector, turned=turned)
+
+    def run(x: Any, out: Any) -> None:
+        launcher(a, *(lay(x, out) if lay else (x, out)), PLAIN)
+
+    return run
 
 
 def of_launched(
