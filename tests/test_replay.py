@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sparse24 as s24
+from sparse24 import _dispatch, _foreign
 from sparse24._arrays import to_numpy
 from sparse24._errors import ArgumentError
 from sparse24.kernels.launch import Launch
@@ -141,6 +142,23 @@ def test_out_is_written_and_may_not_overlap(rng):
     strided = cupy.full((512, 64), np.nan, np.float16)[:, ::2]
     s24.matmul(a, x, strided)
     np.testing.assert_array_equal(to_numpy(strided), to_numpy(out))
+
+
+@gpu
+@on_gpu
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+@pytest.mark.parametrize("shape", [(256,), (4, 256), (300, 256)])
+def test_products_across_the_groups_are_planned_once(rng, monkeypatch, shape, library):
+    pytest.importorskip(library)
+    a = layer(rng)
+    dense = to_numpy(a.toarray()).astype(np.float32)
+    for i in range(3):
+        x = tokens(rng, *shape)
+        want = to_numpy(x).astype(np.float32) @ dense
+        got = (_foreign.to_torch(x) if library == "torch" else x) @ a
+        np.testing.assert_allclose(to_numpy(got), want, rtol=2e-2, atol=0.2)
+        if i == 0:
+            monkeypatch.setattr(_dispatch, "fill", None)
 
 
 @gpu
