@@ -1,13 +1,12 @@
 """Dense products by cuBLAS: the rival that the planner may choose, and the fallback.
 
 16-bit floats accumulate in float32.  fp8 operands are widened to float16, which holds
-every value of both fp8 types exactly; int8 sums in int32.  Neither is fast: a dense
-8-bit product is only taken where no sparse kernel can run.
+every value of both fp8 types exactly; int8 sums in int32 (`dense_int8`).  Neither is as fast as it
+could be: a dense 8-bit product is only taken where no sparse kernel can run.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from sparse24 import _arrays, _dtypes
 from sparse24._records import Fused, Problem
-from sparse24.kernels import chip_rates, loader
+from sparse24.kernels import chip_rates, cublas, dense_int8, loader
 from sparse24.kernels import epilogue as _epilogue
 from sparse24.kernels.launch import current_stream
 
@@ -25,10 +24,7 @@ EPILOGUE_STEM = "apply_epilogue"
 THREADS = 256
 MAX_BLOCKS = 8192
 
-# cudaDataType_t and cublasComputeType_t (library_types.h, cublas_api.h)
-CUDA_TYPE = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
-COMPUTE_32F, COMPUTE_64F = 68, 70
-GEMM_DEFAULT = -1
+FLOATS = ("float16", "bfloat16", "float32", "float64")  # which cuBLAS multiplies as they lie
 
 # Of a multiprocessor of an H200, used to predict; 16 bits have rates for every chip.
 FLOPS_PER_CLOCK = {"float32": 200, "float64": 200}
@@ -95,7 +91,7 @@ def prepare(
     problem: Problem, config: Config, epilogue: Fused
 ) -> Callable[[Any, Any, Any, Fused], None]:
     """The callable multiplies a dense (m, k) or (batch, m, k) array by b."""
-    direct = problem.plain and problem.out_dtype == problem.dtype and problem.dtype in CUDA_TYPE
+    direct = problem.plain and problem.out_dtype == problem.dtype and problem.dtype in FLOATS
 
     def launch(a, b, out, epilogue: Fused) -> None:
         if direct and _leading(out) is not None:
@@ -111,8 +107,8 @@ def _accumulators(a, b, problem: Problem):
     import cupy as cp
 
     if problem.dtype == "int8":
-        return cp.matmul(a.astype(np.int32), b.astype(np.int32))
-    if problem.dtype not in CUDA_TYPE:
+        return dense_int8.accumulators(a, b)
+    if problem.dtype not in FLOATS:
         a, b = _widen(a, problem.dtype), _widen(b, problem.b_dtype)
     shape = (problem.batch, problem.m, problem.n)
     acc = cp.empty(shape, _dtypes.TABLE[problem.dtype].accumulator)
@@ -180,8 +176,8 @@ class Gemm:
         out_stride = out.strides[0] // out.dtype.itemsize if out.ndim == 3 else 0
         self._arguments = (
             ta, tb, m, n, problem.k, alpha, *of_left, *of_right, beta, out.data.ptr,
-            CUDA_TYPE[_name(out)], ld_out, out_stride, problem.batch,
-            COMPUTE_64F if double else COMPUTE_32F, GEMM_DEFAULT,
+            cublas.DATA_TYPE[_name(out)], ld_out, out_stride, problem.batch,
+            cublas.COMPUTE_64F if double else cublas.COMPUTE_32F, cublas.GEMM_DEFAULT,
         )  # fmt: skip
 
     def __call__(self, stream: int) -> None:
@@ -190,17 +186,8 @@ class Gemm:
             with _arrays.cupy_stream(stream):
                 self(stream)
             return
-        launch, handle = _cublas()
+        launch, handle = cublas.gemm()
         launch(handle(), *self._arguments)
-
-
-@functools.cache
-def _cublas() -> tuple[Any, Any]:
-    """The product, and what finds the handle of the device in use; looked up once."""
-    from cupy.cuda.device import get_cublas_handle
-    from cupy_backends.cuda.libs import cublas
-
-    return cublas.gemmStridedBatchedEx, get_cublas_handle
 
 
 _SCALARS = tuple(np.array([1, 0], kind) for kind in (np.float32, np.float64))
@@ -211,7 +198,7 @@ def _factor(x, by_columns: bool) -> tuple[int, int, int, int, int]:
     stored_by_columns, ld = _leading(x)  # type: ignore[misc]
     batched = x.ndim == 3 and x.shape[0] > 1
     stride = x.strides[0] // x.dtype.itemsize if batched else 0
-    return int(stored_by_columns != by_columns), x.data.ptr, CUDA_TYPE[_name(x)], ld, stride
+    return int(stored_by_columns != by_columns), x.data.ptr, cublas.DATA_TYPE[_name(x)], ld, stride
 
 
 class BoundDense:
@@ -229,7 +216,7 @@ class BoundDense:
     def takes(self, b: Any, out: Any) -> bool:
         """Whether cuBLAS can multiply these matrices as they lie."""
         lie_well = _leading(b) is not None and _leading(out) is not None
-        return lie_well and _name(self._a) in CUDA_TYPE
+        return lie_well and _name(self._a) in FLOATS
 
     def bind(self, b: Any, out: Any, stream: int) -> Gemm:
         name, (m, k), n = _name(self._a), self._a.shape, b.shape[-1]

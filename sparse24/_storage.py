@@ -291,6 +291,9 @@ def in_rows(values: Any) -> Any:
 def move(record: Compressed24, mover) -> Compressed24:
     """The record with every array copied by `mover`."""
     values = move_values(record.values, record.dtype, mover)
+    if _arrays.is_cupy(record.values) and not _arrays.is_cupy(values):
+        codes = mover(canonical(record))  # converted before, by the GPU
+        return Compressed24(values, codes, None, record.shape, record.dtype)
     metadata = None if record.metadata is None else mover(record.metadata)
     packed = None if record.packed is None else mover(record.packed)
     if _arrays.is_cupy(values):

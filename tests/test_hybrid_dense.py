@@ -13,7 +13,7 @@ import sparse24 as s24
 from sparse24._errors import ArgumentError, UnsupportedError
 from sparse24._hybrid import dense as hybrid_dense
 from sparse24.kernels import dense
-from sparse24.kernels.dense import CUDA_TYPE
+from sparse24.kernels.cublas import DATA_TYPE
 
 M, K, N = 70, 80, 64
 
@@ -133,7 +133,7 @@ def test_other_paths_multiply_in_turn(rng, device, path):
 def blas(ta, tb, m, n, k, alpha, a, type_a, lda, of_a, b, type_b, ldb, of_b, beta, c, type_c, ldc,
          of_c, batch, compute, algorithm):  # fmt: skip
     """cublasGemmStridedBatchedEx of the arguments, whose matrices lie by columns."""
-    dtype = np.dtype(next(name for name, number in CUDA_TYPE.items() if number == type_c))
+    dtype = np.dtype(next(name for name, number in DATA_TYPE.items() if number == type_c))
     assert type_a == type_b == type_c
     size = dtype.itemsize
     for i in range(batch):
@@ -173,7 +173,7 @@ def test_cublas_is_launched_on_the_stream_of_the_call(rng, device, monkeypatch):
     monkeypatch.setattr(dense._arrays, "cupy_stream", external)
     monkeypatch.setattr(dense, "current_stream", lambda: device.stream)
     launch = (lambda *a: ran.append((device.stream, *a)), lambda: 5)
-    monkeypatch.setattr(dense, "_cublas", lambda: launch)
+    monkeypatch.setattr(dense.cublas, "gemm", lambda: launch)
     product = dense.BoundDense(array(whole(rng, M, K)))
     b, out = array(whole(rng, K, N)), array(np.zeros((M, N), np.float16))
     gemm = product.bind(b, out, 7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparse24 import _arrays
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid.choice import explain
 
@@ -38,9 +39,10 @@ def summary(h, n: int) -> str:
 
 def tile_density(h) -> np.ndarray:
     """Share of non-zeros of every tile, shape (tiles down, tiles across); copies to the host."""
-    tiles = h.tiles.to_numpy()
-    held = tiles.values.view(tiles.dtype.storage) != 0
-    counted = np.concatenate([[0], np.cumsum(held)])
+    tiles = h.tiles
+    xp, held = _arrays.namespace(tiles.values), tiles.values.view(tiles.dtype.storage) != 0
+    count = np.min_scalar_type(held.size)
+    counted = xp.concatenate([xp.zeros(1, count), xp.cumsum(held, dtype=count)])
     stored = counted[tiles.starts[1:]] - counted[tiles.starts[:-1]]
-    stored = stored + np.diff(tiles.overflow_starts)
+    stored = _arrays.to_numpy(stored + xp.diff(tiles.overflow_starts))
     return (stored / hybrid_cost.ELEMENTS).reshape(tiles.grid)
