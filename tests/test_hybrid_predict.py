@@ -45,6 +45,18 @@ def test_kinds_follow_the_cost():
     assert kinds.tolist() == [0, 3, 1]
 
 
+@pytest.mark.parametrize("name", ["float32", "float64", "int8"])
+@pytest.mark.parametrize("n", [1, 16, 512])
+def test_of_kinds_that_are_equally_fast_the_smallest_is_stored(name, n):
+    dtype = lookup(name)
+    nonzeros = np.arange(1, 4097)
+    overflow = hybrid_cost.expected_overflow(nonzeros / 4096)
+    rates = hybrid_cost.rates_for(dtype, True)
+    kinds = hybrid_cost.choose(nonzeros, overflow, dtype, n, rates)
+    sizes = hybrid_cost.tile_bytes(nonzeros, overflow, dtype.itemsize)
+    assert (sizes[kinds - 1, np.arange(4096)] == sizes.min(0)).all()
+
+
 def test_fit_recovers_a_line(rng):
     line = hybrid_lines.Line(4e-6, 2e-13, 3e-13)
     points = [(e, b, line.seconds(e, b)) for e, b in rng.uniform(1e6, 1e8, (6, 2))]

@@ -6,7 +6,8 @@ arithmetic.  Tiles fall into three bands by their density:
 
 * **dense**: no coded kind comes within `MARGIN` of the dense one;
 * **sparse**: the dense kind costs at least `MARGIN` more than the best coded one;
-* **swing**: both are about equal, so the choice may follow the load.
+* **swing**: both are about equal, so the choice may follow the load; of kinds that are about equal
+  a tile has the one of the fewest bytes.
 
 Whole products on the GPU are predicted by the lines of `sparse24._hybrid.lines`; here is how the
 dense product of cuBLAS is counted for them.
@@ -51,9 +52,10 @@ class Rates:
     scattered: float
 
 
-# Sources: docs/benchmarks; 16-bit tensor-core rates of an H200 and its FP32 rate.
+# Sources: docs/benchmarks; 16-bit tensor-core rates of an H200.  Tiles of other types are all spread
+# in shared memory first and multiplied there at one rate, that of "tiles" in `lines`.
 H200_TENSOR = Rates("NVIDIA H200", 4.0e12, 330e12, 450e12, 200e12, 8e12)
-H200_PLAIN = Rates("NVIDIA H200, FP32", 4.0e12, 25e12, 25e12, 12e12, 8e12)
+H200_PLAIN = Rates("NVIDIA H200, FP32", 4.0e12, 5e12, 5e12, 5e12, 8e12)
 CPU = Rates("CPU", 10e9, 8e9, 8e9, 1e12, 6e9)
 # Seconds of a product on the CPU: of a call, to read a non-zero, and to multiply it by a column in
 # float32.  Fitted by eye to 256 x 256 to 2048 x 2048 with 50 to 95 % zeros and 1 to 256 columns, by
@@ -79,30 +81,39 @@ def rates_for(dtype: DType, on_gpu: bool) -> Rates:
     return H200_TENSOR if dtype.itemsize == 2 else H200_PLAIN
 
 
+def tile_bytes(nonzeros, overflow, itemsize: int) -> np.ndarray:
+    """Bytes of each tile as DENSE, TWO_FOUR and BITMAP: shape (3, tiles)."""
+    nonzeros = np.asarray(nonzeros, np.float64)
+    overflow = np.asarray(overflow, np.float64)
+    dense = np.broadcast_to(float(ELEMENTS * itemsize), nonzeros.shape)
+    two_four = ELEMENTS * itemsize / 2 + CODE_BYTES + overflow * (itemsize + 2)
+    return np.stack([dense, two_four, CODE_BYTES + nonzeros * itemsize])
+
+
 def tile_seconds(nonzeros, overflow, itemsize: int, n: int, rates: Rates) -> np.ndarray:
     """Seconds of each tile as DENSE, TWO_FOUR and BITMAP: shape (3, tiles)."""
     nonzeros = np.asarray(nonzeros, np.float64)
-    overflow = np.asarray(overflow, np.float64)
     multiply_adds = ELEMENTS * float(n)
-    move = 1 / rates.bandwidth
-    scattered = nonzeros * n / rates.scattered if rates is CPU else 0
-    dense = np.maximum(ELEMENTS * itemsize * move, multiply_adds / rates.dense)
-    two_four = np.maximum(
-        (ELEMENTS * itemsize / 2 + CODE_BYTES + overflow * (itemsize + 2)) * move,
-        multiply_adds / rates.two_four + overflow * n / rates.scattered,
-    )
-    bitmap = np.maximum(
-        (CODE_BYTES + nonzeros * itemsize) * move, multiply_adds / rates.bitmap + scattered
-    )
-    return np.stack([np.broadcast_to(dense, nonzeros.shape), two_four, bitmap])
+    element = n / rates.scattered
+    multiply = np.empty((3, *nonzeros.shape))
+    multiply[0] = multiply_adds / rates.dense
+    multiply[1] = multiply_adds / rates.two_four + np.asarray(overflow) * element
+    multiply[2] = multiply_adds / rates.bitmap + (nonzeros * element if rates is CPU else 0)
+    return np.maximum(tile_bytes(nonzeros, overflow, itemsize) / rates.bandwidth, multiply)
 
 
 def choose(nonzeros, overflow, dtype: DType, n: int, rates: Rates) -> np.ndarray:
-    """The cheapest kind of every tile; a tile without non-zeros is EMPTY."""
+    """The kind of every tile: of those about as fast as the fastest the one of the fewest bytes.
+
+    A tile without non-zeros is EMPTY.
+    """
     kinds = np.full(np.shape(nonzeros), EMPTY, np.uint8)
     filled = np.asarray(nonzeros) != 0  # of large matrices that hold little, few tiles are
     held, spill = (np.asarray(counts)[filled] for counts in (nonzeros, overflow))
-    kinds[filled] = 1 + tile_seconds(held, spill, dtype.itemsize, n, rates).argmin(0)
+    seconds = tile_seconds(held, spill, dtype.itemsize, n, rates)
+    about_equal = seconds <= MARGIN * seconds.min(0)
+    sizes = tile_bytes(held, spill, dtype.itemsize)
+    kinds[filled] = 1 + np.where(about_equal, sizes, np.inf).argmin(0)
     return kinds
 
 
