@@ -52,8 +52,8 @@ class Rates:
     scattered: float
 
 
-# Sources: docs/benchmarks; 16-bit tensor-core rates of an H200.  Tiles of other types are all spread
-# in shared memory first and multiplied there at one rate, that of "tiles" in `lines`.
+# Sources: docs/benchmarks; 16-bit tensor-core rates of an H200.  Tiles of other types are all
+# spread in shared memory first and multiplied there at one rate, that of "tiles" in `lines`.
 H200_TENSOR = Rates("NVIDIA H200", 4.0e12, 330e12, 450e12, 200e12, 8e12)
 H200_PLAIN = Rates("NVIDIA H200, FP32", 4.0e12, 5e12, 5e12, 5e12, 8e12)
 CPU = Rates("CPU", 10e9, 8e9, 8e9, 1e12, 6e9)
