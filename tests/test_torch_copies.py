@@ -96,6 +96,13 @@ def test_dense_elements_and_parts_are_refused():
     assert torch.equal(packed.to_dense(), dense)
 
 
+def test_parts_that_compiled_code_gives_are_refused_too():
+    packed = st.sparsify24(torch.randn(16, 32))
+    part = torch.compile(lambda a: a[:8], fullgraph=True, backend="aot_eager")(packed)
+    with pytest.raises(s24.UnsupportedError, match="a part or an expansion"):
+        part.copy_(part.clone())
+
+
 def test_a_state_of_packed_weights_is_loaded_in_place():
     old, new = (packed_layer(s24.prune(torch.randn(16, 32))) for _ in range(2))
     weight, x = old.weight, torch.randn(3, 32)

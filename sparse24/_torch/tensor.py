@@ -24,6 +24,7 @@ from sparse24._torch.transforms import differentiable
 from sparse24.formats.two_four import Sparse24Array
 
 _aten = torch.ops.aten
+_OF_OPTIMIZERS = (_aten.zeros_like.default, _aten.full_like.default)  # for their state
 
 
 class Sparse24Tensor(PackedMatrix):
@@ -123,12 +124,14 @@ class Sparse24Tensor(PackedMatrix):
         names = [f"_part{i}" for i in range(len(self.parts))]
         for name, part in zip(names, self.parts, strict=True):
             setattr(self, name, part)
-        return names, (tuple(self.shape), self.turned)
+        return names, (tuple(self.shape), self.turned, self.cut)
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        shape, turned = context
-        return cls([inner[name] for name in sorted(inner)], shape, turned=turned)
+        shape, turned, cut = context
+        made = cls([inner[name] for name in sorted(inner)], shape, turned=turned)
+        made.cut = cut
+        return made
 
     def _stable_hash_for_caching(self) -> str:
         """What compiled code depends on; torch keys its cache of such code by it."""
@@ -182,13 +185,12 @@ def _refuse_nested(operands) -> None:
 
 
 def _way_out(function) -> str:
-    writes = function._schema.is_mutable and function._schema.name.endswith("_")
-    if not writes:
-        return "call .to_dense() first"
-    return (
-        "its elements are not written in place: w = 2 * w makes a new one, and a weight that "
-        "learns stays dense, as in sparse24.torch.SparseLinear"
-    )
+    learning = "a weight that learns stays dense, as in sparse24.torch.SparseLinear"
+    if function in _OF_OPTIMIZERS:
+        return f"call .to_dense() first, and {learning}"
+    if function._schema.is_mutable and function._schema.name.endswith("_"):
+        return f"its elements are not written in place: w = 2 * w makes a new one, and {learning}"
+    return "call .to_dense() first"
 
 
 def _kept_gradient(a: Sparse24Tensor, x: Tensor, transposable: bool) -> Tensor:
