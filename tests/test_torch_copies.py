@@ -53,6 +53,14 @@ def test_a_matrix_is_copied_where_it_is_packed_alike(device, way, given):
     torch.testing.assert_close(turned @ x[:, :16].t(), new.t() @ x[:, :16].t(), **CLOSE)
 
 
+def test_a_matrix_takes_its_own_transpose():
+    packed = st.sparsify24(torch.randn(16, 16))
+    want = packed.to_dense().t().clone()
+    packed.copy_(packed.t())
+    assert torch.equal(packed.to_dense(), want)
+    assert torch.equal(packed.t().to_dense(), want.t())
+
+
 def test_types_and_devices_are_those_of_the_tensor_that_is_written(device):
     old, new = s24.prune(torch.randn(16, 32, device=device)), s24.prune(torch.randn(16, 32))
     to = pack(old)

@@ -50,8 +50,9 @@ def copy_into(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         )
     if source.dtype != to.dtype or source.device != to.device:
         source = source.converted(to.dtype, to.device)
-    first = 0 if source.turned == to.turned else 2
-    given = (*source.parts[first:], *source.parts[:first])
+    given = source.parts
+    if source.turned != to.turned:
+        given = [part.clone() for part in (*given[2:], *given[:2])]  # it may be `to` itself, turned
     for part, new in zip(to.parts, given, strict=False):  # `to` may have one orientation
         part.copy_(new, non_blocking)
     return to
