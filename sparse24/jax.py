@@ -13,8 +13,9 @@ on a GPU, which is copied into memory of JAX.  Within ``jax.jit``, ``jax.vmap``,
 and the like, which need JAX 0.6.1, compiled code calls Python for each of these operations, with
 its own memory and, on a GPU, on its own stream; nothing goes by way of the host.  There an error
 of the operation, such as for a mask that is not 2:4, becomes an error of JAX with its words.
-Derivatives are those of reverse mode, as by `jax.grad`, `jax.vjp` and `jax.jacrev`; `jax.jvp` and
-`jax.jacfwd` refuse them, and `jax.export` refuses such calls.
+Derivatives are those of reverse mode, as by `jax.grad`, `jax.vjp` and `jax.jacrev`; `jax.jvp`,
+`jax.jacfwd` and `jax.linear_transpose` refuse them (so of the solvers of `jax.scipy.sparse.linalg`
+only `cg` can multiply by a sparse array), and `jax.export` refuses such calls.
 
 Of arrays that explicit axes of a mesh split, results and gradients are split as those of dense
 products; what JAX would refuse there is refused.

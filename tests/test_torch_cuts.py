@@ -33,6 +33,7 @@ CUTS = {
     "no columns": lambda w: w[:, 5:5],
     "narrow": lambda w: w.narrow(1, 4, 8),
     "split": lambda w: w.split(64)[3],
+    "split of none": lambda w: w[:0].split(64)[0],
     "split in": lambda w: w.split([64, 136])[1],
     "split along columns": lambda w: torch.split(w, [128, 8], dim=-1)[0],
     "chunk": lambda w: w.chunk(2)[1],

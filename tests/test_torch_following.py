@@ -27,11 +27,14 @@ def test_shapes_are_told_without_elements(learns):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_trace_multiplies_what_it_is_given():
-    layer, x = st.SparseLinear(32, 16).eval(), torch.randn(5, 32)
+@pytest.mark.parametrize(("like", "given"), [((3,), (5,)), ((1, 3), (4, 5)), ((2, 1), (3, 4))])
+def test_a_trace_multiplies_what_it_is_given(like, given):
+    layer, x = st.SparseLinear(32, 16).eval(), torch.randn(*given, 32)
     with torch.no_grad():
-        traced = torch.jit.trace(layer, (torch.randn(3, 32),))
+        traced = torch.jit.trace(layer, (torch.randn(*like, 32),))
         torch.testing.assert_close(traced(x), layer(x), **CLOSE)
+        with pytest.raises(RuntimeError):  # of as many axes as it was traced with
+            traced(x[None])
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])

@@ -128,6 +128,8 @@ def _check_clock(clock) -> None:
 
 def tokens(x: Tensor) -> Tensor:
     """A tensor (..., k) as a matrix (t, k), in a way that holds for any t, and for k = 0."""
+    if x.ndim == 2:
+        return x
     return x.flatten(0, -2) if x.ndim > 1 else x[None]
 
 
@@ -137,6 +139,8 @@ def unfolded(y: Tensor, x: Tensor) -> Tensor:
     Like the result of torch's own layer it is not a view to autograd: a write in place to a view
     would lose the hooks of ``fully_shard``.
     """
+    if torch.jit.is_tracing():  # which follows sizes into methods, and into no operator
+        return y.view([*x.shape[:-1], y.shape[-1]])
     if x.ndim == 2:
         return y
     return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[-1]])

@@ -21,6 +21,11 @@ class PackedMatrix(Tensor):
         (m, k), or (k, m) where `turned`; axes before these are those of ``expand``.
     turned : bool
         True: the tensor is the transpose of what the parts hold.
+
+    Attributes
+    ----------
+    cut : bool
+        True for rows or columns of another one, whose memory is in part their own.
     """
 
     @staticmethod
@@ -33,6 +38,7 @@ class PackedMatrix(Tensor):
     def __init__(self, parts, shape, *, turned: bool = False, requires_grad: bool = False):
         self.parts = list(parts)
         self.turned = turned
+        self.cut = False
 
     @property
     def stored_shape(self) -> tuple[int, int]:
@@ -53,11 +59,15 @@ class PackedMatrix(Tensor):
 
     def seen(self, shape, turned: bool, parts: list[Tensor] | None = None):
         """A view: the same parts, or views of them."""
-        parts = self.parts if parts is None else parts
         if not torch.is_inference_mode_enabled() or self.is_inference():
-            return type(self)(parts, shape, turned=turned)
+            return self._seen(shape, turned, parts)
         with torch.inference_mode(False):  # a tensor from outside and its views share a version
-            return type(self)(parts, shape, turned=turned)
+            return self._seen(shape, turned, parts)
+
+    def _seen(self, shape, turned: bool, parts: list[Tensor] | None):
+        view = type(self)(self.parts if parts is None else parts, shape, turned=turned)
+        view.cut = self.cut or parts is not None
+        return view
 
 
 def undefined(function, way_out: str = "call .to_dense() first") -> UnsupportedError:

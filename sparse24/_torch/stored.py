@@ -75,4 +75,5 @@ def _packed(values: Tensor, codes: Tensor, shape: tuple[int, int]) -> list[Tenso
     return _parts(array.to_device(str(values.device)))
 
 
+restored.__module__ = "sparse24.torch"  # by which files name it
 torch.serialization.add_safe_globals([restored])  # so that torch.load needs no unpickling of code

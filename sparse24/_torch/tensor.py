@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse24 import _foreign
+from sparse24 import _check, _foreign
 from sparse24._errors import ShapeError, UnsupportedError
 from sparse24._torch import arithmetic as torch_arithmetic
+from sparse24._torch import copies as torch_copies
 from sparse24._torch import fused as torch_fused
 from sparse24._torch import matmul as torch_matmul
 from sparse24._torch import ops
@@ -23,6 +24,7 @@ from sparse24._torch.transforms import differentiable
 from sparse24.formats.two_four import Sparse24Array
 
 _aten = torch.ops.aten
+_OF_OPTIMIZERS = (_aten.zeros_like.default, _aten.full_like.default)  # for their state
 
 
 class Sparse24Tensor(PackedMatrix):
@@ -31,8 +33,9 @@ class Sparse24Tensor(PackedMatrix):
     Made by `sparsify24` and `to_sparse_semi_structured`.  A number, or a tensor that broadcasts to
     its shape, is a factor or a divisor; zeros stay zeros.  ``-a`` and ``abs(a)``, rows and whole
     groups of columns (``a[:8]``, ``a[:, 4:8]``, ``a.split(8)``) and ``.to()`` give such a matrix
-    again.  ``a.sum()``, ``mean``, ``amax``, ``norm`` and their like, and ``torch.equal``, make the
-    dense matrix to look at.  Other operations raise; use `to_dense` first.
+    again, and ``a.copy_(b)`` takes all of one like it.  ``a.sum()``, ``mean``, ``amax``, ``norm``
+    and their like, and ``torch.equal``, make the dense matrix to look at.  Other operations raise;
+    use `to_dense` first.
 
     ``torch.save`` stores it without the zeros, and ``torch.load`` checks it and takes it to any
     device, with ``weights_only`` once ``sparse24.torch`` is imported.
@@ -84,6 +87,21 @@ class Sparse24Tensor(PackedMatrix):
             f"transposable={len(self.parts) == 4})"
         )
 
+    @property
+    def data(self) -> Sparse24Tensor:
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        """Torch alone would exchange the shape and the type, but none of the parts."""
+        if not isinstance(other, Sparse24Tensor):
+            raise UnsupportedError(
+                f"data of a Sparse24Tensor must be another one, got {_check.shown(other)}; pack it "
+                "by to_sparse_semi_structured, or make a new parameter"
+            )
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.parts, self.turned, self.cut = list(other.parts), other.turned, other.cut
+
     def share_memory_(self) -> Sparse24Tensor:
         """Move the values and codes to shared memory, as for other processes."""
         for part in self.parts:
@@ -106,12 +124,14 @@ class Sparse24Tensor(PackedMatrix):
         names = [f"_part{i}" for i in range(len(self.parts))]
         for name, part in zip(names, self.parts, strict=True):
             setattr(self, name, part)
-        return names, (tuple(self.shape), self.turned)
+        return names, (tuple(self.shape), self.turned, self.cut)
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        shape, turned = context
-        return cls([inner[name] for name in sorted(inner)], shape, turned=turned)
+        shape, turned, cut = context
+        made = cls([inner[name] for name in sorted(inner)], shape, turned=turned)
+        made.cut = cut
+        return made
 
     def _stable_hash_for_caching(self) -> str:
         """What compiled code depends on; torch keys its cache of such code by it."""
@@ -165,42 +185,17 @@ def _refuse_nested(operands) -> None:
 
 
 def _way_out(function) -> str:
-    writes = function._schema.is_mutable and function._schema.name.endswith("_")
-    if not writes:
-        return "call .to_dense() first"
-    return (
-        "its elements are not written in place: w = 2 * w makes a new one, and a weight that "
-        "learns stays dense, as in sparse24.torch.SparseLinear"
-    )
+    learning = "a weight that learns stays dense, as in sparse24.torch.SparseLinear"
+    if function in _OF_OPTIMIZERS:
+        return f"call .to_dense() first, and {learning}"
+    if function._schema.is_mutable and function._schema.name.endswith("_"):
+        return f"its elements are not written in place: w = 2 * w makes a new one, and {learning}"
+    return "call .to_dense() first"
 
 
 def _kept_gradient(a: Sparse24Tensor, x: Tensor, transposable: bool) -> Tensor:
     """A compiler traces backward with the result of forward in place of its gradient."""
     return ops.kept_gradient(a.whole(), x, transposable)
-
-
-def _clone(a: Sparse24Tensor, **_) -> Sparse24Tensor:
-    return Sparse24Tensor([part.clone() for part in a.parts], a.shape, turned=a.turned)
-
-
-def _refuse_copy(*_: Any) -> Tensor:
-    raise UnsupportedError(
-        "elements are not copied into or out of a Sparse24Tensor; pass assign=True to "
-        "load_state_dict, or call .to_dense() first"
-    )
-
-
-def _to_copy(a: Sparse24Tensor, *, dtype=None, device=None, **_) -> Sparse24Tensor:
-    return a.converted(dtype, device)
-
-
-def _is_pinned(a: Sparse24Tensor, *_: Any) -> bool:
-    return all(part.is_pinned() for part in a.parts)
-
-
-def _pin(a: Sparse24Tensor, *_: Any) -> Sparse24Tensor:
-    parts = [part.pin_memory() for part in a.parts]
-    return Sparse24Tensor(parts, a.shape, turned=a.turned)
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
@@ -226,10 +221,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.neg.default: torch_arithmetic.negative,
     _aten.abs.default: torch_arithmetic.absolute,
     **torch_reductions.RULES,
-    _aten.clone.default: _clone,
-    _aten._to_copy.default: _to_copy,
-    _aten.copy_.default: _refuse_copy,
-    _aten.is_pinned.default: _is_pinned,
-    _aten._pin_memory.default: _pin,
+    **torch_copies.RULES,
     ops.kept_gradient: _kept_gradient,
 }

@@ -85,7 +85,8 @@ def split(a: PackedMatrix, size: int, axis: int = 0) -> list[PackedMatrix]:
     whole = a.shape[axis]
     if size <= 0:
         raise ShapeError(f"parts must have a size of 1 or more, got {size}; give another")
-    return split_in(a, [min(size, whole - start) for start in range(0, whole, size)], axis)
+    starts = range(0, max(whole, 1), size)  # of no rows there is one part
+    return split_in(a, [min(size, whole - start) for start in starts], axis)
 
 
 def split_in(a: PackedMatrix, sizes: list[int], axis: int = 0) -> list[PackedMatrix]:

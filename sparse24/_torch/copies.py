@@ -1,0 +1,77 @@
+"""Copies of a `Sparse24Tensor`, and what may be copied into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse24._errors import UnsupportedError
+from sparse24._torch.matrix import PackedMatrix
+
+_aten = torch.ops.aten
+
+
+def clone(a: PackedMatrix, **_: Any) -> PackedMatrix:
+    return type(a)([part.clone() for part in a.parts], a.shape, turned=a.turned)
+
+
+def to_copy(a: PackedMatrix, *, dtype=None, device=None, **_: Any) -> PackedMatrix:
+    return a.converted(dtype, device)
+
+
+def is_pinned(a: PackedMatrix, *_: Any) -> bool:
+    return all(part.is_pinned() for part in a.parts)
+
+
+def pin(a: PackedMatrix, *_: Any) -> PackedMatrix:
+    parts = [part.pin_memory() for part in a.parts]
+    return type(a)(parts, a.shape, turned=a.turned)
+
+
+def copy_into(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """``to.copy_(source)`` of two packed matrices, whose places are copied with their elements."""
+    if not isinstance(to, PackedMatrix) or not isinstance(source, PackedMatrix):
+        raise UnsupportedError(
+            "elements are not copied between a Sparse24Tensor and a dense one; pass assign=True to "
+            "load_state_dict, or copy x.to_dense(), or to_sparse_semi_structured(x) of a dense x"
+        )
+    if to.cut or to.ndim > 2:
+        raise UnsupportedError(
+            "nothing is copied into a part or an expansion of a Sparse24Tensor, which has no "
+            "memory of its own to write; copy into the whole matrix"
+        )
+    if to.shape != source.shape or not _axes(to) <= _axes(source):
+        raise UnsupportedError(
+            f"into a Sparse24Tensor {_shown(to)} goes one like it, got one {_shown(source)}; pass "
+            "assign=True to load_state_dict, or use that one in its place"
+        )
+    if source.dtype != to.dtype or source.device != to.device:
+        source = source.converted(to.dtype, to.device)
+    given = source.parts
+    if source.turned != to.turned:
+        given = [part.clone() for part in (*given[2:], *given[:2])]  # it may be `to` itself, turned
+    for part, new in zip(to.parts, given, strict=False):  # `to` may have one orientation
+        part.copy_(new, non_blocking)
+    return to
+
+
+def _axes(a: PackedMatrix) -> set[int]:
+    """Along which a matrix is packed."""
+    return {0, 1} if len(a.parts) == 4 else {0 if a.turned else 1}
+
+
+def _shown(a: PackedMatrix) -> str:
+    axes = " and ".join(map(str, sorted(_axes(a))))
+    return f"of shape {tuple(a.shape)} that is packed along axis {axes}"
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    _aten.clone.default: clone,
+    _aten._to_copy.default: to_copy,
+    _aten.copy_.default: copy_into,
+    _aten.is_pinned.default: is_pinned,
+    _aten._pin_memory.default: pin,
+}

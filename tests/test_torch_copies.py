@@ -1,0 +1,146 @@
+"""What is copied into a `Sparse24Tensor`: another one that is packed alike, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch_cases import CLOSE  # noqa: E402
+
+import sparse24 as s24  # noqa: E402
+from sparse24 import torch as st  # noqa: E402
+
+pack = st.to_sparse_semi_structured
+WAYS = {
+    "along rows": pack,
+    "along columns": lambda w: pack(w.t().contiguous()).t(),
+    "both ways": lambda w: st.sparsify24(w),
+    "both ways, turned": lambda w: st.sparsify24(w.t().contiguous()).t(),
+}
+
+
+def both_ways(device="cpu"):
+    """Matrices that can be packed along either axis, or both."""
+    x = torch.randn(16, 32, device=device)
+    return x * s24.mask(x, transposable=True)
+
+
+def packed_layer(weight, bias=True):
+    layer = torch.nn.Linear(*weight.shape[::-1], bias=bias)
+    layer.weight = torch.nn.Parameter(pack(weight), requires_grad=False)
+    return layer
+
+
+@pytest.mark.parametrize("given", WAYS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_matrix_is_copied_where_it_is_packed_alike(device, way, given):
+    old, new = both_ways(device), both_ways(device)
+    to, source = WAYS[way](old), WAYS[given](new)
+    turned, version = to.t(), to._version
+    if given.startswith("both") or way == given:
+        assert to.copy_(source) is to
+        assert to._version == version + 1
+    else:
+        with pytest.raises(s24.UnsupportedError, match=r"goes one like it.*axis .*assign=True"):
+            to.copy_(source)
+        new = old
+    x = torch.randn(3, 32, device=device)
+    assert torch.equal(to.to_dense(), new)
+    torch.testing.assert_close(x @ to.t(), x @ new.t(), **CLOSE)
+    torch.testing.assert_close(turned @ x[:, :16].t(), new.t() @ x[:, :16].t(), **CLOSE)
+
+
+def test_a_matrix_takes_its_own_transpose():
+    packed = st.sparsify24(torch.randn(16, 16))
+    want = packed.to_dense().t().clone()
+    packed.copy_(packed.t())
+    assert torch.equal(packed.to_dense(), want)
+    assert torch.equal(packed.t().to_dense(), want.t())
+
+
+def test_types_and_devices_are_those_of_the_tensor_that_is_written(device):
+    old, new = s24.prune(torch.randn(16, 32, device=device)), s24.prune(torch.randn(16, 32))
+    to = pack(old)
+    to.copy_(pack(new.double()))
+    assert (to.dtype, to.device.type) == (torch.float32, device)
+    assert torch.equal(to.to_dense().cpu(), new)
+
+
+def test_a_compiled_copy_is_seen_outside():
+    new, x = s24.prune(torch.randn(16, 32)), torch.randn(3, 32)
+    to, source = pack(torch.zeros(16, 32)), pack(new)
+
+    def run(to, source, x):
+        to.copy_(source)
+        return x @ to.t()
+
+    y = torch.compile(run, fullgraph=True, backend="aot_eager")(to, source, x)
+    torch.testing.assert_close(y, x @ new.t(), **CLOSE)
+    assert torch.equal(to.to_dense(), new)
+
+
+def test_what_was_saved_for_backward_is_not_exchanged():
+    a, x = pack(torch.eye(8)), torch.ones(2, 8, requires_grad=True)
+    y = x @ a.t()
+    a.copy_(pack(torch.zeros(8, 8)))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_dense_elements_and_parts_are_refused():
+    dense = s24.prune(torch.randn(16, 32))
+    packed = pack(dense)
+    for to, source in ((dense, packed), (packed, dense)):
+        with pytest.raises(s24.UnsupportedError, match=r"dense one; pass assign=True .*to_sparse"):
+            to.copy_(source)
+    for part in (packed[:8], packed[:, :8], packed[:8].t().detach(), packed.expand(2, -1, -1)):
+        with pytest.raises(s24.UnsupportedError, match=r"a part or an expansion .*whole matrix"):
+            part.copy_(part.clone())
+    with pytest.raises(s24.UnsupportedError, match=r"shape \(16, 32\) .* got one of shape \(8, 32"):
+        packed.copy_(packed[:8])
+    assert torch.equal(packed.to_dense(), dense)
+
+
+def test_parts_that_compiled_code_gives_are_refused_too():
+    packed = st.sparsify24(torch.randn(16, 32))
+    part = torch.compile(lambda a: a[:8], fullgraph=True, backend="aot_eager")(packed)
+    with pytest.raises(s24.UnsupportedError, match="a part or an expansion"):
+        part.copy_(part.clone())
+
+
+def test_a_state_of_packed_weights_is_loaded_in_place():
+    old, new = (packed_layer(s24.prune(torch.randn(16, 32))) for _ in range(2))
+    weight, x = old.weight, torch.randn(3, 32)
+    compiled = torch.compile(old, backend="aot_eager")
+    assert not torch.equal(compiled(x), new(x))
+    old.load_state_dict(new.state_dict())
+    assert old.weight is weight
+    for net in (old, compiled, copy.deepcopy(old)):
+        torch.testing.assert_close(net(x), new(x), **CLOSE)
+    dense = torch.nn.Linear(32, 16)
+    for to, source in ((dense, new), (new, dense)):
+        with pytest.raises(RuntimeError, match=r"pass assign=True to load_state_dict"):
+            to.load_state_dict(source.state_dict())
+
+
+def test_an_average_begins_with_a_copy_of_packed_weights():
+    net, later = (packed_layer(s24.prune(torch.randn(16, 32))) for _ in range(2))
+    averaged = torch.optim.swa_utils.AveragedModel(net)
+    averaged.update_parameters(later)
+    assert torch.equal(averaged.module.weight, later.weight)
+
+
+def test_data_are_exchanged_with_their_elements():
+    a, b = (s24.prune(torch.randn(16, 32)) for _ in range(2))
+    first, second = (torch.nn.Parameter(pack(x), requires_grad=False) for x in (a, b))
+    first.data, second.data = second.data, first.data
+    assert torch.equal(first.to_dense(), b)
+    assert torch.equal(second.to_dense(), a)
+    first.data = pack(a.double())
+    assert first.dtype == torch.float64
+    assert torch.equal(first.to_dense(), a.double())
+    with pytest.raises(s24.UnsupportedError, match=r"data of a Sparse24Tensor must be another one"):
+        first.data = b
