@@ -12,6 +12,8 @@ import numpy as np
 
 from sparse24._errors import ArgumentError, DTypeError
 
+_REDUCTIONS = ("sum", "mean", "max", "min", "amax", "amin")  # NumPy's, which call methods
+
 
 def refusal(array: Any, operation: str) -> DTypeError:
     """The error of arithmetic that a sparse array does not have."""
@@ -92,12 +94,21 @@ class Refusals:
         )
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """`numpy.dot`; two that would read the error of `__array__` as "not equal" are refused."""
+        """`numpy.dot`, and reductions without options that no method here has.
+
+        Two that would read the error of `__array__` as "not equal" are refused.
+        """
         if function is np.dot and len(args) == 2 and not kwargs and max(map(np.ndim, args)) < 3:
             return args[0] @ args[1]  # with more axes it is another product than @
         if function.__name__ in ("array_equal", "array_equiv"):
             raise DTypeError(
                 f"{type(self).__name__} is not compared element by element; compare its .toarray()"
+            )
+        given = [f"{name}=" for name in ("initial", "where") if name in kwargs]
+        if given and function.__name__ in _REDUCTIONS:
+            raise ArgumentError(
+                f"numpy.{function.__name__} takes no {', '.join(given)} with "
+                f"{type(self).__name__}; leave it out, or reduce the array's .toarray()"
             )
         return function._implementation(*args, **kwargs)
 

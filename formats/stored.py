@@ -287,7 +287,9 @@ def _dense(array: Any, name: str) -> np.ndarray:
 
 
 def _to_device(array: np.ndarray, device: str) -> Any:
-    return np.array(array) if device == "cpu" else _storage.mover(device)(np.array(array))
+    if device == "cpu" or array.dtype.kind in "SUmM":  # text and times, which no GPU holds
+        return np.array(array)
+    return _storage.mover(device)(np.array(array))
 
 
 def _checksum(array: np.ndarray) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from sparse24 import (
     _arrays,
     _check,
@@ -17,7 +15,6 @@ from sparse24 import (
 )
 from sparse24._errors import ArgumentError
 from sparse24._explanation import Explanation
-from sparse24._fuse import fuse
 from sparse24._matmul import OURS, embedded, factors, named_type
 from sparse24._options import Call
 from sparse24._planner import Candidate
@@ -110,16 +107,16 @@ def explained(a, b, out, call: Call) -> Explanation:
         return _explain_24(operand._operand, densified(other), out, call, from_left=from_left)
     first = a if isinstance(a, OURS) else b  # which multiplies, unless the other is a Windows24
     if isinstance(first, NMArray):
-        return _explain_n_m(a, b, call)
+        return _explain_n_m(a, b, out, call)
     if isinstance(first, HybridArray) and not isinstance(b, Windows24):
-        return _explain_hybrid(a, b, call)
+        return _explain_hybrid(a, b, out, call)
     raise ArgumentError(
         "one operand must be a Sparse24Array, an NMArray or a HybridArray; plain arrays are "
         "checked at each call, and of a Windows24 explain(W.array, b[W.index])"
     )
 
 
-def _explain_n_m(a, b, call: Call) -> Explanation:
+def _explain_n_m(a, b, out, call: Call) -> Explanation:
     """For patterns that 2:4 cannot hold."""
     finish = _other_formats.checked(call)
     left = isinstance(a, NMArray)
@@ -127,8 +124,7 @@ def _explain_n_m(a, b, call: Call) -> Explanation:
     with _foreign.stream_of(other):
         other, _ = _foreign.take(densified(other), argument="b" if left else "a")
         other, _, _ = n_m_products.fitted(array, other, left=left)
-        shapes = (array.shape, other.shape) if left else (other.shape, array.shape)
-        fuse(finish, *shapes, _arrays.namespace(other), np.float32)  # refuses what does not fit
+        _other_formats.check_written(a, b, out, finish)
         why = n_m_products.why_dense(array, other, left=left)
     if why is not None:
         return Explanation("dense", (), {}, why)
@@ -136,7 +132,7 @@ def _explain_n_m(a, b, call: Call) -> Explanation:
     return Explanation("cpu_n_m", (), {}, f"the Numba kernel for {n}:{m} skips the zeros")
 
 
-def _explain_hybrid(a, b, call: Call) -> Explanation:
+def _explain_hybrid(a, b, out, call: Call) -> Explanation:
     finish = _other_formats.checked(call)
     left = isinstance(a, HybridArray)
     h, other = (a, b) if left else (b, a)
@@ -144,9 +140,7 @@ def _explain_hybrid(a, b, call: Call) -> Explanation:
     with _foreign.stream_of(other):
         sums = _other_formats.name_of_sums(h, other, finish, argument="b" if left else "a")
         product = hybrid_products.expected(h, other, left=left, sums=sums is not None)
-        b = product.b
-        shapes = (h.shape, b.shape) if left else (b.shape, h.shape)
-        fuse(finish, *shapes, _arrays.namespace(b), np.float32)  # refuses what does not fit
+        _other_formats.check_written(*((h, other) if left else (other, h)), out, finish)
     if product.told is None:
         return Explanation(NOTHING, (), {}, "an operand has no elements, so no kernel runs")
     told, (m, k), row = product.told, product.h.shape, product.h._dtype

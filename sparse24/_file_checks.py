@@ -12,7 +12,8 @@ import numpy as np
 
 from sparse24._errors import FormatError
 
-NPY_KINDS = "biufc"
+NPY_KINDS = "biufcSUmM"  # numbers, text and times: what is no object, nor raw bytes
+Spec = tuple[tuple[int, ...], np.dtype]  # of an array
 # What NumPy raises of a damaged npy header, which it reads as text of Python.
 _NPY_ERRORS = (
     ValueError, TypeError, OverflowError, EOFError, RecursionError, SyntaxError,
@@ -24,17 +25,25 @@ def damaged(path: Path, what: object) -> FormatError:
     return FormatError(f"{path} cannot be read: {what}; fetch or save the file again")
 
 
-def npy_array(file: Any, path: Path, name: str, spec: tuple[tuple[int, ...], Any]) -> np.ndarray:
+def npy_array(file: Any, path: Path, name: str, stored: Spec, dtype: np.dtype) -> np.ndarray:
+    """The array of an npy stream, whose bits or whose foreign byte order become `dtype`."""
     try:
         x = np.lib.format.read_array(file, allow_pickle=False)
     except _NPY_ERRORS as error:
         raise damaged(path, f"array {name!r}: {error}") from error
-    if (x.shape, x.dtype) != spec:  # it was written over in place
+    if (x.shape, x.dtype) != stored:  # it was written over in place
         raise damaged(path, f"array {name!r} is no longer what it was when the file was opened")
-    return x
+    if x.dtype == dtype:
+        return x
+    return x.view(dtype) if x.dtype.isnative else x.astype(dtype)
 
 
-def npy_spec(file: Any, size: int, path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
+def native(spec: Spec) -> Spec:
+    """An array's shape and type, in the byte order of this machine."""
+    return spec[0], spec[1].newbyteorder("=")
+
+
+def npy_spec(file: Any, size: int, path: Path, name: str) -> Spec:
     """Shape and type of an npy stream of `size` bytes, checked against that size."""
     head = io.BytesIO(file.read(min(size, 1 << 16)))
     try:
@@ -45,9 +54,9 @@ def npy_spec(file: Any, size: int, path: Path, name: str) -> tuple[tuple[int, ..
             shape, _, dtype = np.lib.format.read_array_header_2_0(head)
     except _NPY_ERRORS as error:
         raise damaged(path, f"array {name!r}: {error}") from error
-    if dtype.kind not in NPY_KINDS:
+    if dtype.kind not in NPY_KINDS or not dtype.itemsize:
         raise FormatError(
-            f"{path}: array {name!r} has element type {dtype}, which is not numeric; "
+            f"{path}: array {name!r} has element type {dtype}, not numbers, text or times; "
             "save it as numbers (bfloat16 and fp8 go through sparse24.save_npz or safetensors)"
         )
     if bytes_of(shape, dtype, path, name) != size - head.tell():

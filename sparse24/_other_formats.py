@@ -18,6 +18,7 @@ from sparse24 import (
     _target,
 )
 from sparse24._errors import ArgumentError, DeviceError, DTypeError
+from sparse24._fuse import fuse
 from sparse24._options import NO_OPTIONS, Call
 from sparse24.formats import hybrid_products, n_m_products
 from sparse24.formats.base import SparseArray, densified
@@ -115,7 +116,8 @@ def _result_of(ours: SparseArray, other, *, argument: str) -> str:
     """The type that a product of these operands has by itself."""
     if isinstance(other, SparseArray):
         return _product.promote(ours._dtype, other._dtype)[0].result
-    array, _ = _foreign.take(other, argument=argument)
+    dense = not _arrays.is_sparse_matrix(other)
+    array = _foreign.take(other, argument=argument)[0] if dense else other
     return _product.result_of(ours._dtype, array.dtype, argument=argument)
 
 
@@ -129,17 +131,56 @@ def _asked(product: Callable[[], Any], finish: Call, a, b, out):
         return restore(finished) if out is None else out
     if target is None:
         return restore(result)
-    if _arrays.device_of(target) != _arrays.device_of(result):
-        raise DeviceError(
-            f"out is on {_arrays.device_of(target)}, the product on {_arrays.device_of(result)}; "
-            "pass an array on the device of the operands"
-        )
-    _check.same_shape(target.shape, result.shape, argument="out", other="the product")
-    if target.dtype != result.dtype:
-        raise DTypeError(f"out must have dtype {result.dtype}, got {target.dtype}")
-    _check.writable(target, argument="out")
+    _check_plain_out(target, result.shape, result.dtype, _arrays.device_of(result))
     target[...] = result
     return out
+
+
+def _check_plain_out(target, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
+    """Refuse a target that does not fit a product to which nothing is done."""
+    if _arrays.device_of(target) != device:
+        raise DeviceError(
+            f"out is on {_arrays.device_of(target)}, the product on {device}; "
+            "pass an array on the device of the operands"
+        )
+    _check.same_shape(target.shape, shape, argument="out", other="the product")
+    if target.dtype != dtype:
+        raise DTypeError(f"out must have dtype {dtype}, got {target.dtype}")
+    _check.writable(target, argument="out")
+
+
+def check_written(a, b, out, finish: Call) -> None:
+    """Refuse `out` and the options of a call as `multiply` does, without a product.
+
+    The operands are checked already.
+    """
+    target = _target.given(out)
+    _refuse_overlaps(target, finish, a, b)
+    left = isinstance(a, SparseArray)
+    ours, other = (a, b) if left else (b, a)
+    result = _result_of(ours, other, argument="b" if left else "a")
+    shapes = _shape(a), _shape(b)
+    dropped, full = _finish.dropped_axis(*shapes), _shape_with_both_axes(*shapes)
+    if finish.is_plain:
+        if target is not None:
+            shape = tuple(size for i, size in enumerate(full) if i - len(full) != dropped)
+            _check_plain_out(target, shape, _dtypes.numpy_dtype(result), ours.device)
+        return
+    on_gpu, name = ours.device != "cpu", result
+    if finish.dtype is not None:
+        name = _target.result_name(finish.dtype)
+    _target.refuse_integers(result, name, on_gpu=on_gpu)
+    goes = _target.Target(full, name, target, on_gpu)
+    if target is not None:
+        goes.allocate(dropped)
+    xp = _arrays.cupy_module() if on_gpu else np
+    goes.fitted(fuse(finish, *shapes, xp, _target.real_of(name)), dropped)
+
+
+def _shape_with_both_axes(left: tuple, right: tuple) -> tuple[int, ...]:
+    """The shape of a product, in which a vector is a matrix of one row or column."""
+    m, n = left[-2] if len(left) > 1 else 1, right[-1] if len(right) > 1 else 1
+    return (*np.broadcast_shapes(left[:-2], right[:-2]), m, n)
 
 
 def checked(call: Call) -> Call:

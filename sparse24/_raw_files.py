@@ -21,7 +21,7 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import ArgumentError, FormatError
-from sparse24._file_checks import bytes_of, damaged, npy_array, npy_spec
+from sparse24._file_checks import bytes_of, damaged, native, npy_array, npy_spec
 
 SUFFIXES = (".safetensors", ".npz", ".npy")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # suffixes of torch's checkpoints
@@ -103,7 +103,8 @@ class ArrayFile(Mapping[str, np.ndarray]):
     header : dict
         The JSON header that sparse24 wrote, or empty.
     specs : dict of str to (shape, dtype)
-        What the file holds, known without reading the arrays.
+        What the file holds, known without reading the arrays.  Foreign byte orders are read as
+        the machine's own, but where checksums of the bytes are kept.
     texts : dict of str to str
         Other entries of a safetensors file's metadata.
     index : dict or None
@@ -253,6 +254,7 @@ class NpzFile(ArrayFile):
                     with archive.open(info) as file:
                         self.specs[name] = npy_spec(file, info.file_size, path, name)
         self._stored = dict(self.specs)  # in the types of NumPy
+        self.specs = {name: spec if ours else native(spec) for name, spec in self.specs.items()}
         bits = self.header.pop("bits", {})
         for name, type_name in bits.items() if isinstance(bits, dict) else ():
             self._rename(name, type_name)
@@ -274,9 +276,9 @@ class NpzFile(ArrayFile):
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         with self._archive() as archive, archive.open(f"{name}.npy") as file:
-            x = npy_array(file, self.path, name, self._stored[name])
+            x = npy_array(file, self.path, name, self._stored[name], dtype)
             file.read()  # to the end, where the checksum is compared
-        return x.view(dtype) if x.dtype != dtype else x
+        return x
 
 
 class NpyFile(ArrayFile):
@@ -286,8 +288,9 @@ class NpyFile(ArrayFile):
         super().__init__(path)
         with self._open() as file:
             size = os.fstat(file.fileno()).st_size
-            self.specs[path.stem] = npy_spec(file, size, path, path.stem)
+            self._stored = npy_spec(file, size, path, path.stem)
+        self.specs[path.stem] = native(self._stored)
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         with self._open() as file:
-            return npy_array(file, self.path, name, (shape, dtype))
+            return npy_array(file, self.path, name, self._stored, dtype)

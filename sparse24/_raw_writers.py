@@ -119,8 +119,10 @@ def _check_all(dtypes: Mapping[str, np.dtype], kind: str) -> None:
         known = frozenset(np.dtype(kind) for kind in SAFETENSORS_TYPES.values())
     for name, dtype in dtypes.items():
         if dtype not in known and (safetensors or dtype.kind not in NPY_KINDS):
+            way_out = ", or name an npz file, which holds it" if dtype.kind in NPY_KINDS else ""
             raise DTypeError(
-                f"{name} has dtype {dtype}, which a {kind} file cannot hold; convert it first"
+                f"{name} has dtype {dtype}, which a {kind} file cannot hold; convert it "
+                f"first{way_out}"
             )
         # What the format takes for its own, what its writer cuts short, and what is no UTF-8.
         bad = name == "__metadata__" if safetensors else "\0" in name

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _spec
-from sparse24._errors import ArgumentError, ShapeError
+from sparse24 import _arrays, _check, _plot_cells, _spec
+from sparse24._errors import ArgumentError
 from sparse24._pyplot import pyplot
-from sparse24.formats.base import SparseArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,18 +25,6 @@ def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
     return pyplot().subplots()[1]
-
-
-def _dense_matrix(a: Any) -> np.ndarray:
-    """A NumPy matrix of a NumPy, CuPy, SciPy or sparse24 array."""
-    if isinstance(a, SparseArray):
-        a = a.to_device("cpu")  # on a GPU fp8 would be bits
-    dense = _arrays.to_numpy(a.toarray() if hasattr(a, "toarray") else a, argument="a")
-    if dense.ndim != 2:
-        raise ShapeError(
-            f"a must be a matrix with two axes, got shape {dense.shape}; pick one, such as a[0]"
-        )
-    return dense
 
 
 def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = None) -> Axes:
@@ -67,6 +54,12 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     UnsupportedError
         If matplotlib is not installed.
 
+    Notes
+    -----
+    A `HybridArray` and matrices of SciPy and cupyx are not made dense.  If they have more than
+    2048 rows or columns, a cell of the figure stands for several elements, and shows the one of
+    the largest magnitude.
+
     Examples
     --------
     >>> import numpy as np
@@ -75,20 +68,24 @@ def spy(a: Any, *, values: bool = False, groups: bool = True, ax: Axes | None = 
     >>> ax.get_xlabel()
     'k'
     """
-    dense = _dense_matrix(a)
+    matrix = _plot_cells.matrix_of(a)
+    m, k = matrix.shape
     ax = _axes(ax)
     ax.set(xlabel="k", ylabel="m")
-    if not dense.size:
+    if not (m and k):
         return ax
     if values:
-        _arrays.check_real(dense, argument="a")
-        shown = dense.astype(np.float64 if dense.dtype == np.float64 else np.float32)
+        _arrays.check_real(matrix, argument="a")
+    shown = _plot_cells.image(matrix, values=values)
+    place = (-0.5, k - 0.5, m - 0.5, -0.5)
+    if values:
         limit = float(np.max(np.abs(shown), initial=0, where=np.isfinite(shown))) or 1.0
-        image = ax.imshow(shown, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="none")
+        image = ax.imshow(
+            shown, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="none", extent=place
+        )
         ax.figure.colorbar(image, ax=ax, shrink=0.8)
     else:
-        ax.imshow(dense != 0, cmap="Greys", vmin=0, vmax=1, interpolation="none")
-    k = dense.shape[1]
+        ax.imshow(shown, cmap="Greys", vmin=0, vmax=1, interpolation="none", extent=place)
     if groups and _spec.groups(k) <= 64:
         for edge in range(_spec.GROUP, k, _spec.GROUP):
             ax.axvline(edge - 0.5, color="tab:orange", linewidth=0.6)
@@ -123,12 +120,7 @@ def group_histogram(a: Any, *, ax: Axes | None = None) -> Axes:
     >>> [int(bar.get_height()) for bar in ax.patches]
     [8, 8, 0, 0, 0]
     """
-    dense = _dense_matrix(a)
-    rows, k = dense.shape
-    padded = np.zeros((rows, _spec.GROUP * _spec.groups(k)), bool)
-    padded[:, :k] = dense != 0
-    counts = padded.reshape(-1, _spec.GROUP).sum(1)
-    heights = np.bincount(counts, minlength=_spec.GROUP + 1)
+    heights = _plot_cells.counts_by_group(_plot_cells.matrix_of(a))
     ax = _axes(ax)
     colours = ["tab:blue"] * (_spec.KEPT + 1) + ["tab:red"] * (_spec.GROUP - _spec.KEPT)
     ax.bar(range(_spec.GROUP + 1), heights, color=colours)

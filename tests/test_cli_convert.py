@@ -46,6 +46,40 @@ def test_convert_prunes_what_is_eligible_and_copies_the_rest(
     assert "2 matrices" in text
 
 
+def test_arrays_that_are_no_numbers_go_with_the_others(arrays, tmp_path, capsys):
+    words = np.array(["first", "second"])
+    np.savez(tmp_path / "a.npz", words=words, w=arrays["layer.0.weight"])
+    assert "str192" in run(capsys, "inspect", tmp_path / "a.npz")
+    assert "layer" in run(capsys, "advise", tmp_path / "a.npz")
+    run(capsys, "convert", tmp_path / "a.npz", tmp_path / "o.npz", "--quiet")
+    loaded = s24.load_npz(tmp_path / "o.npz")
+    np.testing.assert_array_equal(loaded["words"], words)
+    assert isinstance(loaded["w"], s24.Sparse24Array)
+    run(capsys, "inspect", tmp_path / "o.npz")
+    out = tmp_path / "o.safetensors"
+    assert _cli.main(["convert", str(tmp_path / "a.npz"), str(out)]) == 1
+    assert "words has dtype <U6, which a safetensors file cannot hold" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("suffix", ["npz", "npy"])
+def test_the_byte_order_of_another_machine_is_read(suffix, arrays, tmp_path, capsys):
+    weight, source = arrays["layer.0.weight"], tmp_path / f"w.{suffix}"
+    swapped = weight.astype(weight.dtype.newbyteorder(">"))
+    if suffix == "npz":
+        np.savez(source, w=swapped, b=np.arange(3, dtype=">i8"))
+    else:
+        np.save(source, swapped)
+    assert "dense, eligible" in run(capsys, "inspect", source)
+    for out in (tmp_path / "o.npz", tmp_path / "o.safetensors"):
+        run(capsys, "convert", source, out, "--quiet")
+        loaded = (s24.load_npz if out.suffix == ".npz" else s24.load_safetensors)(out)
+        np.testing.assert_array_equal(loaded["w"].toarray(), s24.prune(weight))
+        if suffix == "npz":
+            np.testing.assert_array_equal(loaded["b"], np.arange(3))
+            assert loaded["b"].dtype.isnative
+
+
 def test_convert_keeps_the_texts_of_a_safetensors_file(arrays, tmp_path, capsys):
     source, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
     _raw_writers.write_safetensors(source, arrays, None, {"format": "pt", "author": "me"})

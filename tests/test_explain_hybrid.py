@@ -156,6 +156,45 @@ def test_explain_refuses_what_matmul_refuses(weight, b, more, error, words):
             call(ones(3, 70), h.T)
 
 
+@pytest.mark.parametrize("options", [{}, {"alpha": 2.0}, {"dtype": "float32"}], ids=str)
+@pytest.mark.parametrize("kind", ["hybrid", "5:8"])
+def test_explain_refuses_targets_that_matmul_refuses(weight, kind, options):
+    packed = s24.compress(weight, pattern=(5, 8), on_excess="prune")
+    a, dtype = s24.hybrid(weight) if kind == "hybrid" else packed, options.get("dtype", np.float16)
+    b, fixed = ones(K, 3), np.zeros((M, 3), dtype)
+    fixed.flags.writeable = False
+    for out, error in (
+        (np.zeros((M, 4), dtype), s24.ShapeError), (np.zeros((3, M, 3), dtype), s24.ShapeError),
+        (np.zeros((M, 3), np.float64), s24.DTypeError), ([[0.0] * 3] * M, s24.DTypeError),
+        (fixed, s24.ArgumentError), (b[:M], s24.ArgumentError),
+    ):  # fmt: skip
+        words = []
+        for call in (s24.explain, s24.matmul):
+            with pytest.raises(error) as caught:
+                call(a, b, out, **options)
+            words.append(str(caught.value))
+        assert words[0] == words[1]
+    for b, shape in ((ones(K), (M,)), (ones(K, 3), (M, 3)), (ones(5, K, 3), (5, M, 3))):
+        out = np.zeros(shape, dtype)
+        for call in (s24.explain, s24.matmul):
+            call(a, b, out, **options)
+        assert s24.explain(b.mT if b.ndim > 1 else b, a.T, out.mT if b.ndim > 1 else out, **options)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "5:8"])
+def test_explain_refuses_what_a_second_pass_would(weight, kind):
+    packed = s24.compress(weight, pattern=(5, 8), on_excess="prune")
+    a, b = s24.hybrid(weight) if kind == "hybrid" else packed, ones(K, 3)
+    for more, error in (
+        ({"c": ones(M, 4), "beta": 1.0}, s24.ShapeError),
+        ({"c": ones(M, 3, dtype=np.float32), "beta": 1.0}, s24.DTypeError),
+        ({"epilogue": s24.Epilogue(aux=b)}, s24.ArgumentError),
+    ):
+        for call in (s24.explain, s24.matmul):
+            with pytest.raises(error):
+                call(a, b, **more)
+
+
 def test_lists_are_operands_too(weight, taken):
     check(taken, weight, lambda h, of: of(h, [[1.0, 2.0]] * K))
     bias = s24.Epilogue(bias=np.ones(M))

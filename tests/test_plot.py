@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 import sparse24 as s24
 
@@ -61,7 +63,54 @@ def test_groups_are_counted_with_a_short_last_one(ax):
     assert [int(bar.get_height()) for bar in ax.patches] == [0, 1, 0, 1, 0]
 
 
+@pytest.mark.parametrize("shape", [(30, 50), (0, 8), (7, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
+def test_matrices_of_non_zeros_are_shown_as_dense_ones(shape, dtype, rng):
+    dense = (rng.integers(-9, 9, shape) * (rng.random(shape) < 0.3)).astype(dtype)
+    scipy = sparse.csr_array(dense.astype(np.float32))
+    coo = scipy.tocoo()  # and with each element in two halves
+    halves = sparse.coo_array((np.tile(coo.data / 2, 2), np.tile(coo.coords, 2)), shape)
+    for values in (False, True):
+        want = _shown(dense, values=values)
+        for a in (s24.hybrid(dense), s24.hybrid(dense.T.copy()).T, scipy, scipy.tolil(), halves):
+            np.testing.assert_equal(_shown(a, values=values), want)
+
+
+def _shown(a, *, values: bool):
+    """Everything that figures of a matrix show."""
+    ax = Figure().subplots()
+    s24.plot.spy(a, values=values, ax=ax)
+    images = [(x.get_array().tolist(), x.get_clim(), x.get_extent()) for x in ax.images]
+    bars = s24.plot.group_histogram(a, ax=Figure().subplots()).patches
+    return images, [bar.get_height() for bar in bars]
+
+
+def test_large_matrices_are_shown_without_their_zeros(ax):
+    size = 50_000  # 2.5 GB as a dense matrix of bytes
+    at = np.array([0, 0, 1, size - 1]), np.array([0, 1, 5, size - 1])
+    csr = sparse.csr_array((np.float32([1, -8, np.nan, 2]), at), (size, size))
+    for a in (csr, s24.hybrid(csr)):
+        tracemalloc.start()
+        s24.plot.spy(a, values=True, ax=ax)
+        s24.plot.group_histogram(a, ax=Figure().subplots())
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 1 << 27
+        cells = ax.images[-1].get_array()
+        assert cells.mask[0, 0]
+        assert cells.mask.sum() == 1
+        assert cells[-1, -1] == 2
+        assert np.count_nonzero(cells.filled(0)) == 1
+        assert ax.images[-1].get_extent() == [-0.5, size - 0.5, size - 0.5, -0.5]
+    s24.plot.spy(sparse.csr_array(np.float32([[3, -8, 2]] * 5000)), values=True, ax=ax)
+    assert (np.unique(ax.images[-1].get_array(), axis=0) == [[3, -8, 2]]).all()
+    heights = [int(x.get_height()) for x in s24.plot.group_histogram(csr).patches]
+    assert heights == [size * size // 4 - 3, 2, 1, 0, 0]
+
+
 def test_only_a_matrix_can_be_shown(ax):
+    with pytest.raises(s24.ShapeError, match=r"two axes, got shape \(4,\)"):
+        s24.plot.spy(sparse.coo_array([1, 0, 2, 0]), ax=ax)
     with pytest.raises(s24.ShapeError, match=r"two axes, got shape \(2, 2, 2\); pick one"):
         s24.plot.spy(np.ones((2, 2, 2)), ax=ax)
 

@@ -75,6 +75,19 @@ def test_ufuncs_of_numpy_name_the_way_out(a):
             np.multiply(a, 2, **options)
 
 
+def test_reductions_of_numpy_name_the_way_out(a):
+    kept = np.ones((8, 16), bool)
+    for reduction, options, name in (
+        (np.sum, {"where": kept}, r"sum takes no where="),
+        (np.sum, {"initial": 1, "where": kept}, r"sum takes no initial=, where="),
+        (np.mean, {"where": kept, "axis": 1}, r"mean takes no where="),
+        (np.max, {"initial": 0}, r"a?max takes no initial="),
+        (np.amin, {"initial": 0}, r"a?min takes no initial="),
+    ):
+        with pytest.raises(s24.ArgumentError, match=rf"numpy\.{name} with .*; .*\.toarray\(\)"):
+            reduction(a, **options)
+
+
 def test_matmul_of_numpy_multiplies(a, rng):
     dense, x, y = a.toarray(), rng.standard_normal((16, 3)), rng.standard_normal((2, 8))
     for got, want in (
