@@ -3,6 +3,8 @@
 from sparse24.kernels.cpu_across import matmul_across
 from sparse24.kernels.cpu_activate import activate_compress
 from sparse24.kernels.cpu_compress import at_places, compress, decompress, like, prune
+from sparse24.kernels.cpu_deals import EveryDeal
+from sparse24.kernels.cpu_exchanges import Exchanges
 from sparse24.kernels.cpu_expanded import add_rows
 from sparse24.kernels.cpu_matmul import choose, decompress_matmul, dense_matmul, is_small, matmul
 from sparse24.kernels.cpu_n_m import compress_n_m, decompress_n_m, mask_n_m, prune_n_m
@@ -21,6 +23,8 @@ ALGORITHMS = ("auto", "cpu_sparse", "cpu_dense", "dense")
 __all__ = [
     "ALGORITHMS",
     "AcrossOfNM",
+    "EveryDeal",
+    "Exchanges",
     "FewColumns",
     "FewRows",
     "activate_compress",

@@ -8,21 +8,14 @@ Permutations for N:M Sparsity*, 2021).
 
 from __future__ import annotations
 
-import functools
-import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _foreign, _scales
+from sparse24 import _arrays, _check, _deals, _foreign, _scales
 from sparse24._errors import ArgumentError, ShapeError
-
-EVERY_DEAL = 4  # up to this m all ways to deal two groups are tried, beyond it single swaps
-# Scores of one place of the pairs that are looked at together.
-CACHED = 1 << 16  # so few that they and what is made of them stay in a core's cache
-GPU_AT_ONCE = 1 << 24
 
 
 def find_permutation(
@@ -81,7 +74,7 @@ def find_permutation(
     k = len(columns)
     rng = _check.generator(rng)
     groups = np.arange(k - k % m).reshape(-1, m)  # column numbers
-    deals = _deals(m)
+    search = _deals.Search(columns, n, m)
     patience = np.inf if seconds is None else _check.number(seconds, argument="seconds")
     stop = time.monotonic() + patience
     for _ in range(rounds if len(groups) > 1 else 0):
@@ -89,8 +82,7 @@ def find_permutation(
             break
         order = rng.permutation(len(groups))[: len(groups) // 2 * 2].reshape(-1, 2)
         pairs = groups[order].reshape(-1, 2 * m)
-        best = _best_deals(columns, pairs, deals, n, stop)
-        groups[order] = np.take_along_axis(pairs, deals[best], axis=1).reshape(-1, 2, m)
+        groups[order] = search.dealt_anew(pairs, stop).reshape(-1, 2, m)
     return np.concatenate([groups.ravel(), np.arange(k - k % m, k)])
 
 
@@ -125,79 +117,6 @@ def _columns(w, scores):
     xp = _arrays.namespace(parts[0])
     parts = [xp.ascontiguousarray(xp.abs(part.astype(np.float32))) for part in parts]
     return xp.concatenate(parts, axis=1)
-
-
-def _deals(m: int) -> np.ndarray:
-    """Ways to deal 2m columns to two groups, (ways, 2m); the first leaves them as they are."""
-    everyone = range(2 * m)
-    if m <= EVERY_DEAL:
-        # The first column stays, as exchanging both groups changes nothing.
-        firsts = [(0, *rest) for rest in itertools.combinations(range(1, 2 * m), m - 1)]
-        return np.array([[*first, *(i for i in everyone if i not in first)] for first in firsts])
-    deals = [list(everyone)]
-    for i, j in itertools.product(range(m), range(m, 2 * m)):
-        swapped = list(everyone)
-        swapped[i], swapped[j] = j, i
-        deals.append(swapped)
-    return np.array(deals)
-
-
-def _best_deals(columns, pairs: np.ndarray, deals: np.ndarray, n: int, stop: float):
-    """The best deal of each pair of groups (pairs, 2m); of those after the time `stop`, the first.
-
-    The first deal changes nothing.
-    """
-    xp = _arrays.namespace(columns)
-    best = np.zeros(len(pairs), np.int64)
-    step = max(1, (CACHED if xp is np else GPU_AT_ONCE) // max(1, columns.shape[1]))
-
-    def task(number: int):
-        if time.monotonic() < stop:
-            some = slice(number * step, (number + 1) * step)
-            with np.errstate(invalid="ignore"):
-                totals = _kept(xp, columns[xp.asarray(pairs[some].T)], deals, n)
-            totals[xp.isnan(totals)] = -np.inf  # inf less inf, which argmax would take
-            best[some] = _arrays.to_numpy(xp.argmax(totals, axis=0))
-
-    count = -(-len(pairs) // step)
-    if xp is np:
-        from sparse24.kernels._numba import parallel
-
-        parallel(task, count, columns.size * len(deals))
-    else:
-        for number in range(count):
-            task(number)
-    return best
-
-
-def _kept(xp, x, deals: np.ndarray, n: int):
-    """What the mask keeps of each pair of groups (2m, pairs, rows) under each deal."""
-    m = len(x) // 2
-    known: dict[tuple[int, ...], object] = {}
-
-    def kept(group: tuple[int, ...]):
-        if group not in known:
-            known[group] = _top_sum(xp, x, group, n).sum(-1, dtype=np.float64)
-        return known[group]
-
-    halves = [(tuple(sorted(deal[:m])), tuple(sorted(deal[m:]))) for deal in deals.tolist()]
-    return xp.stack([kept(first) + kept(second) for first, second in halves])
-
-
-def _top_sum(xp, x, group: tuple[int, ...], n: int):
-    """Sum of the `n` largest of the columns of a group, (pairs, rows)."""
-    if (n, len(group)) == (2, 4):
-        a, b, c, d = (x[i] for i in group)
-        left, right = a + b, c + d
-        across = xp.maximum(a, b)
-        across += xp.maximum(c, d)
-        return xp.maximum(across, xp.maximum(left, right))
-    columns = [x[i] for i in group]
-    if n == 1:
-        return functools.reduce(xp.maximum, columns)
-    if n == len(group) - 1:
-        return sum(columns) - functools.reduce(xp.minimum, columns)
-    return xp.sort(x[list(group)], axis=0)[len(group) - n :].sum(0)
 
 
 def fold_permutation(permutation, producer, consumer, *, bias=None):

@@ -39,6 +39,17 @@ for kind in (np.float32, np.float64, np.int8):
         np.testing.assert_allclose(a @ b, dense @ b.astype(float), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(x @ a, x.astype(float) @ dense, rtol=1e-4, atol=1e-4)
 """
+DEALS = """
+import numpy as np
+from sparse24 import _deals
+rng = np.random.default_rng(0)
+for n, m in ((2, 4), (3, 5)):
+    scores = rng.integers(0, 9, (12 * m, 70)).astype(np.float32)
+    pairs, deals = rng.permutation(12 * m).reshape(-1, 2 * m), _deals.ways(m)
+    best = _deals.best_by_sums(scores, deals, n, pairs)
+    want = np.take_along_axis(pairs, deals[best], axis=1)
+    np.testing.assert_array_equal(_deals.Search(scores, n, m).dealt_anew(pairs, np.inf), want)
+"""
 AVX2 = {"avx2", "fma", "f16c", "bmi", "bmi2", "popcnt"}
 
 
@@ -54,7 +65,7 @@ def compiled_for(name, features):
 def test_machines_without_wide_vectors():
     """The same kernels compiled for the plainest CPU of this architecture."""
     n_m = N_M.format(available=(), columns=(1, 3, 16, 40))
-    script = TWO_FOUR.format(vector_bytes=16) + n_m
+    script = TWO_FOUR.format(vector_bytes=16) + n_m + DEALS
     assert exit_code(script, **compiled_for("generic", "")) == 0
 
 
@@ -63,7 +74,7 @@ def test_machines_without_avx_512():
     """By 50 columns the panels of float64 have 8, 4 and 1 vectors, those of others 4, 2 and 1."""
     n_m = N_M.format(available=("float32", "int32", "float64"), columns=(1, 7, 50))
     features = ",".join(f"+{x}" for x in AVX2)
-    script = TWO_FOUR.format(vector_bytes=32) + n_m
+    script = TWO_FOUR.format(vector_bytes=32) + n_m + DEALS
     # A machine that is one itself runs its own kernels, which other tests have compiled.
     is_one = _simd_expand.VECTOR_BYTES == 32
     environment = {} if is_one else compiled_for("x86-64-v3", features)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparse24 as s24
-from sparse24 import _permutation
+from sparse24 import _deals, _permutation
 
 
 def kept(w, pattern=(2, 4)):
@@ -81,8 +81,8 @@ def test_scores_and_time_limit(rng):
 def test_pairs_taken_in_parts_give_the_same(xp, rng, monkeypatch):
     w = xp.asarray(rng.standard_normal((24, 72)).astype(np.float32))
     whole = s24.find_permutation(w, rounds=5)
-    for limit in ("CACHED", "GPU_AT_ONCE"):
-        monkeypatch.setattr(_permutation, limit, 50)  # two pairs of 24 rows
+    for limit in ("CPU_AT_ONCE", "GPU_AT_ONCE"):
+        monkeypatch.setattr(_deals, limit, 50)  # two pairs of 24 rows
     np.testing.assert_array_equal(whole, s24.find_permutation(w, rounds=5))
 
 
@@ -91,7 +91,8 @@ def test_time_runs_out_within_a_round(rng, monkeypatch):
     times = itertools.chain(range(6), itertools.repeat(100))
     clock = SimpleNamespace(monotonic=lambda: next(times))
     monkeypatch.setattr(_permutation, "time", clock)
-    monkeypatch.setattr(_permutation, "CACHED", 24)  # one pair at a time
+    monkeypatch.setattr(_deals, "time", clock)
+    monkeypatch.setattr(_deals, "CPU_AT_ONCE", 24)  # one pair at a time
     order = s24.find_permutation(w, rounds=10, seconds=50)
     monkeypatch.undo()
     moved = (order.reshape(-1, 4) != np.arange(72).reshape(-1, 4)).any(1).sum()
