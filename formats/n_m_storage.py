@@ -11,9 +11,10 @@ from sparse24.formats import n_m_parts
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing
 from sparse24.formats.joining import Joining
+from sparse24.formats.turned import Turned
 
 
-class NMStorage(Joining, Indexing, SparseArray):
+class NMStorage(Turned, Joining, Indexing, SparseArray):
     """The parts of an `NMArray`; the products are its own."""
 
     __slots__ = (
@@ -27,7 +28,6 @@ class NMStorage(Joining, Indexing, SparseArray):
     _pattern: tuple[int, int]
     _plans: dict[Any, Any]
     _rows_shape: tuple[int, ...]
-    _turned: Any  # the transposed view, an NMArray, or None
     _values: Any
 
     def __init__(
@@ -43,7 +43,7 @@ class NMStorage(Joining, Indexing, SparseArray):
             "_dtype": dtype,
             "_axis": axis,
             "_cache": {},  # the forms that products take, made at first use
-            "_plans": {},  # prepared products on the CPU, by signature of the other operand
+            "_plans": {},  # prepared products, by signature of the other operand
             "_turned": None,
         }
         for name, value in fields.items():
@@ -85,7 +85,8 @@ class NMStorage(Joining, Indexing, SparseArray):
     @property
     def nbytes(self) -> int:
         """Bytes of values and indices, and of the layouts that products have derived from them."""
-        views = (self,) if self._turned is None else (self, self._turned)
+        other = self._other_way()
+        views = (self,) if other is None else (self, other)
         made = sum(array.nbytes for view in views for array in tuple(view._cache.values()))
         return self._values.nbytes + self._indices.nbytes + made
 
@@ -136,11 +137,7 @@ class NMStorage(Joining, Indexing, SparseArray):
     @property
     def mT(self) -> Self:
         """The array with its last two axes exchanged; nothing is copied."""
-        if self._turned is None:
-            turned = self._with(axis=-3 - self._axis)
-            object.__setattr__(turned, "_turned", self)
-            object.__setattr__(self, "_turned", turned)
-        return self._turned
+        return self._turn(lambda: self._with(axis=-3 - self._axis))
 
     def _astype(self, row: _dtypes.DType) -> Self:
         return self._with(values=_storage.converted(self._values, self._dtype, row), dtype=row)

@@ -19,9 +19,10 @@ from sparse24._records import Compressed24, Operand24
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing
 from sparse24.formats.joining import Joining
+from sparse24.formats.turned import Turned
 
 
-class Sparse24Storage(Joining, Indexing, SparseArray):
+class Sparse24Storage(Turned, Joining, Indexing, SparseArray):
     """The records of a `Sparse24Array`; dense forms and products are its own."""
 
     __slots__ = ("_cache", "_operand", "_plans", "_status", "_turned")
@@ -30,7 +31,6 @@ class Sparse24Storage(Joining, Indexing, SparseArray):
     _operand: Operand24
     _plans: dict[Any, Any]
     _status: Any
-    _turned: Any  # the transposed view, of the same class, or None
 
     def __init__(self, operand: Operand24, status: Any = None):
         if type(operand) is not Operand24:
@@ -78,8 +78,9 @@ class Sparse24Storage(Joining, Indexing, SparseArray):
         """Bytes of all arrays held: both orientations, a kept dense matrix, and derived layouts."""
         records = (self._operand.rows, self._operand.columns)
         arrays = [self._operand.dense, *self._cache.values()]
-        if self.transposable and self._turned is not None:
-            arrays += self._turned._cache.values()
+        other = self._other_way()
+        if self.transposable and other is not None:
+            arrays += other._cache.values()
         arrays += [x for record in records if record for x in _storage.arrays(record)]
         return sum(x.nbytes for x in arrays if x is not None)
 
@@ -121,13 +122,13 @@ class Sparse24Storage(Joining, Indexing, SparseArray):
     @property
     def mT(self) -> Self:
         """The array with its last two axes exchanged; nothing is copied."""
-        if self._turned is None:
-            turned = type(self)(self._operand.transposed(), status=self._status)
-            object.__setattr__(turned, "_turned", self)
-            if not self.transposable:  # then what is stored is the same
-                object.__setattr__(turned, "_cache", self._cache)
-            object.__setattr__(self, "_turned", turned)
-        return self._turned
+        return self._turn(self._transposed)
+
+    def _transposed(self) -> Self:
+        turned = type(self)(self._operand.transposed(), status=self._status)
+        if not self.transposable:  # then what is stored is the same
+            object.__setattr__(turned, "_cache", self._cache)
+        return turned
 
     @_devices.on_own_device
     def copy(self) -> Self:

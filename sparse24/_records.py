@@ -160,6 +160,8 @@ class Fused:
 
     def transposed(self) -> Fused:
         """The epilogue of the transposed product, out.T."""
+        if self is PLAIN:
+            return self
         turn = lambda x: None if x is None else x.swapaxes(-1, -2)  # noqa: E731
         return Fused(
             self.alpha,

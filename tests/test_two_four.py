@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import timeit
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -98,6 +100,35 @@ def test_moves_to_the_gpu_and_back(name, shape, rng):
     np.testing.assert_array_equal(to_numpy(there.metadata), back.metadata)
     wide = there.astype("float32").toarray()
     np.testing.assert_array_equal(to_numpy(wide), x.astype(np.float32))
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("options", [{}, {"pattern": (5, 8)}, {"transposable": True}])
+def test_arrays_are_freed_with_their_last_reference(xp, rng, options, axis):
+    options = {**options, "on_excess": "prune"}
+    w = xp.asarray(rng.standard_normal((24, 40)), "float32")
+    a = s24.compress(w, **options) if axis == -1 else s24.compress(w.T, axis=-2, **options).T
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(2):
+            s24.linear(w, a, w[:, 0])
+            assert a.T.T is a
+            _ = (a @ w.T, w.T @ a, a.T @ w, a.T.nbytes, repr(a))
+        held = [weakref.ref(a), weakref.ref(a.T)]
+        del a
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        if before:
+            gc.enable()
+
+
+def test_a_transpose_outlives_its_array(rng):
+    w = s24.prune(rng.standard_normal((8, 16)).astype(np.float32))
+    turned = s24.compress(w).T
+    assert turned.T is turned.T
+    assert turned.T.T is turned
+    np.testing.assert_array_equal(turned.T.toarray(), w)
 
 
 def test_transposed_views_share_storage():

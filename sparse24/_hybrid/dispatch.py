@@ -37,7 +37,7 @@ def multiply(h, b, out, algorithm: str = "auto", balance: bool = True):
 
     Returns
     -------
-    BoundProduct, Staged or None
+    BoundProduct, Staged, dense product or None
         What multiplied, if it can again with arrays like these elsewhere.
     """
     if not out.size:
@@ -86,8 +86,7 @@ def _run(path: str, h, b, out, balance: bool):
     room = room_for(out) if elsewhere else out
     found = _bound(path, h, b, room, balance)
     if found is None:
-        _PATHS[path](h, b, out)
-        return None
+        return _PATHS[path](h, b, out)
     product, operand = found
     with laying_out:
         if operand is b and not elsewhere:
@@ -139,21 +138,31 @@ def _multiply_two_four(h, b, out) -> None:
         hybrid_overflow.add(overflow, b, out)
 
 
-def _multiply_cublas(h, b, out) -> None:
-    _dense_product(h.tiles.dtype, h.prepared("dense", h.toarray), b, out)
+def _multiply_cublas(h, b, out) -> _Dense:
+    product = _Dense(h.tiles.dtype, h.prepared("dense", h.toarray), b.shape[1])
+    product(b, out)
+    return product
 
 
 def _multiply_compact(h, b, out) -> None:
     parts = layout(h, "compact")
-    _dense_product(h.tiles.dtype, parts.dense, parts.gather(b), out)
+    _Dense(h.tiles.dtype, parts.dense, b.shape[1])(parts.gather(b), out)
 
 
-def _dense_product(dtype: _dtypes.DType, a, b, out) -> None:
-    from sparse24.kernels import dense
+class _Dense:
+    """Products by cuBLAS in more launches than one: of int8, or with copies of what lies badly."""
 
-    (m, k), n = a.shape, b.shape[1]
-    problem = Problem(m, n, k, 1, dtype.name, dtype.name, dtype.result)
-    dense.prepare(problem, dense.Config(), PLAIN)(a, b, out, PLAIN)
+    captured = False  # CuPy does not capture cuBLAS
+
+    def __init__(self, dtype: _dtypes.DType, matrix, n: int):
+        from sparse24.kernels import dense
+
+        (m, k), name = matrix.shape, dtype.name
+        problem = Problem(m, n, k, 1, name, name, dtype.result)
+        self._launch, self._matrix = dense.prepare(problem, dense.Config(), PLAIN), matrix
+
+    def __call__(self, b, out) -> None:
+        self._launch(self._matrix, b, out, PLAIN)
 
 
 # Paths that are a single launch, and the kernel of each.
@@ -170,7 +179,7 @@ def _binder(path: str):
     return importlib.import_module(f"sparse24.kernels.{_KERNEL_OF[path]}").bound
 
 
-_PATHS: dict[str, Callable[..., None]] = {
+_PATHS: dict[str, Callable[..., _Dense | None]] = {
     "tiles": _multiply_tiles,
     "two_four": _multiply_two_four,
     "compact": _multiply_compact,

@@ -212,7 +212,7 @@ def _compact_time(h, n: int, lines, device: Chip) -> dict[str, float]:
 def dense_time(
     shape: tuple[int, int], dtype: _dtypes.DType, n: int, lines, device: Chip, density: float
 ) -> float:
-    """Seconds of cuBLAS; it has no fast int8 product that CuPy can call."""
+    """Seconds of cuBLAS; of int8 those of copies that lie along k, too."""
     size = math.prod(shape)
     line = functools.partial(line_of, lines, n=n)
     if dtype.name == "int8":
