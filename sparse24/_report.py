@@ -169,7 +169,8 @@ def _layer(name: str, x: np.ndarray, dense, pattern: tuple[int, int], axis: int)
     x, dense = np.moveaxis(x, axis, -1), None if dense is None else np.moveaxis(dense, axis, -1)
     for at in _blocks(x.shape):
         nonzero = x[at] != 0
-        counts = _select.in_groups(nonzero, m).sum(-1)
+        groups = _select.in_groups(nonzero, m).view(np.uint8)
+        counts = sum(groups[..., i] for i in range(m))  # NumPy is slow to sum over a short axis
         histogram += np.bincount(counts.ravel(), minlength=m + 1)
         kept += int(np.count_nonzero(nonzero))
     density = kept / x.size if x.size else 0.0

@@ -50,6 +50,12 @@ for n, m in ((2, 4), (3, 5)):
     want = np.take_along_axis(pairs, deals[best], axis=1)
     np.testing.assert_array_equal(_deals.Search(scores, n, m).dealt_anew(pairs, np.inf), want)
 """
+TILES = """
+import numpy as np
+from sparse24.kernels import cpu, reference
+x = np.random.default_rng(0).choice(np.float32([np.nan, np.inf, -0.0, 1, -2, 3]), (36, 268))
+np.testing.assert_array_equal(cpu.transposable_mask(x), reference.transposable_mask(x))
+"""
 AVX2 = {"avx2", "fma", "f16c", "bmi", "bmi2", "popcnt"}
 
 
@@ -65,7 +71,7 @@ def compiled_for(name, features):
 def test_machines_without_wide_vectors():
     """The same kernels compiled for the plainest CPU of this architecture."""
     n_m = N_M.format(available=(), columns=(1, 3, 16, 40))
-    script = TWO_FOUR.format(vector_bytes=16) + n_m + DEALS
+    script = TWO_FOUR.format(vector_bytes=16) + n_m + DEALS + TILES
     assert exit_code(script, **compiled_for("generic", "")) == 0
 
 
@@ -74,7 +80,7 @@ def test_machines_without_avx_512():
     """By 50 columns the panels of float64 have 8, 4 and 1 vectors, those of others 4, 2 and 1."""
     n_m = N_M.format(available=("float32", "int32", "float64"), columns=(1, 7, 50))
     features = ",".join(f"+{x}" for x in AVX2)
-    script = TWO_FOUR.format(vector_bytes=32) + n_m + DEALS
+    script = TWO_FOUR.format(vector_bytes=32) + n_m + DEALS + TILES
     # A machine that is one itself runs its own kernels, which other tests have compiled.
     is_one = _simd_expand.VECTOR_BYTES == 32
     environment = {} if is_one else compiled_for("x86-64-v3", features)
