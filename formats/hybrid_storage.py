@@ -236,8 +236,9 @@ class HybridStorage(SparseArray):
     def _elementwise(self, ufunc, factor, result) -> Self:
         return hybrid_arithmetic.elementwise(self, ufunc, factor, result)
 
-    def _for_reduction(self) -> Any:
-        return hybrid_reductions.Elements(self) if self.is_less_as_csr else super()._for_reduction()
+    def _for_reduction(self, axis) -> Any:
+        by_csr = self.is_less_as_csr
+        return hybrid_reductions.Elements(self) if by_csr else super()._for_reduction(axis)
 
     @_devices.on_own_device
     def mask(self):
