@@ -224,8 +224,9 @@ class HybridStorage(SparseArray):
     def __getitem__(self, key) -> Any:
         """A part, built anew; where it has one axis or none, dense.
 
-        Of rows by a number or a slice nothing is made dense but their tiles, and nothing at all of
-        large matrices on the CPU where CSR takes less memory, unless the key pairs arrays.
+        Of rows, and on the CPU columns, by a number or a slice nothing is made dense but their
+        tiles, and nothing at all of large matrices on the CPU where CSR takes less memory, unless
+        the key pairs arrays.
         """
         return hybrid_indexing.part_of(self, key)
 
