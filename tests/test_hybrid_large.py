@@ -9,6 +9,7 @@ from hybrid_cases import DTYPES, assert_same_bits
 
 import sparse24 as s24
 from sparse24.formats import hybrid_build, hybrid_indexing
+from sparse24.formats import hybrid_tiles as ht
 
 
 def drawn(rng, dtype, shape=(130, 190)):
@@ -144,7 +145,13 @@ def test_a_matrix_larger_than_memory(rng, monkeypatch):
     m, k = 6400, 500_000
     places = rng.integers(0, m, 5000), rng.integers(0, k, 5000)
     w = scipy.sparse.coo_array((rng.standard_normal(5000), places), shape=(m, k)).tocsr()
-    monkeypatch.setattr(hybrid_build, "decode", None)
+    decode = hybrid_build.decode
+
+    def of_few_tiles(tiles):
+        assert tiles.shape == (m, ht.TILE)  # those of one column
+        return decode(tiles)
+
+    monkeypatch.setattr(hybrid_build, "decode", of_few_tiles)
     h = s24.hybrid(w)
     np.testing.assert_allclose(h.sum(axis=0), w.sum(axis=0))
     np.testing.assert_allclose(h.max(axis=1), w.max(axis=1).toarray().ravel())
