@@ -64,12 +64,13 @@ def _cut(entry: Any, size: int) -> tuple[int, int, Any] | None:
         return None
     if not taken:
         return None
-    first = min(taken) // ht.TILE * ht.TILE
+    low, high = sorted((taken[0], taken[-1]))
+    first = low // ht.TILE * ht.TILE
     here: Any = taken.start - first
     if isinstance(entry, slice):
         stop = taken.stop - first
         here = slice(here, stop if stop >= 0 else None, taken.step)
-    return first, max(taken) + 1, here
+    return first, high + 1, here
 
 
 def _of_both_axes(key: Any) -> tuple[Any, Any] | None:
