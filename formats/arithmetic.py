@@ -99,7 +99,8 @@ class Arithmetic(Refusals):
     def sum(self, axis=None, dtype=None, out=None, *, keepdims: bool = False):
         """Sum of the elements, as of the dense array, which is made for it.
 
-        On the CPU nothing is made dense of a `HybridArray` with three quarters of zeros or more.
+        On the CPU nothing is made dense of a `HybridArray` with three quarters of zeros or more,
+        nor of other arrays if `axis` has that along which the groups run, or is None.
 
         bfloat16 and fp8 are summed in float32, and give it; likewise in `mean`, `max` and `min`.
 
@@ -122,23 +123,26 @@ class Arithmetic(Refusals):
         >>> A.sum(axis=1), abs(A).max(axis=0, keepdims=True)
         (array([3., 3.], dtype=float32), array([[3., 1., 0., 2.]], dtype=float32))
         """
-        return self._for_reduction().sum(axis=axis, dtype=dtype, out=out, keepdims=keepdims)
+        return self._for_reduction(axis).sum(axis=axis, dtype=dtype, out=out, keepdims=keepdims)
 
     def mean(self, axis=None, dtype=None, out=None, *, keepdims: bool = False):
         """Mean of the elements, zeros included; see `sum`."""
-        return self._for_reduction().mean(axis=axis, dtype=dtype, out=out, keepdims=keepdims)
+        return self._for_reduction(axis).mean(axis=axis, dtype=dtype, out=out, keepdims=keepdims)
 
     def max(self, axis=None, out=None, *, keepdims: bool = False):
         """Largest element, zeros included; see `sum`."""
-        return self._for_reduction().max(axis=axis, out=out, keepdims=keepdims)
+        return self._for_reduction(axis).max(axis=axis, out=out, keepdims=keepdims)
 
     def min(self, axis=None, out=None, *, keepdims: bool = False):
         """Smallest element, zeros included; see `sum`."""
-        return self._for_reduction().min(axis=axis, out=out, keepdims=keepdims)
+        return self._for_reduction(axis).min(axis=axis, out=out, keepdims=keepdims)
 
     @_devices.on_own_device
-    def _for_reduction(self) -> Any:
-        """The dense array, in a type in which NumPy and CuPy compute."""
+    def _for_reduction(self, axis: Any) -> Any:
+        """What has `sum`, `mean`, `max` and `min` along `axis`: here the dense array.
+
+        In a type in which NumPy and CuPy compute.
+        """
         return _in_numbers(self).toarray()
 
 

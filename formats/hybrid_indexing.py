@@ -17,7 +17,7 @@ DECODED = 1 << 20  # places that are made dense in the time that SciPy's indexin
 
 def part_of(h: Any, key: Any) -> Any:
     """``h[key]``: a hybrid matrix, or a dense array where it has one axis or none."""
-    tiles, key = ht.tiles_at(h.tiles, key)
+    tiles, key = _tiles_at(h.tiles, key)
     by_csr = h.is_less_as_csr and math.prod(tiles.shape) > DECODED
     entries = _of_both_axes(key) if by_csr else None
     try:
@@ -31,6 +31,46 @@ def part_of(h: Any, key: Any) -> Any:
             f"a hybrid matrix has two axes, and the key gives {part.ndim}; use .toarray()[...]"
         )
     return part if part.ndim < 2 else type(h).build(part, n_hint=h.n_hint)
+
+
+def _tiles_at(tiles: ht.Tiles, key: Any) -> tuple[ht.Tiles, Any]:
+    """The tiles that hold the elements of a key of NumPy's, and the key for these alone.
+
+    All tiles along an axis, unless its entry is a number or a slice; all columns on a GPU.
+    """
+    entries: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
+    indexing.check_kinds(entries)
+    rows = _cut(entries[0], tiles.shape[0]) if entries else None
+    columns = _cut(entries[1], tiles.shape[1]) if len(entries) == 2 else None
+    if rows is not None:
+        first, last, here = rows
+        tiles, entries = tiles.rows(first, last), (here, *entries[1:])
+    if columns is not None and isinstance(tiles.kinds, np.ndarray):
+        first, last, here = columns
+        tiles, entries = tiles.columns(first, last), (entries[0], here)
+    return tiles, entries
+
+
+def _cut(entry: Any, size: int) -> tuple[int, int, Any] | None:
+    """Between which places the elements of an entry lie, from the start of a tile on, and the
+    entry for these alone; None for what is no number and no slice, or empty.
+    """
+    if isinstance(entry, slice):
+        indexing.check_slice(entry)
+        taken = range(size)[entry]
+    elif _check.is_index(entry) and -size <= entry < size:
+        taken = range(size)[entry:][:1]
+    else:
+        return None
+    if not taken:
+        return None
+    low, high = sorted((taken[0], taken[-1]))
+    first = low // ht.TILE * ht.TILE
+    here: Any = taken.start - first
+    if isinstance(entry, slice):
+        stop = taken.stop - first
+        here = slice(here, stop if stop >= 0 else None, taken.step)
+    return first, high + 1, here
 
 
 def _of_both_axes(key: Any) -> tuple[Any, Any] | None:

@@ -224,8 +224,9 @@ class HybridStorage(SparseArray):
     def __getitem__(self, key) -> Any:
         """A part, built anew; where it has one axis or none, dense.
 
-        Of rows by a number or a slice nothing is made dense but their tiles, and nothing at all of
-        large matrices on the CPU where CSR takes less memory, unless the key pairs arrays.
+        Of rows, and on the CPU columns, by a number or a slice nothing is made dense but their
+        tiles, and nothing at all of large matrices on the CPU where CSR takes less memory, unless
+        the key pairs arrays.
         """
         return hybrid_indexing.part_of(self, key)
 
@@ -236,8 +237,9 @@ class HybridStorage(SparseArray):
     def _elementwise(self, ufunc, factor, result) -> Self:
         return hybrid_arithmetic.elementwise(self, ufunc, factor, result)
 
-    def _for_reduction(self) -> Any:
-        return hybrid_reductions.Elements(self) if self.is_less_as_csr else super()._for_reduction()
+    def _for_reduction(self, axis) -> Any:
+        by_csr = self.is_less_as_csr
+        return hybrid_reductions.Elements(self) if by_csr else super()._for_reduction(axis)
 
     @_devices.on_own_device
     def mask(self):

@@ -24,9 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _check, _dtypes, _spec
+from sparse24 import _arrays, _dtypes, _spec
 from sparse24._errors import FormatError
-from sparse24.formats import indexing
 
 TILE = 64
 EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
@@ -104,12 +103,37 @@ class Tiles:
             overflow_starts=self.overflow_starts[ends],
         )  # fmt: skip
 
+    def columns(self, first: int, last: int) -> Tiles:
+        """The tiles of columns [first, last), of which `first` begins a tile, to their ends.
+
+        NumPy's alone; of values it has a copy.
+        """
+        down, across = self.grid
+        numbers = np.arange(down * across).reshape(down, across)
+        here = numbers[:, first // TILE : -(-last // TILE)].reshape(-1)
+        last = min(-(-last // TILE) * TILE, self.shape[1])
+        starts, values = _moved(self.starts, here)
+        overflow_starts, overflow = _moved(self.overflow_starts, here)
+        return replace(
+            self, shape=(self.shape[0], last - first), kinds=self.kinds[here], starts=starts,
+            values=self.values[values], slots=self.slots[here], overflow_starts=overflow_starts,
+            overflow_values=self.overflow_values[overflow],
+            overflow_places=self.overflow_places[overflow],
+        )  # fmt: skip
+
     def map(self, function) -> Tiles:
         """The record with `function` applied to every array."""
         return replace(self, **{name: function(getattr(self, name)) for name in ARRAYS})
 
     def to_numpy(self) -> Tiles:
         return self.map(_arrays.to_numpy)
+
+
+def _moved(starts: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the elements of some tiles begin once they stand together, and where each was."""
+    counts = starts[here + 1] - starts[here]
+    begins = starts_of(counts)
+    return begins, np.repeat(starts[here] - begins[:-1], counts) + np.arange(begins[-1])
 
 
 def grid_of(shape) -> tuple[int, int]:
@@ -153,32 +177,6 @@ class TurnedTiles:
     def kinds(self) -> Any:
         """On the device where the tiles will be."""
         return self.source.kinds
-
-
-def tiles_at(tiles: Tiles, key: Any) -> tuple[Tiles, Any]:
-    """The tiles that hold the rows of a key of NumPy's, and the key for these rows alone.
-
-    All tiles, unless the rows are a number or a slice.
-    """
-    entries: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
-    indexing.check_kinds(entries)
-    rows: Any = entries[0] if entries else ...
-    m = tiles.shape[0]
-    if isinstance(rows, slice):
-        indexing.check_slice(rows)
-        taken = range(m)[rows]
-    elif _check.is_index(rows) and -m <= rows < m:
-        taken = range(m)[rows:][:1]
-    else:
-        return tiles, key
-    if not taken:
-        return tiles, key
-    first = min(taken) // TILE * TILE
-    here: Any = taken.start - first
-    if isinstance(rows, slice):
-        stop = taken.stop - first
-        here = slice(here, stop if stop >= 0 else None, taken.step)
-    return tiles.rows(first, max(taken) + 1), (here, *entries[1:])
 
 
 def check(tiles: Tiles) -> None:

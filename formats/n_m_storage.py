@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from sparse24 import _arrays, _devices, _dtypes, _elementwise, _record_parts, _storage
-from sparse24.formats import n_m_parts
+from sparse24.formats import n_m_parts, reductions
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing
 from sparse24.formats.joining import Joining
@@ -97,6 +97,9 @@ class NMStorage(Turned, Joining, Indexing, SparseArray):
             f"{self._axis}, on {self.device}, {self.nbytes} bytes "
             f"(dense: {self.size * self._dtype.itemsize})>"
         )
+
+    def _for_reduction(self, axis) -> Any:
+        return reductions.OfRows.of(self, axis) or super()._for_reduction(axis)
 
     # --- conversions --------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from sparse24 import (
     _storage,
 )
 from sparse24._records import Compressed24, Operand24
+from sparse24.formats import reductions
 from sparse24.formats.base import SparseArray, made_by
 from sparse24.formats.indexing import Indexing
 from sparse24.formats.joining import Joining
@@ -111,6 +112,9 @@ class Sparse24Storage(Turned, Joining, Indexing, SparseArray):
             with _devices.on_device(self.device):
                 self._cache[name] = convert(record)
         return _arrays.read_only(self._cache[name])
+
+    def _for_reduction(self, axis) -> Any:
+        return reductions.OfRows.of(self, axis) or super()._for_reduction(axis)
 
     def check(self) -> None:
         """Raise the `PatternError` that ``compress(check="deferred")`` put off.

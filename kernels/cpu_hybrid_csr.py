@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparse24._dtypes import DType
-from sparse24.kernels._numba import njit, parallel
+from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels.cpu_hybrid import (
     BITMAP,
     DENSE,
@@ -110,21 +110,27 @@ def _fill_row(
 @njit
 def _fill(
     row_starts, columns, bits, mask,
-    kinds, starts, values, slots, codes, spill_starts, spill, places, band, across,
+    kinds, starts, values, slots, codes, spill_starts, spill, places, first, last, across,
 ):  # fmt: skip
-    here = slice(band * across, band * across + across)
-    for tile in range(here.start, here.stop):
-        if kinds[tile] == TWO_FOUR:
-            codes[slots[tile]] = _NO_ELEMENTS
-    places_left, spill_left = starts[here].copy(), spill_starts[here].copy()
-    for row in range(band * TILE, min(row_starts.size - 1, band * TILE + TILE)):
-        _fill_row(row, row_starts[row], row_starts[row + 1], columns, bits, mask,
-                  kinds, starts, values, slots, codes, spill, places, band, across,
-                  places_left, spill_left)  # fmt: skip
+    for band in range(first, last):
+        here = slice(band * across, band * across + across)
+        for tile in range(here.start, here.stop):
+            if kinds[tile] == TWO_FOUR:
+                codes[slots[tile]] = _NO_ELEMENTS
+        places_left, spill_left = starts[here].copy(), spill_starts[here].copy()
+        for row in range(band * TILE, min(row_starts.size - 1, band * TILE + TILE)):
+            _fill_row(row, row_starts[row], row_starts[row + 1], columns, bits, mask,
+                      kinds, starts, values, slots, codes, spill, places, band, across,
+                      places_left, spill_left)  # fmt: skip
 
 
 def fill(rows: CsrRows, dtype: DType, tiles) -> None:
     """Write values, codes and overflow of `tiles`; the arrays start as zeros."""
     bands, across = tiles.grid
     arguments = (*rows, magnitude_mask(dtype), *_arrays_of(tiles))
-    parallel(lambda band: _fill(*arguments, band, across), bands, work=rows.bits.size)
+    parts = slices(bands, at_least=1, work=rows.bits.size)
+
+    def task(i: int) -> None:
+        _fill(*arguments, parts[i].start, parts[i].stop, across)
+
+    parallel(task, len(parts), rows.bits.size)

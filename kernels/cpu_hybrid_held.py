@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparse24.kernels._numba import njit, parallel
+from sparse24.kernels._numba import njit, parallel, slices
 from sparse24.kernels.cpu_hybrid import BITMAP, DENSE, EMPTY, TILE, _bit_index, _tile_row
 
 
@@ -55,29 +55,28 @@ def _spread(kind, words, start, values, spill, spill_places, places, columns, ti
 
 
 @njit
-def _put_band(
-    kinds, starts, values, slots, codes, spill_starts, spill, spill_places, band, across,
+def _put_bands(
+    kinds, starts, values, slots, codes, spill_starts, spill, spill_places, first, last, across,
     ends, columns, bits,
 ):  # fmt: skip
-    """The elements of a band of tiles, by rising columns in each row; `ends` move on."""
+    """The elements of bands of tiles, by rising columns in each row; `ends` move on."""
     tile = np.empty(TILE * TILE, values.dtype)
     within, places = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
-    row0 = band * TILE
-    for j in range(across):
-        number = band * across + j
+    for number in range(first * across, last * across):
+        row0, column0 = number // across * TILE, number % across * TILE
         kind, start, slot = kinds[number], starts[number], slots[number]
         if kind == EMPTY:
             continue
         if kind == BITMAP:
-            _put_bitmap(codes[slot], start, values, row0, j * TILE, ends, columns, bits)
+            _put_bitmap(codes[slot], start, values, row0, column0, ends, columns, bits)
         elif kind == DENSE:
             whole = values[start : start + TILE * TILE]
-            _put_dense(whole, row0, j * TILE, ends, columns, bits)
+            _put_dense(whole, row0, column0, ends, columns, bits)
         else:
             here = slice(spill_starts[number], spill_starts[number + 1])
             _spread(kind, codes[slot], start, values, spill[here], spill_places[here],
                     places, within, tile)  # fmt: skip
-            _put_dense(tile, row0, j * TILE, ends, columns, bits)
+            _put_dense(tile, row0, column0, ends, columns, bits)
 
 
 def held(tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -88,7 +87,8 @@ def held(tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     tiles : Tiles
         NumPy arrays, of which the elements are bits.
     """
-    m, bands = tiles.shape[0], tiles.grid[0]
+    m, (bands, across) = tiles.shape[0], tiles.grid
+    parts = slices(bands, at_least=1)
     columns, bits = np.empty(0, np.uint32), np.empty(0, tiles.values.dtype)
     arrays = (
         tiles.kinds, tiles.starts, tiles.values, tiles.slots, tiles.codes,
@@ -96,7 +96,10 @@ def held(tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )  # fmt: skip
 
     def walk(ends, columns, bits) -> None:
-        parallel(lambda i: _put_band(*arrays, i, tiles.grid[1], ends, columns, bits), bands)
+        def task(i: int) -> None:
+            _put_bands(*arrays, parts[i].start, parts[i].stop, across, ends, columns, bits)
+
+        parallel(task, len(parts))
 
     counts = np.zeros(m, np.int64)
     walk(counts, columns, bits)

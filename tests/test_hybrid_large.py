@@ -9,6 +9,8 @@ from hybrid_cases import DTYPES, assert_same_bits
 
 import sparse24 as s24
 from sparse24.formats import hybrid_build, hybrid_indexing
+from sparse24.formats import hybrid_tiles as ht
+from sparse24.kernels import _numba, cpu_hybrid_csr, cpu_hybrid_held
 
 
 def drawn(rng, dtype, shape=(130, 190)):
@@ -139,12 +141,29 @@ def test_a_sparse_factor_keeps_its_type_duplicates_and_own_zeros(rng):
         h * factor[:5]
 
 
+def test_kernels_are_called_for_many_bands_of_a_tall_matrix(rng, monkeypatch):
+    w = scipy.sparse.random_array((100_000, 70), density=0.01, rng=rng, dtype=np.float32).tocsr()
+    calls = []
+    for module, name in ((cpu_hybrid_held, "_put_bands"), (cpu_hybrid_csr, "_fill")):
+        kernel = getattr(module, name)
+        counted = lambda *args, kernel=kernel: calls.append(kernel) or kernel(*args)  # noqa: E731
+        monkeypatch.setattr(module, name, counted)
+    assert (s24.hybrid(w).tocsr() != w).nnz == 0
+    assert 3 <= len(calls) <= 3 * 4 * _numba.threads()  # the rows are walked over twice
+
+
 def test_a_matrix_larger_than_memory(rng, monkeypatch):
     """Dense it would take 26 GB."""
     m, k = 6400, 500_000
     places = rng.integers(0, m, 5000), rng.integers(0, k, 5000)
     w = scipy.sparse.coo_array((rng.standard_normal(5000), places), shape=(m, k)).tocsr()
-    monkeypatch.setattr(hybrid_build, "decode", None)
+    decode = hybrid_build.decode
+
+    def of_few_tiles(tiles):
+        assert tiles.shape == (m, ht.TILE)  # those of one column
+        return decode(tiles)
+
+    monkeypatch.setattr(hybrid_build, "decode", of_few_tiles)
     h = s24.hybrid(w)
     np.testing.assert_allclose(h.sum(axis=0), w.sum(axis=0))
     np.testing.assert_allclose(h.max(axis=1), w.max(axis=1).toarray().ravel())

@@ -10,7 +10,7 @@ import pytest
 
 import sparse24 as s24
 from sparse24 import _arrays, _dtypes, _storage
-from sparse24.formats import hybrid_build
+from sparse24.formats import hybrid_build, hybrid_indexing
 
 SHAPE = (9, 18)
 MAKERS = {
@@ -127,18 +127,35 @@ def test_a_row_or_column_makes_nothing_else_dense(make, rng, monkeypatch):
     assert max(sizes) <= 128 * a.pattern[1]
 
 
-def test_rows_of_a_hybrid_matrix_decode_their_tiles_alone(rng, monkeypatch):
+def test_parts_of_a_hybrid_matrix_decode_their_tiles_alone(rng, monkeypatch):
     w = rng.standard_normal((200, 150)).astype(np.float32) * (rng.random((200, 150)) < 0.1)
     h, shapes, decode = s24.hybrid(w), [], hybrid_build.decode
     monkeypatch.setattr(hybrid_build, "decode", lambda t: shapes.append(t.shape) or decode(t))
     rows = (0, 63, 64, -1, -200, slice(60, 70), slice(190, None), slice(130, 20, -7), slice(9, 9))
-    columns = (149, slice(None), slice(3, 70), [1, 5], slice(None, None, -2))
-    for key in itertools.product(rows, columns):
+    columns = (149, -150, slice(None), slice(3, 70), [1, 5], slice(None, None, -2), slice(5, 5))
+    for key in itertools.product((*rows, ...), columns):
         assert_part(h[key], w[key])
+        assert_part(h.T[key[::-1]], w.T[key[::-1]])
     shapes.clear()
     assert (h[5].shape, h[-1, 3].shape, h[70:80, :9].shape) == ((150,), (), (10, 9))
-    decoded = [shape for shape in shapes if shape[1] == 150]
-    assert decoded == [(6, 150), (8, 150), (16, 150)]  # from the first row of a tile on
+    assert (h[:, 3].shape, h[..., -1].shape, h[2:, 70:66:-1].shape) == ((200,), (200,), (198, 4))
+    decoded = [shape for shape in shapes if shape not in ((10, 9), (198, 4))]
+    assert decoded == [  # from the first row of a tile on, and the first column
+        (6, 150), (8, 64), (16, 64), (200, 64), (200, 22), (200, 64)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [0.02, 0.2, 1])
+def test_columns_of_a_hybrid_matrix_of_any_kind_of_tile(share, rng, monkeypatch):
+    w = rng.standard_normal((150, 300)) * (rng.random((150, 300)) < share)
+    w[:, 64:128] *= np.arange(64) % 4 < 2
+    h = s24.hybrid(w.astype(np.float16))
+    assert share > 0.1 or h.is_less_as_csr
+    for most in (0, 1 << 20):  # by CSR where that is less, and by tiles
+        monkeypatch.setattr(hybrid_indexing, "DECODED", most)
+        for columns in (0, 100, -1, slice(60, 140), slice(128, None), slice(None, None, -1)):
+            for rows in (slice(None), 70, slice(65, 140, 3), [149, 2]):
+                assert_part(h[rows, columns], w.astype(np.float16)[rows, columns])
 
 
 def test_a_hybrid_matrix_takes_any_key_of_numpys_that_gives_no_third_axis(rng):
