@@ -135,7 +135,8 @@ def of_values(ufunc: np.ufunc, values: Any, row: DType, factor: Any, result: DTy
         made = getattr(xp, ufunc.__name__)(*operands)
     made = made if work is result else _storage.converted(made, work, result)
     kept = _arrays.not_zero(values, row) & _arrays.not_zero(made, result)
-    made.view(result.storage)[~kept] = 0  # nor is -0.0 stored
+    bits = made.view(result.storage)
+    made = xp.where(kept, bits, bits.dtype.type(0)).view(made.dtype)  # nor is -0.0 stored
     return _storage.in_rows(made)
 
 
