@@ -249,12 +249,8 @@ def _spread(x, batch: tuple[int, ...], keep: int):
 
 
 def _dense_of(a: Operand24):
-    """The dense matrix, decompressed now if it was not kept."""
-    if a.dense is not None:
-        return a.dense
-    if a.rows is not None:
-        return _storage.decompress(a.rows)
-    return _storage.decompress(a.stored).swapaxes(-1, -2)
+    """The dense matrix of an operand without rows, decompressed now if it was not kept."""
+    return a.dense if a.dense is not None else _storage.decompress(a.stored).swapaxes(-1, -2)
 
 
 def _prepare_on_cpu(a: Operand24, b, out, epilogue: Fused, algorithm: str) -> Launched:
