@@ -153,8 +153,8 @@ def _survey(source: Source, rows: CsrRows | None) -> tuple[np.ndarray, np.ndarra
 def _allocate(source: Source, kinds, nonzeros, overflow) -> ht.Tiles:
     xp, storage = source.xp, source.dtype.storage
     starts = ht.starts_of(ht.values_of_kind(kinds, nonzeros))
-    spill_starts = ht.starts_of(np.where(kinds == ht.TWO_FOUR, overflow, 0))
-    coded = kinds >= ht.TWO_FOUR
+    spill_starts = ht.starts_of(ht.overflow_of_kind(kinds, nonzeros, overflow))
+    coded = ht.is_coded(kinds)
     slots = np.where(coded, np.cumsum(coded) - 1, -1).astype(np.int32)
     return ht.Tiles(
         source.shape, source.dtype, xp.asarray(kinds), xp.asarray(starts),

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparse24 import _dtypes
 from sparse24._errors import FormatError
+from sparse24.formats import hybrid_checks
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.parts import is_sizes
 
@@ -79,7 +80,7 @@ class HybridParts:
                 )
         tiles = ht.Tiles((shape[0], shape[1]), row, **pieces)
         try:
-            ht.check(tiles)
+            hybrid_checks.check(tiles)
         except FormatError as error:
             raise FormatError(f"{where}: {error}") from error
         return cls(tiles, hint)

@@ -16,6 +16,7 @@ from sparse24.formats import (
     convert,
     hybrid_arithmetic,
     hybrid_build,
+    hybrid_checks,
     hybrid_indexing,
     hybrid_reductions,
 )
@@ -80,11 +81,8 @@ class HybridStorage(SparseArray):
         FormatError
             If the arrays do not fit together.
         """
-        ht.check(tiles)
-        zero = tiles.dtype.logical.type(0)
-        held = (tiles.values, tiles.overflow_values)
-        nnz = sum(int((values != zero).sum()) for values in held)
-        return cls(tiles, nnz, n_hint)
+        hybrid_checks.check(tiles)
+        return cls(tiles, ht.count_nonzero(tiles), n_hint)
 
     # What it is
 
@@ -145,7 +143,7 @@ class HybridStorage(SparseArray):
 
     @property
     def kinds(self) -> np.ndarray:
-        """Kinds of the tiles, (down, across): 0 empty, 1 dense, 2 2:4, 3 bitmap; read-only."""
+        """Kinds of the tiles, (down, across): as in `tiles.kinds`; read-only."""
         return _arrays.read_only(_arrays.to_numpy(self.tiles.kinds).reshape(self.tiles.grid))
 
     def __repr__(self) -> str:

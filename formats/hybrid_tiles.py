@@ -1,16 +1,17 @@
-"""The arrays of a block-hybrid matrix, their meaning, and their checks.
+"""The arrays of a block-hybrid matrix, and their meaning; `hybrid_checks` checks them.
 
-The matrix is cut into tiles of 64 by 64, each kept in the cheapest of four ways:
+The matrix is cut into tiles of 64 by 64, each kept in the cheapest of five ways:
 
-========  ==========================================  =========================
-kind      values                                      codes, 64 rows of 8 bytes
-========  ==========================================  =========================
-EMPTY     none                                        none
-DENSE     all 4096, row-major                         none
-TWO_FOUR  2048, two for each group of four, and an    a nibble a group, as in
-          overflow list of what does not fit          :mod:`sparse24._spec`
-BITMAP    the non-zeros, row-major                    a bit an element
-========  ==========================================  =========================
+=========  ==========================================  =========================
+kind       values                                      codes, 64 rows of 8 bytes
+=========  ==========================================  =========================
+EMPTY      none                                        none
+DENSE      all 4096, row-major                         none
+TWO_FOUR   2048, two for each group of four, and an    a nibble a group, as in
+           overflow list of what does not fit          :mod:`sparse24._spec`
+BITMAP     the non-zeros, row-major                    a bit an element
+SCATTERED  none; the overflow list has all non-zeros   none
+=========  ==========================================  =========================
 
 Tiles at the right and lower edge are filled up with zeros.  Tile (i, j) has
 number ``i * grid[1] + j``.
@@ -18,18 +19,16 @@ number ``i * grid[1] + j``.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from sparse24 import _arrays, _dtypes, _spec
-from sparse24._errors import FormatError
+from sparse24 import _arrays, _dtypes
 
 TILE = 64
-EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
-KIND_NAMES = ("empty", "dense", "2:4", "bitmap")
+EMPTY, DENSE, TWO_FOUR, BITMAP, SCATTERED = range(5)
+KIND_NAMES = ("empty", "dense", "2:4", "bitmap", "scattered")
 ELEMENTS = TILE * TILE
 HALF = ELEMENTS // 2
 ARRAYS = (
@@ -50,7 +49,7 @@ class Tiles:
     dtype : DType
         Element type.
     kinds : array of uint8, shape (tiles,)
-        EMPTY, DENSE, TWO_FOUR or BITMAP.
+        EMPTY, DENSE, TWO_FOUR, BITMAP or SCATTERED.
     starts : array of int64, shape (tiles + 1,)
         Where a tile's values begin.
     values : array, 1-D
@@ -60,11 +59,11 @@ class Tiles:
     codes : array of uint64, shape (slots, 64)
         One word a tile row: 64 bits of a bitmap, or 16 nibbles of 2:4 codes.
     overflow_starts : array of int64, shape (tiles + 1,)
-        Where a TWO_FOUR tile's overflow begins.
+        Where the overflow of a TWO_FOUR or SCATTERED tile begins.
     overflow_values : array, 1-D
-        Elements beyond two in their group of four.
+        Elements beyond two in their group of four; of a SCATTERED tile all non-zeros.
     overflow_places : array of uint16, 1-D
-        Their places in the tile: ``64 * row + column``.
+        Their places in the tile: ``64 * row + column``; of a SCATTERED tile ascending.
     """
 
     shape: tuple[int, int]
@@ -140,6 +139,11 @@ def grid_of(shape) -> tuple[int, int]:
     return -(-shape[0] // TILE), -(-shape[1] // TILE)
 
 
+def is_coded(kinds: np.ndarray) -> np.ndarray:
+    """Which tiles have a row of codes."""
+    return (kinds == TWO_FOUR) | (kinds == BITMAP)
+
+
 def values_of_kind(kinds: np.ndarray, nonzeros: np.ndarray) -> np.ndarray:
     """Stored values of each tile."""
     stored = np.zeros(kinds.shape, np.int64)
@@ -148,6 +152,18 @@ def values_of_kind(kinds: np.ndarray, nonzeros: np.ndarray) -> np.ndarray:
     bitmap = kinds == BITMAP
     stored[bitmap] = nonzeros[bitmap]
     return stored
+
+
+def overflow_of_kind(kinds: np.ndarray, nonzeros: np.ndarray, excess: np.ndarray) -> np.ndarray:
+    """Elements of each tile in its overflow list; `excess` are those beyond two in a group."""
+    listed = np.where(kinds == TWO_FOUR, excess, 0)
+    return np.where(kinds == SCATTERED, nonzeros, listed)
+
+
+def count_nonzero(tiles: Tiles) -> int:
+    """The non-zeros of tiles of NumPy arrays."""
+    zero = tiles.dtype.logical.type(0)
+    return sum(int((held != zero).sum()) for held in (tiles.values, tiles.overflow_values))
 
 
 def starts_of(counts: np.ndarray) -> np.ndarray:
@@ -177,97 +193,3 @@ class TurnedTiles:
     def kinds(self) -> Any:
         """On the device where the tiles will be."""
         return self.source.kinds
-
-
-def check(tiles: Tiles) -> None:
-    """Raise `FormatError` unless the NumPy arrays of `tiles` fit together.
-
-    Everything that a kernel indexes with is checked, so that a damaged file
-    cannot make one read out of bounds; and that nothing lies outside of the matrix, or
-    twice in one place.
-    """
-    count = math.prod(tiles.grid)  # NumPy's product would wrap around
-    _require(tiles.kinds.shape == (count,), "kinds", f"have {count} entries")
-    _require(count == 0 or int(tiles.kinds.max()) <= BITMAP, "kinds", "be 0 to 3")
-    coded = tiles.kinds >= TWO_FOUR
-    _require(tiles.codes.shape == (int(coded.sum()), TILE), "codes", "have a row a coded tile")
-    slots = np.where(coded, np.cumsum(coded) - 1, -1)
-    _require(np.array_equal(tiles.slots, slots), "slots", "number the coded tiles")
-    bitmap = tiles.kinds[coded] == BITMAP
-    nonzeros = np.zeros(count, np.int64)
-    nonzeros[tiles.kinds == BITMAP] = np.bitwise_count(tiles.codes[bitmap]).sum(1)
-    starts = starts_of(values_of_kind(tiles.kinds, nonzeros))
-    _require(np.array_equal(tiles.starts, starts), "starts", "be the running sum of the tiles")
-    _require(tiles.values.shape == (starts[-1],), "values", f"have {starts[-1]} elements")
-    shifts = np.arange(0, 64, 4, dtype=np.uint64)
-    nibbles = tiles.codes[~bitmap][:, :, None] >> shifts & np.uint64(15)
-    _require(np.isin(nibbles, _spec.LEGAL_CODES).all(), "codes", "hold the six legal 2:4 codes")
-    _check_overflow(tiles, count)
-    _check_edges(tiles)
-
-
-def _check_overflow(tiles: Tiles, count: int) -> None:
-    starts = tiles.overflow_starts
-    _require(starts.shape == (count + 1,) and starts[0] == 0, "overflow_starts", "start at 0")
-    held = np.diff(starts)
-    allowed = np.where(tiles.kinds == TWO_FOUR, HALF, 0)
-    _require(((held >= 0) & (held <= allowed)).all(), "overflow_starts", "belong to 2:4 tiles")
-    for name in ("overflow_values", "overflow_places"):
-        shape = getattr(tiles, name).shape
-        _require(shape == (starts[-1],), name, f"have {starts[-1]} elements")
-    _require((tiles.overflow_places < ELEMENTS).all(), "overflow_places", f"be below {ELEMENTS}")
-    tile, places = np.repeat(np.arange(count), held), tiles.overflow_places.astype(np.int64)
-    once = np.unique(tile * ELEMENTS + places).size == places.size
-    _require(once and not _stored_too(tiles, tile, places).any(), "overflow_places",
-             "hold one element each")  # fmt: skip
-
-
-def _stored_too(tiles: Tiles, tile: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Whether the two values that a group keeps are at these places of 2:4 tiles, too."""
-    groups = places // _spec.GROUP
-    words = tiles.codes[tiles.slots[tile], places // TILE]
-    codes = (words >> (4 * (groups % 16)).astype(np.uint64) & np.uint64(15)).astype(np.int64)
-    pairs = tiles.starts[tile] + 2 * groups
-    first = (codes & 3 == places % 4) & (tiles.values[pairs] != 0)
-    return first | (codes >> 2 == places % 4) & (tiles.values[pairs + 1] != 0)
-
-
-def _check_edges(tiles: Tiles) -> None:
-    """Tiles at the right and lower edge hold zeros outside of the matrix."""
-    (m, k), (down, across) = tiles.shape, tiles.grid
-    numbers = np.arange(down * across).reshape(down, across)
-    last_row = numbers[-1:] if m % TILE else numbers[:0]
-    last_column = numbers[:, -1:] if k % TILE else numbers[:, :0]
-    for number in np.union1d(last_row, last_column).tolist():
-        i, j = divmod(number, across)
-        filled = _filled(tiles, number)
-        filled[: m - TILE * i, : k - TILE * j] = False
-        _require(not filled.any(), "values", f"lie within its {m} rows and {k} columns")
-
-
-def _filled(tiles: Tiles, number: int) -> np.ndarray:
-    """Where a tile holds elements, (64, 64)."""
-    kind, start = int(tiles.kinds[number]), int(tiles.starts[number])
-    stored = tiles.values[start : int(tiles.starts[number + 1])] != 0
-    filled = np.zeros((TILE, TILE), bool)
-    if kind in (EMPTY, DENSE):
-        return stored.reshape(TILE, TILE) if kind == DENSE else filled
-    words = tiles.codes[int(tiles.slots[number])][:, None]
-    shifts = np.arange(TILE, dtype=np.uint64)
-    if kind == BITMAP:
-        return (words >> shifts & np.uint64(1)).astype(bool)
-    codes = (words >> shifts[::4] & np.uint64(15)).astype(np.intp)
-    columns = shifts[::4, None].astype(np.intp) + np.stack([codes & 3, codes >> 2], axis=-1)
-    row, group, slot = np.nonzero(stored.reshape(TILE, -1, 2))
-    filled[row, columns[row, group, slot]] = True
-    first, last = tiles.overflow_starts[number : number + 2]
-    filled.reshape(-1)[tiles.overflow_places[first:last]] = True
-    return filled
-
-
-def _require(condition, name: str, rule: str) -> None:
-    if not condition:
-        raise FormatError(
-            f"{name} of the hybrid matrix must {rule}; the data are damaged, build them anew "
-            "with sparse24.hybrid"
-        )

@@ -13,6 +13,7 @@ import numpy as np
 from sparse24 import _arrays, _check, _raw_files, _shards, _spec, _storage
 from sparse24._errors import ArgumentError, DTypeError, FormatError, PatternError
 from sparse24._records import Compressed24, Operand24
+from sparse24.formats import hybrid_tiles
 from sparse24.formats.base import SparseArray
 from sparse24.formats.hybrid import HybridArray
 from sparse24.formats.hybrid_parts import HYBRID, HybridParts
@@ -249,7 +250,8 @@ def array_of(parts: AnyParts, device: str = "cpu") -> Any:
 
 def _array_on_cpu(parts: AnyParts) -> SparseArray:
     if isinstance(parts, HybridParts):
-        return HybridArray.from_tiles(parts.tiles.map(np.array), parts.n_hint)
+        tiles = parts.tiles.map(np.array)
+        return HybridArray(tiles, hybrid_tiles.count_nonzero(tiles), parts.n_hint)
     values, metadata = (np.array(x) for x in (parts.values, parts.metadata))
     if parts.layout == "places":
         return NMArray(values, metadata, parts.shape, parts.pattern, parts.dtype, parts.axis)

@@ -13,7 +13,7 @@ from sparse24._dtypes import DType
 from sparse24.kernels._numba import njit, parallel
 
 TILE = 64
-EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
+EMPTY, DENSE, TWO_FOUR, BITMAP, SCATTERED = range(5)
 
 
 def magnitude_mask(dtype: DType):
@@ -111,6 +111,18 @@ def _fill_dense(bits, mask, row0, column0, values, at):
 
 
 @njit
+def _fill_scattered(bits, mask, row0, column0, spill, places, spill_at):
+    m, k = bits.shape
+    for r in range(min(TILE, m - row0)):
+        for c in range(min(TILE, k - column0)):
+            element = bits[row0 + r, column0 + c]
+            if element & mask:
+                spill[spill_at] = element
+                places[spill_at] = r * TILE + c
+                spill_at += 1
+
+
+@njit
 def _fill(
     bits, mask, kinds, starts, values, slots, codes, spill_starts, spill, places, band, across
 ):
@@ -125,6 +137,8 @@ def _fill(
                            spill, places, spill_starts[tile])  # fmt: skip
         elif kinds[tile] == BITMAP:
             _fill_bitmap(bits, mask, row0, column0, values, starts[tile], codes[slots[tile]])
+        elif kinds[tile] == SCATTERED:
+            _fill_scattered(bits, mask, row0, column0, spill, places, spill_starts[tile])
 
 
 def fill(bits, dtype: DType, tiles) -> None:
@@ -191,11 +205,10 @@ def _decode(
     columns = np.empty(TILE, np.int64)
     places = np.empty(TILE, np.int64)
     for tile in range(band * across, band * across + across):
-        if kinds[tile] == EMPTY:
-            continue
         column0 = (tile - band * across) * TILE
         start = starts[tile]
-        for r in range(min(TILE, m - band * TILE)):
+        in_rows = kinds[tile] != EMPTY and kinds[tile] != SCATTERED
+        for r in range(min(TILE, m - band * TILE) if in_rows else 0):
             word = codes[slots[tile], r] if slots[tile] >= 0 else np.uint64(0)
             held = _tile_row(kinds[tile], start, word, r, columns, places)
             if kinds[tile] == BITMAP:
@@ -205,7 +218,9 @@ def _decode(
                     out[band * TILE + r, column0 + columns[e]] = values[places[e]]
         for e in range(spill_starts[tile], spill_starts[tile + 1]):
             place = np.int64(spill_places[e])
-            out[band * TILE + place // TILE, column0 + place % TILE] = spill[e]
+            row = band * TILE + place // TILE
+            if row < m:  # of a part of the matrix, `out` may end within its tiles
+                out[row, column0 + place % TILE] = spill[e]
 
 
 def decode(tiles, out) -> None:

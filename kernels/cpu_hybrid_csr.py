@@ -97,7 +97,7 @@ def _fill_row(
             values[places_left[j]] = value
             places_left[j] += 1
             codes[slots[tile], r] |= np.uint64(1) << np.uint64(c)
-        elif held < 2:
+        elif kinds[tile] == TWO_FOUR and held < 2:
             pairs = values[starts[tile] : starts[tile + 1]]
             _put_pair(value, c // GROUP, c % GROUP, held, first, pairs, codes[slots[tile]], r)
         else:

@@ -9,7 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from sparse24.kernels._numba import njit, parallel, slices
-from sparse24.kernels.cpu_hybrid import BITMAP, DENSE, EMPTY, TILE, _bit_index, _tile_row
+from sparse24.kernels.cpu_hybrid import (
+    BITMAP,
+    DENSE,
+    SCATTERED,
+    TILE,
+    TWO_FOUR,
+    _bit_index,
+    _tile_row,
+)
 
 
 @njit
@@ -42,6 +50,14 @@ def _put_dense(tile, row0, column0, ends, columns, bits):
 
 
 @njit
+def _put_scattered(spill, places, begin, end, row0, column0, ends, columns, bits):
+    for e in range(begin, end):
+        if spill[e]:
+            place = np.int64(places[e])
+            _put(ends, row0 + place // TILE, column0 + place % TILE, spill[e], columns, bits)
+
+
+@njit
 def _spread(kind, words, start, values, spill, spill_places, places, columns, tile):
     """A 2:4 tile, and its overflow, as a dense one."""
     tile[:] = 0
@@ -65,16 +81,16 @@ def _put_bands(
     for number in range(first * across, last * across):
         row0, column0 = number // across * TILE, number % across * TILE
         kind, start, slot = kinds[number], starts[number], slots[number]
-        if kind == EMPTY:
-            continue
-        if kind == BITMAP:
+        begin, end = spill_starts[number], spill_starts[number + 1]
+        if kind == SCATTERED:
+            _put_scattered(spill, spill_places, begin, end, row0, column0, ends, columns, bits)
+        elif kind == BITMAP:
             _put_bitmap(codes[slot], start, values, row0, column0, ends, columns, bits)
         elif kind == DENSE:
             whole = values[start : start + TILE * TILE]
             _put_dense(whole, row0, column0, ends, columns, bits)
-        else:
-            here = slice(spill_starts[number], spill_starts[number + 1])
-            _spread(kind, codes[slot], start, values, spill[here], spill_places[here],
+        elif kind == TWO_FOUR:
+            _spread(kind, codes[slot], start, values, spill[begin:end], spill_places[begin:end],
                     places, within, tile)  # fmt: skip
             _put_dense(tile, row0, column0, ends, columns, bits)
 

@@ -285,9 +285,10 @@ def tile_map(h: Any, *, what: str = "kind", ax: Axes | None = None) -> Axes:
         image = ax.imshow(hybrid_summary.tile_density(h), vmin=0, vmax=1, cmap="viridis")
         ax.figure.colorbar(image, ax=ax)
     else:
-        colours = colors.ListedColormap(["white", "tab:gray", "tab:orange", "tab:blue"])
-        image = ax.imshow(h.kinds, vmin=-0.5, vmax=3.5, cmap=colours)
-        bar = ax.figure.colorbar(image, ax=ax, ticks=range(4))
+        shades = ["white", "tab:gray", "tab:orange", "tab:blue", "tab:cyan"]
+        last = len(KIND_NAMES) - 1
+        image = ax.imshow(h.kinds, vmin=-0.5, vmax=last + 0.5, cmap=colors.ListedColormap(shades))
+        bar = ax.figure.colorbar(image, ax=ax, ticks=range(len(KIND_NAMES)))
         bar.ax.set_yticklabels(KIND_NAMES)
     ax.set(xlabel="tile along k", ylabel="tile along m")
     ax.locator_params(integer=True, min_n_ticks=1)

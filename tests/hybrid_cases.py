@@ -18,6 +18,7 @@ from sparse24.formats.hybrid import HybridArray
 from sparse24.kernels import _numba
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8")
+KINDS = [ht.DENSE, ht.TWO_FOUR, ht.BITMAP, ht.SCATTERED]
 
 
 def matrix(rng, shape, zeros=0.7, dtype="float32"):

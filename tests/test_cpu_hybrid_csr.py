@@ -7,15 +7,13 @@ import tracemalloc
 import numpy as np
 import pytest
 import scipy.sparse
-from hybrid_cases import DTYPES, assert_same_bits, matrix
+from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix
 
 import sparse24 as s24
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 
 pytestmark = pytest.mark.stem("hybrid_tiles")
-
-KINDS = [ht.DENSE, ht.TWO_FOUR, ht.BITMAP]
 
 
 def tiles_of(w, dtype, kinds):

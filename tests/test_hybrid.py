@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse
-from hybrid_cases import DTYPES, assert_same_bits, matrix, with_kinds
+from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
 from sparse24 import _dtypes, families
@@ -15,12 +15,13 @@ from sparse24._to_hybrid import hybrid
 from sparse24.formats import hybrid_build
 from sparse24.formats import hybrid_tiles as ht
 from sparse24.formats.hybrid import HybridArray
+from sparse24.kernels import cpu_hybrid
 
 pytestmark = pytest.mark.stem("hybrid_tiles")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(64, 64), (130, 77), (1, 1), (3, 300), (65, 5)])
 def test_toarray_returns_the_bits(rng, xp, shape, kind, dtype):
     w = matrix(rng, shape, 0.5, dtype)
@@ -34,7 +35,7 @@ def test_toarray_returns_the_bits(rng, xp, shape, kind, dtype):
 def test_csr_and_products_make_nothing_dense(rng, dtype, zeros, monkeypatch):
     w = matrix(rng, (300, 130), zeros, dtype)
     w[64:128] = 0
-    h = with_kinds(w, [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
+    h = with_kinds(w, KINDS)
     monkeypatch.setattr(hybrid_build, "decode", None)
     for matrix_, dense in ((h, w), (h.T, w.T)):
         csr, want = matrix_.tocsr(), scipy.sparse.csr_array(dense.astype(np.float64))
@@ -87,6 +88,27 @@ def test_overflow_in_any_order(rng):
     assert_same_bits(h.toarray(), w)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_part_end_where_it_ends(rng, kind):
+    w = matrix(rng, (64, 64), 0.3)
+    tiles = hybrid_build.as_bits(with_kinds(w, [kind]).tiles)
+    out = np.zeros((64, 64), np.uint32)
+    cpu_hybrid.decode(tiles.rows(0, 5), out[:5])
+    assert_same_bits(out[:5].view(np.float32), w[:5])
+    assert not out[5:].any()
+
+
+def test_a_nearly_empty_matrix_takes_little_more_than_csr(rng):
+    places = rng.integers(0, 4000, (2, 3000))
+    csr = scipy.sparse.csr_array((rng.random(3000, np.float32) + 1, places), (4000, 4000))
+    h = hybrid(csr)
+    assert set(np.unique(h.kinds)) == {ht.EMPTY, ht.SCATTERED}
+    of_tiles = h.kinds.size * (1 + 8 + 4 + 8) + 16  # kinds, starts, slots and overflow_starts
+    assert h.nbytes == of_tiles + csr.nnz * (4 + 2)
+    assert (h.tocsr() != csr).nnz == 0
+    assert "scattered" in h.summary()
+
+
 def test_is_immutable():
     h = hybrid(np.eye(4, dtype=np.float32), n_hint=8)
     for name, value in {"n_hint": 2, "shape": (2, 8), "_tiles": None, "note": 1}.items():
@@ -99,7 +121,7 @@ def test_special_values_survive(xp):
     w = np.zeros((70, 70), np.float32)
     w[0, :6] = [-0.0, np.nan, np.inf, -np.inf, 1e-45, -0.0]
     w[69, 69] = -1
-    for kind in (ht.DENSE, ht.TWO_FOUR, ht.BITMAP):
+    for kind in KINDS:
         h = with_kinds(xp.asarray(w), [kind])
         back = h.toarray() if xp is np else h.toarray().get()
         assert_same_bits(back, w)
@@ -110,8 +132,7 @@ def test_special_values_survive(xp):
 def test_gpu_and_cpu_build_the_same_arrays(rng):
     cupy = pytest.importorskip("cupy")
     w = matrix(rng, (200, 331), 0.5, "float16")
-    kinds = [ht.DENSE, ht.TWO_FOUR, ht.BITMAP]
-    host, device = with_kinds(w, kinds).tiles, with_kinds(cupy.asarray(w), kinds).tiles
+    host, device = with_kinds(w, KINDS).tiles, with_kinds(cupy.asarray(w), KINDS).tiles
     for name in ht.ARRAYS:
         np.testing.assert_array_equal(getattr(host, name), getattr(device, name).get())
 
@@ -122,7 +143,7 @@ def test_product_matches_dense(rng, xp, n, dtype):
     w, b = matrix(rng, (130, 201), 0.6, dtype), matrix(rng, (201, n), 0.0, dtype)
     wide = np.int64 if dtype == "int8" else np.float64
     want = w.astype(wide) @ b.astype(wide)
-    h = with_kinds(xp.asarray(w), [ht.DENSE, ht.TWO_FOUR, ht.BITMAP, ht.EMPTY + 1])
+    h = with_kinds(xp.asarray(w), [*KINDS, ht.DENSE])
     got = h @ xp.asarray(b)
     got = (got if xp is np else got.get()).astype(wide)
     scale = 1e-6 if dtype in ("float32", "float64") else 8e-3 if dtype == "bfloat16" else 1e-3

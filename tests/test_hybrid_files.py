@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hybrid_cases import DTYPES, assert_same_bits, matrix, with_kinds
+from hybrid_cases import DTYPES, KINDS, assert_same_bits, matrix, with_kinds
 
 import sparse24 as s24
 from sparse24 import _raw_writers
@@ -26,7 +26,7 @@ FILES = {
 def test_save_and_load(rng, tmp_path, dtype, suffix):
     save, load, _ = FILES[suffix]
     w = matrix(rng, (100, 130), dtype=dtype)
-    h = with_kinds(w, [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
+    h = with_kinds(w, KINDS)
     save(tmp_path / f"h.{suffix}", h)
     again = load(tmp_path / f"h.{suffix}")
     assert_same_bits(again.toarray(), w)
@@ -40,7 +40,7 @@ def test_save_and_load(rng, tmp_path, dtype, suffix):
 @pytest.mark.parametrize("suffix", FILES)
 def test_damaged_files_are_refused(rng, tmp_path, suffix):
     _, load, write = FILES[suffix]
-    h = with_kinds(matrix(rng, (100, 130)), [ht.TWO_FOUR, ht.BITMAP])
+    h = with_kinds(matrix(rng, (100, 130)), [ht.TWO_FOUR, ht.BITMAP, ht.SCATTERED])
     raw, header = stored.pack(h)
     header["arrays"]["array"].pop("crc32")
     parts = {name.removeprefix("array."): piece for name, piece in raw.items()}
@@ -81,7 +81,7 @@ def test_damaged_files_are_refused(rng, tmp_path, suffix):
         load(broken(parts))
 
 
-@pytest.mark.parametrize("kind", [ht.DENSE, ht.TWO_FOUR, ht.BITMAP])
+@pytest.mark.parametrize("kind", KINDS)
 def test_elements_outside_of_the_matrix_are_refused(rng, kind):
     tiles = with_kinds(matrix(rng, (100, 130)), [kind]).tiles
     HybridArray.from_tiles(tiles)
@@ -101,3 +101,12 @@ def test_two_elements_in_one_place_are_refused():
             HybridArray.from_tiles(changed)
     spill = np.array([0, -0.0, 3, 4], np.float32)
     assert HybridArray.from_tiles(replace(tiles, overflow_values=spill)).nnz == 6
+
+
+def test_places_of_scattered_tiles_ascend(rng):
+    tiles = with_kinds(matrix(rng, (64, 64)), [ht.SCATTERED]).tiles
+    HybridArray.from_tiles(tiles)
+    places = tiles.overflow_places
+    for changed in (places[::-1], np.full_like(places, 7)):
+        with pytest.raises(FormatError, match="must ascend in scattered tiles"):
+            HybridArray.from_tiles(replace(tiles, overflow_places=changed))

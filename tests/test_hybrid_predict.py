@@ -37,12 +37,12 @@ def test_bands_are_ordered_and_move_with_n():
 
 def test_kinds_follow_the_cost():
     dtype = lookup("float16")
-    nonzeros = np.array([0, 50, 4096])
+    nonzeros = np.array([0, 50, 400, 4096])
     overflow = hybrid_cost.expected_overflow(nonzeros / 4096)
     kinds = hybrid_cost.choose(nonzeros, overflow, dtype, 4096, hybrid_cost.H200_TENSOR)
-    assert kinds.tolist() == [0, 2, 1]
+    assert kinds.tolist() == [0, 2, 2, 1]
     kinds = hybrid_cost.choose(nonzeros, overflow, dtype, 1, hybrid_cost.H200_TENSOR)
-    assert kinds.tolist() == [0, 3, 1]
+    assert kinds.tolist() == [0, 4, 3, 1]
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "int8"])

@@ -32,9 +32,9 @@ print(f"{weights.nnz / dense.size:.1%} non-zeros, 2:4: {s24.is_24(dense)}")
 # %%
 # Store it
 # --------
-# Each tile is stored as empty, dense, 2:4 with a list of the elements that do not fit, or a
-# bitmap with its non-zeros, whichever the cost model finds cheapest for products with ``n_hint``
-# columns.
+# Each tile is stored as empty, dense, 2:4 with a list of the elements that do not fit, a bitmap
+# with its non-zeros, or non-zeros with their places, whichever the cost model finds cheapest for
+# products with ``n_hint`` columns.
 
 H = s24.hybrid(weights, n_hint=256)
 print(H.summary())

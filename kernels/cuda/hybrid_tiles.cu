@@ -17,7 +17,7 @@
 #include "numeric.cuh"
 
 constexpr int kTile = 64, kThreads = 256, kGroups = kTile / 4;
-enum TileKind { kEmpty, kDense, kTwoFour, kBitmap };
+enum TileKind { kEmpty, kDense, kTwoFour, kBitmap, kScattered };
 using Word = WORD;
 using Count = long long;
 using Row = unsigned long long;
@@ -83,6 +83,24 @@ __device__ void fill_bitmap(Word (*tile)[kTile], int* begin, Word* values, Row* 
     }
 }
 
+__device__ void fill_scattered(Word (*tile)[kTile], int* begin, Word* spill, unsigned short* places) {
+    const int r = threadIdx.x;
+    if (r < kTile) {
+        int held = 0;
+        for (int c = 0; c < kTile; ++c) held += tile[r][c] != 0;
+        begin[r] = held;
+    }
+    exclusive_sum(begin);
+    if (r >= kTile) return;
+    int next = begin[r];
+    for (int c = 0; c < kTile; ++c) {
+        if (tile[r][c] == 0) continue;
+        spill[next] = tile[r][c];
+        places[next] = (unsigned short)(r * kTile + c);
+        ++next;
+    }
+}
+
 __device__ void fill_two_four(Word (*tile)[kTile], int* begin, Word* values, Row* codes, Word* spill,
                               unsigned short* places) {
     const int r = threadIdx.x;
@@ -138,6 +156,8 @@ fill(const Word* bits, Count m, Count k, Count row_pitch, const unsigned char* k
         for (int i = threadIdx.x; i < kTile * kTile; i += kThreads) to[i] = tile[i / kTile][i % kTile];
     } else if (kind == kBitmap) {
         fill_bitmap(tile, begin, to, codes + Count(slots[at]) * kTile);
+    } else if (kind == kScattered) {
+        fill_scattered(tile, begin, spill + spill_starts[at], places + spill_starts[at]);
     } else {
         fill_two_four(tile, begin, to, codes + Count(slots[at]) * kTile, spill + spill_starts[at],
                       places + spill_starts[at]);
@@ -155,6 +175,13 @@ struct Matrix {
     const unsigned short* places;
 };
 
+// Add what tile `at` holds with places, once all else has been written.
+__device__ void place_spill(Word (*tile)[kTile], const Matrix& a, Count at) {
+    __syncthreads();
+    for (Count e = a.spill_starts[at] + threadIdx.x; e < a.spill_starts[at + 1]; e += kThreads)
+        tile[a.places[e] / kTile][a.places[e] % kTile] = a.spill[e];
+}
+
 // Write tile `at` into shared memory as bits; returns false, with nothing written, if it is empty.
 __device__ bool load_tile(Word (*tile)[kTile], int* begin, const Matrix& a, Count at) {
     const int kind = a.kinds[at];
@@ -165,8 +192,12 @@ __device__ bool load_tile(Word (*tile)[kTile], int* begin, const Matrix& a, Coun
         for (int i = threadIdx.x; i < kTile * kTile; i += kThreads) tile[i / kTile][i % kTile] = from[i];
         return true;
     }
-    const Row word = r < kTile ? a.codes[Count(a.slots[at]) * kTile + r] : 0;
     for (int i = threadIdx.x; i < kTile * kTile; i += kThreads) tile[i / kTile][i % kTile] = 0;
+    if (kind == kScattered) {
+        place_spill(tile, a, at);
+        return true;
+    }
+    const Row word = r < kTile ? a.codes[Count(a.slots[at]) * kTile + r] : 0;
     if (kind == kBitmap) {
         if (r < kTile) begin[r] = __popcll(word);
         exclusive_sum(begin);
@@ -185,9 +216,7 @@ __device__ bool load_tile(Word (*tile)[kTile], int* begin, const Matrix& a, Coun
             tile[r][4 * g + (code >> 2)] = second;
         }
     }
-    __syncthreads();
-    for (Count e = a.spill_starts[at] + threadIdx.x; e < a.spill_starts[at + 1]; e += kThreads)
-        tile[a.places[e] / kTile][a.places[e] % kTile] = a.spill[e];
+    place_spill(tile, a, at);
     return true;
 }
 

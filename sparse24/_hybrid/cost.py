@@ -22,8 +22,9 @@ import numpy as np
 from sparse24._dtypes import DType
 
 ELEMENTS = 4096
-CODE_BYTES = 512
-EMPTY, DENSE, TWO_FOUR, BITMAP = range(4)
+CODE_BYTES = 512  # of the bitmap, or the 2:4 codes, of a tile
+PLACE_BYTES = 2  # of an element that is stored with its place
+EMPTY, DENSE, TWO_FOUR, BITMAP, SCATTERED = range(5)
 MARGIN = 1.10
 DEFAULT_N = 16  # columns assumed where the caller says nothing
 
@@ -82,23 +83,27 @@ def rates_for(dtype: DType, on_gpu: bool) -> Rates:
 
 
 def tile_bytes(nonzeros, overflow, itemsize: int) -> np.ndarray:
-    """Bytes of each tile as DENSE, TWO_FOUR and BITMAP: shape (3, tiles)."""
+    """Bytes of each tile as DENSE, TWO_FOUR, BITMAP and SCATTERED: shape (4, tiles)."""
     nonzeros = np.asarray(nonzeros, np.float64)
     overflow = np.asarray(overflow, np.float64)
+    placed = itemsize + PLACE_BYTES
     dense = np.broadcast_to(float(ELEMENTS * itemsize), nonzeros.shape)
-    two_four = ELEMENTS * itemsize / 2 + CODE_BYTES + overflow * (itemsize + 2)
-    return np.stack([dense, two_four, CODE_BYTES + nonzeros * itemsize])
+    two_four = ELEMENTS * itemsize / 2 + CODE_BYTES + overflow * placed
+    return np.stack([dense, two_four, CODE_BYTES + nonzeros * itemsize, nonzeros * placed])
 
 
 def tile_seconds(nonzeros, overflow, itemsize: int, n: int, rates: Rates) -> np.ndarray:
-    """Seconds of each tile as DENSE, TWO_FOUR and BITMAP: shape (3, tiles)."""
+    """Seconds of each tile as DENSE, TWO_FOUR, BITMAP and SCATTERED: shape (4, tiles).
+
+    Scattered elements are multiplied as those of a bitmap are.
+    """
     nonzeros = np.asarray(nonzeros, np.float64)
     multiply_adds = ELEMENTS * float(n)
     element = n / rates.scattered
-    multiply = np.empty((3, *nonzeros.shape))
+    multiply = np.empty((4, *nonzeros.shape))
     multiply[0] = multiply_adds / rates.dense
     multiply[1] = multiply_adds / rates.two_four + np.asarray(overflow) * element
-    multiply[2] = multiply_adds / rates.bitmap + (nonzeros * element if rates is CPU else 0)
+    multiply[2:] = multiply_adds / rates.bitmap + (nonzeros * element if rates is CPU else 0)
     return np.maximum(tile_bytes(nonzeros, overflow, itemsize) / rates.bandwidth, multiply)
 
 

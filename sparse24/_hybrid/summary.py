@@ -7,6 +7,7 @@ import numpy as np
 from sparse24 import _arrays
 from sparse24._hybrid import cost as hybrid_cost
 from sparse24._hybrid.choice import explain
+from sparse24.formats.hybrid_tiles import KIND_NAMES
 
 
 def summary(h, n: int) -> str:
@@ -15,9 +16,8 @@ def summary(h, n: int) -> str:
     rates = hybrid_cost.rates_for(dtype, h.device != "cpu")
     low, high = hybrid_cost.bands(dtype, n, rates)
     density = tile_density(h)
-    names = ("empty", "dense", "2:4", "bitmap")
-    counts = np.bincount(h.kinds.ravel(), minlength=4)
-    kinds = ", ".join(f"{count} {name}" for count, name in zip(counts, names))
+    counts = np.bincount(h.kinds.ravel(), minlength=len(KIND_NAMES))
+    kinds = ", ".join(f"{count} {name}" for count, name in zip(counts, KIND_NAMES, strict=True))
     banded = (
         f"{int((density > high).sum())} dense (above {high:.0%} full), "
         f"{int(((density >= low) & (density <= high)).sum())} swing, "
